@@ -1,0 +1,81 @@
+// A queue between threads that holds at most `capacity` items, so that a fast producer waits for a
+// slow consumer instead of filling the memory.
+//
+// Thread-safe. Items belong to the queue while they are in it.
+//
+// Guarantees: items come out in the order in which they went in; after Close(), Push refuses and
+// Pop hands out what is left, then nothing.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace cadre {
+
+template <typename T>
+class BoundedQueue {
+ public:
+  // Requires: capacity > 0.
+  explicit BoundedQueue(size_t capacity) : capacity_(capacity) {}
+
+  // Waits for room. False: closed, the item was not taken.
+  bool Push(T item) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &BoundedQueue::HasRoomOrClosed));
+    if (closed_) return false;
+    items_.push_back(std::move(item));
+    return true;
+  }
+
+  // Never waits. False: full or closed, the item was not taken.
+  bool TryPush(T item) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    if (closed_ || items_.size() >= capacity_) return false;
+    items_.push_back(std::move(item));
+    return true;
+  }
+
+  // Waits for an item. Nothing: closed and empty.
+  std::optional<T> Pop() ABSL_LOCKS_EXCLUDED(mutex_) { return PopBefore(absl::InfiniteFuture()); }
+
+  // Waits for an item until `deadline`. Nothing: closed and empty, or the deadline passed.
+  std::optional<T> PopBefore(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    mutex_.AwaitWithDeadline(absl::Condition(this, &BoundedQueue::HasItemOrClosed), deadline);
+    if (items_.empty()) return std::nullopt;
+    T item = std::move(items_.front());
+    items_.pop_front();
+    return item;
+  }
+
+  void Close() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+  }
+
+  bool closed() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return closed_;
+  }
+
+ private:
+  bool HasRoomOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return closed_ || items_.size() < capacity_;
+  }
+  bool HasItemOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return closed_ || !items_.empty();
+  }
+
+  const size_t capacity_;
+  mutable absl::Mutex mutex_;
+  std::deque<T> items_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace cadre

@@ -1,0 +1,19 @@
+#include "base/clock.h"
+
+#include "absl/time/clock.h"
+
+namespace cadre {
+
+absl::Time RealClock::Now() const { return absl::Now(); }
+
+absl::Time ManualClock::Now() const {
+  absl::MutexLock lock(&mutex_);
+  return now_;
+}
+
+void ManualClock::Advance(absl::Duration step) {
+  absl::MutexLock lock(&mutex_);
+  now_ += step;
+}
+
+}  // namespace cadre

@@ -1,0 +1,15 @@
+// CRC32C (Castagnoli), by the processor's instruction where there is one (ISA-L).
+//
+// Thread-safe (pure function).
+#pragma once
+
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+namespace cadre {
+
+// Guarantees: Crc32c("123456789") == 0xe3069283.
+uint32_t Crc32c(absl::string_view bytes);
+
+}  // namespace cadre

@@ -1,0 +1,118 @@
+#include "base/daemon.h"
+
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/grpc_channel.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+
+absl::StatusOr<HostPort> Split(const std::string& listen) {
+  const size_t colon = listen.rfind(':');
+  HostPort result;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(listen.substr(colon + 1), &result.port) || result.port < 0 ||
+      result.port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen address '", listen, "' is not host:port"));
+  }
+  result.host = listen.substr(0, colon);
+  return result;
+}
+
+bool IsLoopback(absl::string_view host) {
+  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+}
+
+sigset_t TerminationSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+Daemon::Daemon(std::unique_ptr<grpc::Server> server, std::string address, int port)
+    : server_(std::move(server)), address_(std::move(address)), port_(port) {}
+
+Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
+                                                      std::vector<grpc::Service*> services) {
+  CADRE_ASSIGN_OR_RETURN(const HostPort where, Split(options.listen));
+  if (!IsLoopback(where.host) && !options.insecure) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("refusing to listen on ", options.listen,
+                     " without TLS; use a loopback address, or say --insecure if the network is "
+                     "trusted"));
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  Configure(builder);
+  // Two daemons on one port would share its connections at random; a taken port is an error.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  int port = 0;
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("cannot listen on ", options.listen, ": the port is taken or not ours"));
+  }
+  if (!options.port_file.empty()) {
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(port, "\n")));
+  }
+  return std::unique_ptr<Daemon>(
+      new Daemon(std::move(server), absl::StrCat(where.host, ":", port), port));
+}
+
+void Daemon::Drain(absl::Duration grace) {
+  if (server_ == nullptr) return;
+  if (auto* health = server_->GetHealthCheckService(); health != nullptr) {
+    health->SetServingStatus(false);
+  }
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  server_->Wait();
+  server_.reset();
+}
+
+void BlockTerminationSignals() {
+  const sigset_t set = TerminationSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  // A peer that closed its socket is an error code, not the end of the process.
+  signal(SIGPIPE, SIG_IGN);
+}
+
+int WaitForTermination() {
+  const sigset_t set = TerminationSignals();
+  int number = 0;
+  sigwait(&set, &number);
+  return number;
+}
+
+void RequestTermination() { kill(getpid(), SIGTERM); }
+
+}  // namespace cadre

@@ -1,0 +1,25 @@
+#include "base/digest.h"
+
+#include <bit>
+
+#include "absl/strings/str_format.h"
+
+namespace cadre {
+
+uint64_t Digest(std::span<const float> values, uint64_t first) {
+  uint64_t sum = 0;
+  for (uint64_t i = 0; i < values.size(); ++i) {
+    // Position and bits fill one word without overlap below 2^32 elements; above, the multiplier
+    // still tells positions apart. Two multiply-xorshift rounds give full avalanche.
+    uint64_t x = (first + i + 1) * 0x9e3779b97f4a7c15ULL;
+    x ^= static_cast<uint64_t>(std::bit_cast<uint32_t>(values[i])) << 16;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ULL;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ULL;
+    sum += x ^ (x >> 32);
+  }
+  return sum;
+}
+
+std::string DigestHex(uint64_t digest) { return absl::StrFormat("%016x", digest); }
+
+}  // namespace cadre

@@ -1,0 +1,25 @@
+// An additive digest of fp32 values by position.
+//
+// The digest of a set of (position, value) pairs is the sum, modulo 2^64, of a 64-bit mix of each
+// pair. It does not depend on how the set is cut or in which order it is visited: the digests of
+// shards add up to the digest of the model, and so do the digests of ranks. That is what lets a
+// group of any mesh check that it holds what any number of aggregator shards committed. It detects
+// accidents, not attackers.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace cadre {
+
+// Digest of `values` at positions first, first + 1, ... in the fixed parameter order. Values are
+// compared by their bits: -0.0 differs from 0.0.
+uint64_t Digest(std::span<const float> values, uint64_t first);
+
+// Sixteen hex digits.
+std::string DigestHex(uint64_t digest);
+
+}  // namespace cadre

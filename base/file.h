@@ -1,0 +1,30 @@
+// Whole files: read, and written so that a reader sees the old or the new, never half of either.
+//
+// Thread-safe; two writers of one path at once leave one of the two.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace cadre {
+
+// Errors: NotFound, PermissionDenied, ..., with the path in the message.
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+// Writes beside the target, syncs, renames over it, syncs the folder.
+// Errors: ResourceExhausted for a full disk; the target is as it was after any error.
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes);
+
+// The status of errno after a system call on `path`.
+absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path);
+
+// Makes the folder and its parents; fine if it is there.
+absl::Status MakeFolder(const std::string& path);
+
+// Makes a rename in `folder` durable.
+absl::Status SyncFolder(const std::string& folder);
+
+}  // namespace cadre

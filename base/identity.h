@@ -1,0 +1,20 @@
+// Names that no other process has: for incarnations and seeds. Drawn from the system, not
+// reproducible by design.
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace cadre {
+
+// 128 random bits as 32 hex digits.
+std::string NewIdentity();
+// 64 random bits.
+uint64_t NewSeed();
+
+// Name of this machine; "unknown" if it has none.
+std::string HostName();
+
+}  // namespace cadre
