@@ -1,0 +1,120 @@
+#include "coordinator/client/coordinator_client.h"
+
+#include <grpcpp/client_context.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/grpc_channel.h"
+#include "base/grpc_status.h"
+#include "base/status.h"
+#include "proto/schema_hash.h"
+
+namespace cadre {
+namespace {
+
+// One call with a deadline.
+template <typename Reply, typename Request, typename Method>
+absl::StatusOr<Reply> Call(Method method, const Request& request, absl::Time deadline) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  Reply reply;
+  const grpc::Status status = method(&context, request, &reply);
+  if (!status.ok()) return FromGrpc(status);
+  return reply;
+}
+
+}  // namespace
+
+CoordinatorClient::CoordinatorClient(Options options)
+    : options_(std::move(options)),
+      channel_(MakeChannel(options_.coordinator, Plane::kControl)),
+      runs_(v1::Runs::NewStub(channel_)),
+      status_(v1::Status::NewStub(channel_)) {}
+
+absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
+  const absl::Time until = std::min(deadline, absl::Now() + options_.dial_timeout);
+  if (channel_->WaitForConnected(absl::ToChronoTime(until))) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("no coordinator answers at ", options_.coordinator));
+}
+
+absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) const {
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  v1::SubmitRequest request;
+  request.set_schema_hash(SchemaHash());
+  *request.mutable_spec() = spec;
+  CADRE_ASSIGN_OR_RETURN(
+      const v1::SubmitReply reply,
+      Call<v1::SubmitReply>([this](auto* context, const auto& in,
+                                   auto* out) { return runs_->Submit(context, in, out); },
+                            request, deadline));
+  return reply.run();
+}
+
+absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& reason) const {
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  v1::StopRequest request;
+  request.set_run(run);
+  request.set_reason(reason);
+  return Call<v1::StopReply>([this](auto* context, const auto& in,
+                                    auto* out) { return runs_->Stop(context, in, out); },
+                             request, deadline)
+      .status();
+}
+
+absl::StatusOr<v1::ListReply> CoordinatorClient::List() const {
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  return Call<v1::ListReply>(
+      [this](auto* context, const auto& in, auto* out) { return runs_->List(context, in, out); },
+      v1::ListRequest(), deadline);
+}
+
+absl::StatusOr<v1::RunStatus> CoordinatorClient::Wait(const std::string& run,
+                                                      absl::Time deadline) const {
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  v1::WaitRequest request;
+  request.set_run(run);
+  CADRE_ASSIGN_OR_RETURN(v1::WaitReply reply, Call<v1::WaitReply>(
+                                                  [this](auto* context, const auto& in, auto* out) {
+                                                    return runs_->Wait(context, in, out);
+                                                  },
+                                                  request, deadline));
+  return std::move(*reply.mutable_run());
+}
+
+absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run) const {
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  v1::StatusRequest request;
+  request.set_run(run);
+  return Call<v1::StatusReply>(
+      [this](auto* context, const auto& in, auto* out) { return status_->Get(context, in, out); },
+      request, deadline);
+}
+
+absl::Status CoordinatorClient::Watch(
+    const std::string& run, absl::Time deadline,
+    const std::function<bool(const v1::WatchUpdate&)>& on_update) const {
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  v1::WatchRequest request;
+  request.set_run(run);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  auto reader = status_->Watch(&context, request);
+  v1::WatchUpdate update;
+  bool wanted = true;
+  while (wanted && reader->Read(&update)) wanted = on_update(update);
+  if (!wanted) {
+    context.TryCancel();
+    reader->Finish();
+    return absl::OkStatus();
+  }
+  return FromGrpc(reader->Finish());
+}
+
+}  // namespace cadre

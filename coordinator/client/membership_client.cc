@@ -1,0 +1,270 @@
+#include "coordinator/client/membership_client.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/backoff.h"
+#include "base/grpc_channel.h"
+#include "base/grpc_status.h"
+#include "proto/schema_hash.h"
+
+namespace cadre {
+namespace {
+
+// A coordinator that took the connection and does not answer Hello for so long is given up.
+constexpr absl::Duration kHandshake = absl::Seconds(10);
+// How long a write that is under way may still take once the stream is known to be over.
+constexpr absl::Duration kLastWrite = absl::Milliseconds(500);
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
+constexpr absl::Duration kMostRetry = absl::Seconds(2);
+
+}  // namespace
+
+MembershipClient::MembershipClient(Options options)
+    : options_(std::move(options)),
+      channel_(MakeChannel(options_.coordinator, Plane::kControl)),
+      stub_(v1::Membership::NewStub(channel_)) {
+  reader_ = std::thread([this] { Read(); });
+  writer_ = std::thread([this] { Write(); });
+}
+
+absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Start(Options options) {
+  if (!options.hello || !options.on_message) {
+    return absl::InvalidArgumentError("MembershipClient needs hello and on_message");
+  }
+  auto client = std::unique_ptr<MembershipClient>(new MembershipClient(std::move(options)));
+  const absl::Time deadline = absl::Now() + client->options_.dial_timeout;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&client->mutex_);
+    auto decided = [c = client.get()]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(c->mutex_) {
+      return c->ever_welcomed_ || !c->refused_.ok();
+    };
+    client->mutex_.AwaitWithDeadline(absl::Condition(&decided), deadline);
+    if (!client->refused_.ok()) {
+      status = client->refused_;
+    } else if (!client->ever_welcomed_) {
+      status = absl::UnavailableError(
+          absl::StrCat("no coordinator at ", client->options_.coordinator, " within ",
+                       absl::FormatDuration(client->options_.dial_timeout), ": ",
+                       client->last_error_.message()));
+    }
+  }
+  if (!status.ok()) {
+    client->Stop("not joined");
+    return status;
+  }
+  return client;
+}
+
+MembershipClient::~MembershipClient() { Stop("the process ends"); }
+
+absl::Status MembershipClient::Send(v1::MemberMessage message) {
+  absl::MutexLock lock(&mutex_);
+  if (!welcomed_ || stopping_) return absl::UnavailableError("not connected to the coordinator");
+  if (queue_.size() >= options_.queue_capacity) {
+    return absl::ResourceExhaustedError("the coordinator does not read fast enough");
+  }
+  queue_.push_back(std::move(message));
+  return absl::OkStatus();
+}
+
+bool MembershipClient::connected() const {
+  absl::MutexLock lock(&mutex_);
+  return welcomed_;
+}
+
+std::string MembershipClient::member_id() const {
+  absl::MutexLock lock(&mutex_);
+  return member_id_;
+}
+
+void MembershipClient::Stop(absl::string_view reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!stopping_ && welcomed_) {
+      v1::MemberMessage message;
+      message.mutable_goodbye()->set_reason(std::string(reason));
+      queue_.push_back(std::move(message));
+    }
+    stopping_ = true;
+    // A stream that is not welcomed has nothing to say goodbye to.
+    if (!welcomed_ && context_ != nullptr) context_->TryCancel();
+    mutex_.AwaitWithTimeout(absl::Condition(&reader_done_), options_.stop_timeout);
+    if (context_ != nullptr) context_->TryCancel();
+  }
+  if (reader_.joinable()) reader_.join();
+  if (writer_.joinable()) writer_.join();
+}
+
+void MembershipClient::Read() {
+  Backoff backoff(kFirstRetry, kMostRetry, options_.seed);
+  while (true) {
+    const absl::Status ended = ReadOneStream();
+    absl::MutexLock lock(&mutex_);
+    if (ended.ok()) backoff.Reset();
+    last_error_ = ended;
+    if (stopping_) break;
+    mutex_.AwaitWithTimeout(absl::Condition(&stopping_), backoff.Next());
+    if (stopping_) break;
+  }
+  absl::MutexLock lock(&mutex_);
+  reader_done_ = true;
+}
+
+// OK: the stream was welcomed, so the next attempt may come soon.
+absl::Status MembershipClient::ReadOneStream() {
+  if (!OpenStream()) return absl::CancelledError("stopping");
+  Stream* stream = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    stream = stream_.get();
+  }
+  v1::MemberMessage first;
+  *first.mutable_hello() = options_.hello();
+  first.mutable_hello()->set_schema_hash(SchemaHash());
+  first.mutable_hello()->set_member_id(member_id());
+  bool welcomed = false;
+  if (stream->Write(first)) {
+    v1::CoordinatorMessage message;
+    while (stream->Read(&message)) {
+      if (message.has_welcome()) {
+        welcomed = true;
+        OnWelcome(message.welcome());
+        continue;
+      }
+      Deliver(message);
+    }
+  }
+  const absl::Status status = CloseStream();
+  if (!welcomed) return status;
+  LOG(INFO) << "stream to the coordinator ended: " << status;
+  if (options_.on_connection) options_.on_connection(false);
+  return absl::OkStatus();
+}
+
+void MembershipClient::Deliver(const v1::CoordinatorMessage& message) {
+  options_.on_message(message);
+  if (message.has_refused()) OnRefused(message.refused());
+}
+
+bool MembershipClient::OpenStream() {
+  absl::MutexLock lock(&mutex_);
+  if (stopping_) return false;
+  context_ = std::make_unique<grpc::ClientContext>();
+  handshake_until_ = absl::Now() + kHandshake;
+  deadlines_moved_ = true;
+  stream_ = stub_->Join(context_.get());
+  return true;
+}
+
+absl::Status MembershipClient::CloseStream() {
+  absl::MutexLock lock(&mutex_);
+  welcomed_ = false;
+  queue_.clear();
+  auto not_writing = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !writing_; };
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&not_writing), kLastWrite)) {
+    context_->TryCancel();
+    mutex_.Await(absl::Condition(&not_writing));
+  }
+  const grpc::Status status = stream_->Finish();
+  stream_.reset();
+  context_.reset();
+  half_closed_ = false;
+  handshake_until_ = absl::InfiniteFuture();
+  heartbeat_at_ = absl::InfiniteFuture();
+  return status.ok() ? absl::UnavailableError("the coordinator ended the stream")
+                     : FromGrpc(status);
+}
+
+void MembershipClient::OnWelcome(const v1::Welcome& welcome) {
+  {
+    absl::MutexLock lock(&mutex_);
+    member_id_ = welcome.member_id();
+    heartbeat_ = absl::Milliseconds(std::max(1u, welcome.heartbeat_ms()));
+    heartbeat_at_ = absl::Now() + heartbeat_;
+    handshake_until_ = absl::InfiniteFuture();
+    deadlines_moved_ = true;
+    welcomed_ = true;
+    ever_welcomed_ = true;
+  }
+  if (options_.on_connection) options_.on_connection(true);
+}
+
+void MembershipClient::OnRefused(const v1::Refused& refused) {
+  LOG(WARNING) << "refused by the coordinator: " << v1::Refusal_Name(refused.refusal()) << ": "
+               << refused.reason();
+  absl::MutexLock lock(&mutex_);
+  if (refused.refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
+    member_id_.clear();
+  } else if (!ever_welcomed_) {
+    refused_ = absl::FailedPreconditionError(
+        absl::StrCat("the coordinator at ", options_.coordinator, " refused: ", refused.reason()));
+  }
+}
+
+void MembershipClient::Write() {
+  absl::MutexLock lock(&mutex_);
+  auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return WriterHasWork(); };
+  while (!reader_done_) {
+    mutex_.AwaitWithDeadline(absl::Condition(&has_work), WriterDeadline());
+    if (reader_done_) return;
+    deadlines_moved_ = false;
+    if (stream_ != nullptr && absl::Now() >= handshake_until_) {
+      handshake_until_ = absl::InfiniteFuture();
+      context_->TryCancel();
+    }
+    if (stream_ != nullptr && welcomed_ && !half_closed_) WriteOne();
+  }
+}
+
+bool MembershipClient::WriterHasWork() const {
+  if (reader_done_ || deadlines_moved_) return true;
+  const bool open = stream_ != nullptr && welcomed_ && !half_closed_;
+  return open && (!queue_.empty() || stopping_);
+}
+
+absl::Time MembershipClient::WriterDeadline() const {
+  return std::min(handshake_until_, heartbeat_at_);
+}
+
+void MembershipClient::WriteOne() {
+  v1::MemberMessage message;
+  bool last = false;
+  const bool heartbeat = queue_.empty() && !stopping_ && absl::Now() >= heartbeat_at_;
+  if (!queue_.empty()) {
+    message = std::move(queue_.front());
+    queue_.pop_front();
+  } else if (stopping_) {
+    last = true;
+    half_closed_ = true;
+  } else if (!heartbeat) {
+    return;
+  }
+  // Everything renews the lease.
+  heartbeat_at_ = absl::Now() + heartbeat_;
+  writing_ = true;
+  Stream* const stream = stream_.get();
+  grpc::ClientContext* const context = context_.get();
+  mutex_.Unlock();
+  if (heartbeat) message = MakeHeartbeat();
+  const bool written = last ? stream->WritesDone() : stream->Write(message);
+  mutex_.Lock();
+  writing_ = false;
+  if (!written) context->TryCancel();
+}
+
+v1::MemberMessage MembershipClient::MakeHeartbeat() const {
+  v1::MemberMessage message;
+  auto& counters = *message.mutable_heartbeat()->mutable_counters();
+  if (options_.counters) {
+    for (const auto& [name, value] : options_.counters()) counters[name] = value;
+  }
+  return message;
+}
+
+}  // namespace cadre

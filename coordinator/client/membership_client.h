@@ -1,0 +1,155 @@
+// A member's side of the Membership.Join stream: what a worker or an aggregator uses to belong to
+// the cluster.
+//
+// The client joins, keeps the lease alive with heartbeats, and joins again with backoff for ever
+// when the stream breaks. It does not remember what it was told to send: a message handed to Send
+// may be lost with the stream. So on every `on_connection(true)` the owner says again what still
+// waits for an answer:
+//   worker      Prepared while no Start has come; Contributed while no Decision has come; the
+//               newest Adopted and the newest Evaluated (there is no answer to these; the
+//               coordinator takes them as often as they come).
+//   aggregator  nothing: the coordinator sends OpenRun and Apply again, which are answered again.
+// The coordinator for its part sends again, to a worker that comes back with its place: the
+// Assignment while the generation is not started, Start when it is, ShardAddresses. A second
+// Assignment or Start for a generation that already has it is to be ignored (or answered as the
+// first was); a Release may name a generation that is gone already.
+//
+// Refused: delivered to on_message, then the stream is over. After REFUSAL_UNKNOWN_MEMBER (the
+// lease ended while the member was away) the client forgets its id and joins as a new member: the
+// owner must by then have dropped its place, so that `hello` does not name it.
+//
+// Thread-safe. All callbacks run on one thread of the client, one at a time, in stream order; they
+// may call Send, connected and member_id, must not call Stop or destroy the client, and must not
+// block for long (nothing else is read meanwhile; heartbeats go on).
+//
+//   MembershipClient::Options options;
+//   options.coordinator = "127.0.0.1:7000";
+//   options.hello = [&] { return MyHello(); };
+//   options.on_message = [&](const v1::CoordinatorMessage& message) { inbox.Push(message); };
+//   CADRE_ASSIGN_OR_RETURN(auto client, MembershipClient::Start(std::move(options)));
+//   client->Send(message).IgnoreError();
+//   client->Stop("done");
+#pragma once
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/support/sync_stream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/cadre/v1/membership.grpc.pb.h"
+#include "proto/cadre/v1/membership.pb.h"
+
+namespace cadre {
+
+class MembershipClient {
+ public:
+  struct Options {
+    // host:port of the coordinator.
+    std::string coordinator;
+    // How long Start tries to reach a coordinator that is not there (yet).
+    absl::Duration dial_timeout = absl::Seconds(30);
+    // How long Stop waits for Goodbye to be read.
+    absl::Duration stop_timeout = absl::Seconds(2);
+    // Messages that may wait to be written.
+    size_t queue_capacity = 256;
+    // Seed of the waits between attempts; give every process another.
+    uint64_t seed = 0;
+    // The Hello to send now: role, name, incarnation, address, ..., and the current place (worker)
+    // or shards (aggregator). The client fills in schema_hash and member_id. Required.
+    std::function<v1::Hello()> hello;
+    // Every message of the coordinator except Welcome. Required.
+    std::function<void(const v1::CoordinatorMessage&)> on_message;
+    // True after Welcome, before any later message; false when the stream has broken. Optional.
+    std::function<void(bool connected)> on_connection;
+    // Counters for the heartbeats; called on the client's writing thread. Optional.
+    std::function<std::map<std::string, uint64_t>()> counters;
+  };
+
+  // Joins; returns once Welcome has come. Callbacks may run before it returns.
+  // Errors: Unavailable when no coordinator answered within dial_timeout; FailedPrecondition with
+  // the coordinator's reason when it refused.
+  static absl::StatusOr<std::unique_ptr<MembershipClient>> Start(Options options);
+
+  // Stops, if Stop was not called.
+  ~MembershipClient();
+
+  // Queues a message for the stream that is open now.
+  // Errors: Unavailable while disconnected (say it again in on_connection); ResourceExhausted when
+  // the queue is full.
+  absl::Status Send(v1::MemberMessage message) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Whether Welcome has come on the stream that is open now.
+  bool connected() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The id given in the last Welcome; empty before the first.
+  std::string member_id() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Says Goodbye, what was queued before it first, and ends the stream. No callback runs after it
+  // returns.
+  void Stop(absl::string_view reason) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>;
+
+  explicit MembershipClient(Options options);
+
+  // The reading thread: joins again and again until stopped.
+  void Read();
+  // One stream, from Join to its end. Returns why it ended.
+  absl::Status ReadOneStream();
+  void Deliver(const v1::CoordinatorMessage& message);
+  bool OpenStream() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CloseStream() ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnWelcome(const v1::Welcome& welcome) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnRefused(const v1::Refused& refused) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The writing thread: queued messages, heartbeats, the time limit of the handshake.
+  void Write() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Time WriterDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::MemberMessage MakeHeartbeat() const;
+
+  const Options options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Membership::Stub> stub_;
+
+  mutable absl::Mutex mutex_;
+  // The stream that is open, null in between; replaced by the reading thread only, and only while
+  // the writing thread does not write.
+  std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  // The writing thread must look again at what it sleeps towards.
+  bool deadlines_moved_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time handshake_until_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  absl::Duration heartbeat_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
+  absl::Time heartbeat_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  std::deque<v1::MemberMessage> queue_ ABSL_GUARDED_BY(mutex_);
+  std::string member_id_ ABSL_GUARDED_BY(mutex_);
+  bool ever_welcomed_ ABSL_GUARDED_BY(mutex_) = false;
+  // Why the coordinator would not have us at the first join.
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);
+  absl::Status last_error_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reader_done_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread reader_;
+  std::thread writer_;
+};
+
+}  // namespace cadre

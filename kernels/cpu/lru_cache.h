@@ -1,0 +1,41 @@
+// A bounded map that forgets what was used longest ago.
+//
+// Owns its values. Thread-compatible. Searched from the front, newest first: with tens of entries
+// and a few in steady use that is quicker than hashing.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <list>
+#include <utility>
+
+namespace cadre {
+
+template <typename Key, typename Value>
+class LruCache {
+ public:
+  // Requires: capacity >= 1.
+  explicit LruCache(size_t capacity) : capacity_(capacity) {}
+
+  // The value of `key`, made by make() if it is not there. Valid until the next call.
+  template <typename Make>
+  Value& GetOrMake(const Key& key, Make make) {
+    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+      if (it->first == key) {
+        entries_.splice(entries_.begin(), entries_, it);
+        return it->second;
+      }
+    }
+    if (entries_.size() == capacity_) entries_.pop_back();
+    entries_.emplace_front(key, make());
+    return entries_.front().second;
+  }
+
+  size_t size() const { return entries_.size(); }
+
+ private:
+  const size_t capacity_;
+  std::list<std::pair<Key, Value>> entries_;
+};
+
+}  // namespace cadre

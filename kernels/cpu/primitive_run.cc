@@ -1,0 +1,94 @@
+#include "kernels/cpu/primitive_run.h"
+
+#include <glog/logging.h>
+
+#include <utility>
+
+namespace cadre {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+// Setting a handle makes oneDNN clear the padding behind it; mostly the handle is the same again.
+void SetHandle(dnnl::memory& memory, void* data) {
+  if (memory.get_data_handle() != data) memory.set_data_handle(data);
+}
+
+}  // namespace
+
+void DieOf(const dnnl::error& error, const char* what) {
+  LOG(FATAL) << what << ": oneDNN says " << error.message << " (status " << error.status << ")";
+  std::abort();  // LOG(FATAL) does not return, which not every glog tells the compiler.
+}
+
+void* Workspace::Get(size_t slot, size_t bytes) {
+  if (slot >= buffers_.size()) buffers_.resize(slot + 1);
+  Buffer& buffer = buffers_[slot];
+  if (buffer.bytes < bytes) {
+    const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    buffer.data.reset();
+    buffer.data.reset(std::aligned_alloc(kAlignment, rounded));
+    CHECK(buffer.data != nullptr) << "no memory for " << rounded << " bytes of workspace";
+    buffer.bytes = rounded;
+  }
+  return buffer.data.get();
+}
+
+PrimitiveRun::PrimitiveRun(const dnnl::engine& engine, dnnl::primitive primitive,
+                           const dnnl::memory::desc& scratchpad)
+    : engine_(engine),
+      primitive_(std::move(primitive)),
+      scratchpad_(scratchpad, engine, DNNL_MEMORY_NONE) {
+  arguments_.emplace(DNNL_ARG_SCRATCHPAD, scratchpad_);
+}
+
+PrimitiveRun::Argument PrimitiveRun::MakeArgument(int argument, const dnnl::memory::desc& plain,
+                                                  const dnnl::memory::desc& wanted) {
+  Argument result;
+  result.lent = dnnl::memory(plain, engine_, DNNL_MEMORY_NONE);
+  // Copies of a dnnl::memory are one object: its handle is set once for all of them.
+  result.used = plain == wanted ? result.lent : dnnl::memory(wanted, engine_, DNNL_MEMORY_NONE);
+  arguments_.emplace(argument, result.used);
+  return result;
+}
+
+void PrimitiveRun::AddInput(int argument, const dnnl::memory::desc& plain,
+                            const dnnl::memory::desc& wanted) {
+  Argument added = MakeArgument(argument, plain, wanted);
+  if (plain != wanted) added.convert = std::make_unique<dnnl::reorder>(added.lent, added.used);
+  inputs_.push_back(std::move(added));
+}
+
+void PrimitiveRun::AddOutput(int argument, const dnnl::memory::desc& plain,
+                             const dnnl::memory::desc& wanted) {
+  Argument added = MakeArgument(argument, plain, wanted);
+  if (plain != wanted) added.convert = std::make_unique<dnnl::reorder>(added.used, added.lent);
+  outputs_.push_back(std::move(added));
+}
+
+void PrimitiveRun::Run(dnnl::stream& stream, Workspace& workspace,
+                       std::span<const float* const> inputs, std::span<float* const> outputs) {
+  CHECK_EQ(inputs.size(), inputs_.size());
+  CHECK_EQ(outputs.size(), outputs_.size());
+  size_t slot = 0;
+  SetHandle(scratchpad_, workspace.Get(slot++, scratchpad_.get_desc().get_size()));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    // oneDNN has one type for what it reads and what it writes; it does not write inputs.
+    SetHandle(inputs_[i].lent, const_cast<float*>(inputs[i]));
+    if (inputs_[i].convert == nullptr) continue;
+    SetHandle(inputs_[i].used, workspace.Get(slot++, inputs_[i].used.get_desc().get_size()));
+    inputs_[i].convert->execute(stream, inputs_[i].lent, inputs_[i].used);
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    SetHandle(outputs_[i].lent, outputs[i]);
+    if (outputs_[i].convert == nullptr) continue;
+    SetHandle(outputs_[i].used, workspace.Get(slot++, outputs_[i].used.get_desc().get_size()));
+  }
+  primitive_.execute(stream, arguments_);
+  for (Argument& output : outputs_) {
+    if (output.convert != nullptr) output.convert->execute(stream, output.used, output.lent);
+  }
+  stream.wait();
+}
+
+}  // namespace cadre

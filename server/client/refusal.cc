@@ -1,0 +1,57 @@
+#include "server/client/refusal.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace cadre {
+namespace {
+
+absl::StatusCode CodeOf(v1::Refusal refusal) {
+  switch (refusal) {
+    case v1::REFUSAL_STALE_GENERATION:
+    case v1::REFUSAL_UNKNOWN_MEMBER:
+    case v1::REFUSAL_OUT_OF_ORDER:
+      return absl::StatusCode::kAborted;
+    case v1::REFUSAL_SCHEMA:
+    case v1::REFUSAL_CLOSED_ROUND:
+    case v1::REFUSAL_WRONG_BASE:
+    case v1::REFUSAL_WRONG_LINEAGE:
+      return absl::StatusCode::kFailedPrecondition;
+    case v1::REFUSAL_WRONG_CRC:
+    case v1::REFUSAL_WRONG_DIGEST:
+      return absl::StatusCode::kDataLoss;
+    case v1::REFUSAL_UNKNOWN_RUN:
+      return absl::StatusCode::kNotFound;
+    case v1::REFUSAL_MALFORMED:
+    case v1::REFUSAL_OVERSIZED:
+      return absl::StatusCode::kInvalidArgument;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+}  // namespace
+
+std::string RefusalName(v1::Refusal refusal) {
+  absl::string_view name = v1::Refusal_Name(refusal);
+  absl::ConsumePrefix(&name, "REFUSAL_");
+  return absl::AsciiStrToLower(name);
+}
+
+absl::Status RefusalStatus(v1::Refusal refusal, absl::string_view reason) {
+  return absl::Status(CodeOf(refusal), absl::StrCat(RefusalName(refusal), ": ", reason));
+}
+
+v1::Refusal RefusalOf(const absl::Status& status) {
+  const std::string message(status.message());
+  const size_t colon = message.find(": ");
+  if (status.ok() || colon == std::string::npos) return v1::REFUSAL_UNSPECIFIED;
+  v1::Refusal refusal;
+  const std::string name =
+      absl::StrCat("REFUSAL_", absl::AsciiStrToUpper(message.substr(0, colon)));
+  return v1::Refusal_Parse(name, &refusal) ? refusal : v1::REFUSAL_UNSPECIFIED;
+}
+
+}  // namespace cadre

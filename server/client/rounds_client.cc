@@ -1,0 +1,263 @@
+#include "server/client/rounds_client.h"
+
+#include <google/protobuf/repeated_ptr_field.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/backoff.h"
+#include "base/crc32c.h"
+#include "base/grpc_channel.h"
+#include "base/grpc_status.h"
+#include "base/status.h"
+#include "proto/schema_hash.h"
+
+namespace cadre {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "values travel as they lie in memory");
+
+using Ranges = google::protobuf::RepeatedPtrField<v1::Range>;
+
+// Damage in transit is rare; damage that stays is the disk's or ours.
+constexpr int kMostDamaged = 3;
+
+uint64_t Elements(const Ranges& ranges) {
+  uint64_t elements = 0;
+  for (const v1::Range& range : ranges) elements += range.end() - range.begin();
+  return elements;
+}
+
+// The ranges without their first `elements` elements.
+Ranges Skip(const Ranges& ranges, uint64_t elements) {
+  Ranges rest;
+  for (const v1::Range& range : ranges) {
+    const uint64_t skipped = std::min(elements, range.end() - range.begin());
+    elements -= skipped;
+    if (skipped == range.end() - range.begin()) continue;
+    v1::Range* left = rest.Add();
+    *left = range;
+    left->set_begin(range.begin() + skipped);
+  }
+  return rest;
+}
+
+absl::Status CheckSize(const Ranges& ranges, size_t values) {
+  for (const v1::Range& range : ranges) {
+    if (range.begin() > range.end())
+      return absl::InvalidArgumentError("a range ends before it begins");
+  }
+  if (Elements(ranges) == values) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("ranges of ", Elements(ranges), " elements, but ", values, " values"));
+}
+
+void FillChunk(uint32_t index, std::span<const float> values, v1::Chunk* chunk) {
+  chunk->set_index(index);
+  chunk->mutable_data()->assign(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+  chunk->set_crc32c(Crc32c(chunk->data()));
+}
+
+// A stream that ended although more was to come.
+absl::Status EndedEarly(const grpc::Status& status) {
+  if (!status.ok()) return FromGrpc(status);
+  return absl::InternalError("the shard ended the call before it was done");
+}
+
+using StageStream = grpc::ClientReaderWriter<v1::StageRequest, v1::StageReply>;
+
+bool Send(StageStream& stream, const v1::StageRequest& request, Traffic* traffic) {
+  if (!stream.Write(request)) return false;
+  traffic->message_sent += request.ByteSizeLong();
+  traffic->payload_sent += request.chunk().data().size();
+  return true;
+}
+
+bool Receive(StageStream& stream, v1::StageReply* reply, Traffic* traffic) {
+  if (!stream.Read(reply)) return false;
+  traffic->message_received += reply->ByteSizeLong();
+  return true;
+}
+
+absl::Status StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
+                       const v1::ContributionHeader& header, std::span<const float> values,
+                       Traffic* traffic) {
+  const std::unique_ptr<StageStream> stream = stub.Stage(&context);
+  v1::StageRequest request;
+  v1::StageReply reply;
+  *request.mutable_header() = header;
+  if (!Send(*stream, request, traffic) || !Receive(*stream, &reply, traffic)) {
+    return EndedEarly(stream->Finish());
+  }
+  const uint64_t first = uint64_t{reply.resume().next_chunk()} * header.chunk_elements();
+  uint32_t index = reply.resume().next_chunk();
+  for (uint64_t at = first; at < values.size(); at += header.chunk_elements(), ++index) {
+    const uint64_t size = std::min<uint64_t>(header.chunk_elements(), values.size() - at);
+    FillChunk(index, values.subspan(at, size), request.mutable_chunk());
+    if (!Send(*stream, request, traffic)) return EndedEarly(stream->Finish());
+  }
+  stream->WritesDone();
+  if (!Receive(*stream, &reply, traffic)) return EndedEarly(stream->Finish());
+  const bool staged = reply.has_staged() && reply.staged().elements() == values.size();
+  CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
+  if (!staged) return absl::InternalError("the shard confirmed another size than was staged");
+  return absl::OkStatus();
+}
+
+// Takes one chunk behind the `*done` elements that are there.
+absl::Status TakeChunk(const v1::Chunk& chunk, std::span<float> out, uint64_t* done) {
+  const std::string& data = chunk.data();
+  if (Crc32c(data) != chunk.crc32c()) {
+    return absl::DataLossError(absl::StrCat("chunk ", chunk.index(), " was damaged on its way"));
+  }
+  if (data.size() % sizeof(float) != 0 || data.size() / sizeof(float) > out.size() - *done) {
+    return absl::InternalError(absl::StrCat("chunk ", chunk.index(), " has a wrong size"));
+  }
+  std::memcpy(out.data() + *done, data.data(), data.size());
+  *done += data.size() / sizeof(float);
+  return absl::OkStatus();
+}
+
+absl::Status PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
+                      const v1::PullRequest& request, std::span<float> out, uint64_t* done,
+                      Traffic* traffic) {
+  traffic->message_sent += request.ByteSizeLong();
+  const std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream = stub.Pull(&context, request);
+  v1::PullReply reply;
+  while (stream->Read(&reply)) {
+    traffic->message_received += reply.ByteSizeLong();
+    traffic->payload_received += reply.chunk().data().size();
+    if (const absl::Status taken = TakeChunk(reply.chunk(), out, done); !taken.ok()) {
+      context.TryCancel();
+      stream->Finish();
+      return taken;
+    }
+  }
+  CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
+  if (*done != out.size()) return absl::InternalError("the shard sent less than was asked for");
+  return absl::OkStatus();
+}
+
+enum class Verdict { kFinal, kRetry, kRetryFewTimes };
+
+Verdict Judge(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kResourceExhausted:
+    // How a server that is stopped hard, or a connection that breaks, may look.
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:
+      return Verdict::kRetry;
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kInternal:
+      return Verdict::kRetryFewTimes;
+    default:
+      return Verdict::kFinal;
+  }
+}
+
+absl::Status TooLate(const absl::Status& last) {
+  return absl::DeadlineExceededError(
+      absl::StrCat("the aggregator shard did not answer in time; last: ", last.message()));
+}
+
+}  // namespace
+
+Traffic& Traffic::operator+=(const Traffic& other) {
+  payload_sent += other.payload_sent;
+  payload_received += other.payload_received;
+  message_sent += other.message_sent;
+  message_received += other.message_received;
+  return *this;
+}
+
+RoundsClient::RoundsClient(AddressSource address, RoundsClientOptions options)
+    : address_(std::move(address)), options_(options) {}
+
+absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
+                                 std::span<const float> values, absl::Time deadline,
+                                 Traffic* traffic) {
+  CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), values.size()));
+  v1::ContributionHeader filled = header;
+  filled.set_schema_hash(SchemaHash());
+  filled.set_codec("fp32");
+  if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
+  return Persist(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
+    return StageOnce(stub, context, filled, values, traffic);
+  });
+}
+
+absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float> out,
+                                absl::Time deadline, Traffic* traffic) {
+  CADRE_RETURN_IF_ERROR(CheckSize(request.ranges(), out.size()));
+  if (out.empty()) return absl::OkStatus();
+  v1::PullRequest filled = request;
+  filled.set_schema_hash(SchemaHash());
+  if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
+  uint64_t done = 0;
+  return Persist(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
+    *filled.mutable_ranges() = Skip(request.ranges(), done);
+    return PullOnce(stub, context, filled, out, &done, traffic);
+  });
+}
+
+void RoundsClient::Cancel() {
+  absl::MutexLock lock(&mutex_);
+  cancelled_ = true;
+  for (grpc::ClientContext* context : contexts_) context->TryCancel();
+}
+
+absl::Status RoundsClient::Persist(absl::Time deadline, const Attempt& attempt) {
+  Backoff backoff(options_.first_wait, options_.most_wait, options_.seed);
+  absl::Status last = absl::UnavailableError("not tried");
+  for (int damaged = 0;;) {
+    const absl::Status status = AttemptOnce(deadline, attempt);
+    if (status.ok()) return status;
+    const Verdict verdict = Judge(status);
+    const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
+    if (!late) last = status;
+    if (verdict == Verdict::kRetryFewTimes && ++damaged >= kMostDamaged) return status;
+    if (verdict == Verdict::kFinal && !late) return status;
+
+    const absl::Duration wait = backoff.Next();
+    absl::MutexLock lock(&mutex_);
+    if (!cancelled_ && (late || absl::Now() + wait >= deadline)) return TooLate(last);
+    mutex_.AwaitWithTimeout(absl::Condition(&cancelled_), wait);
+    if (cancelled_) return absl::CancelledError("the call was cancelled");
+  }
+}
+
+absl::Status RoundsClient::AttemptOnce(absl::Time deadline, const Attempt& attempt) {
+  CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect());
+  const std::unique_ptr<v1::Rounds::Stub> stub = v1::Rounds::NewStub(channel);
+  grpc::ClientContext context;
+  if (deadline != absl::InfiniteFuture()) context.set_deadline(absl::ToChronoTime(deadline));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (cancelled_) return absl::CancelledError("the call was cancelled");
+    contexts_.insert(&context);
+  }
+  const absl::Cleanup forget = [&] {
+    absl::MutexLock lock(&mutex_);
+    contexts_.erase(&context);
+  };
+  return attempt(*stub, context);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> RoundsClient::Connect() {
+  const std::string address = address_();
+  if (address.empty()) return absl::UnavailableError("the shard's address is not known yet");
+  absl::MutexLock lock(&mutex_);
+  if (channel_ == nullptr || channel_address_ != address) {
+    channel_ = MakeChannel(address, Plane::kBulk);
+    channel_address_ = address;
+  }
+  return channel_;
+}
+
+}  // namespace cadre

@@ -1,0 +1,105 @@
+// A rank's way to one aggregator shard: stages the rank's slice for a round, pulls its part of a
+// committed version. Calls block until done, refused, cancelled or past their deadline; a broken
+// connection is mended within the deadline, and bulk data goes on where it broke off.
+//
+//   RoundsClient shard([&] { return book.AddressOf(run, 3); }, {.seed = rank});
+//   CADRE_RETURN_IF_ERROR(shard.Stage(header, values, deadline, &traffic));
+//   CADRE_RETURN_IF_ERROR(shard.Pull(request, out, deadline, &traffic));
+//
+// Owns its channel. Values and traffic are borrowed for the call.
+// Thread-safe; several calls may be under way at once (each with its own Traffic).
+//
+// Errors of both calls:
+//   refusals by name (server/client/refusal.h says which code means what) at once, except damaged
+//     bytes (DataLoss), which are sent or asked for again a few times first;
+//   Cancelled after Cancel();
+//   DeadlineExceeded with the last failure in its message: the shard was unreachable, too busy or
+//     its disk was full for too long;
+//   InvalidArgument when the sizes of ranges and values differ.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/cadre/v1/rounds.grpc.pb.h"
+
+namespace cadre {
+
+// What crossed the network, whole attempts and broken ones alike.
+struct Traffic {
+  // Bytes of values.
+  uint64_t payload_sent = 0;
+  uint64_t payload_received = 0;
+  // Bytes of whole messages, values included (without the framing of gRPC and below).
+  uint64_t message_sent = 0;
+  uint64_t message_received = 0;
+
+  Traffic& operator+=(const Traffic& other);
+};
+
+struct RoundsClientOptions {
+  // Waits between attempts.
+  absl::Duration first_wait = absl::Milliseconds(50);
+  absl::Duration most_wait = absl::Seconds(2);
+  // Different seeds keep ranks from retrying in step.
+  uint64_t seed = 0;
+};
+
+class RoundsClient {
+ public:
+  // Where the shard is now, host:port; asked before every attempt. Empty: not known yet.
+  using AddressSource = std::function<std::string()>;
+
+  explicit RoundsClient(AddressSource address, RoundsClientOptions options = {});
+  RoundsClient(const RoundsClient&) = delete;
+  RoundsClient& operator=(const RoundsClient&) = delete;
+
+  // Stages `values`, which lie in the order of header.ranges. OK: durable at the shard. Staging the
+  // same contribution again is harmless; its values must be the same.
+  // The header's schema_hash, codec and, where 0, chunk_elements are filled in.
+  absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
+                     absl::Time deadline, Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Fills `out` with request.ranges, in their order. After an error `out` holds anything.
+  // The request's schema_hash and, where 0, chunk_elements are filled in.
+  absl::Status Pull(const v1::PullRequest& request, std::span<float> out, absl::Time deadline,
+                    Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends all calls, now and later, with Cancelled. Does not wait for them.
+  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // One attempt over one connection.
+  using Attempt = std::function<absl::Status(v1::Rounds::Stub&, grpc::ClientContext&)>;
+
+  // Attempts until one is decided.
+  absl::Status Persist(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AttemptOnce(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The connection to where the shard is now.
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const AddressSource address_;
+  const RoundsClientOptions options_;
+
+  absl::Mutex mutex_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  // Shared with the calls that use it while the shard moves.
+  std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);
+  std::string channel_address_ ABSL_GUARDED_BY(mutex_);
+  // Calls under way.
+  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace cadre

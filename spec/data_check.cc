@@ -1,0 +1,111 @@
+#include "spec/data_check.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "spec/graph.h"
+#include "spec/idx.h"
+#include "tensor/shape.h"
+
+namespace cadre {
+namespace {
+
+class DataCheck {
+ public:
+  explicit DataCheck(const v1::RunSpec& spec) : idx_(spec.data().idx()) {
+    std::vector<LayerProblem> ignored;
+    const std::vector<GraphLayer> layers = InferLayers(spec.model(), &ignored);
+    if (!ignored.empty() || layers.empty()) return;
+    sample_ = layers.front().input;
+    classes_ = layers.back().in_features();
+  }
+
+  std::vector<Problem> Run() {
+    CheckSplit("train", idx_.train_images(), idx_.train_labels());
+    CheckSplit("test", idx_.test_images(), idx_.test_labels());
+    return std::move(problems_);
+  }
+
+ private:
+  // A path that is missing is a problem of the spec and not of the data.
+  void CheckSplit(const std::string& split, const std::string& images, const std::string& labels) {
+    const std::string images_field = absl::StrCat("data.idx.", split, "_images");
+    const std::string labels_field = absl::StrCat("data.idx.", split, "_labels");
+    std::optional<int64_t> image_count;
+    if (!images.empty()) image_count = CheckImages(images_field, images);
+    if (labels.empty()) return;
+    const std::optional<int64_t> label_count = CheckLabels(labels_field, labels);
+    if (image_count && label_count && *image_count != *label_count) {
+      Add(labels_field, labels,
+          absl::StrCat("holds ", *label_count, " labels; ", images, " holds ", *image_count,
+                       " images"));
+    }
+  }
+
+  // How many there are, if they can be counted.
+  std::optional<int64_t> CheckImages(const std::string& field, const std::string& path) {
+    const absl::StatusOr<std::vector<int64_t>> dims = CheckIdx(path);
+    if (!dims.ok()) {
+      problems_.push_back({field, std::string(dims.status().message())});
+      return std::nullopt;
+    }
+    if (sample_ && !FitsSample(*dims)) {
+      Add(field, path,
+          absl::StrCat("holds ", Shape(*dims).ToString(), "; the model's input is ",
+                       sample_->ToString(), " a sample"));
+    }
+    if (dims->front() == 0) Add(field, path, "holds no samples");
+    return dims->front();
+  }
+
+  // Samples of one channel may come without that dimension.
+  bool FitsSample(const std::vector<int64_t>& dims) const {
+    std::vector<int64_t> expected = sample_->dims();
+    if (dims.size() == expected.size() && expected.front() == 1) expected.erase(expected.begin());
+    return std::equal(dims.begin() + 1, dims.end(), expected.begin(), expected.end());
+  }
+
+  std::optional<int64_t> CheckLabels(const std::string& field, const std::string& path) {
+    const absl::StatusOr<IdxArray> labels = ReadIdx(path);
+    if (!labels.ok()) {
+      problems_.push_back({field, std::string(labels.status().message())});
+      return std::nullopt;
+    }
+    if (labels->dims.size() != 1) {
+      Add(field, path,
+          absl::StrCat("holds ", Shape(labels->dims).ToString(), "; labels are a list"));
+      return std::nullopt;
+    }
+    const auto wrong = std::find_if(labels->data.begin(), labels->data.end(),
+                                    [this](uint8_t label) { return label >= classes_; });
+    if (classes_ > 0 && wrong != labels->data.end()) {
+      Add(field, path,
+          absl::StrCat("label ", static_cast<int>(*wrong), " of sample ",
+                       wrong - labels->data.begin(), " is out of range; the model tells ", classes_,
+                       " classes apart, 0 to ", classes_ - 1));
+    }
+    return labels->dims.front();
+  }
+
+  void Add(const std::string& field, const std::string& path, const std::string& message) {
+    problems_.push_back({field, absl::StrCat(path, ": ", message)});
+  }
+
+  const v1::IdxFiles& idx_;
+  // Not known where the model has problems.
+  std::optional<Shape> sample_;
+  int64_t classes_ = 0;
+  std::vector<Problem> problems_;
+};
+
+}  // namespace
+
+std::vector<Problem> FindDataProblems(const v1::RunSpec& spec) {
+  if (!spec.data().has_idx()) return {};
+  return DataCheck(spec).Run();
+}
+
+}  // namespace cadre

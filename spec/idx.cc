@@ -1,0 +1,189 @@
+#include "spec/idx.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+constexpr uint8_t kUnsignedByte = 8;
+constexpr size_t kMagicBytes = 4;
+constexpr size_t kExtentBytes = 4;
+// Read at a time; also zlib's buffer.
+constexpr size_t kBlockBytes = 1 << 20;
+
+struct Close {
+  void operator()(gzFile file) const { gzclose_r(file); }
+};
+
+// One IDX file being read from its beginning.
+class IdxReader {
+ public:
+  static absl::StatusOr<IdxReader> Open(const std::string& path) {
+    errno = 0;
+    gzFile file = gzopen(path.c_str(), "rbe");
+    if (file == nullptr) return ErrnoStatus(errno == 0 ? ENOMEM : errno, "open", path);
+    IdxReader reader(path, file);
+    gzbuffer(file, kBlockBytes);
+    return reader;
+  }
+
+  absl::StatusOr<std::vector<int64_t>> ReadHeader();
+  // The next bytes, fewer than asked for only at the end of the file.
+  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes);
+  absl::Status ExpectEnd();
+
+  absl::Status Short(int64_t have, absl::string_view of) const {
+    return absl::DataLossError(absl::StrCat(path_, ": ends after ", have, " bytes of ", of));
+  }
+
+ private:
+  IdxReader(std::string path, gzFile file) : path_(std::move(path)), file_(file) {}
+
+  absl::Status Wrong(absl::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what));
+  }
+  absl::Status CheckMagic(std::span<const uint8_t> magic) const;
+  absl::Status CheckSize(const std::vector<int64_t>& dims) const;
+
+  std::string path_;
+  std::unique_ptr<gzFile_s, Close> file_;
+};
+
+absl::StatusOr<size_t> IdxReader::Read(std::span<uint8_t> bytes) {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const auto want = static_cast<unsigned>(std::min(kBlockBytes, bytes.size() - done));
+    errno = 0;
+    const int got = gzread(file_.get(), bytes.data() + done, want);
+    if (got > 0) {
+      done += static_cast<size_t>(got);
+      continue;
+    }
+    int error = Z_OK;
+    const char* message = gzerror(file_.get(), &error);
+    if (error == Z_ERRNO) return ErrnoStatus(errno, "read", path_);
+    if (error == Z_BUF_ERROR) {
+      return absl::DataLossError(absl::StrCat(path_, ": the gzip file is cut short"));
+    }
+    if (got < 0 || error < 0) {
+      return absl::DataLossError(absl::StrCat(path_, ": the gzip file is damaged: ", message));
+    }
+    break;
+  }
+  return done;
+}
+
+absl::Status IdxReader::CheckMagic(std::span<const uint8_t> magic) const {
+  if (magic[0] != 0 || magic[1] != 0) {
+    return Wrong(absl::StrFormat("starts with bytes %02x %02x; an IDX file starts with 00 00",
+                                 magic[0], magic[1]));
+  }
+  if (magic[2] != kUnsignedByte) {
+    return Wrong(
+        absl::StrFormat("has elements of type 0x%02x; only unsigned bytes, 0x%02x, are read",
+                        magic[2], kUnsignedByte));
+  }
+  if (magic[3] < 1 || magic[3] > kMostIdxDims) {
+    return Wrong(absl::StrCat("has ", static_cast<int>(magic[3]), " dimensions; 1 to ",
+                              kMostIdxDims, " are read"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status IdxReader::CheckSize(const std::vector<int64_t>& dims) const {
+  int64_t elements = 1;
+  for (const int64_t extent : dims) {
+    if (elements != 0 && extent > kMostIdxElements / elements) {
+      return Wrong(absl::StrCat("claims [", absl::StrJoin(dims, ", "), "] elements; at most ",
+                                kMostIdxElements, " are read"));
+    }
+    elements *= extent;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> IdxReader::ReadHeader() {
+  std::array<uint8_t, kMagicBytes + kExtentBytes * kMostIdxDims> bytes{};
+  const std::span<uint8_t> magic = std::span(bytes).first(kMagicBytes);
+  CADRE_ASSIGN_OR_RETURN(const size_t magic_bytes, Read(magic));
+  if (magic_bytes < kMagicBytes) return Short(static_cast<int64_t>(magic_bytes), "its header");
+  CADRE_RETURN_IF_ERROR(CheckMagic(magic));
+  const size_t wanted = kExtentBytes * magic[3];
+  const std::span<uint8_t> extents = std::span(bytes).subspan(kMagicBytes, wanted);
+  CADRE_ASSIGN_OR_RETURN(const size_t extent_bytes, Read(extents));
+  if (extent_bytes < wanted) {
+    return Short(static_cast<int64_t>(kMagicBytes + extent_bytes), "its header");
+  }
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < wanted; i += kExtentBytes) {
+    int64_t extent = 0;
+    for (size_t b = 0; b < kExtentBytes; ++b) extent = extent << 8 | extents[i + b];
+    dims.push_back(extent);
+  }
+  CADRE_RETURN_IF_ERROR(CheckSize(dims));
+  return dims;
+}
+
+// Reading one byte further also makes zlib compare the checksum at the end of a gzip file.
+absl::Status IdxReader::ExpectEnd() {
+  uint8_t byte = 0;
+  CADRE_ASSIGN_OR_RETURN(const size_t more, Read(std::span(&byte, 1)));
+  if (more == 0) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(path_, ": goes on after the last element that its header announces"));
+}
+
+int64_t Elements(const std::vector<int64_t>& dims) {
+  int64_t elements = 1;
+  for (const int64_t extent : dims) elements *= extent;
+  return elements;
+}
+
+// Reads all elements, block by block, into `data` or, where it is null, to nowhere.
+absl::Status ReadElements(IdxReader& reader, int64_t elements, std::vector<uint8_t>* data) {
+  std::vector<uint8_t> block(static_cast<size_t>(std::min<int64_t>(kBlockBytes, elements)));
+  for (int64_t done = 0; done < elements;) {
+    const auto want = static_cast<size_t>(std::min<int64_t>(kBlockBytes, elements - done));
+    CADRE_ASSIGN_OR_RETURN(const size_t got, reader.Read(std::span(block).first(want)));
+    done += static_cast<int64_t>(got);
+    if (got < want) return reader.Short(done, absl::StrCat("the ", elements, " elements"));
+    if (data != nullptr) data->insert(data->end(), block.begin(), block.begin() + want);
+  }
+  return reader.ExpectEnd();
+}
+
+}  // namespace
+
+absl::StatusOr<IdxArray> ReadIdx(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
+  IdxArray array;
+  CADRE_ASSIGN_OR_RETURN(array.dims, reader.ReadHeader());
+  CADRE_RETURN_IF_ERROR(ReadElements(reader, Elements(array.dims), &array.data));
+  return array;
+}
+
+absl::StatusOr<std::vector<int64_t>> ReadIdxDims(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
+  return reader.ReadHeader();
+}
+
+absl::StatusOr<std::vector<int64_t>> CheckIdx(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
+  CADRE_ASSIGN_OR_RETURN(std::vector<int64_t> dims, reader.ReadHeader());
+  CADRE_RETURN_IF_ERROR(ReadElements(reader, Elements(dims), nullptr));
+  return dims;
+}
+
+}  // namespace cadre

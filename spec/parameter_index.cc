@@ -1,0 +1,73 @@
+#include "spec/parameter_index.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "spec/graph.h"
+
+namespace cadre {
+
+absl::StatusOr<ParameterIndex> ParameterIndex::FromModel(const v1::Model& model) {
+  CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(model));
+  ParameterIndex index;
+  for (size_t l = 0; l < graph.layers().size(); ++l) {
+    const GraphLayer& layer = graph.layers()[l];
+    if (!layer.has_parameters()) continue;
+    const Shape weight = layer.weight_shape();
+    const int64_t outputs = weight[0];
+    Parameter parameter{.name = absl::StrCat(layer.name, "/weight"),
+                        .shape = weight,
+                        .offset = index.size(),
+                        .is_bias = false,
+                        .layer = static_cast<int>(l),
+                        .fan_in = weight.elements() / std::max<int64_t>(1, outputs)};
+    index.parameters_.push_back(parameter);
+    parameter.name = absl::StrCat(layer.name, "/bias");
+    parameter.shape = Shape{outputs};
+    parameter.offset = index.size();
+    parameter.is_bias = true;
+    index.parameters_.push_back(std::move(parameter));
+  }
+  return index;
+}
+
+absl::StatusOr<int> ParameterIndex::Find(absl::string_view name) const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].name == name) return static_cast<int>(i);
+  }
+  return absl::NotFoundError(absl::StrCat("the model has no parameter '", name, "'"));
+}
+
+std::vector<v1::Range> ParameterIndex::RangesOf(int64_t begin, int64_t end) const {
+  std::vector<v1::Range> ranges;
+  const auto first = std::partition_point(parameters_.begin(), parameters_.end(),
+                                          [begin](const Parameter& p) { return p.end() <= begin; });
+  for (auto it = first; it != parameters_.end() && it->offset < end; ++it) {
+    v1::Range range;
+    range.set_tensor(static_cast<uint32_t>(it - parameters_.begin()));
+    range.set_begin(static_cast<uint64_t>(std::max(begin, it->offset) - it->offset));
+    range.set_end(static_cast<uint64_t>(std::min(end, it->end()) - it->offset));
+    if (range.begin() < range.end()) ranges.push_back(range);
+  }
+  return ranges;
+}
+
+absl::StatusOr<FlatRange> ParameterIndex::FlatOf(const v1::Range& range) const {
+  if (range.tensor() >= parameters_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("range of tensor ", range.tensor(), ": the model has ", parameters_.size()));
+  }
+  const Parameter& parameter = parameters_[range.tensor()];
+  const auto elements = static_cast<uint64_t>(parameter.shape.elements());
+  if (range.begin() >= range.end() || range.end() > elements) {
+    return absl::InvalidArgumentError(absl::StrCat("range [", range.begin(), ", ", range.end(),
+                                                   ") of ", parameter.name, ": it has ", elements,
+                                                   " elements"));
+  }
+  return FlatRange{parameter.offset + static_cast<int64_t>(range.begin()),
+                   parameter.offset + static_cast<int64_t>(range.end())};
+}
+
+}  // namespace cadre

@@ -1,0 +1,18 @@
+// One thing that is wrong with a run spec, and where. A value.
+#pragma once
+
+#include <string>
+
+namespace cadre {
+
+struct Problem {
+  // Path of the field from the spec, such as "model.layer[3].convolution.kernel".
+  std::string field;
+  // What is wrong and what would be right; one line.
+  std::string message;
+
+  std::string ToString() const { return field + ": " + message; }
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+}  // namespace cadre

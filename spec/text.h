@@ -1,0 +1,45 @@
+// Run specs as people write them: protobuf text format in a file, with problems pointed out by
+// file, line and column.
+//
+//   CADRE_ASSIGN_OR_RETURN(const RunSpecFile file, ReadRunSpec("demo.textproto"));
+//   CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(file.spec)));
+#pragma once
+
+#include <google/protobuf/text_format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/cadre/v1/run.pb.h"
+#include "spec/problem.h"
+
+namespace cadre {
+
+// A run spec that remembers where in its file each field stands. Movable; thread-compatible.
+struct RunSpecFile {
+  std::string path;
+  // May be changed by the caller: fields are then still looked up where the file has them.
+  v1::RunSpec spec;
+  // Where each field of the file stands.
+  std::unique_ptr<google::protobuf::TextFormat::ParseInfoTree> places;
+
+  // "FILE:LINE:COLUMN: field: message". For a field that the file does not have, the place of the
+  // nearest message around it that it has; the beginning of the file if there is none.
+  std::string Locate(const Problem& problem) const;
+
+  // OK without problems. Errors: InvalidArgument with one located problem per line.
+  absl::Status Refuse(const std::vector<Problem>& problems) const;
+};
+
+// Reads the file; does not check what it says (spec/validate.h does).
+// Errors: NotFound, PermissionDenied, ... with the path; InvalidArgument with one
+// "FILE:LINE:COLUMN: message" per line. An unknown field is answered with the nearest known one.
+absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path);
+
+// The same for text that is at hand; `path` is what the messages call it.
+absl::StatusOr<RunSpecFile> ParseRunSpec(const std::string& path, const std::string& text);
+
+}  // namespace cadre

@@ -1,0 +1,28 @@
+// Whether a run spec says something that can be run: every rule that proto/cadre/v1/run.proto
+// states, checked before anything is started.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/cadre/v1/run.pb.h"
+#include "spec/problem.h"
+
+namespace cadre {
+
+// Limits that catch typing errors before they become threads, records or memory.
+inline constexpr uint32_t kMostGroups = 4096;
+inline constexpr uint32_t kMostRanksPerGroup = 4096;
+inline constexpr uint32_t kMostAggregators = 4096;
+inline constexpr uint32_t kMostBatch = 1 << 20;
+
+// Everything that is wrong, in the order of the spec's fields; empty: nothing is. Looks at the spec
+// alone and not at files (spec/data_check.h does).
+std::vector<Problem> FindProblems(const v1::RunSpec& spec);
+
+// Errors: InvalidArgument with one "field: message" per line.
+absl::Status ValidateRunSpec(const v1::RunSpec& spec);
+
+}  // namespace cadre

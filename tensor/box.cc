@@ -1,0 +1,106 @@
+#include "tensor/box.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+int64_t Extent(const Box& box, size_t dim) { return box.end[dim] - box.begin[dim]; }
+
+// Row-major offset, in the tensor that holds `box`, of the element at `index`.
+int64_t Offset(const Box& box, const std::vector<int64_t>& index) {
+  int64_t offset = 0;
+  for (size_t d = 0; d < index.size(); ++d) {
+    offset = offset * Extent(box, d) + index[d] - box.begin[d];
+  }
+  return offset;
+}
+
+bool Inside(const Box& inner, const Box& outer) {
+  for (size_t d = 0; d < inner.begin.size(); ++d) {
+    if (inner.begin[d] < outer.begin[d] || inner.end[d] > outer.end[d]) return false;
+  }
+  return inner.begin.size() == outer.begin.size();
+}
+
+// Steps `index` to the next position over the first `dims` dimensions of `region`, last fastest.
+// False: that was the last one.
+bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
+  for (size_t d = dims; d-- > 0;) {
+    if (++index[d] < region.end[d]) return true;
+    index[d] = region.begin[d];
+  }
+  return false;
+}
+
+}  // namespace
+
+Box Box::Whole(const Shape& shape) {
+  return {.begin = std::vector<int64_t>(shape.dims().size(), 0), .end = shape.dims()};
+}
+
+Shape Box::shape() const {
+  std::vector<int64_t> dims(begin.size());
+  for (size_t d = 0; d < dims.size(); ++d) dims[d] = Extent(*this, d);
+  return Shape(std::move(dims));
+}
+
+bool Box::empty() const {
+  for (size_t d = 0; d < begin.size(); ++d) {
+    if (begin[d] >= end[d]) return true;
+  }
+  return false;
+}
+
+std::string Box::ToString() const {
+  std::string text = "[";
+  for (size_t d = 0; d < begin.size(); ++d) {
+    absl::StrAppend(&text, d == 0 ? "" : ", ", begin[d], ":", end[d]);
+  }
+  return text + "]";
+}
+
+Box Intersect(const Box& a, const Box& b) {
+  CHECK_EQ(a.begin.size(), b.begin.size()) << a.ToString() << " and " << b.ToString();
+  Box both = a;
+  for (size_t d = 0; d < a.begin.size(); ++d) {
+    both.begin[d] = std::max(a.begin[d], b.begin[d]);
+    both.end[d] = std::max(both.begin[d], std::min(a.end[d], b.end[d]));
+  }
+  return both;
+}
+
+void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
+             const Box& to_box, const Box& region) {
+  CHECK_EQ(static_cast<int64_t>(from.size()), from_box.shape().elements()) << from_box.ToString();
+  CHECK_EQ(static_cast<int64_t>(to.size()), to_box.shape().elements()) << to_box.ToString();
+  if (region.empty()) return;
+  CHECK(Inside(region, from_box) && Inside(region, to_box))
+      << region.ToString() << " in " << from_box.ToString() << " and " << to_box.ToString();
+
+  // The longest run that is contiguous on both sides: inner dimensions for as long as the region
+  // spans both boxes, and one dimension more.
+  size_t outer = region.begin.size();
+  int64_t run = 1;
+  while (outer > 0) {
+    --outer;
+    run *= Extent(region, outer);
+    if (Extent(region, outer) != Extent(from_box, outer) ||
+        Extent(region, outer) != Extent(to_box, outer)) {
+      break;
+    }
+  }
+  std::vector<int64_t> index = region.begin;
+  do {
+    std::memcpy(to.data() + Offset(to_box, index), from.data() + Offset(from_box, index),
+                static_cast<size_t>(run) * sizeof(float));
+  } while (Advance(region, outer, index));
+}
+
+}  // namespace cadre

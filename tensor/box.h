@@ -1,0 +1,36 @@
+// An axis-aligned piece of a tensor in whole-tensor coordinates, and copying between pieces.
+//
+// Thread-safe (values and pure functions).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/shape.h"
+
+namespace cadre {
+
+// Elements with begin[d] <= index[d] < end[d].
+struct Box {
+  std::vector<int64_t> begin;
+  std::vector<int64_t> end;
+
+  // The whole of a tensor of `shape`.
+  static Box Whole(const Shape& shape);
+  Shape shape() const;
+  bool empty() const;
+  std::string ToString() const;
+  friend bool operator==(const Box&, const Box&) = default;
+};
+
+// Requires: the same number of dimensions. May be empty.
+Box Intersect(const Box& a, const Box& b);
+
+// Copies the elements of `region` from a row-major tensor that holds `from_box` to one that holds
+// `to_box`. Requires: region lies inside both boxes; spans have the sizes of their boxes.
+void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
+             const Box& to_box, const Box& region);
+
+}  // namespace cadre

@@ -1,0 +1,67 @@
+#include "tensor/layout.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace cadre {
+
+Layout Layout::Split(int dim, std::vector<std::string> axes) {
+  CHECK_GE(dim, 0);
+  Layout layout;
+  layout.split.resize(static_cast<size_t>(dim) + 1);
+  layout.split.back() = std::move(axes);
+  return layout;
+}
+
+const std::vector<std::string>& Layout::axes(int dim) const {
+  // Never destroyed, so that it may be read at any time.
+  static const auto& none = *new std::vector<std::string>();
+  const auto index = static_cast<size_t>(dim);
+  return index < split.size() ? split[index] : none;
+}
+
+std::string Layout::ToString() const {
+  std::vector<std::string> parts;
+  for (size_t dim = 0; dim < split.size(); ++dim) {
+    if (!split[dim].empty()) {
+      parts.push_back(absl::StrCat(dim, ": ", absl::StrJoin(split[dim], "*")));
+    }
+  }
+  std::vector<std::string> terms;
+  if (!parts.empty()) terms.push_back(absl::StrCat("{", absl::StrJoin(parts, ", "), "}"));
+  if (!partial_sum.empty()) {
+    terms.push_back(absl::StrCat("partial(", absl::StrJoin(partial_sum, "*"), ")"));
+  }
+  return terms.empty() ? "replicated" : absl::StrJoin(terms, " + ");
+}
+
+bool operator==(const Layout& a, const Layout& b) {
+  const auto dims = static_cast<int>(std::max(a.split.size(), b.split.size()));
+  for (int dim = 0; dim < dims; ++dim) {
+    if (a.axes(dim) != b.axes(dim)) return false;
+  }
+  return a.partial_sum == b.partial_sum;
+}
+
+int64_t PartBegin(int64_t n, int64_t i, int64_t parts) { return n * i / parts; }
+
+Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank) {
+  Box box = Box::Whole(shape);
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    const std::vector<std::string>& axes = layout.axes(dim);
+    const int64_t parts = mesh.Size(axes);
+    const int64_t part = mesh.Coordinate(rank, axes);
+    const auto d = static_cast<size_t>(dim);
+    box.begin[d] = PartBegin(shape[dim], part, parts);
+    box.end[d] = PartBegin(shape[dim], part + 1, parts);
+  }
+  return box;
+}
+
+}  // namespace cadre

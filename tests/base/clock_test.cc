@@ -1,0 +1,30 @@
+#include "base/clock.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+
+namespace cadre {
+namespace {
+
+TEST(ManualClockTest, StandsStillUntilToldToMove) {
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  ManualClock clock(start);
+  EXPECT_EQ(clock.Now(), start);
+  EXPECT_EQ(clock.Now(), start);
+  clock.Advance(absl::Milliseconds(1500));
+  EXPECT_EQ(clock.Now(), start + absl::Milliseconds(1500));
+  clock.Advance(absl::ZeroDuration());
+  EXPECT_EQ(clock.Now(), start + absl::Milliseconds(1500));
+}
+
+TEST(RealClockTest, IsTheWallClock) {
+  const RealClock clock;
+  const absl::Time before = absl::Now();
+  const absl::Time now = clock.Now();
+  EXPECT_LE(before, now);
+  EXPECT_LE(now, absl::Now());
+}
+
+}  // namespace
+}  // namespace cadre

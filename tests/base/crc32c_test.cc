@@ -1,0 +1,61 @@
+#include "base/crc32c.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace cadre {
+namespace {
+
+TEST(Crc32cTest, KnownAnswers) {
+  EXPECT_EQ(Crc32c(""), 0U);
+  EXPECT_EQ(Crc32c("123456789"), 0xe3069283U);
+  EXPECT_EQ(Crc32c("a"), 0xc1d04330U);
+  // The vectors of RFC 3720, appendix B.4.
+  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8a9136aaU);
+  EXPECT_EQ(Crc32c(std::string(32, '\xff')), 0x62a8ab43U);
+  std::string up, down;
+  for (int i = 0; i < 32; ++i) {
+    up.push_back(static_cast<char>(i));
+    down.push_back(static_cast<char>(31 - i));
+  }
+  EXPECT_EQ(Crc32c(up), 0x46dd794eU);
+  EXPECT_EQ(Crc32c(down), 0x113fdb5cU);
+}
+
+// Bit by bit, from the polynomial.
+uint32_t Slow(const std::string& bytes) {
+  uint32_t crc = 0xffffffffU;
+  for (const char byte : bytes) {
+    crc ^= static_cast<unsigned char>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1U) != 0 ? 0x82f63b78U : 0U);
+  }
+  return ~crc;
+}
+
+// The fast code works in blocks: lengths and alignments around their edges.
+TEST(Crc32cTest, EveryLengthAndAlignment) {
+  std::string bytes;
+  for (int i = 0; i < 5000; ++i) bytes.push_back(static_cast<char>(i * 31 + i / 256));
+  for (const size_t start : {0, 1, 3, 7, 8}) {
+    for (size_t length = 0; length < 300; ++length) {
+      const std::string piece = bytes.substr(start, length);
+      ASSERT_EQ(Crc32c(absl::string_view(bytes).substr(start, length)), Slow(piece))
+          << start << " " << length;
+    }
+  }
+  EXPECT_EQ(Crc32c(bytes), Slow(bytes));
+}
+
+TEST(Crc32cTest, EverySingleBitCounts) {
+  std::string bytes(64, 'x');
+  const uint32_t before = Crc32c(bytes);
+  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
+    EXPECT_NE(Crc32c(bytes), before) << bit;
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
+  }
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,97 @@
+// What holds of the CPU back end as a whole: threads, and many objects in one process.
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <thread>
+#include <vector>
+
+#include "kernels/extents.h"
+#include "kernels/kernels.h"
+#include "tests/kernels/testing.h"
+
+namespace cadre {
+namespace {
+
+// One step of a small network's operations; returns all that it computed, end to end.
+Floats Step(Kernels& kernels, uint64_t seed) {
+  const ConvolutionDims conv = Convolution(8, 3, 12, 12, 20, 3, 1, 1);
+  const PoolingDims pool = Pooling(PoolKind::kMax, 8, 20, 12, 12, 2, 2, 0);
+  const FullyConnectedDims fc{.batch = 8, .in = 20 * 36, .out = 10};
+  const Floats x = Uniform(SizesOf(conv).x, seed), w1 = Uniform(SizesOf(conv).w, seed + 1),
+               b1 = Uniform(SizesOf(conv).b, seed + 2), w2 = Uniform(SizesOf(fc).w, seed + 3),
+               b2 = Uniform(SizesOf(fc).b, seed + 4);
+  Floats y1 = Garbage(SizesOf(conv).y), y2 = Garbage(SizesOf(pool).y), y3 = Garbage(SizesOf(fc).y);
+  Floats dx = Garbage(SizesOf(conv).x), dy1 = y1, dy2 = y2, dy3 = y3;
+  Floats dw1 = w1, db1 = b1, dw2 = w2, db2 = b2;
+  std::vector<int32_t> argmax(y2.size());
+  const std::vector<int32_t> labels = {0, 1, 2, 3, 4, 5, 6, 7};
+
+  kernels.ConvolutionForward(conv, x, w1, b1, y1);
+  kernels.ReluForward(y1, y1);
+  kernels.PoolingForward(pool, y1, y2, argmax);
+  kernels.FullyConnectedForward(fc, y2, w2, b2, y3);
+  const auto sums = kernels.SoftmaxCrossEntropy(8, 10, y3, labels, 0.125F, dy3);
+  kernels.FullyConnectedBackwardWeights(fc, y2, dy3, dw2, db2);
+  kernels.FullyConnectedBackwardData(fc, dy3, w2, dy2);
+  kernels.PoolingBackward(pool, dy2, argmax, dy1);
+  kernels.ReluBackward(y1, dy1, dy1);
+  kernels.ConvolutionBackwardWeights(conv, x, dy1, dw1, db1);
+  kernels.ConvolutionBackwardData(conv, dy1, w1, dx);
+
+  Floats all = {static_cast<float>(sums.loss)};
+  for (const Floats* part : {&y1, &y2, &y3, &dy3, &dw2, &db2, &dy2, &dy1, &dw1, &db1, &dx}) {
+    all.insert(all.end(), part->begin(), part->end());
+  }
+  return all;
+}
+
+TEST(CpuKernelsTest, LeavesTheCallersNumberOfThreadsAlone) {
+  const int before = omp_get_max_threads();
+  Step(*MakeCpuKernels(before + 2), 1);
+  EXPECT_EQ(omp_get_max_threads(), before);
+}
+
+TEST(CpuKernelsTest, MayMoveToAnotherThread) {
+  const auto kernels = MakeCpuKernels(1);
+  const Floats want = Step(*kernels, 1);
+  Floats got;
+  std::thread([&] { got = Step(*kernels, 1); }).join();
+  EXPECT_EQ(got, want);
+  EXPECT_EQ(Step(*kernels, 1), want);
+}
+
+// Objects with different numbers of threads work side by side, as workers in one test process do,
+// and each computes what it computes alone.
+TEST(CpuKernelsTest, ObjectsDoNotDisturbEachOther) {
+  constexpr int kObjects = 4;
+  constexpr int kSteps = 5;
+  std::vector<Floats> want(kObjects);
+  for (int i = 0; i < kObjects; ++i) {
+    want[static_cast<size_t>(i)] = Step(*MakeCpuKernels(1 + i % 2), static_cast<uint64_t>(10 * i));
+  }
+  std::vector<int> same(kObjects, 0);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kObjects; ++i) {
+    threads.emplace_back([i, &want, &same] {
+      const auto kernels = MakeCpuKernels(1 + static_cast<int>(i % 2));
+      for (int step = 0; step < kSteps; ++step) same[i] += Step(*kernels, 10 * i) == want[i];
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int count : same) EXPECT_EQ(count, kSteps);
+}
+
+TEST(CpuKernelsTest, SeveralThreadsGiveTheSameBitsEachTime) {
+  const auto kernels = MakeCpuKernels(2);
+  const Floats want = Step(*kernels, 1);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(Step(*kernels, 1), want);
+  EXPECT_EQ(Step(*MakeCpuKernels(2), 1), want);
+}
+
+TEST(CpuKernelsDeathTest, NeedsAThread) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(MakeCpuKernels(0), "threads");
+}
+
+}  // namespace
+}  // namespace cadre

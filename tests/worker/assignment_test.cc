@@ -1,0 +1,186 @@
+#include "worker/assignment.h"
+
+#include <gtest/gtest.h>
+
+#include <variant>
+
+namespace cadre {
+namespace {
+
+using Machine = AssignmentMachine;
+
+v1::GroupPlace Place(uint32_t generation, uint32_t rank = 0) {
+  v1::GroupPlace place;
+  place.set_run("run-1");
+  place.set_group(1);
+  place.set_generation(generation);
+  place.set_rank(rank);
+  return place;
+}
+
+v1::CoordinatorMessage AssignmentOf(uint32_t generation) {
+  v1::CoordinatorMessage message;
+  *message.mutable_assignment()->mutable_place() = Place(generation);
+  return message;
+}
+
+v1::CoordinatorMessage StartOf(uint32_t generation) {
+  v1::CoordinatorMessage message;
+  *message.mutable_start()->mutable_place() = Place(generation);
+  return message;
+}
+
+v1::CoordinatorMessage DecisionOf(uint32_t generation, uint32_t round, uint32_t next_step) {
+  v1::CoordinatorMessage message;
+  *message.mutable_decision()->mutable_place() = Place(generation);
+  message.mutable_decision()->set_round(round);
+  message.mutable_decision()->set_next_step(next_step);
+  return message;
+}
+
+v1::CoordinatorMessage ReleaseOf(uint32_t generation) {
+  v1::CoordinatorMessage message;
+  *message.mutable_release()->mutable_place() = Place(generation);
+  message.mutable_release()->set_reason("fenced");
+  return message;
+}
+
+v1::Prepared PreparedAt(uint32_t generation) {
+  v1::Prepared prepared;
+  *prepared.mutable_place() = Place(generation);
+  return prepared;
+}
+
+v1::Contributed ContributedTo(uint32_t generation, uint32_t round) {
+  v1::Contributed contributed;
+  *contributed.mutable_place() = Place(generation);
+  contributed.set_round(round);
+  return contributed;
+}
+
+template <typename T>
+bool IsOne(const Machine::Actions& actions) {
+  return actions.size() == 1 && std::holds_alternative<T>(actions[0]);
+}
+
+// Training in `generation`, nothing unanswered.
+Machine Training(uint32_t generation) {
+  Machine machine;
+  machine.Hear(AssignmentOf(generation));
+  machine.Tell(PreparedAt(generation));
+  machine.Hear(StartOf(generation));
+  return machine;
+}
+
+TEST(AssignmentMachine, TakesAPlaceAndStartsOnce) {
+  Machine machine;
+  EXPECT_FALSE(machine.place());
+  EXPECT_TRUE(IsOne<Machine::Begin>(machine.Hear(AssignmentOf(5))));
+  ASSERT_TRUE(machine.place());
+  EXPECT_EQ(machine.place()->generation(), 5U);
+  EXPECT_TRUE(machine.Hear(StartOf(5)).empty()) << "not prepared yet";
+  EXPECT_TRUE(IsOne<Machine::Say>(machine.Tell(PreparedAt(5))));
+  EXPECT_TRUE(IsOne<Machine::Go>(machine.Hear(StartOf(5))));
+  EXPECT_TRUE(machine.Hear(StartOf(5)).empty()) << "started already";
+}
+
+TEST(AssignmentMachine, IgnoresTheSameAndOlderAssignments) {
+  Machine machine = Training(5);
+  EXPECT_TRUE(machine.Hear(AssignmentOf(5)).empty());
+  EXPECT_TRUE(machine.Hear(AssignmentOf(4)).empty());
+  machine.Hear(ReleaseOf(5));
+  EXPECT_TRUE(machine.Hear(AssignmentOf(5)).empty()) << "a generation never comes back";
+}
+
+TEST(AssignmentMachine, NewerAssignmentEndsTheOneUnderWay) {
+  Machine machine = Training(5);
+  const Machine::Actions actions = machine.Hear(AssignmentOf(6));
+  ASSERT_EQ(actions.size(), 2U);
+  EXPECT_TRUE(std::holds_alternative<Machine::Cancel>(actions[0]));
+  EXPECT_TRUE(std::holds_alternative<Machine::Begin>(actions[1]));
+}
+
+TEST(AssignmentMachine, WordsOfAnotherGenerationAreDropped) {
+  Machine machine = Training(5);
+  EXPECT_TRUE(machine.Tell(ContributedTo(4, 1)).empty());
+  EXPECT_TRUE(machine.Hear(DecisionOf(4, 1, 10)).empty());
+  EXPECT_TRUE(machine.Hear(ReleaseOf(4)).empty());
+  EXPECT_TRUE(machine.Fail(Place(4), false, "late").empty());
+  EXPECT_TRUE(machine.place());
+}
+
+TEST(AssignmentMachine, DecisionAnswersTheContributionItNames) {
+  Machine machine = Training(5);
+  EXPECT_TRUE(machine.Hear(DecisionOf(5, 1, 10)).empty()) << "nothing was contributed";
+  machine.Tell(ContributedTo(5, 1));
+  EXPECT_TRUE(machine.Hear(DecisionOf(5, 2, 10)).empty()) << "another round";
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 10))));
+  EXPECT_TRUE(machine.Hear(DecisionOf(5, 1, 10)).empty()) << "answered already";
+}
+
+TEST(AssignmentMachine, AfterTheEndMoreEvaluationPartsMayCome) {
+  Machine machine = Training(5);
+  machine.Tell(ContributedTo(5, 1));
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 0))));
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 0))));
+}
+
+TEST(AssignmentMachine, SaysAgainWhatIsUnanswered) {
+  Machine machine;
+  EXPECT_TRUE(machine.Connected().empty());
+  machine.Hear(AssignmentOf(5));
+  machine.Tell(PreparedAt(5));
+  ASSERT_TRUE(IsOne<Machine::Say>(machine.Connected()));
+  machine.Hear(StartOf(5));
+  EXPECT_TRUE(machine.Connected().empty());
+
+  machine.Tell(ContributedTo(5, 1));
+  v1::Adopted adopted;
+  *adopted.mutable_place() = Place(5);
+  machine.Tell(adopted);
+  const Machine::Actions again = machine.Connected();
+  ASSERT_EQ(again.size(), 2U);
+  EXPECT_TRUE(std::get<Machine::Say>(again[0]).message.has_adopted());
+  EXPECT_TRUE(std::get<Machine::Say>(again[1]).message.has_contributed());
+}
+
+TEST(AssignmentMachine, FailureGivesThePlaceUpAndIsSaidUntilReleased) {
+  Machine machine = Training(5);
+  const Machine::Actions actions = machine.Fail(Place(5), true, "no data");
+  ASSERT_TRUE(IsOne<Machine::Say>(actions));
+  const v1::GroupFailed& failed = std::get<Machine::Say>(actions[0]).message.group_failed();
+  EXPECT_TRUE(failed.permanent());
+  EXPECT_EQ(failed.reason(), "no data");
+  EXPECT_FALSE(machine.place());
+  EXPECT_TRUE(IsOne<Machine::Say>(machine.Connected()));
+  machine.Hear(ReleaseOf(5));
+  EXPECT_TRUE(machine.Connected().empty());
+}
+
+TEST(AssignmentMachine, RefusalOfThePlaceEndsIt) {
+  for (const v1::Refusal refusal : {v1::REFUSAL_UNKNOWN_MEMBER, v1::REFUSAL_STALE_GENERATION,
+                                    v1::REFUSAL_UNKNOWN_RUN, v1::REFUSAL_WRONG_DIGEST}) {
+    Machine machine = Training(5);
+    v1::CoordinatorMessage message;
+    message.mutable_refused()->set_refusal(refusal);
+    EXPECT_TRUE(IsOne<Machine::Cancel>(machine.Hear(message))) << v1::Refusal_Name(refusal);
+    EXPECT_FALSE(machine.place());
+  }
+  Machine machine = Training(5);
+  v1::CoordinatorMessage message;
+  message.mutable_refused()->set_refusal(v1::REFUSAL_OVERSIZED);
+  EXPECT_TRUE(machine.Hear(message).empty()) << "concerns a message, not the place";
+  EXPECT_TRUE(machine.place());
+}
+
+TEST(AssignmentMachine, ShardAddressesConcernTheOwnRun) {
+  Machine machine = Training(5);
+  v1::CoordinatorMessage message;
+  message.mutable_shard_addresses()->set_run("run-2");
+  EXPECT_TRUE(machine.Hear(message).empty());
+  message.mutable_shard_addresses()->set_run("run-1");
+  EXPECT_TRUE(IsOne<Machine::MoveShards>(machine.Hear(message)));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "worker/data/dataset_kinds.h"
+
+namespace cadre {
+namespace {
+
+// Close to standard normal: the sum of four uniform 16-bit numbers, centred and scaled to variance
+// one; within 3.5 of zero. Unlike a logarithm it has the same bits on every machine, so that equal
+// seeds are equal data whatever the C library.
+float NearNormal(uint64_t bits) {
+  constexpr float kMean = 2.0F * 65535.0F;
+  // A uniform number over 0 ... 65535 has variance (65536^2 - 1) / 12; four of them a third.
+  constexpr float kScale = 1.7320508F / 65536.0F;
+  const uint64_t sum =
+      (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+  return (static_cast<float>(sum) - kMean) * kScale;
+}
+
+// The nearest multiple of 1/8 in [-1, 1] to half of `value`, so that most values are not cut off.
+float ToEighths(float value) {
+  return std::clamp(std::nearbyint(value * 4.0F), -8.0F, 8.0F) / 8.0F;
+}
+
+class SyntheticDataset final : public Dataset {
+ public:
+  SyntheticDataset(const v1::SyntheticData& data, Split split, Shape shape, uint64_t seed);
+
+  int64_t size() const override { return size_; }
+  const Shape& sample_shape() const override { return shape_; }
+  absl::Status Get(std::span<const int64_t> indices, std::span<float> images,
+                   std::span<int32_t> labels) const override;
+  absl::Status GetLabels(std::span<const int64_t> indices,
+                         std::span<int32_t> labels) const override;
+
+ private:
+  // Samples of the two splits alternate, so that no number is used twice.
+  uint64_t Number(int64_t index) const { return 2 * static_cast<uint64_t>(index) + split_; }
+  int32_t Label(uint64_t sample) const;
+  void Draw(uint64_t sample, int32_t label, std::span<float> image) const;
+
+  const uint64_t seed_;
+  // Tells the splits' samples apart.
+  const uint64_t split_;
+  const int64_t size_;
+  const Shape shape_;
+  const uint64_t classes_;
+  const float noise_;
+  const bool exact_;
+  // [class][element]; the same for both splits.
+  std::vector<float> centres_;
+};
+
+SyntheticDataset::SyntheticDataset(const v1::SyntheticData& data, Split split, Shape shape,
+                                   uint64_t seed)
+    : seed_(seed),
+      split_(split == Split::kTest ? 1 : 0),
+      size_(split == Split::kTest ? data.test_samples() : data.train_samples()),
+      shape_(std::move(shape)),
+      classes_(data.classes()),
+      noise_(data.noise() == 0.0F ? 1.0F : data.noise()),
+      exact_(data.exact()) {
+  const auto elements = static_cast<uint64_t>(shape_.elements());
+  centres_.reserve(classes_ * elements);
+  for (uint64_t label = 0; label < classes_; ++label) {
+    for (uint64_t i = 0; i < elements; ++i) {
+      centres_.push_back(NearNormal(RandomBits(seed_, RandomStream::kSyntheticCentres, label, i)));
+    }
+  }
+}
+
+absl::Status SyntheticDataset::Get(std::span<const int64_t> indices, std::span<float> images,
+                                   std::span<int32_t> labels) const {
+  CADRE_RETURN_IF_ERROR(GetLabels(indices, labels));
+  const auto elements = static_cast<size_t>(shape_.elements());
+  for (size_t i = 0; i < indices.size(); ++i) {
+    Draw(Number(indices[i]), labels[i], images.subspan(i * elements, elements));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyntheticDataset::GetLabels(std::span<const int64_t> indices,
+                                         std::span<int32_t> labels) const {
+  for (size_t i = 0; i < indices.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(CheckSample(indices[i], size_));
+    labels[i] = Label(Number(indices[i]));
+  }
+  return absl::OkStatus();
+}
+
+int32_t SyntheticDataset::Label(uint64_t sample) const {
+  return static_cast<int32_t>(RandomBits(seed_, RandomStream::kSyntheticLabels, 0, sample) %
+                              classes_);
+}
+
+void SyntheticDataset::Draw(uint64_t sample, int32_t label, std::span<float> image) const {
+  const float* centre = centres_.data() + static_cast<size_t>(label) * image.size();
+  for (size_t i = 0; i < image.size(); ++i) {
+    const uint64_t bits = RandomBits(seed_, RandomStream::kSyntheticNoise, sample, i);
+    const float value = centre[i] + noise_ * NearNormal(bits);
+    image[i] = exact_ ? ToEighths(value) : value;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Dataset> MakeSyntheticDataset(const v1::SyntheticData& data, Split split,
+                                              const Shape& sample_shape, uint64_t seed) {
+  return std::make_unique<SyntheticDataset>(data, split, sample_shape, seed);
+}
+
+}  // namespace cadre

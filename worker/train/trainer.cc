@@ -1,0 +1,425 @@
+#include "worker/train/trainer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/digest.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "server/client/refusal.h"
+#include "worker/data/batch_loader.h"
+#include "worker/data/dataset.h"
+#include "worker/data/sampler.h"
+#include "worker/optim/schedule.h"
+#include "worker/train/evaluation.h"
+#include "worker/train/replica.h"
+#include "worker/train/shard_exchange.h"
+
+namespace cadre {
+namespace {
+
+// How long rank 0 waits for the coordinator before it tells its peers that it still waits; well
+// below the time after which a silent peer is taken for dead.
+constexpr absl::Duration kPatience = absl::Seconds(2);
+
+class Trainer {
+ public:
+  Trainer(const v1::Assignment& assignment, Kernels& kernels, GroupControl& control,
+          Cancellation& cancellation, Counters& counters, const TrainerOptions& options)
+      : assignment_(assignment),
+        spec_(assignment.spec()),
+        place_(assignment.place()),
+        kernels_(kernels),
+        control_(control),
+        cancellation_(cancellation),
+        counters_(counters),
+        options_(options),
+        version_(assignment.version()),
+        step_(assignment.step()) {}
+
+  TrainerOutcome Run() {
+    absl::Status status = OpenData();
+    // Data that cannot be read, or a plan that cannot be run, would be so again on any worker.
+    if (!status.ok()) return {std::move(status), /*permanent=*/true};
+    status = Connect();
+    if (status.ok()) {
+      status = MakeReplica();
+      if (!status.ok()) return {std::move(status), /*permanent=*/true};
+      status = TakeVersion();
+    }
+    if (status.ok()) status = Train();
+    // What broke because of the cancellation is told as the cancellation.
+    if (absl::Status cancelled = cancellation_.status(); !cancelled.ok()) status = cancelled;
+    return {std::move(status), /*permanent=*/false};
+  }
+
+ private:
+  bool lead() const { return place_.rank() == 0; }
+  int64_t batch() const { return spec_.batch_per_group(); }
+
+  // ---- Before training
+
+  absl::Status OpenData() {
+    CADRE_ASSIGN_OR_RETURN(train_, OpenDataset(spec_, Split::kTrain));
+    CADRE_ASSIGN_OR_RETURN(test_, OpenDataset(spec_, Split::kTest));
+    return absl::OkStatus();
+  }
+
+  absl::Status Connect() {
+    CADRE_ASSIGN_OR_RETURN(transport_, options_.connect(assignment_));
+    on_cancel_ = std::make_unique<Cancellation::Registration>(
+        cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); }));
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeReplica() {
+    CADRE_ASSIGN_OR_RETURN(replica_,
+                           Replica::Make(spec_, assignment_.plan(), kernels_, *transport_));
+    exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), control_,
+                                                cancellation_, options_.exchange_timeout);
+    return absl::OkStatus();
+  }
+
+  // Every rank pulls the slices that it owns, and the group checks that it now holds what was
+  // committed. A run that never averages starts from version 0, which every rank can compute.
+  absl::Status TakeVersion() {
+    if (exchange_->has_shards()) {
+      Traffic traffic;
+      CADRE_RETURN_IF_ERROR(exchange_->Pull(version_, replica_->owned(), &traffic));
+      CountPull(traffic);
+      CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
+      if (digest != assignment_.digest()) {
+        return absl::DataLossError(absl::StrCat("version ", version_, " has digest ",
+                                                DigestHex(digest), ", committed was ",
+                                                DigestHex(assignment_.digest())));
+      }
+    }
+    return replica_->GatherWeights();
+  }
+
+  v1::Prepared MakePrepared() const {
+    v1::Prepared prepared;
+    *prepared.mutable_place() = place_;
+    prepared.set_train_samples(static_cast<uint64_t>(train_->size()));
+    prepared.set_test_samples(static_cast<uint64_t>(test_->size()));
+    for (v1::HeldParameter& held : replica_->Held()) *prepared.add_held() = std::move(held);
+    return prepared;
+  }
+
+  // ---- Training
+
+  absl::Status Train() {
+    CADRE_ASSIGN_OR_RETURN(start_, control_.PreparedAndStart(MakePrepared()));
+    MakeLoader();
+    BeginPeriod();
+    CADRE_RETURN_IF_ERROR(Evaluate(start_.evaluate_begin(), start_.evaluate_end()));
+    uint32_t next_step = start_.next_step();
+    while (true) {
+      if (next_step != 0) {
+        CADRE_RETURN_IF_ERROR(TrainTo(next_step));
+        CADRE_RETURN_IF_ERROR(GoSolo());
+        CADRE_RETURN_IF_ERROR(Contribute());
+      }
+      CADRE_ASSIGN_OR_RETURN(const v1::Decision decision, AwaitDecision());
+      CADRE_RETURN_IF_ERROR(Adopt(decision));
+      CADRE_RETURN_IF_ERROR(Evaluate(decision.evaluate_begin(), decision.evaluate_end()));
+      next_step = decision.next_step();
+    }
+  }
+
+  void MakeLoader() {
+    const Rows rows = replica_->ImageRows(batch());
+    loader_ = std::make_unique<BatchLoader>(*train_,
+                                            TrainingSamples({.seed = spec_.seed(),
+                                                             .dataset_size = train_->size(),
+                                                             .group = place_.group(),
+                                                             .groups = start_.groups(),
+                                                             .batch = batch(),
+                                                             .begin = rows.begin,
+                                                             .end = rows.end}),
+                                            BatchLoader::Options{.samples = rows.size()});
+    sampler_.emplace(spec_.seed(), train_->size());
+  }
+
+  // Starts counting afresh: a period is the steps between two boundaries.
+  void BeginPeriod() {
+    period_ = LossPart();
+    period_steps_ = 0;
+    period_start_ = absl::Now();
+    reported_ = LossPart();
+    report_at_ = absl::Now() + options_.report_every;
+    report_start_ = absl::Now();
+  }
+
+  absl::Status TrainTo(uint32_t step) {
+    while (step_ < step) CADRE_RETURN_IF_ERROR(TrainOneStep(step_ + 1 == step));
+    return absl::OkStatus();
+  }
+
+  // The all-gather that ends a step waits after the last one before a boundary: averaging comes in
+  // between, and changes what is gathered.
+  absl::Status TrainOneStep(bool boundary) {
+    CADRE_ASSIGN_OR_RETURN(const Batch* images, loader_->Next(step_));
+    CADRE_RETURN_IF_ERROR(LoadLabels());
+    rate_ = RateAt(spec_.schedule(), step_, start_.total_steps());
+    CADRE_ASSIGN_OR_RETURN(const LossPart part,
+                           replica_->Step(batch(), images->images.span(), labels_, rate_));
+    Add(part, &period_);
+    Add(part, &reported_);
+    ++step_;
+    ++period_steps_;
+    counters_.Add("steps");
+    counters_.Add("samples", static_cast<uint64_t>(part.samples));
+    if (!boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    ReportNowAndThen();
+    return absl::OkStatus();
+  }
+
+  static void Add(const LossPart& part, LossPart* sum) {
+    sum->loss += part.loss;
+    sum->correct += part.correct;
+    sum->samples += part.samples;
+  }
+
+  // Labels are wanted for more rows than images where the loss sees more samples than the first
+  // layer; they are a few bytes, and every rank has them at hand.
+  absl::Status LoadLabels() {
+    const Rows rows = replica_->LabelRows(batch());
+    const int64_t first = BatchPosition(step_, place_.group(), start_.groups(), batch());
+    indices_.resize(static_cast<size_t>(rows.size()));
+    labels_.resize(static_cast<size_t>(rows.size()));
+    sampler_->SamplesFrom(first + rows.begin, indices_);
+    return train_->GetLabels(indices_, labels_);
+  }
+
+  // Loss of the samples that this rank counts: all of the group's where the loss is not split.
+  void ReportNowAndThen() {
+    const absl::Time now = absl::Now();
+    if (!lead() || now < report_at_ || reported_.samples == 0) return;
+    const double seconds = absl::ToDoubleSeconds(now - report_start_);
+    const double shown = static_cast<double>(reported_.samples);
+    const Rows counted = replica_->LabelRows(batch());
+    v1::Progress progress;
+    *progress.mutable_place() = place_;
+    progress.set_step(step_);
+    progress.set_loss(static_cast<float>(reported_.loss / shown));
+    // Scaled from the rows that this rank counts to the group's batch.
+    progress.set_samples_per_second(static_cast<float>(
+        shown / seconds * static_cast<double>(batch()) / static_cast<double>(counted.size())));
+    progress.set_rate(rate_);
+    progress.set_solo_steps(solo_steps_);
+    control_.Report(progress);
+    reported_ = LossPart();
+    report_start_ = now;
+    report_at_ = now + options_.report_every;
+  }
+
+  // ---- The boundary
+
+  // While the coordinator is away the group trains on, as far as the run allows, and says so.
+  // Nothing has been staged yet, so what it contributes later is simply more.
+  absl::Status GoSolo() {
+    solo_steps_ = 0;
+    const uint32_t most = spec_.averaging().max_solo_steps();
+    const uint32_t period = std::max(1U, spec_.averaging().every_steps());
+    while (most > 0) {
+      uint64_t away = lead() && !control_.connected() && solo_steps_ < most ? 1 : 0;
+      CADRE_RETURN_IF_ERROR(BroadcastWord(&away));
+      if (away == 0) return absl::OkStatus();
+      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+      const uint32_t steps = std::min(period, most - solo_steps_);
+      solo_steps_ += steps;
+      CADRE_RETURN_IF_ERROR(TrainTo(step_ + steps));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Contribute() {
+    const uint32_t round = version_ + 1;
+    const uint64_t samples = uint64_t{period_steps_} * static_cast<uint64_t>(batch());
+    Traffic traffic;
+    if (exchange_->has_shards()) {
+      const absl::Status staged =
+          exchange_->Stage(round, version_, samples, replica_->owned(), &traffic);
+      // Too late for the round: the coordinator's decision says where to go on.
+      const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
+      if (!staged.ok() && !late) return staged;
+      if (late) counters_.Add("contributions_late");
+      counters_.Add("staged_payload_bytes", traffic.payload_sent);
+      counters_.Add("staged_message_bytes", traffic.message_sent);
+    }
+    v1::Contributed contributed;
+    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, contributed));
+    double sums[] = {period_.loss, static_cast<double>(period_.samples)};
+    // After this sum rank 0 knows that every rank has staged.
+    CADRE_RETURN_IF_ERROR(replica_->comms().All().AllReduceSum(std::span<double>(sums)));
+    if (!lead()) return absl::OkStatus();
+    *contributed.mutable_place() = place_;
+    contributed.set_round(round);
+    contributed.set_base_version(version_);
+    contributed.set_step(step_);
+    contributed.set_samples(samples);
+    contributed.set_loss(sums[1] > 0 ? static_cast<float>(sums[0] / sums[1]) : 0.0F);
+    contributed.set_train_seconds(
+        static_cast<float>(absl::ToDoubleSeconds(absl::Now() - period_start_)));
+    control_.Contribute(contributed);
+    return absl::OkStatus();
+  }
+
+  template <typename Message>
+  absl::Status SumTraffic(const Traffic& traffic, Message& message) {
+    uint64_t bytes[] = {traffic.payload_sent + traffic.payload_received,
+                        traffic.message_sent + traffic.message_received};
+    CADRE_RETURN_IF_ERROR(replica_->comms().All().AllReduceSum(std::span<uint64_t>(bytes)));
+    message.set_payload_bytes(bytes[0]);
+    message.set_message_bytes(bytes[1]);
+    return absl::OkStatus();
+  }
+
+  absl::Status BroadcastWord(uint64_t* word) {
+    return replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(word, 1)), 0);
+  }
+
+  // Rank 0 hears the decision and tells its peers. While it waits it says so, so that a coordinator
+  // that is away for long is not taken for a dead rank 0.
+  absl::StatusOr<v1::Decision> AwaitDecision() {
+    while (true) {
+      std::string bytes;
+      if (lead()) {
+        CADRE_ASSIGN_OR_RETURN(const std::optional<v1::Decision> heard,
+                               control_.AwaitDecision(kPatience));
+        if (heard) bytes = heard->SerializeAsString();
+      }
+      uint64_t size = bytes.size();
+      CADRE_RETURN_IF_ERROR(BroadcastWord(&size));
+      if (size == 0) continue;
+      bytes.resize(size);
+      CADRE_RETURN_IF_ERROR(
+          replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(bytes)), 0));
+      v1::Decision decision;
+      if (!decision.ParseFromString(bytes)) {
+        return absl::InternalError("a decision from rank 0 cannot be read");
+      }
+      return decision;
+    }
+  }
+
+  absl::Status Adopt(const v1::Decision& decision) {
+    // A decision that only hands out another part of an evaluation: the version is here already.
+    const bool again = decision.adopt() && decision.version() == version_ && period_steps_ == 0;
+    if (decision.adopt() && !again) {
+      if (!decision.included()) {
+        LOG(WARNING) << "round " << decision.round() << " went on without this group ("
+                     << v1::Refusal_Name(decision.refusal()) << "); adopting version "
+                     << decision.version();
+      }
+      CADRE_RETURN_IF_ERROR(PullDecided(decision));
+    }
+    if (!again) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    BeginPeriod();
+    return absl::OkStatus();
+  }
+
+  absl::Status PullDecided(const v1::Decision& decision) {
+    Traffic traffic;
+    CADRE_RETURN_IF_ERROR(exchange_->Pull(decision.version(), replica_->owned(), &traffic));
+    CountPull(traffic);
+    v1::Adopted adopted;
+    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, adopted));
+    CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
+    if (lead()) {
+      *adopted.mutable_place() = place_;
+      adopted.set_version(decision.version());
+      adopted.set_digest(digest);
+      control_.Adopted(adopted);
+    }
+    if (digest != decision.digest()) {
+      return absl::DataLossError(absl::StrCat("version ", decision.version(),
+                                              " as pulled has digest ", DigestHex(digest),
+                                              ", committed was ", DigestHex(decision.digest())));
+    }
+    version_ = decision.version();
+    step_ = decision.step();
+    counters_.Add("versions_adopted");
+    return absl::OkStatus();
+  }
+
+  void CountPull(const Traffic& traffic) {
+    counters_.Add("pulled_payload_bytes", traffic.payload_received);
+    counters_.Add("pulled_message_bytes", traffic.message_received);
+  }
+
+  // ---- Evaluation
+
+  absl::Status Evaluate(uint64_t begin, uint64_t end) {
+    if (begin >= end) return absl::OkStatus();
+    CADRE_ASSIGN_OR_RETURN(const LossPart sum,
+                           EvaluateSamples(*replica_, *test_, static_cast<int64_t>(begin),
+                                           static_cast<int64_t>(end), batch()));
+    CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
+    BeginPeriod();  // evaluation is no training time
+    if (!lead()) return absl::OkStatus();
+    v1::Evaluated evaluated;
+    *evaluated.mutable_place() = place_;
+    evaluated.set_version(version_);
+    evaluated.set_begin(begin);
+    evaluated.set_end(end);
+    evaluated.set_correct(static_cast<uint64_t>(sum.correct));
+    evaluated.set_loss_sum(sum.loss);
+    evaluated.set_digest(digest);
+    control_.Evaluated(evaluated);
+    return absl::OkStatus();
+  }
+
+  const v1::Assignment& assignment_;
+  const v1::RunSpec& spec_;
+  const v1::GroupPlace& place_;
+  Kernels& kernels_;
+  GroupControl& control_;
+  Cancellation& cancellation_;
+  Counters& counters_;
+  const TrainerOptions& options_;
+
+  std::unique_ptr<Dataset> train_;
+  std::unique_ptr<Dataset> test_;
+  std::unique_ptr<Transport> transport_;
+  // After the transport, so that it is unregistered before.
+  std::unique_ptr<Cancellation::Registration> on_cancel_;
+  std::unique_ptr<Replica> replica_;
+  std::unique_ptr<ShardExchange> exchange_;
+  v1::Start start_;
+  std::unique_ptr<BatchLoader> loader_;
+  std::optional<Sampler> sampler_;
+  std::vector<int64_t> indices_;
+  std::vector<int32_t> labels_;
+
+  // Version that training goes on from, and steps done since the start of the run.
+  uint32_t version_;
+  uint32_t step_;
+  // Since the last boundary.
+  LossPart period_;
+  uint32_t period_steps_ = 0;
+  absl::Time period_start_;
+  uint32_t solo_steps_ = 0;
+  // Since the last report.
+  LossPart reported_;
+  absl::Time report_at_;
+  absl::Time report_start_;
+  float rate_ = 0;
+};
+
+}  // namespace
+
+TrainerOutcome TrainAsMember(const v1::Assignment& assignment, Kernels& kernels,
+                             GroupControl& control, Cancellation& cancellation, Counters& counters,
+                             const TrainerOptions& options) {
+  return Trainer(assignment, kernels, control, cancellation, counters, options).Run();
+}
+
+}  // namespace cadre
