@@ -1,6 +1,8 @@
 #include "base/daemon.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <netinet/in.h>
@@ -11,10 +13,8 @@
 
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/grpc_channel.h"
@@ -41,8 +41,12 @@ absl::StatusOr<HostPort> Split(const std::string& listen) {
   return result;
 }
 
-bool IsLoopback(absl::string_view host) {
-  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+// A whole address is parsed: "127.0.0.1.example.com" is somewhere else.
+bool IsLoopback(const std::string& host) {
+  in_addr address;
+  return host == "localhost" || host == "[::1]" ||
+         (inet_pton(AF_INET, host.c_str(), &address) == 1 &&
+          ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
 }
 
 sigset_t TerminationSignals() {
@@ -72,8 +76,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(builder);
+  if (options.receive_bytes > 0) builder.SetMaxReceiveMessageSize(options.receive_bytes);
   // Two daemons on one port would share its connections at random; a taken port is an error.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  if (options.memory_quota_bytes > 0) {
+    grpc::ResourceQuota quota("daemon");
+    quota.Resize(options.memory_quota_bytes);
+    builder.SetResourceQuota(quota);
+  }
   int port = 0;
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);

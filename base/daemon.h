@@ -26,6 +26,12 @@ struct DaemonOptions {
   bool insecure = false;
   // Written with the port actually taken, once the server listens; empty: no file.
   std::string port_file;
+  // Largest message that gRPC takes in. A service that wants to refuse by name what is over
+  // kMaxMessageBytes (base/grpc_channel.h), and not have the stream broken under it, takes in more.
+  // 0: kMaxMessageBytes.
+  int receive_bytes = 0;
+  // Bytes that gRPC may hold for all calls together before it makes peers wait; 0: no limit.
+  size_t memory_quota_bytes = 0;
 };
 
 // Thread-safe after Start.

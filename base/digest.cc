@@ -9,8 +9,9 @@ namespace cadre {
 uint64_t Digest(std::span<const float> values, uint64_t first) {
   uint64_t sum = 0;
   for (uint64_t i = 0; i < values.size(); ++i) {
-    // Position and bits fill one word without overlap below 2^32 elements; above, the multiplier
-    // still tells positions apart. Two multiply-xorshift rounds give full avalanche.
+    // The multiplier spreads the position over the word. For one position the rest is a bijection
+    // of the value's bits: one changed value always changes the sum. Two multiply-xorshift rounds
+    // give full avalanche, so that changes do not cancel by pattern.
     uint64_t x = (first + i + 1) * 0x9e3779b97f4a7c15ULL;
     x ^= static_cast<uint64_t>(std::bit_cast<uint32_t>(values[i])) << 16;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ULL;

@@ -77,7 +77,11 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view byte
     unlink(beside.c_str());
     return status;
   }
-  if (rename(beside.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "rename to", path);
+  if (rename(beside.c_str(), path.c_str()) != 0) {
+    const absl::Status status = ErrnoStatus(errno, "rename to", path);
+    unlink(beside.c_str());
+    return status;
+  }
   return SyncFolder(std::filesystem::path(path).parent_path().string());
 }
 

@@ -1,6 +1,6 @@
 // Whole files: read, and written so that a reader sees the old or the new, never half of either.
 //
-// Thread-safe; two writers of one path at once leave one of the two.
+// Thread-safe, but a path takes one writer at a time: writers of one path share its "<path>.new".
 #pragma once
 
 #include <string>
@@ -15,7 +15,8 @@ namespace cadre {
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 // Writes beside the target, syncs, renames over it, syncs the folder.
-// Errors: ResourceExhausted for a full disk; the target is as it was after any error.
+// Errors: ResourceExhausted for a full disk. After an error the target is as it was; or, if only
+// the last sync failed, new but perhaps not durable.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes);
 
 // The status of errno after a system call on `path`.

@@ -15,6 +15,9 @@ constexpr int kLeastPingMs = 10'000;
 // Reconnecting is cheap inside a cluster, and a restarted coordinator is waited for.
 constexpr int kFirstReconnectMs = 100;
 constexpr int kMostReconnectMs = 2'000;
+// How long one attempt may take: links are slow, machines are busy. (gRPC calls it the least
+// reconnect backoff, but an attempt that fails sooner is followed by the waits above.)
+constexpr int kConnectMs = 10'000;
 
 }  // namespace
 
@@ -26,7 +29,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane pla
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMostReconnectMs);
   // Channels with equal arguments share connections; the plane keeps the two apart.
   args.SetInt("cadre.plane", plane == Plane::kBulk ? 1 : 0);
@@ -39,6 +42,9 @@ void Configure(grpc::ServerBuilder& builder) {
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kLeastPingMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A caller that vanished must not keep its streams, and what they hold, for hours.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
 }
 
 }  // namespace cadre

@@ -17,6 +17,34 @@ uint64_t Mix(uint64_t x) {
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 
+// The C library's logarithm and cosine may differ in the last bit from one processor to another,
+// and then so would two workers' version 0. These two are plain sums and products, which IEEE
+// arithmetic rounds alike everywhere (the build forbids fusing them).
+
+// log(x) by 2 artanh((m - 1) / (m + 1)). Requires: 0 < x <= 1.
+double Logarithm(double x) {
+  int exponent = 0;
+  double m = std::frexp(x, &exponent);  // in [1/2, 1)
+  if (m < std::numbers::sqrt2 / 2) {
+    m *= 2;
+    --exponent;
+  }
+  const double s = (m - 1) / (m + 1);  // |s| < 0.172: the tail after s^17 / 17 is below 1e-14
+  double sum = 0;
+  for (int k = 17; k >= 1; k -= 2) sum = sum * (s * s) + 1.0 / k;
+  return 2 * s * sum + exponent * std::numbers::ln2;
+}
+
+// cos(2 pi turns) by its power series in the first quarter turn. Requires: 0 <= turns < 1.
+double CosineOfTurns(double turns) {
+  const double half = turns > 0.5 ? 1 - turns : turns;
+  const bool beyond_quarter = half > 0.25;
+  const double angle = 2 * std::numbers::pi * (beyond_quarter ? 0.5 - half : half);
+  double sum = 1;
+  for (int k = 22; k >= 2; k -= 2) sum = 1 - sum * (angle * angle) / (k * (k - 1));
+  return beyond_quarter ? -sum : sum;
+}
+
 float ToUniform(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1.0p-24F; }
 
 }  // namespace
@@ -34,9 +62,9 @@ float RandomUniform(uint64_t seed, RandomStream stream, uint64_t substream, uint
 float RandomNormal(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter) {
   const uint64_t bits = RandomBits(seed, stream, substream, counter);
   // 1 - u lies in (0, 1], so the logarithm is finite.
-  const float u = 1.0F - ToUniform(static_cast<uint32_t>(bits));
-  const float v = ToUniform(static_cast<uint32_t>(bits >> 32));
-  return std::sqrt(-2.0F * std::log(u)) * std::cos(2.0F * std::numbers::pi_v<float> * v);
+  const double u = 1.0 - ToUniform(static_cast<uint32_t>(bits));
+  const double v = ToUniform(static_cast<uint32_t>(bits >> 32));
+  return static_cast<float>(std::sqrt(-2 * Logarithm(u)) * CosineOfTurns(v));
 }
 
 std::vector<uint32_t> RandomPermutation(uint64_t seed, RandomStream stream, uint64_t substream,

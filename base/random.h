@@ -27,7 +27,8 @@ uint64_t RandomBits(uint64_t seed, RandomStream stream, uint64_t substream, uint
 // Uniform in [0, 1), 24 bits of it.
 float RandomUniform(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter);
 
-// Standard normal (Box-Muller on two uniforms of the same counter).
+// Standard normal (Box-Muller on two uniforms of the same counter): the same bits on every
+// processor.
 float RandomNormal(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter);
 
 // A permutation of 0 .. size - 1 (Fisher-Yates). Requires: size < 2^32.

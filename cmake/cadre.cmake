@@ -23,6 +23,16 @@ macro(cadre_compile_options)
   endif()
 endmacro()
 
+# Abseil, gRPC and OpenMP come without ThreadSanitizer; this tells it about their locks and joins.
+function(cadre_thread_sanitizer name)
+  if(CADRE_SANITIZE STREQUAL "thread")
+    target_sources(${name} PRIVATE
+      ${PROJECT_SOURCE_DIR}/tests/sanitizer/absl_locks.cc
+      ${PROJECT_SOURCE_DIR}/tests/sanitizer/openmp.cc)
+    target_link_libraries(${name} PRIVATE absl::synchronization ${CMAKE_DL_LIBS})
+  endif()
+endfunction()
+
 # cadre_library(NAME SOURCES a.cc ... [DEPS lib ...]): the library of a room, linked as cadre_NAME.
 function(cadre_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
@@ -37,6 +47,7 @@ function(cadre_program name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
+  cadre_thread_sanitizer(${name})
 endfunction()
 
 # cadre_test(NAME SOURCES x_test.cc ... [DEPS lib ...] [ARGS arg ...] [LABEL fast|slow] [TIMEOUT seconds]):
@@ -52,6 +63,7 @@ function(cadre_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
+  cadre_thread_sanitizer(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${ARG_LABEL})

@@ -5,8 +5,12 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -211,7 +215,7 @@ TEST(DrainTest, CallsInFlightGetTheirGrace) {
   const auto channel = MakeChannel(daemon->address(), Plane::kControl);
   grpc::Status status(grpc::StatusCode::UNKNOWN, "not called");
   std::thread caller([&] { status = Stop(*channel, "wait"); });
-  ASSERT_TRUE(service.arrived_.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(service.arrived_.WaitForNotificationWithTimeout(kPatience));
   absl::Notification drained;
   std::thread drainer([&] {
     daemon->Drain(kPatience);
@@ -232,7 +236,7 @@ TEST(DrainTest, CallsThatOutlastTheGraceAreCancelled) {
   const auto channel = MakeChannel(daemon->address(), Plane::kControl);
   grpc::Status status;
   std::thread caller([&] { status = Stop(*channel, "wait"); });
-  ASSERT_TRUE(service.arrived_.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(service.arrived_.WaitForNotificationWithTimeout(kPatience));
   const absl::Time start = absl::Now();
   daemon->Drain(absl::Milliseconds(50));
   caller.join();
@@ -292,6 +296,78 @@ TEST(ChannelTest, ComesBackWhenTheServerDoes) {
   ASSERT_TRUE(again.ok()) << again.status();
   ASSERT_TRUE(channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kPatience)));
   EXPECT_TRUE(Stop(*channel, "x").ok());
+}
+
+// A relay before a server that takes `delay` to pick up, as a busy machine at the end of a slow
+// link does: the kernel accepts the connection at once, but nobody speaks.
+class SlowRelay {
+ public:
+  SlowRelay(int server_port, absl::Duration delay) : server_port_(server_port), delay_(delay) {
+    sockaddr_in address = Loopback(0);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(listener_, 8), 0);
+    EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~SlowRelay() {
+    // Wakes accept, if it still waits.
+    shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    close(listener_);
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+ private:
+  static sockaddr_in Loopback(int port) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    return address;
+  }
+
+  // One connection; ends when either side does.
+  void Run() const {
+    const int client = accept(listener_, nullptr, nullptr);
+    if (client < 0) return;
+    absl::SleepFor(delay_);
+    const int server = socket(AF_INET, SOCK_STREAM, 0);
+    const sockaddr_in address = Loopback(server_port_);
+    EXPECT_EQ(connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    pollfd ends[] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
+    while (poll(ends, 2, absl::ToInt64Milliseconds(kPatience)) > 0) {
+      if ((ends[0].revents != 0 && !Forward(client, server)) ||
+          (ends[1].revents != 0 && !Forward(server, client))) {
+        break;
+      }
+    }
+    close(client);
+    close(server);
+  }
+
+  static bool Forward(int from, int to) {
+    char buffer[4096];
+    const ssize_t n = recv(from, buffer, sizeof(buffer), 0);
+    return n > 0 && send(to, buffer, static_cast<size_t>(n), MSG_NOSIGNAL) == n;
+  }
+
+  const int server_port_;
+  const absl::Duration delay_;
+  const int listener_ = socket(AF_INET, SOCK_STREAM, 0);
+  int port_ = 0;
+  std::thread thread_;
+};
+
+TEST(ChannelTest, ConnectsOverASlowLinkAtTheFirstAttempt) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  // Much longer than the first waits between attempts.
+  const SlowRelay relay(daemon->port(), absl::Milliseconds(700));
+  const auto channel = MakeChannel(relay.address(), Plane::kControl);
+  const grpc::Status status = Stop(*channel, "x");
+  EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 // Signals concern the whole process, and must be blocked before there are threads: a process of
