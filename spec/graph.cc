@@ -11,6 +11,10 @@ namespace {
 
 // Extents beyond this are typing errors, and would overflow sizes further on.
 constexpr int64_t kMostExtent = 1 << 20;
+// Elements of one sample between layers, and weights of one layer: beyond any device's memory, and
+// such that their product times two is a number that int64_t holds.
+constexpr int64_t kMostElements = 1 << 26;
+constexpr int64_t kMostWeights = int64_t{1} << 33;
 
 // Works the shapes out, layer by layer.
 class Inference {
@@ -33,12 +37,21 @@ class Inference {
     }
     if (!problems_.empty()) return {};
     shape_ = Shape{image.channels(), image.height(), image.width()};
+    if (shape_.elements() > kMostElements) {
+      problems_.push_back({-1, "input", TooMany(shape_, kMostElements)});
+      return {};
+    }
     for (int i = 0; i < model_.layer_size() && Add(i); ++i) {
     }
     return std::move(layers_);
   }
 
  private:
+  static std::string TooMany(const Shape& shape, int64_t most) {
+    return absl::StrCat("makes ", shape.ToString(), ", more than the ", most,
+                        " elements that are possible");
+  }
+
   bool Problem(int i, absl::string_view field, absl::string_view message) {
     problems_.push_back({i, std::string(field), std::string(message)});
     return false;
@@ -140,6 +153,14 @@ class Inference {
     }
     layer.output = Shape{channels, (height - layer.kernel) / layer.stride + 1,
                          (width - layer.kernel) / layer.stride + 1};
+    // Divided, since the products of three could overflow.
+    if (layer.kernel * layer.kernel > kMostWeights / channels) {
+      return Problem(i, absl::StrCat(op, ".kernel"),
+                     absl::StrCat("is ", layer.kernel, ", too large for ", channels, " channels"));
+    }
+    if (layer.output[1] * layer.output[2] > kMostElements / channels) {
+      return Problem(i, op, TooMany(layer.output, kMostElements));
+    }
     return true;
   }
 
@@ -154,6 +175,10 @@ class Inference {
     layer.stride = spec.stride() == 0 ? 1 : spec.stride();
     layer.padding = spec.padding();
     if (!InferWindow(i, "convolution", spec.out_channels(), layer)) return false;
+    const Shape weight = layer.weight_shape();
+    if (weight.elements() > kMostWeights) {
+      return Problem(i, "convolution", TooMany(weight, kMostWeights));
+    }
     layer.flops = 2 * layer.output.elements() * layer.input[0] * layer.kernel * layer.kernel;
     return true;
   }
@@ -180,6 +205,10 @@ class Inference {
                      absl::StrCat("is ", spec.out_features(), "; it must be at least 1"));
     }
     layer.output = Shape{spec.out_features()};
+    if (layer.in_features() > kMostWeights / layer.out_features()) {
+      return Problem(i, "fully_connected.out_features",
+                     TooMany(layer.weight_shape(), kMostWeights));
+    }
     layer.flops = 2 * layer.in_features() * layer.out_features();
     return true;
   }

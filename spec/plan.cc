@@ -75,12 +75,27 @@ class Checker {
       return absl::InvalidArgumentError(absl::StrCat("layer '", layer.name, "': the plan lays out ",
                                                      layer.parameters.size(), " parameters"));
     }
-    if (IsLegal(layer, node)) return absl::OkStatus();
+    if (IsLegal(layer, node)) return CheckEveryAxisIsUsed(layer);
     return absl::InvalidArgumentError(absl::StrCat(
         "layer '", layer.name, "': a ", LayerKindName(node.kind), " cannot take ",
         layer.input.ToString(), " to ", layer.output.ToString(),
         layer.parameters.empty() ? ""
                                  : absl::StrCat(" with weight ", layer.parameters[0].ToString())));
+  }
+
+  // Ranks along an axis that splits neither samples nor parameters would all own the same elements.
+  absl::Status CheckEveryAxisIsUsed(const LayerLayouts& layer) const {
+    if (layer.parameters.empty()) return absl::OkStatus();
+    Axes used = layer.input.axes(kSamples);
+    const Axes& sharded = layer.parameters[0].axes(0);
+    used.insert(used.end(), sharded.begin(), sharded.end());
+    for (const Mesh::Axis& axis : plan_.mesh.axes()) {
+      if (axis.size == 1 || !Disjoint({axis.name}, used)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer '", layer.name, "': axis '", axis.name,
+                       "' splits neither its samples nor its parameters"));
+    }
+    return absl::OkStatus();
   }
 
   // The table of spec/plan.h.

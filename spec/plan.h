@@ -11,8 +11,10 @@
 //   relu on features        {0: A, 1: B}     the same                   -
 //   softmax cross-entropy   {0: A}           -                          -
 //
-// where A and B are lists of axes, empty ones included. The gradient of a parameter is a partial
-// sum over the axes A that split the samples, and that is what its bucket names.
+// where A and B are lists of axes, empty ones included; in a layer with parameters every axis of
+// more than one rank is in A or B, since ranks that held and fed them alike would all own them. The
+// gradient of a parameter is a partial sum over the axes A that split the samples, and that is what
+// its bucket names.
 #pragma once
 
 #include <string>

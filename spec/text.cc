@@ -41,17 +41,21 @@ std::string At(const std::string& path, Place place, absl::string_view message) 
   return absl::StrCat(path, ":", place.line + 1, ":", place.column + 1, ": ", message);
 }
 
-// Insertions, removals and replacements that turn one word into the other.
+// Letters to insert, remove, replace, or swap with their neighbour to turn one word into the other.
 size_t EditDistance(absl::string_view from, absl::string_view to) {
+  std::vector<size_t> two_up(to.size() + 1);
+  std::vector<size_t> above(to.size() + 1);
   std::vector<size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 0; i < from.size(); ++i) {
-    size_t diagonal = row[0];
+    std::swap(two_up, above);
+    std::swap(above, row);
     row[0] = i + 1;
     for (size_t j = 0; j < to.size(); ++j) {
-      const size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, replaced});
+      const size_t replaced = above[j] + (from[i] == to[j] ? 0 : 1);
+      row[j + 1] = std::min({row[j] + 1, above[j + 1] + 1, replaced});
+      const bool swapped = i > 0 && j > 0 && from[i] == to[j - 1] && from[i - 1] == to[j];
+      if (swapped) row[j + 1] = std::min(row[j + 1], two_up[j - 1] + 1);
     }
   }
   return row.back();
@@ -148,15 +152,19 @@ class Complaints final : public google::protobuf::io::ErrorCollector {
     return behind;
   }
 
+  static int Advance(int column, char c) {
+    return c == '\t' ? column + kTab - column % kTab : column + 1;
+  }
+
   static int ColumnOf(absl::string_view line, size_t byte) {
     int column = 0;
-    for (const char c : line.substr(0, byte)) column += c == '\t' ? kTab - column % kTab : 1;
+    for (const char c : line.substr(0, byte)) column = Advance(column, c);
     return column;
   }
 
   static size_t ByteOf(absl::string_view line, int column) {
     size_t byte = 0;
-    while (byte < line.size() && ColumnOf(line, byte) < column) ++byte;
+    for (int at = 0; byte < line.size() && at < column; ++byte) at = Advance(at, line[byte]);
     return byte;
   }
 

@@ -1,7 +1,8 @@
 // Run specs as people write them: protobuf text format in a file, with problems pointed out by
 // file, line and column.
 //
-//   CADRE_ASSIGN_OR_RETURN(const RunSpecFile file, ReadRunSpec("demo.textproto"));
+//   CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpec("demo.textproto"));
+//   file.spec.mutable_cluster()->set_groups(3);  // a flag that overrides the file
 //   CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(file.spec)));
 #pragma once
 

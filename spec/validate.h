@@ -19,7 +19,8 @@ inline constexpr uint32_t kMostAggregators = 4096;
 inline constexpr uint32_t kMostBatch = 1 << 20;
 
 // Everything that is wrong, in the order of the spec's fields; empty: nothing is. Looks at the spec
-// alone and not at files (spec/data_check.h does).
+// alone and not at files (spec/data_check.h does). Of a model only the first wrong layer is told,
+// since the shapes behind it are unknown.
 std::vector<Problem> FindProblems(const v1::RunSpec& spec);
 
 // Errors: InvalidArgument with one "field: message" per line.

@@ -1,0 +1,138 @@
+#include "spec/data_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/spec/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::cadre::testing::IdxBytes;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kModel[] = R"(
+model {
+  input { channels: 1 height: 2 width: 3 }
+  layer { name: "fc" fully_connected { out_features: 4 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
+
+class DataCheckTest : public ::testing::Test {
+ protected:
+  // Two images to train on, one to be tested on, all as they should be.
+  DataCheckTest() : spec_(testing::SpecOf(kModel)) {
+    Train("two", IdxBytes({2, 2, 3}, std::string(12, 'x')), IdxBytes({2}, Labels({0, 3})));
+    idx().set_test_images(
+        folder_.WriteGzip("t-images.gz", IdxBytes({1, 2, 3}, std::string(6, 'x'))));
+    idx().set_test_labels(folder_.WriteGzip("t-labels.gz", IdxBytes({1}, Labels({1}))));
+  }
+
+  v1::IdxFiles& idx() { return *spec_.mutable_data()->mutable_idx(); }
+
+  static std::string Labels(std::initializer_list<int> labels) {
+    std::string bytes;
+    for (const int label : labels) bytes.push_back(static_cast<char>(label));
+    return bytes;
+  }
+
+  void Train(const std::string& name, const std::string& images, const std::string& labels) {
+    idx().set_train_images(folder_.Write(name + "-images", images));
+    idx().set_train_labels(folder_.Write(name + "-labels", labels));
+  }
+
+  // The one problem there is.
+  void ExpectProblem(const std::string& field, const std::string& path, const std::string& words) {
+    const std::vector<Problem> problems = FindDataProblems(spec_);
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_EQ(problems[0].field, field);
+    EXPECT_THAT(problems[0].message, HasSubstr(path));
+    EXPECT_THAT(problems[0].message, HasSubstr(words));
+  }
+
+  const testing::TemporaryFolder folder_;
+  v1::RunSpec spec_;
+};
+
+TEST_F(DataCheckTest, GoodFilesHaveNoProblems) { EXPECT_THAT(FindDataProblems(spec_), IsEmpty()); }
+
+TEST_F(DataCheckTest, SyntheticDataHasNoFiles) {
+  spec_.mutable_data()->mutable_synthetic()->set_classes(99);
+  EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
+}
+
+TEST_F(DataCheckTest, MissingFiles) {
+  idx().set_test_labels(folder_.At("nowhere"));
+  ExpectProblem("data.idx.test_labels", folder_.At("nowhere"), "cannot open");
+}
+
+TEST_F(DataCheckTest, CutShort) {
+  Train("cut", IdxBytes({2, 2, 3}, std::string(11, 'x')), IdxBytes({2}, Labels({0, 3})));
+  ExpectProblem("data.idx.train_images", folder_.At("cut-images"), "ends after 11 bytes of the 12");
+}
+
+TEST_F(DataCheckTest, OtherCounts) {
+  Train("three", IdxBytes({3, 2, 3}, std::string(18, 'x')), IdxBytes({2}, Labels({0, 3})));
+  ExpectProblem("data.idx.train_labels", folder_.At("three-labels"),
+                "holds 2 labels; " + folder_.At("three-images") + " holds 3 images");
+}
+
+TEST_F(DataCheckTest, OtherImages) {
+  Train("wide", IdxBytes({2, 2, 4}, std::string(16, 'x')), IdxBytes({2}, Labels({0, 3})));
+  ExpectProblem("data.idx.train_images", folder_.At("wide-images"),
+                "holds [2, 2, 4]; the model's input is [1, 2, 3] a sample");
+  Train("flat", IdxBytes({2, 6}, std::string(12, 'x')), IdxBytes({2}, Labels({0, 3})));
+  ExpectProblem("data.idx.train_images", folder_.At("flat-images"), "holds [2, 6]");
+}
+
+TEST_F(DataCheckTest, ChannelsMayBeWrittenOut) {
+  Train("written", IdxBytes({2, 1, 2, 3}, std::string(12, 'x')), IdxBytes({2}, Labels({0, 3})));
+  EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
+  spec_.mutable_model()->mutable_input()->set_channels(2);
+  EXPECT_EQ(FindDataProblems(spec_).size(), 2U) << "neither split has two channels";
+  Train("two", IdxBytes({1, 2, 2, 3}, std::string(12, 'x')), IdxBytes({1}, Labels({0})));
+  EXPECT_EQ(FindDataProblems(spec_).size(), 1U) << "the test split has not";
+}
+
+TEST_F(DataCheckTest, NoSamples) {
+  Train("none", IdxBytes({0, 2, 3}, ""), IdxBytes({0}, ""));
+  ExpectProblem("data.idx.train_images", folder_.At("none-images"), "holds no samples");
+}
+
+TEST_F(DataCheckTest, LabelsOutOfRange) {
+  Train("labels", IdxBytes({2, 2, 3}, std::string(12, 'x')), IdxBytes({2}, Labels({3, 4})));
+  ExpectProblem("data.idx.train_labels", folder_.At("labels-labels"),
+                "label 4 of sample 1 is out of range; the model tells 4 classes apart, 0 to 3");
+}
+
+TEST_F(DataCheckTest, ImagesInPlaceOfLabels) {
+  idx().set_train_labels(idx().train_images());
+  ExpectProblem("data.idx.train_labels", idx().train_images(), "labels are a list");
+}
+
+TEST_F(DataCheckTest, AllAtOnce) {
+  idx().set_train_images(folder_.At("a"));
+  idx().set_train_labels(folder_.At("b"));
+  idx().set_test_images(folder_.At("c"));
+  idx().set_test_labels(folder_.At("d"));
+  std::vector<std::string> fields;
+  for (const Problem& problem : FindDataProblems(spec_)) fields.push_back(problem.field);
+  EXPECT_THAT(fields, ::testing::ElementsAre("data.idx.train_images", "data.idx.train_labels",
+                                             "data.idx.test_images", "data.idx.test_labels"));
+}
+
+// What FindProblems reports is not reported again.
+TEST_F(DataCheckTest, NothingIsHeldAgainstABrokenModel) {
+  spec_.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(0);
+  Train("labels", IdxBytes({2, 9, 9}, std::string(162, 'x')), IdxBytes({2}, Labels({99, 4})));
+  EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
+  idx().clear_train_images();
+  idx().clear_train_labels();
+  EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,153 @@
+#include "spec/text.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "spec/validate.h"
+#include "tests/spec/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string ErrorOf(const std::string& text) {
+  const auto file = ParseRunSpec("run.textproto", text);
+  EXPECT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(file.status().message());
+}
+
+TEST(TextTest, ReadsTheDemo) {
+  const auto file = ReadRunSpec(testing::DemoPath());
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->path, testing::DemoPath());
+  EXPECT_EQ(file->spec.name(), "fashion-mnist-demo");
+  EXPECT_EQ(file->spec.model().layer_size(), 10);
+}
+
+TEST(TextTest, EmptyTextIsAnEmptySpec) {
+  const auto file = ParseRunSpec("empty", "# nothing\n");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->spec.ByteSizeLong(), 0U);
+}
+
+TEST(TextTest, AMissingFileIsNamed) {
+  const testing::TemporaryFolder folder;
+  const absl::Status status = ReadRunSpec(folder.At("missing")).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder.At("missing")));
+}
+
+TEST(TextTest, UnknownFieldsAreAskedAfter) {
+  EXPECT_EQ(ErrorOf("name: 'a'\nmodel {\n  layer { convolution { kernal: 3 } }\n}\n"),
+            "run.textproto:3:25: Convolution has no field 'kernal'; did you mean 'kernel'?");
+  EXPECT_EQ(ErrorOf("batchpergroup: 64"),
+            "run.textproto:1:1: RunSpec has no field 'batchpergroup'; did you mean "
+            "'batch_per_group'?");
+  EXPECT_EQ(ErrorOf("stop { EPOCHS: 1 }"),
+            "run.textproto:1:8: Stop has no field 'EPOCHS'; did you mean 'epochs'?");
+}
+
+TEST(TextTest, UnknownFieldsFarFromAllGetTheList) {
+  EXPECT_EQ(ErrorOf("\nstop { until_bored: true }"),
+            "run.textproto:2:8: Stop has no field 'until_bored'; it has epochs, steps, "
+            "test_accuracy");
+  EXPECT_EQ(ErrorOf("model { layer { relu { leak: 1 } } }"),
+            "run.textproto:1:24: Relu has no field 'leak'; it has no fields");
+}
+
+TEST(TextTest, AllUnknownFieldsAreFoundAtOnce) {
+  EXPECT_EQ(ErrorOf("nam: 'a'\nmodle { layer { relu {} } }\nstop {\n  epoch\n: 1\n}\nsede: 1\n"),
+            "run.textproto:1:1: RunSpec has no field 'nam'; did you mean 'name'?\n"
+            "run.textproto:2:1: RunSpec has no field 'modle'; did you mean 'model'?\n"
+            "run.textproto:4:3: Stop has no field 'epoch'; did you mean 'epochs'?\n"
+            "run.textproto:7:1: RunSpec has no field 'sede'; did you mean 'seed'?");
+}
+
+// Columns are those of protobuf's tokenizer, with tab stops every eight.
+TEST(TextTest, TabsReachToTheNextStop) {
+  EXPECT_THAT(ErrorOf("stop {\n\tepoch : 1\n}"), HasSubstr("run.textproto:2:9: Stop has no"));
+  EXPECT_THAT(ErrorOf("stop {\n  \tepochs: x }"), HasSubstr("run.textproto:2:17: "));
+}
+
+TEST(TextTest, SyntaxErrorsHaveLineAndColumn) {
+  EXPECT_THAT(ErrorOf("name: 'a'\nseed: x\n"), HasSubstr("run.textproto:2:7: "));
+  EXPECT_THAT(ErrorOf("name: 'a\n"), HasSubstr("run.textproto:1:9: "));
+  EXPECT_THAT(ErrorOf("stop {\n  epochs: 1\n"), HasSubstr("run.textproto:3:1: "));
+  EXPECT_THAT(ErrorOf("seed: -1"), HasSubstr("run.textproto:1:7: "));
+  EXPECT_THAT(ErrorOf("batch_per_group: 4294967296"), HasSubstr("run.textproto:1:18: "));
+  EXPECT_THAT(ErrorOf("seed: 1\nseed: 2\n"), HasSubstr("run.textproto:2:5: "));
+  EXPECT_THAT(ErrorOf("data { idx {} synthetic {} }"), HasSubstr("run.textproto:1:25: "));
+  EXPECT_THAT(ErrorOf("data { synthetic { exact: perhaps } }"), HasSubstr("run.textproto:1:35: "));
+  EXPECT_THAT(ErrorOf("schedule { base_rate: fast }"), HasSubstr("run.textproto:1:23: "));
+}
+
+// Binary, or another kind of file: an error, not a crash, and not thousands of lines.
+TEST(TextTest, WhatIsNoTextIsRefusedBriefly) {
+  std::string bytes;
+  for (int i = 0; i < 20'000; ++i) bytes.push_back(static_cast<char>(i * 37 >> 3));
+  EXPECT_LT(ErrorOf(bytes).size(), 20'000U);
+  EXPECT_THAT(ErrorOf("{\"name\": \"json\"}"), HasSubstr("run.textproto:1:"));
+  std::string fields;
+  for (int i = 0; i < 1000; ++i) fields += "x: 1\n";
+  EXPECT_THAT(ErrorOf(fields), ::testing::Not(HasSubstr("run.textproto:100:")));
+}
+
+constexpr char kFaulty[] = R"(name: "Upper"
+model {
+  input { channels: 1 height: 4 width: 4 }
+  layer { name: "a" relu {} }
+  layer {
+    name: "b"
+    convolution { out_channels: 1
+      kernel: 9 }
+  }
+}
+data { synthetic { train_samples: 10 classes: 2 } }
+batch_per_group: 8
+optimizer { sgd { momentum: 1 } }
+schedule {}
+)";
+
+TEST(TextTest, ProblemsAreLocated) {
+  const auto file = ParseRunSpec("run.textproto", kFaulty);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const absl::Status status = file->Refuse(FindProblems(file->spec));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::string(status.message()),
+            "run.textproto:1:1: name: 'Upper' has a character other than [a-z0-9-]\n"
+            "run.textproto:8:7: model.layer[1].convolution.kernel: is 9, larger than the padded "
+            "input of 4 x 4; at most 4 fits\n"
+            "run.textproto:11:8: data.synthetic.test_samples: is 0; it must be at least 1\n"
+            "run.textproto:13:19: optimizer.sgd.momentum: is 1; it must be at least 0 and below 1\n"
+            "run.textproto:14:1: schedule.base_rate: is 0; it must be a number above 0\n"
+            "run.textproto:1:1: stop: gives no rule, the run would never end; give epochs, steps "
+            "or test_accuracy");
+  EXPECT_EQ(file->Refuse({}), absl::OkStatus());
+}
+
+TEST(TextTest, FieldsAreFoundWhereTheFileHasThem) {
+  auto file = ParseRunSpec("f", kFaulty);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto place = [&](const std::string& field) { return file->Locate({field, "m"}); };
+  EXPECT_EQ(place("model.layer[0]"), "f:4:3: model.layer[0]: m");
+  EXPECT_EQ(place("model.layer[0].name"), "f:4:11: model.layer[0].name: m");
+  EXPECT_EQ(place("model.layer[7].name"), "f:2:1: model.layer[7].name: m") << "no such layer";
+  EXPECT_EQ(place("model.layer"), "f:2:1: model.layer: m") << "the layers as a whole";
+  EXPECT_EQ(place("model.layer[x].name"), "f:2:1: model.layer[x].name: m");
+  EXPECT_EQ(place("cluster.groups"), "f:1:1: cluster.groups: m");
+  EXPECT_EQ(place("nonsense[3].here"), "f:1:1: nonsense[3].here: m");
+  EXPECT_EQ(place(""), "f:1:1: : m");
+  EXPECT_EQ(place("batch_per_group.x"), "f:12:1: batch_per_group.x: m");
+  // What a caller changes later is still looked up in the file.
+  file->spec.mutable_cluster()->set_groups(3);
+  EXPECT_EQ(place("cluster.groups"), "f:1:1: cluster.groups: m");
+  const RunSpecFile moved = std::move(*file);
+  EXPECT_EQ(moved.Locate({"schedule", "m"}), "f:14:1: schedule: m");
+}
+
+}  // namespace
+}  // namespace cadre
