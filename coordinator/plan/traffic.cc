@@ -1,0 +1,62 @@
+#include "coordinator/plan/traffic.h"
+
+namespace cadre {
+namespace {
+
+// (members - 1) / members of `words`.
+double AllButOwn(double words, int64_t members) {
+  return words * static_cast<double>(members - 1) / static_cast<double>(members);
+}
+
+}  // namespace
+
+double AllReduceWords(int64_t n, int64_t ranks) {
+  return AllButOwn(2.0 * static_cast<double>(n), ranks);
+}
+
+double WeightGradientWords(int64_t ranks, int64_t in_features, int64_t out_features) {
+  return AllButOwn(static_cast<double>(in_features) * static_cast<double>(out_features), ranks);
+}
+
+double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features, int64_t out_features) {
+  const double in_share = static_cast<double>(in_features) / static_cast<double>(ranks);
+  return AllButOwn(static_cast<double>(batch) * (in_share + static_cast<double>(out_features)),
+                   ranks);
+}
+
+double NaiveAcrossWords(int64_t n, int64_t groups) { return AllReduceWords(n, groups); }
+
+double ShardedAcrossWords(int64_t n, int64_t groups, int64_t ranks) {
+  return NaiveAcrossWords(n, groups) / static_cast<double>(ranks);
+}
+
+AggregationTraffic TrafficOfRound(int64_t n, int64_t groups, int64_t ranks) {
+  AggregationTraffic traffic;
+  traffic.words_up_per_rank = static_cast<double>(n) / static_cast<double>(ranks);
+  traffic.words_down_per_rank = traffic.words_up_per_rank;
+  traffic.bytes_per_round = 2 * groups * n * kBytesPerWord;
+  traffic.naive_bytes_per_round = traffic.bytes_per_round * ranks;
+  return traffic;
+}
+
+int64_t SynchronousBytesPerStep(int64_t n, int64_t groups) {
+  return 2 * (groups - 1) * n * kBytesPerWord;
+}
+
+double AggregationSaving(int64_t groups, int64_t tau) {
+  return AllButOwn(static_cast<double>(tau), groups);
+}
+
+double HierarchicalStepWords(int64_t n, int64_t groups, int64_t ranks, int64_t tau) {
+  return AllReduceWords(n, ranks) + ShardedAcrossWords(n, groups, ranks) / static_cast<double>(tau);
+}
+
+double EpochSaving(int64_t n, int64_t groups, int64_t ranks, int64_t tau, int64_t samples,
+                   int64_t batch) {
+  const auto synchronous_steps = static_cast<double>(samples / batch);
+  const auto hierarchical_steps = static_cast<double>(samples / (groups * batch));
+  return synchronous_steps * AllReduceWords(n, groups * ranks) /
+         (hierarchical_steps * HierarchicalStepWords(n, groups, ranks, tau));
+}
+
+}  // namespace cadre
