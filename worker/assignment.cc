@@ -61,6 +61,8 @@ Machine::Actions Machine::HearAssignment(const v1::Assignment& assignment) {
 Machine::Actions Machine::HearStart(const v1::Start& start) {
   if (!IsCurrent(start.place()) || started_ || !unanswered_prepared_) return {};
   started_ = true;
+  // A group that is made only to evaluate the last version.
+  finished_ = start.next_step() == 0;
   unanswered_prepared_.reset();
   return {Go{start}};
 }

@@ -29,17 +29,6 @@ SampleSource TrainingSamples(const TrainingPart& part) {
   };
 }
 
-SampleSource EvaluationSamples(const EvaluationPart& part) {
-  CHECK(part.rank_begin >= 0 && part.rank_begin <= part.rank_end && part.rank_end <= part.batch);
-  return [part](int64_t step, std::span<int64_t> samples) {
-    int64_t next = part.begin + step * part.batch + part.rank_begin;
-    for (int64_t& sample : samples) {
-      sample = next < part.end ? next : kNoSample;
-      ++next;
-    }
-  };
-}
-
 BatchLoader::BatchLoader(const Dataset& dataset, SampleSource source, const Options& options)
     : dataset_(dataset),
       source_(std::move(source)),
@@ -127,16 +116,7 @@ absl::Status BatchLoader::Load(int64_t step, Batch& batch) const {
   }
   batch.step = step;
   source_(step, batch.samples);
-  // Missing samples are at the end: a source counts upwards until there are no more.
-  const auto end = std::find(batch.samples.begin(), batch.samples.end(), kNoSample);
-  const auto present = static_cast<size_t>(end - batch.samples.begin());
-  const auto per_sample = static_cast<size_t>(dataset_.sample_shape().elements());
-  const std::span<float> images = batch.images.span();
-  std::fill(images.begin() + static_cast<std::ptrdiff_t>(present * per_sample), images.end(), 0.0F);
-  std::fill(batch.labels.begin() + static_cast<std::ptrdiff_t>(present), batch.labels.end(),
-            kNoLabel);
-  return dataset_.Get(std::span(batch.samples).first(present), images.first(present * per_sample),
-                      std::span(batch.labels).first(present));
+  return dataset_.Get(batch.samples, batch.images.span(), batch.labels);
 }
 
 }  // namespace cadre

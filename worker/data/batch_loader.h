@@ -3,9 +3,9 @@
 //   BatchLoader loader(dataset, TrainingSamples({...}), {.samples = 16});
 //   CADRE_ASSIGN_OR_RETURN(const Batch* batch, loader.Next(step));
 //
-// Which samples make up a step's batch is a function (a SampleSource), so training and evaluation
-// share the loader. Steps are loaded in ascending order from the last one asked for; asking for any
-// other step starts afresh there, and nothing of the old order is handed out.
+// Which samples make up a step's batch is a function (a SampleSource). Steps are loaded in
+// ascending order from the last one asked for; asking for any other step starts afresh there, and
+// nothing of the old order is handed out.
 //
 // Thread-compatible: one thread calls Next. The data set is borrowed and must outlive the loader.
 #pragma once
@@ -27,22 +27,16 @@
 
 namespace cadre {
 
-// Stands for "no sample here" in a batch that is not full; its image is zero.
-inline constexpr int64_t kNoSample = -1;
-inline constexpr int32_t kNoLabel = -1;
-
 struct Batch {
   int64_t step = 0;
   // [samples, channels, height, width].
   Tensor images;
-  // kNoLabel where there is no sample.
   std::vector<int32_t> labels;
-  // The samples themselves, kNoSample where there is none.
+  // Which samples these are.
   std::vector<int64_t> samples;
 };
 
-// Fills in the samples of a step's batch, all entries; kNoSample only after the last sample. Called
-// on the loader's thread only.
+// Fills in the samples of a step's batch, all entries. Called on the loader's thread only.
 using SampleSource = std::function<void(int64_t step, std::span<int64_t> samples)>;
 
 // What one rank takes of its group's batches.
@@ -58,19 +52,6 @@ struct TrainingPart {
   int64_t end = 0;
 };
 SampleSource TrainingSamples(const TrainingPart& part);
-
-// Samples [begin, end) of the data set in order, `batch` to a step starting with step 0; of each
-// step this rank takes [rank_begin, rank_end). Beyond the end there are no samples.
-struct EvaluationPart {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t batch = 0;
-  int64_t rank_begin = 0;
-  int64_t rank_end = 0;
-  // Steps that cover [begin, end).
-  int64_t steps() const { return (end - begin + batch - 1) / batch; }
-};
-SampleSource EvaluationSamples(const EvaluationPart& part);
 
 class BatchLoader {
  public:

@@ -29,15 +29,6 @@ absl::Status CheckSample(int64_t index, int64_t size) {
   return absl::OutOfRangeError(absl::StrCat("no sample ", index, " among ", size));
 }
 
-absl::Status CheckIndices(std::span<const int64_t> indices, int64_t size) {
-  for (const int64_t index : indices) {
-    if (index < 0 || index >= size) {
-      return absl::OutOfRangeError(absl::StrCat("no sample ", index, " among ", size));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const v1::Image& input = spec.model().input();

@@ -25,8 +25,6 @@ class Sampler {
   int64_t SampleAt(int64_t position);
   // Samples at positions first, first + 1, ...
   void SamplesFrom(int64_t first, std::span<int64_t> samples);
-  // Makes an epoch's permutation before it is needed.
-  void Prepare(int64_t epoch) { Permutation(epoch); }
 
  private:
   struct Cached {

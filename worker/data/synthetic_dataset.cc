@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "worker/data/dataset_kinds.h"

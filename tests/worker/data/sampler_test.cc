@@ -1,0 +1,93 @@
+// Every sample once per epoch, whoever trains it.
+#include "worker/data/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace cadre {
+namespace {
+
+std::vector<int64_t> Sequence(Sampler& sampler, int64_t first, int64_t count) {
+  std::vector<int64_t> samples(static_cast<size_t>(count));
+  sampler.SamplesFrom(first, samples);
+  return samples;
+}
+
+TEST(SamplerTest, EachEpochIsAPermutation) {
+  for (const int64_t size : {1, 2, 7, 60, 1000}) {
+    Sampler sampler(3, size);
+    std::vector<int64_t> all(static_cast<size_t>(size));
+    std::iota(all.begin(), all.end(), 0);
+    for (int64_t epoch = 0; epoch < 4; ++epoch) {
+      std::vector<int64_t> seen = Sequence(sampler, epoch * size, size);
+      EXPECT_EQ(sampler.Epoch(epoch * size), epoch);
+      EXPECT_EQ(sampler.Epoch(epoch * size + size - 1), epoch);
+      std::sort(seen.begin(), seen.end());
+      EXPECT_EQ(seen, all) << size << " " << epoch;
+    }
+  }
+}
+
+TEST(SamplerTest, EpochsAndSeedsDiffer) {
+  Sampler one(1, 1000);
+  Sampler two(2, 1000);
+  EXPECT_NE(Sequence(one, 0, 1000), Sequence(one, 1000, 1000));
+  EXPECT_NE(Sequence(one, 0, 1000), Sequence(two, 0, 1000));
+  // And a second sampler of the same seed does not.
+  Sampler again(1, 1000);
+  EXPECT_EQ(Sequence(one, 500, 1000), Sequence(again, 500, 1000));
+}
+
+// The sequence is one function of the position, whatever was asked for before.
+TEST(SamplerTest, AnyOrderOfQuestionsGivesTheSameAnswers) {
+  Sampler in_order(5, 11);
+  const std::vector<int64_t> expected = Sequence(in_order, 0, 110);
+  Sampler jumping(5, 11);
+  for (int64_t i = 0; i < 110; ++i) {
+    const int64_t position = i * 37 % 110;
+    ASSERT_EQ(jumping.SampleAt(position), expected[static_cast<size_t>(position)]);
+  }
+}
+
+// Batches of all groups over some steps cover the sequence without gap or overlap: so each sample
+// comes once per epoch, also where an epoch ends inside a batch.
+TEST(SamplerTest, GroupsAndBatchesCoverTheSequence) {
+  for (const int64_t batch : {1, 3, 8, 25}) {
+    for (const int64_t groups : {1, 2, 5}) {
+      Sampler sampler(7, 20);
+      // As many steps as end together with an epoch.
+      const int64_t steps = 20;
+      const int64_t epochs = steps * groups * batch / 20;
+      std::map<int64_t, int64_t> times;
+      std::vector<int64_t> sequence;
+      for (int64_t step = 0; step < steps; ++step) {
+        for (int64_t group = 0; group < groups; ++group) {
+          const int64_t first = BatchPosition(step, group, groups, batch);
+          EXPECT_EQ(first, static_cast<int64_t>(sequence.size()));
+          for (const int64_t sample : Sequence(sampler, first, batch)) {
+            sequence.push_back(sample);
+            ++times[sample];
+          }
+        }
+      }
+      ASSERT_EQ(times.size(), 20U);
+      for (const auto& [sample, count] : times) EXPECT_EQ(count, epochs) << sample;
+    }
+  }
+}
+
+TEST(SamplerTest, ABatchMayBeLargerThanTheDataSet) {
+  Sampler sampler(1, 3);
+  const std::vector<int64_t> samples = Sequence(sampler, 1, 10);
+  for (const int64_t wanted : {0, 1, 2}) {
+    const int64_t count = std::count(samples.begin(), samples.end(), wanted);
+    EXPECT_GE(count, 3);
+    EXPECT_LE(count, 4);
+  }
+}
+
+}  // namespace
+}  // namespace cadre
