@@ -41,10 +41,8 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Start(Option
   absl::Status status;
   {
     absl::MutexLock lock(&client->mutex_);
-    auto decided = [c = client.get()]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(c->mutex_) {
-      return c->ever_welcomed_ || !c->refused_.ok();
-    };
-    client->mutex_.AwaitWithDeadline(absl::Condition(&decided), deadline);
+    client->mutex_.AwaitWithDeadline(
+        absl::Condition(client.get(), &MembershipClient::JoinIsDecided), deadline);
     if (!client->refused_.ok()) {
       status = client->refused_;
     } else if (!client->ever_welcomed_) {

@@ -106,6 +106,11 @@ class MembershipClient {
 
   explicit MembershipClient(Options options);
 
+  // Whether the first join has succeeded or was refused.
+  bool JoinIsDecided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ever_welcomed_ || !refused_.ok();
+  }
+
   // The reading thread: joins again and again until stopped.
   void Read();
   // One stream, from Join to its end. Returns why it ended.

@@ -1,0 +1,98 @@
+#include "coordinator/evaluation.h"
+
+#include <algorithm>
+
+namespace cadre {
+
+v1::EvaluationRecord CutTestSplit(uint32_t version, uint32_t step, uint64_t samples,
+                                  const std::vector<uint32_t>& groups) {
+  v1::EvaluationRecord evaluation;
+  evaluation.set_version(version);
+  evaluation.set_step(step);
+  const uint64_t parts = std::max<uint64_t>(1, groups.size());
+  for (uint64_t i = 0; i < parts; ++i) {
+    const uint64_t begin = samples * i / parts;
+    const uint64_t end = samples * (i + 1) / parts;
+    if (begin == end) continue;
+    v1::EvaluationPart& part = *evaluation.add_parts();
+    part.set_begin(begin);
+    part.set_end(end);
+    part.set_given(!groups.empty());
+    if (!groups.empty()) part.set_group(groups[i]);
+  }
+  return evaluation;
+}
+
+const v1::EvaluationPart* PartOf(const v1::EvaluationRecord& evaluation, uint32_t group) {
+  for (const v1::EvaluationPart& part : evaluation.parts()) {
+    if (part.given() && !part.done() && part.group() == group) return &part;
+  }
+  return nullptr;
+}
+
+bool TakePart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated) {
+  if (evaluated.version() != evaluation.version()) return false;
+  for (v1::EvaluationPart& part : *evaluation.mutable_parts()) {
+    if (!part.given() || part.done() || part.group() != evaluated.place().group() ||
+        part.begin() != evaluated.begin() || part.end() != evaluated.end()) {
+      continue;
+    }
+    part.set_done(true);
+    part.set_correct(evaluated.correct());
+    part.set_loss_sum(evaluated.loss_sum());
+    return true;
+  }
+  return false;
+}
+
+bool LosePart(v1::EvaluationRecord& evaluation, uint32_t group) {
+  bool lost = false;
+  for (v1::EvaluationPart& part : *evaluation.mutable_parts()) {
+    if (!part.given() || part.done() || part.group() != group) continue;
+    part.set_given(false);
+    lost = true;
+  }
+  return lost;
+}
+
+bool GivePart(v1::EvaluationRecord& evaluation, uint32_t group) {
+  if (PartOf(evaluation, group) != nullptr) return false;
+  for (v1::EvaluationPart& part : *evaluation.mutable_parts()) {
+    if (part.given()) continue;
+    part.set_given(true);
+    part.set_group(group);
+    return true;
+  }
+  return false;
+}
+
+bool HasFreePart(const v1::EvaluationRecord& evaluation) {
+  return std::any_of(evaluation.parts().begin(), evaluation.parts().end(),
+                     [](const v1::EvaluationPart& part) { return !part.given(); });
+}
+
+bool IsComplete(const v1::EvaluationRecord& evaluation) {
+  return std::all_of(evaluation.parts().begin(), evaluation.parts().end(),
+                     [](const v1::EvaluationPart& part) { return part.done(); });
+}
+
+v1::EvaluationResult ResultOf(const v1::EvaluationRecord& evaluation) {
+  v1::EvaluationResult result;
+  result.set_version(evaluation.version());
+  result.set_step(evaluation.step());
+  uint64_t correct = 0;
+  double loss = 0;
+  for (const v1::EvaluationPart& part : evaluation.parts()) {
+    if (!part.done()) continue;
+    result.set_samples(result.samples() + part.end() - part.begin());
+    correct += part.correct();
+    loss += part.loss_sum();
+  }
+  if (result.samples() > 0) {
+    result.set_accuracy(static_cast<double>(correct) / static_cast<double>(result.samples()));
+    result.set_loss(loss / static_cast<double>(result.samples()));
+  }
+  return result;
+}
+
+}  // namespace cadre

@@ -1,0 +1,76 @@
+// One group slot of a run: the generation that fills it, and how far that is.
+//
+//   waiting --Form--> preparing --all Prepared, Start--> started --Clear--> waiting
+//
+// What must survive a restart is in `record`; the rest is learnt anew from the members.
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "proto/cadre/v1/control.pb.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class Slot {
+ public:
+  Slot() = default;
+  Slot(const std::string& run, uint32_t group, absl::Time now);
+  // As a restarted coordinator finds it.
+  Slot(const v1::GroupRecord& record, absl::Time now) : record_(record), waiting_since_(now) {}
+
+  bool waiting() const { return record_.generation() == 0; }
+  bool preparing() const { return !waiting() && !record_.started(); }
+  bool started() const { return !waiting() && record_.started(); }
+  bool prepared() const { return preparing() && prepared_.size() == ranks(); }
+  uint32_t ranks() const { return static_cast<uint32_t>(record_.members_size()); }
+  uint32_t group() const { return record_.group(); }
+  const v1::GroupRecord& record() const { return record_; }
+  absl::Time waiting_since() const { return waiting_since_; }
+  const std::map<uint32_t, v1::Prepared>& prepared_ranks() const { return prepared_; }
+
+  // The place of a rank in the generation.
+  v1::GroupPlace Place(uint32_t rank) const;
+
+  // A new generation takes the slot, from `version` at `step`. Requires: waiting().
+  void Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
+            uint32_t version, uint32_t step);
+  void Prepare(const v1::Prepared& prepared);
+  // Requires: prepared().
+  void Start(uint32_t next_step);
+  // The generation is over.
+  void Clear(const std::string& reason, absl::Time now);
+  // It was told that the run is at its end. False: it knew.
+  bool SetAtEnd();
+  // Whether the bytes of this round, of this version, are to be counted: true once for each.
+  bool CountRound(uint32_t round);
+  bool CountVersion(uint32_t version);
+  // Lets the wait for a full set of workers be over at once.
+  void StopWaiting() { waiting_since_ = absl::InfinitePast(); }
+
+  // -- What the lead says of itself; for the status, and to answer it.
+  v1::Progress progress;
+  // Version that the group holds, as far as known.
+  uint32_t version = 0;
+  // Newest round that it contributed to and has not been answered, 0: none.
+  uint32_t unanswered = 0;
+  // Newest round whose contribution was refused, and why.
+  uint32_t refused_round = 0;
+  v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
+
+ private:
+  void ForgetProgress();
+
+  v1::GroupRecord record_;
+  std::map<uint32_t, v1::Prepared> prepared_;
+  absl::Time waiting_since_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,66 @@
+// One member's Join stream on the coordinator's side.
+//
+// Outgoing messages wait in a bounded queue; a member that does not read is cut off when it is
+// full. Owned by gRPC: deletes itself when the call is over, after telling its host.
+//
+// Thread-safe.
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "coordinator/events.h"
+#include "proto/cadre/v1/membership.pb.h"
+
+namespace cadre {
+
+class JoinStream final : public grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage> {
+ public:
+  // Who hears of the stream. Called from gRPC's threads.
+  class Host {
+   public:
+    virtual ~Host() = default;
+    // False: nobody listens any more.
+    virtual bool OnStreamEvent(Event event) = 0;
+    // The stream is deleted after this; nothing else is called.
+    virtual void OnStreamDone(ConnectionId connection) = 0;
+  };
+
+  // `host` must outlive the stream. Begin starts it.
+  JoinStream(ConnectionId connection, Host* host, size_t queue_capacity)
+      : connection_(connection), host_(host), queue_capacity_(queue_capacity) {}
+  void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends the stream with this status once what was sent before is written.
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDone() override;
+
+ private:
+  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ConnectionId connection_;
+  Host* const host_;
+  const size_t queue_capacity_;
+  // Read into by gRPC between StartRead and OnReadDone.
+  v1::MemberMessage incoming_;
+
+  absl::Mutex mutex_;
+  // The first is being written while writing_.
+  std::deque<v1::CoordinatorMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace cadre

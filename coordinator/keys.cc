@@ -1,0 +1,34 @@
+#include "coordinator/keys.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+namespace cadre {
+
+std::string MemberKey(absl::string_view member_id) {
+  return absl::StrCat(kMemberPrefix, member_id);
+}
+
+std::string RunKey(absl::string_view run) { return absl::StrCat(kRunPrefix, run); }
+
+std::string GroupsPrefix(absl::string_view run) { return absl::StrCat(kGroupPrefix, run, "/"); }
+
+std::string GroupKey(absl::string_view run, uint32_t group) {
+  return absl::StrFormat("%s%05u", GroupsPrefix(run), group);
+}
+
+std::string CommitsPrefix(absl::string_view run) { return absl::StrCat(kCommitPrefix, run, "/"); }
+
+std::string CommitKey(absl::string_view run, uint32_t round) {
+  return absl::StrFormat("%s%010u", CommitsPrefix(run), round);
+}
+
+uint32_t RunNumber(absl::string_view run) {
+  uint32_t number = 0;
+  if (!absl::ConsumePrefix(&run, "run-")) return 0;
+  return absl::SimpleAtoi(run.substr(0, run.find('-')), &number) ? number : 0;
+}
+
+}  // namespace cadre

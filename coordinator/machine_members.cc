@@ -1,0 +1,298 @@
+// Streams, Hello and leases. Part of Machine.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "coordinator/keys.h"
+#include "coordinator/machine.h"
+
+namespace cadre {
+namespace {
+
+// Counters that one member may report; more is a mistake or worse.
+constexpr int kMostCounters = 256;
+
+std::string WhatIsMissing(const v1::Hello& hello) {
+  if (hello.role() != v1::ROLE_WORKER && hello.role() != v1::ROLE_AGGREGATOR) return "role";
+  if (hello.name().empty()) return "name";
+  if (hello.incarnation().empty()) return "incarnation";
+  if (hello.address().empty()) return "address";
+  return "";
+}
+
+}  // namespace
+
+void Machine::OnStreamClosed(ConnectionId connection) {
+  Member* const member = members_.Detach(connection);
+  if (member == nullptr) return;
+  if (!member->worker()) {
+    OnAggregatorGone(*member);
+    return;
+  }
+  if (!member->place.has_value()) return;
+  Job* const job = FindJob(member->place->run());
+  Slot& slot = job->slots[member->place->group()];
+  // Nothing is lost yet by a new attempt, while waiting for a lease to end would cost seconds.
+  if (slot.preparing()) {
+    Fence(*job, slot, absl::StrCat("the stream of worker ", member->id(), " broke in preparation"),
+          Ending::kOrderly);
+  }
+}
+
+void Machine::OnMessage(const MessageReceived& received) {
+  Member* const member = members_.ByConnection(received.connection);
+  if (received.message.has_hello()) {
+    if (members_.Greeting(received.connection)) {
+      OnHello(received.connection, received.message.hello());
+    } else if (member != nullptr) {
+      Refuse(received.connection, v1::REFUSAL_OUT_OF_ORDER, "Hello came twice on one stream");
+    }
+    return;
+  }
+  if (member != nullptr) {
+    members_.Renew(*member, now_);
+    OnMemberMessage(*member, received.message);
+  } else if (members_.Greeting(received.connection)) {
+    Refuse(received.connection, v1::REFUSAL_OUT_OF_ORDER, "the first message must be Hello");
+  }
+}
+
+void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) {
+  switch (message.body_case()) {
+    case v1::MemberMessage::kHeartbeat:
+      return OnHeartbeat(member, message.heartbeat());
+    case v1::MemberMessage::kGoodbye:
+      // By value: Drop ends the member that holds the id.
+      return Drop(std::string(member.id()),
+                  absl::StrCat("said goodbye: ", message.goodbye().reason()), Ending::kOrderly);
+    default:
+      return member.worker() ? OnWorkerMessage(member, message)
+                             : OnAggregatorMessage(member, message);
+  }
+}
+
+void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
+  switch (message.body_case()) {
+    case v1::MemberMessage::kPrepared:
+      return OnPrepared(member, message.prepared());
+    case v1::MemberMessage::kProgress:
+      return OnProgress(member, message.progress());
+    case v1::MemberMessage::kContributed:
+      return OnContributed(member, message.contributed());
+    case v1::MemberMessage::kAdopted:
+      return OnAdopted(member, message.adopted());
+    case v1::MemberMessage::kEvaluated:
+      return OnEvaluated(member, message.evaluated());
+    case v1::MemberMessage::kGroupFailed:
+      return OnGroupFailed(member, message.group_failed());
+    default:
+      Refuse(member.connection, v1::REFUSAL_MALFORMED, "that is not what a worker says");
+  }
+}
+
+void Machine::OnAggregatorMessage(Member& member, const v1::MemberMessage& message) {
+  switch (message.body_case()) {
+    case v1::MemberMessage::kRunOpened:
+      return OnRunOpened(member, message.run_opened());
+    case v1::MemberMessage::kApplied:
+      return OnApplied(member, message.applied());
+    default:
+      Refuse(member.connection, v1::REFUSAL_MALFORMED, "that is not what an aggregator says");
+  }
+}
+
+void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
+  if (hello.schema_hash() != options_.schema_hash) {
+    Refuse(connection, v1::REFUSAL_SCHEMA,
+           absl::StrFormat("schema %016x is spoken there, %016x here; run the same build of Cadre "
+                           "everywhere (coordinator: %s, member: %s)",
+                           hello.schema_hash(), options_.schema_hash, options_.version,
+                           hello.version()));
+    return;
+  }
+  if (const std::string missing = WhatIsMissing(hello); !missing.empty()) {
+    Refuse(connection, v1::REFUSAL_MALFORMED, absl::StrCat("Hello has no ", missing));
+    return;
+  }
+  if (hello.role() == v1::ROLE_WORKER) {
+    OnWorkerHello(connection, hello);
+  } else {
+    OnAggregatorHello(connection, hello);
+  }
+}
+
+void Machine::OnWorkerHello(ConnectionId connection, const v1::Hello& hello) {
+  Member* member = hello.member_id().empty()
+                       ? members_.ByIncarnation(v1::ROLE_WORKER, hello.incarnation())
+                       : members_.Find(hello.member_id());
+  const bool known =
+      member != nullptr && member->worker() && member->record.incarnation() == hello.incarnation();
+  if (known) {
+    UpdateMember(*member, hello);
+    Welcome(*member, connection);
+    OnWorkerBack(*member, hello);
+    return;
+  }
+  if (!hello.member_id().empty()) {
+    Refuse(connection, v1::REFUSAL_UNKNOWN_MEMBER,
+           absl::StrCat("no worker ", hello.member_id(),
+                        " is on the books: its lease is over; join without an id"));
+    return;
+  }
+  for (const std::string& id : members_.Predecessors(hello)) {
+    Drop(id, "was started again as a new process", Ending::kFailed);
+  }
+  Welcome(AddMember(hello), connection);
+}
+
+// An aggregator is its name: its data is on its disk, whichever process it is.
+void Machine::OnAggregatorHello(ConnectionId connection, const v1::Hello& hello) {
+  Member* member = members_.Aggregator(hello.name());
+  bool moved = true;
+  if (member == nullptr) {
+    member = &AddMember(hello);
+  } else {
+    moved = member->record.address() != hello.address();
+    OnAggregatorGone(*member);
+    UpdateMember(*member, hello);
+  }
+  Welcome(*member, connection);
+  OnAggregatorBack(*member, hello, moved);
+}
+
+Member& Machine::AddMember(const v1::Hello& hello) {
+  meta_.set_member(meta_.member() + 1);
+  meta_changed_ = true;
+  v1::MemberRecord record;
+  record.set_member_id(absl::StrCat(hello.role() == v1::ROLE_WORKER ? "w" : "a", meta_.member()));
+  record.set_role(hello.role());
+  record.set_name(hello.name());
+  record.set_incarnation(hello.incarnation());
+  record.set_address(hello.address());
+  record.set_host(hello.host());
+  record.set_device(hello.device());
+  Member& member = members_.Add(record, now_);
+  Save(member);
+  return member;
+}
+
+void Machine::UpdateMember(Member& member, const v1::Hello& hello) {
+  v1::MemberRecord& record = member.record;
+  const bool same = record.incarnation() == hello.incarnation() &&
+                    record.address() == hello.address() && record.host() == hello.host() &&
+                    record.device() == hello.device();
+  if (same) return;
+  if (record.incarnation() != hello.incarnation()) KeepCounters(member);
+  record.set_incarnation(hello.incarnation());
+  record.set_address(hello.address());
+  record.set_host(hello.host());
+  record.set_device(hello.device());
+  Save(member);
+}
+
+void Machine::Welcome(Member& member, ConnectionId connection) {
+  const ConnectionId before = members_.Attach(member, connection, now_);
+  if (before != 0) out_.End(before, absl::AbortedError("the member opened another stream"));
+  v1::CoordinatorMessage message;
+  v1::Welcome& welcome = *message.mutable_welcome();
+  welcome.set_member_id(member.id());
+  welcome.set_lease_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.lease)));
+  welcome.set_heartbeat_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.heartbeat)));
+  out_.SendTo(connection, std::move(message));
+}
+
+// Whatever was on its way when the stream broke is said again; if the two sides do not agree on the
+// place, the place is given up.
+void Machine::OnWorkerBack(Member& member, const v1::Hello& hello) {
+  const bool claims = hello.has_place() && hello.place().generation() != 0;
+  const bool agrees = claims && member.place.has_value() &&
+                      member.place->SerializeAsString() == hello.place().SerializeAsString();
+  if (claims && !agrees) {
+    CountRefusal(v1::REFUSAL_STALE_GENERATION);
+    SendRelease(member.id(), hello.place(), "the generation is over");
+  }
+  if (!member.place.has_value()) return;
+  Job& job = *FindJob(member.place->run());
+  Slot& slot = job.slots[member.place->group()];
+  const uint32_t rank = member.place->rank();
+  if (slot.preparing()) {
+    SendAssignment(job, slot, rank);
+  } else if (agrees) {
+    SendStart(job, slot, rank);
+    if (job.averages()) SendShardAddresses(job, member.id());
+  } else {
+    Fence(job, slot, absl::StrCat("worker ", member.id(), " came back without its place"),
+          Ending::kFailed);
+  }
+}
+
+void Machine::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
+  member.counters.clear();
+  for (const auto& [name, value] : heartbeat.counters()) {
+    if (member.counters.size() >= kMostCounters) break;
+    member.counters[name] = value;
+  }
+}
+
+void Machine::Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_view reason) {
+  Member* const member = members_.ByConnection(connection);
+  if (member == nullptr && !members_.Greeting(connection)) return;
+  CountRefusal(refusal);
+  v1::CoordinatorMessage message;
+  message.mutable_refused()->set_refusal(refusal);
+  message.mutable_refused()->set_reason(std::string(reason));
+  out_.SendTo(connection, std::move(message));
+  out_.End(connection, absl::FailedPreconditionError(reason));
+  OnStreamClosed(connection);
+}
+
+void Machine::CountRefusal(v1::Refusal refusal) {
+  absl::string_view name = v1::Refusal_Name(refusal);
+  absl::ConsumePrefix(&name, "REFUSAL_");
+  Count(absl::StrCat("refused_", absl::AsciiStrToLower(name)));
+}
+
+void Machine::Drop(const std::string& member_id, absl::string_view reason, Ending ending) {
+  Member* const found = members_.Find(member_id);
+  if (found == nullptr) return;
+  KeepCounters(*found);
+  const Member member = *found;
+  if (member.connection != 0) {
+    out_.End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));
+  }
+  members_.Remove(member_id);
+  out_.EraseOne(MemberKey(member_id));
+  if (!member.worker()) {
+    OnAggregatorGone(member);
+  } else if (member.place.has_value()) {
+    Job& job = *FindJob(member.place->run());
+    Fence(job, job.slots[member.place->group()],
+          absl::StrCat("worker ", member_id, " (", member.record.name(), ") ", reason), ending);
+  }
+}
+
+void Machine::KeepCounters(Member& member) {
+  for (const auto& [name, value] : member.counters) {
+    if (absl::StartsWith(name, "refused_")) Count(name, value);
+  }
+  member.counters.clear();
+}
+
+void Machine::SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message) {
+  const Member* const member = members_.Find(member_id);
+  if (member != nullptr && member->connection != 0) out_.SendTo(member->connection, message);
+}
+
+void Machine::SendRelease(absl::string_view member_id, const v1::GroupPlace& place,
+                          absl::string_view reason) {
+  v1::CoordinatorMessage message;
+  *message.mutable_release()->mutable_place() = place;
+  message.mutable_release()->set_reason(std::string(reason));
+  SendTo(member_id, message);
+}
+
+}  // namespace cadre

@@ -1,0 +1,95 @@
+// Taking up what a store holds. Part of Machine.
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "coordinator/keys.h"
+#include "coordinator/machine.h"
+
+namespace cadre {
+namespace {
+
+absl::Status Parse(const std::string& key, const std::string& bytes,
+                   google::protobuf::MessageLite& record) {
+  if (record.ParseFromString(bytes)) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("the store's record '", key, "' cannot be read"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Action>> Machine::Restore(
+    const std::map<std::string, std::string>& records, absl::Time now) {
+  now_ = now;
+  started_ = now;
+  CADRE_RETURN_IF_ERROR(LoadRecords(records));
+  meta_.set_starts(meta_.starts() + 1);
+  out_.Put(kMetaKey, meta_);
+  for (auto& [number, job] : jobs_) PlaceMembers(job);
+  meta_changed_ = false;
+  return out_.Take();
+}
+
+absl::Status Machine::LoadRecords(const std::map<std::string, std::string>& records) {
+  for (const auto& [key, bytes] : records) {
+    if (key == kMetaKey) {
+      CADRE_RETURN_IF_ERROR(Parse(key, bytes, meta_));
+    } else if (absl::StartsWith(key, kMemberPrefix)) {
+      v1::MemberRecord record;
+      CADRE_RETURN_IF_ERROR(Parse(key, bytes, record));
+      members_.Add(record, now_);
+    } else if (absl::StartsWith(key, kRunPrefix)) {
+      v1::RunRecord record;
+      CADRE_RETURN_IF_ERROR(Parse(key, bytes, record));
+      jobs_.try_emplace(RunNumber(record.run()), record, now_);
+    }
+  }
+  for (auto& [number, job] : jobs_) {
+    CADRE_RETURN_IF_ERROR(LoadCommits(records, job));
+    const std::string prefix = GroupsPrefix(job.id());
+    for (auto it = records.lower_bound(prefix);
+         it != records.end() && absl::StartsWith(it->first, prefix); ++it) {
+      v1::GroupRecord record;
+      CADRE_RETURN_IF_ERROR(Parse(it->first, it->second, record));
+      if (record.group() < job.slots.size()) job.slots[record.group()] = Slot(record, now_);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Only the newest version's commit and the one that is being applied matter from here on.
+absl::Status Machine::LoadCommits(const std::map<std::string, std::string>& records, Job& job) {
+  const uint32_t version = job.record.version();
+  for (const uint32_t round : {version, version + 1}) {
+    const std::string key = CommitKey(job.id(), round);
+    auto it = records.find(key);
+    if (it == records.end()) continue;
+    v1::CommitRecord commit;
+    CADRE_RETURN_IF_ERROR(Parse(key, it->second, commit));
+    if (round == version) {
+      job.last = commit;
+    } else if (job.live()) {
+      job.closing = commit;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Leases were granted anew, so that members may come back to their places.
+void Machine::PlaceMembers(Job& job) {
+  for (Slot& slot : job.slots) {
+    if (slot.waiting()) continue;
+    bool all = true;
+    for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+      Member* const member = members_.Find(slot.record().members(rank));
+      if (member == nullptr) {
+        all = false;
+      } else {
+        member->place = slot.Place(rank);
+      }
+    }
+    if (!all) Fence(job, slot, "a member was lost from the books", Ending::kOrderly);
+  }
+}
+
+}  // namespace cadre

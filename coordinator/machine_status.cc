@@ -1,0 +1,205 @@
+// Snapshots for people. Part of Machine.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "coordinator/machine.h"
+
+namespace cadre {
+
+v1::StatusReply Machine::Status(absl::Time now, absl::string_view run) const {
+  v1::StatusReply reply;
+  FillCoordinator(now, reply);
+  for (const auto& [number, job] : jobs_) {
+    if (!run.empty() && job.id() != run) continue;
+    *reply.add_runs() = RunStatusOf(job, now);
+    if (!job.live()) continue;
+    for (const Slot& slot : job.slots) *reply.add_groups() = GroupStatusOf(job, slot);
+  }
+  for (const auto& [id, member] : members_.all()) {
+    if (member.worker()) {
+      *reply.add_workers() = MemberStatusOf(member, now);
+    } else {
+      *reply.add_aggregators() = AggregatorStatusOf(member, now);
+    }
+  }
+  return reply;
+}
+
+absl::StatusOr<v1::RunStatus> Machine::RunStatus(absl::string_view run, absl::Time now) const {
+  const Job* const job = FindJob(run);
+  if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no run ", run));
+  return RunStatusOf(*job, now);
+}
+
+void Machine::FillCoordinator(absl::Time now, v1::StatusReply& reply) const {
+  v1::CoordinatorStatus& coordinator = *reply.mutable_coordinator();
+  coordinator.set_version(options_.version);
+  coordinator.set_schema_hash(options_.schema_hash);
+  if (started_ != absl::InfinitePast()) {
+    coordinator.set_uptime_seconds(absl::ToDoubleSeconds(now - started_));
+  }
+  coordinator.set_starts(meta_.starts());
+  auto& counters = *reply.mutable_counters();
+  counters = meta_.counters();
+  for (const auto& [id, member] : members_.all()) {
+    for (const auto& [name, value] : member.counters) {
+      if (absl::StartsWith(name, "refused_")) counters[name] += value;
+    }
+  }
+}
+
+v1::RunStatus Machine::RunStatusOf(const Job& job, absl::Time now) const {
+  const v1::RunRecord& record = job.record;
+  v1::RunStatus status;
+  status.set_run(record.run());
+  status.set_name(record.spec().name());
+  status.set_state(record.state());
+  status.set_reason(job.live() ? WhyWaiting(job) : record.reason());
+  status.set_lineage(record.lineage());
+  status.set_version(record.version());
+  status.set_step(record.step());
+  status.set_total_steps(TotalSteps(record));
+  status.set_epoch(EpochAt(record, record.step()));
+  status.set_total_epochs(EpochAt(record, TotalSteps(record)));
+  status.set_loss(record.loss());
+  if (record.has_test()) *status.mutable_test() = record.test();
+  status.set_rounds_committed(record.rounds_committed());
+  status.set_payload_bytes_across_groups(record.payload_bytes());
+  status.set_bytes_across_groups(record.message_bytes());
+  status.set_digest(record.digest() == 0 ? "" : DigestHex(record.digest()));
+  status.set_samples(record.samples());
+  const uint64_t groups = GroupsOf(record.spec());
+  status.set_groups(static_cast<uint32_t>(groups));
+  status.set_groups_alive(static_cast<uint32_t>(job.LiveGroups().size()));
+  if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
+  status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
+                                             sizeof(float) * record.step());
+  for (const Slot& slot : job.slots) {
+    status.set_rate(std::max(status.rate(), slot.progress.rate()));
+    if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());
+  }
+  FillTimes(job, now, status);
+  return status;
+}
+
+void Machine::FillTimes(const Job& job, absl::Time now, v1::RunStatus& status) const {
+  const v1::RunRecord& record = job.record;
+  if (record.started_ms() == 0) return;
+  const absl::Time end = job.live() ? now : absl::FromUnixMillis(record.ended_ms());
+  const double seconds =
+      std::max(0.0, absl::ToDoubleSeconds(end - absl::FromUnixMillis(record.started_ms())));
+  status.set_seconds(seconds);
+  double now_training = 0;
+  uint32_t step = record.step();
+  for (const Slot& slot : job.slots) {
+    now_training += slot.progress.samples_per_second();
+    step = std::max(step, slot.progress.step());
+  }
+  if (record.samples() > 0 && seconds > 0) {
+    status.set_samples_per_second(static_cast<double>(record.samples()) / seconds);
+  } else {
+    status.set_samples_per_second(now_training);
+  }
+  if (job.live() && step > 0 && status.total_steps() > step) {
+    status.set_eta_seconds(seconds / step * (status.total_steps() - step));
+  }
+}
+
+v1::GroupState Machine::StateOf(const Job& job, const Slot& slot) {
+  if (slot.waiting()) return v1::WAITING;
+  if (!slot.started()) return v1::PREPARING;
+  if (slot.record().at_end()) return v1::IDLE;
+  if (slot.unanswered != 0 || job.round.Has(slot.group())) return v1::AT_BOUNDARY;
+  return slot.progress.solo_steps() > 0 ? v1::SOLO : v1::TRAINING;
+}
+
+v1::GroupStatus Machine::GroupStatusOf(const Job& job, const Slot& slot) const {
+  v1::GroupStatus status;
+  const v1::GroupRecord& record = slot.record();
+  status.set_run(job.id());
+  status.set_group(slot.group());
+  status.set_generation(record.generation());
+  status.set_state(StateOf(job, slot));
+  for (const v1::MeshAxis& axis : record.plan().mesh()) {
+    (*status.mutable_mesh())[axis.name()] = axis.size();
+  }
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    v1::GroupMember& member = *status.add_members();
+    member.set_rank(rank);
+    member.set_member_id(record.members(static_cast<int>(rank)));
+    const Member* const known = members_.Find(member.member_id());
+    if (known != nullptr) member.set_name(known->record.name());
+    auto prepared = slot.prepared_ranks().find(rank);
+    if (prepared != slot.prepared_ranks().end()) *member.mutable_held() = prepared->second.held();
+  }
+  status.set_step(std::max(slot.progress.step(), record.step()));
+  status.set_loss(slot.progress.loss());
+  status.set_samples_per_second(slot.progress.samples_per_second());
+  status.set_version(std::max(slot.version, record.version()));
+  status.set_solo_steps(slot.progress.solo_steps());
+  status.set_reason(record.reason());
+  *status.mutable_plan() = record.plan();
+  return status;
+}
+
+v1::MemberStatus Machine::MemberStatusOf(const Member& member, absl::Time now) const {
+  v1::MemberStatus status;
+  status.set_member_id(member.id());
+  status.set_name(member.record.name());
+  status.set_host(member.record.host());
+  status.set_address(member.record.address());
+  status.set_device(member.record.device());
+  status.set_heartbeat_age_seconds(std::max(0.0, absl::ToDoubleSeconds(now - member.heard)));
+  status.set_connected(member.connection != 0);
+  if (member.place.has_value()) *status.mutable_place() = *member.place;
+  for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
+  return status;
+}
+
+v1::AggregatorStatus Machine::AggregatorStatusOf(const Member& member, absl::Time now) const {
+  v1::AggregatorStatus status;
+  *status.mutable_member() = MemberStatusOf(member, now);
+  for (const auto& [number, job] : jobs_) {
+    for (uint32_t i = 0; i < static_cast<uint32_t>(job.record.shards_size()); ++i) {
+      if (!job.live() || !Owns(member, job, i)) continue;
+      v1::ShardState& shard = *status.add_shards();
+      shard.set_run(job.id());
+      shard.set_lineage(job.record.lineage());
+      shard.set_shard(i);
+      shard.set_version(job.record.version());
+      shard.set_digest(job.ShardDigestOf(i).value_or(0));
+    }
+  }
+  return status;
+}
+
+std::string Machine::WhyWaiting(const Job& job) const {
+  for (const std::string& name : job.record.shards()) {
+    const Member* const member = members_.Aggregator(name);
+    if (member == nullptr || member->connection == 0) {
+      return absl::StrCat("waits for aggregator ", name);
+    }
+  }
+  const bool formed = std::any_of(job.slots.begin(), job.slots.end(),
+                                  [](const Slot& slot) { return !slot.waiting(); });
+  if (formed) return job.record.state() == v1::QUEUED ? "its workers prepare" : "";
+  if (job.averages() && job.record.shards_size() == 0) {
+    const auto there = std::count_if(
+        members_.all().begin(), members_.all().end(),
+        [](const auto& entry) { return !entry.second.worker() && entry.second.connection != 0; });
+    const auto wanted = std::max<int64_t>(1, job.spec().cluster().aggregators());
+    if (there < wanted) {
+      return absl::StrCat("waits for aggregators: ", there, " of ", wanted, " are there");
+    }
+  }
+  if (job.averages() && job.record.shards_size() > 0 && !job.shards_open()) {
+    return "its aggregators open their shards";
+  }
+  return absl::StrCat("waits for workers: ", IdleWorkers().size(), " of ",
+                      RanksPerGroup(job.spec()), " for a group are idle");
+}
+
+}  // namespace cadre

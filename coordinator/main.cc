@@ -1,0 +1,128 @@
+// cadre-coordinator: reads the flags, opens the store, serves until it is told to stop.
+#include <gflags/gflags.h>
+#include <glog/logging.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/daemon.h"
+#include "base/grpc_channel.h"
+#include "coordinator/plan/planner.h"
+#include "coordinator/service.h"
+#include "coordinator/sqlite_store.h"
+#include "proto/schema_hash.h"
+#include "spec/parameter_index.h"
+#include "spec/validate.h"
+
+DEFINE_string(listen, "127.0.0.1:7000", "host:port to serve on; port 0 takes a free one");
+DEFINE_string(store, "cadre-coordinator.db",
+              "file that keeps runs, groups and commits; made if it is not there");
+DEFINE_bool(insecure, false, "listen beyond loopback although there is no TLS");
+DEFINE_string(port_file, "", "file to write the port to once it is taken");
+DEFINE_int32(lease_ms, 10'000,
+             "milliseconds after which a member that was not heard of is given up; members send a "
+             "heartbeat every quarter of it");
+
+DECLARE_bool(help);
+DECLARE_bool(helpshort);
+
+namespace cadre {
+namespace {
+
+constexpr char kVersion[] = CADRE_VERSION;
+constexpr char kUsage[] =
+    "Brings workers and aggregators together and runs training jobs on them.\n\n"
+    "  cadre-coordinator --listen=127.0.0.1:7000 --store=/var/lib/cadre/coordinator.db\n\n"
+    "Then start cadre-aggregator and cadre-worker with --coordinator=127.0.0.1:7000 and submit a "
+    "run "
+    "with 'cadre run'. It can be killed and started again at any time: runs go on from its store. "
+    "SIGTERM stops it in good order.\n\n"
+    "Exit codes: 0 stopped in good order, 1 a failure or an unknown flag (the reason is the last "
+    "line on stderr), 2 wrong arguments.";
+
+// Messages over kMaxMessageBytes are refused by name; gRPC must let them in for that.
+constexpr int kReceiveBytes = 4 * kMaxMessageBytes;
+constexpr absl::Duration kDrain = absl::Seconds(3);
+
+uint64_t CountParameters(const v1::RunSpec& spec) {
+  const auto index = ParameterIndex::FromModel(spec.model());
+  return index.ok() ? index->size() : 0;
+}
+
+CoordinatorService::Options MakeOptions() {
+  CoordinatorService::Options options;
+  Machine::Options& machine = options.loop.machine;
+  machine.plan = [](const v1::RunSpec& spec, int ranks) { return MakePlan(spec, ranks); };
+  machine.validate = ValidateRunSpec;
+  machine.parameter_count = CountParameters;
+  machine.schema_hash = SchemaHash();
+  machine.lease = absl::Milliseconds(FLAGS_lease_ms);
+  machine.heartbeat = machine.lease / 4;
+  machine.version = kVersion;
+  return options;
+}
+
+int Fail(const absl::Status& status) {
+  std::cerr << "cadre-coordinator: " << status.message() << std::endl;
+  return 1;
+}
+
+int Serve() {
+  auto store = SqliteStore::Open({.path = FLAGS_store});
+  if (!store.ok()) return Fail(store.status());
+  const AnchoredClock clock;
+  absl::Status failure;
+  absl::Notification failed;
+  CoordinatorService::Options options = MakeOptions();
+  options.loop.on_failure = [&](const absl::Status& status) {
+    failure = status;
+    failed.Notify();
+    RequestTermination();
+  };
+  CoordinatorService service(std::move(options));
+  if (const absl::Status started = service.Start(store->get(), &clock); !started.ok()) {
+    return Fail(started);
+  }
+  auto daemon = Daemon::Start({.listen = FLAGS_listen,
+                               .insecure = FLAGS_insecure,
+                               .port_file = FLAGS_port_file,
+                               .receive_bytes = kReceiveBytes},
+                              service.services());
+  if (!daemon.ok()) return Fail(daemon.status());
+  LOG(INFO) << "listening on " << (*daemon)->address() << ", store " << FLAGS_store;
+  WaitForTermination();
+  LOG(INFO) << "stopping";
+  service.Drain();
+  (*daemon)->Drain(kDrain);
+  return failed.HasBeenNotified() ? Fail(failure) : 0;
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage(cadre::kUsage);
+  gflags::SetVersionString(cadre::kVersion);
+  gflags::ParseCommandLineNonHelpFlags(&argc, &argv, true);
+  if (FLAGS_help || FLAGS_helpshort) {
+    gflags::ShowUsageWithFlagsRestrict(argv[0], "coordinator/main");
+    return 0;
+  }
+  gflags::HandleCommandLineHelpFlags();
+  if (argc > 1) {
+    std::cerr << "cadre-coordinator: unexpected argument '" << argv[1] << "'; see --help\n";
+    return 2;
+  }
+  if (FLAGS_lease_ms < 100) {
+    std::cerr << "cadre-coordinator: --lease_ms must be at least 100\n";
+    return 2;
+  }
+  cadre::BlockTerminationSignals();
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
+  return cadre::Serve();
+}

@@ -1,0 +1,60 @@
+#include "coordinator/outbox.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
+#include "absl/strings/match.h"
+
+namespace cadre {
+namespace {
+
+// Equal messages must be equal bytes, maps included, so that a replay is the same to the bit.
+std::string Serialize(const google::protobuf::MessageLite& record) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  record.SerializeToCodedStream(&coded);
+  return bytes;
+}
+
+}  // namespace
+
+void Outbox::Put(const std::string& key, const google::protobuf::MessageLite& record) {
+  records_[key] = Serialize(record);
+}
+
+void Outbox::EraseOne(const std::string& key) {
+  records_.erase(key);
+  erasures_.push_back({.key = key});
+}
+
+void Outbox::EraseBelow(const std::string& prefix) {
+  auto it = records_.lower_bound(prefix);
+  while (it != records_.end() && absl::StartsWith(it->first, prefix)) it = records_.erase(it);
+  erasures_.push_back({.key = prefix, .prefix = true});
+}
+
+void Outbox::SendTo(ConnectionId connection, v1::CoordinatorMessage message) {
+  others_.push_back(Send{connection, std::move(message)});
+}
+
+void Outbox::End(ConnectionId connection, absl::Status status) {
+  others_.push_back(Disconnect{connection, std::move(status)});
+}
+
+void Outbox::Reply(RequestId request, absl::Status status, absl::string_view run) {
+  others_.push_back(Replied{request, std::move(status), std::string(run)});
+}
+
+std::vector<Action> Outbox::Take() {
+  std::vector<Action> actions(erasures_.begin(), erasures_.end());
+  for (auto& [key, value] : records_) actions.push_back(Persist{key, std::move(value)});
+  for (Action& action : others_) actions.push_back(std::move(action));
+  erasures_.clear();
+  records_.clear();
+  others_.clear();
+  return actions;
+}
+
+}  // namespace cadre

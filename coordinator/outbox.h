@@ -1,0 +1,41 @@
+// Collects the actions of one call of the machine.
+//
+// Thread-compatible.
+//
+// Guarantees: Take hands out erasures, then records (the newest of each key, in key order), then
+// everything else in the order in which it was added.
+#pragma once
+
+#include <google/protobuf/message_lite.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "coordinator/events.h"
+
+namespace cadre {
+
+class Outbox {
+ public:
+  void Put(const std::string& key, const google::protobuf::MessageLite& record);
+  // Also forgets what was put under the key before.
+  void EraseOne(const std::string& key);
+  void EraseBelow(const std::string& prefix);
+
+  void SendTo(ConnectionId connection, v1::CoordinatorMessage message);
+  void End(ConnectionId connection, absl::Status status);
+  void Reply(RequestId request, absl::Status status, absl::string_view run = "");
+
+  std::vector<Action> Take();
+
+ private:
+  std::vector<Erase> erasures_;
+  std::map<std::string, std::string> records_;
+  std::vector<Action> others_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,85 @@
+#include "coordinator/round.h"
+
+#include <algorithm>
+
+namespace cadre {
+namespace {
+
+// Weight of the newest round in the learnt spread.
+constexpr double kNewest = 0.25;
+// The window is this many times the usual spread.
+constexpr double kMargin = 4;
+constexpr absl::Duration kMostBeyond = absl::Minutes(2);
+
+}  // namespace
+
+void Round::Open(uint32_t round) {
+  round_ = round;
+  arrivals_.clear();
+}
+
+bool Round::Add(const v1::Contributed& contributed, uint32_t ranks, absl::Time now) {
+  return arrivals_.try_emplace(contributed.place().group(), Arrival{contributed, ranks, now})
+      .second;
+}
+
+void Round::NoteLate(absl::Time now) {
+  if (last_quorum_ == absl::InfiniteFuture()) return;
+  Learn(now - last_quorum_);
+}
+
+bool Round::MayClose(const std::vector<uint32_t>& live, absl::Time now) const {
+  return !arrivals_.empty() && now >= ClosesAt(live);
+}
+
+absl::Time Round::ClosesAt(const std::vector<uint32_t>& live) const {
+  if (arrivals_.empty()) return absl::InfiniteFuture();
+  const bool all = std::all_of(live.begin(), live.end(), [this](uint32_t g) { return Has(g); });
+  if (all) return absl::InfinitePast();
+  if (quorum_ == 0 || QuorumAt() == absl::InfiniteFuture()) return absl::InfiniteFuture();
+  return QuorumAt() + Grace();
+}
+
+absl::Duration Round::Grace() const {
+  return std::clamp(kMargin * spread_, min_grace_, min_grace_ + kMostBeyond);
+}
+
+v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
+  v1::CommitRecord commit;
+  commit.set_run(run);
+  commit.set_round(round_);
+  double loss = 0;
+  absl::Time last = absl::InfinitePast();
+  for (const auto& [group, arrival] : arrivals_) {
+    const v1::Contributed& in = arrival.contributed;
+    v1::Participant& participant = *commit.add_participants();
+    participant.set_group(group);
+    participant.set_generation(in.place().generation());
+    participant.set_ranks(arrival.ranks);
+    participant.set_samples(in.samples());
+    commit.set_step(std::max(commit.step(), in.step()));
+    commit.set_samples(commit.samples() + in.samples());
+    loss += static_cast<double>(in.loss()) * static_cast<double>(in.samples());
+    last = std::max(last, arrival.when);
+  }
+  commit.set_loss(static_cast<float>(loss / static_cast<double>(commit.samples())));
+  last_quorum_ = std::min(QuorumAt(), now);
+  if (arrivals_.size() > 1) Learn(last - last_quorum_);
+  return commit;
+}
+
+absl::Time Round::QuorumAt() const {
+  const size_t needed = std::max(1u, quorum_);
+  std::vector<absl::Time> times;
+  for (const auto& [group, arrival] : arrivals_) times.push_back(arrival.when);
+  if (times.size() < needed) return absl::InfiniteFuture();
+  std::sort(times.begin(), times.end());
+  return times[needed - 1];
+}
+
+void Round::Learn(absl::Duration spread) {
+  spread = std::max(spread, absl::ZeroDuration());
+  spread_ = spread_ * (1 - kNewest) + spread * kNewest;
+}
+
+}  // namespace cadre

@@ -1,0 +1,111 @@
+#include "coordinator/run.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace cadre {
+namespace {
+
+constexpr uint32_t kDefaultRejoinWaitMs = 5'000;
+constexpr uint32_t kDefaultMinGraceMs = 10'000;
+
+uint32_t OrDefault(uint32_t value, uint32_t instead) { return value == 0 ? instead : value; }
+
+uint32_t Clamp(uint64_t steps) {
+  return static_cast<uint32_t>(std::min<uint64_t>(steps, std::numeric_limits<uint32_t>::max()));
+}
+
+// Samples that all groups train on in one step.
+uint64_t SamplesPerStep(const v1::RunSpec& spec) {
+  return uint64_t{std::max(1u, spec.batch_per_group())} * GroupsOf(spec);
+}
+
+// First step at which at least `epochs` passes over the samples are done.
+uint32_t StepOfEpoch(const v1::RunRecord& run, uint64_t epochs) {
+  const uint64_t per_step = SamplesPerStep(run.spec());
+  return Clamp((epochs * run.train_samples() + per_step - 1) / per_step);
+}
+
+}  // namespace
+
+uint32_t GroupsOf(const v1::RunSpec& spec) { return OrDefault(spec.cluster().groups(), 1); }
+
+uint32_t RanksPerGroup(const v1::RunSpec& spec) {
+  return OrDefault(spec.cluster().ranks_per_group(), 1);
+}
+
+uint32_t MinRanksPerGroup(const v1::RunSpec& spec) {
+  return std::min(OrDefault(spec.cluster().min_ranks_per_group(), 1), RanksPerGroup(spec));
+}
+
+absl::Duration RejoinWait(const v1::RunSpec& spec) {
+  return absl::Milliseconds(OrDefault(spec.cluster().rejoin_wait_ms(), kDefaultRejoinWaitMs));
+}
+
+absl::Duration MinGrace(const v1::RunSpec& spec) {
+  return absl::Milliseconds(OrDefault(spec.averaging().min_grace_ms(), kDefaultMinGraceMs));
+}
+
+uint32_t EvaluationEpochs(const v1::RunSpec& spec) {
+  return OrDefault(spec.evaluation().every_epochs(), 1);
+}
+
+bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() > 0; }
+
+bool IsLive(v1::RunState state) {
+  return state == v1::QUEUED || state == v1::RUNNING || state == v1::FINISHING;
+}
+
+uint32_t TotalSteps(const v1::RunRecord& run) {
+  const v1::Stop& stop = run.spec().stop();
+  uint32_t total = stop.steps();
+  if (stop.epochs() > 0 && run.train_samples() > 0) {
+    const uint32_t by_epochs = StepOfEpoch(run, stop.epochs());
+    total = total == 0 ? by_epochs : std::min(total, by_epochs);
+  }
+  return total;
+}
+
+double EpochAt(const v1::RunRecord& run, uint32_t step) {
+  if (run.train_samples() == 0) return 0;
+  return static_cast<double>(step) * static_cast<double>(SamplesPerStep(run.spec())) /
+         static_cast<double>(run.train_samples());
+}
+
+bool EvaluationDue(const v1::RunRecord& run, uint32_t step) {
+  if (run.train_samples() == 0) return false;
+  const uint32_t next = std::max(run.next_evaluation_epoch(), 1u);
+  return step >= StepOfEpoch(run, next);
+}
+
+uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step) {
+  const uint32_t every = EvaluationEpochs(run.spec());
+  if (run.train_samples() == 0) return every;
+  const uint64_t done = uint64_t{step} * SamplesPerStep(run.spec()) / run.train_samples();
+  return Clamp((done / every + 1) * every);
+}
+
+uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step) {
+  const uint32_t total = TotalSteps(run);
+  uint32_t next = std::numeric_limits<uint32_t>::max();
+  if (Averages(run.spec())) {
+    next = Clamp(uint64_t{step} + run.spec().averaging().every_steps());
+  } else if (run.train_samples() > 0) {
+    next = std::max(step + 1, StepOfEpoch(run, EvaluationEpochAfter(run, step)));
+  }
+  return total == 0 ? next : std::min(next, total);
+}
+
+bool TargetReached(const v1::RunRecord& run) {
+  const float target = run.spec().stop().test_accuracy();
+  // The target was written as a float: 0.91 must be met by 0.91.
+  return target > 0 && run.test().samples() > 0 &&
+         static_cast<float>(run.test().accuracy()) >= target;
+}
+
+bool AtEnd(const v1::RunRecord& run, uint32_t step) {
+  const uint32_t total = TotalSteps(run);
+  return (total > 0 && step >= total) || TargetReached(run);
+}
+
+}  // namespace cadre

@@ -1,0 +1,62 @@
+// One caller's Watch stream: what changed, at most ten times a second.
+//
+// Offer is called on the coordinator's loop whenever something may have changed, and takes a
+// snapshot only when one may be sent. Owned by gRPC: deletes itself when the call is over, after
+// telling its host. Thread-safe.
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "coordinator/machine.h"
+#include "proto/cadre/v1/control.pb.h"
+
+namespace cadre {
+
+class WatchStream final : public grpc::ServerWriteReactor<v1::WatchUpdate> {
+ public:
+  // Called once, before the stream deletes itself.
+  using Done = std::function<void()>;
+
+  // `run` empty: all runs, until the caller leaves.
+  WatchStream(std::string run, Done done) : run_(std::move(run)), done_(std::move(done)) {}
+
+  // Sends what has changed since the last time, if it is time for that. Returns when to be called
+  // again although nothing happens; InfiniteFuture: only after the next event.
+  absl::Time Offer(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDone() override;
+
+ private:
+  void Collect(const Machine& machine, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string run_;
+  const Done done_;
+
+  absl::Mutex mutex_;
+  // At most one update for each run; the first is being written while writing_.
+  std::deque<v1::WatchUpdate> outgoing_ ABSL_GUARDED_BY(mutex_);
+  // What was said of each run last, without what changes by itself.
+  std::map<std::string, std::string> said_ ABSL_GUARDED_BY(mutex_);
+  absl::Time next_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace cadre

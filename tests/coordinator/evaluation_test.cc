@@ -1,0 +1,77 @@
+#include "coordinator/evaluation.h"
+
+#include <gtest/gtest.h>
+
+namespace cadre {
+namespace {
+
+v1::Evaluated Answer(uint32_t version, uint32_t group, uint64_t begin, uint64_t end,
+                     uint64_t correct) {
+  v1::Evaluated evaluated;
+  evaluated.mutable_place()->set_group(group);
+  evaluated.set_version(version);
+  evaluated.set_begin(begin);
+  evaluated.set_end(end);
+  evaluated.set_correct(correct);
+  evaluated.set_loss_sum(static_cast<double>(end - begin));
+  return evaluated;
+}
+
+TEST(EvaluationTest, PartsCoverTheSplitWhateverTheNumbers) {
+  for (uint64_t samples : {0, 1, 2, 7, 100}) {
+    for (size_t groups : {0, 1, 2, 3, 8}) {
+      std::vector<uint32_t> ids;
+      for (size_t g = 0; g < groups; ++g) ids.push_back(static_cast<uint32_t>(g));
+      const v1::EvaluationRecord cut = CutTestSplit(3, 30, samples, ids);
+      uint64_t next = 0;
+      for (const v1::EvaluationPart& part : cut.parts()) {
+        EXPECT_EQ(part.begin(), next);
+        EXPECT_LT(part.begin(), part.end());
+        EXPECT_EQ(part.given(), groups > 0);
+        next = part.end();
+      }
+      EXPECT_EQ(next, samples);
+    }
+  }
+}
+
+TEST(EvaluationTest, AnEmptySplitIsCompleteAtOnce) {
+  const v1::EvaluationRecord cut = CutTestSplit(1, 1, 0, {0});
+  EXPECT_TRUE(IsComplete(cut));
+  EXPECT_EQ(ResultOf(cut).samples(), 0u);
+}
+
+TEST(EvaluationTest, TakesEveryPartOnceAndAddsUp) {
+  v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
+  EXPECT_TRUE(TakePart(cut, Answer(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(TakePart(cut, Answer(3, 0, 0, 50, 40))) << "twice";
+  EXPECT_FALSE(TakePart(cut, Answer(2, 1, 50, 100, 20))) << "another version";
+  EXPECT_FALSE(TakePart(cut, Answer(3, 1, 50, 99, 20))) << "another range";
+  EXPECT_FALSE(TakePart(cut, Answer(3, 0, 50, 100, 20))) << "another group's";
+  EXPECT_FALSE(IsComplete(cut));
+  EXPECT_TRUE(TakePart(cut, Answer(3, 1, 50, 100, 20)));
+  EXPECT_TRUE(IsComplete(cut));
+  const v1::EvaluationResult result = ResultOf(cut);
+  EXPECT_EQ(result.samples(), 100u);
+  EXPECT_DOUBLE_EQ(result.accuracy(), 0.6);
+  EXPECT_DOUBLE_EQ(result.loss(), 1.0);
+  EXPECT_EQ(result.version(), 3u);
+  EXPECT_EQ(result.step(), 30u);
+}
+
+TEST(EvaluationTest, ALostPartGoesToAnotherGroup) {
+  v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
+  EXPECT_TRUE(TakePart(cut, Answer(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(LosePart(cut, 0)) << "it has handed its part back";
+  EXPECT_TRUE(LosePart(cut, 1));
+  EXPECT_TRUE(HasFreePart(cut));
+  EXPECT_FALSE(TakePart(cut, Answer(3, 1, 50, 100, 20))) << "it is not its any more";
+  EXPECT_TRUE(GivePart(cut, 0));
+  EXPECT_FALSE(GivePart(cut, 0)) << "it has one";
+  EXPECT_FALSE(GivePart(cut, 2)) << "none is free";
+  EXPECT_TRUE(TakePart(cut, Answer(3, 0, 50, 100, 10)));
+  EXPECT_DOUBLE_EQ(ResultOf(cut).accuracy(), 0.5);
+}
+
+}  // namespace
+}  // namespace cadre

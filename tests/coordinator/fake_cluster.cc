@@ -1,0 +1,589 @@
+#include "tests/coordinator/fake_cluster.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "coordinator/keys.h"
+#include "coordinator/run.h"
+
+namespace cadre::testing {
+namespace {
+
+absl::StatusOr<v1::Plan> FakePlan(const v1::RunSpec&, int ranks) {
+  v1::Plan plan;
+  v1::MeshAxis& axis = *plan.add_mesh();
+  axis.set_name("data");
+  axis.set_size(static_cast<uint32_t>(ranks));
+  return plan;
+}
+
+uint64_t Mix(uint64_t digest, const v1::Apply& apply) {
+  for (const v1::Participant& in : apply.participants()) {
+    digest = RandomBits(digest, RandomStream::kTest, in.generation(), in.samples() + in.group());
+  }
+  return digest;
+}
+
+// Where the bound of a machine that asks for a Tick for ever would show.
+constexpr int kMostTurns = 200'000;
+
+}  // namespace
+
+v1::RunSpec MakeSpec(uint32_t groups, uint32_t ranks, uint32_t every_steps, uint32_t steps) {
+  v1::RunSpec spec;
+  spec.set_name("test");
+  spec.set_batch_per_group(32);
+  spec.mutable_averaging()->set_every_steps(every_steps);
+  spec.mutable_cluster()->set_groups(groups);
+  spec.mutable_cluster()->set_ranks_per_group(ranks);
+  spec.mutable_stop()->set_steps(steps);
+  return spec;
+}
+
+FakeCluster::FakeCluster(const Adjust& adjust) : now_(absl::FromUnixSeconds(1'000'000)) {
+  options_.plan = FakePlan;
+  options_.parameter_count = [](const v1::RunSpec&) { return uint64_t{1000}; };
+  options_.schema_hash = kSchema;
+  options_.version = "test";
+  if (adjust) adjust(options_);
+  heartbeat_at_ = now_ + options_.heartbeat;
+  StartMachine();
+}
+
+void FakeCluster::StartMachine() {
+  machine_ = std::make_unique<Machine>(options_);
+  auto actions = machine_->Restore(store_, now_);
+  ASSERT_TRUE(actions.ok()) << actions.status();
+  Perform(*actions);
+}
+
+void FakeCluster::RestartCoordinator() {
+  machine_.reset();
+  in_flight_.clear();
+  crashed_ = false;
+  for (FakeWorker& worker : workers_) worker.connection = 0;
+  for (FakeAggregator& aggregator : aggregators_) aggregator.connection = 0;
+  StartMachine();
+  Reconnect();
+  Deliver();
+}
+
+void FakeCluster::Reconnect() {
+  for (FakeAggregator& aggregator : aggregators_) {
+    if (aggregator.alive && aggregator.connection == 0) Connect(aggregator);
+  }
+  for (FakeWorker& worker : workers_) {
+    if (worker.alive && worker.connection == 0) Connect(worker);
+  }
+}
+
+// ---- Actions
+
+void FakeCluster::CheckTransaction(const std::string& key, const std::string& value) {
+  if (key == kMetaKey) {
+    v1::MetaRecord meta;
+    ASSERT_TRUE(meta.ParseFromString(value));
+    EXPECT_GE(meta.generation(), highest_generation_) << "a generation is used again";
+    highest_generation_ = meta.generation();
+  }
+  if (!absl::StartsWith(key, kCommitPrefix)) return;
+  v1::CommitRecord commit;
+  ASSERT_TRUE(commit.ParseFromString(value));
+  auto it = store_.find(key);
+  if (it == store_.end()) return;
+  v1::CommitRecord before;
+  ASSERT_TRUE(before.ParseFromString(it->second));
+  EXPECT_FALSE(before.committed()) << "a committed round is written again: " << key;
+  ASSERT_EQ(before.participants_size(), commit.participants_size()) << key;
+  for (int i = 0; i < before.participants_size(); ++i) {
+    EXPECT_EQ(before.participants(i).SerializeAsString(),
+              commit.participants(i).SerializeAsString());
+  }
+}
+
+void FakeCluster::Perform(const std::vector<Action>& actions) {
+  bool kept = false;
+  for (const Action& action : actions) {
+    if (const auto* erase = std::get_if<Erase>(&action)) {
+      kept = true;
+      if (!erase->prefix) store_.erase(erase->key);
+      if (!erase->prefix) continue;
+      auto it = store_.lower_bound(erase->key);
+      while (it != store_.end() && absl::StartsWith(it->first, erase->key)) it = store_.erase(it);
+    } else if (const auto* persist = std::get_if<Persist>(&action)) {
+      kept = true;
+      CheckTransaction(persist->key, persist->value);
+      store_[persist->key] = persist->value;
+    }
+  }
+  if (kept) {
+    ++transactions_;
+    if (crash_after_ > 0 && --crash_after_ == 0) {
+      crash_after_ = -1;
+      crashed_ = true;
+      return;
+    }
+  }
+  for (const Action& action : actions) {
+    if (const auto* send = std::get_if<Send>(&action)) {
+      raw_heard_[send->connection].push_back(send->message);
+      in_flight_.push_back(*send);
+    } else if (const auto* disconnect = std::get_if<Disconnect>(&action)) {
+      ended_.insert(disconnect->connection);
+    } else if (const auto* replied = std::get_if<Replied>(&action)) {
+      last_status = replied->status;
+      last_run = replied->run;
+    }
+  }
+}
+
+void FakeCluster::Do(const Event& event) {
+  if (crashed_) return;
+  Perform(machine_->Handle(event, now_));
+}
+
+void FakeCluster::Deliver() {
+  for (int turn = 0; turn < kMostTurns; ++turn) {
+    if (crashed_) {
+      RestartCoordinator();
+      return;
+    }
+    if (!in_flight_.empty()) {
+      const Send send = std::move(in_flight_.front());
+      in_flight_.pop_front();
+      for (FakeWorker& worker : workers_) {
+        if (worker.connection == send.connection) Hear(worker, send.message);
+      }
+      for (FakeAggregator& aggregator : aggregators_) {
+        if (aggregator.connection == send.connection) Hear(aggregator, send.message);
+      }
+    } else if (!Act()) {
+      return;
+    }
+  }
+  FAIL() << "the cluster never comes to rest";
+}
+
+// ---- People
+
+std::string FakeCluster::Submit(const v1::RunSpec& spec) {
+  last_run.clear();
+  Do(SubmitRun{.request = ++last_request_, .spec = spec, .lineage_seed = 7});
+  const std::string run = last_run;
+  Deliver();
+  return run;
+}
+
+void FakeCluster::StopRun(const std::string& run) {
+  Do(cadre::StopRun{.request = ++last_request_, .run = run, .reason = "enough"});
+  Deliver();
+}
+
+// ---- Members
+
+ConnectionId FakeCluster::Open() {
+  Do(StreamOpened{++last_connection_});
+  return last_connection_;
+}
+
+void FakeCluster::Say(ConnectionId connection, const v1::MemberMessage& message) {
+  Do(MessageReceived{connection, message});
+  Deliver();
+}
+
+std::vector<v1::CoordinatorMessage> FakeCluster::HeardOn(ConnectionId connection) const {
+  auto it = raw_heard_.find(connection);
+  return it == raw_heard_.end() ? std::vector<v1::CoordinatorMessage>() : it->second;
+}
+
+FakeWorker& FakeCluster::AddWorker(const std::string& name) {
+  FakeWorker& worker = workers_.emplace_back();
+  worker.name = name;
+  worker.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  Connect(worker);
+  return worker;
+}
+
+FakeAggregator& FakeCluster::AddAggregator(const std::string& name) {
+  FakeAggregator& aggregator = aggregators_.emplace_back();
+  aggregator.name = name;
+  aggregator.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  aggregator.address = absl::StrCat(name, ":1");
+  Connect(aggregator);
+  return aggregator;
+}
+
+v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
+  v1::Hello hello;
+  hello.set_schema_hash(kSchema);
+  hello.set_role(v1::ROLE_WORKER);
+  hello.set_name(worker.name);
+  hello.set_incarnation(worker.incarnation);
+  hello.set_address(absl::StrCat(worker.name, ":1"));
+  hello.set_host("host");
+  hello.set_member_id(worker.member_id);
+  if (worker.assignment.has_value()) *hello.mutable_place() = worker.place();
+  return hello;
+}
+
+void FakeCluster::Connect(FakeWorker& worker) {
+  worker.alive = true;
+  worker.connection = Open();
+  v1::MemberMessage message;
+  *message.mutable_hello() = WorkerHello(worker);
+  Do(MessageReceived{worker.connection, message});
+  Deliver();
+}
+
+void FakeCluster::Connect(FakeAggregator& aggregator) {
+  aggregator.alive = true;
+  aggregator.connection = Open();
+  v1::MemberMessage message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_schema_hash(kSchema);
+  hello.set_role(v1::ROLE_AGGREGATOR);
+  hello.set_name(aggregator.name);
+  hello.set_incarnation(aggregator.incarnation);
+  hello.set_address(aggregator.address);
+  for (const auto& [run, held] : aggregator.shards) {
+    v1::ShardState& shard = *hello.add_shards();
+    shard.set_run(run);
+    shard.set_lineage(held.lineage);
+    shard.set_shard(held.shard);
+    shard.set_version(held.version);
+    shard.set_digest(held.digests.at(held.version));
+  }
+  Do(MessageReceived{aggregator.connection, message});
+  Deliver();
+}
+
+void FakeCluster::Cut(FakeWorker& worker) {
+  const ConnectionId connection = std::exchange(worker.connection, 0);
+  Do(StreamClosed{connection});
+  Deliver();
+}
+
+void FakeCluster::Cut(FakeAggregator& aggregator) {
+  const ConnectionId connection = std::exchange(aggregator.connection, 0);
+  Do(StreamClosed{connection});
+  Deliver();
+}
+
+void FakeCluster::Kill(FakeWorker& worker) {
+  worker.alive = false;
+  DropPlace(worker);
+  Cut(worker);
+}
+
+void FakeCluster::Kill(FakeAggregator& aggregator) {
+  aggregator.alive = false;
+  Cut(aggregator);
+}
+
+void FakeCluster::Restart(FakeWorker& worker) {
+  worker.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  worker.member_id.clear();
+  worker.heard.clear();
+  DropPlace(worker);
+  Connect(worker);
+}
+
+void FakeCluster::Restart(FakeAggregator& aggregator) {
+  aggregator.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  aggregator.heard.clear();
+  Connect(aggregator);
+}
+
+// ---- What members do when they hear
+
+void FakeCluster::DropPlace(FakeWorker& worker) {
+  worker.assignment.reset();
+  worker.start.reset();
+  worker.prepared.reset();
+  worker.contributed.reset();
+  worker.adopted.reset();
+  worker.evaluated.reset();
+  worker.next_step.reset();
+}
+
+void FakeCluster::Hear(FakeWorker& worker, const v1::CoordinatorMessage& message) {
+  worker.heard.push_back(message);
+  switch (message.body_case()) {
+    case v1::CoordinatorMessage::kWelcome:
+      worker.member_id = message.welcome().member_id();
+      SayAgain(worker);
+      break;
+    case v1::CoordinatorMessage::kRefused:
+      if (message.refused().refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
+        worker.member_id.clear();
+        DropPlace(worker);
+      }
+      worker.connection = 0;
+      break;
+    case v1::CoordinatorMessage::kAssignment:
+      if (worker.assignment.has_value() &&
+          worker.place().generation() == message.assignment().place().generation()) {
+        break;
+      }
+      DropPlace(worker);
+      worker.assignment = message.assignment();
+      worker.version = message.assignment().version();
+      worker.step = message.assignment().step();
+      break;
+    case v1::CoordinatorMessage::kStart:
+      if (worker.start.has_value() || !worker.assignment.has_value()) break;
+      worker.prepared.reset();
+      worker.start = message.start();
+      worker.next_step = message.start().next_step();
+      Evaluate(worker, worker.version, message.start().evaluate_begin(),
+               message.start().evaluate_end());
+      break;
+    case v1::CoordinatorMessage::kRelease:
+      if (worker.assignment.has_value() &&
+          message.release().place().generation() == worker.place().generation()) {
+        DropPlace(worker);
+      }
+      break;
+    case v1::CoordinatorMessage::kDecision:
+      Decide(worker, message.decision());
+      break;
+    default:
+      break;
+  }
+}
+
+void FakeCluster::Decide(FakeWorker& worker, const v1::Decision& decision) {
+  const bool answers =
+      worker.contributed.has_value() && worker.contributed->round() == decision.round();
+  const bool at_end = worker.next_step == 0u && decision.next_step() == 0;
+  if (!worker.start.has_value() || (!answers && !at_end)) return;
+  worker.contributed.reset();
+  worker.step = decision.step();
+  worker.next_step = decision.next_step();
+  if (decision.adopt()) {
+    worker.version = decision.version();
+    EXPECT_EQ(decision.digest(), DigestOf(worker.place().run(), worker.version));
+    v1::Adopted adopted;
+    *adopted.mutable_place() = worker.place();
+    adopted.set_version(worker.version);
+    adopted.set_digest(DigestOf(worker.place().run(), worker.version) + behaviour.digest_error);
+    adopted.set_payload_bytes(100);
+    adopted.set_message_bytes(110);
+    worker.adopted = adopted;
+    v1::MemberMessage message;
+    *message.mutable_adopted() = adopted;
+    Do(MessageReceived{worker.connection, message});
+  }
+  if (worker.assignment.has_value()) {
+    Evaluate(worker, decision.version(), decision.evaluate_begin(), decision.evaluate_end());
+  }
+}
+
+void FakeCluster::Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin, uint64_t end) {
+  if (begin >= end || !worker.lead() || !behaviour.evaluate) return;
+  v1::Evaluated evaluated;
+  *evaluated.mutable_place() = worker.place();
+  evaluated.set_version(version);
+  evaluated.set_begin(begin);
+  evaluated.set_end(end);
+  evaluated.set_correct((end - begin) * behaviour.accuracy / 100);
+  evaluated.set_loss_sum(static_cast<double>(end - begin) * 0.5);
+  evaluated.set_digest(
+      worker.assignment->shards().empty() ? 77 : DigestOf(worker.place().run(), version));
+  worker.evaluated = evaluated;
+  v1::MemberMessage message;
+  *message.mutable_evaluated() = evaluated;
+  Do(MessageReceived{worker.connection, message});
+}
+
+void FakeCluster::SayAgain(FakeWorker& worker) {
+  v1::MemberMessage message;
+  if (worker.prepared.has_value()) {
+    *message.mutable_prepared() = *worker.prepared;
+    Do(MessageReceived{worker.connection, message});
+  }
+  if (worker.adopted.has_value()) {
+    *message.mutable_adopted() = *worker.adopted;
+    Do(MessageReceived{worker.connection, message});
+  }
+  if (worker.evaluated.has_value()) {
+    *message.mutable_evaluated() = *worker.evaluated;
+    Do(MessageReceived{worker.connection, message});
+  }
+  if (worker.contributed.has_value()) {
+    *message.mutable_contributed() = *worker.contributed;
+    Do(MessageReceived{worker.connection, message});
+  }
+}
+
+void FakeCluster::Contribute(FakeWorker& worker) {
+  v1::Contributed contributed;
+  *contributed.mutable_place() = worker.place();
+  contributed.set_round(worker.version + 1);
+  contributed.set_base_version(worker.version);
+  contributed.set_step(*worker.next_step);
+  contributed.set_samples(uint64_t{*worker.next_step - worker.step} * 32);
+  contributed.set_loss(1);
+  if (!worker.assignment->shards().empty()) {
+    contributed.set_payload_bytes(1000);
+    contributed.set_message_bytes(1010);
+  }
+  worker.contributed = contributed;
+  v1::MemberMessage message;
+  *message.mutable_contributed() = contributed;
+  Do(MessageReceived{worker.connection, message});
+}
+
+bool FakeCluster::Act() {
+  for (FakeWorker& worker : workers_) {
+    if (!worker.alive || worker.connection == 0 || !worker.assignment.has_value()) continue;
+    if (behaviour.prepare && !worker.prepared.has_value() && !worker.start.has_value()) {
+      v1::Prepared prepared;
+      *prepared.mutable_place() = worker.place();
+      prepared.set_train_samples(behaviour.train_samples);
+      prepared.set_test_samples(kTestSamples);
+      worker.prepared = prepared;
+      v1::MemberMessage message;
+      *message.mutable_prepared() = prepared;
+      Do(MessageReceived{worker.connection, message});
+      return true;
+    }
+    if (behaviour.train && worker.start.has_value() && worker.lead() &&
+        !worker.contributed.has_value() && worker.next_step > 0u &&
+        behaviour.idle_groups.count(worker.place().group()) == 0) {
+      Contribute(worker);
+      return true;
+    }
+  }
+  return false;
+}
+
+void FakeCluster::Hear(FakeAggregator& aggregator, const v1::CoordinatorMessage& message) {
+  aggregator.heard.push_back(message);
+  v1::MemberMessage answer;
+  if (message.has_open_run()) {
+    const v1::OpenRun& open = message.open_run();
+    auto [it, made] = aggregator.shards.try_emplace(open.run());
+    FakeAggregator::Shard& shard = it->second;
+    if (made) shard.digests[0] = 1000 + open.shard();
+    shard.shard = open.shard();
+    shard.lineage = open.lineage();
+    for (const auto& [group, generation] : open.generations()) {
+      EXPECT_GE(generation, shard.generations[group]) << "a fence moved back";
+      shard.generations[group] = generation;
+    }
+    v1::RunOpened& opened = *answer.mutable_run_opened();
+    opened.set_run(open.run());
+    opened.set_shard(shard.shard);
+    opened.set_version(shard.version);
+    opened.set_digest(shard.digests[shard.version]);
+  } else if (message.has_apply() && behaviour.apply) {
+    const v1::Apply& apply = message.apply();
+    FakeAggregator::Shard& shard = aggregator.shards.at(apply.run());
+    if (apply.round() == shard.version + 1) {
+      shard.digests[apply.round()] = Mix(shard.digests[shard.version], apply);
+      shard.version = apply.round();
+    }
+    EXPECT_EQ(apply.round(), shard.version);
+    EXPECT_EQ(shard.digests[apply.round()], Mix(shard.digests[apply.round() - 1], apply))
+        << "a round was applied with other participants";
+    v1::Applied& applied = *answer.mutable_applied();
+    applied.set_run(apply.run());
+    applied.set_shard(shard.shard);
+    applied.set_round(apply.round());
+    applied.set_digest(shard.digests[apply.round()]);
+  } else {
+    return;
+  }
+  Do(MessageReceived{aggregator.connection, answer});
+}
+
+uint64_t FakeCluster::DigestOf(const std::string& run, uint32_t version) const {
+  uint64_t digest = 0;
+  for (const FakeAggregator& aggregator : aggregators_) {
+    auto it = aggregator.shards.find(run);
+    if (it == aggregator.shards.end()) continue;
+    auto found = it->second.digests.find(version);
+    if (found != it->second.digests.end()) digest += found->second;
+  }
+  return digest;
+}
+
+// ---- Time
+
+void FakeCluster::Run(absl::Duration duration) {
+  const absl::Time end = now_ + duration;
+  for (int turn = 0; turn < kMostTurns; ++turn) {
+    const absl::Time next = std::min({machine_->NextDeadline(), heartbeat_at_, end});
+    now_ = std::max(now_, next);
+    if (now_ >= heartbeat_at_) {
+      heartbeat_at_ = now_ + options_.heartbeat;
+      Reconnect();
+      v1::MemberMessage message;
+      message.mutable_heartbeat();
+      auto beat = [&](ConnectionId connection) {
+        if (connection != 0) Do(MessageReceived{connection, message});
+      };
+      for (FakeWorker& worker : workers_) beat(worker.connection);
+      for (FakeAggregator& aggregator : aggregators_) beat(aggregator.connection);
+      Deliver();
+    }
+    if (now_ >= machine_->NextDeadline()) Do(Tick{});
+    Deliver();
+    if (now_ >= end && machine_->NextDeadline() > now_) return;
+  }
+  FAIL() << "the machine asks for ticks for ever";
+}
+
+bool FakeCluster::RunUntil(const std::function<bool()>& condition, absl::Duration limit) {
+  const absl::Time end = now_ + limit;
+  while (!condition() && now_ < end) Run(absl::Milliseconds(500));
+  return condition();
+}
+
+// ---- The coordinator
+
+v1::RunStatus FakeCluster::RunStatus(const std::string& run) {
+  auto status = machine_->RunStatus(run, now_);
+  EXPECT_TRUE(status.ok()) << status.status();
+  return status.ok() ? *status : v1::RunStatus();
+}
+
+v1::GroupStatus FakeCluster::Group(const std::string& run, uint32_t group) {
+  const v1::StatusReply reply = machine_->Status(now_, run);
+  for (const v1::GroupStatus& status : reply.groups()) {
+    if (status.group() == group) return status;
+  }
+  return v1::GroupStatus();
+}
+
+uint64_t FakeCluster::Counter(const std::string& name) {
+  const v1::StatusReply reply = machine_->Status(now_);
+  auto it = reply.counters().find(name);
+  return it == reply.counters().end() ? 0 : it->second;
+}
+
+std::optional<v1::CommitRecord> FakeCluster::Commit(const std::string& run, uint32_t round) const {
+  auto it = store_.find(CommitKey(run, round));
+  if (it == store_.end()) return std::nullopt;
+  v1::CommitRecord commit;
+  EXPECT_TRUE(commit.ParseFromString(it->second));
+  return commit;
+}
+
+FakeWorker& FakeCluster::Lead(const std::string& run, uint32_t group) {
+  for (FakeWorker& worker : workers_) {
+    if (worker.lead() && worker.place().run() == run && worker.place().group() == group) {
+      return worker;
+    }
+  }
+  ADD_FAILURE() << "group " << group << " has no lead";
+  return workers_.front();
+}
+
+}  // namespace cadre::testing

@@ -1,0 +1,347 @@
+// Groups: forming, starting together, fencing, going on smaller, growing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/coordinator/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MachineGroupsTest : public ::testing::Test {
+ protected:
+  void AddWorkers(int n) {
+    for (int i = 0; i < n; ++i) cluster_.AddWorker(absl::StrCat("w", cluster_.workers().size()));
+  }
+  v1::MemberMessage Failed(const FakeWorker& worker) {
+    v1::MemberMessage message;
+    *message.mutable_group_failed()->mutable_place() = worker.place();
+    message.mutable_group_failed()->set_reason("a peer is lost");
+    return message;
+  }
+  FakeWorker& RankOf(const std::string& run, uint32_t group, uint32_t rank) {
+    for (FakeWorker& worker : cluster_.workers()) {
+      if (worker.assignment.has_value() && worker.place().run() == run &&
+          worker.place().group() == group && worker.place().rank() == rank) {
+        return worker;
+      }
+    }
+    ADD_FAILURE() << "no such rank";
+    return cluster_.workers().front();
+  }
+
+  FakeCluster cluster_;
+};
+
+TEST_F(MachineGroupsTest, AssignmentTellsEverything) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.AddAggregator("agg-1");
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  const v1::Assignment& assignment = *RankOf(run, 0, 1).assignment;
+  EXPECT_EQ(assignment.place().generation(), 1u);
+  EXPECT_FALSE(assignment.lineage().empty());
+  EXPECT_EQ(assignment.spec().batch_per_group(), 32u);
+  EXPECT_EQ(assignment.plan().mesh(0).size(), 2u);
+  ASSERT_EQ(assignment.peers_size(), 2);
+  EXPECT_EQ(assignment.peers(0), "w0:1");
+  EXPECT_EQ(assignment.digest(), 2001u) << "the two shards' digests add up";
+  ASSERT_EQ(assignment.shards_size(), 2);
+  EXPECT_EQ(assignment.shards(1).address(), "agg-1:1");
+  const v1::Start& start = *RankOf(run, 0, 1).start;
+  EXPECT_EQ(start.next_step(), 5u);
+  EXPECT_EQ(start.total_steps(), 20u);
+  EXPECT_EQ(start.groups(), 1u);
+}
+
+TEST_F(MachineGroupsTest, FirstGroupsStartTogether) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));
+  AddWorkers(1);
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::PREPARING) << "it waits for the other one";
+  AddWorkers(1);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::TRAINING);
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
+}
+
+TEST_F(MachineGroupsTest, ButNotForEver) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));
+  AddWorkers(1);
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::WAITING);
+  AddWorkers(1);
+  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::TRAINING) << "no second barrier";
+}
+
+TEST_F(MachineGroupsTest, AFirstGroupWaitsForTheFullSet) {
+  AddWorkers(2);
+  const std::string run = cluster_.Submit(MakeSpec(1, 3, 0, 20));
+  cluster_.Run(absl::Minutes(5));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::QUEUED);
+}
+
+TEST_F(MachineGroupsTest, AKilledWorkersGroupFormsAnewWithTheSpare) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(5);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 1000));
+  const uint32_t other = cluster_.Group(run, 1).generation();
+  FakeWorker& survivor = RankOf(run, 0, 0);
+  FakeWorker& victim = RankOf(run, 0, 1);
+  const v1::MemberMessage failed = Failed(survivor);
+  cluster_.Kill(victim);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << "a broken stream is no lost lease";
+  cluster_.Say(survivor.connection, failed);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 3u);
+  EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
+  EXPECT_EQ(cluster_.Group(run, 1).generation(), other) << "the other group goes on";
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 1u);
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("a peer is lost"));
+  // The aggregators were told where the fence is.
+  EXPECT_EQ(cluster_.aggregators()[0].shards.at(run).generations.at(0), 3u);
+}
+
+TEST_F(MachineGroupsTest, EveryRankMaySayThatTheGroupFailedAndItCountsOnce) {
+  AddWorkers(3);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 3, 0, 1000));
+  std::vector<std::pair<ConnectionId, v1::MemberMessage>> said;
+  for (const FakeWorker& worker : cluster_.workers()) {
+    said.emplace_back(worker.connection, Failed(worker));
+  }
+  for (const auto& [connection, message] : said) cluster_.Do(MessageReceived{connection, message});
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 1u);
+  EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 0u);
+}
+
+TEST_F(MachineGroupsTest, ALostLeaseFencesTheGroup) {
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
+  cluster_.Kill(RankOf(run, 0, 1));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Counter("leases_lost") == 1; }));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("whole lease"));
+  EXPECT_FALSE(cluster_.workers()[0].assignment.has_value()) << "it was released";
+}
+
+TEST_F(MachineGroupsTest, AGroupThatLivedGoesOnSmallerAfterItsWait) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(3);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 3, 5, 1000));
+  FakeWorker& survivor = RankOf(run, 0, 0);
+  const v1::MemberMessage failed = Failed(survivor);
+  cluster_.Kill(RankOf(run, 0, 1));
+  cluster_.Say(survivor.connection, failed);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  cluster_.Run(absl::Milliseconds(4900));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  cluster_.Run(absl::Milliseconds(200));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
+}
+
+TEST_F(MachineGroupsTest, NeverSmallerThanMinRanks) {
+  AddWorkers(3);
+  cluster_.behaviour.train = false;
+  v1::RunSpec spec = MakeSpec(1, 3, 0, 1000);
+  spec.mutable_cluster()->set_min_ranks_per_group(3);
+  const std::string run = cluster_.Submit(spec);
+  cluster_.Kill(RankOf(run, 0, 1));
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  cluster_.AddWorker("new");
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+}
+
+TEST_F(MachineGroupsTest, ARunKeepsWhatItsWaitingGroupsNeedFromLaterRuns) {
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  v1::RunSpec spec = MakeSpec(1, 2, 0, 1000);
+  spec.mutable_cluster()->set_min_ranks_per_group(2);
+  const std::string first = cluster_.Submit(spec);
+  const std::string second = cluster_.Submit(MakeSpec(1, 1, 0, 1000));
+  cluster_.Kill(RankOf(first, 0, 1));
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.RunStatus(second).state(), v1::QUEUED);
+  cluster_.AddWorker("new");
+  EXPECT_EQ(cluster_.Group(first, 0).state(), v1::TRAINING);
+  cluster_.AddWorker("more");
+  EXPECT_EQ(cluster_.RunStatus(second).state(), v1::RUNNING);
+}
+
+TEST_F(MachineGroupsTest, AShortGroupGrowsAtACommit) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
+  FakeWorker& survivor = RankOf(run, 0, 0);
+  const v1::MemberMessage failed = Failed(survivor);
+  cluster_.Kill(RankOf(run, 0, 1));
+  cluster_.Say(survivor.connection, failed);
+  cluster_.Run(absl::Seconds(6));
+  ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
+  const uint32_t small = cluster_.Group(run, 0).generation();
+  cluster_.AddWorker("new");
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), small) << "not in the middle of a round";
+  FakeWorker& lead = RankOf(run, 0, 0);
+  v1::MemberMessage message;
+  v1::Contributed& contributed = *message.mutable_contributed();
+  *contributed.mutable_place() = lead.place();
+  contributed.set_round(1);
+  contributed.set_step(5);
+  contributed.set_samples(160);
+  lead.contributed = contributed;
+  cluster_.Say(lead.connection, message);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
+  EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants(0).generation(), small);
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 1u) << "growing is no failure";
+}
+
+TEST_F(MachineGroupsTest, AStreamThatBreaksInPreparationIsNotWaitedFor) {
+  AddWorkers(2);
+  cluster_.behaviour.prepare = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
+  AddWorkers(1);
+  cluster_.Kill(RankOf(run, 0, 1));
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u);
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 0u);
+}
+
+TEST_F(MachineGroupsTest, AWorkerThatComesBackWithItsPlaceGoesOn) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
+  FakeWorker& worker = RankOf(run, 0, 1);
+  cluster_.Cut(worker);
+  worker.heard.clear();
+  cluster_.Connect(worker);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 1u);
+  EXPECT_TRUE(worker.assignment.has_value());
+  ASSERT_EQ(worker.heard.size(), 3u);
+  EXPECT_TRUE(worker.heard[1].has_start());
+  EXPECT_TRUE(worker.heard[2].has_shard_addresses());
+}
+
+TEST_F(MachineGroupsTest, AWorkerThatComesBackToAGroupThatIsOverIsReleased) {
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
+  FakeWorker& away = RankOf(run, 0, 1);
+  cluster_.Cut(away);
+  FakeWorker& lead = RankOf(run, 0, 0);
+  cluster_.Say(lead.connection, Failed(lead));
+  away.heard.clear();
+  cluster_.Connect(away);
+  ASSERT_GE(away.heard.size(), 2u);
+  EXPECT_TRUE(away.heard[1].has_release());
+  EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 1u);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << "both are idle, so it formed anew";
+}
+
+TEST_F(MachineGroupsTest, AWorkerThatHasForgottenItsPlaceEndsTheGroup) {
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
+  FakeWorker& worker = RankOf(run, 0, 1);
+  cluster_.Cut(worker);
+  worker.assignment.reset();
+  worker.start.reset();
+  cluster_.Connect(worker);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u);
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 1u);
+}
+
+TEST_F(MachineGroupsTest, StaleGenerationsAreRefusedByNameAndReleased) {
+  AddWorkers(1);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 0, 1000));
+  FakeWorker& worker = RankOf(run, 0, 0);
+  v1::GroupPlace old = worker.place();
+  cluster_.Say(worker.connection, Failed(worker));
+  ASSERT_EQ(cluster_.Group(run, 0).generation(), 2u);
+  v1::MemberMessage message;
+  *message.mutable_progress()->mutable_place() = old;
+  cluster_.Say(worker.connection, message);
+  *message.mutable_contributed()->mutable_place() = old;
+  cluster_.Say(worker.connection, message);
+  *message.mutable_prepared()->mutable_place() = old;
+  cluster_.Say(worker.connection, message);
+  EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 3u);
+  EXPECT_EQ(worker.heard.back().release().place().generation(), 1u);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u) << "the new generation is untouched";
+  EXPECT_TRUE(cluster_.IsOpen(worker.connection));
+}
+
+TEST_F(MachineGroupsTest, UnknownRunsAreRefusedByName) {
+  AddWorkers(1);
+  v1::MemberMessage message;
+  message.mutable_progress()->mutable_place()->set_run("run-77");
+  cluster_.Say(cluster_.workers()[0].connection, message);
+  EXPECT_EQ(cluster_.Counter("refused_unknown_run"), 1u);
+}
+
+TEST_F(MachineGroupsTest, OnlyTheLeadSpeaksForTheGroup) {
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
+  FakeWorker& other = RankOf(run, 0, 1);
+  v1::MemberMessage message;
+  *message.mutable_contributed()->mutable_place() = other.place();
+  const ConnectionId connection = other.connection;
+  cluster_.Say(connection, message);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  EXPECT_FALSE(cluster_.IsOpen(connection));
+}
+
+TEST_F(MachineGroupsTest, TheSameMemberFailsTwiceAndBothTimesTheGroupFormsAnew) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
+  for (int i = 0; i < 2; ++i) {
+    FakeWorker& victim = RankOf(run, 0, 1);
+    FakeWorker& survivor = RankOf(run, 0, 0);
+    const v1::MemberMessage failed = Failed(survivor);
+    cluster_.Kill(victim);
+    cluster_.Say(survivor.connection, failed);
+    cluster_.Restart(victim);
+    EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << i;
+    EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2) << i;
+  }
+}
+
+TEST_F(MachineGroupsTest, AGroupTakesAPlanThatExists) {
+  FakeCluster cluster([](Machine::Options& options) {
+    options.plan = [](const v1::RunSpec&, int ranks) -> absl::StatusOr<v1::Plan> {
+      if (ranks == 3) return absl::InvalidArgumentError("3 does not fit");
+      v1::Plan plan;
+      plan.add_mesh()->set_size(static_cast<uint32_t>(ranks));
+      return plan;
+    };
+  });
+  cluster.behaviour.train = false;
+  for (int i = 0; i < 4; ++i) cluster.AddWorker(absl::StrCat("w", i));
+  const std::string run = cluster.Submit(MakeSpec(1, 4, 0, 1000));
+  cluster.Kill(cluster.workers()[3]);
+  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.Group(run, 0).generation() == 2; }));
+  EXPECT_EQ(cluster.Group(run, 0).members_size(), 2);
+}
+
+}  // namespace
+}  // namespace cadre::testing

@@ -1,0 +1,208 @@
+// Aggregators: what they bring back, and what becomes of the run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/coordinator/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MachineShardsTest : public ::testing::Test {
+ protected:
+  // Two shards, one group; trains by itself up to `train_until` versions, then stands still.
+  std::string Begin() {
+    cluster_.AddAggregator("agg-0");
+    cluster_.AddAggregator("agg-1");
+    cluster_.AddWorker("w0");
+    cluster_.behaviour.train = false;
+    const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+    EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING);
+    return run;
+  }
+  void TrainOneRound(const std::string& run) {
+    FakeWorker& lead = cluster_.Lead(run, 0);
+    v1::MemberMessage message;
+    v1::Contributed& contributed = *message.mutable_contributed();
+    *contributed.mutable_place() = lead.place();
+    contributed.set_round(lead.version + 1);
+    contributed.set_base_version(lead.version);
+    contributed.set_step(*lead.next_step);
+    contributed.set_samples(32);
+    lead.contributed = contributed;
+    cluster_.Say(lead.connection, message);
+  }
+  FakeAggregator& agg(int i) { return cluster_.aggregators()[static_cast<size_t>(i)]; }
+
+  FakeCluster cluster_;
+};
+
+TEST_F(MachineShardsTest, ARunWaitsForAnAggregatorThatIsAway) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(1));
+  TrainOneRound(run);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  EXPECT_EQ(cluster_.RunStatus(run).reason(), "waits for aggregator agg-1");
+  cluster_.Run(absl::Minutes(10));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING) << "it waits as long as it takes";
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "Apply was sent again";
+  EXPECT_EQ(cluster_.RunStatus(run).reason(), "");
+}
+
+TEST_F(MachineShardsTest, AnAnswerThatWasLostIsGivenAgain) {
+  const std::string run = Begin();
+  cluster_.behaviour.apply = false;
+  TrainOneRound(run);
+  // It applied, then its stream broke before Applied was read.
+  cluster_.behaviour.apply = true;
+  cluster_.Cut(agg(0));
+  cluster_.Connect(agg(0));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "the other shard has not applied";
+  cluster_.Cut(agg(0));
+  cluster_.Connect(agg(0));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  cluster_.Cut(agg(1));
+  cluster_.Connect(agg(1));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+}
+
+TEST_F(MachineShardsTest, AnAggregatorThatReturnsWithTheSameVersionGoesOn) {
+  const std::string run = Begin();
+  TrainOneRound(run);
+  cluster_.Kill(agg(0));
+  cluster_.Restart(agg(0));
+  TrainOneRound(run);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+}
+
+TEST_F(MachineShardsTest, AnAggregatorThatLostWhatItAcknowledgedFailsTheRun) {
+  const std::string run = Begin();
+  TrainOneRound(run);
+  cluster_.Kill(agg(0));
+  agg(0).shards.clear();
+  cluster_.Restart(agg(0));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("agg-0 holds version 0"));
+  EXPECT_FALSE(cluster_.workers()[0].assignment.has_value());
+}
+
+TEST_F(MachineShardsTest, ADamagedShardFailsTheRun) {
+  const std::string run = Begin();
+  TrainOneRound(run);
+  cluster_.Kill(agg(0));
+  agg(0).shards.at(run).digests[1] ^= 1;
+  cluster_.Restart(agg(0));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("damaged"));
+}
+
+TEST_F(MachineShardsTest, AStoreThatIsOlderThanTheAggregatorsFailsTheRun) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  agg(0).shards.at(run).version = 4;
+  agg(0).shards.at(run).digests[4] = 44;
+  cluster_.Restart(agg(0));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("store is older"));
+}
+
+TEST_F(MachineShardsTest, AnApplyThatCannotBeDoneFailsTheRun) {
+  const std::string run = Begin();
+  cluster_.behaviour.apply = false;
+  TrainOneRound(run);
+  v1::MemberMessage message;
+  message.mutable_applied()->set_run(run);
+  message.mutable_applied()->set_shard(0);
+  message.mutable_applied()->set_round(1);
+  message.mutable_applied()->set_error("group 0's contribution is not here");
+  cluster_.Say(agg(0).connection, message);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("group 0's contribution"));
+}
+
+TEST_F(MachineShardsTest, AnswersThatDoNotFitAreNotTaken) {
+  const std::string run = Begin();
+  cluster_.behaviour.apply = false;
+  TrainOneRound(run);
+  v1::MemberMessage message;
+  v1::Applied& applied = *message.mutable_applied();
+  applied.set_run(run);
+  applied.set_round(1);
+  applied.set_shard(1);
+  cluster_.Say(agg(0).connection, message);  // the other's shard
+  applied.set_shard(7);
+  cluster_.Say(agg(0).connection, message);  // no such shard
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 2u);
+  applied.set_shard(0);
+  applied.set_round(9);
+  cluster_.Say(agg(0).connection, message);  // another round
+  applied.set_run("run-5");
+  cluster_.Say(agg(0).connection, message);
+  EXPECT_EQ(cluster_.Counter("refused_unknown_run"), 1u);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING);
+}
+
+TEST_F(MachineShardsTest, MovedShardsAreToldToEveryRank) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(1));
+  agg(1).address = "elsewhere:9";
+  cluster_.Restart(agg(1));
+  const v1::CoordinatorMessage& last = cluster_.workers()[0].heard.back();
+  ASSERT_TRUE(last.has_shard_addresses());
+  EXPECT_EQ(last.shard_addresses().run(), run);
+  ASSERT_EQ(last.shard_addresses().shards_size(), 2);
+  EXPECT_EQ(last.shard_addresses().shards(1).address(), "elsewhere:9");
+}
+
+TEST_F(MachineShardsTest, ARunThatHasEndedIsClosedWhereItIsStillOpen) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  cluster_.StopRun(run);
+  cluster_.Restart(agg(0));
+  EXPECT_EQ(agg(0).heard.back().close_run().run(), run);
+}
+
+TEST_F(MachineShardsTest, AnotherLineageIsCountedAndLeftAlone) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  cluster_.StopRun(run);
+  agg(0).shards.at(run).lineage = "another history";
+  cluster_.Restart(agg(0));
+  EXPECT_EQ(cluster_.Counter("refused_wrong_lineage"), 1u);
+  EXPECT_FALSE(agg(0).heard.back().has_close_run());
+}
+
+TEST_F(MachineShardsTest, AShardThatVanishesBeforeTheStartIsReplaced) {
+  // Held back: the aggregator that is chosen never answers OpenRun.
+  FakeAggregator& lost = cluster_.AddAggregator("agg-0");
+  v1::RunSpec spec = MakeSpec(1, 1, 5, 10);
+  spec.mutable_cluster()->set_aggregators(1);
+  cluster_.AddWorker("w0");
+  cluster_.Do(SubmitRun{.request = 900, .spec = spec});  // OpenRun is in flight
+  lost.alive = false;
+  lost.connection = 0;
+  cluster_.AddAggregator("agg-1");
+  const std::string run = cluster_.last_run;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster_.aggregators()[1].shards.count(run), 1u);
+}
+
+TEST_F(MachineShardsTest, GroupsAreNotFormedWhileAnAggregatorIsAway) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  FakeWorker& worker = cluster_.workers()[0];
+  v1::MemberMessage failed;
+  *failed.mutable_group_failed()->mutable_place() = worker.place();
+  cluster_.Say(worker.connection, failed);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  cluster_.Restart(agg(0));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+}
+
+}  // namespace
+}  // namespace cadre::testing

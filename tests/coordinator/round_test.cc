@@ -1,0 +1,97 @@
+#include "coordinator/round.h"
+
+#include <gtest/gtest.h>
+
+namespace cadre {
+namespace {
+
+const absl::Time kStart = absl::FromUnixSeconds(100);
+constexpr absl::Duration kGrace = absl::Seconds(10);
+
+v1::Contributed From(uint32_t group, uint32_t round, uint64_t samples, uint32_t step, float loss) {
+  v1::Contributed contributed;
+  contributed.mutable_place()->set_group(group);
+  contributed.mutable_place()->set_generation(group + 10);
+  contributed.set_round(round);
+  contributed.set_base_version(round - 1);
+  contributed.set_samples(samples);
+  contributed.set_step(step);
+  contributed.set_loss(loss);
+  return contributed;
+}
+
+TEST(RoundTest, ClosesWhenAllLiveGroupsAreIn) {
+  Round round(0, kGrace);
+  round.Open(1);
+  EXPECT_FALSE(round.MayClose({}, kStart)) << "nobody contributed";
+  EXPECT_TRUE(round.Add(From(0, 1, 10, 5, 1), 2, kStart));
+  EXPECT_FALSE(round.Add(From(0, 1, 10, 5, 1), 2, kStart)) << "twice";
+  EXPECT_FALSE(round.MayClose({0, 1}, kStart + absl::Hours(9))) << "never without a live group";
+  EXPECT_EQ(round.ClosesAt({0, 1}), absl::InfiniteFuture());
+  EXPECT_TRUE(round.MayClose({0}, kStart)) << "the other one is gone";
+  EXPECT_TRUE(round.Add(From(1, 1, 10, 5, 1), 2, kStart));
+  EXPECT_TRUE(round.MayClose({0, 1}, kStart));
+}
+
+TEST(RoundTest, AQuorumWaitsForTheGraceWindow) {
+  Round round(2, kGrace);
+  round.Open(1);
+  round.Add(From(0, 1, 10, 5, 1), 1, kStart);
+  EXPECT_EQ(round.ClosesAt({0, 1, 2}), absl::InfiniteFuture());
+  round.Add(From(2, 1, 10, 5, 1), 1, kStart + absl::Seconds(3));
+  EXPECT_EQ(round.ClosesAt({0, 1, 2}), kStart + absl::Seconds(13));
+  EXPECT_FALSE(round.MayClose({0, 1, 2}, kStart + absl::Seconds(12)));
+  EXPECT_TRUE(round.MayClose({0, 1, 2}, kStart + absl::Seconds(13)));
+  round.Remove(2);
+  EXPECT_EQ(round.ClosesAt({0, 1}), absl::InfiniteFuture()) << "the quorum is gone with it";
+}
+
+TEST(RoundTest, CommitHoldsParticipantsInGroupOrder) {
+  Round round(0, kGrace);
+  round.Open(4);
+  round.Add(From(2, 4, 300, 50, 1.0F), 3, kStart);
+  round.Add(From(0, 4, 100, 60, 3.0F), 2, kStart);
+  const v1::CommitRecord commit = round.Close("run-1", kStart);
+  EXPECT_EQ(commit.run(), "run-1");
+  EXPECT_EQ(commit.round(), 4u);
+  ASSERT_EQ(commit.participants_size(), 2);
+  EXPECT_EQ(commit.participants(0).group(), 0u);
+  EXPECT_EQ(commit.participants(0).ranks(), 2u);
+  EXPECT_EQ(commit.participants(0).generation(), 10u);
+  EXPECT_EQ(commit.participants(1).group(), 2u);
+  EXPECT_EQ(commit.participants(1).samples(), 300u);
+  EXPECT_EQ(commit.samples(), 400u);
+  EXPECT_EQ(commit.step(), 60u);
+  EXPECT_FLOAT_EQ(commit.loss(), 1.5F);
+  EXPECT_FALSE(commit.committed());
+}
+
+TEST(RoundTest, TheWindowIsLearntFromArrivals) {
+  Round round(1, kGrace);
+  EXPECT_EQ(round.Grace(), kGrace);
+  for (uint32_t r = 1; r <= 20; ++r) {
+    round.Open(r);
+    round.Add(From(0, r, 1, r, 0), 1, kStart);
+    round.Add(From(1, r, 1, r, 0), 1, kStart + absl::Seconds(8));
+    round.Close("run-1", kStart + absl::Seconds(8));
+  }
+  EXPECT_GT(round.Grace(), absl::Seconds(30));
+  EXPECT_LE(round.Grace(), absl::Seconds(32));
+}
+
+TEST(RoundTest, LateContributionsTeachTooButNotWithoutBound) {
+  Round round(1, kGrace);
+  round.NoteLate(kStart);
+  EXPECT_EQ(round.Grace(), kGrace) << "no round was closed yet";
+  round.Open(1);
+  round.Add(From(0, 1, 1, 1, 0), 1, kStart);
+  round.Close("run-1", kStart + kGrace);
+  round.Open(2);
+  round.NoteLate(kStart + absl::Seconds(20));
+  EXPECT_EQ(round.Grace(), absl::Seconds(20));
+  round.NoteLate(kStart + absl::Hours(5));
+  EXPECT_EQ(round.Grace(), kGrace + absl::Minutes(2));
+}
+
+}  // namespace
+}  // namespace cadre

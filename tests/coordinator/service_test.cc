@@ -1,0 +1,450 @@
+// The coordinator over real gRPC, with members made of its own clients.
+#include "coordinator/service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/daemon.h"
+#include "base/grpc_channel.h"
+#include "coordinator/client/coordinator_client.h"
+#include "coordinator/client/membership_client.h"
+#include "coordinator/sqlite_store.h"
+#include "proto/schema_hash.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLimit = absl::Seconds(20);
+
+// One coordinator process: store, service, server.
+class Coordinator {
+ public:
+  Coordinator(const std::string& path, const std::string& listen,
+              absl::Duration lease = absl::Seconds(10)) {
+    auto store = SqliteStore::Open({.path = path});
+    EXPECT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+    CoordinatorService::Options options;
+    options.loop.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
+      return v1::Plan();
+    };
+    options.loop.machine.validate = [](const v1::RunSpec& spec) {
+      return spec.batch_per_group() > 0
+                 ? absl::OkStatus()
+                 : absl::InvalidArgumentError("batch_per_group: must be at least 1");
+    };
+    options.loop.machine.schema_hash = SchemaHash();
+    options.loop.machine.lease = lease;
+    options.loop.machine.heartbeat = lease / 4;
+    service_ = std::make_unique<CoordinatorService>(std::move(options));
+    EXPECT_TRUE(service_->Start(store_.get(), &clock_).ok());
+    auto daemon = Daemon::Start({.listen = listen, .receive_bytes = 4 * kMaxMessageBytes},
+                                service_->services());
+    EXPECT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+  ~Coordinator() { Stop(); }
+
+  void Stop() {
+    service_->Drain();
+    daemon_->Drain(absl::Seconds(2));
+  }
+  const std::string& address() const { return daemon_->address(); }
+
+ private:
+  AnchoredClock clock_;
+  std::unique_ptr<SqliteStore> store_;
+  std::unique_ptr<CoordinatorService> service_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+// A member that keeps what it hears.
+class FakeMember {
+ public:
+  explicit FakeMember(const std::string& address, const std::string& name,
+                      v1::Role role = v1::ROLE_WORKER) {
+    MembershipClient::Options options;
+    options.coordinator = address;
+    options.dial_timeout = absl::Seconds(10);
+    options.hello = [name, role] {
+      v1::Hello hello;
+      hello.set_role(role);
+      hello.set_name(name);
+      hello.set_incarnation(absl::StrCat(name, "-process"));
+      hello.set_address("127.0.0.1:1");
+      return hello;
+    };
+    options.on_message = [this](const v1::CoordinatorMessage& message) {
+      absl::MutexLock lock(&mutex_);
+      heard_.push_back(message);
+    };
+    options.on_connection = [this](bool connected) {
+      absl::MutexLock lock(&mutex_);
+      connections_ += connected ? 1 : 0;
+    };
+    options.counters = [] { return std::map<std::string, uint64_t>{{"refused_wrong_crc", 2}}; };
+    auto client = MembershipClient::Start(std::move(options));
+    EXPECT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+  }
+
+  MembershipClient& client() { return *client_; }
+  // The next message; an empty one when none comes.
+  v1::CoordinatorMessage Next() {
+    absl::MutexLock lock(&mutex_);
+    auto some = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !heard_.empty(); };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&some), kLimit)) return {};
+    v1::CoordinatorMessage message = heard_.front();
+    heard_.pop_front();
+    return message;
+  }
+  bool AwaitConnections(int n) {
+    absl::MutexLock lock(&mutex_);
+    auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return connections_ >= n; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&enough), kLimit);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::deque<v1::CoordinatorMessage> heard_ ABSL_GUARDED_BY(mutex_);
+  int connections_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<MembershipClient> client_;
+};
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "/service-XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    path_ = folder_ + "/coordinator.db";
+    coordinator_ = std::make_unique<Coordinator>(path_, "127.0.0.1:0", lease_);
+    client_ = std::make_unique<CoordinatorClient>(
+        CoordinatorClient::Options{.coordinator = coordinator_->address()});
+  }
+  void TearDown() override {
+    coordinator_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+  // Starts it again on the same store and port.
+  void RestartCoordinator() {
+    const std::string address = coordinator_->address();
+    coordinator_.reset();
+    coordinator_ = std::make_unique<Coordinator>(path_, address, lease_);
+  }
+
+  static v1::RunSpec Spec() {
+    v1::RunSpec spec;
+    spec.set_name("t");
+    spec.set_batch_per_group(4);
+    spec.mutable_stop()->set_steps(10);
+    return spec;
+  }
+  uint64_t Counter(const std::string& name) {
+    const auto status = client_->Status();
+    EXPECT_TRUE(status.ok()) << status.status();
+    auto it = status->counters().find(name);
+    return it == status->counters().end() ? 0 : it->second;
+  }
+  bool Await(const std::function<bool()>& condition) {
+    const absl::Time limit = absl::Now() + kLimit;
+    while (!condition() && absl::Now() < limit) absl::SleepFor(absl::Milliseconds(10));
+    return condition();
+  }
+
+  absl::Duration lease_ = absl::Seconds(10);
+  std::string folder_;
+  std::string path_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<CoordinatorClient> client_;
+};
+
+class ShortLeaseTest : public ServiceTest {
+ protected:
+  ShortLeaseTest() { lease_ = absl::Milliseconds(400); }
+};
+
+TEST_F(ServiceTest, AWorkerJoinsIsSeenAndLeaves) {
+  auto member = std::make_unique<FakeMember>(coordinator_->address(), "alpha");
+  EXPECT_TRUE(member->client().connected());
+  EXPECT_EQ(member->client().member_id(), "w1");
+  const auto status = client_->Status();
+  ASSERT_TRUE(status.ok()) << status.status();
+  ASSERT_EQ(status->workers_size(), 1);
+  EXPECT_EQ(status->workers(0).name(), "alpha");
+  EXPECT_TRUE(status->workers(0).connected());
+  EXPECT_EQ(status->coordinator().schema_hash(), SchemaHash());
+  member->client().Stop("test");
+  EXPECT_TRUE(Await([&] { return client_->Status()->workers_size() == 0; }));
+  EXPECT_EQ(Counter("leases_lost"), 0u) << "goodbye is not a lost lease";
+}
+
+TEST_F(ShortLeaseTest, HeartbeatsKeepTheLeaseAndCarryCounters) {
+  FakeMember member(coordinator_->address(), "alpha");
+  absl::SleepFor(4 * lease_);
+  EXPECT_EQ(member.client().member_id(), "w1");
+  EXPECT_TRUE(member.client().connected());
+  EXPECT_EQ(Counter("leases_lost"), 0u);
+  EXPECT_EQ(Counter("refused_wrong_crc"), 2u);
+}
+
+TEST_F(ShortLeaseTest, AMemberThatFallsSilentIsDropped) {
+  auto channel = MakeChannel(coordinator_->address(), Plane::kControl);
+  auto stub = v1::Membership::NewStub(channel);
+  grpc::ClientContext context;
+  auto stream = stub->Join(&context);
+  v1::MemberMessage message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_schema_hash(SchemaHash());
+  hello.set_role(v1::ROLE_WORKER);
+  hello.set_name("silent");
+  hello.set_incarnation("p");
+  hello.set_address("127.0.0.1:1");
+  ASSERT_TRUE(stream->Write(message));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.welcome().lease_ms(), 400u);
+  EXPECT_FALSE(stream->Read(&answer)) << "the stream ends with the lease";
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(Counter("leases_lost"), 1u);
+}
+
+TEST_F(ServiceTest, AnotherSchemaIsRefusedByName) {
+  auto stub = v1::Membership::NewStub(MakeChannel(coordinator_->address(), Plane::kControl));
+  grpc::ClientContext context;
+  auto stream = stub->Join(&context);
+  v1::MemberMessage message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_schema_hash(SchemaHash() ^ 1);
+  hello.set_role(v1::ROLE_WORKER);
+  hello.set_name("old");
+  ASSERT_TRUE(stream->Write(message));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.refused().refusal(), v1::REFUSAL_SCHEMA);
+  EXPECT_THAT(answer.refused().reason(), HasSubstr("same build"));
+  EXPECT_FALSE(stream->Read(&answer));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(Counter("refused_schema"), 1u);
+}
+
+TEST_F(ServiceTest, AnOversizedMessageIsRefusedByName) {
+  grpc::ChannelArguments args;
+  args.SetMaxSendMessageSize(-1);
+  auto channel =
+      grpc::CreateCustomChannel(coordinator_->address(), grpc::InsecureChannelCredentials(), args);
+  auto stub = v1::Membership::NewStub(channel);
+  grpc::ClientContext context;
+  auto stream = stub->Join(&context);
+  v1::MemberMessage message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_schema_hash(SchemaHash());
+  hello.set_role(v1::ROLE_WORKER);
+  hello.set_name(std::string(kMaxMessageBytes, 'x'));
+  ASSERT_TRUE(stream->Write(message));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.refused().refusal(), v1::REFUSAL_OVERSIZED);
+  EXPECT_FALSE(stream->Read(&answer));
+  stream->Finish();
+  EXPECT_EQ(Counter("refused_oversized"), 1u);
+}
+
+TEST_F(ServiceTest, RefusedAtTheFirstJoinIsAnErrorWithTheReason) {
+  MembershipClient::Options options;
+  options.coordinator = coordinator_->address();
+  options.hello = [] { return v1::Hello(); };  // no role, no name
+  options.on_message = [](const v1::CoordinatorMessage&) {};
+  const absl::Status status = MembershipClient::Start(std::move(options)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("Hello has no role"));
+}
+
+TEST_F(ServiceTest, AMissingCoordinatorIsUnavailable) {
+  const std::string address = coordinator_->address();
+  coordinator_->Stop();
+  MembershipClient::Options options;
+  options.coordinator = address;
+  options.dial_timeout = absl::Milliseconds(500);
+  options.hello = [] { return v1::Hello(); };
+  options.on_message = [](const v1::CoordinatorMessage&) {};
+  const absl::Status status = MembershipClient::Start(std::move(options)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(address));
+  CoordinatorClient client({.coordinator = address, .dial_timeout = absl::Milliseconds(300)});
+  EXPECT_EQ(client.Status().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client.Submit(Spec()).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ServiceTest, SubmitListStopWait) {
+  const auto run = client_->Submit(Spec());
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ(*run, "run-1-t");
+  const auto list = client_->List();
+  ASSERT_TRUE(list.ok());
+  ASSERT_EQ(list->runs_size(), 1);
+  EXPECT_EQ(list->runs(0).state(), v1::QUEUED);
+  EXPECT_EQ(client_->Wait(*run, absl::Now() + absl::Milliseconds(100)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  absl::StatusOr<v1::RunStatus> waited = absl::UnknownError("not yet");
+  std::thread waiter([&] { waited = client_->Wait(*run, absl::Now() + kLimit); });
+  EXPECT_TRUE(client_->Stop(*run, "for the test").ok());
+  waiter.join();
+  ASSERT_TRUE(waited.ok()) << waited.status();
+  EXPECT_EQ(waited->state(), v1::STOPPED);
+  EXPECT_EQ(waited->reason(), "for the test");
+  EXPECT_EQ(client_->Wait(*run, absl::Now() + kLimit)->state(), v1::STOPPED) << "at once";
+}
+
+TEST_F(ServiceTest, WhatIsNotThereOrNotRightIsSaid) {
+  v1::RunSpec bad = Spec();
+  bad.set_batch_per_group(0);
+  const auto refused = client_->Submit(bad);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("batch_per_group"));
+  EXPECT_EQ(client_->Stop("run-9", "").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(client_->Wait("run-9", absl::Now() + kLimit).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(client_->Status("run-9").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(client_->Watch("run-9", absl::Now() + kLimit, [](const auto&) { return true; }).code(),
+            absl::StatusCode::kNotFound);
+  auto stub = v1::Runs::NewStub(MakeChannel(coordinator_->address(), Plane::kControl));
+  grpc::ClientContext context;
+  v1::SubmitRequest request;
+  request.set_schema_hash(SchemaHash() + 1);
+  v1::SubmitReply reply;
+  EXPECT_EQ(stub->Submit(&context, request, &reply).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(ServiceTest, WatchTellsChangesUntilTheEnd) {
+  const std::string run = client_->Submit(Spec()).value();
+  std::vector<v1::RunState> seen;
+  const absl::Status status =
+      client_->Watch(run, absl::Now() + kLimit, [&](const v1::WatchUpdate& update) {
+        EXPECT_GT(update.time_ms(), 0);
+        seen.push_back(update.run().state());
+        if (seen.size() == 1) {
+          EXPECT_TRUE(client_->Stop(run, "enough").ok());
+        }
+        return true;
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  ASSERT_EQ(seen.size(), 2u) << "one at once, one for the change";
+  EXPECT_EQ(seen[0], v1::QUEUED);
+  EXPECT_EQ(seen[1], v1::STOPPED);
+}
+
+TEST_F(ServiceTest, WatchingEverythingSeesEveryRun) {
+  std::set<std::string> seen;
+  ASSERT_TRUE(client_->Submit(Spec()).ok());
+  const absl::Status status =
+      client_->Watch("", absl::Now() + kLimit, [&](const v1::WatchUpdate& update) {
+        seen.insert(update.run().run());
+        if (seen.size() == 1) {
+          EXPECT_TRUE(client_->Submit(Spec()).ok());
+        }
+        return seen.size() < 2;
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(seen.size(), 2u);
+}
+
+TEST_F(ServiceTest, MessagesGoBothWaysAndAStaleOneIsReleased) {
+  FakeMember member(coordinator_->address(), "alpha");
+  const std::string run = client_->Submit(Spec()).value();
+  const v1::CoordinatorMessage first = member.Next();
+  ASSERT_TRUE(first.has_assignment()) << first.ShortDebugString();
+  v1::MemberMessage message;
+  *message.mutable_prepared()->mutable_place() = first.assignment().place();
+  message.mutable_prepared()->set_train_samples(40);
+  message.mutable_prepared()->set_test_samples(10);
+  ASSERT_TRUE(member.client().Send(message).ok());
+  const v1::CoordinatorMessage second = member.Next();
+  ASSERT_TRUE(second.has_start()) << second.ShortDebugString();
+  EXPECT_EQ(second.start().next_step(), 10u);
+  message.mutable_contributed()->mutable_place()->set_run(run);
+  message.mutable_contributed()->mutable_place()->set_generation(77);
+  ASSERT_TRUE(member.client().Send(message).ok());
+  const v1::CoordinatorMessage third = member.Next();
+  ASSERT_TRUE(third.has_release()) << third.ShortDebugString();
+  EXPECT_EQ(third.release().place().generation(), 77u);
+  EXPECT_EQ(Counter("refused_stale_generation"), 1u);
+  EXPECT_EQ(client_->Status(run)->groups(0).state(), v1::TRAINING);
+}
+
+TEST_F(ServiceTest, MembersAndRunsSurviveARestart) {
+  FakeMember member(coordinator_->address(), "alpha");
+  FakeMember aggregator(coordinator_->address(), "agg", v1::ROLE_AGGREGATOR);
+  v1::RunSpec spec = Spec();
+  spec.mutable_cluster()->set_ranks_per_group(2);
+  const std::string run = client_->Submit(spec).value();
+  RestartCoordinator();
+  EXPECT_TRUE(member.AwaitConnections(2));
+  EXPECT_TRUE(aggregator.AwaitConnections(2));
+  EXPECT_EQ(member.client().member_id(), "w1");
+  EXPECT_EQ(aggregator.client().member_id(), "a2");
+  const auto status = client_->Status();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->coordinator().starts(), 2u);
+  ASSERT_EQ(status->runs_size(), 1);
+  EXPECT_EQ(status->runs(0).run(), run);
+}
+
+TEST_F(ServiceTest, ADrainEndsEverythingThatWaits) {
+  FakeMember member(coordinator_->address(), "alpha");
+  v1::RunSpec spec = Spec();
+  spec.mutable_cluster()->set_ranks_per_group(2);
+  const std::string run = client_->Submit(spec).value();
+  absl::Status waited;
+  absl::Status watched;
+  absl::Notification watching;
+  std::thread waiter([&] { waited = client_->Wait(run, absl::Now() + kLimit).status(); });
+  std::thread watcher([&] {
+    watched = client_->Watch(run, absl::Now() + kLimit, [&](const v1::WatchUpdate&) {
+      if (!watching.HasBeenNotified()) watching.Notify();
+      return true;
+    });
+  });
+  ASSERT_TRUE(watching.WaitForNotificationWithTimeout(kLimit));
+  const absl::Time before = absl::Now();
+  coordinator_->Stop();
+  EXPECT_LT(absl::Now() - before, absl::Seconds(2)) << "nothing had to be cut off";
+  waiter.join();
+  watcher.join();
+  EXPECT_EQ(waited.code(), absl::StatusCode::kUnavailable) << waited;
+  EXPECT_EQ(watched.code(), absl::StatusCode::kUnavailable) << watched;
+  EXPECT_TRUE(Await([&] { return !member.client().connected(); }));
+}
+
+TEST_F(ShortLeaseTest, AMemberWhoseLeaseEndedWhileItWasAwayJoinsAsANewOne) {
+  FakeMember member(coordinator_->address(), "alpha");
+  const std::string address = coordinator_->address();
+  // Its stream breaks with the coordinator; the next one starts on an empty store and knows nobody.
+  coordinator_.reset();
+  path_ = folder_ + "/another.db";
+  coordinator_ = std::make_unique<Coordinator>(path_, address, lease_);
+  EXPECT_EQ(member.Next().refused().refusal(), v1::REFUSAL_UNKNOWN_MEMBER);
+  EXPECT_TRUE(member.AwaitConnections(2));
+  EXPECT_EQ(Counter("refused_unknown_member"), 1u);
+  EXPECT_EQ(client_->Status()->workers_size(), 1);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,184 @@
+#include "coordinator/sqlite_store.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+Store::Op Put(const std::string& key, const std::string& value) {
+  return {Store::Op::Kind::kPut, key, value};
+}
+
+class SqliteStoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "/store-XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    path_ = folder_ + "/coordinator.db";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  absl::StatusOr<std::unique_ptr<SqliteStore>> Open(int64_t max_pages = 0) {
+    return SqliteStore::Open(
+        {.path = path_, .busy_timeout = absl::Milliseconds(50), .max_pages = max_pages});
+  }
+  std::unique_ptr<SqliteStore> MustOpen(int64_t max_pages = 0) {
+    auto store = Open(max_pages);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return store.ok() ? *std::move(store) : nullptr;
+  }
+
+  std::string folder_;
+  std::string path_;
+};
+
+TEST_F(SqliteStoreTest, PutsGetsAndErases) {
+  auto store = MustOpen();
+  EXPECT_EQ(store->Get("a").value(), std::nullopt);
+  const std::string bytes("\0\xff binary", 10);
+  ASSERT_TRUE(store->Txn({}, {Put("a", bytes), Put("b", "")}).ok());
+  EXPECT_EQ(store->Get("a").value(), bytes);
+  EXPECT_EQ(store->Get("b").value(), "");
+  ASSERT_TRUE(store->Txn({}, {Put("a", "2"), {Store::Op::Kind::kErase, "b", ""}}).ok());
+  EXPECT_EQ(store->Get("a").value(), "2");
+  EXPECT_EQ(store->Get("b").value(), std::nullopt);
+}
+
+TEST_F(SqliteStoreTest, ScansAndErasesByPrefix) {
+  auto store = MustOpen();
+  ASSERT_TRUE(
+      store->Txn({}, {Put("run/1", "x"), Put("run/10", "y"), Put("run0", "z"), Put("rum", "w")})
+          .ok());
+  EXPECT_THAT(store->Scan("run/").value(), ElementsAre(Pair("run/1", "x"), Pair("run/10", "y")));
+  EXPECT_EQ(store->Scan("").value().size(), 4u);
+  EXPECT_THAT(store->Scan("none").value(), IsEmpty());
+  ASSERT_TRUE(store->Txn({}, {{Store::Op::Kind::kErasePrefix, "run/", ""}}).ok());
+  EXPECT_THAT(store->Scan("").value(), ElementsAre(Pair("rum", "w"), Pair("run0", "z")));
+}
+
+TEST_F(SqliteStoreTest, ComparesGuardTheWholeTransaction) {
+  auto store = MustOpen();
+  ASSERT_TRUE(store->Txn({{"a", std::nullopt}}, {Put("a", "1")}).ok());
+  const absl::Status status = store->Txn({{"a", std::nullopt}}, {Put("a", "2"), Put("b", "2")});
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(store->Get("a").value(), "1");
+  EXPECT_EQ(store->Get("b").value(), std::nullopt);
+  EXPECT_TRUE(store->Txn({{"a", "1"}}, {Put("a", "2")}).ok());
+}
+
+TEST_F(SqliteStoreTest, KeepsEverythingOverARestart) {
+  ASSERT_TRUE(MustOpen()->Txn({}, {Put("a", "1")}).ok());
+  auto store = MustOpen();
+  EXPECT_EQ(store->Get("a").value(), "1");
+}
+
+// The process ends without closing anything; what Txn acknowledged is there.
+TEST_F(SqliteStoreTest, KeepsWhatWasAcknowledgedByAProcessThatDied) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    auto store = SqliteStore::Open({.path = path_});
+    const bool done = store.ok() && (*store)->Txn({}, {Put("a", "1")}).ok();
+    _exit(done ? 0 : 1);
+  }
+  int ended = 0;
+  ASSERT_EQ(waitpid(child, &ended, 0), child);
+  ASSERT_EQ(ended, 0);
+  auto store = MustOpen();
+  EXPECT_EQ(store->Get("a").value(), "1");
+}
+
+TEST_F(SqliteStoreTest, OneProcessAtATime) {
+  auto store = MustOpen();
+  const absl::Status second = Open().status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition) << second;
+  EXPECT_THAT(std::string(second.message()), HasSubstr("another process"));
+  EXPECT_THAT(std::string(second.message()), HasSubstr(path_));
+}
+
+TEST_F(SqliteStoreTest, AFullDiskIsSaidAndNothingChanges) {
+  auto store = MustOpen(/*max_pages=*/8);
+  ASSERT_TRUE(store->Txn({}, {Put("a", "1")}).ok());
+  const absl::Status full = store->Txn({}, {Put("a", "2"), Put("big", std::string(100'000, 'x'))});
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_THAT(std::string(full.message()), HasSubstr("full"));
+  EXPECT_FALSE(absl::StrContains(full.message(), "\n"));
+  EXPECT_EQ(store->Get("a").value(), "1");
+  EXPECT_TRUE(store->Txn({}, {Put("a", "3")}).ok()) << "small changes still fit";
+  store.reset();
+  EXPECT_EQ(MustOpen()->Get("a").value(), "3");
+}
+
+TEST_F(SqliteStoreTest, ADiskThatIsFullFromTheStartIsSaid) {
+  const absl::Status tiny = Open(/*max_pages=*/1).status();
+  EXPECT_EQ(tiny.code(), absl::StatusCode::kResourceExhausted) << tiny;
+  EXPECT_THAT(std::string(tiny.message()), HasSubstr(path_));
+}
+
+TEST_F(SqliteStoreTest, AMissingFolderIsSaid) {
+  const absl::Status status = SqliteStore::Open({.path = folder_ + "/none/x.db"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/none/x.db"));
+}
+
+TEST_F(SqliteStoreTest, AFileThatIsNoDatabaseIsSaid) {
+  std::ofstream(path_) << std::string(8192, 'q');
+  const absl::Status status = Open().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+}
+
+TEST_F(SqliteStoreTest, ADamagedFileIsSaid) {
+  {
+    auto store = MustOpen();
+    for (int i = 0; i < 200; ++i) {
+      ASSERT_TRUE(store->Txn({}, {Put(absl::StrCat("key", i), std::string(1000, 'v'))}).ok());
+    }
+  }
+  const auto size = static_cast<std::streamoff>(std::filesystem::file_size(path_));
+  ASSERT_GT(size, 5 * 4096);
+  std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+  // The heads of all pages after the schema's.
+  for (std::streamoff page = 4096; page < size; page += 4096) {
+    file.seekp(page);
+    file << std::string(64, '\x5a');
+  }
+  file.close();
+  const absl::Status status = Open().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_FALSE(absl::StrContains(status.message(), "\n")) << status;
+}
+
+TEST_F(SqliteStoreTest, ANewerLayoutIsRefused) {
+  MustOpen();
+  // user_version lies at byte 60 of the file, big-endian.
+  std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(60);
+  file.write("\0\0\0\x09", 4);
+  file.close();
+  const absl::Status status = Open().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("newer"));
+}
+
+}  // namespace
+}  // namespace cadre
