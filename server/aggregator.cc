@@ -1,0 +1,178 @@
+#include "server/aggregator.h"
+
+#include <glog/logging.h>
+
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/digest.h"
+#include "base/identity.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+// Orders that wait: a few per run. The coordinator says all again when we come back.
+constexpr size_t kMostOrders = 4096;
+// What gRPC may hold for streams: enough for 64 of each kind with a chunk on its way.
+constexpr size_t kMemoryQuota = size_t{512} << 20;
+
+// What an order is about: of two orders about one thing the later counts.
+std::string Subject(const v1::CoordinatorMessage& order) {
+  if (order.has_open_run()) return "open " + order.open_run().run();
+  if (order.has_apply()) return "apply " + order.apply().run();
+  return "close " + order.close_run().run();
+}
+
+}  // namespace
+
+Aggregator::Aggregator(const AggregatorOptions& options)
+    : options_(options), incarnation_(NewIdentity()), orders_(kMostOrders) {}
+
+Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
+
+absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(const AggregatorOptions& options) {
+  auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(options));
+  CADRE_ASSIGN_OR_RETURN(aggregator->host_,
+                         ShardHost::Open(options.data_dir, &aggregator->counters_));
+  aggregator->service_ =
+      std::make_unique<RoundsService>(options.service, *aggregator->host_, aggregator->counters_);
+  DaemonOptions daemon;
+  daemon.listen = options.listen;
+  daemon.insecure = options.insecure;
+  daemon.port_file = options.port_file;
+  daemon.receive_bytes = kRoundsReceiveBytes;
+  daemon.memory_quota_bytes = kMemoryQuota;
+  CADRE_ASSIGN_OR_RETURN(aggregator->daemon_, Daemon::Start(daemon, {aggregator->service_.get()}));
+  CADRE_RETURN_IF_ERROR(aggregator->Join());
+  return aggregator;
+}
+
+absl::Status Aggregator::Join() {
+  MembershipClient::Options client;
+  client.coordinator = options_.coordinator;
+  client.dial_timeout = options_.dial_timeout;
+  client.seed = NewSeed();
+  client.hello = [this] { return MakeHello(); };
+  client.on_message = [this](const v1::CoordinatorMessage& message) { OnMessage(message); };
+  client.on_connection = [](bool connected) {
+    LOG(INFO) << (connected ? "joined the coordinator" : "lost the coordinator; trying again");
+  };
+  client.counters = [this] { return counters_.Snapshot(); };
+  CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
+  // Orders that came meanwhile wait in the queue.
+  worker_ = std::thread([this] { Work(); });
+  return absl::OkStatus();
+}
+
+void Aggregator::Drain(absl::Duration grace) {
+  orders_.Close();
+  if (worker_.joinable()) worker_.join();
+  if (daemon_ != nullptr) daemon_->Drain(grace);
+  if (membership_ != nullptr) membership_->Stop("drained");
+}
+
+v1::Hello Aggregator::MakeHello() const {
+  v1::Hello hello;
+  hello.set_role(v1::ROLE_AGGREGATOR);
+  hello.set_name(options_.name);
+  hello.set_incarnation(incarnation_);
+  hello.set_address(options_.advertise.empty() ? address() : options_.advertise);
+  hello.set_host(HostName());
+  hello.set_version(options_.version);
+  for (const v1::ShardState& state : host_->States()) *hello.add_shards() = state;
+  return hello;
+}
+
+void Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
+  if (message.has_refused()) {
+    LOG(ERROR) << "refused by the coordinator: " << message.refused().reason();
+    return;
+  }
+  if (!message.has_open_run() && !message.has_apply() && !message.has_close_run()) {
+    LOG(WARNING) << "not an order to an aggregator: " << message.ShortDebugString();
+    return;
+  }
+  if (!orders_.TryPush(message)) {
+    counters_.Add("orders_lost");
+    LOG(ERROR) << "too many orders are waiting; lost: " << Subject(message);
+  }
+}
+
+void Aggregator::Work() {
+  std::map<std::string, v1::CoordinatorMessage> failed;
+  absl::Time retry_at = absl::InfiniteFuture();
+  while (true) {
+    std::optional<v1::CoordinatorMessage> order = orders_.PopBefore(retry_at);
+    if (orders_.closed()) return;
+    if (order) {
+      const std::string subject = Subject(*order);
+      if (order->has_close_run()) {
+        failed.erase("open " + order->close_run().run());
+        failed.erase("apply " + order->close_run().run());
+      }
+      failed.erase(subject);
+      if (!Obey(*order)) failed[subject] = *order;
+    } else {
+      for (auto it = failed.begin(); it != failed.end();) {
+        it = Obey(it->second) ? failed.erase(it) : std::next(it);
+      }
+    }
+    retry_at = failed.empty() ? absl::InfiniteFuture() : absl::Now() + options_.retry_wait;
+  }
+}
+
+bool Aggregator::Obey(const v1::CoordinatorMessage& order) {
+  if (order.has_open_run()) return OpenRun(order.open_run());
+  if (order.has_apply()) return Apply(order.apply());
+  return CloseRun(order.close_run().run());
+}
+
+bool Aggregator::OpenRun(const v1::OpenRun& open) {
+  const absl::StatusOr<v1::RunOpened> opened = host_->OpenRun(open);
+  if (!opened.ok()) {
+    LOG(ERROR) << "cannot open run " << open.run() << ": " << opened.status();
+    // An order that makes no sense makes none the next time either.
+    return absl::IsInvalidArgument(opened.status());
+  }
+  LOG(INFO) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
+            << " is open at version " << opened->version() << ", digest "
+            << DigestHex(opened->digest());
+  v1::MemberMessage message;
+  *message.mutable_run_opened() = *opened;
+  Answer(message);
+  return true;
+}
+
+bool Aggregator::Apply(const v1::Apply& apply) {
+  const absl::StatusOr<v1::Applied> applied = host_->Apply(apply);
+  if (!applied.ok()) return false;
+  if (applied->error().empty()) {
+    LOG(INFO) << "run " << apply.run() << ": version " << apply.round() << " of "
+              << apply.participants_size() << " groups, digest " << DigestHex(applied->digest());
+  } else {
+    LOG(ERROR) << "cannot apply round " << apply.round() << " of " << apply.run() << ": "
+               << applied->error();
+  }
+  v1::MemberMessage message;
+  *message.mutable_applied() = *applied;
+  Answer(message);
+  return true;
+}
+
+bool Aggregator::CloseRun(const std::string& run) {
+  const absl::Status status = host_->CloseRun(run);
+  if (status.ok()) LOG(INFO) << "run " << run << " is over";
+  return status.ok();
+}
+
+void Aggregator::Answer(const v1::MemberMessage& message) {
+  if (const absl::Status status = membership_->Send(message); !status.ok()) {
+    // The coordinator asks again when we are back.
+    LOG(WARNING) << "answer lost: " << status;
+  }
+}
+
+}  // namespace cadre

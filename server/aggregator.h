@@ -1,0 +1,96 @@
+// The aggregator as a whole: shards on disk, the Rounds service, and membership of the cluster.
+//
+//   CADRE_ASSIGN_OR_RETURN(auto aggregator, Aggregator::Start(options));
+//   WaitForTermination();
+//   aggregator->Drain(absl::Seconds(3));
+//
+// One thread carries out the coordinator's orders in the order in which they came. What fails for a
+// reason that may pass (a full disk) is tried again until it succeeds or the run is closed; what
+// cannot succeed is told in Applied.error. Answers that get lost with a stream are given again when
+// the coordinator asks again.
+//
+// Thread-safe after Start.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/bounded_queue.h"
+#include "base/counters.h"
+#include "base/daemon.h"
+#include "coordinator/client/membership_client.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "server/service.h"
+#include "server/shard_host.h"
+
+namespace cadre {
+
+struct AggregatorOptions {
+  // host:port; port 0 takes a free one.
+  std::string listen = "127.0.0.1:0";
+  bool insecure = false;
+  std::string port_file;
+  // Where workers reach it; empty: the listen address with the port actually taken.
+  std::string advertise;
+  // host:port of the coordinator.
+  std::string coordinator;
+  std::string data_dir;
+  // Its identity across restarts.
+  std::string name;
+  // Build version, for people.
+  std::string version;
+  absl::Duration dial_timeout = absl::Seconds(30);
+  // Wait before an order that failed is tried again.
+  absl::Duration retry_wait = absl::Seconds(2);
+  RoundsServiceOptions service;
+};
+
+class Aggregator {
+ public:
+  // Opens the data folder, listens, joins the coordinator.
+  // Errors: those of ShardStore::Open and Daemon::Start; Unavailable when no coordinator answered
+  // within dial_timeout; FailedPrecondition when it refused, with its reason.
+  static absl::StatusOr<std::unique_ptr<Aggregator>> Start(const AggregatorOptions& options);
+  ~Aggregator();
+
+  // Where it listens.
+  const std::string& address() const { return daemon_->address(); }
+  const Counters& counters() const { return counters_; }
+
+  // Finishes the order under way and the streams in flight (those for at most `grace`), says
+  // goodbye and stops listening.
+  void Drain(absl::Duration grace);
+
+ private:
+  explicit Aggregator(const AggregatorOptions& options);
+
+  absl::Status Join();
+  v1::Hello MakeHello() const;
+  void OnMessage(const v1::CoordinatorMessage& message);
+  // The thread that carries out orders.
+  void Work();
+  // False: to be tried again.
+  bool Obey(const v1::CoordinatorMessage& order);
+  bool OpenRun(const v1::OpenRun& open);
+  bool Apply(const v1::Apply& apply);
+  bool CloseRun(const std::string& run);
+  void Answer(const v1::MemberMessage& message);
+
+  const AggregatorOptions options_;
+  const std::string incarnation_;
+  Counters counters_;
+  BoundedQueue<v1::CoordinatorMessage> orders_;
+  // Order of destruction: the daemon before the service before the host.
+  std::unique_ptr<ShardHost> host_;
+  std::unique_ptr<RoundsService> service_;
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<MembershipClient> membership_;
+  std::thread worker_;
+};
+
+}  // namespace cadre

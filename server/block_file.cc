@@ -1,0 +1,221 @@
+#include "server/block_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/file.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "files hold little-endian integers");
+
+constexpr uint64_t kMagic = 0x31304b4c42524443;  // "CDRBLK01"
+// A head with more ranges than a header may have is not ours.
+constexpr uint32_t kMostMetaBytes = 16 << 20;
+
+// What stands before the meta.
+struct FixedHead {
+  uint64_t magic = kMagic;
+  uint64_t data_bytes = 0;
+  uint32_t block_bytes = 0;
+  uint32_t meta_bytes = 0;
+  // Of the fields above and the meta.
+  uint32_t crc = 0;
+  uint32_t zero = 0;
+};
+static_assert(sizeof(FixedHead) == 32);
+
+absl::string_view Bytes(const FixedHead& fixed) {
+  return {reinterpret_cast<const char*>(&fixed), sizeof(fixed)};
+}
+
+uint32_t HeadCrc(const FixedHead& fixed, absl::string_view meta) {
+  return Crc32c(absl::StrCat(Bytes(fixed).substr(0, offsetof(FixedHead, crc)), meta));
+}
+
+std::string Encode(const BlockFileHead& head) {
+  FixedHead fixed;
+  fixed.data_bytes = head.data_bytes;
+  fixed.block_bytes = head.block_bytes;
+  fixed.meta_bytes = static_cast<uint32_t>(head.meta.size());
+  fixed.crc = HeadCrc(fixed, head.meta);
+  return absl::StrCat(Bytes(fixed), head.meta);
+}
+
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(path, ": ", what));
+}
+
+// Writes both parts at `at`, one behind the other.
+absl::Status WriteAt(int fd, uint64_t at, absl::string_view first, absl::string_view second,
+                     const std::string& path) {
+  while (!first.empty() || !second.empty()) {
+    iovec parts[2] = {{const_cast<char*>(first.data()), first.size()},
+                      {const_cast<char*>(second.data()), second.size()}};
+    const ssize_t n = pwritev(fd, parts, 2, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "write", path);
+    at += static_cast<uint64_t>(n);
+    const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
+    first.remove_prefix(from_first);
+    second.remove_prefix(static_cast<size_t>(n) - from_first);
+  }
+  return absl::OkStatus();
+}
+
+// Reads until `size` bytes or the end of the file; returns how many there were.
+absl::StatusOr<size_t> ReadAt(int fd, uint64_t at, char* data, size_t size,
+                              const std::string& path) {
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t n = pread(fd, data + done, size - done, static_cast<off_t>(at + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "read", path);
+    if (n == 0) break;
+    done += static_cast<size_t>(n);
+  }
+  return done;
+}
+
+absl::StatusOr<BlockFileHead> ReadHead(int fd, const std::string& path) {
+  FixedHead fixed;
+  CADRE_ASSIGN_OR_RETURN(size_t n,
+                         ReadAt(fd, 0, reinterpret_cast<char*>(&fixed), sizeof(fixed), path));
+  if (n != sizeof(fixed) || fixed.magic != kMagic || fixed.meta_bytes > kMostMetaBytes ||
+      fixed.block_bytes == 0) {
+    return Damaged(path, "the head is damaged");
+  }
+  BlockFileHead head;
+  head.data_bytes = fixed.data_bytes;
+  head.block_bytes = fixed.block_bytes;
+  head.meta.resize(fixed.meta_bytes);
+  CADRE_ASSIGN_OR_RETURN(n, ReadAt(fd, sizeof(fixed), head.meta.data(), head.meta.size(), path));
+  if (n != head.meta.size() || HeadCrc(fixed, head.meta) != fixed.crc) {
+    return Damaged(path, "the head is damaged");
+  }
+  return head;
+}
+
+}  // namespace
+
+uint64_t BlockFileHead::BytesOf(uint64_t index) const {
+  return std::min<uint64_t>(block_bytes, data_bytes - index * block_bytes);
+}
+
+BlockFile::BlockFile(int fd, std::string path, BlockFileHead head)
+    : fd_(fd), path_(std::move(path)), head_(std::move(head)) {}
+
+BlockFile::~BlockFile() { close(fd_); }
+
+absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Create(const std::string& path,
+                                                             BlockFileHead head) {
+  // A writer of the old file may still be at work: it keeps the old one, this is another.
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "remove", path);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus(errno, "create", path);
+  auto file = std::unique_ptr<BlockFile>(new BlockFile(fd, path, std::move(head)));
+  if (absl::Status status = WriteAt(fd, 0, Encode(file->head_), "", path); !status.ok()) {
+    unlink(path.c_str());
+    return status;
+  }
+  return file;
+}
+
+absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Open(const std::string& path, bool writable) {
+  const int fd = open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus(errno, "open", path);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  CADRE_ASSIGN_OR_RETURN(BlockFileHead head, ReadHead(fd, path));
+  std::move(close_fd).Cancel();
+  return std::unique_ptr<BlockFile>(new BlockFile(fd, path, std::move(head)));
+}
+
+uint64_t BlockFile::Position(uint64_t index) const {
+  return sizeof(FixedHead) + head_.meta.size() + index * (sizeof(uint32_t) + head_.block_bytes);
+}
+
+absl::Status BlockFile::WriteBlock(uint64_t index, absl::string_view data, uint32_t crc) {
+  const absl::string_view check(reinterpret_cast<const char*>(&crc), sizeof(crc));
+  return WriteAt(fd_, Position(index), check, data, path_);
+}
+
+absl::Status BlockFile::RewriteMeta(std::string meta) {
+  head_.meta = std::move(meta);
+  return WriteAt(fd_, 0, Encode(head_), "", path_);
+}
+
+absl::Status BlockFile::Sync() {
+  if (fsync(fd_) != 0) return ErrnoStatus(errno, "sync", path_);
+  return absl::OkStatus();
+}
+
+absl::Status BlockFile::ReadBlock(uint64_t index, std::span<char> data) const {
+  uint32_t crc = 0;
+  iovec parts[2] = {{&crc, sizeof(crc)}, {data.data(), data.size()}};
+  ssize_t n;
+  do {
+    n = preadv(fd_, parts, 2, static_cast<off_t>(Position(index)));
+  } while (n < 0 && errno == EINTR);
+  if (n < 0) return ErrnoStatus(errno, "read", path_);
+  if (static_cast<size_t>(n) != sizeof(crc) + data.size()) {
+    return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is truncated"));
+  }
+  if (Crc32c({data.data(), data.size()}) != crc) {
+    return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is damaged"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlockFile::ReadUnchecked(uint64_t at, std::span<char> data) const {
+  while (!data.empty()) {
+    const uint64_t index = at / head_.block_bytes;
+    const uint64_t inside = at % head_.block_bytes;
+    const size_t size = std::min<uint64_t>(data.size(), head_.block_bytes - inside);
+    const uint64_t position = Position(index) + sizeof(uint32_t) + inside;
+    CADRE_ASSIGN_OR_RETURN(const size_t n, ReadAt(fd_, position, data.data(), size, path_));
+    if (n != size) return Damaged(path_, absl::StrCat("block ", index, " is truncated"));
+    data = data.subspan(size);
+    at += size;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> BlockFile::CountWholeBlocks() const {
+  std::vector<char> buffer(std::min<uint64_t>(head_.block_bytes, head_.data_bytes));
+  for (uint64_t index = 0; index < head_.blocks(); ++index) {
+    const absl::Status status = ReadBlock(index, {buffer.data(), head_.BytesOf(index)});
+    if (status.code() == absl::StatusCode::kDataLoss) return index;
+    CADRE_RETURN_IF_ERROR(status);
+  }
+  return head_.blocks();
+}
+
+absl::Status BlockFile::Verify() const {
+  std::vector<char> buffer(std::min<uint64_t>(head_.block_bytes, head_.data_bytes));
+  for (uint64_t index = 0; index < head_.blocks(); ++index) {
+    CADRE_RETURN_IF_ERROR(ReadBlock(index, {buffer.data(), head_.BytesOf(index)}));
+  }
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return ErrnoStatus(errno, "look at", path_);
+  const uint64_t size =
+      sizeof(FixedHead) + head_.meta.size() + head_.data_bytes + head_.blocks() * sizeof(uint32_t);
+  if (static_cast<uint64_t>(info.st_size) != size)
+    return Damaged(path_, "has bytes behind its end");
+  return absl::OkStatus();
+}
+
+}  // namespace cadre

@@ -1,0 +1,28 @@
+// How the ledger says yes or no.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "proto/cadre/v1/membership.pb.h"
+
+namespace cadre {
+
+// A "no": which refusal, and why in plain words.
+struct Refused {
+  v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
+  std::string reason;
+};
+
+template <typename T>
+using Decision = std::variant<T, Refused>;
+
+inline Refused Malformed(std::string reason) { return {v1::REFUSAL_MALFORMED, std::move(reason)}; }
+
+inline Refused UnknownRun(const std::string& run) {
+  return {v1::REFUSAL_UNKNOWN_RUN, absl::StrCat("run '", run, "' is not open here")};
+}
+
+}  // namespace cadre

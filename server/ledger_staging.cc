@@ -1,0 +1,224 @@
+// What the ledger decides about contributions. Part of Ledger.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/ledger.h"
+
+namespace cadre {
+namespace {
+
+// 4 MiB of values: with its header it fits the largest message.
+constexpr uint32_t kMostChunkElements = 1 << 20;
+// More are a sign of a chunk size that was not meant.
+constexpr uint64_t kMostChunks = 1 << 24;
+constexpr char kCodec[] = "fp32";
+
+// Whether two headers promise the same values.
+bool SameContribution(const v1::ContributionHeader& a, const v1::ContributionHeader& b) {
+  v1::ContributionHeader left = a;
+  v1::ContributionHeader right = b;
+  left.clear_schema_hash();
+  right.clear_schema_hash();
+  return left.SerializeAsString() == right.SerializeAsString();
+}
+
+uint32_t LowestGeneration(const RunTerms& terms, uint32_t group) {
+  const auto found = terms.generations.find(group);
+  return found == terms.generations.end() ? 0 : found->second;
+}
+
+}  // namespace
+
+ContributionKey ContributionKey::Of(const v1::ContributionHeader& header) {
+  return {header.run(), header.round(), header.group(), header.generation(), header.rank()};
+}
+
+std::string ContributionKey::ToString() const {
+  return absl::StrCat("round ", round, " of ", run, ", group ", group, ", generation ", generation,
+                      ", rank ", rank);
+}
+
+std::optional<Refused> Ledger::CheckIdentity(const Run& run, const v1::ContributionHeader& header) {
+  const RunTerms& terms = run.terms;
+  if (header.lineage() != terms.lineage) {
+    return Refused{v1::REFUSAL_WRONG_LINEAGE,
+                   absl::StrCat("run ", terms.run, " has lineage ", terms.lineage,
+                                ", the contribution has ", header.lineage())};
+  }
+  if (header.group() >= terms.groups || header.rank() >= terms.ranks) {
+    return Malformed(absl::StrCat("group ", header.group(), ", rank ", header.rank(),
+                                  ": the run has ", terms.groups, " groups of at most ",
+                                  terms.ranks, " ranks"));
+  }
+  if (header.codec() != kCodec) {
+    return Malformed(absl::StrCat("codec '", header.codec(), "' is not known, '", kCodec, "' is"));
+  }
+  return std::nullopt;
+}
+
+std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::ContributionHeader& header) {
+  const uint32_t lowest = LowestGeneration(run.terms, header.group());
+  if (header.generation() < lowest) {
+    return Refused{v1::REFUSAL_STALE_GENERATION,
+                   absl::StrCat("generation ", header.generation(), " of group ", header.group(),
+                                " is over; the lowest accepted is ", lowest)};
+  }
+  if (run.closed) {
+    return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", run.terms.run, " is over")};
+  }
+  const uint32_t version = run.current ? run.current->number : 0;
+  const bool left_out = header.round() == run.closing_round &&
+                        !run.closing.contains({header.group(), header.generation()});
+  if (header.round() <= version || left_out) {
+    return Refused{v1::REFUSAL_CLOSED_ROUND,
+                   absl::StrCat("round ", header.round(), " is closed: ",
+                                left_out ? "its participants are decided"
+                                         : absl::StrCat("version ", version, " is here"))};
+  }
+  if (header.round() != version + 1 || header.base_version() != version) {
+    return Refused{
+        v1::REFUSAL_WRONG_BASE,
+        absl::StrCat("round ", version + 1, " takes what was computed from version ", version,
+                     ", not round ", header.round(), " from version ", header.base_version())};
+  }
+  return std::nullopt;
+}
+
+Decision<Ledger::Contribution> Ledger::Lay(const Run& run, const v1::ContributionHeader& header) {
+  if (header.chunk_elements() == 0) return Malformed("chunk_elements is 0");
+  if (header.chunk_elements() > kMostChunkElements) {
+    return Refused{v1::REFUSAL_OVERSIZED,
+                   absl::StrCat("chunks of ", header.chunk_elements(), " elements; at most ",
+                                kMostChunkElements, " are taken")};
+  }
+  Decision<std::vector<FlatSpan>> spans =
+      Flatten(run.terms.tensor_begin, run.span, header.ranges());
+  if (auto* refused = std::get_if<Refused>(&spans)) return *refused;
+  Contribution contribution;
+  contribution.header = header;
+  contribution.spans = std::get<std::vector<FlatSpan>>(std::move(spans));
+  if (const auto position = Overlap(contribution.spans)) {
+    return Malformed(absl::StrCat("position ", *position, " is in two ranges"));
+  }
+  contribution.elements = Elements(contribution.spans);
+  const uint64_t chunks =
+      (contribution.elements + header.chunk_elements() - 1) / header.chunk_elements();
+  if (chunks > kMostChunks) {
+    return Malformed(absl::StrCat(chunks, " chunks; at most ", kMostChunks, " are taken"));
+  }
+  contribution.chunks = static_cast<uint32_t>(chunks);
+  return contribution;
+}
+
+// Older generations of the group end. What they have staged in part is of no use; what they have
+// staged wholly may have been committed.
+std::vector<ContributionKey> Ledger::Fence(Run& run, uint32_t group, uint32_t generation) {
+  uint32_t& lowest = run.terms.generations[group];
+  lowest = std::max(lowest, generation);
+  std::vector<ContributionKey> dropped;
+  for (auto it = run.contributions.begin(); it != run.contributions.end();) {
+    const bool partial =
+        it->first.group == group && it->first.generation < generation && !it->second.durable;
+    if (!partial) {
+      ++it;
+      continue;
+    }
+    dropped.push_back(it->first);
+    it = run.contributions.erase(it);
+  }
+  return dropped;
+}
+
+Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
+  const auto found = runs_.find(header.run());
+  if (found == runs_.end() || !found->second.current) return UnknownRun(header.run());
+  Run& run = found->second;
+  if (auto refused = CheckIdentity(run, header)) return *refused;
+  Decision<Contribution> laid = Lay(run, header);
+  if (auto* refused = std::get_if<Refused>(&laid)) return *refused;
+  if (auto refused = CheckRound(run, header)) return *refused;
+
+  const ContributionKey key = ContributionKey::Of(header);
+  auto there = run.contributions.find(key);
+  const bool same =
+      there != run.contributions.end() && SameContribution(there->second.header, header);
+  if (there != run.contributions.end() && !same && there->second.durable) {
+    return Malformed(
+        absl::StrCat(key.ToString(), " is staged already, with other ranges or samples"));
+  }
+  StageGrant grant;
+  grant.key = key;
+  grant.fresh = !same;
+  grant.dropped = Fence(run, header.group(), header.generation());
+  if (!same) {
+    there = run.contributions.insert_or_assign(key, std::get<Contribution>(std::move(laid))).first;
+  }
+  there->second.attempt = grant.attempt = ++attempts_;
+  grant.next_chunk = there->second.stored_chunks;
+  grant.chunks = there->second.chunks;
+  grant.elements = there->second.elements;
+  return grant;
+}
+
+std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t attempt,
+                                          uint32_t index, uint64_t bytes, bool crc_fits) const {
+  const Run* run = Find(key.run);
+  if (run == nullptr) return UnknownRun(key.run);
+  const auto found = run->contributions.find(key);
+  v1::ContributionHeader place;
+  place.set_group(key.group);
+  place.set_generation(key.generation);
+  place.set_round(key.round);
+  place.set_base_version(key.round - 1);
+  if (auto refused = CheckRound(*run, place)) return refused;
+  if (found == run->contributions.end() || found->second.attempt != attempt) {
+    return Refused{v1::REFUSAL_OUT_OF_ORDER,
+                   absl::StrCat(key.ToString(), ": a newer stream stages it")};
+  }
+  const Contribution& there = found->second;
+  const uint64_t full = uint64_t{there.header.chunk_elements()} * sizeof(float);
+  const std::string chunk = absl::StrCat("chunk ", index, " of ", key.ToString());
+  if (bytes > full) {
+    return Refused{v1::REFUSAL_OVERSIZED, absl::StrCat(chunk, " has ", bytes, " bytes, at most ",
+                                                       full, " were announced")};
+  }
+  if (there.stored_chunks == there.chunks || index != there.stored_chunks) {
+    return Malformed(absl::StrCat(chunk, " came where ", there.stored_chunks, " of ", there.chunks,
+                                  " are here"));
+  }
+  const uint64_t left = (there.elements - uint64_t{index} * there.header.chunk_elements()) * 4;
+  if (bytes != std::min(full, left)) {
+    return Malformed(
+        absl::StrCat(chunk, " has ", bytes, " bytes instead of ", std::min(full, left)));
+  }
+  if (!crc_fits) return Refused{v1::REFUSAL_WRONG_CRC, absl::StrCat(chunk, " was damaged")};
+  return std::nullopt;
+}
+
+bool Ledger::ChunkStored(const ContributionKey& key, uint64_t attempt) {
+  const auto run = runs_.find(key.run);
+  if (run == runs_.end()) return false;
+  const auto found = run->second.contributions.find(key);
+  if (found == run->second.contributions.end() || found->second.attempt != attempt) return false;
+  return ++found->second.stored_chunks == found->second.chunks;
+}
+
+bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt) {
+  const auto run = runs_.find(key.run);
+  if (run == runs_.end()) return false;
+  const auto found = run->second.contributions.find(key);
+  if (found == run->second.contributions.end() || found->second.attempt != attempt ||
+      found->second.stored_chunks != found->second.chunks) {
+    return false;
+  }
+  found->second.durable = true;
+  return true;
+}
+
+void Ledger::ContributionLost(const ContributionKey& key) {
+  const auto run = runs_.find(key.run);
+  if (run != runs_.end()) run->second.contributions.erase(key);
+}
+
+}  // namespace cadre

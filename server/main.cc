@@ -1,0 +1,99 @@
+// cadre-aggregator: averages the models of groups, one shard of every run.
+#include <gflags/gflags.h>
+#include <glog/logging.h>
+#include <signal.h>
+
+#include <iostream>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/daemon.h"
+#include "server/aggregator.h"
+
+DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 takes a free one");
+DEFINE_bool(insecure, false, "listen beyond loopback without TLS (only on a trusted network)");
+DEFINE_string(advertise, "",
+              "host:port where workers reach this aggregator; empty: the listen address");
+DEFINE_string(coordinator, "127.0.0.1:7000", "host:port of the coordinator");
+DEFINE_string(data_dir, "", "folder for versions and contributions; must survive restarts");
+DEFINE_string(name, "", "this aggregator's name, its identity across restarts; unique");
+DEFINE_string(port_file, "", "file that gets the port once the server listens");
+DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at the start");
+DEFINE_int32(drain, 5, "seconds that streams in flight get to end after SIGTERM");
+DEFINE_int32(disk_threads, 4, "threads that wait for the disk");
+DEFINE_int32(most_streams, 64, "contributions (and, apart from them, pulls) served at once");
+
+namespace {
+
+constexpr char kUsage[] =
+    "holds one shard of every run's model on disk and averages what the groups stage there.\n"
+    "\n"
+    "  cadre-aggregator --coordinator=HOST:PORT --data_dir=DIR --name=NAME\n"
+    "\n"
+    "Start as many as you like, each with its own name and folder; a run is cut among those that\n"
+    "are there when it starts. An aggregator that was killed goes on where it was when it is\n"
+    "started again with the same name and folder. SIGTERM drains it.\n"
+    "\n"
+    "Exit codes: 0 stopped, 1 failure, 2 bad flags, 4 no coordinator answered.";
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitNoCoordinator = 4;
+
+int Fail(int code, absl::string_view reason) {
+  std::cerr << "cadre-aggregator: " << reason << std::endl;
+  return code;
+}
+
+std::string WrongFlag() {
+  if (FLAGS_data_dir.empty()) return "--data_dir is required: a folder that survives restarts";
+  if (FLAGS_name.empty()) return "--name is required: the aggregator's identity across restarts";
+  if (FLAGS_coordinator.empty()) return "--coordinator is required: host:port";
+  if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk_threads must be 1 .. 256";
+  if (FLAGS_most_streams < 1 || FLAGS_most_streams > 4096)
+    return "--most_streams must be 1 .. 4096";
+  return "";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cadre::BlockTerminationSignals();
+  // A file-size limit that is met is an error of one write, not the end of the process.
+  signal(SIGXFSZ, SIG_IGN);
+  gflags::SetUsageMessage(kUsage);
+  gflags::SetVersionString(CADRE_VERSION);
+  gflags::ParseCommandLineFlags(&argc, &argv, true);
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
+  if (argc > 1) return Fail(kExitUsage, absl::StrCat("no argument is expected: ", argv[1]));
+  if (const std::string wrong = WrongFlag(); !wrong.empty()) {
+    return Fail(kExitUsage, absl::StrCat(wrong, "; see --help"));
+  }
+
+  cadre::AggregatorOptions options;
+  options.listen = FLAGS_listen;
+  options.insecure = FLAGS_insecure;
+  options.port_file = FLAGS_port_file;
+  options.advertise = FLAGS_advertise;
+  options.coordinator = FLAGS_coordinator;
+  options.data_dir = FLAGS_data_dir;
+  options.name = FLAGS_name;
+  options.version = CADRE_VERSION;
+  options.dial_timeout = absl::Seconds(FLAGS_dial_timeout);
+  options.service.disk_threads = FLAGS_disk_threads;
+  options.service.most_stages = FLAGS_most_streams;
+  options.service.most_pulls = FLAGS_most_streams;
+
+  auto aggregator = cadre::Aggregator::Start(options);
+  if (!aggregator.ok()) {
+    const absl::Status& status = aggregator.status();
+    return Fail(absl::IsUnavailable(status) ? kExitNoCoordinator : kExitFailure, status.message());
+  }
+  LOG(INFO) << "aggregator " << FLAGS_name << " listens on " << (*aggregator)->address();
+  const int signal = cadre::WaitForTermination();
+  LOG(INFO) << "signal " << signal << ": draining";
+  (*aggregator)->Drain(absl::Seconds(FLAGS_drain));
+  return 0;
+}

@@ -1,0 +1,34 @@
+// Compiled without contraction of multiply and add (CMakeLists.txt): see the header.
+#include "server/mean.h"
+
+#include <algorithm>
+
+namespace cadre {
+
+std::vector<float> MeanWeights(std::span<const uint64_t> samples) {
+  double total = 0;
+  for (const uint64_t count : samples) total += static_cast<double>(count);
+  std::vector<float> weights;
+  weights.reserve(samples.size());
+  for (const uint64_t count : samples) {
+    weights.push_back(static_cast<float>(static_cast<double>(count) / total));
+  }
+  return weights;
+}
+
+void SetWeighted(float weight, std::span<const float> x, std::span<float> sum) {
+  if (weight == 1.0F) {
+    std::copy(x.begin(), x.end(), sum.begin());
+    return;
+  }
+  for (size_t i = 0; i < x.size(); ++i) sum[i] = weight * x[i];
+}
+
+void AddWeighted(float weight, std::span<const float> x, std::span<float> sum) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float product = weight * x[i];
+    sum[i] = sum[i] + product;
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,236 @@
+#include "server/service.h"
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/grpc_channel.h"
+#include "base/grpc_status.h"
+
+namespace cadre {
+namespace {
+
+// One stream's place among those allowed at once.
+class Place {
+ public:
+  Place(std::atomic<int>& taken, int most) : taken_(taken), granted_(++taken <= most) {}
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+  ~Place() { --taken_; }
+  bool granted() const { return granted_; }
+
+ private:
+  std::atomic<int>& taken_;
+  const bool granted_;
+};
+
+grpc::Status Busy() {
+  return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                      "busy: too many streams at once; come back later");
+}
+
+// Hands a stream's state from the thread that starts an operation to the one that hears of its end.
+// gRPC gives that order; this states it where tools that cannot see into gRPC do.
+class Baton {
+ public:
+  void Pass() { turn_.fetch_add(1, std::memory_order_release); }
+  void Take() const { turn_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<uint32_t> turn_ = 0;
+};
+
+// Stage: header -> Resume -> chunks -> Staged. Exactly one of a read, a write and a piece of work
+// is under way at any time, so no lock is needed; whoever ends the call touches nothing after.
+class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply> {
+ public:
+  StageCall(ShardHost& host, WorkPool& pool, std::atomic<int>& taken, int most)
+      : host_(host), pool_(pool), place_(taken, most) {
+    if (place_.granted()) {
+      Read();
+    } else {
+      End(Busy());
+    }
+  }
+
+  void OnReadDone(bool ok) override {
+    baton_.Take();
+    if (ok) return Submit([this] { Take(); });
+    End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                     absl::StrCat("malformed: the stream ended after ", taken_, " chunks of ",
+                                  staging_.grant.chunks)));
+  }
+
+  void OnWriteDone(bool ok) override {
+    baton_.Take();
+    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller is gone"));
+    if (taken_ == staging_.grant.chunks) return Submit([this] { FinishStaging(); });
+    Read();
+  }
+
+  void OnDone() override {
+    baton_.Take();
+    delete this;
+  }
+
+ private:
+  void Read() {
+    baton_.Pass();
+    StartRead(&request_);
+  }
+  void Write() {
+    baton_.Pass();
+    StartWrite(&reply_);
+  }
+  void End(const grpc::Status& status) {
+    baton_.Pass();
+    Finish(status);
+  }
+  void Submit(WorkPool::Work work) {
+    if (!pool_.Submit(std::move(work))) End(Busy());
+  }
+
+  void Take() {
+    if (request_.has_header() && staging_.file == nullptr) return TakeHeader();
+    if (request_.has_chunk() && staging_.file != nullptr) return TakeChunk();
+    End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                     "malformed: a header must come first, once, then chunks"));
+  }
+
+  void TakeHeader() {
+    absl::StatusOr<Staging> staging = host_.Stage(request_.header());
+    if (!staging.ok()) return End(ToGrpc(staging.status()));
+    staging_ = *std::move(staging);
+    taken_ = staging_.grant.next_chunk;
+    reply_.mutable_resume()->set_next_chunk(taken_);
+    Write();
+  }
+
+  void TakeChunk() {
+    const absl::StatusOr<bool> last = host_.Put(staging_, request_.chunk());
+    if (!last.ok()) return End(ToGrpc(last.status()));
+    ++taken_;
+    if (*last) return FinishStaging();
+    Read();
+  }
+
+  void FinishStaging() {
+    if (const absl::Status status = host_.Finish(staging_); !status.ok()) {
+      return End(ToGrpc(status));
+    }
+    reply_.mutable_staged()->set_elements(staging_.grant.elements);
+    baton_.Pass();
+    StartWriteAndFinish(&reply_, grpc::WriteOptions(), grpc::Status::OK);
+  }
+
+  ShardHost& host_;
+  WorkPool& pool_;
+  const Place place_;
+  Baton baton_;
+  Staging staging_;
+  // Chunks that are here, from earlier streams too.
+  uint32_t taken_ = 0;
+  v1::StageRequest request_;
+  v1::StageReply reply_;
+};
+
+// Pull: one chunk is read and written after the other; the next is read once gRPC has taken the one
+// before, so a slow caller holds up only itself.
+class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
+ public:
+  PullCall(ShardHost& host, WorkPool& pool, Counters& counters, std::atomic<int>& taken, int most,
+           const v1::PullRequest* request)
+      : host_(host), pool_(pool), counters_(counters), place_(taken, most), request_(request) {
+    if (place_.granted()) {
+      Submit([this] { Begin(); });
+    } else {
+      End(Busy());
+    }
+  }
+
+  void OnWriteDone(bool ok) override {
+    baton_.Take();
+    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller is gone"));
+    Submit([this] { Next(); });
+  }
+
+  void OnDone() override {
+    baton_.Take();
+    delete this;
+  }
+
+ private:
+  void Write() {
+    baton_.Pass();
+    StartWrite(&reply_);
+  }
+  void End(const grpc::Status& status) {
+    baton_.Pass();
+    Finish(status);
+  }
+  void Submit(WorkPool::Work work) {
+    if (!pool_.Submit(std::move(work))) End(Busy());
+  }
+
+  void Begin() {
+    absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(*request_);
+    if (!pull.ok()) return End(ToGrpc(pull.status()));
+    pull_ = *std::move(pull);
+    Next();
+  }
+
+  void Next() {
+    if (pull_->left() == 0) return End(grpc::Status::OK);
+    v1::Chunk* chunk = reply_.mutable_chunk();
+    const uint64_t wanted =
+        request_->chunk_elements() == 0 ? kChunkElements : request_->chunk_elements();
+    const uint64_t elements = std::min<uint64_t>({wanted, kChunkElements, pull_->left()});
+    std::string* data = chunk->mutable_data();
+    data->resize(elements * sizeof(float));
+    const absl::StatusOr<size_t> read = pull_->Next({data->data(), data->size()});
+    if (!read.ok()) {
+      counters_.Add("damaged_files", absl::IsDataLoss(read.status()) ? 1 : 0);
+      return End(ToGrpc(read.status()));
+    }
+    chunk->set_index(index_++);
+    chunk->set_crc32c(Crc32c(*data));
+    counters_.Add("pulled_bytes", data->size());
+    Write();
+  }
+
+  ShardHost& host_;
+  WorkPool& pool_;
+  Counters& counters_;
+  const Place place_;
+  Baton baton_;
+  const v1::PullRequest* const request_;
+  std::unique_ptr<VersionPull> pull_;
+  uint32_t index_ = 0;
+  v1::PullReply reply_;
+};
+
+}  // namespace
+
+RoundsService::RoundsService(const RoundsServiceOptions& options, ShardHost& host,
+                             Counters& counters)
+    : options_(options),
+      host_(host),
+      counters_(counters),
+      // Every stream has at most one piece of work waiting.
+      pool_(options.disk_threads, static_cast<size_t>(options.most_stages + options.most_pulls)) {}
+
+grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* RoundsService::Stage(
+    grpc::CallbackServerContext* /*context*/) {
+  return new StageCall(host_, pool_, stages_, options_.most_stages);
+}
+
+grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Pull(
+    grpc::CallbackServerContext* /*context*/, const v1::PullRequest* request) {
+  return new PullCall(host_, pool_, counters_, pulls_, options_.most_pulls, request);
+}
+
+}  // namespace cadre

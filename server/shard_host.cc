@@ -1,0 +1,314 @@
+#include "server/shard_host.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/digest.h"
+#include "base/status.h"
+#include "proto/schema_hash.h"
+#include "server/client/refusal.h"
+#include "server/run_terms.h"
+
+namespace cadre {
+namespace {
+
+bool MayPass(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+}
+
+// What was on the disk is not there any more.
+bool IsLoss(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
+v1::Applied Answer(const v1::Apply& apply) {
+  v1::Applied applied;
+  applied.set_run(apply.run());
+  applied.set_shard(apply.shard());
+  applied.set_round(apply.round());
+  return applied;
+}
+
+std::set<ContributionKey> KeysOf(const ApplyPlan& plan) {
+  std::set<ContributionKey> keys;
+  for (const GroupSource& group : plan.groups) {
+    for (const SourceSegment& segment : group.segments) keys.insert(segment.key);
+  }
+  return keys;
+}
+
+}  // namespace
+
+// --- VersionPull
+
+VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader)
+    : grant_(std::move(grant)), reader_(std::move(reader)), left_(grant_.elements) {}
+
+absl::StatusOr<size_t> VersionPull::Next(std::span<char> data) {
+  size_t elements = 0;
+  while (left_ > 0 && data.size() >= sizeof(float)) {
+    const FlatSpan& span = grant_.spans[span_];
+    const size_t n = std::min<uint64_t>(data.size() / sizeof(float), span.size() - read_);
+    CADRE_RETURN_IF_ERROR(reader_->Read(span.begin + read_, data.first(n * sizeof(float))));
+    data = data.subspan(n * sizeof(float));
+    elements += n;
+    left_ -= n;
+    read_ += n;
+    if (read_ == span.size()) {
+      ++span_;
+      read_ = 0;
+    }
+  }
+  return elements;
+}
+
+// --- ShardHost
+
+ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters)
+    : store_(std::move(store)), counters_(counters) {}
+
+absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const std::string& data_dir,
+                                                           Counters* counters) {
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store, ShardStore::Open(data_dir));
+  auto host = std::unique_ptr<ShardHost>(new ShardHost(std::move(store), counters));
+  CADRE_RETURN_IF_ERROR(host->Restore());
+  return host;
+}
+
+absl::Status ShardHost::Restore() {
+  absl::MutexLock turn(&turn_);
+  CADRE_ASSIGN_OR_RETURN(const std::vector<ShardStore::FoundRun> runs, store_->Load());
+  absl::MutexLock lock(&mutex_);
+  for (const ShardStore::FoundRun& found : runs) {
+    const absl::StatusOr<RunTerms> terms = TermsOf(found.open);
+    if (!terms.ok()) {
+      LOG(ERROR) << "run " << found.open.run() << " left closed: " << terms.status();
+      continue;
+    }
+    Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
+    opened_[found.open.run()] = found.open;
+    // Left over when the process ended between a commit and its clearing up.
+    for (size_t i = 0; i + 2 < found.versions.size(); ++i) {
+      store_->RemoveVersion(found.open.run(), found.versions[i].version);
+    }
+  }
+  for (const v1::ShardState& state : ledger_.States()) {
+    LOG(INFO) << "on disk: run " << state.run() << ", shard " << state.shard() << ", version "
+              << state.version() << ", digest " << DigestHex(state.digest());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardHost::Refuse(const Refused& refused) const {
+  counters_->Add(absl::StrCat("refused_", RefusalName(refused.refusal)));
+  return RefusalStatus(refused.refusal, refused.reason);
+}
+
+absl::Status ShardHost::CheckSchema(uint64_t hash) const {
+  if (hash == SchemaHash()) return absl::OkStatus();
+  return Refuse({v1::REFUSAL_SCHEMA, "the caller was built from other proto files"});
+}
+
+absl::Status ShardHost::Note(absl::Status status) const {
+  if (absl::IsResourceExhausted(status)) counters_->Add("disk_full");
+  if (absl::IsDataLoss(status)) counters_->Add("damaged_files");
+  if (!status.ok()) LOG(ERROR) << status;
+  return status;
+}
+
+void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
+  for (const ContributionKey& key : keys) store_->RemoveContribution(key);
+}
+
+// --- The coordinator's orders
+
+absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
+  absl::MutexLock turn(&turn_);
+  CADRE_ASSIGN_OR_RETURN(const RunTerms terms, TermsOf(open));
+  const auto known = opened_.find(open.run());
+  Opened opened;
+  {
+    absl::MutexLock lock(&mutex_);
+    Decision<Opened> decision = ledger_.OpenRun(terms);
+    if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
+    opened = std::get<Opened>(std::move(decision));
+    if (known != opened_.end() && known->second.lineage() != open.lineage()) {
+      CADRE_RETURN_IF_ERROR(Note(store_->SetAside(open.run(), known->second.lineage())));
+      opened_.erase(known);
+    }
+    Remove(opened.dropped);
+  }
+  CADRE_RETURN_IF_ERROR(Note(store_->SaveRun(open, /*closed=*/false)));
+  opened_[open.run()] = open;
+  if (opened.make_version_zero) CADRE_RETURN_IF_ERROR(Note(MakeVersionZero(open, opened.span)));
+
+  v1::RunOpened answer;
+  answer.set_run(open.run());
+  answer.set_shard(open.shard());
+  for (const v1::ShardState& state : States()) {
+    if (state.run() != open.run()) continue;
+    answer.set_version(state.version());
+    answer.set_digest(state.digest());
+  }
+  return answer;
+}
+
+absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, FlatSpan span) {
+  CADRE_ASSIGN_OR_RETURN(const ShardStore::Fill fill, InitialModel(open.spec()));
+  CADRE_ASSIGN_OR_RETURN(const uint64_t digest, store_->WriteInitial(open.run(), span, fill));
+  counters_->Add("versions_written");
+  absl::MutexLock lock(&mutex_);
+  ledger_.VersionDurable(open.run(), 0, digest);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> ShardHost::MakeVersion(const ApplyPlan& plan) {
+  for (const ContributionKey& key : KeysOf(plan)) {
+    const absl::Status status = store_->VerifyContribution(key);
+    if (IsLoss(status)) {
+      absl::MutexLock lock(&mutex_);
+      ledger_.ContributionLost(key);
+      store_->RemoveContribution(key);
+    }
+    CADRE_RETURN_IF_ERROR(status);
+  }
+  return store_->WriteMean(plan);
+}
+
+absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
+  absl::MutexLock turn(&turn_);
+  v1::Applied answer = Answer(apply);
+  ApplyDecision decision;
+  {
+    absl::MutexLock lock(&mutex_);
+    decision = ledger_.BeginApply(apply);
+  }
+  if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {
+    answer.set_digest(already->digest);
+    return answer;
+  }
+  if (const auto* refused = std::get_if<Refused>(&decision)) {
+    answer.set_error(std::string(Refuse(*refused).message()));
+    return answer;
+  }
+  // Turns are taken, so no other Apply can be under way.
+  CHECK(std::holds_alternative<ApplyPlan>(decision));
+  const ApplyPlan& plan = std::get<ApplyPlan>(decision);
+  const absl::StatusOr<uint64_t> digest = MakeVersion(plan);
+  if (!digest.ok()) {
+    {
+      absl::MutexLock lock(&mutex_);
+      ledger_.ApplyFailed(plan.run, plan.round);
+    }
+    if (MayPass(Note(digest.status()))) return digest.status();
+    answer.set_error(std::string(digest.status().message()));
+    return answer;
+  }
+  std::vector<ContributionKey> dropped;
+  {
+    absl::MutexLock lock(&mutex_);
+    dropped = ledger_.VersionDurable(plan.run, plan.round, *digest);
+  }
+  Remove(dropped);
+  if (plan.round >= 2) store_->RemoveVersion(plan.run, plan.round - 2);
+  counters_->Add("versions_written");
+  answer.set_digest(*digest);
+  return answer;
+}
+
+absl::Status ShardHost::CloseRun(const std::string& run) {
+  absl::MutexLock turn(&turn_);
+  const auto found = opened_.find(run);
+  if (found == opened_.end()) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(Note(store_->SaveRun(found->second, /*closed=*/true)));
+  absl::MutexLock lock(&mutex_);
+  Remove(ledger_.CloseRun(run));
+  return absl::OkStatus();
+}
+
+std::vector<v1::ShardState> ShardHost::States() const {
+  absl::MutexLock lock(&mutex_);
+  return ledger_.States();
+}
+
+// --- The ranks' streams
+
+absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
+  CADRE_RETURN_IF_ERROR(CheckSchema(header.schema_hash()));
+  absl::MutexLock lock(&mutex_);
+  Decision<StageGrant> decision = ledger_.Stage(header);
+  if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
+  Staging staging{std::get<StageGrant>(std::move(decision)), nullptr};
+  const StageGrant& grant = staging.grant;
+  Remove(grant.dropped);
+  absl::StatusOr<std::unique_ptr<BlockFile>> file =
+      store_->OpenContribution(grant.key, header, grant.elements, grant.fresh);
+  if (!file.ok()) {
+    // Too many open files, say, is no reason to forget what is on the disk.
+    if (grant.fresh || IsLoss(file.status())) ledger_.ContributionLost(grant.key);
+    return Note(file.status());
+  }
+  staging.file = *std::move(file);
+  return staging;
+}
+
+absl::StatusOr<bool> ShardHost::Put(Staging& staging, const v1::Chunk& chunk) {
+  const StageGrant& grant = staging.grant;
+  const bool crc_fits = Crc32c(chunk.data()) == chunk.crc32c();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto refused = ledger_.CheckChunk(grant.key, grant.attempt, chunk.index(),
+                                                chunk.data().size(), crc_fits)) {
+      return Refuse(*refused);
+    }
+  }
+  CADRE_RETURN_IF_ERROR(
+      Note(staging.file->WriteBlock(chunk.index(), chunk.data(), chunk.crc32c())));
+  counters_->Add("staged_bytes", chunk.data().size());
+  absl::MutexLock lock(&mutex_);
+  return ledger_.ChunkStored(grant.key, grant.attempt);
+}
+
+absl::Status ShardHost::Finish(Staging& staging) {
+  CADRE_RETURN_IF_ERROR(Note(store_->SyncContribution(*staging.file)));
+  absl::MutexLock lock(&mutex_);
+  if (ledger_.ContributionDurable(staging.grant.key, staging.grant.attempt)) {
+    counters_->Add("contributions_staged");
+    return absl::OkStatus();
+  }
+  return Refuse({v1::REFUSAL_OUT_OF_ORDER,
+                 absl::StrCat(staging.grant.key.ToString(), ": was dropped meanwhile")});
+}
+
+absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullRequest& request) {
+  CADRE_RETURN_IF_ERROR(CheckSchema(request.schema_hash()));
+  absl::MutexLock lock(&mutex_);
+  PullDecision decision = ledger_.Pull(request);
+  if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
+  if (const auto* none = std::get_if<NoSuchVersion>(&decision)) {
+    return absl::FailedPreconditionError(absl::StrCat("version ", none->asked, " of ",
+                                                      request.run(), " is not here; version ",
+                                                      none->current, " is the current one"));
+  }
+  PullGrant grant = std::get<PullGrant>(std::move(decision));
+  // The open file outlives a commit that removes its name.
+  absl::StatusOr<std::unique_ptr<VersionReader>> reader =
+      store_->OpenVersion(grant.run, grant.version);
+  if (!reader.ok()) return Note(reader.status());
+  const FlatSpan held = (*reader)->span();
+  if (std::any_of(grant.spans.begin(), grant.spans.end(), [&](const FlatSpan& span) {
+        return span.begin < held.begin || span.end > held.end;
+      })) {
+    return absl::DataLossError(absl::StrCat("the file of version ", grant.version, " of ",
+                                            grant.run, " covers another span"));
+  }
+  return std::make_unique<VersionPull>(std::move(grant), *std::move(reader));
+}
+
+}  // namespace cadre

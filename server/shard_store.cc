@@ -1,0 +1,423 @@
+#include "server/shard_store.h"
+
+#include <fcntl.h>
+#include <glog/logging.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/crc32c.h"
+#include "base/digest.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "server/mean.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Elements of a version that are in memory at once, and in one checked block: 256 KiB.
+constexpr uint64_t kPieceElements = 64 << 10;
+
+constexpr char kRunFile[] = "run";
+constexpr char kVersionPrefix[] = "version-";
+constexpr char kStagePrefix[] = "stage-";
+constexpr char kDamagedSuffix[] = ".damaged";
+constexpr size_t kMostNameBytes = 100;
+
+// The meta of a version's file.
+struct VersionMeta {
+  uint64_t version = 0;
+  uint64_t digest = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+std::string Encode(const VersionMeta& meta) {
+  return std::string(reinterpret_cast<const char*>(&meta), sizeof(meta));
+}
+
+absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version) {
+  VersionMeta meta;
+  const std::string& bytes = file.head().meta;
+  if (bytes.size() == sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  if (bytes.size() != sizeof(meta) || meta.version != version || meta.begin > meta.end ||
+      file.head().data_bytes != (meta.end - meta.begin) * sizeof(float)) {
+    return absl::DataLossError(absl::StrCat(file.path(), ": is not version ", version));
+  }
+  return meta;
+}
+
+std::span<char> AsBytes(std::span<float> values) {
+  return {reinterpret_cast<char*>(values.data()), values.size_bytes()};
+}
+
+absl::string_view AsText(std::span<const float> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+}
+
+// --- The run file: one byte for the state, the message, CRC32C of both.
+
+std::string EncodeRun(const v1::OpenRun& open, bool closed) {
+  const std::string body = absl::StrCat(closed ? "1" : "0", open.SerializeAsString());
+  const uint32_t crc = Crc32c(body);
+  return absl::StrCat(body, absl::string_view(reinterpret_cast<const char*>(&crc), sizeof(crc)));
+}
+
+absl::Status DecodeRun(const std::string& path, absl::string_view bytes, v1::OpenRun* open,
+                       bool* closed) {
+  uint32_t crc = 0;
+  const absl::Status damaged = absl::DataLossError(absl::StrCat(path, ": is damaged"));
+  if (bytes.size() <= sizeof(crc)) return damaged;
+  const absl::string_view body = bytes.substr(0, bytes.size() - sizeof(crc));
+  std::memcpy(&crc, bytes.data() + body.size(), sizeof(crc));
+  if (Crc32c(body) != crc) return damaged;
+  *closed = body[0] == '1';
+  if (!open->ParseFromArray(body.data() + 1, static_cast<int>(body.size()) - 1)) return damaged;
+  return absl::OkStatus();
+}
+
+void RemoveFile(const std::string& path) {
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+    LOG(ERROR) << ErrnoStatus(errno, "remove", path);
+  }
+}
+
+void PutAside(const std::string& path, const absl::Status& why) {
+  LOG(ERROR) << "not served, kept as *" << kDamagedSuffix << ": " << why;
+  std::error_code error;
+  fs::rename(path, absl::StrCat(path, kDamagedSuffix), error);
+  if (error) LOG(ERROR) << ErrnoStatus(error.value(), "rename", path);
+}
+
+// --- The mean over contributions' files.
+
+// Reads one group's model in flat order.
+class GroupReader {
+ public:
+  using Files = std::map<ContributionKey, std::unique_ptr<BlockFile>>;
+
+  GroupReader(const GroupSource& source, const Files& files) : source_(source), files_(files) {}
+
+  // Requires: calls come in flat order.
+  absl::Status Read(uint64_t first, std::span<float> out) {
+    while (!out.empty()) {
+      while (source_.segments[segment_].span.end <= first) ++segment_;
+      const SourceSegment& segment = source_.segments[segment_];
+      const size_t n = std::min<uint64_t>(out.size(), segment.span.end - first);
+      const uint64_t at = segment.offset + (first - segment.span.begin);
+      CADRE_RETURN_IF_ERROR(
+          files_.at(segment.key)->ReadUnchecked(at * sizeof(float), AsBytes(out.first(n))));
+      first += n;
+      out = out.subspan(n);
+    }
+    return absl::OkStatus();
+  }
+
+  float weight() const { return source_.weight; }
+
+ private:
+  const GroupSource& source_;
+  const Files& files_;
+  size_t segment_ = 0;
+};
+
+absl::Status Mean(std::vector<GroupReader>& groups, uint64_t first, std::span<float> scratch,
+                  std::span<float> out) {
+  const std::span<float> x = scratch.first(out.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    CADRE_RETURN_IF_ERROR(groups[g].Read(first, x));
+    if (g == 0) {
+      SetWeighted(groups[g].weight(), x, out);
+    } else {
+      AddWeighted(groups[g].weight(), x, out);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --- VersionReader
+
+VersionReader::VersionReader(std::unique_ptr<BlockFile> file, FlatSpan span)
+    : file_(std::move(file)), span_(span) {}
+
+absl::Status VersionReader::Load(uint64_t block) {
+  if (!block_.empty() && block == block_index_) return absl::OkStatus();
+  block_.resize(file_->head().BytesOf(block));
+  block_index_ = block;
+  const absl::Status status = file_->ReadBlock(block, block_);
+  if (!status.ok()) block_.clear();
+  return status;
+}
+
+absl::Status VersionReader::Read(uint64_t first, std::span<char> data) {
+  uint64_t at = (first - span_.begin) * sizeof(float);
+  while (!data.empty()) {
+    CADRE_RETURN_IF_ERROR(Load(at / file_->head().block_bytes));
+    const uint64_t inside = at % file_->head().block_bytes;
+    const size_t n = std::min<uint64_t>(data.size(), block_.size() - inside);
+    std::memcpy(data.data(), block_.data() + inside, n);
+    data = data.subspan(n);
+    at += n;
+  }
+  return absl::OkStatus();
+}
+
+// --- ShardStore
+
+ShardStore::ShardStore(std::string data_dir, int lock_fd)
+    : data_dir_(std::move(data_dir)), lock_fd_(lock_fd) {}
+
+ShardStore::~ShardStore() { close(lock_fd_); }
+
+absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(const std::string& data_dir) {
+  CADRE_RETURN_IF_ERROR(MakeFolder(data_dir));
+  const std::string path = absl::StrCat(data_dir, "/.lock");
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus(errno, "write in the data folder:", path);
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    close(fd);
+    if (error != EWOULDBLOCK) return ErrnoStatus(error, "lock", path);
+    return absl::FailedPreconditionError(
+        absl::StrCat("data folder ", data_dir, " is in use by another aggregator"));
+  }
+  return std::unique_ptr<ShardStore>(new ShardStore(data_dir, fd));
+}
+
+bool ShardStore::IsFileName(absl::string_view name) {
+  const auto fine = [](char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  };
+  return !name.empty() && name.size() <= kMostNameBytes && name[0] != '.' &&
+         std::all_of(name.begin(), name.end(), fine);
+}
+
+std::string ShardStore::RunFolder(const std::string& run) const {
+  return absl::StrCat(data_dir_, "/", run);
+}
+
+std::string ShardStore::VersionPath(const std::string& run, uint32_t version) const {
+  return absl::StrCat(RunFolder(run), "/", kVersionPrefix, version);
+}
+
+std::string ShardStore::ContributionPath(const ContributionKey& key) const {
+  return absl::StrCat(RunFolder(key.run), "/", kStagePrefix, key.round, "-", key.group, "-",
+                      key.generation, "-", key.rank);
+}
+
+// --- What is there
+
+absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(data_dir_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_directory() && IsFileName(name)) names.push_back(name);
+  }
+  if (error) return ErrnoStatus(error.value(), "list", data_dir_);
+  std::sort(names.begin(), names.end());
+  std::vector<FoundRun> runs;
+  for (const std::string& name : names) {
+    absl::StatusOr<FoundRun> found = LoadRun(name);
+    if (found.ok()) {
+      runs.push_back(*std::move(found));
+    } else if (absl::IsNotFound(found.status())) {
+      // Somebody else's folder, or a run that was never opened wholly.
+      LOG(WARNING) << "folder " << name << " left alone: " << found.status();
+    } else {
+      // Without its terms nothing in the folder can be understood.
+      LOG(ERROR) << "run " << name << " set aside: " << found.status();
+      CADRE_RETURN_IF_ERROR(SetAside(name, "damaged"));
+    }
+  }
+  return runs;
+}
+
+absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run) {
+  const std::string folder = RunFolder(run);
+  const std::string path = absl::StrCat(folder, "/", kRunFile);
+  FoundRun found;
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
+  CADRE_RETURN_IF_ERROR(DecodeRun(path, bytes, &found.open, &found.closed));
+  if (found.open.run() != run) return absl::DataLossError(absl::StrCat(path, ": is another run's"));
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    names.push_back(entry.path().filename().string());
+  }
+  if (error) return ErrnoStatus(error.value(), "list", folder);
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) LoadFile(folder, name, &found);
+  std::sort(found.versions.begin(), found.versions.end(),
+            [](const auto& a, const auto& b) { return a.version < b.version; });
+  return found;
+}
+
+void ShardStore::LoadFile(const std::string& folder, const std::string& name, FoundRun* found) {
+  const std::string path = absl::StrCat(folder, "/", name);
+  // Half of a file that was being written.
+  if (absl::EndsWith(name, ".new")) return RemoveFile(path);
+  if (absl::EndsWith(name, kDamagedSuffix)) return;
+  absl::string_view number = name;
+  if (uint32_t version = 0;
+      absl::ConsumePrefix(&number, kVersionPrefix) && absl::SimpleAtoi(number, &version)) {
+    const auto check = [&]() -> absl::StatusOr<FoundVersion> {
+      CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(path, false));
+      CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version));
+      CADRE_RETURN_IF_ERROR(file->Verify());
+      return FoundVersion{version, meta.digest};
+    };
+    if (const absl::StatusOr<FoundVersion> checked = check(); checked.ok()) {
+      found->versions.push_back(*checked);
+    } else {
+      PutAside(path, checked.status());
+    }
+    return;
+  }
+  if (absl::StartsWith(name, kStagePrefix)) {
+    const auto check = [&]() -> absl::StatusOr<FoundContribution> {
+      CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(path, true));
+      FoundContribution contribution;
+      CADRE_ASSIGN_OR_RETURN(const uint64_t blocks, file->CountWholeBlocks());
+      contribution.whole_chunks = static_cast<uint32_t>(blocks);
+      if (!contribution.header.ParseFromString(file->head().meta)) {
+        return absl::DataLossError(absl::StrCat(path, ": the head is damaged"));
+      }
+      if (blocks == file->head().blocks()) CADRE_RETURN_IF_ERROR(SyncContribution(*file));
+      return contribution;
+    };
+    if (absl::StatusOr<FoundContribution> checked = check(); checked.ok()) {
+      found->contributions.push_back(*std::move(checked));
+    } else {
+      LOG(ERROR) << "contribution removed: " << checked.status();
+      RemoveFile(path);
+    }
+  }
+}
+
+// --- Runs
+
+absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
+  CADRE_RETURN_IF_ERROR(MakeFolder(RunFolder(open.run())));
+  CADRE_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(RunFolder(open.run()), "/", kRunFile),
+                                            EncodeRun(open, closed)));
+  return SyncFolder(data_dir_);
+}
+
+absl::Status ShardStore::SetAside(const std::string& run, const std::string& lineage) {
+  const std::string aside = absl::StrCat(data_dir_, "/.old-", run, "-", lineage);
+  LOG(WARNING) << "run " << run << ", lineage " << lineage << ": set aside as " << aside;
+  std::error_code error;
+  fs::remove_all(aside, error);
+  fs::rename(RunFolder(run), aside, error);
+  if (error) return ErrnoStatus(error.value(), "set aside", RunFolder(run));
+  return SyncFolder(data_dir_);
+}
+
+// --- Versions
+
+absl::StatusOr<uint64_t> ShardStore::WriteVersion(const std::string& run, uint32_t version,
+                                                  FlatSpan span, const Produce& produce) {
+  const std::string path = VersionPath(run, version);
+  const std::string beside = absl::StrCat(path, ".new");
+  VersionMeta meta{version, 0, span.begin, span.end};
+  absl::Cleanup remove = [&] { RemoveFile(beside); };
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                         BlockFile::Create(beside, {Encode(meta), kPieceElements * sizeof(float),
+                                                    span.size() * sizeof(float)}));
+  std::vector<float> piece(std::min(kPieceElements, span.size()));
+  for (uint64_t at = span.begin, block = 0; at < span.end; at += piece.size(), ++block) {
+    piece.resize(std::min(kPieceElements, span.end - at));
+    CADRE_RETURN_IF_ERROR(produce(at, piece));
+    meta.digest += Digest(piece, at);
+    CADRE_RETURN_IF_ERROR(file->WriteBlock(block, AsText(piece), Crc32c(AsText(piece))));
+  }
+  CADRE_RETURN_IF_ERROR(file->RewriteMeta(Encode(meta)));
+  CADRE_RETURN_IF_ERROR(file->Sync());
+  if (rename(beside.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "rename to", path);
+  std::move(remove).Cancel();
+  CADRE_RETURN_IF_ERROR(SyncFolder(RunFolder(run)));
+  return meta.digest;
+}
+
+absl::StatusOr<uint64_t> ShardStore::WriteInitial(const std::string& run, FlatSpan span,
+                                                  const Fill& fill) {
+  return WriteVersion(run, 0, span, [&](uint64_t first, std::span<float> out) {
+    fill(first, out);
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<uint64_t> ShardStore::WriteMean(const ApplyPlan& plan) {
+  GroupReader::Files files;
+  std::vector<GroupReader> groups;
+  for (const GroupSource& source : plan.groups) {
+    for (const SourceSegment& segment : source.segments) {
+      std::unique_ptr<BlockFile>& file = files[segment.key];
+      if (file != nullptr) continue;
+      CADRE_ASSIGN_OR_RETURN(file, BlockFile::Open(ContributionPath(segment.key), false));
+    }
+    groups.emplace_back(source, files);
+  }
+  std::vector<float> scratch(std::min(kPieceElements, plan.span.size()));
+  return WriteVersion(plan.run, plan.round, plan.span, [&](uint64_t first, std::span<float> out) {
+    return Mean(groups, first, scratch, out);
+  });
+}
+
+absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std::string& run,
+                                                                       uint32_t version) const {
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
+                         BlockFile::Open(VersionPath(run, version), false));
+  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version));
+  return std::make_unique<VersionReader>(std::move(file), FlatSpan{meta.begin, meta.end});
+}
+
+void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {
+  RemoveFile(VersionPath(run, version));
+}
+
+// --- Contributions
+
+absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenContribution(
+    const ContributionKey& key, const v1::ContributionHeader& header, uint64_t elements,
+    bool fresh) {
+  if (!fresh) return BlockFile::Open(ContributionPath(key), true);
+  return BlockFile::Create(
+      ContributionPath(key),
+      {header.SerializeAsString(), static_cast<uint32_t>(header.chunk_elements() * sizeof(float)),
+       elements * sizeof(float)});
+}
+
+absl::Status ShardStore::SyncContribution(BlockFile& file) {
+  CADRE_RETURN_IF_ERROR(file.Sync());
+  return SyncFolder(fs::path(file.path()).parent_path().string());
+}
+
+absl::Status ShardStore::VerifyContribution(const ContributionKey& key) const {
+  CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(ContributionPath(key), false));
+  return file->Verify();
+}
+
+void ShardStore::RemoveContribution(const ContributionKey& key) {
+  RemoveFile(ContributionPath(key));
+}
+
+}  // namespace cadre

@@ -1,0 +1,119 @@
+// The files of an aggregator: what it must still know after it was killed.
+//
+//   <data_dir>/.lock                       held while the store is open
+//   <data_dir>/<run>/run                   the run's OpenRun, and whether it is over
+//   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file)
+//   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
+//                                          a contribution; the blocks are its chunks
+//   <data_dir>/.old-<run>-<lineage>        a run whose id came back with another lineage
+//
+// Versions and run files appear whole or not at all (written aside, synced, renamed). What is found
+// damaged is named in the log, renamed to *.damaged (a contribution: removed) and never served.
+//
+// Thread-safe, but the caller keeps two threads from writing one version or one run file at once.
+//
+// Errors: ResourceExhausted with the path for a full disk, DataLoss with the path for damage.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/rounds.pb.h"
+#include "server/block_file.h"
+#include "server/ledger.h"
+
+namespace cadre {
+
+// Reads one version of one shard; keeps its file open, so a version that is removed meanwhile can
+// still be read to the end. Thread-compatible.
+class VersionReader {
+ public:
+  VersionReader(std::unique_ptr<BlockFile> file, FlatSpan span);
+
+  FlatSpan span() const { return span_; }
+  // The values at positions first, first + 1, ... as they lie in memory; every block is checked.
+  // Requires: data holds whole values inside span().
+  absl::Status Read(uint64_t first, std::span<char> data);
+
+ private:
+  absl::Status Load(uint64_t block);
+
+  const std::unique_ptr<BlockFile> file_;
+  const FlatSpan span_;
+  // The block read last.
+  std::vector<char> block_;
+  uint64_t block_index_ = 0;
+};
+
+class ShardStore {
+ public:
+  // Values of the initial model at positions first, first + 1, ...
+  using Fill = std::function<void(uint64_t first, std::span<float> out)>;
+
+  struct FoundRun {
+    v1::OpenRun open;
+    bool closed = false;
+    // Oldest first.
+    std::vector<FoundVersion> versions;
+    std::vector<FoundContribution> contributions;
+  };
+
+  // Makes the folder if need be. Errors: PermissionDenied and such for a folder that cannot be
+  // written; FailedPrecondition when another process has it.
+  static absl::StatusOr<std::unique_ptr<ShardStore>> Open(const std::string& data_dir);
+  ShardStore(const ShardStore&) = delete;
+  ShardStore& operator=(const ShardStore&) = delete;
+  ~ShardStore();
+
+  // Reads and checks everything that is there. Whole contributions are synced.
+  absl::StatusOr<std::vector<FoundRun>> Load();
+
+  // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
+  // dot.
+  static bool IsFileName(absl::string_view name);
+
+  absl::Status SaveRun(const v1::OpenRun& open, bool closed);
+  absl::Status SetAside(const std::string& run, const std::string& lineage);
+
+  // Both write a version in pieces of a fixed size and return its digest.
+  absl::StatusOr<uint64_t> WriteInitial(const std::string& run, FlatSpan span, const Fill& fill);
+  // Requires: every contribution in the plan has passed VerifyContribution.
+  absl::StatusOr<uint64_t> WriteMean(const ApplyPlan& plan);
+  absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
+                                                             uint32_t version) const;
+  void RemoveVersion(const std::string& run, uint32_t version);
+
+  // The contribution's file: a new one if `fresh`, else the one that is there.
+  absl::StatusOr<std::unique_ptr<BlockFile>> OpenContribution(const ContributionKey& key,
+                                                              const v1::ContributionHeader& header,
+                                                              uint64_t elements, bool fresh);
+  // The contribution survives a crash of the machine.
+  absl::Status SyncContribution(BlockFile& file);
+  absl::Status VerifyContribution(const ContributionKey& key) const;
+  void RemoveContribution(const ContributionKey& key);
+
+ private:
+  using Produce = std::function<absl::Status(uint64_t first, std::span<float> out)>;
+
+  ShardStore(std::string data_dir, int lock_fd);
+
+  std::string RunFolder(const std::string& run) const;
+  std::string VersionPath(const std::string& run, uint32_t version) const;
+  std::string ContributionPath(const ContributionKey& key) const;
+  absl::StatusOr<FoundRun> LoadRun(const std::string& run);
+  void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
+  absl::StatusOr<uint64_t> WriteVersion(const std::string& run, uint32_t version, FlatSpan span,
+                                        const Produce& produce);
+
+  const std::string data_dir_;
+  const int lock_fd_;
+};
+
+}  // namespace cadre

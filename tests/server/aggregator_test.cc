@@ -1,0 +1,226 @@
+#include "server/aggregator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/time/clock.h"
+#include "base/digest.h"
+#include "server/client/rounds_client.h"
+#include "tests/server/fake_coordinator.h"
+#include "tests/server/testing.h"
+
+namespace cadre {
+namespace {
+
+using testing::FakeCoordinator;
+using testing::FullDisk;
+using ::testing::HasSubstr;
+using testing::Header;
+using testing::MakeApply;
+using testing::Place;
+using testing::PullOf;
+using testing::SameBits;
+using testing::SmallRun;
+using testing::TemporaryFolder;
+using testing::Values;
+
+class AggregatorTest : public ::testing::Test {
+ protected:
+  AggregatorOptions Options() const {
+    AggregatorOptions options;
+    options.coordinator = coordinator_->address();
+    options.data_dir = folder_.path();
+    options.name = "shard-keeper";
+    options.version = "1.2.3";
+    options.retry_wait = absl::Milliseconds(20);
+    return options;
+  }
+
+  v1::Hello Start() {
+    aggregator_.reset();
+    auto aggregator = Aggregator::Start(Options());
+    EXPECT_TRUE(aggregator.ok()) << aggregator.status();
+    aggregator_ = *std::move(aggregator);
+    return coordinator_->Hear(v1::MemberMessage::kHello).hello();
+  }
+
+  v1::RunOpened Open() {
+    v1::CoordinatorMessage message;
+    *message.mutable_open_run() = run_.Open();
+    coordinator_->Say(message);
+    return coordinator_->Hear(v1::MemberMessage::kRunOpened).run_opened();
+  }
+
+  absl::Status Stage(const Place& place, const std::vector<float>& values) {
+    RoundsClient client([this] { return aggregator_->address(); });
+    Traffic traffic;
+    return client.Stage(Header(run_, place, 0, values.size(), 4), values,
+                        absl::Now() + absl::Seconds(30), &traffic);
+  }
+
+  void SayApply(const v1::Apply& apply) {
+    v1::CoordinatorMessage message;
+    *message.mutable_apply() = apply;
+    coordinator_->Say(message);
+  }
+
+  v1::Applied Apply(const v1::Apply& apply) {
+    SayApply(apply);
+    return coordinator_->Hear(v1::MemberMessage::kApplied).applied();
+  }
+
+  TemporaryFolder folder_;
+  SmallRun run_;
+  std::unique_ptr<FakeCoordinator> coordinator_ = std::make_unique<FakeCoordinator>();
+  std::unique_ptr<Aggregator> aggregator_;
+};
+
+TEST_F(AggregatorTest, SaysWhoItIsAndWhatIsOnItsDisk) {
+  const v1::Hello first = Start();
+  EXPECT_EQ(first.role(), v1::ROLE_AGGREGATOR);
+  EXPECT_EQ(first.name(), "shard-keeper");
+  EXPECT_EQ(first.address(), aggregator_->address());
+  EXPECT_EQ(first.version(), "1.2.3");
+  EXPECT_FALSE(first.incarnation().empty());
+  EXPECT_EQ(first.shards_size(), 0);
+  const v1::RunOpened opened = Open();
+  EXPECT_EQ(opened.run(), run_.run);
+  EXPECT_NE(opened.digest(), 0u);
+
+  const v1::Hello second = Start();
+  EXPECT_NE(second.incarnation(), first.incarnation());
+  ASSERT_EQ(second.shards_size(), 1);
+  EXPECT_EQ(second.shards(0).run(), run_.run);
+  EXPECT_EQ(second.shards(0).lineage(), run_.lineage);
+  EXPECT_EQ(second.shards(0).digest(), opened.digest());
+}
+
+TEST_F(AggregatorTest, CarriesOutARound) {
+  Start();
+  EXPECT_EQ(Open().version(), 0u);
+  const std::vector<float> values = Values(1, 15);
+  ASSERT_TRUE(Stage({}, values).ok());
+  const v1::Applied applied = Apply(MakeApply(run_, 1, {{}}));
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_EQ(applied.round(), 1u);
+  EXPECT_EQ(applied.digest(), Digest(values, 0));
+  // Asked again it answers again, before and after a restart.
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), applied.digest());
+  Start();
+  EXPECT_EQ(Open().version(), 1u);
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), applied.digest());
+
+  v1::CoordinatorMessage close;
+  close.mutable_close_run()->set_run(run_.run);
+  coordinator_->Say(close);
+  // Orders are carried out in turn: this answer comes after the run was closed.
+  EXPECT_THAT(Apply(MakeApply(run_, 2, {{}})).error(), HasSubstr("closed_round"));
+  EXPECT_FALSE(Stage({.round = 2}, values).ok());
+  RoundsClient client([this] { return aggregator_->address(); });
+  std::vector<float> out(15);
+  Traffic traffic;
+  ASSERT_TRUE(
+      client.Pull(PullOf(run_, 1, 0, 15), out, absl::Now() + absl::Seconds(30), &traffic).ok());
+  EXPECT_TRUE(SameBits(out, values));
+}
+
+TEST_F(AggregatorTest, SaysWhyItCannotApply) {
+  Start();
+  Open();
+  EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("does not cover"));
+  SmallRun other;
+  other.run = "run-9";
+  EXPECT_THAT(Apply(MakeApply(other, 1, {{}})).error(), HasSubstr("unknown_run"));
+}
+
+TEST_F(AggregatorTest, AnOrderThatMeetsAFullDiskIsDoneOnceThereIsRoom) {
+  Start();
+  const uint64_t digest = [&] {
+    {
+      const FullDisk full(60);
+      v1::CoordinatorMessage message;
+      *message.mutable_open_run() = run_.Open();
+      coordinator_->Say(message);
+      while (aggregator_->counters().Get("disk_full") < 2) absl::SleepFor(absl::Milliseconds(1));
+    }
+    return coordinator_->Hear(v1::MemberMessage::kRunOpened).run_opened().digest();
+  }();
+  EXPECT_NE(digest, 0u);
+  const std::vector<float> values = Values(1, 15);
+  ASSERT_TRUE(Stage({}, values).ok());
+  const uint64_t failures = aggregator_->counters().Get("disk_full");
+  {
+    const FullDisk full(60);
+    SayApply(MakeApply(run_, 1, {{}}));
+    while (aggregator_->counters().Get("disk_full") < failures + 2) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  const v1::Applied applied = coordinator_->Hear(v1::MemberMessage::kApplied).applied();
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_EQ(applied.digest(), Digest(values, 0));
+}
+
+TEST_F(AggregatorTest, HeartbeatsTellWhatWasRefused) {
+  Start();
+  Open();
+  EXPECT_FALSE(Stage({.round = 5}, Values(1, 15)).ok());
+  while (true) {
+    const v1::MemberMessage message = coordinator_->Hear(v1::MemberMessage::kHeartbeat);
+    ASSERT_TRUE(message.has_heartbeat());
+    const auto& counters = message.heartbeat().counters();
+    if (counters.contains("refused_wrong_base")) {
+      EXPECT_EQ(counters.at("refused_wrong_base"), 1u);
+      return;
+    }
+  }
+}
+
+TEST_F(AggregatorTest, NonsenseFromTheCoordinatorDoesNoHarm) {
+  Start();
+  v1::CoordinatorMessage message;
+  message.mutable_release();
+  coordinator_->Say(message);
+  message.mutable_open_run()->set_run("../escape");
+  coordinator_->Say(message);
+  message.mutable_close_run()->set_run("run-9");
+  coordinator_->Say(message);
+  EXPECT_EQ(Open().version(), 0u);
+}
+
+TEST_F(AggregatorTest, DrainSaysGoodbye) {
+  Start();
+  aggregator_->Drain(absl::Seconds(1));
+  EXPECT_TRUE(coordinator_->Hear(v1::MemberMessage::kGoodbye).has_goodbye());
+}
+
+TEST_F(AggregatorTest, ReasonsNotToStart) {
+  AggregatorOptions options = Options();
+  Start();
+  // The folder is in use.
+  EXPECT_EQ(Aggregator::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
+  // The port is taken.
+  const TemporaryFolder other;
+  options.data_dir = other.path();
+  options.listen = aggregator_->address();
+  EXPECT_EQ(Aggregator::Start(options).status().code(), absl::StatusCode::kAlreadyExists);
+  // Nobody coordinates.
+  options.listen = "127.0.0.1:0";
+  options.coordinator = "127.0.0.1:1";
+  options.dial_timeout = absl::Milliseconds(200);
+  EXPECT_EQ(Aggregator::Start(options).status().code(), absl::StatusCode::kUnavailable);
+  // The coordinator does not want it.
+  options.coordinator = coordinator_->address();
+  coordinator_->RefuseJoins();
+  const absl::Status refused = Aggregator::Start(options).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("another schema"));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,145 @@
+#include "server/block_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "base/crc32c.h"
+#include "tests/server/testing.h"
+
+namespace cadre {
+namespace {
+
+using testing::FullDisk;
+using ::testing::HasSubstr;
+using testing::ReadAll;
+using testing::TemporaryFolder;
+using testing::WriteAll;
+
+class BlockFileTest : public ::testing::Test {
+ protected:
+  // Blocks "aaaa", "bbbb", "cc".
+  std::unique_ptr<BlockFile> Write(uint64_t blocks) {
+    auto file = BlockFile::Create(path_, {"meta", 4, 10});
+    EXPECT_TRUE(file.ok()) << file.status();
+    for (uint64_t i = 0; i < blocks; ++i) {
+      const std::string data((*file)->head().BytesOf(i), static_cast<char>('a' + i));
+      EXPECT_TRUE((*file)->WriteBlock(i, data, Crc32c(data)).ok());
+    }
+    return *std::move(file);
+  }
+
+  std::unique_ptr<BlockFile> Reopen() {
+    auto file = BlockFile::Open(path_, true);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return *std::move(file);
+  }
+
+  TemporaryFolder folder_;
+  const std::string path_ = folder_.path() + "/file";
+};
+
+TEST_F(BlockFileTest, WhatIsWrittenIsReadBack) {
+  Write(3);
+  const auto file = Reopen();
+  EXPECT_EQ(file->head().meta, "meta");
+  EXPECT_EQ(file->head().blocks(), 3u);
+  EXPECT_TRUE(file->Verify().ok());
+  std::string data(2, ' ');
+  EXPECT_TRUE(file->ReadBlock(2, data).ok());
+  EXPECT_EQ(data, "cc");
+  std::string across(7, ' ');
+  EXPECT_TRUE(file->ReadUnchecked(2, across).ok());
+  EXPECT_EQ(across, "aabbbbc");
+}
+
+TEST_F(BlockFileTest, BlocksMayComeInAnyOrderAndTwice) {
+  auto file = Write(0);
+  for (const int i : {2, 0, 1, 0}) {
+    const std::string data(file->head().BytesOf(i), static_cast<char>('a' + i));
+    EXPECT_TRUE(file->WriteBlock(i, data, Crc32c(data)).ok());
+  }
+  EXPECT_TRUE(file->Verify().ok());
+}
+
+TEST_F(BlockFileTest, MetaCanBeReplacedInPlace) {
+  Write(3)->RewriteMeta("META").IgnoreError();
+  EXPECT_EQ(Reopen()->head().meta, "META");
+  EXPECT_TRUE(Reopen()->Verify().ok());
+}
+
+TEST_F(BlockFileTest, AFileWithoutDataIsWhole) {
+  auto file = BlockFile::Create(path_, {"", 4, 0});
+  ASSERT_TRUE(file.ok());
+  EXPECT_TRUE(Reopen()->Verify().ok());
+  EXPECT_EQ(*Reopen()->CountWholeBlocks(), 0u);
+}
+
+TEST_F(BlockFileTest, CountsWholeBlocksOfAPartialFile) {
+  for (uint64_t blocks = 0; blocks <= 3; ++blocks) {
+    Write(blocks);
+    EXPECT_EQ(*Reopen()->CountWholeBlocks(), blocks);
+    EXPECT_EQ(Reopen()->Verify().ok(), blocks == 3);
+  }
+}
+
+TEST_F(BlockFileTest, EveryTruncationIsFound) {
+  Write(3);
+  const std::string whole = ReadAll(path_);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    WriteAll(path_, whole.substr(0, size));
+    const auto file = BlockFile::Open(path_, false);
+    const absl::Status status = file.ok() ? (*file)->Verify() : file.status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << size;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+  }
+  WriteAll(path_, whole + "x");
+  EXPECT_EQ(Reopen()->Verify().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(BlockFileTest, EveryFlippedBitIsFound) {
+  Write(3);
+  const std::string whole = ReadAll(path_);
+  for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    WriteAll(path_, flipped);
+    const auto file = BlockFile::Open(path_, false);
+    const absl::Status status = file.ok() ? (*file)->Verify() : file.status();
+    // The last four bytes of the head are padding that nothing depends on.
+    const bool padding = bit / 8 >= 28 && bit / 8 < 32;
+    EXPECT_EQ(status.ok(), padding) << "bit " << bit << ": " << status;
+  }
+}
+
+TEST_F(BlockFileTest, CreateLeavesAnOpenOldFileToItsUser) {
+  auto old = Write(1);
+  auto renewed = Write(2);
+  const std::string late = "zzzz";
+  EXPECT_TRUE(old->WriteBlock(1, late, Crc32c(late)).ok());
+  std::string data(4, ' ');
+  EXPECT_TRUE(renewed->ReadBlock(1, data).ok());
+  EXPECT_EQ(data, "bbbb");
+}
+
+TEST_F(BlockFileTest, AFullDiskIsResourceExhaustedWithThePath) {
+  auto file = Write(1);
+  const FullDisk full(48);
+  const absl::Status status = file->WriteBlock(2, "cc", Crc32c("cc"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+  const FullDisk fuller(8);
+  EXPECT_EQ(BlockFile::Create(path_ + "2", {"meta", 4, 10}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(BlockFileTest, MissingAndForeignFilesAreNamed) {
+  EXPECT_EQ(BlockFile::Open(path_, false).status().code(), absl::StatusCode::kNotFound);
+  WriteAll(path_, std::string(100, 'x'));
+  EXPECT_EQ(BlockFile::Open(path_, false).status().code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace cadre

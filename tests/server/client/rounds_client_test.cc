@@ -1,0 +1,298 @@
+// The client against shards that break off, damage and lie.
+#include "server/client/rounds_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/crc32c.h"
+#include "base/daemon.h"
+#include "proto/schema_hash.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr RoundsClientOptions kQuick = {.first_wait = absl::Milliseconds(1),
+                                        .most_wait = absl::Milliseconds(5)};
+
+// A shard that does what the test says.
+class ScriptedShard final : public v1::Rounds::Service {
+ public:
+  using StageStream = grpc::ServerReaderWriter<v1::StageReply, v1::StageRequest>;
+  using PullStream = grpc::ServerWriter<v1::PullReply>;
+  using StageScript = std::function<grpc::Status(int call, grpc::ServerContext*, StageStream*)>;
+  using PullScript = std::function<grpc::Status(int call, const v1::PullRequest&, PullStream*)>;
+
+  void OnStage(StageScript script) {
+    absl::MutexLock lock(&mutex_);
+    stage_ = std::move(script);
+  }
+  void OnPull(PullScript script) {
+    absl::MutexLock lock(&mutex_);
+    pull_ = std::move(script);
+  }
+  // Calls so far. What their scripts wrote may be read after this.
+  int calls() const {
+    absl::MutexLock lock(&mutex_);
+    return calls_;
+  }
+
+ private:
+  grpc::Status Stage(grpc::ServerContext* context, StageStream* stream) override {
+    StageScript script;
+    const int call = Begin(stage_, &script);
+    const grpc::Status status = script(call, context, stream);
+    absl::MutexLock done(&mutex_);
+    return status;
+  }
+  grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request,
+                    PullStream* stream) override {
+    PullScript script;
+    const int call = Begin(pull_, &script);
+    const grpc::Status status = script(call, *request, stream);
+    absl::MutexLock done(&mutex_);
+    return status;
+  }
+  template <typename Script>
+  int Begin(const Script& from, Script* script) {
+    absl::MutexLock lock(&mutex_);
+    *script = from;
+    return calls_++;
+  }
+
+  mutable absl::Mutex mutex_;
+  // Guarded by mutex_.
+  StageScript stage_;
+  PullScript pull_;
+  int calls_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Element i of the model is i.
+std::string Bytes(uint64_t begin, uint64_t end) {
+  std::vector<float> values;
+  for (uint64_t i = begin; i < end; ++i) values.push_back(static_cast<float>(i));
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+void Write(ScriptedShard::PullStream* stream, const std::string& data, uint32_t crc) {
+  v1::PullReply reply;
+  reply.mutable_chunk()->set_data(data);
+  reply.mutable_chunk()->set_crc32c(crc);
+  stream->Write(reply);
+}
+
+void Write(ScriptedShard::PullStream* stream, uint64_t begin, uint64_t end) {
+  const std::string data = Bytes(begin, end);
+  Write(stream, data, Crc32c(data));
+}
+
+grpc::Status Broken() { return {grpc::StatusCode::UNAVAILABLE, "the shard broke off"}; }
+
+class RoundsClientTest : public ::testing::Test {
+ protected:
+  RoundsClientTest() : client_([this] { return daemon_->address(); }, kQuick) {
+    auto daemon = Daemon::Start({}, {&shard_});
+    EXPECT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    v1::Range& range = *request_.add_ranges();
+    range.set_end(6);
+    v1::Range& other = *request_.add_ranges();
+    other.set_tensor(1);
+    other.set_begin(6);
+    other.set_end(10);
+    *header_.mutable_ranges() = request_.ranges();
+    header_.set_chunk_elements(4);
+  }
+
+  absl::Status Pull() {
+    return client_.Pull(request_, out_, absl::Now() + absl::Seconds(30), &traffic_);
+  }
+  absl::Status Stage() {
+    return client_.Stage(header_, values_, absl::Now() + absl::Seconds(30), &traffic_);
+  }
+
+  ScriptedShard shard_;
+  std::unique_ptr<Daemon> daemon_;
+  RoundsClient client_;
+  v1::PullRequest request_;
+  v1::ContributionHeader header_;
+  const std::vector<float> values_ = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  std::vector<float> out_ = std::vector<float>(10);
+  Traffic traffic_;
+};
+
+TEST_F(RoundsClientTest, APullGoesOnWhereItBrokeOff) {
+  std::vector<v1::PullRequest> requests;
+  shard_.OnPull([&](int call, const v1::PullRequest& request, auto* stream) {
+    requests.push_back(request);
+    if (call == 0) {
+      Write(stream, 0, 4);
+      return Broken();
+    }
+    if (call == 1) {
+      Write(stream, 4, 8);
+      return Broken();
+    }
+    Write(stream, 8, 10);
+    return grpc::Status::OK;
+  });
+  ASSERT_TRUE(Pull().ok());
+  EXPECT_EQ(out_, values_);
+  ASSERT_EQ(shard_.calls(), 3);
+  ASSERT_EQ(requests.size(), 3u);
+  EXPECT_EQ(requests[0].schema_hash(), SchemaHash());
+  EXPECT_GT(requests[0].chunk_elements(), 0u);
+  ASSERT_EQ(requests[1].ranges_size(), 2);
+  EXPECT_EQ(requests[1].ranges(0).begin(), 4u);
+  ASSERT_EQ(requests[2].ranges_size(), 1);
+  EXPECT_EQ(requests[2].ranges(0).tensor(), 1u);
+  EXPECT_EQ(requests[2].ranges(0).begin(), 8u);
+  EXPECT_EQ(traffic_.payload_received, 40u);
+}
+
+TEST_F(RoundsClientTest, ADamagedChunkIsAskedForAgain) {
+  shard_.OnPull([&](int call, const v1::PullRequest& request, auto* stream) {
+    const uint64_t begin = request.ranges(0).begin();
+    if (call == 0) Write(stream, 0, 2);
+    Write(stream, Bytes(call == 0 ? 2 : begin, 10), call < 2 ? 1 : Crc32c(Bytes(begin, 10)));
+    return grpc::Status::OK;
+  });
+  ASSERT_TRUE(Pull().ok());
+  EXPECT_EQ(out_, values_);
+  EXPECT_EQ(shard_.calls(), 3);
+}
+
+TEST_F(RoundsClientTest, DamageThatStaysIsDataLoss) {
+  shard_.OnPull([&](int, const v1::PullRequest&, auto* stream) {
+    Write(stream, Bytes(0, 10), 1);
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(Pull().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(shard_.calls(), 3);
+}
+
+TEST_F(RoundsClientTest, TooMuchOrTooLittleOrHalfAValueIsAnError) {
+  shard_.OnPull([&](int, const v1::PullRequest&, auto* stream) {
+    Write(stream, 0, 11);
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(Pull().code(), absl::StatusCode::kInternal);
+  shard_.OnPull([&](int, const v1::PullRequest&, auto*) { return grpc::Status::OK; });
+  EXPECT_EQ(Pull().code(), absl::StatusCode::kInternal);
+  shard_.OnPull([&](int, const v1::PullRequest&, auto* stream) {
+    Write(stream, "abc", Crc32c("abc"));
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(Pull().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(RoundsClientTest, ARefusalIsFinal) {
+  shard_.OnPull([&](int, const v1::PullRequest&, auto*) {
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "wrong_lineage: other");
+  });
+  EXPECT_EQ(Pull().message(), "wrong_lineage: other");
+  EXPECT_EQ(shard_.calls(), 1);
+}
+
+TEST_F(RoundsClientTest, StagingResumesAtTheShardsChunk) {
+  std::vector<uint32_t> indices;
+  v1::ContributionHeader seen;
+  shard_.OnStage([&](int call, grpc::ServerContext*, auto* stream) {
+    v1::StageRequest request;
+    v1::StageReply reply;
+    EXPECT_TRUE(stream->Read(&request));
+    seen = request.header();
+    reply.mutable_resume()->set_next_chunk(static_cast<uint32_t>(call));
+    stream->Write(reply);
+    while (stream->Read(&request)) {
+      EXPECT_EQ(Crc32c(request.chunk().data()), request.chunk().crc32c());
+      indices.push_back(request.chunk().index());
+      if (call < 2) return Broken();
+    }
+    reply.mutable_staged()->set_elements(10);
+    stream->Write(reply);
+    return grpc::Status::OK;
+  });
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_EQ(shard_.calls(), 3);
+  EXPECT_THAT(indices, ::testing::ElementsAre(0, 1, 2));
+  EXPECT_EQ(seen.schema_hash(), SchemaHash());
+  EXPECT_EQ(seen.codec(), "fp32");
+}
+
+TEST_F(RoundsClientTest, OnlyTheRightSizeCountsAsStaged) {
+  shard_.OnStage([&](int, grpc::ServerContext*, auto* stream) {
+    v1::StageRequest request;
+    v1::StageReply reply;
+    stream->Read(&request);
+    reply.mutable_resume()->set_next_chunk(3);
+    stream->Write(reply);
+    while (stream->Read(&request)) {
+    }
+    reply.mutable_staged()->set_elements(9);
+    stream->Write(reply);
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(Stage().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(RoundsClientTest, AShardThatEndsWithoutStagedHasNotStaged) {
+  shard_.OnStage([&](int, grpc::ServerContext*, auto*) { return grpc::Status::OK; });
+  EXPECT_EQ(Stage().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(RoundsClientTest, CancelEndsACallThatWaitsForTheShard) {
+  absl::Notification arrived;
+  shard_.OnStage([&](int, grpc::ServerContext* context, auto* stream) {
+    v1::StageRequest request;
+    stream->Read(&request);
+    arrived.Notify();
+    // Says nothing until the caller is gone.
+    while (stream->Read(&request)) {
+    }
+    EXPECT_TRUE(context->IsCancelled());
+    return grpc::Status::CANCELLED;
+  });
+  absl::Status staged;
+  std::thread call([&] { staged = Stage(); });
+  arrived.WaitForNotification();
+  client_.Cancel();
+  call.join();
+  EXPECT_EQ(staged.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(RoundsClientTest, AShardThatSaysNothingCostsNoMoreThanTheDeadline) {
+  shard_.OnStage([&](int, grpc::ServerContext*, auto* stream) {
+    v1::StageRequest request;
+    while (stream->Read(&request)) {
+    }
+    return grpc::Status::CANCELLED;
+  });
+  const absl::Status status =
+      client_.Stage(header_, values_, absl::Now() + absl::Milliseconds(200), &traffic_);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+}
+
+TEST_F(RoundsClientTest, TrafficAddsUp) {
+  Traffic sum = {1, 2, 3, 4};
+  sum += {10, 20, 30, 40};
+  EXPECT_EQ(sum.payload_sent, 11u);
+  EXPECT_EQ(sum.payload_received, 22u);
+  EXPECT_EQ(sum.message_sent, 33u);
+  EXPECT_EQ(sum.message_received, 44u);
+}
+
+}  // namespace
+}  // namespace cadre

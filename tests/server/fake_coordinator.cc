@@ -1,0 +1,71 @@
+#include "tests/server/fake_coordinator.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace cadre::testing {
+
+FakeCoordinator::FakeCoordinator() : heard_(10'000) {
+  auto daemon = Daemon::Start({}, {this});
+  EXPECT_TRUE(daemon.ok()) << daemon.status();
+  daemon_ = *std::move(daemon);
+}
+
+FakeCoordinator::~FakeCoordinator() { daemon_->Drain(absl::ZeroDuration()); }
+
+void FakeCoordinator::RefuseJoins() {
+  absl::MutexLock lock(&mutex_);
+  refuse_ = true;
+}
+
+bool FakeCoordinator::WaitForJoin() {
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout(absl::Condition(
+                                     +[](Stream** stream) { return *stream != nullptr; }, &stream_),
+                                 absl::Seconds(10));
+}
+
+void FakeCoordinator::Say(const v1::CoordinatorMessage& message) {
+  absl::MutexLock lock(&mutex_);
+  ASSERT_NE(stream_, nullptr);
+  EXPECT_TRUE(stream_->Write(message));
+}
+
+v1::MemberMessage FakeCoordinator::Hear(v1::MemberMessage::BodyCase kind) {
+  const absl::Time until = absl::Now() + absl::Seconds(10);
+  while (auto message = heard_.PopBefore(until)) {
+    if (message->body_case() == kind) return *std::move(message);
+  }
+  ADD_FAILURE() << "not heard: body " << kind;
+  return {};
+}
+
+grpc::Status FakeCoordinator::Join(grpc::ServerContext* /*context*/, Stream* stream) {
+  v1::MemberMessage message;
+  while (stream->Read(&message)) {
+    if (message.has_hello()) {
+      absl::MutexLock lock(&mutex_);
+      v1::CoordinatorMessage answer;
+      if (refuse_) {
+        answer.mutable_refused()->set_refusal(v1::REFUSAL_SCHEMA);
+        answer.mutable_refused()->set_reason("another schema");
+        stream->Write(answer);
+        return grpc::Status::OK;
+      }
+      answer.mutable_welcome()->set_member_id("m-1");
+      answer.mutable_welcome()->set_lease_ms(10'000);
+      answer.mutable_welcome()->set_heartbeat_ms(20);
+      stream->Write(answer);
+      stream_ = stream;
+    }
+    heard_.TryPush(message);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (stream_ == stream) stream_ = nullptr;
+  return grpc::Status::OK;
+}
+
+}  // namespace cadre::testing

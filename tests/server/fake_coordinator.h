@@ -1,0 +1,44 @@
+// A coordinator that an aggregator can join: says what the test says, keeps what it hears.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/bounded_queue.h"
+#include "base/daemon.h"
+#include "proto/cadre/v1/membership.grpc.pb.h"
+
+namespace cadre::testing {
+
+class FakeCoordinator final : public v1::Membership::Service {
+ public:
+  FakeCoordinator();
+  ~FakeCoordinator() override;
+
+  const std::string& address() const { return daemon_->address(); }
+  // From now on joins are refused.
+  void RefuseJoins() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for a member's stream, at most ten seconds.
+  bool WaitForJoin() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Says something to the member that is joined.
+  void Say(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The next message of a kind, others are skipped; an empty one after ten seconds.
+  v1::MemberMessage Hear(v1::MemberMessage::BodyCase kind);
+
+ private:
+  using Stream = grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>;
+
+  grpc::Status Join(grpc::ServerContext* context, Stream* stream) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Mutex mutex_;
+  bool refuse_ ABSL_GUARDED_BY(mutex_) = false;
+  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  BoundedQueue<v1::MemberMessage> heard_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+}  // namespace cadre::testing

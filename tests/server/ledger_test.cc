@@ -1,0 +1,588 @@
+#include "server/ledger.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <variant>
+#include <vector>
+
+#include "server/client/refusal.h"
+#include "tests/server/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Header;
+using ::testing::IsEmpty;
+using testing::MakeApply;
+using testing::Part;
+using testing::Place;
+using testing::PullOf;
+using testing::SmallRun;
+
+constexpr uint32_t kChunk = 4;
+
+RunTerms Terms(const SmallRun& run) {
+  RunTerms terms;
+  terms.run = run.run;
+  terms.lineage = run.lineage;
+  terms.shard = run.shard;
+  terms.shards = run.shards;
+  terms.groups = run.groups;
+  terms.ranks = run.ranks;
+  terms.tensor_begin = {0, uint64_t{run.in} * run.out, run.parameters()};
+  return terms;
+}
+
+// Whatever a decision is, its refusal.
+template <typename D>
+v1::Refusal RefusalIn(const D& decision) {
+  const auto* refused = std::get_if<Refused>(&decision);
+  return refused == nullptr ? v1::REFUSAL_UNSPECIFIED : refused->refusal;
+}
+
+class LedgerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto opened = ledger_.OpenRun(Terms(run_));
+    ASSERT_TRUE(std::holds_alternative<Opened>(opened));
+    EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
+    EXPECT_THAT(ledger_.VersionDurable(run_.run, 0, 1000), IsEmpty());
+  }
+
+  StageGrant Grant(const v1::ContributionHeader& header) {
+    const auto decision = ledger_.Stage(header);
+    const auto* grant = std::get_if<StageGrant>(&decision);
+    EXPECT_NE(grant, nullptr) << std::get<Refused>(decision).reason;
+    return grant == nullptr ? StageGrant() : *grant;
+  }
+
+  // All of a contribution, acknowledged.
+  StageGrant StageAll(const Place& place, uint64_t begin, uint64_t end) {
+    const StageGrant grant = Grant(Header(run_, place, begin, end, kChunk));
+    Chunks(grant, grant.chunks);
+    EXPECT_TRUE(ledger_.ContributionDurable(grant.key, grant.attempt));
+    return grant;
+  }
+
+  void Chunks(const StageGrant& grant, uint32_t until) {
+    for (uint32_t i = grant.next_chunk; i < until; ++i) {
+      const uint64_t elements = std::min<uint64_t>(kChunk, grant.elements - i * kChunk);
+      EXPECT_FALSE(ledger_.CheckChunk(grant.key, grant.attempt, i, elements * 4, true));
+      EXPECT_EQ(ledger_.ChunkStored(grant.key, grant.attempt), i + 1 == grant.chunks);
+    }
+  }
+
+  ApplyPlan Plan(const v1::Apply& apply) {
+    const ApplyDecision decision = ledger_.BeginApply(apply);
+    const auto* plan = std::get_if<ApplyPlan>(&decision);
+    EXPECT_NE(plan, nullptr);
+    return plan == nullptr ? ApplyPlan() : *plan;
+  }
+
+  std::string WhyNot(const v1::Apply& apply) {
+    const ApplyDecision decision = ledger_.BeginApply(apply);
+    const auto* refused = std::get_if<Refused>(&decision);
+    return refused == nullptr ? "" : refused->reason;
+  }
+
+  // Round 1 with one participant, so that version 1 is here.
+  void CommitRoundOne() {
+    StageAll({}, 0, 15);
+    Plan(MakeApply(run_, 1, {{}}));
+    ledger_.VersionDurable(run_.run, 1, 1001);
+  }
+
+  SmallRun run_;
+  Ledger ledger_;
+};
+
+TEST_F(LedgerTest, ContributionGoesFromHeaderToVersion) {
+  const StageGrant grant = Grant(Header(run_, {}, 0, 15, kChunk));
+  EXPECT_TRUE(grant.fresh);
+  EXPECT_EQ(grant.next_chunk, 0u);
+  EXPECT_EQ(grant.chunks, 4u);
+  EXPECT_EQ(grant.elements, 15u);
+  Chunks(grant, 4);
+  EXPECT_TRUE(ledger_.ContributionDurable(grant.key, grant.attempt));
+
+  const ApplyPlan plan = Plan(MakeApply(run_, 1, {{}}));
+  EXPECT_EQ(plan.span, (FlatSpan{0, 15}));
+  ASSERT_EQ(plan.groups.size(), 1u);
+  EXPECT_EQ(plan.groups[0].weight, 1.0F);
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 77), ElementsAre(grant.key));
+  ASSERT_EQ(ledger_.States().size(), 1u);
+  EXPECT_EQ(ledger_.States()[0].version(), 1u);
+  EXPECT_EQ(ledger_.States()[0].digest(), 77u);
+}
+
+TEST_F(LedgerTest, OpenRunIsIdempotentAndKeepsTheVersion) {
+  CommitRoundOne();
+  const auto opened = ledger_.OpenRun(Terms(run_));
+  ASSERT_TRUE(std::holds_alternative<Opened>(opened));
+  EXPECT_FALSE(std::get<Opened>(opened).make_version_zero);
+  EXPECT_EQ(ledger_.States()[0].version(), 1u);
+}
+
+TEST_F(LedgerTest, OpenRunRefusesOtherTermsOnceTheRunHasAVersion) {
+  CommitRoundOne();
+  SmallRun other = run_;
+  other.shards = 2;
+  EXPECT_EQ(RefusalIn(ledger_.OpenRun(Terms(other))), v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(ledger_.States()[0].version(), 1u);
+}
+
+TEST_F(LedgerTest, ShardsMayBeDealtOutAnewBeforeTheFirstRound) {
+  SmallRun other = run_;
+  other.shards = 2;
+  other.shard = 1;
+  const auto opened = ledger_.OpenRun(Terms(other));
+  ASSERT_TRUE(std::holds_alternative<Opened>(opened));
+  EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
+  EXPECT_EQ(std::get<Opened>(opened).span, (FlatSpan{7, 15}));
+}
+
+TEST_F(LedgerTest, AnotherLineageReplacesTheRun) {
+  CommitRoundOne();
+  SmallRun other = run_;
+  other.lineage = "lineage-b";
+  const auto opened = ledger_.OpenRun(Terms(other));
+  ASSERT_TRUE(std::holds_alternative<Opened>(opened));
+  EXPECT_EQ(std::get<Opened>(opened).replaces_lineage, "lineage-a");
+  EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_UNKNOWN_RUN);
+  ledger_.VersionDurable(run_.run, 0, 5);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_WRONG_LINEAGE);
+}
+
+TEST_F(LedgerTest, TermsWithoutSenseAreRefused) {
+  SmallRun other;
+  other.run = "run-2";
+  other.shard = 1;
+  EXPECT_EQ(RefusalIn(ledger_.OpenRun(Terms(other))), v1::REFUSAL_MALFORMED);
+  RunTerms empty = Terms(run_);
+  empty.run = "run-3";
+  empty.tensor_begin = {0};
+  EXPECT_EQ(RefusalIn(ledger_.OpenRun(empty)), v1::REFUSAL_MALFORMED);
+}
+
+TEST_F(LedgerTest, NothingIsServedBeforeVersionZeroIsDurable) {
+  SmallRun other;
+  other.run = "run-2";
+  ledger_.OpenRun(Terms(other));
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(other, {}, 0, 15, kChunk))), v1::REFUSAL_UNKNOWN_RUN);
+  EXPECT_EQ(RefusalIn(ledger_.Pull(PullOf(other, 0, 0, 15))), v1::REFUSAL_UNKNOWN_RUN);
+  EXPECT_EQ(ledger_.States().size(), 1u);
+}
+
+// --- Headers
+
+struct BadHeader {
+  const char* what;
+  v1::Refusal refusal;
+  void (*spoil)(v1::ContributionHeader&);
+};
+
+class LedgerBadHeaderTest : public LedgerTest, public ::testing::WithParamInterface<BadHeader> {};
+
+TEST_P(LedgerBadHeaderTest, IsRefusedByName) {
+  v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunk);
+  GetParam().spoil(header);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(header)), GetParam().refusal);
+  // Nothing was remembered of it.
+  EXPECT_TRUE(Grant(Header(run_, {}, 0, 15, kChunk)).fresh);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LedgerBadHeaderTest,
+    ::testing::Values(
+        BadHeader{"Run", v1::REFUSAL_UNKNOWN_RUN, [](auto& h) { h.set_run("run-9"); }},
+        BadHeader{"Lineage", v1::REFUSAL_WRONG_LINEAGE, [](auto& h) { h.set_lineage("other"); }},
+        BadHeader{"Group", v1::REFUSAL_MALFORMED, [](auto& h) { h.set_group(2); }},
+        BadHeader{"Rank", v1::REFUSAL_MALFORMED, [](auto& h) { h.set_rank(2); }},
+        BadHeader{"Codec", v1::REFUSAL_MALFORMED, [](auto& h) { h.set_codec("fp16"); }},
+        BadHeader{"Tensor", v1::REFUSAL_MALFORMED,
+                  [](auto& h) { h.mutable_ranges(0)->set_tensor(2); }},
+        BadHeader{"PastEnd", v1::REFUSAL_MALFORMED,
+                  [](auto& h) { h.mutable_ranges(1)->set_end(4); }},
+        BadHeader{"Inverted", v1::REFUSAL_MALFORMED,
+                  [](auto& h) { h.mutable_ranges(0)->set_begin(13); }},
+        BadHeader{"Overlap", v1::REFUSAL_MALFORMED,
+                  [](auto& h) {
+                    h.add_ranges()->set_begin(3);
+                    h.mutable_ranges(2)->set_end(4);
+                  }},
+        BadHeader{"NoChunkSize", v1::REFUSAL_MALFORMED, [](auto& h) { h.set_chunk_elements(0); }},
+        BadHeader{"HugeChunks", v1::REFUSAL_OVERSIZED,
+                  [](auto& h) { h.set_chunk_elements((1 << 20) + 1); }},
+        BadHeader{"TooManyRanges", v1::REFUSAL_OVERSIZED,
+                  [](auto& h) {
+                    for (int i = 0; i < (1 << 16); ++i) h.add_ranges();
+                  }},
+        BadHeader{"RoundZero", v1::REFUSAL_CLOSED_ROUND,
+                  [](auto& h) {
+                    h.set_round(0);
+                    h.set_base_version(0);
+                  }},
+        BadHeader{"Ahead", v1::REFUSAL_WRONG_BASE,
+                  [](auto& h) {
+                    h.set_round(2);
+                    h.set_base_version(1);
+                  }},
+        BadHeader{"OtherBase", v1::REFUSAL_WRONG_BASE, [](auto& h) { h.set_base_version(1); }}),
+    [](const auto& info) { return info.param.what; });
+
+TEST_F(LedgerTest, RangesOutsideTheShardAreMalformed) {
+  SmallRun half = run_;
+  half.run = "run-2";
+  half.shards = 2;
+  half.shard = 1;
+  ledger_.OpenRun(Terms(half));
+  ledger_.VersionDurable(half.run, 0, 1);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(half, {}, 6, 15, kChunk))), v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(RefusalIn(ledger_.Pull(PullOf(half, 0, 6, 15))), v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(Grant(Header(half, {}, 7, 15, kChunk)).elements, 8u);
+}
+
+// --- Chunks
+
+TEST_F(LedgerTest, ChunksComeInOrderAndInTheAnnouncedSize) {
+  const StageGrant grant = Grant(Header(run_, {}, 0, 15, kChunk));
+  const auto refusal = [&](uint32_t index, uint64_t bytes, bool crc_fits) {
+    const auto refused = ledger_.CheckChunk(grant.key, grant.attempt, index, bytes, crc_fits);
+    return refused ? refused->refusal : v1::REFUSAL_UNSPECIFIED;
+  };
+  EXPECT_EQ(refusal(1, 16, true), v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(refusal(0, 12, true), v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(refusal(0, 20, true), v1::REFUSAL_OVERSIZED);
+  EXPECT_EQ(refusal(0, 16, false), v1::REFUSAL_WRONG_CRC);
+  EXPECT_EQ(refusal(0, 16, true), v1::REFUSAL_UNSPECIFIED);
+  Chunks(grant, 3);
+  // The last chunk is the short one.
+  EXPECT_EQ(refusal(3, 16, true), v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(refusal(3, 12, true), v1::REFUSAL_UNSPECIFIED);
+  EXPECT_FALSE(ledger_.ContributionDurable(grant.key, grant.attempt));
+}
+
+TEST_F(LedgerTest, ABrokenStreamResumesAndTheNewestStreamCounts) {
+  const v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunk);
+  const StageGrant first = Grant(header);
+  Chunks(first, 2);
+  const StageGrant second = Grant(header);
+  EXPECT_FALSE(second.fresh);
+  EXPECT_EQ(second.next_chunk, 2u);
+  const auto refused = ledger_.CheckChunk(first.key, first.attempt, 2, 16, true);
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->refusal, v1::REFUSAL_OUT_OF_ORDER);
+  EXPECT_FALSE(ledger_.ChunkStored(first.key, first.attempt));
+  Chunks(second, 4);
+  EXPECT_FALSE(ledger_.ContributionDurable(first.key, first.attempt));
+  EXPECT_TRUE(ledger_.ContributionDurable(second.key, second.attempt));
+}
+
+TEST_F(LedgerTest, StagingAgainWhatIsWholeIsHarmless) {
+  StageAll({}, 0, 15);
+  const StageGrant again = Grant(Header(run_, {}, 0, 15, kChunk));
+  EXPECT_FALSE(again.fresh);
+  EXPECT_EQ(again.next_chunk, again.chunks);
+  EXPECT_EQ(Plan(MakeApply(run_, 1, {{}})).groups.size(), 1u);
+}
+
+TEST_F(LedgerTest, AWholeContributionNeverChangesAPartialOneMay) {
+  const StageGrant partial = Grant(Header(run_, {}, 0, 15, kChunk));
+  Chunks(partial, 2);
+  const StageGrant other = Grant(Header(run_, {.samples = 50}, 0, 15, kChunk));
+  EXPECT_TRUE(other.fresh);
+  EXPECT_EQ(other.next_chunk, 0u);
+  Chunks(other, 4);
+  EXPECT_TRUE(ledger_.ContributionDurable(other.key, other.attempt));
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_MALFORMED);
+}
+
+// --- Generations
+
+TEST_F(LedgerTest, AGenerationBelowTheLowestIsStale) {
+  RunTerms terms = Terms(run_);
+  terms.generations = {{0, 5}};
+  ledger_.OpenRun(terms);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
+            v1::REFUSAL_STALE_GENERATION);
+  Grant(Header(run_, {.generation = 5}, 0, 15, kChunk));
+  Grant(Header(run_, {.group = 1, .generation = 1}, 0, 15, kChunk));
+  // An older OpenRun that comes late lowers nothing.
+  ledger_.OpenRun(Terms(run_));
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
+            v1::REFUSAL_STALE_GENERATION);
+}
+
+TEST_F(LedgerTest, ANewerGenerationFencesTheOlderInMidStream) {
+  const StageGrant old = Grant(Header(run_, {.generation = 1}, 0, 15, kChunk));
+  Chunks(old, 1);
+  EXPECT_THAT(Grant(Header(run_, {.generation = 2}, 0, 15, kChunk)).dropped, ElementsAre(old.key));
+  const auto refused = ledger_.CheckChunk(old.key, old.attempt, 1, 16, true);
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->refusal, v1::REFUSAL_STALE_GENERATION);
+}
+
+TEST_F(LedgerTest, AWholeContributionOfAFencedGenerationMayStillBeApplied) {
+  const StageGrant old = StageAll({.generation = 1}, 0, 15);
+  const StageGrant renewed = Grant(Header(run_, {.generation = 2}, 0, 15, kChunk));
+  EXPECT_THAT(renewed.dropped, IsEmpty());
+  const ApplyPlan plan = Plan(MakeApply(run_, 1, {{.generation = 1}}));
+  ASSERT_EQ(plan.groups.size(), 1u);
+  EXPECT_EQ(plan.groups[0].segments[0].key, old.key);
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 1), ElementsAre(old.key, renewed.key));
+}
+
+// --- Rounds
+
+TEST_F(LedgerTest, OnlyParticipantsAreAppliedTheRestIsDropped) {
+  const StageGrant in = StageAll({.group = 0}, 0, 15);
+  const StageGrant out = StageAll({.group = 1}, 0, 15);
+  const ApplyPlan plan = Plan(MakeApply(run_, 1, {{.group = 0}}));
+  ASSERT_EQ(plan.groups.size(), 1u);
+  for (const SourceSegment& segment : plan.groups[0].segments) EXPECT_EQ(segment.key, in.key);
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 1), ElementsAre(in.key, out.key));
+}
+
+TEST_F(LedgerTest, ALateContributionIsRefusedBeforeAndAfterTheVersionIsThere) {
+  StageAll({.group = 0}, 0, 15);
+  const StageGrant slow = Grant(Header(run_, {.group = 1}, 0, 15, kChunk));
+  Plan(MakeApply(run_, 1, {{.group = 0}}));
+  const auto mid_stream = ledger_.CheckChunk(slow.key, slow.attempt, 0, 16, true);
+  ASSERT_TRUE(mid_stream.has_value());
+  EXPECT_EQ(mid_stream->refusal, v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
+            v1::REFUSAL_CLOSED_ROUND);
+  ledger_.VersionDurable(run_.run, 1, 1);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
+            v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_FALSE(ledger_.ContributionDurable(slow.key, slow.attempt));
+}
+
+TEST_F(LedgerTest, GroupsOfDifferentRankCountsAverageTogether) {
+  StageAll({.group = 0, .rank = 0}, 0, 15);
+  StageAll({.group = 1, .rank = 1}, 6, 15);
+  StageAll({.group = 1, .rank = 0}, 0, 6);
+  const ApplyPlan plan = Plan(MakeApply(
+      run_, 1,
+      {{.group = 0, .ranks = 1, .samples = 100}, {.group = 1, .ranks = 2, .samples = 300}}));
+  ASSERT_EQ(plan.groups.size(), 2u);
+  EXPECT_EQ(plan.groups[0].weight, 0.25F);
+  EXPECT_EQ(plan.groups[1].weight, 0.75F);
+  uint64_t at = 0;
+  for (const SourceSegment& segment : plan.groups[1].segments) {
+    EXPECT_EQ(segment.span.begin, at);
+    at = segment.span.end;
+  }
+  EXPECT_EQ(at, 15u);
+}
+
+TEST_F(LedgerTest, SegmentsKnowWhereTheyLieInTheirContribution) {
+  // The bias first: ranges need not be in flat order.
+  v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunk);
+  header.mutable_ranges()->SwapElements(0, 1);
+  const StageGrant grant = Grant(header);
+  Chunks(grant, 4);
+  ledger_.ContributionDurable(grant.key, grant.attempt);
+  const ApplyPlan plan = Plan(MakeApply(run_, 1, {{}}));
+  ASSERT_EQ(plan.groups[0].segments.size(), 2u);
+  EXPECT_EQ(plan.groups[0].segments[0].span, (FlatSpan{0, 12}));
+  EXPECT_EQ(plan.groups[0].segments[0].offset, 3u);
+  EXPECT_EQ(plan.groups[0].segments[1].span, (FlatSpan{12, 15}));
+  EXPECT_EQ(plan.groups[0].segments[1].offset, 0u);
+}
+
+TEST_F(LedgerTest, ApplyNeedsAnExactCover) {
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr("does not cover"));
+  StageAll({.rank = 0}, 0, 8);
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("gap or overlap at 8"));
+  // The other rank may still come, others may not.
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
+            v1::REFUSAL_CLOSED_ROUND);
+  const StageGrant rest = Grant(Header(run_, {.rank = 1}, 8, 15, kChunk));
+  Chunks(rest, 1);
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("rank 1 has staged 1 of 2"));
+  Chunks({rest.key, rest.attempt, false, 1, rest.chunks, rest.elements, {}}, 2);
+  // Written but not yet durable is not there.
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("does not cover"));
+  ledger_.ContributionDurable(rest.key, rest.attempt);
+  EXPECT_EQ(Plan(MakeApply(run_, 1, {{.ranks = 2}})).groups[0].segments.size(), 3u);
+}
+
+TEST_F(LedgerTest, ApplyRefusesOverlapAndRanksBeyondTheGroup) {
+  StageAll({.rank = 0}, 0, 10);
+  StageAll({.rank = 1}, 8, 15);
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("gap or overlap"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 1}})), HasSubstr("only 1 ranks"));
+}
+
+TEST_F(LedgerTest, ARankWithNothingOnTheShardNeedsNotStage) {
+  StageAll({.rank = 1}, 0, 15);
+  EXPECT_EQ(Plan(MakeApply(run_, 1, {{.ranks = 2}})).groups.size(), 1u);
+}
+
+TEST_F(LedgerTest, AnEmptyContributionIsWholeAtOnce) {
+  const StageGrant grant = Grant(Header(run_, {}, 3, 3, kChunk));
+  EXPECT_EQ(grant.chunks, 0u);
+  EXPECT_TRUE(ledger_.ContributionDurable(grant.key, grant.attempt));
+}
+
+TEST_F(LedgerTest, ApplyRefusesWhatMakesNoSense) {
+  StageAll({}, 0, 15);
+  StageAll({.group = 1}, 0, 15);
+  EXPECT_EQ(RefusalIn(ledger_.BeginApply(MakeApply(run_, 2, {{}}))), v1::REFUSAL_WRONG_BASE);
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {})), HasSubstr("no samples"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.samples = 0}})), HasSubstr("no samples"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.group = 1}, {.group = 0}})), HasSubstr("group order"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.group = 0}, {.group = 0}})), HasSubstr("each once"));
+  SmallRun other = run_;
+  other.shard = 1;
+  EXPECT_THAT(WhyNot(MakeApply(other, 1, {{}})), HasSubstr("shard 1"));
+  other.run = "run-9";
+  EXPECT_EQ(RefusalIn(ledger_.BeginApply(MakeApply(other, 1, {{}}))), v1::REFUSAL_UNKNOWN_RUN);
+  // None of it closed the round.
+  Grant(Header(run_, {.group = 1}, 0, 15, kChunk));
+}
+
+TEST_F(LedgerTest, ApplyIsIdempotent) {
+  StageAll({}, 0, 15);
+  const v1::Apply apply = MakeApply(run_, 1, {{}});
+  Plan(apply);
+  EXPECT_TRUE(std::holds_alternative<ApplyUnderWay>(ledger_.BeginApply(apply)));
+  ledger_.VersionDurable(run_.run, 1, 4711);
+  const ApplyDecision again = ledger_.BeginApply(apply);
+  ASSERT_TRUE(std::holds_alternative<AlreadyApplied>(again));
+  EXPECT_EQ(std::get<AlreadyApplied>(again).digest, 4711u);
+}
+
+TEST_F(LedgerTest, AFailedApplyMayBeTriedAgain) {
+  const StageGrant grant = StageAll({}, 0, 15);
+  const v1::Apply apply = MakeApply(run_, 1, {{}});
+  Plan(apply);
+  ledger_.ApplyFailed(run_.run, 1);
+  EXPECT_EQ(Plan(apply).groups.size(), 1u);
+  ledger_.ApplyFailed(run_.run, 1);
+  // A contribution that turned out damaged may be staged again, from the start.
+  ledger_.ContributionLost(grant.key);
+  EXPECT_THAT(WhyNot(apply), HasSubstr("does not cover"));
+  EXPECT_TRUE(Grant(Header(run_, {}, 0, 15, kChunk)).fresh);
+}
+
+TEST_F(LedgerTest, AVersionThatNobodyAskedForIsIgnored) {
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 9), IsEmpty());
+  EXPECT_THAT(ledger_.VersionDurable("run-9", 0, 9), IsEmpty());
+  EXPECT_EQ(ledger_.States()[0].version(), 0u);
+}
+
+// --- Pulls and the end
+
+TEST_F(LedgerTest, PullServesTheCurrentVersionAndTheOneBefore) {
+  CommitRoundOne();
+  StageAll({.round = 2}, 0, 15);
+  Plan(MakeApply(run_, 2, {{}}));
+  // Not before it is durable.
+  EXPECT_TRUE(std::holds_alternative<NoSuchVersion>(ledger_.Pull(PullOf(run_, 2, 0, 15))));
+  ledger_.VersionDurable(run_.run, 2, 1002);
+  for (const uint32_t version : {1u, 2u}) {
+    const PullDecision decision = ledger_.Pull(PullOf(run_, version, 2, 14));
+    ASSERT_TRUE(std::holds_alternative<PullGrant>(decision));
+    const auto& grant = std::get<PullGrant>(decision);
+    EXPECT_EQ(grant.version, version);
+    EXPECT_EQ(grant.elements, 12u);
+    EXPECT_THAT(grant.spans, ElementsAre(FlatSpan{2, 12}, FlatSpan{12, 14}));
+  }
+  for (const uint32_t version : {0u, 3u}) {
+    const PullDecision decision = ledger_.Pull(PullOf(run_, version, 0, 15));
+    ASSERT_TRUE(std::holds_alternative<NoSuchVersion>(decision));
+    EXPECT_EQ(std::get<NoSuchVersion>(decision).current, 2u);
+  }
+}
+
+TEST_F(LedgerTest, PullRefusesByName) {
+  v1::PullRequest request = PullOf(run_, 0, 0, 15);
+  request.set_lineage("other");
+  EXPECT_EQ(RefusalIn(ledger_.Pull(request)), v1::REFUSAL_WRONG_LINEAGE);
+  request = PullOf(run_, 0, 0, 15);
+  request.set_run("run-9");
+  EXPECT_EQ(RefusalIn(ledger_.Pull(request)), v1::REFUSAL_UNKNOWN_RUN);
+  request = PullOf(run_, 0, 0, 15);
+  request.mutable_ranges(0)->set_end(100);
+  EXPECT_EQ(RefusalIn(ledger_.Pull(request)), v1::REFUSAL_MALFORMED);
+}
+
+TEST_F(LedgerTest, AClosedRunServesPullsAndStagesNothing) {
+  const StageGrant grant = StageAll({}, 0, 15);
+  EXPECT_THAT(ledger_.CloseRun(run_.run), ElementsAre(grant.key));
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_EQ(RefusalIn(ledger_.BeginApply(MakeApply(run_, 1, {{}}))), v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_TRUE(std::holds_alternative<PullGrant>(ledger_.Pull(PullOf(run_, 0, 0, 15))));
+  EXPECT_THAT(ledger_.CloseRun(run_.run), IsEmpty());
+  EXPECT_THAT(ledger_.CloseRun("run-9"), IsEmpty());
+}
+
+// --- After a restart
+
+TEST(LedgerRestoreTest, KeepsWhatTheOpenRoundNeedsAndDropsTheRest) {
+  const SmallRun run;
+  Ledger ledger;
+  const v1::ContributionHeader done = Header(run, {.round = 3, .group = 0}, 0, 15, kChunk);
+  const v1::ContributionHeader half = Header(run, {.round = 3, .group = 1}, 0, 15, kChunk);
+  const v1::ContributionHeader past = Header(run, {.round = 2, .group = 0}, 0, 15, kChunk);
+  const auto useless =
+      ledger.Restore(Terms(run), false, {{1, 11}, {2, 22}}, {{done, 4}, {half, 2}, {past, 4}});
+  ASSERT_EQ(useless.size(), 1u);
+  EXPECT_EQ(useless[0].round, 2u);
+  EXPECT_EQ(ledger.States()[0].version(), 2u);
+  EXPECT_EQ(ledger.States()[0].digest(), 22u);
+  EXPECT_TRUE(std::holds_alternative<PullGrant>(ledger.Pull(PullOf(run, 1, 0, 15))));
+
+  const auto opened = ledger.OpenRun(Terms(run));
+  EXPECT_FALSE(std::get<Opened>(opened).make_version_zero);
+  EXPECT_EQ(std::get<StageGrant>(ledger.Stage(done)).next_chunk, 4u);
+  EXPECT_EQ(std::get<StageGrant>(ledger.Stage(half)).next_chunk, 2u);
+  const ApplyDecision decision = ledger.BeginApply(MakeApply(run, 3, {{.group = 0}}));
+  EXPECT_TRUE(std::holds_alternative<ApplyPlan>(decision));
+}
+
+TEST(LedgerRestoreTest, ARunThatWasOverStaysOverUntilItIsOpened) {
+  const SmallRun run;
+  Ledger ledger;
+  EXPECT_EQ(ledger.Restore(Terms(run), true, {{4, 44}}, {}).size(), 0u);
+  EXPECT_EQ(RefusalIn(ledger.Stage(Header(run, {.round = 5}, 0, 15, kChunk))),
+            v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_TRUE(std::holds_alternative<PullGrant>(ledger.Pull(PullOf(run, 4, 0, 15))));
+}
+
+TEST(ShardSpanTest, SpansCoverTheModelEvenly) {
+  for (const uint64_t parameters : {0ull, 1ull, 7ull, 15ull, 1ull << 61}) {
+    for (const uint32_t shards : {1u, 2u, 3u, 7u, 1000u}) {
+      uint64_t at = 0;
+      for (uint32_t shard = 0; shard < shards; ++shard) {
+        const FlatSpan span = ShardSpan(parameters, shard, shards);
+        ASSERT_EQ(span.begin, at);
+        ASSERT_LE(span.size(), parameters / shards + 1);
+        at = span.end;
+      }
+      EXPECT_EQ(at, parameters);
+    }
+  }
+}
+
+TEST(RefusalTest, NamesGoThereAndBack) {
+  for (int number = 1; number <= v1::Refusal_MAX; ++number) {
+    const auto refusal = static_cast<v1::Refusal>(number);
+    const absl::Status status = RefusalStatus(refusal, "why");
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_EQ(RefusalOf(status), refusal);
+  }
+  EXPECT_EQ(RefusalStatus(v1::REFUSAL_WRONG_CRC, "chunk 3").message(), "wrong_crc: chunk 3");
+  EXPECT_EQ(RefusalOf(absl::OkStatus()), v1::REFUSAL_UNSPECIFIED);
+  EXPECT_EQ(RefusalOf(absl::NotFoundError("no: such thing")), v1::REFUSAL_UNSPECIFIED);
+}
+
+}  // namespace
+}  // namespace cadre

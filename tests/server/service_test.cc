@@ -1,0 +1,577 @@
+// The Rounds service and its client over real connections on loopback.
+#include "server/service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/digest.h"
+#include "base/grpc_channel.h"
+#include "base/grpc_status.h"
+#include "server/client/refusal.h"
+#include "tests/server/rounds_server.h"
+#include "tests/server/testing.h"
+
+namespace cadre {
+namespace {
+
+using testing::FullDisk;
+using ::testing::HasSubstr;
+using testing::Header;
+using testing::MakeApply;
+using testing::MakeChunk;
+using testing::Place;
+using testing::PullOf;
+using testing::RoundsServer;
+using testing::SameBits;
+using testing::SmallRun;
+using ::testing::StartsWith;
+using testing::TemporaryFolder;
+using testing::Values;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Sanitizers keep freed memory and shadow it; the bound still tells 64 MiB kept per stream.
+constexpr uint64_t kMemoryFactor = 16;
+#else
+constexpr uint64_t kMemoryFactor = 1;
+#endif
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+
+// A stage stream in the hands of the test.
+struct RawStage {
+  explicit RawStage(const RoundsServer& server) : stub(server.Stub()) {
+    context.set_deadline(absl::ToChronoTime(Soon()));
+    stream = stub->Stage(&context);
+  }
+  bool Send(const v1::ContributionHeader& header) {
+    v1::StageRequest request;
+    *request.mutable_header() = header;
+    return stream->Write(request);
+  }
+  bool Send(const v1::Chunk& chunk) {
+    v1::StageRequest request;
+    *request.mutable_chunk() = chunk;
+    return stream->Write(request);
+  }
+  // The server's Resume; fails the test if there is none.
+  uint32_t Resume() {
+    v1::StageReply reply;
+    EXPECT_TRUE(stream->Read(&reply) && reply.has_resume());
+    return reply.resume().next_chunk();
+  }
+  // Says that no more comes; what the server made of it.
+  absl::Status Finish() {
+    stream->WritesDone();
+    v1::StageReply reply;
+    while (stream->Read(&reply)) {
+    }
+    return FromGrpc(stream->Finish());
+  }
+
+  std::unique_ptr<v1::Rounds::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::StageRequest, v1::StageReply>> stream;
+};
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  ServiceTest() { Start({}); }
+
+  void Start(RoundsServiceOptions options) {
+    server_.reset();
+    server_ = std::make_unique<RoundsServer>(folder_.path(), options);
+  }
+
+  void Open() {
+    const auto opened = server_->host().OpenRun(run_.Open());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+  }
+
+  absl::Status Stage(const Place& place, const std::vector<float>& values, uint32_t chunk = 4,
+                     Traffic* traffic = nullptr) {
+    Traffic unused;
+    return server_->Client()->Stage(Header(run_, place, 0, values.size(), chunk), values, Soon(),
+                                    traffic == nullptr ? &unused : traffic);
+  }
+
+  v1::Applied Apply(const v1::Apply& apply) {
+    const auto applied = server_->host().Apply(apply);
+    EXPECT_TRUE(applied.ok()) << applied.status();
+    return *applied;
+  }
+
+  // A run of 16 Mi parameters (64 MiB).
+  void OpenLarge() {
+    run_.in = 4095;
+    run_.out = 4096;
+    Open();
+  }
+
+  TemporaryFolder folder_;
+  SmallRun run_;
+  std::unique_ptr<RoundsServer> server_;
+};
+
+TEST_F(ServiceTest, StagesAppliesAndPulls) {
+  Open();
+  const std::vector<float> first = Values(1, 15);
+  Traffic traffic;
+  ASSERT_TRUE(Stage({}, first, 4, &traffic).ok());
+  EXPECT_EQ(traffic.payload_sent, 60u);
+  EXPECT_EQ(server_->counters().Get("staged_bytes"), 60u);
+  EXPECT_EQ(server_->counters().Get("contributions_staged"), 1u);
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(first, 0));
+  std::vector<float> out(10);
+  ASSERT_TRUE(server_->Client()->Pull(PullOf(run_, 1, 5, 15), out, Soon(), &traffic).ok());
+  EXPECT_TRUE(SameBits(out, std::span(first).subspan(5)));
+  EXPECT_EQ(traffic.payload_received, 40u);
+  EXPECT_EQ(server_->counters().Get("pulled_bytes"), 40u);
+}
+
+TEST_F(ServiceTest, StagingAgainSendsNoValues) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  Traffic traffic;
+  ASSERT_TRUE(Stage({}, Values(1, 15), 4, &traffic).ok());
+  EXPECT_EQ(traffic.payload_sent, 0u);
+  EXPECT_GT(traffic.message_sent, 0u);
+}
+
+TEST_F(ServiceTest, AnEmptyContributionIsStaged) {
+  Open();
+  EXPECT_TRUE(Stage({.rank = 1}, {}).ok());
+  EXPECT_TRUE(server_->Client()->Pull(PullOf(run_, 0, 3, 3), {}, Soon(), nullptr).ok());
+}
+
+TEST_F(ServiceTest, ResumesAfterTheCallerBrokeOff) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  {
+    RawStage raw(*server_);
+    ASSERT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
+    EXPECT_EQ(raw.Resume(), 0u);
+    ASSERT_TRUE(raw.Send(MakeChunk(0, std::span(values).subspan(0, 4))));
+    ASSERT_TRUE(raw.Send(MakeChunk(1, std::span(values).subspan(4, 4))));
+    ASSERT_TRUE(server_->WaitFor("staged_bytes", 32));
+    raw.context.TryCancel();
+    EXPECT_FALSE(raw.Finish().ok());
+  }
+  Traffic traffic;
+  ASSERT_TRUE(Stage({}, values, 4, &traffic).ok());
+  EXPECT_EQ(traffic.payload_sent, 28u);
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
+}
+
+TEST_F(ServiceTest, ResumesAtAServerThatCameBackElsewhere) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  {
+    RawStage raw(*server_);
+    ASSERT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
+    raw.Resume();
+    ASSERT_TRUE(raw.Send(MakeChunk(0, std::span(values).subspan(0, 4))));
+    ASSERT_TRUE(server_->WaitFor("staged_bytes", 16));
+    raw.context.TryCancel();
+    EXPECT_FALSE(raw.Finish().ok());
+  }
+  const std::string old_address = server_->address();
+  Start({});
+  // The first tries go nowhere, and to where it was.
+  std::atomic<int> asked = 0;
+  RoundsClient client([&]() -> std::string {
+    const int n = asked++;
+    if (n == 0) return "";
+    return n == 1 ? old_address : server_->address();
+  });
+  Traffic traffic;
+  ASSERT_TRUE(client.Stage(Header(run_, {}, 0, 15, 4), values, Soon(), &traffic).ok());
+  EXPECT_GE(asked, 3);
+  EXPECT_EQ(traffic.payload_sent, 44u);
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
+}
+
+// --- Refusals
+
+struct Wrong {
+  const char* what;
+  v1::Refusal refusal;
+  absl::StatusCode code;
+  void (*spoil)(v1::ContributionHeader&);
+};
+
+class ServiceRefusalTest : public ServiceTest, public ::testing::WithParamInterface<Wrong> {};
+
+TEST_P(ServiceRefusalTest, ComesByNameAndIsCounted) {
+  Open();
+  ASSERT_TRUE(Stage({.group = 1, .generation = 3}, Values(1, 15)).ok());
+  v1::ContributionHeader header = Header(run_, {}, 0, 15, 4);
+  GetParam().spoil(header);
+  RawStage raw(*server_);
+  ASSERT_TRUE(raw.Send(header));
+  const absl::Status status = raw.Finish();
+  const std::string name = RefusalName(GetParam().refusal);
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  EXPECT_THAT(std::string(status.message()), StartsWith(name + ": "));
+  EXPECT_EQ(server_->counters().Get("refused_" + name), 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ServiceRefusalTest,
+    ::testing::Values(Wrong{"Schema", v1::REFUSAL_SCHEMA, absl::StatusCode::kFailedPrecondition,
+                            [](auto& h) { h.set_schema_hash(1); }},
+                      Wrong{"Run", v1::REFUSAL_UNKNOWN_RUN, absl::StatusCode::kNotFound,
+                            [](auto& h) { h.set_run("run-9"); }},
+                      Wrong{"Lineage", v1::REFUSAL_WRONG_LINEAGE,
+                            absl::StatusCode::kFailedPrecondition,
+                            [](auto& h) { h.set_lineage("x"); }},
+                      Wrong{"Generation", v1::REFUSAL_STALE_GENERATION, absl::StatusCode::kAborted,
+                            [](auto& h) {
+                              h.set_group(1);
+                              h.set_generation(2);
+                            }},
+                      Wrong{"Round", v1::REFUSAL_CLOSED_ROUND,
+                            absl::StatusCode::kFailedPrecondition, [](auto& h) { h.set_round(0); }},
+                      Wrong{"Base", v1::REFUSAL_WRONG_BASE, absl::StatusCode::kFailedPrecondition,
+                            [](auto& h) { h.set_base_version(7); }},
+                      Wrong{"Ranges", v1::REFUSAL_MALFORMED, absl::StatusCode::kInvalidArgument,
+                            [](auto& h) { h.mutable_ranges(0)->set_end(99); }},
+                      Wrong{"ChunkSize", v1::REFUSAL_OVERSIZED, absl::StatusCode::kInvalidArgument,
+                            [](auto& h) { h.set_chunk_elements(2 << 20); }}),
+    [](const auto& info) { return info.param.what; });
+
+TEST_F(ServiceTest, BadChunksAreRefusedByNameAndLeaveWhatWasThere) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  const auto refuse = [&](v1::Chunk chunk) {
+    RawStage raw(*server_);
+    EXPECT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
+    EXPECT_EQ(raw.Resume(), 0u);
+    EXPECT_TRUE(raw.Send(chunk));
+    return raw.Finish();
+  };
+  v1::Chunk damaged = MakeChunk(0, std::span(values).subspan(0, 4));
+  damaged.mutable_data()->at(3) ^= 1;
+  const absl::Status crc = refuse(damaged);
+  EXPECT_EQ(crc.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(crc.message()), StartsWith("wrong_crc: chunk 0"));
+  EXPECT_EQ(RefusalOf(refuse(MakeChunk(0, values))), v1::REFUSAL_OVERSIZED);
+  EXPECT_EQ(RefusalOf(refuse(MakeChunk(0, std::span(values).subspan(0, 3)))),
+            v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(RefusalOf(refuse(MakeChunk(1, std::span(values).subspan(4, 4)))),
+            v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(server_->counters().Get("refused_wrong_crc"), 1u);
+  EXPECT_EQ(server_->counters().Get("refused_oversized"), 1u);
+  EXPECT_EQ(server_->counters().Get("refused_malformed"), 2u);
+  EXPECT_TRUE(Stage({}, values).ok());
+}
+
+TEST_F(ServiceTest, AMessageOverTheLimitIsRefusedByName) {
+  Open();
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxSendMessageSize(-1);
+  const auto stub = v1::Rounds::NewStub(
+      grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(Soon()));
+  const auto stream = stub->Stage(&context);
+  v1::StageRequest request;
+  *request.mutable_header() = Header(run_, {}, 0, 15, 4);
+  ASSERT_TRUE(stream->Write(request));
+  request.mutable_chunk()->mutable_data()->assign(kMaxMessageBytes + 1, 'x');
+  stream->Write(request);
+  v1::StageReply reply;
+  while (stream->Read(&reply)) {
+  }
+  EXPECT_EQ(RefusalOf(FromGrpc(stream->Finish())), v1::REFUSAL_OVERSIZED);
+  EXPECT_EQ(server_->counters().Get("refused_oversized"), 1u);
+}
+
+TEST_F(ServiceTest, MessagesOutOfOrderAreMalformed) {
+  Open();
+  RawStage chunk_first(*server_);
+  ASSERT_TRUE(chunk_first.Send(MakeChunk(0, Values(1, 4))));
+  EXPECT_EQ(RefusalOf(chunk_first.Finish()), v1::REFUSAL_MALFORMED);
+  RawStage header_twice(*server_);
+  ASSERT_TRUE(header_twice.Send(Header(run_, {}, 0, 15, 4)));
+  header_twice.Resume();
+  ASSERT_TRUE(header_twice.Send(Header(run_, {}, 0, 15, 4)));
+  EXPECT_EQ(RefusalOf(header_twice.Finish()), v1::REFUSAL_MALFORMED);
+  RawStage nothing(*server_);
+  EXPECT_EQ(RefusalOf(nothing.Finish()), v1::REFUSAL_MALFORMED);
+  RawStage half(*server_);
+  ASSERT_TRUE(half.Send(Header(run_, {}, 0, 15, 4)));
+  half.Resume();
+  EXPECT_THAT(std::string(half.Finish().message()), HasSubstr("ended after 0 chunks of 4"));
+}
+
+TEST_F(ServiceTest, ALateContributionIsRefusedInMidStream) {
+  Open();
+  RawStage slow(*server_);
+  ASSERT_TRUE(slow.Send(Header(run_, {.group = 1}, 0, 15, 4)));
+  slow.Resume();
+  ASSERT_TRUE(Stage({.group = 0}, Values(1, 15)).ok());
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
+  ASSERT_TRUE(slow.Send(MakeChunk(0, Values(2, 4))));
+  EXPECT_EQ(RefusalOf(slow.Finish()), v1::REFUSAL_CLOSED_ROUND);
+  std::vector<float> out(15);
+  Traffic traffic;
+  ASSERT_TRUE(server_->Client()->Pull(PullOf(run_, 1, 0, 15), out, Soon(), &traffic).ok());
+  EXPECT_TRUE(SameBits(out, Values(1, 15)));
+}
+
+TEST_F(ServiceTest, PullsAreRefusedByName) {
+  Open();
+  std::vector<float> out(15);
+  Traffic traffic;
+  const auto pull = [&](const v1::PullRequest& request) {
+    return server_->Client()->Pull(request, out, Soon(), &traffic);
+  };
+  v1::PullRequest request = PullOf(run_, 0, 0, 15);
+  request.set_run("run-9");
+  EXPECT_EQ(pull(request).code(), absl::StatusCode::kNotFound);
+  request = PullOf(run_, 0, 0, 15);
+  request.set_lineage("x");
+  EXPECT_EQ(RefusalOf(pull(request)), v1::REFUSAL_WRONG_LINEAGE);
+  request = PullOf(run_, 3, 0, 15);
+  const absl::Status missing = pull(request);
+  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("version 0 is the current one"));
+  request = PullOf(run_, 0, 0, 15);
+  request.mutable_ranges(0)->set_tensor(5);
+  EXPECT_EQ(RefusalOf(pull(request)), v1::REFUSAL_MALFORMED);
+  EXPECT_EQ(server_->counters().Get("refused_malformed"), 1u);
+}
+
+// --- Bounds
+
+TEST_F(ServiceTest, TooManyStreamsAreSentAwayAndComeBack) {
+  Start({.disk_threads = 1, .most_stages = 1, .most_pulls = 1});
+  Open();
+  auto first = std::make_unique<RawStage>(*server_);
+  ASSERT_TRUE(first->Send(Header(run_, {}, 0, 15, 4)));
+  first->Resume();
+  RawStage second(*server_);
+  second.Send(Header(run_, {.group = 1}, 0, 15, 4));
+  const absl::Status busy = second.Finish();
+  EXPECT_EQ(busy.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(busy.message()), StartsWith("busy: "));
+  // The client waits for its turn.
+  absl::Status staged = absl::UnknownError("not done");
+  std::thread waiting([&] { staged = Stage({.group = 1}, Values(2, 15)); });
+  first->context.TryCancel();
+  first->Finish().IgnoreError();
+  waiting.join();
+  EXPECT_TRUE(staged.ok()) << staged;
+}
+
+TEST_F(ServiceTest, AFullDiskIsNotAcknowledgedAndTheServerLivesOn) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  {
+    // Not even the head of the file fits.
+    const FullDisk full(50);
+    RawStage raw(*server_);
+    ASSERT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
+    const absl::Status status = raw.Finish();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("stage-1-0-1-0"));
+    EXPECT_EQ(server_->counters().Get("contributions_staged"), 0u);
+  }
+  EXPECT_TRUE(Stage({}, values).ok());
+}
+
+TEST_F(ServiceTest, TheClientWaitsOutAFullDisk) {
+  Open();
+  absl::Status staged = absl::UnknownError("not done");
+  std::thread staging;
+  {
+    const FullDisk full(100);
+    staging = std::thread([&] { staged = Stage({}, Values(1, 15)); });
+    EXPECT_TRUE(server_->WaitFor("disk_full", 1));
+  }
+  staging.join();
+  EXPECT_TRUE(staged.ok()) << staged;
+}
+
+TEST_F(ServiceTest, ManyGroupsAtOnceGiveTheSameBitsInAnyOrder) {
+  run_.groups = 6;
+  run_.in = 500;
+  run_.out = 101;
+  const uint64_t n = run_.parameters();
+  std::vector<testing::Part> parts;
+  for (uint32_t g = 0; g < run_.groups; ++g) parts.push_back({.group = g, .samples = 10 + g});
+  uint64_t digest = 0;
+  for (int turn = 0; turn < 2; ++turn) {
+    run_.run = absl::StrCat("run-", turn);
+    Open();
+    std::vector<std::thread> groups;
+    for (uint32_t i = 0; i < run_.groups; ++i) {
+      const uint32_t g = turn == 0 ? i : run_.groups - 1 - i;
+      groups.emplace_back([this, g, n, turn] {
+        const std::vector<float> values = Values(30 + g, n);
+        EXPECT_TRUE(Stage({.group = g, .samples = 10 + g}, values, 4096 + 100 * turn + g).ok());
+      });
+    }
+    for (std::thread& group : groups) group.join();
+    const v1::Applied applied = Apply(MakeApply(run_, 1, parts));
+    ASSERT_EQ(applied.error(), "");
+    if (turn == 0) digest = applied.digest();
+    EXPECT_EQ(applied.digest(), digest);
+  }
+}
+
+TEST_F(ServiceTest, PullsUnderCommitsSeeOneWholeVersionOrNone) {
+  run_.in = 999;
+  run_.out = 100;
+  Open();
+  const uint64_t n = run_.parameters();
+  constexpr uint32_t kRounds = 12;
+  std::atomic<uint32_t> current = 0;
+  std::atomic<int> whole = 0;
+  std::vector<std::thread> readers;
+  for (int reader = 0; reader < 3; ++reader) {
+    readers.emplace_back([&] {
+      std::vector<float> out(n);
+      Traffic traffic;
+      while (current < kRounds) {
+        const uint32_t version = current;
+        const absl::Status status =
+            server_->Client()->Pull(PullOf(run_, version, 0, n), out, Soon(), &traffic);
+        if (absl::IsFailedPrecondition(status)) continue;
+        ASSERT_TRUE(status.ok()) << status;
+        if (version > 0) {
+          ASSERT_TRUE(SameBits(out, Values(version, n))) << version;
+        }
+        ++whole;
+      }
+    });
+  }
+  for (uint32_t round = 1; round <= kRounds; ++round) {
+    ASSERT_TRUE(Stage({.round = round}, Values(round, n), 5000).ok());
+    ASSERT_EQ(Apply(MakeApply(run_, round, {{}})).error(), "");
+    current = round;
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_GT(whole, 0);
+}
+
+// --- Cost
+
+uint64_t PeakMemory() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (absl::StartsWith(line, "VmHWM:")) return std::stoull(line.substr(6)) * 1024;
+  }
+  ADD_FAILURE() << "no VmHWM";
+  return 0;
+}
+
+void ForgetPeakMemory() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5" << std::flush;
+  EXPECT_TRUE(file.good());
+}
+
+TEST_F(ServiceTest, MemoryDoesNotGrowWithTheModel) {
+  OpenLarge();
+  const uint64_t n = run_.parameters();
+  ASSERT_EQ(n, 16u << 20);
+  const std::vector<float> values = Values(1, n);
+  std::vector<float> out(n, 1.0F);
+  const auto grown = [](const auto& work) {
+    ForgetPeakMemory();
+    const uint64_t before = PeakMemory();
+    work();
+    return PeakMemory() - before;
+  };
+  // Client and server together: a few messages of 1 MiB on both sides, and what flow control lets
+  // the client send ahead of a slow disk. Whoever kept the model would need 64 MiB.
+  const uint64_t allowed = kMemoryFactor * (40 << 20);
+  EXPECT_LT(grown([&] { ASSERT_TRUE(Stage({}, values, 256 << 10).ok()); }), allowed);
+  EXPECT_LT(grown([&] { ASSERT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), ""); }), allowed);
+  Traffic traffic;
+  EXPECT_LT(
+      grown([&] {
+        ASSERT_TRUE(server_->Client()->Pull(PullOf(run_, 1, 0, n), out, Soon(), &traffic).ok());
+      }),
+      allowed);
+  EXPECT_TRUE(SameBits(out, values));
+}
+
+TEST_F(ServiceTest, MessagesAddLessThanOnePerCent) {
+  run_.in = 511;
+  run_.out = 1024;
+  Open();
+  const uint64_t n = run_.parameters();
+  const std::vector<float> values = Values(1, n);
+  std::vector<float> out(n);
+  Traffic traffic;
+  v1::ContributionHeader header = Header(run_, {}, 0, n, 0);
+  ASSERT_TRUE(server_->Client()->Stage(header, values, Soon(), &traffic).ok());
+  ASSERT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
+  ASSERT_TRUE(server_->Client()->Pull(PullOf(run_, 1, 0, n), out, Soon(), &traffic).ok());
+  EXPECT_EQ(traffic.payload_sent, 4 * n);
+  EXPECT_EQ(traffic.payload_received, 4 * n);
+  const uint64_t payload = traffic.payload_sent + traffic.payload_received;
+  const uint64_t messages = traffic.message_sent + traffic.message_received;
+  EXPECT_GT(messages, payload);
+  EXPECT_LT(static_cast<double>(messages), 1.01 * static_cast<double>(payload));
+}
+
+// --- The client's own rules
+
+TEST_F(ServiceTest, TheClientGivesUpAtItsDeadline) {
+  RoundsClient nowhere([] { return std::string("127.0.0.1:1"); });
+  Traffic traffic;
+  const absl::Status status = nowhere.Stage(Header(run_, {}, 0, 15, 4), Values(1, 15),
+                                            absl::Now() + absl::Milliseconds(300), &traffic);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("last: "));
+  EXPECT_EQ(traffic.payload_sent, 0u);
+}
+
+TEST_F(ServiceTest, CancelEndsCallsNowAndLater) {
+  Open();
+  RoundsClient client([&] { return server_->address(); });
+  RoundsClient unknown([] { return std::string(); });
+  std::vector<float> out(15);
+  Traffic traffic;
+  absl::Status waiting;
+  std::thread call([&] {
+    waiting = unknown.Pull(PullOf(run_, 0, 0, 15), out, absl::InfiniteFuture(), &traffic);
+  });
+  unknown.Cancel();
+  call.join();
+  EXPECT_EQ(waiting.code(), absl::StatusCode::kCancelled);
+  client.Cancel();
+  EXPECT_EQ(client.Stage(Header(run_, {}, 0, 15, 4), Values(1, 15), Soon(), &traffic).code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(server_->counters().Get("contributions_staged"), 0u);
+}
+
+TEST_F(ServiceTest, SizesThatDoNotFitAreTheCallersFault) {
+  Traffic traffic;
+  std::vector<float> values(14);
+  EXPECT_EQ(server_->Client()->Stage(Header(run_, {}, 0, 15, 4), values, Soon(), &traffic).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(server_->Client()->Pull(PullOf(run_, 0, 0, 15), values, Soon(), &traffic).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace cadre

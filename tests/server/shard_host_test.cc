@@ -1,0 +1,602 @@
+// The host with its store: what is decided, what lies on the disk, and what a process finds that
+// comes after one that was killed at any point.
+#include "server/shard_host.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/digest.h"
+#include "server/client/refusal.h"
+#include "server/mean.h"
+#include "server/run_terms.h"
+#include "tests/server/testing.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using testing::Files;
+using testing::FullDisk;
+using ::testing::HasSubstr;
+using testing::Header;
+using ::testing::IsEmpty;
+using testing::MakeApply;
+using testing::MakeChunk;
+using ::testing::Not;
+using testing::Part;
+using testing::Place;
+using testing::PullOf;
+using testing::ReadAll;
+using testing::SameBits;
+using testing::SmallRun;
+using ::testing::StartsWith;
+using testing::TemporaryFolder;
+using testing::Values;
+using testing::WriteAll;
+
+constexpr uint32_t kChunk = 4;
+
+class ShardHostTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Restart(); }
+
+  // As if the process had been killed and started again.
+  void Restart() {
+    host_.reset();
+    auto host = ShardHost::Open(folder_.path(), &counters_);
+    ASSERT_TRUE(host.ok()) << host.status();
+    host_ = *std::move(host);
+  }
+
+  v1::RunOpened Open() {
+    const auto opened = host_->OpenRun(run_.Open());
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened.ok() ? *opened : v1::RunOpened();
+  }
+
+  absl::Status PutChunks(Staging& staging, const std::vector<float>& values, uint32_t until) {
+    const uint32_t chunk = static_cast<uint32_t>(staging.file->head().block_bytes / sizeof(float));
+    for (uint32_t i = staging.grant.next_chunk; i < until; ++i) {
+      const size_t begin = size_t{i} * chunk;
+      const size_t size = std::min<size_t>(chunk, values.size() - begin);
+      const auto put = host_->Put(staging, MakeChunk(i, std::span(values).subspan(begin, size)));
+      if (!put.ok()) return put.status();
+      EXPECT_EQ(*put, i + 1 == staging.grant.chunks);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Stage(const Place& place, const std::vector<float>& values, uint64_t begin = 0,
+                     uint32_t chunk = kChunk) {
+    auto staging = host_->Stage(Header(run_, place, begin, begin + values.size(), chunk));
+    if (!staging.ok()) return staging.status();
+    if (auto put = PutChunks(*staging, values, staging->grant.chunks); !put.ok()) return put;
+    return host_->Finish(*staging);
+  }
+
+  absl::StatusOr<std::vector<float>> Pull(uint32_t version, uint64_t begin, uint64_t end) {
+    auto pull = host_->Pull(PullOf(run_, version, begin, end));
+    if (!pull.ok()) return pull.status();
+    return Drain(**pull);
+  }
+
+  static absl::StatusOr<std::vector<float>> Drain(VersionPull& pull) {
+    std::vector<float> values;
+    while (pull.left() > 0) {
+      float piece[5];
+      const auto n = pull.Next({reinterpret_cast<char*>(piece), sizeof(piece)});
+      if (!n.ok()) return n.status();
+      values.insert(values.end(), piece, piece + *n);
+    }
+    return values;
+  }
+
+  std::vector<float> PullAll(uint32_t version) {
+    const auto values = Pull(version, 0, run_.parameters());
+    EXPECT_TRUE(values.ok()) << values.status();
+    return values.ok() ? *values : std::vector<float>();
+  }
+
+  v1::Applied Apply(const v1::Apply& apply) {
+    const auto applied = host_->Apply(apply);
+    EXPECT_TRUE(applied.ok()) << applied.status();
+    return applied.ok() ? *applied : v1::Applied();
+  }
+
+  std::string RunPath(const std::string& name) const {
+    return folder_.path() + "/" + run_.run + "/" + name;
+  }
+
+  TemporaryFolder folder_;
+  SmallRun run_;
+  Counters counters_;
+  std::unique_ptr<ShardHost> host_;
+};
+
+TEST_F(ShardHostTest, VersionZeroIsTheInitialModelOfTheSpec) {
+  const v1::RunOpened opened = Open();
+  EXPECT_EQ(opened.version(), 0u);
+  const std::vector<float> values = PullAll(0);
+  ASSERT_EQ(values.size(), 15u);
+  std::vector<float> expected(15);
+  const auto fill = InitialModel(run_.Open().spec());
+  ASSERT_TRUE(fill.ok());
+  (*fill)(0, expected);
+  EXPECT_TRUE(SameBits(values, expected));
+  EXPECT_EQ(opened.digest(), Digest(expected, 0));
+}
+
+TEST_F(ShardHostTest, ShardsTogetherHoldTheModel) {
+  const uint64_t whole = Open().digest();
+  uint64_t sum = 0;
+  for (uint32_t shard = 0; shard < 4; ++shard) {
+    const TemporaryFolder folder;
+    auto host = ShardHost::Open(folder.path(), &counters_);
+    ASSERT_TRUE(host.ok());
+    SmallRun part = run_;
+    part.shards = 4;
+    part.shard = shard;
+    const auto opened = (*host)->OpenRun(part.Open());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    sum += opened->digest();
+  }
+  EXPECT_EQ(sum, whole);
+}
+
+TEST_F(ShardHostTest, AShardWithoutParametersWorks) {
+  run_.shards = 1000;
+  run_.shard = 0;
+  EXPECT_EQ(Open().digest(), 0u);
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
+  Restart();
+  EXPECT_EQ(Open().version(), 1u);
+}
+
+TEST_F(ShardHostTest, OneParticipantIsTakenBitByBit) {
+  Open();
+  std::vector<float> values = Values(1, 15);
+  values[0] = -0.0F;
+  values[1] = std::numeric_limits<float>::signaling_NaN();
+  values[2] = std::numeric_limits<float>::infinity();
+  values[3] = std::numeric_limits<float>::denorm_min();
+  ASSERT_TRUE(Stage({.samples = 3}, values).ok());
+  const v1::Applied applied = Apply(MakeApply(run_, 1, {{.samples = 3}}));
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_EQ(applied.digest(), Digest(values, 0));
+  EXPECT_TRUE(SameBits(PullAll(1), values));
+}
+
+TEST_F(ShardHostTest, TheMeanIsWeightedInGroupOrder) {
+  run_.groups = 3;
+  Open();
+  std::vector<std::vector<float>> groups;
+  const std::vector<uint64_t> samples = {100, 250, 7};
+  for (uint32_t g = 0; g < 3; ++g) {
+    groups.push_back(Values(10 + g, 15));
+    ASSERT_TRUE(Stage({.group = g, .samples = samples[g]}, groups[g]).ok());
+  }
+  EXPECT_EQ(Apply(MakeApply(run_, 1,
+                            {{.group = 0, .samples = 100},
+                             {.group = 1, .samples = 250},
+                             {.group = 2, .samples = 7}}))
+                .error(),
+            "");
+  std::vector<float> expected(15);
+  for (size_t i = 0; i < 15; ++i) {
+    // Each volatile step is rounded to fp32 on its own.
+    volatile float sum = static_cast<float>(100.0 / 357) * groups[0][i];
+    for (size_t g = 1; g < 3; ++g) {
+      volatile float product =
+          static_cast<float>(static_cast<double>(samples[g]) / 357) * groups[g][i];
+      sum = sum + product;
+    }
+    expected[i] = sum;
+  }
+  EXPECT_TRUE(SameBits(PullAll(1), expected));
+}
+
+TEST_F(ShardHostTest, OrderOfArrivalCutAndChunkSizeDoNotMatter) {
+  run_.groups = 3;
+  run_.in = 300;
+  run_.out = 300;
+  const uint64_t n = run_.parameters();
+  const v1::Apply apply = MakeApply(run_, 1,
+                                    {{.group = 0, .ranks = 1, .samples = 5},
+                                     {.group = 1, .ranks = 2, .samples = 9},
+                                     {.group = 2, .ranks = 2, .samples = 2}});
+  struct Slice {
+    Place place;
+    uint64_t begin;
+    uint64_t end;
+  };
+  const auto model = [&](uint32_t group) { return Values(20 + group, n); };
+  std::vector<uint64_t> digests;
+  for (const uint64_t cut : {n / 3, n / 2, uint64_t{1}}) {
+    std::vector<Slice> slices = {{{.group = 0, .rank = 0, .samples = 5}, 0, n},
+                                 {{.group = 1, .rank = 0, .samples = 9}, 0, cut},
+                                 {{.group = 1, .rank = 1, .samples = 9}, cut, n},
+                                 {{.group = 2, .rank = 0, .samples = 2}, cut, n},
+                                 {{.group = 2, .rank = 1, .samples = 2}, 0, cut}};
+    std::reverse(slices.begin(), slices.begin() + static_cast<int>(cut % 5));
+    const TemporaryFolder folder;
+    auto host = ShardHost::Open(folder.path(), &counters_);
+    ASSERT_TRUE(host.ok());
+    host_ = *std::move(host);
+    Open();
+    for (const Slice& slice : slices) {
+      const std::vector<float> whole = model(slice.place.group);
+      const std::vector<float> part(whole.begin() + static_cast<int64_t>(slice.begin),
+                                    whole.begin() + static_cast<int64_t>(slice.end));
+      ASSERT_TRUE(
+          Stage(slice.place, part, slice.begin, static_cast<uint32_t>(1000 + cut % 7)).ok());
+    }
+    const v1::Applied applied = Apply(apply);
+    ASSERT_EQ(applied.error(), "");
+    digests.push_back(applied.digest());
+    EXPECT_EQ(applied.digest(), Digest(PullAll(1), 0));
+    host_.reset();
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+  EXPECT_EQ(digests[0], digests[2]);
+}
+
+TEST_F(ShardHostTest, PullsRangesInTheOrderAskedFor) {
+  run_.in = 700;
+  run_.out = 300;
+  Open();
+  const std::vector<float> all = PullAll(0);
+  v1::PullRequest request = PullOf(run_, 0, 0, 15);
+  request.clear_ranges();
+  const auto add = [&](uint32_t tensor, uint64_t begin, uint64_t end) {
+    v1::Range& range = *request.add_ranges();
+    range.set_tensor(tensor);
+    range.set_begin(begin);
+    range.set_end(end);
+  };
+  // Across the borders of checked blocks, backwards, and nothing.
+  add(1, 10, 20);
+  add(0, 65530, 131080);
+  add(0, 5, 5);
+  add(0, 0, 3);
+  auto pull = host_->Pull(request);
+  ASSERT_TRUE(pull.ok()) << pull.status();
+  const auto values = Drain(**pull);
+  ASSERT_TRUE(values.ok());
+  std::vector<float> expected(all.begin() + 210010, all.begin() + 210020);
+  expected.insert(expected.end(), all.begin() + 65530, all.begin() + 131080);
+  expected.insert(expected.end(), all.begin(), all.begin() + 3);
+  EXPECT_TRUE(SameBits(*values, expected));
+}
+
+// --- What is on the disk after every step
+
+TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
+  const v1::RunOpened opened = Open();
+  Restart();
+  ASSERT_EQ(host_->States().size(), 1u);
+  EXPECT_EQ(host_->States()[0].digest(), opened.digest());
+  EXPECT_EQ(host_->States()[0].lineage(), run_.lineage);
+
+  const std::vector<float> first = Values(1, 15);
+  const std::vector<float> second = Values(2, 15);
+  ASSERT_TRUE(Stage({.group = 0}, first).ok());
+  Restart();
+  // Half of the other group's, then a crash.
+  auto staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunk));
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  ASSERT_TRUE(PutChunks(*staging, second, 2).ok());
+  *staging = Staging();
+  Restart();
+  staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunk));
+  ASSERT_TRUE(staging.ok());
+  EXPECT_EQ(staging->grant.next_chunk, 2u);
+  ASSERT_TRUE(PutChunks(*staging, second, 4).ok());
+  ASSERT_TRUE(host_->Finish(*staging).ok());
+  *staging = Staging();
+  Restart();
+
+  const v1::Apply apply = MakeApply(run_, 1, {{.group = 0}, {.group = 1}});
+  const v1::Applied applied = Apply(apply);
+  EXPECT_EQ(applied.error(), "");
+  Restart();
+  EXPECT_EQ(host_->States()[0].version(), 1u);
+  EXPECT_EQ(host_->States()[0].digest(), applied.digest());
+  // Asked again, it answers the same.
+  EXPECT_EQ(Apply(apply).digest(), applied.digest());
+  EXPECT_EQ(Digest(PullAll(1), 0), applied.digest());
+  EXPECT_EQ(PullAll(0).size(), 15u);
+  // The round's contributions are gone.
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0", "version-1"));
+
+  ASSERT_TRUE(host_->CloseRun(run_.run).ok());
+  Restart();
+  EXPECT_EQ(RefusalOf(Stage({.round = 2}, first)), v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_TRUE(SameBits(PullAll(1), PullAll(1)));
+  EXPECT_EQ(Open().version(), 1u);
+  EXPECT_TRUE(Stage({.round = 2}, first).ok());
+}
+
+TEST_F(ShardHostTest, TheCurrentVersionAndTheOneBeforeAreKept) {
+  Open();
+  for (uint32_t round = 1; round <= 4; ++round) {
+    ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
+    EXPECT_EQ(Apply(MakeApply(run_, round, {{}})).error(), "");
+  }
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-3", "version-4"));
+  EXPECT_TRUE(SameBits(PullAll(3), Values(3, 15)));
+  const absl::Status gone = Pull(2, 0, 15).status();
+  EXPECT_EQ(gone.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("version 4 is the current one"));
+}
+
+TEST_F(ShardHostTest, ARestartClearsAwayWhatACommitLeftBehind) {
+  Open();
+  const std::string zero = ReadAll(RunPath("version-0"));
+  for (uint32_t round = 1; round <= 10; ++round) {
+    ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
+    Apply(MakeApply(run_, round, {{}}));
+  }
+  // As if the process had been killed before it removed them.
+  WriteAll(RunPath("version-0"), zero);
+  WriteAll(RunPath("stage-10-0-1-0"), zero);
+  Restart();
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-10", "version-9"));
+  EXPECT_EQ(host_->States()[0].version(), 10u);
+}
+
+TEST_F(ShardHostTest, APullThatIsUnderWayOutlivesTheCommitThatRemovesItsVersion) {
+  Open();
+  const std::vector<float> zero = PullAll(0);
+  auto pull = host_->Pull(PullOf(run_, 0, 0, 15));
+  ASSERT_TRUE(pull.ok());
+  for (uint32_t round = 1; round <= 2; ++round) {
+    ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
+    Apply(MakeApply(run_, round, {{}}));
+  }
+  EXPECT_FALSE(Pull(0, 0, 15).ok());
+  const auto values = Drain(**pull);
+  ASSERT_TRUE(values.ok()) << values.status();
+  EXPECT_TRUE(SameBits(*values, zero));
+}
+
+TEST_F(ShardHostTest, HalfWrittenVersionsAreClearedAway) {
+  Open();
+  WriteAll(RunPath("version-1.new"), "half");
+  Restart();
+  EXPECT_EQ(host_->States()[0].version(), 0u);
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
+}
+
+TEST_F(ShardHostTest, ADamagedVersionIsNamedAndNeverServed) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  Apply(MakeApply(run_, 1, {{}}));
+  const std::string whole = ReadAll(RunPath("version-1"));
+  std::string flipped = whole;
+  flipped[flipped.size() - 3] ^= 1;
+  for (const std::string& bad : {whole.substr(0, whole.size() - 1), flipped, std::string()}) {
+    // While it is served ...
+    WriteAll(RunPath("version-1"), bad);
+    const absl::Status served = Pull(1, 0, 15).status();
+    EXPECT_EQ(served.code(), absl::StatusCode::kDataLoss) << served;
+    EXPECT_THAT(std::string(served.message()), HasSubstr("version-1"));
+    // ... and after a restart, which falls back to what is whole.
+    Restart();
+    EXPECT_EQ(host_->States()[0].version(), 0u);
+    EXPECT_THAT(Files(RunPath("")), Contains("version-1.damaged"));
+    EXPECT_EQ(Pull(1, 0, 15).status().code(), absl::StatusCode::kFailedPrecondition);
+    fs::remove(RunPath("version-1.damaged"));
+    WriteAll(RunPath("version-1"), whole);
+    Restart();
+    EXPECT_EQ(host_->States()[0].version(), 1u);
+  }
+}
+
+TEST_F(ShardHostTest, ADamagedContributionIsFoundAtApplyAndMayComeAgain) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  ASSERT_TRUE(Stage({}, values).ok());
+  std::string bytes = ReadAll(RunPath("stage-1-0-1-0"));
+  bytes[bytes.size() - 1] ^= 0x40;
+  WriteAll(RunPath("stage-1-0-1-0"), bytes);
+  const v1::Apply apply = MakeApply(run_, 1, {{}});
+  EXPECT_THAT(Apply(apply).error(), HasSubstr("stage-1-0-1-0"));
+  EXPECT_EQ(host_->States()[0].version(), 0u);
+  EXPECT_GE(counters_.Get("damaged_files"), 1u);
+  ASSERT_TRUE(Stage({}, values).ok());
+  EXPECT_EQ(Apply(apply).digest(), Digest(values, 0));
+}
+
+TEST_F(ShardHostTest, ARestartKeepsAContributionUpToItsLastWholeChunk) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  ASSERT_TRUE(Stage({}, values).ok());
+  const std::string whole = ReadAll(RunPath("stage-1-0-1-0"));
+  // Three blocks of 4 + 16 bytes, one of 4 + 12; cut into the third.
+  WriteAll(RunPath("stage-1-0-1-0"), whole.substr(0, whole.size() - 20));
+  Restart();
+  EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("2 of 4 chunks"));
+  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunk));
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  EXPECT_EQ(staging->grant.next_chunk, 2u);
+  ASSERT_TRUE(PutChunks(*staging, values, 4).ok());
+  ASSERT_TRUE(host_->Finish(*staging).ok());
+  EXPECT_EQ(ReadAll(RunPath("stage-1-0-1-0")), whole);
+  // A head that is damaged leaves nothing to resume.
+  std::string headless = whole;
+  headless[40] ^= 1;
+  WriteAll(RunPath("stage-1-0-1-0"), headless);
+  *staging = Staging();
+  Restart();
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
+}
+
+TEST_F(ShardHostTest, ADamagedRunFileSetsTheRunAsideAndOthersLive) {
+  Open();
+  SmallRun other = run_;
+  other.run = "run-2";
+  ASSERT_TRUE(host_->OpenRun(other.Open()).ok());
+  std::string bytes = ReadAll(RunPath("run"));
+  bytes[5] ^= 1;
+  WriteAll(RunPath("run"), bytes);
+  Restart();
+  ASSERT_EQ(host_->States().size(), 1u);
+  EXPECT_EQ(host_->States()[0].run(), "run-2");
+  EXPECT_THAT(Files(folder_.path()), Contains(".old-run-1-damaged"));
+  EXPECT_EQ(Open().version(), 0u);
+}
+
+TEST_F(ShardHostTest, ForeignFoldersAreLeftAlone) {
+  fs::create_directory(folder_.path() + "/photos");
+  WriteAll(folder_.path() + "/photos/cat.jpg", "cat");
+  Restart();
+  EXPECT_EQ(ReadAll(folder_.path() + "/photos/cat.jpg"), "cat");
+}
+
+TEST_F(ShardHostTest, AnotherLineageStartsOverAndTheOldFilesAreKeptAside) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  Apply(MakeApply(run_, 1, {{}}));
+  run_.lineage = "lineage-b";
+  run_.seed = 8;
+  EXPECT_EQ(Open().version(), 0u);
+  EXPECT_THAT(Files(folder_.path()), Contains(".old-run-1-lineage-a"));
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
+  Restart();
+  ASSERT_EQ(host_->States().size(), 1u);
+  EXPECT_EQ(host_->States()[0].lineage(), "lineage-b");
+}
+
+TEST_F(ShardHostTest, NamesThatCouldLeaveTheFolderAreRefused) {
+  for (const char* name : {"", ".", "..", "../x", "a/b", ".lock", "a b"}) {
+    SmallRun bad = run_;
+    bad.run = name;
+    EXPECT_EQ(host_->OpenRun(bad.Open()).status().code(), absl::StatusCode::kInvalidArgument)
+        << name;
+    bad = run_;
+    bad.lineage = name;
+    EXPECT_EQ(host_->OpenRun(bad.Open()).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".lock"));
+}
+
+TEST_F(ShardHostTest, TwoProcessesCannotShareAFolder) {
+  EXPECT_EQ(ShardHost::Open(folder_.path(), &counters_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ShardHostTest, AFolderThatCannotBeMadeIsAnError) {
+  WriteAll(folder_.path() + "/file", "x");
+  const auto host = ShardHost::Open(folder_.path() + "/file/data", &counters_);
+  EXPECT_FALSE(host.ok());
+  EXPECT_THAT(std::string(host.status().message()), HasSubstr("/file/data"));
+}
+
+// --- The full disk
+
+TEST_F(ShardHostTest, AContributionOnAFullDiskIsNotAcknowledgedAndResumesLater) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  {
+    // Room for the head (32 bytes and the header), one chunk and half of the next.
+    const FullDisk full(32 + Header(run_, {}, 0, 15, kChunk).ByteSizeLong() + 30);
+    const absl::Status status = Stage({}, values);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("stage-1-0-1-0"));
+    EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("does not cover"));
+    EXPECT_EQ(PullAll(0).size(), 15u);
+  }
+  EXPECT_EQ(counters_.Get("disk_full"), 1u);
+  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunk));
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  EXPECT_EQ(staging->grant.next_chunk, 1u);
+  ASSERT_TRUE(PutChunks(*staging, values, 4).ok());
+  ASSERT_TRUE(host_->Finish(*staging).ok());
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
+}
+
+TEST_F(ShardHostTest, NoRoomForTheHeadLeavesNothingBehind) {
+  Open();
+  {
+    const FullDisk full(16);
+    EXPECT_EQ(Stage({}, Values(1, 15)).code(), absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
+  EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
+}
+
+TEST_F(ShardHostTest, AnApplyOnAFullDiskMayBeTriedAgain) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  ASSERT_TRUE(Stage({}, values).ok());
+  const v1::Apply apply = MakeApply(run_, 1, {{}});
+  {
+    const FullDisk full(100);
+    const auto applied = host_->Apply(apply);
+    EXPECT_EQ(applied.status().code(), absl::StatusCode::kResourceExhausted) << applied.status();
+    EXPECT_THAT(std::string(applied.status().message()), HasSubstr("version-1.new"));
+  }
+  EXPECT_THAT(Files(RunPath("")), Not(Contains("version-1.new")));
+  EXPECT_EQ(host_->States()[0].version(), 0u);
+  EXPECT_EQ(Apply(apply).digest(), Digest(values, 0));
+}
+
+TEST_F(ShardHostTest, AnOpenRunOnAFullDiskMayBeTriedAgain) {
+  for (const uint64_t room : {0, 50, 127}) {
+    // No run file; half of one; a run file, but not all 128 bytes of version 0.
+    const FullDisk full(room);
+    EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(host_->States(), IsEmpty());
+    EXPECT_EQ(RefusalOf(Stage({}, Values(1, 15))), v1::REFUSAL_UNKNOWN_RUN);
+  }
+  EXPECT_EQ(Open().version(), 0u);
+}
+
+// --- Refusals are counted by name
+
+TEST_F(ShardHostTest, RefusalsHaveNamesAndAreCounted) {
+  Open();
+  auto header = Header(run_, {}, 0, 15, kChunk);
+  header.set_schema_hash(1);
+  EXPECT_THAT(std::string(host_->Stage(header).status().message()), StartsWith("schema: "));
+  auto pull = PullOf(run_, 0, 0, 15);
+  pull.set_schema_hash(1);
+  EXPECT_EQ(RefusalOf(host_->Pull(pull).status()), v1::REFUSAL_SCHEMA);
+  EXPECT_EQ(counters_.Get("refused_schema"), 2u);
+
+  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunk));
+  ASSERT_TRUE(staging.ok());
+  v1::Chunk chunk = MakeChunk(0, Values(1, 4));
+  chunk.set_crc32c(chunk.crc32c() ^ 1);
+  EXPECT_EQ(RefusalOf(host_->Put(*staging, chunk).status()), v1::REFUSAL_WRONG_CRC);
+  EXPECT_EQ(counters_.Get("refused_wrong_crc"), 1u);
+  // What was refused left no trace: the right chunk is taken.
+  EXPECT_TRUE(PutChunks(*staging, Values(1, 15), 4).ok());
+}
+
+TEST(MeanTest, WeightsAreRoundedOnce) {
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{12345}), ElementsAre(1.0F));
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 3}), ElementsAre(0.25F, 0.75F));
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 2}),
+              ElementsAre(static_cast<float>(1.0 / 3), static_cast<float>(2.0 / 3)));
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{0, 5}), ElementsAre(0.0F, 1.0F));
+}
+
+TEST(MeanTest, EqualModelsOfEqualWeightKeepTheirBits) {
+  const std::vector<float> x = Values(3, 1000);
+  std::vector<float> sum(1000);
+  SetWeighted(0.5F, x, sum);
+  AddWeighted(0.5F, x, sum);
+  EXPECT_TRUE(SameBits(sum, x));
+}
+
+}  // namespace
+}  // namespace cadre

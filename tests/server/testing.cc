@@ -1,0 +1,170 @@
+#include "tests/server/testing.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "base/crc32c.h"
+#include "base/random.h"
+#include "proto/schema_hash.h"
+
+namespace cadre::testing {
+namespace {
+
+void AddRanges(const SmallRun& run, uint64_t begin, uint64_t end,
+               google::protobuf::RepeatedPtrField<v1::Range>* ranges) {
+  const uint64_t weights = uint64_t{run.in} * run.out;
+  const uint64_t starts[] = {0, weights, run.parameters()};
+  for (uint32_t tensor = 0; tensor < 2; ++tensor) {
+    const uint64_t first = std::max(begin, starts[tensor]);
+    const uint64_t last = std::min(end, starts[tensor + 1]);
+    if (first >= last) continue;
+    v1::Range* range = ranges->Add();
+    range->set_tensor(tensor);
+    range->set_begin(first - starts[tensor]);
+    range->set_end(last - starts[tensor]);
+  }
+}
+
+}  // namespace
+
+TemporaryFolder::TemporaryFolder() {
+  std::string name = std::filesystem::temp_directory_path() / "cadre-server-XXXXXX";
+  EXPECT_NE(mkdtemp(name.data()), nullptr);
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() { std::filesystem::remove_all(path_); }
+
+v1::OpenRun SmallRun::Open() const {
+  v1::OpenRun open;
+  open.set_run(run);
+  open.set_lineage(lineage);
+  open.set_shard(shard);
+  open.set_shards(shards);
+  v1::RunSpec& spec = *open.mutable_spec();
+  spec.set_seed(seed);
+  spec.mutable_cluster()->set_groups(groups);
+  spec.mutable_cluster()->set_ranks_per_group(ranks);
+  v1::Model& model = *spec.mutable_model();
+  model.mutable_input()->set_channels(in);
+  model.mutable_input()->set_height(1);
+  model.mutable_input()->set_width(1);
+  v1::Layer& layer = *model.add_layer();
+  layer.set_name("fc");
+  layer.mutable_fully_connected()->set_out_features(out);
+  v1::Layer& loss = *model.add_layer();
+  loss.set_name("loss");
+  loss.mutable_softmax_cross_entropy();
+  return open;
+}
+
+v1::ContributionHeader Header(const SmallRun& run, const Place& place, uint64_t begin, uint64_t end,
+                              uint32_t chunk_elements) {
+  v1::ContributionHeader header;
+  header.set_schema_hash(SchemaHash());
+  header.set_run(run.run);
+  header.set_lineage(run.lineage);
+  header.set_group(place.group);
+  header.set_generation(place.generation);
+  header.set_rank(place.rank);
+  header.set_round(place.round);
+  header.set_base_version(place.round - 1);
+  header.set_samples(place.samples);
+  header.set_codec("fp32");
+  header.set_chunk_elements(chunk_elements);
+  AddRanges(run, begin, end, header.mutable_ranges());
+  return header;
+}
+
+v1::Chunk MakeChunk(uint32_t index, std::span<const float> values) {
+  v1::Chunk chunk;
+  chunk.set_index(index);
+  chunk.mutable_data()->assign(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+  chunk.set_crc32c(Crc32c(chunk.data()));
+  return chunk;
+}
+
+v1::PullRequest PullOf(const SmallRun& run, uint32_t version, uint64_t begin, uint64_t end) {
+  v1::PullRequest request;
+  request.set_schema_hash(SchemaHash());
+  request.set_run(run.run);
+  request.set_lineage(run.lineage);
+  request.set_version(version);
+  AddRanges(run, begin, end, request.mutable_ranges());
+  return request;
+}
+
+v1::Apply MakeApply(const SmallRun& run, uint32_t round, const std::vector<Part>& parts) {
+  v1::Apply apply;
+  apply.set_run(run.run);
+  apply.set_shard(run.shard);
+  apply.set_round(round);
+  for (const Part& part : parts) {
+    v1::Participant& participant = *apply.add_participants();
+    participant.set_group(part.group);
+    participant.set_generation(part.generation);
+    participant.set_ranks(part.ranks);
+    participant.set_samples(part.samples);
+  }
+  return apply;
+}
+
+std::vector<float> Values(uint64_t salt, uint64_t count) {
+  std::vector<float> values(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    values[i] = RandomUniform(salt, RandomStream::kTest, 0, i) - 0.5F;
+  }
+  return values;
+}
+
+bool SameBits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file.good()) << path;
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+void WriteAll(const std::string& path, absl::string_view bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  EXPECT_TRUE(file.flush().good()) << path;
+}
+
+std::vector<std::string> Files(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+FullDisk::FullDisk(uint64_t bytes) {
+  // The limit then is an error code, as a full disk is.
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit limit;
+  EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  before_ = limit.rlim_cur;
+  limit.rlim_cur = bytes;
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+FullDisk::~FullDisk() {
+  rlimit limit;
+  getrlimit(RLIMIT_FSIZE, &limit);
+  limit.rlim_cur = before_;
+  setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+}  // namespace cadre::testing

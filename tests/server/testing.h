@@ -1,0 +1,90 @@
+// What the aggregator's tests share: a small run, its messages, a folder that goes away.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/rounds.pb.h"
+
+namespace cadre::testing {
+
+// A folder for one test, removed with all it holds.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// A run over one fully connected layer: weight [out, in], then bias [out].
+struct SmallRun {
+  uint32_t in = 4;
+  uint32_t out = 3;
+  uint32_t groups = 2;
+  uint32_t ranks = 2;
+  uint32_t shard = 0;
+  uint32_t shards = 1;
+  uint64_t seed = 7;
+  std::string run = "run-1";
+  std::string lineage = "lineage-a";
+
+  uint64_t parameters() const { return uint64_t{in} * out + out; }
+  v1::OpenRun Open() const;
+};
+
+struct Place {
+  uint32_t round = 1;
+  uint32_t group = 0;
+  uint32_t generation = 1;
+  uint32_t rank = 0;
+  uint64_t samples = 100;
+};
+
+// The header of flat positions [begin, end) of the run.
+v1::ContributionHeader Header(const SmallRun& run, const Place& place, uint64_t begin, uint64_t end,
+                              uint32_t chunk_elements);
+v1::Chunk MakeChunk(uint32_t index, std::span<const float> values);
+v1::PullRequest PullOf(const SmallRun& run, uint32_t version, uint64_t begin, uint64_t end);
+
+struct Part {
+  uint32_t group = 0;
+  uint32_t generation = 1;
+  uint32_t ranks = 1;
+  uint64_t samples = 100;
+};
+v1::Apply MakeApply(const SmallRun& run, uint32_t round, const std::vector<Part>& parts);
+
+// `count` values that depend on `salt`, with many different bits.
+std::vector<float> Values(uint64_t salt, uint64_t count);
+
+// Whether all bits agree (NaN and -0.0 too).
+bool SameBits(std::span<const float> a, std::span<const float> b);
+
+std::string ReadAll(const std::string& path);
+void WriteAll(const std::string& path, absl::string_view bytes);
+// Names of the files in a folder, sorted.
+std::vector<std::string> Files(const std::string& folder);
+
+// No file of this process may grow beyond `bytes` while this lives: a full disk, for everybody.
+class FullDisk {
+ public:
+  explicit FullDisk(uint64_t bytes);
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+  ~FullDisk();
+
+ private:
+  uint64_t before_;
+};
+
+}  // namespace cadre::testing
