@@ -1,0 +1,24 @@
+#include "cli/console.h"
+
+namespace cadre {
+
+ExitCode ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kNotFound:
+      return kExitNotFound;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitUnavailable;
+    default:
+      return kExitFailure;
+  }
+}
+
+ExitCode Fail(const Console& console, const absl::Status& status) {
+  console.err << "cadre: " << status.message() << std::endl;
+  return ExitCodeOf(status);
+}
+
+}  // namespace cadre

@@ -1,0 +1,108 @@
+#include "cli/control.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/follow.h"
+#include "cli/json.h"
+#include "cli/progress.h"
+#include "cli/spec_file.h"
+#include "cli/summary.h"
+
+namespace cadre {
+namespace {
+
+void PrintSummary(const GlobalOptions& options, const Summary& summary, const Console& console) {
+  if (options.format == OutputFormat::kJson) {
+    console.out << SummaryJson(summary) << std::endl;
+  } else {
+    console.out << SummaryText(summary) << std::flush;
+  }
+}
+
+int ExitCodeOfRun(const v1::RunStatus& run) {
+  return run.state() == v1::DONE ? kExitOk : kExitFailure;
+}
+
+// Follows a run to its end and tells what it came to.
+int FollowToEnd(const GlobalOptions& options, const CoordinatorClient& client, Summary summary,
+                const std::string& run, const Console& console) {
+  Progress progress(console.err, ProgressOnErr(options, console));
+  FollowOptions follow;
+  follow.run = run;
+  follow.deadline = DeadlineOf(options, absl::Now());
+  follow.on_update = [&](const v1::WatchUpdate& update) {
+    summary.run = update.run();
+    KeepGroups(update.groups(), summary);
+    progress.Update(update.run(), absl::Now());
+    return true;
+  };
+  follow.on_away = [&](const absl::Status& status) {
+    progress.Note(absl::StrCat(status.message(), "; trying again"));
+  };
+  const absl::Status status = Follow(client, follow);
+  progress.Finish();
+  if (!status.ok()) return Fail(console, status);
+  PrintSummary(options, summary, console);
+  return ExitCodeOfRun(summary.run);
+}
+
+}  // namespace
+
+int SubmitRun(const GlobalOptions& options, const std::string& path, bool detach,
+              const Console& console) {
+  // The data lies on the workers' machines, so only they can check it.
+  const absl::StatusOr<v1::RunSpec> spec = LoadSpec(path, {.here = false});
+  if (!spec.ok()) return FailSpec(console, spec.status());
+  const CoordinatorClient client = MakeClient(options);
+  const absl::StatusOr<std::string> run = client.Submit(*spec);
+  if (!run.ok()) return Fail(console, run.status());
+  if (detach) {
+    if (options.format == OutputFormat::kJson) {
+      console.out << JsonObject().Add("run", *run).Text() << std::endl;
+    } else {
+      console.out << *run << std::endl;
+    }
+    return kExitOk;
+  }
+  if (!options.quiet) {
+    console.err << "run " << *run << " is submitted; Ctrl-C leaves it running ('cadre stop " << *run
+                << "' ends it)" << std::endl;
+  }
+  Summary summary;
+  summary.ranks = spec->cluster().ranks_per_group();
+  summary.aggregators = spec->cluster().aggregators();
+  return FollowToEnd(options, client, std::move(summary), *run, console);
+}
+
+int StopRun(const GlobalOptions& options, const std::string& run, const Console& console) {
+  const absl::Status status = MakeClient(options).Stop(run, "stopped by cadre stop");
+  if (!status.ok()) return Fail(console, status);
+  if (!options.quiet) console.err << "run " << run << " is stopped" << std::endl;
+  return kExitOk;
+}
+
+int WaitForRun(const GlobalOptions& options, const std::string& run, const Console& console) {
+  // The limit is the wait's, not the calls'.
+  GlobalOptions calls = options;
+  calls.timeout.reset();
+  const CoordinatorClient client = MakeClient(calls);
+  Summary summary;
+  FollowOptions follow;
+  follow.run = run;
+  follow.deadline = DeadlineOf(options, absl::Now());
+  follow.on_update = [&](const v1::WatchUpdate& update) {
+    summary.run = update.run();
+    return true;
+  };
+  const absl::Status status = Follow(client, follow);
+  if (!status.ok()) return Fail(console, status);
+  const v1::RunStatus& ended = summary.run;
+  if (options.format == OutputFormat::kJson) {
+    console.out << Indent(ToJson(ended)) << std::endl;
+  } else if (!options.quiet || ended.state() != v1::DONE) {
+    console.err << ended.run() << "  " << ProgressText(ended) << std::endl;
+  }
+  return ExitCodeOfRun(ended);
+}
+
+}  // namespace cadre

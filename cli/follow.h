@@ -1,0 +1,63 @@
+// Follows runs through the coordinator's Watch, across restarts of the coordinator.
+//
+// Thread-compatible.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "coordinator/client/coordinator_client.h"
+#include "proto/cadre/v1/control.pb.h"
+
+namespace cadre {
+
+// Done, failed or stopped: nothing more will happen to the run.
+bool HasEnded(v1::RunState state);
+
+struct FollowOptions {
+  // A run id; empty: every run, until on_update returns false.
+  std::string run;
+  absl::Time deadline = absl::InfiniteFuture();
+  // How long the coordinator may be away, once it was heard of, before following is given up.
+  absl::Duration patience = absl::Seconds(60);
+  // False: leave. Required.
+  std::function<bool(const v1::WatchUpdate&)> on_update;
+  // The coordinator went away (with why) and is tried again. Optional.
+  std::function<void(const absl::Status&)> on_away;
+};
+
+// Calls on_update on the calling thread until the run has ended (OK), or it returns false (OK).
+// Errors: NotFound; DeadlineExceeded; Unavailable when patience is over.
+absl::Status Follow(const CoordinatorClient& client, const FollowOptions& options);
+
+// Follows one run on a thread of its own and keeps the newest update. A coordinator that is away is
+// tried again for as long as the follower lives: whoever made it decides when that is over.
+// Thread-safe.
+class Follower {
+ public:
+  // `client` is borrowed and must outlive the follower.
+  Follower(const CoordinatorClient& client, std::string run);
+  // Waits for the call under way, at most the client's dial timeout or the next update.
+  ~Follower();
+
+  // The newest update, if one came since the last call.
+  std::optional<v1::WatchUpdate> Take() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Set once following is over: OK when the run has ended.
+  std::optional<absl::Status> Outcome() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::optional<v1::WatchUpdate> newest_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,125 @@
+#include "cli/help.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace cadre {
+namespace {
+
+constexpr Verb kVerbs[] = {
+    {"local", "RUN.textproto [--groups G] [--ranks R] [--aggregators A]",
+     "train on this machine: start a whole cluster, follow the run, end it",
+     R"(Checks the run spec and the data, then starts a coordinator, A aggregators and G times R
+workers as processes of their own on loopback ports that the kernel picks, submits the run, shows
+how it gets on, and ends every process when the run is over or on Ctrl-C. A process that dies is
+started again, and the run goes on.
+
+Progress goes to stderr, the summary to stdout; with -o json the last line of stdout is one JSON
+object. Exit code 0 only when the run reached its stop rule.
+
+Flags:
+  --groups G        groups that train side by side and average (default: the spec's)
+  --ranks R         workers in each group (default: the spec's)
+  --aggregators A   shards that average (default: the spec's, else 1; 0 only if it never averages)
+  --threads N       compute threads of each worker (default 1)
+  --dir DIR         keep store, data and logs in DIR (default: a temporary folder, removed unless
+                    the run fails)
+  --norestart       a process that dies ends the run
+  --lease_ms N      a worker that is silent for so long is taken for lost (default 5000)
+
+Examples:
+  cadre local deploy/demo.textproto --groups 2 --ranks 2 --aggregators 2
+  cadre local deploy/demo.textproto -o json | tail -n 1 | jq .test_accuracy
+)"},
+    {"run", "RUN.textproto [--detach]", "submit a run to a coordinator and follow it",
+     R"(The workers of the cluster train it as soon as enough of them are idle. Ctrl-C stops following
+and leaves the run going. Exit code 0 only when the run reached its stop rule.
+
+Flags:
+  --detach          print the run's id and leave
+
+Examples:
+  cadre run deploy/demo.textproto --coordinator 10.0.0.5:7000
+  id=$(cadre run deploy/demo.textproto --detach) && cadre wait "$id" --timeout 30m
+)"},
+    {"runs", "", "list the runs, old and new", R"(Examples:
+  cadre runs
+  cadre runs -o json | jq -r '.runs[] | select(.state == "running") | .run'
+)"},
+    {"status", "[RUN]", "show runs, groups, members and counters",
+     R"(With a run id only that run. The JSON form holds coordinator, runs, groups (with generation,
+mesh, members and what each holds), workers, aggregators and counters.
+
+Examples:
+  cadre status
+  cadre status -o json | jq '.groups[] | {group, generation, mesh}'
+)"},
+    {"watch", "[RUN]", "one line per change, until the run ends",
+     R"(Without a run it shows all runs until you leave. With -o json it prints one object per line,
+which is what plotting scripts read.
+
+Examples:
+  cadre watch
+  cadre watch run-1 -o json | jq -c '.run | {step, loss}'
+  cadre watch run-1 -o json | bench/plot_run.py -o run.png
+)"},
+    {"members", "", "list workers and aggregators, with heartbeats", R"(Examples:
+  cadre members
+  cadre members -o json | jq '.workers | length'
+)"},
+    {"stop", "RUN", "end a run at once; its last version stays", R"(Examples:
+  cadre stop run-1
+)"},
+    {"wait", "RUN [--timeout T]", "wait for the end of a run",
+     R"(Exit code 0 when the run reached its stop rule, 1 when it failed or was stopped, 3 when there is
+no such run, 4 when the time was over.
+
+Examples:
+  cadre wait run-1 --timeout 30m && echo trained
+)"},
+    {"help", "[VERB]", "explain a verb", ""},
+    {"version", "", "print the version of this program and its protocol", ""},
+};
+
+constexpr char kGlobalFlags[] = R"(Flags of every verb:
+  --coordinator H:P   where the coordinator is (default 127.0.0.1:7000)
+  -o table|json       form of what goes to stdout (default table)
+  --timeout T         give up after T, such as 90s or 5m
+  --quiet             no progress and no hints on stderr
+  --color WHEN        auto (on terminals, the default) or never
+)";
+
+}  // namespace
+
+std::span<const Verb> Verbs() { return kVerbs; }
+
+const Verb* FindVerb(absl::string_view name) {
+  for (const Verb& verb : kVerbs) {
+    if (verb.name == name) return &verb;
+  }
+  return nullptr;
+}
+
+std::string GeneralHelp() {
+  std::string out =
+      "Cadre trains one model on many machines whose links are slow.\n\n"
+      "Usage: cadre VERB [words] [flags]\n\nVerbs:\n";
+  for (const Verb& verb : kVerbs) {
+    absl::StrAppendFormat(&out, "  %-9s %s\n", std::string(verb.name), std::string(verb.brief));
+  }
+  absl::StrAppend(&out, "\n", kGlobalFlags,
+                  "\nTry it:\n"
+                  "  cadre local deploy/demo.textproto --groups 2 --ranks 2 --aggregators 2\n"
+                  "\n'cadre help VERB' says more, with examples.\n"
+                  "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 unavailable or out of "
+                  "time, 130 Ctrl-C.\n");
+  return out;
+}
+
+std::string VerbHelp(const Verb& verb) {
+  return absl::StrCat("cadre ", verb.name, ": ", verb.brief, "\n\nUsage: cadre ", verb.name,
+                      verb.usage.empty() ? "" : " ", verb.usage, " [flags]\n",
+                      verb.text.empty() ? "" : "\n", verb.text, "\n", kGlobalFlags);
+}
+
+}  // namespace cadre

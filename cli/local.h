@@ -1,0 +1,33 @@
+// The command `cadre local`: a whole cluster on this machine for one run.
+//
+// Call on the main thread; interrupts must be blocked (cli/interrupt.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+#include "cli/console.h"
+#include "cli/options.h"
+#include "cli/spec_file.h"
+
+namespace cadre {
+
+struct LocalOptions {
+  // The run spec's file.
+  std::string spec;
+  // Groups, ranks and aggregators in place of the spec's.
+  SpecFlags flags;
+  // Folder of the other programs.
+  std::string programs;
+  // Folder to keep everything in; empty: a temporary one.
+  std::string dir;
+  uint32_t threads = 1;
+  bool restart = true;
+  absl::Duration lease = absl::Seconds(5);
+};
+
+// Returns the exit code: 0 only when the run is done.
+int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Console& console);
+
+}  // namespace cadre

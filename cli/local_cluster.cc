@@ -1,0 +1,186 @@
+#include "cli/local_cluster.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+// A coordinator that does not listen after so long will not.
+constexpr absl::Duration kComeUp = absl::Seconds(20);
+// What a process gets to end in order; above what daemons grant calls in flight.
+constexpr absl::Duration kWindUp = absl::Seconds(8);
+constexpr absl::Duration kLook = absl::Milliseconds(10);
+// Lines of a log that an error shows.
+constexpr int kShownLines = 5;
+// Exit codes that say that trying again is useless (docs of the programs).
+constexpr int kBadFlags = 2;
+constexpr int kPermanentFailure = 64;
+
+bool IsFinal(const Ending& ending) {
+  return !ending.signalled && (ending.code == kBadFlags || ending.code == kPermanentFailure);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOptions options) {
+  auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster(std::move(options)));
+  CADRE_RETURN_IF_ERROR(MakeFolder(cluster->logs()));
+  CADRE_RETURN_IF_ERROR(cluster->StartCoordinator());
+  CADRE_RETURN_IF_ERROR(cluster->StartAggregators());
+  CADRE_RETURN_IF_ERROR(cluster->StartWorkers());
+  return cluster;
+}
+
+LocalCluster::~LocalCluster() { Shutdown(); }
+
+absl::Status LocalCluster::StartCoordinator() {
+  const std::string port_file = options_.folder + "/coordinator.port";
+  CADRE_RETURN_IF_ERROR(AddMember(
+      {.name = "coordinator",
+       .program = options_.programs + "/cadre-coordinator",
+       .arguments = {"--listen=127.0.0.1:0", absl::StrCat("--store=", options_.folder, "/store.db"),
+                     absl::StrCat("--port_file=", port_file),
+                     absl::StrCat("--lease_ms=", absl::ToInt64Milliseconds(options_.lease)),
+                     "--logtostderr"}}));
+  CADRE_RETURN_IF_ERROR(WaitForPort(members_.back(), port_file));
+  // Started again, it must be where the members look for it.
+  members_.back().arguments[0] = absl::StrCat("--listen=", coordinator_);
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::WaitForPort(Member& coordinator, const std::string& port_file) {
+  const absl::Time deadline = absl::Now() + kComeUp;
+  while (absl::Now() < deadline) {
+    if (absl::StatusOr<std::string> port = ReadFile(port_file); port.ok()) {
+      coordinator_ = absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
+      return absl::OkStatus();
+    }
+    if (const auto ending = coordinator.process.front().Poll()) {
+      return absl::UnavailableError(
+          absl::StrCat("the coordinator did not start (", ending->ToString(),
+                       "): ", absl::StrJoin(LastLines(LogOf(coordinator), 1), "")));
+    }
+    absl::SleepFor(kLook);
+  }
+  return absl::UnavailableError(absl::StrCat("the coordinator does not listen after ",
+                                             absl::FormatDuration(kComeUp), "; its log is ",
+                                             LogOf(coordinator)));
+}
+
+absl::Status LocalCluster::StartAggregators() {
+  for (uint32_t i = 0; i < options_.aggregators; ++i) {
+    const std::string name = absl::StrCat("aggregator-", i);
+    const std::string data = absl::StrCat(options_.folder, "/", name);
+    CADRE_RETURN_IF_ERROR(MakeFolder(data));
+    CADRE_RETURN_IF_ERROR(AddMember(
+        {.name = name,
+         .program = options_.programs + "/cadre-aggregator",
+         .arguments = {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
+                       absl::StrCat("--data_dir=", data), absl::StrCat("--name=", name),
+                       "--logtostderr"}}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::StartWorkers() {
+  for (uint32_t i = 0; i < options_.workers; ++i) {
+    const std::string name = absl::StrCat("worker-", i);
+    CADRE_RETURN_IF_ERROR(
+        AddMember({.name = name,
+                   .program = options_.programs + "/cadre-worker",
+                   .arguments = {absl::StrCat("--coordinator=", coordinator_),
+                                 "--listen=127.0.0.1:0", absl::StrCat("--name=", name),
+                                 absl::StrCat("--threads=", options_.threads), "--logtostderr"}}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::AddMember(Member member) {
+  members_.push_back(std::move(member));
+  return StartMember(members_.back());
+}
+
+absl::Status LocalCluster::StartMember(Member& member) {
+  CADRE_ASSIGN_OR_RETURN(Process process, Process::Start({.program = member.program,
+                                                          .arguments = member.arguments,
+                                                          .log = LogOf(member)}));
+  member.process.clear();
+  member.process.push_back(std::move(process));
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::Supervise() {
+  for (Member& member : members_) CADRE_RETURN_IF_ERROR(Mend(member));
+  return absl::OkStatus();
+}
+
+absl::Status LocalCluster::Mend(Member& member) {
+  if (member.process.empty()) return absl::OkStatus();
+  const std::optional<Ending> ending = member.process.front().Poll();
+  if (!ending.has_value()) return absl::OkStatus();
+  const bool again =
+      options_.restart && !IsFinal(*ending) && member.restarts < options_.most_restarts;
+  if (!again) {
+    const int count = member.restarts;
+    return absl::AbortedError(absl::StrCat(
+        member.name, " ended (", ending->ToString(), ")",
+        count > 0 ? absl::StrCat(" after ", count, " restarts") : std::string(), "; the end of ",
+        LogOf(member), ":\n  ", absl::StrJoin(LastLines(LogOf(member), kShownLines), "\n  ")));
+  }
+  ++member.restarts;
+  CADRE_RETURN_IF_ERROR(StartMember(member));
+  Note(absl::StrCat(member.name, " ended (", ending->ToString(), ") and was started again (",
+                    member.restarts, " of at most ", options_.most_restarts, " times)"));
+  return absl::OkStatus();
+}
+
+void LocalCluster::Shutdown() {
+  const size_t aggregators = std::min<size_t>(1, members_.size());
+  const size_t workers = std::min<size_t>(1 + options_.aggregators, members_.size());
+  End(workers, members_.size());
+  End(aggregators, workers);
+  End(0, aggregators);
+}
+
+void LocalCluster::End(size_t begin, size_t end) {
+  const auto running = [&] {
+    return std::any_of(members_.begin() + begin, members_.begin() + end, [](Member& member) {
+      return !member.process.empty() && !member.process.front().Poll().has_value();
+    });
+  };
+  for (size_t i = begin; i < end; ++i) {
+    if (!members_[i].process.empty()) members_[i].process.front().Signal(SIGTERM);
+  }
+  const absl::Time deadline = absl::Now() + kWindUp;
+  while (running() && absl::Now() < deadline && !(options_.hurry && options_.hurry())) {
+    absl::SleepFor(kLook);
+  }
+  for (size_t i = begin; i < end; ++i) {
+    Member& member = members_[i];
+    if (!member.process.empty() && !member.process.front().Poll().has_value()) {
+      Note(absl::StrCat(member.name, " did not end when asked to; killed"));
+    }
+    member.process.clear();
+  }
+}
+
+std::string LocalCluster::LogOf(const Member& member) const {
+  return absl::StrCat(logs(), "/", member.name, ".log");
+}
+
+void LocalCluster::Note(absl::string_view line) const {
+  if (options_.note) options_.note(line);
+}
+
+}  // namespace cadre

@@ -1,0 +1,249 @@
+// cadre: the program people use. Parses the command line and calls the verb.
+#include <gflags/gflags.h>
+#include <glog/logging.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "cli/arguments.h"
+#include "cli/console.h"
+#include "cli/control.h"
+#include "cli/help.h"
+#include "cli/interrupt.h"
+#include "cli/local.h"
+#include "cli/options.h"
+#include "cli/queries.h"
+#include "proto/schema_hash.h"
+
+DEFINE_string(coordinator, "127.0.0.1:7000", "host:port of the coordinator");
+DEFINE_string(o, "table", "form of what goes to stdout: table or json");
+DEFINE_string(timeout, "", "give up after so long, such as 90s or 5m");
+DEFINE_bool(quiet, false, "no progress and no hints on stderr");
+DEFINE_string(color, "auto", "auto (on terminals) or never");
+DEFINE_bool(detach, false, "run: print the run's id and leave");
+DEFINE_int32(groups, -1, "local: groups; -1 takes the spec's");
+DEFINE_int32(ranks, -1, "local: workers in each group; -1 takes the spec's");
+DEFINE_int32(aggregators, -1, "local: aggregator shards; -1 takes the spec's");
+DEFINE_uint32(threads, 1, "local: compute threads of each worker");
+DEFINE_string(dir, "", "local: folder to keep store, data and logs in");
+DEFINE_bool(restart, true, "local: start processes again that die");
+DEFINE_uint32(lease_ms, 5000, "local: silence after which a worker is taken for lost");
+
+namespace cadre {
+namespace {
+
+// The flags of this file (not those that libraries define), behind the parser's interface.
+class OwnFlags : public FlagRegistry {
+ public:
+  OwnFlags() {
+    std::vector<gflags::CommandLineFlagInfo> all;
+    gflags::GetAllFlags(&all);
+    for (const gflags::CommandLineFlagInfo& flag : all) {
+      if (flag.filename == __FILE__) takes_value_[flag.name] = flag.type != "bool";
+    }
+  }
+  std::optional<bool> TakesValue(absl::string_view name) const override {
+    if (name == "help" || name == "h" || name == "version") return false;
+    const auto flag = takes_value_.find(std::string(name));
+    if (flag == takes_value_.end()) return std::nullopt;
+    return flag->second;
+  }
+  absl::Status Set(absl::string_view name, absl::string_view value) override {
+    if (name == "help" || name == "h") help_ = true;
+    if (name == "version") version_ = true;
+    if (!takes_value_.contains(std::string(name))) return absl::OkStatus();
+    const std::string done =
+        gflags::SetCommandLineOption(std::string(name).c_str(), std::string(value).c_str());
+    if (!done.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("flag --", name, " does not take '", value, "'"));
+  }
+  std::vector<std::string> Names() const override {
+    std::vector<std::string> names = {"help", "version"};
+    for (const auto& [name, takes_value] : takes_value_) names.push_back(name);
+    return names;
+  }
+  bool help() const { return help_; }
+  bool version() const { return version_; }
+
+ private:
+  std::map<std::string, bool> takes_value_;
+  bool help_ = false;
+  bool version_ = false;
+};
+
+int TerminalWidth() {
+  winsize size = {};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+  return size.ws_col;
+}
+
+Console MakeConsole() {
+  const bool out_terminal = isatty(STDOUT_FILENO) != 0;
+  const bool err_terminal = isatty(STDERR_FILENO) != 0;
+  return {.out = std::cout,
+          .err = std::cerr,
+          .out_terminal = out_terminal,
+          .err_terminal = err_terminal,
+          .color = FLAGS_color != "never",
+          .width = TerminalWidth};
+}
+
+absl::StatusOr<GlobalOptions> GlobalsFromFlags() {
+  GlobalOptions options;
+  options.coordinator = FLAGS_coordinator;
+  options.quiet = FLAGS_quiet;
+  if (FLAGS_o == "json") {
+    options.format = OutputFormat::kJson;
+  } else if (FLAGS_o != "table") {
+    return absl::InvalidArgumentError(absl::StrCat("-o takes table or json, not '", FLAGS_o, "'"));
+  }
+  if (FLAGS_color != "auto" && FLAGS_color != "never") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--color takes auto or never, not '", FLAGS_color, "'"));
+  }
+  if (!FLAGS_timeout.empty()) {
+    CADRE_ASSIGN_OR_RETURN(const double seconds, ParseSeconds(FLAGS_timeout));
+    options.timeout = absl::Seconds(seconds);
+  }
+  return options;
+}
+
+std::optional<uint32_t> IfGiven(int32_t value) {
+  if (value < 0) return std::nullopt;
+  return static_cast<uint32_t>(value);
+}
+
+absl::StatusOr<LocalOptions> LocalFromFlags(const std::string& spec) {
+  if (FLAGS_groups == 0) return absl::InvalidArgumentError("--groups must be at least 1");
+  if (FLAGS_ranks == 0) return absl::InvalidArgumentError("--ranks must be at least 1");
+  if (FLAGS_threads == 0) return absl::InvalidArgumentError("--threads must be at least 1");
+  LocalOptions options;
+  options.spec = spec;
+  options.flags = {.groups = IfGiven(FLAGS_groups),
+                   .ranks = IfGiven(FLAGS_ranks),
+                   .aggregators = IfGiven(FLAGS_aggregators)};
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return absl::InternalError("cannot find the folder of the other programs");
+  options.programs = self.parent_path().string();
+  options.dir = FLAGS_dir;
+  options.threads = FLAGS_threads;
+  options.restart = FLAGS_restart;
+  options.lease = absl::Milliseconds(FLAGS_lease_ms);
+  return options;
+}
+
+int UsageError(absl::string_view message, const Verb* verb) {
+  std::cerr << "cadre: " << message << "\n";
+  if (verb != nullptr) {
+    std::cerr << "usage: cadre " << verb->name << (verb->usage.empty() ? "" : " ") << verb->usage
+              << "\n";
+  }
+  std::cerr << "'cadre help" << (verb == nullptr ? "" : " ")
+            << (verb == nullptr ? absl::string_view() : verb->name) << "' says more" << std::endl;
+  return kExitUsage;
+}
+
+int UnknownVerb(const std::string& word) {
+  std::vector<std::string> names;
+  for (const Verb& verb : Verbs()) names.emplace_back(verb.name);
+  const std::optional<std::string> nearest = Nearest(word, names);
+  return UsageError(
+      absl::StrCat("unknown verb '", word, "'",
+                   nearest ? absl::StrCat("; did you mean '", *nearest, "'?") : std::string()),
+      nullptr);
+}
+
+int Help(const std::vector<std::string>& words) {
+  if (words.empty() || words[0] == "help") {
+    std::cout << GeneralHelp() << std::flush;
+    return kExitOk;
+  }
+  const Verb* verb = FindVerb(words[0]);
+  if (verb == nullptr) return UnknownVerb(words[0]);
+  std::cout << VerbHelp(*verb) << std::flush;
+  return kExitOk;
+}
+
+int Version() {
+  std::cout << "cadre " << CADRE_VERSION << " (protocol " << absl::StrFormat("%016x", SchemaHash())
+            << ")" << std::endl;
+  return kExitOk;
+}
+
+// How many words each verb takes after itself.
+struct WordCount {
+  size_t least;
+  size_t most;
+};
+
+WordCount WordsOf(absl::string_view verb) {
+  if (verb == "local" || verb == "run" || verb == "stop" || verb == "wait") return {1, 1};
+  if (verb == "status" || verb == "watch" || verb == "help") return {0, 1};
+  return {0, 0};
+}
+
+int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
+  const WordCount count = WordsOf(verb.name);
+  if (words.size() < count.least) return UsageError("a word is missing", &verb);
+  if (words.size() > count.most) {
+    return UsageError(absl::StrCat("what is '", words[count.most], "' for?"), &verb);
+  }
+  if (verb.name == "help") return Help(words);
+  if (verb.name == "version") return Version();
+
+  const absl::StatusOr<GlobalOptions> global = GlobalsFromFlags();
+  if (!global.ok()) return UsageError(global.status().message(), &verb);
+  const Console console = MakeConsole();
+  const std::string word = words.empty() ? std::string() : words[0];
+  if (verb.name == "local") {
+    const absl::StatusOr<LocalOptions> local = LocalFromFlags(word);
+    if (!local.ok()) return UsageError(local.status().message(), &verb);
+    BlockInterrupts();
+    return RunLocal(*global, *local, console);
+  }
+  ExitOnInterrupt();
+  if (verb.name == "run") return SubmitRun(*global, word, FLAGS_detach, console);
+  if (verb.name == "runs") return ListRuns(*global, console);
+  if (verb.name == "status") return ShowStatus(*global, word, console);
+  if (verb.name == "watch") return WatchRuns(*global, word, console);
+  if (verb.name == "members") return ShowMembers(*global, console);
+  if (verb.name == "stop") return StopRun(*global, word, console);
+  return WaitForRun(*global, word, console);
+}
+
+int Main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  OwnFlags flags;
+  absl::StatusOr<std::vector<std::string>> words = ParseArguments(arguments, flags);
+  const Verb* verb = words.ok() && !words->empty() ? FindVerb(words->front()) : nullptr;
+  if (!words.ok()) return UsageError(words.status().message(), nullptr);
+  if (flags.help()) return Help(*words);
+  if (flags.version()) return Version();
+  if (words->empty()) {
+    std::cerr << GeneralHelp() << std::flush;
+    return kExitUsage;
+  }
+  if (verb == nullptr) return UnknownVerb(words->front());
+  words->erase(words->begin());
+  return Dispatch(*verb, *words);
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  FLAGS_logtostderr = true;
+  FLAGS_minloglevel = google::GLOG_ERROR;
+  google::InitGoogleLogging(argv[0]);
+  return cadre::Main(argc, argv);
+}

@@ -1,0 +1,50 @@
+// What every command is told besides its own words; filled in from flags in main.cc.
+//
+// Plain values.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "cli/console.h"
+#include "cli/progress.h"
+#include "coordinator/client/coordinator_client.h"
+
+namespace cadre {
+
+enum class OutputFormat { kTable, kJson };
+
+struct GlobalOptions {
+  // host:port of the coordinator.
+  std::string coordinator = "127.0.0.1:7000";
+  OutputFormat format = OutputFormat::kTable;
+  // Limit of the whole command; each command has its own default.
+  std::optional<absl::Duration> timeout;
+  // No progress on stderr.
+  bool quiet = false;
+};
+
+// A client for one answer-at-once command.
+inline CoordinatorClient MakeClient(const GlobalOptions& options) {
+  CoordinatorClient::Options client;
+  client.coordinator = options.coordinator;
+  if (options.timeout) client.timeout = *options.timeout;
+  if (options.timeout) client.dial_timeout = std::min(client.dial_timeout, *options.timeout);
+  return CoordinatorClient(client);
+}
+
+// When a command that started now shall give up.
+inline absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now) {
+  return options.timeout ? now + *options.timeout : absl::InfiniteFuture();
+}
+
+// Progress on stderr, as the console and the flags want it.
+inline ProgressOptions ProgressOnErr(const GlobalOptions& options, const Console& console) {
+  return {.terminal = console.err_terminal,
+          .color = console.color && console.err_terminal,
+          .quiet = options.quiet,
+          .width = console.width};
+}
+
+}  // namespace cadre

@@ -1,0 +1,204 @@
+#include "cli/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+// Between two looks at a child that is waited for.
+constexpr absl::Duration kLook = absl::Milliseconds(5);
+// Exit code of a child that could not become the program; the reason came through the pipe.
+constexpr int kNotStarted = 127;
+// Most bytes that LastLines reads.
+constexpr std::streamoff kTailBytes = 16 << 10;
+
+// What the child needs, made before fork: after it only async-signal-safe calls are allowed, as
+// other threads of the parent may have held any lock.
+struct ChildPlan {
+  const char* program;
+  char* const* arguments;
+  int input;
+  // -1: keep the parent's stdout and stderr.
+  int output;
+  // The reason of a failed exec goes here as an errno.
+  int report;
+  pid_t parent;
+};
+
+[[noreturn]] void GiveUp(int report) {
+  const int error = errno;
+  // Nobody is left to tell if this fails.
+  [[maybe_unused]] const ssize_t written = write(report, &error, sizeof(error));
+  _exit(kNotStarted);
+}
+
+// In the child.
+[[noreturn]] void BecomeProgram(const ChildPlan& plan) {
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) GiveUp(plan.report);
+  // The parent may have died before prctl: then the signal would never come.
+  if (getppid() != plan.parent) _exit(kNotStarted);
+  setpgid(0, 0);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD}) signal(number, SIG_DFL);
+  if (dup2(plan.input, STDIN_FILENO) < 0) GiveUp(plan.report);
+  if (plan.output >= 0 &&
+      (dup2(plan.output, STDOUT_FILENO) < 0 || dup2(plan.output, STDERR_FILENO) < 0)) {
+    GiveUp(plan.report);
+  }
+  close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  execv(plan.program, plan.arguments);
+  GiveUp(plan.report);
+}
+
+Ending EndingOf(int wait_status) {
+  if (WIFSIGNALED(wait_status)) return {true, WTERMSIG(wait_status)};
+  return {false, WEXITSTATUS(wait_status)};
+}
+
+// waitpid that is not disturbed by signals.
+pid_t Wait(pid_t pid, int* wait_status, int flags) {
+  pid_t result;
+  do {
+    result = waitpid(pid, wait_status, flags);
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+absl::StatusOr<int> OpenFile(const std::string& path, int flags) {
+  const int fd = open(path.c_str(), flags | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus(errno, "cannot open", path);
+  return fd;
+}
+
+}  // namespace
+
+std::string Ending::ToString() const {
+  if (!signalled) return absl::StrCat("exit code ", code);
+  return absl::StrCat("signal ", code, " (", strsignal(code), ")");
+}
+
+absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
+  CADRE_ASSIGN_OR_RETURN(const int input, OpenFile("/dev/null", O_RDONLY));
+  const absl::Cleanup close_input = [input] { close(input); };
+  int output = -1;
+  if (!options.log.empty()) {
+    CADRE_ASSIGN_OR_RETURN(output, OpenFile(options.log, O_WRONLY | O_CREAT | O_APPEND));
+  }
+  const absl::Cleanup close_output = [output] {
+    if (output >= 0) close(output);
+  };
+  int report[2];
+  if (pipe2(report, O_CLOEXEC) != 0) return ErrnoStatus(errno, "cannot start", options.program);
+  const absl::Cleanup close_report = [fd = report[0]] { close(fd); };
+
+  std::vector<char*> arguments;
+  arguments.push_back(const_cast<char*>(options.program.c_str()));
+  for (const std::string& argument : options.arguments) {
+    arguments.push_back(const_cast<char*>(argument.c_str()));
+  }
+  arguments.push_back(nullptr);
+  const ChildPlan plan = {.program = options.program.c_str(),
+                          .arguments = arguments.data(),
+                          .input = input,
+                          .output = output,
+                          .report = report[1],
+                          .parent = getpid()};
+  const pid_t pid = fork();
+  if (pid == 0) BecomeProgram(plan);
+  const int fork_error = errno;
+  close(report[1]);
+  if (pid < 0) return ErrnoStatus(fork_error, "cannot start", options.program);
+
+  Process process(pid);
+  // The pipe closes without a word when exec succeeds.
+  int error = 0;
+  ssize_t got;
+  do {
+    got = read(report[0], &error, sizeof(error));
+  } while (got < 0 && errno == EINTR);
+  if (got == sizeof(error)) {
+    process.Kill();
+    return ErrnoStatus(error, "cannot run", options.program);
+  }
+  return process;
+}
+
+Process::Process(Process&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), ending_(std::exchange(other.ending_, std::nullopt)) {}
+
+Process& Process::operator=(Process&& other) noexcept {
+  if (this != &other) {
+    Kill();
+    pid_ = std::exchange(other.pid_, -1);
+    ending_ = std::exchange(other.ending_, std::nullopt);
+  }
+  return *this;
+}
+
+Process::~Process() { Kill(); }
+
+std::optional<Ending> Process::Poll() {
+  if (pid_ < 0 || ending_.has_value()) return ending_;
+  int wait_status = 0;
+  if (Wait(pid_, &wait_status, WNOHANG) == pid_) ending_ = EndingOf(wait_status);
+  return ending_;
+}
+
+std::optional<Ending> Process::WaitUntil(absl::Time deadline) {
+  while (!Poll().has_value() && absl::Now() < deadline) {
+    absl::SleepFor(std::min(kLook, deadline - absl::Now()));
+  }
+  return ending_;
+}
+
+void Process::Signal(int number) {
+  // Not reaped yet, so the id still is this child's.
+  if (pid_ >= 0 && !Poll().has_value()) kill(pid_, number);
+}
+
+Ending Process::Kill() {
+  if (pid_ < 0) return {};
+  if (!Poll().has_value()) {
+    kill(pid_, SIGKILL);
+    int wait_status = 0;
+    if (Wait(pid_, &wait_status, 0) == pid_) ending_ = EndingOf(wait_status);
+  }
+  return ending_.value_or(Ending{true, SIGKILL});
+}
+
+std::vector<std::string> LastLines(const std::string& path, int lines) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return {};
+  const std::streamoff size = file.tellg();
+  const std::streamoff from = std::max<std::streamoff>(0, size - kTailBytes);
+  std::string text(static_cast<size_t>(size - from), '\0');
+  file.seekg(from);
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  if (text.empty()) return {};
+  std::vector<std::string> all = absl::StrSplit(text, '\n');
+  if (all.size() > static_cast<size_t>(lines)) all.erase(all.begin(), all.end() - lines);
+  return all;
+}
+
+}  // namespace cadre

@@ -1,0 +1,113 @@
+#include "cli/progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "cli/json.h"
+#include "cli/table.h"
+
+namespace cadre {
+namespace {
+
+constexpr int kBarWidth = 22;
+// Below this many columns the bar would leave no room for figures.
+constexpr int kLeastWidthWithBar = 60;
+constexpr char kClearLine[] = "\r\x1b[K";
+constexpr char kGreen[] = "\x1b[32m";
+constexpr char kPlain[] = "\x1b[0m";
+
+std::string StateName(v1::RunState state) {
+  const auto* value = v1::RunState_descriptor()->FindValueByNumber(state);
+  return value == nullptr ? absl::StrCat(static_cast<int>(state)) : EnumName(*value);
+}
+
+}  // namespace
+
+std::string ProgressBar(double fraction, int width) {
+  const int inside = width - 2;
+  const int full = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * inside);
+  return absl::StrCat("[", std::string(full, '#'), std::string(inside - full, '.'), "]");
+}
+
+double ProgressFraction(const v1::RunStatus& run) {
+  if (run.total_steps() > 0) return std::min(1.0, double{1} * run.step() / run.total_steps());
+  if (run.total_epochs() > 0) return std::clamp(run.epoch() / run.total_epochs(), 0.0, 1.0);
+  return 0;
+}
+
+std::string ProgressText(const v1::RunStatus& run) {
+  std::vector<std::string> parts = {StateName(run.state())};
+  if (run.state() == v1::QUEUED || run.state() == v1::FAILED || run.state() == v1::STOPPED) {
+    if (!run.reason().empty()) parts.push_back(run.reason());
+    if (run.step() == 0) return absl::StrJoin(parts, "  ");
+  }
+  parts.push_back(run.total_epochs() > 0
+                      ? absl::StrFormat("epoch %.2f/%g", run.epoch(), run.total_epochs())
+                      : absl::StrFormat("epoch %.2f", run.epoch()));
+  parts.push_back(run.total_steps() > 0
+                      ? absl::StrFormat("step %d/%d", run.step(), run.total_steps())
+                      : absl::StrFormat("step %d", run.step()));
+  if (run.loss() > 0) parts.push_back(absl::StrFormat("loss %.4f", run.loss()));
+  if (run.samples_per_second() > 0) {
+    const auto rate = static_cast<uint64_t>(std::llround(run.samples_per_second()));
+    parts.push_back(absl::StrCat(FormatCount(rate), " samples/s"));
+  }
+  if (run.rounds_committed() > 0) parts.push_back(absl::StrCat("round ", run.rounds_committed()));
+  if (run.test().samples() > 0) {
+    parts.push_back(absl::StrCat("test ", FormatFraction(run.test().accuracy())));
+  }
+  if (run.state() == v1::RUNNING && run.eta_seconds() > 0) {
+    parts.push_back(absl::StrCat("ETA ", FormatAge(absl::Seconds(run.eta_seconds()))));
+  }
+  return absl::StrJoin(parts, "  ");
+}
+
+void Progress::Update(const v1::RunStatus& run, absl::Time now) {
+  if (options_.quiet) return;
+  if (options_.terminal) return Redraw(run);
+  Shown& shown = shown_[run.run()];
+  if (!IsDue(run, shown, now)) return;
+  shown = {now, run.state(), run.test().version(), run.test().samples() > 0};
+  out_ << run.run() << "  " << ProgressText(run) << std::endl;
+}
+
+bool Progress::IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time now) const {
+  const bool tested = run.test().samples() > 0;
+  const bool new_test = tested && (!shown.tested || run.test().version() != shown.tested_version);
+  return run.state() != shown.state || new_test || now - shown.at >= options_.plain_interval;
+}
+
+void Progress::Redraw(const v1::RunStatus& run) {
+  // The last column stays free: some terminals wrap when it is written.
+  const int width = std::max(10, options_.width() - 1);
+  std::string bar;
+  if (width >= kLeastWidthWithBar) {
+    const double fraction = ProgressFraction(run);
+    bar = absl::StrCat(ProgressBar(fraction, kBarWidth),
+                       absl::StrFormat("%4d%% ", static_cast<int>(fraction * 100)));
+  }
+  std::string text = absl::StrCat(run.run(), " ", ProgressText(run));
+  const size_t room = static_cast<size_t>(width) - bar.size();
+  if (text.size() > room) text.resize(room);
+  if (options_.color && !bar.empty()) bar = absl::StrCat(kGreen, bar, kPlain);
+  out_ << kClearLine << bar << text << std::flush;
+  line_open_ = true;
+}
+
+void Progress::Note(absl::string_view line) {
+  if (options_.quiet) return;
+  if (line_open_) out_ << kClearLine;
+  line_open_ = false;
+  out_ << line << std::endl;
+}
+
+void Progress::Finish() {
+  if (line_open_) out_ << std::endl;
+  line_open_ = false;
+}
+
+}  // namespace cadre

@@ -1,0 +1,162 @@
+#include "cli/query_tables.h"
+
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "cli/json.h"
+#include "cli/table.h"
+
+namespace cadre {
+namespace {
+
+using google::protobuf::RepeatedPtrField;
+
+template <typename Enum>
+std::string NameOf(Enum number) {
+  const auto* value = google::protobuf::GetEnumDescriptor<Enum>()->FindValueByNumber(number);
+  return value == nullptr ? absl::StrCat(static_cast<int>(number)) : EnumName(*value);
+}
+
+// "12/340", or "12" when the whole is not known yet.
+std::string OfText(uint32_t done, uint32_t of) {
+  return of == 0 ? absl::StrCat(done) : absl::StrCat(done, "/", of);
+}
+
+std::string EpochText(const v1::RunStatus& run) {
+  if (run.total_epochs() == 0) return absl::StrFormat("%.2f", run.epoch());
+  return absl::StrFormat("%.2f/%g", run.epoch(), run.total_epochs());
+}
+
+std::string RateText(double samples_per_second) {
+  if (samples_per_second <= 0) return "";
+  return FormatCount(static_cast<uint64_t>(std::llround(samples_per_second)));
+}
+
+std::string LossText(double loss) { return loss > 0 ? FormatFraction(loss) : ""; }
+
+std::string HeartbeatText(const v1::MemberStatus& member) {
+  return absl::StrCat(FormatAge(absl::Seconds(member.heartbeat_age_seconds())), " ago",
+                      member.connected() ? "" : ", away");
+}
+
+std::string MembersText(const v1::GroupStatus& group) {
+  return absl::StrJoin(group.members(), ",", [](std::string* out, const v1::GroupMember& member) {
+    absl::StrAppend(out, member.name().empty() ? member.member_id() : member.name());
+  });
+}
+
+void AppendPart(absl::string_view title, absl::string_view table, std::string& out) {
+  if (!table.empty()) absl::StrAppend(&out, "\n", title, "\n", table);
+}
+
+}  // namespace
+
+std::string MeshText(const v1::GroupStatus& group) {
+  const std::map<std::string, uint32_t> axes(group.mesh().begin(), group.mesh().end());
+  return absl::StrJoin(axes, ",", absl::PairFormatter("="));
+}
+
+std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "NAME", "STATE", "STEP", "EPOCH", "LOSS", "TEST", "SAMPLES/S", "ROUNDS",
+               "GROUPS", "AGE", "ETA", "REASON"});
+  for (const v1::RunStatus& run : runs) {
+    const bool tested = run.test().samples() > 0;
+    table.AddRow({run.run(), run.name(), NameOf(run.state()), OfText(run.step(), run.total_steps()),
+                  EpochText(run), LossText(run.loss()),
+                  tested ? FormatFraction(run.test().accuracy()) : "",
+                  RateText(run.samples_per_second()), absl::StrCat(run.rounds_committed()),
+                  OfText(run.groups_alive(), run.groups()),
+                  run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
+                  run.state() == v1::RUNNING && run.eta_seconds() > 0
+                      ? FormatAge(absl::Seconds(run.eta_seconds()))
+                      : "",
+                  run.reason()});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
+  Table table({"RUN", "GROUP", "GENERATION", "STATE", "MESH", "STEP", "VERSION", "LOSS",
+               "SAMPLES/S", "MEMBERS", "REASON"});
+  for (const v1::GroupStatus& group : groups) {
+    table.AddRow({group.run(), absl::StrCat(group.group()),
+                  group.generation() == 0 ? "" : absl::StrCat(group.generation()),
+                  NameOf(group.state()), MeshText(group), absl::StrCat(group.step()),
+                  absl::StrCat(group.version()), LossText(group.loss()),
+                  RateText(group.samples_per_second()), MembersText(group), group.reason()});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
+  Table table({"RUN", "GROUP", "RANK", "MEMBER", "PARAMETER", "HELD", "OF", "SHARE"});
+  for (const v1::GroupStatus& group : groups) {
+    for (const v1::GroupMember& member : group.members()) {
+      for (const v1::HeldParameter& held : member.held()) {
+        if (held.elements() >= held.of()) continue;
+        table.AddRow({group.run(), absl::StrCat(group.group()), absl::StrCat(member.rank()),
+                      member.name(), held.parameter(), FormatCount(held.elements()),
+                      FormatCount(held.of()),
+                      absl::StrFormat("%.1f%%", 100.0 * static_cast<double>(held.elements()) /
+                                                    static_cast<double>(held.of()))});
+      }
+    }
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
+  Table table({"WORKER", "ID", "RUN", "GROUP", "RANK", "DEVICE", "HOST", "ADDRESS", "HEARTBEAT"});
+  for (const v1::MemberStatus& worker : workers) {
+    const bool placed = !worker.place().run().empty();
+    table.AddRow({worker.name(), worker.member_id(), worker.place().run(),
+                  placed ? absl::StrCat(worker.place().group()) : "",
+                  placed ? absl::StrCat(worker.place().rank()) : "", worker.device(), worker.host(),
+                  worker.address(), HeartbeatText(worker)});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggregators) {
+  Table table({"AGGREGATOR", "ID", "SHARDS", "HOST", "ADDRESS", "HEARTBEAT"});
+  for (const v1::AggregatorStatus& aggregator : aggregators) {
+    const v1::MemberStatus& member = aggregator.member();
+    const std::string shards =
+        absl::StrJoin(aggregator.shards(), ",", [](std::string* out, const v1::ShardState& shard) {
+          absl::StrAppend(out, shard.run(), "/", shard.shard(), "@", shard.version());
+        });
+    table.AddRow({member.name(), member.member_id(), shards, member.host(), member.address(),
+                  HeartbeatText(member)});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& counters) {
+  Table table({"COUNTER", "VALUE"});
+  const std::map<std::string, uint64_t> sorted(counters.begin(), counters.end());
+  for (const auto& [name, value] : sorted) table.AddRow({name, FormatCount(value)});
+  return table.empty() ? "" : table.Text();
+}
+
+std::string StatusText(const v1::StatusReply& status, const std::string& coordinator) {
+  Table head({"COORDINATOR", "VERSION", "UP", "STARTS", "RUNS", "WORKERS", "AGGREGATORS"});
+  head.AddRow({coordinator, status.coordinator().version(),
+               FormatAge(absl::Seconds(status.coordinator().uptime_seconds())),
+               absl::StrCat(status.coordinator().starts()), absl::StrCat(status.runs_size()),
+               absl::StrCat(status.workers_size()), absl::StrCat(status.aggregators_size())});
+  std::string out = head.Text();
+  AppendPart("Runs", RunsTable(status.runs()), out);
+  AppendPart("Groups", GroupsTable(status.groups()), out);
+  AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
+  AppendPart("Workers", WorkersTable(status.workers()), out);
+  AppendPart("Aggregators", AggregatorsTable(status.aggregators()), out);
+  AppendPart("Counters", CountersTable(status.counters()), out);
+  return out;
+}
+
+}  // namespace cadre

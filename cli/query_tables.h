@@ -1,0 +1,30 @@
+// The coordinator's status as tables for people.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <google/protobuf/repeated_field.h>
+
+#include <string>
+
+#include "proto/cadre/v1/control.pb.h"
+
+namespace cadre {
+
+// One table per kind of thing; "" where there is none of it.
+std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& runs);
+std::string GroupsTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
+// What each rank holds of parameters that are sharded over its group.
+std::string ShardedTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
+std::string WorkersTable(const google::protobuf::RepeatedPtrField<v1::MemberStatus>& workers);
+std::string AggregatorsTable(
+    const google::protobuf::RepeatedPtrField<v1::AggregatorStatus>& aggregators);
+std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& counters);
+
+// Everything, for `cadre status`. `coordinator` is its address.
+std::string StatusText(const v1::StatusReply& status, const std::string& coordinator);
+
+// "data=1,model=2".
+std::string MeshText(const v1::GroupStatus& group);
+
+}  // namespace cadre

@@ -1,0 +1,46 @@
+// Tables and figures for people.
+//
+// Thread-compatible; the functions are pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace cadre {
+
+// Columns as wide as their widest cell, three blanks between them, no blanks at the end of a line:
+//
+//   NAME   STATE
+//   demo   running
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
+
+  // Requires: as many cells as the header has. Empty cells show as "<none>".
+  void AddRow(std::vector<std::string> cells);
+  bool empty() const { return rows_.empty(); }
+  // Header and rows, each line ended.
+  std::string Text() const;
+
+ private:
+  std::vector<std::string> header_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Columns that `text` takes on a terminal (UTF-8 code points).
+size_t Width(absl::string_view text);
+
+// "3,214,282".
+std::string FormatCount(uint64_t count);
+// "12.3 MiB".
+std::string FormatBytes(uint64_t bytes);
+// "45s", "3m12s", "2h05m", "3d04h"; "<1s" below a second.
+std::string FormatAge(absl::Duration age);
+// "0.9134"; "<none>" if it is not a number.
+std::string FormatFraction(double value);
+
+}  // namespace cadre

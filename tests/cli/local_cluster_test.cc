@@ -1,0 +1,239 @@
+// LocalCluster over shell scripts that stand in for the three programs: what is started, mended and
+// ended, without training anything.
+#include "cli/local_cluster.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace cadre {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+constexpr absl::Duration kSoon = absl::Seconds(20);
+
+// Writes its arguments and process id to its log, says its port, ends on SIGTERM.
+constexpr char kGood[] = R"(#!/bin/sh
+trap 'echo ended; exit 0' TERM
+echo "pid $$"
+echo "arguments $*"
+for argument in "$@"; do
+  case $argument in --port_file=*) file=${argument#*=}; echo 4242 >"$file.new"; mv "$file.new" "$file" ;; esac
+done
+while :; do sleep 0.02; done
+)";
+constexpr char kStubborn[] = R"(#!/bin/sh
+trap '' TERM
+echo "pid $$"
+while :; do sleep 0.02; done
+)";
+
+class LocalClusterTest : public testing::Test {
+ protected:
+  LocalClusterTest() {
+    std::string path = testing::TempDir() + "/local_cluster-XXXXXX";
+    folder_ = mkdtemp(path.data());
+    for (const char* program : {"cadre-coordinator", "cadre-aggregator", "cadre-worker"}) {
+      Install(program, kGood);
+    }
+  }
+  ~LocalClusterTest() override { std::filesystem::remove_all(folder_); }
+
+  void Install(const std::string& program, const std::string& script) {
+    const std::string path = absl::StrCat(folder_, "/", program);
+    std::ofstream(path) << script;
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  }
+
+  LocalClusterOptions Options() {
+    LocalClusterOptions options;
+    options.programs = folder_;
+    options.folder = folder_ + "/run";
+    options.workers = 2;
+    options.aggregators = 1;
+    options.note = [this](absl::string_view line) { notes_.emplace_back(line); };
+    return options;
+  }
+
+  std::vector<std::string> Log(const std::string& name) {
+    return LastLines(absl::StrCat(folder_, "/run/logs/", name, ".log"), 1000);
+  }
+
+  // Lines of a member's log that begin with `word`, once there are `count` of them.
+  std::vector<std::string> Await(const std::string& name, const std::string& word, size_t count) {
+    const absl::Time deadline = absl::Now() + kSoon;
+    while (true) {
+      std::vector<std::string> found;
+      for (const std::string& line : Log(name)) {
+        if (absl::StartsWith(line, word)) found.push_back(line);
+      }
+      if (found.size() >= count || absl::Now() > deadline) return found;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  }
+
+  pid_t LastPid(const std::string& name, size_t starts) {
+    const std::vector<std::string> lines = Await(name, "pid ", starts);
+    return lines.size() < starts ? -1 : std::stoi(lines.back().substr(4));
+  }
+
+  // Supervises until a member has been started `starts` times.
+  absl::Status SuperviseUntilStarted(LocalCluster& cluster, const std::string& name,
+                                     size_t starts) {
+    const absl::Time deadline = absl::Now() + kSoon;
+    while (absl::Now() < deadline) {
+      if (absl::Status status = cluster.Supervise(); !status.ok()) return status;
+      size_t seen = 0;
+      for (const std::string& line : Log(name)) seen += absl::StartsWith(line, "pid ");
+      if (seen >= starts) return absl::OkStatus();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return absl::DeadlineExceededError("not started again");
+  }
+
+  absl::Status SuperviseUntilError(LocalCluster& cluster) {
+    const absl::Time deadline = absl::Now() + kSoon;
+    while (absl::Now() < deadline) {
+      if (absl::Status status = cluster.Supervise(); !status.ok()) return status;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return absl::OkStatus();
+  }
+
+  std::string folder_;
+  std::vector<std::string> notes_;
+};
+
+TEST_F(LocalClusterTest, StartsEverythingAndEndsItInOrder) {
+  auto cluster = LocalCluster::Start(Options());
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ((*cluster)->coordinator(), "127.0.0.1:4242");
+  std::vector<pid_t> pids;
+  for (const char* name : {"coordinator", "aggregator-0", "worker-0", "worker-1"}) {
+    pids.push_back(LastPid(name, 1));
+    ASSERT_GT(pids.back(), 0) << name;
+    EXPECT_EQ(kill(pids.back(), 0), 0);
+  }
+  EXPECT_THAT(Await("worker-1", "arguments", 1),
+              ElementsAre(AllOf(HasSubstr("--coordinator=127.0.0.1:4242"),
+                                HasSubstr("--name=worker-1"), HasSubstr("--threads=1"))));
+  EXPECT_THAT(Await("aggregator-0", "arguments", 1),
+              ElementsAre(AllOf(HasSubstr("--name=aggregator-0"), HasSubstr("--data_dir="))));
+  EXPECT_TRUE((*cluster)->Supervise().ok());
+  (*cluster)->Shutdown();
+  for (const pid_t pid : pids) EXPECT_EQ(kill(pid, 0), -1);
+  // They ended by themselves.
+  EXPECT_THAT(Log("worker-0"), Contains("ended"));
+  EXPECT_THAT(Log("coordinator"), Contains("ended"));
+  EXPECT_THAT(notes_, SizeIs(0));
+  EXPECT_TRUE((*cluster)->Supervise().ok()) << "what was shut down is not started again";
+}
+
+TEST_F(LocalClusterTest, StartsAgainWhatWasKilled) {
+  auto cluster = LocalCluster::Start(Options());
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  for (size_t time = 1; time <= 2; ++time) {
+    for (const char* name : {"worker-0", "aggregator-0", "coordinator"}) {
+      const pid_t pid = LastPid(name, time);
+      ASSERT_GT(pid, 0) << name;
+      ASSERT_EQ(kill(pid, SIGKILL), 0);
+      const absl::Status status = SuperviseUntilStarted(**cluster, name, time + 1);
+      ASSERT_TRUE(status.ok()) << name << ": " << status;
+      EXPECT_NE(LastPid(name, time + 1), pid);
+    }
+  }
+  EXPECT_THAT(notes_, SizeIs(6));
+  EXPECT_THAT(notes_[0], AllOf(HasSubstr("worker-0"), HasSubstr("signal 9")));
+  // The coordinator went back to its port and its store.
+  const std::vector<std::string> starts = Await("coordinator", "arguments", 3);
+  ASSERT_THAT(starts, SizeIs(3));
+  EXPECT_THAT(starts[0], HasSubstr("--listen=127.0.0.1:0 "));
+  EXPECT_THAT(starts[2], HasSubstr("--listen=127.0.0.1:4242 "));
+  EXPECT_THAT(starts[2], HasSubstr(absl::StrCat("--store=", folder_, "/run/store.db")));
+}
+
+TEST_F(LocalClusterTest, GivesUpAProcessThatDiesTooOften) {
+  Install("cadre-worker", "#!/bin/sh\necho no luck\nexit 1\n");
+  LocalClusterOptions options = Options();
+  options.most_restarts = 3;
+  auto cluster = LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const absl::Status status = SuperviseUntilError(**cluster);
+  ASSERT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("exit code 1"), HasSubstr("after 3 restarts"), HasSubstr("no luck"),
+                    HasSubstr("/logs/worker-")));
+}
+
+TEST_F(LocalClusterTest, DoesNotTryAgainWhatCannotHelp) {
+  Install("cadre-worker", "#!/bin/sh\necho refused for good\nexit 64\n");
+  auto cluster = LocalCluster::Start(Options());
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const absl::Status status = SuperviseUntilError(**cluster);
+  ASSERT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("refused for good"));
+  EXPECT_THAT(notes_, SizeIs(0));
+}
+
+TEST_F(LocalClusterTest, WithoutRestartADeathIsAnError) {
+  LocalClusterOptions options = Options();
+  options.restart = false;
+  auto cluster = LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  ASSERT_EQ(kill(LastPid("aggregator-0", 1), SIGKILL), 0);
+  EXPECT_TRUE(absl::IsAborted(SuperviseUntilError(**cluster)));
+}
+
+TEST_F(LocalClusterTest, SaysWhyTheCoordinatorDidNotStart) {
+  Install("cadre-coordinator", "#!/bin/sh\necho the disk is full >&2\nexit 1\n");
+  const auto cluster = LocalCluster::Start(Options());
+  ASSERT_TRUE(absl::IsUnavailable(cluster.status())) << cluster.status();
+  EXPECT_THAT(std::string(cluster.status().message()),
+              AllOf(HasSubstr("exit code 1"), HasSubstr("the disk is full")));
+}
+
+TEST_F(LocalClusterTest, AMissingProgramEndsWhatWasStarted) {
+  std::filesystem::remove(folder_ + "/cadre-worker");
+  const auto cluster = LocalCluster::Start(Options());
+  ASSERT_TRUE(absl::IsNotFound(cluster.status())) << cluster.status();
+  EXPECT_THAT(std::string(cluster.status().message()), HasSubstr("cadre-worker"));
+  // A script that was ended before it said its process id is gone as well.
+  for (const std::string& line : Log("coordinator")) {
+    if (!absl::StartsWith(line, "pid ")) continue;
+    EXPECT_EQ(kill(std::stoi(line.substr(4)), 0), -1);
+  }
+}
+
+TEST_F(LocalClusterTest, KillsWhatDoesNotEndWhenThePersonIsInAHurry) {
+  Install("cadre-worker", kStubborn);
+  LocalClusterOptions options = Options();
+  options.hurry = [] { return true; };
+  auto cluster = LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const pid_t pid = LastPid("worker-0", 1);
+  ASSERT_GT(pid, 0);
+  LastPid("worker-1", 1);
+  const absl::Time before = absl::Now();
+  (*cluster)->Shutdown();
+  EXPECT_LT(absl::Now() - before, absl::Seconds(5));
+  EXPECT_EQ(kill(pid, 0), -1);
+  EXPECT_THAT(notes_, Contains(HasSubstr("worker-0 did not end when asked to")));
+}
+
+}  // namespace
+}  // namespace cadre

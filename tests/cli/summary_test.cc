@@ -1,0 +1,160 @@
+#include "cli/summary.h"
+
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+
+#include "cli/query_tables.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace cadre {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// Two groups of two, half of one layer each.
+Summary Trained() {
+  Summary summary;
+  v1::RunStatus& run = summary.run;
+  run.set_run("run-1");
+  run.set_name("demo");
+  run.set_state(v1::DONE);
+  run.set_version(32);
+  run.set_step(128);
+  run.set_epoch(4);
+  run.mutable_test()->set_version(32);
+  run.mutable_test()->set_samples(10000);
+  run.mutable_test()->set_accuracy(0.9134);
+  run.mutable_test()->set_loss(0.25);
+  run.set_seconds(84);
+  run.set_samples_per_second(2857);
+  run.set_rounds_committed(32);
+  run.set_payload_bytes_across_groups(1 << 20);
+  run.set_bytes_across_groups((1 << 20) + 1024);
+  run.set_bytes_across_groups_synchronous(20 << 20);
+  run.set_digest("0123456789abcdef");
+  run.set_parameters(3214282);
+  run.set_samples(240000);
+  run.set_groups(2);
+  summary.ranks = 2;
+  summary.aggregators = 2;
+  google::protobuf::RepeatedPtrField<v1::GroupStatus> groups;
+  for (uint32_t slot = 0; slot < 2; ++slot) {
+    v1::GroupStatus& group = *groups.Add();
+    group.set_run("run-1");
+    group.set_group(slot);
+    group.set_generation(slot + 1);
+    (*group.mutable_mesh())["data"] = 1;
+    (*group.mutable_mesh())["model"] = 2;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      v1::GroupMember& member = *group.add_members();
+      member.set_rank(rank);
+      member.set_name("worker");
+      v1::HeldParameter& sharded = *member.add_held();
+      sharded.set_parameter("fc1/weight");
+      sharded.set_elements(1500000);
+      sharded.set_of(3000000);
+      v1::HeldParameter& whole = *member.add_held();
+      whole.set_parameter("conv1/weight");
+      whole.set_elements(100);
+      whole.set_of(100);
+    }
+  }
+  KeepGroups(groups, summary);
+  return summary;
+}
+
+google::protobuf::Struct Parse(const std::string& json) {
+  google::protobuf::Struct parsed;
+  EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(json, &parsed).ok()) << json;
+  return parsed;
+}
+
+TEST(SummaryTest, JsonHasTheFixedNamesAsNumbers) {
+  const std::string json = SummaryJson(Trained());
+  EXPECT_THAT(json, Not(HasSubstr("\n")));
+  const auto parsed = Parse(json);
+  const auto& fields = parsed.fields();
+  EXPECT_EQ(fields.at("test_accuracy").number_value(), 0.9134);
+  EXPECT_EQ(fields.at("seconds").number_value(), 84);
+  EXPECT_EQ(fields.at("samples_per_second").number_value(), 2857);
+  EXPECT_EQ(fields.at("rounds_committed").number_value(), 32);
+  EXPECT_EQ(fields.at("bytes_across_groups").number_value(), (1 << 20) + 1024);
+  EXPECT_EQ(fields.at("bytes_across_groups_synchronous").number_value(), 20 << 20);
+  EXPECT_EQ(fields.at("final_digest").string_value(), "0123456789abcdef");
+  EXPECT_THAT(fields.at("bytes_across_groups_is").string_value(), HasSubstr("measured"));
+  EXPECT_THAT(fields.at("bytes_across_groups_synchronous_is").string_value(), HasSubstr("formula"));
+  EXPECT_EQ(fields.at("state").string_value(), "done");
+  const auto& group = fields.at("group_meshes").list_value().values(1).struct_value().fields();
+  EXPECT_EQ(group.at("mesh").struct_value().fields().at("model").number_value(), 2);
+  EXPECT_EQ(group.at("held").list_value().values_size(), 4);
+}
+
+TEST(SummaryTest, WhatWasNotTestedIsNull) {
+  Summary summary = Trained();
+  summary.run.clear_test();
+  EXPECT_TRUE(Parse(SummaryJson(summary)).fields().at("test_accuracy").has_null_value());
+  EXPECT_THAT(SummaryText(summary), HasSubstr("test accuracy          <none>"));
+}
+
+TEST(SummaryTest, TextSaysWhatIsMeasuredAndWhatIsNot) {
+  const std::string text = SummaryText(Trained());
+  EXPECT_THAT(text, AllOf(HasSubstr("demo"), HasSubstr("done"), HasSubstr("0.9134"),
+                          HasSubstr("1m24s"), HasSubstr("2,857"), HasSubstr("3,214,282")));
+  EXPECT_THAT(text, HasSubstr("1.0 MiB  (measured; values and 0.098% of headers)"));
+  EXPECT_THAT(text, HasSubstr("20.0 MiB  (formula: "));
+  EXPECT_THAT(text, HasSubstr("20.0 times as much"));
+  EXPECT_THAT(text, HasSubstr("data=1,model=2"));
+  EXPECT_THAT(text, HasSubstr("1,500,000   3,000,000   50.0%"));
+  EXPECT_THAT(text, Not(HasSubstr("conv1"))) << "what is whole on every rank is not listed";
+}
+
+TEST(SummaryTest, NothingIsDividedByZero) {
+  Summary summary;
+  summary.run.set_run("run-2");
+  summary.run.set_state(v1::FAILED);
+  summary.run.set_reason("no data");
+  EXPECT_THAT(SummaryText(summary),
+              AllOf(HasSubstr("failed: no data"), Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
+}
+
+TEST(KeepGroupsTest, AGroupThatIsGoneIsRemembered) {
+  Summary summary = Trained();
+  google::protobuf::RepeatedPtrField<v1::GroupStatus> groups;
+  v1::GroupStatus& empty = *groups.Add();
+  empty.set_group(1);
+  empty.set_state(v1::WAITING);
+  KeepGroups(groups, summary);
+  EXPECT_EQ(summary.groups.at(1).generation(), 2u);
+  EXPECT_EQ(summary.groups.at(1).members_size(), 2);
+}
+
+TEST(StatusTextTest, ShowsEveryPart) {
+  const Summary summary = Trained();
+  v1::StatusReply status;
+  status.mutable_coordinator()->set_version("0.1.0");
+  status.mutable_coordinator()->set_uptime_seconds(192);
+  *status.add_runs() = summary.run;
+  for (const auto& [slot, group] : summary.groups) *status.add_groups() = group;
+  v1::MemberStatus& worker = *status.add_workers();
+  worker.set_name("worker-0");
+  worker.set_member_id("m-1");
+  worker.set_heartbeat_age_seconds(3);
+  v1::AggregatorStatus& aggregator = *status.add_aggregators();
+  aggregator.mutable_member()->set_name("aggregator-0");
+  aggregator.mutable_member()->set_connected(true);
+  aggregator.add_shards()->set_run("run-1");
+  (*status.mutable_counters())["rounds_committed"] = 1234;
+  const std::string text = StatusText(status, "127.0.0.1:7000");
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("127.0.0.1:7000   0.1.0     3m12s"), HasSubstr("RUN     NAME"),
+                    HasSubstr("GENERATION"), HasSubstr("worker,worker"), HasSubstr("3s ago, away"),
+                    HasSubstr("<1s ago\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234")));
+  // An empty cluster is a coordinator and nothing else.
+  EXPECT_THAT(StatusText({}, "x:1"), Not(HasSubstr("Runs\n")));
+}
+
+}  // namespace
+}  // namespace cadre
