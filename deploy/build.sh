@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Configures and builds Cadre; what deploy/setup.sh installs is enough for it.
+#
+#   deploy/build.sh [--dir DIR] [--type TYPE] [--tests] [--sanitize LIST] [TARGET ...]
+#
+#   --dir DIR        build folder (default: build, beside this folder)
+#   --type TYPE      Release (default), RelWithDebInfo or Debug
+#   --tests          configure the tests too
+#   --sanitize LIST  address,undefined or thread
+#   TARGET           what to build (default: everything configured)
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+dir=$root/build
+type=Release
+tests=OFF
+sanitize=
+
+fail() {
+  echo "build: $*" >&2
+  exit 2
+}
+
+usage() {
+  sed -n '2,/^set -/p' "$0" | grep '^#' | cut -c3-
+}
+
+# A C++ file with gRPC in it takes up to 1.2 GB to compile; more jobs than memory holds are slower
+# than fewer.
+jobs() {
+  local cores memory_kib by_memory
+  cores=$(nproc)
+  memory_kib=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)
+  by_memory=$((memory_kib / 1250000))
+  [ "$by_memory" -ge 1 ] || by_memory=1
+  echo $((cores < by_memory ? cores : by_memory))
+}
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dir | --type | --sanitize) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;&
+    --dir) dir=$2; shift 2 ;;
+    --type) type=$2; shift 2 ;;
+    --sanitize) sanitize=$2; shift 2 ;;
+    --tests) tests=ON; shift ;;
+    -h | --help) usage; exit 0 ;;
+    -*) fail "unknown option '$1' (see --help)" ;;
+    *) break ;;
+  esac
+done
+
+configuration=(-G Ninja "-DCMAKE_BUILD_TYPE=$type" "-DCADRE_TESTS=$tests"
+  "-DCADRE_SANITIZE=$sanitize")
+if command -v ccache >/dev/null; then
+  configuration+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  # The same sources in another folder hit the same cache.
+  export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! cmake -S "$root" -B "$dir" "${configuration[@]}" >"$log" 2>&1; then
+  cat "$log" >&2
+  echo "build: CMake could not configure $dir" >&2
+  exit 1
+fi
+
+targets=()
+for target in "$@"; do targets+=(--target "$target"); done
+cmake --build "$dir" --parallel "$(jobs)" "${targets[@]}"
