@@ -1,0 +1,295 @@
+#include "tests/cluster/cluster.h"
+
+#include <google/protobuf/text_format.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "coordinator/keys.h"
+#include "coordinator/sqlite_store.h"
+#include "gtest/gtest.h"
+
+namespace cadre::testing {
+namespace {
+
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+constexpr absl::Duration kComeUp = absl::Seconds(20);
+
+std::string MakeTempFolder() {
+  std::string path = ::testing::TempDir() + "/cadre_cluster-XXXXXX";
+  return mkdtemp(path.data());
+}
+
+// What an error shows of a status.
+std::string Brief(const v1::StatusReply& status) {
+  std::string out;
+  for (const v1::RunStatus& run : status.runs()) {
+    absl::StrAppend(&out, "\n  run ", run.ShortDebugString());
+  }
+  for (v1::GroupStatus group : status.groups()) {
+    group.clear_plan();
+    for (v1::GroupMember& member : *group.mutable_members()) member.clear_held();
+    absl::StrAppend(&out, "\n  group ", group.ShortDebugString());
+  }
+  absl::StrAppend(&out, "\n  ", status.workers_size(), " workers, ", status.aggregators_size(),
+                  " aggregators");
+  for (const auto& [name, value] : status.counters()) {
+    absl::StrAppend(&out, "\n  ", name, " = ", value);
+  }
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<SqliteStore>> OpenStore(const std::string& path) {
+  SqliteStore::Options options;
+  options.path = path;
+  return SqliteStore::Open(options);
+}
+
+}  // namespace
+
+Cluster::Cluster(Options options) : options_(options), folder_(MakeTempFolder()) {}
+
+Cluster::~Cluster() {
+  const bool failed = ::testing::Test::HasFailure();
+  for (const auto& [name, process] : processes_) {
+    if (!failed) break;
+    std::cerr << "--- the end of " << name << "'s log\n"
+              << absl::StrJoin(LastLines(LogOf(name), 25), "\n") << std::endl;
+  }
+  processes_.clear();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+absl::Status Cluster::Start(const std::string& name, const std::string& program,
+                            std::vector<std::string> arguments) {
+  arguments.push_back("--logtostderr");
+  CADRE_ASSIGN_OR_RETURN(Process process, Process::Start({.program = ProgramPath(program),
+                                                          .arguments = arguments,
+                                                          .log = LogOf(name)}));
+  processes_.erase(name);
+  processes_.emplace(name, std::move(process));
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::StartCoordinator() {
+  const std::string port_file = folder_ + "/port";
+  std::filesystem::remove(port_file);
+  const std::string listen = coordinator_.empty() ? "127.0.0.1:0" : coordinator_;
+  CADRE_RETURN_IF_ERROR(
+      Start("coordinator", "cadre-coordinator",
+            {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store()),
+             absl::StrCat("--port_file=", port_file),
+             absl::StrCat("--lease_ms=", absl::ToInt64Milliseconds(options_.lease))}));
+  const absl::Time deadline = absl::Now() + kComeUp;
+  while (absl::Now() < deadline) {
+    if (const absl::StatusOr<std::string> port = ReadFile(port_file); port.ok()) {
+      coordinator_ = absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
+      CoordinatorClient::Options client;
+      client.coordinator = coordinator_;
+      client.dial_timeout = absl::Seconds(1);
+      client_ = std::make_unique<CoordinatorClient>(client);
+      return absl::OkStatus();
+    }
+    if (const auto ending = process("coordinator").Poll()) {
+      return absl::InternalError(
+          absl::StrCat("the coordinator ended: ", ending->ToString(), ": ",
+                       absl::StrJoin(LastLines(LogOf("coordinator"), 3), "\n")));
+    }
+    absl::SleepFor(kLook);
+  }
+  return absl::DeadlineExceededError("the coordinator does not listen");
+}
+
+absl::Status Cluster::StartAggregator(const std::string& name) {
+  const std::string data = absl::StrCat(folder_, "/", name);
+  CADRE_RETURN_IF_ERROR(MakeFolder(data));
+  return Start(name, "cadre-aggregator",
+               {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
+                absl::StrCat("--data_dir=", data), absl::StrCat("--name=", name)});
+}
+
+absl::Status Cluster::StartWorker(const std::string& name) {
+  return Start(name, "cadre-worker",
+               {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
+                absl::StrCat("--name=", name), "--threads=1"});
+}
+
+absl::Status Cluster::StartAll(int aggregators, int workers) {
+  CADRE_RETURN_IF_ERROR(StartCoordinator());
+  for (int i = 0; i < aggregators; ++i) {
+    CADRE_RETURN_IF_ERROR(StartAggregator(absl::StrCat("aggregator-", i)));
+  }
+  for (int i = 0; i < workers; ++i) {
+    CADRE_RETURN_IF_ERROR(StartWorker(absl::StrCat("worker-", i)));
+  }
+  return Await(
+             [&](const v1::StatusReply& status) {
+               return status.aggregators_size() == aggregators && status.workers_size() == workers;
+             },
+             kComeUp, "all members have joined")
+      .status();
+}
+
+void Cluster::Kill(const std::string& name) { process(name).Kill(); }
+
+void Cluster::Signal(const std::string& name, int number) { process(name).Signal(number); }
+
+absl::StatusOr<v1::StatusReply> Cluster::Await(const Predicate& predicate, absl::Duration limit,
+                                               const std::string& what) {
+  const absl::Time deadline = absl::Now() + limit;
+  absl::StatusOr<v1::StatusReply> status = absl::UnavailableError("not asked yet");
+  while (true) {
+    status = client_->Status();
+    if (status.ok() && predicate(*status)) return status;
+    if (absl::Now() >= deadline) break;
+    absl::SleepFor(kLook);
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "not within ", absl::FormatDuration(limit), ": ", what,
+      "; last seen: ", status.ok() ? Brief(*status) : std::string(status.status().message())));
+}
+
+absl::StatusOr<v1::StatusReply> Cluster::AwaitDone(const std::string& run, absl::Duration limit) {
+  const auto ended = [&run](const v1::StatusReply& status) {
+    const v1::RunStatus* found = FindRun(status, run);
+    return found != nullptr && (found->state() == v1::DONE || found->state() == v1::FAILED ||
+                                found->state() == v1::STOPPED);
+  };
+  CADRE_ASSIGN_OR_RETURN(v1::StatusReply status,
+                         Await(ended, limit, absl::StrCat("run ", run, " has ended")));
+  if (FindRun(status, run)->state() == v1::DONE) return status;
+  return absl::AbortedError(absl::StrCat("the run is not done:", Brief(status)));
+}
+
+absl::StatusOr<std::map<uint32_t, v1::CommitRecord>> Cluster::Commits(
+    const std::string& run) const {
+  CADRE_ASSIGN_OR_RETURN(const auto store, OpenStore(this->store()));
+  CADRE_ASSIGN_OR_RETURN(const auto records, store->Scan(CommitsPrefix(run)));
+  std::map<uint32_t, v1::CommitRecord> commits;
+  for (const auto& [key, bytes] : records) {
+    v1::CommitRecord commit;
+    if (!commit.ParseFromString(bytes)) return absl::DataLossError(key);
+    commits[commit.round()] = commit;
+  }
+  return commits;
+}
+
+absl::StatusOr<v1::MetaRecord> Cluster::Meta() const {
+  CADRE_ASSIGN_OR_RETURN(const auto store, OpenStore(this->store()));
+  CADRE_ASSIGN_OR_RETURN(const auto bytes, store->Get(kMetaKey));
+  v1::MetaRecord meta;
+  if (!bytes.has_value() || !meta.ParseFromString(*bytes)) return absl::DataLossError("no meta");
+  return meta;
+}
+
+std::string ProgramPath(const std::string& name) { return absl::StrCat(CADRE_PROGRAMS, "/", name); }
+
+absl::StatusOr<Finished> RunProgram(const std::string& name, std::vector<std::string> arguments,
+                                    absl::Duration limit) {
+  const std::string folder = MakeTempFolder();
+  const std::string log = folder + "/out";
+  CADRE_ASSIGN_OR_RETURN(
+      Process process,
+      Process::Start({.program = ProgramPath(name), .arguments = arguments, .log = log}));
+  const auto ending = process.WaitUntil(absl::Now() + limit);
+  Finished finished;
+  finished.lines = LastLines(log, 1000);
+  std::filesystem::remove_all(folder);
+  if (!ending.has_value()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(name, " goes on: ", absl::StrJoin(finished.lines, "\n")));
+  }
+  finished.exit_code = ending->signalled ? 128 + ending->code : ending->code;
+  return finished;
+}
+
+const v1::RunStatus* FindRun(const v1::StatusReply& status, const std::string& run) {
+  for (const v1::RunStatus& found : status.runs()) {
+    if (found.run() == run) return &found;
+  }
+  return nullptr;
+}
+
+const v1::GroupStatus* FindGroup(const v1::StatusReply& status, const std::string& run,
+                                 uint32_t group) {
+  for (const v1::GroupStatus& found : status.groups()) {
+    if (found.run() == run && found.group() == group) return &found;
+  }
+  return nullptr;
+}
+
+uint64_t Counter(const v1::StatusReply& status, const std::string& name) {
+  const auto found = status.counters().find(name);
+  return found == status.counters().end() ? 0 : found->second;
+}
+
+v1::RunSpec SmallSpec(const SmallRun& run) {
+  v1::RunSpec spec;
+  spec.set_name("small");
+  v1::Image* input = spec.mutable_model()->mutable_input();
+  input->set_channels(1);
+  input->set_height(8);
+  input->set_width(8);
+  const auto layer = [&spec](const std::string& name) {
+    v1::Layer* added = spec.mutable_model()->add_layer();
+    added->set_name(name);
+    return added;
+  };
+  v1::Convolution* convolution = layer("conv1")->mutable_convolution();
+  convolution->set_out_channels(4);
+  convolution->set_kernel(3);
+  convolution->set_padding(1);
+  layer("relu1")->mutable_relu();
+  layer("pool1")->mutable_max_pool()->set_kernel(2);
+  layer("fc1")->mutable_fully_connected()->set_out_features(run.hidden);
+  layer("relu2")->mutable_relu();
+  layer("fc2")->mutable_fully_connected()->set_out_features(4);
+  layer("loss")->mutable_softmax_cross_entropy();
+
+  v1::SyntheticData* data = spec.mutable_data()->mutable_synthetic();
+  data->set_train_samples(2048);
+  data->set_test_samples(512);
+  data->set_classes(4);
+  data->set_noise(2);
+  spec.set_batch_per_group(32);
+  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9);
+  spec.mutable_schedule()->set_base_rate(0.02);
+  spec.mutable_averaging()->set_every_steps(run.every_steps);
+  v1::Cluster* cluster = spec.mutable_cluster();
+  cluster->set_groups(run.groups);
+  cluster->set_ranks_per_group(run.ranks);
+  cluster->set_min_ranks_per_group(run.min_ranks);
+  cluster->set_rejoin_wait_ms(run.rejoin_wait_ms);
+  cluster->set_aggregators(run.aggregators);
+  spec.mutable_stop()->set_epochs(run.epochs);
+  spec.mutable_stop()->set_steps(run.steps);
+  // Long runs are evaluated now and then, not every few milliseconds.
+  spec.mutable_evaluation()->set_every_epochs(run.epochs > 0 ? 1 : 50);
+  spec.set_seed(7);
+  return spec;
+}
+
+uint64_t SmallParameters(const SmallRun& run) {
+  const uint64_t convolution = 4 * 9 + 4;
+  const uint64_t features = 4 * 4 * 4;
+  return convolution + features * run.hidden + run.hidden + uint64_t{4} * run.hidden + 4;
+}
+
+std::string SpecText(const v1::RunSpec& spec) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(spec, &text);
+  return text;
+}
+
+}  // namespace cadre::testing

@@ -1,0 +1,120 @@
+// What averaging must not change, through real processes and real aggregators.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/client/rounds_client.h"
+#include "server/client/shard_span.h"
+#include "spec/parameter_index.h"
+#include "tests/cluster/cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+constexpr absl::Duration kLong = absl::Seconds(120);
+
+struct Trained {
+  v1::RunStatus run;
+  // The last version in flat order; empty when the run never averaged.
+  std::vector<float> weights;
+};
+
+// Pulls the run's last version from the shards that keep it.
+absl::StatusOr<std::vector<float>> PullModel(const v1::StatusReply& status,
+                                             const v1::RunSpec& spec) {
+  const v1::RunStatus& run = status.runs(0);
+  const absl::StatusOr<ParameterIndex> index = ParameterIndex::FromModel(spec.model());
+  if (!index.ok()) return index.status();
+  std::vector<float> weights(static_cast<size_t>(index->size()));
+  const auto shards = static_cast<uint32_t>(status.aggregators_size());
+  for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
+    for (const v1::ShardState& shard : aggregator.shards()) {
+      const FlatSpan span = ShardSpan(weights.size(), shard.shard(), shards);
+      RoundsClient client([&] { return aggregator.member().address(); });
+      v1::PullRequest request;
+      request.set_run(run.run());
+      request.set_lineage(run.lineage());
+      request.set_version(run.version());
+      for (const v1::Range& range :
+           index->RangesOf(static_cast<int64_t>(span.begin), static_cast<int64_t>(span.end))) {
+        *request.add_ranges() = range;
+      }
+      Traffic traffic;
+      const absl::Status pulled =
+          client.Pull(request, std::span(weights).subspan(span.begin, span.size()),
+                      absl::Now() + absl::Seconds(20), &traffic);
+      if (!pulled.ok()) return pulled;
+    }
+  }
+  return weights;
+}
+
+absl::StatusOr<Trained> Train(const v1::RunSpec& spec, int aggregators, int workers) {
+  Cluster cluster;
+  if (absl::Status started = cluster.StartAll(aggregators, workers); !started.ok()) return started;
+  const absl::StatusOr<std::string> run = cluster.client().Submit(spec);
+  if (!run.ok()) return run.status();
+  const absl::StatusOr<v1::StatusReply> status = cluster.AwaitDone(*run, kLong);
+  if (!status.ok()) return status.status();
+  Trained trained{.run = status->runs(0)};
+  if (aggregators == 0) return trained;
+  absl::StatusOr<std::vector<float>> weights = PullModel(*status, spec);
+  if (!weights.ok()) return weights.status();
+  trained.weights = *std::move(weights);
+  return trained;
+}
+
+double LargestDifference(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
+  }
+  return largest;
+}
+
+// Two groups that average after every plain SGD step compute (w - r g1 + w - r g2) / 2, which is
+// w - r (g1 + g2) / 2: one group on both batches.
+TEST(EqualityTest, GroupsThatAverageEveryStepEqualOneGroupOnTheUnitedBatch) {
+  constexpr uint32_t kSteps = 20;
+  v1::RunSpec two = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 1, .steps = kSteps});
+  two.mutable_optimizer()->mutable_sgd()->set_momentum(0);
+  two.mutable_optimizer()->mutable_sgd()->set_weight_decay(0.001);
+  v1::RunSpec one = two;
+  one.mutable_cluster()->set_groups(1);
+  one.set_batch_per_group(2 * two.batch_per_group());
+
+  const auto averaged = Train(two, 2, 4);
+  ASSERT_TRUE(averaged.ok()) << averaged.status();
+  const auto united = Train(one, 2, 2);
+  ASSERT_TRUE(united.ok()) << united.status();
+  ASSERT_EQ(averaged->weights.size(), united->weights.size());
+  EXPECT_EQ(averaged->run.samples(), united->run.samples());
+  EXPECT_EQ(averaged->run.rounds_committed(), kSteps);
+  // Weights below 1 in size, rounded once or twice more a step: 20 steps of 2^-24 each way, times a
+  // margin for gradients that follow from weights that differ. A group left out of one average
+  // moves weights by the rate times a gradient, 1e-3 and more.
+  EXPECT_LT(LargestDifference(averaged->weights, united->weights), 1e-5);
+}
+
+TEST(EqualityTest, OneGroupIsTheSameInEveryBitWithAndWithoutAggregators) {
+  v1::RunSpec through = SmallSpec({.groups = 1, .ranks = 2, .every_steps = 3, .steps = 30});
+  v1::RunSpec alone = through;
+  alone.mutable_averaging()->set_every_steps(0);
+  alone.mutable_cluster()->set_aggregators(0);
+
+  const auto with = Train(through, 2, 2);
+  ASSERT_TRUE(with.ok()) << with.status();
+  const auto without = Train(alone, 0, 2);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(with->run.rounds_committed(), 10U);
+  EXPECT_EQ(without->run.rounds_committed(), 0U);
+  EXPECT_EQ(with->run.digest(), without->run.digest());
+  EXPECT_EQ(with->run.test().accuracy(), without->run.test().accuracy());
+  EXPECT_EQ(with->run.test().loss(), without->run.test().loss());
+}
+
+}  // namespace
+}  // namespace cadre::testing
