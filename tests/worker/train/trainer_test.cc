@@ -1,0 +1,210 @@
+// One rank's life against a coordinator that a test plays; what several ranks and real aggregators
+// do together is tested in tests/equivalence and tests/cluster.
+#include "worker/train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "coordinator/plan/planner.h"
+#include "google/protobuf/text_format.h"
+#include "worker/comm/thread_transport.h"
+
+namespace cadre {
+namespace {
+
+v1::RunSpec Spec() {
+  v1::RunSpec spec;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"pb(
+        name: "trainer"
+        model {
+          input { channels: 1 height: 4 width: 4 }
+          layer {
+            name: "fc"
+            fully_connected { out_features: 3 }
+          }
+          layer {
+            name: "loss"
+            softmax_cross_entropy {}
+          }
+        }
+        data { synthetic { train_samples: 64 test_samples: 20 classes: 3 } }
+        batch_per_group: 8
+        optimizer { sgd { momentum: 0.5 } }
+        schedule { base_rate: 0.1 }
+        averaging { every_steps: 4 max_solo_steps: 6 }
+        seed: 5
+      )pb",
+      &spec));
+  return spec;
+}
+
+v1::Assignment AssignmentOf(const v1::RunSpec& spec) {
+  v1::Assignment assignment;
+  assignment.mutable_place()->set_run("run-1");
+  assignment.mutable_place()->set_generation(3);
+  *assignment.mutable_spec() = spec;
+  *assignment.mutable_plan() = *MakePlan(spec, 1);
+  return assignment;
+}
+
+// Says what a test has written down, notes what it is told, and releases the group at the end.
+class ScriptedControl final : public GroupControl {
+ public:
+  v1::Start start;
+  // Answers to Contribute, in order.
+  std::deque<v1::Decision> decisions;
+  // Answers of connected(), then true.
+  std::deque<bool> connections;
+
+  v1::Prepared prepared;
+  std::vector<v1::Contributed> contributed;
+  std::vector<v1::Evaluated> evaluated;
+  std::vector<v1::Progress> progress;
+
+  absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& message) override {
+    prepared = message;
+    return start;
+  }
+  void Report(const v1::Progress& message) override { progress.push_back(message); }
+  void Contribute(const v1::Contributed& message) override { contributed.push_back(message); }
+  absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
+    if (decisions.empty()) return absl::CancelledError("released");
+    std::optional<v1::Decision> decision = decisions.front();
+    decisions.pop_front();
+    return decision;
+  }
+  void Adopted(const v1::Adopted&) override { ADD_FAILURE() << "nothing was to be adopted"; }
+  void Evaluated(const v1::Evaluated& message) override { evaluated.push_back(message); }
+  bool connected() const override {
+    auto& left = const_cast<std::deque<bool>&>(connections);
+    if (left.empty()) return true;
+    const bool answer = left.front();
+    left.pop_front();
+    return answer;
+  }
+  std::string ShardAddress(uint32_t) const override { return ""; }
+};
+
+TrainerOutcome Train(const v1::Assignment& assignment, ScriptedControl& control,
+                     Counters* counters = nullptr) {
+  auto kernels = MakeCpuKernels(1);
+  Cancellation cancellation;
+  Counters unwatched;
+  TrainerOptions options;
+  options.report_every = absl::ZeroDuration();
+  options.connect = [](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+    return std::move(MakeThreadTransports(1, absl::Seconds(5))[0]);
+  };
+  return TrainAsMember(assignment, *kernels, control, cancellation,
+                       counters != nullptr ? *counters : unwatched, options);
+}
+
+v1::Start StartOf(uint32_t next_step) {
+  v1::Start start;
+  start.set_next_step(next_step);
+  start.set_total_steps(20);
+  start.set_groups(1);
+  return start;
+}
+
+TEST(Trainer, TrainsToTheBoundaryContributesAndEvaluates) {
+  ScriptedControl control;
+  control.start = StartOf(4);
+  v1::Decision on;
+  on.set_next_step(10);
+  v1::Decision end;
+  end.set_evaluate_end(20);
+  control.decisions = {on, end};
+  Counters counters;
+  const TrainerOutcome outcome = Train(AssignmentOf(Spec()), control, &counters);
+  EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
+  EXPECT_FALSE(outcome.permanent);
+
+  EXPECT_EQ(control.prepared.train_samples(), 64U);
+  EXPECT_EQ(control.prepared.test_samples(), 20U);
+  ASSERT_EQ(control.prepared.held_size(), 2);
+  EXPECT_EQ(control.prepared.held(0).parameter(), "fc/weight");
+  EXPECT_EQ(control.prepared.held(0).elements(), 48U);
+  EXPECT_EQ(control.prepared.held(0).owned(), 48U);
+
+  ASSERT_EQ(control.contributed.size(), 2U);
+  EXPECT_EQ(control.contributed[0].step(), 4U);
+  EXPECT_EQ(control.contributed[0].samples(), 32U);
+  EXPECT_EQ(control.contributed[1].step(), 10U);
+  EXPECT_EQ(control.contributed[1].samples(), 48U);
+  EXPECT_LT(control.contributed[1].loss(), control.contributed[0].loss()) << "it learns";
+  ASSERT_EQ(control.evaluated.size(), 1U);
+  EXPECT_EQ(control.evaluated[0].end(), 20U);
+  EXPECT_LE(control.evaluated[0].correct(), 20U);
+  EXPECT_NE(control.evaluated[0].digest(), 0U);
+  EXPECT_EQ(counters.Get("steps"), 10U);
+  EXPECT_FALSE(control.progress.empty());
+}
+
+TEST(Trainer, GoesSoloWhileTheCoordinatorIsAwayAsFarAsAllowed) {
+  ScriptedControl control;
+  control.start = StartOf(4);
+  control.connections = {false, false, false};
+  Train(AssignmentOf(Spec()), control);
+  ASSERT_EQ(control.contributed.size(), 1U);
+  EXPECT_EQ(control.contributed[0].step(), 4U + 6U) << "six steps alone, then it waits";
+  EXPECT_EQ(control.contributed[0].samples(), 80U) << "what it did alone counts";
+  EXPECT_EQ(control.contributed[0].round(), 1U);
+  EXPECT_EQ(control.progress.back().solo_steps(), 6U) << "and it says so";
+}
+
+TEST(Trainer, EndsSoloAtTheBoundaryAfterTheCoordinatorIsBack) {
+  ScriptedControl control;
+  control.start = StartOf(4);
+  control.connections = {false, true};
+  Train(AssignmentOf(Spec()), control);
+  ASSERT_EQ(control.contributed.size(), 1U);
+  EXPECT_EQ(control.contributed[0].step(), 8U);
+}
+
+TEST(Trainer, WaitsAtTheBoundaryWhenSoloIsNotAllowed) {
+  v1::RunSpec spec = Spec();
+  spec.mutable_averaging()->set_max_solo_steps(0);
+  ScriptedControl control;
+  control.start = StartOf(4);
+  control.connections = {false, false};
+  Train(AssignmentOf(spec), control);
+  ASSERT_EQ(control.contributed.size(), 1U);
+  EXPECT_EQ(control.contributed[0].step(), 4U);
+}
+
+TEST(Trainer, BadDataAndBadPlansArePermanent) {
+  ScriptedControl control;
+  v1::RunSpec missing = Spec();
+  missing.mutable_data()->mutable_idx()->set_train_images("/no/such/file");
+  TrainerOutcome outcome = Train(AssignmentOf(missing), control);
+  EXPECT_TRUE(outcome.permanent);
+  EXPECT_NE(outcome.status.message().find("/no/such/file"), absl::string_view::npos);
+
+  v1::Assignment other = AssignmentOf(Spec());
+  other.mutable_plan()->mutable_layers(0)->set_layer("other");
+  outcome = Train(other, control);
+  EXPECT_TRUE(outcome.permanent) << outcome.status;
+}
+
+TEST(Trainer, EqualSeedsGiveEqualModels) {
+  const auto digest = [] {
+    ScriptedControl control;
+    control.start = StartOf(12);
+    v1::Decision end;
+    end.set_evaluate_end(20);
+    control.decisions = {end};
+    Train(AssignmentOf(Spec()), control);
+    return control.evaluated.empty() ? 0 : control.evaluated[0].digest();
+  };
+  const uint64_t first = digest();
+  EXPECT_NE(first, 0U);
+  EXPECT_EQ(first, digest());
+}
+
+}  // namespace
+}  // namespace cadre
