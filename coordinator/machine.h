@@ -198,6 +198,8 @@ class Machine {
   void OnEvaluated(Member& member, const v1::Evaluated& evaluated);
   void FinishEvaluation(Job& job);
   void HandOutParts(Job& job);
+  // A part given to a group that waits at the end answers nothing that the group would say again.
+  void RepeatPart(Job& job, Slot& slot);
 
   // -- machine_status.cc
   void FillCoordinator(absl::Time now, v1::StatusReply& reply) const;

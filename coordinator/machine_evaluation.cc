@@ -72,4 +72,10 @@ void Machine::HandOutParts(Job& job) {
   }
 }
 
+void Machine::RepeatPart(Job& job, Slot& slot) {
+  if (!job.averages() || job.record.state() != v1::FINISHING || !slot.record().at_end()) return;
+  if (PartOf(job.record.evaluating(), slot.group()) == nullptr) return;
+  SendDecision(job, slot, job.record.version());
+}
+
 }  // namespace cadre

@@ -224,6 +224,7 @@ void Machine::OnWorkerBack(Member& member, const v1::Hello& hello) {
   } else if (agrees) {
     SendStart(job, slot, rank);
     if (job.averages()) SendShardAddresses(job, member.id());
+    if (rank == 0) RepeatPart(job, slot);
   } else {
     Fence(job, slot, absl::StrCat("worker ", member.id(), " came back without its place"),
           Ending::kFailed);

@@ -25,6 +25,8 @@ void Machine::OnContributed(Member& member, const v1::Contributed& contributed) 
   }
   CountBytes(*job, contributed);
   slot.progress.set_solo_steps(0);
+  slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
+  slot.progress.set_loss(contributed.loss());
   if (const std::string wrong = CheckContributed(*job, contributed); !wrong.empty()) {
     RefuseContribution(*job, slot, contributed, v1::REFUSAL_MALFORMED);
   } else if (job->averages()) {

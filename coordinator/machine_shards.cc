@@ -85,7 +85,8 @@ void Machine::OnRunOpened(Member& member, const v1::RunOpened& opened) {
     SendCloseRun(*job, member);
     return;
   }
-  if (!Owns(member, *job, opened.shard())) {
+  const bool same_cut = opened.shards() == static_cast<uint32_t>(job->record.shards_size());
+  if (!same_cut || !Owns(member, *job, opened.shard())) {
     // An answer to what was asked before the run chose other shards, or nonsense; either way it is
     // not taken.
     CountRefusal(v1::REFUSAL_MALFORMED);

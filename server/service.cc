@@ -1,6 +1,7 @@
 #include "server/service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,20 +14,6 @@
 
 namespace cadre {
 namespace {
-
-// One stream's place among those allowed at once.
-class Place {
- public:
-  Place(std::atomic<int>& taken, int most) : taken_(taken), granted_(++taken <= most) {}
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-  ~Place() { --taken_; }
-  bool granted() const { return granted_; }
-
- private:
-  std::atomic<int>& taken_;
-  const bool granted_;
-};
 
 grpc::Status Busy() {
   return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
@@ -48,8 +35,8 @@ class Baton {
 // is under way at any time, so no lock is needed; whoever ends the call touches nothing after.
 class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply> {
  public:
-  StageCall(ShardHost& host, WorkPool& pool, std::atomic<int>& taken, int most)
-      : host_(host), pool_(pool), place_(taken, most) {
+  StageCall(ShardHost& host, WorkPool& pool, StreamLimit& limit)
+      : host_(host), pool_(pool), place_(limit) {
     if (place_.granted()) {
       Read();
     } else {
@@ -129,7 +116,7 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
 
   ShardHost& host_;
   WorkPool& pool_;
-  const Place place_;
+  const StreamLimit::Place place_;
   Baton baton_;
   Staging staging_;
   // Chunks that are here, from earlier streams too.
@@ -142,9 +129,9 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
 // before, so a slow caller holds up only itself.
 class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
  public:
-  PullCall(ShardHost& host, WorkPool& pool, Counters& counters, std::atomic<int>& taken, int most,
+  PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamLimit& limit,
            const v1::PullRequest* request)
-      : host_(host), pool_(pool), counters_(counters), place_(taken, most), request_(request) {
+      : host_(host), pool_(pool), counters_(counters), place_(limit), request_(request) {
     if (place_.granted()) {
       Submit([this] { Begin(); });
     } else {
@@ -205,7 +192,7 @@ class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
   ShardHost& host_;
   WorkPool& pool_;
   Counters& counters_;
-  const Place place_;
+  const StreamLimit::Place place_;
   Baton baton_;
   const v1::PullRequest* const request_;
   std::unique_ptr<VersionPull> pull_;
@@ -217,20 +204,26 @@ class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
 
 RoundsService::RoundsService(const RoundsServiceOptions& options, ShardHost& host,
                              Counters& counters)
-    : options_(options),
-      host_(host),
+    : host_(host),
       counters_(counters),
+      stages_(options.most_stages),
+      pulls_(options.most_pulls),
       // Every stream has at most one piece of work waiting.
       pool_(options.disk_threads, static_cast<size_t>(options.most_stages + options.most_pulls)) {}
 
+RoundsService::~RoundsService() {
+  stages_.AwaitNone();
+  pulls_.AwaitNone();
+}
+
 grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* RoundsService::Stage(
     grpc::CallbackServerContext* /*context*/) {
-  return new StageCall(host_, pool_, stages_, options_.most_stages);
+  return new StageCall(host_, pool_, stages_);
 }
 
 grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Pull(
     grpc::CallbackServerContext* /*context*/, const v1::PullRequest* request) {
-  return new PullCall(host_, pool_, counters_, pulls_, options_.most_pulls, request);
+  return new PullCall(host_, pool_, counters_, pulls_, request);
 }
 
 }  // namespace cadre

@@ -13,7 +13,6 @@
 // destroyed.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -22,6 +21,7 @@
 #include "base/grpc_channel.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/shard_host.h"
+#include "server/stream_limit.h"
 #include "server/work_pool.h"
 
 namespace cadre {
@@ -39,6 +39,7 @@ struct RoundsServiceOptions {
 class RoundsService final : public v1::Rounds::CallbackService {
  public:
   RoundsService(const RoundsServiceOptions& options, ShardHost& host, Counters& counters);
+  ~RoundsService() override;
 
   grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* Stage(
       grpc::CallbackServerContext* context) override;
@@ -46,12 +47,10 @@ class RoundsService final : public v1::Rounds::CallbackService {
                                                 const v1::PullRequest* request) override;
 
  private:
-  const RoundsServiceOptions options_;
   ShardHost& host_;
   Counters& counters_;
-  // Streams under way.
-  std::atomic<int> stages_ = 0;
-  std::atomic<int> pulls_ = 0;
+  StreamLimit stages_;
+  StreamLimit pulls_;
   // Last: its threads end before what they use.
   WorkPool pool_;
 };

@@ -144,6 +144,8 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
     }
     Remove(opened.dropped);
   }
+  // A shard that is dealt out anew must not find its old part again under the new terms.
+  if (opened.make_version_zero) store_->RemoveVersion(open.run(), 0);
   CADRE_RETURN_IF_ERROR(Note(store_->SaveRun(open, /*closed=*/false)));
   opened_[open.run()] = open;
   if (opened.make_version_zero) CADRE_RETURN_IF_ERROR(Note(MakeVersionZero(open, opened.span)));
@@ -151,6 +153,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   v1::RunOpened answer;
   answer.set_run(open.run());
   answer.set_shard(open.shard());
+  answer.set_shards(open.shards());
   for (const v1::ShardState& state : States()) {
     if (state.run() != open.run()) continue;
     answer.set_version(state.version());

@@ -233,18 +233,19 @@ absl::Time MembershipClient::WriterDeadline() const {
 void MembershipClient::WriteOne() {
   v1::MemberMessage message;
   bool last = false;
-  const bool heartbeat = queue_.empty() && !stopping_ && absl::Now() >= heartbeat_at_;
-  if (!queue_.empty()) {
+  // Also when there is much else to say: only heartbeats carry the counters.
+  const bool heartbeat = !stopping_ && absl::Now() >= heartbeat_at_;
+  if (heartbeat) {
+    heartbeat_at_ = absl::Now() + heartbeat_;
+  } else if (!queue_.empty()) {
     message = std::move(queue_.front());
     queue_.pop_front();
   } else if (stopping_) {
     last = true;
     half_closed_ = true;
-  } else if (!heartbeat) {
+  } else {
     return;
   }
-  // Everything renews the lease.
-  heartbeat_at_ = absl::Now() + heartbeat_;
   writing_ = true;
   Stream* const stream = stream_.get();
   grpc::ClientContext* const context = context_.get();

@@ -261,7 +261,7 @@ v1::RunSpec SmallSpec(const SmallRun& run) {
   data->set_train_samples(2048);
   data->set_test_samples(512);
   data->set_classes(4);
-  data->set_noise(2);
+  data->set_noise(1.5);
   spec.set_batch_per_group(32);
   spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9);
   spec.mutable_schedule()->set_base_rate(0.02);

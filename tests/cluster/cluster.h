@@ -116,7 +116,8 @@ struct SmallRun {
 };
 // Two convolutions' worth of nothing: conv 1 -> 4, pool, fc, fc on 8 x 8 images of 4 classes.
 // 2048 training and 512 test samples, 32 samples per group and step. Two class centres are some
-// sqrt(2 * 64) apart in noise of 2: the best possible accuracy is above 0.98, guessing gives 0.25.
+// sqrt(2 * 64) apart in noise of 1.5: the best possible accuracy is above 0.99, guessing gives
+// 0.25.
 v1::RunSpec SmallSpec(const SmallRun& run);
 // Parameters of that model.
 uint64_t SmallParameters(const SmallRun& run);

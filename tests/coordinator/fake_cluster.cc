@@ -480,6 +480,7 @@ void FakeCluster::Hear(FakeAggregator& aggregator, const v1::CoordinatorMessage&
     v1::RunOpened& opened = *answer.mutable_run_opened();
     opened.set_run(open.run());
     opened.set_shard(shard.shard);
+    opened.set_shards(open.shards());
     opened.set_version(shard.version);
     opened.set_digest(shard.digests[shard.version]);
   } else if (message.has_apply() && behaviour.apply) {

@@ -319,6 +319,30 @@ TEST_F(MachineRoundTest, AtTheEndALostGroupsPartGoesToTheOther) {
   EXPECT_DOUBLE_EQ(status.test().accuracy(), 0.75);
 }
 
+TEST_F(MachineRoundTest, APartThatIsLostOnTheWayAtTheEndIsHandedOutAgain) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
+  Train(run, 0);
+  cluster_.behaviour.evaluate = false;
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::FINISHING);
+  // Group 1 dies; group 0 has done its part and is given the other, but never hears of it.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::MemberMessage message;
+  v1::Evaluated& evaluated = *message.mutable_evaluated();
+  *evaluated.mutable_place() = lead.place();
+  evaluated.set_version(1);
+  evaluated.set_end(50);
+  cluster_.Say(lead.connection, message);
+  cluster_.Kill(cluster_.Lead(run, 1));
+  cluster_.Run(absl::Seconds(20));
+  ASSERT_EQ(LastDecision(run, 0).evaluate_begin(), 50u);
+  cluster_.behaviour.evaluate = true;
+  cluster_.Cut(lead);
+  cluster_.Connect(lead);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+}
+
 TEST_F(MachineRoundTest, WhenAllGroupsAreLostAtTheEndOneIsMadeToEvaluate) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
   Train(run, 0);

@@ -69,6 +69,45 @@ TEST_F(MachineShardsTest, AnAnswerThatWasLostIsGivenAgain) {
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
 }
 
+// What a shard says of the model depends on how many shards there were when it was asked.
+TEST_F(MachineShardsTest, AnAnswerFromBeforeTheShardsWereDealtOutAnewIsNotTaken) {
+  const auto join = [&](const std::string& name) {
+    const ConnectionId connection = cluster_.Open();
+    v1::MemberMessage message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_schema_hash(kSchema);
+    hello.set_role(v1::ROLE_AGGREGATOR);
+    hello.set_name(name);
+    hello.set_incarnation(name);
+    hello.set_address(absl::StrCat(name, ":1"));
+    cluster_.Say(connection, message);
+    return connection;
+  };
+  const ConnectionId stays = join("agg-0");
+  const ConnectionId leaves = join("agg-1");
+  cluster_.AddWorker("w0");
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  v1::MemberMessage goodbye;
+  goodbye.mutable_goodbye()->set_reason("moves");
+  cluster_.Say(leaves, goodbye);
+  ASSERT_EQ(cluster_.HeardOn(stays).back().open_run().shards(), 1u);
+
+  v1::MemberMessage message;
+  v1::RunOpened& opened = *message.mutable_run_opened();
+  opened.set_run(run);
+  opened.set_shards(2);
+  opened.set_digest(11);
+  cluster_.Say(stays, message);
+  EXPECT_FALSE(cluster_.Commit(run, 0).has_value());
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+
+  opened.set_shards(1);
+  opened.set_digest(22);
+  cluster_.Say(stays, message);
+  ASSERT_TRUE(cluster_.Commit(run, 0).has_value());
+  EXPECT_EQ(cluster_.Commit(run, 0)->digest(), 22u);
+}
+
 TEST_F(MachineShardsTest, AnAggregatorThatReturnsWithTheSameVersionGoesOn) {
   const std::string run = Begin();
   TrainOneRound(run);

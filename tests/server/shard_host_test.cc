@@ -560,6 +560,22 @@ TEST_F(ShardHostTest, AnOpenRunOnAFullDiskMayBeTriedAgain) {
   EXPECT_EQ(Open().version(), 0u);
 }
 
+TEST_F(ShardHostTest, AShardDealtOutAnewForgetsItsOldPart) {
+  run_.shards = 2;
+  EXPECT_EQ(Open().shards(), 2u);
+  run_.shards = 1;
+  {
+    const FullDisk full(127);  // the run file, but not version 0
+    EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
+  }
+  Restart();
+  EXPECT_THAT(host_->States(), IsEmpty()) << "half of the model under the name of the whole";
+  const TemporaryFolder folder;
+  const auto fresh = ShardHost::Open(folder.path(), &counters_);
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  EXPECT_EQ(Open().digest(), (*fresh)->OpenRun(run_.Open())->digest());
+}
+
 // --- Refusals are counted by name
 
 TEST_F(ShardHostTest, RefusalsHaveNamesAndAreCounted) {

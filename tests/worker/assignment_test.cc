@@ -27,6 +27,7 @@ v1::CoordinatorMessage AssignmentOf(uint32_t generation) {
 v1::CoordinatorMessage StartOf(uint32_t generation) {
   v1::CoordinatorMessage message;
   *message.mutable_start()->mutable_place() = Place(generation);
+  message.mutable_start()->set_next_step(10);
   return message;
 }
 
@@ -116,6 +117,18 @@ TEST(AssignmentMachine, DecisionAnswersTheContributionItNames) {
   EXPECT_TRUE(machine.Hear(DecisionOf(5, 2, 10)).empty()) << "another round";
   EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 10))));
   EXPECT_TRUE(machine.Hear(DecisionOf(5, 1, 10)).empty()) << "answered already";
+}
+
+TEST(AssignmentMachine, AGroupMadeOnlyToEvaluateTakesMoreParts) {
+  Machine machine;
+  machine.Hear(AssignmentOf(5));
+  v1::Prepared prepared;
+  *prepared.mutable_place() = Place(5);
+  machine.Tell(prepared);
+  v1::CoordinatorMessage start = StartOf(5);
+  start.mutable_start()->set_next_step(0);
+  EXPECT_TRUE(IsOne<Machine::Go>(machine.Hear(start)));
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 0))));
 }
 
 TEST(AssignmentMachine, AfterTheEndMoreEvaluationPartsMayCome) {

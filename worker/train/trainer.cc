@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -118,6 +119,8 @@ class Trainer {
     CADRE_ASSIGN_OR_RETURN(start_, control_.PreparedAndStart(MakePrepared()));
     MakeLoader();
     BeginPeriod();
+    BeginReport();
+    report_at_ = absl::Now() + options_.report_every;
     CADRE_RETURN_IF_ERROR(Evaluate(start_.evaluate_begin(), start_.evaluate_end()));
     uint32_t next_step = start_.next_step();
     while (true) {
@@ -152,8 +155,11 @@ class Trainer {
     period_ = LossPart();
     period_steps_ = 0;
     period_start_ = absl::Now();
+  }
+
+  // Reports go on over boundaries, which may come many times a second.
+  void BeginReport() {
     reported_ = LossPart();
-    report_at_ = absl::Now() + options_.report_every;
     report_start_ = absl::Now();
   }
 
@@ -215,8 +221,7 @@ class Trainer {
     progress.set_rate(rate_);
     progress.set_solo_steps(solo_steps_);
     control_.Report(progress);
-    reported_ = LossPart();
-    report_start_ = now;
+    BeginReport();
     report_at_ = now + options_.report_every;
   }
 
@@ -228,12 +233,16 @@ class Trainer {
     solo_steps_ = 0;
     const uint32_t most = spec_.averaging().max_solo_steps();
     const uint32_t period = std::max(1U, spec_.averaging().every_steps());
+    // The coordinator takes no step beyond the end of the run. 0: the run has no last step.
+    const uint32_t last =
+        start_.total_steps() > 0 ? start_.total_steps() : std::numeric_limits<uint32_t>::max();
     while (most > 0) {
-      uint64_t away = lead() && !control_.connected() && solo_steps_ < most ? 1 : 0;
+      const bool further = solo_steps_ < most && step_ < last;
+      uint64_t away = lead() && further && !control_.connected() ? 1 : 0;
       CADRE_RETURN_IF_ERROR(BroadcastWord(&away));
       if (away == 0) return absl::OkStatus();
       CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
-      const uint32_t steps = std::min(period, most - solo_steps_);
+      const uint32_t steps = std::min({period, most - solo_steps_, last - step_});
       solo_steps_ += steps;
       CADRE_RETURN_IF_ERROR(TrainTo(step_ + steps));
     }
@@ -364,6 +373,7 @@ class Trainer {
                                            static_cast<int64_t>(end), batch()));
     CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
     BeginPeriod();  // evaluation is no training time
+    BeginReport();
     if (!lead()) return absl::OkStatus();
     v1::Evaluated evaluated;
     *evaluated.mutable_place() = place_;

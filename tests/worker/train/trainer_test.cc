@@ -157,6 +157,16 @@ TEST(Trainer, GoesSoloWhileTheCoordinatorIsAwayAsFarAsAllowed) {
   EXPECT_EQ(control.progress.back().solo_steps(), 6U) << "and it says so";
 }
 
+TEST(Trainer, GoesSoloNoFurtherThanTheRun) {
+  ScriptedControl control;
+  control.start = StartOf(4);
+  control.start.set_total_steps(7);
+  control.connections = {false, false, false};
+  Train(AssignmentOf(Spec()), control);
+  ASSERT_EQ(control.contributed.size(), 1U);
+  EXPECT_EQ(control.contributed[0].step(), 7U) << "the coordinator refuses what lies beyond";
+}
+
 TEST(Trainer, EndsSoloAtTheBoundaryAfterTheCoordinatorIsBack) {
   ScriptedControl control;
   control.start = StartOf(4);
