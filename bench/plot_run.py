@@ -129,7 +129,8 @@ def draw_loss(axis, curves):
     for group, series in sorted(curves.group_loss.items()):
         x, y = points(curves, series)
         color = GROUPS[group % len(GROUPS)]
-        axis.plot(x, y, color=color, linewidth=1, alpha=0.7, label=f"group {group}")
+        # Dots: a group reports its loss now and then, and nothing is known in between.
+        axis.plot(x, y, ".", color=color, markersize=5, alpha=0.8, label=f"group {group}")
     if curves.loss:
         x, y = points(curves, curves.loss)
         axis.plot(x, smooth(y), color=LOSS, linewidth=2.2, label="all groups, smoothed")
