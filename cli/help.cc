@@ -32,8 +32,8 @@ Examples:
   cadre local deploy/demo.textproto -o json | tail -n 1 | jq .test_accuracy
 )"},
     {"run", "RUN.textproto [--detach]", "submit a run to a coordinator and follow it",
-     R"(The workers of the cluster train it as soon as enough of them are idle. Ctrl-C stops following
-and leaves the run going. Exit code 0 only when the run reached its stop rule.
+     R"(The workers of the cluster train it as soon as enough of them are idle. Ctrl-C stops
+following and leaves the run going. Exit code 0 only when the run reached its stop rule.
 
 Flags:
   --detach          print the run's id and leave
@@ -71,8 +71,8 @@ Examples:
   cadre stop run-1
 )"},
     {"wait", "RUN [--timeout T]", "wait for the end of a run",
-     R"(Exit code 0 when the run reached its stop rule, 1 when it failed or was stopped, 3 when there is
-no such run, 4 when the time was over.
+     R"(Exit code 0 when the run reached its stop rule, 1 when it failed or was stopped, 3 when there
+is no such run, 4 when the time was over.
 
 Examples:
   cadre wait run-1 --timeout 30m && echo trained

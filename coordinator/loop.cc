@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
 
 Loop::~Loop() { Stop(); }
 
-// Of the commits only each run's newest and the one after it are needed; all of them could be many.
+// Of the commits only each run's newest and its neighbours are needed; all of them could be many.
 absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix : {kMetaKey, kMemberPrefix, kRunPrefix, kGroupPrefix}) {
@@ -54,7 +54,8 @@ absl::Status Loop::Restore() {
   for (const auto& [key, bytes] : records) {
     v1::RunRecord run;
     if (key.rfind(kRunPrefix, 0) != 0 || !run.ParseFromString(bytes)) continue;
-    for (const uint32_t round : {run.version(), run.version() + 1}) {
+    for (uint32_t round = run.version() - std::min(run.version(), 1U); round <= run.version() + 1;
+         ++round) {
       const std::string commit = CommitKey(run.run(), round);
       CADRE_ASSIGN_OR_RETURN(auto value, store_->Get(commit));
       if (value.has_value()) commits[commit] = *std::move(value);

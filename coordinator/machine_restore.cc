@@ -1,4 +1,5 @@
 // Taking up what a store holds. Part of Machine.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -57,16 +58,21 @@ absl::Status Machine::LoadRecords(const std::map<std::string, std::string>& reco
   return absl::OkStatus();
 }
 
-// Only the newest version's commit and the one that is being applied matter from here on.
+// Only the newest version's commit and its neighbours matter from here on: the one before, because
+// a generation may be preparing from that version, and the one that is being applied.
 absl::Status Machine::LoadCommits(const std::map<std::string, std::string>& records, Job& job) {
   const uint32_t version = job.record.version();
-  for (const uint32_t round : {version, version + 1}) {
+  for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
     const std::string key = CommitKey(job.id(), round);
     auto it = records.find(key);
     if (it == records.end()) continue;
     v1::CommitRecord commit;
     CADRE_RETURN_IF_ERROR(Parse(key, it->second, commit));
-    if (round == version) {
+    if (round < version) {
+      job.previous_known = true;
+      job.previous_version = round;
+      job.previous_digest = commit.digest();
+    } else if (round == version) {
       job.last = commit;
     } else if (job.live()) {
       job.closing = commit;

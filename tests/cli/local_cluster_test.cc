@@ -33,7 +33,9 @@ trap 'echo ended; exit 0' TERM
 echo "pid $$"
 echo "arguments $*"
 for argument in "$@"; do
-  case $argument in --port_file=*) file=${argument#*=}; echo 4242 >"$file.new"; mv "$file.new" "$file" ;; esac
+  case $argument in
+    --port_file=*) file=${argument#*=}; echo 4242 >"$file.new"; mv "$file.new" "$file" ;;
+  esac
 done
 while :; do sleep 0.02; done
 )";

@@ -187,8 +187,8 @@ TEST_F(ProgramTest, BadSpecsAreRefusedWithTheirPlace) {
 }
 
 TEST_F(ProgramTest, DataThatIsNotThereIsRefused) {
-  const std::string idx =
-      R"(data { idx { train_images: "no-such-file" train_labels: "l" test_images: "i" test_labels: "m" } })";
+  const std::string idx = R"(data { idx { train_images: "no-such-file" train_labels: "l" )"
+                          R"(test_images: "i" test_labels: "m" } })";
   ExpectRefused(With("data { synthetic { train_samples: 256 test_samples: 64 classes: 4 } }", idx),
                 8, "no-such-file");
 }

@@ -109,6 +109,34 @@ TEST(MachineCrashTest, ACommitThatIsFinishedAfterARestartIsEvaluatedInFull) {
   EXPECT_EQ(cluster.Counter("groups_failed"), 0u);
 }
 
+TEST(MachineCrashTest, APreparingGroupIsToldTheDigestOfTheVersionBeforeTheNewest) {
+  FakeCluster cluster;
+  cluster.AddAggregator("agg-0");
+  for (int i = 0; i < 2; ++i) cluster.AddWorker(absl::StrCat("w", i));
+  cluster.behaviour.train = false;
+  const std::string run = cluster.Submit(MakeSpec(2, 1, 5, 100));
+  // Group 1 begins anew from version 0, and group 0 alone makes version 1 meanwhile.
+  cluster.behaviour.prepare = false;
+  FakeWorker& slow = cluster.Lead(run, 1);
+  v1::MemberMessage failed;
+  *failed.mutable_group_failed()->mutable_place() = slow.place();
+  cluster.Say(slow.connection, failed);
+  FakeWorker& lead = cluster.Lead(run, 0);
+  v1::MemberMessage message;
+  v1::Contributed& contributed = *message.mutable_contributed();
+  *contributed.mutable_place() = lead.place();
+  contributed.set_round(1);
+  contributed.set_step(5);
+  contributed.set_samples(160);
+  cluster.Say(lead.connection, message);
+  ASSERT_EQ(cluster.RunStatus(run).version(), 1u);
+
+  cluster.RestartCoordinator();
+  ASSERT_TRUE(slow.heard.back().has_assignment());
+  EXPECT_EQ(slow.heard.back().assignment().version(), 0u);
+  EXPECT_EQ(slow.heard.back().assignment().digest(), cluster.Commit(run, 0)->digest());
+}
+
 TEST(MachineCrashTest, GenerationsAndRunsAreNeverUsedAgain) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");

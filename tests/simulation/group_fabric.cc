@@ -1,0 +1,54 @@
+#include "tests/simulation/group_fabric.h"
+
+#include <utility>
+
+namespace cadre::simulation {
+
+void GroupFabric::Enter(uint32_t rank, const std::string& kind, std::string word,
+                        const Lifetime& life, Entered entered) {
+  if (world_.dice.Chance(world_.faults.break_group)) {
+    world_.Count("groups_broken");
+    world_.Log("net   the connections of a group break");
+    Leave(rank, /*host_lost=*/false);
+  }
+  if (broken_) return Fail(life, std::move(entered));
+  if (!waiting_.empty() && kind != kind_) {
+    world_.Violate("ranks of one group have lost step: one enters ", kind, ", others ", kind_);
+    return;
+  }
+  kind_ = kind;
+  waiting_[rank] = {std::move(word), &life, std::move(entered)};
+  if (waiting_.size() < ranks_) return;
+  std::vector<std::string> words;
+  for (auto& [r, one] : waiting_) words.push_back(one.word);
+  const std::map<uint32_t, Waiting> all = std::exchange(waiting_, {});
+  for (const auto& [r, one] : all) {
+    world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Milliseconds(5)),
+                          *one.life,
+                          [entered = one.entered, words] { entered(/*ok=*/true, words); });
+  }
+}
+
+void GroupFabric::Leave(uint32_t rank, bool host_lost) {
+  waiting_.erase(rank);
+  if (host_lost) return;
+  broken_ = true;
+  for (auto& [r, one] : std::exchange(waiting_, {})) Fail(*one.life, one.entered);
+}
+
+void GroupFabric::Fail(const Lifetime& life, Entered entered) {
+  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Milliseconds(50)), life,
+                        [entered = std::move(entered)] { entered(/*ok=*/false, {}); });
+}
+
+std::shared_ptr<GroupFabric> Fabrics::Of(const v1::GroupPlace& place, size_t ranks) {
+  std::weak_ptr<GroupFabric>& found = fabrics_[{place.run(), place.group(), place.generation()}];
+  std::shared_ptr<GroupFabric> fabric = found.lock();
+  if (fabric == nullptr) {
+    fabric = std::make_shared<GroupFabric>(world_, ranks);
+    found = fabric;
+  }
+  return fabric;
+}
+
+}  // namespace cadre::simulation

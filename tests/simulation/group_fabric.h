@@ -1,0 +1,62 @@
+// What connects the ranks of one generation of a group: collectives that all ranks enter in the
+// same order, and that fail for all when one rank leaves.
+//
+// A collective is complete when every rank has entered it; each then gets what all ranks put in,
+// by rank.
+//
+// Thread-compatible.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "proto/cadre/v1/membership.pb.h"
+#include "tests/simulation/world.h"
+
+namespace cadre::simulation {
+
+class GroupFabric {
+ public:
+  // `ok` false: a rank is gone.
+  using Entered = std::function<void(bool ok, const std::vector<std::string>& all)>;
+
+  GroupFabric(World& world, size_t ranks) : world_(world), ranks_(ranks) {}
+
+  // `kind` names the collective; ranks that enter different ones have lost their way. The first is
+  // the forming of the connections.
+  void Enter(uint32_t rank, const std::string& kind, std::string word, const Lifetime& life,
+             Entered entered);
+  // The rank's process or session is over. Where its host is lost nobody notices.
+  void Leave(uint32_t rank, bool host_lost);
+
+ private:
+  struct Waiting {
+    std::string word;
+    const Lifetime* life;
+    Entered entered;
+  };
+  void Fail(const Lifetime& life, Entered entered);
+
+  World& world_;
+  const size_t ranks_;
+  bool broken_ = false;
+  std::string kind_;
+  std::map<uint32_t, Waiting> waiting_;
+};
+
+// Where the ranks of a generation find one another.
+class Fabrics {
+ public:
+  explicit Fabrics(World& world) : world_(world) {}
+  std::shared_ptr<GroupFabric> Of(const v1::GroupPlace& place, size_t ranks);
+
+ private:
+  World& world_;
+  std::map<std::tuple<std::string, uint32_t, uint32_t>, std::weak_ptr<GroupFabric>> fabrics_;
+};
+
+}  // namespace cadre::simulation

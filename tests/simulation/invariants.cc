@@ -1,0 +1,480 @@
+#include "tests/simulation/invariants.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "coordinator/keys.h"
+#include "coordinator/run.h"
+#include "tests/simulation/describe.h"
+
+namespace cadre::simulation {
+namespace {
+
+template <typename Record>
+Record Parse(const std::string& bytes) {
+  Record record;
+  record.ParseFromString(bytes);
+  return record;
+}
+
+template <typename Record>
+std::optional<Record> Read(const Invariants::Store& store, const std::string& key) {
+  auto it = store.find(key);
+  if (it == store.end()) return std::nullopt;
+  return Parse<Record>(it->second);
+}
+
+bool SameParticipants(const google::protobuf::RepeatedPtrField<v1::Participant>& a,
+                      const google::protobuf::RepeatedPtrField<v1::Participant>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const v1::Participant& x, const v1::Participant& y) {
+                      return x.SerializeAsString() == y.SerializeAsString();
+                    });
+}
+
+std::string Name(const v1::CommitRecord& commit) {
+  return absl::StrCat("round ", commit.round(), " of ", commit.run());
+}
+
+std::vector<FlatSpan> Whole(const Words& words) { return {{0, words.size()}}; }
+
+}  // namespace
+
+// ---- The coordinator's store
+
+void Invariants::OnTransaction(const Store& before, const Store& after) {
+  bool groups_changed = false;
+  const auto meta = [](const Store& store) {
+    return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord());
+  };
+  CheckMeta(meta(before), meta(after));
+  for (const auto& [key, bytes] : before) {
+    if (after.count(key) == 0) Lost(key);
+    groups_changed |= after.count(key) == 0 && absl::StartsWith(key, kGroupPrefix);
+  }
+  // Groups and commits first: what a run's record says is judged by them.
+  for (const auto& [key, bytes] : after) {
+    auto old = before.find(key);
+    if (old != before.end() && old->second == bytes) continue;
+    if (absl::StartsWith(key, kGroupPrefix)) {
+      groups_changed = true;
+      CheckGroup(Parse<v1::GroupRecord>(bytes));
+    } else if (absl::StartsWith(key, kCommitPrefix)) {
+      const auto commit = Parse<v1::CommitRecord>(bytes);
+      if (old == before.end()) {
+        CheckNewCommit(before, after, commit);
+      } else {
+        CheckChangedCommit(Parse<v1::CommitRecord>(old->second), commit);
+      }
+      CheckDigests(commit);
+    }
+  }
+  for (const auto& [key, bytes] : after) {
+    auto old = before.find(key);
+    if (!absl::StartsWith(key, kRunPrefix)) continue;
+    if (old != before.end() && old->second == bytes) continue;
+    CheckRun(after, old == before.end() ? v1::RunRecord() : Parse<v1::RunRecord>(old->second),
+             Parse<v1::RunRecord>(bytes));
+  }
+  if (groups_changed) CheckMembersOnce(after);
+}
+
+void Invariants::Lost(const std::string& key) {
+  if (absl::StartsWith(key, kRunPrefix) || absl::StartsWith(key, kCommitPrefix) ||
+      key == kMetaKey) {
+    world_.Violate("the store loses its record ", key);
+  } else if (absl::StartsWith(key, kGroupPrefix)) {
+    for (auto& [group, generation] : current_) {
+      if (cadre::GroupKey(group.first, group.second) == key) {
+        generations_[generation].over = true;
+      }
+    }
+  }
+}
+
+void Invariants::CheckMeta(const v1::MetaRecord& before, const v1::MetaRecord& after) {
+  if (after.generation() < before.generation() || after.run() < before.run() ||
+      after.member() < before.member() || after.starts() < before.starts()) {
+    world_.Violate("a counter went back, so that what it numbers will be used again: ",
+                   before.ShortDebugString(), " became ", after.ShortDebugString());
+  }
+  for (const auto& [name, value] : before.counters()) {
+    const auto now = after.counters().find(name);
+    if (now == after.counters().end() || now->second < value) {
+      world_.Violate("the counter ", name, " went back");
+    }
+  }
+}
+
+void Invariants::CheckGroup(const v1::GroupRecord& record) {
+  const GroupKey slot{record.run(), record.group()};
+  const uint32_t generation = record.generation();
+  if (const uint32_t before = current_[slot]; before != 0 && before != generation) {
+    generations_[before].over = true;
+  }
+  current_[slot] = generation;
+  if (generation == 0) return;
+  const std::vector<std::string> members(record.members().begin(), record.members().end());
+  auto it = generations_.find(generation);
+  if (it == generations_.end()) {
+    if (generation <= newest_generation_) {
+      world_.Violate("generation ", generation, " is new, but ", newest_generation_,
+                     " was used before");
+    }
+    newest_generation_ = generation;
+    it = generations_.emplace(generation, Generation{slot, members}).first;
+    world_.Count("generations");
+  }
+  if (it->second.group != slot || it->second.members != members || it->second.over) {
+    world_.Violate("generation ", generation, " is used again, for group ", record.group(), " of ",
+                   record.run());
+  }
+  it->second.started |= record.started();
+}
+
+void Invariants::CheckMembersOnce(const Store& store) {
+  std::set<std::string> members;
+  for (auto it = store.lower_bound(kGroupPrefix);
+       it != store.end() && absl::StartsWith(it->first, kGroupPrefix); ++it) {
+    const auto group = Parse<v1::GroupRecord>(it->second);
+    for (const std::string& member : group.members()) {
+      if (!members.insert(member).second) world_.Violate("worker ", member, " is in two groups");
+    }
+  }
+}
+
+// ---- Runs
+
+void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
+                          const v1::RunRecord& record) {
+  const std::string& run = record.run();
+  const bool is_new = before.run().empty();
+  specs_[run] = record.spec();
+  shards_[run] = static_cast<uint32_t>(record.shards_size());
+  if (Averages(record.spec())) {
+    if (record.version() != before.version() && record.version() != before.version() + 1) {
+      world_.Violate(run, " goes from version ", before.version(), " to ", record.version());
+    }
+    if (record.step() < before.step()) world_.Violate(run, " goes back in steps");
+    const auto commit = Read<v1::CommitRecord>(after, CommitKey(run, record.version()));
+    const bool proven = commit.has_value() && commit->committed() &&
+                        commit->digest() == record.digest() && commit->step() == record.step();
+    if ((record.version() > 0 || record.digest() != 0) && !proven) {
+      world_.Violate(run, " is at version ", record.version(), ", which no commit record proves");
+    }
+  }
+  if (is_new) return;
+  CountMovedParts(before.evaluating(), record.evaluating());
+  if (before.lineage() != record.lineage()) world_.Violate(run, " changes its lineage");
+  if (!IsLive(before.state()) && before.state() != record.state()) {
+    world_.Violate(run, " had ended and goes on");
+  }
+  if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
+}
+
+void Invariants::CountMovedParts(const v1::EvaluationRecord& before,
+                                 const v1::EvaluationRecord& after) {
+  if (before.version() != after.version() || before.parts_size() != after.parts_size()) return;
+  for (int i = 0; i < before.parts_size(); ++i) {
+    const v1::EvaluationPart& was = before.parts(i);
+    const v1::EvaluationPart& is = after.parts(i);
+    if (was.done() && !is.done()) world_.Violate("a part of an evaluation is done no more");
+    const bool taken = was.given() && !was.done() && (!is.given() || is.group() != was.group());
+    if (taken) world_.Count("evaluation_parts_moved");
+  }
+}
+
+void Invariants::CheckRunEnd(const v1::RunRecord& record) {
+  world_.Log("run   ", record.run(), " is ", v1::RunState_Name(record.state()), " ",
+             record.reason());
+  world_.Count(absl::StrCat("runs_", v1::RunState_Name(record.state())));
+  if (record.state() == v1::FAILED) {
+    const bool limit = may_fail_ && absl::StartsWith(record.reason(), "groups failed");
+    if (!limit) world_.Violate(record.run(), " failed: ", record.reason());
+    return;
+  }
+  if (record.state() != v1::DONE) return;
+  if (record.step() < TotalSteps(record) || TotalSteps(record) == 0) {
+    world_.Violate(record.run(), " is done at step ", record.step(), " of ", TotalSteps(record));
+  }
+  if (record.test().samples() != record.test_samples() ||
+      record.test().version() != record.version() || record.test().step() != record.step()) {
+    world_.Violate(record.run(), " is done, but its last version is not wholly evaluated: ",
+                   record.test().ShortDebugString());
+  }
+}
+
+// ---- Commits
+
+void Invariants::CheckNewCommit(const Store& before, const Store& after,
+                                const v1::CommitRecord& commit) {
+  const auto run = Read<v1::RunRecord>(after, RunKey(commit.run()));
+  if (!run) {
+    world_.Violate(Name(commit), " has no run");
+    return;
+  }
+  if (commit.round() == 0) {
+    Words words(TensorBegins(run->spec()).back());
+    for (uint64_t p = 0; p < words.size(); ++p) words[p] = InitialWord(run->spec(), p);
+    versions_[commit.run()][0] = std::move(words);
+    shards_[commit.run()] = static_cast<uint32_t>(run->shards_size());
+    committed_.insert({commit.run(), 0});
+    return;
+  }
+  const auto base = Read<v1::CommitRecord>(before, CommitKey(commit.run(), commit.round() - 1));
+  if (!base || !base->committed() || versions_[commit.run()].count(commit.round()) != 0) {
+    world_.Violate(Name(commit), " is closed out of order or twice");
+    return;
+  }
+  if (commit.participants().empty()) world_.Violate(Name(commit), " has no participants");
+  for (int i = 0; i < commit.participants_size(); ++i) {
+    if (i > 0 && commit.participants(i).group() <= commit.participants(i - 1).group()) {
+      world_.Violate(Name(commit), " is not in group order");
+    }
+    CheckParticipant(*run, commit, commit.participants(i));
+  }
+  MakeVersion(*run, commit);
+  world_.Count("rounds_closed");
+  world_.Count("rounds_closed_short",
+               commit.participants_size() < static_cast<int>(GroupsOf(run->spec())) ? 1 : 0);
+}
+
+void Invariants::CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,
+                                  const v1::Participant& in) {
+  const auto it = generations_.find(in.generation());
+  const GroupKey slot{commit.run(), in.group()};
+  if (it == generations_.end() || it->second.group != slot || !it->second.started ||
+      current_[slot] != in.generation()) {
+    world_.Violate(Name(commit), " takes generation ", in.generation(), " of group ", in.group(),
+                   ", which is not live");
+    return;
+  }
+  if (it->second.members.size() != in.ranks()) {
+    world_.Violate(Name(commit), " has wrong ranks for group ", in.group());
+  }
+  const std::vector<uint64_t> begins = TensorBegins(run.spec());
+  const auto shards = static_cast<uint32_t>(run.shards_size());
+  for (uint32_t rank = 0; rank < in.ranks(); ++rank) {
+    const std::vector<FlatSpan> owned = OwnedSpans(begins, rank, in.ranks());
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      if (Intersect(owned, ShardSpan(begins.back(), shard, shards)).empty()) continue;
+      const ContributionKey key{commit.run(), commit.round(), in.group(), in.generation(), rank};
+      if (acknowledged_.count({key, run.shards(static_cast<int>(shard))}) == 0) {
+        world_.Violate(key.ToString(), " is committed, but shard ", shard,
+                       " never acknowledged it");
+      }
+    }
+  }
+}
+
+void Invariants::MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& commit) {
+  const Words& base = versions_[commit.run()][commit.round() - 1];
+  Words next(base.size());
+  double total = 0;
+  for (const v1::Participant& in : commit.participants()) {
+    total += static_cast<double>(in.samples());
+  }
+  for (const v1::Participant& in : commit.participants()) {
+    const auto weight = static_cast<float>(static_cast<double>(in.samples()) / total);
+    for (uint64_t p = 0; p < next.size(); ++p) {
+      next[p] = AddToMean(next[p], weight,
+                          TrainedWord(base[p], in.group(), in.generation(), in.samples()));
+    }
+  }
+  versions_[run.run()][commit.round()] = std::move(next);
+}
+
+void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
+                                    const v1::CommitRecord& commit) {
+  if (before.committed()) world_.Violate(Name(commit), " was committed and is written again");
+  if (!SameParticipants(before.participants(), commit.participants()) ||
+      before.step() != commit.step() || before.samples() != commit.samples()) {
+    world_.Violate(Name(commit), " was closed and has other participants now");
+  }
+  for (int i = 0; i < before.digests_size() && i < commit.digests_size(); ++i) {
+    const bool kept = !before.digests(i).applied() || before.digests(i).SerializeAsString() ==
+                                                          commit.digests(i).SerializeAsString();
+    if (!kept) world_.Violate(Name(commit), " has another digest of shard ", i, " now");
+  }
+  if (commit.committed() && commit.round() > 0) {
+    committed_.insert({commit.run(), commit.round()});
+    world_.Count("commits");
+  }
+}
+
+void Invariants::CheckDigests(const v1::CommitRecord& commit) {
+  const auto run = versions_.find(commit.run());
+  if (run == versions_.end() || run->second.count(commit.round()) == 0) return;
+  const Words& words = run->second[commit.round()];
+  const uint32_t shards = shards_[commit.run()];
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    if (!shard.applied()) {
+      if (commit.committed()) world_.Violate(Name(commit), " is committed, not applied everywhere");
+      continue;
+    }
+    const uint64_t right = DigestOf(words, {ShardSpan(words.size(), shard.shard(), shards)});
+    if (shard.digest() != right) {
+      world_.Violate(Name(commit), ": shard ", shard.shard(), " has digest ",
+                     DigestHex(shard.digest()), ", its participants make ", DigestHex(right));
+    }
+  }
+  if (commit.committed() && commit.digest() != DigestOf(words, Whole(words))) {
+    world_.Violate(Name(commit), " has digest ", DigestHex(commit.digest()),
+                   ", its participants make ", DigestHex(DigestOf(words, Whole(words))));
+  }
+}
+
+// ---- What the coordinator says
+
+void Invariants::OnSubmitted(const Store& store, const std::string& run) {
+  if (store.count(RunKey(run)) == 0) world_.Violate(run, " is acknowledged, but not in the store");
+  submitted_.insert(run);
+}
+
+void Invariants::OnSaid(const Store& store, const v1::CoordinatorMessage& message) {
+  if (message.has_apply()) {
+    const v1::Apply& apply = message.apply();
+    const auto commit = Read<v1::CommitRecord>(store, CommitKey(apply.run(), apply.round()));
+    if (!commit || !SameParticipants(commit->participants(), apply.participants())) {
+      world_.Violate("Apply for round ", apply.round(), " of ", apply.run(),
+                     " is not what the store holds");
+    }
+  } else if (message.has_decision() && message.decision().adopt()) {
+    const v1::Decision& decision = message.decision();
+    const v1::GroupPlace& place = decision.place();
+    const auto commit = Read<v1::CommitRecord>(store, CommitKey(place.run(), decision.version()));
+    if (!commit || !commit->committed() || commit->digest() != decision.digest() ||
+        commit->step() != decision.step()) {
+      world_.Violate("Decision ", Describe(place), " hands out version ", decision.version(),
+                     ", which is not what the store holds");
+    }
+    if (!commit || !decision.included() || decision.round() != decision.version()) return;
+    const bool there =
+        std::any_of(commit->participants().begin(), commit->participants().end(),
+                    [&](const v1::Participant& in) {
+                      return in.group() == place.group() && in.generation() == place.generation();
+                    });
+    if (!there) world_.Violate("Decision ", Describe(place), " says that it is included");
+  } else if (message.has_assignment()) {
+    const v1::Assignment& assignment = message.assignment();
+    const v1::GroupPlace& place = assignment.place();
+    const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
+    if (!group || group->generation() != place.generation() ||
+        group->members_size() != assignment.peers_size() ||
+        group->version() != assignment.version()) {
+      world_.Violate("Assignment ", Describe(place), " is not what the store holds");
+    }
+  } else if (message.has_start()) {
+    const v1::GroupPlace& place = message.start().place();
+    const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
+    if (!group || group->generation() != place.generation() || !group->started()) {
+      world_.Violate("Start ", Describe(place), " is not what the store holds");
+    }
+  }
+}
+
+// ---- Aggregators
+
+void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionHeader& header) {
+  const ContributionKey key = ContributionKey::Of(header);
+  acknowledged_.insert({key, aggregator});
+  kept_.insert({key, aggregator});
+}
+
+void Invariants::OnContributionRemoved(const std::string& aggregator, const ContributionKey& key,
+                                       uint32_t version, bool closed, absl::string_view why) {
+  if (kept_.erase({key, aggregator}) == 0 || closed || version >= key.round) return;
+  world_.Violate(aggregator, " removes ", key.ToString(), " (", why,
+                 "), which it had acknowledged and not applied");
+}
+
+void Invariants::OnVersionWritten(const std::string& aggregator, const v1::Apply& apply,
+                                  const ApplyPlan& plan, const Words& words) {
+  const std::string name = absl::StrCat("version ", apply.round(), " of ", apply.run());
+  world_.Count("shard_versions_written");
+  if (!written_.insert({aggregator, apply.run(), apply.round()}).second) {
+    world_.Violate(aggregator, " makes ", name, " a second time");
+  }
+  const auto run = versions_.find(apply.run());
+  if (run == versions_.end() || run->second.count(apply.round()) == 0) {
+    world_.Violate(aggregator, " makes ", name, ", which nobody has decided");
+    return;
+  }
+  const Words& right = run->second[apply.round()];
+  for (uint64_t p = plan.span.begin; p < plan.span.end; ++p) {
+    if (words[p] == right[p]) continue;
+    world_.Violate(aggregator, " makes ", name, " wrong at position ", p,
+                   ": not the mean of its participants in their order");
+    return;
+  }
+}
+
+// ---- Workers
+
+void Invariants::OnHeld(const v1::GroupPlace& place, uint32_t version, const Words& words,
+                        const std::vector<FlatSpan>& owned) {
+  world_.Count("versions_adopted");
+  if (committed_.count({place.run(), version}) == 0) {
+    world_.Violate(Describe(place), " holds version ", version, ", which is not committed");
+    return;
+  }
+  const Words& right = versions_[place.run()][version];
+  if (DigestOf(words, owned) != DigestOf(right, owned)) {
+    world_.Violate(Describe(place), " holds something else than version ", version);
+  }
+}
+
+void Invariants::OnTraining(const v1::GroupPlace& place, bool begins) {
+  const auto key = std::make_tuple(place.run(), place.group(), place.generation(), place.rank());
+  if (!begins) {
+    training_.erase(key);
+    return;
+  }
+  if (!training_.insert(key).second) world_.Violate("two workers train as ", Describe(place));
+  const auto it = generations_.find(place.generation());
+  if (it == generations_.end() || !it->second.started ||
+      it->second.group != GroupKey{place.run(), place.group()}) {
+    world_.Violate(Describe(place), " trains, but its generation never started");
+  }
+}
+
+// ---- Always
+
+void Invariants::Check() {
+  for (const auto& [key, aggregator] : kept_) {
+    if (on_disk_(aggregator, key)) continue;
+    world_.Violate(aggregator, " has lost ", key.ToString(), ", which it had acknowledged");
+    return;
+  }
+}
+
+void Invariants::CheckEnd(
+    const Store& store,
+    const std::function<std::optional<uint32_t>(const std::string&, const std::string&)>&
+        version_on_disk) {
+  for (const std::string& run : submitted_) {
+    const auto record = Read<v1::RunRecord>(store, RunKey(run));
+    if (!record) {
+      world_.Violate(run, " was acknowledged and is lost");
+      return;
+    }
+    for (uint32_t version = 1; version <= record->version(); ++version) {
+      const auto commit = Read<v1::CommitRecord>(store, CommitKey(run, version));
+      if (!commit || !commit->committed()) world_.Violate(run, " lost its commit ", version);
+    }
+    for (const std::string& aggregator : record->shards()) {
+      const auto on_disk = version_on_disk(aggregator, run);
+      const bool has = on_disk.has_value() && *on_disk >= record->version();
+      // A run that was stopped before its shards were open has nothing.
+      if (!has && record->version() > 0) {
+        world_.Violate(aggregator, " does not hold version ", record->version(), " of ", run);
+      }
+    }
+  }
+}
+
+}  // namespace cadre::simulation

@@ -1,0 +1,80 @@
+#include "tests/simulation/membership_link.h"
+
+#include <utility>
+
+namespace cadre::simulation {
+namespace {
+
+constexpr absl::Duration kHandshake = absl::Seconds(10);
+
+}  // namespace
+
+void MembershipLink::Stop(bool host_lost) {
+  life_.End();
+  stream_life_.End();
+  if (connection_ != 0) network_.EndByClient(std::exchange(connection_, 0), host_lost);
+  welcomed_ = false;
+}
+
+void MembershipLink::Dial() {
+  stream_life_.End();
+  connection_ = network_.Dial(options_.host,
+                              {.message = [this](const v1::CoordinatorMessage& m) { OnMessage(m); },
+                               .closed = [this] { OnClosed(); }});
+  v1::MemberMessage message;
+  *message.mutable_hello() = options_.hello();
+  message.mutable_hello()->set_schema_hash(options_.schema_hash);
+  message.mutable_hello()->set_member_id(member_id_);
+  network_.Up(connection_, message);
+  world_.timeline.After(kHandshake, stream_life_, [this] {
+    if (welcomed_) return;
+    network_.EndByClient(connection_, /*host_lost=*/false);
+    OnClosed();
+  });
+}
+
+void MembershipLink::OnMessage(const v1::CoordinatorMessage& message) {
+  if (message.has_welcome()) {
+    member_id_ = message.welcome().member_id();
+    heartbeat_ = absl::Milliseconds(message.welcome().heartbeat_ms());
+    welcomed_ = true;
+    ScheduleHeartbeat();
+    options_.on_connection(true);
+    return;
+  }
+  options_.on_message(message);
+  if (message.has_refused() && message.refused().refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
+    member_id_.clear();
+  }
+}
+
+void MembershipLink::OnClosed() {
+  stream_life_.End();
+  connection_ = 0;
+  const bool was_welcomed = std::exchange(welcomed_, false);
+  if (was_welcomed) options_.on_connection(false);
+  world_.timeline.After(world_.dice.Between(absl::Milliseconds(50), absl::Seconds(2)), life_,
+                        [this] { Dial(); });
+}
+
+void MembershipLink::Send(const v1::MemberMessage& message) {
+  if (!welcomed_) return;
+  network_.Up(connection_, message);
+}
+
+void MembershipLink::SayGoodbye() {
+  v1::MemberMessage message;
+  message.mutable_goodbye()->set_reason("told to end");
+  Send(message);
+}
+
+void MembershipLink::ScheduleHeartbeat() {
+  world_.timeline.After(heartbeat_, stream_life_, [this] {
+    v1::MemberMessage message;
+    *message.mutable_heartbeat() = options_.heartbeat();
+    Send(message);
+    ScheduleHeartbeat();
+  });
+}
+
+}  // namespace cadre::simulation

@@ -1,0 +1,59 @@
+// The member's end of its stream to the coordinator, as coordinator/client/membership_client keeps
+// it: dials until it is welcomed, keeps the member's id, sends heartbeats, dials again.
+//
+// Thread-compatible.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "proto/cadre/v1/membership.pb.h"
+#include "tests/simulation/network.h"
+#include "tests/simulation/world.h"
+
+namespace cadre::simulation {
+
+class MembershipLink {
+ public:
+  struct Options {
+    std::string host;
+    uint64_t schema_hash = 0;
+    std::function<v1::Hello()> hello;
+    // Everything but Welcome.
+    std::function<void(const v1::CoordinatorMessage&)> on_message;
+    std::function<void(bool)> on_connection;
+    std::function<v1::Heartbeat()> heartbeat;
+  };
+
+  MembershipLink(World& world, Network& network, Options options)
+      : world_(world), network_(network), options_(std::move(options)) {}
+  ~MembershipLink() { Stop(/*host_lost=*/false); }
+
+  void Start() { Dial(); }
+  // The process is gone.
+  void Stop(bool host_lost);
+  // Lost when there is no stream.
+  void Send(const v1::MemberMessage& message);
+  void SayGoodbye();
+  bool connected() const { return welcomed_; }
+  const std::string& member_id() const { return member_id_; }
+
+ private:
+  void Dial();
+  void OnMessage(const v1::CoordinatorMessage& message);
+  void OnClosed();
+  void ScheduleHeartbeat();
+
+  World& world_;
+  Network& network_;
+  const Options options_;
+  // Of the process, and of its present stream.
+  Lifetime life_;
+  Lifetime stream_life_;
+  ConnectionId connection_ = 0;
+  bool welcomed_ = false;
+  std::string member_id_;
+  absl::Duration heartbeat_ = absl::Seconds(2);
+};
+
+}  // namespace cadre::simulation

@@ -1,0 +1,200 @@
+#include "tests/simulation/simulated_coordinator.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/match.h"
+#include "coordinator/keys.h"
+
+namespace cadre::simulation {
+namespace {
+
+constexpr absl::Duration kShortestAbsence = absl::Milliseconds(100);
+constexpr absl::Duration kLongestAbsence = absl::Seconds(14);
+
+bool Writes(const std::vector<Action>& actions) {
+  return std::any_of(actions.begin(), actions.end(), [](const Action& action) {
+    return std::holds_alternative<Persist>(action) || std::holds_alternative<Erase>(action);
+  });
+}
+
+void Write(const std::vector<Action>& actions, std::map<std::string, std::string>& store) {
+  for (const Action& action : actions) {
+    if (const auto* persist = std::get_if<Persist>(&action)) store[persist->key] = persist->value;
+    const auto* const erase = std::get_if<Erase>(&action);
+    if (erase == nullptr) continue;
+    if (!erase->prefix) store.erase(erase->key);
+    auto it = erase->prefix ? store.lower_bound(erase->key) : store.end();
+    while (it != store.end() && absl::StartsWith(it->first, erase->key)) it = store.erase(it);
+  }
+}
+
+}  // namespace
+
+void SimulatedCoordinator::Start() {
+  world_.Count("coordinator_starts");
+  world_.Log("c     starts");
+  if (world_.plant == Plant::kReuseGeneration && store_.count(kMetaKey) != 0) {
+    v1::MetaRecord meta;
+    meta.ParseFromString(store_[kMetaKey]);
+    meta.set_generation(0);
+    store_[kMetaKey] = meta.SerializeAsString();
+  }
+  std::map<std::string, std::string> records = store_;
+  if (world_.plant == Plant::kForgetStore) records.clear();
+  if (world_.plant == Plant::kForgetMeta) records.erase(kMetaKey);
+  machine_ = std::make_unique<Machine>(options_);
+  inbox_.clear();
+  busy_until_ = absl::InfinitePast();
+  judge_from_ = absl::InfinitePast();
+  network_.Listen({
+      .opened = [this](ConnectionId c) { Take(StreamOpened{c}); },
+      .message =
+          [this](ConnectionId c, const v1::MemberMessage& m) {
+            Take(MessageReceived{c, m});
+          },
+      .closed = [this](ConnectionId c) { Take(StreamClosed{c}); },
+  });
+  const absl::StatusOr<std::vector<Action>> actions =
+      machine_->Restore(records, world_.timeline.now());
+  if (!actions.ok()) {
+    world_.Violate("the store cannot be restored: ", actions.status().ToString());
+    return;
+  }
+  if (Perform({*actions})) ArmTick();
+}
+
+void SimulatedCoordinator::Crash() {
+  if (!up()) return;
+  world_.Count("coordinator_kills");
+  world_.Log("c     dies");
+  life_.End();
+  tick_life_.End();
+  machine_.reset();
+  inbox_.clear();
+  waiting_.clear();
+  network_.Unlisten();
+  world_.timeline.After(world_.dice.Between(kShortestAbsence, kLongestAbsence), life_,
+                        [this] { Start(); });
+}
+
+void SimulatedCoordinator::Submit(const v1::RunSpec& spec,
+                                  std::function<void(const std::string&)> done) {
+  if (!up()) return;
+  const RequestId request = ++last_request_;
+  waiting_[request] = std::move(done);
+  Take(SubmitRun{.request = request, .spec = spec, .lineage_seed = world_.dice.Bits()});
+}
+
+void SimulatedCoordinator::StopRun(const std::string& run) {
+  if (!up()) return;
+  world_.Log("user  stops ", run);
+  Take(cadre::StopRun{.request = ++last_request_, .run = run, .reason = "enough"});
+}
+
+void SimulatedCoordinator::Take(Event event) {
+  const absl::Time now = world_.timeline.now();
+  inbox_.push_back(std::move(event));
+  if (inbox_.size() > 1) return;  // they are handled together
+  if (now >= busy_until_ && world_.dice.Chance(world_.faults.stall)) {
+    world_.Count("coordinator_stalls");
+    busy_until_ = now + world_.dice.Between(absl::Milliseconds(500), absl::Seconds(15));
+    judge_from_ = busy_until_ + 2 * options_.heartbeat;
+  }
+  world_.timeline.At(std::max(now, busy_until_), life_, [this] { HandleInbox(); });
+}
+
+void SimulatedCoordinator::HandleInbox() {
+  std::vector<Event> events;
+  events.swap(inbox_);
+  const absl::Time now = world_.timeline.now();
+  Batch batch;
+  const auto handle = [&](const Event& event) {
+    world_.Count("coordinator_events");
+    batch.push_back(machine_->Handle(event, now));
+  };
+  for (const Event& event : events) handle(event);
+  if (now >= machine_->NextDeadline() && now >= judge_from_) handle(Tick{});
+  if (Perform(batch)) ArmTick();
+}
+
+void SimulatedCoordinator::ArmTick() {
+  tick_life_.End();
+  const absl::Time due = std::max({machine_->NextDeadline(), judge_from_, busy_until_});
+  if (due == absl::InfiniteFuture()) return;
+  // A deadline that is not met by a Tick would be asked for again at once, for ever.
+  const absl::Time soonest = world_.timeline.now() + absl::Milliseconds(1);
+  world_.timeline.At(std::max(due, soonest), tick_life_, [this] {
+    if (inbox_.empty()) HandleInbox();
+  });
+}
+
+bool SimulatedCoordinator::Perform(const Batch& batch) {
+  if (world_.plant == Plant::kSendBeforeCommit &&
+      world_.dice.Chance(world_.faults.crash_before_commit * 20)) {
+    Say(batch);
+    Crash();
+    return false;
+  }
+  if (!Commit(batch)) return false;
+  Say(batch);
+  return up();
+}
+
+bool SimulatedCoordinator::Commit(const Batch& batch) {
+  if (std::none_of(batch.begin(), batch.end(), Writes)) return true;
+  if (world_.dice.Chance(world_.faults.crash_before_commit)) {
+    world_.Count("crashes_before_commit");
+    Crash();
+    return false;
+  }
+  world_.Count("transactions");
+  for (const std::vector<Action>& actions : batch) {
+    if (Writes(actions)) {
+      std::map<std::string, std::string> after = store_;
+      Write(actions, after);
+      if (world_.plant == Plant::kDropGroupRecords) Write({Erase{kGroupPrefix, true}}, after);
+      invariants_.OnTransaction(store_, after);
+      store_ = std::move(after);
+    }
+    for (const Action& action : actions) {
+      if (const auto* send = std::get_if<Send>(&action)) invariants_.OnSaid(store_, send->message);
+    }
+  }
+  if (world_.dice.Chance(world_.faults.crash_after_commit)) {
+    world_.Count("crashes_after_commit");
+    Crash();
+    return false;
+  }
+  return true;
+}
+
+void SimulatedCoordinator::Say(const Batch& batch) {
+  for (const std::vector<Action>& actions : batch) {
+    for (const Action& action : actions) {
+      if (const auto* send = std::get_if<Send>(&action)) {
+        network_.Down(send->connection, send->message);
+      } else if (const auto* disconnect = std::get_if<Disconnect>(&action)) {
+        network_.EndByServer(disconnect->connection);
+      } else if (const auto* replied = std::get_if<Replied>(&action)) {
+        Reply(*replied);
+      }
+    }
+  }
+}
+
+void SimulatedCoordinator::Reply(const Replied& replied) {
+  auto it = waiting_.find(replied.request);
+  if (it == waiting_.end()) return;
+  const auto done = std::move(it->second);
+  waiting_.erase(it);
+  if (!replied.status.ok()) {
+    world_.Violate("a good run is refused: ", replied.status.ToString());
+    return;
+  }
+  invariants_.OnSubmitted(store_, replied.run);
+  done(replied.run);
+}
+
+}  // namespace cadre::simulation

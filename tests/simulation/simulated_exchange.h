@@ -1,0 +1,88 @@
+// A rank's calls to the shards, one shard at a time or all together, with retries, as
+// worker/train/shard_exchange and server/client/rounds_client make them: each leg of a call may
+// take long, fail, or be carried out although the caller was told that it failed.
+//
+// Thread-compatible.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/cadre/v1/rounds.pb.h"
+#include "tests/simulation/model.h"
+#include "tests/simulation/simulated_aggregator.h"
+#include "tests/simulation/world.h"
+
+namespace cadre::simulation {
+
+using Directory = std::vector<std::unique_ptr<SimulatedAggregator>>;
+
+class SimulatedExchange {
+ public:
+  using Finished = std::function<void(const absl::Status&)>;
+
+  SimulatedExchange(World& world, Network& network, Directory& directory, Invariants& invariants,
+                    std::string host)
+      : world_(world),
+        network_(network),
+        directory_(directory),
+        invariants_(invariants),
+        host_(std::move(host)) {}
+
+  void SetAddress(uint32_t shard, const std::string& address) { addresses_[shard] = address; }
+  bool has_shards() const { return !addresses_.empty(); }
+  uint32_t shards() const { return static_cast<uint32_t>(addresses_.size()); }
+
+  // Stages the owned words at every shard; calls back with the first error, or OK.
+  // `header`: without ranges. The words must stay.
+  void Stage(const v1::ContributionHeader& header, const std::vector<uint64_t>& begins,
+             const std::vector<FlatSpan>& owned, const Words& words, Finished finished);
+  // Pulls the owned words into `words`.
+  void Pull(const v1::PullRequest& request, const std::vector<uint64_t>& begins,
+            const std::vector<FlatSpan>& owned, Words* words, Finished finished);
+  // Nothing is called back any more.
+  void Cancel() { life_.End(); }
+
+ private:
+  // One shard's part of an exchange.
+  struct Call {
+    uint32_t shard = 0;
+    absl::Time deadline;
+    v1::ContributionHeader header;
+    v1::PullRequest request;
+    std::vector<FlatSpan> spans;
+    Words values;  // to stage, in order
+    Words* out = nullptr;
+    SimulatedAggregator* at = nullptr;
+    SimulatedAggregator::Staging staging;
+    uint32_t next_chunk = 0;
+    Finished finished;
+  };
+  using CallPtr = std::shared_ptr<Call>;
+
+  void All(std::vector<CallPtr> calls, const Finished& finished,
+           const std::function<void(const CallPtr&)>& begin);
+  void BeginStage(const CallPtr& call);
+  void SendChunk(const CallPtr& call);
+  void FinishStage(const CallPtr& call);
+  void BeginPull(const CallPtr& call);
+  // The next leg of the call, at the shard; `again` begins the call anew where it breaks.
+  void Leg(const CallPtr& call, const std::function<void(const CallPtr&)>& again,
+           std::function<void()> leg);
+  void Again(const CallPtr& call, const std::function<void(const CallPtr&)>& again);
+  SimulatedAggregator* Find(uint32_t shard);
+
+  World& world_;
+  Network& network_;
+  Directory& directory_;
+  Invariants& invariants_;
+  const std::string host_;
+  Lifetime life_;
+  std::map<uint32_t, std::string> addresses_;
+};
+
+}  // namespace cadre::simulation

@@ -1,0 +1,334 @@
+#include "tests/simulation/simulated_trainer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "server/client/refusal.h"
+#include "tests/simulation/describe.h"
+
+namespace cadre::simulation {
+namespace {
+
+// As worker/worker.cc gives ranks to find one another.
+constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
+
+uint64_t ToNumber(const std::string& word) {
+  uint64_t number = 0;
+  return absl::SimpleAtoi(word, &number) ? number : 0;
+}
+
+}  // namespace
+
+SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabrics,
+                                   Directory& directory, Invariants& invariants,
+                                   const std::string& host, absl::Duration step_time,
+                                   v1::Assignment assignment, Outlet outlet)
+    : world_(world),
+      invariants_(invariants),
+      assignment_(std::move(assignment)),
+      outlet_(std::move(outlet)),
+      step_time_(step_time),
+      begins_(TensorBegins(assignment_.spec())),
+      owned_(OwnedSpans(begins_, assignment_.place().rank(),
+                        static_cast<uint32_t>(assignment_.peers_size()))),
+      fabric_(fabrics.Of(assignment_.place(), static_cast<size_t>(assignment_.peers_size()))),
+      exchange_(world, network, directory, invariants, host),
+      base_(begins_.back()),
+      version_(assignment_.version()),
+      step_(assignment_.step()) {
+  for (const v1::ShardAddress& shard : assignment_.shards()) {
+    exchange_.SetAddress(shard.shard(), shard.address());
+  }
+}
+
+// ---- From outside
+
+void SimulatedTrainer::Deliver(const v1::Start& start) {
+  start_ = start;
+  if (std::exchange(awaiting_start_, false))
+    Pause(absl::Milliseconds(2), [this] { BeginTraining(); });
+}
+
+void SimulatedTrainer::Deliver(const v1::Decision& decision) {
+  decisions_.push_back(decision);
+  if (std::exchange(awaiting_decision_, false)) {
+    Pause(absl::Milliseconds(2), [this] { AwaitDecision(); });
+  }
+}
+
+void SimulatedTrainer::MoveShards(const v1::ShardAddresses& shards) {
+  for (const v1::ShardAddress& shard : shards.shards()) {
+    exchange_.SetAddress(shard.shard(), shard.address());
+  }
+}
+
+void SimulatedTrainer::Cancel(const std::string& reason) { End(absl::CancelledError(reason)); }
+
+void SimulatedTrainer::Die(bool host_lost) {
+  over_ = true;
+  life_.End();
+  exchange_.Cancel();
+  fabric_->Leave(place().rank(), host_lost);
+}
+
+void SimulatedTrainer::End(const absl::Status& status) {
+  if (over_) return;
+  Die(/*host_lost=*/false);
+  outlet_.ended(status);
+}
+
+void SimulatedTrainer::Pause(absl::Duration at_most, Next next) {
+  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), at_most), life_, std::move(next));
+}
+
+void SimulatedTrainer::Collective(const std::string& kind, std::string word, NextWords next) {
+  fabric_->Enter(place().rank(), kind, std::move(word), life_,
+                 [this, next = std::move(next)](bool ok, const std::vector<std::string>& words) {
+                   if (!ok) return End(absl::UnavailableError("a peer is gone"));
+                   next(words);
+                 });
+}
+
+void SimulatedTrainer::GroupDigest(const std::string& kind, std::function<void(uint64_t)> next) {
+  Collective(kind, absl::StrCat(DigestOf(base_, owned_)),
+             [next = std::move(next)](const std::vector<std::string>& words) {
+               uint64_t digest = 0;
+               for (const std::string& word : words) digest += ToNumber(word);
+               next(digest);
+             });
+}
+
+// ---- Before training
+
+void SimulatedTrainer::Run() {
+  running_ = true;
+  Pause(absl::Milliseconds(300), [this] { Connect(); });
+}
+
+void SimulatedTrainer::Connect() {
+  auto connected = std::make_shared<bool>(false);
+  world_.timeline.After(kConnectTimeout, life_, [this, connected] {
+    if (!*connected) End(absl::DeadlineExceededError("the group is not complete in time"));
+  });
+  Collective("connect", "", [this, connected](const std::vector<std::string>&) {
+    *connected = true;
+    TakeVersion();
+  });
+}
+
+v1::PullRequest SimulatedTrainer::RequestFor(uint32_t version) const {
+  v1::PullRequest request;
+  request.set_run(place().run());
+  request.set_lineage(assignment_.lineage());
+  request.set_version(version);
+  return request;
+}
+
+void SimulatedTrainer::TakeVersion() {
+  if (!exchange_.has_shards()) {
+    for (uint64_t p = 0; p < base_.size(); ++p) base_[p] = InitialWord(spec(), p);
+    return Prepare();
+  }
+  exchange_.Pull(RequestFor(version_), begins_, owned_, &base_, [this](const absl::Status& status) {
+    if (!status.ok()) return End(status);
+    GroupDigest("digest of the start", [this](uint64_t digest) {
+      if (digest != assignment_.digest()) {
+        world_.Violate(Describe(place()), " pulled version ", version_, " with digest ", digest,
+                       ", its assignment says ", assignment_.digest());
+        return;
+      }
+      invariants_.OnHeld(place(), version_, base_, owned_);
+      Prepare();
+    });
+  });
+}
+
+void SimulatedTrainer::Prepare() {
+  v1::Prepared prepared;
+  *prepared.mutable_place() = place();
+  prepared.set_train_samples(spec().data().synthetic().train_samples());
+  prepared.set_test_samples(spec().data().synthetic().test_samples());
+  awaiting_start_ = !start_.has_value();
+  outlet_.prepared(prepared);
+}
+
+// ---- Training
+
+void SimulatedTrainer::BeginTraining() {
+  trained_ = base_;
+  total_steps_ = start_->total_steps();
+  invariants_.OnTraining(place(), /*begins=*/true);
+  Evaluate(start_->evaluate_begin(), start_->evaluate_end(), [this] {
+    if (start_->next_step() == 0) return AwaitDecision();
+    TrainTo(start_->next_step(), [this] {
+      solo_steps_ = 0;
+      GoSolo();
+    });
+  });
+}
+
+void SimulatedTrainer::Evaluate(uint64_t begin, uint64_t end, Next next) {
+  if (begin >= end) return next();
+  Pause(absl::Milliseconds(500), [this, begin, end, next = std::move(next)] {
+    GroupDigest("digest of the evaluation", [this, begin, end, next](uint64_t digest) {
+      if (lead()) {
+        v1::Evaluated evaluated;
+        *evaluated.mutable_place() = place();
+        evaluated.set_version(version_);
+        evaluated.set_begin(begin);
+        evaluated.set_end(end);
+        evaluated.set_correct((end - begin) / 2);
+        evaluated.set_digest(digest);
+        outlet_.evaluated(evaluated);
+      }
+      next();
+    });
+  });
+}
+
+void SimulatedTrainer::TrainTo(uint32_t step, Next next) {
+  if (step_ >= step) return next();
+  const absl::Duration time = step_time_ * world_.dice.Between(50, 150) / 100;
+  world_.timeline.After(time, life_, [this, step, next = std::move(next)] {
+    Collective("step", "", [this, step, next](const std::vector<std::string>&) {
+      ++step_;
+      ++period_steps_;
+      if (lead() && world_.dice.Chance(0.2)) {
+        v1::Progress progress;
+        *progress.mutable_place() = place();
+        progress.set_step(step_);
+        progress.set_solo_steps(solo_steps_);
+        outlet_.progress(progress);
+      }
+      TrainTo(step, next);
+    });
+  });
+}
+
+void SimulatedTrainer::GoSolo() {
+  const uint32_t most = spec().averaging().max_solo_steps();
+  if (most == 0) return Contribute();
+  const bool further = solo_steps_ < most && (total_steps_ == 0 || step_ < total_steps_);
+  const bool away = lead() && !outlet_.connected() && further;
+  Collective("solo", away ? "1" : "0", [this, most](const std::vector<std::string>& words) {
+    if (words[0] == "0") return Contribute();
+    const uint32_t period = std::max(1U, spec().averaging().every_steps());
+    uint32_t steps = std::min(period, most - solo_steps_);
+    if (total_steps_ > 0) steps = std::min(steps, total_steps_ - step_);
+    solo_steps_ += steps;
+    world_.Count("solo_steps", lead() ? steps : 0);
+    TrainTo(step_ + steps, [this] { GoSolo(); });
+  });
+}
+
+// ---- The boundary
+
+void SimulatedTrainer::Contribute() {
+  const uint64_t samples = uint64_t{period_steps_} * spec().batch_per_group();
+  for (const FlatSpan& span : owned_) {
+    for (uint64_t p = span.begin; p < span.end; ++p) {
+      trained_[p] = TrainedWord(base_[p], place().group(), place().generation(), samples);
+    }
+  }
+  if (!exchange_.has_shards()) return SayContributed();
+  v1::ContributionHeader header;
+  header.set_run(place().run());
+  header.set_lineage(assignment_.lineage());
+  header.set_group(place().group());
+  header.set_generation(place().generation());
+  header.set_rank(place().rank());
+  header.set_round(version_ + 1);
+  header.set_base_version(version_);
+  header.set_samples(samples);
+  exchange_.Stage(header, begins_, owned_, trained_, [this](const absl::Status& status) {
+    const bool late = RefusalOf(status) == v1::REFUSAL_CLOSED_ROUND;
+    if (!status.ok() && !late) return End(status);
+    if (late) world_.Count("contributions_late");
+    SayContributed();
+  });
+}
+
+void SimulatedTrainer::SayContributed() {
+  Collective("contributed", "", [this](const std::vector<std::string>&) {
+    if (lead()) {
+      v1::Contributed contributed;
+      *contributed.mutable_place() = place();
+      contributed.set_round(version_ + 1);
+      contributed.set_base_version(version_);
+      contributed.set_step(step_);
+      contributed.set_samples(uint64_t{period_steps_} * spec().batch_per_group());
+      contributed.set_payload_bytes(exchange_.has_shards() ? begins_.back() * 4 : 0);
+      outlet_.contributed(contributed);
+    }
+    AwaitDecision();
+  });
+}
+
+void SimulatedTrainer::AwaitDecision() {
+  if (lead() && decisions_.empty()) {
+    awaiting_decision_ = true;
+    return;
+  }
+  std::string word;
+  if (lead()) {
+    word = decisions_.front().SerializeAsString();
+    decisions_.pop_front();
+  }
+  Collective("decision", std::move(word), [this](const std::vector<std::string>& words) {
+    v1::Decision decision;
+    if (!decision.ParseFromString(words[0])) {
+      world_.Violate("a decision cannot be read");
+      return;
+    }
+    Adopt(decision);
+  });
+}
+
+void SimulatedTrainer::Adopt(const v1::Decision& decision) {
+  const bool again = decision.adopt() && decision.version() == version_ && period_steps_ == 0;
+  if (!decision.adopt() || again) return GoOn(decision);
+  if (!decision.included()) world_.Count("groups_left_out");
+  if (world_.plant == Plant::kIgnoreVersion) return TakePulled(decision, decision.digest());
+  exchange_.Pull(RequestFor(decision.version()), begins_, owned_, &base_,
+                 [this, decision](const absl::Status& status) {
+                   if (!status.ok()) return End(status);
+                   GroupDigest("digest of the version",
+                               [this, decision](uint64_t digest) { TakePulled(decision, digest); });
+                 });
+}
+
+void SimulatedTrainer::TakePulled(const v1::Decision& decision, uint64_t digest) {
+  if (lead()) {
+    v1::Adopted adopted;
+    *adopted.mutable_place() = place();
+    adopted.set_version(decision.version());
+    adopted.set_digest(digest);
+    adopted.set_payload_bytes(begins_.back() * 4);
+    outlet_.adopted(adopted);
+  }
+  if (over_) return;  // what was said may have ended it
+  if (digest != decision.digest()) {
+    world_.Violate(Describe(place()), " pulled version ", decision.version(), " with digest ",
+                   digest, ", the decision says ", decision.digest());
+    return;
+  }
+  version_ = decision.version();
+  step_ = decision.step();
+  invariants_.OnHeld(place(), version_, base_, owned_);
+  GoOn(decision);
+}
+
+void SimulatedTrainer::GoOn(const v1::Decision& decision) {
+  if (!decision.adopt()) base_ = trained_;  // no aggregators: it goes on with what it has
+  period_steps_ = 0;
+  Evaluate(decision.evaluate_begin(), decision.evaluate_end(), [this, decision] {
+    if (decision.next_step() == 0) return AwaitDecision();
+    TrainTo(decision.next_step(), [this] {
+      solo_steps_ = 0;
+      GoSolo();
+    });
+  });
+}
+
+}  // namespace cadre::simulation

@@ -1,0 +1,107 @@
+// One rank's life in one generation, with worker/train/trainer's sequence of words, exchanges and
+// collectives, and no training: time passes and the model becomes another hash.
+//
+// Thread-compatible.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "tests/simulation/group_fabric.h"
+#include "tests/simulation/invariants.h"
+#include "tests/simulation/model.h"
+#include "tests/simulation/simulated_exchange.h"
+#include "tests/simulation/world.h"
+
+namespace cadre::simulation {
+
+class SimulatedTrainer {
+ public:
+  struct Outlet {
+    std::function<void(const v1::Prepared&)> prepared;
+    std::function<void(const v1::Progress&)> progress;
+    std::function<void(const v1::Contributed&)> contributed;
+    std::function<void(const v1::Adopted&)> adopted;
+    std::function<void(const v1::Evaluated&)> evaluated;
+    std::function<bool()> connected;
+    // The generation is over for this rank: failed, or cancelled.
+    std::function<void(const absl::Status&)> ended;
+  };
+
+  SimulatedTrainer(World& world, Network& network, Fabrics& fabrics, Directory& directory,
+                   Invariants& invariants, const std::string& host, absl::Duration step_time,
+                   v1::Assignment assignment, Outlet outlet);
+
+  void Run();
+  void Deliver(const v1::Start& start);
+  void Deliver(const v1::Decision& decision);
+  void MoveShards(const v1::ShardAddresses& shards);
+  void Cancel(const std::string& reason);
+  // The process is gone: nothing is told to anybody.
+  void Die(bool host_lost);
+
+  const v1::GroupPlace& place() const { return assignment_.place(); }
+  bool running() const { return running_; }
+
+ private:
+  using Next = std::function<void()>;
+  using NextWords = std::function<void(const std::vector<std::string>&)>;
+
+  bool lead() const { return place().rank() == 0; }
+  const v1::RunSpec& spec() const { return assignment_.spec(); }
+  void Pause(absl::Duration at_most, Next next);
+  void Collective(const std::string& kind, std::string word, NextWords next);
+  void End(const absl::Status& status);
+
+  void Connect();
+  void TakeVersion();
+  void Prepare();
+  void BeginTraining();
+  void Evaluate(uint64_t begin, uint64_t end, Next next);
+  void TrainTo(uint32_t step, Next next);
+  void GoSolo();
+  void Contribute();
+  void SayContributed();
+  void AwaitDecision();
+  void Adopt(const v1::Decision& decision);
+  void TakePulled(const v1::Decision& decision, uint64_t digest);
+  void GoOn(const v1::Decision& decision);
+  v1::PullRequest RequestFor(uint32_t version) const;
+  // Adds up what the ranks hold.
+  void GroupDigest(const std::string& kind, std::function<void(uint64_t)> next);
+
+  World& world_;
+  Invariants& invariants_;
+  const v1::Assignment assignment_;
+  const Outlet outlet_;
+  const absl::Duration step_time_;
+  const std::vector<uint64_t> begins_;
+  const std::vector<FlatSpan> owned_;
+  std::shared_ptr<GroupFabric> fabric_;
+  SimulatedExchange exchange_;
+  Lifetime life_;
+  bool running_ = false;
+  bool over_ = false;
+
+  std::optional<v1::Start> start_;
+  bool awaiting_start_ = false;
+  std::deque<v1::Decision> decisions_;
+  bool awaiting_decision_ = false;
+
+  // Words of the version adopted last, and what training has made of them.
+  Words base_;
+  Words trained_;
+  uint32_t version_ = 0;
+  uint32_t step_ = 0;
+  uint32_t period_steps_ = 0;
+  uint32_t solo_steps_ = 0;
+  uint32_t total_steps_ = 0;
+};
+
+}  // namespace cadre::simulation

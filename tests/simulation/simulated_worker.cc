@@ -1,0 +1,127 @@
+#include "tests/simulation/simulated_worker.h"
+
+#include <utility>
+#include <variant>
+
+#include "tests/simulation/describe.h"
+
+namespace cadre::simulation {
+
+void SimulatedWorker::Start() {
+  if (up()) return;
+  ++process_;
+  incarnation_ = absl::StrCat(name_, ".", process_);
+  world_.Log(name_, "    starts");
+  machine_ = std::make_unique<AssignmentMachine>();
+  link_ = std::make_unique<MembershipLink>(
+      world_, network_,
+      MembershipLink::Options{
+          .host = name_,
+          .schema_hash = schema_hash_,
+          .hello = [this] { return MakeHello(); },
+          .on_message = [this](const v1::CoordinatorMessage& m) { Do(machine_->Hear(m)); },
+          .on_connection =
+              [this](bool connected) {
+                if (connected) Do(machine_->Connected());
+              },
+          .heartbeat = [] { return v1::Heartbeat(); }});
+  link_->Start();
+}
+
+void SimulatedWorker::Kill(bool host_lost) {
+  if (!up()) return;
+  world_.Count("worker_kills");
+  world_.Log(name_, "    dies", host_lost ? " with its host" : "");
+  life_.End();
+  if (current_ != nullptr) {
+    invariants_.OnTraining(current_->place(), /*begins=*/false);
+    current_->Die(host_lost);
+  }
+  current_.reset();
+  waiting_.reset();
+  ending_ = false;
+  link_->Stop(host_lost);
+  link_.reset();
+  machine_.reset();
+}
+
+void SimulatedWorker::Leave() {
+  if (!up()) return;
+  world_.Count("workers_left");
+  link_->SayGoodbye();
+  Kill(/*host_lost=*/false);
+}
+
+v1::Hello SimulatedWorker::MakeHello() const {
+  v1::Hello hello;
+  hello.set_role(v1::ROLE_WORKER);
+  hello.set_name(name_);
+  hello.set_incarnation(incarnation_);
+  hello.set_address(absl::StrCat(incarnation_, ":1"));
+  hello.set_host(name_);
+  if (machine_->place()) *hello.mutable_place() = *machine_->place();
+  return hello;
+}
+
+void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
+  for (const AssignmentMachine::Action& action : actions) {
+    if (const auto* begin = std::get_if<AssignmentMachine::Begin>(&action)) {
+      waiting_ = MakeTrainer(begin->assignment);
+      RunNext();
+    } else if (const auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
+      waiting_.reset();
+      if (current_ != nullptr) current_->Cancel(cancel->reason);
+    } else if (const auto* say = std::get_if<AssignmentMachine::Say>(&action)) {
+      link_->Send(say->message);
+    } else {
+      SimulatedTrainer* const trainer = waiting_ != nullptr ? waiting_.get() : current_.get();
+      if (trainer == nullptr) continue;
+      if (const auto* go = std::get_if<AssignmentMachine::Go>(&action)) trainer->Deliver(go->start);
+      if (const auto* decide = std::get_if<AssignmentMachine::Decide>(&action)) {
+        trainer->Deliver(decide->decision);
+      }
+      if (const auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
+        trainer->MoveShards(move->shards);
+      }
+    }
+  }
+}
+
+std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignment& assignment) {
+  const auto tell = [this](const auto& message) { Do(machine_->Tell(message)); };
+  return std::make_unique<SimulatedTrainer>(
+      world_, network_, fabrics_, directory_, invariants_, name_, step_time_, assignment,
+      SimulatedTrainer::Outlet{
+          .prepared = tell,
+          .progress = tell,
+          .contributed = tell,
+          .adopted = tell,
+          .evaluated = tell,
+          .connected = [this] { return link_->connected(); },
+          .ended = [this, place = assignment.place()](
+                       const absl::Status& status) { OnEnded(place, status); }});
+}
+
+void SimulatedWorker::RunNext() {
+  if (current_ != nullptr || waiting_ == nullptr) return;
+  current_ = std::move(waiting_);
+  current_->Run();
+}
+
+void SimulatedWorker::OnEnded(const v1::GroupPlace& place, const absl::Status& status) {
+  invariants_.OnTraining(place, /*begins=*/false);
+  world_.Log(name_, "    leaves ", Describe(place), ": ", status.ToString());
+  if (!absl::IsCancelled(status)) {
+    world_.Count("trainers_failed");
+    Do(machine_->Fail(place, /*permanent=*/false, std::string(status.message())));
+  }
+  if (std::exchange(ending_, true)) return;
+  // Its own work is what ends it, so it goes later; a step under way has to come to its end.
+  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), step_time_), life_, [this] {
+    ending_ = false;
+    current_.reset();
+    RunNext();
+  });
+}
+
+}  // namespace cadre::simulation

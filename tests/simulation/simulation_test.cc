@@ -1,0 +1,136 @@
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/simulation/simulator.h"
+
+namespace cadre::simulation {
+namespace {
+
+constexpr uint64_t kSeeds = 200;
+
+std::string Replay(uint64_t seed, const Outcome& outcome) {
+  return absl::StrCat("cadre-sim --seed ", seed, " --verbose; event ", outcome.events, ", after ",
+                      absl::FormatDuration(outcome.at), ": ", outcome.violation, "\n",
+                      absl::StrJoin(outcome.last_lines, "\n"));
+}
+
+// Everything holds at every event, every run ends, and the seeds have really met what they are for.
+TEST(Simulation, HoldsWhateverGoesWrong) {
+  std::map<std::string, uint64_t> counters;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const Outcome outcome = Simulator({.seed = seed}).Run();
+    ASSERT_EQ(outcome.violation, "") << Replay(seed, outcome);
+    for (const auto& [name, value] : outcome.counters) counters[name] += value;
+  }
+  const std::map<std::string, uint64_t> least = {
+      {"aggregator_crashes_in_orders", 50},
+      {"aggregator_kills", 200},
+      {"applies_said_again", 50},
+      {"calls_broken", 1000},
+      {"commits", 2000},
+      {"contributions_late", 50},
+      {"contributions_staged", 10'000},
+      {"coordinator_events", 50'000},
+      {"coordinator_kills", 300},
+      {"coordinator_stalls", 30},
+      {"crashes_after_commit", 20},
+      {"crashes_before_commit", 20},
+      {"cuts", 200},
+      {"disks_full", 30},
+      {"evaluation_parts_moved", 5},
+      {"generations", 500},
+      {"groups_broken", 5},
+      {"groups_grown", 5},
+      {"groups_left_out", 50},
+      {"leases_lost", 100},
+      {"ledger_refused_closed_round", 50},
+      {"ledger_refused_out_of_order", 20},
+      {"ledger_refused_stale_generation", 3},
+      {"pulls_of_old_versions", 1},
+      {"refused_stale_generation", 20},
+      {"rounds_closed_short", 500},
+      {"runs_DONE", 300},
+      {"runs_STOPPED", 5},
+      {"solo_steps", 50},
+      {"stagings_resumed", 500},
+      {"streams_broken", 500},
+      {"versions_adopted", 5000},
+      {"worker_kills", 200},
+      {"workers_left", 50},
+  };
+  for (const auto& [name, count] : least) {
+    EXPECT_GE(counters[name], count) << "the seeds hardly ever meet " << name;
+  }
+}
+
+TEST(Simulation, EqualSeedsGiveEqualLogs) {
+  const auto log = [](uint64_t seed) {
+    std::vector<std::string> lines;
+    Simulator({.seed = seed, .on_line = [&](const std::string& line) { lines.push_back(line); }})
+        .Run();
+    return lines;
+  };
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    const std::vector<std::string> lines = log(seed);
+    EXPECT_FALSE(lines.empty());
+    EXPECT_EQ(lines, log(seed)) << "seed " << seed;
+  }
+  EXPECT_NE(log(1), log(2));
+}
+
+TEST(Simulation, FaultsLastAsLongAsAsked) {
+  const Outcome outcome = Simulator({.seed = 3, .faults_for = absl::Minutes(20)}).Run();
+  EXPECT_EQ(outcome.violation, "") << Replay(3, outcome);
+  EXPECT_GE(outcome.at, absl::Minutes(20));
+}
+
+// ---- The checker finds bugs that are planted.
+
+struct Planted {
+  const char* name;
+  Plant plant;
+  // What at least one of the seeds must be told.
+  const char* found;
+};
+
+class PlantedBug : public ::testing::TestWithParam<Planted> {};
+
+TEST_P(PlantedBug, IsFound) {
+  std::vector<std::string> violations;
+  bool named = false;
+  for (uint64_t seed = 1; seed <= 40 && !named; ++seed) {
+    const Outcome outcome = Simulator({.seed = seed, .plant = GetParam().plant}).Run();
+    if (outcome.violation.empty()) continue;
+    violations.push_back(outcome.violation);
+    named = absl::StrContains(outcome.violation, GetParam().found);
+    EXPECT_TRUE(absl::StrContains(outcome.last_lines.back(), "VIOLATION"));
+  }
+  EXPECT_TRUE(named) << "no seed was told: " << GetParam().found << ", but\n"
+                     << absl::StrJoin(violations, "\n");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Simulation, PlantedBug,
+    ::testing::Values(
+        Planted{"ForgottenCounters", Plant::kForgetMeta, "a counter went back"},
+        Planted{"ReusedGeneration", Plant::kReuseGeneration, "is used again"},
+        Planted{"ForgottenStore", Plant::kForgetStore, "a counter went back"},
+        Planted{"SaidBeforeDurable", Plant::kSendBeforeCommit, "which is not committed"},
+        Planted{"ShuffledApply", Plant::kShuffleApply, "not the mean of its participants"},
+        Planted{"AppliedTwice", Plant::kApplyTwice, "not the mean of its participants"},
+        Planted{"NotApplied", Plant::kSkipApply, "not the mean of its participants"},
+        Planted{"AcknowledgedTooEarly", Plant::kEarlyStaged, "which it had acknowledged"},
+        Planted{"NotAdopted", Plant::kIgnoreVersion, "holds something else"},
+        Planted{"WrongVersionServed", Plant::kServeOldVersion, "with digest"},
+        Planted{"GroupsNotStored", Plant::kDropGroupRecords, "is not what the store holds"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace cadre::simulation

@@ -1,0 +1,74 @@
+// Virtual time: what will happen, in order.
+//
+// Work that belongs to a process is scheduled under its Lifetime and never happens once that has
+// ended, so a killed process does nothing any more. Work of equal times happens in the order in
+// which it was scheduled.
+//
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <queue>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace cadre::simulation {
+
+// Ends what was scheduled under it when it is destroyed or told to end.
+class Lifetime {
+ public:
+  std::weak_ptr<const char> watch() const { return token_; }
+  void End() { token_ = std::make_shared<char>(); }
+
+ private:
+  std::shared_ptr<const char> token_ = std::make_shared<char>();
+};
+
+class Timeline {
+ public:
+  using Work = std::function<void()>;
+
+  absl::Time now() const { return now_; }
+  // Since the start of the simulation.
+  absl::Duration elapsed() const { return now_ - start_; }
+
+  void At(absl::Time when, const Lifetime& life, Work work) {
+    Push(when, /*bound=*/true, life.watch(), std::move(work));
+  }
+  void After(absl::Duration delay, const Lifetime& life, Work work) {
+    At(now_ + delay, life, std::move(work));
+  }
+  // Belongs to the world and always happens.
+  void After(absl::Duration delay, Work work) {
+    Push(now_ + delay, /*bound=*/false, {}, std::move(work));
+  }
+
+  // Does the next thing. False: there is none.
+  bool Step();
+
+ private:
+  struct Entry {
+    absl::Time when;
+    uint64_t number = 0;
+    bool bound = false;
+    std::weak_ptr<const char> watch;
+    Work work;
+  };
+  struct Later {
+    bool operator()(const Entry& a, const Entry& b) const {
+      return a.when != b.when ? a.when > b.when : a.number > b.number;
+    }
+  };
+
+  void Push(absl::Time when, bool bound, std::weak_ptr<const char> watch, Work work);
+
+  const absl::Time start_ = absl::FromUnixSeconds(1'000'000);
+  absl::Time now_ = start_;
+  uint64_t pushed_ = 0;
+  std::priority_queue<Entry, std::vector<Entry>, Later> entries_;
+};
+
+}  // namespace cadre::simulation
