@@ -46,7 +46,7 @@ std::string ProgressText(const v1::RunStatus& run) {
     if (run.step() == 0) return absl::StrJoin(parts, "  ");
   }
   parts.push_back(run.total_epochs() > 0
-                      ? absl::StrFormat("epoch %.2f/%g", run.epoch(), run.total_epochs())
+                      ? absl::StrFormat("epoch %.2f/%.2f", run.epoch(), run.total_epochs())
                       : absl::StrFormat("epoch %.2f", run.epoch()));
   parts.push_back(run.total_steps() > 0
                       ? absl::StrFormat("step %d/%d", run.step(), run.total_steps())

@@ -29,7 +29,7 @@ std::string OfText(uint32_t done, uint32_t of) {
 
 std::string EpochText(const v1::RunStatus& run) {
   if (run.total_epochs() == 0) return absl::StrFormat("%.2f", run.epoch());
-  return absl::StrFormat("%.2f/%g", run.epoch(), run.total_epochs());
+  return absl::StrFormat("%.2f/%.2f", run.epoch(), run.total_epochs());
 }
 
 std::string RateText(double samples_per_second) {
