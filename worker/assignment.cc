@@ -47,7 +47,7 @@ Machine::Actions Machine::Hear(const v1::CoordinatorMessage& message) {
 Machine::Actions Machine::HearAssignment(const v1::Assignment& assignment) {
   const v1::GroupPlace& place = assignment.place();
   if (IsCurrent(place)) return {};  // said again after a reconnect; what we said is said again too
-  uint32_t& newest = newest_[{place.run(), place.group()}];
+  uint32_t& newest = newest_[{assignment.lineage(), place.group()}];
   if (place.generation() <= newest) return {};
   newest = place.generation();
   Actions actions;
@@ -79,7 +79,11 @@ Machine::Actions Machine::HearDecision(const v1::Decision& decision) {
 
 Machine::Actions Machine::HearRelease(const v1::Release& release) {
   const v1::GroupPlace& place = release.place();
-  unanswered_failure_.reset();
+  if (unanswered_failure_ && unanswered_failure_->place().run() == place.run() &&
+      unanswered_failure_->place().group() == place.group() &&
+      unanswered_failure_->place().generation() == place.generation()) {
+    unanswered_failure_.reset();
+  }
   if (!place_ || place_->run() != place.run() || place_->group() != place.group() ||
       place_->generation() != place.generation()) {
     return {};
@@ -88,17 +92,11 @@ Machine::Actions Machine::HearRelease(const v1::Release& release) {
 }
 
 Machine::Actions Machine::HearRefused(const v1::Refused& refused) {
-  switch (refused.refusal()) {
-    case v1::REFUSAL_UNKNOWN_MEMBER:
-    case v1::REFUSAL_STALE_GENERATION:
-    case v1::REFUSAL_UNKNOWN_RUN:
-    case v1::REFUSAL_WRONG_DIGEST:
-      unanswered_failure_.reset();
-      if (!place_) return {};
-      return Drop(absl::StrCat("refused by the coordinator: ", refused.reason()));
-    default:
-      return {};  // concerns one message, not the place
-  }
+  // Any other refusal concerns one message; a place is ended by Release.
+  if (refused.refusal() != v1::REFUSAL_UNKNOWN_MEMBER) return {};
+  unanswered_failure_.reset();
+  if (!place_) return {};
+  return Drop(absl::StrCat("refused by the coordinator: ", refused.reason()));
 }
 
 Machine::Actions Machine::Connected() const {

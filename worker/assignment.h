@@ -81,7 +81,8 @@ class AssignmentMachine {
   Actions Drop(std::string reason);
 
   std::optional<v1::GroupPlace> place_;
-  // Highest generation seen, by run and group; a lower one is a late message.
+  // Highest generation seen, by lineage and group; a lower one is a late message. Not by run: a
+  // coordinator with a new store counts runs and generations from one again.
   std::map<std::pair<std::string, uint32_t>, uint32_t> newest_;
   bool started_ = false;
   // The run's end was decided; further decisions only hand out evaluation parts.

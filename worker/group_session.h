@@ -2,7 +2,7 @@
 // coordinator.
 //
 // The training thread calls the GroupControl side; the membership thread delivers. What the trainer
-// says goes out through `say`, which is called on the training thread.
+// says goes out through the outlet, which is called on the training thread.
 //
 // Thread-safe.
 #pragma once

@@ -18,7 +18,8 @@ namespace {
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // The longest time in which no byte moves between two ranks that live: a slow peer's longest step.
 // The death of a peer is seen at once and does not wait for this.
-constexpr absl::Duration kSilence = absl::Minutes(10);
+// Longer than an exchange with a shard may take, so that a shard that is away is what is blamed.
+constexpr absl::Duration kSilence = absl::Minutes(11);
 
 std::string PlaceName(const v1::GroupPlace& place) {
   return absl::StrCat(place.run(), ", group ", place.group(), ", generation ", place.generation(),
@@ -177,7 +178,7 @@ void Worker::Train(GroupSession& session) {
   TrainerOptions options;
   options.connect = [&](const v1::Assignment& assignment) {
     const GroupIdentity identity{.schema_hash = SchemaHash(),
-                                 .run = place.run(),
+                                 .run = assignment.lineage(),
                                  .group = place.group(),
                                  .generation = place.generation()};
     const ConnectOptions connect{.deadline = absl::Now() + kConnectTimeout,

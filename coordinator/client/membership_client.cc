@@ -154,6 +154,8 @@ bool MembershipClient::OpenStream() {
   absl::MutexLock lock(&mutex_);
   if (stopping_) return false;
   context_ = std::make_unique<grpc::ClientContext>();
+  // Sent with the first write, so that Join does not wait for the connection with the lock held.
+  context_->set_initial_metadata_corked(true);
   handshake_until_ = absl::Now() + kHandshake;
   deadlines_moved_ = true;
   stream_ = stub_->Join(context_.get());

@@ -1,9 +1,11 @@
 // What averaging must not change, through real processes and real aggregators.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/digest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/client/rounds_client.h"
@@ -64,13 +66,18 @@ absl::StatusOr<Trained> Train(const v1::RunSpec& spec, int aggregators, int work
   absl::StatusOr<std::vector<float>> weights = PullModel(*status, spec);
   if (!weights.ok()) return weights.status();
   trained.weights = *std::move(weights);
+  // What was pulled is the whole of what was committed, and not what the vector began with.
+  EXPECT_EQ(DigestHex(Digest(trained.weights, 0)), trained.run.digest());
   return trained;
 }
 
 double LargestDifference(const std::vector<float>& a, const std::vector<float>& b) {
   double largest = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
+    const double difference = std::abs(static_cast<double>(a[i]) - b[i]);
+    // A NaN compares with nothing; it must not pass for equal.
+    if (!std::isfinite(difference)) return std::numeric_limits<double>::infinity();
+    largest = std::max(largest, difference);
   }
   return largest;
 }

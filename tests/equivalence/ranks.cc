@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <thread>
 
 #include "absl/time/time.h"
@@ -165,7 +166,10 @@ double LargestDifference(const std::vector<float>& a, const std::vector<float>& 
   EXPECT_EQ(a.size(), b.size());
   double largest = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
+    const double difference = std::abs(static_cast<double>(a[i]) - b[i]);
+    // A NaN compares with nothing; it must not pass for equal.
+    if (!std::isfinite(difference)) return std::numeric_limits<double>::infinity();
+    largest = std::max(largest, difference);
   }
   return largest;
 }

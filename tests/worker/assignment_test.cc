@@ -170,20 +170,34 @@ TEST(AssignmentMachine, FailureGivesThePlaceUpAndIsSaidUntilReleased) {
   EXPECT_TRUE(machine.Connected().empty());
 }
 
-TEST(AssignmentMachine, RefusalOfThePlaceEndsIt) {
-  for (const v1::Refusal refusal : {v1::REFUSAL_UNKNOWN_MEMBER, v1::REFUSAL_STALE_GENERATION,
-                                    v1::REFUSAL_UNKNOWN_RUN, v1::REFUSAL_WRONG_DIGEST}) {
-    Machine machine = Training(5);
-    v1::CoordinatorMessage message;
-    message.mutable_refused()->set_refusal(refusal);
-    EXPECT_TRUE(IsOne<Machine::Cancel>(machine.Hear(message))) << v1::Refusal_Name(refusal);
-    EXPECT_FALSE(machine.place());
-  }
+TEST(AssignmentMachine, ACoordinatorThatForgotUsEndsThePlace) {
   Machine machine = Training(5);
   v1::CoordinatorMessage message;
   message.mutable_refused()->set_refusal(v1::REFUSAL_OVERSIZED);
   EXPECT_TRUE(machine.Hear(message).empty()) << "concerns a message, not the place";
   EXPECT_TRUE(machine.place());
+  message.mutable_refused()->set_refusal(v1::REFUSAL_UNKNOWN_MEMBER);
+  EXPECT_TRUE(IsOne<Machine::Cancel>(machine.Hear(message)));
+  EXPECT_FALSE(machine.place());
+}
+
+TEST(AssignmentMachine, ALateReleaseDoesNotAnswerANewerFailure) {
+  Machine machine = Training(5);
+  machine.Fail(Place(5), false, "first");
+  machine.Hear(AssignmentOf(6));
+  machine.Fail(Place(6), true, "second");
+  machine.Hear(ReleaseOf(5));
+  const Machine::Actions again = machine.Connected();
+  ASSERT_TRUE(IsOne<Machine::Say>(again));
+  EXPECT_EQ(std::get<Machine::Say>(again[0]).message.group_failed().reason(), "second");
+}
+
+TEST(AssignmentMachine, ANewStoreMayCountGenerationsFromOneAgain) {
+  Machine machine = Training(5);
+  machine.Hear(ReleaseOf(5));
+  v1::CoordinatorMessage fresh = AssignmentOf(1);
+  fresh.mutable_assignment()->set_lineage("another history");
+  EXPECT_TRUE(IsOne<Machine::Begin>(machine.Hear(fresh)));
 }
 
 TEST(AssignmentMachine, ShardAddressesConcernTheOwnRun) {

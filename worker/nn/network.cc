@@ -195,14 +195,4 @@ absl::StatusOr<LossPart> Network::Evaluate(int64_t samples, std::span<const floa
   return Loss(samples, labels, /*with_gradient=*/false);
 }
 
-int64_t Network::activation_bytes() const {
-  int64_t elements = 0;
-  for (const Stage& stage : stages_) {
-    for (const Tensor* tensor : {&stage.x, &stage.y, &stage.dx, &stage.dy}) {
-      if (tensor->data() != nullptr) elements += tensor->elements();
-    }
-  }
-  return elements * static_cast<int64_t>(sizeof(float));
-}
-
 }  // namespace cadre

@@ -68,9 +68,6 @@ class Network {
   absl::StatusOr<LossPart> Evaluate(int64_t samples, std::span<const float> images,
                                     std::span<const int32_t> labels);
 
-  // Bytes of activations and their gradients.
-  int64_t activation_bytes() const;
-
  private:
   // A layer with the way to it.
   struct Stage {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "server/client/refusal.h"
 #include "server/client/shard_span.h"
 
 namespace cadre {
@@ -62,6 +63,10 @@ absl::Status ShardExchange::ForEachShard(const std::function<absl::Status(Shard&
   }
   for (std::thread& thread : threads) thread.join();
   for (const Shard& shard : shards_) *traffic += shard.traffic;
+  // A round that is closed decides the outcome, whatever else went wrong at other shards.
+  for (const absl::Status& result : results) {
+    if (RefusalOf(result) == v1::REFUSAL_CLOSED_ROUND) return result;
+  }
   for (size_t i = 0; i < shards_.size(); ++i) {
     CADRE_RETURN_IF_ERROR(
         results[i].ok()

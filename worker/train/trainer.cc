@@ -46,8 +46,9 @@ class Trainer {
 
   TrainerOutcome Run() {
     absl::Status status = OpenData();
-    // Data that cannot be read, or a plan that cannot be run, would be so again on any worker.
-    if (!status.ok()) return {std::move(status), /*permanent=*/true};
+    // Data that was never read will not be read by another worker either. Later it is this worker's
+    // machine that is at fault, and another one may do better.
+    if (!status.ok()) return {std::move(status), /*permanent=*/version_ == 0};
     status = Connect();
     if (status.ok()) {
       status = MakeReplica();
@@ -117,6 +118,8 @@ class Trainer {
 
   absl::Status Train() {
     CADRE_ASSIGN_OR_RETURN(start_, control_.PreparedAndStart(MakePrepared()));
+    // Each rank heard a Start of its own, maybe at another time; what rank 0 heard counts.
+    CADRE_RETURN_IF_ERROR(BroadcastMessage(&start_));
     MakeLoader();
     BeginPeriod();
     BeginReport();
@@ -295,26 +298,34 @@ class Trainer {
     return replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(word, 1)), 0);
   }
 
+  // Every rank gets rank 0's message.
+  template <typename Message>
+  absl::Status BroadcastMessage(Message* message) {
+    std::string bytes = lead() ? message->SerializeAsString() : std::string();
+    uint64_t size = bytes.size();
+    CADRE_RETURN_IF_ERROR(BroadcastWord(&size));
+    bytes.resize(size);
+    CADRE_RETURN_IF_ERROR(
+        replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(bytes)), 0));
+    if (!message->ParseFromString(bytes)) {
+      return absl::InternalError("a message from rank 0 cannot be read");
+    }
+    return absl::OkStatus();
+  }
+
   // Rank 0 hears the decision and tells its peers. While it waits it says so, so that a coordinator
   // that is away for long is not taken for a dead rank 0.
   absl::StatusOr<v1::Decision> AwaitDecision() {
     while (true) {
-      std::string bytes;
+      std::optional<v1::Decision> heard;
       if (lead()) {
-        CADRE_ASSIGN_OR_RETURN(const std::optional<v1::Decision> heard,
-                               control_.AwaitDecision(kPatience));
-        if (heard) bytes = heard->SerializeAsString();
+        CADRE_ASSIGN_OR_RETURN(heard, control_.AwaitDecision(kPatience));
       }
-      uint64_t size = bytes.size();
-      CADRE_RETURN_IF_ERROR(BroadcastWord(&size));
-      if (size == 0) continue;
-      bytes.resize(size);
-      CADRE_RETURN_IF_ERROR(
-          replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(bytes)), 0));
-      v1::Decision decision;
-      if (!decision.ParseFromString(bytes)) {
-        return absl::InternalError("a decision from rank 0 cannot be read");
-      }
+      uint64_t decided = heard ? 1 : 0;
+      CADRE_RETURN_IF_ERROR(BroadcastWord(&decided));
+      if (decided == 0) continue;
+      v1::Decision decision = heard.value_or(v1::Decision());
+      CADRE_RETURN_IF_ERROR(BroadcastMessage(&decision));
       return decision;
     }
   }
