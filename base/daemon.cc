@@ -13,6 +13,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -44,7 +45,7 @@ absl::StatusOr<HostPort> Split(const std::string& listen) {
 // A whole address is parsed: "127.0.0.1.example.com" is somewhere else.
 bool IsLoopback(const std::string& host) {
   in_addr address;
-  return host == "localhost" || host == "[::1]" ||
+  return absl::EqualsIgnoreCase(host, "localhost") || host == "[::1]" ||
          (inet_pton(AF_INET, host.c_str(), &address) == 1 &&
           ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
 }
@@ -85,7 +86,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
     builder.SetResourceQuota(quota);
   }
   int port = 0;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
+  // A bare container has no hosts file; localhost needs none.
+  const std::string bind = absl::EqualsIgnoreCase(where.host, "localhost")
+                               ? absl::StrCat("127.0.0.1:", where.port)
+                               : options.listen;
+  builder.AddListeningPort(bind, grpc::InsecureServerCredentials(), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {

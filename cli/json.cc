@@ -57,6 +57,11 @@ std::string ValueText(const Message& message, const FieldDescriptor& field, int 
       return absl::StrCat(repeated ? reflection.GetRepeatedUInt32(message, &field, index)
                                    : reflection.GetUInt32(message, &field));
     case FieldDescriptor::CPPTYPE_UINT64:
+      // Counts are numbers. Hashes and digests use all 64 bits, more than a JSON reader's double
+      // holds, and are compared, not added: hex, as everywhere else.
+      if (field.type() == FieldDescriptor::TYPE_FIXED64 && !repeated) {
+        return absl::StrFormat("\"%016x\"", reflection.GetUInt64(message, &field));
+      }
       return absl::StrCat(repeated ? reflection.GetRepeatedUInt64(message, &field, index)
                                    : reflection.GetUInt64(message, &field));
     case FieldDescriptor::CPPTYPE_DOUBLE:

@@ -123,6 +123,8 @@ int Conclude(const GlobalOptions& global, const Followed& followed, const Summar
 int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Console& console) {
   const absl::StatusOr<v1::RunSpec> spec = LoadSpec(options.spec, options.flags);
   if (!spec.ok()) return FailSpec(console, spec.status());
+  // From here on there is something to clean up; until here an interrupt just ends the program.
+  BlockInterrupts();
   absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.dir);
   if (!folder.ok()) return Fail(console, folder.status());
 
@@ -132,6 +134,7 @@ int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Con
   if (!cluster.ok()) {
     // Its codes are about this machine, not about a coordinator that somebody asked for.
     Fail(console, cluster.status());
+    folder->Keep();  // the reason may name a log in it
     return kExitFailure;
   }
   progress.Note(absl::StrCat("started ", spec->cluster().groups(), " groups of ",
@@ -141,7 +144,11 @@ int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Con
 
   const CoordinatorClient client({.coordinator = (*cluster)->coordinator(), .dial_timeout = kDial});
   const absl::StatusOr<std::string> run = client.Submit(*spec);
-  if (!run.ok()) return Fail(console, run.status());
+  if (!run.ok()) {
+    folder->Keep();
+    console.err << "cadre: logs are in " << (*cluster)->logs() << std::endl;
+    return Fail(console, run.status());
+  }
   Summary summary;
   summary.ranks = spec->cluster().ranks_per_group();
   summary.aggregators = spec->cluster().aggregators();

@@ -208,7 +208,6 @@ int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
   if (verb.name == "local") {
     const absl::StatusOr<LocalOptions> local = LocalFromFlags(word);
     if (!local.ok()) return UsageError(local.status().message(), &verb);
-    BlockInterrupts();
     return RunLocal(*global, *local, console);
   }
   ExitOnInterrupt();
@@ -245,5 +244,12 @@ int main(int argc, char** argv) {
   FLAGS_logtostderr = true;
   FLAGS_minloglevel = google::GLOG_ERROR;
   google::InitGoogleLogging(argv[0]);
-  return cadre::Main(argc, argv);
+  const int code = cadre::Main(argc, argv);
+  // What did not reach its reader (a full disk, say) was not said.
+  std::cout.flush();
+  if (!std::cout && code == 0) {
+    std::cerr << "cadre: cannot write to stdout" << std::endl;
+    return 1;
+  }
+  return code;
 }

@@ -14,6 +14,8 @@ macro(cadre_compile_options)
   # the hot loops live in oneDNN.
   set(CMAKE_CXX_FLAGS_RELEASE "-O2")
   add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers)
+  # Programs carry paths as they are in the repository, not as they were where they were built.
+  add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     add_compile_options(-Wthread-safety)
   endif()

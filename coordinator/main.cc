@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/daemon.h"
 #include "base/grpc_channel.h"
+#include "base/program_flags.h"
 #include "coordinator/plan/planner.h"
 #include "coordinator/service.h"
 #include "coordinator/sqlite_store.h"
@@ -27,9 +28,6 @@ DEFINE_int32(lease_ms, 10'000,
              "milliseconds after which a member that was not heard of is given up; members send a "
              "heartbeat every quarter of it");
 
-DECLARE_bool(help);
-DECLARE_bool(helpshort);
-
 namespace cadre {
 namespace {
 
@@ -41,8 +39,9 @@ constexpr char kUsage[] =
     "run "
     "with 'cadre run'. It can be killed and started again at any time: runs go on from its store. "
     "SIGTERM stops it in good order.\n\n"
-    "Exit codes: 0 stopped in good order, 1 a failure or an unknown flag (the reason is the last "
-    "line on stderr), 2 wrong arguments.";
+    "Exit codes: 0 stopped in good order, 1 a failure (the reason is the last line on stderr), 2 "
+    "wrong "
+    "flags.";
 
 // Messages over kMaxMessageBytes are refused by name; gRPC must let them in for that.
 constexpr int kReceiveBytes = 4 * kMaxMessageBytes;
@@ -105,17 +104,9 @@ int Serve() {
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage(cadre::kUsage);
-  gflags::SetVersionString(cadre::kVersion);
-  gflags::ParseCommandLineNonHelpFlags(&argc, &argv, true);
-  if (FLAGS_help || FLAGS_helpshort) {
-    gflags::ShowUsageWithFlagsRestrict(argv[0], "coordinator/main");
-    return 0;
-  }
-  gflags::HandleCommandLineHelpFlags();
-  if (argc > 1) {
-    std::cerr << "cadre-coordinator: unexpected argument '" << argv[1] << "'; see --help\n";
-    return 2;
+  if (const auto ended = cadre::ParseProgramFlags(cadre::kUsage, cadre::kVersion,
+                                                  "coordinator/main", &argc, &argv)) {
+    return *ended;
   }
   if (FLAGS_lease_ms < 100) {
     std::cerr << "cadre-coordinator: --lease_ms must be at least 100\n";

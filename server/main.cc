@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/daemon.h"
+#include "base/program_flags.h"
 #include "server/aggregator.h"
 
 DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 takes a free one");
@@ -62,12 +63,12 @@ int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
   // A file-size limit that is met is an error of one write, not the end of the process.
   signal(SIGXFSZ, SIG_IGN);
-  gflags::SetUsageMessage(kUsage);
-  gflags::SetVersionString(CADRE_VERSION);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
+  if (const auto ended =
+          cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "server/main", &argc, &argv)) {
+    return *ended;
+  }
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
-  if (argc > 1) return Fail(kExitUsage, absl::StrCat("no argument is expected: ", argv[1]));
   if (const std::string wrong = WrongFlag(); !wrong.empty()) {
     return Fail(kExitUsage, absl::StrCat(wrong, "; see --help"));
   }

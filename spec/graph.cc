@@ -138,7 +138,7 @@ class Inference {
   bool InferWindow(int i, absl::string_view op, int64_t channels, GraphLayer& layer) {
     if (layer.kernel < 1 || layer.kernel > kMostExtent) {
       return Problem(i, absl::StrCat(op, ".kernel"),
-                     absl::StrCat("is ", layer.kernel, "; it must be at least 1"));
+                     absl::StrCat("is ", layer.kernel, "; it must be between 1 and ", kMostExtent));
     }
     if (layer.stride > kMostExtent || layer.padding > kMostExtent) {
       return Problem(i, absl::StrCat(op, layer.stride > kMostExtent ? ".stride" : ".padding"),
@@ -168,8 +168,9 @@ class Inference {
     layer.kind = LayerKind::kConvolution;
     if (!NeedsImage(i, "convolution", layer)) return false;
     if (spec.out_channels() == 0 || spec.out_channels() > kMostExtent) {
-      return Problem(i, "convolution.out_channels",
-                     absl::StrCat("is ", spec.out_channels(), "; it must be at least 1"));
+      return Problem(
+          i, "convolution.out_channels",
+          absl::StrCat("is ", spec.out_channels(), "; it must be between 1 and ", kMostExtent));
     }
     layer.kernel = spec.kernel();
     layer.stride = spec.stride() == 0 ? 1 : spec.stride();
@@ -201,8 +202,9 @@ class Inference {
   bool InferFullyConnected(int i, const v1::FullyConnected& spec, GraphLayer& layer) {
     layer.kind = LayerKind::kFullyConnected;
     if (spec.out_features() == 0 || spec.out_features() > kMostExtent) {
-      return Problem(i, "fully_connected.out_features",
-                     absl::StrCat("is ", spec.out_features(), "; it must be at least 1"));
+      return Problem(
+          i, "fully_connected.out_features",
+          absl::StrCat("is ", spec.out_features(), "; it must be between 1 and ", kMostExtent));
     }
     layer.output = Shape{spec.out_features()};
     if (layer.in_features() > kMostWeights / layer.out_features()) {

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/daemon.h"
 #include "base/identity.h"
+#include "base/program_flags.h"
 #include "worker/worker.h"
 
 DEFINE_string(coordinator, "127.0.0.1:7000",
@@ -20,7 +21,7 @@ DEFINE_string(listen, "127.0.0.1:0",
               "where the other ranks of a group connect; port 0 takes a free one");
 DEFINE_string(advertise, "",
               "host:port that the other ranks are told; default: --listen with the port taken");
-DEFINE_string(name, "", "name for people; default: host name and process id");
+DEFINE_string(name, "", "name for people, unique on its host; default: host name and process id");
 DEFINE_int32(threads, 1, "compute threads");
 DEFINE_bool(reference_kernels, false,
             "compute with plain loops instead of oneDNN (slow; to check)");
@@ -58,14 +59,12 @@ bool IsLoopback(const std::string& address) {
 
 int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
-  gflags::SetUsageMessage(kUsage);
-  gflags::SetVersionString("0.1.0");
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  google::InitGoogleLogging(argv[0]);
-  if (argc > 1) {
-    std::fprintf(stderr, "cadre-worker: unexpected argument '%s'; see --help\n", argv[1]);
-    return kExitUsage;
+  if (const auto ended =
+          cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "worker/main", &argc, &argv)) {
+    return *ended;
   }
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
   if (FLAGS_threads < 1) {
     std::fprintf(stderr, "cadre-worker: --threads=%d must be at least 1\n", FLAGS_threads);
     return kExitUsage;

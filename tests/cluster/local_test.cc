@@ -161,7 +161,7 @@ TEST_F(LocalTest, EndsWithOneObjectOfFigures) {
   // Progress is on stderr, without a terminal's tricks, and ends with the test of the last version.
   const std::string err = Read("err");
   EXPECT_THAT(err, HasSubstr("running"));
-  EXPECT_THAT(err, HasSubstr("  done  epoch 4.00/4  step 128/128  "));
+  EXPECT_THAT(err, HasSubstr("  done  epoch 4.00/4.00  step 128/128  "));
   EXPECT_THAT(err, HasSubstr("  test 0."));
   EXPECT_THAT(err, Not(HasSubstr("\x1b")));
 }

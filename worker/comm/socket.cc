@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
@@ -85,8 +86,10 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(absl::string_view address, bo
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
   addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(host_port.host.c_str(), absl::StrCat(host_port.port).c_str(), &hints, &found);
+  // A bare container has no hosts file; localhost needs none.
+  const std::string host =
+      absl::EqualsIgnoreCase(host_port.host, "localhost") ? "127.0.0.1" : host_port.host;
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(host_port.port).c_str(), &hints, &found);
   if (error != 0) {
     return absl::UnavailableError(
         absl::StrCat("resolving ", host_port.host, ": ", gai_strerror(error)));
