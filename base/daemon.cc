@@ -45,7 +45,7 @@ absl::StatusOr<HostPort> Split(const std::string& listen) {
 // A whole address is parsed: "127.0.0.1.example.com" is somewhere else.
 bool IsLoopback(const std::string& host) {
   in_addr address;
-  return absl::EqualsIgnoreCase(host, "localhost") || host == "[::1]" ||
+  return host == "localhost" || host == "[::1]" ||
          (inet_pton(AF_INET, host.c_str(), &address) == 1 &&
           ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
 }

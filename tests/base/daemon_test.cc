@@ -155,7 +155,7 @@ TEST(DaemonTest, BeyondLoopbackMustBeAskedFor) {
   const auto daemon = Daemon::Start({.listen = "LOCALHOST:0", .insecure = true}, {&service});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   EXPECT_THAT((*daemon)->address(), StartsWith("LOCALHOST:"));
-  EXPECT_TRUE(Health((*daemon)->address()).ok());
+  EXPECT_TRUE(Health(absl::StrCat("127.0.0.1:", (*daemon)->port())).ok());
 }
 
 TEST(DaemonTest, LoopbackByNameAndInFull) {

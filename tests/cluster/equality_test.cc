@@ -24,32 +24,39 @@ struct Trained {
   std::vector<float> weights;
 };
 
-// Pulls the run's last version from the shards that keep it.
+// One shard's part of the run's last version, from whichever aggregator has it: the status of a run
+// that has ended no longer says which, and the others refuse.
+absl::Status PullShard(const v1::StatusReply& status, const ParameterIndex& index,
+                       const FlatSpan& span, std::span<float> out) {
+  v1::PullRequest request;
+  request.set_run(status.runs(0).run());
+  request.set_lineage(status.runs(0).lineage());
+  request.set_version(status.runs(0).version());
+  for (const v1::Range& range :
+       index.RangesOf(static_cast<int64_t>(span.begin), static_cast<int64_t>(span.end))) {
+    *request.add_ranges() = range;
+  }
+  absl::Status pulled = absl::NotFoundError("no aggregator is there");
+  for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
+    RoundsClient client([&] { return aggregator.member().address(); });
+    Traffic traffic;
+    pulled = client.Pull(request, out, absl::Now() + absl::Seconds(20), &traffic);
+    if (pulled.ok()) break;
+  }
+  return pulled;
+}
+
 absl::StatusOr<std::vector<float>> PullModel(const v1::StatusReply& status,
                                              const v1::RunSpec& spec) {
-  const v1::RunStatus& run = status.runs(0);
   const absl::StatusOr<ParameterIndex> index = ParameterIndex::FromModel(spec.model());
   if (!index.ok()) return index.status();
   std::vector<float> weights(static_cast<size_t>(index->size()));
   const auto shards = static_cast<uint32_t>(status.aggregators_size());
-  for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
-    for (const v1::ShardState& shard : aggregator.shards()) {
-      const FlatSpan span = ShardSpan(weights.size(), shard.shard(), shards);
-      RoundsClient client([&] { return aggregator.member().address(); });
-      v1::PullRequest request;
-      request.set_run(run.run());
-      request.set_lineage(run.lineage());
-      request.set_version(run.version());
-      for (const v1::Range& range :
-           index->RangesOf(static_cast<int64_t>(span.begin), static_cast<int64_t>(span.end))) {
-        *request.add_ranges() = range;
-      }
-      Traffic traffic;
-      const absl::Status pulled =
-          client.Pull(request, std::span(weights).subspan(span.begin, span.size()),
-                      absl::Now() + absl::Seconds(20), &traffic);
-      if (!pulled.ok()) return pulled;
-    }
+  for (uint32_t shard = 0; shard < shards; ++shard) {
+    const FlatSpan span = ShardSpan(weights.size(), shard, shards);
+    const absl::Status pulled =
+        PullShard(status, *index, span, std::span(weights).subspan(span.begin, span.size()));
+    if (!pulled.ok()) return pulled;
   }
   return weights;
 }
