@@ -1,42 +1,18 @@
 #include "base/file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/atomic_file.h"
 #include "base/status.h"
 
 namespace cadre {
-namespace {
-
-absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "write", path);
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status WriteAndSync(const std::string& path, absl::string_view bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus(errno, "create", path);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  CADRE_RETURN_IF_ERROR(WriteAll(fd, bytes, path));
-  if (fsync(fd) != 0) return ErrnoStatus(errno, "sync", path);
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path) {
   const std::string message =
@@ -72,17 +48,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes) {
-  const std::string beside = absl::StrCat(path, ".new");
-  if (absl::Status status = WriteAndSync(beside, bytes); !status.ok()) {
-    unlink(beside.c_str());
-    return status;
-  }
-  if (rename(beside.c_str(), path.c_str()) != 0) {
-    const absl::Status status = ErrnoStatus(errno, "rename to", path);
-    unlink(beside.c_str());
-    return status;
-  }
-  return SyncFolder(std::filesystem::path(path).parent_path().string());
+  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  CADRE_RETURN_IF_ERROR(file.Append(bytes));
+  return file.Commit();
 }
 
 absl::Status MakeFolder(const std::string& path) {

@@ -8,15 +8,6 @@
 namespace cadre {
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection with full avalanche.
-uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
-
 // The C library's logarithm and cosine may differ in the last bit from one processor to another,
 // and then so would two workers' version 0. These two are plain sums and products, which IEEE
 // arithmetic rounds alike everywhere (the build forbids fusing them).
@@ -50,9 +41,7 @@ float ToUniform(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1.0p-2
 }  // namespace
 
 uint64_t RandomBits(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter) {
-  uint64_t key = Mix(seed + kGolden * (static_cast<uint64_t>(stream) + 1));
-  key = Mix(key + kGolden * (substream + 1));
-  return Mix(key + kGolden * (counter + 1));
+  return RandomSequence(seed, stream, substream).Bits(counter);
 }
 
 float RandomUniform(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter) {

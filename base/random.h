@@ -18,7 +18,34 @@ enum class RandomStream : uint32_t {
   kSyntheticLabels = 5,
   kBackoff = 6,
   kIdentity = 7,
+  kDropout = 8,
+  kAugmentation = 9,
+  kSyntheticTokens = 10,
   kTest = 1000,
+};
+
+// The numbers of one (seed, stream, substream): what depends on these is worked out once. Inline,
+// for loops over many counters.
+class RandomSequence {
+ public:
+  RandomSequence(uint64_t seed, RandomStream stream, uint64_t substream)
+      : key_(Mix(Mix(seed + kGolden * (static_cast<uint64_t>(stream) + 1)) +
+                 kGolden * (substream + 1))) {}
+
+  // RandomBits of this counter.
+  uint64_t Bits(uint64_t counter) const { return Mix(key_ + kGolden * (counter + 1)); }
+
+ private:
+  static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
+
+  // The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection with full avalanche.
+  static constexpr uint64_t Mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+    return x ^ (x >> 31);
+  }
+
+  uint64_t key_;
 };
 
 // 64 well-mixed bits.
