@@ -39,6 +39,36 @@ bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
   return false;
 }
 
+// Calls `with_run(from, to, size)` for runs that make up the region and are contiguous on both
+// sides.
+template <typename WithRun>
+void ForEachRun(std::span<const float> from, const Box& from_box, std::span<float> to,
+                const Box& to_box, const Box& region, const WithRun& with_run) {
+  CHECK_EQ(static_cast<int64_t>(from.size()), from_box.shape().elements()) << from_box.ToString();
+  CHECK_EQ(static_cast<int64_t>(to.size()), to_box.shape().elements()) << to_box.ToString();
+  if (region.empty()) return;
+  CHECK(Inside(region, from_box) && Inside(region, to_box))
+      << region.ToString() << " in " << from_box.ToString() << " and " << to_box.ToString();
+
+  // The longest run that is contiguous on both sides: inner dimensions for as long as the region
+  // spans both boxes, and one dimension more.
+  size_t outer = region.begin.size();
+  int64_t run = 1;
+  while (outer > 0) {
+    --outer;
+    run *= Extent(region, outer);
+    if (Extent(region, outer) != Extent(from_box, outer) ||
+        Extent(region, outer) != Extent(to_box, outer)) {
+      break;
+    }
+  }
+  std::vector<int64_t> index = region.begin;
+  do {
+    with_run(from.data() + Offset(from_box, index), to.data() + Offset(to_box, index),
+             static_cast<size_t>(run));
+  } while (Advance(region, outer, index));
+}
+
 }  // namespace
 
 Box Box::Whole(const Shape& shape) {
@@ -78,29 +108,27 @@ Box Intersect(const Box& a, const Box& b) {
 
 void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
              const Box& to_box, const Box& region) {
-  CHECK_EQ(static_cast<int64_t>(from.size()), from_box.shape().elements()) << from_box.ToString();
-  CHECK_EQ(static_cast<int64_t>(to.size()), to_box.shape().elements()) << to_box.ToString();
-  if (region.empty()) return;
-  CHECK(Inside(region, from_box) && Inside(region, to_box))
-      << region.ToString() << " in " << from_box.ToString() << " and " << to_box.ToString();
+  ForEachRun(from, from_box, to, to_box, region,
+             [](const float* in, float* out, size_t n) { std::memcpy(out, in, n * sizeof *in); });
+}
 
-  // The longest run that is contiguous on both sides: inner dimensions for as long as the region
-  // spans both boxes, and one dimension more.
-  size_t outer = region.begin.size();
-  int64_t run = 1;
-  while (outer > 0) {
-    --outer;
-    run *= Extent(region, outer);
-    if (Extent(region, outer) != Extent(from_box, outer) ||
-        Extent(region, outer) != Extent(to_box, outer)) {
-      break;
-    }
+void AddBox(std::span<const float> from, const Box& from_box, std::span<float> to,
+            const Box& to_box, const Box& region) {
+  ForEachRun(from, from_box, to, to_box, region,
+             [](const float* __restrict in, float* __restrict out, size_t n) {
+               for (size_t i = 0; i < n; ++i) out[i] += in[i];
+             });
+}
+
+std::optional<int64_t> RunIn(const Box& region, const Box& box) {
+  CHECK(!region.empty() && Inside(region, box)) << region.ToString() << " in " << box.ToString();
+  // From the inside: whole dimensions, then any part of one, then single positions.
+  bool whole_so_far = true;
+  for (size_t d = region.begin.size(); d-- > 0;) {
+    if (!whole_so_far && Extent(region, d) != 1) return std::nullopt;
+    if (Extent(region, d) != Extent(box, d)) whole_so_far = false;
   }
-  std::vector<int64_t> index = region.begin;
-  do {
-    std::memcpy(to.data() + Offset(to_box, index), from.data() + Offset(from_box, index),
-                static_cast<size_t>(run) * sizeof(float));
-  } while (Advance(region, outer, index));
+  return Offset(box, region.begin);
 }
 
 }  // namespace cadre

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,5 +33,13 @@ Box Intersect(const Box& a, const Box& b);
 // `to_box`. Requires: region lies inside both boxes; spans have the sizes of their boxes.
 void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
              const Box& to_box, const Box& region);
+
+// The same, adding to what is there.
+void AddBox(std::span<const float> from, const Box& from_box, std::span<float> to,
+            const Box& to_box, const Box& region);
+
+// Where the elements of `region` begin in a row-major tensor that holds `box`, if they are one run
+// of it. Requires: region lies inside box and is not empty.
+std::optional<int64_t> RunIn(const Box& region, const Box& box);
 
 }  // namespace cadre

@@ -17,6 +17,13 @@ struct Layout {
   std::vector<std::vector<std::string>> split;
   // Axes over whose ranks the tensor is the sum of what they hold.
   std::vector<std::string> partial_sum;
+  // Where not empty, only ranks that stand at these coordinates hold anything (operator placement).
+  struct Coordinate {
+    std::string axis;
+    int at = 0;
+    friend bool operator==(const Coordinate&, const Coordinate&) = default;
+  };
+  std::vector<Coordinate> only;
 
   static Layout Replicated() { return {}; }
   // Splits dimension `dim` over `axes`.
@@ -35,7 +42,7 @@ struct Layout {
 // This one rule is used for samples, features, slices and shards alike, so that they agree.
 int64_t PartBegin(int64_t n, int64_t i, int64_t parts);
 
-// The part of a tensor of `shape` that `rank` holds.
+// The part of a tensor of `shape` that `rank` holds; empty on ranks outside `only`.
 // Requires: every axis of the layout splits at most one dimension.
 Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank);
 

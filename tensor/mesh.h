@@ -12,6 +12,7 @@ namespace cadre {
 
 // The axes that Cadre's plans use.
 inline constexpr char kDataAxis[] = "data";
+inline constexpr char kSpaceAxis[] = "space";
 inline constexpr char kModelAxis[] = "model";
 
 class Mesh {

@@ -175,5 +175,26 @@ TEST(CopyBoxDeathTest, RefusesWhatDoesNotFit) {
   EXPECT_DEATH(Intersect(whole, Box::Whole({2})), "0:2");
 }
 
+TEST(AddBoxTest, AddsTheRegionOnly) {
+  const std::vector<float> from = {1, 2, 3, 4, 5, 6};  // rows 0-1, columns 1-3
+  std::vector<float> to(8, 10.0F);                     // rows 0-1, columns 0-3
+  AddBox(from, {{0, 1}, {2, 4}}, to, {{0, 0}, {2, 4}}, {{1, 1}, {2, 3}});
+  EXPECT_EQ(to, (std::vector<float>{10, 10, 10, 10, 10, 14, 15, 10}));
+  AddBox(from, {{0, 1}, {2, 4}}, to, {{0, 0}, {2, 4}}, {{1, 1}, {1, 4}});
+  EXPECT_EQ(to[5], 14) << "an empty region adds nothing";
+}
+
+TEST(RunInTest, FindsRegionsThatAreOneRun) {
+  const Box box{{2, 0, 0}, {6, 4, 5}};
+  EXPECT_EQ(RunIn(box, box), 0);
+  EXPECT_EQ(RunIn({{3, 0, 0}, {5, 4, 5}}, box), 20) << "some rows";
+  EXPECT_EQ(RunIn({{3, 1, 0}, {4, 3, 5}}, box), 25) << "part of one row";
+  EXPECT_EQ(RunIn({{5, 3, 1}, {6, 4, 4}}, box), 76) << "part of a line";
+  EXPECT_EQ(RunIn({{5, 3, 4}, {6, 4, 5}}, box), 79) << "one element";
+  EXPECT_EQ(RunIn({{3, 1, 0}, {5, 3, 5}}, box), std::nullopt);
+  EXPECT_EQ(RunIn({{3, 0, 0}, {4, 4, 4}}, box), std::nullopt);
+  EXPECT_EQ(RunIn({{2, 1, 0}, {6, 2, 5}}, box), std::nullopt);
+}
+
 }  // namespace
 }  // namespace cadre

@@ -41,6 +41,19 @@ TEST(LayoutTest, NamesWhatIsSplit) {
   EXPECT_EQ((Layout{.partial_sum = {"data", "model"}}).ToString(), "partial(data*model)");
 }
 
+TEST(LayoutTest, OneCoordinateOfAnAxis) {
+  Layout layout = Layout::Split(0, {"data"});
+  layout.only = {{"model", 2}};
+  EXPECT_EQ(layout.ToString(), "{0: data} + only(model 2)");
+  EXPECT_NE(layout, Layout::Split(0, {"data"}));
+  const Mesh mesh({{"data", 2}, {"model", 3}});
+  EXPECT_EQ(LocalBox({4, 5}, layout, mesh, 5), (Box{{2, 0}, {4, 5}}));
+  for (const int rank : {0, 1, 3, 4}) {
+    EXPECT_TRUE(LocalBox({4, 5}, layout, mesh, rank).empty()) << rank;
+    EXPECT_EQ(LocalBox({4, 5}, layout, mesh, rank).shape().elements(), 0) << rank;
+  }
+}
+
 TEST(LayoutTest, UnnamedDimensionsAreReplicated) {
   const Layout layout = Layout::Split(1, {"model"});
   EXPECT_THAT(layout.axes(0), IsEmpty());
