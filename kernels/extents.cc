@@ -8,36 +8,53 @@ namespace cadre {
 namespace {
 
 void CheckNotNegative(std::initializer_list<int64_t> extents) {
-  for (const int64_t extent : extents) CHECK_GE(extent, 0);
+  for (const int64_t extent : extents) CHECK_GE(extent, 0) << "extent";
+}
+
+void CheckWindow(const WindowDims& d) {
+  CheckNotNegative({d.in_height, d.in_width, d.out_height, d.out_width, d.pad_top, d.pad_left});
+  CHECK_GE(d.kernel_height, 1);
+  CHECK_GE(d.kernel_width, 1);
+  CHECK_GE(d.stride, 1);
+  CHECK_GE(d.dilation, 1);
+}
+
+// From the end of the input to the end of the last window.
+int64_t FarPadding(int64_t in, int64_t out, int64_t kernel, int64_t near, const WindowDims& d) {
+  return (out - 1) * d.stride - near + d.dilation * (kernel - 1) + 1 - in;
 }
 
 }  // namespace
 
-int64_t WindowsAlong(int64_t in, int64_t kernel, int64_t stride, int64_t padding) {
-  const int64_t room = in + 2 * padding - kernel;
-  return room < 0 ? 0 : room / stride + 1;
+WindowPadding PaddingOf(const WindowDims& d) {
+  if (d.in_height * d.in_width == 0 || d.out_height * d.out_width == 0) return {};
+  return {.top = d.pad_top,
+          .bottom = FarPadding(d.in_height, d.out_height, d.kernel_height, d.pad_top, d),
+          .left = d.pad_left,
+          .right = FarPadding(d.in_width, d.out_width, d.kernel_width, d.pad_left, d)};
 }
 
 LayerSizes SizesOf(const ConvolutionDims& d) {
-  CheckNotNegative({d.batch, d.in_channels, d.in_height, d.in_width, d.out_channels, d.padding});
-  CHECK_GE(d.kernel, 1);
-  CHECK_GE(d.stride, 1);
-  CHECK_EQ(d.out_height, WindowsAlong(d.in_height, d.kernel, d.stride, d.padding));
-  CHECK_EQ(d.out_width, WindowsAlong(d.in_width, d.kernel, d.stride, d.padding));
-  return {.x = d.batch * d.in_channels * d.in_height * d.in_width,
-          .w = d.out_channels * d.in_channels * d.kernel * d.kernel,
-          .b = d.out_channels,
-          .y = d.batch * d.out_channels * d.out_height * d.out_width};
+  CheckNotNegative({d.batch, d.in_channels, d.out_channels});
+  CheckWindow(d.window);
+  CHECK_GE(d.groups, 1);
+  CHECK_EQ(d.in_channels % d.groups, 0) << "groups and in_channels";
+  CHECK_EQ(d.out_channels % d.groups, 0) << "groups and out_channels";
+  const WindowDims& w = d.window;
+  return {
+      .x = d.batch * w.in_height * w.in_width * d.in_channels,
+      .w = d.out_channels * (d.in_channels / d.groups) * w.kernel_height * w.kernel_width,
+      .b = d.out_channels,
+      .y = d.batch * w.out_height * w.out_width * d.out_channels,
+  };
 }
 
 LayerSizes SizesOf(const PoolingDims& d) {
-  CheckNotNegative({d.batch, d.channels, d.in_height, d.in_width, d.padding});
-  CHECK_GE(d.kernel, 1);
-  CHECK_GE(d.stride, 1);
-  CHECK_EQ(d.out_height, WindowsAlong(d.in_height, d.kernel, d.stride, d.padding));
-  CHECK_EQ(d.out_width, WindowsAlong(d.in_width, d.kernel, d.stride, d.padding));
-  return {.x = d.batch * d.channels * d.in_height * d.in_width,
-          .y = d.batch * d.channels * d.out_height * d.out_width};
+  CheckNotNegative({d.batch, d.channels});
+  CheckWindow(d.window);
+  CHECK_EQ(d.window.dilation, 1) << "dilation of a pooling";
+  return {.x = d.batch * d.window.in_height * d.window.in_width * d.channels,
+          .y = d.batch * d.window.out_height * d.window.out_width * d.channels};
 }
 
 LayerSizes SizesOf(const FullyConnectedDims& d) {
@@ -45,8 +62,46 @@ LayerSizes SizesOf(const FullyConnectedDims& d) {
   return {.x = d.batch * d.in, .w = d.out * d.in, .b = d.out, .y = d.batch * d.out};
 }
 
+int64_t SizeOf(const RowsDims& d) {
+  CheckNotNegative({d.rows, d.channels});
+  return d.rows * d.channels;
+}
+
+int64_t SizeOf(const LrnDims& d) {
+  CheckNotNegative({d.rows, d.channels});
+  CHECK_GE(d.size, 1);
+  return d.rows * d.channels;
+}
+
+EmbeddingSizes SizesOf(const EmbeddingDims& d) {
+  CheckNotNegative({d.batch, d.first_token, d.tokens, d.vocabulary, d.features});
+  return {.ids = d.batch * d.tokens,
+          .w = d.vocabulary * d.features,
+          .y = d.batch * d.tokens * d.features,
+          .positions = (d.first_token + d.tokens) * d.features};
+}
+
+AttentionSizes SizesOf(const AttentionDims& d) {
+  CheckNotNegative({d.batch, d.tokens, d.heads, d.head_features});
+  const int64_t context = d.batch * d.tokens * d.heads * d.head_features;
+  return {.qkv = 3 * context,
+          .probabilities = d.batch * d.heads * d.tokens * d.tokens,
+          .context = context};
+}
+
 void CheckSize(absl::string_view name, size_t actual, int64_t wanted) {
   CHECK_EQ(static_cast<int64_t>(actual), wanted) << "elements of " << name;
+}
+
+void CheckSizeIfAny(absl::string_view name, size_t actual, int64_t wanted) {
+  if (actual > 0) CheckSize(name, actual, wanted);
+}
+
+void CheckPositions(absl::string_view name, size_t actual, const EmbeddingDims& d) {
+  if (actual == 0) return;
+  CHECK_GT(d.features, 0) << "features of " << name;
+  CHECK_EQ(static_cast<int64_t>(actual) % d.features, 0) << "elements of " << name;
+  CHECK_GE(static_cast<int64_t>(actual), SizesOf(d).positions) << "elements of " << name;
 }
 
 }  // namespace cadre

@@ -1,9 +1,10 @@
 // The operations that layers are made of, on one device. One interface, a file per back end:
 // reference/ (plain loops, the oracle) and cpu/ (oneDNN).
 //
-// All tensors are dense row-major fp32. Images are [batch, channels, height, width]. Every function
-// takes any extents, a batch of zero included. Spans are lent for the call and do not overlap
-// unless said. Outputs are overwritten.
+// All tensors are dense row-major fp32. Images are [batch, height, width, channels]; their channels
+// lie side by side ("channels last"), so that rows can be cut off and put back as they are. Every
+// function takes any extents, zero included. Spans are lent for the call and do not overlap unless
+// said. Outputs are overwritten unless said.
 //
 // Thread-compatible: one Kernels object per worker thread; back ends cache primitives and scratch
 // inside.
@@ -15,23 +16,41 @@
 
 namespace cadre {
 
-// Square 2-D convolution; out = (in + 2 * padding - kernel) / stride + 1, rounded down.
+// A window that slides over an image. Output (i, j) sees input rows i * stride - pad_top + dilation
+// * [0, kernel_height), columns alike; what lies outside the input is padding, however much the
+// outputs asked for need of it at the far edges.
+struct WindowDims {
+  int64_t in_height = 0, in_width = 0;
+  int64_t out_height = 0, out_width = 0;
+  int64_t kernel_height = 1, kernel_width = 1;
+  int64_t stride = 1, dilation = 1;
+  int64_t pad_top = 0, pad_left = 0;
+  friend auto operator<=>(const WindowDims&, const WindowDims&) = default;
+};
+
+// w: [out_channels, in_channels / groups, kernel_height, kernel_width].
 struct ConvolutionDims {
   int64_t batch = 0;
-  int64_t in_channels = 0, in_height = 0, in_width = 0;
-  int64_t out_channels = 0, out_height = 0, out_width = 0;
-  int64_t kernel = 1, stride = 1, padding = 0;
+  int64_t in_channels = 0, out_channels = 0;
+  // Divides both.
+  int64_t groups = 1;
+  WindowDims window;
   friend auto operator<=>(const ConvolutionDims&, const ConvolutionDims&) = default;
 };
 
-enum class PoolKind { kMax, kAverage };
+enum class PoolKind {
+  kMax,
+  // Divides by the number of elements inside the image.
+  kAverage,
+  // Divides by kernel_height * kernel_width.
+  kAverageWithPadding,
+};
 
-// Square windows; average pooling divides by the number of elements inside the image.
 struct PoolingDims {
   PoolKind kind = PoolKind::kMax;
   int64_t batch = 0, channels = 0;
-  int64_t in_height = 0, in_width = 0, out_height = 0, out_width = 0;
-  int64_t kernel = 1, stride = 1, padding = 0;
+  // Dilation 1.
+  WindowDims window;
   friend auto operator<=>(const PoolingDims&, const PoolingDims&) = default;
 };
 
@@ -41,67 +60,201 @@ struct FullyConnectedDims {
   friend auto operator<=>(const FullyConnectedDims&, const FullyConnectedDims&) = default;
 };
 
+enum class Activation { kRelu, kGelu, kSigmoid, kTanh };
+
+// Rows of `channels` elements: an image is batch * height * width of them.
+struct RowsDims {
+  int64_t rows = 0, channels = 0;
+};
+
+struct LrnDims {
+  int64_t rows = 0, channels = 0;
+  int64_t size = 5;
+  float alpha = 1e-4F, beta = 0.75F, k = 2.0F;
+};
+
+// Elements are numbered through the whole run; an element's fate depends on its number and this.
+struct DropoutKey {
+  uint64_t seed = 0;
+  uint64_t layer = 0;
+  float rate = 0;
+};
+
+struct EmbeddingDims {
+  int64_t batch = 0;
+  // Of each sample, these are here: [first_token, first_token + tokens).
+  int64_t first_token = 0, tokens = 0;
+  int64_t vocabulary = 0, features = 0;
+};
+
+struct AttentionDims {
+  int64_t batch = 0, tokens = 0, heads = 0, head_features = 0;
+  bool causal = false;
+  friend auto operator<=>(const AttentionDims&, const AttentionDims&) = default;
+};
+
 struct SgdStep {
   float rate = 0;
   float momentum = 0;
   float weight_decay = 0;
+  bool nesterov = false;
+  // Gradients are multiplied by this first.
+  float gradient_scale = 1;
+};
+
+struct AdamWStep {
+  float rate = 0;
+  float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
+  float weight_decay = 0;
+  // 1 - beta^t of step t = 1, 2, ...
+  double correction1 = 1, correction2 = 1;
+  float gradient_scale = 1;
 };
 
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  // y = conv(x, w) + b. w: [out_channels, in_channels, kernel, kernel], b: [out_channels].
+  // --- convolution -------------------------------------------------------------------------------
+  // y = conv(x, w) + b. b: [out_channels], or empty: none.
   virtual void ConvolutionForward(const ConvolutionDims& dims, std::span<const float> x,
                                   std::span<const float> w, std::span<const float> b,
                                   std::span<float> y) = 0;
   // dx from dy.
   virtual void ConvolutionBackwardData(const ConvolutionDims& dims, std::span<const float> dy,
                                        std::span<const float> w, std::span<float> dx) = 0;
-  // dw and db from x and dy.
+  // dw and db from x and dy. An empty db: not wanted.
   virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, std::span<const float> x,
                                           std::span<const float> dy, std::span<float> dw,
                                           std::span<float> db) = 0;
 
-  // Also fills `argmax` (same size as y) for max pooling: for each output, which input element of
-  // its image plane won (the first of equals). Average pooling leaves it alone; it may be empty
-  // then. A window that lies wholly in the padding gives 0, with argmax -1.
+  // --- pooling -----------------------------------------------------------------------------------
+  // Also fills `argmax` (same size as y) for max pooling: for each output, which input position
+  // (row * in_width + column) won, the first of equals. Average pooling leaves it alone; it may be
+  // empty then. A window that lies wholly in the padding gives 0, with argmax -1.
   virtual void PoolingForward(const PoolingDims& dims, std::span<const float> x, std::span<float> y,
                               std::span<int32_t> argmax) = 0;
   virtual void PoolingBackward(const PoolingDims& dims, std::span<const float> dy,
                                std::span<const int32_t> argmax, std::span<float> dx) = 0;
+  // y[batch, channels] = sum of x[batch, positions, channels] over positions / divisor.
+  virtual void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
+                                        int64_t divisor, std::span<const float> x,
+                                        std::span<float> y) = 0;
+  virtual void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                         int64_t divisor, std::span<const float> dy,
+                                         std::span<float> dx) = 0;
 
+  // --- fully connected ---------------------------------------------------------------------------
+  // b empty: none.
   virtual void FullyConnectedForward(const FullyConnectedDims& dims, std::span<const float> x,
                                      std::span<const float> w, std::span<const float> b,
                                      std::span<float> y) = 0;
   virtual void FullyConnectedBackwardData(const FullyConnectedDims& dims, std::span<const float> dy,
                                           std::span<const float> w, std::span<float> dx) = 0;
+  // An empty db: not wanted.
   virtual void FullyConnectedBackwardWeights(const FullyConnectedDims& dims,
                                              std::span<const float> x, std::span<const float> dy,
                                              std::span<float> dw, std::span<float> db) = 0;
 
-  // y = max(x, 0); not-a-number stays what it is, so that a model that diverged is noticed. x and y
-  // may be the same span.
-  virtual void ReluForward(std::span<const float> x, std::span<float> y) = 0;
-  // dx = dy where y > 0, else 0. dy and dx may be the same span.
-  virtual void ReluBackward(std::span<const float> y, std::span<const float> dy,
-                            std::span<float> dx) = 0;
+  // --- element by element ------------------------------------------------------------------------
+  // y = f(x); not-a-number stays what it is, so that a model that diverged is noticed. x and y may
+  // be the same span.
+  virtual void ActivationForward(Activation kind, std::span<const float> x, std::span<float> y) = 0;
+  // dx = dy f'(x). `seen`: x for gelu, y for the others. dy and dx may be the same span.
+  virtual void ActivationBackward(Activation kind, std::span<const float> seen,
+                                  std::span<const float> dy, std::span<float> dx) = 0;
+  // Element i of the spans has number first + i. x and y may be the same span. Backward is the same
+  // with gradients.
+  virtual void Dropout(const DropoutKey& key, uint64_t first, std::span<const float> x,
+                       std::span<float> y) = 0;
+  // y += x.
+  virtual void Add(std::span<const float> x, std::span<float> y) = 0;
 
+  // --- norms -------------------------------------------------------------------------------------
+  // sums[0, channels): sum of x by channel; sums[channels, 2 channels): sum of squares.
+  virtual void BatchNormSums(const RowsDims& dims, std::span<const float> x,
+                             std::span<double> sums) = 0;
+  // y = (x - mean) * inverse * scale + shift by channel. x and y may be the same span.
+  virtual void BatchNormForward(const RowsDims& dims, std::span<const float> x,
+                                std::span<const float> mean, std::span<const float> inverse,
+                                std::span<const float> scale, std::span<const float> shift,
+                                std::span<float> y) = 0;
+  // sums[0, channels): sum of dy; the rest: sum of dy * (x - mean) * inverse.
+  virtual void BatchNormBackwardSums(const RowsDims& dims, std::span<const float> x,
+                                     std::span<const float> dy, std::span<const float> mean,
+                                     std::span<const float> inverse, std::span<double> sums) = 0;
+  // dx = scale * inverse * (dy - mean_dy - (x - mean) * inverse * mean_dy_x) by channel, the last
+  // two being the sums above over the number of rows in the whole batch. dy and dx may be the same
+  // span.
+  virtual void BatchNormBackward(const RowsDims& dims, std::span<const float> x,
+                                 std::span<const float> dy, std::span<const float> mean,
+                                 std::span<const float> inverse, std::span<const float> scale,
+                                 std::span<const float> mean_dy, std::span<const float> mean_dy_x,
+                                 std::span<float> dx) = 0;
+  // Statistics of each row over its channels; fills mean and inverse (one per row).
+  virtual void LayerNormForward(const RowsDims& dims, float epsilon, std::span<const float> x,
+                                std::span<const float> scale, std::span<const float> shift,
+                                std::span<float> y, std::span<float> mean,
+                                std::span<float> inverse) = 0;
+  virtual void LayerNormBackward(const RowsDims& dims, std::span<const float> x,
+                                 std::span<const float> dy, std::span<const float> mean,
+                                 std::span<const float> inverse, std::span<const float> scale,
+                                 std::span<float> dx, std::span<float> dscale,
+                                 std::span<float> dshift) = 0;
+  // y = x * d^-beta with d = k + alpha / size * (sum of x^2 over the channels at most size / 2
+  // before and (size - 1) / 2 after, as PyTorch has it); fills d, of the size of y.
+  virtual void LrnForward(const LrnDims& dims, std::span<const float> x, std::span<float> y,
+                          std::span<float> d) = 0;
+  virtual void LrnBackward(const LrnDims& dims, std::span<const float> x, std::span<const float> d,
+                           std::span<const float> dy, std::span<float> dx) = 0;
+
+  // --- layout of memory --------------------------------------------------------------------------
+  // y[batch, channels, positions] from x[batch, positions, channels]. The way back is the same with
+  // positions and channels exchanged.
+  virtual void Transpose(int64_t batch, int64_t positions, int64_t channels,
+                         std::span<const float> x, std::span<float> y) = 0;
+
+  // --- sequences ---------------------------------------------------------------------------------
+  // y[batch, tokens, features] = w[id] (+ positions[first_token + t]). ids: [batch, tokens], whole
+  // numbers. w: [vocabulary, features]. positions: [length, features], or empty: none.
+  // Requires: 0 <= id < vocabulary.
+  virtual void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
+                                std::span<const float> w, std::span<const float> positions,
+                                std::span<float> y) = 0;
+  // dw and dpositions (may be empty), in an order that depends on the ids only.
+  virtual void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
+                                 std::span<const float> dy, std::span<float> dw,
+                                 std::span<float> dpositions) = 0;
+  // qkv: [batch, tokens, heads, 3, head_features]. Fills probabilities [batch, heads, tokens,
+  // tokens], softmax of q k^T / sqrt(head_features), 0 where masked, and context [batch, tokens,
+  // heads, head_features].
+  virtual void AttentionForward(const AttentionDims& dims, std::span<const float> qkv,
+                                std::span<float> probabilities, std::span<float> context) = 0;
+  virtual void AttentionBackward(const AttentionDims& dims, std::span<const float> qkv,
+                                 std::span<const float> probabilities,
+                                 std::span<const float> dcontext, std::span<float> dqkv) = 0;
+
+  // --- loss --------------------------------------------------------------------------------------
   struct LossSums {
-    // Sum over the rows of -log softmax(x)[label], and rows whose largest element is the label's
-    // (the first of equals counts as the largest).
+    // Sum over the rows of the cross-entropy, and rows whose largest element is the label's (the
+    // first of equals counts as the largest).
     double loss = 0;
     int64_t correct = 0;
   };
-  // x: [rows, classes]. dx = scale * (softmax(x) - onehot(label)); an empty dx: not wanted.
-  // Requires: 0 <= label < classes.
-  virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, std::span<const float> x,
-                                       std::span<const int32_t> labels, float scale,
-                                       std::span<float> dx) = 0;
+  // x: [rows, classes]; target 1 - smoothing + smoothing / classes at the label, smoothing /
+  // classes elsewhere. dx = scale * (softmax(x) - target); an empty dx: not wanted. Requires: 0 <=
+  // label < classes.
+  virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
+                                       std::span<const float> x, std::span<const int32_t> labels,
+                                       float scale, std::span<float> dx) = 0;
 
-  // v = momentum * v + (g + weight_decay * w); w -= rate * v.
+  // --- optimisers --------------------------------------------------------------------------------
+  // As proto/cadre/v1/run.proto says; v, m: the state.
   virtual void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
                    std::span<float> v) = 0;
+  virtual void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
+                     std::span<float> m, std::span<float> v) = 0;
+  virtual double SumOfSquares(std::span<const float> x) = 0;
 };
 
 // Plain loops in one thread, summing in double: what the others are held against.

@@ -1,153 +1,120 @@
-// Convolutions by oneDNN. The direct algorithm throughout: Winograd's is a fifth faster forward,
-// but loses bits that the comparison of one plan with another needs.
+// Convolutions: by which route, and what oneDNN does not take as it is.
+#include <algorithm>
 #include <array>
+#include <vector>
 
+#include "kernels/cpu/column_sums.h"
+#include "kernels/cpu/convolution_primitives.h"
+#include "kernels/cpu/convolution_route.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/image_crop.h"
+#include "kernels/cpu/matrix_product.h"
 #include "kernels/cpu/threads.h"
+#include "kernels/cpu/weight_gradient.h"
 #include "kernels/extents.h"
 
 namespace cadre {
 namespace {
 
-using Desc = dnnl::memory::desc;
-using Tag = dnnl::memory::format_tag;
-
-Desc Plain(const dnnl::memory::dims& dims) {
-  return Desc(dims, dnnl::memory::data_type::f32, dims.size() == 4 ? Tag::nchw : Tag::x);
-}
-Desc Any(const dnnl::memory::dims& dims) {
-  return Desc(dims, dnnl::memory::data_type::f32, Tag::any);
-}
-
-// The dimensions of a convolution in oneDNN's words.
-struct Dims {
-  explicit Dims(const ConvolutionDims& d)
-      : x{d.batch, d.in_channels, d.in_height, d.in_width},
-        w{d.out_channels, d.in_channels, d.kernel, d.kernel},
-        b{d.out_channels},
-        y{d.batch, d.out_channels, d.out_height, d.out_width},
-        stride{d.stride, d.stride},
-        // What the last window leaves over at the far edge is not padding to oneDNN.
-        near{d.padding, d.padding},
-        far{FarPadding(d, d.in_height, d.out_height), FarPadding(d, d.in_width, d.out_width)} {}
-
-  static int64_t FarPadding(const ConvolutionDims& d, int64_t in, int64_t out) {
-    return (out - 1) * d.stride + d.kernel - in - d.padding;
-  }
-
-  dnnl::memory::dims x, w, b, y, stride, near, far;
-};
-
-// Blocked layouts hold 16 channels at a time: with a few input channels they are mostly padding,
-// and the matrix product over plain layouts is several times faster.
-constexpr int64_t kLeastChannelsForBlocks = 8;
-
-bool PrefersPlain(const ConvolutionDims& dims) {
-  return dims.in_channels < kLeastChannelsForBlocks;
+// Tensors without elements, and windows that may lie wholly in the padding. Both are rare and
+// small, and the reference loops take them.
+bool TakesReference(const ConvolutionDims& dims, const LayerSizes& sizes) {
+  if (sizes.x == 0 || sizes.y == 0) return true;
+  const WindowDims& w = dims.window;
+  const WindowPadding padding = PaddingOf(w);
+  const int64_t height = w.dilation * (w.kernel_height - 1) + 1;
+  const int64_t width = w.dilation * (w.kernel_width - 1) + 1;
+  return std::max(padding.top, padding.bottom) >= height ||
+         std::max(padding.left, padding.right) >= width;
 }
 
-dnnl::primitive_attr UserScratchpad() {
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  return attributes;
+int64_t OutPositions(const ConvolutionDims& d) {
+  return d.batch * d.window.out_height * d.window.out_width;
 }
 
-// The forward description, which the backward ones take as a hint.
-dnnl::convolution_forward::primitive_desc DescribeForward(const ConvolutionDims& dims, bool plain,
-                                                          const dnnl::engine& engine) {
-  const Dims d(dims);
-  const auto layout = plain ? Plain : Any;
-  return {{dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, layout(d.x),
-           layout(d.w), Plain(d.b), layout(d.y), d.stride, d.near, d.far},
-          UserScratchpad(),
-          engine};
+// flipped[channel pair][taps] = w[channel pair][taps, last first].
+void FlipTaps(int threads, int64_t taps, std::span<const float> w, float* flipped) {
+  const auto pairs = static_cast<int64_t>(w.size()) / taps;
+  ForParts(threads, pairs, taps, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::reverse_copy(w.data() + i * taps, w.data() + (i + 1) * taps, flipped + i * taps);
+    }
+  });
 }
 
 }  // namespace
-
-PrimitiveRun CpuKernels::MakeForward(const ConvolutionDims& dims) const {
-  return OrDie("convolution forward", [&] {
-    const Dims d(dims);
-    const auto description = DescribeForward(dims, PrefersPlain(dims), engine_);
-    PrimitiveRun run(engine_, dnnl::convolution_forward(description),
-                     description.scratchpad_desc());
-    run.AddInput(DNNL_ARG_SRC, Plain(d.x), description.src_desc());
-    run.AddInput(DNNL_ARG_WEIGHTS, Plain(d.w), description.weights_desc());
-    run.AddInput(DNNL_ARG_BIAS, Plain(d.b), description.bias_desc());
-    run.AddOutput(DNNL_ARG_DST, Plain(d.y), description.dst_desc());
-    return run;
-  });
-}
-
-PrimitiveRun CpuKernels::MakeBackwardData(const ConvolutionDims& dims) const {
-  return OrDie("convolution backward data", [&] {
-    const Dims d(dims);
-    const bool plain = PrefersPlain(dims);
-    const auto layout = plain ? Plain : Any;
-    const dnnl::convolution_backward_data::primitive_desc description(
-        {dnnl::algorithm::convolution_direct, layout(d.x), layout(d.w), layout(d.y), d.stride,
-         d.near, d.far},
-        UserScratchpad(), engine_, DescribeForward(dims, plain, engine_));
-    PrimitiveRun run(engine_, dnnl::convolution_backward_data(description),
-                     description.scratchpad_desc());
-    run.AddInput(DNNL_ARG_DIFF_DST, Plain(d.y), description.diff_dst_desc());
-    run.AddInput(DNNL_ARG_WEIGHTS, Plain(d.w), description.weights_desc());
-    run.AddOutput(DNNL_ARG_DIFF_SRC, Plain(d.x), description.diff_src_desc());
-    return run;
-  });
-}
-
-PrimitiveRun CpuKernels::MakeBackwardWeights(const ConvolutionDims& dims) const {
-  return OrDie("convolution backward weights", [&] {
-    const Dims d(dims);
-    // Blocks pay here even for one input channel: the sum runs over the images.
-    const dnnl::convolution_backward_weights::primitive_desc description(
-        {dnnl::algorithm::convolution_direct, Any(d.x), Any(d.w), Plain(d.b), Any(d.y), d.stride,
-         d.near, d.far},
-        UserScratchpad(), engine_, DescribeForward(dims, /*plain=*/false, engine_));
-    PrimitiveRun run(engine_, dnnl::convolution_backward_weights(description),
-                     description.scratchpad_desc());
-    run.AddInput(DNNL_ARG_SRC, Plain(d.x), description.src_desc());
-    run.AddInput(DNNL_ARG_DIFF_DST, Plain(d.y), description.diff_dst_desc());
-    run.AddOutput(DNNL_ARG_DIFF_WEIGHTS, Plain(d.w), description.diff_weights_desc());
-    run.AddOutput(DNNL_ARG_DIFF_BIAS, Plain(d.b), description.diff_bias_desc());
-    return run;
-  });
-}
 
 void CpuKernels::ConvolutionForward(const ConvolutionDims& dims, std::span<const float> x,
                                     std::span<const float> w, std::span<const float> b,
                                     std::span<float> y) {
   const LayerSizes sizes = SizesOf(dims);
-  if (sizes.x == 0 || sizes.y == 0) {
+  CheckSize("x", x.size(), sizes.x);
+  CheckSize("w", w.size(), sizes.w);
+  CheckSizeIfAny("b", b.size(), sizes.b);
+  CheckSize("y", y.size(), sizes.y);
+  if (TakesReference(dims, sizes)) {
     reference_->ConvolutionForward(dims, x, w, b, y);
     return;
   }
-  CheckSize("x", x.size(), sizes.x);
-  CheckSize("w", w.size(), sizes.w);
-  CheckSize("b", b.size(), sizes.b);
-  CheckSize("y", y.size(), sizes.y);
+  if (const ConvolutionDims reached = Reached(dims); reached != dims) {
+    std::vector<float> part(static_cast<size_t>(SizesOf(reached).x));
+    CutOut(dims, reached, x, part.data());
+    ConvolutionForward(reached, part, w, b, y);
+    return;
+  }
   const ScopedThreads threads(threads_);
-  PrimitiveRun& run = forward_.GetOrMake(dims, [&] { return MakeForward(dims); });
+  if (ForwardRouteOf(dims, !b.empty()) == ForwardRoute::kMatrix) {
+    const int64_t in = dims.in_channels, out = dims.out_channels;
+    MatrixProduct(OutPositions(dims), out, in, 1, {x.data(), in}, {w.data(), in, true}, y.data(),
+                  out);
+    return;
+  }
+  const ConvolutionKey key{dims, !b.empty()};
+  PrimitiveRun& run = forward_.GetOrMake(key, [&] {
+    return MakeConvolutionForward(dims, key.with_bias, ImageLayout::kChannelsLast, engine_);
+  });
+  const std::array inputs{x.data(), w.data(), b.data()};
   OrDie("convolution forward", [&] {
-    run.Run(stream_, workspace_, std::array{x.data(), w.data(), b.data()}, std::array{y.data()});
+    run.Run(stream_, workspace_, std::span(inputs).first(b.empty() ? 2 : 3), std::array{y.data()});
   });
 }
 
 void CpuKernels::ConvolutionBackwardData(const ConvolutionDims& dims, std::span<const float> dy,
                                          std::span<const float> w, std::span<float> dx) {
   const LayerSizes sizes = SizesOf(dims);
-  if (sizes.x == 0 || sizes.y == 0) {
-    reference_->ConvolutionBackwardData(dims, dy, w, dx);
-    return;
-  }
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("w", w.size(), sizes.w);
   CheckSize("dx", dx.size(), sizes.x);
+  if (TakesReference(dims, sizes)) {
+    reference_->ConvolutionBackwardData(dims, dy, w, dx);
+    return;
+  }
+  if (const ConvolutionDims reached = Reached(dims); reached != dims) {
+    std::vector<float> part(static_cast<size_t>(SizesOf(reached).x));
+    ConvolutionBackwardData(reached, dy, w, part);
+    PutBack(dims, reached, part.data(), dx);
+    return;
+  }
   const ScopedThreads threads(threads_);
-  PrimitiveRun& run = backward_data_.GetOrMake(dims, [&] { return MakeBackwardData(dims); });
+  const BackwardDataRoute route = BackwardDataRouteOf(dims);
+  const float* weights = w.data();
+  if (route == BackwardDataRoute::kMatrix) {
+    const int64_t in = dims.in_channels, out = dims.out_channels;
+    MatrixProduct(OutPositions(dims), in, out, 1, {dy.data(), out}, {weights, in}, dx.data(), in);
+    return;
+  }
+  if (route == BackwardDataRoute::kForward) {
+    auto* flipped = static_cast<float*>(workspace_.Get(kOwnSlot, w.size_bytes()));
+    FlipTaps(threads_, dims.window.kernel_height * dims.window.kernel_width, w, flipped);
+    weights = flipped;
+  }
+  PrimitiveRun& run = backward_data_.GetOrMake(dims, [&] {
+    return route == BackwardDataRoute::kForward
+               ? MakeConvolutionBackwardDataByForward(dims, engine_)
+               : MakeConvolutionBackwardData(dims, ImageLayout::kChannelsLast, engine_);
+  });
   OrDie("convolution backward data", [&] {
-    run.Run(stream_, workspace_, std::array{dy.data(), w.data()}, std::array{dx.data()});
+    run.Run(stream_, workspace_, std::array{dy.data(), weights}, std::array{dx.data()});
   });
 }
 
@@ -155,18 +122,40 @@ void CpuKernels::ConvolutionBackwardWeights(const ConvolutionDims& dims, std::sp
                                             std::span<const float> dy, std::span<float> dw,
                                             std::span<float> db) {
   const LayerSizes sizes = SizesOf(dims);
-  if (sizes.x == 0 || sizes.y == 0) {
-    reference_->ConvolutionBackwardWeights(dims, x, dy, dw, db);
-    return;
-  }
   CheckSize("x", x.size(), sizes.x);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("dw", dw.size(), sizes.w);
-  CheckSize("db", db.size(), sizes.b);
+  CheckSizeIfAny("db", db.size(), sizes.b);
+  if (TakesReference(dims, sizes)) {
+    reference_->ConvolutionBackwardWeights(dims, x, dy, dw, db);
+    return;
+  }
+  if (const ConvolutionDims reached = Reached(dims); reached != dims) {
+    std::vector<float> part(static_cast<size_t>(SizesOf(reached).x));
+    CutOut(dims, reached, x, part.data());
+    ConvolutionBackwardWeights(reached, part, dy, dw, db);
+    return;
+  }
   const ScopedThreads threads(threads_);
-  PrimitiveRun& run = backward_weights_.GetOrMake(dims, [&] { return MakeBackwardWeights(dims); });
+  const BackwardWeightsRoute route = BackwardWeightsRouteOf(dims);
+  if (route == BackwardWeightsRoute::kMatrix) {
+    const int64_t in = dims.in_channels, out = dims.out_channels, positions = OutPositions(dims);
+    MatrixProduct(out, in, positions, 1, {dy.data(), out, true}, {x.data(), in}, dw.data(), in);
+    if (!db.empty()) ColumnSums(threads_, positions, out, dy.data(), db);
+    return;
+  }
+  if (route == BackwardWeightsRoute::kOuterProducts) {
+    WeightGradient(dims).Run(threads_, workspace_, x, dy, dw, db);
+    return;
+  }
+  const ConvolutionKey key{dims, !db.empty()};
+  PrimitiveRun& run = backward_weights_.GetOrMake(key, [&] {
+    return MakeConvolutionBackwardWeights(dims, key.with_bias, ImageLayout::kBlocks, engine_);
+  });
+  const std::array outputs{dw.data(), db.data()};
   OrDie("convolution backward weights", [&] {
-    run.Run(stream_, workspace_, std::array{x.data(), dy.data()}, std::array{dw.data(), db.data()});
+    run.Run(stream_, workspace_, std::array{x.data(), dy.data()},
+            std::span(outputs).first(db.empty() ? 1 : 2));
   });
 }
 

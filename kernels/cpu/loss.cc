@@ -1,5 +1,4 @@
-// The loss is a few rows of a few classes; exactness is worth more than speed here, so exponentials
-// and sums are taken in double.
+// Softmax cross-entropy: a row at a time, sums in double.
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -8,38 +7,90 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/threads.h"
+#include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
 
 namespace cadre {
+namespace {
 
-Kernels::LossSums CpuKernels::SoftmaxCrossEntropy(int64_t rows, int64_t classes,
+CADRE_VECTOR_LOOP float Largest(int64_t n, const float* x) {
+  float largest = x[0];
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+CADRE_VECTOR_LOOP double Sum(int64_t n, const float* x) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]);
+  return sum;
+}
+
+// Shifted by the largest, no exponential overflows and one of them is 1.
+CADRE_VECTOR_LOOP double SumOfExponentials(int64_t n, const float* x, float largest) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(Exp(x[i] - largest));
+  return sum;
+}
+
+CADRE_VECTOR_LOOP void Gradient(int64_t n, const float* x, float largest, float share, float off,
+                                float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = Exp(x[i] - largest) * share - off;
+}
+
+struct RowLoss {
+  double loss = 0;
+  bool correct = false;
+};
+
+// An empty dx (nullptr): not wanted.
+RowLoss LossOfRow(int64_t classes, double smoothing, const float* x, int32_t label, float scale,
+                  float* dx) {
+  const float largest = Largest(classes, x);
+  const double total = SumOfExponentials(classes, x, largest);
+  const double each = smoothing / static_cast<double>(classes);
+  double expected = (1 - smoothing) * static_cast<double>(x[label]);
+  // Without smoothing, an infinite logit elsewhere must not meet a zero.
+  if (smoothing > 0) expected += each * Sum(classes, x);
+  RowLoss row{.loss = std::log(total) + static_cast<double>(largest) - expected,
+              .correct = x[label] == largest && std::find(x, x + label, largest) == x + label};
+  if (dx == nullptr) return row;
+  const auto s = static_cast<double>(scale);
+  Gradient(classes, x, largest, static_cast<float>(s / total), static_cast<float>(s * each), dx);
+  const double at_label = std::exp(static_cast<double>(x[label]) - static_cast<double>(largest));
+  dx[label] = static_cast<float>(s * (at_label / total - (1 - smoothing) - each));
+  return row;
+}
+
+}  // namespace
+
+Kernels::LossSums CpuKernels::SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
                                                   std::span<const float> x,
                                                   std::span<const int32_t> labels, float scale,
                                                   std::span<float> dx) {
   CheckSize("x", x.size(), rows * classes);
   CheckSize("labels", labels.size(), rows);
-  if (!dx.empty()) CheckSize("dx", dx.size(), rows * classes);
-  LossSums sums;
-  std::vector<double> exponentials(static_cast<size_t>(classes));
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* row = x.data() + r * classes;
-    const int32_t label = labels[static_cast<size_t>(r)];
+  CheckSizeIfAny("dx", dx.size(), rows * classes);
+  for (const int32_t label : labels) {
     CHECK(label >= 0 && label < classes) << "label " << label << " of " << classes << " classes";
-    const float* largest = std::max_element(row, row + classes);
-    double total = 0;
-    for (int64_t c = 0; c < classes; ++c) {
-      // Shifted by the largest, no exponential overflows and one of them is 1.
-      total += exponentials[static_cast<size_t>(c)] =
-          std::exp(static_cast<double>(row[c]) - static_cast<double>(*largest));
+  }
+  std::vector<RowLoss> each(static_cast<size_t>(rows));
+  // An exponential costs as much as several plain elements.
+  ForParts(threads_, rows, 4 * classes, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const auto at = static_cast<size_t>(r);
+      each[at] = LossOfRow(classes, static_cast<double>(smoothing), x.data() + r * classes,
+                           labels[at], scale, dx.empty() ? nullptr : dx.data() + r * classes);
     }
-    sums.loss += std::log(total) + static_cast<double>(*largest) - static_cast<double>(row[label]);
-    sums.correct += largest - row == label ? 1 : 0;
-    if (dx.empty()) continue;
-    float* gradient = dx.data() + r * classes;
-    for (int64_t c = 0; c < classes; ++c) {
-      const double share = exponentials[static_cast<size_t>(c)] / total;
-      gradient[c] = static_cast<float>(scale * (c == label ? share - 1 : share));
-    }
+  });
+  LossSums sums;
+  for (const RowLoss& row : each) {
+    sums.loss += row.loss;
+    sums.correct += row.correct ? 1 : 0;
   }
   return sums;
 }

@@ -1,144 +1,176 @@
-// Pooling, plane by plane. Own loops rather than oneDNN's: its workspace does not say which of
-// equal elements won, and our argmax must be the same in every back end.
+// Pooling, sixteen channels at a time. Own loops rather than oneDNN's: its workspace does not say
+// which of equal elements won, and our argmax must be the same in every back end.
+//
+// Forward takes an output and walks over its window; backward takes an input and walks over the
+// windows that it is in, so that every element is written once and threads share none.
+#include "kernels/cpu/pooling_geometry.h"
+
 #include <algorithm>
 
+#include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/threads.h"
+#include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
 
 namespace cadre {
 namespace {
 
-// Windows of 2 x 2, side by side: the common case, for which loops without branches are written.
-bool IsTwoByTwo(const PoolingDims& d) { return d.kernel == 2 && d.stride == 2 && d.padding == 0; }
+using Int = int32_t;
 
-// Keeps `value` and its index if it beats the best so far; the first of equals stays.
-inline void Challenge(float value, int32_t index, float& best, int32_t& at) {
-  const bool wins = value > best;
-  best = wins ? value : best;
-  at = wins ? index : at;
-}
-
-void MaxForwardTwoByTwo(const PoolingDims& d, const float* __restrict x, float* __restrict y,
-                        int32_t* __restrict argmax) {
-  const auto width = static_cast<int32_t>(d.in_width);
-  const auto out_width = static_cast<int32_t>(d.out_width);
-  for (int32_t oh = 0; oh < d.out_height; ++oh) {
-    const int32_t row = 2 * oh * width;
-    const float* upper = x + row;
-    const float* lower = upper + width;
-    for (int32_t ow = 0; ow < out_width; ++ow) {
-      const int32_t column = 2 * ow;
-      float best = upper[column];
-      int32_t at = row + column;
-      Challenge(upper[column + 1], row + column + 1, best, at);
-      Challenge(lower[column], row + width + column, best, at);
-      Challenge(lower[column + 1], row + width + column + 1, best, at);
-      y[ow] = best;
-      argmax[ow] = at;
-    }
-    y += out_width;
-    argmax += out_width;
+// The sizes of a window where the compiler should know them, so that walks over it are unrolled; 0:
+// as many as there are.
+template <int kHeight, int kWidth>
+struct Walk {
+  static bool Fits(const Window& w) {
+    return w.rows.size() == kHeight && w.columns.size() == kWidth;
   }
-}
-
-// Writes every element of the windows; what windows do not reach must be zero before.
-void MaxBackwardTwoByTwo(const PoolingDims& d, const float* __restrict dy,
-                         const int32_t* __restrict argmax, float* __restrict dx) {
-  const auto width = static_cast<int32_t>(d.in_width);
-  const auto out_width = static_cast<int32_t>(d.out_width);
-  for (int32_t oh = 0; oh < d.out_height; ++oh) {
-    const int32_t row = 2 * oh * width;
-    float* upper = dx + row;
-    float* lower = upper + width;
-    for (int32_t ow = 0; ow < out_width; ++ow) {
-      const int32_t column = 2 * ow;
-      const int32_t won = argmax[ow] - row - column;
-      const float passed = dy[ow];
-      upper[column] = won == 0 ? passed : 0;
-      upper[column + 1] = won == 1 ? passed : 0;
-      lower[column] = won == width ? passed : 0;
-      lower[column + 1] = won == width + 1 ? passed : 0;
-    }
-    dy += out_width;
-    argmax += out_width;
-  }
-}
-
-// The part of a window that lies inside the plane along one dimension: [begin, end).
-struct Reach {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
+  static int64_t Height(const Window& w) { return kHeight > 0 ? kHeight : w.rows.size(); }
+  static int64_t Width(const Window& w) { return kWidth > 0 ? kWidth : w.columns.size(); }
 };
+using AnyWalk = Walk<0, 0>;
 
-Reach Inside(const PoolingDims& d, int64_t out, int64_t in_size) {
-  const int64_t first = out * d.stride - d.padding;
-  const int64_t begin = std::clamp<int64_t>(first, 0, in_size);
-  return {begin, std::clamp<int64_t>(first + d.kernel, begin, in_size)};
+template <typename V, typename I, typename Walk>
+CADRE_INLINE void MaxOfWindow(const Window& window, int64_t width, int64_t channels, const float* x,
+                              float* y, Int* argmax) {
+  const int64_t first = window.rows.begin * width + window.columns.begin;
+  V best = Load<V>(x + first * channels);
+  I at = I{} + static_cast<Int>(first);
+  for (int64_t h = 0; h < Walk::Height(window); ++h) {
+    for (int64_t w = 0; w < Walk::Width(window); ++w) {
+      const int64_t position = first + h * width + w;
+      const V value = Load<V>(x + position * channels);
+      const auto wins = value > best;  // the first of equals stays
+      best = wins ? value : best;
+      at = wins ? I{} + static_cast<Int>(position) : at;
+    }
+  }
+  Store(y, best);
+  Store(argmax, at);
 }
 
-// Calls f(rows, columns, at) for the windows of a plane.
-template <typename F>
-void ForWindows(const PoolingDims& d, F f) {
-  int64_t at = 0;
-  for (int64_t oh = 0; oh < d.out_height; ++oh) {
-    const Reach rows = Inside(d, oh, d.in_height);
-    for (int64_t ow = 0; ow < d.out_width; ++ow) f(rows, Inside(d, ow, d.in_width), at++);
+template <typename Walk>
+CADRE_INLINE void MaxOfChannels(const Window& window, int64_t width, int64_t n, const float* x,
+                                float* y, Int* argmax) {
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    MaxOfWindow<Lanes, IntLanes, Walk>(window, width, n, x + c, y + c, argmax + c);
+  }
+  for (; c < n; ++c) MaxOfWindow<float, Int, Walk>(window, width, n, x + c, y + c, argmax + c);
+}
+
+// One row of outputs; x: the image, y and argmax: the row.
+CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, const float* x,
+                                     float* y, Int* argmax) {
+  const int64_t width = d.window.in_width, n = d.channels;
+  for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n, argmax += n) {
+    const Window window = InsideWindow(d.window, out_row, ow);
+    if (Walk<2, 2>::Fits(window)) {
+      MaxOfChannels<Walk<2, 2>>(window, width, n, x, y, argmax);
+    } else if (Walk<3, 3>::Fits(window)) {
+      MaxOfChannels<Walk<3, 3>>(window, width, n, x, y, argmax);
+    } else if (window.size() > 0) {
+      MaxOfChannels<AnyWalk>(window, width, n, x, y, argmax);
+    } else {
+      std::fill_n(y, n, 0.0F);
+      std::fill_n(argmax, n, -1);
+    }
   }
 }
 
-void MaxForward(const PoolingDims& d, const float* x, float* y, int32_t* argmax) {
-  ForWindows(d, [&](Reach rows, Reach columns, int64_t out) {
-    y[out] = 0;
-    argmax[out] = -1;
-    if (rows.size() == 0 || columns.size() == 0) return;
-    auto at = static_cast<int32_t>(rows.begin * d.in_width + columns.begin);
-    float best = x[at];
-    for (int64_t h = rows.begin; h < rows.end; ++h) {
-      for (int64_t w = columns.begin; w < columns.end; ++w) {
-        const int64_t index = h * d.in_width + w;
-        Challenge(x[index], static_cast<int32_t>(index), best, at);
+// The sum over the windows that hold an input of the gradients that it won.
+template <typename V, typename I, typename Walk>
+CADRE_INLINE V Won(const Window& outputs, int64_t out_width, int64_t channels, Int position,
+                   const float* dy, const Int* argmax) {
+  V sum = {};
+  for (int64_t h = 0; h < Walk::Height(outputs); ++h) {
+    for (int64_t w = 0; w < Walk::Width(outputs); ++w) {
+      const int64_t from =
+          ((outputs.rows.begin + h) * out_width + outputs.columns.begin + w) * channels;
+      const V gradient = Load<V>(dy + from);
+      sum += Load<I>(argmax + from) == position ? gradient : V{};
+    }
+  }
+  return sum;
+}
+
+template <typename Walk>
+CADRE_INLINE void WonOfChannels(const Window& outputs, int64_t width, int64_t n, Int position,
+                                const float* dy, const Int* argmax, float* dx) {
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    Store(dx + c, Won<Lanes, IntLanes, Walk>(outputs, width, n, position, dy + c, argmax + c));
+  }
+  for (; c < n; ++c) {
+    dx[c] = Won<float, Int, Walk>(outputs, width, n, position, dy + c, argmax + c);
+  }
+}
+
+// One row of inputs; dy and argmax: the image, dx: the row.
+CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, const float* dy,
+                                      const Int* argmax, float* dx) {
+  const int64_t width = d.window.out_width, n = d.channels;
+  for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
+    const Window outputs = CoveringWindows(d.window, in_row, iw);
+    const auto position = static_cast<Int>(in_row * d.window.in_width + iw);
+    // What windows of 2 x 2 and 3 x 3 that move by two come to.
+    if (Walk<1, 1>::Fits(outputs)) {
+      WonOfChannels<Walk<1, 1>>(outputs, width, n, position, dy, argmax, dx);
+    } else if (Walk<1, 2>::Fits(outputs)) {
+      WonOfChannels<Walk<1, 2>>(outputs, width, n, position, dy, argmax, dx);
+    } else if (Walk<2, 2>::Fits(outputs)) {
+      WonOfChannels<Walk<2, 2>>(outputs, width, n, position, dy, argmax, dx);
+    } else {
+      WonOfChannels<AnyWalk>(outputs, width, n, position, dy, argmax, dx);
+    }
+  }
+}
+
+// 1 / what an average over the window is divided by.
+CADRE_INLINE float Share(const PoolingDims& d, const Window& window) {
+  const int64_t all = d.window.kernel_height * d.window.kernel_width;
+  const int64_t divisor = d.kind == PoolKind::kAverageWithPadding ? all : window.size();
+  return divisor == 0 ? 0.0F : 1.0F / static_cast<float>(divisor);
+}
+
+CADRE_VECTOR_LOOP void AverageForwardRow(const PoolingDims& d, int64_t out_row, const float* x,
+                                         float* __restrict y) {
+  const int64_t n = d.channels;
+  for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n) {
+    const Window window = InsideWindow(d.window, out_row, ow);
+    for (int64_t c = 0; c < n; ++c) y[c] = 0;
+    for (int64_t h = window.rows.begin; h < window.rows.end; ++h) {
+      for (int64_t w = window.columns.begin; w < window.columns.end; ++w) {
+        const float* __restrict from = x + (h * d.window.in_width + w) * n;
+        for (int64_t c = 0; c < n; ++c) y[c] += from[c];
       }
     }
-    y[out] = best;
-    argmax[out] = at;
-  });
-}
-
-void MaxBackward(const PoolingDims& d, const float* dy, const int32_t* argmax, float* dx) {
-  for (int64_t out = 0; out < d.out_height * d.out_width; ++out) {
-    if (argmax[out] >= 0) dx[argmax[out]] += dy[out];
+    const float share = Share(d, window);
+    for (int64_t c = 0; c < n; ++c) y[c] *= share;
   }
 }
 
-void AverageForward(const PoolingDims& d, const float* x, float* y) {
-  ForWindows(d, [&](Reach rows, Reach columns, int64_t out) {
-    float sum = 0;
-    for (int64_t h = rows.begin; h < rows.end; ++h) {
-      for (int64_t w = columns.begin; w < columns.end; ++w) sum += x[h * d.in_width + w];
+CADRE_VECTOR_LOOP void AverageBackwardRow(const PoolingDims& d, int64_t in_row, const float* dy,
+                                          float* __restrict dx) {
+  const int64_t n = d.channels;
+  for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
+    const Window outputs = CoveringWindows(d.window, in_row, iw);
+    for (int64_t c = 0; c < n; ++c) dx[c] = 0;
+    for (int64_t oh = outputs.rows.begin; oh < outputs.rows.end; ++oh) {
+      for (int64_t ow = outputs.columns.begin; ow < outputs.columns.end; ++ow) {
+        const float share = Share(d, InsideWindow(d.window, oh, ow));
+        const float* __restrict from = dy + (oh * d.window.out_width + ow) * n;
+        for (int64_t c = 0; c < n; ++c) dx[c] += share * from[c];
+      }
     }
-    y[out] = sum / static_cast<float>(std::max<int64_t>(1, rows.size() * columns.size()));
-  });
+  }
 }
 
-void AverageBackward(const PoolingDims& d, const float* dy, float* dx) {
-  ForWindows(d, [&](Reach rows, Reach columns, int64_t out) {
-    const float share =
-        dy[out] / static_cast<float>(std::max<int64_t>(1, rows.size() * columns.size()));
-    for (int64_t h = rows.begin; h < rows.end; ++h) {
-      for (int64_t w = columns.begin; w < columns.end; ++w) dx[h * d.in_width + w] += share;
-    }
-  });
-}
-
-// Calls f(plane) for every image plane, on several threads if there is enough to do.
-template <typename F>
-void ForPlanes(int threads, const PoolingDims& d, F f) {
-  const int64_t plane = std::max<int64_t>(1, d.in_height * d.in_width);
-  // Cut by elements of x, so that the cost of waking threads is weighed, at whole planes.
-  ForParts(threads, d.batch * d.channels * plane, [&](int64_t begin, int64_t end) {
-    for (int64_t i = (begin + plane - 1) / plane; i < (end + plane - 1) / plane; ++i) f(i);
-  });
+CADRE_VECTOR_LOOP void Spread(int64_t positions, int64_t channels, float share,
+                              const float* __restrict dy, float* __restrict dx) {
+  for (int64_t p = 0; p < positions; ++p, dx += channels) {
+    for (int64_t c = 0; c < channels; ++c) dx[c] = share * dy[c];
+  }
 }
 
 }  // namespace
@@ -148,18 +180,21 @@ void CpuKernels::PoolingForward(const PoolingDims& dims, std::span<const float> 
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("y", y.size(), sizes.y);
-  if (dims.kind == PoolKind::kMax) CheckSize("argmax", argmax.size(), sizes.y);
-  const int64_t in = dims.in_height * dims.in_width;
-  const int64_t out = dims.out_height * dims.out_width;
-  ForPlanes(threads_, dims, [&](int64_t plane) {
-    const float* from = x.data() + plane * in;
-    float* to = y.data() + plane * out;
-    if (dims.kind == PoolKind::kAverage) {
-      AverageForward(dims, from, to);
-    } else if (IsTwoByTwo(dims)) {
-      MaxForwardTwoByTwo(dims, from, to, argmax.data() + plane * out);
-    } else {
-      MaxForward(dims, from, to, argmax.data() + plane * out);
+  const bool is_max = dims.kind == PoolKind::kMax;
+  if (is_max) CheckSize("argmax", argmax.size(), sizes.y);
+  const WindowDims& w = dims.window;
+  const int64_t row = w.out_width * dims.channels;
+  const int64_t image = w.in_height * w.in_width * dims.channels;
+  const int64_t cost = row * w.kernel_height * w.kernel_width;
+  ForParts(threads_, dims.batch * w.out_height, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float* from = x.data() + i / w.out_height * image;
+      float* to = y.data() + i * row;
+      if (is_max) {
+        MaxForwardRow(dims, i % w.out_height, from, to, argmax.data() + i * row);
+      } else {
+        AverageForwardRow(dims, i % w.out_height, from, to);
+      }
     }
   });
 }
@@ -169,19 +204,51 @@ void CpuKernels::PoolingBackward(const PoolingDims& dims, std::span<const float>
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("dx", dx.size(), sizes.x);
-  if (dims.kind == PoolKind::kMax) CheckSize("argmax", argmax.size(), sizes.y);
-  const int64_t in = dims.in_height * dims.in_width;
-  const int64_t out = dims.out_height * dims.out_width;
-  ForPlanes(threads_, dims, [&](int64_t plane) {
-    const float* from = dy.data() + plane * out;
-    float* to = dx.data() + plane * in;
-    std::fill_n(to, in, 0.0F);
-    if (dims.kind == PoolKind::kAverage) {
-      AverageBackward(dims, from, to);
-    } else if (IsTwoByTwo(dims)) {
-      MaxBackwardTwoByTwo(dims, from, argmax.data() + plane * out, to);
-    } else {
-      MaxBackward(dims, from, argmax.data() + plane * out, to);
+  const bool is_max = dims.kind == PoolKind::kMax;
+  if (is_max) CheckSize("argmax", argmax.size(), sizes.y);
+  const WindowDims& w = dims.window;
+  const int64_t row = w.in_width * dims.channels;
+  const int64_t image = w.out_height * w.out_width * dims.channels;
+  ForParts(threads_, dims.batch * w.in_height, 2 * row, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t at = i / w.in_height * image;
+      float* to = dx.data() + i * row;
+      if (is_max) {
+        MaxBackwardRow(dims, i % w.in_height, dy.data() + at, argmax.data() + at, to);
+      } else {
+        AverageBackwardRow(dims, i % w.in_height, dy.data() + at, to);
+      }
+    }
+  });
+}
+
+void CpuKernels::GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
+                                          int64_t divisor, std::span<const float> x,
+                                          std::span<float> y) {
+  CheckSize("x", x.size(), batch * positions * channels);
+  CheckSize("y", y.size(), batch * channels);
+  const double share = 1 / static_cast<double>(divisor);
+  ForParts(threads_, batch, positions * channels, [&](int64_t begin, int64_t end) {
+    std::vector<double> sums(static_cast<size_t>(channels));
+    for (int64_t n = begin; n < end; ++n) {
+      std::fill(sums.begin(), sums.end(), 0.0);
+      AddColumnSums(positions, channels, x.data() + n * positions * channels, sums.data());
+      std::transform(sums.begin(), sums.end(), y.data() + n * channels,
+                     [share](double sum) { return static_cast<float>(sum * share); });
+    }
+  });
+}
+
+void CpuKernels::GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                           int64_t divisor, std::span<const float> dy,
+                                           std::span<float> dx) {
+  CheckSize("dy", dy.size(), batch * channels);
+  CheckSize("dx", dx.size(), batch * positions * channels);
+  const float share = 1 / static_cast<float>(divisor);
+  ForParts(threads_, batch, positions * channels, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      Spread(positions, channels, share, dy.data() + n * channels,
+             dx.data() + n * positions * channels);
     }
   });
 }

@@ -1,4 +1,4 @@
-// How many threads an operation uses.
+// How many threads an operation uses, and who does what.
 //
 // OpenMP keeps that number per calling thread (the control variable nthreads-var belongs to the
 // thread's current task), so setting it here disturbs neither other threads nor other Kernels
@@ -7,6 +7,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "tensor/layout.h"
@@ -26,20 +27,40 @@ class ScopedThreads {
   const int before_;
 };
 
-// Calls f(begin, end) for near-equal parts of [0, n), one part per thread. f must not throw, and
-// what it computes for an element must not depend on the part that the element is in.
-template <typename F>
-void ForParts(int threads, int64_t n, F f) {
+// The parts that `items` items of `cost` elements each are cut into: `threads`, or fewer where the
+// work is too small for so many.
+inline int PartsFor(int threads, int64_t items, int64_t cost = 1) {
   // Below this many elements waking a thread costs more than the work.
-  constexpr int64_t kLeastPerThread = 1 << 14;
-  if (threads == 1 || n < 2 * kLeastPerThread) {
-    f(int64_t{0}, n);
+  constexpr int64_t kLeastPerThread = 1 << 13;
+  const int64_t worthwhile = items * std::max<int64_t>(cost, 1) / kLeastPerThread;
+  return static_cast<int>(
+      std::max<int64_t>(1, std::min<int64_t>({int64_t{threads}, items, worthwhile})));
+}
+
+// Calls f(part, begin, end) for `parts` near-equal parts of [0, items), each on a thread of its
+// own. f must not throw.
+template <typename F>
+void ForEachPart(int parts, int64_t items, F f) {
+  if (parts == 1) {
+    f(0, int64_t{0}, items);
     return;
   }
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int part = 0; part < threads; ++part) {
-    f(PartBegin(n, part, threads), PartBegin(n, part + 1, threads));
+#pragma omp parallel for num_threads(parts) schedule(static)
+  for (int part = 0; part < parts; ++part) {
+    f(part, PartBegin(items, part, parts), PartBegin(items, part + 1, parts));
   }
+}
+
+// Calls f(begin, end) for near-equal parts of [0, items), items of `cost` elements each. f must not
+// throw, and what it computes for an item must not depend on the part that the item is in.
+template <typename F>
+void ForParts(int threads, int64_t items, int64_t cost, F f) {
+  ForEachPart(PartsFor(threads, items, cost), items,
+              [&f](int, int64_t begin, int64_t end) { f(begin, end); });
+}
+template <typename F>
+void ForParts(int threads, int64_t n, F f) {
+  ForParts(threads, n, 1, f);
 }
 
 }  // namespace cadre

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -14,8 +15,8 @@ namespace {
 
 // One step of a small network's operations; returns all that it computed, end to end.
 Floats Step(Kernels& kernels, uint64_t seed) {
-  const ConvolutionDims conv = Convolution(8, 3, 12, 12, 20, 3, 1, 1);
-  const PoolingDims pool = Pooling(PoolKind::kMax, 8, 20, 12, 12, 2, 2, 0);
+  const ConvolutionDims conv = Convolution(8, 3, 20, Window(12, 12, 3, 1, 1));
+  const PoolingDims pool = Pooling(PoolKind::kMax, 8, 20, Window(12, 12, 2, 2));
   const FullyConnectedDims fc{.batch = 8, .in = 20 * 36, .out = 10};
   const Floats x = Uniform(SizesOf(conv).x, seed), w1 = Uniform(SizesOf(conv).w, seed + 1),
                b1 = Uniform(SizesOf(conv).b, seed + 2), w2 = Uniform(SizesOf(fc).w, seed + 3),
@@ -27,14 +28,14 @@ Floats Step(Kernels& kernels, uint64_t seed) {
   const std::vector<int32_t> labels = {0, 1, 2, 3, 4, 5, 6, 7};
 
   kernels.ConvolutionForward(conv, x, w1, b1, y1);
-  kernels.ReluForward(y1, y1);
+  kernels.ActivationForward(Activation::kRelu, y1, y1);
   kernels.PoolingForward(pool, y1, y2, argmax);
   kernels.FullyConnectedForward(fc, y2, w2, b2, y3);
-  const auto sums = kernels.SoftmaxCrossEntropy(8, 10, y3, labels, 0.125F, dy3);
+  const auto sums = kernels.SoftmaxCrossEntropy(8, 10, 0.1F, y3, labels, 0.125F, dy3);
   kernels.FullyConnectedBackwardWeights(fc, y2, dy3, dw2, db2);
   kernels.FullyConnectedBackwardData(fc, dy3, w2, dy2);
   kernels.PoolingBackward(pool, dy2, argmax, dy1);
-  kernels.ReluBackward(y1, dy1, dy1);
+  kernels.ActivationBackward(Activation::kRelu, y1, dy1, dy1);
   kernels.ConvolutionBackwardWeights(conv, x, dy1, dw1, db1);
   kernels.ConvolutionBackwardData(conv, dy1, w1, dx);
 
@@ -86,6 +87,73 @@ TEST(CpuKernelsTest, SeveralThreadsGiveTheSameBitsEachTime) {
   const Floats want = Step(*kernels, 1);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(Step(*kernels, 1), want);
   EXPECT_EQ(Step(*MakeCpuKernels(2), 1), want);
+}
+
+// Floats that begin `shift` elements after where an allocation does.
+class Shifted {
+ public:
+  Shifted(const Floats& values, size_t shift) : shift_(shift), room_(shift, 0.0F) {
+    room_.insert(room_.end(), values.begin(), values.end());
+  }
+  std::span<float> span() { return std::span(room_).subspan(shift_); }
+  Floats values() { return {span().begin(), span().end()}; }
+
+ private:
+  const size_t shift_;
+  Floats room_;
+};
+
+// Parameters are slices of one long vector, and activations are cut at any row.
+TEST(CpuKernelsTest, SpansMayStartAnywhere) {
+  const auto kernels = MakeCpuKernels(1);
+  const RowsDims dims{.rows = 9, .channels = 37};
+  const AttentionDims attention{.batch = 1, .tokens = 9, .heads = 1, .head_features = 37};
+  const auto run = [&](size_t shift) {
+    Shifted x(Uniform(SizeOf(dims), 1), shift), dy(Uniform(SizeOf(dims), 2), shift);
+    Shifted scale(Uniform(37, 3), shift), shift_by(Uniform(37, 4), shift);
+    Shifted mean(Uniform(37, 5), shift), inverse(Absolute(Uniform(37, 6)), shift);
+    Shifted y(x), dx(x), d(x), row_mean(Garbage(9), shift), row_inverse(Garbage(9), shift);
+    Shifted dscale(scale), dshift(scale), m(x), v(Absolute(x.values()), shift), w(dy);
+    Shifted qkv(Uniform(3 * SizeOf(dims), 7), shift), dqkv(qkv), p(Garbage(81), shift);
+    Floats all;
+    const auto keep = [&](Shifted& part) {
+      for (const float value : part.span()) all.push_back(value);
+    };
+    kernels->BatchNormForward(dims, x.span(), mean.span(), inverse.span(), scale.span(),
+                              shift_by.span(), y.span());
+    keep(y);
+    kernels->BatchNormBackward(dims, x.span(), dy.span(), mean.span(), inverse.span(), scale.span(),
+                               shift_by.span(), mean.span(), dx.span());
+    keep(dx);
+    kernels->LayerNormForward(dims, 1e-5F, x.span(), scale.span(), shift_by.span(), y.span(),
+                              row_mean.span(), row_inverse.span());
+    keep(y);
+    kernels->LayerNormBackward(dims, x.span(), dy.span(), row_mean.span(), row_inverse.span(),
+                               scale.span(), dx.span(), dscale.span(), dshift.span());
+    for (Shifted* part : {&dx, &dscale, &dshift}) keep(*part);
+    const LrnDims lrn{.rows = 9, .channels = 37};
+    kernels->LrnForward(lrn, x.span(), y.span(), d.span());
+    keep(y);
+    kernels->LrnBackward(lrn, x.span(), d.span(), dy.span(), dx.span());
+    keep(dx);
+    kernels->AttentionForward(attention, qkv.span(), p.span(), y.span());
+    keep(y);
+    kernels->AttentionBackward(attention, qkv.span(), p.span(), dy.span(), dqkv.span());
+    keep(dqkv);
+    for (const Activation kind : {Activation::kGelu, Activation::kSigmoid, Activation::kTanh}) {
+      kernels->ActivationForward(kind, x.span(), y.span());
+      keep(y);
+    }
+    kernels->Transpose(1, 9, 37, x.span(), y.span());
+    keep(y);
+    kernels->Sgd({.rate = 0.1F, .momentum = 0.9F}, dy.span(), w.span(), m.span());
+    kernels->AdamW({.rate = 0.1F}, x.span(), w.span(), m.span(), v.span());
+    for (Shifted* part : {&w, &m, &v}) keep(*part);
+    return all;
+  };
+  const Floats want = run(0);
+  EXPECT_EQ(run(1), want);
+  EXPECT_EQ(run(3), want);
 }
 
 TEST(CpuKernelsDeathTest, NeedsAThread) {

@@ -1,10 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <string>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
@@ -12,131 +12,257 @@
 namespace cadre {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 
-struct BackEnd {
-  std::string name;
-  std::function<std::unique_ptr<Kernels>()> make;
-};
+constexpr std::array<Activation, 4> kActivations = {Activation::kRelu, Activation::kGelu,
+                                                    Activation::kSigmoid, Activation::kTanh};
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What both back ends must do, word for word.
-class ElementwiseTest : public ::testing::TestWithParam<BackEnd> {
- protected:
-  const std::unique_ptr<Kernels> kernels_ = GetParam().make();
-};
+Floats Forward(Kernels& kernels, Activation kind, const Floats& x) {
+  Floats y = Garbage(static_cast<int64_t>(x.size()));
+  kernels.ActivationForward(kind, x, y);
+  return y;
+}
+
+Floats Backward(Kernels& kernels, Activation kind, const Floats& x, const Floats& dy) {
+  Floats dx = Garbage(static_cast<int64_t>(x.size()));
+  kernels.ActivationBackward(kind, kind == Activation::kGelu ? x : Forward(kernels, kind, x), dy,
+                             dx);
+  return dx;
+}
+
+using ElementwiseTest = BackEndTest;
+INSTANTIATE_TEST_SUITE_P(BackEnds, ElementwiseTest, ::testing::ValuesIn(BackEnds()), NameOf);
 
 TEST_P(ElementwiseTest, ReluForward) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  const float infinity = std::numeric_limits<float>::infinity();
-  const Floats x = {-2, -1e-40F, 0, 1e-40F, 3, -infinity, infinity, nan};
-  Floats y = Garbage(8);
-  kernels_->ReluForward(x, y);
-  EXPECT_TRUE(std::isnan(y.back()));
-  y.pop_back();
-  EXPECT_THAT(y, ElementsAre(0, 0, 0, 1e-40F, 3, 0, infinity));
+  EXPECT_THAT(
+      Forward(*kernels_, Activation::kRelu, {-2, -1e-40F, 0, 1e-40F, 3, -kInfinity, kInfinity}),
+      ElementsAre(0, 0, 0, 1e-40F, 3, 0, kInfinity));
 }
 
 TEST_P(ElementwiseTest, ReluBackward) {
   const Floats y = {0, 1e-40F, 2, 0, 5};
-  const Floats dy = {1, 2, -3, std::numeric_limits<float>::quiet_NaN(), 0};
+  const Floats dy = {1, 2, -3, kNan, 0};
   Floats dx = Garbage(5);
-  kernels_->ReluBackward(y, dy, dx);
+  kernels_->ActivationBackward(Activation::kRelu, y, dy, dx);
   EXPECT_THAT(dx, ElementsAre(0, 2, -3, 0, 0));
 }
 
-TEST_P(ElementwiseTest, ReluInPlace) {
-  Floats values = Uniform(100'003, 1);
-  Floats y = Garbage(100'003);
-  kernels_->ReluForward(values, y);
-  kernels_->ReluForward(values, values);
-  EXPECT_EQ(values, y);
-  Floats gradient = Uniform(100'003, 2);
-  Floats dx = Garbage(100'003);
-  kernels_->ReluBackward(y, gradient, dx);
-  kernels_->ReluBackward(y, gradient, gradient);
-  EXPECT_EQ(gradient, dx);
+// Values that tables of the functions give; to fp32's rounding of numbers about one.
+TEST_P(ElementwiseTest, KnownValues) {
+  const Floats x = {-2, 0, 1};
+  ExpectNear(Forward(*kernels_, Activation::kGelu, x), Floats{-0.04550026F, 0, 0.84134475F}, 1e-6);
+  ExpectNear(Forward(*kernels_, Activation::kSigmoid, x), Floats{0.11920292F, 0.5F, 0.73105858F},
+             1e-6);
+  ExpectNear(Forward(*kernels_, Activation::kTanh, x), Floats{-0.96402758F, 0, 0.76159416F}, 1e-6);
 }
 
-// The gradient of max(x, 0), found by moving x by less than its distance from the kink.
-TEST_P(ElementwiseTest, ReluGradientIsTheDifference) {
-  Floats x = SmallIntegers(64, 1);
-  for (float& value : x) value += 0.5F;
-  Floats y(64), moved(64), dx(64);
-  kernels_->ReluForward(x, y);
-  const Floats dy = SmallIntegers(64, 2);
-  kernels_->ReluBackward(y, dy, dx);
-  for (float& value : x) value += 0.25F;
-  kernels_->ReluForward(x, moved);
-  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ((moved[i] - y[i]) * 4 * dy[i], dx[i]) << i;
+TEST_P(ElementwiseTest, FarFromZeroTheFunctionsAreFlat) {
+  const Floats x = {-100, 100, -kInfinity, kInfinity};
+  EXPECT_THAT(Forward(*kernels_, Activation::kTanh, x), ElementsAre(-1, 1, -1, 1));
+  EXPECT_THAT(Forward(*kernels_, Activation::kSigmoid, {100, kInfinity}), ElementsAre(1, 1));
+  ExpectNear(Forward(*kernels_, Activation::kSigmoid, {-100, -kInfinity}), Floats{0, 0}, 1e-37);
+  ExpectNear(Forward(*kernels_, Activation::kGelu, {-100, 100}), Floats{0, 100}, 1e-37);
+  for (const Activation kind : {Activation::kGelu, Activation::kSigmoid, Activation::kTanh}) {
+    const Floats dx = Backward(*kernels_, kind, {-100}, {1});
+    EXPECT_NEAR(dx[0], 0, 1e-30) << static_cast<int>(kind);
+  }
 }
 
-TEST_P(ElementwiseTest, SgdKnownSteps) {
-  // Powers of two, so that every product is exact.
-  const SgdStep step{.rate = 0.5F, .momentum = 0.5F, .weight_decay = 0.25F};
-  Floats w = {4}, v = {0};
-  kernels_->Sgd(step, Floats{1}, w, v);  // v = 1 + 1, w = 4 - 1
-  EXPECT_THAT(v, ElementsAre(2));
-  EXPECT_THAT(w, ElementsAre(3));
-  kernels_->Sgd(step, Floats{1}, w, v);  // v = 1 + 1 + 0.75, w = 3 - 1.375
-  EXPECT_THAT(v, ElementsAre(2.75F));
-  EXPECT_THAT(w, ElementsAre(1.625F));
-}
-
-TEST_P(ElementwiseTest, PlainSgdIsTheGradientScaled) {
-  Floats w = SmallIntegers(1000, 1), v(1000);
-  const Floats before = w, g = SmallIntegers(1000, 2);
-  kernels_->Sgd({.rate = 0.125F}, g, w, v);
-  EXPECT_EQ(v, g);
-  for (size_t i = 0; i < w.size(); ++i) EXPECT_EQ(w[i], before[i] - 0.125F * g[i]);
-}
-
-TEST_P(ElementwiseTest, NothingIsFine) {
-  Floats none;
-  kernels_->ReluForward(none, none);
-  kernels_->ReluBackward(none, none, none);
-  kernels_->Sgd({.rate = 1}, none, none, none);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    BackEnds, ElementwiseTest,
-    ::testing::Values(BackEnd{"Reference", [] { return MakeReferenceKernels(); }},
-                      BackEnd{"Cpu", [] { return MakeCpuKernels(1); }},
-                      BackEnd{"CpuThreeThreads", [] { return MakeCpuKernels(3); }}),
-    [](const auto& info) { return info.param.name; });
-
-// Values below one: g + decay * w, momentum * v + that, and w - rate * v each round once or twice
-// in fp32, half a unit in the last place of a result below four at most: 2^-23 each, times five.
-TEST(CpuSgdTest, IsNearTheReference) {
-  const SgdStep step{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F};
-  for (const int64_t n : {1, 15, 16, 17, 1000, 100'003}) {
-    Floats w = Uniform(n, 1), v = Uniform(n, 2);
-    Floats want_w = w, want_v = v;
-    const Floats g = Uniform(n, 3);
-    MakeCpuKernels(1)->Sgd(step, g, w, v);
-    MakeReferenceKernels()->Sgd(step, g, want_w, want_v);
-    for (size_t i = 0; i < w.size(); ++i) {
-      ASSERT_NEAR(v[i], want_v[i], 5 * 0x1.0p-23);
-      ASSERT_NEAR(w[i], want_w[i], 5 * 0x1.0p-23);
+// In every place of a vector, and in what is left over after whole vectors.
+TEST_P(ElementwiseTest, NotANumberStaysWhatItIs) {
+  for (const Activation kind : kActivations) {
+    for (size_t at = 0; at < 37; ++at) {
+      Floats x(37, 0.5F);
+      x[at] = kNan;
+      const Floats y = Forward(*kernels_, kind, x);
+      for (size_t i = 0; i < y.size(); ++i) {
+        ASSERT_EQ(std::isnan(y[i]), i == at) << static_cast<int>(kind) << " " << i;
+      }
     }
   }
 }
 
-TEST(CpuSgdTest, SeveralThreadsGiveTheSameBits) {
-  const SgdStep step{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F};
-  const Floats g = Uniform(200'001, 3);
-  Floats w1 = Uniform(200'001, 1), v1 = Uniform(200'001, 2);
-  Floats w3 = w1, v3 = v1;
-  MakeCpuKernels(1)->Sgd(step, g, w1, v1);
-  MakeCpuKernels(3)->Sgd(step, g, w3, v3);
-  EXPECT_EQ(w3, w1);
-  EXPECT_EQ(v3, v1);
+TEST_P(ElementwiseTest, InPlace) {
+  constexpr int64_t kSize = 100'003;
+  for (const Activation kind : kActivations) {
+    const Floats x = Uniform(kSize, 1), dy = Uniform(kSize, 2);
+    const Floats y = Forward(*kernels_, kind, x);
+    Floats values = x;
+    kernels_->ActivationForward(kind, values, values);
+    EXPECT_EQ(values, y);
+    const Floats dx = Backward(*kernels_, kind, x, dy);
+    Floats gradient = dy;
+    kernels_->ActivationBackward(kind, kind == Activation::kGelu ? x : y, gradient, gradient);
+    EXPECT_EQ(gradient, dx);
+  }
+}
+
+TEST_P(ElementwiseTest, GradientsAreTheDifferences) {
+  for (const Activation kind : kActivations) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    Floats x = Uniform(200, 1);
+    // Three times as far, and away from the rectifier's kink.
+    for (float& value : x) value = 3 * value + (value < 0 ? -0.1F : 0.1F);
+    const Floats dy = Uniform(200, 2);
+    ExpectGradient(x, Backward(*kernels_, kind, x, dy), dy,
+                   [&] { return Forward(*kernels_, kind, x); });
+  }
+}
+
+TEST_P(ElementwiseTest, Add) {
+  Floats y = {1, 2, kNan};
+  kernels_->Add(Floats{10, 20, 30}, y);
+  EXPECT_EQ(y[0], 11);
+  EXPECT_EQ(y[1], 22);
+  EXPECT_TRUE(std::isnan(y[2]));
+  Floats sum = Uniform(100'003, 1);
+  const Floats before = sum, x = Uniform(100'003, 2);
+  kernels_->Add(x, sum);
+  for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(sum[i], before[i] + x[i]);
+}
+
+TEST_P(ElementwiseTest, Transpose) {
+  Floats y = Garbage(12);
+  kernels_->Transpose(2, 3, 2, Floats{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, y);
+  EXPECT_THAT(y, ElementsAre(1, 3, 5, 2, 4, 6, 7, 9, 11, 8, 10, 12));
+}
+
+TEST_P(ElementwiseTest, TransposingTwiceChangesNothing) {
+  for (const auto& [batch, positions, channels] : std::vector<std::array<int64_t, 3>>{
+           {1, 1, 1}, {3, 49, 512}, {2, 17, 33}, {5, 1, 64}, {2, 100, 3}, {0, 4, 4}, {2, 0, 3}}) {
+    const Floats x = Uniform(batch * positions * channels, 1);
+    Floats y = Garbage(batch * positions * channels), again = y;
+    kernels_->Transpose(batch, positions, channels, x, y);
+    kernels_->Transpose(batch, channels, positions, y, again);
+    EXPECT_EQ(again, x);
+    for (int64_t i = 0; i < static_cast<int64_t>(x.size()); ++i) {
+      const int64_t n = i / (positions * channels), p = i / channels % positions, c = i % channels;
+      ASSERT_EQ(y[static_cast<size_t>((n * channels + c) * positions + p)],
+                x[static_cast<size_t>(i)]);
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, DropoutKeepsAsManyAsTheRateSays) {
+  constexpr int64_t kSize = 100'000;
+  for (const float rate : {0.0F, 0.1F, 0.5F, 0.9F}) {
+    Floats y = Garbage(kSize);
+    kernels_->Dropout({.seed = 7, .layer = 3, .rate = rate}, 0, Floats(kSize, 1.0F), y);
+    int64_t kept = 0;
+    for (const float value : y) {
+      if (value == 0) continue;
+      ++kept;
+      // Quotient or product with the rounded inverse: two roundings.
+      ASSERT_NEAR(value, 1 / (1.0 - rate), 0x1.0p-23 / (1.0 - rate));
+    }
+    // Five standard deviations of a binomial.
+    const double deviation = std::sqrt(kSize * rate * (1.0 - rate));
+    EXPECT_NEAR(static_cast<double>(kept), kSize * (1.0 - rate), 5 * deviation) << rate;
+  }
+}
+
+// Parts of a batch on several ranks make the same choices as the whole.
+TEST_P(ElementwiseTest, DropoutDependsOnTheNumberOnly) {
+  const DropoutKey key{.seed = 7, .layer = 3, .rate = 0.5F};
+  const Floats x = Uniform(10'001, 1);
+  Floats whole = Garbage(10'001), parts = whole;
+  const uint64_t first = (uint64_t{1} << 40) + 5;
+  kernels_->Dropout(key, first, x, whole);
+  size_t begin = 0;
+  for (const size_t size : {1, 2, 7, 991, 5000, 4000}) {
+    kernels_->Dropout(key, first + begin, std::span(x).subspan(begin, size),
+                      std::span(parts).subspan(begin, size));
+    begin += size;
+  }
+  ASSERT_EQ(begin, x.size());
+  EXPECT_EQ(parts, whole);
+  Floats in_place = x;
+  kernels_->Dropout(key, first, in_place, in_place);
+  EXPECT_EQ(in_place, whole);
+}
+
+TEST_P(ElementwiseTest, DropoutDiffersBySeedLayerAndNumber) {
+  const Floats x(1000, 1.0F);
+  const auto run = [&](uint64_t seed, uint64_t layer, uint64_t first) {
+    Floats y = Garbage(1000);
+    kernels_->Dropout({.seed = seed, .layer = layer, .rate = 0.5F}, first, x, y);
+    return y;
+  };
+  EXPECT_EQ(run(1, 2, 3), run(1, 2, 3));
+  EXPECT_NE(run(1, 2, 3), run(2, 2, 3));
+  EXPECT_NE(run(1, 2, 3), run(1, 3, 3));
+  EXPECT_NE(run(1, 2, 3), run(1, 2, 4));
+}
+
+TEST_P(ElementwiseTest, DroppedElementsAreZeroWhateverTheyWere) {
+  Floats y = Garbage(1000);
+  kernels_->Dropout({.seed = 1, .rate = 0.5F}, 0, Floats(1000, kNan), y);
+  int64_t zeros = 0;
+  for (const float value : y) {
+    EXPECT_TRUE(value == 0 || std::isnan(value));
+    zeros += value == 0 ? 1 : 0;
+  }
+  EXPECT_GT(zeros, 400);
+}
+
+TEST_P(ElementwiseTest, NothingIsFine) {
+  Floats none;
+  for (const Activation kind : kActivations) {
+    kernels_->ActivationForward(kind, none, none);
+    kernels_->ActivationBackward(kind, none, none, none);
+  }
+  kernels_->Dropout({.rate = 0.5F}, 0, none, none);
+  kernels_->Add(none, none);
+}
+
+// The CPU's functions are polynomials in fp32: about sixteen roundings of numbers up to one, or up
+// to |x| where the function grows with it.
+TEST(CpuElementwiseTest, IsNearTheReference) {
+  const auto reference = MakeReferenceKernels();
+  const auto cpu = MakeCpuKernels(1);
+  for (const Activation kind : kActivations) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    for (const int64_t n : {1, 15, 16, 17, 1000, 100'003}) {
+      Floats x = Uniform(n, 1);
+      for (float& value : x) value *= 12;
+      const Floats dy = Uniform(n, 2);
+      ExpectNear(Forward(*cpu, kind, x), Forward(*reference, kind, x), 1e-6);
+      ExpectNear(Backward(*cpu, kind, x, dy), Backward(*reference, kind, x, dy), 1e-6);
+    }
+  }
+}
+
+TEST(CpuElementwiseTest, DropsTheSameElementsAsTheReference) {
+  for (const float rate : {0.1F, 0.3F, 0.5F}) {
+    const DropoutKey key{.seed = 99, .layer = 4, .rate = rate};
+    const Floats x = Uniform(20'011, 1);
+    Floats got = Garbage(20'011), want = got;
+    MakeCpuKernels(1)->Dropout(key, 1234, x, got);
+    MakeReferenceKernels()->Dropout(key, 1234, x, want);
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(got[i] == 0, want[i] == 0) << i;
+    ExpectSumsNear(got, want, Absolute(want), 2);
+  }
+}
+
+TEST(CpuElementwiseTest, SeveralThreadsGiveTheSameBits) {
+  const auto one = MakeCpuKernels(1);
+  const auto three = MakeCpuKernels(3);
+  const Floats x = Uniform(300'001, 1), dy = Uniform(300'001, 2);
+  for (const Activation kind : kActivations) {
+    EXPECT_EQ(Forward(*three, kind, x), Forward(*one, kind, x));
+    EXPECT_EQ(Backward(*three, kind, x, dy), Backward(*one, kind, x, dy));
+  }
 }
 
 TEST(ElementwiseDeathTest, RefusesSpansThatDoNotFit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Floats three(3);
-  EXPECT_DEATH(MakeCpuKernels(1)->ReluForward(Floats(2), three), "elements of y");
-  EXPECT_DEATH(MakeCpuKernels(1)->Sgd({}, Floats(2), three, three), "elements of g");
+  EXPECT_DEATH(MakeCpuKernels(1)->ActivationForward(Activation::kRelu, Floats(2), three),
+               "elements of y");
+  EXPECT_DEATH(MakeReferenceKernels()->Add(Floats(2), three), "elements of y");
 }
 
 }  // namespace

@@ -1,20 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <ostream>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/extents.h"
 #include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
-
-void PrintTo(const FullyConnectedDims& d, std::ostream* out) {
-  *out << absl::StrCat("batch ", d.batch, ", ", d.in, " to ", d.out);
-}
-
 namespace {
 
 using ::testing::Each;
@@ -37,8 +30,11 @@ Outputs RunAll(Kernels& kernels, const FullyConnectedDims& dims, const Floats& x
   return out;
 }
 
-TEST(ReferenceFullyConnectedTest, KnownAnswer) {
-  const Outputs out = RunAll(*MakeReferenceKernels(), {.batch = 2, .in = 2, .out = 3},
+using FullyConnectedTest = BackEndTest;
+INSTANTIATE_TEST_SUITE_P(BackEnds, FullyConnectedTest, ::testing::ValuesIn(BackEnds()), NameOf);
+
+TEST_P(FullyConnectedTest, KnownAnswer) {
+  const Outputs out = RunAll(*kernels_, {.batch = 2, .in = 2, .out = 3},
                              /*x=*/{1, 2, 3, 4}, /*w=*/{1, 0, 0, 1, 1, 1}, /*b=*/{10, 20, 30},
                              /*dy=*/{1, 2, 3, 4, 5, 6});
   EXPECT_THAT(out.y, ElementsAre(11, 22, 33, 13, 24, 37));
@@ -47,34 +43,46 @@ TEST(ReferenceFullyConnectedTest, KnownAnswer) {
   EXPECT_THAT(out.db, ElementsAre(5, 7, 9));
 }
 
-// The layer is linear in each argument and integers are exact, so moving a value by one gives its
-// gradient exactly.
+TEST_P(FullyConnectedTest, BiasIsOptional) {
+  const FullyConnectedDims dims{.batch = 3, .in = 17, .out = 5};
+  const Floats x = Eighths(51, 1), w = Eighths(85, 2), dy = Eighths(15, 3);
+  const Outputs want = RunAll(*kernels_, dims, x, w, Floats(5, 0.0F), dy);
+  Floats y = Garbage(15), dw = Garbage(85);
+  kernels_->FullyConnectedForward(dims, x, w, {}, y);
+  kernels_->FullyConnectedBackwardWeights(dims, x, dy, dw, {});
+  EXPECT_EQ(y, want.y);
+  EXPECT_EQ(dw, want.dw);
+}
+
+TEST_P(FullyConnectedTest, WithoutInputsTheOutputIsTheBias) {
+  const Outputs out =
+      RunAll(*kernels_, {.batch = 2, .in = 0, .out = 2}, {}, {}, {5, 7}, {1, 2, 3, 4});
+  EXPECT_THAT(out.y, ElementsAre(5, 7, 5, 7));
+  EXPECT_THAT(out.db, ElementsAre(4, 6));
+}
+
+TEST_P(FullyConnectedTest, WithoutBatchGradientsAreZero) {
+  const Outputs out =
+      RunAll(*kernels_, {.batch = 0, .in = 3, .out = 2}, {}, Floats(6, 1.0F), {1, 1}, {});
+  EXPECT_THAT(out.dw, Each(0.0F));
+  EXPECT_THAT(out.db, Each(0.0F));
+}
+
 TEST(ReferenceFullyConnectedTest, GradientsAreTheDifferences) {
   const FullyConnectedDims dims{.batch = 3, .in = 5, .out = 4};
   const LayerSizes sizes = SizesOf(dims);
-  Floats x = SmallIntegers(sizes.x, 1), w = SmallIntegers(sizes.w, 2),
-         b = SmallIntegers(sizes.b, 3);
-  const Floats dy = SmallIntegers(sizes.y, 4);
+  Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
+  const Floats dy = Uniform(sizes.y, 4);
   const auto kernels = MakeReferenceKernels();
   const Outputs out = RunAll(*kernels, dims, x, w, b, dy);
-  const auto loss = [&] {
-    Floats y(dy.size());
+  const auto forward = [&] {
+    Floats y = Garbage(sizes.y);
     kernels->FullyConnectedForward(dims, x, w, b, y);
-    double sum = 0;
-    for (size_t i = 0; i < y.size(); ++i) sum += static_cast<double>(y[i]) * dy[i];
-    return sum;
+    return y;
   };
-  const double before = loss();
-  const auto expect_gradient = [&](Floats& values, const Floats& gradient) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] += 1;
-      EXPECT_EQ(loss() - before, gradient[i]) << i;
-      values[i] -= 1;
-    }
-  };
-  expect_gradient(x, out.dx);
-  expect_gradient(w, out.dw);
-  expect_gradient(b, out.db);
+  ExpectGradient(x, out.dx, dy, forward);
+  ExpectGradient(w, out.dw, dy, forward);
+  ExpectGradient(b, out.db, dy, forward);
 }
 
 class CpuFullyConnectedTest : public ::testing::TestWithParam<FullyConnectedDims> {
@@ -98,9 +106,9 @@ TEST_P(CpuFullyConnectedTest, SumsAreNearTheReference) {
   ExpectSumsNear(got.db, want.db, magnitude.db, dims_.batch);
 }
 
-TEST_P(CpuFullyConnectedTest, IntegersAreExact) {
-  const Floats x = SmallIntegers(sizes_.x, 1), w = SmallIntegers(sizes_.w, 2),
-               b = SmallIntegers(sizes_.b, 3), dy = SmallIntegers(sizes_.y, 4);
+TEST_P(CpuFullyConnectedTest, ExactDataGivesTheSameBits) {
+  const Floats x = Eighths(sizes_.x, 1), w = Eighths(sizes_.w, 2), b = Eighths(sizes_.b, 3),
+               dy = Eighths(sizes_.y, 4);
   const Outputs want = RunAll(*reference_, dims_, x, w, b, dy);
   const Outputs got = RunAll(*cpu_, dims_, x, w, b, dy);
   EXPECT_EQ(got.y, want.y);
@@ -150,20 +158,6 @@ std::vector<FullyConnectedDims> Shapes() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CpuFullyConnectedTest, ::testing::ValuesIn(Shapes()));
-
-TEST(CpuFullyConnectedEdgeTest, WithoutInputsTheOutputIsTheBias) {
-  const Outputs out =
-      RunAll(*MakeCpuKernels(1), {.batch = 2, .in = 0, .out = 2}, {}, {}, {5, 7}, {1, 2, 3, 4});
-  EXPECT_THAT(out.y, ElementsAre(5, 7, 5, 7));
-  EXPECT_THAT(out.db, ElementsAre(4, 6));
-}
-
-TEST(CpuFullyConnectedEdgeTest, WithoutBatchGradientsAreZero) {
-  const Outputs out =
-      RunAll(*MakeCpuKernels(1), {.batch = 0, .in = 3, .out = 2}, {}, Floats(6, 1.0F), {1, 1}, {});
-  EXPECT_THAT(out.dw, Each(0.0F));
-  EXPECT_THAT(out.db, Each(0.0F));
-}
 
 TEST(FullyConnectedDeathTest, RefusesSpansThatDoNotFit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -1,0 +1,50 @@
+#include "kernels/cpu/column_sums.h"
+
+#include "kernels/cpu/vector_loops.h"
+
+namespace cadre {
+
+namespace {
+
+// V: Lanes or float. kCount of them side by side, summed in float over `rows` rows.
+template <typename V, int kCount>
+CADRE_INLINE void SumTile(int64_t rows, int64_t channels, const float* x, double* to) {
+  constexpr int64_t kWidth = sizeof(V) / sizeof(float);
+  V sum[kCount] = {};
+  for (int64_t r = 0; r < rows; ++r, x += channels) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+      Prefetch(x + i * kWidth);
+      sum[i] += Load<V>(x + i * kWidth);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) AddWide(sum[i], to + i * kWidth);
+}
+
+}  // namespace
+
+CADRE_VECTOR_LOOP void AddColumnSums(int64_t rows, int64_t channels, const float* x, double* to) {
+  constexpr int64_t kRowsInFloat = 32;
+  for (int64_t r = 0; r < rows; r += kRowsInFloat, x += kRowsInFloat * channels) {
+    const int64_t n = std::min(kRowsInFloat, rows - r);
+    int64_t c = 0;
+    for (; c + 8 * kLanes <= channels; c += 8 * kLanes) {
+      SumTile<Lanes, 8>(n, channels, x + c, to + c);
+    }
+    for (; c + kLanes <= channels; c += kLanes) SumTile<Lanes, 1>(n, channels, x + c, to + c);
+    for (; c < channels; ++c) SumTile<float, 1>(n, channels, x + c, to + c);
+  }
+}
+
+void ColumnSums(int threads, int64_t rows, int64_t channels, const float* x,
+                std::span<float> sums) {
+  std::vector<double> wide(sums.size());
+  SumByThread(threads, rows, channels, wide, [=](int64_t begin, int64_t end, double* to) {
+    AddColumnSums(end - begin, channels, x + begin * channels, to);
+  });
+  std::transform(wide.begin(), wide.end(), sums.begin(),
+                 [](double sum) { return static_cast<float>(sum); });
+}
+
+}  // namespace cadre

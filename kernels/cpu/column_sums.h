@@ -1,0 +1,42 @@
+// Sums over rows, column by column.
+//
+// Thread-safe (functions of their arguments).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/threads.h"
+
+namespace cadre {
+
+// sums = what add(begin, end, to) adds to `to`, an array like sums, over parts of the rows, one
+// part per thread; parts are added in their order.
+template <typename Add>
+void SumByThread(int threads, int64_t rows, int64_t channels, std::span<double> sums, Add add) {
+  std::fill(sums.begin(), sums.end(), 0.0);
+  const int parts = PartsFor(threads, rows, channels);
+  // The first part adds to the result itself. Elsewhere a cache line of nothing keeps the threads
+  // from writing to one line.
+  const size_t stride = sums.size() + 8;
+  std::vector<double> others(static_cast<size_t>(parts - 1) * stride);
+  ForEachPart(parts, rows, [&](int part, int64_t begin, int64_t end) {
+    add(begin, end,
+        part == 0 ? sums.data() : others.data() + static_cast<size_t>(part - 1) * stride);
+  });
+  for (int part = 1; part < parts; ++part) {
+    const double* other = others.data() + static_cast<size_t>(part - 1) * stride;
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
+  }
+}
+
+// to[channels] += the sum of x[rows, channels] over its rows. One thread.
+void AddColumnSums(int64_t rows, int64_t channels, const float* x, double* to);
+
+// sums[channels] = the sum of x[rows, channels] over its rows.
+void ColumnSums(int threads, int64_t rows, int64_t channels, const float* x, std::span<float> sums);
+
+}  // namespace cadre

@@ -1,0 +1,141 @@
+#include "kernels/cpu/convolution_primitives.h"
+
+#include <utility>
+
+#include "kernels/extents.h"
+
+namespace cadre {
+namespace {
+
+using Desc = dnnl::memory::desc;
+using Tag = dnnl::memory::format_tag;
+
+constexpr auto kFloat = dnnl::memory::data_type::f32;
+
+// A convolution in oneDNN's words.
+struct Descriptions {
+  Descriptions(const ConvolutionDims& d, bool with_bias, ImageLayout layout)
+      : plain_x({d.batch, d.in_channels, d.window.in_height, d.window.in_width}, kFloat, Tag::nhwc),
+        plain_w(WeightDims(d), kFloat, d.groups == 1 ? Tag::oihw : Tag::goihw),
+        b(with_bias ? Desc({d.out_channels}, kFloat, Tag::x) : Desc()),
+        plain_y({d.batch, d.out_channels, d.window.out_height, d.window.out_width}, kFloat,
+                Tag::nhwc),
+        x(layout == ImageLayout::kChannelsLast ? plain_x : Any(plain_x)),
+        w(Any(plain_w)),
+        y(layout == ImageLayout::kChannelsLast ? plain_y : Any(plain_y)),
+        stride{d.window.stride, d.window.stride},
+        dilation{d.window.dilation - 1, d.window.dilation - 1} {
+    const WindowPadding padding = PaddingOf(d.window);
+    near = {padding.top, padding.left};
+    far = {padding.bottom, padding.right};
+  }
+
+  static dnnl::memory::dims WeightDims(const ConvolutionDims& d) {
+    dnnl::memory::dims dims{d.out_channels / d.groups, d.in_channels / d.groups,
+                            d.window.kernel_height, d.window.kernel_width};
+    if (d.groups > 1) dims.insert(dims.begin(), d.groups);
+    return dims;
+  }
+  static Desc Any(const Desc& plain) { return Desc(plain.dims(), kFloat, Tag::any); }
+
+  // As the caller has them, and as oneDNN may have them.
+  Desc plain_x, plain_w, b, plain_y;
+  Desc x, w, y;
+  dnnl::memory::dims stride, dilation, near, far;
+};
+
+dnnl::primitive_attr UserScratchpad() {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attributes;
+}
+
+constexpr auto kDirect = dnnl::algorithm::convolution_direct;
+
+// The backward descriptions take it as a hint.
+dnnl::convolution_forward::primitive_desc Forward(const Descriptions& d,
+                                                  const dnnl::engine& engine) {
+  using Forward = dnnl::convolution_forward;
+  constexpr auto kTraining = dnnl::prop_kind::forward_training;
+  const auto desc = d.b.is_zero() ? Forward::desc(kTraining, kDirect, d.x, d.w, d.y, d.stride,
+                                                  d.dilation, d.near, d.far)
+                                  : Forward::desc(kTraining, kDirect, d.x, d.w, d.b, d.y, d.stride,
+                                                  d.dilation, d.near, d.far);
+  return {desc, UserScratchpad(), engine};
+}
+
+}  // namespace
+
+PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, bool with_bias, ImageLayout layout,
+                                    const dnnl::engine& engine) {
+  return OrDie("convolution forward", [&] {
+    const Descriptions d(dims, with_bias, layout);
+    const auto description = Forward(d, engine);
+    PrimitiveRun run(engine, dnnl::convolution_forward(description), description.scratchpad_desc());
+    run.AddInput(DNNL_ARG_SRC, d.plain_x, description.src_desc());
+    run.AddInput(DNNL_ARG_WEIGHTS, d.plain_w, description.weights_desc());
+    if (with_bias) run.AddInput(DNNL_ARG_BIAS, d.b, d.b);
+    run.AddOutput(DNNL_ARG_DST, d.plain_y, description.dst_desc());
+    return run;
+  });
+}
+
+PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, ImageLayout layout,
+                                         const dnnl::engine& engine) {
+  return OrDie("convolution backward data", [&] {
+    const Descriptions d(dims, /*with_bias=*/false, layout);
+    const dnnl::convolution_backward_data::primitive_desc description(
+        {kDirect, d.x, d.w, d.y, d.stride, d.dilation, d.near, d.far}, UserScratchpad(), engine,
+        Forward(d, engine));
+    PrimitiveRun run(engine, dnnl::convolution_backward_data(description),
+                     description.scratchpad_desc());
+    run.AddInput(DNNL_ARG_DIFF_DST, d.plain_y, description.diff_dst_desc());
+    run.AddInput(DNNL_ARG_WEIGHTS, d.plain_w, description.weights_desc());
+    run.AddOutput(DNNL_ARG_DIFF_SRC, d.plain_x, description.diff_src_desc());
+    return run;
+  });
+}
+
+PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
+                                                  const dnnl::engine& engine) {
+  return OrDie("convolution backward data by forward", [&] {
+    const WindowDims& w = dims.window;
+    ConvolutionDims turned = dims;
+    std::swap(turned.in_channels, turned.out_channels);
+    std::swap(turned.window.in_height, turned.window.out_height);
+    std::swap(turned.window.in_width, turned.window.out_width);
+    turned.window.pad_top = w.dilation * (w.kernel_height - 1) - w.pad_top;
+    turned.window.pad_left = w.dilation * (w.kernel_width - 1) - w.pad_left;
+    const Descriptions d(turned, /*with_bias=*/false, ImageLayout::kChannelsLast);
+    // w as it lies in memory, seen as [in, out, height, width].
+    const int64_t taps = w.kernel_height * w.kernel_width;
+    const Desc turned_w(d.plain_w.dims(), kFloat,
+                        dnnl::memory::dims{taps, dims.in_channels * taps, w.kernel_width, 1});
+    const auto description = Forward(d, engine);
+    PrimitiveRun run(engine, dnnl::convolution_forward(description), description.scratchpad_desc());
+    run.AddInput(DNNL_ARG_SRC, d.plain_x, description.src_desc());
+    run.AddInput(DNNL_ARG_WEIGHTS, turned_w, description.weights_desc());
+    run.AddOutput(DNNL_ARG_DST, d.plain_y, description.dst_desc());
+    return run;
+  });
+}
+
+PrimitiveRun MakeConvolutionBackwardWeights(const ConvolutionDims& dims, bool with_bias,
+                                            ImageLayout layout, const dnnl::engine& engine) {
+  return OrDie("convolution backward weights", [&] {
+    using Backward = dnnl::convolution_backward_weights;
+    const Descriptions d(dims, with_bias, layout);
+    const auto desc =
+        with_bias ? Backward::desc(kDirect, d.x, d.w, d.b, d.y, d.stride, d.dilation, d.near, d.far)
+                  : Backward::desc(kDirect, d.x, d.w, d.y, d.stride, d.dilation, d.near, d.far);
+    const Backward::primitive_desc description(desc, UserScratchpad(), engine, Forward(d, engine));
+    PrimitiveRun run(engine, Backward(description), description.scratchpad_desc());
+    run.AddInput(DNNL_ARG_SRC, d.plain_x, description.src_desc());
+    run.AddInput(DNNL_ARG_DIFF_DST, d.plain_y, description.diff_dst_desc());
+    run.AddOutput(DNNL_ARG_DIFF_WEIGHTS, d.plain_w, description.diff_weights_desc());
+    if (with_bias) run.AddOutput(DNNL_ARG_DIFF_BIAS, d.b, description.diff_bias_desc());
+    return run;
+  });
+}
+
+}  // namespace cadre

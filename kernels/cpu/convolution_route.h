@@ -1,0 +1,43 @@
+// By which of several algorithms a convolution runs: a function of its extents and of what the
+// processor can do, so that the same plan gives the same bits. The rules come from measurements of
+// every layer of AlexNet, VGG-11, ResNet-18 and ResNet-50 on a core with AVX-512 (bench_kernels
+// repeats them); rates below are shares of such a core's peak.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace cadre {
+
+enum class ForwardRoute {
+  // oneDNN over channels last: 80 to 90 % nearly everywhere.
+  kPrimitive,
+  // A matrix product over positions: 1 x 1 kernels that widen, where oneDNN reaches 65 %.
+  kMatrix,
+};
+ForwardRoute ForwardRouteOf(const ConvolutionDims& dims, bool with_bias);
+
+enum class BackwardDataRoute {
+  // oneDNN over channels last: strides and groups.
+  kPrimitive,
+  // The forward convolution of dy: stride 1, where it gains a tenth to a half.
+  kForward,
+  // A matrix product over positions: 1 x 1 kernels.
+  kMatrix,
+};
+BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims);
+
+enum class BackwardWeightsRoute {
+  // oneDNN over blocks of 16 channels, converted to: groups, a handful of taps of one channel, or
+  // no
+  // AVX-512.
+  kBlocks,
+  // WeightGradient: 75 % where oneDNN reaches 40 to 70 % over channels last.
+  kOuterProducts,
+  // A matrix product over positions: 1 x 1 kernels.
+  kMatrix,
+};
+BackwardWeightsRoute BackwardWeightsRouteOf(const ConvolutionDims& dims);
+
+}  // namespace cadre

@@ -1,0 +1,24 @@
+// The part of an image that windows reach. oneDNN takes inputs that its windows do not reach only
+// where they are fewer than a stride; where there are more, the rest is cut out first.
+//
+// Thread-safe (functions of their arguments).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/kernels.h"
+
+namespace cadre {
+
+// `dims` with the input that is reached. Requires: no empty tensor.
+ConvolutionDims Reached(const ConvolutionDims& dims);
+
+// part = the reached part of x.
+void CutOut(const ConvolutionDims& dims, const ConvolutionDims& reached, std::span<const float> x,
+            float* part);
+// x = part where it is reached, 0 elsewhere.
+void PutBack(const ConvolutionDims& dims, const ConvolutionDims& reached, const float* part,
+             std::span<float> x);
+
+}  // namespace cadre

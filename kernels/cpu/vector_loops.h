@@ -1,0 +1,137 @@
+// What the inner loops of the CPU back end are made of: a mark that compiles a loop for several
+// levels of x86-64, sixteen floats as one value, and the functions of one float that a compiler can
+// turn into vector instructions.
+//
+// Thread-safe (pure functions). For the .cc files of kernels/cpu only.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+// A function marked so exists once for every level of the instruction set named here; the loader
+// picks the best that the processor has. Requires: it is a leaf, or calls only what is inlined into
+// it (a call would leave the level), and starts no OpenMP region. Sanitizers cannot run before the
+// loader's choice, and clang 14 does not know the levels: both get the baseline.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define CADRE_VECTOR_LOOP \
+  __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define CADRE_VECTOR_LOOP
+#endif
+#define CADRE_INLINE __attribute__((always_inline)) inline
+
+namespace cadre {
+
+// One AVX-512 register, or as many smaller ones as it takes.
+constexpr int64_t kLanes = 16;
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
+using IntLanes = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
+// V: Lanes or IntLanes, or one float or int32_t (for what is left over at the end of a row).
+template <typename V, typename T>
+CADRE_INLINE V Load(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+template <typename V, typename T>
+CADRE_INLINE void Store(T* p, V v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+// Asks for what a loop that streams through memory will read a few hundred steps later, kAhead
+// floats on: the processor's own prefetching and its window of instructions alone leave half the
+// bandwidth unused in loops that do more than copy. May lie outside the array.
+template <int64_t kAhead = 2048>
+CADRE_INLINE void Prefetch(const float* p) {
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kAhead * sizeof(float)));
+}
+
+using HalfLanes = float __attribute__((vector_size(kLanes / 2 * sizeof(float))));
+using Doubles = double __attribute__((vector_size(kLanes / 2 * sizeof(double))));
+
+// to[kLanes] += v.
+CADRE_INLINE void AddWide(Lanes v, double* to) {
+  HalfLanes halves[2];
+  std::memcpy(halves, &v, sizeof(v));
+  for (const HalfLanes& half : halves) {
+    Store(to, Load<Doubles>(to) + __builtin_convertvector(half, Doubles));
+    to += kLanes / 2;
+  }
+}
+CADRE_INLINE void AddWide(float v, double* to) { *to += static_cast<double>(v); }
+
+// e^x, off by at most 2 units in the last place; 0 below -87, and above 88 it stays where it is
+// there. Not-a-number stays not-a-number.
+CADRE_INLINE float Exp(float given) {
+  float x = given < -87.0F ? -87.0F : given;
+  x = x > 88.0F ? 88.0F : x;
+  // Adding 1.5 * 2^23 leaves the nearest whole number n of x / ln 2 in the lowest bits.
+  constexpr float kRound = 12582912.0F;
+  const float shifted = x * 1.44269504F + kRound;
+  const float n = shifted - kRound;
+  // ln 2 in two parts, of which the first has few enough bits for an exact product.
+  const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
+  // The series of e^r, |r| < 0.35: the tail after r^7 / 7! is below 6e-9.
+  float sum = 1.0F / 5040;
+  sum = sum * r + 1.0F / 720;
+  sum = sum * r + 1.0F / 120;
+  sum = sum * r + 1.0F / 24;
+  sum = sum * r + 1.0F / 6;
+  sum = sum * r + 0.5F;
+  sum = sum * r + 1.0F;
+  sum = sum * r + 1.0F;
+  sum *= std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127U) << 23);
+  return given < -87.0F ? 0.0F : sum;
+}
+
+// The normal distribution at x: its density is `bell` / sqrt(2 pi), and its integral from minus
+// infinity is `below`.
+struct Normal {
+  float bell, below;
+};
+
+// With z = |x| / sqrt 2 and t = 1 / (1 + 0.4 z), erfc(z) e^(z^2) / t is a polynomial in t to 8e-9
+// (least squares on Chebyshev nodes, reweighted until the relative errors were even). By the
+// complement, small values of `below` keep their relative precision.
+CADRE_INLINE Normal NormalOf(float x) {
+  const float z = (x < 0 ? -x : x) * 0.707106781F;
+  const float t = 1.0F / (1.0F + 0.4F * z);
+  float sum = -0.0295954068F;
+  sum = sum * t + 0.198018745F;
+  sum = sum * t - 0.498823822F;
+  sum = sum * t + 0.54745096F;
+  sum = sum * t - 0.284378813F;
+  sum = sum * t + 0.272072322F;
+  sum = sum * t + 0.129677643F;
+  sum = sum * t + 0.21491949F;
+  sum = sum * t + 0.224951978F;
+  sum = sum * t + 0.225706911F;
+  const float bell = Exp(-z * z);
+  const float tail = 0.5F * t * sum * bell;
+  return {bell, x < 0 ? tail : 1.0F - tail};
+}
+
+CADRE_INLINE float SigmoidOf(float x) { return 1.0F / (1.0F + Exp(-x)); }
+
+CADRE_INLINE float TanhOf(float x) {
+  const float size = x < 0 ? -x : x;
+  const float e = Exp(-2.0F * size);
+  const float far = (1.0F - e) / (1.0F + e);
+  // Near 0 that quotient loses digits; there tanh(s) / s is a polynomial in s^2 to 5e-9.
+  const float z = size * size;
+  float sum = 0.00229283692F;
+  sum = sum * z - 0.0083440371F;
+  sum = sum * z + 0.0217689508F;
+  sum = sum * z - 0.0539592643F;
+  sum = sum * z + 0.133333036F;
+  sum = sum * z - 0.333333332F;
+  const float near = size + size * z * sum;
+  const float result = size < 0.625F ? near : far;
+  return x < 0 ? -result : result;
+}
+
+}  // namespace cadre

@@ -1,0 +1,410 @@
+#include "kernels/cpu/weight_gradient.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/threads.h"
+#include "kernels/cpu/vector_loops.h"
+#include "kernels/extents.h"
+
+namespace cadre {
+namespace {
+
+constexpr int64_t kColumns = 2 * kLanes;  // of a block of x
+constexpr int64_t kOuts = 16;             // of a block of dy
+// Positions of a chunk: long enough that loading and storing tiles does not count (one part in a
+// hundred), short enough that two panels (128 and 64 KiB) stay in a second-level cache.
+constexpr int64_t kChunkPositions = 1024;
+// Below this many input channels a block of channels would be mostly padding.
+constexpr int64_t kLeastChannelsForTaps = 16;
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool Gathers(const ConvolutionDims& d) {
+  return d.in_channels < kLeastChannelsForTaps ||
+         d.window.kernel_height * d.window.kernel_width == 1;
+}
+
+int64_t Taps(const ConvolutionDims& d) { return d.window.kernel_height * d.window.kernel_width; }
+
+// Of the inputs that `outputs` windows side by side see.
+int64_t Extent(int64_t outputs, int64_t kernel, const WindowDims& w) {
+  return (outputs - 1) * w.stride + w.dilation * (kernel - 1) + 1;
+}
+
+// The most rows that x's panel has for one chunk: every image that it touches brings its own kernel
+// rows beyond the first.
+int64_t MostPanelRows(const ConvolutionDims& d, int64_t chunk_rows) {
+  const int64_t images = 2 + (chunk_rows - 1) / d.window.out_height;
+  return chunk_rows * d.window.stride +
+         images * (d.window.dilation * (d.window.kernel_height - 1) + 1);
+}
+
+// --- the products --------------------------------------------------------------------------------
+
+// The positions that a tile sums over.
+struct Positions {
+  int64_t rows = 0, width = 0;
+  const int64_t* starts = nullptr;  // of each row, in x's panel
+  int64_t x_step = 0;               // floats from one position to the next
+};
+
+// sums[o][t] (+)= sum over positions of dy[o] * x[tap t], for kOut outs and kTaps taps; an out's
+// sums are `out_stride` apart, a tap's inputs `tap_step`.
+template <int kTap, int kOut>
+CADRE_INLINE void SumTile(const Positions& positions, const float* x, int64_t tap_step,
+                          const float* dy, bool add, float* sums, int64_t out_stride) {
+  Lanes tile[kOut][kTap][2] = {};
+  for (int64_t r = 0; r < positions.rows; ++r) {
+    const float* at = x + positions.starts[r];
+    for (int64_t p = 0; p < positions.width; ++p, at += positions.x_step, dy += kOuts) {
+      Lanes inputs[kTap][2];
+#pragma GCC unroll 8
+      for (int t = 0; t < kTap; ++t) {
+        inputs[t][0] = Load<Lanes>(at + t * tap_step);
+        inputs[t][1] = Load<Lanes>(at + t * tap_step + kLanes);
+      }
+#pragma GCC unroll 16
+      for (int o = 0; o < kOut; ++o) {
+        const Lanes gradient = dy[o] - Lanes{};
+#pragma GCC unroll 8
+        for (int t = 0; t < kTap; ++t) {
+          tile[o][t][0] += gradient * inputs[t][0];
+          tile[o][t][1] += gradient * inputs[t][1];
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int o = 0; o < kOut; ++o) {
+#pragma GCC unroll 8
+    for (int t = 0; t < kTap; ++t) {
+      float* to = sums + o * out_stride + t * kColumns;
+      if (add) {
+        tile[o][t][0] += Load<Lanes>(to);
+        tile[o][t][1] += Load<Lanes>(to + kLanes);
+      }
+      Store(to, tile[o][t][0]);
+      Store(to + kLanes, tile[o][t][1]);
+    }
+  }
+}
+
+// All outs of a block. Tiles have as many accumulators as hide the latency of a fused product and
+// sum (8) and fit 32 registers beside their inputs: 3 taps x 4 outs x 2, or 1 x 8 x 2.
+CADRE_VECTOR_LOOP void SumThreeTaps(const Positions& positions, const float* x, int64_t tap_step,
+                                    const float* dy, bool add, float* sums, int64_t out_stride) {
+  for (int64_t o = 0; o < kOuts; o += 4) {
+    SumTile<3, 4>(positions, x, tap_step, dy + o, add, sums + o * out_stride, out_stride);
+  }
+}
+
+CADRE_VECTOR_LOOP void SumOneTap(const Positions& positions, const float* x, const float* dy,
+                                 bool add, float* sums, int64_t out_stride) {
+  for (int64_t o = 0; o < kOuts; o += 8) {
+    SumTile<1, 8>(positions, x, 0, dy + o, add, sums + o * out_stride, out_stride);
+  }
+}
+
+// --- the panels ----------------------------------------------------------------------------------
+
+// to[block][kWidth] = from[channels] for blocks `panel` apart, the last filled up with zeros.
+template <int64_t kWidth>
+CADRE_INLINE void CopyPosition(int64_t channels, const float* __restrict from, int64_t panel,
+                               float* __restrict to) {
+  for (; channels >= kWidth; channels -= kWidth, from += kWidth, to += panel) {
+    for (int64_t c = 0; c < kWidth; c += kLanes) Store(to + c, Load<Lanes>(from + c));
+  }
+  if (channels == 0) return;
+  for (int64_t c = 0; c < kWidth; ++c) to[c] = c < channels ? from[c] : 0.0F;
+}
+
+template <int64_t kWidth>
+CADRE_INLINE void ZeroPosition(int64_t channels, int64_t panel, float* to) {
+  for (; channels > 0; channels -= kWidth, to += panel) {
+    for (int64_t c = 0; c < kWidth; c += kLanes) Store(to + c, Lanes{});
+  }
+}
+
+CADRE_VECTOR_LOOP void CopyPositions(int64_t positions, int64_t channels, const float* from,
+                                     int64_t panel, float* to) {
+  for (int64_t p = 0; p < positions; ++p, from += channels, to += kOuts) {
+    CopyPosition<kOuts>(channels, from, panel, to);
+  }
+}
+
+// to[kOuts] += the sum of a panel of dy over its positions.
+CADRE_VECTOR_LOOP void SumPanel(int64_t positions, const float* panel, double* to) {
+  constexpr int64_t kInFloat = 64;
+  static_assert(kOuts == kLanes);
+  for (int64_t p = 0; p < positions; p += kInFloat) {
+    const int64_t end = p + kInFloat < positions ? p + kInFloat : positions;
+    Lanes sums[2] = {};  // odd and even: two chains
+    int64_t i = p;
+    for (; i + 2 <= end; i += 2) {
+      sums[0] += Load<Lanes>(panel + i * kOuts);
+      sums[1] += Load<Lanes>(panel + (i + 1) * kOuts);
+    }
+    if (i < end) sums[0] += Load<Lanes>(panel + i * kOuts);
+    AddWide(sums[0] + sums[1], to);
+  }
+}
+
+// A row of input with its padding; row: nullptr if the row lies outside the image.
+CADRE_VECTOR_LOOP void CopyPaddedRow(const WindowDims& w, int64_t channels, const float* row,
+                                     int64_t width, int64_t panel, float* to) {
+  for (int64_t p = 0; p < width; ++p, to += kColumns) {
+    const int64_t column = p - w.pad_left;
+    if (row == nullptr || column < 0 || column >= w.in_width) {
+      ZeroPosition<kColumns>(channels, panel, to);
+    } else {
+      CopyPosition<kColumns>(channels, row + column * channels, panel, to);
+    }
+  }
+}
+
+// to[n] = from[n] in whole registers: what lies behind `to` is overwritten, and what lies behind
+// `from` is read as long as it lies before `end`.
+CADRE_INLINE void CopyFloats(int64_t n, const float* from, const float* end, float* to) {
+  const int64_t rounded = (n + kLanes - 1) / kLanes * kLanes;
+  if (end - from >= rounded) {
+    for (int64_t c = 0; c < rounded; c += kLanes) Store(to + c, Load<Lanes>(from + c));
+  } else {
+    for (int64_t c = 0; c < n; ++c) to[c] = from[c];
+  }
+}
+
+// to[kernel_height][kernel_width][channels] = what the window at (top, left) sees; what lies behind
+// is overwritten, up to a register. end: of x.
+CADRE_INLINE void Gather(const WindowDims& w, int64_t channels, const float* image,
+                         const float* end, int64_t top, int64_t left, float* to) {
+  const int64_t row = w.kernel_width * channels;
+  const bool whole = w.dilation == 1 && left >= 0 && left + w.kernel_width <= w.in_width;
+  for (int64_t i = 0; i < w.kernel_height; ++i, to += row) {
+    const int64_t h = top + i * w.dilation;
+    if (h < 0 || h >= w.in_height) {
+      for (int64_t c = 0; c < row; ++c) to[c] = 0;
+    } else if (whole) {
+      CopyFloats(row, image + (h * w.in_width + left) * channels, end, to);
+    } else {
+      for (int64_t j = 0; j < w.kernel_width; ++j) {
+        const int64_t column = left + j * w.dilation;
+        const bool inside = column >= 0 && column < w.in_width;
+        for (int64_t c = 0; c < channels; ++c) {
+          to[j * channels + c] = inside ? image[(h * w.in_width + column) * channels + c] : 0.0F;
+        }
+      }
+    }
+  }
+}
+
+// One output row. gathered: room for its columns and a block more; the columns that fill up a
+// position's last block hold the next position's first, and nobody reads their sums.
+CADRE_VECTOR_LOOP void GatherRow(const WindowDims& w, int64_t channels, const float* image,
+                                 const float* end, int64_t out_row, float* gathered, int64_t panel,
+                                 float* to) {
+  const int64_t columns = w.kernel_height * w.kernel_width * channels;
+  const int64_t top = out_row * w.stride - w.pad_top;
+  for (int64_t p = 0; p < w.out_width; ++p) {
+    Gather(w, channels, image, end, top, p * w.stride - w.pad_left, gathered + p * columns);
+  }
+  const int64_t whole = DivideUp(columns, kColumns) * kColumns;
+  for (int64_t p = 0; p < w.out_width; ++p, to += kColumns) {
+    CopyPosition<kColumns>(whole, gathered + p * columns, panel, to);
+  }
+}
+
+// A 1 x 1 kernel: what an output sees lies together as it is.
+CADRE_VECTOR_LOOP void PickRow(const WindowDims& w, int64_t channels, const float* row,
+                               int64_t panel, float* to) {
+  for (int64_t p = 0; p < w.out_width; ++p, to += kColumns) {
+    CopyPosition<kColumns>(channels, row + p * w.stride * channels, panel, to);
+  }
+}
+
+// dw[channel][tap] = sums[block of channels][tap][32]: one out.
+CADRE_VECTOR_LOOP void DeliverTaps(int64_t channels, int64_t taps, const float* __restrict sums,
+                                   float* __restrict dw) {
+  for (int64_t c = 0; c < channels; ++c) {
+    const float* from = sums + c / kColumns * taps * kColumns + c % kColumns;
+    for (int64_t t = 0; t < taps; ++t) dw[c * taps + t] = from[t * kColumns];
+  }
+}
+
+// dw[channel][tap] = sums[tap][channel]: one out.
+CADRE_VECTOR_LOOP void DeliverGathered(int64_t channels, int64_t taps, const float* __restrict sums,
+                                       float* __restrict dw) {
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t t = 0; t < taps; ++t) dw[c * taps + t] = sums[t * channels + c];
+  }
+}
+
+}  // namespace
+
+bool WeightGradient::Takes(const ConvolutionDims& dims) {
+#if defined(__x86_64__)
+  return dims.groups == 1 && __builtin_cpu_supports("avx512f") > 0;
+#else
+  return false;
+#endif
+}
+
+WeightGradient::WeightGradient(const ConvolutionDims& dims)
+    : dims_(dims),
+      gathered_(Gathers(dims)),
+      columns_(gathered_ ? Taps(dims) * dims.in_channels : dims.in_channels),
+      taps_(gathered_ ? 1 : Taps(dims)),
+      x_blocks_(DivideUp(columns_, kColumns)),
+      dy_blocks_(DivideUp(dims.out_channels, kOuts)),
+      chunk_rows_(std::clamp<int64_t>(kChunkPositions / dims.window.out_width, 1,
+                                      dims.batch * dims.window.out_height)),
+      panel_width_(gathered_
+                       ? dims.window.out_width
+                       : Extent(dims.window.out_width, dims.window.kernel_width, dims.window)),
+      x_panel_size_((gathered_ ? chunk_rows_ : MostPanelRows(dims, chunk_rows_)) * panel_width_ *
+                    kColumns),
+      dy_panel_size_(chunk_rows_ * dims.window.out_width * kOuts) {}
+
+WeightGradient::Chunk WeightGradient::MakeChunk(int64_t first) const {
+  const WindowDims& w = dims_.window;
+  Chunk chunk{.first = first, .rows = std::min(chunk_rows_, dims_.batch * w.out_height - first)};
+  const int64_t row_size = panel_width_ * kColumns;
+  if (gathered_) {
+    for (int64_t r = 0; r < chunk.rows; ++r) chunk.starts.push_back(r * row_size);
+    return chunk;
+  }
+  int64_t panel_row = 0;
+  for (int64_t r = 0; r < chunk.rows;) {
+    const int64_t image = (first + r) / w.out_height, out_row = (first + r) % w.out_height;
+    const int64_t outs = std::min(w.out_height - out_row, chunk.rows - r);
+    for (int64_t i = 0; i < outs; ++i) {
+      chunk.starts.push_back((panel_row + i * w.stride) * row_size);
+    }
+    const int64_t top = out_row * w.stride - w.pad_top;
+    for (int64_t i = 0; i < Extent(outs, w.kernel_height, w); ++i, ++panel_row) {
+      chunk.panel_rows.push_back({image, top + i, panel_row * row_size});
+    }
+    r += outs;
+  }
+  return chunk;
+}
+
+void WeightGradient::FillX(int threads, const Chunk& chunk, const float* x, float* panels) const {
+  const WindowDims& w = dims_.window;
+  const int64_t channels = dims_.in_channels;
+  const int64_t row_size = w.in_width * channels;
+  if (!gathered_) {
+    const auto rows = static_cast<int64_t>(chunk.panel_rows.size());
+    ForParts(threads, rows, row_size, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const PanelRow& row = chunk.panel_rows[static_cast<size_t>(i)];
+        const bool inside = row.in_row >= 0 && row.in_row < w.in_height;
+        CopyPaddedRow(w, channels,
+                      inside ? x + (row.image * w.in_height + row.in_row) * row_size : nullptr,
+                      panel_width_, x_panel_size_, panels + row.offset);
+      }
+    });
+    return;
+  }
+  const bool picks = Taps(dims_) == 1 && w.pad_top == 0 && w.pad_left == 0;
+  ForParts(threads, chunk.rows, w.out_width * columns_, [&](int64_t begin, int64_t end) {
+    std::vector<float> gathered(static_cast<size_t>(w.out_width * columns_ + kColumns));
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t out_row = (chunk.first + r) % w.out_height;
+      const float* image = x + (chunk.first + r) / w.out_height * w.in_height * row_size;
+      float* to = panels + chunk.starts[static_cast<size_t>(r)];
+      if (picks) {
+        PickRow(w, channels, image + out_row * w.stride * row_size, x_panel_size_, to);
+      } else {
+        GatherRow(w, channels, image, x + dims_.batch * w.in_height * row_size, out_row,
+                  gathered.data(), x_panel_size_, to);
+      }
+    }
+  });
+}
+
+void WeightGradient::FillDy(int threads, const Chunk& chunk, const float* dy, float* panels) const {
+  const int64_t width = dims_.window.out_width, channels = dims_.out_channels;
+  const float* from = dy + chunk.first * width * channels;
+  ForParts(threads, chunk.rows * width, channels, [&](int64_t begin, int64_t end) {
+    CopyPositions(end - begin, channels, from + begin * channels, dy_panel_size_,
+                  panels + begin * kOuts);
+  });
+}
+
+void WeightGradient::AddColumns(int threads, const Chunk& chunk, const float* panels,
+                                double* sums) const {
+  const int64_t positions = chunk.rows * dims_.window.out_width;
+  ForParts(threads, dy_blocks_, positions * kOuts, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      SumPanel(positions, panels + i * dy_panel_size_, sums + i * kOuts);
+    }
+  });
+}
+
+void WeightGradient::AddProducts(int threads, const Chunk& chunk, const float* x_panels,
+                                 const float* dy_panels, float* sums) const {
+  const WindowDims& w = dims_.window;
+  const Positions positions{.rows = chunk.rows,
+                            .width = w.out_width,
+                            .starts = chunk.starts.data(),
+                            .x_step = (gathered_ ? 1 : w.stride) * kColumns};
+  const int64_t out_stride = x_blocks_ * taps_ * kColumns;
+  const int64_t taps_in_row = gathered_ ? 1 : w.kernel_width;
+  const int64_t tap_step = w.dilation * kColumns;
+  const bool add = chunk.first > 0;
+  const int64_t cost = taps_ * chunk.rows * w.out_width * kOuts;
+  ForParts(threads, x_blocks_ * dy_blocks_, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t x_block = i / dy_blocks_, dy_block = i % dy_blocks_;
+      const float* x = x_panels + x_block * x_panel_size_;
+      const float* dy = dy_panels + dy_block * dy_panel_size_;
+      float* to = sums + dy_block * kOuts * out_stride + x_block * taps_ * kColumns;
+      for (int64_t t = 0; t < taps_;) {
+        const int64_t row = t / taps_in_row, column = t % taps_in_row;
+        const float* tap = x + row * w.dilation * panel_width_ * kColumns + column * tap_step;
+        if (column + 3 <= taps_in_row) {
+          SumThreeTaps(positions, tap, tap_step, dy, add, to + t * kColumns, out_stride);
+          t += 3;
+        } else {
+          SumOneTap(positions, tap, dy, add, to + t * kColumns, out_stride);
+          t += 1;
+        }
+      }
+    }
+  });
+}
+
+void WeightGradient::Deliver(int threads, const float* sums, float* dw) const {
+  const int64_t out_size = dims_.in_channels * Taps(dims_);
+  ForParts(threads, dims_.out_channels, out_size, [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o) {
+      const float* from = sums + o * x_blocks_ * taps_ * kColumns;
+      const auto deliver = gathered_ ? DeliverGathered : DeliverTaps;
+      deliver(dims_.in_channels, Taps(dims_), from, dw + o * out_size);
+    }
+  });
+}
+
+void WeightGradient::Run(int threads, Workspace& workspace, std::span<const float> x,
+                         std::span<const float> dy, std::span<float> dw,
+                         std::span<float> db) const {
+  const auto room = [&](size_t slot, int64_t floats) {
+    return static_cast<float*>(workspace.Get(slot, static_cast<size_t>(floats) * sizeof(float)));
+  };
+  float* x_panels = room(0, x_blocks_ * x_panel_size_);
+  float* dy_panels = room(1, dy_blocks_ * dy_panel_size_);
+  float* sums = room(2, dy_blocks_ * kOuts * x_blocks_ * taps_ * kColumns);
+  std::vector<double> bias(static_cast<size_t>(dy_blocks_ * kOuts));
+  const int64_t rows = dims_.batch * dims_.window.out_height;
+  for (int64_t first = 0; first < rows; first += chunk_rows_) {
+    const Chunk chunk = MakeChunk(first);
+    FillX(threads, chunk, x.data(), x_panels);
+    FillDy(threads, chunk, dy.data(), dy_panels);
+    if (!db.empty()) AddColumns(threads, chunk, dy_panels, bias.data());
+    AddProducts(threads, chunk, x_panels, dy_panels, sums);
+  }
+  Deliver(threads, sums, dw.data());
+  for (size_t o = 0; o < db.size(); ++o) db[o] = static_cast<float>(bias[o]);
+}
+
+}  // namespace cadre

@@ -1,0 +1,181 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "tests/kernels/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::ElementsAre;
+
+using OptimizerTest = BackEndTest;
+INSTANTIATE_TEST_SUITE_P(BackEnds, OptimizerTest, ::testing::ValuesIn(BackEnds()), NameOf);
+
+// Powers of two, so that every product is exact.
+TEST_P(OptimizerTest, SgdKnownSteps) {
+  const SgdStep step{.rate = 0.5F, .momentum = 0.5F, .weight_decay = 0.25F};
+  Floats w = {4}, v = {0};
+  kernels_->Sgd(step, Floats{1}, w, v);  // v = 1 + 1, w = 4 - 1
+  EXPECT_THAT(v, ElementsAre(2));
+  EXPECT_THAT(w, ElementsAre(3));
+  kernels_->Sgd(step, Floats{1}, w, v);  // v = 1 + 1 + 0.75, w = 3 - 1.375
+  EXPECT_THAT(v, ElementsAre(2.75F));
+  EXPECT_THAT(w, ElementsAre(1.625F));
+}
+
+TEST_P(OptimizerTest, NesterovKnownSteps) {
+  const SgdStep step{.rate = 0.5F, .momentum = 0.5F, .weight_decay = 0.25F, .nesterov = true};
+  Floats w = {4}, v = {0};
+  kernels_->Sgd(step, Floats{1}, w, v);  // v = 2, w = 4 - 0.5 * (2 + 1)
+  EXPECT_THAT(v, ElementsAre(2));
+  EXPECT_THAT(w, ElementsAre(2.5F));
+  kernels_->Sgd(step, Floats{1}, w, v);  // slope 1.625, v = 2.625, w = 2.5 - 0.5 * 2.9375
+  EXPECT_THAT(v, ElementsAre(2.625F));
+  EXPECT_THAT(w, ElementsAre(1.03125F));
+}
+
+// Decay is of the weights, so the scale does not touch it.
+TEST_P(OptimizerTest, SgdScalesGradientsFirst) {
+  Floats w = {4}, v = {0};
+  kernels_->Sgd({.rate = 1, .weight_decay = 0.5F, .gradient_scale = 0.25F}, Floats{8}, w, v);
+  EXPECT_THAT(v, ElementsAre(4));
+  EXPECT_THAT(w, ElementsAre(0));
+}
+
+TEST_P(OptimizerTest, PlainSgdIsTheGradientScaled) {
+  Floats w = Eighths(1000, 1), v(1000);
+  const Floats before = w, g = Eighths(1000, 2);
+  kernels_->Sgd({.rate = 0.125F}, g, w, v);
+  EXPECT_EQ(v, g);
+  for (size_t i = 0; i < w.size(); ++i) EXPECT_EQ(w[i], before[i] - 0.125F * g[i]);
+}
+
+TEST_P(OptimizerTest, AdamWKnownStep) {
+  // g = 2: m = 0.5 * 2, v = 0.25 * 4; corrected by the same factors: 2 / (2 + 2) = 0.5.
+  const AdamWStep step{.rate = 0.5F,
+                       .beta1 = 0.5F,
+                       .beta2 = 0.75F,
+                       .epsilon = 2,
+                       .weight_decay = 0.25F,
+                       .correction1 = 0.5,
+                       .correction2 = 0.25,
+                       .gradient_scale = 0.5F};
+  Floats w = {4}, m = {0}, v = {0};
+  kernels_->AdamW(step, Floats{4}, w, m, v);
+  EXPECT_THAT(m, ElementsAre(1));
+  EXPECT_THAT(v, ElementsAre(1));
+  // 4 - 0.5 * (0.5 + 0.25 * 4)
+  EXPECT_THAT(w, ElementsAre(3.25F));
+}
+
+// Whatever the gradients' size, the first step is of the rate's.
+TEST_P(OptimizerTest, AdamWsFirstStepIsTheRate) {
+  const AdamWStep step{.rate = 0.01F, .correction1 = 1 - 0.9, .correction2 = 1 - 0.999};
+  for (const float g : {1e-3F, -1.0F, 1e4F}) {
+    Floats w(33, 0.0F), m(33, 0.0F), v(33, 0.0F);
+    kernels_->AdamW(step, Floats(33, g), w, m, v);
+    for (const float value : w) EXPECT_NEAR(value, g > 0 ? -0.01 : 0.01, 1e-6) << g;
+  }
+}
+
+TEST_P(OptimizerTest, AdamWWithoutGradientsOnlyDecays) {
+  Floats w = {8, -8}, m = {0, 0}, v = {0, 0};
+  kernels_->AdamW({.rate = 0.5F, .weight_decay = 0.25F}, Floats{0, 0}, w, m, v);
+  EXPECT_THAT(w, ElementsAre(7, -7));
+}
+
+TEST_P(OptimizerTest, SumOfSquares) {
+  EXPECT_EQ(kernels_->SumOfSquares(Floats{3, -4}), 25);
+  EXPECT_EQ(kernels_->SumOfSquares({}), 0);
+  EXPECT_TRUE(std::isnan(kernels_->SumOfSquares(Floats{1, NAN, 2})));
+  // Whose square fp32 cannot hold.
+  EXPECT_NEAR(kernels_->SumOfSquares(Floats(64, 1e30F)) / 64e60, 1, 1e-6);
+  const Floats x = Eighths(200'001, 1);
+  double want = 0;
+  for (const float value : x) want += static_cast<double>(value) * value;
+  EXPECT_EQ(kernels_->SumOfSquares(x), want);
+}
+
+TEST_P(OptimizerTest, NothingIsFine) {
+  Floats none;
+  kernels_->Sgd({.rate = 1}, none, none, none);
+  kernels_->AdamW({.rate = 1}, none, none, none, none);
+}
+
+// Values below one: g + decay * w, momentum * v + that, and w - rate * v each round once or twice
+// in fp32, half a unit in the last place of a result below four at most: 2^-23 each, times five.
+TEST(CpuOptimizerTest, SgdIsNearTheReference) {
+  for (const bool nesterov : {false, true}) {
+    const SgdStep step{.rate = 0.05F,
+                       .momentum = 0.9F,
+                       .weight_decay = 1e-3F,
+                       .nesterov = nesterov,
+                       .gradient_scale = 0.7F};
+    for (const int64_t n : {1, 15, 16, 17, 1000, 100'003}) {
+      Floats w = Uniform(n, 1), v = Uniform(n, 2);
+      Floats want_w = w, want_v = v;
+      const Floats g = Uniform(n, 3);
+      MakeCpuKernels(1)->Sgd(step, g, w, v);
+      MakeReferenceKernels()->Sgd(step, g, want_w, want_v);
+      ExpectNear(v, want_v, 5 * 0x1.0p-23);
+      ExpectNear(w, want_w, 5 * 0x1.0p-23);
+    }
+  }
+}
+
+// Moments as above. Updates are rate * a quotient that may be large where v is small: 30 at most
+// for the data here, with a few roundings of it.
+TEST(CpuOptimizerTest, AdamWIsNearTheReference) {
+  const AdamWStep step{.rate = 0.01F,
+                       .weight_decay = 0.1F,
+                       .correction1 = 1 - std::pow(0.9, 7),
+                       .correction2 = 1 - std::pow(0.999, 7),
+                       .gradient_scale = 0.7F};
+  for (const int64_t n : {1, 15, 16, 17, 1000, 100'003}) {
+    Floats w = Uniform(n, 1), m = Uniform(n, 2), v = Absolute(Uniform(n, 4));
+    Floats want_w = w, want_m = m, want_v = v;
+    const Floats g = Uniform(n, 3);
+    MakeCpuKernels(1)->AdamW(step, g, w, m, v);
+    MakeReferenceKernels()->AdamW(step, g, want_w, want_m, want_v);
+    ExpectNear(m, want_m, 5 * 0x1.0p-23);
+    ExpectNear(v, want_v, 5 * 0x1.0p-23);
+    ExpectNear(w, want_w, 1e-6);
+  }
+}
+
+TEST(CpuOptimizerTest, SeveralThreadsGiveTheSameBits) {
+  const SgdStep sgd{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F};
+  const AdamWStep adam{.rate = 0.05F, .weight_decay = 1e-3F};
+  const auto one = MakeCpuKernels(1);
+  const auto three = MakeCpuKernels(3);
+  const Floats g = Uniform(200'001, 3);
+  Floats w1 = Uniform(200'001, 1), m1 = Uniform(200'001, 2), v1 = Absolute(Uniform(200'001, 4));
+  Floats w3 = w1, m3 = m1, v3 = v1;
+  one->Sgd(sgd, g, w1, m1);
+  three->Sgd(sgd, g, w3, m3);
+  EXPECT_EQ(w3, w1);
+  EXPECT_EQ(m3, m1);
+  one->AdamW(adam, g, w1, m1, v1);
+  three->AdamW(adam, g, w3, m3, v3);
+  EXPECT_EQ(w3, w1);
+  EXPECT_EQ(m3, m1);
+  EXPECT_EQ(v3, v1);
+}
+
+TEST(OptimizerDeathTest, RefusesSpansThatDoNotFit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  Floats two(2), three(3);
+  for (const auto make :
+       {+[] { return MakeReferenceKernels(); }, +[] { return MakeCpuKernels(1); }}) {
+    EXPECT_DEATH(make()->Sgd({}, Floats(2), three, three), "elements of g");
+    EXPECT_DEATH(make()->AdamW({}, three, three, two, three), "elements of m");
+  }
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,236 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/extents.h"
+#include "kernels/kernels.h"
+#include "tests/kernels/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+using SequenceTest = BackEndTest;
+INSTANTIATE_TEST_SUITE_P(BackEnds, SequenceTest, ::testing::ValuesIn(BackEnds()), NameOf);
+
+// --- embedding -----------------------------------------------------------------------------------
+
+TEST_P(SequenceTest, EmbeddingKnownAnswer) {
+  const EmbeddingDims dims{
+      .batch = 2, .first_token = 1, .tokens = 2, .vocabulary = 4, .features = 2};
+  const Floats ids = {3, 0, 3, 3}, w = {1, 2, 3, 4, 5, 6, 7, 8};
+  const Floats positions = {10, 10, 100, 200, 300, 400, 9, 9};
+  Floats y = Garbage(8);
+  kernels_->EmbeddingForward(dims, ids, w, positions, y);
+  EXPECT_THAT(y, ElementsAre(107, 208, 301, 402, 107, 208, 307, 408));
+  kernels_->EmbeddingForward(dims, ids, w, {}, y);
+  EXPECT_THAT(y, ElementsAre(7, 8, 1, 2, 7, 8, 7, 8));
+  Floats dw = Garbage(8), dpositions = Garbage(8);
+  const Floats dy = {1, 2, 3, 4, 5, 6, 7, 8};
+  kernels_->EmbeddingBackward(dims, ids, dy, dw, dpositions);
+  EXPECT_THAT(dw, ElementsAre(3, 4, 0, 0, 0, 0, 13, 16));
+  EXPECT_THAT(dpositions, ElementsAre(0, 0, 6, 8, 10, 12, 0, 0));
+  dw = Garbage(8);
+  kernels_->EmbeddingBackward(dims, ids, dy, dw, {});
+  EXPECT_THAT(dw, ElementsAre(3, 4, 0, 0, 0, 0, 13, 16));
+}
+
+Floats Ids(const EmbeddingDims& dims) {
+  Floats ids;
+  for (int64_t i = 0; i < SizesOf(dims).ids; ++i) {
+    ids.push_back(static_cast<float>(Draw(0, dims.vocabulary - 1, 9, static_cast<uint64_t>(i))));
+  }
+  return ids;
+}
+
+TEST_P(SequenceTest, EmbeddingGradientsAreTheDifferences) {
+  const EmbeddingDims dims{
+      .batch = 3, .first_token = 2, .tokens = 5, .vocabulary = 11, .features = 4};
+  const Floats ids = Ids(dims);
+  Floats w = Uniform(44, 1), positions = Uniform(9 * 4, 2);
+  const Floats dy = Uniform(60, 3);
+  Floats dw = Garbage(44), dpositions = Garbage(36);
+  kernels_->EmbeddingBackward(dims, ids, dy, dw, dpositions);
+  const auto forward = [&] {
+    Floats y = Garbage(60);
+    kernels_->EmbeddingForward(dims, ids, w, positions, y);
+    return y;
+  };
+  ExpectGradient(w, dw, dy, forward);
+  ExpectGradient(positions, dpositions, dy, forward);
+}
+
+TEST_P(SequenceTest, EmbeddingOfNothing) {
+  Floats none, dw = Garbage(6), dpositions = Garbage(4);
+  const EmbeddingDims dims{.batch = 0, .tokens = 2, .vocabulary = 3, .features = 2};
+  kernels_->EmbeddingForward(dims, none, dw, dpositions, none);
+  kernels_->EmbeddingBackward(dims, none, none, dw, dpositions);
+  EXPECT_THAT(dw, Each(0.0F));
+  EXPECT_THAT(dpositions, Each(0.0F));
+  kernels_->EmbeddingForward({.batch = 1, .tokens = 2, .vocabulary = 3}, Floats{1, 2}, none, {},
+                             none);
+}
+
+TEST(CpuSequenceTest, EmbeddingIsTheReferencesOnExactData) {
+  for (const EmbeddingDims& dims :
+       {EmbeddingDims{.batch = 4, .tokens = 33, .vocabulary = 7, .features = 65},
+        EmbeddingDims{
+            .batch = 2, .first_token = 16, .tokens = 16, .vocabulary = 500, .features = 64},
+        EmbeddingDims{.batch = 1, .tokens = 1, .vocabulary = 1, .features = 1}}) {
+    const EmbeddingSizes sizes = SizesOf(dims);
+    const Floats ids = Ids(dims), w = Eighths(sizes.w, 1), p = Eighths(sizes.positions, 2),
+                 dy = Eighths(sizes.y, 3);
+    Floats got = Garbage(sizes.y), want = got;
+    Floats got_dw = Garbage(sizes.w), want_dw = got_dw;
+    Floats got_dp = Garbage(sizes.positions), want_dp = got_dp;
+    for (const int threads : {1, 3}) {
+      MakeCpuKernels(threads)->EmbeddingForward(dims, ids, w, p, got);
+      MakeReferenceKernels()->EmbeddingForward(dims, ids, w, p, want);
+      EXPECT_EQ(got, want);
+      MakeCpuKernels(threads)->EmbeddingBackward(dims, ids, dy, got_dw, got_dp);
+      MakeReferenceKernels()->EmbeddingBackward(dims, ids, dy, want_dw, want_dp);
+      EXPECT_EQ(got_dw, want_dw);
+      EXPECT_EQ(got_dp, want_dp);
+    }
+  }
+}
+
+TEST(SequenceDeathTest, RefusesTokensBeyondTheVocabulary) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const EmbeddingDims dims{.batch = 1, .tokens = 1, .vocabulary = 3, .features = 1};
+  Floats y(1);
+  for (const auto make :
+       {+[] { return MakeReferenceKernels(); }, +[] { return MakeCpuKernels(1); }}) {
+    EXPECT_DEATH(make()->EmbeddingForward(dims, Floats{3}, Floats(3), {}, y), "token 3");
+    EXPECT_DEATH(make()->EmbeddingForward(dims, Floats{-1}, Floats(3), {}, y), "token -1");
+    EXPECT_DEATH(make()->EmbeddingForward(dims, Floats{NAN}, Floats(3), {}, y), "token");
+  }
+}
+
+// --- attention -----------------------------------------------------------------------------------
+
+struct AttentionOutputs {
+  Floats probabilities, context, dqkv;
+};
+
+AttentionOutputs RunAttention(Kernels& kernels, const AttentionDims& dims, const Floats& qkv,
+                              const Floats& dcontext) {
+  const AttentionSizes sizes = SizesOf(dims);
+  AttentionOutputs out{.probabilities = Garbage(sizes.probabilities),
+                       .context = Garbage(sizes.context),
+                       .dqkv = Garbage(sizes.qkv)};
+  kernels.AttentionForward(dims, qkv, out.probabilities, out.context);
+  kernels.AttentionBackward(dims, qkv, out.probabilities, dcontext, out.dqkv);
+  return out;
+}
+
+// Two tokens, one head of four features: scores are products over the root of four.
+TEST_P(SequenceTest, AttentionKnownAnswer) {
+  const float log3 = std::log(3.0F);
+  const Floats qkv = {
+      2 * log3, 0, 0, 0, /**/ 1, 0, 0, 0, /**/ 4, 8,  12, 16,  // first token: q, k, v
+      0,        0, 0, 5, /**/ 0, 1, 0, 0, /**/ 8, 16, 0,  0,   // second
+  };
+  AttentionDims dims{.batch = 1, .tokens = 2, .heads = 1, .head_features = 4};
+  AttentionOutputs out = RunAttention(*kernels_, dims, qkv, Floats(8, 0.0F));
+  // Of the first token exp(log 3) to exp(0); the second sees no difference.
+  ExpectNear(out.probabilities, Floats{0.75F, 0.25F, 0.5F, 0.5F}, 1e-6);
+  ExpectNear(out.context, Floats{5, 10, 9, 12, 6, 12, 6, 8}, 1e-6);
+  dims.causal = true;
+  out = RunAttention(*kernels_, dims, qkv, {1, 2, 3, 4, 1, 2, 3, 4});
+  ExpectNear(out.probabilities, Floats{1, 0, 0.5F, 0.5F}, 1e-6);
+  EXPECT_EQ(out.probabilities[1], 0);
+  ExpectNear(out.context, Floats{4, 8, 12, 16, 6, 12, 6, 8}, 1e-6);
+  // Values: the first's gradient is 1 + 0.5 times (1, 2, 3, 4). dp is 120 and 40 for the second
+  // token, so its scores' gradients are 0.5 * (120 - 80) and its negative, halved by the root.
+  ExpectNear(out.dqkv, Floats{0,  0,   0, 0, /**/ 0, 0, 0, 50,  /**/ 1.5F, 3, 4.5F, 6,
+                              10, -10, 0, 0, /**/ 0, 0, 0, -50, /**/ 0.5F, 1, 1.5F, 2},
+             1e-6);
+}
+
+TEST_P(SequenceTest, AttentionGradientIsTheDifference) {
+  for (const AttentionDims& dims :
+       {AttentionDims{.batch = 2, .tokens = 5, .heads = 3, .head_features = 4},
+        AttentionDims{.batch = 1, .tokens = 7, .heads = 2, .head_features = 8, .causal = true}}) {
+    SCOPED_TRACE(::testing::PrintToString(dims));
+    Floats qkv = Uniform(SizesOf(dims).qkv, 1);
+    for (float& value : qkv) value *= 2;
+    const Floats dcontext = Uniform(SizesOf(dims).context, 2);
+    const AttentionOutputs out = RunAttention(*kernels_, dims, qkv, dcontext);
+    ExpectGradient(qkv, out.dqkv, dcontext,
+                   [&] { return RunAttention(*kernels_, dims, qkv, dcontext).context; });
+  }
+}
+
+TEST_P(SequenceTest, AttentionLooksOnlyBackWhenCausal) {
+  const AttentionDims dims{
+      .batch = 1, .tokens = 19, .heads = 2, .head_features = 5, .causal = true};
+  Floats qkv = Uniform(SizesOf(dims).qkv, 1);
+  const Floats zero(static_cast<size_t>(SizesOf(dims).context), 0.0F);
+  const AttentionOutputs before = RunAttention(*kernels_, dims, qkv, zero);
+  for (size_t i = 18 * 2 * 3 * 5; i < qkv.size(); ++i) qkv[i] += 1;
+  const AttentionOutputs after = RunAttention(*kernels_, dims, qkv, zero);
+  for (size_t i = 0; i < 18 * 2 * 5; ++i) EXPECT_EQ(after.context[i], before.context[i]);
+  for (size_t row = 0; row < 2 * 19; ++row) {
+    double sum = 0;
+    for (size_t s = 0; s < 19; ++s) {
+      const float p = after.probabilities[row * 19 + s];
+      sum += p;
+      EXPECT_TRUE(s <= row % 19 ? p > 0 : p == 0);
+    }
+    EXPECT_NEAR(sum, 1, 1e-6);
+  }
+}
+
+TEST_P(SequenceTest, AttentionWithLargeScoresStaysFinite) {
+  const AttentionDims dims{.batch = 1, .tokens = 17, .heads = 1, .head_features = 16};
+  Floats qkv = Uniform(SizesOf(dims).qkv, 1);
+  for (float& value : qkv) value *= 1000;
+  const AttentionOutputs out = RunAttention(*kernels_, dims, qkv, Uniform(17 * 16, 2));
+  for (const Floats* part : {&out.probabilities, &out.context, &out.dqkv}) {
+    for (const float value : *part) ASSERT_TRUE(std::isfinite(value));
+  }
+}
+
+TEST_P(SequenceTest, AttentionOfNothing) {
+  for (const AttentionDims& dims :
+       {AttentionDims{.batch = 0, .tokens = 3, .heads = 2, .head_features = 4},
+        AttentionDims{.batch = 2, .tokens = 0, .heads = 2, .head_features = 4, .causal = true},
+        AttentionDims{.batch = 2, .tokens = 3, .heads = 0, .head_features = 4}}) {
+    RunAttention(*kernels_, dims, {}, {});
+  }
+}
+
+TEST(CpuSequenceTest, AttentionIsNearTheReference) {
+  const auto reference = MakeReferenceKernels();
+  for (const int threads : {1, 3}) {
+    const auto cpu = MakeCpuKernels(threads);
+    for (const AttentionDims& shape :
+         {AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 1},
+          AttentionDims{.batch = 2, .tokens = 7, .heads = 3, .head_features = 5},
+          AttentionDims{.batch = 2, .tokens = 64, .heads = 4, .head_features = 16},
+          AttentionDims{.batch = 1, .tokens = 65, .heads = 1, .head_features = 33}}) {
+      for (const bool causal : {false, true}) {
+        AttentionDims dims = shape;
+        dims.causal = causal;
+        SCOPED_TRACE(::testing::PrintToString(dims));
+        const Floats qkv = Uniform(SizesOf(dims).qkv, 1),
+                     dcontext = Uniform(SizesOf(dims).context, 2);
+        const AttentionOutputs got = RunAttention(*cpu, dims, qkv, dcontext);
+        const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext);
+        // Scores below six with roundings of 33 products: 33 * 2^-24 * 6 at the very most, and
+        // exp() carries that over to the probabilities, which are below one.
+        ExpectNear(got.probabilities, want.probabilities, 1e-5);
+        ExpectNear(got.context, want.context, 1e-5);
+        ExpectNear(got.dqkv, want.dqkv, 2e-5);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cadre
