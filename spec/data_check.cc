@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "spec/data_check_files.h"
 #include "spec/graph.h"
 #include "spec/idx.h"
 #include "tensor/shape.h"
@@ -13,14 +14,14 @@
 namespace cadre {
 namespace {
 
-class DataCheck {
+class IdxCheck {
  public:
-  explicit DataCheck(const v1::RunSpec& spec) : idx_(spec.data().idx()) {
-    std::vector<LayerProblem> ignored;
-    const std::vector<GraphLayer> layers = InferLayers(spec.model(), &ignored);
-    if (!ignored.empty() || layers.empty()) return;
-    sample_ = layers.front().input;
-    classes_ = layers.back().in_features();
+  // `graph`: null where the model has problems.
+  IdxCheck(const v1::IdxFiles& idx, const Graph* graph) : idx_(idx) {
+    if (graph == nullptr || graph->takes_tokens()) return;
+    const Shape& image = graph->input();
+    sample_ = Shape{image[2], image[0], image[1]};
+    classes_ = graph->classes();
   }
 
   std::vector<Problem> Run() {
@@ -55,13 +56,13 @@ class DataCheck {
     if (sample_ && !FitsSample(*dims)) {
       Add(field, path,
           absl::StrCat("holds ", Shape(*dims).ToString(), "; the model's input is ",
-                       sample_->ToString(), " a sample"));
+                       sample_->ToString(), " (channels, height, width) a sample"));
     }
     if (dims->front() == 0) Add(field, path, "holds no samples");
     return dims->front();
   }
 
-  // Samples of one channel may come without that dimension.
+  // Files have a sample's channels first; those of one channel may come without that dimension.
   bool FitsSample(const std::vector<int64_t>& dims) const {
     std::vector<int64_t> expected = sample_->dims();
     if (dims.size() == expected.size() && expected.front() == 1) expected.erase(expected.begin());
@@ -95,7 +96,7 @@ class DataCheck {
   }
 
   const v1::IdxFiles& idx_;
-  // Not known where the model has problems.
+  // As files have it: [channels, height, width]. Not known where the model has problems.
   std::optional<Shape> sample_;
   int64_t classes_ = 0;
   std::vector<Problem> problems_;
@@ -104,8 +105,29 @@ class DataCheck {
 }  // namespace
 
 std::vector<Problem> FindDataProblems(const v1::RunSpec& spec) {
-  if (!spec.data().has_idx()) return {};
-  return DataCheck(spec).Run();
+  const absl::StatusOr<Graph> model = Graph::FromModel(spec.model());
+  const Graph* graph = model.ok() ? &*model : nullptr;
+  std::vector<Problem> problems;
+  switch (spec.data().source_case()) {
+    case v1::Data::kIdx:
+      return IdxCheck(spec.data().idx(), graph).Run();
+    case v1::Data::kCifar10:
+      CheckCifar10Files(spec.data().cifar10(), &problems);
+      break;
+    case v1::Data::kImageFolder:
+      CheckImageFolders(spec.data().image_folder(), graph, &problems);
+      break;
+    case v1::Data::kTarShards:
+      CheckTarShards(spec.data().tar_shards(), &problems);
+      break;
+    case v1::Data::kTokenFiles:
+      CheckTokenFiles(spec.data().token_files(), graph, &problems);
+      break;
+    case v1::Data::kSynthetic:
+    case v1::Data::SOURCE_NOT_SET:
+      break;
+  }
+  return problems;
 }
 
 }  // namespace cadre

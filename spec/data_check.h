@@ -1,5 +1,6 @@
 // Whether the data files that a run spec names are there, whole, and fit one another and the model.
-// For programs on a machine that has them: it reads them to the end.
+// For programs on a machine that has them: it reads IDX files to the end, and looks at the sizes
+// (tar shards, tokens, CIFAR-10) or the classes (image folders) of others.
 //
 // Thread-safe (pure function over files).
 #pragma once

@@ -1,226 +1,316 @@
 #include "spec/graph.h"
 
-#include <set>
+#include <cmath>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "spec/inference.h"
 
 namespace cadre {
 namespace {
 
-// Extents beyond this are typing errors, and would overflow sizes further on.
-constexpr int64_t kMostExtent = 1 << 20;
-// Elements of one sample between layers, and weights of one layer: beyond any device's memory, and
-// such that their product times two is a number that int64_t holds.
-constexpr int64_t kMostElements = 1 << 26;
-constexpr int64_t kMostWeights = int64_t{1} << 33;
+constexpr char kInputName[] = "input";
 
-// Works the shapes out, layer by layer.
-class Inference {
+std::optional<LayerKind> KindOf(v1::Layer::OpCase op) {
+  switch (op) {
+    case v1::Layer::kConvolution:
+      return LayerKind::kConvolution;
+    case v1::Layer::kMaxPool:
+      return LayerKind::kMaxPool;
+    case v1::Layer::kAveragePool:
+      return LayerKind::kAveragePool;
+    case v1::Layer::kFullyConnected:
+      return LayerKind::kFullyConnected;
+    case v1::Layer::kRelu:
+      return LayerKind::kRelu;
+    case v1::Layer::kSoftmaxCrossEntropy:
+      return LayerKind::kSoftmaxCrossEntropy;
+    case v1::Layer::kGelu:
+      return LayerKind::kGelu;
+    case v1::Layer::kSigmoid:
+      return LayerKind::kSigmoid;
+    case v1::Layer::kTanh:
+      return LayerKind::kTanh;
+    case v1::Layer::kGlobalAveragePool:
+      return LayerKind::kGlobalAveragePool;
+    case v1::Layer::kBatchNorm:
+      return LayerKind::kBatchNorm;
+    case v1::Layer::kLocalResponseNorm:
+      return LayerKind::kLocalResponseNorm;
+    case v1::Layer::kDropout:
+      return LayerKind::kDropout;
+    case v1::Layer::kAdd:
+      return LayerKind::kAdd;
+    case v1::Layer::kConcat:
+      return LayerKind::kConcat;
+    case v1::Layer::kFlatten:
+      return LayerKind::kFlatten;
+    case v1::Layer::kEmbedding:
+      return LayerKind::kEmbedding;
+    case v1::Layer::kLayerNorm:
+      return LayerKind::kLayerNorm;
+    case v1::Layer::kAttention:
+      return LayerKind::kAttention;
+    case v1::Layer::kUse:
+    case v1::Layer::OP_NOT_SET:
+      break;
+  }
+  return std::nullopt;
+}
+
+std::string KindNames() {
+  std::string names;
+  for (int kind = 0; kind <= static_cast<int>(LayerKind::kSoftmaxCrossEntropy); ++kind) {
+    absl::StrAppend(&names, kind == 0 ? "" : ", ", LayerKindName(static_cast<LayerKind>(kind)));
+  }
+  return names;
+}
+
+bool TakesSeveral(LayerKind kind) { return kind == LayerKind::kAdd || kind == LayerKind::kConcat; }
+
+// Walks the layers in the spec's order, finding who takes what from whom.
+class Walk {
  public:
-  Inference(const v1::Model& model, std::vector<LayerProblem>* problems)
+  Walk(const v1::Model& model, std::vector<LayerProblem>* problems)
       : model_(model), problems_(*problems) {}
 
   std::vector<GraphLayer> Run() {
-    const v1::Image& image = model_.input();
-    for (const auto& [field, extent] : {std::pair{"input.channels", image.channels()},
-                                        {"input.height", image.height()},
-                                        {"input.width", image.width()}}) {
-      if (extent == 0 || extent > kMostExtent) {
-        problems_.push_back(
-            {-1, field, absl::StrCat("is ", extent, "; it must be between 1 and ", kMostExtent)});
-      }
+    if (!CheckWhole()) return {};
+    for (int i = 0; i < model_.layer_size(); ++i) {
+      if (!AddLayer(i)) return std::move(layers_);
     }
-    if (model_.layer().empty()) {
-      problems_.push_back({-1, "layer", "the model has no layers"});
-    }
-    if (!problems_.empty()) return {};
-    shape_ = Shape{image.channels(), image.height(), image.width()};
-    if (shape_.elements() > kMostElements) {
-      problems_.push_back({-1, "input", TooMany(shape_, kMostElements)});
-      return {};
-    }
-    for (int i = 0; i < model_.layer_size() && Add(i); ++i) {
-    }
+    CheckAllTaken();
+    SetLastDeviation();
     return std::move(layers_);
   }
 
- private:
-  static std::string TooMany(const Shape& shape, int64_t most) {
-    return absl::StrCat("makes ", shape.ToString(), ", more than the ", most,
-                        " elements that are possible");
-  }
+  const Shape& input() const { return input_; }
 
-  bool Problem(int i, absl::string_view field, absl::string_view message) {
-    problems_.push_back({i, std::string(field), std::string(message)});
+ private:
+  template <typename... Parts>
+  bool Problem(int i, absl::string_view field, const Parts&... message) {
+    problems_.push_back({i, std::string(field), absl::StrCat(message...)});
     return false;
   }
 
-  bool Add(int i) {
+  bool CheckWhole() {
+    if (model_.has_input() == model_.has_tokens()) {
+      return Problem(-1, model_.has_input() ? "tokens" : "input",
+                     model_.has_input() ? "is given beside input; a sample is one or the other"
+                                        : "is missing; give input (images) or tokens");
+    }
+    if (model_.block_size() > 0) {
+      return Problem(-1, "block[0]",
+                     "is left; uses of blocks must be replaced by the blocks' "
+                     "layers, as reading a spec from a file does");
+    }
+    if (model_.layer().empty()) return Problem(-1, "layer", "the model has no layers");
+    if (model_.layer_size() > kMostLayers) {
+      return Problem(-1, "layer", "the model has ", model_.layer_size(), " layers; at most ",
+                     kMostLayers, " are possible");
+    }
+    return model_.has_input() ? SetImage() : SetTokens();
+  }
+
+  bool CheckExtent(const char* field, int64_t extent) {
+    if (extent >= 1 && extent <= kMostExtent) return true;
+    return Problem(-1, field, "is ", extent, "; it must be between 1 and ", kMostExtent);
+  }
+
+  bool SetImage() {
+    const v1::Image& image = model_.input();
+    const bool channels = CheckExtent("input.channels", image.channels());
+    const bool height = CheckExtent("input.height", image.height());
+    const bool width = CheckExtent("input.width", image.width());
+    if (!channels || !height || !width) return false;
+    input_ = Shape{image.height(), image.width(), image.channels()};
+    if (ElementsUpTo(input_, kMostElements) <= kMostElements) return true;
+    return Problem(-1, "input", TooManyElements(input_, kMostElements));
+  }
+
+  bool SetTokens() {
+    if (!CheckExtent("tokens.length", model_.tokens().length())) return false;
+    input_ = Shape{model_.tokens().length()};
+    return true;
+  }
+
+  bool AddLayer(int i) {
     const v1::Layer& spec = model_.layer(i);
+    if (!CheckName(i, spec.name()) || !CheckOperation(i, spec)) return false;
     GraphLayer layer;
     layer.name = spec.name();
-    layer.input = shape_;
-    if (!CheckName(i, spec.name()) || !Infer(i, spec, layer)) return false;
-    const bool last = i + 1 == model_.layer_size();
-    const bool loss = layer.kind == LayerKind::kSoftmaxCrossEntropy;
-    if (loss && !last) return Problem(i, "", "softmax_cross_entropy must be the last layer");
-    if (last && !loss) {
-      return Problem(i, "",
-                     absl::StrCat("the last layer must be softmax_cross_entropy, not ",
-                                  LayerKindName(layer.kind)));
+    layer.kind = *KindOf(spec.op_case());
+    layer.spec_layer = i;
+    layer.settings = spec;
+    if (!FindInputs(i, spec, &layer) || !CheckTokens(layer)) return false;
+    if (layer.kind == LayerKind::kFullyConnected && ShapeOf(layer.inputs[0]).rank() == 3 &&
+        !AddFlatten(&layer)) {
+      return false;
     }
-    shape_ = layer.output;
-    layers_.push_back(std::move(layer));
-    return true;
+    return Infer(std::move(layer)) && CheckPlace(layers_.back());
   }
 
   bool CheckName(int i, const std::string& name) {
     if (name.empty()) return Problem(i, "name", "the layer has no name");
+    if (name == kInputName) {
+      return Problem(i, "name", "'input' stands for the model's input; choose another name");
+    }
     for (const char c : name) {
       if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) &&
           absl::string_view("_./-").find(c) == absl::string_view::npos) {
-        return Problem(i, "name",
-                       absl::StrCat("'", name, "' has a character other than [a-zA-Z0-9_./-]"));
+        return Problem(i, "name", "'", absl::CHexEscape(name),
+                       "' has a character other than [a-zA-Z0-9_./-]");
       }
     }
-    if (!names_.insert(name).second) {
-      return Problem(i, "name", absl::StrCat("'", name, "' is the name of an earlier layer"));
+    if (names_.count(name) > 0) {
+      return Problem(i, "name", "'", name, "' is the name of an earlier layer");
     }
     return true;
   }
 
-  bool Infer(int i, const v1::Layer& spec, GraphLayer& layer) {
-    switch (spec.op_case()) {
-      case v1::Layer::kConvolution:
-        return InferConvolution(i, spec.convolution(), layer);
-      case v1::Layer::kMaxPool:
-        layer.kind = LayerKind::kMaxPool;
-        return InferPooling(i, "max_pool", spec.max_pool(), layer);
-      case v1::Layer::kAveragePool:
-        layer.kind = LayerKind::kAveragePool;
-        return InferPooling(i, "average_pool", spec.average_pool(), layer);
-      case v1::Layer::kFullyConnected:
-        return InferFullyConnected(i, spec.fully_connected(), layer);
-      case v1::Layer::kRelu:
-        layer.kind = LayerKind::kRelu;
-        layer.output = layer.input;
-        layer.flops = layer.input.elements();
-        return true;
-      case v1::Layer::kSoftmaxCrossEntropy:
-        layer.kind = LayerKind::kSoftmaxCrossEntropy;
-        layer.output = Shape{1};
-        layer.flops = 5 * layer.input.elements();
-        if (layer.in_features() < 2) {
-          return Problem(
-              i, "softmax_cross_entropy",
-              absl::StrCat("takes ", layer.in_features(), " features; classes must be at least 2"));
-        }
-        return true;
-      case v1::Layer::OP_NOT_SET:
-        return Problem(i, "",
-                       "the layer says no operation; give one of convolution, max_pool, "
-                       "average_pool, fully_connected, relu, softmax_cross_entropy");
+  bool CheckOperation(int i, const v1::Layer& spec) {
+    if (spec.has_use()) {
+      return Problem(i, "use", "stands for block '", absl::CHexEscape(spec.use().block()),
+                     "'; it must be replaced by the block's layers, as reading a spec from a file "
+                     "does");
     }
-    return false;
+    if (spec.set_size() > 0) {
+      return Problem(i, "set[0]", "is for layers of blocks; give the field its value");
+    }
+    if (KindOf(spec.op_case())) return true;
+    return Problem(i, "", "the layer says no operation; give one of ", KindNames());
   }
 
-  bool NeedsImage(int i, absl::string_view op, const GraphLayer& layer) {
-    if (layer.input.rank() == 3) return true;
-    return Problem(i, op,
-                   absl::StrCat("needs an image [channels, height, width]; the layer "
-                                "before gives ",
-                                layer.input.ToString()));
+  bool FindInputs(int i, const v1::Layer& spec, GraphLayer* layer) {
+    if (spec.input().empty()) {
+      layer->inputs = {static_cast<int>(layers_.size()) - 1};
+      return true;
+    }
+    for (int n = 0; n < spec.input_size(); ++n) {
+      const std::string& name = spec.input(n);
+      const auto found = names_.find(name);
+      if (name != kInputName && found == names_.end()) return UnknownInput(i, n);
+      layer->inputs.push_back(name == kInputName ? Graph::kInput : found->second);
+    }
+    if (layer->inputs.size() == 1 || TakesSeveral(layer->kind)) return true;
+    return Problem(i, "input[1]", LayerKindName(layer->kind), " takes one input, not ",
+                   layer->inputs.size(), "; add and concat take several");
   }
 
-  // Fills in the output's height and width.
-  bool InferWindow(int i, absl::string_view op, int64_t channels, GraphLayer& layer) {
-    if (layer.kernel < 1 || layer.kernel > kMostExtent) {
-      return Problem(i, absl::StrCat(op, ".kernel"),
-                     absl::StrCat("is ", layer.kernel, "; it must be between 1 and ", kMostExtent));
+  bool UnknownInput(int i, int n) {
+    const std::string& name = model_.layer(i).input(n);
+    const std::string field = absl::StrCat("input[", n, "]");
+    for (int other = i; other < model_.layer_size(); ++other) {
+      if (model_.layer(other).name() != name) continue;
+      return Problem(i, field, "'", name, "' is made ",
+                     other == i ? "by the layer itself" : "later",
+                     "; a layer takes what layers before it make");
     }
-    if (layer.stride > kMostExtent || layer.padding > kMostExtent) {
-      return Problem(i, absl::StrCat(op, layer.stride > kMostExtent ? ".stride" : ".padding"),
-                     absl::StrCat("must be at most ", kMostExtent));
-    }
-    const int64_t height = layer.input[1] + 2 * layer.padding;
-    const int64_t width = layer.input[2] + 2 * layer.padding;
-    if (layer.kernel > height || layer.kernel > width) {
-      return Problem(i, absl::StrCat(op, ".kernel"),
-                     absl::StrCat("is ", layer.kernel, ", larger than the padded input of ", height,
-                                  " x ", width, "; at most ", std::min(height, width), " fits"));
-    }
-    layer.output = Shape{channels, (height - layer.kernel) / layer.stride + 1,
-                         (width - layer.kernel) / layer.stride + 1};
-    // Divided, since the products of three could overflow.
-    if (layer.kernel * layer.kernel > kMostWeights / channels) {
-      return Problem(i, absl::StrCat(op, ".kernel"),
-                     absl::StrCat("is ", layer.kernel, ", too large for ", channels, " channels"));
-    }
-    if (layer.output[1] * layer.output[2] > kMostElements / channels) {
-      return Problem(i, op, TooMany(layer.output, kMostElements));
+    return Problem(i, field, "no layer is called '", absl::CHexEscape(name),
+                   "'; give the name of an earlier layer, or 'input'");
+  }
+
+  bool CheckTokens(const GraphLayer& layer) {
+    if (!model_.has_tokens() || layer.kind == LayerKind::kEmbedding) return true;
+    for (const int input : layer.inputs) {
+      if (input == Graph::kInput) {
+        return Problem(layer.spec_layer, LayerKindName(layer.kind),
+                       "takes tokens, which only embedding can; put an embedding before it");
+      }
     }
     return true;
   }
 
-  bool InferConvolution(int i, const v1::Convolution& spec, GraphLayer& layer) {
-    layer.kind = LayerKind::kConvolution;
-    if (!NeedsImage(i, "convolution", layer)) return false;
-    if (spec.out_channels() == 0 || spec.out_channels() > kMostExtent) {
-      return Problem(
-          i, "convolution.out_channels",
-          absl::StrCat("is ", spec.out_channels(), "; it must be between 1 and ", kMostExtent));
+  // The loss is last and nowhere else.
+  bool CheckPlace(const GraphLayer& layer) {
+    const bool last = layer.spec_layer + 1 == model_.layer_size();
+    const bool loss = layer.kind == LayerKind::kSoftmaxCrossEntropy;
+    if (last == loss) return true;
+    if (loss) return Problem(layer.spec_layer, "", "softmax_cross_entropy must be the last layer");
+    return Problem(layer.spec_layer, "", "the last layer must be softmax_cross_entropy, not ",
+                   LayerKindName(layer.kind));
+  }
+
+  // Gives a fully connected layer the features of the image that it takes.
+  bool AddFlatten(GraphLayer* layer) {
+    GraphLayer flatten;
+    flatten.name = absl::StrCat(layer->name, "/flatten");
+    flatten.kind = LayerKind::kFlatten;
+    flatten.spec_layer = layer->spec_layer;
+    flatten.inputs = layer->inputs;
+    flatten.settings.set_name(flatten.name);
+    flatten.settings.mutable_flatten();
+    if (names_.count(flatten.name) > 0) {
+      return Problem(layer->spec_layer, "name", "'", flatten.name,
+                     "' is the name of an earlier layer, but is needed for flattening the image "
+                     "that '",
+                     layer->name, "' takes");
     }
-    layer.kernel = spec.kernel();
-    layer.stride = spec.stride() == 0 ? 1 : spec.stride();
-    layer.padding = spec.padding();
-    if (!InferWindow(i, "convolution", spec.out_channels(), layer)) return false;
-    const Shape weight = layer.weight_shape();
-    if (weight.elements() > kMostWeights) {
-      return Problem(i, "convolution", TooMany(weight, kMostWeights));
-    }
-    layer.flops = 2 * layer.output.elements() * layer.input[0] * layer.kernel * layer.kernel;
+    if (!Infer(std::move(flatten))) return false;
+    layer->inputs = {static_cast<int>(layers_.size()) - 1};
     return true;
   }
 
-  bool InferPooling(int i, absl::string_view op, const v1::Pooling& spec, GraphLayer& layer) {
-    if (!NeedsImage(i, op, layer)) return false;
-    layer.kernel = spec.kernel();
-    layer.stride = spec.stride() == 0 ? spec.kernel() : spec.stride();
-    layer.padding = spec.padding();
-    if (layer.padding > layer.kernel / 2) {
-      return Problem(i, absl::StrCat(op, ".padding"),
-                     absl::StrCat("is ", layer.padding, "; at most half the kernel, ",
-                                  layer.kernel / 2, ", is meaningful"));
-    }
-    if (!InferWindow(i, op, layer.input[0], layer)) return false;
-    layer.flops = layer.output.elements() * layer.kernel * layer.kernel;
+  const Shape& ShapeOf(int layer) const {
+    return layer == Graph::kInput ? input_ : layers_[static_cast<size_t>(layer)].output;
+  }
+
+  bool Infer(GraphLayer layer) {
+    for (const int input : layer.inputs) layer.input_shapes.push_back(ShapeOf(input));
+    if (!LayerInference(&layer, &problems_).Run()) return false;
+    names_[layer.name] = static_cast<int>(layers_.size());
+    layers_.push_back(std::move(layer));
     return true;
   }
 
-  bool InferFullyConnected(int i, const v1::FullyConnected& spec, GraphLayer& layer) {
-    layer.kind = LayerKind::kFullyConnected;
-    if (spec.out_features() == 0 || spec.out_features() > kMostExtent) {
-      return Problem(
-          i, "fully_connected.out_features",
-          absl::StrCat("is ", spec.out_features(), "; it must be between 1 and ", kMostExtent));
+  void CheckAllTaken() {
+    std::vector<bool> taken(layers_.size(), false);
+    taken.back() = true;
+    for (const GraphLayer& layer : layers_) {
+      for (const int input : layer.inputs) {
+        if (input != Graph::kInput) taken[static_cast<size_t>(input)] = true;
+      }
     }
-    layer.output = Shape{spec.out_features()};
-    if (layer.in_features() > kMostWeights / layer.out_features()) {
-      return Problem(i, "fully_connected.out_features",
-                     TooMany(layer.weight_shape(), kMostWeights));
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (taken[i]) continue;
+      Problem(layers_[i].spec_layer, "",
+              "no layer takes its output; name it as an input of a later layer, or remove it");
     }
-    layer.flops = 2 * layer.in_features() * layer.out_features();
-    return true;
+  }
+
+  // No ReLU follows the last weights, so that their deviation is smaller.
+  void SetLastDeviation() {
+    for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
+      if (!layer->has_parameters()) continue;
+      if (layer->kind != LayerKind::kFullyConnected && layer->kind != LayerKind::kConvolution) {
+        return;
+      }
+      LayerParameter& weight = layer->parameters[0];
+      const int64_t fan_in = weight.shape.elements() / weight.shape[0];
+      weight.initial_stddev = std::sqrt(1.0 / static_cast<double>(fan_in));
+      return;
+    }
   }
 
   const v1::Model& model_;
   std::vector<LayerProblem>& problems_;
-  Shape shape_;
-  std::set<std::string> names_;
+  Shape input_;
+  std::map<std::string, int> names_;
   std::vector<GraphLayer> layers_;
 };
+
+absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
+  const std::string where =
+      problem.layer < 0
+          ? "model"
+          : absl::StrCat("layer '", absl::CHexEscape(model.layer(problem.layer).name()), "'");
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, problem.field.empty() ? "" : ": ", problem.field, ": ", problem.message));
+}
 
 }  // namespace
 
@@ -232,35 +322,68 @@ const char* LayerKindName(LayerKind kind) {
       return "max_pool";
     case LayerKind::kAveragePool:
       return "average_pool";
+    case LayerKind::kGlobalAveragePool:
+      return "global_average_pool";
     case LayerKind::kFullyConnected:
       return "fully_connected";
     case LayerKind::kRelu:
       return "relu";
+    case LayerKind::kGelu:
+      return "gelu";
+    case LayerKind::kSigmoid:
+      return "sigmoid";
+    case LayerKind::kTanh:
+      return "tanh";
+    case LayerKind::kBatchNorm:
+      return "batch_norm";
+    case LayerKind::kLocalResponseNorm:
+      return "local_response_norm";
+    case LayerKind::kDropout:
+      return "dropout";
+    case LayerKind::kAdd:
+      return "add";
+    case LayerKind::kConcat:
+      return "concat";
+    case LayerKind::kFlatten:
+      return "flatten";
+    case LayerKind::kEmbedding:
+      return "embedding";
+    case LayerKind::kLayerNorm:
+      return "layer_norm";
+    case LayerKind::kAttention:
+      return "attention";
     case LayerKind::kSoftmaxCrossEntropy:
       return "softmax_cross_entropy";
   }
   return "unknown";
 }
 
-Shape GraphLayer::weight_shape() const {
-  if (kind == LayerKind::kConvolution) return Shape{output[0], input[0], kernel, kernel};
-  return Shape{out_features(), in_features()};
-}
-
 std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems) {
-  return Inference(model, problems).Run();
+  return Walk(model, problems).Run();
 }
 
 absl::StatusOr<Graph> Graph::FromModel(const v1::Model& model) {
   std::vector<LayerProblem> problems;
+  Walk walk(model, &problems);
   Graph graph;
-  graph.layers_ = InferLayers(model, &problems);
-  if (problems.empty()) return graph;
-  const LayerProblem& first = problems.front();
-  const std::string where =
-      first.layer < 0 ? "model" : absl::StrCat("layer '", model.layer(first.layer).name(), "'");
-  return absl::InvalidArgumentError(
-      absl::StrCat(where, first.field.empty() ? "" : ": ", first.field, ": ", first.message));
+  graph.layers_ = walk.Run();
+  if (!problems.empty()) return AsStatus(model, problems.front());
+  graph.input_ = walk.input();
+  graph.takes_tokens_ = model.has_tokens();
+  graph.consumers_.resize(graph.layers_.size() + 1);
+  for (int i = 0; i < graph.size(); ++i) {
+    for (const int input : graph[i].inputs) {
+      graph.consumers_[static_cast<size_t>(input + 1)].push_back(i);
+    }
+  }
+  return graph;
+}
+
+int64_t Graph::classes() const { return layers_.back().input().dims().back(); }
+
+int64_t Graph::labels_per_sample() const {
+  const Shape& scores = layers_.back().input();
+  return scores.elements() / scores.dims().back();
 }
 
 }  // namespace cadre

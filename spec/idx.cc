@@ -6,7 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <memory>
-#include <span>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,41 +27,34 @@ struct Close {
   void operator()(gzFile file) const { gzclose_r(file); }
 };
 
-// One IDX file being read from its beginning.
-class IdxReader {
+// Bytes from beginning to end.
+class ByteStream {
  public:
-  static absl::StatusOr<IdxReader> Open(const std::string& path) {
+  virtual ~ByteStream() = default;
+  // The next bytes, fewer than asked for only at the end.
+  virtual absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) = 0;
+};
+
+// A file, inflated if it is compressed.
+class GzipStream final : public ByteStream {
+ public:
+  static absl::StatusOr<std::unique_ptr<ByteStream>> Open(const std::string& path) {
     errno = 0;
     gzFile file = gzopen(path.c_str(), "rbe");
     if (file == nullptr) return ErrnoStatus(errno == 0 ? ENOMEM : errno, "open", path);
-    IdxReader reader(path, file);
     gzbuffer(file, kBlockBytes);
-    return reader;
+    return std::make_unique<GzipStream>(path, file);
   }
 
-  absl::StatusOr<std::vector<int64_t>> ReadHeader();
-  // The next bytes, fewer than asked for only at the end of the file.
-  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes);
-  absl::Status ExpectEnd();
-
-  absl::Status Short(int64_t have, absl::string_view of) const {
-    return absl::DataLossError(absl::StrCat(path_, ": ends after ", have, " bytes of ", of));
-  }
+  GzipStream(std::string path, gzFile file) : path_(std::move(path)), file_(file) {}
+  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) override;
 
  private:
-  IdxReader(std::string path, gzFile file) : path_(std::move(path)), file_(file) {}
-
-  absl::Status Wrong(absl::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what));
-  }
-  absl::Status CheckMagic(std::span<const uint8_t> magic) const;
-  absl::Status CheckSize(const std::vector<int64_t>& dims) const;
-
   std::string path_;
   std::unique_ptr<gzFile_s, Close> file_;
 };
 
-absl::StatusOr<size_t> IdxReader::Read(std::span<uint8_t> bytes) {
+absl::StatusOr<size_t> GzipStream::Read(std::span<uint8_t> bytes) {
   size_t done = 0;
   while (done < bytes.size()) {
     const auto want = static_cast<unsigned>(std::min(kBlockBytes, bytes.size() - done));
@@ -84,6 +77,52 @@ absl::StatusOr<size_t> IdxReader::Read(std::span<uint8_t> bytes) {
   }
   return done;
 }
+
+class MemoryStream final : public ByteStream {
+ public:
+  explicit MemoryStream(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) override {
+    const size_t count = std::min(bytes.size(), bytes_.size());
+    std::transform(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(count),
+                   bytes.begin(), [](std::byte byte) { return std::to_integer<uint8_t>(byte); });
+    bytes_ = bytes_.subspan(count);
+    return count;
+  }
+
+ private:
+  // What has not been read.
+  std::span<const std::byte> bytes_;
+};
+
+// One IDX file being read from its beginning.
+class IdxReader {
+ public:
+  static absl::StatusOr<IdxReader> Open(const std::string& path) {
+    CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ByteStream> stream, GzipStream::Open(path));
+    return IdxReader(path, std::move(stream));
+  }
+  IdxReader(std::string name, std::unique_ptr<ByteStream> stream)
+      : name_(std::move(name)), stream_(std::move(stream)) {}
+
+  absl::StatusOr<std::vector<int64_t>> ReadHeader();
+  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) { return stream_->Read(bytes); }
+  absl::Status ExpectEnd();
+
+  absl::Status Short(int64_t have, absl::string_view of) const {
+    return absl::DataLossError(absl::StrCat(name_, ": ends after ", have, " bytes of ", of));
+  }
+
+ private:
+  absl::Status Wrong(absl::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrCat(name_, ": ", what));
+  }
+  absl::Status CheckMagic(std::span<const uint8_t> magic) const;
+  absl::Status CheckSize(const std::vector<int64_t>& dims) const;
+
+  std::string name_;
+  std::unique_ptr<ByteStream> stream_;
+};
 
 absl::Status IdxReader::CheckMagic(std::span<const uint8_t> magic) const {
   if (magic[0] != 0 || magic[1] != 0) {
@@ -142,7 +181,7 @@ absl::Status IdxReader::ExpectEnd() {
   CADRE_ASSIGN_OR_RETURN(const size_t more, Read(std::span(&byte, 1)));
   if (more == 0) return absl::OkStatus();
   return absl::DataLossError(
-      absl::StrCat(path_, ": goes on after the last element that its header announces"));
+      absl::StrCat(name_, ": goes on after the last element that its header announces"));
 }
 
 int64_t Elements(const std::vector<int64_t>& dims) {
@@ -164,14 +203,23 @@ absl::Status ReadElements(IdxReader& reader, int64_t elements, std::vector<uint8
   return reader.ExpectEnd();
 }
 
-}  // namespace
-
-absl::StatusOr<IdxArray> ReadIdx(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
+absl::StatusOr<IdxArray> ReadArray(IdxReader& reader) {
   IdxArray array;
   CADRE_ASSIGN_OR_RETURN(array.dims, reader.ReadHeader());
   CADRE_RETURN_IF_ERROR(ReadElements(reader, Elements(array.dims), &array.data));
   return array;
+}
+
+}  // namespace
+
+absl::StatusOr<IdxArray> ReadIdx(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
+  return ReadArray(reader);
+}
+
+absl::StatusOr<IdxArray> ParseIdx(const std::string& name, std::span<const std::byte> bytes) {
+  IdxReader reader(name, std::make_unique<MemoryStream>(bytes));
+  return ReadArray(reader);
 }
 
 absl::StatusOr<std::vector<int64_t>> ReadIdxDims(const std::string& path) {

@@ -4,7 +4,7 @@
 // the number of dimensions, each extent as four bytes with the high one first, then the elements,
 // row-major, and nothing after them.
 //
-// Thread-safe (values and pure functions over files).
+// Thread-safe (values and pure functions over files and bytes).
 //
 // Guarantees: a file is believed only as far as it has been read; memory grows with what is there
 // and not with what the header claims. Errors name the file: NotFound, PermissionDenied, ... where
@@ -12,7 +12,9 @@
 // kMostIdxElements; DataLoss for one that is cut short, has bytes too many, or is damaged.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,9 @@ struct IdxArray {
 
 // The whole file.
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path);
+
+// The same of bytes in memory, not compressed; `name` stands for the path in messages.
+absl::StatusOr<IdxArray> ParseIdx(const std::string& name, std::span<const std::byte> bytes);
 
 // The extents alone; nothing behind the header is read or checked.
 absl::StatusOr<std::vector<int64_t>> ReadIdxDims(const std::string& path);

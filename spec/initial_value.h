@@ -1,8 +1,9 @@
 // Version 0 of a model: every weight as a pure function of the run's seed and the weight's place.
 // Whoever needs a part of it computes it, whatever the part; nobody has to send it.
 //
-// Weights are normal with variance 2 / fan_in (He et al. 2015, for layers followed by ReLU), those
-// of the last layer with parameters 1 / fan_in; biases are zero.
+// What spec/graph.h says of a parameter decides. Weights are normal with variance 2 / fan_in (He et
+// al. 2015, for layers followed by ReLU), those of attention and of the last layer with parameters
+// 1 / fan_in, those of embeddings 0.02^2; biases are zero, norms begin as the identity.
 //
 // Thread-safe (pure function).
 #pragma once

@@ -2,58 +2,89 @@
 
 #include <algorithm>
 
-#include "glog/logging.h"
-
 namespace cadre {
 namespace {
 
-const Layout& LayoutOf(const Plan& plan, const Parameter& parameter) {
-  const LayerLayouts& layer = plan.layers[static_cast<size_t>(parameter.layer)];
-  return layer.parameters[parameter.is_bias ? 1 : 0];
-}
-
-LocalParameter Locate(const Plan& plan, const ParameterIndex& index, int number, int rank,
+LocalParameter Locate(const Plan& plan, const Parameter& parameter, int number, int rank,
                       int64_t offset) {
-  const Parameter& parameter = index[number];
-  LocalParameter local{.parameter = number, .offset = offset};
-  local.box = LocalBox(parameter.shape, LayoutOf(plan, parameter), plan.mesh, rank);
-  for (int d = 1; d < parameter.shape.rank(); ++d) {
-    const auto dim = static_cast<size_t>(d);
-    CHECK(local.box.begin[dim] == 0 && local.box.end[dim] == parameter.shape[d])
-        << parameter.name << " is split along dimension " << d;
-  }
-  const int64_t row = parameter.shape.elements() / std::max<int64_t>(1, parameter.shape[0]);
-  local.flat = {parameter.offset + local.box.begin[0] * row,
-                parameter.offset + local.box.end[0] * row};
-  return local;
+  const LayerLayouts& layer = plan.layers[static_cast<size_t>(parameter.layer)];
+  const Layout& layout = layer.parameters[static_cast<size_t>(parameter.number)];
+  return {.parameter = number,
+          .box = LocalBox(parameter.shape, layout, plan.mesh, rank),
+          .offset = offset};
 }
 
-void CutSlices(const Plan& plan, const Bucket& bucket, int rank, BucketOwnership& ownership) {
-  const int peers = plan.mesh.Size(bucket.axes);
+// Elements of the shard that lie one behind the other in the tensor too: those of the inner
+// dimensions that are whole, and of the part of the next one.
+int64_t RunLength(const Shape& whole, const Box& box) {
+  const Shape part = box.shape();
+  int64_t run = 1;
+  for (int d = whole.rank() - 1; d >= 0; --d) {
+    run *= part[d];
+    if (part[d] != whole[d]) break;
+  }
+  return run;
+}
+
+// Flat position of element `i` of the shard, counted row-major.
+int64_t FlatPosition(const Parameter& parameter, const Box& box, int64_t i) {
+  const Shape part = box.shape();
+  int64_t position = parameter.offset;
+  int64_t stride = 1;
+  for (int d = part.rank() - 1; d >= 0; --d) {
+    position += (box.begin[static_cast<size_t>(d)] + i % part[d]) * stride;
+    i /= part[d];
+    stride *= parameter.shape[d];
+  }
+  return position;
+}
+
+// The pieces of buffer positions [begin, end), which lie in the shard.
+void AddPieces(const Parameter& parameter, const LocalParameter& local, int64_t begin, int64_t end,
+               std::vector<OwnedPiece>& owned) {
+  const int64_t run = RunLength(parameter.shape, local.box);
+  while (begin < end) {
+    const int64_t in_shard = begin - local.offset;
+    const int64_t size = std::min(end - begin, run - in_shard % run);
+    const int64_t flat = FlatPosition(parameter, local.box, in_shard);
+    owned.push_back({local.parameter, {flat, flat + size}, begin});
+    begin += size;
+  }
+}
+
+void CutSlices(const Plan& plan, const ParameterIndex& index, const Bucket& bucket, int rank,
+               BucketOwnership& ownership) {
+  std::vector<std::string> axes = bucket.axes;
+  axes.insert(axes.end(), bucket.same.begin(), bucket.same.end());
+  const int peers = plan.mesh.Size(axes);
   for (int i = 0; i <= peers; ++i) {
     ownership.borders.push_back(PartBegin(ownership.size, i, peers));
   }
-  ownership.mine = plan.mesh.Coordinate(rank, bucket.axes);
+  ownership.mine = plan.mesh.Coordinate(rank, axes);
   for (const LocalParameter& local : ownership.parameters) {
-    const int64_t begin = std::max(ownership.slice_begin(), local.offset);
-    const int64_t end = std::min(ownership.slice_end(), local.offset + local.flat.size());
-    if (begin >= end) continue;
-    const int64_t flat = local.flat.begin + (begin - local.offset);
-    ownership.owned.push_back({local.parameter, {flat, flat + (end - begin)}, begin});
+    AddPieces(index[local.parameter], local, std::max(ownership.slice_begin(), local.offset),
+              std::min(ownership.slice_end(), local.offset + local.size()), ownership.owned);
   }
 }
 
 }  // namespace
+
+std::vector<OwnedPiece> RunsOf(const ParameterIndex& index, const LocalParameter& local) {
+  std::vector<OwnedPiece> runs;
+  AddPieces(index[local.parameter], local, local.offset, local.offset + local.size(), runs);
+  return runs;
+}
 
 std::vector<BucketOwnership> OwnershipOf(const Plan& plan, const ParameterIndex& index, int rank) {
   std::vector<BucketOwnership> buckets;
   for (const Bucket& bucket : plan.buckets) {
     BucketOwnership ownership;
     for (const int parameter : bucket.parameters) {
-      ownership.parameters.push_back(Locate(plan, index, parameter, rank, ownership.size));
-      ownership.size += ownership.parameters.back().flat.size();
+      ownership.parameters.push_back(
+          Locate(plan, index[parameter], parameter, rank, ownership.size));
+      ownership.size += ownership.parameters.back().size();
     }
-    CutSlices(plan, bucket, rank, ownership);
+    CutSlices(plan, index, bucket, rank, ownership);
     buckets.push_back(std::move(ownership));
   }
   return buckets;

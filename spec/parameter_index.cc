@@ -11,26 +11,35 @@ namespace cadre {
 
 absl::StatusOr<ParameterIndex> ParameterIndex::FromModel(const v1::Model& model) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(model));
+  return FromGraph(graph);
+}
+
+ParameterIndex ParameterIndex::FromGraph(const Graph& graph) {
   ParameterIndex index;
-  for (size_t l = 0; l < graph.layers().size(); ++l) {
-    const GraphLayer& layer = graph.layers()[l];
-    if (!layer.has_parameters()) continue;
-    const Shape weight = layer.weight_shape();
-    const int64_t outputs = weight[0];
-    Parameter parameter{.name = absl::StrCat(layer.name, "/weight"),
-                        .shape = weight,
-                        .offset = index.size(),
-                        .is_bias = false,
-                        .layer = static_cast<int>(l),
-                        .fan_in = weight.elements() / std::max<int64_t>(1, outputs)};
-    index.parameters_.push_back(parameter);
-    parameter.name = absl::StrCat(layer.name, "/bias");
-    parameter.shape = Shape{outputs};
-    parameter.offset = index.size();
-    parameter.is_bias = true;
-    index.parameters_.push_back(std::move(parameter));
+  for (int l = 0; l < graph.size(); ++l) {
+    int number = 0;
+    for (const LayerParameter& parameter : graph[l].parameters) {
+      index.parameters_.push_back({.name = absl::StrCat(graph[l].name, "/", parameter.name),
+                                   .shape = parameter.shape,
+                                   .offset = index.size(),
+                                   .role = parameter.role,
+                                   .layer = l,
+                                   .number = number++,
+                                   .initial_stddev = parameter.initial_stddev,
+                                   .initial_value = parameter.initial_value});
+    }
   }
   return index;
+}
+
+std::vector<int> ParameterIndex::OfLayer(int layer) const {
+  const auto first = std::partition_point(parameters_.begin(), parameters_.end(),
+                                          [layer](const Parameter& p) { return p.layer < layer; });
+  std::vector<int> positions;
+  for (auto it = first; it != parameters_.end() && it->layer == layer; ++it) {
+    positions.push_back(static_cast<int>(it - parameters_.begin()));
+  }
+  return positions;
 }
 
 absl::StatusOr<int> ParameterIndex::Find(absl::string_view name) const {

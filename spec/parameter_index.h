@@ -1,7 +1,8 @@
 // The fixed order of a model's parameters: every element of every parameter tensor has a flat
 // position, the same for everybody who knows the model. Ranks, shards and digests speak in it.
 //
-// Order: layers as the model lists them, weight before bias, elements row-major.
+// Order: layers as the model lists them, a layer's parameters as spec/graph.h lists them (weight
+// before bias), elements row-major.
 //
 // A value; thread-safe once made.
 #pragma once
@@ -14,21 +15,24 @@
 #include "absl/strings/string_view.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "spec/graph.h"
 #include "tensor/shape.h"
 
 namespace cadre {
 
 struct Parameter {
-  // "<layer>/weight" or "<layer>/bias".
+  // "<layer>/weight", "<layer>/bias", ...
   std::string name;
   Shape shape;
   // Flat position of its first element.
   int64_t offset = 0;
-  bool is_bias = false;
-  // Position of its layer in the model.
+  ParameterRole role = ParameterRole::kWeight;
+  // Position of its layer in the graph, and its own among the layer's parameters.
   int layer = 0;
-  // Inputs that one output sums over; the scale of initial weights.
-  int64_t fan_in = 0;
+  int number = 0;
+  // As in spec/graph.h.
+  double initial_stddev = 0;
+  float initial_value = 0;
 
   int64_t end() const { return offset + shape.elements(); }
 };
@@ -45,11 +49,15 @@ class ParameterIndex {
  public:
   // Errors: InvalidArgument, as Graph::FromModel.
   static absl::StatusOr<ParameterIndex> FromModel(const v1::Model& model);
+  static ParameterIndex FromGraph(const Graph& graph);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const Parameter& operator[](int i) const { return parameters_[static_cast<size_t>(i)]; }
   // Elements of all parameters.
   int64_t size() const { return parameters_.empty() ? 0 : parameters_.back().end(); }
+
+  // Positions of a layer's parameters, in the layer's order.
+  std::vector<int> OfLayer(int layer) const;
 
   // Errors: NotFound.
   absl::StatusOr<int> Find(absl::string_view name) const;

@@ -1,7 +1,8 @@
 #include "spec/plan.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,21 +14,42 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-constexpr int kSamples = 0;
-constexpr int kFeatures = 1;
 constexpr char kRing[] = "ring";
 
-bool IsSplitOnlyAlong(const Layout& layout, int dims) {
-  for (int d = dims; d < static_cast<int>(layout.split.size()); ++d) {
-    if (!layout.axes(d).empty()) return false;
+// Which ranks have a part in a parameter's gradient, and which have the same one.
+struct GradientAxes {
+  Axes sums;
+  Axes same;
+  friend auto operator<=>(const GradientAxes&, const GradientAxes&) = default;
+
+  std::string ToString() const {
+    return absl::StrCat("[", absl::StrJoin(sums, ", "), "]",
+                        same.empty() ? "" : " shared by [" + absl::StrJoin(same, ", ") + "]");
   }
-  return layout.partial_sum.empty();
+};
+
+const Layout& LayoutOf(const std::vector<LayerLayouts>& layers, const Parameter& parameter) {
+  return layers[static_cast<size_t>(parameter.layer)]
+      .parameters[static_cast<size_t>(parameter.number)];
 }
 
-bool Disjoint(const Axes& a, const Axes& b) {
-  return std::none_of(a.begin(), a.end(), [&](const std::string& axis) {
-    return std::find(b.begin(), b.end(), axis) != b.end();
-  });
+GradientAxes GradientAxesOf(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
+                            const Parameter& parameter) {
+  const LayerLayouts& layer = layers[static_cast<size_t>(parameter.layer)];
+  return {layer.gradient_sums[static_cast<size_t>(parameter.number)],
+          SameAxes(layer, parameter.number, mesh)};
+}
+
+// Of the rank that holds most.
+int64_t LocalElements(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
+                      const Parameter& parameter) {
+  const Layout& layout = LayoutOf(layers, parameter);
+  int64_t elements = 1;
+  for (int d = 0; d < parameter.shape.rank(); ++d) {
+    const int64_t parts = mesh.Size(layout.axes(d));
+    elements *= (parameter.shape[d] + parts - 1) / parts;
+  }
+  return elements;
 }
 
 class Checker {
@@ -36,126 +58,67 @@ class Checker {
       : plan_(plan), graph_(graph), index_(index) {}
 
   absl::Status Run() const {
-    if (plan_.layers.size() != graph_.layers().size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the plan has ", plan_.layers.size(), " layers, the model ", graph_.layers().size()));
+    if (static_cast<int>(plan_.layers.size()) != graph_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the plan has ", plan_.layers.size(), " layers, the model ", graph_.size()));
     }
-    for (size_t l = 0; l < plan_.layers.size(); ++l) {
-      CADRE_RETURN_IF_ERROR(CheckLayer(plan_.layers[l], graph_.layers()[l]));
-    }
+    for (int l = 0; l < graph_.size(); ++l) CADRE_RETURN_IF_ERROR(CheckLayer(l));
     return CheckBuckets();
   }
 
  private:
-  absl::Status CheckAxes(const LayerLayouts& layer, const Layout& layout) const {
-    std::set<std::string> used;
-    for (const Axes& axes : layout.split) {
-      for (const std::string& axis : axes) {
-        const bool known = std::any_of(plan_.mesh.axes().begin(), plan_.mesh.axes().end(),
-                                       [&](const Mesh::Axis& a) { return a.name == axis; });
-        if (!known || !used.insert(axis).second) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("layer '", layer.name, "': axis '", axis, "' of ", layout.ToString(),
-                           known ? " is used twice" : " is not in the mesh"));
-        }
-      }
+  // The layouts must be what the splits make of the layer.
+  absl::Status CheckLayer(int l) const {
+    const LayerLayouts& layer = plan_.layers[static_cast<size_t>(l)];
+    if (layer.name != graph_[l].name) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the plan has layer '", layer.name, "' where the model has '", graph_[l].name, "'"));
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status CheckLayer(const LayerLayouts& layer, const GraphLayer& node) const {
-    if (layer.name != node.name) {
-      return absl::InvalidArgumentError(absl::StrCat("the plan has layer '", layer.name,
-                                                     "' where the model has '", node.name, "'"));
+    CADRE_ASSIGN_OR_RETURN(const LayerLayouts right, LayOut(graph_[l], plan_.mesh, layer.splits));
+    if (layer.inputs == right.inputs && layer.output == right.output &&
+        layer.input_gradients == right.input_gradients && layer.parameters == right.parameters &&
+        layer.gradient_sums == right.gradient_sums) {
+      return absl::OkStatus();
     }
-    CADRE_RETURN_IF_ERROR(CheckAxes(layer, layer.input));
-    CADRE_RETURN_IF_ERROR(CheckAxes(layer, layer.output));
-    for (const Layout& layout : layer.parameters) CADRE_RETURN_IF_ERROR(CheckAxes(layer, layout));
-    if (layer.parameters.size() != (node.has_parameters() ? 2U : 0U)) {
-      return absl::InvalidArgumentError(absl::StrCat("layer '", layer.name, "': the plan lays out ",
-                                                     layer.parameters.size(), " parameters"));
-    }
-    if (IsLegal(layer, node)) return CheckEveryAxisIsUsed(layer);
-    return absl::InvalidArgumentError(absl::StrCat(
-        "layer '", layer.name, "': a ", LayerKindName(node.kind), " cannot take ",
-        layer.input.ToString(), " to ", layer.output.ToString(),
-        layer.parameters.empty() ? ""
-                                 : absl::StrCat(" with weight ", layer.parameters[0].ToString())));
-  }
-
-  // Ranks along an axis that splits neither samples nor parameters would all own the same elements.
-  absl::Status CheckEveryAxisIsUsed(const LayerLayouts& layer) const {
-    if (layer.parameters.empty()) return absl::OkStatus();
-    Axes used = layer.input.axes(kSamples);
-    const Axes& sharded = layer.parameters[0].axes(0);
-    used.insert(used.end(), sharded.begin(), sharded.end());
-    for (const Mesh::Axis& axis : plan_.mesh.axes()) {
-      if (axis.size == 1 || !Disjoint({axis.name}, used)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer '", layer.name, "': axis '", axis.name,
-                       "' splits neither its samples nor its parameters"));
-    }
-    return absl::OkStatus();
-  }
-
-  // The table of spec/plan.h.
-  static bool IsLegal(const LayerLayouts& layer, const GraphLayer& node) {
-    const bool samples_only = IsSplitOnlyAlong(layer.input, 1);
-    switch (node.kind) {
-      case LayerKind::kConvolution:
-      case LayerKind::kMaxPool:
-      case LayerKind::kAveragePool:
-        return samples_only && layer.output == layer.input && Replicated(layer.parameters);
-      case LayerKind::kRelu:
-        return layer.output == layer.input &&
-               IsSplitOnlyAlong(layer.input, node.input.rank() == 1 ? 2 : 1);
-      case LayerKind::kFullyConnected: {
-        const Axes& features = layer.output.axes(kFeatures);
-        const Layout sharded = Layout::Split(0, features);
-        return samples_only && IsSplitOnlyAlong(layer.output, 2) &&
-               layer.output.axes(kSamples) == layer.input.axes(kSamples) &&
-               Disjoint(layer.input.axes(kSamples), features) && layer.parameters[0] == sharded &&
-               layer.parameters[1] == sharded;
-      }
-      case LayerKind::kSoftmaxCrossEntropy:
-        return samples_only;
-    }
-    return false;
-  }
-
-  static bool Replicated(const std::vector<Layout>& layouts) {
-    return std::all_of(layouts.begin(), layouts.end(),
-                       [](const Layout& layout) { return layout == Layout::Replicated(); });
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer '", layer.name, "': layouts do not follow from its splits"));
   }
 
   absl::Status CheckBuckets() const {
     std::vector<int> seen(index_.parameters().size(), 0);
     for (size_t b = 0; b < plan_.buckets.size(); ++b) {
-      const Bucket& bucket = plan_.buckets[b];
-      if (bucket.algorithm != kRing) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "bucket ", b, ": algorithm '", bucket.algorithm, "' is not known, '", kRing, "' is"));
-      }
-      if (!std::is_sorted(bucket.parameters.begin(), bucket.parameters.end())) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("bucket ", b, ": parameters are not in the order of the index"));
-      }
-      for (const int parameter : bucket.parameters) {
-        ++seen[static_cast<size_t>(parameter)];
-        const auto layer = static_cast<size_t>(index_[parameter].layer);
-        const Axes& wanted = plan_.layers[layer].input.axes(kSamples);
-        if (bucket.axes != wanted) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "bucket ", b, ": reduces over [", absl::StrJoin(bucket.axes, ", "), "], but ",
-              index_[parameter].name, " needs [", absl::StrJoin(wanted, ", "), "]"));
-        }
-      }
+      CADRE_RETURN_IF_ERROR(CheckBucket(b, seen));
     }
     for (size_t p = 0; p < seen.size(); ++p) {
-      if (seen[p] != 1) {
-        return absl::InvalidArgumentError(absl::StrCat(index_[static_cast<int>(p)].name, " is in ",
-                                                       seen[p], " buckets instead of one"));
+      if (seen[p] == 1) continue;
+      return absl::InvalidArgumentError(absl::StrCat(index_[static_cast<int>(p)].name, " is in ",
+                                                     seen[p], " buckets instead of one"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckBucket(size_t b, std::vector<int>& seen) const {
+    const Bucket& bucket = plan_.buckets[b];
+    const auto bad = [&](const auto&... what) {
+      return absl::InvalidArgumentError(absl::StrCat("bucket ", b, ": ", what...));
+    };
+    if (bucket.algorithm != kRing) {
+      return bad("algorithm '", bucket.algorithm, "' is not known, '", kRing, "' is");
+    }
+    if (bucket.parameters.empty()) return bad("has no parameters");
+    if (!std::is_sorted(bucket.parameters.begin(), bucket.parameters.end())) {
+      return bad("parameters are not in the order of the index");
+    }
+    const GradientAxes has{bucket.axes, bucket.same};
+    for (const int parameter : bucket.parameters) {
+      if (parameter < 0 || parameter >= static_cast<int>(seen.size())) {
+        return bad("there is no parameter ", parameter);
       }
+      ++seen[static_cast<size_t>(parameter)];
+      const GradientAxes wanted = GradientAxesOf(plan_.layers, plan_.mesh, index_[parameter]);
+      if (has == wanted) continue;
+      return bad("reduces over ", has.ToString(), ", but ", index_[parameter].name, " needs ",
+                 wanted.ToString());
     }
     return absl::OkStatus();
   }
@@ -165,7 +128,99 @@ class Checker {
   const ParameterIndex& index_;
 };
 
+std::string SplitsOf(const LayerLayouts& layer) {
+  if (layer.splits.empty()) return "whole";
+  return absl::StrJoin(layer.splits, ", ", [](std::string* out, const IndexSplit& split) {
+    absl::StrAppend(out, split.index, "/", absl::StrJoin(split.axes, "*"));
+  });
+}
+
+// The first and the last where there are many.
+std::string NamesOf(const std::vector<int>& parameters, const ParameterIndex& index) {
+  constexpr size_t kAll = 8;
+  if (parameters.size() > kAll) {
+    return absl::StrCat(index[parameters.front()].name, " ... ", index[parameters.back()].name,
+                        " (", parameters.size(), " parameters)");
+  }
+  return absl::StrJoin(parameters, ", ",
+                       [&](std::string* out, int p) { absl::StrAppend(out, index[p].name); });
+}
+
+// Whether a split index of the layer needs its neighbours' elements.
+bool HasHalo(const GraphLayer& node, const LayerLayouts& layer, const Mesh& mesh) {
+  const std::vector<OpIndex> indices = IndicesOf(node);
+  return std::any_of(indices.begin(), indices.end(), [&](const OpIndex& index) {
+    return index.halo && mesh.Size(layer.axes(index.name)) > 1;
+  });
+}
+
+// The moves before layer `l`: one for each input that is not where it must be.
+void PrintMoves(const Plan& plan, const Graph& graph, int l, std::string& text) {
+  const LayerLayouts& layer = plan.layers[static_cast<size_t>(l)];
+  const bool halo = HasHalo(graph[l], layer, plan.mesh);
+  for (size_t i = 0; i < layer.inputs.size(); ++i) {
+    const int producer = graph[l].inputs[i];
+    if (producer == Graph::kInput) continue;
+    const LayerLayouts& from = plan.layers[static_cast<size_t>(producer)];
+    if (from.output == layer.inputs[i] && !halo) continue;
+    absl::StrAppendFormat(&text, "  %-20s of %s: %s -> %s%s\n", "(move)", from.name,
+                          from.output.ToString(), layer.inputs[i].ToString(),
+                          halo ? " with halo" : "");
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> SameAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh) {
+  const auto number = static_cast<size_t>(parameter);
+  Axes used = layer.gradient_sums[number];
+  for (const Axes& split : layer.parameters[number].split) {
+    used.insert(used.end(), split.begin(), split.end());
+  }
+  Axes same;
+  for (const Mesh::Axis& axis : mesh.axes()) {
+    if (axis.size > 1 && std::find(used.begin(), used.end(), axis.name) == used.end()) {
+      same.push_back(axis.name);
+    }
+  }
+  return same;
+}
+
+std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
+                                const ParameterIndex& index, int64_t most_elements) {
+  struct Open {
+    size_t bucket = 0;
+    int64_t elements = 0;
+  };
+  std::vector<Bucket> buckets;
+  std::map<GradientAxes, Open> open;
+  for (int l = static_cast<int>(layers.size()) - 1; l >= 0; --l) {
+    // A layer's gradients are finished together, so those that are alike stay together.
+    std::map<GradientAxes, std::vector<int>> alike;
+    for (const int p : index.OfLayer(l)) {
+      alike[GradientAxesOf(layers, mesh, index[p])].push_back(p);
+    }
+    for (const auto& [axes, parameters] : alike) {
+      int64_t elements = 0;
+      for (const int p : parameters) elements += LocalElements(layers, mesh, index[p]);
+      auto at = open.find(axes);
+      if (at == open.end() ||
+          (most_elements > 0 && at->second.elements + elements > most_elements)) {
+        buckets.push_back({.axes = axes.sums, .same = axes.same, .algorithm = kRing});
+        at = open.insert_or_assign(axes, Open{.bucket = buckets.size() - 1}).first;
+      }
+      at->second.elements += elements;
+      std::vector<int>& into = buckets[at->second.bucket].parameters;
+      into.insert(into.end(), parameters.begin(), parameters.end());
+    }
+  }
+  for (Bucket& bucket : buckets) std::sort(bucket.parameters.begin(), bucket.parameters.end());
+  // A bucket is finished with its first layer.
+  std::stable_sort(buckets.begin(), buckets.end(), [&](const Bucket& a, const Bucket& b) {
+    return index[a.parameters.front()].layer > index[b.parameters.front()].layer;
+  });
+  return buckets;
+}
 
 absl::Status CheckPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index) {
   return Checker(plan, graph, index).Run();
@@ -173,26 +228,24 @@ absl::Status CheckPlan(const Plan& plan, const Graph& graph, const ParameterInde
 
 std::string PrintPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index) {
   std::string text = absl::StrCat("mesh ", plan.mesh.ToString(), "\n");
-  for (size_t l = 0; l < plan.layers.size(); ++l) {
-    const LayerLayouts& layer = plan.layers[l];
-    if (l > 0 && !(plan.layers[l - 1].output == layer.input)) {
-      absl::StrAppendFormat(&text, "  %-12s %s -> %s\n", "(reshard)",
-                            plan.layers[l - 1].output.ToString(), layer.input.ToString());
-    }
-    absl::StrAppendFormat(&text, "  %-12s %-22s %s -> %s", layer.name,
-                          LayerKindName(graph.layers()[l].kind), layer.input.ToString(),
+  for (int l = 0; l < graph.size(); ++l) {
+    const LayerLayouts& layer = plan.layers[static_cast<size_t>(l)];
+    PrintMoves(plan, graph, l, text);
+    absl::StrAppendFormat(&text, "  %-20s %-21s %s; %s -> %s", layer.name,
+                          LayerKindName(graph[l].kind), SplitsOf(layer), layer.inputs[0].ToString(),
                           layer.output.ToString());
-    if (!layer.parameters.empty()) {
-      absl::StrAppend(&text, ", weight ", layer.parameters[0].ToString());
+    for (size_t p = 0; p < layer.parameters.size(); ++p) {
+      if (layer.parameters[p] == Layout::Replicated()) continue;
+      absl::StrAppend(&text, ", ", graph[l].parameters[p].name, " ",
+                      layer.parameters[p].ToString());
     }
     absl::StrAppend(&text, "\n");
   }
   for (size_t b = 0; b < plan.buckets.size(); ++b) {
     const Bucket& bucket = plan.buckets[b];
-    std::vector<std::string> names;
-    for (const int parameter : bucket.parameters) names.push_back(index[parameter].name);
-    absl::StrAppend(&text, "  bucket ", b, ": ", absl::StrJoin(names, ", "), " over [",
-                    absl::StrJoin(bucket.axes, ", "), "] by ", bucket.algorithm, "\n");
+    const GradientAxes axes{bucket.axes, bucket.same};
+    absl::StrAppend(&text, "  bucket ", b, " over ", axes.ToString(), " by ", bucket.algorithm,
+                    ": ", NamesOf(bucket.parameters, index), "\n");
   }
   return text;
 }

@@ -1,20 +1,8 @@
 // The plan as a value: every parallel choice of one group, checked against the model.
 //
-// Table of legal layouts (the contract between planner and engine), `data` and `model` being mesh
-// axes, dimension 0 the batch, dimension 1 channels or features:
-//
-//   layer                   input            output                     parameters
-//   convolution, pooling,   {0: A}           the same                   replicated
-//   relu on images
-//   fully connected         {0: A}           {0: A, 1: B}, A and B      {0: B}
-//                                            have no axis in common
-//   relu on features        {0: A, 1: B}     the same                   -
-//   softmax cross-entropy   {0: A}           -                          -
-//
-// where A and B are lists of axes, empty ones included; in a layer with parameters every axis of
-// more than one rank is in A or B, since ranks that held and fed them alike would all own them. The
-// gradient of a parameter is a partial sum over the axes A that split the samples, and that is what
-// its bucket names.
+// Per layer it says which mesh axes split which index of the operation; the layouts of all tensors
+// follow by the table of spec/op_indices.h. Between a layer's output and the input of the layer
+// that takes it stands a move (tensor/move.h) where the layouts differ or a halo is needed.
 #pragma once
 
 #include <string>
@@ -24,44 +12,53 @@
 #include "absl/status/statusor.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "spec/graph.h"
+#include "spec/op_indices.h"
 #include "spec/parameter_index.h"
 #include "tensor/layout.h"
 #include "tensor/mesh.h"
 
 namespace cadre {
 
-struct LayerLayouts {
-  std::string name;
-  Layout input;
-  Layout output;
-  // Weight and bias; empty for a layer without.
-  std::vector<Layout> parameters;
-};
-
 struct Bucket {
-  // Positions in the parameter index.
+  // Positions in the parameter index, ascending. All with the same gradient sums and the same axes
+  // in their layouts.
   std::vector<int> parameters;
-  // Gradients are summed, and slices owned, over these axes.
+  // Gradients are summed over these axes.
   std::vector<std::string> axes;
+  // Axes along which ranks hold the same gradient once it is summed: they split the ownership of
+  // the slices further and reduce nothing.
+  std::vector<std::string> same;
   std::string algorithm;
 };
 
 struct Plan {
   Mesh mesh;
+  // One per layer of the graph.
   std::vector<LayerLayouts> layers;
   // In the order in which backward finishes them.
   std::vector<Bucket> buckets;
 };
 
-// Errors: InvalidArgument for a mesh, name or parameter that is malformed or not in the index.
-absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const ParameterIndex& index);
+// Axes along which ranks hold the same of a layer's parameter (its number within the layer) and,
+// once it is summed, of its gradient. In the mesh's order.
+std::vector<std::string> SameAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh);
+
+// The buckets that go with the layers' layouts: parameters with equal axes are put together, last
+// layer first, up to `most_elements` local elements a bucket (0: no limit).
+std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
+                                const ParameterIndex& index, int64_t most_elements = 0);
+
+// Errors: InvalidArgument for a mesh, name, index or axis that is malformed or not in the model,
+// naming the layer or bucket; for parameters that are not in exactly one bucket, with the axes of
+// their gradients. What comes out is legal.
+absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const Graph& graph,
+                                   const ParameterIndex& index);
 v1::Plan PlanToProto(const Plan& plan, const ParameterIndex& index);
 
-// Whether the plan is legal for the graph: the table above, and every parameter in exactly one
-// bucket, with the axes of its gradient. Errors: InvalidArgument naming layer or bucket.
+// Whether the plan is legal for the graph. Errors: InvalidArgument naming layer or bucket.
 absl::Status CheckPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index);
 
-// A table for people: layers with their layouts, the reshards between them, the buckets.
+// A table for people: layers with their splits and layouts, the moves between them, the buckets.
 std::string PrintPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index);
 
 }  // namespace cadre

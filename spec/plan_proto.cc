@@ -1,7 +1,10 @@
 // Part of spec/plan.h: to and from the protocol's message.
+#include <algorithm>
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "spec/plan.h"
@@ -9,67 +12,94 @@
 namespace cadre {
 namespace {
 
-constexpr uint32_t kMostRanks = 1 << 20;
+// Beyond these a plan is malformed rather than large.
+constexpr uint64_t kMostRanks = 1 << 20;
+constexpr int kMostAxes = 16;
+constexpr size_t kLongestAxis = 63;
 
-Layout LayoutFromProto(const v1::LayoutPlan& proto) {
-  Layout layout;
-  for (const v1::DimensionPlan& dim : proto.dimension()) {
-    layout.split.emplace_back(dim.axes().begin(), dim.axes().end());
-  }
-  layout.partial_sum.assign(proto.partial_sum().begin(), proto.partial_sum().end());
-  return layout;
-}
+using Axes = std::vector<std::string>;
 
-v1::LayoutPlan LayoutToProto(const Layout& layout) {
-  v1::LayoutPlan proto;
-  for (const std::vector<std::string>& axes : layout.split) {
-    v1::DimensionPlan* dim = proto.add_dimension();
-    for (const std::string& axis : axes) dim->add_axes(axis);
-  }
-  for (const std::string& axis : layout.partial_sum) proto.add_partial_sum(axis);
-  return proto;
+bool IsAxisName(const std::string& name) {
+  return !name.empty() && name.size() <= kLongestAxis &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '_' || c == '-';
+         });
 }
 
 absl::StatusOr<Mesh> MeshFromProto(const v1::Plan& proto) {
+  if (proto.mesh_size() > kMostAxes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the mesh has ", proto.mesh_size(), " axes, more than ", kMostAxes));
+  }
   std::vector<Mesh::Axis> axes;
   std::set<std::string> names;
   uint64_t ranks = 1;
   for (const v1::MeshAxis& axis : proto.mesh()) {
     ranks *= axis.size();
-    if (axis.name().empty() || !names.insert(axis.name()).second || ranks == 0 ||
+    if (!IsAxisName(axis.name()) || !names.insert(axis.name()).second || ranks == 0 ||
         ranks > kMostRanks) {
-      return absl::InvalidArgumentError(absl::StrCat("mesh axis '", axis.name(), "' of size ",
-                                                     axis.size(), " is malformed or named twice"));
+      return absl::InvalidArgumentError(absl::StrCat("mesh axis '", absl::CEscape(axis.name()),
+                                                     "' of size ", axis.size(),
+                                                     " is malformed, named twice or too large"));
     }
     axes.push_back({axis.name(), static_cast<int>(axis.size())});
   }
   return Mesh(std::move(axes));
 }
 
+absl::StatusOr<LayerLayouts> LayerFromProto(const v1::LayerPlan& proto, const GraphLayer& layer,
+                                            const Mesh& mesh) {
+  if (proto.layer() != layer.name) {
+    return absl::InvalidArgumentError(absl::StrCat("the plan has layer '",
+                                                   absl::CEscape(proto.layer()),
+                                                   "' where the model has '", layer.name, "'"));
+  }
+  std::vector<IndexSplit> splits;
+  for (const v1::IndexSplit& split : proto.split()) {
+    splits.push_back({split.index(), Axes(split.axes().begin(), split.axes().end())});
+  }
+  return LayOut(layer, mesh, std::move(splits));
+}
+
+absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, const Plan& plan,
+                                       const ParameterIndex& index) {
+  Bucket bucket{.axes = {proto.axes().begin(), proto.axes().end()}, .algorithm = proto.algorithm()};
+  for (const std::string& name : proto.parameters()) {
+    const auto parameter = index.Find(name);
+    if (!parameter.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "bucket ", number, ": the model has no parameter '", absl::CEscape(name), "'"));
+    }
+    bucket.parameters.push_back(*parameter);
+  }
+  if (!bucket.parameters.empty()) {
+    // CheckPlan sees to it that the others' are the same.
+    const Parameter& first = index[bucket.parameters.front()];
+    bucket.same = SameAxes(plan.layers[static_cast<size_t>(first.layer)], first.number, plan.mesh);
+  }
+  return bucket;
+}
+
 }  // namespace
 
-absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const ParameterIndex& index) {
+absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const Graph& graph,
+                                   const ParameterIndex& index) {
   Plan plan;
   CADRE_ASSIGN_OR_RETURN(plan.mesh, MeshFromProto(proto));
-  for (const v1::LayerPlan& layer : proto.layers()) {
-    LayerLayouts layouts{.name = layer.layer(),
-                         .input = LayoutFromProto(layer.input()),
-                         .output = LayoutFromProto(layer.output())};
-    for (const v1::ParameterLayout& parameter : layer.parameters()) {
-      CADRE_RETURN_IF_ERROR(index.Find(parameter.parameter()).status());
-      layouts.parameters.push_back(LayoutFromProto(parameter.layout()));
-    }
-    plan.layers.push_back(std::move(layouts));
+  if (proto.layers_size() != graph.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the plan has ", proto.layers_size(), " layers, the model ", graph.size()));
   }
-  for (const v1::BucketPlan& bucket : proto.buckets()) {
-    Bucket made{.axes = {bucket.axes().begin(), bucket.axes().end()},
-                .algorithm = bucket.algorithm()};
-    for (const std::string& name : bucket.parameters()) {
-      CADRE_ASSIGN_OR_RETURN(const int parameter, index.Find(name));
-      made.parameters.push_back(parameter);
-    }
-    plan.buckets.push_back(std::move(made));
+  for (int l = 0; l < graph.size(); ++l) {
+    CADRE_ASSIGN_OR_RETURN(LayerLayouts layer,
+                           LayerFromProto(proto.layers(l), graph[l], plan.mesh));
+    plan.layers.push_back(std::move(layer));
   }
+  for (int b = 0; b < proto.buckets_size(); ++b) {
+    CADRE_ASSIGN_OR_RETURN(Bucket bucket, BucketFromProto(proto.buckets(b), b, plan, index));
+    plan.buckets.push_back(std::move(bucket));
+  }
+  CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
   return plan;
 }
 
@@ -80,17 +110,13 @@ v1::Plan PlanToProto(const Plan& plan, const ParameterIndex& index) {
     to->set_name(axis.name);
     to->set_size(static_cast<uint32_t>(axis.size));
   }
-  for (size_t l = 0; l < plan.layers.size(); ++l) {
-    const LayerLayouts& layer = plan.layers[l];
+  for (const LayerLayouts& layer : plan.layers) {
     v1::LayerPlan* to = proto.add_layers();
     to->set_layer(layer.name);
-    *to->mutable_input() = LayoutToProto(layer.input);
-    *to->mutable_output() = LayoutToProto(layer.output);
-    for (const Parameter& parameter : index.parameters()) {
-      if (parameter.layer != static_cast<int>(l)) continue;
-      v1::ParameterLayout* layout = to->add_parameters();
-      layout->set_parameter(parameter.name);
-      *layout->mutable_layout() = LayoutToProto(layer.parameters[parameter.is_bias ? 1 : 0]);
+    for (const IndexSplit& split : layer.splits) {
+      v1::IndexSplit* entry = to->add_split();
+      entry->set_index(split.index);
+      for (const std::string& axis : split.axes) entry->add_axes(axis);
     }
   }
   for (const Bucket& bucket : plan.buckets) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -17,6 +18,7 @@
 #include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "spec/blocks.h"
 
 namespace cadre {
 namespace {
@@ -199,17 +201,38 @@ Place PlaceOf(const TextFormat::ParseInfoTree* places, absl::string_view path) {
   return nearest;
 }
 
+// A field of a layer of the expanded model by its path in the file; other fields as they are.
+std::string PathInFile(const std::vector<std::string>& layer_paths, const std::string& field) {
+  constexpr absl::string_view kLayers = "model.layer[";
+  if (!absl::StartsWith(field, kLayers)) return field;
+  const size_t close = field.find(']');
+  size_t layer = 0;
+  if (close == std::string::npos ||
+      !absl::SimpleAtoi(field.substr(kLayers.size(), close - kLayers.size()), &layer) ||
+      layer >= layer_paths.size()) {
+    return field;
+  }
+  return layer_paths[layer] + field.substr(close + 1);
+}
+
+// At most so many as are of use.
+std::string Join(const std::vector<std::string>& lines) {
+  const auto end = lines.begin() + static_cast<ptrdiff_t>(std::min(lines.size(), kMostErrors));
+  return absl::StrJoin(lines.begin(), end, "\n");
+}
+
 }  // namespace
 
 std::string RunSpecFile::Locate(const Problem& problem) const {
-  return At(path, PlaceOf(places.get(), problem.field), problem.ToString());
+  const Problem in_file{PathInFile(layer_paths, problem.field), problem.message};
+  return At(path, PlaceOf(places.get(), in_file.field), in_file.ToString());
 }
 
 absl::Status RunSpecFile::Refuse(const std::vector<Problem>& problems) const {
   if (problems.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrJoin(
-      problems, "\n",
-      [this](std::string* out, const Problem& problem) { absl::StrAppend(out, Locate(problem)); }));
+  std::vector<std::string> lines;
+  for (const Problem& problem : problems) lines.push_back(Locate(problem));
+  return absl::InvalidArgumentError(Join(lines));
 }
 
 absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path) {
@@ -226,11 +249,18 @@ absl::StatusOr<RunSpecFile> ParseRunSpec(const std::string& path, const std::str
   parser.WriteLocationsTo(file.places.get());
   parser.AllowUnknownField(true);
   const bool parsed = parser.ParseFromString(text, &file.spec);
-  if (complaints.found().empty() && parsed) return file;
-  if (complaints.found().empty()) {
-    return absl::InvalidArgumentError(At(path, {}, "is not a run spec in text format"));
+  if (!complaints.found().empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(complaints.found(), "\n"));
   }
-  return absl::InvalidArgumentError(absl::StrJoin(complaints.found(), "\n"));
+  if (!parsed) return absl::InvalidArgumentError(At(path, {}, "is not a run spec in text format"));
+  if (!file.spec.has_model()) return file;
+  // The paths of these problems are already those of the file.
+  std::vector<Problem> problems;
+  ExpandedModel expanded = ExpandBlocks(file.spec.model(), &problems);
+  CADRE_RETURN_IF_ERROR(file.Refuse(problems));
+  *file.spec.mutable_model() = std::move(expanded.model);
+  file.layer_paths = std::move(expanded.origins);
+  return file;
 }
 
 }  // namespace cadre

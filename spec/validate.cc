@@ -6,225 +6,237 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
-#include "spec/graph.h"
+#include "spec/utf8.h"
+#include "spec/validation.h"
 
 namespace cadre {
 namespace {
 
 constexpr size_t kMostNameCharacters = 63;
 
-// Whole numbers print as such: a rate of 2 is "2" and not "2.000000".
-std::string Number(float value) { return absl::StrCat(value); }
-
-// Fields whose 0 stands for 1.
-uint32_t OrOne(uint32_t value) { return std::max(1U, value); }
-
-class Validation {
- public:
-  explicit Validation(const v1::RunSpec& spec) : spec_(spec) {}
-
-  std::vector<Problem> Run() {
-    CheckName();
-    CheckModel();
-    CheckData();
-    CheckBatch();
-    CheckOptimizer();
-    CheckSchedule();
-    CheckAveraging();
-    CheckCluster();
-    CheckStop();
-    return std::move(problems_);
-  }
-
- private:
-  template <typename... Parts>
-  void Add(absl::string_view field, const Parts&... message) {
-    problems_.push_back({std::string(field), absl::StrCat(message...)});
-  }
-
-  void AtMost(absl::string_view field, uint32_t value, uint32_t most) {
-    if (value > most) Add(field, "is ", value, "; at most ", most, " is possible");
-  }
-
-  // Finite and at least 0.
-  void NotNegative(absl::string_view field, float value) {
-    if (std::isfinite(value) && value >= 0.0F) return;
-    Add(field, "is ", Number(value), "; it must be a number of at least 0");
-  }
-
-  // Finite and above 0.
-  void Positive(absl::string_view field, float value) {
-    if (std::isfinite(value) && value > 0.0F) return;
-    Add(field, "is ", Number(value), "; it must be a number above 0");
-  }
-
-  void AtLeastOne(absl::string_view field, uint32_t value) {
-    if (value == 0) Add(field, "is 0; it must be at least 1");
-  }
-
-  void CheckName() {
-    const std::string& name = spec_.name();
-    if (name.empty()) {
-      Add("name", "is missing; give the run a name of [a-z0-9-]");
-    } else if (name.size() > kMostNameCharacters) {
-      Add("name", "has ", name.size(), " characters; at most ", kMostNameCharacters,
-          " are allowed");
-    } else if (!std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                 return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
-               })) {
-      Add("name", "'", name, "' has a character other than [a-z0-9-]");
-    }
-  }
-
-  void CheckModel() {
-    if (!spec_.has_model()) {
-      Add("model", "is missing; give the input and the layers");
-      return;
-    }
-    std::vector<LayerProblem> found;
-    const std::vector<GraphLayer> layers = InferLayers(spec_.model(), &found);
-    for (const LayerProblem& problem : found) {
-      std::vector<std::string> path = {"model"};
-      if (problem.layer >= 0) path.push_back(absl::StrCat("layer[", problem.layer, "]"));
-      if (!problem.field.empty()) path.push_back(problem.field);
-      Add(absl::StrJoin(path, "."), problem.message);
-    }
-    if (found.empty()) classes_ = layers.back().in_features();
-  }
-
-  void CheckData() {
-    switch (spec_.data().source_case()) {
-      case v1::Data::kIdx:
-        return CheckIdx(spec_.data().idx());
-      case v1::Data::kSynthetic:
-        return CheckSynthetic(spec_.data().synthetic());
-      case v1::Data::SOURCE_NOT_SET:
-        Add("data", "names no source; give idx or synthetic");
-    }
-  }
-
-  void CheckIdx(const v1::IdxFiles& idx) {
-    for (const auto& [field, path] : {std::pair{"train_images", &idx.train_images()},
-                                      {"train_labels", &idx.train_labels()},
-                                      {"test_images", &idx.test_images()},
-                                      {"test_labels", &idx.test_labels()}}) {
-      if (path->empty()) Add(absl::StrCat("data.idx.", field), "is missing; give the file's path");
-    }
-    if (!std::isfinite(idx.mean())) {
-      Add("data.idx.mean", "is ", Number(idx.mean()), "; it must be a finite number");
-    }
-    NotNegative("data.idx.stddev", idx.stddev());
-  }
-
-  void CheckSynthetic(const v1::SyntheticData& synthetic) {
-    AtLeastOne("data.synthetic.train_samples", synthetic.train_samples());
-    AtLeastOne("data.synthetic.test_samples", synthetic.test_samples());
-    if (synthetic.classes() == 0) {
-      Add("data.synthetic.classes", "is 0; it must be at least 1");
-    } else if (classes_ > 0 && synthetic.classes() != classes_) {
-      Add("data.synthetic.classes", "is ", synthetic.classes(), "; the model tells ", classes_,
-          " classes apart");
-    }
-    NotNegative("data.synthetic.noise", synthetic.noise());
-  }
-
-  void CheckBatch() {
-    const uint32_t batch = spec_.batch_per_group();
-    AtLeastOne("batch_per_group", batch);
-    AtMost("batch_per_group", batch, kMostBatch);
-    const uint32_t ranks = OrOne(spec_.cluster().ranks_per_group());
-    const uint32_t over = batch % ranks;
-    if (batch == 0 || over == 0) return;
-    const uint32_t below = batch - over;
-    Add("batch_per_group", "is ", batch, ", which ", ranks,
-        " ranks cannot share evenly; the nearest that fit are ",
-        below == 0 ? "" : absl::StrCat(below, " and "), uint64_t{below} + ranks);
-  }
-
-  void CheckOptimizer() {
-    if (!spec_.optimizer().has_sgd()) {
-      Add("optimizer", "names no kind; give sgd");
-      return;
-    }
-    const v1::Sgd& sgd = spec_.optimizer().sgd();
-    if (!(sgd.momentum() >= 0.0F && sgd.momentum() < 1.0F)) {
-      Add("optimizer.sgd.momentum", "is ", Number(sgd.momentum()),
-          "; it must be at least 0 and below 1");
-    }
-    NotNegative("optimizer.sgd.weight_decay", sgd.weight_decay());
-  }
-
-  void CheckSchedule() {
-    const v1::Schedule& schedule = spec_.schedule();
-    Positive("schedule.base_rate", schedule.base_rate());
-    if (schedule.has_step()) {
-      AtLeastOne("schedule.step.every_steps", schedule.step().every_steps());
-      Positive("schedule.step.factor", schedule.step().factor());
-    }
-    if (!schedule.has_cosine()) return;
-    const float fraction = schedule.cosine().final_fraction();
-    if (!(fraction >= 0.0F && fraction <= 1.0F)) {
-      Add("schedule.cosine.final_fraction", "is ", Number(fraction), "; it must be from 0 to 1");
-    }
-    if (spec_.stop().epochs() == 0 && spec_.stop().steps() == 0 && GivesStop()) {
-      Add("schedule.cosine", "needs a run of known length; give stop.epochs or stop.steps too");
-    }
-  }
-
-  void CheckAveraging() {
-    const v1::Averaging& averaging = spec_.averaging();
-    const uint32_t groups = OrOne(spec_.cluster().groups());
-    if (averaging.every_steps() == 0 && groups > 1) {
-      Add("averaging.every_steps", "is 0, which is legal only with one group; there are ", groups,
-          " groups, give the number of steps between averages");
-    }
-    if (averaging.quorum() > groups) {
-      Add("averaging.quorum", "is ", averaging.quorum(), "; there are only ", groups, " group",
-          groups == 1 ? "" : "s");
-    }
-  }
-
-  void CheckCluster() {
-    const v1::Cluster& cluster = spec_.cluster();
-    const uint32_t ranks = OrOne(cluster.ranks_per_group());
-    AtMost("cluster.groups", cluster.groups(), kMostGroups);
-    AtMost("cluster.ranks_per_group", cluster.ranks_per_group(), kMostRanksPerGroup);
-    if (cluster.min_ranks_per_group() > ranks) {
-      Add("cluster.min_ranks_per_group", "is ", cluster.min_ranks_per_group(),
-          "; a group has only ", ranks, " rank", ranks == 1 ? "" : "s");
-    }
-    if (cluster.model_ranks() > 0 && ranks % cluster.model_ranks() != 0) {
-      Add("cluster.model_ranks", "is ", cluster.model_ranks(), ", which does not divide the ",
-          ranks, " rank", ranks == 1 ? "" : "s", " of a group");
-    }
-    AtMost("cluster.aggregators", cluster.aggregators(), kMostAggregators);
-  }
-
-  bool GivesStop() const {
-    const v1::Stop& stop = spec_.stop();
-    return stop.epochs() > 0 || stop.steps() > 0 || stop.test_accuracy() != 0.0F;
-  }
-
-  void CheckStop() {
-    if (!GivesStop()) {
-      Add("stop", "gives no rule, the run would never end; give epochs, steps or test_accuracy");
-      return;
-    }
-    const float accuracy = spec_.stop().test_accuracy();
-    if (accuracy != 0.0F && !(accuracy > 0.0F && accuracy <= 1.0F)) {
-      Add("stop.test_accuracy", "is ", Number(accuracy), "; it must be above 0 and at most 1");
-    }
-  }
-
-  const v1::RunSpec& spec_;
-  std::vector<Problem> problems_;
-  // Of a model without problems; 0: not known.
-  int64_t classes_ = 0;
-};
+const char* PluralOf(uint32_t count) { return count == 1 ? "" : "s"; }
 
 }  // namespace
+
+std::vector<Problem> Validation::Run() {
+  CheckName();
+  CheckModel();
+  CheckData();
+  CheckBatch();
+  CheckOptimizer();
+  CheckSchedule();
+  CheckAveraging();
+  CheckCluster();
+  CheckStop();
+  CheckCheckpoint();
+  return std::move(problems_);
+}
+
+void Validation::AtMost(absl::string_view field, uint32_t value, uint32_t most) {
+  if (value > most) Add(field, "is ", value, "; at most ", most, " is possible");
+}
+
+void Validation::AtLeastOne(absl::string_view field, uint32_t value) {
+  if (value == 0) Add(field, "is 0; it must be at least 1");
+}
+
+void Validation::Finite(absl::string_view field, float value) {
+  if (!std::isfinite(value)) Add(field, "is ", value, "; it must be a finite number");
+}
+
+void Validation::NotNegative(absl::string_view field, float value) {
+  if (std::isfinite(value) && value >= 0.0F) return;
+  Add(field, "is ", value, "; it must be a number of at least 0");
+}
+
+void Validation::Positive(absl::string_view field, float value) {
+  if (std::isfinite(value) && value > 0.0F) return;
+  Add(field, "is ", value, "; it must be a number above 0");
+}
+
+void Validation::Fraction(absl::string_view field, float value) {
+  if (value >= 0.0F && value <= 1.0F) return;
+  Add(field, "is ", value, "; it must be from 0 to 1");
+}
+
+void Validation::BelowOne(absl::string_view field, float value) {
+  if (value >= 0.0F && value < 1.0F) return;
+  Add(field, "is ", value, "; it must be at least 0 and below 1");
+}
+
+void Validation::Path(absl::string_view field, const std::string& path) {
+  if (!IsUtf8(path)) {
+    Add(field, "'", absl::CHexEscape(path), "' is not UTF-8; give the path in that encoding");
+  } else if (path.find('\0') != std::string::npos) {
+    Add(field, "'", absl::CHexEscape(path), "' holds a zero byte, which no path does");
+  }
+}
+
+void Validation::NeededPath(absl::string_view field, const std::string& path) {
+  if (path.empty()) return Add(field, "is missing; give the path");
+  Path(field, path);
+}
+
+void Validation::CheckName() {
+  const std::string& name = spec_.name();
+  if (name.empty()) {
+    Add("name", "is missing; give the run a name of [a-z0-9-]");
+  } else if (name.size() > kMostNameCharacters) {
+    Add("name", "has ", name.size(), " characters; at most ", kMostNameCharacters, " are allowed");
+  } else if (!std::all_of(name.begin(), name.end(), [](unsigned char c) {
+               return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
+             })) {
+    Add("name", "'", absl::CHexEscape(name), "' has a character other than [a-z0-9-]");
+  }
+}
+
+void Validation::CheckModel() {
+  if (!spec_.has_model()) return Add("model", "is missing; give the input and the layers");
+  std::vector<LayerProblem> found;
+  InferLayers(spec_.model(), &found);
+  for (const LayerProblem& problem : found) {
+    std::vector<std::string> path = {"model"};
+    std::string layer;
+    if (problem.layer >= 0) {
+      path.push_back(absl::StrCat("layer[", problem.layer, "]"));
+      const std::string& name = spec_.model().layer(problem.layer).name();
+      if (problem.field != "name") layer = absl::StrCat("layer '", name, "': ");
+    }
+    if (!problem.field.empty()) path.push_back(problem.field);
+    Add(absl::StrJoin(path, "."), layer, problem.message);
+  }
+  if (!found.empty()) return;
+  auto graph = Graph::FromModel(spec_.model());
+  if (!graph.ok()) return Add("model", std::string(graph.status().message()));
+  graph_ = *std::move(graph);
+  CheckTokenClasses();
+}
+
+// Labels are tokens, so that the loss must tell as many apart as there are.
+void Validation::CheckTokenClasses() {
+  for (const GraphLayer& layer : graph_->layers()) {
+    if (layer.kind != LayerKind::kEmbedding) continue;
+    const int64_t vocabulary = layer.settings.embedding().vocabulary();
+    if (vocabulary == graph_->classes()) continue;
+    Add(absl::StrCat("model.layer[", layer.spec_layer, "].embedding.vocabulary"), "layer '",
+        layer.name, "': is ", vocabulary, "; the loss tells ", graph_->classes(),
+        " classes apart, and tokens are the classes: they must be equal");
+  }
+}
+
+void Validation::CheckBatch() {
+  const uint32_t batch = spec_.batch_per_group();
+  AtLeastOne("batch_per_group", batch);
+  AtMost("batch_per_group", batch, kMostBatch);
+  if (batch > 0 && spec_.micro_batches() > batch) {
+    Add("micro_batches", "is ", spec_.micro_batches(), "; at most the ", batch, " sample",
+        PluralOf(batch), " of batch_per_group can be computed one by one");
+  }
+}
+
+void Validation::CheckAveraging() {
+  const v1::Averaging& averaging = spec_.averaging();
+  const uint32_t groups = OrOne(spec_.cluster().groups());
+  if (averaging.every_steps() == 0 && groups > 1) {
+    Add("averaging.every_steps", "is 0, which is legal only with one group; there are ", groups,
+        " groups, give the number of steps between averages");
+  }
+  if (averaging.quorum() > groups) {
+    Add("averaging.quorum", "is ", averaging.quorum(), "; there are only ", groups, " group",
+        PluralOf(groups));
+  }
+}
+
+void Validation::CheckCluster() {
+  const v1::Cluster& cluster = spec_.cluster();
+  const uint32_t ranks = OrOne(cluster.ranks_per_group());
+  AtMost("cluster.groups", cluster.groups(), kMostGroups);
+  AtMost("cluster.ranks_per_group", cluster.ranks_per_group(), kMostRanksPerGroup);
+  if (cluster.min_ranks_per_group() > ranks) {
+    Add("cluster.min_ranks_per_group", "is ", cluster.min_ranks_per_group(), "; a group has only ",
+        ranks, " rank", PluralOf(ranks));
+  }
+  CheckMesh();
+  AtMost("cluster.aggregators", cluster.aggregators(), kMostAggregators);
+}
+
+void Validation::CheckMesh() {
+  const v1::Cluster& cluster = spec_.cluster();
+  const uint32_t ranks = OrOne(cluster.ranks_per_group());
+  const uint32_t space = OrOne(cluster.space_ranks());
+  const uint32_t model = OrOne(cluster.model_ranks());
+  const bool model_fits = ranks % model == 0;
+  if (!model_fits) {
+    Add("cluster.model_ranks", "is ", model, ", which does not divide the ", ranks, " rank",
+        PluralOf(ranks), " of a group");
+  }
+  if (space == 1) return;
+  if (ranks % space != 0) {
+    Add("cluster.space_ranks", "is ", space, ", which does not divide the ", ranks, " rank",
+        PluralOf(ranks), " of a group");
+  } else if (model_fits && ranks % (uint64_t{space} * model) != 0) {
+    Add("cluster.space_ranks", "is ", space, " and model_ranks is ", model, "; their product, ",
+        uint64_t{space} * model, ", does not divide the ", ranks, " ranks of a group");
+  }
+  if (!graph_) return;
+  if (graph_->takes_tokens()) {
+    Add("cluster.space_ranks", "is ", space,
+        ", but only images have rows to split; the model takes tokens, leave it out");
+  } else if (graph_->input()[0] < space) {
+    Add("cluster.space_ranks", "is ", space, ", but the model's input has only ",
+        graph_->input()[0], " rows to split");
+  }
+}
+
+void Validation::CheckCheckpoint() {
+  const v1::Checkpoint& checkpoint = spec_.checkpoint();
+  Path("checkpoint.directory", checkpoint.directory());
+  if (checkpoint.directory().empty()) {
+    if (checkpoint.every_steps() > 0) {
+      Add("checkpoint.every_steps", "is ", checkpoint.every_steps(),
+          ", but no directory says where to; give checkpoint.directory");
+    }
+    if (checkpoint.keep() > 0) {
+      Add("checkpoint.keep", "is ", checkpoint.keep(),
+          ", but no directory says where; give checkpoint.directory");
+    }
+  }
+  const uint32_t averaging = spec_.averaging().every_steps();
+  const uint32_t over = averaging == 0 ? 0 : checkpoint.every_steps() % averaging;
+  if (OrOne(spec_.cluster().groups()) > 1 && over != 0) {
+    const uint32_t below = checkpoint.every_steps() - over;
+    Add("checkpoint.every_steps", "is ", checkpoint.every_steps(),
+        "; groups agree on a model every ", averaging, " steps only, the nearest that fit are ",
+        below == 0 ? "" : absl::StrCat(below, " and "), uint64_t{below} + averaging);
+  }
+  Path("checkpoint.from", checkpoint.from());
+  const uint32_t first = checkpoint.from_step();
+  if (first > 0 && checkpoint.from().empty()) {
+    Add("checkpoint.from_step", "is ", first, ", but checkpoint.from names no checkpoint");
+  }
+  if (first > 0 && spec_.stop().steps() > 0 && spec_.stop().steps() <= first) {
+    Add("stop.steps", "is ", spec_.stop().steps(), ", but the checkpoint is of step ", first,
+        ": nothing is left to train");
+  }
+}
+
+bool Validation::GivesStop() const {
+  const v1::Stop& stop = spec_.stop();
+  return stop.epochs() > 0 || stop.steps() > 0 || stop.test_accuracy() != 0.0F;
+}
+
+void Validation::CheckStop() {
+  if (!GivesStop()) {
+    return Add("stop",
+               "gives no rule, the run would never end; give epochs, steps or test_accuracy");
+  }
+  const float accuracy = spec_.stop().test_accuracy();
+  if (accuracy != 0.0F && !(accuracy > 0.0F && accuracy <= 1.0F)) {
+    Add("stop.test_accuracy", "is ", accuracy, "; it must be above 0 and at most 1");
+  }
+}
 
 std::vector<Problem> FindProblems(const v1::RunSpec& spec) { return Validation(spec).Run(); }
 

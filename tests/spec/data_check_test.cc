@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/spec/testing.h"
@@ -82,8 +83,9 @@ TEST_F(DataCheckTest, OtherCounts) {
 
 TEST_F(DataCheckTest, OtherImages) {
   Train("wide", IdxBytes({2, 2, 4}, std::string(16, 'x')), IdxBytes({2}, Labels({0, 3})));
-  ExpectProblem("data.idx.train_images", folder_.At("wide-images"),
-                "holds [2, 2, 4]; the model's input is [1, 2, 3] a sample");
+  ExpectProblem(
+      "data.idx.train_images", folder_.At("wide-images"),
+      "holds [2, 2, 4]; the model's input is [1, 2, 3] (channels, height, width) a sample");
   Train("flat", IdxBytes({2, 6}, std::string(12, 'x')), IdxBytes({2}, Labels({0, 3})));
   ExpectProblem("data.idx.train_images", folder_.At("flat-images"), "holds [2, 6]");
 }
@@ -132,6 +134,96 @@ TEST_F(DataCheckTest, NothingIsHeldAgainstABrokenModel) {
   idx().clear_train_images();
   idx().clear_train_labels();
   EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
+}
+
+class OtherSourcesTest : public ::testing::Test {
+ protected:
+  // The one problem there is.
+  static void ExpectProblem(const v1::RunSpec& spec, const std::string& field,
+                            const std::string& words) {
+    const std::vector<Problem> problems = FindDataProblems(spec);
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_EQ(problems[0].field, field);
+    EXPECT_THAT(problems[0].message, HasSubstr(words));
+  }
+
+  const testing::TemporaryFolder folder_;
+};
+
+TEST_F(OtherSourcesTest, Cifar10) {
+  v1::RunSpec spec;
+  spec.mutable_data()->mutable_cifar10()->set_directory(folder_.At(""));
+  EXPECT_EQ(FindDataProblems(spec).size(), 6U) << "none of the files is there";
+  const std::string record(3073, '\1');
+  for (int i = 1; i <= 5; ++i) {
+    folder_.Write("data_batch_" + std::to_string(i) + ".bin", record + record);
+  }
+  ExpectProblem(spec, "data.cifar10.directory", "test_batch.bin");
+  folder_.Write("test_batch.bin", record);
+  EXPECT_THAT(FindDataProblems(spec), IsEmpty());
+  folder_.Write("data_batch_3.bin", record + "x");
+  ExpectProblem(spec, "data.cifar10.directory",
+                "data_batch_3.bin: has 3074 bytes; it must have a multiple of 3073");
+  folder_.Write("data_batch_3.bin", "");
+  ExpectProblem(spec, "data.cifar10.directory", "has 0 bytes");
+}
+
+TEST_F(OtherSourcesTest, ImageFolders) {
+  const auto make = [this](const std::string& path) {
+    ASSERT_TRUE(std::filesystem::create_directories(folder_.At(path)));
+  };
+  v1::RunSpec spec = testing::SpecOf(kModel);
+  v1::ImageFolder& data = *spec.mutable_data()->mutable_image_folder();
+  data.set_train(folder_.At("train"));
+  data.set_test(folder_.At("test"));
+  EXPECT_EQ(FindDataProblems(spec).size(), 2U) << "neither is there";
+  make("train/cat");
+  make("train/dog");
+  make("test/dog");
+  folder_.Write("test/cat", "not a folder");
+  ExpectProblem(spec, "data.image_folder.test", "has other classes (folders) than");
+  make("test2");
+  data.set_test(folder_.At("test2"));
+  ExpectProblem(spec, "data.image_folder.test", "holds no folders");
+  make("test2/cat");
+  make("test2/dog");
+  EXPECT_THAT(FindDataProblems(spec), IsEmpty());
+  for (const char* more : {"ant", "bee", "cow"}) {
+    make(std::string("train/") + more);
+    make(std::string("test2/") + more);
+  }
+  EXPECT_EQ(FindDataProblems(spec).size(), 2U) << "the model tells four classes apart";
+}
+
+TEST_F(OtherSourcesTest, TarShards) {
+  v1::RunSpec spec;
+  v1::TarShards& data = *spec.mutable_data()->mutable_tar_shards();
+  data.set_train(folder_.At("train-{8..10}.tar"));
+  data.set_test(folder_.Write("test.tar", std::string(1024, '\0')));
+  folder_.Write("train-8.tar", std::string(512, '\0'));
+  folder_.Write("train-10.tar", std::string(512, '\0'));
+  ExpectProblem(spec, "data.tar_shards.train", "train-9.tar");
+  folder_.Write("train-9.tar", std::string(511, '\0'));
+  ExpectProblem(spec, "data.tar_shards.train", "has 511 bytes; it must have a multiple of 512");
+  folder_.Write("train-9.tar", std::string(512, '\0'));
+  EXPECT_THAT(FindDataProblems(spec), IsEmpty());
+}
+
+TEST_F(OtherSourcesTest, TokenFiles) {
+  v1::RunSpec spec = testing::SpecOf(R"(model { tokens { length: 3 }
+    layer { name: "e" embedding { vocabulary: 4 features: 2 } }
+    layer { name: "fc" fully_connected { out_features: 4 } }
+    layer { name: "loss" softmax_cross_entropy {} } })");
+  v1::TokenFiles& data = *spec.mutable_data()->mutable_token_files();
+  data.set_train(folder_.Write("train", std::string(8, '\1')));
+  data.set_test(folder_.Write("test", std::string(7, '\1')));
+  ExpectProblem(spec, "data.token_files.test", "has 7 bytes; it must have a multiple of 2");
+  folder_.Write("test", std::string(6, '\1'));
+  ExpectProblem(spec, "data.token_files.test", "holds 3 tokens; one sample and its labels are 4");
+  data.set_bytes_per_token(1);
+  EXPECT_THAT(FindDataProblems(spec), IsEmpty());
+  data.set_train(folder_.At(""));
+  ExpectProblem(spec, "data.token_files.train", "is not a file");
 }
 
 }  // namespace

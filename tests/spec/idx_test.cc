@@ -47,6 +47,23 @@ TEST(IdxTest, ReadsPlainAndGzipAlike) {
   }
 }
 
+// What is read from a file is read from its bytes, and refused with the same words.
+TEST(IdxTest, ParsesBytesAsItReadsFiles) {
+  const TemporaryFolder folder;
+  const std::string whole = IdxBytes({2, 3}, "abcdef");
+  for (size_t size = 0; size <= whole.size() + 1; ++size) {
+    const std::string bytes = (whole + "x").substr(0, size);
+    const std::string path = folder.Write("file", bytes);
+    const auto read = ReadIdx(path);
+    const auto parsed = ParseIdx(path, std::as_bytes(std::span(bytes.data(), bytes.size())));
+    ASSERT_EQ(parsed.status(), read.status()) << size;
+    ASSERT_EQ(parsed.ok(), size == whole.size());
+    if (!parsed.ok()) continue;
+    EXPECT_EQ(parsed->dims, read->dims);
+    EXPECT_EQ(parsed->data, read->data);
+  }
+}
+
 TEST(IdxTest, ReadsMoreThanOneBlock) {
   const TemporaryFolder folder;
   std::string elements((3 << 20) + 17, '\0');

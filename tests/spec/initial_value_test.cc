@@ -71,16 +71,34 @@ TEST_F(InitialValueTest, MomentsAreThoseOfTheirLayer) {
       sum += value;
       squares += static_cast<double>(value) * value;
     }
-    if (parameter.is_bias) {
+    if (parameter.role == ParameterRole::kBias) {
       EXPECT_EQ(squares, 0.0);
       continue;
     }
     const auto count = static_cast<double>(values.size());
     const double gain = parameter.name == "fc2/weight" ? 1.0 : 2.0;
-    const double variance = gain / static_cast<double>(parameter.fan_in);
+    const auto fan_in = static_cast<double>(parameter.shape.elements() / parameter.shape[0]);
+    const double variance = gain / fan_in;
     EXPECT_NEAR(sum / count, 0.0, 5 * std::sqrt(variance / count));
     EXPECT_NEAR(squares / count, variance, 5 * variance * std::sqrt(2 / count));
   }
+}
+
+// Norms begin as the identity, running statistics as those of a standard normal.
+TEST(InitialValueOfNormsTest, IsTheirConstant) {
+  const auto index = ParameterIndex::FromModel(testing::SpecOf(R"(model {
+    input { channels: 3 height: 2 width: 2 }
+    layer { name: "bn" batch_norm {} }
+    layer { name: "pool" global_average_pool {} }
+    layer { name: "ln" layer_norm {} }
+    layer { name: "loss" softmax_cross_entropy {} }
+  })")
+                                                   .model());
+  ASSERT_TRUE(index.ok()) << index.status();
+  std::vector<float> values(18, -1.0F);
+  FillInitialValues(*index, 3, 0, values);
+  EXPECT_THAT(values, ::testing::ElementsAre(1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1,  // bn
+                                             1, 1, 1, 0, 0, 0));                  // ln
 }
 
 TEST_F(InitialValueTest, NothingIsLegal) { EXPECT_TRUE(Values(1, 100, 100).empty()); }

@@ -1,4 +1,4 @@
-// Who holds and owns what, for the plans that the planner makes and some that it does not.
+// Who holds and owns what, for plans of every kind.
 #include "spec/ownership.h"
 
 #include <gmock/gmock.h>
@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <random>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "tests/spec/testing.h"
@@ -15,172 +15,174 @@
 namespace cadre {
 namespace {
 
-// Extents that no mesh divides: 5 channels, 7, 11 and 3 features.
-constexpr char kUneven[] = R"(model {
-  input { channels: 2 height: 5 width: 3 }
+// Extents that no mesh divides, and parameters of every kind of layer.
+constexpr char kImages[] = R"(model {
+  input { channels: 3 height: 5 width: 3 }
   layer { name: "conv" convolution { out_channels: 5 kernel: 2 } }
+  layer { name: "grouped" convolution { out_channels: 5 kernel: 1 groups: 5 } }
+  layer { name: "norm" batch_norm {} }
+  layer { name: "flat" flatten {} }
   layer { name: "fc1" fully_connected { out_features: 7 } }
-  layer { name: "fc2" fully_connected { out_features: 11 } }
-  layer { name: "fc3" fully_connected { out_features: 3 } }
+  layer { name: "fc2" fully_connected { out_features: 3 no_bias: true } }
   layer { name: "loss" softmax_cross_entropy {} }
 })";
 
-std::vector<std::string> Present(const Mesh& mesh, const std::vector<std::string>& axes) {
-  std::vector<std::string> present;
-  for (const std::string& axis : axes) {
-    if (mesh.Size(axis) > 1) present.push_back(axis);
-  }
-  return present;
-}
+constexpr char kTokens[] = R"(model {
+  tokens { length: 5 }
+  layer { name: "embedding" embedding { vocabulary: 7 features: 6 positions: true } }
+  layer { name: "norm" layer_norm {} }
+  layer { name: "attention" attention { heads: 3 } }
+  layer { name: "fc" fully_connected { out_features: 7 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
 
-// Every layer over {data, model}; one bucket for the convolution, `per_bucket` layers in the
-// others.
-Plan PlanOf(const Graph& graph, int data, int model, int per_bucket) {
+Plan RandomPlan(const Graph& graph, const ParameterIndex& index, const Mesh& mesh,
+                std::mt19937& dice) {
   Plan plan;
-  plan.mesh = Mesh({{"data", data}, {"model", model}});
-  const auto all = Present(plan.mesh, {"data", "model"});
-  const auto by_data = Present(plan.mesh, {"data"});
-  const auto by_model = Present(plan.mesh, {"model"});
-  for (const GraphLayer& node : graph.layers()) {
-    LayerLayouts layer{.name = node.name};
-    if (node.kind == LayerKind::kConvolution) {
-      layer.input = layer.output = Layout::Split(0, all);
-      layer.parameters.assign(2, Layout::Replicated());
-    } else {
-      layer.input = Layout::Split(0, by_data);
-      if (node.has_parameters()) {
-        layer.output = Layout{.split = {by_data, by_model}};
-        layer.parameters.assign(2, Layout::Split(0, by_model));
-      }
-    }
-    plan.layers.push_back(layer);
+  plan.mesh = mesh;
+  for (const GraphLayer& layer : graph.layers()) {
+    const auto legal = LegalSplits(layer, mesh);
+    plan.layers.push_back(*LayOut(layer, mesh, legal[dice() % legal.size()]));
   }
-  for (int first = 2; first < 8; first += 2 * per_bucket) {
-    Bucket bucket{.axes = by_data, .algorithm = "ring"};
-    for (int p = first; p < std::min(8, first + 2 * per_bucket); ++p)
-      bucket.parameters.push_back(p);
-    plan.buckets.push_back(bucket);
-  }
-  plan.buckets.push_back({{0, 1}, all, "ring"});
+  plan.buckets = MakeBuckets(plan.layers, mesh, index, dice() % 2 == 0 ? 0 : 40);
   return plan;
 }
 
-class EveryMesh : public ::testing::TestWithParam<std::tuple<int, int, int>> {
- protected:
-  EveryMesh()
-      : model_(testing::SpecOf(kUneven).model()),
-        graph_(*Graph::FromModel(model_)),
-        index_(*ParameterIndex::FromModel(model_)) {
-    const auto [data, model, per_bucket] = GetParam();
-    plan_ = PlanOf(graph_, data, model, per_bucket);
-  }
-  void SetUp() override { ASSERT_EQ(CheckPlan(plan_, graph_, index_), absl::OkStatus()); }
-
-  const v1::Model model_;
-  const Graph graph_;
-  const ParameterIndex index_;
-  Plan plan_;
-};
-
-TEST_P(EveryMesh, EveryElementIsOwnedOnce) {
-  std::vector<int> owners(static_cast<size_t>(index_.size()), 0);
-  for (int rank = 0; rank < plan_.mesh.ranks(); ++rank) {
-    for (const BucketOwnership& bucket : OwnershipOf(plan_, index_, rank)) {
-      for (const OwnedPiece& piece : bucket.owned) {
-        for (int64_t i = piece.flat.begin; i < piece.flat.end; ++i)
-          ++owners[static_cast<size_t>(i)];
-      }
-    }
-  }
-  EXPECT_THAT(owners, ::testing::Each(1));
-}
-
-TEST_P(EveryMesh, LocalPartsAreThoseOfTheLayout) {
-  for (int rank = 0; rank < plan_.mesh.ranks(); ++rank) {
-    const auto buckets = OwnershipOf(plan_, index_, rank);
-    ASSERT_EQ(buckets.size(), plan_.buckets.size());
-    for (size_t b = 0; b < buckets.size(); ++b) {
+// Every element of the model is owned once over all ranks, where it lies in its owner's buffer.
+void ExpectOwnedOnce(const Plan& plan, const ParameterIndex& index) {
+  std::vector<int> owners(static_cast<size_t>(index.size()), 0);
+  for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
+    const std::vector<BucketOwnership> buckets = OwnershipOf(plan, index, rank);
+    ASSERT_EQ(buckets.size(), plan.buckets.size());
+    for (const BucketOwnership& bucket : buckets) {
+      // The tensor's flat positions, as the buffer holds them.
+      std::vector<float> buffer(static_cast<size_t>(bucket.size), -1.0F);
       int64_t offset = 0;
-      ASSERT_EQ(buckets[b].parameters.size(), plan_.buckets[b].parameters.size());
-      for (size_t i = 0; i < buckets[b].parameters.size(); ++i) {
-        const LocalParameter& local = buckets[b].parameters[i];
-        ASSERT_EQ(local.parameter, plan_.buckets[b].parameters[i]);
-        const Parameter& parameter = index_[local.parameter];
-        const LayerLayouts& layer = plan_.layers[static_cast<size_t>(parameter.layer)];
-        const Box box = LocalBox(parameter.shape, layer.parameters[parameter.is_bias ? 1 : 0],
-                                 plan_.mesh, rank);
-        EXPECT_EQ(local.box, box);
-        EXPECT_EQ(local.flat.size(), box.shape().elements());
-        EXPECT_GE(local.flat.begin, parameter.offset);
-        EXPECT_LE(local.flat.end, parameter.end());
-        const int64_t row = parameter.shape.elements() / parameter.shape[0];
-        EXPECT_EQ(local.flat.begin, parameter.offset + box.begin[0] * row);
+      for (const LocalParameter& local : bucket.parameters) {
         EXPECT_EQ(local.offset, offset);
-        offset += local.flat.size();
+        offset += local.size();
+        const Parameter& parameter = index[local.parameter];
+        std::vector<float> whole(static_cast<size_t>(parameter.shape.elements()));
+        for (size_t i = 0; i < whole.size(); ++i) {
+          whole[i] = static_cast<float>(parameter.offset + static_cast<int64_t>(i));
+        }
+        CopyBox(whole, Box::Whole(parameter.shape),
+                std::span(buffer).subspan(static_cast<size_t>(local.offset),
+                                          static_cast<size_t>(local.size())),
+                local.box, local.box);
       }
-      EXPECT_EQ(buckets[b].size, offset);
-    }
-  }
-}
-
-TEST_P(EveryMesh, PiecesLieWhereTheBufferHasThem) {
-  for (int rank = 0; rank < plan_.mesh.ranks(); ++rank) {
-    for (const BucketOwnership& bucket : OwnershipOf(plan_, index_, rank)) {
+      EXPECT_EQ(offset, bucket.size);
       int64_t at = bucket.slice_begin();
       for (const OwnedPiece& piece : bucket.owned) {
-        EXPECT_EQ(piece.offset, at) << "pieces fill the slice without gaps";
+        EXPECT_EQ(piece.offset, at) << "pieces are the slice, in buffer order";
+        EXPECT_GT(piece.flat.size(), 0);
         at += piece.flat.size();
-        bool found = false;
-        for (const LocalParameter& local : bucket.parameters) {
-          if (local.parameter != piece.parameter) continue;
-          found = true;
-          EXPECT_GE(piece.flat.begin, local.flat.begin);
-          EXPECT_LE(piece.flat.end, local.flat.end);
-          EXPECT_EQ(piece.offset - local.offset, piece.flat.begin - local.flat.begin);
+        const Parameter& parameter = index[piece.parameter];
+        EXPECT_GE(piece.flat.begin, parameter.offset);
+        EXPECT_LE(piece.flat.end, parameter.end());
+        for (int64_t i = 0; i < piece.flat.size(); ++i) {
+          EXPECT_EQ(buffer[static_cast<size_t>(piece.offset + i)],
+                    static_cast<float>(piece.flat.begin + i));
+          ++owners[static_cast<size_t>(piece.flat.begin + i)];
         }
-        EXPECT_TRUE(found);
       }
       EXPECT_EQ(at, bucket.slice_end());
     }
   }
+  EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), index.size());
 }
 
-// Peers must cut their common buffer at the same borders, or a reduce-scatter would mix elements.
-TEST_P(EveryMesh, PeersAgreeOnTheBorders) {
-  for (int rank = 0; rank < plan_.mesh.ranks(); ++rank) {
-    const auto mine = OwnershipOf(plan_, index_, rank);
+// The ranks of a reduce-scatter must cut their buffers at the same borders, or it would mix
+// elements.
+void ExpectPeersAgree(const Plan& plan, const ParameterIndex& index) {
+  for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
+    const auto mine = OwnershipOf(plan, index, rank);
     for (size_t b = 0; b < mine.size(); ++b) {
-      const std::vector<int> peers = plan_.mesh.Peers(rank, plan_.buckets[b].axes);
+      std::vector<std::string> axes = plan.buckets[b].axes;
+      axes.insert(axes.end(), plan.buckets[b].same.begin(), plan.buckets[b].same.end());
+      const std::vector<int> peers = plan.mesh.Peers(rank, axes);
+      const auto count = static_cast<int64_t>(peers.size());
       ASSERT_EQ(mine[b].borders.size(), peers.size() + 1);
       EXPECT_EQ(mine[b].borders.front(), 0);
       EXPECT_EQ(mine[b].borders.back(), mine[b].size);
       for (size_t i = 0; i < peers.size(); ++i) {
-        const auto theirs = OwnershipOf(plan_, index_, peers[i]);
+        const auto theirs = OwnershipOf(plan, index, peers[i]);
         EXPECT_EQ(theirs[b].borders, mine[b].borders);
         EXPECT_EQ(theirs[b].mine, static_cast<int>(i));
         const int64_t slice = theirs[b].slice_end() - theirs[b].slice_begin();
-        EXPECT_LE(std::abs(slice * static_cast<int64_t>(peers.size()) - mine[b].size),
-                  static_cast<int64_t>(peers.size()))
-            << "slices are near-equal";
+        EXPECT_LE(std::abs(slice * count - mine[b].size), count) << "slices are near-equal";
+        for (size_t p = 0; p < mine[b].parameters.size(); ++p) {
+          EXPECT_EQ(theirs[b].parameters[p].box, mine[b].parameters[p].box);
+        }
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Meshes, EveryMesh,
-    ::testing::Values(std::tuple(1, 1, 1), std::tuple(1, 1, 3), std::tuple(2, 1, 2),
-                      std::tuple(1, 2, 1), std::tuple(3, 1, 3), std::tuple(1, 3, 2),
-                      std::tuple(4, 1, 1), std::tuple(2, 2, 3), std::tuple(1, 4, 1),
-                      std::tuple(6, 1, 2), std::tuple(3, 2, 1), std::tuple(2, 3, 3),
-                      std::tuple(1, 6, 2),
-                      // More ranks than rows of fc3, some of which hold nothing of it.
-                      std::tuple(1, 16, 1), std::tuple(16, 1, 1)),
-    [](const auto& info) {
-      return "data" + std::to_string(std::get<0>(info.param)) + "model" +
-             std::to_string(std::get<1>(info.param)) + "layers" +
-             std::to_string(std::get<2>(info.param));
-    });
+class RandomPlans : public ::testing::TestWithParam<Mesh> {};
+
+TEST_P(RandomPlans, OwnEveryElementOnce) {
+  std::mt19937 dice(11);
+  for (const char* text : {kImages, kTokens}) {
+    const Graph graph = *Graph::FromModel(testing::SpecOf(text).model());
+    const ParameterIndex index = ParameterIndex::FromGraph(graph);
+    for (int round = 0; round < 25; ++round) {
+      const Plan plan = RandomPlan(graph, index, GetParam(), dice);
+      ASSERT_EQ(CheckPlan(plan, graph, index), absl::OkStatus());
+      ExpectOwnedOnce(plan, index);
+      ExpectPeersAgree(plan, index);
+      if (HasFailure()) {
+        ADD_FAILURE() << PrintPlan(plan, graph, index);
+        return;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, RandomPlans,
+                         ::testing::Values(Mesh(), Mesh({{"a", 2}}), Mesh({{"a", 3}}),
+                                           Mesh({{"a", 5}}), Mesh({{"a", 2}, {"b", 2}}),
+                                           Mesh({{"a", 3}, {"b", 2}}), Mesh({{"a", 1}, {"b", 4}}),
+                                           Mesh({{"a", 2}, {"b", 2}, {"c", 2}}),
+                                           // More ranks than there are rows of most parameters.
+                                           Mesh({{"a", 16}})),
+                         [](const auto& info) {
+                           std::string name = "Mesh";
+                           for (const auto& axis : info.param.axes())
+                             name += axis.name + std::to_string(axis.size);
+                           return name;
+                         });
+
+// [4, 6] by columns over two ranks, and its slices over two more.
+TEST(OwnershipTest, ColumnsAreOwnedRowByRow) {
+  const Graph graph = *Graph::FromModel(testing::SpecOf(R"(model {
+    input { channels: 6 height: 1 width: 1 }
+    layer { name: "flat" flatten {} }
+    layer { name: "fc" fully_connected { out_features: 4 no_bias: true } }
+    layer { name: "loss" softmax_cross_entropy {} }
+  })")
+                                            .model());
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  Plan plan;
+  plan.mesh = Mesh({{"data", 2}, {"model", 2}});
+  const std::vector<std::vector<IndexSplit>> splits = {
+      {}, {{"samples", {"data"}}, {"in", {"model"}}}, {}};
+  for (int l = 0; l < 3; ++l) {
+    plan.layers.push_back(*LayOut(graph[l], plan.mesh, splits[static_cast<size_t>(l)]));
+  }
+  plan.buckets = MakeBuckets(plan.layers, plan.mesh, index);
+  // Rank 3 is data 1, model 1: the second half of the rows of columns 3 to 5.
+  const auto buckets = OwnershipOf(plan, index, 3);
+  ASSERT_EQ(buckets.size(), 1U);
+  EXPECT_EQ(buckets[0].size, 12);
+  EXPECT_THAT(buckets[0].borders, ::testing::ElementsAre(0, 6, 12));
+  EXPECT_EQ(buckets[0].mine, 1);
+  ASSERT_EQ(buckets[0].owned.size(), 2U);
+  EXPECT_EQ(buckets[0].owned[0].flat, (FlatRange{15, 18}));
+  EXPECT_EQ(buckets[0].owned[0].offset, 6);
+  EXPECT_EQ(buckets[0].owned[1].flat, (FlatRange{21, 24}));
+  EXPECT_EQ(buckets[0].owned[1].offset, 9);
+}
 
 }  // namespace
 }  // namespace cadre

@@ -5,229 +5,233 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "tests/spec/testing.h"
 
 namespace cadre {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr char kModel[] = R"(model {
   input { channels: 1 height: 4 width: 4 }
   layer { name: "conv" convolution { out_channels: 2 kernel: 3 } }
   layer { name: "pool" max_pool { kernel: 2 } }
-  layer { name: "fc" fully_connected { out_features: 6 } }
+  layer { name: "flat" flatten {} }
+  layer { name: "fc1" fully_connected { out_features: 6 } }
   layer { name: "relu" relu {} }
+  layer { name: "fc2" fully_connected { out_features: 5 } }
   layer { name: "loss" softmax_cross_entropy {} }
 })";
 
-// {data: 2, model: 3}: images split over all, fc over both.
+// {data: 2, model: 3}: images split over all, fc1 by outputs and fc2 by inputs.
 class PlanTest : public ::testing::Test {
  protected:
   PlanTest()
-      : model_(testing::SpecOf(kModel).model()),
-        graph_(*Graph::FromModel(model_)),
-        index_(*ParameterIndex::FromModel(model_)) {
-    const Layout all = Layout::Split(0, {"data", "model"});
-    const Layout both{.split = {{"data"}, {"model"}}};
-    const Layout rows = Layout::Split(0, {"model"});
+      : graph_(*Graph::FromModel(testing::SpecOf(kModel).model())),
+        index_(ParameterIndex::FromGraph(graph_)) {
     plan_.mesh = Mesh({{"data", 2}, {"model", 3}});
-    plan_.layers = {
-        {"conv", all, all, {Layout::Replicated(), Layout::Replicated()}}, {"pool", all, all, {}},
-        {"fc", Layout::Split(0, {"data"}), both, {rows, rows}},           {"relu", both, both, {}},
-        {"loss", Layout::Split(0, {"data"}), Layout::Replicated(), {}},
-    };
-    plan_.buckets = {{{2, 3}, {"data"}, "ring"}, {{0, 1}, {"data", "model"}, "ring"}};
+    const std::vector<IndexSplit> all = {{"samples", {"data", "model"}}};
+    Lay({all,
+         {{"samples", {"data", "model"}}},
+         all,
+         {{"samples", {"data"}}, {"out", {"model"}}},
+         {{"samples", {"data"}}, {"features", {"model"}}},
+         {{"samples", {"data"}}, {"in", {"model"}}},
+         {{"samples", {"data"}}}});
+    plan_.buckets = MakeBuckets(plan_.layers, plan_.mesh, index_);
   }
 
-  absl::Status Check() const { return CheckPlan(plan_, graph_, index_); }
+  void Lay(const std::vector<std::vector<IndexSplit>>& splits) {
+    plan_.layers.clear();
+    for (int l = 0; l < graph_.size(); ++l) {
+      auto layer = LayOut(graph_[l], plan_.mesh, splits[static_cast<size_t>(l)]);
+      ASSERT_TRUE(layer.ok()) << layer.status();
+      plan_.layers.push_back(*std::move(layer));
+    }
+  }
 
   // The plan after `change` is refused with these words.
   void ExpectRefused(const std::function<void(Plan&)>& change, const std::string& words) {
-    const Plan good = plan_;
-    change(plan_);
-    const absl::Status status = Check();
+    Plan plan = plan_;
+    change(plan);
+    const absl::Status status = CheckPlan(plan, graph_, index_);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
     EXPECT_THAT(std::string(status.message()), HasSubstr(words));
-    plan_ = good;
   }
 
-  const v1::Model model_;
+  // As a message, after `change`.
+  void ExpectProtoRefused(const std::function<void(v1::Plan&)>& change, const std::string& words) {
+    v1::Plan proto = PlanToProto(plan_, index_);
+    change(proto);
+    const absl::Status status = PlanFromProto(proto, graph_, index_).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  }
+
   const Graph graph_;
   const ParameterIndex index_;
   Plan plan_;
 };
 
-TEST_F(PlanTest, TheGoodPlanIsLegal) { EXPECT_EQ(Check(), absl::OkStatus()); }
-
-TEST_F(PlanTest, EverythingMayBeWhole) {
-  plan_.mesh = Mesh();
-  for (LayerLayouts& layer : plan_.layers) {
-    layer.input = layer.output = Layout::Replicated();
-    for (Layout& parameter : layer.parameters) parameter = Layout::Replicated();
-  }
-  for (Bucket& bucket : plan_.buckets) bucket.axes.clear();
-  EXPECT_EQ(Check(), absl::OkStatus());
+TEST_F(PlanTest, TheGoodPlanIsLegal) {
+  EXPECT_EQ(CheckPlan(plan_, graph_, index_), absl::OkStatus());
 }
 
-TEST_F(PlanTest, FeaturesMayBeSplitOverSeveralAxes) {
-  const Layout rows = Layout::Split(0, {"data", "model"});
-  const Layout features{.split = {{}, {"data", "model"}}};
-  plan_.layers[2] = {"fc", Layout::Replicated(), features, {rows, rows}};
-  plan_.layers[3].input = plan_.layers[3].output = features;
-  plan_.buckets[0].axes.clear();
-  EXPECT_EQ(Check(), absl::OkStatus());
+TEST_F(PlanTest, EverythingMayBeWhole) {
+  Lay(std::vector<std::vector<IndexSplit>>(7));
+  plan_.buckets = MakeBuckets(plan_.layers, plan_.mesh, index_);
+  EXPECT_EQ(CheckPlan(plan_, graph_, index_), absl::OkStatus());
+  ASSERT_EQ(plan_.buckets.size(), 1U);
+  EXPECT_THAT(plan_.buckets[0].axes, IsEmpty());
+  EXPECT_THAT(plan_.buckets[0].same, ElementsAre("data", "model"));
+}
+
+TEST_F(PlanTest, ParametersWithEqualAxesShareABucket) {
+  // In backward's order: fc2 by inputs, with a bias that all model ranks share; then the rest.
+  ASSERT_EQ(plan_.buckets.size(), 3U);
+  EXPECT_THAT(plan_.buckets[0].parameters, ElementsAre(5)) << "fc2/bias";
+  EXPECT_THAT(plan_.buckets[0].axes, ElementsAre("data"));
+  EXPECT_THAT(plan_.buckets[0].same, ElementsAre("model"));
+  EXPECT_THAT(plan_.buckets[1].parameters, ElementsAre(2, 3, 4)) << "fc1, fc2/weight";
+  EXPECT_THAT(plan_.buckets[1].axes, ElementsAre("data"));
+  EXPECT_THAT(plan_.buckets[1].same, IsEmpty());
+  EXPECT_THAT(plan_.buckets[2].parameters, ElementsAre(0, 1)) << "conv";
+  EXPECT_THAT(plan_.buckets[2].axes, ElementsAre("data", "model"));
+}
+
+TEST_F(PlanTest, FullBucketsAreFollowedByOthers) {
+  // fc2/weight is 5 x 2 here, fc1 is 2 x 2 and 2.
+  const auto buckets = MakeBuckets(plan_.layers, plan_.mesh, index_, 15);
+  ASSERT_EQ(buckets.size(), 4U);
+  EXPECT_THAT(buckets[0].parameters, ElementsAre(4));
+  EXPECT_THAT(buckets[1].parameters, ElementsAre(5));
+  EXPECT_THAT(buckets[2].parameters, ElementsAre(2, 3));
+  EXPECT_THAT(buckets[3].parameters, ElementsAre(0, 1)) << "one layer may be more than the limit";
+  EXPECT_EQ(MakeBuckets(plan_.layers, plan_.mesh, index_, 16).size(), 3U);
 }
 
 TEST_F(PlanTest, LayersMustBeTheModels) {
-  ExpectRefused([](Plan& p) { p.layers.pop_back(); }, "the plan has 4 layers, the model 5");
+  ExpectRefused([](Plan& p) { p.layers.pop_back(); }, "the plan has 6 layers, the model 7");
   ExpectRefused([](Plan& p) { p.layers[1].name = "pooh"; },
                 "the plan has layer 'pooh' where the model has 'pool'");
-  ExpectRefused([](Plan& p) { p.layers[0].parameters.pop_back(); }, "lays out 1 parameters");
-  ExpectRefused([](Plan& p) { p.layers[1].parameters.resize(2); }, "lays out 2 parameters");
 }
 
-TEST_F(PlanTest, AxesMustBeTheMeshs) {
-  ExpectRefused([](Plan& p) { p.layers[2].output.split[1] = {"modal"}; },
-                "axis 'modal' of {0: data, 1: modal} is not in the mesh");
-  ExpectRefused([](Plan& p) { p.layers[2].output.split[1] = {"data"}; }, "is used twice");
-  ExpectRefused(
-      [](Plan& p) {
-        p.layers[0].input = Layout::Split(0, {"data", "data"});
-      },
-      "is used twice");
-  ExpectRefused([](Plan& p) { p.layers[2].parameters[1] = Layout::Split(0, {"x"}); },
-                "axis 'x' of {0: x} is not in the mesh");
-}
-
-TEST_F(PlanTest, ImagesAreSplitBySamplesOnly) {
-  for (const size_t layer : {0U, 1U}) {
-    ExpectRefused(
-        [=](Plan& p) {
-          p.layers[layer].input = p.layers[layer].output = Layout::Split(2, {"data"});
-        },
-        "cannot take {2: data} to {2: data}");
-    ExpectRefused([=](Plan& p) { p.layers[layer].output = Layout::Split(0, {"data"}); },
-                  "cannot take {0: data*model} to {0: data}");
-  }
-  ExpectRefused([](Plan& p) { p.layers[0].parameters[0] = Layout::Split(0, {"model"}); },
-                "with weight {0: model}");
-  ExpectRefused([](Plan& p) { p.layers[0].parameters[1].partial_sum = {"model"}; },
-                "layer 'conv': a convolution");
-}
-
-TEST_F(PlanTest, FullyConnectedFollowsTheTable) {
-  ExpectRefused(
-      [](Plan& p) {
-        p.layers[2].input = Layout{.split = {{"data"}, {"model"}}};
-      },
-      "layer 'fc': a fully_connected cannot take");
-  ExpectRefused([](Plan& p) { p.layers[2].output = Layout::Split(0, {"data"}); },
-                "layer 'fc'");  // weights split, output not
-  ExpectRefused([](Plan& p) { p.layers[2].parameters[0] = Layout::Split(1, {"model"}); },
-                "with weight {1: model}");
-  ExpectRefused([](Plan& p) { p.layers[2].parameters[1] = Layout::Replicated(); }, "layer 'fc'");
-  ExpectRefused([](Plan& p) { p.layers[2].output.split[0].clear(); }, "layer 'fc'");
-  ExpectRefused(
-      [](Plan& p) {
-        p.layers[2].input = Layout::Split(0, {"model"});
-        p.layers[2].output.split[0] = {"model"};
-      },
-      "is used twice");
-  ExpectRefused([](Plan& p) { p.layers[2].output.partial_sum = {"model"}; }, "layer 'fc'");
-}
-
-TEST_F(PlanTest, ElementwiseAndLossFollowTheTable) {
-  ExpectRefused([](Plan& p) { p.layers[3].output = Layout::Split(0, {"data"}); }, "layer 'relu'");
-  ExpectRefused(
-      [](Plan& p) { p.layers[3].input.partial_sum = p.layers[3].output.partial_sum = {"model"}; },
-      "layer 'relu'");
-  ExpectRefused(
-      [](Plan& p) {
-        p.layers[4].input = Layout{.split = {{"data"}, {"model"}}};
-      },
-      "a softmax_cross_entropy cannot take");
-}
-
-// Ranks that hold the same parameters and see the same samples would all own them.
-TEST_F(PlanTest, AnAxisMustSplitSamplesOrParameters) {
-  ExpectRefused(
-      [](Plan& p) {
-        p.layers[0].input = p.layers[0].output = Layout::Split(0, {"data"});
-        p.buckets[1].axes = {"data"};
-      },
-      "layer 'conv': axis 'model' splits neither its samples nor its parameters");
-  ExpectRefused(
-      [](Plan& p) {
-        p.layers[2].output = Layout::Split(0, {"data"});
-        p.layers[2].parameters.assign(2, Layout::Replicated());
-      },
-      "layer 'fc': axis 'model'");
+TEST_F(PlanTest, LayoutsMustFollowFromTheSplits) {
+  const std::string words = "layer 'fc1': layouts do not follow from its splits";
+  ExpectRefused([](Plan& p) { p.layers[3].output = Layout::Split(0, {"data"}); }, words);
+  ExpectRefused([](Plan& p) { p.layers[3].inputs[0].partial_sum = {"model"}; }, words);
+  ExpectRefused([](Plan& p) { p.layers[3].input_gradients[0].partial_sum.clear(); }, words);
+  ExpectRefused([](Plan& p) { p.layers[3].parameters.pop_back(); }, words);
+  ExpectRefused([](Plan& p) { p.layers[3].gradient_sums[1] = {"model"}; }, words);
+  ExpectRefused([](Plan& p) { p.layers[3].splits[1].index = "width"; },
+                "layer 'fc1': a fully_connected has no index 'width'");
+  ExpectRefused([](Plan& p) { p.layers[3].splits[1].axes = {"data"}; }, "axis 'data' twice");
 }
 
 TEST_F(PlanTest, BucketsHoldEveryParameterOnce) {
   ExpectRefused([](Plan& p) { p.buckets.pop_back(); }, "conv/weight is in 0 buckets");
-  ExpectRefused([](Plan& p) { p.buckets[0].parameters = {2}; }, "fc/bias is in 0 buckets");
-  ExpectRefused([](Plan& p) { p.buckets.push_back(p.buckets[0]); }, "fc/weight is in 2 buckets");
-  ExpectRefused([](Plan& p) { p.buckets[0].parameters = {3, 2}; }, "not in the order");
+  ExpectRefused([](Plan& p) { p.buckets[1].parameters = {2, 4}; }, "fc1/bias is in 0 buckets");
+  ExpectRefused([](Plan& p) { p.buckets.push_back(p.buckets[1]); }, "fc1/weight is in 2 buckets");
+  ExpectRefused([](Plan& p) { p.buckets[1].parameters = {3, 2, 4}; }, "not in the order");
   ExpectRefused(
       [](Plan& p) {
-        p.buckets[0].axes = {"data", "model"};
+        p.buckets[1].parameters = {2, 2, 3, 4};
       },
-      "reduces over [data, model], but fc/weight needs [data]");
-  ExpectRefused([](Plan& p) { p.buckets[1].axes = {"model", "data"}; }, "needs [data, model]");
+      "fc1/weight is in 2 buckets");
+  ExpectRefused([](Plan& p) { p.buckets[1].parameters = {2, 3, 4, 6}; }, "no parameter 6");
+  ExpectRefused([](Plan& p) { p.buckets[1].parameters = {-1}; }, "no parameter -1");
+  ExpectRefused([](Plan& p) { p.buckets.push_back({.algorithm = "ring"}); }, "bucket 3: has no");
+  ExpectRefused(
+      [](Plan& p) {
+        p.buckets[1].axes = {"data", "model"};
+      },
+      "bucket 1: reduces over [data, model], but fc1/weight needs [data]");
+  ExpectRefused([](Plan& p) { p.buckets[2].axes = {"model", "data"}; }, "needs [data, model]");
+  ExpectRefused([](Plan& p) { p.buckets[0].same.clear(); },
+                "bucket 0: reduces over [data], but fc2/bias needs [data] shared by [model]");
   ExpectRefused([](Plan& p) { p.buckets[1].algorithm = "butterfly"; },
                 "algorithm 'butterfly' is not known");
 }
 
 TEST_F(PlanTest, GoesThroughTheProtocolUnchanged) {
   const v1::Plan proto = PlanToProto(plan_, index_);
-  const auto back = PlanFromProto(proto, index_);
+  const auto back = PlanFromProto(proto, graph_, index_);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->mesh, plan_.mesh);
   ASSERT_EQ(back->layers.size(), plan_.layers.size());
   for (size_t l = 0; l < plan_.layers.size(); ++l) {
     EXPECT_EQ(back->layers[l].name, plan_.layers[l].name);
-    EXPECT_EQ(back->layers[l].input, plan_.layers[l].input);
+    EXPECT_EQ(back->layers[l].splits, plan_.layers[l].splits);
+    EXPECT_EQ(back->layers[l].inputs, plan_.layers[l].inputs);
     EXPECT_EQ(back->layers[l].output, plan_.layers[l].output);
     EXPECT_EQ(back->layers[l].parameters, plan_.layers[l].parameters);
   }
-  ASSERT_EQ(back->buckets.size(), 2U);
-  EXPECT_EQ(back->buckets[1].parameters, plan_.buckets[1].parameters);
-  EXPECT_EQ(back->buckets[1].axes, plan_.buckets[1].axes);
+  ASSERT_EQ(back->buckets.size(), 3U);
+  for (size_t b = 0; b < 3; ++b) {
+    EXPECT_EQ(back->buckets[b].parameters, plan_.buckets[b].parameters);
+    EXPECT_EQ(back->buckets[b].axes, plan_.buckets[b].axes);
+    EXPECT_EQ(back->buckets[b].same, plan_.buckets[b].same);
+  }
   EXPECT_EQ(PlanToProto(*back, index_).SerializeAsString(), proto.SerializeAsString());
 }
 
-TEST_F(PlanTest, MalformedMessagesAreRefused) {
-  const v1::Plan good = PlanToProto(plan_, index_);
-  const auto refused = [&](const std::function<void(v1::Plan&)>& change) {
-    v1::Plan proto = good;
-    change(proto);
-    const absl::StatusCode code = PlanFromProto(proto, index_).status().code();
-    return code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kNotFound;
-  };
-  EXPECT_FALSE(refused([](v1::Plan&) {}));
-  EXPECT_TRUE(refused([](v1::Plan& p) { p.mutable_mesh(0)->set_size(0); }));
-  EXPECT_TRUE(refused([](v1::Plan& p) { p.mutable_mesh(0)->set_size(0xffffffff); }));
-  EXPECT_TRUE(refused([](v1::Plan& p) { p.mutable_mesh(0)->clear_name(); }));
-  EXPECT_TRUE(refused([](v1::Plan& p) { p.mutable_mesh(0)->set_name("model"); }));
-  EXPECT_TRUE(refused([](v1::Plan& p) { p.mutable_buckets(0)->set_parameters(0, "fc/wait"); }));
-  EXPECT_TRUE(refused(
-      [](v1::Plan& p) { p.mutable_layers(0)->mutable_parameters(0)->set_parameter("conv/wait"); }));
+TEST_F(PlanTest, MalformedMeshesAreRefused) {
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_mesh(0)->set_size(0); }, "mesh axis 'data'");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_mesh(0)->set_size(0xffffffff); }, "too large");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_mesh(0)->clear_name(); }, "mesh axis ''");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_mesh(0)->set_name("model"); }, "named twice");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_mesh(0)->set_name("da\nta"); }, "'da\\nta'");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_mesh(0)->set_name(std::string(64, 'a')); },
+                     "malformed");
+  ExpectProtoRefused(
+      [](v1::Plan& p) {
+        for (int i = 0; i < 100000; ++i) {
+          v1::MeshAxis* axis = p.add_mesh();
+          axis->set_name(std::to_string(i));
+          axis->set_size(1);
+        }
+      },
+      "axes, more than 16");
+}
+
+TEST_F(PlanTest, MalformedLayersAndBucketsAreRefused) {
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_layers()->RemoveLast(); }, "has 6 layers");
+  ExpectProtoRefused([](v1::Plan& p) { p.add_layers(); }, "has 8 layers");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_layers(0)->set_layer("\x01"); }, "'\\001'");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_layers(0)->mutable_split(0)->set_axes(0, "x"); },
+                     "layer 'conv': axis 'x' is not in the mesh");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_layers(0)->mutable_split(0)->set_index("depth"); },
+                     "layer 'conv': a convolution has no index 'depth'");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_layers(0)->add_split()->set_index("samples"); },
+                     "index 'samples' is split twice");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(0)->set_parameters(0, "fc2/wait"); },
+                     "bucket 0: the model has no parameter 'fc2/wait'");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(1)->add_parameters("fc2/weight"); },
+                     "fc2/weight is in 2 buckets");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(1)->add_axes("model"); }, "bucket 1");
+  ExpectProtoRefused([](v1::Plan& p) { p.add_buckets()->set_algorithm("ring"); }, "bucket 3");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(0)->clear_algorithm(); }, "algorithm ''");
+  ExpectProtoRefused([](v1::Plan& p) { p.Clear(); }, "has 0 layers");
 }
 
 TEST_F(PlanTest, PrintsForPeople) {
   EXPECT_EQ(PrintPlan(plan_, graph_, index_), R"(mesh {data: 2, model: 3}
-  conv         convolution            {0: data*model} -> {0: data*model}, weight replicated
-  pool         max_pool               {0: data*model} -> {0: data*model}
-  (reshard)    {0: data*model} -> {0: data}
-  fc           fully_connected        {0: data} -> {0: data, 1: model}, weight {0: model}
-  relu         relu                   {0: data, 1: model} -> {0: data, 1: model}
-  (reshard)    {0: data, 1: model} -> {0: data}
-  loss         softmax_cross_entropy  {0: data} -> replicated
-  bucket 0: fc/weight, fc/bias over [data] by ring
-  bucket 1: conv/weight, conv/bias over [data, model] by ring
+  conv                 convolution           samples/data*model; {0: data*model} -> {0: data*model}
+  pool                 max_pool              samples/data*model; {0: data*model} -> {0: data*model}
+  flat                 flatten               samples/data*model; {0: data*model} -> {0: data*model}
+  (move)               of flat: {0: data*model} -> {0: data}
+  fc1                  fully_connected       samples/data, out/model; {0: data} -> {0: data, 1: model}, weight {0: model}, bias {0: model}
+  relu                 relu                  samples/data, features/model; {0: data, 1: model} -> {0: data, 1: model}
+  fc2                  fully_connected       samples/data, in/model; {0: data, 1: model} -> {0: data} + partial(model), weight {1: model}
+  (move)               of fc2: {0: data} + partial(model) -> {0: data}
+  loss                 softmax_cross_entropy samples/data; {0: data} -> partial(data)
+  bucket 0 over [data] shared by [model] by ring: fc2/bias
+  bucket 1 over [data] by ring: fc1/weight, fc1/bias, fc2/weight
+  bucket 2 over [data, model] by ring: conv/weight, conv/bias
 )");
 }
 

@@ -13,6 +13,8 @@ namespace cadre::testing {
 
 std::string DemoPath() { return CADRE_SOURCE_DIR "/deploy/demo.textproto"; }
 
+std::string ZooFolder() { return CADRE_SOURCE_DIR "/spec/zoo"; }
+
 v1::RunSpec DemoSpec() {
   const auto file = ReadRunSpec(DemoPath());
   EXPECT_TRUE(file.ok()) << file.status();

@@ -13,6 +13,8 @@ namespace cadre::testing {
 // deploy/demo.textproto.
 std::string DemoPath();
 v1::RunSpec DemoSpec();
+// spec/zoo.
+std::string ZooFolder();
 
 // A spec from text format; fails the test where the text is not one.
 v1::RunSpec SpecOf(absl::string_view text);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "spec/validate.h"
 #include "tests/spec/testing.h"
@@ -119,8 +120,8 @@ TEST(TextTest, ProblemsAreLocated) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(std::string(status.message()),
             "run.textproto:1:1: name: 'Upper' has a character other than [a-z0-9-]\n"
-            "run.textproto:8:7: model.layer[1].convolution.kernel: is 9, larger than the padded "
-            "input of 4 x 4; at most 4 fits\n"
+            "run.textproto:8:7: model.layer[1].convolution.kernel: layer 'b': is 9, larger than "
+            "the padded input of 4 x 4; at most 4 fits\n"
             "run.textproto:11:8: data.synthetic.test_samples: is 0; it must be at least 1\n"
             "run.textproto:13:19: optimizer.sgd.momentum: is 1; it must be at least 0 and below 1\n"
             "run.textproto:14:1: schedule.base_rate: is 0; it must be a number above 0\n"
@@ -147,6 +148,54 @@ TEST(TextTest, FieldsAreFoundWhereTheFileHasThem) {
   EXPECT_EQ(place("cluster.groups"), "f:1:1: cluster.groups: m");
   const RunSpecFile moved = std::move(*file);
   EXPECT_EQ(moved.Locate({"schedule", "m"}), "f:14:1: schedule: m");
+}
+
+constexpr char kBlocks[] = R"(model {
+  input { channels: 1 height: 4 width: 4 }
+  block {
+    name: "conv"
+    parameter: "size"
+    layer { name: "conv" set: "kernel = size + 1" convolution { out_channels: 2 } }
+    layer { name: "relu" relu {} }
+  }
+  layer { name: "a" use { block: "conv" with { key: "size" value: 1 } } }
+  layer { name: "b" relu {} }
+  layer { name: "c" input: "a" use { block: "conv" with { key: "size" value: 8 } } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+)";
+
+TEST(TextTest, BlocksAreReplacedOnReading) {
+  const auto file = ParseRunSpec("f", kBlocks);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->spec.model().block().empty());
+  std::vector<std::string> names;
+  for (const v1::Layer& layer : file->spec.model().layer()) names.push_back(layer.name());
+  EXPECT_THAT(names, ::testing::ElementsAre("a/conv", "a/relu", "b", "c/conv", "c/relu", "loss"));
+  EXPECT_EQ(file->layer_paths[0], "model.block[0].layer[0]");
+  EXPECT_EQ(file->layer_paths[2], "model.layer[1]");
+}
+
+// The layer is named, and the place is that of the block where its field stands.
+TEST(TextTest, ProblemsOfExpandedLayersAreLocatedInTheBlock) {
+  const auto file = ParseRunSpec("f", kBlocks);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::string lines(file->Refuse(FindProblems(file->spec)).message());
+  EXPECT_THAT(lines, HasSubstr("f:6:51: model.block[0].layer[0].convolution.kernel: layer "
+                               "'c/conv': is 9, larger than the padded input of 3 x 3"));
+  EXPECT_EQ(file->Locate({"model.layer[2].relu", "m"}), "f:10:21: model.layer[1].relu: m");
+  EXPECT_EQ(file->Locate({"model.layer[5].name", "m"}), "f:12:11: model.layer[3].name: m");
+  EXPECT_EQ(file->Locate({"model.layer[6].name", "m"}), "f:1:1: model.layer[6].name: m");
+}
+
+TEST(TextTest, BlocksThatCannotBeExpandedAreLocated) {
+  EXPECT_EQ(ErrorOf("model {\n  block { name: 'b' layer { name: 'r'\n set: 'kernel' relu {} } }\n"
+                    "  layer { name: 'u' use { block: 'b' } }\n"
+                    "  layer { name: 'v' use {\n block: 'c' } } }"),
+            "run.textproto:3:2: model.block[0].layer[0].set[0]: 'kernel' must be 'field = "
+            "formula'\n"
+            "run.textproto:6:2: model.layer[1].use.block: layer 'v': there is no block 'c'; there "
+            "is b");
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 v1::SyntheticData& Synthetic(v1::RunSpec& s) {
   v1::SyntheticData& data = *s.mutable_data()->mutable_synthetic();
-  data.set_train_samples(100);
+  data.set_train_samples(100'000);
   data.set_test_samples(10);
   data.set_classes(10);
   return data;
@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
              "model.layer[3].convolution.kernel", "is 20, larger than the padded input of 16 x 16"},
         Rule{"NoOperation", [](S& s) { s.mutable_model()->mutable_layer(1)->clear_relu(); },
              "model.layer[1]", "says no operation"},
-        Rule{"NoData", [](S& s) { s.clear_data(); }, "data", "give idx or synthetic"},
+        Rule{"NoData", [](S& s) { s.clear_data(); }, "data", "names no source; give idx, cifar10,"},
         Rule{"NoTrainImages", [](S& s) { Idx(s).clear_train_images(); }, "data.idx.train_images",
              "is missing"},
         Rule{"NoTrainLabels", [](S& s) { Idx(s).clear_train_labels(); }, "data.idx.train_labels",
@@ -102,11 +102,9 @@ INSTANTIATE_TEST_SUITE_P(
         Rule{"NoBatch", [](S& s) { s.set_batch_per_group(0); }, "batch_per_group", "at least 1"},
         Rule{"LargeBatch", [](S& s) { s.set_batch_per_group(1U << 31); }, "batch_per_group",
              "at most 1048576"},
-        Rule{"OddBatch", [](S& s) { s.set_batch_per_group(63); }, "batch_per_group",
-             "is 63, which 2 ranks cannot share evenly; the nearest that fit are 62 and 64"},
-        Rule{"SmallBatch", [](S& s) { s.set_batch_per_group(1); }, "batch_per_group",
-             "the nearest that fit are 2"},
-        Rule{"NoOptimizer", [](S& s) { s.clear_optimizer(); }, "optimizer", "give sgd"},
+        Rule{"MicroBatches", [](S& s) { s.set_micro_batches(65); }, "micro_batches",
+             "is 65; at most the 64 samples"},
+        Rule{"NoOptimizer", [](S& s) { s.clear_optimizer(); }, "optimizer", "give sgd, adamw or lars"},
         Rule{"Momentum", [](S& s) { Sgd(s).set_momentum(1); }, "optimizer.sgd.momentum", "is 1;"},
         Rule{"NegativeMomentum", [](S& s) { Sgd(s).set_momentum(-0.1F); }, "optimizer.sgd.momentum",
              "is -0.1;"},
@@ -142,7 +140,6 @@ INSTANTIATE_TEST_SUITE_P(
              "at most 4096"},
         Rule{"Ranks",
              [](S& s) {
-               s.set_batch_per_group(8192);
                Machines(s).set_ranks_per_group(8192);
              },
              "cluster.ranks_per_group", "at most 4096"},
@@ -159,6 +156,226 @@ INSTANTIATE_TEST_SUITE_P(
              "stop.test_accuracy", "is -0.1"},
         Rule{"NanAccuracy", [](S& s) { Ends(s).set_test_accuracy(kNan); }, "stop.test_accuracy",
              "is nan"}),
+    [](const auto& info) { return info.param.label; });
+
+v1::Checkpoint& Saves(v1::RunSpec& s) { return *s.mutable_checkpoint(); }
+v1::AdamW& Adam(v1::RunSpec& s) { return *s.mutable_optimizer()->mutable_adamw(); }
+v1::Lars& Lars(v1::RunSpec& s) { return *s.mutable_optimizer()->mutable_lars(); }
+v1::PolynomialDecay& Curve(v1::RunSpec& s) { return *Rates(s).mutable_polynomial(); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Training, EveryRule,
+    ::testing::Values(
+        Rule{"Nesterov",
+             [](S& s) {
+               Sgd(s).set_momentum(0);
+               Sgd(s).set_nesterov(true);
+             },
+             "optimizer.sgd.nesterov", "no effect without momentum"},
+        Rule{"Beta1", [](S& s) { Adam(s).set_beta1(1); }, "optimizer.adamw.beta1", "below 1"},
+        Rule{"Beta2", [](S& s) { Adam(s).set_beta2(-1); }, "optimizer.adamw.beta2", "is -1"},
+        Rule{"Epsilon", [](S& s) { Adam(s).set_epsilon(kNan); }, "optimizer.adamw.epsilon", "nan"},
+        Rule{"AdamDecay", [](S& s) { Adam(s).set_weight_decay(kInf); },
+             "optimizer.adamw.weight_decay", "inf"},
+        Rule{"LarsMomentum", [](S& s) { Lars(s).set_momentum(1); }, "optimizer.lars.momentum",
+             "below 1"},
+        Rule{"LarsDecay", [](S& s) { Lars(s).set_weight_decay(-1); }, "optimizer.lars.weight_decay",
+             "at least 0"},
+        Rule{"Trust", [](S& s) { Lars(s).set_trust(-1); }, "optimizer.lars.trust", "at least 0"},
+        Rule{"Clip", [](S& s) { s.mutable_optimizer()->set_clip_norm(-1); }, "optimizer.clip_norm",
+             "at least 0"},
+        Rule{"Power", [](S& s) { Curve(s).set_power(-1); }, "schedule.polynomial.power",
+             "at least 0"},
+        Rule{"PolynomialFraction", [](S& s) { Curve(s).set_final_fraction(2); },
+             "schedule.polynomial.final_fraction", "from 0 to 1"},
+        Rule{"PolynomialWithoutEnd",
+             [](S& s) {
+               Curve(s);
+               Ends(s).clear_epochs();
+               Ends(s).set_test_accuracy(0.9F);
+             },
+             "schedule.polynomial", "known length"},
+        Rule{"Warmup", [](S& s) { Ends(s).set_steps(99); }, "schedule.warmup_steps",
+             "is 100, but the run ends after at most 99 steps by stop.steps"},
+        // 6 epochs of 100 samples, 128 a step by both groups.
+        Rule{"WarmupOfEpochs", [](S& s) { Synthetic(s).set_train_samples(100); },
+             "schedule.warmup_steps", "at most 10 steps by stop.epochs"},
+        Rule{"SpaceRanks", [](S& s) { Machines(s).set_space_ranks(3); }, "cluster.space_ranks",
+             "is 3, which does not divide the 2 ranks"},
+        Rule{"Mesh",
+             [](S& s) {
+               Machines(s).set_ranks_per_group(12);
+               Machines(s).set_model_ranks(4);
+               Machines(s).set_space_ranks(6);
+             },
+             "cluster.space_ranks", "their product, 24, does not divide the 12 ranks"},
+        Rule{"MoreSpaceThanRows",
+             [](S& s) {
+               Machines(s).set_ranks_per_group(29);
+               Machines(s).set_space_ranks(29);
+             },
+             "cluster.space_ranks", "the model's input has only 28 rows"},
+        Rule{"SavesNowhere", [](S& s) { Saves(s).set_every_steps(16); }, "checkpoint.every_steps",
+             "give checkpoint.directory"},
+        Rule{"KeepsNowhere", [](S& s) { Saves(s).set_keep(1); }, "checkpoint.keep",
+             "give checkpoint.directory"},
+        Rule{"SavesBetweenAverages",
+             [](S& s) {
+               Saves(s).set_directory("/tmp");
+               Saves(s).set_every_steps(24);
+             },
+             "checkpoint.every_steps", "every 16 steps only, the nearest that fit are 16 and 32"},
+        Rule{"SavesTooOften",
+             [](S& s) {
+               Saves(s).set_directory("/tmp");
+               Saves(s).set_every_steps(8);
+             },
+             "checkpoint.every_steps", "the nearest that fit are 16"},
+        Rule{"DirectoryIsNoText", [](S& s) { Saves(s).set_directory("/\xff"); },
+             "checkpoint.directory", "'/\\xff' is not UTF-8"},
+        Rule{"CountsFromNothing", [](S& s) { Saves(s).set_from_step(3); }, "checkpoint.from_step",
+             "names no checkpoint"},
+        Rule{"NothingIsLeft",
+             [](S& s) {
+               Saves(s).set_from("/ckpt");
+               Saves(s).set_from_step(4000);
+               s.mutable_stop()->set_steps(4000);
+             },
+             "stop.steps", "nothing is left to train"},
+        Rule{"FromIsNoText", [](S& s) { Saves(s).set_from("\xc3"); }, "checkpoint.from",
+             "is not UTF-8"},
+        Rule{"FromHasZeros", [](S& s) { Saves(s).set_from(std::string("a\0b", 3)); },
+             "checkpoint.from", "holds a zero byte"}),
+    [](const auto& info) { return info.param.label; });
+
+// The demo with a model of another input.
+void TakeImages(v1::RunSpec& s, uint32_t channels, uint32_t side) {
+  v1::Image& input = *s.mutable_model()->mutable_input();
+  input.set_channels(channels);
+  input.set_height(side);
+  input.set_width(side);
+}
+
+v1::Cifar10& Cifar(v1::RunSpec& s) {
+  TakeImages(s, 3, 32);
+  v1::Cifar10& data = *s.mutable_data()->mutable_cifar10();
+  data.set_directory("/cifar");
+  return data;
+}
+
+v1::ImageFolder& Folders(v1::RunSpec& s) {
+  TakeImages(s, 3, 64);
+  v1::ImageFolder& data = *s.mutable_data()->mutable_image_folder();
+  data.set_train("/train");
+  data.set_test("/test");
+  return data;
+}
+
+v1::TarShards& Shards(v1::RunSpec& s) {
+  TakeImages(s, 3, 64);
+  v1::TarShards& data = *s.mutable_data()->mutable_tar_shards();
+  data.set_train("/train-{000..015}.tar");
+  data.set_test("/test.tar");
+  return data;
+}
+
+void TakeTokens(v1::RunSpec& s) {
+  *s.mutable_model() = testing::SpecOf(R"(model {
+    tokens { length: 8 }
+    layer { name: "e" embedding { vocabulary: 10 features: 4 } }
+    layer { name: "head" fully_connected { out_features: 10 } }
+    layer { name: "loss" softmax_cross_entropy {} } })")
+                           .model();
+}
+
+v1::TokenFiles& Tokens(v1::RunSpec& s) {
+  TakeTokens(s);
+  v1::TokenFiles& data = *s.mutable_data()->mutable_token_files();
+  data.set_train("/train");
+  data.set_test("/test");
+  return data;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Sources, EveryRule,
+    ::testing::Values(
+        Rule{"IdxForTokens", [](S& s) { TakeTokens(s); }, "data.idx", "the model takes tokens"},
+        Rule{"PathIsNoText", [](S& s) { Idx(s).set_test_labels("a\x80"); }, "data.idx.test_labels",
+             "is not UTF-8"},
+        Rule{"CifarDirectory", [](S& s) { Cifar(s).clear_directory(); }, "data.cifar10.directory",
+             "is missing"},
+        Rule{"CifarInput",
+             [](S& s) {
+               Cifar(s);
+               TakeImages(s, 3, 64);
+             },
+             "data.cifar10", "holds images of [32, 32, 3]"},
+        Rule{"CifarClasses",
+             [](S& s) {
+               Cifar(s);
+               s.mutable_model()->mutable_layer(8)->mutable_fully_connected()->set_out_features(9);
+             },
+             "data.cifar10", "the model tells only 9 apart"},
+        Rule{"CifarForTokens",
+             [](S& s) {
+               Cifar(s);
+               TakeTokens(s);
+             },
+             "data.cifar10", "the model takes tokens"},
+        Rule{"FolderTrain", [](S& s) { Folders(s).clear_train(); }, "data.image_folder.train",
+             "is missing"},
+        Rule{"FolderTest", [](S& s) { Folders(s).set_test("\xff"); }, "data.image_folder.test",
+             "UTF-8"},
+        Rule{"FolderChannels",
+             [](S& s) {
+               Folders(s);
+               TakeImages(s, 4, 64);
+             },
+             "data.image_folder", "the model takes 4"},
+        Rule{"TwoCrops",
+             [](S& s) {
+               Folders(s).mutable_augmentation()->set_random_resized_crop(true);
+               Folders(s).mutable_augmentation()->set_crop_padding(4);
+             },
+             "data.image_folder.augmentation.crop_padding", "is given beside random_resized_crop"},
+        Rule{"CropPadding", [](S& s) { Cifar(s).mutable_augmentation()->set_crop_padding(5000); },
+             "data.cifar10.augmentation.crop_padding", "at most 1024"},
+        Rule{"MeanCount", [](S& s) { Cifar(s).mutable_augmentation()->add_mean(0.5F); },
+             "data.cifar10.augmentation.mean", "has 1 numbers; the model's input has 3 channels"},
+        Rule{"StddevZero",
+             [](S& s) {
+               for (const float v : {1.0F, 0.0F, 1.0F}) {
+                 Cifar(s).mutable_augmentation()->add_stddev(v);
+               }
+             },
+             "data.cifar10.augmentation.stddev[1]", "above 0"},
+        Rule{"ShardsTrain", [](S& s) { Shards(s).clear_train(); }, "data.tar_shards.train",
+             "is missing"},
+        Rule{"ShardsRange", [](S& s) { Shards(s).set_test("t{9..3}.tar"); }, "data.tar_shards.test",
+             "runs backwards"},
+        Rule{"TokensForImages",
+             [](S& s) {
+               const v1::Model model = s.model();
+               Tokens(s);
+               *s.mutable_model() = model;
+             },
+             "data.token_files", "the model takes images"},
+        Rule{"TokensTrain", [](S& s) { Tokens(s).clear_train(); }, "data.token_files.train",
+             "is missing"},
+        Rule{"TokenBytes", [](S& s) { Tokens(s).set_bytes_per_token(3); },
+             "data.token_files.bytes_per_token", "must be 1, 2 or 4"},
+        Rule{"Vocabulary",
+             [](S& s) {
+               Tokens(s);
+               s.mutable_model()->mutable_layer(0)->mutable_embedding()->set_vocabulary(11);
+             },
+             "model.layer[0].embedding.vocabulary", "must be equal"},
+        Rule{"SpaceOfTokens",
+             [](S& s) {
+               Tokens(s);
+               Machines(s).set_space_ranks(2);
+             },
+             "cluster.space_ranks", "only images have rows"}),
     [](const auto& info) { return info.param.label; });
 
 struct Fine {
@@ -180,8 +397,56 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Fine{"Demo", [](S&) {}}, Fine{"LongName", [](S& s) { s.set_name(std::string(63, 'z')); }},
         Fine{"NameOfAll", [](S& s) { s.set_name("a-z-0-9"); }},
-        Fine{"Synthetic", [](S& s) { Synthetic(s); }},
+        Fine{"Synthetic",
+             [](S& s) {
+               Synthetic(s).set_train_samples(100);
+               Rates(s).set_warmup_steps(10);
+             }},
+        Fine{"SyntheticTokens",
+             [](S& s) {
+               TakeTokens(s);
+               Synthetic(s);
+             }},
+        Fine{"Cifar", [](S& s) { Cifar(s); }}, Fine{"Folders", [](S& s) { Folders(s); }},
+        Fine{"Shards", [](S& s) { Shards(s); }}, Fine{"Tokens", [](S& s) { Tokens(s); }},
+        Fine{"TokenBytes", [](S& s) { Tokens(s).set_bytes_per_token(4); }},
+        Fine{"Augmentation",
+             [](S& s) {
+               v1::Augmentation& a = *Cifar(s).mutable_augmentation();
+               a.set_flip(true);
+               a.set_crop_padding(4);
+               for (const float v : {0.49F, 0.48F, 0.45F}) {
+                 a.add_mean(v);
+                 a.add_stddev(v);
+               }
+             }},
+        Fine{"Adam", [](S& s) { Adam(s); }}, Fine{"Lars", [](S& s) { Lars(s).set_trust(0.01F); }},
+        Fine{"Nesterov", [](S& s) { Sgd(s).set_nesterov(true); }},
+        Fine{"Polynomial", [](S& s) { Curve(s).set_power(2); }},
+        Fine{"WarmupToTheEnd", [](S& s) { Ends(s).set_steps(100); }},
+        Fine{"SpaceAndModel",
+             [](S& s) {
+               Machines(s).set_ranks_per_group(56);
+               Machines(s).set_space_ranks(28);
+               Machines(s).set_model_ranks(2);
+             }},
+        Fine{"Saves",
+             [](S& s) {
+               Saves(s).set_directory("/Ã©tÃ©");
+               Saves(s).set_every_steps(32);
+               Saves(s).set_keep(1);
+               Saves(s).set_from("/there/step-10");
+             }},
+        Fine{"OneGroupSavesWhenItWants",
+             [](S& s) {
+               Machines(s).set_groups(1);
+               Saves(s).set_directory("/d");
+               Saves(s).set_every_steps(7);
+             }},
         Fine{"NoStddev", [](S& s) { Idx(s).clear_stddev(); }},
+        Fine{"OddBatch", [](S& s) { s.set_batch_per_group(63); }},
+        Fine{"FewerSamplesThanRanks", [](S& s) { s.set_batch_per_group(1); }},
+        Fine{"MicroBatchesOfOne", [](S& s) { s.set_micro_batches(64); }},
         Fine{"PlainSgd", [](S& s) { Sgd(s).Clear(); }},
         Fine{"ConstantRate", [](S& s) { Rates(s).clear_cosine(); }},
         Fine{"NoEndFraction", [](S& s) { Rates(s).mutable_cosine()->set_final_fraction(0); }},
@@ -210,6 +475,7 @@ INSTANTIATE_TEST_SUITE_P(
         Fine{"OneModelRank", [](S& s) { Machines(s).set_model_ranks(1); }},
         Fine{"OnlySteps",
              [](S& s) {
+               Rates(s).set_warmup_steps(1);
                Ends(s).clear_epochs();
                Ends(s).set_steps(1);
              }},
@@ -228,6 +494,19 @@ TEST(ValidateTest, AllProblemsAreFoundInTheOrderOfTheFields) {
                                              "optimizer", "schedule.base_rate", "stop"));
   const absl::Status status = ValidateRunSpec(v1::RunSpec());
   EXPECT_EQ(std::count(status.message().begin(), status.message().end(), '\n'), 6);
+}
+
+TEST(ValidateTest, AllLayersThatNobodyTakesAreTold) {
+  v1::RunSpec spec = testing::DemoSpec();
+  spec.mutable_model()->mutable_layer(9)->add_input("relu3");
+  spec.mutable_model()->mutable_layer(5)->add_input("conv2");
+  const std::vector<Problem> problems = FindProblems(spec);
+  ASSERT_EQ(problems.size(), 2U);
+  EXPECT_EQ(problems[0].field, "model.layer[4]");
+  EXPECT_EQ(problems[0].message,
+            "layer 'relu2': no layer takes its output; name it as an input of a later layer, or "
+            "remove it");
+  EXPECT_EQ(problems[1].field, "model.layer[8]");
 }
 
 TEST(ValidateTest, ClassesAreNotComparedWithABrokenModel) {

@@ -1,0 +1,142 @@
+#include "spec/data_check_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "spec/shard_names.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A label and 32 x 32 x 3 pixels.
+constexpr uint64_t kCifarRecord = 3073;
+// Tar files are made of these.
+constexpr uint64_t kTarBlock = 512;
+
+void Add(const std::string& field, const std::string& path, absl::string_view message,
+         std::vector<Problem>* problems) {
+  problems->push_back({field, absl::StrCat(path, ": ", message)});
+}
+
+// Of a file that holds `unit` bytes again and again, at least once; none, with a problem, of
+// others.
+std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& path, uint64_t unit,
+                                absl::string_view unit_name, std::vector<Problem>* problems) {
+  std::error_code error;
+  const bool is_file = fs::is_regular_file(path, error);
+  if (error) {
+    problems->push_back(
+        {field, std::string(ErrnoStatus(error.value(), "cannot open", path).message())});
+    return std::nullopt;
+  }
+  if (!is_file) {
+    Add(field, path, "is not a file", problems);
+    return std::nullopt;
+  }
+  const uint64_t bytes = fs::file_size(path, error);
+  if (error) {
+    problems->push_back(
+        {field, std::string(ErrnoStatus(error.value(), "cannot size", path).message())});
+    return std::nullopt;
+  }
+  if (bytes == 0 || bytes % unit != 0) {
+    Add(field, path,
+        absl::StrCat("has ", bytes, " bytes; it must have a multiple of ", unit, ", one or more ",
+                     unit_name),
+        problems);
+    return std::nullopt;
+  }
+  return bytes / unit;
+}
+
+// The names of the folders in a folder, ascending; none, with a problem, where it cannot be read.
+std::optional<std::vector<std::string>> ClassesOf(const std::string& field, const std::string& path,
+                                                  std::vector<Problem>* problems) {
+  std::error_code error;
+  std::vector<std::string> names;
+  fs::directory_iterator entry(path, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    // An entry that cannot be looked at is not a class.
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
+  }
+  if (error) {
+    problems->push_back(
+        {field, std::string(ErrnoStatus(error.value(), "cannot read folder", path).message())});
+    return std::nullopt;
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+void CheckCifar10Files(const v1::Cifar10& data, std::vector<Problem>* problems) {
+  if (data.directory().empty()) return;
+  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
+                           "data_batch_4.bin", "data_batch_5.bin", "test_batch.bin"}) {
+    UnitsOf("data.cifar10.directory", absl::StrCat(data.directory(), "/", name), kCifarRecord,
+            "records", problems);
+  }
+}
+
+void CheckImageFolders(const v1::ImageFolder& data, const Graph* graph,
+                       std::vector<Problem>* problems) {
+  std::optional<std::vector<std::string>> train;
+  for (const auto& [field, path] : {std::pair{"data.image_folder.train", &data.train()},
+                                    {"data.image_folder.test", &data.test()}}) {
+    if (path->empty()) continue;
+    const std::optional<std::vector<std::string>> classes = ClassesOf(field, *path, problems);
+    if (!classes) continue;
+    if (classes->empty()) {
+      Add(field, *path, "holds no folders; there must be one for each class", problems);
+    } else if (graph != nullptr && static_cast<int64_t>(classes->size()) > graph->classes()) {
+      Add(field, *path,
+          absl::StrCat("holds ", classes->size(), " folders, one for each class; the model tells ",
+                       graph->classes(), " classes apart"),
+          problems);
+    } else if (train && *train != *classes) {
+      // Else one number would stand for two classes.
+      Add(field, *path, absl::StrCat("has other classes (folders) than ", data.train()), problems);
+    }
+    train = classes;
+  }
+}
+
+void CheckTarShards(const v1::TarShards& data, std::vector<Problem>* problems) {
+  for (const auto& [field, pattern] : {std::pair{"data.tar_shards.train", &data.train()},
+                                       {"data.tar_shards.test", &data.test()}}) {
+    // A pattern that is none is a problem of the spec and not of the data.
+    const auto names = ExpandShardNames(*pattern);
+    if (pattern->empty() || !names.ok()) continue;
+    for (const std::string& name : *names) {
+      UnitsOf(field, name, kTarBlock, "blocks", problems);
+    }
+  }
+}
+
+void CheckTokenFiles(const v1::TokenFiles& data, const Graph* graph,
+                     std::vector<Problem>* problems) {
+  const uint64_t bytes = data.bytes_per_token() == 0 ? 2 : data.bytes_per_token();
+  for (const auto& [field, path] : {std::pair{"data.token_files.train", &data.train()},
+                                    {"data.token_files.test", &data.test()}}) {
+    if (path->empty()) continue;
+    const std::optional<uint64_t> tokens = UnitsOf(field, *path, bytes, "tokens", problems);
+    if (!tokens || graph == nullptr || !graph->takes_tokens()) continue;
+    // The last token of a sample has a label, too.
+    const auto least = static_cast<uint64_t>(graph->input()[0]) + 1;
+    if (*tokens >= least) continue;
+    Add(field, *path,
+        absl::StrCat("holds ", *tokens, " tokens; one sample and its labels are ", least),
+        problems);
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,24 @@
+// Part of spec/data_check.h: sources other than IDX files.
+//
+// Thread-safe (pure functions over files).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "proto/cadre/v1/run.pb.h"
+#include "spec/graph.h"
+#include "spec/problem.h"
+
+namespace cadre {
+
+// Append what is wrong. `graph`: null where the model has problems; files are not held against it
+// then.
+void CheckCifar10Files(const v1::Cifar10& data, std::vector<Problem>* problems);
+void CheckImageFolders(const v1::ImageFolder& data, const Graph* graph,
+                       std::vector<Problem>* problems);
+void CheckTarShards(const v1::TarShards& data, std::vector<Problem>* problems);
+void CheckTokenFiles(const v1::TokenFiles& data, const Graph* graph,
+                     std::vector<Problem>* problems);
+
+}  // namespace cadre

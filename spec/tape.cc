@@ -1,0 +1,399 @@
+#include "spec/tape.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "spec/tape_memory.h"
+
+namespace cadre {
+namespace {
+
+// What an operation's way back looks at, besides its output's gradient.
+struct Remembered {
+  bool x = false;
+  bool y = false;
+};
+
+Remembered RememberedBy(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kConvolution:
+    case LayerKind::kFullyConnected:
+    case LayerKind::kGelu:
+    case LayerKind::kBatchNorm:
+    case LayerKind::kLocalResponseNorm:
+    case LayerKind::kEmbedding:
+    case LayerKind::kLayerNorm:
+    case LayerKind::kAttention:
+      return {.x = true};
+    case LayerKind::kRelu:
+    case LayerKind::kSigmoid:
+    case LayerKind::kTanh:
+      return {.y = true};
+    case LayerKind::kMaxPool:
+    case LayerKind::kAveragePool:
+    case LayerKind::kGlobalAveragePool:
+    case LayerKind::kDropout:
+    case LayerKind::kAdd:
+    case LayerKind::kConcat:
+    case LayerKind::kFlatten:
+    case LayerKind::kSoftmaxCrossEntropy:
+      return {};
+  }
+  return {};
+}
+
+// Whether the output may lie where the (first) input lay, and the gradient likewise.
+bool WorksInPlace(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kRelu:
+    case LayerKind::kGelu:
+    case LayerKind::kSigmoid:
+    case LayerKind::kTanh:
+    case LayerKind::kDropout:
+    case LayerKind::kBatchNorm:
+    case LayerKind::kAdd:
+      return true;
+    default:
+      return false;
+  }
+}
+
+constexpr size_t kRows = 1;
+
+// A halo takes some tens of microseconds even where links are quick; below so many operations of
+// the interior it is not worth cutting the work in parts for it.
+constexpr int64_t kLeastInteriorFlops = 4 << 20;
+
+int64_t Words(const Box& box) { return box.shape().elements(); }
+
+// Samples times tokens of a box [samples, tokens, ...].
+int64_t Rows(const Box& box) { return box.shape()[0] * box.shape()[1]; }
+
+class Recorder {
+ public:
+  Recorder(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training)
+      : graph_(graph), plan_(plan), rank_(rank), learns_(LayersWithGradient(graph)) {
+    tape_.samples = samples;
+    tape_.training = training;
+  }
+
+  Tape Run() {
+    tape_.input = Placed(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
+    for (int l = 0; l < graph_.size(); ++l) Place(l);
+    for (int l = 0; l < graph_.size(); ++l) Forward(l);
+    if (tape_.training) {
+      for (int l = graph_.size() - 1; l >= 0; --l) Backward(l);
+    }
+    AssignMemory(tape_, in_place_);
+    return std::move(tape_);
+  }
+
+ private:
+  const LayerLayouts& layouts(int l) const { return plan_.layers[static_cast<size_t>(l)]; }
+  LayerPlace& place(int l) { return tape_.places[static_cast<size_t>(l)]; }
+
+  Shape Whole(const Shape& sample) const { return BatchShape(tape_.samples, sample); }
+  Placement Placed(const Shape& sample, const Layout& layout) const {
+    return Placement::Of(Whole(sample), layout, plan_.mesh);
+  }
+
+  // What the layer's input needs, halo included, on every rank. Pieces are lent the graph and the
+  // plan, which outlive the recorder.
+  Placement NeededPlacement(int l, int i, const Layout& layout) const {
+    const GraphLayer& layer = graph_[l];
+    const Placement part = Placed(layer.input(i), layouts(l).inputs[static_cast<size_t>(i)]);
+    const Placement output = Placed(layer.output, layouts(l).output);
+    return {layout, [&layer, i, part, output](int rank) {
+              return NeededInput(layer, i, part.box(rank), output.box(rank));
+            }};
+  }
+
+  void Place(int l) {
+    LayerPlace place;
+    const GraphLayer& layer = graph_[l];
+    for (size_t i = 0; i < layer.inputs.size(); ++i) {
+      place.inputs.push_back(
+          NeededPlacement(l, static_cast<int>(i), layouts(l).inputs[i]).box(rank_));
+    }
+    place.output = Placed(layer.output, layouts(l).output).box(rank_);
+    tape_.places.push_back(std::move(place));
+  }
+
+  int NewBuffer(int l, const char* what, int64_t words) {
+    tape_.buffers.push_back({absl::StrCat(graph_[l].name, " ", what), words});
+    return static_cast<int>(tape_.buffers.size()) - 1;
+  }
+
+  TapeOp& NewOp(TapeOpKind kind, int l) {
+    tape_.ops.push_back({});
+    tape_.ops.back().kind = kind;
+    tape_.ops.back().layer = l;
+    return tape_.ops.back();
+  }
+
+  // The layout of a producer's output without its partial sums: where its gradient must lie.
+  Layout GradientLayout(int producer) const {
+    Layout layout = layouts(producer).output;
+    layout.partial_sum.clear();
+    return layout;
+  }
+
+  // Brings input i of layer l to where it is needed.
+  int MovedInput(int l, int i) {
+    const GraphLayer& layer = graph_[l];
+    const int producer = layer.inputs[static_cast<size_t>(i)];
+    const Layout from =
+        producer == Graph::kInput ? InputLayout(graph_, plan_) : layouts(producer).output;
+    const int buffer =
+        producer == Graph::kInput ? TapeOp::kInput : y_[static_cast<size_t>(producer)];
+    Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_, Placed(layer.input(i), from),
+                         NeededPlacement(l, i, layouts(l).inputs[static_cast<size_t>(i)]));
+    if (move.is_identity()) return buffer;
+    const int moved = NewBuffer(l, "x", Words(place(l).inputs[static_cast<size_t>(i)]));
+    FindInterior(l, move);
+    TapeOp& op = NewOp(TapeOpKind::kMove, l);
+    op.with_next = place(l).has_interior();
+    op.input = i;
+    op.x = {buffer};
+    op.y = moved;
+    op.move = std::move(move);
+    return moved;
+  }
+
+  // Cuts a convolution's rows into those that must wait for the halo and those that need not.
+  void FindInterior(int l, const Move& move) {
+    const GraphLayer& layer = graph_[l];
+    LayerPlace& here = place(l);
+    if (layer.kind != LayerKind::kConvolution || move.steps.size() != 1 || move.steps[0].sums) {
+      return;
+    }
+    const Box& needed = here.inputs[0];
+    const Box& held = move.steps[0].have;
+    for (size_t d = 0; d < needed.begin.size(); ++d) {
+      if (d != kRows && (held.begin[d] > needed.begin[d] || held.end[d] < needed.end[d])) return;
+    }
+    int64_t begin = here.output.begin[kRows];
+    int64_t end = here.output.end[kRows];
+    const auto is_held = [&](int64_t row) {
+      const Box rows = here.InputRowsFor(layer.window, row, row + 1);
+      return rows.begin[kRows] >= held.begin[kRows] && rows.end[kRows] <= held.end[kRows];
+    };
+    while (begin < end && !is_held(begin)) ++begin;
+    while (begin < end && !is_held(end - 1)) --end;
+    const int64_t rows = here.OutputRows(begin, end).shape().elements();
+    if (rows == 0 || layer.flops / layer.output.elements() * rows < kLeastInteriorFlops) return;
+    here.held = held;
+    here.interior_begin = begin;
+    here.interior_end = end;
+  }
+
+  // Parts of a convolution are computed in memory of their own.
+  int64_t InteriorScratchWords(int l) {
+    const LayerPlace& here = place(l);
+    if (!here.has_interior()) return 0;
+    int64_t words = 0;
+    const int64_t borders[] = {here.output.begin[kRows], here.interior_begin, here.interior_end,
+                               here.output.end[kRows]};
+    for (int part = 0; part < 3; ++part) {
+      words = std::max(
+          words, Words(here.InputRowsFor(graph_[l].window, borders[part], borders[part + 1])) +
+                     Words(here.OutputRows(borders[part], borders[part + 1])));
+    }
+    return words;
+  }
+
+  void Forward(int l) {
+    const GraphLayer& layer = graph_[l];
+    std::vector<int> x;
+    for (size_t i = 0; i < layer.inputs.size(); ++i)
+      x.push_back(MovedInput(l, static_cast<int>(i)));
+    x_.push_back(x);
+    saved_.push_back(TapeOp::kNone);
+    y_.push_back(TapeOp::kNone);
+    dy_.push_back(TapeOp::kNone);
+    if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
+    const int64_t saved = SavedWords(l);
+    if (saved > 0) saved_.back() = NewBuffer(l, "saved", saved);
+    y_.back() = NewBuffer(l, "y", Words(place(l).output));
+    const int64_t scratch = InteriorScratchWords(l);
+    const int scratch_buffer = scratch > 0 ? NewBuffer(l, "scratch", scratch) : TapeOp::kNone;
+    TapeOp& op = NewOp(TapeOpKind::kForward, l);
+    op.scratch = scratch_buffer;
+    op.x = x;
+    op.y = y_.back();
+    op.saved = saved_.back();
+    if (WorksInPlace(layer.kind)) in_place_.push_back(static_cast<int>(tape_.ops.size()) - 1);
+  }
+
+  void Loss(int l) {
+    const int gradient =
+        tape_.training ? NewBuffer(l, "dx", Words(place(l).inputs[0])) : TapeOp::kNone;
+    TapeOp& op = NewOp(TapeOpKind::kLoss, l);
+    op.x = x_.back();
+    op.dx = {gradient};
+    if (tape_.training) MoveGradient(l, 0, gradient);
+  }
+
+  // The gradient of input i of layer l goes back to the layer that made it, and is added there to
+  // what other consumers sent.
+  void MoveGradient(int l, int i, int gradient) {
+    const GraphLayer& layer = graph_[l];
+    const int producer = layer.inputs[static_cast<size_t>(i)];
+    if (!Learns(producer)) return;
+    Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
+                         NeededPlacement(l, i, layouts(l).input_gradients[static_cast<size_t>(i)]),
+                         Placed(layer.input(i), GradientLayout(producer)));
+    if (!move.is_identity()) {
+      const int moved = NewBuffer(producer, "dy", Words(place(producer).output));
+      TapeOp& op = NewOp(TapeOpKind::kMoveGradient, l);
+      op.input = i;
+      op.x = {gradient};
+      op.y = moved;
+      op.move = std::move(move);
+      gradient = moved;
+    }
+    int& sum = dy_[static_cast<size_t>(producer)];
+    if (sum == TapeOp::kNone) {
+      sum = gradient;
+      return;
+    }
+    const int added = NewBuffer(producer, "dy", Words(place(producer).output));
+    TapeOp& op = NewOp(TapeOpKind::kAdd, producer);
+    op.x = {sum, gradient};
+    op.y = added;
+    in_place_.push_back(static_cast<int>(tape_.ops.size()) - 1);
+    sum = added;
+  }
+
+  bool Learns(int l) const { return l != Graph::kInput && learns_[static_cast<size_t>(l)]; }
+
+  void Backward(int l) {
+    const auto at = static_cast<size_t>(l);
+    const GraphLayer& layer = graph_[l];
+    if (!learns_[at] || layer.kind == LayerKind::kSoftmaxCrossEntropy) return;
+    const int dy = dy_[at];
+    if (layer.kind == LayerKind::kAdd) {
+      // The gradient of every addend is the sum's.
+      for (size_t i = 0; i < layer.inputs.size(); ++i) MoveGradient(l, static_cast<int>(i), dy);
+      return;
+    }
+    std::vector<int> dx;
+    for (size_t i = 0; i < layer.inputs.size(); ++i) {
+      dx.push_back(Learns(layer.inputs[i]) ? NewBuffer(l, "dx", Words(place(l).inputs[i]))
+                                           : TapeOp::kNone);
+    }
+    const int64_t scratch = ScratchWords(l);
+    const int scratch_buffer = scratch > 0 ? NewBuffer(l, "scratch", scratch) : TapeOp::kNone;
+    const Remembered remembered = RememberedBy(layer.kind);
+    TapeOp& op = NewOp(TapeOpKind::kBackward, l);
+    if (remembered.x) op.x = x_[at];
+    if (remembered.y) op.y = y_[at];
+    op.saved = saved_[at];
+    op.scratch = scratch_buffer;
+    op.dy = dy;
+    op.dx = dx;
+    if (WorksInPlace(layer.kind)) in_place_.push_back(static_cast<int>(tape_.ops.size()) - 1);
+    const size_t before = tape_.ops.size();
+    for (size_t i = 0; i < dx.size(); ++i) {
+      if (dx[i] != TapeOp::kNone) MoveGradient(l, static_cast<int>(i), dx[i]);
+    }
+    // Layers that can make one gradient after the other; the first may leave meanwhile.
+    const bool parts =
+        layer.kind == LayerKind::kConvolution || layer.kind == LayerKind::kFullyConnected;
+    if (parts && tape_.ops.size() > before && tape_.ops[before].kind == TapeOpKind::kMoveGradient) {
+      tape_.ops[before - 1].with_next = true;
+    }
+  }
+
+  // What forward notes down for the way back.
+  int64_t SavedWords(int l) {
+    const GraphLayer& layer = graph_[l];
+    const Box& output = place(l).output;
+    switch (layer.kind) {
+      case LayerKind::kMaxPool:            // which input won
+      case LayerKind::kLocalResponseNorm:  // denominators
+        return Words(output);
+      case LayerKind::kBatchNorm:  // mean and inverse deviation
+        return 2 * output.shape()[output.shape().rank() - 1];
+      case LayerKind::kLayerNorm:
+        return 2 * Words(output) / std::max<int64_t>(1, output.shape()[output.shape().rank() - 1]);
+      case LayerKind::kAttention: {  // queries, keys, values; context; probabilities
+        const int64_t tokens = output.shape()[1];
+        return Rows(output) * HeadWords(l) * 4 + Rows(output) * Heads(l) * tokens;
+      }
+      default:
+        return 0;
+    }
+  }
+
+  int64_t ScratchWords(int l) {
+    if (graph_[l].kind != LayerKind::kAttention) return 0;
+    return Rows(place(l).output) * HeadWords(l) * 4;  // gradients of qkv and context
+  }
+
+  // Heads that are here, and their features together.
+  int64_t Heads(int l) const {
+    const GraphLayer& layer = graph_[l];
+    const Box weight =
+        LocalBox(layer.parameters[0].shape, layouts(l).parameters[0], plan_.mesh, rank_);
+    return weight.shape()[0];
+  }
+  int64_t HeadWords(int l) const { return Heads(l) * graph_[l].parameters[0].shape[2]; }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  const int rank_;
+  const std::vector<bool> learns_;
+  Tape tape_;
+  // Buffers by layer.
+  std::vector<std::vector<int>> x_;
+  std::vector<int> y_;
+  std::vector<int> saved_;
+  std::vector<int> dy_;
+  // Operations whose result may lie where an operand lay.
+  std::vector<int> in_place_;
+};
+
+}  // namespace
+
+Box LayerPlace::OutputRows(int64_t begin, int64_t end) const {
+  Box rows = output;
+  rows.begin[kRows] = begin;
+  rows.end[kRows] = std::max(begin, end);
+  return rows;
+}
+
+Box LayerPlace::InputRowsFor(const Window& window, int64_t begin, int64_t end) const {
+  Box rows = inputs[0];
+  const int64_t first = begin * window.stride - window.padding_height;
+  const int64_t last = (end - 1) * window.stride - window.padding_height + window.reach_height();
+  rows.begin[kRows] = std::clamp(first, inputs[0].begin[kRows], inputs[0].end[kRows]);
+  rows.end[kRows] =
+      begin < end ? std::clamp(last, rows.begin[kRows], inputs[0].end[kRows]) : rows.begin[kRows];
+  return rows;
+}
+
+Layout InputLayout(const Graph& graph, const Plan& plan) {
+  const int first = graph.consumers(Graph::kInput).front();
+  Layout layout;
+  layout.split.push_back(plan.layers[static_cast<size_t>(first)].inputs[0].axes(0));
+  return layout;
+}
+
+std::vector<bool> LayersWithGradient(const Graph& graph) {
+  std::vector<bool> learns;
+  for (const GraphLayer& layer : graph.layers()) {
+    learns.push_back(layer.has_parameters() ||
+                     std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int producer) {
+                       return producer != Graph::kInput && learns[static_cast<size_t>(producer)];
+                     }));
+  }
+  return learns;
+}
+
+Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training) {
+  return Recorder(graph, plan, rank, samples, training).Run();
+}
+
+}  // namespace cadre

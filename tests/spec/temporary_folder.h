@@ -1,0 +1,33 @@
+// A folder of its own for a test, gone afterwards.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <iterator>
+#include <string>
+
+namespace cadre {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path_(::testing::TempDir() + "cadre_test_XXXXXX") {
+    EXPECT_NE(mkdtemp(path_.data()), nullptr);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  int Entries() const {
+    return static_cast<int>(std::distance(std::filesystem::directory_iterator(path_),
+                                          std::filesystem::directory_iterator()));
+  }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace cadre
