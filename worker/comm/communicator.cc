@@ -107,6 +107,34 @@ absl::Status Communicator::RingAllGather(std::span<std::byte> data,
   return absl::OkStatus();
 }
 
+absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> send,
+                                    std::span<const std::span<std::byte>> receive) {
+  const auto self = static_cast<size_t>(index_);
+  if (send.size() != members_.size() || receive.size() != members_.size() ||
+      send[self].size() != receive[self].size()) {
+    return absl::InvalidArgumentError(absl::StrCat("pieces do not fit ", size(), " members"));
+  }
+  if (!send[self].empty()) std::memcpy(receive[self].data(), send[self].data(), send[self].size());
+  if (size() == 1) return absl::OkStatus();
+  const uint64_t tag = NextTag(Kind::kAllToAll);
+  for (int step = 1; step < size(); ++step) {
+    const int to = Around(step);
+    const int from = Around(-step);
+    const std::span<const std::byte> out = send[static_cast<size_t>(to)];
+    const std::span<std::byte> in = receive[static_cast<size_t>(from)];
+    // Each rank's step s waits only for others' steps up to s, so leaving out messages blocks
+    // nobody.
+    if (!out.empty() && !in.empty()) {
+      CADRE_RETURN_IF_ERROR(Exchange(to, out, from, in, tag));
+    } else if (!out.empty()) {
+      CADRE_RETURN_IF_ERROR(Send(to, out, tag));
+    } else if (!in.empty()) {
+      CADRE_RETURN_IF_ERROR(Receive(from, in, tag));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
   if (root < 0 || root >= size()) {
     return absl::InvalidArgumentError(absl::StrCat("no member ", root, " of ", size()));

@@ -47,6 +47,14 @@ class Communicator {
   // The same with offsets in bytes.
   absl::Status AllGatherBytes(std::span<std::byte> data, std::span<const int64_t> offsets);
 
+  // Member i gets send[i], and what it sends here arrives in receive[i]. Both sides of a pair know
+  // the size; where it is 0 no message goes. Pairwise: in step s with the members s before and
+  // behind.
+  // Requires: a span per member in both; send[index()] and receive[index()] are of one size;
+  // nothing that is received into overlaps with anything else.
+  absl::Status AllToAll(std::span<const std::span<const std::byte>> send,
+                        std::span<const std::span<std::byte>> receive);
+
   // Every member gets what `root` (an index) has. By a binomial tree.
   absl::Status Broadcast(std::span<std::byte> data, int root);
 
@@ -62,7 +70,14 @@ class Communicator {
   uint64_t messages_sent() const { return messages_sent_; }
 
  private:
-  enum class Kind : uint8_t { kReduceScatter = 1, kAllGather, kBroadcast, kGather, kBarrier };
+  enum class Kind : uint8_t {
+    kReduceScatter = 1,
+    kAllGather,
+    kBroadcast,
+    kGather,
+    kBarrier,
+    kAllToAll
+  };
 
   // The tag of the next collective: equal on all members, different for a different collective.
   uint64_t NextTag(Kind kind);

@@ -12,10 +12,19 @@ MeshCommunicators::MeshCommunicators(Transport& transport, Mesh mesh)
 }
 
 Communicator& MeshCommunicators::Over(const std::vector<std::string>& axes) {
-  std::vector<int> members = mesh_.Peers(rank(), axes);
+  return Among(mesh_.Peers(rank(), axes));
+}
+
+Communicator& MeshCommunicators::Among(const std::vector<int>& members) {
   std::unique_ptr<Communicator>& comm = by_members_[members];
-  if (comm == nullptr) comm = std::make_unique<Communicator>(transport_, std::move(members));
+  if (comm == nullptr) comm = std::make_unique<Communicator>(transport_, members);
   return *comm;
+}
+
+uint64_t MeshCommunicators::bytes_sent() const {
+  uint64_t bytes = 0;
+  for (const auto& [members, comm] : by_members_) bytes += comm->bytes_sent();
+  return bytes;
 }
 
 Communicator& MeshCommunicators::All() {

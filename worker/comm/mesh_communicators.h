@@ -7,6 +7,7 @@
 // all ranks. Borrows the transport.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,6 +31,11 @@ class MeshCommunicators {
   Communicator& Over(const std::vector<std::string>& axes);
   // All ranks of the group.
   Communicator& All();
+  // The members listed, this rank among them. Requires: the same list on all of them.
+  Communicator& Among(const std::vector<int>& members);
+
+  // Payload that this rank has sent over all of its communicators.
+  uint64_t bytes_sent() const;
 
  private:
   Transport& transport_;

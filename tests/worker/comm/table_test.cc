@@ -135,6 +135,20 @@ std::map<std::string, Collective> Collectives() {
          std::vector<float> data(kElements);
          return among.AllReduceSum(std::span(data));
        }},
+      {"AllToAll",
+       [offsets](Communicator& among) {
+         std::vector<float> out(kElements), in(kElements);
+         const std::vector<int64_t> even = offsets(among);
+         std::vector<std::span<const std::byte>> send;
+         std::vector<std::span<std::byte>> receive;
+         for (size_t i = 0; i + 1 < even.size(); ++i) {
+           const auto begin = static_cast<size_t>(even[i]);
+           const auto size = static_cast<size_t>(even[i + 1]) - begin;
+           send.push_back(std::as_bytes(std::span(out).subspan(begin, size)));
+           receive.push_back(std::as_writable_bytes(std::span(in).subspan(begin, size)));
+         }
+         return among.AllToAll(send, receive);
+       }},
       {"Broadcast",
        [](Communicator& among) {
          std::vector<float> data(kElements);
