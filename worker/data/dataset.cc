@@ -1,7 +1,8 @@
 #include "worker/data/dataset.h"
 
-#include <utility>
+#include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "spec/graph.h"
@@ -22,6 +23,23 @@ absl::Status CheckSynthetic(const v1::SyntheticData& data, int64_t classes) {
   return absl::OkStatus();
 }
 
+// Tokens that every layer that takes them knows.
+int64_t Vocabulary(const Graph& graph) {
+  int64_t vocabulary = graph.classes();
+  for (const int i : graph.consumers(Graph::kInput)) {
+    if (graph[i].kind != LayerKind::kEmbedding) continue;
+    vocabulary = std::min<int64_t>(vocabulary, graph[i].settings.embedding().vocabulary());
+  }
+  return vocabulary;
+}
+
+absl::Status CheckKind(bool model_takes_tokens, bool data_is_tokens) {
+  if (model_takes_tokens == data_is_tokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the data are ", data_is_tokens ? "tokens" : "images", "; the model takes ",
+                   model_takes_tokens ? "tokens" : "images"));
+}
+
 }  // namespace
 
 absl::Status CheckSample(int64_t index, int64_t size) {
@@ -29,16 +47,47 @@ absl::Status CheckSample(int64_t index, int64_t size) {
   return absl::OutOfRangeError(absl::StrCat("no sample ", index, " among ", size));
 }
 
+absl::Status CopyLabels(std::span<const SampleRef> samples, std::span<const int32_t> all,
+                        std::span<int32_t> labels) {
+  for (size_t i = 0; i < samples.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, static_cast<int64_t>(all.size())));
+    labels[i] = all[static_cast<size_t>(samples[i].index)];
+  }
+  return absl::OkStatus();
+}
+
+bool IsJpegName(absl::string_view name) {
+  return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg");
+}
+
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
-  const v1::Image& input = spec.model().input();
-  const Shape shape{input.channels(), input.height(), input.width()};
-  switch (spec.data().source_case()) {
+  const v1::Data& data = spec.data();
+  const DatasetNeeds needs{.sample_shape = graph.input(),
+                           .classes = graph.classes(),
+                           .vocabulary = Vocabulary(graph),
+                           .seed = spec.seed(),
+                           .corrupt_allowed = data.corrupt_samples_allowed()};
+  if (data.has_synthetic()) {
+    CADRE_RETURN_IF_ERROR(CheckSynthetic(data.synthetic(), graph.classes()));
+    return graph.takes_tokens() ? OpenSyntheticTokens(data.synthetic(), split, needs)
+                                : OpenSyntheticImages(data.synthetic(), split, needs);
+  }
+  if (data.source_case() != v1::Data::SOURCE_NOT_SET) {
+    CADRE_RETURN_IF_ERROR(CheckKind(graph.takes_tokens(), data.has_token_files()));
+  }
+  switch (data.source_case()) {
     case v1::Data::kIdx:
-      return OpenIdxDataset(spec.data().idx(), split, shape, graph.classes());
+      return OpenIdxDataset(data.idx(), split, needs);
+    case v1::Data::kCifar10:
+      return OpenCifar10(data.cifar10(), split, needs);
+    case v1::Data::kImageFolder:
+      return OpenImageFolder(data.image_folder(), split, needs);
+    case v1::Data::kTarShards:
+      return OpenTarShards(data.tar_shards(), split, needs);
+    case v1::Data::kTokenFiles:
+      return OpenTokenFiles(data.token_files(), split, needs);
     case v1::Data::kSynthetic:
-      CADRE_RETURN_IF_ERROR(CheckSynthetic(spec.data().synthetic(), graph.classes()));
-      return MakeSyntheticDataset(spec.data().synthetic(), split, shape, spec.seed());
     case v1::Data::SOURCE_NOT_SET:
       break;
   }

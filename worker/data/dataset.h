@@ -1,9 +1,12 @@
-// The samples of one split of a run's data: images and labels by index.
+// The samples of one split of a run's data: inputs and labels by index.
 //
-// Owns its memory; IDX pixels stay bytes and are converted when asked for, synthetic samples are
-// made when asked for.
+// A sample is asked for by its index and the epoch it stands in, because augmentation draws anew in
+// every epoch. What comes back is a pure function of (spec, files, index, epoch): never of the rank
+// that asks, of the batch around it or of what was asked before.
 //
-// Thread-safe after OpenDataset.
+// Owns its memory. What has to be decoded is read when asked for.
+//
+// Thread-safe after OpenDataset: any number of threads may call Get at once.
 #pragma once
 
 #include <cstdint>
@@ -19,28 +22,42 @@ namespace cadre {
 
 enum class Split { kTrain, kTest };
 
+struct SampleRef {
+  int64_t index = 0;
+  int64_t epoch = 0;
+  friend bool operator==(const SampleRef&, const SampleRef&) = default;
+};
+
 class Dataset {
  public:
   virtual ~Dataset() = default;
 
   // Samples.
   virtual int64_t size() const = 0;
-  // Of one sample: [channels, height, width].
+  // Of one sample: [height, width, channels], or [length] for tokens.
   virtual const Shape& sample_shape() const = 0;
-  // Writes the samples one after another, and their labels.
-  // Requires: images holds indices.size() samples, labels as many.
-  // Errors: OutOfRange for an index that is not in [0, size()); nothing is promised of the output.
-  virtual absl::Status Get(std::span<const int64_t> indices, std::span<float> images,
+  // 1, or the tokens of a sequence.
+  virtual int64_t labels_per_sample() const { return 1; }
+  // Writes the samples one after another, and their labels. A sample that cannot be decoded is
+  // named in the log and replaced by the next one of the same class that can.
+  // Requires: inputs holds samples.size() samples; labels holds samples.size() *
+  // labels_per_sample(), or is empty where labels are not wanted.
+  // Errors: OutOfRange for an index that is not in [0, size()); DataLoss naming the sample where
+  // one more could not be decoded than the spec allows; InvalidArgument for tokens that the model
+  // does not know. Nothing is promised of the output then.
+  virtual absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                            std::span<int32_t> labels) const = 0;
-  // The labels alone, without touching images. Requires and errors as Get.
-  virtual absl::Status GetLabels(std::span<const int64_t> indices,
+  // The labels alone, without decoding: the same that Get writes. Errors as Get.
+  virtual absl::Status GetLabels(std::span<const SampleRef> samples,
                                  std::span<int32_t> labels) const = 0;
+  // Samples found so far that could not be read.
+  virtual int64_t corrupt_samples() const { return 0; }
 };
 
-// Opens what `spec.data` names, in the shape of `spec.model.input`. Labels are checked against the
-// model's classes.
+// Opens what `spec.data` names, in the shape of the model's input. Labels are checked against the
+// model's classes, those of token files when they are read.
 // Errors name the file: NotFound for a missing one, DataLoss for one that is cut short or damaged,
-// InvalidArgument for one that is not IDX or does not fit the model.
+// InvalidArgument for one that is of another format or does not fit the model.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split);
 
 }  // namespace cadre

@@ -16,14 +16,16 @@ absl::Status Wrong(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
-// Images are [samples, height, width], or [samples, channels, height, width].
+// Images are [samples, height, width], or [samples, channels, height, width]; `sample` is [height,
+// width, channels].
 absl::Status CheckImages(const std::string& path, const IdxArray& images, const Shape& sample) {
-  std::vector<int64_t> expected = sample.dims();
-  if (images.dims.size() == expected.size() && sample[0] == 1) expected.erase(expected.begin());
+  std::vector<int64_t> expected = {sample[2], sample[0], sample[1]};
+  if (images.dims.size() == expected.size() && sample[2] == 1) expected.erase(expected.begin());
   if (images.dims.size() != expected.size() + 1 ||
       !std::equal(expected.begin(), expected.end(), images.dims.begin() + 1)) {
-    return Wrong(path, absl::StrCat("holds ", Shape(images.dims).ToString(),
-                                    "; the model's input is ", sample.ToString(), " a sample"));
+    return Wrong(path,
+                 absl::StrCat("holds ", Shape(images.dims).ToString(), "; the model's input is ",
+                              sample.ToString(), " (height, width, channels) a sample"));
   }
   if (images.dims[0] == 0) return Wrong(path, "holds no samples");
   return absl::OkStatus();
@@ -47,6 +49,20 @@ absl::Status CheckLabels(const std::string& path, const IdxArray& labels, int64_
   return absl::OkStatus();
 }
 
+// Samples with channels first become samples with channels last.
+std::vector<uint8_t> ChannelsLast(std::vector<uint8_t> pixels, const Shape& sample) {
+  const auto channels = static_cast<size_t>(sample[2]);
+  if (channels == 1) return pixels;
+  const auto elements = static_cast<size_t>(sample.elements());
+  const size_t plane = elements / channels;
+  std::vector<uint8_t> moved(pixels.size());
+  for (size_t i = 0; i < pixels.size(); ++i) {
+    const size_t within = i % elements;
+    moved[i - within + within % plane * channels + within / plane] = pixels[i];
+  }
+  return moved;
+}
+
 // The value of each of the 256 pixels.
 std::array<float, 256> Normalised(float mean, float stddev) {
   if (stddev == 0.0F) stddev = 1.0F;
@@ -59,45 +75,41 @@ std::array<float, 256> Normalised(float mean, float stddev) {
 
 class IdxDataset final : public Dataset {
  public:
-  IdxDataset(IdxArray images, IdxArray labels, Shape shape, const std::array<float, 256>& values)
-      : images_(std::move(images.data)),
-        labels_(std::move(labels.data)),
-        shape_(std::move(shape)),
+  IdxDataset(IdxArray images, const IdxArray& labels, const Shape& shape,
+             const std::array<float, 256>& values)
+      : images_(ChannelsLast(std::move(images.data), shape)),
+        labels_(labels.data.begin(), labels.data.end()),
+        shape_(shape),
         values_(values) {}
 
   int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
   const Shape& sample_shape() const override { return shape_; }
-  absl::Status Get(std::span<const int64_t> indices, std::span<float> images,
+  absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                    std::span<int32_t> labels) const override;
-  absl::Status GetLabels(std::span<const int64_t> indices,
-                         std::span<int32_t> labels) const override;
+  absl::Status GetLabels(std::span<const SampleRef> samples,
+                         std::span<int32_t> labels) const override {
+    return CopyLabels(samples, labels_, labels);
+  }
 
  private:
-  // As read: a byte per pixel, samples one after another.
+  // A byte per pixel, samples one after another.
   const std::vector<uint8_t> images_;
-  const std::vector<uint8_t> labels_;
+  const std::vector<int32_t> labels_;
   const Shape shape_;
   const std::array<float, 256> values_;
 };
 
-absl::Status IdxDataset::Get(std::span<const int64_t> indices, std::span<float> images,
+absl::Status IdxDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
                              std::span<int32_t> labels) const {
-  CADRE_RETURN_IF_ERROR(GetLabels(indices, labels));
+  if (!labels.empty()) CADRE_RETURN_IF_ERROR(GetLabels(samples, labels));
   const auto elements = static_cast<size_t>(shape_.elements());
-  auto out = images.begin();
-  for (const int64_t index : indices) {
-    const auto pixels = std::span(images_).subspan(static_cast<size_t>(index) * elements, elements);
+  auto out = inputs.begin();
+  for (const SampleRef& sample : samples) {
+    CADRE_RETURN_IF_ERROR(CheckSample(sample.index, size()));
+    const auto pixels =
+        std::span(images_).subspan(static_cast<size_t>(sample.index) * elements, elements);
     out = std::transform(pixels.begin(), pixels.end(), out,
                          [this](uint8_t pixel) { return values_[pixel]; });
-  }
-  return absl::OkStatus();
-}
-
-absl::Status IdxDataset::GetLabels(std::span<const int64_t> indices,
-                                   std::span<int32_t> labels) const {
-  for (size_t i = 0; i < indices.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(CheckSample(indices[i], size()));
-    labels[i] = labels_[static_cast<size_t>(indices[i])];
   }
   return absl::OkStatus();
 }
@@ -105,16 +117,16 @@ absl::Status IdxDataset::GetLabels(std::span<const int64_t> indices,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenIdxDataset(const v1::IdxFiles& files, Split split,
-                                                        const Shape& sample_shape,
-                                                        int64_t classes) {
+                                                        const DatasetNeeds& needs) {
   const bool train = split == Split::kTrain;
   const std::string& images_path = train ? files.train_images() : files.test_images();
   const std::string& labels_path = train ? files.train_labels() : files.test_labels();
   CADRE_ASSIGN_OR_RETURN(IdxArray images, ReadIdx(images_path));
-  CADRE_ASSIGN_OR_RETURN(IdxArray labels, ReadIdx(labels_path));
-  CADRE_RETURN_IF_ERROR(CheckImages(images_path, images, sample_shape));
-  CADRE_RETURN_IF_ERROR(CheckLabels(labels_path, labels, images.dims[0], images_path, classes));
-  return std::make_unique<IdxDataset>(std::move(images), std::move(labels), sample_shape,
+  CADRE_ASSIGN_OR_RETURN(const IdxArray labels, ReadIdx(labels_path));
+  CADRE_RETURN_IF_ERROR(CheckImages(images_path, images, needs.sample_shape));
+  CADRE_RETURN_IF_ERROR(
+      CheckLabels(labels_path, labels, images.dims[0], images_path, needs.classes));
+  return std::make_unique<IdxDataset>(std::move(images), labels, needs.sample_shape,
                                       Normalised(files.mean(), files.stddev()));
 }
 

@@ -6,14 +6,11 @@
 
 namespace cadre {
 
-int64_t Sampler::SampleAt(int64_t position) {
+SampleRef Sampler::SampleAt(int64_t position) {
   CHECK_GE(position, 0);
+  const int64_t epoch = position / size_;
   const auto place = static_cast<size_t>(position % size_);
-  return Permutation(position / size_)[place];
-}
-
-void Sampler::SamplesFrom(int64_t first, std::span<int64_t> samples) {
-  for (int64_t& sample : samples) sample = SampleAt(first++);
+  return {.index = Permutation(epoch)[place], .epoch = epoch};
 }
 
 const std::vector<uint32_t>& Sampler::Permutation(int64_t epoch) {

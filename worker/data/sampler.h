@@ -2,15 +2,17 @@
 //
 // Position p is in epoch p / size, at place p % size of that epoch's permutation. Step t of group g
 // of G, with B samples per group and step, takes positions (t G + g) B up to + B. So every sample
-// comes once per epoch whatever B and G are, and who trains it changes nothing.
+// comes once per epoch whatever B and G are, and who trains it changes nothing. The whole state of
+// reading the data is therefore the step: whoever resumes at step t resumes here.
 //
 // Thread-compatible: it remembers the permutations of two epochs.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <span>
 #include <vector>
+
+#include "worker/data/dataset.h"
 
 namespace cadre {
 
@@ -22,9 +24,7 @@ class Sampler {
   int64_t size() const { return size_; }
   int64_t Epoch(int64_t position) const { return position / size_; }
   // Requires: position >= 0.
-  int64_t SampleAt(int64_t position);
-  // Samples at positions first, first + 1, ...
-  void SamplesFrom(int64_t first, std::span<int64_t> samples);
+  SampleRef SampleAt(int64_t position);
 
  private:
   struct Cached {

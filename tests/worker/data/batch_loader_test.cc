@@ -5,41 +5,46 @@
 
 #include <algorithm>
 #include <atomic>
-#include <numeric>
-#include <set>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "tensor/layout.h"
-#include "worker/data/sampler.h"
+#include "worker/data/batch_rows.h"
 
 namespace cadre {
 namespace {
 
-// Sample i is an image of value i with label i + 1. Counts what is asked of it, and can be told to
-// fail at a sample.
+// Sample i is an image of value i with labels i + 1 and -i. Counts what is asked of it, and can be
+// told to fail at a sample.
 class FakeDataset final : public Dataset {
  public:
   explicit FakeDataset(int64_t size) : size_(size) {}
 
   int64_t size() const override { return size_; }
   const Shape& sample_shape() const override { return shape_; }
-  absl::Status Get(std::span<const int64_t> indices, std::span<float> images,
+  int64_t labels_per_sample() const override { return 2; }
+  absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                    std::span<int32_t> labels) const override {
     ++gets_;
-    EXPECT_EQ(images.size(), indices.size() * 4);
-    EXPECT_EQ(labels.size(), indices.size());
-    for (size_t i = 0; i < indices.size(); ++i) {
-      if (indices[i] == bad_sample_) return absl::DataLossError("a bad sample");
-      std::fill_n(images.begin() + static_cast<std::ptrdiff_t>(i * 4), 4,
-                  static_cast<float>(indices[i]));
-      labels[i] = static_cast<int32_t>(indices[i]) + 1;
+    EXPECT_EQ(inputs.size(), samples.size() * 4);
+    for (size_t i = 0; i < samples.size(); ++i) {
+      if (samples[i].index == bad_sample_) {
+        return absl::DataLossError(absl::StrCat("bad sample ", samples[i].index));
+      }
+      std::fill_n(inputs.begin() + static_cast<std::ptrdiff_t>(i * 4), 4,
+                  static_cast<float>(samples[i].index));
+    }
+    return labels.empty() ? absl::OkStatus() : GetLabels(samples, labels);
+  }
+  absl::Status GetLabels(std::span<const SampleRef> samples,
+                         std::span<int32_t> labels) const override {
+    EXPECT_EQ(labels.size(), samples.size() * 2);
+    for (size_t i = 0; i < samples.size(); ++i) {
+      labels[2 * i] = static_cast<int32_t>(samples[i].index) + 1;
+      labels[2 * i + 1] = -static_cast<int32_t>(samples[i].index);
     }
     return absl::OkStatus();
-  }
-
-  absl::Status GetLabels(std::span<const int64_t>, std::span<int32_t>) const override {
-    return absl::UnimplementedError("the loader wants images too");
   }
 
   void FailAt(int64_t sample) { bad_sample_ = sample; }
@@ -52,35 +57,57 @@ class FakeDataset final : public Dataset {
   mutable std::atomic<int> gets_{0};
 };
 
-void ExpectBatch(const Batch& batch, int64_t step, const std::vector<int64_t>& samples) {
-  EXPECT_EQ(batch.step, step);
-  EXPECT_EQ(batch.samples, samples);
-  ASSERT_EQ(batch.labels.size(), samples.size());
-  EXPECT_EQ(batch.images.shape(), (Shape{static_cast<int64_t>(samples.size()), 1, 2, 2}));
-  for (size_t i = 0; i < samples.size(); ++i) {
-    EXPECT_EQ(batch.labels[i], samples[i] + 1);
+std::vector<int64_t> Indices(const std::vector<SampleRef>& samples) {
+  std::vector<int64_t> indices;
+  for (const SampleRef& sample : samples) indices.push_back(sample.index);
+  return indices;
+}
+
+// What the samples say is what the batch holds.
+void ExpectHolds(const Batch& batch) {
+  const auto rows = static_cast<int64_t>(batch.rows.inputs.size());
+  ASSERT_EQ(batch.inputs.shape(), (Shape{rows, 1, 2, 2}));
+  ASSERT_EQ(batch.labels.size(), batch.rows.labels.size() * 2);
+  for (size_t i = 0; i < batch.rows.inputs.size(); ++i) {
     for (size_t k = 0; k < 4; ++k) {
-      EXPECT_EQ(batch.images.span()[i * 4 + k], static_cast<float>(samples[i]));
+      ASSERT_EQ(batch.inputs.span()[i * 4 + k], static_cast<float>(batch.rows.inputs[i].index));
     }
+  }
+  for (size_t i = 0; i < batch.rows.labels.size(); ++i) {
+    ASSERT_EQ(batch.labels[2 * i], batch.rows.labels[i].index + 1);
+    ASSERT_EQ(batch.labels[2 * i + 1], -batch.rows.labels[i].index);
   }
 }
 
+void ExpectBatch(const Batch& batch, int64_t step, const std::vector<int64_t>& samples) {
+  EXPECT_EQ(batch.step, step);
+  EXPECT_EQ(Indices(batch.rows.inputs), samples);
+  EXPECT_EQ(batch.rows.labels, batch.rows.inputs);
+  ExpectHolds(batch);
+}
+
 // Samples step * n, step * n + 1, ...
-SampleSource Counting() {
-  return [](int64_t step, std::span<int64_t> samples) {
-    std::iota(samples.begin(), samples.end(), step * static_cast<int64_t>(samples.size()));
+RowSource Counting(int64_t n) {
+  return [n](int64_t step, BatchRows& rows) {
+    rows = BatchRows();
+    for (int64_t i = step * n; i < (step + 1) * n; ++i) {
+      rows.inputs.push_back({.index = i});
+      rows.positions.push_back(i);
+    }
+    rows.labels = rows.inputs;
+    rows.micro_batches = {{.inputs = {0, n}, .labels = {0, n}}};
   };
 }
 
 std::vector<int64_t> CountingSamples(int64_t step, int64_t n) {
-  std::vector<int64_t> samples(static_cast<size_t>(n));
-  Counting()(step, samples);
-  return samples;
+  BatchRows rows;
+  Counting(n)(step, rows);
+  return Indices(rows.inputs);
 }
 
 TEST(BatchLoaderTest, StepsInOrder) {
   const FakeDataset dataset(1000);
-  BatchLoader loader(dataset, Counting(), {.samples = 3});
+  BatchLoader loader(dataset, Counting(3), {});
   for (int64_t step = 5; step < 60; ++step) {
     const auto batch = loader.Next(step);
     ASSERT_TRUE(batch.ok()) << batch.status();
@@ -90,7 +117,7 @@ TEST(BatchLoaderTest, StepsInOrder) {
 
 TEST(BatchLoaderTest, StartsAfreshAtAnyStepWithoutStaleBatches) {
   const FakeDataset dataset(1000);
-  BatchLoader loader(dataset, Counting(), {.samples = 2, .prefetch = 4});
+  BatchLoader loader(dataset, Counting(2), {.prefetch = 4, .threads = 3});
   // Back, forth, the same again, and into what is loaded ahead already.
   for (const int64_t step : {10, 11, 3, 4, 5, 5, 6, 100, 7, 9, 10, 0, 1, 2, 2, 2, 50, 51}) {
     const auto batch = loader.Next(step);
@@ -101,7 +128,7 @@ TEST(BatchLoaderTest, StartsAfreshAtAnyStepWithoutStaleBatches) {
 
 TEST(BatchLoaderTest, LoadsAheadButNotWithoutEnd) {
   const FakeDataset dataset(1'000'000);
-  BatchLoader loader(dataset, Counting(), {.samples = 1, .prefetch = 3});
+  BatchLoader loader(dataset, Counting(1), {.prefetch = 3});
   EXPECT_EQ(dataset.gets(), 0);
   ASSERT_TRUE(loader.Next(0).ok());
   const absl::Time deadline = absl::Now() + absl::Seconds(10);
@@ -115,10 +142,10 @@ TEST(BatchLoaderTest, LoadsAheadButNotWithoutEnd) {
 TEST(BatchLoaderTest, AnErrorComesAtItsStepAndMayPass) {
   FakeDataset dataset(1000);
   dataset.FailAt(8);
-  BatchLoader loader(dataset, Counting(), {.samples = 2});
+  BatchLoader loader(dataset, Counting(2), {});
   for (int64_t step = 2; step < 4; ++step) ASSERT_TRUE(loader.Next(step).ok());
-  EXPECT_EQ(loader.Next(4).status(), absl::DataLossError("a bad sample"));
-  EXPECT_EQ(loader.Next(4).status(), absl::DataLossError("a bad sample"));
+  EXPECT_EQ(loader.Next(4).status(), absl::DataLossError("bad sample 8"));
+  EXPECT_EQ(loader.Next(4).status(), absl::DataLossError("bad sample 8"));
   const auto other = loader.Next(5);
   ASSERT_TRUE(other.ok());
   ExpectBatch(**other, 5, {10, 11});
@@ -130,45 +157,107 @@ TEST(BatchLoaderTest, AnErrorComesAtItsStepAndMayPass) {
 
 TEST(BatchLoaderTest, ARankMayHaveNothingToDo) {
   const FakeDataset dataset(10);
-  BatchLoader loader(dataset, Counting(), {.samples = 0});
+  BatchLoader loader(dataset, Counting(0), {});
   const auto batch = loader.Next(3);
   ASSERT_TRUE(batch.ok()) << batch.status();
   ExpectBatch(**batch, 3, {});
 }
 
-TEST(BatchLoaderTest, EndsWhileItLoads) {
-  const FakeDataset dataset(1000);
-  for (int i = 0; i < 50; ++i) {
-    BatchLoader loader(dataset, Counting(), {.samples = 2});
-    if (i % 2 == 0) {
-      ASSERT_TRUE(loader.Next(i).ok());
+// Threads take pieces of batches; what comes out does not show which.
+TEST(BatchLoaderTest, ThreadsDoNotChangeWhatIsLoaded) {
+  const FakeDataset dataset(100);
+  const TrainingPart part{
+      .seed = 3,
+      .dataset_size = 100,
+      .group = 1,
+      .groups = 2,
+      .batch = 13,
+      .micro_batches = {{{0, 4}, {0, 6}}, {{6, 6}, {6, 7}}, {{8, 13}, {8, 13}}}};
+  std::vector<BatchRows> expected;
+  for (int64_t step = 0; step < 30; ++step) TrainingRows(part)(step, expected.emplace_back());
+  for (const int threads : {1, 2, 5}) {
+    for (const size_t prefetch : {1, 6}) {
+      for (const int64_t first : {0, 17}) {
+        BatchLoader loader(dataset, TrainingRows(part), {.prefetch = prefetch, .threads = threads});
+        for (int64_t step = first; step < 30; ++step) {
+          const auto batch = loader.Next(step);
+          ASSERT_TRUE(batch.ok()) << batch.status();
+          const BatchRows& rows = expected[static_cast<size_t>(step)];
+          ASSERT_EQ((*batch)->step, step);
+          ASSERT_EQ((*batch)->rows.inputs, rows.inputs);
+          ASSERT_EQ((*batch)->rows.labels, rows.labels);
+          ASSERT_EQ((*batch)->rows.positions, rows.positions);
+          ASSERT_EQ((*batch)->rows.micro_batches, rows.micro_batches);
+          ExpectHolds(**batch);
+        }
+      }
     }
   }
 }
 
-// The ranks' parts of a step are the group's batch, and the groups' batches are the sequence.
-TEST(TrainingSamplesTest, PartsAreTheSequence) {
-  constexpr int64_t kSize = 50;
-  constexpr int64_t kBatch = 7;
-  constexpr int64_t kGroups = 2;
-  Sampler sampler(4, kSize);
-  int64_t position = 0;
-  for (int64_t step = 0; step < 12; ++step) {
-    for (int64_t group = 0; group < kGroups; ++group) {
-      for (int64_t rank = 0; rank < 3; ++rank) {
-        const int64_t begin = PartBegin(kBatch, rank, 3);
-        const int64_t end = PartBegin(kBatch, rank + 1, 3);
-        const SampleSource source = TrainingSamples({.seed = 4,
-                                                     .dataset_size = kSize,
-                                                     .group = group,
-                                                     .groups = kGroups,
-                                                     .batch = kBatch,
-                                                     .begin = begin,
-                                                     .end = end});
-        std::vector<int64_t> samples(static_cast<size_t>(end - begin));
-        source(step, samples);
-        for (const int64_t sample : samples) EXPECT_EQ(sample, sampler.SampleAt(position++));
-      }
+// Of several pieces that fail it is the first that tells, whichever thread was faster.
+TEST(BatchLoaderTest, ErrorsDoNotDependOnThreads) {
+  class Broken final : public Dataset {
+   public:
+    int64_t size() const override { return 100; }
+    const Shape& sample_shape() const override { return shape_; }
+    absl::Status Get(std::span<const SampleRef> samples, std::span<float>,
+                     std::span<int32_t>) const override {
+      return absl::DataLossError(absl::StrCat("sample ", samples.front().index));
+    }
+    absl::Status GetLabels(std::span<const SampleRef>, std::span<int32_t>) const override {
+      return absl::OkStatus();
+    }
+
+   private:
+    const Shape shape_{1};
+  };
+  const Broken dataset;
+  for (int round = 0; round < 20; ++round) {
+    BatchLoader loader(dataset, Counting(16), {.prefetch = 2, .threads = 4});
+    EXPECT_EQ(loader.Next(2).status(), absl::DataLossError("sample 32"));
+    EXPECT_EQ(loader.Next(3).status(), absl::DataLossError("sample 48"));
+  }
+}
+
+// A data set that answers when it is told to.
+class SlowDataset final : public Dataset {
+ public:
+  int64_t size() const override { return 100; }
+  const Shape& sample_shape() const override { return shape_; }
+  absl::Status Get(std::span<const SampleRef>, std::span<float>,
+                   std::span<int32_t>) const override {
+    go_.WaitForNotification();
+    return absl::OkStatus();
+  }
+  absl::Status GetLabels(std::span<const SampleRef>, std::span<int32_t>) const override {
+    return absl::OkStatus();
+  }
+  void Go() { go_.Notify(); }
+
+ private:
+  const Shape shape_{1};
+  mutable absl::Notification go_;
+};
+
+TEST(BatchLoaderTest, WaitsNoLongerThanItShould) {
+  SlowDataset dataset;
+  BatchLoader loader(dataset, Counting(2), {.patience = absl::Milliseconds(20)});
+  const absl::Status status = loader.Next(7).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(status.message().find("step 7"), absl::string_view::npos);
+  dataset.Go();
+  absl::StatusOr<const Batch*> batch = loader.Next(7);
+  for (int i = 0; i < 500 && !batch.ok(); ++i) batch = loader.Next(7);
+  EXPECT_TRUE(batch.ok()) << batch.status();
+}
+
+TEST(BatchLoaderTest, EndsWhileItLoads) {
+  const FakeDataset dataset(1000);
+  for (int i = 0; i < 50; ++i) {
+    BatchLoader loader(dataset, Counting(20), {.threads = 1 + i % 4});
+    if (i % 2 == 0) {
+      ASSERT_TRUE(loader.Next(i).ok());
     }
   }
 }

@@ -11,8 +11,8 @@ namespace cadre {
 namespace {
 
 std::vector<int64_t> Sequence(Sampler& sampler, int64_t first, int64_t count) {
-  std::vector<int64_t> samples(static_cast<size_t>(count));
-  sampler.SamplesFrom(first, samples);
+  std::vector<int64_t> samples;
+  for (int64_t i = first; i < first + count; ++i) samples.push_back(sampler.SampleAt(i).index);
   return samples;
 }
 
@@ -48,7 +48,9 @@ TEST(SamplerTest, AnyOrderOfQuestionsGivesTheSameAnswers) {
   Sampler jumping(5, 11);
   for (int64_t i = 0; i < 110; ++i) {
     const int64_t position = i * 37 % 110;
-    ASSERT_EQ(jumping.SampleAt(position), expected[static_cast<size_t>(position)]);
+    const SampleRef sample = jumping.SampleAt(position);
+    ASSERT_EQ(sample.index, expected[static_cast<size_t>(position)]);
+    ASSERT_EQ(sample.epoch, position / 11);
   }
 }
 

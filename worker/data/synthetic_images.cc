@@ -27,15 +27,15 @@ float ToEighths(float value) {
   return std::clamp(std::nearbyint(value * 4.0F), -8.0F, 8.0F) / 8.0F;
 }
 
-class SyntheticDataset final : public Dataset {
+class SyntheticImages final : public Dataset {
  public:
-  SyntheticDataset(const v1::SyntheticData& data, Split split, Shape shape, uint64_t seed);
+  SyntheticImages(const v1::SyntheticData& data, Split split, const DatasetNeeds& needs);
 
   int64_t size() const override { return size_; }
   const Shape& sample_shape() const override { return shape_; }
-  absl::Status Get(std::span<const int64_t> indices, std::span<float> images,
+  absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                    std::span<int32_t> labels) const override;
-  absl::Status GetLabels(std::span<const int64_t> indices,
+  absl::Status GetLabels(std::span<const SampleRef> samples,
                          std::span<int32_t> labels) const override;
 
  private:
@@ -56,12 +56,12 @@ class SyntheticDataset final : public Dataset {
   std::vector<float> centres_;
 };
 
-SyntheticDataset::SyntheticDataset(const v1::SyntheticData& data, Split split, Shape shape,
-                                   uint64_t seed)
-    : seed_(seed),
+SyntheticImages::SyntheticImages(const v1::SyntheticData& data, Split split,
+                                 const DatasetNeeds& needs)
+    : seed_(needs.seed),
       split_(split == Split::kTest ? 1 : 0),
       size_(split == Split::kTest ? data.test_samples() : data.train_samples()),
-      shape_(std::move(shape)),
+      shape_(needs.sample_shape),
       classes_(data.classes()),
       noise_(data.noise() == 0.0F ? 1.0F : data.noise()),
       exact_(data.exact()) {
@@ -74,31 +74,34 @@ SyntheticDataset::SyntheticDataset(const v1::SyntheticData& data, Split split, S
   }
 }
 
-absl::Status SyntheticDataset::Get(std::span<const int64_t> indices, std::span<float> images,
-                                   std::span<int32_t> labels) const {
-  CADRE_RETURN_IF_ERROR(GetLabels(indices, labels));
+absl::Status SyntheticImages::Get(std::span<const SampleRef> samples, std::span<float> inputs,
+                                  std::span<int32_t> labels) const {
   const auto elements = static_cast<size_t>(shape_.elements());
-  for (size_t i = 0; i < indices.size(); ++i) {
-    Draw(Number(indices[i]), labels[i], images.subspan(i * elements, elements));
+  for (size_t i = 0; i < samples.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, size_));
+    const uint64_t sample = Number(samples[i].index);
+    const int32_t label = Label(sample);
+    if (!labels.empty()) labels[i] = label;
+    Draw(sample, label, inputs.subspan(i * elements, elements));
   }
   return absl::OkStatus();
 }
 
-absl::Status SyntheticDataset::GetLabels(std::span<const int64_t> indices,
-                                         std::span<int32_t> labels) const {
-  for (size_t i = 0; i < indices.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(CheckSample(indices[i], size_));
-    labels[i] = Label(Number(indices[i]));
+absl::Status SyntheticImages::GetLabels(std::span<const SampleRef> samples,
+                                        std::span<int32_t> labels) const {
+  for (size_t i = 0; i < samples.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, size_));
+    labels[i] = Label(Number(samples[i].index));
   }
   return absl::OkStatus();
 }
 
-int32_t SyntheticDataset::Label(uint64_t sample) const {
+int32_t SyntheticImages::Label(uint64_t sample) const {
   return static_cast<int32_t>(RandomBits(seed_, RandomStream::kSyntheticLabels, 0, sample) %
                               classes_);
 }
 
-void SyntheticDataset::Draw(uint64_t sample, int32_t label, std::span<float> image) const {
+void SyntheticImages::Draw(uint64_t sample, int32_t label, std::span<float> image) const {
   const float* centre = centres_.data() + static_cast<size_t>(label) * image.size();
   for (size_t i = 0; i < image.size(); ++i) {
     const uint64_t bits = RandomBits(seed_, RandomStream::kSyntheticNoise, sample, i);
@@ -109,9 +112,10 @@ void SyntheticDataset::Draw(uint64_t sample, int32_t label, std::span<float> ima
 
 }  // namespace
 
-std::unique_ptr<Dataset> MakeSyntheticDataset(const v1::SyntheticData& data, Split split,
-                                              const Shape& sample_shape, uint64_t seed) {
-  return std::make_unique<SyntheticDataset>(data, split, sample_shape, seed);
+absl::StatusOr<std::unique_ptr<Dataset>> OpenSyntheticImages(const v1::SyntheticData& data,
+                                                             Split split,
+                                                             const DatasetNeeds& needs) {
+  return std::make_unique<SyntheticImages>(data, split, needs);
 }
 
 }  // namespace cadre

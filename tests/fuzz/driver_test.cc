@@ -1,0 +1,125 @@
+// The driver finds what is broken and keeps the input that shows it; mutations are a function of
+// the seed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "base/file.h"
+#include "tests/fuzz/mutator.h"
+
+namespace cadre::fuzz {
+namespace {
+
+using ::testing::StartsWith;
+
+class DriverTest : public ::testing::Test {
+ protected:
+  DriverTest()
+      : folder_(::testing::TempDir() + "/fuzz_" +
+                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_ + "/corpus");
+  }
+  ~DriverTest() override { std::filesystem::remove_all(folder_); }
+
+  void Seed(const std::string& name, const std::string& bytes) {
+    std::ofstream(folder_ + "/corpus/" + name, std::ios::binary) << bytes;
+  }
+
+  int Run(const std::string& arguments) {
+    const std::string command =
+        std::string(CADRE_FRAGILE_PROGRAM) + " --crashes=" + folder_ + " " + arguments;
+    const int state = std::system(command.c_str());
+    return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
+  }
+  int Fuzz(const std::string& arguments) {
+    return Run("--corpus=" + folder_ + "/corpus " + arguments);
+  }
+  std::string Crash() { return ReadFile(folder_ + "/crash-fragile_fuzz").value_or("none"); }
+
+  const std::string folder_;
+};
+
+TEST_F(DriverTest, PassesWhereNothingIsBroken) {
+  Seed("a", "fine");
+  EXPECT_EQ(Fuzz("--iterations=2000 --seconds=30"), 0);
+  EXPECT_EQ(Crash(), "none");
+}
+
+TEST_F(DriverTest, KeepsTheInputThatAborts) {
+  Seed("a", "fine");
+  Seed("b", "abort here");
+  EXPECT_EQ(Fuzz(""), 1);
+  EXPECT_EQ(Crash(), "abort here");
+}
+
+TEST_F(DriverTest, KeepsTheInputThatExits) {
+  Seed("a", "exit");
+  EXPECT_EQ(Fuzz(""), 1);
+  EXPECT_EQ(Crash(), "exit");
+}
+
+TEST_F(DriverTest, KeepsTheInputThatHangs) {
+  Seed("a", "hang");
+  EXPECT_EQ(Fuzz("--input_seconds=0.3"), 1);
+  EXPECT_EQ(Crash(), "hang");
+}
+
+TEST_F(DriverTest, FindsByMutationAndReplays) {
+  Seed("a", "sound");
+  EXPECT_EQ(Fuzz("--iterations=100000 --seconds=60"), 1);
+  EXPECT_THAT(Crash(), StartsWith("soun"));
+  EXPECT_NE(Crash(), "sound");
+  const std::string crash = folder_ + "/crash-fragile_fuzz";
+  EXPECT_EQ(Run(crash), 1);
+  EXPECT_EQ(Run(folder_ + "/corpus/a"), 0);
+}
+
+TEST_F(DriverTest, RefusesToRunOnNothing) {
+  EXPECT_EQ(Fuzz(""), 2);
+  EXPECT_EQ(Run("--corpus=" + folder_ + "/missing"), 2);
+}
+
+TEST(MutatorTest, EqualSeedsEqualInputs) {
+  const std::vector<std::string> corpus = {"one 12345", std::string(300, 'x'), ""};
+  Mutator a(corpus, 7, 1000);
+  Mutator b(corpus, 7, 1000);
+  Mutator other(corpus, 8, 1000);
+  int differ = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const std::string input = a.Next();
+    ASSERT_EQ(input, b.Next());
+    ASSERT_LE(input.size(), 1000U);
+    differ += input != other.Next();
+  }
+  EXPECT_GT(differ, 1000);
+}
+
+TEST(MutatorTest, InputsAreManyAndOfManyLengths) {
+  Mutator mutator({"0000017 a header and a body"}, 1, 1000);
+  std::set<std::string> inputs;
+  std::set<size_t> sizes;
+  for (int i = 0; i < 2000; ++i) {
+    const std::string& input = mutator.Next();
+    inputs.insert(input);
+    sizes.insert(input.size());
+  }
+  EXPECT_GT(inputs.size(), 1200U);
+  EXPECT_GT(sizes.size(), 10U);
+}
+
+TEST(MutatorTest, AnEmptyCorpusIsTheEmptyInput) {
+  Mutator mutator({}, 1, 10);
+  bool any = false;
+  for (int i = 0; i < 100; ++i) any |= !mutator.Next().empty();
+  EXPECT_TRUE(any);
+}
+
+}  // namespace
+}  // namespace cadre::fuzz

@@ -1,0 +1,45 @@
+// Safetensors files: whatever the header says, every tensor that is accepted can be read, in whole
+// and in part, and makes up exactly the data.
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "spec/safetensors.h"
+#include "tests/fuzz/target.h"
+
+namespace cadre {
+namespace {
+
+// Larger tensors would only take time.
+constexpr int64_t kMostElements = int64_t{1} << 16;
+
+void Require(bool holds) {
+  if (!holds) std::abort();
+}
+
+void ReadAll(SafetensorsFile& file) {
+  int64_t next = 0;
+  for (const StoredTensor& tensor : file.tensors()) {
+    Require(tensor.begin == next && tensor.end >= tensor.begin);
+    next = tensor.end;
+    Require(file.Find(tensor.name) == &tensor);
+    const int64_t elements = tensor.shape.elements();
+    Require(elements * ElementBytes(tensor.type) == tensor.end - tensor.begin);
+    if (elements > kMostElements) continue;
+    std::vector<float> values(static_cast<size_t>(elements));
+    const bool real = file.Read(tensor, 0, values).ok();
+    if (elements == 0) continue;
+    const std::span<float> last = std::span(values).last(1);
+    Require(file.Read(tensor, elements - 1, last).ok() == real);
+  }
+}
+
+}  // namespace
+}  // namespace cadre
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
+  absl::StatusOr<cadre::SafetensorsFile> file = cadre::SafetensorsFile::FromBytes("input", bytes);
+  if (file.ok()) cadre::ReadAll(*file);
+  return 0;
+}

@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "worker/data/byte_source.h"
+#include "worker/data/dataset_kinds.h"
+#include "worker/data/jpeg_dataset.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Names of the entries of a folder that `wanted` wants, sorted.
+template <typename Wanted>
+absl::StatusOr<std::vector<std::string>> List(const std::string& folder, const Wanted& wanted) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  // increment() in place of ++, which would throw.
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    std::error_code ignored;
+    if (wanted(*entry, ignored)) names.push_back(entry->path().filename().string());
+  }
+  if (error) return ErrnoStatus(error.value(), "list", folder);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::StatusOr<std::vector<std::string>> ListFolders(const std::string& folder) {
+  return List(folder, [](const fs::directory_entry& entry, std::error_code& error) {
+    return entry.is_directory(error);
+  });
+}
+
+// By name alone: what is no JPEG file inside is for the decoder to say.
+absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder) {
+  return List(folder, [](const fs::directory_entry& entry, std::error_code&) {
+    return IsJpegName(entry.path().filename().string());
+  });
+}
+
+class FolderImages final : public EncodedImages {
+ public:
+  FolderImages(std::string folder, std::vector<std::string> classes)
+      : folder_(std::move(folder)), classes_(std::move(classes)) {}
+
+  void Add(int32_t label, std::string file) {
+    labels_.push_back(label);
+    files_.push_back(std::move(file));
+  }
+
+  const std::vector<int32_t>& labels() const override { return labels_; }
+  std::string Name(int64_t index) const override {
+    const auto i = static_cast<size_t>(index);
+    return absl::StrCat(folder_, "/", classes_[static_cast<size_t>(labels_[i])], "/", files_[i]);
+  }
+  absl::Status Read(int64_t index, std::vector<std::byte>& bytes) const override {
+    return ReadBytes(Name(index), kMostEncodedBytes, bytes);
+  }
+
+ private:
+  const std::string folder_;
+  // By label.
+  const std::vector<std::string> classes_;
+  std::vector<int32_t> labels_;
+  std::vector<std::string> files_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& data, Split split,
+                                                         const DatasetNeeds& needs) {
+  CADRE_ASSIGN_OR_RETURN(
+      const ImageTransform transform,
+      ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
+  // The training folders number the classes, also where the test split lacks some.
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes, ListFolders(data.train()));
+  if (static_cast<int64_t>(classes.size()) > needs.classes) {
+    return absl::InvalidArgumentError(absl::StrCat(data.train(), ": holds ", classes.size(),
+                                                   " class folders; the model tells ",
+                                                   needs.classes, " classes apart"));
+  }
+  const std::string& folder = split == Split::kTrain ? data.train() : data.test();
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> present, ListFolders(folder));
+  auto images = std::make_unique<FolderImages>(folder, classes);
+  for (const std::string& name : present) {
+    const auto known = std::lower_bound(classes.begin(), classes.end(), name);
+    if (known == classes.end() || *known != name) {
+      return absl::InvalidArgumentError(absl::StrCat(folder, ": has a class folder ", name, "; ",
+                                                     data.train(), " has none of that name"));
+    }
+    CADRE_ASSIGN_OR_RETURN(std::vector<std::string> files,
+                           ListJpegs(absl::StrCat(folder, "/", name)));
+    for (std::string& file : files) {
+      images->Add(static_cast<int32_t>(known - classes.begin()), std::move(file));
+    }
+  }
+  if (images->labels().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, ": holds no JPEG files in class folders"));
+  }
+  return MakeJpegDataset(std::move(images), transform,
+                         std::make_unique<CorruptSamples>(needs.corrupt_allowed));
+}
+
+}  // namespace cadre

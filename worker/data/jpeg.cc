@@ -1,0 +1,155 @@
+#include "worker/data/jpeg.h"
+
+#include <glog/logging.h>
+
+#include <array>
+#include <csetjmp>
+#include <cstdio>
+// jpeglib.h needs <cstdio> before it.
+#include <jerror.h>
+#include <jpeglib.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+// Memory for libjpeg's own buffers: the coefficients of the largest progressive image that we read
+// take 6 bytes a pixel.
+constexpr long kMostLibraryBytes = 6 * kMostJpegPixels + (long{16} << 20);
+
+// A file can make every scan of a progressive image go over all of it; encoders write about ten.
+constexpr int kMostScans = 100;
+
+// Huffman coding spends at least one bit on each block of 8 x 8 elements.
+constexpr int64_t kMostPixelsPerByte = 8 * 64;
+
+// Complaints of libjpeg after which the image is whole all the same.
+bool IsHarmless(int message) {
+  switch (message) {
+    case JWRN_ADOBE_XFORM:
+    case JWRN_BOGUS_PROGRESSION:
+    case JWRN_EXTRANEOUS_DATA:
+    case JWRN_JFIF_MAJOR:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+struct JpegReader::State {
+  State();
+  ~State() { jpeg_destroy_decompress(&info); }
+
+  // Calls `body`, which must be made of calls into libjpeg alone: false if one of them failed, with
+  // `message` saying how. Nothing between here and there has a destructor.
+  template <typename Body>
+  bool Guarded(const Body& body) {
+    if (setjmp(jump) != 0) return false;
+    body();
+    return true;
+  }
+
+  absl::Status Failed() {
+    jpeg_abort_decompress(&info);
+    return absl::DataLossError(absl::StrCat("JPEG: ", message.data()));
+  }
+
+  [[noreturn]] void Jump() {
+    errors.format_message(reinterpret_cast<j_common_ptr>(&info), message.data());
+    std::longjmp(jump, 1);
+  }
+
+  static State& Of(j_common_ptr info) { return *static_cast<State*>(info->client_data); }
+
+  jpeg_decompress_struct info{};
+  jpeg_error_mgr errors{};
+  jpeg_progress_mgr progress{};
+  std::array<char, JMSG_LENGTH_MAX> message{};
+  std::jmp_buf jump;
+};
+
+JpegReader::State::State() {
+  info.err = jpeg_std_error(&errors);
+  errors.error_exit = [](j_common_ptr cinfo) { Of(cinfo).Jump(); };
+  errors.emit_message = [](j_common_ptr cinfo, int level) {
+    if (level < 0 && !IsHarmless(cinfo->err->msg_code)) Of(cinfo).Jump();
+  };
+  errors.output_message = [](j_common_ptr) {};
+  progress.progress_monitor = [](j_common_ptr cinfo) {
+    State& state = Of(cinfo);
+    if (state.info.input_scan_number <= kMostScans) return;
+    state.errors.msg_code = JERR_BAD_PROGRESSION;
+    state.Jump();
+  };
+  info.client_data = this;
+  const bool made = Guarded([this] {
+    jpeg_create_decompress(&info);
+    info.progress = &progress;
+    info.mem->max_memory_to_use = kMostLibraryBytes;
+  });
+  CHECK(made) << "libjpeg does not start: " << message.data();
+}
+
+JpegReader::JpegReader() : state_(std::make_unique<State>()) {}
+JpegReader::~JpegReader() = default;
+
+absl::StatusOr<ImageSize> JpegReader::Open(std::span<const std::byte> file) {
+  jpeg_decompress_struct& info = state_->info;
+  jpeg_abort_decompress(&info);
+  const bool read = state_->Guarded([&info, file] {
+    jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(file.data()), file.size());
+    jpeg_read_header(&info, TRUE);
+  });
+  if (!read) return state_->Failed();
+  const ImageSize size{.height = info.image_height, .width = info.image_width};
+  if (info.num_components != 1 && info.num_components != 3) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "JPEG: ", info.num_components, " colour components; grey (1) and colour (3) are read"));
+  }
+  if (info.arith_code != 0) {
+    return absl::InvalidArgumentError("JPEG: arithmetic coding is not read");
+  }
+  const int64_t pixels = size.height * size.width;
+  if (pixels > kMostJpegPixels) {
+    return absl::InvalidArgumentError(absl::StrCat("JPEG: ", size.height, " x ", size.width,
+                                                   " pixels; at most ", kMostJpegPixels,
+                                                   " are read"));
+  }
+  if (pixels / kMostPixelsPerByte > static_cast<int64_t>(file.size())) {
+    return absl::DataLossError(absl::StrCat("JPEG: ", file.size(), " bytes cannot hold ",
+                                            size.height, " x ", size.width, " pixels"));
+  }
+  return size;
+}
+
+absl::Status JpegReader::Decode(int channels, int eighths, JpegImage& image) {
+  CHECK(channels == 1 || channels == 3);
+  jpeg_decompress_struct& info = state_->info;
+  const bool started = state_->Guarded([&info, channels, eighths] {
+    info.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+    info.scale_num = static_cast<unsigned>(eighths);
+    info.scale_denom = 8;
+    // Integer arithmetic, with the same bits on every machine.
+    info.dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(&info);
+  });
+  if (!started) return state_->Failed();
+  image.size = {.height = info.output_height, .width = info.output_width};
+  image.channels = channels;
+  const size_t row_bytes = size_t{info.output_width} * static_cast<size_t>(channels);
+  image.pixels.resize(row_bytes * info.output_height);
+  unsigned char* const pixels = image.pixels.data();
+  const bool read = state_->Guarded([&info, pixels, row_bytes] {
+    while (info.output_scanline < info.output_height) {
+      unsigned char* row = pixels + info.output_scanline * row_bytes;
+      jpeg_read_scanlines(&info, &row, 1);
+    }
+    jpeg_finish_decompress(&info);
+  });
+  return read ? absl::OkStatus() : state_->Failed();
+}
+
+}  // namespace cadre

@@ -1,0 +1,180 @@
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "spec/shard_names.h"
+#include "worker/data/byte_source.h"
+#include "worker/data/dataset_kinds.h"
+#include "worker/data/jpeg_dataset.h"
+#include "worker/data/tar.h"
+
+namespace cadre {
+namespace {
+
+// A label is at most ten digits; the rest is room for white space.
+constexpr int64_t kMostLabelBytes = 32;
+
+// Where the image of a sample lies.
+struct Entry {
+  size_t shard = 0;
+  // Of the member's headers, for its name.
+  int64_t header = 0;
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+class TarImages final : public EncodedImages {
+ public:
+  explicit TarImages(std::vector<std::string> shards) : shards_(std::move(shards)) {}
+
+  void Add(const Entry& entry, int32_t label) {
+    entries_.push_back(entry);
+    labels_.push_back(label);
+  }
+
+  const std::vector<int32_t>& labels() const override { return labels_; }
+  std::string Name(int64_t index) const override;
+  absl::Status Read(int64_t index, std::vector<std::byte>& bytes) const override;
+
+ private:
+  const std::vector<std::string> shards_;
+  std::vector<Entry> entries_;
+  std::vector<int32_t> labels_;
+};
+
+// Names are not kept, as there may be millions of them and few are ever told: they are read again.
+std::string TarImages::Name(int64_t index) const {
+  const Entry& entry = entries_[static_cast<size_t>(index)];
+  const std::string& shard = shards_[entry.shard];
+  const absl::StatusOr<std::unique_ptr<ByteSource>> source = OpenByteSource(shard);
+  if (source.ok()) {
+    const absl::StatusOr<std::optional<TarMember>> member =
+        TarScanner(**source, entry.header).Next();
+    if (member.ok() && member->has_value()) return absl::StrCat(shard, ": ", (*member)->name);
+  }
+  return absl::StrCat(shard, ": member at offset ", entry.header);
+}
+
+// Shards are opened anew for every sample: there may be more of them than files may be open.
+absl::Status TarImages::Read(int64_t index, std::vector<std::byte>& bytes) const {
+  const Entry& entry = entries_[static_cast<size_t>(index)];
+  if (entry.size > kMostEncodedBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("has ", entry.size, " bytes; at most ", kMostEncodedBytes, " are read"));
+  }
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
+                         OpenByteSource(shards_[entry.shard]));
+  bytes.resize(static_cast<size_t>(entry.size));
+  return source->ReadAt(entry.begin, bytes);
+}
+
+absl::StatusOr<int32_t> ReadLabel(const ByteSource& source, const TarMember& member) {
+  if (member.size > kMostLabelBytes) {
+    return absl::DataLossError(absl::StrCat("its label has ", member.size, " bytes"));
+  }
+  std::string text(static_cast<size_t>(member.size), '\0');
+  CADRE_RETURN_IF_ERROR(
+      source.ReadAt(member.begin, std::as_writable_bytes(std::span(text.data(), text.size()))));
+  int32_t label = 0;
+  if (!absl::SimpleAtoi(text, &label) || label < 0) {
+    return absl::DataLossError(
+        absl::StrCat("its label is \"", absl::CEscape(text), "\"; wanted are digits"));
+  }
+  return label;
+}
+
+// Finds the pairs of one shard. Samples stand in the order of their images.
+class ShardIndex {
+ public:
+  ShardIndex(const ByteSource& source, size_t shard) : source_(source), shard_(shard) {}
+
+  absl::Status Scan();
+  // Samples that lack a half or have a label that is none go to `corrupt`.
+  absl::Status AddTo(int64_t classes, TarImages& images, CorruptSamples& corrupt) const;
+
+ private:
+  struct Half {
+    std::string key;
+    Entry entry;
+  };
+
+  const ByteSource& source_;
+  const size_t shard_;
+  std::vector<Half> images_;
+  std::map<std::string, absl::StatusOr<int32_t>> labels_;
+};
+
+absl::Status ShardIndex::Scan() {
+  TarScanner scanner(source_);
+  while (true) {
+    CADRE_ASSIGN_OR_RETURN(const std::optional<TarMember> member, scanner.Next());
+    if (!member) return absl::OkStatus();
+    if (!member->is_file) continue;
+    const size_t dot = member->name.rfind('.');
+    if (dot == std::string::npos) continue;
+    const std::string key = member->name.substr(0, dot);
+    if (IsJpegName(member->name)) {
+      images_.push_back({key,
+                         {.shard = shard_,
+                          .header = member->header,
+                          .begin = member->begin,
+                          .size = member->size}});
+    } else if (absl::string_view(member->name).substr(dot) == ".cls") {
+      labels_.insert_or_assign(key, ReadLabel(source_, *member));
+    }
+  }
+}
+
+absl::Status ShardIndex::AddTo(int64_t classes, TarImages& images, CorruptSamples& corrupt) const {
+  for (const Half& image : images_) {
+    const std::string name = absl::StrCat(source_.name(), ": ", image.key);
+    const auto label = labels_.find(image.key);
+    if (label == labels_.end()) {
+      CADRE_RETURN_IF_ERROR(corrupt.Add(name, absl::DataLossError("it has no member .cls")));
+      continue;
+    }
+    if (!label->second.ok()) {
+      CADRE_RETURN_IF_ERROR(corrupt.Add(name, label->second.status()));
+      continue;
+    }
+    if (*label->second >= classes) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": label ", *label->second,
+                                                     " is out of range; the model tells ", classes,
+                                                     " classes apart"));
+    }
+    images.Add(image.entry, *label->second);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data, Split split,
+                                                       const DatasetNeeds& needs) {
+  CADRE_ASSIGN_OR_RETURN(
+      const ImageTransform transform,
+      ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
+  const std::string& range = split == Split::kTrain ? data.train() : data.test();
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> paths, ExpandShardNames(range));
+  auto images = std::make_unique<TarImages>(paths);
+  auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
+  for (size_t shard = 0; shard < paths.size(); ++shard) {
+    CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source, OpenByteSource(paths[shard]));
+    ShardIndex index(*source, shard);
+    CADRE_RETURN_IF_ERROR(index.Scan());
+    CADRE_RETURN_IF_ERROR(index.AddTo(needs.classes, *images, *corrupt));
+  }
+  if (images->labels().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(range, ": holds no pairs KEY.jpg, KEY.cls"));
+  }
+  return MakeJpegDataset(std::move(images), transform, std::move(corrupt));
+}
+
+}  // namespace cadre
