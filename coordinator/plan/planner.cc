@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "spec/graph.h"
+#include "spec/op_indices.h"
 #include "spec/parameter_index.h"
 #include "spec/plan.h"
 
@@ -14,104 +15,168 @@ namespace cadre {
 namespace {
 
 using Axes = std::vector<std::string>;
+using Splits = std::vector<IndexSplit>;
 
-// Bytes at which a bucket is full: enough that the latency of a collective is small beside its
-// transfer on the slowest links (10 Gbit/s, 50 us), little enough that the first bucket is on its
-// way early.
-constexpr int64_t kBucketBytes = 4 << 20;
+// Elements at which a bucket is full (16 MiB): enough that the latency of a collective is small
+// beside its transfer on the slowest links (10 Gbit/s, 50 us), and that a model has a few buckets
+// and not one per layer; little enough that the first bucket is on its way early.
+constexpr int64_t kBucketElements = 4 << 20;
 
-int ModelRanks(const v1::RunSpec& spec, const Graph& graph, int ranks) {
-  const bool shardable =
-      std::any_of(graph.layers().begin(), graph.layers().end(),
-                  [](const GraphLayer& layer) { return layer.kind == LayerKind::kFullyConnected; });
-  int wanted = static_cast<int>(spec.cluster().model_ranks());
-  if (wanted == 0) wanted = shardable ? ranks : 1;
-  wanted = std::min(wanted, ranks);
-  while (ranks % wanted != 0) --wanted;
-  return wanted;
+bool Has(const Graph& graph, LayerKind kind) {
+  return std::any_of(graph.layers().begin(), graph.layers().end(),
+                     [&](const GraphLayer& layer) { return layer.kind == kind; });
 }
 
-// Axes of size 1 split nothing and are left out, so that equal layouts are written alike.
-Axes Present(const Mesh& mesh, const Axes& axes) {
-  Axes present;
-  std::copy_if(axes.begin(), axes.end(), std::back_inserter(present),
-               [&](const std::string& axis) { return mesh.Size(axis) > 1; });
-  return present;
+int LargestDivisor(int ranks, int at_most) {
+  int divisor = std::clamp(at_most, 1, ranks);
+  while (ranks % divisor != 0) --divisor;
+  return divisor;
 }
 
-LayerLayouts LayOut(const GraphLayer& node, const Mesh& mesh, const Layout& before) {
-  const Axes all = Present(mesh, {kDataAxis, kModelAxis});
-  const Axes data = Present(mesh, {kDataAxis});
-  const Axes model = Present(mesh, {kModelAxis});
-  LayerLayouts layouts{.name = node.name};
-  switch (node.kind) {
-    case LayerKind::kConvolution:
-    case LayerKind::kMaxPool:
-    case LayerKind::kAveragePool:
-      layouts.input = layouts.output = Layout::Split(0, all);
-      break;
-    case LayerKind::kRelu:
-      layouts.input = layouts.output = before;
-      break;
-    case LayerKind::kFullyConnected:
-      layouts.input = Layout::Split(0, data);
-      layouts.output = Layout{.split = {data, model}};
-      break;
-    case LayerKind::kSoftmaxCrossEntropy:
-      // Where the samples are split already they stay; features must be whole.
-      layouts.input = Layout::Split(0, before.axes(0));
-      break;
+int Wanted(uint32_t ranks) { return static_cast<int>(std::min<uint32_t>(ranks, 1 << 20)); }
+
+Mesh MeshFor(const v1::Cluster& cluster, const Graph& graph, int ranks) {
+  const bool images = graph.input().rank() == 3;
+  const int space = images ? LargestDivisor(ranks, Wanted(cluster.space_ranks())) : 1;
+  const int rest = ranks / space;
+  int model = Wanted(cluster.model_ranks());
+  if (model == 0) model = Has(graph, LayerKind::kFullyConnected) ? rest : 1;
+  model = LargestDivisor(rest, model);
+  std::vector<Mesh::Axis> axes = {{kDataAxis, rest / model}};
+  if (space > 1) axes.push_back({kSpaceAxis, space});
+  axes.push_back({kModelAxis, model});
+  return Mesh(std::move(axes));
+}
+
+Axes operator+(Axes a, const Axes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// The rules. Axes of one rank split nothing and are left out, so that equal layouts are written
+// alike.
+class Rules {
+ public:
+  Rules(const Graph& graph, const Mesh& mesh) : graph_(graph), mesh_(mesh) {
+    data_ = Present(kDataAxis);
+    space_ = Present(kSpaceAxis);
+    model_ = Present(kModelAxis);
+    products_ = Has(graph, LayerKind::kFullyConnected) || Has(graph, LayerKind::kAttention);
   }
-  if (node.kind == LayerKind::kConvolution) layouts.parameters.assign(2, Layout::Replicated());
-  if (node.kind == LayerKind::kFullyConnected) {
-    layouts.parameters.assign(2, Layout::Split(0, model));
-  }
-  return layouts;
-}
 
-// Last layer first: the order in which backward finishes.
-std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers,
-                                const ParameterIndex& index) {
-  std::vector<Bucket> buckets;
-  int64_t bytes = 0;
-  for (int l = static_cast<int>(layers.size()) - 1; l >= 0; --l) {
-    std::vector<int> parameters;
-    int64_t layer_bytes = 0;
-    for (int p = 0; p < static_cast<int>(index.parameters().size()); ++p) {
-      if (index[p].layer != l) continue;
-      parameters.push_back(p);
-      layer_bytes += index[p].shape.elements() * static_cast<int64_t>(sizeof(float));
+  absl::StatusOr<std::vector<LayerLayouts>> Run() {
+    for (const GraphLayer& layer : graph_.layers()) {
+      Splits splits = SplitsOf(layer);
+      splits.erase(std::remove_if(splits.begin(), splits.end(),
+                                  [](const IndexSplit& split) { return split.axes.empty(); }),
+                   splits.end());
+      CADRE_ASSIGN_OR_RETURN(LayerLayouts layouts, LayOut(layer, mesh_, std::move(splits)));
+      layers_.push_back(std::move(layouts));
     }
-    if (parameters.empty()) continue;
-    const Axes& axes = layers[static_cast<size_t>(l)].input.axes(0);
-    const bool joins =
-        !buckets.empty() && buckets.back().axes == axes && bytes + layer_bytes <= kBucketBytes;
-    if (!joins) {
-      buckets.push_back({.axes = axes, .algorithm = "ring"});
-      bytes = 0;
-    }
-    std::vector<int>& into = buckets.back().parameters;
-    into.insert(into.end(), parameters.begin(), parameters.end());
-    bytes += layer_bytes;
+    return std::move(layers_);
   }
-  for (Bucket& bucket : buckets) std::sort(bucket.parameters.begin(), bucket.parameters.end());
-  return buckets;
-}
+
+ private:
+  Axes Present(const char* axis) const { return mesh_.Size(axis) > 1 ? Axes{axis} : Axes{}; }
+
+  // Where the samples of what is not an image are split: along `model` too only if no product needs
+  // it.
+  Axes RowAxes() const { return products_ ? data_ : data_ + model_; }
+
+  // What the layer that makes input `i` leaves; null for the model's input.
+  const Layout* Before(const GraphLayer& layer, size_t i) const {
+    const int producer = layer.inputs[i];
+    return producer == Graph::kInput ? nullptr : &layers_[static_cast<size_t>(producer)].output;
+  }
+
+  Splits SplitsOf(const GraphLayer& layer) const {
+    switch (layer.kind) {
+      case LayerKind::kFullyConnected:
+        return FullyConnected(layer);
+      case LayerKind::kAttention:
+        return {{"samples", RowAxes()}, {"heads", model_}};
+      case LayerKind::kEmbedding:
+        return {{"samples", RowAxes()}};
+      case LayerKind::kSoftmaxCrossEntropy:
+        return {{"samples", data_ + space_ + model_}};
+      case LayerKind::kFlatten:
+        return {{"samples", data_ + model_}};
+      case LayerKind::kRelu:
+      case LayerKind::kGelu:
+      case LayerKind::kSigmoid:
+      case LayerKind::kTanh:
+      case LayerKind::kDropout:
+      case LayerKind::kAdd:
+        return layer.input().rank() == 3 ? Image(layer) : Elementwise(layer);
+      case LayerKind::kLayerNorm:
+      case LayerKind::kConcat:
+        return layer.input().rank() == 3 ? Image(layer) : WholeFeatures(layer);
+      case LayerKind::kConvolution:
+      case LayerKind::kMaxPool:
+      case LayerKind::kAveragePool:
+      case LayerKind::kGlobalAveragePool:
+      case LayerKind::kBatchNorm:
+      case LayerKind::kLocalResponseNorm:
+        return Image(layer);
+    }
+    return {};
+  }
+
+  // Data and domain parallel. Where there are fewer rows than ranks, splitting them would cost
+  // halos and leave ranks without work anyway.
+  Splits Image(const GraphLayer& layer) const {
+    int64_t rows = layer.input()[0];
+    if (layer.output.rank() == 3) rows = std::min(rows, layer.output[0]);
+    const bool split_rows = rows >= mesh_.Size(space_);
+    return {{"samples", data_ + model_}, {"height", split_rows ? space_ : Axes{}}};
+  }
+
+  // By outputs: the input is gathered, and gathered again behind. By inputs: it may stay split, and
+  // the output is a sum, which travels as much as two gathers.
+  Splits FullyConnected(const GraphLayer& layer) const {
+    const int last = layer.input().rank();
+    const Layout* before = Before(layer, 0);
+    if (before != nullptr && !before->axes(last).empty() &&
+        layer.output[last - 1] < layer.input()[last - 1]) {
+      return {{"samples", before->axes(0)}, {"in", before->axes(last)}};
+    }
+    return {{"samples", data_}, {"out", model_ + space_}};
+  }
+
+  // Where the values are, if all inputs are there.
+  Splits Elementwise(const GraphLayer& layer) const {
+    const Layout* before = Before(layer, 0);
+    for (size_t i = 0; i < layer.inputs.size(); ++i) {
+      const Layout* other = Before(layer, i);
+      if (other == nullptr || !(other->split == before->split)) return {{"samples", RowAxes()}};
+    }
+    return {{"samples", before->axes(0)}, {"features", before->axes(layer.input().rank())}};
+  }
+
+  Splits WholeFeatures(const GraphLayer& layer) const {
+    const Layout* before = Before(layer, 0);
+    return {{"samples", before == nullptr ? RowAxes() : before->axes(0)}};
+  }
+
+  const Graph& graph_;
+  const Mesh& mesh_;
+  Axes data_;
+  Axes space_;
+  Axes model_;
+  // Whether there are layers that are split over `model` by more than their samples.
+  bool products_ = false;
+  std::vector<LayerLayouts> layers_;
+};
 
 }  // namespace
 
 absl::StatusOr<v1::Plan> MakePlan(const v1::RunSpec& spec, int ranks) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
-  CADRE_ASSIGN_OR_RETURN(const ParameterIndex index, ParameterIndex::FromModel(spec.model()));
-  const int model = ModelRanks(spec, graph, ranks);
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
   Plan plan;
-  plan.mesh = Mesh({{kDataAxis, ranks / model}, {kModelAxis, model}});
-  Layout before = Layout::Split(0, Present(plan.mesh, {kDataAxis, kModelAxis}));
-  for (const GraphLayer& node : graph.layers()) {
-    plan.layers.push_back(LayOut(node, plan.mesh, before));
-    before = plan.layers.back().output;
-  }
-  plan.buckets = MakeBuckets(plan.layers, index);
+  plan.mesh = MeshFor(spec.cluster(), graph, ranks);
+  CADRE_ASSIGN_OR_RETURN(plan.layers, Rules(graph, plan.mesh).Run());
+  plan.buckets = MakeBuckets(plan.layers, plan.mesh, index, kBucketElements);
   CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
   return PlanToProto(plan, index);
 }

@@ -1,8 +1,18 @@
 // From a run spec and a number of workers to a plan.
 //
-// The group hybrid: layers on images split the batch over all ranks; fully connected layers split
-// their outputs over `model` and the batch over `data`; reshards between them follow from the
-// layouts. (Which mesh is best is not searched for here: the spec or a rule says.)
+// The mesh is {data, space, model}. Rules, by layer:
+//
+//   images        samples over data and model, rows over space: all ranks work on them
+//   products      fully connected: samples over data, outputs over model and space; one that takes
+//                 what such a one left split takes it as it is, by its inputs, where that travels
+//                 less; attention: heads over model
+//   elementwise   where the values are
+//   norms, joins  samples where they are, features whole
+//   loss          samples over all ranks
+//
+// So images are data and domain parallel, products are model parallel, and together they are the
+// group hybrid; with one model rank all is data parallel. (Which mesh is best is not searched for
+// here: the spec or a rule says.)
 //
 // Thread-safe (pure function).
 #pragma once
@@ -13,9 +23,11 @@
 
 namespace cadre {
 
-// The plan of a group of `ranks` workers. `model` has spec.cluster.model_ranks ranks, or, when that
-// is 0, all ranks if the model has a fully connected layer and one otherwise; in a group that is
-// smaller than the spec wants, the largest divisor of `ranks` not above that.
+// The plan of a group of `ranks` workers. `space` has spec.cluster.space_ranks ranks, if the model
+// takes images; it is left out of the mesh where that is one. `model` has model_ranks, or, when
+// that is 0, all others if the model has a fully connected layer and one otherwise. In a group that
+// is smaller than the spec wants, each has the largest divisor of the ranks left that is not above
+// that. Ranks without samples are legal.
 // Requires: ranks >= 1. Errors: InvalidArgument for a model that is malformed.
 absl::StatusOr<v1::Plan> MakePlan(const v1::RunSpec& spec, int ranks);
 

@@ -24,6 +24,25 @@ double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features, int64_
                    ranks);
 }
 
+GridWords GridLayerWords(int64_t pr, int64_t pc, int64_t batch, int64_t in_features,
+                         int64_t out_features, int64_t weights) {
+  const double samples = static_cast<double>(batch) / static_cast<double>(pc);
+  GridWords words;
+  words.gather_outputs = AllButOwn(samples * static_cast<double>(out_features), pr);
+  words.input_gradient = AllButOwn(2 * samples * static_cast<double>(in_features), pr);
+  words.weight_gradient = AllButOwn(2 * static_cast<double>(weights) / static_cast<double>(pr), pc);
+  return words;
+}
+
+double HaloWords(int64_t batch, int64_t width, int64_t channels, int64_t kernel) {
+  return static_cast<double>(batch) * static_cast<double>(width) * static_cast<double>(channels) *
+         static_cast<double>(kernel / 2);
+}
+
+double HybridGatherWords(int64_t ranks, int64_t batch, int64_t features) {
+  return AllButOwn(static_cast<double>(batch) * static_cast<double>(features), ranks);
+}
+
 double NaiveAcrossWords(int64_t n, int64_t groups) { return AllReduceWords(n, groups); }
 
 double ShardedAcrossWords(int64_t n, int64_t groups, int64_t ranks) {

@@ -31,6 +31,29 @@ double WeightGradientWords(int64_t ranks, int64_t in_features, int64_t out_featu
 // (p - 1) / p B (d_in / p + d_out).
 double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features, int64_t out_features);
 
+// --- One layer on a grid of Pr x Pc ranks, and on strips of images; per rank (Gholami et al. 2018,
+// derived from the algorithms) ---
+
+// W is cut by outputs into Pr parts, the batch into Pc; d words of features per sample.
+struct GridWords {
+  // Forward: the outputs' parts are gathered: (B / Pc) (Pr - 1) / Pr d_out.
+  double gather_outputs = 0;
+  // Backward: the input's gradient is all-reduced: 2 (B / Pc) (Pr - 1) / Pr d_in.
+  double input_gradient = 0;
+  // The weights' gradient is all-reduced: 2 (Pc - 1) / Pc |W| / Pr.
+  double weight_gradient = 0;
+};
+GridWords GridLayerWords(int64_t pr, int64_t pc, int64_t batch, int64_t in_features,
+                         int64_t out_features, int64_t weights);
+
+// Border rows of an image that travel in one direction: B width channels floor(kernel / 2). Ranks
+// with two neighbours send them twice. Forward these are the input's, backward the output's.
+double HaloWords(int64_t batch, int64_t width, int64_t channels, int64_t kernel);
+
+// A layer that was split by samples over p ranks is taken by one whose weights are: each rank
+// gathers the B samples, (p - 1) / p B d, and as much goes back for the gradient.
+double HybridGatherWords(int64_t ranks, int64_t batch, int64_t features);
+
 // --- Across groups, by all-reduce among the ranks that own the same slice ---
 
 // Words per rank of one average when every rank exchanges the whole model: 2 (G - 1) / G n.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,181 +22,300 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr char kImagesOnly[] = R"(
+// Two convolutions, a stack of products that grows and shrinks.
+constexpr char kImages[] = R"(
 model {
-  input { channels: 1 height: 4 width: 4 }
-  layer { name: "conv" convolution { out_channels: 2 kernel: 3 } }
+  input { channels: 3 height: 8 width: 8 }
+  layer { name: "conv" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "pool" max_pool { kernel: 4 } }
+  layer { name: "conv2" convolution { out_channels: 4 kernel: 1 } }
+  layer { name: "flat" flatten {} }
+  layer { name: "fc1" fully_connected { out_features: 32 } }
+  layer { name: "relu1" relu {} }
+  layer { name: "fc2" fully_connected { out_features: 8 } }
+  layer { name: "relu2" relu {} }
+  layer { name: "fc3" fully_connected { out_features: 32 } }
   layer { name: "loss" softmax_cross_entropy {} }
-})";
+}
+batch_per_group: 4)";
+
+// A block with a shortcut, and no product.
+constexpr char kResidual[] = R"(
+model {
+  input { channels: 4 height: 6 width: 6 }
+  layer { name: "conv" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "norm" batch_norm {} }
+  layer { name: "add" input: "norm" input: "input" add {} }
+  layer { name: "gap" global_average_pool {} }
+  layer { name: "drop" dropout { rate: 0.5 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+batch_per_group: 4)";
+
+constexpr char kTokens[] = R"(
+model {
+  tokens { length: 6 }
+  layer { name: "embedding" embedding { vocabulary: 16 features: 8 positions: true } }
+  layer { name: "norm" layer_norm {} }
+  layer { name: "attention" attention { heads: 4 causal: true } }
+  layer { name: "add1" input: "attention" input: "embedding" add {} }
+  layer { name: "fc1" fully_connected { out_features: 32 } }
+  layer { name: "gelu" gelu {} }
+  layer { name: "fc2" fully_connected { out_features: 8 } }
+  layer { name: "add2" input: "fc2" input: "add1" add {} }
+  layer { name: "head" fully_connected { out_features: 16 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+batch_per_group: 4)";
 
 // The plan as the workers read it.
 Plan PlanOf(const v1::RunSpec& spec, int ranks) {
   const auto proto = MakePlan(spec, ranks);
   EXPECT_TRUE(proto.ok()) << proto.status();
-  const auto index = ParameterIndex::FromModel(spec.model());
-  const auto plan = PlanFromProto(*proto, *index);
+  const Graph graph = *Graph::FromModel(spec.model());
+  const auto plan = PlanFromProto(*proto, graph, ParameterIndex::FromGraph(graph));
   EXPECT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(CheckPlan(*plan, *Graph::FromModel(spec.model()), *index), absl::OkStatus());
+  EXPECT_EQ(plan->mesh.ranks(), ranks);
   return *plan;
 }
 
-Mesh MeshOf(const v1::RunSpec& spec, int ranks) { return PlanOf(spec, ranks).mesh; }
-
-v1::RunSpec DemoWith(uint32_t model_ranks) {
-  v1::RunSpec spec = DemoSpec();
+v1::RunSpec With(v1::RunSpec spec, uint32_t model_ranks, uint32_t space_ranks = 1) {
   spec.mutable_cluster()->set_model_ranks(model_ranks);
+  spec.mutable_cluster()->set_space_ranks(space_ranks);
   return spec;
 }
 
+v1::RunSpec DemoWith(uint32_t model_ranks) { return With(DemoSpec(), model_ranks); }
+
+// By layer: "samples/data*model, height/space".
+std::map<std::string, std::string> SplitsOf(const Plan& plan) {
+  std::map<std::string, std::string> splits;
+  for (const LayerLayouts& layer : plan.layers) {
+    std::string& text = splits[layer.name];
+    for (const IndexSplit& split : layer.splits) {
+      text += (text.empty() ? "" : ", ") + split.index + "/";
+      for (size_t a = 0; a < split.axes.size(); ++a) {
+        text += (a == 0 ? "" : "*") + split.axes[a];
+      }
+    }
+  }
+  return splits;
+}
+
+using Splits = std::map<std::string, std::string>;
+
+// --- the mesh ---
+
 TEST(PlannerTest, AllRanksShareFullyConnectedLayersUnlessTold) {
   for (const int ranks : {1, 2, 3, 4, 6}) {
-    EXPECT_EQ(MeshOf(DemoSpec(), ranks), Mesh({{"data", 1}, {"model", ranks}})) << ranks;
+    EXPECT_EQ(PlanOf(DemoSpec(), ranks).mesh, Mesh({{"data", 1}, {"model", ranks}})) << ranks;
   }
 }
 
 TEST(PlannerTest, WithoutAFullyConnectedLayerAllIsData) {
   for (const int ranks : {1, 2, 3, 4, 6}) {
-    const Plan plan = PlanOf(testing::SpecOf(kImagesOnly), ranks);
-    EXPECT_EQ(plan.mesh, Mesh({{"data", ranks}, {"model", 1}})) << ranks;
+    EXPECT_EQ(PlanOf(testing::SpecOf(kResidual), ranks).mesh,
+              Mesh({{"data", ranks}, {"model", 1}}));
   }
 }
 
 TEST(PlannerTest, TheSpecsModelRanksAreTaken) {
-  EXPECT_EQ(MeshOf(DemoWith(1), 4), Mesh({{"data", 4}, {"model", 1}}));
-  EXPECT_EQ(MeshOf(DemoWith(2), 4), Mesh({{"data", 2}, {"model", 2}}));
-  EXPECT_EQ(MeshOf(DemoWith(2), 6), Mesh({{"data", 3}, {"model", 2}}));
-  EXPECT_EQ(MeshOf(DemoWith(3), 6), Mesh({{"data", 2}, {"model", 3}}));
+  EXPECT_EQ(PlanOf(DemoWith(1), 4).mesh, Mesh({{"data", 4}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 4).mesh, Mesh({{"data", 2}, {"model", 2}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 6).mesh, Mesh({{"data", 3}, {"model", 2}}));
+  EXPECT_EQ(PlanOf(DemoWith(3), 6).mesh, Mesh({{"data", 2}, {"model", 3}}));
 }
 
-// A group that lost workers goes on with the largest divisor that it can have.
-TEST(PlannerTest, SmallerGroupsTakeTheLargestDivisor) {
-  EXPECT_EQ(MeshOf(DemoWith(4), 3), Mesh({{"data", 1}, {"model", 3}}));
-  EXPECT_EQ(MeshOf(DemoWith(4), 6), Mesh({{"data", 2}, {"model", 3}}));
-  EXPECT_EQ(MeshOf(DemoWith(2), 3), Mesh({{"data", 3}, {"model", 1}}));
-  EXPECT_EQ(MeshOf(DemoWith(2), 1), Mesh({{"data", 1}, {"model", 1}}));
-  EXPECT_EQ(MeshOf(DemoWith(6), 5), Mesh({{"data", 1}, {"model", 5}}));
+TEST(PlannerTest, SpaceIsTakenBeforeTheRest) {
+  const v1::RunSpec images = testing::SpecOf(kImages);
+  EXPECT_EQ(PlanOf(With(images, 2, 2), 8).mesh, Mesh({{"data", 2}, {"space", 2}, {"model", 2}}));
+  EXPECT_EQ(PlanOf(With(images, 0, 2), 8).mesh, Mesh({{"data", 1}, {"space", 2}, {"model", 4}}));
+  EXPECT_EQ(PlanOf(With(images, 1, 4), 4).mesh, Mesh({{"data", 1}, {"space", 4}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(With(testing::SpecOf(kTokens), 2, 2), 4).mesh, Mesh({{"data", 2}, {"model", 2}}))
+      << "tokens have no rows";
 }
 
-TEST(PlannerTest, LayoutsOfTheHybrid) {
+// A group that lost workers goes on with the largest divisors that it can have.
+TEST(PlannerTest, SmallerGroupsTakeTheLargestDivisors) {
+  EXPECT_EQ(PlanOf(DemoWith(4), 3).mesh, Mesh({{"data", 1}, {"model", 3}}));
+  EXPECT_EQ(PlanOf(DemoWith(4), 6).mesh, Mesh({{"data", 2}, {"model", 3}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 3).mesh, Mesh({{"data", 3}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 1).mesh, Mesh({{"data", 1}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(DemoWith(6), 5).mesh, Mesh({{"data", 1}, {"model", 5}}));
+  EXPECT_EQ(PlanOf(DemoWith(0xffffffff), 5).mesh, Mesh({{"data", 1}, {"model", 5}}));
+  EXPECT_EQ(PlanOf(With(DemoSpec(), 2, 4), 6).mesh,
+            Mesh({{"data", 1}, {"space", 3}, {"model", 2}}));
+}
+
+// --- the rules ---
+
+TEST(PlannerTest, TheGroupHybrid) {
+  EXPECT_EQ(SplitsOf(PlanOf(With(testing::SpecOf(kImages), 2), 4)),
+            (Splits{{"conv", "samples/data*model"},
+                    {"pool", "samples/data*model"},
+                    {"conv2", "samples/data*model"},
+                    {"flat", "samples/data*model"},
+                    {"fc1", "samples/data, out/model"},
+                    {"relu1", "samples/data, features/model"},
+                    {"fc2", "samples/data, in/model"},
+                    {"relu2", "samples/data"},
+                    {"fc3", "samples/data, out/model"},
+                    {"loss", "samples/data*model"}}));
+}
+
+TEST(PlannerTest, DomainParallelImages) {
+  EXPECT_EQ(SplitsOf(PlanOf(With(testing::SpecOf(kImages), 2, 3), 12)),
+            (Splits{{"conv", "samples/data*model, height/space"},
+                    // Two rows are too few for three ranks.
+                    {"pool", "samples/data*model"},
+                    {"conv2", "samples/data*model"},
+                    {"flat", "samples/data*model"},
+                    {"fc1", "samples/data, out/model*space"},
+                    {"relu1", "samples/data, features/model*space"},
+                    {"fc2", "samples/data, in/model*space"},
+                    {"relu2", "samples/data"},
+                    {"fc3", "samples/data, out/model*space"},
+                    {"loss", "samples/data*space*model"}}));
+}
+
+TEST(PlannerTest, WithOneModelRankAllIsDataParallel) {
+  const Plan plan = PlanOf(With(testing::SpecOf(kImages), 1), 4);
+  for (const auto& [layer, splits] : SplitsOf(plan)) EXPECT_EQ(splits, "samples/data") << layer;
+  ASSERT_EQ(plan.buckets.size(), 1U);
+  EXPECT_THAT(plan.buckets[0].axes, ElementsAre("data"));
+}
+
+TEST(PlannerTest, WithoutProductsNoRankIsIdle) {
+  EXPECT_EQ(SplitsOf(PlanOf(With(testing::SpecOf(kResidual), 2, 2), 8)),
+            (Splits{{"conv", "samples/data*model, height/space"},
+                    {"norm", "samples/data*model, height/space"},
+                    {"add", "samples/data*model, height/space"},
+                    {"gap", "samples/data*model, height/space"},
+                    {"drop", "samples/data*model"},
+                    {"loss", "samples/data*space*model"}}));
+}
+
+TEST(PlannerTest, HeadsAndProductsOfSequences) {
+  const Plan plan = PlanOf(With(testing::SpecOf(kTokens), 2), 4);
+  EXPECT_EQ(SplitsOf(plan), (Splits{{"embedding", "samples/data"},
+                                    {"norm", "samples/data"},
+                                    {"attention", "samples/data, heads/model"},
+                                    {"add1", "samples/data"},
+                                    {"fc1", "samples/data, out/model"},
+                                    {"gelu", "samples/data, features/model"},
+                                    {"fc2", "samples/data, in/model"},
+                                    {"add2", "samples/data"},
+                                    {"head", "samples/data, out/model"},
+                                    {"loss", "samples/data*model"}}));
+  EXPECT_THAT(plan.layers[2].output.partial_sum, ElementsAre("model"));
+}
+
+// The last product of the demo has few outputs: they are summed, so that its inputs stay.
+TEST(PlannerTest, TheDemosLayouts) {
   const Plan plan = PlanOf(DemoWith(2), 4);
-  const Layout all = Layout::Split(0, {"data", "model"});
-  const Layout data = Layout::Split(0, {"data"});
-  const Layout both{.split = {{"data"}, {"model"}}};
-  for (size_t l = 0; l < 6; ++l) {
-    EXPECT_EQ(plan.layers[l].input, all) << plan.layers[l].name;
-    EXPECT_EQ(plan.layers[l].output, all) << plan.layers[l].name;
-  }
-  EXPECT_THAT(plan.layers[0].parameters, ElementsAre(Layout::Replicated(), Layout::Replicated()));
-  EXPECT_EQ(plan.layers[6].name, "fc1");
-  EXPECT_EQ(plan.layers[6].input, data);
-  EXPECT_EQ(plan.layers[6].output, both);
-  EXPECT_THAT(plan.layers[6].parameters,
-              ElementsAre(Layout::Split(0, {"model"}), Layout::Split(0, {"model"})));
-  EXPECT_EQ(plan.layers[7].input, both) << "relu works on what fc1 leaves";
-  EXPECT_EQ(plan.layers[8].input, data);
-  EXPECT_EQ(plan.layers[9].input, data) << "the loss needs whole features";
+  const auto layer = [&](const std::string& name) {
+    return *std::find_if(plan.layers.begin(), plan.layers.end(),
+                         [&](const LayerLayouts& l) { return l.name == name; });
+  };
+  EXPECT_EQ(layer("conv1").inputs[0], Layout::Split(0, {"data", "model"}));
+  EXPECT_EQ(layer("conv1").parameters[0], Layout::Replicated());
+  EXPECT_EQ(layer("fc1").inputs[0], Layout::Split(0, {"data"}));
+  EXPECT_EQ(layer("fc1").parameters[0], Layout::Split(0, {"model"}));
+  EXPECT_EQ(layer("fc2").inputs[0], layer("fc1").output) << "nothing moves in between";
+  EXPECT_EQ(layer("fc2").parameters[0], Layout::Split(1, {"model"}));
 }
 
 TEST(PlannerTest, AxesOfOneRankAreNotWritten) {
   const Plan alone = PlanOf(DemoSpec(), 1);
-  for (const LayerLayouts& layer : alone.layers) {
-    EXPECT_EQ(layer.input, Layout::Replicated()) << layer.name;
-    EXPECT_EQ(layer.output, Layout::Replicated()) << layer.name;
-  }
+  for (const LayerLayouts& layer : alone.layers) EXPECT_THAT(layer.splits, IsEmpty());
   for (const Bucket& bucket : alone.buckets) EXPECT_THAT(bucket.axes, IsEmpty());
 }
 
-// fc1 alone is 12.8 MB and fills a bucket; fc2 is behind it in the model and so finishes before.
-TEST(PlannerTest, BucketsComeInTheOrderOfBackward) {
-  const Plan plan = PlanOf(DemoSpec(), 2);
-  ASSERT_EQ(plan.buckets.size(), 3U);
-  EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(6, 7)) << "fc2";
-  EXPECT_THAT(plan.buckets[1].parameters, ElementsAre(4, 5)) << "fc1";
-  EXPECT_THAT(plan.buckets[2].parameters, ElementsAre(0, 1, 2, 3)) << "both convolutions";
-  EXPECT_THAT(plan.buckets[0].axes, IsEmpty()) << "each rank has the whole batch for its part";
+TEST(PlannerTest, MoreRanksThanSamplesAreFine) {
+  for (const char* text : {kImages, kResidual, kTokens}) {
+    v1::RunSpec spec = testing::SpecOf(text);
+    spec.set_batch_per_group(1);
+    for (const uint32_t model : {0U, 1U, 2U}) PlanOf(With(spec, model, 2), 16);
+  }
+}
+
+// --- the buckets ---
+
+TEST(PlannerTest, AFewBucketsInTheOrderOfBackward) {
+  const v1::RunSpec spec = DemoSpec();
+  const ParameterIndex index = *ParameterIndex::FromModel(spec.model());
+  const Plan plan = PlanOf(spec, 2);
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : plan.buckets) {
+    names.emplace_back();
+    for (const int p : bucket.parameters) names.back().push_back(index[p].name);
+  }
+  EXPECT_THAT(
+      names,
+      ElementsAre(ElementsAre("fc2/bias"), ElementsAre("fc1/weight", "fc1/bias", "fc2/weight"),
+                  ElementsAre("conv1/weight", "conv1/bias", "conv2/weight", "conv2/bias")));
+  EXPECT_THAT(plan.buckets[0].same, ElementsAre("model"));
+  EXPECT_THAT(plan.buckets[1].axes, IsEmpty()) << "each rank has the whole batch for its part";
   EXPECT_THAT(plan.buckets[2].axes, ElementsAre("model"));
 }
 
-TEST(PlannerTest, SmallLayersShareABucket) {
+TEST(PlannerTest, LargeModelsHaveMoreThanOneBucket) {
   v1::RunSpec spec = DemoWith(1);
-  spec.mutable_model()->mutable_layer(6)->mutable_fully_connected()->set_out_features(16);
+  for (v1::Layer& layer : *spec.mutable_model()->mutable_layer()) {
+    if (layer.name() == "fc1") layer.mutable_fully_connected()->set_out_features(4096);
+  }
   const Plan plan = PlanOf(spec, 2);
-  ASSERT_EQ(plan.buckets.size(), 1U) << "all over [data], and below the size of one bucket";
-  EXPECT_THAT(plan.buckets[0].parameters, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  ASSERT_GE(plan.buckets.size(), 2U);
+  EXPECT_EQ(plan.buckets.back().parameters.front(), 0);
 }
 
 // With two ranks each holds, owns and updates half of the fully connected layers.
 TEST(PlannerTest, TwoRanksHoldHalfOfTheFullyConnectedLayersEach) {
   const v1::RunSpec spec = DemoSpec();
-  const auto index = ParameterIndex::FromModel(spec.model());
+  const ParameterIndex index = *ParameterIndex::FromModel(spec.model());
   const Plan plan = PlanOf(spec, 2);
-  const int64_t fc1 = (*index)[4].offset;
-  const int64_t half = 512 * 3136;
   for (const int rank : {0, 1}) {
-    const std::vector<BucketOwnership> buckets = OwnershipOf(plan, *index, rank);
+    const std::vector<BucketOwnership> buckets = OwnershipOf(plan, index, rank);
     const LocalParameter& weight = buckets[1].parameters[0];
     EXPECT_EQ(weight.box, (Box{{512 * rank, 0}, {512 * rank + 512, 3136}}));
-    EXPECT_EQ(weight.flat, (FlatRange{fc1 + half * rank, fc1 + half * (rank + 1)}));
-    ASSERT_EQ(buckets[1].owned.size(), 2U);
-    EXPECT_EQ(buckets[1].owned[0].flat, weight.flat);
     int64_t owned = 0;
-    for (const BucketOwnership& bucket : buckets)
+    for (const BucketOwnership& bucket : buckets) {
       owned += bucket.slice_end() - bucket.slice_begin();
-    EXPECT_EQ(owned, index->size() / 2) << "n / p words up and n / p down in a round";
+    }
+    EXPECT_EQ(owned, index.size() / 2) << "n / p words up and n / p down in a round";
   }
 }
 
 TEST(PlannerTest, EveryElementIsOwnedOnceInEveryGroup) {
-  for (const int ranks : {1, 2, 3, 4, 6}) {
-    for (const uint32_t model : {0U, 1U, 2U, 3U}) {
-      const v1::RunSpec spec = DemoWith(model);
-      const auto index = ParameterIndex::FromModel(spec.model());
-      const Plan plan = PlanOf(spec, ranks);
-      std::vector<int> owners(static_cast<size_t>(index->size()), 0);
-      for (int rank = 0; rank < ranks; ++rank) {
-        for (const BucketOwnership& bucket : OwnershipOf(plan, *index, rank)) {
-          for (const OwnedPiece& piece : bucket.owned) {
-            for (auto i = piece.flat.begin; i < piece.flat.end; ++i)
-              ++owners[static_cast<size_t>(i)];
+  for (const char* text : {kImages, kResidual, kTokens}) {
+    for (const int ranks : {1, 2, 3, 4, 6, 8}) {
+      for (const uint32_t model : {0U, 1U, 2U}) {
+        const v1::RunSpec spec = With(testing::SpecOf(text), model, 2);
+        const ParameterIndex index = *ParameterIndex::FromModel(spec.model());
+        const Plan plan = PlanOf(spec, ranks);
+        std::vector<int> owners(static_cast<size_t>(index.size()), 0);
+        for (int rank = 0; rank < ranks; ++rank) {
+          for (const BucketOwnership& bucket : OwnershipOf(plan, index, rank)) {
+            for (const OwnedPiece& piece : bucket.owned) {
+              for (auto i = piece.flat.begin; i < piece.flat.end; ++i) {
+                ++owners[static_cast<size_t>(i)];
+              }
+            }
           }
         }
+        EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), index.size())
+            << ranks << " ranks, model_ranks " << model;
       }
-      EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), index->size())
-          << ranks << " ranks, model_ranks " << model;
     }
   }
 }
 
 TEST(PlannerTest, ABrokenModelIsRefused) {
-  v1::RunSpec spec = DemoSpec();
-  spec.mutable_model()->mutable_layer(6)->mutable_fully_connected()->set_out_features(0);
+  v1::RunSpec spec = testing::SpecOf(kImages);
+  spec.mutable_model()->mutable_layer(4)->mutable_fully_connected()->set_out_features(0);
   const absl::Status status = MakePlan(spec, 2).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("fc1"));
-}
-
-TEST(PlannerTest, PrintsForPeople) {
-  const v1::RunSpec spec = DemoSpec();
-  const auto index = ParameterIndex::FromModel(spec.model());
-  EXPECT_EQ(PrintPlan(PlanOf(spec, 2), *Graph::FromModel(spec.model()), *index),
-            R"(mesh {data: 1, model: 2}
-  conv1        convolution            {0: model} -> {0: model}, weight replicated
-  relu1        relu                   {0: model} -> {0: model}
-  pool1        max_pool               {0: model} -> {0: model}
-  conv2        convolution            {0: model} -> {0: model}, weight replicated
-  relu2        relu                   {0: model} -> {0: model}
-  pool2        max_pool               {0: model} -> {0: model}
-  (reshard)    {0: model} -> replicated
-  fc1          fully_connected        replicated -> {1: model}, weight {0: model}
-  relu3        relu                   {1: model} -> {1: model}
-  (reshard)    {1: model} -> replicated
-  fc2          fully_connected        replicated -> {1: model}, weight {0: model}
-  (reshard)    {1: model} -> replicated
-  loss         softmax_cross_entropy  replicated -> replicated
-  bucket 0: fc2/weight, fc2/bias over [] by ring
-  bucket 1: fc1/weight, fc1/bias over [] by ring
-  bucket 2: conv1/weight, conv1/bias, conv2/weight, conv2/bias over [model] by ring
-)");
 }
 
 }  // namespace
