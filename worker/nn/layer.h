@@ -1,48 +1,110 @@
-// One layer of the network on the samples and features that this rank holds.
+// One layer of the network on the part of its tensors that this rank holds.
 //
-// A layer knows local extents only; which part of the whole it works on, and what has to move
-// between ranks, is the plan's business and is done by the reshards between layers. So the same
-// code serves one worker and every parallel plan.
+// A layer is made for one place: the boxes of its inputs (halo included) and output in a batch of a
+// given size. It knows its layouts only as far as its arithmetic needs them: whether it is the one
+// of several addends that adds the bias, and over which ranks a batch's statistics are taken. What
+// has to move between ranks otherwise is done between layers. So the same code serves one worker
+// and every parallel plan.
 //
-// Thread-compatible. Layers borrow kernels and parameters, and own nothing but scratch.
+// Thread-compatible. Layers borrow kernels, communicators and parameters, and own only small
+// scratch.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/kernels.h"
+#include "spec/graph.h"
+#include "spec/op_indices.h"
+#include "spec/tape.h"
+#include "worker/comm/mesh_communicators.h"
 
 namespace cadre {
 
-// A layer's parameters in this rank's memory: weight and bias, and where their gradients go.
-struct LayerParameters {
-  std::span<float> weight;
-  std::span<float> bias;
-  std::span<float> weight_gradient;
-  std::span<float> bias_gradient;
+// A parameter in this rank's memory, and where its gradient goes.
+struct LocalTensor {
+  std::span<float> value;
+  std::span<float> gradient;
+};
+
+// What of a pass a layer may have to know.
+struct PassContext {
+  bool training = false;
+  // Of the run; together with the position of the batch's first sample in the endless sequence of
+  // samples it decides what dropout drops.
+  uint64_t seed = 0;
+  int64_t first_position = 0;
+  // Share of the step's samples that this batch is: 1, or less where the step is cut into
+  // micro-batches. Running statistics are weighted by it.
+  double share = 1;
+};
+
+// The memory that one call works on; spans that an operation does not need are empty.
+struct LayerTensors {
+  std::vector<std::span<const float>> x;
+  std::span<float> y;
+  std::span<float> saved;
+  std::span<float> scratch;
+  std::span<const float> dy;
+  // Empty: not wanted, or of no elements here. Whether it is wanted is the same on all ranks.
+  std::vector<std::span<float>> dx;
+  std::vector<bool> wants_dx;
+};
+
+// Forward in two parts: a halo can travel during the first.
+class HaloParts {
+ public:
+  virtual ~HaloParts() = default;
+  // The rows of the interior (spec/tape.h) from what is here before the halo comes, then the
+  // others. Requires: the layer's place has an interior.
+  virtual absl::Status ForwardInterior(std::span<const float> held, const LayerTensors& t) = 0;
+  virtual absl::Status ForwardBorder(const LayerTensors& t) = 0;
+};
+
+// Backward in two parts: the gradient of the input can travel during the second.
+class GradientParts {
+ public:
+  virtual ~GradientParts() = default;
+  virtual absl::Status BackwardInput(const LayerTensors& t) = 0;
+  virtual absl::Status BackwardParameters(const LayerTensors& t) = 0;
 };
 
 class Layer {
  public:
   virtual ~Layer() = default;
 
-  // y from x, for `rows` local samples.
-  virtual void Forward(int64_t rows, std::span<const float> x, std::span<float> y) = 0;
+  // y (and saved) from x. Errors: of communication; InvalidArgument for tokens that the vocabulary
+  // does not have.
+  virtual absl::Status Forward(const PassContext& pass, const LayerTensors& t) = 0;
+  // Gradients of the parameters, and dx where wanted, from dy and what forward left.
+  virtual absl::Status Backward(const PassContext& pass, const LayerTensors& t) = 0;
 
-  // Gradients of the parameters, and dx unless it is empty (not wanted). x and y are what Forward
-  // took and gave for the same rows. Requires: Forward was the last call on this layer.
-  virtual void Backward(int64_t rows, std::span<const float> x, std::span<const float> y,
-                        std::span<const float> dy, std::span<float> dx) = 0;
+  // Null: the work comes in one piece.
+  virtual HaloParts* halo_parts() { return nullptr; }
+  virtual GradientParts* gradient_parts() { return nullptr; }
 };
 
-// `dims.batch` is ignored; the rows of each call count.
-std::unique_ptr<Layer> MakeConvolution(Kernels& kernels, const ConvolutionDims& dims,
-                                       const LayerParameters& parameters);
-std::unique_ptr<Layer> MakePooling(Kernels& kernels, const PoolingDims& dims);
-// `dims.out` is the number of output features that this rank holds.
-std::unique_ptr<Layer> MakeFullyConnected(Kernels& kernels, const FullyConnectedDims& dims,
-                                          const LayerParameters& parameters);
-std::unique_ptr<Layer> MakeRelu(Kernels& kernels);
+// What a layer is made of.
+struct LayerSetting {
+  const GraphLayer& layer;
+  const LayerLayouts& layouts;
+  const LayerPlace& place;
+  // Samples of the whole batch.
+  int64_t samples = 0;
+  // The layer's place in the graph.
+  int number = 0;
+  Kernels& kernels;
+  MeshCommunicators& comms;
+  std::vector<LocalTensor> parameters;
+
+  // True on the one rank, of those along the axes of `index`, that adds what is to be added once.
+  bool IsFirstAlong(const char* index) const;
+};
+
+// Requires: not a softmax_cross_entropy, whose loss the network takes.
+std::unique_ptr<Layer> MakeLayer(LayerSetting setting);
 
 }  // namespace cadre

@@ -1,198 +1,251 @@
 #include "worker/nn/network.h"
 
 #include <algorithm>
-#include <utility>
+#include <cmath>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
+#include "glog/logging.h"
 
 namespace cadre {
-namespace {
 
-ConvolutionDims ConvolutionOf(const GraphLayer& node) {
-  return {.in_channels = node.input[0],
-          .in_height = node.input[1],
-          .in_width = node.input[2],
-          .out_channels = node.output[0],
-          .out_height = node.output[1],
-          .out_width = node.output[2],
-          .kernel = node.kernel,
-          .stride = node.stride,
-          .padding = node.padding};
-}
+// A tape with the layers for it. Layers hold places by reference, so a program does not move.
+struct Network::Program {
+  Tape tape;
+  std::vector<std::unique_ptr<Layer>> layers;
+  // Operations up to and with the loss.
+  size_t forward_ops = 0;
+};
 
-PoolingDims PoolingOf(const GraphLayer& node, PoolKind kind) {
-  return {.kind = kind,
-          .channels = node.input[0],
-          .in_height = node.input[1],
-          .in_width = node.input[2],
-          .out_height = node.output[1],
-          .out_width = node.output[2],
-          .kernel = node.kernel,
-          .stride = node.stride,
-          .padding = node.padding};
-}
+Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
+                 Kernels& kernels, ParameterStore& parameters, MeshCommunicators& comms)
+    : graph_(graph),
+      index_(index),
+      plan_(plan),
+      seed_(seed),
+      kernels_(kernels),
+      parameters_(parameters),
+      comms_(comms),
+      exchange_(comms) {}
 
-// Null for the loss. `local_out`: output features that this rank holds.
-std::unique_ptr<Layer> MakeLayer(const GraphLayer& node, int64_t local_out, Kernels& kernels,
-                                 const LayerParameters& parameters) {
-  switch (node.kind) {
-    case LayerKind::kConvolution:
-      return MakeConvolution(kernels, ConvolutionOf(node), parameters);
-    case LayerKind::kMaxPool:
-      return MakePooling(kernels, PoolingOf(node, PoolKind::kMax));
-    case LayerKind::kAveragePool:
-      return MakePooling(kernels, PoolingOf(node, PoolKind::kAverage));
-    case LayerKind::kFullyConnected:
-      return MakeFullyConnected(kernels, {.in = node.in_features(), .out = local_out}, parameters);
-    case LayerKind::kRelu:
-      return MakeRelu(kernels);
-    case LayerKind::kSoftmaxCrossEntropy:
-      return nullptr;
-  }
-  return nullptr;
-}
+Network::~Network() = default;
 
-// Axes over which the gradient of a layer's input is left as a sum: those that split the outputs,
-// each of which depends on every input.
-std::vector<std::string> InputGradientPartial(const GraphLayer& node, const LayerLayouts& layouts) {
-  if (node.kind != LayerKind::kFullyConnected) return {};
-  return layouts.output.axes(1);
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Network>> Network::Make(const Graph& graph,
-                                                       const ParameterIndex& index,
-                                                       const Plan& plan, Kernels& kernels,
-                                                       ParameterStore& parameters,
-                                                       MeshCommunicators& comms) {
-  CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
-  std::unique_ptr<Network> network(new Network(kernels, comms));
-  for (size_t l = 0; l < graph.layers().size(); ++l) {
-    const GraphLayer& node = graph.layers()[l];
-    const LayerLayouts& layouts = plan.layers[l];
-    Stage stage{.input = layouts.input,
-                .output = layouts.output,
-                .in_features = node.in_features(),
-                .out_features = node.out_features()};
-    // The samples come from the data set in the first layer's own layout.
-    const Layout& from = l == 0 ? layouts.input : plan.layers[l - 1].output;
-    CADRE_ASSIGN_OR_RETURN(
-        stage.reshard,
-        Reshard::Make(from, layouts.input, InputGradientPartial(node, layouts), comms));
-    const int64_t local_out = network->LocalShape(1, node.out_features(), layouts.output)[1];
-    stage.layer =
-        MakeLayer(node, local_out, kernels, parameters.OfLayer(index, static_cast<int>(l)));
-    network->stages_.push_back(std::move(stage));
-  }
-  return network;
-}
-
-Shape Network::LocalShape(int64_t samples, int64_t features, const Layout& layout) const {
-  return LocalBox(Shape{samples, features}, layout, comms_.mesh(), comms_.rank()).shape();
-}
-
-Rows Network::ImageRows(int64_t samples) const {
-  const Stage& first = stages_.front();
-  const Box box =
-      LocalBox(Shape{samples, first.in_features}, first.input, comms_.mesh(), comms_.rank());
+Rows Network::InputRows(int64_t samples) const {
+  const Box box = LocalBox(BatchShape(samples, graph_.input()), InputLayout(graph_, plan_),
+                           plan_.mesh, comms_.rank());
   return {box.begin[0], box.end[0]};
 }
 
 Rows Network::LabelRows(int64_t samples) const {
-  const Stage& last = stages_.back();
-  const Box box =
-      LocalBox(Shape{samples, last.in_features}, last.input, comms_.mesh(), comms_.rank());
+  const Box box = LocalBox(Shape{samples}, Layout{{plan_.layers.back().inputs[0].axes(0)}},
+                           plan_.mesh, comms_.rank());
   return {box.begin[0], box.end[0]};
 }
 
-void Network::Resize(int64_t samples, bool with_gradients) {
-  if (resized_for_ == samples && (has_gradients_ || !with_gradients)) return;
-  for (size_t i = 0; i < stages_.size(); ++i) {
-    Stage& stage = stages_[i];
-    const Shape in = LocalShape(samples, stage.in_features, stage.input);
-    if (!stage.reshard->forward_is_identity()) stage.x = Tensor(in);
-    if (stage.layer != nullptr) {
-      stage.y = Tensor(LocalShape(samples, stage.out_features, stage.output));
-    }
-    if (!with_gradients) continue;
-    if (stage.layer != nullptr) stage.dy = Tensor(stage.y.shape());
-    if (i > 0) stage.dx = Tensor(in);
+void Network::Prepare(int64_t samples, bool training) { ProgramFor(samples, training); }
+
+Network::Program& Network::ProgramFor(int64_t samples, bool training) {
+  std::unique_ptr<Program>& program = programs_[{samples, training}];
+  if (program != nullptr) return *program;
+  program = std::make_unique<Program>();
+  program->tape = MakeTape(graph_, plan_, comms_.rank(), samples, training);
+  const Tape& tape = program->tape;
+  for (int l = 0; l + 1 < graph_.size(); ++l) {
+    const auto at = static_cast<size_t>(l);
+    program->layers.push_back(MakeLayer({.layer = graph_[l],
+                                         .layouts = plan_.layers[at],
+                                         .place = tape.places[at],
+                                         .samples = samples,
+                                         .number = l,
+                                         .kernels = kernels_,
+                                         .comms = comms_,
+                                         .parameters = parameters_.OfLayer(index_, l)}));
   }
-  resized_for_ = samples;
-  has_gradients_ = with_gradients;
+  const auto loss = std::find_if(tape.ops.begin(), tape.ops.end(),
+                                 [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
+  program->forward_ops = static_cast<size_t>(loss - tape.ops.begin());
+  if (tape.words > memory_.elements()) memory_ = Tensor(Shape{tape.words});
+  for (const TapeOp& op : tape.ops) exchange_.Reserve(op.move);
+  return *program;
 }
 
-std::span<const float> Network::Input(size_t i) const {
-  if (!stages_[i].reshard->forward_is_identity()) return stages_[i].x.span();
-  return i == 0 ? images_ : stages_[i - 1].y.span();
-}
-
-absl::Status Network::Forward(int64_t samples, std::span<const float> images) {
-  images_ = images;
-  for (size_t i = 0; i < stages_.size(); ++i) {
-    Stage& stage = stages_[i];
-    if (!stage.reshard->forward_is_identity()) {
-      const std::span<const float> from = i == 0 ? images : stages_[i - 1].y.span();
-      CADRE_RETURN_IF_ERROR(
-          stage.reshard->Forward(samples, stage.in_features, from, stage.x.span()));
-    }
-    if (stage.layer == nullptr) break;
-    const int64_t rows = LocalShape(samples, stage.in_features, stage.input)[0];
-    stage.layer->Forward(rows, Input(i), stage.y.span());
-  }
-  return absl::OkStatus();
-}
-
-LossPart Network::Loss(int64_t samples, std::span<const int32_t> labels, bool with_gradient) {
-  Stage& last = stages_.back();
-  const auto rows = static_cast<int64_t>(labels.size());
-  const std::span<float> dx = with_gradient ? last.dx.span() : std::span<float>();
-  // The mean is over the whole batch, whoever holds its rows.
-  const float scale = 1.0F / static_cast<float>(samples);
-  const Kernels::LossSums sums = kernels_.SoftmaxCrossEntropy(
-      rows, last.in_features, Input(stages_.size() - 1), labels, scale, dx);
-  // Ranks that differ only along axes that do not split the samples see the same rows: the first
-  // counts them.
-  const std::vector<std::string>& sample_axes = last.input.axes(0);
-  for (const Mesh::Axis& axis : comms_.mesh().axes()) {
-    const bool splits =
-        std::find(sample_axes.begin(), sample_axes.end(), axis.name) != sample_axes.end();
-    if (!splits && comms_.mesh().Coordinate(comms_.rank(), axis.name) != 0) return {};
-  }
-  return {.loss = sums.loss, .correct = sums.correct, .samples = rows};
-}
-
-absl::Status Network::Backward(int64_t samples) {
-  for (size_t i = stages_.size(); i-- > 0;) {
-    Stage& stage = stages_[i];
-    if (stage.layer != nullptr) {
-      const int64_t rows = LocalShape(samples, stage.in_features, stage.input)[0];
-      // Nobody wants the gradient of the images.
-      const std::span<float> dx = i == 0 ? std::span<float>() : stage.dx.span();
-      stage.layer->Backward(rows, Input(i), stage.y.span(), stage.dy.span(), dx);
-    }
-    if (i == 0) break;
-    CADRE_RETURN_IF_ERROR(stage.reshard->Backward(samples, stage.in_features, stage.dx.span(),
-                                                  stages_[i - 1].dy.span()));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<LossPart> Network::ForwardBackward(int64_t samples, std::span<const float> images,
-                                                  std::span<const int32_t> labels) {
-  Resize(samples, /*with_gradients=*/true);
-  CADRE_RETURN_IF_ERROR(Forward(samples, images));
-  const LossPart part = Loss(samples, labels, /*with_gradient=*/true);
-  CADRE_RETURN_IF_ERROR(Backward(samples));
+absl::StatusOr<LossPart> Network::ForwardBackward(const BatchView& batch, float loss_scale,
+                                                  double share) {
+  Program& program = ProgramFor(batch.samples, /*training=*/true);
+  const PassContext pass{true, seed_, batch.first_position, share};
+  CADRE_RETURN_IF_ERROR(PlayRange(program, 0, program.forward_ops, batch, pass));
+  const LossPart part = TakeLoss(program, program.tape.ops[program.forward_ops], batch, loss_scale);
+  CADRE_RETURN_IF_ERROR(
+      PlayRange(program, program.forward_ops + 1, program.tape.ops.size(), batch, pass));
   return part;
 }
 
-absl::StatusOr<LossPart> Network::Evaluate(int64_t samples, std::span<const float> images,
-                                           std::span<const int32_t> labels) {
-  Resize(samples, /*with_gradients=*/false);
-  CADRE_RETURN_IF_ERROR(Forward(samples, images));
-  return Loss(samples, labels, /*with_gradient=*/false);
+absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
+  Program& program = ProgramFor(batch.samples, /*training=*/false);
+  const PassContext pass{false, seed_, batch.first_position, 1};
+  CADRE_RETURN_IF_ERROR(PlayRange(program, 0, program.forward_ops, batch, pass));
+  return TakeLoss(program, program.tape.ops[program.forward_ops], batch, 1.0F);
+}
+
+absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
+  Program& program = ProgramFor(batch.samples, /*training=*/true);
+  const PassContext pass{true, seed_, batch.first_position, 1};
+  int first = graph_.size();
+  for (size_t i = 0; i < program.forward_ops; ++i) {
+    // One by one, so that every output is still there to be looked at.
+    const TapeOp& op = program.tape.ops[i];
+    CADRE_RETURN_IF_ERROR(PlayOp(program, op, batch, pass));
+    if (op.kind != TapeOpKind::kForward) continue;
+    const std::span<const float> y = Buffer(program, op.y);
+    if (!std::all_of(y.begin(), y.end(), [](float value) { return std::isfinite(value); })) {
+      first = std::min(first, op.layer);
+    }
+  }
+  return first;
+}
+
+absl::Status Network::PlayRange(Program& program, size_t begin, size_t end, const BatchView& batch,
+                                const PassContext& pass) {
+  for (size_t i = begin; i < end; ++i) {
+    const TapeOp& op = program.tape.ops[i];
+    if (op.with_next) {
+      CADRE_RETURN_IF_ERROR(PlayTogether(program, op, program.tape.ops[++i], batch));
+    } else {
+      CADRE_RETURN_IF_ERROR(PlayOp(program, op, batch, pass));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const TapeOp& second,
+                                   const BatchView& batch) {
+  if (companion_ == nullptr) companion_ = std::make_unique<Companion>();
+  const bool halo = first.kind == TapeOpKind::kMove;
+  const TapeOp& move = halo ? first : second;
+  const TapeOp& work = halo ? second : first;
+  Layer& layer = *program.layers[static_cast<size_t>(work.layer)];
+  const LayerTensors tensors = TensorsOf(program, work, batch);
+  const absl::Time start = absl::Now();
+  const std::span<const float> moved_from = Input(program, move.x[0], batch);
+  const std::span<float> moved_to = Buffer(program, move.y);
+  // Both parts are played to the end whatever comes of the other, since they share memory.
+  absl::Status status;
+  if (!halo) status = layer.gradient_parts()->BackwardInput(tensors);
+  companion_->Start([&] { return exchange_.Run(move.move, moved_from, moved_to); });
+  status.Update(halo ? layer.halo_parts()->ForwardInterior(moved_from, tensors)
+                     : layer.gradient_parts()->BackwardParameters(tensors));
+  const absl::Time waiting = absl::Now();
+  status.Update(companion_->Wait());
+  const absl::Time came = absl::Now();
+  if (halo && status.ok()) status = layer.halo_parts()->ForwardBorder(tensors);
+  if (observer_ != nullptr) {
+    // What the move took that the work did not hide.
+    observer_->Played(program.tape, move, absl::ToDoubleSeconds(came - waiting));
+    observer_->Played(program.tape, work,
+                      absl::ToDoubleSeconds((absl::Now() - start) - (came - waiting)));
+  }
+  return status;
+}
+
+absl::Status Network::PlayOp(Program& program, const TapeOp& op, const BatchView& batch,
+                             const PassContext& pass) {
+  if (observer_ == nullptr) return DoOp(program, op, batch, pass);
+  const absl::Time start = absl::Now();
+  const absl::Status status = DoOp(program, op, batch, pass);
+  observer_->Played(program.tape, op, absl::ToDoubleSeconds(absl::Now() - start));
+  return status;
+}
+
+absl::Status Network::DoOp(Program& program, const TapeOp& op, const BatchView& batch,
+                           const PassContext& pass) {
+  switch (op.kind) {
+    case TapeOpKind::kMove:
+    case TapeOpKind::kMoveGradient:
+      return exchange_.Run(op.move, Input(program, op.x[0], batch), Buffer(program, op.y));
+    case TapeOpKind::kForward:
+      return program.layers[static_cast<size_t>(op.layer)]->Forward(pass,
+                                                                    TensorsOf(program, op, batch));
+    case TapeOpKind::kBackward:
+      return program.layers[static_cast<size_t>(op.layer)]->Backward(pass,
+                                                                     TensorsOf(program, op, batch));
+    case TapeOpKind::kAdd: {
+      const std::span<float> sum = Buffer(program, op.y);
+      const std::span<float> a = Buffer(program, op.x[0]);
+      const std::span<float> b = Buffer(program, op.x[1]);
+      if (sum.data() == b.data()) {
+        kernels_.Add(a, sum);
+        return absl::OkStatus();
+      }
+      if (sum.data() != a.data()) std::copy(a.begin(), a.end(), sum.begin());
+      kernels_.Add(b, sum);
+      return absl::OkStatus();
+    }
+    case TapeOpKind::kLoss:
+      break;
+  }
+  return absl::InternalError("the loss is taken by the network");
+}
+
+std::span<float> Network::Buffer(const Program& program, int number) {
+  if (number < 0) return {};
+  const TapeBuffer& buffer = program.tape.buffers[static_cast<size_t>(number)];
+  return memory_.span().subspan(static_cast<size_t>(buffer.offset),
+                                static_cast<size_t>(buffer.words));
+}
+
+std::span<const float> Network::Input(const Program& program, int number, const BatchView& batch) {
+  return number == TapeOp::kInput ? batch.inputs : Buffer(program, number);
+}
+
+LayerTensors Network::TensorsOf(const Program& program, const TapeOp& op, const BatchView& batch) {
+  LayerTensors tensors{.y = Buffer(program, op.y),
+                       .saved = Buffer(program, op.saved),
+                       .scratch = Buffer(program, op.scratch),
+                       .dy = Buffer(program, op.dy)};
+  for (const int x : op.x) tensors.x.push_back(Input(program, x, batch));
+  for (const int dx : op.dx) {
+    tensors.dx.push_back(Buffer(program, dx));
+    tensors.wants_dx.push_back(dx != TapeOp::kNone);
+  }
+  return tensors;
+}
+
+bool Network::CountsLoss() const {
+  const Layout& layout = plan_.layers.back().inputs[0];
+  for (const Mesh::Axis& axis : plan_.mesh.axes()) {
+    const bool splits =
+        std::any_of(layout.split.begin(), layout.split.end(), [&](const auto& axes) {
+          return std::find(axes.begin(), axes.end(), axis.name) != axes.end();
+        });
+    if (!splits && plan_.mesh.Coordinate(comms_.rank(), axis.name) != 0) return false;
+  }
+  return true;
+}
+
+LossPart Network::TakeLoss(const Program& program, const TapeOp& op, const BatchView& batch,
+                           float loss_scale) {
+  const GraphLayer& layer = graph_.layers().back();
+  const Box& box = program.tape.places.back().inputs[0];
+  const Shape here = box.shape();
+  const int64_t classes = here[here.rank() - 1];
+  const int64_t rows = here.elements() / classes;
+  std::span<const int32_t> labels = batch.labels;
+  if (here.rank() == 3 && here[1] != graph_.labels_per_sample()) {
+    // Of every sample, the tokens that are here.
+    labels_here_.clear();
+    for (int64_t sample = 0; sample < here[0]; ++sample) {
+      const auto first = batch.labels.begin() + sample * graph_.labels_per_sample();
+      labels_here_.insert(labels_here_.end(), first + box.begin[1], first + box.end[1]);
+    }
+    labels = labels_here_;
+  }
+  CHECK_EQ(static_cast<int64_t>(labels.size()), rows) << "labels of " << layer.name;
+  const Kernels::LossSums sums = kernels_.SoftmaxCrossEntropy(
+      rows, classes, layer.settings.softmax_cross_entropy().label_smoothing(),
+      Buffer(program, op.x[0]), labels, loss_scale, Buffer(program, op.dx[0]));
+  if (!CountsLoss()) return {};
+  return {sums.loss, sums.correct, rows};
 }
 
 }  // namespace cadre

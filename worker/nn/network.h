@@ -1,17 +1,18 @@
-// A rank's part of the network: layers on local extents, reshards between them where layouts
-// differ, and the activations in between.
+// A rank's part of the network: plays tapes (spec/tape.h) on layers, moves and one block of memory.
 //
 // Weights are read from, and gradients written to, the parameter store; nothing here asks which
 // parallelism it is part of. What a parameter's gradient still lacks (the sum over its bucket's
-// axes) is the trainer's business.
+// axes) is the replica's business.
 //
-// Owns layers, reshards and activations. Borrows the rest, which must outlive it.
-// Thread-compatible.
+// Owns layers, tapes and activations. Borrows the rest, which must outlive it. Thread-compatible.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,11 +21,13 @@
 #include "spec/graph.h"
 #include "spec/parameter_index.h"
 #include "spec/plan.h"
+#include "spec/tape.h"
 #include "tensor/tensor.h"
+#include "worker/comm/box_exchange.h"
+#include "worker/comm/companion.h"
 #include "worker/comm/mesh_communicators.h"
 #include "worker/nn/layer.h"
 #include "worker/nn/parameter_store.h"
-#include "worker/nn/reshard.h"
 
 namespace cadre {
 
@@ -33,77 +36,110 @@ struct Rows {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t size() const { return end - begin; }
+  friend bool operator==(const Rows&, const Rows&) = default;
 };
 
-// What this rank's rows add to the group's loss; every sample of the batch is counted by exactly
-// one rank.
+// What this rank adds to the group's loss; every label of the batch is counted by exactly one rank.
 struct LossPart {
   double loss = 0;
   int64_t correct = 0;
+  // Labels: one a sample, or one a token.
   int64_t samples = 0;
+};
+
+// A batch as this rank sees it.
+struct BatchView {
+  // Of the whole batch, over all ranks.
+  int64_t samples = 0;
+  // InputRows(samples): [rows, height, width, channels] or [rows, tokens].
+  std::span<const float> inputs;
+  // Of LabelRows(samples), labels_per_sample each.
+  std::span<const int32_t> labels;
+  // Of sample 0 in the endless sequence of the run's samples.
+  int64_t first_position = 0;
+};
+
+// Hears of every operation of a tape as it is played; for profiles and traces.
+class TapeObserver {
+ public:
+  virtual ~TapeObserver() = default;
+  // The operation has just ended; `seconds` is how long it took.
+  virtual void Played(const Tape& tape, const TapeOp& op, double seconds) = 0;
 };
 
 class Network {
  public:
-  // Errors: Unimplemented for a plan that needs a reshard that does not exist; InvalidArgument for
-  // a plan that does not fit the graph.
-  static absl::StatusOr<std::unique_ptr<Network>> Make(const Graph& graph,
-                                                       const ParameterIndex& index,
-                                                       const Plan& plan, Kernels& kernels,
-                                                       ParameterStore& parameters,
-                                                       MeshCommunicators& comms);
+  // Requires: CheckPlan is OK for plan and graph. `seed`: the run's.
+  Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
+          Kernels& kernels, ParameterStore& parameters, MeshCommunicators& comms);
+  ~Network();
 
-  // Of a batch of `samples`, the rows whose images this rank takes in, and the rows whose labels it
+  // Of a batch of `samples`, the rows whose inputs this rank takes in, and the rows whose labels it
   // compares with.
-  Rows ImageRows(int64_t samples) const;
+  Rows InputRows(int64_t samples) const;
   Rows LabelRows(int64_t samples) const;
 
-  // Forward and backward of a batch of `samples` over the group; `images` and `labels` are this
-  // rank's rows. Fills the store's gradients: of the mean loss over the whole batch, as partial
-  // sums over each bucket's axes.
-  absl::StatusOr<LossPart> ForwardBackward(int64_t samples, std::span<const float> images,
-                                           std::span<const int32_t> labels);
+  // Forward and backward of a batch over the group. Fills the store's gradients: of the sum of the
+  // losses times `loss_scale`, as partial sums over each bucket's axes. `share`: of the step's
+  // samples, this batch's.
+  absl::StatusOr<LossPart> ForwardBackward(const BatchView& batch, float loss_scale, double share);
 
-  // Forward only.
-  absl::StatusOr<LossPart> Evaluate(int64_t samples, std::span<const float> images,
-                                    std::span<const int32_t> labels);
+  // Forward only, with running statistics and nothing dropped.
+  absl::StatusOr<LossPart> Evaluate(const BatchView& batch);
+
+  // Plays forward again and returns the position of the first layer whose output here has an
+  // element that is not finite; graph.size() where none has. A collective.
+  absl::StatusOr<int> FirstNotFinite(const BatchView& batch);
+
+  // Makes ready for batches of `samples`, so that memory is known before the first.
+  void Prepare(int64_t samples, bool training);
+
+  // Null: nobody listens, and no clock is read. Requires: it outlives the network or is taken back.
+  void set_observer(TapeObserver* observer) { observer_ = observer; }
+
+  // Bytes of the block of memory for activations.
+  int64_t activation_bytes() const { return memory_.elements() * 4; }
+  // Bytes of scratch for moves.
+  int64_t buffer_bytes() const { return exchange_.buffer_bytes(); }
 
  private:
-  // A layer with the way to it.
-  struct Stage {
-    // Null for the loss, which is last.
-    std::unique_ptr<Layer> layer;
-    std::unique_ptr<Reshard> reshard;
-    Layout input;
-    Layout output;
-    // Features of the whole input and output, per sample.
-    int64_t in_features = 0;
-    int64_t out_features = 0;
-    // Input in the layer's own layout where a reshard makes it; otherwise empty, and the output of
-    // the layer before serves.
-    Tensor x;
-    Tensor y;
-    Tensor dx;
-    Tensor dy;
-  };
+  struct Program;
 
-  Network(Kernels& kernels, MeshCommunicators& comms) : kernels_(kernels), comms_(comms) {}
+  // The program for batches of `samples`; made when first asked for.
+  Program& ProgramFor(int64_t samples, bool training);
+  // Plays operations [begin, end).
+  absl::Status PlayRange(Program& program, size_t begin, size_t end, const BatchView& batch,
+                         const PassContext& pass);
+  // Plays two operations at the same time, one of them a move.
+  absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second,
+                            const BatchView& batch);
+  // Plays one operation and tells the observer.
+  absl::Status PlayOp(Program& program, const TapeOp& op, const BatchView& batch,
+                      const PassContext& pass);
+  absl::Status DoOp(Program& program, const TapeOp& op, const BatchView& batch,
+                    const PassContext& pass);
+  LossPart TakeLoss(const Program& program, const TapeOp& op, const BatchView& batch,
+                    float loss_scale);
+  std::span<float> Buffer(const Program& program, int number);
+  std::span<const float> Input(const Program& program, int number, const BatchView& batch);
+  LayerTensors TensorsOf(const Program& program, const TapeOp& op, const BatchView& batch);
+  // True where this rank's labels are counted by it and not by a rank that holds the same.
+  bool CountsLoss() const;
 
-  // The part of [samples, features] that this rank holds in a layout.
-  Shape LocalShape(int64_t samples, int64_t features, const Layout& layout) const;
-  void Resize(int64_t samples, bool with_gradients);
-  absl::Status Forward(int64_t samples, std::span<const float> images);
-  absl::Status Backward(int64_t samples);
-  LossPart Loss(int64_t samples, std::span<const int32_t> labels, bool with_gradient);
-  // What layer i takes in.
-  std::span<const float> Input(size_t i) const;
-
+  const Graph& graph_;
+  const ParameterIndex& index_;
+  const Plan& plan_;
+  const uint64_t seed_;
   Kernels& kernels_;
+  ParameterStore& parameters_;
   MeshCommunicators& comms_;
-  std::vector<Stage> stages_;
-  std::span<const float> images_;
-  int64_t resized_for_ = -1;
-  bool has_gradients_ = false;
+  BoxExchange exchange_;
+  std::map<std::pair<int64_t, bool>, std::unique_ptr<Program>> programs_;
+  Tensor memory_;
+  std::vector<int32_t> labels_here_;
+  TapeObserver* observer_ = nullptr;
+  // Moves data while this thread computes. Made when a program first needs it.
+  std::unique_ptr<Companion> companion_;
 };
 
 }  // namespace cadre

@@ -17,22 +17,31 @@ namespace cadre {
 
 class ParameterStore {
  public:
-  // Weights are those of version 0 (spec/initial_value.h).
-  ParameterStore(const ParameterIndex& index, std::vector<BucketOwnership> buckets, uint64_t seed);
+  // Weights are those of version 0 (spec/initial_value.h). `accumulates`: gradients of several
+  // passes are to be added up.
+  ParameterStore(const ParameterIndex& index, std::vector<BucketOwnership> buckets, uint64_t seed,
+                 bool accumulates = false);
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
   const BucketOwnership& ownership(int bucket) const { return at(bucket).ownership; }
   std::span<float> weights(int bucket) { return at(bucket).weights.span(); }
+  // What the last pass wrote.
   std::span<float> gradients(int bucket) { return at(bucket).gradients.span(); }
+  // Where passes are added up; empty unless the store accumulates.
+  std::span<float> sums(int bucket) { return at(bucket).sums.span(); }
 
-  // Where the parameters of a layer are here. Empty spans for a layer without.
-  LayerParameters OfLayer(const ParameterIndex& index, int layer);
+  // Where the parameters of a layer are here, in the layer's order.
+  std::vector<LocalTensor> OfLayer(const ParameterIndex& index, int layer);
+
+  int64_t weight_bytes() const;
+  int64_t gradient_bytes() const;
 
  private:
   struct Buffers {
     BucketOwnership ownership;
     Tensor weights;
     Tensor gradients;
+    Tensor sums;
   };
   Buffers& at(int bucket) { return buckets_[static_cast<size_t>(bucket)]; }
   const Buffers& at(int bucket) const { return buckets_[static_cast<size_t>(bucket)]; }

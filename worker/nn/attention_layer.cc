@@ -1,0 +1,85 @@
+// Multi-head self-attention on the heads that this rank holds. Where heads are split, each rank's
+// output is an addend of the whole (Shoeybi et al. 2019).
+#include <utility>
+
+#include "worker/nn/layer_kinds.h"
+
+namespace cadre {
+namespace {
+
+class Attention final : public Layer {
+ public:
+  explicit Attention(LayerSetting setting)
+      : kernels_(setting.kernels), parameters_(std::move(setting.parameters)) {
+    const Shape in = setting.place.inputs[0].shape();
+    features_ = in[2];
+    dims_ = {.batch = in[0],
+             .tokens = in[1],
+             .head_features = setting.layer.parameters[0].shape[2],
+             .causal = setting.layer.settings.attention().causal()};
+    const auto head_words = 3 * dims_.head_features * features_;
+    dims_.heads = static_cast<int64_t>(parameters_[kQkvWeight].value.size()) / head_words;
+    adds_bias_ = setting.IsFirstAlong("heads");
+  }
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    const Saved saved = Split(t.saved);
+    kernels_.FullyConnectedForward(QkvDims(), t.x[0], parameters_[kQkvWeight].value,
+                                   parameters_[kQkvBias].value, saved.qkv);
+    kernels_.AttentionForward(dims_, saved.qkv, saved.probabilities, saved.context);
+    kernels_.FullyConnectedForward(OutDims(), saved.context, parameters_[kOutWeight].value,
+                                   adds_bias_ ? parameters_[kOutBias].value : std::span<float>(),
+                                   t.y);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    const Saved saved = Split(t.saved);
+    const auto qkv_words = saved.qkv.size();
+    const std::span<float> dqkv = t.scratch.first(qkv_words);
+    const std::span<float> dcontext = t.scratch.subspan(qkv_words);
+    kernels_.FullyConnectedBackwardWeights(OutDims(), saved.context, t.dy,
+                                           parameters_[kOutWeight].gradient,
+                                           parameters_[kOutBias].gradient);
+    kernels_.FullyConnectedBackwardData(OutDims(), t.dy, parameters_[kOutWeight].value, dcontext);
+    kernels_.AttentionBackward(dims_, saved.qkv, saved.probabilities, dcontext, dqkv);
+    kernels_.FullyConnectedBackwardWeights(
+        QkvDims(), t.x[0], dqkv, parameters_[kQkvWeight].gradient, parameters_[kQkvBias].gradient);
+    if (t.dx[0].empty()) return absl::OkStatus();
+    kernels_.FullyConnectedBackwardData(QkvDims(), dqkv, parameters_[kQkvWeight].value, t.dx[0]);
+    return absl::OkStatus();
+  }
+
+ private:
+  enum { kQkvWeight, kQkvBias, kOutWeight, kOutBias };
+
+  struct Saved {
+    std::span<float> qkv, context, probabilities;
+  };
+
+  int64_t rows() const { return dims_.batch * dims_.tokens; }
+  int64_t head_features() const { return dims_.heads * dims_.head_features; }
+  FullyConnectedDims QkvDims() const { return {rows(), features_, 3 * head_features()}; }
+  FullyConnectedDims OutDims() const { return {rows(), head_features(), features_}; }
+
+  Saved Split(std::span<float> saved) const {
+    const auto context = static_cast<size_t>(rows() * head_features());
+    return {.qkv = saved.first(3 * context),
+            .context = saved.subspan(3 * context, context),
+            .probabilities = saved.subspan(4 * context)};
+  }
+
+  Kernels& kernels_;
+  const std::vector<LocalTensor> parameters_;
+  AttentionDims dims_;
+  int64_t features_ = 0;
+  bool adds_bias_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> MakeAttention(LayerSetting setting) {
+  return std::make_unique<Attention>(std::move(setting));
+}
+
+}  // namespace cadre

@@ -1,0 +1,104 @@
+// Layers that multiply by a matrix: fully connected, and the embedding's choice of rows.
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "worker/nn/layer_kinds.h"
+
+namespace cadre {
+namespace {
+
+// On [samples, in], or on every row of [samples, tokens, in].
+class FullyConnected final : public Layer, public GradientParts {
+ public:
+  explicit FullyConnected(LayerSetting setting)
+      : kernels_(setting.kernels), weight_(setting.parameters[0]) {
+    const Shape in = setting.place.inputs[0].shape();
+    const Shape out = setting.place.output.shape();
+    const int last = in.rank() - 1;
+    dims_ = {.batch = in.rank() == 3 ? in[0] * in[1] : in[0], .in = in[last], .out = out[last]};
+    if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
+    adds_bias_ = setting.IsFirstAlong("in");
+  }
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    kernels_.FullyConnectedForward(dims_, t.x[0], weight_.value,
+                                   adds_bias_ ? bias_.value : std::span<float>(), t.y);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    CADRE_RETURN_IF_ERROR(BackwardParameters(t));
+    return BackwardInput(t);
+  }
+
+  GradientParts* gradient_parts() override { return this; }
+
+  absl::Status BackwardInput(const LayerTensors& t) override {
+    if (!t.dx[0].empty()) kernels_.FullyConnectedBackwardData(dims_, t.dy, weight_.value, t.dx[0]);
+    return absl::OkStatus();
+  }
+
+  absl::Status BackwardParameters(const LayerTensors& t) override {
+    kernels_.FullyConnectedBackwardWeights(dims_, t.x[0], t.dy, weight_.gradient, bias_.gradient);
+    return absl::OkStatus();
+  }
+
+ private:
+  Kernels& kernels_;
+  FullyConnectedDims dims_;
+  LocalTensor weight_;
+  LocalTensor bias_;
+  bool adds_bias_ = true;
+};
+
+class Embedding final : public Layer {
+ public:
+  explicit Embedding(LayerSetting setting)
+      : name_(setting.layer.name), kernels_(setting.kernels), weight_(setting.parameters[0]) {
+    const Box& out = setting.place.output;
+    dims_ = {.batch = out.shape()[0],
+             .first_token = 0,
+             .tokens = out.shape()[1],
+             .vocabulary = setting.layer.parameters[0].shape[0],
+             .features = out.shape()[2]};
+    // A shard of the positions begins at this rank's first token.
+    if (setting.parameters.size() > 1) positions_ = setting.parameters[1];
+  }
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    for (const float id : t.x[0]) {
+      if (id >= 0.0F && id < static_cast<float>(dims_.vocabulary) && std::floor(id) == id) continue;
+      return absl::InvalidArgumentError(absl::StrCat("layer '", name_, "': ", id,
+                                                     " is not a token; the vocabulary is 0 to ",
+                                                     dims_.vocabulary - 1));
+    }
+    kernels_.EmbeddingForward(dims_, t.x[0], weight_.value, positions_.value, t.y);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    kernels_.EmbeddingBackward(dims_, t.x[0], t.dy, weight_.gradient, positions_.gradient);
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string name_;
+  Kernels& kernels_;
+  EmbeddingDims dims_;
+  LocalTensor weight_;
+  LocalTensor positions_;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> MakeFullyConnected(LayerSetting setting) {
+  return std::make_unique<FullyConnected>(std::move(setting));
+}
+
+std::unique_ptr<Layer> MakeEmbedding(LayerSetting setting) {
+  return std::make_unique<Embedding>(std::move(setting));
+}
+
+}  // namespace cadre

@@ -1,0 +1,87 @@
+// Layers that only put elements elsewhere: concatenation and flattening.
+#include <algorithm>
+#include <utility>
+
+#include "worker/nn/layer_kinds.h"
+
+namespace cadre {
+namespace {
+
+// Copies `rows` runs of `run` elements between places that are `from_step` and `to_step` apart.
+void CopyRuns(const float* from, int64_t from_step, float* to, int64_t to_step, int64_t run,
+              int64_t rows) {
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy(from + i * from_step, from + i * from_step + run, to + i * to_step);
+  }
+}
+
+// Rows of the inputs' channels one behind the other.
+class Concat final : public Layer {
+ public:
+  explicit Concat(LayerSetting setting) {
+    for (const Box& box : setting.place.inputs) {
+      const Shape shape = box.shape();
+      channels_.push_back(shape[shape.rank() - 1]);
+      total_ += channels_.back();
+    }
+    rows_ = total_ == 0 ? 0 : setting.place.output.shape().elements() / total_;
+  }
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    int64_t offset = 0;
+    for (size_t i = 0; i < channels_.size(); ++i) {
+      CopyRuns(t.x[i].data(), channels_[i], t.y.data() + offset, total_, channels_[i], rows_);
+      offset += channels_[i];
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    int64_t offset = 0;
+    for (size_t i = 0; i < channels_.size(); ++i) {
+      if (!t.dx[i].empty()) {
+        CopyRuns(t.dy.data() + offset, total_, t.dx[i].data(), channels_[i], channels_[i], rows_);
+      }
+      offset += channels_[i];
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<int64_t> channels_;
+  int64_t total_ = 0;
+  int64_t rows_ = 0;
+};
+
+// Channel by channel, as models written for channels-first frameworks expect it.
+class Flatten final : public Layer {
+ public:
+  explicit Flatten(LayerSetting setting)
+      : kernels_(setting.kernels), in_(setting.place.inputs[0].shape()) {}
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    kernels_.Transpose(in_[0], in_[1] * in_[2], in_[3], t.x[0], t.y);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    if (!t.dx[0].empty()) kernels_.Transpose(in_[0], in_[3], in_[1] * in_[2], t.dy, t.dx[0]);
+    return absl::OkStatus();
+  }
+
+ private:
+  Kernels& kernels_;
+  const Shape in_;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> MakeConcat(LayerSetting setting) {
+  return std::make_unique<Concat>(std::move(setting));
+}
+
+std::unique_ptr<Layer> MakeFlatten(LayerSetting setting) {
+  return std::make_unique<Flatten>(std::move(setting));
+}
+
+}  // namespace cadre

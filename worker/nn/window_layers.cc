@@ -1,0 +1,204 @@
+// Layers that slide a window over images: convolution and pooling.
+#include <utility>
+
+#include "base/status.h"
+#include "worker/nn/layer_kinds.h"
+
+namespace cadre {
+namespace {
+
+// Dimensions of an image batch.
+constexpr int kSamples = 0;
+constexpr int kRows = 1;
+constexpr int kColumns = 2;
+constexpr int kChannels = 3;
+
+// The window on this rank's part. The image's own padding is what remains of it here: where the
+// part begins inside the image, the halo stands in its place.
+WindowDims WindowOf(const Window& window, const Box& input, const Box& output) {
+  const Shape in = input.shape();
+  const Shape out = output.shape();
+  WindowDims dims{.in_height = in[kRows],
+                  .in_width = in[kColumns],
+                  .out_height = out[kRows],
+                  .out_width = out[kColumns],
+                  .kernel_height = window.kernel_height,
+                  .kernel_width = window.kernel_width,
+                  .stride = window.stride,
+                  .dilation = window.dilation};
+  // Where nothing is computed, or all that is seen is padding, boxes have no place.
+  if (input.empty() || output.empty()) return dims;
+  dims.pad_top = input.begin[kRows] - (output.begin[kRows] * window.stride - window.padding_height);
+  dims.pad_left =
+      input.begin[kColumns] - (output.begin[kColumns] * window.stride - window.padding_width);
+  return dims;
+}
+
+class Convolution final : public Layer, public HaloParts, public GradientParts {
+ public:
+  explicit Convolution(LayerSetting setting)
+      : kernels_(setting.kernels),
+        window_(setting.layer.window),
+        place_(setting.place),
+        weight_(setting.parameters[0]) {
+    const Shape in = setting.place.inputs[0].shape();
+    const Shape out = setting.place.output.shape();
+    groups_ = setting.layer.groups;
+    // Groups that are split among ranks: these are the ones here.
+    if (groups_ > 1) groups_ = groups_ * out[kChannels] / setting.layer.output[2];
+    if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
+    if (setting.IsFirstAlong("in")) added_bias_ = bias_.value;
+  }
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    kernels_.ConvolutionForward(DimsOf(place_.inputs[0], place_.output), t.x[0], weight_.value,
+                                added_bias_, t.y);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    CADRE_RETURN_IF_ERROR(BackwardParameters(t));
+    return BackwardInput(t);
+  }
+
+  HaloParts* halo_parts() override { return this; }
+  GradientParts* gradient_parts() override { return this; }
+
+  absl::Status ForwardInterior(std::span<const float> held, const LayerTensors& t) override {
+    ForwardRows(place_.interior_begin, place_.interior_end, held, place_.held, t);
+    return absl::OkStatus();
+  }
+
+  absl::Status ForwardBorder(const LayerTensors& t) override {
+    ForwardRows(place_.output.begin[kRows], place_.interior_begin, t.x[0], place_.inputs[0], t);
+    ForwardRows(place_.interior_end, place_.output.end[kRows], t.x[0], place_.inputs[0], t);
+    return absl::OkStatus();
+  }
+
+  absl::Status BackwardInput(const LayerTensors& t) override {
+    if (t.dx[0].empty()) return absl::OkStatus();
+    kernels_.ConvolutionBackwardData(DimsOf(place_.inputs[0], place_.output), t.dy, weight_.value,
+                                     t.dx[0]);
+    return absl::OkStatus();
+  }
+
+  absl::Status BackwardParameters(const LayerTensors& t) override {
+    kernels_.ConvolutionBackwardWeights(DimsOf(place_.inputs[0], place_.output), t.x[0], t.dy,
+                                        weight_.gradient, bias_.gradient);
+    return absl::OkStatus();
+  }
+
+ private:
+  ConvolutionDims DimsOf(const Box& input, const Box& output) const {
+    return {.batch = output.shape()[kSamples],
+            .in_channels = input.shape()[kChannels],
+            .out_channels = output.shape()[kChannels],
+            .groups = groups_,
+            .window = WindowOf(window_, input, output)};
+  }
+
+  // Rows [begin, end) of the output, out of x, which holds `x_box`. Rows of several samples do not
+  // lie together, so they are brought together first.
+  void ForwardRows(int64_t begin, int64_t end, std::span<const float> x, const Box& x_box,
+                   const LayerTensors& t) {
+    if (begin >= end) return;
+    const Box input = place_.InputRowsFor(window_, begin, end);
+    const Box output = place_.OutputRows(begin, end);
+    const auto words = static_cast<size_t>(input.shape().elements());
+    const std::span<float> part_x = t.scratch.first(words);
+    const std::span<float> part_y =
+        t.scratch.subspan(words, static_cast<size_t>(output.shape().elements()));
+    CopyBox(x, x_box, part_x, input, input);
+    kernels_.ConvolutionForward(DimsOf(input, output), part_x, weight_.value, added_bias_, part_y);
+    CopyBox(part_y, output, t.y, place_.output, output);
+  }
+
+  Kernels& kernels_;
+  const Window window_;
+  const LayerPlace& place_;
+  int64_t groups_ = 1;
+  LocalTensor weight_;
+  LocalTensor bias_;
+  // Empty on ranks whose output is an addend of what another rank adds the bias to.
+  std::span<const float> added_bias_;
+};
+
+class Pooling final : public Layer {
+ public:
+  explicit Pooling(LayerSetting setting) : kernels_(setting.kernels) {
+    const Shape out = setting.place.output.shape();
+    dims_ = {
+        .kind = KindOf(setting.layer),
+        .batch = out[kSamples],
+        .channels = out[kChannels],
+        .window = WindowOf(setting.layer.window, setting.place.inputs[0], setting.place.output)};
+  }
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    kernels_.PoolingForward(dims_, t.x[0], t.y, Winners(t));
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    if (!t.dx[0].empty()) kernels_.PoolingBackward(dims_, t.dy, Winners(t), t.dx[0]);
+    return absl::OkStatus();
+  }
+
+ private:
+  static PoolKind KindOf(const GraphLayer& layer) {
+    if (layer.kind == LayerKind::kMaxPool) return PoolKind::kMax;
+    return layer.settings.average_pool().count_padding() ? PoolKind::kAverageWithPadding
+                                                         : PoolKind::kAverage;
+  }
+
+  // Buffers are of four-byte words, whatever they hold.
+  static std::span<int32_t> Winners(const LayerTensors& t) {
+    return {reinterpret_cast<int32_t*>(t.saved.data()), t.saved.size()};
+  }
+
+  Kernels& kernels_;
+  PoolingDims dims_;
+};
+
+// Where rows or columns are split, what is here is an addend of the mean.
+class GlobalAveragePool final : public Layer {
+ public:
+  explicit GlobalAveragePool(LayerSetting setting)
+      : kernels_(setting.kernels),
+        in_(setting.place.inputs[0].shape()),
+        divisor_(setting.layer.input()[0] * setting.layer.input()[1]) {}
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    kernels_.GlobalAveragePoolForward(in_[kSamples], in_[kRows] * in_[kColumns], in_[kChannels],
+                                      divisor_, t.x[0], t.y);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    if (t.dx[0].empty()) return absl::OkStatus();
+    kernels_.GlobalAveragePoolBackward(in_[kSamples], in_[kRows] * in_[kColumns], in_[kChannels],
+                                       divisor_, t.dy, t.dx[0]);
+    return absl::OkStatus();
+  }
+
+ private:
+  Kernels& kernels_;
+  const Shape in_;
+  const int64_t divisor_;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> MakeConvolution(LayerSetting setting) {
+  return std::make_unique<Convolution>(std::move(setting));
+}
+
+std::unique_ptr<Layer> MakePooling(LayerSetting setting) {
+  return std::make_unique<Pooling>(std::move(setting));
+}
+
+std::unique_ptr<Layer> MakeGlobalAveragePool(LayerSetting setting) {
+  return std::make_unique<GlobalAveragePool>(std::move(setting));
+}
+
+}  // namespace cadre
