@@ -7,33 +7,50 @@
 namespace cadre {
 namespace {
 
-double Decay(const v1::Schedule& schedule, uint32_t step, uint32_t total_steps) {
+// How far a curve has gone, from 0 at the end of warm-up to 1 at the end of the run.
+double Done(const v1::Schedule& schedule, int64_t step, int64_t total_steps) {
+  const int64_t warm = std::min<int64_t>(schedule.warmup_steps(), total_steps);
+  if (step < warm || total_steps == warm) return 0;
+  return std::min(1.0, static_cast<double>(step - warm) / static_cast<double>(total_steps - warm));
+}
+
+double StepFactor(const v1::StepDecay& decay, int64_t step) {
+  const int64_t drops = step / std::max<int64_t>(1, decay.every_steps());
+  return std::pow(static_cast<double>(decay.factor()), static_cast<double>(drops));
+}
+
+double CosineFactor(const v1::CosineDecay& decay, double done) {
+  const double last = decay.final_fraction();
+  return last + (1 - last) * 0.5 * (1 + std::cos(std::numbers::pi * done));
+}
+
+double PolynomialFactor(const v1::PolynomialDecay& decay, double done) {
+  const double last = decay.final_fraction();
+  const double power = decay.power() == 0 ? 1 : decay.power();
+  return last + (1 - last) * std::pow(1 - done, power);
+}
+
+double Factor(const v1::Schedule& schedule, int64_t step, int64_t total_steps) {
   switch (schedule.decay_case()) {
-    case v1::Schedule::kStep: {
-      const uint32_t drops = step / std::max(1U, schedule.step().every_steps());
-      return std::pow(schedule.step().factor(), drops);
-    }
-    case v1::Schedule::kCosine: {
-      const uint32_t warm = std::min(schedule.warmup_steps(), total_steps);
-      if (step < warm || total_steps <= warm) return 1.0;
-      const double done = std::min(1.0, static_cast<double>(step - warm) / (total_steps - warm));
-      const double last = schedule.cosine().final_fraction();
-      return last + (1.0 - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * done));
-    }
+    case v1::Schedule::kStep:
+      return StepFactor(schedule.step(), step);
+    case v1::Schedule::kCosine:
+      return CosineFactor(schedule.cosine(), Done(schedule, step, total_steps));
+    case v1::Schedule::kPolynomial:
+      return PolynomialFactor(schedule.polynomial(), Done(schedule, step, total_steps));
     case v1::Schedule::DECAY_NOT_SET:
-      return 1.0;
+      break;
   }
-  return 1.0;
+  return 1;
 }
 
 }  // namespace
 
-float RateAt(const v1::Schedule& schedule, uint32_t step, uint32_t total_steps) {
+float RateAt(const v1::Schedule& schedule, int64_t step, int64_t total_steps) {
   double rate = schedule.base_rate();
-  if (step < schedule.warmup_steps()) {
-    rate *= (static_cast<double>(step) + 1.0) / schedule.warmup_steps();
-  }
-  return static_cast<float>(rate * Decay(schedule, step, total_steps));
+  const int64_t warm = schedule.warmup_steps();
+  if (step < warm) rate *= static_cast<double>(step + 1) / static_cast<double>(warm);
+  return static_cast<float>(rate * Factor(schedule, step, total_steps));
 }
 
 }  // namespace cadre

@@ -10,8 +10,9 @@ namespace cadre {
 // Rate of step `step` (from 0) of `total_steps`.
 //
 // base_rate, times the warm-up factor (step + 1) / warmup_steps while that is below 1, times the
-// decay: factor ^ floor(step / every_steps), or half a cosine from 1 to final_fraction over the
-// steps after warm-up. Requires: a valid schedule (spec/validate.h).
-float RateAt(const v1::Schedule& schedule, uint32_t step, uint32_t total_steps);
+// decay factor: factor ^ floor(step / every_steps) for steps; for cosine and polynomial a curve
+// from 1 at the end of warm-up to final_fraction at total_steps, where it stays.
+// Requires: a valid schedule (spec/validate.h); step >= 0.
+float RateAt(const v1::Schedule& schedule, int64_t step, int64_t total_steps);
 
 }  // namespace cadre

@@ -1,45 +1,86 @@
 // The optimiser of one slice: the part of a bucket that this rank owns.
 //
-// State (the velocity) exists only here, with the owner of the slice; it is neither replicated nor
-// averaged across groups.
+// State exists only here, with the owner of the slice; it is neither replicated nor averaged across
+// groups. Every element is treated by itself (norms come from outside, see step_norms.h), so any
+// cut of a model into slices and buckets computes the same.
 //
-// Thread-compatible. Borrows the kernels.
+// By the parameter's role: weights decay, biases and norms' scales and shifts only if the optimiser
+// says decay_all. Running statistics are drawn towards the batch's, w += momentum * (g - w), and
+// are neither clipped nor decayed nor counted in norms.
+//
+// Movable; thread-compatible. Borrows the kernels.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "spec/graph.h"
+#include "spec/ownership.h"
+#include "spec/parameter_index.h"
+#include "worker/optim/step_norms.h"
 
 namespace cadre {
 
+// By position in the index: the momentum of running statistics, from their layers' settings; 0 for
+// what is trained. Requires: the index is the graph's.
+std::vector<float> StatisticMomenta(const Graph& graph, const ParameterIndex& index);
+
 class SliceOptimizer {
  public:
-  // Elements [begin, end) of the slice belong to one parameter.
-  struct Segment {
-    int64_t begin = 0;
-    int64_t end = 0;
-    // Weight decay acts on weights, not on biases.
-    bool decays = true;
-  };
+  // Requires: kernels outlive the object; `bucket` is of `index`; `statistic_momenta` as above.
+  SliceOptimizer(Kernels& kernels, const v1::Optimizer& optimizer, const ParameterIndex& index,
+                 std::span<const float> statistic_momenta, const BucketOwnership& bucket);
 
-  // Requires: segments are in order and cover the slice without gap; kernels outlive the object.
-  SliceOptimizer(Kernels& kernels, const v1::Optimizer& optimizer, std::vector<Segment> segments);
+  // In the next two: both spans are the slice [bucket.slice_begin(), bucket.slice_end()).
+  // Gradients are of the mean loss over the group's batch; those of running statistics are the
+  // batch's statistics.
 
-  // One update. Requires: both spans have the size of the slice; gradient is of the mean loss over
-  // the group's batch.
-  void Update(float rate, std::span<const float> gradient, std::span<float> weights);
+  // Adds this slice's part to `norms`.
+  void AddNorms(std::span<const float> gradients, std::span<const float> weights,
+                StepNorms& norms) const;
+  // One update. Requires: `norms` is summed over the group.
+  void Update(float rate, const StepNorms& norms, std::span<const float> gradients,
+              std::span<float> weights);
 
-  // Bytes of optimiser state.
-  int64_t state_bytes() const { return static_cast<int64_t>(velocity_.size() * sizeof(float)); }
+  // --- for checkpoints ---------------------------------------------------------------------------
+  // In the order of OptimizerStateNames; each of the slice's length and order. Those of running
+  // statistics stay zero.
+  int states() const { return static_cast<int>(state_.size()); }
+  std::span<float> state(int i) { return state_[static_cast<size_t>(i)]; }
+  // Updates since the state was zero. A part of the state: it may be fewer than the run's steps,
+  // where a group joined late and began with none.
+  int64_t updates() const { return updates_; }
+  void set_updates(int64_t updates) { updates_ = updates; }
+
+  // Bytes of state.
+  int64_t state_bytes() const;
 
  private:
-  Kernels& kernels_;
-  const v1::Sgd sgd_;
-  const std::vector<Segment> segments_;
-  std::vector<float> velocity_;
+  // Elements [begin, begin + count) of the slice belong to one parameter.
+  struct Segment {
+    int parameter = 0;
+    size_t begin = 0;
+    size_t count = 0;
+    bool decays = false;
+    // Not trained but drawn towards the batch's statistics, by `momentum`.
+    bool statistic = false;
+    float momentum = 0;
+  };
+  // What one step is for a segment.
+  SgdStep SgdFor(const Segment& segment, float rate, double scale) const;
+  SgdStep LarsFor(const Segment& segment, float rate, double scale, const StepNorms& norms) const;
+  AdamWStep AdamWFor(const Segment& segment, float rate, double scale) const;
+
+  Kernels* kernels_;
+  v1::Optimizer optimizer_;
+  std::vector<Segment> segments_;
+  size_t size_ = 0;
+  std::vector<std::vector<float>> state_;
+  int64_t updates_ = 0;
 };
 
 }  // namespace cadre

@@ -43,6 +43,44 @@ TEST(RateAt, CosineGoesFromBaseToFinalAfterWarmUp) {
   EXPECT_FLOAT_EQ(RateAt(schedule, 500, 110), 0.2F);  // past the end it stays
 }
 
+TEST(RateAt, PolynomialGoesFromBaseToFinalAfterWarmUp) {
+  v1::Schedule schedule;
+  schedule.set_base_rate(2);
+  schedule.set_warmup_steps(10);
+  schedule.mutable_polynomial()->set_power(2);
+  schedule.mutable_polynomial()->set_final_fraction(0.2F);
+  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 110), 0.2F);
+  EXPECT_FLOAT_EQ(RateAt(schedule, 10, 110), 2.0F);
+  EXPECT_FLOAT_EQ(RateAt(schedule, 60, 110), 0.8F);  // 2 (0.2 + 0.8 / 4)
+  EXPECT_FLOAT_EQ(RateAt(schedule, 110, 110), 0.4F);
+  EXPECT_FLOAT_EQ(RateAt(schedule, 500, 110), 0.4F);
+}
+
+TEST(RateAt, PolynomialWithoutPowerIsAStraightLineToZero) {
+  v1::Schedule schedule;
+  schedule.set_base_rate(1);
+  schedule.mutable_polynomial();
+  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 10), 1.0F);
+  EXPECT_FLOAT_EQ(RateAt(schedule, 3, 10), 0.7F);
+  EXPECT_FLOAT_EQ(RateAt(schedule, 10, 10), 0.0F);
+}
+
+TEST(RateAt, WarmUpScalesStepDecayToo) {
+  v1::Schedule schedule;
+  schedule.set_base_rate(1);
+  schedule.set_warmup_steps(4);
+  schedule.mutable_step()->set_every_steps(2);
+  schedule.mutable_step()->set_factor(0.5F);
+  EXPECT_FLOAT_EQ(RateAt(schedule, 2, 100), 0.75F * 0.5F);
+}
+
+TEST(RateAt, NoStepsInAllIsNoDivisionByZero) {
+  v1::Schedule schedule;
+  schedule.set_base_rate(1);
+  schedule.mutable_cosine();
+  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 0), 1.0F);
+}
+
 TEST(RateAt, WarmUpLongerThanTheRunIsNoDivisionByZero) {
   v1::Schedule schedule;
   schedule.set_base_rate(1);

@@ -1,0 +1,77 @@
+// A model is updated the same however it is cut: what makes sharding the optimiser legal.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/worker/optim/testing.h"
+#include "worker/optim/slice_optimizer.h"
+
+namespace cadre {
+namespace {
+
+constexpr float kRate = 0.1F;
+
+std::vector<float> Train(Kernels& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
+                         const std::vector<int64_t>& borders, int64_t longest) {
+  SlicedModel sliced(kernels, optimizer, model, borders, longest);
+  std::vector<float> weights = RandomValues(model.index.size(), 1);
+  for (uint32_t step = 0; step < 5; ++step) {
+    sliced.Step(kRate, RandomValues(model.index.size(), 50 + step), weights);
+  }
+  return weights;
+}
+
+std::vector<std::vector<int64_t>> Cuts(int64_t size) {
+  std::vector<std::vector<int64_t>> cuts;
+  for (const int64_t parts : {2, 3, 7, 64}) {
+    std::vector<int64_t> borders;
+    for (int64_t i = 0; i <= parts; ++i) borders.push_back(PartBegin(size, i, parts));
+    cuts.push_back(borders);
+  }
+  cuts.push_back({0, 0, 1, 1, 2, size, size});  // empty slices among them
+  return cuts;
+}
+
+class Slicing : public ::testing::TestWithParam<const char*> {
+ protected:
+  // Every element for itself: equal bits, in each back end.
+  void ExpectEqual(Kernels& kernels, double tolerance) {
+    const SmallModel model;
+    const v1::Optimizer optimizer = OptimizerFrom(GetParam());
+    const int64_t size = model.index.size();
+    const std::vector<float> whole = Train(kernels, optimizer, model, {0, size}, size);
+    for (const auto& borders : Cuts(size)) {
+      for (const int64_t longest : {int64_t{1}, int64_t{5}, size}) {
+        const std::vector<float> cut = Train(kernels, optimizer, model, borders, longest);
+        if (tolerance == 0) {
+          ASSERT_EQ(cut, whole) << borders.size() << " borders, pieces of " << longest;
+        }
+        for (size_t i = 0; i < cut.size(); ++i) ASSERT_NEAR(cut[i], whole[i], tolerance) << i;
+      }
+    }
+  }
+};
+
+using ElementWise = Slicing;
+TEST_P(ElementWise, EqualBitsOnTheReference) { ExpectEqual(*MakeReferenceKernels(), 0); }
+TEST_P(ElementWise, EqualBitsOnTheCpu) { ExpectEqual(*MakeCpuKernels(1), 0); }
+INSTANTIATE_TEST_SUITE_P(
+    Optimizers, ElementWise,
+    ::testing::Values("sgd { momentum: 0.9 weight_decay: 0.01 }",
+                      "sgd { momentum: 0.9 weight_decay: 0.01 nesterov: true }",
+                      "adamw { weight_decay: 0.01 }",
+                      "adamw { weight_decay: 0.01 } decay_all: true"));
+
+// Sums of squares over slices round differently, in double: a relative 1e-16 or so, which may turn
+// the last bit of a factor in fp32 and so of a weight.
+using ByNorm = Slicing;
+TEST_P(ByNorm, CloseOnTheReference) { ExpectEqual(*MakeReferenceKernels(), 1e-5); }
+TEST_P(ByNorm, CloseOnTheCpu) { ExpectEqual(*MakeCpuKernels(1), 1e-5); }
+INSTANTIATE_TEST_SUITE_P(Optimizers, ByNorm,
+                         ::testing::Values("lars { momentum: 0.9 weight_decay: 0.01 trust: 0.1 }",
+                                           "lars { momentum: 0.9 trust: 0.1 } clip_norm: 1",
+                                           "sgd { momentum: 0.9 } clip_norm: 1",
+                                           "adamw { weight_decay: 0.01 } clip_norm: 0.5"));
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,130 @@
+// A small model with every role of parameter, cut by hand into slices, for the tests of this room.
+#pragma once
+
+#include <glog/logging.h>
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "spec/graph.h"
+#include "spec/ownership.h"
+#include "spec/parameter_index.h"
+#include "tensor/layout.h"
+#include "worker/optim/slice_optimizer.h"
+
+namespace cadre {
+
+// Positions: conv/weight [3,1,3,3] 0-26, conv/bias [3] 27-29, then four of norm [3] each (which is
+// which, the index says), fc/weight [2,108], fc/bias [2].
+struct SmallModel {
+  SmallModel()
+      : graph(Parse()),
+        index(ParameterIndex::FromGraph(graph)),
+        momenta(StatisticMomenta(graph, index)) {}
+
+  static Graph Parse() {
+    v1::Model model;
+    CHECK(google::protobuf::TextFormat::ParseFromString(R"(
+      input { channels: 1 height: 6 width: 6 }
+      layer { name: "conv" convolution { out_channels: 3 kernel: 3 padding: 1 } }
+      layer { name: "norm" batch_norm { momentum: 0.25 } }
+      layer { name: "relu" relu {} }
+      layer { name: "fc" fully_connected { out_features: 2 } }
+      layer { name: "loss" softmax_cross_entropy {} })",
+                                                        &model));
+    absl::StatusOr<Graph> graph = Graph::FromModel(model);
+    CHECK(graph.ok()) << graph.status();
+    return *std::move(graph);
+  }
+
+  const Parameter& At(const std::string& name) const { return index[*index.Find(name)]; }
+  const Parameter& Of(ParameterRole role) const {
+    const auto& all = index.parameters();
+    return *std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.role == role; });
+  }
+
+  Graph graph;
+  ParameterIndex index;
+  std::vector<float> momenta;
+};
+
+// A bucket whose buffer is flat positions [0, index.size()), and whose slice is [begin, end) of it,
+// in pieces of at most `longest` elements.
+inline BucketOwnership SliceOf(const ParameterIndex& index, int64_t begin, int64_t end,
+                               int64_t longest = int64_t{1} << 40) {
+  BucketOwnership bucket;
+  bucket.size = index.size();
+  bucket.borders = {0, begin, end, bucket.size};
+  bucket.mine = 1;
+  for (int p = 0; p < static_cast<int>(index.parameters().size()); ++p) {
+    const int64_t last = std::min(end, index[p].end());
+    for (int64_t at = std::max(begin, index[p].offset); at < last; at += longest) {
+      bucket.owned.push_back({p, {at, std::min(last, at + longest)}, at});
+    }
+  }
+  return bucket;
+}
+
+// Not exact, and no symmetry that could hide a mistake.
+inline std::vector<float> RandomValues(int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+// A model cut into slices, each with its optimiser; a step as a group does it, its ranks in turn.
+class SlicedModel {
+ public:
+  SlicedModel(Kernels& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
+              const std::vector<int64_t>& borders, int64_t longest = int64_t{1} << 40)
+      : optimizer_(optimizer),
+        borders_(borders),
+        parameters_(static_cast<int>(model.index.parameters().size())) {
+    for (size_t i = 0; i + 1 < borders.size(); ++i) {
+      slices_.emplace_back(kernels, optimizer, model.index, model.momenta,
+                           SliceOf(model.index, borders[i], borders[i + 1], longest));
+    }
+  }
+
+  void Step(float rate, const std::vector<float>& gradients, std::vector<float>& weights) {
+    StepNorms norms(optimizer_, parameters_);
+    norms.Clear();
+    for (size_t i = 0; i < slices_.size(); ++i) {
+      slices_[i].AddNorms(Part<const float>(gradients, i), Part<const float>(weights, i), norms);
+    }
+    for (size_t i = 0; i < slices_.size(); ++i) {
+      slices_[i].Update(rate, norms, Part<const float>(gradients, i), Part<float>(weights, i));
+    }
+  }
+
+  SliceOptimizer& slice(int i) { return slices_[static_cast<size_t>(i)]; }
+
+ private:
+  template <typename T>
+  std::span<T> Part(std::span<T> values, size_t i) const {
+    return values.subspan(static_cast<size_t>(borders_[i]),
+                          static_cast<size_t>(borders_[i + 1] - borders_[i]));
+  }
+
+  const v1::Optimizer optimizer_;
+  const std::vector<int64_t> borders_;
+  const int parameters_;
+  std::vector<SliceOptimizer> slices_;
+};
+
+inline v1::Optimizer OptimizerFrom(const std::string& text) {
+  v1::Optimizer optimizer;
+  CHECK(google::protobuf::TextFormat::ParseFromString(text, &optimizer)) << text;
+  return optimizer;
+}
+
+}  // namespace cadre

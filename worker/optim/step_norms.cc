@@ -1,0 +1,59 @@
+#include "worker/optim/step_norms.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "glog/logging.h"
+
+namespace cadre {
+namespace {
+
+// Keeps the factor finite where all gradients are zero.
+constexpr double kSmallestNorm = 1e-6;
+
+}  // namespace
+
+StepNorms::StepNorms(const v1::Optimizer& optimizer, int parameters)
+    : clip_norm_(optimizer.clip_norm()),
+      by_tensor_(optimizer.has_lars()),
+      parameters_(static_cast<size_t>(parameters)) {
+  if (by_tensor_) {
+    sums_.resize(2 * parameters_);
+  } else if (clip_norm_ > 0) {
+    sums_.resize(1);
+  }
+}
+
+void StepNorms::Clear() { std::fill(sums_.begin(), sums_.end(), 0.0); }
+
+void StepNorms::Add(int parameter, double gradient_squares, double weight_squares) {
+  if (sums_.empty()) return;
+  const auto i = static_cast<size_t>(parameter);
+  CHECK_LT(i, parameters_);
+  sums_[by_tensor_ ? i : 0] += gradient_squares;
+  if (by_tensor_) sums_[parameters_ + i] += weight_squares;
+}
+
+double StepNorms::GradientNorm() const {
+  const size_t count = by_tensor_ ? parameters_ : sums_.size();
+  return std::sqrt(std::accumulate(sums_.begin(), sums_.begin() + static_cast<long>(count), 0.0));
+}
+
+double StepNorms::GradientScale() const {
+  if (!(clip_norm_ > 0)) return 1;
+  const double factor = clip_norm_ / (GradientNorm() + kSmallestNorm);
+  return factor >= 1 ? 1 : factor;
+}
+
+double StepNorms::GradientNorm(int parameter) const {
+  CHECK(by_tensor_);
+  return std::sqrt(sums_[static_cast<size_t>(parameter)]);
+}
+
+double StepNorms::WeightNorm(int parameter) const {
+  CHECK(by_tensor_);
+  return std::sqrt(sums_[parameters_ + static_cast<size_t>(parameter)]);
+}
+
+}  // namespace cadre
