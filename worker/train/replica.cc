@@ -1,24 +1,16 @@
 #include "worker/train/replica.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/status.h"
+#include "spec/memory.h"
 
 namespace cadre {
 namespace {
-
-std::vector<SliceOptimizer::Segment> Segments(const BucketOwnership& bucket,
-                                              const ParameterIndex& index) {
-  std::vector<SliceOptimizer::Segment> segments;
-  for (const OwnedPiece& piece : bucket.owned) {
-    const int64_t begin = piece.offset - bucket.slice_begin();
-    segments.push_back({begin, begin + piece.flat.size(), !index[piece.parameter].is_bias});
-  }
-  return segments;
-}
 
 template <typename T>
 std::span<T> Slice(std::span<T> buffer, const BucketOwnership& bucket) {
@@ -26,66 +18,189 @@ std::span<T> Slice(std::span<T> buffer, const BucketOwnership& bucket) {
                         static_cast<size_t>(bucket.slice_end() - bucket.slice_begin()));
 }
 
+// Ranks that hold the same shards, in the order in which they own slices of them.
+std::vector<std::string> OwnerAxes(const Bucket& bucket) {
+  std::vector<std::string> axes = bucket.axes;
+  axes.insert(axes.end(), bucket.same.begin(), bucket.same.end());
+  return axes;
+}
+
+// Borders of the pieces that ranks along the summed axes reduce; each holds the slices of the ranks
+// along the others.
+std::vector<int64_t> ReduceBorders(const Bucket& bucket, const BucketOwnership& ownership,
+                                   const Mesh& mesh) {
+  const auto same = static_cast<size_t>(mesh.Size(bucket.same));
+  std::vector<int64_t> borders;
+  for (size_t i = 0; i < ownership.borders.size(); i += same) {
+    borders.push_back(ownership.borders[i]);
+  }
+  return borders;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Replica>> Replica::Make(const v1::RunSpec& spec,
                                                        const v1::Plan& plan_proto, Kernels& kernels,
                                                        Transport& transport) {
-  CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
-  CADRE_ASSIGN_OR_RETURN(ParameterIndex index, ParameterIndex::FromModel(spec.model()));
-  CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(plan_proto, index));
-  CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
+  CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(spec.model()));
+  ParameterIndex index = ParameterIndex::FromGraph(graph);
+  CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(plan_proto, graph, index));
   if (plan.mesh.ranks() != transport.size()) {
     return absl::InvalidArgumentError(absl::StrCat("the plan's mesh ", plan.mesh.ToString(),
                                                    " does not have the group's ", transport.size(),
                                                    " ranks"));
   }
-  std::unique_ptr<Replica> replica(
-      new Replica(std::move(index), std::move(plan), spec.seed(), transport));
-  CADRE_ASSIGN_OR_RETURN(replica->network_,
-                         Network::Make(graph, replica->index_, replica->plan_, kernels,
-                                       replica->parameters_, replica->comms_));
-  replica->TakeSlices(spec.optimizer(), kernels);
-  return replica;
+  return std::unique_ptr<Replica>(
+      new Replica(spec, std::move(graph), std::move(index), std::move(plan), kernels, transport));
 }
 
-Replica::Replica(ParameterIndex index, Plan plan, uint64_t seed, Transport& transport)
-    : index_(std::move(index)),
+Replica::Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Plan plan,
+                 Kernels& kernels, Transport& transport)
+    : spec_(spec),
+      graph_(std::move(graph)),
+      index_(std::move(index)),
       plan_(std::move(plan)),
       comms_(transport, plan_.mesh),
-      parameters_(index_, OwnershipOf(plan_, index_, transport.rank()), seed) {}
-
-void Replica::TakeSlices(const v1::Optimizer& optimizer, Kernels& kernels) {
-  for (int b = 0; b < parameters_.buckets(); ++b) {
-    const BucketOwnership& bucket = parameters_.ownership(b);
-    optimizers_.emplace_back(kernels, optimizer, Segments(bucket, index_));
-    for (const OwnedPiece& piece : bucket.owned) {
-      owned_.push_back(
-          {piece.flat.begin, piece.flat.end, parameters_.weights(b).data() + piece.offset});
-    }
+      parameters_(index_, OwnershipOf(plan_, index_, transport.rank()), spec.seed(),
+                  spec.micro_batches() > 1),
+      network_(std::make_unique<Network>(graph_, index_, plan_, spec.seed(), kernels, parameters_,
+                                         comms_)),
+      norms_(spec.optimizer(), static_cast<int>(index_.parameters().size())) {
+  TakeSlices(kernels);
+  for (const int64_t samples : MicroBatchSizes(spec_)) {
+    network_->Prepare(samples, /*training=*/true);
   }
-  std::sort(owned_.begin(), owned_.end(),
-            [](const OwnedSpan& a, const OwnedSpan& b) { return a.begin < b.begin; });
 }
 
-absl::StatusOr<LossPart> Replica::Step(int64_t samples, std::span<const float> images,
-                                       std::span<const int32_t> labels, float rate) {
-  CADRE_ASSIGN_OR_RETURN(const LossPart part, network_->ForwardBackward(samples, images, labels));
+void Replica::TakeSlices(Kernels& kernels) {
+  const std::vector<float> momenta = StatisticMomenta(graph_, index_);
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    optimizers_.emplace_back(kernels, spec_.optimizer(), index_, momenta, parameters_.ownership(b));
+  }
+  owned_ = OwnedIn(
+      [this](int b) { return Slice(parameters_.weights(b), parameters_.ownership(b)).data(); });
+}
+
+std::vector<OwnedSpan> Replica::OwnedIn(const std::function<float*(int bucket)>& slice) const {
+  std::vector<OwnedSpan> spans;
   for (int b = 0; b < parameters_.buckets(); ++b) {
     const BucketOwnership& bucket = parameters_.ownership(b);
-    const std::span<float> gradients = parameters_.gradients(b);
-    Communicator& comm = comms_.Over(plan_.buckets[static_cast<size_t>(b)].axes);
-    CADRE_RETURN_IF_ERROR(comm.ReduceScatterSum(gradients, bucket.borders));
-    optimizers_[static_cast<size_t>(b)].Update(rate, Slice(gradients, bucket),
+    float* const values = slice(b);
+    for (const OwnedPiece& piece : bucket.owned) {
+      spans.push_back(
+          {piece.flat.begin, piece.flat.end, values + (piece.offset - bucket.slice_begin())});
+    }
+  }
+  std::sort(spans.begin(), spans.end(),
+            [](const OwnedSpan& a, const OwnedSpan& b) { return a.begin < b.begin; });
+  return spans;
+}
+
+std::vector<OwnedSpan> Replica::OwnedState(int i) {
+  return OwnedIn([this, i](int b) { return optimizers_[static_cast<size_t>(b)].state(i).data(); });
+}
+
+void Replica::set_updates(int64_t updates) {
+  for (SliceOptimizer& optimizer : optimizers_) optimizer.set_updates(updates);
+}
+
+absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float rate) {
+  CADRE_ASSIGN_OR_RETURN(const LossPart mine, Passes(batches));
+  double sums[] = {mine.loss, static_cast<double>(mine.correct), static_cast<double>(mine.samples)};
+  CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(std::span<double>(sums)));
+  const LossPart group{sums[0], static_cast<int64_t>(sums[1]), static_cast<int64_t>(sums[2])};
+  CADRE_RETURN_IF_ERROR(CheckFinite(group, batches));
+  CADRE_RETURN_IF_ERROR(ReduceGradients());
+  norms_.Clear();
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    const BucketOwnership& bucket = parameters_.ownership(b);
+    optimizers_[static_cast<size_t>(b)].AddNorms(Slice(StepGradients(b), bucket),
+                                                 Slice(parameters_.weights(b), bucket), norms_);
+  }
+  if (!norms_.sums().empty()) {
+    CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(norms_.sums()));
+  }
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    const BucketOwnership& bucket = parameters_.ownership(b);
+    optimizers_[static_cast<size_t>(b)].Update(rate, norms_, Slice(StepGradients(b), bucket),
                                                Slice(parameters_.weights(b), bucket));
   }
-  return part;
+  return group;
+}
+
+absl::StatusOr<LossPart> Replica::Passes(std::span<const BatchView> batches) {
+  int64_t samples = 0;
+  for (const BatchView& batch : batches) samples += batch.samples;
+  const auto labels = static_cast<float>(samples * graph_.labels_per_sample());
+  LossPart sum;
+  bool first = true;
+  for (const BatchView& batch : batches) {
+    CADRE_ASSIGN_OR_RETURN(
+        const LossPart part,
+        network_->ForwardBackward(batch, 1.0F / labels,
+                                  static_cast<double>(batch.samples) /
+                                      static_cast<double>(std::max<int64_t>(1, samples))));
+    sum.loss += part.loss;
+    sum.correct += part.correct;
+    sum.samples += part.samples;
+    AddUpGradients(first);
+    first = false;
+  }
+  return sum;
+}
+
+void Replica::AddUpGradients(bool first) {
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    const std::span<float> sums = parameters_.sums(b);
+    const std::span<const float> gradients = parameters_.gradients(b);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = (first ? 0.0F : sums[i]) + gradients[i];
+  }
+}
+
+std::span<float> Replica::StepGradients(int bucket) {
+  const std::span<float> sums = parameters_.sums(bucket);
+  return sums.empty() ? parameters_.gradients(bucket) : sums;
+}
+
+// Every rank decides by the same sum, so all of them look for the culprit together.
+absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchView> batches) {
+  if (std::isfinite(group.loss)) return absl::OkStatus();
+  const auto none = static_cast<uint64_t>(graph_.size());
+  std::vector<uint64_t> first(static_cast<size_t>(comms_.mesh().ranks()), 0);
+  uint64_t mine = none;
+  for (const BatchView& batch : batches) {
+    CADRE_ASSIGN_OR_RETURN(const int layer, network_->FirstNotFinite(batch));
+    mine = std::min(mine, static_cast<uint64_t>(layer));
+  }
+  first[static_cast<size_t>(comms_.rank())] = mine;
+  CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(std::span<uint64_t>(first)));
+  const auto least = std::min_element(first.begin(), first.end());
+  if (*least == none) {
+    return absl::OutOfRangeError(
+        absl::StrCat("the loss is ", group.loss,
+                     "; every layer's output "
+                     "is finite, so it is the loss itself that overflowed"));
+  }
+  return absl::OutOfRangeError(absl::StrCat(
+      "the loss is ", group.loss, "; the first output that is not finite is that of layer '",
+      graph_[static_cast<int>(*least)].name, "' on rank ", least - first.begin()));
+}
+
+absl::Status Replica::ReduceGradients() {
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    const Bucket& bucket = plan_.buckets[static_cast<size_t>(b)];
+    CADRE_RETURN_IF_ERROR(
+        comms_.Over(bucket.axes)
+            .ReduceScatterSum(StepGradients(b),
+                              ReduceBorders(bucket, parameters_.ownership(b), plan_.mesh)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Replica::GatherWeights() {
   for (int b = 0; b < parameters_.buckets(); ++b) {
-    Communicator& comm = comms_.Over(plan_.buckets[static_cast<size_t>(b)].axes);
-    CADRE_RETURN_IF_ERROR(comm.AllGather(parameters_.weights(b), parameters_.ownership(b).borders));
+    CADRE_RETURN_IF_ERROR(comms_.Over(OwnerAxes(plan_.buckets[static_cast<size_t>(b)]))
+                              .AllGather(parameters_.weights(b), parameters_.ownership(b).borders));
   }
   return absl::OkStatus();
 }
@@ -113,7 +228,7 @@ std::vector<v1::HeldParameter> Replica::Held() const {
       const Parameter& parameter = index_[local.parameter];
       v1::HeldParameter& entry = held[static_cast<size_t>(local.parameter)];
       entry.set_parameter(parameter.name);
-      entry.set_elements(static_cast<uint64_t>(local.flat.size()));
+      entry.set_elements(static_cast<uint64_t>(local.size()));
       entry.set_of(static_cast<uint64_t>(parameter.shape.elements()));
     }
     for (const OwnedPiece& piece : bucket.owned) {
@@ -122,6 +237,24 @@ std::vector<v1::HeldParameter> Replica::Held() const {
     }
   }
   return held;
+}
+
+v1::MemoryUse Replica::Memory() const {
+  v1::MemoryUse use;
+  use.set_weights(static_cast<uint64_t>(parameters_.weight_bytes()));
+  use.set_gradients(static_cast<uint64_t>(parameters_.gradient_bytes()));
+  uint64_t state = 0;
+  for (const SliceOptimizer& optimizer : optimizers_) {
+    state += static_cast<uint64_t>(optimizer.state_bytes());
+  }
+  use.set_optimizer(state);
+  use.set_activations(static_cast<uint64_t>(network_->activation_bytes()));
+  use.set_buffers(static_cast<uint64_t>(network_->buffer_bytes()));
+  return use;
+}
+
+v1::MemoryUse Replica::PlannedMemory() const {
+  return cadre::PlannedMemory(spec_, graph_, index_, plan_, comms_.rank());
 }
 
 }  // namespace cadre

@@ -14,10 +14,13 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "server/client/refusal.h"
+#include "spec/memory.h"
 #include "worker/data/batch_loader.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
 #include "worker/optim/schedule.h"
+#include "worker/train/batches.h"
+#include "worker/train/checkpoint.h"
 #include "worker/train/evaluation.h"
 #include "worker/train/replica.h"
 #include "worker/train/shard_exchange.h"
@@ -28,6 +31,18 @@ namespace {
 // How long rank 0 waits for the coordinator before it tells its peers that it still waits; well
 // below the time after which a silent peer is taken for dead.
 constexpr absl::Duration kPatience = absl::Seconds(2);
+
+// A folder or a file is at fault, not a connection.
+bool IsOfFiles(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+         absl::IsPermissionDenied(status) || absl::IsDataLoss(status) ||
+         absl::IsUnimplemented(status);
+}
+
+// Samples that all groups together have trained on by a step.
+uint64_t SamplesBefore(uint32_t step, int groups, int64_t batch) {
+  return uint64_t{step} * static_cast<uint64_t>(groups) * static_cast<uint64_t>(batch);
+}
 
 class Trainer {
  public:
@@ -54,11 +69,18 @@ class Trainer {
       status = MakeReplica();
       if (!status.ok()) return {std::move(status), /*permanent=*/true};
       status = TakeVersion();
+      if (status.ok() && version_ == 0) {
+        status = BeginFromCheckpoint();
+        // What cannot be begun from here cannot be begun from anywhere.
+        if (IsOfFiles(status)) return {std::move(status), /*permanent=*/true};
+      }
     }
     if (status.ok()) status = Train();
+    // A model that diverged would diverge again, and data that was too broken stays so.
+    const bool permanent = absl::IsOutOfRange(status) || absl::IsDataLoss(data_status_);
     // What broke because of the cancellation is told as the cancellation.
     if (absl::Status cancelled = cancellation_.status(); !cancelled.ok()) status = cancelled;
-    return {std::move(status), /*permanent=*/false};
+    return {std::move(status), permanent && !absl::IsCancelled(status)};
   }
 
  private:
@@ -105,12 +127,106 @@ class Trainer {
     return replica_->GatherWeights();
   }
 
+  // Weights (the same that the shards began with, where there are shards) and optimiser state.
+  absl::Status BeginFromCheckpoint() {
+    const std::string& from = spec_.checkpoint().from();
+    if (from.empty()) return absl::OkStatus();
+    CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                           LoadCheckpoint(from, replica_->index(), spec_.optimizer(),
+                                          ValuesForCheckpoint(), replica_->comms().All()));
+    if (loaded.manifest) {
+      CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest));
+      replica_->set_updates(static_cast<int64_t>(loaded.manifest->optimizer().updates()));
+    }
+    if (exchange_->has_shards()) {
+      CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
+      if (digest != assignment_.digest()) {
+        return absl::DataLossError(
+            absl::StrCat(loaded.path,
+                         ": its weights are not those that the aggregators read there; is it the "
+                         "same folder on every machine?"));
+      }
+    }
+    LOG_IF(INFO, lead()) << "beginning from " << loaded.path
+                         << (loaded.manifest ? "" : ", weights alone");
+    return replica_->GatherWeights();
+  }
+
+  absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest) {
+    if (manifest.step() != step_) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": is of step ", manifest.step(),
+                                                     ", but checkpoint.from_step is ", step_));
+    }
+    const uint64_t position =
+        SamplesBefore(step_, static_cast<int>(std::max(1U, spec_.cluster().groups())), batch());
+    LOG_IF(WARNING, lead() && manifest.cursor().position() != position)
+        << path << ": " << manifest.cursor().position() << " samples were trained on, but " << step_
+        << " steps of this run are " << position
+        << ": until the next epoch some samples come twice or not at all";
+    return absl::OkStatus();
+  }
+
+  CheckpointValues ValuesForCheckpoint() {
+    const auto as_values = [](std::span<const OwnedSpan> spans) {
+      std::vector<OwnedValues> values;
+      for (const OwnedSpan& span : spans) {
+        values.push_back(
+            {{span.begin, span.end}, {span.values, static_cast<size_t>(span.end - span.begin)}});
+      }
+      return values;
+    };
+    CheckpointValues values{.weights = as_values(replica_->owned())};
+    for (int i = 0; i < replica_->states(); ++i) {
+      values.states.push_back(as_values(replica_->OwnedState(i)));
+    }
+    return values;
+  }
+
+  // Group 0 keeps checkpoints: of every so many steps, and of what may be the last. Requires: all
+  // ranks are here, at the same step.
+  absl::Status MaybeSave(bool last) {
+    const v1::Checkpoint& wanted = spec_.checkpoint();
+    if (wanted.directory().empty() || place_.group() != 0 || step_ == saved_step_) {
+      return absl::OkStatus();
+    }
+    const bool due = wanted.every_steps() > 0 &&
+                     step_ / wanted.every_steps() > saved_step_ / wanted.every_steps();
+    if (!due && !last) return absl::OkStatus();
+    v1::CheckpointManifest facts;
+    *facts.mutable_spec() = spec_;
+    facts.set_step(step_);
+    facts.set_version(version_);
+    const uint64_t position = SamplesBefore(step_, static_cast<int>(start_.groups()), batch());
+    const auto epoch_samples = static_cast<uint64_t>(train_->size());
+    facts.mutable_cursor()->set_position(position);
+    facts.mutable_cursor()->set_samples_per_epoch(epoch_samples);
+    facts.mutable_cursor()->set_epoch(position / epoch_samples);
+    facts.set_seed(spec_.seed());
+    facts.mutable_optimizer()->set_updates(static_cast<uint64_t>(replica_->updates()));
+    const absl::Status saved =
+        SaveCheckpoint({.directory = wanted.directory(),
+                        .keep = static_cast<int>(wanted.keep() == 0 ? 2 : wanted.keep())},
+                       replica_->index(), facts, ValuesForCheckpoint(), replica_->comms().All());
+    saved_step_ = step_;
+    // The group lives on without a checkpoint: training is worth more than a full disk.
+    if (!saved.ok() && transport_->status().ok()) {
+      LOG_IF(ERROR, lead()) << "no checkpoint of step " << step_ << ": " << saved;
+      counters_.Add("checkpoints_failed");
+      return absl::OkStatus();
+    }
+    CADRE_RETURN_IF_ERROR(saved);
+    counters_.Add("checkpoints_saved");
+    return absl::OkStatus();
+  }
+
   v1::Prepared MakePrepared() const {
     v1::Prepared prepared;
     *prepared.mutable_place() = place_;
     prepared.set_train_samples(static_cast<uint64_t>(train_->size()));
     prepared.set_test_samples(static_cast<uint64_t>(test_->size()));
     for (v1::HeldParameter& held : replica_->Held()) *prepared.add_held() = std::move(held);
+    *prepared.mutable_memory() = replica_->Memory();
+    *prepared.mutable_planned_memory() = replica_->PlannedMemory();
     return prepared;
   }
 
@@ -140,17 +256,15 @@ class Trainer {
   }
 
   void MakeLoader() {
-    const Rows rows = replica_->ImageRows(batch());
-    loader_ = std::make_unique<BatchLoader>(*train_,
-                                            TrainingSamples({.seed = spec_.seed(),
-                                                             .dataset_size = train_->size(),
-                                                             .group = place_.group(),
-                                                             .groups = start_.groups(),
-                                                             .batch = batch(),
-                                                             .begin = rows.begin,
-                                                             .end = rows.end}),
-                                            BatchLoader::Options{.samples = rows.size()});
-    sampler_.emplace(spec_.seed(), train_->size());
+    TrainingPart part{.seed = spec_.seed(),
+                      .dataset_size = train_->size(),
+                      .group = place_.group(),
+                      .groups = start_.groups(),
+                      .batch = batch()};
+    part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
+                                  [this](int64_t samples) { return RowsOf(*replica_, samples); });
+    loader_ = std::make_unique<BatchLoader>(*train_, TrainingRows(part), BatchLoader::Options{});
+    saved_step_ = step_;
   }
 
   // Starts counting afresh: a period is the steps between two boundaries.
@@ -174,18 +288,30 @@ class Trainer {
   // The all-gather that ends a step waits after the last one before a boundary: averaging comes in
   // between, and changes what is gathered.
   absl::Status TrainOneStep(bool boundary) {
-    CADRE_ASSIGN_OR_RETURN(const Batch* images, loader_->Next(step_));
-    CADRE_RETURN_IF_ERROR(LoadLabels());
+    const absl::StatusOr<const Batch*> loaded = loader_->Next(step_);
+    data_status_ = loaded.status();
+    CADRE_RETURN_IF_ERROR(data_status_);
     rate_ = RateAt(spec_.schedule(), step_, start_.total_steps());
-    CADRE_ASSIGN_OR_RETURN(const LossPart part,
-                           replica_->Step(batch(), images->images.span(), labels_, rate_));
+    const std::vector<BatchView> views =
+        ViewsOf(**loaded, *replica_, batch(),
+                BatchPosition(step_, place_.group(), start_.groups(), batch()));
+    auto stepped = replica_->Step(views, rate_);
+    if (absl::IsOutOfRange(stepped.status())) {
+      return absl::OutOfRangeError(absl::StrCat("step ", step_, ": ", stepped.status().message(),
+                                                "; version ", version_, " is kept"));
+    }
+    CADRE_ASSIGN_OR_RETURN(const LossPart part, std::move(stepped));
     Add(part, &period_);
     Add(part, &reported_);
     ++step_;
     ++period_steps_;
     counters_.Add("steps");
-    counters_.Add("samples", static_cast<uint64_t>(part.samples));
-    if (!boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    counters_.Add("samples", static_cast<uint64_t>(replica_->InputRows(batch()).size()));
+    if (!boundary) {
+      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+      // Where groups average, what is worth keeping is made at the boundaries.
+      if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(MaybeSave(/*last=*/false));
+    }
     ReportNowAndThen();
     return absl::OkStatus();
   }
@@ -196,31 +322,17 @@ class Trainer {
     sum->samples += part.samples;
   }
 
-  // Labels are wanted for more rows than images where the loss sees more samples than the first
-  // layer; they are a few bytes, and every rank has them at hand.
-  absl::Status LoadLabels() {
-    const Rows rows = replica_->LabelRows(batch());
-    const int64_t first = BatchPosition(step_, place_.group(), start_.groups(), batch());
-    indices_.resize(static_cast<size_t>(rows.size()));
-    labels_.resize(static_cast<size_t>(rows.size()));
-    sampler_->SamplesFrom(first + rows.begin, indices_);
-    return train_->GetLabels(indices_, labels_);
-  }
-
-  // Loss of the samples that this rank counts: all of the group's where the loss is not split.
   void ReportNowAndThen() {
     const absl::Time now = absl::Now();
     if (!lead() || now < report_at_ || reported_.samples == 0) return;
     const double seconds = absl::ToDoubleSeconds(now - report_start_);
-    const double shown = static_cast<double>(reported_.samples);
-    const Rows counted = replica_->LabelRows(batch());
+    const auto labels = static_cast<double>(reported_.samples);
     v1::Progress progress;
     *progress.mutable_place() = place_;
     progress.set_step(step_);
-    progress.set_loss(static_cast<float>(reported_.loss / shown));
-    // Scaled from the rows that this rank counts to the group's batch.
-    progress.set_samples_per_second(static_cast<float>(
-        shown / seconds * static_cast<double>(batch()) / static_cast<double>(counted.size())));
+    progress.set_loss(static_cast<float>(reported_.loss / labels));
+    progress.set_samples_per_second(
+        static_cast<float>(labels / static_cast<double>(train_->labels_per_sample()) / seconds));
     progress.set_rate(rate_);
     progress.set_solo_steps(solo_steps_);
     control_.Report(progress);
@@ -268,16 +380,18 @@ class Trainer {
     }
     v1::Contributed contributed;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, contributed));
-    double sums[] = {period_.loss, static_cast<double>(period_.samples)};
-    // After this sum rank 0 knows that every rank has staged.
-    CADRE_RETURN_IF_ERROR(replica_->comms().All().AllReduceSum(std::span<double>(sums)));
+    // Rank 0 knows by this that every rank has staged.
+    CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
     if (!lead()) return absl::OkStatus();
     *contributed.mutable_place() = place_;
     contributed.set_round(round);
     contributed.set_base_version(version_);
     contributed.set_step(step_);
     contributed.set_samples(samples);
-    contributed.set_loss(sums[1] > 0 ? static_cast<float>(sums[0] / sums[1]) : 0.0F);
+    contributed.set_loss(
+        period_.samples > 0
+            ? static_cast<float>(period_.loss / static_cast<double>(period_.samples))
+            : 0.0F);
     contributed.set_train_seconds(
         static_cast<float>(absl::ToDoubleSeconds(absl::Now() - period_start_)));
     control_.Contribute(contributed);
@@ -341,9 +455,18 @@ class Trainer {
       }
       CADRE_RETURN_IF_ERROR(PullDecided(decision));
     }
-    if (!again) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    if (!again) {
+      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+      CADRE_RETURN_IF_ERROR(MaybeSave(MayBeLast(decision)));
+    }
     BeginPeriod();
     return absl::OkStatus();
+  }
+
+  // A version whose accuracy may end the run is kept before that is known.
+  bool MayBeLast(const v1::Decision& decision) const {
+    const bool evaluated = decision.evaluate_begin() < decision.evaluate_end();
+    return decision.next_step() == 0 || (spec_.stop().test_accuracy() > 0 && evaluated);
   }
 
   absl::Status PullDecided(const v1::Decision& decision) {
@@ -381,7 +504,7 @@ class Trainer {
     if (begin >= end) return absl::OkStatus();
     CADRE_ASSIGN_OR_RETURN(const LossPart sum,
                            EvaluateSamples(*replica_, *test_, static_cast<int64_t>(begin),
-                                           static_cast<int64_t>(end), batch()));
+                                           static_cast<int64_t>(end), MicroBatchSamples(spec_)));
     CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
     BeginPeriod();  // evaluation is no training time
     BeginReport();
@@ -392,6 +515,7 @@ class Trainer {
     evaluated.set_begin(begin);
     evaluated.set_end(end);
     evaluated.set_correct(static_cast<uint64_t>(sum.correct));
+    evaluated.set_labels(static_cast<uint64_t>(sum.samples));
     evaluated.set_loss_sum(sum.loss);
     evaluated.set_digest(digest);
     control_.Evaluated(evaluated);
@@ -416,9 +540,9 @@ class Trainer {
   std::unique_ptr<ShardExchange> exchange_;
   v1::Start start_;
   std::unique_ptr<BatchLoader> loader_;
-  std::optional<Sampler> sampler_;
-  std::vector<int64_t> indices_;
-  std::vector<int32_t> labels_;
+  // Of the last batch.
+  absl::Status data_status_;
+  uint32_t saved_step_ = 0;
 
   // Version that training goes on from, and steps done since the start of the run.
   uint32_t version_;

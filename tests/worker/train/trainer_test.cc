@@ -2,6 +2,7 @@
 // do together is tested in tests/equivalence and tests/cluster.
 #include "worker/train/trainer.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -10,6 +11,9 @@
 
 #include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
+#include "spec/checkpoint_folder.h"
+#include "spec/checkpoint_manifest.h"
+#include "tests/spec/temporary_folder.h"
 #include "worker/comm/thread_transport.h"
 
 namespace cadre {
@@ -139,6 +143,7 @@ TEST(Trainer, TrainsToTheBoundaryContributesAndEvaluates) {
   EXPECT_LT(control.contributed[1].loss(), control.contributed[0].loss()) << "it learns";
   ASSERT_EQ(control.evaluated.size(), 1U);
   EXPECT_EQ(control.evaluated[0].end(), 20U);
+  EXPECT_EQ(control.evaluated[0].labels(), 20U);
   EXPECT_LE(control.evaluated[0].correct(), 20U);
   EXPECT_NE(control.evaluated[0].digest(), 0U);
   EXPECT_EQ(counters.Get("steps"), 10U);
@@ -214,6 +219,134 @@ TEST(Trainer, EqualSeedsGiveEqualModels) {
   const uint64_t first = digest();
   EXPECT_NE(first, 0U);
   EXPECT_EQ(first, digest());
+}
+
+v1::RunSpec Alone(const std::string& directory) {
+  v1::RunSpec spec = Spec();
+  spec.clear_averaging();
+  spec.mutable_checkpoint()->set_directory(directory);
+  spec.mutable_checkpoint()->set_every_steps(6);
+  return spec;
+}
+
+// Trains from the assignment's step to `step`, where the run ends, and is evaluated there.
+uint64_t DigestAfter(v1::Assignment assignment, uint32_t step, Counters* counters = nullptr) {
+  ScriptedControl control;
+  control.start = StartOf(step);
+  control.start.set_total_steps(step);
+  v1::Decision end;
+  end.set_evaluate_end(20);
+  control.decisions = {end};
+  const TrainerOutcome outcome = Train(assignment, control, counters);
+  EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
+  return control.evaluated.empty() ? 0 : control.evaluated[0].digest();
+}
+
+TEST(Trainer, KeepsCheckpointsNowAndThenAndAtTheEnd) {
+  const TemporaryFolder folder;
+  v1::RunSpec spec = Alone(folder.path());
+  spec.mutable_checkpoint()->set_keep(3);
+  Counters counters;
+  EXPECT_NE(DigestAfter(AssignmentOf(spec), 20, &counters), 0U);
+  EXPECT_EQ(counters.Get("checkpoints_saved"), 4U);
+  const auto kept = ListCheckpoints(folder.path());
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  std::vector<int64_t> steps;
+  for (const CheckpointEntry& entry : *kept) steps.push_back(entry.step);
+  EXPECT_EQ(steps, (std::vector<int64_t>{12, 18, 20}));
+  const auto manifest = ReadManifest(folder.path() + "/step-18/manifest.textproto");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->cursor().position(), 18U * 8);
+  EXPECT_EQ(manifest->cursor().epoch(), 2U);
+  EXPECT_EQ(manifest->optimizer().updates(), 18U);
+}
+
+TEST(Trainer, OnlyGroupZeroKeepsCheckpoints) {
+  const TemporaryFolder folder;
+  v1::Assignment assignment = AssignmentOf(Alone(folder.path()));
+  assignment.mutable_place()->set_group(1);
+  Counters counters;
+  DigestAfter(assignment, 20, &counters);
+  EXPECT_EQ(counters.Get("checkpoints_saved"), 0U);
+}
+
+TEST(Trainer, GoesOnFromACheckpointToTheSameBits) {
+  const TemporaryFolder folder;
+  const v1::RunSpec spec = Alone(folder.path() + "/first");
+  const uint64_t whole = DigestAfter(AssignmentOf(spec), 20);
+  DigestAfter(AssignmentOf(spec), 12);
+
+  v1::RunSpec rest = Alone(folder.path() + "/second");
+  rest.mutable_checkpoint()->set_from(folder.path() + "/first/step-12");
+  rest.mutable_checkpoint()->set_from_step(12);
+  v1::Assignment assignment = AssignmentOf(rest);
+  assignment.set_step(12);
+  Counters counters;
+  EXPECT_EQ(DigestAfter(assignment, 20, &counters), whole);
+  EXPECT_EQ(counters.Get("steps"), 8U);
+}
+
+TEST(Trainer, ACheckpointThatDoesNotFitIsPermanentAndSaysWhy) {
+  const TemporaryFolder folder;
+  DigestAfter(AssignmentOf(Alone(folder.path())), 6);
+  v1::RunSpec spec = Spec();
+  spec.mutable_checkpoint()->set_from(folder.path() + "/step-6");
+  const auto outcome_at = [](const v1::RunSpec& begun, uint32_t step) {
+    v1::Assignment assignment = AssignmentOf(begun);
+    assignment.set_step(step);
+    ScriptedControl control;
+    control.start = StartOf(step + 4);
+    return Train(assignment, control);
+  };
+  TrainerOutcome outcome = outcome_at(spec, 5);
+  EXPECT_TRUE(outcome.permanent);
+  EXPECT_NE(outcome.status.message().find("is of step 6"), absl::string_view::npos)
+      << outcome.status;
+  outcome = outcome_at(spec, 6);
+  EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
+
+  v1::RunSpec other = spec;
+  other.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(5);
+  outcome = outcome_at(other, 6);
+  EXPECT_TRUE(outcome.permanent);
+  EXPECT_NE(outcome.status.message().find("fc/weight"), absl::string_view::npos) << outcome.status;
+
+  spec.mutable_checkpoint()->set_from(folder.path() + "/nowhere");
+  outcome = outcome_at(spec, 6);
+  EXPECT_TRUE(outcome.permanent);
+  EXPECT_NE(outcome.status.message().find("nowhere"), absl::string_view::npos) << outcome.status;
+}
+
+TEST(Trainer, AFolderThatCannotBeWrittenEndsNoTraining) {
+  Counters counters;
+  EXPECT_NE(DigestAfter(AssignmentOf(Alone("/dev/null/checkpoints")), 20, &counters), 0U);
+  EXPECT_EQ(counters.Get("checkpoints_saved"), 0U);
+  EXPECT_GE(counters.Get("checkpoints_failed"), 1U);
+  EXPECT_EQ(counters.Get("steps"), 20U);
+}
+
+TEST(Trainer, ALossThatIsNoNumberIsPermanentAndNamesStepLayerAndRank) {
+  v1::RunSpec spec = Spec();
+  spec.mutable_schedule()->set_base_rate(1e38F);
+  ScriptedControl control;
+  control.start = StartOf(10);
+  const TrainerOutcome outcome = Train(AssignmentOf(spec), control);
+  EXPECT_TRUE(outcome.permanent) << outcome.status;
+  EXPECT_THAT(std::string(outcome.status.message()),
+              ::testing::ContainsRegex("step [1-9]: the loss is .*on rank 0.*version 0 is kept"));
+  EXPECT_TRUE(control.contributed.empty());
+}
+
+TEST(Trainer, SaysWhatItsMemoryHolds) {
+  ScriptedControl control;
+  control.start = StartOf(4);
+  Train(AssignmentOf(Spec()), control);
+  EXPECT_EQ(control.prepared.memory().weights(), 51U * sizeof(float));
+  EXPECT_EQ(control.prepared.memory().gradients(), 51U * sizeof(float));
+  EXPECT_EQ(control.prepared.memory().optimizer(), 51U * sizeof(float));
+  EXPECT_GT(control.prepared.memory().activations(), 0U);
+  EXPECT_EQ(control.prepared.memory().ShortDebugString(),
+            control.prepared.planned_memory().ShortDebugString());
 }
 
 }  // namespace

@@ -1,0 +1,284 @@
+#include "worker/train/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "spec/checkpoint_folder.h"
+#include "spec/checkpoint_manifest.h"
+#include "spec/safetensors.h"
+#include "tests/spec/file_size_limit.h"
+#include "tests/spec/temporary_folder.h"
+#include "tests/worker/train/checkpoint_testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+v1::CheckpointManifest Facts(const v1::RunSpec& spec, uint64_t step) {
+  v1::CheckpointManifest facts;
+  *facts.mutable_spec() = spec;
+  facts.set_step(step);
+  facts.set_version(3);
+  facts.set_seed(spec.seed());
+  facts.mutable_cursor()->set_position(640);
+  facts.mutable_optimizer()->set_updates(step);
+  return facts;
+}
+
+// Saves values of `seed` and returns the status, which all ranks share.
+absl::Status Save(const v1::RunSpec& spec, const Dealing& dealing, const std::string& directory,
+                  uint64_t step, int seed, int keep = 2, int64_t chunk = 50) {
+  const ParameterIndex index = IndexOf(spec);
+  std::vector<absl::Status> statuses(static_cast<size_t>(dealing.ranks));
+  OnGroup(dealing, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
+    holding.Fill(seed);
+    statuses[static_cast<size_t>(group.index())] =
+        SaveCheckpoint({directory, keep, chunk}, index, Facts(spec, step), holding.values(), group);
+  });
+  for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
+  return statuses[0];
+}
+
+using Check = std::function<void(const LoadedCheckpoint&, Holding&)>;
+
+absl::Status Load(
+    const v1::RunSpec& spec, const Dealing& dealing, const std::string& from,
+    const Check& check = [](const LoadedCheckpoint&, Holding&) {}) {
+  const ParameterIndex index = IndexOf(spec);
+  std::vector<absl::Status> statuses(static_cast<size_t>(dealing.ranks));
+  OnGroup(dealing, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
+    const auto loaded = LoadCheckpoint(from, index, spec.optimizer(), holding.values(), group);
+    statuses[static_cast<size_t>(group.index())] = loaded.status();
+    if (loaded.ok()) check(*loaded, holding);
+  });
+  for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
+  return statuses[0];
+}
+
+const std::vector<Dealing> kDealings = {{1, 0}, {1, 7}, {2, 0}, {2, 5},
+                                        {3, 0}, {3, 1}, {4, 0}, {4, 64}};
+
+// Saved under any slicing, loaded under any other.
+class RoundTrip : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(RoundTrip, BetweenSlicings) {
+  const v1::RunSpec spec = SmallSpec(GetParam());
+  for (const Dealing& from : kDealings) {
+    const TemporaryFolder folder;
+    ASSERT_TRUE(Save(spec, from, folder.path(), 7, 2).ok());
+    for (const Dealing& to : kDealings) {
+      const absl::Status status =
+          Load(spec, to, folder.path(), [&](const LoadedCheckpoint& loaded, Holding& holding) {
+            EXPECT_EQ(loaded.path, folder / "step-7");
+            ASSERT_TRUE(loaded.manifest.has_value());
+            EXPECT_EQ(loaded.manifest->step(), 7U);
+            EXPECT_EQ(loaded.manifest->optimizer().updates(), 7U);
+            EXPECT_EQ(loaded.manifest->cursor().position(), 640U);
+            EXPECT_EQ(loaded.manifest->spec().name(), "small");
+            holding.ExpectFilled(2);
+          });
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, RoundTrip,
+                         ::testing::Values("sgd { momentum: 0.9 }", "adamw {}", "lars {}"));
+
+TEST(Checkpoint, FilesAreEqualWhateverTheSlicingAndTheChunk) {
+  const v1::RunSpec spec = SmallSpec();
+  const TemporaryFolder one, other;
+  ASSERT_TRUE(Save(spec, {1, 0}, one.path(), 7, 2, 2, 1 << 20).ok());
+  for (const int64_t chunk : {1, 33}) {
+    ASSERT_TRUE(Save(spec, {3, 2}, other.path(), 7, 2, 2, chunk).ok());
+    for (const char* name : {kModelFile, kOptimizerFile, kManifestFile}) {
+      EXPECT_EQ(*ReadFile(one / absl::StrCat("step-7/", name)),
+                *ReadFile(other / absl::StrCat("step-7/", name)))
+          << name;
+    }
+  }
+}
+
+TEST(Checkpoint, TensorsHaveTheirNamesAndShapes) {
+  const v1::RunSpec spec = SmallSpec();
+  const TemporaryFolder folder;
+  ASSERT_TRUE(Save(spec, {2, 3}, folder.path(), 7, 0).ok());
+  auto model = SafetensorsFile::Open(folder / "step-7/model.safetensors");
+  auto optimizer = SafetensorsFile::Open(folder / "step-7/optimizer.safetensors");
+  ASSERT_TRUE(model.ok() && optimizer.ok());
+  const ParameterIndex index = IndexOf(spec);
+  EXPECT_EQ(model->tensors().size(), index.parameters().size());
+  EXPECT_EQ(optimizer->tensors().size(), 2 * (index.parameters().size() - 2));
+  const Parameter& weight = index[*index.Find("fc/weight")];
+  const StoredTensor* v = optimizer->Find("fc/weight@v");
+  ASSERT_NE(v, nullptr);
+  EXPECT_EQ(v->shape, weight.shape);
+  std::vector<float> values(static_cast<size_t>(weight.shape.elements()));
+  ASSERT_TRUE(optimizer->Read(*v, 0, values).ok());
+  EXPECT_EQ(values[3], Holding::ValueAt(weight.offset + 3, 2, 0));
+}
+
+TEST(Checkpoint, WeightsAloneFromOneFile) {
+  const v1::RunSpec spec = SmallSpec();
+  const TemporaryFolder folder;
+  ASSERT_TRUE(Save(spec, {2, 0}, folder.path(), 7, 1).ok());
+  // Another optimiser does not mind.
+  for (const v1::RunSpec& other : {spec, SmallSpec("sgd {}")}) {
+    const absl::Status status = Load(other, {3, 0}, folder / "step-7/model.safetensors",
+                                     [](const LoadedCheckpoint& loaded, Holding& holding) {
+                                       EXPECT_FALSE(loaded.manifest.has_value());
+                                       holding.ExpectFilled(1, false);
+                                     });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(Checkpoint, NewestIsTakenAndOldOnesGo) {
+  const v1::RunSpec spec = SmallSpec();
+  const TemporaryFolder folder;
+  for (const int step : {1, 2, 3, 10}) {
+    ASSERT_TRUE(Save(spec, {2, 0}, folder.path(), static_cast<uint64_t>(step), step).ok());
+  }
+  EXPECT_EQ(folder.Entries(), 2);
+  const absl::Status status =
+      Load(spec, {2, 0}, folder.path(), [](const LoadedCheckpoint& loaded, Holding& holding) {
+        EXPECT_EQ(loaded.manifest->step(), 10U);
+        holding.ExpectFilled(10);
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(Load(spec, {2, 0}, folder / "step-3").ok());
+}
+
+TEST(Checkpoint, FullDiskIsEverybodysErrorAndTheOldOnesStay) {
+  const v1::RunSpec spec = SmallSpec("adamw {}", 2000);  // about 1 MB of weights
+  const TemporaryFolder folder;
+  ASSERT_TRUE(Save(spec, {2, 0}, folder.path(), 1, 1, 1, 10'000).ok());
+  absl::Status status;
+  {
+    const FileSizeLimit limit(300'000);
+    status = Save(spec, {2, 0}, folder.path(), 2, 2, 1, 10'000);
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder.path()));
+  EXPECT_EQ(folder.Entries(), 1);
+  EXPECT_TRUE(Load(spec, {3, 0}, folder.path(), [](const LoadedCheckpoint&, Holding& holding) {
+                holding.ExpectFilled(1);
+              }).ok());
+}
+
+TEST(Checkpoint, DirectoryThatCannotBeIsEverybodysError) {
+  const TemporaryFolder folder;
+  ASSERT_TRUE(WriteFileAtomically(folder / "file", "x").ok());
+  const absl::Status status = Save(SmallSpec(), {3, 0}, folder / "file/d", 1, 1);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "file"));
+}
+
+TEST(Checkpoint, AnotherModelIsRefusedWithWhatDiffers) {
+  const TemporaryFolder folder;
+  ASSERT_TRUE(Save(SmallSpec(), {2, 0}, folder.path(), 1, 1).ok());
+  for (const std::string& from : {folder.path(), folder / "step-1/model.safetensors"}) {
+    const absl::Status status = Load(SmallSpec("adamw {}", 6), {2, 0}, from);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("model.safetensors"),
+                      HasSubstr("'hidden/weight' is [5, 108] in the file, [6, 108] in the model"),
+                      HasSubstr("'hidden/bias'"), HasSubstr("'fc/weight'")));
+  }
+}
+
+TEST(Checkpoint, AnotherOptimizerIsRefused) {
+  const TemporaryFolder folder;
+  ASSERT_TRUE(Save(SmallSpec("lars {}"), {2, 0}, folder.path(), 1, 1).ok());
+  for (const char* other : {"adamw {}", "sgd { momentum: 0.9 }"}) {
+    const absl::Status status = Load(SmallSpec(other), {2, 0}, folder.path());
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("lars"), HasSubstr("momentum")));
+  }
+  // The same kind with other settings goes on.
+  EXPECT_TRUE(Load(SmallSpec("lars { momentum: 0.5 }"), {2, 0}, folder.path()).ok());
+}
+
+TEST(Checkpoint, TruncatedFilesAreRefusedByName) {
+  const TemporaryFolder folder;
+  for (const char* name : {kModelFile, kOptimizerFile}) {
+    ASSERT_TRUE(Save(SmallSpec(), {2, 0}, folder.path(), 1, 1).ok());
+    const std::string path = folder / absl::StrCat("step-1/", name);
+    const uintmax_t size = std::filesystem::file_size(path);
+    for (const uintmax_t left : {size - 1, size / 2, uintmax_t{100}, uintmax_t{0}}) {
+      std::filesystem::resize_file(path, left);
+      const absl::Status status = Load(SmallSpec(), {3, 0}, folder.path());
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << left;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(path)) << left;
+    }
+  }
+}
+
+TEST(Checkpoint, ChangedValuesAreDataLoss) {
+  for (const char* name : {kModelFile, kOptimizerFile}) {
+    const TemporaryFolder folder;
+    ASSERT_TRUE(Save(SmallSpec(), {2, 0}, folder.path(), 1, 1).ok());
+    const std::string path = folder / absl::StrCat("step-1/", name);
+    std::string bytes = *ReadFile(path);
+    bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
+    ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
+    const absl::Status status = Load(SmallSpec(), {3, 1}, folder.path());
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(path));
+  }
+}
+
+TEST(Checkpoint, MissingOnesAreNotFound) {
+  const TemporaryFolder folder;
+  for (const std::string& from : {folder.path(), folder / "step-1", folder / "model.safetensors"}) {
+    const absl::Status status = Load(SmallSpec(), {2, 0}, from);
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(from));
+  }
+  EXPECT_FALSE(Load(SmallSpec(), {2, 0}, std::string(5000, 'x') + ".safetensors").ok());
+}
+
+TEST(Checkpoint, RanksThatOwnTooLittleAreABug) {
+  const v1::RunSpec spec = SmallSpec();
+  const ParameterIndex index = IndexOf(spec);
+  const TemporaryFolder folder;
+  OnGroup({2, 0}, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
+    CheckpointValues values = holding.values();
+    if (group.index() == 1) {
+      values.weights.clear();
+      for (auto& state : values.states) state.clear();
+    }
+    EXPECT_EQ(SaveCheckpoint({folder.path()}, index, Facts(spec, 1), values, group).code(),
+              absl::StatusCode::kInternal);
+  });
+  EXPECT_EQ(folder.Entries(), 0);
+}
+
+TEST(AppendOwned, PiecesOfASliceAreWhereTheBufferHasThem) {
+  BucketOwnership bucket;
+  bucket.size = 20;
+  bucket.borders = {0, 8, 14, 20};
+  bucket.mine = 1;
+  bucket.owned = {{0, {100, 102}, 8}, {2, {50, 54}, 10}};
+  std::vector<float> slice(6);
+  std::vector<OwnedValues> owned;
+  AppendOwned(bucket, slice, &owned);
+  ASSERT_EQ(owned.size(), 2U);
+  EXPECT_EQ(owned[0].flat, (FlatRange{100, 102}));
+  EXPECT_EQ(owned[0].values.data(), slice.data());
+  EXPECT_EQ(owned[1].flat, (FlatRange{50, 54}));
+  EXPECT_EQ(owned[1].values.data(), slice.data() + 2);
+  EXPECT_EQ(owned[1].values.size(), 4U);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "spec/checkpoint_folder.h"
+#include "spec/checkpoint_manifest.h"
+#include "spec/checkpoint_tensors.h"
+#include "spec/optimizer_state.h"
+#include "spec/safetensors.h"
+#include "worker/train/agreement.h"
+#include "worker/train/checkpoint.h"
+#include "worker/train/checkpoint_values.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kLongestPath = 4096;
+
+std::string FileIn(const std::string& folder, const char* name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
+                         std::span<const OwnedValues> owned) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, WeightTensors(index)));
+  return ForEachTensorPart(index, owned, [&](const TensorPart& part) {
+    return file.Read(*file.Find(part.parameter->name), part.first, part.values);
+  });
+}
+
+absl::Status ReadStates(const std::string& path, const ParameterIndex& index,
+                        const std::vector<std::string>& names,
+                        const std::vector<std::vector<OwnedValues>>& states) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, StateTensors(index, names)));
+  for (size_t i = 0; i < names.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(ForEachTensorPart(index, states[i], [&](const TensorPart& part) {
+      if (IsStatistic(part.parameter->role)) {
+        std::fill(part.values.begin(), part.values.end(), 0.0F);
+        return absl::OkStatus();
+      }
+      const std::string name = StateTensorName(part.parameter->name, names[i]);
+      return file.Read(*file.Find(name), part.first, part.values);
+    }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptimizer(const std::string& path, const v1::CheckpointManifest& manifest,
+                            const v1::Optimizer& optimizer) {
+  std::vector<std::string> states;
+  for (const v1::StateManifest& state : manifest.optimizer().state())
+    states.push_back(state.name());
+  if (manifest.optimizer().kind() == OptimizerKind(optimizer) &&
+      states == OptimizerStateNames(optimizer)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": has the state of ", manifest.optimizer().kind(), " (", absl::StrJoin(states, ", "),
+      "), but the run's optimizer is ", OptimizerKind(optimizer),
+      "; to begin from the weights alone give its ", kModelFile));
+}
+
+// What this rank reads on its own.
+absl::Status ReadAll(const std::string& path, const ParameterIndex& index,
+                     const v1::Optimizer& optimizer, const CheckpointValues& values,
+                     std::optional<v1::CheckpointManifest>* manifest) {
+  if (absl::EndsWith(path, ".safetensors")) return ReadWeights(path, index, values.weights);
+  const std::string manifest_path = FileIn(path, kManifestFile);
+  CADRE_ASSIGN_OR_RETURN(*manifest, ReadManifest(manifest_path));
+  CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values.weights));
+  CADRE_RETURN_IF_ERROR(CheckOptimizer(manifest_path, **manifest, optimizer));
+  return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer),
+                    values.states);
+}
+
+// A collective.
+absl::Status CheckDigests(const std::string& path, const ParameterIndex& index,
+                          const v1::CheckpointManifest& manifest, const CheckpointValues& values,
+                          Communicator& group) {
+  // The same tensors in another order of layers stand at other positions, and digests are of
+  // positions.
+  if (!SameOrder(manifest, index)) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, GroupDigests(index, values, group));
+  const auto wrong = [&](absl::string_view file, absl::string_view what) {
+    return absl::DataLossError(
+        absl::StrCat(path, "/", file, ": ", what, " are not those that were saved"));
+  };
+  if (digests[0] != manifest.weights_digest()) return wrong(kModelFile, "the weights");
+  for (int i = 0; i < manifest.optimizer().state_size(); ++i) {
+    const v1::StateManifest& state = manifest.optimizer().state(i);
+    if (digests[static_cast<size_t>(i) + 1] != state.digest()) {
+      return wrong(kOptimizerFile, absl::StrCat("values of ", state.name()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const std::string& from,
+                                                const ParameterIndex& index,
+                                                const v1::Optimizer& optimizer,
+                                                const CheckpointValues& values,
+                                                Communicator& group) {
+  CHECK_EQ(values.states.size(), OptimizerStateNames(optimizer).size());
+  // Rank 0 says which is the newest: another may appear between two looks.
+  absl::StatusOr<std::string> chosen = from;
+  if (group.index() == 0) {
+    chosen = ResolveCheckpoint(from);
+    if (chosen.ok() && chosen->size() > kLongestPath) {
+      chosen = absl::InvalidArgumentError("the checkpoint's path is longer than paths can be");
+    }
+  }
+  CADRE_RETURN_IF_ERROR(Agree(chosen.status(), group));
+  LoadedCheckpoint loaded;
+  CADRE_ASSIGN_OR_RETURN(loaded.path, TextOfFirst(*chosen, group));
+  CADRE_RETURN_IF_ERROR(
+      Agree(ReadAll(loaded.path, index, optimizer, values, &loaded.manifest), group));
+  if (loaded.manifest.has_value()) {
+    CADRE_RETURN_IF_ERROR(CheckDigests(loaded.path, index, *loaded.manifest, values, group));
+  }
+  return loaded;
+}
+
+}  // namespace cadre
