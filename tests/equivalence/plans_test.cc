@@ -1,158 +1,257 @@
-// Every plan computes what one worker computes on the same batch.
+// The planner's plans compute what one worker computes, over twenty steps; optimisers and
+// micro-batches do under them too; and the comparison notices the smallest mistake.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <tuple>
 
 #include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "tests/equivalence/ranks.h"
+#include "spec/tape.h"
+#include "tests/equivalence/comparison.h"
+#include "tests/equivalence/small_models.h"
+#include "tests/equivalence/zoo_folder.h"
 
 namespace cadre {
 namespace {
 
 constexpr int kSteps = 20;
 
-// Features (7 outputs, 19 hidden) and, for 5 samples, the batch do not divide by the meshes.
-v1::RunSpec Spec(uint32_t batch) {
+v1::RunSpec Spec(const std::string& model, uint32_t batch) {
+  auto spec = SmallModel(ZooFolder(), model);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  spec->set_batch_per_group(batch);
+  return *std::move(spec);
+}
+
+v1::Plan PlanOf(v1::RunSpec spec, int data, int space, int model) {
+  spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(model));
+  spec.mutable_cluster()->set_space_ranks(static_cast<uint32_t>(space));
+  auto plan = MakePlan(spec, data * space * model);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *plan : v1::Plan();
+}
+
+Ranks& TestRanks() {
+  static auto* const ranks = new Ranks([] { return MakeCpuKernels(1); });
+  return *ranks;
+}
+
+GroupResult Train(const v1::RunSpec& spec, const v1::Plan& plan, int steps = kSteps) {
+  const Graph graph = *Graph::FromModel(spec.model());
+  auto result = TestRanks().Train(
+      spec, plan,
+      {.steps = steps, .batches = RandomBatches(graph, spec.batch_per_group(), spec.seed())});
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : GroupResult();
+}
+
+double Error(const v1::RunSpec& spec, const GroupResult& one, const GroupResult& many) {
+  const ParameterIndex index = *ParameterIndex::FromModel(spec.model());
+  return RelativeError(index, InitialWeights(index, spec.seed()), one.weights, many.weights);
+}
+
+using Case = std::tuple<std::string, int, int, int, int>;
+
+std::string CaseName(const Case& tried) {
+  const auto& [model, data, space, sharded, batch] = tried;
+  return model + "Data" + std::to_string(data) + "Space" + std::to_string(space) + "Model" +
+         std::to_string(sharded) + "Batch" + std::to_string(batch);
+}
+
+class PlannersPlans : public testing::TestWithParam<Case> {};
+
+TEST_P(PlannersPlans, EqualOneRank) {
+  const auto [model, data, space, sharded, batch] = GetParam();
+  const v1::RunSpec spec = Spec(model, static_cast<uint32_t>(batch));
+  const GroupResult one = Train(spec, PlanOf(spec, 1, 1, 1));
+  const GroupResult many = Train(spec, PlanOf(spec, data, space, sharded));
+  ASSERT_FALSE(HasFailure());
+  EXPECT_LT(Error(spec, one, many), kTolerance);
+  for (size_t s = 0; s < one.losses.size(); ++s) {
+    EXPECT_NEAR(one.losses[s], many.losses[s], 1e-3) << "step " << s;
+  }
+  EXPECT_EQ(one.evaluation.samples, many.evaluation.samples);
+  EXPECT_EQ(one.evaluation.correct, many.evaluation.correct);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, PlannersPlans,
+    testing::Values(Case("lenet", 2, 1, 1, 12), Case("lenet", 1, 1, 2, 12),
+                    Case("lenet", 3, 1, 2, 12), Case("lenet", 2, 1, 3, 12),
+                    Case("lenet", 1, 1, 6, 12), Case("lenet", 2, 2, 2, 12),
+                    // Batches that do not divide, and more ranks than samples.
+                    Case("lenet", 2, 1, 2, 5), Case("lenet", 1, 4, 2, 1), Case("lenet", 6, 1, 1, 5),
+                    Case("lenet", 1, 6, 1, 2), Case("alexnet", 2, 1, 2, 4),
+                    Case("alexnet", 1, 2, 2, 3), Case("vgg11", 1, 2, 2, 3), Case("mlp", 2, 1, 2, 7),
+                    Case("mlp", 1, 1, 3, 7), Case("gpt", 2, 1, 2, 5), Case("gpt", 1, 1, 3, 2)),
+    [](const testing::TestParamInfo<Case>& info) { return CaseName(info.param); });
+
+// Large enough that the halo travels while the interior is computed; small ones, above, do without.
+TEST(Halo, TravelsWhileTheInteriorIsComputed) {
   v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
       R"pb(
-        name: "equivalence"
         model {
-          input { channels: 2 height: 9 width: 7 }
+          input { channels: 3 height: 31 width: 20 }
           layer {
             name: "conv1"
-            convolution { out_channels: 5 kernel: 3 padding: 1 }
-          }
-          layer {
-            name: "relu1"
-            relu {}
-          }
-          layer {
-            name: "pool1"
-            max_pool { kernel: 2 }
+            convolution { out_channels: 16 kernel: 3 padding: 1 }
           }
           layer {
             name: "conv2"
-            convolution { out_channels: 4 kernel: 2 stride: 2 }
+            convolution { out_channels: 64 kernel: 5 stride: 2 padding: 1 }
           }
           layer {
-            name: "pool2"
-            average_pool { kernel: 2 stride: 1 padding: 1 }
+            name: "conv3"
+            convolution { out_channels: 24 kernel_height: 3 kernel_width: 1 dilation: 2 }
           }
           layer {
-            name: "fc1"
-            fully_connected { out_features: 19 }
+            name: "pool"
+            global_average_pool {}
           }
           layer {
-            name: "relu2"
-            relu {}
-          }
-          layer {
-            name: "fc2"
-            fully_connected { out_features: 11 }
-          }
-          layer {
-            name: "relu3"
-            relu {}
-          }
-          layer {
-            name: "fc3"
-            fully_connected { out_features: 7 }
+            name: "fc"
+            fully_connected { out_features: 4 }
           }
           layer {
             name: "loss"
             softmax_cross_entropy {}
           }
         }
-        optimizer { sgd { momentum: 0.9 weight_decay: 0.001 } }
-        seed: 17
+        optimizer { sgd {} }
+        batch_per_group: 8
+        seed: 1
       )pb",
       &spec));
-  spec.set_batch_per_group(batch);
-  return spec;
-}
-
-v1::Plan PlanOf(v1::RunSpec spec, int data, int model) {
-  spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(model));
-  auto plan = MakePlan(spec, data * model);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return *plan;
-}
-
-// Sums of fp32 gradients in another order differ by about eps * sqrt(terms) of their size each
-// step; 20 steps of momentum 0.9 (gain up to 10) at rate 0.05 on weights of size about 1 keep that
-// below 20 * 10 * 0.05 * 2^-24 * sqrt(12 * 30) * |g|, 1e-5 for |g| of 1. The smallest mistake that
-// these tests are for, one sample counted twice or left out, moves weights by 1e-3 and more.
-constexpr double kTolerance = 2e-5;
-
-class EveryMesh : public testing::TestWithParam<std::tuple<int, int, int>> {};
-
-TEST_P(EveryMesh, EqualsOneRank) {
-  const auto [data, model, batch] = GetParam();
-  const v1::RunSpec spec = Spec(static_cast<uint32_t>(batch));
-  const auto kernels = [] { return MakeCpuKernels(1); };
-  const GroupResult one = TrainGroup(spec, PlanOf(spec, 1, 1), kSteps, kernels);
-  const GroupResult many = TrainGroup(spec, PlanOf(spec, data, model), kSteps, kernels);
-  ASSERT_FALSE(HasFailure());
-  EXPECT_LT(LargestDifference(one.weights, many.weights), kTolerance);
-  for (int s = 0; s < kSteps; ++s) {
-    const auto at = static_cast<size_t>(s);
-    EXPECT_NEAR(one.losses[at], many.losses[at], 1e-4) << "step " << s;
+  const Graph graph = *Graph::FromModel(spec.model());
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  const GroupResult one = Train(spec, PlanOf(spec, 1, 1, 1));
+  for (const int space : {2, 3}) {
+    const v1::Plan proto = PlanOf(spec, 1, space, 1);
+    const Plan plan = *PlanFromProto(proto, graph, index);
+    const Tape tape = MakeTape(graph, plan, /*rank=*/1, 8, /*training=*/true);
+    const auto together = [&](TapeOpKind kind) {
+      return std::count_if(tape.ops.begin(), tape.ops.end(),
+                           [&](const TapeOp& op) { return op.with_next && op.kind == kind; });
+    };
+    EXPECT_GE(together(TapeOpKind::kMove), 1) << "halos during the interior";
+    EXPECT_GE(together(TapeOpKind::kBackward), 2) << "gradients' halos during the weights'";
+    const GroupResult many = Train(spec, proto);
+    ASSERT_FALSE(HasFailure());
+    EXPECT_LT(Error(spec, one, many), kTolerance) << space;
   }
-  EXPECT_EQ(many.evaluation.samples, batch) << "every sample is counted by one rank";
-  EXPECT_EQ(one.evaluation.correct, many.evaluation.correct);
-  EXPECT_NEAR(one.evaluation.loss, many.evaluation.loss, 1e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, EveryMesh,
-                         testing::Values(std::tuple(1, 1, 12), std::tuple(2, 1, 12),
-                                         std::tuple(1, 2, 12), std::tuple(3, 1, 12),
-                                         std::tuple(1, 3, 12), std::tuple(4, 1, 12),
-                                         std::tuple(2, 2, 12), std::tuple(1, 4, 12),
-                                         std::tuple(6, 1, 12), std::tuple(3, 2, 12),
-                                         std::tuple(2, 3, 12), std::tuple(1, 6, 12),
-                                         // Batches that do not divide, and more ranks than samples.
-                                         std::tuple(2, 2, 5), std::tuple(3, 2, 7),
-                                         std::tuple(1, 6, 5), std::tuple(6, 1, 5)),
-                         [](const auto& info) {
-                           return "data" + std::to_string(std::get<0>(info.param)) + "model" +
-                                  std::to_string(std::get<1>(info.param)) + "batch" +
-                                  std::to_string(std::get<2>(info.param));
-                         });
+class Optimizers : public testing::TestWithParam<std::string> {};
 
-// The plain loops see the same plans: a fault in both back ends alike would have to be the same.
-TEST(ReferenceKernels, EqualOneRankToo) {
-  const v1::RunSpec spec = Spec(6);
-  const GroupResult one =
-      TrainGroup(spec, PlanOf(spec, 1, 1), kSteps, [] { return MakeReferenceKernels(); });
-  const GroupResult many =
-      TrainGroup(spec, PlanOf(spec, 2, 3), kSteps, [] { return MakeReferenceKernels(); });
-  const GroupResult fast =
-      TrainGroup(spec, PlanOf(spec, 2, 3), kSteps, [] { return MakeCpuKernels(1); });
+// Clipping and LARS take norms of a model that no rank has as a whole.
+TEST_P(Optimizers, ComputeTheSameOnShards) {
+  v1::RunSpec spec = Spec("lenet", 6);
+  v1::Optimizer& optimizer = *spec.mutable_optimizer();
+  optimizer.Clear();
+  if (GetParam() == "nesterov") {
+    optimizer.mutable_sgd()->set_momentum(0.9F);
+    optimizer.mutable_sgd()->set_nesterov(true);
+    optimizer.set_clip_norm(0.1F);
+  } else if (GetParam() == "adamw") {
+    optimizer.mutable_adamw()->set_weight_decay(0.1F);
+    // A gradient that is all rounding moves a weight as far as any other does; epsilon above that.
+    optimizer.mutable_adamw()->set_epsilon(1e-3F);
+  } else {
+    optimizer.mutable_lars()->set_momentum(0.9F);
+    optimizer.mutable_lars()->set_weight_decay(0.01F);
+    optimizer.mutable_lars()->set_trust(0.1F);
+  }
+  const GroupResult one = Train(spec, PlanOf(spec, 1, 1, 1));
+  const GroupResult many = Train(spec, PlanOf(spec, 2, 1, 3));
   ASSERT_FALSE(HasFailure());
-  EXPECT_LT(LargestDifference(one.weights, many.weights), kTolerance);
-  EXPECT_LT(LargestDifference(many.weights, fast.weights), kTolerance);
+  EXPECT_LT(Error(spec, one, many), kTolerance);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Optimizers, testing::Values("nesterov", "adamw", "lars"),
+                         [](const auto& info) { return info.param; });
+
+// Without batch norm, cutting the batch into parts changes only the order of sums.
+TEST(MicroBatches, ComputeWhatOneBatchComputes) {
+  v1::RunSpec spec = Spec("lenet", 7);
+  const GroupResult whole = Train(spec, PlanOf(spec, 1, 1, 1));
+  spec.set_micro_batches(3);
+  const GroupResult cut = Train(spec, PlanOf(spec, 1, 1, 1));
+  const GroupResult both = Train(spec, PlanOf(spec, 2, 1, 2));
+  ASSERT_FALSE(HasFailure());
+  EXPECT_LT(Error(spec, whole, cut), kTolerance);
+  EXPECT_LT(Error(spec, whole, both), kTolerance);
+  EXPECT_LT(cut.memory[0].activations(), whole.memory[0].activations());
+  EXPECT_EQ(cut.memory[0].gradients(), 2 * whole.memory[0].gradients());
+}
+
+TEST(Memory, IsWhatThePlanSaid) {
+  for (const char* model : {"lenet", "resnet18", "gpt"}) {
+    const v1::RunSpec spec = Spec(model, 4);
+    const GroupResult result = Train(spec, PlanOf(spec, 2, 1, 2), 1);
+    ASSERT_FALSE(HasFailure());
+    for (size_t rank = 0; rank < result.memory.size(); ++rank) {
+      const v1::MemoryUse& counted = result.memory[rank];
+      const v1::MemoryUse& planned = result.planned_memory[rank];
+      EXPECT_EQ(counted.weights(), planned.weights()) << model;
+      EXPECT_EQ(counted.gradients(), planned.gradients()) << model;
+      EXPECT_EQ(counted.optimizer(), planned.optimizer()) << model;
+      EXPECT_EQ(counted.activations(), planned.activations()) << model;
+      EXPECT_GT(planned.activations(), 0U);
+      EXPECT_NEAR(static_cast<double>(counted.buffers()), static_cast<double>(planned.buffers()),
+                  0.05 * static_cast<double>(planned.buffers()))
+          << model << " rank " << rank;
+    }
+  }
 }
 
 TEST(SamePlanTwice, GivesTheSameBits) {
-  const v1::RunSpec spec = Spec(12);
-  const auto kernels = [] { return MakeCpuKernels(1); };
-  const GroupResult first = TrainGroup(spec, PlanOf(spec, 2, 3), kSteps, kernels);
-  const GroupResult second = TrainGroup(spec, PlanOf(spec, 2, 3), kSteps, kernels);
-  ASSERT_FALSE(HasFailure());
-  EXPECT_EQ(first.digest, second.digest);
-  EXPECT_EQ(first.weights, second.weights);
+  for (const char* model : {"lenet", "resnet18", "gpt"}) {
+    const v1::RunSpec spec = Spec(model, 5);
+    const GroupResult first = Train(spec, PlanOf(spec, 2, 1, 3), 5);
+    const GroupResult second = Train(spec, PlanOf(spec, 2, 1, 3), 5);
+    ASSERT_FALSE(HasFailure());
+    EXPECT_EQ(first.digest, second.digest) << model;
+    EXPECT_EQ(first.weights, second.weights) << model;
+  }
 }
 
-// The tolerance tells a real mistake: training on one sample less is far outside it.
-TEST(Tolerance, IsFarBelowTheSmallestMistake) {
-  const auto kernels = [] { return MakeCpuKernels(1); };
-  const GroupResult twelve = TrainGroup(Spec(12), PlanOf(Spec(12), 1, 1), kSteps, kernels);
-  const GroupResult eleven = TrainGroup(Spec(11), PlanOf(Spec(11), 1, 1), kSteps, kernels);
+// The plain loops see the same plans: a fault in both back ends alike would have to be the same.
+TEST(ReferenceKernels, EqualTheFastOnes) {
+  const v1::RunSpec spec = Spec("lenet", 6);
+  const Graph graph = *Graph::FromModel(spec.model());
+  Ranks reference([] { return MakeReferenceKernels(); });
+  const auto plain =
+      reference.Train(spec, PlanOf(spec, 2, 1, 3),
+                      {.steps = kSteps, .batches = RandomBatches(graph, 6, spec.seed())});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const GroupResult fast = Train(spec, PlanOf(spec, 2, 1, 3));
   ASSERT_FALSE(HasFailure());
-  EXPECT_GT(LargestDifference(twelve.weights, eleven.weights), 100 * kTolerance);
+  EXPECT_LT(Error(spec, *plain, fast), kTolerance);
+}
+
+// A batch with one sample less is the smallest mistake that a plan could make.
+TEST(Tolerance, IsFarBelowTheSmallestMistake) {
+  for (const char* model : {"lenet", "resnet18", "gpt"}) {
+    v1::RunSpec spec = Spec(model, 12);
+    const Graph graph = *Graph::FromModel(spec.model());
+    const BatchMaker twelve = RandomBatches(graph, 12, spec.seed());
+    const GroupResult whole = Train(spec, PlanOf(spec, 1, 1, 1), 5);
+    spec.set_batch_per_group(11);
+    const auto less = TestRanks().Train(spec, PlanOf(spec, 1, 1, 1),
+                                        {.steps = 5, .batches = [&](int64_t step) {
+                                           WholeBatch batch = twelve(step);
+                                           batch.samples = 11;
+                                           batch.inputs.resize(batch.inputs.size() / 12 * 11);
+                                           batch.labels.resize(batch.labels.size() / 12 * 11);
+                                           return batch;
+                                         }});
+    ASSERT_TRUE(less.ok()) << less.status();
+    EXPECT_GT(Error(spec, whole, *less), 10 * kTolerance) << model;
+  }
 }
 
 }  // namespace

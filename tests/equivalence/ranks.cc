@@ -1,177 +1,216 @@
 #include "tests/equivalence/ranks.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <thread>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/random.h"
-#include "spec/graph.h"
+#include "base/status.h"
+#include "spec/initial_value.h"
+#include "spec/plan.h"
+#include "tensor/layout.h"
 #include "worker/comm/thread_transport.h"
 
 namespace cadre {
 namespace {
 
-constexpr float kRate = 0.05F;
-
 class Rank {
  public:
-  Rank(const v1::RunSpec& spec, const v1::Plan& plan, Transport& transport,
-       std::unique_ptr<Kernels> kernels)
-      : spec_(spec), kernels_(std::move(kernels)) {
-    auto made = Replica::Make(spec, plan, *kernels_, transport);
-    EXPECT_TRUE(made.ok()) << made.status();
-    if (made.ok()) replica_ = *std::move(made);
+  Rank(const v1::RunSpec& spec, const v1::Plan& plan, const Training& training,
+       Transport& transport, Kernels& kernels)
+      : spec_(spec), plan_(plan), training_(training), transport_(transport), kernels_(kernels) {}
+
+  void Run() {
+    status_ = Train();
+    // The others must not wait for a rank that is gone.
+    if (!status_.ok()) transport_.Abort(status_);
   }
 
-  void Train(int steps) {
-    if (replica_ == nullptr) return;
-    for (int step = 0; step < steps && ok_; ++step) {
-      const LossPart part = Step(step);
-      losses_.push_back(part.loss);
-      counted_.push_back(part.samples);
-      Check(replica_->GatherWeights());
-    }
-    if (ok_) Evaluate(steps - 1);
-    if (ok_) {
-      auto digest = replica_->GroupDigest();
-      Check(digest.status());
-      if (digest.ok()) digest_ = *digest;
-    }
-  }
-
-  const std::unique_ptr<Replica>& replica() const { return replica_; }
+  const absl::Status& status() const { return status_; }
+  const Replica& replica() const { return *replica_; }
   const std::vector<double>& losses() const { return losses_; }
-  const std::vector<int64_t>& counted() const { return counted_; }
   const LossPart& evaluation() const { return evaluation_; }
   uint64_t digest() const { return digest_; }
+  uint64_t bytes_sent() const { return bytes_sent_; }
+  // As it was when training was over.
+  const v1::MemoryUse& memory() const { return memory_; }
 
  private:
-  void Check(const absl::Status& status) {
-    EXPECT_TRUE(status.ok()) << status;
-    ok_ = ok_ && status.ok();
+  absl::Status Train() {
+    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, transport_));
+    for (const OwnedSpan& span : replica_->owned()) {
+      if (training_.initial.empty()) break;
+      std::copy(training_.initial.begin() + span.begin, training_.initial.begin() + span.end,
+                span.values);
+    }
+    CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    for (int step = 0; step < training_.steps; ++step) {
+      CADRE_RETURN_IF_ERROR(Step(training_.batches(step), step));
+      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    }
+    bytes_sent_ = replica_->comms().bytes_sent();
+    memory_ = replica_->Memory();
+    const WholeBatch batch = training_.batches(training_.steps - 1);
+    CADRE_ASSIGN_OR_RETURN(evaluation_, replica_->Evaluate(View(batch, 0, batch.samples, 0)));
+    CADRE_ASSIGN_OR_RETURN(digest_, replica_->GroupDigest());
+    return absl::OkStatus();
   }
 
-  LossPart Step(int step) {
-    const WholeBatch batch = MakeBatch(spec_, spec_.batch_per_group(), step);
-    auto part = replica_->Step(batch.samples, Images(batch), Labels(batch), kRate);
-    Check(part.status());
-    return part.ok() ? *part : LossPart();
+  absl::Status Step(const WholeBatch& batch, int64_t step) {
+    const int64_t parts = std::max<int64_t>(1, spec_.micro_batches());
+    std::vector<BatchView> views;
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t begin = PartBegin(batch.samples, i, parts);
+      const int64_t end = PartBegin(batch.samples, i + 1, parts);
+      views.push_back(View(batch, begin, end, step * batch.samples));
+    }
+    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_->Step(views, training_.rate));
+    losses_.push_back(loss.loss / static_cast<double>(loss.samples));
+    return absl::OkStatus();
   }
 
-  void Evaluate(int step) {
-    const WholeBatch batch = MakeBatch(spec_, spec_.batch_per_group(), step);
-    auto part = replica_->Evaluate(batch.samples, Images(batch), Labels(batch));
-    Check(part.status());
-    if (part.ok()) evaluation_ = *part;
-  }
-
-  std::span<const float> Images(const WholeBatch& batch) const {
-    const Rows rows = replica_->ImageRows(batch.samples);
-    const auto per = batch.images.size() / static_cast<size_t>(batch.samples);
-    return std::span(batch.images)
-        .subspan(static_cast<size_t>(rows.begin) * per, static_cast<size_t>(rows.size()) * per);
-  }
-
-  std::span<const int32_t> Labels(const WholeBatch& batch) const {
-    const Rows rows = replica_->LabelRows(batch.samples);
-    return std::span(batch.labels)
-        .subspan(static_cast<size_t>(rows.begin), static_cast<size_t>(rows.size()));
+  // This rank's rows of samples [begin, end) of the batch.
+  BatchView View(const WholeBatch& batch, int64_t begin, int64_t end, int64_t position) const {
+    const Rows inputs = replica_->InputRows(end - begin);
+    const Rows labels = replica_->LabelRows(end - begin);
+    const auto per = static_cast<int64_t>(batch.inputs.size()) / batch.samples;
+    const int64_t labels_per = replica_->graph().labels_per_sample();
+    return {.samples = end - begin,
+            .inputs = std::span(batch.inputs)
+                          .subspan(static_cast<size_t>((begin + inputs.begin) * per),
+                                   static_cast<size_t>(inputs.size() * per)),
+            .labels = std::span(batch.labels)
+                          .subspan(static_cast<size_t>((begin + labels.begin) * labels_per),
+                                   static_cast<size_t>(labels.size() * labels_per)),
+            .first_position = position + begin};
   }
 
   const v1::RunSpec& spec_;
-  std::unique_ptr<Kernels> kernels_;
+  const v1::Plan& plan_;
+  const Training& training_;
+  Transport& transport_;
+  Kernels& kernels_;
   std::unique_ptr<Replica> replica_;
   std::vector<double> losses_;
-  std::vector<int64_t> counted_;
   LossPart evaluation_;
   uint64_t digest_ = 0;
-  bool ok_ = true;
+  uint64_t bytes_sent_ = 0;
+  v1::MemoryUse memory_;
+  absl::Status status_;
 };
 
-GroupResult PutTogether(const std::vector<std::unique_ptr<Rank>>& ranks, int steps) {
+absl::StatusOr<GroupResult> PutTogether(const std::vector<std::unique_ptr<Rank>>& ranks) {
   GroupResult result;
-  const int64_t size = ranks[0]->replica()->index().size();
-  result.weights.assign(static_cast<size_t>(size), 0.0F);
-  std::vector<int> owners(static_cast<size_t>(size), 0);
-  result.losses.assign(static_cast<size_t>(steps), 0.0);
-  std::vector<int64_t> counted(static_cast<size_t>(steps), 0);
+  result.losses = ranks[0]->losses();
+  result.digest = ranks[0]->digest();
+  const auto size = static_cast<size_t>(ranks[0]->replica().index().size());
+  result.weights.assign(size, 0.0F);
+  std::vector<int> owners(size, 0);
   for (const auto& rank : ranks) {
-    for (const OwnedSpan& span : rank->replica()->owned()) {
+    for (const OwnedSpan& span : rank->replica().owned()) {
       std::copy(span.values, span.values + (span.end - span.begin),
                 result.weights.begin() + span.begin);
       for (int64_t i = span.begin; i < span.end; ++i) ++owners[static_cast<size_t>(i)];
     }
-    for (size_t s = 0; s < rank->losses().size(); ++s) {
-      result.losses[s] += rank->losses()[s];
-      counted[s] += rank->counted()[s];
-    }
     result.evaluation.loss += rank->evaluation().loss;
     result.evaluation.correct += rank->evaluation().correct;
     result.evaluation.samples += rank->evaluation().samples;
-    EXPECT_EQ(rank->digest(), ranks[0]->digest());
+    result.bytes_sent.push_back(rank->bytes_sent());
+    result.memory.push_back(rank->memory());
+    result.planned_memory.push_back(rank->replica().PlannedMemory());
+    if (rank->digest() != result.digest || rank->losses() != result.losses) {
+      return absl::InternalError("ranks disagree on the digest or the loss");
+    }
   }
-  EXPECT_TRUE(std::all_of(owners.begin(), owners.end(), [](int n) { return n == 1; }))
-      << "every element has one owner";
-  for (size_t s = 0; s < counted.size(); ++s) {
-    EXPECT_GT(counted[s], 0);
-    result.losses[s] /= static_cast<double>(std::max<int64_t>(1, counted[s]));
+  if (!std::all_of(owners.begin(), owners.end(), [](int n) { return n == 1; })) {
+    return absl::InternalError("an element has no owner, or several");
   }
-  result.digest = ranks[0]->digest();
   return result;
 }
 
 }  // namespace
 
-WholeBatch MakeBatch(const v1::RunSpec& spec, int64_t samples, int64_t step) {
-  const v1::Image& image = spec.model().input();
-  const int64_t per = int64_t{image.channels()} * image.height() * image.width();
-  const auto stream = static_cast<uint64_t>(step);
-  WholeBatch batch{.samples = samples};
-  for (int64_t i = 0; i < samples * per; ++i) {
-    batch.images.push_back(
-        RandomNormal(spec.seed(), RandomStream::kTest, stream, static_cast<uint64_t>(i)));
-  }
-  const auto graph = Graph::FromModel(spec.model());
-  EXPECT_TRUE(graph.ok()) << graph.status();
-  for (int64_t i = 0; i < samples; ++i) {
-    batch.labels.push_back(static_cast<int32_t>(
-        RandomBits(spec.seed(), RandomStream::kTest, ~stream, static_cast<uint64_t>(i)) %
-        static_cast<uint64_t>(graph->classes())));
-  }
-  return batch;
+BatchMaker RandomBatches(const Graph& graph, int64_t samples, uint64_t seed) {
+  const int64_t elements = graph.input().elements();
+  const bool tokens = graph.takes_tokens();
+  // Tokens are below the vocabulary of the layer that takes them.
+  const int64_t vocabulary = tokens ? graph[0].parameters[0].shape[0] : 0;
+  const auto classes = static_cast<uint64_t>(graph.classes());
+  const int64_t labels = graph.labels_per_sample();
+  return [=](int64_t step) {
+    const auto stream = static_cast<uint64_t>(step);
+    WholeBatch batch{.samples = samples};
+    for (int64_t i = 0; i < samples * elements; ++i) {
+      const auto at = static_cast<uint64_t>(i);
+      batch.inputs.push_back(
+          tokens ? static_cast<float>(RandomBits(seed, RandomStream::kTest, stream, at) %
+                                      static_cast<uint64_t>(vocabulary))
+                 : RandomNormal(seed, RandomStream::kTest, stream, at));
+    }
+    for (int64_t i = 0; i < samples * labels; ++i) {
+      batch.labels.push_back(static_cast<int32_t>(
+          RandomBits(seed, RandomStream::kTest, ~stream, static_cast<uint64_t>(i)) % classes));
+    }
+    return batch;
+  };
 }
 
-GroupResult TrainGroup(const v1::RunSpec& spec, const v1::Plan& plan, int steps,
-                       const KernelsFactory& kernels) {
-  int ranks_wanted = 1;
-  for (const v1::MeshAxis& axis : plan.mesh()) ranks_wanted *= static_cast<int>(axis.size());
+absl::StatusOr<GroupResult> Ranks::Train(const v1::RunSpec& spec, const v1::Plan& plan,
+                                         const Training& training) {
+  size_t wanted = 1;
+  for (const v1::MeshAxis& axis : plan.mesh()) wanted *= axis.size();
+  while (kernels_.size() < wanted) kernels_.push_back(factory_());
   std::vector<std::unique_ptr<Transport>> transports =
-      MakeThreadTransports(ranks_wanted, absl::Seconds(60));
+      MakeThreadTransports(static_cast<int>(wanted), absl::Seconds(120));
   std::vector<std::unique_ptr<Rank>> ranks;
-  for (const auto& transport : transports) {
-    ranks.push_back(std::make_unique<Rank>(spec, plan, *transport, kernels()));
+  for (size_t i = 0; i < wanted; ++i) {
+    ranks.push_back(std::make_unique<Rank>(spec, plan, training, *transports[i], *kernels_[i]));
   }
   std::vector<std::thread> threads;
-  for (const auto& rank : ranks) threads.emplace_back([&] { rank->Train(steps); });
+  for (const auto& rank : ranks) threads.emplace_back([&rank] { rank->Run(); });
   for (std::thread& thread : threads) thread.join();
-  if (testing::Test::HasFailure()) return {};
-  return PutTogether(ranks, steps);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    // The first cause, not its echo in the others.
+    if (ranks[i]->status().ok() || ranks[i]->status() != transports[i]->status()) continue;
+    return ranks[i]->status();
+  }
+  for (const auto& rank : ranks) CADRE_RETURN_IF_ERROR(rank->status());
+  return PutTogether(ranks);
 }
 
-double LargestDifference(const std::vector<float>& a, const std::vector<float>& b) {
-  EXPECT_EQ(a.size(), b.size());
-  double largest = 0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const double difference = std::abs(static_cast<double>(a[i]) - b[i]);
-    // A NaN compares with nothing; it must not pass for equal.
-    if (!std::isfinite(difference)) return std::numeric_limits<double>::infinity();
-    largest = std::max(largest, difference);
+double RelativeError(const ParameterIndex& index, const std::vector<float>& initial,
+                     const std::vector<float>& a, const std::vector<float>& b) {
+  std::vector<double> moved, apart;
+  for (const Parameter& parameter : index.parameters()) {
+    double most_moved = 0;
+    double most_apart = 0;
+    for (auto i = static_cast<size_t>(parameter.offset); i < static_cast<size_t>(parameter.end());
+         ++i) {
+      const double difference = std::abs(static_cast<double>(a[i]) - b[i]);
+      // Not-a-number compares with nothing; it must not pass for equal.
+      if (!std::isfinite(difference)) return std::numeric_limits<double>::infinity();
+      most_apart = std::max(most_apart, difference);
+      most_moved = std::max(most_moved, std::abs(static_cast<double>(a[i]) - initial[i]));
+    }
+    moved.push_back(most_moved);
+    apart.push_back(most_apart);
   }
-  return largest;
+  const double least = 0.01 * *std::max_element(moved.begin(), moved.end());
+  double error = 0;
+  for (size_t i = 0; i < moved.size(); ++i) {
+    if (apart[i] > 0) error = std::max(error, apart[i] / std::max(moved[i], least));
+  }
+  return error;
+}
+
+std::vector<float> InitialWeights(const ParameterIndex& index, uint64_t seed) {
+  std::vector<float> weights(static_cast<size_t>(index.size()));
+  FillInitialValues(index, seed, 0, weights);
+  return weights;
 }
 
 }  // namespace cadre

@@ -1,13 +1,21 @@
-// Runs the ranks of one group as threads and puts their slices together again.
+// Runs the ranks of one group as threads of this process and puts what they own together again.
+//
+// Not thread-safe; a Ranks object keeps its kernels from group to group, since making primitives
+// takes longer than using them once.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/kernels.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "spec/graph.h"
+#include "spec/parameter_index.h"
 #include "worker/train/replica.h"
 
 namespace cadre {
@@ -15,14 +23,24 @@ namespace cadre {
 // A batch over the whole group.
 struct WholeBatch {
   int64_t samples = 0;
-  std::vector<float> images;
+  std::vector<float> inputs;
   std::vector<int32_t> labels;
 };
 
 using KernelsFactory = std::function<std::unique_ptr<Kernels>()>;
+// The batch of a step.
+using BatchMaker = std::function<WholeBatch(int64_t step)>;
 
-// Batch of `step`: images are normal, labels uniform, all a function of the step.
-WholeBatch MakeBatch(const v1::RunSpec& spec, int64_t samples, int64_t step);
+// Inputs are normal (tokens: uniform), labels uniform, all a function of seed and step.
+BatchMaker RandomBatches(const Graph& graph, int64_t samples, uint64_t seed);
+
+struct Training {
+  int steps = 5;
+  float rate = 0.05F;
+  BatchMaker batches;
+  // Where not empty, the weights to begin with, in flat order.
+  std::vector<float> initial;
+};
 
 struct GroupResult {
   // The model in flat order.
@@ -33,13 +51,34 @@ struct GroupResult {
   LossPart evaluation;
   // Digest as the group computes it; the same on every rank.
   uint64_t digest = 0;
+  // By rank: payload sent in all steps, moves and reductions together, and memory.
+  std::vector<uint64_t> bytes_sent;
+  std::vector<v1::MemoryUse> memory;
+  std::vector<v1::MemoryUse> planned_memory;
 };
 
-// Trains `steps` steps of `spec` under `plan`, one thread per rank. Fails the test on any error.
-GroupResult TrainGroup(const v1::RunSpec& spec, const v1::Plan& plan, int steps,
-                       const KernelsFactory& kernels);
+class Ranks {
+ public:
+  explicit Ranks(KernelsFactory factory) : factory_(std::move(factory)) {}
 
-// Largest difference between two models.
-double LargestDifference(const std::vector<float>& a, const std::vector<float>& b);
+  // Trains `spec` under `plan`, one thread per rank. Errors: of any rank; Internal where an element
+  // does not have exactly one owner, or ranks disagree.
+  absl::StatusOr<GroupResult> Train(const v1::RunSpec& spec, const v1::Plan& plan,
+                                    const Training& training);
+
+ private:
+  const KernelsFactory factory_;
+  std::vector<std::unique_ptr<Kernels>> kernels_;
+};
+
+// How far two models are apart, in units of how far training has moved the tensors: by tensor, the
+// largest difference over the largest movement of `a` from `initial`, but tensors that have moved
+// less than a hundredth of what the model has are measured by that hundredth. Infinite where
+// something is not a number.
+double RelativeError(const ParameterIndex& index, const std::vector<float>& initial,
+                     const std::vector<float>& a, const std::vector<float>& b);
+
+// Version 0 of a model, in flat order.
+std::vector<float> InitialWeights(const ParameterIndex& index, uint64_t seed);
 
 }  // namespace cadre

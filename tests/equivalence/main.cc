@@ -1,0 +1,69 @@
+// Trains a model of the zoo, made small, under parallel plans and compares each with one worker.
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "gflags/gflags.h"
+#include "tests/equivalence/comparison.h"
+#include "tests/equivalence/small_models.h"
+
+DEFINE_string(model, "lenet", "A model of spec/zoo/; it is tried with few channels and features.");
+DEFINE_int32(ranks, 2, "Ranks of the group; every mesh of that many ranks is tried.");
+DEFINE_string(plans, "all",
+              "all: every pair of splits of every two neighbouring layers, on every mesh; or how "
+              "many plans to draw.");
+DEFINE_int32(seed, 1, "Draws plans; equal seeds draw equal plans.");
+DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_bool(progress, true, "Say on standard error how far it is.");
+
+namespace cadre {
+namespace {
+
+absl::StatusOr<ComparisonResult> Compare() {
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SmallModel(FLAGS_zoo, FLAGS_model));
+  uint32_t plans = 0;
+  const bool all = FLAGS_plans == "all";
+  if (!all && (!absl::SimpleAtoi(FLAGS_plans, &plans) || plans == 0)) {
+    return absl::InvalidArgumentError("--plans must be 'all' or a number of at least 1");
+  }
+  if (FLAGS_ranks < 1 || FLAGS_ranks > 64) {
+    return absl::InvalidArgumentError("--ranks must be from 1 to 64");
+  }
+  Comparison comparison(spec, [] { return MakeCpuKernels(1); });
+  const auto progress = [](size_t done, size_t of, const ComparisonResult& result) {
+    if (!FLAGS_progress || (done % 50 != 0 && done != of)) return;
+    std::fprintf(stderr, "\r%zu of %zu plans, %d failures, worst error %.2g ", done, of,
+                 result.failures, result.worst_relative_error);
+    if (done == of) std::fputc('\n', stderr);
+  };
+  std::mt19937_64 random(static_cast<uint64_t>(FLAGS_seed));
+  return comparison.Run(comparison.Plans(FLAGS_ranks, all ? 0 : plans, random), progress);
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage(
+      "Checks that parallel plans compute what one worker computes.\n"
+      "  equivalence --model resnet18 --ranks 4 --plans 200\n"
+      "Prints one JSON line; exits with 1 if a plan failed.");
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  const auto result = cadre::Compare();
+  if (!result.ok()) {
+    std::fprintf(stderr, "equivalence: %s\n", std::string(result.status().message()).c_str());
+    return 2;
+  }
+  for (const std::string& failure : result->messages) {
+    std::fprintf(stderr, "%s\n", failure.c_str());
+  }
+  std::printf("%s\n", absl::StrFormat(R"({"model":"%s","ranks":%d,"plans":%d,"failures":%d,)"
+                                      R"("worst_relative_error":%.3g,"tolerance":%.3g,"seed":%d})",
+                                      FLAGS_model, FLAGS_ranks, result->plans, result->failures,
+                                      result->worst_relative_error, cadre::kTolerance, FLAGS_seed)
+                          .c_str());
+  return result->failures == 0 ? 0 : 1;
+}

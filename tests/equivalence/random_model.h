@@ -1,0 +1,15 @@
+// Random models: graphs of any operations with branches that join, for finding what nobody thought
+// of. A model is a function of its seed.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// A valid spec with a model of up to about a dozen layers on small images (or, one time in five,
+// token sequences), an optimiser and a batch.
+v1::RunSpec RandomRun(uint64_t seed);
+
+}  // namespace cadre

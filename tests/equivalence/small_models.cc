@@ -1,0 +1,128 @@
+#include "tests/equivalence/small_models.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "spec/text.h"
+
+namespace cadre {
+namespace {
+
+struct Small {
+  // Side of the input image, or tokens.
+  uint32_t input = 0;
+  // Channels and features are divided by these.
+  uint32_t channels = 1;
+  uint32_t features = 1;
+  // Of a million activations one or another lies so close to zero that rounding decides on which
+  // side of ReLU's kink it falls, and with a handful of samples that is a visible part of a
+  // gradient. The two deepest models get GELU for ReLU, which has no kink; the others keep theirs.
+  bool smooth = false;
+};
+
+// The smallest inputs that leave every layer something to see.
+const std::map<std::string, Small>& Sizes() {
+  static const auto* const sizes = new std::map<std::string, Small>{
+      {"mlp", {5, 1, 400}},
+      {"lenet", {9, 8, 60}},
+      {"alexnet", {67, 48, 400}},
+      {"vgg11", {32, 40, 400}},
+      {"vgg16", {32, 40, 400}},
+      {"resnet18", {33, 24, 1}},
+      {"resnet50", {33, 48, 1, true}},
+      {"inception-v3", {75, 32, 1, true}},
+      {"gpt", {6, 1, 16}},
+  };
+  return *sizes;
+}
+
+constexpr uint32_t kClasses = 7;
+constexpr uint32_t kHeads = 3;
+
+uint32_t Reduced(uint32_t size, uint32_t factor, uint32_t least) {
+  return std::max(least, size / factor);
+}
+
+// Of a sequence model: few features, divisible by the heads, the same ones everywhere.
+void ShrinkSequenceLayer(v1::Layer& layer, bool last, uint32_t factor, uint32_t features) {
+  if (layer.has_embedding()) {
+    layer.mutable_embedding()->set_features(kHeads * std::max(1U, features / factor / kHeads));
+    layer.mutable_embedding()->set_vocabulary(kClasses);
+  }
+  if (layer.has_attention()) layer.mutable_attention()->set_heads(kHeads);
+  if (!layer.has_fully_connected()) return;
+  const uint32_t out = layer.fully_connected().out_features();
+  const uint32_t small = kHeads * std::max(1U, features / factor / kHeads);
+  layer.mutable_fully_connected()->set_out_features(last              ? kClasses
+                                                    : out == features ? small
+                                                                      : small + 5);
+}
+
+void ShrinkLayer(v1::Layer& layer, bool last, const Small& small) {
+  if (layer.has_convolution()) {
+    layer.mutable_convolution()->set_out_channels(
+        Reduced(layer.convolution().out_channels(), small.channels, 2));
+  }
+  if (small.smooth && layer.has_relu()) layer.mutable_gelu();
+  // Over a handful of elements a variance can be almost nothing, and rounding then everything.
+  if (layer.has_batch_norm()) layer.mutable_batch_norm()->set_epsilon(0.3F);
+  if (layer.has_fully_connected()) {
+    layer.mutable_fully_connected()->set_out_features(
+        last ? kClasses : Reduced(layer.fully_connected().out_features(), small.features, 5));
+  }
+}
+
+int LastFullyConnected(const v1::Model& model) {
+  int last = -1;
+  for (int i = 0; i < model.layer_size(); ++i) {
+    if (model.layer(i).has_fully_connected()) last = i;
+  }
+  return last;
+}
+
+}  // namespace
+
+const std::vector<std::string>& ZooNames() {
+  static const auto* const names = [] {
+    auto* made = new std::vector<std::string>;
+    for (const auto& [name, small] : Sizes()) made->push_back(name);
+    return made;
+  }();
+  return *names;
+}
+
+absl::StatusOr<v1::RunSpec> SmallModel(const std::string& zoo, const std::string& name) {
+  const auto found = Sizes().find(name);
+  if (found == Sizes().end()) {
+    return absl::NotFoundError(absl::StrCat("there is no model '", name, "' in the zoo"));
+  }
+  const Small& small = found->second;
+  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpec(absl::StrCat(zoo, "/", name, ".textproto")));
+  v1::RunSpec spec = std::move(file.spec);
+  v1::Model& model = *spec.mutable_model();
+  const int last = LastFullyConnected(model);
+  if (model.has_tokens()) {
+    model.mutable_tokens()->set_length(small.input);
+    const uint32_t features = model.layer(0).embedding().features();
+    for (int i = 0; i < model.layer_size(); ++i) {
+      ShrinkSequenceLayer(*model.mutable_layer(i), i == last, small.features, features);
+    }
+  } else {
+    model.mutable_input()->set_height(small.input);
+    model.mutable_input()->set_width(small.input);
+    for (int i = 0; i < model.layer_size(); ++i) {
+      ShrinkLayer(*model.mutable_layer(i), i == last, small);
+    }
+  }
+  spec.mutable_optimizer()->Clear();
+  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
+  spec.mutable_optimizer()->mutable_sgd()->set_weight_decay(0.001F);
+  spec.set_batch_per_group(5);
+  spec.set_seed(17);
+  return spec;
+}
+
+}  // namespace cadre
