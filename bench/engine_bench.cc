@@ -1,0 +1,252 @@
+// Training throughput of one group of the engine, ranks being threads of this process, as one JSON
+// line on stdout. A step is forward, loss, backward, reduction and SGD with momentum, on batches
+// that lie in memory, as a comparison with other engines wants it.
+//
+//   bench_engine --model resnet18 --batch 16 --threads 2 --steps 10
+//   bench_engine --model lenet --batch 64 --ranks 2            two ranks of one thread each
+//   bench_engine --model vgg11 --batch 8 --profile             where the time goes
+//
+// Side by side with another program: run them in turn, several times, and compare medians.
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "bench/engine_profile.h"
+#include "coordinator/plan/planner.h"
+#include "spec/text.h"
+#include "spec/validate.h"
+#include "worker/comm/thread_transport.h"
+#include "worker/train/replica.h"
+
+DEFINE_string(model, "lenet", "A model of the zoo, or a *.textproto run spec.");
+DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_int32(batch, 32, "Samples of a step, over all ranks.");
+DEFINE_int32(threads, 1, "Threads of each rank.");
+DEFINE_int32(steps, 10, "Steps that are timed; the median counts.");
+DEFINE_int32(warmup, 3, "Steps before that are not.");
+DEFINE_int32(ranks, 1, "Ranks of the group.");
+DEFINE_int32(model_ranks, 1, "Of these, along the model axis.");
+DEFINE_int32(space_ranks, 1, "Of these, along the space axis.");
+DEFINE_bool(profile, false, "Say where the time goes, by kind of operation.");
+
+namespace cadre {
+namespace {
+
+// A transport that adds up how long its rank stood in it: communication that nothing hides.
+class TimedTransport final : public Transport {
+ public:
+  explicit TimedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  absl::Status Send(int to, uint64_t tag, std::span<const std::byte> data) override {
+    return Timed([&] { return inner_->Send(to, tag, data); });
+  }
+  absl::Status Receive(int from, uint64_t tag, std::span<std::byte> data) override {
+    return Timed([&] { return inner_->Receive(from, tag, data); });
+  }
+  absl::Status Exchange(int to, std::span<const std::byte> send, int from,
+                        std::span<std::byte> receive, uint64_t tag) override {
+    return Timed([&] { return inner_->Exchange(to, send, from, receive, tag); });
+  }
+  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
+  absl::Status status() const override { return inner_->status(); }
+
+  double seconds() const { return seconds_; }
+  void Clear() { seconds_ = 0; }
+
+ private:
+  template <typename F>
+  absl::Status Timed(F f) {
+    const absl::Time start = absl::Now();
+    absl::Status status = f();
+    seconds_ += absl::ToDoubleSeconds(absl::Now() - start);
+    return status;
+  }
+
+  const std::unique_ptr<Transport> inner_;
+  double seconds_ = 0;
+};
+
+// Random inputs and labels of this rank's rows.
+struct LocalBatch {
+  std::vector<float> inputs;
+  std::vector<int32_t> labels;
+
+  LocalBatch(const Replica& replica, int64_t samples) {
+    const Graph& graph = replica.graph();
+    const Rows rows = replica.InputRows(samples);
+    const int64_t elements = graph.input().elements();
+    for (int64_t i = rows.begin * elements; i < rows.end * elements; ++i) {
+      const auto at = static_cast<uint64_t>(i);
+      inputs.push_back(graph.takes_tokens()
+                           ? static_cast<float>(RandomBits(1, RandomStream::kTest, 0, at) %
+                                                static_cast<uint64_t>(graph.classes()))
+                           : RandomNormal(1, RandomStream::kTest, 0, at));
+    }
+    const Rows label_rows = replica.LabelRows(samples);
+    for (int64_t i = label_rows.begin * graph.labels_per_sample();
+         i < label_rows.end * graph.labels_per_sample(); ++i) {
+      labels.push_back(
+          static_cast<int32_t>(RandomBits(1, RandomStream::kTest, 1, static_cast<uint64_t>(i)) %
+                               static_cast<uint64_t>(graph.classes())));
+    }
+  }
+
+  BatchView View(int64_t samples, int64_t step) const {
+    return {samples, inputs, labels, step * samples};
+  }
+};
+
+struct Measured {
+  std::vector<double> seconds;
+  double waited = 0;
+  double first_loss = 0;
+  double last_loss = 0;
+  int64_t parameters = 0;
+  v1::MemoryUse memory;
+  std::string profile;
+};
+
+// Floating-point operations a second that a product of matrices reaches at its best.
+double PeakFlops(Kernels& kernels) {
+  constexpr int64_t kSide = 1024;
+  const FullyConnectedDims dims{kSide, kSide, kSide};
+  const std::vector<float> x(kSide * kSide, 0.5F);
+  const std::vector<float> w(kSide * kSide, 0.25F);
+  std::vector<float> y(kSide * kSide);
+  double best = 0;
+  for (int i = 0; i < 10; ++i) {
+    const absl::Time start = absl::Now();
+    kernels.FullyConnectedForward(dims, x, w, {}, y);
+    best = std::max(best, 2.0 * kSide * kSide * kSide / absl::ToDoubleSeconds(absl::Now() - start));
+  }
+  return best;
+}
+
+absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan,
+                               TimedTransport& transport) {
+  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(FLAGS_threads);
+  CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec, plan, *kernels, transport));
+  const LocalBatch batch(*replica, FLAGS_batch);
+  EngineProfile profile(replica->graph());
+  if (FLAGS_profile) replica->set_observer(&profile);
+  Measured measured;
+  for (int step = -FLAGS_warmup; step < FLAGS_steps; ++step) {
+    if (step == 0) {
+      profile.Clear();
+      transport.Clear();
+    }
+    const absl::Time start = absl::Now();
+    const BatchView view = batch.View(FLAGS_batch, step + FLAGS_warmup);
+    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica->Step({&view, 1}, 0.01F));
+    CADRE_RETURN_IF_ERROR(replica->GatherWeights());
+    const double mean = loss.loss / static_cast<double>(loss.samples);
+    if (step == -FLAGS_warmup) measured.first_loss = mean;
+    measured.last_loss = mean;
+    if (step >= 0) measured.seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
+  }
+  measured.waited = transport.seconds();
+  for (const Parameter& parameter : replica->index().parameters()) {
+    if (!IsStatistic(parameter.role)) measured.parameters += parameter.shape.elements();
+  }
+  measured.memory = replica->Memory();
+  if (FLAGS_profile && transport.rank() == 0) {
+    double total = 0;
+    for (const double seconds : measured.seconds) total += seconds;
+    const double step = total / FLAGS_steps;
+    const double peak = PeakFlops(*kernels);
+    measured.profile = absl::StrFormat(R"(,"peak_gflops":%.1f,"other_ms":%.3f,"operations":%s)",
+                                       peak / 1e9, (step - profile.seconds() / FLAGS_steps) * 1e3,
+                                       profile.Json(FLAGS_steps, step, peak));
+  }
+  return measured;
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+absl::StatusOr<v1::RunSpec> SpecOf(const std::string& model) {
+  const bool is_file = model.find(".textproto") != std::string::npos;
+  CADRE_ASSIGN_OR_RETURN(
+      RunSpecFile file,
+      ReadRunSpec(is_file ? model : absl::StrCat(FLAGS_zoo, "/", model, ".textproto")));
+  v1::RunSpec& spec = file.spec;
+  spec.set_batch_per_group(static_cast<uint32_t>(FLAGS_batch));
+  spec.mutable_optimizer()->Clear();
+  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
+  v1::Cluster& cluster = *spec.mutable_cluster();
+  cluster.set_ranks_per_group(static_cast<uint32_t>(FLAGS_ranks));
+  cluster.set_model_ranks(static_cast<uint32_t>(FLAGS_model_ranks));
+  cluster.set_space_ranks(static_cast<uint32_t>(FLAGS_space_ranks));
+  CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(spec)));
+  return std::move(file.spec);
+}
+
+absl::StatusOr<std::string> Run() {
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SpecOf(FLAGS_model));
+  CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, FLAGS_ranks));
+  std::vector<std::unique_ptr<TimedTransport>> transports;
+  for (auto& transport : MakeThreadTransports(FLAGS_ranks, absl::Minutes(10))) {
+    transports.push_back(std::make_unique<TimedTransport>(std::move(transport)));
+  }
+  std::vector<std::optional<absl::StatusOr<Measured>>> results(transports.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < transports.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] = Train(spec, plan, *transports[rank]);
+      // The others must not wait for a rank that is gone.
+      if (!results[rank]->ok()) transports[rank]->Abort(results[rank]->status());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& result : results) CADRE_RETURN_IF_ERROR(result->status());
+  const Measured& first = **results[0];
+  const double step = Median(first.seconds);
+  double total = 0;
+  for (const double seconds : first.seconds) total += seconds;
+  return absl::StrFormat(
+      R"({"bench":"engine","model":"%s","batch":%d,"threads":%d,"ranks":%d,"model_ranks":%d,)"
+      R"("space_ranks":%d,"parameters":%d,"samples_per_second":%.3f,"step_ms":%.3f,)"
+      R"("exposed_communication_share":%.4f,"first_loss":%.5f,"last_loss":%.5f,)"
+      R"("activation_bytes":%d%s})",
+      FLAGS_model, FLAGS_batch, FLAGS_threads, FLAGS_ranks, FLAGS_model_ranks, FLAGS_space_ranks,
+      first.parameters, FLAGS_batch / step, step * 1e3, first.waited / total, first.first_loss,
+      first.last_loss, first.memory.activations(), first.profile);
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage("Measures training steps. Prints one JSON line.");
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  if (FLAGS_batch < 1 || FLAGS_threads < 1 || FLAGS_steps < 1 || FLAGS_warmup < 0 ||
+      FLAGS_ranks < 1) {
+    std::fprintf(stderr, "--batch, --threads, --steps and --ranks must be at least 1\n");
+    return 2;
+  }
+  const auto line = cadre::Run();
+  if (!line.ok()) {
+    std::fprintf(stderr, "bench_engine: %s\n", std::string(line.status().message()).c_str());
+    return 1;
+  }
+  std::printf("%s\n", line->c_str());
+  return 0;
+}

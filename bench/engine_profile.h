@@ -1,0 +1,37 @@
+// Where the time of training steps goes: by kind of operation, with flop rates.
+//
+// Thread-compatible.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "spec/graph.h"
+#include "worker/nn/network.h"
+
+namespace cadre {
+
+class EngineProfile final : public TapeObserver {
+ public:
+  explicit EngineProfile(const Graph& graph) : graph_(graph) {}
+
+  void Played(const Tape& tape, const TapeOp& op, double seconds) override;
+
+  // Forget what was heard so far.
+  void Clear() { rows_.clear(); }
+  // Seconds of all operations, and of moves alone.
+  double seconds() const;
+  // A JSON object: operation -> {"ms", "share", "gflops", "of_peak"}, milliseconds a step.
+  // Requires: steps >= 1.
+  std::string Json(int steps, double step_seconds, double peak_flops) const;
+
+ private:
+  struct Row {
+    double seconds = 0;
+    double flops = 0;
+  };
+  const Graph& graph_;
+  std::map<std::string, Row> rows_;
+};
+
+}  // namespace cadre
