@@ -1,0 +1,214 @@
+"""The models of this folder's specs in PyTorch, and their training on what torch_dump wrote.
+
+Modules are named so that Cadre's layer "stage1_1/branch/conv1" is the module stage1_1.conv1.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Lenet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
+        self.fc1 = nn.Linear(64 * 7 * 7, 1024)
+        self.fc2 = nn.Linear(1024, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+class Alexnet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 24, 11, stride=4)
+        self.conv2 = nn.Conv2d(24, 64, 5, padding=2)
+        self.conv3 = nn.Conv2d(64, 96, 3, padding=1)
+        self.conv4 = nn.Conv2d(96, 96, 3, padding=1)
+        self.conv5 = nn.Conv2d(96, 64, 3, padding=1)
+        self.fc6 = nn.Linear(64, 256)
+        self.fc7 = nn.Linear(256, 256)
+        self.fc8 = nn.Linear(256, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 3, 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 3, 2)
+        x = F.relu(self.conv4(F.relu(self.conv3(x))))
+        x = F.max_pool2d(F.relu(self.conv5(x)), 3, 2).flatten(1)
+        return self.fc8(F.relu(self.fc7(F.relu(self.fc6(x)))))
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.projected = stride > 1
+        if self.projected:
+            self.projection = nn.Conv2d(inputs, width, 1, stride, bias=False)
+            self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(branch + (self.norm(self.projection(x)) if self.projected else x))
+
+
+class Resnet18(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.stages = []
+        inputs = 16
+        for stage, width in enumerate((16, 32, 64, 128), start=1):
+            for number in (1, 2):
+                self.stages.append(f"stage{stage}_{number}")
+                stride = 2 if stage > 1 and number == 1 else 1
+                self.add_module(self.stages[-1], Residual(inputs, width, stride))
+                inputs = width
+        self.fc = nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for name in self.stages:
+            x = getattr(self, name)(x)
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        seen = self.norm1(x)
+        x = x + self.attention(seen, seen, seen, need_weights=False, attn_mask=mask)[0]
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(64, 64)
+        self.positions = nn.Parameter(torch.zeros(32, 64))
+        self.block1 = Block(64, 4)
+        self.block2 = Block(64, 4)
+        self.norm = nn.LayerNorm(64)
+        self.head = nn.Linear(64, 64, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.positions
+        return self.head(self.norm(self.block2(self.block1(x))))
+
+
+MODELS = {"lenet": Lenet, "alexnet": Alexnet, "resnet18": Resnet18, "gpt": Gpt}
+LEAVES = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var",
+          "qkv_weight": "in_proj_weight", "qkv_bias": "in_proj_bias",
+          "out_weight": "out_proj.weight", "out_bias": "out_proj.bias"}
+SEED = 20
+ROUNDED_RUNS = 16
+# Cadre decays weights, and neither biases nor what belongs to norms.
+DECAYING = ("weight", "qkv_weight", "out_weight", "positions")
+
+
+def place(model, name):
+    """The tensor of the model that Cadre calls `name`."""
+    layer, leaf = name.replace("/branch", "").rsplit("/", 1)
+    if name == "embedding/positions":
+        return model.positions
+    found = model.get_submodule(layer.replace("/", "."))
+    for part in LEAVES.get(leaf, leaf).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def arranged(name, tensor, like):
+    """Cadre's tensor in the shape that the model wants it in."""
+    if name.rsplit("/", 1)[1].startswith("qkv_"):  # [heads, 3, ...] to [3, heads, ...]
+        tensor = tensor.transpose(0, 1)
+    return tensor.reshape(like.shape)
+
+
+def build(dump, dtype, perturbed):
+    """The model with the weights of the dump, its parameters by Cadre's names, and their values."""
+    model = MODELS[dump.metadata()["name"]]().to(dtype)
+    names = [key.removeprefix("weights/") for key in dump.keys() if key.startswith("weights/")]
+    tensors = {name: place(model, name) for name in names}
+    given = {id(tensor) for tensor in tensors.values()}
+    assert all(id(p) in given for p in model.parameters()), "a parameter of the model was not given"
+    initial = {}
+    for name, tensor in tensors.items():
+        value = arranged(name, dump.get_tensor(f"weights/{name}"), tensor).to(dtype)
+        if perturbed:  # by up to eight roundings, as a sum in another order may be
+            value = value * (1 + 2.0 ** -24 * torch.randint(-8, 9, value.shape))
+        initial[name] = value
+        with torch.no_grad():
+            tensor.copy_(value)
+    return model, tensors, initial
+
+
+def sgd(about, tensors):
+    trained = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter)}
+    decays = {name: name.rsplit("/", 1)[1] in DECAYING for name in trained}
+    return torch.optim.SGD(
+        [{"params": [t for n, t in trained.items() if decays[n]],
+          "weight_decay": float(about["weight_decay"])},
+         {"params": [t for n, t in trained.items() if not decays[n]], "weight_decay": 0.0}],
+        lr=float(about["rate"]), momentum=float(about["momentum"]))
+
+
+def run(dump, dtype, perturbed=False):
+    """The loss of each step, and the norm of each parameter's movement."""
+    about = dump.metadata()
+    model, tensors, initial = build(dump, dtype, perturbed)
+    optimizer = sgd(about, tensors)
+    model.train()
+    losses = []
+    for step in range(int(about["steps"])):
+        inputs = dump.get_tensor(f"batch{step}/inputs")
+        labels = dump.get_tensor(f"batch{step}/labels").long()
+        x = inputs.long() if inputs.dim() == 2 else inputs.permute(0, 3, 1, 2).to(dtype)
+        loss = F.cross_entropy(model(x).flatten(0, -2), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    moved = {name: (tensors[name].detach() - initial[name]).norm().item() for name in tensors}
+    return torch.tensor(losses, dtype=torch.float64), moved
+
+
+def train(dump):
+    """What the fixture keeps of one run.
+
+      losses      of each step, in float64: PyTorch's without its rounding
+      rounding    what rounding does to them: the largest relative difference, up to a step, of
+                  float32 runs, all but the first from weights that are off by some roundings
+      moved/NAME  norm of a parameter's movement in all steps, in float64, and what rounding does to
+                  it, as above
+    """
+    torch.manual_seed(SEED)
+    losses, moved = run(dump, torch.float64)
+    rounding, moved_rounding = torch.zeros_like(losses), dict.fromkeys(moved, 0.0)
+    for i in range(ROUNDED_RUNS):
+        rounded, rounded_moved = run(dump, torch.float32, perturbed=i > 0)
+        rounding = torch.maximum(rounding, (rounded / losses - 1).abs())
+        for name, exact in moved.items():
+            moved_rounding[name] = max(moved_rounding[name], abs(rounded_moved[name] / exact - 1))
+    rounding = rounding.cummax(0).values
+    print(f"{dump.metadata()['name']}: loss {losses[0]:.6f} to {losses[-1]:.6f}; rounding after 1, "
+          f"10, 25 and all steps: {rounding[0]:.1e} {rounding[9]:.1e} {rounding[24]:.1e} "
+          f"{rounding[-1]:.1e}; of movements: up to {max(moved_rounding.values()):.1e}")
+    return {"losses": losses, "rounding": rounding,
+            **{f"moved/{name}": torch.tensor([exact, moved_rounding[name]])
+               for name, exact in moved.items()}}
