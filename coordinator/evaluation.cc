@@ -39,6 +39,7 @@ bool TakePart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated) 
     }
     part.set_done(true);
     part.set_correct(evaluated.correct());
+    part.set_labels(evaluated.labels());
     part.set_loss_sum(evaluated.loss_sum());
     return true;
   }
@@ -81,16 +82,18 @@ v1::EvaluationResult ResultOf(const v1::EvaluationRecord& evaluation) {
   result.set_version(evaluation.version());
   result.set_step(evaluation.step());
   uint64_t correct = 0;
+  uint64_t labels = 0;
   double loss = 0;
   for (const v1::EvaluationPart& part : evaluation.parts()) {
     if (!part.done()) continue;
     result.set_samples(result.samples() + part.end() - part.begin());
     correct += part.correct();
+    labels += part.labels();
     loss += part.loss_sum();
   }
-  if (result.samples() > 0) {
-    result.set_accuracy(static_cast<double>(correct) / static_cast<double>(result.samples()));
-    result.set_loss(loss / static_cast<double>(result.samples()));
+  if (labels > 0) {
+    result.set_accuracy(static_cast<double>(correct) / static_cast<double>(labels));
+    result.set_loss(loss / static_cast<double>(labels));
   }
   return result;
 }

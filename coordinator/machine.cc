@@ -125,6 +125,7 @@ void Machine::OnSubmit(const SubmitRun& submit) {
       RandomBits(submit.lineage_seed, RandomStream::kIdentity, number, meta_.starts())));
   *record.mutable_spec() = submit.spec;
   record.set_state(v1::QUEUED);
+  record.set_step(FirstStep(submit.spec));
   record.set_next_evaluation_epoch(EvaluationEpochs(submit.spec));
   const Job& job = jobs_.try_emplace(number, record, now_).first->second;
   Save(job);

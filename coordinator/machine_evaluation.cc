@@ -21,9 +21,12 @@ void Machine::OnEvaluated(Member& member, const v1::Evaluated& evaluated) {
   if (job == nullptr || !job->record.has_evaluating()) return;
   v1::RunRecord& record = job->record;
   Slot& slot = job->slots[evaluated.place().group()];
+  // Every sample has a label at least.
   if (evaluated.begin() > evaluated.end() ||
-      evaluated.correct() > evaluated.end() - evaluated.begin()) {
-    Refuse(member.connection, v1::REFUSAL_MALFORMED, "more correct answers than samples");
+      evaluated.labels() < evaluated.end() - evaluated.begin() ||
+      evaluated.correct() > evaluated.labels()) {
+    Refuse(member.connection, v1::REFUSAL_MALFORMED,
+           "more correct answers than labels, or fewer labels than samples");
     return;
   }
   // A digest of 0 is none: the group has said it in Adopted.

@@ -66,11 +66,13 @@ void Machine::FormGeneration(Job& job, Slot& slot, const std::vector<std::string
   }
 }
 
-// A run without aggregators keeps its model in its group only; a new group starts from version 0.
+// A run without aggregators keeps its model in its group only; a new group starts from where the
+// run did.
 void Machine::Rewind(Job& job) {
-  if (job.record.step() == 0 && job.record.state() != v1::FINISHING) return;
+  const uint32_t first = FirstStep(job.spec());
+  if (job.record.step() == first && job.record.state() != v1::FINISHING) return;
   job.record.set_state(v1::RUNNING);
-  job.record.set_step(0);
+  job.record.set_step(first);
   job.record.set_samples(0);
   job.record.set_next_evaluation_epoch(EvaluationEpochs(job.spec()));
   job.record.clear_evaluating();
@@ -111,6 +113,13 @@ void Machine::OnPrepared(Member& member, const v1::Prepared& prepared) {
     record.set_train_samples(prepared.train_samples());
     record.set_test_samples(prepared.test_samples());
     Save(*job);
+    // Epochs are steps from now on.
+    if (AtEnd(record, FirstStep(job->spec()))) {
+      EndRun(*job, v1::FAILED,
+             absl::StrCat("nothing is left to train: the run begins from step ",
+                          FirstStep(job->spec()), " and ends at step ", TotalSteps(record)));
+      return;
+    }
   } else if (record.train_samples() != prepared.train_samples() ||
              record.test_samples() != prepared.test_samples()) {
     EndRun(*job, v1::FAILED,

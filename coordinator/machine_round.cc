@@ -95,7 +95,8 @@ void Machine::OnBoundary(Job& job, Slot& slot, const v1::Contributed& contribute
   if (contributed.step() > job.record.step()) {
     job.record.set_step(contributed.step());
     job.record.set_loss(contributed.loss());
-    job.record.set_samples(uint64_t{contributed.step()} * job.spec().batch_per_group());
+    job.record.set_samples(uint64_t{contributed.step() - FirstStep(job.spec())} *
+                           job.spec().batch_per_group());
     const bool due = EvaluationDue(job.record, contributed.step());
     if (job.record.has_evaluating()) FinishEvaluation(job);
     if (!job.live()) return;

@@ -92,6 +92,12 @@ void Machine::OnRunOpened(Member& member, const v1::RunOpened& opened) {
     CountRefusal(v1::REFUSAL_MALFORMED);
     return;
   }
+  if (!opened.error().empty()) {
+    EndRun(*job, v1::FAILED,
+           absl::StrCat("aggregator ", member.record.name(),
+                        " cannot make version 0: ", opened.error()));
+    return;
+  }
   // OpenRun is sent again with every new generation; only the first answer on a stream tells what
   // the aggregator brought along.
   if (job->opened.count(opened.shard()) != 0) return;

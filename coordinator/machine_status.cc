@@ -76,7 +76,8 @@ v1::RunStatus Machine::RunStatusOf(const Job& job, absl::Time now) const {
   status.set_groups_alive(static_cast<uint32_t>(job.LiveGroups().size()));
   if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
-                                             sizeof(float) * record.step());
+                                             sizeof(float) *
+                                             (record.step() - FirstStep(record.spec())));
   for (const Slot& slot : job.slots) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
     if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());
@@ -103,8 +104,9 @@ void Machine::FillTimes(const Job& job, absl::Time now, v1::RunStatus& status) c
   } else {
     status.set_samples_per_second(now_training);
   }
-  if (job.live() && step > 0 && status.total_steps() > step) {
-    status.set_eta_seconds(seconds / step * (status.total_steps() - step));
+  const uint32_t done = step - FirstStep(record.spec());
+  if (job.live() && done > 0 && status.total_steps() > step) {
+    status.set_eta_seconds(seconds / done * (status.total_steps() - step));
   }
 }
 
@@ -133,7 +135,11 @@ v1::GroupStatus Machine::GroupStatusOf(const Job& job, const Slot& slot) const {
     const Member* const known = members_.Find(member.member_id());
     if (known != nullptr) member.set_name(known->record.name());
     auto prepared = slot.prepared_ranks().find(rank);
-    if (prepared != slot.prepared_ranks().end()) *member.mutable_held() = prepared->second.held();
+    if (prepared != slot.prepared_ranks().end()) {
+      *member.mutable_held() = prepared->second.held();
+      *member.mutable_memory() = prepared->second.memory();
+      *member.mutable_planned_memory() = prepared->second.planned_memory();
+    }
   }
   status.set_step(std::max(slot.progress.step(), record.step()));
   status.set_loss(slot.progress.loss());

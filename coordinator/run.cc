@@ -46,6 +46,8 @@ absl::Duration MinGrace(const v1::RunSpec& spec) {
   return absl::Milliseconds(OrDefault(spec.averaging().min_grace_ms(), kDefaultMinGraceMs));
 }
 
+uint32_t FirstStep(const v1::RunSpec& spec) { return spec.checkpoint().from_step(); }
+
 uint32_t EvaluationEpochs(const v1::RunSpec& spec) {
   return OrDefault(spec.evaluation().every_epochs(), 1);
 }

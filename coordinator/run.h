@@ -17,6 +17,8 @@ uint32_t RanksPerGroup(const v1::RunSpec& spec);
 uint32_t MinRanksPerGroup(const v1::RunSpec& spec);
 absl::Duration RejoinWait(const v1::RunSpec& spec);
 absl::Duration MinGrace(const v1::RunSpec& spec);
+// Step that the run counts from: 0, or its checkpoint's.
+uint32_t FirstStep(const v1::RunSpec& spec);
 uint32_t EvaluationEpochs(const v1::RunSpec& spec);
 // Whether the run uses aggregators.
 bool Averages(const v1::RunSpec& spec);

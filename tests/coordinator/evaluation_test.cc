@@ -13,6 +13,7 @@ v1::Evaluated Answer(uint32_t version, uint32_t group, uint64_t begin, uint64_t 
   evaluated.set_begin(begin);
   evaluated.set_end(end);
   evaluated.set_correct(correct);
+  evaluated.set_labels(end - begin);
   evaluated.set_loss_sum(static_cast<double>(end - begin));
   return evaluated;
 }
@@ -57,6 +58,18 @@ TEST(EvaluationTest, TakesEveryPartOnceAndAddsUp) {
   EXPECT_DOUBLE_EQ(result.loss(), 1.0);
   EXPECT_EQ(result.version(), 3u);
   EXPECT_EQ(result.step(), 30u);
+}
+
+TEST(EvaluationTest, ASampleOfSeveralLabelsCountsOnceAndItsLabelsAllCount) {
+  v1::EvaluationRecord cut = CutTestSplit(3, 30, 10, {0});
+  v1::Evaluated answer = Answer(3, 0, 0, 10, 60);
+  answer.set_labels(80);
+  answer.set_loss_sum(40);
+  EXPECT_TRUE(TakePart(cut, answer));
+  const v1::EvaluationResult result = ResultOf(cut);
+  EXPECT_EQ(result.samples(), 10u);
+  EXPECT_DOUBLE_EQ(result.accuracy(), 0.75);
+  EXPECT_DOUBLE_EQ(result.loss(), 0.5);
 }
 
 TEST(EvaluationTest, ALostPartGoesToAnotherGroup) {

@@ -392,6 +392,7 @@ void FakeCluster::Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin,
   evaluated.set_begin(begin);
   evaluated.set_end(end);
   evaluated.set_correct((end - begin) * behaviour.accuracy / 100);
+  evaluated.set_labels(end - begin);
   evaluated.set_loss_sum(static_cast<double>(end - begin) * 0.5);
   evaluated.set_digest(
       worker.assignment->shards().empty() ? 77 : DigestOf(worker.place().run(), version));
@@ -483,6 +484,7 @@ void FakeCluster::Hear(FakeAggregator& aggregator, const v1::CoordinatorMessage&
     opened.set_shards(open.shards());
     opened.set_version(shard.version);
     opened.set_digest(shard.digests[shard.version]);
+    opened.set_error(behaviour.open_error);
   } else if (message.has_apply() && behaviour.apply) {
     const v1::Apply& apply = message.apply();
     FakeAggregator::Shard& shard = aggregator.shards.at(apply.run());

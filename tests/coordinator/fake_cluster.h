@@ -146,6 +146,8 @@ class FakeCluster {
     // What a group says it adopted is off by this.
     uint64_t digest_error = 0;
     uint64_t train_samples = kTrainSamples;
+    // What aggregators say is wrong with version 0.
+    std::string open_error;
   };
   Behaviour behaviour;
   absl::Status last_status;

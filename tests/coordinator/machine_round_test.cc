@@ -265,6 +265,7 @@ TEST_F(MachineRoundTest, TheTestSplitIsCutAmongTheGroupsThatAdopt) {
   *evaluated.mutable_place() = lead.place();
   evaluated.set_version(1);
   evaluated.set_end(50);
+  evaluated.set_labels(50);
   evaluated.set_correct(10);
   cluster_.Say(lead.connection, message);
   cluster_.Say(lead.connection, message);
@@ -276,7 +277,7 @@ TEST_F(MachineRoundTest, TheTestSplitIsCutAmongTheGroupsThatAdopt) {
   EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
 }
 
-TEST_F(MachineRoundTest, MoreCorrectAnswersThanSamplesAreMalformed) {
+TEST_F(MachineRoundTest, MoreCorrectAnswersThanLabelsAreMalformed) {
   const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;
   Train(run, 0);
@@ -286,7 +287,25 @@ TEST_F(MachineRoundTest, MoreCorrectAnswersThanSamplesAreMalformed) {
   *evaluated.mutable_place() = lead.place();
   evaluated.set_version(1);
   evaluated.set_end(100);
+  evaluated.set_labels(100);
   evaluated.set_correct(101);
+  cluster_.Say(lead.connection, message);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+}
+
+TEST_F(MachineRoundTest, FewerLabelsThanSamplesAreMalformed) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run, 0);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::MemberMessage message;
+  v1::Evaluated& evaluated = *message.mutable_evaluated();
+  *evaluated.mutable_place() = lead.place();
+  evaluated.set_version(1);
+  evaluated.set_end(100);
+  evaluated.set_labels(99);
+  evaluated.set_correct(99);
   cluster_.Say(lead.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());
@@ -308,6 +327,7 @@ TEST_F(MachineRoundTest, AtTheEndALostGroupsPartGoesToTheOther) {
   *evaluated.mutable_place() = lead.place();
   evaluated.set_version(1);
   evaluated.set_end(50);
+  evaluated.set_labels(50);
   evaluated.set_correct(50);
   cluster_.Say(lead.connection, message);
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FINISHING);
@@ -332,6 +352,7 @@ TEST_F(MachineRoundTest, APartThatIsLostOnTheWayAtTheEndIsHandedOutAgain) {
   *evaluated.mutable_place() = lead.place();
   evaluated.set_version(1);
   evaluated.set_end(50);
+  evaluated.set_labels(50);
   cluster_.Say(lead.connection, message);
   cluster_.Kill(cluster_.Lead(run, 1));
   cluster_.Run(absl::Seconds(20));

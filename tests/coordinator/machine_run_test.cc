@@ -347,5 +347,70 @@ TEST(MachineRunTest, StatusTellsWhoTrainsWhat) {
   EXPECT_EQ(reply.coordinator().starts(), 1u);
 }
 
+TEST(MachineRunTest, ARunFromACheckpointCountsOnFromItsStep) {
+  FakeCluster cluster;
+  cluster.AddAggregator("agg-0");
+  cluster.AddWorker("w0");
+  cluster.behaviour.train = false;
+  v1::RunSpec spec = MakeSpec(1, 1, 8, 60);
+  spec.mutable_checkpoint()->set_from("/ckpt/step-40");
+  spec.mutable_checkpoint()->set_from_step(40);
+  const std::string run = cluster.Submit(spec);
+  EXPECT_EQ(cluster.RunStatus(run).step(), 40u);
+  EXPECT_EQ(cluster.RunStatus(run).version(), 0u);
+  FakeWorker& lead = cluster.Lead(run, 0);
+  EXPECT_EQ(lead.assignment->step(), 40u);
+  EXPECT_EQ(lead.next_step, 48u);
+  cluster.behaviour.train = true;
+  ASSERT_TRUE(cluster.RunUntilEnded(run));
+  const v1::RunStatus status = cluster.RunStatus(run);
+  EXPECT_EQ(status.state(), v1::DONE);
+  EXPECT_EQ(status.step(), 60u);
+  EXPECT_EQ(status.rounds_committed(), 3u) << "steps 48, 56 and 60";
+}
+
+TEST(MachineRunTest, AGroupThatIsLostWithItsModelBeginsAtTheCheckpointAgain) {
+  FakeCluster cluster;
+  cluster.AddWorker("w0");
+  v1::RunSpec spec = MakeSpec(1, 1, 0, 600);
+  spec.mutable_cluster()->set_aggregators(0);
+  spec.mutable_checkpoint()->set_from("/ckpt/step-40");
+  spec.mutable_checkpoint()->set_from_step(40);
+  cluster.behaviour.train = false;
+  const std::string run = cluster.Submit(spec);
+  ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUNNING);
+  FakeWorker& lead = cluster.Lead(run, 0);
+  v1::MemberMessage message;
+  v1::Contributed& contributed = *message.mutable_contributed();
+  *contributed.mutable_place() = lead.place();
+  contributed.set_round(1);
+  contributed.set_step(*lead.next_step);
+  contributed.set_samples(32);
+  cluster.Say(lead.connection, message);
+  EXPECT_GT(cluster.RunStatus(run).step(), 40u);
+  EXPECT_EQ(cluster.RunStatus(run).samples(), (cluster.RunStatus(run).step() - 40) * 32);
+  cluster.Kill(lead);
+  cluster.AddWorker("w1");
+  ASSERT_TRUE(cluster.RunUntil([&] {
+    const v1::GroupStatus group = cluster.Group(run, 0);
+    return group.members_size() > 0 && group.generation() > 1;
+  }));
+  EXPECT_EQ(cluster.RunStatus(run).step(), 40u);
+  EXPECT_EQ(cluster.RunStatus(run).samples(), 0u);
+}
+
+TEST(MachineRunTest, ACheckpointOfTheLastEpochLeavesNothingToTrain) {
+  FakeCluster cluster;
+  cluster.AddAggregator("agg-0");
+  cluster.AddWorker("w0");
+  v1::RunSpec spec = MakeSpec(1, 1, 5, 0);
+  spec.mutable_stop()->set_epochs(1);
+  spec.mutable_checkpoint()->set_from("/ckpt/step-100000");
+  spec.mutable_checkpoint()->set_from_step(100000);
+  const std::string run = cluster.Submit(spec);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::FAILED);
+  EXPECT_THAT(cluster.RunStatus(run).reason(), ::testing::HasSubstr("nothing is left to train"));
+}
+
 }  // namespace
 }  // namespace cadre::testing

@@ -69,6 +69,21 @@ TEST_F(MachineShardsTest, AnAnswerThatWasLostIsGivenAgain) {
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
 }
 
+TEST_F(MachineShardsTest, AVersionZeroThatCannotBeMadeFailsTheRun) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.AddWorker("w0");
+  cluster_.behaviour.open_error = "/ckpt/step-3: no such file";
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  EXPECT_THAT(cluster_.RunStatus(run).reason(),
+              ::testing::AllOf(HasSubstr("agg-0"), HasSubstr("/ckpt/step-3: no such file")));
+  // The next one has its workers and shards.
+  cluster_.behaviour.open_error.clear();
+  const std::string next = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  ASSERT_TRUE(cluster_.RunUntilEnded(next));
+  EXPECT_EQ(cluster_.RunStatus(next).state(), v1::DONE);
+}
+
 // What a shard says of the model depends on how many shards there were when it was asked.
 TEST_F(MachineShardsTest, AnAnswerFromBeforeTheShardsWereDealtOutAnewIsNotTaken) {
   const auto join = [&](const std::string& name) {

@@ -179,6 +179,7 @@ void SimulatedTrainer::Evaluate(uint64_t begin, uint64_t end, Next next) {
         evaluated.set_begin(begin);
         evaluated.set_end(end);
         evaluated.set_correct((end - begin) / 2);
+        evaluated.set_labels(end - begin);
         evaluated.set_digest(digest);
         outlet_.evaluated(evaluated);
       }
