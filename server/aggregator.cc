@@ -137,9 +137,13 @@ bool Aggregator::OpenRun(const v1::OpenRun& open) {
     // An order that makes no sense makes none the next time either.
     return absl::IsInvalidArgument(opened.status());
   }
-  LOG(INFO) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
-            << " is open at version " << opened->version() << ", digest "
-            << DigestHex(opened->digest());
+  if (opened->error().empty()) {
+    LOG(INFO) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
+              << " is open at version " << opened->version() << ", digest "
+              << DigestHex(opened->digest());
+  } else {
+    LOG(ERROR) << "run " << open.run() << " cannot begin: " << opened->error();
+  }
   v1::MemberMessage message;
   *message.mutable_run_opened() = *opened;
   Answer(message);

@@ -2,13 +2,31 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "spec/checkpoint_tensors.h"
 #include "spec/initial_value.h"
 #include "spec/parameter_index.h"
 
 namespace cadre {
+namespace {
+
+// Values at flat positions first, first + 1, ..., each from the tensor that it is part of.
+absl::Status ReadFlat(const ParameterIndex& index, SafetensorsFile& file, int64_t first,
+                      std::span<float> out) {
+  for (const v1::Range& range : index.RangesOf(first, first + static_cast<int64_t>(out.size()))) {
+    const StoredTensor& tensor = *file.Find(index[static_cast<int>(range.tensor())].name);
+    const size_t elements = range.end() - range.begin();
+    CADRE_RETURN_IF_ERROR(
+        file.Read(tensor, static_cast<int64_t>(range.begin()), out.first(elements)));
+    out = out.subspan(elements);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open) {
   for (const std::string& name : {open.run(), open.lineage()}) {
@@ -38,8 +56,16 @@ absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(ParameterIndex made, ParameterIndex::FromModel(spec.model()));
   // Shared because std::function must be copyable.
   const auto index = std::make_shared<const ParameterIndex>(std::move(made));
-  return [index, seed = spec.seed()](uint64_t first, std::span<float> out) {
-    FillInitialValues(*index, seed, static_cast<int64_t>(first), out);
+  if (spec.checkpoint().from().empty()) {
+    return [index, seed = spec.seed()](uint64_t first, std::span<float> out) {
+      FillInitialValues(*index, seed, static_cast<int64_t>(first), out);
+      return absl::OkStatus();
+    };
+  }
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile opened, OpenWeights(spec.checkpoint().from(), *index));
+  const auto file = std::make_shared<SafetensorsFile>(std::move(opened));
+  return [index, file](uint64_t first, std::span<float> out) {
+    return ReadFlat(*index, *file, static_cast<int64_t>(first), out);
   };
 }
 

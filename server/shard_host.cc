@@ -148,12 +148,18 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   if (opened.make_version_zero) store_->RemoveVersion(open.run(), 0);
   CADRE_RETURN_IF_ERROR(Note(store_->SaveRun(open, /*closed=*/false)));
   opened_[open.run()] = open;
-  if (opened.make_version_zero) CADRE_RETURN_IF_ERROR(Note(MakeVersionZero(open, opened.span)));
-
   v1::RunOpened answer;
   answer.set_run(open.run());
   answer.set_shard(open.shard());
   answer.set_shards(open.shards());
+  if (opened.make_version_zero) {
+    const absl::Status made = Note(MakeVersionZero(open, opened.span));
+    if (MayPass(made)) return made;
+    if (!made.ok()) {
+      answer.set_error(std::string(made.message()));
+      return answer;
+    }
+  }
   for (const v1::ShardState& state : States()) {
     if (state.run() != open.run()) continue;
     answer.set_version(state.version());

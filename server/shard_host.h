@@ -66,7 +66,8 @@ class ShardHost {
 
   // --- The coordinator's orders; all idempotent
 
-  // ResourceExhausted and the like may be tried again; InvalidArgument not.
+  // ResourceExhausted and the like may be tried again; InvalidArgument not. A version 0 that cannot
+  // be made however often it is tried is told in RunOpened.error.
   absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
   // What cannot be done however often it is tried is told in Applied.error; a status may be tried
   // again.

@@ -334,7 +334,7 @@ absl::Status ShardStore::SetAside(const std::string& run, const std::string& lin
 // --- Versions
 
 absl::StatusOr<uint64_t> ShardStore::WriteVersion(const std::string& run, uint32_t version,
-                                                  FlatSpan span, const Produce& produce) {
+                                                  FlatSpan span, const Fill& produce) {
   const std::string path = VersionPath(run, version);
   const std::string beside = absl::StrCat(path, ".new");
   VersionMeta meta{version, 0, span.begin, span.end};
@@ -359,10 +359,7 @@ absl::StatusOr<uint64_t> ShardStore::WriteVersion(const std::string& run, uint32
 
 absl::StatusOr<uint64_t> ShardStore::WriteInitial(const std::string& run, FlatSpan span,
                                                   const Fill& fill) {
-  return WriteVersion(run, 0, span, [&](uint64_t first, std::span<float> out) {
-    fill(first, out);
-    return absl::OkStatus();
-  });
+  return WriteVersion(run, 0, span, fill);
 }
 
 absl::StatusOr<uint64_t> ShardStore::WriteMean(const ApplyPlan& plan) {

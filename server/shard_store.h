@@ -55,7 +55,7 @@ class VersionReader {
 class ShardStore {
  public:
   // Values of the initial model at positions first, first + 1, ...
-  using Fill = std::function<void(uint64_t first, std::span<float> out)>;
+  using Fill = std::function<absl::Status(uint64_t first, std::span<float> out)>;
 
   struct FoundRun {
     v1::OpenRun open;
@@ -100,8 +100,6 @@ class ShardStore {
   void RemoveContribution(const ContributionKey& key);
 
  private:
-  using Produce = std::function<absl::Status(uint64_t first, std::span<float> out)>;
-
   ShardStore(std::string data_dir, int lock_fd);
 
   std::string RunFolder(const std::string& run) const;
@@ -110,7 +108,7 @@ class ShardStore {
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
   absl::StatusOr<uint64_t> WriteVersion(const std::string& run, uint32_t version, FlatSpan span,
-                                        const Produce& produce);
+                                        const Fill& produce);
 
   const std::string data_dir_;
   const int lock_fd_;

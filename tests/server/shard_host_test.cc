@@ -15,6 +15,7 @@
 #include "server/client/refusal.h"
 #include "server/mean.h"
 #include "server/run_terms.h"
+#include "spec/safetensors.h"
 #include "tests/server/testing.h"
 
 namespace cadre {
@@ -129,9 +130,60 @@ TEST_F(ShardHostTest, VersionZeroIsTheInitialModelOfTheSpec) {
   std::vector<float> expected(15);
   const auto fill = InitialModel(run_.Open().spec());
   ASSERT_TRUE(fill.ok());
-  (*fill)(0, expected);
+  ASSERT_EQ((*fill)(0, expected), absl::OkStatus());
   EXPECT_TRUE(SameBits(values, expected));
   EXPECT_EQ(opened.digest(), Digest(expected, 0));
+}
+
+TEST_F(ShardHostTest, VersionZeroIsTheCheckpointThatTheRunBeginsFrom) {
+  // In another order than the model's, and under another seed's values.
+  const std::string path = folder_.path() + "/begin.safetensors";
+  const std::vector<float> values = Values(3, 15);
+  const std::string layer = run_.Open().spec().model().layer(0).name();
+  auto writer =
+      SafetensorsWriter::Create(path, {{layer + "/bias", {3}}, {layer + "/weight", {3, 4}}}, {});
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_EQ(writer->Append(std::span(values).subspan(12)), absl::OkStatus());
+  ASSERT_EQ(writer->Append(std::span(values).first(12)), absl::OkStatus());
+  ASSERT_EQ(writer->Finish(), absl::OkStatus());
+
+  v1::OpenRun open = run_.Open();
+  open.mutable_spec()->mutable_checkpoint()->set_from(path);
+  const auto opened = host_->OpenRun(open);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->error(), "");
+  EXPECT_TRUE(SameBits(PullAll(0), values));
+  EXPECT_EQ(opened->digest(), Digest(values, 0));
+}
+
+TEST_F(ShardHostTest, ACheckpointThatDoesNotFitIsToldAndCanBeMended) {
+  const std::string path = folder_.path() + "/begin.safetensors";
+  v1::OpenRun open = run_.Open();
+  const std::string layer = open.spec().model().layer(0).name();
+  open.mutable_spec()->mutable_checkpoint()->set_from(path);
+  auto opened = host_->OpenRun(open);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT(opened->error(), HasSubstr(path)) << "it is not there";
+  EXPECT_EQ(opened->run(), open.run());
+
+  const auto write = [&](int64_t rows) {
+    auto writer = SafetensorsWriter::Create(
+        path, {{layer + "/weight", {rows, 4}}, {layer + "/bias", {rows}}}, {});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_EQ(writer->Append(Values(3, static_cast<uint64_t>(rows) * 5)), absl::OkStatus());
+    ASSERT_EQ(writer->Finish(), absl::OkStatus());
+  };
+  write(2);
+  opened = host_->OpenRun(open);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT(opened->error(), HasSubstr(layer + "/weight")) << "it is of another model";
+  EXPECT_FALSE(Pull(0, 0, 15).ok());
+
+  write(3);
+  opened = host_->OpenRun(open);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->error(), "");
+  EXPECT_TRUE(SameBits(PullAll(0), Values(3, 15)));
 }
 
 TEST_F(ShardHostTest, ShardsTogetherHoldTheModel) {
