@@ -48,11 +48,13 @@ int FollowToEnd(const GlobalOptions& options, const CoordinatorClient& client, S
 
 }  // namespace
 
-int SubmitRun(const GlobalOptions& options, const std::string& path, bool detach,
+int SubmitRun(const GlobalOptions& options, const std::string& path, SpecFlags flags, bool detach,
               const Console& console) {
-  // The data lies on the workers' machines, so only they can check it.
-  const absl::StatusOr<v1::RunSpec> spec = LoadSpec(path, {.here = false});
-  if (!spec.ok()) return FailSpec(console, spec.status());
+  flags.here = false;
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(path, flags);
+  if (!loaded.ok()) return FailSpec(console, loaded.status());
+  const v1::RunSpec* const spec = &loaded->spec;
+  if (!options.quiet && !loaded->begins.empty()) console.err << loaded->begins << std::endl;
   const CoordinatorClient client = MakeClient(options);
   const absl::StatusOr<std::string> run = client.Submit(*spec);
   if (!run.ok()) return Fail(console, run.status());

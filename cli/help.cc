@@ -21,6 +21,10 @@ Flags:
   --groups G        groups that train side by side and average (default: the spec's)
   --ranks R         workers in each group (default: the spec's)
   --aggregators A   shards that average (default: the spec's, else 1; 0 only if it never averages)
+  --model_ranks N   ranks of a group that cut the layers' weights (default: the spec's)
+  --space_ranks N   ranks of a group that cut the images' rows (default: the spec's)
+  --from DIR        checkpoint, or directory of them (its newest), to begin from
+  --checkpoint DIR  folder to keep checkpoints in
   --threads N       compute threads of each worker (default 1)
   --dir DIR         keep store, data and logs in DIR (default: a temporary folder, removed unless
                     the run fails)
@@ -29,6 +33,7 @@ Flags:
 
 Examples:
   cadre local deploy/demo.textproto --groups 2 --ranks 2 --aggregators 2
+  cadre local deploy/demo.textproto --groups 1 --ranks 4 --space_ranks 2 --model_ranks 2
   cadre local deploy/demo.textproto -o json | tail -n 1 | jq .test_accuracy
 )"},
     {"run", "RUN.textproto [--detach]", "submit a run to a coordinator and follow it",
@@ -37,6 +42,8 @@ following and leaves the run going. Exit code 0 only when the run reached its st
 
 Flags:
   --detach          print the run's id and leave
+  --from DIR        checkpoint, or directory of them (its newest), to begin from; on all machines
+  --checkpoint DIR  folder on the workers' machines to keep checkpoints in
 
 Examples:
   cadre run deploy/demo.textproto --coordinator 10.0.0.5:7000
@@ -48,7 +55,7 @@ Examples:
 )"},
     {"status", "[RUN]", "show runs, groups, members and counters",
      R"(With a run id only that run. The JSON form holds coordinator, runs, groups (with generation,
-mesh, members and what each holds), workers, aggregators and counters.
+mesh, members, what each holds and its memory by kind), workers, aggregators and counters.
 
 Examples:
   cadre status

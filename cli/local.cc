@@ -121,8 +121,9 @@ int Conclude(const GlobalOptions& global, const Followed& followed, const Summar
 }  // namespace
 
 int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Console& console) {
-  const absl::StatusOr<v1::RunSpec> spec = LoadSpec(options.spec, options.flags);
-  if (!spec.ok()) return FailSpec(console, spec.status());
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, options.flags);
+  if (!loaded.ok()) return FailSpec(console, loaded.status());
+  const v1::RunSpec* const spec = &loaded->spec;
   // From here on there is something to clean up; until here an interrupt just ends the program.
   BlockInterrupts();
   absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.dir);
@@ -141,6 +142,8 @@ int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Con
                              spec->cluster().ranks_per_group(), " workers and ",
                              spec->cluster().aggregators(), " aggregators; coordinator at ",
                              (*cluster)->coordinator(), ", logs in ", (*cluster)->logs()));
+
+  if (!loaded->begins.empty()) progress.Note(loaded->begins);
 
   const CoordinatorClient client({.coordinator = (*cluster)->coordinator(), .dial_timeout = kDial});
   const absl::StatusOr<std::string> run = client.Submit(*spec);

@@ -16,7 +16,7 @@ namespace cadre {
 struct LocalOptions {
   // The run spec's file.
   std::string spec;
-  // Groups, ranks and aggregators in place of the spec's.
+  // In place of what the spec says.
   SpecFlags flags;
   // Folder of the other programs.
   std::string programs;

@@ -32,6 +32,10 @@ DEFINE_bool(detach, false, "run: print the run's id and leave");
 DEFINE_int32(groups, -1, "local: groups; -1 takes the spec's");
 DEFINE_int32(ranks, -1, "local: workers in each group; -1 takes the spec's");
 DEFINE_int32(aggregators, -1, "local: aggregator shards; -1 takes the spec's");
+DEFINE_int32(model_ranks, -1, "local: ranks along the model axis; -1 takes the spec's");
+DEFINE_int32(space_ranks, -1, "local: ranks along the space axis; -1 takes the spec's");
+DEFINE_string(from, "", "local, run: checkpoint to begin from; empty takes the spec's");
+DEFINE_string(checkpoint, "", "local, run: folder for checkpoints; empty takes the spec's");
 DEFINE_uint32(threads, 1, "local: compute threads of each worker");
 DEFINE_string(dir, "", "local: folder to keep store, data and logs in");
 DEFINE_bool(restart, true, "local: start processes again that die");
@@ -122,15 +126,27 @@ std::optional<uint32_t> IfGiven(int32_t value) {
   return static_cast<uint32_t>(value);
 }
 
+std::optional<std::string> IfGiven(const std::string& value) {
+  if (value.empty()) return std::nullopt;
+  return value;
+}
+
+SpecFlags CheckpointFlags() {
+  return {.from = IfGiven(FLAGS_from), .checkpoint = IfGiven(FLAGS_checkpoint)};
+}
+
 absl::StatusOr<LocalOptions> LocalFromFlags(const std::string& spec) {
   if (FLAGS_groups == 0) return absl::InvalidArgumentError("--groups must be at least 1");
   if (FLAGS_ranks == 0) return absl::InvalidArgumentError("--ranks must be at least 1");
   if (FLAGS_threads == 0) return absl::InvalidArgumentError("--threads must be at least 1");
   LocalOptions options;
   options.spec = spec;
-  options.flags = {.groups = IfGiven(FLAGS_groups),
-                   .ranks = IfGiven(FLAGS_ranks),
-                   .aggregators = IfGiven(FLAGS_aggregators)};
+  options.flags = CheckpointFlags();
+  options.flags.groups = IfGiven(FLAGS_groups);
+  options.flags.ranks = IfGiven(FLAGS_ranks);
+  options.flags.aggregators = IfGiven(FLAGS_aggregators);
+  options.flags.model_ranks = IfGiven(FLAGS_model_ranks);
+  options.flags.space_ranks = IfGiven(FLAGS_space_ranks);
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return absl::InternalError("cannot find the folder of the other programs");
@@ -211,7 +227,7 @@ int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
     return RunLocal(*global, *local, console);
   }
   ExitOnInterrupt();
-  if (verb.name == "run") return SubmitRun(*global, word, FLAGS_detach, console);
+  if (verb.name == "run") return SubmitRun(*global, word, CheckpointFlags(), FLAGS_detach, console);
   if (verb.name == "runs") return ListRuns(*global, console);
   if (verb.name == "status") return ShowStatus(*global, word, console);
   if (verb.name == "watch") return WatchRuns(*global, word, console);

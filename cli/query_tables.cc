@@ -50,6 +50,10 @@ std::string MembersText(const v1::GroupStatus& group) {
   });
 }
 
+uint64_t InAll(const v1::MemoryUse& use) {
+  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
+}
+
 void AppendPart(absl::string_view title, absl::string_view table, std::string& out) {
   if (!table.empty()) absl::StrAppend(&out, "\n", title, "\n", table);
 }
@@ -110,6 +114,23 @@ std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.empty() ? "" : table.Text();
 }
 
+std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
+  Table table({"RUN", "GROUP", "RANK", "MEMBER", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS",
+               "BUFFERS", "IN ALL", "PLANNED"});
+  for (const v1::GroupStatus& group : groups) {
+    for (const v1::GroupMember& member : group.members()) {
+      if (!member.has_memory()) continue;
+      const v1::MemoryUse& use = member.memory();
+      table.AddRow({group.run(), absl::StrCat(group.group()), absl::StrCat(member.rank()),
+                    member.name(), FormatBytes(use.weights()), FormatBytes(use.gradients()),
+                    FormatBytes(use.optimizer()), FormatBytes(use.activations()),
+                    FormatBytes(use.buffers()), FormatBytes(InAll(use)),
+                    FormatBytes(InAll(member.planned_memory()))});
+    }
+  }
+  return table.empty() ? "" : table.Text();
+}
+
 std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
   Table table({"WORKER", "ID", "RUN", "GROUP", "RANK", "DEVICE", "HOST", "ADDRESS", "HEARTBEAT"});
   for (const v1::MemberStatus& worker : workers) {
@@ -153,6 +174,7 @@ std::string StatusText(const v1::StatusReply& status, const std::string& coordin
   AppendPart("Runs", RunsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
+  AppendPart("Memory", MemoryTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers()), out);
   AppendPart("Aggregators", AggregatorsTable(status.aggregators()), out);
   AppendPart("Counters", CountersTable(status.counters()), out);

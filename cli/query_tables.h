@@ -16,6 +16,8 @@ std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& r
 std::string GroupsTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
 // What each rank holds of parameters that are sharded over its group.
 std::string ShardedTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
+// Bytes of each rank by kind, and what the plan said they would be in all.
+std::string MemoryTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
 std::string WorkersTable(const google::protobuf::RepeatedPtrField<v1::MemberStatus>& workers);
 std::string AggregatorsTable(
     const google::protobuf::RepeatedPtrField<v1::AggregatorStatus>& aggregators);

@@ -1,11 +1,19 @@
 #include "cli/spec_file.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "spec/checkpoint_folder.h"
+#include "spec/checkpoint_manifest.h"
+#include "spec/checkpoint_tensors.h"
 #include "spec/data_check.h"
+#include "spec/parameter_index.h"
 #include "spec/problem.h"
 #include "spec/text.h"
 #include "spec/validate.h"
@@ -17,6 +25,72 @@ void Replace(const SpecFlags& flags, v1::Cluster& cluster) {
   if (flags.groups) cluster.set_groups(*flags.groups);
   if (flags.ranks) cluster.set_ranks_per_group(*flags.ranks);
   if (flags.aggregators) cluster.set_aggregators(*flags.aggregators);
+  if (flags.model_ranks) cluster.set_model_ranks(*flags.model_ranks);
+  if (flags.space_ranks) cluster.set_space_ranks(*flags.space_ranks);
+}
+
+void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
+  Replace(flags, *spec.mutable_cluster());
+  if (flags.from) {
+    spec.mutable_checkpoint()->set_from(*flags.from);
+    spec.mutable_checkpoint()->clear_from_step();
+  }
+  if (flags.checkpoint) spec.mutable_checkpoint()->set_directory(*flags.checkpoint);
+}
+
+// Processes that are started here, and folders that are named here, are on one machine.
+std::string Absolute(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.lexically_normal().string();
+}
+
+void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Problem>* problems) {
+  // What else is wrong with the model is told by others.
+  const auto index = ParameterIndex::FromModel(spec.model());
+  if (!index.ok()) return;
+  if (const auto weights = OpenWeights(path, *index); !weights.ok()) {
+    problems->push_back({"checkpoint.from", std::string(weights.status().message())});
+    return;
+  }
+  if (absl::EndsWith(path, ".safetensors")) return;
+  const auto manifest = ReadManifest((std::filesystem::path(path) / kManifestFile).string());
+  if (!manifest.ok()) {
+    problems->push_back({"checkpoint.from", std::string(manifest.status().message())});
+    return;
+  }
+  v1::Checkpoint& checkpoint = *spec.mutable_checkpoint();
+  if (checkpoint.from_step() != 0 && checkpoint.from_step() != manifest->step()) {
+    problems->push_back(
+        {"checkpoint.from_step", absl::StrCat("is ", checkpoint.from_step(), ", but ", path,
+                                              " is of step ", manifest->step(), "; leave it out")});
+  }
+  checkpoint.set_from_step(static_cast<uint32_t>(manifest->step()));
+}
+
+// Says which checkpoint it is, so that a newer one that appears meanwhile changes nothing.
+std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Problem>* problems) {
+  v1::Checkpoint& checkpoint = *spec.mutable_checkpoint();
+  if (flags.here && !checkpoint.directory().empty()) {
+    checkpoint.set_directory(Absolute(checkpoint.directory()));
+  }
+  if (checkpoint.from().empty()) return "";
+  const absl::StatusOr<std::string> path = ResolveCheckpoint(checkpoint.from());
+  if (!path.ok()) {
+    if (flags.here) {
+      problems->push_back({"checkpoint.from", std::string(path.status().message())});
+      return "";
+    }
+    return absl::StrCat("the checkpoint cannot be seen from here (", path.status().message(),
+                        "); the run counts from step ", checkpoint.from_step(),
+                        ", as its spec says");
+  }
+  checkpoint.set_from(flags.here ? Absolute(*path) : *path);
+  CheckBeginning(*path, spec, problems);
+  return absl::StrCat("beginning from ", checkpoint.from(),
+                      absl::EndsWith(*path, ".safetensors")
+                          ? ", weights alone"
+                          : absl::StrCat(", step ", checkpoint.from_step()));
 }
 
 void FillIn(v1::RunSpec& spec) {
@@ -29,11 +103,14 @@ void FillIn(v1::RunSpec& spec) {
 
 }  // namespace
 
-absl::StatusOr<v1::RunSpec> LoadSpec(const std::string& path, const SpecFlags& flags) {
+absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags) {
   CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpec(path));
-  Replace(flags, *file.spec.mutable_cluster());
+  Replace(flags, file.spec);
   if (flags.here) FillIn(file.spec);
+  std::vector<Problem> beginning;
+  LoadedSpec loaded{.begins = BeginFrom(flags, file.spec, &beginning)};
   std::vector<Problem> problems = FindProblems(file.spec);
+  problems.insert(problems.end(), beginning.begin(), beginning.end());
   if (flags.aggregators == 0u && file.spec.averaging().every_steps() > 0) {
     problems.push_back(
         {"cluster.aggregators", "is 0 by --aggregators, but averaging.every_steps is " +
@@ -42,7 +119,8 @@ absl::StatusOr<v1::RunSpec> LoadSpec(const std::string& path, const SpecFlags& f
   }
   if (problems.empty() && flags.here) problems = FindDataProblems(file.spec);
   CADRE_RETURN_IF_ERROR(file.Refuse(problems));
-  return std::move(file.spec);
+  loaded.spec = std::move(file.spec);
+  return loaded;
 }
 
 ExitCode FailSpec(const Console& console, const absl::Status& status) {

@@ -19,14 +19,27 @@ struct SpecFlags {
   std::optional<uint32_t> groups;
   std::optional<uint32_t> ranks;
   std::optional<uint32_t> aggregators;
+  std::optional<uint32_t> model_ranks;
+  std::optional<uint32_t> space_ranks;
+  // Checkpoint to begin from, and folder for those of the run.
+  std::optional<std::string> from;
+  std::optional<std::string> checkpoint;
   // The workers will be on this machine: the data files are checked too, and what the spec leaves
   // to the cluster (how many groups, ranks, aggregators) is filled in.
   bool here = true;
 };
 
+struct LoadedSpec {
+  v1::RunSpec spec;
+  // What people should know about the checkpoint that it begins from; empty: it begins from none.
+  std::string begins;
+};
+
+// Where checkpoint.from names a directory of checkpoints, the newest that is seen from here is put
+// in its place, and its step in checkpoint.from_step.
 // Errors: NotFound for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message"
 // per line of the status's message.
-absl::StatusOr<v1::RunSpec> LoadSpec(const std::string& path, const SpecFlags& flags);
+absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags);
 
 // Prints the refusals of LoadSpec, each on its line as it is; returns the exit code.
 ExitCode FailSpec(const Console& console, const absl::Status& status);

@@ -78,7 +78,7 @@ TEST(JsonTest, UnsetMessagesAreNullAndUnsetChoicesAreLeftOut) {
   v1::Layer* layer = spec.mutable_model()->add_layer();
   layer->set_name("r");
   layer->mutable_relu();
-  EXPECT_EQ(ToJson(*layer), R"({"name":"r","relu":{}})");
+  EXPECT_EQ(ToJson(*layer), R"({"name":"r","input":[],"set":[],"relu":{}})");
 }
 
 TEST(JsonTest, EscapesStringsAndEncodesBytes) {

@@ -178,8 +178,8 @@ TEST_F(ProgramTest, BadSpecsAreRefusedWithTheirPlace) {
   ExpectRefused(With("convolution {", "deconvolution {"), 4, "deconvolution");
   // A kernel larger than the padded image.
   ExpectRefused(With("kernel: 3", "kernel: 30"), 4, "kernel");
-  // A batch that does not divide over the ranks.
-  ExpectRefused(With("batch_per_group: 32", "batch_per_group: 31"), 9, "batch_per_group");
+  // An axis that does not divide the ranks.
+  ExpectRefused(With("aggregators: 1", "aggregators: 1 space_ranks: 3"), 13, "space_ranks");
   // A number that cannot be.
   ExpectRefused(With("momentum: 0.9", "momentum: 1.5"), 10, "momentum");
   // No end.
@@ -199,10 +199,16 @@ TEST_F(ProgramTest, FlagsAreCheckedLikeTheSpec) {
   Result result = Run("local run.textproto --aggregators 0");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("aggregators"), Not(HasSubstr("cadre-coordinator"))));
-  // 32 samples over 5 ranks.
-  result = Run("local run.textproto --ranks 5");
+  // Axes of 2 and 2 in a group of 6.
+  result = Run("local run.textproto --ranks 6 --space_ranks 2 --model_ranks 2");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("batch_per_group"), Not(HasSubstr("cadre-coordinator"))));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("cluster.space_ranks"), HasSubstr("their product, 4"),
+                                Not(HasSubstr("cadre-coordinator"))));
+  // A checkpoint that is not there.
+  result = Run("local run.textproto --from nowhere");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("checkpoint.from"), HasSubstr("nowhere"),
+                                Not(HasSubstr("cadre-coordinator"))));
 }
 
 TEST_F(ProgramTest, AFolderOfAnEarlierClusterIsNotTakenOver) {

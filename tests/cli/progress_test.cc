@@ -34,8 +34,9 @@ size_t Lines(const std::string& text) { return std::count(text.begin(), text.end
 
 TEST(ProgressTextTest, SaysWhatIsKnown) {
   v1::RunStatus run = Running(50);
-  EXPECT_EQ(ProgressText(run),
-            "running  epoch 0.50/2.00  step 50/200  loss 0.3412  8,412 samples/s  round 3  ETA 1m12s");
+  EXPECT_EQ(
+      ProgressText(run),
+      "running  epoch 0.50/2.00  step 50/200  loss 0.3412  8,412 samples/s  round 3  ETA 1m12s");
   run.mutable_test()->set_samples(1000);
   run.mutable_test()->set_accuracy(0.875);
   EXPECT_THAT(ProgressText(run), HasSubstr("  test 0.8750  "));

@@ -138,6 +138,11 @@ TEST(StatusTextTest, ShowsEveryPart) {
   status.mutable_coordinator()->set_uptime_seconds(192);
   *status.add_runs() = summary.run;
   for (const auto& [slot, group] : summary.groups) *status.add_groups() = group;
+  v1::GroupMember& member = *status.mutable_groups(0)->mutable_members(0);
+  member.mutable_memory()->set_weights(3 << 20);
+  member.mutable_memory()->set_activations(1 << 20);
+  member.mutable_memory()->set_buffers(1 << 19);
+  member.mutable_planned_memory()->set_weights(5 << 20);
   v1::MemberStatus& worker = *status.add_workers();
   worker.set_name("worker-0");
   worker.set_member_id("m-1");
@@ -152,6 +157,9 @@ TEST(StatusTextTest, ShowsEveryPart) {
               AllOf(HasSubstr("127.0.0.1:7000   0.1.0     3m12s"), HasSubstr("RUN     NAME"),
                     HasSubstr("GENERATION"), HasSubstr("worker,worker"), HasSubstr("3s ago, away"),
                     HasSubstr("<1s ago\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234")));
+  EXPECT_THAT(text, ::testing::ContainsRegex("ACTIVATIONS +BUFFERS +IN ALL +PLANNED\n"));
+  EXPECT_THAT(text, ::testing::ContainsRegex(
+                        "3\\.0 MiB +0 B +0 B +1\\.0 MiB +512\\.0 KiB +4\\.5 MiB +5\\.0 MiB\n"));
   // An empty cluster is a coordinator and nothing else.
   EXPECT_THAT(StatusText({}, "x:1"), Not(HasSubstr("Runs\n")));
 }
