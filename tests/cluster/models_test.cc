@@ -1,0 +1,198 @@
+// Models beyond plain images through real processes: tokens, batch norm with cut images, and one
+// that diverges.
+#include <glog/logging.h>
+#include <google/protobuf/text_format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cluster/cluster.h"
+#include "tests/cluster/pull_model.h"
+
+namespace cadre::testing {
+namespace {
+
+constexpr absl::Duration kLong = absl::Seconds(120);
+
+struct Trained {
+  v1::RunStatus run;
+  // A group as it was when its ranks were prepared.
+  v1::GroupStatus group;
+};
+
+absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
+  Cluster cluster;
+  if (absl::Status started = cluster.StartAll(2, 4); !started.ok()) return started;
+  const absl::StatusOr<std::string> run = cluster.client().Submit(spec);
+  if (!run.ok()) return run.status();
+  Trained trained;
+  const auto prepared = [&](const v1::StatusReply& status) {
+    for (const v1::GroupStatus& group : status.groups()) {
+      bool all = group.members_size() > 0;
+      for (const v1::GroupMember& member : group.members()) all = all && member.has_memory();
+      if (all) trained.group = group;
+    }
+    return trained.group.members_size() > 0;
+  };
+  const auto seen = cluster.Await(prepared, kLong, "a group's ranks are prepared");
+  if (!seen.ok()) return seen.status();
+  const auto status = cluster.AwaitDone(*run, kLong);
+  if (!status.ok()) return status.status();
+  trained.run = status->runs(0);
+  return trained;
+}
+
+v1::RunSpec Parse(const std::string& text) {
+  v1::RunSpec spec;
+  CHECK(google::protobuf::TextFormat::ParseFromString(text, &spec)) << text;
+  return spec;
+}
+
+uint64_t InAll(const v1::MemoryUse& use) {
+  return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
+}
+
+void ExpectMemoryAsPlanned(const v1::GroupStatus& group) {
+  for (const v1::GroupMember& member : group.members()) {
+    const auto held = static_cast<double>(InAll(member.memory()));
+    const auto planned = static_cast<double>(InAll(member.planned_memory()));
+    EXPECT_GT(member.memory().weights(), 0u);
+    EXPECT_GT(member.memory().activations(), 0u);
+    EXPECT_LE(std::abs(held - planned), 0.05 * planned)
+        << member.memory().ShortDebugString() << " planned "
+        << member.planned_memory().ShortDebugString();
+  }
+}
+
+// The next token is 5 t + 3 modulo 16, for ever: what one can learn to the last token.
+void WriteTokens(const std::string& path, int count) {
+  std::string bytes;
+  int token = 1;
+  for (int i = 0; i < count; ++i) {
+    bytes.push_back(static_cast<char>(token));
+    token = (5 * token + 3) % 16;
+  }
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+constexpr char kTransformer[] = R"(
+  name: "tokens"
+  model {
+    tokens { length: 8 }
+    layer { name: "embedding" embedding { vocabulary: 16 features: 16 positions: true } }
+    layer { name: "norm1" layer_norm {} }
+    layer { name: "attention" attention { heads: 2 causal: true } }
+    layer { name: "add1" input: "attention" input: "embedding" add {} }
+    layer { name: "norm2" layer_norm {} }
+    layer { name: "fc1" fully_connected { out_features: 32 } }
+    layer { name: "gelu" gelu {} }
+    layer { name: "fc2" fully_connected { out_features: 16 } }
+    layer { name: "add2" input: "fc2" input: "add1" add {} }
+    layer { name: "norm3" layer_norm {} }
+    layer { name: "head" fully_connected { out_features: 16 no_bias: true } }
+    layer { name: "loss" softmax_cross_entropy {} }
+  }
+  batch_per_group: 16
+  optimizer { adamw { weight_decay: 0.01 } clip_norm: 1 }
+  schedule { base_rate: 0.01 warmup_steps: 8 }
+  averaging { every_steps: 4 }
+  cluster { groups: 2 ranks_per_group: 2 aggregators: 2 }
+  stop { epochs: 4 }
+  seed: 3)";
+
+TEST(ModelsTest, TwoGroupsLearnTokensAndEveryLabelCounts) {
+  std::string folder = ::testing::TempDir() + "cadre_tokens-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  WriteTokens(folder + "/train", 1024 * 8 + 1);
+  WriteTokens(folder + "/test", 100 * 8 + 1);
+  v1::RunSpec spec = Parse(kTransformer);
+  v1::TokenFiles& files = *spec.mutable_data()->mutable_token_files();
+  files.set_train(folder + "/train");
+  files.set_test(folder + "/test");
+  files.set_bytes_per_token(1);
+  const auto once = Train(spec);
+  const auto again = Train(spec);
+  std::filesystem::remove_all(folder);
+  ASSERT_TRUE(once.ok()) << once.status();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(once->run.samples(), 4u * 1024);
+  EXPECT_EQ(once->run.test().samples(), 100u);
+  // Guessing gives 1/16.
+  EXPECT_GE(once->run.test().accuracy(), 0.9);
+  EXPECT_LE(once->run.test().accuracy(), 1.0);
+  EXPECT_EQ(once->run.digest(), again->run.digest());
+  EXPECT_EQ(once->group.mesh().at("model"), 2u);
+  ExpectMemoryAsPlanned(once->group);
+}
+
+TEST(ModelsTest, BatchNormAndImagesCutByRowsAreTheSameTwice) {
+  v1::RunSpec spec = SmallSpec({.epochs = 4});
+  spec.mutable_cluster()->set_space_ranks(2);
+  spec.mutable_cluster()->set_model_ranks(1);
+  v1::Model model = spec.model();
+  model.clear_layer();
+  for (const v1::Layer& layer : spec.model().layer()) {
+    *model.add_layer() = layer;
+    if (layer.name() != "conv1") continue;
+    v1::Layer* norm = model.add_layer();
+    norm->set_name("norm1");
+    norm->mutable_batch_norm();
+  }
+  *spec.mutable_model() = model;
+  const auto once = Train(spec);
+  ASSERT_TRUE(once.ok()) << once.status();
+  const auto again = Train(spec);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(once->group.mesh().at("space"), 2u);
+  EXPECT_GE(once->run.test().accuracy(), 0.9);
+  EXPECT_EQ(once->run.digest(), again->run.digest());
+  EXPECT_EQ(once->run.test().loss(), again->run.test().loss());
+  ExpectMemoryAsPlanned(once->group);
+}
+
+// Runs to its failure; checks that the version that its reason calls kept is on the shards, whole
+// and finite. Returns the reason.
+std::string ReasonOfDivergence(const v1::RunSpec& spec, uint32_t version) {
+  Cluster cluster;
+  EXPECT_EQ(cluster.StartAll(2, 4), absl::OkStatus());
+  const auto run = cluster.client().Submit(spec);
+  if (!run.ok()) return run.status().ToString();
+  const auto ended = cluster.client().Wait(*run, absl::Now() + kLong);
+  if (!ended.ok()) return ended.status().ToString();
+  EXPECT_EQ(ended->state(), v1::FAILED);
+  EXPECT_EQ(ended->version(), version);
+  const auto status = cluster.client().Status();
+  if (!status.ok()) return status.status().ToString();
+  const auto weights = PullModel(*status, spec);
+  if (!weights.ok()) return weights.status().ToString();
+  EXPECT_EQ(DigestHex(Digest(*weights, 0)), ended->digest());
+  for (const float weight : *weights) EXPECT_TRUE(std::isfinite(weight));
+  return ended->reason();
+}
+
+// The first update throws the weights so far off that the second step's products overflow.
+TEST(ModelsTest, ARunThatDivergesFailsWithStepLayerAndRankAndKeepsItsLastVersion) {
+  v1::RunSpec spec = SmallSpec({.every_steps = 1, .steps = 1000});
+  spec.mutable_schedule()->set_base_rate(1e20F);
+  EXPECT_THAT(ReasonOfDivergence(spec, 1),
+              ::testing::ContainsRegex(
+                  "step 1: the loss is .*layer 'fc[12]' on rank [01].*version 1 is kept"));
+}
+
+TEST(ModelsTest, WeightsThatOverflowAreNeverAveraged) {
+  v1::RunSpec spec = SmallSpec({.every_steps = 1, .steps = 1000});
+  spec.mutable_schedule()->set_base_rate(1e20F);
+  spec.mutable_optimizer()->mutable_sgd()->set_weight_decay(1e30F);
+  EXPECT_THAT(ReasonOfDivergence(spec, 0),
+              ::testing::ContainsRegex(
+                  "step 0: the update made 'conv1/weight' .* on rank [01]; version 0 is kept"));
+}
+
+}  // namespace
+}  // namespace cadre::testing
