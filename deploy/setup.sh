@@ -20,7 +20,7 @@ tool_packages=(g++ cmake ninja-build ccache pkg-config ca-certificates procps
 # Our own libraries first, then what the CMake configs of gRPC (OpenSSL, c-ares, re2, zlib) and
 # oneDNN (OpenCL) look for although their Debian packages do not depend on it.
 library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoogle-glog-dev
-  libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev
+  libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
   libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
 
 test_library_packages=(libgtest-dev libgmock-dev)

@@ -2,10 +2,11 @@
 # Builds everything and runs every test: installs what is missing, configures, builds, then the fast
 # tests side by side and the slow ones one after another. The last line says how many passed.
 #
-#   tests/run.sh [--filter REGEX] [--sanitize LIST] [--skip-setup]
+#   tests/run.sh [--filter REGEX] [--sanitize LIST] [--fuzz-seconds N] [--skip-setup]
 #
 #   --filter REGEX   only tests whose CTest name matches (`ctest -N` in the build folder lists them)
 #   --sanitize LIST  address,undefined or thread; builds into build-LIST and leaves build/ alone
+#   --fuzz-seconds N how long each reader of foreign files is fed with mutated ones (default 3)
 #   --skip-setup     installs nothing
 #
 # Exit code 0 only when at least one test ran and none failed.
@@ -15,6 +16,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 filter=
 sanitize=
+fuzz_seconds=3
 setup=yes
 
 fail() {
@@ -30,9 +32,10 @@ step() { printf 'tests: [%3d s] %s\n' "$SECONDS" "$*"; }
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --filter | --sanitize) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;&
+    --filter | --sanitize | --fuzz-seconds) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;&
     --filter) filter=$2; shift 2 ;;
     --sanitize) sanitize=$2; shift 2 ;;
+    --fuzz-seconds) fuzz_seconds=$2; shift 2 ;;
     --skip-setup) setup=; shift ;;
     -h | --help) usage; exit 0 ;;
     *) fail "unknown argument '$1' (see --help)" ;;
@@ -45,6 +48,8 @@ case $sanitize in
   *) fail "--sanitize takes address,undefined or thread, not '$sanitize'" ;;
 esac
 
+[[ $fuzz_seconds =~ ^[1-9][0-9]{0,4}$ ]] || fail "--fuzz-seconds takes seconds, not '$fuzz_seconds'"
+
 if [ -n "$setup" ]; then
   step "1 of 4: installing what the build and the tests need"
   bash deploy/setup.sh all
@@ -52,6 +57,8 @@ fi
 
 step "2 of 4: building everything into ${build#"$root"/} (minutes the first time)"
 bash deploy/build.sh --dir "$build" --type "$type" --tests --sanitize "$sanitize"
+# Known to CTest only: nothing is built again.
+cmake -DCADRE_FUZZ_SECONDS="$fuzz_seconds" "$build" >/dev/null
 
 # An error report ends the process, so that CTest sees it as a failure.
 export ASAN_OPTIONS=halt_on_error=1:detect_leaks=1

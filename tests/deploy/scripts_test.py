@@ -76,6 +76,9 @@ class BadInputTest(unittest.TestCase):
     def test_tests_refuse_an_unknown_sanitizer(self):
         self.assertRefused("not 'memory'", "tests/run.sh", "--sanitize", "memory")
 
+    def test_tests_refuse_fuzzing_for_no_time(self):
+        self.assertRefused("not '0'", "tests/run.sh", "--fuzz-seconds", "0")
+
 
 if __name__ == "__main__":
     unittest.main()

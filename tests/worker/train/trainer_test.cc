@@ -337,6 +337,25 @@ TEST(Trainer, ALossThatIsNoNumberIsPermanentAndNamesStepLayerAndRank) {
   EXPECT_TRUE(control.contributed.empty());
 }
 
+// The loss of the first step is fine; its update is not, and must not be averaged.
+TEST(Trainer, AnUpdateThatOverflowsIsNeitherContributedNorKept) {
+  const TemporaryFolder folder;
+  v1::RunSpec spec = Alone(folder.path());
+  spec.mutable_checkpoint()->set_every_steps(1);
+  spec.mutable_schedule()->set_base_rate(1e38F);
+  spec.mutable_optimizer()->mutable_sgd()->set_weight_decay(1e30F);
+  for (const uint32_t boundary : {1, 10}) {
+    ScriptedControl control;
+    control.start = StartOf(boundary);
+    const TrainerOutcome outcome = Train(AssignmentOf(spec), control);
+    EXPECT_TRUE(outcome.permanent) << outcome.status;
+    EXPECT_THAT(std::string(outcome.status.message()),
+                ::testing::ContainsRegex("step 0: .*'fc/weight'.*on rank 0.*version 0 is kept"));
+    EXPECT_TRUE(control.contributed.empty());
+    EXPECT_EQ(folder.Entries(), 0) << "no checkpoint";
+  }
+}
+
 TEST(Trainer, SaysWhatItsMemoryHolds) {
   ScriptedControl control;
   control.start = StartOf(4);
