@@ -341,7 +341,7 @@ void WeightGradient::AddColumns(int threads, const Chunk& chunk, const float* pa
   });
 }
 
-void WeightGradient::AddProducts(int threads, const Chunk& chunk, const float* x_panels,
+void WeightGradient::AddProducts(int threads, const Chunk& chunk, bool add, const float* x_panels,
                                  const float* dy_panels, float* sums) const {
   const WindowDims& w = dims_.window;
   const Positions positions{.rows = chunk.rows,
@@ -351,7 +351,6 @@ void WeightGradient::AddProducts(int threads, const Chunk& chunk, const float* x
   const int64_t out_stride = x_blocks_ * taps_ * kColumns;
   const int64_t taps_in_row = gathered_ ? 1 : w.kernel_width;
   const int64_t tap_step = w.dilation * kColumns;
-  const bool add = chunk.first > 0;
   const int64_t cost = taps_ * chunk.rows * w.out_width * kOuts;
   ForParts(threads, x_blocks_ * dy_blocks_, cost, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -385,26 +384,57 @@ void WeightGradient::Deliver(int threads, const float* sums, float* dw) const {
   });
 }
 
+void WeightGradient::AddChunks(int threads, int64_t begin, int64_t end, const float* x,
+                               const float* dy, const Room& room) const {
+  for (int64_t i = begin; i < end; ++i) {
+    const Chunk chunk = MakeChunk(i * chunk_rows_);
+    FillX(threads, chunk, x, room.x_panels);
+    FillDy(threads, chunk, dy, room.dy_panels);
+    if (room.bias != nullptr) AddColumns(threads, chunk, room.dy_panels, room.bias);
+    AddProducts(threads, chunk, /*add=*/i > begin, room.x_panels, room.dy_panels, room.sums);
+  }
+}
+
 void WeightGradient::Run(int threads, Workspace& workspace, std::span<const float> x,
                          std::span<const float> dy, std::span<float> dw,
                          std::span<float> db) const {
-  const auto room = [&](size_t slot, int64_t floats) {
-    return static_cast<float*>(workspace.Get(slot, static_cast<size_t>(floats) * sizeof(float)));
-  };
-  float* x_panels = room(0, x_blocks_ * x_panel_size_);
-  float* dy_panels = room(1, dy_blocks_ * dy_panel_size_);
-  float* sums = room(2, dy_blocks_ * kOuts * x_blocks_ * taps_ * kColumns);
-  std::vector<double> bias(static_cast<size_t>(dy_blocks_ * kOuts));
-  const int64_t rows = dims_.batch * dims_.window.out_height;
-  for (int64_t first = 0; first < rows; first += chunk_rows_) {
-    const Chunk chunk = MakeChunk(first);
-    FillX(threads, chunk, x.data(), x_panels);
-    FillDy(threads, chunk, dy.data(), dy_panels);
-    if (!db.empty()) AddColumns(threads, chunk, dy_panels, bias.data());
-    AddProducts(threads, chunk, x_panels, dy_panels, sums);
+  const int64_t chunks = DivideUp(dims_.batch * dims_.window.out_height, chunk_rows_);
+  // With many chunks every thread takes some, into sums of its own, and waits for the others once.
+  // With few, the threads share each chunk's work.
+  const int parts = chunks >= kLeastChunksPerThread * threads ? threads : 1;
+  const int64_t sums_size = dy_blocks_ * kOuts * x_blocks_ * taps_ * kColumns;
+  const int64_t bias_size = dy_blocks_ * kOuts;
+  std::vector<double> bias(static_cast<size_t>(parts * bias_size));
+  std::vector<Room> rooms;
+  for (int part = 0; part < parts; ++part) {
+    const auto room = [&](size_t slot, int64_t floats) {
+      return static_cast<float*>(workspace.Get(static_cast<size_t>(part) * 3 + slot,
+                                               static_cast<size_t>(floats) * sizeof(float)));
+    };
+    rooms.push_back({.x_panels = room(0, x_blocks_ * x_panel_size_),
+                     .dy_panels = room(1, dy_blocks_ * dy_panel_size_),
+                     .sums = room(2, sums_size),
+                     .bias = db.empty() ? nullptr : bias.data() + part * bias_size});
+  }
+  const int threads_each = parts == 1 ? threads : 1;
+  ForEachPart(parts, chunks, [&](int part, int64_t begin, int64_t end) {
+    AddChunks(threads_each, begin, end, x.data(), dy.data(), rooms[static_cast<size_t>(part)]);
+  });
+  float* const sums = rooms[0].sums;
+  for (int part = 1; part < parts; ++part) {
+    const float* const more = rooms[static_cast<size_t>(part)].sums;
+    ForParts(threads, sums_size, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) sums[i] += more[i];
+    });
   }
   Deliver(threads, sums, dw.data());
-  for (size_t o = 0; o < db.size(); ++o) db[o] = static_cast<float>(bias[o]);
+  for (size_t o = 0; o < db.size(); ++o) {
+    double sum = 0;
+    for (int part = 0; part < parts; ++part) {
+      sum += bias[static_cast<size_t>(part * bias_size) + o];
+    }
+    db[o] = static_cast<float>(sum);
+  }
 }
 
 }  // namespace cadre

@@ -12,7 +12,8 @@
 // of 1 x 1, all that an output sees is gathered into one row of columns (kernel rows, kernel
 // columns, channels), so that registers are full, and there is one tap.
 //
-// Sums are taken in the order of the positions whatever the number of threads. Thread-compatible.
+// Sums are taken in the order of the positions, in as many parts as there are threads where chunks
+// are many: the same bits for the same number of threads. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -50,11 +51,25 @@ class WeightGradient {
     std::vector<PanelRow> panel_rows;
   };
 
+  // What one thread, or all of them together, work in.
+  struct Room {
+    float* x_panels = nullptr;
+    float* dy_panels = nullptr;
+    float* sums = nullptr;
+    // Null: not wanted.
+    double* bias = nullptr;
+  };
+  static constexpr int64_t kLeastChunksPerThread = 8;
+
   Chunk MakeChunk(int64_t first) const;
   void FillX(int threads, const Chunk& chunk, const float* x, float* panels) const;
   void FillDy(int threads, const Chunk& chunk, const float* dy, float* panels) const;
-  void AddProducts(int threads, const Chunk& chunk, const float* x_panels, const float* dy_panels,
-                   float* sums) const;
+  // `add`: to what `sums` holds; otherwise over it.
+  void AddProducts(int threads, const Chunk& chunk, bool add, const float* x_panels,
+                   const float* dy_panels, float* sums) const;
+  // Chunks [begin, end), into sums of their own.
+  void AddChunks(int threads, int64_t begin, int64_t end, const float* x, const float* dy,
+                 const Room& room) const;
   // sums[blocks of dy][16] += the sums of the panels' columns.
   void AddColumns(int threads, const Chunk& chunk, const float* panels, double* sums) const;
   void Deliver(int threads, const float* sums, float* dw) const;
