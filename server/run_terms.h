@@ -14,8 +14,8 @@ namespace cadre {
 // Errors: InvalidArgument when the model has no parameter index, or a name cannot name a file.
 absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open);
 
-// The model that the spec begins with: the seed's, or a checkpoint's, whose file stays open with the
-// result. Requires: TermsOf accepted the spec. Errors: those of OpenWeights.
+// The model that the spec begins with: the seed's, or a checkpoint's, whose file stays open with
+// the result. Requires: TermsOf accepted the spec. Errors: those of OpenWeights.
 absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec);
 
 }  // namespace cadre

@@ -166,24 +166,47 @@ std::span<float> Replica::StepGradients(int bucket) {
 absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchView> batches) {
   if (std::isfinite(group.loss)) return absl::OkStatus();
   const auto none = static_cast<uint64_t>(graph_.size());
-  std::vector<uint64_t> first(static_cast<size_t>(comms_.mesh().ranks()), 0);
   uint64_t mine = none;
   for (const BatchView& batch : batches) {
     CADRE_ASSIGN_OR_RETURN(const int layer, network_->FirstNotFinite(batch));
     mine = std::min(mine, static_cast<uint64_t>(layer));
   }
-  first[static_cast<size_t>(comms_.rank())] = mine;
-  CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(std::span<uint64_t>(first)));
-  const auto least = std::min_element(first.begin(), first.end());
-  if (*least == none) {
+  CADRE_ASSIGN_OR_RETURN(const Least least, LeastOf(mine));
+  if (least.value == none) {
     return absl::OutOfRangeError(
         absl::StrCat("the loss is ", group.loss,
-                     "; every layer's output "
-                     "is finite, so it is the loss itself that overflowed"));
+                     "; every layer's output is finite, so it is the loss itself that overflowed"));
   }
   return absl::OutOfRangeError(absl::StrCat(
       "the loss is ", group.loss, "; the first output that is not finite is that of layer '",
-      graph_[static_cast<int>(*least)].name, "' on rank ", least - first.begin()));
+      graph_[static_cast<int>(least.value)].name, "' on rank ", least.rank));
+}
+
+absl::Status Replica::CheckWeights() {
+  const auto none = static_cast<uint64_t>(index_.size());
+  uint64_t mine = none;
+  for (const OwnedSpan& span : owned_) {
+    const float* const end = span.values + (span.end - span.begin);
+    const float* const bad = std::find_if(static_cast<const float*>(span.values), end,
+                                          [](float value) { return !std::isfinite(value); });
+    if (bad == end) continue;
+    mine = static_cast<uint64_t>(span.begin + (bad - span.values));
+    break;
+  }
+  CADRE_ASSIGN_OR_RETURN(const Least least, LeastOf(mine));
+  if (least.value == none) return absl::OkStatus();
+  const auto position = static_cast<int64_t>(least.value);
+  const auto tensor = static_cast<int>(index_.RangesOf(position, position + 1)[0].tensor());
+  return absl::OutOfRangeError(absl::StrCat("the update made '", index_[tensor].name,
+                                            "' no finite number, first on rank ", least.rank));
+}
+
+absl::StatusOr<Replica::Least> Replica::LeastOf(uint64_t mine) {
+  std::vector<uint64_t> all(static_cast<size_t>(comms_.mesh().ranks()), 0);
+  all[static_cast<size_t>(comms_.rank())] = mine;
+  CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(std::span<uint64_t>(all)));
+  const auto least = std::min_element(all.begin(), all.end());
+  return Least{*least, static_cast<int>(least - all.begin())};
 }
 
 absl::Status Replica::ReduceGradients() {

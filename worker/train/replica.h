@@ -56,6 +56,9 @@ class Replica {
   // on every rank. Errors: OutOfRange, naming layer and rank, for a loss that is not finite;
   // weights are then as they were.
   absl::StatusOr<LossPart> Step(std::span<const BatchView> batches, float rate);
+  // An update can overflow where the loss did not. A collective. Errors: OutOfRange, naming the
+  // first parameter that is not finite and its rank.
+  absl::Status CheckWeights();
   // The last part: every rank gets the slices of the others.
   absl::Status GatherWeights();
 
@@ -95,6 +98,12 @@ class Replica {
   // Where gradients of the whole step are.
   std::span<float> StepGradients(int bucket);
   absl::Status CheckFinite(const LossPart& group, std::span<const BatchView> batches);
+  // The least of what the ranks say, and the rank that says it.
+  struct Least {
+    uint64_t value = 0;
+    int rank = 0;
+  };
+  absl::StatusOr<Least> LeastOf(uint64_t mine);
   absl::Status ReduceGradients();
   // The positions in optimizers' slices of what is owned.
   std::vector<OwnedSpan> OwnedIn(const std::function<float*(int bucket)>& slice) const;

@@ -20,9 +20,9 @@
 #include "worker/data/sampler.h"
 #include "worker/optim/schedule.h"
 #include "worker/train/batches.h"
-#include "worker/train/checkpoint.h"
 #include "worker/train/evaluation.h"
 #include "worker/train/replica.h"
+#include "worker/train/run_checkpoints.h"
 #include "worker/train/shard_exchange.h"
 
 namespace cadre {
@@ -37,11 +37,6 @@ bool IsOfFiles(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
          absl::IsPermissionDenied(status) || absl::IsDataLoss(status) ||
          absl::IsUnimplemented(status);
-}
-
-// Samples that all groups together have trained on by a step.
-uint64_t SamplesBefore(uint32_t step, int groups, int64_t batch) {
-  return uint64_t{step} * static_cast<uint64_t>(groups) * static_cast<uint64_t>(batch);
 }
 
 class Trainer {
@@ -70,7 +65,7 @@ class Trainer {
       if (!status.ok()) return {std::move(status), /*permanent=*/true};
       status = TakeVersion();
       if (status.ok() && version_ == 0) {
-        status = BeginFromCheckpoint();
+        status = checkpoints_->Begin();
         // What cannot be begun from here cannot be begun from anywhere.
         if (IsOfFiles(status)) return {std::move(status), /*permanent=*/true};
       }
@@ -105,6 +100,7 @@ class Trainer {
   absl::Status MakeReplica() {
     CADRE_ASSIGN_OR_RETURN(replica_,
                            Replica::Make(spec_, assignment_.plan(), kernels_, *transport_));
+    checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_);
     exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), control_,
                                                 cancellation_, options_.exchange_timeout);
     return absl::OkStatus();
@@ -127,96 +123,14 @@ class Trainer {
     return replica_->GatherWeights();
   }
 
-  // Weights (the same that the shards began with, where there are shards) and optimiser state.
-  absl::Status BeginFromCheckpoint() {
-    const std::string& from = spec_.checkpoint().from();
-    if (from.empty()) return absl::OkStatus();
-    CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                           LoadCheckpoint(from, replica_->index(), spec_.optimizer(),
-                                          ValuesForCheckpoint(), replica_->comms().All()));
-    if (loaded.manifest) {
-      CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest));
-      replica_->set_updates(static_cast<int64_t>(loaded.manifest->optimizer().updates()));
-    }
-    if (exchange_->has_shards()) {
-      CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
-      if (digest != assignment_.digest()) {
-        return absl::DataLossError(
-            absl::StrCat(loaded.path,
-                         ": its weights are not those that the aggregators read there; is it the "
-                         "same folder on every machine?"));
-      }
-    }
-    LOG_IF(INFO, lead()) << "beginning from " << loaded.path
-                         << (loaded.manifest ? "" : ", weights alone");
-    return replica_->GatherWeights();
-  }
-
-  absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest) {
-    if (manifest.step() != step_) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": is of step ", manifest.step(),
-                                                     ", but checkpoint.from_step is ", step_));
-    }
-    const uint64_t position =
-        SamplesBefore(step_, static_cast<int>(std::max(1U, spec_.cluster().groups())), batch());
-    LOG_IF(WARNING, lead() && manifest.cursor().position() != position)
-        << path << ": " << manifest.cursor().position() << " samples were trained on, but " << step_
-        << " steps of this run are " << position
-        << ": until the next epoch some samples come twice or not at all";
-    return absl::OkStatus();
-  }
-
-  CheckpointValues ValuesForCheckpoint() {
-    const auto as_values = [](std::span<const OwnedSpan> spans) {
-      std::vector<OwnedValues> values;
-      for (const OwnedSpan& span : spans) {
-        values.push_back(
-            {{span.begin, span.end}, {span.values, static_cast<size_t>(span.end - span.begin)}});
-      }
-      return values;
-    };
-    CheckpointValues values{.weights = as_values(replica_->owned())};
-    for (int i = 0; i < replica_->states(); ++i) {
-      values.states.push_back(as_values(replica_->OwnedState(i)));
-    }
-    return values;
-  }
-
-  // Group 0 keeps checkpoints: of every so many steps, and of what may be the last. Requires: all
-  // ranks are here, at the same step.
+  // Requires: all ranks are here, at the same step.
   absl::Status MaybeSave(bool last) {
-    const v1::Checkpoint& wanted = spec_.checkpoint();
-    if (wanted.directory().empty() || place_.group() != 0 || step_ == saved_step_) {
-      return absl::OkStatus();
-    }
-    const bool due = wanted.every_steps() > 0 &&
-                     step_ / wanted.every_steps() > saved_step_ / wanted.every_steps();
-    if (!due && !last) return absl::OkStatus();
-    v1::CheckpointManifest facts;
-    *facts.mutable_spec() = spec_;
-    facts.set_step(step_);
-    facts.set_version(version_);
-    const uint64_t position = SamplesBefore(step_, static_cast<int>(start_.groups()), batch());
-    const auto epoch_samples = static_cast<uint64_t>(train_->size());
-    facts.mutable_cursor()->set_position(position);
-    facts.mutable_cursor()->set_samples_per_epoch(epoch_samples);
-    facts.mutable_cursor()->set_epoch(position / epoch_samples);
-    facts.set_seed(spec_.seed());
-    facts.mutable_optimizer()->set_updates(static_cast<uint64_t>(replica_->updates()));
-    const absl::Status saved =
-        SaveCheckpoint({.directory = wanted.directory(),
-                        .keep = static_cast<int>(wanted.keep() == 0 ? 2 : wanted.keep())},
-                       replica_->index(), facts, ValuesForCheckpoint(), replica_->comms().All());
-    saved_step_ = step_;
-    // The group lives on without a checkpoint: training is worth more than a full disk.
-    if (!saved.ok() && transport_->status().ok()) {
-      LOG_IF(ERROR, lead()) << "no checkpoint of step " << step_ << ": " << saved;
-      counters_.Add("checkpoints_failed");
-      return absl::OkStatus();
-    }
-    CADRE_RETURN_IF_ERROR(saved);
-    counters_.Add("checkpoints_saved");
-    return absl::OkStatus();
+    if (!checkpoints_->Due(step_, last)) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
+    return checkpoints_->Save({.step = step_,
+                               .version = version_,
+                               .groups = static_cast<int>(start_.groups()),
+                               .train_samples = train_->size()});
   }
 
   v1::Prepared MakePrepared() const {
@@ -264,7 +178,7 @@ class Trainer {
     part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
                                   [this](int64_t samples) { return RowsOf(*replica_, samples); });
     loader_ = std::make_unique<BatchLoader>(*train_, TrainingRows(part), BatchLoader::Options{});
-    saved_step_ = step_;
+    checkpoints_->StartAt(step_);
   }
 
   // Starts counting afresh: a period is the steps between two boundaries.
@@ -296,10 +210,7 @@ class Trainer {
         ViewsOf(**loaded, *replica_, batch(),
                 BatchPosition(step_, place_.group(), start_.groups(), batch()));
     auto stepped = replica_->Step(views, rate_);
-    if (absl::IsOutOfRange(stepped.status())) {
-      return absl::OutOfRangeError(absl::StrCat("step ", step_, ": ", stepped.status().message(),
-                                                "; version ", version_, " is kept"));
-    }
+    CADRE_RETURN_IF_ERROR(InStep(step_, stepped.status()));
     CADRE_ASSIGN_OR_RETURN(const LossPart part, std::move(stepped));
     Add(part, &period_);
     Add(part, &reported_);
@@ -314,6 +225,13 @@ class Trainer {
     }
     ReportNowAndThen();
     return absl::OkStatus();
+  }
+
+  // Says when the run diverged, and what is left of it.
+  absl::Status InStep(uint32_t step, const absl::Status& status) const {
+    if (!absl::IsOutOfRange(status)) return status;
+    return absl::OutOfRangeError(
+        absl::StrCat("step ", step, ": ", status.message(), "; version ", version_, " is kept"));
   }
 
   static void Add(const LossPart& part, LossPart* sum) {
@@ -368,6 +286,8 @@ class Trainer {
     const uint32_t round = version_ + 1;
     const uint64_t samples = uint64_t{period_steps_} * static_cast<uint64_t>(batch());
     Traffic traffic;
+    // What is no number must not be averaged.
+    if (period_steps_ > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
       const absl::Status staged =
           exchange_->Stage(round, version_, samples, replica_->owned(), &traffic);
@@ -538,11 +458,11 @@ class Trainer {
   std::unique_ptr<Cancellation::Registration> on_cancel_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<ShardExchange> exchange_;
+  std::unique_ptr<RunCheckpoints> checkpoints_;
   v1::Start start_;
   std::unique_ptr<BatchLoader> loader_;
   // Of the last batch.
   absl::Status data_status_;
-  uint32_t saved_step_ = 0;
 
   // Version that training goes on from, and steps done since the start of the run.
   uint32_t version_;

@@ -44,7 +44,7 @@ struct TrainerOutcome {
 
 // Everything is borrowed for the call. Counters added to: steps, samples, staged_payload_bytes,
 // staged_message_bytes, pulled_payload_bytes, pulled_message_bytes, versions_adopted,
-// contributions_late.
+// contributions_late, and those of RunCheckpoints.
 TrainerOutcome TrainAsMember(const v1::Assignment& assignment, Kernels& kernels,
                              GroupControl& control, Cancellation& cancellation, Counters& counters,
                              const TrainerOptions& options);
