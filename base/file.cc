@@ -1,11 +1,13 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,14 @@
 #include "base/status.h"
 
 namespace cadre {
+namespace {
+
+absl::Status TooLarge(const std::string& path, int64_t most_bytes) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": has more than the ", most_bytes, " bytes that are read"));
+}
+
+}  // namespace
 
 absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path) {
   const std::string message =
@@ -32,10 +42,25 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
   }
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path) {
+  // Without O_NONBLOCK a named pipe would keep us waiting for its writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoStatus(errno, "open", path);
   absl::Cleanup close_fd = [fd] { close(fd); };
+  struct stat status {};
+  if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat", path);
+  if (!S_ISREG(status.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is no regular file"));
+  }
+  std::move(close_fd).Cancel();
+  return RegularFile{.fd = fd, .bytes = status.st_size};
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes) {
+  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
+  const int fd = file.fd;
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  if (file.bytes > most_bytes) return TooLarge(path, most_bytes);
   std::string bytes;
   char buffer[1 << 16];
   while (true) {
@@ -44,6 +69,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
     if (n < 0) return ErrnoStatus(errno, "read", path);
     if (n == 0) return bytes;
     bytes.append(buffer, static_cast<size_t>(n));
+    // It has grown since it was opened.
+    if (bytes.size() > static_cast<uint64_t>(most_bytes)) return TooLarge(path, most_bytes);
   }
 }
 

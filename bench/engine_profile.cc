@@ -11,8 +11,23 @@ namespace {
 
 // Products alone are worth a flop rate; what else is done is bound by memory.
 bool IsProduct(LayerKind kind) {
-  return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected ||
-         kind == LayerKind::kAttention;
+  return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected;
+}
+
+// Of a layer's operations over the whole batch, those on this rank: its part of the output, and of
+// what each output sums over.
+double FlopsHere(const GraphLayer& layer, const LayerPlace& place, int64_t samples) {
+  const Box& input = place.inputs[0];
+  const auto last = static_cast<size_t>(layer.input().rank());
+  const int64_t summed = layer.input()[layer.input().rank() - 1];
+  const double outputs = static_cast<double>(place.output.shape().elements()) /
+                         static_cast<double>(samples * layer.output.elements());
+  // Channels that belong to other groups are not summed over.
+  const double inputs =
+      layer.groups > 1
+          ? 1.0
+          : static_cast<double>(input.end[last] - input.begin[last]) / static_cast<double>(summed);
+  return static_cast<double>(layer.flops * samples) * outputs * inputs;
 }
 
 std::string NameOf(const Graph& graph, const TapeOp& op) {
@@ -40,7 +55,7 @@ void EngineProfile::Played(const Tape& tape, const TapeOp& op, double seconds) {
   row.seconds += seconds;
   const GraphLayer& layer = graph_[op.layer];
   if (!IsProduct(layer.kind)) return;
-  const double forward = static_cast<double>(layer.flops) * static_cast<double>(tape.samples);
+  const double forward = FlopsHere(layer, tape.places[static_cast<size_t>(op.layer)], tape.samples);
   if (op.kind == TapeOpKind::kForward) row.flops += forward;
   // The gradients of weights and of inputs cost as much as forward each.
   if (op.kind == TapeOpKind::kBackward) {

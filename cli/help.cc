@@ -7,7 +7,9 @@ namespace cadre {
 namespace {
 
 constexpr Verb kVerbs[] = {
-    {"local", "RUN.textproto [--groups G] [--ranks R] [--aggregators A]",
+    {"local",
+     "RUN.textproto [--groups G] [--ranks R] [--aggregators A] [--model_ranks N] [--space_ranks N] "
+     "[--from DIR] [--checkpoint DIR]",
      "train on this machine: start a whole cluster, follow the run, end it",
      R"(Checks the run spec and the data, then starts a coordinator, A aggregators and G times R
 workers as processes of their own on loopback ports that the kernel picks, submits the run, shows
@@ -24,7 +26,7 @@ Flags:
   --model_ranks N   ranks of a group that cut the layers' weights (default: the spec's)
   --space_ranks N   ranks of a group that cut the images' rows (default: the spec's)
   --from DIR        checkpoint, or directory of them (its newest), to begin from
-  --checkpoint DIR  folder to keep checkpoints in
+  --checkpoint DIR  folder to keep checkpoints in; one folder for one run
   --threads N       compute threads of each worker (default 1)
   --dir DIR         keep store, data and logs in DIR (default: a temporary folder, removed unless
                     the run fails)
@@ -36,14 +38,24 @@ Examples:
   cadre local deploy/demo.textproto --groups 1 --ranks 4 --space_ranks 2 --model_ranks 2
   cadre local deploy/demo.textproto -o json | tail -n 1 | jq .test_accuracy
 )"},
-    {"run", "RUN.textproto [--detach]", "submit a run to a coordinator and follow it",
+    {"run",
+     "RUN.textproto [--detach] [--groups G] [--ranks R] [--aggregators A] [--model_ranks N] "
+     "[--space_ranks N] [--from DIR] [--checkpoint DIR]",
+     "submit a run to a coordinator and follow it",
      R"(The workers of the cluster train it as soon as enough of them are idle. Ctrl-C stops
 following and leaves the run going. Exit code 0 only when the run reached its stop rule.
 
 Flags:
   --detach          print the run's id and leave
-  --from DIR        checkpoint, or directory of them (its newest), to begin from; on all machines
-  --checkpoint DIR  folder on the workers' machines to keep checkpoints in
+  --groups G        groups that train side by side and average (default: the spec's)
+  --ranks R         workers in each group (default: the spec's)
+  --aggregators A   shards that average (default: the spec's, else all that are there)
+  --model_ranks N   ranks of a group that cut the layers' weights (default: the spec's)
+  --space_ranks N   ranks of a group that cut the images' rows (default: the spec's)
+  --from DIR        checkpoint, or directory of them (its newest), to begin from: a path on the
+                    machines of workers and aggregators, the same on all of them
+  --checkpoint DIR  folder to keep checkpoints in: a path on the workers' machines; one folder for
+                    one run
 
 Examples:
   cadre run deploy/demo.textproto --coordinator 10.0.0.5:7000

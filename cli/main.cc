@@ -29,11 +29,11 @@ DEFINE_string(timeout, "", "give up after so long, such as 90s or 5m");
 DEFINE_bool(quiet, false, "no progress and no hints on stderr");
 DEFINE_string(color, "auto", "auto (on terminals) or never");
 DEFINE_bool(detach, false, "run: print the run's id and leave");
-DEFINE_int32(groups, -1, "local: groups; -1 takes the spec's");
-DEFINE_int32(ranks, -1, "local: workers in each group; -1 takes the spec's");
-DEFINE_int32(aggregators, -1, "local: aggregator shards; -1 takes the spec's");
-DEFINE_int32(model_ranks, -1, "local: ranks along the model axis; -1 takes the spec's");
-DEFINE_int32(space_ranks, -1, "local: ranks along the space axis; -1 takes the spec's");
+DEFINE_int32(groups, -1, "local, run: groups; -1 takes the spec's");
+DEFINE_int32(ranks, -1, "local, run: workers in each group; -1 takes the spec's");
+DEFINE_int32(aggregators, -1, "local, run: aggregator shards; -1 takes the spec's");
+DEFINE_int32(model_ranks, -1, "local, run: ranks along the model axis; -1 takes the spec's");
+DEFINE_int32(space_ranks, -1, "local, run: ranks along the space axis; -1 takes the spec's");
 DEFINE_string(from, "", "local, run: checkpoint to begin from; empty takes the spec's");
 DEFINE_string(checkpoint, "", "local, run: folder for checkpoints; empty takes the spec's");
 DEFINE_uint32(threads, 1, "local: compute threads of each worker");
@@ -131,22 +131,23 @@ std::optional<std::string> IfGiven(const std::string& value) {
   return value;
 }
 
-SpecFlags CheckpointFlags() {
-  return {.from = IfGiven(FLAGS_from), .checkpoint = IfGiven(FLAGS_checkpoint)};
+absl::StatusOr<SpecFlags> SpecFromFlags() {
+  if (FLAGS_groups == 0) return absl::InvalidArgumentError("--groups must be at least 1");
+  if (FLAGS_ranks == 0) return absl::InvalidArgumentError("--ranks must be at least 1");
+  return SpecFlags{.groups = IfGiven(FLAGS_groups),
+                   .ranks = IfGiven(FLAGS_ranks),
+                   .aggregators = IfGiven(FLAGS_aggregators),
+                   .model_ranks = IfGiven(FLAGS_model_ranks),
+                   .space_ranks = IfGiven(FLAGS_space_ranks),
+                   .from = IfGiven(FLAGS_from),
+                   .checkpoint = IfGiven(FLAGS_checkpoint)};
 }
 
 absl::StatusOr<LocalOptions> LocalFromFlags(const std::string& spec) {
-  if (FLAGS_groups == 0) return absl::InvalidArgumentError("--groups must be at least 1");
-  if (FLAGS_ranks == 0) return absl::InvalidArgumentError("--ranks must be at least 1");
   if (FLAGS_threads == 0) return absl::InvalidArgumentError("--threads must be at least 1");
   LocalOptions options;
   options.spec = spec;
-  options.flags = CheckpointFlags();
-  options.flags.groups = IfGiven(FLAGS_groups);
-  options.flags.ranks = IfGiven(FLAGS_ranks);
-  options.flags.aggregators = IfGiven(FLAGS_aggregators);
-  options.flags.model_ranks = IfGiven(FLAGS_model_ranks);
-  options.flags.space_ranks = IfGiven(FLAGS_space_ranks);
+  CADRE_ASSIGN_OR_RETURN(options.flags, SpecFromFlags());
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return absl::InternalError("cannot find the folder of the other programs");
@@ -208,6 +209,14 @@ WordCount WordsOf(absl::string_view verb) {
   return {0, 0};
 }
 
+// Empty, or the flag that was given although only `cadre local` has a use for it.
+std::string GivenForLocalAlone() {
+  for (const char* name : {"threads", "dir", "restart", "lease_ms"}) {
+    if (!gflags::GetCommandLineFlagInfoOrDie(name).is_default) return name;
+  }
+  return "";
+}
+
 int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
   const WordCount count = WordsOf(verb.name);
   if (words.size() < count.least) return UsageError("a word is missing", &verb);
@@ -227,7 +236,16 @@ int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
     return RunLocal(*global, *local, console);
   }
   ExitOnInterrupt();
-  if (verb.name == "run") return SubmitRun(*global, word, CheckpointFlags(), FLAGS_detach, console);
+  if (verb.name == "run") {
+    const absl::StatusOr<SpecFlags> flags = SpecFromFlags();
+    if (!flags.ok()) return UsageError(flags.status().message(), &verb);
+    if (const std::string flag = GivenForLocalAlone(); !flag.empty()) {
+      return UsageError(absl::StrCat("--", flag, " is of 'cadre local' alone: the cluster that ",
+                                     "takes this run is there already"),
+                        &verb);
+    }
+    return SubmitRun(*global, word, *flags, FLAGS_detach, console);
+  }
   if (verb.name == "runs") return ListRuns(*global, console);
   if (verb.name == "status") return ShowStatus(*global, word, console);
   if (verb.name == "watch") return WatchRuns(*global, word, console);

@@ -34,6 +34,7 @@ void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
   if (flags.from) {
     spec.mutable_checkpoint()->set_from(*flags.from);
     spec.mutable_checkpoint()->clear_from_step();
+    spec.mutable_checkpoint()->clear_from_position();
   }
   if (flags.checkpoint) spec.mutable_checkpoint()->set_directory(*flags.checkpoint);
 }
@@ -45,7 +46,8 @@ std::string Absolute(const std::string& path) {
   return error ? path : absolute.lexically_normal().string();
 }
 
-void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Problem>* problems) {
+void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Problem>* problems,
+                    std::string* note) {
   // What else is wrong with the model is told by others.
   const auto index = ParameterIndex::FromModel(spec.model());
   if (!index.ok()) return;
@@ -66,6 +68,11 @@ void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Prob
                                               " is of step ", manifest->step(), "; leave it out")});
   }
   checkpoint.set_from_step(static_cast<uint32_t>(manifest->step()));
+  checkpoint.set_from_position(manifest->cursor().position());
+  if (manifest->seed() == spec.seed()) return;
+  absl::StrAppend(note, "; it was trained with seed ", manifest->seed(), ", this run has ",
+                  spec.seed(), ": the order of samples changes, so until the next epoch some come ",
+                  "twice or not at all");
 }
 
 // Says which checkpoint it is, so that a newer one that appears meanwhile changes nothing.
@@ -86,11 +93,13 @@ std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Pro
                         ", as its spec says");
   }
   checkpoint.set_from(flags.here ? Absolute(*path) : *path);
-  CheckBeginning(*path, spec, problems);
+  std::string note;
+  CheckBeginning(*path, spec, problems, &note);
   return absl::StrCat("beginning from ", checkpoint.from(),
                       absl::EndsWith(*path, ".safetensors")
                           ? ", weights alone"
-                          : absl::StrCat(", step ", checkpoint.from_step()));
+                          : absl::StrCat(", step ", checkpoint.from_step()),
+                      note);
 }
 
 void FillIn(v1::RunSpec& spec) {

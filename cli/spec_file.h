@@ -36,7 +36,7 @@ struct LoadedSpec {
 };
 
 // Where checkpoint.from names a directory of checkpoints, the newest that is seen from here is put
-// in its place, and its step in checkpoint.from_step.
+// in its place, its step in checkpoint.from_step and its cursor in checkpoint.from_position.
 // Errors: NotFound for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message"
 // per line of the status's message.
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags);

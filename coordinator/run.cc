@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "spec/data_position.h"
+
 namespace cadre {
 namespace {
 
@@ -15,15 +17,23 @@ uint32_t Clamp(uint64_t steps) {
   return static_cast<uint32_t>(std::min<uint64_t>(steps, std::numeric_limits<uint32_t>::max()));
 }
 
-// Samples that all groups train on in one step.
-uint64_t SamplesPerStep(const v1::RunSpec& spec) {
-  return uint64_t{std::max(1u, spec.batch_per_group())} * GroupsOf(spec);
+// Samples that were trained on when `step` begins, those before the checkpoint that the run begins
+// from included.
+uint64_t SamplesBefore(const v1::RunSpec& spec, uint32_t step) {
+  const DataOrigin origin = DataOriginOf(spec);
+  const int64_t steps = std::max<int64_t>(0, int64_t{step} - origin.step);
+  return static_cast<uint64_t>(origin.position) +
+         static_cast<uint64_t>(steps) * static_cast<uint64_t>(SamplesPerStep(spec));
 }
 
-// First step at which at least `epochs` passes over the samples are done.
+// First step of the run at which at least `epochs` passes over the samples are done.
 uint32_t StepOfEpoch(const v1::RunRecord& run, uint64_t epochs) {
-  const uint64_t per_step = SamplesPerStep(run.spec());
-  return Clamp((epochs * run.train_samples() + per_step - 1) / per_step);
+  const DataOrigin origin = DataOriginOf(run.spec());
+  const auto done = static_cast<uint64_t>(origin.position);
+  const auto per_step = static_cast<uint64_t>(SamplesPerStep(run.spec()));
+  const uint64_t end = epochs * run.train_samples();
+  const uint64_t left = end > done ? end - done : 0;
+  return Clamp(static_cast<uint64_t>(origin.step) + (left + per_step - 1) / per_step);
 }
 
 }  // namespace
@@ -70,7 +80,7 @@ uint32_t TotalSteps(const v1::RunRecord& run) {
 
 double EpochAt(const v1::RunRecord& run, uint32_t step) {
   if (run.train_samples() == 0) return 0;
-  return static_cast<double>(step) * static_cast<double>(SamplesPerStep(run.spec())) /
+  return static_cast<double>(SamplesBefore(run.spec(), step)) /
          static_cast<double>(run.train_samples());
 }
 
@@ -83,7 +93,7 @@ bool EvaluationDue(const v1::RunRecord& run, uint32_t step) {
 uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step) {
   const uint32_t every = EvaluationEpochs(run.spec());
   if (run.train_samples() == 0) return every;
-  const uint64_t done = uint64_t{step} * SamplesPerStep(run.spec()) / run.train_samples();
+  const uint64_t done = SamplesBefore(run.spec(), step) / run.train_samples();
   return Clamp((done / every + 1) * every);
 }
 

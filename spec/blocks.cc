@@ -28,6 +28,16 @@ using google::protobuf::RepeatedPtrField;
 constexpr char kInputName[] = "input";
 // Uses in uses; a bound for the stack.
 constexpr size_t kMostNesting = 32;
+// As written; those of the model's own layers may be as long as expanded ones.
+constexpr size_t kMostNameCharacters = 200;
+// Of "field = formula".
+constexpr size_t kMostSetCharacters = 1000;
+constexpr int kMostBlocks = 1000;
+// Of all layers, blocks expanded, as messages. A use's few characters become as many layers as it
+// likes, each of them naming its inputs.
+constexpr size_t kMostModelBytes = 64 << 20;
+// More are of no use to a person.
+constexpr size_t kMostProblems = 100;
 
 std::string Quoted(absl::string_view name) {
   return absl::StrCat("'", absl::CHexEscape(name), "'");
@@ -98,19 +108,33 @@ class Expansion {
   // Notes a problem once, however often the block is used. Returns false.
   template <typename... Parts>
   bool Add(std::string field, const Parts&... message) {
+    if (problems_.size() >= kMostProblems) return false;
     Problem problem{std::move(field), absl::StrCat(message...)};
     const bool known = std::find(problems_.begin(), problems_.end(), problem) != problems_.end();
     if (!known) problems_.push_back(std::move(problem));
     return false;
   }
 
+  // Without the text itself, which would fill the log.
+  bool AddTooLong(std::string field, size_t characters, size_t most) {
+    return Add(std::move(field), "has ", characters, " characters; at most ", most,
+               " are possible");
+  }
+
   bool CheckBlocks() {
     const size_t before = problems_.size();
+    if (model_.block_size() > kMostBlocks) {
+      return Add("model.block", "the model has ", model_.block_size(), " blocks; at most ",
+                 kMostBlocks, " are possible");
+    }
     for (int b = 0; b < model_.block_size(); ++b) {
       const v1::Block& block = model_.block(b);
       const std::string path = absl::StrCat("model.block[", b, "]");
       if (block.name().empty()) {
         Add(path + ".name", "the block has no name");
+      } else if (block.name().size() > kMostNameCharacters) {
+        AddTooLong(path + ".name", block.name().size(), kMostNameCharacters);
+        continue;
       } else if (!blocks_.emplace(block.name(), b).second) {
         Add(path + ".name", Quoted(block.name()), " is the name of an earlier block");
       }
@@ -125,7 +149,9 @@ class Expansion {
     for (int p = 0; p < block.parameter_size(); ++p) {
       const std::string field = absl::StrCat(path, ".parameter[", p, "]");
       const std::string& name = block.parameter(p);
-      if (!IsParameterName(name)) {
+      if (name.size() > kMostNameCharacters) {
+        AddTooLong(field, name.size(), kMostNameCharacters);
+      } else if (!IsParameterName(name)) {
         Add(field, Quoted(name), " is no parameter's name; it must be of [a-z_]");
       } else if (!names.insert(name).second) {
         Add(field, Quoted(name), " is an earlier parameter of the block");
@@ -135,6 +161,7 @@ class Expansion {
 
   bool ExpandLayer(int i, Scope* scope) {
     const std::string path = absl::StrCat(scope->path, ".layer[", i, "]");
+    if (!CheckLengths(path, *scope, scope->layers[i])) return false;
     v1::Layer layer = scope->layers[i];
     const std::string name = layer.name();
     // What the model's own layers say wrongly is left for the inference of shapes to find.
@@ -153,9 +180,46 @@ class Expansion {
     return true;
   }
 
+  // What stands here once may come to stand in thousands of layers.
+  bool CheckLengths(const std::string& path, const Scope& scope, const v1::Layer& layer) {
+    const bool own = scope.is_model() && !layer.has_use();
+    if (const size_t most = own ? kMostLayerNameCharacters : kMostNameCharacters;
+        layer.name().size() > most) {
+      return AddTooLong(path + ".name", layer.name().size(), most);
+    }
+    if (const size_t characters = scope.prefix.size() + layer.name().size();
+        characters > kMostLayerNameCharacters) {
+      return Add(path + ".name", "with the names of the layers that use its block, it has ",
+                 characters, " characters; at most ", kMostLayerNameCharacters, " are possible");
+    }
+    if (layer.input_size() > kMostInputs) {
+      return Add(path + ".input", "the layer takes ", layer.input_size(), " inputs; at most ",
+                 kMostInputs, " are possible");
+    }
+    for (int n = 0; n < layer.input_size(); ++n) {
+      if (layer.input(n).size() <= kMostLayerNameCharacters) continue;
+      return AddTooLong(absl::StrCat(path, ".input[", n, "]"), layer.input(n).size(),
+                        kMostLayerNameCharacters);
+    }
+    for (int s = 0; s < layer.set_size(); ++s) {
+      if (layer.set(s).size() <= kMostSetCharacters) continue;
+      return AddTooLong(absl::StrCat(path, ".set[", s, "]"), layer.set(s).size(),
+                        kMostSetCharacters);
+    }
+    if (layer.use().block().size() > kMostNameCharacters) {
+      return AddTooLong(path + ".use.block", layer.use().block().size(), kMostNameCharacters);
+    }
+    return true;
+  }
+
   bool Emit(const std::string& path, v1::Layer layer) {
     if (result_.model.layer_size() >= kMostLayers) {
       return Add(path, "the model has more than ", kMostLayers, " layers with this one");
+    }
+    bytes_ += layer.ByteSizeLong();
+    if (bytes_ > kMostModelBytes) {
+      return Add(path, "the layers up to this one take more than ", kMostModelBytes,
+                 " bytes; give them shorter names, or fewer inputs");
     }
     made_.insert(layer.name());
     *result_.model.add_layer() = std::move(layer);
@@ -317,6 +381,8 @@ class Expansion {
   std::vector<std::string> uses_;
   // Names of the layers so far.
   std::set<std::string> made_;
+  // Of the layers so far.
+  size_t bytes_ = 0;
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr absl::string_view kPrefix = "step-";
 constexpr absl::string_view kDraftMark = ".tmp-";
+constexpr absl::string_view kAsideMark = ".aside";
 
 // The N of "step-N"; -1 for any other name.
 int64_t StepOf(absl::string_view name) {
@@ -38,6 +39,10 @@ int64_t StepOf(absl::string_view name) {
 bool IsDraft(absl::string_view name) {
   const size_t mark = name.find(kDraftMark);
   return mark != absl::string_view::npos && StepOf(name.substr(0, mark)) >= 0;
+}
+
+bool IsAside(absl::string_view name) {
+  return absl::ConsumeSuffix(&name, kAsideMark) && StepOf(name) >= 0;
 }
 
 bool IsThere(const fs::path& path) {
@@ -73,6 +78,16 @@ absl::Status Rename(const std::string& from, const std::string& to) {
   return absl::OkStatus();
 }
 
+// What stood aside when a crash came between the two renames of a replacement is the only whole
+// checkpoint of its step; where the new one is in its place, it is of no use any more.
+absl::Status PutBack(const std::string& directory, const std::string& name) {
+  const fs::path aside = fs::path(directory) / name;
+  const fs::path target = fs::path(directory) / name.substr(0, name.size() - kAsideMark.size());
+  std::error_code error;
+  if (!fs::exists(target, error) && !error) return Rename(aside.string(), target.string());
+  return RemoveAll(aside);
+}
+
 // Takes it out of sight first: a folder is removed file by file.
 absl::Status RemoveCheckpoint(const std::string& path) {
   const std::string hidden = absl::StrCat(path, kDraftMark, "old");
@@ -89,6 +104,12 @@ absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& 
   for (const std::string& name : names) {
     const fs::path path = fs::path(directory) / name;
     if (StepOf(name) >= 0 && IsComplete(path)) entries.push_back({StepOf(name), path.string()});
+    // What stands aside counts as long as nothing is in its place.
+    const absl::string_view place = absl::StripSuffix(name, kAsideMark);
+    if (IsAside(name) && IsComplete(path) &&
+        !IsComplete(fs::path(directory) / std::string(place))) {
+      entries.push_back({StepOf(place), path.string()});
+    }
   }
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.step < b.step; });
@@ -113,6 +134,7 @@ absl::StatusOr<CheckpointDraft> CheckpointDraft::Begin(const std::string& direct
   CADRE_RETURN_IF_ERROR(MakeFolder(directory));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(directory));
   for (const std::string& name : names) {
+    if (IsAside(name)) CADRE_RETURN_IF_ERROR(PutBack(directory, name));
     if (IsDraft(name)) CADRE_RETURN_IF_ERROR(RemoveAll(fs::path(directory) / name));
   }
   std::string target = (fs::path(directory) / absl::StrCat(kPrefix, step)).string();
@@ -149,21 +171,39 @@ absl::Status CheckpointDraft::Publish() {
   return SyncFolder(directory_);
 }
 
-// Exchanges the two names at once; not every network file system can, and then the old one goes
-// first.
+// Exchanges the two names at once. Not every network file system can: then the old one stands
+// aside, under a name that the next Begin gives back (see PutBack), until the new one is in its
+// place.
 absl::Status CheckpointDraft::Replace() {
   if (renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
-    CADRE_RETURN_IF_ERROR(RemoveCheckpoint(target_));
+    const std::string aside = absl::StrCat(target_, kAsideMark);
+    CADRE_RETURN_IF_ERROR(RemoveAll(aside));
+    CADRE_RETURN_IF_ERROR(Rename(target_, aside));
     CADRE_RETURN_IF_ERROR(Rename(path_, target_));
     path_.clear();
-    return SyncFolder(directory_);
+    CADRE_RETURN_IF_ERROR(SyncFolder(directory_));
+    return RemoveAll(aside);
   }
   CADRE_RETURN_IF_ERROR(SyncFolder(directory_));
   return RemoveAll(std::exchange(path_, ""));
 }
 
-absl::Status PruneCheckpoints(const std::string& directory, int keep, int64_t written) {
-  CADRE_ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, ListCheckpoints(directory));
+absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(const std::string& directory,
+                                                    const std::string& run) {
+  CADRE_ASSIGN_OR_RETURN(std::vector<CheckpointEntry> entries, ListCheckpoints(directory));
+  OwnedCheckpoints owned;
+  for (CheckpointEntry& entry : entries) {
+    const auto manifest = ReadManifest((fs::path(entry.path) / kManifestFile).string());
+    const bool mine = manifest.ok() && manifest->run() == run;
+    (mine ? owned.mine : owned.others).push_back(std::move(entry));
+  }
+  return owned;
+}
+
+absl::Status PruneCheckpoints(const std::string& directory, const std::string& run, int keep,
+                              int64_t written) {
+  CADRE_ASSIGN_OR_RETURN(const OwnedCheckpoints owned, CheckpointsByOwner(directory, run));
+  const std::vector<CheckpointEntry>& entries = owned.mine;
   const auto kept = static_cast<size_t>(std::max(1, keep));
   for (size_t i = 0; i + kept < entries.size(); ++i) {
     if (entries[i].step == written) continue;

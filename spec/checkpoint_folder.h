@@ -2,7 +2,9 @@
 //
 // A checkpoint is written in "step-<N>.tmp-<random>" and renamed to "step-<N>" when it is complete
 // and durable, so that what is called step-<N> is whole. A directory takes one writer at a time: a
-// draft that stands there when another begins is what a crash left, and is removed.
+// draft that stands there when another begins is what a crash left, and is removed. Where a step is
+// written again the old one may stand aside for a moment as "step-<N>.aside"; it counts as that
+// step until the new one is in its place.
 //
 // Readers are thread-safe; a CheckpointDraft is thread-compatible.
 #pragma once
@@ -60,8 +62,19 @@ class CheckpointDraft {
   std::string target_;
 };
 
-// Removes checkpoints but the `keep` with the highest steps; that of step `written` stays in any
-// case. Requires: keep >= 1. A removed one is never seen half there.
-absl::Status PruneCheckpoints(const std::string& directory, int keep, int64_t written);
+// Those whose manifests name `run`, and all others (what has no manifest that can be read, too); by
+// step. Errors: as ListCheckpoints.
+struct OwnedCheckpoints {
+  std::vector<CheckpointEntry> mine;
+  std::vector<CheckpointEntry> others;
+};
+absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(const std::string& directory,
+                                                    const std::string& run);
+
+// Removes the checkpoints of `run` but the `keep` with the highest steps; that of step `written`
+// stays in any case, and those of other runs do. Requires: keep >= 1. A removed one is never seen
+// half there.
+absl::Status PruneCheckpoints(const std::string& directory, const std::string& run, int keep,
+                              int64_t written);
 
 }  // namespace cadre

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "spec/text.h"
 
 namespace cadre {
 namespace {
@@ -84,6 +85,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path) {
   parser.RecordErrorsTo(&error);
   // A later build may have added fields; whether they matter, the version says.
   parser.AllowUnknownField(true);
+  parser.SetRecursionLimit(kMostTextNesting);
   v1::CheckpointManifest manifest;
   if (!parser.ParseFromString(text, &manifest)) return absl::InvalidArgumentError(error.text());
   if (manifest.format_version() == 0) {

@@ -1,13 +1,14 @@
 #include "spec/data_check_files.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "spec/class_folders.h"
 #include "spec/shard_names.h"
 
 namespace cadre {
@@ -32,8 +33,7 @@ std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& pat
   std::error_code error;
   const bool is_file = fs::is_regular_file(path, error);
   if (error) {
-    problems->push_back(
-        {field, std::string(ErrnoStatus(error.value(), "cannot open", path).message())});
+    problems->push_back({field, std::string(ErrnoStatus(error.value(), "open", path).message())});
     return std::nullopt;
   }
   if (!is_file) {
@@ -42,8 +42,7 @@ std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& pat
   }
   const uint64_t bytes = fs::file_size(path, error);
   if (error) {
-    problems->push_back(
-        {field, std::string(ErrnoStatus(error.value(), "cannot size", path).message())});
+    problems->push_back({field, std::string(ErrnoStatus(error.value(), "size", path).message())});
     return std::nullopt;
   }
   if (bytes == 0 || bytes % unit != 0) {
@@ -56,24 +55,20 @@ std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& pat
   return bytes / unit;
 }
 
-// The names of the folders in a folder, ascending; none, with a problem, where it cannot be read.
+// The classes of a split; none, with a problem, where there are none or they cannot be read.
 std::optional<std::vector<std::string>> ClassesOf(const std::string& field, const std::string& path,
                                                   std::vector<Problem>* problems) {
-  std::error_code error;
-  std::vector<std::string> names;
-  fs::directory_iterator entry(path, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    // An entry that cannot be looked at is not a class.
-    std::error_code ignored;
-    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
-  }
-  if (error) {
-    problems->push_back(
-        {field, std::string(ErrnoStatus(error.value(), "cannot read folder", path).message())});
+  if (path.empty()) return std::nullopt;
+  absl::StatusOr<std::vector<std::string>> classes = ListClassFolders(path);
+  if (!classes.ok()) {
+    problems->push_back({field, std::string(classes.status().message())});
     return std::nullopt;
   }
-  std::sort(names.begin(), names.end());
-  return names;
+  if (classes->empty()) {
+    Add(field, path, "holds no folders; there must be one for each class", problems);
+    return std::nullopt;
+  }
+  return *std::move(classes);
 }
 
 }  // namespace
@@ -89,24 +84,19 @@ void CheckCifar10Files(const v1::Cifar10& data, std::vector<Problem>* problems) 
 
 void CheckImageFolders(const v1::ImageFolder& data, const Graph* graph,
                        std::vector<Problem>* problems) {
-  std::optional<std::vector<std::string>> train;
-  for (const auto& [field, path] : {std::pair{"data.image_folder.train", &data.train()},
-                                    {"data.image_folder.test", &data.test()}}) {
-    if (path->empty()) continue;
-    const std::optional<std::vector<std::string>> classes = ClassesOf(field, *path, problems);
-    if (!classes) continue;
-    if (classes->empty()) {
-      Add(field, *path, "holds no folders; there must be one for each class", problems);
-    } else if (graph != nullptr && static_cast<int64_t>(classes->size()) > graph->classes()) {
-      Add(field, *path,
-          absl::StrCat("holds ", classes->size(), " folders, one for each class; the model tells ",
-                       graph->classes(), " classes apart"),
-          problems);
-    } else if (train && *train != *classes) {
-      // Else one number would stand for two classes.
-      Add(field, *path, absl::StrCat("has other classes (folders) than ", data.train()), problems);
-    }
-    train = classes;
+  const auto train = ClassesOf("data.image_folder.train", data.train(), problems);
+  const auto test = ClassesOf("data.image_folder.test", data.test(), problems);
+  if (train && graph != nullptr && static_cast<int64_t>(train->size()) > graph->classes()) {
+    Add("data.image_folder.train", data.train(),
+        absl::StrCat("holds ", train->size(), " folders, one for each class; the model tells ",
+                     graph->classes(), " classes apart"),
+        problems);
+  }
+  if (!train || !test) return;
+  if (const std::string* unknown = FindUnknownClass(*test, *train); unknown != nullptr) {
+    Add("data.image_folder.test", data.test(),
+        absl::StrCat("has a class folder ", *unknown, "; ", data.train(), " has none of that name"),
+        problems);
   }
 }
 

@@ -156,6 +156,10 @@ class Walk {
 
   bool CheckName(int i, const std::string& name) {
     if (name.empty()) return Problem(i, "name", "the layer has no name");
+    if (name.size() > kMostLayerNameCharacters) {
+      return Problem(i, "name", "has ", name.size(), " characters; at most ",
+                     kMostLayerNameCharacters, " are possible");
+    }
     if (name == kInputName) {
       return Problem(i, "name", "'input' stands for the model's input; choose another name");
     }
@@ -189,6 +193,10 @@ class Walk {
     if (spec.input().empty()) {
       layer->inputs = {static_cast<int>(layers_.size()) - 1};
       return true;
+    }
+    if (spec.input_size() > kMostInputs) {
+      return Problem(i, "input", "the layer takes ", spec.input_size(), " inputs; at most ",
+                     kMostInputs, " are possible");
     }
     for (int n = 0; n < spec.input_size(); ++n) {
       const std::string& name = spec.input(n);
@@ -304,10 +312,13 @@ class Walk {
 };
 
 absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
-  const std::string where =
-      problem.layer < 0
-          ? "model"
-          : absl::StrCat("layer '", absl::CHexEscape(model.layer(problem.layer).name()), "'");
+  std::string where = "model";
+  if (problem.layer >= 0) {
+    const std::string& name = model.layer(problem.layer).name();
+    where = name.size() > kMostLayerNameCharacters
+                ? absl::StrCat("layer ", problem.layer)
+                : absl::StrCat("layer '", absl::CHexEscape(name), "'");
+  }
   return absl::InvalidArgumentError(
       absl::StrCat(where, problem.field.empty() ? "" : ": ", problem.field, ": ", problem.message));
 }

@@ -126,9 +126,7 @@ class Graph {
   // 1, or the tokens of a sequence.
   int64_t labels_per_sample() const;
   // Layers that take the output of layer `i` (kInput allowed), in order; twice if twice.
-  const std::vector<int>& consumers(int i) const {
-    return consumers_[static_cast<size_t>(i + 1)];
-  }
+  const std::vector<int>& consumers(int i) const { return consumers_[static_cast<size_t>(i + 1)]; }
 
  private:
   Shape input_;

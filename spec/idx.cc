@@ -1,5 +1,6 @@
 #include "spec/idx.h"
 
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -39,9 +40,13 @@ class ByteStream {
 class GzipStream final : public ByteStream {
  public:
   static absl::StatusOr<std::unique_ptr<ByteStream>> Open(const std::string& path) {
-    errno = 0;
-    gzFile file = gzopen(path.c_str(), "rbe");
-    if (file == nullptr) return ErrnoStatus(errno == 0 ? ENOMEM : errno, "open", path);
+    CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path));
+    // From here on zlib's to close.
+    gzFile file = gzdopen(regular.fd, "rb");
+    if (file == nullptr) {
+      close(regular.fd);
+      return ErrnoStatus(ENOMEM, "open", path);
+    }
     gzbuffer(file, kBlockBytes);
     return std::make_unique<GzipStream>(path, file);
   }

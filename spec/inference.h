@@ -23,6 +23,10 @@ inline constexpr int64_t kMostElements = 1 << 26;
 inline constexpr int64_t kMostWeights = int64_t{1} << 33;
 // Layers of a model, blocks expanded.
 inline constexpr int kMostLayers = 1 << 14;
+// Of the name of a layer, blocks expanded.
+inline constexpr size_t kMostLayerNameCharacters = 1000;
+// Of one layer.
+inline constexpr int kMostInputs = 1024;
 
 // A layer whose name, kind, inputs and settings are known, and whose shapes are not yet. The rules
 // below fill in what is missing. Rules return false where they noted a problem.

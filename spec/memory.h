@@ -27,6 +27,8 @@ std::vector<int64_t> MicroBatchSizes(const v1::RunSpec& spec);
 //   activations  the block of memory of the training tape (spec/tape.h)
 //   buffers      the largest packed messages, both ways, and the largest piece in between of any
 //   move
+// Not among them, and small beside them: a mebibyte for each communicator that reduces, what the
+// kernels keep as scratch, and the loader's batches ahead.
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks().
 v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
                             const ParameterIndex& index, const Plan& plan, int rank);

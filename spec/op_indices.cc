@@ -363,8 +363,12 @@ std::vector<std::vector<IndexSplit>> LegalSplits(const GraphLayer& layer, const 
     const size_t before = given.size();
     for (size_t g = 0; g < before; ++g) {
       for (size_t i = 0; i < indices.size(); ++i) {
-        given.push_back(given[g]);
-        given.back()[i].push_back(axis.name);
+        // At every place among the axes that the index has already.
+        for (size_t at = 0; at <= given[g][i].size(); ++at) {
+          given.push_back(given[g]);
+          Axes& axes = given.back()[i];
+          axes.insert(axes.begin() + static_cast<ptrdiff_t>(at), axis.name);
+        }
       }
     }
   }

@@ -109,8 +109,8 @@ Shape BatchShape(int64_t samples, const Shape& sample);
 // input's layout on the same rank.
 Box NeededInput(const GraphLayer& layer, int i, const Box& input_part, const Box& output_box);
 
-// Every split of the layer's indices over the mesh's axes (axes of size 1 stay unused; the order of
-// several axes on one index is the mesh's), the one without splits included. For tests and search.
+// Every split of the layer's indices over the mesh's axes, in every order where several split one
+// index; axes of size 1 stay unused. The one without splits is among them. For tests and search.
 std::vector<std::vector<IndexSplit>> LegalSplits(const GraphLayer& layer, const Mesh& mesh);
 
 }  // namespace cadre

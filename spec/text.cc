@@ -32,6 +32,8 @@ using google::protobuf::TextFormat;
 constexpr int kTab = 8;
 // A model of thousands of layers fits; a file that is no spec does not fill the log.
 constexpr size_t kMostErrors = 50;
+// Thousands of times what a person writes.
+constexpr int64_t kMostSpecBytes = 32 << 20;
 
 // Zero-based, as protobuf counts.
 struct Place {
@@ -236,7 +238,7 @@ absl::Status RunSpecFile::Refuse(const std::vector<Problem>& problems) const {
 }
 
 absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostSpecBytes));
   return ParseRunSpec(path, text);
 }
 
@@ -248,6 +250,7 @@ absl::StatusOr<RunSpecFile> ParseRunSpec(const std::string& path, const std::str
   parser.RecordErrorsTo(&complaints);
   parser.WriteLocationsTo(file.places.get());
   parser.AllowUnknownField(true);
+  parser.SetRecursionLimit(kMostTextNesting);
   const bool parsed = parser.ParseFromString(text, &file.spec);
   if (!complaints.found().empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(complaints.found(), "\n"));

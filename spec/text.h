@@ -20,6 +20,10 @@
 
 namespace cadre {
 
+// Messages within messages in the text of a spec or of a checkpoint's manifest: many times what
+// either has, and little enough for any stack.
+inline constexpr int kMostTextNesting = 100;
+
 // A run spec that remembers where in its file each field stands. Movable; thread-compatible.
 struct RunSpecFile {
   std::string path;

@@ -130,10 +130,26 @@ void Validation::CheckBatch() {
   const uint32_t batch = spec_.batch_per_group();
   AtLeastOne("batch_per_group", batch);
   AtMost("batch_per_group", batch, kMostBatch);
+  if (graph_ && batch <= kMostBatch) CheckBatchElements();
   if (batch > 0 && spec_.micro_batches() > batch) {
     Add("micro_batches", "is ", spec_.micro_batches(), "; at most the ", batch, " sample",
         PluralOf(batch), " of batch_per_group can be computed one by one");
   }
+}
+
+// A rank loads its part of a batch at once, whatever the micro-batches; ranks that split the model
+// take the same part.
+void Validation::CheckBatchElements() {
+  const int64_t batch = spec_.batch_per_group();
+  const v1::Cluster& cluster = spec_.cluster();
+  const int64_t parts =
+      std::max(1U, OrOne(cluster.ranks_per_group()) / OrOne(cluster.model_ranks()));
+  const int64_t most_per_part = kMostBatchElements / graph_->input().elements();
+  if ((batch + parts - 1) / parts <= most_per_part) return;
+  Add("batch_per_group", "is ", batch, " samples of ", graph_->input().ToString(), " over ", parts,
+      " rank", PluralOf(static_cast<uint32_t>(parts)), "; a rank's part may have ",
+      kMostBatchElements, " elements, so that at most ", most_per_part * parts,
+      " such samples are possible");
 }
 
 void Validation::CheckAveraging() {
@@ -215,6 +231,15 @@ void Validation::CheckCheckpoint() {
   const uint32_t first = checkpoint.from_step();
   if (first > 0 && checkpoint.from().empty()) {
     Add("checkpoint.from_step", "is ", first, ", but checkpoint.from names no checkpoint");
+  }
+  if (checkpoint.from_position() > 0 && checkpoint.from().empty()) {
+    Add("checkpoint.from_position", "is ", checkpoint.from_position(),
+        ", but checkpoint.from names no checkpoint");
+  }
+  constexpr uint64_t kMostPosition = uint64_t{1} << 48;
+  if (checkpoint.from_position() > kMostPosition) {
+    Add("checkpoint.from_position", "is ", checkpoint.from_position(), "; it must be at most ",
+        kMostPosition);
   }
   if (first > 0 && spec_.stop().steps() > 0 && spec_.stop().steps() <= first) {
     Add("stop.steps", "is ", spec_.stop().steps(), ", but the checkpoint is of step ", first,

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "spec/shard_names.h"
+#include "spec/validate.h"
 #include "spec/validation.h"
 
 namespace cadre {
@@ -61,13 +62,30 @@ void Validation::CheckIdx(const v1::IdxFiles& idx) {
 void Validation::CheckSynthetic(const v1::SyntheticData& synthetic) {
   AtLeastOne("data.synthetic.train_samples", synthetic.train_samples());
   AtLeastOne("data.synthetic.test_samples", synthetic.test_samples());
+  AtMost("data.synthetic.train_samples", synthetic.train_samples(), kMostSyntheticSamples);
+  AtMost("data.synthetic.test_samples", synthetic.test_samples(), kMostSyntheticSamples);
   if (synthetic.classes() == 0) {
     Add("data.synthetic.classes", "is 0; it must be at least 1");
   } else if (graph_ && synthetic.classes() != graph_->classes()) {
     Add("data.synthetic.classes", "is ", synthetic.classes(), "; the model tells ",
         graph_->classes(), " classes apart");
+  } else if (graph_ && !graph_->takes_tokens()) {
+    CheckCentres(synthetic.classes());
   }
-  NotNegative("data.synthetic.noise", synthetic.noise());
+  if (graph_ && graph_->takes_tokens()) {
+    Fraction("data.synthetic.noise", synthetic.noise());
+  } else {
+    NotNegative("data.synthetic.noise", synthetic.noise());
+  }
+}
+
+// Every worker keeps them all.
+void Validation::CheckCentres(int64_t classes) {
+  const int64_t most = kMostCentreElements / graph_->input().elements();
+  if (classes <= most) return;
+  Add("data.synthetic.classes", "is ", classes, ", each with a centre of ",
+      graph_->input().ToString(), "; all of them may have ", kMostCentreElements,
+      " elements together, so that at most ", most, " classes of such images are possible");
 }
 
 void Validation::CheckCifar10(const v1::Cifar10& cifar10) {

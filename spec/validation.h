@@ -54,6 +54,7 @@ class Validation {
   void CheckModel();
   void CheckTokenClasses();
   void CheckBatch();
+  void CheckBatchElements();
   void CheckAveraging();
   void CheckCluster();
   void CheckMesh();
@@ -66,6 +67,7 @@ class Validation {
   void CheckData();
   void CheckIdx(const v1::IdxFiles& idx);
   void CheckSynthetic(const v1::SyntheticData& synthetic);
+  void CheckCentres(int64_t classes);
   void CheckCifar10(const v1::Cifar10& cifar10);
   void CheckJpegs(const std::string& field, const std::string& train, const std::string& test,
                   const v1::Augmentation& augmentation);

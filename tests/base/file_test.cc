@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -89,6 +90,37 @@ TEST_F(FileTest, FoldersAreNotFiles) {
   EXPECT_TRUE(std::filesystem::is_directory(Path("d")));
   // What was written for it is taken away.
   EXPECT_EQ(Entries(), 1);
+}
+
+// Whoever waited for its writer would wait for ever.
+TEST_F(FileTest, NamedPipesAreRefusedAndNotRead) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  for (const absl::Status& status :
+       {ReadFile(Path("pipe")).status(), OpenRegularFile(Path("pipe")).status(),
+        ReadFile("/dev/zero").status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(status.message(), HasSubstr("is no regular file"));
+  }
+}
+
+TEST_F(FileTest, LargerFilesThanTheCallerWantsAreRefused) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "12345").ok());
+  EXPECT_EQ(ReadFile(Path("f"), 5).value(), "12345");
+  const absl::Status status = ReadFile(Path("f"), 4).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::string(status.message()), Path("f") + ": has more than the 4 bytes that are read");
+  // A file of nothing but a hole, which no disk holds.
+  ASSERT_TRUE(WriteFileAtomically(Path("hole"), "").ok());
+  std::filesystem::resize_file(Path("hole"), static_cast<uint64_t>(kMostReadBytes) + 1);
+  EXPECT_EQ(ReadFile(Path("hole")).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Files of /proc say that they are empty: what has come is counted, not what was announced.
+TEST_F(FileTest, FilesThatDoNotKnowTheirSizeAreReadWithinTheBound) {
+  const auto whole = ReadFile("/proc/self/status");
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_THAT(*whole, HasSubstr("Pid:"));
+  EXPECT_EQ(ReadFile("/proc/self/status", 10).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 // A device that is always full stands where the new content would be written.

@@ -146,6 +146,8 @@ TEST_F(ProgramTest, WrongWordsAreUsageErrors) {
       {"local x --groups two", "--groups does not take 'two'"},
       {"local x --groups 0", "--groups must be at least 1"},
       {"local x --ranks 0", "--ranks must be at least 1"},
+      {"run x --groups 0", "--groups must be at least 1"},
+      {"run x --threads 2", "--threads is of 'cadre local' alone"},
       {"local x --threads 0", "--threads must be at least 1"},
   };
   for (const auto& [words, says] : cases) {
@@ -196,7 +198,9 @@ TEST_F(ProgramTest, DataThatIsNotThereIsRefused) {
 TEST_F(ProgramTest, FlagsAreCheckedLikeTheSpec) {
   WriteSpec(kGoodSpec);
   // Averaging needs somebody who averages.
-  Result result = Run("local run.textproto --aggregators 0");
+  Result result = Run("run run.textproto --ranks 6 --space_ranks 4");
+  EXPECT_THAT(result.err, HasSubstr("space_ranks")) << "flags change what is submitted, too";
+  result = Run("local run.textproto --aggregators 0");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("aggregators"), Not(HasSubstr("cadre-coordinator"))));
   // Axes of 2 and 2 in a group of 6.

@@ -172,8 +172,9 @@ TEST_F(CheckpointTest, OneGroupsCheckpointBeginsARunOfTwo) {
 
   v1::RunSpec spec = Spec("two", 0);
   BeginFrom(*killed, &spec);
-  // The samples of a step stay as many.
-  spec.set_batch_per_group(16);
+  // Another number of samples a step: it reads on where the data stood.
+  spec.set_batch_per_group(24);
+  spec.mutable_checkpoint()->set_from_position(manifest->cursor().position());
   spec.mutable_cluster()->set_groups(2);
   spec.mutable_cluster()->set_ranks_per_group(1);
   spec.mutable_cluster()->set_aggregators(2);
@@ -184,7 +185,7 @@ TEST_F(CheckpointTest, OneGroupsCheckpointBeginsARunOfTwo) {
   const auto status = cluster.AwaitDone(*run, kLong);
   ASSERT_TRUE(status.ok()) << status.status();
   EXPECT_EQ(status->runs(0).step(), spec.stop().steps());
-  EXPECT_EQ(status->runs(0).samples(), uint64_t{kEvery} * 32);
+  EXPECT_EQ(status->runs(0).samples(), uint64_t{kEvery} * 48);
   cluster.Kill("coordinator");
   const auto commits = cluster.Commits(*run);
   ASSERT_TRUE(commits.ok()) << commits.status();
@@ -192,6 +193,10 @@ TEST_F(CheckpointTest, OneGroupsCheckpointBeginsARunOfTwo) {
   ASSERT_TRUE(commits->contains(0));
   EXPECT_EQ(commits->at(0).digest(), manifest->weights_digest());
   EXPECT_EQ(commits->at(1).step(), static_cast<uint32_t>(killed->step) + 5);
+  const auto last =
+      ReadManifest(absl::StrCat(folder_, "/two/step-", spec.stop().steps(), "/manifest.textproto"));
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(last->cursor().position(), manifest->cursor().position() + uint64_t{kEvery} * 48);
 }
 
 TEST_F(CheckpointTest, WhatCannotBeBegunFromIsRefusedByName) {

@@ -43,6 +43,19 @@ TEST(RunTest, TotalStepsIsTheSmallerRule) {
             std::numeric_limits<uint32_t>::max());
 }
 
+TEST(RunTest, EpochsCountFromWhereTheDataStood) {
+  v1::RunRecord run = Record(2, 32, 5, 3, 0, 640);
+  run.mutable_spec()->mutable_checkpoint()->set_from_step(40);
+  // 2 epochs were done in 40 steps of half the size.
+  run.mutable_spec()->mutable_checkpoint()->set_from_position(1280);
+  EXPECT_EQ(TotalSteps(run), 50u);
+  EXPECT_DOUBLE_EQ(EpochAt(run, 40), 2);
+  EXPECT_DOUBLE_EQ(EpochAt(run, 45), 2.5);
+  EXPECT_EQ(EvaluationEpochAfter(run, 40), 3u);
+  run.mutable_spec()->mutable_checkpoint()->set_from_position(640 * 3);
+  EXPECT_EQ(TotalSteps(run), 40u) << "nothing is left";
+}
+
 TEST(RunTest, BoundariesOfARunThatAverages) {
   const v1::RunRecord run = Record(2, 32, 7, 0, 20, 640);
   EXPECT_EQ(BoundaryAfter(run, 0), 7u);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "google/protobuf/text_format.h"
+#include "spec/ownership.h"
 #include "spec/plan.h"
 #include "tests/equivalence/ranks.h"
 #include "worker/comm/box_exchange.h"
@@ -39,6 +40,33 @@ Plan PlanWith(const Graph& graph, const Mesh& mesh,
   return plan;
 }
 
+// Bytes that each rank sends in one step, as the communicators count them.
+std::vector<int64_t> StepBytes(const v1::RunSpec& spec, const Graph& graph, const Plan& plan) {
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  Ranks ranks([] { return MakeCpuKernels(1); });
+  Training training{.steps = 1, .batches = RandomBatches(graph, spec.batch_per_group(), 1)};
+  const auto with = ranks.Train(spec, PlanToProto(plan, index), training);
+  training.steps = 0;
+  const auto without = ranks.Train(spec, PlanToProto(plan, index), training);
+  EXPECT_TRUE(with.ok() && without.ok()) << with.status() << without.status();
+  std::vector<int64_t> bytes;
+  for (size_t rank = 0; with.ok() && without.ok() && rank < with->bytes_sent.size(); ++rank) {
+    bytes.push_back(static_cast<int64_t>(with->bytes_sent[rank] - without->bytes_sent[rank]));
+  }
+  return bytes;
+}
+
+// The group's loss, three doubles of each rank: gathered at rank 0 and sent down a binomial tree.
+int64_t LossBytes(int rank, int ranks) {
+  int64_t messages = rank == 0 ? 0 : 1;
+  // A rank's children are those that differ from it in one bit below its lowest.
+  const int lowest = rank == 0 ? ranks : rank & -rank;
+  for (int bit = 1; bit < lowest; bit *= 2) {
+    if (rank + bit < ranks) ++messages;
+  }
+  return messages * 3 * 8;
+}
+
 // The tiny grid: 4 inputs, 6 outputs, 6 samples on 2 x 3 ranks. A layer before makes the gradient
 // of the inputs wanted.
 TEST(Grid, MovesSixEightAndSixteenWords) {
@@ -72,24 +100,21 @@ TEST(Grid, MovesSixEightAndSixteenWords) {
     EXPECT_EQ(MoveWords(tape, 2, TapeOpKind::kMoveGradient), 8) << "all-reduce of dx over the rows";
   }
   // The gradient's all-reduce over the columns, as reduce-scatter and all-gather: 2 (3 - 1) / 3 of
-  // the 12 weights that a rank has of 24.
-  const ParameterIndex index = ParameterIndex::FromGraph(graph);
-  Ranks ranks([] { return MakeCpuKernels(1); });
-  Training training{.steps = 1, .batches = RandomBatches(graph, 6, 1)};
-  const auto with = ranks.Train(spec, PlanToProto(plan, index), training);
-  training.steps = 0;
-  const auto without = ranks.Train(spec, PlanToProto(plan, index), training);
-  ASSERT_TRUE(with.ok() && without.ok()) << with.status() << without.status();
-  // One step: y 6, dx 8, dw 16; the layer before, held alike by the rows and so owned in sixths:
-  // reduce-scatter of 20 words over 3, all-gather of sixths; the loss's three numbers apart.
-  const int64_t fc_words = 6 + 8 + 16;
-  int64_t total = 0;
-  for (size_t rank = 0; rank < 6; ++rank) {
-    total += static_cast<int64_t>(with->bytes_sent[rank] - without->bytes_sent[rank]);
+  // the 12 weights that a rank has of 24. The layer before is held alike by the rows, and so is
+  // owned in sixths: near-equal parts of its 20 words, of which a rank sends all but its own third
+  // in the reduce-scatter and all but its successor's sixth in the all-gather.
+  const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
+  ASSERT_EQ(bytes.size(), 6U);
+  for (int rank = 0; rank < 6; ++rank) {
+    const int column = rank % 3;
+    const int row = rank / 3;
+    const int owner = column * 2 + row;  // by columns, then by rows
+    const auto sixth = [](int i) { return PartBegin(20, i + 1, 6) - PartBegin(20, i, 6); };
+    const int64_t third = sixth(2 * column) + sixth(2 * column + 1);
+    const int64_t before = (20 - third) + (20 - sixth((owner + 1) % 6));
+    EXPECT_EQ(bytes[static_cast<size_t>(rank)], 4 * (6 + 8 + 16 + before) + LossBytes(rank, 6))
+        << "rank " << rank;
   }
-  const int64_t before_words = 2 * (3 - 1) * 20 + (6 - 1) * 20;  // over all ranks
-  // Three doubles of the loss are gathered at rank 0 and broadcast: 2 (p - 1) * 24 bytes in all.
-  EXPECT_EQ(total, 4 * (6 * fc_words + before_words) + 2 * 5 * 24);
 }
 
 // A kernel of 3 on 2 samples of 3 channels, 5 columns: 2 * 5 * 3 = 30 words each way.
@@ -136,6 +161,89 @@ TEST(Halo, SendsThirtyWordsPerDirection) {
     EXPECT_EQ(MoveWords(tape, conv3, TapeOpKind::kMoveGradient), 30 * directions)
         << "rank " << rank;
   }
+  // And that is what is counted: beside conv3 only conv2 has halos, of 2 channels, both ways. The
+  // images are whole everywhere, and the rest is done by every rank alike: its input is gathered.
+  const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
+  ASSERT_EQ(bytes.size(), 3U);
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  for (int rank = 0; rank < 3; ++rank) {
+    const Tape tape = MakeTape(graph, plan, rank, 2, /*training=*/true);
+    int64_t words = 0;
+    for (const TapeOp& op : tape.ops) words += op.move.words_sent();
+    const int64_t directions = rank == 1 ? 2 : 1;
+    const int64_t conv2_halos = 2 * (2 * 5 * 2) * directions;
+    // conv3's output of 2 channels, 3 of 9 rows, goes to the two others.
+    const int64_t gathered = 2 * (2 * 3 * 5 * 2);
+    EXPECT_EQ(words, conv2_halos + 2 * 30 * directions + gathered) << "rank " << rank;
+    // Parameters: the all-gather sends all but the successor's piece; the reduce-scatter, where the
+    // gradients are sums, all but the rank's own.
+    int64_t ring = 0;
+    const std::vector<BucketOwnership> owned = OwnershipOf(plan, index, rank);
+    for (size_t b = 0; b < owned.size(); ++b) {
+      const auto piece = [&](int i) {
+        const auto at = static_cast<size_t>(i % 3);
+        return owned[b].borders[at + 1] - owned[b].borders[at];
+      };
+      ring += owned[b].size - piece(owned[b].mine + 1);
+      if (!plan.buckets[b].axes.empty()) ring += owned[b].size - piece(owned[b].mine);
+    }
+    EXPECT_EQ(bytes[static_cast<size_t>(rank)], 4 * (words + ring) + LossBytes(rank, 3))
+        << "rank " << rank;
+  }
+}
+
+// Joo and Youn 2021: convolutions over all ranks, fully connected layers sharded over `model`. Of N
+// = 4 ranks in groups of g = 2 with b samples each, the entry is gathered ((g - 1) b d words) and
+// its gradient reduce-scattered, so are outputs and theirs, convolutions are reduced
+// over all ranks and each shard over the N / g ranks that hold it.
+TEST(GroupHybrid, MovesWhatItsFormulaSays) {
+  const v1::RunSpec spec = Parse(R"pb(
+    model {
+      input { channels: 2 height: 4 width: 4 }
+      layer {
+        name: "conv"
+        convolution { out_channels: 3 kernel: 3 padding: 1 no_bias: true }
+      }
+      layer {
+        name: "fc1"
+        fully_connected { out_features: 8 no_bias: true }
+      }
+      layer {
+        name: "fc2"
+        fully_connected { out_features: 4 no_bias: true }
+      }
+      layer {
+        name: "loss"
+        softmax_cross_entropy {}
+      }
+    }
+    batch_per_group: 8
+  )pb");
+  const Graph graph = *Graph::FromModel(spec.model());
+  const Mesh mesh({{"data", 2}, {"model", 2}});
+  const std::vector<IndexSplit> all = {{"samples", {"data", "model"}}};
+  const std::vector<IndexSplit> sharded = {{"samples", {"data"}}, {"out", {"model"}}};
+  ASSERT_EQ(graph.size(), 5) << "conv, flatten, fc1, fc2, loss";
+  const Plan plan = PlanWith(graph, mesh, {all, all, sharded, sharded, {{"samples", {"data"}}}});
+  // b = 2 samples a rank, entry of 48 features, outputs of 8 and 4.
+  const int64_t b = 2;
+  const int64_t entry = b * 48;            // (g - 1) b d_in
+  const int64_t outputs = b * (8 + 4);     // (g - 1) b d_l, gathered in halves
+  const int64_t gradients = b * (48 + 8);  // (g - 1) b d_{l-1}, reduce-scattered  // reduce-scatter
+                                           // of fc1's dx; all-reduce of fc2's
+  const int64_t conv = 2 * 3 * (3 * 2 * 9) / 4;         // 2 (N - 1) / N of |W_conv|
+  const int64_t shards = 2 * (48 * 8 + 8 * 4) / 2 / 2;  // 2 (G - 1) / G of |W_fc| / g
+  const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
+  ASSERT_EQ(bytes.size(), 4U);
+  int64_t total = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    total += bytes[static_cast<size_t>(rank)] - LossBytes(rank, 4);
+    // 54 weights do not divide by 4: a rank may send one word more or less than the mean.
+    EXPECT_NEAR(bytes[static_cast<size_t>(rank)] - LossBytes(rank, 4),
+                4 * (entry + outputs + gradients + conv + shards), 4 * 2)
+        << "rank " << rank;
+  }
+  EXPECT_EQ(total, 4 * (4 * (entry + outputs + gradients + shards) + 2 * 3 * 54));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kMostMessages = 5;
 // A mesh with more pairs than this is covered as far as it goes.
-constexpr size_t kMostPlansPerMesh = 20000;
+constexpr size_t kMostPlansPerMesh = 1000000;
 
 Graph GraphOf(const v1::RunSpec& spec) {
   auto graph = Graph::FromModel(spec.model());
@@ -97,11 +97,11 @@ std::string Comparison::Judge(const GroupResult& many, double* error) const {
                         one_.evaluation.loss);
   }
   for (size_t rank = 0; rank < many.memory.size(); ++rank) {
-    if (many.memory[rank].activations() != many.planned_memory[rank].activations()) {
-      return absl::StrCat("rank ", rank, " has ", many.memory[rank].activations(),
-                          " bytes of activations; planned were ",
-                          many.planned_memory[rank].activations());
+    if (many.memory[rank].SerializeAsString() == many.planned_memory[rank].SerializeAsString()) {
+      continue;
     }
+    return absl::StrCat("rank ", rank, " holds ", many.memory[rank].ShortDebugString(),
+                        "; planned was ", many.planned_memory[rank].ShortDebugString());
   }
   return "";
 }

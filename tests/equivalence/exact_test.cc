@@ -147,7 +147,7 @@ TEST_F(ExactData, IsExact) {
   EXPECT_GT(changed, static_cast<int>(one.weights.size() / 4));
 }
 
-TEST_F(ExactData, GivesTheSameBitsUnderEveryPlan) {
+TEST_F(ExactData, GivesTheSameBitsUnderManyPlans) {
   Ranks ranks([] { return MakeCpuKernels(1); });
   const GroupResult one = One(ranks);
   std::mt19937_64 random(9);

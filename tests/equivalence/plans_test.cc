@@ -174,6 +174,48 @@ TEST_P(Optimizers, ComputeTheSameOnShards) {
 INSTANTIATE_TEST_SUITE_P(Kinds, Optimizers, testing::Values("nesterov", "adamw", "lars"),
                          [](const auto& info) { return info.param; });
 
+// Each of two ranks with statistics of its own is a worker on its half of the batch: after a step
+// of plain SGD weights and running statistics are the means of theirs.
+TEST(BatchNormPerRank, TakesEachRanksStatistics) {
+  v1::RunSpec spec = Spec("resnet18", 8);
+  spec.mutable_optimizer()->mutable_sgd()->Clear();
+  for (v1::Layer& layer : *spec.mutable_model()->mutable_layer()) {
+    if (layer.has_batch_norm()) layer.mutable_batch_norm()->set_per_rank(true);
+  }
+  const Graph graph = *Graph::FromModel(spec.model());
+  const BatchMaker whole = RandomBatches(graph, 8, spec.seed());
+  const auto half = [&](int part) {
+    v1::RunSpec of_half = spec;
+    of_half.set_batch_per_group(4);
+    auto result = TestRanks().Train(
+        of_half, PlanOf(of_half, 1, 1, 1),
+        {.steps = 1, .batches = [&](int64_t step) {
+           WholeBatch batch = whole(step);
+           const size_t inputs = batch.inputs.size() / 2;
+           const size_t at = static_cast<size_t>(part);
+           batch.samples = 4;
+           batch.inputs = {batch.inputs.begin() + static_cast<ptrdiff_t>(at * inputs),
+                           batch.inputs.begin() + static_cast<ptrdiff_t>((at + 1) * inputs)};
+           batch.labels = {batch.labels.begin() + static_cast<ptrdiff_t>(at * 4),
+                           batch.labels.begin() + static_cast<ptrdiff_t>((at + 1) * 4)};
+           return batch;
+         }});
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *std::move(result) : GroupResult();
+  };
+  GroupResult mean = half(0);
+  const GroupResult other = half(1);
+  const GroupResult both = Train(spec, PlanOf(spec, 2, 1, 1), 1);
+  ASSERT_FALSE(HasFailure());
+  for (size_t i = 0; i < mean.weights.size(); ++i) {
+    mean.weights[i] = (mean.weights[i] + other.weights[i]) / 2;
+  }
+  EXPECT_LT(Error(spec, mean, both), kTolerance);
+  EXPECT_GT(Error(spec, both, Train(Spec("resnet18", 8), PlanOf(spec, 2, 1, 1), 1)),
+            10 * kTolerance)
+      << "which is not what the group's statistics give";
+}
+
 // Without batch norm, cutting the batch into parts changes only the order of sums.
 TEST(MicroBatches, ComputeWhatOneBatchComputes) {
   v1::RunSpec spec = Spec("lenet", 7);

@@ -2,9 +2,11 @@
 // tries more of them, or all.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
-#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
@@ -40,16 +42,19 @@ INSTANTIATE_TEST_SUITE_P(Zoo, ZooPlans, testing::ValuesIn(ZooNames()), [](const 
 });
 
 // Small enough for all of them: every pair of splits of every two neighbours.
-TEST(AllPlans, OfLenetOnTwoAndThreeRanksEqualOneRank) {
-  const auto spec = SmallModel(ZooFolder(), "lenet");
-  ASSERT_TRUE(spec.ok()) << spec.status();
-  Comparison comparison(*spec, [] { return MakeCpuKernels(1); });
-  std::mt19937_64 random(7);
-  for (const int ranks : {2, 3}) {
+TEST(AllPlans, OfSmallModelsEqualOneRank) {
+  const std::vector<std::pair<std::string, int>> cases = {{"lenet", 2}, {"lenet", 3}, {"mlp", 4},
+                                                          {"mlp", 6},   {"gpt", 2},   {"gpt", 3}};
+  for (const auto& [model, ranks] : cases) {
+    const auto spec = SmallModel(ZooFolder(), model);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    Comparison comparison(*spec, [] { return MakeCpuKernels(1); });
+    std::mt19937_64 random(7);
     const auto result = comparison.Run(comparison.Plans(ranks, 0, random));
     ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_GE(result->plans, 25);
+    EXPECT_GE(result->plans, 9) << model << " on " << ranks;
     for (const std::string& failure : result->messages) ADD_FAILURE() << failure;
+    RecordProperty(model + std::to_string(ranks), result->plans);
   }
 }
 

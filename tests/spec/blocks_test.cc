@@ -283,5 +283,99 @@ TEST(BlocksTest, WhatComesOutHasShapes) {
               HasSubstr("layer 'a/sum': add: adds [8, 8, 32] and [6, 6, 32]"));
 }
 
+std::vector<Problem> ProblemsOf(const std::string& text) {
+  std::vector<Problem> problems;
+  ExpandBlocks(ModelOf(text), &problems);
+  return problems;
+}
+
+// Each stands in thousands of layers once the block is expanded; none is repeated in the message.
+TEST(BlocksTest, LongTextsAreRefusedBeforeTheyAreRepeated) {
+  const std::string large(1 << 20, 'a');
+  const std::string block = "block { name: 'b' layer { name: 'r' relu {} } }";
+  const std::string use = "layer { name: 'u' use { block: 'b' times: 4000 } }";
+  const struct {
+    std::string model, field, message;
+  } cases[] = {
+      {"block { name: 'b' layer { name: '" + large + "' relu {} } }" + use,
+       "model.block[0].layer[0].name", "has 1048576 characters; at most 200"},
+      {"block { name: '" + large + "' layer { name: 'r' relu {} } }" + use, "model.block[0].name",
+       "at most 200"},
+      {block + "layer { name: '" + large + "' use { block: 'b' times: 4000 } }",
+       "model.layer[0].name", "at most 200"},
+      {block + "layer { name: '" + large + "' relu {} }" + use, "model.layer[0].name",
+       "at most 1000"},
+      {block + "layer { name: 'u' input: '" + large + "' use { block: 'b' times: 4000 } }",
+       "model.layer[0].input[0]", "at most 1000"},
+      {"block { name: 'b' layer { name: 'r' set: '" + large + "' relu {} } }" + use,
+       "model.block[0].layer[0].set[0]", "at most 1000"},
+      {"block { name: 'b' parameter: '" + large + "' layer { name: 'r' relu {} } }" + use,
+       "model.block[0].parameter[0]", "at most 200"},
+      {"layer { name: 'u' use { block: '" + large + "' } }", "model.layer[0].use.block",
+       "at most 200"},
+  };
+  for (const auto& wrong : cases) {
+    SCOPED_TRACE(wrong.field);
+    const std::vector<Problem> problems = ProblemsOf(wrong.model);
+    ASSERT_GE(problems.size(), 1U);
+    EXPECT_EQ(problems[0].field, wrong.field);
+    EXPECT_THAT(problems[0].message, HasSubstr(wrong.message));
+    for (const Problem& problem : problems) EXPECT_LT(problem.message.size(), 3000U);
+  }
+}
+
+TEST(BlocksTest, NamesOfTheLargestLengthAreLegal) {
+  const std::string name(200, 'a');
+  const std::string own(1000, 'b');
+  const ExpandedModel expanded = Expand(
+      "block { name: '" + name + "' layer { name: '" + name + "' relu {} } } layer { name: '" +
+      own + "' relu {} } layer { name: '" + name + "' use { block: '" + name + "' } }");
+  EXPECT_THAT(Wiring(expanded.model), ElementsAre(own + "()", name + "/" + name + "(" + own + ")"));
+}
+
+// Five names of 200 characters and their slashes are more than 1,000.
+TEST(BlocksTest, NamesAreBoundedWhenTheyAreExpanded) {
+  const std::string name(200, 'a');
+  std::string model = "block { name: 'b0' layer { name: '" + name + "' relu {} } }";
+  for (int i = 1; i < 4; ++i) {
+    absl::StrAppend(&model, "block { name: 'b", i, "' layer { name: '", name, "' use { block: 'b",
+                    i - 1, "' } } }");
+  }
+  const std::vector<Problem> problems =
+      ProblemsOf(model + "layer { name: '" + name + "' use { block: 'b3' } }");
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].field, "model.block[0].layer[0].name");
+  EXPECT_THAT(problems[0].message, HasSubstr("it has 1004 characters; at most 1000"));
+}
+
+TEST(BlocksTest, TheWholeIsBounded) {
+  // A layer of 1,024 inputs of 200 characters, 16,000 times.
+  std::string layer = "layer { name: 'r' add {}";
+  for (int i = 0; i < 1024; ++i) absl::StrAppend(&layer, " input: '", std::string(200, 'f'), "'");
+  const std::string first = "layer { name: '" + std::string(200, 'f') + "' relu {} }";
+  std::vector<Problem> problems = ProblemsOf("block { name: 'b' " + first + layer + " } }" +
+                                             "layer { name: 'u' use { block: 'b' times: 8000 } }");
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].field, "model.block[0].layer[1]");
+  EXPECT_THAT(problems[0].message, HasSubstr("take more than 67108864 bytes"));
+  // One input more.
+  problems = ProblemsOf("block { name: 'b' " + first + layer + " input: 'input' } }" +
+                        "layer { name: 'u' use { block: 'b' } }");
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].field, "model.block[0].layer[1].input");
+  EXPECT_THAT(problems[0].message, HasSubstr("takes 1025 inputs; at most 1024"));
+  std::string many;
+  for (int i = 0; i < 1001; ++i) absl::StrAppend(&many, "block { name: 'b", i, "' }");
+  problems = ProblemsOf(many);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].message, "the model has 1001 blocks; at most 1000 are possible");
+}
+
+TEST(BlocksTest, OnlySoManyProblemsAreTold) {
+  std::string model;
+  for (int i = 0; i < 5000; ++i) absl::StrAppend(&model, "layer { name: 'u", i, "' use {} }");
+  EXPECT_EQ(ProblemsOf(model).size(), 100U);
+}
+
 }  // namespace
 }  // namespace cadre

@@ -107,18 +107,43 @@ TEST(CheckpointFolder, TheSameStepAgainReplacesIt) {
   EXPECT_EQ(folder.Entries(), 1);
 }
 
-TEST(CheckpointFolder, KeepsTheNewest) {
+TEST(CheckpointFolder, WhatStandsAsideCountsUntilTheNewOneIsThere) {
   const TemporaryFolder folder;
-  for (const int64_t step : {1, 2, 3, 10}) Save(folder.path(), step);
-  ASSERT_TRUE(PruneCheckpoints(folder.path(), 5, 10).ok());
+  Fill(folder / "step-5.aside", "old");  // a crash between two renames
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(5));
+  EXPECT_EQ(NewestCheckpoint(folder.path())->path, folder / "step-5.aside");
+  Save(folder.path(), 6);
+  EXPECT_EQ(NewestCheckpoint(folder.path())->step, 6);
+  EXPECT_EQ(*ReadFile(folder / "step-5/model.safetensors"), "old");
+  Fill(folder / "step-5.aside", "older");  // a crash before it was removed
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(5, 6));
+  Save(folder.path(), 7);
+  EXPECT_EQ(*ReadFile(folder / "step-5/model.safetensors"), "old");
+  EXPECT_EQ(folder.Entries(), 3);
+}
+
+TEST(CheckpointFolder, KeepsTheNewestOfItsRun) {
+  const TemporaryFolder folder;
+  const std::string run = "format_version: 1 run: 'a'";
+  for (const int64_t step : {1, 2, 3, 10}) Save(folder.path(), step, run);
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 5, 10).ok());
   EXPECT_THAT(Steps(folder.path()), ElementsAre(1, 2, 3, 10));
-  ASSERT_TRUE(PruneCheckpoints(folder.path(), 2, 10).ok());
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 2, 10).ok());
   EXPECT_THAT(Steps(folder.path()), ElementsAre(3, 10));
   EXPECT_EQ(folder.Entries(), 2);
   // A run that went back to an earlier step keeps what it has just written.
-  Save(folder.path(), 2);
-  ASSERT_TRUE(PruneCheckpoints(folder.path(), 1, 2).ok());
+  Save(folder.path(), 2, run);
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 1, 2).ok());
   EXPECT_THAT(Steps(folder.path()), ElementsAre(2, 10));
+  // Another run's are not its own to remove, nor is what cannot be read.
+  Save(folder.path(), 1, "not a manifest");
+  Save(folder.path(), 11, "format_version: 1 run: 'b'");
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "b", 1, 11).ok());
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(1, 2, 10, 11));
+  const auto owned = CheckpointsByOwner(folder.path(), "b");
+  ASSERT_TRUE(owned.ok()) << owned.status();
+  EXPECT_EQ(owned->mine.size(), 1U);
+  EXPECT_EQ(owned->others.size(), 3U);
 }
 
 TEST(CheckpointFolder, FromIsAFileAFolderOrADirectory) {

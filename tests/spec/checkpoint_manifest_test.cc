@@ -123,5 +123,16 @@ TEST(CheckTensors, TenAndHowManyMore) {
                              HasSubstr("; and 4 more")));
 }
 
+TEST(CheckpointManifest, DeepNestingIsRefused) {
+  const TemporaryFolder folder;
+  for (const std::string level : {"x {", "spec { ", "x <"}) {
+    std::string text = "format_version: 1\n";
+    for (int i = 0; i < 400'000; ++i) text += level;
+    ASSERT_TRUE(WriteFileAtomically(folder / "m", text).ok());
+    EXPECT_EQ(ReadManifest(folder / "m").status().code(), absl::StatusCode::kInvalidArgument)
+        << level;
+  }
+}
+
 }  // namespace
 }  // namespace cadre

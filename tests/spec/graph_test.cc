@@ -651,5 +651,22 @@ TEST(ParameterIndexTest, RangesThatAreNotThereAreRefused) {
   EXPECT_TRUE(refused(0, 0, 0xffffffffffffffff));
 }
 
+// Models come also from those who do not expand blocks.
+TEST(GraphTest, LongNamesAndManyInputsAreRefused) {
+  const auto message = [](const std::string& name, int inputs) {
+    v1::Model model = ModelOf(
+        Image("channels: 1 height: 1 width: 2", "layer { name: 'a' relu {} } layer { add {} }") +
+        kLoss);
+    model.mutable_layer(1)->set_name(name);
+    for (int i = 0; i < inputs; ++i) model.mutable_layer(1)->add_input("a");
+    return std::string(Graph::FromModel(model).status().message());
+  };
+  EXPECT_EQ(message(std::string(1000, 'n'), 1024), message("n", 1024));
+  EXPECT_EQ(message(std::string(1 << 20, 'n'), 2),
+            "layer 1: name: has 1048576 characters; at most 1000 are possible");
+  EXPECT_EQ(message("n", 1025),
+            "layer 'n': input: the layer takes 1025 inputs; at most 1024 are possible");
+}
+
 }  // namespace
 }  // namespace cadre

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -165,7 +166,16 @@ TEST(IdxTest, FilesThatCannotBeReadAreNamed) {
   EXPECT_EQ(ReadIdxDims(folder.At("missing")).status().code(), absl::StatusCode::kNotFound);
   const absl::Status status = ReadIdx(folder.At("")).status();
   EXPECT_FALSE(status.ok());
-  EXPECT_THAT(std::string(status.message()), HasSubstr("directory"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is no regular file"));
+}
+
+// Whoever waited for its writer would wait for ever.
+TEST(IdxTest, NamedPipesAreRefusedAndNotRead) {
+  const TemporaryFolder folder;
+  const std::string path = folder.At("pipe");
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  ExpectRefused(path, absl::StatusCode::kInvalidArgument, "is no regular file");
+  EXPECT_EQ(ReadIdxDims(path).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -241,10 +241,10 @@ TEST_F(OpIndicesTest, BadSplitsAreRefusedByName) {
 }
 
 TEST_F(OpIndicesTest, LegalSplitsAreAllThereAre) {
-  // 5 indices of a convolution and no index, for each of two axes.
-  EXPECT_EQ(LegalSplits(Layer("conv"), mesh_).size(), 36U);
+  // 5 indices of a convolution and no index, for each of two axes; both on one index in two orders.
+  EXPECT_EQ(LegalSplits(Layer("conv"), mesh_).size(), 6U * 6U + 5U);
   // Two groups cannot be three parts, nor six.
-  EXPECT_EQ(LegalSplits(Layer("grouped"), mesh_).size(), 5U * 5U - 5U);
+  EXPECT_EQ(LegalSplits(Layer("grouped"), mesh_).size(), 5U * 5U - 5U + 3U);
   for (const GraphLayer& layer : images_.layers()) {
     std::set<std::string> seen;
     const auto all = LegalSplits(layer, mesh_);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -196,6 +197,27 @@ TEST(TextTest, BlocksThatCannotBeExpandedAreLocated) {
             "formula'\n"
             "run.textproto:6:2: model.layer[1].use.block: layer 'v': there is no block 'c'; there "
             "is b");
+}
+
+// Nested as deep as one likes, known fields and unknown ones, and messages of any syntax.
+TEST(TextTest, DeepNestingIsRefused) {
+  for (const std::string level : {"model { ", "a {", "a <", "model { layer { a { ", "a [{ b: "}) {
+    std::string text;
+    for (int i = 0; i < 400'000; ++i) text += level;
+    EXPECT_FALSE(ParseRunSpec("f", text).ok()) << level;
+  }
+  std::string deep;
+  for (int i = 0; i < 400'000; ++i) deep += "a {";
+  EXPECT_THAT(std::string(ParseRunSpec("f", deep).status().message()), HasSubstr("too deep"));
+}
+
+TEST(TextTest, FilesThatAreTooLargeAreRefused) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.Write("large", "");
+  std::filesystem::resize_file(path, (32 << 20) + 1);
+  const absl::Status status = ReadRunSpec(path).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("more than the 33554432 bytes"));
 }
 
 }  // namespace

@@ -235,6 +235,14 @@ INSTANTIATE_TEST_SUITE_P(
              "checkpoint.directory", "'/\\xff' is not UTF-8"},
         Rule{"CountsFromNothing", [](S& s) { Saves(s).set_from_step(3); }, "checkpoint.from_step",
              "names no checkpoint"},
+        Rule{"ReadsOnFromNothing", [](S& s) { Saves(s).set_from_position(3); },
+             "checkpoint.from_position", "names no checkpoint"},
+        Rule{"PositionIsTooFar",
+             [](S& s) {
+               Saves(s).set_from("/ckpt");
+               Saves(s).set_from_position(uint64_t{1} << 63);
+             },
+             "checkpoint.from_position", "at most"},
         Rule{"NothingIsLeft",
              [](S& s) {
                Saves(s).set_from("/ckpt");
@@ -254,6 +262,20 @@ void TakeImages(v1::RunSpec& s, uint32_t channels, uint32_t side) {
   input.set_channels(channels);
   input.set_height(side);
   input.set_width(side);
+}
+
+// One layer on synthetic images of side x side.
+void SmallModel(v1::RunSpec& s, uint32_t side, uint32_t classes) {
+  *s.mutable_model() = testing::SpecOf(R"(model {
+    input { channels: 1 }
+    layer { name: "pool" global_average_pool {} }
+    layer { name: "head" fully_connected {} }
+    layer { name: "loss" softmax_cross_entropy {} } })")
+                           .model();
+  TakeImages(s, 1, side);
+  s.mutable_model()->mutable_layer(1)->mutable_fully_connected()->set_out_features(classes);
+  Synthetic(s).set_classes(classes);
+  Rates(s).set_warmup_steps(10);
 }
 
 v1::Cifar10& Cifar(v1::RunSpec& s) {
@@ -378,6 +400,49 @@ INSTANTIATE_TEST_SUITE_P(
              "cluster.space_ranks", "only images have rows"}),
     [](const auto& info) { return info.param.label; });
 
+// What would not be refused until a worker had no memory left.
+INSTANTIATE_TEST_SUITE_P(
+    Memory, EveryRule,
+    ::testing::Values(
+        Rule{"TrainSamples", [](S& s) { Synthetic(s).set_train_samples((1U << 28) + 1); },
+             "data.synthetic.train_samples", "is 268435457; at most 268435456"},
+        Rule{"TestSamples", [](S& s) { Synthetic(s).set_test_samples(0xffffffff); },
+             "data.synthetic.test_samples", "at most 268435456"},
+        Rule{"Centres", [](S& s) { SmallModel(s, 1024, (1U << 28) / (1024 * 1024) + 1); },
+             "data.synthetic.classes",
+             "is 257, each with a centre of [1024, 1024, 1]; all of them may have 268435456 "
+             "elements together, so that at most 256 classes"},
+        Rule{"BatchElements",
+             [](S& s) {
+               SmallModel(s, 1024, 4);
+               s.set_batch_per_group(4097);
+             },
+             "batch_per_group",
+             "is 4097 samples of [1024, 1024, 1] over 2 ranks; a rank's part may have 2147483648 "
+             "elements, so that at most 4096 such"},
+        Rule{"BatchOfModelRanks",
+             [](S& s) {
+               SmallModel(s, 1024, 4);
+               s.set_batch_per_group(2049);
+               Machines(s).set_model_ranks(2);
+             },
+             "batch_per_group",
+             "over 1 rank; a rank's part may have 2147483648 elements, so that "
+             "at most 2048 such"},
+        Rule{"NoiseOfTokens",
+             [](S& s) {
+               TakeTokens(s);
+               Synthetic(s).set_noise(1.5F);
+             },
+             "data.synthetic.noise", "is 1.5; it must be from 0 to 1"},
+        Rule{"NanNoiseOfTokens",
+             [](S& s) {
+               TakeTokens(s);
+               Synthetic(s).set_noise(kNan);
+             },
+             "data.synthetic.noise", "is nan"}),
+    [](const auto& info) { return info.param.label; });
+
 struct Fine {
   const char* label;
   std::function<void(v1::RunSpec&)> change;
@@ -401,6 +466,30 @@ INSTANTIATE_TEST_SUITE_P(
              [](S& s) {
                Synthetic(s).set_train_samples(100);
                Rates(s).set_warmup_steps(10);
+             }},
+        Fine{"MostSamples",
+             [](S& s) {
+               Synthetic(s).set_train_samples(1U << 28);
+               Synthetic(s).set_test_samples(1U << 28);
+             }},
+        Fine{"MostCentres", [](S& s) { SmallModel(s, 1024, 256); }},
+        Fine{"MostBatchElements",
+             [](S& s) {
+               SmallModel(s, 1024, 4);
+               s.set_batch_per_group(4096);
+             }},
+        Fine{"MostBatchOfModelRanks",
+             [](S& s) {
+               SmallModel(s, 1024, 4);
+               s.set_batch_per_group(2048);
+               Machines(s).set_model_ranks(2);
+             }},
+        // Noise of images is a deviation, and tokens have no centres.
+        Fine{"NoiseOfImages", [](S& s) { Synthetic(s).set_noise(1.5F); }},
+        Fine{"NoiseOfTokens",
+             [](S& s) {
+               TakeTokens(s);
+               Synthetic(s).set_noise(1);
              }},
         Fine{"SyntheticTokens",
              [](S& s) {

@@ -68,17 +68,39 @@ absl::Status Communicator::ReduceScatterSum(std::span<float> data,
   CADRE_RETURN_IF_ERROR(CheckOffsets(data.size(), offsets));
   if (size() == 1) return absl::OkStatus();
   const uint64_t tag = NextTag(Kind::kReduceScatter);
-  size_t largest = 0;
-  for (int i = 0; i < size(); ++i) largest = std::max(largest, Piece(data, offsets, i).size());
-  arriving_.resize(std::max(arriving_.size(), largest));
   // Piece k starts at member k + 1 and goes round until it arrives, complete, at member k.
   for (int step = 1; step < size(); ++step) {
     const std::span<float> mine = Piece(data, offsets, Around(-step));
     const std::span<float> sum = Piece(data, offsets, Around(-step - 1));
-    const std::span<float> arriving = std::span(arriving_).first(sum.size());
-    CADRE_RETURN_IF_ERROR(
-        Exchange(Around(1), std::as_bytes(mine), Around(-1), Bytes(arriving), tag));
-    AddTo(sum, arriving);
+    CADRE_RETURN_IF_ERROR(PassOn(mine, sum, tag));
+  }
+  return absl::OkStatus();
+}
+
+// In chunks, so that what arrives needs little room. The two pieces may have different numbers of
+// them.
+absl::Status Communicator::PassOn(std::span<const float> mine, std::span<float> sum, uint64_t tag) {
+  const auto chunk_of = [](auto piece, size_t begin) {
+    return begin < piece.size() ? piece.subspan(begin, std::min(kChunk, piece.size() - begin))
+                                : piece.subspan(0, 0);
+  };
+  // An empty piece is a message too.
+  for (size_t begin = 0; begin == 0 || begin < std::max(mine.size(), sum.size()); begin += kChunk) {
+    const std::span<const float> out = chunk_of(mine, begin);
+    const std::span<float> in = chunk_of(sum, begin);
+    const bool sends = begin == 0 || !out.empty();
+    const bool receives = begin == 0 || !in.empty();
+    arriving_.resize(std::max(arriving_.size(), in.size()));
+    const std::span<float> arriving = std::span(arriving_).first(in.size());
+    if (sends && receives) {
+      CADRE_RETURN_IF_ERROR(
+          Exchange(Around(1), std::as_bytes(out), Around(-1), Bytes(arriving), tag));
+    } else if (sends) {
+      CADRE_RETURN_IF_ERROR(Send(Around(1), std::as_bytes(out), tag));
+    } else {
+      CADRE_RETURN_IF_ERROR(Receive(Around(-1), Bytes(arriving), tag));
+    }
+    AddTo(in, arriving);
   }
   return absl::OkStatus();
 }

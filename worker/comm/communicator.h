@@ -93,6 +93,8 @@ class Communicator {
   // All-gather of bytes; `scale` turns offsets into bytes.
   absl::Status RingAllGather(std::span<std::byte> data, std::span<const int64_t> offsets,
                              int64_t scale);
+  // One step of a reduce-scatter: sends a piece on and adds what arrives to another.
+  absl::Status PassOn(std::span<const float> mine, std::span<float> sum, uint64_t tag);
   template <typename T>
   absl::Status SmallSum(std::span<T> data);
 
@@ -104,7 +106,9 @@ class Communicator {
   uint32_t sequence_ = 0;
   uint64_t bytes_sent_ = 0;
   uint64_t messages_sent_ = 0;
-  // Holds the piece that arrives while a reduce-scatter adds; grows to the largest needed.
+  // Floats that a reduce-scatter sends at a time: 1 MiB.
+  static constexpr size_t kChunk = size_t{1} << 18;
+  // Holds the chunk that arrives while a reduce-scatter adds.
   std::vector<float> arriving_;
 };
 

@@ -61,7 +61,7 @@ RowSource TrainingRows(const TrainingPart& part) {
   // Shared because std::function must be copyable; one thread at a time uses it.
   auto sampler = std::make_shared<Sampler>(part.seed, part.dataset_size);
   return [part, sampler](int64_t step, BatchRows& rows) {
-    const int64_t first = BatchPosition(step, part.group, part.groups, part.batch);
+    const int64_t first = BatchPosition(part.origin, step, part.group, part.groups, part.batch);
     const auto at = [&](int64_t row) { return sampler->SampleAt(first + row); };
     Fill(part.micro_batches, first, at, rows);
   };

@@ -12,6 +12,7 @@
 #include <functional>
 #include <vector>
 
+#include "spec/data_position.h"
 #include "worker/data/dataset.h"
 
 namespace cadre {
@@ -65,10 +66,12 @@ struct TrainingPart {
   int64_t groups = 1;
   // Samples per group and step.
   int64_t batch = 0;
+  // Where the run began.
+  DataOrigin origin = {};
   // This rank's rows of them; see CutBatch.
   std::vector<MicroBatch> micro_batches;
 };
-// Step t takes the rows of positions (t groups + group) batch up to + batch.
+// Step t takes the rows of the `batch` positions from BatchPosition on (worker/data/sampler.h).
 RowSource TrainingRows(const TrainingPart& part);
 
 // What one rank takes of the samples [begin, end) of a test split, `batch` at a time; the last

@@ -1,7 +1,5 @@
 #include "worker/data/byte_source.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,18 +56,8 @@ class FileBytes final : public ByteSource {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path) {
-  // Without O_NONBLOCK a named pipe would keep us waiting for its writer.
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return ErrnoStatus(errno, "open", path);
-  struct stat status {};
-  const int stat_result = fstat(file, &status);
-  const int error = errno;
-  auto bytes = std::make_unique<FileBytes>(path, file, status.st_size);
-  if (stat_result != 0) return ErrnoStatus(error, "stat", path);
-  if (!S_ISREG(status.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is no regular file"));
-  }
-  return bytes;
+  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
+  return std::make_unique<FileBytes>(path, file.fd, file.bytes);
 }
 
 absl::Status MemoryBytes::ReadAt(int64_t offset, std::span<std::byte> bytes) const {

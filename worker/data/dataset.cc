@@ -40,27 +40,8 @@ absl::Status CheckKind(bool model_takes_tokens, bool data_is_tokens) {
                    model_takes_tokens ? "tokens" : "images"));
 }
 
-}  // namespace
-
-absl::Status CheckSample(int64_t index, int64_t size) {
-  if (index >= 0 && index < size) return absl::OkStatus();
-  return absl::OutOfRangeError(absl::StrCat("no sample ", index, " among ", size));
-}
-
-absl::Status CopyLabels(std::span<const SampleRef> samples, std::span<const int32_t> all,
-                        std::span<int32_t> labels) {
-  for (size_t i = 0; i < samples.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, static_cast<int64_t>(all.size())));
-    labels[i] = all[static_cast<size_t>(samples[i].index)];
-  }
-  return absl::OkStatus();
-}
-
-bool IsJpegName(absl::string_view name) {
-  return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg");
-}
-
-absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split) {
+// Whatever number of samples it has.
+absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, Split split) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const v1::Data& data = spec.data();
   const DatasetNeeds needs{.sample_shape = graph.input(),
@@ -92,6 +73,36 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Sp
       break;
   }
   return absl::InvalidArgumentError("data: no source is given");
+}
+
+}  // namespace
+
+absl::Status CheckSample(int64_t index, int64_t size) {
+  if (index >= 0 && index < size) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("no sample ", index, " among ", size));
+}
+
+absl::Status CopyLabels(std::span<const SampleRef> samples, std::span<const int32_t> all,
+                        std::span<int32_t> labels) {
+  for (size_t i = 0; i < samples.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, static_cast<int64_t>(all.size())));
+    labels[i] = all[static_cast<size_t>(samples[i].index)];
+  }
+  return absl::OkStatus();
+}
+
+bool IsJpegName(absl::string_view name) {
+  return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg");
+}
+
+absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split) {
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Dataset> dataset, OpenOfAnySize(spec, split));
+  if (dataset->size() > kMostSamples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", split == Split::kTrain ? "training" : "test", " data hold ",
+                     dataset->size(), " samples; at most ", kMostSamples, " are possible"));
+  }
+  return dataset;
 }
 
 }  // namespace cadre

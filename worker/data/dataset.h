@@ -20,6 +20,9 @@
 
 namespace cadre {
 
+// A place in the order of an epoch is a number of 32 bits.
+inline constexpr int64_t kMostSamples = (int64_t{1} << 32) - 1;
+
 enum class Split { kTrain, kTest };
 
 struct SampleRef {
@@ -57,7 +60,8 @@ class Dataset {
 // Opens what `spec.data` names, in the shape of the model's input. Labels are checked against the
 // model's classes, those of token files when they are read.
 // Errors name the file: NotFound for a missing one, DataLoss for one that is cut short or damaged,
-// InvalidArgument for one that is of another format or does not fit the model.
+// InvalidArgument for one that is of another format, does not fit the model, or holds more than
+// kMostSamples.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split);
 
 }  // namespace cadre

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "spec/class_folders.h"
 #include "worker/data/byte_source.h"
 #include "worker/data/dataset_kinds.h"
 #include "worker/data/jpeg_dataset.h"
@@ -18,33 +19,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names of the entries of a folder that `wanted` wants, sorted.
-template <typename Wanted>
-absl::StatusOr<std::vector<std::string>> List(const std::string& folder, const Wanted& wanted) {
+// Sorted. By name alone: what is no JPEG file inside is for the decoder to say.
+absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator entry(folder, error);
   // increment() in place of ++, which would throw.
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code ignored;
-    if (wanted(*entry, ignored)) names.push_back(entry->path().filename().string());
+    std::string name = entry->path().filename().string();
+    if (IsJpegName(name)) names.push_back(std::move(name));
   }
   if (error) return ErrnoStatus(error.value(), "list", folder);
   std::sort(names.begin(), names.end());
   return names;
-}
-
-absl::StatusOr<std::vector<std::string>> ListFolders(const std::string& folder) {
-  return List(folder, [](const fs::directory_entry& entry, std::error_code& error) {
-    return entry.is_directory(error);
-  });
-}
-
-// By name alone: what is no JPEG file inside is for the decoder to say.
-absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder) {
-  return List(folder, [](const fs::directory_entry& entry, std::error_code&) {
-    return IsJpegName(entry.path().filename().string());
-  });
 }
 
 class FolderImages final : public EncodedImages {
@@ -82,21 +69,24 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
       const ImageTransform transform,
       ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
   // The training folders number the classes, also where the test split lacks some.
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes, ListFolders(data.train()));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes, ListClassFolders(data.train()));
   if (static_cast<int64_t>(classes.size()) > needs.classes) {
     return absl::InvalidArgumentError(absl::StrCat(data.train(), ": holds ", classes.size(),
                                                    " class folders; the model tells ",
                                                    needs.classes, " classes apart"));
   }
   const std::string& folder = split == Split::kTrain ? data.train() : data.test();
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> present, ListFolders(folder));
+  std::vector<std::string> present = classes;
+  if (split == Split::kTest) {
+    CADRE_ASSIGN_OR_RETURN(present, ListClassFolders(folder));
+  }
+  if (const std::string* unknown = FindUnknownClass(present, classes); unknown != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(folder, ": has a class folder ", *unknown, "; ",
+                                                   data.train(), " has none of that name"));
+  }
   auto images = std::make_unique<FolderImages>(folder, classes);
   for (const std::string& name : present) {
     const auto known = std::lower_bound(classes.begin(), classes.end(), name);
-    if (known == classes.end() || *known != name) {
-      return absl::InvalidArgumentError(absl::StrCat(folder, ": has a class folder ", name, "; ",
-                                                     data.train(), " has none of that name"));
-    }
     CADRE_ASSIGN_OR_RETURN(std::vector<std::string> files,
                            ListJpegs(absl::StrCat(folder, "/", name)));
     for (std::string& file : files) {

@@ -1,9 +1,10 @@
 // Which sample stands where in the endless sequence of per-epoch permutations.
 //
 // Position p is in epoch p / size, at place p % size of that epoch's permutation. Step t of group g
-// of G, with B samples per group and step, takes positions (t G + g) B up to + B. So every sample
-// comes once per epoch whatever B and G are, and who trains it changes nothing. The whole state of
-// reading the data is therefore the step: whoever resumes at step t resumes here.
+// of G, with B samples per group and step, takes positions P + ((t - S) G + g) B up to + B, where
+// the run began at step S and position P (0 and 0 but for what begins from a checkpoint). So every
+// sample comes once per epoch whatever B and G are and become, and who trains it changes nothing.
+// The whole state of reading the data is therefore a position.
 //
 // Thread-compatible: it remembers the permutations of two epochs.
 #pragma once
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "spec/data_position.h"
 #include "worker/data/dataset.h"
 
 namespace cadre {
@@ -39,9 +41,10 @@ class Sampler {
   std::array<Cached, 2> cached_;
 };
 
-// First position of the batch of `group` at `step`.
-inline int64_t BatchPosition(int64_t step, int64_t group, int64_t groups, int64_t batch) {
-  return (step * groups + group) * batch;
+// First position of the batch of `group` at `step`. Requires: step >= origin.step.
+inline int64_t BatchPosition(const DataOrigin& origin, int64_t step, int64_t group, int64_t groups,
+                             int64_t batch) {
+  return origin.position + ((step - origin.step) * groups + group) * batch;
 }
 
 }  // namespace cadre

@@ -142,6 +142,7 @@ absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const 
   if (observer_ != nullptr) {
     // What the move took that the work did not hide.
     observer_->Played(program.tape, move, absl::ToDoubleSeconds(came - waiting));
+    observer_->Waited(absl::ToDoubleSeconds(came - waiting));
     observer_->Played(program.tape, work,
                       absl::ToDoubleSeconds((absl::Now() - start) - (came - waiting)));
   }
@@ -225,6 +226,7 @@ bool Network::CountsLoss() const {
 
 LossPart Network::TakeLoss(const Program& program, const TapeOp& op, const BatchView& batch,
                            float loss_scale) {
+  const absl::Time start = absl::Now();
   const GraphLayer& layer = graph_.layers().back();
   const Box& box = program.tape.places.back().inputs[0];
   const Shape here = box.shape();
@@ -244,6 +246,9 @@ LossPart Network::TakeLoss(const Program& program, const TapeOp& op, const Batch
   const Kernels::LossSums sums = kernels_.SoftmaxCrossEntropy(
       rows, classes, layer.settings.softmax_cross_entropy().label_smoothing(),
       Buffer(program, op.x[0]), labels, loss_scale, Buffer(program, op.dx[0]));
+  if (observer_ != nullptr) {
+    observer_->Played(program.tape, op, absl::ToDoubleSeconds(absl::Now() - start));
+  }
   if (!CountsLoss()) return {};
   return {sums.loss, sums.correct, rows};
 }

@@ -65,6 +65,8 @@ class TapeObserver {
   virtual ~TapeObserver() = default;
   // The operation has just ended; `seconds` is how long it took.
   virtual void Played(const Tape& tape, const TapeOp& op, double seconds) = 0;
+  // Of the operation told last, so long was spent waiting for a move beside it.
+  virtual void Waited(double /*seconds*/) {}
 };
 
 class Network {

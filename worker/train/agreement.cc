@@ -48,10 +48,17 @@ absl::Status Agree(const absl::Status& mine, Communicator& group) {
 }
 
 absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group) {
-  CHECK_LE(mine.size(), Note::kMostText);
-  Note note(0, mine);
-  CADRE_RETURN_IF_ERROR(Share(&note, 0, group));
-  return note.Text();
+  uint64_t size = mine.size();
+  CHECK_LE(size, kMostSharedText);
+  if (group.size() == 1) return mine;
+  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
+  if (size > kMostSharedText) {
+    return absl::InternalError(absl::StrCat("rank 0 says that it has a text of ", size, " bytes"));
+  }
+  std::string text = group.index() == 0 ? mine : std::string();
+  text.resize(size);
+  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(text)), 0));
+  return text;
 }
 
 }  // namespace cadre

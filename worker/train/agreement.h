@@ -4,6 +4,7 @@
 // Thread-compatible, as the communicator.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "absl/status/status.h"
@@ -17,7 +18,9 @@ namespace cadre {
 // Errors of the communicator come as they are.
 absl::Status Agree(const absl::Status& mine, Communicator& group);
 
-// A collective. The text of member 0. Requires: at most 4096 bytes.
+// A collective. The text of member 0, whatever the others come with.
+// Requires: at most kMostSharedText bytes. Errors: those of the communicator.
+inline constexpr size_t kMostSharedText = size_t{256} << 20;
 absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group);
 
 }  // namespace cadre

@@ -152,8 +152,8 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
     used = files->Publish(facts);
   }
   if (first && used.ok()) {
-    const absl::Status pruned =
-        PruneCheckpoints(options.directory, options.keep, static_cast<int64_t>(facts.step()));
+    const absl::Status pruned = PruneCheckpoints(options.directory, facts.run(), options.keep,
+                                                 static_cast<int64_t>(facts.step()));
     LOG_IF(WARNING, !pruned.ok()) << "old checkpoints stay: " << pruned;
   }
   return Agree(used, group);

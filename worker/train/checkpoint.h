@@ -3,8 +3,9 @@
 //
 // Saving: the ranks' values pass through rank 0 chunk by chunk, in flat order, so that nobody ever
 // holds more than a chunk beside its own. Loading: every rank reads from the files just what it
-// owns, so the folder must be readable on every machine. Both are collectives: every rank of the
-// group calls with the same arguments but for its values, and every rank gets the same status.
+// owns, so the folder must be readable on every machine; rank 0's manifest counts. Both are
+// collectives: every rank of the group calls with the same arguments but for its values, and every
+// rank gets the same status.
 //
 // Thread-compatible. Spans are lent for the call.
 #pragma once
@@ -46,14 +47,14 @@ struct CheckpointValues {
 struct CheckpointOptions {
   // Checkpoints' folders appear here; on rank 0's machine.
   std::string directory;
-  // Newest ones that are kept; at least 1.
+  // Newest ones of facts.run() that are kept; at least 1.
   int keep = 2;
   // Elements that are gathered at a time: 16 MiB.
   int64_t chunk = int64_t{4} << 20;
 };
 
 // Writes "<directory>/step-<facts.step()>". `facts` (looked at on rank 0): the manifest's spec,
-// step, version, cursor, seed and optimizer.updates; the rest is filled in here.
+// step, version, cursor, seed, run and optimizer.updates; the rest is filled in here.
 // Errors: those of rank 0's file system, such as ResourceExhausted for a full disk, and then the
 // checkpoints that were there are as they were; those of the communicator, and then the group is
 // dead; Internal for ranks that own too much or too little.

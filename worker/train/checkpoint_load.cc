@@ -19,8 +19,6 @@
 namespace cadre {
 namespace {
 
-constexpr size_t kLongestPath = 4096;
-
 std::string FileIn(const std::string& folder, const char* name) {
   return (std::filesystem::path(folder) / name).string();
 }
@@ -65,20 +63,52 @@ absl::Status CheckOptimizer(const std::string& path, const v1::CheckpointManifes
       "; to begin from the weights alone give its ", kModelFile));
 }
 
+bool HasManifest(const std::string& path) { return !absl::EndsWith(path, ".safetensors"); }
+
+// The checkpoint that `from` names, with its manifest unless it is weights alone. For rank 0: which
+// is the newest, and what belongs to it, must be one answer for the group, or ranks whose machines
+// see other folders would go on to other collectives.
+absl::StatusOr<LoadedCheckpoint> Choose(const std::string& from) {
+  LoadedCheckpoint chosen;
+  CADRE_ASSIGN_OR_RETURN(chosen.path, ResolveCheckpoint(from));
+  if (HasManifest(chosen.path)) {
+    CADRE_ASSIGN_OR_RETURN(chosen.manifest, ReadManifest(FileIn(chosen.path, kManifestFile)));
+    if (chosen.manifest->ByteSizeLong() > kMostSharedText) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(FileIn(chosen.path, kManifestFile), ": is too large"));
+    }
+  }
+  return chosen;
+}
+
+// A collective: every rank gets what rank 0 chose.
+absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communicator& group) {
+  absl::StatusOr<LoadedCheckpoint> chosen = LoadedCheckpoint();
+  if (group.index() == 0) chosen = Choose(from);
+  CADRE_RETURN_IF_ERROR(Agree(chosen.status(), group));
+  LoadedCheckpoint shared;
+  CADRE_ASSIGN_OR_RETURN(shared.path, TextOfFirst(chosen->path, group));
+  if (!HasManifest(shared.path)) return shared;
+  const std::string mine = chosen->manifest ? chosen->manifest->SerializeAsString() : std::string();
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, TextOfFirst(mine, group));
+  if (!shared.manifest.emplace().ParseFromString(bytes)) {
+    return absl::InternalError("rank 0's manifest cannot be read");
+  }
+  return shared;
+}
+
 // What this rank reads on its own.
-absl::Status ReadAll(const std::string& path, const ParameterIndex& index,
-                     const v1::Optimizer& optimizer, const CheckpointValues& values,
-                     std::optional<v1::CheckpointManifest>* manifest) {
-  if (absl::EndsWith(path, ".safetensors")) return ReadWeights(path, index, values.weights);
-  const std::string manifest_path = FileIn(path, kManifestFile);
-  CADRE_ASSIGN_OR_RETURN(*manifest, ReadManifest(manifest_path));
+absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
+                     const v1::Optimizer& optimizer, const CheckpointValues& values) {
+  const std::string& path = from.path;
+  if (!from.manifest) return ReadWeights(path, index, values.weights);
   CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values.weights));
-  CADRE_RETURN_IF_ERROR(CheckOptimizer(manifest_path, **manifest, optimizer));
+  CADRE_RETURN_IF_ERROR(CheckOptimizer(FileIn(path, kManifestFile), *from.manifest, optimizer));
   return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer),
                     values.states);
 }
 
-// A collective.
+// A collective. The manifest and the digests are everybody's, so the outcome is too.
 absl::Status CheckDigests(const std::string& path, const ParameterIndex& index,
                           const v1::CheckpointManifest& manifest, const CheckpointValues& values,
                           Communicator& group) {
@@ -108,19 +138,8 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const std::string& from,
                                                 const CheckpointValues& values,
                                                 Communicator& group) {
   CHECK_EQ(values.states.size(), OptimizerStateNames(optimizer).size());
-  // Rank 0 says which is the newest: another may appear between two looks.
-  absl::StatusOr<std::string> chosen = from;
-  if (group.index() == 0) {
-    chosen = ResolveCheckpoint(from);
-    if (chosen.ok() && chosen->size() > kLongestPath) {
-      chosen = absl::InvalidArgumentError("the checkpoint's path is longer than paths can be");
-    }
-  }
-  CADRE_RETURN_IF_ERROR(Agree(chosen.status(), group));
-  LoadedCheckpoint loaded;
-  CADRE_ASSIGN_OR_RETURN(loaded.path, TextOfFirst(*chosen, group));
-  CADRE_RETURN_IF_ERROR(
-      Agree(ReadAll(loaded.path, index, optimizer, values, &loaded.manifest), group));
+  CADRE_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, ChosenByFirst(from, group));
+  CADRE_RETURN_IF_ERROR(Agree(ReadAll(loaded, index, optimizer, values), group));
   if (loaded.manifest.has_value()) {
     CADRE_RETURN_IF_ERROR(CheckDigests(loaded.path, index, *loaded.manifest, values, group));
   }

@@ -1,6 +1,8 @@
 #include "worker/train/run_checkpoints.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -8,6 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "spec/checkpoint_folder.h"
+#include "spec/data_position.h"
+#include "worker/data/sampler.h"
+#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {
@@ -19,6 +25,37 @@ std::vector<OwnedValues> AsValues(std::span<const OwnedSpan> spans) {
         {{span.begin, span.end}, {span.values, static_cast<size_t>(span.end - span.begin)}});
   }
   return values;
+}
+
+bool Same(const std::filesystem::path& a, const std::filesystem::path& b) {
+  std::error_code error;
+  return std::filesystem::equivalent(a, b, error) && !error;
+}
+
+// Whether `from` is `directory`, a checkpoint in it, or the weights of one.
+bool LiesIn(const std::string& from, const std::string& directory) {
+  if (from.empty()) return false;
+  std::filesystem::path path = std::filesystem::path(from).lexically_normal();
+  for (int up = 0; up < 3; ++up, path = path.parent_path()) {
+    if (Same(path, directory)) return true;
+  }
+  return false;
+}
+
+// FailedPrecondition where the directory holds what is another run's, and this one does not go on
+// from it.
+absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lineage) {
+  const std::string& directory = checkpoint.directory();
+  const auto owned = CheckpointsByOwner(directory, lineage);
+  // What is not there yet will be made, and what is wrong with it shows when it is written to.
+  if (!owned.ok() || owned->others.empty()) return absl::OkStatus();
+  const CheckpointEntry& newest = owned->others.back();
+  if (LiesIn(checkpoint.from(), directory) && newest.step <= int64_t{checkpoint.from_step()}) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      directory, ": holds ", owned->others.size(), " checkpoint(s) of another run, the newest is ",
+      newest.path, "; give another checkpoint.directory, or begin from that one"));
 }
 
 }  // namespace
@@ -55,12 +92,20 @@ absl::Status RunCheckpoints::CheckManifest(const std::string& path,
                                                    ", but checkpoint.from_step is ", step));
   }
   const uint64_t position =
-      SamplesBefore(step, static_cast<int>(std::max(1U, assignment_.spec().cluster().groups())));
+      PositionAt(step, static_cast<int>(SamplesPerStep(assignment_.spec()) / batch()));
   LOG_IF(WARNING, lead() && manifest.cursor().position() != position)
-      << path << ": " << manifest.cursor().position() << " samples were trained on, but " << step
-      << " steps of this run are " << position
-      << ": until the next epoch some samples come twice or not at all";
+      << path << ": " << manifest.cursor().position()
+      << " samples were trained on, but the run is to go on at " << position
+      << " (checkpoint.from_position): until the next epoch some come twice or not at all";
   return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::CheckDirectory() {
+  const v1::Checkpoint& checkpoint = assignment_.spec().checkpoint();
+  if (checkpoint.directory().empty() || assignment_.place().group() != 0) return absl::OkStatus();
+  absl::Status mine;
+  if (lead()) mine = CheckOwner(checkpoint, assignment_.lineage());
+  return Agree(mine, replica_.comms().All());
 }
 
 bool RunCheckpoints::Due(uint32_t step, bool last) const {
@@ -78,18 +123,21 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   *manifest.mutable_spec() = spec;
   manifest.set_step(facts.step);
   manifest.set_version(facts.version);
-  const uint64_t position = SamplesBefore(facts.step, facts.groups);
+  const uint64_t position = PositionAt(facts.step, facts.groups);
   const auto epoch_samples = static_cast<uint64_t>(facts.train_samples);
   manifest.mutable_cursor()->set_position(position);
   manifest.mutable_cursor()->set_samples_per_epoch(epoch_samples);
   manifest.mutable_cursor()->set_epoch(position / epoch_samples);
   manifest.set_seed(spec.seed());
+  manifest.set_run(assignment_.lineage());
   manifest.mutable_optimizer()->set_updates(static_cast<uint64_t>(replica_.updates()));
+  constexpr uint32_t kMostKept = std::numeric_limits<int>::max();
   const uint32_t keep = spec.checkpoint().keep();
   Communicator& group = replica_.comms().All();
-  const absl::Status saved = SaveCheckpoint(
-      {.directory = spec.checkpoint().directory(), .keep = static_cast<int>(keep == 0 ? 2 : keep)},
-      replica_.index(), std::move(manifest), Values(), group);
+  const absl::Status saved =
+      SaveCheckpoint({.directory = spec.checkpoint().directory(),
+                      .keep = static_cast<int>(keep == 0 ? 2 : std::min(keep, kMostKept))},
+                     replica_.index(), std::move(manifest), Values(), group);
   saved_ = facts.step;
   if (saved.ok()) {
     counters_.Add("checkpoints_saved");
@@ -110,9 +158,9 @@ CheckpointValues RunCheckpoints::Values() {
   return values;
 }
 
-uint64_t RunCheckpoints::SamplesBefore(uint32_t step, int groups) const {
-  return uint64_t{step} * static_cast<uint64_t>(groups) *
-         uint64_t{assignment_.spec().batch_per_group()};
+uint64_t RunCheckpoints::PositionAt(uint32_t step, int groups) const {
+  return static_cast<uint64_t>(
+      BatchPosition(DataOriginOf(assignment_.spec()), step, /*group=*/0, groups, batch()));
 }
 
 }  // namespace cadre

@@ -28,6 +28,11 @@ class RunCheckpoints {
   // DataLoss for weights that are not version 0.
   absl::Status Begin();
 
+  // A collective, before anything is trained: refuses a directory that is another run's (run.proto,
+  // Checkpoint). Errors: FailedPrecondition, on every rank, naming what lies there; those of the
+  // communicator.
+  absl::Status CheckDirectory();
+
   // Where training goes on from: nothing has to be saved before the next multiple of every_steps.
   void StartAt(uint32_t step) { saved_ = step; }
   // Group 0 keeps checkpoints of every so many steps, and of what may be the last.
@@ -45,10 +50,11 @@ class RunCheckpoints {
 
  private:
   bool lead() const { return assignment_.place().rank() == 0; }
+  int64_t batch() const { return assignment_.spec().batch_per_group(); }
   CheckpointValues Values();
   absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest) const;
-  // Samples that all groups together have trained on by a step.
-  uint64_t SamplesBefore(uint32_t step, int groups) const;
+  // Of the first sample that no group has taken when `step` begins.
+  uint64_t PositionAt(uint32_t step, int groups) const;
 
   const v1::Assignment& assignment_;
   Replica& replica_;

@@ -14,11 +14,13 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "server/client/refusal.h"
+#include "spec/data_position.h"
 #include "spec/memory.h"
 #include "worker/data/batch_loader.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
 #include "worker/optim/schedule.h"
+#include "worker/train/agreement.h"
 #include "worker/train/batches.h"
 #include "worker/train/evaluation.h"
 #include "worker/train/replica.h"
@@ -63,7 +65,9 @@ class Trainer {
     if (status.ok()) {
       status = MakeReplica();
       if (!status.ok()) return {std::move(status), /*permanent=*/true};
-      status = TakeVersion();
+      status = checkpoints_->CheckDirectory();
+      if (absl::IsFailedPrecondition(status)) return {std::move(status), /*permanent=*/true};
+      if (status.ok()) status = TakeVersion();
       if (status.ok() && version_ == 0) {
         status = checkpoints_->Begin();
         // What cannot be begun from here cannot be begun from anywhere.
@@ -71,8 +75,10 @@ class Trainer {
       }
     }
     if (status.ok()) status = Train();
-    // A model that diverged would diverge again, and data that was too broken stays so.
-    const bool permanent = absl::IsOutOfRange(status) || absl::IsDataLoss(data_status_);
+    // A model that diverged would diverge again, and data that is too broken, not what the spec
+    // says or not there stays so.
+    const bool permanent = absl::IsOutOfRange(status) || absl::IsDataLoss(data_status_) ||
+                           absl::IsInvalidArgument(data_status_) || absl::IsNotFound(data_status_);
     // What broke because of the cancellation is told as the cancellation.
     if (absl::Status cancelled = cancellation_.status(); !cancelled.ok()) status = cancelled;
     return {std::move(status), permanent && !absl::IsCancelled(status)};
@@ -174,7 +180,8 @@ class Trainer {
                       .dataset_size = train_->size(),
                       .group = place_.group(),
                       .groups = start_.groups(),
-                      .batch = batch()};
+                      .batch = batch(),
+                      .origin = DataOriginOf(spec_)};
     part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
                                   [this](int64_t samples) { return RowsOf(*replica_, samples); });
     loader_ = std::make_unique<BatchLoader>(*train_, TrainingRows(part), BatchLoader::Options{});
@@ -206,9 +213,9 @@ class Trainer {
     data_status_ = loaded.status();
     CADRE_RETURN_IF_ERROR(data_status_);
     rate_ = RateAt(spec_.schedule(), step_, start_.total_steps());
-    const std::vector<BatchView> views =
-        ViewsOf(**loaded, *replica_, batch(),
-                BatchPosition(step_, place_.group(), start_.groups(), batch()));
+    const std::vector<BatchView> views = ViewsOf(
+        **loaded, *replica_, batch(),
+        BatchPosition(DataOriginOf(spec_), step_, place_.group(), start_.groups(), batch()));
     auto stepped = replica_->Step(views, rate_);
     CADRE_RETURN_IF_ERROR(InStep(step_, stepped.status()));
     CADRE_ASSIGN_OR_RETURN(const LossPart part, std::move(stepped));
@@ -335,12 +342,9 @@ class Trainer {
   // Every rank gets rank 0's message.
   template <typename Message>
   absl::Status BroadcastMessage(Message* message) {
-    std::string bytes = lead() ? message->SerializeAsString() : std::string();
-    uint64_t size = bytes.size();
-    CADRE_RETURN_IF_ERROR(BroadcastWord(&size));
-    bytes.resize(size);
-    CADRE_RETURN_IF_ERROR(
-        replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(bytes)), 0));
+    CADRE_ASSIGN_OR_RETURN(
+        const std::string bytes,
+        TextOfFirst(lead() ? message->SerializeAsString() : "", replica_->comms().All()));
     if (!message->ParseFromString(bytes)) {
       return absl::InternalError("a message from rank 0 cannot be read");
     }

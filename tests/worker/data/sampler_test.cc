@@ -67,7 +67,7 @@ TEST(SamplerTest, GroupsAndBatchesCoverTheSequence) {
       std::vector<int64_t> sequence;
       for (int64_t step = 0; step < steps; ++step) {
         for (int64_t group = 0; group < groups; ++group) {
-          const int64_t first = BatchPosition(step, group, groups, batch);
+          const int64_t first = BatchPosition({}, step, group, groups, batch);
           EXPECT_EQ(first, static_cast<int64_t>(sequence.size()));
           for (const int64_t sample : Sequence(sampler, first, batch)) {
             sequence.push_back(sample);
@@ -79,6 +79,44 @@ TEST(SamplerTest, GroupsAndBatchesCoverTheSequence) {
       for (const auto& [sample, count] : times) EXPECT_EQ(count, epochs) << sample;
     }
   }
+}
+
+// 3 steps of 2 x 4, then 4 steps of 3 x 5, then 2 of 1 x 8: nothing twice, nothing left out.
+TEST(SamplerTest, AResumeWithOtherBatchesAndGroupsGoesOnWhereTheDataStood) {
+  Sampler sampler(7, 20);
+  struct Part {
+    int64_t steps, groups, batch;
+  };
+  DataOrigin origin;
+  std::map<int64_t, int64_t> times;
+  int64_t expected = 0;
+  for (const Part& part : {Part{3, 2, 4}, Part{4, 3, 5}, Part{2, 1, 8}}) {
+    const int64_t end = origin.step + part.steps;
+    for (int64_t step = origin.step; step < end; ++step) {
+      for (int64_t group = 0; group < part.groups; ++group) {
+        const int64_t first = BatchPosition(origin, step, group, part.groups, part.batch);
+        EXPECT_EQ(first, expected);
+        expected += part.batch;
+        for (const int64_t sample : Sequence(sampler, first, part.batch)) ++times[sample];
+      }
+    }
+    origin = {end, BatchPosition(origin, end, 0, part.groups, part.batch)};
+  }
+  EXPECT_EQ(expected, 100);
+  ASSERT_EQ(times.size(), 20U);
+  for (const auto& [sample, count] : times) EXPECT_EQ(count, 5) << sample;
+}
+
+TEST(SamplerTest, WithoutAPositionAStepCountsInStepsOfThisRun) {
+  v1::RunSpec spec;
+  spec.set_batch_per_group(4);
+  spec.mutable_cluster()->set_groups(3);
+  EXPECT_EQ(DataOriginOf(spec).position, 0);
+  spec.mutable_checkpoint()->set_from_step(10);
+  EXPECT_EQ(DataOriginOf(spec).step, 10);
+  EXPECT_EQ(DataOriginOf(spec).position, 120);
+  spec.mutable_checkpoint()->set_from_position(77);
+  EXPECT_EQ(DataOriginOf(spec).position, 77);
 }
 
 TEST(SamplerTest, ABatchMayBeLargerThanTheDataSet) {

@@ -106,5 +106,21 @@ TEST_F(TokenFilesTest, AFileThatShrinksIsDataLoss) {
             absl::StatusCode::kDataLoss);
 }
 
+// An epoch's order is kept in numbers of 32 bits. The file is nothing but a hole, which no disk
+// holds.
+TEST_F(TokenFilesTest, MoreSamplesThanAnEpochCanOrder) {
+  spec_ = TokenSpec(1, 10, 10);
+  data().set_bytes_per_token(1);
+  Train("");
+  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMostSamples) + 1);
+  const auto most = OpenDataset(spec_, Split::kTrain);
+  ASSERT_TRUE(most.ok()) << most.status();
+  EXPECT_EQ((*most)->size(), kMostSamples);
+  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMostSamples) + 2);
+  EXPECT_EQ(Open().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::string(Open().message()),
+            "the training data hold 4294967296 samples; at most 4294967295 are possible");
+}
+
 }  // namespace
 }  // namespace cadre::testing

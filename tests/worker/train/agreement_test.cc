@@ -62,7 +62,8 @@ TEST(Agree, LongMessagesAreCut) {
 }
 
 TEST(TextOfFirst, IsEverybodys) {
-  for (const std::string& text : {std::string(), std::string("a/path"), std::string(4096, 'p')}) {
+  for (const std::string& text :
+       {std::string(), std::string("a/path"), std::string(100'000, 'p')}) {
     for (const auto& got : OnGroup<absl::StatusOr<std::string>>(3, [&](Communicator& group) {
            return TextOfFirst(group.index() == 0 ? text : "another", group);
          })) {

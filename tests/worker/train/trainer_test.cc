@@ -50,6 +50,7 @@ v1::Assignment AssignmentOf(const v1::RunSpec& spec) {
   v1::Assignment assignment;
   assignment.mutable_place()->set_run("run-1");
   assignment.mutable_place()->set_generation(3);
+  assignment.set_lineage("run-1.a");
   *assignment.mutable_spec() = spec;
   *assignment.mutable_plan() = *MakePlan(spec, 1);
   return assignment;
@@ -284,6 +285,66 @@ TEST(Trainer, GoesOnFromACheckpointToTheSameBits) {
   Counters counters;
   EXPECT_EQ(DigestAfter(assignment, 20, &counters), whole);
   EXPECT_EQ(counters.Get("steps"), 8U);
+}
+
+TEST(Trainer, GoesOnWhereTheDataStoodUnderAnotherBatch) {
+  const TemporaryFolder folder;
+  DigestAfter(AssignmentOf(Alone(folder.path() + "/first")), 12);
+  v1::RunSpec rest = Alone(folder.path() + "/second");
+  rest.set_batch_per_group(16);
+  rest.mutable_checkpoint()->set_from(folder.path() + "/first/step-12");
+  rest.mutable_checkpoint()->set_from_step(12);
+  rest.mutable_checkpoint()->set_from_position(12 * 8);
+  v1::Assignment assignment = AssignmentOf(rest);
+  assignment.set_step(12);
+  DigestAfter(assignment, 20);
+  const auto manifest = ReadManifest(folder.path() + "/second/step-20/manifest.textproto");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->cursor().position(), 12U * 8 + 8 * 16);
+  EXPECT_EQ(manifest->run(), "run-1.a");
+}
+
+TEST(Trainer, WhatIsKeptMayBeMoreThanFits) {
+  const TemporaryFolder folder;
+  v1::RunSpec spec = Alone(folder.path());
+  spec.mutable_checkpoint()->set_keep(4294967295);
+  DigestAfter(AssignmentOf(spec), 20);
+  EXPECT_EQ(ListCheckpoints(folder.path())->size(), 4U);
+}
+
+TEST(Trainer, AnotherRunsFolderIsRefusedUnlessItGoesOnFromIt) {
+  const TemporaryFolder folder;
+  const v1::RunSpec spec = Alone(folder.path());
+  DigestAfter(AssignmentOf(spec), 12);
+  const auto outcome_of = [](const v1::RunSpec& begun) {
+    v1::Assignment assignment = AssignmentOf(begun);
+    assignment.set_lineage("run-1.b");
+    assignment.set_step(begun.checkpoint().from_step());
+    ScriptedControl control;
+    control.start = StartOf(20);
+    return Train(assignment, control);
+  };
+  TrainerOutcome outcome = outcome_of(spec);
+  EXPECT_TRUE(outcome.permanent);
+  EXPECT_TRUE(absl::IsFailedPrecondition(outcome.status)) << outcome.status;
+  EXPECT_NE(outcome.status.message().find(folder.path() + "/step-12"), absl::string_view::npos)
+      << outcome.status;
+
+  // Not from what is not its newest.
+  v1::RunSpec rest = spec;
+  rest.mutable_checkpoint()->set_from(folder.path() + "/step-6");
+  rest.mutable_checkpoint()->set_from_step(6);
+  EXPECT_TRUE(outcome_of(rest).permanent);
+
+  rest.mutable_checkpoint()->set_from(folder.path() + "/step-12");
+  rest.mutable_checkpoint()->set_from_step(12);
+  rest.mutable_checkpoint()->set_keep(1);
+  outcome = outcome_of(rest);
+  EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
+  std::vector<int64_t> steps;
+  const auto kept = ListCheckpoints(folder.path());
+  for (const CheckpointEntry& entry : *kept) steps.push_back(entry.step);
+  EXPECT_EQ(steps, (std::vector<int64_t>{6, 12, 18})) << "the other run's are not its to remove";
 }
 
 TEST(Trainer, ACheckpointThatDoesNotFitIsPermanentAndSaysWhy) {
