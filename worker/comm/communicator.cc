@@ -8,24 +8,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "tensor/layout.h"
+#include "worker/comm/reduce.h"
 
 namespace cadre {
 namespace {
 
-// A tag is, from the top: 24 bits of the communicator, 8 of the kind of collective, 32 of its
-// number.
-uint64_t CommunicatorId(const std::vector<int>& members) {
+// Schedules that are kept: those of a model's buckets, reduced and gathered.
+constexpr size_t kKept = 64;
+
+uint32_t GroupHash(const std::vector<int>& members) {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const int rank : members) hash = (hash ^ static_cast<uint64_t>(rank)) * 0x100000001b3;
-  return (hash ^ (hash >> 32)) & 0xffffff;
-}
-
-void AddTo(std::span<float> sum, std::span<const float> values) {
-  float* __restrict out = sum.data();
-  const float* __restrict in = values.data();
-  const size_t n = sum.size();
-  for (size_t i = 0; i < n; ++i) out[i] += in[i];
+  return static_cast<uint32_t>(hash ^ (hash >> 32));
 }
 
 template <typename T>
@@ -33,100 +27,154 @@ std::span<std::byte> Bytes(std::span<T> data) {
   return std::as_writable_bytes(data);
 }
 
-// Piece `index` of data cut at offsets; `scale` elements of data to one of an offset.
-template <typename T>
-std::span<T> Piece(std::span<T> data, std::span<const int64_t> offsets, int index,
-                   int64_t scale = 1) {
-  const auto i = static_cast<size_t>(index);
-  return data.subspan(static_cast<size_t>(offsets[i] * scale),
-                      static_cast<size_t>((offsets[i + 1] - offsets[i]) * scale));
+// A transport reads what is sent and never writes it.
+std::span<std::byte> ToSend(std::span<const std::byte> data) {
+  return {const_cast<std::byte*>(data.data()), data.size()};
+}
+
+Transfer::Kind TransferKind(ScheduleStep::Kind kind) {
+  switch (kind) {
+    case ScheduleStep::Kind::kSend:
+      return Transfer::Kind::kSend;
+    case ScheduleStep::Kind::kReceive:
+      return Transfer::Kind::kReceive;
+    case ScheduleStep::Kind::kReceiveSum:
+      return Transfer::Kind::kReceiveSum;
+  }
+  LOG(FATAL) << "no kind " << static_cast<int>(kind);
+}
+
+std::vector<Piece> PiecesAt(std::span<const int64_t> offsets) {
+  std::vector<Piece> pieces;
+  for (size_t i = 1; i < offsets.size(); ++i) pieces.push_back({offsets[i - 1], offsets[i]});
+  return pieces;
+}
+
+int64_t Total(std::span<const Piece> pieces) {
+  int64_t total = 0;
+  for (const Piece& piece : pieces) total += piece.size();
+  return total;
+}
+
+bool Knows(Collective collective, Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kRing:
+    case Algorithm::kButterfly:
+    case Algorithm::kHalvingDoubling:
+      return true;
+    case Algorithm::kHierarchical:
+      return collective == Collective::kAllReduce;
+    case Algorithm::kNone:
+    case Algorithm::kOnly:
+      return false;
+  }
+  return false;
+}
+
+absl::Status CheckPieces(std::span<const Piece> pieces, int64_t elements, int members) {
+  const auto refused = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat(pieces.size(), " pieces of ", elements,
+                                                   " elements among ", members, " members: ", why));
+  };
+  if (pieces.size() != static_cast<size_t>(members)) return refused("not one for each");
+  std::vector<Piece> sorted;
+  for (const Piece& piece : pieces) {
+    if (piece.begin < 0 || piece.begin > piece.end || piece.end > elements) {
+      return refused(absl::StrCat("[", piece.begin, ", ", piece.end, ") is not in the data"));
+    }
+    if (piece.size() > 0) sorted.push_back(piece);
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < sorted.size(); ++i) {
+    if (sorted[i].begin < sorted[i - 1].end) return refused("some overlap");
+  }
+  return absl::OkStatus();
+}
+
+// A sum needs numbers, whole and where the processor expects them.
+absl::Status CheckData(DType type, std::span<const std::byte> data) {
+  if (data.size() % SizeOf(type) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(data.size(), " bytes are no whole number of ", DTypeName(type)));
+  }
+  if (reinterpret_cast<uintptr_t>(data.data()) % SizeOf(type) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("data is not where ", DTypeName(type), " can be"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-Communicator::Communicator(Transport& transport, std::vector<int> members)
-    : transport_(transport), members_(std::move(members)), id_(CommunicatorId(members_)) {
+Communicator::Communicator(Transport& transport, std::vector<int> members, int channel)
+    : transport_(transport),
+      members_(std::move(members)),
+      channel_(channel),
+      group_(GroupHash(members_)) {
+  CHECK(channel >= 0 && channel < Transport::kChannels) << channel;
   for (int i = 0; i < size(); ++i) {
     CHECK(Rank(i) >= 0 && Rank(i) < transport_.size()) << "no rank " << Rank(i);
     CHECK_EQ(std::count(members_.begin(), members_.end(), Rank(i)), 1) << "twice: " << Rank(i);
     if (Rank(i) == transport_.rank()) index_ = i;
+    hosts_.push_back(transport_.host(Rank(i)));
   }
   CHECK_GE(index_, 0) << "rank " << transport_.rank() << " is not a member";
 }
 
-absl::Status Communicator::AllReduceSum(std::span<float> data) {
-  std::vector<int64_t> offsets(members_.size() + 1);
-  for (int i = 0; i <= size(); ++i) {
-    offsets[static_cast<size_t>(i)] = PartBegin(static_cast<int64_t>(data.size()), i, size());
-  }
-  CADRE_RETURN_IF_ERROR(ReduceScatterSum(data, offsets));
-  return AllGather(data, offsets);
+absl::Status Communicator::AllReduce(Algorithm algorithm, DType type, std::span<std::byte> data) {
+  if (type == DType::kBytes) return absl::InvalidArgumentError("bytes are not added");
+  return Run({.collective = Collective::kAllReduce, .algorithm = algorithm}, type, data);
 }
 
-absl::Status Communicator::ReduceScatterSum(std::span<float> data,
-                                            std::span<const int64_t> offsets) {
-  CADRE_RETURN_IF_ERROR(CheckOffsets(data.size(), offsets));
-  if (size() == 1) return absl::OkStatus();
-  const uint64_t tag = NextTag(Kind::kReduceScatter);
-  // Piece k starts at member k + 1 and goes round until it arrives, complete, at member k.
-  for (int step = 1; step < size(); ++step) {
-    const std::span<float> mine = Piece(data, offsets, Around(-step));
-    const std::span<float> sum = Piece(data, offsets, Around(-step - 1));
-    CADRE_RETURN_IF_ERROR(PassOn(mine, sum, tag));
-  }
-  return absl::OkStatus();
+absl::Status Communicator::ReduceScatter(Algorithm algorithm, DType type, std::span<std::byte> data,
+                                         std::span<const Piece> pieces) {
+  if (type == DType::kBytes) return absl::InvalidArgumentError("bytes are not added");
+  return Run({.collective = Collective::kReduceScatter, .algorithm = algorithm, .pieces = pieces},
+             type, data);
 }
 
-// In chunks, so that what arrives needs little room. The two pieces may have different numbers of
-// them.
-absl::Status Communicator::PassOn(std::span<const float> mine, std::span<float> sum, uint64_t tag) {
-  const auto chunk_of = [](auto piece, size_t begin) {
-    return begin < piece.size() ? piece.subspan(begin, std::min(kChunk, piece.size() - begin))
-                                : piece.subspan(0, 0);
-  };
-  // An empty piece is a message too.
-  for (size_t begin = 0; begin == 0 || begin < std::max(mine.size(), sum.size()); begin += kChunk) {
-    const std::span<const float> out = chunk_of(mine, begin);
-    const std::span<float> in = chunk_of(sum, begin);
-    const bool sends = begin == 0 || !out.empty();
-    const bool receives = begin == 0 || !in.empty();
-    arriving_.resize(std::max(arriving_.size(), in.size()));
-    const std::span<float> arriving = std::span(arriving_).first(in.size());
-    if (sends && receives) {
-      CADRE_RETURN_IF_ERROR(
-          Exchange(Around(1), std::as_bytes(out), Around(-1), Bytes(arriving), tag));
-    } else if (sends) {
-      CADRE_RETURN_IF_ERROR(Send(Around(1), std::as_bytes(out), tag));
-    } else {
-      CADRE_RETURN_IF_ERROR(Receive(Around(-1), Bytes(arriving), tag));
-    }
-    AddTo(in, arriving);
-  }
-  return absl::OkStatus();
+absl::Status Communicator::AllGather(Algorithm algorithm, DType type, std::span<std::byte> data,
+                                     std::span<const Piece> pieces) {
+  return Run({.collective = Collective::kAllGather, .algorithm = algorithm, .pieces = pieces}, type,
+             data);
 }
 
-absl::Status Communicator::AllGather(std::span<float> data, std::span<const int64_t> offsets) {
-  CADRE_RETURN_IF_ERROR(CheckOffsets(data.size(), offsets));
-  return RingAllGather(Bytes(data), offsets, sizeof(float));
+absl::Status Communicator::AllReduceSum(std::span<float> data, Algorithm algorithm) {
+  return AllReduce(algorithm, DType::kFloat32, Bytes(data));
+}
+
+absl::Status Communicator::ReduceScatterSum(std::span<float> data, std::span<const int64_t> offsets,
+                                            Algorithm algorithm) {
+  return ReduceScatter(algorithm, DType::kFloat32, Bytes(data), PiecesAt(offsets));
+}
+
+absl::Status Communicator::AllGather(std::span<float> data, std::span<const int64_t> offsets,
+                                     Algorithm algorithm) {
+  return AllGather(algorithm, DType::kFloat32, Bytes(data), PiecesAt(offsets));
 }
 
 absl::Status Communicator::AllGatherBytes(std::span<std::byte> data,
                                           std::span<const int64_t> offsets) {
-  CADRE_RETURN_IF_ERROR(CheckOffsets(data.size(), offsets));
-  return RingAllGather(data, offsets, 1);
+  return AllGather(Algorithm::kRing, DType::kBytes, data, PiecesAt(offsets));
 }
 
-absl::Status Communicator::RingAllGather(std::span<std::byte> data,
-                                         std::span<const int64_t> offsets, int64_t scale) {
-  if (size() == 1) return absl::OkStatus();
-  const uint64_t tag = NextTag(Kind::kAllGather);
-  // Every member passes on what arrived last, its own piece first.
-  for (int step = 0; step < size() - 1; ++step) {
-    CADRE_RETURN_IF_ERROR(Exchange(Around(1), Piece(data, offsets, Around(-step), scale),
-                                   Around(-1), Piece(data, offsets, Around(-step - 1), scale),
-                                   tag));
-  }
-  return absl::OkStatus();
+absl::Status Communicator::AllReduceSum(std::span<uint64_t> data) {
+  return AllReduce(Algorithm::kButterfly, DType::kUInt64, Bytes(data));
+}
+
+absl::Status Communicator::AllReduceSum(std::span<double> data) {
+  return AllReduce(Algorithm::kButterfly, DType::kFloat64, Bytes(data));
+}
+
+absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
+  return Run({.collective = Collective::kBroadcast, .algorithm = Algorithm::kOnly, .root = root},
+             DType::kBytes, data);
+}
+
+absl::Status Communicator::Barrier() {
+  return Run({.collective = Collective::kBarrier, .algorithm = Algorithm::kOnly}, DType::kBytes,
+             {});
 }
 
 absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> send,
@@ -138,110 +186,129 @@ absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> 
   }
   if (!send[self].empty()) std::memcpy(receive[self].data(), send[self].data(), send[self].size());
   if (size() == 1) return absl::OkStatus();
-  const uint64_t tag = NextTag(Kind::kAllToAll);
-  for (int step = 1; step < size(); ++step) {
-    const int to = Around(step);
-    const int from = Around(-step);
+  transfers_.clear();
+  uint64_t bytes = 0;
+  uint64_t messages = 0;
+  // By distance, so that not everybody turns to the same member first.
+  for (int distance = 1; distance < size(); ++distance) {
+    const int to = (index_ + distance) % size();
+    const int from = (index_ - distance + size()) % size();
     const std::span<const std::byte> out = send[static_cast<size_t>(to)];
     const std::span<std::byte> in = receive[static_cast<size_t>(from)];
-    // Each rank's step s waits only for others' steps up to s, so leaving out messages blocks
-    // nobody.
-    if (!out.empty() && !in.empty()) {
-      CADRE_RETURN_IF_ERROR(Exchange(to, out, from, in, tag));
-    } else if (!out.empty()) {
-      CADRE_RETURN_IF_ERROR(Send(to, out, tag));
-    } else if (!in.empty()) {
-      CADRE_RETURN_IF_ERROR(Receive(from, in, tag));
+    if (!out.empty()) {
+      transfers_.push_back({Transfer::Kind::kSend, Rank(to), ToSend(out)});
+      bytes += out.size();
+      ++messages;
+    }
+    if (!in.empty()) transfers_.push_back({Transfer::Kind::kReceive, Rank(from), in});
+  }
+  return RunTransfers(NextTag(Collective::kAllToAll, Algorithm::kOnly, DType::kBytes, 0), {}, bytes,
+                      messages);
+}
+
+absl::Status Communicator::Run(const Shape& asked, DType type, std::span<std::byte> data) {
+  CADRE_RETURN_IF_ERROR(CheckData(type, data));
+  Shape shape = asked;
+  const size_t element = SizeOf(type);
+  shape.elements = static_cast<int64_t>(data.size() / element);
+  CADRE_ASSIGN_OR_RETURN(const Made* made, Find(shape));
+  if (size() == 1) return absl::OkStatus();
+  transfers_.clear();
+  for (const ScheduleStep& step : made->schedule) {
+    transfers_.push_back({TransferKind(step.kind), Rank(step.peer),
+                          data.subspan(static_cast<size_t>(step.piece.begin) * element,
+                                       static_cast<size_t>(step.piece.size()) * element),
+                          step.after});
+  }
+  const int64_t elements = shape.pieces.empty() ? shape.elements : Total(shape.pieces);
+  return RunTransfers(
+      NextTag(shape.collective, shape.algorithm, type, static_cast<uint64_t>(elements)),
+      type == DType::kBytes ? Combine{} : SumOf(type),
+      static_cast<uint64_t>(made->sent.elements) * element,
+      static_cast<uint64_t>(made->sent.messages));
+}
+
+absl::StatusOr<const Communicator::Made*> Communicator::Find(const Shape& shape) {
+  for (const std::unique_ptr<Made>& made : made_) {
+    const Shape& other = made->shape;
+    if (other.collective == shape.collective && other.algorithm == shape.algorithm &&
+        other.elements == shape.elements && other.root == shape.root &&
+        std::ranges::equal(other.pieces, shape.pieces)) {
+      return made.get();
     }
   }
-  return absl::OkStatus();
-}
-
-absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
-  if (root < 0 || root >= size()) {
-    return absl::InvalidArgumentError(absl::StrCat("no member ", root, " of ", size()));
+  CADRE_RETURN_IF_ERROR(Check(shape));
+  auto made = std::make_unique<Made>(Made{shape, {shape.pieces.begin(), shape.pieces.end()}});
+  made->shape.pieces = made->pieces;
+  if (size() > 1) made->schedule = Make(shape);
+  made->sent = WorkOf(made->schedule);
+  if (made_.size() < kKept) {
+    made_.push_back(std::move(made));
+    return made_.back().get();
   }
-  if (size() == 1) return absl::OkStatus();
-  const uint64_t tag = NextTag(Kind::kBroadcast);
-  // Places count from the root. A place receives from the place without its lowest bit, and sends
-  // to the places that add a bit below that one, the farthest first.
-  const int place = (index_ - root + size()) % size();
-  int bit = 1;
-  while (bit < size() && (place & bit) == 0) bit <<= 1;
-  if (place != 0) {
-    CADRE_RETURN_IF_ERROR(Receive((place - bit + root) % size(), data, tag));
+  std::unique_ptr<Made>& oldest = made_[next_made_++ % kKept];
+  oldest = std::move(made);
+  return oldest.get();
+}
+
+absl::Status Communicator::Check(const Shape& shape) const {
+  switch (shape.collective) {
+    case Collective::kBroadcast:
+      if (shape.root >= 0 && shape.root < size()) return absl::OkStatus();
+      return absl::InvalidArgumentError(absl::StrCat("no member ", shape.root, " of ", size()));
+    case Collective::kBarrier:
+      return absl::OkStatus();
+    default:
+      break;
   }
-  for (bit >>= 1; bit > 0; bit >>= 1) {
-    if (place + bit >= size()) continue;
-    CADRE_RETURN_IF_ERROR(Send((place + bit + root) % size(), data, tag));
+  if (!Knows(shape.collective, shape.algorithm)) {
+    return absl::InvalidArgumentError(absl::StrCat("no ", CollectiveName(shape.collective), " by ",
+                                                   AlgorithmName(shape.algorithm)));
   }
-  return absl::OkStatus();
+  if (shape.collective == Collective::kAllReduce) return absl::OkStatus();
+  return CheckPieces(shape.pieces, shape.elements, size());
 }
 
-absl::Status Communicator::AllReduceSum(std::span<uint64_t> data) { return SmallSum(data); }
-
-absl::Status Communicator::AllReduceSum(std::span<double> data) { return SmallSum(data); }
-
-template <typename T>
-absl::Status Communicator::SmallSum(std::span<T> data) {
-  if (size() == 1) return absl::OkStatus();
-  const uint64_t tag = NextTag(Kind::kGather);
-  if (index_ != 0) {
-    CADRE_RETURN_IF_ERROR(Send(0, std::as_bytes(data), tag));
-    return Broadcast(Bytes(data), 0);
+Schedule Communicator::Make(const Shape& shape) const {
+  switch (shape.collective) {
+    case Collective::kReduceScatter:
+      return ReduceScatterSchedule(shape.algorithm, index_, shape.pieces);
+    case Collective::kAllGather:
+      return AllGatherSchedule(shape.algorithm, index_, shape.pieces);
+    case Collective::kAllReduce:
+      if (shape.algorithm == Algorithm::kHierarchical) {
+        return HierarchicalAllReduceSchedule(index_, hosts_, shape.elements,
+                                             Algorithm::kHalvingDoubling);
+      }
+      return AllReduceSchedule(shape.algorithm, index_, size(), shape.elements);
+    case Collective::kBroadcast:
+      return BroadcastSchedule(index_, size(), shape.elements, shape.root);
+    case Collective::kBarrier:
+      return BarrierSchedule(index_, size());
+    case Collective::kNone:
+    case Collective::kAllToAll:
+    case Collective::kOrder:
+      break;
   }
-  std::vector<T> arriving(data.size());
-  for (int from = 1; from < size(); ++from) {
-    CADRE_RETURN_IF_ERROR(Receive(from, Bytes(std::span(arriving)), tag));
-    for (size_t i = 0; i < data.size(); ++i) data[i] += arriving[i];
-  }
-  return Broadcast(Bytes(data), 0);
+  LOG(FATAL) << "no schedule of " << CollectiveName(shape.collective);
 }
 
-absl::Status Communicator::Barrier() {
-  if (size() == 1) return absl::OkStatus();
-  const uint64_t tag = NextTag(Kind::kBarrier);
-  // After the exchange over distance d a member has heard, at first or second hand, from the
-  // 2 d - 1 members before it.
-  for (int distance = 1; distance < size(); distance *= 2) {
-    CADRE_RETURN_IF_ERROR(Exchange(Around(distance), {}, Around(-distance), {}, tag));
-  }
-  return absl::OkStatus();
+absl::Status Communicator::RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes,
+                                        uint64_t messages) {
+  bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+  messages_sent_.fetch_add(messages, std::memory_order_relaxed);
+  return transport_.Run(channel_, tag, transfers_, combine);
 }
 
-uint64_t Communicator::NextTag(Kind kind) {
-  return id_ << 40 | static_cast<uint64_t>(kind) << 32 | sequence_++;
-}
-
-int Communicator::Around(int distance) const {
-  const int sum = (index_ + distance) % size();
-  return sum < 0 ? sum + size() : sum;
-}
-
-absl::Status Communicator::CheckOffsets(size_t elements, std::span<const int64_t> offsets) const {
-  const bool fits = offsets.size() == members_.size() + 1 && offsets.front() >= 0 &&
-                    offsets.back() <= static_cast<int64_t>(elements) &&
-                    std::is_sorted(offsets.begin(), offsets.end());
-  if (fits) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("offsets do not cut ", elements, " elements into ",
-                                                 size(), " ascending pieces"));
-}
-
-absl::Status Communicator::Send(int to, std::span<const std::byte> data, uint64_t tag) {
-  bytes_sent_ += data.size();
-  ++messages_sent_;
-  return transport_.Send(Rank(to), tag, data);
-}
-
-absl::Status Communicator::Receive(int from, std::span<std::byte> data, uint64_t tag) {
-  return transport_.Receive(Rank(from), tag, data);
-}
-
-absl::Status Communicator::Exchange(int to, std::span<const std::byte> send, int from,
-                                    std::span<std::byte> receive, uint64_t tag) {
-  bytes_sent_ += send.size();
-  ++messages_sent_;
-  return transport_.Exchange(Rank(to), send, Rank(from), receive, tag);
+CallTag Communicator::NextTag(Collective collective, Algorithm algorithm, DType type,
+                              uint64_t elements) {
+  return {.collective = collective,
+          .algorithm = algorithm,
+          .dtype = type,
+          .members = static_cast<uint16_t>(size()),
+          .group = group_,
+          .sequence = sequence_++,
+          .elements = elements};
 }
 
 }  // namespace cadre

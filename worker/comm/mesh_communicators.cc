@@ -11,26 +11,28 @@ MeshCommunicators::MeshCommunicators(Transport& transport, Mesh mesh)
   CHECK_EQ(mesh_.ranks(), transport_.size());
 }
 
-Communicator& MeshCommunicators::Over(const std::vector<std::string>& axes) {
-  return Among(mesh_.Peers(rank(), axes));
+Communicator& MeshCommunicators::Over(const std::vector<std::string>& axes, int channel) {
+  return Among(mesh_.Peers(rank(), axes), channel);
 }
 
-Communicator& MeshCommunicators::Among(const std::vector<int>& members) {
-  std::unique_ptr<Communicator>& comm = by_members_[members];
-  if (comm == nullptr) comm = std::make_unique<Communicator>(transport_, members);
+Communicator& MeshCommunicators::All(int channel) {
+  std::vector<std::string> axes;
+  for (const Mesh::Axis& axis : mesh_.axes()) axes.push_back(axis.name);
+  return Over(axes, channel);
+}
+
+Communicator& MeshCommunicators::Among(const std::vector<int>& members, int channel) {
+  absl::MutexLock lock(&mutex_);
+  std::unique_ptr<Communicator>& comm = made_[{channel, members}];
+  if (comm == nullptr) comm = std::make_unique<Communicator>(transport_, members, channel);
   return *comm;
 }
 
 uint64_t MeshCommunicators::bytes_sent() const {
+  absl::MutexLock lock(&mutex_);
   uint64_t bytes = 0;
-  for (const auto& [members, comm] : by_members_) bytes += comm->bytes_sent();
+  for (const auto& [key, comm] : made_) bytes += comm->bytes_sent();
   return bytes;
-}
-
-Communicator& MeshCommunicators::All() {
-  std::vector<std::string> axes;
-  for (const Mesh::Axis& axis : mesh_.axes()) axes.push_back(axis.name);
-  return Over(axes);
 }
 
 }  // namespace cadre

@@ -1,21 +1,24 @@
 // The communicators of one rank over the axes of its group's mesh.
 //
 // Over({"data"}) is the communicator of the ranks that differ from this one only along `data`.
-// Made when first asked for, kept, and shared by everybody who asks.
+// Made when first asked for, kept, and shared by everybody who asks for it on the same channel.
 //
-// Thread-compatible: one thread per rank runs collectives, so that they happen in the same order on
-// all ranks. Borrows the transport.
+// Thread-safe; a communicator itself is for one thread at a time, and so is a channel
+// (transport.h), so that collectives happen in the same order on all ranks. Borrows the transport.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "tensor/mesh.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/transport.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 
@@ -26,21 +29,25 @@ class MeshCommunicators {
 
   const Mesh& mesh() const { return mesh_; }
   int rank() const { return transport_.rank(); }
+  Transport& transport() const { return transport_; }
 
   // Members in the order of Mesh::Peers.
-  Communicator& Over(const std::vector<std::string>& axes);
+  Communicator& Over(const std::vector<std::string>& axes, int channel = 0)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks of the group.
-  Communicator& All();
+  Communicator& All(int channel = 0) ABSL_LOCKS_EXCLUDED(mutex_);
   // The members listed, this rank among them. Requires: the same list on all of them.
-  Communicator& Among(const std::vector<int>& members);
+  Communicator& Among(const std::vector<int>& members, int channel = 0) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Payload that this rank has sent over all of its communicators.
-  uint64_t bytes_sent() const;
+  uint64_t bytes_sent() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   Transport& transport_;
   const Mesh mesh_;
-  std::map<std::vector<int>, std::unique_ptr<Communicator>> by_members_;
+  mutable absl::Mutex mutex_;
+  std::map<std::pair<int, std::vector<int>>, std::unique_ptr<Communicator>> made_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-#include "tests/worker/comm/ranks.h"
+#include "tests/worker/transport/ranks.h"
 
 namespace cadre {
 namespace {

@@ -1,53 +1,56 @@
-// Collectives: right, bit for bit, for all sizes, on both transports, on parts of a mesh.
+// Collectives: right, bit for bit, for all sizes and types, by every algorithm, over every wire.
 #include "worker/comm/communicator.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <numeric>
 #include <tuple>
 
 #include "base/random.h"
 #include "tensor/layout.h"
 #include "tensor/mesh.h"
-#include "tests/worker/comm/ranks.h"
+#include "tests/worker/comm/exact_data.h"
+#include "tests/worker/transport/ranks.h"
+#include "worker/comm/mesh_communicators.h"
 
 namespace cadre {
 namespace {
 
+using Bytes = std::vector<std::byte>;
+
 constexpr RandomStream kTest = RandomStream::kTest;
+constexpr DType kNumbers[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kUInt64,
+                              DType::kFloat64};
+constexpr Algorithm kFlat[] = {Algorithm::kRing, Algorithm::kButterfly,
+                               Algorithm::kHalvingDoubling};
+constexpr Algorithm kAll[] = {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling,
+                              Algorithm::kHierarchical};
 
-// Multiples of 1/8 in [-1, 1]: sums of thousands are exact in any order.
-float Exact(uint64_t seed, int rank, size_t i) {
-  const uint64_t bits = RandomBits(seed, kTest, static_cast<uint64_t>(rank), i);
-  return static_cast<float>(static_cast<int>(bits % 17) - 8) / 8.0F;
+std::vector<int> AllRanks(int ranks) {
+  std::vector<int> all(static_cast<size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
-std::vector<float> ExactData(uint64_t seed, int rank, size_t n) {
-  std::vector<float> data(n);
-  for (size_t i = 0; i < n; ++i) data[i] = Exact(seed, rank, i);
-  return data;
-}
-
-std::vector<float> ExactSum(uint64_t seed, const std::vector<int>& ranks, size_t n) {
-  std::vector<float> sum(n, 0.0F);
-  for (const int rank : ranks) {
-    for (size_t i = 0; i < n; ++i) sum[i] += Exact(seed, rank, i);
-  }
-  return sum;
-}
-
-std::vector<int> AllRanks(int ranks) { return Mesh({{"data", ranks}}).Peers(0, {"data"}); }
-
-// Offsets that cut n into p pieces of random sizes, many of them empty.
-std::vector<int64_t> RandomOffsets(uint64_t seed, int64_t n, int pieces) {
-  std::vector<int64_t> offsets = {0};
+// Pieces of random sizes, many of them empty, in any order, with gaps between some.
+std::vector<Piece> RandomPieces(uint64_t seed, int64_t elements, int members) {
+  std::vector<int64_t> borders = {0, elements};
+  const auto draw = [&](int i) { return RandomBits(seed, kTest, 77, static_cast<uint64_t>(i)); };
+  const int pieces = draw(0) % 2 == 0 ? members : members + 3;
   for (int i = 1; i < pieces; ++i) {
-    const uint64_t bits = RandomBits(seed, kTest, 77, static_cast<uint64_t>(i));
-    offsets.push_back(bits % 4 == 0 ? offsets.back() : static_cast<int64_t>(bits >> 8) % (n + 1));
+    const bool empty = draw(i) % 4 == 0;
+    borders.push_back(empty ? borders.back() : static_cast<int64_t>(draw(i) >> 8) % (elements + 1));
   }
-  offsets.push_back(n);
-  std::sort(offsets.begin(), offsets.end());
-  return offsets;
+  std::sort(borders.begin(), borders.end());
+  std::vector<Piece> all;
+  for (size_t i = 1; i < borders.size(); ++i) all.push_back({borders[i - 1], borders[i]});
+  const auto turn = static_cast<std::ptrdiff_t>(draw(99) % all.size());
+  std::rotate(all.begin(), all.begin() + turn, all.end());
+  all.resize(static_cast<size_t>(members));
+  return all;
 }
 
 class CollectiveTest : public ::testing::TestWithParam<std::tuple<Wire, int>> {
@@ -67,108 +70,162 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Wire, int>> {
   const Transports group_;
 };
 
-TEST_P(CollectiveTest, AllReduceIsExactForAnyLength) {
-  for (const size_t n : {0, 1, 2, 3, 5, 7, 8, 64, 1000, 100'003}) {
-    const std::vector<float> expected = ExactSum(n, AllRanks(ranks_), n);
-    OnAll([&](Communicator& all) {
-      std::vector<float> data = ExactData(n, all.index(), n);
-      ASSERT_TRUE(all.AllReduceSum(std::span(data)).ok());
-      ASSERT_EQ(data, expected) << n;
-    });
-  }
+TEST_P(CollectiveTest, AllReduceIsExactForAnyLengthAndType) {
+  const std::vector<int> all_ranks = AllRanks(ranks_);
+  OnAll([&](Communicator& all) {
+    for (const size_t n : {0, 1, 2, 3, 5, 7, 8, 64, 1000, 40'003}) {
+      for (const DType type : kNumbers) {
+        const Bytes expected =
+            ranks_ == 1 ? ExactData(type, n, 0, n) : ExactSum(type, n, all_ranks, n);
+        for (const Algorithm algorithm : kAll) {
+          Bytes data = ExactData(type, n, all.index(), n);
+          const absl::Status status = all.AllReduce(algorithm, type, data);
+          ASSERT_TRUE(status.ok()) << status;
+          ASSERT_TRUE(data == expected)
+              << n << " " << DTypeName(type) << " by " << AlgorithmName(algorithm);
+        }
+      }
+    }
+  });
 }
 
-TEST_P(CollectiveTest, ReduceScatterAndAllGatherTakeUnevenPieces) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
-    const auto n = static_cast<int64_t>(RandomBits(seed, kTest, 5, 0) % 400);
-    const auto offsets = RandomOffsets(seed, n, ranks_);
-    const auto expected = ExactSum(seed, AllRanks(ranks_), static_cast<size_t>(n));
-    OnAll([&](Communicator& all) {
-      std::vector<float> data = ExactData(seed, all.index(), static_cast<size_t>(n));
-      const auto i = static_cast<size_t>(all.index());
-      const int64_t own = offsets[i + 1] - offsets[i];
-      ASSERT_TRUE(all.ReduceScatterSum(data, offsets).ok());
-      for (int64_t k = offsets[i]; k < offsets[i + 1]; ++k) {
-        ASSERT_EQ(data[static_cast<size_t>(k)], expected[static_cast<size_t>(k)]);
-      }
-      const bool alone = all.size() == 1;
-      EXPECT_EQ(all.bytes_sent(), alone ? 0 : static_cast<uint64_t>(n - own) * 4);
+TEST_P(CollectiveTest, ReduceScatterAndAllGatherTakeAnyPieces) {
+  const std::vector<int> all_ranks = AllRanks(ranks_);
+  OnAll([&](Communicator& all) {
+    for (uint64_t seed = 0; seed < 30; ++seed) {
+      const Algorithm algorithm = kFlat[seed % 3];
+      const auto n = static_cast<int64_t>(RandomBits(seed, kTest, 5, 0) % 400);
+      const std::vector<Piece> pieces = RandomPieces(seed, n, ranks_);
+      const Piece own = pieces[static_cast<size_t>(all.index())];
+      constexpr DType kType = DType::kFloat32;
+      Bytes data = ExactData(kType, seed, all.index(), static_cast<size_t>(n));
+      const Bytes expected = ExactSum(kType, seed, all_ranks, static_cast<size_t>(n));
+      ASSERT_TRUE(all.ReduceScatter(algorithm, kType, data, pieces).ok());
       // What is not the own piece must not matter.
-      for (int64_t k = 0; k < n; ++k) {
-        if (k < offsets[i] || k >= offsets[i + 1]) data[static_cast<size_t>(k)] = -1e30F;
+      std::fill_n(data.begin(), 4 * own.begin, std::byte{0x55});
+      std::fill(data.begin() + 4 * own.end, data.end(), std::byte{0x55});
+      ASSERT_TRUE(all.AllGather(algorithm, kType, data, pieces).ok());
+      for (const Piece& piece : pieces) {
+        ASSERT_TRUE(std::equal(data.begin() + 4 * piece.begin, data.begin() + 4 * piece.end,
+                               expected.begin() + 4 * piece.begin))
+            << seed;
       }
-      const uint64_t before = all.bytes_sent();
-      ASSERT_TRUE(all.AllGather(data, offsets).ok());
-      EXPECT_EQ(data, expected);
-      const size_t next = (i + 1) % static_cast<size_t>(all.size());
-      const int64_t kept = offsets[next + 1] - offsets[next];
-      EXPECT_EQ(all.bytes_sent() - before, alone ? 0 : static_cast<uint64_t>(n - kept) * 4);
-    });
-  }
+    }
+  });
+}
+
+TEST_P(CollectiveTest, TheRingSendsEachPieceOnce) {
+  OnAll([&](Communicator& all) {
+    const std::vector<int64_t> offsets = [&] {
+      std::vector<int64_t> uneven = {0};
+      for (int i = 0; i < ranks_; ++i) uneven.push_back(uneven.back() + 10 * i);
+      return uneven;
+    }();
+    const auto i = static_cast<size_t>(all.index());
+    const size_t next = (i + 1) % static_cast<size_t>(ranks_);
+    const auto n = offsets.back();
+    std::vector<float> data(static_cast<size_t>(n));
+    ASSERT_TRUE(all.ReduceScatterSum(data, offsets).ok());
+    const int64_t own = offsets[i + 1] - offsets[i];
+    EXPECT_EQ(all.bytes_sent(), ranks_ == 1 ? 0 : static_cast<uint64_t>(4 * (n - own)));
+    const uint64_t before = all.bytes_sent();
+    ASSERT_TRUE(all.AllGather(data, offsets).ok());
+    const int64_t kept = offsets[next + 1] - offsets[next];
+    EXPECT_EQ(all.bytes_sent() - before, ranks_ == 1 ? 0 : static_cast<uint64_t>(4 * (n - kept)));
+    EXPECT_EQ(all.messages_sent(), static_cast<uint64_t>(2 * (ranks_ - 1)));
+  });
 }
 
 TEST_P(CollectiveTest, AllGatherBytes) {
-  const auto offsets = RandomOffsets(3, 1001, ranks_);
-  const auto value = [](int64_t k) { return static_cast<std::byte>(k * 7 + 1); };
+  std::vector<int64_t> offsets;
+  for (int i = 0; i <= ranks_; ++i) offsets.push_back(PartBegin(1001, i, ranks_));
   OnAll([&](Communicator& all) {
-    std::vector<std::byte> data(1001, std::byte{0});
+    Bytes data(1001);
     const auto i = static_cast<size_t>(all.index());
-    for (int64_t k = offsets[i]; k < offsets[i + 1]; ++k) data[static_cast<size_t>(k)] = value(k);
+    std::fill(data.begin() + offsets[i], data.begin() + offsets[i + 1], static_cast<std::byte>(i));
     ASSERT_TRUE(all.AllGatherBytes(data, offsets).ok());
-    for (int64_t k = 0; k < 1001; ++k) ASSERT_EQ(data[static_cast<size_t>(k)], value(k)) << k;
+    for (size_t k = 0; k < static_cast<size_t>(ranks_); ++k) {
+      for (int64_t at = offsets[k]; at < offsets[k + 1]; ++at) {
+        ASSERT_EQ(data[static_cast<size_t>(at)], static_cast<std::byte>(k));
+      }
+    }
   });
 }
 
 TEST_P(CollectiveTest, BroadcastFromEveryRoot) {
-  for (int root = 0; root < ranks_; ++root) {
-    for (const size_t n : {0, 1, 17, 70'000}) {
-      OnAll([&](Communicator& all) {
+  OnAll([&](Communicator& all) {
+    for (int root = 0; root < ranks_; ++root) {
+      for (const size_t n : {0, 1, 17, 70'000}) {
         const bool mine = all.index() == root;
-        std::vector<std::byte> data(n, mine ? std::byte{0x5a} : std::byte{0});
+        Bytes data(n, mine ? std::byte{0x5a} : std::byte{0});
         ASSERT_TRUE(all.Broadcast(data, root).ok());
-        EXPECT_EQ(data, std::vector<std::byte>(n, std::byte{0x5a}));
-      });
+        EXPECT_EQ(data, Bytes(n, std::byte{0x5a}));
+      }
     }
-  }
+  });
 }
 
-TEST_P(CollectiveTest, SmallSumsAddInIndexOrder) {
-  // 1e16 + 1 + 1 ... depends on the order: in index order every 1 after 1e16 is lost.
-  double expected = 1e16;
-  for (int i = 1; i < ranks_; ++i) expected += 1.0;
+TEST_P(CollectiveTest, FewNumbers) {
   OnAll([&](Communicator& all) {
-    std::vector<double> doubles = {all.index() == 0 ? 1e16 : 1.0, 0.5};
+    std::vector<double> doubles = {static_cast<double>(all.index()), 0.5};
     std::vector<uint64_t> counts = {1ULL << 60, static_cast<uint64_t>(all.index())};
     ASSERT_TRUE(all.AllReduceSum(std::span(doubles)).ok());
     ASSERT_TRUE(all.AllReduceSum(std::span(counts)).ok());
     const auto p = static_cast<uint64_t>(all.size());
-    EXPECT_EQ(doubles, (std::vector<double>{expected, 0.5 * static_cast<double>(p)}));
-    EXPECT_EQ(counts, (std::vector<uint64_t>{p << 60, p * (p - 1) / 2}));
+    const uint64_t indices = p * (p - 1) / 2;
+    EXPECT_EQ(doubles,
+              (std::vector<double>{static_cast<double>(indices), 0.5 * static_cast<double>(p)}));
+    EXPECT_EQ(counts, (std::vector<uint64_t>{p << 60, indices}));
   });
 }
 
 // Values whose sum depends on the order, so that equal bits prove an equal order.
-TEST_P(CollectiveTest, SumsHaveEqualBitsEverywhereAndInTheDocumentedOrder) {
+float Unfriendly(int rank, size_t i) {
+  return RandomNormal(9, kTest, static_cast<uint64_t>(rank), i) * (i % 3 == 0 ? 1e6F : 1.0F);
+}
+
+TEST_P(CollectiveTest, TheRingAddsInTheDocumentedOrder) {
   constexpr size_t kN = 4099;
-  const auto value = [](int rank, size_t i) {
-    return RandomNormal(9, kTest, static_cast<uint64_t>(rank), i) * (i % 3 == 0 ? 1e6F : 1.0F);
-  };
   std::vector<float> expected(kN);
   for (int piece = 0; piece < ranks_; ++piece) {
     for (int64_t i = PartBegin(kN, piece, ranks_); i < PartBegin(kN, piece + 1, ranks_); ++i) {
-      float sum = value((piece + 1) % ranks_, static_cast<size_t>(i));
+      float sum = Unfriendly((piece + 1) % ranks_, static_cast<size_t>(i));
       for (int step = 2; step <= ranks_; ++step) {
-        sum += value((piece + step) % ranks_, static_cast<size_t>(i));
+        sum += Unfriendly((piece + step) % ranks_, static_cast<size_t>(i));
       }
       expected[static_cast<size_t>(i)] = sum;
     }
   }
   OnAll([&](Communicator& all) {
     std::vector<float> data(kN);
-    for (size_t i = 0; i < kN; ++i) data[i] = value(all.index(), i);
+    for (size_t i = 0; i < kN; ++i) data[i] = Unfriendly(all.index(), i);
     ASSERT_TRUE(all.AllReduceSum(std::span(data)).ok());
     EXPECT_EQ(std::memcmp(data.data(), expected.data(), kN * sizeof(float)), 0);
   });
+}
+
+TEST_P(CollectiveTest, SumsHaveEqualBitsEverywhereAndEveryTime) {
+  constexpr size_t kN = 4099;
+  for (const Algorithm algorithm : kAll) {
+    std::vector<float> first;
+    for (int run = 0; run < 5; ++run) {
+      std::vector<std::vector<float>> results(static_cast<size_t>(ranks_), std::vector<float>(kN));
+      OnAll([&](Communicator& all) {
+        std::vector<float>& data = results[static_cast<size_t>(all.index())];
+        for (size_t i = 0; i < kN; ++i) data[i] = Unfriendly(all.index(), i);
+        // Whoever is late must not matter.
+        absl::SleepFor(absl::Microseconds(static_cast<int64_t>(
+            RandomBits(4, kTest, static_cast<uint64_t>(run), static_cast<uint64_t>(all.index())) %
+            500)));
+        ASSERT_TRUE(all.AllReduceSum(std::span(data), algorithm).ok());
+      });
+      if (run == 0) first = results[0];
+      for (const std::vector<float>& data : results) {
+        ASSERT_EQ(std::memcmp(data.data(), first.data(), kN * sizeof(float)), 0)
+            << AlgorithmName(algorithm) << ", run " << run;
+      }
+    }
+  }
 }
 
 TEST_P(CollectiveTest, NobodyLeavesABarrierBeforeAllAreThere) {
@@ -182,121 +239,88 @@ TEST_P(CollectiveTest, NobodyLeavesABarrierBeforeAllAreThere) {
   });
 }
 
-TEST_P(CollectiveTest, RefusesOffsetsThatCannotBeRight) {
+TEST_P(CollectiveTest, RefusesWhatCannotBeRight) {
   OnAll([&](Communicator& all) {
+    const auto refused = [](const absl::Status& status) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    };
     std::vector<float> data(10);
+    const auto bytes = std::as_writable_bytes(std::span(data));
     std::vector<int64_t> offsets(static_cast<size_t>(all.size()) + 1, 0);
     offsets.back() = 11;
-    EXPECT_EQ(all.AllGather(data, offsets).code(), absl::StatusCode::kInvalidArgument);
+    refused(all.AllGather(data, offsets));
     offsets.back() = 10;
     offsets.front() = -1;
-    EXPECT_EQ(all.ReduceScatterSum(data, offsets).code(), absl::StatusCode::kInvalidArgument);
+    refused(all.ReduceScatterSum(data, offsets));
     offsets.push_back(10);
-    EXPECT_EQ(all.ReduceScatterSum(data, offsets).code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(all.Broadcast({}, all.size()).code(), absl::StatusCode::kInvalidArgument);
+    refused(all.ReduceScatterSum(data, offsets));
+    refused(all.ReduceScatterSum(data, {}));
+    refused(all.Broadcast({}, all.size()));
+    refused(all.Broadcast({}, -1));
+    refused(all.AllReduce(Algorithm::kNone, DType::kFloat32, bytes));
+    refused(all.AllReduce(Algorithm::kOnly, DType::kFloat32, bytes));
+    refused(all.AllReduce(Algorithm::kRing, DType::kBytes, bytes));
+    refused(all.AllReduce(Algorithm::kRing, DType::kFloat32, bytes.first(7)));
+    refused(all.AllReduce(Algorithm::kRing, DType::kFloat32, bytes.subspan(2, 8)));
+    std::vector<Piece> pieces(static_cast<size_t>(all.size()), {4, 5});
+    if (all.size() > 1) refused(all.AllGather(Algorithm::kRing, DType::kFloat32, bytes, pieces));
+    pieces.back() = {5, 4};
+    refused(all.AllGather(Algorithm::kRing, DType::kFloat32, bytes, pieces));
+    pieces.assign(pieces.size(), {0, 0});
+    refused(all.AllGather(Algorithm::kHierarchical, DType::kFloat32, bytes, pieces));
+    refused(all.ReduceScatter(Algorithm::kRing, DType::kBytes, bytes, pieces));
     // The group lives on.
     EXPECT_TRUE(all.Barrier().ok());
   });
 }
 
+// More shapes than are remembered, each twice.
+TEST_P(CollectiveTest, ManyShapesInTurn) {
+  const std::vector<int> all_ranks = AllRanks(ranks_);
+  OnAll([&](Communicator& all) {
+    for (int round = 0; round < 2; ++round) {
+      for (size_t n = 0; n < 150; ++n) {
+        Bytes data = ExactData(DType::kFloat32, n, all.index(), n);
+        ASSERT_TRUE(all.AllReduce(kFlat[n % 3], DType::kFloat32, data).ok());
+        ASSERT_EQ(data, ExactSum(DType::kFloat32, n, all_ranks, n));
+      }
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Wires, CollectiveTest,
-                         ::testing::Combine(::testing::Values(Wire::kThreads, Wire::kTcp),
+                         ::testing::Combine(::testing::Values(Wire::kThreads, Wire::kSharedMemory,
+                                                              Wire::kTcp),
                                             ::testing::Values(1, 2, 3, 4, 5, 8)),
                          [](const auto& info) {
                            return WireName(std::get<0>(info.param)) +
                                   std::to_string(std::get<1>(info.param));
                          });
 
-// A random program of collectives over the axes of a mesh: every rank derives the same program from
-// the seed, and knows what must come out.
-class RandomProgram {
- public:
-  RandomProgram(uint64_t seed, const Mesh& mesh) : seed_(seed), mesh_(mesh) {}
-
-  void Run(Transport& transport) const {
-    const int rank = transport.rank();
-    Communicator all(transport, mesh_.Peers(rank, {"data", "model"}));
-    Communicator data(transport, mesh_.Peers(rank, {"data"}));
-    Communicator model(transport, mesh_.Peers(rank, {"model"}));
-    Communicator* const communicators[] = {&all, &data, &model};
-    for (uint64_t op = 0; op < 12; ++op) Step(*communicators[Draw(op, 0) % 3], op);
+// Two threads of each rank, each with its own channel and order of collectives.
+TEST(MeshCommunicatorsTest, ChannelsDoNotWaitForOneAnother) {
+  const Mesh mesh({{"data", 2}, {"model", 2}});
+  const Transports group = MakeThreadTransports(mesh.ranks(), absl::Seconds(60));
+  std::vector<std::unique_ptr<MeshCommunicators>> comms;
+  for (const auto& transport : group) {
+    comms.push_back(std::make_unique<MeshCommunicators>(*transport, mesh));
   }
-
- private:
-  uint64_t Draw(uint64_t op, uint64_t what) const {
-    return RandomBits(seed_, kTest, 1000 + op, what);
-  }
-
-  void Step(Communicator& among, uint64_t op) const {
-    const size_t n = Draw(op, 1) % (Draw(op, 2) % 5 == 0 ? 50'000 : 60);
-    const uint64_t data_seed = seed_ * 1000 + op;
-    const int rank = among.members()[static_cast<size_t>(among.index())];
-    std::vector<float> data = ExactData(data_seed, rank, n);
-    const std::vector<float> sum = ExactSum(data_seed, among.members(), n);
-    switch (Draw(op, 3) % 4) {
-      case 0:
-        ASSERT_TRUE(among.AllReduceSum(std::span(data)).ok());
-        ASSERT_EQ(data, sum);
-        break;
-      case 1: {
-        const auto offsets = RandomOffsets(data_seed, static_cast<int64_t>(n), among.size());
-        ASSERT_TRUE(among.ReduceScatterSum(data, offsets).ok());
-        ASSERT_TRUE(among.AllGather(data, offsets).ok());
-        ASSERT_EQ(data, sum);
-        break;
-      }
-      case 2: {
-        const int root = static_cast<int>(Draw(op, 4) % static_cast<uint64_t>(among.size()));
-        ASSERT_TRUE(among.Broadcast(std::as_writable_bytes(std::span(data)), root).ok());
-        ASSERT_EQ(data, ExactData(data_seed, among.members()[static_cast<size_t>(root)], n));
-        break;
-      }
-      default:
-        ASSERT_TRUE(among.Barrier().ok());
+  OnRanks(2 * mesh.ranks(), [&](int thread) {
+    const int rank = thread / 2;
+    const int channel = thread % 2;
+    MeshCommunicators& mine = *comms[static_cast<size_t>(rank)];
+    for (size_t round = 0; round < 100; ++round) {
+      Communicator& peers = channel == 0 ? mine.Over({"data"}, channel) : mine.All(channel);
+      Bytes data = ExactData(DType::kFloat32, round, rank, 1 + round * 7);
+      ASSERT_TRUE(peers.AllReduce(kFlat[round % 3], DType::kFloat32, data).ok());
+      ASSERT_EQ(data, ExactSum(DType::kFloat32, round, peers.members(), 1 + round * 7));
+      EXPECT_GT(mine.bytes_sent(), 0U);
     }
-  }
-
-  const uint64_t seed_;
-  const Mesh& mesh_;
-};
-
-class RandomProgramTest : public ::testing::TestWithParam<Wire> {};
-
-TEST_P(RandomProgramTest, OnThePartsOfMeshes) {
-  uint64_t seed = 0;
-  for (const auto& [rows, columns] : {std::pair(2, 3), std::pair(4, 2), std::pair(1, 3)}) {
-    const Mesh mesh({{"data", rows}, {"model", columns}});
-    const Transports group = MakeTransports(GetParam(), mesh.ranks());
-    for (int program = 0; program < 80; ++program, ++seed) {
-      SCOPED_TRACE(seed);
-      OnRanks(mesh.ranks(),
-              [&](int rank) { RandomProgram(seed, mesh).Run(*group[static_cast<size_t>(rank)]); });
-      ASSERT_FALSE(HasFailure()) << "seed " << seed << " on " << mesh.ToString();
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Wires, RandomProgramTest, ::testing::Values(Wire::kThreads, Wire::kTcp),
-                         [](const auto& info) { return WireName(info.param); });
-
-// Ranks that disagree about the next collective find out instead of mixing their data.
-TEST(CommunicatorTest, DifferentCollectivesAreAnError) {
-  const Transports group = MakeThreadTransports(2, absl::Seconds(30));
-  std::vector<absl::Status> statuses(2);
-  OnRanks(2, [&](int rank) {
-    Communicator all(*group[static_cast<size_t>(rank)], {0, 1});
-    std::vector<float> data(2);
-    const std::vector<int64_t> offsets = {0, 1, 2};
-    statuses[static_cast<size_t>(rank)] =
-        rank == 0 ? all.ReduceScatterSum(data, offsets) : all.AllGather(data, offsets);
   });
-  for (const absl::Status& status : statuses) {
-    EXPECT_TRUE(status.code() == absl::StatusCode::kInternal ||
-                status.code() == absl::StatusCode::kUnavailable)
-        << status;
-  }
-  EXPECT_TRUE(statuses[0].code() == absl::StatusCode::kInternal ||
-              statuses[1].code() == absl::StatusCode::kInternal);
+  MeshCommunicators& first = *comms[0];
+  EXPECT_NE(&first.All(0), &first.All(1));
+  EXPECT_EQ(&first.All(1), &first.Among({0, 1, 2, 3}, 1));
+  EXPECT_EQ(first.bytes_sent(), first.Over({"data"}, 0).bytes_sent() + first.All(1).bytes_sent());
 }
 
 }  // namespace

@@ -1,25 +1,56 @@
-// The table in worker/comm/README.md says what the counters say.
+// The table in worker/comm/README.md, the planner's costs, the schedules and what communicators
+// send say the same.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cctype>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
-#include "tests/worker/comm/ranks.h"
+#include "spec/collective_cost.h"
+#include "tests/worker/comm/schedule_simulator.h"
+#include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
 
 namespace cadre {
 namespace {
 
-// Evaluates sums and products of numbers, p, n and log2p.
+using Variables = std::map<std::string, double>;
+
+// What the table's formulas may contain. `hosts`: for the hierarchical ones.
+Variables VariablesFor(int members, int hosts, double bytes) {
+  Variables v;
+  const double p = members;
+  v["p"] = p;
+  v["n"] = bytes;
+  v["q"] = std::floor(std::log2(p));
+  v["log2p"] = std::ceil(std::log2(p));
+  v["P"] = std::exp2(v["q"]);
+  v["r"] = p - v["P"];
+  v["f"] = v["r"] > 0 ? 1 : 0;
+  v["w"] = 0;
+  for (int t = 0; t < v["q"]; ++t) v["w"] += std::min(std::exp2(t), v["r"]);
+  v["h"] = hosts;
+  v["m"] = p / hosts;
+  v["log2h"] = std::log2(hosts);
+  return v;
+}
+
+// Evaluates sums and products of numbers and variables.
 class Formula {
  public:
-  Formula(std::string text, double p, double n) : text_(std::move(text)), p_(p), n_(n) {}
+  Formula(std::string text, const Variables& variables)
+      : text_(std::move(text)), variables_(variables) {}
 
   double Value() {
     const double value = Sum();
@@ -69,16 +100,13 @@ class Formula {
     while (at_ < text_.size() && std::isalnum(static_cast<unsigned char>(text_[at_]))) {
       word += text_[at_++];
     }
-    if (word == "p") return p_;
-    if (word == "n") return n_;
-    if (word == "log2p") return std::ceil(std::log2(p_));
+    if (const auto found = variables_.find(word); found != variables_.end()) return found->second;
     EXPECT_FALSE(word.empty()) << text_ << " at " << at_;
     return word.empty() ? 0.0 : std::stod(word);
   }
 
   const std::string text_;
-  const double p_;
-  const double n_;
+  const Variables& variables_;
   size_t at_ = 0;
 };
 
@@ -86,6 +114,7 @@ struct Row {
   std::string steps;
   std::string busiest;
   std::string all;
+  std::string added;
 };
 
 std::string Cell(absl::string_view text) {
@@ -95,157 +124,248 @@ std::string Cell(absl::string_view text) {
   return std::string(text);
 }
 
+// By collective and algorithm.
 std::map<std::string, Row> ReadTable() {
   const auto text = ReadFile(CADRE_COMM_README);
   EXPECT_TRUE(text.ok()) << text.status();
   std::map<std::string, Row> rows;
   for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
     const std::vector<absl::string_view> cells = absl::StrSplit(line, '|');
-    if (cells.size() != 7 || !absl::StrContains(cells[3], '`')) continue;
-    rows[Cell(cells[1])] = {Cell(cells[3]), Cell(cells[4]), Cell(cells[5])};
+    if (cells.size() != 8 || !absl::StrContains(cells[3], '`')) continue;
+    rows[absl::StrCat(Cell(cells[1]), " by ", Cell(cells[2]))] = {Cell(cells[3]), Cell(cells[4]),
+                                                                  Cell(cells[5]), Cell(cells[6])};
   }
   return rows;
 }
 
-constexpr size_t kElements = 840;  // divisible by every number of members below
+// Elements of a byte: divisible by every number of members below, and by what these are cut into.
+constexpr int64_t kElements = 720'720 * 16;
+constexpr int kMostMembers = 16;
 
-using Collective = std::function<absl::Status(Communicator&)>;
+struct Counted {
+  double steps = 0;
+  double busiest = 0;
+  double all = 0;
+  double added = 0;
+};
 
-std::map<std::string, Collective> Collectives() {
-  const auto offsets = [](const Communicator& among) {
-    std::vector<int64_t> even;
-    for (int i = 0; i <= among.size(); ++i) {
-      even.push_back(static_cast<int64_t>(kElements) * i / among.size());
-    }
-    return even;
-  };
-  return {
-      {"ReduceScatterSum",
-       [offsets](Communicator& among) {
-         std::vector<float> data(kElements);
-         return among.ReduceScatterSum(data, offsets(among));
-       }},
-      {"AllGather",
-       [offsets](Communicator& among) {
-         std::vector<float> data(kElements);
-         return among.AllGather(data, offsets(among));
-       }},
-      {"AllReduceSum (float)",
-       [](Communicator& among) {
-         std::vector<float> data(kElements);
-         return among.AllReduceSum(std::span(data));
-       }},
-      {"AllToAll",
-       [offsets](Communicator& among) {
-         std::vector<float> out(kElements), in(kElements);
-         const std::vector<int64_t> even = offsets(among);
-         std::vector<std::span<const std::byte>> send;
-         std::vector<std::span<std::byte>> receive;
-         for (size_t i = 0; i + 1 < even.size(); ++i) {
-           const auto begin = static_cast<size_t>(even[i]);
-           const auto size = static_cast<size_t>(even[i + 1]) - begin;
-           send.push_back(std::as_bytes(std::span(out).subspan(begin, size)));
-           receive.push_back(std::as_writable_bytes(std::span(in).subspan(begin, size)));
-         }
-         return among.AllToAll(send, receive);
-       }},
-      {"Broadcast",
-       [](Communicator& among) {
-         std::vector<float> data(kElements);
-         return among.Broadcast(std::as_writable_bytes(std::span(data)), 0);
-       }},
-      {"AllReduceSum (few numbers)",
-       [](Communicator& among) {
-         std::vector<double> data(kElements / 2);
-         return among.AllReduceSum(std::span(data));
-       }},
-      {"Barrier", [](Communicator& among) { return among.Barrier(); }},
-  };
+Counted Count(const std::vector<Schedule>& schedules) {
+  Counted counted;
+  counted.steps = static_cast<double>(LongestChain(schedules));
+  for (const Schedule& schedule : schedules) {
+    const ScheduleWork work = WorkOf(schedule);
+    counted.busiest = std::max(counted.busiest, static_cast<double>(work.elements));
+    counted.added = std::max(counted.added, static_cast<double>(work.added));
+    counted.all += static_cast<double>(work.elements);
+  }
+  return counted;
 }
 
-// Counts the longest chain of messages: a message carries one more than its sender has seen.
-class CountingTransport final : public Transport {
+void ExpectRow(const Row& row, const Counted& counted, const Variables& variables) {
+  const auto value = [&](const std::string& formula) {
+    return Formula(formula, variables).Value();
+  };
+  EXPECT_DOUBLE_EQ(counted.steps, value(row.steps));
+  EXPECT_DOUBLE_EQ(counted.busiest, value(row.busiest));
+  EXPECT_DOUBLE_EQ(counted.all, value(row.all));
+  EXPECT_DOUBLE_EQ(counted.added, value(row.added));
+}
+
+using MakeSchedule = std::function<Schedule(int index, int members, int64_t elements)>;
+
+// The ones with a schedule of their own, by their rows' names.
+std::map<std::string, MakeSchedule> Makers() {
+  std::map<std::string, MakeSchedule> makers = {
+      {"broadcast by binomial tree",
+       [](int index, int members, int64_t n) { return BroadcastSchedule(index, members, n, 0); }},
+      {"barrier by dissemination",
+       [](int index, int members, int64_t) { return BarrierSchedule(index, members); }},
+  };
+  for (const Algorithm algorithm :
+       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
+    const std::string by = absl::StrCat(" by ", AlgorithmName(algorithm));
+    makers["reduce-scatter" + by] = [=](int index, int members, int64_t n) {
+      return ReduceScatterSchedule(algorithm, index, EqualPieces(n, members));
+    };
+    makers["all-gather" + by] = [=](int index, int members, int64_t n) {
+      return AllGatherSchedule(algorithm, index, EqualPieces(n, members));
+    };
+    makers["all-reduce" + by] = [=](int index, int members, int64_t n) {
+      return AllReduceSchedule(algorithm, index, members, n);
+    };
+  }
+  return makers;
+}
+
+std::vector<Schedule> MakeAll(const MakeSchedule& make, int members, int64_t elements) {
+  std::vector<Schedule> schedules;
+  for (int index = 0; index < members; ++index) schedules.push_back(make(index, members, elements));
+  return schedules;
+}
+
+TEST(TableTest, SaysWhatSchedulesDo) {
+  const std::map<std::string, Row> table = ReadTable();
+  for (const auto& [name, make] : Makers()) {
+    ASSERT_EQ(table.count(name), 1U) << name;
+    for (int members = 1; members <= kMostMembers; ++members) {
+      SCOPED_TRACE(absl::StrCat(name, " among ", members));
+      ExpectRow(table.at(name), Count(MakeAll(make, members, kElements)),
+                VariablesFor(members, 1, kElements));
+    }
+  }
+}
+
+TEST(TableTest, SaysWhatHierarchicalSchedulesDo) {
+  const Row row = ReadTable()["all-reduce by hierarchical"];
+  for (const int hosts : {1, 2, 4}) {
+    for (const int per_host : {1, 2, 3, 4}) {
+      SCOPED_TRACE(absl::StrCat(per_host, " on each of ", hosts, " hosts"));
+      const int members = hosts * per_host;
+      std::vector<uint64_t> host_of;
+      for (int i = 0; i < members; ++i) host_of.push_back(static_cast<uint64_t>(i / per_host));
+      const auto schedules = MakeAll(
+          [&](int index, int, int64_t elements) {
+            return HierarchicalAllReduceSchedule(index, host_of, elements,
+                                                 Algorithm::kHalvingDoubling);
+          },
+          members, kElements);
+      ExpectRow(row, Count(schedules), VariablesFor(members, hosts, kElements));
+    }
+  }
+}
+
+TEST(TableTest, SaysWhatCostsAreMadeOf) {
+  const std::map<std::string, Row> table = ReadTable();
+  for (const Collective collective :
+       {Collective::kReduceScatter, Collective::kAllGather, Collective::kAllReduce}) {
+    for (const Algorithm algorithm :
+         {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
+      const Row& row =
+          table.at(absl::StrCat(CollectiveName(collective), " by ", AlgorithmName(algorithm)));
+      for (int members = 1; members <= 70; ++members) {
+        SCOPED_TRACE(absl::StrCat(CollectiveName(collective), " by ", AlgorithmName(algorithm),
+                                  " among ", members));
+        const CollectiveWork work = WorkOf(collective, algorithm, members, 1'000'003);
+        const Variables variables = VariablesFor(members, 1, 1'000'003);
+        EXPECT_DOUBLE_EQ(work.steps, Formula(row.steps, variables).Value());
+        EXPECT_NEAR(work.bytes, Formula(row.busiest, variables).Value(), 1e-6);
+        EXPECT_NEAR(work.added, Formula(row.added, variables).Value(), 1e-6);
+      }
+    }
+  }
+}
+
+// Keeps what a communicator hands to its transport.
+class RecordingTransport final : public Transport {
  public:
-  explicit CountingTransport(Transport& inner) : inner_(inner) {}
+  explicit RecordingTransport(Transport& inner) : inner_(inner) {}
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  absl::Status Send(int to, uint64_t tag, std::span<const std::byte> data) override {
-    // A sender is busy while it sends, so its next message comes after this one.
-    const uint64_t depth = ++depth_;
-    const absl::Status status = inner_.Send(to, tag, std::as_bytes(std::span(&depth, 1)));
-    return status.ok() ? inner_.Send(to, tag, data) : status;
+  LinkKind link(int peer) const override { return inner_.link(peer); }
+  uint64_t host(int peer) const override { return inner_.host(peer); }
+  absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
+                   const Combine& combine) override {
+    for (const Transfer& transfer : transfers) {
+      ScheduleStep step{.peer = transfer.peer,
+                        .piece = {0, static_cast<int64_t>(transfer.data.size())},
+                        .after = transfer.after};
+      if (transfer.kind == Transfer::Kind::kReceive) step.kind = ScheduleStep::Kind::kReceive;
+      if (transfer.kind == Transfer::Kind::kReceiveSum) step.kind = ScheduleStep::Kind::kReceiveSum;
+      schedule_.push_back(step);
+    }
+    return inner_.Run(channel, tag, transfers, combine);
   }
-  absl::Status Receive(int from, uint64_t tag, std::span<std::byte> data) override {
-    uint64_t depth = 0;
-    const absl::Status status =
-        inner_.Receive(from, tag, std::as_writable_bytes(std::span(&depth, 1)));
-    // A receiver takes in one message at a time.
-    depth_ = std::max(depth, depth_ + 1);
-    return status.ok() ? inner_.Receive(from, tag, data) : status;
-  }
-  absl::Status Exchange(int to, std::span<const std::byte> send, int from,
-                        std::span<std::byte> receive, uint64_t tag) override {
-    const uint64_t out = ++depth_;
-    uint64_t in = 0;
-    const absl::Status status = inner_.Exchange(to, std::as_bytes(std::span(&out, 1)), from,
-                                                std::as_writable_bytes(std::span(&in, 1)), tag);
-    depth_ = std::max(depth_, in);
-    return status.ok() ? inner_.Exchange(to, send, from, receive, tag) : status;
-  }
-  void Abort(absl::Status reason) override { inner_.Abort(reason); }
+  void Abort(absl::Status reason) override { inner_.Abort(std::move(reason)); }
   absl::Status status() const override { return inner_.status(); }
 
-  uint64_t depth() const { return depth_; }
+  const Schedule& schedule() const { return schedule_; }
 
  private:
   Transport& inner_;
-  uint64_t depth_ = 0;
+  Schedule schedule_;
 };
 
-struct Measured {
-  uint64_t steps = 0;
-  uint64_t busiest = 0;
-  uint64_t all = 0;
-};
+constexpr int64_t kFloats = 840 * 8;
 
-Measured Measure(int ranks, const Collective& collective) {
-  const Transports group = MakeThreadTransports(ranks, absl::Seconds(30));
-  std::vector<Measured> each(static_cast<size_t>(ranks));
-  OnRanks(ranks, [&](int rank) {
-    const auto i = static_cast<size_t>(rank);
-    CountingTransport counting(*group[i]);
-    std::vector<int> members(static_cast<size_t>(ranks));
-    for (int k = 0; k < ranks; ++k) members[static_cast<size_t>(k)] = k;
-    Communicator among(counting, members);
-    const absl::Status status = collective(among);
-    EXPECT_TRUE(status.ok()) << status;
-    each[i] = {counting.depth(), among.bytes_sent(), 0};
-  });
-  Measured measured;
-  for (const Measured& one : each) {
-    measured.steps = std::max(measured.steps, one.steps);
-    measured.busiest = std::max(measured.busiest, one.busiest);
-    measured.all += one.busiest;
-  }
-  return measured;
+std::vector<int64_t> Offsets(const Communicator& among) {
+  std::vector<int64_t> offsets;
+  for (int i = 0; i <= among.size(); ++i) offsets.push_back(kFloats * i / among.size());
+  return offsets;
 }
 
-TEST(TableTest, HoldsForEveryCollective) {
-  std::map<std::string, Row> table = ReadTable();
-  const auto collectives = Collectives();
-  ASSERT_EQ(table.size(), collectives.size());
-  for (const auto& [name, collective] : collectives) {
+absl::Status AllToAllOfEqualPieces(Communicator& among) {
+  std::vector<float> out(kFloats), in(kFloats);
+  std::vector<std::span<const std::byte>> send;
+  std::vector<std::span<std::byte>> receive;
+  for (const Piece& piece : EqualPieces(kFloats, among.size())) {
+    const auto begin = static_cast<size_t>(piece.begin);
+    const auto size = static_cast<size_t>(piece.size());
+    send.push_back(std::as_bytes(std::span(out).subspan(begin, size)));
+    receive.push_back(std::as_writable_bytes(std::span(in).subspan(begin, size)));
+  }
+  return among.AllToAll(send, receive);
+}
+
+using Call = std::function<absl::Status(Communicator&)>;
+
+// Every row of the table that any members can carry out.
+std::map<std::string, Call> Calls() {
+  std::map<std::string, Call> calls = {
+      {"all-to-all by pairwise", AllToAllOfEqualPieces},
+      {"broadcast by binomial tree",
+       [](Communicator& among) {
+         std::vector<float> data(kFloats);
+         return among.Broadcast(std::as_writable_bytes(std::span(data)), 0);
+       }},
+      {"barrier by dissemination", [](Communicator& among) { return among.Barrier(); }},
+  };
+  for (const Algorithm algorithm :
+       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
+    const std::string by = absl::StrCat(" by ", AlgorithmName(algorithm));
+    calls["reduce-scatter" + by] = [=](Communicator& among) {
+      std::vector<float> data(kFloats);
+      return among.ReduceScatterSum(data, Offsets(among), algorithm);
+    };
+    calls["all-gather" + by] = [=](Communicator& among) {
+      std::vector<float> data(kFloats);
+      return among.AllGather(data, Offsets(among), algorithm);
+    };
+    calls["all-reduce" + by] = [=](Communicator& among) {
+      std::vector<float> data(kFloats);
+      return among.AllReduceSum(std::span(data), algorithm);
+    };
+  }
+  return calls;
+}
+
+TEST(TableTest, SaysWhatCommunicatorsDo) {
+  const std::map<std::string, Row> table = ReadTable();
+  const std::map<std::string, Call> calls = Calls();
+  // The hierarchical row needs hosts.
+  ASSERT_EQ(table.size(), calls.size() + 1);
+  for (const auto& [name, call] : calls) {
     ASSERT_EQ(table.count(name), 1U) << name;
-    const Row& row = table[name];
-    for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
-      SCOPED_TRACE(name + " among " + std::to_string(ranks));
-      const Measured measured = Measure(ranks, collective);
-      const auto value = [&](const std::string& formula) {
-        return Formula(formula, ranks, kElements * sizeof(float)).Value();
-      };
-      EXPECT_DOUBLE_EQ(static_cast<double>(measured.steps), value(row.steps));
-      EXPECT_DOUBLE_EQ(static_cast<double>(measured.busiest), value(row.busiest));
-      EXPECT_DOUBLE_EQ(static_cast<double>(measured.all), value(row.all));
+    for (int members = 1; members <= 8; ++members) {
+      SCOPED_TRACE(absl::StrCat(name, " among ", members));
+      const Transports group = MakeThreadTransports(members, absl::Seconds(60));
+      std::vector<Schedule> executed(static_cast<size_t>(members));
+      std::vector<int> all(executed.size());
+      std::iota(all.begin(), all.end(), 0);
+      OnRanks(members, [&, &call = call](int rank) {
+        const auto i = static_cast<size_t>(rank);
+        RecordingTransport recording(*group[i]);
+        Communicator among(recording, all);
+        const absl::Status status = call(among);
+        EXPECT_TRUE(status.ok()) << status;
+        executed[i] = recording.schedule();
+        // The counters count what went.
+        const ScheduleWork work = WorkOf(executed[i]);
+        EXPECT_EQ(among.bytes_sent(), static_cast<uint64_t>(work.elements));
+        EXPECT_EQ(among.messages_sent(), static_cast<uint64_t>(work.messages));
+      });
+      EXPECT_EQ(CheckMessages(executed), "");
+      ExpectRow(table.at(name), Count(executed),
+                VariablesFor(members, 1, static_cast<double>(kFloats * 4)));
     }
   }
 }

@@ -1,0 +1,168 @@
+#include "worker/comm/collective_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/transport/thread_transport.h"
+
+namespace cadre {
+namespace {
+
+using Transports = std::vector<std::unique_ptr<Transport>>;
+
+void OnRanks(int ranks, const std::function<void(int rank)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(body, rank);
+  for (std::thread& thread : threads) thread.join();
+}
+
+Communicator Background(Transport& transport) {
+  std::vector<int> all(static_cast<size_t>(transport.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return Communicator(transport, all, Transport::kBackground);
+}
+
+TEST(CollectiveQueue, RunsWhatIsPostedInAnyOrderInOneOrder) {
+  constexpr int kRanks = 4;
+  constexpr uint64_t kPieces = 60;
+  const Transports group = MakeThreadTransports(kRanks, absl::Seconds(60));
+  std::vector<std::vector<uint64_t>> ran(kRanks);
+  OnRanks(kRanks, [&](int rank) {
+    const auto i = static_cast<size_t>(rank);
+    Communicator comm = Background(*group[i]);
+    CollectiveQueue queue(*group[i]);
+    std::vector<uint64_t> keys(kPieces);
+    std::iota(keys.begin(), keys.end(), 1);
+    std::mt19937 random(static_cast<unsigned>(rank));
+    std::shuffle(keys.begin(), keys.end(), random);
+    std::vector<float> sums(kPieces + 1);
+    for (const uint64_t key : keys) {
+      queue.Post(key, static_cast<int64_t>(key % 5), [&, key] {
+        ran[i].push_back(key);
+        float& sum = sums[key];
+        sum = static_cast<float>(key) * static_cast<float>(rank + 1);
+        return comm.AllReduceSum(std::span<float>(&sum, 1));
+      });
+      if (random() % 4 == 0) absl::SleepFor(absl::Microseconds(random() % 300));
+    }
+    EXPECT_TRUE(queue.WaitAll().ok());
+    for (uint64_t key = 1; key <= kPieces; ++key) {
+      EXPECT_EQ(sums[key], static_cast<float>(key * (1 + 2 + 3 + 4)));
+    }
+  });
+  for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(ran[static_cast<size_t>(rank)], ran[0]);
+}
+
+TEST(CollectiveQueue, TakesTheHighestPriorityThatIsWaiting) {
+  const Transports group = MakeThreadTransports(1, absl::Seconds(60));
+  CollectiveQueue queue(*group[0]);
+  absl::Notification began;
+  absl::Notification go_on;
+  queue.Post(100, 0, [&] {
+    began.Notify();
+    go_on.WaitForNotification();
+    return absl::OkStatus();
+  });
+  began.WaitForNotification();
+  std::vector<uint64_t> ran;
+  const auto work = [&ran](uint64_t key) {
+    return [&ran, key] {
+      ran.push_back(key);
+      return absl::OkStatus();
+    };
+  };
+  queue.Post(1, 9, work(1));
+  queue.Post(2, 3, work(2));
+  queue.Post(3, 9, work(3));
+  queue.Post(4, -1, work(4));
+  go_on.Notify();
+  ASSERT_TRUE(queue.WaitAll().ok());
+  EXPECT_EQ(ran, (std::vector<uint64_t>{4, 2, 1, 3}));
+}
+
+TEST(CollectiveQueue, WaitsForWhatIsExpectedUntilItIsForgotten) {
+  const Transports group = MakeThreadTransports(1, absl::Seconds(60));
+  CollectiveQueue queue(*group[0]);
+  queue.Expect(2);
+  queue.Expect(3);
+  bool second = false;
+  queue.Post(1, 0, [&] {
+    queue.Post(2, 0, [&] {
+      second = true;
+      return absl::OkStatus();
+    });
+    queue.Forget(3);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(queue.Wait(2).ok());
+  EXPECT_TRUE(second);
+  EXPECT_TRUE(queue.Wait(3).ok());
+  EXPECT_TRUE(queue.Wait(77).ok()) << "nobody ever posts it";
+  EXPECT_TRUE(queue.WaitAll().ok());
+}
+
+TEST(CollectiveQueue, RestsLongerThanTheTransportsPatience) {
+  const Transports group = MakeThreadTransports(2, absl::Milliseconds(200));
+  OnRanks(2, [&](int rank) {
+    Communicator comm = Background(*group[static_cast<size_t>(rank)]);
+    CollectiveQueue queue(*group[static_cast<size_t>(rank)]);
+    for (uint64_t key = 0; key < 2; ++key) {
+      queue.Post(key, 0, [&comm] { return comm.Barrier(); });
+      EXPECT_TRUE(queue.WaitAll().ok());
+      absl::SleepFor(absl::Milliseconds(500));
+    }
+  });
+}
+
+TEST(CollectiveQueue, AnErrorEndsItOnAllRanks) {
+  const Transports group = MakeThreadTransports(3, absl::Seconds(60));
+  OnRanks(3, [&](int rank) {
+    Communicator comm = Background(*group[static_cast<size_t>(rank)]);
+    CollectiveQueue queue(*group[static_cast<size_t>(rank)]);
+    queue.Post(1, 0, [rank] {
+      return rank == 1 ? absl::ResourceExhaustedError("no room") : absl::OkStatus();
+    });
+    queue.Post(2, 1, [&comm] { return comm.Barrier(); });
+    queue.Expect(3);
+    const absl::Status status = queue.WaitAll();
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(std::string(status.message()).find("no room"), std::string::npos) << status;
+    EXPECT_EQ(queue.Wait(3), status);
+    EXPECT_FALSE(group[static_cast<size_t>(rank)]->status().ok());
+    queue.Post(4, 0, [] {
+      ADD_FAILURE() << "ran after the end";
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(queue.WaitAll(), status);
+  });
+}
+
+TEST(CollectiveQueue, ARankThatLeavesWithWorkUnfinishedFreesTheOthers) {
+  const Transports group = MakeThreadTransports(2, absl::Seconds(60));
+  OnRanks(2, [&](int rank) {
+    Communicator comm = Background(*group[static_cast<size_t>(rank)]);
+    CollectiveQueue queue(*group[static_cast<size_t>(rank)]);
+    if (rank == 0) {
+      // Its peer never posts this one.
+      queue.Post(1, 0, [&comm] { return comm.Barrier(); });
+      EXPECT_FALSE(queue.WaitAll().ok());
+    } else {
+      queue.Post(2, 0, [] { return absl::OkStatus(); });
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cadre

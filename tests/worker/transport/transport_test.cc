@@ -1,0 +1,459 @@
+// The contract of transport.h, on every transport.
+#include "worker/transport/transport.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/worker/transport/messages.h"
+#include "tests/worker/transport/ranks.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+class TransportTest : public ::testing::TestWithParam<Wire> {
+ protected:
+  Transports Make(int ranks, absl::Duration timeout = absl::Seconds(30)) {
+    return MakeTransports(GetParam(), ranks, timeout);
+  }
+};
+
+TEST_P(TransportTest, KnowsItsPlace) {
+  const Transports group = Make(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(group[static_cast<size_t>(rank)]->rank(), rank);
+    EXPECT_EQ(group[static_cast<size_t>(rank)]->size(), 3);
+    EXPECT_TRUE(group[static_cast<size_t>(rank)]->status().ok());
+  }
+}
+
+TEST_P(TransportTest, KeepsTheOrderOfMessages) {
+  const Transports group = Make(2);
+  OnRanks(2, [&](int rank) {
+    for (int i = 0; i < 200; ++i) {
+      // All sizes around the header's, zero among them.
+      const auto sent = Pattern(static_cast<size_t>(i), i);
+      const auto tag = static_cast<uint32_t>(i);
+      if (rank == 0) {
+        ASSERT_TRUE(Send(*group[0], 1, tag, sent).ok());
+      } else {
+        std::vector<std::byte> got(sent.size());
+        ASSERT_TRUE(Receive(*group[1], 0, tag, got).ok());
+        ASSERT_EQ(got, sent);
+      }
+    }
+  });
+}
+
+// Far more than any socket buffer: two plain sends would wait for one another for ever.
+TEST_P(TransportTest, ExchangesLargeMessagesAroundARing) {
+  constexpr size_t kBytes = 24 << 20;
+  const Transports group = Make(3);
+  OnRanks(3, [&](int rank) {
+    const auto sent = Pattern(kBytes + static_cast<size_t>(rank), rank);
+    const int from = (rank + 2) % 3;
+    std::vector<std::byte> got(kBytes + static_cast<size_t>(from));
+    const absl::Status status =
+        Exchange(*group[static_cast<size_t>(rank)], (rank + 1) % 3, sent, from, got, 5);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(got == Pattern(got.size(), from));
+  });
+}
+
+TEST_P(TransportTest, ExchangesLargeMessagesBetweenTwo) {
+  const Transports group = Make(2);
+  OnRanks(2, [&](int rank) {
+    // Very different sizes: one side is done long before the other.
+    const size_t sizes[] = {16 << 20, 3};
+    const auto sent = Pattern(sizes[rank], rank);
+    std::vector<std::byte> got(sizes[1 - rank]);
+    for (uint32_t tag = 0; tag < 3; ++tag) {
+      const absl::Status status =
+          Exchange(*group[static_cast<size_t>(rank)], 1 - rank, sent, 1 - rank, got, tag);
+      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_TRUE(got == Pattern(got.size(), 1 - rank));
+    }
+  });
+}
+
+TEST_P(TransportTest, WrongTagKillsTheGroupAndNamesBoth) {
+  const Transports group = Make(3);
+  const auto bytes = Pattern(8, 0);
+  ASSERT_TRUE(Send(*group[0], 1, 17, bytes).ok());
+  std::vector<std::byte> got(8);
+  const CallTag expected{.collective = Collective::kAllReduce,
+                         .algorithm = Algorithm::kRing,
+                         .dtype = DType::kFloat32,
+                         .members = 3,
+                         .sequence = 18,
+                         .elements = 2};
+  const Transfer receive{.kind = Transfer::Kind::kReceive, .peer = 0, .data = got};
+  const absl::Status status = group[1]->Run(0, expected, {&receive, 1}, {});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  const std::string both = absl::StrCat("rank 0 is at ", TagOf(17).ToString(),
+                                        ", 8 bytes; rank 1 at ", expected.ToString(), ", 8 bytes");
+  EXPECT_EQ(status.message(), both);
+  // The first error is the last word.
+  EXPECT_EQ(Send(*group[1], 0, 1, bytes), status);
+  EXPECT_EQ(group[1]->status(), status);
+  // A rank that had nothing to do with it learns of it, whomever it waits for, and both names.
+  for (const int rank : {2, 0}) {
+    const absl::Status other = Receive(*group[static_cast<size_t>(rank)], 2 - rank, 1, got);
+    EXPECT_EQ(other.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(other.message(), absl::StrCat("rank 1 gave up: ", both));
+  }
+}
+
+TEST_P(TransportTest, EveryPartOfATagCounts) {
+  const CallTag mine{.collective = Collective::kAllReduce,
+                     .algorithm = Algorithm::kRing,
+                     .dtype = DType::kFloat32,
+                     .members = 2,
+                     .group = 5,
+                     .sequence = 3,
+                     .elements = 2};
+  std::vector<CallTag> others(7, mine);
+  others[0].collective = Collective::kBroadcast;
+  others[1].algorithm = Algorithm::kButterfly;
+  others[2].dtype = DType::kFloat16;
+  others[3].members = 3;
+  others[4].group = 6;
+  others[5].sequence = 4;
+  others[6].elements = uint64_t{1} << 40;
+  for (const CallTag& other : others) {
+    const Transports group = Make(2);
+    auto bytes = Pattern(8, 0);
+    const Transfer send{.kind = Transfer::Kind::kSend, .peer = 1, .data = bytes};
+    ASSERT_TRUE(group[0]->Run(1, other, {&send, 1}, {}).ok());
+    const Transfer receive{.kind = Transfer::Kind::kReceive, .peer = 0, .data = bytes};
+    const absl::Status status = group[1]->Run(1, mine, {&receive, 1}, {});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(other.ToString()));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(mine.ToString()));
+  }
+}
+
+TEST_P(TransportTest, WrongLengthKillsTheGroupAndNamesBoth) {
+  for (const size_t expected : {7, 9, 0}) {
+    const Transports group = Make(2);
+    ASSERT_TRUE(Send(*group[0], 1, 1, Pattern(8, 0)).ok());
+    std::vector<std::byte> got(expected);
+    const absl::Status status = Receive(*group[1], 0, 1, got);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("8 bytes; rank 1"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(", ", expected, " bytes")));
+  }
+}
+
+TEST_P(TransportTest, TimesOutWhenNothingMoves) {
+  const Transports group = Make(3, absl::Milliseconds(50));
+  std::vector<std::byte> got(8);
+  const absl::Time start = absl::Now();
+  const absl::Status status = Receive(*group[0], 2, 1, got);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2"));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(50));
+  EXPECT_EQ(Receive(*group[1], 2, 1, got).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_P(TransportTest, TimesOutWhenNobodyReceives) {
+  const Transports group = Make(2, absl::Milliseconds(50));
+  const auto bytes = Pattern(8 << 20, 0);
+  absl::Status status;
+  // A bounded number of bounded messages fits into the wire; then the sender waits.
+  for (int i = 0; i < 100 && status.ok(); ++i) status = Send(*group[0], 1, 1, bytes);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_P(TransportTest, AbortWakesAWaitingCallAndTellsThePeers) {
+  const Transports group = Make(3);
+  OnRanks(4, [&](int thread) {
+    std::vector<std::byte> got(8);
+    if (thread == 3) {
+      absl::SleepFor(absl::Milliseconds(20));
+      group[0]->Abort(absl::AbortedError("the group is over"));
+      return;
+    }
+    // Nobody sends anything. Rank 1 waits for rank 2, not for the one that aborts.
+    const absl::Status status =
+        Receive(*group[static_cast<size_t>(thread)], thread == 2 ? 1 : 2, 1, got);
+    if (thread == 2) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    } else if (thread == 0) {
+      EXPECT_EQ(status, absl::AbortedError("the group is over"));
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    }
+  });
+  EXPECT_EQ(Send(*group[0], 1, 2, Pattern(1, 0)), absl::AbortedError("the group is over"));
+}
+
+TEST_P(TransportTest, AbortBeforeACall) {
+  const Transports group = Make(2);
+  group[0]->Abort(absl::CancelledError("stopping"));
+  group[0]->Abort(absl::InternalError("a second reason"));
+  EXPECT_EQ(Send(*group[0], 1, 1, Pattern(1, 0)), absl::CancelledError("stopping"));
+}
+
+// A rank that is done may go, though others are still busy with one another.
+TEST_P(TransportTest, LeavingDisturbsOnlyThoseThatNeedMore) {
+  Transports group = Make(3);
+  const auto last = Pattern(100'000, 3);
+  ASSERT_TRUE(Send(*group[0], 1, 1, last).ok());
+  ASSERT_TRUE(Send(*group[0], 1, 2, {}).ok());
+  group[0].reset();
+  // Ranks 1 and 2 wait for one another while rank 0's end is visible to both.
+  OnRanks(2, [&](int i) {
+    const int rank = i + 1;
+    std::vector<std::byte> got(5);
+    for (uint32_t tag = 0; tag < 20; ++tag) {
+      if (rank == 2) absl::SleepFor(absl::Milliseconds(1));
+      const absl::Status status = Exchange(*group[static_cast<size_t>(rank)], 3 - rank,
+                                           Pattern(5, rank), 3 - rank, got, tag);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  });
+  // What rank 0 sent before it went is still there.
+  std::vector<std::byte> got(last.size());
+  ASSERT_TRUE(Receive(*group[1], 0, 1, got).ok());
+  EXPECT_TRUE(got == last);
+  ASSERT_TRUE(Receive(*group[1], 0, 2, {}).ok());
+  const absl::Status status = Receive(*group[1], 0, 3, got);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 has left"));
+}
+
+void AddWords(std::byte* sum, const std::byte* values, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
+    uint32_t a = 0;
+    uint32_t b = 0;
+    std::memcpy(&a, sum + i, sizeof a);
+    std::memcpy(&b, values + i, sizeof b);
+    a += b;
+    std::memcpy(sum + i, &a, sizeof a);
+  }
+}
+constexpr Combine kAddWords{.add = AddWords, .element = sizeof(uint32_t)};
+
+// A ring all-reduce in place, where every message waits for another: sums are passed on while they
+// arrive, and pieces are overwritten as soon as they were sent.
+std::vector<Transfer> RingOf(int rank, int ranks, std::span<uint32_t> data) {
+  const auto piece = [&](int i) {
+    const auto n = static_cast<size_t>(ranks);
+    const auto k = static_cast<size_t>(((i % ranks) + ranks) % ranks);
+    const size_t begin = data.size() * k / n;
+    return std::as_writable_bytes(data.subspan(begin, data.size() * (k + 1) / n - begin));
+  };
+  const int next = (rank + 1) % ranks;
+  const int last = (rank + ranks - 1) % ranks;
+  std::vector<Transfer> list;
+  for (int step = 0; step < 2 * (ranks - 1); ++step) {
+    const bool sums = step < ranks - 1;
+    const int before = static_cast<int>(list.size());
+    list.push_back({.kind = Transfer::Kind::kSend,
+                    .peer = next,
+                    .data = piece(rank - step),
+                    .after = step == 0 ? Transfer::kNone : before - 1});
+    // The piece that arrives was sent in the first round, ranks - 1 steps ago, or is added to.
+    list.push_back({.kind = sums ? Transfer::Kind::kReceiveSum : Transfer::Kind::kReceive,
+                    .peer = last,
+                    .data = piece(rank - step - 1),
+                    .after = sums ? Transfer::kNone : 2 * (step - (ranks - 1))});
+  }
+  return list;
+}
+
+TEST_P(TransportTest, PassesOnWhatStillArrivesAndOverwritesWhatWasSent) {
+  for (const int ranks : {2, 3, 5, 8}) {
+    const Transports group = Make(ranks);
+    for (const size_t elements : {size_t{0}, size_t{1}, size_t{7}, size_t{1001}, size_t{700'003}}) {
+      OnRanks(ranks, [&](int rank) {
+        std::vector<uint32_t> data(elements);
+        for (int round = 0; round < 3; ++round) {
+          for (size_t i = 0; i < elements; ++i) {
+            data[i] = static_cast<uint32_t>(i * 7 + static_cast<size_t>(rank * 1000 + round));
+          }
+          CallTag tag = TagOf(static_cast<uint32_t>(round));
+          tag.elements = elements;
+          const absl::Status status =
+              group[static_cast<size_t>(rank)]->Run(1, tag, RingOf(rank, ranks, data), kAddWords);
+          ASSERT_TRUE(status.ok()) << status;
+          const auto n = static_cast<size_t>(ranks);
+          for (size_t i = 0; i < elements; ++i) {
+            const size_t sum = n * (i * 7 + static_cast<size_t>(round)) + 1000 * n * (n - 1) / 2;
+            ASSERT_EQ(data[i], static_cast<uint32_t>(sum)) << i;
+          }
+        }
+      });
+    }
+  }
+}
+
+// An empty message, too, waits for what it is after: a barrier by dissemination is such a chain.
+TEST_P(TransportTest, EmptyMessagesWaitTheirTurn) {
+  constexpr int kRanks = 4;
+  const Transports group = Make(kRanks);
+  std::atomic<int> entered{0};
+  OnRanks(kRanks, [&](int rank) {
+    for (int round = 0; round < 50; ++round) {
+      std::vector<Transfer> list;
+      for (const int distance : {1, 2}) {
+        list.push_back({.kind = Transfer::Kind::kSend,
+                        .peer = (rank + distance) % kRanks,
+                        .after = list.empty() ? Transfer::kNone : 1});
+        list.push_back(
+            {.kind = Transfer::Kind::kReceive, .peer = (rank + kRanks - distance) % kRanks});
+      }
+      ++entered;
+      const absl::Status status =
+          group[static_cast<size_t>(rank)]->Run(0, TagOf(static_cast<uint32_t>(round)), list, {});
+      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_GE(entered.load(), kRanks * (round + 1));
+    }
+  });
+}
+
+TEST_P(TransportTest, ManyMessagesOfAllSizesInOneCall) {
+  const Transports group = Make(2);
+  const size_t sizes[] = {0, 1, 63, 64, 65, 3, 70'000, 8, 0, 1 << 20, 5, 200'000};
+  constexpr int kMessages = 3000;
+  OnRanks(2, [&](int rank) {
+    std::vector<std::vector<std::byte>> sent;
+    std::vector<std::vector<std::byte>> got;
+    std::vector<Transfer> list;
+    for (int i = 0; i < kMessages; ++i) {
+      // Large ones are few.
+      const size_t size = i % 100 < 12 ? sizes[i % 100] : static_cast<size_t>(i % 37);
+      sent.push_back(Pattern(size, i + rank));
+      got.emplace_back(size);
+    }
+    for (size_t i = 0; i < sent.size(); ++i) {
+      list.push_back({.kind = Transfer::Kind::kSend, .peer = 1 - rank, .data = sent[i]});
+      list.push_back({.kind = Transfer::Kind::kReceive, .peer = 1 - rank, .data = got[i]});
+    }
+    const absl::Status status = group[static_cast<size_t>(rank)]->Run(2, TagOf(1), list, {});
+    ASSERT_TRUE(status.ok()) << status;
+    for (int i = 0; i < kMessages; ++i) {
+      const auto k = static_cast<size_t>(i);
+      ASSERT_TRUE(got[k] == Pattern(got[k].size(), i + 1 - rank)) << i;
+    }
+  });
+}
+
+TEST_P(TransportTest, AnEmptyListIsDoneAtOnce) {
+  const Transports group = Make(2);
+  EXPECT_TRUE(group[0]->Run(0, TagOf(1), {}, {}).ok());
+}
+
+TEST_P(TransportTest, ChannelsDoNotWaitForOneAnother) {
+  const Transports group = Make(2);
+  // Far more than fits, and nobody takes it until the other channels are done.
+  const auto large = Pattern(16 << 20, 1);
+  std::vector<std::byte> got(large.size());
+  std::thread sender([&] { EXPECT_TRUE(Send(*group[0], 1, 1, large, 1).ok()); });
+  OnRanks(2, [&](int rank) {
+    for (uint32_t i = 0; i < 200; ++i) {
+      for (const int channel : {0, 2}) {
+        std::vector<std::byte> other(1000);
+        const absl::Status status = Exchange(*group[static_cast<size_t>(rank)], 1 - rank,
+                                             Pattern(1000, rank), 1 - rank, other, i, channel);
+        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_EQ(other, Pattern(1000, 1 - rank));
+      }
+    }
+  });
+  EXPECT_TRUE(Receive(*group[1], 0, 1, got, 1).ok());
+  sender.join();
+  EXPECT_TRUE(got == large);
+}
+
+TEST_P(TransportTest, AbortWakesAllChannels) {
+  const Transports group = Make(3);
+  OnRanks(3 * Transport::kChannels + 1, [&](int thread) {
+    if (thread == 3 * Transport::kChannels) {
+      absl::SleepFor(absl::Milliseconds(20));
+      group[0]->Abort(absl::AbortedError("the group is over"));
+      return;
+    }
+    const int rank = thread / Transport::kChannels;
+    std::vector<std::byte> got(8);
+    const absl::Status status = Receive(*group[static_cast<size_t>(rank)], (rank + 1) % 3, 1, got,
+                                        thread % Transport::kChannels);
+    EXPECT_EQ(status, rank == 0 ? absl::AbortedError("the group is over")
+                                : absl::UnavailableError("rank 0 gave up: the group is over"));
+  });
+}
+
+TEST_P(TransportTest, AbortReachesAThreadThatMovesAllTheTime) {
+  const Transports group = Make(3);
+  std::atomic<int> moving{0};
+  OnRanks(3, [&](int rank) {
+    if (rank == 2) {
+      while (moving < 2) std::this_thread::yield();
+      group[2]->Abort(absl::AbortedError("enough"));
+      return;
+    }
+    // Ranks 0 and 1 have no need of rank 2.
+    std::vector<std::byte> got(1000);
+    absl::Status status;
+    for (uint32_t i = 0; status.ok(); ++i) {
+      status = Exchange(*group[static_cast<size_t>(rank)], 1 - rank, Pattern(1000, 0), 1 - rank,
+                        got, i, 1);
+      if (i == 100) ++moving;
+    }
+    EXPECT_EQ(status, absl::UnavailableError("rank 2 gave up: enough"));
+  });
+}
+
+TEST_P(TransportTest, LongReasonsAreCut) {
+  const Transports group = Make(2);
+  group[0]->Abort(absl::InternalError(std::string(100'000, 'x')));
+  std::vector<std::byte> got(8);
+  const absl::Status status = Receive(*group[1], 0, 1, got);
+  EXPECT_EQ(status.message(), absl::StrCat("rank 0 gave up: ", std::string(1024, 'x')));
+}
+
+TEST_P(TransportTest, SendingToWhoeverLeftFails) {
+  Transports group = Make(2);
+  group[1].reset();
+  absl::Status status;
+  const auto bytes = Pattern(100'000, 0);
+  for (uint32_t i = 0; i < 1000 && status.ok(); ++i) status = Send(*group[0], 1, i, bytes);
+  EXPECT_EQ(status, absl::UnavailableError("rank 1 has left the group"));
+}
+
+// Sleeps and wake-ups in every order: a lost one ends in a timeout.
+TEST_P(TransportTest, LosesNoWakeUp) {
+  constexpr uint32_t kRounds = 20'000;
+  const Transports group = Make(2, absl::Seconds(20));
+  OnRanks(2, [&](int rank) {
+    std::byte ball{};
+    uint32_t random = 12345 + static_cast<uint32_t>(rank);
+    for (uint32_t i = 0; i < kRounds; ++i) {
+      const absl::Status status = Exchange(*group[static_cast<size_t>(rank)], 1 - rank, {&ball, 1},
+                                           1 - rank, {&ball, 1}, i, 1);
+      ASSERT_TRUE(status.ok()) << status;
+      random = random * 1664525 + 1013904223;
+      // Mostly none, sometimes about as long as a thread looks before it sleeps.
+      const uint32_t pause = (random >> 16) % 64;
+      if (pause == 0) absl::SleepFor(absl::Microseconds(80));
+      if (pause < 8) {
+        const absl::Time until = absl::Now() + absl::Nanoseconds(random >> 17);
+        while (absl::Now() < until) {
+        }
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, TransportTest,
+                         ::testing::Values(Wire::kThreads, Wire::kSharedMemory, Wire::kTcp),
+                         [](const auto& info) { return WireName(info.param); });
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,42 @@
+// Measures what lies between the members of a communicator, when a group has connected and before
+// it chooses how to reduce.
+//
+// Takes about a quarter of a second on fast links and a few seconds on very slow ones: how often
+// and how large things are measured follows from how long the first ones took, by numbers on which
+// all members have agreed, so that all do the same.
+//
+// Threads: as the communicator.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tensor/collective.h"
+#include "worker/comm/communicator.h"
+
+namespace cadre {
+
+struct LinkMeasure {
+  // Seconds until an empty message is there: from barriers, which are nothing else.
+  double alpha = 0;
+  // Seconds that a byte takes when every member sends to one and receives from another at once.
+  double beta = 0;
+  // Seconds to add a byte (of float32) that has arrived.
+  double gamma = 0;
+
+  // All-reduces of float32, as long as there was time: every size was tried by ring, butterfly and
+  // halving-doubling in turn.
+  struct Sample {
+    Algorithm algorithm = Algorithm::kNone;
+    int64_t bytes = 0;
+    double seconds = 0;
+  };
+  std::vector<Sample> samples;
+};
+
+// All members call it. Medians of what each member saw, and of these the largest: every member gets
+// the same bits. One member: all zero. Errors: as the communicator.
+absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all);
+
+}  // namespace cadre

@@ -1,0 +1,361 @@
+// The loops are written for each width of vector in turn and chosen when a sum is asked for: by
+// function pointer, not by the loader, because resolvers run before sanitizers are ready.
+//
+// All widths give the bits of the plain loops: addition of two numbers rounds once, whatever stands
+// beside them. Only which NaN comes of two NaNs is the processor's choice.
+#include "worker/comm/reduce.h"
+
+#include <glog/logging.h>
+
+#include <bit>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace cadre {
+namespace {
+
+// What is at an address of any alignment.
+template <typename T>
+T Load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+template <typename T>
+void Store(std::byte* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+// bfloat16 is the upper half of a float.
+float FromBFloat16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+uint16_t ToBFloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  // A NaN stays one: rounding could carry it into infinity. The top bit of its fraction is set.
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  // Half of the last place, less one where the last place is even: ties go to even.
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// float16: 1 sign, 5 exponent (bias 15), 10 fraction.
+float FromFloat16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
+  const uint32_t exponent = bits >> 10 & 0x1f;
+  const uint32_t fraction = bits & 0x3ff;
+  if (exponent == 0) {
+    // Zero, or a denormal: fraction * 2^-24, exact in float.
+    const float value = static_cast<float>(fraction) * 0x1p-24F;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
+  }
+  if (exponent == 31) {
+    // Infinity, or a NaN, which becomes a quiet one.
+    return std::bit_cast<float>(sign | 0x7f800000 | fraction << 13 |
+                                (fraction != 0 ? 0x400000U : 0U));
+  }
+  return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+uint16_t ToFloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) {
+    return static_cast<uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+  }
+  // 65,520 is halfway between the largest float16 and what would come next.
+  if (magnitude >= std::bit_cast<uint32_t>(65520.0F)) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude < std::bit_cast<uint32_t>(0x1p-14F)) {
+    // Denormal. In [0.5, 1) the last place of a float is 2^-24, so adding 0.5 rounds to it.
+    const float rounded = std::bit_cast<float>(magnitude) + 0.5F;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(rounded) & 0xffff));
+  }
+  const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((rounded >> 13) - (112U << 10)));
+}
+
+template <typename T>
+T AddOne(T a, T b) {
+  return a + b;
+}
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+BFloat16 AddOne(BFloat16 a, BFloat16 b) {
+  return {ToBFloat16(FromBFloat16(a.bits) + FromBFloat16(b.bits))};
+}
+Float16 AddOne(Float16 a, Float16 b) {
+  return {ToFloat16(FromFloat16(a.bits) + FromFloat16(b.bits))};
+}
+
+template <typename T>
+void AddPlainly(std::byte* sum, const std::byte* values, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += sizeof(T)) {
+    Store(sum + at, AddOne(Load<T>(sum + at), Load<T>(values + at)));
+  }
+}
+
+using Add = void (*)(std::byte*, const std::byte*, size_t);
+
+#if defined(__x86_64__)
+
+// Vectors of loads and stores of any alignment; the rest, less than a vector, plainly.
+
+__attribute__((target("avx512f"))) void AddFloat32Avx512(std::byte* sum, const std::byte* values,
+                                                         size_t bytes) {
+  size_t at = 0;
+  // Two at a time, so that the adds do not wait for the loads.
+  for (; at + 128 <= bytes; at += 128) {
+    const __m512 a = _mm512_add_ps(_mm512_loadu_ps(sum + at), _mm512_loadu_ps(values + at));
+    const __m512 b =
+        _mm512_add_ps(_mm512_loadu_ps(sum + at + 64), _mm512_loadu_ps(values + at + 64));
+    _mm512_storeu_ps(sum + at, a);
+    _mm512_storeu_ps(sum + at + 64, b);
+  }
+  AddPlainly<float>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx512f"))) void AddFloat64Avx512(std::byte* sum, const std::byte* values,
+                                                         size_t bytes) {
+  size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) {
+    _mm512_storeu_pd(sum + at,
+                     _mm512_add_pd(_mm512_loadu_pd(sum + at), _mm512_loadu_pd(values + at)));
+  }
+  AddPlainly<double>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx512f"))) void AddUInt64Avx512(std::byte* sum, const std::byte* values,
+                                                        size_t bytes) {
+  size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) {
+    _mm512_storeu_si512(
+        sum + at, _mm512_add_epi64(_mm512_loadu_si512(sum + at), _mm512_loadu_si512(values + at)));
+  }
+  AddPlainly<uint64_t>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx512f"))) __m512 LoadBFloat16Avx512(const std::byte* from) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+__attribute__((target("avx512f"))) void AddBFloat16Avx512(std::byte* sum, const std::byte* values,
+                                                          size_t bytes) {
+  const __m512i one = _mm512_set1_epi32(1);
+  const __m512i half = _mm512_set1_epi32(0x7fff);
+  const __m512i quiet = _mm512_set1_epi32(0x400000);
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32) {
+    const __m512 added =
+        _mm512_add_ps(LoadBFloat16Avx512(sum + at), LoadBFloat16Avx512(values + at));
+    const __m512i bits = _mm512_castps_si512(added);
+    const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(half, last));
+    const __mmask16 nan = _mm512_cmp_ps_mask(added, added, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sum + at),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+  }
+  AddPlainly<BFloat16>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx512f"))) void AddFloat16Avx512(std::byte* sum, const std::byte* values,
+                                                         size_t bytes) {
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32) {
+    const __m512 a =
+        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sum + at)));
+    const __m512 b =
+        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + at)));
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(sum + at),
+        _mm512_cvtps_ph(_mm512_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  AddPlainly<Float16>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx2"))) void AddFloat32Avx2(std::byte* sum, const std::byte* values,
+                                                    size_t bytes) {
+  size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) {
+    float* out = reinterpret_cast<float*>(sum + at);
+    const float* in = reinterpret_cast<const float*>(values + at);
+    const __m256 a = _mm256_add_ps(_mm256_loadu_ps(out), _mm256_loadu_ps(in));
+    const __m256 b = _mm256_add_ps(_mm256_loadu_ps(out + 8), _mm256_loadu_ps(in + 8));
+    _mm256_storeu_ps(out, a);
+    _mm256_storeu_ps(out + 8, b);
+  }
+  AddPlainly<float>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx2"))) void AddFloat64Avx2(std::byte* sum, const std::byte* values,
+                                                    size_t bytes) {
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32) {
+    double* out = reinterpret_cast<double*>(sum + at);
+    const double* in = reinterpret_cast<const double*>(values + at);
+    _mm256_storeu_pd(out, _mm256_add_pd(_mm256_loadu_pd(out), _mm256_loadu_pd(in)));
+  }
+  AddPlainly<double>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx2"))) void AddUInt64Avx2(std::byte* sum, const std::byte* values,
+                                                   size_t bytes) {
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32) {
+    auto* out = reinterpret_cast<__m256i*>(sum + at);
+    const auto* in = reinterpret_cast<const __m256i*>(values + at);
+    _mm256_storeu_si256(out, _mm256_add_epi64(_mm256_loadu_si256(out), _mm256_loadu_si256(in)));
+  }
+  AddPlainly<uint64_t>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx2"))) __m256 LoadBFloat16Avx2(const std::byte* from) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+__attribute__((target("avx2"))) void AddBFloat16Avx2(std::byte* sum, const std::byte* values,
+                                                     size_t bytes) {
+  const __m256i one = _mm256_set1_epi32(1);
+  const __m256i half = _mm256_set1_epi32(0x7fff);
+  const __m256i quiet = _mm256_set1_epi32(0x400000);
+  size_t at = 0;
+  for (; at + 16 <= bytes; at += 16) {
+    const __m256 added = _mm256_add_ps(LoadBFloat16Avx2(sum + at), LoadBFloat16Avx2(values + at));
+    const __m256i bits = _mm256_castps_si256(added);
+    const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(half, last));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(added, added, _CMP_UNORD_Q));
+    const __m256i kept =
+        _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_or_si256(bits, quiet), nan), 16);
+    // Packing works within halves of 128 bits; the permutation brings both results together.
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sum + at), _mm256_castsi256_si128(packed));
+  }
+  AddPlainly<BFloat16>(sum + at, values + at, bytes - at);
+}
+
+__attribute__((target("avx2,f16c"))) void AddFloat16Avx2(std::byte* sum, const std::byte* values,
+                                                         size_t bytes) {
+  size_t at = 0;
+  for (; at + 16 <= bytes; at += 16) {
+    auto* out = reinterpret_cast<__m128i*>(sum + at);
+    const __m256 a = _mm256_cvtph_ps(_mm_loadu_si128(out));
+    const __m256 b =
+        _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + at)));
+    _mm_storeu_si128(
+        out, _mm256_cvtps_ph(_mm256_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  AddPlainly<Float16>(sum + at, values + at, bytes - at);
+}
+
+#endif  // __x86_64__
+
+Add ReferenceAdd(DType type) {
+  switch (type) {
+    case DType::kBytes:
+      break;
+    case DType::kFloat32:
+      return AddPlainly<float>;
+    case DType::kBFloat16:
+      return AddPlainly<BFloat16>;
+    case DType::kFloat16:
+      return AddPlainly<Float16>;
+    case DType::kUInt64:
+      return AddPlainly<uint64_t>;
+    case DType::kFloat64:
+      return AddPlainly<double>;
+  }
+  LOG(FATAL) << "no sums of " << DTypeName(type);
+}
+
+#if defined(__x86_64__)
+
+Add Avx512Add(DType type) {
+  switch (type) {
+    case DType::kFloat32:
+      return AddFloat32Avx512;
+    case DType::kBFloat16:
+      return AddBFloat16Avx512;
+    case DType::kFloat16:
+      return AddFloat16Avx512;
+    case DType::kUInt64:
+      return AddUInt64Avx512;
+    case DType::kFloat64:
+      return AddFloat64Avx512;
+    case DType::kBytes:
+      break;
+  }
+  return nullptr;
+}
+
+Add Avx2Add(DType type) {
+  switch (type) {
+    case DType::kFloat32:
+      return AddFloat32Avx2;
+    case DType::kBFloat16:
+      return AddBFloat16Avx2;
+    case DType::kFloat16:
+      return AddFloat16Avx2;
+    case DType::kUInt64:
+      return AddUInt64Avx2;
+    case DType::kFloat64:
+      return AddFloat64Avx2;
+    case DType::kBytes:
+      break;
+  }
+  return nullptr;
+}
+
+#endif
+
+#if defined(__x86_64__)
+// Clang 14 does not know the feature by name.
+bool ConvertsFloat16() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+Add AddAt(DType type, VectorWidth width) {
+#if defined(__x86_64__)
+  if (width == VectorWidth::k512) return Avx512Add(type);
+  if (width == VectorWidth::k256) return Avx2Add(type);
+#endif
+  CHECK(width == VectorWidth::kNone);
+  return ReferenceAdd(type);
+}
+
+}  // namespace
+
+VectorWidth WidestVectors() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return VectorWidth::k512;
+  if (__builtin_cpu_supports("avx2") && ConvertsFloat16()) return VectorWidth::k256;
+#endif
+  return VectorWidth::kNone;
+}
+
+Combine SumOf(DType type) { return SumOf(type, WidestVectors()); }
+
+Combine SumOf(DType type, VectorWidth width) {
+  CHECK(type != DType::kBytes) << "bytes are not added";
+  return {AddAt(type, width), SizeOf(type)};
+}
+
+Combine ReferenceSumOf(DType type) { return {ReferenceAdd(type), SizeOf(type)}; }
+
+}  // namespace cadre

@@ -1,0 +1,28 @@
+// The algorithms behind schedule.h, a file each, and what they are made of. Private to the room.
+//
+// Thread-safe (values and pure functions).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "worker/comm/schedule.h"
+
+namespace cadre {
+
+// ring_schedule.cc
+Schedule RingReduceScatter(int index, std::span<const Piece> pieces);
+Schedule RingAllGather(int index, std::span<const Piece> pieces);
+Schedule RingAllReduce(int index, std::span<const Piece> pieces);
+
+// recursive_schedule.cc
+Schedule ButterflyReduceScatter(int index, std::span<const Piece> pieces);
+Schedule ButterflyAllReduce(int index, int members, int64_t elements);
+Schedule HalvingReduceScatter(int index, std::span<const Piece> pieces);
+Schedule DoublingAllGather(int index, std::span<const Piece> pieces);
+Schedule HalvingDoublingAllReduce(int index, int members, int64_t elements);
+
+// Position of the last receive of either kind, or ScheduleStep::kNone.
+int LastReceive(const Schedule& schedule);
+
+}  // namespace cadre

@@ -1,0 +1,40 @@
+#include "worker/transport/host_identity.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/identity.h"
+
+namespace cadre {
+namespace {
+
+// Drawn by the kernel when it starts.
+constexpr char kBootId[] = "/proc/sys/kernel/random/boot_id";
+// Of the thread, not the process: a thread may have entered another one.
+constexpr char kNetwork[] = "/proc/thread-self/ns/net";
+
+// FNV-1a: equal in every build, unlike std::hash.
+uint64_t Hash(absl::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+}  // namespace
+
+uint64_t HostIdentity() {
+  struct stat network {};
+  std::string boot;
+  if (!std::getline(std::ifstream(kBootId), boot) || stat(kNetwork, &network) != 0) {
+    return NewSeed();
+  }
+  return Hash(absl::StrCat(boot, " ", network.st_dev, " ", network.st_ino));
+}
+
+}  // namespace cadre

@@ -1,0 +1,98 @@
+#include "worker/transport/link_transport.h"
+
+#include <glog/logging.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/status.h"
+#include "worker/transport/channel.h"
+#include "worker/transport/control_connections.h"
+
+namespace cadre {
+namespace {
+
+// Processors that this process may use.
+int Processors() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+class LinkTransport final : public Transport {
+ public:
+  LinkTransport(int rank, std::vector<Socket> controls, std::vector<uint64_t> hosts)
+      : rank_(rank), hosts_(std::move(hosts)), control_(rank, std::move(controls)) {
+    control_.Listen([this] { WakeChannels(); });
+  }
+  ~LinkTransport() override { control_.SayGoodbye(); }
+
+  void AddChannel(std::vector<std::unique_ptr<Link>> links, std::unique_ptr<Bell> bell, Socket wake,
+                  absl::Duration timeout);
+
+  int rank() const override { return rank_; }
+  int size() const override { return control_.size(); }
+  LinkKind link(int peer) const override {
+    const Link* link = channels_[0]->link(peer);
+    return link == nullptr ? LinkKind::kSelf : link->kind();
+  }
+  uint64_t host(int peer) const override { return hosts_[static_cast<size_t>(peer)]; }
+
+  absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
+                   const Combine& combine) override {
+    return channels_[static_cast<size_t>(channel)]->Run(tag, transfers, combine);
+  }
+  void Abort(absl::Status reason) override { control_.Fail(reason).IgnoreError(); }
+  absl::Status status() const override { return control_.status(); }
+
+ private:
+  void WakeChannels();
+
+  const int rank_;
+  const std::vector<uint64_t> hosts_;
+  ControlConnections control_;
+  // Before the control connections they go, after the goodbye.
+  std::vector<std::unique_ptr<Channel>> channels_;
+};
+
+void LinkTransport::AddChannel(std::vector<std::unique_ptr<Link>> links, std::unique_ptr<Bell> bell,
+                               Socket wake, absl::Duration timeout) {
+  const auto neighbours =
+      std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<size_t>(rank_)]);
+  channels_.push_back(std::make_unique<Channel>(
+      Channel::Options{.rank = rank_, .timeout = timeout, .crowded = neighbours > Processors()},
+      std::move(links), std::move(bell), std::move(wake), control_));
+}
+
+void LinkTransport::WakeChannels() {
+  for (const auto& channel : channels_) {
+    if (control_.dead()) channel->Shutdown();
+    channel->Interrupt();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(
+    int rank, std::vector<PeerLinks> peers,
+    std::array<std::unique_ptr<Bell>, Transport::kChannels> bells, absl::Duration timeout) {
+  CHECK(rank >= 0 && rank < static_cast<int>(peers.size())) << rank << " of " << peers.size();
+  std::vector<Socket> controls;
+  std::vector<uint64_t> hosts;
+  for (PeerLinks& peer : peers) {
+    controls.push_back(std::move(peer.control));
+    hosts.push_back(peer.host);
+  }
+  auto transport = std::make_unique<LinkTransport>(rank, std::move(controls), std::move(hosts));
+  for (size_t channel = 0; channel < bells.size(); ++channel) {
+    CADRE_ASSIGN_OR_RETURN(Socket wake, MakeWake());
+    std::vector<std::unique_ptr<Link>> links;
+    for (PeerLinks& peer : peers) links.push_back(std::move(peer.links[channel]));
+    transport->AddChannel(std::move(links), std::move(bells[channel]), std::move(wake), timeout);
+  }
+  return transport;
+}
+
+}  // namespace cadre

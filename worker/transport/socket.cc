@@ -1,0 +1,233 @@
+#include "worker/transport/socket.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+// Connections that the kernel keeps for us until they are accepted.
+constexpr int kBacklog = 128;
+
+// In seconds. In that time 10 Gbit/s carry an eighth of a megabyte, a fraction of a small buffer.
+constexpr double kShortRoundTrip = 100e-6;
+// The kernel may grant less: twice net.core.wmem_max and rmem_max, usually 416 KiB.
+constexpr int kSmallBuffer = 512 << 10;
+
+// Linux' default for the largest send buffer, which is smaller than that for receiving.
+constexpr double kUsualLargestBuffer = 4 << 20;
+// What every kernel grants: its default for a new connection.
+constexpr double kLeastWindow = 64 << 10;
+
+absl::StatusOr<Socket> NewSocket(int family) {
+  Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (socket.empty()) return ErrnoStatus(errno, "making", "a socket");
+  return socket;
+}
+
+const sockaddr* Raw(const SocketAddress& address) {
+  return reinterpret_cast<const sockaddr*>(&address.storage);
+}
+
+absl::StatusOr<Socket> ListenOnOne(const SocketAddress& at, absl::string_view address) {
+  CADRE_ASSIGN_OR_RETURN(Socket socket, NewSocket(at.storage.ss_family));
+  const int on = 1;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind(socket.fd(), Raw(at), at.length) != 0 || listen(socket.fd(), kBacklog) != 0) {
+    if (errno == EADDRINUSE) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("listening on ", address, ": the port is taken"));
+    }
+    return ErrnoStatus(errno, "listening on", address);
+  }
+  return socket;
+}
+
+}  // namespace
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  if (this != &other) {
+    if (!empty()) close(fd_);
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+Socket::~Socket() {
+  if (!empty()) close(fd_);
+}
+
+absl::StatusOr<HostPort> ParseHostPort(absl::string_view address) {
+  const absl::Status malformed =
+      absl::InvalidArgumentError(absl::StrCat("'", address, "' is not host:port"));
+  const size_t colon = address.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0) return malformed;
+  absl::string_view host = address.substr(0, colon);
+  if (host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != absl::string_view::npos) {
+    return malformed;
+  }
+  int port = 0;
+  if (host.empty() || !absl::SimpleAtoi(address.substr(colon + 1), &port)) return malformed;
+  if (port < 0 || port > 65535) return malformed;
+  return HostPort{.host = std::string(host), .port = port};
+}
+
+absl::StatusOr<std::vector<SocketAddress>> Resolve(absl::string_view address, bool to_listen) {
+  CADRE_ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(address));
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
+  addrinfo* found = nullptr;
+  // A bare container has no hosts file; localhost needs none.
+  const std::string host =
+      absl::EqualsIgnoreCase(host_port.host, "localhost") ? "127.0.0.1" : host_port.host;
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(host_port.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("resolving ", host_port.host, ": ", gai_strerror(error)));
+  }
+  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    SocketAddress& next = addresses.emplace_back();
+    std::memcpy(&next.storage, one->ai_addr, one->ai_addrlen);
+    next.length = one->ai_addrlen;
+  }
+  return addresses;
+}
+
+absl::StatusOr<Socket> ListenOn(absl::string_view address) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<SocketAddress> addresses, Resolve(address, true));
+  absl::StatusOr<Socket> socket = absl::UnavailableError(absl::StrCat("no address: ", address));
+  for (const SocketAddress& at : addresses) {
+    socket = ListenOnOne(at, address);
+    if (socket.ok()) break;
+  }
+  return socket;
+}
+
+absl::StatusOr<int> LocalPort(const Socket& socket) {
+  sockaddr_storage local{};
+  socklen_t length = sizeof local;
+  if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&local), &length) != 0) {
+    return ErrnoStatus(errno, "asking the port of", "a socket");
+  }
+  if (local.ss_family == AF_INET6) {
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(&local)->sin6_port);
+  }
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&local)->sin_port);
+}
+
+absl::StatusOr<Socket> StartConnect(const SocketAddress& address) {
+  CADRE_ASSIGN_OR_RETURN(Socket socket, NewSocket(address.storage.ss_family));
+  if (connect(socket.fd(), Raw(address), address.length) != 0 && errno != EINPROGRESS) {
+    return absl::UnavailableError(absl::StrCat("connecting: ", std::strerror(errno)));
+  }
+  return socket;
+}
+
+absl::Status ConnectResult(const Socket& socket) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+  if (error == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("connecting: ", std::strerror(error)));
+}
+
+void TuneConnection(const Socket& socket) {
+  const int flags = fcntl(socket.fd(), F_GETFL);
+  fcntl(socket.fd(), F_SETFL, flags | O_NONBLOCK);
+  const int on = 1;
+  setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // Left alone, the kernel lets buffers grow to many times that.
+  const double round_trip = RoundTrip(socket);
+  if (round_trip == 0 || round_trip > kShortRoundTrip) return;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_SNDBUF, &kSmallBuffer, sizeof kSmallBuffer);
+  setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &kSmallBuffer, sizeof kSmallBuffer);
+}
+
+absl::Status SendWhole(const Socket& socket, absl::string_view text) {
+  const ssize_t sent = send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL);
+  if (sent == static_cast<ssize_t>(text.size())) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("sending: ", sent < 0 ? std::strerror(errno) : "the connection is full"));
+}
+
+absl::StatusOr<bool> ReadUntil(const Socket& socket, size_t bytes, std::string* text) {
+  while (text->size() < bytes) {
+    char part[512];
+    const ssize_t got = recv(socket.fd(), part, std::min(bytes - text->size(), sizeof part), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (got < 0) return absl::UnavailableError(std::strerror(errno));
+    if (got == 0) return absl::UnavailableError("the connection was closed");
+    text->append(part, static_cast<size_t>(got));
+  }
+  return true;
+}
+
+absl::StatusOr<SocketAddress> AddressOfPeer(const Socket& socket) {
+  SocketAddress address{.length = sizeof(sockaddr_storage)};
+  auto* raw = reinterpret_cast<sockaddr*>(&address.storage);
+  if (getpeername(socket.fd(), raw, &address.length) == 0) return address;
+  return absl::UnavailableError(absl::StrCat("asking for a peer: ", std::strerror(errno)));
+}
+
+double RoundTrip(const Socket& socket) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  return info.tcpi_rtt * 1e-6;
+}
+
+double LargestWindow() {
+  // The kernel makes buffers grow up to the last of three numbers; half of that holds data, the
+  // other half is what the kernel's own records of it take.
+  double window = kUsualLargestBuffer;
+  for (const char* limit : {"/proc/sys/net/ipv4/tcp_wmem", "/proc/sys/net/ipv4/tcp_rmem"}) {
+    std::ifstream file(limit);
+    double least = 0, usual = 0, most = 0;
+    if (file >> least >> usual >> most) window = std::min(window, most);
+  }
+  return std::max(window / 2, kLeastWindow);
+}
+
+absl::StatusOr<Socket> MakeWake() {
+  Socket wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (wake.empty()) return ErrnoStatus(errno, "making", "an event descriptor");
+  return wake;
+}
+
+void Wake(const Socket& wake) {
+  // Fails only when the counter is full, and then the poll is awake already.
+  const ssize_t written = eventfd_write(wake.fd(), 1);
+  static_cast<void>(written);
+}
+
+void ClearWake(const Socket& wake) {
+  eventfd_t count = 0;
+  const ssize_t read = eventfd_read(wake.fd(), &count);
+  static_cast<void>(read);
+}
+
+}  // namespace cadre

@@ -1,0 +1,270 @@
+#include "worker/transport/tcp_listener.h"
+
+#include <glog/logging.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "worker/transport/tcp_link.h"
+
+namespace cadre {
+namespace {
+
+// Pause after running out of descriptors, so that the loop does not spin on a waiting connection.
+constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+
+bool Welcome(const Socket& socket, const TcpListener::Expectation& here) {
+  const Answer answer{
+      .code = Answer::Code::kWelcome, .host = here.host, .shares_memory = here.shares_memory};
+  return SendWhole(socket, Encode(answer)).ok();
+}
+
+bool IsOurs(Purpose purpose) {
+  if (purpose.channel == Purpose::kControl) return purpose.lane == 0;
+  return purpose.channel < Transport::kChannels && purpose.lane < kMostLanes;
+}
+
+absl::string_view CounterOf(Answer::Code code) {
+  switch (code) {
+    case Answer::Code::kStaleGeneration:
+      return "transport_refused_stale_generation";
+    case Answer::Code::kWrongSchema:
+      return "transport_refused_schema";
+    case Answer::Code::kWrongPlace:
+    case Answer::Code::kWelcome:
+      break;
+  }
+  return "transport_refused_place";
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Listen(const Options& options) {
+  CADRE_ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(options.address));
+  CADRE_ASSIGN_OR_RETURN(Socket socket, ListenOn(options.address));
+  CADRE_ASSIGN_OR_RETURN(Socket wake, MakeWake());
+  CADRE_ASSIGN_OR_RETURN(const int port, LocalPort(socket));
+  const bool v6 = host_port.host.find(':') != std::string::npos;
+  std::string address = v6 ? absl::StrFormat("[%s]:%d", host_port.host, port)
+                           : absl::StrFormat("%s:%d", host_port.host, port);
+  return std::unique_ptr<TcpListener>(
+      new TcpListener(options, std::move(socket), std::move(wake), std::move(address), port));
+}
+
+TcpListener::TcpListener(const Options& options, Socket socket, Socket wake, std::string address,
+                         int port)
+    : options_(options),
+      listening_(std::move(socket)),
+      wake_(std::move(wake)),
+      address_(std::move(address)),
+      port_(port),
+      thread_([this] { Serve(); }) {}
+
+TcpListener::~TcpListener() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  Wake(wake_);
+  thread_.join();
+}
+
+absl::Status TcpListener::Expect(const Expectation& expectation) {
+  const GroupIdentity& group = expectation.group;
+  absl::MutexLock lock(&mutex_);
+  const GroupKey key(group.run, group.group);
+  const auto newest = newest_.find(key);
+  if (newest != newest_.end() && group.generation <= newest->second) {
+    return absl::AbortedError(absl::StrCat("generation ", group.generation, " of group ",
+                                           group.group, " is over; this worker was called to ",
+                                           newest->second));
+  }
+  newest_[key] = group.generation;
+  expected_[key] = Expected{.what = expectation};
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    const bool gone = it->second.parked && HandOut(it->second);
+    it = gone ? connections_.erase(it) : std::next(it);
+  }
+  // The loop may be polling what was just closed or handed out; a closed connection ends for its
+  // caller only when the poll lets go of it.
+  Wake(wake_);
+  return absl::OkStatus();
+}
+
+void TcpListener::Forget(const GroupIdentity& group) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = expected_.find(GroupKey(group.run, group.group));
+  if (it != expected_.end() && it->second.what.group == group) expected_.erase(it);
+}
+
+std::optional<TcpListener::Arrival> TcpListener::TakeArrived(const GroupIdentity& group, int from,
+                                                             Purpose purpose) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = expected_.find(GroupKey(group.run, group.group));
+  if (it == expected_.end() || it->second.what.group != group) return std::nullopt;
+  auto node = it->second.arrived.extract(Place(static_cast<uint32_t>(from), purpose));
+  if (node.empty()) return std::nullopt;
+  return std::move(node.mapped());
+}
+
+void TcpListener::Serve() {
+  while (true) {
+    Watch watch;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stopping_) return;
+      watch = NextWatch(absl::Now());
+    }
+    // At least a millisecond, so that rounding down never makes the loop spin.
+    const int64_t wait = absl::ToInt64Milliseconds(watch.until - absl::Now());
+    poll(watch.polled.data(), watch.polled.size(),
+         static_cast<int>(std::clamp<int64_t>(wait, 1, 60'000)));
+    ClearWake(wake_);
+    absl::MutexLock lock(&mutex_);
+    Handle(watch);
+    DropExpired(absl::Now());
+  }
+}
+
+TcpListener::Watch TcpListener::NextWatch(absl::Time now) {
+  Watch watch{.until = absl::InfiniteFuture()};
+  watch.polled.push_back({.fd = wake_.fd(), .events = POLLIN});
+  for (const auto& [id, connection] : connections_) {
+    // A parked connection has nothing more to say, but may end.
+    const short events = connection.parked ? POLLRDHUP : POLLIN;
+    watch.polled.push_back({.fd = connection.socket.fd(), .events = events});
+    watch.ids.push_back(id);
+    watch.until = std::min(watch.until, connection.deadline);
+  }
+  if (now >= accept_after_) {
+    watch.polled.push_back({.fd = listening_.fd(), .events = POLLIN});
+  } else {
+    watch.until = std::min(watch.until, accept_after_);
+  }
+  return watch;
+}
+
+void TcpListener::Handle(const Watch& watch) {
+  for (size_t i = 0; i < watch.ids.size(); ++i) {
+    if (watch.polled[i + 1].revents == 0) continue;
+    // It may have been handed out while the poll waited.
+    const auto it = connections_.find(watch.ids[i]);
+    if (it == connections_.end()) continue;
+    const bool keep = !it->second.parked && ReadGreeting(it->second);
+    if (!keep) connections_.erase(it);
+  }
+  const bool accepting = watch.polled.size() > watch.ids.size() + 1;
+  if (accepting && watch.polled.back().revents != 0) AcceptAll(absl::Now());
+}
+
+void TcpListener::AcceptAll(absl::Time now) {
+  while (true) {
+    Socket socket(accept4(listening_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.empty()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        LOG(WARNING) << "accepting a connection between ranks: " << std::strerror(errno);
+        accept_after_ = now + kAcceptPause;
+      }
+      return;
+    }
+    TuneConnection(socket);
+    if (connections_.size() >= options_.max_waiting) connections_.erase(connections_.begin());
+    connections_.emplace(next_id_++, Connection{.socket = std::move(socket),
+                                                .deadline = now + options_.handshake_timeout});
+  }
+}
+
+bool TcpListener::ReadGreeting(Connection& connection) {
+  std::array<char, 2048> part;
+  const ssize_t got = recv(connection.socket.fd(), part.data(), part.size(), 0);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
+  if (got <= 0) {
+    // Who connects and says nothing at all is no more than a look at the port.
+    if (!connection.received.empty()) Count("transport_garbage_closed");
+    return false;
+  }
+  connection.received.append(part.data(), static_cast<size_t>(got));
+  absl::StatusOr<std::optional<Greeting>> greeting = DecodeGreeting(connection.received);
+  if (!greeting.ok()) {
+    LOG(INFO) << "dropped a connection between ranks: " << greeting.status().message();
+    Count("transport_garbage_closed");
+    return false;
+  }
+  if (!greeting->has_value()) return true;
+  connection.greeting = **std::move(greeting);
+  if (HandOut(connection)) return false;
+  connection.parked = true;
+  connection.deadline = absl::Now() + options_.park_timeout;
+  return true;
+}
+
+bool TcpListener::HandOut(Connection& connection) {
+  const Greeting& greeting = connection.greeting;
+  const GroupIdentity& group = greeting.group;
+  const GroupKey key(group.run, group.group);
+  const auto newest = newest_.find(key);
+  if (newest == newest_.end() || group.generation > newest->second) return false;
+  const auto it = expected_.find(key);
+  if (it == expected_.end() || group.generation != it->second.what.group.generation) {
+    Refuse(connection, Answer::Code::kStaleGeneration,
+           absl::StrCat("generation ", group.generation, " of group ", group.group, " of run ",
+                        group.run, " is over; the newest here is ", newest->second));
+    return true;
+  }
+  const Expectation& here = it->second.what;
+  if (group.schema_hash != here.group.schema_hash) {
+    Refuse(connection, Answer::Code::kWrongSchema,
+           absl::StrFormat("rank %d speaks schema %016x, rank %d speaks %016x", greeting.from,
+                           group.schema_hash, here.rank, here.group.schema_hash));
+    return true;
+  }
+  const auto rank = static_cast<uint32_t>(here.rank);
+  const auto ranks = static_cast<uint32_t>(here.ranks);
+  if (greeting.to != rank || greeting.ranks != ranks || greeting.from <= rank ||
+      greeting.from >= ranks || !IsOurs(greeting.purpose)) {
+    Refuse(connection, Answer::Code::kWrongPlace,
+           absl::StrCat("rank ", greeting.from, " of ", greeting.ranks, " calls rank ", greeting.to,
+                        ", but here is rank ", rank, " of ", ranks));
+    return true;
+  }
+  // A rank that calls again has given up its earlier connection.
+  if (Welcome(connection.socket, here)) {
+    it->second.arrived[Place(greeting.from, greeting.purpose)] = {std::move(connection.socket),
+                                                                  std::move(connection.greeting)};
+    if (here.wake != nullptr) Wake(*here.wake);
+  }
+  return true;
+}
+
+// Tells the caller why; the connection goes with its owner. The answer is the first thing that is
+// written to the connection, so there is room for it.
+void TcpListener::Refuse(const Connection& connection, Answer::Code code,
+                         const std::string& reason) {
+  LOG(INFO) << "refused a connection between ranks: " << reason;
+  Count(CounterOf(code));
+  // A caller that has hung up needs no answer.
+  SendWhole(connection.socket, Encode(Answer{.code = code, .reason = reason})).IgnoreError();
+}
+
+void TcpListener::Count(absl::string_view what) {
+  if (options_.counters != nullptr) options_.counters->Add(what);
+}
+
+void TcpListener::DropExpired(absl::Time now) {
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    const bool expired = it->second.deadline <= now;
+    if (expired && !it->second.parked) Count("transport_handshake_timeouts");
+    it = expired ? connections_.erase(it) : std::next(it);
+  }
+}
+
+}  // namespace cadre
