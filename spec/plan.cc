@@ -1,11 +1,11 @@
 #include "spec/plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 
@@ -14,7 +14,9 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-constexpr char kRing[] = "ring";
+// What a plan may ask for. The hierarchical way is no bucket's: its ranks would have to know hosts.
+constexpr Algorithm kLegal[] = {Algorithm::kRing, Algorithm::kButterfly,
+                                Algorithm::kHalvingDoubling};
 
 // Which ranks have a part in a parameter's gradient, and which have the same one.
 struct GradientAxes {
@@ -102,8 +104,9 @@ class Checker {
     const auto bad = [&](const auto&... what) {
       return absl::InvalidArgumentError(absl::StrCat("bucket ", b, ": ", what...));
     };
-    if (bucket.algorithm != kRing) {
-      return bad("algorithm '", bucket.algorithm, "' is not known, '", kRing, "' is");
+    if (std::find(std::begin(kLegal), std::end(kLegal), bucket.algorithm) == std::end(kLegal)) {
+      return bad("cannot be reduced by '", AlgorithmName(bucket.algorithm),
+                 "', only by ring, butterfly or halving-doubling");
     }
     if (bucket.parameters.empty()) return bad("has no parameters");
     if (!std::is_sorted(bucket.parameters.begin(), bucket.parameters.end())) {
@@ -128,47 +131,6 @@ class Checker {
   const ParameterIndex& index_;
 };
 
-std::string SplitsOf(const LayerLayouts& layer) {
-  if (layer.splits.empty()) return "whole";
-  return absl::StrJoin(layer.splits, ", ", [](std::string* out, const IndexSplit& split) {
-    absl::StrAppend(out, split.index, "/", absl::StrJoin(split.axes, "*"));
-  });
-}
-
-// The first and the last where there are many.
-std::string NamesOf(const std::vector<int>& parameters, const ParameterIndex& index) {
-  constexpr size_t kAll = 8;
-  if (parameters.size() > kAll) {
-    return absl::StrCat(index[parameters.front()].name, " ... ", index[parameters.back()].name,
-                        " (", parameters.size(), " parameters)");
-  }
-  return absl::StrJoin(parameters, ", ",
-                       [&](std::string* out, int p) { absl::StrAppend(out, index[p].name); });
-}
-
-// Whether a split index of the layer needs its neighbours' elements.
-bool HasHalo(const GraphLayer& node, const LayerLayouts& layer, const Mesh& mesh) {
-  const std::vector<OpIndex> indices = IndicesOf(node);
-  return std::any_of(indices.begin(), indices.end(), [&](const OpIndex& index) {
-    return index.halo && mesh.Size(layer.axes(index.name)) > 1;
-  });
-}
-
-// The moves before layer `l`: one for each input that is not where it must be.
-void PrintMoves(const Plan& plan, const Graph& graph, int l, std::string& text) {
-  const LayerLayouts& layer = plan.layers[static_cast<size_t>(l)];
-  const bool halo = HasHalo(graph[l], layer, plan.mesh);
-  for (size_t i = 0; i < layer.inputs.size(); ++i) {
-    const int producer = graph[l].inputs[i];
-    if (producer == Graph::kInput) continue;
-    const LayerLayouts& from = plan.layers[static_cast<size_t>(producer)];
-    if (from.output == layer.inputs[i] && !halo) continue;
-    absl::StrAppendFormat(&text, "  %-20s of %s: %s -> %s%s\n", "(move)", from.name,
-                          from.output.ToString(), layer.inputs[i].ToString(),
-                          halo ? " with halo" : "");
-  }
-}
-
 }  // namespace
 
 std::vector<std::string> SameAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh) {
@@ -187,27 +149,31 @@ std::vector<std::string> SameAxes(const LayerLayouts& layer, int parameter, cons
 }
 
 std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
-                                const ParameterIndex& index, int64_t most_elements) {
+                                const ParameterIndex& index, const BucketRules& rules) {
   struct Open {
     size_t bucket = 0;
     int64_t elements = 0;
   };
+  // Parameters that may share a bucket have the same.
+  using Key = std::pair<int, GradientAxes>;
   std::vector<Bucket> buckets;
-  std::map<GradientAxes, Open> open;
+  std::map<Key, Open> open;
   for (int l = static_cast<int>(layers.size()) - 1; l >= 0; --l) {
+    const int kind = rules.kinds.empty() ? 0 : rules.kinds[static_cast<size_t>(l)];
     // A layer's gradients are finished together, so those that are alike stay together.
-    std::map<GradientAxes, std::vector<int>> alike;
+    std::map<Key, std::vector<int>> alike;
     for (const int p : index.OfLayer(l)) {
-      alike[GradientAxesOf(layers, mesh, index[p])].push_back(p);
+      alike[{kind, GradientAxesOf(layers, mesh, index[p])}].push_back(p);
     }
-    for (const auto& [axes, parameters] : alike) {
+    for (const auto& [key, parameters] : alike) {
+      const GradientAxes& axes = key.second;
       int64_t elements = 0;
       for (const int p : parameters) elements += LocalElements(layers, mesh, index[p]);
-      auto at = open.find(axes);
-      if (at == open.end() ||
-          (most_elements > 0 && at->second.elements + elements > most_elements)) {
-        buckets.push_back({.axes = axes.sums, .same = axes.same, .algorithm = kRing});
-        at = open.insert_or_assign(axes, Open{.bucket = buckets.size() - 1}).first;
+      const int64_t most = rules.most_elements ? rules.most_elements(mesh.Size(axes.sums)) : 0;
+      auto at = open.find(key);
+      if (at == open.end() || (most > 0 && at->second.elements + elements > most)) {
+        buckets.push_back({.axes = axes.sums, .same = axes.same, .algorithm = rules.algorithm});
+        at = open.insert_or_assign(key, Open{.bucket = buckets.size() - 1}).first;
       }
       at->second.elements += elements;
       std::vector<int>& into = buckets[at->second.bucket].parameters;
@@ -222,32 +188,20 @@ std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const M
   return buckets;
 }
 
-absl::Status CheckPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index) {
-  return Checker(plan, graph, index).Run();
+std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
+                                const ParameterIndex& index, int64_t most_elements) {
+  return MakeBuckets(layers, mesh, index,
+                     BucketRules{.most_elements = [=](int) { return most_elements; }});
 }
 
-std::string PrintPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index) {
-  std::string text = absl::StrCat("mesh ", plan.mesh.ToString(), "\n");
-  for (int l = 0; l < graph.size(); ++l) {
-    const LayerLayouts& layer = plan.layers[static_cast<size_t>(l)];
-    PrintMoves(plan, graph, l, text);
-    absl::StrAppendFormat(&text, "  %-20s %-21s %s; %s -> %s", layer.name,
-                          LayerKindName(graph[l].kind), SplitsOf(layer), layer.inputs[0].ToString(),
-                          layer.output.ToString());
-    for (size_t p = 0; p < layer.parameters.size(); ++p) {
-      if (layer.parameters[p] == Layout::Replicated()) continue;
-      absl::StrAppend(&text, ", ", graph[l].parameters[p].name, " ",
-                      layer.parameters[p].ToString());
-    }
-    absl::StrAppend(&text, "\n");
-  }
-  for (size_t b = 0; b < plan.buckets.size(); ++b) {
-    const Bucket& bucket = plan.buckets[b];
-    const GradientAxes axes{bucket.axes, bucket.same};
-    absl::StrAppend(&text, "  bucket ", b, " over ", axes.ToString(), " by ", bucket.algorithm,
-                    ": ", NamesOf(bucket.parameters, index), "\n");
-  }
-  return text;
+int64_t BufferElements(const Plan& plan, const ParameterIndex& index, const Bucket& bucket) {
+  int64_t elements = 0;
+  for (const int p : bucket.parameters) elements += LocalElements(plan.layers, plan.mesh, index[p]);
+  return elements;
+}
+
+absl::Status CheckPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index) {
+  return Checker(plan, graph, index).Run();
 }
 
 }  // namespace cadre

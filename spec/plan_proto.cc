@@ -1,5 +1,6 @@
 // Part of spec/plan.h: to and from the protocol's message.
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace {
 constexpr uint64_t kMostRanks = 1 << 20;
 constexpr int kMostAxes = 16;
 constexpr size_t kLongestAxis = 63;
+constexpr size_t kLongestKind = 63;
 
 using Axes = std::vector<std::string>;
 
@@ -63,7 +65,13 @@ absl::StatusOr<LayerLayouts> LayerFromProto(const v1::LayerPlan& proto, const Gr
 
 absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, const Plan& plan,
                                        const ParameterIndex& index) {
-  Bucket bucket{.axes = {proto.axes().begin(), proto.axes().end()}, .algorithm = proto.algorithm()};
+  const std::optional<Algorithm> algorithm = AlgorithmFromName(proto.algorithm());
+  if (!algorithm) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", number, ": algorithm '", absl::CEscape(proto.algorithm()),
+                     "' is not known; ring, butterfly and halving-doubling are"));
+  }
+  Bucket bucket{.axes = {proto.axes().begin(), proto.axes().end()}, .algorithm = *algorithm};
   for (const std::string& name : proto.parameters()) {
     const auto parameter = index.Find(name);
     if (!parameter.ok()) {
@@ -78,6 +86,21 @@ absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, 
     bucket.same = SameAxes(plan.layers[static_cast<size_t>(first.layer)], first.number, plan.mesh);
   }
   return bucket;
+}
+
+absl::Status TakeLink(const v1::LinkProfile& proto, Plan& plan) {
+  if (proto.kind().size() > kLongestKind ||
+      !std::all_of(proto.kind().begin(), proto.kind().end(),
+                   [](unsigned char c) { return absl::ascii_isprint(c); })) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("link: kind '", absl::CEscape(proto.kind().substr(0, kLongestKind)),
+                     "' is not a short line of text"));
+  }
+  auto link = LinkProfileFromProto(proto);
+  if (!link.ok()) return Annotate(link.status(), "link");
+  plan.link = *std::move(link);
+  plan.link_kind = proto.kind();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -99,6 +122,7 @@ absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const Graph& graph,
     CADRE_ASSIGN_OR_RETURN(Bucket bucket, BucketFromProto(proto.buckets(b), b, plan, index));
     plan.buckets.push_back(std::move(bucket));
   }
+  CADRE_RETURN_IF_ERROR(TakeLink(proto.link(), plan));
   CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
   return plan;
 }
@@ -123,7 +147,11 @@ v1::Plan PlanToProto(const Plan& plan, const ParameterIndex& index) {
     v1::BucketPlan* to = proto.add_buckets();
     for (const int parameter : bucket.parameters) to->add_parameters(index[parameter].name);
     for (const std::string& axis : bucket.axes) to->add_axes(axis);
-    to->set_algorithm(bucket.algorithm);
+    to->set_algorithm(std::string(AlgorithmName(bucket.algorithm)));
+  }
+  if (plan.link.known() || !plan.link.samples.empty() || !plan.link_kind.empty()) {
+    *proto.mutable_link() = LinkProfileToProto(plan.link);
+    proto.mutable_link()->set_kind(plan.link_kind);
   }
   return proto;
 }

@@ -176,6 +176,14 @@ void Validation::CheckCluster() {
   }
   CheckMesh();
   AtMost("cluster.aggregators", cluster.aggregators(), kMostAggregators);
+  // Files have names for them; numbers come from other programs.
+  if (!v1::CollectivePolicy_IsValid(cluster.collectives())) {
+    Add("cluster.collectives", "is ", static_cast<int>(cluster.collectives()),
+        "; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING or PAPER");
+  }
+  if (!v1::Overlap_IsValid(cluster.overlap())) {
+    Add("cluster.overlap", "is ", static_cast<int>(cluster.overlap()), "; give ON or OFF");
+  }
 }
 
 void Validation::CheckMesh() {

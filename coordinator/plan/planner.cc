@@ -10,17 +10,13 @@
 #include "spec/op_indices.h"
 #include "spec/parameter_index.h"
 #include "spec/plan.h"
+#include "spec/plan_collectives.h"
 
 namespace cadre {
 namespace {
 
 using Axes = std::vector<std::string>;
 using Splits = std::vector<IndexSplit>;
-
-// Elements at which a bucket is full (16 MiB): enough that the latency of a collective is small
-// beside its transfer on the slowest links (10 Gbit/s, 50 us), and that a model has a few buckets
-// and not one per layer; little enough that the first bucket is on its way early.
-constexpr int64_t kBucketElements = 4 << 20;
 
 bool Has(const Graph& graph, LayerKind kind) {
   return std::any_of(graph.layers().begin(), graph.layers().end(),
@@ -173,12 +169,20 @@ class Rules {
 absl::StatusOr<v1::Plan> MakePlan(const v1::RunSpec& spec, int ranks) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  CADRE_ASSIGN_OR_RETURN(const Plan plan, MakePlan(spec, ranks, graph, index, LinkProfile(), ""));
+  return PlanToProto(plan, index);
+}
+
+absl::StatusOr<Plan> MakePlan(const v1::RunSpec& spec, int ranks, const Graph& graph,
+                              const ParameterIndex& index, const LinkProfile& link,
+                              std::string link_kind, std::optional<int64_t> bucket_elements) {
   Plan plan;
   plan.mesh = MeshFor(spec.cluster(), graph, ranks);
   CADRE_ASSIGN_OR_RETURN(plan.layers, Rules(graph, plan.mesh).Run());
-  plan.buckets = MakeBuckets(plan.layers, plan.mesh, index, kBucketElements);
+  plan = WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(), link,
+                         std::move(link_kind), bucket_elements);
   CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
-  return PlanToProto(plan, index);
+  return plan;
 }
 
 }  // namespace cadre

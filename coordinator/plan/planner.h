@@ -14,12 +14,24 @@
 // group hybrid; with one model rank all is data parallel. (Which mesh is best is not searched for
 // here: the spec or a rule says.)
 //
-// Thread-safe (pure function).
+// Buckets and their algorithms follow from the links and from spec.cluster.collectives
+// (spec/plan_collectives.h). A coordinator knows no links: its plans leave the choice to the ranks,
+// who measure.
+//
+// Thread-safe (pure functions).
 #pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "spec/collective_cost.h"
+#include "spec/graph.h"
+#include "spec/parameter_index.h"
+#include "spec/plan.h"
 
 namespace cadre {
 
@@ -30,5 +42,11 @@ namespace cadre {
 // that. Ranks without samples are legal.
 // Requires: ranks >= 1. Errors: InvalidArgument for a model that is malformed.
 absl::StatusOr<v1::Plan> MakePlan(const v1::RunSpec& spec, int ranks);
+
+// The same as a value, for links that are known. `bucket_elements` as in WithCollectives.
+absl::StatusOr<Plan> MakePlan(const v1::RunSpec& spec, int ranks, const Graph& graph,
+                              const ParameterIndex& index, const LinkProfile& link,
+                              std::string link_kind,
+                              std::optional<int64_t> bucket_elements = std::nullopt);
 
 }  // namespace cadre

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -144,7 +145,7 @@ TEST_F(PlanTest, BucketsHoldEveryParameterOnce) {
       "fc1/weight is in 2 buckets");
   ExpectRefused([](Plan& p) { p.buckets[1].parameters = {2, 3, 4, 6}; }, "no parameter 6");
   ExpectRefused([](Plan& p) { p.buckets[1].parameters = {-1}; }, "no parameter -1");
-  ExpectRefused([](Plan& p) { p.buckets.push_back({.algorithm = "ring"}); }, "bucket 3: has no");
+  ExpectRefused([](Plan& p) { p.buckets.push_back({}); }, "bucket 3: has no");
   ExpectRefused(
       [](Plan& p) {
         p.buckets[1].axes = {"data", "model"};
@@ -153,11 +154,51 @@ TEST_F(PlanTest, BucketsHoldEveryParameterOnce) {
   ExpectRefused([](Plan& p) { p.buckets[2].axes = {"model", "data"}; }, "needs [data, model]");
   ExpectRefused([](Plan& p) { p.buckets[0].same.clear(); },
                 "bucket 0: reduces over [data], but fc2/bias needs [data] shared by [model]");
-  ExpectRefused([](Plan& p) { p.buckets[1].algorithm = "butterfly"; },
-                "algorithm 'butterfly' is not known");
+}
+
+TEST_F(PlanTest, BucketsAreReducedByWhatRanksCanDo) {
+  for (const Algorithm algorithm :
+       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
+    plan_.buckets[1].algorithm = algorithm;
+    EXPECT_EQ(CheckPlan(plan_, graph_, index_), absl::OkStatus()) << AlgorithmName(algorithm);
+  }
+  ExpectRefused([](Plan& p) { p.buckets[1].algorithm = Algorithm::kHierarchical; },
+                "bucket 1: cannot be reduced by 'hierarchical', only by ring, butterfly or "
+                "halving-doubling");
+  ExpectRefused([](Plan& p) { p.buckets[1].algorithm = Algorithm::kNone; }, "'no algorithm'");
+}
+
+TEST_F(PlanTest, KindsOfLayersCanBeKeptApart) {
+  Lay(std::vector<std::vector<IndexSplit>>(7));
+  BucketRules rules{.kinds = {1, 0, 0, 0, 0, 0, 0}, .algorithm = Algorithm::kButterfly};
+  const auto buckets = MakeBuckets(plan_.layers, plan_.mesh, index_, rules);
+  ASSERT_EQ(buckets.size(), 2U);
+  EXPECT_THAT(buckets[0].parameters, ElementsAre(2, 3, 4, 5));
+  EXPECT_THAT(buckets[1].parameters, ElementsAre(0, 1));
+  EXPECT_EQ(buckets[0].algorithm, Algorithm::kButterfly);
+}
+
+TEST_F(PlanTest, BucketsAreFullByTheRanksThatSumThem) {
+  BucketRules rules;
+  std::vector<int> asked;
+  rules.most_elements = [&](int ranks) {
+    asked.push_back(ranks);
+    return ranks == 2 ? 1 : 0;
+  };
+  const auto buckets = MakeBuckets(plan_.layers, plan_.mesh, index_, rules);
+  EXPECT_EQ(buckets.size(), 4U) << "fc2/weight and fc1 are summed by two and stay apart";
+  EXPECT_THAT(asked, ::testing::UnorderedElementsAre(2, 2, 2, 6));
+}
+
+TEST_F(PlanTest, ABufferIsThatOfTheRankThatHoldsMost) {
+  EXPECT_EQ(BufferElements(plan_, index_, plan_.buckets[0]), 5) << "fc2/bias is whole";
+  EXPECT_EQ(BufferElements(plan_, index_, plan_.buckets[1]), 5 * 2 + 2 * 2 + 2);
+  EXPECT_EQ(BufferElements(plan_, index_, plan_.buckets[2]), 2 * 9 + 2);
 }
 
 TEST_F(PlanTest, GoesThroughTheProtocolUnchanged) {
+  plan_.buckets[0].algorithm = Algorithm::kButterfly;
+  plan_.buckets[1].algorithm = Algorithm::kHalvingDoubling;
   const v1::Plan proto = PlanToProto(plan_, index_);
   const auto back = PlanFromProto(proto, graph_, index_);
   ASSERT_TRUE(back.ok()) << back.status();
@@ -175,8 +216,38 @@ TEST_F(PlanTest, GoesThroughTheProtocolUnchanged) {
     EXPECT_EQ(back->buckets[b].parameters, plan_.buckets[b].parameters);
     EXPECT_EQ(back->buckets[b].axes, plan_.buckets[b].axes);
     EXPECT_EQ(back->buckets[b].same, plan_.buckets[b].same);
+    EXPECT_EQ(back->buckets[b].algorithm, plan_.buckets[b].algorithm);
   }
+  EXPECT_FALSE(proto.has_link()) << "nothing was measured";
   EXPECT_EQ(PlanToProto(*back, index_).SerializeAsString(), proto.SerializeAsString());
+}
+
+TEST_F(PlanTest, TheLinkTravelsWithThePlan) {
+  plan_.link = {.alpha = 5e-5, .beta = 8e-10, .gamma = 1e-10};
+  plan_.link.samples.push_back(
+      {.algorithm = Algorithm::kButterfly, .ranks = 4, .bytes = 1024, .seconds = 1e-4});
+  plan_.link_kind = "tcp";
+  const v1::Plan proto = PlanToProto(plan_, index_);
+  const auto back = PlanFromProto(proto, graph_, index_);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->link.alpha, 5e-5);
+  EXPECT_EQ(back->link.beta, 8e-10);
+  EXPECT_EQ(back->link.gamma, 1e-10);
+  ASSERT_EQ(back->link.samples.size(), 1U);
+  EXPECT_EQ(back->link.samples[0].algorithm, Algorithm::kButterfly);
+  EXPECT_EQ(back->link_kind, "tcp");
+  EXPECT_EQ(PlanToProto(*back, index_).SerializeAsString(), proto.SerializeAsString());
+}
+
+TEST_F(PlanTest, MalformedLinksAreRefused) {
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_link()->set_alpha(-1); }, "link: ");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_link()->set_beta(NAN); }, "link: ");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_link()->add_samples()->set_algorithm("star"); },
+                     "star");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_link()->set_kind("tcp\nor so"); },
+                     "link: kind 'tcp\\nor so'");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_link()->set_kind(std::string(64, 'a')); },
+                     "link: kind");
 }
 
 TEST_F(PlanTest, MalformedMeshesAreRefused) {
@@ -214,7 +285,10 @@ TEST_F(PlanTest, MalformedLayersAndBucketsAreRefused) {
                      "fc2/weight is in 2 buckets");
   ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(1)->add_axes("model"); }, "bucket 1");
   ExpectProtoRefused([](v1::Plan& p) { p.add_buckets()->set_algorithm("ring"); }, "bucket 3");
-  ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(0)->clear_algorithm(); }, "algorithm ''");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(0)->clear_algorithm(); },
+                     "bucket 0: algorithm '' is not known; ring, butterfly and halving-doubling");
+  ExpectProtoRefused([](v1::Plan& p) { p.mutable_buckets(0)->set_algorithm("hierarchical"); },
+                     "bucket 0: cannot be reduced by 'hierarchical'");
   ExpectProtoRefused([](v1::Plan& p) { p.Clear(); }, "has 0 layers");
 }
 
@@ -229,10 +303,19 @@ TEST_F(PlanTest, PrintsForPeople) {
   fc2                  fully_connected       samples/data, in/model; {0: data, 1: model} -> {0: data} + partial(model), weight {1: model}
   (move)               of fc2: {0: data} + partial(model) -> {0: data}
   loss                 softmax_cross_entropy samples/data; {0: data} -> partial(data)
-  bucket 0 over [data] shared by [model] by ring: fc2/bias
-  bucket 1 over [data] by ring: fc1/weight, fc1/bias, fc2/weight
-  bucket 2 over [data, model] by ring: conv/weight, conv/bias
+  bucket 0 over [data] shared by [model] by ring, 20 bytes: fc2/bias
+  bucket 1 over [data] by ring, 64 bytes: fc1/weight, fc1/bias, fc2/weight
+  bucket 2 over [data, model] by ring, 80 bytes: conv/weight, conv/bias
 )");
+}
+
+TEST_F(PlanTest, PrintsTheLinkAndWhatItMakesOfTheBuckets) {
+  plan_.link = {.alpha = 5e-5, .beta = 8e-10};
+  plan_.link_kind = "tcp";
+  const std::string text = PrintPlan(plan_, graph_, index_);
+  EXPECT_THAT(text, HasSubstr("\n  link 50.0 us a message, 1.25 GB/s, tcp\n  bucket 0 over"));
+  // Two ranks sum it: 50 us and 32 bytes each way.
+  EXPECT_THAT(text, HasSubstr("  bucket 1 over [data] by ring, 64 bytes, 0.1001 ms: fc1/weight"));
 }
 
 }  // namespace

@@ -149,6 +149,11 @@ INSTANTIATE_TEST_SUITE_P(
              "is 3, which does not divide the 2 ranks"},
         Rule{"Aggregators", [](S& s) { Machines(s).set_aggregators(5000); }, "cluster.aggregators",
              "at most 4096"},
+        Rule{"Collectives",
+             [](S& s) { Machines(s).set_collectives(static_cast<v1::CollectivePolicy>(6)); },
+             "cluster.collectives", "is 6; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING or PAPER"},
+        Rule{"Overlap", [](S& s) { Machines(s).set_overlap(static_cast<v1::Overlap>(-1)); },
+             "cluster.overlap", "is -1; give ON or OFF"},
         Rule{"NoStop", [](S& s) { s.clear_stop(); }, "stop", "would never end"},
         Rule{"Accuracy", [](S& s) { Ends(s).set_test_accuracy(90); }, "stop.test_accuracy",
              "is 90; it must be above 0 and at most 1"},
@@ -560,6 +565,11 @@ INSTANTIATE_TEST_SUITE_P(
              [](S& s) {
                Machines(s).set_min_ranks_per_group(2);
                Machines(s).set_model_ranks(2);
+             }},
+        Fine{"Collectives",
+             [](S& s) {
+               Machines(s).set_collectives(v1::PAPER);
+               Machines(s).set_overlap(v1::OFF);
              }},
         Fine{"OneModelRank", [](S& s) { Machines(s).set_model_ranks(1); }},
         Fine{"OnlySteps",

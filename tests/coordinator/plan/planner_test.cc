@@ -269,6 +269,26 @@ TEST(PlannerTest, LargeModelsHaveMoreThanOneBucket) {
   EXPECT_EQ(plan.buckets.back().parameters.front(), 0);
 }
 
+// The ranks will measure; until then there is only what the spec asks for.
+TEST(PlannerTest, ThePolicyIsTheSpecs) {
+  const auto algorithms = [](v1::CollectivePolicy policy) {
+    v1::RunSpec spec = With(testing::SpecOf(kImages), 1);
+    spec.mutable_cluster()->set_collectives(policy);
+    const Plan plan = PlanOf(spec, 4);
+    EXPECT_FALSE(plan.link.known());
+    std::vector<std::string> names;
+    for (const Bucket& bucket : plan.buckets) {
+      names.emplace_back(AlgorithmName(bucket.algorithm));
+    }
+    return names;
+  };
+  EXPECT_THAT(algorithms(v1::COLLECTIVE_POLICY_UNSPECIFIED), ElementsAre("ring"));
+  EXPECT_THAT(algorithms(v1::AUTO), ElementsAre("ring"));
+  EXPECT_THAT(algorithms(v1::BUTTERFLY), ElementsAre("butterfly"));
+  EXPECT_THAT(algorithms(v1::HALVING_DOUBLING), ElementsAre("halving-doubling"));
+  EXPECT_THAT(algorithms(v1::PAPER), ElementsAre("ring", "butterfly"));
+}
+
 // With two ranks each holds, owns and updates half of the fully connected layers.
 TEST(PlannerTest, TwoRanksHoldHalfOfTheFullyConnectedLayersEach) {
   const v1::RunSpec spec = DemoSpec();
