@@ -255,6 +255,9 @@ class Kernels {
   virtual void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
                      std::span<float> m, std::span<float> v) = 0;
   virtual double SumOfSquares(std::span<const float> x) = 0;
+
+  // Another of the same kind, on one thread, for work beside this one's.
+  virtual std::unique_ptr<Kernels> OneThread() const = 0;
 };
 
 // Plain loops in one thread, summing in double: what the others are held against.

@@ -98,6 +98,7 @@ class CpuKernels final : public Kernels {
   void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
              std::span<float> m, std::span<float> v) override;
   double SumOfSquares(std::span<const float> x) override;
+  std::unique_ptr<Kernels> OneThread() const override { return MakeCpuKernels(1); }
 
  private:
   // A run sees a handful of extents of each layer: its batch, its last batch, its evaluation's.

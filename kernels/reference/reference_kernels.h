@@ -86,6 +86,7 @@ class ReferenceKernels final : public Kernels {
   void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
              std::span<float> m, std::span<float> v) override;
   double SumOfSquares(std::span<const float> x) override;
+  std::unique_ptr<Kernels> OneThread() const override { return MakeReferenceKernels(); }
 };
 
 }  // namespace cadre

@@ -8,7 +8,8 @@
 #include "spec/plan.h"
 #include "tests/equivalence/ranks.h"
 #include "worker/comm/box_exchange.h"
-#include "worker/comm/thread_transport.h"
+#include "worker/comm/schedule.h"
+#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
@@ -56,15 +57,9 @@ std::vector<int64_t> StepBytes(const v1::RunSpec& spec, const Graph& graph, cons
   return bytes;
 }
 
-// The group's loss, three doubles of each rank: gathered at rank 0 and sent down a binomial tree.
+// The group's loss: three doubles, summed up on all ranks.
 int64_t LossBytes(int rank, int ranks) {
-  int64_t messages = rank == 0 ? 0 : 1;
-  // A rank's children are those that differ from it in one bit below its lowest.
-  const int lowest = rank == 0 ? ranks : rank & -rank;
-  for (int bit = 1; bit < lowest; bit *= 2) {
-    if (rank + bit < ranks) ++messages;
-  }
-  return messages * 3 * 8;
+  return WorkOf(AllReduceSchedule(Algorithm::kButterfly, rank, ranks, 3)).elements * 8;
 }
 
 // The tiny grid: 4 inputs, 6 outputs, 6 samples on 2 x 3 ranks. A layer before makes the gradient
@@ -101,8 +96,9 @@ TEST(Grid, MovesSixEightAndSixteenWords) {
   }
   // The gradient's all-reduce over the columns, as reduce-scatter and all-gather: 2 (3 - 1) / 3 of
   // the 12 weights that a rank has of 24. The layer before is held alike by the rows, and so is
-  // owned in sixths: near-equal parts of its 20 words, of which a rank sends all but its own third
-  // in the reduce-scatter and all but its successor's sixth in the all-gather.
+  // owned in sixths, near-equal parts of its 20 words. A rank sums with its row what the row's
+  // ranks will own, and sends all of it but its own sixth; it gathers from all, and sends all but
+  // its successor's sixth.
   const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
   ASSERT_EQ(bytes.size(), 6U);
   for (int rank = 0; rank < 6; ++rank) {
@@ -110,8 +106,8 @@ TEST(Grid, MovesSixEightAndSixteenWords) {
     const int row = rank / 3;
     const int owner = column * 2 + row;  // by columns, then by rows
     const auto sixth = [](int i) { return PartBegin(20, i + 1, 6) - PartBegin(20, i, 6); };
-    const int64_t third = sixth(2 * column) + sixth(2 * column + 1);
-    const int64_t before = (20 - third) + (20 - sixth((owner + 1) % 6));
+    const int64_t of_row = sixth(row) + sixth(2 + row) + sixth(4 + row);
+    const int64_t before = (of_row - sixth(owner)) + (20 - sixth((owner + 1) % 6));
     EXPECT_EQ(bytes[static_cast<size_t>(rank)], 4 * (6 + 8 + 16 + before) + LossBytes(rank, 6))
         << "rank " << rank;
   }

@@ -13,7 +13,7 @@
 #include "spec/initial_value.h"
 #include "spec/plan.h"
 #include "tensor/layout.h"
-#include "worker/comm/thread_transport.h"
+#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
@@ -49,9 +49,12 @@ class Rank {
     }
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     for (int step = 0; step < training_.steps; ++step) {
-      CADRE_RETURN_IF_ERROR(Step(training_.batches(step), step));
-      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+      // Both ways of ending a step: in the background of the next, and after a boundary.
+      const bool boundary = step % 2 == 1;
+      CADRE_RETURN_IF_ERROR(Step(training_.batches(step), step, boundary));
+      if (boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     }
+    CADRE_RETURN_IF_ERROR(replica_->Settle());
     bytes_sent_ = replica_->comms().bytes_sent();
     memory_ = replica_->Memory();
     const WholeBatch batch = training_.batches(training_.steps - 1);
@@ -60,7 +63,7 @@ class Rank {
     return absl::OkStatus();
   }
 
-  absl::Status Step(const WholeBatch& batch, int64_t step) {
+  absl::Status Step(const WholeBatch& batch, int64_t step, bool boundary) {
     const int64_t parts = std::max<int64_t>(1, spec_.micro_batches());
     std::vector<BatchView> views;
     for (int64_t i = 0; i < parts; ++i) {
@@ -68,7 +71,7 @@ class Rank {
       const int64_t end = PartBegin(batch.samples, i + 1, parts);
       views.push_back(View(batch, begin, end, step * batch.samples));
     }
-    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_->Step(views, training_.rate));
+    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_->Step(views, training_.rate, !boundary));
     losses_.push_back(loss.loss / static_cast<double>(loss.samples));
     return absl::OkStatus();
   }

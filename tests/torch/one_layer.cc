@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "spec/ownership.h"
-#include "worker/comm/thread_transport.h"
 #include "worker/optim/slice_optimizer.h"
+#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

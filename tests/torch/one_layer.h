@@ -18,9 +18,9 @@
 #include "spec/plan.h"
 #include "spec/tape.h"
 #include "worker/comm/mesh_communicators.h"
-#include "worker/comm/transport.h"
 #include "worker/nn/layer.h"
 #include "worker/nn/parameter_store.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 

@@ -209,5 +209,35 @@ TEST(AssignmentMachine, ShardAddressesConcernTheOwnRun) {
   EXPECT_TRUE(IsOne<Machine::MoveShards>(machine.Hear(message)));
 }
 
+v1::CoordinatorMessage TraceStepsOf(uint32_t generation) {
+  v1::CoordinatorMessage message;
+  *message.mutable_trace_steps()->mutable_place() = Place(generation);
+  message.mutable_trace_steps()->set_request(7);
+  return message;
+}
+
+TEST(AssignmentMachine, ATraceConcernsTheTrainingUnderWay) {
+  Machine machine;
+  EXPECT_TRUE(machine.Hear(TraceStepsOf(5)).empty());
+  machine.Hear(AssignmentOf(5));
+  machine.Tell(PreparedAt(5));
+  EXPECT_TRUE(machine.Hear(TraceStepsOf(5)).empty()) << "it does not train yet";
+  machine.Hear(StartOf(5));
+  EXPECT_TRUE(machine.Hear(TraceStepsOf(4)).empty()) << "another generation";
+  const Machine::Actions actions = machine.Hear(TraceStepsOf(5));
+  ASSERT_TRUE(IsOne<Machine::TraceNext>(actions));
+  EXPECT_EQ(std::get<Machine::TraceNext>(actions[0]).trace.request(), 7U);
+}
+
+TEST(AssignmentMachine, ATraceIsSaidOnce) {
+  Machine machine = Training(5);
+  v1::Traced traced;
+  *traced.mutable_place() = Place(4);
+  EXPECT_TRUE(machine.Tell(traced).empty()) << "another generation";
+  *traced.mutable_place() = Place(5);
+  EXPECT_TRUE(IsOne<Machine::Say>(machine.Tell(traced)));
+  EXPECT_TRUE(machine.Connected().empty()) << "whoever still wants it asks again";
+}
+
 }  // namespace
 }  // namespace cadre

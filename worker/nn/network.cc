@@ -76,6 +76,7 @@ absl::StatusOr<LossPart> Network::ForwardBackward(const BatchView& batch, float 
   const PassContext pass{true, seed_, batch.first_position, share};
   CADRE_RETURN_IF_ERROR(PlayRange(program, 0, program.forward_ops, batch, pass));
   const LossPart part = TakeLoss(program, program.tape.ops[program.forward_ops], batch, loss_scale);
+  if (listener_ != nullptr) CADRE_RETURN_IF_ERROR(listener_->AfterLoss(part));
   CADRE_RETURN_IF_ERROR(
       PlayRange(program, program.forward_ops + 1, program.tape.ops.size(), batch, pass));
   return part;
@@ -109,13 +110,30 @@ absl::Status Network::PlayRange(Program& program, size_t begin, size_t end, cons
                                 const PassContext& pass) {
   for (size_t i = begin; i < end; ++i) {
     const TapeOp& op = program.tape.ops[i];
+    CADRE_RETURN_IF_ERROR(Before(op));
     if (op.with_next) {
-      CADRE_RETURN_IF_ERROR(PlayTogether(program, op, program.tape.ops[++i], batch));
+      const TapeOp& next = program.tape.ops[++i];
+      CADRE_RETURN_IF_ERROR(Before(next));
+      CADRE_RETURN_IF_ERROR(PlayTogether(program, op, next, batch));
+      CADRE_RETURN_IF_ERROR(After(next));
     } else {
       CADRE_RETURN_IF_ERROR(PlayOp(program, op, batch, pass));
     }
+    CADRE_RETURN_IF_ERROR(After(op));
   }
   return absl::OkStatus();
+}
+
+absl::Status Network::Before(const TapeOp& op) {
+  const bool asks = listener_ != nullptr && op.kind == TapeOpKind::kForward &&
+                    !graph_[op.layer].parameters.empty();
+  return asks ? listener_->BeforeForward(op.layer) : absl::OkStatus();
+}
+
+absl::Status Network::After(const TapeOp& op) {
+  const bool tells = listener_ != nullptr && op.kind == TapeOpKind::kBackward &&
+                     !graph_[op.layer].parameters.empty();
+  return tells ? listener_->AfterBackward(op.layer) : absl::OkStatus();
 }
 
 absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const TapeOp& second,
@@ -138,12 +156,13 @@ absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const 
   const absl::Time waiting = absl::Now();
   status.Update(companion_->Wait());
   const absl::Time came = absl::Now();
+  seconds_moving_ += absl::ToDoubleSeconds(came - waiting);
   if (halo && status.ok()) status = layer.halo_parts()->ForwardBorder(tensors);
   if (observer_ != nullptr) {
     // What the move took that the work did not hide.
-    observer_->Played(program.tape, move, absl::ToDoubleSeconds(came - waiting));
+    observer_->Played(program.tape, move, waiting, absl::ToDoubleSeconds(came - waiting));
     observer_->Waited(absl::ToDoubleSeconds(came - waiting));
-    observer_->Played(program.tape, work,
+    observer_->Played(program.tape, work, start,
                       absl::ToDoubleSeconds((absl::Now() - start) - (came - waiting)));
   }
   return status;
@@ -151,10 +170,13 @@ absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const 
 
 absl::Status Network::PlayOp(Program& program, const TapeOp& op, const BatchView& batch,
                              const PassContext& pass) {
-  if (observer_ == nullptr) return DoOp(program, op, batch, pass);
+  const bool moves = op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
+  if (observer_ == nullptr && !moves) return DoOp(program, op, batch, pass);
   const absl::Time start = absl::Now();
   const absl::Status status = DoOp(program, op, batch, pass);
-  observer_->Played(program.tape, op, absl::ToDoubleSeconds(absl::Now() - start));
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  if (moves) seconds_moving_ += seconds;
+  if (observer_ != nullptr) observer_->Played(program.tape, op, start, seconds);
   return status;
 }
 
@@ -247,7 +269,7 @@ LossPart Network::TakeLoss(const Program& program, const TapeOp& op, const Batch
       rows, classes, layer.settings.softmax_cross_entropy().label_smoothing(),
       Buffer(program, op.x[0]), labels, loss_scale, Buffer(program, op.dx[0]));
   if (observer_ != nullptr) {
-    observer_->Played(program.tape, op, absl::ToDoubleSeconds(absl::Now() - start));
+    observer_->Played(program.tape, op, start, absl::ToDoubleSeconds(absl::Now() - start));
   }
   if (!CountsLoss()) return {};
   return {sums.loss, sums.correct, rows};

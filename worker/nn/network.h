@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/kernels.h"
 #include "spec/graph.h"
 #include "spec/parameter_index.h"
@@ -63,10 +64,23 @@ struct BatchView {
 class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
-  // The operation has just ended; `seconds` is how long it took.
-  virtual void Played(const Tape& tape, const TapeOp& op, double seconds) = 0;
+  // The operation has just ended: when it began, and how long it took.
+  virtual void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) = 0;
   // Of the operation told last, so long was spent waiting for a move beside it.
   virtual void Waited(double /*seconds*/) {}
+};
+
+// Stands between the network and whoever moves parameters and gradients between ranks while it
+// plays.
+class PassListener {
+ public:
+  virtual ~PassListener() = default;
+  // A layer with parameters is about to be played forward: returns when its weights are there.
+  virtual absl::Status BeforeForward(int layer) = 0;
+  // Training: forward is done, and this is what the rank adds to the loss.
+  virtual absl::Status AfterLoss(const LossPart& part) = 0;
+  // Training: the gradients of the layer's parameters are what this pass makes them.
+  virtual absl::Status AfterBackward(int layer) = 0;
 };
 
 class Network {
@@ -99,6 +113,12 @@ class Network {
   // Null: nobody listens, and no clock is read. Requires: it outlives the network or is taken back.
   void set_observer(TapeObserver* observer) { observer_ = observer; }
 
+  // Null: nobody listens. Requires: as set_observer.
+  void set_listener(PassListener* listener) { listener_ = listener; }
+
+  // Seconds that the calling thread has spent in moves, or waiting for them.
+  double seconds_moving() const { return seconds_moving_; }
+
   // Bytes of the block of memory for activations.
   int64_t activation_bytes() const { return memory_.elements() * 4; }
   // Bytes of scratch for moves.
@@ -115,6 +135,9 @@ class Network {
   // Plays two operations at the same time, one of them a move.
   absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second,
                             const BatchView& batch);
+  // Asks the listener before an operation, and tells it after one, where parameters are concerned.
+  absl::Status Before(const TapeOp& op);
+  absl::Status After(const TapeOp& op);
   // Plays one operation and tells the observer.
   absl::Status PlayOp(Program& program, const TapeOp& op, const BatchView& batch,
                       const PassContext& pass);
@@ -140,6 +163,8 @@ class Network {
   Tensor memory_;
   std::vector<int32_t> labels_here_;
   TapeObserver* observer_ = nullptr;
+  PassListener* listener_ = nullptr;
+  double seconds_moving_ = 0;
   // Moves data while this thread computes. Made when a program first needs it.
   std::unique_ptr<Companion> companion_;
 };

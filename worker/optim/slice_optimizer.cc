@@ -1,5 +1,6 @@
 #include "worker/optim/slice_optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -78,14 +79,17 @@ void SliceOptimizer::AddNorms(std::span<const float> gradients, std::span<const 
   }
 }
 
-void SliceOptimizer::Update(float rate, const StepNorms& norms, std::span<const float> gradients,
-                            std::span<float> weights) {
+void SliceOptimizer::UpdatePart(size_t begin, size_t end, float rate, const StepNorms& norms,
+                                std::span<const float> gradients, std::span<float> weights) {
   CHECK_EQ(gradients.size(), size_);
   CHECK_EQ(weights.size(), size_);
-  ++updates_;
+  CHECK(begin <= end && end <= size_) << begin << " to " << end << " of " << size_;
   const double scale = norms.GradientScale();
   for (const Segment& segment : segments_) {
-    const auto part = [&](auto span) { return span.subspan(segment.begin, segment.count); };
+    const size_t first = std::max(begin, segment.begin);
+    const size_t last = std::min(end, segment.begin + segment.count);
+    if (first >= last) continue;
+    const auto part = [&](auto span) { return span.subspan(first, last - first); };
     const auto g = part(gradients);
     const auto w = part(weights);
     if (segment.statistic) {

@@ -42,9 +42,17 @@ class SliceOptimizer {
   // Adds this slice's part to `norms`.
   void AddNorms(std::span<const float> gradients, std::span<const float> weights,
                 StepNorms& norms) const;
-  // One update. Requires: `norms` is summed over the group.
+  // One update, part by part: BeginUpdate, then UpdatePart for parts [begin, end) of the slice that
+  // together are all of it, in any order. Requires: `norms` is summed over the group.
+  void BeginUpdate() { ++updates_; }
+  void UpdatePart(size_t begin, size_t end, float rate, const StepNorms& norms,
+                  std::span<const float> gradients, std::span<float> weights);
+  // One update at once.
   void Update(float rate, const StepNorms& norms, std::span<const float> gradients,
-              std::span<float> weights);
+              std::span<float> weights) {
+    BeginUpdate();
+    UpdatePart(0, size_, rate, norms, gradients, weights);
+  }
 
   // --- for checkpoints ---------------------------------------------------------------------------
   // In the order of OptimizerStateNames; each of the slice's length and order. Those of running

@@ -35,6 +35,13 @@ class GroupControl {
   virtual void Adopted(const v1::Adopted& adopted) = 0;
   virtual void Evaluated(const v1::Evaluated& evaluated) = 0;
 
+  // Every rank, between steps: a trace of the next steps that somebody wants. Does not wait. What
+  // it hands out it does not hand out again until Traced has answered it.
+  virtual std::optional<v1::TraceSteps> TakeTraceRequest() = 0;
+  // Answers the request that was taken last; place and request are those of the request. Fire and
+  // forget: when the group ends first there is nothing to say.
+  virtual void Traced(const v1::Traced& traced) = 0;
+
   // False while the coordinator is away.
   virtual bool connected() const = 0;
   // Where a shard is now, host:port.

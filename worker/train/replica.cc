@@ -18,25 +18,6 @@ std::span<T> Slice(std::span<T> buffer, const BucketOwnership& bucket) {
                         static_cast<size_t>(bucket.slice_end() - bucket.slice_begin()));
 }
 
-// Ranks that hold the same shards, in the order in which they own slices of them.
-std::vector<std::string> OwnerAxes(const Bucket& bucket) {
-  std::vector<std::string> axes = bucket.axes;
-  axes.insert(axes.end(), bucket.same.begin(), bucket.same.end());
-  return axes;
-}
-
-// Borders of the pieces that ranks along the summed axes reduce; each holds the slices of the ranks
-// along the others.
-std::vector<int64_t> ReduceBorders(const Bucket& bucket, const BucketOwnership& ownership,
-                                   const Mesh& mesh) {
-  const auto same = static_cast<size_t>(mesh.Size(bucket.same));
-  std::vector<int64_t> borders;
-  for (size_t i = 0; i < ownership.borders.size(); i += same) {
-    borders.push_back(ownership.borders[i]);
-  }
-  return borders;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Replica>> Replica::Make(const v1::RunSpec& spec,
@@ -66,7 +47,12 @@ Replica::Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Pla
       network_(std::make_unique<Network>(graph_, index_, plan_, spec.seed(), kernels, parameters_,
                                          comms_)),
       norms_(spec.optimizer(), static_cast<int>(index_.parameters().size())) {
-  TakeSlices(kernels);
+  // Slices are updated beside the network's computing, unless the rank is alone.
+  if (transport.size() > 1) update_kernels_ = kernels.OneThread();
+  TakeSlices(update_kernels_ != nullptr ? *update_kernels_ : kernels);
+  flow_ = std::make_unique<BucketFlow>(plan_, index_, parameters_, optimizers_, norms_, comms_,
+                                       transport, spec.cluster().overlap() != v1::OFF);
+  network_->set_listener(flow_.get());
   for (const int64_t samples : MicroBatchSizes(spec_)) {
     network_->Prepare(samples, /*training=*/true);
   }
@@ -104,67 +90,35 @@ void Replica::set_updates(int64_t updates) {
   for (SliceOptimizer& optimizer : optimizers_) optimizer.set_updates(updates);
 }
 
-absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float rate) {
-  CADRE_ASSIGN_OR_RETURN(const LossPart mine, Passes(batches));
-  double sums[] = {mine.loss, static_cast<double>(mine.correct), static_cast<double>(mine.samples)};
-  CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(std::span<double>(sums)));
-  const LossPart group{sums[0], static_cast<int64_t>(sums[1]), static_cast<int64_t>(sums[2])};
+absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float rate,
+                                       bool gather) {
+  flow_->BeginStep(rate, gather);
+  CADRE_RETURN_IF_ERROR(Passes(batches));
+  CADRE_RETURN_IF_ERROR(flow_->EndStep());
+  CADRE_ASSIGN_OR_RETURN(const LossPart group, flow_->AwaitLoss());
   CADRE_RETURN_IF_ERROR(CheckFinite(group, batches));
-  CADRE_RETURN_IF_ERROR(ReduceGradients());
-  norms_.Clear();
-  for (int b = 0; b < parameters_.buckets(); ++b) {
-    const BucketOwnership& bucket = parameters_.ownership(b);
-    optimizers_[static_cast<size_t>(b)].AddNorms(Slice(StepGradients(b), bucket),
-                                                 Slice(parameters_.weights(b), bucket), norms_);
-  }
-  if (!norms_.sums().empty()) {
-    CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(norms_.sums()));
-  }
-  for (int b = 0; b < parameters_.buckets(); ++b) {
-    const BucketOwnership& bucket = parameters_.ownership(b);
-    optimizers_[static_cast<size_t>(b)].Update(rate, norms_, Slice(StepGradients(b), bucket),
-                                               Slice(parameters_.weights(b), bucket));
-  }
   return group;
 }
 
-absl::StatusOr<LossPart> Replica::Passes(std::span<const BatchView> batches) {
+absl::Status Replica::Passes(std::span<const BatchView> batches) {
   int64_t samples = 0;
   for (const BatchView& batch : batches) samples += batch.samples;
   const auto labels = static_cast<float>(samples * graph_.labels_per_sample());
-  LossPart sum;
-  bool first = true;
-  for (const BatchView& batch : batches) {
-    CADRE_ASSIGN_OR_RETURN(
-        const LossPart part,
-        network_->ForwardBackward(batch, 1.0F / labels,
-                                  static_cast<double>(batch.samples) /
-                                      static_cast<double>(std::max<int64_t>(1, samples))));
-    sum.loss += part.loss;
-    sum.correct += part.correct;
-    sum.samples += part.samples;
-    AddUpGradients(first);
-    first = false;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const bool last = i + 1 == batches.size();
+    if (last) flow_->BeginLastPass();
+    const double share = static_cast<double>(batches[i].samples) /
+                         static_cast<double>(std::max<int64_t>(1, samples));
+    CADRE_RETURN_IF_ERROR(network_->ForwardBackward(batches[i], 1.0F / labels, share).status());
+    if (!last) flow_->EndPass();
   }
-  return sum;
-}
-
-void Replica::AddUpGradients(bool first) {
-  for (int b = 0; b < parameters_.buckets(); ++b) {
-    const std::span<float> sums = parameters_.sums(b);
-    const std::span<const float> gradients = parameters_.gradients(b);
-    for (size_t i = 0; i < sums.size(); ++i) sums[i] = (first ? 0.0F : sums[i]) + gradients[i];
-  }
-}
-
-std::span<float> Replica::StepGradients(int bucket) {
-  const std::span<float> sums = parameters_.sums(bucket);
-  return sums.empty() ? parameters_.gradients(bucket) : sums;
+  return absl::OkStatus();
 }
 
 // Every rank decides by the same sum, so all of them look for the culprit together.
 absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchView> batches) {
   if (std::isfinite(group.loss)) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(flow_->Settle());
   const auto none = static_cast<uint64_t>(graph_.size());
   uint64_t mine = none;
   for (const BatchView& batch : batches) {
@@ -183,6 +137,7 @@ absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchVi
 }
 
 absl::Status Replica::CheckWeights() {
+  CADRE_RETURN_IF_ERROR(flow_->Settle());
   const auto none = static_cast<uint64_t>(index_.size());
   uint64_t mine = none;
   for (const OwnedSpan& span : owned_) {
@@ -209,25 +164,6 @@ absl::StatusOr<Replica::Least> Replica::LeastOf(uint64_t mine) {
   return Least{*least, static_cast<int>(least - all.begin())};
 }
 
-absl::Status Replica::ReduceGradients() {
-  for (int b = 0; b < parameters_.buckets(); ++b) {
-    const Bucket& bucket = plan_.buckets[static_cast<size_t>(b)];
-    CADRE_RETURN_IF_ERROR(
-        comms_.Over(bucket.axes)
-            .ReduceScatterSum(StepGradients(b),
-                              ReduceBorders(bucket, parameters_.ownership(b), plan_.mesh)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Replica::GatherWeights() {
-  for (int b = 0; b < parameters_.buckets(); ++b) {
-    CADRE_RETURN_IF_ERROR(comms_.Over(OwnerAxes(plan_.buckets[static_cast<size_t>(b)]))
-                              .AllGather(parameters_.weights(b), parameters_.ownership(b).borders));
-  }
-  return absl::OkStatus();
-}
-
 uint64_t Replica::OwnedDigest() const {
   uint64_t digest = 0;
   for (const OwnedSpan& span : owned_) {
@@ -238,6 +174,7 @@ uint64_t Replica::OwnedDigest() const {
 }
 
 absl::StatusOr<uint64_t> Replica::GroupDigest() {
+  CADRE_RETURN_IF_ERROR(flow_->Settle());
   uint64_t digest[] = {OwnedDigest()};
   CADRE_RETURN_IF_ERROR(comms_.All().AllReduceSum(std::span<uint64_t>(digest)));
   return digest[0];

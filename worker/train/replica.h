@@ -3,8 +3,9 @@
 //
 // The step: forward and backward of every micro-batch; per bucket, reduce-scatter the gradients
 // over the bucket's axes; norms over the group where the optimiser needs them; update the owned
-// slices. The all-gather that ends the step is a call of its own, because every H steps the
-// exchange with the aggregators comes in between.
+// slices; all-gather. What comes after backward goes on in the background (bucket_flow.h) while the
+// next step computes. Every H steps the exchange with the aggregators comes before the all-gather,
+// which then is a call of its own.
 //
 // Owns all of it; borrows kernels and transport. Thread-compatible.
 #pragma once
@@ -17,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/trace.h"
 #include "kernels/kernels.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
@@ -25,11 +27,12 @@
 #include "spec/parameter_index.h"
 #include "spec/plan.h"
 #include "worker/comm/mesh_communicators.h"
-#include "worker/comm/transport.h"
 #include "worker/nn/network.h"
 #include "worker/nn/parameter_store.h"
 #include "worker/optim/slice_optimizer.h"
+#include "worker/train/bucket_flow.h"
 #include "worker/train/shard_exchange.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 
@@ -51,16 +54,20 @@ class Replica {
   Rows InputRows(int64_t samples) const { return network_->InputRows(samples); }
   Rows LabelRows(int64_t samples) const { return network_->LabelRows(samples); }
 
-  // One step but for its last part: afterwards only the owned slices hold the new weights. The
-  // batches are the step's micro-batches, in order. Returns the loss of the whole group, the same
-  // on every rank. Errors: OutOfRange, naming layer and rank, for a loss that is not finite;
-  // weights are then as they were.
-  absl::StatusOr<LossPart> Step(std::span<const BatchView> batches, float rate);
-  // An update can overflow where the loss did not. A collective. Errors: OutOfRange, naming the
-  // first parameter that is not finite and its rank.
+  // One step. The batches are the step's micro-batches, in order. Returns the loss of the whole
+  // group, the same on every rank, while reductions and updates may still be under way: see Settle.
+  // `gather`: every rank gets the new weights; otherwise only the owned slices hold them until
+  // GatherWeights. Errors: OutOfRange, naming layer and rank, for a loss that is not finite;
+  // weights are then as they were. Errors of the step before may come only here.
+  absl::StatusOr<LossPart> Step(std::span<const BatchView> batches, float rate,
+                                bool gather = false);
+  // Returns when nothing is under way. Whoever looks at owned slices or at state calls it first.
+  absl::Status Settle() { return flow_->Settle(); }
+  // An update can overflow where the loss did not. A collective; settles. Errors: OutOfRange,
+  // naming the first parameter that is not finite and its rank.
   absl::Status CheckWeights();
-  // The last part: every rank gets the slices of the others.
-  absl::Status GatherWeights();
+  // Every rank gets the slices of the others; in the background, forward waits for it.
+  absl::Status GatherWeights() { return flow_->Gather(); }
 
   // This rank's part of the loss. Requires: GatherWeights was called after the last change of owned
   // slices.
@@ -68,9 +75,10 @@ class Replica {
 
   // What this rank owns, in flat order. Writing through `values` changes the weights.
   std::span<const OwnedSpan> owned() const { return owned_; }
-  // Additive digest of the owned slices; the ranks' digests add up to the model's.
+  // Additive digest of the owned slices; the ranks' digests add up to the model's. Requires:
+  // settled.
   uint64_t OwnedDigest() const;
-  // Digest of the group's model. A collective.
+  // Digest of the group's model. A collective; settles.
   absl::StatusOr<uint64_t> GroupDigest();
 
   // The optimiser's state tensor `i` (spec/optimizer_state.h) of what this rank owns, in flat
@@ -82,6 +90,14 @@ class Replica {
 
   // See Network.
   void set_observer(TapeObserver* observer) { network_->set_observer(observer); }
+  // Collectives, updates and waits are added to it; null: to none. Requires: settled.
+  void set_trace(Trace* trace) { flow_->set_trace(trace); }
+  // Number of the next step, for the trace.
+  void set_step(int64_t step) { flow_->set_step(step); }
+  // Seconds that the rank's own thread has spent in moves; and in these and in waits for what the
+  // background had not finished.
+  double seconds_moving() const { return network_->seconds_moving(); }
+  double seconds_exposed() const { return flow_->seconds_waited() + network_->seconds_moving(); }
 
   // For the status: what this rank holds and owns of every parameter, and its memory.
   std::vector<v1::HeldParameter> Held() const;
@@ -93,10 +109,7 @@ class Replica {
           Transport& transport);
   // Makes the optimisers of the owned slices, and the list of what is owned.
   void TakeSlices(Kernels& kernels);
-  absl::StatusOr<LossPart> Passes(std::span<const BatchView> batches);
-  void AddUpGradients(bool first);
-  // Where gradients of the whole step are.
-  std::span<float> StepGradients(int bucket);
+  absl::Status Passes(std::span<const BatchView> batches);
   absl::Status CheckFinite(const LossPart& group, std::span<const BatchView> batches);
   // The least of what the ranks say, and the rank that says it.
   struct Least {
@@ -104,7 +117,6 @@ class Replica {
     int rank = 0;
   };
   absl::StatusOr<Least> LeastOf(uint64_t mine);
-  absl::Status ReduceGradients();
   // The positions in optimizers' slices of what is owned.
   std::vector<OwnedSpan> OwnedIn(const std::function<float*(int bucket)>& slice) const;
 
@@ -115,10 +127,14 @@ class Replica {
   MeshCommunicators comms_;
   ParameterStore parameters_;
   std::unique_ptr<Network> network_;
+  // Null for a rank that is alone.
+  std::unique_ptr<Kernels> update_kernels_;
   // By bucket.
   std::vector<SliceOptimizer> optimizers_;
   StepNorms norms_;
   std::vector<OwnedSpan> owned_;
+  // After all that its thread works on.
+  std::unique_ptr<BucketFlow> flow_;
 };
 
 }  // namespace cadre

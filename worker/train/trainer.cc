@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/digest.h"
 #include "base/status.h"
+#include "base/trace.h"
 #include "glog/logging.h"
 #include "server/client/refusal.h"
 #include "spec/data_position.h"
@@ -23,9 +24,11 @@
 #include "worker/train/agreement.h"
 #include "worker/train/batches.h"
 #include "worker/train/evaluation.h"
+#include "worker/train/group_plan.h"
 #include "worker/train/replica.h"
 #include "worker/train/run_checkpoints.h"
 #include "worker/train/shard_exchange.h"
+#include "worker/train/step_tracer.h"
 
 namespace cadre {
 namespace {
@@ -62,6 +65,10 @@ class Trainer {
     // machine that is at fault, and another one may do better.
     if (!status.ok()) return {std::move(status), /*permanent=*/version_ == 0};
     status = Connect();
+    if (status.ok()) {
+      status = SettleThePlan();
+      if (absl::IsInvalidArgument(status)) return {std::move(status), /*permanent=*/true};
+    }
     if (status.ok()) {
       status = MakeReplica();
       if (!status.ok()) return {std::move(status), /*permanent=*/true};
@@ -103,9 +110,14 @@ class Trainer {
     return absl::OkStatus();
   }
 
+  absl::Status SettleThePlan() {
+    CADRE_ASSIGN_OR_RETURN(plan_, SettlePlan(spec_, assignment_.plan(), *transport_));
+    return absl::OkStatus();
+  }
+
   absl::Status MakeReplica() {
-    CADRE_ASSIGN_OR_RETURN(replica_,
-                           Replica::Make(spec_, assignment_.plan(), kernels_, *transport_));
+    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, *transport_));
+    tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_);
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_);
     exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), control_,
                                                 cancellation_, options_.exchange_timeout);
@@ -147,6 +159,7 @@ class Trainer {
     for (v1::HeldParameter& held : replica_->Held()) *prepared.add_held() = std::move(held);
     *prepared.mutable_memory() = replica_->Memory();
     *prepared.mutable_planned_memory() = replica_->PlannedMemory();
+    if (lead()) *prepared.mutable_plan() = plan_;
     return prepared;
   }
 
@@ -198,7 +211,9 @@ class Trainer {
   // Reports go on over boundaries, which may come many times a second.
   void BeginReport() {
     reported_ = LossPart();
+    reported_steps_ = 0;
     report_start_ = absl::Now();
+    exposed_start_ = replica_->seconds_exposed();
   }
 
   absl::Status TrainTo(uint32_t step) {
@@ -216,20 +231,19 @@ class Trainer {
     const std::vector<BatchView> views = ViewsOf(
         **loaded, *replica_, batch(),
         BatchPosition(DataOriginOf(spec_), step_, place_.group(), start_.groups(), batch()));
-    auto stepped = replica_->Step(views, rate_);
+    CADRE_RETURN_IF_ERROR(tracer_->BeforeStep(step_));
+    auto stepped = replica_->Step(views, rate_, /*gather=*/!boundary);
     CADRE_RETURN_IF_ERROR(InStep(step_, stepped.status()));
     CADRE_ASSIGN_OR_RETURN(const LossPart part, std::move(stepped));
     Add(part, &period_);
     Add(part, &reported_);
     ++step_;
     ++period_steps_;
+    ++reported_steps_;
     counters_.Add("steps");
     counters_.Add("samples", static_cast<uint64_t>(replica_->InputRows(batch()).size()));
-    if (!boundary) {
-      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
-      // Where groups average, what is worth keeping is made at the boundaries.
-      if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(MaybeSave(/*last=*/false));
-    }
+    // Where groups average, what is worth keeping is made at the boundaries.
+    if (!boundary && !exchange_->has_shards()) CADRE_RETURN_IF_ERROR(MaybeSave(/*last=*/false));
     ReportNowAndThen();
     return absl::OkStatus();
   }
@@ -258,6 +272,9 @@ class Trainer {
     progress.set_loss(static_cast<float>(reported_.loss / labels));
     progress.set_samples_per_second(
         static_cast<float>(labels / static_cast<double>(train_->labels_per_sample()) / seconds));
+    progress.set_step_seconds(static_cast<float>(seconds / reported_steps_));
+    progress.set_exposed_seconds(
+        static_cast<float>((replica_->seconds_exposed() - exposed_start_) / reported_steps_));
     progress.set_rate(rate_);
     progress.set_solo_steps(solo_steps_);
     control_.Report(progress);
@@ -293,6 +310,7 @@ class Trainer {
     const uint32_t round = version_ + 1;
     const uint64_t samples = uint64_t{period_steps_} * static_cast<uint64_t>(batch());
     Traffic traffic;
+    CADRE_RETURN_IF_ERROR(replica_->Settle());
     // What is no number must not be averaged.
     if (period_steps_ > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
@@ -460,7 +478,11 @@ class Trainer {
   std::unique_ptr<Transport> transport_;
   // After the transport, so that it is unregistered before.
   std::unique_ptr<Cancellation::Registration> on_cancel_;
+  // As the group obeys it.
+  v1::Plan plan_;
+  Trace trace_;
   std::unique_ptr<Replica> replica_;
+  std::unique_ptr<StepTracer> tracer_;
   std::unique_ptr<ShardExchange> exchange_;
   std::unique_ptr<RunCheckpoints> checkpoints_;
   v1::Start start_;
@@ -478,6 +500,8 @@ class Trainer {
   uint32_t solo_steps_ = 0;
   // Since the last report.
   LossPart reported_;
+  uint32_t reported_steps_ = 0;
+  double exposed_start_ = 0;
   absl::Time report_at_;
   absl::Time report_start_;
   float rate_ = 0;

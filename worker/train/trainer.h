@@ -19,9 +19,9 @@
 #include "base/counters.h"
 #include "kernels/kernels.h"
 #include "proto/cadre/v1/membership.pb.h"
-#include "worker/comm/transport.h"
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 

@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "google/protobuf/text_format.h"
 #include "spec/memory.h"
-#include "worker/comm/thread_transport.h"
+#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {

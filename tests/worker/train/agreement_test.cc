@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/worker/comm/ranks.h"
+#include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
 
 namespace cadre {

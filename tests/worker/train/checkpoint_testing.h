@@ -14,7 +14,7 @@
 
 #include "spec/optimizer_state.h"
 #include "spec/parameter_index.h"
-#include "tests/worker/comm/ranks.h"
+#include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
 #include "worker/train/checkpoint.h"
 

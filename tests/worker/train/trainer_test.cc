@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/plan/planner.h"
@@ -14,7 +15,7 @@
 #include "spec/checkpoint_folder.h"
 #include "spec/checkpoint_manifest.h"
 #include "tests/spec/temporary_folder.h"
-#include "worker/comm/thread_transport.h"
+#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
@@ -69,6 +70,9 @@ class ScriptedControl final : public GroupControl {
   std::vector<v1::Contributed> contributed;
   std::vector<v1::Evaluated> evaluated;
   std::vector<v1::Progress> progress;
+  // Handed out once.
+  std::optional<v1::TraceSteps> trace_request;
+  std::vector<v1::Traced> traced;
 
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& message) override {
     prepared = message;
@@ -84,6 +88,10 @@ class ScriptedControl final : public GroupControl {
   }
   void Adopted(const v1::Adopted&) override { ADD_FAILURE() << "nothing was to be adopted"; }
   void Evaluated(const v1::Evaluated& message) override { evaluated.push_back(message); }
+  std::optional<v1::TraceSteps> TakeTraceRequest() override {
+    return std::exchange(trace_request, std::nullopt);
+  }
+  void Traced(const v1::Traced& message) override { traced.push_back(message); }
   bool connected() const override {
     auto& left = const_cast<std::deque<bool>&>(connections);
     if (left.empty()) return true;

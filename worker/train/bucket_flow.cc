@@ -1,0 +1,353 @@
+#include "worker/train/bucket_flow.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+// Elements of a chunk: 4 MiB, 30 ms at 1 Gbit/s.
+constexpr int64_t kChunkElements = 1 << 20;
+
+// Chunk `chunk` of `chunks` of elements [begin, end).
+Piece Chunk(int64_t begin, int64_t end, int chunk, int chunks) {
+  return {begin + PartBegin(end - begin, chunk, chunks),
+          begin + PartBegin(end - begin, chunk + 1, chunks)};
+}
+
+std::span<std::byte> Bytes(std::span<float> values) { return std::as_writable_bytes(values); }
+
+}  // namespace
+
+BucketFlow::BucketFlow(const Plan& plan, const ParameterIndex& index, ParameterStore& parameters,
+                       std::vector<SliceOptimizer>& optimizers, StepNorms& norms,
+                       MeshCommunicators& comms, Transport& transport, bool overlap)
+    : plan_(plan),
+      index_(index),
+      parameters_(parameters),
+      optimizers_(optimizers),
+      norms_(norms),
+      comms_(comms),
+      overlap_(overlap),
+      buckets_of_layer_(plan.layers.size()) {
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    parts_.push_back(PartsOf(b));
+    for (const int p : bucket(b).parameters) {
+      std::vector<int>& of_layer = buckets_of_layer_[static_cast<size_t>(index_[p].layer)];
+      if (of_layer.empty() || of_layer.back() != b) of_layer.push_back(b);
+    }
+  }
+  for (const std::vector<int>& of_layer : buckets_of_layer_) {
+    for (const int b : of_layer) ++parts(b).layers;
+  }
+  if (transport.size() > 1) queue_ = std::make_unique<CollectiveQueue>(transport);
+}
+
+BucketFlow::BucketParts BucketFlow::PartsOf(int b) const {
+  const BucketOwnership& ownership = parameters_.ownership(b);
+  BucketParts made;
+  made.first_layer = index_[bucket(b).parameters.front()].layer;
+  made.owners = bucket(b).axes;
+  made.owners.insert(made.owners.end(), bucket(b).same.begin(), bucket(b).same.end());
+  // By the rank that holds most: all must cut alike although their shards may differ by a row.
+  const int64_t most = BufferElements(plan_, index_, bucket(b));
+  made.chunks =
+      static_cast<int>(std::max<int64_t>(1, (most + kChunkElements - 1) / kChunkElements));
+  const int same = plan_.mesh.Size(bucket(b).same);
+  const auto owners = static_cast<int>(ownership.borders.size()) - 1;
+  for (int c = 0; c < made.chunks; ++c) {
+    std::vector<Piece> gather;
+    for (int i = 0; i < owners; ++i) {
+      const auto at = static_cast<size_t>(i);
+      gather.push_back(Chunk(ownership.borders[at], ownership.borders[at + 1], c, made.chunks));
+    }
+    // Ranks along `same` hold equal gradients, so each sums what it will own, and no more.
+    std::vector<Piece> reduce;
+    for (int i = ownership.mine % same; i < owners; i += same) {
+      reduce.push_back(gather[static_cast<size_t>(i)]);
+    }
+    made.mine.push_back(gather[static_cast<size_t>(ownership.mine)]);
+    made.gather.push_back(std::move(gather));
+    made.reduce.push_back(std::move(reduce));
+  }
+  return made;
+}
+
+uint64_t BucketFlow::Key(Phase phase, int bucket, int chunk) {
+  return static_cast<uint64_t>(phase) << 56 | static_cast<uint64_t>(bucket) << 32 |
+         static_cast<uint64_t>(chunk);
+}
+
+// By the layer that waits; what ends the wait before what only brings the end nearer.
+int64_t BucketFlow::Priority(Phase phase, int bucket) const {
+  if (phase == Phase::kLoss || phase == Phase::kNorms) return -1;
+  const BucketParts& parts = parts_[static_cast<size_t>(bucket)];
+  return int64_t{2} * parts.first_layer + (phase == Phase::kGather ? 0 : 1);
+}
+
+absl::Status BucketFlow::ForChunks(const std::function<absl::Status(int bucket, int chunk)>& call) {
+  for (int b = 0; b < buckets(); ++b) {
+    for (int c = 0; c < parts(b).chunks; ++c) CADRE_RETURN_IF_ERROR(call(b, c));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BucketFlow::Post(Phase phase, int bucket, int chunk,
+                              std::function<absl::Status()> work) {
+  if (queue_ == nullptr) return work();
+  queue_->Post(Key(phase, bucket, chunk), Priority(phase, bucket), std::move(work));
+  return absl::OkStatus();
+}
+
+void BucketFlow::Expect(Phase phase, int bucket, int chunk) {
+  if (queue_ != nullptr) queue_->Expect(Key(phase, bucket, chunk));
+}
+
+void BucketFlow::Forget(Phase phase, int bucket, int chunk) {
+  if (queue_ != nullptr) queue_->Forget(Key(phase, bucket, chunk));
+}
+
+std::span<float> BucketFlow::Gradients(int bucket) {
+  const std::span<float> sums = parameters_.sums(bucket);
+  return sums.empty() ? parameters_.gradients(bucket) : sums;
+}
+
+template <typename T>
+std::span<T> BucketFlow::Slice(std::span<T> buffer, int bucket) const {
+  const BucketOwnership& ownership = parameters_.ownership(bucket);
+  return buffer.subspan(static_cast<size_t>(ownership.slice_begin()),
+                        static_cast<size_t>(ownership.slice_end() - ownership.slice_begin()));
+}
+
+// ---- The rank's own thread
+
+void BucketFlow::BeginStep(float rate, bool gather) {
+  asked_ = {rate, gather};
+  first_pass_ = true;
+  last_pass_ = false;
+  posted_.assign(parts_.size(), false);
+  layers_left_.clear();
+  for (const BucketParts& parts : parts_) layers_left_.push_back(parts.layers);
+}
+
+absl::Status BucketFlow::BeforeForward(int layer) {
+  if (queue_ == nullptr) return absl::OkStatus();
+  const std::vector<int>& needed = buckets_of_layer_[static_cast<size_t>(layer)];
+  return Waited("weights", [&] {
+    for (const int b : needed) {
+      for (int c = 0; c < parts(b).chunks; ++c) {
+        CADRE_RETURN_IF_ERROR(queue_->Wait(Key(Phase::kGather, b, c)));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Forward has waited for all weights, so nothing of the step before is under way any more.
+absl::Status BucketFlow::AfterLoss(const LossPart& part) {
+  if (first_pass_) {
+    mine_ = LossPart();
+    for (int b = 0; b < buckets(); ++b) {
+      const std::span<float> sums = parameters_.sums(b);
+      std::fill(sums.begin(), sums.end(), 0.0F);
+    }
+  }
+  first_pass_ = false;
+  mine_.loss += part.loss;
+  mine_.correct += part.correct;
+  mine_.samples += part.samples;
+  return last_pass_ ? PostLoss() : absl::OkStatus();
+}
+
+absl::Status BucketFlow::PostLoss() {
+  order_ = asked_;
+  chunks_to_reduce_ = 0;
+  for (const BucketParts& parts : parts_) chunks_to_reduce_ += parts.chunks;
+  if (order_.gather) ExpectGathers();
+  if (!norms_.sums().empty()) Expect(Phase::kNorms);
+  return Post(Phase::kLoss, 0, 0, [this] { return SumLoss(); });
+}
+
+void BucketFlow::EndPass() {
+  for (int b = 0; b < buckets(); ++b) AddUp(b);
+}
+
+void BucketFlow::AddUp(int bucket) {
+  const std::span<float> sums = parameters_.sums(bucket);
+  const std::span<const float> gradients = parameters_.gradients(bucket);
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] += gradients[i];
+}
+
+absl::Status BucketFlow::AfterBackward(int layer) {
+  if (!last_pass_) return absl::OkStatus();
+  for (const int b : buckets_of_layer_[static_cast<size_t>(layer)]) {
+    if (--layers_left_[static_cast<size_t>(b)] > 0 || !overlap_) continue;
+    CADRE_RETURN_IF_ERROR(PostReduce(b));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BucketFlow::EndStep() {
+  for (int b = 0; b < buckets(); ++b) {
+    if (!posted_[static_cast<size_t>(b)]) CADRE_RETURN_IF_ERROR(PostReduce(b));
+  }
+  return overlap_ ? absl::OkStatus() : Settle();
+}
+
+absl::StatusOr<LossPart> BucketFlow::AwaitLoss() {
+  if (queue_ != nullptr) {
+    CADRE_RETURN_IF_ERROR(Waited("loss", [this] { return queue_->Wait(Key(Phase::kLoss)); }));
+  }
+  return group_;
+}
+
+absl::Status BucketFlow::Gather() {
+  CADRE_RETURN_IF_ERROR(Settle());
+  ExpectGathers();
+  CADRE_RETURN_IF_ERROR(ForChunks([this](int b, int c) { return PostGather(b, c); }));
+  return overlap_ ? absl::OkStatus() : Settle();
+}
+
+absl::Status BucketFlow::Settle() {
+  if (queue_ == nullptr) return absl::OkStatus();
+  return Waited("everything", [this] { return queue_->WaitAll(); });
+}
+
+absl::Status BucketFlow::Waited(const char* for_what, const std::function<absl::Status()>& wait) {
+  const absl::Time start = absl::Now();
+  const int64_t begin_us = absl::ToUnixMicros(start);
+  absl::Status status = wait();
+  seconds_waited_ += absl::ToDoubleSeconds(absl::Now() - start);
+  if (trace_ != nullptr && trace_->on()) {
+    TraceSince(begin_us, absl::StrCat("wait for ", for_what), "wait", -1);
+  }
+  return status;
+}
+
+void BucketFlow::TraceSince(int64_t begin_us, std::string name, const char* category,
+                            int64_t bytes) {
+  if (trace_ == nullptr || !trace_->on()) return;
+  const bool waits = std::string(category) == "wait";
+  trace_->Add({.name = std::move(name),
+               .category = category,
+               .lane = waits ? 0 : 1,
+               .begin_us = begin_us,
+               .duration_us = Trace::Now() - begin_us,
+               .bytes = bytes,
+               .step = step_});
+}
+
+absl::Status BucketFlow::PostReduce(int b) {
+  posted_[static_cast<size_t>(b)] = true;
+  AddUp(b);
+  for (int c = 0; c < parts(b).chunks; ++c) {
+    CADRE_RETURN_IF_ERROR(Post(Phase::kReduce, b, c, [this, b, c] { return Reduce(b, c); }));
+  }
+  return absl::OkStatus();
+}
+
+void BucketFlow::ExpectGathers() {
+  for (int b = 0; b < buckets(); ++b) {
+    for (int c = 0; c < parts(b).chunks; ++c) Expect(Phase::kGather, b, c);
+  }
+}
+
+// ---- The queue's thread
+
+absl::Status BucketFlow::SumLoss() {
+  const int64_t begin_us = Trace::Now();
+  double sums[] = {mine_.loss, static_cast<double>(mine_.correct),
+                   static_cast<double>(mine_.samples)};
+  CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(std::span<double>(sums)));
+  group_ = {sums[0], static_cast<int64_t>(sums[1]), static_cast<int64_t>(sums[2])};
+  finite_ = std::isfinite(group_.loss);
+  if (finite_) {
+    for (SliceOptimizer& optimizer : optimizers_) optimizer.BeginUpdate();
+  } else {
+    ForgetGathers();
+  }
+  TraceSince(begin_us, "loss", "collective", sizeof sums);
+  return absl::OkStatus();
+}
+
+absl::Status BucketFlow::Reduce(int b, int c) {
+  const int64_t begin_us = Trace::Now();
+  const std::vector<Piece>& pieces = parts(b).reduce[static_cast<size_t>(c)];
+  Communicator& comm = comms_.Over(bucket(b).axes, Transport::kBackground);
+  const uint64_t sent = comm.bytes_sent();
+  CADRE_RETURN_IF_ERROR(
+      comm.ReduceScatter(bucket(b).algorithm, DType::kFloat32, Bytes(Gradients(b)), pieces));
+  TraceSince(begin_us, absl::StrCat("reduce-scatter bucket ", b, " part ", c), "collective",
+             static_cast<int64_t>(comm.bytes_sent() - sent));
+  return AfterReduce(b, c);
+}
+
+absl::Status BucketFlow::AfterReduce(int b, int c) {
+  const bool last = --chunks_to_reduce_ == 0;
+  if (!finite_) return absl::OkStatus();
+  if (norms_.sums().empty()) {
+    Update(b, c);
+    return order_.gather ? PostGather(b, c) : absl::OkStatus();
+  }
+  return last ? Post(Phase::kNorms, 0, 0, [this] { return SumNorms(); }) : absl::OkStatus();
+}
+
+absl::Status BucketFlow::SumNorms() {
+  const int64_t begin_us = Trace::Now();
+  norms_.Clear();
+  for (int b = 0; b < buckets(); ++b) {
+    optimizer(b).AddNorms(Slice<float>(Gradients(b), b), Slice<float>(parameters_.weights(b), b),
+                          norms_);
+  }
+  CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(norms_.sums()));
+  TraceSince(begin_us, "norms", "collective",
+             static_cast<int64_t>(norms_.sums().size() * sizeof(double)));
+  return ForChunks([this](int b, int c) {
+    if (order_.gather) return PostGather(b, c, /*update_first=*/true);
+    Update(b, c);
+    return absl::OkStatus();
+  });
+}
+
+void BucketFlow::Update(int b, int c) {
+  const int64_t begin_us = Trace::Now();
+  const Piece& mine = parts(b).mine[static_cast<size_t>(c)];
+  const int64_t slice = parameters_.ownership(b).slice_begin();
+  optimizer(b).UpdatePart(static_cast<size_t>(mine.begin - slice),
+                          static_cast<size_t>(mine.end - slice), order_.rate, norms_,
+                          Slice<float>(Gradients(b), b), Slice<float>(parameters_.weights(b), b));
+  TraceSince(begin_us, absl::StrCat("update bucket ", b, " part ", c), "update", -1);
+}
+
+absl::Status BucketFlow::PostGather(int b, int c, bool update_first) {
+  return Post(Phase::kGather, b, c, [=, this] { return GatherChunk(b, c, update_first); });
+}
+
+absl::Status BucketFlow::GatherChunk(int b, int c, bool update_first) {
+  if (update_first) Update(b, c);
+  const int64_t begin_us = Trace::Now();
+  Communicator& comm = comms_.Over(parts(b).owners, Transport::kBackground);
+  const uint64_t sent = comm.bytes_sent();
+  CADRE_RETURN_IF_ERROR(comm.AllGather(bucket(b).algorithm, DType::kFloat32,
+                                       Bytes(parameters_.weights(b)),
+                                       parts(b).gather[static_cast<size_t>(c)]));
+  TraceSince(begin_us, absl::StrCat("all-gather bucket ", b, " part ", c), "collective",
+             static_cast<int64_t>(comm.bytes_sent() - sent));
+  return absl::OkStatus();
+}
+
+void BucketFlow::ForgetGathers() {
+  for (int b = 0; b < buckets(); ++b) {
+    for (int c = 0; c < parts(b).chunks; ++c) Forget(Phase::kGather, b, c);
+  }
+  Forget(Phase::kNorms);
+}
+
+}  // namespace cadre

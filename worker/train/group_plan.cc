@@ -1,0 +1,96 @@
+#include "worker/train/group_plan.h"
+
+#include <array>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "spec/collective_cost.h"
+#include "spec/graph.h"
+#include "spec/parameter_index.h"
+#include "spec/plan.h"
+#include "spec/plan_collectives.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/link_probe.h"
+#include "worker/train/agreement.h"
+
+namespace cadre {
+namespace {
+
+Communicator AllOf(Transport& transport) {
+  std::vector<int> ranks(static_cast<size_t>(transport.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return Communicator(transport, std::move(ranks));
+}
+
+LinkProfile ProfileOf(const LinkMeasure& measure, int ranks) {
+  LinkProfile profile{.alpha = measure.alpha, .beta = measure.beta, .gamma = measure.gamma};
+  for (const LinkMeasure::Sample& sample : measure.samples) {
+    profile.samples.push_back({.algorithm = sample.algorithm,
+                               .ranks = ranks,
+                               .bytes = sample.bytes,
+                               .seconds = sample.seconds});
+  }
+  return profile;
+}
+
+// What lies between any two of the ranks, in words. A collective.
+absl::StatusOr<std::string> LinkKinds(Transport& transport, Communicator& all) {
+  std::array<uint64_t, 4> links{};
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    ++links[static_cast<size_t>(transport.link(peer))];
+  }
+  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<uint64_t>(links)));
+  const auto have = [&](LinkKind kind) { return links[static_cast<size_t>(kind)] > 0; };
+  if (have(LinkKind::kThreads)) return std::string("threads");
+  if (!have(LinkKind::kTcp)) return std::string("shared memory");
+  return std::string(have(LinkKind::kSharedMemory) ? "shared memory and tcp" : "tcp");
+}
+
+absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigned,
+                                const LinkProfile& link, std::string kind) {
+  CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(assigned, graph, index));
+  return PlanToProto(WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(),
+                                     link, std::move(kind)),
+                     index);
+}
+
+struct Links {
+  LinkProfile profile;
+  std::string kind;
+};
+
+absl::StatusOr<Links> LinksOf(const v1::Plan& assigned, Transport& transport, Communicator& all) {
+  Links links{.kind = assigned.link().kind()};
+  CADRE_ASSIGN_OR_RETURN(links.profile, LinkProfileFromProto(assigned.link()));
+  if (links.profile.known()) return links;
+  CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(all));
+  links.profile = ProfileOf(measure, transport.size());
+  CADRE_ASSIGN_OR_RETURN(links.kind, LinkKinds(transport, all));
+  return links;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Plan& assigned,
+                                    Transport& transport) {
+  if (transport.size() == 1) return assigned;
+  Communicator all = AllOf(transport);
+  CADRE_ASSIGN_OR_RETURN(Links links, LinksOf(assigned, transport, all));
+  // Chosen once: logarithms may differ in the last bit between processors.
+  absl::StatusOr<v1::Plan> chosen = v1::Plan();
+  if (transport.rank() == 0) {
+    chosen = Choose(spec, assigned, links.profile, std::move(links.kind));
+  }
+  CADRE_RETURN_IF_ERROR(Agree(chosen.status(), all));
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, TextOfFirst(chosen->SerializeAsString(), all));
+  v1::Plan plan;
+  if (!plan.ParseFromString(bytes)) return absl::InternalError("rank 0's plan cannot be read");
+  return plan;
+}
+
+}  // namespace cadre

@@ -1,0 +1,42 @@
+// Traces the steps of a rank when somebody asks for it, and hands the trace in.
+//
+// Borrows everything; the trace must outlive the replica, whose background adds to it.
+// Thread-compatible: the training thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "base/trace.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "worker/train/group_control.h"
+#include "worker/train/replica.h"
+#include "worker/train/tape_trace.h"
+
+namespace cadre {
+
+class StepTracer {
+ public:
+  StepTracer(GroupControl& control, Replica& replica, Trace& trace);
+  ~StepTracer();
+
+  // Called before each step: begins a trace that is wanted, and ends one that has its steps.
+  // Errors: the replica's, which settles first so that the last step's collectives are in the
+  // trace.
+  absl::Status BeforeStep(uint32_t step);
+
+ private:
+  absl::Status End();
+
+  GroupControl& control_;
+  Replica& replica_;
+  Trace& trace_;
+  TapeTrace tape_;
+  std::optional<v1::TraceSteps> request_;
+  // The step before which the trace ends.
+  uint32_t until_ = 0;
+  int64_t step_began_us_ = 0;
+};
+
+}  // namespace cadre

@@ -1,0 +1,26 @@
+// Puts what a rank's own thread plays into a trace: an interval for each operation of a tape.
+//
+// Borrows the trace and the graph. Thread-compatible.
+#pragma once
+
+#include "base/trace.h"
+#include "spec/graph.h"
+#include "worker/nn/network.h"
+
+namespace cadre {
+
+class TapeTrace final : public TapeObserver {
+ public:
+  TapeTrace(Trace& trace, const Graph& graph) : trace_(trace), graph_(graph) {}
+
+  // Number of the step that is being played.
+  void set_step(int64_t step) { step_ = step; }
+  void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) override;
+
+ private:
+  Trace& trace_;
+  const Graph& graph_;
+  int64_t step_ = 0;
+};
+
+}  // namespace cadre
