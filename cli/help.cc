@@ -9,7 +9,7 @@ namespace {
 constexpr Verb kVerbs[] = {
     {"local",
      "RUN.textproto [--groups G] [--ranks R] [--aggregators A] [--model_ranks N] [--space_ranks N] "
-     "[--from DIR] [--checkpoint DIR]",
+     "[--collectives POLICY] [--overlap on|off] [--from DIR] [--checkpoint DIR]",
      "train on this machine: start a whole cluster, follow the run, end it",
      R"(Checks the run spec and the data, then starts a coordinator, A aggregators and G times R
 workers as processes of their own on loopback ports that the kernel picks, submits the run, shows
@@ -25,6 +25,9 @@ Flags:
   --aggregators A   shards that average (default: the spec's, else 1; 0 only if it never averages)
   --model_ranks N   ranks of a group that cut the layers' weights (default: the spec's)
   --space_ranks N   ranks of a group that cut the images' rows (default: the spec's)
+  --collectives P   how collectives are chosen: auto (by size and measured links), or always ring,
+                    butterfly or halving-doubling, or paper (by kind of layer) (default: the spec's)
+  --overlap on|off  whether gradients and weights travel while layers compute (default: the spec's)
   --from DIR        checkpoint, or directory of them (its newest), to begin from
   --checkpoint DIR  folder to keep checkpoints in; one folder for one run
   --threads N       compute threads of each worker (default 1)
@@ -40,7 +43,8 @@ Examples:
 )"},
     {"run",
      "RUN.textproto [--detach] [--groups G] [--ranks R] [--aggregators A] [--model_ranks N] "
-     "[--space_ranks N] [--from DIR] [--checkpoint DIR]",
+     "[--space_ranks N] [--collectives POLICY] [--overlap on|off] [--from DIR] "
+     "[--checkpoint DIR]",
      "submit a run to a coordinator and follow it",
      R"(The workers of the cluster train it as soon as enough of them are idle. Ctrl-C stops
 following and leaves the run going. Exit code 0 only when the run reached its stop rule.
@@ -52,6 +56,9 @@ Flags:
   --aggregators A   shards that average (default: the spec's, else all that are there)
   --model_ranks N   ranks of a group that cut the layers' weights (default: the spec's)
   --space_ranks N   ranks of a group that cut the images' rows (default: the spec's)
+  --collectives P   how collectives are chosen: auto (by size and measured links), or always ring,
+                    butterfly or halving-doubling, or paper (by kind of layer) (default: the spec's)
+  --overlap on|off  whether gradients and weights travel while layers compute (default: the spec's)
   --from DIR        checkpoint, or directory of them (its newest), to begin from: a path on the
                     machines of workers and aggregators, the same on all of them
   --checkpoint DIR  folder to keep checkpoints in: a path on the workers' machines; one folder for
@@ -61,17 +68,51 @@ Examples:
   cadre run deploy/demo.textproto --coordinator 10.0.0.5:7000
   id=$(cadre run deploy/demo.textproto --detach) && cadre wait "$id" --timeout 30m
 )"},
+    {"plan",
+     "RUN.textproto --workers P [--batch B] [--alpha S --bandwidth B/S [--gamma S]] "
+     "[--collectives POLICY] [--model_ranks N] [--space_ranks N]",
+     "show what a group of workers would do, and what it would cost; needs no cluster",
+     R"(Shows the mesh, how each layer is split over it, what moves between layers, and the buckets of
+parameters whose gradients travel together. With a link it says how each bucket is reduced and how
+long that is predicted to take, and what the other policies would take.
+
+A bucket's gradients are summed by a reduce-scatter and its weights gathered by an all-gather;
+COMMUNICATION adds these up, one after the other. WERE ALL ALL-REDUCED is what the same buckets
+would take if nothing were sharded, which is how papers count.
+
+Flags:
+  --workers P         workers of the group
+  --batch B           samples of a step (default: the spec's)
+  --alpha S           seconds that a message takes however short, such as 50e-6
+  --bandwidth B       bytes a second of a worker's link, each way: 10 Gbit/s is 1.25e9
+  --gamma S           seconds to add a byte to another (default 0)
+  --flops F           floating-point operations a second of a worker: predicts the step, and how much
+                      of its communication hides behind computing
+  --collectives P     policy: auto, ring, butterfly, halving-doubling or paper (default: the spec's)
+  --bucket_elements N elements at which a bucket is full (default: by the link); 1 keeps the layers
+                      apart, 0 is no limit
+  --model_ranks N     ranks that cut the layers' weights (default: the spec's)
+  --space_ranks N     ranks that cut the images' rows (default: the spec's)
+
+Examples:
+  cadre plan deploy/demo.textproto --workers 4
+  cadre plan spec/zoo/alexnet.textproto --workers 8 --model_ranks 1 --alpha 50e-6 --bandwidth 1.25e9
+  cadre plan spec/zoo/alexnet.textproto --workers 8 --model_ranks 1 --alpha 50e-6 \
+    --bandwidth 1.25e9 --bucket_elements 1 -o json | jq .policies
+)"},
     {"runs", "", "list the runs, old and new", R"(Examples:
   cadre runs
   cadre runs -o json | jq -r '.runs[] | select(.state == "running") | .run'
 )"},
     {"status", "[RUN]", "show runs, groups, members and counters",
      R"(With a run id only that run. The JSON form holds coordinator, runs, groups (with generation,
-mesh, members, what each holds and its memory by kind), workers, aggregators and counters.
+mesh, members, what each holds and its memory by kind, its plan with the link that its ranks
+measured and the algorithm of each bucket), workers, aggregators and counters.
 
 Examples:
   cadre status
   cadre status -o json | jq '.groups[] | {group, generation, mesh}'
+  cadre status -o json | jq '.groups[].plan | {link, algorithms: [.buckets[].algorithm]}'
 )"},
     {"watch", "[RUN]", "one line per change, until the run ends",
      R"(Without a run it shows all runs until you leave. With -o json it prints one object per line,
@@ -95,6 +136,31 @@ is no such run, 4 when the time was over.
 
 Examples:
   cadre wait run-1 --timeout 30m && echo trained
+)"},
+    {"trace", "RUN [--group G] [--steps N] [-O FILE]",
+     "record some steps of a group: who computed and who waited",
+     R"(Every rank of the group records its next N steps: each operation, each collective, each wait.
+The trace is written to FILE in Chrome's format; https://ui.perfetto.dev and chrome://tracing show
+it, one process for each rank, one line for its own thread and one for its communication. The table
+tells, for each rank and per step, how long the step took, computing, moving activations between
+ranks, collectives in the background, and how long the rank waited for those with nothing else to do.
+
+Times are those of each host's own clock: compare what one rank did, and ranks on one host; between
+hosts the clocks may differ by more than a step takes.
+
+Training goes on meanwhile, a little slower. One trace of a group at a time. Waits for two minutes
+unless --timeout says otherwise; a group at a round's boundary waits for its round first.
+
+Flags:
+  --group G           the group (default 0)
+  --steps N           how many steps, 1 to 100 (default 3)
+  -O, --output FILE   where to write it (default trace-RUN.json); - is stdout, and the table goes to
+                      stderr then
+
+Examples:
+  cadre trace run-1
+  cadre trace run-1 --group 1 --steps 10 -O step.json
+  cadre trace run-1 -o json | jq '.ranks[] | {rank, step_seconds, exposed_share}'
 )"},
     {"help", "[VERB]", "explain a verb", ""},
     {"version", "", "print the version of this program and its protocol", ""},

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <initializer_list>
 #include <iostream>
 #include <map>
 #include <string>
@@ -20,8 +21,11 @@
 #include "cli/interrupt.h"
 #include "cli/local.h"
 #include "cli/options.h"
+#include "cli/plan.h"
 #include "cli/queries.h"
+#include "cli/trace.h"
 #include "proto/schema_hash.h"
+#include "spec/plan_collectives.h"
 
 DEFINE_string(coordinator, "127.0.0.1:7000", "host:port of the coordinator");
 DEFINE_string(o, "table", "form of what goes to stdout: table or json");
@@ -34,12 +38,25 @@ DEFINE_int32(ranks, -1, "local, run: workers in each group; -1 takes the spec's"
 DEFINE_int32(aggregators, -1, "local, run: aggregator shards; -1 takes the spec's");
 DEFINE_int32(model_ranks, -1, "local, run: ranks along the model axis; -1 takes the spec's");
 DEFINE_int32(space_ranks, -1, "local, run: ranks along the space axis; -1 takes the spec's");
+DEFINE_string(collectives, "", "local, run, plan: policy of collectives; empty takes the spec's");
+DEFINE_string(overlap, "", "local, run: on or off; empty takes the spec's");
 DEFINE_string(from, "", "local, run: checkpoint to begin from; empty takes the spec's");
 DEFINE_string(checkpoint, "", "local, run: folder for checkpoints; empty takes the spec's");
 DEFINE_uint32(threads, 1, "local: compute threads of each worker");
 DEFINE_string(dir, "", "local: folder to keep store, data and logs in");
 DEFINE_bool(restart, true, "local: start processes again that die");
 DEFINE_uint32(lease_ms, 5000, "local: silence after which a worker is taken for lost");
+DEFINE_uint32(workers, 0, "plan: workers of the group");
+DEFINE_uint32(batch, 0, "plan: samples of a step; not given takes the spec's");
+DEFINE_double(alpha, 0, "plan: seconds that a message takes however short");
+DEFINE_double(bandwidth, 0, "plan: bytes a second of a worker's link, each way");
+DEFINE_double(gamma, 0, "plan: seconds to add a byte to another");
+DEFINE_double(flops, 0, "plan: floating-point operations a second of a worker");
+DEFINE_uint64(bucket_elements, 0, "plan: elements at which a bucket is full");
+DEFINE_int32(group, 0, "trace: the group");
+DEFINE_int32(steps, 3, "trace: how many steps, 1 to 100");
+DEFINE_string(output, "", "trace: file to write, - for stdout; empty takes trace-RUN.json");
+DEFINE_string(O, "", "trace: as --output");
 
 namespace cadre {
 namespace {
@@ -131,14 +148,37 @@ std::optional<std::string> IfGiven(const std::string& value) {
   return value;
 }
 
+bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }
+
+absl::StatusOr<std::optional<v1::CollectivePolicy>> PolicyFromFlags() {
+  if (!IsGiven("collectives")) return std::nullopt;
+  const std::optional<v1::CollectivePolicy> policy = PolicyFromName(FLAGS_collectives);
+  if (policy) return policy;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--collectives takes paper, ring, butterfly, halving-doubling or auto, not '",
+                   FLAGS_collectives, "'"));
+}
+
+absl::StatusOr<std::optional<v1::Overlap>> OverlapFromFlags() {
+  if (!IsGiven("overlap")) return std::nullopt;
+  if (FLAGS_overlap == "on") return v1::ON;
+  if (FLAGS_overlap == "off") return v1::OFF;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--overlap takes on or off, not '", FLAGS_overlap, "'"));
+}
+
 absl::StatusOr<SpecFlags> SpecFromFlags() {
   if (FLAGS_groups == 0) return absl::InvalidArgumentError("--groups must be at least 1");
   if (FLAGS_ranks == 0) return absl::InvalidArgumentError("--ranks must be at least 1");
+  CADRE_ASSIGN_OR_RETURN(const auto collectives, PolicyFromFlags());
+  CADRE_ASSIGN_OR_RETURN(const auto overlap, OverlapFromFlags());
   return SpecFlags{.groups = IfGiven(FLAGS_groups),
                    .ranks = IfGiven(FLAGS_ranks),
                    .aggregators = IfGiven(FLAGS_aggregators),
                    .model_ranks = IfGiven(FLAGS_model_ranks),
                    .space_ranks = IfGiven(FLAGS_space_ranks),
+                   .collectives = collectives,
+                   .overlap = overlap,
                    .from = IfGiven(FLAGS_from),
                    .checkpoint = IfGiven(FLAGS_checkpoint)};
 }
@@ -204,17 +244,80 @@ struct WordCount {
 };
 
 WordCount WordsOf(absl::string_view verb) {
-  if (verb == "local" || verb == "run" || verb == "stop" || verb == "wait") return {1, 1};
+  if (verb == "local" || verb == "run" || verb == "stop" || verb == "wait" || verb == "trace" ||
+      verb == "plan") {
+    return {1, 1};
+  }
   if (verb == "status" || verb == "watch" || verb == "help") return {0, 1};
   return {0, 0};
 }
 
-// Empty, or the flag that was given although only `cadre local` has a use for it.
-std::string GivenForLocalAlone() {
-  for (const char* name : {"threads", "dir", "restart", "lease_ms"}) {
+// The first of these flags that was given; empty: none.
+std::string GivenOf(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
     if (!gflags::GetCommandLineFlagInfoOrDie(name).is_default) return name;
   }
   return "";
+}
+
+// Empty, or the flag that was given although only `cadre local` has a use for it.
+std::string GivenForLocalAlone() { return GivenOf({"threads", "dir", "restart", "lease_ms"}); }
+
+// As above, for `cadre trace`. One letter more and --group would mean something to other verbs.
+std::string GivenForTraceAlone() { return GivenOf({"group", "steps", "output", "O"}); }
+
+// As above, for `cadre plan`.
+std::string GivenForPlanAlone() {
+  return GivenOf({"workers", "batch", "alpha", "bandwidth", "gamma", "flops", "bucket_elements"});
+}
+
+// Flags that `cadre local` and `cadre run` change the spec by, and that do not change a plan.
+std::string GivenForRunsAlone() {
+  return GivenOf({"groups", "ranks", "aggregators", "overlap", "from", "checkpoint", "detach"});
+}
+
+template <typename T>
+std::optional<T> FlagIfGiven(const char* flag, T value) {
+  if (!IsGiven(flag)) return std::nullopt;
+  return value;
+}
+
+absl::StatusOr<PlanOptions> PlanFromFlags(const std::string& spec) {
+  if (!IsGiven("workers")) {
+    return absl::InvalidArgumentError("--workers is missing: how many workers has the group?");
+  }
+  if (const std::string flag = GivenForLocalAlone(); !flag.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, " is of 'cadre local' alone"));
+  }
+  if (const std::string flag = GivenForRunsAlone(); !flag.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag, " changes no plan",
+                     flag == "ranks" ? "; --workers says how many workers there are" : ""));
+  }
+  PlanOptions options{.spec = spec, .workers = FLAGS_workers};
+  CADRE_ASSIGN_OR_RETURN(options.flags, SpecFromFlags());
+  options.batch = FlagIfGiven("batch", FLAGS_batch);
+  options.alpha = FlagIfGiven("alpha", FLAGS_alpha);
+  options.bandwidth = FlagIfGiven("bandwidth", FLAGS_bandwidth);
+  options.gamma = FlagIfGiven("gamma", FLAGS_gamma);
+  options.flops = FlagIfGiven("flops", FLAGS_flops);
+  options.bucket_elements = FlagIfGiven("bucket_elements", FLAGS_bucket_elements);
+  CADRE_RETURN_IF_ERROR(CheckPlanOptions(options));
+  return options;
+}
+
+absl::StatusOr<TraceOptions> TraceFromFlags(const std::string& run) {
+  if (FLAGS_group < 0) return absl::InvalidArgumentError("--group must be at least 0");
+  if (FLAGS_steps < 1 || FLAGS_steps > 100) {
+    return absl::InvalidArgumentError("--steps must be 1 to 100");
+  }
+  if (!FLAGS_O.empty() && !FLAGS_output.empty()) {
+    return absl::InvalidArgumentError("-O and --output are the same flag; give one of them");
+  }
+  return TraceOptions{.run = run,
+                      .group = static_cast<uint32_t>(FLAGS_group),
+                      .steps = static_cast<uint32_t>(FLAGS_steps),
+                      .output = FLAGS_O.empty() ? FLAGS_output : FLAGS_O};
 }
 
 int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
@@ -230,6 +333,13 @@ int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
   if (!global.ok()) return UsageError(global.status().message(), &verb);
   const Console console = MakeConsole();
   const std::string word = words.empty() ? std::string() : words[0];
+  if (const std::string flag = GivenForTraceAlone(); !flag.empty() && verb.name != "trace") {
+    return UsageError(
+        absl::StrCat(flag.size() == 1 ? "-" : "--", flag, " is of 'cadre trace' alone"), &verb);
+  }
+  if (const std::string flag = GivenForPlanAlone(); !flag.empty() && verb.name != "plan") {
+    return UsageError(absl::StrCat("--", flag, " is of 'cadre plan' alone"), &verb);
+  }
   if (verb.name == "local") {
     const absl::StatusOr<LocalOptions> local = LocalFromFlags(word);
     if (!local.ok()) return UsageError(local.status().message(), &verb);
@@ -246,11 +356,21 @@ int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
     }
     return SubmitRun(*global, word, *flags, FLAGS_detach, console);
   }
+  if (verb.name == "plan") {
+    const absl::StatusOr<PlanOptions> plan = PlanFromFlags(word);
+    if (!plan.ok()) return UsageError(plan.status().message(), &verb);
+    return ShowPlan(*global, *plan, console);
+  }
   if (verb.name == "runs") return ListRuns(*global, console);
   if (verb.name == "status") return ShowStatus(*global, word, console);
   if (verb.name == "watch") return WatchRuns(*global, word, console);
   if (verb.name == "members") return ShowMembers(*global, console);
   if (verb.name == "stop") return StopRun(*global, word, console);
+  if (verb.name == "trace") {
+    const absl::StatusOr<TraceOptions> trace = TraceFromFlags(word);
+    if (!trace.ok()) return UsageError(trace.status().message(), &verb);
+    return TraceRun(*global, *trace, console);
+  }
   return WaitForRun(*global, word, console);
 }
 

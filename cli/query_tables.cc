@@ -1,7 +1,9 @@
 #include "cli/query_tables.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -65,6 +67,34 @@ std::string MeshText(const v1::GroupStatus& group) {
   return absl::StrJoin(axes, ",", absl::PairFormatter("="));
 }
 
+std::string LinkText(const v1::GroupStatus& group) {
+  const v1::LinkProfile& link = group.plan().link();
+  if (link.beta() <= 0) return link.kind();
+  return absl::StrFormat("%.1f us, %.3g GB/s%s%s", 1e6 * link.alpha(), 1e-9 / link.beta(),
+                         link.kind().empty() ? "" : ", ", link.kind());
+}
+
+std::string BucketsText(const v1::GroupStatus& group) {
+  const v1::Plan& plan = group.plan();
+  if (plan.buckets().empty()) return "";
+  // In the order in which they are met.
+  std::vector<std::pair<std::string, int>> counts;
+  for (const v1::BucketPlan& bucket : plan.buckets()) {
+    auto at = std::find_if(counts.begin(), counts.end(),
+                           [&](const auto& count) { return count.first == bucket.algorithm(); });
+    if (at == counts.end()) at = counts.insert(counts.end(), {bucket.algorithm(), 0});
+    ++at->second;
+  }
+  return absl::StrCat(plan.buckets_size(), plan.buckets_size() == 1 ? " bucket: " : " buckets: ",
+                      absl::StrJoin(counts, ", ", absl::PairFormatter(" ")));
+}
+
+std::string StepText(const v1::GroupStatus& group) {
+  if (group.step_seconds() <= 0) return "";
+  return absl::StrFormat("%.3g ms, %.0f%% waiting", 1e3 * group.step_seconds(),
+                         100 * group.exposed_seconds() / group.step_seconds());
+}
+
 std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   Table table({"RUN", "NAME", "STATE", "STEP", "EPOCH", "LOSS", "TEST", "SAMPLES/S", "ROUNDS",
                "GROUPS", "AGE", "ETA", "REASON"});
@@ -93,6 +123,17 @@ std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
                   NameOf(group.state()), MeshText(group), absl::StrCat(group.step()),
                   absl::StrCat(group.version()), LossText(group.loss()),
                   RateText(group.samples_per_second()), MembersText(group), group.reason()});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string CollectivesTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
+  Table table({"RUN", "GROUP", "POLICY", "OVERLAP", "LINK", "ALGORITHMS", "STEP"});
+  for (const v1::GroupStatus& group : groups) {
+    // Nothing is chosen for a slot without a group.
+    if (group.plan().mesh().empty()) continue;
+    table.AddRow({group.run(), absl::StrCat(group.group()), NameOf(group.collectives()),
+                  NameOf(group.overlap()), LinkText(group), BucketsText(group), StepText(group)});
   }
   return table.empty() ? "" : table.Text();
 }
@@ -173,6 +214,7 @@ std::string StatusText(const v1::StatusReply& status, const std::string& coordin
   std::string out = head.Text();
   AppendPart("Runs", RunsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
+  AppendPart("Collectives", CollectivesTable(status.groups()), out);
   AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
   AppendPart("Memory", MemoryTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers()), out);

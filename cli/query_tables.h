@@ -14,6 +14,8 @@ namespace cadre {
 // One table per kind of thing; "" where there is none of it.
 std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& runs);
 std::string GroupsTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
+// How the groups' collectives are chosen, what was measured of their links, what came of it.
+std::string CollectivesTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
 // What each rank holds of parameters that are sharded over its group.
 std::string ShardedTable(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups);
 // Bytes of each rank by kind, and what the plan said they would be in all.
@@ -28,5 +30,14 @@ std::string StatusText(const v1::StatusReply& status, const std::string& coordin
 
 // "data=1,model=2".
 std::string MeshText(const v1::GroupStatus& group);
+
+// "10.0 us, 1.25 GB/s, tcp"; "" before anything was measured.
+std::string LinkText(const v1::GroupStatus& group);
+
+// "4 buckets: ring 2, halving-doubling 2".
+std::string BucketsText(const v1::GroupStatus& group);
+
+// "41 ms, 6% waiting"; "" before the first step.
+std::string StepText(const v1::GroupStatus& group);
 
 }  // namespace cadre

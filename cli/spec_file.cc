@@ -27,10 +27,13 @@ void Replace(const SpecFlags& flags, v1::Cluster& cluster) {
   if (flags.aggregators) cluster.set_aggregators(*flags.aggregators);
   if (flags.model_ranks) cluster.set_model_ranks(*flags.model_ranks);
   if (flags.space_ranks) cluster.set_space_ranks(*flags.space_ranks);
+  if (flags.collectives) cluster.set_collectives(*flags.collectives);
+  if (flags.overlap) cluster.set_overlap(*flags.overlap);
 }
 
 void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
   Replace(flags, *spec.mutable_cluster());
+  if (flags.batch) spec.set_batch_per_group(*flags.batch);
   if (flags.from) {
     spec.mutable_checkpoint()->set_from(*flags.from);
     spec.mutable_checkpoint()->clear_from_step();

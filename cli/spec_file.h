@@ -21,6 +21,10 @@ struct SpecFlags {
   std::optional<uint32_t> aggregators;
   std::optional<uint32_t> model_ranks;
   std::optional<uint32_t> space_ranks;
+  std::optional<v1::CollectivePolicy> collectives;
+  std::optional<v1::Overlap> overlap;
+  // Samples of a group's step.
+  std::optional<uint32_t> batch;
   // Checkpoint to begin from, and folder for those of the run.
   std::optional<std::string> from;
   std::optional<std::string> checkpoint;

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "absl/status/status.h"
+#include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 
@@ -15,7 +16,7 @@ namespace cadre {
 
 // Names one Join stream; given by whoever drives the machine, never reused, never 0.
 using ConnectionId = uint64_t;
-// Names one call that waits for a Replied; as above.
+// Names one call that waits for an answer; as above.
 using RequestId = uint64_t;
 
 // ---- Events
@@ -56,13 +57,27 @@ struct StopRun {
   std::string reason;
 };
 
+// Answered by TraceAnswered, when every rank of the group has traced so many steps.
+struct TraceGroup {
+  RequestId request = 0;
+  std::string run;
+  uint32_t group = 0;
+  // 0: a few.
+  uint32_t steps = 0;
+};
+
+// Whoever waited for a TraceGroup has left. It may have been answered already.
+struct LeaveTrace {
+  RequestId request = 0;
+};
+
 // Time has passed: look at leases, waits and windows. Only a Tick ends leases: the driver gives it
 // when it has handed over all messages that have come, so that a driver that was held up does not
 // take its own delay for the members' silence.
 struct Tick {};
 
 using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, Tick>;
+                           StopRun, TraceGroup, LeaveTrace, Tick>;
 
 // ---- Actions
 
@@ -101,6 +116,14 @@ struct Replied {
   std::string run;
 };
 
-using Action = std::variant<Persist, Erase, Send, Disconnect, Replied>;
+// Answer to TraceGroup; once for each, unless LeaveTrace came before.
+struct TraceAnswered {
+  RequestId request = 0;
+  absl::Status status;
+  // One for each rank, in order; empty on error.
+  v1::TraceReply reply;
+};
+
+using Action = std::variant<Persist, Erase, Send, Disconnect, Replied, TraceAnswered>;
 
 }  // namespace cadre

@@ -1,6 +1,23 @@
 #include "coordinator/groups.h"
 
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
 namespace cadre {
+namespace {
+
+using Axes = google::protobuf::RepeatedPtrField<v1::MeshAxis>;
+
+bool Equal(const Axes& a, const Axes& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const v1::MeshAxis& x, const v1::MeshAxis& y) {
+                      return x.name() == y.name() && x.size() == y.size();
+                    });
+}
+
+}  // namespace
 
 Slot::Slot(const std::string& run, uint32_t group, absl::Time now) : waiting_since_(now) {
   record_.set_run(run);
@@ -22,6 +39,7 @@ void Slot::Form(uint32_t generation, const std::vector<std::string>& members, co
   record_.clear_members();
   for (const std::string& member : members) record_.add_members(member);
   *record_.mutable_plan() = plan;
+  record_.clear_obeyed_plan();
   record_.set_version(from_version);
   record_.set_step(step);
   record_.set_next_step(0);
@@ -33,7 +51,32 @@ void Slot::Form(uint32_t generation, const std::vector<std::string>& members, co
   version = from_version;
 }
 
-void Slot::Prepare(const v1::Prepared& prepared) { prepared_[prepared.place().rank()] = prepared; }
+absl::Status Slot::CheckObeyed(const v1::Plan& plan) const {
+  const v1::Plan& given = record_.plan();
+  if (!Equal(plan.mesh(), given.mesh())) {
+    return absl::InvalidArgumentError("its mesh is not the one that the group was given");
+  }
+  if (plan.layers_size() != given.layers_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has ", plan.layers_size(), " layers, the group was given ", given.layers_size()));
+  }
+  for (int l = 0; l < plan.layers_size(); ++l) {
+    if (plan.layers(l).SerializeAsString() == given.layers(l).SerializeAsString()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("layer '",
+                                                   absl::CEscape(given.layers(l).layer()),
+                                                   "' is not laid out as the group was told"));
+  }
+  return absl::OkStatus();
+}
+
+void Slot::Prepare(const v1::Prepared& prepared) {
+  v1::Prepared& kept = prepared_[prepared.place().rank()];
+  kept = prepared;
+  kept.clear_plan();
+  if (prepared.has_plan() && prepared.place().rank() == 0) {
+    *record_.mutable_obeyed_plan() = prepared.plan();
+  }
+}
 
 void Slot::Start(uint32_t next_step) {
   record_.set_started(true);
@@ -46,6 +89,7 @@ void Slot::Clear(const std::string& reason, absl::Time now) {
   record_.set_generation(0);
   record_.clear_members();
   record_.clear_plan();
+  record_.clear_obeyed_plan();
   record_.set_started(false);
   record_.set_at_end(false);
   record_.set_reason(reason);

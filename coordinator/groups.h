@@ -9,10 +9,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "coordinator/group_trace.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
@@ -36,12 +39,21 @@ class Slot {
   absl::Time waiting_since() const { return waiting_since_; }
   const std::map<uint32_t, v1::Prepared>& prepared_ranks() const { return prepared_; }
 
+  // As the ranks obey it: the one that they were given, until rank 0 has told what came of it.
+  const v1::Plan& plan() const {
+    return record_.has_obeyed_plan() ? record_.obeyed_plan() : record_.plan();
+  }
+
   // The place of a rank in the generation.
   v1::GroupPlace Place(uint32_t rank) const;
 
   // A new generation takes the slot, from `version` at `step`. Requires: waiting().
   void Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
             uint32_t version, uint32_t step);
+  // Whether `plan` is the one that the generation was given, but for buckets and link. Errors:
+  // InvalidArgument saying what differs.
+  absl::Status CheckObeyed(const v1::Plan& plan) const;
+  // Requires: a plan in it is OK by CheckObeyed.
   void Prepare(const v1::Prepared& prepared);
   // Requires: prepared().
   void Start(uint32_t next_step);
@@ -64,6 +76,8 @@ class Slot {
   // Newest round whose contribution was refused, and why.
   uint32_t refused_round = 0;
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
+  // The trace that somebody waits for. Whoever clears the slot answers it first.
+  std::optional<GroupTrace> trace;
 
  private:
   void ForgetProgress();

@@ -164,6 +164,8 @@ void Loop::Deliver(const std::vector<Action>& actions) {
       outlet_->OnDisconnect(disconnect->connection, disconnect->status);
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       outlet_->OnReplied(*replied);
+    } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
+      outlet_->OnTraceAnswered(*answered);
     }
   }
 }

@@ -48,6 +48,7 @@ class Loop {
     virtual void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) = 0;
     virtual void OnDisconnect(ConnectionId connection, const absl::Status& status) = 0;
     virtual void OnReplied(const Replied& replied) = 0;
+    virtual void OnTraceAnswered(const TraceAnswered& answered) = 0;
     // Everything that the machine knows is durable now. Returns when it shall be called again at
     // the latest; InfiniteFuture: after the next event.
     virtual absl::Time OnSettled(const Machine& machine, absl::Time now) = 0;

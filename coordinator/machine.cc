@@ -40,6 +40,10 @@ void Machine::Dispatch(const Event& event) {
           OnSubmit(e);
         } else if constexpr (std::is_same_v<E, StopRun>) {
           OnStop(e);
+        } else if constexpr (std::is_same_v<E, TraceGroup>) {
+          OnTraceGroup(e);
+        } else if constexpr (std::is_same_v<E, LeaveTrace>) {
+          OnLeaveTrace(e);
         } else {
           static_assert(std::is_same_v<E, Tick>);
           ExpireMembers();

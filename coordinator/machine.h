@@ -48,6 +48,8 @@ class Machine {
   struct Options {
     // The plan of a group of `ranks` workers. Required.
     std::function<absl::StatusOr<v1::Plan>(const v1::RunSpec& spec, int ranks)> plan;
+    // Whether a plan is legal for the run. Empty: only mesh and layers are compared.
+    std::function<absl::Status(const v1::RunSpec& spec, const v1::Plan& plan)> check_plan;
     // Whether a run may be submitted; names the field that is wrong. Empty: everything goes.
     std::function<absl::Status(const v1::RunSpec& spec)> validate;
     // Elements of all parameters together; for the status. Empty: unknown.
@@ -61,6 +63,8 @@ class Machine {
     // Runs that may wait or run at a time, and ended runs that are remembered.
     size_t most_live_runs = 256;
     size_t most_ended_runs = 256;
+    // The answer to a trace is no larger; below what one message may hold.
+    size_t most_trace_bytes = 7 << 20;
     // For the status.
     std::string version;
   };
@@ -162,6 +166,8 @@ class Machine {
   void Rewind(Job& job);
   void SendAssignment(const Job& job, const Slot& slot, uint32_t rank);
   void OnPrepared(Member& member, const v1::Prepared& prepared);
+  // Of the plan that rank 0 tells of, if it does.
+  absl::Status CheckObeyed(const Job& job, const Slot& slot, const v1::Prepared& prepared) const;
   void MaybeStart(Job& job);
   void StartGroup(Job& job, Slot& slot);
   void SendStart(const Job& job, const Slot& slot, uint32_t rank);
@@ -201,6 +207,15 @@ class Machine {
   // A part given to a group that waits at the end answers nothing that the group would say again.
   void RepeatPart(Job& job, Slot& slot);
 
+  // -- machine_trace.cc: traces of a group's next steps; nothing of it is durable
+  void OnTraceGroup(const TraceGroup& request);
+  absl::StatusOr<Slot*> FindTraced(const TraceGroup& request);
+  void OnLeaveTrace(const LeaveTrace& leave);
+  void OnTraced(Member& member, const v1::Traced& traced);
+  void SendTraceSteps(const Slot& slot, uint32_t rank);
+  // The group is over: so is the trace that it was at, if any.
+  void AbortTrace(Slot& slot, absl::string_view reason);
+
   // -- machine_status.cc
   void FillCoordinator(absl::Time now, v1::StatusReply& reply) const;
   v1::RunStatus RunStatusOf(const Job& job, absl::Time now) const;
@@ -223,6 +238,8 @@ class Machine {
 
   v1::MetaRecord meta_;
   bool meta_changed_ = false;
+  // Traces since the start.
+  uint32_t last_trace_ = 0;
   absl::Time started_ = absl::InfinitePast();
   Membership members_;
   // By run number, that is, in the order of submission.

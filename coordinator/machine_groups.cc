@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/machine.h"
 
@@ -130,7 +131,22 @@ void Machine::OnPrepared(Member& member, const v1::Prepared& prepared) {
     return;
   }
   Slot& slot = job->slots[prepared.place().group()];
-  if (slot.preparing()) slot.Prepare(prepared);
+  if (!slot.preparing()) return;
+  if (const absl::Status status = CheckObeyed(*job, slot, prepared); !status.ok()) {
+    Fence(*job, slot,
+          absl::StrCat("rank 0 (", member.id(),
+                       ") does not obey the group's plan: ", absl::string_view(status.message())),
+          Ending::kFailed);
+    return;
+  }
+  slot.Prepare(prepared);
+}
+
+absl::Status Machine::CheckObeyed(const Job& job, const Slot& slot,
+                                  const v1::Prepared& prepared) const {
+  if (prepared.place().rank() != 0 || !prepared.has_plan()) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(slot.CheckObeyed(prepared.plan()));
+  return options_.check_plan ? options_.check_plan(job.spec(), prepared.plan()) : absl::OkStatus();
 }
 
 // The first groups start together, so that all take part in the first round; one that is not
@@ -224,6 +240,7 @@ void Machine::Fence(Job& job, Slot& slot, absl::string_view reason, Ending endin
 }
 
 void Machine::ReleaseMembers(Slot& slot, absl::string_view reason) {
+  AbortTrace(slot, reason);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     const std::string& id = slot.record().members(static_cast<int>(rank));
     Member* const member = members_.Find(id);

@@ -89,6 +89,8 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
       return OnEvaluated(member, message.evaluated());
     case v1::MemberMessage::kGroupFailed:
       return OnGroupFailed(member, message.group_failed());
+    case v1::MemberMessage::kTraced:
+      return OnTraced(member, message.traced());
     default:
       Refuse(member.connection, v1::REFUSAL_MALFORMED, "that is not what a worker says");
   }
@@ -225,6 +227,7 @@ void Machine::OnWorkerBack(Member& member, const v1::Hello& hello) {
     SendStart(job, slot, rank);
     if (job.averages()) SendShardAddresses(job, member.id());
     if (rank == 0) RepeatPart(job, slot);
+    SendTraceSteps(slot, rank);
   } else {
     Fence(job, slot, absl::StrCat("worker ", member.id(), " came back without its place"),
           Ending::kFailed);

@@ -147,7 +147,14 @@ v1::GroupStatus Machine::GroupStatusOf(const Job& job, const Slot& slot) const {
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
-  *status.mutable_plan() = record.plan();
+  *status.mutable_plan() = slot.plan();
+  const v1::Cluster& cluster = job.spec().cluster();
+  status.set_collectives(cluster.collectives() == v1::COLLECTIVE_POLICY_UNSPECIFIED
+                             ? v1::AUTO
+                             : cluster.collectives());
+  status.set_overlap(cluster.overlap() == v1::OVERLAP_UNSPECIFIED ? v1::ON : cluster.overlap());
+  status.set_step_seconds(slot.progress.step_seconds());
+  status.set_exposed_seconds(slot.progress.exposed_seconds());
   return status;
 }
 

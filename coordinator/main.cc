@@ -12,11 +12,14 @@
 #include "base/daemon.h"
 #include "base/grpc_channel.h"
 #include "base/program_flags.h"
+#include "base/status.h"
 #include "coordinator/plan/planner.h"
 #include "coordinator/service.h"
 #include "coordinator/sqlite_store.h"
 #include "proto/schema_hash.h"
+#include "spec/graph.h"
 #include "spec/parameter_index.h"
+#include "spec/plan.h"
 #include "spec/validate.h"
 
 DEFINE_string(listen, "127.0.0.1:7000", "host:port to serve on; port 0 takes a free one");
@@ -52,10 +55,16 @@ uint64_t CountParameters(const v1::RunSpec& spec) {
   return index.ok() ? index->size() : 0;
 }
 
+absl::Status CheckPlanOf(const v1::RunSpec& spec, const v1::Plan& plan) {
+  CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
+  return PlanFromProto(plan, graph, ParameterIndex::FromGraph(graph)).status();
+}
+
 CoordinatorService::Options MakeOptions() {
   CoordinatorService::Options options;
   Machine::Options& machine = options.loop.machine;
   machine.plan = [](const v1::RunSpec& spec, int ranks) { return MakePlan(spec, ranks); };
+  machine.check_plan = CheckPlanOf;
   machine.validate = ValidateRunSpec;
   machine.parameter_count = CountParameters;
   machine.schema_hash = SchemaHash();

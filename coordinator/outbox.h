@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "coordinator/events.h"
 
@@ -29,6 +30,7 @@ class Outbox {
   void SendTo(ConnectionId connection, v1::CoordinatorMessage message);
   void End(ConnectionId connection, absl::Status status);
   void Reply(RequestId request, absl::Status status, absl::string_view run = "");
+  void Answer(RequestId request, absl::StatusOr<v1::TraceReply> trace);
 
   std::vector<Action> Take();
 

@@ -22,9 +22,7 @@ class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
   Call(RequestId id, CoordinatorService* service) : id_(id), service_(service) {}
 
   RequestId id() const { return id_; }
-  void OnCancel() override {
-    service_->Finish(id_, [] { return absl::CancelledError("the caller has left"); });
-  }
+  void OnCancel() override { service_->Leave(id_); }
   void OnDone() override { delete this; }
 
  private:
@@ -83,6 +81,10 @@ class CoordinatorService::StatusService final : public v1::Status::CallbackServi
       return absl::NotFoundError(absl::StrCat("there is no run ", run));
     });
   }
+  grpc::ServerUnaryReactor* Trace(grpc::CallbackServerContext*, const v1::TraceRequest* request,
+                                  v1::TraceReply* reply) override {
+    return service_->Trace(request, reply);
+  }
   grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext*,
                                                    const v1::WatchRequest* request) override {
     return service_->Watch(request);
@@ -124,6 +126,7 @@ void CoordinatorService::EndAll(const absl::Status& status) {
     calls.swap(calls_);
     submits_.clear();
     waits_.clear();
+    traces_.clear();
   }
   for (auto& [id, call] : calls) call->Finish(ToGrpc(status));
 }
@@ -147,9 +150,21 @@ void CoordinatorService::Finish(RequestId request, const std::function<absl::Sta
     calls_.erase(it);
     submits_.erase(request);
     waits_.erase(request);
+    traces_.erase(request);
   }
   // The call was taken out, so that nobody else finishes it and its reply is ours until then.
   call->Finish(ToGrpc(fill()));
+}
+
+void CoordinatorService::Leave(RequestId request) {
+  bool traces = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    traces = traces_.contains(request);
+  }
+  Finish(request, [] { return absl::CancelledError("the caller has left"); });
+  // Others may ask for a trace of the group from now on.
+  if (traces && loop_ != nullptr) loop_->Post(LeaveTrace{request});
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Submit(const v1::SubmitRequest* request,
@@ -213,6 +228,22 @@ grpc::ServerUnaryReactor* CoordinatorService::Wait(const v1::WaitRequest* reques
   }
   // The question makes the loop settle, which looks at who waits.
   if (loop_ == nullptr || !loop_->Ask([](const Machine&, absl::Time) {})) {
+    Finish(id, [] { return absl::UnavailableError(kStopping); });
+  }
+  return call;
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Trace(const v1::TraceRequest* request,
+                                                    v1::TraceReply* reply) {
+  Call* const call = NewCall();
+  const RequestId id = call->id();
+  {
+    absl::MutexLock lock(&mutex_);
+    traces_[id] = reply;
+  }
+  const TraceGroup event{
+      .request = id, .run = request->run(), .group = request->group(), .steps = request->steps()};
+  if (loop_ == nullptr || !loop_->Post(event)) {
     Finish(id, [] { return absl::UnavailableError(kStopping); });
   }
   return call;
@@ -291,6 +322,19 @@ void CoordinatorService::OnReplied(const Replied& replied) {
   Finish(replied.request, [&] {
     if (submit != nullptr) submit->set_run(replied.run);
     return replied.status;
+  });
+}
+
+void CoordinatorService::OnTraceAnswered(const TraceAnswered& answered) {
+  v1::TraceReply* reply = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto it = traces_.find(answered.request);
+    if (it != traces_.end()) reply = it->second;
+  }
+  Finish(answered.request, [&] {
+    if (reply != nullptr) *reply = answered.reply;
+    return answered.status;
   });
 }
 

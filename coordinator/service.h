@@ -67,6 +67,7 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Outlet {
   void OnDisconnect(ConnectionId connection, const absl::Status& status) override
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnReplied(const Replied& replied) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnTraceAnswered(const TraceAnswered& answered) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Time OnSettled(const Machine& machine, absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -82,6 +83,7 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Outlet {
   grpc::ServerUnaryReactor* Submit(const v1::SubmitRequest* request, v1::SubmitReply* reply);
   grpc::ServerUnaryReactor* Stop(const v1::StopRequest* request);
   grpc::ServerUnaryReactor* Wait(const v1::WaitRequest* request, v1::WaitReply* reply);
+  grpc::ServerUnaryReactor* Trace(const v1::TraceRequest* request, v1::TraceReply* reply);
   grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(const v1::WatchRequest* request);
   // A call that looks at the machine and answers at once.
   grpc::ServerUnaryReactor* Look(std::function<absl::Status(const Machine&, absl::Time)> look);
@@ -91,7 +93,8 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Outlet {
   // Runs `fill` and finishes the call, unless it is over already; `fill` may touch the reply.
   void Finish(RequestId request, const std::function<absl::Status()>& fill)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void Forget(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The caller of this call has left.
+  void Leave(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
   void OfferWaits(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -113,6 +116,7 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Outlet {
   std::map<RequestId, Call*> calls_ ABSL_GUARDED_BY(mutex_);
   std::map<RequestId, v1::SubmitReply*> submits_ ABSL_GUARDED_BY(mutex_);
   std::map<RequestId, Waiting> waits_ ABSL_GUARDED_BY(mutex_);
+  std::map<RequestId, v1::TraceReply*> traces_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
   // Makes lineages unlike one another.
   std::random_device entropy_ ABSL_GUARDED_BY(mutex_);

@@ -39,6 +39,8 @@ Machine::Actions Machine::Hear(const v1::CoordinatorMessage& message) {
     case v1::CoordinatorMessage::kShardAddresses:
       if (!place_ || place_->run() != message.shard_addresses().run()) return {};
       return {MoveShards{message.shard_addresses()}};
+    case v1::CoordinatorMessage::kTraceSteps:
+      return HearTraceSteps(message.trace_steps());
     default:
       return {};  // addressed to aggregators, or not sent to us after Welcome
   }
@@ -75,6 +77,11 @@ Machine::Actions Machine::HearDecision(const v1::Decision& decision) {
   unanswered_contributed_.reset();
   finished_ = decision.next_step() == 0;
   return {Decide{decision}};
+}
+
+Machine::Actions Machine::HearTraceSteps(const v1::TraceSteps& trace) const {
+  if (!IsCurrent(trace.place()) || !started_) return {};
+  return {TraceNext{trace}};
 }
 
 Machine::Actions Machine::HearRelease(const v1::Release& release) {
@@ -146,6 +153,11 @@ Machine::Actions Machine::Tell(const v1::Evaluated& evaluated) {
   if (!IsCurrent(evaluated.place())) return {};
   last_evaluated_ = evaluated;
   return {MakeSay(&v1::MemberMessage::mutable_evaluated, evaluated)};
+}
+
+Machine::Actions Machine::Tell(const v1::Traced& traced) const {
+  if (!IsCurrent(traced.place())) return {};
+  return {MakeSay(&v1::MemberMessage::mutable_traced, traced)};
 }
 
 Machine::Actions Machine::Fail(const v1::GroupPlace& place, bool permanent,

@@ -50,7 +50,11 @@ class AssignmentMachine {
   struct MoveShards {
     v1::ShardAddresses shards;
   };
-  using Action = std::variant<Begin, Go, Decide, Cancel, Say, MoveShards>;
+  // Somebody wants a trace of the next steps.
+  struct TraceNext {
+    v1::TraceSteps trace;
+  };
+  using Action = std::variant<Begin, Go, Decide, Cancel, Say, MoveShards, TraceNext>;
   using Actions = std::vector<Action>;
 
   // A message of the coordinator (all but Welcome).
@@ -64,6 +68,8 @@ class AssignmentMachine {
   Actions Tell(const v1::Contributed& contributed);
   Actions Tell(const v1::Adopted& adopted);
   Actions Tell(const v1::Evaluated& evaluated);
+  // Lost with the stream: the coordinator asks again if it still wants it.
+  Actions Tell(const v1::Traced& traced) const;
   // The group of `place` cannot go on. `permanent`: the run cannot, either.
   Actions Fail(const v1::GroupPlace& place, bool permanent, const std::string& reason);
 
@@ -74,6 +80,7 @@ class AssignmentMachine {
   Actions HearAssignment(const v1::Assignment& assignment);
   Actions HearStart(const v1::Start& start);
   Actions HearDecision(const v1::Decision& decision);
+  Actions HearTraceSteps(const v1::TraceSteps& trace) const;
   Actions HearRelease(const v1::Release& release);
   Actions HearRefused(const v1::Refused& refused);
   bool IsCurrent(const v1::GroupPlace& place) const;

@@ -21,6 +21,12 @@ void GroupSession::Deliver(const v1::Decision& decision) {
   decisions_.push_back(decision);
 }
 
+void GroupSession::Deliver(const v1::TraceSteps& trace) {
+  absl::MutexLock lock(&mutex_);
+  // Said again because the stream broke: the answer is under way already.
+  if (trace.request() != tracing_) trace_ = trace;
+}
+
 void GroupSession::MoveShards(const v1::ShardAddresses& shards) {
   absl::MutexLock lock(&mutex_);
   for (const v1::ShardAddress& shard : shards.shards()) shards_[shard.shard()] = shard.address();
@@ -62,6 +68,21 @@ absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Du
 void GroupSession::Adopted(const v1::Adopted& adopted) { outlet_.adopted(adopted); }
 
 void GroupSession::Evaluated(const v1::Evaluated& evaluated) { outlet_.evaluated(evaluated); }
+
+std::optional<v1::TraceSteps> GroupSession::TakeTraceRequest() {
+  absl::MutexLock lock(&mutex_);
+  if (!trace_.has_value()) return std::nullopt;
+  tracing_ = trace_->request();
+  return std::exchange(trace_, std::nullopt);
+}
+
+void GroupSession::Traced(const v1::Traced& traced) {
+  {
+    absl::MutexLock lock(&mutex_);
+    tracing_ = 0;
+  }
+  outlet_.traced(traced);
+}
 
 std::string GroupSession::ShardAddress(uint32_t shard) const {
   absl::MutexLock lock(&mutex_);

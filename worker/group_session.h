@@ -30,6 +30,7 @@ class GroupSession final : public GroupControl {
     std::function<void(const v1::Contributed&)> contributed;
     std::function<void(const v1::Adopted&)> adopted;
     std::function<void(const v1::Evaluated&)> evaluated;
+    std::function<void(const v1::Traced&)> traced;
     std::function<bool()> connected;
   };
 
@@ -41,6 +42,8 @@ class GroupSession final : public GroupControl {
   // From the membership thread.
   void Deliver(const v1::Start& start) ABSL_LOCKS_EXCLUDED(mutex_);
   void Deliver(const v1::Decision& decision) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes the place of a request that was not taken yet: nobody waits for that one any more.
+  void Deliver(const v1::TraceSteps& trace) ABSL_LOCKS_EXCLUDED(mutex_);
   void MoveShards(const v1::ShardAddresses& shards) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends everything that waits, with Cancelled.
   void Cancel(const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -52,6 +55,8 @@ class GroupSession final : public GroupControl {
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
   void Adopted(const v1::Adopted& adopted) override;
   void Evaluated(const v1::Evaluated& evaluated) override;
+  std::optional<v1::TraceSteps> TakeTraceRequest() override;
+  void Traced(const v1::Traced& traced) override;
   bool connected() const override { return outlet_.connected(); }
   std::string ShardAddress(uint32_t shard) const override;
 
@@ -72,6 +77,9 @@ class GroupSession final : public GroupControl {
   std::optional<v1::Start> start_ ABSL_GUARDED_BY(mutex_);
   // At most one answer and the evaluation parts of a run's end wait here.
   std::deque<v1::Decision> decisions_ ABSL_GUARDED_BY(mutex_);
+  std::optional<v1::TraceSteps> trace_ ABSL_GUARDED_BY(mutex_);
+  // The request that is being answered. 0: none.
+  uint64_t tracing_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, std::string> shards_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -13,6 +13,7 @@
 #include "base/daemon.h"
 #include "base/identity.h"
 #include "base/program_flags.h"
+#include "worker/transport/tcp_link.h"
 #include "worker/worker.h"
 
 DEFINE_string(coordinator, "127.0.0.1:7000",
@@ -25,6 +26,9 @@ DEFINE_string(name, "", "name for people, unique on its host; default: host name
 DEFINE_int32(threads, 1, "compute threads");
 DEFINE_bool(reference_kernels, false,
             "compute with plain loops instead of oneDNN (slow; to check)");
+DEFINE_bool(shared_memory, true, "reach ranks of this host through shared memory");
+DEFINE_int32(tcp_lanes, 0,
+             "TCP connections to each rank elsewhere; 0: as many as the round trip asks for");
 DEFINE_bool(insecure, false, "listen beyond loopback although nothing is encrypted");
 DEFINE_int32(dial_timeout, 30, "seconds to look for the coordinator at start");
 
@@ -69,6 +73,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "cadre-worker: --threads=%d must be at least 1\n", FLAGS_threads);
     return kExitUsage;
   }
+  if (FLAGS_tcp_lanes < 0 || FLAGS_tcp_lanes > cadre::kMostLanes) {
+    std::fprintf(stderr, "cadre-worker: --tcp_lanes=%d must be 0 to %d\n", FLAGS_tcp_lanes,
+                 cadre::kMostLanes);
+    return kExitUsage;
+  }
   if (!FLAGS_insecure && !IsLoopback(FLAGS_listen)) {
     std::fprintf(stderr,
                  "cadre-worker: refusing to listen on %s, where nothing is encrypted; use a "
@@ -84,6 +93,8 @@ int main(int argc, char** argv) {
   options.name = FLAGS_name.empty() ? absl::StrCat(cadre::HostName(), "-", getpid()) : FLAGS_name;
   options.threads = FLAGS_threads;
   options.reference_kernels = FLAGS_reference_kernels;
+  options.shared_memory = FLAGS_shared_memory;
+  options.tcp_lanes = FLAGS_tcp_lanes;
 
   auto worker = cadre::Worker::Start(options);
   if (!worker.ok()) return Fail(worker.status());

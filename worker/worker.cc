@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "proto/schema_hash.h"
-#include "worker/comm/tcp_transport.h"
 #include "worker/train/trainer.h"
+#include "worker/transport/connect_group.h"
 
 namespace cadre {
 namespace {
@@ -30,7 +30,8 @@ std::string PlaceName(const v1::GroupPlace& place) {
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& options) {
   std::unique_ptr<Worker> worker(new Worker(options));
-  CADRE_ASSIGN_OR_RETURN(worker->listener_, TcpListener::Listen({.address = options.listen}));
+  CADRE_ASSIGN_OR_RETURN(worker->listener_, TcpListener::Listen({.address = options.listen,
+                                                                 .counters = &worker->counters_}));
   worker->kernels_ =
       options.reference_kernels ? MakeReferenceKernels() : MakeCpuKernels(options.threads);
   worker->runner_ = std::thread([w = worker.get()] { w->Run(); });
@@ -120,6 +121,9 @@ void Worker::Do(AssignmentMachine::Actions actions) {
       if (auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
         session->MoveShards(move->shards);
       }
+      if (auto* next = std::get_if<AssignmentMachine::TraceNext>(&action)) {
+        session->Deliver(next->trace);
+      }
     }
   }
 }
@@ -147,6 +151,7 @@ std::shared_ptr<GroupSession> Worker::MakeSession(const v1::Assignment& assignme
                                                         .contributed = Teller<v1::Contributed>(),
                                                         .adopted = Teller<v1::Adopted>(),
                                                         .evaluated = Teller<v1::Evaluated>(),
+                                                        .traced = Teller<v1::Traced>(),
                                                         .connected = [this] { return Connected(); },
                                                     });
 }
@@ -183,7 +188,9 @@ void Worker::Train(GroupSession& session) {
                                  .generation = place.generation()};
     const ConnectOptions connect{.deadline = absl::Now() + kConnectTimeout,
                                  .cancelled = [&] { return !session.cancellation().status().ok(); },
-                                 .timeout = kSilence};
+                                 .timeout = kSilence,
+                                 .shared_memory = options_.shared_memory,
+                                 .lanes = options_.tcp_lanes};
     const std::vector<std::string> peers(assignment.peers().begin(), assignment.peers().end());
     return ConnectGroup(*listener_, identity, static_cast<int>(place.rank()), peers, connect);
   };

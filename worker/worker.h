@@ -22,8 +22,8 @@
 #include "coordinator/client/membership_client.h"
 #include "kernels/kernels.h"
 #include "worker/assignment.h"
-#include "worker/comm/tcp_listener.h"
 #include "worker/group_session.h"
+#include "worker/transport/tcp_listener.h"
 
 namespace cadre {
 
@@ -42,6 +42,11 @@ struct WorkerOptions {
   int threads = 1;
   // Plain loops instead of oneDNN: slow, for checking.
   bool reference_kernels = false;
+  // Whether ranks of this host are reached through shared memory.
+  bool shared_memory = true;
+  // TCP connections of each channel to a rank elsewhere, at most kMostLanes; 0: as many as the
+  // round trip asks for.
+  int tcp_lanes = 0;
 };
 
 class Worker {
@@ -79,9 +84,10 @@ class Worker {
 
   const WorkerOptions options_;
   const std::string incarnation_;
+  Counters counters_;
+  // Counts as long as it lives.
   std::unique_ptr<TcpListener> listener_;
   std::unique_ptr<Kernels> kernels_;
-  Counters counters_;
 
   absl::Mutex mutex_;
   AssignmentMachine machine_ ABSL_GUARDED_BY(mutex_);

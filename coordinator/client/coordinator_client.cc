@@ -97,6 +97,18 @@ absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run
       request, deadline);
 }
 
+absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, uint32_t group,
+                                                        uint32_t steps, absl::Time deadline) const {
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  v1::TraceRequest request;
+  request.set_run(run);
+  request.set_group(group);
+  request.set_steps(steps);
+  return Call<v1::TraceReply>(
+      [this](auto* context, const auto& in, auto* out) { return status_->Trace(context, in, out); },
+      request, deadline);
+}
+
 absl::Status CoordinatorClient::Watch(
     const std::string& run, absl::Time deadline,
     const std::function<bool(const v1::WatchUpdate&)>& on_update) const {

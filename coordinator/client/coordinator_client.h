@@ -43,6 +43,13 @@ class CoordinatorClient {
   // Of one run, or of all when `run` is empty.
   absl::StatusOr<v1::StatusReply> Status(const std::string& run = "") const;
 
+  // Has every rank of the group trace its next steps and waits for that.
+  // Errors: NotFound for an unknown run or group; FailedPrecondition when the group does not train;
+  // Aborted when it ended meanwhile; ResourceExhausted while somebody else traces it;
+  // InvalidArgument for too many steps; DeadlineExceeded.
+  absl::StatusOr<v1::TraceReply> Trace(const std::string& run, uint32_t group, uint32_t steps,
+                                       absl::Time deadline) const;
+
   // Calls `on_update` on the calling thread for every update until it returns false, the run ends
   // (OK), the deadline passes (DeadlineExceeded) or the stream breaks (Unavailable).
   absl::Status Watch(const std::string& run, absl::Time deadline,

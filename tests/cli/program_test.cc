@@ -4,6 +4,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -12,6 +14,7 @@
 #include "cli/process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 
 namespace cadre {
 namespace {
@@ -110,7 +113,8 @@ TEST_F(ProgramTest, HelpTeaches) {
     EXPECT_THAT(result.out, HasSubstr("cadre help VERB")) << words;
     EXPECT_EQ(result.err, "");
   }
-  for (const char* verb : {"local", "run", "runs", "status", "watch", "members", "stop", "wait"}) {
+  for (const char* verb :
+       {"local", "run", "plan", "runs", "status", "watch", "members", "stop", "wait", "trace"}) {
     const Result result = Run(absl::StrCat("help ", verb));
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_THAT(result.out, AllOf(HasSubstr(absl::StrCat("Usage: cadre ", verb)),
@@ -148,6 +152,16 @@ TEST_F(ProgramTest, WrongWordsAreUsageErrors) {
       {"local x --ranks 0", "--ranks must be at least 1"},
       {"run x --groups 0", "--groups must be at least 1"},
       {"run x --threads 2", "--threads is of 'cadre local' alone"},
+      {"trace", "a word is missing"},
+      {"trace a b", "what is 'b' for?"},
+      {"trace x --steps 0", "--steps must be 1 to 100"},
+      {"trace x --steps 101", "--steps must be 1 to 100"},
+      {"trace x --group -1", "--group must be at least 0"},
+      {"trace x -O a --output b", "give one of them"},
+      {"trace x -O", "needs a value"},
+      {"run x --group 2", "--group is of 'cadre trace' alone"},
+      {"local x --steps 3", "--steps is of 'cadre trace' alone"},
+      {"runs -O file", "-O is of 'cadre trace' alone"},
       {"local x --threads 0", "--threads must be at least 1"},
   };
   for (const auto& [words, says] : cases) {
@@ -215,6 +229,163 @@ TEST_F(ProgramTest, FlagsAreCheckedLikeTheSpec) {
                                 Not(HasSubstr("cadre-coordinator"))));
 }
 
+TEST_F(ProgramTest, PoliciesAndOverlapHaveNames) {
+  WriteSpec(kGoodSpec);
+  for (const char* const verb : {"local", "run"}) {
+    Result result = Run(absl::StrCat(verb, " run.textproto --collectives tree"));
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("--collectives takes paper, ring, butterfly, "
+                                      "halving-doubling or auto, not 'tree'"));
+    result = Run(absl::StrCat(verb, " run.textproto --overlap maybe"));
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("--overlap takes on or off, not 'maybe'"));
+    EXPECT_EQ(Run(absl::StrCat(verb, " run.textproto --overlap=")).exit_code, 2);
+  }
+  for (const char* const policy : {"paper", "ring", "butterfly", "halving-doubling", "auto"}) {
+    // As far as the programs that are not there.
+    const Result result =
+        Run(absl::StrCat("local run.textproto --overlap off --collectives ", policy));
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("cadre-coordinator")) << policy;
+  }
+}
+
+// --- cadre plan ---
+
+constexpr char kLink[] = " --alpha 50e-6 --bandwidth 1.25e9 ";
+
+nlohmann::json JsonOf(const Result& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+}
+
+TEST_F(ProgramTest, PlanNeedsNoCluster) {
+  WriteSpec(kGoodSpec);
+  const Result result = Run("plan run.textproto --workers 4");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("mesh {data: 1, model: 4}\n"), HasSubstr("  conv1 "),
+                    HasSubstr("by ring, "), HasSubstr("no link given: --alpha and --bandwidth")));
+  EXPECT_EQ(result.err, "");
+  const nlohmann::json json = JsonOf(Run("plan run.textproto --workers 4 -o json"));
+  EXPECT_EQ(json["mesh"]["model"], 4);
+  EXPECT_TRUE(json["link"].is_null());
+  EXPECT_TRUE(json["communication_seconds"].is_null());
+  EXPECT_TRUE(json["policies"].is_null());
+  EXPECT_TRUE(json["buckets"][0]["seconds"].is_null());
+}
+
+TEST_F(ProgramTest, PlanPredictsWhatALinkCosts) {
+  WriteSpec(kGoodSpec);
+  const std::string words =
+      absl::StrCat("plan run.textproto --workers 4 --model_ranks 1", kLink, "--gamma 1e-10 ");
+  const Result table = Run(words + "--flops 1e9");
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("  link 50.0 us a message, 1.25 GB/s, given\n"),
+                               HasSubstr("a step by policy auto"), HasSubstr("waits for"),
+                               HasSubstr("POLICY "), HasSubstr("\nhalving-doubling ")));
+  const nlohmann::json json = JsonOf(Run(words + "--flops 1e9 --batch 64 -o json"));
+  EXPECT_EQ(json["workers"], 4);
+  EXPECT_EQ(json["batch"], 64);
+  EXPECT_EQ(json["mesh"]["data"], 4);
+  EXPECT_EQ(json["layers"][0]["layer"], "conv1");
+  EXPECT_EQ(json["link"]["alpha"], 50e-6);
+  EXPECT_EQ(json["link"]["gamma"], 1e-10);
+  double seconds = 0;
+  size_t parameters = 0;
+  for (const nlohmann::json& bucket : json["buckets"]) {
+    seconds += bucket["seconds"].get<double>();
+    parameters += bucket["parameters"].size();
+    EXPECT_EQ(bucket["axes"], nlohmann::json({"data"}));
+    EXPECT_GT(bucket["bytes"], 0);
+    EXPECT_THAT(bucket["algorithm"].get<std::string>(),
+                testing::AnyOf("ring", "butterfly", "halving-doubling"));
+  }
+  EXPECT_EQ(parameters, 4u);
+  EXPECT_NEAR(json["communication_seconds"], seconds, 1e-12);
+  EXPECT_EQ(json["policies"].size(), 5u);
+  EXPECT_EQ(json["policies"]["auto"], json["communication_seconds"]);
+  EXPECT_GT(json["step"]["seconds"], 0);
+  EXPECT_LE(json["step"]["seconds"], json["step"]["serial_seconds"]);
+  EXPECT_LT(json["step"]["exposed_seconds"], json["step"]["seconds"]);
+}
+
+TEST_F(ProgramTest, PlanObeysThePolicy) {
+  WriteSpec(kGoodSpec);
+  const auto algorithms = [&](const std::string& policy) {
+    const nlohmann::json json = JsonOf(Run(absl::StrCat(
+        "plan run.textproto --workers 4 --model_ranks 1 -o json --collectives ", policy, kLink)));
+    EXPECT_EQ(json["collectives"], policy);
+    EXPECT_EQ(json["communication_seconds"], json["policies"][policy]);
+    std::vector<std::string> names;
+    for (const nlohmann::json& bucket : json["buckets"]) names.push_back(bucket["algorithm"]);
+    return names;
+  };
+  EXPECT_THAT(algorithms("ring"), testing::Each("ring"));
+  EXPECT_THAT(algorithms("butterfly"), testing::Each("butterfly"));
+  EXPECT_THAT(algorithms("halving-doubling"), testing::Each("halving-doubling"));
+  EXPECT_THAT(algorithms("paper"), testing::ElementsAre("ring", "butterfly"));
+}
+
+// Layer by layer, by data parallelism alone, on the link of the papers: 8 ranks, 10 Gbit/s, 50 us.
+TEST_F(ProgramTest, OnAlexNetChoosingBySizeBeatsChoosingByKind) {
+  const nlohmann::json json =
+      JsonOf(Run(absl::StrCat("plan ", CADRE_SOURCE_DIR, "/spec/zoo/alexnet.textproto --workers 8",
+                              " --model_ranks 1 --bucket_elements 1 -o json", kLink)));
+  EXPECT_EQ(json["buckets"].size(), 8u);
+  for (const char* const totals : {"policies", "policies_all_reduced"}) {
+    const double own = json[totals]["auto"];
+    EXPECT_LT(own, json[totals]["paper"]) << totals;
+    for (const auto& [policy, seconds] : json[totals].items()) EXPECT_LE(own, seconds) << policy;
+  }
+}
+
+TEST_F(ProgramTest, PlanRefusesWhatCannotBe) {
+  WriteSpec(kGoodSpec);
+  const struct {
+    const char* flags;
+    const char* says;
+  } cases[] = {
+      {"", "--workers is missing"},
+      {"--workers 0", "--workers must say how many"},
+      {"--workers 5000", "1 to 4096"},
+      {"--workers -1", "--workers does not take '-1'"},
+      {"--workers many", "--workers does not take 'many'"},
+      {"--workers 4 --batch 0", "--batch must be at least 1"},
+      {"--workers 4 --alpha 1e-6", "--alpha needs --bandwidth"},
+      {"--workers 4 --bandwidth 1e9", "--bandwidth needs --alpha"},
+      {"--workers 4 --gamma 1e-9", "--gamma needs --alpha and --bandwidth"},
+      {"--workers 4 --flops 1e9", "--flops needs --alpha and --bandwidth"},
+      {"--workers 4 --alpha -1 --bandwidth 1e9", "--alpha must be 0 or more, not -1"},
+      {"--workers 4 --alpha nan --bandwidth 1e9", "--alpha must be 0 or more, not nan"},
+      {"--workers 4 --alpha 0 --bandwidth 0", "--bandwidth must be above 0, not 0"},
+      {"--workers 4 --alpha 0 --bandwidth inf", "--bandwidth must be above 0, not inf"},
+      {"--workers 4 --alpha 0 --bandwidth fast", "--bandwidth does not take 'fast'"},
+      {"--workers 4 --alpha 0 --bandwidth 1 --flops -3", "--flops must be above 0, not -3"},
+      {"--workers 4 --collectives tree", "--collectives takes paper"},
+      {"--workers 4 --model_ranks 3", "--model_ranks is 3, which does not divide the 4 workers"},
+      {"--workers 4 --space_ranks 3", "--space_ranks is 3, which does not divide"},
+      {"--workers 4 --ranks 4", "--workers says how many workers there are"},
+      {"--workers 4 --overlap off", "--overlap changes no plan"},
+      {"--workers 4 --threads 2", "--threads is of 'cadre local' alone"},
+  };
+  for (const auto& [flags, says] : cases) {
+    const Result result = Run(absl::StrCat("plan run.textproto ", flags));
+    EXPECT_EQ(result.exit_code, 2) << flags;
+    EXPECT_THAT(result.err, HasSubstr(says)) << flags;
+    EXPECT_EQ(result.out, "") << flags;
+  }
+  Result result = Run("run run.textproto --workers 4");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--workers is of 'cadre plan' alone"));
+  // What is wrong with the file is told with its place.
+  WriteSpec(With("kernel: 3", "kernel: 30"));
+  result = Run("plan run.textproto --workers 4");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, StartsWith("run.textproto:4:"));
+  EXPECT_EQ(Run("plan nowhere.textproto --workers 4").exit_code, 1);
+}
+
 TEST_F(ProgramTest, AFolderOfAnEarlierClusterIsNotTakenOver) {
   WriteSpec(kGoodSpec);
   std::filesystem::create_directory(folder_ + "/old");
@@ -226,7 +397,8 @@ TEST_F(ProgramTest, AFolderOfAnEarlierClusterIsNotTakenOver) {
 }
 
 TEST_F(ProgramTest, NoCoordinatorIsOneLineAndACode) {
-  for (const char* words : {"status", "runs", "members", "watch", "wait run-1", "stop run-1"}) {
+  for (const char* words : {"status", "runs", "members", "watch", "wait run-1", "stop run-1",
+                            "trace run-1", "trace run-1 -O -"}) {
     // Port 1 of loopback: nobody listens there.
     const Result result = Run(absl::StrCat(words, " --coordinator 127.0.0.1:1 --timeout 500ms"));
     EXPECT_EQ(result.exit_code, 4) << words;

@@ -164,5 +164,49 @@ TEST(StatusTextTest, ShowsEveryPart) {
   EXPECT_THAT(StatusText({}, "x:1"), Not(HasSubstr("Runs\n")));
 }
 
+v1::GroupStatus Measured() {
+  v1::GroupStatus group;
+  group.set_run("run-1");
+  v1::Plan& plan = *group.mutable_plan();
+  plan.add_mesh()->set_name("data");
+  for (const char* const algorithm : {"ring", "halving-doubling", "halving-doubling", "ring"}) {
+    plan.add_buckets()->set_algorithm(algorithm);
+  }
+  plan.mutable_link()->set_alpha(2.5e-6);
+  plan.mutable_link()->set_beta(1 / 6.25e9);
+  plan.mutable_link()->set_kind("shared memory");
+  group.set_collectives(v1::HALVING_DOUBLING);
+  group.set_overlap(v1::ON);
+  group.set_step_seconds(0.041);
+  group.set_exposed_seconds(0.0025);
+  return group;
+}
+
+TEST(CollectivesTableTest, ShowsWhatWasChosenAndBecauseOfWhat) {
+  v1::StatusReply status;
+  *status.add_groups() = Measured();
+  const std::string text = StatusText(status, "x:1");
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("\nCollectives\nRUN "),
+                    HasSubstr("halving_doubling   on        2.5 us, 6.25 GB/s, shared memory "
+                              "  4 buckets: ring 2, halving-doubling 2   41 ms, 6% waiting\n")));
+}
+
+TEST(CollectivesTableTest, SaysNothingOfWhatIsNotKnownYet) {
+  v1::GroupStatus group;
+  EXPECT_EQ(LinkText(group), "");
+  EXPECT_EQ(BucketsText(group), "");
+  EXPECT_EQ(StepText(group), "");
+  v1::StatusReply status;
+  *status.add_groups() = group;
+  EXPECT_EQ(CollectivesTable(status.groups()), "") << "a slot that waits has chosen nothing";
+  group = Measured();
+  group.mutable_plan()->mutable_buckets()->DeleteSubrange(1, 3);
+  group.mutable_plan()->mutable_link()->Clear();
+  group.mutable_plan()->mutable_link()->set_kind("threads");
+  EXPECT_EQ(BucketsText(group), "1 bucket: ring 1");
+  EXPECT_EQ(LinkText(group), "threads");
+}
+
 }  // namespace
 }  // namespace cadre

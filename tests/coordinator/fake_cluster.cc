@@ -45,6 +45,22 @@ v1::RunSpec MakeSpec(uint32_t groups, uint32_t ranks, uint32_t every_steps, uint
   return spec;
 }
 
+v1::MemberMessage TracedBy(const v1::TraceSteps& trace) {
+  v1::MemberMessage message;
+  v1::Traced& traced = *message.mutable_traced();
+  *traced.mutable_place() = trace.place();
+  traced.set_request(trace.request());
+  for (uint32_t step = 0; step < trace.steps(); ++step) {
+    v1::TraceEvent& event = *traced.add_events();
+    event.set_name("step");
+    event.set_category("step");
+    event.set_begin_us(1000 * (step + 1));
+    event.set_duration_us(900);
+    event.set_step(step);
+  }
+  return message;
+}
+
 FakeCluster::FakeCluster(const Adjust& adjust) : now_(absl::FromUnixSeconds(1'000'000)) {
   options_.plan = FakePlan;
   options_.parameter_count = [](const v1::RunSpec&) { return uint64_t{1000}; };
@@ -138,6 +154,9 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       last_status = replied->status;
       last_run = replied->run;
+    } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
+      EXPECT_EQ(traces.count(answered->request), 0u) << "answered twice";
+      traces[answered->request] = *answered;
     }
   }
 }
@@ -181,6 +200,18 @@ std::string FakeCluster::Submit(const v1::RunSpec& spec) {
 
 void FakeCluster::StopRun(const std::string& run) {
   Do(cadre::StopRun{.request = ++last_request_, .run = run, .reason = "enough"});
+  Deliver();
+}
+
+RequestId FakeCluster::TraceGroup(const std::string& run, uint32_t group, uint32_t steps) {
+  const RequestId request = ++last_request_;
+  Do(cadre::TraceGroup{.request = request, .run = run, .group = group, .steps = steps});
+  Deliver();
+  return request;
+}
+
+void FakeCluster::LeaveTrace(RequestId request) {
+  Do(cadre::LeaveTrace{request});
   Deliver();
 }
 
@@ -352,6 +383,9 @@ void FakeCluster::Hear(FakeWorker& worker, const v1::CoordinatorMessage& message
     case v1::CoordinatorMessage::kDecision:
       Decide(worker, message.decision());
       break;
+    case v1::CoordinatorMessage::kTraceSteps:
+      if (trace_at_once) Do(MessageReceived{worker.connection, TracedBy(message.trace_steps())});
+      break;
     default:
       break;
   }
@@ -448,6 +482,7 @@ bool FakeCluster::Act() {
       *prepared.mutable_place() = worker.place();
       prepared.set_train_samples(behaviour.train_samples);
       prepared.set_test_samples(kTestSamples);
+      if (behaviour.on_prepared) behaviour.on_prepared(prepared);
       worker.prepared = prepared;
       v1::MemberMessage message;
       *message.mutable_prepared() = prepared;

@@ -81,6 +81,9 @@ class FakeCluster {
   // The id of the new run; the status of a refusal is kept in last_status.
   std::string Submit(const v1::RunSpec& spec);
   void StopRun(const std::string& run);
+  // Asks for a trace; what comes of it is in `traces`, by the request that is returned.
+  RequestId TraceGroup(const std::string& run, uint32_t group, uint32_t steps = 3);
+  void LeaveTrace(RequestId request);
 
   // ---- Members
   FakeWorker& AddWorker(const std::string& name);
@@ -146,10 +149,15 @@ class FakeCluster {
     // What a group says it adopted is off by this.
     uint64_t digest_error = 0;
     uint64_t train_samples = kTrainSamples;
+    // Changes what ranks say when they are prepared. Empty: nothing.
+    std::function<void(v1::Prepared&)> on_prepared;
     // What aggregators say is wrong with version 0.
     std::string open_error;
   };
   Behaviour behaviour;
+  // Whether ranks answer a TraceSteps, at once, with one event for each step.
+  bool trace_at_once = false;
+  std::map<RequestId, TraceAnswered> traces;
   absl::Status last_status;
   std::string last_run;
 
@@ -191,5 +199,8 @@ class FakeCluster {
 
 // A run of synthetic data that averages every `every_steps`, batch 32 a group.
 v1::RunSpec MakeSpec(uint32_t groups, uint32_t ranks, uint32_t every_steps, uint32_t steps);
+
+// What a rank says that was asked for a trace: one event for each step.
+v1::MemberMessage TracedBy(const v1::TraceSteps& trace);
 
 }  // namespace cadre::testing

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <string>
+
 namespace cadre {
 namespace {
 
@@ -34,6 +37,64 @@ TEST(SlotTest, GoesThroughItsStates) {
   EXPECT_EQ(slot.record().reason(), "lost");
   EXPECT_EQ(slot.waiting_since(), now + absl::Seconds(1));
   EXPECT_EQ(slot.ranks(), 0u);
+}
+
+v1::Plan GivenPlan() {
+  v1::Plan plan;
+  v1::MeshAxis& axis = *plan.add_mesh();
+  axis.set_name("data");
+  axis.set_size(2);
+  v1::LayerPlan& layer = *plan.add_layers();
+  layer.set_layer("fc1");
+  layer.add_split()->set_index("samples");
+  plan.add_buckets()->set_algorithm("ring");
+  return plan;
+}
+
+TEST(SlotTest, TheLeadTellsWhatItsRanksMadeOfThePlan) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0);
+  EXPECT_EQ(slot.plan().buckets(0).algorithm(), "ring");
+  v1::Prepared prepared = FromRank(slot, 0);
+  *prepared.mutable_plan() = GivenPlan();
+  prepared.mutable_plan()->mutable_buckets(0)->set_algorithm("butterfly");
+  prepared.mutable_plan()->add_buckets();
+  prepared.mutable_plan()->mutable_link()->set_beta(1e-9);
+  EXPECT_EQ(slot.CheckObeyed(prepared.plan()), absl::OkStatus());
+  slot.Prepare(prepared);
+  EXPECT_EQ(slot.plan().SerializeAsString(), prepared.plan().SerializeAsString());
+  EXPECT_EQ(slot.record().plan().SerializeAsString(), GivenPlan().SerializeAsString())
+      << "what the group was given stays known";
+  // What other ranks say of it counts for nothing.
+  v1::Prepared other = FromRank(slot, 1);
+  *other.mutable_plan() = GivenPlan();
+  slot.Prepare(other);
+  EXPECT_EQ(slot.plan().buckets_size(), 2);
+  // It survives a restart, and ends with the generation.
+  EXPECT_EQ(Slot(slot.record(), absl::FromUnixSeconds(6)).plan().buckets_size(), 2);
+  slot.Clear("lost", absl::FromUnixSeconds(6));
+  EXPECT_EQ(slot.plan().buckets_size(), 0);
+  slot.Form(2, {"w1", "w2"}, GivenPlan(), 0, 0);
+  EXPECT_EQ(slot.plan().buckets_size(), 1);
+}
+
+TEST(SlotTest, AnotherMeshOrLayoutIsNotThePlan) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0);
+  const auto why = [&](const std::function<void(v1::Plan&)>& change) {
+    v1::Plan plan = GivenPlan();
+    change(plan);
+    const absl::Status status = slot.CheckObeyed(plan);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(why([](v1::Plan& p) { p.mutable_mesh(0)->set_size(3); }),
+            "its mesh is not the one that the group was given");
+  EXPECT_EQ(why([](v1::Plan& p) { p.add_mesh(); }),
+            "its mesh is not the one that the group was given");
+  EXPECT_EQ(why([](v1::Plan& p) { p.clear_layers(); }), "it has 0 layers, the group was given 1");
+  EXPECT_EQ(why([](v1::Plan& p) { p.mutable_layers(0)->mutable_split(0)->add_axes("data"); }),
+            "layer 'fc1' is not laid out as the group was told");
 }
 
 TEST(SlotTest, AStartAtTheEndIsAnEnd) {

@@ -70,6 +70,7 @@ class Recorder final : public Loop::Outlet {
     durable_ = durable_ && record.ok() && record->has_value();
     ++replies_;
   }
+  void OnTraceAnswered(const TraceAnswered&) override { ++replies_; }
   absl::Time OnSettled(const Machine&, absl::Time) override { return absl::InfiniteFuture(); }
 
   int sent() const { return sent_; }

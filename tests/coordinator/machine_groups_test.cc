@@ -57,6 +57,92 @@ TEST_F(MachineGroupsTest, AssignmentTellsEverything) {
   EXPECT_EQ(start.groups(), 1u);
 }
 
+// Rank 0 tells of the plan as its group obeys it: this is what people see.
+TEST_F(MachineGroupsTest, TheStatusShowsThePlanThatIsObeyed) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(2);
+  cluster_.behaviour.train = false;
+  cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {
+    if (prepared.place().rank() != 0) return;
+    v1::Plan& plan = *prepared.mutable_plan();
+    plan = RankOf(prepared.place().run(), 0, 0).assignment->plan();
+    plan.add_buckets()->set_algorithm("halving-doubling");
+    plan.mutable_link()->set_alpha(2e-5);
+    plan.mutable_link()->set_beta(1e-9);
+    plan.mutable_link()->set_kind("shared memory");
+  };
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  const v1::GroupStatus group = cluster_.Group(run, 0);
+  EXPECT_EQ(group.state(), v1::TRAINING);
+  ASSERT_EQ(group.plan().buckets_size(), 1);
+  EXPECT_EQ(group.plan().buckets(0).algorithm(), "halving-doubling");
+  EXPECT_EQ(group.plan().link().kind(), "shared memory");
+  EXPECT_EQ(group.collectives(), v1::AUTO) << "what the spec leaves out is told";
+  EXPECT_EQ(group.overlap(), v1::ON);
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(1));
+  EXPECT_EQ(cluster_.Group(run, 0).plan().SerializeAsString(), group.plan().SerializeAsString());
+}
+
+TEST_F(MachineGroupsTest, AGroupThatObeysAnotherPlanFails) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(2);
+  int wrong = 1;
+  cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {
+    if (prepared.place().rank() != 0 || wrong-- <= 0) return;
+    prepared.mutable_plan()->add_mesh()->set_name("star");
+  };
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 1u);
+  EXPECT_THAT(cluster_.Group(run, 0).reason(),
+              ::testing::AllOf(HasSubstr("does not obey the group's plan"), HasSubstr("its mesh")));
+  cluster_.Run(absl::Seconds(1));
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << "the next generation does";
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u);
+}
+
+TEST(MachinePlanTest, PlansAreCheckedAgainstTheRun) {
+  FakeCluster cluster([](Machine::Options& options) {
+    options.check_plan = [](const v1::RunSpec& spec, const v1::Plan& plan) {
+      EXPECT_EQ(spec.batch_per_group(), 32u);
+      return plan.has_link() ? absl::InvalidArgumentError("a link of straw") : absl::OkStatus();
+    };
+  });
+  cluster.AddAggregator("agg-0");
+  cluster.AddWorker("w0");
+  int wrong = 1;
+  cluster.behaviour.train = false;
+  cluster.behaviour.on_prepared = [&](v1::Prepared& prepared) {
+    *prepared.mutable_plan() = cluster.workers().front().assignment->plan();
+    if (wrong-- > 0) prepared.mutable_plan()->mutable_link();
+  };
+  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 20));
+  EXPECT_THAT(cluster.Group(run, 0).reason(), HasSubstr("a link of straw"));
+}
+
+TEST_F(MachineGroupsTest, ProgressTellsHowLongAStepIsAndHowLongItWaits) {
+  cluster_.AddAggregator("agg-0");
+  AddWorkers(1);
+  cluster_.behaviour.train = false;
+  v1::RunSpec spec = MakeSpec(1, 1, 5, 20);
+  spec.mutable_cluster()->set_collectives(v1::PAPER);
+  spec.mutable_cluster()->set_overlap(v1::OFF);
+  const std::string run = cluster_.Submit(spec);
+  v1::MemberMessage message;
+  v1::Progress& progress = *message.mutable_progress();
+  *progress.mutable_place() = RankOf(run, 0, 0).place();
+  progress.set_step(2);
+  progress.set_step_seconds(0.5F);
+  progress.set_exposed_seconds(0.125F);
+  cluster_.Do(MessageReceived{RankOf(run, 0, 0).connection, message});
+  const v1::GroupStatus group = cluster_.Group(run, 0);
+  EXPECT_EQ(group.step_seconds(), 0.5);
+  EXPECT_EQ(group.exposed_seconds(), 0.125);
+  EXPECT_EQ(group.collectives(), v1::PAPER);
+  EXPECT_EQ(group.overlap(), v1::OFF);
+}
+
 TEST_F(MachineGroupsTest, FirstGroupsStartTogether) {
   cluster_.AddAggregator("agg-0");
   cluster_.behaviour.train = false;

@@ -389,6 +389,116 @@ TEST_F(ServiceTest, MessagesGoBothWaysAndAStaleOneIsReleased) {
   EXPECT_EQ(client_->Status(run)->groups(0).state(), v1::TRAINING);
 }
 
+// A worker that trains a run of its own.
+class TraceServiceTest : public ServiceTest {
+ protected:
+  void SetUp() override {
+    ServiceTest::SetUp();
+    member_ = std::make_unique<FakeMember>(coordinator_->address(), "alpha");
+    run_ = client_->Submit(Spec()).value();
+    v1::MemberMessage message;
+    *message.mutable_prepared()->mutable_place() = member_->Next().assignment().place();
+    message.mutable_prepared()->set_train_samples(40);
+    message.mutable_prepared()->set_test_samples(10);
+    ASSERT_TRUE(member_->client().Send(message).ok());
+    ASSERT_TRUE(member_->Next().has_start());
+  }
+  void TearDown() override {
+    member_.reset();
+    ServiceTest::TearDown();
+  }
+
+  // Calls in another thread; the outcome is in `traced_` once `caller_` has ended.
+  void Call(absl::Duration limit = kLimit) {
+    caller_ =
+        std::thread([this, limit] { traced_ = client_->Trace(run_, 0, 2, absl::Now() + limit); });
+  }
+  v1::MemberMessage AnswerTo(const v1::TraceSteps& trace, int events) {
+    v1::MemberMessage message;
+    v1::Traced& traced = *message.mutable_traced();
+    *traced.mutable_place() = trace.place();
+    traced.set_request(trace.request());
+    for (int i = 0; i < events; ++i) {
+      v1::TraceEvent& event = *traced.add_events();
+      event.set_name("reduce-scatter bucket 12 of a name that is as long as it may be, .....");
+      event.set_category("collective");
+      event.set_lane(1);
+      event.set_begin_us(1'700'000'000'000'000 + i);
+      event.set_duration_us(100'000'000);
+      event.set_bytes(uint64_t{1} << 40);
+      event.set_step(static_cast<uint32_t>(i));
+    }
+    return message;
+  }
+
+  std::unique_ptr<FakeMember> member_;
+  std::string run_;
+  std::thread caller_;
+  absl::StatusOr<v1::TraceReply> traced_ = absl::UnknownError("not yet");
+};
+
+TEST_F(TraceServiceTest, ATraceGoesToTheWorkerAndBack) {
+  Call();
+  const v1::CoordinatorMessage asked = member_->Next();
+  ASSERT_TRUE(asked.has_trace_steps()) << asked.ShortDebugString();
+  EXPECT_EQ(asked.trace_steps().steps(), 2u);
+  // As many events as a rank may send, of the longest kind, fit through.
+  const auto most = static_cast<int>(asked.trace_steps().most_events());
+  ASSERT_TRUE(member_->client().Send(AnswerTo(asked.trace_steps(), most)).ok());
+  caller_.join();
+  ASSERT_TRUE(traced_.ok()) << traced_.status();
+  ASSERT_EQ(traced_->ranks_size(), 1);
+  EXPECT_EQ(traced_->ranks(0).worker(), "alpha");
+  EXPECT_EQ(traced_->ranks(0).events_size(), most);
+  EXPECT_EQ(traced_->ranks(0).dropped(), 0u);
+}
+
+TEST_F(TraceServiceTest, ACallerThatGivesUpMakesRoomForTheNext) {
+  Call(absl::Seconds(1));
+  ASSERT_TRUE(member_->Next().has_trace_steps());
+  caller_.join();
+  EXPECT_EQ(traced_.status().code(), absl::StatusCode::kDeadlineExceeded) << traced_.status();
+  std::thread worker([&] {
+    for (v1::CoordinatorMessage asked = member_->Next(); asked.has_trace_steps();
+         asked = member_->Next()) {
+      EXPECT_TRUE(member_->client().Send(AnswerTo(asked.trace_steps(), 1)).ok());
+    }
+  });
+  // The coordinator hears a little later than the caller itself that it has left.
+  const absl::Time limit = absl::Now() + kLimit;
+  do {
+    traced_ = client_->Trace(run_, 0, 2, limit);
+  } while (absl::IsResourceExhausted(traced_.status()) && absl::Now() < limit);
+  EXPECT_TRUE(traced_.ok()) << traced_.status();
+  // Release, which is no trace, ends the worker.
+  EXPECT_TRUE(client_->Stop(run_, "enough").ok());
+  worker.join();
+}
+
+TEST_F(TraceServiceTest, ARunThatEndsAbortsIt) {
+  Call();
+  ASSERT_TRUE(member_->Next().has_trace_steps());
+  EXPECT_EQ(client_->Trace(run_, 0, 2, absl::Now() + kLimit).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  ASSERT_TRUE(client_->Stop(run_, "enough").ok());
+  caller_.join();
+  EXPECT_EQ(traced_.status().code(), absl::StatusCode::kAborted) << traced_.status();
+  EXPECT_EQ(client_->Trace(run_, 0, 2, absl::Now() + kLimit).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(client_->Trace("run-9", 0, 2, absl::Now() + kLimit).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(client_->Trace(run_, 0, 101, absl::Now() + kLimit).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(TraceServiceTest, ADrainEndsIt) {
+  Call();
+  ASSERT_TRUE(member_->Next().has_trace_steps());
+  coordinator_->Stop();
+  caller_.join();
+  EXPECT_EQ(traced_.status().code(), absl::StatusCode::kUnavailable) << traced_.status();
+}
+
 TEST_F(ServiceTest, MembersAndRunsSurviveARestart) {
   FakeMember member(coordinator_->address(), "alpha");
   FakeMember aggregator(coordinator_->address(), "agg", v1::ROLE_AGGREGATOR);

@@ -74,6 +74,7 @@ void SimulatedCoordinator::Crash() {
   machine_.reset();
   inbox_.clear();
   waiting_.clear();
+  traces_.clear();
   network_.Unlisten();
   world_.timeline.After(world_.dice.Between(kShortestAbsence, kLongestAbsence), life_,
                         [this] { Start(); });
@@ -91,6 +92,36 @@ void SimulatedCoordinator::StopRun(const std::string& run) {
   if (!up()) return;
   world_.Log("user  stops ", run);
   Take(cadre::StopRun{.request = ++last_request_, .run = run, .reason = "enough"});
+}
+
+void SimulatedCoordinator::TraceGroup(const std::string& run, uint32_t group, uint32_t steps,
+                                      absl::Duration patience) {
+  if (!up()) return;
+  const RequestId request = ++last_request_;
+  world_.Count("traces");
+  world_.Log("user  wants a trace of group ", group, " of ", run);
+  traces_[request] = {.steps = steps};
+  Take(cadre::TraceGroup{.request = request, .run = run, .group = group, .steps = steps});
+  if (patience == absl::InfiniteDuration()) return;
+  world_.timeline.After(patience, life_, [this, request] {
+    const auto it = traces_.find(request);
+    if (it == traces_.end()) return;
+    it->second.left = true;
+    world_.Count("traces_left");
+    Take(LeaveTrace{request});
+  });
+}
+
+size_t SimulatedCoordinator::traces_waiting() const {
+  const auto unheard = [this](RequestId request) {
+    return std::any_of(inbox_.begin(), inbox_.end(), [request](const Event& event) {
+      const auto* trace = std::get_if<cadre::TraceGroup>(&event);
+      return trace != nullptr && trace->request == request;
+    });
+  };
+  return static_cast<size_t>(std::count_if(traces_.begin(), traces_.end(), [&](const auto& entry) {
+    return !entry.second.left && !unheard(entry.first);
+  }));
 }
 
 void SimulatedCoordinator::Take(Event event) {
@@ -179,6 +210,8 @@ void SimulatedCoordinator::Say(const Batch& batch) {
         network_.EndByServer(disconnect->connection);
       } else if (const auto* replied = std::get_if<Replied>(&action)) {
         Reply(*replied);
+      } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
+        Answer(*answered);
       }
     }
   }
@@ -195,6 +228,31 @@ void SimulatedCoordinator::Reply(const Replied& replied) {
   }
   invariants_.OnSubmitted(store_, replied.run);
   done(replied.run);
+}
+
+void SimulatedCoordinator::Answer(const TraceAnswered& answered) {
+  const auto it = traces_.find(answered.request);
+  if (it == traces_.end()) {
+    world_.Violate("a trace is answered that nobody waits for");
+    return;
+  }
+  const uint32_t steps = it->second.steps;
+  traces_.erase(it);
+  if (absl::IsAborted(answered.status)) return world_.Count("traces_aborted");
+  if (absl::IsFailedPrecondition(answered.status)) return world_.Count("traces_too_early_or_late");
+  if (absl::IsResourceExhausted(answered.status)) return world_.Count("traces_at_once");
+  if (!answered.status.ok()) {
+    world_.Violate("a trace is answered with ", answered.status.ToString());
+    return;
+  }
+  world_.Count("traces_whole");
+  for (int i = 0; i < answered.reply.ranks_size(); ++i) {
+    const v1::RankTrace& rank = answered.reply.ranks(i);
+    const bool whole =
+        rank.rank() == static_cast<uint32_t>(i) && rank.events_size() == static_cast<int>(steps);
+    if (!whole) world_.Violate("a trace of ", steps, " steps is ", rank.ShortDebugString());
+  }
+  if (answered.reply.ranks().empty()) world_.Violate("a trace of no rank");
 }
 
 }  // namespace cadre::simulation

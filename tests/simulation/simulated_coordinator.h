@@ -32,6 +32,10 @@ class SimulatedCoordinator {
   // The answer may never come: the process may die. `done` is called with the run's id if it does.
   void Submit(const v1::RunSpec& spec, std::function<void(const std::string&)> done);
   void StopRun(const std::string& run);
+  // Somebody wants a trace, and leaves after `patience` if there is no answer.
+  void TraceGroup(const std::string& run, uint32_t group, uint32_t steps, absl::Duration patience);
+  // Calls for a trace that the machine has heard of and that are neither answered nor left.
+  size_t traces_waiting() const;
 
   const Machine* machine() const { return machine_.get(); }
   const std::map<std::string, std::string>& store() const { return store_; }
@@ -46,6 +50,7 @@ class SimulatedCoordinator {
   bool Commit(const Batch& batch);
   void Say(const Batch& batch);
   void Reply(const Replied& replied);
+  void Answer(const TraceAnswered& answered);
   void ArmTick();
 
   World& world_;
@@ -63,6 +68,12 @@ class SimulatedCoordinator {
   // After a delay of its own members get time to be heard, as in coordinator/loop.
   absl::Time judge_from_ = absl::InfinitePast();
   std::map<RequestId, std::function<void(const std::string&)>> waiting_;
+  struct WaitingTrace {
+    uint32_t steps = 0;
+    bool left = false;
+  };
+  // An answer that was on its way may still reach one who has left.
+  std::map<RequestId, WaitingTrace> traces_;
   RequestId last_request_ = 0;
 };
 

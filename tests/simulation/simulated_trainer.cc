@@ -57,6 +57,11 @@ void SimulatedTrainer::Deliver(const v1::Decision& decision) {
   }
 }
 
+void SimulatedTrainer::Deliver(const v1::TraceSteps& trace) {
+  if (tracing_.has_value() && tracing_->request() == trace.request()) return;
+  trace_request_ = trace;
+}
+
 void SimulatedTrainer::MoveShards(const v1::ShardAddresses& shards) {
   for (const v1::ShardAddress& shard : shards.shards()) {
     exchange_.SetAddress(shard.shard(), shard.address());
@@ -149,6 +154,12 @@ void SimulatedTrainer::Prepare() {
   *prepared.mutable_place() = place();
   prepared.set_train_samples(spec().data().synthetic().train_samples());
   prepared.set_test_samples(spec().data().synthetic().test_samples());
+  if (place().rank() == 0) {
+    // What it would have measured.
+    *prepared.mutable_plan() = assignment_.plan();
+    prepared.mutable_plan()->mutable_link()->set_alpha(1e-5);
+    prepared.mutable_plan()->mutable_link()->set_beta(1e-9);
+  }
   awaiting_start_ = !start_.has_value();
   outlet_.prepared(prepared);
 }
@@ -195,6 +206,7 @@ void SimulatedTrainer::TrainTo(uint32_t step, Next next) {
     Collective("step", "", [this, step, next](const std::vector<std::string>&) {
       ++step_;
       ++period_steps_;
+      TraceStep();
       if (lead() && world_.dice.Chance(0.2)) {
         v1::Progress progress;
         *progress.mutable_place() = place();
@@ -205,6 +217,22 @@ void SimulatedTrainer::TrainTo(uint32_t step, Next next) {
       TrainTo(step, next);
     });
   });
+}
+
+void SimulatedTrainer::TraceStep() {
+  if (tracing_.has_value()) {
+    tracing_->add_events()->set_step(step_);
+    if (--trace_steps_left_ == 0) {
+      outlet_.traced(*tracing_);
+      tracing_.reset();
+    }
+  }
+  if (tracing_.has_value() || !trace_request_.has_value()) return;
+  tracing_.emplace();
+  *tracing_->mutable_place() = trace_request_->place();
+  tracing_->set_request(trace_request_->request());
+  trace_steps_left_ = trace_request_->steps();
+  trace_request_.reset();
 }
 
 void SimulatedTrainer::GoSolo() {

@@ -29,6 +29,7 @@ class SimulatedTrainer {
     std::function<void(const v1::Contributed&)> contributed;
     std::function<void(const v1::Adopted&)> adopted;
     std::function<void(const v1::Evaluated&)> evaluated;
+    std::function<void(const v1::Traced&)> traced;
     std::function<bool()> connected;
     // The generation is over for this rank: failed, or cancelled.
     std::function<void(const absl::Status&)> ended;
@@ -41,6 +42,7 @@ class SimulatedTrainer {
   void Run();
   void Deliver(const v1::Start& start);
   void Deliver(const v1::Decision& decision);
+  void Deliver(const v1::TraceSteps& trace);
   void MoveShards(const v1::ShardAddresses& shards);
   void Cancel(const std::string& reason);
   // The process is gone: nothing is told to anybody.
@@ -65,6 +67,8 @@ class SimulatedTrainer {
   void BeginTraining();
   void Evaluate(uint64_t begin, uint64_t end, Next next);
   void TrainTo(uint32_t step, Next next);
+  // A step is done: it goes into the trace that somebody wants, an event for each step.
+  void TraceStep();
   void GoSolo();
   void Contribute();
   void SayContributed();
@@ -93,6 +97,10 @@ class SimulatedTrainer {
   bool awaiting_start_ = false;
   std::deque<v1::Decision> decisions_;
   bool awaiting_decision_ = false;
+  std::optional<v1::TraceSteps> trace_request_;
+  // The answer to the request that was taken, and the steps that it still lacks.
+  std::optional<v1::Traced> tracing_;
+  uint32_t trace_steps_left_ = 0;
 
   // Words of the version adopted last, and what training has made of them.
   Words base_;

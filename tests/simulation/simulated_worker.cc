@@ -83,6 +83,9 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
       if (const auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
         trainer->MoveShards(move->shards);
       }
+      if (const auto* next = std::get_if<AssignmentMachine::TraceNext>(&action)) {
+        trainer->Deliver(next->trace);
+      }
     }
   }
 }
@@ -97,6 +100,7 @@ std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignm
           .contributed = tell,
           .adopted = tell,
           .evaluated = tell,
+          .traced = tell,
           .connected = [this] { return link_->connected(); },
           .ended = [this, place = assignment.place()](
                        const absl::Status& status) { OnEnded(place, status); }});

@@ -187,6 +187,30 @@ void Simulator::ScheduleMischief() {
   });
 }
 
+void Simulator::ScheduleTraces() {
+  world_.timeline.After(world_.dice.Between(absl::Milliseconds(500), absl::Seconds(20)), [this] {
+    if (healed_) return;
+    TraceSomething();
+    ScheduleTraces();
+  });
+}
+
+void Simulator::TraceSomething() {
+  std::vector<v1::RunRecord> runs;
+  for (auto it = coordinator_.store().lower_bound(kRunPrefix);
+       it != coordinator_.store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
+    runs.emplace_back().ParseFromString(it->second);
+  }
+  if (runs.empty()) return;
+  Dice& dice = world_.dice;
+  const v1::RunRecord& run = runs[dice.Between(0, runs.size() - 1)];
+  const auto group = static_cast<uint32_t>(dice.Between(0, GroupsOf(run.spec()) - 1));
+  coordinator_.TraceGroup(run.run(), group, static_cast<uint32_t>(dice.Between(1, 5)),
+                          dice.Chance(0.5)
+                              ? absl::InfiniteDuration()
+                              : dice.Between(absl::Milliseconds(100), absl::Seconds(10)));
+}
+
 void Simulator::DoMischief() {
   const uint64_t what = world_.dice.Between(0, 9);
   if (what <= 1) {
@@ -283,6 +307,7 @@ Outcome Simulator::Run() {
                           [this, spec] { Submit(spec); });
   }
   ScheduleMischief();
+  ScheduleTraces();
   world_.timeline.After(faults_for_, [this] { Heal(); });
 
   Outcome outcome;
@@ -299,6 +324,10 @@ Outcome Simulator::Run() {
     if (ended) break;
     const bool late = world_.timeline.elapsed() > faults_for_ + kPatience;
     if (late || outcome.events > kMostEvents) ReportStuck();
+  }
+  // Whoever waits for a trace of a run that has ended has been told so.
+  if (!world_.violation && coordinator_.traces_waiting() > 0) {
+    world_.Violate(coordinator_.traces_waiting(), " calls for a trace are forgotten");
   }
   if (!world_.violation) {
     invariants_.CheckEnd(coordinator_.store(),

@@ -61,6 +61,9 @@ class Simulator {
   void Submit(const v1::RunSpec& spec);
   // The next thing that somebody does to the cluster.
   void ScheduleMischief();
+  // Somebody looks at some group's steps, now and then.
+  void ScheduleTraces();
+  void TraceSomething();
   void DoMischief();
   void KillWorker();
   void KillAggregator();

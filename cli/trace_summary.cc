@@ -1,0 +1,141 @@
+#include "cli/trace_summary.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/trace.h"
+#include "cli/json.h"
+#include "cli/table.h"
+
+namespace cadre {
+namespace {
+
+// The rank's own thread (base/trace.h).
+constexpr uint32_t kOwnLane = 0;
+constexpr double kMicrosecond = 1e-6;
+
+// Seconds that at least one of the intervals covers; they may lie in each other or overlap.
+class Cover {
+ public:
+  void Add(const v1::TraceEvent& event) {
+    if (event.duration_us() <= 0) return;
+    spans_.emplace_back(event.begin_us(), event.begin_us() + event.duration_us());
+  }
+  double Seconds() && {
+    std::sort(spans_.begin(), spans_.end());
+    int64_t covered = 0;
+    int64_t until = spans_.empty() ? 0 : spans_.front().first;
+    for (const auto& [begin, end] : spans_) {
+      covered += std::max<int64_t>(0, end - std::max(begin, until));
+      until = std::max(until, end);
+    }
+    return static_cast<double>(covered) * kMicrosecond;
+  }
+
+ private:
+  std::vector<std::pair<int64_t, int64_t>> spans_;
+};
+
+RankTimes TimesOfRank(const v1::RankTrace& trace) {
+  Cover step, compute, moves, collectives, wait;
+  RankTimes times;
+  for (const v1::TraceEvent& event : trace.events()) {
+    const std::string& category = event.category();
+    if (category == "step") {
+      step.Add(event);
+      ++times.steps;
+    } else if (category == "compute") {
+      compute.Add(event);
+    } else if (category == "move") {
+      moves.Add(event);
+    } else if (category == "collective") {
+      collectives.Add(event);
+    } else if (category == "wait" && event.lane() == kOwnLane) {
+      wait.Add(event);
+    }
+  }
+  const double per_step = 1.0 / std::max(times.steps, 1U);
+  times.rank = trace.rank();
+  times.worker = trace.worker();
+  times.host = trace.host();
+  times.step = std::move(step).Seconds() * per_step;
+  times.compute = std::move(compute).Seconds() * per_step;
+  times.moves = std::move(moves).Seconds() * per_step;
+  times.collectives = std::move(collectives).Seconds() * per_step;
+  times.wait = std::move(wait).Seconds() * per_step;
+  times.events = static_cast<uint64_t>(trace.events_size());
+  times.dropped = trace.dropped();
+  return times;
+}
+
+std::string Milliseconds(double seconds) { return absl::StrFormat("%.2f ms", seconds * 1e3); }
+
+TraceInterval IntervalOf(const v1::TraceEvent& event) {
+  return {.name = event.name(),
+          .category = event.category(),
+          .lane = static_cast<int>(event.lane()),
+          .begin_us = event.begin_us(),
+          .duration_us = event.duration_us(),
+          .bytes = event.has_bytes() ? static_cast<int64_t>(event.bytes()) : -1,
+          .step = event.step()};
+}
+
+}  // namespace
+
+std::vector<RankTimes> TimesOf(const v1::TraceReply& trace) {
+  std::vector<RankTimes> times;
+  for (const v1::RankTrace& rank : trace.ranks()) times.push_back(TimesOfRank(rank));
+  return times;
+}
+
+std::string TimesTable(const std::vector<RankTimes>& times) {
+  Table table({"RANK", "WORKER", "STEPS", "STEP", "COMPUTE", "MOVES", "COLLECTIVES", "EXPOSED WAIT",
+               "OF STEP"});
+  for (const RankTimes& rank : times) {
+    table.AddRow({absl::StrCat(rank.rank), rank.worker, absl::StrCat(rank.steps),
+                  Milliseconds(rank.step), Milliseconds(rank.compute), Milliseconds(rank.moves),
+                  Milliseconds(rank.collectives), Milliseconds(rank.wait),
+                  absl::StrFormat("%.1f %%", 100 * rank.exposed())});
+  }
+  return table.Text();
+}
+
+std::string TimesJson(const std::vector<RankTimes>& times) {
+  return absl::StrCat("[",
+                      absl::StrJoin(times, ",",
+                                    [](std::string* out, const RankTimes& rank) {
+                                      absl::StrAppend(
+                                          out, JsonObject()
+                                                   .Add("rank", rank.rank)
+                                                   .Add("worker", rank.worker)
+                                                   .Add("host", rank.host)
+                                                   .Add("steps", rank.steps)
+                                                   .Add("step_seconds", rank.step)
+                                                   .Add("compute_seconds", rank.compute)
+                                                   .Add("move_seconds", rank.moves)
+                                                   .Add("collective_seconds", rank.collectives)
+                                                   .Add("exposed_wait_seconds", rank.wait)
+                                                   .Add("exposed_share", rank.exposed())
+                                                   .Add("events", rank.events)
+                                                   .Add("dropped", rank.dropped)
+                                                   .Text());
+                                    }),
+                      "]");
+}
+
+std::string TraceFile(const v1::TraceReply& trace, uint32_t group) {
+  std::vector<TraceProcess> processes;
+  for (const v1::RankTrace& rank : trace.ranks()) {
+    TraceProcess& process = processes.emplace_back();
+    process.name = absl::StrCat("group ", group, " rank ", rank.rank(), " (", rank.worker(),
+                                rank.host().empty() ? "" : " on ", rank.host(), ")");
+    for (const v1::TraceEvent& event : rank.events())
+      process.intervals.push_back(IntervalOf(event));
+  }
+  return ChromeTraceJson(processes);
+}
+
+}  // namespace cadre

@@ -1,0 +1,45 @@
+#include "coordinator/group_trace.h"
+
+#include <algorithm>
+
+namespace cadre {
+namespace {
+
+// What an event takes at most when a worker of ours wrote it (worker/train/trace_report.h).
+constexpr size_t kEventBytes = 160;
+// Tag and length of an event inside its rank, and of a rank inside the reply.
+constexpr size_t kFrameBytes = 6;
+
+}  // namespace
+
+uint32_t GroupTrace::most_events() const {
+  const size_t share = options_.most_bytes / options_.ranks;
+  return static_cast<uint32_t>(std::clamp<size_t>(share / kEventBytes, 1, kMostTraceEvents));
+}
+
+void GroupTrace::Take(const v1::Traced& traced, const std::string& worker,
+                      const std::string& host) {
+  const uint32_t rank = traced.place().rank();
+  if (answered(rank)) return;
+  v1::RankTrace& taken = ranks_[rank];
+  taken.set_rank(rank);
+  taken.set_worker(worker);
+  taken.set_host(host);
+  const size_t share = options_.most_bytes / options_.ranks;
+  size_t bytes = 0;
+  for (const v1::TraceEvent& event : traced.events()) {
+    bytes += event.ByteSizeLong() + kFrameBytes;
+    if (bytes > share) break;
+    *taken.add_events() = event;
+  }
+  const auto left_out = static_cast<uint64_t>(traced.events_size() - taken.events_size());
+  taken.set_dropped(traced.dropped() + left_out);
+}
+
+v1::TraceReply GroupTrace::Reply() const {
+  v1::TraceReply reply;
+  for (const auto& [rank, trace] : ranks_) *reply.add_ranks() = trace;
+  return reply;
+}
+
+}  // namespace cadre

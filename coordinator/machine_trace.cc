@@ -1,0 +1,96 @@
+// Traces of a group's next steps. Part of Machine.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/machine.h"
+
+namespace cadre {
+
+void Machine::OnTraceGroup(const TraceGroup& request) {
+  const absl::StatusOr<Slot*> found = FindTraced(request);
+  if (!found.ok()) {
+    out_.Answer(request.request, found.status());
+    return;
+  }
+  Slot& slot = **found;
+  // Unlike those of the coordinator before, which a worker may still be at.
+  const uint64_t number = (uint64_t{meta_.starts()} << 32) | ++last_trace_;
+  slot.trace.emplace(
+      GroupTrace::Options{.request = request.request,
+                          .number = number,
+                          .steps = request.steps == 0 ? kUsualTraceSteps : request.steps,
+                          .ranks = slot.ranks(),
+                          .most_bytes = options_.most_trace_bytes});
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) SendTraceSteps(slot, rank);
+}
+
+absl::StatusOr<Slot*> Machine::FindTraced(const TraceGroup& request) {
+  if (request.steps > kMostTraceSteps) {
+    return absl::InvalidArgumentError(absl::StrCat("steps: ", request.steps, " are too many; 1 to ",
+                                                   kMostTraceSteps, " may be traced"));
+  }
+  Job* const job = FindJob(request.run);
+  if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no run ", request.run));
+  if (request.group >= job->slots.size()) {
+    return absl::NotFoundError(absl::StrCat("run ", request.run, " has no group ", request.group,
+                                            "; it has groups 0 to ", job->slots.size() - 1));
+  }
+  if (!job->live()) {
+    return absl::FailedPreconditionError(absl::StrCat("run ", request.run, " has ended"));
+  }
+  Slot& slot = job->slots[request.group];
+  if (!slot.started() || slot.record().at_end()) {
+    return absl::FailedPreconditionError(absl::StrCat("group ", request.group, " of ", request.run,
+                                                      slot.waiting() ? " waits for workers"
+                                                      : !slot.started()
+                                                          ? " prepares; it does not train yet"
+                                                          : " has trained its last step"));
+  }
+  if (slot.trace.has_value()) {
+    return absl::ResourceExhaustedError(absl::StrCat("another trace of group ", request.group,
+                                                     " of ", request.run,
+                                                     " is under way; try again when it is done"));
+  }
+  return &slot;
+}
+
+void Machine::OnLeaveTrace(const LeaveTrace& leave) {
+  for (auto& [number, job] : jobs_) {
+    for (Slot& slot : job.slots) {
+      if (slot.trace.has_value() && slot.trace->request() == leave.request) slot.trace.reset();
+    }
+  }
+}
+
+// An answer to what nobody waits for any more is as good as none.
+void Machine::OnTraced(Member& member, const v1::Traced& traced) {
+  Job* const job = Placed(member, traced.place());
+  if (job == nullptr) return;
+  Slot& slot = job->slots[traced.place().group()];
+  if (!slot.trace.has_value() || slot.trace->number() != traced.request()) return;
+  slot.trace->Take(traced, member.record.name(), member.record.host());
+  if (!slot.trace->complete()) return;
+  out_.Answer(slot.trace->request(), slot.trace->Reply());
+  slot.trace.reset();
+}
+
+void Machine::SendTraceSteps(const Slot& slot, uint32_t rank) {
+  if (!slot.trace.has_value() || slot.trace->answered(rank)) return;
+  v1::CoordinatorMessage message;
+  v1::TraceSteps& trace = *message.mutable_trace_steps();
+  *trace.mutable_place() = slot.Place(rank);
+  trace.set_request(slot.trace->number());
+  trace.set_steps(slot.trace->steps());
+  trace.set_most_events(slot.trace->most_events());
+  SendTo(slot.record().members(static_cast<int>(rank)), message);
+}
+
+void Machine::AbortTrace(Slot& slot, absl::string_view reason) {
+  if (!slot.trace.has_value()) return;
+  out_.Answer(slot.trace->request(),
+              absl::AbortedError(absl::StrCat("group ", slot.group(), " of ", slot.record().run(),
+                                              " ended while it was traced: ", reason)));
+  slot.trace.reset();
+}
+
+}  // namespace cadre

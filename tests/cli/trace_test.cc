@@ -1,0 +1,192 @@
+// The command against a coordinator that a test plays; what real ranks record is tested in
+// tests/cluster.
+#include "cli/trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/daemon.h"
+#include "base/file.h"
+#include "base/grpc_channel.h"
+#include "base/grpc_status.h"
+#include "proto/cadre/v1/control.grpc.pb.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+using ::testing::SizeIs;
+using Json = nlohmann::json;
+
+// Answers what it is told to, and keeps what it was asked.
+class FakeStatus final : public v1::Status::Service {
+ public:
+  grpc::Status Trace(grpc::ServerContext* context, const v1::TraceRequest* request,
+                     v1::TraceReply* reply) override {
+    asked = *request;
+    while (never && !context->IsCancelled()) absl::SleepFor(absl::Milliseconds(5));
+    *reply = answer;
+    return ToGrpc(status);
+  }
+
+  v1::TraceRequest asked;
+  v1::TraceReply answer;
+  absl::Status status;
+  bool never = false;
+};
+
+class TraceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string path = ::testing::TempDir() + "/cadre_trace-XXXXXX";
+    folder_ = mkdtemp(path.data());
+    auto daemon = Daemon::Start({.listen = "127.0.0.1:0", .receive_bytes = kMaxMessageBytes},
+                                {&coordinator_});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    options_.coordinator = daemon_->address();
+    options_.timeout = absl::Seconds(30);
+    trace_ = {.run = "run-7", .group = 2, .steps = 5, .output = folder_ + "/step.json"};
+    for (const uint32_t rank : {0u, 1u}) {
+      v1::RankTrace& traced = *coordinator_.answer.add_ranks();
+      traced.set_rank(rank);
+      traced.set_worker(absl::StrCat("worker-", rank));
+      for (const char* category : {"step", "compute"}) {
+        v1::TraceEvent& event = *traced.add_events();
+        event.set_name("conv \"1\"");
+        event.set_category(category);
+        event.set_begin_us(1'700'000'000'000'000);
+        event.set_duration_us(1500);
+      }
+    }
+  }
+  void TearDown() override {
+    if (daemon_ != nullptr) daemon_->Drain(absl::Seconds(2));
+    std::filesystem::remove_all(folder_);
+  }
+
+  int Run() {
+    out_.str("");
+    err_.str("");
+    return TraceRun(options_, trace_, {.out = out_, .err = err_});
+  }
+  // Files in the folder, whole or not.
+  size_t Files() const {
+    size_t files = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder_)) ++files;
+    return files;
+  }
+
+  FakeStatus coordinator_;
+  std::unique_ptr<Daemon> daemon_;
+  std::string folder_;
+  GlobalOptions options_;
+  TraceOptions trace_;
+  std::ostringstream out_;
+  std::ostringstream err_;
+};
+
+TEST_F(TraceTest, WritesTheFileAndTellsTheTimes) {
+  ASSERT_EQ(Run(), kExitOk) << err_.str();
+  EXPECT_EQ(coordinator_.asked.run(), "run-7");
+  EXPECT_EQ(coordinator_.asked.group(), 2u);
+  EXPECT_EQ(coordinator_.asked.steps(), 5u);
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("RANK"), HasSubstr("worker-1"), HasSubstr("1.50 ms")));
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("step.json"), HasSubstr("perfetto")));
+  const Json document = Json::parse(ReadFile(trace_.output).value());
+  size_t complete = 0;
+  for (const Json& event : document.at("traceEvents")) complete += event["ph"] == "X" ? 1 : 0;
+  EXPECT_EQ(complete, 4u);
+  EXPECT_EQ(Files(), 1u);
+}
+
+TEST_F(TraceTest, TheSummaryMayBeJson) {
+  options_.format = OutputFormat::kJson;
+  options_.quiet = true;
+  ASSERT_EQ(Run(), kExitOk) << err_.str();
+  const Json summary = Json::parse(out_.str());
+  EXPECT_EQ(summary["run"], "run-7");
+  EXPECT_EQ(summary["group"], 2);
+  EXPECT_EQ(summary["file"], trace_.output);
+  ASSERT_THAT(summary["ranks"], SizeIs(2));
+  EXPECT_DOUBLE_EQ(summary["ranks"][1]["step_seconds"].get<double>(), 0.0015);
+  EXPECT_EQ(err_.str(), "");
+}
+
+TEST_F(TraceTest, StdoutHoldsTheTraceAlone) {
+  trace_.output = "-";
+  ASSERT_EQ(Run(), kExitOk) << err_.str();
+  EXPECT_TRUE(Json::parse(out_.str()).contains("traceEvents"));
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("worker-1"), Not(HasSubstr("wrote"))));
+  EXPECT_EQ(Files(), 0u);
+  options_.quiet = true;
+  ASSERT_EQ(Run(), kExitOk);
+  EXPECT_TRUE(Json::parse(out_.str()).contains("traceEvents"));
+  EXPECT_EQ(err_.str(), "");
+}
+
+TEST_F(TraceTest, AnOlderFileIsReplaced) {
+  std::ofstream(trace_.output) << "old";
+  ASSERT_EQ(Run(), kExitOk) << err_.str();
+  EXPECT_TRUE(Json::parse(ReadFile(trace_.output).value()).contains("traceEvents"));
+}
+
+TEST_F(TraceTest, WhatIsNotOrCannotBeTracedIsSaidAndNothingIsWritten) {
+  const struct {
+    absl::Status status;
+    int code;
+  } cases[] = {
+      {absl::NotFoundError("there is no run run-7"), kExitNotFound},
+      {absl::FailedPreconditionError("run run-7 has ended"), kExitFailure},
+      {absl::AbortedError("group 2 ended while it was traced"), kExitFailure},
+      {absl::ResourceExhaustedError("another trace is under way"), kExitFailure},
+      {absl::UnavailableError("the coordinator is stopping"), kExitUnavailable},
+  };
+  std::ofstream(trace_.output) << "old";
+  for (const auto& [status, code] : cases) {
+    coordinator_.status = status;
+    EXPECT_EQ(Run(), code) << status;
+    EXPECT_EQ(err_.str(), absl::StrCat("cadre: ", status.message(), "\n"));
+    EXPECT_EQ(out_.str(), "");
+    EXPECT_EQ(ReadFile(trace_.output).value(), "old");
+    EXPECT_EQ(Files(), 1u);
+  }
+}
+
+TEST_F(TraceTest, GivesUpInTime) {
+  coordinator_.never = true;
+  options_.timeout = absl::Milliseconds(300);
+  EXPECT_EQ(Run(), kExitUnavailable);
+  EXPECT_THAT(err_.str(), MatchesRegex("cadre: [^\n]+\n"));
+}
+
+TEST_F(TraceTest, APlaceThatCannotBeWrittenIsSaidBeforeAnybodyIsAsked) {
+  for (const std::string& path :
+       {folder_ + "/no-such-folder/step.json", folder_, std::string("/dev/null")}) {
+    trace_.output = path;
+    EXPECT_EQ(Run(), kExitFailure) << path;
+    EXPECT_THAT(err_.str(), HasSubstr(path));
+    EXPECT_EQ(coordinator_.asked.run(), "") << path;
+  }
+}
+
+TEST_F(TraceTest, WhatThereWasNoRoomForIsSaid) {
+  coordinator_.answer.mutable_ranks(0)->set_dropped(40);
+  coordinator_.answer.mutable_ranks(1)->set_dropped(2);
+  ASSERT_EQ(Run(), kExitOk);
+  EXPECT_THAT(err_.str(), HasSubstr("no room for 42 intervals"));
+}
+
+}  // namespace
+}  // namespace cadre
