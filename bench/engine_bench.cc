@@ -22,14 +22,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/random.h"
 #include "base/status.h"
 #include "bench/engine_profile.h"
+#include "bench/training_setup.h"
 #include "coordinator/plan/planner.h"
-#include "spec/text.h"
-#include "spec/validate.h"
-#include "worker/comm/thread_transport.h"
 #include "worker/train/replica.h"
+#include "worker/transport/thread_transport.h"
 
 DEFINE_string(model, "lenet", "A model of the zoo, or a *.textproto run spec.");
 DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
@@ -44,83 +42,6 @@ DEFINE_bool(profile, false, "Say where the time goes, by kind of operation.");
 
 namespace cadre {
 namespace {
-
-// The work of a step does not depend on it, and one batch over and over would soon diverge.
-constexpr float kRate = 1e-6F;
-
-// A transport that adds up how long its rank's own thread stood in it: communication that no
-// computation hides. Other threads of the rank are beside the point; what it waits for them is told
-// by the profile.
-class TimedTransport final : public Transport {
- public:
-  explicit TimedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
-
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  absl::Status Send(int to, uint64_t tag, std::span<const std::byte> data) override {
-    return Timed([&] { return inner_->Send(to, tag, data); });
-  }
-  absl::Status Receive(int from, uint64_t tag, std::span<std::byte> data) override {
-    return Timed([&] { return inner_->Receive(from, tag, data); });
-  }
-  absl::Status Exchange(int to, std::span<const std::byte> send, int from,
-                        std::span<std::byte> receive, uint64_t tag) override {
-    return Timed([&] { return inner_->Exchange(to, send, from, receive, tag); });
-  }
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
-
-  double seconds() const { return seconds_; }
-  // From here on the calling thread is the rank's.
-  void Start() {
-    owner_ = std::this_thread::get_id();
-    seconds_ = 0;
-  }
-
- private:
-  template <typename F>
-  absl::Status Timed(F f) {
-    if (std::this_thread::get_id() != owner_) return f();
-    const absl::Time start = absl::Now();
-    absl::Status status = f();
-    seconds_ += absl::ToDoubleSeconds(absl::Now() - start);
-    return status;
-  }
-
-  const std::unique_ptr<Transport> inner_;
-  std::thread::id owner_;
-  double seconds_ = 0;
-};
-
-// Random inputs and labels of this rank's rows.
-struct LocalBatch {
-  std::vector<float> inputs;
-  std::vector<int32_t> labels;
-
-  LocalBatch(const Replica& replica, int64_t samples) {
-    const Graph& graph = replica.graph();
-    const Rows rows = replica.InputRows(samples);
-    const int64_t elements = graph.input().elements();
-    for (int64_t i = rows.begin * elements; i < rows.end * elements; ++i) {
-      const auto at = static_cast<uint64_t>(i);
-      inputs.push_back(graph.takes_tokens()
-                           ? static_cast<float>(RandomBits(1, RandomStream::kTest, 0, at) %
-                                                static_cast<uint64_t>(graph.classes()))
-                           : RandomNormal(1, RandomStream::kTest, 0, at));
-    }
-    const Rows label_rows = replica.LabelRows(samples);
-    for (int64_t i = label_rows.begin * graph.labels_per_sample();
-         i < label_rows.end * graph.labels_per_sample(); ++i) {
-      labels.push_back(
-          static_cast<int32_t>(RandomBits(1, RandomStream::kTest, 1, static_cast<uint64_t>(i)) %
-                               static_cast<uint64_t>(graph.classes())));
-    }
-  }
-
-  BatchView View(int64_t samples, int64_t step) const {
-    return {samples, inputs, labels, step * samples};
-  }
-};
 
 struct Measured {
   std::vector<double> seconds;
@@ -173,28 +94,30 @@ double PeakFlops() {
 }
 
 absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak,
-                               TimedTransport& transport) {
+                               Transport& transport) {
   const std::unique_ptr<Kernels> kernels = MakeCpuKernels(FLAGS_threads);
   CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec, plan, *kernels, transport));
-  const LocalBatch batch(*replica, FLAGS_batch);
+  const RandomBatch batch(*replica, FLAGS_batch);
   EngineProfile profile(replica->graph());
   replica->set_observer(&profile);
   Measured measured;
+  double exposed = 0;
   for (int step = -FLAGS_warmup; step < FLAGS_steps; ++step) {
     if (step == 0) {
       profile.Clear();
-      transport.Start();
+      exposed = replica->seconds_exposed();
     }
     const absl::Time start = absl::Now();
     const BatchView view = batch.View(FLAGS_batch, step + FLAGS_warmup);
-    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica->Step({&view, 1}, kRate));
-    CADRE_RETURN_IF_ERROR(replica->GatherWeights());
+    CADRE_ASSIGN_OR_RETURN(const LossPart loss,
+                           replica->Step({&view, 1}, kBenchRate, /*gather=*/true));
     const double mean = loss.loss / static_cast<double>(loss.samples);
     if (step == -FLAGS_warmup) measured.first_loss = mean;
     measured.last_loss = mean;
     if (step >= 0) measured.seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
   }
-  measured.waited = transport.seconds() + profile.waited();
+  CADRE_RETURN_IF_ERROR(replica->Settle());
+  measured.waited = replica->seconds_exposed() - exposed;
   for (const Parameter& parameter : replica->index().parameters()) {
     if (!IsStatistic(parameter.role)) measured.parameters += parameter.shape.elements();
   }
@@ -210,36 +133,16 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, do
   return measured;
 }
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-absl::StatusOr<v1::RunSpec> SpecOf(const std::string& model) {
-  const bool is_file = model.find(".textproto") != std::string::npos;
-  CADRE_ASSIGN_OR_RETURN(
-      RunSpecFile file,
-      ReadRunSpec(is_file ? model : absl::StrCat(FLAGS_zoo, "/", model, ".textproto")));
-  v1::RunSpec& spec = file.spec;
-  spec.set_batch_per_group(static_cast<uint32_t>(FLAGS_batch));
-  spec.mutable_optimizer()->Clear();
-  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
-  v1::Cluster& cluster = *spec.mutable_cluster();
-  cluster.set_ranks_per_group(static_cast<uint32_t>(FLAGS_ranks));
-  cluster.set_model_ranks(static_cast<uint32_t>(FLAGS_model_ranks));
-  cluster.set_space_ranks(static_cast<uint32_t>(FLAGS_space_ranks));
-  CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(spec)));
-  return std::move(file.spec);
-}
-
 absl::StatusOr<std::string> Run() {
-  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SpecOf(FLAGS_model));
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, BenchSpec({.zoo = FLAGS_zoo,
+                                                            .model = FLAGS_model,
+                                                            .batch = FLAGS_batch,
+                                                            .ranks = FLAGS_ranks,
+                                                            .model_ranks = FLAGS_model_ranks,
+                                                            .space_ranks = FLAGS_space_ranks}));
   CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, FLAGS_ranks));
-  std::vector<std::unique_ptr<TimedTransport>> transports;
-  for (auto& transport : MakeThreadTransports(FLAGS_ranks, absl::Minutes(10))) {
-    transports.push_back(std::make_unique<TimedTransport>(std::move(transport)));
-  }
+  const std::vector<std::unique_ptr<Transport>> transports =
+      MakeThreadTransports(FLAGS_ranks, absl::Minutes(10));
   const double peak = FLAGS_profile ? PeakFlops() : 0;
   std::vector<std::optional<absl::StatusOr<Measured>>> results(transports.size());
   std::vector<std::thread> threads;

@@ -50,7 +50,7 @@ std::string NameOf(const Graph& graph, const TapeOp& op) {
 
 }  // namespace
 
-void EngineProfile::Played(const Tape& tape, const TapeOp& op, double seconds) {
+void EngineProfile::Played(const Tape& tape, const TapeOp& op, absl::Time, double seconds) {
   Row& row = rows_[NameOf(graph_, op)];
   row.seconds += seconds;
   const GraphLayer& layer = graph_[op.layer];

@@ -15,7 +15,7 @@ class EngineProfile final : public TapeObserver {
  public:
   explicit EngineProfile(const Graph& graph) : graph_(graph) {}
 
-  void Played(const Tape& tape, const TapeOp& op, double seconds) override;
+  void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) override;
   void Waited(double seconds) override { waited_ += seconds; }
 
   // Forget what was heard so far.

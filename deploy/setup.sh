@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Cadre needs. Safe to run again: what is there stays as it is.
 #
-#   deploy/setup.sh [build|test|runtime|all] ...
+#   deploy/setup.sh [build|test|bench|runtime|all] ...
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
 #   test      build, GoogleTest, and what the checks call: Python, shellcheck
+#   bench     build, and Gloo, which bench_allreduce measures against
 #   runtime   only the shared libraries that the built programs load, and the demo's data set
 #   all       everything
 #
@@ -26,6 +27,9 @@ library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoo
 test_library_packages=(libgtest-dev libgmock-dev)
 
 test_packages=(python3 python3-yaml python3-jsonschema python3-matplotlib shellcheck)
+
+# Rivals to measure against; nothing of Cadre needs them.
+bench_packages=(libgloo-dev)
 
 say() { echo "setup: $*"; }
 
@@ -122,8 +126,8 @@ main() {
   [ $# -gt 0 ] || set -- build
   for group in "$@"; do
     case $group in
-      build | test | runtime | all) ;;
-      *) fail "unknown group '$group'; known: build, test, runtime, all (see --help)" ;;
+      build | test | bench | runtime | all) ;;
+      *) fail "unknown group '$group'; known: build, test, bench, runtime, all (see --help)" ;;
     esac
   done
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
@@ -133,7 +137,11 @@ main() {
   for group in "$@"; do
     case $group in
       build) install_build ;;
-      test | all) install_build "${test_library_packages[@]}" "${test_packages[@]}" ;;
+      test) install_build "${test_library_packages[@]}" "${test_packages[@]}" ;;
+      bench) install_build "${bench_packages[@]}" ;;
+      all)
+        install_build "${test_library_packages[@]}" "${test_packages[@]}" "${bench_packages[@]}"
+        ;;
       runtime) install_runtime ;;
     esac
   done

@@ -1,0 +1,118 @@
+#include "bench/allreduce/socket_network.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "worker/transport/socket.h"
+
+namespace cadre::bench {
+namespace {
+
+absl::Status SystemError(absl::string_view what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+absl::Status WaitFor(const Socket& socket, short events) {
+  pollfd polled{.fd = socket.fd(), .events = events, .revents = 0};
+  const int ready = poll(&polled, 1, 60'000);
+  if (ready > 0 || (ready < 0 && errno == EINTR)) return absl::OkStatus();
+  return absl::DeadlineExceededError("the other process is silent");
+}
+
+// As much as goes now, from the front of `left`.
+absl::Status SendSome(const Socket& socket, std::span<const std::byte>& left) {
+  const ssize_t sent = send(socket.fd(), left.data(), left.size(), MSG_NOSIGNAL);
+  if (sent > 0) left = left.subspan(static_cast<size_t>(sent));
+  return sent >= 0 || errno == EAGAIN || errno == EINTR ? absl::OkStatus() : SystemError("send");
+}
+
+absl::Status ReceiveSome(const Socket& socket, std::span<std::byte>& left) {
+  const ssize_t received = recv(socket.fd(), left.data(), left.size(), 0);
+  if (received == 0) return absl::UnavailableError("the other process hung up");
+  if (received > 0) left = left.subspan(static_cast<size_t>(received));
+  return received > 0 || errno == EAGAIN || errno == EINTR ? absl::OkStatus() : SystemError("recv");
+}
+
+absl::Status Exchange(const Socket& socket, std::span<const std::byte> out,
+                      std::span<std::byte> in) {
+  while (!out.empty() || !in.empty()) {
+    const size_t before = out.size() + in.size();
+    if (!out.empty()) CADRE_RETURN_IF_ERROR(SendSome(socket, out));
+    if (!in.empty()) CADRE_RETURN_IF_ERROR(ReceiveSome(socket, in));
+    if (out.size() + in.size() < before) continue;
+    CADRE_RETURN_IF_ERROR(WaitFor(
+        socket, static_cast<short>((out.empty() ? 0 : POLLOUT) | (in.empty() ? 0 : POLLIN))));
+  }
+  return absl::OkStatus();
+}
+
+class SocketCopy final : public Contestant {
+ public:
+  explicit SocketCopy(const Socket& socket) : socket_(socket) {}
+
+  absl::Status Prepare(const Task& task) override {
+    received_.resize(task.data.size());
+    data_ = task.data;
+    return absl::OkStatus();
+  }
+  absl::Status Run() override { return Exchange(socket_, data_, received_); }
+  void Finish() override { received_ = {}; }
+  bool adds() const override { return false; }
+  std::string algorithm() const override { return "copy"; }
+
+ private:
+  const Socket& socket_;
+  std::span<const std::byte> data_;
+  std::vector<std::byte> received_;
+};
+
+class SocketNetwork final : public Network {
+ public:
+  explicit SocketNetwork(int rank) : rank_(rank) {}
+
+  absl::StatusOr<std::string> Listen() override {
+    if (rank_ != 0) return std::string();
+    CADRE_ASSIGN_OR_RETURN(listening_, ListenOn("127.0.0.1:0"));
+    CADRE_ASSIGN_OR_RETURN(const int port, LocalPort(listening_));
+    return absl::StrCat("127.0.0.1:", port);
+  }
+
+  absl::Status Connect(const std::vector<std::string>& peers) override {
+    if (rank_ == 0) {
+      CADRE_RETURN_IF_ERROR(WaitFor(listening_, POLLIN));
+      socket_ = Socket(accept4(listening_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket_.empty()) return SystemError("accept");
+      listening_ = Socket();
+    } else {
+      CADRE_ASSIGN_OR_RETURN(const auto addresses, Resolve(peers[0], /*to_listen=*/false));
+      CADRE_ASSIGN_OR_RETURN(socket_, StartConnect(addresses.front()));
+      CADRE_RETURN_IF_ERROR(WaitFor(socket_, POLLOUT));
+      CADRE_RETURN_IF_ERROR(ConnectResult(socket_));
+    }
+    TuneConnection(socket_);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<Contestant>> Make(absl::string_view) override {
+    return std::make_unique<SocketCopy>(socket_);
+  }
+
+ private:
+  const int rank_;
+  Socket listening_;
+  Socket socket_;
+};
+
+}  // namespace
+
+std::unique_ptr<Network> MakeSocketNetwork(int rank) {
+  return std::make_unique<SocketNetwork>(rank);
+}
+
+}  // namespace cadre::bench

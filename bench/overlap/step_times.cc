@@ -1,0 +1,92 @@
+#include "bench/overlap/step_times.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "bench/training_setup.h"
+
+namespace cadre {
+namespace {
+
+// Seconds by step of everything that has one name.
+using BySteps = std::map<int64_t, double>;
+
+double MedianOf(const BySteps& seconds, size_t steps) {
+  std::vector<double> values;
+  for (const auto& [step, value] : seconds) values.push_back(value);
+  // What a step does not have takes it no time.
+  values.resize(std::max(values.size(), steps), 0.0);
+  return values.empty() ? 0 : Median(std::move(values));
+}
+
+// "reduce-scatter bucket 3 part 1" -> 3.
+int BucketOf(absl::string_view name) {
+  const std::vector<absl::string_view> words = absl::StrSplit(name, ' ');
+  int bucket = -1;
+  if (words.size() < 3 || words[1] != "bucket" || !absl::SimpleAtoi(words[2], &bucket)) return -1;
+  return bucket;
+}
+
+}  // namespace
+
+StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const Plan& plan,
+                        const std::vector<TraceInterval>& intervals) {
+  std::vector<BySteps> forward(static_cast<size_t>(graph.size()));
+  std::vector<BySteps> backward(forward.size());
+  std::vector<BySteps> reduce(plan.buckets.size());
+  std::vector<BySteps> update(plan.buckets.size());
+  std::vector<BySteps> gather(plan.buckets.size());
+  BySteps steps;
+  for (const TraceInterval& interval : intervals) {
+    const double seconds = static_cast<double>(interval.duration_us) * 1e-6;
+    steps[interval.step] += seconds;
+    absl::string_view name = interval.name;
+    const int bucket = BucketOf(name);
+    if (bucket >= 0) {
+      std::vector<BySteps>& of = absl::StartsWith(name, "reduce") ? reduce
+                                 : absl::StartsWith(name, "all")  ? gather
+                                                                  : update;
+      of[static_cast<size_t>(bucket)][interval.step] += seconds;
+      continue;
+    }
+    const bool back =
+        absl::ConsumePrefix(&name, "backward ") || absl::ConsumePrefix(&name, "move gradient of ");
+    if (!back && !absl::ConsumePrefix(&name, "forward ") &&
+        !absl::ConsumePrefix(&name, "move to ") && !absl::ConsumePrefix(&name, "loss ") &&
+        !absl::ConsumePrefix(&name, "add at ")) {
+      continue;
+    }
+    for (int l = 0; l < graph.size(); ++l) {
+      if (graph[l].name != name) continue;
+      (back ? backward : forward)[static_cast<size_t>(l)][interval.step] += seconds;
+    }
+  }
+  StepModel model;
+  for (size_t l = 0; l < forward.size(); ++l) {
+    model.layers.push_back({.forward = MedianOf(forward[l], steps.size()),
+                            .backward = MedianOf(backward[l], steps.size())});
+  }
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    model.buckets.push_back({.layer = index[plan.buckets[b].parameters.front()].layer,
+                             .reduce_scatter = MedianOf(reduce[b], steps.size()),
+                             .update = MedianOf(update[b], steps.size()),
+                             .all_gather = MedianOf(gather[b], steps.size())});
+  }
+  return model;
+}
+
+std::map<int64_t, double> WaitsOf(const std::vector<TraceInterval>& intervals) {
+  std::map<int64_t, double> waits;
+  for (const TraceInterval& interval : intervals) {
+    if (interval.lane == 0 && interval.category == "step") waits[interval.step] += 0;
+    if (interval.lane == 0 && interval.category == "wait") {
+      waits[interval.step] += static_cast<double>(interval.duration_us);
+    }
+  }
+  return waits;
+}
+
+}  // namespace cadre

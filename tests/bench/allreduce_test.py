@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""bench_allreduce runs over every transport, counts right, and refuses what it does not know.
+
+usage: allreduce_test.py PROGRAM
+"""
+
+import json
+import subprocess
+import sys
+import unittest
+
+PROGRAM = sys.argv.pop(1)
+QUICK = ("--repeat", "2", "--budget", "0.2", "--min", "1K", "--max", "64K", "--factor", "8")
+FIELDS = {"transport": str, "algorithm": str, "chosen": str, "ranks": int, "dtype": str,
+          "in_place": bool, "bytes": int, "seconds": float, "min_seconds": float,
+          "algbw": float, "busbw": float, "errors": int}  # fmt: skip
+
+
+def run(*flags):
+    return subprocess.run([PROGRAM, *flags], capture_output=True, text=True, timeout=100)
+
+
+class AllReduceTest(unittest.TestCase):
+    def lines(self, *flags):
+        result = run(*QUICK, *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        for line in lines:
+            self.assertRight(line)
+        return lines
+
+    def assertRight(self, line):
+        for field, kind in FIELDS.items():
+            self.assertIsInstance(line[field], kind, field)
+        self.assertEqual(line["errors"], 0, line)
+        self.assertGreater(line["min_seconds"], 0)
+        self.assertLessEqual(line["min_seconds"], line["seconds"])
+        self.assertAlmostEqual(line["algbw"] * line["seconds"] * 1e9 / line["bytes"], 1)
+        factor = 2 * (line["ranks"] - 1) / line["ranks"]
+        self.assertAlmostEqual(line["busbw"] / line["algbw"], factor)
+
+    def test_a_line_for_each_size(self):
+        lines = self.lines("--ranks", "2", "--transport", "shm", "--algorithm", "ring")
+        self.assertEqual([line["bytes"] for line in lines], [1 << 10, 1 << 13, 1 << 16])
+        self.assertEqual({line["chosen"] for line in lines}, {"ring"})
+
+    def test_every_transport_and_algorithm(self):
+        transports = ("shm", "tcp", "threads")
+        algorithms = ("auto", "ring", "butterfly", "halving-doubling", "hierarchical")
+        lines = self.lines("--transport", ",".join(transports), "--algorithm", ",".join(algorithms))
+        seen = {(line["transport"], line["algorithm"]) for line in lines}
+        self.assertEqual(seen, {(t, a) for t in transports for a in algorithms})
+        for line in lines:
+            if line["algorithm"] == "auto":
+                self.assertIn(line["chosen"], algorithms[1:4])
+                self.assertGreater(line["ratio_to_best"], 0)
+            else:
+                self.assertEqual(line["chosen"], line["algorithm"])
+
+    def test_more_ranks_than_a_power_of_two_and_other_types(self):
+        for dtype in ("bf16", "fp16"):
+            lines = self.lines("--ranks", "3", "--transport", "shm,threads", "--dtype", dtype,
+                               "--algorithm", "ring,butterfly,halving-doubling")  # fmt: skip
+            self.assertEqual({line["ranks"] for line in lines}, {3})
+
+    def test_out_of_place(self):
+        lines = self.lines("--in_place", "both", "--transport", "tcp", "--algorithm", "butterfly")
+        self.assertEqual([line["in_place"] for line in lines], [True, False] * 3)
+
+    def test_compared_with_a_plain_copy(self):
+        for line in self.lines("--transport", "tcp", "--compare", "socket"):
+            expected = line["socket_seconds"] / line["seconds"]
+            self.assertAlmostEqual(line["share_of_socket"], expected)
+
+    def test_one_rank(self):
+        for line in self.lines("--ranks", "1", "--transport", "threads"):
+            self.assertEqual(line["busbw"], 0)
+
+    def test_gloo_or_the_package_it_needs(self):
+        result = run(*QUICK, "--transport", "shm", "--compare", "gloo")
+        if result.returncode == 0:
+            for line in map(json.loads, result.stdout.splitlines()):
+                expected = line["gloo_seconds"] / line["seconds"]
+                self.assertAlmostEqual(line["ratio_to_gloo"], expected)
+        else:
+            self.assertIn("libgloo-dev", result.stderr)
+
+
+class BadInputTest(unittest.TestCase):
+    def assertRefused(self, word, *flags):
+        result = run(*flags)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn(word, result.stderr)
+        self.assertEqual(result.stdout, "")
+
+    def test_flags(self):
+        self.assertRefused("'shmem'", "--transport", "shmem")
+        self.assertRefused("'best'", "--algorithm", "best")
+        self.assertRefused("'int8'", "--dtype", "int8")
+        self.assertRefused("'12X'", "--min", "12X")
+        self.assertRefused("--min is more", "--min", "2K", "--max", "1K")
+        self.assertRefused("--ranks", "--ranks", "0")
+        self.assertRefused("--repeat", "--repeat", "0")
+        self.assertRefused("'perhaps'", "--in_place", "perhaps")
+        self.assertRefused("'mpi'", "--compare", "mpi")
+        self.assertRefused("--speed", "--speed", "9")
+
+
+if __name__ == "__main__":
+    unittest.main()
