@@ -125,7 +125,7 @@ TEST(CheckIncludesTest, NamesAnArrowUpward) {
 TEST(CheckIncludesTest, NamesAnArrowSideways) {
   EXPECT_THAT(Check({{"worker/nn/conv.cc", "#include \"worker/optim/sgd.h\"\n"}}),
               ElementsAre("worker/nn/conv.cc:1: worker/nn may not include worker/optim: arrow "
-                          "sideways, both are on floor 4"));
+                          "sideways, both are on floor 5"));
 }
 
 TEST(CheckIncludesTest, NamesAnArrowDownThatIsNotInTheTable) {
