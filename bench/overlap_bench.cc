@@ -50,6 +50,8 @@ DEFINE_string(peers, "127.0.0.1:0", "host:port of every rank, by rank.");
 DEFINE_bool(shared_memory, true, "Ranks of one host share memory; false: TCP.");
 DEFINE_string(configs, "data:ring:off,data:ring:on,data:auto:on,model:auto:on",
               "Configurations, comma separated.");
+DEFINE_bool(predict, true,
+            "Run configurations with overlap once more without, and predict them from that.");
 DEFINE_string(trace, "", "Rank 0: write a Chrome trace of the last configuration's last round.");
 
 namespace cadre {
@@ -99,9 +101,11 @@ class Contestant {
                                                         .model_ranks = config.model_ranks}));
     spec.mutable_cluster()->set_collectives(config.collectives);
     spec.mutable_cluster()->set_overlap(config.overlap ? v1::ON : v1::OFF);
-    CADRE_ASSIGN_OR_RETURN(v1::Plan assigned, MakePlan(spec, transport.size()));
-    *assigned.mutable_link() = link;
-    CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, SettlePlan(spec, assigned, transport));
+    v1::Assignment assignment;
+    CADRE_ASSIGN_OR_RETURN(*assignment.mutable_plan(), MakePlan(spec, transport.size()));
+    *assignment.mutable_plan()->mutable_link() = link;
+    CADRE_ASSIGN_OR_RETURN(const v1::Plan plan,
+                           SettlePlan(spec, assignment, transport, /*cache=*/nullptr));
     auto contestant = std::make_unique<Contestant>();
     contestant->config_ = config;
     contestant->kernels_ = MakeCpuKernels(FLAGS_threads);
@@ -113,46 +117,34 @@ class Contestant {
     return contestant;
   }
 
-  // `steps` steps, timed and traced if they count.
+  // `steps` steps, timed and traced if they count, behind one that only sets the flow going: what
+  // a step leaves for the next to wait for, it finds itself from the one before.
   absl::Status Round(int steps, bool counts) {
-    Replica& replica = *replica_;
     // All begin together, whatever the rounds before did to them.
-    CADRE_RETURN_IF_ERROR(replica.comms().All().Barrier());
+    CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
+    CADRE_RETURN_IF_ERROR(Step());
     if (counts) {
       trace_.Start();
-      replica.set_trace(&trace_);
-      replica.set_observer(tape_.get());
+      replica_->set_trace(&trace_);
+      replica_->set_observer(tape_.get());
     }
-    const uint64_t sent = replica.comms().bytes_sent();
-    const double moving = replica.seconds_moving();
-    for (int i = 0; i < steps; ++i, ++step_) {
-      replica.set_step(step_);
-      tape_->set_step(step_);
-      const absl::Time start = absl::Now();
-      const BatchView view = batch_->View(FLAGS_batch, step_);
-      CADRE_ASSIGN_OR_RETURN(const LossPart loss,
-                             replica.Step({&view, 1}, kBenchRate, /*gather=*/true));
-      loss_ = loss.loss / static_cast<double>(loss.samples);
-      // What a step leaves for the next is part of the next; the round's last has no next.
-      if (i + 1 == steps) CADRE_RETURN_IF_ERROR(replica.Settle());
-      const absl::Time end = absl::Now();
-      if (counts) step_seconds_.push_back(absl::ToDoubleSeconds(end - start));
-      if (counts) {
-        trace_.Add({.name = absl::StrCat("step ", step_),
-                    .category = "step",
-                    .begin_us = absl::ToUnixMicros(start),
-                    .duration_us = absl::ToInt64Microseconds(end - start),
-                    .step = step_});
-      }
-    }
+    const uint64_t sent = replica_->comms().bytes_sent();
+    const double moving = replica_->seconds_moving();
+    const absl::Time start = absl::Now();
+    for (int i = 0; i < steps; ++i) CADRE_RETURN_IF_ERROR(Step());
+    const absl::Time end = absl::Now();
     if (counts) {
-      round_seconds_.push_back(Sum(step_seconds_, steps) / steps);
-      sent_ += replica.comms().bytes_sent() - sent;
-      moving_.push_back((replica.seconds_moving() - moving) / steps);
-      counted_ += steps;
-      replica.set_observer(nullptr);
+      replica_->set_observer(nullptr);
       last_round_ = trace_.Stop();
       intervals_.insert(intervals_.end(), last_round_.begin(), last_round_.end());
+      round_seconds_.push_back(absl::ToDoubleSeconds(end - start) / steps);
+      moving_.push_back((replica_->seconds_moving() - moving) / steps);
+    }
+    CADRE_RETURN_IF_ERROR(replica_->Settle());
+    if (counts) {
+      // With what the last step left under way, and without what the first found.
+      sent_ += replica_->comms().bytes_sent() - sent;
+      counted_ += static_cast<uint64_t>(steps);
     }
     return absl::OkStatus();
   }
@@ -167,7 +159,7 @@ class Contestant {
     return StepModelFrom(replica_->graph(), replica_->index(), replica_->plan(), intervals_);
   }
 
-  // Microseconds of waiting by step, in the mean of a round, median over rounds.
+  // Of waiting, a step: the mean of a round, median over rounds.
   double WaitedSeconds(int steps) const {
     std::vector<double> rounds;
     double sum = 0;
@@ -182,7 +174,8 @@ class Contestant {
     return rounds.empty() ? 0 : Median(rounds);
   }
 
-  std::string Json(const std::optional<StepTime>& predicted, double first_seconds) const {
+  // `twin`: the parts of the same without overlap.
+  std::string Json(const std::optional<StepModel>& twin, double first_seconds) const {
     std::map<std::string, int> algorithms;
     for (const Bucket& bucket : plan().buckets) {
       ++algorithms[std::string(AlgorithmName(bucket.algorithm))];
@@ -199,22 +192,33 @@ class Contestant {
         step_seconds() * 1e3, FLAGS_batch / step_seconds(), step_seconds() / first_seconds,
         WaitedSeconds(FLAGS_steps) * 1e3, moving_seconds() * 1e3, sent_ / counted_, buckets,
         LinkText(plan().link, plan().link_kind), loss_);
-    if (predicted) {
+    if (twin.has_value()) {
+      const StepTime step = OverlappedStep(*twin);
       absl::StrAppendFormat(&line,
                             R"(,"predicted_step_ms":%.3f,"predicted_exposed_ms":%.3f,)"
-                            R"("serial_ms":%.3f)",
-                            predicted->seconds * 1e3, predicted->exposed * 1e3,
-                            predicted->serial * 1e3);
+                            R"("serial_ms":%.3f,"recurrence_exposed_ms":%.3f)",
+                            step.seconds * 1e3, step.exposed * 1e3, step.serial * 1e3,
+                            RecurrenceOf(*twin).exposed * 1e3);
     }
     return absl::StrCat(line, "}");
   }
 
  private:
-  // Of the last `count`.
-  static double Sum(const std::vector<double>& values, int count) {
-    double sum = 0;
-    for (auto it = values.end() - count; it != values.end(); ++it) sum += *it;
-    return sum;
+  absl::Status Step() {
+    replica_->set_step(step_);
+    tape_->set_step(step_);
+    const absl::Time start = absl::Now();
+    const BatchView view = batch_->View(FLAGS_batch, step_);
+    CADRE_ASSIGN_OR_RETURN(const LossPart loss,
+                           replica_->Step({&view, 1}, kBenchRate, /*gather=*/true));
+    loss_ = loss.loss / static_cast<double>(loss.samples);
+    trace_.Add({.name = absl::StrCat("step ", step_),
+                .category = "step",
+                .begin_us = absl::ToUnixMicros(start),
+                .duration_us = absl::ToInt64Microseconds(absl::Now() - start),
+                .step = step_});
+    ++step_;
+    return absl::OkStatus();
   }
 
   Config config_;
@@ -225,7 +229,6 @@ class Contestant {
   std::unique_ptr<TapeTrace> tape_;
   int64_t step_ = 0;
   double loss_ = 0;
-  std::vector<double> step_seconds_;
   std::vector<double> round_seconds_;
   std::vector<double> moving_;
   uint64_t sent_ = 0;
@@ -250,6 +253,10 @@ std::string Twin(const Config& config) {
 
 absl::Status Run() {
   const std::vector<std::string> peers = absl::StrSplit(FLAGS_peers, ',');
+  if (FLAGS_rank < 0 || FLAGS_rank >= static_cast<int>(peers.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rank is ", FLAGS_rank, ", but --peers names ", peers.size()));
+  }
   CADRE_ASSIGN_OR_RETURN(const auto listener,
                          TcpListener::Listen({.address = peers[static_cast<size_t>(FLAGS_rank)]}));
   CADRE_ASSIGN_OR_RETURN(const auto transport, Connect(*listener, peers));
@@ -262,7 +269,7 @@ absl::Status Run() {
   const std::vector<Config> asked = configs;
   for (const Config& config : asked) {
     const auto same = [&](const Config& other) { return other.name == Twin(config); };
-    if (std::any_of(configs.begin(), configs.end(), same)) continue;
+    if (!FLAGS_predict || std::any_of(configs.begin(), configs.end(), same)) continue;
     CADRE_ASSIGN_OR_RETURN(Config twin, ParseConfig(Twin(config), transport->size()));
     configs.push_back(std::move(twin));
   }
@@ -283,12 +290,11 @@ absl::Status Run() {
   }
   if (FLAGS_rank != 0) return absl::OkStatus();
   for (size_t i = 0; i < asked.size(); ++i) {
-    std::optional<StepTime> predicted;
+    std::optional<StepModel> parts;
     for (const auto& twin : contestants) {
-      if (!asked[i].overlap || twin->config().name != Twin(asked[i])) continue;
-      predicted = OverlappedStep(twin->Model());
+      if (asked[i].overlap && twin->config().name == Twin(asked[i])) parts = twin->Model();
     }
-    std::printf("%s\n", contestants[i]->Json(predicted, contestants[0]->step_seconds()).c_str());
+    std::printf("%s\n", contestants[i]->Json(parts, contestants[0]->step_seconds()).c_str());
   }
   if (FLAGS_trace.empty()) return absl::OkStatus();
   CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(FLAGS_trace));
@@ -304,7 +310,7 @@ int main(int argc, char** argv) {
   gflags::SetUsageMessage("Measures training steps over real links. Rank 0 prints JSON lines.");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   if (FLAGS_batch < 1 || FLAGS_threads < 1 || FLAGS_steps < 1 || FLAGS_rounds < 1 ||
-      FLAGS_warmup < 1 || FLAGS_rank < 0) {
+      FLAGS_warmup < 1) {
     std::fprintf(stderr, "--batch, --threads, --steps, --rounds and --warmup must be at least 1\n");
     return 2;
   }

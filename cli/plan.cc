@@ -77,8 +77,13 @@ absl::StatusOr<Prospect> Foresee(const PlanOptions& options, v1::RunSpec spec) {
         prospect.plan, prospect.index,
         ComputeTimes(prospect.graph, static_cast<int>(options.workers),
                      static_cast<int64_t>(prospect.spec.batch_per_group()), *options.flops));
-    model.update_together = prospect.spec.optimizer().clip_norm() > 0;
+    const v1::Optimizer& optimizer = prospect.spec.optimizer();
+    model.update_together = optimizer.clip_norm() > 0 || optimizer.has_lars();
     prospect.step = OverlappedStep(model);
+    if (prospect.spec.cluster().overlap() == v1::OFF) {
+      prospect.step->exposed += prospect.step->serial - prospect.step->seconds;
+      prospect.step->seconds = prospect.step->serial;
+    }
   }
   return prospect;
 }

@@ -155,6 +155,10 @@ absl::StatusOr<LinkProfile> LinkProfileFromProto(const v1::LinkProfile& proto) {
     const absl::Status status = CheckNumber(value, name);
     if (!status.ok()) return status;
   }
+  if (proto.samples_size() > kMostLinkSamples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a link with ", proto.samples_size(), " samples, at most ", kMostLinkSamples));
+  }
   LinkProfile link{.alpha = proto.alpha(), .beta = proto.beta(), .gamma = proto.gamma()};
   for (const v1::CollectiveSample& each : proto.samples()) {
     const auto sample = SampleFromProto(each);

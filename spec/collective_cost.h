@@ -40,7 +40,9 @@ struct LinkProfile {
 
   bool known() const { return beta > 0; }
 };
-// Errors: InvalidArgument for negative or infinite numbers, and unknown algorithms.
+// Errors: InvalidArgument for negative or infinite numbers, unknown algorithms, and more than
+// kMostLinkSamples.
+inline constexpr int kMostLinkSamples = 256;
 absl::StatusOr<LinkProfile> LinkProfileFromProto(const v1::LinkProfile& proto);
 v1::LinkProfile LinkProfileToProto(const LinkProfile& profile);
 

@@ -1,5 +1,6 @@
 #include "spec/plan_collectives.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -54,9 +55,11 @@ Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::CollectivePolicy policy, const LinkProfile& link, std::string link_kind,
                      std::optional<int64_t> bucket_elements) {
   BucketRules rules{.kinds = KindsOf(graph, policy)};
+  const bool measured =
+      link.known() && (policy == v1::AUTO || policy == v1::COLLECTIVE_POLICY_UNSPECIFIED);
   rules.most_elements = [&](int ranks) {
     if (bucket_elements) return *bucket_elements;
-    return link.known() ? BucketElements(ranks, link) : kUnmeasuredBucketElements;
+    return measured ? BucketElements(ranks, link) : kUnmeasuredBucketElements;
   };
   plan.buckets = MakeBuckets(plan.layers, plan.mesh, index, rules);
   for (Bucket& bucket : plan.buckets) {
@@ -68,14 +71,21 @@ Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
   return plan;
 }
 
+int ChunksOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket) {
+  const int64_t elements = BufferElements(plan, index, bucket);
+  return static_cast<int>(std::max<int64_t>(1, (elements + kChunkElements - 1) / kChunkElements));
+}
+
 BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                   Algorithm algorithm, const LinkProfile& link) {
   BucketCost cost{.bytes = kBytesPerElement * BufferElements(plan, index, bucket)};
   if (!link.known()) return cost;
   const int sum = plan.mesh.Size(bucket.axes);
   const int own = sum * plan.mesh.Size(bucket.same);
-  cost.reduce_scatter = SecondsOf(Collective::kReduceScatter, algorithm, sum, cost.bytes, link);
-  cost.all_gather = SecondsOf(Collective::kAllGather, algorithm, own, cost.bytes, link);
+  const int chunks = ChunksOf(plan, index, bucket);
+  const int64_t bytes = cost.bytes / chunks;
+  cost.reduce_scatter = chunks * SecondsOf(Collective::kReduceScatter, algorithm, sum, bytes, link);
+  cost.all_gather = chunks * SecondsOf(Collective::kAllGather, algorithm, own, bytes, link);
   return cost;
 }
 

@@ -35,17 +35,24 @@ namespace cadre {
 // its way early.
 inline constexpr int64_t kUnmeasuredBucketElements = 4 << 20;
 
+// Elements of a chunk (4 MiB, 30 ms at 1 Gbit/s): a bucket travels in near-equal chunks of at most
+// so many, so that a small bucket that is needed soon does not wait behind a large one.
+inline constexpr int64_t kChunkElements = 1 << 20;
+// Chunks of a bucket, the same on all ranks although their shards may differ by a row.
+int ChunksOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket);
+
 // The plan with its buckets made anew and an algorithm for each. Buckets are of
-// BucketElements(ranks that sum them) elements, or of kUnmeasuredBucketElements where the link is
-// not known, or of `bucket_elements` where that is given (0: no limit); a layer is never cut, so
-// with 1 every layer has buckets of its own. Under PAPER convolutional layers share no bucket with
-// others. AUTO is ring where the link is not known.
-// Requires: the plan's mesh and layers are legal for the graph. Guarantees: so is the result.
+// BucketElements(ranks that sum them) elements under AUTO where the link is known, of
+// kUnmeasuredBucketElements otherwise, so that a policy that is not AUTO gives the same sums to the
+// bit whatever was measured; or of `bucket_elements` where that is given (0: no limit); a layer is
+// never cut, so with 1 every layer has buckets of its own. Under PAPER convolutional layers share
+// no bucket with others. AUTO is ring where the link is not known. Requires: the plan's mesh and
+// layers are legal for the graph. Guarantees: so is the result.
 Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::CollectivePolicy policy, const LinkProfile& link, std::string link_kind,
                      std::optional<int64_t> bucket_elements = std::nullopt);
 
-// What one bucket costs in a step.
+// What one bucket costs in a step, chunk after chunk.
 struct BucketCost {
   // Of its gradients on the rank that holds most; its weights take as many.
   int64_t bytes = 0;

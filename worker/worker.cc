@@ -181,6 +181,7 @@ void Worker::Run() {
 void Worker::Train(GroupSession& session) {
   const v1::GroupPlace place = session.assignment().place();
   TrainerOptions options;
+  options.links = &links_;
   options.connect = [&](const v1::Assignment& assignment) {
     const GroupIdentity identity{.schema_hash = SchemaHash(),
                                  .run = assignment.lineage(),

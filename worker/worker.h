@@ -23,6 +23,7 @@
 #include "kernels/kernels.h"
 #include "worker/assignment.h"
 #include "worker/group_session.h"
+#include "worker/train/link_cache.h"
 #include "worker/transport/tcp_listener.h"
 
 namespace cadre {
@@ -84,6 +85,7 @@ class Worker {
 
   const WorkerOptions options_;
   const std::string incarnation_;
+  LinkCache links_;
   Counters counters_;
   // Counts as long as it lives.
   std::unique_ptr<TcpListener> listener_;

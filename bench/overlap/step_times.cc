@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "bench/training_setup.h"
+#include "spec/plan_collectives.h"
 
 namespace cadre {
 namespace {
@@ -70,12 +71,26 @@ StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const P
                             .backward = MedianOf(backward[l], steps.size())});
   }
   for (size_t b = 0; b < plan.buckets.size(); ++b) {
-    model.buckets.push_back({.layer = index[plan.buckets[b].parameters.front()].layer,
-                             .reduce_scatter = MedianOf(reduce[b], steps.size()),
-                             .update = MedianOf(update[b], steps.size()),
-                             .all_gather = MedianOf(gather[b], steps.size())});
+    const int chunks = ChunksOf(plan, index, plan.buckets[b]);
+    const StepModel::Bucket chunk{.layer = index[plan.buckets[b].parameters.front()].layer,
+                                  .reduce_scatter = MedianOf(reduce[b], steps.size()) / chunks,
+                                  .update = MedianOf(update[b], steps.size()) / chunks,
+                                  .all_gather = MedianOf(gather[b], steps.size()) / chunks};
+    model.buckets.insert(model.buckets.end(), static_cast<size_t>(chunks), chunk);
   }
   return model;
+}
+
+StepTime RecurrenceOf(const StepModel& model) {
+  std::vector<LayerTimes> layers;
+  for (const StepModel::Layer& layer : model.layers) {
+    layers.push_back({.forward = layer.forward, .backward = layer.backward});
+  }
+  for (const StepModel::Bucket& bucket : model.buckets) {
+    layers[static_cast<size_t>(bucket.layer)].communication +=
+        bucket.reduce_scatter + bucket.update + bucket.all_gather;
+  }
+  return OverlapRecurrence(layers);
 }
 
 std::map<int64_t, double> WaitsOf(const std::vector<TraceInterval>& intervals) {

@@ -23,6 +23,10 @@ namespace cadre {
 StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const Plan& plan,
                         const std::vector<TraceInterval>& intervals);
 
+// The same parts by the recurrence of a step that all-reduces and then starts the next: what a step
+// would take that gathers its weights before it ends.
+StepTime RecurrenceOf(const StepModel& model);
+
 // Microseconds that the rank's own thread waited for the background, by step.
 std::map<int64_t, double> WaitsOf(const std::vector<TraceInterval>& intervals);
 

@@ -157,9 +157,12 @@ StepModel StepModelOf(const Plan& plan, const ParameterIndex& index,
   StepModel model{.layers = std::move(layers)};
   for (const Bucket& bucket : plan.buckets) {
     const BucketCost cost = CostOf(plan, index, bucket, bucket.algorithm, plan.link);
-    model.buckets.push_back({.layer = index[bucket.parameters.front()].layer,
-                             .reduce_scatter = cost.reduce_scatter,
-                             .all_gather = cost.all_gather});
+    const int chunks = ChunksOf(plan, index, bucket);
+    for (int c = 0; c < chunks; ++c) {
+      model.buckets.push_back({.layer = index[bucket.parameters.front()].layer,
+                               .reduce_scatter = cost.reduce_scatter / chunks,
+                               .all_gather = cost.all_gather / chunks});
+    }
   }
   return model;
 }

@@ -84,7 +84,7 @@ struct StepModel {
 StepTime OverlappedStep(const StepModel& model);
 
 // The model of a plan whose layers take these times (one per layer of the graph), communication as
-// the plan's link predicts, updates as good as free.
+// the plan's link predicts, updates as good as free. A chunk of a bucket is a bucket of the model.
 StepModel StepModelOf(const Plan& plan, const ParameterIndex& index,
                       std::vector<StepModel::Layer> layers);
 

@@ -95,7 +95,8 @@ TEST_F(TraceTest, EveryRankShowsItsComputingAndItsCollectives) {
 
 TEST_F(TraceTest, TheSummaryFitsTheSteps) {
   ASSERT_NO_FATAL_FAILURE(Start(2));
-  const auto traced = Trace({"--group", "1", "-o", "json", "-O", cluster_.folder() + "/step.json"});
+  const auto traced =
+      Trace({"--group", "1", "-o", "json", "--quiet", "-O", cluster_.folder() + "/step.json"});
   ASSERT_TRUE(traced.ok()) << traced.status();
   ASSERT_EQ(traced->exit_code, 0);
   std::string text;

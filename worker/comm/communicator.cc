@@ -13,8 +13,8 @@
 namespace cadre {
 namespace {
 
-// Schedules that are kept: those of a model's buckets, reduced and gathered.
-constexpr size_t kKept = 64;
+// Schedules that are kept: those of all chunks of a model's buckets, reduced and gathered.
+constexpr size_t kKept = 1024;
 
 uint32_t GroupHash(const std::vector<int>& members) {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a

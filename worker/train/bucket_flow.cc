@@ -9,12 +9,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "spec/plan_collectives.h"
 
 namespace cadre {
 namespace {
 
-// Elements of a chunk: 4 MiB, 30 ms at 1 Gbit/s.
-constexpr int64_t kChunkElements = 1 << 20;
+// Shorter waits are no waits, only calls.
+constexpr absl::Duration kShortestWait = absl::Microseconds(5);
 
 // Chunk `chunk` of `chunks` of elements [begin, end).
 Piece Chunk(int64_t begin, int64_t end, int chunk, int chunks) {
@@ -56,10 +57,7 @@ BucketFlow::BucketParts BucketFlow::PartsOf(int b) const {
   made.first_layer = index_[bucket(b).parameters.front()].layer;
   made.owners = bucket(b).axes;
   made.owners.insert(made.owners.end(), bucket(b).same.begin(), bucket(b).same.end());
-  // By the rank that holds most: all must cut alike although their shards may differ by a row.
-  const int64_t most = BufferElements(plan_, index_, bucket(b));
-  made.chunks =
-      static_cast<int>(std::max<int64_t>(1, (most + kChunkElements - 1) / kChunkElements));
+  made.chunks = ChunksOf(plan_, index_, bucket(b));
   const int same = plan_.mesh.Size(bucket(b).same);
   const auto owners = static_cast<int>(ownership.borders.size()) - 1;
   for (int c = 0; c < made.chunks; ++c) {
@@ -129,7 +127,7 @@ std::span<T> BucketFlow::Slice(std::span<T> buffer, int bucket) const {
 // ---- The rank's own thread
 
 void BucketFlow::BeginStep(float rate, bool gather) {
-  asked_ = {rate, gather};
+  asked_ = {rate, gather, step_};
   first_pass_ = true;
   last_pass_ = false;
   posted_.assign(parts_.size(), false);
@@ -222,24 +220,35 @@ absl::Status BucketFlow::Settle() {
 
 absl::Status BucketFlow::Waited(const char* for_what, const std::function<absl::Status()>& wait) {
   const absl::Time start = absl::Now();
-  const int64_t begin_us = absl::ToUnixMicros(start);
   absl::Status status = wait();
-  seconds_waited_ += absl::ToDoubleSeconds(absl::Now() - start);
-  if (trace_ != nullptr && trace_->on()) {
-    TraceSince(begin_us, absl::StrCat("wait for ", for_what), "wait", -1);
+  const absl::Duration waited = absl::Now() - start;
+  seconds_waited_ += absl::ToDoubleSeconds(waited);
+  if (trace_ != nullptr && trace_->on() && waited >= kShortestWait) {
+    trace_->Add({.name = absl::StrCat("wait for ", for_what),
+                 .category = "wait",
+                 .lane = 0,
+                 .begin_us = absl::ToUnixMicros(start),
+                 .duration_us = absl::ToInt64Microseconds(waited),
+                 .step = step_});
   }
   return status;
 }
 
-void BucketFlow::TraceSince(int64_t begin_us, std::string name, const char* category,
-                            int64_t bytes) {
-  if (trace_ == nullptr || !trace_->on()) return;
-  const bool waits = std::string(category) == "wait";
+BucketFlow::Traced::Traced(const BucketFlow& flow)
+    : trace_(flow.trace_ != nullptr && flow.trace_->on() ? flow.trace_ : nullptr),
+      step_(flow.order_.step),
+      begin_us_(trace_ != nullptr ? Trace::Now() : 0) {}
+
+void BucketFlow::Traced::End(const char* category, int64_t bytes, const char* what, int bucket,
+                             int chunk) const {
+  if (trace_ == nullptr) return;
+  std::string name = what;
+  if (bucket >= 0) absl::StrAppend(&name, " bucket ", bucket, " part ", chunk);
   trace_->Add({.name = std::move(name),
                .category = category,
-               .lane = waits ? 0 : 1,
-               .begin_us = begin_us,
-               .duration_us = Trace::Now() - begin_us,
+               .lane = 1,
+               .begin_us = begin_us_,
+               .duration_us = Trace::Now() - begin_us_,
                .bytes = bytes,
                .step = step_});
 }
@@ -262,7 +271,7 @@ void BucketFlow::ExpectGathers() {
 // ---- The queue's thread
 
 absl::Status BucketFlow::SumLoss() {
-  const int64_t begin_us = Trace::Now();
+  const Traced traced(*this);
   double sums[] = {mine_.loss, static_cast<double>(mine_.correct),
                    static_cast<double>(mine_.samples)};
   CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(std::span<double>(sums)));
@@ -273,19 +282,18 @@ absl::Status BucketFlow::SumLoss() {
   } else {
     ForgetGathers();
   }
-  TraceSince(begin_us, "loss", "collective", sizeof sums);
+  traced.End("collective", sizeof sums, "loss");
   return absl::OkStatus();
 }
 
 absl::Status BucketFlow::Reduce(int b, int c) {
-  const int64_t begin_us = Trace::Now();
+  const Traced traced(*this);
   const std::vector<Piece>& pieces = parts(b).reduce[static_cast<size_t>(c)];
   Communicator& comm = comms_.Over(bucket(b).axes, Transport::kBackground);
   const uint64_t sent = comm.bytes_sent();
   CADRE_RETURN_IF_ERROR(
       comm.ReduceScatter(bucket(b).algorithm, DType::kFloat32, Bytes(Gradients(b)), pieces));
-  TraceSince(begin_us, absl::StrCat("reduce-scatter bucket ", b, " part ", c), "collective",
-             static_cast<int64_t>(comm.bytes_sent() - sent));
+  traced.End("collective", static_cast<int64_t>(comm.bytes_sent() - sent), "reduce-scatter", b, c);
   return AfterReduce(b, c);
 }
 
@@ -300,15 +308,14 @@ absl::Status BucketFlow::AfterReduce(int b, int c) {
 }
 
 absl::Status BucketFlow::SumNorms() {
-  const int64_t begin_us = Trace::Now();
+  const Traced traced(*this);
   norms_.Clear();
   for (int b = 0; b < buckets(); ++b) {
     optimizer(b).AddNorms(Slice<float>(Gradients(b), b), Slice<float>(parameters_.weights(b), b),
                           norms_);
   }
   CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(norms_.sums()));
-  TraceSince(begin_us, "norms", "collective",
-             static_cast<int64_t>(norms_.sums().size() * sizeof(double)));
+  traced.End("collective", static_cast<int64_t>(norms_.sums().size() * sizeof(double)), "norms");
   return ForChunks([this](int b, int c) {
     if (order_.gather) return PostGather(b, c, /*update_first=*/true);
     Update(b, c);
@@ -317,13 +324,13 @@ absl::Status BucketFlow::SumNorms() {
 }
 
 void BucketFlow::Update(int b, int c) {
-  const int64_t begin_us = Trace::Now();
+  const Traced traced(*this);
   const Piece& mine = parts(b).mine[static_cast<size_t>(c)];
   const int64_t slice = parameters_.ownership(b).slice_begin();
   optimizer(b).UpdatePart(static_cast<size_t>(mine.begin - slice),
                           static_cast<size_t>(mine.end - slice), order_.rate, norms_,
                           Slice<float>(Gradients(b), b), Slice<float>(parameters_.weights(b), b));
-  TraceSince(begin_us, absl::StrCat("update bucket ", b, " part ", c), "update", -1);
+  traced.End("update", -1, "update", b, c);
 }
 
 absl::Status BucketFlow::PostGather(int b, int c, bool update_first) {
@@ -332,14 +339,13 @@ absl::Status BucketFlow::PostGather(int b, int c, bool update_first) {
 
 absl::Status BucketFlow::GatherChunk(int b, int c, bool update_first) {
   if (update_first) Update(b, c);
-  const int64_t begin_us = Trace::Now();
+  const Traced traced(*this);
   Communicator& comm = comms_.Over(parts(b).owners, Transport::kBackground);
   const uint64_t sent = comm.bytes_sent();
   CADRE_RETURN_IF_ERROR(comm.AllGather(bucket(b).algorithm, DType::kFloat32,
                                        Bytes(parameters_.weights(b)),
                                        parts(b).gather[static_cast<size_t>(c)]));
-  TraceSince(begin_us, absl::StrCat("all-gather bucket ", b, " part ", c), "collective",
-             static_cast<int64_t>(comm.bytes_sent() - sent));
+  traced.End("collective", static_cast<int64_t>(comm.bytes_sent() - sent), "all-gather", b, c);
   return absl::OkStatus();
 }
 

@@ -9,14 +9,13 @@
 // is updated only when the group's loss is known to be finite, which travels before all gradients.
 // Where the optimiser needs norms over the whole model, updates wait for all reductions.
 //
-// Without overlap the same happens, but the rank's own thread waits for each part. A rank that is
-// alone does it all on its own thread.
+// Without overlap gradients wait for the end of backward, and the rank's own thread for all that
+// follows. A rank that is alone does it all on its own thread.
 //
 // Owns its queue; borrows the rest. Thread-compatible: the rank's own thread calls. What it borrows
 // may be looked at by others only between Settle and the next step.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -91,6 +90,20 @@ class BucketFlow final : public PassListener {
     std::vector<std::string> owners;
   };
 
+  // What the queue's thread is doing, for the trace; reads no clock when nothing is traced.
+  class Traced {
+   public:
+    explicit Traced(const BucketFlow& flow);
+    // `what`, of a chunk of a bucket if that is given, ends now.
+    void End(const char* category, int64_t bytes, const char* what, int bucket = -1,
+             int chunk = 0) const;
+
+   private:
+    Trace* const trace_;
+    const int64_t step_;
+    const int64_t begin_us_;
+  };
+
   static uint64_t Key(Phase phase, int bucket = 0, int chunk = 0);
   int64_t Priority(Phase phase, int bucket) const;
   BucketParts PartsOf(int bucket) const;
@@ -126,7 +139,6 @@ class BucketFlow final : public PassListener {
 
   // Runs the wait, counts and traces it.
   absl::Status Waited(const char* for_what, const std::function<absl::Status()>& wait);
-  void TraceSince(int64_t begin_us, std::string name, const char* category, int64_t bytes);
 
   const Plan& plan_;
   const ParameterIndex& index_;
@@ -139,12 +151,13 @@ class BucketFlow final : public PassListener {
   // Buckets of each layer's parameters.
   std::vector<std::vector<int>> buckets_of_layer_;
   Trace* trace_ = nullptr;
-  std::atomic<int64_t> step_{0};
+  int64_t step_ = 0;
   double seconds_waited_ = 0;
 
   struct Order {
     float rate = 0;
     bool gather = false;
+    int64_t step = 0;
   };
   // The step that the rank's own thread is in. Of the step before, much may still be under way
   // until forward has waited for all weights.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "spec/collective_cost.h"
 #include "spec/graph.h"
@@ -50,41 +51,57 @@ absl::StatusOr<std::string> LinkKinds(Transport& transport, Communicator& all) {
 }
 
 absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigned,
-                                const LinkProfile& link, std::string kind) {
+                                const v1::LinkProfile& link) {
+  CADRE_ASSIGN_OR_RETURN(const LinkProfile profile, LinkProfileFromProto(link));
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(assigned, graph, index));
   return PlanToProto(WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(),
-                                     link, std::move(kind)),
+                                     profile, link.kind()),
                      index);
 }
 
-struct Links {
-  LinkProfile profile;
-  std::string kind;
-};
+// Processes, and how they reach one another.
+std::vector<std::string> KeyOf(const v1::Assignment& assignment, const std::string& kind) {
+  std::vector<std::string> key(assignment.peers().begin(), assignment.peers().end());
+  key.push_back(kind);
+  return key;
+}
 
-absl::StatusOr<Links> LinksOf(const v1::Plan& assigned, Transport& transport, Communicator& all) {
-  Links links{.kind = assigned.link().kind()};
-  CADRE_ASSIGN_OR_RETURN(links.profile, LinkProfileFromProto(assigned.link()));
-  if (links.profile.known()) return links;
+// What rank 0 knows of the links already; not known otherwise.
+v1::LinkProfile KnownLink(const v1::Assignment& assignment, const std::string& kind,
+                          LinkCache* cache) {
+  if (assignment.plan().link().beta() > 0 || cache == nullptr) return assignment.plan().link();
+  return cache->Get(KeyOf(assignment, kind), absl::Now()).value_or(v1::LinkProfile());
+}
+
+absl::StatusOr<v1::LinkProfile> MeasuredLink(const v1::Assignment& assignment,
+                                             const std::string& kind, Communicator& all,
+                                             LinkCache* cache) {
   CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(all));
-  links.profile = ProfileOf(measure, transport.size());
-  CADRE_ASSIGN_OR_RETURN(links.kind, LinkKinds(transport, all));
-  return links;
+  v1::LinkProfile link = LinkProfileToProto(ProfileOf(measure, all.size()));
+  link.set_kind(kind);
+  if (cache != nullptr) cache->Put(KeyOf(assignment, kind), link, absl::Now());
+  return link;
 }
 
 }  // namespace
 
-absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Plan& assigned,
-                                    Transport& transport) {
-  if (transport.size() == 1) return assigned;
+absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignment& assignment,
+                                    Transport& transport, LinkCache* cache) {
+  if (transport.size() == 1) return assignment.plan();
   Communicator all = AllOf(transport);
-  CADRE_ASSIGN_OR_RETURN(Links links, LinksOf(assigned, transport, all));
+  CADRE_ASSIGN_OR_RETURN(const std::string kind, LinkKinds(transport, all));
+  v1::LinkProfile link = KnownLink(assignment, kind, cache);
+  uint64_t known = link.beta() > 0 ? 1 : 0;
+  CADRE_RETURN_IF_ERROR(all.Broadcast(std::as_writable_bytes(std::span(&known, 1)), 0));
+  if (known == 0) {
+    CADRE_ASSIGN_OR_RETURN(link, MeasuredLink(assignment, kind, all, cache));
+  }
   // Chosen once: logarithms may differ in the last bit between processors.
   absl::StatusOr<v1::Plan> chosen = v1::Plan();
   if (transport.rank() == 0) {
-    chosen = Choose(spec, assigned, links.profile, std::move(links.kind));
+    chosen = Choose(spec, assignment.plan(), link);
   }
   CADRE_RETURN_IF_ERROR(Agree(chosen.status(), all));
   CADRE_ASSIGN_OR_RETURN(const std::string bytes, TextOfFirst(chosen->SerializeAsString(), all));

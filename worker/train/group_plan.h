@@ -5,17 +5,19 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "worker/train/link_cache.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
 
-// A collective of all ranks. They measure the links; rank 0 chooses by the run's policy and tells
-// the others, so that all hold the same plan, to the byte. A plan that says what the links are like
-// is not measured again; a group of one rank has none.
+// A collective of all ranks. They measure the links, unless the assigned plan says what they are
+// like, or rank 0's cache does; rank 0 chooses by the run's policy and tells the others, so that
+// all hold the same plan, to the byte. A group of one rank has no links. `cache` may be null.
 // Errors: InvalidArgument for a plan that does not fit the model; the transport's.
-absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Plan& assigned,
-                                    Transport& transport);
+absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignment& assignment,
+                                    Transport& transport, LinkCache* cache);
 
 }  // namespace cadre

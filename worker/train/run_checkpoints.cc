@@ -63,6 +63,8 @@ absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lin
 absl::Status RunCheckpoints::Begin() {
   const v1::RunSpec& spec = assignment_.spec();
   if (spec.checkpoint().from().empty()) return absl::OkStatus();
+  // The weights that are there may still be on their way to other ranks.
+  CADRE_RETURN_IF_ERROR(replica_.Settle());
   CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
                          LoadCheckpoint(spec.checkpoint().from(), replica_.index(),
                                         spec.optimizer(), Values(), replica_.comms().All()));

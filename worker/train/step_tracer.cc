@@ -8,13 +8,6 @@
 #include "worker/train/trace_report.h"
 
 namespace cadre {
-namespace {
-
-// A message of some megabytes at most.
-constexpr size_t kMostEvents = 20000;
-
-}  // namespace
-
 StepTracer::StepTracer(GroupControl& control, Replica& replica, Trace& trace)
     : control_(control), replica_(replica), trace_(trace), tape_(trace, replica.graph()) {
   replica_.set_trace(&trace_);
@@ -24,35 +17,54 @@ StepTracer::~StepTracer() { replica_.set_observer(nullptr); }
 
 absl::Status StepTracer::BeforeStep(uint32_t step) {
   if (request_) {
-    trace_.Add({.name = absl::StrCat("step ", step - 1),
-                .category = "step",
-                .lane = 0,
-                .begin_us = step_began_us_,
-                .duration_us = Trace::Now() - step_began_us_,
-                .step = static_cast<int64_t>(step) - 1});
-    if (step >= until_) CADRE_RETURN_IF_ERROR(End());
-  }
-  if (!request_) {
-    request_ = control_.TakeTraceRequest();
-    if (request_) {
-      // What the step before still has under way is not part of the trace.
-      CADRE_RETURN_IF_ERROR(replica_.Settle());
-      until_ = step + std::max(1U, request_->steps());
-      trace_.Start();
-      replica_.set_observer(&tape_);
+    if (step >= until_) {
+      CADRE_RETURN_IF_ERROR(End(step));
+    } else {
+      AddStep(step - 1);
     }
   }
+  if (!request_) CADRE_RETURN_IF_ERROR(MaybeBegin(step));
   tape_.set_step(step);
   replica_.set_step(step);
   if (request_) step_began_us_ = Trace::Now();
   return absl::OkStatus();
 }
 
-absl::Status StepTracer::End() {
+absl::Status StepTracer::Finish(uint32_t step) {
+  // What was asked for since the last step is answered with nothing.
+  if (!request_) CADRE_RETURN_IF_ERROR(MaybeBegin(step));
+  return request_ ? End(step) : absl::OkStatus();
+}
+
+absl::Status StepTracer::MaybeBegin(uint32_t step) {
+  request_ = control_.TakeTraceRequest();
+  if (!request_) return absl::OkStatus();
+  // What the step before still has under way is not part of the trace.
   CADRE_RETURN_IF_ERROR(replica_.Settle());
+  begun_ = step;
+  until_ = step + std::max(1U, request_->steps());
+  trace_.Start();
+  replica_.set_observer(&tape_);
+  return absl::OkStatus();
+}
+
+void StepTracer::AddStep(uint32_t step) {
+  trace_.Add({.name = absl::StrCat("step ", step),
+              .category = "step",
+              .lane = 0,
+              .begin_us = step_began_us_,
+              .duration_us = Trace::Now() - step_began_us_,
+              .step = static_cast<int64_t>(step)});
+}
+
+// The last step has no next one behind which its collectives could hide: it takes until they are
+// done.
+absl::Status StepTracer::End(uint32_t step) {
+  CADRE_RETURN_IF_ERROR(replica_.Settle());
+  if (step > begun_) AddStep(step - 1);
   replica_.set_observer(nullptr);
   const uint64_t dropped = trace_.dropped();
-  v1::Traced traced = TracedFrom(trace_.Stop(), dropped, kMostEvents);
+  v1::Traced traced = TracedFrom(trace_.Stop(), dropped, request_->most_events());
   *traced.mutable_place() = request_->place();
   traced.set_request(request_->request());
   control_.Traced(traced);

@@ -25,16 +25,24 @@ class StepTracer {
   // Errors: the replica's, which settles first so that the last step's collectives are in the
   // trace.
   absl::Status BeforeStep(uint32_t step);
+  // No step comes any more, `step` would be the next: a trace that is under way ends with what it
+  // has.
+  absl::Status Finish(uint32_t step);
 
  private:
-  absl::Status End();
+  // Takes a request, if there is one, and begins its trace with `step`.
+  absl::Status MaybeBegin(uint32_t step);
+  // The step that has just ended.
+  void AddStep(uint32_t step);
+  absl::Status End(uint32_t step);
 
   GroupControl& control_;
   Replica& replica_;
   Trace& trace_;
   TapeTrace tape_;
   std::optional<v1::TraceSteps> request_;
-  // The step before which the trace ends.
+  // Its first step, and the one before which the trace ends.
+  uint32_t begun_ = 0;
   uint32_t until_ = 0;
   int64_t step_began_us_ = 0;
 };

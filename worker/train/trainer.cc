@@ -111,7 +111,7 @@ class Trainer {
   }
 
   absl::Status SettleThePlan() {
-    CADRE_ASSIGN_OR_RETURN(plan_, SettlePlan(spec_, assignment_.plan(), *transport_));
+    CADRE_ASSIGN_OR_RETURN(plan_, SettlePlan(spec_, assignment_, *transport_, options_.links));
     return absl::OkStatus();
   }
 
@@ -180,6 +180,8 @@ class Trainer {
         CADRE_RETURN_IF_ERROR(TrainTo(next_step));
         CADRE_RETURN_IF_ERROR(GoSolo());
         CADRE_RETURN_IF_ERROR(Contribute());
+      } else {
+        CADRE_RETURN_IF_ERROR(tracer_->Finish(step_));
       }
       CADRE_ASSIGN_OR_RETURN(const v1::Decision decision, AwaitDecision());
       CADRE_RETURN_IF_ERROR(Adopt(decision));
@@ -413,6 +415,7 @@ class Trainer {
 
   absl::Status PullDecided(const v1::Decision& decision) {
     Traffic traffic;
+    CADRE_RETURN_IF_ERROR(replica_->Settle());
     CADRE_RETURN_IF_ERROR(exchange_->Pull(decision.version(), replica_->owned(), &traffic));
     CountPull(traffic);
     v1::Adopted adopted;

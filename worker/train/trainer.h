@@ -21,6 +21,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
+#include "worker/train/link_cache.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
@@ -28,6 +29,8 @@ namespace cadre {
 struct TrainerOptions {
   // Connects the ranks of the group that the assignment names.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::Assignment&)> connect;
+  // What was measured for groups before; may be null.
+  LinkCache* links = nullptr;
   // How long one exchange with a shard may take, retries included.
   absl::Duration exchange_timeout = absl::Minutes(10);
   // How often rank 0 reports while training.

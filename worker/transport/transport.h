@@ -11,6 +11,11 @@
 // such list, so the transport sees the whole of it and keeps bytes flowing: a message may be passed
 // on while it still arrives.
 //
+// On every channel a pair of ranks may have some kilobytes under way in each direction that nobody
+// receives yet: a small send ends whether or not its peer has come as far. (An NCCL back end fits
+// here: it runs, in turn, one group of ncclSend and ncclRecv of all transfers that nothing stands
+// in the way of, receives sums beside the data, and adds.)
+//
 // Threads: one thread at a time calls Run on a channel, different threads on different channels;
 // Abort and status() are thread-safe.
 //
@@ -53,8 +58,9 @@ struct Transfer {
   int peer = 0;
   std::span<std::byte> data;
   // Position in the list of an earlier or later transfer that stands in the way, or none. A byte of
-  // this transfer may move once that one is complete, or has passed the byte's address: to pass on
-  // what still arrives, and to overwrite what is still being sent.
+  // this transfer may move once that one has passed the byte's address: to pass on what still
+  // arrives, and to overwrite what is still being sent. A byte outside of that one's data, and an
+  // empty message, wait until it is complete.
   static constexpr int kNone = -1;
   int after = kNone;
 };

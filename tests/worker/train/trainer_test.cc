@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -122,6 +124,99 @@ v1::Start StartOf(uint32_t next_step) {
   start.set_total_steps(20);
   start.set_groups(1);
   return start;
+}
+
+// Two ranks, threads of one process, each with a control of its own.
+void TrainPair(v1::Assignment assignment, ScriptedControl (&controls)[2]) {
+  assignment.add_peers("one");
+  assignment.add_peers("two");
+  auto transports = MakeThreadTransports(2, absl::Seconds(30));
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      v1::Assignment mine = assignment;
+      mine.mutable_place()->set_rank(rank);
+      auto kernels = MakeCpuKernels(1);
+      Cancellation cancellation;
+      Counters counters;
+      LinkCache links;
+      TrainerOptions options;
+      options.links = &links;
+      options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+        return std::move(transports[rank]);
+      };
+      const TrainerOutcome outcome =
+          TrainAsMember(mine, *kernels, controls[rank], cancellation, counters, options);
+      // The first that is released takes the other with it.
+      EXPECT_TRUE(absl::IsCancelled(outcome.status) || absl::IsUnavailable(outcome.status))
+          << outcome.status;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+v1::TraceSteps TraceOf(uint32_t steps) {
+  v1::TraceSteps request;
+  request.set_request(7);
+  request.set_steps(steps);
+  request.set_most_events(20000);
+  return request;
+}
+
+std::map<std::string, int> EventsByCategory(const v1::Traced& traced) {
+  std::map<std::string, int> events;
+  for (const v1::TraceEvent& event : traced.events()) ++events[event.category()];
+  return events;
+}
+
+TEST(Trainer, SettlesThePlanTracesItsStepsAndSaysWhatItWaitedFor) {
+  ScriptedControl controls[2];
+  v1::Decision on;
+  on.set_next_step(10);
+  v1::Decision end;
+  for (ScriptedControl& control : controls) {
+    control.start = StartOf(4);
+    control.trace_request = TraceOf(3);
+  }
+  controls[0].decisions = {on, end};
+  v1::Assignment assignment = AssignmentOf(Spec());
+  *assignment.mutable_plan() = *MakePlan(Spec(), 2);
+  TrainPair(assignment, controls);
+
+  const v1::Plan& plan = controls[0].prepared.plan();
+  EXPECT_GT(plan.link().beta(), 0) << "measured";
+  EXPECT_EQ(plan.link().kind(), "threads");
+  EXPECT_EQ(plan.layers_size(), assignment.plan().layers_size());
+  EXPECT_FALSE(controls[1].prepared.has_plan()) << "rank 0 says it for all";
+  for (const ScriptedControl& control : controls) {
+    ASSERT_EQ(control.traced.size(), 1U);
+    EXPECT_EQ(control.traced[0].request(), 7U);
+    std::map<std::string, int> events = EventsByCategory(control.traced[0]);
+    EXPECT_EQ(events["step"], 3);
+    EXPECT_GT(events["compute"], 0);
+    EXPECT_GT(events["collective"], 0);
+    EXPECT_GT(events["update"], 0);
+    for (const v1::TraceEvent& event : control.traced[0].events()) {
+      if (event.category() != "collective") continue;
+      EXPECT_LT(event.step(), 3U) << event.name();
+    }
+  }
+  for (const v1::Progress& progress : controls[0].progress) {
+    EXPECT_GT(progress.step_seconds(), 0);
+    EXPECT_GE(progress.exposed_seconds(), 0);
+    EXPECT_LE(progress.exposed_seconds(), progress.step_seconds());
+  }
+}
+
+TEST(Trainer, ATraceThatOutlivesTheRunEndsWithIt) {
+  ScriptedControl control;
+  control.start = StartOf(4);
+  control.decisions = {v1::Decision()};
+  control.trace_request = TraceOf(50);
+  const TrainerOutcome outcome = Train(AssignmentOf(Spec()), control);
+  EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
+  ASSERT_EQ(control.traced.size(), 1U);
+  EXPECT_EQ(EventsByCategory(control.traced[0])["step"], 4);
 }
 
 TEST(Trainer, TrainsToTheBoundaryContributesAndEvaluates) {

@@ -1,0 +1,146 @@
+// Whatever way gradients are summed, and whether that overlaps with computing or not, training
+// computes the same.
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <string>
+#include <tuple>
+
+#include "coordinator/plan/planner.h"
+#include "spec/plan_collectives.h"
+#include "tests/equivalence/comparison.h"
+#include "tests/equivalence/small_models.h"
+#include "tests/equivalence/zoo_folder.h"
+
+namespace cadre {
+namespace {
+
+constexpr int kSteps = 6;
+
+// A bucket for every layer.
+constexpr int64_t kBucketElements = 1;
+
+struct Way {
+  v1::CollectivePolicy policy = v1::RING;
+  bool overlap = true;
+};
+
+struct Group {
+  std::string name;
+  int data = 1;
+  int space = 1;
+  int model = 1;
+};
+
+void PrintTo(const Group& group, std::ostream* out) { *out << group.name; }
+
+class Trained {
+ public:
+  explicit Trained(v1::RunSpec spec)
+      : spec_(std::move(spec)),
+        graph_(*Graph::FromModel(spec_.model())),
+        index_(ParameterIndex::FromGraph(graph_)) {}
+
+  GroupResult Train(const Group& group, const Way& way) {
+    v1::RunSpec spec = spec_;
+    spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(group.model));
+    spec.mutable_cluster()->set_space_ranks(static_cast<uint32_t>(group.space));
+    spec.mutable_cluster()->set_overlap(way.overlap ? v1::ON : v1::OFF);
+    const auto assigned = MakePlan(spec, group.data * group.space * group.model);
+    EXPECT_TRUE(assigned.ok()) << assigned.status();
+    auto plan = PlanFromProto(*assigned, graph_, index_);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    *plan = WithCollectives(*std::move(plan), graph_, index_, way.policy, LinkProfile(), "",
+                            kBucketElements);
+    buckets_ = plan->buckets.size();
+    auto result = ranks_.Train(
+        spec, PlanToProto(*plan, index_),
+        {.steps = kSteps, .batches = RandomBatches(graph_, spec.batch_per_group(), spec.seed())});
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *std::move(result) : GroupResult();
+  }
+
+  double Error(const GroupResult& a, const GroupResult& b) const {
+    return RelativeError(index_, InitialWeights(index_, spec_.seed()), a.weights, b.weights);
+  }
+  size_t buckets() const { return buckets_; }
+
+ private:
+  const v1::RunSpec spec_;
+  const Graph graph_;
+  const ParameterIndex index_;
+  size_t buckets_ = 0;
+  Ranks ranks_{[] { return MakeCpuKernels(1); }};
+};
+
+enum class Update { kPlain, kClipped, kLars, kMicroBatches };
+
+v1::RunSpec SpecFor(Update update) {
+  auto spec = SmallModel(ZooFolder(), "lenet");
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  spec->set_batch_per_group(12);
+  switch (update) {
+    case Update::kPlain:
+      break;
+    case Update::kClipped:
+      spec->mutable_optimizer()->set_clip_norm(0.05F);
+      break;
+    case Update::kLars:
+      spec->mutable_optimizer()->mutable_lars()->set_momentum(0.9F);
+      break;
+    case Update::kMicroBatches:
+      spec->set_micro_batches(3);
+      break;
+  }
+  return *std::move(spec);
+}
+
+class EveryWay : public testing::TestWithParam<std::tuple<Group, Update>> {};
+
+TEST_P(EveryWay, ComputesTheSame) {
+  const auto& [group, update] = GetParam();
+  Trained trained(SpecFor(update));
+  const GroupResult one = trained.Train({}, {});
+  for (const v1::CollectivePolicy policy :
+       {v1::RING, v1::BUTTERFLY, v1::HALVING_DOUBLING, v1::PAPER}) {
+    SCOPED_TRACE(PolicyName(policy));
+    const GroupResult on = trained.Train(group, {policy, true});
+    const GroupResult off = trained.Train(group, {policy, false});
+    ASSERT_FALSE(HasFailure());
+    EXPECT_GT(trained.buckets(), 2U);
+    // The order of sums is the plan's, not time's.
+    EXPECT_EQ(on.digest, off.digest);
+    EXPECT_EQ(on.losses, off.losses);
+    EXPECT_LT(trained.Error(one, on), kTolerance);
+    EXPECT_EQ(one.evaluation.correct, on.evaluation.correct);
+  }
+}
+
+std::string UpdateName(Update update) {
+  switch (update) {
+    case Update::kPlain:
+      return "Plain";
+    case Update::kClipped:
+      return "Clipped";
+    case Update::kLars:
+      return "Lars";
+    case Update::kMicroBatches:
+      return "MicroBatches";
+  }
+  return "";
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, EveryWay,
+                         testing::Combine(testing::Values(Group{"Data2", 2}, Group{"Data3", 3},
+                                                          Group{"Data4", 4},
+                                                          Group{"Data2Model2", 2, 1, 2},
+                                                          Group{"Data1Space2Model2", 1, 2, 2}),
+                                          testing::Values(Update::kPlain, Update::kClipped,
+                                                          Update::kLars, Update::kMicroBatches)),
+                         [](const testing::TestParamInfo<std::tuple<Group, Update>>& info) {
+                           return std::get<0>(info.param).name +
+                                  UpdateName(std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace cadre
