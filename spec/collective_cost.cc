@@ -115,6 +115,9 @@ std::optional<double> MeasuredAllReduce(Algorithm algorithm, int ranks, int64_t 
     if (below.bytes == bytes) return below.seconds;
     const double there = AllReduceFormula(algorithm, ranks, static_cast<double>(below.bytes), link);
     const double here = AllReduceFormula(algorithm, ranks, static_cast<double>(bytes), link);
+    // Beyond the largest what more bytes cost is the formula's to say: the sample's own difference
+    // may be of its messages.
+    if (bytes > below.bytes) return below.seconds + std::max(0.0, here - there);
     return there > 0 ? below.seconds * here / there : below.seconds;
   }
   const double from = std::log(static_cast<double>(below.bytes));

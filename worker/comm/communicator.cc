@@ -307,7 +307,7 @@ CallTag Communicator::NextTag(Collective collective, Algorithm algorithm, DType 
           .dtype = type,
           .members = static_cast<uint16_t>(size()),
           .group = group_,
-          .sequence = sequence_++,
+          .sequence = transport_.NextSequence(channel_, group_),
           .elements = elements};
 }
 

@@ -122,7 +122,6 @@ class Communicator {
   uint32_t group_ = 0;
   // Hosts of the members.
   std::vector<uint64_t> hosts_;
-  uint32_t sequence_ = 0;
   // The last few, for a training step asks for the same ones again and again.
   std::vector<std::unique_ptr<Made>> made_;
   size_t next_made_ = 0;

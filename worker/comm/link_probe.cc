@@ -3,19 +3,25 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <functional>
 #include <span>
 #include <utility>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status.h"
 #include "worker/comm/reduce.h"
 
 namespace cadre {
 namespace {
+
+// One that is never set.
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // Everything together, where links are fast.
 constexpr double kBudgetSeconds = 0.25;
@@ -62,9 +68,9 @@ class Probe {
  private:
   // One time of `runs` runs, per run.
   absl::StatusOr<double> Reading(int runs, const std::function<absl::Status()>& run) {
-    const absl::Time start = absl::Now();
+    const Clock::time_point start = Clock::now();
     for (int i = 0; i < runs; ++i) CADRE_RETURN_IF_ERROR(run());
-    return absl::ToDoubleSeconds(absl::Now() - start) / runs;
+    return SecondsSince(start) / runs;
   }
 
   absl::StatusOr<double> MedianOf(int readings, int runs,
@@ -90,7 +96,7 @@ class Probe {
   }
 
   absl::StatusOr<double> SecondsLeft() {
-    CADRE_ASSIGN_OR_RETURN(const double spent, Agree(absl::ToDoubleSeconds(absl::Now() - start_)));
+    CADRE_ASSIGN_OR_RETURN(const double spent, Agree(SecondsSince(start_)));
     return kBudgetSeconds - spent;
   }
 
@@ -202,7 +208,7 @@ class Probe {
   }
 
   Communicator& all_;
-  const absl::Time start_ = absl::Now();
+  const Clock::time_point start_ = Clock::now();
   LinkMeasure measured_;
 };
 

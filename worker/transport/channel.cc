@@ -30,6 +30,9 @@ constexpr int kTurnsPerYield = 32;
 // A thread that never waits looks at the control connections this often.
 constexpr int kBusyTurns = 64;
 constexpr std::chrono::milliseconds kLookEvery{1};
+// Longest sleep; and after how much of it without movement a thread looks for messages that nobody
+// expects.
+constexpr int64_t kNapMs = 100;
 // A link that ends before its peer's word has come: how long to wait for the word.
 constexpr absl::Duration kWordDelay = absl::Milliseconds(20);
 
@@ -102,7 +105,6 @@ void Channel::Prepare() {
 void Channel::Append(Queue& queue, int position) {
   if (queue.head == Transfer::kNone) {
     queue.head = position;
-    queue.prefix_bytes = 0;
     active_.push_back(&queue);
   } else {
     progress_[static_cast<size_t>(queue.last)].next = position;
@@ -183,15 +185,15 @@ absl::Status Channel::MoveOut(Queue& queue, bool* stuck) {
 }
 
 absl::Status Channel::MoveIn(Queue& queue, bool* stuck) {
-  if (queue.prefix_bytes == 0) {
-    queue.prefix_bytes = PrefixBytes(queue.position);
-    queue.prefix_done = 0;
-    queue.part_bytes = 0;
-  }
-  if (queue.prefix_done < queue.prefix_bytes) {
+  // Before anything is read: what a peer put into shared memory it put there before it said
+  // goodbye.
+  const bool left = queue.link->kind() != LinkKind::kTcp && control_.left(queue.peer);
+  if (queue.prefix_bytes == 0 || queue.prefix_done < queue.prefix_bytes) {
     CADRE_RETURN_IF_ERROR(ReadHeader(queue, stuck));
-    if (*stuck) return absl::OkStatus();
+    if (*stuck) return left ? HasLeft(queue.peer) : absl::OkStatus();
+    queue.early = true;
   }
+  if (std::exchange(queue.early, false)) CADRE_RETURN_IF_ERROR(CheckHeader(queue));
   const Transfer& transfer = call_.transfers[static_cast<size_t>(queue.head)];
   Progress& progress = progress_[static_cast<size_t>(queue.head)];
   if (transfer.data.empty()) {
@@ -199,17 +201,24 @@ absl::Status Channel::MoveIn(Queue& queue, bool* stuck) {
   } else {
     const size_t bytes = std::min(Allowed(transfer) - progress.done, kBiteBytes);
     const auto into = transfer.data.subspan(progress.done, bytes);
+    const uint64_t before = queue.position;
     const absl::StatusOr<size_t> got =
         transfer.kind == Transfer::Kind::kReceive ? Receive(queue, into) : ReceiveSum(queue, into);
     if (!got.ok()) return LinkFailed(queue.peer, got.status());
     progress.done += *got;
     *stuck = *got == 0;
+    if (left && bytes > 0 && queue.position == before) return HasLeft(queue.peer);
   }
   if (!*stuck && progress.done == transfer.data.size()) Complete(queue);
   return absl::OkStatus();
 }
 
 absl::Status Channel::ReadHeader(Queue& queue, bool* stuck) {
+  if (queue.prefix_bytes == 0) {
+    queue.prefix_bytes = PrefixBytes(queue.position);
+    queue.prefix_done = 0;
+    queue.part_bytes = 0;
+  }
   const auto prefix = std::span(queue.prefix).first(queue.prefix_bytes);
   const absl::StatusOr<size_t> got = queue.link->Read(prefix.subspan(queue.prefix_done));
   if (!got.ok()) return LinkFailed(queue.peer, got.status());
@@ -217,7 +226,38 @@ absl::Status Channel::ReadHeader(Queue& queue, bool* stuck) {
   queue.position += *got;
   queue.prefix_done += *got;
   *stuck = queue.prefix_done < queue.prefix_bytes;
-  return *stuck ? absl::OkStatus() : CheckHeader(queue);
+  return absl::OkStatus();
+}
+
+// Ranks that disagree may each wait for somebody who sends to somebody else. A peer that is ahead
+// is at a later call of these members, or at one of others.
+absl::Status Channel::LookForStrays() {
+  for (Queue& queue : receives_) {
+    if (queue.link == nullptr || queue.head != Transfer::kNone || control_.left(queue.peer)) {
+      continue;
+    }
+    if (!queue.early) {
+      bool stuck = false;
+      CADRE_RETURN_IF_ERROR(ReadHeader(queue, &stuck));
+      if (stuck) continue;
+      queue.early = true;
+    }
+    const absl::StatusOr<MessageHeader> header = HeaderOf(queue);
+    CADRE_RETURN_IF_ERROR(header.status());
+    const auto ahead = static_cast<int32_t>(header->tag.sequence - call_.tag.sequence);
+    if (header->tag.group != call_.tag.group || ahead > 0) continue;
+    return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header->tag.ToString(),
+                                            "; rank ", options_.rank, " at ",
+                                            call_.tag.ToString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MessageHeader> Channel::HeaderOf(const Queue& queue) const {
+  absl::StatusOr<MessageHeader> header =
+      ReadPrefix(std::span<const std::byte>(queue.prefix).first(queue.prefix_bytes));
+  if (header.ok()) return header;
+  return absl::InternalError(absl::StrCat("rank ", queue.peer, " sent what is not a message"));
 }
 
 absl::StatusOr<size_t> Channel::Receive(Queue& queue, std::span<std::byte> into) {
@@ -266,11 +306,8 @@ size_t Channel::AddThroughBuffer(Queue& queue, std::span<const std::byte> shown,
 }
 
 absl::Status Channel::CheckHeader(const Queue& queue) const {
-  const absl::StatusOr<MessageHeader> header =
-      ReadPrefix(std::span<const std::byte>(queue.prefix).first(queue.prefix_bytes));
-  if (!header.ok()) {
-    return absl::InternalError(absl::StrCat("rank ", queue.peer, " sent what is not a message"));
-  }
+  const absl::StatusOr<MessageHeader> header = HeaderOf(queue);
+  CADRE_RETURN_IF_ERROR(header.status());
   const size_t expected = call_.transfers[static_cast<size_t>(queue.head)].data.size();
   if (header->tag == call_.tag && header->length == expected) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header->tag.ToString(),
@@ -309,6 +346,8 @@ bool Channel::WaitsForLink(const Queue& queue) const {
 void Channel::Complete(Queue& queue) {
   Progress& progress = progress_[static_cast<size_t>(queue.head)];
   progress.complete = true;
+  // The end of an empty message, too, may be what others wait for.
+  ++moved_;
   queue.head = progress.next;
   queue.prefix_bytes = 0;
 }
@@ -341,7 +380,7 @@ absl::Status Channel::Sleep() {
   const size_t peers_end = polled_.size();
   // Where there is something to move already, the news are looked at all the same.
   const bool sleeps = PrepareLinks() && !control_.dead();
-  const int wait = sleeps ? static_cast<int>(std::min<int64_t>(left.count(), 1 << 30)) : 0;
+  const int wait = sleeps ? static_cast<int>(std::min<int64_t>(left.count(), kNapMs)) : 0;
   if (poll(polled_.data(), polled_.size(), wait) < 0) {
     if (errno != EINTR) return absl::InternalError(absl::StrCat("poll: ", std::strerror(errno)));
     for (pollfd& entry : polled_) entry.revents = 0;
@@ -352,7 +391,9 @@ absl::Status Channel::Sleep() {
   const bool news = std::any_of(polled_.begin() + static_cast<ptrdiff_t>(peers_begin),
                                 polled_.begin() + static_cast<ptrdiff_t>(peers_end),
                                 [](const pollfd& entry) { return entry.revents != 0; });
-  return news ? control_.Look() : absl::OkStatus();
+  if (news) CADRE_RETURN_IF_ERROR(control_.Look());
+  return now - idle_since_ >= std::chrono::milliseconds(kNapMs) ? LookForStrays()
+                                                                : absl::OkStatus();
 }
 
 bool Channel::PrepareLinks() {

@@ -77,6 +77,8 @@ class Channel {
     size_t prefix_done = 0;
     // Where the link's stream is.
     uint64_t position = 0;
+    // The header came before anything was expected, and nobody has looked at it.
+    bool early = false;
     // Of a receive-sum: the first bytes of an element whose others have not arrived.
     std::array<std::byte, 16> part;
     size_t part_bytes = 0;
@@ -96,11 +98,16 @@ class Channel {
   absl::Status Move(Queue& queue);
   absl::Status MoveOut(Queue& queue, bool* stuck);
   absl::Status MoveIn(Queue& queue, bool* stuck);
+  // Reads on in the header of the next message. `stuck`: it is not all there.
   absl::Status ReadHeader(Queue& queue, bool* stuck);
+  // A message of this call, or of one before, from a peer of which nothing is expected.
+  absl::Status LookForStrays();
   absl::StatusOr<size_t> Receive(Queue& queue, std::span<std::byte> into);
   absl::StatusOr<size_t> ReceiveSum(Queue& queue, std::span<std::byte> into);
   size_t AddThroughBuffer(Queue& queue, std::span<const std::byte> shown,
                           std::span<std::byte> into);
+  // Requires: it is all there.
+  absl::StatusOr<MessageHeader> HeaderOf(const Queue& queue) const;
   absl::Status CheckHeader(const Queue& queue) const;
 
   // How many bytes of the transfer may have moved by now.

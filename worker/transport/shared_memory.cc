@@ -313,7 +313,9 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Make() {
   if (memory.empty()) return Exhausted("making shared memory");
   if (ftruncate(memory.fd(), kSegmentBytes) != 0) return Exhausted("sizing shared memory");
   // Nobody can take pages away from under the other side.
-  fcntl(memory.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  if (fcntl(memory.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return Exhausted("sealing shared memory");
+  }
   CADRE_ASSIGN_OR_RETURN(std::byte* const data, Map(memory.fd(), MAP_SHARED));
   const std::string nonce = NewIdentity();
   Furnish(data, nonce);
@@ -341,6 +343,11 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Open(absl::string_
   if (!IsMemory(path)) return absl::NotFoundError(absl::StrCat(path, " is not shared memory"));
   const Socket memory(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (memory.empty()) return ErrnoStatus(errno, "open", path);
+  // Of a file that can shrink, pages may go from under us.
+  const int seals = fcntl(memory.fd(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not sealed memory"));
+  }
   struct stat status {};
   if (fstat(memory.fd(), &status) != 0 || status.st_size != static_cast<off_t>(kSegmentBytes)) {
     return absl::FailedPreconditionError(absl::StrCat(path, " has another size"));

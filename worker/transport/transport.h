@@ -20,9 +20,9 @@
 // Abort and status() are thread-safe.
 //
 // Guarantees: the first error is the transport's last word. It tells all peers why, and every other
-// rank fails at its next or present call, on every channel, instead of waiting for its timeout;
-// every later call here returns the error again. After an error the group is dead; a new generation
-// makes a new one. Codes:
+// rank fails, within a millisecond, at its next or present call, on every channel, instead of
+// waiting for its timeout; every later call here returns the error again. After an error the group
+// is dead; a new generation makes a new one. Codes:
 //   Unavailable       a peer is lost (named), or told why it gave up (its words)
 //   DeadlineExceeded  no byte moved for the whole timeout
 //   Internal          wrong tag or length: a bug, or ranks that obey different plans
@@ -31,9 +31,11 @@
 // it fail, peers that have all they need do not.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 
 #include "absl/status/status.h"
 #include "worker/transport/call_tag.h"
@@ -89,15 +91,28 @@ class Transport {
 
   // Carries out all transfers and returns when all are done. Between a pair of ranks, sends go in
   // the list's order, and so do receives. Empty messages are sent, too.
-  // Requires: peers are other ranks of the group; what `after` says has no circle, and data of
-  // transfers overlap only where it orders them (or the peers' own order does).
+  // Calls with equal tag.group come in the order of their sequence, and what a rank is sent in one
+  // of them it receives in the same: a message that nobody expects is taken for a disagreement.
+  // Requires: that; sums are of whole elements; peers are other ranks of the group; what `after`
+  // says has no circle, and data of transfers overlap only where it orders them (or the peers' own
+  // order does).
   virtual absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                            const Combine& combine) = 0;
+
+  // The number of the next call among the members that `group` stands for, on a channel: calls are
+  // counted here, so that they have numbers of their own whoever makes them. For the thread that
+  // uses the channel.
+  uint32_t NextSequence(int channel, uint32_t group) {
+    return sequences_[static_cast<size_t>(channel)][group]++;
+  }
 
   // Kills the group: a call that waits returns `reason` at once. Requires: !reason.ok().
   virtual void Abort(absl::Status reason) = 0;
   // The first error, or OK.
   virtual absl::Status status() const = 0;
+
+ private:
+  std::array<std::unordered_map<uint32_t, uint32_t>, kChannels> sequences_;
 };
 
 }  // namespace cadre

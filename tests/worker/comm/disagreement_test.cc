@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
@@ -116,6 +118,45 @@ INSTANTIATE_TEST_SUITE_P(Cases, DisagreementTest,
                          [](const auto& info) {
                            return std::get<0>(info.param).name + WireName(std::get<1>(info.param));
                          });
+
+// Every algorithm against every other, whoever the odd one is: with more than a few ranks the odd
+// one's messages may go to somebody who expects nothing of it, and everybody waits for somebody
+// else.
+class EveryPairTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(EveryPairTest, IsFoundWhoeverIsTheOddOne) {
+  const int ranks = GetParam();
+  const std::vector<Call> calls = {
+      AllReduce(Algorithm::kRing, DType::kFloat32, 400),
+      AllReduce(Algorithm::kButterfly, DType::kFloat32, 400),
+      AllReduce(Algorithm::kHalvingDoubling, DType::kFloat32, 400),
+      AllReduce(Algorithm::kHierarchical, DType::kFloat32, 400),
+      Barrier(),
+  };
+  std::vector<int> members(static_cast<size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  for (size_t usual = 0; usual < calls.size(); ++usual) {
+    for (size_t odd = 0; odd < calls.size(); ++odd) {
+      if (odd == usual) continue;
+      for (int who = 0; who < ranks; ++who) {
+        SCOPED_TRACE(::testing::Message() << usual << " but " << odd << " at rank " << who);
+        const Transports group = MakeThreadTransports(ranks, absl::Minutes(10));
+        std::vector<absl::Status> statuses(static_cast<size_t>(ranks));
+        OnRanks(ranks, [&](int rank) {
+          const auto i = static_cast<size_t>(rank);
+          Communicator all(*group[i], members);
+          statuses[i] = calls[rank == who ? odd : usual](all);
+          while (statuses[i].ok()) statuses[i] = all.Barrier();
+        });
+        EXPECT_TRUE(std::any_of(statuses.begin(), statuses.end(), [](const absl::Status& status) {
+          return status.code() == absl::StatusCode::kInternal;
+        })) << statuses[0];
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, EveryPairTest, ::testing::Values(2, 3, 4, 5));
 
 // Different ideas of who takes part, too.
 TEST(DisagreementTest, AboutTheMembers) {

@@ -318,6 +318,32 @@ TEST_P(TransportTest, EmptyMessagesWaitTheirTurn) {
   });
 }
 
+// Each is there at once, but waits for the one behind it in the list.
+TEST_P(TransportTest, EmptyMessagesThatWaitForOneAnotherNeedNoOtherNews) {
+  constexpr int kRanks = 4;
+  const Transports group = Make(kRanks);
+  OnRanks(kRanks, [&](int rank) {
+    for (uint32_t round = 0; round < 20; ++round) {
+      std::vector<Transfer> list;
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer != rank) list.push_back({.kind = Transfer::Kind::kSend, .peer = peer});
+      }
+      for (int peer = kRanks - 1; peer >= 0; --peer) {
+        if (peer == rank) continue;
+        list.push_back(
+            {.kind = Transfer::Kind::kReceive,
+             .peer = peer,
+             .after = list.size() == 5 ? Transfer::kNone : static_cast<int>(list.size()) + 1});
+      }
+      const absl::Time start = absl::Now();
+      const absl::Status status = group[static_cast<size_t>(rank)]->Run(0, TagOf(round), list, {});
+      ASSERT_TRUE(status.ok()) << status;
+      // The timeout is half a minute.
+      EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+    }
+  });
+}
+
 TEST_P(TransportTest, ManyMessagesOfAllSizesInOneCall) {
   const Transports group = Make(2);
   const size_t sizes[] = {0, 1, 63, 64, 65, 3, 70'000, 8, 0, 1 << 20, 5, 200'000};
