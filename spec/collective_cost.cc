@@ -105,6 +105,9 @@ std::optional<Neighbours> FindNeighbours(Algorithm algorithm, int ranks, int64_t
   return Neighbours{*below, *above};
 }
 
+// Part of a sample's time that its messages may take for it to count as one of bytes.
+constexpr double kFewMessages = 0.1;
+
 // Between two sizes a straight line in logarithms; beyond them the formula's course.
 std::optional<double> MeasuredAllReduce(Algorithm algorithm, int ranks, int64_t bytes,
                                         const LinkProfile& link) {
@@ -115,9 +118,9 @@ std::optional<double> MeasuredAllReduce(Algorithm algorithm, int ranks, int64_t 
     if (below.bytes == bytes) return below.seconds;
     const double there = AllReduceFormula(algorithm, ranks, static_cast<double>(below.bytes), link);
     const double here = AllReduceFormula(algorithm, ranks, static_cast<double>(bytes), link);
-    // Beyond the largest what more bytes cost is the formula's to say: the sample's own difference
-    // may be of its messages.
-    if (bytes > below.bytes) return below.seconds + std::max(0.0, here - there);
+    // A largest sample that its messages dominate says nothing of what more bytes cost.
+    const bool of_messages = AllReduceFormula(algorithm, ranks, 0, link) > kFewMessages * there;
+    if (bytes > below.bytes && of_messages) return below.seconds + std::max(0.0, here - there);
     return there > 0 ? below.seconds * here / there : below.seconds;
   }
   const double from = std::log(static_cast<double>(below.bytes));

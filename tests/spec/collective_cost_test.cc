@@ -149,13 +149,26 @@ TEST(MeasuredCostTest, FollowsTheFormulaBeyondTheMeasured) {
     return SecondsOf(Collective::kAllReduce, algorithm, 4, bytes, Measured()) /
            SecondsOf(Collective::kAllReduce, algorithm, 4, bytes, formula);
   };
-  EXPECT_DOUBLE_EQ(ratio(64'000'000, Algorithm::kRing), ratio(1'000'000, Algorithm::kRing));
   EXPECT_DOUBLE_EQ(ratio(0, Algorithm::kRing), ratio(10'000, Algorithm::kRing));
   EXPECT_DOUBLE_EQ(ratio(77, Algorithm::kButterfly), ratio(10'000, Algorithm::kButterfly));
   // Nothing was measured of these.
   EXPECT_DOUBLE_EQ(ratio(10'000, Algorithm::kHalvingDoubling), 1);
   EXPECT_DOUBLE_EQ(SecondsOf(Collective::kAllReduce, Algorithm::kRing, 5, 1'000, Measured()),
                    SecondsOf(Collective::kAllReduce, Algorithm::kRing, 5, 1'000, formula));
+}
+
+TEST(MeasuredCostTest, BeyondTheLargestGoesByItIfItIsOfBytes) {
+  const auto ring = [](int64_t bytes, const LinkProfile& link) {
+    return SecondsOf(Collective::kAllReduce, Algorithm::kRing, 4, bytes, link);
+  };
+  const LinkProfile formula = TenGigabit();
+  // Messages are a fifth of the formula at 1 MB: the sample tells of them, not of bytes.
+  EXPECT_NEAR(ring(64'000'000, Measured()),
+              4e-3 + ring(64'000'000, formula) - ring(1'000'000, formula), 1e-12);
+  LinkProfile large = Measured();
+  large.samples.push_back({Algorithm::kRing, 4, 16'000'000, 0.1});
+  EXPECT_NEAR(ring(64'000'000, large), 0.1 * ring(64'000'000, formula) / ring(16'000'000, formula),
+              1e-12);
 }
 
 TEST(MeasuredCostTest, PartsAreAsSlowAsTheWhole) {
