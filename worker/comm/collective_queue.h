@@ -35,15 +35,14 @@ namespace cadre {
 class CollectiveQueue {
  public:
   explicit CollectiveQueue(Transport& transport);
-  // Waits for work that is running. Work that is left is dropped, and the transport aborted, since
-  // the other ranks count on it.
+  // If work is left, running or not, the transport is aborted, since the other ranks count on it.
   ~CollectiveQueue();
   CollectiveQueue(const CollectiveQueue&) = delete;
   CollectiveQueue& operator=(const CollectiveQueue&) = delete;
 
   // Lower priorities go first; of equal ones, what was posted first.
-  // Requires: every rank posts `key`, with equal collectives in it; none with the same key is
-  // unfinished.
+  // Requires: every rank posts `key`, with equal collectives in it, and before it the same pieces
+  // that it waited for; none with the same key is unfinished.
   void Post(uint64_t key, int64_t priority, std::function<absl::Status()> work)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
