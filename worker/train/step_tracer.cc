@@ -8,6 +8,7 @@
 #include "worker/train/trace_report.h"
 
 namespace cadre {
+
 StepTracer::StepTracer(GroupControl& control, Replica& replica, Trace& trace)
     : control_(control), replica_(replica), trace_(trace), tape_(trace, replica.graph()) {
   replica_.set_trace(&trace_);
