@@ -21,6 +21,12 @@ class RealClock final : public Clock {
   absl::Time Now() const override;
 };
 
+// Never set: between two readings lies what has passed. The readings themselves mean nothing.
+class SteadyClock final : public Clock {
+ public:
+  absl::Time Now() const override;
+};
+
 // Stands still until it is told to move.
 class ManualClock final : public Clock {
  public:

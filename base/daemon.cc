@@ -121,6 +121,11 @@ void BlockTerminationSignals() {
   signal(SIGPIPE, SIG_IGN);
 }
 
+void UnblockTerminationSignals() {
+  const sigset_t set = TerminationSignals();
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
 int WaitForTermination() {
   const sigset_t set = TerminationSignals();
   int number = 0;

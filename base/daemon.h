@@ -61,6 +61,8 @@ class Daemon {
 
 // Must be called before any thread is made, so that only WaitForTermination sees the signals.
 void BlockTerminationSignals();
+// From now on SIGTERM and SIGINT end the process again.
+void UnblockTerminationSignals();
 // Waits for SIGTERM or SIGINT and returns its number.
 int WaitForTermination();
 // Makes WaitForTermination return, from any thread.

@@ -21,6 +21,12 @@ uint64_t Digest(std::span<const float> values, uint64_t first) {
   return sum;
 }
 
+uint64_t TextDigest(absl::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return hash;
+}
+
 std::string DigestHex(uint64_t digest) { return absl::StrFormat("%016x", digest); }
 
 }  // namespace cadre

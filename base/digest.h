@@ -13,11 +13,16 @@
 #include <span>
 #include <string>
 
+#include "absl/strings/string_view.h"
+
 namespace cadre {
 
 // Digest of `values` at positions first, first + 1, ... in the fixed parameter order. Values are
 // compared by their bits: -0.0 differs from 0.0.
 uint64_t Digest(std::span<const float> values, uint64_t first);
+
+// Of text, byte by byte and in order (FNV-1a): for names of what is kept under its contents.
+uint64_t TextDigest(absl::string_view text);
 
 // Sixteen hex digits.
 std::string DigestHex(uint64_t digest);

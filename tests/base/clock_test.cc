@@ -26,5 +26,16 @@ TEST(RealClockTest, IsTheWallClock) {
   EXPECT_LE(now, absl::Now());
 }
 
+TEST(SteadyClockTest, NeverGoesBack) {
+  const SteadyClock clock;
+  absl::Time before = clock.Now();
+  for (int i = 0; i < 1000; ++i) {
+    const absl::Time now = clock.Now();
+    EXPECT_LE(before, now);
+    before = now;
+  }
+  EXPECT_LT(before, absl::InfiniteFuture());
+}
+
 }  // namespace
 }  // namespace cadre

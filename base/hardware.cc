@@ -1,0 +1,71 @@
+#include "base/hardware.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+constexpr char kProcessors[] = "/proc/cpuinfo";
+// Of the group that the process is in, if it sees itself at the top, as in a container.
+constexpr char kGroupTime[] = "/sys/fs/cgroup/cpu.max";
+constexpr char kGroupMemory[] = "/sys/fs/cgroup/memory.max";
+
+// Cores' worth of time; 0: no limit.
+double GroupCores() {
+  std::ifstream file(kGroupTime);
+  double quota = 0;
+  double period = 0;
+  // "max" is no number, so nothing is read.
+  return file >> quota >> period && period > 0 ? quota / period : 0;
+}
+
+}  // namespace
+
+std::string ProcessorName() {
+  std::ifstream file(kProcessors);
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t colon = line.find(':');
+    if (!absl::StartsWith(line, "model name") || colon == std::string::npos) continue;
+    const std::string name(absl::StripAsciiWhitespace(line.substr(colon + 1)));
+    if (!name.empty()) return name;
+  }
+  return "processor";
+}
+
+std::string DeviceName(int threads) {
+  return absl::StrCat(ProcessorName(), ", ", threads, threads == 1 ? " thread" : " threads");
+}
+
+int UsableCores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  int usable = static_cast<int>(std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) usable = CPU_COUNT(&cores);
+  const double worth = GroupCores();
+  if (worth > 0) usable = std::min(usable, static_cast<int>(std::ceil(worth)));
+  return std::max(1, usable);
+}
+
+uint64_t UsableMemoryBytes() {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES);
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  uint64_t bytes = pages > 0 && page > 0 ? static_cast<uint64_t>(pages) * page : 0;
+  std::ifstream file(kGroupMemory);
+  uint64_t limit = 0;
+  if (file >> limit && limit > 0 && (bytes == 0 || limit < bytes)) bytes = limit;
+  return bytes;
+}
+
+}  // namespace cadre
