@@ -8,6 +8,7 @@
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
+#include "proto/cadre/v1/profile.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 
@@ -26,7 +27,7 @@ uint64_t Compute() {
   const google::protobuf::FileDescriptor* files[] = {
       v1::RunSpec::descriptor()->file(),       v1::Plan::descriptor()->file(),
       v1::StageRequest::descriptor()->file(),  v1::MemberMessage::descriptor()->file(),
-      v1::SubmitRequest::descriptor()->file(),
+      v1::SubmitRequest::descriptor()->file(), v1::ClusterProfile::descriptor()->file(),
   };
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const auto* file : files) {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "spec/text.h"
+#include "spec/text_message.h"
 
 namespace cadre {
 namespace {

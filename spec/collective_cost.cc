@@ -157,7 +157,7 @@ absl::StatusOr<LinkProfile::Sample> SampleFromProto(const v1::CollectiveSample& 
 absl::StatusOr<LinkProfile> LinkProfileFromProto(const v1::LinkProfile& proto) {
   for (const auto& [value, name] :
        {std::pair(proto.alpha(), "alpha"), std::pair(proto.beta(), "beta"),
-        std::pair(proto.gamma(), "gamma")}) {
+        std::pair(proto.gamma(), "gamma"), std::pair(proto.processor(), "processor")}) {
     const absl::Status status = CheckNumber(value, name);
     if (!status.ok()) return status;
   }
@@ -165,7 +165,10 @@ absl::StatusOr<LinkProfile> LinkProfileFromProto(const v1::LinkProfile& proto) {
     return absl::InvalidArgumentError(
         absl::StrCat("a link with ", proto.samples_size(), " samples, at most ", kMostLinkSamples));
   }
-  LinkProfile link{.alpha = proto.alpha(), .beta = proto.beta(), .gamma = proto.gamma()};
+  LinkProfile link{.alpha = proto.alpha(),
+                   .beta = proto.beta(),
+                   .gamma = proto.gamma(),
+                   .processor = proto.processor()};
   for (const v1::CollectiveSample& each : proto.samples()) {
     const auto sample = SampleFromProto(each);
     if (!sample.ok()) return sample.status();
@@ -179,6 +182,7 @@ v1::LinkProfile LinkProfileToProto(const LinkProfile& profile) {
   proto.set_alpha(profile.alpha);
   proto.set_beta(profile.beta);
   proto.set_gamma(profile.gamma);
+  proto.set_processor(profile.processor);
   for (const LinkProfile::Sample& sample : profile.samples) {
     v1::CollectiveSample& each = *proto.add_samples();
     each.set_algorithm(std::string(AlgorithmName(sample.algorithm)));

@@ -29,6 +29,9 @@ struct LinkProfile {
   double alpha = 0;
   double beta = 0;
   double gamma = 0;
+  // Processor seconds that a rank spends for each byte that it sends and the one that it receives
+  // meanwhile; 0: not known.
+  double processor = 0;
   // All-reduces that were timed; where there are some, they go before the formula.
   struct Sample {
     Algorithm algorithm = Algorithm::kRing;

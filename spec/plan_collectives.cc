@@ -54,6 +54,14 @@ std::optional<Algorithm> Prescribed(v1::CollectivePolicy policy, const Graph& gr
 Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::CollectivePolicy policy, const LinkProfile& link, std::string link_kind,
                      std::optional<int64_t> bucket_elements) {
+  return WithCollectives(
+      std::move(plan), graph, index, policy, link, std::move(link_kind), bucket_elements,
+      [&](const std::vector<std::string>&) -> const LinkProfile& { return link; });
+}
+
+Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
+                     v1::CollectivePolicy policy, const LinkProfile& link, std::string link_kind,
+                     std::optional<int64_t> bucket_elements, const LinkOfAxes& link_of) {
   BucketRules rules{.kinds = KindsOf(graph, policy)};
   const bool measured =
       link.known() && (policy == v1::AUTO || policy == v1::COLLECTIVE_POLICY_UNSPECIFIED);
@@ -64,7 +72,9 @@ Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
   plan.buckets = MakeBuckets(plan.layers, plan.mesh, index, rules);
   for (Bucket& bucket : plan.buckets) {
     const std::optional<Algorithm> prescribed = Prescribed(policy, graph, index, bucket);
-    bucket.algorithm = prescribed ? *prescribed : CheapestFor(plan, index, bucket, link);
+    bucket.algorithm = prescribed ? *prescribed
+                                  : CheapestFor(plan, index, bucket, link_of(bucket.axes),
+                                                link_of(OwnerAxes(bucket)));
   }
   plan.link = link;
   plan.link_kind = std::move(link_kind);
@@ -78,23 +88,43 @@ int ChunksOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket
 
 BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                   Algorithm algorithm, const LinkProfile& link) {
+  return CostOf(plan, index, bucket, algorithm, link, link);
+}
+
+BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
+                  Algorithm algorithm, const LinkProfile& reducing, const LinkProfile& gathering) {
   BucketCost cost{.bytes = kBytesPerElement * BufferElements(plan, index, bucket)};
-  if (!link.known()) return cost;
   const int sum = plan.mesh.Size(bucket.axes);
   const int own = sum * plan.mesh.Size(bucket.same);
   const int chunks = ChunksOf(plan, index, bucket);
   const int64_t bytes = cost.bytes / chunks;
-  cost.reduce_scatter = chunks * SecondsOf(Collective::kReduceScatter, algorithm, sum, bytes, link);
-  cost.all_gather = chunks * SecondsOf(Collective::kAllGather, algorithm, own, bytes, link);
+  if (reducing.known()) {
+    cost.reduce_scatter =
+        chunks * SecondsOf(Collective::kReduceScatter, algorithm, sum, bytes, reducing);
+  }
+  if (gathering.known()) {
+    cost.all_gather = chunks * SecondsOf(Collective::kAllGather, algorithm, own, bytes, gathering);
+  }
   return cost;
+}
+
+std::vector<std::string> OwnerAxes(const Bucket& bucket) {
+  std::vector<std::string> axes = bucket.axes;
+  axes.insert(axes.end(), bucket.same.begin(), bucket.same.end());
+  return axes;
 }
 
 Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                       const LinkProfile& link) {
+  return CheapestFor(plan, index, bucket, link, link);
+}
+
+Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
+                      const LinkProfile& reducing, const LinkProfile& gathering) {
   Algorithm best = Algorithm::kRing;
-  double least = CostOf(plan, index, bucket, best, link).seconds();
+  double least = CostOf(plan, index, bucket, best, reducing, gathering).seconds();
   for (const Algorithm algorithm : kAlgorithms) {
-    const double seconds = CostOf(plan, index, bucket, algorithm, link).seconds();
+    const double seconds = CostOf(plan, index, bucket, algorithm, reducing, gathering).seconds();
     if (seconds >= least) continue;
     best = algorithm;
     least = seconds;

@@ -4,7 +4,7 @@
 // A step sums a bucket's gradients with a reduce-scatter over the bucket's `axes`, and, when owners
 // have updated their slices, gathers the weights over `axes` and `same`. Both are done by the
 // bucket's algorithm. Predictions add these up, one after the other; what of it hides behind
-// computation is coordinator/plan/overlap.h's to say.
+// computation is coordinator/cost/overlap.h's to say.
 //
 // Policies: `auto` takes for each bucket what costs least; `ring`, `butterfly` and
 // `halving-doubling` take always the same; `paper` goes by the kind of layer: butterfly for
@@ -15,9 +15,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "proto/cadre/v1/run.pb.h"
@@ -52,6 +54,15 @@ Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::CollectivePolicy policy, const LinkProfile& link, std::string link_kind,
                      std::optional<int64_t> bucket_elements = std::nullopt);
 
+// What connects ranks that differ along these axes of the plan's mesh alone.
+using LinkOfAxes = std::function<const LinkProfile&(const std::vector<std::string>& axes)>;
+
+// The same where not all links are alike: `link` is what the plan bears and what buckets are sized
+// by; algorithms are chosen by what each bucket travels over. Calls `link_of` before it returns.
+Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
+                     v1::CollectivePolicy policy, const LinkProfile& link, std::string link_kind,
+                     std::optional<int64_t> bucket_elements, const LinkOfAxes& link_of);
+
 // What one bucket costs in a step, chunk after chunk.
 struct BucketCost {
   // Of its gradients on the rank that holds most; its weights take as many.
@@ -63,10 +74,17 @@ struct BucketCost {
 // Seconds are 0 where the link is not known.
 BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                   Algorithm algorithm, const LinkProfile& link);
+// Gradients are reduced over the bucket's axes, weights gathered over those of its owners.
+BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
+                  Algorithm algorithm, const LinkProfile& reducing, const LinkProfile& gathering);
+// The bucket's axes and `same`: those along which its weights are gathered.
+std::vector<std::string> OwnerAxes(const Bucket& bucket);
 
 // The least of ring, butterfly and halving-doubling for this bucket; ring where it is all the same.
 Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                       const LinkProfile& link);
+Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
+                      const LinkProfile& reducing, const LinkProfile& gathering);
 
 // Of all buckets, one after the other, by the plan's own link.
 double CommunicationSeconds(const Plan& plan, const ParameterIndex& index);

@@ -9,40 +9,6 @@
 namespace cadre {
 namespace {
 
-// What an operation's way back looks at, besides its output's gradient.
-struct Remembered {
-  bool x = false;
-  bool y = false;
-};
-
-Remembered RememberedBy(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kConvolution:
-    case LayerKind::kFullyConnected:
-    case LayerKind::kGelu:
-    case LayerKind::kBatchNorm:
-    case LayerKind::kLocalResponseNorm:
-    case LayerKind::kEmbedding:
-    case LayerKind::kLayerNorm:
-    case LayerKind::kAttention:
-      return {.x = true};
-    case LayerKind::kRelu:
-    case LayerKind::kSigmoid:
-    case LayerKind::kTanh:
-      return {.y = true};
-    case LayerKind::kMaxPool:
-    case LayerKind::kAveragePool:
-    case LayerKind::kGlobalAveragePool:
-    case LayerKind::kDropout:
-    case LayerKind::kAdd:
-    case LayerKind::kConcat:
-    case LayerKind::kFlatten:
-    case LayerKind::kSoftmaxCrossEntropy:
-      return {};
-  }
-  return {};
-}
-
 // Whether the output may lie where the (first) input lay, and the gradient likewise.
 bool WorksInPlace(LayerKind kind) {
   switch (kind) {
@@ -372,6 +338,34 @@ Box LayerPlace::InputRowsFor(const Window& window, int64_t begin, int64_t end) c
   rows.end[kRows] =
       begin < end ? std::clamp(last, rows.begin[kRows], inputs[0].end[kRows]) : rows.begin[kRows];
   return rows;
+}
+
+Remembered RememberedBy(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kConvolution:
+    case LayerKind::kFullyConnected:
+    case LayerKind::kGelu:
+    case LayerKind::kBatchNorm:
+    case LayerKind::kLocalResponseNorm:
+    case LayerKind::kEmbedding:
+    case LayerKind::kLayerNorm:
+    case LayerKind::kAttention:
+      return {.x = true};
+    case LayerKind::kRelu:
+    case LayerKind::kSigmoid:
+    case LayerKind::kTanh:
+      return {.y = true};
+    case LayerKind::kMaxPool:
+    case LayerKind::kAveragePool:
+    case LayerKind::kGlobalAveragePool:
+    case LayerKind::kDropout:
+    case LayerKind::kAdd:
+    case LayerKind::kConcat:
+    case LayerKind::kFlatten:
+    case LayerKind::kSoftmaxCrossEntropy:
+      return {};
+  }
+  return {};
 }
 
 Layout InputLayout(const Graph& graph, const Plan& plan) {

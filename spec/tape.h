@@ -96,6 +96,13 @@ struct Tape {
 // them, and each sample whole.
 Layout InputLayout(const Graph& graph, const Plan& plan);
 
+// What an operation's way back looks at, besides its output's gradient.
+struct Remembered {
+  bool x = false;
+  bool y = false;
+};
+Remembered RememberedBy(LayerKind kind);
+
 // Whether anything is to be learnt from the gradient of the layer's output.
 std::vector<bool> LayersWithGradient(const Graph& graph);
 

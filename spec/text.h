@@ -7,9 +7,6 @@
 //   CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(file.spec)));
 #pragma once
 
-#include <google/protobuf/text_format.h>
-
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,16 +14,12 @@
 #include "absl/status/statusor.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "spec/problem.h"
+#include "spec/text_message.h"
 
 namespace cadre {
 
-// Messages within messages in the text of a spec or of a checkpoint's manifest: many times what
-// either has, and little enough for any stack.
-inline constexpr int kMostTextNesting = 100;
-
 // A run spec that remembers where in its file each field stands. Movable; thread-compatible.
 struct RunSpecFile {
-  std::string path;
   // Without blocks. May be changed by the caller: fields are then still looked up where the file
   // has them.
   v1::RunSpec spec;
@@ -34,7 +27,7 @@ struct RunSpecFile {
   // "model.block[0].layer[2]".
   std::vector<std::string> layer_paths;
   // Where each field of the file stands.
-  std::unique_ptr<google::protobuf::TextFormat::ParseInfoTree> places;
+  TextPlaces places;
 
   // "FILE:LINE:COLUMN: field: message", the field as the file has it. For a field that the file
   // does not have, the place of the nearest message around it that it has; the beginning of the
@@ -43,6 +36,9 @@ struct RunSpecFile {
 
   // OK without problems. Errors: InvalidArgument with one located problem per line.
   absl::Status Refuse(const std::vector<Problem>& problems) const;
+
+  // The problem, its field as the file has it.
+  Problem InFile(const Problem& problem) const;
 };
 
 // Reads the file; does not check what it says (spec/validate.h does).

@@ -10,13 +10,12 @@
 #include "absl/strings/str_join.h"
 #include "spec/utf8.h"
 #include "spec/validation.h"
+#include "tensor/mesh.h"
 
 namespace cadre {
 namespace {
 
 constexpr size_t kMostNameCharacters = 63;
-
-const char* PluralOf(uint32_t count) { return count == 1 ? "" : "s"; }
 
 }  // namespace
 
@@ -141,9 +140,8 @@ void Validation::CheckBatch() {
 // take the same part.
 void Validation::CheckBatchElements() {
   const int64_t batch = spec_.batch_per_group();
-  const v1::Cluster& cluster = spec_.cluster();
   const int64_t parts =
-      std::max(1U, OrOne(cluster.ranks_per_group()) / OrOne(cluster.model_ranks()));
+      std::max(1U, OrOne(spec_.cluster().ranks_per_group()) / RanksAlong(kModelAxis));
   const int64_t most_per_part = kMostBatchElements / graph_->input().elements();
   if ((batch + parts - 1) / parts <= most_per_part) return;
   Add("batch_per_group", "is ", batch, " samples of ", graph_->input().ToString(), " over ", parts,
@@ -162,55 +160,6 @@ void Validation::CheckAveraging() {
   if (averaging.quorum() > groups) {
     Add("averaging.quorum", "is ", averaging.quorum(), "; there are only ", groups, " group",
         PluralOf(groups));
-  }
-}
-
-void Validation::CheckCluster() {
-  const v1::Cluster& cluster = spec_.cluster();
-  const uint32_t ranks = OrOne(cluster.ranks_per_group());
-  AtMost("cluster.groups", cluster.groups(), kMostGroups);
-  AtMost("cluster.ranks_per_group", cluster.ranks_per_group(), kMostRanksPerGroup);
-  if (cluster.min_ranks_per_group() > ranks) {
-    Add("cluster.min_ranks_per_group", "is ", cluster.min_ranks_per_group(), "; a group has only ",
-        ranks, " rank", PluralOf(ranks));
-  }
-  CheckMesh();
-  AtMost("cluster.aggregators", cluster.aggregators(), kMostAggregators);
-  // Files have names for them; numbers come from other programs.
-  if (!v1::CollectivePolicy_IsValid(cluster.collectives())) {
-    Add("cluster.collectives", "is ", static_cast<int>(cluster.collectives()),
-        "; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING or PAPER");
-  }
-  if (!v1::Overlap_IsValid(cluster.overlap())) {
-    Add("cluster.overlap", "is ", static_cast<int>(cluster.overlap()), "; give ON or OFF");
-  }
-}
-
-void Validation::CheckMesh() {
-  const v1::Cluster& cluster = spec_.cluster();
-  const uint32_t ranks = OrOne(cluster.ranks_per_group());
-  const uint32_t space = OrOne(cluster.space_ranks());
-  const uint32_t model = OrOne(cluster.model_ranks());
-  const bool model_fits = ranks % model == 0;
-  if (!model_fits) {
-    Add("cluster.model_ranks", "is ", model, ", which does not divide the ", ranks, " rank",
-        PluralOf(ranks), " of a group");
-  }
-  if (space == 1) return;
-  if (ranks % space != 0) {
-    Add("cluster.space_ranks", "is ", space, ", which does not divide the ", ranks, " rank",
-        PluralOf(ranks), " of a group");
-  } else if (model_fits && ranks % (uint64_t{space} * model) != 0) {
-    Add("cluster.space_ranks", "is ", space, " and model_ranks is ", model, "; their product, ",
-        uint64_t{space} * model, ", does not divide the ", ranks, " ranks of a group");
-  }
-  if (!graph_) return;
-  if (graph_->takes_tokens()) {
-    Add("cluster.space_ranks", "is ", space,
-        ", but only images have rows to split; the model takes tokens, leave it out");
-  } else if (graph_->input()[0] < space) {
-    Add("cluster.space_ranks", "is ", space, ", but the model's input has only ",
-        graph_->input()[0], " rows to split");
   }
 }
 

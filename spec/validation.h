@@ -20,6 +20,8 @@ namespace cadre {
 // Fields whose 0 stands for 1.
 inline uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
 
+inline const char* PluralOf(uint32_t count) { return count == 1 ? "" : "s"; }
+
 class Validation {
  public:
   // The spec is lent for the life of this object.
@@ -56,11 +58,26 @@ class Validation {
   void CheckBatch();
   void CheckBatchElements();
   void CheckAveraging();
-  void CheckCluster();
-  void CheckMesh();
   void CheckCheckpoint();
   bool GivesStop() const;
   void CheckStop();
+
+  // --- validate_cluster.cc
+  // ------------------------------------------------------------------------
+  void CheckCluster();
+  void CheckMesh();
+  void CheckPinnedMesh();
+  // model_ranks or space_ranks beside a mesh.
+  void CheckMeshAgrees(absl::string_view field, uint32_t ranks, absl::string_view axis);
+  // That images have so many rows.
+  void CheckRows(const std::string& field, uint32_t space);
+  void CheckLayerPins();
+  // That the layer can be cut as the pin says.
+  void CheckLayerPin(const std::string& field, const v1::LayerPin& pin, const GraphLayer& layer);
+  // A mesh is pinned that only splits samples.
+  bool IsDataAlone() const;
+  // Along `model` or `space`, whichever way the spec says it; 1 where it does not.
+  uint32_t RanksAlong(absl::string_view axis) const;
 
   // --- validate_data.cc
   // ---------------------------------------------------------------------------

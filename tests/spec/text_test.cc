@@ -25,7 +25,7 @@ std::string ErrorOf(const std::string& text) {
 TEST(TextTest, ReadsTheDemo) {
   const auto file = ReadRunSpec(testing::DemoPath());
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->path, testing::DemoPath());
+  EXPECT_EQ(file->places.path(), testing::DemoPath());
   EXPECT_EQ(file->spec.name(), "fashion-mnist-demo");
   EXPECT_EQ(file->spec.model().layer_size(), 10);
 }

@@ -8,6 +8,8 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/spec/testing.h"
 
@@ -163,6 +165,18 @@ INSTANTIATE_TEST_SUITE_P(
              "is nan"}),
     [](const auto& info) { return info.param.label; });
 
+void Pin(v1::RunSpec& s, std::vector<std::pair<std::string, uint32_t>> mesh) {
+  for (const auto& [name, size] : mesh) {
+    v1::MeshAxis& axis = *Machines(s).add_mesh();
+    axis.set_name(name);
+    axis.set_size(size);
+  }
+}
+void PinLayer(v1::RunSpec& s, const std::string& layer, const std::string& parallelism) {
+  v1::LayerPin& pin = *Machines(s).add_layer();
+  pin.set_layer(layer);
+  pin.set_parallelism(parallelism);
+}
 v1::Checkpoint& Saves(v1::RunSpec& s) { return *s.mutable_checkpoint(); }
 v1::AdamW& Adam(v1::RunSpec& s) { return *s.mutable_optimizer()->mutable_adamw(); }
 v1::Lars& Lars(v1::RunSpec& s) { return *s.mutable_optimizer()->mutable_lars(); }
@@ -214,6 +228,58 @@ INSTANTIATE_TEST_SUITE_P(
                Machines(s).set_space_ranks(6);
              },
              "cluster.space_ranks", "their product, 24, does not divide the 12 ranks"},
+        Rule{"PinnedAxis", [](S& s) { Pin(s, {{"data", 1}, {"depth", 2}}); },
+             "cluster.mesh[1].name", "is 'depth'; give data, space or model"},
+        Rule{"PinnedAxisTwice", [](S& s) { Pin(s, {{"data", 1}, {"data", 2}}); },
+             "cluster.mesh[1].name", "once more"},
+        Rule{"PinnedEmptyAxis", [](S& s) { Pin(s, {{"data", 2}, {"model", 0}}); },
+             "cluster.mesh[1].size", "is 0"},
+        Rule{"PinnedEndlessAxis", [](S& s) { Pin(s, {{"data", 0xffffffff}}); },
+             "cluster.mesh[0].size", "at most 4096"},
+        Rule{"PinnedRanks", [](S& s) { Pin(s, {{"data", 2}, {"model", 2}}); }, "cluster.mesh",
+             "is data=2, model=2, which makes 4 ranks; ranks_per_group is 2"},
+        Rule{"PinnedModelRanks",
+             [](S& s) {
+               Pin(s, {{"data", 2}});
+               Machines(s).set_model_ranks(2);
+             },
+             "cluster.model_ranks", "is 2, but cluster.mesh has 1 along model"},
+        Rule{"PinnedSpaceRanks",
+             [](S& s) {
+               Pin(s, {{"space", 2}});
+               Machines(s).set_space_ranks(1);
+             },
+             "cluster.space_ranks", "is 1, but cluster.mesh has 2 along space"},
+        Rule{"PinnedRows",
+             [](S& s) {
+               Pin(s, {{"space", 29}});
+               Machines(s).set_ranks_per_group(29);
+             },
+             "cluster.mesh[0].size", "only 28 rows"},
+        Rule{"PinnedLayer", [](S& s) { PinLayer(s, "fc9", "model"); }, "cluster.layer[0].layer",
+             "is 'fc9', which is no layer of the model"},
+        Rule{"PinnedParallelism", [](S& s) { PinLayer(s, "conv1", "pipeline"); },
+             "cluster.layer[0].parallelism", "is 'pipeline'; give data, model, model-in or domain"},
+        Rule{"PinnedIndex", [](S& s) { PinLayer(s, "fc2", "domain"); },
+             "cluster.layer[0].parallelism",
+             "is 'domain', but layer 'fc2' can only be cut by data, model, model-in"},
+        Rule{"PinnedToNothing",
+             [](S& s) {
+               Pin(s, {{"data", 2}});
+               PinLayer(s, "fc1", "model");
+             },
+             "cluster.layer[0].parallelism", "no axis besides data"},
+        Rule{"PinnedLayerTwice",
+             [](S& s) {
+               PinLayer(s, "conv1", "data");
+               PinLayer(s, "conv1", "model");
+             },
+             "cluster.layer[1].layer", "is 'conv1' once more"},
+        Rule{"MorePinsThanLayers",
+             [](S& s) {
+               for (int i = 0; i < 10000; ++i) PinLayer(s, "conv1", "data");
+             },
+             "cluster.layer", "pins 10000 layers; the model has "},
         Rule{"MoreSpaceThanRows",
              [](S& s) {
                Machines(s).set_ranks_per_group(29);
@@ -523,6 +589,14 @@ INSTANTIATE_TEST_SUITE_P(
                Machines(s).set_ranks_per_group(56);
                Machines(s).set_space_ranks(28);
                Machines(s).set_model_ranks(2);
+             }},
+        Fine{"Pins",
+             [](S& s) {
+               Machines(s).set_ranks_per_group(4);
+               Machines(s).set_model_ranks(2);
+               Pin(s, {{"model", 2}, {"data", 2}});
+               PinLayer(s, "fc2", "model-in");
+               PinLayer(s, "conv1", "domain");
              }},
         Fine{"Saves",
              [](S& s) {
