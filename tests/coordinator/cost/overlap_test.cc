@@ -1,13 +1,9 @@
-#include "coordinator/plan/overlap.h"
+#include "coordinator/cost/overlap.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <vector>
-
-#include "coordinator/plan/planner.h"
-#include "spec/plan_collectives.h"
-#include "tests/spec/testing.h"
 
 namespace cadre {
 namespace {
@@ -143,38 +139,6 @@ TEST(OverlappedStepTest, ItIsNeverLongerThanOneAfterTheOtherNorShorterThanEither
     EXPECT_NEAR(time.seconds - time.exposed, computing, kNear) << round;
     EXPECT_NEAR(time.serial, computing + communicating, kNear);
   }
-}
-
-// --- from a plan ---
-
-TEST(StepModelTest, TakesBucketsAndCostsFromThePlan) {
-  v1::RunSpec spec = testing::DemoSpec();
-  spec.mutable_cluster()->set_model_ranks(1);
-  const Graph graph = *Graph::FromModel(spec.model());
-  const ParameterIndex index = ParameterIndex::FromGraph(graph);
-  const LinkProfile link = {.alpha = 1e-5, .beta = 1e-9};
-  const auto plan = MakePlan(spec, 4, graph, index, link, "given", 1);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  const auto times = ComputeTimes(graph, 4, 256, 1e11);
-  const StepModel model = StepModelOf(*plan, index, times);
-  size_t chunks = 0;
-  for (const Bucket& bucket : plan->buckets) {
-    chunks += static_cast<size_t>(ChunksOf(*plan, index, bucket));
-  }
-  EXPECT_GT(chunks, plan->buckets.size()) << "fc1 is larger than a chunk";
-  ASSERT_EQ(model.buckets.size(), chunks);
-  ASSERT_EQ(static_cast<int>(model.layers.size()), graph.size());
-  double communicating = 0;
-  for (const StepModel::Bucket& bucket : model.buckets) {
-    EXPECT_TRUE(graph[bucket.layer].has_parameters());
-    communicating += bucket.reduce_scatter + bucket.all_gather;
-  }
-  EXPECT_NEAR(communicating, CommunicationSeconds(*plan, index), 1e-12);
-  double flops = 0;
-  for (const GraphLayer& layer : graph.layers()) flops += static_cast<double>(layer.flops);
-  const StepTime time = OverlappedStep(model);
-  EXPECT_NEAR(time.serial, communicating + 3 * flops * 256 / 4 / 1e11, 1e-9);
-  EXPECT_LT(time.seconds, time.serial);
 }
 
 }  // namespace

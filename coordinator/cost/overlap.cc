@@ -1,4 +1,4 @@
-#include "coordinator/plan/overlap.h"
+#include "coordinator/cost/overlap.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,6 @@
 #include <set>
 #include <tuple>
 #include <utility>
-
-#include "spec/plan_collectives.h"
 
 namespace cadre {
 namespace {
@@ -150,32 +148,6 @@ StepTime OverlappedStep(const StepModel& model) {
   time.seconds = Player(model).Run();
   time.exposed = std::max(0.0, time.seconds - computing);
   return time;
-}
-
-StepModel StepModelOf(const Plan& plan, const ParameterIndex& index,
-                      std::vector<StepModel::Layer> layers) {
-  StepModel model{.layers = std::move(layers)};
-  for (const Bucket& bucket : plan.buckets) {
-    const BucketCost cost = CostOf(plan, index, bucket, bucket.algorithm, plan.link);
-    const int chunks = ChunksOf(plan, index, bucket);
-    for (int c = 0; c < chunks; ++c) {
-      model.buckets.push_back({.layer = index[bucket.parameters.front()].layer,
-                               .reduce_scatter = cost.reduce_scatter / chunks,
-                               .all_gather = cost.all_gather / chunks});
-    }
-  }
-  return model;
-}
-
-std::vector<StepModel::Layer> ComputeTimes(const Graph& graph, int ranks, int64_t batch,
-                                           double flops) {
-  std::vector<StepModel::Layer> layers;
-  for (const GraphLayer& layer : graph.layers()) {
-    const double forward = static_cast<double>(layer.flops) * static_cast<double>(batch) /
-                           (static_cast<double>(ranks) * flops);
-    layers.push_back({.forward = forward, .backward = 2 * forward});
-  }
-  return layers;
 }
 
 }  // namespace cadre

@@ -20,11 +20,6 @@
 #include <span>
 #include <vector>
 
-#include "spec/collective_cost.h"
-#include "spec/graph.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
-
 namespace cadre {
 
 struct StepTime {
@@ -82,15 +77,5 @@ struct StepModel {
 // first in forward goes first; of equal ones, what was ready first. Requires: times >= 0; 0 <=
 // layer < layers.size().
 StepTime OverlappedStep(const StepModel& model);
-
-// The model of a plan whose layers take these times (one per layer of the graph), communication as
-// the plan's link predicts, updates as good as free. A chunk of a bucket is a bucket of the model.
-StepModel StepModelOf(const Plan& plan, const ParameterIndex& index,
-                      std::vector<StepModel::Layer> layers);
-
-// Seconds of the layers for a rank that computes `flops` a second, all ranks of the group sharing
-// the work of `batch` samples equally; backward takes two forwards.
-std::vector<StepModel::Layer> ComputeTimes(const Graph& graph, int ranks, int64_t batch,
-                                           double flops);
 
 }  // namespace cadre

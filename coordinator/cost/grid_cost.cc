@@ -1,0 +1,69 @@
+#include "coordinator/cost/grid_cost.h"
+
+#include <cmath>
+
+namespace cadre {
+namespace {
+
+double Share(double whole, int64_t parts) { return whole / static_cast<double>(parts); }
+
+}  // namespace
+
+GridTerms IntegratedTerms(const LayerShape& layer, const Grid& grid, double batch) {
+  const double samples = Share(batch, grid.pc);
+  GridTerms terms;
+  terms.forward = AllGather(samples * static_cast<double>(layer.outputs), grid.pr);
+  if (!layer.first) {
+    terms.input_gradient = AllReduce(samples * static_cast<double>(layer.inputs), grid.pr);
+  }
+  terms.weight_gradient = AllReduce(Share(static_cast<double>(layer.weights), grid.pr), grid.pc);
+  return terms;
+}
+
+GridTerms ModelTerms(const LayerShape& layer, int64_t ranks, double batch) {
+  return IntegratedTerms(layer, {.pr = ranks, .pc = 1}, batch);
+}
+
+GridTerms BatchTerms(const LayerShape& layer, int64_t ranks) {
+  return IntegratedTerms(layer, {.pr = 1, .pc = ranks}, 1);
+}
+
+GridTerms DomainTerms(const LayerShape& layer, const Grid& grid, double batch) {
+  const double samples = Share(batch, grid.pc);
+  GridTerms terms;
+  terms.weight_gradient = AllReduce(static_cast<double>(layer.weights), grid.ranks());
+  if (grid.pr == 1) return terms;
+  if (layer.kernel_height > 1) {
+    terms.forward = {HaloWords(samples, layer.in_width, layer.in_channels, layer.kernel_height), 1};
+  }
+  if (layer.kernel_width > 1) {
+    terms.input_gradient = {
+        HaloWords(samples, layer.out_width, layer.out_channels, layer.kernel_width), 1};
+  }
+  return terms;
+}
+
+double HaloWords(double batch, int64_t width, int64_t channels, int64_t kernel) {
+  return batch * static_cast<double>(width) * static_cast<double>(channels) *
+         static_cast<double>(kernel / 2);
+}
+
+double SimpleBatchLimit(const LayerShape& layer) {
+  return 2 * static_cast<double>(layer.weights) / (3 * static_cast<double>(layer.outputs));
+}
+
+double ExactBatchLimit(const LayerShape& layer) {
+  const int64_t words = layer.outputs + (layer.first ? 0 : 2 * layer.inputs);
+  return 2 * static_cast<double>(layer.weights) / static_cast<double>(words);
+}
+
+double BestRows(const NetworkShape& network, int64_t ranks, double batch) {
+  double words = 0;
+  for (const LayerShape& layer : network.layers) {
+    words += static_cast<double>(layer.outputs + (layer.first ? 0 : 2 * layer.inputs));
+  }
+  return std::sqrt(2 * static_cast<double>(network.weights()) * static_cast<double>(ranks) /
+                   (batch * words));
+}
+
+}  // namespace cadre

@@ -1,0 +1,76 @@
+// What layers cost on a grid of P = P_r x P_c ranks: integrated model, batch and domain
+// parallelism.
+//
+// Source: Gholami, Azad, Jin, Keutzer, Buluc, "Integrated model, batch, and domain parallelism in
+// training neural networks", SPAA 2018. Rank (r, c) holds rows r of W (|W| / P_r weights) and
+// columns c of the batch (B / P_c samples):
+//
+//   forward   Y = W X            all-gather of the outputs over P_r
+//   backward  dX = W^T dY        all-reduce over P_r; not for the first layer
+//             dW = dY X^T        all-reduce over P_c
+//
+// P_c = 1 is model parallelism, P_r = 1 batch parallelism. Domain parallelism cuts images by rows
+// instead and swaps border rows. Words are of one rank, which sends them; it receives as many.
+// Exchanges follow coordinator/cost/communication_cost.h.
+//
+// Thread-safe (values and pure functions). Requires: ranks and batches >= 1.
+#pragma once
+
+#include <cstdint>
+
+#include "coordinator/cost/communication_cost.h"
+#include "coordinator/cost/network_shape.h"
+
+namespace cadre {
+
+struct Grid {
+  // Parts into which weights (or rows of images) are cut, and parts of the batch.
+  int64_t pr = 1;
+  int64_t pc = 1;
+
+  int64_t ranks() const { return pr * pc; }
+  friend bool operator==(const Grid&, const Grid&) = default;
+};
+
+// Of one layer; B is of all ranks together.
+struct GridTerms {
+  // Outputs gathered; with domain parallelism, border rows of the input.
+  CommunicationCost forward;
+  // Of the inputs; border rows of the output's gradient.
+  CommunicationCost input_gradient;
+  CommunicationCost weight_gradient;
+
+  CommunicationCost total() const { return forward + input_gradient + weight_gradient; }
+};
+
+// ceil(log P_r) alpha + beta B / P_c (P_r - 1) / P_r d_out;
+// 2 (ceil(log P_r) alpha + beta B / P_c (P_r - 1) / P_r d_in), 0 for the first layer;
+// 2 (ceil(log P_c) alpha + beta (P_c - 1) / P_c |W| / P_r).
+GridTerms IntegratedTerms(const LayerShape& layer, const Grid& grid, double batch);
+// The same on P x 1 and on 1 x P.
+GridTerms ModelTerms(const LayerShape& layer, int64_t ranks, double batch);
+GridTerms BatchTerms(const LayerShape& layer, int64_t ranks);
+
+// Images of B / P_c samples cut by rows over P_r, weights on all ranks:
+// alpha + beta B / P_c X_W X_C floor(k_h / 2); alpha + beta B / P_c Y_W Y_C floor(k_w / 2);
+// 2 (ceil(log P) alpha + beta (P - 1) / P |W|). No borders where P_r = 1 or the kernel is of 1.
+// Of a rank at the edge; one in between has two neighbours and sends border rows twice. Requires:
+// a convolution.
+GridTerms DomainTerms(const LayerShape& layer, const Grid& grid, double batch);
+
+// Border rows that travel in one direction: B width channels floor(kernel / 2).
+double HaloWords(double batch, int64_t width, int64_t channels, int64_t kernel);
+
+// --- Rules ---
+
+// Model parallelism moves fewer words than batch parallelism for batches below this:
+// 2 |W| / (3 d_out), which takes d_in for d_out,
+double SimpleBatchLimit(const LayerShape& layer);
+// and exactly 2 |W| / (d_out + 2 d_in), without the last term for the first layer.
+double ExactBatchLimit(const LayerShape& layer);
+
+// P_r that moves the fewest words when all layers of `network` lie on the grid:
+// sqrt(2 sum |W| P / (B (sum d_out + 2 sum d_in))), d_in not of the first layer. Not rounded.
+double BestRows(const NetworkShape& network, int64_t ranks, double batch);
+
+}  // namespace cadre
