@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "coordinator/plan/plan_problem.h"
 #include "spec/graph.h"
 #include "spec/op_indices.h"
 #include "spec/parameter_index.h"
@@ -23,12 +24,6 @@ bool Has(const Graph& graph, LayerKind kind) {
                      [&](const GraphLayer& layer) { return layer.kind == kind; });
 }
 
-int LargestDivisor(int ranks, int at_most) {
-  int divisor = std::clamp(at_most, 1, ranks);
-  while (ranks % divisor != 0) --divisor;
-  return divisor;
-}
-
 int Wanted(uint32_t ranks) { return static_cast<int>(std::min<uint32_t>(ranks, 1 << 20)); }
 
 Mesh MeshFor(const v1::Cluster& cluster, const Graph& graph, int ranks) {
@@ -44,6 +39,16 @@ Mesh MeshFor(const v1::Cluster& cluster, const Graph& graph, int ranks) {
   return Mesh(std::move(axes));
 }
 
+// A mesh and layers that the spec pins; what model_ranks and space_ranks say is the rules'.
+absl::StatusOr<Pins> PinsIn(const v1::Cluster& cluster, const Graph& graph, int ranks) {
+  v1::RunSpec only;
+  v1::Cluster& pinned = *only.mutable_cluster();
+  pinned.set_ranks_per_group(cluster.ranks_per_group());
+  *pinned.mutable_mesh() = cluster.mesh();
+  *pinned.mutable_layer() = cluster.layer();
+  return PinsOf(only, graph, ranks);
+}
+
 Axes operator+(Axes a, const Axes& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
@@ -53,7 +58,8 @@ Axes operator+(Axes a, const Axes& b) {
 // alike.
 class Rules {
  public:
-  Rules(const Graph& graph, const Mesh& mesh) : graph_(graph), mesh_(mesh) {
+  Rules(const Graph& graph, const Mesh& mesh, const Pins& pins)
+      : graph_(graph), mesh_(mesh), pins_(pins) {
     data_ = Present(kDataAxis);
     space_ = Present(kSpaceAxis);
     model_ = Present(kModelAxis);
@@ -85,7 +91,15 @@ class Rules {
     return producer == Graph::kInput ? nullptr : &layers_[static_cast<size_t>(producer)].output;
   }
 
+  // All axes but `data` go to the index.
+  Splits Pinned(const std::string& index) const {
+    if (index == "samples") return {{index, data_ + space_ + model_}};
+    return {{"samples", data_}, {index, space_ + model_}};
+  }
+
   Splits SplitsOf(const GraphLayer& layer) const {
+    const auto pin = pins_.layers.find(layer.name);
+    if (pin != pins_.layers.end()) return Pinned(pin->second);
     switch (layer.kind) {
       case LayerKind::kFullyConnected:
         return FullyConnected(layer);
@@ -156,6 +170,7 @@ class Rules {
 
   const Graph& graph_;
   const Mesh& mesh_;
+  const Pins& pins_;
   Axes data_;
   Axes space_;
   Axes model_;
@@ -177,8 +192,9 @@ absl::StatusOr<Plan> MakePlan(const v1::RunSpec& spec, int ranks, const Graph& g
                               const ParameterIndex& index, const LinkProfile& link,
                               std::string link_kind, std::optional<int64_t> bucket_elements) {
   Plan plan;
-  plan.mesh = MeshFor(spec.cluster(), graph, ranks);
-  CADRE_ASSIGN_OR_RETURN(plan.layers, Rules(graph, plan.mesh).Run());
+  CADRE_ASSIGN_OR_RETURN(const Pins pins, PinsIn(spec.cluster(), graph, ranks));
+  plan.mesh = pins.mesh.empty() ? MeshFor(spec.cluster(), graph, ranks) : Mesh(pins.mesh);
+  CADRE_ASSIGN_OR_RETURN(plan.layers, Rules(graph, plan.mesh, pins).Run());
   plan = WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(), link,
                          std::move(link_kind), bucket_elements);
   CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));

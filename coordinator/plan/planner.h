@@ -11,8 +11,9 @@
 //   loss          samples over all ranks
 //
 // So images are data and domain parallel, products are model parallel, and together they are the
-// group hybrid; with one model rank all is data parallel. (Which mesh is best is not searched for
-// here: the spec or a rule says.)
+// group hybrid; with one model rank all is data parallel. Which mesh is best is not searched for
+// here (coordinator/plan/search.h does): the spec or a rule says. Meshes and layers that the spec
+// pins are as it says.
 //
 // Buckets and their algorithms follow from the links and from spec.cluster.collectives
 // (spec/plan_collectives.h). A coordinator knows no links: its plans leave the choice to the ranks,
@@ -35,12 +36,13 @@
 
 namespace cadre {
 
-// The plan of a group of `ranks` workers. `space` has spec.cluster.space_ranks ranks, if the model
-// takes images; it is left out of the mesh where that is one. `model` has model_ranks, or, when
-// that is 0, all others if the model has a fully connected layer and one otherwise. In a group that
-// is smaller than the spec wants, each has the largest divisor of the ranks left that is not above
-// that. Ranks without samples are legal.
-// Requires: ranks >= 1. Errors: InvalidArgument for a model that is malformed.
+// The plan of a group of `ranks` workers. A mesh that the spec pins is taken as it is. `space` has
+// spec.cluster.space_ranks ranks, if the model takes images; it is left out of the mesh where that
+// is one. `model` has model_ranks, or, when that is 0, all others if the model has a fully
+// connected layer and one otherwise. In a group that is smaller than the spec wants, each has the
+// largest divisor of the ranks left that is not above that. Ranks without samples are legal.
+// Requires: ranks >= 1. Errors: InvalidArgument for a model that is malformed, and for pins that
+// contradict it or one another.
 absl::StatusOr<v1::Plan> MakePlan(const v1::RunSpec& spec, int ranks);
 
 // The same as a value, for links that are known. `bucket_elements` as in WithCollectives.

@@ -330,6 +330,57 @@ TEST(PlannerTest, EveryElementIsOwnedOnceInEveryGroup) {
   }
 }
 
+v1::RunSpec Pinned(std::vector<Mesh::Axis> mesh, std::map<std::string, std::string> layers) {
+  v1::RunSpec spec = testing::SpecOf(kImages);
+  v1::Cluster& cluster = *spec.mutable_cluster();
+  uint32_t ranks = 1;
+  for (const Mesh::Axis& axis : mesh) {
+    cluster.add_mesh()->set_name(axis.name);
+    cluster.mutable_mesh(cluster.mesh_size() - 1)->set_size(static_cast<uint32_t>(axis.size));
+    ranks *= static_cast<uint32_t>(axis.size);
+  }
+  cluster.set_ranks_per_group(ranks);
+  for (const auto& [layer, parallelism] : layers) {
+    cluster.add_layer()->set_layer(layer);
+    cluster.mutable_layer(cluster.layer_size() - 1)->set_parallelism(parallelism);
+  }
+  return spec;
+}
+
+const LayerLayouts& LayerOf(const Plan& plan, const std::string& name) {
+  for (const LayerLayouts& layer : plan.layers) {
+    if (layer.name == name) return layer;
+  }
+  ADD_FAILURE() << "no layer " << name;
+  return plan.layers.front();
+}
+
+TEST(PlannerTest, PinsAreObeyed) {
+  const Plan plan = PlanOf(Pinned({{"model", 2}, {"data", 2}},
+                                  {{"conv", "model"}, {"fc1", "data"}, {"fc2", "model-in"}}),
+                           4);
+  EXPECT_EQ(plan.mesh, Mesh({{"model", 2}, {"data", 2}}));
+  EXPECT_THAT(LayerOf(plan, "conv").axes("out"), ElementsAre("model"));
+  EXPECT_THAT(LayerOf(plan, "conv").axes("samples"), ElementsAre("data"));
+  EXPECT_THAT(LayerOf(plan, "fc1").axes("samples"), ElementsAre("data", "model"));
+  EXPECT_THAT(LayerOf(plan, "fc2").axes("in"), ElementsAre("model"));
+  EXPECT_THAT(LayerOf(plan, "conv2").axes("samples"), ElementsAre("data", "model"))
+      << "the rules say what the pins leave open";
+}
+
+TEST(PlannerTest, ASmallerGroupKeepsAsMuchOfItsPinnedMeshAsItCan) {
+  const v1::RunSpec spec = Pinned({{"data", 2}, {"model", 4}}, {{"conv", "model"}});
+  EXPECT_EQ(PlanOf(spec, 8).mesh, Mesh({{"data", 2}, {"model", 4}}));
+  EXPECT_EQ(PlanOf(spec, 6).mesh, Mesh({{"data", 2}, {"model", 3}}));
+  EXPECT_EQ(PlanOf(spec, 1).mesh.ranks(), 1);
+}
+
+TEST(PlannerTest, PinsThatCannotBeAreRefused) {
+  const absl::Status status = MakePlan(Pinned({{"model", 2}}, {{"fc9", "model"}}), 2).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("fc9"));
+}
+
 TEST(PlannerTest, ABrokenModelIsRefused) {
   v1::RunSpec spec = testing::SpecOf(kImages);
   spec.mutable_model()->mutable_layer(4)->mutable_fully_connected()->set_out_features(0);

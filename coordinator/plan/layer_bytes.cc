@@ -1,0 +1,123 @@
+#include "coordinator/plan/layer_bytes.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "coordinator/cost/communication_cost.h"
+#include "coordinator/plan/move_words.h"
+#include "spec/tape.h"
+
+namespace cadre {
+namespace {
+
+size_t At(int i) { return static_cast<size_t>(i); }
+
+// Of a window's input, what the largest part of its output needs.
+int64_t WithHalo(const WindowRows& rows, int64_t parts) {
+  if (parts == 1) return rows.in;
+  const int64_t needed = (LargestPart(rows.out, parts) - 1) * rows.stride + rows.reach;
+  return std::min(rows.in, std::max(needed, LargestPart(rows.in, parts)));
+}
+
+int64_t OutputWords(const GraphLayer& layer, int64_t samples, const Parts& parts) {
+  int64_t words = LargestPart(samples, parts[0]);
+  for (int d = 0; d < layer.output.rank(); ++d) {
+    words *= LargestPart(layer.output[d], parts[At(d + 1)]);
+  }
+  return words;
+}
+
+int64_t InputWords(const GraphLayer& layer, int input, int64_t samples, const Parts& parts) {
+  const Halo halo = HaloOf(layer);
+  const Shape& shape = layer.input_shapes[At(input)];
+  int64_t words = LargestPart(samples, parts[0]);
+  for (int d = 0; d < shape.rank(); ++d) {
+    const int64_t cut = parts[At(d + 1)];
+    if (halo.wanted && d + 1 == Halo::kRowDimension) {
+      words *= WithHalo(halo.rows, cut);
+    } else if (halo.wanted && d + 1 == Halo::kColumnDimension) {
+      words *= WithHalo(halo.columns, cut);
+    } else {
+      words *= LargestPart(shape[d], cut);
+    }
+  }
+  return words;
+}
+
+// What forward notes down for the way back.
+int64_t NotedWords(const GraphLayer& layer, int64_t output, int64_t features, int64_t heads) {
+  switch (layer.kind) {
+    case LayerKind::kMaxPool:
+    case LayerKind::kLocalResponseNorm:
+      return output;
+    case LayerKind::kBatchNorm:
+      return 2 * features;
+    case LayerKind::kLayerNorm:
+      return 2 * LargestPart(output, std::max<int64_t>(1, features));
+    case LayerKind::kAttention: {
+      // Queries, keys, values and context, and their gradients; probabilities.
+      const Shape& weight = layer.parameters[0].shape;
+      const int64_t rows = LargestPart(output, std::max<int64_t>(1, features));
+      const int64_t here = LargestPart(weight[0], heads);
+      return rows * here * (8 * weight[2] + layer.output[0]);
+    }
+    default:
+      return 0;
+  }
+}
+
+Parts PartsOf(const Mesh& mesh, const Layout& layout, int rank) {
+  Parts parts = {1, 1, 1, 1};
+  for (int d = 0; d < rank; ++d) parts[At(d)] = mesh.Size(layout.axes(d));
+  return parts;
+}
+
+}  // namespace
+
+int64_t ParameterWords(const PlanProblem& problem, int64_t elements, int64_t owners) {
+  const int gradients = problem.micro_batches > 1 ? 2 : 1;
+  return elements * (1 + gradients) + LargestPart(elements, owners) * problem.optimizer_states;
+}
+
+int64_t ActivationWords(const PlanProblem& problem, const GraphLayer& layer,
+                        std::span<const Parts> inputs, const Parts& output, int64_t heads) {
+  const int64_t samples = SamplesAtOnce(problem);
+  int64_t taken = 0;
+  for (size_t i = 0; i < layer.inputs.size(); ++i) {
+    taken +=
+        InputWords(layer, static_cast<int>(i), samples, inputs[std::min(i, inputs.size() - 1)]);
+  }
+  const int64_t made = OutputWords(layer, samples, output);
+  const int last = layer.output.rank();
+  const int64_t features = last == 0 ? 1 : LargestPart(layer.output[last - 1], output[At(last)]);
+  const Remembered remembered = RememberedBy(layer.kind);
+  return (remembered.x ? taken : 0) + (remembered.y ? made : 0) +
+         NotedWords(layer, made, features, heads) + std::max(taken, made);
+}
+
+int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
+                   const LayerLayouts& layouts) {
+  const GraphLayer& of = (*problem.graph)[layer];
+  int64_t words = 0;
+  int64_t heads = 1;
+  for (size_t p = 0; p < of.parameters.size(); ++p) {
+    int64_t local = 1;
+    int parts = 1;
+    for (int d = 0; d < of.parameters[p].shape.rank(); ++d) {
+      const int cut = mesh.Size(layouts.parameters[p].axes(d));
+      local *= LargestPart(of.parameters[p].shape[d], cut);
+      parts *= cut;
+      if (p == 0 && d == 0) heads = cut;
+    }
+    // Everybody who holds the same elements owns a part of them.
+    words += ParameterWords(problem, local, mesh.ranks() / parts);
+  }
+  std::vector<Parts> inputs;
+  for (size_t i = 0; i < of.inputs.size(); ++i) {
+    inputs.push_back(PartsOf(mesh, layouts.inputs[i], of.input_shapes[i].rank() + 1));
+  }
+  const Parts output = PartsOf(mesh, layouts.output, of.output.rank() + 1);
+  return kBytesPerWord * (words + ActivationWords(problem, of, inputs, output, heads));
+}
+
+}  // namespace cadre
