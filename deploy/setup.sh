@@ -22,7 +22,7 @@ tool_packages=(g++ cmake ninja-build ccache pkg-config ca-certificates procps
 # oneDNN (OpenCL) look for although their Debian packages do not depend on it.
 library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoogle-glog-dev
   libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
-  libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
+  coinor-libcbc-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
 
 test_library_packages=(libgtest-dev libgmock-dev)
 
@@ -106,7 +106,8 @@ install() {
 runtime_libraries() {
   apt-cache depends --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
     --no-enhances "${library_packages[@]}" |
-    sed -n 's/^ *|\?Depends: \(lib[^ ]*\)$/\1/p' | grep -v -e '-dev$' -e '-bin$' | sort -u
+    sed -n 's/^ *|\?Depends: \(\(coinor-\)\?lib[^ ]*\)$/\1/p' |
+    grep -v -e '-dev$' -e '-bin$' | sort -u
   echo libgomp1
 }
 
