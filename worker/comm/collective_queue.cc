@@ -43,6 +43,13 @@ void CollectiveQueue::Forget(uint64_t key) {
   expected_.erase(key);
 }
 
+void CollectiveQueue::Fail(const absl::Status& reason) {
+  // Outside of the lock, as in Done.
+  transport_.Abort(reason);
+  absl::MutexLock lock(&mutex_);
+  if (status_.ok()) status_ = reason;
+}
+
 absl::Status CollectiveQueue::Wait(uint64_t key) {
   absl::MutexLock lock(&mutex_);
   const auto done = [this, key]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -125,6 +132,7 @@ std::function<absl::Status()> CollectiveQueue::Take(uint64_t key) {
   if (stopping_ || !status_.ok()) return nullptr;
   Piece& piece = pieces_.at(key);
   waiting_.erase(Place(piece.priority, piece.number));
+  running_ = true;
   return std::move(piece.work);
 }
 
@@ -133,6 +141,7 @@ void CollectiveQueue::Done(uint64_t key, const absl::Status& status) {
   if (!status.ok()) transport_.Abort(status);
   absl::MutexLock lock(&mutex_);
   pieces_.erase(key);
+  running_ = false;
   if (status_.ok()) status_ = status;
 }
 

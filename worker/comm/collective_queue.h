@@ -53,7 +53,11 @@ class CollectiveQueue {
 
   // Returns when the work of `key`, if it was posted or is expected, has been done.
   absl::Status Wait(uint64_t key) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns when nothing is left.
+  // What was expected will not be posted: waits end with `reason`, as after an error of the work,
+  // and the transport is aborted. Requires: !reason.ok().
+  void Fail(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Returns when nothing is left, or, after an error, when nothing runs any more.
   absl::Status WaitAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -81,7 +85,7 @@ class CollectiveQueue {
     return stopping_ || !status_.ok() || !pieces_.empty();
   }
   bool IsIdle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !status_.ok() || (pieces_.empty() && expected_.empty());
+    return !running_ && (!status_.ok() || (pieces_.empty() && expected_.empty()));
   }
 
   Transport& transport_;
@@ -99,6 +103,8 @@ class CollectiveQueue {
   std::map<Place, uint64_t> waiting_ ABSL_GUARDED_BY(mutex_);
   uint64_t posted_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // The thread is in some work.
+  bool running_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "worker/comm/reduce.h"
 
@@ -297,7 +299,10 @@ absl::Status Communicator::RunTransfers(const CallTag& tag, const Combine& combi
                                         uint64_t messages) {
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   messages_sent_.fetch_add(messages, std::memory_order_relaxed);
-  return transport_.Run(channel_, tag, transfers_, combine);
+  const absl::Time start = absl::Now();
+  absl::Status status = transport_.Run(channel_, tag, transfers_, combine);
+  nanoseconds_.fetch_add(absl::ToInt64Nanoseconds(absl::Now() - start), std::memory_order_relaxed);
+  return status;
 }
 
 CallTag Communicator::NextTag(Collective collective, Algorithm algorithm, DType type,

@@ -84,6 +84,10 @@ class Communicator {
   // Any thread may ask.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t messages_sent() const { return messages_sent_.load(std::memory_order_relaxed); }
+  // Seconds that its calls have spent in the transport, waiting or moving. Any thread may ask.
+  double seconds() const {
+    return 1e-9 * static_cast<double>(nanoseconds_.load(std::memory_order_relaxed));
+  }
 
  private:
   // What decides a schedule.
@@ -129,6 +133,7 @@ class Communicator {
   std::vector<Transfer> transfers_;
   std::atomic<uint64_t> bytes_sent_{0};
   std::atomic<uint64_t> messages_sent_{0};
+  std::atomic<int64_t> nanoseconds_{0};
 };
 
 }  // namespace cadre

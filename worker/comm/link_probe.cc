@@ -1,5 +1,7 @@
 #include "worker/comm/link_probe.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "base/median.h"
 #include "base/status.h"
 #include "worker/comm/reduce.h"
 
@@ -23,45 +26,75 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Everything together, where links are fast.
-constexpr double kBudgetSeconds = 0.25;
-// Of that, what barriers get.
+// What barriers get.
 constexpr double kBarrierSeconds = 0.02;
-// An exchange that lasts so long tells the bandwidth: little of it is latency, or what a shaped
-// link lets through at first.
-constexpr double kExchangeSeconds = 5e-3;
+// An exchange that lasts so long tells about how fast the link is: little of it is latency.
+constexpr double kExchangeSeconds = 2e-2;
 constexpr size_t kLeastExchange = size_t{64} << 10;
 constexpr size_t kMostExchange = size_t{4} << 20;
+// Shaped links let some milliseconds' worth through at first, and then so many packets at a time:
+// the bandwidth is that of a stream of exchanges, one behind the other, cut into readings of so
+// many seconds where an exchange is shorter, or longer, than the above. The first reading only
+// empties what was saved up.
+constexpr double kFastReadingSeconds = 16e-3;
+constexpr double kSlowReadingSeconds = 50e-3;
+constexpr int kStreamReadings = 5;
 // Adding is timed on what a processor's second cache holds: what has just arrived is there.
 constexpr size_t kSumBytes = size_t{128} << 10;
+// All-reduces get the time of so many bytes on the link, but at least and at most so many seconds.
+constexpr double kSampleBytes = 64e6;
+constexpr double kLeastSampleSeconds = 0.15;
+constexpr double kMostSampleSeconds = 1;
 // Sizes of the all-reduces that are timed.
 constexpr int64_t kLeastSample = int64_t{1} << 10;
 constexpr int64_t kMostSample = int64_t{16} << 20;
 constexpr int64_t kSampleFactor = 4;
-// One reading covers so many all-reduces that it takes at least that long, and a size gets so many
-// readings by each algorithm: many where they are cheap, for the median to be worth something.
-constexpr double kReadingSeconds = 2e-4;
-constexpr int kMostPerReading = 64;
+// Before a size is timed, what a shaped link has saved up is used: so many seconds on the link, and
+// so many bytes; as long as that does not take longer than the last, for small messages never do.
+constexpr double kDrainSeconds = 5e-3;
+constexpr double kDrainBytes = 256 << 10;
+constexpr double kMostDrainSeconds = 12e-3;
+// One reading covers so many all-reduces that it takes at least that long; on a link that may be
+// shaped, which is one on which a byte takes so long, also several times what passes at once. A
+// size gets so many readings by each algorithm: many where they are cheap.
+constexpr double kReadingSeconds = 4e-4;
+constexpr double kShapedByteSeconds = 1e-9;
+constexpr double kSteadySeconds = 4e-3;
+constexpr double kSteadyBytes = 192 << 10;
+constexpr int kMostPerReading = 128;
 constexpr int kMostReadings = 15;
+constexpr int kMostSteadyReadings = 5;
 constexpr int kLeastReadings = 3;
 constexpr std::array<Algorithm, 3> kSampled = {Algorithm::kRing, Algorithm::kButterfly,
                                                Algorithm::kHalvingDoubling};
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+// Processor seconds of this thread, which carries its messages itself; the kernel's in its name are
+// among them.
+double ProcessorSeconds() {
+  timespec time = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Of the middle half and a little more: steady where a median would jump between readings that
+// differ by a packet, and not moved by one that was disturbed.
+double MiddleMean(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t aside = values.size() / 4;
+  double sum = 0;
+  for (size_t i = aside; i < values.size() - aside; ++i) sum += values[i];
+  return sum / static_cast<double>(values.size() - 2 * aside);
 }
 
 class Probe {
  public:
   explicit Probe(Communicator& all) : all_(all) {}
 
-  absl::StatusOr<LinkMeasure> Measure() {
+  absl::StatusOr<LinkMeasure> Measure(const LinkProbeOptions& options) {
     CADRE_RETURN_IF_ERROR(MeasureAlpha());
     CADRE_RETURN_IF_ERROR(MeasureBeta());
     CADRE_RETURN_IF_ERROR(MeasureGamma());
-    CADRE_RETURN_IF_ERROR(MeasureSamples());
+    if (options.samples) CADRE_RETURN_IF_ERROR(MeasureSamples());
     return std::move(measured_);
   }
 
@@ -93,11 +126,6 @@ class Probe {
     }
     CADRE_RETURN_IF_ERROR(all_.AllGatherBytes(std::as_writable_bytes(std::span(values)), offsets));
     return *std::max_element(values.begin(), values.end());
-  }
-
-  absl::StatusOr<double> SecondsLeft() {
-    CADRE_ASSIGN_OR_RETURN(const double spent, Agree(SecondsSince(start_)));
-    return kBudgetSeconds - spent;
   }
 
   absl::Status MeasureAlpha() {
@@ -134,12 +162,32 @@ class Probe {
       };
       CADRE_RETURN_IF_ERROR(shift());
       CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kLeastReadings, 1, shift));
-      if (seconds < kExchangeSeconds && bytes * 4 <= kMostExchange) continue;
-      // Latency that varies may be more than all of it.
-      const double moving = std::max(seconds - measured_.alpha, seconds / 10);
-      measured_.beta = moving / static_cast<double>(bytes);
-      return absl::OkStatus();
+      if (seconds >= kExchangeSeconds || bytes * 4 > kMostExchange) {
+        return MeasureStream(bytes, seconds, shift);
+      }
     }
+  }
+
+  // A stream of exchanges of `bytes`, each of which takes about `expected`.
+  absl::Status MeasureStream(size_t bytes, double expected,
+                             const std::function<absl::Status()>& shift) {
+    const double wanted = expected < kExchangeSeconds ? kFastReadingSeconds : kSlowReadingSeconds;
+    const int runs = std::max(1, static_cast<int>(std::lround(wanted / std::max(expected, 1e-6))));
+    CADRE_RETURN_IF_ERROR(Reading(runs, shift).status());
+    std::vector<double> seconds;
+    const double before = ProcessorSeconds();
+    for (int i = 0; i < kStreamReadings; ++i) {
+      CADRE_ASSIGN_OR_RETURN(const double reading, Reading(runs, shift));
+      seconds.push_back(reading);
+    }
+    const double processor = (ProcessorSeconds() - before) / (kStreamReadings * runs);
+    CADRE_ASSIGN_OR_RETURN(const double each, Agree(MiddleMean(std::move(seconds))));
+    CADRE_ASSIGN_OR_RETURN(const double agreed, Agree(processor));
+    // Latency that varies may be more than all of it.
+    const double moving = std::max(each - measured_.alpha, each / 10);
+    measured_.beta = moving / static_cast<double>(bytes);
+    measured_.processor = agreed / static_cast<double>(bytes);
+    return absl::OkStatus();
   }
 
   absl::Status MeasureGamma() {
@@ -157,19 +205,41 @@ class Probe {
   }
 
   absl::Status MeasureSamples() {
+    const Clock::time_point start = Clock::now();
+    const double budget =
+        std::clamp(kSampleBytes * measured_.beta, kLeastSampleSeconds, kMostSampleSeconds);
     // What a round of all algorithms may take at the first size: the ring has most messages, the
     // butterfly most bytes.
     const double steps = 2.0 * (all_.size() - 1);
     double round = kSampled.size() * (steps * measured_.alpha +
                                       kLeastSample * measured_.beta * std::log2(all_.size() + 1));
     for (int64_t bytes = kLeastSample; bytes <= kMostSample; bytes *= kSampleFactor) {
-      CADRE_ASSIGN_OR_RETURN(const double left, SecondsLeft());
-      // One round comes before the readings.
-      if ((kLeastReadings + 1) * round > left) break;
-      CADRE_ASSIGN_OR_RETURN(round, MeasureSize(bytes, round, left));
+      CADRE_ASSIGN_OR_RETURN(const double spent, Agree(SecondsSince(start)));
+      // One round at least comes before the readings.
+      if ((kLeastReadings + 1) * round > budget - spent) break;
+      CADRE_ASSIGN_OR_RETURN(round, MeasureSize(bytes, round, budget - spent));
       round *= kSampleFactor;
     }
     return absl::OkStatus();
+  }
+
+  // Rounds of a size that come before its readings, of about `expected` seconds.
+  int RoundsToDrain(int64_t bytes, double expected) const {
+    const double link_seconds = static_cast<double>(kSampled.size() * bytes) * measured_.beta;
+    const double wanted = std::max(kDrainSeconds, kDrainBytes * measured_.beta) / link_seconds;
+    const double most = kMostDrainSeconds / expected;
+    return static_cast<int>(std::max(1.0, std::min(std::ceil(wanted), most)));
+  }
+
+  bool may_be_shaped() const { return measured_.beta > kShapedByteSeconds; }
+
+  // All-reduces of about `each` seconds in a reading.
+  int RunsPerReading(double each) const {
+    double wanted = kReadingSeconds;
+    if (may_be_shaped()) {
+      wanted = std::max(kSteadySeconds, kSteadyBytes * measured_.beta);
+    }
+    return static_cast<int>(std::clamp(wanted / std::max(each, 1e-7), 1.0, 1.0 * kMostPerReading));
   }
 
   // Appends the samples of one size, on which `left` seconds at most may be spent, a round taking
@@ -180,15 +250,16 @@ class Probe {
     const auto all_reduce = [&](size_t which) {
       return [this, raw, which] { return all_.AllReduce(kSampled[which], DType::kFloat32, raw); };
     };
-    for (size_t which = 0; which < kSampled.size(); ++which) {
-      CADRE_RETURN_IF_ERROR(all_reduce(which)());
+    for (int round = RoundsToDrain(bytes, expected); round > 0; --round) {
+      for (size_t which = 0; which < kSampled.size(); ++which) {
+        CADRE_RETURN_IF_ERROR(all_reduce(which)());
+      }
     }
-    const double each = expected / kSampled.size();
-    const int runs = static_cast<int>(
-        std::clamp(kReadingSeconds / std::max(each, 1e-7), 1.0, 1.0 * kMostPerReading));
+    const int runs = RunsPerReading(expected / kSampled.size());
     // Half of what is left at most: larger sizes want some, too.
-    const int readings = static_cast<int>(
-        std::clamp(left / 2 / (expected * runs), 1.0 * kLeastReadings, 1.0 * kMostReadings));
+    const int readings =
+        static_cast<int>(std::clamp(left / 2 / (expected * runs), 1.0 * kLeastReadings,
+                                    1.0 * (may_be_shaped() ? kMostSteadyReadings : kMostReadings)));
     std::array<std::vector<double>, kSampled.size()> seconds;
     for (int reading = 0; reading < readings; ++reading) {
       for (size_t turn = 0; turn < kSampled.size(); ++turn) {
@@ -200,7 +271,7 @@ class Probe {
     }
     double round = 0;
     for (size_t which = 0; which < kSampled.size(); ++which) {
-      CADRE_ASSIGN_OR_RETURN(const double agreed, Agree(Median(std::move(seconds[which]))));
+      CADRE_ASSIGN_OR_RETURN(const double agreed, Agree(MiddleMean(std::move(seconds[which]))));
       measured_.samples.push_back({kSampled[which], bytes, agreed});
       round += agreed;
     }
@@ -208,15 +279,14 @@ class Probe {
   }
 
   Communicator& all_;
-  const Clock::time_point start_ = Clock::now();
   LinkMeasure measured_;
 };
 
 }  // namespace
 
-absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all) {
+absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all, const LinkProbeOptions& options) {
   if (all.size() == 1) return LinkMeasure{};
-  return Probe(all).Measure();
+  return Probe(all).Measure(options);
 }
 
 }  // namespace cadre

@@ -1,9 +1,10 @@
 // Measures what lies between the members of a communicator, when a group has connected and before
 // it chooses how to reduce.
 //
-// Takes about a quarter of a second on fast links and a few seconds on very slow ones: how often
-// and how large things are measured follows from how long the first ones took, by numbers on which
-// all members have agreed, so that all do the same.
+// Takes about a third of a second on fast links and a few seconds on very slow ones: how often and
+// how large things are measured follows from how long the first ones took, by numbers on which all
+// members have agreed, so that all do the same. What a link lets through at first (a token bucket's
+// burst) is used up before anything is timed.
 //
 // Threads: as the communicator.
 #pragma once
@@ -24,6 +25,9 @@ struct LinkMeasure {
   double beta = 0;
   // Seconds to add a byte (of float32) that has arrived.
   double gamma = 0;
+  // Processor seconds, of the process and of the kernel in its name, for a byte that is sent and
+  // one that is received meanwhile.
+  double processor = 0;
 
   // All-reduces of float32, as long as there was time: every size was tried by ring, butterfly and
   // halving-doubling in turn.
@@ -35,8 +39,13 @@ struct LinkMeasure {
   std::vector<Sample> samples;
 };
 
-// All members call it. Medians of what each member saw, and of these the largest: every member gets
-// the same bits. One member: all zero. Errors: as the communicator.
-absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all);
+struct LinkProbeOptions {
+  // False: no all-reduces are timed, which takes half the time.
+  bool samples = true;
+};
+
+// All members call it, with equal options. Medians of what each member saw, and of these the
+// largest: every member gets the same bits. One member: all zero. Errors: as the communicator.
+absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all, const LinkProbeOptions& options = {});
 
 }  // namespace cadre

@@ -35,4 +35,11 @@ uint64_t MeshCommunicators::bytes_sent() const {
   return bytes;
 }
 
+double MeshCommunicators::seconds(int channel) const {
+  absl::MutexLock lock(&mutex_);
+  double seconds = 0;
+  for (const auto& [key, comm] : made_) seconds += key.first == channel ? comm->seconds() : 0;
+  return seconds;
+}
+
 }  // namespace cadre

@@ -41,6 +41,8 @@ class MeshCommunicators {
 
   // Payload that this rank has sent over all of its communicators.
   uint64_t bytes_sent() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Seconds that its communicators on a channel have spent in the transport.
+  double seconds(int channel) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   Transport& transport_;

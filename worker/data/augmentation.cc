@@ -152,9 +152,9 @@ absl::StatusOr<ImageTransform> ImageTransform::Make(const v1::Augmentation& augm
   return transform;
 }
 
-Placement ImageTransform::Place(const ImageSize& size, const SampleRef& sample) const {
+Crop ImageTransform::Place(const ImageSize& size, const SampleRef& sample) const {
   const Dice dice(seed_, sample);
-  Placement placement;
+  Crop placement;
   placement.rect = random_resized_crop_ ? RandomCrop(size, sample) : Middle(size);
   if (crop_padding_ > 0) {
     placement.shift_y = dice.Below(2 * crop_padding_ + 1, kShiftY) - crop_padding_;
@@ -200,8 +200,8 @@ ImageRect ImageTransform::RandomCrop(const ImageSize& size, const SampleRef& sam
   return Centred(size, high, wide);
 }
 
-void ImageTransform::Apply(const ImageView& image, const ImageSize& full,
-                           const Placement& placement, std::span<float> sample) const {
+void ImageTransform::Apply(const ImageView& image, const ImageSize& full, const Crop& placement,
+                           std::span<float> sample) const {
   const double scale_y = static_cast<double>(image.size.height) / static_cast<double>(full.height);
   const double scale_x = static_cast<double>(image.size.width) / static_cast<double>(full.width);
   const ImageRect& rect = placement.rect;

@@ -1,7 +1,7 @@
 // From decoded images to samples: which part of an image, mirrored or not, and with what
 // normalisation.
 //
-//   const Placement placement = transform.Place({375, 500}, sample);
+//   const Crop placement = transform.Place({375, 500}, sample);
 //   transform.Apply(image, {375, 500}, placement, inputs);
 //
 // Test images, and training images without random_resized_crop, are resized so that they cover the
@@ -28,7 +28,7 @@
 namespace cadre {
 
 // How an image becomes a sample.
-struct Placement {
+struct Crop {
   // The part that is resized to the input's size.
   ImageRect rect;
   // Then moved up and to the left by so many elements, zeros coming in behind.
@@ -46,11 +46,11 @@ class ImageTransform {
                                              const Shape& sample_shape, Split split, uint64_t seed);
 
   // Requires: size.height, size.width > 0. Guarantees: the rect lies inside the image.
-  Placement Place(const ImageSize& size, const SampleRef& sample) const;
+  Crop Place(const ImageSize& size, const SampleRef& sample) const;
 
   // The image may be a scaled-down one of `full`, which the placement is about.
   // Requires: image.channels is the sample's; `sample` has the sample's elements.
-  void Apply(const ImageView& image, const ImageSize& full, const Placement& placement,
+  void Apply(const ImageView& image, const ImageSize& full, const Crop& placement,
              std::span<float> sample) const;
 
   int64_t height() const { return height_; }

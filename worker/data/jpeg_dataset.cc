@@ -106,7 +106,7 @@ absl::Status JpegDataset::Decode(int64_t index, const SampleRef& sample, Scratch
                                  std::span<float> input) const {
   CADRE_RETURN_IF_ERROR(images_->Read(index, scratch.bytes));
   CADRE_ASSIGN_OR_RETURN(const ImageSize size, scratch.reader.Open(scratch.bytes));
-  const Placement placement = transform_.Place(size, sample);
+  const Crop placement = transform_.Place(size, sample);
   CADRE_RETURN_IF_ERROR(scratch.reader.Decode(static_cast<int>(transform_.channels()),
                                               Eighths(placement.rect, transform_), scratch.image));
   transform_.Apply(scratch.image.view(), size, placement, input);

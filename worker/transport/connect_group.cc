@@ -140,11 +140,13 @@ absl::Status Connecting::Check(absl::Time now) const {
 }
 
 std::string Connecting::Missing() const {
-  std::vector<int> missing, unsettled;
+  std::vector<std::string> missing, unsettled;
   absl::Status failure;
   for (const auto& pairing : pairings_) {
     if (pairing->done()) continue;
-    (pairing->connected() ? unsettled : missing).push_back(pairing->peer());
+    (pairing->connected() ? unsettled : missing)
+        .push_back(
+            absl::StrCat(pairing->peer(), " at ", peers_[static_cast<size_t>(pairing->peer())]));
     if (!pairing->last_failure().ok()) failure = pairing->last_failure();
   }
   std::string text = missing.empty()

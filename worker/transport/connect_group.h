@@ -33,11 +33,11 @@ struct ConnectOptions {
 
 // Connects rank `rank` with `peers` (host:port of every rank's listener, by rank; its own entry is
 // not used). Returns when all connections of this rank stand.
-// Errors: DeadlineExceeded naming the ranks that are missing; Cancelled; Aborted when a peer says
-// that the generation is over; FailedPrecondition when a peer speaks another schema or has another
-// place for this rank; Aborted, too, when a connected rank hangs up while others are awaited;
-// InvalidArgument for a malformed address.
-// Host names are resolved by the system, which may take as long as its resolver's own timeout.
+// Errors: DeadlineExceeded naming the ranks that are missing and their addresses; Cancelled;
+// Aborted when a peer says that the generation is over; FailedPrecondition when a peer speaks
+// another schema or has another place for this rank; Aborted, too, when a connected rank hangs up
+// while others are awaited; InvalidArgument for a malformed address. Host names are resolved by the
+// system, which may take as long as its resolver's own timeout.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectGroup(TcpListener& listener,
                                                         const GroupIdentity& group, int rank,
                                                         const std::vector<std::string>& peers,

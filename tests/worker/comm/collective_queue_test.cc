@@ -163,5 +163,41 @@ TEST(CollectiveQueue, ARankThatLeavesWithWorkUnfinishedFreesTheOthers) {
   });
 }
 
+// A rank whose own thread has failed posts no more of what it said it would.
+TEST(CollectiveQueue, WhatIsExpectedIsWaitedForUntilItFails) {
+  const Transports group = MakeThreadTransports(2, absl::Seconds(60));
+  CollectiveQueue queue(*group[0]);
+  queue.Expect(7);
+  absl::Status waited;
+  std::thread waiter([&] { waited = queue.WaitAll(); });
+  queue.Fail(absl::UnavailableError("the peer of a move is lost"));
+  waiter.join();
+  EXPECT_EQ(waited, absl::UnavailableError("the peer of a move is lost"));
+  EXPECT_EQ(queue.Wait(7), waited);
+  // The peer hears of it at its next call at the latest.
+  EXPECT_FALSE(Background(*group[1]).Barrier().ok());
+}
+
+// Nobody may take away what the work uses before it has ended.
+TEST(CollectiveQueue, AfterAFailureWaitsForTheWorkThatRuns) {
+  const Transports group = MakeThreadTransports(1, absl::Seconds(60));
+  CollectiveQueue queue(*group[0]);
+  absl::Notification running;
+  absl::Notification go_on;
+  bool ended = false;
+  queue.Post(1, 0, [&] {
+    running.Notify();
+    go_on.WaitForNotification();
+    ended = true;
+    return absl::OkStatus();
+  });
+  running.WaitForNotification();
+  queue.Fail(absl::CancelledError("released"));
+  std::thread later([&] { go_on.Notify(); });
+  EXPECT_FALSE(queue.WaitAll().ok());
+  EXPECT_TRUE(ended);
+  later.join();
+}
+
 }  // namespace
 }  // namespace cadre

@@ -27,7 +27,7 @@ ImageTransform Transform(const v1::Augmentation& augmentation, const Shape& shap
 }
 
 std::vector<float> Apply(const ImageTransform& transform, const TestImage& image,
-                         const Placement& placement) {
+                         const Crop& placement) {
   std::vector<float> out(
       static_cast<size_t>(transform.height() * transform.width() * transform.channels()));
   transform.Apply(image.view(), image.size, placement, out);
@@ -120,7 +120,7 @@ TEST(AugmentationTest, PaddedCropsTakeEveryPlaceAboutEquallyOften) {
   std::map<int64_t, int> by_y;
   std::map<int64_t, int> by_x;
   for (int i = 0; i < 9000; ++i) {
-    const Placement placement = transform.Place({32, 32}, {.index = i});
+    const Crop placement = transform.Place({32, 32}, {.index = i});
     ++by_y[placement.shift_y];
     ++by_x[placement.shift_x];
   }
@@ -149,7 +149,7 @@ TEST(AugmentationTest, TestImagesAreTheMiddle) {
   augmentation.set_flip(true);
   const ImageTransform transform = Transform(augmentation, {224, 224, 3}, Split::kTest);
   for (int i = 0; i < 20; ++i) {
-    const Placement placement = transform.Place({512, 1024}, {.index = i});
+    const Crop placement = transform.Place({512, 1024}, {.index = i});
     // The shorter side becomes 256: 224 of them are 448 of the image's pixels.
     EXPECT_EQ(placement.rect, (ImageRect{32, 288, 448, 448}));
     EXPECT_FALSE(placement.mirrored);
@@ -225,7 +225,7 @@ TEST(AugmentationTest, AScaledImageStandsForTheWhole) {
     }
   }
   const ImageTransform transform = Transform({}, {20, 20, 3});
-  const Placement placement{.rect = {.top = 10, .left = 33, .height = 44, .width = 51}};
+  const Crop placement{.rect = {.top = 10, .left = 33, .height = 44, .width = 51}};
   const std::vector<float> expected = Apply(transform, whole, placement);
   std::vector<float> out(expected.size());
   transform.Apply(half.view(), whole.size, placement, out);
