@@ -23,6 +23,8 @@ Piece Chunk(int64_t begin, int64_t end, int chunk, int chunks) {
           begin + PartBegin(end - begin, chunk + 1, chunks)};
 }
 
+using Part = FlowObserver::Part;
+
 std::span<std::byte> Bytes(std::span<float> values) { return std::as_writable_bytes(values); }
 
 }  // namespace
@@ -206,6 +208,10 @@ absl::StatusOr<LossPart> BucketFlow::AwaitLoss() {
   return group_;
 }
 
+void BucketFlow::Fail(const absl::Status& reason) {
+  if (queue_ != nullptr) queue_->Fail(reason);
+}
+
 absl::Status BucketFlow::Gather() {
   CADRE_RETURN_IF_ERROR(Settle());
   ExpectGathers();
@@ -236,19 +242,23 @@ absl::Status BucketFlow::Waited(const char* for_what, const std::function<absl::
 
 BucketFlow::Traced::Traced(const BucketFlow& flow)
     : trace_(flow.trace_ != nullptr && flow.trace_->on() ? flow.trace_ : nullptr),
+      observer_(flow.observer_),
       step_(flow.order_.step),
-      begin_us_(trace_ != nullptr ? Trace::Now() : 0) {}
+      begin_(trace_ != nullptr || observer_ != nullptr ? absl::Now() : absl::Time()) {}
 
-void BucketFlow::Traced::End(const char* category, int64_t bytes, const char* what, int bucket,
+void BucketFlow::Traced::End(Part part, int64_t bytes, const char* what, int bucket,
                              int chunk) const {
+  if (trace_ == nullptr && observer_ == nullptr) return;
+  const absl::Duration took = absl::Now() - begin_;
+  if (observer_ != nullptr) observer_->Done(part, step_, bucket, absl::ToDoubleSeconds(took));
   if (trace_ == nullptr) return;
   std::string name = what;
   if (bucket >= 0) absl::StrAppend(&name, " bucket ", bucket, " part ", chunk);
   trace_->Add({.name = std::move(name),
-               .category = category,
+               .category = part == Part::kUpdate ? "update" : "collective",
                .lane = 1,
-               .begin_us = begin_us_,
-               .duration_us = Trace::Now() - begin_us_,
+               .begin_us = absl::ToUnixMicros(begin_),
+               .duration_us = absl::ToInt64Microseconds(took),
                .bytes = bytes,
                .step = step_});
 }
@@ -282,7 +292,7 @@ absl::Status BucketFlow::SumLoss() {
   } else {
     ForgetGathers();
   }
-  traced.End("collective", sizeof sums, "loss");
+  traced.End(Part::kReduce, sizeof sums, "loss");
   return absl::OkStatus();
 }
 
@@ -293,7 +303,7 @@ absl::Status BucketFlow::Reduce(int b, int c) {
   const uint64_t sent = comm.bytes_sent();
   CADRE_RETURN_IF_ERROR(
       comm.ReduceScatter(bucket(b).algorithm, DType::kFloat32, Bytes(Gradients(b)), pieces));
-  traced.End("collective", static_cast<int64_t>(comm.bytes_sent() - sent), "reduce-scatter", b, c);
+  traced.End(Part::kReduce, static_cast<int64_t>(comm.bytes_sent() - sent), "reduce-scatter", b, c);
   return AfterReduce(b, c);
 }
 
@@ -315,7 +325,7 @@ absl::Status BucketFlow::SumNorms() {
                           norms_);
   }
   CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(norms_.sums()));
-  traced.End("collective", static_cast<int64_t>(norms_.sums().size() * sizeof(double)), "norms");
+  traced.End(Part::kReduce, static_cast<int64_t>(norms_.sums().size() * sizeof(double)), "norms");
   return ForChunks([this](int b, int c) {
     if (order_.gather) return PostGather(b, c, /*update_first=*/true);
     Update(b, c);
@@ -330,7 +340,7 @@ void BucketFlow::Update(int b, int c) {
   optimizer(b).UpdatePart(static_cast<size_t>(mine.begin - slice),
                           static_cast<size_t>(mine.end - slice), order_.rate, norms_,
                           Slice<float>(Gradients(b), b), Slice<float>(parameters_.weights(b), b));
-  traced.End("update", -1, "update", b, c);
+  traced.End(Part::kUpdate, -1, "update", b, c);
 }
 
 absl::Status BucketFlow::PostGather(int b, int c, bool update_first) {
@@ -345,7 +355,7 @@ absl::Status BucketFlow::GatherChunk(int b, int c, bool update_first) {
   CADRE_RETURN_IF_ERROR(comm.AllGather(bucket(b).algorithm, DType::kFloat32,
                                        Bytes(parameters_.weights(b)),
                                        parts(b).gather[static_cast<size_t>(c)]));
-  traced.End("collective", static_cast<int64_t>(comm.bytes_sent() - sent), "all-gather", b, c);
+  traced.End(Part::kGather, static_cast<int64_t>(comm.bytes_sent() - sent), "all-gather", b, c);
   return absl::OkStatus();
 }
 

@@ -25,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/trace.h"
 #include "spec/parameter_index.h"
 #include "spec/plan.h"
@@ -36,6 +37,16 @@
 #include "worker/optim/step_norms.h"
 
 namespace cadre {
+
+// Hears of what comes after backward, when it has been done; on the thread that does it.
+class FlowObserver {
+ public:
+  virtual ~FlowObserver() = default;
+  // Of sums that are of no bucket (loss, norms) `bucket` is -1, and they are reductions.
+  enum class Part : uint8_t { kReduce, kUpdate, kGather };
+  // A piece of `step`'s work on a bucket took so long.
+  virtual void Done(Part part, int64_t step, int bucket, double seconds) = 0;
+};
 
 class BucketFlow final : public PassListener {
  public:
@@ -57,6 +68,9 @@ class BucketFlow final : public PassListener {
   // The sum of the step's losses over the group. Where it is not finite no weight was changed.
   absl::StatusOr<LossPart> AwaitLoss();
 
+  // The step has failed on the rank's own thread: nothing of it will be posted any more.
+  void Fail(const absl::Status& reason);
+
   // Starts to gather the owned slices of all.
   absl::Status Gather();
   // Returns when nothing is under way: owned slices are updated, what was gathered is there.
@@ -70,6 +84,8 @@ class BucketFlow final : public PassListener {
   double seconds_waited() const { return seconds_waited_; }
   // Null: nothing is traced. Requires: it outlives the flow or is taken back when settled.
   void set_trace(Trace* trace) { trace_ = trace; }
+  // As set_trace.
+  void set_observer(FlowObserver* observer) { observer_ = observer; }
   void set_step(int64_t step) { step_ = step; }
 
  private:
@@ -90,18 +106,19 @@ class BucketFlow final : public PassListener {
     std::vector<std::string> owners;
   };
 
-  // What the queue's thread is doing, for the trace; reads no clock when nothing is traced.
+  // What the queue's thread is doing, for trace and observer; reads no clock without them.
   class Traced {
    public:
+    using Part = FlowObserver::Part;
     explicit Traced(const BucketFlow& flow);
     // `what`, of a chunk of a bucket if that is given, ends now.
-    void End(const char* category, int64_t bytes, const char* what, int bucket = -1,
-             int chunk = 0) const;
+    void End(Part part, int64_t bytes, const char* what, int bucket = -1, int chunk = 0) const;
 
    private:
     Trace* const trace_;
+    FlowObserver* const observer_;
     const int64_t step_;
-    const int64_t begin_us_;
+    const absl::Time begin_;
   };
 
   static uint64_t Key(Phase phase, int bucket = 0, int chunk = 0);
@@ -151,6 +168,7 @@ class BucketFlow final : public PassListener {
   // Buckets of each layer's parameters.
   std::vector<std::vector<int>> buckets_of_layer_;
   Trace* trace_ = nullptr;
+  FlowObserver* observer_ = nullptr;
   int64_t step_ = 0;
   double seconds_waited_ = 0;
 

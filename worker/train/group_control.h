@@ -26,6 +26,8 @@ class GroupControl {
 
   // Fire and forget.
   virtual void Report(const v1::Progress& progress) = 0;
+  // Rank 0 only: what its steps are made of. Said again after a reconnect, until the next one.
+  virtual void Measured(const v1::Measured& measured) = 0;
 
   // Rank 0 only: hands a contribution in. Kept until a decision answers it.
   virtual void Contribute(const v1::Contributed& contributed) = 0;

@@ -16,6 +16,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/train/agreement.h"
+#include "worker/train/measured_link.h"
 
 namespace cadre {
 namespace {
@@ -24,17 +25,6 @@ Communicator AllOf(Transport& transport) {
   std::vector<int> ranks(static_cast<size_t>(transport.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return Communicator(transport, std::move(ranks));
-}
-
-LinkProfile ProfileOf(const LinkMeasure& measure, int ranks) {
-  LinkProfile profile{.alpha = measure.alpha, .beta = measure.beta, .gamma = measure.gamma};
-  for (const LinkMeasure::Sample& sample : measure.samples) {
-    profile.samples.push_back({.algorithm = sample.algorithm,
-                               .ranks = ranks,
-                               .bytes = sample.bytes,
-                               .seconds = sample.seconds});
-  }
-  return profile;
 }
 
 // What lies between any two of the ranks, in words. A collective.

@@ -93,8 +93,12 @@ void Replica::set_updates(int64_t updates) {
 absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float rate,
                                        bool gather) {
   flow_->BeginStep(rate, gather);
-  CADRE_RETURN_IF_ERROR(Passes(batches));
-  CADRE_RETURN_IF_ERROR(flow_->EndStep());
+  absl::Status passed = Passes(batches);
+  if (passed.ok()) passed = flow_->EndStep();
+  if (!passed.ok()) {
+    flow_->Fail(passed);
+    return passed;
+  }
   CADRE_ASSIGN_OR_RETURN(const LossPart group, flow_->AwaitLoss());
   CADRE_RETURN_IF_ERROR(CheckFinite(group, batches));
   return group;

@@ -45,10 +45,12 @@ class Replica {
                                                        const v1::Plan& plan, Kernels& kernels,
                                                        Transport& transport);
 
+  const v1::RunSpec& spec() const { return spec_; }
   const Graph& graph() const { return graph_; }
   const ParameterIndex& index() const { return index_; }
   const Plan& plan() const { return plan_; }
   MeshCommunicators& comms() { return comms_; }
+  const MeshCommunicators& comms() const { return comms_; }
 
   // Which rows of a batch of `samples` this rank needs inputs and labels of.
   Rows InputRows(int64_t samples) const { return network_->InputRows(samples); }
@@ -90,13 +92,16 @@ class Replica {
 
   // See Network.
   void set_observer(TapeObserver* observer) { network_->set_observer(observer); }
+  // See BucketFlow. Requires: settled.
+  void set_flow_observer(FlowObserver* observer) { flow_->set_observer(observer); }
   // Collectives, updates and waits are added to it; null: to none. Requires: settled.
   void set_trace(Trace* trace) { flow_->set_trace(trace); }
   // Number of the next step, for the trace.
   void set_step(int64_t step) { flow_->set_step(step); }
-  // Seconds that the rank's own thread has spent in moves; and in these and in waits for what the
-  // background had not finished.
+  // Seconds that the rank's own thread has spent in moves; in waits for what the background had not
+  // finished; and in both.
   double seconds_moving() const { return network_->seconds_moving(); }
+  double seconds_waited() const { return flow_->seconds_waited(); }
   double seconds_exposed() const { return flow_->seconds_waited() + network_->seconds_moving(); }
 
   // For the status: what this rank holds and owns of every parameter, and its memory.

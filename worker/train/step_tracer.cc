@@ -9,8 +9,13 @@
 
 namespace cadre {
 
-StepTracer::StepTracer(GroupControl& control, Replica& replica, Trace& trace)
-    : control_(control), replica_(replica), trace_(trace), tape_(trace, replica.graph()) {
+StepTracer::StepTracer(GroupControl& control, Replica& replica, Trace& trace,
+                       std::function<absl::Status()> before)
+    : control_(control),
+      replica_(replica),
+      trace_(trace),
+      before_(std::move(before)),
+      tape_(trace, replica.graph()) {
   replica_.set_trace(&trace_);
 }
 
@@ -40,6 +45,7 @@ absl::Status StepTracer::Finish(uint32_t step) {
 absl::Status StepTracer::MaybeBegin(uint32_t step) {
   request_ = control_.TakeTraceRequest();
   if (!request_) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(before_());
   // What the step before still has under way is not part of the trace.
   CADRE_RETURN_IF_ERROR(replica_.Settle());
   begun_ = step;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "absl/status/status.h"
@@ -18,8 +19,13 @@ namespace cadre {
 
 class StepTracer {
  public:
-  StepTracer(GroupControl& control, Replica& replica, Trace& trace);
+  // `before`: called when a trace is about to begin, so that whoever observes the replica stops.
+  StepTracer(GroupControl& control, Replica& replica, Trace& trace,
+             std::function<absl::Status()> before);
   ~StepTracer();
+
+  // A trace is under way.
+  bool tracing() const { return request_.has_value(); }
 
   // Called before each step: begins a trace that is wanted, and ends one that has its steps.
   // Errors: the replica's, which settles first so that the last step's collectives are in the
@@ -39,6 +45,7 @@ class StepTracer {
   GroupControl& control_;
   Replica& replica_;
   Trace& trace_;
+  const std::function<absl::Status()> before_;
   TapeTrace tape_;
   std::optional<v1::TraceSteps> request_;
   // Its first step, and the one before which the trace ends.

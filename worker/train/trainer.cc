@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/status.h"
 #include "base/trace.h"
@@ -28,6 +29,7 @@
 #include "worker/train/replica.h"
 #include "worker/train/run_checkpoints.h"
 #include "worker/train/shard_exchange.h"
+#include "worker/train/step_measurer.h"
 #include "worker/train/step_tracer.h"
 
 namespace cadre {
@@ -117,7 +119,9 @@ class Trainer {
 
   absl::Status MakeReplica() {
     CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, *transport_));
-    tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_);
+    measurer_ = std::make_unique<StepMeasurer>(place_, *replica_, control_, steady_);
+    tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
+                                           [this] { return measurer_->Pause(); });
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_);
     exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), control_,
                                                 cancellation_, options_.exchange_timeout);
@@ -234,8 +238,11 @@ class Trainer {
         **loaded, *replica_, batch(),
         BatchPosition(DataOriginOf(spec_), step_, place_.group(), start_.groups(), batch()));
     CADRE_RETURN_IF_ERROR(tracer_->BeforeStep(step_));
+    CADRE_RETURN_IF_ERROR(measurer_->BeforeStep(
+        {.number = step_, .boundary = boundary, .traced = tracer_->tracing()}));
     auto stepped = replica_->Step(views, rate_, /*gather=*/!boundary);
     CADRE_RETURN_IF_ERROR(InStep(step_, stepped.status()));
+    CADRE_RETURN_IF_ERROR(measurer_->AfterStep());
     CADRE_ASSIGN_OR_RETURN(const LossPart part, std::move(stepped));
     Add(part, &period_);
     Add(part, &reported_);
@@ -447,6 +454,7 @@ class Trainer {
 
   absl::Status Evaluate(uint64_t begin, uint64_t end) {
     if (begin >= end) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(measurer_->Pause());
     CADRE_ASSIGN_OR_RETURN(const LossPart sum,
                            EvaluateSamples(*replica_, *test_, static_cast<int64_t>(begin),
                                            static_cast<int64_t>(end), MicroBatchSamples(spec_)));
@@ -485,6 +493,8 @@ class Trainer {
   v1::Plan plan_;
   Trace trace_;
   std::unique_ptr<Replica> replica_;
+  const SteadyClock steady_;
+  std::unique_ptr<StepMeasurer> measurer_;
   std::unique_ptr<StepTracer> tracer_;
   std::unique_ptr<ShardExchange> exchange_;
   std::unique_ptr<RunCheckpoints> checkpoints_;

@@ -16,6 +16,7 @@
 #include "google/protobuf/text_format.h"
 #include "spec/checkpoint_folder.h"
 #include "spec/checkpoint_manifest.h"
+#include "spec/cluster_profile.h"
 #include "tests/spec/temporary_folder.h"
 #include "worker/transport/thread_transport.h"
 
@@ -72,8 +73,11 @@ class ScriptedControl final : public GroupControl {
   std::vector<v1::Contributed> contributed;
   std::vector<v1::Evaluated> evaluated;
   std::vector<v1::Progress> progress;
+  std::vector<v1::Measured> measured;
   // Handed out once.
   std::optional<v1::TraceSteps> trace_request;
+  // So many steps are begun before.
+  int steps_before_trace = 0;
   std::vector<v1::Traced> traced;
 
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& message) override {
@@ -81,6 +85,7 @@ class ScriptedControl final : public GroupControl {
     return start;
   }
   void Report(const v1::Progress& message) override { progress.push_back(message); }
+  void Measured(const v1::Measured& message) override { measured.push_back(message); }
   void Contribute(const v1::Contributed& message) override { contributed.push_back(message); }
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
     if (decisions.empty()) return absl::CancelledError("released");
@@ -91,6 +96,7 @@ class ScriptedControl final : public GroupControl {
   void Adopted(const v1::Adopted&) override { ADD_FAILURE() << "nothing was to be adopted"; }
   void Evaluated(const v1::Evaluated& message) override { evaluated.push_back(message); }
   std::optional<v1::TraceSteps> TakeTraceRequest() override {
+    if (steps_before_trace-- > 0) return std::nullopt;
     return std::exchange(trace_request, std::nullopt);
   }
   void Traced(const v1::Traced& message) override { traced.push_back(message); }
@@ -206,6 +212,42 @@ TEST(Trainer, SettlesThePlanTracesItsStepsAndSaysWhatItWaitedFor) {
     EXPECT_GE(progress.exposed_seconds(), 0);
     EXPECT_LE(progress.exposed_seconds(), progress.step_seconds());
   }
+}
+
+TEST(Trainer, RankZeroSaysWhatItsStepsAreMadeOf) {
+  ScriptedControl controls[2];
+  for (ScriptedControl& control : controls) control.start = StartOf(14);
+  controls[0].decisions = {v1::Decision()};
+  v1::Assignment assignment = AssignmentOf(Spec());
+  *assignment.mutable_plan() = *MakePlan(Spec(), 2);
+  TrainPair(assignment, controls);
+  EXPECT_TRUE(controls[1].measured.empty());
+  ASSERT_EQ(controls[0].measured.size(), 1U) << "once";
+  const v1::Measured& measured = controls[0].measured[0];
+  EXPECT_EQ(measured.place().generation(), 3U);
+  EXPECT_EQ(measured.layers().model(), ModelKey(Spec().model()));
+  EXPECT_GT(measured.layers().time_size(), 0);
+  EXPECT_GT(measured.times().compute(), 0);
+  EXPECT_GT(measured.times().collectives(), 0);
+  EXPECT_GE(measured.times().step(), measured.times().compute());
+  EXPECT_GT(measured.update_seconds(), 0);
+}
+
+TEST(Trainer, StepsThatAreTracedAreNotMeasured) {
+  const auto train = [](uint32_t steps, int before) {
+    ScriptedControl control;
+    control.start = StartOf(steps);
+    control.decisions = {v1::Decision()};
+    control.trace_request = TraceOf(4);
+    control.steps_before_trace = before;
+    Train(AssignmentOf(Spec()), control);
+    EXPECT_EQ(control.traced.size(), 1U);
+    EXPECT_EQ(EventsByCategory(control.traced[0])["step"], 4);
+    EXPECT_GT(EventsByCategory(control.traced[0])["compute"], 0);
+    return control.measured.size();
+  };
+  EXPECT_EQ(train(8, 4), 0U) << "what was begun is given up";
+  EXPECT_EQ(train(20, 4), 1U) << "and done later";
 }
 
 TEST(Trainer, ATraceThatOutlivesTheRunEndsWithIt) {

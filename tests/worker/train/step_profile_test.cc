@@ -1,0 +1,215 @@
+// What is told of steps fits together: parts are parts of a step, every layer and bucket is there,
+// and what is not looked at is not counted.
+#include "worker/train/step_profile.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "coordinator/plan/planner.h"
+#include "google/protobuf/text_format.h"
+#include "kernels/kernels.h"
+#include "spec/cluster_profile.h"
+#include "tests/worker/transport/ranks.h"
+#include "worker/train/random_batch.h"
+
+namespace cadre {
+namespace {
+
+constexpr int64_t kSamples = 5;
+
+v1::RunSpec Spec(int model_ranks) {
+  v1::RunSpec spec;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(R"(
+    name: "small"
+    model {
+      input { channels: 3 height: 8 width: 8 }
+      layer { name: "conv" convolution { out_channels: 6 kernel: 3 padding: 1 } }
+      layer { name: "norm" batch_norm {} }
+      layer { name: "fc1" fully_connected { out_features: 21 } }
+      layer { name: "relu" relu {} }
+      layer { name: "fc2" fully_connected { out_features: 10 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    }
+    batch_per_group: 5
+    optimizer { sgd { momentum: 0.9 } }
+  )",
+                                                            &spec));
+  spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(model_ranks));
+  return spec;
+}
+
+void ExpectWithin(double part, double whole) {
+  EXPECT_GE(part, 0);
+  EXPECT_LE(part, whole);
+}
+
+void ExpectSane(const StepProfile& profile, const Replica& replica) {
+  EXPECT_EQ(profile.steps(), 3);
+  const v1::StepTimes times = profile.Times();
+  EXPECT_GT(times.step(), 0);
+  EXPECT_GT(times.compute(), 0);
+  ExpectWithin(times.compute(), times.step());
+  ExpectWithin(times.moves(), times.step());
+  ExpectWithin(times.exposed(), times.step());
+  EXPECT_GT(times.update(), 0);
+  EXPECT_GT(profile.UpdateSeconds(), 0);
+  ExpectWithin(profile.UpdateSeconds(), times.update());
+  ASSERT_EQ(profile.Buckets().size(), replica.plan().buckets.size());
+  for (const StepProfile::BucketSeconds& bucket : profile.Buckets()) {
+    EXPECT_GT(bucket.update, 0);
+    // What is more in no step is more in no median.
+    ExpectWithin(bucket.update, times.update());
+    ExpectWithin(bucket.reduce, times.collectives());
+    ExpectWithin(bucket.gather, times.collectives());
+  }
+}
+
+void Step(Replica& replica, StepProfile* profile, const RandomBatch& batch, int64_t step) {
+  replica.set_step(step);
+  if (profile != nullptr) profile->BeginStep(step);
+  const BatchView view = batch.View(kSamples, step);
+  const auto loss = replica.Step({&view, 1}, 1e-6F, /*gather=*/true);
+  ASSERT_TRUE(loss.ok()) << loss.status();
+  if (profile != nullptr) profile->EndStep();
+}
+
+// Three steps that are looked at, between others that are not.
+void Train(Replica& replica, StepProfile& profile) {
+  const RandomBatch batch(replica, kSamples);
+  for (int64_t step = 10; step < 15; ++step) {
+    const bool looked_at = step > 10 && step < 14;
+    if (step == 11) {
+      ASSERT_TRUE(profile.Start().ok());
+    }
+    if (step == 14) {
+      ASSERT_TRUE(profile.Stop().ok());
+    }
+    Step(replica, looked_at ? &profile : nullptr, batch, step);
+  }
+  ASSERT_TRUE(replica.Settle().ok());
+}
+
+std::map<std::string, v1::LayerTime> ByLayer(const v1::ModelTimes& times) {
+  std::map<std::string, v1::LayerTime> by_layer;
+  for (const v1::LayerTime& time : times.time()) {
+    EXPECT_TRUE(by_layer.emplace(time.layer(), time).second) << time.layer();
+  }
+  return by_layer;
+}
+
+TEST(StepProfileTest, OfGroups) {
+  for (const auto& [ranks, model_ranks] : {std::pair(1, 1), std::pair(2, 1), std::pair(3, 3)}) {
+    const Transports transports = MakeTransports(Wire::kThreads, ranks);
+    const v1::RunSpec spec = Spec(model_ranks);
+    const auto plan = MakePlan(spec, ranks);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    OnRanks(ranks, [&, ranks = ranks, model_ranks = model_ranks](int rank) {
+      const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
+      auto replica = Replica::Make(spec, *plan, *kernels, *transports[static_cast<size_t>(rank)]);
+      ASSERT_TRUE(replica.ok()) << replica.status();
+      StepProfile profile(**replica);
+      Train(**replica, profile);
+      ExpectSane(profile, **replica);
+      const v1::ModelTimes layers = profile.Layers();
+      EXPECT_EQ(layers.model(), ModelKey(spec.model()));
+      const auto by_layer = ByLayer(layers);
+      EXPECT_EQ(static_cast<int>(by_layer.size()), (*replica)->graph().size());
+      for (const auto& [layer, time] : by_layer) {
+        EXPECT_GE(time.forward(), 0) << layer;
+        EXPECT_GE(time.backward(), 0) << layer;
+        EXPECT_GT(time.forward() + time.backward(), 0) << layer;
+      }
+      const v1::LayerTime& fc = by_layer.at("fc1");
+      EXPECT_EQ(static_cast<int>(fc.outs()), model_ranks);
+      EXPECT_EQ(static_cast<int>(fc.samples()), (5 * model_ranks + ranks - 1) / ranks);
+      EXPECT_EQ(by_layer.at("conv").samples(), static_cast<uint32_t>((5 + ranks - 1) / ranks));
+      if (model_ranks > 1) {
+        EXPECT_GT(profile.CopySeconds(), 0);
+      }
+    });
+  }
+}
+
+TEST(StepProfileTest, PartsOfAStepAddUpToIt) {
+  const v1::RunSpec spec = Spec(1);
+  const auto plan = MakePlan(spec, 2);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Transports transports = MakeTransports(Wire::kThreads, 2);
+  OnRanks(2, [&](int rank) {
+    const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
+    auto replica = Replica::Make(spec, *plan, *kernels, *transports[static_cast<size_t>(rank)]);
+    ASSERT_TRUE(replica.ok()) << replica.status();
+    const RandomBatch batch(**replica, kSamples);
+    StepProfile profile(**replica);
+    ASSERT_TRUE(profile.Start().ok());
+    Step(**replica, &profile, batch, 1);
+    // Is not in it, although the profile looks.
+    Step(**replica, nullptr, batch, 2);
+    ASSERT_TRUE(profile.Stop().ok());
+    ASSERT_EQ(profile.steps(), 1);
+    const v1::StepTimes times = profile.Times();
+    double update = 0;
+    double collectives = 0;
+    for (const StepProfile::BucketSeconds& bucket : profile.Buckets()) {
+      update += bucket.update;
+      collectives += bucket.reduce + bucket.gather;
+    }
+    EXPECT_NEAR(update, times.update(), 1e-9);
+    // The sum of the losses is of no bucket.
+    EXPECT_GT(collectives, 0);
+    EXPECT_LT(collectives, times.collectives());
+    const v1::ModelTimes by_layer = profile.Layers();
+    double layers = 0;
+    for (const v1::LayerTime& time : by_layer.time()) layers += time.forward() + time.backward();
+    // Rank 0 has fewer of the five samples: its times stand for the other's.
+    if (rank == 1) {
+      EXPECT_NEAR(layers, times.compute(), 1e-9);
+    }
+    EXPECT_LE(times.compute() + times.moves() + times.exposed(), times.step());
+  });
+}
+
+TEST(StepProfileTest, GoesOnAfterAPauseAndTakesWhatIsDoneAgain) {
+  const Transports transports = MakeTransports(Wire::kThreads, 1);
+  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
+  const v1::RunSpec spec = Spec(1);
+  auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  const RandomBatch batch(**replica, kSamples);
+  StepProfile profile(**replica);
+  ASSERT_TRUE(profile.Start().ok());
+  for (const int64_t step : {4, 5, 6}) Step(**replica, &profile, batch, step);
+  ASSERT_TRUE(profile.Stop().ok());
+  Step(**replica, nullptr, batch, 7);
+  ASSERT_TRUE(profile.Resume().ok());
+  Step(**replica, &profile, batch, 8);
+  EXPECT_EQ(profile.steps(), 4);
+  Step(**replica, &profile, batch, 5);
+  EXPECT_EQ(profile.steps(), 2) << "4 and 5";
+  ASSERT_TRUE(profile.Stop().ok());
+  EXPECT_GT(profile.Times().update(), 0);
+  ASSERT_TRUE(profile.Start().ok());
+  EXPECT_EQ(profile.steps(), 0);
+  ASSERT_TRUE(profile.Stop().ok());
+}
+
+TEST(StepProfileTest, NothingSeenIsNothing) {
+  const Transports transports = MakeTransports(Wire::kThreads, 1);
+  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
+  const v1::RunSpec spec = Spec(1);
+  auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  StepProfile profile(**replica);
+  ASSERT_TRUE(profile.Start().ok());
+  ASSERT_TRUE(profile.Stop().ok());
+  EXPECT_EQ(profile.steps(), 0);
+  EXPECT_EQ(profile.Times().step(), 0);
+  EXPECT_EQ(profile.Layers().time_size(), 0);
+  EXPECT_EQ(profile.CopySeconds(), 0);
+}
+
+}  // namespace
+}  // namespace cadre

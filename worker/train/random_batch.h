@@ -1,0 +1,28 @@
+// A batch that lies in memory: random inputs and labels of one rank's rows, for steps that are
+// timed and not learnt from. The same for the same rows, whatever the plan.
+//
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/train/replica.h"
+
+namespace cadre {
+
+class RandomBatch {
+ public:
+  // `samples`: of the whole batch, over all ranks.
+  RandomBatch(const Replica& replica, int64_t samples);
+  // As a step's batch. Borrows this object. `samples` as above.
+  BatchView View(int64_t samples, int64_t step) const {
+    return {samples, inputs_, labels_, step * samples};
+  }
+
+ private:
+  std::vector<float> inputs_;
+  std::vector<int32_t> labels_;
+};
+
+}  // namespace cadre

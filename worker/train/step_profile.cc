@@ -1,0 +1,262 @@
+#include "worker/train/step_profile.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <utility>
+
+#include "base/median.h"
+#include "base/status.h"
+#include "spec/cluster_profile.h"
+#include "spec/layer_part.h"
+#include "tensor/layout.h"
+
+namespace cadre {
+namespace {
+
+bool IsMove(const TapeOp& op) {
+  return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
+}
+
+bool IsForward(const TapeOp& op) {
+  return op.kind == TapeOpKind::kForward || op.kind == TapeOpKind::kLoss;
+}
+
+// Words that go into messages, out of them, and from this rank to itself.
+double CopiedWords(const Move& move) {
+  int64_t words = 0;
+  for (const Exchange& exchange : move.steps) {
+    words += exchange.packed_words() + exchange.unpacked_words();
+    for (const Exchange::Message& message : exchange.receives) {
+      if (message.peer == exchange.index) words += message.box.shape().elements();
+    }
+  }
+  return static_cast<double>(words);
+}
+
+template <typename T>
+double MedianOf(const std::vector<T>& values, const std::function<double(const T&)>& of) {
+  std::vector<double> numbers;
+  for (const T& value : values) numbers.push_back(of(value));
+  return Median(std::move(numbers));
+}
+
+}  // namespace
+
+StepProfile::StepProfile(Replica& replica) : replica_(replica) {}
+
+StepProfile::~StepProfile() {
+  if (looking_) static_cast<void>(Stop());
+}
+
+absl::Status StepProfile::Start() {
+  CADRE_RETURN_IF_ERROR(replica_.Settle());
+  steps_.clear();
+  {
+    absl::MutexLock lock(&mutex_);
+    flows_.clear();
+  }
+  return Resume();
+}
+
+absl::Status StepProfile::Resume() {
+  CADRE_RETURN_IF_ERROR(replica_.Settle());
+  looking_ = true;
+  replica_.set_observer(this);
+  replica_.set_flow_observer(this);
+  return absl::OkStatus();
+}
+
+absl::Status StepProfile::Stop() {
+  const absl::Status settled = replica_.Settle();
+  looking_ = false;
+  in_step_ = false;
+  replica_.set_observer(nullptr);
+  replica_.set_flow_observer(nullptr);
+  return settled;
+}
+
+void StepProfile::BeginStep(int64_t step) {
+  if (!steps_.empty() && steps_.back().step >= step) Forget(step);
+  steps_.push_back({.step = step});
+  in_step_ = true;
+  waited_before_ = replica_.seconds_waited();
+  TakeTransportSeconds();
+  began_ = clock_.Now();
+}
+
+void StepProfile::Forget(int64_t from) {
+  while (!steps_.empty() && steps_.back().step >= from) steps_.pop_back();
+  absl::MutexLock lock(&mutex_);
+  flows_.erase(flows_.lower_bound(from), flows_.end());
+}
+
+void StepProfile::EndStep() {
+  CountCopies();
+  StepSums& step = steps_.back();
+  step.seconds = absl::ToDoubleSeconds(clock_.Now() - began_);
+  step.exposed = replica_.seconds_waited() - waited_before_;
+  in_step_ = false;
+}
+
+double StepProfile::TakeTransportSeconds() {
+  const double now = replica_.comms().seconds(Transport::kMoves);
+  return now - std::exchange(transport_before_, now);
+}
+
+void StepProfile::Played(const Tape& tape, const TapeOp& op, absl::Time /*begin*/, double seconds) {
+  if (!in_step_) return;
+  CountCopies();
+  const double in_transport = TakeTransportSeconds();
+  if (IsMove(op)) return AddMove(op, seconds, in_transport);
+  // Of a move beside it, which is told first, nothing is left in here.
+  const double norms = std::min(seconds, in_transport);
+  steps_.back().moves += norms;
+  AddWork(tape, op, seconds - norms);
+}
+
+void StepProfile::AddMove(const TapeOp& op, double seconds, double in_transport) {
+  steps_.back().moves += seconds;
+  copying_ = std::max(0.0, seconds - in_transport);
+  copied_words_ = CopiedWords(op.move);
+}
+
+void StepProfile::CountCopies() {
+  steps_.back().copying += std::exchange(copying_, 0);
+  steps_.back().copied_words += std::exchange(copied_words_, 0);
+}
+
+void StepProfile::AddWork(const Tape& tape, const TapeOp& op, double seconds) {
+  StepSums& step = steps_.back();
+  step.compute += seconds;
+  PassSums& pass = step.passes[tape.samples];
+  const auto layers = static_cast<size_t>(replica_.graph().size());
+  pass.forward.resize(layers);
+  pass.backward.resize(layers);
+  if (op.kind == TapeOpKind::kLoss) ++pass.passes;
+  (IsForward(op) ? pass.forward : pass.backward)[static_cast<size_t>(op.layer)] += seconds;
+}
+
+// The move was made by another thread: how long it was waited for says nothing of its copies.
+void StepProfile::Waited(double /*seconds*/) {
+  copying_ = 0;
+  copied_words_ = 0;
+}
+
+void StepProfile::Done(Part part, int64_t step, int bucket, double seconds) {
+  absl::MutexLock lock(&mutex_);
+  FlowSums& sums = flows_[step];
+  sums.buckets.resize(replica_.plan().buckets.size());
+  (part == Part::kUpdate ? sums.update : sums.collectives) += seconds;
+  if (bucket < 0) return;
+  BucketSeconds& of = sums.buckets[static_cast<size_t>(bucket)];
+  (part == Part::kReduce ? of.reduce : part == Part::kUpdate ? of.update : of.gather) += seconds;
+}
+
+std::vector<StepProfile::FlowSums> StepProfile::Flows() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<FlowSums> flows;
+  for (const StepSums& step : steps_) {
+    const auto found = flows_.find(step.step);
+    flows.push_back(found == flows_.end() ? FlowSums() : found->second);
+    flows.back().buckets.resize(replica_.plan().buckets.size());
+  }
+  return flows;
+}
+
+double StepProfile::LargestByOwn(int layer, int64_t samples) const {
+  const Plan& plan = replica_.plan();
+  const GraphLayer& of = replica_.graph()[layer];
+  const LayerLayouts& layouts = plan.layers[static_cast<size_t>(layer)];
+  const auto ratio = [&](const Shape& sample, const Layout& layout) {
+    const auto elements = [&](int rank) {
+      return LocalBox(BatchShape(samples, sample), layout, plan.mesh, rank).shape().elements();
+    };
+    int64_t most = 0;
+    for (int rank = 0; rank < plan.mesh.ranks(); ++rank) most = std::max(most, elements(rank));
+    const int64_t own = elements(replica_.comms().rank());
+    return own == 0 ? 0.0 : static_cast<double>(most) / static_cast<double>(own);
+  };
+  // An output that is one number, of the loss, says nothing; inputs do.
+  const double in = ratio(of.input(), layouts.inputs[0]);
+  if (of.kind == LayerKind::kSoftmaxCrossEntropy) return in;
+  const double out = ratio(of.output, layouts.output);
+  return in == 0 || out == 0 ? 0 : std::max(in, out);
+}
+
+v1::ModelTimes StepProfile::Layers() const {
+  v1::ModelTimes times;
+  times.set_model(ModelKey(replica_.spec().model()));
+  times.set_name(replica_.spec().name());
+  std::map<int64_t, std::vector<const PassSums*>> by_samples;
+  for (const StepSums& step : steps_) {
+    for (const auto& [samples, pass] : step.passes) {
+      if (pass.passes > 0) by_samples[samples].push_back(&pass);
+    }
+  }
+  for (const auto& [samples, passes] : by_samples) {
+    for (int l = 0; l < replica_.graph().size(); ++l) {
+      const double scale = LargestByOwn(l, samples);
+      if (scale == 0) continue;
+      const auto at = static_cast<size_t>(l);
+      const auto median = [&, &all = passes](std::vector<double> PassSums::*direction) {
+        return scale * MedianOf<const PassSums*>(all, [&](const PassSums* const& pass) {
+                 return (pass->*direction)[at] / pass->passes;
+               });
+      };
+      const LayerPart part = PartOf(replica_.plan().layers[at], replica_.plan().mesh, samples);
+      v1::LayerTime& time = *times.add_time();
+      time = TimeOf({.layer = replica_.graph()[l].name, .part = part});
+      time.set_forward(median(&PassSums::forward));
+      time.set_backward(median(&PassSums::backward));
+    }
+  }
+  return times;
+}
+
+v1::StepTimes StepProfile::Times() const {
+  const auto of_steps = [&](double StepSums::*part) {
+    return MedianOf<StepSums>(steps_, [part](const StepSums& step) { return step.*part; });
+  };
+  const std::vector<FlowSums> flows = Flows();
+  const auto of_flows = [&](double FlowSums::*part) {
+    return MedianOf<FlowSums>(flows, [part](const FlowSums& flow) { return flow.*part; });
+  };
+  v1::StepTimes times;
+  times.set_step(of_steps(&StepSums::seconds));
+  times.set_compute(of_steps(&StepSums::compute));
+  times.set_moves(of_steps(&StepSums::moves));
+  times.set_exposed(of_steps(&StepSums::exposed));
+  times.set_collectives(of_flows(&FlowSums::collectives));
+  times.set_update(of_flows(&FlowSums::update));
+  return times;
+}
+
+std::vector<StepProfile::BucketSeconds> StepProfile::Buckets() const {
+  const std::vector<FlowSums> flows = Flows();
+  std::vector<BucketSeconds> medians(replica_.plan().buckets.size());
+  for (size_t b = 0; b < medians.size(); ++b) {
+    for (double BucketSeconds::*part :
+         {&BucketSeconds::reduce, &BucketSeconds::update, &BucketSeconds::gather}) {
+      medians[b].*part = MedianOf<FlowSums>(
+          flows, [b, part](const FlowSums& flow) { return flow.buckets[b].*part; });
+    }
+  }
+  return medians;
+}
+
+double StepProfile::UpdateSeconds() const {
+  int64_t owned = 0;
+  for (const OwnedSpan& span : replica_.owned()) owned += span.end - span.begin;
+  return owned == 0 ? 0 : Times().update() / static_cast<double>(owned);
+}
+
+double StepProfile::CopySeconds() const {
+  std::vector<double> each;
+  for (const StepSums& step : steps_) {
+    if (step.copied_words > 0) each.push_back(step.copying / step.copied_words);
+  }
+  return Median(std::move(each));
+}
+
+}  // namespace cadre
