@@ -114,6 +114,9 @@ Machine::Actions Machine::Connected() const {
   if (unanswered_prepared_) {
     actions.push_back(MakeSay(&v1::MemberMessage::mutable_prepared, *unanswered_prepared_));
   }
+  if (last_measured_) {
+    actions.push_back(MakeSay(&v1::MemberMessage::mutable_measured, *last_measured_));
+  }
   if (last_adopted_) {
     actions.push_back(MakeSay(&v1::MemberMessage::mutable_adopted, *last_adopted_));
   }
@@ -135,6 +138,12 @@ Machine::Actions Machine::Tell(const v1::Prepared& prepared) {
 Machine::Actions Machine::Tell(const v1::Progress& progress) const {
   if (!IsCurrent(progress.place())) return {};
   return {MakeSay(&v1::MemberMessage::mutable_progress, progress)};
+}
+
+Machine::Actions Machine::Tell(const v1::Measured& measured) {
+  if (!IsCurrent(measured.place())) return {};
+  last_measured_ = measured;
+  return {MakeSay(&v1::MemberMessage::mutable_measured, measured)};
 }
 
 Machine::Actions Machine::Tell(const v1::Contributed& contributed) {
@@ -182,6 +191,7 @@ Machine::Actions Machine::Drop(std::string reason) {
   finished_ = false;
   unanswered_prepared_.reset();
   unanswered_contributed_.reset();
+  last_measured_.reset();
   last_adopted_.reset();
   last_evaluated_.reset();
   return {Cancel{std::move(reason)}};

@@ -65,6 +65,7 @@ class AssignmentMachine {
   // What the training loop has to say. Messages for a place that is lost are dropped.
   Actions Tell(const v1::Prepared& prepared);
   Actions Tell(const v1::Progress& progress) const;
+  Actions Tell(const v1::Measured& measured);
   Actions Tell(const v1::Contributed& contributed);
   Actions Tell(const v1::Adopted& adopted);
   Actions Tell(const v1::Evaluated& evaluated);
@@ -97,6 +98,7 @@ class AssignmentMachine {
   std::optional<v1::Prepared> unanswered_prepared_;
   std::optional<v1::Contributed> unanswered_contributed_;
   // There is no answer to these; the coordinator takes them as often as they come.
+  std::optional<v1::Measured> last_measured_;
   std::optional<v1::Adopted> last_adopted_;
   std::optional<v1::Evaluated> last_evaluated_;
   std::optional<v1::GroupFailed> unanswered_failure_;

@@ -51,6 +51,8 @@ absl::StatusOr<v1::Start> GroupSession::PreparedAndStart(const v1::Prepared& pre
 
 void GroupSession::Report(const v1::Progress& progress) { outlet_.progress(progress); }
 
+void GroupSession::Measured(const v1::Measured& measured) { outlet_.measured(measured); }
+
 void GroupSession::Contribute(const v1::Contributed& contributed) {
   outlet_.contributed(contributed);
 }

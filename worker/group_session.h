@@ -27,6 +27,7 @@ class GroupSession final : public GroupControl {
   struct Outlet {
     std::function<void(const v1::Prepared&)> prepared;
     std::function<void(const v1::Progress&)> progress;
+    std::function<void(const v1::Measured&)> measured;
     std::function<void(const v1::Contributed&)> contributed;
     std::function<void(const v1::Adopted&)> adopted;
     std::function<void(const v1::Evaluated&)> evaluated;
@@ -51,6 +52,7 @@ class GroupSession final : public GroupControl {
   // GroupControl, from the training thread.
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) override;
   void Report(const v1::Progress& progress) override;
+  void Measured(const v1::Measured& measured) override;
   void Contribute(const v1::Contributed& contributed) override;
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
   void Adopted(const v1::Adopted& adopted) override;

@@ -9,10 +9,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/daemon.h"
 #include "base/identity.h"
 #include "base/program_flags.h"
+#include "worker/probe_program.h"
 #include "worker/transport/tcp_link.h"
 #include "worker/worker.h"
 
@@ -31,6 +33,15 @@ DEFINE_int32(tcp_lanes, 0,
              "TCP connections to each rank elsewhere; 0: as many as the round trip asks for");
 DEFINE_bool(insecure, false, "listen beyond loopback although nothing is encrypted");
 DEFINE_int32(dial_timeout, 30, "seconds to look for the coordinator at start");
+DEFINE_string(probe, "", "measure instead: file of a probe request, whose plans' layers are timed");
+DEFINE_string(probe_hosts, "",
+              "measure instead: host:port of every host, whose links are measured");
+DEFINE_string(probe_folder, "",
+              "probe: folder where its processes find one another, for the result");
+DEFINE_int32(probe_rank, 0, "probe: this process among them, or this host among the hosts");
+DEFINE_int32(probe_ranks, 1, "probe: processes that time layers at the same time");
+DEFINE_int32(probe_meet_timeout, 60, "probe_hosts: seconds to wait until all hosts have come");
+DEFINE_int32(probe_timeout, 60, "probe: seconds to wait for the others; for hosts, for everything");
 
 namespace {
 
@@ -39,6 +50,8 @@ constexpr char kUsage[] =
     "  cadre-worker --coordinator=10.0.0.5:7000 --listen=0.0.0.0:7002 \\\n"
     "      --advertise=10.0.0.17:7002 --threads=8 --insecure\n\n"
     "It needs no other configuration: model, data, plan and peers come from the coordinator.\n"
+    "With --probe or --probe_hosts it measures this machine, or links, instead; see 'cadre "
+    "probe'.\n"
     "Ends on SIGTERM or SIGINT (0). Exit 1: failure, 2: wrong flags, 4: no coordinator,\n"
     "64: refused by the coordinator for good.";
 
@@ -57,6 +70,41 @@ int Fail(const absl::Status& status) {
 bool IsLoopback(const std::string& address) {
   return address.rfind("127.", 0) == 0 || address.rfind("localhost:", 0) == 0 ||
          address.rfind("[::1]:", 0) == 0;
+}
+
+int RefuseToListen(const std::string& address) {
+  std::fprintf(stderr,
+               "cadre-worker: refusing to listen on %s, where nothing is encrypted; use a "
+               "loopback address, or say --insecure if the network is trusted\n",
+               address.c_str());
+  return kExitUsage;
+}
+
+int Probe() {
+  // There is nothing to put in order: the usual end is good enough.
+  cadre::UnblockTerminationSignals();
+  cadre::ProbeProgramOptions options{.request = FLAGS_probe,
+                                     .folder = FLAGS_probe_folder,
+                                     .rank = FLAGS_probe_rank,
+                                     .ranks = FLAGS_probe_ranks,
+                                     .threads = FLAGS_threads,
+                                     .shared_memory = FLAGS_shared_memory,
+                                     .patience = absl::Seconds(FLAGS_probe_timeout),
+                                     .meeting = absl::Seconds(FLAGS_probe_meet_timeout)};
+  if (!FLAGS_probe_hosts.empty()) options.hosts = absl::StrSplit(FLAGS_probe_hosts, ',');
+  const int ranks =
+      options.hosts.empty() ? FLAGS_probe_ranks : static_cast<int>(options.hosts.size());
+  if (FLAGS_probe_folder.empty() || FLAGS_probe_rank < 0 || FLAGS_probe_rank >= ranks) {
+    std::fprintf(
+        stderr, "cadre-worker: a probe needs --probe_folder, and --probe_rank in [0, %d)\n", ranks);
+    return kExitUsage;
+  }
+  if (!options.hosts.empty()) {
+    const std::string& own = options.hosts[static_cast<size_t>(FLAGS_probe_rank)];
+    if (!FLAGS_insecure && !IsLoopback(own)) return RefuseToListen(own);
+  }
+  const absl::Status status = cadre::RunProbeProgram(options);
+  return status.ok() ? 0 : Fail(status);
 }
 
 }  // namespace
@@ -78,13 +126,8 @@ int main(int argc, char** argv) {
                  cadre::kMostLanes);
     return kExitUsage;
   }
-  if (!FLAGS_insecure && !IsLoopback(FLAGS_listen)) {
-    std::fprintf(stderr,
-                 "cadre-worker: refusing to listen on %s, where nothing is encrypted; use a "
-                 "loopback address, or say --insecure if the network is trusted\n",
-                 FLAGS_listen.c_str());
-    return kExitUsage;
-  }
+  if (!FLAGS_probe.empty() || !FLAGS_probe_hosts.empty()) return Probe();
+  if (!FLAGS_insecure && !IsLoopback(FLAGS_listen)) return RefuseToListen(FLAGS_listen);
   cadre::WorkerOptions options;
   options.coordinator = FLAGS_coordinator;
   options.dial_timeout = absl::Seconds(FLAGS_dial_timeout);

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/hardware.h"
 #include "base/identity.h"
 #include "base/status.h"
 #include "glog/logging.h"
@@ -24,6 +25,11 @@ constexpr absl::Duration kSilence = absl::Minutes(11);
 std::string PlaceName(const v1::GroupPlace& place) {
   return absl::StrCat(place.run(), ", group ", place.group(), ", generation ", place.generation(),
                       ", rank ", place.rank());
+}
+
+std::string DeviceOf(const WorkerOptions& options) {
+  return absl::StrCat(DeviceName(options.threads),
+                      options.reference_kernels ? ", plain loops" : "");
 }
 
 }  // namespace
@@ -76,7 +82,9 @@ v1::Hello Worker::MakeHello() {
   hello.set_incarnation(incarnation_);
   hello.set_address(options_.advertise.empty() ? listener_->address() : options_.advertise);
   hello.set_host(HostName());
-  hello.set_device(absl::StrCat("cpu:", options_.threads));
+  hello.set_device(DeviceOf(options_));
+  hello.set_cores(static_cast<uint32_t>(UsableCores()));
+  hello.set_memory_bytes(UsableMemoryBytes());
   absl::MutexLock lock(&mutex_);
   if (machine_.place()) *hello.mutable_place() = *machine_.place();
   return hello;
@@ -148,6 +156,7 @@ std::shared_ptr<GroupSession> Worker::MakeSession(const v1::Assignment& assignme
   return std::make_shared<GroupSession>(assignment, GroupSession::Outlet{
                                                         .prepared = Teller<v1::Prepared>(),
                                                         .progress = Teller<v1::Progress>(),
+                                                        .measured = Teller<v1::Measured>(),
                                                         .contributed = Teller<v1::Contributed>(),
                                                         .adopted = Teller<v1::Adopted>(),
                                                         .evaluated = Teller<v1::Evaluated>(),

@@ -151,10 +151,16 @@ TEST(AssignmentMachine, SaysAgainWhatIsUnanswered) {
   v1::Adopted adopted;
   *adopted.mutable_place() = Place(5);
   machine.Tell(adopted);
+  v1::Measured measured;
+  *measured.mutable_place() = Place(5);
+  EXPECT_TRUE(IsOne<Machine::Say>(machine.Tell(measured)));
   const Machine::Actions again = machine.Connected();
-  ASSERT_EQ(again.size(), 2U);
-  EXPECT_TRUE(std::get<Machine::Say>(again[0]).message.has_adopted());
-  EXPECT_TRUE(std::get<Machine::Say>(again[1]).message.has_contributed());
+  ASSERT_EQ(again.size(), 3U);
+  EXPECT_TRUE(std::get<Machine::Say>(again[0]).message.has_measured());
+  EXPECT_TRUE(std::get<Machine::Say>(again[1]).message.has_adopted());
+  EXPECT_TRUE(std::get<Machine::Say>(again[2]).message.has_contributed());
+  measured.mutable_place()->set_generation(4);
+  EXPECT_TRUE(machine.Tell(measured).empty()) << "of a generation that is over";
 }
 
 TEST(AssignmentMachine, FailureGivesThePlaceUpAndIsSaidUntilReleased) {

@@ -1,0 +1,97 @@
+#include "worker/probe/host_probe.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "proto/schema_hash.h"
+#include "spec/collective_cost.h"
+#include "worker/comm/communicator.h"
+#include "worker/probe/gather_texts.h"
+#include "worker/probe/machine_probe.h"
+#include "worker/transport/connect_group.h"
+#include "worker/transport/tcp_listener.h"
+
+namespace cadre {
+namespace {
+
+// Of a transport on which no byte moves; hosts wait for one another between rounds.
+constexpr absl::Duration kPatience = absl::Minutes(2);
+
+absl::StatusOr<std::vector<v1::ClusterProfile>> Exchange(const v1::ClusterProfile& own,
+                                                         Communicator& all) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                         GatherTexts(own.SerializeAsString(), all));
+  std::vector<v1::ClusterProfile> hosts(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (!hosts[i].ParseFromString(texts[i]) || hosts[i].host_size() != 1 ||
+        hosts[i].device_size() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("host ", i, " does not tell of one host and one device"));
+    }
+  }
+  return hosts;
+}
+
+}  // namespace
+
+v1::ClusterProfile JoinProfiles(const std::vector<v1::ClusterProfile>& hosts,
+                                const LinkMatrix& links) {
+  v1::ClusterProfile joined;
+  std::map<std::string, int> names;
+  std::map<std::string, std::vector<v1::DeviceProfile>> devices;
+  std::vector<std::string> device_order;
+  for (const v1::ClusterProfile& one : hosts) ++names[one.host(0).name()];
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    v1::HostProfile& host = *joined.add_host();
+    host = hosts[i].host(0);
+    if (names.at(host.name()) > 1) host.set_name(absl::StrCat(host.name(), "-", i));
+    std::vector<v1::DeviceProfile>& alike = devices[hosts[i].device(0).name()];
+    if (alike.empty()) device_order.push_back(hosts[i].device(0).name());
+    alike.push_back(hosts[i].device(0));
+  }
+  for (const std::string& name : device_order) {
+    *joined.add_device() = MergeDevices(devices.at(name));
+  }
+  for (size_t a = 0; a < hosts.size(); ++a) {
+    for (size_t b = a + 1; b < hosts.size(); ++b) {
+      v1::HostLink& link = *joined.add_link();
+      link.set_from(joined.host(static_cast<int>(a)).name());
+      link.set_to(joined.host(static_cast<int>(b)).name());
+      *link.mutable_link() = LinkProfileToProto(links[a][b]);
+      link.mutable_link()->set_kind("tcp");
+    }
+  }
+  return joined;
+}
+
+absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own, Transport& transport,
+                                              absl::Time deadline) {
+  std::vector<int> everybody(static_cast<size_t>(transport.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  Communicator all(transport, everybody);
+  CADRE_ASSIGN_OR_RETURN(const std::vector<v1::ClusterProfile> hosts, Exchange(own, all));
+  CADRE_ASSIGN_OR_RETURN(const LinkMatrix links, MeasureLinkMatrix(transport, deadline));
+  return JoinProfiles(hosts, links);
+}
+
+absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own,
+                                              const std::vector<std::string>& peers, int rank,
+                                              absl::Time meet_by, absl::Time deadline) {
+  CADRE_ASSIGN_OR_RETURN(const auto listener,
+                         TcpListener::Listen({.address = peers[static_cast<size_t>(rank)]}));
+  const GroupIdentity group{.schema_hash = SchemaHash(), .run = "probe", .generation = 1};
+  // What is measured is the network, also between hosts that are one machine after all.
+  CADRE_ASSIGN_OR_RETURN(
+      const auto transport,
+      ConnectGroup(
+          *listener, group, rank, peers,
+          {.deadline = std::min(meet_by, deadline), .timeout = kPatience, .shared_memory = false}));
+  return ProbeHosts(own, *transport, deadline);
+}
+
+}  // namespace cadre

@@ -1,0 +1,112 @@
+#include "worker/probe/link_matrix.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "proto/cadre/v1/plan.pb.h"
+#include "proto/cadre/v1/profile.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/link_probe.h"
+#include "worker/probe/gather_texts.h"
+#include "worker/train/measured_link.h"
+
+namespace cadre {
+namespace {
+
+// Measured links of one rank, in a form that travels: to partners with higher numbers.
+std::string Packed(const std::vector<std::pair<int, LinkProfile>>& measured) {
+  v1::ClusterProfile message;
+  for (const auto& [partner, profile] : measured) {
+    v1::HostLink& link = *message.add_link();
+    link.set_to(absl::StrCat(partner));
+    *link.mutable_link() = LinkProfileToProto(profile);
+  }
+  return message.SerializeAsString();
+}
+
+absl::Status Unpack(const std::string& bytes, int from, LinkMatrix* matrix) {
+  v1::ClusterProfile message;
+  if (!message.ParseFromString(bytes)) {
+    return absl::InternalError(absl::StrCat("the links of rank ", from, " cannot be read"));
+  }
+  for (const v1::HostLink& link : message.link()) {
+    int to = -1;
+    if (!absl::SimpleAtoi(link.to(), &to) || to <= from || to >= static_cast<int>(matrix->size())) {
+      return absl::InternalError(absl::StrCat("rank ", from, " has no link to '", link.to(), "'"));
+    }
+    const auto a = static_cast<size_t>(from);
+    const auto b = static_cast<size_t>(to);
+    CADRE_ASSIGN_OR_RETURN((*matrix)[a][b], LinkProfileFromProto(link.link()));
+    (*matrix)[b][a] = (*matrix)[a][b];
+  }
+  return absl::OkStatus();
+}
+
+// The pair that a host is in; nothing: it rests.
+std::optional<std::pair<int, int>> PairOf(const std::vector<std::pair<int, int>>& round, int host) {
+  for (const std::pair<int, int>& pair : round) {
+    if (pair.first == host || pair.second == host) return pair;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts) {
+  // Who is paired with the place beyond an odd number of hosts rests.
+  const int places = hosts + hosts % 2;
+  std::vector<std::vector<std::pair<int, int>>> rounds;
+  for (int turn = 0; turn + 1 < places; ++turn) {
+    // The last place stays; the others are turned by one each time.
+    const auto at = [&](int place) {
+      return place == places - 1 ? place : (place + turn) % (places - 1);
+    };
+    std::vector<std::pair<int, int>> round;
+    for (int place = 0; place < places / 2; ++place) {
+      const std::pair<int, int> pair = std::minmax({at(place), at(places - 1 - place)});
+      if (pair.second < hosts) round.push_back(pair);
+    }
+    rounds.push_back(std::move(round));
+  }
+  return rounds;
+}
+
+absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time deadline) {
+  const int hosts = transport.size();
+  std::vector<int> everybody(static_cast<size_t>(hosts));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  Communicator all(transport, everybody);
+  std::vector<std::pair<int, LinkProfile>> measured;
+  for (const auto& round : Tournament(hosts)) {
+    if (absl::Now() > deadline) {
+      const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
+          "the links between ", hosts, " hosts were not measured in the time that was given"));
+      transport.Abort(late);
+      return late;
+    }
+    CADRE_RETURN_IF_ERROR(all.Barrier());
+    const auto pair = PairOf(round, transport.rank());
+    if (!pair) continue;
+    Communicator two(transport, {pair->first, pair->second});
+    CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(two, {.samples = false}));
+    // Both have the same bits: one of them tells.
+    if (pair->first == transport.rank()) {
+      measured.emplace_back(pair->second, ProfileOf(measure, two.size()));
+    }
+  }
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(Packed(measured), all));
+  LinkMatrix matrix(everybody.size(), std::vector<LinkProfile>(everybody.size()));
+  for (int host = 0; host < hosts; ++host) {
+    CADRE_RETURN_IF_ERROR(Unpack(texts[static_cast<size_t>(host)], host, &matrix));
+  }
+  return matrix;
+}
+
+}  // namespace cadre

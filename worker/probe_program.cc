@@ -1,0 +1,67 @@
+#include "worker/probe_program.h"
+
+#include <cstdio>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "proto/cadre/v1/profile.pb.h"
+#include "spec/cluster_profile.h"
+#include "spec/text_message.h"
+#include "worker/probe/host_probe.h"
+#include "worker/probe/machine_probe.h"
+
+namespace cadre {
+namespace {
+
+// Plans of models of thousands of layers.
+constexpr int64_t kMostRequestBytes = int64_t{256} << 20;
+
+absl::StatusOr<v1::ProbeRequest> ReadRequest(const std::string& path) {
+  v1::ProbeRequest request;
+  if (absl::EndsWith(path, ".textproto")) {
+    CADRE_RETURN_IF_ERROR(
+        ReadTextMessage(path, kMostRequestBytes, "a probe request in text format", request)
+            .status());
+    return request;
+  }
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMostRequestBytes));
+  if (!request.ParseFromString(bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no probe request"));
+  }
+  return request;
+}
+
+absl::StatusOr<v1::ClusterProfile> Probe(const ProbeProgramOptions& options) {
+  const absl::Time deadline = absl::Now() + options.patience;
+  if (!options.hosts.empty()) {
+    CADRE_ASSIGN_OR_RETURN(const v1::ClusterProfile own,
+                           ReadClusterProfile(options.folder + "/own"));
+    return ProbeHosts(own, options.hosts, options.rank, absl::Now() + options.meeting, deadline);
+  }
+  CADRE_ASSIGN_OR_RETURN(const v1::ProbeRequest request, ReadRequest(options.request));
+  const auto tell = [rank = options.rank](int done, int plans) {
+    // Whoever started it reads that.
+    if (rank == 0) std::fprintf(stderr, "probe: plan %d of %d\n", done, plans);
+  };
+  return ProbeMachine(request, {.rank = options.rank,
+                                .ranks = options.ranks,
+                                .folder = options.folder,
+                                .threads = options.threads,
+                                .shared_memory = options.shared_memory,
+                                .deadline = deadline,
+                                .progress = tell});
+}
+
+}  // namespace
+
+absl::Status RunProbeProgram(const ProbeProgramOptions& options) {
+  CADRE_ASSIGN_OR_RETURN(const v1::ClusterProfile profile, Probe(options));
+  if (options.rank != 0) return absl::OkStatus();
+  return WriteFileAtomically(options.folder + "/profile", PrintClusterProfile(profile));
+}
+
+}  // namespace cadre
