@@ -109,7 +109,7 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
   run.span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
   run.closed = closed;
   for (const FoundVersion& version : versions) {
-    const Version found{version.version, version.digest};
+    const Version found{version.version, version.figures};
     if (!run.current || found.number > run.current->number) {
       run.previous = std::exchange(run.current, found);
     } else if (!run.previous || found.number > run.previous->number) {
@@ -142,7 +142,7 @@ std::vector<v1::ShardState> Ledger::States() const {
     state.set_lineage(run.terms.lineage);
     state.set_shard(run.terms.shard);
     state.set_version(run.current->number);
-    state.set_digest(run.current->digest);
+    state.set_digest(run.current->figures.digest);
     states.push_back(std::move(state));
   }
   return states;
@@ -204,7 +204,7 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
                                   run.terms.shard, " is"));
   }
   for (const auto& version : {run.current, run.previous}) {
-    if (version && version->number == apply.round()) return AlreadyApplied{version->digest};
+    if (version && version->number == apply.round()) return AlreadyApplied{version->figures};
   }
   if (run.closed || apply.round() <= run.current->number) {
     return Refused{v1::REFUSAL_CLOSED_ROUND,
@@ -227,7 +227,7 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     samples.push_back(participant.samples());
   }
   const std::vector<float> weights = MeanWeights(samples);
-  ApplyPlan plan{run.terms.run, apply.round(), run.span, {}};
+  ApplyPlan plan{run.terms.run, apply.round(), run.span, {}, run.terms.statistics};
   for (int i = 0; i < apply.participants_size(); ++i) {
     std::variant<GroupSource, std::string> source =
         Cover(run, apply.round(), apply.participants(i));
@@ -245,13 +245,13 @@ void Ledger::ApplyFailed(const std::string& name, uint32_t round) {
 }
 
 std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uint32_t version,
-                                                    uint64_t digest) {
+                                                    const VersionFigures& figures) {
   const auto found = runs_.find(name);
   if (found == runs_.end()) return {};
   Run& run = found->second;
   const bool first = !run.current && version == 0;
   if (!first && !(run.applying && version == run.closing_round)) return {};
-  run.previous = std::exchange(run.current, Version{version, digest});
+  run.previous = std::exchange(run.current, Version{version, figures});
   run.applying = false;
   std::vector<ContributionKey> dropped;
   for (auto it = run.contributions.begin(); it != run.contributions.end();) {

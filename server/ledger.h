@@ -40,6 +40,7 @@
 #include "server/client/shard_span.h"
 #include "server/decision.h"
 #include "server/slices.h"
+#include "server/spread.h"
 
 namespace cadre {
 
@@ -54,6 +55,8 @@ struct RunTerms {
   uint32_t ranks = 1;
   // Flat position of every tensor, then the number of parameters: one entry more than tensors.
   std::vector<uint64_t> tensor_begin;
+  // Positions of what is averaged but not trained (running statistics of batch norm), in order.
+  std::vector<FlatSpan> statistics;
   // Lowest generation accepted, by group.
   std::map<uint32_t, uint32_t> generations;
 };
@@ -117,11 +120,20 @@ struct ApplyPlan {
   uint32_t round = 0;
   FlatSpan span;
   std::vector<GroupSource> groups;
+  // As in RunTerms: these say nothing about how far the groups lie apart.
+  std::vector<FlatSpan> statistics;
+};
+
+// What is known of a version since it was made.
+struct VersionFigures {
+  uint64_t digest = 0;
+  // Of the groups that it is the mean of.
+  Spread spread;
 };
 
 // Version `round` exists already.
 struct AlreadyApplied {
-  uint64_t digest = 0;
+  VersionFigures figures;
 };
 // It is being made.
 struct ApplyUnderWay {};
@@ -147,7 +159,7 @@ using PullDecision = std::variant<PullGrant, NoSuchVersion, Refused>;
 // What was found on disk after a restart.
 struct FoundVersion {
   uint32_t version = 0;
-  uint64_t digest = 0;
+  VersionFigures figures;
 };
 struct FoundContribution {
   v1::ContributionHeader header;
@@ -195,7 +207,7 @@ class Ledger {
   // The version that OpenRun or BeginApply asked for is on disk (any other is ignored). Returns the
   // contributions to delete.
   std::vector<ContributionKey> VersionDurable(const std::string& run, uint32_t version,
-                                              uint64_t digest);
+                                              const VersionFigures& figures);
   PullDecision Pull(const v1::PullRequest& request) const;
 
  private:
@@ -211,7 +223,7 @@ class Ledger {
   };
   struct Version {
     uint32_t number = 0;
-    uint64_t digest = 0;
+    VersionFigures figures;
   };
   struct Run {
     RunTerms terms;

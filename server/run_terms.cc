@@ -46,6 +46,9 @@ absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open) {
   terms.ranks = std::max(1U, open.spec().cluster().ranks_per_group());
   for (const Parameter& parameter : index.parameters()) {
     terms.tensor_begin.push_back(static_cast<uint64_t>(parameter.offset));
+    if (!IsStatistic(parameter.role)) continue;
+    terms.statistics.push_back(
+        {static_cast<uint64_t>(parameter.offset), static_cast<uint64_t>(parameter.end())});
   }
   terms.tensor_begin.push_back(static_cast<uint64_t>(index.size()));
   terms.generations.insert(open.generations().begin(), open.generations().end());

@@ -35,6 +35,12 @@ v1::Applied Answer(const v1::Apply& apply) {
   return applied;
 }
 
+void SetFigures(const VersionFigures& figures, v1::Applied& answer) {
+  answer.set_digest(figures.digest);
+  answer.set_spread(figures.spread.spread);
+  answer.set_moved(figures.spread.moved);
+}
+
 std::set<ContributionKey> KeysOf(const ApplyPlan& plan) {
   std::set<ContributionKey> keys;
   for (const GroupSource& group : plan.groups) {
@@ -170,14 +176,15 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, FlatSpan span) {
   CADRE_ASSIGN_OR_RETURN(const ShardStore::Fill fill, InitialModel(open.spec()));
-  CADRE_ASSIGN_OR_RETURN(const uint64_t digest, store_->WriteInitial(open.run(), span, fill));
+  CADRE_ASSIGN_OR_RETURN(const VersionFigures figures,
+                         store_->WriteInitial(open.run(), span, fill));
   counters_->Add("versions_written");
   absl::MutexLock lock(&mutex_);
-  ledger_.VersionDurable(open.run(), 0, digest);
+  ledger_.VersionDurable(open.run(), 0, figures);
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> ShardHost::MakeVersion(const ApplyPlan& plan) {
+absl::StatusOr<VersionFigures> ShardHost::MakeVersion(const ApplyPlan& plan) {
   for (const ContributionKey& key : KeysOf(plan)) {
     const absl::Status status = store_->VerifyContribution(key);
     if (IsLoss(status)) {
@@ -199,7 +206,7 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
     decision = ledger_.BeginApply(apply);
   }
   if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {
-    answer.set_digest(already->digest);
+    SetFigures(already->figures, answer);
     return answer;
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) {
@@ -209,25 +216,25 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
   // Turns are taken, so no other Apply can be under way.
   CHECK(std::holds_alternative<ApplyPlan>(decision));
   const ApplyPlan& plan = std::get<ApplyPlan>(decision);
-  const absl::StatusOr<uint64_t> digest = MakeVersion(plan);
-  if (!digest.ok()) {
+  const absl::StatusOr<VersionFigures> figures = MakeVersion(plan);
+  if (!figures.ok()) {
     {
       absl::MutexLock lock(&mutex_);
       ledger_.ApplyFailed(plan.run, plan.round);
     }
-    if (MayPass(Note(digest.status()))) return digest.status();
-    answer.set_error(std::string(digest.status().message()));
+    if (MayPass(Note(figures.status()))) return figures.status();
+    answer.set_error(std::string(figures.status().message()));
     return answer;
   }
   std::vector<ContributionKey> dropped;
   {
     absl::MutexLock lock(&mutex_);
-    dropped = ledger_.VersionDurable(plan.run, plan.round, *digest);
+    dropped = ledger_.VersionDurable(plan.run, plan.round, *figures);
   }
   Remove(dropped);
   if (plan.round >= 2) store_->RemoveVersion(plan.run, plan.round - 2);
   counters_->Add("versions_written");
-  answer.set_digest(*digest);
+  SetFigures(*figures, answer);
   return answer;
 }
 

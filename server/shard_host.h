@@ -5,8 +5,9 @@
 //     Stage -> Put ... -> Finish    from ranks (service.h)
 //     Pull -> Next ...              from ranks
 //
-// Memory: a version is written piecewise (256 KiB twice, and one chunk while contributions are
-// checked); a pull holds one checked block; staging holds nothing but the caller's chunk.
+// Memory: a version is written piecewise (256 KiB of it, of one group's values and of the version
+// before, 512 KiB of means; and one chunk while contributions are checked); a pull holds one
+// checked block; staging holds nothing but the caller's chunk.
 //
 // Thread-safe; each Staging and each VersionPull is used by one thread at a time. OpenRun, Apply
 // and CloseRun take turns, and last as long as the disk needs. Everything returned must be
@@ -95,7 +96,7 @@ class ShardHost {
   // Counts a failure of the disk on its way up.
   absl::Status Note(absl::Status status) const;
   void Remove(const std::vector<ContributionKey>& keys);
-  absl::StatusOr<uint64_t> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<VersionFigures> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, FlatSpan span) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::unique_ptr<ShardStore> store_;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -23,7 +24,7 @@
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "server/mean.h"
+#include "server/round_mean.h"
 
 namespace cadre {
 namespace {
@@ -45,7 +46,10 @@ struct VersionMeta {
   uint64_t digest = 0;
   uint64_t begin = 0;
   uint64_t end = 0;
+  Spread spread;
 };
+// Files of builds before this one end here; of these the spread is not known.
+constexpr size_t kOldMetaBytes = offsetof(VersionMeta, spread);
 
 std::string Encode(const VersionMeta& meta) {
   return std::string(reinterpret_cast<const char*>(&meta), sizeof(meta));
@@ -54,16 +58,13 @@ std::string Encode(const VersionMeta& meta) {
 absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version) {
   VersionMeta meta;
   const std::string& bytes = file.head().meta;
-  if (bytes.size() == sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
-  if (bytes.size() != sizeof(meta) || meta.version != version || meta.begin > meta.end ||
+  const bool fits = bytes.size() == sizeof(meta) || bytes.size() == kOldMetaBytes;
+  if (fits) std::memcpy(&meta, bytes.data(), bytes.size());
+  if (!fits || meta.version != version || meta.begin > meta.end ||
       file.head().data_bytes != (meta.end - meta.begin) * sizeof(float)) {
     return absl::DataLossError(absl::StrCat(file.path(), ": is not version ", version));
   }
   return meta;
-}
-
-std::span<char> AsBytes(std::span<float> values) {
-  return {reinterpret_cast<char*>(values.data()), values.size_bytes()};
 }
 
 absl::string_view AsText(std::span<const float> values) {
@@ -104,80 +105,7 @@ void PutAside(const std::string& path, const absl::Status& why) {
   if (error) LOG(ERROR) << ErrnoStatus(error.value(), "rename", path);
 }
 
-// --- The mean over contributions' files.
-
-// Reads one group's model in flat order.
-class GroupReader {
- public:
-  using Files = std::map<ContributionKey, std::unique_ptr<BlockFile>>;
-
-  GroupReader(const GroupSource& source, const Files& files) : source_(source), files_(files) {}
-
-  // Requires: calls come in flat order.
-  absl::Status Read(uint64_t first, std::span<float> out) {
-    while (!out.empty()) {
-      while (source_.segments[segment_].span.end <= first) ++segment_;
-      const SourceSegment& segment = source_.segments[segment_];
-      const size_t n = std::min<uint64_t>(out.size(), segment.span.end - first);
-      const uint64_t at = segment.offset + (first - segment.span.begin);
-      CADRE_RETURN_IF_ERROR(
-          files_.at(segment.key)->ReadUnchecked(at * sizeof(float), AsBytes(out.first(n))));
-      first += n;
-      out = out.subspan(n);
-    }
-    return absl::OkStatus();
-  }
-
-  float weight() const { return source_.weight; }
-
- private:
-  const GroupSource& source_;
-  const Files& files_;
-  size_t segment_ = 0;
-};
-
-absl::Status Mean(std::vector<GroupReader>& groups, uint64_t first, std::span<float> scratch,
-                  std::span<float> out) {
-  const std::span<float> x = scratch.first(out.size());
-  for (size_t g = 0; g < groups.size(); ++g) {
-    CADRE_RETURN_IF_ERROR(groups[g].Read(first, x));
-    if (g == 0) {
-      SetWeighted(groups[g].weight(), x, out);
-    } else {
-      AddWeighted(groups[g].weight(), x, out);
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
-
-// --- VersionReader
-
-VersionReader::VersionReader(std::unique_ptr<BlockFile> file, FlatSpan span)
-    : file_(std::move(file)), span_(span) {}
-
-absl::Status VersionReader::Load(uint64_t block) {
-  if (!block_.empty() && block == block_index_) return absl::OkStatus();
-  block_.resize(file_->head().BytesOf(block));
-  block_index_ = block;
-  const absl::Status status = file_->ReadBlock(block, block_);
-  if (!status.ok()) block_.clear();
-  return status;
-}
-
-absl::Status VersionReader::Read(uint64_t first, std::span<char> data) {
-  uint64_t at = (first - span_.begin) * sizeof(float);
-  while (!data.empty()) {
-    CADRE_RETURN_IF_ERROR(Load(at / file_->head().block_bytes));
-    const uint64_t inside = at % file_->head().block_bytes;
-    const size_t n = std::min<uint64_t>(data.size(), block_.size() - inside);
-    std::memcpy(data.data(), block_.data() + inside, n);
-    data = data.subspan(n);
-    at += n;
-  }
-  return absl::OkStatus();
-}
 
 // --- ShardStore
 
@@ -282,7 +210,7 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(path, false));
       CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version));
       CADRE_RETURN_IF_ERROR(file->Verify());
-      return FoundVersion{version, meta.digest};
+      return FoundVersion{version, {meta.digest, meta.spread}};
     };
     if (const absl::StatusOr<FoundVersion> checked = check(); checked.ok()) {
       found->versions.push_back(*checked);
@@ -333,11 +261,12 @@ absl::Status ShardStore::SetAside(const std::string& run, const std::string& lin
 
 // --- Versions
 
-absl::StatusOr<uint64_t> ShardStore::WriteVersion(const std::string& run, uint32_t version,
-                                                  FlatSpan span, const Fill& produce) {
+absl::StatusOr<VersionFigures> ShardStore::WriteVersion(const std::string& run, uint32_t version,
+                                                        FlatSpan span, const Fill& produce,
+                                                        const std::function<Spread()>& spread) {
   const std::string path = VersionPath(run, version);
   const std::string beside = absl::StrCat(path, ".new");
-  VersionMeta meta{version, 0, span.begin, span.end};
+  VersionMeta meta{version, 0, span.begin, span.end, {}};
   absl::Cleanup remove = [&] { RemoveFile(beside); };
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          BlockFile::Create(beside, {Encode(meta), kPieceElements * sizeof(float),
@@ -349,34 +278,36 @@ absl::StatusOr<uint64_t> ShardStore::WriteVersion(const std::string& run, uint32
     meta.digest += Digest(piece, at);
     CADRE_RETURN_IF_ERROR(file->WriteBlock(block, AsText(piece), Crc32c(AsText(piece))));
   }
+  meta.spread = spread();
   CADRE_RETURN_IF_ERROR(file->RewriteMeta(Encode(meta)));
   CADRE_RETURN_IF_ERROR(file->Sync());
   if (rename(beside.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "rename to", path);
   std::move(remove).Cancel();
   CADRE_RETURN_IF_ERROR(SyncFolder(RunFolder(run)));
-  return meta.digest;
+  return VersionFigures{meta.digest, meta.spread};
 }
 
-absl::StatusOr<uint64_t> ShardStore::WriteInitial(const std::string& run, FlatSpan span,
-                                                  const Fill& fill) {
-  return WriteVersion(run, 0, span, fill);
+absl::StatusOr<VersionFigures> ShardStore::WriteInitial(const std::string& run, FlatSpan span,
+                                                        const Fill& fill) {
+  return WriteVersion(run, 0, span, fill, [] { return Spread(); });
 }
 
-absl::StatusOr<uint64_t> ShardStore::WriteMean(const ApplyPlan& plan) {
-  GroupReader::Files files;
-  std::vector<GroupReader> groups;
+absl::StatusOr<VersionFigures> ShardStore::WriteMean(const ApplyPlan& plan) {
+  RoundMean::Files files;
   for (const GroupSource& source : plan.groups) {
     for (const SourceSegment& segment : source.segments) {
       std::unique_ptr<BlockFile>& file = files[segment.key];
       if (file != nullptr) continue;
       CADRE_ASSIGN_OR_RETURN(file, BlockFile::Open(ContributionPath(segment.key), false));
     }
-    groups.emplace_back(source, files);
   }
-  std::vector<float> scratch(std::min(kPieceElements, plan.span.size()));
-  return WriteVersion(plan.run, plan.round, plan.span, [&](uint64_t first, std::span<float> out) {
-    return Mean(groups, first, scratch, out);
-  });
+  absl::StatusOr<std::unique_ptr<VersionReader>> before = OpenVersion(plan.run, plan.round - 1);
+  if (!before.ok()) LOG(WARNING) << "the groups' spread is not known: " << before.status();
+  RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr);
+  return WriteVersion(
+      plan.run, plan.round, plan.span,
+      [&](uint64_t first, std::span<float> out) { return mean.Next(first, out); },
+      [&] { return mean.spread(); });
 }
 
 absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std::string& run,

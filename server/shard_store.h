@@ -28,29 +28,9 @@
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
 #include "server/ledger.h"
+#include "server/version_reader.h"
 
 namespace cadre {
-
-// Reads one version of one shard; keeps its file open, so a version that is removed meanwhile can
-// still be read to the end. Thread-compatible.
-class VersionReader {
- public:
-  VersionReader(std::unique_ptr<BlockFile> file, FlatSpan span);
-
-  FlatSpan span() const { return span_; }
-  // The values at positions first, first + 1, ... as they lie in memory; every block is checked.
-  // Requires: data holds whole values inside span().
-  absl::Status Read(uint64_t first, std::span<char> data);
-
- private:
-  absl::Status Load(uint64_t block);
-
-  const std::unique_ptr<BlockFile> file_;
-  const FlatSpan span_;
-  // The block read last.
-  std::vector<char> block_;
-  uint64_t block_index_ = 0;
-};
 
 class ShardStore {
  public:
@@ -82,10 +62,11 @@ class ShardStore {
   absl::Status SaveRun(const v1::OpenRun& open, bool closed);
   absl::Status SetAside(const std::string& run, const std::string& lineage);
 
-  // Both write a version in pieces of a fixed size and return its digest.
-  absl::StatusOr<uint64_t> WriteInitial(const std::string& run, FlatSpan span, const Fill& fill);
+  // Both write a version in pieces of a fixed size and return what its file says of it.
+  absl::StatusOr<VersionFigures> WriteInitial(const std::string& run, FlatSpan span,
+                                              const Fill& fill);
   // Requires: every contribution in the plan has passed VerifyContribution.
-  absl::StatusOr<uint64_t> WriteMean(const ApplyPlan& plan);
+  absl::StatusOr<VersionFigures> WriteMean(const ApplyPlan& plan);
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version) const;
   void RemoveVersion(const std::string& run, uint32_t version);
@@ -107,8 +88,10 @@ class ShardStore {
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
-  absl::StatusOr<uint64_t> WriteVersion(const std::string& run, uint32_t version, FlatSpan span,
-                                        const Fill& produce);
+  // `spread` is asked for when all is produced.
+  absl::StatusOr<VersionFigures> WriteVersion(const std::string& run, uint32_t version,
+                                              FlatSpan span, const Fill& produce,
+                                              const std::function<Spread()>& spread);
 
   const std::string data_dir_;
   const int lock_fd_;

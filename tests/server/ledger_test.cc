@@ -49,7 +49,7 @@ class LedgerTest : public ::testing::Test {
     const auto opened = ledger_.OpenRun(Terms(run_));
     ASSERT_TRUE(std::holds_alternative<Opened>(opened));
     EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
-    EXPECT_THAT(ledger_.VersionDurable(run_.run, 0, 1000), IsEmpty());
+    EXPECT_THAT(ledger_.VersionDurable(run_.run, 0, {1000}), IsEmpty());
   }
 
   StageGrant Grant(const v1::ContributionHeader& header) {
@@ -92,7 +92,7 @@ class LedgerTest : public ::testing::Test {
   void CommitRoundOne() {
     StageAll({}, 0, 15);
     Plan(MakeApply(run_, 1, {{}}));
-    ledger_.VersionDurable(run_.run, 1, 1001);
+    ledger_.VersionDurable(run_.run, 1, {1001});
   }
 
   SmallRun run_;
@@ -112,7 +112,7 @@ TEST_F(LedgerTest, ContributionGoesFromHeaderToVersion) {
   EXPECT_EQ(plan.span, (FlatSpan{0, 15}));
   ASSERT_EQ(plan.groups.size(), 1u);
   EXPECT_EQ(plan.groups[0].weight, 1.0F);
-  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 77), ElementsAre(grant.key));
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, {77}), ElementsAre(grant.key));
   ASSERT_EQ(ledger_.States().size(), 1u);
   EXPECT_EQ(ledger_.States()[0].version(), 1u);
   EXPECT_EQ(ledger_.States()[0].digest(), 77u);
@@ -153,7 +153,7 @@ TEST_F(LedgerTest, AnotherLineageReplacesTheRun) {
   EXPECT_EQ(std::get<Opened>(opened).replaces_lineage, "lineage-a");
   EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_UNKNOWN_RUN);
-  ledger_.VersionDurable(run_.run, 0, 5);
+  ledger_.VersionDurable(run_.run, 0, {5});
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_WRONG_LINEAGE);
 }
 
@@ -240,7 +240,7 @@ TEST_F(LedgerTest, RangesOutsideTheShardAreMalformed) {
   half.shards = 2;
   half.shard = 1;
   ledger_.OpenRun(Terms(half));
-  ledger_.VersionDurable(half.run, 0, 1);
+  ledger_.VersionDurable(half.run, 0, {1});
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(half, {}, 6, 15, kChunk))), v1::REFUSAL_MALFORMED);
   EXPECT_EQ(RefusalIn(ledger_.Pull(PullOf(half, 0, 6, 15))), v1::REFUSAL_MALFORMED);
   EXPECT_EQ(Grant(Header(half, {}, 7, 15, kChunk)).elements, 8u);
@@ -333,7 +333,7 @@ TEST_F(LedgerTest, AWholeContributionOfAFencedGenerationMayStillBeApplied) {
   const ApplyPlan plan = Plan(MakeApply(run_, 1, {{.generation = 1}}));
   ASSERT_EQ(plan.groups.size(), 1u);
   EXPECT_EQ(plan.groups[0].segments[0].key, old.key);
-  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 1), ElementsAre(old.key, renewed.key));
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, {1}), ElementsAre(old.key, renewed.key));
 }
 
 // --- Rounds
@@ -344,7 +344,7 @@ TEST_F(LedgerTest, OnlyParticipantsAreAppliedTheRestIsDropped) {
   const ApplyPlan plan = Plan(MakeApply(run_, 1, {{.group = 0}}));
   ASSERT_EQ(plan.groups.size(), 1u);
   for (const SourceSegment& segment : plan.groups[0].segments) EXPECT_EQ(segment.key, in.key);
-  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 1), ElementsAre(in.key, out.key));
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, {1}), ElementsAre(in.key, out.key));
 }
 
 TEST_F(LedgerTest, ALateContributionIsRefusedBeforeAndAfterTheVersionIsThere) {
@@ -356,7 +356,7 @@ TEST_F(LedgerTest, ALateContributionIsRefusedBeforeAndAfterTheVersionIsThere) {
   EXPECT_EQ(mid_stream->refusal, v1::REFUSAL_CLOSED_ROUND);
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
             v1::REFUSAL_CLOSED_ROUND);
-  ledger_.VersionDurable(run_.run, 1, 1);
+  ledger_.VersionDurable(run_.run, 1, {1});
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
             v1::REFUSAL_CLOSED_ROUND);
   EXPECT_FALSE(ledger_.ContributionDurable(slow.key, slow.attempt));
@@ -452,10 +452,10 @@ TEST_F(LedgerTest, ApplyIsIdempotent) {
   const v1::Apply apply = MakeApply(run_, 1, {{}});
   Plan(apply);
   EXPECT_TRUE(std::holds_alternative<ApplyUnderWay>(ledger_.BeginApply(apply)));
-  ledger_.VersionDurable(run_.run, 1, 4711);
+  ledger_.VersionDurable(run_.run, 1, {4711});
   const ApplyDecision again = ledger_.BeginApply(apply);
   ASSERT_TRUE(std::holds_alternative<AlreadyApplied>(again));
-  EXPECT_EQ(std::get<AlreadyApplied>(again).digest, 4711u);
+  EXPECT_EQ(std::get<AlreadyApplied>(again).figures.digest, 4711u);
 }
 
 TEST_F(LedgerTest, AFailedApplyMayBeTriedAgain) {
@@ -472,8 +472,8 @@ TEST_F(LedgerTest, AFailedApplyMayBeTriedAgain) {
 }
 
 TEST_F(LedgerTest, AVersionThatNobodyAskedForIsIgnored) {
-  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, 9), IsEmpty());
-  EXPECT_THAT(ledger_.VersionDurable("run-9", 0, 9), IsEmpty());
+  EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, {9}), IsEmpty());
+  EXPECT_THAT(ledger_.VersionDurable("run-9", 0, {9}), IsEmpty());
   EXPECT_EQ(ledger_.States()[0].version(), 0u);
 }
 
@@ -485,7 +485,7 @@ TEST_F(LedgerTest, PullServesTheCurrentVersionAndTheOneBefore) {
   Plan(MakeApply(run_, 2, {{}}));
   // Not before it is durable.
   EXPECT_TRUE(std::holds_alternative<NoSuchVersion>(ledger_.Pull(PullOf(run_, 2, 0, 15))));
-  ledger_.VersionDurable(run_.run, 2, 1002);
+  ledger_.VersionDurable(run_.run, 2, {1002});
   for (const uint32_t version : {1u, 2u}) {
     const PullDecision decision = ledger_.Pull(PullOf(run_, version, 2, 14));
     ASSERT_TRUE(std::holds_alternative<PullGrant>(decision));

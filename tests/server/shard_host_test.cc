@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -326,6 +327,88 @@ TEST_F(ShardHostTest, PullsRangesInTheOrderAskedFor) {
   expected.insert(expected.end(), all.begin() + 65530, all.begin() + 131080);
   expected.insert(expected.end(), all.begin(), all.begin() + 3);
   EXPECT_TRUE(SameBits(*values, expected));
+}
+
+// --- How far the groups lie apart
+
+TEST_F(ShardHostTest, ARoundTellsHowFarItsGroupsLieApart) {
+  Open();
+  const std::vector<float> before = PullAll(0);
+  const std::vector<std::vector<float>> groups = {Values(1, 15), Values(2, 15)};
+  for (uint32_t g = 0; g < 2; ++g) ASSERT_TRUE(Stage({.group = g}, groups[g]).ok());
+  const v1::Apply apply = MakeApply(run_, 1, {{.group = 0}, {.group = 1}});
+  const v1::Applied applied = Apply(apply);
+  double spread = 0;
+  double moved = 0;
+  for (size_t i = 0; i < 15; ++i) {
+    const double half = (static_cast<double>(groups[0][i]) - groups[1][i]) / 2;
+    const double mean = (static_cast<double>(groups[0][i]) + groups[1][i]) / 2;
+    spread += half * half;
+    moved += (mean - before[i]) * (mean - before[i]);
+  }
+  EXPECT_NEAR(applied.spread(), spread, 1e-12 * spread);
+  EXPECT_NEAR(applied.moved(), moved, 1e-12 * moved);
+
+  // Asked again, by a process that came after a kill too, it says the same, to the last bit.
+  EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString());
+  Restart();
+  EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString());
+  ASSERT_TRUE(Stage({.round = 2}, groups[0]).ok());
+  EXPECT_EQ(Apply(MakeApply(run_, 2, {{}})).error(), "");
+  Restart();
+  EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString())
+      << "the version before the newest too";
+}
+
+TEST_F(ShardHostTest, ShardsTellTheirPartsOfTheDistances) {
+  const auto distances = [&](uint32_t shard, uint32_t shards) {
+    const TemporaryFolder folder;
+    auto host = ShardHost::Open(folder.path(), &counters_);
+    EXPECT_TRUE(host.ok());
+    host_ = *std::move(host);
+    run_.shards = shards;
+    run_.shard = shard;
+    Open();
+    const FlatSpan span = ShardSpan(15, shard, shards);
+    for (uint32_t g = 0; g < 2; ++g) {
+      const std::vector<float> model = Values(1 + g, 15);
+      const std::vector<float> part(model.begin() + static_cast<int64_t>(span.begin),
+                                    model.begin() + static_cast<int64_t>(span.end));
+      EXPECT_TRUE(Stage({.group = g}, part, span.begin).ok());
+    }
+    const v1::Applied applied = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}}));
+    host_.reset();
+    return std::pair(applied.spread(), applied.moved());
+  };
+  const auto [spread, moved] = distances(0, 1);
+  double spread_sum = 0;
+  double moved_sum = 0;
+  for (uint32_t shard = 0; shard < 3; ++shard) {
+    const auto [part_spread, part_moved] = distances(shard, 3);
+    spread_sum += part_spread;
+    moved_sum += part_moved;
+  }
+  EXPECT_NEAR(spread_sum, spread, 1e-12 * spread);
+  EXPECT_NEAR(moved_sum, moved, 1e-12 * moved);
+}
+
+TEST_F(ShardHostTest, ARoundOfOneGroupHasNoDistances) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  const v1::Applied applied = Apply(MakeApply(run_, 1, {{}}));
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_TRUE(std::isnan(applied.spread()));
+  EXPECT_TRUE(std::isnan(applied.moved()));
+}
+
+TEST_F(ShardHostTest, ALostVersionBeforeStopsNoRound) {
+  Open();
+  for (uint32_t g = 0; g < 2; ++g) ASSERT_TRUE(Stage({.group = g}, Values(1 + g, 15)).ok());
+  fs::remove(RunPath("version-0"));
+  const v1::Applied applied = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}}));
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_EQ(applied.digest(), Digest(PullAll(1), 0));
+  EXPECT_TRUE(std::isnan(applied.spread()));
 }
 
 // --- What is on the disk after every step

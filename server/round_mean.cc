@@ -1,0 +1,88 @@
+#include "server/round_mean.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "server/mean.h"
+
+namespace cadre {
+namespace {
+
+std::span<char> AsBytes(std::span<float> values) {
+  return {reinterpret_cast<char*>(values.data()), values.size_bytes()};
+}
+
+}  // namespace
+
+RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before)
+    : files_(std::move(files)), statistics_(plan.statistics) {
+  for (const GroupSource& source : plan.groups) groups_.push_back({.source = &source});
+  const bool fits = before != nullptr && before->span() == plan.span;
+  if (fits && groups_.size() > 1) reader_ = std::move(before);
+}
+
+absl::Status RoundMean::Read(Group& group, uint64_t first, std::span<float> out) const {
+  while (!out.empty()) {
+    while (group.source->segments[group.segment].span.end <= first) ++group.segment;
+    const SourceSegment& segment = group.source->segments[group.segment];
+    const size_t n = std::min<uint64_t>(out.size(), segment.span.end - first);
+    const uint64_t at = segment.offset + (first - segment.span.begin);
+    CADRE_RETURN_IF_ERROR(
+        files_.at(segment.key)->ReadUnchecked(at * sizeof(float), AsBytes(out.first(n))));
+    first += n;
+    out = out.subspan(n);
+  }
+  return absl::OkStatus();
+}
+
+bool RoundMean::ReadBefore(uint64_t first, size_t size) {
+  if (reader_ == nullptr) return false;
+  before_.resize(size);
+  const absl::Status status = reader_->Read(first, AsBytes(before_));
+  if (status.ok()) {
+    ClearStatistics(first, before_);
+    return true;
+  }
+  LOG(WARNING) << "the groups' spread is not known: " << status;
+  reader_.reset();
+  return false;
+}
+
+void RoundMean::ClearStatistics(uint64_t first, std::span<float> values) const {
+  const uint64_t last = first + values.size();
+  auto at =
+      std::lower_bound(statistics_.begin(), statistics_.end(), first,
+                       [](const FlatSpan& s, uint64_t position) { return s.end <= position; });
+  for (; at != statistics_.end() && at->begin < last; ++at) {
+    const uint64_t begin = std::max(at->begin, first);
+    const uint64_t end = std::min(at->end, last);
+    std::fill_n(values.begin() + static_cast<int64_t>(begin - first), end - begin, 0.0F);
+  }
+}
+
+absl::Status RoundMean::Next(uint64_t first, std::span<float> out) {
+  values_.resize(out.size());
+  const bool spread = ReadBefore(first, out.size());
+  if (spread) sums_.Begin(before_);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    CADRE_RETURN_IF_ERROR(Read(groups_[g], first, values_));
+    const float weight = groups_[g].source->weight;
+    if (g == 0) {
+      SetWeighted(weight, values_, out);
+    } else {
+      AddWeighted(weight, values_, out);
+    }
+    if (!spread) continue;
+    ClearStatistics(first, values_);
+    sums_.Add(weight, values_);
+  }
+  if (spread) sums_.End();
+  return absl::OkStatus();
+}
+
+Spread RoundMean::spread() const { return reader_ == nullptr ? Spread() : sums_.Total(); }
+
+}  // namespace cadre

@@ -1,0 +1,107 @@
+#include "server/round_mean.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "server/run_terms.h"
+#include "tests/server/testing.h"
+
+namespace cadre {
+namespace {
+
+using testing::TemporaryFolder;
+
+constexpr uint64_t kElements = 10;
+
+class RoundMeanTest : public ::testing::Test {
+ protected:
+  // A file of these values in blocks of four.
+  std::unique_ptr<BlockFile> FileOf(const std::string& name, const std::vector<float>& values) {
+    const uint32_t block = 4 * sizeof(float);
+    auto file = BlockFile::Create(absl::StrCat(folder_.path(), "/", name),
+                                  {"", block, values.size() * sizeof(float)});
+    EXPECT_TRUE(file.ok()) << file.status();
+    const absl::string_view bytes(reinterpret_cast<const char*>(values.data()),
+                                  values.size() * sizeof(float));
+    for (uint64_t i = 0; i < (*file)->head().blocks(); ++i) {
+      const absl::string_view part = bytes.substr(i * block, block);
+      EXPECT_TRUE((*file)->WriteBlock(i, part, Crc32c(part)).ok());
+    }
+    return *std::move(file);
+  }
+
+  // Two groups, of one rank each, that moved by 1 and by 3 from zeros.
+  Spread SpreadWithout(const std::vector<FlatSpan>& statistics, size_t piece) {
+    ApplyPlan plan{"run-1", 1, {0, kElements}, {}, statistics};
+    RoundMean::Files files;
+    for (uint32_t g = 0; g < 2; ++g) {
+      const ContributionKey key{"run-1", 1, g, 1, 0};
+      plan.groups.push_back({g, 0.5F, {{key, {0, kElements}, 0}}});
+      files[key] = FileOf(absl::StrCat("group-", g),
+                          std::vector<float>(kElements, 1.0F + 2.0F * static_cast<float>(g)));
+    }
+    RoundMean mean(plan, std::move(files),
+                   std::make_unique<VersionReader>(FileOf("before", std::vector<float>(kElements)),
+                                                   FlatSpan{0, kElements}));
+    for (uint64_t at = 0; at < kElements; at += piece) {
+      std::vector<float> out(std::min<uint64_t>(piece, kElements - at));
+      EXPECT_TRUE(mean.Next(at, out).ok());
+      for (const float value : out) EXPECT_EQ(value, 2.0F) << "what does not count is averaged too";
+    }
+    return mean.spread();
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(RoundMeanTest, EveryTrainedPositionCounts) {
+  for (const size_t piece : {1, 3, 10}) {
+    EXPECT_EQ(SpreadWithout({}, piece).spread, 10);
+    EXPECT_EQ(SpreadWithout({}, piece).moved, 40);
+  }
+}
+
+TEST_F(RoundMeanTest, WhatIsNotTrainedDoesNot) {
+  for (const size_t piece : {1, 2, 3, 4, 7, 10}) {
+    const Spread some = SpreadWithout({{1, 3}, {5, 6}, {9, 10}}, piece);
+    EXPECT_EQ(some.spread, 6) << piece;
+    EXPECT_EQ(some.moved, 24) << piece;
+    EXPECT_EQ(SpreadWithout({{0, kElements}}, piece).moved, 0) << piece;
+  }
+}
+
+TEST(RunTermsTest, RunningStatisticsOfBatchNormAreNotTrained) {
+  testing::SmallRun run;
+  v1::OpenRun open = run.Open();
+  const auto without = TermsOf(open);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_TRUE(without->statistics.empty());
+
+  v1::Model& model = *open.mutable_spec()->mutable_model();
+  const v1::Layer loss = *model.layer().rbegin();
+  const v1::Layer product = *model.layer().begin();
+  model.clear_layer();
+  v1::Layer& convolution = *model.add_layer();
+  convolution.set_name("conv");
+  convolution.mutable_convolution()->set_out_channels(3);
+  convolution.mutable_convolution()->set_kernel(1);
+  v1::Layer& norm = *model.add_layer();
+  norm.set_name("norm");
+  norm.mutable_batch_norm();
+  *model.add_layer() = product;
+  *model.add_layer() = loss;
+  const auto with = TermsOf(open);
+  ASSERT_TRUE(with.ok()) << with.status();
+  // The convolution's weight (3 of 4 channels) and bias, scale and shift, then mean and variance.
+  EXPECT_EQ(with->statistics, (std::vector<FlatSpan>{{21, 24}, {24, 27}}));
+}
+
+}  // namespace
+}  // namespace cadre
