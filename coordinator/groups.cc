@@ -24,6 +24,10 @@ Slot::Slot(const std::string& run, uint32_t group, absl::Time now) : waiting_sin
   record_.set_group(group);
 }
 
+Slot::Slot(const v1::GroupRecord& record, absl::Time now) : record_(record), waiting_since_(now) {
+  plans_.Load(record_);
+}
+
 v1::GroupPlace Slot::Place(uint32_t rank) const {
   v1::GroupPlace place;
   place.set_run(record_.run());
@@ -34,12 +38,16 @@ v1::GroupPlace Slot::Place(uint32_t rank) const {
 }
 
 void Slot::Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
-                uint32_t from_version, uint32_t step) {
+                uint32_t from_version, uint32_t step, absl::Time now) {
   record_.set_generation(generation);
   record_.clear_members();
   for (const std::string& member : members) record_.add_members(member);
   *record_.mutable_plan() = plan;
   record_.clear_obeyed_plan();
+  record_.clear_predicted();
+  record_.set_prediction_from_own_measurement(false);
+  record_.set_formed_ms(absl::ToUnixMillis(now));
+  record_.set_started_ms(0);
   record_.set_version(from_version);
   record_.set_step(step);
   record_.set_next_step(0);
@@ -78,11 +86,22 @@ void Slot::Prepare(const v1::Prepared& prepared) {
   }
 }
 
-void Slot::Start(uint32_t next_step) {
+void Slot::Start(uint32_t next_step, absl::Time now) {
   record_.set_started(true);
+  record_.set_started_ms(absl::ToUnixMillis(now));
   record_.set_lived(true);
   record_.set_next_step(next_step);
   record_.set_at_end(next_step == 0);
+}
+
+void Slot::Predict(const v1::StepTimes& predicted, bool from_own_measurement) {
+  *record_.mutable_predicted() = predicted;
+  record_.set_prediction_from_own_measurement(from_own_measurement);
+}
+
+void Slot::LearnPlan(double step_seconds, std::optional<double> predicted) {
+  plans_.Learn(plan(), step_seconds, predicted);
+  plans_.Store(record_);
 }
 
 void Slot::Clear(const std::string& reason, absl::Time now) {
@@ -90,6 +109,8 @@ void Slot::Clear(const std::string& reason, absl::Time now) {
   record_.clear_members();
   record_.clear_plan();
   record_.clear_obeyed_plan();
+  record_.clear_predicted();
+  record_.set_prediction_from_own_measurement(false);
   record_.set_started(false);
   record_.set_at_end(false);
   record_.set_reason(reason);
@@ -118,6 +139,10 @@ bool Slot::CountVersion(uint32_t adopted) {
 void Slot::ForgetProgress() {
   prepared_.clear();
   progress.Clear();
+  measured.reset();
+  considered = false;
+  better.reset();
+  again.clear();
   version = 0;
   unanswered = 0;
   refused_round = 0;

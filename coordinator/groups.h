@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "coordinator/group_trace.h"
+#include "coordinator/replan.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
@@ -27,7 +28,7 @@ class Slot {
   Slot() = default;
   Slot(const std::string& run, uint32_t group, absl::Time now);
   // As a restarted coordinator finds it.
-  Slot(const v1::GroupRecord& record, absl::Time now) : record_(record), waiting_since_(now) {}
+  Slot(const v1::GroupRecord& record, absl::Time now);
 
   bool waiting() const { return record_.generation() == 0; }
   bool preparing() const { return !waiting() && !record_.started(); }
@@ -36,6 +37,10 @@ class Slot {
   uint32_t ranks() const { return static_cast<uint32_t>(record_.members_size()); }
   uint32_t group() const { return record_.group(); }
   const v1::GroupRecord& record() const { return record_; }
+  // Ids, by rank.
+  std::vector<std::string> members() const {
+    return {record_.members().begin(), record_.members().end()};
+  }
   absl::Time waiting_since() const { return waiting_since_; }
   const std::map<uint32_t, v1::Prepared>& prepared_ranks() const { return prepared_; }
 
@@ -44,19 +49,31 @@ class Slot {
     return record_.has_obeyed_plan() ? record_.obeyed_plan() : record_.plan();
   }
 
+  // How long it took from Form to Start. Requires: started().
+  absl::Duration formation() const {
+    return absl::Milliseconds(record_.started_ms() - record_.formed_ms());
+  }
+
   // The place of a rank in the generation.
   v1::GroupPlace Place(uint32_t rank) const;
 
   // A new generation takes the slot, from `version` at `step`. Requires: waiting().
   void Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
-            uint32_t version, uint32_t step);
+            uint32_t version, uint32_t step, absl::Time now);
   // Whether `plan` is the one that the generation was given, but for buckets and link. Errors:
   // InvalidArgument saying what differs.
   absl::Status CheckObeyed(const v1::Plan& plan) const;
   // Requires: a plan in it is OK by CheckObeyed.
   void Prepare(const v1::Prepared& prepared);
   // Requires: prepared().
-  void Start(uint32_t next_step);
+  void Start(uint32_t next_step, absl::Time now);
+  // What a step of the plan is thought to take; `from_own_measurement`: going by nothing but what
+  // this very generation has measured.
+  void Predict(const v1::StepTimes& predicted, bool from_own_measurement);
+  // What a step of the plan takes, and what it was thought to take by what is known now.
+  void LearnPlan(double step_seconds, std::optional<double> predicted);
+  // Of all the slot's generations.
+  const PlanMemory& plans() const { return plans_; }
   // The generation is over.
   void Clear(const std::string& reason, absl::Time now);
   // It was told that the run is at its end. False: it knew.
@@ -76,6 +93,13 @@ class Slot {
   // Newest round whose contribution was refused, and why.
   uint32_t refused_round = 0;
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
+  // What steps take, as rank 0 has measured it; whether other plans were looked at since, and what
+  // changing to the best would win.
+  std::optional<v1::StepTimes> measured;
+  bool considered = false;
+  std::optional<PlanChange> better;
+  // While waiting: members that make the next generation if they are idle, whoever else is.
+  std::vector<std::string> again;
   // The trace that somebody waits for. Whoever clears the slot answers it first.
   std::optional<GroupTrace> trace;
 
@@ -84,6 +108,7 @@ class Slot {
 
   v1::GroupRecord record_;
   std::map<uint32_t, v1::Prepared> prepared_;
+  PlanMemory plans_;
   absl::Time waiting_since_;
 };
 

@@ -1,9 +1,11 @@
 #include "coordinator/keys.h"
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "base/digest.h"
 
 namespace cadre {
 
@@ -12,6 +14,15 @@ std::string MemberKey(absl::string_view member_id) {
 }
 
 std::string RunKey(absl::string_view run) { return absl::StrCat(kRunPrefix, run); }
+
+std::string LayerTimesKey(absl::string_view device, absl::string_view model) {
+  std::string name(device);
+  for (char& c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (!absl::ascii_isgraph(byte) || c == '/') c = '_';
+  }
+  return absl::StrCat(kProfilePrefix, name, "-", DigestHex(TextDigest(device)), "/", model);
+}
 
 std::string GroupsPrefix(absl::string_view run) { return absl::StrCat(kGroupPrefix, run, "/"); }
 

@@ -46,7 +46,8 @@ Loop::~Loop() { Stop(); }
 // Of the commits only each run's newest and its neighbours are needed; all of them could be many.
 absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
-  for (const absl::string_view prefix : {kMetaKey, kMemberPrefix, kRunPrefix, kGroupPrefix}) {
+  for (const absl::string_view prefix :
+       {kMetaKey, kMemberPrefix, kRunPrefix, kGroupPrefix, kProfilePrefix}) {
     CADRE_ASSIGN_OR_RETURN(auto found, store_->Scan(prefix));
     records.merge(found);
   }

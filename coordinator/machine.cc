@@ -18,6 +18,8 @@ Machine::Machine(Options options) : options_(std::move(options)), members_(optio
 std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   now_ = std::max(now_, now);
   if (started_ == absl::InfinitePast()) started_ = now_;
+  searched_.clear();
+  considered_ = false;
   Dispatch(event);
   Settle();
   if (std::exchange(meta_changed_, false)) out_.Put(kMetaKey, meta_);
@@ -65,7 +67,7 @@ void Machine::ExpireMembers() {
 
 // Earlier runs have the first pick of idle workers; what they wait for, later ones do not get.
 void Machine::Settle() {
-  std::vector<std::string> idle = IdleWorkers();
+  std::vector<std::string> idle = ByHost(IdleWorkers());
   for (auto& [number, job] : jobs_) {
     if (!job.live()) continue;
     if (job.averages() && job.record.state() == v1::QUEUED && !ChooseShards(job, idle.size())) {

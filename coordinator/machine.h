@@ -36,8 +36,10 @@
 #include "absl/time/time.h"
 #include "coordinator/events.h"
 #include "coordinator/job.h"
+#include "coordinator/measurements.h"
 #include "coordinator/membership.h"
 #include "coordinator/outbox.h"
+#include "coordinator/planning.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/records.pb.h"
 
@@ -48,6 +50,9 @@ class Machine {
   struct Options {
     // The plan of a group of `ranks` workers. Required.
     std::function<absl::StatusOr<v1::Plan>(const v1::RunSpec& spec, int ranks)> plan;
+    // Chooses plans for groups whose workers are known, and predicts them. Borrowed; must outlive
+    // the machine. Null: `plan` alone says, and nothing is predicted.
+    const Planning* planning = nullptr;
     // Whether a plan is legal for the run. Empty: only mesh and layers are compared.
     std::function<absl::Status(const v1::RunSpec& spec, const v1::Plan& plan)> check_plan;
     // Whether a run may be submitted; names the field that is wrong. Empty: everything goes.
@@ -158,6 +163,8 @@ class Machine {
   // -- machine_groups.cc: forming, starting, fencing
   // Workers that are connected and have no place, oldest first.
   std::vector<std::string> IdleWorkers() const;
+  // The same workers, those of one host side by side.
+  std::vector<std::string> ByHost(const std::vector<std::string>& workers) const;
   void FormGroups(Job& job, std::vector<std::string>& idle);
   bool WantsGroup(const Job& job, const Slot& slot) const;
   bool FormSlot(Job& job, Slot& slot, std::vector<std::string>& idle);
@@ -179,6 +186,30 @@ class Machine {
   Job* Placed(Member& member, const v1::GroupPlace& place);
   // As Placed, for what only rank 0 may say.
   Job* PlacedLead(Member& member, const v1::GroupPlace& place);
+
+  // -- machine_planning.cc: what is measured, predicted, and planned anew
+  PlanningQuestion QuestionFor(const Job& job, const std::vector<std::string>& members) const;
+  // Of a group that is formed: with the link that it has measured itself.
+  PlanningQuestion QuestionFor(const Job& job, const Slot& slot) const;
+  // Those of `members`, and whoever else has a place.
+  std::map<std::string, int> WorkersByHost(const std::vector<std::string>& members) const;
+  // Searched for once in a call, for all groups of the run on such machines. Valid until its end.
+  const absl::StatusOr<std::vector<GroupPlan>>& PlansFor(const Job& job,
+                                                         const PlanningQuestion& question);
+  absl::StatusOr<v1::Plan> PlanGroup(const Job& job, const Slot& slot,
+                                     const std::vector<std::string>& members);
+  void LearnLink(const Slot& slot);
+  // Of the plan that the group obeys, unless that is done already.
+  void PredictGroup(const Job& job, Slot& slot);
+  void OnMeasured(Member& member, const v1::Measured& measured);
+  // Files the times of the run's layers, and nothing else that is told.
+  void LearnTimes(const Job& job, const Member& member, v1::Measured measured);
+  // Looks for a better plan than the group's, unless that is done since it measured last.
+  void ConsiderPlan(const Job& job, Slot& slot);
+  bool ReplanInstead(Job& job, Slot& slot);
+  // Whether the members could make the same group again if they were released now: all are there,
+  // and no earlier group waits for workers.
+  bool ComesBack(const Job& job, const Slot& slot) const;
 
   // -- machine_round.cc: contributions and commits
   void OnProgress(Member& member, const v1::Progress& progress);
@@ -221,6 +252,7 @@ class Machine {
   v1::RunStatus RunStatusOf(const Job& job, absl::Time now) const;
   void FillTimes(const Job& job, absl::Time now, v1::RunStatus& status) const;
   v1::GroupStatus GroupStatusOf(const Job& job, const Slot& slot) const;
+  static void FillPrediction(const Slot& slot, v1::GroupStatus& status);
   static v1::GroupState StateOf(const Job& job, const Slot& slot);
   v1::MemberStatus MemberStatusOf(const Member& member, absl::Time now) const;
   v1::AggregatorStatus AggregatorStatusOf(const Member& member, absl::Time now) const;
@@ -242,6 +274,11 @@ class Machine {
   uint32_t last_trace_ = 0;
   absl::Time started_ = absl::InfinitePast();
   Membership members_;
+  Measurements measurements_;
+  // Of the call under way: what was searched for, by run and machine, and whether a better plan for
+  // a group was looked for.
+  std::map<std::string, absl::StatusOr<std::vector<GroupPlan>>> searched_;
+  bool considered_ = false;
   // By run number, that is, in the order of submission.
   std::map<uint32_t, Job> jobs_;
 };

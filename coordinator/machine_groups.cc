@@ -1,5 +1,7 @@
 // Groups: forming, starting, fencing. Part of Machine.
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +17,22 @@ std::vector<std::string> Machine::IdleWorkers() const {
     if (member.worker() && member.connection != 0 && !member.place.has_value()) idle.push_back(id);
   }
   return idle;
+}
+
+// Groups are filled host by host, so that as many ranks as possible are near one another.
+std::vector<std::string> Machine::ByHost(const std::vector<std::string>& workers) const {
+  std::vector<std::string> hosts;
+  std::map<std::string, std::vector<std::string>> on;
+  for (const std::string& id : workers) {
+    const std::string& host = members_.Find(id)->record.host();
+    if (on[host].empty()) hosts.push_back(host);
+    on[host].push_back(id);
+  }
+  std::vector<std::string> sorted;
+  for (const std::string& host : hosts) {
+    sorted.insert(sorted.end(), on[host].begin(), on[host].end());
+  }
+  return sorted;
 }
 
 bool Machine::WantsGroup(const Job& job, const Slot& slot) const {
@@ -42,10 +60,15 @@ bool Machine::FormSlot(Job& job, Slot& slot, std::vector<std::string>& idle) {
   const bool waited =
       slot.record().lived() && now_ >= slot.waiting_since() + RejoinWait(job.spec());
   const size_t least = waited ? MinRanksPerGroup(job.spec()) : wanted;
+  if (!slot.again.empty()) {
+    const std::set<absl::string_view> again(slot.again.begin(), slot.again.end());
+    std::stable_partition(idle.begin(), idle.end(),
+                          [&](const std::string& id) { return again.count(id) != 0; });
+  }
   for (size_t ranks = std::min(wanted, idle.size()); ranks >= least && ranks > 0; --ranks) {
-    const absl::StatusOr<v1::Plan> plan = options_.plan(job.spec(), static_cast<int>(ranks));
-    if (!plan.ok()) continue;
     const std::vector<std::string> members(idle.begin(), idle.begin() + ranks);
+    const absl::StatusOr<v1::Plan> plan = PlanGroup(job, slot, members);
+    if (!plan.ok()) continue;
     idle.erase(idle.begin(), idle.begin() + ranks);
     FormGeneration(job, slot, members, *plan);
     return true;
@@ -58,7 +81,7 @@ void Machine::FormGeneration(Job& job, Slot& slot, const std::vector<std::string
   if (!job.averages()) Rewind(job);
   meta_.set_generation(meta_.generation() + 1);
   Count("groups_formed");
-  slot.Form(meta_.generation(), members, plan, job.record.version(), job.record.step());
+  slot.Form(meta_.generation(), members, plan, job.record.version(), job.record.step(), now_);
   Save(slot);
   SendOpenRuns(job);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
@@ -140,6 +163,7 @@ void Machine::OnPrepared(Member& member, const v1::Prepared& prepared) {
     return;
   }
   slot.Prepare(prepared);
+  if (prepared.has_plan() && prepared.place().rank() == 0) LearnLink(slot);
 }
 
 absl::Status Machine::CheckObeyed(const Job& job, const Slot& slot,
@@ -174,7 +198,8 @@ void Machine::MaybeStart(Job& job) {
 void Machine::StartGroup(Job& job, Slot& slot) {
   const bool newest = slot.record().version() == job.record.version();
   const bool at_end = newest && job.record.state() == v1::FINISHING;
-  slot.Start(at_end ? 0 : BoundaryAfter(job.record, slot.record().step()));
+  slot.Start(at_end ? 0 : BoundaryAfter(job.record, slot.record().step()), now_);
+  PredictGroup(job, slot);
   Save(slot);
   if (newest && job.record.has_evaluating() &&
       job.record.evaluating().version() == slot.record().version() &&

@@ -89,6 +89,8 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
       return OnEvaluated(member, message.evaluated());
     case v1::MemberMessage::kGroupFailed:
       return OnGroupFailed(member, message.group_failed());
+    case v1::MemberMessage::kMeasured:
+      return OnMeasured(member, message.measured());
     case v1::MemberMessage::kTraced:
       return OnTraced(member, message.traced());
     default:
@@ -178,11 +180,15 @@ Member& Machine::AddMember(const v1::Hello& hello) {
   record.set_host(hello.host());
   record.set_device(hello.device());
   Member& member = members_.Add(record, now_);
+  member.cores = hello.cores();
+  member.memory_bytes = hello.memory_bytes();
   Save(member);
   return member;
 }
 
 void Machine::UpdateMember(Member& member, const v1::Hello& hello) {
+  member.cores = hello.cores();
+  member.memory_bytes = hello.memory_bytes();
   v1::MemberRecord& record = member.record;
   const bool same = record.incarnation() == hello.incarnation() &&
                     record.address() == hello.address() && record.host() == hello.host() &&

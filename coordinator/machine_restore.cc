@@ -43,6 +43,10 @@ absl::Status Machine::LoadRecords(const std::map<std::string, std::string>& reco
       v1::RunRecord record;
       CADRE_RETURN_IF_ERROR(Parse(key, bytes, record));
       jobs_.try_emplace(RunNumber(record.run()), record, now_);
+    } else if (absl::StartsWith(key, kProfilePrefix)) {
+      v1::LayerTimesRecord record;
+      CADRE_RETURN_IF_ERROR(Parse(key, bytes, record));
+      measurements_.Load(key, record);
     }
   }
   for (auto& [number, job] : jobs_) {
@@ -94,6 +98,7 @@ void Machine::PlaceMembers(Job& job) {
         member->place = slot.Place(rank);
       }
     }
+    LearnLink(slot);
     if (!all) Fence(job, slot, "a member was lost from the books", Ending::kOrderly);
   }
 }

@@ -7,6 +7,7 @@
 #include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
 #include "coordinator/machine.h"
+#include "coordinator/run_discrepancy.h"
 
 namespace cadre {
 
@@ -153,6 +154,8 @@ void Machine::OnApplied(Member& member, const v1::Applied& applied) {
   if (digest.applied()) return;
   digest.set_applied(true);
   digest.set_digest(applied.digest());
+  digest.set_spread(applied.spread());
+  digest.set_moved(applied.moved());
   const bool all = std::all_of(job->closing->digests().begin(), job->closing->digests().end(),
                                [](const v1::ShardDigest& shard) { return shard.applied(); });
   if (all) {
@@ -174,6 +177,7 @@ void Machine::RecordVersion(Job& job, const v1::CommitRecord& commit) {
   record.set_loss(commit.loss());
   record.set_rounds_committed(record.rounds_committed() + 1);
   record.set_group_failures(0);
+  CountDiscrepancy(commit, record);
   job.last = commit;
   job.round.Open(commit.round() + 1);
   out_.Put(CommitKey(job.id(), commit.round()), commit);
@@ -195,7 +199,7 @@ void Machine::FinishCommit(Job& job) {
   for (Slot& slot : job.slots) {
     if (!slot.started() || (slot.unanswered == 0 && !job.InLastCommit(slot.group()))) continue;
     if (slot.unanswered == 0) slot.unanswered = commit.round();
-    if (!GrowInstead(job, slot)) adopting.push_back(slot.group());
+    if (!GrowInstead(job, slot) && !ReplanInstead(job, slot)) adopting.push_back(slot.group());
   }
   if (due || job.record.state() == v1::FINISHING) BeginEvaluation(job, adopting);
   Save(job);

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/machine.h"
+#include "coordinator/prediction_blame.h"
+#include "coordinator/run_discrepancy.h"
 
 namespace cadre {
 
@@ -82,6 +84,7 @@ v1::RunStatus Machine::RunStatusOf(const Job& job, absl::Time now) const {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
     if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());
   }
+  if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   FillTimes(job, now, status);
   return status;
 }
@@ -155,7 +158,19 @@ v1::GroupStatus Machine::GroupStatusOf(const Job& job, const Slot& slot) const {
   status.set_overlap(cluster.overlap() == v1::OVERLAP_UNSPECIFIED ? v1::ON : cluster.overlap());
   status.set_step_seconds(slot.progress.step_seconds());
   status.set_exposed_seconds(slot.progress.exposed_seconds());
+  FillPrediction(slot, status);
   return status;
+}
+
+void Machine::FillPrediction(const Slot& slot, v1::GroupStatus& status) {
+  const bool predicted = slot.record().has_predicted();
+  if (predicted) *status.mutable_predicted() = slot.record().predicted();
+  status.set_prediction_from_own_measurement(slot.record().prediction_from_own_measurement());
+  if (!slot.measured.has_value()) return;
+  *status.mutable_measured() = *slot.measured;
+  if (!predicted) return;
+  status.set_prediction_error(PredictionError(slot.record().predicted(), *slot.measured));
+  status.set_prediction_blame(PredictionBlame(slot.record().predicted(), *slot.measured));
 }
 
 v1::MemberStatus Machine::MemberStatusOf(const Member& member, absl::Time now) const {

@@ -13,6 +13,7 @@
 #include "base/grpc_channel.h"
 #include "base/program_flags.h"
 #include "base/status.h"
+#include "coordinator/measured_planning.h"
 #include "coordinator/plan/planner.h"
 #include "coordinator/service.h"
 #include "coordinator/sqlite_store.h"
@@ -60,10 +61,11 @@ absl::Status CheckPlanOf(const v1::RunSpec& spec, const v1::Plan& plan) {
   return PlanFromProto(plan, graph, ParameterIndex::FromGraph(graph)).status();
 }
 
-CoordinatorService::Options MakeOptions() {
+CoordinatorService::Options MakeOptions(const Planning& planning) {
   CoordinatorService::Options options;
   Machine::Options& machine = options.loop.machine;
   machine.plan = [](const v1::RunSpec& spec, int ranks) { return MakePlan(spec, ranks); };
+  machine.planning = &planning;
   machine.check_plan = CheckPlanOf;
   machine.validate = ValidateRunSpec;
   machine.parameter_count = CountParameters;
@@ -83,9 +85,10 @@ int Serve() {
   auto store = SqliteStore::Open({.path = FLAGS_store});
   if (!store.ok()) return Fail(store.status());
   const AnchoredClock clock;
+  const MeasuredPlanning planning;
   absl::Status failure;
   absl::Notification failed;
-  CoordinatorService::Options options = MakeOptions();
+  CoordinatorService::Options options = MakeOptions(planning);
   options.loop.on_failure = [&](const absl::Status& status) {
     failure = status;
     failed.Notify();

@@ -34,6 +34,9 @@ struct Member {
   ConnectionId connection = 0;
   absl::Time heard;
   absl::Time lease_until;
+  // Of its host, as it said in its last Hello; 0: not known.
+  uint32_t cores = 0;
+  uint64_t memory_bytes = 0;
   // From its last heartbeat.
   std::map<std::string, uint64_t> counters;
   // Worker: its place in a group; none while it is idle.

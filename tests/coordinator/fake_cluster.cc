@@ -232,9 +232,10 @@ std::vector<v1::CoordinatorMessage> FakeCluster::HeardOn(ConnectionId connection
   return it == raw_heard_.end() ? std::vector<v1::CoordinatorMessage>() : it->second;
 }
 
-FakeWorker& FakeCluster::AddWorker(const std::string& name) {
+FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& host) {
   FakeWorker& worker = workers_.emplace_back();
   worker.name = name;
+  worker.host = host;
   worker.incarnation = absl::StrCat("process-", ++last_incarnation_);
   Connect(worker);
   return worker;
@@ -256,7 +257,9 @@ v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
   hello.set_name(worker.name);
   hello.set_incarnation(worker.incarnation);
   hello.set_address(absl::StrCat(worker.name, ":1"));
-  hello.set_host("host");
+  hello.set_host(worker.host);
+  hello.set_device(worker.device);
+  hello.set_cores(worker.cores);
   hello.set_member_id(worker.member_id);
   if (worker.assignment.has_value()) *hello.mutable_place() = worker.place();
   return hello;
@@ -336,6 +339,7 @@ void FakeCluster::DropPlace(FakeWorker& worker) {
   worker.assignment.reset();
   worker.start.reset();
   worker.prepared.reset();
+  worker.measured.reset();
   worker.contributed.reset();
   worker.adopted.reset();
   worker.evaluated.reset();
@@ -442,6 +446,10 @@ void FakeCluster::SayAgain(FakeWorker& worker) {
     *message.mutable_prepared() = *worker.prepared;
     Do(MessageReceived{worker.connection, message});
   }
+  if (worker.measured.has_value()) {
+    *message.mutable_measured() = *worker.measured;
+    Do(MessageReceived{worker.connection, message});
+  }
   if (worker.adopted.has_value()) {
     *message.mutable_adopted() = *worker.adopted;
     Do(MessageReceived{worker.connection, message});
@@ -454,6 +462,30 @@ void FakeCluster::SayAgain(FakeWorker& worker) {
     *message.mutable_contributed() = *worker.contributed;
     Do(MessageReceived{worker.connection, message});
   }
+}
+
+void FakeCluster::Measure(FakeWorker& lead, double step_seconds) {
+  v1::Measured measured;
+  *measured.mutable_place() = lead.place();
+  measured.mutable_times()->set_step(step_seconds);
+  measured.mutable_times()->set_compute(step_seconds / 2);
+  measured.mutable_times()->set_exposed(step_seconds / 2);
+  measured.mutable_times()->set_collectives(step_seconds);
+  measured.set_update_seconds(1e-9);
+  v1::LayerTime& layer = *measured.mutable_layers()->add_time();
+  layer.set_layer("fc1");
+  layer.set_samples(16);
+  layer.set_forward(step_seconds / 6);
+  layer.set_backward(step_seconds / 3);
+  lead.measured = measured;
+  v1::MemberMessage message;
+  *message.mutable_measured() = measured;
+  Say(lead.connection, message);
+}
+
+void FakeCluster::ContributeOnce(FakeWorker& lead) {
+  Contribute(lead);
+  Deliver();
 }
 
 void FakeCluster::Contribute(FakeWorker& worker) {
@@ -535,6 +567,8 @@ void FakeCluster::Hear(FakeAggregator& aggregator, const v1::CoordinatorMessage&
     applied.set_shard(shard.shard);
     applied.set_round(apply.round());
     applied.set_digest(shard.digests[apply.round()]);
+    applied.set_spread(behaviour.spread);
+    applied.set_moved(behaviour.moved);
   } else {
     return;
   }

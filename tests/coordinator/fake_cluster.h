@@ -30,6 +30,9 @@ inline constexpr uint64_t kTestSamples = 100;
 
 struct FakeWorker {
   std::string name;
+  std::string host = "host";
+  std::string device = "processor, 1 thread";
+  uint32_t cores = 0;
   std::string incarnation;
   std::string member_id;
   ConnectionId connection = 0;
@@ -39,6 +42,7 @@ struct FakeWorker {
   std::optional<v1::Start> start;
   // What it said and is not answered, what has no answer (all said again after a reconnect).
   std::optional<v1::Prepared> prepared;
+  std::optional<v1::Measured> measured;
   std::optional<v1::Contributed> contributed;
   std::optional<v1::Adopted> adopted;
   std::optional<v1::Evaluated> evaluated;
@@ -86,7 +90,7 @@ class FakeCluster {
   void LeaveTrace(RequestId request);
 
   // ---- Members
-  FakeWorker& AddWorker(const std::string& name);
+  FakeWorker& AddWorker(const std::string& name, const std::string& host = "host");
   FakeAggregator& AddAggregator(const std::string& name);
   // The process is gone, its stream with it.
   void Kill(FakeWorker& worker);
@@ -99,6 +103,11 @@ class FakeCluster {
   // A new process with the same name (and, for an aggregator, the same disk).
   void Restart(FakeWorker& worker);
   void Restart(FakeAggregator& aggregator);
+
+  // A lead says what its steps take: `step_seconds`, of which half is computing.
+  void Measure(FakeWorker& lead, double step_seconds);
+  // A lead whose group waits for behaviour.train contributes to the round after its version.
+  void ContributeOnce(FakeWorker& lead);
 
   // ---- Raw access for tests of refusals
   ConnectionId Open();
@@ -151,6 +160,9 @@ class FakeCluster {
     uint64_t train_samples = kTrainSamples;
     // Changes what ranks say when they are prepared. Empty: nothing.
     std::function<void(v1::Prepared&)> on_prepared;
+    // What every shard says of its part of a round: 0 and 0 add nothing to a discrepancy.
+    double spread = 0;
+    double moved = 0;
     // What aggregators say is wrong with version 0.
     std::string open_error;
   };

@@ -18,7 +18,7 @@ TEST(SlotTest, GoesThroughItsStates) {
   const absl::Time now = absl::FromUnixSeconds(5);
   Slot slot("run-1", 2, now);
   EXPECT_TRUE(slot.waiting());
-  slot.Form(7, {"w1", "w2"}, v1::Plan(), 3, 30);
+  slot.Form(7, {"w1", "w2"}, v1::Plan(), 3, 30, absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.preparing());
   EXPECT_EQ(slot.Place(1).generation(), 7u);
   EXPECT_EQ(slot.Place(1).group(), 2u);
@@ -28,8 +28,9 @@ TEST(SlotTest, GoesThroughItsStates) {
   slot.Prepare(FromRank(slot, 1));
   EXPECT_TRUE(slot.prepared());
   EXPECT_FALSE(slot.record().lived());
-  slot.Start(40);
+  slot.Start(40, absl::FromUnixSeconds(9));
   EXPECT_TRUE(slot.started());
+  EXPECT_EQ(slot.formation(), absl::Seconds(3));
   EXPECT_FALSE(slot.record().at_end());
   slot.Clear("lost", now + absl::Seconds(1));
   EXPECT_TRUE(slot.waiting());
@@ -53,7 +54,7 @@ v1::Plan GivenPlan() {
 
 TEST(SlotTest, TheLeadTellsWhatItsRanksMadeOfThePlan) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0);
+  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets(0).algorithm(), "ring");
   v1::Prepared prepared = FromRank(slot, 0);
   *prepared.mutable_plan() = GivenPlan();
@@ -74,13 +75,13 @@ TEST(SlotTest, TheLeadTellsWhatItsRanksMadeOfThePlan) {
   EXPECT_EQ(Slot(slot.record(), absl::FromUnixSeconds(6)).plan().buckets_size(), 2);
   slot.Clear("lost", absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets_size(), 0);
-  slot.Form(2, {"w1", "w2"}, GivenPlan(), 0, 0);
+  slot.Form(2, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets_size(), 1);
 }
 
 TEST(SlotTest, AnotherMeshOrLayoutIsNotThePlan) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0);
+  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
   const auto why = [&](const std::function<void(v1::Plan&)>& change) {
     v1::Plan plan = GivenPlan();
     change(plan);
@@ -99,15 +100,37 @@ TEST(SlotTest, AnotherMeshOrLayoutIsNotThePlan) {
 
 TEST(SlotTest, AStartAtTheEndIsAnEnd) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1"}, v1::Plan(), 3, 30);
-  slot.Start(0);
+  slot.Form(1, {"w1"}, v1::Plan(), 3, 30, absl::FromUnixSeconds(6));
+  slot.Start(0, absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.record().at_end());
   EXPECT_FALSE(slot.SetAtEnd());
 }
 
+// What was predicted and measured is of a generation; what it says of plans is kept.
+TEST(SlotTest, RemembersPlansAndForgetsTheRest) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  v1::StepTimes times;
+  times.set_step(2);
+  slot.Predict(times, /*from_own_measurement=*/true);
+  EXPECT_TRUE(slot.record().prediction_from_own_measurement());
+  slot.measured = times;
+  slot.better = PlanChange{.now_seconds = 2, .then_seconds = 1};
+  slot.LearnPlan(2, 1);
+  slot.Clear("planned anew", absl::FromUnixSeconds(7));
+  EXPECT_FALSE(slot.record().has_predicted());
+  EXPECT_FALSE(slot.measured.has_value());
+  EXPECT_FALSE(slot.better.has_value());
+  EXPECT_FALSE(slot.record().prediction_from_own_measurement());
+  EXPECT_EQ(slot.plans().Expected({.plan = GivenPlan()}), 2);
+  const Slot restored(slot.record(), absl::FromUnixSeconds(8));
+  EXPECT_EQ(restored.plans().Expected({.plan = GivenPlan()}), 2);
+  EXPECT_EQ(restored.plans().bias, 2);
+}
+
 TEST(SlotTest, CountsEveryRoundAndVersionOnce) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1"}, v1::Plan(), 0, 0);
+  slot.Form(1, {"w1"}, v1::Plan(), 0, 0, absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.CountRound(1));
   EXPECT_FALSE(slot.CountRound(1));
   EXPECT_TRUE(slot.CountRound(2));
@@ -115,7 +138,7 @@ TEST(SlotTest, CountsEveryRoundAndVersionOnce) {
   EXPECT_TRUE(slot.CountVersion(1));
   EXPECT_FALSE(slot.CountVersion(1));
   slot.Clear("", absl::FromUnixSeconds(6));
-  slot.Form(2, {"w1"}, v1::Plan(), 0, 0);
+  slot.Form(2, {"w1"}, v1::Plan(), 0, 0, absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.CountRound(1)) << "another generation sends its own bytes";
 }
 

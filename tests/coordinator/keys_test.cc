@@ -1,9 +1,12 @@
 #include "coordinator/keys.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace cadre {
 namespace {
+
+using ::testing::MatchesRegex;
 
 TEST(KeysTest, NamesSortByNumberAndStayApart) {
   EXPECT_LT(CommitKey("run-1", 9), CommitKey("run-1", 10));
@@ -11,6 +14,14 @@ TEST(KeysTest, NamesSortByNumberAndStayApart) {
   EXPECT_NE(CommitKey("run-1", 0).rfind(CommitsPrefix("run-1"), 0), std::string::npos);
   EXPECT_EQ(CommitKey("run-10", 0).rfind(CommitsPrefix("run-1"), 0), std::string::npos);
   EXPECT_EQ(CommitKey("run-1-x", 0).rfind(CommitsPrefix("run-1"), 0), std::string::npos);
+}
+
+TEST(KeysTest, LayerTimesHavePlainNames) {
+  EXPECT_THAT(LayerTimesKey("cpu:1", "00ff"), MatchesRegex("profile/cpu:1-[0-9a-f]+/00ff"));
+  EXPECT_THAT(LayerTimesKey("A/B \n\xc3\xa9, 1 thread", "00ff"),
+              MatchesRegex("profile/A_B____,_1_thread-[0-9a-f]+/00ff"));
+  EXPECT_EQ(LayerTimesKey("a b", "00ff"), LayerTimesKey("a b", "00ff"));
+  EXPECT_NE(LayerTimesKey("a b", "00ff"), LayerTimesKey("a_b", "00ff"));
 }
 
 TEST(KeysTest, RunNumbers) {

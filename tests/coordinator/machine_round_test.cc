@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 class MachineRoundTest : public ::testing::Test {
  protected:
@@ -397,6 +401,67 @@ TEST_F(MachineRoundTest, AReformedGroupTakesALostPartWithItsStart) {
   EXPECT_EQ(lead.start->evaluate_begin(), 50u);
   EXPECT_EQ(lead.start->evaluate_end(), 100u);
   EXPECT_EQ(lead.start->next_step(), 20u);
+}
+
+// --- Discrepancy
+
+TEST_F(MachineRoundTest, TheDiscrepancyIsTheShardsSumOverTheRoundsOfTwoGroupsOrMore) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+  // Each of the two shards says so.
+  cluster_.behaviour.spread = 1;
+  cluster_.behaviour.moved = 4;
+  for (uint32_t round = 1; round <= 3; ++round) {
+    Train(run, 0);
+    EXPECT_EQ(cluster_.RunStatus(run).discrepancy().rounds(), round - 1);
+    Train(run, 1);
+    const v1::Discrepancy discrepancy = cluster_.RunStatus(run).discrepancy();
+    EXPECT_EQ(discrepancy.rounds(), round);
+    EXPECT_EQ(discrepancy.newest(), 0.25);
+    EXPECT_DOUBLE_EQ(discrepancy.smoothed(), 0.25);
+    EXPECT_THAT(discrepancy.recommendation(),
+                HasSubstr(round < 3 ? "too early" : "the groups agree"));
+  }
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).spread(), 1);
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).moved(), 4);
+
+  // A restart forgets nothing of it.
+  const std::string before = cluster_.RunStatus(run).discrepancy().SerializeAsString();
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(3));
+  EXPECT_EQ(cluster_.RunStatus(run).discrepancy().SerializeAsString(), before);
+
+  cluster_.behaviour.spread = 8;
+  Train(run, 0);
+  Train(run, 1);
+  const v1::Discrepancy apart = cluster_.RunStatus(run).discrepancy();
+  EXPECT_EQ(apart.newest(), 2);
+  EXPECT_GT(apart.smoothed(), 0.25);
+  EXPECT_LT(apart.smoothed(), 2);
+}
+
+TEST_F(MachineRoundTest, RoundsThatAShardKnowsNothingOfDoNotCount) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  cluster_.behaviour.spread = std::numeric_limits<double>::quiet_NaN();
+  cluster_.behaviour.moved = 4;
+  Train(run, 0);
+  Train(run, 1);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+  cluster_.behaviour.spread = 3;
+  cluster_.behaviour.moved = 0;
+  Train(run, 0);
+  Train(run, 1);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+}
+
+TEST_F(MachineRoundTest, OneGroupHasNoDiscrepancy) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  cluster_.behaviour.spread = 1;
+  cluster_.behaviour.moved = 4;
+  Train(run, 0);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
 }
 
 }  // namespace

@@ -462,9 +462,24 @@ void Invariants::CheckEnd(
       world_.Violate(run, " was acknowledged and is lost");
       return;
     }
+    uint32_t rounds_apart = 0;
+    uint32_t groups = 0;
     for (uint32_t version = 1; version <= record->version(); ++version) {
       const auto commit = Read<v1::CommitRecord>(store, CommitKey(run, version));
-      if (!commit || !commit->committed()) world_.Violate(run, " lost its commit ", version);
+      if (!commit || !commit->committed()) {
+        world_.Violate(run, " lost its commit ", version);
+      } else if (commit->participants_size() > 1) {
+        ++rounds_apart;
+        groups = static_cast<uint32_t>(commit->participants_size());
+      }
+    }
+    // Each round once, however often its Apply was said again; the aggregators tell of pure noise.
+    const v1::DiscrepancyRecord& discrepancy = record->discrepancy();
+    if (discrepancy.rounds() != rounds_apart || discrepancy.groups() != groups ||
+        discrepancy.newest() != (rounds_apart > 0 ? groups - 1 : 0)) {
+      world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy, newest ",
+                     discrepancy.newest(), "; there were ", rounds_apart, ", the last of ", groups,
+                     " groups");
     }
     for (const std::string& aggregator : record->shards()) {
       const auto on_disk = version_on_disk(aggregator, run);

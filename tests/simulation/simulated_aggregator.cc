@@ -23,6 +23,9 @@ std::vector<FlatSpan> FlatSpans(const v1::RunSpec& spec,
   return spans;
 }
 
+// Words have no distances; these figures make groups of a round as far apart as pure noise does.
+Spread SpreadOf(const ApplyPlan& plan) { return {static_cast<double>(plan.groups.size()) - 1, 1}; }
+
 }  // namespace
 
 // ---- The process
@@ -87,7 +90,7 @@ void SimulatedAggregator::RestoreLedger() {
   for (auto& [run, folder] : disk_) {
     std::vector<FoundVersion> versions;
     for (const auto& [number, words] : folder.versions) {
-      versions.push_back({number, ShardDigest(folder.open, words)});
+      versions.push_back({number, {ShardDigest(folder.open, words), folder.spreads[number]}});
     }
     std::vector<FoundContribution> found;
     for (const auto& [key, file] : folder.contributions) {
@@ -214,7 +217,8 @@ void SimulatedAggregator::OpenRun(const v1::CoordinatorMessage& order) {
       for (uint64_t p = span.begin; p < span.end; ++p) words[p] = InitialWord(open.spec(), p);
       RunFolder& folder = disk_[open.run()];
       folder.versions = {{0, words}};
-      ledger_->VersionDurable(open.run(), 0, ShardDigest(open, words));
+      folder.spreads.clear();
+      ledger_->VersionDurable(open.run(), 0, {ShardDigest(open, words)});
       AnswerOpened(open);
     });
   });
@@ -240,10 +244,10 @@ void SimulatedAggregator::Apply(const v1::CoordinatorMessage& order) {
   const ApplyDecision decision = ledger_->BeginApply(apply);
   if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {
     world_.Count("applies_said_again");
-    return AnswerApplied(apply, already->digest, "");
+    return AnswerApplied(apply, already->figures, "");
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) {
-    return AnswerApplied(apply, 0, std::string(Refuse(*refused).message()));
+    return AnswerApplied(apply, {}, std::string(Refuse(*refused).message()));
   }
   const auto* plan = std::get_if<ApplyPlan>(&decision);
   if (plan == nullptr) {
@@ -283,23 +287,26 @@ void SimulatedAggregator::WriteMean(const v1::CoordinatorMessage& order, const A
   folder.versions[plan.round] = words;
   world_.Log(name_, "    writes version ", plan.round, " of ", plan.run);
   invariants_.OnVersionWritten(name_, apply, plan, words);
-  const uint64_t digest = ShardDigest(folder.open, words);
-  Then([this, apply, digest] {
+  if (plan.groups.size() > 1) folder.spreads[plan.round] = SpreadOf(plan);
+  const VersionFigures figures{ShardDigest(folder.open, words), folder.spreads[plan.round]};
+  Then([this, apply, figures] {
     RunFolder& folder = disk_[apply.run()];
-    Remove(ledger_->VersionDurable(apply.run(), apply.round(), digest), "applied");
+    Remove(ledger_->VersionDurable(apply.run(), apply.round(), figures), "applied");
     while (folder.versions.size() > 2) folder.versions.erase(folder.versions.begin());
-    AnswerApplied(apply, digest, "");
+    AnswerApplied(apply, figures, "");
   });
 }
 
-void SimulatedAggregator::AnswerApplied(const v1::Apply& apply, uint64_t digest,
+void SimulatedAggregator::AnswerApplied(const v1::Apply& apply, const VersionFigures& figures,
                                         const std::string& error) {
   v1::MemberMessage message;
   v1::Applied& applied = *message.mutable_applied();
   applied.set_run(apply.run());
   applied.set_shard(apply.shard());
   applied.set_round(apply.round());
-  applied.set_digest(digest);
+  applied.set_digest(figures.digest);
+  applied.set_spread(figures.spread.spread);
+  applied.set_moved(figures.spread.moved);
   applied.set_error(error);
   link_->Send(message);
   Done();

@@ -72,6 +72,7 @@ class SimulatedAggregator {
     v1::OpenRun open;
     bool closed = false;
     std::map<uint32_t, Words> versions;
+    std::map<uint32_t, Spread> spreads;  // by version, of those that were made here
     std::map<ContributionKey, File> contributions;
   };
 
@@ -96,7 +97,8 @@ class SimulatedAggregator {
   void AnswerOpened(const v1::OpenRun& open);
   void Apply(const v1::CoordinatorMessage& order);
   void WriteMean(const v1::CoordinatorMessage& order, const ApplyPlan& plan);
-  void AnswerApplied(const v1::Apply& apply, uint64_t digest, const std::string& error);
+  void AnswerApplied(const v1::Apply& apply, const VersionFigures& figures,
+                     const std::string& error);
   void CloseRun(const std::string& run);
 
   World& world_;

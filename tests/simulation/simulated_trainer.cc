@@ -214,9 +214,24 @@ void SimulatedTrainer::TrainTo(uint32_t step, Next next) {
         progress.set_solo_steps(solo_steps_);
         outlet_.progress(progress);
       }
+      MeasureNowAndThen();
       TrainTo(step, next);
     });
   });
+}
+
+void SimulatedTrainer::MeasureNowAndThen() {
+  if (!lead() || !world_.dice.Chance(0.05)) return;
+  const auto seconds = static_cast<double>(world_.dice.Between(50, 2000)) * 1e-3;
+  v1::Measured measured;
+  *measured.mutable_place() = place();
+  measured.mutable_times()->set_step(seconds);
+  measured.mutable_times()->set_compute(seconds);
+  v1::LayerTime& layer = *measured.mutable_layers()->add_time();
+  layer.set_layer("fc1");
+  layer.set_samples(1);
+  layer.set_forward(seconds);
+  outlet_.measured(measured);
 }
 
 void SimulatedTrainer::TraceStep() {

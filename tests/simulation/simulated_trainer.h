@@ -26,6 +26,7 @@ class SimulatedTrainer {
   struct Outlet {
     std::function<void(const v1::Prepared&)> prepared;
     std::function<void(const v1::Progress&)> progress;
+    std::function<void(const v1::Measured&)> measured;
     std::function<void(const v1::Contributed&)> contributed;
     std::function<void(const v1::Adopted&)> adopted;
     std::function<void(const v1::Evaluated&)> evaluated;
@@ -67,6 +68,8 @@ class SimulatedTrainer {
   void BeginTraining();
   void Evaluate(uint64_t begin, uint64_t end, Next next);
   void TrainTo(uint32_t step, Next next);
+  // What rank 0 finds its steps to take: now and then, and by chance.
+  void MeasureNowAndThen();
   // A step is done: it goes into the trace that somebody wants, an event for each step.
   void TraceStep();
   void GoSolo();

@@ -97,6 +97,7 @@ std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignm
       SimulatedTrainer::Outlet{
           .prepared = tell,
           .progress = tell,
+          .measured = tell,
           .contributed = tell,
           .adopted = tell,
           .evaluated = tell,

@@ -49,6 +49,7 @@ TEST(Simulation, HoldsWhateverGoesWrong) {
       {"groups_broken", 5},
       {"groups_grown", 5},
       {"groups_left_out", 50},
+      {"groups_replanned", 20},
       {"leases_lost", 100},
       {"ledger_refused_closed_round", 50},
       {"ledger_refused_out_of_order", 20},

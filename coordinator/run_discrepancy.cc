@@ -1,0 +1,44 @@
+#include "coordinator/run_discrepancy.h"
+
+#include <cmath>
+
+#include "coordinator/cost/discrepancy.h"
+#include "coordinator/run.h"
+
+namespace cadre {
+
+void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run) {
+  if (commit.participants_size() < 2) return;
+  double spread = 0;
+  double moved = 0;
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    spread += shard.spread();
+    moved += shard.moved();
+  }
+  const double newest = DiscrepancyOf(spread, moved);
+  if (!std::isfinite(newest)) return;
+  v1::DiscrepancyRecord& record = *run.mutable_discrepancy();
+  SmoothedDiscrepancy smoothed{record.share(), record.rounds()};
+  smoothed.Add(spread, moved);
+  record.set_share(smoothed.share);
+  record.set_rounds(smoothed.rounds);
+  record.set_newest(newest);
+  record.set_groups(static_cast<uint32_t>(commit.participants_size()));
+}
+
+v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run) {
+  const v1::DiscrepancyRecord& record = run.discrepancy();
+  v1::Discrepancy status;
+  status.set_newest(record.newest());
+  status.set_smoothed(SmoothedDiscrepancy{record.share(), record.rounds()}.Value());
+  status.set_rounds(record.rounds());
+  status.set_recommendation(OutlookOf({.gamma = status.smoothed(),
+                                       .rounds = record.rounds(),
+                                       .groups = record.groups(),
+                                       .every_steps = run.spec().averaging().every_steps(),
+                                       .total_steps = TotalSteps(run)})
+                                .text);
+  return status;
+}
+
+}  // namespace cadre

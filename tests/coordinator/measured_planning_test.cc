@@ -1,0 +1,236 @@
+#include "coordinator/measured_planning.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "coordinator/plan/planner.h"
+#include "coordinator/replan.h"
+#include "spec/graph.h"
+#include "tests/spec/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::IsSupersetOf;
+using ::testing::Not;
+
+// Much to multiply with and little to move beside it: small samples, wide layers.
+constexpr char kWide[] = R"(
+model {
+  input { channels: 1 height: 4 width: 4 }
+  layer { name: "fc1" fully_connected { out_features: 1024 } }
+  layer { name: "relu1" relu {} }
+  layer { name: "fc2" fully_connected { out_features: 1024 } }
+  layer { name: "relu2" relu {} }
+  layer { name: "fc3" fully_connected { out_features: 8 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+batch_per_group: 8)";
+
+v1::LinkProfile LinkOf(double seconds_per_byte) {
+  v1::LinkProfile link;
+  link.set_alpha(1e-5);
+  link.set_beta(seconds_per_byte);
+  return link;
+}
+
+// Of each layer, whole, for `samples`.
+v1::LayerTimesRecord TimesOf(const v1::RunSpec& spec, uint32_t samples, double seconds) {
+  v1::LayerTimesRecord record;
+  record.set_update_seconds(1e-9);
+  const Graph graph = *Graph::FromModel(spec.model());
+  for (const GraphLayer& layer : graph.layers()) {
+    v1::LayerTime& time = *record.mutable_times()->add_time();
+    time.set_layer(layer.name);
+    time.set_samples(samples);
+    time.set_forward(seconds);
+    time.set_backward(2 * seconds);
+  }
+  return record;
+}
+
+class MeasuredPlanningTest : public ::testing::Test {
+ protected:
+  PlanningQuestion Question(size_t ranks) const {
+    PlanningQuestion question{.spec = &spec_};
+    question.ranks.resize(ranks, {.host = "a", .device = "cpu"});
+    return question;
+  }
+
+  // Flattening is one, too.
+  int Layers() const { return Graph::FromModel(spec_.model())->size(); }
+
+  v1::RunSpec spec_ = testing::SpecOf(kWide);
+  const MeasuredPlanning planning_;
+};
+
+TEST_F(MeasuredPlanningTest, KnowingNothingItGoesByTheRules) {
+  const auto plans = planning_.PlansFor(Question(2));
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  ASSERT_EQ(plans->size(), 1U);
+  EXPECT_EQ(plans->front().plan.SerializeAsString(), MakePlan(spec_, 2)->SerializeAsString());
+  EXPECT_FALSE(plans->front().predicted.has_value());
+  EXPECT_EQ(planning_.Predict(Question(2), plans->front().plan).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(MeasuredPlanningTest, TimesWithoutALinkAreNotEnoughForTwo) {
+  PlanningQuestion question = Question(2);
+  question.times.push_back(TimesOf(spec_, 8, 1e-3));
+  EXPECT_FALSE(planning_.PlansFor(question)->front().predicted.has_value());
+  question.ranks.resize(1);
+  const auto alone = planning_.PlansFor(question);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  ASSERT_TRUE(alone->front().predicted.has_value()) << "one rank has no link";
+  EXPECT_NEAR(alone->front().predicted->compute(), Layers() * 3e-3, 1e-6);
+}
+
+TEST_F(MeasuredPlanningTest, ThePlanGoesByTheLink) {
+  PlanningQuestion question = Question(2);
+  question.times.push_back(TimesOf(spec_, 8, 1e-6));
+  question.link = LinkOf(1e-7);
+  const auto plans = planning_.PlansFor(question);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  EXPECT_GT(plans->size(), 1U);
+  for (const GroupPlan& plan : *plans) {
+    ASSERT_TRUE(plan.predicted.has_value());
+    EXPECT_GE(plan.predicted->step(), plans->front().predicted->step());
+    EXPECT_FALSE(plan.plan.has_link() && plan.plan.link().beta() > 0) << "its ranks measure it";
+    const auto again = planning_.Predict(question, plan.plan);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_DOUBLE_EQ(again->step(), plan.predicted->step());
+  }
+  // A million weights over 10 MB/s take 800 ms; eight samples of a thousand values next to nothing.
+  uint32_t data = 1;
+  for (const v1::MeshAxis& axis : plans->front().plan.mesh()) {
+    if (axis.name() == "data") data = axis.size();
+  }
+  EXPECT_EQ(data, 1U) << plans->front().plan.DebugString();
+}
+
+TEST_F(MeasuredPlanningTest, PinsAreObeyedBothWays) {
+  for (const char* axis : {"data", "model"}) {
+    spec_.mutable_cluster()->clear_mesh();
+    v1::MeshAxis& mesh = *spec_.mutable_cluster()->add_mesh();
+    mesh.set_name(axis);
+    mesh.set_size(2);
+    spec_.mutable_cluster()->set_ranks_per_group(2);
+    PlanningQuestion question = Question(2);
+    for (const bool known : {false, true}) {
+      if (known) {
+        question.times.push_back(TimesOf(spec_, 8, 1e-3));
+        question.link = LinkOf(1e-9);
+      }
+      const auto plans = planning_.PlansFor(question);
+      ASSERT_TRUE(plans.ok()) << plans.status();
+      EXPECT_EQ(plans->front().predicted.has_value(), known);
+      for (const v1::MeshAxis& chosen : plans->front().plan.mesh()) {
+        EXPECT_EQ(chosen.size(), chosen.name() == axis ? 2U : 1U);
+      }
+    }
+  }
+}
+
+TEST_F(MeasuredPlanningTest, TheSlowestDeviceSetsThePace) {
+  PlanningQuestion question = Question(1);
+  question.times = {TimesOf(spec_, 8, 1e-3), TimesOf(spec_, 8, 2e-3)};
+  EXPECT_NEAR(planning_.PlansFor(question)->front().predicted->compute(), Layers() * 6e-3, 1e-6);
+}
+
+// Half of the layers were not timed; they are reckoned by what the others made of their work.
+TEST_F(MeasuredPlanningTest, LayersThatWereNotTimedAreReckoned) {
+  const Graph graph = *Graph::FromModel(spec_.model());
+  const auto timed_alone = [&](absl::string_view name) {
+    v1::LayerTimesRecord record = TimesOf(spec_, 8, 1e-3);
+    v1::ModelTimes& times = *record.mutable_times();
+    const auto all = times.time();
+    times.clear_time();
+    for (const v1::LayerTime& time : all) {
+      if (time.layer() == name) *times.add_time() = time;
+    }
+    return record;
+  };
+  double flops = 0;
+  double fc2 = 0;
+  for (const GraphLayer& layer : graph.layers()) {
+    flops += static_cast<double>(layer.flops);
+    if (layer.name == "fc2") fc2 = static_cast<double>(layer.flops);
+  }
+  PlanningQuestion question = Question(1);
+  question.times = {timed_alone("fc2")};
+  const auto plans = planning_.PlansFor(question);
+  ASSERT_TRUE(plans->front().predicted.has_value());
+  EXPECT_NEAR(plans->front().predicted->compute(), 3e-3 * flops / fc2, 1e-6);
+  question.times = {timed_alone("nothing")};
+  EXPECT_FALSE(planning_.PlansFor(question)->front().predicted.has_value());
+  EXPECT_EQ(planning_.Predict(question, plans->front().plan).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(MeasuredPlanningTest, CopiesCountByWhatWasMeasured) {
+  PlanningQuestion question = Question(2);
+  question.link = LinkOf(1e-7);
+  question.times.push_back(TimesOf(spec_, 8, 1e-6));
+  const v1::Plan plan = planning_.PlansFor(question)->front().plan;
+  const double without = planning_.Predict(question, plan)->moves();
+  ASSERT_GT(without, 0);
+  question.times.front().set_copy_seconds(1e-6);
+  EXPECT_GT(planning_.Predict(question, plan)->moves(), 1.1 * without);
+}
+
+// So the coordinator never plans anew what the user leaves no choice in.
+TEST_F(MeasuredPlanningTest, WithEverythingPinnedThereIsOnePlan) {
+  v1::MeshAxis& mesh = *spec_.mutable_cluster()->add_mesh();
+  mesh.set_name("model");
+  mesh.set_size(2);
+  spec_.mutable_cluster()->set_ranks_per_group(2);
+  const Graph graph = *Graph::FromModel(spec_.model());
+  for (const GraphLayer& layer : graph.layers()) {
+    v1::LayerPin& pin = *spec_.mutable_cluster()->add_layer();
+    pin.set_layer(layer.name);
+    pin.set_parallelism(layer.kind == LayerKind::kFullyConnected ? "model" : "data");
+  }
+  const std::string by_rules = SignatureOf(planning_.PlansFor(Question(2))->front().plan);
+  for (const double seconds : {1e-11, 1e-6}) {
+    PlanningQuestion question = Question(2);
+    question.link = LinkOf(seconds);
+    question.times.push_back(TimesOf(spec_, 8, 1e-4));
+    EXPECT_EQ(SignatureOf(planning_.PlansFor(question)->front().plan), by_rules);
+  }
+}
+
+TEST_F(MeasuredPlanningTest, AQuestionWithoutRanksHasNoAnswer) {
+  PlanningQuestion question = Question(0);
+  question.times.push_back(TimesOf(spec_, 8, 1e-3));
+  question.link = LinkOf(1e-9);
+  EXPECT_FALSE(planning_.Predict(question, *MakePlan(spec_, 1)).ok());
+}
+
+// By its own reckoning nothing fits; what the rules say may still be tried.
+TEST_F(MeasuredPlanningTest, WithoutRoomForAnyPlanTheRulesSay) {
+  PlanningQuestion question = Question(2);
+  question.times.push_back(TimesOf(spec_, 8, 1e-3));
+  question.link = LinkOf(1e-9);
+  for (RankMachine& rank : question.ranks) rank.memory_bytes = 1000;
+  const auto plans = planning_.PlansFor(question);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  EXPECT_EQ(plans->size(), 1U);
+  EXPECT_FALSE(plans->front().predicted.has_value());
+}
+
+TEST_F(MeasuredPlanningTest, WhatCannotBeTrainedIsRefused) {
+  spec_.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(0);
+  PlanningQuestion question = Question(2);
+  EXPECT_EQ(planning_.PlansFor(question).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(MeasuredPlanningTest, KeysAreOfTheLayers) {
+  const std::string key = planning_.KeyOf(spec_.model());
+  EXPECT_EQ(planning_.KeyOf(spec_.model()), key);
+  EXPECT_THAT(planning_.LayersOf(spec_.model()), IsSupersetOf({"fc1", "relu2", "loss"}));
+  spec_.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(512);
+  EXPECT_THAT(planning_.KeyOf(spec_.model()), Not(key));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,154 @@
+#include "coordinator/measurements.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/keys.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::Measured MeasuredOf(const std::string& layer, uint32_t samples, double forward) {
+  v1::Measured measured;
+  measured.mutable_times()->set_step(1);
+  measured.set_update_seconds(1e-9);
+  measured.set_copy_seconds(2e-9);
+  v1::LayerTime& time = *measured.mutable_layers()->add_time();
+  time.set_layer(layer);
+  time.set_samples(samples);
+  time.set_forward(forward);
+  return measured;
+}
+
+v1::LinkProfile LinkOf(double beta) {
+  v1::LinkProfile link;
+  link.set_beta(beta);
+  return link;
+}
+
+TEST(MeasurementsTest, TimesOfEqualPartsTakeThePlaceOfOldOnes) {
+  Measurements all;
+  EXPECT_EQ(all.TimesOf("cpu", "m"), nullptr);
+  all.Learn("cpu", "m", MeasuredOf("fc1", 16, 1));
+  all.Learn("cpu", "m", MeasuredOf("fc1", 32, 2));
+  v1::Measured again = MeasuredOf("fc1", 16, 3);
+  again.mutable_layers()->mutable_time(0)->set_rows(1);
+  const auto learnt = all.Learn("cpu", "m", again);
+  EXPECT_EQ(learnt.key, LayerTimesKey("cpu", "m"));
+  EXPECT_EQ(learnt.forgotten, "");
+  ASSERT_EQ(learnt.record->times().time_size(), 2);
+  EXPECT_EQ(learnt.record->times().time(0).samples(), 32u);
+  EXPECT_EQ(learnt.record->times().time(1).forward(), 3);
+  EXPECT_EQ(learnt.record->update_seconds(), 1e-9);
+  EXPECT_EQ(learnt.record->copy_seconds(), 2e-9);
+  EXPECT_EQ(all.TimesOf("cpu", "other"), nullptr);
+  EXPECT_EQ(all.TimesOf("gpu", "m"), nullptr);
+}
+
+TEST(MeasurementsTest, IsBounded) {
+  Measurements all;
+  std::string forgotten;
+  for (int i = 0; i <= 1024; ++i) {
+    forgotten = all.Learn("cpu", absl::StrCat("m", i), MeasuredOf("fc1", 1, 1)).forgotten;
+    EXPECT_EQ(forgotten.empty(), i < 1024);
+  }
+  EXPECT_EQ(forgotten, LayerTimesKey("cpu", "m0")) << "the one that was learnt first";
+  EXPECT_EQ(all.TimesOf("cpu", "m0"), nullptr);
+  v1::Measured many = MeasuredOf("fc1", 1, 1);
+  const int most = kMostLayerTimes;
+  for (uint32_t samples = 2; samples <= most + 10; ++samples) {
+    *many.mutable_layers()->add_time() = MeasuredOf("fc1", samples, 1).layers().time(0);
+  }
+  all.Learn("cpu", "m1", many);
+  const v1::LayerTimesRecord& record = *all.TimesOf("cpu", "m1");
+  ASSERT_EQ(record.times().time_size(), most);
+  EXPECT_EQ(record.times().time(most - 1).samples(), most + 10);
+  for (size_t i = 0; i < kMostLinks; ++i) all.LearnLink({"a", absl::StrCat("b", i)}, LinkOf(i + 1));
+  EXPECT_TRUE(all.LinkOf({"a", "b0"}).has_value());
+  all.LearnLink({"b0", "a"}, LinkOf(7));
+  all.LearnLink({"a", "c"}, LinkOf(8));
+  EXPECT_EQ(all.LinkOf({"a", "b0"})->beta(), 7);
+  EXPECT_FALSE(all.LinkOf({"a", "b1"}).has_value()) << "the one that was learnt first";
+  EXPECT_TRUE(all.LinkOf({"a", "b2"}).has_value());
+}
+
+TEST(MeasurementsTest, LinksAreOfTheHostsThatTheyConnect) {
+  Measurements all;
+  EXPECT_FALSE(all.LinkOf({"a", "a"}).has_value());
+  all.LearnLink({"a", "a"}, LinkOf(1));
+  all.LearnLink({"a", "b"}, LinkOf(2));
+  all.LearnLink({"a", "a", "a", "a"}, LinkOf(4));
+  EXPECT_EQ(all.LinkOf({"a", "a"})->beta(), 1);
+  EXPECT_EQ(all.LinkOf({"b", "a"})->beta(), 2) << "in any order";
+  EXPECT_EQ(all.LinkOf({"a", "a", "a"})->beta(), 4) << "the last of any number there";
+  EXPECT_EQ(all.LinkOf({"a", "b", "b"})->beta(), 2);
+  EXPECT_FALSE(all.LinkOf({"b", "b"}).has_value());
+  EXPECT_FALSE(all.LinkOf({"a", "c"}).has_value());
+  all.LearnLink({"a", "a"}, LinkOf(5));
+  EXPECT_EQ(all.LinkOf({"a", "a"})->beta(), 5);
+  EXPECT_EQ(all.LinkOf({"a", "a", "a"})->beta(), 5);
+}
+
+TEST(MeasurementsTest, WhatCannotHaveBeenMeasuredIsRefused) {
+  EXPECT_TRUE(CheckMeasured(MeasuredOf("fc1", 1, 1)).ok());
+  v1::Measured none = MeasuredOf("fc1", 1, 1);
+  none.mutable_times()->set_step(0);
+  EXPECT_THAT(CheckMeasured(none).message(), HasSubstr("no time"));
+  for (const double bad :
+       {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    v1::Measured step = MeasuredOf("fc1", 1, 1);
+    step.mutable_times()->set_moves(bad);
+    EXPECT_EQ(CheckMeasured(step).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(CheckMeasured(MeasuredOf("fc1", 1, bad)).code(), absl::StatusCode::kInvalidArgument);
+  }
+  v1::Measured copy = MeasuredOf("fc1", 1, 1);
+  copy.set_copy_seconds(-1);
+  EXPECT_EQ(CheckMeasured(copy).code(), absl::StatusCode::kInvalidArgument);
+  v1::Measured many = MeasuredOf("fc1", 1, 1);
+  while (many.layers().time_size() < kMostLayerTimes) {
+    *many.mutable_layers()->add_time() = many.layers().time(0);
+  }
+  EXPECT_TRUE(CheckMeasured(many).ok()) << "as many as the largest model has";
+  *many.mutable_layers()->add_time() = many.layers().time(0);
+  EXPECT_THAT(CheckMeasured(many).message(), HasSubstr("32769 layers"));
+}
+
+TEST(MeasurementsTest, PartsThatNoLayerCanHaveAreRefused) {
+  const uint32_t most = 1U << 30;
+  for (void (*set)(v1::LayerTime&, uint32_t) : {
+           +[](v1::LayerTime&time, uint32_t value) { time.set_samples(value); },
+           +[](v1::LayerTime&time, uint32_t value) { time.set_rows(value); },
+           +[](v1::LayerTime&time, uint32_t value) { time.set_outs(value); },
+           +[](v1::LayerTime&time, uint32_t value) { time.set_ins(value); },
+       }) {
+    v1::Measured measured = MeasuredOf("fc1", 1, 1);
+    set(*measured.mutable_layers()->mutable_time(0), most);
+    EXPECT_TRUE(CheckMeasured(measured).ok());
+    set(*measured.mutable_layers()->mutable_time(0), most + 1);
+    EXPECT_EQ(CheckMeasured(measured).code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_FALSE(CheckMeasured(MeasuredOf("fc1", 0, 1)).ok());
+  EXPECT_TRUE(CheckMeasured(MeasuredOf(std::string(1000, 'x'), 1, 1)).ok());
+  EXPECT_FALSE(CheckMeasured(MeasuredOf(std::string(1001, 'x'), 1, 1)).ok());
+  v1::Measured named = MeasuredOf("fc1", 1, 1);
+  named.mutable_layers()->set_name(std::string(1001, 'x'));
+  EXPECT_FALSE(CheckMeasured(named).ok());
+}
+
+TEST(MeasurementsTest, OtherLayersAreLeftOut) {
+  v1::Measured measured = MeasuredOf("fc1", 1, 1);
+  *measured.mutable_layers()->add_time() = MeasuredOf("elsewhere", 1, 1).layers().time(0);
+  *measured.mutable_layers()->add_time() = MeasuredOf("fc2", 1, 1).layers().time(0);
+  KeepLayers({"fc2", "fc1"}, *measured.mutable_layers());
+  ASSERT_EQ(measured.layers().time_size(), 2);
+  EXPECT_EQ(measured.layers().time(0).layer(), "fc1");
+  EXPECT_EQ(measured.layers().time(1).layer(), "fc2");
+}
+
+}  // namespace
+}  // namespace cadre
