@@ -57,6 +57,9 @@ std::string ProgressText(const v1::RunStatus& run) {
     parts.push_back(absl::StrCat(FormatCount(rate), " samples/s"));
   }
   if (run.rounds_committed() > 0) parts.push_back(absl::StrCat("round ", run.rounds_committed()));
+  if (run.has_discrepancy()) {
+    parts.push_back(absl::StrFormat("groups differ %.2g", run.discrepancy().smoothed()));
+  }
   if (run.test().samples() > 0) {
     parts.push_back(absl::StrCat("test ", FormatFraction(run.test().accuracy())));
   }

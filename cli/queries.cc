@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "cli/follow.h"
 #include "cli/json.h"
+#include "cli/prediction_notes.h"
 #include "cli/progress.h"
 #include "cli/query_tables.h"
 
@@ -70,6 +71,7 @@ int WatchRuns(const GlobalOptions& options, const std::string& run, const Consol
   Progress progress(console.out, {.terminal = console.out_terminal,
                                   .color = console.color && console.out_terminal,
                                   .width = console.width});
+  PredictionNotes notes;
   FollowOptions follow;
   follow.run = run;
   follow.deadline = DeadlineOf(options, absl::Now());
@@ -80,6 +82,7 @@ int WatchRuns(const GlobalOptions& options, const std::string& run, const Consol
       console.out << ToJson(update) << std::endl;
     } else {
       progress.Update(update.run(), absl::Now());
+      for (const std::string& line : notes.New(update)) progress.Note(line);
     }
     // A reader that went away (a closed pipe) wants no more.
     return console.out.good();

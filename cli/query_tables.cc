@@ -39,6 +39,10 @@ std::string RateText(double samples_per_second) {
   return FormatCount(static_cast<uint64_t>(std::llround(samples_per_second)));
 }
 
+std::string SecondsText(double seconds) {
+  return seconds > 0 ? absl::StrFormat("%.3g ms", 1e3 * seconds) : "0";
+}
+
 std::string LossText(double loss) { return loss > 0 ? FormatFraction(loss) : ""; }
 
 std::string HeartbeatText(const v1::MemberStatus& member) {
@@ -65,6 +69,13 @@ void AppendPart(absl::string_view title, absl::string_view table, std::string& o
 std::string MeshText(const v1::GroupStatus& group) {
   const std::map<std::string, uint32_t> axes(group.mesh().begin(), group.mesh().end());
   return absl::StrJoin(axes, ",", absl::PairFormatter("="));
+}
+
+std::string DiscrepancyText(const v1::RunStatus& run) {
+  if (!run.has_discrepancy()) return "";
+  const v1::Discrepancy& discrepancy = run.discrepancy();
+  return absl::StrFormat("%.3g (%.3g in the newest of %d rounds): %s", discrepancy.smoothed(),
+                         discrepancy.newest(), discrepancy.rounds(), discrepancy.recommendation());
 }
 
 std::string LinkText(const v1::GroupStatus& group) {
@@ -114,6 +125,14 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   return table.empty() ? "" : table.Text();
 }
 
+std::string DiscrepancyTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "GROUPS DIFFER"});
+  for (const v1::RunStatus& run : runs) {
+    if (run.has_discrepancy()) table.AddRow({run.run(), DiscrepancyText(run)});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
 std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "GENERATION", "STATE", "MESH", "STEP", "VERSION", "LOSS",
                "SAMPLES/S", "MEMBERS", "REASON"});
@@ -134,6 +153,33 @@ std::string CollectivesTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
     if (group.plan().mesh().empty()) continue;
     table.AddRow({group.run(), absl::StrCat(group.group()), NameOf(group.collectives()),
                   NameOf(group.overlap()), LinkText(group), BucketsText(group), StepText(group)});
+  }
+  return table.empty() ? "" : table.Text();
+}
+
+std::string ErrorText(const v1::GroupStatus& group) {
+  if (!group.has_predicted() || !group.has_measured()) return "";
+  return absl::StrFormat("%+.0f%%", 100 * group.prediction_error());
+}
+
+std::string PredictionsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
+  Table table({"RUN", "GROUP", "TIMES", "STEP", "COMPUTE", "MOVES", "COLLECTIVES", "UPDATE",
+               "WAITING", "ERROR", "WRONG"});
+  const auto add = [&](const v1::GroupStatus& group, const char* what, const v1::StepTimes& times,
+                       const std::string& error, const std::string& blame) {
+    table.AddRow({group.run(), absl::StrCat(group.group()), what, SecondsText(times.step()),
+                  SecondsText(times.compute()), SecondsText(times.moves()),
+                  SecondsText(times.collectives()), SecondsText(times.update()),
+                  SecondsText(times.exposed()), error, blame});
+  };
+  for (const v1::GroupStatus& group : groups) {
+    // From the layer times of the very measurement that stands below it.
+    const bool own = group.prediction_from_own_measurement();
+    const char* const what = own ? "predicted from measured layers" : "predicted";
+    if (group.has_predicted()) add(group, what, group.predicted(), "", "");
+    if (group.has_measured()) {
+      add(group, "measured", group.measured(), ErrorText(group), group.prediction_blame());
+    }
   }
   return table.empty() ? "" : table.Text();
 }
@@ -213,8 +259,10 @@ std::string StatusText(const v1::StatusReply& status, const std::string& coordin
                absl::StrCat(status.workers_size()), absl::StrCat(status.aggregators_size())});
   std::string out = head.Text();
   AppendPart("Runs", RunsTable(status.runs()), out);
+  AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Collectives", CollectivesTable(status.groups()), out);
+  AppendPart("Predictions", PredictionsTable(status.groups()), out);
   AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
   AppendPart("Memory", MemoryTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers()), out);

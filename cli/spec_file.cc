@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "cli/zoo.h"
 #include "spec/checkpoint_folder.h"
 #include "spec/checkpoint_manifest.h"
 #include "spec/checkpoint_tensors.h"
@@ -21,7 +23,29 @@
 namespace cadre {
 namespace {
 
+void PinMesh(const std::vector<v1::MeshAxis>& mesh, v1::Cluster& cluster) {
+  cluster.clear_model_ranks();
+  cluster.clear_space_ranks();
+  cluster.mutable_mesh()->Assign(mesh.begin(), mesh.end());
+  uint64_t ranks = 1;
+  for (const v1::MeshAxis& axis : mesh) {
+    ranks = std::min<uint64_t>(ranks * axis.size(), std::numeric_limits<uint32_t>::max());
+  }
+  cluster.set_ranks_per_group(static_cast<uint32_t>(ranks));
+}
+
+void PinLayer(const v1::LayerPin& pin, v1::Cluster& cluster) {
+  for (v1::LayerPin& there : *cluster.mutable_layer()) {
+    if (there.layer() != pin.layer()) continue;
+    there = pin;
+    return;
+  }
+  *cluster.add_layer() = pin;
+}
+
 void Replace(const SpecFlags& flags, v1::Cluster& cluster) {
+  if (!flags.mesh.empty()) PinMesh(flags.mesh, cluster);
+  for (const v1::LayerPin& pin : flags.layers) PinLayer(pin, cluster);
   if (flags.groups) cluster.set_groups(*flags.groups);
   if (flags.ranks) cluster.set_ranks_per_group(*flags.ranks);
   if (flags.aggregators) cluster.set_aggregators(*flags.aggregators);
@@ -105,6 +129,14 @@ std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Pro
                       note);
 }
 
+// A file goes before a model of the same name.
+absl::StatusOr<RunSpecFile> ReadFileOrZoo(const std::string& path) {
+  std::error_code error;
+  const std::optional<absl::string_view> model = ZooSpec(path);
+  if (!model || std::filesystem::exists(path, error)) return ReadRunSpec(path);
+  return ParseRunSpec(path, std::string(*model));
+}
+
 void FillIn(v1::RunSpec& spec) {
   v1::Cluster& cluster = *spec.mutable_cluster();
   cluster.set_groups(std::max(1u, cluster.groups()));
@@ -116,7 +148,7 @@ void FillIn(v1::RunSpec& spec) {
 }  // namespace
 
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags) {
-  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpec(path));
+  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadFileOrZoo(path));
   Replace(flags, file.spec);
   if (flags.here) FillIn(file.spec);
   std::vector<Problem> beginning;

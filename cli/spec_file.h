@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/console.h"
+#include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
@@ -21,6 +23,11 @@ struct SpecFlags {
   std::optional<uint32_t> aggregators;
   std::optional<uint32_t> model_ranks;
   std::optional<uint32_t> space_ranks;
+  // Pins (cli/pin_flags.h reads them). A mesh takes the place of the file's mesh, model_ranks and
+  // space_ranks, and, unless `ranks` is given, of ranks_per_group; a layer's pin that of its layer.
+  // Empty: as the file says.
+  std::vector<v1::MeshAxis> mesh;
+  std::vector<v1::LayerPin> layers;
   std::optional<v1::CollectivePolicy> collectives;
   std::optional<v1::Overlap> overlap;
   // Samples of a group's step.
@@ -39,6 +46,8 @@ struct LoadedSpec {
   std::string begins;
 };
 
+// `path` is a file, or the name of a model of the zoo (cli/zoo.h).
+//
 // Where checkpoint.from names a directory of checkpoints, the newest that is seen from here is put
 // in its place, its step in checkpoint.from_step and its cursor in checkpoint.from_position.
 // Errors: NotFound for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message"

@@ -39,6 +39,10 @@ std::string HeldJson(const v1::GroupStatus& group) {
   return absl::StrCat("[", absl::StrJoin(held, ","), "]");
 }
 
+std::string OrNull(bool known, const v1::StepTimes& times) {
+  return known ? ToJson(times) : "null";
+}
+
 std::string GroupsJson(const Summary& summary) {
   std::vector<std::string> groups;
   for (const auto& [slot, group] : summary.groups) {
@@ -46,6 +50,12 @@ std::string GroupsJson(const Summary& summary) {
                          .Add("group", slot)
                          .Add("generation", group.generation())
                          .AddRaw("mesh", MeshJson(group))
+                         .AddRaw("predicted", OrNull(group.has_predicted(), group.predicted()))
+                         .AddRaw("measured", OrNull(group.has_measured(), group.measured()))
+                         .Add("prediction_error", group.prediction_error())
+                         .Add("prediction_blame", group.prediction_blame())
+                         .AddRaw("prediction_from_own_measurement",
+                                 group.prediction_from_own_measurement() ? "true" : "false")
                          .AddRaw("held", HeldJson(group))
                          .Text());
   }
@@ -121,6 +131,7 @@ std::string SummaryJson(const Summary& summary) {
       .Add("samples", run.samples())
       .Add("samples_per_second", run.samples_per_second())
       .Add("rounds_committed", run.rounds_committed())
+      .AddRaw("discrepancy", run.has_discrepancy() ? ToJson(run.discrepancy()) : "null")
       .Add("bytes_across_groups", run.bytes_across_groups())
       .Add("bytes_across_groups_is", kMeasured)
       .Add("payload_bytes_across_groups", run.payload_bytes_across_groups())
@@ -147,6 +158,7 @@ std::string SummaryText(const Summary& summary) {
   table.AddRow({"cluster", absl::StrCat(run.groups(), " groups of ", summary.ranks, " workers, ",
                                         summary.aggregators, " aggregators")});
   table.AddRow({"rounds committed", absl::StrCat(run.rounds_committed())});
+  if (run.has_discrepancy()) table.AddRow({"groups differ", DiscrepancyText(run)});
   table.AddRow({"bytes between groups", AcrossText(run)});
   table.AddRow({"synchronous would be", SynchronousText(run)});
   table.AddRow({"digest", run.digest()});
@@ -159,6 +171,9 @@ std::string SummaryText(const Summary& summary) {
     meshes.AddRow({absl::StrCat(group.group()), absl::StrCat(group.generation()), MeshText(group)});
   }
   if (!meshes.empty()) absl::StrAppend(&out, "\n", meshes.Text());
+  if (const std::string predictions = PredictionsTable(groups); !predictions.empty()) {
+    absl::StrAppend(&out, "\n", predictions);
+  }
   if (const std::string sharded = ShardedTable(groups); !sharded.empty()) {
     absl::StrAppend(&out, "\n", sharded);
   }

@@ -82,6 +82,8 @@ std::string FormatAge(absl::Duration age) {
   return absl::StrFormat("%dd%02dh", seconds / 86400, seconds / 3600 % 24);
 }
 
+std::string FormatDuration(double seconds) { return FormatAge(absl::Seconds(seconds)); }
+
 std::string FormatFraction(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.4f", value) : kNone;
 }

@@ -40,6 +40,8 @@ std::string FormatCount(uint64_t count);
 std::string FormatBytes(uint64_t bytes);
 // "45s", "3m12s", "2h05m", "3d04h"; "<1s" below a second.
 std::string FormatAge(absl::Duration age);
+// The same of seconds.
+std::string FormatDuration(double seconds);
 // "0.9134"; "<none>" if it is not a number.
 std::string FormatFraction(double value);
 

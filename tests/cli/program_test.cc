@@ -14,7 +14,7 @@
 #include "cli/process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
+#include "tests/cli/program.h"
 
 namespace cadre {
 namespace {
@@ -24,80 +24,6 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
 using testing::StartsWith;
-
-constexpr char kGoodSpec[] = R"(name: "good"
-model {
-  input { channels: 1 height: 8 width: 8 }
-  layer { name: "conv1" convolution { out_channels: 4 kernel: 3 padding: 1 } }
-  layer { name: "fc1" fully_connected { out_features: 4 } }
-  layer { name: "loss" softmax_cross_entropy {} }
-}
-data { synthetic { train_samples: 256 test_samples: 64 classes: 4 } }
-batch_per_group: 32
-optimizer { sgd { momentum: 0.9 } }
-schedule { base_rate: 0.1 }
-averaging { every_steps: 4 }
-cluster { groups: 2 ranks_per_group: 2 aggregators: 1 }
-stop { epochs: 1 }
-)";
-
-struct Result {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
-class ProgramTest : public testing::Test {
- protected:
-  ProgramTest() {
-    std::string path = testing::TempDir() + "/cadre_program-XXXXXX";
-    folder_ = mkdtemp(path.data());
-    // A copy without the other programs beside it: whoever tries to start one fails.
-    program_ = folder_ + "/cadre";
-    std::filesystem::copy_file(CADRE_PROGRAM, program_);
-  }
-  ~ProgramTest() override { std::filesystem::remove_all(folder_); }
-
-  Result Run(const std::string& words) {
-    auto process =
-        Process::Start({.program = "/bin/sh",
-                        .arguments = {"-c", absl::StrCat("cd ", folder_, " && exec ./cadre ", words,
-                                                         " >out.txt 2>err.txt")}});
-    EXPECT_TRUE(process.ok()) << process.status();
-    const auto ending = process->WaitUntil(absl::Now() + absl::Seconds(60));
-    EXPECT_TRUE(ending.has_value() && !ending->signalled) << words;
-    Result result;
-    if (ending.has_value()) result.exit_code = ending->code;
-    result.out = ReadFile(folder_ + "/out.txt").value_or("");
-    result.err = ReadFile(folder_ + "/err.txt").value_or("");
-    return result;
-  }
-
-  void WriteSpec(const std::string& text) { std::ofstream(folder_ + "/run.textproto") << text; }
-
-  // The spec with one thing replaced, which must be in it.
-  static std::string With(const std::string& what, const std::string& by) {
-    const std::string changed = absl::StrReplaceAll(kGoodSpec, {{what, by}});
-    EXPECT_NE(changed, kGoodSpec) << what;
-    return changed;
-  }
-
-  // `cadre local` refuses the spec with a first line that names file, line, column and field, and
-  // leaves nothing behind.
-  void ExpectRefused(const std::string& spec, int line, const std::string& field,
-                     const std::string& flags = "") {
-    WriteSpec(spec);
-    const Result result = Run("local run.textproto " + flags);
-    EXPECT_EQ(result.exit_code, 1) << result.err;
-    EXPECT_THAT(result.err, StartsWith(absl::StrCat("run.textproto:", line, ":"))) << field;
-    EXPECT_THAT(result.err, HasSubstr(field));
-    EXPECT_THAT(result.err, Not(HasSubstr("cadre-coordinator"))) << "a process was started";
-    EXPECT_EQ(result.out, "");
-  }
-
-  std::string folder_;
-  std::string program_;
-};
 
 TEST_F(ProgramTest, WithoutAVerbItSaysWhatItCanDo) {
   const Result result = Run("");
@@ -113,8 +39,8 @@ TEST_F(ProgramTest, HelpTeaches) {
     EXPECT_THAT(result.out, HasSubstr("cadre help VERB")) << words;
     EXPECT_EQ(result.err, "");
   }
-  for (const char* verb :
-       {"local", "run", "plan", "runs", "status", "watch", "members", "stop", "wait", "trace"}) {
+  for (const char* verb : {"local", "run", "plan", "runs", "status", "watch", "members", "stop",
+                           "wait", "trace", "measure-epochs", "formula"}) {
     const Result result = Run(absl::StrCat("help ", verb));
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_THAT(result.out, AllOf(HasSubstr(absl::StrCat("Usage: cadre ", verb)),
@@ -163,6 +89,18 @@ TEST_F(ProgramTest, WrongWordsAreUsageErrors) {
       {"local x --steps 3", "--steps is of 'cadre trace' alone"},
       {"runs -O file", "-O is of 'cadre trace' alone"},
       {"local x --threads 0", "--threads must be at least 1"},
+      {"local x --target 0.9", "--target is of 'cadre measure-epochs' alone"},
+      {"measure-epochs --target 0.9 --workers 1", "a word is missing"},
+      {"measure-epochs x --workers 1", "--target is missing"},
+      {"measure-epochs x --target 90 --workers 1", "in (0, 1], not 90"},
+      {"measure-epochs x --target 0.9", "--workers is missing"},
+      {"measure-epochs x --target 0.9 --workers 1,,2", "not '1,,2'"},
+      {"measure-epochs x --target 0.9 --workers 0,1", "not '0,1'"},
+      {"measure-epochs x --target 0.9 --workers 1 --batch 0", "--batch must be at least 1"},
+      {"measure-epochs x --target 0.9 --workers 1 --rate cubic", "linear, sqrt or none"},
+      {"measure-epochs x --target 0.9 --workers 1 --ranks 2",
+       "--ranks is not of 'cadre measure-epochs'"},
+      {"measure-epochs x --target 0.9 --workers 1 -O a --output b", "give one of them"},
   };
   for (const auto& [words, says] : cases) {
     const Result result = Run(words);
@@ -250,140 +188,36 @@ TEST_F(ProgramTest, PoliciesAndOverlapHaveNames) {
   }
 }
 
-// --- cadre plan ---
-
-constexpr char kLink[] = " --alpha 50e-6 --bandwidth 1.25e9 ";
-
-nlohmann::json JsonOf(const Result& result) {
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  return nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
-}
-
-TEST_F(ProgramTest, PlanNeedsNoCluster) {
+TEST_F(ProgramTest, MeasureEpochsChecksEveryRunBeforeTheFirst) {
   WriteSpec(kGoodSpec);
-  const Result result = Run("plan run.textproto --workers 4");
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out,
-              AllOf(HasSubstr("mesh {data: 1, model: 4}\n"), HasSubstr("  conv1 "),
-                    HasSubstr("by ring, "), HasSubstr("no link given: --alpha and --bandwidth")));
-  EXPECT_EQ(result.err, "");
-  const nlohmann::json json = JsonOf(Run("plan run.textproto --workers 4 -o json"));
-  EXPECT_EQ(json["mesh"]["model"], 4);
-  EXPECT_TRUE(json["link"].is_null());
-  EXPECT_TRUE(json["communication_seconds"].is_null());
-  EXPECT_TRUE(json["policies"].is_null());
-  EXPECT_TRUE(json["buckets"][0]["seconds"].is_null());
-}
-
-TEST_F(ProgramTest, PlanPredictsWhatALinkCosts) {
-  WriteSpec(kGoodSpec);
-  const std::string words =
-      absl::StrCat("plan run.textproto --workers 4 --model_ranks 1", kLink, "--gamma 1e-10 ");
-  const Result table = Run(words + "--flops 1e9");
-  EXPECT_EQ(table.exit_code, 0) << table.err;
-  EXPECT_THAT(table.out, AllOf(HasSubstr("  link 50.0 us a message, 1.25 GB/s, given\n"),
-                               HasSubstr("a step by policy auto"), HasSubstr("waits for"),
-                               HasSubstr("POLICY "), HasSubstr("\nhalving-doubling ")));
-  const nlohmann::json json = JsonOf(Run(words + "--flops 1e9 --batch 64 -o json"));
-  EXPECT_EQ(json["workers"], 4);
-  EXPECT_EQ(json["batch"], 64);
-  EXPECT_EQ(json["mesh"]["data"], 4);
-  EXPECT_EQ(json["layers"][0]["layer"], "conv1");
-  EXPECT_EQ(json["link"]["alpha"], 50e-6);
-  EXPECT_EQ(json["link"]["gamma"], 1e-10);
-  double seconds = 0;
-  size_t parameters = 0;
-  for (const nlohmann::json& bucket : json["buckets"]) {
-    seconds += bucket["seconds"].get<double>();
-    parameters += bucket["parameters"].size();
-    EXPECT_EQ(bucket["axes"], nlohmann::json({"data"}));
-    EXPECT_GT(bucket["bytes"], 0);
-    EXPECT_THAT(bucket["algorithm"].get<std::string>(),
-                testing::AnyOf("ring", "butterfly", "halving-doubling"));
-  }
-  EXPECT_EQ(parameters, 4u);
-  EXPECT_NEAR(json["communication_seconds"], seconds, 1e-12);
-  EXPECT_EQ(json["policies"].size(), 5u);
-  EXPECT_EQ(json["policies"]["auto"], json["communication_seconds"]);
-  EXPECT_GT(json["step"]["seconds"], 0);
-  EXPECT_LE(json["step"]["seconds"], json["step"]["serial_seconds"]);
-  EXPECT_LT(json["step"]["exposed_seconds"], json["step"]["seconds"]);
-}
-
-TEST_F(ProgramTest, PlanObeysThePolicy) {
-  WriteSpec(kGoodSpec);
-  const auto algorithms = [&](const std::string& policy) {
-    const nlohmann::json json = JsonOf(Run(absl::StrCat(
-        "plan run.textproto --workers 4 --model_ranks 1 -o json --collectives ", policy, kLink)));
-    EXPECT_EQ(json["collectives"], policy);
-    EXPECT_EQ(json["communication_seconds"], json["policies"][policy]);
-    std::vector<std::string> names;
-    for (const nlohmann::json& bucket : json["buckets"]) names.push_back(bucket["algorithm"]);
-    return names;
-  };
-  EXPECT_THAT(algorithms("ring"), testing::Each("ring"));
-  EXPECT_THAT(algorithms("butterfly"), testing::Each("butterfly"));
-  EXPECT_THAT(algorithms("halving-doubling"), testing::Each("halving-doubling"));
-  EXPECT_THAT(algorithms("paper"), testing::ElementsAre("ring", "butterfly"));
-}
-
-// Layer by layer, by data parallelism alone, on the link of the papers: 8 ranks, 10 Gbit/s, 50 us.
-TEST_F(ProgramTest, OnAlexNetChoosingBySizeBeatsChoosingByKind) {
-  const nlohmann::json json =
-      JsonOf(Run(absl::StrCat("plan ", CADRE_SOURCE_DIR, "/spec/zoo/alexnet.textproto --workers 8",
-                              " --model_ranks 1 --bucket_elements 1 -o json", kLink)));
-  EXPECT_EQ(json["buckets"].size(), 8u);
-  for (const char* const totals : {"policies", "policies_all_reduced"}) {
-    const double own = json[totals]["auto"];
-    EXPECT_LT(own, json[totals]["paper"]) << totals;
-    for (const auto& [policy, seconds] : json[totals].items()) EXPECT_LE(own, seconds) << policy;
-  }
-}
-
-TEST_F(ProgramTest, PlanRefusesWhatCannotBe) {
-  WriteSpec(kGoodSpec);
-  const struct {
-    const char* flags;
-    const char* says;
-  } cases[] = {
-      {"", "--workers is missing"},
-      {"--workers 0", "--workers must say how many"},
-      {"--workers 5000", "1 to 4096"},
-      {"--workers -1", "--workers does not take '-1'"},
-      {"--workers many", "--workers does not take 'many'"},
-      {"--workers 4 --batch 0", "--batch must be at least 1"},
-      {"--workers 4 --alpha 1e-6", "--alpha needs --bandwidth"},
-      {"--workers 4 --bandwidth 1e9", "--bandwidth needs --alpha"},
-      {"--workers 4 --gamma 1e-9", "--gamma needs --alpha and --bandwidth"},
-      {"--workers 4 --flops 1e9", "--flops needs --alpha and --bandwidth"},
-      {"--workers 4 --alpha -1 --bandwidth 1e9", "--alpha must be 0 or more, not -1"},
-      {"--workers 4 --alpha nan --bandwidth 1e9", "--alpha must be 0 or more, not nan"},
-      {"--workers 4 --alpha 0 --bandwidth 0", "--bandwidth must be above 0, not 0"},
-      {"--workers 4 --alpha 0 --bandwidth inf", "--bandwidth must be above 0, not inf"},
-      {"--workers 4 --alpha 0 --bandwidth fast", "--bandwidth does not take 'fast'"},
-      {"--workers 4 --alpha 0 --bandwidth 1 --flops -3", "--flops must be above 0, not -3"},
-      {"--workers 4 --collectives tree", "--collectives takes paper"},
-      {"--workers 4 --model_ranks 3", "--model_ranks is 3, which does not divide the 4 workers"},
-      {"--workers 4 --space_ranks 3", "--space_ranks is 3, which does not divide"},
-      {"--workers 4 --ranks 4", "--workers says how many workers there are"},
-      {"--workers 4 --overlap off", "--overlap changes no plan"},
-      {"--workers 4 --threads 2", "--threads is of 'cadre local' alone"},
-  };
-  for (const auto& [flags, says] : cases) {
-    const Result result = Run(absl::StrCat("plan run.textproto ", flags));
-    EXPECT_EQ(result.exit_code, 2) << flags;
-    EXPECT_THAT(result.err, HasSubstr(says)) << flags;
-    EXPECT_EQ(result.out, "") << flags;
-  }
-  Result result = Run("run run.textproto --workers 4");
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--workers is of 'cadre plan' alone"));
-  // What is wrong with the file is told with its place.
-  WriteSpec(With("kernel: 3", "kernel: 30"));
-  result = Run("plan run.textproto --workers 4");
+  const std::string words = "measure-epochs run.textproto --target 0.9 ";
+  Result result = Run(words + "--workers 1,2,1000000");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, StartsWith("run.textproto:4:"));
-  EXPECT_EQ(Run("plan nowhere.textproto --workers 4").exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("1000000 workers of 32 samples each are 32000000"),
+                                Not(HasSubstr("cadre-coordinator"))));
+  WriteSpec(With("stop { epochs: 1 }", "stop { steps: 10 }"));
+  result = Run(words + "--workers 1,2");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("--max_epochs is missing"));
+  // Good as far as the programs that are not there.
+  result = Run(words + "--workers 1,2 --max_epochs 3");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("cadre-coordinator"));
+}
+
+TEST_F(ProgramTest, ATableOfSomethingElseIsNotOverwritten) {
+  WriteSpec(kGoodSpec);
+  const std::string path = folder_ + "/epochs.textproto";
+  const std::string table = "target_accuracy: 0.9 batch_per_worker: 32 model: \"other\"\n";
+  std::ofstream(path) << table;
+  Result result = Run("measure-epochs run.textproto --target 0.9 --workers 1 -O epochs.textproto");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("holds a table of another model"));
+  EXPECT_EQ(ReadFile(path).value_or(""), table);
+  std::ofstream(path) << "target_accuracy: 9";
+  result = Run("measure-epochs run.textproto --target 0.9 --workers 1 -O epochs.textproto");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("epochs.textproto:1:1: target_accuracy"));
 }
 
 TEST_F(ProgramTest, AFolderOfAnEarlierClusterIsNotTakenOver) {

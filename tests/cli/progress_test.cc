@@ -40,6 +40,8 @@ TEST(ProgressTextTest, SaysWhatIsKnown) {
   run.mutable_test()->set_samples(1000);
   run.mutable_test()->set_accuracy(0.875);
   EXPECT_THAT(ProgressText(run), HasSubstr("  test 0.8750  "));
+  run.mutable_discrepancy()->set_smoothed(0.4249);
+  EXPECT_THAT(ProgressText(run), HasSubstr("  round 3  groups differ 0.42  test"));
 }
 
 TEST(ProgressTextTest, SaysWhyARunWaits) {

@@ -3,6 +3,7 @@
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 
+#include "cli/prediction_notes.h"
 #include "cli/query_tables.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -11,6 +12,7 @@ namespace cadre {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -111,6 +113,29 @@ TEST(SummaryTest, TextSaysWhatIsMeasuredAndWhatIsNot) {
   EXPECT_THAT(text, Not(HasSubstr("conv1"))) << "what is whole on every rank is not listed";
 }
 
+TEST(SummaryTest, SaysHowFarTheGroupsDiffer) {
+  Summary summary = Trained();
+  EXPECT_THAT(SummaryText(summary), Not(HasSubstr("groups differ")));
+  EXPECT_TRUE(Parse(SummaryJson(summary)).fields().at("discrepancy").has_null_value());
+  v1::Discrepancy& discrepancy = *summary.run.mutable_discrepancy();
+  discrepancy.set_newest(0.4);
+  discrepancy.set_smoothed(0.4213);
+  discrepancy.set_rounds(32);
+  discrepancy.set_recommendation("the groups agree");
+  EXPECT_THAT(SummaryText(summary),
+              HasSubstr("0.421 (0.4 in the newest of 32 rounds): the groups agree"));
+  const auto parsed = Parse(SummaryJson(summary));
+  const auto& fields = parsed.fields().at("discrepancy").struct_value().fields();
+  EXPECT_EQ(fields.at("smoothed").number_value(), 0.4213);
+  EXPECT_EQ(fields.at("rounds").number_value(), 32);
+  EXPECT_EQ(fields.at("recommendation").string_value(), "the groups agree");
+
+  v1::StatusReply status;
+  *status.add_runs() = summary.run;
+  EXPECT_THAT(StatusText(status, "x:1"),
+              HasSubstr("\nDiscrepancy\nRUN     GROUPS DIFFER\nrun-1   0.421"));
+}
+
 TEST(SummaryTest, NothingIsDividedByZero) {
   Summary summary;
   summary.run.set_run("run-2");
@@ -190,6 +215,48 @@ TEST(CollectivesTableTest, ShowsWhatWasChosenAndBecauseOfWhat) {
               AllOf(HasSubstr("\nCollectives\nRUN "),
                     HasSubstr("halving_doubling   on        2.5 us, 6.25 GB/s, shared memory "
                               "  4 buckets: ring 2, halving-doubling 2   41 ms, 6% waiting\n")));
+}
+
+TEST(PredictionsTableTest, ShowsPredictedAndMeasuredPartByPart) {
+  v1::StatusReply status;
+  v1::GroupStatus& group = *status.add_groups();
+  group = Measured();
+  EXPECT_EQ(PredictionsTable(status.groups()), "");
+  group.mutable_predicted()->set_step(0.03);
+  group.mutable_predicted()->set_compute(0.025);
+  EXPECT_EQ(ErrorText(group), "") << "nothing was measured yet";
+  group.mutable_measured()->set_step(0.04);
+  group.mutable_measured()->set_exposed(0.0125);
+  group.set_prediction_error(-0.25);
+  group.set_prediction_blame("overlap: waiting took 12.5 ms, 0 ms predicted");
+  EXPECT_EQ(ErrorText(group), "-25%");
+  const std::string text = StatusText(status, "x:1");
+  EXPECT_THAT(text, HasSubstr("\nPredictions\nRUN     GROUP   TIMES       STEP    COMPUTE"));
+  EXPECT_THAT(text, HasSubstr("predicted   30 ms   25 ms     0       0             0        0"));
+  EXPECT_THAT(text, HasSubstr("measured    40 ms   0         0       0             0        "
+                              "12.5 ms   -25%     overlap: waiting took 12.5 ms"));
+  EXPECT_THAT(text, Not(HasSubstr("from measured layers")));
+  group.set_prediction_from_own_measurement(true);
+  EXPECT_THAT(StatusText(status, "x:1"), HasSubstr("predicted from measured layers   30 ms"));
+}
+
+TEST(PredictionNotesTest, SaysOnceWhatWasMeasured) {
+  PredictionNotes notes;
+  v1::WatchUpdate update;
+  v1::GroupStatus& group = *update.add_groups();
+  group.set_run("run-1");
+  group.set_generation(3);
+  EXPECT_TRUE(notes.New(update).empty());
+  group.mutable_measured()->set_step(0.04);
+  EXPECT_THAT(notes.New(update), ElementsAre("run-1  group 0  a step takes 40 ms"));
+  EXPECT_TRUE(notes.New(update).empty());
+  group.set_generation(4);
+  group.mutable_predicted()->set_step(0.03);
+  group.set_prediction_error(-0.25);
+  group.set_prediction_blame("link: moves took 12.0 ms, 2.00 ms predicted");
+  EXPECT_THAT(notes.New(update),
+              ElementsAre("run-1  group 0  a step takes 40 ms, 30 ms predicted (-25%); link: moves "
+                          "took 12.0 ms, 2.00 ms predicted"));
 }
 
 TEST(CollectivesTableTest, SaysNothingOfWhatIsNotKnownYet) {

@@ -1,0 +1,128 @@
+#include "cli/cluster_run.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "cli/follow.h"
+#include "cli/interrupt.h"
+#include "cli/local_cluster.h"
+#include "cli/work_folder.h"
+
+namespace cadre {
+namespace {
+
+// How often processes are looked after and progress is drawn.
+constexpr absl::Duration kBeat = absl::Milliseconds(100);
+// A coordinator on this machine that does not answer within this is being restarted.
+constexpr absl::Duration kDial = absl::Seconds(1);
+
+LocalClusterOptions ClusterOptions(const ClusterRunOptions& options, const v1::RunSpec& spec,
+                                   const WorkFolder& folder, Progress& progress) {
+  const v1::Cluster& wanted = spec.cluster();
+  return {.programs = options.programs,
+          .folder = folder.path(),
+          .workers = wanted.groups() * wanted.ranks_per_group(),
+          .aggregators = wanted.aggregators(),
+          .threads = options.threads,
+          .lease = options.lease,
+          .restart = options.restart,
+          .note = [&progress](absl::string_view line) { progress.Note(line); },
+          .hurry = [] { return TakeInterrupt(absl::ZeroDuration()).has_value(); }};
+}
+
+void NoteStart(const v1::RunSpec& spec, const LocalCluster& cluster,
+               const ClusterRunOptions& options, Progress& progress) {
+  progress.Note(absl::StrCat("started ", spec.cluster().groups(), " groups of ",
+                             spec.cluster().ranks_per_group(), " workers and ",
+                             spec.cluster().aggregators(), " aggregators; coordinator at ",
+                             cluster.coordinator(), ", logs in ", cluster.logs()));
+  if (!options.note.empty()) progress.Note(options.note);
+}
+
+// Looks after the processes and shows progress until the run ends or cannot go on.
+void FollowRun(LocalCluster& cluster, const CoordinatorClient& client, const std::string& run,
+               const ClusterRunOptions& options, Progress& progress, ClusterRunEnd& end) {
+  Follower follower(client, run);
+  while (true) {
+    end.interrupt = TakeInterrupt(kBeat);
+    if (end.interrupt) return;
+    const std::optional<absl::Status> outcome = follower.Outcome();
+    if (const auto update = follower.Take()) {
+      end.summary.run = update->run();
+      KeepGroups(update->groups(), end.summary);
+      if (options.on_update) options.on_update(update->run());
+      progress.Update(update->run(), absl::Now());
+    }
+    if (outcome.has_value()) {
+      end.status = *outcome;
+      return;
+    }
+    end.status = cluster.Supervise();
+    if (!end.status.ok()) return;
+    if (absl::Now() >= options.deadline) {
+      end.status = absl::DeadlineExceededError("the run has not ended in the time given");
+      return;
+    }
+  }
+}
+
+// Submits the run and sees it to its end.
+void Train(LocalCluster& cluster, const v1::RunSpec& spec, const ClusterRunOptions& options,
+           Progress& progress, ClusterRunEnd& end) {
+  const CoordinatorClient client({.coordinator = cluster.coordinator(), .dial_timeout = kDial});
+  const absl::StatusOr<std::string> run = client.Submit(spec);
+  if (!run.ok()) {
+    end.status = run.status();
+    return;
+  }
+  FollowRun(cluster, client, *run, options, progress, end);
+  progress.Finish();
+  if (end.interrupt) progress.Note("ending all processes (again Ctrl-C: at once)");
+}
+
+}  // namespace
+
+ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& options,
+                           Progress& progress) {
+  ClusterRunEnd end;
+  end.summary.ranks = spec.cluster().ranks_per_group();
+  end.summary.aggregators = spec.cluster().aggregators();
+  absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.dir);
+  if (!folder.ok()) {
+    end.status = folder.status();
+    return end;
+  }
+  auto cluster = LocalCluster::Start(ClusterOptions(options, spec, *folder, progress));
+  if (!cluster.ok()) {
+    folder->Keep();  // the reason may name a log in it
+    end.status = cluster.status();
+    return end;
+  }
+  end.started = true;
+  NoteStart(spec, **cluster, options, progress);
+  Train(**cluster, spec, options, progress, end);
+  (*cluster)->Shutdown();
+  if (!end.done() && !end.interrupt) {
+    folder->Keep();
+    end.logs = (*cluster)->logs();
+  }
+  return end;
+}
+
+int ReportFailure(const ClusterRunEnd& end, const Console& console) {
+  if (end.interrupt) return 128 + *end.interrupt;
+  int code = end.done() ? kExitOk : kExitFailure;
+  // Before the processes were there, codes were about this machine, not about a coordinator that
+  // somebody asked for.
+  if (!end.status.ok()) {
+    const int failed = Fail(console, end.status);
+    if (end.started) code = failed;
+  }
+  if (!end.logs.empty()) console.err << "cadre: logs are in " << end.logs << std::endl;
+  return code;
+}
+
+}  // namespace cadre

@@ -1,0 +1,207 @@
+#include "cli/measure_epochs.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/atomic_file.h"
+#include "base/status.h"
+#include "cli/cluster_run.h"
+#include "cli/interrupt.h"
+#include "cli/json.h"
+#include "cli/progress.h"
+#include "cli/spec_file.h"
+#include "cli/table.h"
+#include "proto/cadre/v1/profile.pb.h"
+#include "spec/cluster_profile.h"
+#include "spec/epochs_table.h"
+#include "spec/validate.h"
+
+namespace cadre {
+namespace {
+
+absl::Status SaveTable(const std::string& path, const v1::EpochsTable& table,
+                       const v1::RunSpec& spec) {
+  if (path.empty()) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  CADRE_RETURN_IF_ERROR(file.Append(PrintEpochsTable(table, spec.name())));
+  return file.Commit();
+}
+
+// For so many workers. Requires: options and spec are as EmulatedSpecs has checked them.
+Emulation EmulationOf(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers) {
+  return {.workers = workers,
+          .batch = options.batch.value_or(spec.batch_per_group()),
+          .rate = options.rate,
+          .target = static_cast<float>(options.target),
+          .max_epochs = options.max_epochs.value_or(spec.stop().epochs())};
+}
+
+// The table so far: the file's, if there is one, which must be of the same measurement.
+absl::StatusOr<v1::EpochsTable> Begin(const MeasureOptions& options, const v1::RunSpec& spec) {
+  v1::EpochsTable table;
+  table.set_recipe(RecipeDigest(spec, EmulationOf(options, spec, 1)));
+  table.set_model(ModelKey(spec.model()));
+  table.set_target_accuracy(static_cast<float>(options.target));
+  table.set_batch_per_worker(options.batch.value_or(spec.batch_per_group()));
+  std::error_code error;
+  if (options.output.empty() || !std::filesystem::exists(options.output, error)) return table;
+  CADRE_ASSIGN_OR_RETURN(v1::EpochsTable there, ReadEpochsTable(options.output));
+  const auto differs = [&](absl::string_view what) {
+    return absl::FailedPreconditionError(absl::StrCat(options.output, " holds a table of another ",
+                                                      what, "; choose another -O, or remove it"));
+  };
+  if (there.model() != table.model()) return differs("model");
+  if (there.target_accuracy() != table.target_accuracy()) return differs("target");
+  if (there.batch_per_worker() != table.batch_per_worker()) return differs("batch");
+  if (there.recipe() != table.recipe()) {
+    return differs(
+        "recipe: with another --rate or --max_epochs, or by a spec whose data, optimizer, schedule "
+        "or starting weights are not these");
+  }
+  return there;
+}
+
+bool Holds(const v1::EpochsTable& table, uint32_t workers, uint64_t seed) {
+  return std::any_of(table.entry().begin(), table.entry().end(), [&](const v1::EpochsEntry& entry) {
+    return entry.workers() == workers && entry.seed() == seed;
+  });
+}
+
+// The spec for each number of workers, all checked before any is run.
+absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& options,
+                                                       const v1::RunSpec& spec) {
+  if (spec.checkpoint().from_step() > 0) {
+    return absl::InvalidArgumentError(
+        "checkpoint.from: epochs are counted from initial weights; name a *.safetensors file to "
+        "begin from other weights, or nothing");
+  }
+  if (options.max_epochs.value_or(spec.stop().epochs()) == 0) {
+    return absl::InvalidArgumentError(
+        "--max_epochs is missing, and the spec has no stop.epochs: when is a run given up?");
+  }
+  const uint32_t batch = options.batch.value_or(spec.batch_per_group());
+  std::vector<v1::RunSpec> specs;
+  for (const uint32_t workers : options.workers) {
+    const uint64_t samples = uint64_t{workers} * batch;
+    if (samples > kMostBatch) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(workers, " workers of ", batch, " samples each are ", samples,
+                       " samples a step; at most ", kMostBatch, " are possible"));
+    }
+    specs.push_back(EmulatedSpec(spec, EmulationOf(options, spec, workers)));
+    if (const absl::Status status = ValidateRunSpec(specs.back()); !status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("with ", workers, " workers: ", status.message()));
+    }
+  }
+  return specs;
+}
+
+std::string OutcomeText(const v1::EpochsEntry& entry, const EpochsToTarget& seen) {
+  if (!entry.reached()) {
+    return absl::StrFormat("not reached in %.4g epochs: test accuracy is %.4f", entry.epochs(),
+                           seen.accuracy());
+  }
+  return absl::StrFormat(
+      "%.3g epochs%s", entry.epochs(),
+      seen.coarse() ? ", or fewer: the first evaluation that was seen had it" : "");
+}
+
+// One number of workers; its entry, or how it ended without one.
+struct Measured {
+  ClusterRunEnd end;
+  v1::EpochsEntry entry;
+};
+
+Measured Measure(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers,
+                 absl::Time deadline, Progress& progress) {
+  progress.Note(absl::StrFormat("%d workers: batch %d in %d parts, rate %.4g, to accuracy %.4g",
+                                workers, spec.batch_per_group(), spec.micro_batches(),
+                                spec.schedule().base_rate(), options.target));
+  // The run stops by the accuracy as its spec has it.
+  EpochsToTarget seen(spec.stop().test_accuracy());
+  Measured measured;
+  measured.end = RunOnCluster(spec,
+                              {.programs = options.programs,
+                               .threads = options.threads,
+                               .deadline = deadline,
+                               .on_update = [&](const v1::RunStatus& run) { seen.See(run); }},
+                              progress);
+  if (!measured.end.done()) return measured;
+  measured.entry.set_workers(workers);
+  measured.entry.set_seed(spec.seed());
+  measured.entry.set_reached(seen.reached());
+  measured.entry.set_epochs(seen.reached() ? seen.epochs() : measured.end.summary.run.epoch());
+  progress.Note(absl::StrCat(workers, " workers: ", OutcomeText(measured.entry, seen)));
+  return measured;
+}
+
+std::string TableText(const v1::EpochsTable& table) {
+  Table text({"WORKERS", "BATCH", "EPOCHS", "REACHED", "SEED"});
+  for (const v1::EpochsEntry& entry : table.entry()) {
+    text.AddRow({absl::StrCat(entry.workers()),
+                 absl::StrCat(uint64_t{entry.workers()} * table.batch_per_worker()),
+                 absl::StrFormat("%.3g", entry.epochs()), entry.reached() ? "yes" : "no",
+                 absl::StrCat(entry.seed())});
+  }
+  return text.Text();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint32_t>> ParseWorkers(absl::string_view text) {
+  std::set<uint32_t> workers;
+  for (const absl::string_view word : absl::StrSplit(text, ',')) {
+    uint32_t number = 0;
+    if (!absl::SimpleAtoi(word, &number) || number == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--workers takes numbers of at least 1 such as 1,2,4,8, not '", text, "'"));
+    }
+    workers.insert(number);
+  }
+  return std::vector<uint32_t>(workers.begin(), workers.end());
+}
+
+int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
+                  const Console& console) {
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, {});
+  if (!loaded.ok()) return FailSpec(console, loaded.status());
+  const v1::RunSpec& spec = loaded->spec;
+  const absl::StatusOr<std::vector<v1::RunSpec>> specs = EmulatedSpecs(options, spec);
+  if (!specs.ok()) return Fail(console, specs.status());
+  absl::StatusOr<v1::EpochsTable> table = Begin(options, spec);
+  if (!table.ok()) return Fail(console, table.status());
+
+  BlockInterrupts();
+  Progress progress(console.err, ProgressOnErr(global, console));
+  const absl::Time deadline = DeadlineOf(global, absl::Now());
+  for (size_t i = 0; i < options.workers.size(); ++i) {
+    const uint32_t workers = options.workers[i];
+    if (Holds(*table, workers, spec.seed())) {
+      progress.Note(absl::StrCat(workers, " workers: in ", options.output, " already"));
+      continue;
+    }
+    const Measured measured = Measure(options, (*specs)[i], workers, deadline, progress);
+    if (!measured.end.done()) return ReportFailure(measured.end, console);
+    *table->add_entry() = measured.entry;
+    if (const absl::Status saved = SaveTable(options.output, *table, spec); !saved.ok()) {
+      return Fail(console, saved);
+    }
+  }
+  if (global.format == OutputFormat::kJson) {
+    console.out << Indent(ToJson(*table)) << std::endl;
+  } else {
+    console.out << TableText(*table) << std::flush;
+  }
+  return kExitOk;
+}
+
+}  // namespace cadre

@@ -1,0 +1,21 @@
+// Pins as people type them: `--mesh data=4,model=2`, `--layer fc6=model,conv1=data`.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/cadre/v1/plan.pb.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// In the order in which they are given. Whether such axes and layers are possible is the spec's
+// checks to say. Errors: InvalidArgument, naming the flag: empty text, a part without `=`, an axis
+// or layer that is named twice, a size that is no number of at least 1.
+absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text);
+absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text);
+
+}  // namespace cadre

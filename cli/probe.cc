@@ -1,0 +1,359 @@
+#include "cli/probe.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "base/digest.h"
+#include "base/file.h"
+#include "base/hardware.h"
+#include "base/status.h"
+#include "cli/interrupt.h"
+#include "cli/json.h"
+#include "cli/process.h"
+#include "cli/progress.h"
+#include "cli/table.h"
+#include "cli/work_folder.h"
+#include "coordinator/plan/probe_plans.h"
+#include "proto/cadre/v1/profile.pb.h"
+#include "spec/cluster_profile.h"
+
+namespace cadre {
+namespace {
+
+constexpr uint32_t kMostWorkers = 1024;
+constexpr size_t kMostHosts = 1024;
+constexpr absl::Duration kLook = absl::Milliseconds(50);
+constexpr absl::Duration kUsualTimeout = absl::Minutes(30);
+constexpr int kBarWidth = 30;
+constexpr int kShownLines = 5;
+// Of what is kept: another way to measure is another number.
+constexpr char kCacheVersion[] = "1";
+
+// Shows how far the probe is.
+class ProbeProgress {
+ public:
+  ProbeProgress(const GlobalOptions& global, const Console& console)
+      : console_(console), shown_(!global.quiet) {}
+
+  void Note(absl::string_view line) {
+    Close();
+    if (shown_) console_.err << line << std::endl;
+  }
+  void Update(int done, int plans) {
+    if (!shown_ || !console_.err_terminal || plans == 0 || done == last_) return;
+    last_ = done;
+    console_.err << "\r" << ProgressBar(1.0 * done / plans, kBarWidth) << " "
+                 << absl::StrFormat("%d of %d plans", done, plans) << std::flush;
+    open_ = true;
+  }
+  void Close() {
+    if (open_) console_.err << std::endl;
+    open_ = false;
+  }
+
+ private:
+  const Console& console_;
+  const bool shown_;
+  bool open_ = false;
+  int last_ = -1;
+};
+
+// What a worker process has said last of its progress.
+std::pair<int, int> PlansDone(const std::string& log) {
+  std::pair<int, int> plans = {0, 0};
+  for (const std::string& line : LastLines(log, 1)) {
+    absl::string_view rest = line;
+    if (!absl::ConsumePrefix(&rest, "probe: plan ")) continue;
+    const std::vector<std::string> words = absl::StrSplit(rest, " of ");
+    int done = 0;
+    int of = 0;
+    if (words.size() == 2 && absl::SimpleAtoi(words[0], &done) && absl::SimpleAtoi(words[1], &of)) {
+      plans = {done, of};
+    }
+  }
+  return plans;
+}
+
+class Probe {
+ public:
+  Probe(const GlobalOptions& global, const ProbeOptions& options, const Console& console)
+      : options_(options),
+        progress_(global, console),
+        deadline_(absl::Now() + global.timeout.value_or(kUsualTimeout)) {}
+
+  absl::StatusOr<v1::ClusterProfile> Run(const v1::RunSpec& spec) {
+    CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile own, OwnMachine(spec));
+    progress_.Close();
+    if (options_.peers.empty()) return own;
+    return WithHosts(own);
+  }
+  bool cached() const { return cached_; }
+  std::optional<int> interrupt() const { return interrupt_; }
+
+ private:
+  absl::StatusOr<v1::ProbeRequest> RequestFor(const v1::RunSpec& spec) const {
+    v1::ProbeRequest request;
+    *request.mutable_spec() = spec;
+    const size_t hosts = std::max<size_t>(1, options_.peers.size());
+    CADRE_ASSIGN_OR_RETURN(
+        const std::vector<v1::Plan> plans,
+        PlansToProbe(spec, static_cast<int>(hosts) * static_cast<int>(options_.workers)));
+    for (const v1::Plan& plan : plans) *request.add_plan() = plan;
+    return request;
+  }
+
+  // From the cache, if it is there; otherwise measured, and put there.
+  absl::StatusOr<v1::ClusterProfile> OwnMachine(const v1::RunSpec& spec) {
+    CADRE_ASSIGN_OR_RETURN(const v1::ProbeRequest request, RequestFor(spec));
+    const std::string kept = CacheFile(request);
+    if (!kept.empty() && !options_.fresh) {
+      absl::StatusOr<v1::ClusterProfile> known = ReadClusterProfile(kept);
+      if (known.ok()) {
+        progress_.Note(
+            absl::StrCat("this machine was measured before (", kept, "); --fresh measures again"));
+        cached_ = true;
+        return known;
+      }
+      if (!absl::IsNotFound(known.status())) {
+        progress_.Note(absl::StrCat("measured again: ", known.status().message()));
+      }
+    }
+    CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile own, Measure(request));
+    if (!kept.empty()) {
+      const absl::Status status = Keep(own, kept);
+      if (!status.ok()) progress_.Note(absl::StrCat("not kept: ", status.message()));
+    }
+    return own;
+  }
+
+  // Others may measure the same, and keep it, at the same time: the last one's stays.
+  absl::Status Keep(const v1::ClusterProfile& own, const std::string& kept) const {
+    CADRE_RETURN_IF_ERROR(MakeFolder(options_.cache));
+    const std::string mine = absl::StrCat(kept, ".", getpid());
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(mine, PrintClusterProfile(own)));
+    if (rename(mine.c_str(), kept.c_str()) == 0) return absl::OkStatus();
+    return ErrnoStatus(errno, "cannot rename to", kept);
+  }
+
+  // Everything that what is measured depends on is in the name.
+  std::string CacheFile(const v1::ProbeRequest& request) const {
+    if (options_.cache.empty()) return "";
+    v1::RunSpec spec;
+    *spec.mutable_model() = request.spec().model();
+    *spec.mutable_optimizer() = request.spec().optimizer();
+    spec.set_batch_per_group(request.spec().batch_per_group());
+    spec.set_micro_batches(request.spec().micro_batches());
+    std::string text = absl::StrCat(kCacheVersion, "\n", ProcessorName(), "\n", UsableCores(), "\n",
+                                    UsableMemoryBytes(), "\n", options_.workers, "\n",
+                                    options_.threads, "\n", spec.SerializeAsString());
+    for (const v1::Plan& plan : request.plan()) absl::StrAppend(&text, plan.SerializeAsString());
+    return absl::StrCat(options_.cache, "/", DigestHex(TextDigest(text)), ".profile");
+  }
+
+  absl::StatusOr<v1::ClusterProfile> Measure(const v1::ProbeRequest& request) {
+    CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
+    const std::string file = folder.path() + "/request";
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(file, request.SerializeAsString()));
+    progress_.Note(absl::StrCat(options_.workers,
+                                options_.workers == 1 ? " worker times" : " workers time",
+                                " the layers of ", request.plan_size(), " plans"));
+    std::vector<std::vector<std::string>> processes;
+    for (uint32_t rank = 0; rank < options_.workers; ++rank) {
+      processes.push_back({absl::StrCat("--probe=", file), absl::StrCat("--probe_rank=", rank),
+                           absl::StrCat("--probe_ranks=", options_.workers)});
+    }
+    return RunWorkers(folder.path(), std::move(processes));
+  }
+
+  absl::StatusOr<v1::ClusterProfile> WithHosts(const v1::ClusterProfile& own) {
+    CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(folder.path() + "/own", PrintClusterProfile(own)));
+    progress_.Note(absl::StrCat("measuring the links between ", options_.peers.size(), " hosts"));
+    // Whoever names the hosts' addresses means that their network is to be used.
+    return RunWorkers(
+        folder.path(),
+        {{absl::StrCat("--probe_hosts=", absl::StrJoin(options_.peers, ",")),
+          absl::StrCat("--probe_rank=", options_.rank),
+          absl::StrCat("--probe_meet_timeout=", absl::ToInt64Seconds(options_.meet_timeout)),
+          "--insecure"}});
+  }
+
+  // What the process of rank 0 leaves in the folder; of the links of another host, nothing.
+  absl::StatusOr<v1::ClusterProfile> RunWorkers(const std::string& folder,
+                                                std::vector<std::vector<std::string>> arguments) {
+    std::vector<Process> workers;
+    const auto log = [&](size_t i) { return absl::StrCat(folder, "/log-", i); };
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      std::vector<std::string>& words = arguments[i];
+      words.push_back(absl::StrCat("--probe_folder=", folder));
+      words.push_back(absl::StrCat("--threads=", options_.threads));
+      words.push_back(
+          absl::StrCat("--probe_timeout=", absl::ToInt64Seconds(deadline_ - absl::Now()) + 1));
+      CADRE_ASSIGN_OR_RETURN(
+          Process worker,
+          Process::Start(
+              {.program = options_.programs + "/cadre-worker", .arguments = words, .log = log(i)}));
+      workers.push_back(std::move(worker));
+    }
+    size_t running = workers.size();
+    while (running > 0) {
+      running = 0;
+      for (size_t i = 0; i < workers.size(); ++i) {
+        const std::optional<Ending> ending = workers[i].Poll();
+        if (!ending) ++running;
+        if (ending && *ending != Ending{}) return Failed(*ending, i, log(i));
+      }
+      CADRE_RETURN_IF_ERROR(Look(log(0)));
+    }
+    const std::string result = folder + "/profile";
+    if (!std::filesystem::exists(result)) return v1::ClusterProfile();
+    return ReadClusterProfile(result);
+  }
+
+  static absl::Status Failed(const Ending& ending, size_t worker, const std::string& log) {
+    return absl::AbortedError(absl::StrCat("probe of worker ", worker, " ended (",
+                                           ending.ToString(), "):\n  ",
+                                           absl::StrJoin(LastLines(log, kShownLines), "\n  ")));
+  }
+
+  // Waits a little. Errors: Cancelled on Ctrl-C; DeadlineExceeded.
+  absl::Status Look(const std::string& log) {
+    const auto [done, plans] = PlansDone(log);
+    progress_.Update(done, plans);
+    if ((interrupt_ = TakeInterrupt(kLook))) return absl::CancelledError("interrupted");
+    if (absl::Now() < deadline_) return absl::OkStatus();
+    return absl::DeadlineExceededError("the probe did not end in time; --timeout gives it more");
+  }
+
+  const ProbeOptions& options_;
+  ProbeProgress progress_;
+  const absl::Time deadline_;
+  bool cached_ = false;
+  std::optional<int> interrupt_;
+};
+
+// --- for people ---
+
+std::string Rate(double bytes_per_second) {
+  return absl::StrCat(FormatBytes(static_cast<uint64_t>(bytes_per_second)), "/s");
+}
+
+std::string SummaryText(const v1::ClusterProfile& profile) {
+  Table hosts({"HOST", "WORKERS", "CORES", "MEMORY EACH", "DEVICE"});
+  for (const v1::HostProfile& host : profile.host()) {
+    hosts.AddRow({host.name(), absl::StrCat(std::max(1U, host.workers())),
+                  absl::StrCat(host.cores()), FormatBytes(host.memory_bytes()), host.device()});
+  }
+  Table devices({"DEVICE", "GFLOP/S", "UPDATE ns", "COPY ns", "LAYERS' PARTS"});
+  for (const v1::DeviceProfile& device : profile.device()) {
+    int parts = 0;
+    for (const v1::ModelTimes& times : device.model()) parts += times.time_size();
+    devices.AddRow({device.name(), absl::StrFormat("%.1f", device.flops() * 1e-9),
+                    absl::StrFormat("%.3f", device.update_seconds() * 1e9),
+                    absl::StrFormat("%.3f", device.copy_seconds() * 1e9), absl::StrCat(parts)});
+  }
+  Table links({"LINK", "ALPHA us", "BANDWIDTH", "PROCESSOR us/MB", "KIND"});
+  const auto add = [&](const std::string& name, const v1::LinkProfile& link) {
+    links.AddRow({name, absl::StrFormat("%.1f", link.alpha() * 1e6), Rate(1 / link.beta()),
+                  absl::StrFormat("%.0f", link.processor() * 1e12), link.kind()});
+  };
+  for (const v1::HostProfile& host : profile.host()) {
+    if (host.has_inside()) add(absl::StrCat("inside ", host.name()), host.inside());
+  }
+  for (const v1::HostLink& link : profile.link()) {
+    add(absl::StrCat(link.from(), " - ", link.to()), link.link());
+  }
+  return absl::StrCat(hosts.Text(), "\n", devices.Text(), links.empty() ? "" : "\n",
+                      links.empty() ? "" : links.Text());
+}
+
+// --- for scripts ---
+
+std::string SummaryJson(const v1::ClusterProfile& profile, const Probe& probe,
+                        const std::string& file) {
+  JsonObject json;
+  json.AddRaw("cached", probe.cached() ? "true" : "false");
+  if (!file.empty()) json.Add("file", file);
+  return json.AddFields(profile).Text();
+}
+
+int Show(const GlobalOptions& global, const ProbeOptions& options, const Console& console,
+         const v1::ClusterProfile& profile, const Probe& probe) {
+  const std::string text = PrintClusterProfile(profile);
+  if (!options.output.empty()) {
+    const absl::Status written = WriteFileAtomically(options.output, text);
+    if (!written.ok()) return Fail(console, written);
+  }
+  if (global.format == OutputFormat::kJson) {
+    console.out << SummaryJson(profile, probe, options.output) << std::endl;
+  } else {
+    console.out << (options.output.empty() ? text : SummaryText(profile)) << std::flush;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+absl::Status CheckProbeOptions(const ProbeOptions& options) {
+  if (options.workers < 1 || options.workers > kMostWorkers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workers must be 1 to ", kMostWorkers, ", not ", options.workers));
+  }
+  if (options.threads < 1) return absl::InvalidArgumentError("--threads must be at least 1");
+  if (options.peers.size() == 1) {
+    return absl::InvalidArgumentError(
+        "--peers names one host; it names all, separated by commas, or is left out");
+  }
+  if (options.peers.size() > kMostHosts) {
+    return absl::InvalidArgumentError(absl::StrCat("--peers names ", options.peers.size(),
+                                                   " hosts, at most ", kMostHosts, " may be"));
+  }
+  for (const std::string& peer : options.peers) {
+    const size_t colon = peer.rfind(':');
+    uint32_t port = 0;
+    if (colon == 0 || colon == std::string::npos ||
+        !absl::SimpleAtoi(peer.substr(colon + 1), &port) || port < 1 || port > 65535) {
+      return absl::InvalidArgumentError(absl::StrCat("--peers: '", peer, "' is no host:port"));
+    }
+  }
+  if (options.meet_timeout < absl::Seconds(1)) {
+    return absl::InvalidArgumentError("--meet_timeout must be at least 1 second");
+  }
+  if (options.rank >= std::max<size_t>(1, options.peers.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--rank is ", options.rank, ", but --peers names ", options.peers.size(), " hosts"));
+  }
+  return absl::OkStatus();
+}
+
+int ProbeCluster(const GlobalOptions& global, const ProbeOptions& options, const Console& console) {
+  SpecFlags flags = options.flags;
+  // The data is not needed.
+  flags.here = false;
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, flags);
+  if (!loaded.ok()) return FailSpec(console, loaded.status());
+  // From here on there is something to clean up.
+  BlockInterrupts();
+  Probe probe(global, options, console);
+  const absl::StatusOr<v1::ClusterProfile> profile = probe.Run(loaded->spec);
+  if (probe.interrupt()) return 128 + *probe.interrupt();
+  if (!profile.ok()) return Fail(console, profile.status());
+  // Another host's rank 0 has it.
+  if (profile->host_size() == 0) return kExitOk;
+  return Show(global, options, console, *profile, probe);
+}
+
+}  // namespace cadre

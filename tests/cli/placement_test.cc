@@ -1,0 +1,100 @@
+#include "cli/placement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "coordinator/placement/graph_file.h"
+#include "nlohmann/json.hpp"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kDiamond[] = R"(
+  op { name: "a" seconds: 2 memory_bytes: 3 } op { name: "b" seconds: 4 memory_bytes: 5 }
+  op { name: "c" seconds: 3 } op { name: "d" seconds: 2 }
+  edge { from: "a" to: "b" bytes: 1 } edge { from: "a" to: "c" bytes: 1 }
+  edge { from: "b" to: "d" bytes: 1 } edge { from: "c" to: "d" bytes: 1 }
+  device { name: "one" } device { name: "two" }
+  link { from: "one" to: "two" bandwidth: 1 })";
+
+struct Result {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+Result Show(const std::string& text, OutputFormat format) {
+  const std::string path = ::testing::TempDir() + "/cadre_placement_test.textproto";
+  std::ofstream(path) << text;
+  std::ostringstream out;
+  std::ostringstream err;
+  GlobalOptions global;
+  global.format = format;
+  const int code = ShowPlacement(global, {.graph = path}, {.out = out, .err = err});
+  return {code, out.str(), err.str()};
+}
+
+TEST(PlacementTest, JsonHasMakespanAndPlacement) {
+  const Result result = Show(kDiamond, OutputFormat::kJson);
+  ASSERT_EQ(result.code, kExitOk) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_DOUBLE_EQ(json["makespan"].get<double>(), 9);
+  EXPECT_DOUBLE_EQ(json["lower_bound"].get<double>(), 9);
+  EXPECT_DOUBLE_EQ(json["gap"].get<double>(), 0);
+  EXPECT_EQ(json["method"], "exact");
+  EXPECT_NEAR(json["speedup"].get<double>(), 1.2222, 5e-5);
+  ASSERT_EQ(json["placement"].size(), 4u);
+  // c alone is elsewhere.
+  EXPECT_EQ(json["placement"]["a"], json["placement"]["b"]);
+  EXPECT_EQ(json["placement"]["a"], json["placement"]["d"]);
+  EXPECT_NE(json["placement"]["a"], json["placement"]["c"]);
+  EXPECT_DOUBLE_EQ(json["starts"]["c"].get<double>(), 3);
+  ASSERT_EQ(json["transfers"].size(), 2u);
+  EXPECT_EQ(json["transfers"][0]["links"][0], "one - two");
+  EXPECT_EQ(json["memory_bytes"][json["placement"]["a"].get<std::string>()], 8);
+}
+
+TEST(PlacementTest, PeopleSeeAChart) {
+  const Result result = Show(kDiamond, OutputFormat::kTable);
+  ASSERT_EQ(result.code, kExitOk) << result.err;
+  EXPECT_THAT(result.out, StartsWith("makespan 9 s; all on one: 11 s, so 1.222 times as fast\n"
+                                     "exact: no placement takes less\n"));
+  EXPECT_THAT(result.out, HasSubstr("[a=============][b=============================]........"));
+  EXPECT_THAT(result.out, HasSubstr("a -> c   1       2 s      3 s       one - two"));
+}
+
+TEST(PlacementTest, ABadGraphIsPointedAt) {
+  const Result result =
+      Show("op { name: 'a' seconds: -1 }\ndevice { name: 'd' }", OutputFormat::kJson);
+  EXPECT_EQ(result.code, kExitFailure);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("cadre_placement_test.textproto:1:16: op[0].seconds: is -1"));
+}
+
+TEST(PlacementTest, OptionsThatCannotBe) {
+  EXPECT_TRUE(CheckPlacementOptions({.graph = "g"}).ok());
+  EXPECT_FALSE(CheckPlacementOptions({.graph = ""}).ok());
+  EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = 0}).ok());
+  EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = -3}).ok());
+  EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = 1e9}).ok());
+}
+
+TEST(PlacementTest, ChartsOfManySmallOperators) {
+  const auto problem = ParseOperatorGraph(
+      "g",
+      "op { name: 'long-name' seconds: 1 } op { name: 'b' seconds: 1e-6 } device { name: 'd' }");
+  ASSERT_TRUE(problem.ok());
+  const Schedule schedule{.device = {0, 0}, .start = {0, 1}, .makespan = 1.000001};
+  EXPECT_EQ(PlacementChart(*problem, schedule, 8), "d  [long-n]\n");
+  EXPECT_EQ(PlacementChart(*problem, schedule, 1), "d  |\n");
+}
+
+}  // namespace
+}  // namespace cadre
