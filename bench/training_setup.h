@@ -1,15 +1,15 @@
-// What programs that time training steps share: specs of the zoo, batches that lie in memory,
-// medians.
+// What programs that time training steps share: specs of the zoo, batches that lie in memory.
 //
 // Thread-compatible.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/median.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "worker/train/random_batch.h"
 #include "worker/train/replica.h"
 
 namespace cadre {
@@ -29,21 +29,5 @@ struct BenchModel {
 };
 // One group, SGD with momentum 0.9. Errors: those of the spec's reader and validation.
 absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model);
-
-// Random inputs and labels of a rank's rows.
-class RandomBatch {
- public:
-  RandomBatch(const Replica& replica, int64_t samples);
-  BatchView View(int64_t samples, int64_t step) const {
-    return {samples, inputs_, labels_, step * samples};
-  }
-
- private:
-  std::vector<float> inputs_;
-  std::vector<int32_t> labels_;
-};
-
-// Requires: at least one value.
-double Median(std::vector<double> values);
 
 }  // namespace cadre

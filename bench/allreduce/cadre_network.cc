@@ -11,18 +11,11 @@
 #include "spec/collective_cost.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
+#include "worker/train/measured_link.h"
 #include "worker/transport/connect_group.h"
 
 namespace cadre::bench {
 namespace {
-
-LinkProfile ProfileOf(const LinkMeasure& measured, int ranks) {
-  LinkProfile profile{.alpha = measured.alpha, .beta = measured.beta, .gamma = measured.gamma};
-  for (const LinkMeasure::Sample& sample : measured.samples) {
-    profile.samples.push_back({sample.algorithm, ranks, sample.bytes, sample.seconds});
-  }
-  return profile;
-}
 
 std::string Describe(const LinkProfile& link) {
   nlohmann::json samples = nlohmann::json::array();

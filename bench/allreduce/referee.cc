@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/median.h"
 #include "base/status.h"
 
 namespace cadre::bench {
@@ -109,13 +110,6 @@ absl::StatusOr<std::vector<Measurement>> Measure(const std::vector<Entrant>& ent
     measurements.push_back(std::move(measured));
   }
   return measurements;
-}
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
 }  // namespace cadre::bench

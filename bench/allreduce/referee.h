@@ -47,7 +47,4 @@ absl::StatusOr<std::vector<Measurement>> Measure(const std::vector<Entrant>& ent
                                                  int64_t bytes, bool in_place,
                                                  const Effort& effort);
 
-// Requires: at least one value.
-double Median(std::vector<double> values);
-
 }  // namespace cadre::bench

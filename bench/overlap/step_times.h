@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/trace.h"
-#include "coordinator/plan/overlap.h"
+#include "coordinator/cost/overlap.h"
 #include "spec/graph.h"
 #include "spec/parameter_index.h"
 #include "spec/plan.h"

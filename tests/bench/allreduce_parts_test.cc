@@ -113,12 +113,6 @@ TEST(Sizes, AnEmptyRowIsRefused) {
   EXPECT_FALSE(Sizes(1024, 2048, 1, 4).ok());
 }
 
-TEST(Median, IsTheMiddleOne) {
-  EXPECT_EQ(Median({5}), 5);
-  EXPECT_EQ(Median({9, 1, 5}), 5);
-  EXPECT_EQ(Median({9, 1, 5, 7}), 6);
-}
-
 // --- contest ---
 
 TEST(Contest, EveryTransportByEveryAlgorithm) {

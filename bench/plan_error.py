@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""How right the planner is about the clock: predicted against measured step times.
+
+Runs bench_plan_error for groups of 1, 2 and 4 ranks, each rank on a host of its own (a network
+namespace) behind a link of the given rate, writes what they print to --output and prints the table:
+
+    sudo bench/plan_error.py --bin build/bin --output plan-error.jsonl
+
+Every line of the output is one plan of one model on one group. The last line printed sums up: the median
+and the largest absolute error, and how often the planner's pick was the fastest, or how far it was off.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from hosts import Hosts
+
+MODELS = "lenet:256,mlp:256,alexnet:32,resnet18:16,vgg11:8"
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--bin", default="build/bin", help="folder of bench_plan_error")
+    p.add_argument("--zoo", default="spec/zoo", help="folder of the zoo's specs")
+    p.add_argument("--models", default=MODELS, help="model:batch, comma separated")
+    p.add_argument("--ranks", default="1,2,4", help="sizes of groups")
+    p.add_argument("--rate", default="1gbit", help="of every host's link, comma separated")
+    p.add_argument("--seconds", type=float, default=4, help="for which each plan is timed")
+    p.add_argument("--output", default="", help="file for the JSON lines; empty: none")
+    p.add_argument("--table", default="", help="print the table of a file written before; run nothing")
+    return p.parse_args()
+
+
+def run_group(args, ranks, rate):
+    """What rank 0 of a group prints, line by line."""
+    with Hosts(ranks, rate) as hosts:
+        peers = ",".join(f"{hosts.address(r)}:7100" for r in range(ranks))
+        cores = os.cpu_count() / ranks if ranks > 1 else 0
+        processes = []
+        for rank in range(ranks):
+            command = [f"{args.bin}/bench_plan_error", "--rank", str(rank), "--peers", peers,
+                       "--models", args.models, "--zoo", args.zoo, "--link", rate,
+                       "--cores", str(cores), "--seconds", str(args.seconds)]
+            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+            processes.append(hosts.start(rank, command, stdout=out, text=True))
+        try:
+            for line in processes[0].stdout:
+                yield json.loads(line)
+        finally:
+            failed = False
+            for process in processes:
+                failed |= process.wait() != 0
+            if failed:
+                sys.exit(f"a group of {ranks} ranks failed")
+
+
+def measure(args):
+    lines = []
+    for rate in args.rate.split(","):
+        for ranks in map(int, args.ranks.split(",")):
+            for line in run_group(args, ranks, rate):
+                lines.append(line)
+                print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return lines
+
+
+def show(lines):
+    plans = [l for l in lines if l["bench"] == "plan_error"]
+    picks = [l for l in lines if l["bench"] == "plan_pick"]
+    print("| model, batch | ranks | link | plan | mesh | predicted | measured | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for l in plans:
+        print(f"| {l['model']}, {l['batch']} | {l['ranks']} | {l['link']} | {l['strategy']} | {l['mesh']} "
+              f"| {l['predicted']['step_ms']:.1f} ms | {l['measured']['step_ms']:.1f} ms "
+              f"| {100 * l['error']:+.1f} % |")
+    print()
+    print("| model | ranks | link | picked | fastest | picked / fastest |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for l in picks:
+        print(f"| {l['model']} | {l['ranks']} | {l['link']} | {l['picked']} | {l['fastest']} "
+              f"| {l['ratio']:.3f} |")
+    errors = [abs(l["error"]) for l in plans]
+    print(json.dumps({
+        "bench": "plan_error_summary", "plans": len(plans),
+        "median_error": round(statistics.median(errors), 4), "worst_error": round(max(errors), 4),
+        "within_a_tenth": sum(e <= 0.1 for e in errors),
+        "within_a_quarter": sum(e <= 0.25 for e in errors), "picks": len(picks),
+        "worst_pick": max(l["ratio"] for l in picks),
+        "picks_within_5_percent": sum(l["ratio"] <= 1.05 for l in picks)}))
+
+
+def main():
+    args = parse()
+    if args.table:
+        with open(args.table, encoding="utf-8") as file:
+            show([json.loads(line) for line in file])
+        return
+    lines = measure(args)
+    if args.output:
+        with open(args.output, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    show(lines)
+
+
+if __name__ == "__main__":
+    main()
