@@ -36,6 +36,7 @@ class CheckpointTest : public ::testing::Test {
     v1::RunSpec spec =
         SmallSpec({.groups = 1, .ranks = 2, .aggregators = 1, .every_steps = 5, .steps = steps});
     spec.mutable_cluster()->set_model_ranks(1);
+    spec.mutable_cluster()->set_keep_plan(true);
     spec.mutable_checkpoint()->set_directory(absl::StrCat(folder_, "/", name));
     spec.mutable_checkpoint()->set_every_steps(kEvery);
     return spec;

@@ -205,7 +205,8 @@ TEST_F(RecoveryTest, AKilledCoordinatorComesBackAndTheRunGoesOn) {
 }
 
 TEST_F(RecoveryTest, AKilledAggregatorComesBackWithItsVersion) {
-  const v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
+  v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
+  spec.mutable_cluster()->set_keep_plan(true);
   Begin(spec, 2, 4);
   for (int time = 0; time < 2; ++time) {
     const uint32_t version = FindRun(AwaitVersion(0), run_)->version();

@@ -1,4 +1,5 @@
 // A run from submission to its end through real processes, undisturbed.
+#include <cmath>
 #include <map>
 
 #include "gmock/gmock.h"
@@ -69,6 +70,14 @@ TEST(TrainingTest, TwoGroupsOfTwoLearnAndAccountForEveryByte) {
             1.01 * static_cast<double>(run.payload_bytes_across_groups()));
   EXPECT_EQ(run.bytes_across_groups_synchronous(), uint64_t{128} * 2 * 1 * parameters * 4);
 
+  // Both groups learn the same from other samples: they are apart, but not as far as noise alone
+  // would drive two.
+  EXPECT_EQ(run.discrepancy().rounds(), 32u);
+  EXPECT_GT(run.discrepancy().newest(), 0);
+  EXPECT_GT(run.discrepancy().smoothed(), 0);
+  EXPECT_LE(run.discrepancy().smoothed(), 1);
+  EXPECT_NE(run.discrepancy().recommendation(), "");
+
   EXPECT_EQ(Counter(*status, "rounds_committed"), 32u);
   for (const auto& [name, value] : status->counters()) {
     if (name.rfind("refused_", 0) != 0 && name != "groups_failed") continue;
@@ -104,6 +113,8 @@ TEST(TrainingTest, TheSameRunTwiceGivesTheSameDigest) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartAll(2, 4), absl::OkStatus());
   v1::RunSpec spec = SmallSpec({.epochs = 2});
+  // The second run could be planned by what the first has measured.
+  spec.mutable_cluster()->set_keep_plan(true);
   Groups groups;
   std::vector<std::string> digests;
   for (int time = 0; time < 2; ++time) {
@@ -119,6 +130,45 @@ TEST(TrainingTest, TheSameRunTwiceGivesTheSameDigest) {
   const auto status = Train(cluster, spec, &groups);
   ASSERT_TRUE(status.ok()) << status.status();
   EXPECT_NE(status->runs(2).digest(), digests[0]);
+}
+
+// Predictions are compared with the clock, and later runs are predicted from the start.
+TEST(TrainingTest, TheStatusHoldsPredictionsAgainstTheClock) {
+  Cluster cluster;
+  ASSERT_EQ(cluster.StartAll(1, 2), absl::OkStatus());
+  const v1::RunSpec spec = SmallSpec(
+      {.groups = 1, .ranks = 2, .aggregators = 1, .every_steps = 4, .epochs = 0, .steps = 1000000});
+  const auto first = cluster.client().Submit(spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto measured = cluster.Await(
+      [](const v1::StatusReply& status) {
+        return status.groups_size() == 1 && status.groups(0).has_predicted() &&
+               status.groups(0).has_measured();
+      },
+      kLong, "the group has measured its steps");
+  ASSERT_TRUE(measured.ok()) << measured.status();
+  const v1::GroupStatus& group = measured->groups(0);
+  EXPECT_GT(group.predicted().step(), 0);
+  EXPECT_GT(group.predicted().compute(), 0);
+  EXPECT_GT(group.measured().step(), 0);
+  EXPECT_GT(group.measured().compute(), 0);
+  EXPECT_GT(group.measured().collectives(), 0);
+  EXPECT_DOUBLE_EQ(group.prediction_error(),
+                   group.predicted().step() / group.measured().step() - 1);
+  EXPECT_EQ(group.prediction_blame().empty(), std::abs(group.prediction_error()) <= 0.2)
+      << group.prediction_blame();
+  ASSERT_EQ(cluster.client().Stop(*first, "enough"), absl::OkStatus());
+
+  const auto second = cluster.client().Submit(spec);
+  ASSERT_TRUE(second.ok()) << second.status();
+  const auto predicted = cluster.Await(
+      [&](const v1::StatusReply& status) {
+        return status.groups_size() == 1 && status.groups(0).run() == *second &&
+               status.groups(0).state() == v1::TRAINING;
+      },
+      kLong, "the second run trains");
+  ASSERT_TRUE(predicted.ok()) << predicted.status();
+  EXPECT_GT(predicted->groups(0).predicted().step(), 0);
 }
 
 TEST(TrainingTest, OneGroupWithoutAveragingNeedsNoAggregator) {

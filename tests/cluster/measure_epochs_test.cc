@@ -1,0 +1,102 @@
+// `cadre measure-epochs` with real processes: the table, what is in it already, and a target that
+// is out of reach.
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/cadre/v1/profile.pb.h"
+#include "spec/epochs_table.h"
+#include "tests/cluster/cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr absl::Duration kLong = absl::Seconds(240);
+
+class MeasureEpochsTest : public ::testing::Test {
+ protected:
+  MeasureEpochsTest() {
+    std::string path = ::testing::TempDir() + "/cadre_measure-XXXXXX";
+    folder_ = mkdtemp(path.data());
+    std::ofstream(folder_ + "/run.textproto") << SpecText(SmallSpec({.epochs = 6}));
+  }
+  ~MeasureEpochsTest() override { std::filesystem::remove_all(folder_); }
+
+  // Runs it; its lines, from stdout and stderr.
+  std::string Measure(std::vector<std::string> flags, int exit_code = 0) {
+    std::vector<std::string> arguments = {"measure-epochs", folder_ + "/run.textproto", "-O",
+                                          TablePath()};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const auto finished = RunProgram("cadre", arguments, kLong);
+    EXPECT_TRUE(finished.ok()) << finished.status();
+    if (!finished.ok()) return "";
+    const std::string lines = absl::StrJoin(finished->lines, "\n");
+    EXPECT_EQ(finished->exit_code, exit_code) << lines;
+    return lines;
+  }
+
+  std::string TablePath() const { return folder_ + "/epochs.textproto"; }
+  v1::EpochsTable Table() const {
+    const auto table = ReadEpochsTable(TablePath());
+    EXPECT_TRUE(table.ok()) << table.status();
+    return table.value_or(v1::EpochsTable());
+  }
+
+  std::string folder_;
+};
+
+TEST_F(MeasureEpochsTest, MeasuresOnceForEachNumberOfWorkers) {
+  const std::string first = Measure({"--target", "0.8", "--workers", "2,1"});
+  EXPECT_THAT(first, HasSubstr("2 workers: batch 64 in 2 parts"));
+  const v1::EpochsTable table = Table();
+  EXPECT_EQ(table.target_accuracy(), 0.8F);
+  EXPECT_EQ(table.batch_per_worker(), 32u);
+  ASSERT_EQ(table.entry_size(), 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(table.entry(i).workers(), static_cast<uint32_t>(i) + 1);
+    EXPECT_TRUE(table.entry(i).reached());
+    EXPECT_GT(table.entry(i).epochs(), 0);
+    EXPECT_LE(table.entry(i).epochs(), 6);
+  }
+
+  // More numbers of workers: what is there stays, to the letter.
+  const std::string more = Measure({"--target", "0.8", "--workers", "1,2,4", "-o", "json"});
+  EXPECT_THAT(more, HasSubstr("2 workers: in "));
+  EXPECT_THAT(more, Not(HasSubstr("2 workers: batch")));
+  EXPECT_THAT(more, HasSubstr("\"target_accuracy\": 0.8"));
+  const v1::EpochsTable longer = Table();
+  ASSERT_EQ(longer.entry_size(), 3);
+  EXPECT_EQ(longer.entry(1).SerializeAsString(), table.entry(1).SerializeAsString());
+  EXPECT_EQ(longer.entry(2).workers(), 4u);
+
+  // What is measured another way does not go with it.
+  const std::string before = *ReadFile(TablePath());
+  EXPECT_THAT(Measure({"--target", "0.8", "--workers", "8", "--rate", "sqrt"}, 1),
+              HasSubstr("holds a table of another recipe: with another --rate"));
+  EXPECT_THAT(Measure({"--target", "0.8", "--workers", "8", "--max_epochs", "7"}, 1),
+              HasSubstr("another recipe"));
+  EXPECT_EQ(*ReadFile(TablePath()), before);
+}
+
+TEST_F(MeasureEpochsTest, ATargetOutOfReachIsToldAsSuch) {
+  const std::string lines = Measure({"--target", "1", "--workers", "1", "--max_epochs", "2"});
+  EXPECT_THAT(lines, HasSubstr("not reached in 2 epochs"));
+  const v1::EpochsTable table = Table();
+  ASSERT_EQ(table.entry_size(), 1);
+  EXPECT_FALSE(table.entry(0).reached());
+  EXPECT_NEAR(table.entry(0).epochs(), 2, 1e-6);
+}
+
+}  // namespace
+}  // namespace cadre::testing

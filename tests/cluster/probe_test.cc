@@ -1,0 +1,197 @@
+// `cadre probe` with real processes: what it measures stands in a profile that can be planned by,
+// the second time it is known, and hosts measure what lies between them.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "proto/cadre/v1/profile.pb.h"
+#include "spec/cluster_profile.h"
+#include "tests/cluster/cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr absl::Duration kLong = absl::Seconds(240);
+
+// Ports on loopback, kept from everybody else as long as this lives: it holds sockets that are
+// bound to them and do not listen. Whoever asks for such a port by its number, with SO_REUSEADDR as
+// listeners have it, can listen on it nevertheless; nobody is given it who asks for any.
+class HeldPorts {
+ public:
+  explicit HeldPorts(int count) {
+    for (int i = 0; i < count; ++i) Hold();
+  }
+  ~HeldPorts() {
+    for (const int socket : sockets_) close(socket);
+  }
+  HeldPorts(const HeldPorts&) = delete;
+  HeldPorts& operator=(const HeldPorts&) = delete;
+
+  const std::vector<std::string>& addresses() const { return addresses_; }
+
+ private:
+  void Hold() {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    const int on = 1;
+    const int held = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockets_.push_back(held);
+    EXPECT_EQ(setsockopt(held, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
+    EXPECT_EQ(bind(held, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(getsockname(held, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    addresses_.push_back(absl::StrCat("127.0.0.1:", ntohs(address.sin_port)));
+  }
+
+  std::vector<int> sockets_;
+  std::vector<std::string> addresses_;
+};
+
+class ProbeTest : public ::testing::Test {
+ protected:
+  ProbeTest() {
+    std::string path = ::testing::TempDir() + "/cadre_probe-XXXXXX";
+    folder_ = mkdtemp(path.data());
+    std::ofstream(spec()) << SpecText(SmallSpec({.epochs = 1}));
+  }
+  ~ProbeTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string spec() const { return folder_ + "/run.textproto"; }
+  std::string profile() const { return folder_ + "/here.profile"; }
+
+  // Runs the program; its lines, from stdout and stderr.
+  std::string Run(std::vector<std::string> words, int exit_code = 0) const {
+    const auto finished = RunProgram("cadre", words, kLong);
+    EXPECT_TRUE(finished.ok()) << finished.status();
+    if (!finished.ok()) return "";
+    const std::string lines = absl::StrJoin(finished->lines, "\n");
+    EXPECT_EQ(finished->exit_code, exit_code) << lines;
+    return lines;
+  }
+
+  std::string Probe(std::vector<std::string> flags, int exit_code = 0) const {
+    std::vector<std::string> words = {"probe", spec(), "--cache", folder_ + "/cache"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return Run(std::move(words), exit_code);
+  }
+
+  static v1::ClusterProfile Read(const std::string& path) {
+    const auto profile = ReadClusterProfile(path);
+    EXPECT_TRUE(profile.ok()) << profile.status();
+    return profile.value_or(v1::ClusterProfile());
+  }
+
+  std::string folder_;
+};
+
+TEST_F(ProbeTest, MeasuresOnceAndIsPlannedBy) {
+  const std::string first = Probe({"--workers", "2", "-O", profile()});
+  EXPECT_THAT(first, HasSubstr("2 workers time the layers of"));
+  EXPECT_THAT(first, HasSubstr("GFLOP/S"));
+  const v1::ClusterProfile measured = Read(profile());
+  ASSERT_EQ(measured.host_size(), 1);
+  EXPECT_EQ(measured.host(0).workers(), 2U);
+  EXPECT_GT(measured.host(0).inside().beta(), 0);
+  ASSERT_EQ(measured.device_size(), 1);
+  ASSERT_EQ(measured.device(0).model_size(), 1);
+  EXPECT_GT(measured.device(0).model(0).time_size(), 0);
+  EXPECT_GT(measured.device(0).flops(), 0);
+
+  const std::string plan = Run({"plan", spec(), "--workers", "2", "--profile", profile()});
+  EXPECT_THAT(plan, HasSubstr("step"));
+
+  // To the byte what was measured, and without a worker.
+  const std::string before = *ReadFile(profile());
+  const std::string second = Probe({"--workers", "2", "-O", profile()});
+  EXPECT_THAT(second, HasSubstr("was measured before"));
+  EXPECT_EQ(*ReadFile(profile()), before);
+
+  // Other workers, or to be asked, is to be measured.
+  EXPECT_THAT(Probe({"--workers", "1", "-O", profile()}), Not(HasSubstr("measured before")));
+  EXPECT_THAT(Probe({"--workers", "2", "-O", profile(), "--fresh"}),
+              Not(HasSubstr("measured before")));
+}
+
+TEST_F(ProbeTest, HostsMeasureTheirLinks) {
+  const HeldPorts ports(3);
+  const std::vector<std::string>& peers = ports.addresses();
+  std::vector<std::thread> hosts;
+  std::vector<std::string> said(peers.size());
+  for (size_t host = 0; host < peers.size(); ++host) {
+    hosts.emplace_back([&, host] {
+      said[host] = Probe({"--peers", absl::StrJoin(peers, ","), "--rank", absl::StrCat(host), "-O",
+                          profile(), "-o", "json", "--quiet"});
+    });
+  }
+  for (std::thread& host : hosts) host.join();
+  EXPECT_EQ(said[1], "");
+  EXPECT_EQ(said[2], "");
+  const nlohmann::json json = nlohmann::json::parse(said[0]);
+  EXPECT_EQ(json.at("host").size(), 3U);
+  const v1::ClusterProfile measured = Read(profile());
+  ASSERT_EQ(measured.host_size(), 3);
+  EXPECT_EQ(measured.link_size(), 3);
+  EXPECT_EQ(measured.device_size(), 1) << "the hosts are of one kind";
+  for (const v1::HostLink& link : measured.link()) {
+    EXPECT_GT(link.link().alpha(), 0);
+    EXPECT_GT(link.link().beta(), 0);
+    EXPECT_GT(link.link().processor(), 0);
+  }
+}
+
+TEST_F(ProbeTest, AHostThatDoesNotComeIsNamed) {
+  const HeldPorts ports(2);
+  const std::string said = Probe(
+      {"--peers", absl::StrJoin(ports.addresses(), ","), "--meet_timeout", "1s", "-O", profile()},
+      1);
+  EXPECT_THAT(said, HasSubstr(absl::StrCat("no connection with rank 1 at ", ports.addresses()[1])));
+  EXPECT_FALSE(std::filesystem::exists(profile()));
+}
+
+TEST_F(ProbeTest, WhatCannotBeIsRefused) {
+  EXPECT_THAT(Probe({"--workers", "0"}, 2), HasSubstr("--workers must be 1 to"));
+  EXPECT_THAT(Probe({"--peers", "here:1"}, 2), HasSubstr("--peers names one host"));
+  EXPECT_THAT(Probe({"--peers", "here:1,there"}, 2), HasSubstr("'there' is no host:port"));
+  EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--rank", "2"}, 2), HasSubstr("--rank is 2"));
+  EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--meet_timeout", "0s"}, 2),
+              HasSubstr("'0s' is not a time above zero"));
+  EXPECT_THAT(Probe({"--groups", "2"}, 2), HasSubstr("--groups is not of 'cadre probe'"));
+  EXPECT_THAT(Run({"probe", folder_ + "/missing.textproto"}, 1), HasSubstr("missing.textproto"));
+  // What the cache holds was changed by somebody: it is measured again.
+  ASSERT_THAT(Probe({"-O", profile()}), HasSubstr("1 worker times"));
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/cache")) {
+    std::ofstream(entry.path()) << "host { nme: 'x' }";
+  }
+  const std::string again = Probe({"-O", profile()});
+  EXPECT_THAT(again, HasSubstr("HostProfile has no field 'nme'"));
+  EXPECT_THAT(again, HasSubstr("1 worker times"));
+}
+
+TEST_F(ProbeTest, ABadProfileIsPointedAt) {
+  std::ofstream(profile()) << "host { name: 'a' device: 'cpu' workers: 2 }\n"
+                              "device { name: 'cpu' flops: -1 }\n";
+  const std::string said = Run({"plan", spec(), "--workers", "2", "--profile", profile()}, 1);
+  EXPECT_THAT(said, HasSubstr(absl::StrCat(profile(), ":1:1: host[0].inside: is missing")));
+  EXPECT_THAT(said, HasSubstr(absl::StrCat(profile(), ":2:22: device[0].flops: is -1")));
+}
+
+}  // namespace
+}  // namespace cadre::testing
