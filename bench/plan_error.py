@@ -58,12 +58,15 @@ def run_group(args, ranks, rate):
                 sys.exit(f"a group of {ranks} ranks failed")
 
 
-def measure(args):
+def measure(args, output):
+    """All lines; each is written to `output` at once, too."""
     lines = []
     for rate in args.rate.split(","):
         for ranks in map(int, args.ranks.split(",")):
             for line in run_group(args, ranks, rate):
                 lines.append(line)
+                output.write(json.dumps(line) + "\n")
+                output.flush()
                 print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return lines
@@ -100,11 +103,8 @@ def main():
         with open(args.table, encoding="utf-8") as file:
             show([json.loads(line) for line in file])
         return
-    lines = measure(args)
-    if args.output:
-        with open(args.output, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    show(lines)
+    with open(args.output or os.devnull, "w", encoding="utf-8") as output:
+        show(measure(args, output))
 
 
 if __name__ == "__main__":
