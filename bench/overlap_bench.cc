@@ -35,7 +35,6 @@
 #include "worker/train/group_plan.h"
 #include "worker/train/replica.h"
 #include "worker/train/tape_trace.h"
-#include "worker/transport/connect_group.h"
 #include "worker/transport/tcp_listener.h"
 
 DEFINE_string(model, "alexnet", "A model of the zoo, or a *.textproto run spec.");
@@ -237,15 +236,6 @@ class Contestant {
   std::vector<TraceInterval> last_round_;
 };
 
-absl::StatusOr<std::unique_ptr<Transport>> Connect(TcpListener& listener,
-                                                   const std::vector<std::string>& peers) {
-  const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
-  return ConnectGroup(listener, group, FLAGS_rank, peers,
-                      {.deadline = absl::Now() + absl::Minutes(1),
-                       .timeout = absl::Minutes(5),
-                       .shared_memory = FLAGS_shared_memory});
-}
-
 // Without overlap, the same layouts and collectives: what a prediction is made from.
 std::string Twin(const Config& config) {
   return absl::StrCat(config.name.substr(0, config.name.rfind(':')), ":off");
@@ -259,7 +249,8 @@ absl::Status Run() {
   }
   CADRE_ASSIGN_OR_RETURN(const auto listener,
                          TcpListener::Listen({.address = peers[static_cast<size_t>(FLAGS_rank)]}));
-  CADRE_ASSIGN_OR_RETURN(const auto transport, Connect(*listener, peers));
+  CADRE_ASSIGN_OR_RETURN(const auto transport,
+                         ConnectRanks(*listener, FLAGS_rank, peers, FLAGS_shared_memory));
   std::vector<Config> configs;
   for (const absl::string_view text : absl::StrSplit(FLAGS_configs, ',')) {
     CADRE_ASSIGN_OR_RETURN(Config config, ParseConfig(text, transport->size()));

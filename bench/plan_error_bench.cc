@@ -33,7 +33,6 @@
 #include "worker/train/agreement.h"
 #include "worker/train/measured_link.h"
 #include "worker/train/replica.h"
-#include "worker/transport/connect_group.h"
 #include "worker/transport/tcp_listener.h"
 
 DEFINE_string(models, "lenet:256",
@@ -272,15 +271,6 @@ class Trial {
   std::vector<Entry> entries_;
 };
 
-absl::StatusOr<std::unique_ptr<Transport>> Connect(TcpListener& listener,
-                                                   const std::vector<std::string>& peers) {
-  const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
-  return ConnectGroup(listener, group, FLAGS_rank, peers,
-                      {.deadline = absl::Now() + absl::Minutes(1),
-                       .timeout = absl::Minutes(5),
-                       .shared_memory = true});
-}
-
 absl::Status Run() {
   const std::vector<std::string> peers = absl::StrSplit(FLAGS_peers, ',');
   if (FLAGS_rank < 0 || FLAGS_rank >= static_cast<int>(peers.size())) {
@@ -289,7 +279,8 @@ absl::Status Run() {
   }
   CADRE_ASSIGN_OR_RETURN(const auto listener,
                          TcpListener::Listen({.address = peers[static_cast<size_t>(FLAGS_rank)]}));
-  CADRE_ASSIGN_OR_RETURN(const auto transport, Connect(*listener, peers));
+  CADRE_ASSIGN_OR_RETURN(const auto transport,
+                         ConnectRanks(*listener, FLAGS_rank, peers, /*shared_memory=*/true));
   std::vector<int> ranks;
   for (int rank = 0; rank < transport->size(); ++rank) ranks.push_back(rank);
   Communicator all(*transport, ranks);

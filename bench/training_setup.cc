@@ -3,9 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "spec/text.h"
 #include "spec/validate.h"
+#include "worker/transport/connect_group.h"
 
 namespace cadre {
 
@@ -24,6 +27,16 @@ absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model) {
   cluster.set_space_ranks(static_cast<uint32_t>(model.space_ranks));
   CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(spec)));
   return std::move(file.spec);
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> ConnectRanks(TcpListener& listener, int rank,
+                                                        const std::vector<std::string>& peers,
+                                                        bool shared_memory) {
+  const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
+  return ConnectGroup(listener, group, rank, peers,
+                      {.deadline = absl::Now() + absl::Minutes(1),
+                       .timeout = absl::Minutes(5),
+                       .shared_memory = shared_memory});
 }
 
 }  // namespace cadre

@@ -1,16 +1,21 @@
-// What programs that time training steps share: specs of the zoo, batches that lie in memory.
+// What programs that time training steps share: specs of the zoo, batches that lie in memory,
+// ranks that are connected.
 //
 // Thread-compatible.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/median.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "worker/train/random_batch.h"
 #include "worker/train/replica.h"
+#include "worker/transport/tcp_listener.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 
@@ -29,5 +34,11 @@ struct BenchModel {
 };
 // One group, SGD with momentum 0.9. Errors: those of the spec's reader and validation.
 absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model);
+
+// Connects this rank with the processes at `peers` ("host:port", by rank), within a minute. Ranks
+// of one host share memory where that is wanted. Errors: ConnectGroup's.
+absl::StatusOr<std::unique_ptr<Transport>> ConnectRanks(TcpListener& listener, int rank,
+                                                        const std::vector<std::string>& peers,
+                                                        bool shared_memory);
 
 }  // namespace cadre
