@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Configures and builds Cadre; what deploy/setup.sh installs is enough for it.
 #
-#   deploy/build.sh [--dir DIR] [--type TYPE] [--tests] [--sanitize LIST] [TARGET ...]
+#   deploy/build.sh [--dir DIR] [--type TYPE] [--tests] [--sanitize LIST] [--cuda MODE] [TARGET ...]
 #
 #   --dir DIR        build folder (default: build, beside this folder)
 #   --type TYPE      Release (default), RelWithDebInfo or Debug
 #   --tests          configure the tests too
 #   --sanitize LIST  address,undefined or thread
+#   --cuda MODE      ON: with the CUDA back end, which needs what `deploy/setup.sh cuda` gets; OFF:
+#                    without it; AUTO (default): with it where that is there
 #   TARGET           what to build (default: everything configured)
 set -euo pipefail
 
@@ -15,6 +17,7 @@ dir=$root/build
 type=Release
 tests=OFF
 sanitize=
+cuda=AUTO
 
 fail() {
   echo "build: $*" >&2
@@ -38,10 +41,11 @@ jobs() {
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --dir | --type | --sanitize) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;&
+    --dir | --type | --sanitize | --cuda) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;&
     --dir) dir=$2; shift 2 ;;
     --type) type=$2; shift 2 ;;
     --sanitize) sanitize=$2; shift 2 ;;
+    --cuda) cuda=$2; shift 2 ;;
     --tests) tests=ON; shift ;;
     -h | --help) usage; exit 0 ;;
     -*) fail "unknown option '$1' (see --help)" ;;
@@ -49,8 +53,16 @@ while [ $# -gt 0 ]; do
   esac
 done
 
+case $cuda in
+  AUTO | ON | OFF) ;;
+  *) fail "--cuda takes ON, OFF or AUTO, not '$cuda'" ;;
+esac
+
 configuration=(-G Ninja "-DCMAKE_BUILD_TYPE=$type" "-DCADRE_TESTS=$tests"
-  "-DCADRE_SANITIZE=$sanitize")
+  "-DCADRE_SANITIZE=$sanitize" "-DCADRE_CUDA=$cuda")
+if [ "$cuda" != OFF ] && toolkit=$(bash "$root/deploy/setup.sh" --cuda-root 2>/dev/null); then
+  configuration+=("-DCADRE_CUDA_ROOT=$toolkit")
+fi
 if command -v ccache >/dev/null; then
   configuration+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   # The same sources in another folder hit the same cache.

@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Cadre needs. Safe to run again: what is there stays as it is.
 #
-#   deploy/setup.sh [build|test|bench|runtime|all] ...
+#   deploy/setup.sh [build|test|bench|runtime|all|cuda] ...
+#   deploy/setup.sh --cuda-root
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
 #   test      build, GoogleTest, and what the checks call: Python, shellcheck
 #   bench     build, and Gloo, which bench_allreduce measures against
 #   runtime   only the shared libraries that the built programs load, and the demo's data set
-#   all       everything
+#   all       everything above
+#   cuda      a CUDA toolkit with cuBLAS, cuDNN and NCCL: one that is found, and about 1 GB of
+#             downloads for what it lacks (`--cuda` is the same; deploy/cuda_toolkit.sh --help)
+#
+# --cuda-root installs nothing: it prints the folder of that toolkit, for -DCADRE_CUDA_ROOT of CMake.
 #
 # Runs as root, or as anybody who may use sudo. Debian 12 is what we test on; a newer Debian or
 # Ubuntu has the same package names.
@@ -118,6 +123,12 @@ install_runtime() {
   install "${libraries[@]}" "${data_packages[@]}"
 }
 
+# pip downloads the toolkit, as the vendor ships it; any Python with pip will do.
+install_cuda() {
+  python3 -m pip --version >/dev/null 2>&1 || install python3 python3-pip ca-certificates
+  bash "$(dirname "$0")/cuda_toolkit.sh"
+}
+
 install_build() {
   install "${tool_packages[@]}" "${library_packages[@]}" "${data_packages[@]}" "$@"
 }
@@ -127,8 +138,8 @@ main() {
   [ $# -gt 0 ] || set -- build
   for group in "$@"; do
     case $group in
-      build | test | bench | runtime | all) ;;
-      *) fail "unknown group '$group'; known: build, test, bench, runtime, all (see --help)" ;;
+      build | test | bench | runtime | all | cuda | --cuda) ;;
+      *) fail "unknown group '$group'; known: build, test, bench, runtime, all, cuda (see --help)" ;;
     esac
   done
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
@@ -144,11 +155,13 @@ main() {
         install_build "${test_library_packages[@]}" "${test_packages[@]}" "${bench_packages[@]}"
         ;;
       runtime) install_runtime ;;
+      cuda | --cuda) install_cuda ;;
     esac
   done
 }
 
 case ${1:-} in
   -h | --help) usage ;;
+  --cuda-root) exec bash "$(dirname "$0")/cuda_toolkit.sh" --print ;;
   *) main "$@" ;;
 esac
