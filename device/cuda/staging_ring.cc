@@ -1,0 +1,41 @@
+#include "device/cuda/staging_ring.h"
+
+#include "glog/logging.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+}  // namespace
+
+std::optional<StagingRing::Place> StagingRing::Take(size_t bytes) {
+  CHECK(bytes > 0 && bytes <= bytes_);
+  if (static_cast<int>(pieces_.size()) == slots_) return std::nullopt;
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const std::optional<size_t> offset = FindOffset(rounded);
+  if (!offset) return std::nullopt;
+  const Place place{.offset = *offset, .slot = next_slot_};
+  pieces_.push_back({place, *offset + rounded});
+  head_ = *offset + rounded;
+  next_slot_ = (next_slot_ + 1) % slots_;
+  return place;
+}
+
+std::optional<size_t> StagingRing::FindOffset(size_t bytes) const {
+  if (pieces_.empty()) return 0;
+  const size_t tail = pieces_.front().place.offset;
+  // In use is [tail, head_), or, once the head has come round, [tail, end) and [0, head_).
+  if (head_ > tail) {
+    if (bytes_ - head_ >= bytes) return head_;
+    return tail >= bytes ? std::optional<size_t>(0) : std::nullopt;
+  }
+  return tail - head_ >= bytes ? std::optional<size_t>(head_) : std::nullopt;
+}
+
+void StagingRing::Retire() {
+  CHECK(!pieces_.empty());
+  pieces_.pop_front();
+}
+
+}  // namespace cadre

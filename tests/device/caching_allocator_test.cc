@@ -1,0 +1,392 @@
+#include "device/cuda/caching_allocator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kKib = 1024;
+constexpr int64_t kMib = 1024 * kKib;
+constexpr int64_t kGib = 1024 * kMib;
+
+// Addresses that nobody looks behind, with a bound of its own.
+class Upstream {
+ public:
+  explicit Upstream(int64_t bytes) : left_(bytes) {}
+
+  MemoryUpstream functions() {
+    return {
+        .allocate = [this](size_t bytes) { return Allocate(static_cast<int64_t>(bytes)); },
+        .free = [this](void* memory) { Free(memory); },
+        .settle =
+            [this] {
+              ++settled_;
+              may_free_ = true;
+              return settle_status_;
+            },
+        .available = [this] { return left_; },
+    };
+  }
+
+  void FailWith(absl::Status status) { fails_ = std::move(status); }
+  void FailToSettle(absl::Status status) { settle_status_ = std::move(status); }
+  void AllocationDone() { may_free_ = false; }
+  // Whether [memory, memory + bytes) lies within one segment.
+  bool Holds(const void* memory, int64_t bytes) const {
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    auto found = segments_.upper_bound(address);
+    if (found == segments_.begin()) return false;
+    --found;
+    return address + static_cast<uintptr_t>(bytes) <=
+           found->first + static_cast<uintptr_t>(found->second);
+  }
+  int64_t given() const {
+    int64_t sum = 0;
+    for (const auto& [address, bytes] : segments_) sum += bytes;
+    return sum;
+  }
+  size_t segments() const { return segments_.size(); }
+  int allocations() const { return allocations_; }
+  int settled() const { return settled_; }
+
+ private:
+  absl::StatusOr<void*> Allocate(int64_t bytes) {
+    ++allocations_;
+    if (!fails_.ok()) return fails_;
+    if (bytes > left_) return absl::ResourceExhaustedError("no more");
+    left_ -= bytes;
+    const uintptr_t address = next_;
+    // Side by side, so that what does not belong together could be put together.
+    next_ += static_cast<uintptr_t>(bytes);
+    segments_[address] = bytes;
+    return reinterpret_cast<void*>(address);
+  }
+  void Free(void* memory) {
+    EXPECT_TRUE(may_free_) << "freed without settling";
+    const auto found = segments_.find(reinterpret_cast<uintptr_t>(memory));
+    ASSERT_NE(found, segments_.end());
+    left_ += found->second;
+    segments_.erase(found);
+  }
+
+  int64_t left_;
+  uintptr_t next_ = uintptr_t{1} << 32;
+  std::map<uintptr_t, int64_t> segments_;
+  int allocations_ = 0;
+  int settled_ = 0;
+  bool may_free_ = false;
+  absl::Status fails_;
+  absl::Status settle_status_;
+};
+
+TEST(CachingAllocatorTest, GivesAgainWhatWasFreed) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  const auto first = allocator.Allocate(100 * kMib, "weights", "");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(allocator.in_use(), 100 * kMib);
+  allocator.Free(*first);
+  EXPECT_EQ(allocator.in_use(), 0);
+  const auto second = allocator.Allocate(100 * kMib, "gradients", "");
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(*first, *second);
+  EXPECT_EQ(upstream.allocations(), 1);
+  EXPECT_EQ(upstream.settled(), 0);
+  EXPECT_EQ(allocator.peak(), 100 * kMib);
+}
+
+TEST(CachingAllocatorTest, FreedNeighboursBecomeOneInEveryOrder) {
+  std::vector<int> order = {0, 1, 2, 3};
+  do {
+    Upstream upstream(kGib);
+    CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+    std::vector<void*> pieces;
+    // Four quarters of a segment of 32 MiB.
+    for (int i = 0; i < 4; ++i) pieces.push_back(*allocator.Allocate(8 * kMib, "scratch", ""));
+    ASSERT_EQ(upstream.segments(), 1U);
+    for (const int i : order) allocator.Free(pieces[static_cast<size_t>(i)]);
+    const auto whole = allocator.Allocate(32 * kMib, "scratch", "");
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    EXPECT_EQ(*whole, pieces[0]);
+    EXPECT_EQ(upstream.allocations(), 1);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(CachingAllocatorTest, SegmentsThatTouchStayApart) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  void* const first = *allocator.Allocate(64 * kMib, "weights", "");
+  void* const second = *allocator.Allocate(64 * kMib, "weights", "");
+  allocator.Free(first);
+  allocator.Free(second);
+  ASSERT_TRUE(allocator.ReleaseCached().ok());
+  EXPECT_EQ(upstream.segments(), 0U);
+  EXPECT_EQ(allocator.held(), 0);
+}
+
+TEST(CachingAllocatorTest, SmallRequestsShareASegmentOfTheirOwn) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  void* const large = *allocator.Allocate(64 * kMib, "activations", "");
+  allocator.Free(large);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(allocator.Allocate(3, "statistics", "").ok());
+  EXPECT_EQ(upstream.allocations(), 2);
+  // The large piece is still whole.
+  EXPECT_EQ(*allocator.Allocate(64 * kMib, "activations", ""), large);
+  EXPECT_EQ(upstream.allocations(), 2);
+}
+
+TEST(CachingAllocatorTest, GivesCachedSegmentsBackBeforeItFails) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = 100 * kMib, .total = kGib});
+  std::vector<void*> pieces;
+  for (int i = 0; i < 3; ++i) pieces.push_back(*allocator.Allocate(32 * kMib, "weights", ""));
+  allocator.Free(pieces[0]);
+  allocator.Free(pieces[2]);
+  // There are 64 MiB, but not side by side.
+  const auto larger = allocator.Allocate(60 * kMib, "activations", "");
+  ASSERT_TRUE(larger.ok()) << larger.status();
+  EXPECT_EQ(upstream.settled(), 1);
+  EXPECT_EQ(upstream.given(), allocator.held());
+  EXPECT_LE(allocator.held(), 100 * kMib);
+}
+
+TEST(CachingAllocatorTest, TakesWhatFitsWhereASharedSegmentDoesNot) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = 6 * kMib, .total = kGib});
+  // A segment that others may share would be of 32 MiB, one for small requests of 8.
+  EXPECT_TRUE(allocator.Allocate(3 * kMib, "weights", "").ok());
+  EXPECT_EQ(allocator.held(), 4 * kMib);
+  EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
+  EXPECT_EQ(allocator.held(), 6 * kMib);
+  // Then, what is left of the other kind.
+  EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
+  EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
+  EXPECT_FALSE(allocator.Allocate(1, "statistics", "").ok());
+  EXPECT_EQ(allocator.held(), 6 * kMib);
+}
+
+TEST(CachingAllocatorTest, SaysWhatHoldsHowMuch) {
+  Upstream upstream(100 * kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = 79 * kGib, .total = 80 * kGib});
+  ASSERT_TRUE(allocator.Allocate(60 * kGib, "activations", "").ok());
+  ASSERT_TRUE(allocator.Allocate(18 * kGib, "weights", "").ok());
+  const auto failed = allocator.Allocate(6 * kGib / 5, "activations", "layer 'conv3'");
+  EXPECT_EQ(failed.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(failed.status().message(),
+            "cannot allocate 1.2 GiB for activations (layer 'conv3'): the device has 80.0 GiB, "
+            "limit 79.0 GiB, in use 78.0 GiB: activations 60.0 GiB, weights 18.0 GiB; free 1.0 "
+            "GiB; make the batch smaller, or micro_batches larger");
+  // Nothing was lost by it.
+  EXPECT_EQ(allocator.in_use(), 78 * kGib);
+  EXPECT_TRUE(allocator.Allocate(kGib / 2, "scratch", "").ok());
+}
+
+TEST(CachingAllocatorTest, SaysThatTheRestIsScattered) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = 32 * kMib, .total = kGib});
+  std::vector<void*> pieces;
+  for (int i = 0; i < 8; ++i) pieces.push_back(*allocator.Allocate(4 * kMib, "weights", ""));
+  for (size_t i = 0; i < pieces.size(); i += 2) allocator.Free(pieces[i]);
+  const absl::Status failed = allocator.Allocate(8 * kMib, "scratch", "").status();
+  EXPECT_THAT(failed.message(), HasSubstr("free 16.0 MiB in pieces of at most 4.0 MiB"));
+}
+
+TEST(CachingAllocatorTest, SaysThatAnotherProgramHasTheMemory) {
+  Upstream upstream(10 * kMib);
+  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  const absl::Status failed = allocator.Allocate(20 * kMib, "weights", "").status();
+  EXPECT_EQ(failed.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(failed.message(), HasSubstr("the driver has only 10.0 MiB left: another program"));
+}
+
+TEST(CachingAllocatorTest, NonsenseIsRefused) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 100, size_t{1} << 62, size_t{kGib + 1}}) {
+    EXPECT_EQ(allocator.Allocate(bytes, "weights", "").status().code(),
+              absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_EQ(upstream.allocations(), 0);
+}
+
+TEST(CachingAllocatorTest, PassesOtherErrorsOn) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = 70 * kMib, .total = kGib});
+  upstream.FailWith(absl::UnavailableError("the GPU is lost"));
+  EXPECT_EQ(allocator.Allocate(1, "weights", "").status(),
+            absl::UnavailableError("the GPU is lost"));
+  upstream.FailWith(absl::OkStatus());
+  void* const cached = *allocator.Allocate(40 * kMib, "weights", "");
+  allocator.Free(cached);
+  upstream.FailToSettle(absl::DeadlineExceededError("does not end"));
+  EXPECT_EQ(allocator.Allocate(60 * kMib, "weights", "").status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  // The segment that could not be given back is still good.
+  EXPECT_EQ(*allocator.Allocate(40 * kMib, "weights", ""), cached);
+}
+
+TEST(CachingAllocatorTest, SumsByPurpose) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  void* const a = *allocator.Allocate(10, "weights", "");
+  void* const b = *allocator.Allocate(20, "gradients", "");
+  ASSERT_TRUE(allocator.Allocate(15, "weights", "").ok());
+  auto uses = allocator.uses();
+  ASSERT_EQ(uses.size(), 2U);
+  EXPECT_EQ(uses[0].purpose, "weights");
+  EXPECT_EQ(uses[0].bytes, 25);
+  EXPECT_EQ(uses[1].purpose, "gradients");
+  allocator.Free(a);
+  allocator.Free(b);
+  uses = allocator.uses();
+  ASSERT_EQ(uses.size(), 1U);
+  EXPECT_EQ(uses[0].bytes, 15);
+}
+
+TEST(CachingAllocatorDeathTest, MemoryOfOthersAndTwice) {
+  Upstream upstream(kGib);
+  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  void* const memory = *allocator.Allocate(10, "weights", "");
+  EXPECT_DEATH(allocator.Free(static_cast<char*>(memory) + 1), "not this allocator's memory");
+  allocator.Free(memory);
+  EXPECT_DEATH(allocator.Free(memory), "not this allocator's memory");
+}
+
+TEST(MemoryTextTest, Units) {
+  EXPECT_EQ(MemoryText(0), "0 bytes");
+  EXPECT_EQ(MemoryText(1023), "1023 bytes");
+  EXPECT_EQ(MemoryText(1536), "1.5 KiB");
+  EXPECT_EQ(MemoryText(kMib - 1), "1.0 MiB");
+  EXPECT_EQ(MemoryText(5 * kGib / 2), "2.5 GiB");
+  EXPECT_EQ(MemoryText(3000 * kGib), "2.9 TiB");
+}
+
+// What the allocator should know, kept in the simplest way.
+class Model {
+ public:
+  void Gave(void* memory, int64_t bytes, const std::string& purpose) {
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    EXPECT_EQ(address % 512, 0U);
+    const auto next = pieces_.lower_bound(address);
+    if (next != pieces_.end()) {
+      EXPECT_LE(address + static_cast<uintptr_t>(bytes), next->first);
+    }
+    if (next != pieces_.begin()) {
+      const auto before = std::prev(next);
+      EXPECT_LE(before->first + static_cast<uintptr_t>(before->second.bytes), address);
+    }
+    pieces_[address] = {bytes, purpose};
+    in_use_ += bytes;
+    peak_ = std::max(peak_, in_use_);
+  }
+  // Of the piece that was given as the `index`-th of all in the order of addresses.
+  void* Take(size_t index) {
+    const auto piece = std::next(pieces_.begin(), static_cast<int64_t>(index));
+    in_use_ -= piece->second.bytes;
+    void* const memory = reinterpret_cast<void*>(piece->first);
+    pieces_.erase(piece);
+    return memory;
+  }
+  void Check(const CachingAllocator& allocator, const Upstream& upstream) const {
+    EXPECT_EQ(allocator.in_use(), in_use_);
+    EXPECT_EQ(allocator.peak(), peak_);
+    EXPECT_EQ(allocator.held(), upstream.given());
+    std::map<std::string, int64_t> sums;
+    for (const auto& [address, piece] : pieces_) {
+      EXPECT_TRUE(upstream.Holds(reinterpret_cast<void*>(address), piece.bytes));
+      sums[piece.purpose] += piece.bytes;
+    }
+    for (const MemoryUse& use : allocator.uses()) EXPECT_EQ(use.bytes, sums[use.purpose]);
+    EXPECT_EQ(allocator.uses().size(), sums.size());
+  }
+  size_t size() const { return pieces_.size(); }
+  int64_t peak() const { return peak_; }
+  int64_t in_use() const { return in_use_; }
+
+ private:
+  struct Piece {
+    int64_t bytes = 0;
+    std::string purpose;
+  };
+  std::map<uintptr_t, Piece> pieces_;
+  int64_t in_use_ = 0;
+  int64_t peak_ = 0;
+};
+
+struct RandomCase {
+  uint32_t seed;
+  int64_t limit;
+};
+
+class RandomAllocatorTest : public ::testing::TestWithParam<RandomCase> {};
+
+TEST_P(RandomAllocatorTest, AgreesWithTheModel) {
+  std::mt19937 random(GetParam().seed);
+  // Sizes from bytes to tens of MiB, each magnitude as often.
+  const auto bytes = [&random] {
+    const double magnitude = std::uniform_real_distribution<double>(0, 25)(random);
+    return static_cast<int64_t>(std::exp2(magnitude));
+  };
+  const std::vector<std::string> purposes = {"weights", "activations", "scratch"};
+  const int64_t limit = GetParam().limit;
+  Upstream upstream(limit * 2);
+  CachingAllocator allocator(upstream.functions(), {.most = limit, .total = limit * 2});
+  Model model;
+  int failures = 0;
+  for (int i = 0; i < 6000; ++i) {
+    upstream.AllocationDone();
+    // Waves: now more is taken, now more is given back.
+    const bool taking = random() % 100 < (i / 500 % 2 == 0 ? 70U : 40U);
+    if (taking || model.size() == 0) {
+      const int64_t size = bytes();
+      const std::string& purpose = purposes[random() % purposes.size()];
+      const auto memory = allocator.Allocate(static_cast<size_t>(size), purpose, "");
+      if (memory.ok()) {
+        model.Gave(*memory, size, purpose);
+      } else {
+        ++failures;
+        ASSERT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted);
+        // What is left is less than the request, or scattered: never is half of the limit lost.
+        EXPECT_GT(model.in_use() + size, limit / 2);
+      }
+    } else {
+      allocator.Free(model.Take(random() % model.size()));
+    }
+    ASSERT_LE(allocator.held(), limit);
+    if (i % 100 == 0) model.Check(allocator, upstream);
+    if (HasFailure()) return;
+  }
+  model.Check(allocator, upstream);
+  EXPECT_EQ(failures > 0, limit < 4 * kGib);
+  // What was ever held is at most half more than what was needed at a time, and a segment of each
+  // kind.
+  if (failures == 0) {
+    EXPECT_LE(allocator.held(), model.peak() * 3 / 2 + 40 * kMib);
+  }
+  while (model.size() > 0) allocator.Free(model.Take(model.size() - 1));
+  ASSERT_TRUE(allocator.ReleaseCached().ok());
+  EXPECT_EQ(upstream.segments(), 0U);
+  EXPECT_EQ(allocator.held(), 0);
+  EXPECT_EQ(allocator.in_use(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomAllocatorTest,
+                         ::testing::Values(RandomCase{1, 64 * kGib}, RandomCase{2, 64 * kGib},
+                                           RandomCase{3, 256 * kMib}, RandomCase{4, 256 * kMib},
+                                           RandomCase{5, 64 * kMib}));
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,79 @@
+// The machine on whose device the promises of device.h are tested: an emulated one, or this one.
+//
+// Each program of tests links one list of machines. Thread-compatible.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "device/cuda/cuda_device.h"
+#include "gtest/gtest.h"
+
+namespace cadre {
+
+class TestMachine {
+ public:
+  virtual ~TestMachine() = default;
+  virtual const CudaApi& api() const = 0;
+};
+
+struct TestMachineKind {
+  std::string name;
+  // Why there is no such machine here; empty: there is one.
+  std::string missing;
+  std::function<std::unique_ptr<TestMachine>()> make;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TestMachineKind& kind) {
+  return out << kind.name;
+}
+
+std::vector<TestMachineKind> TestMachines();
+
+// A device of each of those machines. Staging is small, so that a few kilobytes go round the ring.
+class OnDevice : public ::testing::TestWithParam<TestMachineKind> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
+    machine_ = GetParam().make();
+    auto device = CudaDevice::Make(machine_->api(), {.staging_bytes = 16 << 10});
+    ASSERT_TRUE(device.ok()) << device.status();
+    device_ = *std::move(device);
+  }
+
+  CudaDevice& device() { return *device_; }
+
+  // Bytes that differ from one seed to the next.
+  static std::vector<uint8_t> Bytes(size_t size, uint32_t seed) {
+    std::vector<uint8_t> bytes(size);
+    uint32_t state = seed * 2654435761U + 1;
+    for (uint8_t& byte : bytes) {
+      state = state * 1664525U + 1013904223U;
+      byte = static_cast<uint8_t>(state >> 24);
+    }
+    return bytes;
+  }
+  std::vector<uint8_t> Out(const DeviceArray<uint8_t>& array) {
+    std::vector<uint8_t> bytes(array.size());
+    EXPECT_TRUE(device().CopyOut(array.data(), bytes.data(), bytes.size()).ok());
+    return bytes;
+  }
+  DeviceArray<uint8_t> In(const std::vector<uint8_t>& bytes) {
+    DeviceArray<uint8_t> array(device(), bytes.size(), "test");
+    device().CopyIn(bytes.data(), array.data(), bytes.size());
+    return array;
+  }
+
+ private:
+  std::unique_ptr<TestMachine> machine_;
+  std::unique_ptr<CudaDevice> device_;
+};
+
+inline std::string NameOfMachine(const ::testing::TestParamInfo<TestMachineKind>& info) {
+  return info.param.name;
+}
+
+}  // namespace cadre
