@@ -1,0 +1,289 @@
+#include "tests/emulator/block_runner.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "glog/logging.h"
+#include "tests/emulator/fiber.h"
+
+namespace cadre::emulated {
+
+__thread Index thread_index;
+__thread Index block_index;
+__thread Index block_extent;
+__thread Index grid_extent;
+__thread unsigned char* shared_memory = nullptr;
+
+namespace {
+
+std::string NameOf(const void* kernel) {
+  Dl_info info = {};
+  if (dladdr(kernel, &info) == 0 || info.dli_sname == nullptr) {
+    std::ostringstream address;
+    address << "at " << kernel;
+    return address.str();
+  }
+  int status = 0;
+  char* demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+  std::string name = status == 0 ? demangled : info.dli_sname;
+  std::free(demangled);
+  return name;
+}
+
+class BlockRunner {
+ public:
+  static BlockRunner& OfThisThread() {
+    static thread_local BlockRunner runner;
+    return runner;
+  }
+
+  void Run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
+           const void* kernel);
+  void Sync(const char* file, int line);
+  int LaneNow() const { return static_cast<int>(running_->thread % kWarp); }
+  const uint64_t* Exchange(unsigned mask, uint64_t value, int* lanes, const char* file, int line);
+
+ private:
+  // A fiber and the kernel's thread that it runs.
+  struct Runner {
+    std::unique_ptr<Fiber> fiber;
+    unsigned thread = 0;
+    Index index = {};
+    // Where it waits; null: it does not.
+    const char* file = nullptr;
+    int line = 0;
+  };
+  struct Warp {
+    std::array<std::array<uint64_t, kWarp>, 2> values;
+    unsigned generation = 0;
+    std::vector<Runner*> waiting;
+  };
+
+  static void Enter(void* self) { static_cast<BlockRunner*>(self)->RunThreads(); }
+  [[noreturn]] void RunThreads();
+  void BeginBlock();
+  bool NextBlock();
+  void BeginThread();
+  // Gives the host's thread to another of the block; returns when this one's turn has come.
+  void Wait(const char* file, int line);
+  Runner* Fresh();
+  void SwitchTo(Runner* other);
+  static bool SamePlace(const Runner& waiting, const char* file, int line) {
+    // The names of one file are one string nearly always.
+    return waiting.line == line && (waiting.file == file || std::strcmp(waiting.file, file) == 0);
+  }
+  [[noreturn]] void Die(const std::string& what) const;
+  [[noreturn]] void DieOfWaiting() const;
+  std::string Waiters() const;
+
+  Fiber main_;
+  std::deque<Runner> runners_;
+  std::vector<Runner*> idle_;
+  Runner* running_ = nullptr;
+
+  const std::function<void()>* thread_ = nullptr;
+  const void* kernel_ = nullptr;
+  unsigned threads_ = 0;
+  unsigned started_ = 0;
+  unsigned ended_ = 0;
+  // Of the thread that begins next.
+  Index next_ = {};
+  std::deque<Runner*> ready_;
+  std::vector<Runner*> at_barrier_;
+  std::vector<Warp> warps_;
+  alignas(16) std::array<unsigned char, kMostSharedBytes> shared_;
+};
+
+void BlockRunner::Run(dim3 grid, dim3 block, size_t shared_bytes,
+                      const std::function<void()>& thread, const void* kernel) {
+  CHECK(running_ == nullptr) << "a kernel does not run another";
+  CHECK_LE(shared_bytes, shared_.size());
+  thread_ = &thread;
+  kernel_ = kernel;
+  threads_ = block.x * block.y * block.z;
+  grid_extent = {grid.x, grid.y, grid.z};
+  block_extent = {block.x, block.y, block.z};
+  block_index = {0, 0, 0};
+  shared_memory = shared_.data();
+  warps_.resize((threads_ + kWarp - 1) / kWarp);
+  // As on a device, where shared memory holds what others left: nothing to be relied on.
+  for (size_t i = 0; i < shared_bytes; ++i) shared_[i] = 0xFF;
+  BeginBlock();
+  running_ = Fresh();
+  Fiber::Switch(main_, *running_->fiber);
+  running_ = nullptr;
+}
+
+void BlockRunner::BeginBlock() {
+  started_ = 0;
+  ended_ = 0;
+  next_ = {0, 0, 0};
+}
+
+bool BlockRunner::NextBlock() {
+  if (++block_index.x == grid_extent.x) {
+    block_index.x = 0;
+    if (++block_index.y == grid_extent.y) {
+      block_index.y = 0;
+      if (++block_index.z == grid_extent.z) return false;
+    }
+  }
+  BeginBlock();
+  return true;
+}
+
+void BlockRunner::BeginThread() {
+  running_->thread = started_++;
+  running_->index = thread_index = next_;
+  if (++next_.x < block_extent.x) return;
+  next_.x = 0;
+  if (++next_.y < block_extent.y) return;
+  next_.y = 0;
+  ++next_.z;
+}
+
+void BlockRunner::RunThreads() {
+  while (true) {
+    BeginThread();
+    (*thread_)();
+    ++ended_;
+    if (!ready_.empty()) {
+      idle_.push_back(running_);
+      Runner* next = ready_.front();
+      ready_.pop_front();
+      SwitchTo(next);
+    } else if (started_ == threads_) {
+      if (ended_ < threads_) DieOfWaiting();
+      if (NextBlock()) continue;
+      idle_.push_back(running_);
+      Fiber::Switch(*running_->fiber, main_);
+    }
+  }
+}
+
+BlockRunner::Runner* BlockRunner::Fresh() {
+  if (idle_.empty()) {
+    runners_.emplace_back();
+    runners_.back().fiber = std::make_unique<Fiber>(&BlockRunner::Enter, this);
+    return &runners_.back();
+  }
+  Runner* fresh = idle_.back();
+  idle_.pop_back();
+  return fresh;
+}
+
+void BlockRunner::SwitchTo(Runner* other) {
+  Runner* self = running_;
+  running_ = other;
+  Fiber::Switch(*self->fiber, *other->fiber);
+}
+
+void BlockRunner::Wait(const char* file, int line) {
+  Runner* self = running_;
+  self->file = file;
+  self->line = line;
+  if (!ready_.empty()) {
+    Runner* next = ready_.front();
+    ready_.pop_front();
+    SwitchTo(next);
+  } else if (started_ < threads_) {
+    SwitchTo(Fresh());
+  } else {
+    DieOfWaiting();
+  }
+  self->file = nullptr;
+  thread_index = self->index;
+}
+
+void BlockRunner::Sync(const char* file, int line) {
+  if (!at_barrier_.empty() && !SamePlace(*at_barrier_.front(), file, line)) {
+    running_->file = file;
+    running_->line = line;
+    Die("threads of one block are at different barriers: " + Waiters());
+  }
+  if (at_barrier_.size() + 1 < threads_) {
+    at_barrier_.push_back(running_);
+    Wait(file, line);
+    return;
+  }
+  ready_.insert(ready_.end(), at_barrier_.begin(), at_barrier_.end());
+  at_barrier_.clear();
+}
+
+const uint64_t* BlockRunner::Exchange(unsigned mask, uint64_t value, int* lanes, const char* file,
+                                      int line) {
+  if (mask != kFullMask) {
+    running_->file = file;
+    running_->line = line;
+    Die("a shuffle or vote without the full mask: " + Waiters());
+  }
+  const unsigned first = running_->thread / kWarp * kWarp;
+  Warp& warp = warps_[running_->thread / kWarp];
+  *lanes = static_cast<int>(threads_ - first < kWarp ? threads_ - first : kWarp);
+  // Lanes may go on to the next exchange before all have read this one's values, no further.
+  auto& values = warp.values[warp.generation % 2];
+  values[LaneNow()] = value;
+  if (warp.waiting.size() + 1 < static_cast<size_t>(*lanes)) {
+    warp.waiting.push_back(running_);
+    Wait(file, line);
+  } else {
+    ready_.insert(ready_.end(), warp.waiting.begin(), warp.waiting.end());
+    warp.waiting.clear();
+    ++warp.generation;
+  }
+  return values.data();
+}
+
+std::string BlockRunner::Waiters() const {
+  std::ostringstream out;
+  unsigned waiting = 0;
+  const Runner* before = nullptr;
+  for (const Runner& runner : runners_) {
+    if (runner.file == nullptr) continue;
+    ++waiting;
+    if (before != nullptr && SamePlace(*before, runner.file, runner.line)) continue;
+    if (before != nullptr) out << ", ";
+    out << "thread " << runner.thread << " at " << runner.file << ":" << runner.line;
+    before = &runner;
+  }
+  out << "; " << waiting << " of " << threads_ << " threads wait, " << ended_ << " have ended";
+  return out.str();
+}
+
+void BlockRunner::Die(const std::string& what) const {
+  LOG(FATAL) << "kernel " << NameOf(kernel_) << ", block (" << block_index.x << ", "
+             << block_index.y << ", " << block_index.z << "): " << what;
+  std::abort();
+}
+
+void BlockRunner::DieOfWaiting() const {
+  Die((ended_ > 0 ? "some threads wait for others that have ended: "
+                  : "its threads wait for one another: ") +
+      Waiters());
+}
+
+}  // namespace
+
+void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
+             const void* kernel) {
+  BlockRunner::OfThisThread().Run(grid, block, shared_bytes, thread, kernel);
+}
+
+void SyncBlock(const char* file, int line) { BlockRunner::OfThisThread().Sync(file, line); }
+
+int Lane() { return BlockRunner::OfThisThread().LaneNow(); }
+
+const uint64_t* Exchange(unsigned mask, uint64_t value, int* lanes, const char* file, int line) {
+  return BlockRunner::OfThisThread().Exchange(mask, value, lanes, file, line);
+}
+
+}  // namespace cadre::emulated

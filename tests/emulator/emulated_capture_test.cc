@@ -1,0 +1,202 @@
+// Captures of the emulated machine: what they keep, how they are played, what spoils them.
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/emulator/emulated_cuda.h"
+
+namespace cadre {
+namespace {
+
+using Mode = EmulatedCuda::Mode;
+
+class EmulatedCaptureTest : public testing::TestWithParam<Mode> {
+ protected:
+  EmulatedCaptureTest() : machine_(GetParam()), api_(machine_.api()) {
+    EXPECT_EQ(api_.set_device(0), cudaSuccess);
+    for (cudaStream_t* stream : {&main_, &side_}) {
+      EXPECT_EQ(api_.stream_create(stream, cudaStreamNonBlocking, 0), cudaSuccess);
+    }
+    for (cudaEvent_t* event : {&fork_, &join_}) {
+      EXPECT_EQ(api_.event_create(event, cudaEventDisableTiming), cudaSuccess);
+    }
+    void* memory = nullptr;
+    EXPECT_EQ(api_.malloc(&memory, sizeof(int)), cudaSuccess);
+    number_ = static_cast<int*>(memory);
+    EXPECT_EQ(api_.set_async(number_, 0, sizeof(int), main_), cudaSuccess);
+    EXPECT_EQ(api_.stream_synchronize(main_), cudaSuccess);
+  }
+
+  // number = number * times + plus.
+  void Change(cudaStream_t stream, int times, int plus) {
+    EXPECT_EQ(EmulatedCuda::Enqueue(stream,
+                                    [number = number_, times, plus] {
+                                      *number = *number * times + plus;
+                                      return cudaSuccess;
+                                    }),
+              cudaSuccess);
+  }
+  int Number() {
+    int number = 0;
+    EXPECT_EQ(api_.copy_async(&number, number_, sizeof(int), cudaMemcpyDeviceToHost, main_),
+              cudaSuccess);
+    return number;
+  }
+  void Begin(cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) {
+    ASSERT_EQ(api_.begin_capture(main_, mode), cudaSuccess);
+  }
+  cudaError_t End() {
+    const cudaError_t error = api_.end_capture(main_, &graph_);
+    EXPECT_EQ(graph_ == nullptr, error != cudaSuccess);
+    return error;
+  }
+  void LeadSideIn() {
+    EXPECT_EQ(api_.event_record(fork_, main_), cudaSuccess);
+    EXPECT_EQ(api_.stream_wait_event(side_, fork_, 0), cudaSuccess);
+  }
+  void LeadSideBack() {
+    EXPECT_EQ(api_.event_record(join_, side_), cudaSuccess);
+    EXPECT_EQ(api_.stream_wait_event(main_, join_, 0), cudaSuccess);
+  }
+
+  EmulatedCuda machine_;
+  const CudaApi& api_;
+  cudaStream_t main_ = nullptr, side_ = nullptr;
+  cudaEvent_t fork_ = nullptr, join_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  int* number_ = nullptr;
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, EmulatedCaptureTest, testing::Values(Mode::kInline, Mode::kThreads),
+                         [](const auto& info) {
+                           return info.param == Mode::kInline ? "Inline" : "Threads";
+                         });
+
+TEST_P(EmulatedCaptureTest, KeepsWorkAndPlaysItAgain) {
+  Begin();
+  Change(main_, 1, 1);
+  LeadSideIn();
+  Change(side_, 10, 0);
+  LeadSideBack();
+  Change(main_, 1, 5);
+  ASSERT_EQ(End(), cudaSuccess);
+  EXPECT_EQ(Number(), 0) << "nothing was done yet";
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(api_.graph_instantiate(&exec, graph_, 0), cudaSuccess);
+  ASSERT_EQ(api_.graph_destroy(graph_), cudaSuccess);
+  ASSERT_EQ(api_.graph_launch(exec, main_), cudaSuccess);
+  ASSERT_EQ(api_.graph_launch(exec, main_), cudaSuccess);
+  EXPECT_EQ(Number(), ((0 + 1) * 10 + 5 + 1) * 10 + 5);
+  EXPECT_EQ(machine_.live().graphs, 0);
+  EXPECT_EQ(machine_.live().graph_execs, 1);
+  EXPECT_EQ(api_.graph_exec_destroy(exec), cudaSuccess);
+  // Outside a capture the streams do as before.
+  Change(side_, 1, 1);
+  ASSERT_EQ(api_.stream_synchronize(side_), cudaSuccess);
+  EXPECT_EQ(Number(), 166);
+}
+
+TEST_P(EmulatedCaptureTest, APlayedGraphKeepsItsPlaceInTheStream) {
+  Begin();
+  LeadSideIn();
+  Change(side_, 3, 1);
+  LeadSideBack();
+  ASSERT_EQ(End(), cudaSuccess);
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(api_.graph_instantiate(&exec, graph_, 0), cudaSuccess);
+  Change(main_, 1, 2);
+  ASSERT_EQ(api_.graph_launch(exec, main_), cudaSuccess);
+  Change(main_, 2, 0);
+  ASSERT_EQ(api_.graph_launch(exec, main_), cudaSuccess);
+  EXPECT_EQ(Number(), (2 * 3 + 1) * 2 * 3 + 1);
+  machine_.FailNext("graph_launch", cudaErrorLaunchFailure);
+  EXPECT_EQ(api_.graph_launch(exec, main_), cudaSuccess) << "it shows later";
+  EXPECT_EQ(api_.stream_synchronize(main_), cudaErrorLaunchFailure);
+}
+
+TEST_P(EmulatedCaptureTest, AStreamThatIsNotLedBack) {
+  Begin();
+  LeadSideIn();
+  Change(side_, 1, 1);
+  EXPECT_EQ(End(), cudaErrorStreamCaptureUnjoined);
+  // Both streams are free again.
+  Change(side_, 1, 1);
+  EXPECT_EQ(api_.stream_synchronize(side_), cudaSuccess);
+  EXPECT_EQ(Number(), 1);
+}
+
+TEST_P(EmulatedCaptureTest, CallsThatSpoilIt) {
+  float unpinned = 0;
+  void* memory = nullptr;
+  const std::vector<std::function<cudaError_t()>> calls = {
+      [&] { return api_.malloc(&memory, 16); },
+      [&] { return api_.free(number_); },
+      [&] { return api_.host_alloc(&memory, 16, 0); },
+      [&] { return api_.stream_synchronize(main_); },
+      [&] { return api_.stream_synchronize(side_); },
+      [&] { return api_.event_query(fork_); },
+      [&] { return api_.copy_async(&unpinned, number_, 4, cudaMemcpyDeviceToHost, main_); },
+      [&] { return api_.copy_async(number_, &unpinned, 4, cudaMemcpyHostToDevice, main_); },
+  };
+  for (const auto& call : calls) {
+    Begin();
+    Change(main_, 1, 1);
+    EXPECT_EQ(call(), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(EmulatedCuda::Enqueue(main_, [] { return cudaSuccess; }),
+              cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(End(), cudaErrorStreamCaptureInvalidated);
+    api_.last_error();
+  }
+  EXPECT_EQ(Number(), 0);
+}
+
+TEST_P(EmulatedCaptureTest, ARelaxedOneMayAllocate) {
+  void* memory = nullptr;
+  Begin(cudaStreamCaptureModeRelaxed);
+  EXPECT_EQ(api_.malloc(&memory, 16), cudaSuccess);
+  Change(main_, 1, 1);
+  EXPECT_EQ(End(), cudaSuccess);
+}
+
+TEST_P(EmulatedCaptureTest, WhatHappenedOutsideCannotBeAwaited) {
+  ASSERT_EQ(api_.event_record(fork_, side_), cudaSuccess);
+  Begin();
+  EXPECT_EQ(api_.stream_wait_event(main_, fork_, 0), cudaErrorStreamCaptureIsolation);
+  EXPECT_EQ(End(), cudaErrorStreamCaptureInvalidated);
+}
+
+TEST_P(EmulatedCaptureTest, EventsOfACaptureAreOfNoUseOutside) {
+  Begin();
+  LeadSideIn();
+  LeadSideBack();
+  ASSERT_EQ(End(), cudaSuccess);
+  EXPECT_EQ(api_.event_query(fork_), cudaErrorCapturedEvent);
+  EXPECT_EQ(api_.event_synchronize(fork_), cudaErrorCapturedEvent);
+  EXPECT_EQ(api_.stream_wait_event(side_, fork_, 0), cudaErrorCapturedEvent);
+  // Until they are recorded again.
+  EXPECT_EQ(api_.event_record(fork_, main_), cudaSuccess);
+  EXPECT_EQ(api_.event_synchronize(fork_), cudaSuccess);
+}
+
+TEST_P(EmulatedCaptureTest, EndsWhereItBegan) {
+  Begin();
+  LeadSideIn();
+  EXPECT_EQ(api_.end_capture(side_, &graph_), cudaErrorStreamCaptureUnmatched);
+  EXPECT_EQ(End(), cudaErrorStreamCaptureInvalidated);
+  EXPECT_EQ(End(), cudaErrorIllegalState);
+  Begin();
+  std::thread([&] { EXPECT_EQ(End(), cudaErrorStreamCaptureWrongThread); }).join();
+  EXPECT_EQ(End(), cudaSuccess);
+}
+
+TEST_P(EmulatedCaptureTest, TwoCapturesStayApart) {
+  Begin();
+  ASSERT_EQ(api_.begin_capture(side_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_EQ(api_.event_record(fork_, main_), cudaSuccess);
+  EXPECT_EQ(api_.stream_wait_event(side_, fork_, 0), cudaErrorStreamCaptureMerge);
+  EXPECT_EQ(End(), cudaErrorStreamCaptureInvalidated);
+  EXPECT_EQ(api_.end_capture(side_, &graph_), cudaErrorStreamCaptureInvalidated);
+}
+
+}  // namespace
+}  // namespace cadre

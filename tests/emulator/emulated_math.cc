@@ -1,0 +1,289 @@
+#include "tests/emulator/emulated_math.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "glog/logging.h"
+
+namespace cadre {
+namespace {
+
+using Floats = std::vector<float>;
+
+float Widen(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+uint16_t RoundToBf16(float x) {
+  const auto word = std::bit_cast<uint32_t>(x);
+  if (std::isnan(x)) return static_cast<uint16_t>(word >> 16 | 0x40);
+  return static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+}
+
+float RoundToTf32(float x) {
+  constexpr uint32_t kDropped = 13;
+  if (!std::isfinite(x)) return x;
+  auto word = std::bit_cast<uint32_t>(x);
+  word += (uint32_t{1} << (kDropped - 1)) - 1 + (word >> kDropped & 1);
+  return std::bit_cast<float>(word >> kDropped << kDropped);
+}
+
+Floats Read(ConstValues values) {
+  Floats floats(values.size());
+  if (values.type() == DType::kFloat32) {
+    if (!floats.empty()) std::memcpy(floats.data(), values.data(), values.bytes());
+    return floats;
+  }
+  CHECK(values.type() == DType::kBFloat16);
+  const auto* bits = static_cast<const uint16_t*>(values.data());
+  for (size_t i = 0; i < floats.size(); ++i) floats[i] = Widen(bits[i]);
+  return floats;
+}
+
+void WriteAt(Values values, size_t i, float x) {
+  if (values.type() == DType::kFloat32) {
+    static_cast<float*>(values.data())[i] = x;
+  } else {
+    static_cast<uint16_t*>(values.data())[i] = RoundToBf16(x);
+  }
+}
+
+void Write(const Floats& floats, Values values) {
+  CHECK_EQ(floats.size(), values.size());
+  for (size_t i = 0; i < floats.size(); ++i) WriteAt(values, i, floats[i]);
+}
+
+// Element (row, column) of a matrix as op() has it.
+struct Matrix {
+  size_t begin;
+  int64_t row_step, column_step;
+  size_t At(int64_t row, int64_t column) const {
+    return begin + static_cast<size_t>(row * row_step + column * column_step);
+  }
+};
+
+Matrix MatrixOf(int64_t begin, int64_t row, bool transposed) {
+  const auto at = static_cast<size_t>(begin);
+  return transposed ? Matrix{at, 1, row} : Matrix{at, row, 1};
+}
+
+int64_t OrTight(int64_t row, int64_t tight) { return row == 0 ? tight : row; }
+
+// One matrix of a batch.
+void Multiply(const MatrixProductDims& d, const Matrix& a_at, const Floats& a, const Matrix& b_at,
+              const Floats& b, const Floats& bias, const Matrix& c_at, Values c, Floats& before) {
+  std::vector<double> sums(static_cast<size_t>(d.n));
+  for (int64_t i = 0; i < d.m; ++i) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (int64_t k = 0; k < d.k; ++k) {
+      const double factor = a.at(a_at.At(i, k));
+      if (d.n == 0) continue;
+      CHECK_LT(b_at.At(k, d.n - 1), b.size());
+      for (int64_t j = 0; j < d.n; ++j) {
+        sums[static_cast<size_t>(j)] += factor * static_cast<double>(b[b_at.At(k, j)]);
+      }
+    }
+    for (int64_t j = 0; j < d.n; ++j) {
+      const size_t at = c_at.At(i, j);
+      double sum = sums[static_cast<size_t>(j)] * static_cast<double>(d.alpha);
+      if (!bias.empty()) sum += static_cast<double>(bias[static_cast<size_t>(j)]);
+      if (d.accumulate) sum += static_cast<double>(before.at(at));
+      CHECK_LT(at, c.size());
+      WriteAt(c, at, static_cast<float>(sum));
+    }
+  }
+}
+
+void MultiplyAll(const MatrixProductDims& d, const Floats& a, const Floats& b, const Floats& bias,
+                 Values c) {
+  const int64_t a_row = OrTight(d.a_row, d.transpose_a ? d.m : d.k);
+  const int64_t b_row = OrTight(d.b_row, d.transpose_b ? d.k : d.n);
+  const int64_t c_row = OrTight(d.c_row, d.n);
+  Floats before = d.accumulate ? Read(c) : Floats();
+  for (int64_t o = 0; o < d.outer; ++o) {
+    for (int64_t i = 0; i < d.batch; ++i) {
+      Multiply(d, MatrixOf(o * d.a_outer + i * d.a_step, a_row, d.transpose_a), a,
+               MatrixOf(o * d.b_outer + i * d.b_step, b_row, d.transpose_b), b, bias,
+               MatrixOf(o * d.c_outer + i * d.c_step, c_row, false), c, before);
+    }
+  }
+}
+
+// Of query t of a head of an image, the scores of the tokens that it sees.
+std::vector<double> Scores(const AttentionDims& d, const Floats& qkv, int64_t n, int64_t h,
+                           int64_t t) {
+  const auto part = [&](int64_t token, int64_t which) {
+    return qkv.data() + (((n * d.tokens + token) * d.heads + h) * 3 + which) * d.head_features;
+  };
+  std::vector<double> scores(static_cast<size_t>(d.causal ? t + 1 : d.tokens));
+  for (size_t s = 0; s < scores.size(); ++s) {
+    const float* query = part(t, 0);
+    const float* key = part(static_cast<int64_t>(s), 1);
+    for (int64_t f = 0; f < d.head_features; ++f) {
+      scores[s] += static_cast<double>(query[f]) * static_cast<double>(key[f]);
+    }
+    scores[s] /= std::sqrt(static_cast<double>(d.head_features));
+  }
+  return scores;
+}
+
+// Calls f(image, head, token, row): rows are numbered as statistics are.
+template <typename F>
+void ForEachRow(const AttentionDims& d, F f) {
+  for (int64_t n = 0; n < d.batch; ++n) {
+    for (int64_t h = 0; h < d.heads; ++h) {
+      for (int64_t t = 0; t < d.tokens; ++t) {
+        f(n, h, t, static_cast<size_t>((n * d.heads + h) * d.tokens + t));
+      }
+    }
+  }
+}
+
+Floats LogSumExps(const AttentionDims& d, const Floats& qkv) {
+  Floats logs(static_cast<size_t>(d.batch * d.heads * d.tokens));
+  ForEachRow(d, [&](int64_t n, int64_t h, int64_t t, size_t row) {
+    const std::vector<double> scores = Scores(d, qkv, n, h, t);
+    const double largest = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (const double score : scores) sum += std::exp(score - largest);
+    logs[row] = static_cast<float>(largest + std::log(sum));
+  });
+  return logs;
+}
+
+// From what forward kept, as the fused kernels do.
+Floats Probabilities(const AttentionDims& d, const Floats& qkv, const Floats& logs) {
+  Floats probabilities(logs.size() * static_cast<size_t>(d.tokens));
+  ForEachRow(d, [&](int64_t n, int64_t h, int64_t t, size_t row) {
+    const std::vector<double> scores = Scores(d, qkv, n, h, t);
+    for (size_t s = 0; s < scores.size(); ++s) {
+      probabilities[row * static_cast<size_t>(d.tokens) + s] =
+          static_cast<float>(std::exp(scores[s] - static_cast<double>(logs[row])));
+    }
+  });
+  return probabilities;
+}
+
+class EmulatedMath final : public DenseMath {
+ public:
+  explicit EmulatedMath(CudaDevice& device) : device_(device) {}
+
+  void set_tf32(bool allowed) override { tf32_ = allowed; }
+  std::string versions() const override { return "emulated"; }
+
+  void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
+                     std::span<const float> bias, Values c) override {
+    CHECK(a.type() == b.type());
+    CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
+    CHECK_EQ(bias.empty(), dims.epilogue == MatrixProductDims::Epilogue::kNone);
+    CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == dims.n);
+    Do("matrix product", {a, b, bias, c},
+       [=, factors = Factors()] { MultiplyAll(dims, factors(a), factors(b), Read(bias), c); });
+  }
+
+  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
+                          Values y) override {
+    CHECK(x.type() == w.type() && x.type() == y.type());
+    Do("convolution", {x, w, y}, [=, factors = Factors()] {
+      Floats out(y.size());
+      MakeReferenceKernels()->ConvolutionForward(dims, factors(x), factors(w), {}, out);
+      Write(out, y);
+    });
+  }
+  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstValues w,
+                               Values dx) override {
+    CHECK(dy.type() == w.type() && dy.type() == dx.type());
+    Do("convolution, backward data", {dy, w, dx}, [=, factors = Factors()] {
+      Floats out(dx.size());
+      MakeReferenceKernels()->ConvolutionBackwardData(dims, factors(dy), factors(w), out);
+      Write(out, dx);
+    });
+  }
+  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
+                                  std::span<float> dw) override {
+    CHECK(x.type() == dy.type());
+    Do("convolution, backward weights", {x, dy, dw}, [=, factors = Factors()] {
+      Floats out(dw.size());
+      MakeReferenceKernels()->ConvolutionBackwardWeights(dims, factors(x), factors(dy), out, {});
+      Write(out, dw);
+    });
+  }
+
+  bool HasFusedAttention(const AttentionDims& dims, DType type) override {
+    // As cuDNN's.
+    constexpr int64_t kMostFeatures = 128;
+    return type == DType::kBFloat16 && dims.head_features > 0 && dims.head_features % 8 == 0 &&
+           dims.head_features <= kMostFeatures;
+  }
+  void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
+                             std::span<float> statistics) override {
+    CHECK(HasFusedAttention(dims, qkv.type()) && context.type() == qkv.type());
+    Do("attention", {qkv, context, statistics}, [=] {
+      const Floats in = Read(qkv);
+      Floats probabilities(statistics.size() * static_cast<size_t>(dims.tokens));
+      Floats out(context.size());
+      MakeReferenceKernels()->AttentionForward(dims, in, probabilities, out);
+      Write(LogSumExps(dims, in), statistics);
+      Write(out, context);
+    });
+  }
+  void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
+                              ConstValues dcontext, std::span<const float> statistics,
+                              Values dqkv) override {
+    CHECK(HasFusedAttention(dims, qkv.type()) && dqkv.type() == qkv.type());
+    CHECK(context.size() == dcontext.size() && context.type() == dcontext.type());
+    Do("attention, backward", {qkv, context, dcontext, statistics, dqkv}, [=] {
+      const Floats in = Read(qkv);
+      Floats out(dqkv.size());
+      MakeReferenceKernels()->AttentionBackward(dims, in, Probabilities(dims, in, Read(statistics)),
+                                                Read(dcontext), out);
+      Write(out, dqkv);
+    });
+  }
+
+ private:
+  // How factors are read: as they are, or rounded, by what holds now.
+  std::function<Floats(ConstValues)> Factors() const {
+    return [tf32 = tf32_](ConstValues values) {
+      Floats floats = Read(values);
+      if (tf32 && values.type() == DType::kFloat32) {
+        for (float& x : floats) x = RoundToTf32(x);
+      }
+      return floats;
+    };
+  }
+
+  void Do(const char* what, std::initializer_list<ConstValues> operands,
+          std::function<void()> work) {
+    if (device_.failed()) return;
+    const cudaStream_t stream = device_.stream();
+    for (const ConstValues& operand : operands) {
+      CHECK(operand.empty() || EmulatedCuda::OnDevice(stream, operand.data(), operand.bytes()))
+          << what << ": an operand of " << operand.bytes() << " bytes is not the device's memory";
+    }
+    device_.Check(EmulatedCuda::Enqueue(stream,
+                                        [work = std::move(work)] {
+                                          work();
+                                          return cudaSuccess;
+                                        }),
+                  what);
+  }
+
+  CudaDevice& device_;
+  bool tf32_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<DenseMath> MakeEmulatedMath(CudaDevice& device, EmulatedCuda& machine) {
+  // Tables may be copied; what they hold is each machine's own.
+  CHECK(device.api().launch == machine.api().launch) << "a device of another machine";
+  return std::make_unique<EmulatedMath>(device);
+}
+
+}  // namespace cadre

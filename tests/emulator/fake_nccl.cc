@@ -1,0 +1,132 @@
+#include "tests/emulator/fake_nccl.h"
+
+#include <array>
+#include <atomic>
+#include <utility>
+
+#include "glog/logging.h"
+#include "tests/emulator/fake_nccl_network.h"
+
+namespace cadre {
+namespace emulated {
+namespace {
+
+// NcclApi's functions are plain, so each table's know the place of their network.
+std::array<std::atomic<Network*>, kMostNetworks> networks;
+std::atomic<uint64_t> networks_made = 0;
+
+template <int kSlot, auto kMethod, typename... Arguments>
+constexpr auto Bind(ncclResult_t (Network::*)(Arguments...)) -> ncclResult_t (*)(Arguments...) {
+  return [](Arguments... arguments) -> ncclResult_t {
+    Network* network = networks[kSlot].load(std::memory_order_acquire);
+    CHECK(network != nullptr) << "a fake NCCL that is gone was called";
+    return (network->*kMethod)(arguments...);
+  };
+}
+
+template <int kSlot, auto kMethod>
+inline constexpr auto kCall = Bind<kSlot, kMethod>(kMethod);
+
+const char* ErrorText(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled CUDA error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+    default:
+      return "unknown result code";
+  }
+}
+
+const char* LastError(ncclComm_t /*comm*/) { return "played by a test"; }
+
+template <int kSlot>
+constexpr NcclApi kTable = {
+    .version = kCall<kSlot, &Network::Version>,
+    .unique_id = kCall<kSlot, &Network::UniqueId>,
+    .init = kCall<kSlot, &Network::Init>,
+    .split = kCall<kSlot, &Network::SplitComm>,
+    .finalize = kCall<kSlot, &Network::Finalize>,
+    .destroy = kCall<kSlot, &Network::Destroy>,
+    .abort = kCall<kSlot, &Network::Abort>,
+    .async_error = kCall<kSlot, &Network::AsyncError>,
+    .error_text = &ErrorText,
+    .last_error = &LastError,
+    .group_start = kCall<kSlot, &Network::GroupStart>,
+    .group_end = kCall<kSlot, &Network::GroupEnd>,
+    .send = kCall<kSlot, &Network::Send>,
+    .receive = kCall<kSlot, &Network::Receive>,
+    .all_reduce = kCall<kSlot, &Network::AllReduce>,
+    .reduce = kCall<kSlot, &Network::Reduce>,
+    .reduce_scatter = kCall<kSlot, &Network::ReduceScatter>,
+    .all_gather = kCall<kSlot, &Network::AllGather>,
+    .broadcast = kCall<kSlot, &Network::Broadcast>,
+    .register_memory = kCall<kSlot, &Network::Register>,
+    .deregister_memory = kCall<kSlot, &Network::Deregister>,
+};
+
+template <int... kSlots>
+constexpr std::array<const NcclApi*, sizeof...(kSlots)> Tables(
+    std::integer_sequence<int, kSlots...> /*slots*/) {
+  return {&kTable<kSlots>...};
+}
+constexpr auto kTables = Tables(std::make_integer_sequence<int, kMostNetworks>());
+
+int TakeSlot(Network* network) {
+  for (int i = 0; i < kMostNetworks; ++i) {
+    Network* none = nullptr;
+    if (networks[static_cast<size_t>(i)].compare_exchange_strong(none, network)) return i;
+  }
+  LOG(FATAL) << "more than " << kMostNetworks << " fake NCCLs at once";
+}
+
+}  // namespace
+
+Network::Network() : number_(++networks_made), slot_(TakeSlot(this)) {}
+
+Network::~Network() {
+  networks[static_cast<size_t>(slot_)].store(nullptr, std::memory_order_release);
+}
+
+const NcclApi& Network::api() const { return *kTables[static_cast<size_t>(slot_)]; }
+
+Network::Group& Network::group() const {
+  static thread_local std::array<Group, kMostNetworks> groups;
+  Group& group = groups[static_cast<size_t>(slot_)];
+  if (group.network != number_) group = {.network = number_};
+  return group;
+}
+
+}  // namespace emulated
+
+FakeNccl::FakeNccl() : network_(std::make_unique<emulated::Network>()) {}
+FakeNccl::~FakeNccl() = default;
+
+const NcclApi& FakeNccl::api() const { return network_->api(); }
+void FakeNccl::FailNext(absl::string_view function, ncclResult_t result, int64_t after) {
+  network_->FailNext(function, result, after);
+}
+void FakeNccl::HangInit(int rank) { network_->HangInit(rank); }
+void FakeNccl::Kill(int rank) { network_->Kill(rank); }
+void FakeNccl::Break(int rank, ncclResult_t error) { network_->Break(rank, error); }
+void FakeNccl::HangAborts(int rank) { network_->HangAborts(rank); }
+void FakeNccl::EndAborts() { network_->EndAborts(); }
+void FakeNccl::set_polls(int polls) { network_->set_polls(polls); }
+int64_t FakeNccl::calls(absl::string_view function) const { return network_->calls(function); }
+int64_t FakeNccl::live_communicators() const { return network_->live_communicators(); }
+int64_t FakeNccl::live_registrations() const { return network_->live_registrations(); }
+int64_t FakeNccl::waiting() const { return network_->waiting(); }
+
+}  // namespace cadre

@@ -1,0 +1,225 @@
+// The inside of FakeNccl: communicators, and how operations of their ranks meet.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "tests/emulator/fake_nccl_sums.h"
+#include "worker/transport/nccl/nccl_api.h"
+
+namespace cadre::emulated {
+
+inline constexpr int kMostNetworks = 8;
+
+enum class Verb : uint8_t {
+  kSend,
+  kReceive,
+  kAllReduce,
+  kReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+};
+
+// What a rank asked for.
+struct Operation {
+  Verb verb = Verb::kSend;
+  const void* from = nullptr;
+  void* to = nullptr;
+  size_t count = 0;
+  ncclDataType_t type = ncclFloat32;
+  ncclRedOp_t op = ncclSum;
+  // Or root.
+  int peer = 0;
+};
+
+// What a send left for its receiver.
+struct Letter {
+  Operation sent;
+  Bytes bytes;
+  bool taken = false;
+};
+
+// Where all ranks of a collective come together. Its inputs are read only when all have arrived.
+struct Meeting {
+  Operation first;
+  int first_rank = 0;
+  std::vector<Bytes> inputs;
+  int arrived = 0;
+  int left = 0;
+};
+
+struct Communicator;
+
+// All ranks of a communicator on the way to several.
+struct Split {
+  struct Part {
+    int color = 0, key = 0, rank = 0;
+    std::shared_ptr<Communicator> made;
+  };
+  std::vector<Part> parts;
+};
+
+// The ranks of one communicator.
+struct Clique {
+  std::string name;
+  int size = 0;
+  std::set<int> joined;
+  // From, to.
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Letter>>> letters;
+  std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
+  // Ranks' first splits belong together, and so on.
+  std::map<uint64_t, Split> splits;
+  bool disagreed = false;
+};
+
+// One rank's. Guarded by the network.
+struct Communicator {
+  // Null until a split's ranks have all come.
+  std::shared_ptr<Clique> clique;
+  int rank = 0;
+  int world_rank = 0;
+  bool blocking = true;
+  // What the thread that made it had chosen: the device of all its work.
+  std::map<uint64_t, int> devices;
+  bool aborted = false;
+  ncclResult_t error = ncclSuccess;
+  int polls = 0;
+  uint64_t next_meeting = 0;
+  uint64_t next_split = 0;
+  // A split of it goes on.
+  std::shared_ptr<Communicator> splitting;
+};
+
+class Network {
+ public:
+  Network();
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  const NcclApi& api() const;
+  void FailNext(absl::string_view function, ncclResult_t result, int64_t after);
+  void HangInit(int rank);
+  void Kill(int rank);
+  void Break(int rank, ncclResult_t error);
+  void HangAborts(int rank);
+  void EndAborts();
+  void set_polls(int polls);
+  int64_t calls(absl::string_view function) const;
+  int64_t live_communicators() const;
+  int64_t live_registrations() const;
+  int64_t waiting() const;
+
+  // --- the functions of NcclApi -----------------------------------------------------------------
+  ncclResult_t Version(int* version);
+  ncclResult_t UniqueId(ncclUniqueId* id);
+  ncclResult_t Init(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
+  ncclResult_t SplitComm(ncclComm_t comm, int color, int key, ncclComm_t* made,
+                         ncclConfig_t* config);
+  ncclResult_t Finalize(ncclComm_t comm);
+  ncclResult_t Destroy(ncclComm_t comm);
+  ncclResult_t Abort(ncclComm_t comm);
+  ncclResult_t AsyncError(ncclComm_t comm, ncclResult_t* error);
+  ncclResult_t GroupStart();
+  ncclResult_t GroupEnd();
+  ncclResult_t Send(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                    cudaStream_t stream);
+  ncclResult_t Receive(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                       cudaStream_t stream);
+  ncclResult_t AllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                         ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t Reduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                      int root, ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t ReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
+                             ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t type,
+                         ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t Broadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
+                         ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t Register(ncclComm_t comm, void* memory, size_t bytes, void** handle);
+  ncclResult_t Deregister(ncclComm_t comm, void* handle);
+
+ private:
+  using Member = std::shared_ptr<Communicator>;
+  struct Fault {
+    std::string function;
+    ncclResult_t result;
+    int64_t after;
+  };
+  struct Pending {
+    Member member;
+    cudaStream_t stream;
+    Operation operation;
+  };
+  // Of a host thread.
+  struct Group {
+    uint64_t network = 0;
+    int depth = 0;
+    std::vector<Pending> pending;
+  };
+
+  Group& group() const;
+  // Counts the call; not success where it fails before it does anything.
+  ncclResult_t Enter(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Null where the handle is none.
+  Member Find(ncclComm_t comm) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Complete(const Communicator& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ncclResult_t Ready(const Communicator& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a call that may leave something in progress.
+  ncclResult_t Started(Communicator& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AwaitComplete(const Communicator& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Gone(const Communicator& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishSplit(const Communicator& parent, Split& split) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  ncclResult_t Add(const char* function, const Operation& operation, ncclComm_t comm,
+                   cudaStream_t stream);
+  ncclResult_t Check(const Operation& operation, const Communicator& member, cudaStream_t stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ncclResult_t SubmitAll(std::vector<Pending> pending);
+  // On the stream: all operations of one group.
+  void Perform(const Member& member, const std::vector<Operation>& operations);
+  bool PerformReceive(Communicator& member, const Operation& operation);
+  bool PerformMeeting(Communicator& member, const Operation& operation,
+                      const std::shared_ptr<Meeting>& meeting);
+  std::shared_ptr<Meeting> Arrive(Communicator& member, const Operation& operation, Bytes input)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: it will not come true, since the communicator is gone.
+  bool Await(const Communicator& member, const Operation& operation,
+             const std::function<bool()>& happened) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Disagree(Clique& clique, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  uint64_t number_ = 0;
+  int slot_ = 0;
+  mutable absl::Mutex mutex_;
+  absl::CondVar changed_;
+  std::map<std::string, int64_t, std::less<>> calls_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
+  std::set<int> hanging_ ABSL_GUARDED_BY(mutex_);
+  std::set<int> aborts_hang_ ABSL_GUARDED_BY(mutex_);
+  int64_t aborts_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<int> killed_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, ncclResult_t> broken_ ABSL_GUARDED_BY(mutex_);
+  int polls_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t ids_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, std::shared_ptr<Clique>> cliques_ ABSL_GUARDED_BY(mutex_);
+  std::map<const void*, Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::map<const void*, std::unique_ptr<char>> registrations_ ABSL_GUARDED_BY(mutex_);
+};
+
+std::string Describe(const Operation& operation, int rank);
+
+}  // namespace cadre::emulated

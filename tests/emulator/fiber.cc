@@ -1,0 +1,165 @@
+#include "tests/emulator/fiber.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+
+#include "glog/logging.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace cadre::emulated {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr size_t kStackBytes = 256 << 10;
+#else
+constexpr size_t kStackBytes = 64 << 10;
+#endif
+
+// Whom the running switch goes to.
+__thread Fiber* arriving = nullptr;
+// Where it came from.
+__thread Fiber* leaving = nullptr;
+
+// Stacks that begin at the same place of their pages would compete for the same lines of the cache.
+size_t NextShift() {
+  constexpr size_t kStep = 256;
+  constexpr size_t kSteps = 16;
+  static __thread size_t made = 0;
+  return made++ % kSteps * kStep;
+}
+
+}  // namespace
+
+#if defined(__x86_64__)
+// Saves what a function must leave as it was, and the place, and goes to the other place.
+extern "C" void cadre_switch_stacks(void** from, void* to);
+asm(R"(
+.text
+.p2align 4
+.globl cadre_switch_stacks
+.hidden cadre_switch_stacks
+.type cadre_switch_stacks, @function
+cadre_switch_stacks:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size cadre_switch_stacks, .-cadre_switch_stacks
+)");
+#endif
+
+Fiber::Fiber() {
+#if defined(__SANITIZE_THREAD__)
+  shadow_ = __tsan_get_current_fiber();
+#endif
+#if !defined(__x86_64__)
+  place_ = new ucontext_t;
+#endif
+}
+
+Fiber::Fiber(void (*entry)(void*), void* context) : entry_(entry), context_(context) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* memory = mmap(nullptr, kStackBytes + page, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  PCHECK(memory != MAP_FAILED) << "a kernel thread's stack";
+  stack_ = static_cast<char*>(memory);
+  // What runs off the end dies.
+  PCHECK(mprotect(stack_, page, PROT_NONE) == 0);
+  bottom_ = stack_ + page;
+  size_ = kStackBytes;
+#if defined(__x86_64__)
+  auto* top = reinterpret_cast<void**>(stack_ + page + kStackBytes - NextShift());
+  top[-1] = nullptr;
+  top[-2] = reinterpret_cast<void*>(&Fiber::Begin);
+  // Six registers, all zero, lie below.
+  place_ = top - 8;
+#else
+  auto* made = new ucontext_t;
+  PCHECK(getcontext(made) == 0);
+  made->uc_stack.ss_sp = stack_ + page;
+  made->uc_stack.ss_size = kStackBytes - NextShift();
+  made->uc_link = nullptr;
+  makecontext(made, &Fiber::Begin, 0);
+  place_ = made;
+#endif
+#if defined(__SANITIZE_THREAD__)
+  shadow_ = __tsan_create_fiber(0);
+#endif
+}
+
+Fiber::~Fiber() {
+#if !defined(__x86_64__)
+  delete static_cast<ucontext_t*>(place_);
+#endif
+  if (stack_ == nullptr) return;
+#if defined(__SANITIZE_THREAD__)
+  __tsan_destroy_fiber(shadow_);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(bottom_, size_);
+#endif
+  munmap(stack_, kStackBytes + (static_cast<const char*>(bottom_) - stack_));
+}
+
+void Fiber::Switch(Fiber& from, Fiber& to) {
+  arriving = &to;
+  leaving = &from;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&from.fake_stack_, to.bottom_, to.size_);
+#endif
+#if defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(to.shadow_, 0);
+#endif
+#if defined(__x86_64__)
+  cadre_switch_stacks(&from.place_, to.place_);
+#else
+  swapcontext(static_cast<ucontext_t*>(from.place_), static_cast<ucontext_t*>(to.place_));
+#endif
+  from.Arrived();
+}
+
+void Fiber::Arrived() {
+#if defined(__SANITIZE_ADDRESS__)
+  const void* bottom = nullptr;
+  size_t size = 0;
+  __sanitizer_finish_switch_fiber(fake_stack_, &bottom, &size);
+  // A thread's own stack is known only once it was left.
+  if (leaving->stack_ == nullptr) {
+    leaving->bottom_ = bottom;
+    leaving->size_ = size;
+  }
+#endif
+}
+
+void Fiber::Begin() {
+  Fiber& self = *arriving;
+  self.Arrived();
+  self.entry_(self.context_);
+  std::abort();
+}
+
+}  // namespace cadre::emulated
