@@ -1,10 +1,16 @@
-// The operations that layers are made of, on one device. One interface, a file per back end:
-// reference/ (plain loops, the oracle) and cpu/ (oneDNN).
+// The operations that layers are made of, on one device. One interface, a folder per back end:
+// reference/ (plain loops, the oracle), cpu/ (oneDNN) and cuda/ (cuDNN, cuBLAS, own kernels).
 //
-// All tensors are dense row-major fp32. Images are [batch, height, width, channels]; their channels
-// lie side by side ("channels last"), so that rows can be cut off and put back as they are. Every
-// function takes any extents, zero included. Spans are lent for the call and do not overlap unless
-// said. Outputs are overwritten unless said.
+// All tensors are dense and row-major, and lie in the device's memory. Activations and their
+// gradients are of activation_type() and travel as Values; all else is fp32 and travels as spans.
+// Images are [batch, height, width, channels]; their channels lie side by side ("channels last"),
+// so that rows can be cut off and put back as they are. Every function takes any extents, zero
+// included. Spans do not overlap unless said. Outputs are overwritten unless said.
+//
+// Work is enqueued on the device's current lane (device/device.h): on the host it has happened when
+// the call returns, on other devices it happens in order, and spans are lent until it has.
+// Functions that return a number stand still until it is known. Errors are the device's: see its
+// status().
 //
 // Thread-compatible: one Kernels object per worker thread; back ends cache primitives and scratch
 // inside.
@@ -13,8 +19,25 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+
+#include "device/device.h"
+#include "tensor/box.h"
+#include "tensor/dtype.h"
+#include "tensor/shape.h"
+#include "tensor/values.h"
 
 namespace cadre {
+
+// In what convolutions and matrix products compute. Sums, statistics, parameters and gradients of
+// these are fp32 or wider; under kBf16 weight gradients of convolutions may pass through bf16.
+enum class Precision : uint8_t {
+  kFp32,
+  // Factors rounded to 10 bits of mantissa, on devices that have TF32; activations are fp32.
+  kTf32,
+  // Activations are bf16, and parameters are rounded to it where they are multiplied.
+  kBf16,
+};
 
 // A window that slides over an image. Output (i, j) sees input rows i * stride - pad_top + dilation
 // * [0, kernel_height), columns alike; what lies outside the input is padding, however much the
@@ -111,108 +134,177 @@ struct AdamWStep {
   float gradient_scale = 1;
 };
 
+// A stretch [begin, end) of a slice of parameters that one update treats alike.
+struct SliceSegment {
+  int64_t begin = 0, end = 0;
+  // Weight decay acts on it.
+  bool decays = false;
+  // Not trained: w += momentum * (g - w).
+  bool statistic = false;
+  float momentum = 0;
+};
+
+// One update of a slice.
+struct SliceUpdate {
+  enum class Rule : uint8_t { kSgd, kAdamW };
+  Rule rule = Rule::kSgd;
+  // rate, corrections and gradient_scale come from SetUpdate and below.
+  SgdStep sgd;
+  AdamWStep adamw;
+  // In the device's memory, or null. Nothing is updated unless *loss is finite.
+  const double* loss = nullptr;
+  // Gradients are scaled by min(1, clip_norm / (sqrt(*squares) + 1e-6)). Null: they are not.
+  const double* squares = nullptr;
+  float clip_norm = 0;
+};
+
+// A slice's segments, brought to the device once.
+class SegmentTable {
+ public:
+  virtual ~SegmentTable() = default;
+};
+
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
+  virtual Device& device() = 0;
+  // Of activations: fp32, or bf16 under Precision::kBf16.
+  virtual DType activation_type() const = 0;
+  // Errors: InvalidArgument for one that the back end does not have. Requires: nothing is under
+  // way.
+  virtual absl::Status SetPrecision(Precision precision) = 0;
+  // What a pass and an update depend on besides tensors; on the current lane. Recordings of work
+  // (device.h) are played with whatever was set last, so devices that record read these numbers
+  // when the work is done.
+  // Of the pass's first sample, in the endless sequence of the run's samples.
+  virtual void SetPosition(int64_t first_position) = 0;
+  // `updates`: those that the optimiser has made, this one included.
+  virtual void SetUpdate(float rate, int64_t updates) = 0;
+  // Parameters in [weights] were written by others than these kernels' updates; back ends that keep
+  // a copy of them in another type renew it.
+  virtual void WeightsChanged(std::span<const float> weights) = 0;
+
+  // --- copies ------------------------------------------------------------------------------------
+  // y = x, whatever the types.
+  virtual void Copy(ConstValues x, Values y) = 0;
+  virtual void Zero(Values y) = 0;
+  // `rows` runs of `run` elements, that begin `x_step` and `y_step` apart. One type.
+  virtual void CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_step, Values y,
+                        int64_t y_step) = 0;
+  // As tensor/box.h; of one type.
+  virtual void CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                       const Box& region) = 0;
+  virtual void AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                      const Box& region) = 0;
+  // sum += values, elements of `type`, on the device: what arrived from another rank.
+  virtual void AddArrived(DType type, std::span<std::byte> sum,
+                          std::span<const std::byte> values) = 0;
+  virtual bool AllFinite(ConstValues x) = 0;
+
   // --- convolution -------------------------------------------------------------------------------
   // y = conv(x, w) + b. b: [out_channels], or empty: none.
-  virtual void ConvolutionForward(const ConvolutionDims& dims, std::span<const float> x,
-                                  std::span<const float> w, std::span<const float> b,
-                                  std::span<float> y) = 0;
+  virtual void ConvolutionForward(const ConvolutionDims& dims, ConstValues x,
+                                  std::span<const float> w, std::span<const float> b, Values y) = 0;
   // dx from dy.
-  virtual void ConvolutionBackwardData(const ConvolutionDims& dims, std::span<const float> dy,
-                                       std::span<const float> w, std::span<float> dx) = 0;
+  virtual void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
+                                       std::span<const float> w, Values dx) = 0;
   // dw and db from x and dy. An empty db: not wanted.
-  virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, std::span<const float> x,
-                                          std::span<const float> dy, std::span<float> dw,
+  virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
+                                          ConstValues dy, std::span<float> dw,
                                           std::span<float> db) = 0;
 
   // --- pooling -----------------------------------------------------------------------------------
   // Also fills `argmax` (same size as y) for max pooling: for each output, which input position
   // (row * in_width + column) won, the first of equals. Average pooling leaves it alone; it may be
   // empty then. A window that lies wholly in the padding gives 0, with argmax -1.
-  virtual void PoolingForward(const PoolingDims& dims, std::span<const float> x, std::span<float> y,
+  virtual void PoolingForward(const PoolingDims& dims, ConstValues x, Values y,
                               std::span<int32_t> argmax) = 0;
-  virtual void PoolingBackward(const PoolingDims& dims, std::span<const float> dy,
-                               std::span<const int32_t> argmax, std::span<float> dx) = 0;
+  virtual void PoolingBackward(const PoolingDims& dims, ConstValues dy,
+                               std::span<const int32_t> argmax, Values dx) = 0;
   // y[batch, channels] = sum of x[batch, positions, channels] over positions / divisor.
   virtual void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
-                                        int64_t divisor, std::span<const float> x,
-                                        std::span<float> y) = 0;
+                                        int64_t divisor, ConstValues x, Values y) = 0;
   virtual void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
-                                         int64_t divisor, std::span<const float> dy,
-                                         std::span<float> dx) = 0;
+                                         int64_t divisor, ConstValues dy, Values dx) = 0;
 
   // --- fully connected ---------------------------------------------------------------------------
   // b empty: none.
-  virtual void FullyConnectedForward(const FullyConnectedDims& dims, std::span<const float> x,
+  virtual void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x,
                                      std::span<const float> w, std::span<const float> b,
-                                     std::span<float> y) = 0;
-  virtual void FullyConnectedBackwardData(const FullyConnectedDims& dims, std::span<const float> dy,
-                                          std::span<const float> w, std::span<float> dx) = 0;
+                                     Values y) = 0;
+  virtual void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy,
+                                          std::span<const float> w, Values dx) = 0;
   // An empty db: not wanted.
-  virtual void FullyConnectedBackwardWeights(const FullyConnectedDims& dims,
-                                             std::span<const float> x, std::span<const float> dy,
-                                             std::span<float> dw, std::span<float> db) = 0;
+  virtual void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x,
+                                             ConstValues dy, std::span<float> dw,
+                                             std::span<float> db) = 0;
 
   // --- element by element ------------------------------------------------------------------------
   // y = f(x); not-a-number stays what it is, so that a model that diverged is noticed. x and y may
   // be the same span.
-  virtual void ActivationForward(Activation kind, std::span<const float> x, std::span<float> y) = 0;
+  virtual void ActivationForward(Activation kind, ConstValues x, Values y) = 0;
   // dx = dy f'(x). `seen`: x for gelu, y for the others. dy and dx may be the same span.
-  virtual void ActivationBackward(Activation kind, std::span<const float> seen,
-                                  std::span<const float> dy, std::span<float> dx) = 0;
+  virtual void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) = 0;
   // Element i of the spans has number first + i. x and y may be the same span. Backward is the same
   // with gradients.
-  virtual void Dropout(const DropoutKey& key, uint64_t first, std::span<const float> x,
-                       std::span<float> y) = 0;
+  virtual void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y) = 0;
+  // The same for what a rank holds of a batch: `whole` is the batch's shape, samples first, `box`
+  // what x and y hold of it; element e of sample s has number
+  // (position + s) * elements of a sample + e, with the position of SetPosition.
+  virtual void DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box, ConstValues x,
+                          Values y) = 0;
   // y += x.
-  virtual void Add(std::span<const float> x, std::span<float> y) = 0;
+  virtual void Add(ConstValues x, Values y) = 0;
 
   // --- norms -------------------------------------------------------------------------------------
   // sums[0, channels): sum of x by channel; sums[channels, 2 channels): sum of squares.
-  virtual void BatchNormSums(const RowsDims& dims, std::span<const float> x,
-                             std::span<double> sums) = 0;
+  virtual void BatchNormSums(const RowsDims& dims, ConstValues x, std::span<double> sums) = 0;
+  // From the sums over `rows` rows: mean and inverse = 1 / sqrt(variance + epsilon), and what is
+  // drawn into the running statistics, share * mean and share * variance * rows / (rows - 1).
+  virtual void BatchNormStatistics(int64_t rows, float epsilon, double share,
+                                   std::span<const double> sums, std::span<float> mean,
+                                   std::span<float> inverse, std::span<float> running_mean,
+                                   std::span<float> running_variance) = 0;
+  // inverse = 1 / sqrt(variance + epsilon).
+  virtual void BatchNormInverse(float epsilon, std::span<const float> variance,
+                                std::span<float> inverse) = 0;
+  // y = sums / divisor, as fp32.
+  virtual void Narrow(double divisor, std::span<const double> sums, std::span<float> y) = 0;
   // y = (x - mean) * inverse * scale + shift by channel. x and y may be the same span.
-  virtual void BatchNormForward(const RowsDims& dims, std::span<const float> x,
-                                std::span<const float> mean, std::span<const float> inverse,
-                                std::span<const float> scale, std::span<const float> shift,
-                                std::span<float> y) = 0;
+  virtual void BatchNormForward(const RowsDims& dims, ConstValues x, std::span<const float> mean,
+                                std::span<const float> inverse, std::span<const float> scale,
+                                std::span<const float> shift, Values y) = 0;
   // sums[0, channels): sum of dy; the rest: sum of dy * (x - mean) * inverse.
-  virtual void BatchNormBackwardSums(const RowsDims& dims, std::span<const float> x,
-                                     std::span<const float> dy, std::span<const float> mean,
-                                     std::span<const float> inverse, std::span<double> sums) = 0;
+  virtual void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
+                                     std::span<const float> mean, std::span<const float> inverse,
+                                     std::span<double> sums) = 0;
   // dx = scale * inverse * (dy - mean_dy - (x - mean) * inverse * mean_dy_x) by channel, the last
   // two being the sums above over the number of rows in the whole batch. dy and dx may be the same
   // span.
-  virtual void BatchNormBackward(const RowsDims& dims, std::span<const float> x,
-                                 std::span<const float> dy, std::span<const float> mean,
-                                 std::span<const float> inverse, std::span<const float> scale,
-                                 std::span<const float> mean_dy, std::span<const float> mean_dy_x,
-                                 std::span<float> dx) = 0;
+  virtual void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                                 std::span<const float> mean, std::span<const float> inverse,
+                                 std::span<const float> scale, std::span<const float> mean_dy,
+                                 std::span<const float> mean_dy_x, Values dx) = 0;
   // Statistics of each row over its channels; fills mean and inverse (one per row).
-  virtual void LayerNormForward(const RowsDims& dims, float epsilon, std::span<const float> x,
+  virtual void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,
                                 std::span<const float> scale, std::span<const float> shift,
-                                std::span<float> y, std::span<float> mean,
-                                std::span<float> inverse) = 0;
-  virtual void LayerNormBackward(const RowsDims& dims, std::span<const float> x,
-                                 std::span<const float> dy, std::span<const float> mean,
-                                 std::span<const float> inverse, std::span<const float> scale,
-                                 std::span<float> dx, std::span<float> dscale,
+                                Values y, std::span<float> mean, std::span<float> inverse) = 0;
+  virtual void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                                 std::span<const float> mean, std::span<const float> inverse,
+                                 std::span<const float> scale, Values dx, std::span<float> dscale,
                                  std::span<float> dshift) = 0;
   // y = x * d^-beta with d = k + alpha / size * (sum of x^2 over the channels at most size / 2
   // before and (size - 1) / 2 after, as PyTorch has it); fills d, of the size of y.
-  virtual void LrnForward(const LrnDims& dims, std::span<const float> x, std::span<float> y,
-                          std::span<float> d) = 0;
-  virtual void LrnBackward(const LrnDims& dims, std::span<const float> x, std::span<const float> d,
-                           std::span<const float> dy, std::span<float> dx) = 0;
+  virtual void LrnForward(const LrnDims& dims, ConstValues x, Values y, std::span<float> d) = 0;
+  virtual void LrnBackward(const LrnDims& dims, ConstValues x, std::span<const float> d,
+                           ConstValues dy, Values dx) = 0;
 
   // --- layout of memory --------------------------------------------------------------------------
   // y[batch, channels, positions] from x[batch, positions, channels]. The way back is the same with
   // positions and channels exchanged.
-  virtual void Transpose(int64_t batch, int64_t positions, int64_t channels,
-                         std::span<const float> x, std::span<float> y) = 0;
+  virtual void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x,
+                         Values y) = 0;
 
   // --- sequences ---------------------------------------------------------------------------------
   // y[batch, tokens, features] = w[id] (+ positions[first_token + t]). ids: [batch, tokens], whole
@@ -220,19 +312,18 @@ class Kernels {
   // Requires: 0 <= id < vocabulary.
   virtual void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
                                 std::span<const float> w, std::span<const float> positions,
-                                std::span<float> y) = 0;
+                                Values y) = 0;
   // dw and dpositions (may be empty), in an order that depends on the ids only.
   virtual void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
-                                 std::span<const float> dy, std::span<float> dw,
+                                 ConstValues dy, std::span<float> dw,
                                  std::span<float> dpositions) = 0;
   // qkv: [batch, tokens, heads, 3, head_features]. Fills probabilities [batch, heads, tokens,
   // tokens], softmax of q k^T / sqrt(head_features), 0 where masked, and context [batch, tokens,
   // heads, head_features].
-  virtual void AttentionForward(const AttentionDims& dims, std::span<const float> qkv,
-                                std::span<float> probabilities, std::span<float> context) = 0;
-  virtual void AttentionBackward(const AttentionDims& dims, std::span<const float> qkv,
-                                 std::span<const float> probabilities,
-                                 std::span<const float> dcontext, std::span<float> dqkv) = 0;
+  virtual void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
+                                Values context) = 0;
+  virtual void AttentionBackward(const AttentionDims& dims, ConstValues qkv,
+                                 ConstValues probabilities, ConstValues dcontext, Values dqkv) = 0;
 
   // --- loss --------------------------------------------------------------------------------------
   struct LossSums {
@@ -245,8 +336,12 @@ class Kernels {
   // classes elsewhere. dx = scale * (softmax(x) - target); an empty dx: not wanted. Requires: 0 <=
   // label < classes.
   virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
-                                       std::span<const float> x, std::span<const int32_t> labels,
-                                       float scale, std::span<float> dx) = 0;
+                                       ConstValues x, std::span<const int32_t> labels, float scale,
+                                       Values dx) = 0;
+  // The same; loss and correct go to sums[0] and sums[1] when they are known.
+  virtual void SoftmaxCrossEntropyLater(int64_t rows, int64_t classes, float smoothing,
+                                        ConstValues x, std::span<const int32_t> labels, float scale,
+                                        Values dx, std::span<double> sums) = 0;
 
   // --- optimisers --------------------------------------------------------------------------------
   // As proto/cadre/v1/run.proto says; v, m: the state.
@@ -256,7 +351,18 @@ class Kernels {
                      std::span<float> m, std::span<float> v) = 0;
   virtual double SumOfSquares(std::span<const float> x) = 0;
 
-  // Another of the same kind, on one thread, for work beside this one's.
+  // *sum += the sum of squares of x, when it is known; sum lies in the device's memory.
+  virtual void AddSumOfSquares(std::span<const float> x, double* sum) = 0;
+  // Segments lie in order and cover a slice.
+  virtual std::unique_ptr<SegmentTable> MakeSegmentTable(
+      std::span<const SliceSegment> segments) = 0;
+  // The whole slice at once; m and v: the state, of which SGD has only v. Rate and corrections are
+  // by SetUpdate.
+  virtual void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments,
+                           std::span<const float> g, std::span<float> w, std::span<float> m,
+                           std::span<float> v) = 0;
+
+  // Another of the same kind, on one thread, for work beside this one's. Host back ends only.
   virtual std::unique_ptr<Kernels> OneThread() const = 0;
 };
 

@@ -13,11 +13,11 @@
 
 #include "kernels/cpu/lru_cache.h"
 #include "kernels/cpu/primitive_run.h"
-#include "kernels/kernels.h"
+#include "kernels/host_kernels.h"
 
 namespace cadre {
 
-class CpuKernels final : public Kernels {
+class CpuKernels final : public HostKernels {
  public:
   // Requires: threads >= 1.
   explicit CpuKernels(int threads);

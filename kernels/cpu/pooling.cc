@@ -22,17 +22,17 @@ using Int = int32_t;
 // as many as there are.
 template <int kHeight, int kWidth>
 struct Walk {
-  static bool Fits(const Window& w) {
+  static bool Fits(const PoolingWindow& w) {
     return w.rows.size() == kHeight && w.columns.size() == kWidth;
   }
-  static int64_t Height(const Window& w) { return kHeight > 0 ? kHeight : w.rows.size(); }
-  static int64_t Width(const Window& w) { return kWidth > 0 ? kWidth : w.columns.size(); }
+  static int64_t Height(const PoolingWindow& w) { return kHeight > 0 ? kHeight : w.rows.size(); }
+  static int64_t Width(const PoolingWindow& w) { return kWidth > 0 ? kWidth : w.columns.size(); }
 };
 using AnyWalk = Walk<0, 0>;
 
 template <typename V, typename I, typename Walk>
-CADRE_INLINE void MaxOfWindow(const Window& window, int64_t width, int64_t channels, const float* x,
-                              float* y, Int* argmax) {
+CADRE_INLINE void MaxOfWindow(const PoolingWindow& window, int64_t width, int64_t channels,
+                              const float* x, float* y, Int* argmax) {
   const int64_t first = window.rows.begin * width + window.columns.begin;
   V best = Load<V>(x + first * channels);
   I at = I{} + static_cast<Int>(first);
@@ -50,8 +50,8 @@ CADRE_INLINE void MaxOfWindow(const Window& window, int64_t width, int64_t chann
 }
 
 template <typename Walk>
-CADRE_INLINE void MaxOfChannels(const Window& window, int64_t width, int64_t n, const float* x,
-                                float* y, Int* argmax) {
+CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int64_t n,
+                                const float* x, float* y, Int* argmax) {
   int64_t c = 0;
   for (; c + kLanes <= n; c += kLanes) {
     MaxOfWindow<Lanes, IntLanes, Walk>(window, width, n, x + c, y + c, argmax + c);
@@ -64,7 +64,7 @@ CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, cons
                                      float* y, Int* argmax) {
   const int64_t width = d.window.in_width, n = d.channels;
   for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n, argmax += n) {
-    const Window window = InsideWindow(d.window, out_row, ow);
+    const PoolingWindow window = InsideWindow(d.window, out_row, ow);
     if (Walk<2, 2>::Fits(window)) {
       MaxOfChannels<Walk<2, 2>>(window, width, n, x, y, argmax);
     } else if (Walk<3, 3>::Fits(window)) {
@@ -80,7 +80,7 @@ CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, cons
 
 // The sum over the windows that hold an input of the gradients that it won.
 template <typename V, typename I, typename Walk>
-CADRE_INLINE V Won(const Window& outputs, int64_t out_width, int64_t channels, Int position,
+CADRE_INLINE V Won(const PoolingWindow& outputs, int64_t out_width, int64_t channels, Int position,
                    const float* dy, const Int* argmax) {
   V sum = {};
   for (int64_t h = 0; h < Walk::Height(outputs); ++h) {
@@ -95,8 +95,8 @@ CADRE_INLINE V Won(const Window& outputs, int64_t out_width, int64_t channels, I
 }
 
 template <typename Walk>
-CADRE_INLINE void WonOfChannels(const Window& outputs, int64_t width, int64_t n, Int position,
-                                const float* dy, const Int* argmax, float* dx) {
+CADRE_INLINE void WonOfChannels(const PoolingWindow& outputs, int64_t width, int64_t n,
+                                Int position, const float* dy, const Int* argmax, float* dx) {
   int64_t c = 0;
   for (; c + kLanes <= n; c += kLanes) {
     Store(dx + c, Won<Lanes, IntLanes, Walk>(outputs, width, n, position, dy + c, argmax + c));
@@ -111,7 +111,7 @@ CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, cons
                                       const Int* argmax, float* dx) {
   const int64_t width = d.window.out_width, n = d.channels;
   for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
-    const Window outputs = CoveringWindows(d.window, in_row, iw);
+    const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
     const auto position = static_cast<Int>(in_row * d.window.in_width + iw);
     // What windows of 2 x 2 and 3 x 3 that move by two come to.
     if (Walk<1, 1>::Fits(outputs)) {
@@ -127,7 +127,7 @@ CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, cons
 }
 
 // 1 / what an average over the window is divided by.
-CADRE_INLINE float Share(const PoolingDims& d, const Window& window) {
+CADRE_INLINE float Share(const PoolingDims& d, const PoolingWindow& window) {
   const int64_t all = d.window.kernel_height * d.window.kernel_width;
   const int64_t divisor = d.kind == PoolKind::kAverageWithPadding ? all : window.size();
   return divisor == 0 ? 0.0F : 1.0F / static_cast<float>(divisor);
@@ -137,7 +137,7 @@ CADRE_VECTOR_LOOP void AverageForwardRow(const PoolingDims& d, int64_t out_row, 
                                          float* __restrict y) {
   const int64_t n = d.channels;
   for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n) {
-    const Window window = InsideWindow(d.window, out_row, ow);
+    const PoolingWindow window = InsideWindow(d.window, out_row, ow);
     for (int64_t c = 0; c < n; ++c) y[c] = 0;
     for (int64_t h = window.rows.begin; h < window.rows.end; ++h) {
       for (int64_t w = window.columns.begin; w < window.columns.end; ++w) {
@@ -154,7 +154,7 @@ CADRE_VECTOR_LOOP void AverageBackwardRow(const PoolingDims& d, int64_t in_row, 
                                           float* __restrict dx) {
   const int64_t n = d.channels;
   for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
-    const Window outputs = CoveringWindows(d.window, in_row, iw);
+    const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
     for (int64_t c = 0; c < n; ++c) dx[c] = 0;
     for (int64_t oh = outputs.rows.begin; oh < outputs.rows.end; ++oh) {
       for (int64_t ow = outputs.columns.begin; ow < outputs.columns.end; ++ow) {

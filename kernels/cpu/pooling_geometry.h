@@ -17,7 +17,7 @@ struct Reach {
   int64_t size() const { return end - begin; }
 };
 
-struct Window {
+struct PoolingWindow {
   Reach rows, columns;
   int64_t size() const { return rows.size() * columns.size(); }
 };
@@ -38,12 +38,12 @@ CADRE_INLINE Reach CoveringReach(int64_t in, int64_t out_size, int64_t kernel, i
   return {begin, std::clamp<int64_t>(at / stride + 1, begin, out_size)};
 }
 
-CADRE_INLINE Window InsideWindow(const WindowDims& d, int64_t out_row, int64_t out_column) {
+CADRE_INLINE PoolingWindow InsideWindow(const WindowDims& d, int64_t out_row, int64_t out_column) {
   return {InsideReach(out_row, d.in_height, d.kernel_height, d.stride, d.pad_top),
           InsideReach(out_column, d.in_width, d.kernel_width, d.stride, d.pad_left)};
 }
 
-CADRE_INLINE Window CoveringWindows(const WindowDims& d, int64_t in_row, int64_t in_column) {
+CADRE_INLINE PoolingWindow CoveringWindows(const WindowDims& d, int64_t in_row, int64_t in_column) {
   return {CoveringReach(in_row, d.out_height, d.kernel_height, d.stride, d.pad_top),
           CoveringReach(in_column, d.out_width, d.kernel_width, d.stride, d.pad_left)};
 }

@@ -4,11 +4,11 @@
 // Owns nothing. Thread-compatible.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "kernels/host_kernels.h"
 
 namespace cadre {
 
-class ReferenceKernels final : public Kernels {
+class ReferenceKernels final : public HostKernels {
  public:
   void ConvolutionForward(const ConvolutionDims& dims, std::span<const float> x,
                           std::span<const float> w, std::span<const float> b,

@@ -155,37 +155,34 @@ std::vector<RowsDims> Rows() {
   return {{1, 1}, {2, 3}, {49, 16}, {300, 17}, {64, 64}, {5, 1000}, {10'000, 3}, {7, 33}};
 }
 
-TEST(CpuNormTest, BatchNormIsNearTheReference) {
+TEST_P(NormTest, BatchNormIsNearTheReference) {
   const auto reference = MakeReferenceKernels();
-  for (const int threads : {1, 3}) {
-    const auto cpu = MakeCpuKernels(threads);
-    for (const RowsDims& dims : Rows()) {
-      SCOPED_TRACE(::testing::Message() << dims.rows << " rows of " << dims.channels);
-      const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
-      const Floats scale = Uniform(dims.channels, 3), shift = Uniform(dims.channels, 4);
-      const Floats mean = Uniform(dims.channels, 5), inverse = Absolute(Uniform(dims.channels, 6));
-      Doubles got_sums(static_cast<size_t>(2 * dims.channels), NAN), want_sums = got_sums;
-      cpu->BatchNormSums(dims, x, got_sums);
-      reference->BatchNormSums(dims, x, want_sums);
-      // Terms below one, each perhaps rounded to fp32; the sums may be fp32 for some rows on end.
-      const double bound = static_cast<double>(dims.rows) * 0x1.0p-22;
-      for (size_t i = 0; i < got_sums.size(); ++i) {
-        ASSERT_NEAR(got_sums[i], want_sums[i], bound);
-      }
-      cpu->BatchNormBackwardSums(dims, x, dy, mean, inverse, got_sums);
-      reference->BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
-      for (size_t i = 0; i < got_sums.size(); ++i) {
-        ASSERT_NEAR(got_sums[i], want_sums[i], 4 * bound);
-      }
-      // A handful of roundings of numbers up to three.
-      Floats got = Garbage(SizeOf(dims)), want = got;
-      cpu->BatchNormForward(dims, x, mean, inverse, scale, shift, got);
-      reference->BatchNormForward(dims, x, mean, inverse, scale, shift, want);
-      ExpectNear(got, want, 1e-6);
-      cpu->BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, got);
-      reference->BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, want);
-      ExpectNear(got, want, 2e-6);
+  for (const RowsDims& dims : Rows()) {
+    SCOPED_TRACE(::testing::Message() << dims.rows << " rows of " << dims.channels);
+    const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
+    const Floats scale = Uniform(dims.channels, 3), shift = Uniform(dims.channels, 4);
+    const Floats mean = Uniform(dims.channels, 5), inverse = Absolute(Uniform(dims.channels, 6));
+    Doubles got_sums(static_cast<size_t>(2 * dims.channels), NAN), want_sums = got_sums;
+    kernels_->BatchNormSums(dims, x, got_sums);
+    reference->BatchNormSums(dims, x, want_sums);
+    // Terms below one, each perhaps rounded to fp32; the sums may be fp32 for some rows on end.
+    const double bound = static_cast<double>(dims.rows) * 0x1.0p-22;
+    for (size_t i = 0; i < got_sums.size(); ++i) {
+      ASSERT_NEAR(got_sums[i], want_sums[i], bound);
     }
+    kernels_->BatchNormBackwardSums(dims, x, dy, mean, inverse, got_sums);
+    reference->BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
+    for (size_t i = 0; i < got_sums.size(); ++i) {
+      ASSERT_NEAR(got_sums[i], want_sums[i], 4 * bound);
+    }
+    // A handful of roundings of numbers up to three.
+    Floats got = Garbage(SizeOf(dims)), want = got;
+    kernels_->BatchNormForward(dims, x, mean, inverse, scale, shift, got);
+    reference->BatchNormForward(dims, x, mean, inverse, scale, shift, want);
+    ExpectNear(got, want, 1e-6);
+    kernels_->BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, got);
+    reference->BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, want);
+    ExpectNear(got, want, 2e-6);
   }
 }
 
@@ -253,26 +250,23 @@ TEST_P(NormTest, LayerNormOfNothing) {
   EXPECT_THAT(out.mean, Each(0.0F));
 }
 
-TEST(CpuNormTest, LayerNormIsNearTheReference) {
+TEST_P(NormTest, LayerNormIsNearTheReference) {
   const auto reference = MakeReferenceKernels();
-  for (const int threads : {1, 3}) {
-    const auto cpu = MakeCpuKernels(threads);
-    for (const RowsDims& dims : Rows()) {
-      SCOPED_TRACE(::testing::Message() << dims.rows << " rows of " << dims.channels);
-      const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
-      const Floats scale = Uniform(dims.channels, 3), shift = Uniform(dims.channels, 4);
-      const LayerNormOutputs got = RunLayerNorm(*cpu, dims, x, scale, shift, dy);
-      const LayerNormOutputs want = RunLayerNorm(*reference, dims, x, scale, shift, dy);
-      // The inverse of a row of three may be 20 or more, and multiplies the roundings.
-      ExpectNear(got.mean, want.mean, 1e-6);
-      ExpectNear(got.inverse, want.inverse, 2e-5);
-      ExpectNear(got.y, want.y, 2e-5);
-      ExpectNear(got.dx, want.dx, 5e-5);
-      // Sums over the rows of numbers up to two.
-      const double bound = 1e-5 + static_cast<double>(dims.rows) * 0x1.0p-21;
-      ExpectNear(got.dscale, want.dscale, bound);
-      ExpectNear(got.dshift, want.dshift, bound);
-    }
+  for (const RowsDims& dims : Rows()) {
+    SCOPED_TRACE(::testing::Message() << dims.rows << " rows of " << dims.channels);
+    const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
+    const Floats scale = Uniform(dims.channels, 3), shift = Uniform(dims.channels, 4);
+    const LayerNormOutputs got = RunLayerNorm(*kernels_, dims, x, scale, shift, dy);
+    const LayerNormOutputs want = RunLayerNorm(*reference, dims, x, scale, shift, dy);
+    // The inverse of a row of three may be 20 or more, and multiplies the roundings.
+    ExpectNear(got.mean, want.mean, 1e-6);
+    ExpectNear(got.inverse, want.inverse, 2e-5);
+    ExpectNear(got.y, want.y, 2e-5);
+    ExpectNear(got.dx, want.dx, 5e-5);
+    // Sums over the rows of numbers up to two.
+    const double bound = 1e-5 + static_cast<double>(dims.rows) * 0x1.0p-21;
+    ExpectNear(got.dscale, want.dscale, bound);
+    ExpectNear(got.dshift, want.dshift, bound);
   }
 }
 
@@ -317,9 +311,8 @@ TEST_P(NormTest, LrnOfNothing) {
   RunLrn(*kernels_, {.rows = 3, .channels = 0}, {}, {});
 }
 
-TEST(CpuNormTest, LrnIsNearTheReference) {
+TEST_P(NormTest, LrnIsNearTheReference) {
   const auto reference = MakeReferenceKernels();
-  const auto cpu = MakeCpuKernels(1);
   for (const RowsDims& rows : Rows()) {
     for (const int64_t size : {2, 5}) {
       for (const float beta : {0.75F, 0.5F, 1.0F}) {
@@ -330,7 +323,8 @@ TEST(CpuNormTest, LrnIsNearTheReference) {
                            .beta = beta,
                            .k = 2};
         const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
-        const LrnOutputs got = RunLrn(*cpu, dims, x, dy), want = RunLrn(*reference, dims, x, dy);
+        const LrnOutputs got = RunLrn(*kernels_, dims, x, dy),
+                         want = RunLrn(*reference, dims, x, dy);
         // A power in fp32 is a few roundings; sums have at most five terms.
         ExpectNear(got.y, want.y, 2e-6);
         ExpectNear(got.d, want.d, 2e-6);

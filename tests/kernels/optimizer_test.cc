@@ -109,7 +109,7 @@ TEST_P(OptimizerTest, NothingIsFine) {
 
 // Values below one: g + decay * w, momentum * v + that, and w - rate * v each round once or twice
 // in fp32, half a unit in the last place of a result below four at most: 2^-23 each, times five.
-TEST(CpuOptimizerTest, SgdIsNearTheReference) {
+TEST_P(OptimizerTest, SgdIsNearTheReference) {
   for (const bool nesterov : {false, true}) {
     const SgdStep step{.rate = 0.05F,
                        .momentum = 0.9F,
@@ -120,7 +120,7 @@ TEST(CpuOptimizerTest, SgdIsNearTheReference) {
       Floats w = Uniform(n, 1), v = Uniform(n, 2);
       Floats want_w = w, want_v = v;
       const Floats g = Uniform(n, 3);
-      MakeCpuKernels(1)->Sgd(step, g, w, v);
+      kernels_->Sgd(step, g, w, v);
       MakeReferenceKernels()->Sgd(step, g, want_w, want_v);
       ExpectNear(v, want_v, 5 * 0x1.0p-23);
       ExpectNear(w, want_w, 5 * 0x1.0p-23);
@@ -130,7 +130,7 @@ TEST(CpuOptimizerTest, SgdIsNearTheReference) {
 
 // Moments as above. Updates are rate * a quotient that may be large where v is small: 30 at most
 // for the data here, with a few roundings of it.
-TEST(CpuOptimizerTest, AdamWIsNearTheReference) {
+TEST_P(OptimizerTest, AdamWIsNearTheReference) {
   const AdamWStep step{.rate = 0.01F,
                        .weight_decay = 0.1F,
                        .correction1 = 1 - std::pow(0.9, 7),
@@ -140,7 +140,7 @@ TEST(CpuOptimizerTest, AdamWIsNearTheReference) {
     Floats w = Uniform(n, 1), m = Uniform(n, 2), v = Absolute(Uniform(n, 4));
     Floats want_w = w, want_m = m, want_v = v;
     const Floats g = Uniform(n, 3);
-    MakeCpuKernels(1)->AdamW(step, g, w, m, v);
+    kernels_->AdamW(step, g, w, m, v);
     MakeReferenceKernels()->AdamW(step, g, want_w, want_m, want_v);
     ExpectNear(m, want_m, 5 * 0x1.0p-23);
     ExpectNear(v, want_v, 5 * 0x1.0p-23);

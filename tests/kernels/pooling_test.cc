@@ -141,7 +141,7 @@ TEST_P(PoolingTest, GlobalAverageGradientIsTheDifference) {
   });
 }
 
-TEST(CpuGlobalAverageTest, IsNearTheReference) {
+TEST_P(PoolingTest, GlobalAverageIsNearTheReference) {
   for (const auto& [batch, positions, channels] :
        std::vector<std::array<int64_t, 3>>{{2, 49, 512}, {3, 1, 17}, {1, 64, 1}, {5, 35, 2048}}) {
     const Floats x = Uniform(batch * positions * channels, 1);
@@ -149,13 +149,12 @@ TEST(CpuGlobalAverageTest, IsNearTheReference) {
     Floats y = Garbage(batch * channels), want_y = y, bound = y;
     Floats dx = Garbage(batch * positions * channels), want_dx = dx;
     const auto reference = MakeReferenceKernels();
-    const auto cpu = MakeCpuKernels(1);
-    cpu->GlobalAveragePoolForward(batch, positions, channels, positions, x, y);
+    kernels_->GlobalAveragePoolForward(batch, positions, channels, positions, x, y);
     reference->GlobalAveragePoolForward(batch, positions, channels, positions, x, want_y);
     reference->GlobalAveragePoolForward(batch, positions, channels, positions, Absolute(x), bound);
     // Two more roundings for a division that may be a product with the inverse.
     ExpectSumsNear(y, want_y, bound, positions + 2);
-    cpu->GlobalAveragePoolBackward(batch, positions, channels, positions, dy, dx);
+    kernels_->GlobalAveragePoolBackward(batch, positions, channels, positions, dy, dx);
     reference->GlobalAveragePoolBackward(batch, positions, channels, positions, dy, want_dx);
     ExpectSumsNear(dx, want_dx, Absolute(want_dx), 2);
   }
@@ -235,51 +234,51 @@ TEST_P(ReferencePoolingTest, GradientsAreTheDifferences) {
   ExpectGradient(x, out.dx, dy, [&] { return RunBoth(*kernels, dims, x, dy).y; });
 }
 
-class CpuPoolingTest : public ::testing::TestWithParam<PoolingDims> {
- protected:
-  const PoolingDims dims_ = GetParam();
-  const LayerSizes sizes_ = SizesOf(dims_);
-  const std::unique_ptr<Kernels> reference_ = MakeReferenceKernels();
-  const std::unique_ptr<Kernels> cpu_ = MakeCpuKernels(1);
-};
-INSTANTIATE_TEST_SUITE_P(Shapes, CpuPoolingTest, ::testing::ValuesIn(Shapes()));
-
-TEST_P(CpuPoolingTest, SumsAreNearTheReference) {
-  const Floats x = Uniform(sizes_.x, 1), dy = Uniform(sizes_.y, 2);
-  const Outputs want = RunBoth(*reference_, dims_, x, dy);
-  const Outputs got = RunBoth(*cpu_, dims_, x, dy);
-  EXPECT_EQ(got.argmax, want.argmax);
-  if (dims_.kind == PoolKind::kMax) {
-    EXPECT_EQ(got.y, want.y);
+TEST_P(PoolingTest, SumsAreNearTheReference) {
+  const auto reference = MakeReferenceKernels();
+  for (const PoolingDims& dims : Shapes()) {
+    SCOPED_TRACE(::testing::PrintToString(dims));
+    const LayerSizes sizes = SizesOf(dims);
+    const Floats x = Uniform(sizes.x, 1), dy = Uniform(sizes.y, 2);
+    const Outputs want = RunBoth(*reference, dims, x, dy);
+    const Outputs got = RunBoth(*kernels_, dims, x, dy);
+    EXPECT_EQ(got.argmax, want.argmax);
+    if (dims.kind == PoolKind::kMax) {
+      EXPECT_EQ(got.y, want.y);
+    }
+    // Magnitudes of average pooling are its values on absolute data. For max pooling the winners
+    // must stay, so |dy| alone is taken; y was compared above.
+    const Outputs magnitude =
+        RunBoth(*reference, dims, dims.kind == PoolKind::kMax ? x : Absolute(x), Absolute(dy));
+    // Two more roundings for the division, and for each share.
+    const int64_t taps = dims.window.kernel_height * dims.window.kernel_width;
+    ExpectSumsNear(got.y, want.y, Absolute(magnitude.y), taps + 2);
+    ExpectSumsNear(got.dx, want.dx, magnitude.dx, taps + 2);
   }
-  // Magnitudes of average pooling are its values on absolute data. For max pooling the winners must
-  // stay, so |dy| alone is taken; y was compared above.
-  const Outputs magnitude =
-      RunBoth(*reference_, dims_, dims_.kind == PoolKind::kMax ? x : Absolute(x), Absolute(dy));
-  // Two more roundings for the division, and for each share.
-  const int64_t taps = dims_.window.kernel_height * dims_.window.kernel_width;
-  ExpectSumsNear(got.y, want.y, Absolute(magnitude.y), taps + 2);
-  ExpectSumsNear(got.dx, want.dx, magnitude.dx, taps + 2);
 }
 
 // Eighths have many equals, and an image of one value nothing else.
-TEST_P(CpuPoolingTest, FirstOfEqualsWins) {
-  const Floats dy = Eighths(sizes_.y, 2);
-  for (const Floats& x : {Eighths(sizes_.x, 1), Floats(static_cast<size_t>(sizes_.x), -1.0F)}) {
-    const Outputs want = RunBoth(*reference_, dims_, x, dy);
-    const Outputs got = RunBoth(*cpu_, dims_, x, dy);
-    EXPECT_EQ(got.argmax, want.argmax);
-    if (dims_.kind == PoolKind::kMax) {
-      EXPECT_EQ(got.y, want.y);
-      EXPECT_EQ(got.dx, want.dx);
+TEST_P(PoolingTest, FirstOfEqualsWins) {
+  const auto reference = MakeReferenceKernels();
+  for (const PoolingDims& dims : Shapes()) {
+    SCOPED_TRACE(::testing::PrintToString(dims));
+    const LayerSizes sizes = SizesOf(dims);
+    const Floats dy = Eighths(sizes.y, 2);
+    for (const Floats& x : {Eighths(sizes.x, 1), Floats(static_cast<size_t>(sizes.x), -1.0F)}) {
+      const Outputs want = RunBoth(*reference, dims, x, dy);
+      const Outputs got = RunBoth(*kernels_, dims, x, dy);
+      EXPECT_EQ(got.argmax, want.argmax);
+      if (dims.kind == PoolKind::kMax) {
+        EXPECT_EQ(got.y, want.y);
+        EXPECT_EQ(got.dx, want.dx);
+      }
     }
   }
 }
 
 // Divisors that are powers of two keep averages of exact data exact.
-TEST(CpuPoolingEdgeTest, ExactDataGivesTheSameBits) {
+TEST_P(PoolingTest, ExactDataGivesTheSameBits) {
   const auto reference = MakeReferenceKernels();
-  const auto cpu = MakeCpuKernels(1);
   for (const PoolingDims& dims :
        {Pooling(PoolKind::kAverage, 2, 17, Window(8, 10, 2, 2)),
         Pooling(PoolKind::kAverage, 2, 16, Window(7, 5, 2, 1, 1)),
@@ -288,7 +287,7 @@ TEST(CpuPoolingEdgeTest, ExactDataGivesTheSameBits) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const Floats x = Eighths(SizesOf(dims).x, 1), dy = Eighths(SizesOf(dims).y, 2);
     const Outputs want = RunBoth(*reference, dims, x, dy);
-    const Outputs got = RunBoth(*cpu, dims, x, dy);
+    const Outputs got = RunBoth(*kernels_, dims, x, dy);
     EXPECT_EQ(got.y, want.y);
     EXPECT_EQ(got.dx, want.dx);
   }

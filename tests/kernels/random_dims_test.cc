@@ -1,4 +1,4 @@
-// Dims drawn by seed: whatever they are, the CPU back end computes what the reference does. Data is
+// Dims drawn by seed: whatever they are, a back end computes what the reference does. Data is
 // exact, so "the same" is to the bit, and a wrong element cannot hide in a tolerance. One back end
 // sees all of them, as a worker's sees its layers.
 #include <gtest/gtest.h>
@@ -61,38 +61,41 @@ PoolingDims RandomPooling(uint64_t seed) {
   return Pooling(kind, dice.Extent(3), channels, RandomWindow(dice, 1));
 }
 
-void ExpectTheReferences(Kernels& cpu, Kernels& reference, const ConvolutionDims& dims, bool bias) {
+void ExpectTheReferences(Kernels& tested, Kernels& reference, const ConvolutionDims& dims,
+                         bool bias) {
   const LayerSizes sizes = SizesOf(dims);
   const Floats x = Eighths(sizes.x, 1), w = Eighths(sizes.w, 2), dy = Eighths(sizes.y, 3);
   const Floats b = bias ? Eighths(sizes.b, 4) : Floats();
   Floats got = Garbage(sizes.y), want = got;
-  cpu.ConvolutionForward(dims, x, w, b, got);
+  tested.ConvolutionForward(dims, x, w, b, got);
   reference.ConvolutionForward(dims, x, w, b, want);
   ASSERT_EQ(got, want);
   got = want = Garbage(sizes.x);
-  cpu.ConvolutionBackwardData(dims, dy, w, got);
+  tested.ConvolutionBackwardData(dims, dy, w, got);
   reference.ConvolutionBackwardData(dims, dy, w, want);
   ASSERT_EQ(got, want);
   got = want = Garbage(sizes.w);
   Floats db = Garbage(static_cast<int64_t>(b.size())), want_db = db;
-  cpu.ConvolutionBackwardWeights(dims, x, dy, got, db);
+  tested.ConvolutionBackwardWeights(dims, x, dy, got, db);
   reference.ConvolutionBackwardWeights(dims, x, dy, want, want_db);
   ASSERT_EQ(got, want);
   ASSERT_EQ(db, want_db);
 }
 
-TEST(RandomDimsTest, Convolutions) {
+using RandomDimsTest = BackEndTest;
+INSTANTIATE_TEST_SUITE_P(BackEnds, RandomDimsTest, ::testing::ValuesIn(BackEnds()), NameOf);
+
+TEST_P(RandomDimsTest, Convolutions) {
   const auto reference = MakeReferenceKernels();
-  const auto cpu = MakeCpuKernels(1);
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     const ConvolutionDims dims = RandomConvolution(seed);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
-    ASSERT_NO_FATAL_FAILURE(ExpectTheReferences(*cpu, *reference, dims, seed % 2 == 0));
+    ASSERT_NO_FATAL_FAILURE(ExpectTheReferences(*kernels_, *reference, dims, seed % 2 == 0));
   }
 }
 
 // Large enough to be cut into parts inside, by images, rows and channels.
-TEST(RandomDimsTest, LargeConvolutions) {
+TEST(CpuRandomDimsTest, LargeConvolutions) {
   const auto reference = MakeReferenceKernels();
   const auto cpu = MakeCpuKernels(2);
   for (uint64_t seed = 2000; seed < 2000 + kLargeCases; ++seed) {
@@ -113,9 +116,8 @@ TEST(RandomDimsTest, LargeConvolutions) {
 
 // Averages divide by anything up to 25, so the last bits may differ: by two roundings (a product
 // with the inverse) of numbers up to one, and as many for each share of a gradient.
-TEST(RandomDimsTest, Poolings) {
+TEST_P(RandomDimsTest, Poolings) {
   const auto reference = MakeReferenceKernels();
-  const auto cpu = MakeCpuKernels(1);
   for (uint64_t seed = 1000; seed < 1000 + kCases; ++seed) {
     const PoolingDims dims = RandomPooling(seed);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
@@ -125,12 +127,12 @@ TEST(RandomDimsTest, Poolings) {
     const double tolerance = max ? 0 : 4e-6;
     std::vector<int32_t> argmax(max ? static_cast<size_t>(sizes.y) : 0, -7), want_argmax = argmax;
     Floats got = Garbage(sizes.y), want = got;
-    cpu->PoolingForward(dims, x, got, argmax);
+    kernels_->PoolingForward(dims, x, got, argmax);
     reference->PoolingForward(dims, x, want, want_argmax);
     ASSERT_EQ(argmax, want_argmax);
     ASSERT_NO_FATAL_FAILURE(ExpectNear(got, want, tolerance));
     got = want = Garbage(sizes.x);
-    cpu->PoolingBackward(dims, dy, argmax, got);
+    kernels_->PoolingBackward(dims, dy, argmax, got);
     reference->PoolingBackward(dims, dy, want_argmax, want);
     ASSERT_NO_FATAL_FAILURE(ExpectNear(got, want, tolerance));
   }

@@ -75,7 +75,7 @@ TEST_P(SequenceTest, EmbeddingOfNothing) {
                              none);
 }
 
-TEST(CpuSequenceTest, EmbeddingIsTheReferencesOnExactData) {
+TEST_P(SequenceTest, EmbeddingIsTheReferencesOnExactData) {
   for (const EmbeddingDims& dims :
        {EmbeddingDims{.batch = 4, .tokens = 33, .vocabulary = 7, .features = 65},
         EmbeddingDims{
@@ -87,15 +87,13 @@ TEST(CpuSequenceTest, EmbeddingIsTheReferencesOnExactData) {
     Floats got = Garbage(sizes.y), want = got;
     Floats got_dw = Garbage(sizes.w), want_dw = got_dw;
     Floats got_dp = Garbage(sizes.positions), want_dp = got_dp;
-    for (const int threads : {1, 3}) {
-      MakeCpuKernels(threads)->EmbeddingForward(dims, ids, w, p, got);
-      MakeReferenceKernels()->EmbeddingForward(dims, ids, w, p, want);
-      EXPECT_EQ(got, want);
-      MakeCpuKernels(threads)->EmbeddingBackward(dims, ids, dy, got_dw, got_dp);
-      MakeReferenceKernels()->EmbeddingBackward(dims, ids, dy, want_dw, want_dp);
-      EXPECT_EQ(got_dw, want_dw);
-      EXPECT_EQ(got_dp, want_dp);
-    }
+    kernels_->EmbeddingForward(dims, ids, w, p, got);
+    MakeReferenceKernels()->EmbeddingForward(dims, ids, w, p, want);
+    EXPECT_EQ(got, want);
+    kernels_->EmbeddingBackward(dims, ids, dy, got_dw, got_dp);
+    MakeReferenceKernels()->EmbeddingBackward(dims, ids, dy, want_dw, want_dp);
+    EXPECT_EQ(got_dw, want_dw);
+    EXPECT_EQ(got_dp, want_dp);
   }
 }
 
@@ -205,29 +203,26 @@ TEST_P(SequenceTest, AttentionOfNothing) {
   }
 }
 
-TEST(CpuSequenceTest, AttentionIsNearTheReference) {
+TEST_P(SequenceTest, AttentionIsNearTheReference) {
   const auto reference = MakeReferenceKernels();
-  for (const int threads : {1, 3}) {
-    const auto cpu = MakeCpuKernels(threads);
-    for (const AttentionDims& shape :
-         {AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 1},
-          AttentionDims{.batch = 2, .tokens = 7, .heads = 3, .head_features = 5},
-          AttentionDims{.batch = 2, .tokens = 64, .heads = 4, .head_features = 16},
-          AttentionDims{.batch = 1, .tokens = 65, .heads = 1, .head_features = 33}}) {
-      for (const bool causal : {false, true}) {
-        AttentionDims dims = shape;
-        dims.causal = causal;
-        SCOPED_TRACE(::testing::PrintToString(dims));
-        const Floats qkv = Uniform(SizesOf(dims).qkv, 1),
-                     dcontext = Uniform(SizesOf(dims).context, 2);
-        const AttentionOutputs got = RunAttention(*cpu, dims, qkv, dcontext);
-        const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext);
-        // Scores below six with roundings of 33 products: 33 * 2^-24 * 6 at the very most, and
-        // exp() carries that over to the probabilities, which are below one.
-        ExpectNear(got.probabilities, want.probabilities, 1e-5);
-        ExpectNear(got.context, want.context, 1e-5);
-        ExpectNear(got.dqkv, want.dqkv, 2e-5);
-      }
+  for (const AttentionDims& shape :
+       {AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 1},
+        AttentionDims{.batch = 2, .tokens = 7, .heads = 3, .head_features = 5},
+        AttentionDims{.batch = 2, .tokens = 64, .heads = 4, .head_features = 16},
+        AttentionDims{.batch = 1, .tokens = 65, .heads = 1, .head_features = 33}}) {
+    for (const bool causal : {false, true}) {
+      AttentionDims dims = shape;
+      dims.causal = causal;
+      SCOPED_TRACE(::testing::PrintToString(dims));
+      const Floats qkv = Uniform(SizesOf(dims).qkv, 1),
+                   dcontext = Uniform(SizesOf(dims).context, 2);
+      const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext);
+      const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext);
+      // Scores below six with roundings of 33 products: 33 * 2^-24 * 6 at the very most, and
+      // exp() carries that over to the probabilities, which are below one.
+      ExpectNear(got.probabilities, want.probabilities, 1e-5);
+      ExpectNear(got.context, want.context, 1e-5);
+      ExpectNear(got.dqkv, want.dqkv, 2e-5);
     }
   }
 }

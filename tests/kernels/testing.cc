@@ -117,12 +117,6 @@ void PrintTo(const AttentionDims& d, std::ostream* out) {
                        d.head_features, d.causal ? ", causal" : "");
 }
 
-std::vector<BackEnd> BackEnds() {
-  return {{"Reference", [] { return MakeReferenceKernels(); }},
-          {"Cpu", [] { return MakeCpuKernels(1); }},
-          {"CpuThreeThreads", [] { return MakeCpuKernels(3); }}};
-}
-
 void PrintTo(const BackEnd& back_end, std::ostream* out) { *out << back_end.name; }
 
 std::string NameOf(const ::testing::TestParamInfo<BackEnd>& info) { return info.param.name; }

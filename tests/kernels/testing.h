@@ -52,15 +52,23 @@ void PrintTo(const AttentionDims& dims, std::ostream* out);
 struct BackEnd {
   std::string name;
   std::function<std::unique_ptr<Kernels>()> make;
+  // Why it cannot be tested on this machine; empty where it can.
+  std::string missing;
 };
-// The reference, the CPU with one thread, the CPU with three.
+// Each test program has its own: back ends of the host in host_back_ends.cc (the reference, the CPU
+// with one thread, the CPU with three), of a GPU and of an emulated one in cuda_back_ends.cc.
 std::vector<BackEnd> BackEnds();
 void PrintTo(const BackEnd& back_end, std::ostream* out);
 std::string NameOf(const ::testing::TestParamInfo<BackEnd>& info);
 
 class BackEndTest : public ::testing::TestWithParam<BackEnd> {
  protected:
-  const std::unique_ptr<Kernels> kernels_ = GetParam().make();
+  void SetUp() override {
+    if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
+  }
+
+  const std::unique_ptr<Kernels> kernels_ =
+      GetParam().missing.empty() ? GetParam().make() : nullptr;
 };
 
 // Each value of `got` within its own bound of `want`. A sum of k products in floating point, taken

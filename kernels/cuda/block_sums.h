@@ -1,0 +1,50 @@
+// Sums and maxima over the threads of a warp or of a block, the same bits in every thread and every
+// run. For *.cu only.
+//
+// Requires: all threads of the warp (block) call together; blocks are whole warps, 1024 threads at
+// most.
+#pragma once
+
+#include <cstdint>
+
+namespace cadre {
+
+inline constexpr unsigned kWholeWarp = 0xffffffffU;
+
+struct Plus {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
+// Not-a-number never wins.
+struct Larger {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return b > a ? b : a;
+  }
+};
+
+// Requires: `of` does not mind order, so that both partners of each exchange find the same.
+template <typename T, typename Of>
+__device__ inline T OverWarp(T value, Of of) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = of(value, __shfl_xor_sync(kWholeWarp, value, distance));
+  }
+  return value;
+}
+
+// shared: 32 elements, which may be used again at once.
+template <typename T, typename Of>
+__device__ inline T OverBlock(T value, Of of, T* shared) {
+  value = OverWarp(value, of);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = shared[0];
+  for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) value = of(value, shared[warp]);
+  __syncthreads();
+  return value;
+}
+
+}  // namespace cadre

@@ -1,0 +1,126 @@
+// Sums over the rows of a matrix, column by column, in two launches and a fixed order: blocks sum
+// bands of rows into scratch, and then the bands are added up. How rows are split depends on the
+// extents only, so the same data give the same bits on every device.
+//
+// Also the shape of kernels that go over a matrix with values by column: a thread stays in its
+// columns and steps over rows. For *.cu only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "device/cuda/launch.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/launches.h"
+
+namespace cadre {
+
+inline constexpr int kColumnThreads = 256;
+
+// Threads are [rows, groups of N columns]; blocks tile the columns and deal out the rows.
+inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t most_blocks) {
+  const int64_t groups = columns / group;
+  int across = 1;
+  while (across < 32 && across < groups) across *= 2;
+  const int down = kColumnThreads / across;
+  const int64_t tiles = (groups + across - 1) / across;
+  // Four rows a thread at least.
+  const int64_t bands = std::clamp<int64_t>((rows + 4 * down - 1) / (4 * down), 1,
+                                            std::max<int64_t>(1, most_blocks / tiles));
+  return {.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(bands)),
+          .block = dim3(static_cast<unsigned>(across), static_cast<unsigned>(down))};
+}
+
+// Where a thread of such a kernel works.
+struct ColumnPlace {
+  int64_t column;
+  int64_t first_row, row_step;
+};
+
+template <int N>
+__device__ inline ColumnPlace PlaceInColumns() {
+  return {(static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N,
+          static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y,
+          static_cast<int64_t>(gridDim.y) * blockDim.y};
+}
+
+// Values by column, as many as a thread has columns.
+template <int N>
+__device__ inline void LoadColumns(const float* __restrict__ from, int64_t column,
+                                   float (&values)[N]) {
+  for (int k = 0; k < N; ++k) values[k] = from[column + k];
+}
+
+// Terms::Columns<N>: what is read once by column; Terms::kSums sums of
+// terms.Add<N>(columns, row, column, sums). partial: [bands, kSums, columns].
+template <typename Terms, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    SumBands(Terms terms, int64_t rows, int64_t columns, double* __restrict__ partial) {
+  __shared__ double shared[Terms::kSums * N][kColumnThreads];
+  const ColumnPlace place = PlaceInColumns<N>();
+  const bool here = place.column < columns;
+  double sums[Terms::kSums][N] = {};
+  if (here) {
+    const auto by_column = terms.template At<N>(place.column);
+    for (int64_t row = place.first_row; row < rows; row += place.row_step) {
+      terms.template Add<N>(by_column, row, row * columns + place.column, sums);
+    }
+  }
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int s = 0; s < Terms::kSums; ++s) {
+    for (int k = 0; k < N; ++k) shared[s * N + k][thread] = sums[s][k];
+  }
+  __syncthreads();
+  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) {
+      for (int i = 0; i < Terms::kSums * N; ++i) {
+        shared[i][thread] += shared[i][thread + half * blockDim.x];
+      }
+    }
+    __syncthreads();
+  }
+  if (!here || threadIdx.y != 0) return;
+  for (int s = 0; s < Terms::kSums; ++s) {
+    double* const to = partial + (blockIdx.y * Terms::kSums + s) * columns + place.column;
+    for (int k = 0; k < N; ++k) to[k] = shared[s * N + k][threadIdx.x];
+  }
+}
+
+// Of [bands, columns], the sums go to first[0, split) and second[0, columns - split).
+template <typename T>
+__global__ void __launch_bounds__(kColumnThreads)
+    AddBands(int64_t bands, int64_t columns, const double* __restrict__ partial, int64_t split,
+             T* __restrict__ first, T* __restrict__ second) {
+  __shared__ double shared[32][8];
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * 8 + threadIdx.x;
+  double sum = 0;
+  if (column < columns) {
+    for (int64_t band = threadIdx.y; band < bands; band += 32) {
+      sum += partial[band * columns + column];
+    }
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= columns) return;
+  for (int strip = 1; strip < 32; ++strip) sum += shared[strip][threadIdx.x];
+  if (column < split) {
+    first[column] = static_cast<T>(sum);
+  } else {
+    second[column - split] = static_cast<T>(sum);
+  }
+}
+
+// scratch: ColumnSumDoubles(columns, Terms::kSums).
+template <int N, typename Terms, typename T>
+void LaunchColumnSums(CudaDevice& device, const char* name, const Terms& terms, int64_t rows,
+                      int64_t columns, double* scratch, T* first, T* second) {
+  if (columns == 0) return;
+  const LaunchShape shape = ColumnShape(rows, columns, N, kMostColumnBlocks);
+  Launch(device, name, SumBands<Terms, N>, shape, terms, rows, columns, scratch);
+  const int64_t all = Terms::kSums * columns;
+  Launch(device, name, AddBands<T>,
+         LaunchShape{.grid = dim3(static_cast<unsigned>((all + 7) / 8)), .block = dim3(8, 32)},
+         static_cast<int64_t>(shape.grid.y), all, scratch, columns, first, second);
+}
+
+}  // namespace cadre

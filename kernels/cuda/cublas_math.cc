@@ -1,0 +1,234 @@
+#include "kernels/cuda/cublas_math.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "kernels/cuda/library_error.h"
+#include "kernels/cuda/product_layout.h"
+#include "kernels/cuda/weight_order.h"
+
+namespace cadre {
+namespace {
+
+// What NVIDIA advises for Hopper and later; also for the other cards, where less would do.
+constexpr size_t kProductWorkspace = size_t{32} << 20;
+
+cudaDataType_t TypeOf(DType type) { return type == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+cublasOperation_t OperationOf(bool transpose) { return transpose ? CUBLAS_OP_T : CUBLAS_OP_N; }
+
+std::string Describe(const ProductKey& key) {
+  const MatrixProductDims& d = key.dims;
+  return absl::StrCat("matrix product [", d.m, ", ", d.k, "]", d.transpose_a ? "^T" : "", " x [",
+                      d.k, ", ", d.n, "]", d.transpose_b ? "^T" : "", ", batch ", d.batch,
+                      d.outer > 1 ? absl::StrCat(" of ", d.outer) : "", ", ",
+                      DTypeName(key.factors), key.tf32 ? " (TF32)" : "", " to ",
+                      DTypeName(key.result), key.bias ? ", bias" : "");
+}
+
+}  // namespace
+
+// The library's descriptions of one product, and the algorithm that it chose.
+struct CublasMath::Plan {
+  explicit Plan(const CublasLtApi& api) : api(api) {}
+  ~Plan() {
+    if (preference != nullptr) api.preference_destroy(preference);
+    for (const cublasLtMatrixLayout_t layout : {first, second, result}) {
+      if (layout != nullptr) api.layout_destroy(layout);
+    }
+    if (description != nullptr) api.description_destroy(description);
+  }
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  template <typename T>
+  cublasStatus_t Set(cublasLtMatmulDescAttributes_t attribute, T value) {
+    return api.description_set(description, attribute, &value, sizeof(value));
+  }
+  template <typename T>
+  cublasStatus_t Prefer(cublasLtMatmulPreferenceAttributes_t attribute, T value) {
+    return api.preference_set(preference, attribute, &value, sizeof(value));
+  }
+
+  const CublasLtApi& api;
+  cublasLtMatmulDesc_t description = nullptr;
+  cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
+  cublasLtMatmulPreference_t preference = nullptr;
+  cublasLtMatmulAlgo_t algorithm = {};
+  size_t workspace = 0;
+};
+
+namespace {
+
+cublasStatus_t MakeLayout(const CublasLtApi& api, const ColumnMajorMatrix& matrix, DType type,
+                          int64_t batch, cublasLtMatrixLayout_t* layout) {
+  cublasStatus_t status =
+      api.layout_create(layout, TypeOf(type), static_cast<uint64_t>(matrix.rows),
+                        static_cast<uint64_t>(matrix.columns), matrix.leading);
+  if (status != CUBLAS_STATUS_SUCCESS || batch == 1) return status;
+  const auto count = static_cast<int32_t>(batch);
+  status = api.layout_set(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count));
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  return api.layout_set(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &matrix.step,
+                        sizeof(matrix.step));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CublasMath>> CublasMath::Make(const CublasLtApi& api,
+                                                             CudaDevice& device,
+                                                             LibraryWorkspace& workspace) {
+  cublasLtHandle_t handle = nullptr;
+  const cublasStatus_t status = api.create(&handle);
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    return LibraryError(device, absl::StrCat(CublasLtVersion(api), " does not start"),
+                        api.status_text(status), status == CUBLAS_STATUS_ALLOC_FAILED);
+  }
+  return std::unique_ptr<CublasMath>(new CublasMath(api, device, workspace, handle));
+}
+
+CublasMath::CublasMath(const CublasLtApi& api, CudaDevice& device, LibraryWorkspace& workspace,
+                       cublasLtHandle_t handle)
+    : api_(api), device_(device), workspace_(workspace), handle_(handle) {}
+
+CublasMath::~CublasMath() {
+  plans_.clear();
+  api_.destroy(handle_);
+}
+
+absl::Status CublasMath::Status(cublasStatus_t status, const ProductKey& key,
+                                absl::string_view what) const {
+  if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  return LibraryError(device_, absl::StrCat("cuBLASLt: ", what, " of ", Describe(key)),
+                      api_.status_text(status), status == CUBLAS_STATUS_ALLOC_FAILED);
+}
+
+CublasMath::Plan* CublasMath::PlanOf(const ProductKey& key) {
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) return found->second.get();
+  if (!workspace_.MayPrepare()) return nullptr;
+  absl::StatusOr<std::unique_ptr<Plan>> made = MakePlan(key);
+  if (!made.ok()) {
+    device_.Fail(made.status());
+    return nullptr;
+  }
+  return plans_.emplace(key, *std::move(made)).first->second.get();
+}
+
+absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const ProductKey& key) {
+  const ProductLayout layout = LayoutOf(key.dims);
+  auto plan = std::make_unique<Plan>(api_);
+  const auto step = [&](cublasStatus_t status) { return Status(status, key, "description"); };
+  CADRE_RETURN_IF_ERROR(step(api_.description_create(
+      &plan->description, key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+      CUDA_R_32F)));
+  CADRE_RETURN_IF_ERROR(
+      step(plan->Set(CUBLASLT_MATMUL_DESC_TRANSA, OperationOf(layout.transpose_first))));
+  CADRE_RETURN_IF_ERROR(
+      step(plan->Set(CUBLASLT_MATMUL_DESC_TRANSB, OperationOf(layout.transpose_second))));
+  if (key.bias) {
+    CADRE_RETURN_IF_ERROR(step(plan->Set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS)));
+    // The address is another in every run; here it tells the alignment.
+    CADRE_RETURN_IF_ERROR(step(plan->Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                         reinterpret_cast<const void*>(key.bias_alignment))));
+  }
+  const MatrixProductDims& d = key.dims;
+  CADRE_RETURN_IF_ERROR(step(MakeLayout(api_, layout.first, key.factors, d.batch, &plan->first)));
+  CADRE_RETURN_IF_ERROR(step(MakeLayout(api_, layout.second, key.factors, d.batch, &plan->second)));
+  CADRE_RETURN_IF_ERROR(step(MakeLayout(api_, layout.result, key.result, d.batch, &plan->result)));
+  CADRE_RETURN_IF_ERROR(step(api_.preference_create(&plan->preference)));
+  CADRE_RETURN_IF_ERROR(
+      step(plan->Prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kProductWorkspace})));
+  const std::pair<cublasLtMatmulPreferenceAttributes_t, int64_t> alignments[] = {
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c_alignment},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment}};
+  for (const auto& [attribute, bytes] : alignments) {
+    CADRE_RETURN_IF_ERROR(step(plan->Prefer(attribute, static_cast<uint32_t>(bytes))));
+  }
+  cublasLtMatmulHeuristicResult_t found = {};
+  int count = 0;
+  CADRE_RETURN_IF_ERROR(
+      Status(api_.suggest(handle_, plan->description, plan->first, plan->second, plan->result,
+                          plan->result, plan->preference, 1, &found, &count),
+             key, "choice of an algorithm"));
+  if (count == 0) {
+    return Status(CUBLAS_STATUS_NOT_SUPPORTED, key, "choice of an algorithm");
+  }
+  CADRE_RETURN_IF_ERROR(Status(found.state, key, "choice of an algorithm"));
+  plan->algorithm = found.algo;
+  plan->workspace = found.workspaceSize;
+  return plan;
+}
+
+void CublasMath::Multiply(const MatrixProductDims& asked, bool tf32, ConstValues a, ConstValues b,
+                          std::span<const float> bias, Values c) {
+  if (device_.failed()) return;
+  const MatrixProductDims dims = FewestCalls(asked);
+  CHECK(a.type() == b.type() && (c.type() == a.type() || c.type() == DType::kFloat32));
+  CHECK(dims.m > 0 && dims.n > 0 && dims.k > 0 && dims.batch > 0 && dims.outer > 0);
+  const bool has_bias = dims.epilogue == MatrixProductDims::Epilogue::kBias && !bias.empty();
+  // The library adds a bias of the result's type only.
+  const bool narrow_bias = has_bias && c.type() != DType::kFloat32;
+  const auto bytes = [](DType type, int64_t elements) {
+    return elements * static_cast<int64_t>(SizeOf(type));
+  };
+  const ProductKey key{
+      .dims = dims,
+      .factors = a.type(),
+      .result = c.type(),
+      .tf32 = tf32 && a.type() == DType::kFloat32,
+      .bias = has_bias,
+      .a_alignment =
+          AlignmentOf(a.data(), bytes(a.type(), dims.a_step), bytes(a.type(), dims.a_outer)),
+      .b_alignment =
+          AlignmentOf(b.data(), bytes(b.type(), dims.b_step), bytes(b.type(), dims.b_outer)),
+      .c_alignment =
+          AlignmentOf(c.data(), bytes(c.type(), dims.c_step), bytes(c.type(), dims.c_outer)),
+      .bias_alignment = !has_bias     ? 0
+                        : narrow_bias ? 256
+                                      : AlignmentOf(bias.data(), 0, 0)};
+  Plan* const plan = PlanOf(key);
+  if (plan == nullptr) return;
+  const size_t bias_bytes = narrow_bias ? (bias.size() * 2 + 255) / 256 * 256 : 0;
+  std::byte* const memory = workspace_.Get(bias_bytes + plan->workspace);
+  if (memory == nullptr) return;
+  const void* added = bias.data();
+  if (narrow_bias) {
+    const Values narrow(memory, bias.size(), c.type());
+    LaunchChannelsToLast(device_, {.out = 1, .channels = dims.n, .taps = 1}, bias, narrow);
+    added = memory;
+  }
+  const absl::Status run = Run(*plan, key, a, b, added, c, memory + bias_bytes);
+  if (!run.ok()) device_.Fail(run);
+}
+
+absl::Status CublasMath::Run(Plan& plan, const ProductKey& key, ConstValues a, ConstValues b,
+                             const void* bias, Values c, std::byte* workspace) {
+  const MatrixProductDims& d = key.dims;
+  if (key.bias) {
+    CADRE_RETURN_IF_ERROR(Status(plan.Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias), key, "bias"));
+  }
+  const float alpha = d.alpha;
+  const float beta = d.accumulate ? 1.0F : 0.0F;
+  const auto at = [](auto* data, DType type, int64_t elements) {
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(data)>>,
+                                    const std::byte, std::byte>;
+    return static_cast<Byte*>(data) + elements * static_cast<int64_t>(SizeOf(type));
+  };
+  for (int64_t i = 0; i < d.outer; ++i) {
+    std::byte* const result = at(c.data(), c.type(), i * d.c_outer);
+    CADRE_RETURN_IF_ERROR(Status(
+        api_.multiply(handle_, plan.description, &alpha, at(b.data(), b.type(), i * d.b_outer),
+                      plan.first, at(a.data(), a.type(), i * d.a_outer), plan.second, &beta, result,
+                      plan.result, result, plan.result, &plan.algorithm, workspace, plan.workspace,
+                      device_.stream()),
+        key, "execution"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cadre

@@ -1,0 +1,88 @@
+// NVIDIA's cudnn-frontend, with its calls of cuDNN and of the CUDA runtime going through our tables
+// instead of linked functions. Included by the files that build its graphs, and by no header.
+//
+// The frontend calls free functions, so which tables they mean is said by a CudnnCalls that is
+// alive on the calling thread. Requires: one is, around everything that touches the frontend, the
+// destruction of its objects included.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+
+#include "device/cuda/cuda_api.h"
+#include "kernels/cuda/cudnn_library.h"
+
+namespace cadre {
+
+// Tables for what this thread does with the frontend, as long as it lives.
+class CudnnCalls {
+ public:
+  CudnnCalls(const CudnnApi& cudnn, const CudaApi& cuda, int ordinal)
+      : cudnn_(cudnn), cuda_(cuda), ordinal_(ordinal), outer_(current) {
+    current = this;
+  }
+  ~CudnnCalls() { current = outer_; }
+  CudnnCalls(const CudnnCalls&) = delete;
+  CudnnCalls& operator=(const CudnnCalls&) = delete;
+
+  static const CudnnApi& Cudnn() { return current->cudnn_; }
+  static cudaError_t Device(int* device) {
+    *device = current->ordinal_;
+    return cudaSuccess;
+  }
+  static cudaError_t Properties(cudaDeviceProp* properties, int device) {
+    return current->cuda_.properties(properties, device);
+  }
+  static cudaError_t Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                          cudaStream_t stream) {
+    return current->cuda_.copy_async(to, from, bytes, kind, stream);
+  }
+  static cudaError_t Set(void* memory, int value, size_t bytes, cudaStream_t stream) {
+    return current->cuda_.set_async(memory, value, bytes, stream);
+  }
+  // Its timing of plans, which we do not use but which is compiled.
+  template <typename... Arguments>
+  static cudaError_t NotUsed(const Arguments&... /*arguments*/) {
+    return cudaErrorNotSupported;
+  }
+  static const char* Text(cudaError_t error) { return current->cuda_.error_text(error); }
+
+ private:
+  static inline thread_local const CudnnCalls* current = nullptr;
+
+  const CudnnApi& cudnn_;
+  const CudaApi& cuda_;
+  const int ordinal_;
+  const CudnnCalls* const outer_;
+};
+
+}  // namespace cadre
+
+// What the toolkit's headers may have renamed already.
+#undef cudaGetDeviceProperties
+#define cudaGetDevice ::cadre::CudnnCalls::Device
+#define cudaGetDeviceProperties ::cadre::CudnnCalls::Properties
+#define cudaDeviceSynchronize ::cadre::CudnnCalls::NotUsed
+#define cudaEventCreate ::cadre::CudnnCalls::NotUsed
+#define cudaEventDestroy ::cadre::CudnnCalls::NotUsed
+#define cudaEventElapsedTime ::cadre::CudnnCalls::NotUsed
+#define cudaEventRecord ::cadre::CudnnCalls::NotUsed
+#define cudaEventSynchronize ::cadre::CudnnCalls::NotUsed
+#define cudaMemcpyAsync ::cadre::CudnnCalls::Copy
+#define cudaMemsetAsync ::cadre::CudnnCalls::Set
+#define cudaGetErrorString ::cadre::CudnnCalls::Text
+#define cudnnCreate ::cadre::CudnnCalls::Cudnn().create
+#define cudnnDestroy ::cadre::CudnnCalls::Cudnn().destroy
+#define cudnnGetVersion ::cadre::CudnnCalls::Cudnn().version
+#define cudnnGetErrorString ::cadre::CudnnCalls::Cudnn().error_text
+#define cudnnGetLastErrorString ::cadre::CudnnCalls::Cudnn().last_error_text
+#define cudnnSetStream ::cadre::CudnnCalls::Cudnn().set_stream
+#define cudnnGetStream ::cadre::CudnnCalls::Cudnn().get_stream
+#define cudnnBackendCreateDescriptor ::cadre::CudnnCalls::Cudnn().descriptor_create
+#define cudnnBackendDestroyDescriptor ::cadre::CudnnCalls::Cudnn().descriptor_destroy
+#define cudnnBackendSetAttribute ::cadre::CudnnCalls::Cudnn().set_attribute
+#define cudnnBackendGetAttribute ::cadre::CudnnCalls::Cudnn().get_attribute
+#define cudnnBackendFinalize ::cadre::CudnnCalls::Cudnn().finalize
+#define cudnnBackendExecute ::cadre::CudnnCalls::Cudnn().execute
+
+#include <cudnn_frontend.h>  // NOLINT: after the above

@@ -1,0 +1,326 @@
+#include "kernels/cuda/cudnn_plan.h"
+
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/cuda/cudnn_calls.h"
+
+namespace cadre {
+namespace {
+
+namespace fe = cudnn_frontend;
+using Extents = std::vector<int64_t>;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+// Letters of the library's words that a message quotes.
+constexpr size_t kMostText = 400;
+
+// The library gives reasons for every engine that it has; one that could be mended (a library that
+// is missing) is the one to tell.
+std::string Quote(const std::string& text) {
+  std::string quoted = text.substr(0, kMostText);
+  const size_t missing = text.find("PREREQUISITE_MISSING");
+  if (missing == std::string::npos) return quoted;
+  const size_t end = text.find('\n', missing);
+  return absl::StrCat(text.substr(0, text.find('\n')), ": ", text.substr(missing, end - missing));
+}
+
+absl::Status ErrorOf(fe::error_t error, absl::string_view what) {
+  if (error.is_good()) return absl::OkStatus();
+  const std::string text = absl::StrCat("cuDNN: ", what, ": ", Quote(error.get_message()));
+  switch (error.get_code()) {
+    case fe::error_code_t::GRAPH_NOT_SUPPORTED:
+    case fe::error_code_t::HEURISTIC_QUERY_FAILED:
+    case fe::error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED:
+      return absl::UnimplementedError(text);
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+// The frontend throws on lack of memory and where its own checks fail.
+absl::Status Guarded(absl::string_view what, const std::function<absl::Status()>& work) {
+  try {
+    return work();
+  } catch (const std::exception& thrown) {
+    return absl::InternalError(absl::StrCat("cuDNN: ", what, ": ", thrown.what()));
+  }
+}
+
+class FrontendPlan : public CudnnPlan {
+ public:
+  FrontendPlan(const CudnnMachine& machine, std::string what,
+               std::unique_ptr<fe::graph::Graph> graph)
+      : machine_(machine), what_(std::move(what)), graph_(std::move(graph)) {}
+  ~FrontendPlan() override {
+    const CudnnCalls calls(*machine_.cudnn, *machine_.cuda, machine_.ordinal);
+    graph_.reset();
+  }
+
+  // Chooses among the library's plans.
+  absl::Status Build(bool tf32_allowed, DType type) {
+    fe::graph::Graph& graph = *graph_;
+    if (machine_.handle == nullptr) {
+      const auto properties = std::make_shared<fe::DeviceProperties>();
+      const std::string& text = machine_.description;
+      CADRE_RETURN_IF_ERROR(
+          Error(properties->deserialize(std::vector<uint8_t>(text.begin(), text.end()))));
+      graph.set_device_properties(properties);
+    }
+    CADRE_RETURN_IF_ERROR(Error(graph.validate()));
+    CADRE_RETURN_IF_ERROR(Error(graph.build_operation_graph(machine_.handle)));
+    CADRE_RETURN_IF_ERROR(
+        Error(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK})));
+    graph.deselect_workspace_greater_than(machine_.workspace_limit);
+    graph.deselect_numeric_notes(Unwanted(tf32_allowed, type));
+    CADRE_RETURN_IF_ERROR(Error(graph.check_support()));
+    CADRE_RETURN_IF_ERROR(Error(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE)));
+    CADRE_RETURN_IF_ERROR(Error(graph.get_workspace_size(workspace_)));
+    return Error(graph.get_plan_name(name_));
+  }
+
+  size_t workspace() const override { return static_cast<size_t>(workspace_); }
+  std::string name() const override { return name_; }
+
+  absl::Status Execute(std::span<const std::pair<CudnnTensor, void*>> tensors,
+                       std::byte* workspace) override {
+    const CudnnCalls calls(*machine_.cudnn, *machine_.cuda, machine_.ordinal);
+    std::unordered_map<int64_t, void*> pointers;
+    for (const auto& [tensor, memory] : tensors) pointers.emplace(tensor, memory);
+    return Guarded(what_,
+                   [&] { return Error(graph_->execute(machine_.handle, pointers, workspace)); });
+  }
+
+ private:
+  absl::Status Error(const fe::error_t& error) const { return ErrorOf(error, what_); }
+
+  std::vector<fe::NumericalNote_t> Unwanted(bool tf32_allowed, DType type) const {
+    std::vector<fe::NumericalNote_t> notes;
+    if (machine_.deterministic) notes.push_back(fe::NumericalNote_t::NONDETERMINISTIC);
+    if (type != DType::kFloat32) return notes;
+    // Of fp32 these make fp16.
+    notes.push_back(fe::NumericalNote_t::DOWN_CONVERT_INPUTS);
+    // Of fp32 these make TF32.
+    if (!tf32_allowed) notes.push_back(fe::NumericalNote_t::TENSOR_CORE);
+    return notes;
+  }
+
+  const CudnnMachine machine_;
+  const std::string what_;
+  std::unique_ptr<fe::graph::Graph> graph_;
+  int64_t workspace_ = 0;
+  std::string name_;
+};
+
+fe::DataType_t TypeOf(DType type) {
+  return type == DType::kBFloat16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT;
+}
+
+std::unique_ptr<fe::graph::Graph> MakeGraph(DType type) {
+  auto graph = std::make_unique<fe::graph::Graph>();
+  graph->set_io_data_type(TypeOf(type))
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT);
+  return graph;
+}
+
+// Builds what `draw` draws.
+absl::StatusOr<std::unique_ptr<CudnnPlan>> BuildPlan(
+    const CudnnMachine& machine, const std::string& what, DType type, bool tf32,
+    const std::function<void(fe::graph::Graph& graph)>& draw) {
+  const CudnnCalls calls(*machine.cudnn, *machine.cuda, machine.ordinal);
+  std::unique_ptr<FrontendPlan> plan;
+  CADRE_RETURN_IF_ERROR(Guarded(what, [&] {
+    auto graph = MakeGraph(type);
+    draw(*graph);
+    plan = std::make_unique<FrontendPlan>(machine, what, std::move(graph));
+    return plan->Build(tf32, type);
+  }));
+  return plan;
+}
+
+// How a tensor lies in memory: the library's extents (batch, channels, height, width; or batch,
+// heads, tokens, features) and strides in elements.
+struct Lie {
+  Extents extents, strides;
+};
+
+fe::graph::Tensor_attributes Attributes(CudnnTensor tensor, const Lie& lie, DType type,
+                                        int64_t alignment) {
+  return fe::graph::Tensor_attributes()
+      .set_uid(tensor)
+      .set_dim(lie.extents)
+      .set_stride(lie.strides)
+      .set_data_type(TypeOf(type))
+      .set_alignment(alignment);
+}
+
+void MakeOutput(const Tensor& output, CudnnTensor tensor, const Lie& lie, DType type,
+                int64_t alignment) {
+  output->set_output(true)
+      .set_uid(tensor)
+      .set_dim(lie.extents)
+      .set_stride(lie.strides)
+      .set_data_type(TypeOf(type))
+      .set_alignment(alignment);
+}
+
+// --- convolution ---------------------------------------------------------------------------------
+
+std::string Describe(const ConvolutionKey& key) {
+  const ConvolutionDims& d = key.dims;
+  const WindowDims& w = d.window;
+  const char* pass = key.pass == ConvolutionPass::kForward        ? "forward"
+                     : key.pass == ConvolutionPass::kBackwardData ? "backward to data"
+                                                                  : "backward to weights";
+  return absl::StrCat("convolution ", pass, " of ", d.batch, " x ", w.in_height, " x ", w.in_width,
+                      " x ", d.in_channels, " to ", w.out_height, " x ", w.out_width, " x ",
+                      d.out_channels, ", kernel ", w.kernel_height, " x ", w.kernel_width,
+                      ", stride ", w.stride, ", dilation ", w.dilation, ", padding ", w.pad_top,
+                      " and ", w.pad_left, ", groups ", d.groups, ", ", DTypeName(key.type),
+                      key.tf32 ? " (TF32)" : "");
+}
+
+struct ConvolutionLies {
+  Lie image, weights, outputs;
+};
+
+ConvolutionLies LiesOf(const ConvolutionDims& d, const ConvolutionShape& shape) {
+  const int64_t channels = d.in_channels / d.groups;
+  const ConvolutionSide& h = shape.height;
+  const ConvolutionSide& w = shape.width;
+  return {.image = {{d.batch, d.in_channels, h.in, w.in},
+                    {shape.in_image, 1, shape.in_row, d.in_channels}},
+          .weights = {{d.out_channels, channels, h.kernel, w.kernel},
+                      {h.kernel * w.kernel * channels, 1, w.kernel * channels, channels}},
+          .outputs = {{d.batch, d.out_channels, h.out, w.out},
+                      {h.out * w.out * d.out_channels, 1, w.out * d.out_channels, d.out_channels}}};
+}
+
+// Where windows lie: the same words for the three passes.
+template <typename Pass>
+Pass Windows(const ConvolutionDims& d, const ConvolutionShape& shape) {
+  return Pass()
+      .set_pre_padding({shape.height.pad_near, shape.width.pad_near})
+      .set_post_padding({shape.height.pad_far, shape.width.pad_far})
+      .set_stride({d.window.stride, d.window.stride})
+      .set_dilation({d.window.dilation, d.window.dilation});
+}
+
+void DrawConvolution(const ConvolutionKey& key, fe::graph::Graph& graph) {
+  const ConvolutionDims& d = key.dims;
+  const ConvolutionShape shape = ShapeOf(d);
+  const ConvolutionLies lies = LiesOf(d, shape);
+  const auto input = [&](CudnnTensor tensor, const Lie& lie) {
+    return graph.tensor(Attributes(tensor, lie, key.type, key.alignment));
+  };
+  const auto output = [&](const Tensor& made, CudnnTensor tensor, const Lie& lie) {
+    MakeOutput(made, tensor, lie, key.type, key.alignment);
+  };
+  switch (key.pass) {
+    case ConvolutionPass::kForward:
+      return output(graph.conv_fprop(input(kImage, lies.image), input(kWeights, lies.weights),
+                                     Windows<fe::graph::Conv_fprop_attributes>(d, shape)),
+                    kOutputs, lies.outputs);
+    case ConvolutionPass::kBackwardData:
+      return output(graph.conv_dgrad(input(kOutputs, lies.outputs), input(kWeights, lies.weights),
+                                     Windows<fe::graph::Conv_dgrad_attributes>(d, shape)),
+                    kImage, lies.image);
+    case ConvolutionPass::kBackwardWeights:
+      return output(graph.conv_wgrad(input(kOutputs, lies.outputs), input(kImage, lies.image),
+                                     Windows<fe::graph::Conv_wgrad_attributes>(d, shape)),
+                    kWeights, lies.weights);
+  }
+}
+
+// --- attention -----------------------------------------------------------------------------------
+
+std::string Describe(const AttentionDims& d, bool backward) {
+  return absl::StrCat("attention ", backward ? "backward" : "forward", ", batch ", d.batch, ", ",
+                      d.tokens, " tokens, ", d.heads, " heads of ", d.head_features,
+                      d.causal ? ", causal" : "");
+}
+
+// A third of qkv [batch, tokens, heads, 3, features].
+Lie PartOf(const AttentionDims& d) {
+  const int64_t row = d.heads * 3 * d.head_features;
+  return {{d.batch, d.heads, d.tokens, d.head_features},
+          {d.tokens * row, 3 * d.head_features, row, 1}};
+}
+
+Lie ContextOf(const AttentionDims& d) {
+  const int64_t row = d.heads * d.head_features;
+  return {{d.batch, d.heads, d.tokens, d.head_features}, {d.tokens * row, d.head_features, row, 1}};
+}
+
+Lie StatisticsOf(const AttentionDims& d) {
+  return {{d.batch, d.heads, d.tokens, 1}, {d.heads * d.tokens, d.tokens, 1, 1}};
+}
+
+float ScoreScale(const AttentionDims& d) {
+  return static_cast<float>(1 / std::sqrt(static_cast<double>(d.head_features)));
+}
+
+constexpr DType kHalf = DType::kBFloat16;
+constexpr int64_t kAligned = 16;
+
+void DrawForward(const AttentionDims& d, fe::graph::Graph& graph) {
+  const auto part = [&](CudnnTensor tensor) {
+    return graph.tensor(Attributes(tensor, PartOf(d), kHalf, kAligned));
+  };
+  // Composite: what the library fuses on every card since Ampere. Its single operation, which the
+  // frontend may prefer, is for later cards only.
+  const auto [context, statistics] =
+      graph.sdpa(part(kQuery), part(kKey), part(kValue),
+                 fe::graph::SDPA_attributes()
+                     .set_name("attention")
+                     .set_attn_scale(ScoreScale(d))
+                     .set_causal_mask(d.causal)
+                     .set_generate_stats(true)
+                     .set_implementation(fe::AttentionImplementation_t::COMPOSITE));
+  MakeOutput(context, kContext, ContextOf(d), kHalf, kAligned);
+  MakeOutput(statistics, kStatistics, StatisticsOf(d), DType::kFloat32, kAligned);
+}
+
+void DrawBackward(const AttentionDims& d, bool deterministic, fe::graph::Graph& graph) {
+  const auto input = [&](CudnnTensor tensor, const Lie& lie, DType type) {
+    return graph.tensor(Attributes(tensor, lie, type, kAligned));
+  };
+  const auto [query, key, value] =
+      graph.sdpa_backward(input(kQuery, PartOf(d), kHalf), input(kKey, PartOf(d), kHalf),
+                          input(kValue, PartOf(d), kHalf), input(kContext, ContextOf(d), kHalf),
+                          input(kContextGradient, ContextOf(d), kHalf),
+                          input(kStatistics, StatisticsOf(d), DType::kFloat32),
+                          fe::graph::SDPA_backward_attributes()
+                              .set_name("attention")
+                              .set_attn_scale(ScoreScale(d))
+                              .set_causal_mask(d.causal)
+                              .set_deterministic_algorithm(deterministic));
+  MakeOutput(query, kQueryGradient, PartOf(d), kHalf, kAligned);
+  MakeOutput(key, kKeyGradient, PartOf(d), kHalf, kAligned);
+  MakeOutput(value, kValueGradient, PartOf(d), kHalf, kAligned);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeConvolutionPlan(const CudnnMachine& machine,
+                                                               const ConvolutionKey& key) {
+  return BuildPlan(machine, Describe(key), key.type, key.tf32,
+                   [&key](fe::graph::Graph& graph) { DrawConvolution(key, graph); });
+}
+
+absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeAttentionPlan(const CudnnMachine& machine,
+                                                             const AttentionDims& dims,
+                                                             bool backward) {
+  return BuildPlan(
+      machine, Describe(dims, backward), kHalf, /*tf32=*/false, [&](fe::graph::Graph& graph) {
+        backward ? DrawBackward(dims, machine.deterministic, graph) : DrawForward(dims, graph);
+      });
+}
+
+}  // namespace cadre

@@ -1,0 +1,95 @@
+// What the CUDA back end leaves to libraries: matrix products (cuBLASLt), convolutions and fused
+// attention (cuDNN). One interface, so that a test can play it on the host.
+//
+// Work is enqueued on the current lane of the device it was made for. Plans and workspaces are made
+// at the first use of an extent and kept; nothing is allocated after that. Thread-compatible.
+// Errors are the device's (device.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/library_loader.h"
+#include "kernels/kernels.h"
+#include "tensor/dtype.h"
+#include "tensor/values.h"
+
+namespace cadre {
+
+// c[batch] = op(a)[batch] op(b)[batch] (+ beta c) (+ bias), row-major. op(a): [m, k], op(b): [k,
+// n].
+struct MatrixProductDims {
+  int64_t m = 0, n = 0, k = 0;
+  // a is stored [k, m], b is stored [n, k].
+  bool transpose_a = false, transpose_b = false;
+  // Elements between the beginnings of rows as stored; 0: rows touch.
+  int64_t a_row = 0, b_row = 0, c_row = 0;
+  int64_t batch = 1;
+  // Elements between the matrices of a batch.
+  int64_t a_step = 0, b_step = 0, c_step = 0;
+  // A second batch dimension, outside the first.
+  int64_t outer = 1;
+  int64_t a_outer = 0, b_outer = 0, c_outer = 0;
+  float alpha = 1;
+  // c += instead of c =.
+  bool accumulate = false;
+  // What comes after the product: bias by column, and then gelu or relu.
+  enum class Epilogue : uint8_t { kNone, kBias };
+  Epilogue epilogue = Epilogue::kNone;
+  friend auto operator<=>(const MatrixProductDims&, const MatrixProductDims&) = default;
+};
+
+class DenseMath {
+ public:
+  virtual ~DenseMath() = default;
+
+  // fp32 factors may be rounded to TF32.
+  virtual void set_tf32(bool allowed) = 0;
+
+  // a and b are of one type; c is of that type, or fp32 where they are bf16. bias: fp32 [n], empty
+  // without one.
+  virtual void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
+                             std::span<const float> bias, Values c) = 0;
+
+  // Channels last; w as kernels.h has it, [out, in / groups, height, width], of the type of x.
+  // Padding at the far edges is what the outputs need. No bias here.
+  virtual void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
+                                  Values y) = 0;
+  virtual void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstValues w,
+                                       Values dx) = 0;
+  // dw: fp32.
+  virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
+                                          ConstValues dy, std::span<float> dw) = 0;
+
+  // Fused attention, which never stores probabilities: qkv [batch, tokens, heads, 3,
+  // head_features] of bf16; statistics: [batch, heads, tokens] that backward needs.
+  virtual bool HasFusedAttention(const AttentionDims& dims, DType type) = 0;
+  virtual void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
+                                     std::span<float> statistics) = 0;
+  virtual void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv,
+                                      ConstValues context, ConstValues dcontext,
+                                      std::span<const float> statistics, Values dqkv) = 0;
+
+  // For people and records: "cuBLAS 13.1.0, cuDNN 9.19.0".
+  virtual std::string versions() const = 0;
+};
+
+struct LibraryMathOptions {
+  // The most memory that one call may work in; 0: a sixteenth of the device's, 2 GiB at most.
+  int64_t workspace_limit = 0;
+  // Only algorithms that give the same bits from run to run on the same kind of device.
+  bool deterministic = true;
+};
+
+// Of the vendor's libraries, loaded when this is called (library_loader.h). Errors:
+// FailedPrecondition, naming the library that is missing or too old, where it was looked for, and
+// how to get it.
+absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
+                                                           const LibrarySearch& search,
+                                                           const LibraryMathOptions& options = {});
+
+}  // namespace cadre

@@ -1,0 +1,126 @@
+// A block takes a few channels of one output with all their taps: a stretch of memory on the side
+// that has channels first, a run for each tap on the other. It goes through shared memory, so that
+// both sides are read and written in order.
+#include <algorithm>
+
+#include "device/cuda/kernel_language.h"
+#include "device/cuda/launch.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/weight_order.h"
+
+namespace cadre {
+namespace {
+
+constexpr int kThreads = 256;
+// Floats in shared memory.
+constexpr int kTile = 8192;
+// Runs of so many channels fill whole memory transactions in either type.
+constexpr int64_t kChannels = 128;
+
+// Channels [*begin, *begin + *count) of output *out are piece `piece`'s.
+__device__ inline void PieceAt(int64_t piece, int64_t pieces_each, int64_t channels,
+                               int64_t at_once, int64_t* out, int64_t* begin, int64_t* count) {
+  int64_t part = 0;
+  *out = Divide(piece, pieces_each, &part);
+  *begin = part * at_once;
+  *count = channels - *begin < at_once ? channels - *begin : at_once;
+}
+
+template <typename From, typename To, bool kToLast>
+__global__ void Reorder(int64_t pieces, int64_t pieces_each, int64_t channels, int64_t taps,
+                        int64_t at_once, const From* from, To* to) {
+  __shared__ float tile[kTile];
+  for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
+    int64_t out = 0, begin = 0, count = 0;
+    PieceAt(piece, pieces_each, channels, at_once, &out, &begin, &count);
+    const int64_t elements = count * taps;
+    // Where the stretch with channels first begins, and the first run of the other side.
+    const int64_t stretch = (out * channels + begin) * taps;
+    const int64_t runs = out * channels * taps + begin;
+    for (int64_t i = threadIdx.x; i < elements; i += blockDim.x) {
+      if constexpr (kToLast) {
+        tile[i] = ToFloat(from[stretch + i]);
+      } else {
+        int64_t c = 0;
+        const int64_t t = Divide(i, count, &c);
+        tile[c * taps + t] = ToFloat(from[runs + t * channels + c]);
+      }
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < elements; i += blockDim.x) {
+      if constexpr (kToLast) {
+        int64_t c = 0;
+        const int64_t t = Divide(i, count, &c);
+        FromFloat(tile[c * taps + t], &to[runs + t * channels + c]);
+      } else {
+        FromFloat(tile[i], &to[stretch + i]);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// For kernels with more taps than shared memory holds.
+template <typename From, typename To, bool kToLast>
+__global__ void ReorderOneByOne(int64_t elements, int64_t channels, int64_t taps, const From* from,
+                                To* to) {
+  for (int64_t i = ThreadIndex(); i < elements; i += ThreadCount()) {
+    int64_t c = 0, t = 0;
+    const int64_t out = Divide(Divide(i, channels, &c), taps, &t);
+    const int64_t front = (out * channels + c) * taps + t;
+    if constexpr (kToLast) {
+      FromFloat(ToFloat(from[front]), &to[i]);
+    } else {
+      FromFloat(ToFloat(from[i]), &to[front]);
+    }
+  }
+}
+
+template <typename From, typename To, bool kToLast>
+void LaunchTyped(CudaDevice& device, const WeightOrderDims& d, const From* from, To* to) {
+  if (d.taps > kTile) {
+    const int64_t elements = d.out * d.channels * d.taps;
+    Launch(device, "order of weights", &ReorderOneByOne<From, To, kToLast>,
+           Strided(device, elements), elements, d.channels, d.taps, from, to);
+    return;
+  }
+  const int64_t at_once =
+      std::min(d.channels, d.taps == 1 ? kTile : std::min(kChannels, kTile / d.taps));
+  const int64_t pieces_each = (d.channels + at_once - 1) / at_once;
+  const int64_t pieces = d.out * pieces_each;
+  const int64_t most = int64_t{device.processors()} * 16;
+  LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::min(pieces, most))),
+                    .block = dim3(kThreads)};
+  Launch(device, "order of weights", &Reorder<From, To, kToLast>, shape, pieces, pieces_each,
+         d.channels, d.taps, at_once, from, to);
+}
+
+template <bool kToLast>
+void LaunchReorder(CudaDevice& device, const WeightOrderDims& dims, ConstValues from, Values to) {
+  const int64_t elements = dims.out * dims.channels * dims.taps;
+  CHECK_EQ(static_cast<int64_t>(from.size()), elements);
+  CHECK_EQ(static_cast<int64_t>(to.size()), elements);
+  if (elements == 0) return;
+  ByType(from.type(), [&](auto from_zero) {
+    ByType(to.type(), [&](auto to_zero) {
+      using From = decltype(from_zero);
+      using To = decltype(to_zero);
+      LaunchTyped<From, To, kToLast>(device, dims, static_cast<const From*>(from.data()),
+                                     static_cast<To*>(to.data()));
+    });
+  });
+}
+
+}  // namespace
+
+void LaunchChannelsToLast(CudaDevice& device, const WeightOrderDims& dims, ConstValues from,
+                          Values to) {
+  LaunchReorder<true>(device, dims, from, to);
+}
+
+void LaunchChannelsToFront(CudaDevice& device, const WeightOrderDims& dims, ConstValues from,
+                           Values to) {
+  LaunchReorder<false>(device, dims, from, to);
+}
+
+}  // namespace cadre

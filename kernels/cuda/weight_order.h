@@ -1,0 +1,26 @@
+// The order of a convolution's weights: ours is [out, channels, taps] (taps: height * width),
+// cuDNN's fast kernels want channels last, [out, taps, channels]. Also the way between fp32 and
+// bf16, which is the same with one tap.
+//
+// Enqueues on the device's current lane. See device.h for errors.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/cuda_device.h"
+#include "tensor/values.h"
+
+namespace cadre {
+
+struct WeightOrderDims {
+  int64_t out = 0, channels = 0, taps = 0;
+};
+
+// to[o, t, c] = from[o, c, t]. Types are fp32 or bf16 and may differ.
+void LaunchChannelsToLast(CudaDevice& device, const WeightOrderDims& dims, ConstValues from,
+                          Values to);
+// to[o, c, t] = from[o, t, c].
+void LaunchChannelsToFront(CudaDevice& device, const WeightOrderDims& dims, ConstValues from,
+                           Values to);
+
+}  // namespace cadre

@@ -1,0 +1,440 @@
+// Matrix products through a cuBLASLt that is played on the host, on an emulated device: operands,
+// batches, bias, plans that are kept, what a recording may do, and failures. What the library
+// itself makes of it is seen on a GPU (library_math_test.cc).
+#include "kernels/cuda/cublas_math.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/library_workspace.h"
+#include "kernels/kernels.h"
+#include "tests/emulator/emulated_cuda.h"
+#include "tests/kernels/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+float Widen(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+uint16_t Narrow(float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+// --- the library, as column-major as it is -------------------------------------------------------
+
+struct FakeDescription {
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  cublasOperation_t first = CUBLAS_OP_N, second = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+};
+
+struct FakeLayout {
+  cudaDataType type = CUDA_R_32F;
+  int64_t rows = 0, columns = 0, leading = 0;
+  int32_t batch = 1;
+  int64_t step = 0;
+
+  float Get(const void* data, int64_t batch_at, int64_t row, int64_t column) const {
+    const int64_t at = batch_at * step + column * leading + row;
+    return type == CUDA_R_32F ? static_cast<const float*>(data)[at]
+                              : Widen(static_cast<const uint16_t*>(data)[at]);
+  }
+  void Set(void* data, int64_t batch_at, int64_t row, int64_t column, float value) const {
+    const int64_t at = batch_at * step + column * leading + row;
+    if (type == CUDA_R_32F) {
+      static_cast<float*>(data)[at] = value;
+    } else {
+      static_cast<uint16_t*>(data)[at] = Narrow(value);
+    }
+  }
+};
+
+// What the test wants and sees of the library, whose functions know of no object.
+struct FakeState {
+  int handles = 0, objects = 0, suggestions = 0, products = 0;
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  uint32_t alignments[4] = {};
+  cublasStatus_t suggestion = CUBLAS_STATUS_SUCCESS, product = CUBLAS_STATUS_SUCCESS;
+};
+FakeState fake;
+
+template <typename Fake, typename Opaque>
+Fake* Of(Opaque* object) {
+  return reinterpret_cast<Fake*>(object);
+}
+
+void MultiplyOnHost(const FakeDescription& d, float alpha, const void* a, const FakeLayout& first,
+                    const void* b, const FakeLayout& second, float beta, void* c,
+                    const FakeLayout& result) {
+  const bool turn_a = d.first == CUBLAS_OP_T, turn_b = d.second == CUBLAS_OP_T;
+  const int64_t inner = turn_a ? first.rows : first.columns;
+  FakeLayout bias{.type = result.type};
+  for (int64_t s = 0; s < result.batch; ++s) {
+    for (int64_t column = 0; column < result.columns; ++column) {
+      for (int64_t row = 0; row < result.rows; ++row) {
+        float sum = 0;
+        for (int64_t i = 0; i < inner; ++i) {
+          sum += (turn_a ? first.Get(a, s, i, row) : first.Get(a, s, row, i)) *
+                 (turn_b ? second.Get(b, s, column, i) : second.Get(b, s, i, column));
+        }
+        sum *= alpha;
+        if (beta != 0) sum += beta * result.Get(c, s, row, column);
+        if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += bias.Get(d.bias, 0, row, 0);
+        result.Set(c, s, row, column, sum);
+      }
+    }
+  }
+}
+
+CublasLtApi FakeCublasLt() {
+  CublasLtApi api;
+  api.create = [](cublasLtHandle_t* handle) {
+    ++fake.handles;
+    *handle = reinterpret_cast<cublasLtHandle_t>(&fake);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.destroy = [](cublasLtHandle_t) {
+    --fake.handles;
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.version = []() -> size_t { return 130100; };
+  api.status_text = [](cublasStatus_t status) {
+    return status == CUBLAS_STATUS_NOT_SUPPORTED ? "it is not supported" : "it did not work";
+  };
+  api.description_create = [](cublasLtMatmulDesc_t* made, cublasComputeType_t compute,
+                              cudaDataType_t scale) {
+    EXPECT_EQ(scale, CUDA_R_32F);
+    ++fake.objects;
+    *made = reinterpret_cast<cublasLtMatmulDesc_t>(new FakeDescription{.compute = compute});
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.description_destroy = [](cublasLtMatmulDesc_t description) {
+    --fake.objects;
+    delete Of<FakeDescription>(description);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.description_set = [](cublasLtMatmulDesc_t description,
+                           cublasLtMatmulDescAttributes_t attribute, const void* value,
+                           size_t bytes) {
+    FakeDescription& d = *Of<FakeDescription>(description);
+    void* const to = attribute == CUBLASLT_MATMUL_DESC_TRANSA     ? static_cast<void*>(&d.first)
+                     : attribute == CUBLASLT_MATMUL_DESC_TRANSB   ? static_cast<void*>(&d.second)
+                     : attribute == CUBLASLT_MATMUL_DESC_EPILOGUE ? static_cast<void*>(&d.epilogue)
+                                                                  : static_cast<void*>(&d.bias);
+    EXPECT_EQ(bytes, attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8U : 4U);
+    std::memcpy(to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.layout_create = [](cublasLtMatrixLayout_t* made, cudaDataType type, uint64_t rows,
+                         uint64_t columns, int64_t leading) {
+    ++fake.objects;
+    EXPECT_GE(leading, static_cast<int64_t>(rows));
+    *made = reinterpret_cast<cublasLtMatrixLayout_t>(
+        new FakeLayout{.type = type,
+                       .rows = static_cast<int64_t>(rows),
+                       .columns = static_cast<int64_t>(columns),
+                       .leading = leading});
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.layout_destroy = [](cublasLtMatrixLayout_t layout) {
+    --fake.objects;
+    delete Of<FakeLayout>(const_cast<void*>(static_cast<const void*>(layout)));
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.layout_set = [](cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                      const void* value, size_t bytes) {
+    FakeLayout& l = *Of<FakeLayout>(const_cast<void*>(static_cast<const void*>(layout)));
+    const bool count = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    EXPECT_EQ(bytes, count ? 4U : 8U);
+    std::memcpy(count ? static_cast<void*>(&l.batch) : static_cast<void*>(&l.step), value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.preference_create = [](cublasLtMatmulPreference_t* made) {
+    ++fake.objects;
+    *made = reinterpret_cast<cublasLtMatmulPreference_t>(&fake);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.preference_destroy = [](cublasLtMatmulPreference_t) {
+    --fake.objects;
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.preference_set = [](cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t what,
+                          const void* value, size_t bytes) {
+    if (what >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) {
+      EXPECT_EQ(bytes, 4U);
+      std::memcpy(&fake.alignments[what - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value,
+                  bytes);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.suggest = [](cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t,
+                   cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                   cublasLtMatmulPreference_t, int wanted, cublasLtMatmulHeuristicResult_t* found,
+                   int* count) {
+    EXPECT_GE(wanted, 1);
+    ++fake.suggestions;
+    fake.compute = Of<FakeDescription>(description)->compute;
+    if (fake.suggestion != CUBLAS_STATUS_SUCCESS) return fake.suggestion;
+    *found = {};
+    found->workspaceSize = 1000;
+    *count = 1;
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  api.multiply = [](cublasLtHandle_t, cublasLtMatmulDesc_t description, const void* alpha,
+                    const void* a, cublasLtMatrixLayout_t first, const void* b,
+                    cublasLtMatrixLayout_t second, const void* beta, const void* c,
+                    cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t result,
+                    const cublasLtMatmulAlgo_t*, void* workspace, size_t bytes,
+                    cudaStream_t stream) {
+    ++fake.products;
+    if (fake.product != CUBLAS_STATUS_SUCCESS) return fake.product;
+    EXPECT_EQ(c, d);
+    EXPECT_EQ(bytes, 1000U);
+    EXPECT_TRUE(EmulatedCuda::OnDevice(stream, workspace, bytes));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(workspace) % 256, 0U);
+    const auto layout = [](cublasLtMatrixLayout_t l) {
+      return *Of<FakeLayout>(const_cast<void*>(static_cast<const void*>(l)));
+    };
+    EmulatedCuda::Enqueue(
+        stream,
+        [description = *Of<FakeDescription>(description), alpha = *static_cast<const float*>(alpha),
+         a, first = layout(first), b, second = layout(second),
+         beta = *static_cast<const float*>(beta), d, result = layout(result)] {
+          MultiplyOnHost(description, alpha, a, first, b, second, beta, d, result);
+          return cudaSuccess;
+        });
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  return api;
+}
+
+class CublasMathTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fake = {};
+    auto device = CudaDevice::Make(cuda_.api(), {});
+    ASSERT_TRUE(device.ok()) << device.status();
+    device_ = *std::move(device);
+    workspace_ = std::make_unique<LibraryWorkspace>(*device_);
+    auto math = CublasMath::Make(FakeCublasLt(), *device_, *workspace_);
+    ASSERT_TRUE(math.ok()) << math.status();
+    math_ = *std::move(math);
+  }
+  void TearDown() override {
+    math_.reset();
+    EXPECT_EQ(fake.handles, 0);
+    EXPECT_EQ(fake.objects, 0);
+  }
+
+  DeviceArray<float> OnDevice(const Floats& values) {
+    DeviceArray<float> array(*device_, values.size(), "test");
+    device_->CopyIn(values.data(), array.data(), values.size() * sizeof(float));
+    return array;
+  }
+  DeviceArray<uint16_t> HalvesOnDevice(const Floats& values) {
+    std::vector<uint16_t> halves;
+    for (const float value : values) halves.push_back(Narrow(value));
+    DeviceArray<uint16_t> array(*device_, values.size(), "test");
+    device_->CopyIn(halves.data(), array.data(), halves.size() * sizeof(uint16_t));
+    return array;
+  }
+  static Values HalfValues(const DeviceArray<uint16_t>& array) {
+    return {array.data(), array.size(), DType::kBFloat16};
+  }
+  Floats Get(const DeviceArray<float>& array) {
+    Floats got(array.size());
+    const absl::Status status =
+        device_->CopyOut(array.data(), got.data(), got.size() * sizeof(float));
+    EXPECT_TRUE(status.ok()) << status;
+    return got;
+  }
+
+  EmulatedCuda cuda_{EmulatedCuda::Mode::kInline};
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<LibraryWorkspace> workspace_;
+  std::unique_ptr<CublasMath> math_;
+};
+
+// x[4, 3] W[5, 3]^T + b, and the reference's word for it.
+constexpr MatrixProductDims kForward{
+    .m = 4, .n = 5, .k = 3, .transpose_b = true, .epilogue = MatrixProductDims::Epilogue::kBias};
+
+Floats ReferenceForward(const Floats& x, const Floats& w, const Floats& b) {
+  Floats y(20);
+  MakeReferenceKernels()->FullyConnectedForward({.batch = 4, .in = 3, .out = 5}, x, w, b, y);
+  return y;
+}
+
+TEST_F(CublasMathTest, MultipliesAndAddsABias) {
+  const Floats x = Eighths(12, 1), w = Eighths(15, 2), b = Eighths(5, 3);
+  const auto dx = OnDevice(x), dw = OnDevice(w), db = OnDevice(b), dy = OnDevice(Garbage(20));
+  math_->Multiply(kForward, /*tf32=*/false, dx.span(), dw.span(), db.span(), dy.span());
+  EXPECT_EQ(Get(dy), ReferenceForward(x, w, b));
+  EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F);
+  math_->Multiply(kForward, /*tf32=*/true, dx.span(), dw.span(), db.span(), dy.span());
+  EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F_FAST_TF32);
+}
+
+// The library takes a bias of the result's type alone.
+TEST_F(CublasMathTest, ABiasIsRoundedToTheResultsType) {
+  const Floats x = Eighths(12, 1), w = Eighths(15, 2), b = Eighths(5, 3);
+  const auto dx = HalvesOnDevice(x), dw = HalvesOnDevice(w), dy = HalvesOnDevice(Floats(20));
+  const auto db = OnDevice(b);
+  math_->Multiply(kForward, true, HalfValues(dx), HalfValues(dw), db.span(), HalfValues(dy));
+  std::vector<uint16_t> got(20);
+  ASSERT_TRUE(device_->CopyOut(dy.data(), got.data(), 40).ok());
+  const Floats want = ReferenceForward(x, w, b);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(Widen(got[i]), Widen(Narrow(want[i]))) << i;
+  // bf16 is never TF32.
+  EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F);
+}
+
+TEST_F(CublasMathTest, BatchesOfBatchesTakeAsFewCallsAsTheyCan) {
+  // The scores of attention: 6 samples of 2 heads, 3 tokens of 4 features.
+  const MatrixProductDims dims{.m = 3,
+                               .n = 3,
+                               .k = 4,
+                               .transpose_b = true,
+                               .a_row = 24,
+                               .b_row = 24,
+                               .batch = 2,
+                               .a_step = 12,
+                               .b_step = 12,
+                               .c_step = 9,
+                               .outer = 6,
+                               .a_outer = 72,
+                               .b_outer = 72,
+                               .c_outer = 18};
+  const Floats qkv = Eighths(6 * 72, 1);
+  const auto x = OnDevice(qkv), scores = OnDevice(Garbage(6 * 18));
+  math_->Multiply(dims, false, x.span(), x.span().subspan(4), {}, scores.span());
+  EXPECT_EQ(fake.products, 2);
+  const Floats got = Get(scores);
+  for (int64_t sample = 0; sample < 6; ++sample) {
+    for (int64_t head = 0; head < 2; ++head) {
+      for (int64_t i = 0; i < 3; ++i) {
+        for (int64_t j = 0; j < 3; ++j) {
+          const float* q = qkv.data() + sample * 72 + i * 24 + head * 12;
+          const float* k = qkv.data() + sample * 72 + j * 24 + head * 12 + 4;
+          float sum = 0;
+          for (int f = 0; f < 4; ++f) sum += q[f] * k[f];
+          EXPECT_EQ(got[sample * 18 + head * 9 + i * 3 + j], sum);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CublasMathTest, PlansAreMadeOnceAndKnowTheAlignment) {
+  const auto a = OnDevice(Eighths(64, 1)), b = OnDevice(Eighths(64, 2)), c = OnDevice(Floats(64));
+  const MatrixProductDims dims{.m = 4, .n = 4, .k = 4};
+  const auto multiply = [&](size_t skip) {
+    math_->Multiply(dims, false, a.span().subspan(skip, 16), b.span().first(16), {},
+                    c.span().first(16));
+  };
+  multiply(0);
+  multiply(0);
+  EXPECT_EQ(fake.suggestions, 1);
+  EXPECT_EQ(fake.alignments[1], 256U);
+  multiply(1);
+  EXPECT_EQ(fake.suggestions, 2);
+  // The library's second factor is our first.
+  EXPECT_EQ(fake.alignments[0], 256U);
+  EXPECT_EQ(fake.alignments[1], 4U);
+  EXPECT_EQ(fake.alignments[2], 256U);
+  EXPECT_EQ(fake.products, 3);
+}
+
+TEST_F(CublasMathTest, AccumulatesAndScales) {
+  const auto a = OnDevice({1, 2}), b = OnDevice({3, 4}), c = OnDevice({100});
+  math_->Multiply({.m = 1, .n = 1, .k = 2, .alpha = 0.5F, .accumulate = true}, false, a.span(),
+                  b.span(), {}, c.span());
+  EXPECT_EQ(Get(c), Floats({105.5F}));
+}
+
+TEST_F(CublasMathTest, RecordingsPlayWhatWasDoneOnceAndNothingElse) {
+  const auto a = OnDevice({1, 2}), b = OnDevice({3, 4}), c = OnDevice({100});
+  const MatrixProductDims dims{.m = 1, .n = 1, .k = 2, .accumulate = true};
+  const auto work = [&] {
+    math_->Multiply(dims, false, a.span(), b.span(), {}, c.span());
+    return device_->status();
+  };
+  // No plan and no workspace: dropped, and nothing was done.
+  const auto refused = device_->RecordWork(work);
+  EXPECT_TRUE(!refused.ok() || *refused == nullptr);
+  ASSERT_TRUE(device_->status().ok()) << device_->status();
+  EXPECT_EQ(Get(c), Floats({100}));
+  ASSERT_TRUE(work().ok());
+  const auto recording = device_->RecordWork(work);
+  ASSERT_TRUE(recording.ok()) << recording.status();
+  ASSERT_NE(*recording, nullptr);
+  device_->Play(**recording);
+  device_->Play(**recording);
+  EXPECT_EQ(Get(c), Floats({133}));
+}
+
+TEST_F(CublasMathTest, WhatTheLibraryRefusesIsNamed) {
+  fake.suggestion = CUBLAS_STATUS_NOT_SUPPORTED;
+  const auto a = OnDevice(Floats(64)), c = OnDevice(Floats(64));
+  math_->Multiply({.m = 8, .n = 8, .k = 8}, true, a.span(), a.span(), {}, c.span());
+  EXPECT_EQ(device_->status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(device_->status().message()),
+              HasSubstr("matrix product [8, 8] x [8, 8], batch 1, float32 (TF32) to float32"));
+  EXPECT_THAT(std::string(device_->status().message()), HasSubstr("it is not supported"));
+  // Later work does nothing.
+  math_->Multiply({.m = 8, .n = 8, .k = 8}, false, a.span(), a.span(), {}, c.span());
+  EXPECT_EQ(fake.suggestions, 1);
+}
+
+TEST_F(CublasMathTest, LackOfMemoryIsToldAsThat) {
+  fake.product = CUBLAS_STATUS_ALLOC_FAILED;
+  const auto a = OnDevice(Floats(64)), c = OnDevice(Floats(64));
+  math_->Multiply({.m = 8, .n = 8, .k = 8}, false, a.span(), a.span(), {}, c.span());
+  EXPECT_EQ(device_->status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+// --- workspace -----------------------------------------------------------------------------------
+
+TEST_F(CublasMathTest, WorkspaceGrowsAndIsOneForEachLane) {
+  std::byte* const small = workspace_->Get(100);
+  ASSERT_NE(small, nullptr);
+  EXPECT_EQ(workspace_->Get(200), small);
+  std::byte* const large = workspace_->Get(1 << 20);
+  ASSERT_NE(large, nullptr);
+  EXPECT_EQ(workspace_->Get(100), large);
+  const OnLane on(*device_, Lane::kCommunication);
+  EXPECT_NE(workspace_->Get(100), large);
+}
+
+// A recording goes on using what it was given.
+TEST_F(CublasMathTest, WorkspaceOfARecordingStays) {
+  std::byte* const first = workspace_->Get(1 << 20);
+  const auto recording = device_->RecordWork([&] {
+    device_->Zero(workspace_->Get(1 << 20), 1 << 20);
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(recording.ok() && *recording != nullptr);
+  const int64_t before = device_->bytes_in_use();
+  std::byte* const second = workspace_->Get(4 << 20);
+  EXPECT_NE(second, first);
+  EXPECT_GE(device_->bytes_in_use(), before + (4 << 20));
+  device_->Play(**recording);
+  EXPECT_TRUE(device_->Synchronize().ok());
+}
+
+}  // namespace
+}  // namespace cadre

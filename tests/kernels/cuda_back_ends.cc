@@ -1,0 +1,15 @@
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/cuda_rig.h"
+#include "tests/kernels/testing.h"
+
+namespace cadre {
+
+std::vector<BackEnd> BackEnds() {
+  const std::string missing = MissingCudaRig();
+  // Where wide accesses are allowed, and where they are not.
+  return {{CudaRigName(), [] { return MakeStagedKernels(MakeCudaRig(), 0); }, missing},
+          {absl::StrCat(CudaRigName(), "Misaligned"),
+           [] { return MakeStagedKernels(MakeCudaRig(), 1); }, missing}};
+}
+
+}  // namespace cadre

@@ -1,0 +1,231 @@
+// What the CUDA back end tells cuBLASLt and cuDNN, worked out on the host: swapped operands,
+// windows and their padding, alignments.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/convolution_shape.h"
+#include "kernels/cuda/cublas_math.h"
+#include "kernels/cuda/cudnn_plan.h"
+#include "kernels/cuda/product_layout.h"
+#include "kernels/extents.h"
+#include "tests/kernels/testing.h"
+
+namespace cadre {
+namespace {
+
+// What cuBLASLt does with column-major matrices, as its documentation says.
+void MultiplyByColumns(const ProductLayout& layout, const float* first, const float* second,
+                       const float* bias, float* result) {
+  const ColumnMajorMatrix& a = layout.first;
+  const ColumnMajorMatrix& b = layout.second;
+  const ColumnMajorMatrix& d = layout.result;
+  const int64_t inner = layout.transpose_first ? a.rows : a.columns;
+  ASSERT_EQ(inner, layout.transpose_second ? b.columns : b.rows);
+  ASSERT_EQ(d.rows, layout.transpose_first ? a.columns : a.rows);
+  ASSERT_EQ(d.columns, layout.transpose_second ? b.rows : b.columns);
+  for (const ColumnMajorMatrix* matrix : {&a, &b, &d}) ASSERT_GE(matrix->leading, matrix->rows);
+  for (int64_t column = 0; column < d.columns; ++column) {
+    for (int64_t row = 0; row < d.rows; ++row) {
+      float sum = bias == nullptr ? 0 : bias[row];
+      for (int64_t i = 0; i < inner; ++i) {
+        const float x =
+            layout.transpose_first ? first[row * a.leading + i] : first[i * a.leading + row];
+        const float y = layout.transpose_second ? second[i * b.leading + column]
+                                                : second[column * b.leading + i];
+        sum += x * y;
+      }
+      result[column * d.leading + row] = sum;
+    }
+  }
+}
+
+class ProductLayoutTest : public ::testing::TestWithParam<MatrixProductDims> {};
+
+std::vector<MatrixProductDims> Products() {
+  std::vector<MatrixProductDims> all;
+  for (const bool transpose_a : {false, true}) {
+    for (const bool transpose_b : {false, true}) {
+      for (const bool apart : {false, true}) {
+        MatrixProductDims d{
+            .m = 3, .n = 5, .k = 4, .transpose_a = transpose_a, .transpose_b = transpose_b};
+        if (apart) {
+          d.a_row = 9;
+          d.b_row = 8;
+          d.c_row = 7;
+        }
+        all.push_back(d);
+      }
+    }
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Products, ProductLayoutTest, ::testing::ValuesIn(Products()));
+
+TEST_P(ProductLayoutTest, ColumnMajorProductIsTheRowMajorOne) {
+  const MatrixProductDims& d = GetParam();
+  const int64_t a_row = d.a_row > 0 ? d.a_row : d.transpose_a ? d.m : d.k;
+  const int64_t b_row = d.b_row > 0 ? d.b_row : d.transpose_b ? d.k : d.n;
+  const int64_t c_row = d.c_row > 0 ? d.c_row : d.n;
+  const Floats a = Eighths(9 * 9, 1), b = Eighths(9 * 9, 2), bias = Eighths(d.n, 3);
+  Floats got(d.m * c_row, 0.0F), want(d.m * c_row, 0.0F);
+  for (int64_t i = 0; i < d.m; ++i) {
+    for (int64_t j = 0; j < d.n; ++j) {
+      float sum = bias[j];
+      for (int64_t k = 0; k < d.k; ++k) {
+        sum += (d.transpose_a ? a[k * a_row + i] : a[i * a_row + k]) *
+               (d.transpose_b ? b[j * b_row + k] : b[k * b_row + j]);
+      }
+      want[i * c_row + j] = sum;
+    }
+  }
+  MultiplyByColumns(LayoutOf(d), b.data(), a.data(), bias.data(), got.data());
+  EXPECT_EQ(got, want);
+}
+
+TEST(ProductLayoutTest, StepsGoWithTheirMatrix) {
+  const ProductLayout layout =
+      LayoutOf({.m = 2, .n = 3, .k = 4, .batch = 5, .a_step = 10, .b_step = 20, .c_step = 30});
+  EXPECT_EQ(layout.first.step, 20);
+  EXPECT_EQ(layout.second.step, 10);
+  EXPECT_EQ(layout.result.step, 30);
+}
+
+TEST(ProductLayoutTest, TheLargerBatchIsTheInnerOne) {
+  const MatrixProductDims few{.m = 2,
+                              .n = 3,
+                              .k = 4,
+                              .batch = 5,
+                              .a_step = 1,
+                              .b_step = 2,
+                              .c_step = 3,
+                              .outer = 7,
+                              .a_outer = 4,
+                              .b_outer = 5,
+                              .c_outer = 6};
+  const MatrixProductDims turned = FewestCalls(few);
+  EXPECT_EQ(turned.batch, 7);
+  EXPECT_EQ(turned.outer, 5);
+  EXPECT_EQ(turned.a_step, 4);
+  EXPECT_EQ(turned.b_step, 5);
+  EXPECT_EQ(turned.c_step, 6);
+  EXPECT_EQ(turned.a_outer, 1);
+  EXPECT_EQ(turned.b_outer, 2);
+  EXPECT_EQ(turned.c_outer, 3);
+  EXPECT_EQ(FewestCalls(turned), turned);
+}
+
+TEST(AlignmentTest, IsWhatDividesAddressAndSteps) {
+  const auto at = [](uintptr_t address) { return reinterpret_cast<const void*>(address); };
+  EXPECT_EQ(AlignmentOf(at(4096), 0, 0), 256);
+  EXPECT_EQ(AlignmentOf(at(4096), 96, 0), 32);
+  EXPECT_EQ(AlignmentOf(at(4096), 256, 2), 2);
+  EXPECT_EQ(AlignmentOf(at(4100), 256, 256), 4);
+  EXPECT_EQ(CommonAlignment(at(4096), at(4096), nullptr), 16);
+  EXPECT_EQ(CommonAlignment(at(4096), at(4104), at(4096)), 8);
+  EXPECT_EQ(CommonAlignment(at(4098), at(4104), at(4096)), 2);
+}
+
+TEST(PlanKeyTest, DiffersInEverythingThatAPlanDependsOn) {
+  const ConvolutionKey key{.dims = Convolution(2, 3, 4, Window(5, 5, 3))};
+  ConvolutionKey other = key;
+  EXPECT_EQ(key, other);
+  other.pass = ConvolutionPass::kBackwardData;
+  EXPECT_NE(key, other);
+  other = key;
+  other.tf32 = true;
+  EXPECT_NE(key, other);
+  other = key;
+  other.alignment = 8;
+  EXPECT_NE(key, other);
+  other = key;
+  other.dims.window.pad_top = 1;
+  EXPECT_NE(key, other);
+  const ProductKey product{.dims = {.m = 1, .n = 2, .k = 3}};
+  ProductKey another = product;
+  EXPECT_EQ(product, another);
+  another.dims.accumulate = true;
+  EXPECT_NE(product, another);
+  another = product;
+  another.result = DType::kBFloat16;
+  EXPECT_NE(product, another);
+}
+
+// Which rows of the input the windows of `dims` touch, along one side.
+std::vector<bool> Touched(int64_t in, int64_t out, int64_t kernel, int64_t pad,
+                          const WindowDims& w) {
+  std::vector<bool> touched(in, false);
+  for (int64_t o = 0; o < out; ++o) {
+    for (int64_t k = 0; k < kernel; ++k) {
+      const int64_t row = o * w.stride - pad + k * w.dilation;
+      if (row >= 0 && row < in) touched[row] = true;
+    }
+  }
+  return touched;
+}
+
+void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t kernel, int64_t pad,
+               const WindowDims& w, bool blind) {
+  EXPECT_GE(side.pad_near, 0);
+  EXPECT_GE(side.pad_far, 0);
+  EXPECT_EQ(side.kernel, kernel);
+  EXPECT_EQ(side.out, out);
+  EXPECT_LE(side.in, in);
+  const std::vector<bool> touched = Touched(in, out, kernel, pad, w);
+  for (int64_t row = side.in; row < in; ++row) EXPECT_FALSE(touched[row]) << "left out " << row;
+  if (blind) return;
+  EXPECT_EQ(side.pad_near, pad);
+  // The number of outputs that cuDNN derives.
+  EXPECT_EQ((side.in + side.pad_near + side.pad_far - w.dilation * (kernel - 1) - 1) / w.stride + 1,
+            out);
+}
+
+TEST(ConvolutionShapeTest, OutputsAreTheOnesAskedFor) {
+  int blind = 0, cropped = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    uint64_t draws = 0;
+    const auto draw = [&](int64_t low, int64_t high) { return Draw(low, high, seed, draws++); };
+    const WindowDims w{.in_height = draw(1, 9),
+                       .in_width = draw(1, 9),
+                       .out_height = draw(1, 6),
+                       .out_width = draw(1, 6),
+                       .kernel_height = draw(1, 4),
+                       .kernel_width = draw(1, 4),
+                       .stride = draw(1, 3),
+                       .dilation = draw(1, 3),
+                       .pad_top = draw(0, 4),
+                       .pad_left = draw(0, 4)};
+    const ConvolutionDims dims = Convolution(1, 1, 1, w);
+    const ConvolutionShape shape = ShapeOf(dims);
+    SCOPED_TRACE(::testing::PrintToString(dims));
+    CheckSide(shape.height, w.in_height, w.out_height, w.kernel_height, w.pad_top, w, shape.blind);
+    CheckSide(shape.width, w.in_width, w.out_width, w.kernel_width, w.pad_left, w, shape.blind);
+    EXPECT_EQ(shape.in_row, w.in_width);
+    EXPECT_EQ(shape.in_image, w.in_height * w.in_width);
+    EXPECT_EQ(shape.cropped, shape.height.in < w.in_height || shape.width.in < w.in_width);
+    if (HasFailure()) return;
+    blind += shape.blind ? 1 : 0;
+    cropped += shape.cropped ? 1 : 0;
+  }
+  // The draws reach all there is.
+  EXPECT_GT(blind, 10);
+  EXPECT_GT(cropped, 100);
+}
+
+// The projections of ResNet: one row is left over and does no harm.
+TEST(ConvolutionShapeTest, FewerRowsThanAStrideStay) {
+  const ConvolutionShape shape = ShapeOf(Convolution(2, 64, 128, Window(56, 56, 1, 2)));
+  EXPECT_FALSE(shape.cropped);
+  EXPECT_EQ(shape.height.in, 56);
+  EXPECT_EQ(shape.height.pad_far, 0);
+}
+
+TEST(ConvolutionShapeTest, WeightsOfOneTapOrOneChannelKeepTheirOrder) {
+  EXPECT_FALSE(ShapeOf(Convolution(1, 8, 8, Window(5, 5, 1))).reorders_weights);
+  EXPECT_FALSE(ShapeOf(Convolution(1, 8, 8, Window(5, 5, 3), 8)).reorders_weights);
+  EXPECT_TRUE(ShapeOf(Convolution(1, 8, 8, Window(5, 5, 3), 4)).reorders_weights);
+}
+
+}  // namespace
+}  // namespace cadre

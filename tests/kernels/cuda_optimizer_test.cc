@@ -1,0 +1,246 @@
+// Updates of whole slices on the device, against the host's loop over segments.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/kernels/cuda_rig.h"
+
+namespace cadre {
+namespace {
+
+// Stretches of all kinds that cover [0, n), some of one element and some empty.
+std::vector<SliceSegment> SegmentsOf(int64_t n, uint64_t seed) {
+  std::vector<SliceSegment> segments;
+  for (int64_t begin = 0; begin < n;) {
+    const auto i = segments.size();
+    const int64_t most = Draw(0, 2, seed, 3 * i) == 0 ? 3 : 1 + n / 3;
+    const int64_t end = std::min(n, begin + Draw(0, most, seed, 3 * i + 1));
+    segments.push_back({.begin = begin,
+                        .end = end,
+                        .decays = i % 2 == 0,
+                        .statistic = i % 5 == 3,
+                        .momentum = 0.25F});
+    begin = end;
+  }
+  return segments;
+}
+
+struct Slice {
+  Floats g, w, m, v;
+};
+
+Slice RandomSlice(int64_t n) {
+  return {.g = Uniform(n, 3), .w = Uniform(n, 1), .m = Uniform(n, 2), .v = Absolute(Uniform(n, 4))};
+}
+
+struct Rule {
+  std::string name;
+  SliceUpdate update;
+  // The powers of the corrections may differ in their last bit between the host and a device.
+  double tolerance = 0;
+};
+
+std::vector<Rule> Rules() {
+  const SgdStep sgd{.momentum = 0.9F, .weight_decay = 1e-2F};
+  SgdStep nesterov = sgd;
+  nesterov.nesterov = true;
+  const AdamWStep adamw{.weight_decay = 0.1F};
+  return {{"sgd", {.rule = SliceUpdate::Rule::kSgd, .sgd = sgd}, 0},
+          {"nesterov", {.rule = SliceUpdate::Rule::kSgd, .sgd = nesterov}, 0},
+          {"adamw", {.rule = SliceUpdate::Rule::kAdamW, .adamw = adamw}, 0x1.0p-22}};
+}
+
+class CudaOptimizerTest : public CudaTest {
+ protected:
+  // Numbers in the device's memory, null for none.
+  DeviceArray<double> Number(double value) {
+    DeviceArray<double> number(device(), 1, "test");
+    device().CopyIn(&value, number.data(), sizeof(value));
+    return number;
+  }
+
+  Slice Updated(const SliceUpdate& update, const std::vector<SliceSegment>& segments,
+                const Slice& slice, int64_t shift = 0) {
+    const auto table = kernels().MakeSegmentTable(segments);
+    const OnDevice g(device(), slice.g, DType::kFloat32, shift),
+        w(device(), slice.w, DType::kFloat32, shift), m(device(), slice.m), v(device(), slice.v);
+    kernels().UpdateSlice(update, *table, g.span(), w.span(), m.span(), v.span());
+    return {.g = slice.g, .w = w.Get(), .m = m.Get(), .v = v.Get()};
+  }
+
+  const std::unique_ptr<Kernels> cpu_ = MakeCpuKernels(1);
+};
+
+TEST_F(CudaOptimizerTest, SlicesAreTheHosts) {
+  constexpr double kSquares = 50;
+  const auto squares = Number(kSquares), loss = Number(1.5);
+  for (const int64_t n : {1, 5, 1023, 1024, 1025, 100'003}) {
+    for (const Rule& rule : Rules()) {
+      for (const int64_t shift : {0, 1}) {
+        SCOPED_TRACE(::testing::Message() << rule.name << " of " << n << ", shift " << shift);
+        const auto segments = SegmentsOf(n, static_cast<uint64_t>(n));
+        for (Kernels* k : {cpu_.get(), &kernels()}) k->SetUpdate(0.05F, 7);
+        SliceUpdate update = rule.update;
+        update.clip_norm = 2;
+        const double host_squares = kSquares;
+        const double host_loss = 1.5;
+        update.squares = &host_squares;
+        update.loss = &host_loss;
+        Slice want = RandomSlice(n);
+        cpu_->UpdateSlice(update, *cpu_->MakeSegmentTable(segments), want.g, want.w, want.m,
+                          want.v);
+        update.squares = squares.data();
+        update.loss = loss.data();
+        const Slice got = Updated(update, segments, RandomSlice(n), shift);
+        ExpectNear(got.w, want.w, rule.tolerance);
+        ExpectNear(got.m, want.m, rule.tolerance);
+        ExpectNear(got.v, want.v, rule.tolerance);
+      }
+    }
+  }
+}
+
+TEST_F(CudaOptimizerTest, NothingChangesUnlessTheLossIsFinite) {
+  kernels().SetUpdate(0.05F, 1);
+  const Slice before = RandomSlice(3000);
+  for (const Rule& rule : Rules()) {
+    for (const double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+      const auto loss = Number(bad);
+      SliceUpdate update = rule.update;
+      update.loss = loss.data();
+      const Slice after = Updated(update, SegmentsOf(3000, 1), before);
+      EXPECT_EQ(after.w, before.w);
+      EXPECT_EQ(after.m, before.m);
+      EXPECT_EQ(after.v, before.v);
+    }
+  }
+}
+
+TEST_F(CudaOptimizerTest, ByValueIsTheHosts) {
+  const Slice slice = RandomSlice(10'007);
+  const SgdStep sgd{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F, .gradient_scale = 0.7F};
+  Slice want = slice;
+  cpu_->Sgd(sgd, want.g, want.w, want.v);
+  const OnDevice g(device(), slice.g), w(device(), slice.w), m(device(), slice.m),
+      v(device(), slice.v);
+  kernels().Sgd(sgd, g.span(), w.span(), v.span());
+  EXPECT_EQ(w.Get(), want.w);
+  EXPECT_EQ(v.Get(), want.v);
+  // Corrections come as numbers here, so the bits are the host's.
+  const AdamWStep adamw{.rate = 0.01F,
+                        .weight_decay = 0.1F,
+                        .correction1 = 1 - std::pow(0.9, 7),
+                        .correction2 = 1 - std::pow(0.999, 7)};
+  want = {.g = slice.g, .w = want.w, .m = slice.m, .v = Absolute(want.v)};
+  const OnDevice second(device(), want.v);
+  cpu_->AdamW(adamw, want.g, want.w, want.m, want.v);
+  kernels().AdamW(adamw, g.span(), w.span(), m.span(), second.span());
+  EXPECT_EQ(w.Get(), want.w);
+  EXPECT_EQ(m.Get(), want.m);
+  EXPECT_EQ(second.Get(), want.v);
+}
+
+TEST_F(CudaOptimizerTest, SumsOfSquaresAddUp) {
+  const auto sum = Number(3);
+  double want = 3;
+  for (const int64_t n : {0, 1, 4097, 200'001}) {
+    for (const int64_t shift : {0, 1}) {
+      const Floats x = Eighths(n, 1);
+      kernels().AddSumOfSquares(OnDevice(device(), x, DType::kFloat32, shift).span(), sum.data());
+      for (const float value : x) want += static_cast<double>(value) * value;
+    }
+  }
+  EXPECT_EQ(FromDevice<double>(device(), sum.span())[0], want);
+}
+
+// --- bf16 copies of the parameters
+// -----------------------------------------------------------------
+
+class CudaWeightsTest : public CudaOptimizerTest {
+ protected:
+  static constexpr FullyConnectedDims kDims{.batch = 1, .in = 1, .out = 16};
+
+  // The weights as products see them: y = 1 w^T.
+  Floats Seen(std::span<const float> w) {
+    const OnDevice x(device(), {1}, DType::kBFloat16), y(device(), Garbage(16), DType::kBFloat16);
+    kernels().FullyConnectedForward(kDims, x.values(), w, {}, y.values());
+    return y.Get();
+  }
+};
+
+TEST_F(CudaWeightsTest, WithoutACopyTheyAreRoundedWhenTheyAreUsed) {
+  UseBf16();
+  const Floats w = Uniform(17, 1);
+  const OnDevice weights(device(), w);
+  EXPECT_EQ(Seen(weights.span().first(16)), Bf16Rounded(Floats(w.begin(), w.end() - 1)));
+  EXPECT_EQ(Seen(weights.span().subspan(1)), Bf16Rounded(Floats(w.begin() + 1, w.end())));
+}
+
+// A copy is what was announced last: writing beside it goes unseen, which shows that it is used.
+TEST_F(CudaWeightsTest, AnnouncedWeightsHaveACopy) {
+  UseBf16();
+  const Floats w = Uniform(64, 1), other = Uniform(64, 2);
+  const OnDevice weights(device(), w);
+  kernels().WeightsChanged(weights.span());
+  const auto second = weights.span().subspan(16, 16);
+  const auto misaligned = weights.span().subspan(33, 16);
+  const auto part = [](const Floats& all, size_t begin) {
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(begin);
+    return Bf16Rounded(Floats(first, first + 16));
+  };
+  EXPECT_EQ(Seen(second), part(w, 16));
+  EXPECT_EQ(Seen(misaligned), part(w, 33));
+  device().CopyIn(other.data(), weights.span().data(), 64 * sizeof(float));
+  EXPECT_EQ(Seen(second), part(w, 16));
+  kernels().WeightsChanged(second);
+  EXPECT_EQ(Seen(second), part(other, 16));
+  EXPECT_EQ(Seen(misaligned), part(w, 33));
+  kernels().WeightsChanged(weights.span());
+  EXPECT_EQ(Seen(misaligned), part(other, 33));
+}
+
+TEST_F(CudaWeightsTest, UpdatesWriteTheCopy) {
+  UseBf16();
+  kernels().SetUpdate(0.5F, 1);
+  const std::vector<SliceSegment> segments = {{.begin = 0, .end = 64, .decays = true}};
+  const auto table = kernels().MakeSegmentTable(segments);
+  for (const Rule& rule : Rules()) {
+    const Slice slice = RandomSlice(64);
+    const OnDevice g(device(), slice.g), w(device(), slice.w), m(device(), slice.m),
+        v(device(), slice.v);
+    kernels().WeightsChanged(w.span());
+    // A part of what was announced, off the copy's alignment.
+    kernels().UpdateSlice(rule.update,
+                          *kernels().MakeSegmentTable(
+                              std::vector<SliceSegment>{{.begin = 0, .end = 31, .decays = true}}),
+                          g.span().first(31), w.span().subspan(1, 31), m.span().first(31),
+                          v.span().first(31));
+    kernels().UpdateSlice(rule.update, *table, g.span(), w.span(), m.span(), v.span());
+    const Floats now = w.Get();
+    EXPECT_NE(now, slice.w);
+    EXPECT_EQ(Seen(w.span().subspan(16, 16)),
+              Bf16Rounded(Floats(now.begin() + 16, now.begin() + 32)));
+  }
+}
+
+// Memory that is announced again in other pieces: the newest piece counts.
+TEST_F(CudaWeightsTest, OverlappingPiecesReplaceOneAnother) {
+  UseBf16();
+  const Floats w = Uniform(64, 1), other = Uniform(64, 2);
+  const OnDevice weights(device(), w);
+  kernels().WeightsChanged(weights.span().first(40));
+  kernels().WeightsChanged(weights.span().subspan(24));
+  device().CopyIn(other.data(), weights.span().data(), 64 * sizeof(float));
+  const auto part = [](const Floats& all, size_t begin) {
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(begin);
+    return Bf16Rounded(Floats(first, first + 16));
+  };
+  // Of the first piece nothing is left, so these are rounded when they are used.
+  EXPECT_EQ(Seen(weights.span().first(16)), part(other, 0));
+  EXPECT_EQ(Seen(weights.span().subspan(40, 16)), part(w, 40));
+}
+
+}  // namespace
+}  // namespace cadre

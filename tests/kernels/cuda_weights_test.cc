@@ -1,0 +1,119 @@
+// What libraries are given as weights: 16-byte aligned, wherever the parameters lie.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/cuda_kernels.h"
+#include "tests/emulator/emulated_cuda.h"
+#include "tests/kernels/cuda_rig.h"
+
+namespace cadre {
+namespace {
+
+// Keeps what it is asked to multiply by, and does nothing else.
+class NotingMath final : public DenseMath {
+ public:
+  explicit NotingMath(std::vector<ConstValues>& weights) : weights_(weights) {}
+
+  void set_tf32(bool /*allowed*/) override {}
+  void MatrixProduct(const MatrixProductDims& /*dims*/, ConstValues /*a*/, ConstValues b,
+                     std::span<const float> /*bias*/, Values /*c*/) override {
+    weights_.push_back(b);
+  }
+  void ConvolutionForward(const ConvolutionDims& /*dims*/, ConstValues /*x*/, ConstValues w,
+                          Values /*y*/) override {
+    weights_.push_back(w);
+  }
+  void ConvolutionBackwardData(const ConvolutionDims& /*dims*/, ConstValues /*dy*/, ConstValues w,
+                               Values /*dx*/) override {
+    weights_.push_back(w);
+  }
+  void ConvolutionBackwardWeights(const ConvolutionDims& /*dims*/, ConstValues /*x*/,
+                                  ConstValues /*dy*/, std::span<float> /*dw*/) override {}
+  bool HasFusedAttention(const AttentionDims& /*dims*/, DType /*type*/) override { return false; }
+  void FusedAttentionForward(const AttentionDims& /*dims*/, ConstValues /*qkv*/, Values /*context*/,
+                             std::span<float> /*statistics*/) override {}
+  void FusedAttentionBackward(const AttentionDims& /*dims*/, ConstValues /*qkv*/,
+                              ConstValues /*context*/, ConstValues /*dcontext*/,
+                              std::span<const float> /*statistics*/, Values /*dqkv*/) override {}
+  std::string versions() const override { return "none"; }
+
+ private:
+  std::vector<ConstValues>& weights_;
+};
+
+// The type of activations, and elements that the weights lie behind an aligned place.
+class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
+ protected:
+  CudaWeights() {
+    auto device = CudaDevice::Make(cuda_.api(), {.memory_limit = int64_t{64} << 20});
+    CHECK(device.ok()) << device.status();
+    device_ = *std::move(device);
+    kernels_ = MakeCudaKernels(*device_, std::make_unique<NotingMath>(noted_));
+  }
+  // The values that libraries are given, at the time.
+  Floats Noted() {
+    EXPECT_EQ(noted_.size(), 1U);
+    const ConstValues given = noted_.back();
+    noted_.clear();
+    EXPECT_EQ(given.type(), GetParam().first);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(given.data()) % 16, 0U);
+    const DeviceArray<float> wide(*device_, given.size(), "test");
+    kernels_->Copy(given, wide.span());
+    return FromDevice<float>(*device_, wide.span());
+  }
+
+  EmulatedCuda cuda_{EmulatedCuda::Mode::kInline};
+  std::unique_ptr<CudaDevice> device_;
+  std::vector<ConstValues> noted_;
+  std::unique_ptr<Kernels> kernels_;
+};
+
+TEST_P(CudaWeights, AreAligned) {
+  const auto [type, shift] = GetParam();
+  const Floats values = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const OnDevice w(*device_, values, DType::kFloat32, shift);
+  const OnDevice x(*device_, Floats(6, 1.0F), type);
+  const OnDevice y(*device_, Floats(8, 1.0F), type);
+  const FullyConnectedDims product{.batch = 2, .in = 3, .out = 4};
+  kernels_->FullyConnectedForward(product, x.values(), w.span(), {}, y.values());
+  EXPECT_EQ(Noted(), values);
+  kernels_->FullyConnectedBackwardData(product, y.values(), w.span(), x.values());
+  EXPECT_EQ(Noted(), values);
+  const ConvolutionDims convolution{.batch = 2,
+                                    .in_channels = 3,
+                                    .out_channels = 4,
+                                    .window = {.in_height = 1,
+                                               .in_width = 1,
+                                               .out_height = 1,
+                                               .out_width = 1,
+                                               .kernel_height = 1,
+                                               .kernel_width = 1}};
+  kernels_->ConvolutionForward(convolution, x.values(), w.span(), {}, y.values());
+  EXPECT_EQ(Noted(), values);
+  kernels_->ConvolutionBackwardData(convolution, y.values(), w.span(), x.values());
+  EXPECT_EQ(Noted(), values);
+}
+
+TEST_P(CudaWeights, AreUsedWhereTheyLieIfThatServes) {
+  const auto [type, shift] = GetParam();
+  if (type != DType::kFloat32) return;
+  const OnDevice w(*device_, Floats(12, 1.0F), type, shift);
+  const OnDevice x(*device_, Floats(6, 1.0F), type);
+  const OnDevice y(*device_, Floats(8, 1.0F), type);
+  kernels_->FullyConnectedForward({.batch = 2, .in = 3, .out = 4}, x.values(), w.span(), {},
+                                  y.values());
+  EXPECT_EQ(noted_.back().data() == w.span().data(), shift % 4 == 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Places, CudaWeights,
+    testing::Values(std::pair(DType::kFloat32, 0), std::pair(DType::kFloat32, 1),
+                    std::pair(DType::kFloat32, 2), std::pair(DType::kFloat32, 4),
+                    std::pair(DType::kBFloat16, 0), std::pair(DType::kBFloat16, 1)));
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,55 @@
+// This machine's own device and libraries. Where there is a device, missing libraries are a
+// failure.
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "device/cuda/cuda_api.h"
+#include "device/cuda/library_loader.h"
+#include "glog/logging.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "tests/kernels/cuda_rig.h"
+
+namespace cadre {
+namespace {
+
+LibrarySearch Search() {
+  LibrarySearch search;
+  const std::vector<std::string> folders = absl::StrSplit(CADRE_CUDA_LIBRARY_FOLDERS, ':');
+  for (const std::string& folder : folders) {
+    if (std::filesystem::is_directory(folder)) search.directories.push_back(folder);
+  }
+  return search;
+}
+
+class RealRig final : public CudaRig {
+ public:
+  RealRig() {
+    auto device = CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{4} << 30});
+    CHECK(device.ok()) << device.status();
+    device_ = *std::move(device);
+    auto math = MakeLibraryMath(*device_, Search());
+    CHECK(math.ok()) << math.status();
+    kernels_ = MakeCudaKernels(*device_, *std::move(math));
+  }
+
+  CudaDevice& device() override { return *device_; }
+  Kernels& kernels() override { return *kernels_; }
+
+ private:
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<Kernels> kernels_;
+};
+
+}  // namespace
+
+std::string CudaRigName() { return "Cuda"; }
+
+std::string MissingCudaRig() {
+  const auto described = DescribeCuda(RealCudaApi());
+  return described.ok() ? "" : absl::StrCat("needs a GPU: ", described.status().message());
+}
+
+std::unique_ptr<CudaRig> MakeCudaRig() { return std::make_unique<RealRig>(); }
+
+}  // namespace cadre
