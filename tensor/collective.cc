@@ -38,13 +38,16 @@ absl::string_view AlgorithmName(Algorithm algorithm) {
       return "hierarchical";
     case Algorithm::kOnly:
       return "its only way";
+    case Algorithm::kNative:
+      return "native";
   }
   return "unknown algorithm";
 }
 
 std::optional<Algorithm> AlgorithmFromName(absl::string_view name) {
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kButterfly,
-                                    Algorithm::kHalvingDoubling, Algorithm::kHierarchical}) {
+                                    Algorithm::kHalvingDoubling, Algorithm::kHierarchical,
+                                    Algorithm::kNative}) {
     if (name == AlgorithmName(algorithm)) return algorithm;
   }
   return std::nullopt;

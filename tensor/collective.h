@@ -37,10 +37,12 @@ enum class Algorithm : uint8_t {
   kHierarchical,
   // The only way of a collective that has one (binomial tree, dissemination, pairwise).
   kOnly,
+  // What the transport's library does by itself (NCCL); only some transports have it.
+  kNative,
 };
-// "ring", "butterfly", "halving-doubling", "hierarchical".
+// "ring", "butterfly", "halving-doubling", "hierarchical", "native".
 absl::string_view AlgorithmName(Algorithm algorithm);
-// Of the four that have names. Nothing for other text.
+// Of the five that have names. Nothing for other text.
 std::optional<Algorithm> AlgorithmFromName(absl::string_view name);
 
 }  // namespace cadre

@@ -46,6 +46,7 @@ class LinkTransport final : public Transport {
   }
   void Abort(absl::Status reason) override { control_.Fail(reason).IgnoreError(); }
   absl::Status status() const override { return control_.status(); }
+  absl::Status Look() override { return control_.Look(); }
 
  private:
   void WakeChannels();

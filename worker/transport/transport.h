@@ -12,9 +12,7 @@
 // on while it still arrives.
 //
 // On every channel a pair of ranks may have some kilobytes under way in each direction that nobody
-// receives yet: a small send ends whether or not its peer has come as far. (An NCCL back end fits
-// here: it runs, in turn, one group of ncclSend and ncclRecv of all transfers that nothing stands
-// in the way of, receives sums beside the data, and adds.)
+// receives yet: a small send ends whether or not its peer has come as far.
 //
 // Threads: one thread at a time calls Run on a channel, different threads on different channels;
 // Abort and status() are thread-safe.
@@ -36,8 +34,12 @@
 #include <cstdint>
 #include <span>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "tensor/collective.h"
+#include "tensor/dtype.h"
 #include "worker/transport/call_tag.h"
 
 namespace cadre {
@@ -65,9 +67,26 @@ struct Transfer {
   // empty message, wait until it is complete.
   static constexpr int kNone = -1;
   int after = kNone;
+  // For transports on devices, which move whole messages: those of one round go at the same time,
+  // after all of the rounds before, whose sums have been added by then (worker/comm/rounds.h).
+  // Equal at both ends of a message, and above that of `after`; but a sum may share a round with
+  // the send that it waits for. Others ignore it.
+  int round = 0;
 };
 
-enum class LinkKind : uint8_t { kSelf, kThreads, kSharedMemory, kTcp };
+enum class LinkKind : uint8_t { kSelf, kThreads, kSharedMemory, kTcp, kNccl };
+
+// A collective that a transport's library carries out by itself (Algorithm::kNative).
+struct NativeCall {
+  Collective collective = Collective::kNone;  // all-reduce, reduce-scatter or all-gather
+  DType type = DType::kFloat32;
+  // Ranks in index order, and this rank's place among them.
+  std::span<const int> members;
+  int index = 0;
+  std::span<std::byte> data;
+  // [begin, end) in elements, one per member; reduce-scatter and all-gather only.
+  std::span<const std::pair<int64_t, int64_t>> pieces;
+};
 
 class Transport {
  public:
@@ -99,6 +118,30 @@ class Transport {
   virtual absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                            const Combine& combine) = 0;
 
+  // True where data lies in a device's memory and calls enqueue (see nccl/nccl_transport.h): spans
+  // are device memory, and data is there when later work on the device's current lane runs.
+  virtual bool on_device() const { return false; }
+  // Whether RunNative is there at all, and whether for these members.
+  virtual bool has_native() const { return false; }
+  virtual bool HasNativeFor(std::span<const int> /*members*/) const { return false; }
+  // As Communicator's collectives of those names. Requires: HasNativeFor(call.members).
+  virtual absl::Status RunNative(int channel, const CallTag& tag, const NativeCall& call);
+  // Makes RunNative ready for members that are not all ranks; all ranks together always are.
+  // A collective of all ranks, which call it with equal `parts`, in the same order, while nothing
+  // is under way on any channel. Requires: each rank is in one part. Nothing where !has_native().
+  virtual absl::Status PrepareMembers(std::span<const std::vector<int>> /*parts*/) {
+    return absl::OkStatus();
+  }
+
+  // Says that messages will often come from and go to this memory, until ForgetMemory: a transport
+  // may map it once instead of each time. It keeps nothing of it after ForgetMemory, which comes
+  // before the memory goes. A refusal costs speed, not the memory's use, and is no error.
+  virtual void RegisterMemory(std::span<std::byte> /*memory*/) {}
+  virtual void ForgetMemory(std::span<std::byte> /*memory*/) {}
+  // Copies within this rank's memory, as Run moves: at once, or on the device's current lane.
+  // Requires: equal sizes, no overlap.
+  virtual absl::Status CopyWithin(std::span<const std::byte> from, std::span<std::byte> to);
+
   // The number of the next call among the members that `group` stands for, on a channel: calls are
   // counted here, so that they have numbers of their own whoever makes them. For the thread that
   // uses the channel.
@@ -110,6 +153,9 @@ class Transport {
   virtual void Abort(absl::Status reason) = 0;
   // The first error, or OK.
   virtual absl::Status status() const = 0;
+  // The same, after hearing what peers have said of their end: for whoever waits for them outside
+  // of a call. Thread-safe.
+  virtual absl::Status Look() { return status(); }
 
  private:
   std::array<std::unordered_map<uint32_t, uint32_t>, kChannels> sequences_;

@@ -81,6 +81,18 @@ TEST_P(TransportTest, ExchangesLargeMessagesBetweenTwo) {
   });
 }
 
+TEST_P(TransportTest, AnAbortIsHeardWithoutACall) {
+  const Transports group = Make(3);
+  EXPECT_EQ(group[0]->Look(), absl::OkStatus());
+  group[1]->Abort(absl::ResourceExhaustedError("out of memory"));
+  for (const size_t rank : {0, 2}) {
+    const absl::Time until = absl::Now() + absl::Seconds(30);
+    while (group[rank]->Look().ok() && absl::Now() < until) std::this_thread::yield();
+    EXPECT_EQ(group[rank]->status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(group[rank]->status().message()), HasSubstr("out of memory"));
+  }
+}
+
 TEST_P(TransportTest, WrongTagKillsTheGroupAndNamesBoth) {
   const Transports group = Make(3);
   const auto bytes = Pattern(8, 0);

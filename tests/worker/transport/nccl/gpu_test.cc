@@ -1,0 +1,113 @@
+// Collectives over NCCL itself, between processes that share this machine's first GPU.
+#include <glog/logging.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "tests/worker/transport/nccl/collective_checks.h"
+#include "tests/worker/transport/nccl/rank_processes.h"
+#include "worker/comm/communicator.h"
+#include "worker/transport/nccl/nccl_transport.h"
+
+namespace cadre {
+namespace {
+
+// What a rank is to do.
+constexpr char kEverything[] = "everything";
+constexpr char kLosesTheLast[] = "loses-the-last";
+absl::Status OneAllReduce(Transport& data, Device& device) {
+  std::vector<int> ranks(static_cast<size_t>(data.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  Communicator all(data, ranks);
+  const DeviceArray<float> values(device, 1 << 20, "test");
+  const absl::Status called = all.AllReduceSum(values.span());
+  const absl::Status ended = device.Synchronize();
+  return called.ok() ? ended : called;
+}
+
+// The last rank is gone while the others wait for it.
+void LoseTheLast(const DeviceRank& rank) {
+  Device& device = rank.kernels.device();
+  ASSERT_EQ(OneAllReduce(rank.data, device), absl::OkStatus());
+  const int last = rank.data.size() - 1;
+  if (rank.data.rank() == last) {
+    absl::SleepFor(absl::Milliseconds(300));
+    raise(SIGKILL);
+  }
+  const absl::Status lost = OneAllReduce(rank.data, device);
+  EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable) << lost;
+  EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr(absl::StrCat("rank ", last)));
+}
+
+absl::Status RunRank(const std::string& task, int rank) {
+  auto host = ConnectRankProcess(rank);
+  if (!host.ok()) return host.status();
+  auto device = CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30});
+  if (!device.ok()) return device.status();
+  const auto nccl = LoadNccl({});
+  if (!nccl.ok()) return nccl.status();
+  // Nothing here multiplies.
+  const std::unique_ptr<Kernels> kernels = MakeCudaKernels(**device, nullptr);
+  auto data = MakeNcclTransport(*nccl, **device, *kernels, **host, {});
+  if (!data.ok()) return data.status();
+  const DeviceRank ends = {*kernels, **data, **host};
+  if (task == kEverything) CheckEverything(ends);
+  if (task == kLosesTheLast) LoseTheLast(ends);
+  return absl::OkStatus();
+}
+
+int RankMain(const std::string& task, int rank) {
+  const absl::Status status = RunRank(task, rank);
+  if (!status.ok()) ADD_FAILURE() << "rank " << rank << ": " << status;
+  return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
+}
+
+// --- the test ------------------------------------------------------------------------------------
+
+class NcclGpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string why = WhyNoRanks();
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+class NcclGpuCollectivesTest : public NcclGpuTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(NcclGpuCollectivesTest, AreRight) {
+  for (const int ended : RunRankProcesses(kEverything, GetParam())) {
+    EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << ended;
+  }
+}
+
+TEST_F(NcclGpuTest, SurvivorsOfALostRankFailByItsName) {
+  std::vector<int> ended = RunRankProcesses(kLosesTheLast, 3);
+  EXPECT_TRUE(WIFSIGNALED(ended.back())) << ended.back();
+  ended.pop_back();
+  for (const int each : ended) EXPECT_TRUE(WIFEXITED(each) && WEXITSTATUS(each) == 0) << each;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclGpuCollectivesTest, ::testing::Values(1, 2, 3, 4));
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  google::InitGoogleLogging(argv[0]);
+  ::testing::InitGoogleTest(&argc, argv);
+  if (const auto as = cadre::RankOfArguments(argc, argv)) {
+    return cadre::RankMain(as->task, as->rank);
+  }
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,63 @@
+#include "worker/transport/nccl/nccl_error.h"
+
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+absl::StatusCode CodeOf(ncclResult_t result) {
+  switch (result) {
+    case ncclRemoteError:
+    case ncclSystemError:
+    case ncclUnhandledCudaError:
+      return absl::StatusCode::kUnavailable;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+// "all-reduce by ring ...: NCCL: remote process exited or there was a network error (its words)".
+std::string TextOf(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
+                   absl::string_view what) {
+  std::string text = absl::StrCat(what, ": NCCL: ", api.error_text(result));
+  const char* const last = comm == nullptr ? nullptr : api.last_error(comm);
+  const absl::string_view words = last == nullptr ? "" : absl::StripAsciiWhitespace(last);
+  if (!words.empty()) absl::StrAppend(&text, " (", words, ")");
+  return text;
+}
+
+}  // namespace
+
+absl::Status NcclStatus(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
+                        absl::string_view what) {
+  return absl::Status(CodeOf(result), TextOf(api, result, comm, what));
+}
+
+absl::Status NcclInitStatus(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
+                            absl::string_view what) {
+  if (result != ncclInvalidUsage) return NcclStatus(api, result, comm, what);
+  return absl::FailedPreconditionError(TextOf(api, result, comm, what));
+}
+
+ncclDataType_t NcclType(DType type) {
+  switch (type) {
+    case DType::kBytes:
+      return ncclUint8;
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    case DType::kFloat16:
+      return ncclFloat16;
+    case DType::kUInt64:
+      return ncclUint64;
+    case DType::kFloat64:
+      return ncclFloat64;
+  }
+  return ncclUint8;
+}
+
+}  // namespace cadre

@@ -1,0 +1,72 @@
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "device/cuda/library_loader.h"
+#include "worker/transport/nccl/nccl_api.h"
+
+namespace cadre {
+namespace {
+
+// The first in which splitting, registered buffers and non-blocking communicators, which all came
+// earlier one by one, work together.
+constexpr int kLeastVersion = 22200;
+
+// NCCL's number of a version, as NCCL_VERSION makes it: 22809 for 2.28.9.
+std::string VersionText(int version) {
+  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+absl::Status CheckVersion(const NcclApi& api, const std::string& path) {
+  int version = 0;
+  if (ncclResult_t result = api.version(&version); result != ncclSuccess) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL (", path, ") does not tell its version: ", api.error_text(result)));
+  }
+  // Before 2.9 the number was made in another way, and is smaller in any case.
+  if (version < kLeastVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL (", path, ") is version ", VersionText(version), "; at least ",
+                     VersionText(kLeastVersion), " is needed: ", NcclLibrary().how_to_get));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FindCommunicators(const LoadedLibrary& library, NcclApi& api) {
+  CADRE_RETURN_IF_ERROR(library.Find("ncclGetVersion", api.version));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclGetErrorString", api.error_text));
+  // The version first: a library that is too old should be called so.
+  CADRE_RETURN_IF_ERROR(CheckVersion(api, library.path()));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclGetUniqueId", api.unique_id));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommInitRankConfig", api.init));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommSplit", api.split));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommFinalize", api.finalize));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommDestroy", api.destroy));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommAbort", api.abort));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommGetAsyncError", api.async_error));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclGetLastError", api.last_error));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommRegister", api.register_memory));
+  return library.Find("ncclCommDeregister", api.deregister_memory);
+}
+
+absl::Status FindOperations(const LoadedLibrary& library, NcclApi& api) {
+  CADRE_RETURN_IF_ERROR(library.Find("ncclGroupStart", api.group_start));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclGroupEnd", api.group_end));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclSend", api.send));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclRecv", api.receive));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclAllReduce", api.all_reduce));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclReduce", api.reduce));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclReduceScatter", api.reduce_scatter));
+  CADRE_RETURN_IF_ERROR(library.Find("ncclAllGather", api.all_gather));
+  return library.Find("ncclBroadcast", api.broadcast);
+}
+
+}  // namespace
+
+absl::StatusOr<NcclApi> LoadNccl(const LibrarySearch& search) {
+  CADRE_ASSIGN_OR_RETURN(const LoadedLibrary library, LoadLibrary(NcclLibrary(), search));
+  NcclApi api;
+  CADRE_RETURN_IF_ERROR(FindCommunicators(library, api));
+  CADRE_RETURN_IF_ERROR(FindOperations(library, api));
+  return api;
+}
+
+}  // namespace cadre
