@@ -3,7 +3,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "worker/comm/reduce.h"
+#include "worker/comm/rounds.h"
 
 namespace cadre {
 namespace {
@@ -68,6 +69,7 @@ bool Knows(Collective collective, Algorithm algorithm) {
       return collective == Collective::kAllReduce;
     case Algorithm::kNone:
     case Algorithm::kOnly:
+    case Algorithm::kNative:
       return false;
   }
   return false;
@@ -162,11 +164,11 @@ absl::Status Communicator::AllGatherBytes(std::span<std::byte> data,
 }
 
 absl::Status Communicator::AllReduceSum(std::span<uint64_t> data) {
-  return AllReduce(Algorithm::kButterfly, DType::kUInt64, Bytes(data));
+  return AllReduce(ForFew(), DType::kUInt64, Bytes(data));
 }
 
 absl::Status Communicator::AllReduceSum(std::span<double> data) {
-  return AllReduce(Algorithm::kButterfly, DType::kFloat64, Bytes(data));
+  return AllReduce(ForFew(), DType::kFloat64, Bytes(data));
 }
 
 absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
@@ -175,6 +177,9 @@ absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
 }
 
 absl::Status Communicator::Barrier() {
+  if (transport_.on_device()) {
+    return absl::InvalidArgumentError("a barrier over a device's transport would hold nobody");
+  }
   return Run({.collective = Collective::kBarrier, .algorithm = Algorithm::kOnly}, DType::kBytes,
              {});
 }
@@ -186,7 +191,7 @@ absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> 
       send[self].size() != receive[self].size()) {
     return absl::InvalidArgumentError(absl::StrCat("pieces do not fit ", size(), " members"));
   }
-  if (!send[self].empty()) std::memcpy(receive[self].data(), send[self].data(), send[self].size());
+  CADRE_RETURN_IF_ERROR(transport_.CopyWithin(send[self], receive[self]));
   if (size() == 1) return absl::OkStatus();
   transfers_.clear();
   uint64_t bytes = 0;
@@ -215,19 +220,36 @@ absl::Status Communicator::Run(const Shape& asked, DType type, std::span<std::by
   shape.elements = static_cast<int64_t>(data.size() / element);
   CADRE_ASSIGN_OR_RETURN(const Made* made, Find(shape));
   if (size() == 1) return absl::OkStatus();
+  const int64_t elements = shape.pieces.empty() ? shape.elements : Total(shape.pieces);
+  const CallTag tag =
+      NextTag(shape.collective, shape.algorithm, type, static_cast<uint64_t>(elements));
+  if (shape.algorithm == Algorithm::kNative) return RunNative(*made, tag, data);
   transfers_.clear();
-  for (const ScheduleStep& step : made->schedule) {
+  for (size_t i = 0; i < made->schedule.size(); ++i) {
+    const ScheduleStep& step = made->schedule[i];
     transfers_.push_back({TransferKind(step.kind), Rank(step.peer),
                           data.subspan(static_cast<size_t>(step.piece.begin) * element,
                                        static_cast<size_t>(step.piece.size()) * element),
-                          step.after});
+                          step.after, made->rounds.empty() ? 0 : made->rounds[i]});
   }
-  const int64_t elements = shape.pieces.empty() ? shape.elements : Total(shape.pieces);
-  return RunTransfers(
-      NextTag(shape.collective, shape.algorithm, type, static_cast<uint64_t>(elements)),
-      type == DType::kBytes ? Combine{} : SumOf(type),
-      static_cast<uint64_t>(made->sent.elements) * element,
-      static_cast<uint64_t>(made->sent.messages));
+  return RunTransfers(tag, type == DType::kBytes ? Combine{} : SumOf(type),
+                      static_cast<uint64_t>(made->sent.elements) * element,
+                      static_cast<uint64_t>(made->sent.messages));
+}
+
+absl::Status Communicator::RunNative(const Made& made, const CallTag& tag,
+                                     std::span<std::byte> data) {
+  std::vector<std::pair<int64_t, int64_t>> pieces;
+  for (const Piece& piece : made.pieces) pieces.emplace_back(piece.begin, piece.end);
+  const NativeCall call = {.collective = tag.collective,
+                           .type = tag.dtype,
+                           .members = members_,
+                           .index = index_,
+                           .data = data,
+                           .pieces = pieces};
+  return Timed(static_cast<uint64_t>(made.sent.elements) * SizeOf(tag.dtype),
+               static_cast<uint64_t>(made.sent.messages),
+               [&] { return transport_.RunNative(channel_, tag, call); });
 }
 
 absl::StatusOr<const Communicator::Made*> Communicator::Find(const Shape& shape) {
@@ -242,7 +264,11 @@ absl::StatusOr<const Communicator::Made*> Communicator::Find(const Shape& shape)
   CADRE_RETURN_IF_ERROR(Check(shape));
   auto made = std::make_unique<Made>(Made{shape, {shape.pieces.begin(), shape.pieces.end()}});
   made->shape.pieces = made->pieces;
-  if (size() > 1) made->schedule = Make(shape);
+  if (size() > 1) {
+    made->schedule = Make(shape, index_);
+    const bool played = shape.algorithm != Algorithm::kNative;
+    if (played && transport_.on_device()) made->rounds = RoundsOfOwn(shape);
+  }
   made->sent = WorkOf(made->schedule);
   if (made_.size() < kKept) {
     made_.push_back(std::move(made));
@@ -263,30 +289,46 @@ absl::Status Communicator::Check(const Shape& shape) const {
     default:
       break;
   }
-  if (!Knows(shape.collective, shape.algorithm)) {
-    return absl::InvalidArgumentError(absl::StrCat("no ", CollectiveName(shape.collective), " by ",
-                                                   AlgorithmName(shape.algorithm)));
-  }
+  CADRE_RETURN_IF_ERROR(CheckAlgorithm(shape));
   if (shape.collective == Collective::kAllReduce) return absl::OkStatus();
   return CheckPieces(shape.pieces, shape.elements, size());
 }
 
-Schedule Communicator::Make(const Shape& shape) const {
+absl::Status Communicator::CheckAlgorithm(const Shape& shape) const {
+  if (Knows(shape.collective, shape.algorithm)) return absl::OkStatus();
+  const std::string what =
+      absl::StrCat(CollectiveName(shape.collective), " by ", AlgorithmName(shape.algorithm));
+  if (shape.algorithm != Algorithm::kNative) {
+    return absl::InvalidArgumentError(absl::StrCat("no ", what));
+  }
+  if (!transport_.has_native()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "no ", what, ": that is NCCL's, and these ranks' data is not on CUDA devices"));
+  }
+  if (has_native()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("no ", what, " among these ", size(), " ranks: NCCL was not prepared for them"));
+}
+
+Schedule Communicator::Make(const Shape& shape, int index) const {
+  // A native collective is counted as the ring, by whatever it travels.
+  const Algorithm algorithm =
+      shape.algorithm == Algorithm::kNative ? Algorithm::kRing : shape.algorithm;
   switch (shape.collective) {
     case Collective::kReduceScatter:
-      return ReduceScatterSchedule(shape.algorithm, index_, shape.pieces);
+      return ReduceScatterSchedule(algorithm, index, shape.pieces);
     case Collective::kAllGather:
-      return AllGatherSchedule(shape.algorithm, index_, shape.pieces);
+      return AllGatherSchedule(algorithm, index, shape.pieces);
     case Collective::kAllReduce:
-      if (shape.algorithm == Algorithm::kHierarchical) {
-        return HierarchicalAllReduceSchedule(index_, hosts_, shape.elements,
+      if (algorithm == Algorithm::kHierarchical) {
+        return HierarchicalAllReduceSchedule(index, hosts_, shape.elements,
                                              Algorithm::kHalvingDoubling);
       }
-      return AllReduceSchedule(shape.algorithm, index_, size(), shape.elements);
+      return AllReduceSchedule(algorithm, index, size(), shape.elements);
     case Collective::kBroadcast:
-      return BroadcastSchedule(index_, size(), shape.elements, shape.root);
+      return BroadcastSchedule(index, size(), shape.elements, shape.root);
     case Collective::kBarrier:
-      return BarrierSchedule(index_, size());
+      return BarrierSchedule(index, size());
     case Collective::kNone:
     case Collective::kAllToAll:
     case Collective::kOrder:
@@ -295,14 +337,29 @@ Schedule Communicator::Make(const Shape& shape) const {
   LOG(FATAL) << "no schedule of " << CollectiveName(shape.collective);
 }
 
-absl::Status Communicator::RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes,
-                                        uint64_t messages) {
+std::vector<int> Communicator::RoundsOfOwn(const Shape& shape) const {
+  std::vector<Schedule> all;
+  for (int member = 0; member < size(); ++member) all.push_back(Make(shape, member));
+  return std::move(RoundsOf(all)[static_cast<size_t>(index_)]);
+}
+
+Algorithm Communicator::ForFew() const {
+  return has_native() ? Algorithm::kNative : Algorithm::kButterfly;
+}
+
+absl::Status Communicator::Timed(uint64_t bytes, uint64_t messages,
+                                 absl::FunctionRef<absl::Status()> call) {
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   messages_sent_.fetch_add(messages, std::memory_order_relaxed);
   const absl::Time start = absl::Now();
-  absl::Status status = transport_.Run(channel_, tag, transfers_, combine);
+  absl::Status status = call();
   nanoseconds_.fetch_add(absl::ToInt64Nanoseconds(absl::Now() - start), std::memory_order_relaxed);
   return status;
+}
+
+absl::Status Communicator::RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes,
+                                        uint64_t messages) {
+  return Timed(bytes, messages, [&] { return transport_.Run(channel_, tag, transfers_, combine); });
 }
 
 CallTag Communicator::NextTag(Collective collective, Algorithm algorithm, DType type,

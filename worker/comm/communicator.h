@@ -22,6 +22,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tensor/collective.h"
@@ -42,9 +43,13 @@ class Communicator {
   int index() const { return index_; }
   int size() const { return static_cast<int>(members_.size()); }
   const std::vector<int>& members() const { return members_; }
+  // Whether kNative is there for its members.
+  bool has_native() const { return transport_.HasNativeFor(members_); }
 
-  // Every member gets the sum of `data`, elements of `type`. kRing, kButterfly, kHalvingDoubling or
-  // kHierarchical (which is halving-doubling between hosts).
+  // Every member gets the sum of `data`, elements of `type`. kRing, kButterfly, kHalvingDoubling,
+  // kHierarchical (which is halving-doubling between hosts), or kNative where the transport has
+  // that for these members (MeshCommunicators::Prepare); InvalidArgument, in words, where it has
+  // not.
   absl::Status AllReduce(Algorithm algorithm, DType type, std::span<std::byte> data);
 
   // Piece index() of `data` becomes its sum over the members; the rest is unspecified.
@@ -63,7 +68,8 @@ class Communicator {
   absl::Status AllGather(std::span<float> data, std::span<const int64_t> offsets,
                          Algorithm algorithm = Algorithm::kRing);
   absl::Status AllGatherBytes(std::span<std::byte> data, std::span<const int64_t> offsets);
-  // For a few numbers: by recursive doubling, which takes the fewest steps.
+  // For a few numbers: by recursive doubling, which takes the fewest steps; native where the data
+  // lies on a device and the transport has that for these members.
   absl::Status AllReduceSum(std::span<uint64_t> data);
   absl::Status AllReduceSum(std::span<double> data);
 
@@ -77,11 +83,13 @@ class Communicator {
   // Every member gets what `root` (an index) has. By a binomial tree.
   absl::Status Broadcast(std::span<std::byte> data, int root);
 
-  // Returns when every member has called it.
+  // Returns when every member has called it. Not over a transport on a device, where nothing that
+  // is enqueued could hold the caller: InvalidArgument; the host's transport between the same ranks
+  // has barriers.
   absl::Status Barrier();
 
-  // Payload that this object has sent, and messages that carried it.
-  // Any thread may ask.
+  // Payload that this object has sent, and messages that carried it; of a native collective, whose
+  // messages are the library's affair, what the ring would have sent. Any thread may ask.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t messages_sent() const { return messages_sent_.load(std::memory_order_relaxed); }
   // Seconds that its calls have spent in the transport, waiting or moving. Any thread may ask.
@@ -105,14 +113,24 @@ class Communicator {
     Shape shape;
     std::vector<Piece> pieces;
     Schedule schedule;
+    // Of each step; on a device only.
+    std::vector<int> rounds;
     ScheduleWork sent;
   };
 
   absl::Status Run(const Shape& shape, DType type, std::span<std::byte> data);
+  absl::Status RunNative(const Made& made, const CallTag& tag, std::span<std::byte> data);
   absl::StatusOr<const Made*> Find(const Shape& shape);
   // Errors: InvalidArgument, as above.
   absl::Status Check(const Shape& shape) const;
-  Schedule Make(const Shape& shape) const;
+  absl::Status CheckAlgorithm(const Shape& shape) const;
+  // Of member `index`.
+  Schedule Make(const Shape& shape, int index) const;
+  std::vector<int> RoundsOfOwn(const Shape& shape) const;
+  // The best for a few numbers.
+  Algorithm ForFew() const;
+  // Adds to what was sent, calls, and counts the time.
+  absl::Status Timed(uint64_t bytes, uint64_t messages, absl::FunctionRef<absl::Status()> call);
   absl::Status RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes,
                             uint64_t messages);
   CallTag NextTag(Collective collective, Algorithm algorithm, DType type, uint64_t elements);

@@ -9,11 +9,13 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <span>
 #include <utility>
 
 #include "base/median.h"
 #include "base/status.h"
+#include "device/device.h"
 #include "worker/comm/reduce.h"
 
 namespace cadre {
@@ -67,6 +69,10 @@ constexpr int kMostSteadyReadings = 5;
 constexpr int kLeastReadings = 3;
 constexpr std::array<Algorithm, 3> kSampled = {Algorithm::kRing, Algorithm::kButterfly,
                                                Algorithm::kHalvingDoubling};
+// On a device what is enqueued together is timed together: so many exchanges, and sums of so much
+// that starting them is little of it.
+constexpr int kDeviceExchanges = 16;
+constexpr size_t kDeviceSumBytes = size_t{8} << 20;
 
 // Processor seconds of this thread, which carries its messages itself; the kernel's in its name are
 // among them.
@@ -86,9 +92,72 @@ double MiddleMean(std::vector<double> values) {
   return sum / static_cast<double>(values.size() - 2 * aside);
 }
 
+// Where the data lies, and what is peculiar to that.
+class Medium {
+ public:
+  virtual ~Medium() = default;
+  // Zeros, until the next call with the same `slot`.
+  virtual absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) = 0;
+  // Returns when everything that was asked for has happened.
+  virtual absl::Status Finish() = 0;
+  virtual void Add(std::span<std::byte> sum, std::span<const std::byte> values) = 0;
+  virtual size_t sum_bytes() const = 0;
+
+ protected:
+  static constexpr size_t kSlots = 2;
+};
+
+class HostMedium final : public Medium {
+ public:
+  absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) override {
+    memory_[slot] = std::vector<float>(bytes / sizeof(float));
+    return std::as_writable_bytes(std::span(memory_[slot]));
+  }
+  absl::Status Finish() override { return absl::OkStatus(); }
+  void Add(std::span<std::byte> sum, std::span<const std::byte> values) override {
+    combine_.add(sum.data(), values.data(), values.size());
+  }
+  size_t sum_bytes() const override { return kSumBytes; }
+
+ private:
+  std::array<std::vector<float>, kSlots> memory_;
+  const Combine combine_ = SumOf(DType::kFloat32);
+};
+
+class DeviceMedium final : public Medium {
+ public:
+  explicit DeviceMedium(Kernels& kernels)
+      : kernels_(kernels), device_(kernels.device()), done_(device_.MakeEvent()) {}
+
+  absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) override {
+    memory_[slot] = {};
+    memory_[slot] = DeviceArray<float>(device_, bytes / sizeof(float), "measuring links");
+    CADRE_RETURN_IF_ERROR(device_.Synchronize());
+    return std::as_writable_bytes(memory_[slot].span());
+  }
+  absl::Status Finish() override {
+    device_.Record(*done_);
+    return device_.Await(*done_);
+  }
+  void Add(std::span<std::byte> sum, std::span<const std::byte> values) override {
+    kernels_.AddArrived(DType::kFloat32, sum, values);
+  }
+  size_t sum_bytes() const override { return kDeviceSumBytes; }
+
+ private:
+  Kernels& kernels_;
+  Device& device_;
+  const std::unique_ptr<DeviceEvent> done_;
+  std::array<DeviceArray<float>, kSlots> memory_;
+};
+
 class Probe {
  public:
-  explicit Probe(Communicator& all) : all_(all) {}
+  // Over a device's transport, `host` is another; otherwise both are one.
+  Probe(Communicator& all, Communicator& host, Medium& medium)
+      : all_(all), host_(host), medium_(medium), algorithms_(kSampled.begin(), kSampled.end()) {
+    if (all_.has_native()) algorithms_.push_back(Algorithm::kNative);
+  }
 
   absl::StatusOr<LinkMeasure> Measure(const LinkProbeOptions& options) {
     CADRE_RETURN_IF_ERROR(MeasureAlpha());
@@ -103,6 +172,7 @@ class Probe {
   absl::StatusOr<double> Reading(int runs, const std::function<absl::Status()>& run) {
     const Clock::time_point start = Clock::now();
     for (int i = 0; i < runs; ++i) CADRE_RETURN_IF_ERROR(run());
+    CADRE_RETURN_IF_ERROR(medium_.Finish());
     return SecondsSince(start) / runs;
   }
 
@@ -118,17 +188,19 @@ class Probe {
 
   // The largest of what the members have.
   absl::StatusOr<double> Agree(double own) {
-    std::vector<double> values(static_cast<size_t>(all_.size()));
-    values[static_cast<size_t>(all_.index())] = own;
+    std::vector<double> values(static_cast<size_t>(host_.size()));
+    values[static_cast<size_t>(host_.index())] = own;
     std::vector<int64_t> offsets;
-    for (int member = 0; member <= all_.size(); ++member) {
+    for (int member = 0; member <= host_.size(); ++member) {
       offsets.push_back(static_cast<int64_t>(sizeof(double)) * member);
     }
-    CADRE_RETURN_IF_ERROR(all_.AllGatherBytes(std::as_writable_bytes(std::span(values)), offsets));
+    CADRE_RETURN_IF_ERROR(host_.AllGatherBytes(std::as_writable_bytes(std::span(values)), offsets));
     return *std::max_element(values.begin(), values.end());
   }
 
-  absl::Status MeasureAlpha() {
+  absl::Status MeasureAlpha() { return &all_ == &host_ ? TimeBarriers() : TimeShortExchanges(); }
+
+  absl::Status TimeBarriers() {
     const auto barrier = [this] { return all_.Barrier(); };
     // The first meets members that come late and buffers that are cold.
     CADRE_RETURN_IF_ERROR(barrier());
@@ -139,6 +211,19 @@ class Probe {
     // Messages that wait for one another in a barrier.
     const int rounds = std::bit_width(static_cast<unsigned>(all_.size() - 1));
     measured_.alpha = seconds / rounds;
+    return absl::OkStatus();
+  }
+
+  absl::Status TimeShortExchanges() {
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, sizeof(float)));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, sizeof(float)));
+    const auto shift = [&] { return Shift(out, in); };
+    // The first connects the members.
+    CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
+    CADRE_ASSIGN_OR_RETURN(const double first, MedianOf(1, kDeviceExchanges, shift));
+    const double each = kBarrierSeconds / std::max(kDeviceExchanges * first, 1e-7);
+    const int readings = static_cast<int>(std::clamp(each, 3.0, 99.0));
+    CADRE_ASSIGN_OR_RETURN(measured_.alpha, MedianOf(readings, kDeviceExchanges, shift));
     return absl::OkStatus();
   }
 
@@ -154,13 +239,11 @@ class Probe {
   }
 
   absl::Status MeasureBeta() {
-    std::vector<std::byte> out(kMostExchange);
-    std::vector<std::byte> in(kMostExchange);
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, kMostExchange));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, kMostExchange));
     for (size_t bytes = kLeastExchange;; bytes *= 4) {
-      const auto shift = [&] {
-        return Shift(std::span(out).first(bytes), std::span(in).first(bytes));
-      };
-      CADRE_RETURN_IF_ERROR(shift());
+      const auto shift = [&] { return Shift(out.first(bytes), in.first(bytes)); };
+      CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
       CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kLeastReadings, 1, shift));
       if (seconds >= kExchangeSeconds || bytes * 4 > kMostExchange) {
         return MeasureStream(bytes, seconds, shift);
@@ -191,16 +274,15 @@ class Probe {
   }
 
   absl::Status MeasureGamma() {
-    std::vector<float> sum(kSumBytes / sizeof(float));
-    const std::vector<float> values(sum.size());
-    const Combine combine = SumOf(DType::kFloat32);
+    const size_t bytes = medium_.sum_bytes();
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> sum, medium_.Memory(0, bytes));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> values, medium_.Memory(1, bytes));
     const auto add = [&] {
-      combine.add(reinterpret_cast<std::byte*>(sum.data()),
-                  reinterpret_cast<const std::byte*>(values.data()), kSumBytes);
+      medium_.Add(sum, values);
       return absl::OkStatus();
     };
     CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kMostReadings, 4, add));
-    measured_.gamma = seconds / static_cast<double>(kSumBytes);
+    measured_.gamma = seconds / static_cast<double>(bytes);
     return absl::OkStatus();
   }
 
@@ -211,8 +293,9 @@ class Probe {
     // What a round of all algorithms may take at the first size: the ring has most messages, the
     // butterfly most bytes.
     const double steps = 2.0 * (all_.size() - 1);
-    double round = kSampled.size() * (steps * measured_.alpha +
-                                      kLeastSample * measured_.beta * std::log2(all_.size() + 1));
+    double round =
+        static_cast<double>(algorithms_.size()) *
+        (steps * measured_.alpha + kLeastSample * measured_.beta * std::log2(all_.size() + 1));
     for (int64_t bytes = kLeastSample; bytes <= kMostSample; bytes *= kSampleFactor) {
       CADRE_ASSIGN_OR_RETURN(const double spent, Agree(SecondsSince(start)));
       // One round at least comes before the readings.
@@ -225,7 +308,8 @@ class Probe {
 
   // Rounds of a size that come before its readings, of about `expected` seconds.
   int RoundsToDrain(int64_t bytes, double expected) const {
-    const double link_seconds = static_cast<double>(kSampled.size() * bytes) * measured_.beta;
+    const double link_seconds =
+        static_cast<double>(algorithms_.size()) * static_cast<double>(bytes) * measured_.beta;
     const double wanted = std::max(kDrainSeconds, kDrainBytes * measured_.beta) / link_seconds;
     const double most = kMostDrainSeconds / expected;
     return static_cast<int>(std::max(1.0, std::min(std::ceil(wanted), most)));
@@ -245,40 +329,44 @@ class Probe {
   // Appends the samples of one size, on which `left` seconds at most may be spent, a round taking
   // about `expected`. Returns what a round took.
   absl::StatusOr<double> MeasureSize(int64_t bytes, double expected, double left) {
-    std::vector<float> data(static_cast<size_t>(bytes) / sizeof(float));
-    const std::span<std::byte> raw = std::as_writable_bytes(std::span(data));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> raw,
+                           medium_.Memory(0, static_cast<size_t>(bytes)));
     const auto all_reduce = [&](size_t which) {
-      return [this, raw, which] { return all_.AllReduce(kSampled[which], DType::kFloat32, raw); };
+      return
+          [this, raw, which] { return all_.AllReduce(algorithms_[which], DType::kFloat32, raw); };
     };
     for (int round = RoundsToDrain(bytes, expected); round > 0; --round) {
-      for (size_t which = 0; which < kSampled.size(); ++which) {
-        CADRE_RETURN_IF_ERROR(all_reduce(which)());
+      for (size_t which = 0; which < algorithms_.size(); ++which) {
+        CADRE_RETURN_IF_ERROR(Reading(1, all_reduce(which)).status());
       }
     }
-    const int runs = RunsPerReading(expected / kSampled.size());
+    const int runs = RunsPerReading(expected / static_cast<double>(algorithms_.size()));
     // Half of what is left at most: larger sizes want some, too.
     const int readings =
         static_cast<int>(std::clamp(left / 2 / (expected * runs), 1.0 * kLeastReadings,
                                     1.0 * (may_be_shaped() ? kMostSteadyReadings : kMostReadings)));
-    std::array<std::vector<double>, kSampled.size()> seconds;
+    std::vector<std::vector<double>> seconds(algorithms_.size());
     for (int reading = 0; reading < readings; ++reading) {
-      for (size_t turn = 0; turn < kSampled.size(); ++turn) {
+      for (size_t turn = 0; turn < algorithms_.size(); ++turn) {
         // Another begins each time: nobody always follows the same one.
-        const size_t which = (turn + static_cast<size_t>(reading)) % kSampled.size();
+        const size_t which = (turn + static_cast<size_t>(reading)) % algorithms_.size();
         CADRE_ASSIGN_OR_RETURN(const double once, Reading(runs, all_reduce(which)));
         seconds[which].push_back(once);
       }
     }
     double round = 0;
-    for (size_t which = 0; which < kSampled.size(); ++which) {
+    for (size_t which = 0; which < algorithms_.size(); ++which) {
       CADRE_ASSIGN_OR_RETURN(const double agreed, Agree(MiddleMean(std::move(seconds[which]))));
-      measured_.samples.push_back({kSampled[which], bytes, agreed});
+      measured_.samples.push_back({algorithms_[which], bytes, agreed});
       round += agreed;
     }
     return round;
   }
 
   Communicator& all_;
+  Communicator& host_;
+  Medium& medium_;
+  std::vector<Algorithm> algorithms_;
   LinkMeasure measured_;
 };
 
@@ -286,7 +374,15 @@ class Probe {
 
 absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all, const LinkProbeOptions& options) {
   if (all.size() == 1) return LinkMeasure{};
-  return Probe(all).Measure(options);
+  HostMedium medium;
+  return Probe(all, all, medium).Measure(options);
+}
+
+absl::StatusOr<LinkMeasure> MeasureDeviceLink(Communicator& all, Communicator& host,
+                                              Kernels& kernels, const LinkProbeOptions& options) {
+  if (all.size() == 1) return LinkMeasure{};
+  DeviceMedium medium(kernels);
+  return Probe(all, host, medium).Measure(options);
 }
 
 }  // namespace cadre

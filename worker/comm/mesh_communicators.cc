@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/status.h"
 #include "glog/logging.h"
 
 namespace cadre {
@@ -26,6 +27,23 @@ Communicator& MeshCommunicators::Among(const std::vector<int>& members, int chan
   std::unique_ptr<Communicator>& comm = made_[{channel, members}];
   if (comm == nullptr) comm = std::make_unique<Communicator>(transport_, members, channel);
   return *comm;
+}
+
+absl::Status MeshCommunicators::Prepare(std::span<const std::vector<std::string>> axes) {
+  if (!transport_.has_native()) return absl::OkStatus();
+  for (const std::vector<std::string>& set : axes) {
+    // The ranks, cut into those that reach one another along these axes.
+    std::set<std::vector<int>> members;
+    for (int rank = 0; rank < transport_.size(); ++rank) members.insert(mesh_.Peers(rank, set));
+    const std::vector<std::vector<int>> parts(members.begin(), members.end());
+    if (parts.size() == static_cast<size_t>(transport_.size())) continue;  // Each by itself.
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!prepared_.insert(parts).second) continue;
+    }
+    CADRE_RETURN_IF_ERROR(transport_.PrepareMembers(parts));
+  }
+  return absl::OkStatus();
 }
 
 uint64_t MeshCommunicators::bytes_sent() const {

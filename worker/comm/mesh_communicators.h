@@ -10,11 +10,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "tensor/mesh.h"
 #include "worker/comm/communicator.h"
@@ -39,6 +42,12 @@ class MeshCommunicators {
   // The members listed, this rank among them. Requires: the same list on all of them.
   Communicator& Among(const std::vector<int>& members, int channel = 0) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Makes native collectives ready over these sets of axes (Transport::PrepareMembers); over all
+  // axes they always are. A collective of all ranks of the group, with equal arguments, before any
+  // of them is needed and while nothing is under way. Sets that are the same ranks are prepared
+  // once.
+  absl::Status Prepare(std::span<const std::vector<std::string>> axes) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Payload that this rank has sent over all of its communicators.
   uint64_t bytes_sent() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Seconds that its communicators on a channel have spent in the transport.
@@ -50,6 +59,8 @@ class MeshCommunicators {
   mutable absl::Mutex mutex_;
   std::map<std::pair<int, std::vector<int>>, std::unique_ptr<Communicator>> made_
       ABSL_GUARDED_BY(mutex_);
+  // What Prepare has made ready.
+  std::set<std::vector<std::vector<int>>> prepared_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -15,35 +15,35 @@ namespace cadre {
 namespace {
 
 using Axes = std::vector<std::string>;
-using Values = std::vector<float>;
+using Floats = std::vector<float>;
 
 constexpr MoveCost kWords{.words_per_message = 0};
 
 // Small whole numbers, whose sums are exact in any order.
-Values Numbers(const Shape& shape, int salt) {
-  Values values(static_cast<size_t>(shape.elements()));
+Floats Numbers(const Shape& shape, int salt) {
+  Floats values(static_cast<size_t>(shape.elements()));
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = static_cast<float>((static_cast<int>(i) * 7 + salt * 13) % 31 - 15);
   }
   return values;
 }
 
-Values Part(const Values& whole, const Shape& shape, const Box& box) {
-  Values part(static_cast<size_t>(box.shape().elements()));
+Floats Part(const Floats& whole, const Shape& shape, const Box& box) {
+  Floats part(static_cast<size_t>(box.shape().elements()));
   CopyBox(whole, Box::Whole(shape), part, box, box);
   return part;
 }
 
 // Rank r holds its box of addend r of the sum, if it is one.
-Values Held(const Shape& shape, const Mesh& mesh, const Placement& at, int rank) {
+Floats Held(const Shape& shape, const Mesh& mesh, const Placement& at, int rank) {
   const int addend = mesh.Coordinate(rank, at.layout.partial_sum);
   return Part(Numbers(shape, addend), shape, at.box(rank));
 }
 
-Values Whole(const Shape& shape, const Mesh& mesh, const Placement& at) {
-  Values sum(static_cast<size_t>(shape.elements()), 0.0F);
+Floats Whole(const Shape& shape, const Mesh& mesh, const Placement& at) {
+  Floats sum(static_cast<size_t>(shape.elements()), 0.0F);
   for (int addend = 0; addend < mesh.Size(at.layout.partial_sum); ++addend) {
-    const Values values = Numbers(shape, addend);
+    const Floats values = Numbers(shape, addend);
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
   }
   return sum;
@@ -57,17 +57,18 @@ class BoxExchangeTest : public ::testing::TestWithParam<Wire> {
     SCOPED_TRACE(shape.ToString() + " on " + mesh.ToString() + ": " + from.layout.ToString() +
                  " -> " + to.layout.ToString());
     const Transports group = MakeTransports(GetParam(), mesh.ranks());
-    const Values whole = Whole(shape, mesh, from);
+    const Floats whole = Whole(shape, mesh, from);
     OnRanks(mesh.ranks(), [&](int rank) {
       MeshCommunicators comms(*group[static_cast<size_t>(rank)], mesh);
-      BoxExchange exchange(comms);
+      const auto kernels = MakeReferenceKernels();
+      BoxExchange exchange(comms, *kernels);
       const Move move = PlanMove(shape, mesh, rank, from, to, kWords);
       ASSERT_FALSE(move.is_identity());
-      const Values have = Held(shape, mesh, from, rank);
-      const Values wanted = Part(whole, shape, to.box(rank));
+      const Floats have = Held(shape, mesh, from, rank);
+      const Floats wanted = Part(whole, shape, to.box(rank));
       // Twice: buffers that were used before are as good as new ones.
       for (int again = 0; again < 2; ++again) {
-        Values made(wanted.size(), -77.0F);
+        Floats made(wanted.size(), -77.0F);
         const absl::Status status = exchange.Run(move, have, made);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_EQ(made, wanted) << "rank " << rank;
@@ -137,11 +138,12 @@ TEST(BoxExchangeSumTest, AddsInMembersOrder) {
   const Transports group = MakeThreadTransports(3, absl::Seconds(30));
   OnRanks(3, [&](int rank) {
     MeshCommunicators comms(*group[static_cast<size_t>(rank)], mesh);
-    BoxExchange exchange(comms);
-    const Values have(12, addends[rank]);
+    const auto kernels = MakeReferenceKernels();
+    BoxExchange exchange(comms, *kernels);
+    const Floats have(12, addends[rank]);
     const Move move = PlanMove(shape, mesh, rank, from, to);
     for (int again = 0; again < 50; ++again) {
-      Values made(static_cast<size_t>(move.steps.back().make.shape().elements()));
+      Floats made(static_cast<size_t>(move.steps.back().make.shape().elements()));
       ASSERT_TRUE(exchange.Run(move, have, made).ok());
       EXPECT_THAT(made, ::testing::Each(wanted));
     }
@@ -158,13 +160,14 @@ TEST(BoxExchangeSumTest, OverlapsAndGaps) {
                           }};
   const Placement to = Placement::Of(shape, layout, mesh);
   const Transports group = MakeThreadTransports(2, absl::Seconds(30));
-  const std::vector<Values> held = {{1, 2, 3, 4}, {10, 20, 30}};
-  const std::vector<Values> wanted = {{1, 2, 13}, {24, 30, 0}};
+  const std::vector<Floats> held = {{1, 2, 3, 4}, {10, 20, 30}};
+  const std::vector<Floats> wanted = {{1, 2, 13}, {24, 30, 0}};
   OnRanks(2, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     MeshCommunicators comms(*group[r], mesh);
-    BoxExchange exchange(comms);
-    Values made(3, -1.0F);
+    const auto kernels = MakeReferenceKernels();
+    BoxExchange exchange(comms, *kernels);
+    Floats made(3, -1.0F);
     ASSERT_TRUE(exchange.Run(PlanMove(shape, mesh, rank, have, to), held[r], made).ok());
     EXPECT_EQ(made, wanted[r]);
   });
@@ -182,10 +185,11 @@ TEST(BoxExchangeFailureTest, ARankThatDiesEndsTheMove) {
     OnRanks(3, [&](int rank) {
       const auto r = static_cast<size_t>(rank);
       MeshCommunicators comms(*group[r], mesh);
-      BoxExchange exchange(comms);
+      const auto kernels = MakeReferenceKernels();
+      BoxExchange exchange(comms, *kernels);
       const Move move = PlanMove(shape, mesh, rank, from, to);
-      const Values have = Held(shape, mesh, from, rank);
-      Values made(static_cast<size_t>(move.steps.back().make.shape().elements()));
+      const Floats have = Held(shape, mesh, from, rank);
+      Floats made(static_cast<size_t>(move.steps.back().make.shape().elements()));
       for (int round = 0; statuses[r].ok(); ++round) {
         if (rank == victim && round == 3) {
           group[r]->Abort(absl::AbortedError("killed"));

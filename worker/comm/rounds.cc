@@ -1,0 +1,115 @@
+#include "worker/comm/rounds.h"
+
+#include <glog/logging.h>
+
+#include <map>
+#include <utility>
+
+namespace cadre {
+namespace {
+
+using Kind = ScheduleStep::Kind;
+
+class Rounds {
+ public:
+  explicit Rounds(std::span<const Schedule> schedules) : schedules_(schedules) {
+    NumberSends();
+    NumberReceives();
+    for (const auto& [pair, messages] : between_) {
+      for (size_t i = 1; i < messages.size(); ++i) Order(messages[i - 1], messages[i], 0);
+    }
+    for (size_t member = 0; member < schedules_.size(); ++member) OrderSteps(member);
+  }
+
+  std::vector<std::vector<int>> Settle() {
+    // Earliest rounds that nothing contradicts. Every pass that changes something settles at least
+    // one message for good.
+    bool changed = true;
+    for (size_t pass = 0; changed; ++pass) {
+      CHECK_LE(pass, round_.size()) << "messages wait for one another in a circle";
+      changed = false;
+      for (const Edge& edge : edges_) {
+        const int earliest = round_[edge.before] + edge.distance;
+        if (round_[edge.behind] >= earliest) continue;
+        round_[edge.behind] = earliest;
+        changed = true;
+      }
+    }
+    std::vector<std::vector<int>> rounds;
+    for (const std::vector<size_t>& steps : message_) {
+      std::vector<int>& own = rounds.emplace_back();
+      for (const size_t message : steps) own.push_back(round_[message]);
+    }
+    return rounds;
+  }
+
+ private:
+  // `behind` goes at least `distance` rounds after `before`.
+  struct Edge {
+    size_t before = 0;
+    size_t behind = 0;
+    int distance = 0;
+  };
+
+  void Order(size_t before, size_t behind, int distance) {
+    edges_.push_back({before, behind, distance});
+  }
+
+  void NumberSends() {
+    for (size_t member = 0; member < schedules_.size(); ++member) {
+      std::vector<size_t>& own = message_.emplace_back();
+      for (const ScheduleStep& step : schedules_[member]) {
+        own.push_back(round_.size());
+        if (step.kind != Kind::kSend) continue;
+        between_[{static_cast<int>(member), step.peer}].push_back(round_.size());
+        round_.push_back(0);
+      }
+    }
+  }
+
+  void NumberReceives() {
+    std::map<std::pair<int, int>, size_t> received;
+    for (size_t member = 0; member < schedules_.size(); ++member) {
+      for (size_t i = 0; i < schedules_[member].size(); ++i) {
+        const ScheduleStep& step = schedules_[member][i];
+        if (step.kind == Kind::kSend) continue;
+        const std::pair<int, int> pair = {step.peer, static_cast<int>(member)};
+        const std::vector<size_t>& sent = between_[pair];
+        size_t& number = received[pair];
+        CHECK_LT(number, sent.size()) << "member " << member << " waits for what nobody sends";
+        message_[member][i] = sent[number++];
+      }
+    }
+    for (const auto& [pair, sent] : between_) {
+      CHECK_EQ(received[pair], sent.size()) << "member " << pair.second << " expects fewer";
+    }
+  }
+
+  void OrderSteps(size_t member) {
+    const Schedule& schedule = schedules_[member];
+    for (size_t i = 0; i < schedule.size(); ++i) {
+      if (schedule[i].after == ScheduleStep::kNone) continue;
+      const auto after = static_cast<size_t>(schedule[i].after);
+      const bool beside =
+          schedule[i].kind == Kind::kReceiveSum && schedule[after].kind == Kind::kSend;
+      Order(message_[member][after], message_[member][i], beside ? 0 : 1);
+    }
+  }
+
+  const std::span<const Schedule> schedules_;
+  // Of a message.
+  std::vector<int> round_;
+  // The message that a step of a member sends or receives.
+  std::vector<std::vector<size_t>> message_;
+  // Messages from one member to another, in order.
+  std::map<std::pair<int, int>, std::vector<size_t>> between_;
+  std::vector<Edge> edges_;
+};
+
+}  // namespace
+
+std::vector<std::vector<int>> RoundsOf(std::span<const Schedule> schedules) {
+  return Rounds(schedules).Settle();
+}
+
+}  // namespace cadre
