@@ -26,22 +26,22 @@ bool WorksInPlace(LayerKind kind) {
 }
 
 constexpr size_t kRows = 1;
+constexpr int64_t kBytesPerWord = 4;
 
 // A halo takes some tens of microseconds even where links are quick; below so many operations of
 // the interior it is not worth cutting the work in parts for it.
 constexpr int64_t kLeastInteriorFlops = 4 << 20;
 
-int64_t Words(const Box& box) { return box.shape().elements(); }
-
-// Samples times tokens of a box [samples, tokens, ...].
-int64_t Rows(const Box& box) { return box.shape()[0] * box.shape()[1]; }
+int64_t Elements(const Box& box) { return box.shape().elements(); }
 
 class Recorder {
  public:
-  Recorder(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training)
+  Recorder(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
+           DType activations)
       : graph_(graph), plan_(plan), rank_(rank), learns_(LayersWithGradient(graph)) {
     tape_.samples = samples;
     tape_.training = training;
+    tape_.activations = activations;
   }
 
   Tape Run() {
@@ -86,9 +86,16 @@ class Recorder {
     tape_.places.push_back(std::move(place));
   }
 
-  int NewBuffer(int l, const char* what, int64_t words) {
-    tape_.buffers.push_back({absl::StrCat(graph_[l].name, " ", what), words});
+  int NewBuffer(int l, const char* what, DType type, int64_t elements) {
+    const auto bytes = static_cast<int64_t>(SizeOf(type)) * elements;
+    tape_.buffers.push_back({.name = absl::StrCat(graph_[l].name, " ", what),
+                             .type = type,
+                             .elements = elements,
+                             .words = (bytes + kBytesPerWord - 1) / kBytesPerWord});
     return static_cast<int>(tape_.buffers.size()) - 1;
+  }
+  int NewActivations(int l, const char* what, const Box& box) {
+    return NewBuffer(l, what, tape_.activations, Elements(box));
   }
 
   TapeOp& NewOp(TapeOpKind kind, int l) {
@@ -116,7 +123,9 @@ class Recorder {
     Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_, Placed(layer.input(i), from),
                          NeededPlacement(l, i, layouts(l).inputs[static_cast<size_t>(i)]));
     if (move.is_identity()) return buffer;
-    const int moved = NewBuffer(l, "x", Words(place(l).inputs[static_cast<size_t>(i)]));
+    const bool tokens = producer == Graph::kInput && graph_.takes_tokens();
+    const int moved = NewBuffer(l, "x", tokens ? DType::kFloat32 : tape_.activations,
+                                Elements(place(l).inputs[static_cast<size_t>(i)]));
     FindInterior(l, move);
     TapeOp& op = NewOp(TapeOpKind::kMove, l);
     op.with_next = place(l).has_interior();
@@ -155,18 +164,18 @@ class Recorder {
   }
 
   // Parts of a convolution are computed in memory of their own.
-  int64_t InteriorScratchWords(int l) {
+  int64_t InteriorScratch(int l) {
     const LayerPlace& here = place(l);
     if (!here.has_interior()) return 0;
-    int64_t words = 0;
+    int64_t elements = 0;
     const int64_t borders[] = {here.output.begin[kRows], here.interior_begin, here.interior_end,
                                here.output.end[kRows]};
     for (int part = 0; part < 3; ++part) {
-      words = std::max(
-          words, Words(here.InputRowsFor(graph_[l].window, borders[part], borders[part + 1])) +
-                     Words(here.OutputRows(borders[part], borders[part + 1])));
+      const Box x = here.InputRowsFor(graph_[l].window, borders[part], borders[part + 1]);
+      const Box y = here.OutputRows(borders[part], borders[part + 1]);
+      elements = std::max(elements, PieceBegin(Elements(x)) + Elements(y));
     }
-    return words;
+    return elements;
   }
 
   void Forward(int l) {
@@ -179,11 +188,10 @@ class Recorder {
     y_.push_back(TapeOp::kNone);
     dy_.push_back(TapeOp::kNone);
     if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
-    const int64_t saved = SavedWords(l);
-    if (saved > 0) saved_.back() = NewBuffer(l, "saved", saved);
-    y_.back() = NewBuffer(l, "y", Words(place(l).output));
-    const int64_t scratch = InteriorScratchWords(l);
-    const int scratch_buffer = scratch > 0 ? NewBuffer(l, "scratch", scratch) : TapeOp::kNone;
+    const Saved saved = SavedBy(l);
+    if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
+    y_.back() = NewActivations(l, "y", place(l).output);
+    const int scratch_buffer = NewScratch(l, InteriorScratch(l));
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
     op.x = x;
@@ -194,7 +202,7 @@ class Recorder {
 
   void Loss(int l) {
     const int gradient =
-        tape_.training ? NewBuffer(l, "dx", Words(place(l).inputs[0])) : TapeOp::kNone;
+        tape_.training ? NewActivations(l, "dx", place(l).inputs[0]) : TapeOp::kNone;
     TapeOp& op = NewOp(TapeOpKind::kLoss, l);
     op.x = x_.back();
     op.dx = {gradient};
@@ -211,7 +219,7 @@ class Recorder {
                          NeededPlacement(l, i, layouts(l).input_gradients[static_cast<size_t>(i)]),
                          Placed(layer.input(i), GradientLayout(producer)));
     if (!move.is_identity()) {
-      const int moved = NewBuffer(producer, "dy", Words(place(producer).output));
+      const int moved = NewActivations(producer, "dy", place(producer).output);
       TapeOp& op = NewOp(TapeOpKind::kMoveGradient, l);
       op.input = i;
       op.x = {gradient};
@@ -224,7 +232,7 @@ class Recorder {
       sum = gradient;
       return;
     }
-    const int added = NewBuffer(producer, "dy", Words(place(producer).output));
+    const int added = NewActivations(producer, "dy", place(producer).output);
     TapeOp& op = NewOp(TapeOpKind::kAdd, producer);
     op.x = {sum, gradient};
     op.y = added;
@@ -246,11 +254,10 @@ class Recorder {
     }
     std::vector<int> dx;
     for (size_t i = 0; i < layer.inputs.size(); ++i) {
-      dx.push_back(Learns(layer.inputs[i]) ? NewBuffer(l, "dx", Words(place(l).inputs[i]))
+      dx.push_back(Learns(layer.inputs[i]) ? NewActivations(l, "dx", place(l).inputs[i])
                                            : TapeOp::kNone);
     }
-    const int64_t scratch = ScratchWords(l);
-    const int scratch_buffer = scratch > 0 ? NewBuffer(l, "scratch", scratch) : TapeOp::kNone;
+    const int scratch_buffer = NewScratch(l, BackwardScratch(l));
     const Remembered remembered = RememberedBy(layer.kind);
     TapeOp& op = NewOp(TapeOpKind::kBackward, l);
     if (remembered.x) op.x = x_[at];
@@ -272,40 +279,53 @@ class Recorder {
     }
   }
 
+  int NewScratch(int l, int64_t elements) {
+    return elements > 0 ? NewBuffer(l, "scratch", tape_.activations, elements) : TapeOp::kNone;
+  }
+
   // What forward notes down for the way back.
-  int64_t SavedWords(int l) {
+  struct Saved {
+    DType type = DType::kFloat32;
+    int64_t elements = 0;
+  };
+  Saved SavedBy(int l) {
     const GraphLayer& layer = graph_[l];
-    const Box& output = place(l).output;
+    const Shape output = place(l).output.shape();
+    const int64_t channels = output[output.rank() - 1];
     switch (layer.kind) {
       case LayerKind::kMaxPool:            // which input won
       case LayerKind::kLocalResponseNorm:  // denominators
-        return Words(output);
+        return {.elements = output.elements()};
       case LayerKind::kBatchNorm:  // mean and inverse deviation
-        return 2 * output.shape()[output.shape().rank() - 1];
+        return {.elements = 2 * channels};
       case LayerKind::kLayerNorm:
-        return 2 * Words(output) / std::max<int64_t>(1, output.shape()[output.shape().rank() - 1]);
-      case LayerKind::kAttention: {  // queries, keys, values; context; probabilities
-        const int64_t tokens = output.shape()[1];
-        return Rows(output) * HeadWords(l) * 4 + Rows(output) * Heads(l) * tokens;
-      }
+        return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
+      case LayerKind::kAttention:  // queries, keys, values; context; probabilities
+        return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
       default:
-        return 0;
+        return {};
     }
   }
 
-  int64_t ScratchWords(int l) {
-    if (graph_[l].kind != LayerKind::kAttention) return 0;
-    return Rows(place(l).output) * HeadWords(l) * 4;  // gradients of qkv and context
+  int64_t BackwardScratch(int l) {
+    const GraphLayer& layer = graph_[l];
+    if (layer.kind == LayerKind::kAttention) return AttentionOf(l).scratch();
+    // Its kernel makes the input's gradient whether or not it is wanted.
+    if (layer.kind == LayerKind::kLayerNorm && !Learns(layer.inputs[0])) {
+      return Elements(place(l).inputs[0]);
+    }
+    return 0;
   }
 
-  // Heads that are here, and their features together.
-  int64_t Heads(int l) const {
+  AttentionMemory AttentionOf(int l) {
     const GraphLayer& layer = graph_[l];
+    const Shape output = place(l).output.shape();
+    // Heads that are here.
     const Box weight =
         LocalBox(layer.parameters[0].shape, layouts(l).parameters[0], plan_.mesh, rank_);
-    return weight.shape()[0];
+    return MemoryOfAttention(output[0], output[1], weight.shape()[0], layer.parameters[0].shape[2],
+                             tape_.activations);
   }
-  int64_t HeadWords(int l) const { return Heads(l) * graph_[l].parameters[0].shape[2]; }
 
   const Graph& graph_;
   const Plan& plan_;
@@ -386,8 +406,23 @@ std::vector<bool> LayersWithGradient(const Graph& graph) {
   return learns;
 }
 
-Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training) {
-  return Recorder(graph, plan, rank, samples, training).Run();
+AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
+                                  int64_t head_features, DType activations) {
+  const int64_t rows = samples * tokens * heads;
+  const auto per_number =
+      static_cast<int64_t>(sizeof(float) / SizeOf(activations));  // elements that hold an fp32
+  AttentionMemory memory;
+  memory.qkv = 3 * rows * head_features;
+  memory.context = rows * head_features;
+  memory.probabilities = rows * std::max(tokens, per_number);
+  memory.context_begin = PieceBegin(memory.qkv);
+  memory.probabilities_begin = PieceBegin(memory.context_begin + memory.context);
+  return memory;
+}
+
+Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
+              DType activations) {
+  return Recorder(graph, plan, rank, samples, training, activations).Run();
 }
 
 }  // namespace cadre

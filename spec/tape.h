@@ -16,6 +16,7 @@
 #include "spec/graph.h"
 #include "spec/plan.h"
 #include "tensor/box.h"
+#include "tensor/dtype.h"
 #include "tensor/move.h"
 
 namespace cadre {
@@ -23,7 +24,12 @@ namespace cadre {
 struct TapeBuffer {
   // For people: "conv1 y", "fc2 dx".
   std::string name;
-  // Elements of four bytes.
+  // Activations and their gradients are of the tape's type. What only kernels look into (which
+  // input won, statistics) is words of four bytes, called float32 whatever they hold; so are
+  // tokens.
+  DType type = DType::kFloat32;
+  int64_t elements = 0;
+  // Of four bytes, what the elements take.
   int64_t words = 0;
   // First and last operation that touches it.
   int first = 0;
@@ -79,9 +85,35 @@ struct LayerPlace {
   Box InputRowsFor(const Window& window, int64_t begin, int64_t end) const;
 };
 
+// How attention's saved memory is cut up, in elements of activations: where queries, keys and
+// values begin is 0. Pieces begin at multiples of kPieceElements. The scratch of its way back is
+// cut up alike, into the gradients of queries, keys and values, and of the context.
+struct AttentionMemory {
+  int64_t qkv = 0;
+  int64_t context = 0;
+  // Holds, at least, an fp32 number for every token and head: back ends that never store the
+  // probabilities keep theirs here.
+  int64_t probabilities = 0;
+  int64_t context_begin = 0;
+  int64_t probabilities_begin = 0;
+  int64_t saved() const { return probabilities_begin + probabilities; }
+  int64_t scratch() const { return context_begin + context; }
+};
+AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
+                                  int64_t head_features, DType activations);
+
+// What lies behind another piece in one buffer begins at a multiple of this, as vector units and
+// libraries like it.
+inline constexpr int64_t kPieceElements = 8;
+constexpr int64_t PieceBegin(int64_t elements_before) {
+  return (elements_before + kPieceElements - 1) / kPieceElements * kPieceElements;
+}
+
 struct Tape {
   int64_t samples = 0;
   bool training = false;
+  // The type of activations.
+  DType activations = DType::kFloat32;
   std::vector<TapeBuffer> buffers;
   std::vector<TapeOp> ops;
   // One per layer.
@@ -106,7 +138,9 @@ Remembered RememberedBy(LayerKind kind);
 // Whether anything is to be learnt from the gradient of the layer's output.
 std::vector<bool> LayersWithGradient(const Graph& graph);
 
-// Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0.
-Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training);
+// Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
+// or kBFloat16.
+Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
+              DType activations = DType::kFloat32);
 
 }  // namespace cadre

@@ -40,13 +40,14 @@ bool TryInPlace(Tape& tape, int at, int operand, int result) {
   if (operand < 0 || result < 0 || operand == result) return false;
   TapeBuffer& from = tape.buffers[static_cast<size_t>(operand)];
   TapeBuffer& to = tape.buffers[static_cast<size_t>(result)];
-  if (from.last != at || from.words != to.words) return false;
+  if (from.last != at || from.type != to.type || from.elements != to.elements) return false;
   from.last = std::max(from.last, to.last);
   for (TapeOp& op : tape.ops) {
     for (int* number : BuffersOf(op)) {
       if (*number == result) *number = operand;
     }
   }
+  to.elements = 0;
   to.words = 0;
   return true;
 }

@@ -163,5 +163,166 @@ TEST_F(TapeTest, MakesNoGradientOfTheData) {
   EXPECT_EQ(Find(tape, TapeOpKind::kBackward, "conv1").dx, std::vector<int>{TapeOp::kNone});
 }
 
+TEST_F(TapeTest, WordsFollowFromTypeAndElements) {
+  for (const char* index : {"samples", "height", "out", "in", "channels"}) {
+    for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+      // Odd numbers of samples and ranks: buffers of odd numbers of elements.
+      const Tape tape = MakeTape(graph_, PlanSplitting(index, 3), 1, 5, /*training=*/true, type);
+      EXPECT_EQ(tape.activations, type);
+      for (const TapeBuffer& buffer : tape.buffers) {
+        const auto bytes = buffer.elements * static_cast<int64_t>(SizeOf(buffer.type));
+        EXPECT_GE(4 * buffer.words, bytes) << buffer.name;
+        EXPECT_LT(4 * buffer.words, bytes + 4) << buffer.name;
+      }
+    }
+  }
+}
+
+TEST_F(TapeTest, ActivationsAreOfTheAskedTypeAndNotesOfWords) {
+  const Plan plan = PlanSplitting("height", 2);
+  const Tape tape = MakeTape(graph_, plan, 0, 4, /*training=*/true, DType::kBFloat16);
+  const auto type = [&](int number) { return tape.buffers[static_cast<size_t>(number)].type; };
+  for (const TapeOp& op : tape.ops) {
+    for (const int number : BuffersOf(op)) {
+      const bool notes = number == op.saved;
+      EXPECT_EQ(type(number), notes ? DType::kFloat32 : DType::kBFloat16)
+          << tape.buffers[static_cast<size_t>(number)].name;
+    }
+  }
+  const TapeOp& pool = Find(tape, TapeOpKind::kForward, "pool");
+  EXPECT_EQ(tape.buffers[static_cast<size_t>(pool.saved)].elements,
+            tape.buffers[static_cast<size_t>(pool.y)].elements)
+      << "a number for every output";
+  const Tape wide = MakeTape(graph_, plan, 0, 4, /*training=*/true);
+  EXPECT_LT(tape.words, wide.words);
+  EXPECT_EQ(tape.ops.size(), wide.ops.size());
+}
+
+// What share of memory is in place does not depend on the type: gradients are of one.
+TEST_F(TapeTest, WorksInPlaceInHalfTheMemoryToo) {
+  const Tape tape =
+      MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true, DType::kBFloat16);
+  const TapeOp& relu = Find(tape, TapeOpKind::kForward, "relu1");
+  EXPECT_EQ(relu.x[0], relu.y);
+}
+
+constexpr char kTokens[] = R"pb(
+  tokens { length: 4 }
+  layer {
+    name: "embed"
+    embedding { vocabulary: 5 features: 6 }
+  }
+  layer {
+    name: "attention"
+    attention { heads: 3 }
+  }
+  layer {
+    name: "norm"
+    layer_norm {}
+  }
+  layer {
+    name: "fc"
+    fully_connected { out_features: 5 }
+  }
+  layer {
+    name: "loss"
+    softmax_cross_entropy {}
+  }
+)pb";
+
+class TokenTapeTest : public TapeTest {
+ protected:
+  TokenTapeTest() {
+    v1::Model model;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kTokens, &model));
+    graph_ = *Graph::FromModel(model);
+  }
+};
+
+TEST_F(TokenTapeTest, TokensStayNumbersWhateverActivationsAre) {
+  // Tokens are given whole and needed in halves, so that there is a buffer of them.
+  const Tape tape =
+      MakeTape(graph_, PlanSplitting("tokens", 2), 1, 2, /*training=*/true, DType::kBFloat16);
+  const TapeOp& embed = Find(tape, TapeOpKind::kForward, "embed");
+  ASSERT_GE(embed.x[0], 0) << "no move of the tokens";
+  EXPECT_EQ(tape.buffers[static_cast<size_t>(embed.x[0])].type, DType::kFloat32);
+  EXPECT_EQ(tape.buffers[static_cast<size_t>(embed.y)].type, DType::kBFloat16);
+}
+
+TEST_F(TokenTapeTest, AttentionSavesActivationsAndNormsSaveNumbers) {
+  const Tape tape =
+      MakeTape(graph_, PlanSplitting("samples", 1), 0, 2, /*training=*/true, DType::kBFloat16);
+  const auto saved = [&](const char* layer) {
+    const TapeOp& op = Find(tape, TapeOpKind::kForward, layer);
+    return tape.buffers[static_cast<size_t>(op.saved)];
+  };
+  EXPECT_EQ(saved("attention").type, DType::kBFloat16);
+  EXPECT_EQ(saved("attention").elements, MemoryOfAttention(2, 4, 3, 2, DType::kBFloat16).saved());
+  EXPECT_EQ(saved("norm").type, DType::kFloat32);
+  EXPECT_EQ(saved("norm").elements, 2 * 2 * 4);
+  const TapeOp& back = Find(tape, TapeOpKind::kBackward, "attention");
+  const TapeBuffer& scratch = tape.buffers[static_cast<size_t>(back.scratch)];
+  EXPECT_EQ(scratch.type, DType::kBFloat16);
+  EXPECT_EQ(scratch.elements, MemoryOfAttention(2, 4, 3, 2, DType::kBFloat16).scratch());
+}
+
+TEST(AttentionMemoryTest, PiecesDoNotOverlapAndHoldFp32Statistics) {
+  for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t tokens : {0, 1, 2, 7}) {
+      for (const int64_t heads : {0, 1, 3}) {
+        const AttentionMemory memory = MemoryOfAttention(3, tokens, heads, 5, type);
+        const int64_t rows = 3 * tokens * heads;
+        EXPECT_EQ(memory.qkv, 3 * rows * 5);
+        EXPECT_EQ(memory.context, rows * 5);
+        EXPECT_GE(memory.context_begin, memory.qkv);
+        EXPECT_GE(memory.probabilities_begin, memory.context_begin + memory.context);
+        EXPECT_GE(memory.probabilities, rows * tokens);
+        EXPECT_GE(memory.probabilities * static_cast<int64_t>(SizeOf(type)), 4 * rows);
+        EXPECT_EQ(memory.probabilities_begin * static_cast<int64_t>(SizeOf(type)) % 16, 0);
+      }
+    }
+  }
+}
+
+// Of a norm whose input is nobody's to learn, the gradient is made all the same.
+TEST(TapeScratchTest, HasRoomForAGradientThatNobodyWants) {
+  v1::Model model;
+  ASSERT_TRUE(
+      google::protobuf::TextFormat::ParseFromString(R"pb(
+                                                      input { channels: 3 height: 1 width: 1 }
+                                                      layer {
+                                                        name: "flat"
+                                                        flatten {}
+                                                      }
+                                                      layer {
+                                                        name: "norm"
+                                                        layer_norm {}
+                                                      }
+                                                      layer {
+                                                        name: "fc"
+                                                        fully_connected { out_features: 2 }
+                                                      }
+                                                      layer {
+                                                        name: "loss"
+                                                        softmax_cross_entropy {}
+                                                      }
+                                                    )pb",
+                                                    &model));
+  const auto graph = Graph::FromModel(model);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  Plan plan;
+  for (const GraphLayer& layer : graph->layers()) {
+    plan.layers.push_back(*LayOut(layer, plan.mesh, {}));
+  }
+  const Tape tape = MakeTape(*graph, plan, 0, 4, /*training=*/true);
+  const auto back = std::find_if(tape.ops.begin(), tape.ops.end(), [&](const TapeOp& op) {
+    return op.kind == TapeOpKind::kBackward && (*graph)[op.layer].name == "norm";
+  });
+  ASSERT_NE(back, tape.ops.end());
+  EXPECT_EQ(back->dx[0], TapeOp::kNone);
+  ASSERT_GE(back->scratch, 0);
+  EXPECT_EQ(tape.buffers[static_cast<size_t>(back->scratch)].elements, 4 * 3);
+}
+
 }  // namespace
 }  // namespace cadre

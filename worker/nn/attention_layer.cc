@@ -35,9 +35,9 @@ class Attention final : public Layer {
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     const Saved saved = Split(t.saved);
-    const auto qkv_words = saved.qkv.size();
-    const std::span<float> dqkv = t.scratch.first(qkv_words);
-    const std::span<float> dcontext = t.scratch.subspan(qkv_words);
+    const AttentionMemory memory = MemoryIn(t.scratch.type());
+    const Values dqkv = Piece(t.scratch, 0, memory.qkv);
+    const Values dcontext = Piece(t.scratch, memory.context_begin, memory.context);
     kernels_.FullyConnectedBackwardWeights(OutDims(), saved.context, t.dy,
                                            parameters_[kOutWeight].gradient,
                                            parameters_[kOutBias].gradient);
@@ -54,7 +54,7 @@ class Attention final : public Layer {
   enum { kQkvWeight, kQkvBias, kOutWeight, kOutBias };
 
   struct Saved {
-    std::span<float> qkv, context, probabilities;
+    Values qkv, context, probabilities;
   };
 
   int64_t rows() const { return dims_.batch * dims_.tokens; }
@@ -62,11 +62,20 @@ class Attention final : public Layer {
   FullyConnectedDims QkvDims() const { return {rows(), features_, 3 * head_features()}; }
   FullyConnectedDims OutDims() const { return {rows(), head_features(), features_}; }
 
-  Saved Split(std::span<float> saved) const {
-    const auto context = static_cast<size_t>(rows() * head_features());
-    return {.qkv = saved.first(3 * context),
-            .context = saved.subspan(3 * context, context),
-            .probabilities = saved.subspan(4 * context)};
+  AttentionMemory MemoryIn(DType type) const {
+    return MemoryOfAttention(dims_.batch, dims_.tokens, dims_.heads, dims_.head_features, type);
+  }
+  // Of a batch of nothing there is no memory at all.
+  static Values Piece(Values memory, int64_t begin, int64_t elements) {
+    return elements == 0
+               ? memory.first(0)
+               : memory.subspan(static_cast<size_t>(begin), static_cast<size_t>(elements));
+  }
+  Saved Split(Values saved) const {
+    const AttentionMemory memory = MemoryIn(saved.type());
+    return {.qkv = Piece(saved, 0, memory.qkv),
+            .context = Piece(saved, memory.context_begin, memory.context),
+            .probabilities = Piece(saved, memory.probabilities_begin, memory.probabilities)};
   }
 
   Kernels& kernels_;

@@ -1,8 +1,6 @@
 // Layers that multiply by a matrix: fully connected, and the embedding's choice of rows.
-#include <cmath>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "worker/nn/layer_kinds.h"
 
@@ -53,10 +51,11 @@ class FullyConnected final : public Layer, public GradientParts {
   bool adds_bias_ = true;
 };
 
+// Tokens are fp32 whatever activations are.
 class Embedding final : public Layer {
  public:
   explicit Embedding(LayerSetting setting)
-      : name_(setting.layer.name), kernels_(setting.kernels), weight_(setting.parameters[0]) {
+      : kernels_(setting.kernels), weight_(setting.parameters[0]) {
     const Box& out = setting.place.output;
     dims_ = {.batch = out.shape()[0],
              .first_token = 0,
@@ -68,23 +67,16 @@ class Embedding final : public Layer {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    for (const float id : t.x[0]) {
-      if (id >= 0.0F && id < static_cast<float>(dims_.vocabulary) && std::floor(id) == id) continue;
-      return absl::InvalidArgumentError(absl::StrCat("layer '", name_, "': ", id,
-                                                     " is not a token; the vocabulary is 0 to ",
-                                                     dims_.vocabulary - 1));
-    }
-    kernels_.EmbeddingForward(dims_, t.x[0], weight_.value, positions_.value, t.y);
+    kernels_.EmbeddingForward(dims_, t.x[0].floats(), weight_.value, positions_.value, t.y);
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.EmbeddingBackward(dims_, t.x[0], t.dy, weight_.gradient, positions_.gradient);
+    kernels_.EmbeddingBackward(dims_, t.x[0].floats(), t.dy, weight_.gradient, positions_.gradient);
     return absl::OkStatus();
   }
 
  private:
-  const std::string name_;
   Kernels& kernels_;
   EmbeddingDims dims_;
   LocalTensor weight_;

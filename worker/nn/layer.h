@@ -6,8 +6,11 @@
 // has to move between ranks otherwise is done between layers. So the same code serves one worker
 // and every parallel plan.
 //
+// Activations lie in the kernels' device and are of its activation type; layers hand them on and
+// never look inside, so what they do is enqueued on the device's current lane.
+//
 // Thread-compatible. Layers borrow kernels, communicators and parameters, and own only small
-// scratch.
+// scratch, which is there when they are made.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +23,12 @@
 #include "spec/graph.h"
 #include "spec/op_indices.h"
 #include "spec/tape.h"
+#include "tensor/values.h"
 #include "worker/comm/mesh_communicators.h"
 
 namespace cadre {
 
-// A parameter in this rank's memory, and where its gradient goes.
+// A parameter in the memory of this rank's device, and where its gradient goes.
 struct LocalTensor {
   std::span<float> value;
   std::span<float> gradient;
@@ -34,24 +38,31 @@ struct LocalTensor {
 struct PassContext {
   bool training = false;
   // Of the run; together with the position of the batch's first sample in the endless sequence of
-  // samples it decides what dropout drops.
+  // samples, which the kernels are told (SetPosition), it decides what dropout drops.
   uint64_t seed = 0;
-  int64_t first_position = 0;
   // Share of the step's samples that this batch is: 1, or less where the step is cut into
   // micro-batches. Running statistics are weighted by it.
   double share = 1;
 };
 
-// The memory that one call works on; spans that an operation does not need are empty.
+// The memory that one call works on; what an operation does not need is empty.
 struct LayerTensors {
-  std::vector<std::span<const float>> x;
-  std::span<float> y;
-  std::span<float> saved;
-  std::span<float> scratch;
-  std::span<const float> dy;
+  std::vector<ConstValues> x;
+  Values y;
+  // Of the type that the tape gives them; words where it is float32 (spec/tape.h).
+  Values saved;
+  Values scratch;
+  ConstValues dy;
   // Empty: not wanted, or of no elements here. Whether it is wanted is the same on all ranks.
-  std::vector<std::span<float>> dx;
+  std::vector<Values> dx;
   std::vector<bool> wants_dx;
+
+  // What is saved, as words of four bytes. Requires: the tape gives it as such.
+  std::span<float> saved_floats() const { return saved.floats(); }
+  std::span<int32_t> saved_integers() const {
+    const std::span<float> words = saved.floats();
+    return {reinterpret_cast<int32_t*>(words.data()), words.size()};
+  }
 };
 
 // Forward in two parts: a halo can travel during the first.
@@ -60,7 +71,7 @@ class HaloParts {
   virtual ~HaloParts() = default;
   // The rows of the interior (spec/tape.h) from what is here before the halo comes, then the
   // others. Requires: the layer's place has an interior.
-  virtual absl::Status ForwardInterior(std::span<const float> held, const LayerTensors& t) = 0;
+  virtual absl::Status ForwardInterior(ConstValues held, const LayerTensors& t) = 0;
   virtual absl::Status ForwardBorder(const LayerTensors& t) = 0;
 };
 
@@ -76,8 +87,8 @@ class Layer {
  public:
   virtual ~Layer() = default;
 
-  // y (and saved) from x. Errors: of communication; InvalidArgument for tokens that the vocabulary
-  // does not have.
+  // y (and saved) from x. Errors: of communication; the device's come later (device/device.h).
+  // Requires: tokens are the vocabulary's (Network::Load looks).
   virtual absl::Status Forward(const PassContext& pass, const LayerTensors& t) = 0;
   // Gradients of the parameters, and dx where wanted, from dy and what forward left.
   virtual absl::Status Backward(const PassContext& pass, const LayerTensors& t) = 0;

@@ -4,6 +4,12 @@
 // parallelism it is part of. What a parameter's gradient still lacks (the sum over its bucket's
 // axes) is the replica's business.
 //
+// On the host every call has done its work when it returns. On other devices Load and Play only
+// enqueue, on the device's current lane, and what they enqueue is ordered by lanes and events; what
+// stands still says so. After Prepare, and one Play for what kernels make at first use, playing
+// allocates nothing, so that it can be recorded (Device::RecordWork): a recording plays what was
+// loaded last.
+//
 // Owns layers, tapes and activations. Borrows the rest, which must outlive it. Thread-compatible.
 #pragma once
 
@@ -18,15 +24,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "device/device.h"
 #include "kernels/kernels.h"
 #include "spec/graph.h"
 #include "spec/parameter_index.h"
 #include "spec/plan.h"
 #include "spec/tape.h"
-#include "tensor/tensor.h"
+#include "tensor/values.h"
 #include "worker/comm/box_exchange.h"
 #include "worker/comm/companion.h"
 #include "worker/comm/mesh_communicators.h"
+#include "worker/nn/batch_upload.h"
 #include "worker/nn/layer.h"
 #include "worker/nn/parameter_store.h"
 
@@ -48,7 +56,7 @@ struct LossPart {
   int64_t samples = 0;
 };
 
-// A batch as this rank sees it.
+// A batch as this rank sees it, in the host's memory.
 struct BatchView {
   // Of the whole batch, over all ranks.
   int64_t samples = 0;
@@ -60,7 +68,9 @@ struct BatchView {
   int64_t first_position = 0;
 };
 
-// Hears of every operation of a tape as it is played; for profiles and traces.
+// Hears of every operation of a tape as it is played; for profiles and traces. On devices other
+// than the host, the host stands still before and after each operation while somebody listens: what
+// would have overlapped does not.
 class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
@@ -77,8 +87,11 @@ class PassListener {
   virtual ~PassListener() = default;
   // A layer with parameters is about to be played forward: returns when its weights are there.
   virtual absl::Status BeforeForward(int layer) = 0;
-  // Training: forward is done, and this is what the rank adds to the loss.
-  virtual absl::Status AfterLoss(const LossPart& part) = 0;
+  // Training: forward is done. sums[0] is the loss and sums[1] the number of correct answers of
+  // this rank's part of the batch, in the device's memory and there for what is enqueued on its
+  // current lane until the next pass. `counted`: labels of it; 0 where another rank counts the same
+  // ones, and the sums are not to be looked at.
+  virtual absl::Status AfterLoss(std::span<const double> sums, int64_t counted) = 0;
   // Training: the gradients of the layer's parameters are what this pass makes them.
   virtual absl::Status AfterBackward(int layer) = 0;
 };
@@ -95,60 +108,96 @@ class Network {
   Rows InputRows(int64_t samples) const;
   Rows LabelRows(int64_t samples) const;
 
-  // Forward and backward of a batch over the group. Fills the store's gradients: of the sum of the
-  // losses times `loss_scale`, as partial sums over each bucket's axes. `share`: of the step's
-  // samples, this batch's.
-  absl::StatusOr<LossPart> ForwardBackward(const BatchView& batch, float loss_scale, double share);
+  // Makes ready for batches of `samples`, so that memory is known before the first. Stands still
+  // where memory that was there has to grow. Errors: ResourceExhausted, and others of the device.
+  absl::Status Prepare(int64_t samples, bool training);
 
-  // Forward only, with running statistics and nothing dropped.
+  // The batch that is played next. On the host its memory is lent until it has been played; on
+  // other devices it has been read when the call returns, and travels beside what was enqueued
+  // before. Errors: InvalidArgument for tokens that a vocabulary does not have.
+  absl::Status Load(const BatchView& batch);
+  // Forward, loss and backward over the group, of what was loaded. Fills the store's gradients: of
+  // the sum of the losses times `loss_scale`, as partial sums over each bucket's axes. `share`: of
+  // the step's samples, this batch's. Requires: Load was called, of a batch of `samples`.
+  absl::Status Play(int64_t samples, float loss_scale, double share);
+  // Its halves: up to the loss and AfterLoss, and what follows.
+  absl::Status PlayForward(int64_t samples, float loss_scale, double share);
+  absl::Status PlayBackward(int64_t samples);
+  // Load and Play.
+  absl::Status ForwardBackward(const BatchView& batch, float loss_scale, double share);
+  // Of the pass played last. Stands still.
+  absl::StatusOr<LossPart> LossOfLastPass();
+
+  // Forward only, with running statistics and nothing dropped. Stands still.
   absl::StatusOr<LossPart> Evaluate(const BatchView& batch);
 
   // Plays forward again and returns the position of the first layer whose output here has an
-  // element that is not finite; graph.size() where none has. A collective.
+  // element that is not finite; graph.size() where none has. A collective. Stands still.
   absl::StatusOr<int> FirstNotFinite(const BatchView& batch);
 
-  // Makes ready for batches of `samples`, so that memory is known before the first.
-  void Prepare(int64_t samples, bool training);
+  // Counts the times that memory had to move because a larger batch came: recordings made before
+  // are void.
+  int64_t memory_moves() const { return memory_moves_; }
 
-  // Null: nobody listens, and no clock is read. Requires: it outlives the network or is taken back.
+  // Null: nobody listens, and no clock is read. Requires: it outlives the network or is taken back;
+  // nothing is recorded while somebody listens.
   void set_observer(TapeObserver* observer) { observer_ = observer; }
 
   // Null: nobody listens. Requires: as set_observer.
   void set_listener(PassListener* listener) { listener_ = listener; }
 
-  // Seconds that the calling thread has spent in moves, or waiting for them.
+  // Seconds that the calling thread has spent in moves, or waiting for them; on devices other than
+  // the host, only of those that an observer looked at.
   double seconds_moving() const { return seconds_moving_; }
 
   // Bytes of the block of memory for activations.
-  int64_t activation_bytes() const { return memory_.elements() * 4; }
-  // Bytes of scratch for moves.
-  int64_t buffer_bytes() const { return exchange_.buffer_bytes(); }
+  int64_t activation_bytes() const { return static_cast<int64_t>(memory_.size()) * 4; }
+  // Bytes of scratch for moves, and of batches on their way to the device.
+  int64_t buffer_bytes() const { return exchange_.buffer_bytes() + upload_.bytes(); }
 
  private:
   struct Program;
 
   // The program for batches of `samples`; made when first asked for.
   Program& ProgramFor(int64_t samples, bool training);
+  std::unique_ptr<Program> MakeProgram(int64_t samples, bool training);
+  // Gives the network's memory what the program needs.
+  void ReserveFor(const Program& program);
+  // For a message about lack of memory.
+  std::string WhoNeedsActivations(const Tape& tape) const;
+  // A message about lack of memory names the layer from now on, until an Asking ends.
+  void AskFor(int layer);
+  // Errors: InvalidArgument, naming the layer.
+  absl::Status CheckTokens(std::span<const float> tokens) const;
+  // Of the batch's, those that this rank compares with; of a sample, the tokens that are here.
+  std::span<const int32_t> LabelsHere(const Program& program, const BatchView& batch);
+  absl::Status LoadFor(const Program& program, const BatchView& batch);
+
   // Plays operations [begin, end).
-  absl::Status PlayRange(Program& program, size_t begin, size_t end, const BatchView& batch,
-                         const PassContext& pass);
+  absl::Status PlayRange(Program& program, size_t begin, size_t end, const PassContext& pass);
   // Plays two operations at the same time, one of them a move.
-  absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second,
-                            const BatchView& batch);
+  absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second);
+  absl::Status PlayTogetherOnHost(Program& program, const TapeOp& move, const TapeOp& work);
+  absl::Status PlayTogetherOnLanes(Program& program, const TapeOp& move, const TapeOp& work);
+  // One after the other, each by the clock.
+  absl::Status PlayInTurn(Program& program, const TapeOp& move, const TapeOp& work);
   // Asks the listener before an operation, and tells it after one, where parameters are concerned.
   absl::Status Before(const TapeOp& op);
   absl::Status After(const TapeOp& op);
   // Plays one operation and tells the observer.
-  absl::Status PlayOp(Program& program, const TapeOp& op, const BatchView& batch,
-                      const PassContext& pass);
-  absl::Status DoOp(Program& program, const TapeOp& op, const BatchView& batch,
-                    const PassContext& pass);
-  LossPart TakeLoss(const Program& program, const TapeOp& op, const BatchView& batch,
-                    float loss_scale);
-  std::span<float> Buffer(const Program& program, int number);
-  std::span<const float> Input(const Program& program, int number, const BatchView& batch);
-  LayerTensors TensorsOf(const Program& program, const TapeOp& op, const BatchView& batch);
-  // True where this rank's labels are counted by it and not by a rank that holds the same.
+  absl::Status PlayOp(Program& program, const TapeOp& op, const PassContext& pass);
+  absl::Status DoOp(Program& program, const TapeOp& op, const PassContext& pass);
+  void Add(Values a, Values b, Values sum);
+  // The sums go to sums_.
+  absl::Status TakeLoss(const Program& program, float loss_scale);
+  absl::StatusOr<LossPart> ReadLoss(const Program& program);
+  // What the clock shows when the device has done what it was given; for observers.
+  absl::Time NowOnDevice();
+  Values Buffer(const Program& program, int number);
+  ConstValues Input(const Program& program, int number);
+  LayerTensors TensorsOf(const Program& program, const TapeOp& op);
+  // Labels that this rank counts and not a rank that holds the same: all here, or none.
+  int64_t LabelsCounted(const Program& program) const;
   bool CountsLoss() const;
 
   const Graph& graph_;
@@ -156,17 +205,30 @@ class Network {
   const Plan& plan_;
   const uint64_t seed_;
   Kernels& kernels_;
+  Device& device_;
   ParameterStore& parameters_;
   MeshCommunicators& comms_;
   BoxExchange exchange_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<Program>> programs_;
-  Tensor memory_;
+  // In words.
+  DeviceArray<float> memory_;
+  int64_t memory_moves_ = 0;
+  BatchUpload upload_;
+  // Of the batch loaded last, in the device's memory.
+  ConstValues inputs_;
+  std::span<const int32_t> labels_;
   std::vector<int32_t> labels_here_;
+  // Loss and correct answers of the pass played last.
+  DeviceArray<double> sums_;
+  const Program* played_last_ = nullptr;
   TapeObserver* observer_ = nullptr;
   PassListener* listener_ = nullptr;
   double seconds_moving_ = 0;
-  // Moves data while this thread computes. Made when a program first needs it.
+  // Moves data while this thread computes. Made when a program first needs it; on the host only.
   std::unique_ptr<Companion> companion_;
+  // Between the lanes of a move and of the work beside it; null on the host.
+  std::unique_ptr<DeviceEvent> fork_;
+  std::unique_ptr<DeviceEvent> join_;
 };
 
 }  // namespace cadre

@@ -1,6 +1,5 @@
 // Normalisation: over the batch, over features, over neighbouring channels.
 #include <algorithm>
-#include <cmath>
 #include <set>
 #include <utility>
 
@@ -42,18 +41,18 @@ class BatchNorm final : public Layer {
     const bool per_rank = setting.layer.settings.batch_norm().per_rank();
     if (!per_rank && !axes.empty()) peers_ = &setting.comms.Over(axes);
     statistics_rows_ = per_rank ? dims_.rows : all_rows_;
+    sums_ = DeviceArray<double>(kernels_.device(), 2 * channels(), "statistics");
+    means_ = DeviceArray<float>(kernels_.device(), 2 * channels(), "statistics");
   }
 
   absl::Status Forward(const PassContext& pass, const LayerTensors& t) override {
-    const std::span<float> mean = t.saved.first(channels());
-    const std::span<float> inverse = t.saved.subspan(channels());
+    const std::span<float> mean = t.saved_floats().first(channels());
+    const std::span<float> inverse = t.saved_floats().subspan(channels());
     if (pass.training) {
       CADRE_RETURN_IF_ERROR(TakeStatistics(pass, t.x[0], mean, inverse));
     } else {
-      for (size_t c = 0; c < channels(); ++c) {
-        mean[c] = parameters_[kMean].value[c];
-        inverse[c] = Inverse(parameters_[kVariance].value[c]);
-      }
+      kernels_.Copy(parameters_[kMean].value, mean);
+      kernels_.BatchNormInverse(epsilon_, parameters_[kVariance].value, inverse);
     }
     kernels_.BatchNormForward(dims_, t.x[0], mean, inverse, parameters_[kScale].value,
                               parameters_[kShift].value, t.y);
@@ -61,20 +60,18 @@ class BatchNorm final : public Layer {
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    const std::span<const float> mean = t.saved.first(channels());
-    const std::span<const float> inverse = t.saved.subspan(channels());
-    sums_.resize(2 * channels());
-    kernels_.BatchNormBackwardSums(dims_, t.x[0], t.dy, mean, inverse, sums_);
-    for (size_t c = 0; c < channels(); ++c) {
-      parameters_[kShift].gradient[c] = static_cast<float>(sums_[c]);
-      parameters_[kScale].gradient[c] = static_cast<float>(sums_[channels() + c]);
-    }
+    const std::span<const float> mean = t.saved_floats().first(channels());
+    const std::span<const float> inverse = t.saved_floats().subspan(channels());
+    const std::span<double> sums = sums_.span();
+    kernels_.BatchNormBackwardSums(dims_, t.x[0], t.dy, mean, inverse, sums);
+    kernels_.Narrow(1, sums.first(channels()), parameters_[kShift].gradient);
+    kernels_.Narrow(1, sums.subspan(channels()), parameters_[kScale].gradient);
     // A rank without elements takes part in the sum all the same.
     if (!t.wants_dx[0]) return absl::OkStatus();
-    if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(std::span<double>(sums_)));
-    means_.resize(2 * channels());
-    for (size_t i = 0; i < means_.size(); ++i) means_[i] = static_cast<float>(PerRow(sums_[i]));
-    const std::span<const float> means(means_);
+    if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums));
+    kernels_.Narrow(static_cast<double>(std::max<int64_t>(1, statistics_rows_)), sums,
+                    means_.span());
+    const std::span<const float> means = means_.span();
     kernels_.BatchNormBackward(dims_, t.x[0], t.dy, mean, inverse, parameters_[kScale].value,
                                means.first(channels()), means.subspan(channels()), t.dx[0]);
     return absl::OkStatus();
@@ -84,31 +81,15 @@ class BatchNorm final : public Layer {
   enum { kScale, kShift, kMean, kVariance };
 
   size_t channels() const { return static_cast<size_t>(dims_.channels); }
-  double PerRow(double sum) const {
-    return sum / static_cast<double>(std::max<int64_t>(1, statistics_rows_));
-  }
-  float Inverse(double variance) const {
-    return static_cast<float>(1.0 / std::sqrt(variance + static_cast<double>(epsilon_)));
-  }
 
-  absl::Status TakeStatistics(const PassContext& pass, std::span<const float> x,
-                              std::span<float> mean, std::span<float> inverse) {
-    sums_.resize(2 * channels());
-    kernels_.BatchNormSums(dims_, x, sums_);
-    if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(std::span<double>(sums_)));
-    const double rows = static_cast<double>(statistics_rows_);
-    // The running variance is that of the population that the batch is drawn from.
-    const double unbiased = statistics_rows_ > 1 ? rows / (rows - 1) : 1.0;
+  absl::Status TakeStatistics(const PassContext& pass, ConstValues x, std::span<float> mean,
+                              std::span<float> inverse) {
+    kernels_.BatchNormSums(dims_, x, sums_.span());
+    if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums_.span()));
     const double share = pass.share * static_cast<double>(dims_.rows) /
                          static_cast<double>(std::max<int64_t>(1, all_rows_));
-    for (size_t c = 0; c < channels(); ++c) {
-      const double average = PerRow(sums_[c]);
-      const double variance = std::max(0.0, PerRow(sums_[channels() + c]) - average * average);
-      mean[c] = static_cast<float>(average);
-      inverse[c] = Inverse(variance);
-      parameters_[kMean].gradient[c] = static_cast<float>(share * average);
-      parameters_[kVariance].gradient[c] = static_cast<float>(share * unbiased * variance);
-    }
+    kernels_.BatchNormStatistics(statistics_rows_, epsilon_, share, sums_.span(), mean, inverse,
+                                 parameters_[kMean].gradient, parameters_[kVariance].gradient);
     return absl::OkStatus();
   }
 
@@ -121,8 +102,9 @@ class BatchNorm final : public Layer {
   int64_t statistics_rows_ = 0;
   // Null: the statistics are this rank's own.
   Communicator* peers_ = nullptr;
-  std::vector<double> sums_;
-  std::vector<float> means_;
+  // Of the way there and of the way back, by channel.
+  DeviceArray<double> sums_;
+  DeviceArray<float> means_;
 };
 
 class LayerNorm final : public Layer {
@@ -138,19 +120,17 @@ class LayerNorm final : public Layer {
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
     kernels_.LayerNormForward(dims_, epsilon_, t.x[0], parameters_[0].value, parameters_[1].value,
-                              t.y, t.saved.first(rows()), t.saved.subspan(rows()));
+                              t.y, t.saved_floats().first(rows()),
+                              t.saved_floats().subspan(rows()));
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    std::span<float> dx = t.dx[0];
-    if (dx.empty()) {  // the kernel makes it in any case
-      unwanted_.resize(t.dy.size());
-      dx = unwanted_;
-    }
-    kernels_.LayerNormBackward(dims_, t.x[0], t.dy, t.saved.first(rows()), t.saved.subspan(rows()),
-                               parameters_[0].value, dx, parameters_[0].gradient,
-                               parameters_[1].gradient);
+    // The kernel makes the input's gradient in any case.
+    const Values dx = t.wants_dx[0] ? t.dx[0] : t.scratch;
+    kernels_.LayerNormBackward(dims_, t.x[0], t.dy, t.saved_floats().first(rows()),
+                               t.saved_floats().subspan(rows()), parameters_[0].value, dx,
+                               parameters_[0].gradient, parameters_[1].gradient);
     return absl::OkStatus();
   }
 
@@ -161,7 +141,6 @@ class LayerNorm final : public Layer {
   const std::vector<LocalTensor> parameters_;
   const float epsilon_;
   RowsDims dims_;
-  std::vector<float> unwanted_;
 };
 
 class LocalResponseNorm final : public Layer {
@@ -178,12 +157,12 @@ class LocalResponseNorm final : public Layer {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.LrnForward(dims_, t.x[0], t.y, t.saved);
+    kernels_.LrnForward(dims_, t.x[0], t.y, t.saved_floats());
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    if (!t.dx[0].empty()) kernels_.LrnBackward(dims_, t.x[0], t.saved, t.dy, t.dx[0]);
+    if (!t.dx[0].empty()) kernels_.LrnBackward(dims_, t.x[0], t.saved_floats(), t.dy, t.dx[0]);
     return absl::OkStatus();
   }
 

@@ -1,24 +1,50 @@
 #include "worker/nn/parameter_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "spec/initial_value.h"
+#include "worker/nn/asking.h"
 
 namespace cadre {
+namespace {
+
+// Initial values are computed on the host, so many at a time.
+constexpr int64_t kFilledAtATime = 1 << 20;
+
+// Fills `weights`, a run of the model's parameters from position `begin` on.
+void FillIn(const ParameterIndex& index, uint64_t seed, int64_t begin, Device& device,
+            std::span<float> weights) {
+  if (device.is_host()) return FillInitialValues(index, seed, begin, weights);
+  std::vector<float> piece;
+  for (size_t done = 0; done < weights.size(); done += piece.size()) {
+    piece.resize(std::min(static_cast<size_t>(kFilledAtATime), weights.size() - done));
+    FillInitialValues(index, seed, begin + static_cast<int64_t>(done), piece);
+    device.CopyIn(piece.data(), weights.data() + done, piece.size() * sizeof(float));
+  }
+}
+
+}  // namespace
 
 ParameterStore::ParameterStore(const ParameterIndex& index, std::vector<BucketOwnership> buckets,
-                               uint64_t seed, bool accumulates) {
+                               uint64_t seed, Kernels& kernels, bool accumulates) {
+  Device& device = kernels.device();
   for (BucketOwnership& ownership : buckets) {
+    const auto size = static_cast<size_t>(ownership.size);
+    const Asking asking(device, BucketForPeople(index, ownership));
     Buffers made;
-    made.weights = Tensor(Shape{ownership.size});
-    made.gradients = Tensor(Shape{ownership.size});
-    if (accumulates) made.sums = Tensor(Shape{ownership.size});
-    for (const LocalParameter& local : ownership.parameters) {
-      for (const OwnedPiece& run : RunsOf(index, local)) {
-        FillInitialValues(index, seed, run.flat.begin,
-                          made.weights.span().subspan(static_cast<size_t>(run.offset),
-                                                      static_cast<size_t>(run.flat.size())));
+    made.weights = DeviceArray<float>(device, size, "weights");
+    made.gradients = DeviceArray<float>(device, size, "gradients");
+    if (accumulates) made.sums = DeviceArray<float>(device, size, "gradients");
+    if (device.status().ok()) {
+      for (const LocalParameter& local : ownership.parameters) {
+        for (const OwnedPiece& run : RunsOf(index, local)) {
+          FillIn(index, seed, run.flat.begin, device,
+                 made.weights.span().subspan(static_cast<size_t>(run.offset),
+                                             static_cast<size_t>(run.flat.size())));
+        }
       }
+      kernels.WeightsChanged(made.weights.span());
     }
     made.ownership = std::move(ownership);
     buckets_.push_back(std::move(made));
@@ -43,14 +69,14 @@ std::vector<LocalTensor> ParameterStore::OfLayer(const ParameterIndex& index, in
 
 int64_t ParameterStore::weight_bytes() const {
   int64_t bytes = 0;
-  for (const Buffers& buffers : buckets_) bytes += buffers.weights.elements() * 4;
+  for (const Buffers& buffers : buckets_) bytes += static_cast<int64_t>(buffers.weights.size()) * 4;
   return bytes;
 }
 
 int64_t ParameterStore::gradient_bytes() const {
   int64_t bytes = 0;
   for (const Buffers& buffers : buckets_) {
-    bytes += 4 * (buffers.gradients.elements() + buffers.sums.elements());
+    bytes += 4 * static_cast<int64_t>(buffers.gradients.size() + buffers.sums.size());
   }
   return bytes;
 }

@@ -1,5 +1,4 @@
 // Layers that only put elements elsewhere: concatenation and flattening.
-#include <algorithm>
 #include <utility>
 
 #include "worker/nn/layer_kinds.h"
@@ -7,18 +6,10 @@
 namespace cadre {
 namespace {
 
-// Copies `rows` runs of `run` elements between places that are `from_step` and `to_step` apart.
-void CopyRuns(const float* from, int64_t from_step, float* to, int64_t to_step, int64_t run,
-              int64_t rows) {
-  for (int64_t i = 0; i < rows; ++i) {
-    std::copy(from + i * from_step, from + i * from_step + run, to + i * to_step);
-  }
-}
-
 // Rows of the inputs' channels one behind the other.
 class Concat final : public Layer {
  public:
-  explicit Concat(LayerSetting setting) {
+  explicit Concat(LayerSetting setting) : kernels_(setting.kernels) {
     for (const Box& box : setting.place.inputs) {
       const Shape shape = box.shape();
       channels_.push_back(shape[shape.rank() - 1]);
@@ -28,19 +19,23 @@ class Concat final : public Layer {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    if (rows_ == 0) return absl::OkStatus();
     int64_t offset = 0;
     for (size_t i = 0; i < channels_.size(); ++i) {
-      CopyRuns(t.x[i].data(), channels_[i], t.y.data() + offset, total_, channels_[i], rows_);
+      kernels_.CopyRuns(rows_, channels_[i], t.x[i], channels_[i],
+                        t.y.subspan(static_cast<size_t>(offset)), total_);
       offset += channels_[i];
     }
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    if (rows_ == 0) return absl::OkStatus();
     int64_t offset = 0;
     for (size_t i = 0; i < channels_.size(); ++i) {
       if (!t.dx[i].empty()) {
-        CopyRuns(t.dy.data() + offset, total_, t.dx[i].data(), channels_[i], channels_[i], rows_);
+        kernels_.CopyRuns(rows_, channels_[i], t.dy.subspan(static_cast<size_t>(offset)), total_,
+                          t.dx[i], channels_[i]);
       }
       offset += channels_[i];
     }
@@ -48,6 +43,7 @@ class Concat final : public Layer {
   }
 
  private:
+  Kernels& kernels_;
   std::vector<int64_t> channels_;
   int64_t total_ = 0;
   int64_t rows_ = 0;

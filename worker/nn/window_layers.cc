@@ -64,7 +64,7 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
   HaloParts* halo_parts() override { return this; }
   GradientParts* gradient_parts() override { return this; }
 
-  absl::Status ForwardInterior(std::span<const float> held, const LayerTensors& t) override {
+  absl::Status ForwardInterior(ConstValues held, const LayerTensors& t) override {
     ForwardRows(place_.interior_begin, place_.interior_end, held, place_.held, t);
     return absl::OkStatus();
   }
@@ -99,18 +99,18 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
 
   // Rows [begin, end) of the output, out of x, which holds `x_box`. Rows of several samples do not
   // lie together, so they are brought together first.
-  void ForwardRows(int64_t begin, int64_t end, std::span<const float> x, const Box& x_box,
+  void ForwardRows(int64_t begin, int64_t end, ConstValues x, const Box& x_box,
                    const LayerTensors& t) {
     if (begin >= end) return;
     const Box input = place_.InputRowsFor(window_, begin, end);
     const Box output = place_.OutputRows(begin, end);
-    const auto words = static_cast<size_t>(input.shape().elements());
-    const std::span<float> part_x = t.scratch.first(words);
-    const std::span<float> part_y =
-        t.scratch.subspan(words, static_cast<size_t>(output.shape().elements()));
-    CopyBox(x, x_box, part_x, input, input);
+    const int64_t elements = input.shape().elements();
+    const Values part_x = t.scratch.first(static_cast<size_t>(elements));
+    const Values part_y = t.scratch.subspan(static_cast<size_t>(PieceBegin(elements)),
+                                            static_cast<size_t>(output.shape().elements()));
+    kernels_.CopyBox(x, x_box, part_x, input, input);
     kernels_.ConvolutionForward(DimsOf(input, output), part_x, weight_.value, added_bias_, part_y);
-    CopyBox(part_y, output, t.y, place_.output, output);
+    kernels_.CopyBox(part_y, output, t.y, place_.output, output);
   }
 
   Kernels& kernels_;
@@ -135,12 +135,12 @@ class Pooling final : public Layer {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.PoolingForward(dims_, t.x[0], t.y, Winners(t));
+    kernels_.PoolingForward(dims_, t.x[0], t.y, t.saved_integers());
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    if (!t.dx[0].empty()) kernels_.PoolingBackward(dims_, t.dy, Winners(t), t.dx[0]);
+    if (!t.dx[0].empty()) kernels_.PoolingBackward(dims_, t.dy, t.saved_integers(), t.dx[0]);
     return absl::OkStatus();
   }
 
@@ -149,11 +149,6 @@ class Pooling final : public Layer {
     if (layer.kind == LayerKind::kMaxPool) return PoolKind::kMax;
     return layer.settings.average_pool().count_padding() ? PoolKind::kAverageWithPadding
                                                          : PoolKind::kAverage;
-  }
-
-  // Buffers are of four-byte words, whatever they hold.
-  static std::span<int32_t> Winners(const LayerTensors& t) {
-    return {reinterpret_cast<int32_t*>(t.saved.data()), t.saved.size()};
   }
 
   Kernels& kernels_;

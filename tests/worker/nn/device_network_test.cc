@@ -1,0 +1,335 @@
+// The network on an emulated CUDA device, held against the same network on the reference kernels.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/emulator/emulated_rank.h"
+#include "tests/worker/nn/one_rank.h"
+#include "worker/nn/network.h"
+
+namespace cadre {
+namespace {
+
+using testing::kImages;
+using testing::kSamples;
+using testing::kTokens;
+using testing::OneRank;
+using Floats = std::vector<float>;
+using Mode = EmulatedCuda::Mode;
+
+// What kImages does not have.
+constexpr char kWindows[] = R"pb(
+  input { channels: 3 height: 8 width: 6 }
+  layer {
+    name: "conv1"
+    convolution { out_channels: 6 kernel: 3 padding: 1 stride: 2 no_bias: true }
+  }
+  layer {
+    name: "bn"
+    batch_norm {}
+  }
+  layer {
+    name: "relu"
+    relu {}
+  }
+  layer {
+    name: "max"
+    max_pool { kernel: 2 stride: 1 }
+  }
+  layer {
+    name: "conv2"
+    convolution { out_channels: 8 kernel: 2 }
+  }
+  layer {
+    name: "mean"
+    global_average_pool {}
+  }
+  layer {
+    name: "fc"
+    fully_connected { out_features: 3 }
+  }
+  layer {
+    name: "loss"
+    softmax_cross_entropy {}
+  }
+)pb";
+
+struct Case {
+  const char* name;
+  const char* model;
+  Mode mode;
+  Precision precision;
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+};
+
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
+
+double Norm(const Floats& values) {
+  double squares = 0;
+  for (const float value : values) squares += static_cast<double>(value) * value;
+  return std::sqrt(squares);
+}
+
+double Distance(const Floats& a, const Floats& b) {
+  EXPECT_EQ(a.size(), b.size());
+  Floats difference(a.size());
+  for (size_t i = 0; i < a.size(); ++i) difference[i] = a[i] - b[i];
+  return Norm(difference);
+}
+
+class DeviceNetwork : public ::testing::TestWithParam<Case> {
+ protected:
+  DeviceNetwork()
+      : emulated_(MakeEmulatedRank(
+            {.mode = GetParam().mode, .precision = GetParam().precision, .memory = 64 << 20})),
+        host_(GetParam().model),
+        rank_(GetParam().model, *emulated_.kernels) {
+    EXPECT_EQ(emulated_.kernels->activation_type(), narrow() ? DType::kBFloat16 : DType::kFloat32);
+  }
+
+  bool narrow() const { return GetParam().precision == Precision::kBf16; }
+  // Of sums of some dozens of products: fp32 rounds at 2^-24 and the orders of sums differ; bf16
+  // activations round at 2^-9, a dozen layers deep.
+  double tolerance() const { return narrow() ? 0.06 : 2e-5; }
+  CudaDevice& device() { return *emulated_.device; }
+
+  static std::vector<Floats> Gradients(OneRank& rank) {
+    std::vector<Floats> gradients;
+    for (int b = 0; b < rank.store().buckets(); ++b) {
+      gradients.push_back(rank.Read(rank.store().gradients(b)));
+    }
+    return gradients;
+  }
+
+  // w -= rate * gradient, also of statistics: any change does here.
+  static void Update(OneRank& rank) {
+    for (int b = 0; b < rank.store().buckets(); ++b) {
+      Floats weights = rank.Read(rank.store().weights(b));
+      const Floats gradients = rank.Read(rank.store().gradients(b));
+      for (const LocalParameter& local : rank.store().ownership(b).parameters) {
+        if (IsStatistic(rank.index()[local.parameter].role)) continue;
+        for (int64_t i = local.offset; i < local.offset + local.size(); ++i) {
+          weights[static_cast<size_t>(i)] -= 0.05F * gradients[static_cast<size_t>(i)];
+        }
+      }
+      rank.Write(weights, rank.store().weights(b));
+    }
+  }
+
+  EmulatedRank emulated_;
+  OneRank host_;
+  OneRank rank_;
+};
+
+TEST_P(DeviceNetwork, TrainsAsTheHostDoes) {
+  for (int step = 0; step < 3; ++step) {
+    const double wanted = host_.Loss();
+    ASSERT_NEAR(rank_.Loss(), wanted, tolerance() * wanted) << "step " << step;
+    EXPECT_EQ(rank_.LossOfLastPass().samples, host_.LossOfLastPass().samples);
+    const std::vector<Floats> expected = Gradients(host_);
+    const std::vector<Floats> found = Gradients(rank_);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t b = 0; b < found.size(); ++b) {
+      EXPECT_LT(Distance(found[b], expected[b]), tolerance() * Norm(expected[b]))
+          << "bucket " << b << " of step " << step;
+    }
+    Update(host_);
+    Update(rank_);
+  }
+  const auto wanted = host_.network().Evaluate(host_.batch());
+  const auto found = rank_.network().Evaluate(rank_.batch());
+  ASSERT_TRUE(wanted.ok() && found.ok()) << wanted.status() << found.status();
+  EXPECT_NEAR(found->loss, wanted->loss, tolerance() * wanted->loss);
+  EXPECT_EQ(found->samples, wanted->samples);
+}
+
+TEST_P(DeviceNetwork, PassesAreTheSameBitsAgainAndStandStillNowhere) {
+  ASSERT_TRUE(rank_.network().Prepare(kSamples, true).ok());
+  ASSERT_TRUE(rank_.network().ForwardBackward(rank_.batch(), rank_.loss_scale(), 1).ok());
+  const std::vector<Floats> first = Gradients(rank_);
+  const int64_t waits = device().waits();
+  const int64_t bytes = device().bytes_in_use();
+  for (int again = 0; again < 3; ++again) {
+    ASSERT_TRUE(rank_.network().ForwardBackward(rank_.batch(), rank_.loss_scale(), 1).ok());
+  }
+  EXPECT_EQ(device().waits(), waits);
+  EXPECT_EQ(device().bytes_in_use(), bytes) << "a pass allocates nothing";
+  EXPECT_EQ(Gradients(rank_), first);
+}
+
+TEST_P(DeviceNetwork, ARecordingPlaysWhatWasLoadedLast) {
+  Network& network = rank_.network();
+  BatchView other = rank_.batch();
+  Floats inputs(rank_.inputs().rbegin(), rank_.inputs().rend());
+  other.inputs = inputs;
+  other.first_position += kSamples;
+  const double first = rank_.Loss();
+  const std::vector<Floats> first_gradients = Gradients(rank_);
+  const double second = rank_.Loss(other, rank_.loss_scale());
+  const std::vector<Floats> second_gradients = Gradients(rank_);
+  EXPECT_NE(first, second);
+
+  const int64_t moves = network.memory_moves();
+  auto recording =
+      device().RecordWork([&] { return network.Play(kSamples, rank_.loss_scale(), /*share=*/1); });
+  ASSERT_TRUE(recording.ok()) << recording.status();
+  EXPECT_EQ(Gradients(rank_), second_gradients) << "nothing was done yet";
+  for (int again = 0; again < 2; ++again) {
+    ASSERT_TRUE(network.Load(rank_.batch()).ok());
+    device().Play(**recording);
+    EXPECT_EQ(rank_.LossOfLastPass().loss * static_cast<double>(rank_.loss_scale()), first);
+    EXPECT_EQ(Gradients(rank_), first_gradients);
+    ASSERT_TRUE(network.Load(other).ok());
+    device().Play(**recording);
+    EXPECT_EQ(rank_.LossOfLastPass().loss, second);
+    EXPECT_EQ(Gradients(rank_), second_gradients);
+  }
+  EXPECT_EQ(network.memory_moves(), moves);
+}
+
+TEST_P(DeviceNetwork, FindsTheFirstLayerThatIsNotFinite) {
+  EXPECT_EQ(*rank_.network().FirstNotFinite(rank_.batch()), rank_.graph().size());
+  const LayerParameter& last = rank_.graph()[rank_.graph().size() - 2].parameters[0];
+  const std::string name = rank_.graph()[rank_.graph().size() - 2].name;
+  Floats weights = rank_.Read(rank_.Weights(name + "/" + last.name));
+  weights[0] = std::numeric_limits<float>::infinity();
+  rank_.Write(weights, rank_.Weights(name + "/" + last.name));
+  const auto first = rank_.network().FirstNotFinite(rank_.batch());
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(rank_.graph()[*first].name, name);
+}
+
+TEST_P(DeviceNetwork, TakesABatchOfNothing) {
+  const absl::Status played = rank_.network().ForwardBackward({.samples = 0}, 1, 1);
+  ASSERT_TRUE(played.ok()) << played;
+  EXPECT_EQ(rank_.LossOfLastPass().samples, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, DeviceNetwork,
+    ::testing::Values(Case{"Images", kImages, Mode::kInline, Precision::kFp32},
+                      Case{"ImagesInBf16", kImages, Mode::kInline, Precision::kBf16},
+                      Case{"ImagesByThreads", kImages, Mode::kThreads, Precision::kFp32},
+                      Case{"Windows", kWindows, Mode::kInline, Precision::kFp32},
+                      Case{"WindowsInBf16", kWindows, Mode::kInline, Precision::kBf16},
+                      Case{"Tokens", kTokens, Mode::kInline, Precision::kFp32},
+                      Case{"TokensInBf16", kTokens, Mode::kInline, Precision::kBf16},
+                      Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16}),
+    NameOf);
+
+// Larger and smaller batches in turn: what was prepared stays, and memory grows once.
+TEST(DeviceNetworkMemory, GrowsForLargerBatchesOnly) {
+  EmulatedRank emulated = MakeEmulatedRank(Mode::kInline);
+  OneRank rank(kImages, *emulated.kernels);
+  ASSERT_TRUE(rank.network().Prepare(1, true).ok());
+  const int64_t small = rank.network().activation_bytes();
+  EXPECT_EQ(rank.network().memory_moves(), 0);
+  ASSERT_TRUE(rank.network().Prepare(kSamples, true).ok());
+  EXPECT_GT(rank.network().activation_bytes(), small);
+  EXPECT_EQ(rank.network().memory_moves(), 1);
+  const double loss = rank.Loss();
+  ASSERT_TRUE(rank.network().Prepare(2, false).ok());
+  EXPECT_EQ(rank.network().memory_moves(), 1);
+  EXPECT_EQ(rank.Loss(), loss);
+}
+
+TEST(DeviceNetworkMemory, LackOfItNamesWhatItWasFor) {
+  EmulatedRank emulated =
+      MakeEmulatedRank({.mode = Mode::kInline, .precision = Precision::kFp32, .memory = 4 << 20});
+  OneRank rank(kImages, *emulated.kernels);
+  const absl::Status status = rank.network().Prepare(100'000, true);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("activations"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      ::testing::ContainsRegex("for activations \\(for batches of 100000, most at layer '"));
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("weights"));
+  // And nothing is done any more.
+  EXPECT_FALSE(rank.network().Load(rank.batch()).ok());
+}
+
+// What is asked for after a pass, or after what was prepared, is no layer's.
+TEST(DeviceNetworkMemory, NobodyAsksBetweenPasses) {
+  for (const bool played : {false, true}) {
+    EmulatedRank emulated =
+        MakeEmulatedRank({.mode = Mode::kInline, .precision = Precision::kFp32, .memory = 8 << 20});
+    OneRank rank(kImages, *emulated.kernels);
+    ASSERT_TRUE(rank.network().Prepare(kSamples, true).ok());
+    if (played) rank.Loss();
+    EXPECT_EQ(emulated.device->Allocate(size_t{64} << 20, "something else"), nullptr);
+    EXPECT_THAT(std::string(emulated.device->status().message()),
+                ::testing::HasSubstr("for something else: the device has"));
+  }
+}
+
+class Heard final : public TapeObserver {
+ public:
+  void Played(const Tape& /*tape*/, const TapeOp& /*op*/, absl::Time /*begin*/,
+              double seconds) override {
+    ++ops_;
+    EXPECT_GE(seconds, 0);
+  }
+  size_t ops() const { return ops_; }
+
+ private:
+  size_t ops_ = 0;
+};
+
+// Looking closely costs overlap, not bits.
+TEST(DeviceNetworkObserver, HearsOfEveryOperation) {
+  EmulatedRank emulated = MakeEmulatedRank(Mode::kThreads);
+  OneRank rank(kWindows, *emulated.kernels);
+  const double loss = rank.Loss();
+  Heard heard;
+  rank.network().set_observer(&heard);
+  const int64_t waits = emulated.device->waits();
+  EXPECT_EQ(rank.Loss(), loss);
+  // Flatten is between the mean and fc: nine layers forward, the loss, eight back.
+  EXPECT_GE(heard.ops(), static_cast<size_t>(2 * rank.graph().size() - 2));
+  EXPECT_GE(emulated.device->waits() - waits, static_cast<int64_t>(2 * heard.ops()));
+}
+
+class LossListener final : public PassListener {
+ public:
+  explicit LossListener(Device& device) : device_(device) {}
+  absl::Status BeforeForward(int /*layer*/) override { return absl::OkStatus(); }
+  absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override {
+    counted_ = counted;
+    return device_.CopyOut(sums.data(), sums_, sizeof(sums_));
+  }
+  absl::Status AfterBackward(int /*layer*/) override {
+    ++backward_;
+    return absl::OkStatus();
+  }
+  double loss() const { return sums_[0]; }
+  double correct() const { return sums_[1]; }
+  int64_t counted() const { return counted_; }
+  int backward() const { return backward_; }
+
+ private:
+  Device& device_;
+  double sums_[2] = {};
+  int64_t counted_ = -1;
+  int backward_ = 0;
+};
+
+TEST(DeviceNetworkListener, IsToldTheSumsInTheDevicesMemory) {
+  EmulatedRank emulated = MakeEmulatedRank(Mode::kInline);
+  OneRank rank(kTokens, *emulated.kernels);
+  LossListener listener(*emulated.device);
+  rank.network().set_listener(&listener);
+  const double loss = rank.Loss(rank.batch(), 1);
+  EXPECT_EQ(listener.loss(), loss);
+  EXPECT_EQ(listener.correct(), static_cast<double>(rank.LossOfLastPass().correct));
+  EXPECT_EQ(listener.counted(), kSamples * 4);
+  EXPECT_EQ(listener.backward(), 4) << "embed, norm, attention, fc";
+}
+
+}  // namespace
+}  // namespace cadre

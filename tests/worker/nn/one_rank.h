@@ -1,0 +1,228 @@
+// A network on one rank, everything local, on any kernels: what the tests of worker/nn play.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/random.h"
+#include "google/protobuf/text_format.h"
+#include "kernels/kernels.h"
+#include "spec/ownership.h"
+#include "worker/nn/network.h"
+#include "worker/nn/parameter_store.h"
+#include "worker/transport/thread_transport.h"
+
+namespace cadre::testing {
+
+// Every operation on images, branches that join, and the flattening that a fully connected layer
+// implies.
+inline constexpr char kImages[] = R"pb(
+  input { channels: 2 height: 6 width: 5 }
+  layer {
+    name: "conv"
+    convolution { out_channels: 4 kernel: 3 padding: 1 groups: 2 }
+  }
+  layer {
+    name: "bn"
+    batch_norm {}
+  }
+  layer {
+    name: "tanh"
+    tanh {}
+  }
+  layer {
+    name: "side"
+    input: "bn"
+    convolution { out_channels: 4 kernel_height: 1 kernel_width: 3 padding_width: 1 }
+  }
+  layer {
+    name: "add"
+    input: "tanh"
+    input: "side"
+    input: "tanh"
+    add {}
+  }
+  layer {
+    name: "lrn"
+    local_response_norm { alpha: 0.3 }
+  }
+  layer {
+    name: "concat"
+    input: "lrn"
+    input: "add"
+    concat {}
+  }
+  layer {
+    name: "pool"
+    average_pool { kernel: 2 }
+  }
+  layer {
+    name: "gelu"
+    gelu {}
+  }
+  layer {
+    name: "drop"
+    dropout { rate: 0.25 }
+  }
+  layer {
+    name: "fc1"
+    fully_connected { out_features: 5 }
+  }
+  layer {
+    name: "sigmoid"
+    sigmoid {}
+  }
+  layer {
+    name: "fc2"
+    fully_connected { out_features: 4 no_bias: true }
+  }
+  layer {
+    name: "loss"
+    softmax_cross_entropy { label_smoothing: 0.1 }
+  }
+)pb";
+
+inline constexpr char kTokens[] = R"pb(
+  tokens { length: 4 }
+  layer {
+    name: "embed"
+    embedding { vocabulary: 5 features: 6 positions: true }
+  }
+  layer {
+    name: "norm"
+    layer_norm {}
+  }
+  layer {
+    name: "attention"
+    attention { heads: 3 causal: true }
+  }
+  layer {
+    name: "add"
+    input: "embed"
+    input: "attention"
+    add {}
+  }
+  layer {
+    name: "fc"
+    fully_connected { out_features: 5 }
+  }
+  layer {
+    name: "loss"
+    softmax_cross_entropy {}
+  }
+)pb";
+
+inline constexpr int64_t kSamples = 3;
+
+class OneRank {
+ public:
+  // On the kernels that all others are held against.
+  explicit OneRank(const char* model) : OneRank(model, nullptr, MakeReferenceKernels()) {}
+  // Borrows the kernels.
+  OneRank(const char* model, Kernels& kernels) : OneRank(model, &kernels, nullptr) {}
+
+  const Graph& graph() const { return graph_; }
+  const ParameterIndex& index() const { return index_; }
+  Kernels& kernels() { return kernels_; }
+  Network& network() { return *network_; }
+  ParameterStore& store() { return *store_; }
+  std::vector<float>& inputs() { return inputs_; }
+  BatchView batch() const { return {kSamples, inputs_, labels_, /*first_position=*/7}; }
+  float loss_scale() const {
+    return 1.0F / static_cast<float>(kSamples * graph_.labels_per_sample());
+  }
+
+  // Of the batch, per label.
+  double Loss() { return Loss(batch(), loss_scale()) * static_cast<double>(loss_scale()); }
+  double Loss(const BatchView& batch, float scale) {
+    const absl::Status played = network_->ForwardBackward(batch, scale, 1);
+    EXPECT_TRUE(played.ok()) << played;
+    return LossOfLastPass().loss;
+  }
+  LossPart LossOfLastPass() {
+    const auto part = network_->LossOfLastPass();
+    EXPECT_TRUE(part.ok()) << part.status();
+    return part.ok() ? *part : LossPart();
+  }
+
+  // In the device's memory.
+  std::span<float> Weights(const std::string& name) {
+    const int wanted = *index_.Find(name);
+    const std::vector<LocalTensor> tensors = store_->OfLayer(index_, index_[wanted].layer);
+    return tensors[static_cast<size_t>(index_[wanted].number)].value;
+  }
+
+  // Between the device's memory and the host's.
+  std::vector<float> Read(std::span<const float> values) {
+    std::vector<float> read(values.size());
+    const absl::Status status =
+        kernels_.device().CopyOut(values.data(), read.data(), values.size_bytes());
+    EXPECT_TRUE(status.ok()) << status;
+    return read;
+  }
+  void Write(const std::vector<float>& values, std::span<float> to) {
+    kernels_.device().CopyIn(values.data(), to.data(), to.size_bytes());
+    kernels_.WeightsChanged(to);
+  }
+
+ private:
+  OneRank(const char* model, Kernels* kernels, std::unique_ptr<Kernels> owned)
+      : owned_(std::move(owned)), kernels_(kernels == nullptr ? *owned_ : *kernels) {
+    v1::Model parsed;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(model, &parsed));
+    auto graph = Graph::FromModel(parsed);
+    EXPECT_TRUE(graph.ok()) << graph.status();
+    graph_ = *std::move(graph);
+    index_ = ParameterIndex::FromGraph(graph_);
+    for (const GraphLayer& layer : graph_.layers()) {
+      plan_.layers.push_back(*LayOut(layer, plan_.mesh, {}));
+    }
+    plan_.buckets = MakeBuckets(plan_.layers, plan_.mesh, index_);
+    comms_ = std::make_unique<MeshCommunicators>(*transports_[0], plan_.mesh);
+    store_ = std::make_unique<ParameterStore>(index_, OwnershipOf(plan_, index_, 0), 3, kernels_);
+    network_ = std::make_unique<Network>(graph_, index_, plan_, 3, kernels_, *store_, *comms_);
+    // Layer norm of rows that are all but zero is steep; these are of the size of one.
+    if (graph_.takes_tokens()) {
+      for (const char* name : {"embed/weight", "embed/positions"}) {
+        std::vector<float> values = Read(Weights(name));
+        for (float& value : values) value *= 30;
+        Write(values, Weights(name));
+      }
+    }
+    MakeBatch();
+  }
+
+  void MakeBatch() {
+    const int64_t elements = kSamples * graph_.input().elements();
+    for (int64_t i = 0; i < elements; ++i) {
+      const auto at = static_cast<uint64_t>(i);
+      inputs_.push_back(graph_.takes_tokens()
+                            ? static_cast<float>(RandomBits(1, RandomStream::kTest, 0, at) % 5)
+                            : RandomNormal(1, RandomStream::kTest, 0, at));
+    }
+    for (int64_t i = 0; i < kSamples * graph_.labels_per_sample(); ++i) {
+      labels_.push_back(static_cast<int32_t>(i * 7 % graph_.classes()));
+    }
+  }
+
+  const std::unique_ptr<Kernels> owned_;
+  Kernels& kernels_;
+  std::vector<std::unique_ptr<Transport>> transports_ = MakeThreadTransports(1, absl::Seconds(1));
+  Graph graph_;
+  ParameterIndex index_;
+  Plan plan_;
+  std::unique_ptr<MeshCommunicators> comms_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<Network> network_;
+  std::vector<float> inputs_;
+  std::vector<int32_t> labels_;
+};
+
+}  // namespace cadre::testing
