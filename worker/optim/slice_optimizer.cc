@@ -17,10 +17,6 @@ constexpr float kTrust = 0.001F;
 
 float Or(float value, float if_zero) { return value == 0 ? if_zero : value; }
 
-void DrawTowards(std::span<const float> batch, float momentum, std::span<float> running) {
-  for (size_t i = 0; i < running.size(); ++i) running[i] += momentum * (batch[i] - running[i]);
-}
-
 }  // namespace
 
 std::vector<float> StatisticMomenta(const Graph& graph, const ParameterIndex& index) {
@@ -38,9 +34,18 @@ SliceOptimizer::SliceOptimizer(Kernels& kernels, const v1::Optimizer& optimizer,
                                const BucketOwnership& bucket)
     : kernels_(&kernels),
       optimizer_(optimizer),
-      size_(static_cast<size_t>(bucket.slice_end() - bucket.slice_begin())),
-      state_(OptimizerStateNames(optimizer).size(), std::vector<float>(size_, 0.0F)) {
+      size_(static_cast<size_t>(bucket.slice_end() - bucket.slice_begin())) {
   CHECK_EQ(statistic_momenta.size(), index.parameters().size());
+  for (size_t i = 0; i < OptimizerStateNames(optimizer).size(); ++i) {
+    state_.emplace_back(kernels.device(), size_, "optimiser's state");
+  }
+  MakeSegments(index, statistic_momenta, bucket);
+  if (!kernels.device().is_host()) MakeTables();
+}
+
+void SliceOptimizer::MakeSegments(const ParameterIndex& index,
+                                  std::span<const float> statistic_momenta,
+                                  const BucketOwnership& bucket) {
   for (const OwnedPiece& piece : bucket.owned) {
     const auto begin = static_cast<size_t>(piece.offset - bucket.slice_begin());
     const auto count = static_cast<size_t>(piece.flat.size());
@@ -57,9 +62,107 @@ SliceOptimizer::SliceOptimizer(Kernels& kernels, const v1::Optimizer& optimizer,
         {.parameter = piece.parameter,
          .begin = begin,
          .count = count,
-         .decays = !statistic && (role == ParameterRole::kWeight || optimizer.decay_all()),
+         .decays = !statistic && (role == ParameterRole::kWeight || optimizer_.decay_all()),
          .statistic = statistic,
          .momentum = statistic_momenta[static_cast<size_t>(piece.parameter)]});
+  }
+}
+
+void SliceOptimizer::MakeTables() {
+  std::vector<SliceSegment> all;
+  for (const Segment& segment : segments_) {
+    const auto begin = static_cast<int64_t>(segment.begin);
+    const auto count = static_cast<int64_t>(segment.count);
+    const SliceSegment made{.begin = begin,
+                            .end = begin + count,
+                            .decays = segment.decays,
+                            .statistic = segment.statistic,
+                            .momentum = segment.momentum};
+    if (!optimizer_.has_lars()) {
+      // Neighbours that are treated alike are one.
+      if (!all.empty() && all.back().end == begin && all.back().decays == made.decays &&
+          all.back().statistic == made.statistic && all.back().momentum == made.momentum) {
+        all.back().end = made.end;
+      } else {
+        all.push_back(made);
+      }
+    } else if (segment.statistic) {
+      SliceSegment alone = made;
+      alone.begin = 0;
+      alone.end = count;
+      tables_.push_back({segment.begin, segment.begin + segment.count,
+                         kernels_->MakeSegmentTable(std::span(&alone, 1))});
+    }
+  }
+  if (!all.empty()) tables_.push_back({0, size_, kernels_->MakeSegmentTable(all)});
+}
+
+void SliceOptimizer::DrawTowards(size_t begin, size_t end, float momentum,
+                                 std::span<const float> batch, std::span<float> running) {
+  if (kernels_->device().is_host()) {
+    for (size_t i = begin; i < end; ++i) running[i] += momentum * (batch[i] - running[i]);
+    return;
+  }
+  const auto table = std::find_if(tables_.begin(), tables_.end(),
+                                  [begin](const Table& t) { return t.begin == begin; });
+  CHECK(table != tables_.end() && table->end == end) << "a device updates whole slices";
+  kernels_->UpdateSlice({}, *table->segments, batch.subspan(begin, end - begin),
+                        running.subspan(begin, end - begin), {},
+                        state(0).subspan(begin, end - begin));
+}
+
+void SliceOptimizer::AddNormsLater(std::span<const float> gradients, std::span<const float> weights,
+                                   std::span<double> sums) {
+  CHECK_EQ(gradients.size(), size_);
+  if (sums.empty()) return;
+  const size_t parameters = sums.size() / 2;
+  size_t begin = 0;
+  size_t end = 0;
+  const auto add_run = [&] {
+    if (begin < end) {
+      kernels_->AddSumOfSquares(gradients.subspan(begin, end - begin), sums.data());
+    }
+  };
+  for (const Segment& segment : segments_) {
+    if (segment.statistic) continue;
+    const size_t last = segment.begin + segment.count;
+    if (optimizer_.has_lars()) {
+      const auto p = static_cast<size_t>(segment.parameter);
+      kernels_->AddSumOfSquares(gradients.subspan(segment.begin, segment.count), &sums[p]);
+      kernels_->AddSumOfSquares(weights.subspan(segment.begin, segment.count),
+                                &sums[parameters + p]);
+    } else if (segment.begin == end) {
+      end = last;
+    } else {
+      add_run();
+      begin = segment.begin;
+      end = last;
+    }
+  }
+  add_run();
+}
+
+void SliceOptimizer::UpdateLater(const Guard& guard, std::span<const float> gradients,
+                                 std::span<float> weights) {
+  CHECK_EQ(gradients.size(), size_);
+  CHECK_EQ(weights.size(), size_);
+  CHECK(!optimizer_.has_lars());
+  SliceUpdate update{
+      .loss = guard.loss, .squares = guard.squares, .clip_norm = optimizer_.clip_norm()};
+  // What decays is said by the segments.
+  const Segment decaying{.decays = true};
+  std::span<float> m;
+  std::span<float> v = state(0);
+  if (optimizer_.has_adamw()) {
+    update.rule = SliceUpdate::Rule::kAdamW;
+    update.adamw = AdamWFor(decaying, 0, 1);
+    m = state(0);
+    v = state(1);
+  } else {
+    update.sgd = SgdFor(decaying, 0, 1);
+  }
+  for (const Table& table : tables_) {
+    kernels_->UpdateSlice(update, *table.segments, gradients, weights, m, v);
   }
 }
 
@@ -93,7 +196,7 @@ void SliceOptimizer::UpdatePart(size_t begin, size_t end, float rate, const Step
     const auto g = part(gradients);
     const auto w = part(weights);
     if (segment.statistic) {
-      DrawTowards(g, segment.momentum, w);
+      DrawTowards(first, last, segment.momentum, gradients, weights);
     } else if (optimizer_.has_adamw()) {
       kernels_->AdamW(AdamWFor(segment, rate, scale), g, w, part(state(0)), part(state(1)));
     } else if (optimizer_.has_lars()) {

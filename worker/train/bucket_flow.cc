@@ -17,12 +17,6 @@ namespace {
 // Shorter waits are no waits, only calls.
 constexpr absl::Duration kShortestWait = absl::Microseconds(5);
 
-// Chunk `chunk` of `chunks` of elements [begin, end).
-Piece Chunk(int64_t begin, int64_t end, int chunk, int chunks) {
-  return {begin + PartBegin(end - begin, chunk, chunks),
-          begin + PartBegin(end - begin, chunk + 1, chunks)};
-}
-
 using Part = FlowObserver::Part;
 
 std::span<std::byte> Bytes(std::span<float> values) { return std::as_writable_bytes(values); }
@@ -33,51 +27,13 @@ BucketFlow::BucketFlow(const Plan& plan, const ParameterIndex& index, ParameterS
                        std::vector<SliceOptimizer>& optimizers, StepNorms& norms,
                        MeshCommunicators& comms, Transport& transport, bool overlap)
     : plan_(plan),
-      index_(index),
       parameters_(parameters),
       optimizers_(optimizers),
       norms_(norms),
       comms_(comms),
       overlap_(overlap),
-      buckets_of_layer_(plan.layers.size()) {
-  for (int b = 0; b < parameters_.buckets(); ++b) {
-    parts_.push_back(PartsOf(b));
-    for (const int p : bucket(b).parameters) {
-      std::vector<int>& of_layer = buckets_of_layer_[static_cast<size_t>(index_[p].layer)];
-      if (of_layer.empty() || of_layer.back() != b) of_layer.push_back(b);
-    }
-  }
-  for (const std::vector<int>& of_layer : buckets_of_layer_) {
-    for (const int b : of_layer) ++parts(b).layers;
-  }
+      table_(BucketTableOf(plan, index, parameters, /*whole=*/false)) {
   if (transport.size() > 1) queue_ = std::make_unique<CollectiveQueue>(transport);
-}
-
-BucketFlow::BucketParts BucketFlow::PartsOf(int b) const {
-  const BucketOwnership& ownership = parameters_.ownership(b);
-  BucketParts made;
-  made.first_layer = index_[bucket(b).parameters.front()].layer;
-  made.owners = bucket(b).axes;
-  made.owners.insert(made.owners.end(), bucket(b).same.begin(), bucket(b).same.end());
-  made.chunks = ChunksOf(plan_, index_, bucket(b));
-  const int same = plan_.mesh.Size(bucket(b).same);
-  const auto owners = static_cast<int>(ownership.borders.size()) - 1;
-  for (int c = 0; c < made.chunks; ++c) {
-    std::vector<Piece> gather;
-    for (int i = 0; i < owners; ++i) {
-      const auto at = static_cast<size_t>(i);
-      gather.push_back(Chunk(ownership.borders[at], ownership.borders[at + 1], c, made.chunks));
-    }
-    // Ranks along `same` hold equal gradients, so each sums what it will own, and no more.
-    std::vector<Piece> reduce;
-    for (int i = ownership.mine % same; i < owners; i += same) {
-      reduce.push_back(gather[static_cast<size_t>(i)]);
-    }
-    made.mine.push_back(gather[static_cast<size_t>(ownership.mine)]);
-    made.gather.push_back(std::move(gather));
-    made.reduce.push_back(std::move(reduce));
-  }
-  return made;
 }
 
 uint64_t BucketFlow::Key(Phase phase, int bucket, int chunk) {
@@ -88,8 +44,7 @@ uint64_t BucketFlow::Key(Phase phase, int bucket, int chunk) {
 // By the layer that waits; what ends the wait before what only brings the end nearer.
 int64_t BucketFlow::Priority(Phase phase, int bucket) const {
   if (phase == Phase::kLoss || phase == Phase::kNorms) return -1;
-  const BucketParts& parts = parts_[static_cast<size_t>(bucket)];
-  return int64_t{2} * parts.first_layer + (phase == Phase::kGather ? 0 : 1);
+  return int64_t{2} * parts(bucket).first_layer + (phase == Phase::kGather ? 0 : 1);
 }
 
 absl::Status BucketFlow::ForChunks(const std::function<absl::Status(int bucket, int chunk)>& call) {
@@ -128,18 +83,18 @@ std::span<T> BucketFlow::Slice(std::span<T> buffer, int bucket) const {
 
 // ---- The rank's own thread
 
-void BucketFlow::BeginStep(float rate, bool gather) {
+void BucketFlow::BeginStep(float rate, bool gather, int64_t /*labels*/) {
   asked_ = {rate, gather, step_};
   first_pass_ = true;
   last_pass_ = false;
-  posted_.assign(parts_.size(), false);
+  posted_.assign(table_.buckets.size(), false);
   layers_left_.clear();
-  for (const BucketParts& parts : parts_) layers_left_.push_back(parts.layers);
+  for (const BucketParts& parts : table_.buckets) layers_left_.push_back(parts.layers);
 }
 
 absl::Status BucketFlow::BeforeForward(int layer) {
   if (queue_ == nullptr) return absl::OkStatus();
-  const std::vector<int>& needed = buckets_of_layer_[static_cast<size_t>(layer)];
+  const std::vector<int>& needed = table_.of_layer[static_cast<size_t>(layer)];
   return Waited("weights", [&] {
     for (const int b : needed) {
       for (int c = 0; c < parts(b).chunks; ++c) {
@@ -151,25 +106,27 @@ absl::Status BucketFlow::BeforeForward(int layer) {
 }
 
 // Forward has waited for all weights, so nothing of the step before is under way any more.
-absl::Status BucketFlow::AfterLoss(const LossPart& part) {
+absl::Status BucketFlow::AfterLoss(std::span<const double> sums, int64_t counted) {
   if (first_pass_) {
     mine_ = LossPart();
     for (int b = 0; b < buckets(); ++b) {
-      const std::span<float> sums = parameters_.sums(b);
-      std::fill(sums.begin(), sums.end(), 0.0F);
+      const std::span<float> added = parameters_.sums(b);
+      std::fill(added.begin(), added.end(), 0.0F);
     }
   }
   first_pass_ = false;
-  mine_.loss += part.loss;
-  mine_.correct += part.correct;
-  mine_.samples += part.samples;
+  if (counted > 0) {
+    mine_.loss += sums[0];
+    mine_.correct += static_cast<int64_t>(sums[1]);
+    mine_.samples += counted;
+  }
   return last_pass_ ? PostLoss() : absl::OkStatus();
 }
 
 absl::Status BucketFlow::PostLoss() {
   order_ = asked_;
   chunks_to_reduce_ = 0;
-  for (const BucketParts& parts : parts_) chunks_to_reduce_ += parts.chunks;
+  for (const BucketParts& parts : table_.buckets) chunks_to_reduce_ += parts.chunks;
   if (order_.gather) ExpectGathers();
   if (!norms_.sums().empty()) Expect(Phase::kNorms);
   return Post(Phase::kLoss, 0, 0, [this] { return SumLoss(); });
@@ -187,7 +144,7 @@ void BucketFlow::AddUp(int bucket) {
 
 absl::Status BucketFlow::AfterBackward(int layer) {
   if (!last_pass_) return absl::OkStatus();
-  for (const int b : buckets_of_layer_[static_cast<size_t>(layer)]) {
+  for (const int b : table_.of_layer[static_cast<size_t>(layer)]) {
     if (--layers_left_[static_cast<size_t>(b)] > 0 || !overlap_) continue;
     CADRE_RETURN_IF_ERROR(PostReduce(b));
   }
@@ -240,29 +197,6 @@ absl::Status BucketFlow::Waited(const char* for_what, const std::function<absl::
   return status;
 }
 
-BucketFlow::Traced::Traced(const BucketFlow& flow)
-    : trace_(flow.trace_ != nullptr && flow.trace_->on() ? flow.trace_ : nullptr),
-      observer_(flow.observer_),
-      step_(flow.order_.step),
-      begin_(trace_ != nullptr || observer_ != nullptr ? absl::Now() : absl::Time()) {}
-
-void BucketFlow::Traced::End(Part part, int64_t bytes, const char* what, int bucket,
-                             int chunk) const {
-  if (trace_ == nullptr && observer_ == nullptr) return;
-  const absl::Duration took = absl::Now() - begin_;
-  if (observer_ != nullptr) observer_->Done(part, step_, bucket, absl::ToDoubleSeconds(took));
-  if (trace_ == nullptr) return;
-  std::string name = what;
-  if (bucket >= 0) absl::StrAppend(&name, " bucket ", bucket, " part ", chunk);
-  trace_->Add({.name = std::move(name),
-               .category = part == Part::kUpdate ? "update" : "collective",
-               .lane = 1,
-               .begin_us = absl::ToUnixMicros(begin_),
-               .duration_us = absl::ToInt64Microseconds(took),
-               .bytes = bytes,
-               .step = step_});
-}
-
 absl::Status BucketFlow::PostReduce(int b) {
   posted_[static_cast<size_t>(b)] = true;
   AddUp(b);
@@ -281,7 +215,7 @@ void BucketFlow::ExpectGathers() {
 // ---- The queue's thread
 
 absl::Status BucketFlow::SumLoss() {
-  const Traced traced(*this);
+  const FlowPiece piece = BeginPiece();
   double sums[] = {mine_.loss, static_cast<double>(mine_.correct),
                    static_cast<double>(mine_.samples)};
   CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(std::span<double>(sums)));
@@ -292,18 +226,18 @@ absl::Status BucketFlow::SumLoss() {
   } else {
     ForgetGathers();
   }
-  traced.End(Part::kReduce, sizeof sums, "loss");
+  piece.End(Part::kReduce, sizeof sums, "loss");
   return absl::OkStatus();
 }
 
 absl::Status BucketFlow::Reduce(int b, int c) {
-  const Traced traced(*this);
+  const FlowPiece piece = BeginPiece();
   const std::vector<Piece>& pieces = parts(b).reduce[static_cast<size_t>(c)];
   Communicator& comm = comms_.Over(bucket(b).axes, Transport::kBackground);
   const uint64_t sent = comm.bytes_sent();
   CADRE_RETURN_IF_ERROR(
       comm.ReduceScatter(bucket(b).algorithm, DType::kFloat32, Bytes(Gradients(b)), pieces));
-  traced.End(Part::kReduce, static_cast<int64_t>(comm.bytes_sent() - sent), "reduce-scatter", b, c);
+  piece.End(Part::kReduce, static_cast<int64_t>(comm.bytes_sent() - sent), "reduce-scatter", b, c);
   return AfterReduce(b, c);
 }
 
@@ -318,14 +252,14 @@ absl::Status BucketFlow::AfterReduce(int b, int c) {
 }
 
 absl::Status BucketFlow::SumNorms() {
-  const Traced traced(*this);
+  const FlowPiece piece = BeginPiece();
   norms_.Clear();
   for (int b = 0; b < buckets(); ++b) {
     optimizer(b).AddNorms(Slice<float>(Gradients(b), b), Slice<float>(parameters_.weights(b), b),
                           norms_);
   }
   CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(norms_.sums()));
-  traced.End(Part::kReduce, static_cast<int64_t>(norms_.sums().size() * sizeof(double)), "norms");
+  piece.End(Part::kReduce, static_cast<int64_t>(norms_.sums().size() * sizeof(double)), "norms");
   return ForChunks([this](int b, int c) {
     if (order_.gather) return PostGather(b, c, /*update_first=*/true);
     Update(b, c);
@@ -334,13 +268,13 @@ absl::Status BucketFlow::SumNorms() {
 }
 
 void BucketFlow::Update(int b, int c) {
-  const Traced traced(*this);
+  const FlowPiece piece = BeginPiece();
   const Piece& mine = parts(b).mine[static_cast<size_t>(c)];
   const int64_t slice = parameters_.ownership(b).slice_begin();
   optimizer(b).UpdatePart(static_cast<size_t>(mine.begin - slice),
                           static_cast<size_t>(mine.end - slice), order_.rate, norms_,
                           Slice<float>(Gradients(b), b), Slice<float>(parameters_.weights(b), b));
-  traced.End(Part::kUpdate, -1, "update", b, c);
+  piece.End(Part::kUpdate, -1, "update", b, c);
 }
 
 absl::Status BucketFlow::PostGather(int b, int c, bool update_first) {
@@ -349,13 +283,13 @@ absl::Status BucketFlow::PostGather(int b, int c, bool update_first) {
 
 absl::Status BucketFlow::GatherChunk(int b, int c, bool update_first) {
   if (update_first) Update(b, c);
-  const Traced traced(*this);
+  const FlowPiece piece = BeginPiece();
   Communicator& comm = comms_.Over(parts(b).owners, Transport::kBackground);
   const uint64_t sent = comm.bytes_sent();
   CADRE_RETURN_IF_ERROR(comm.AllGather(bucket(b).algorithm, DType::kFloat32,
                                        Bytes(parameters_.weights(b)),
                                        parts(b).gather[static_cast<size_t>(c)]));
-  traced.End(Part::kGather, static_cast<int64_t>(comm.bytes_sent() - sent), "all-gather", b, c);
+  piece.End(Part::kGather, static_cast<int64_t>(comm.bytes_sent() - sent), "all-gather", b, c);
   return absl::OkStatus();
 }
 

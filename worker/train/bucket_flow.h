@@ -35,97 +35,44 @@
 #include "worker/nn/parameter_store.h"
 #include "worker/optim/slice_optimizer.h"
 #include "worker/optim/step_norms.h"
+#include "worker/train/bucket_parts.h"
+#include "worker/train/flow_piece.h"
+#include "worker/train/gradient_flow.h"
 
 namespace cadre {
 
-// Hears of what comes after backward, when it has been done; on the thread that does it.
-class FlowObserver {
- public:
-  virtual ~FlowObserver() = default;
-  // Of sums that are of no bucket (loss, norms) `bucket` is -1, and they are reductions.
-  enum class Part : uint8_t { kReduce, kUpdate, kGather };
-  // A piece of `step`'s work on a bucket took so long.
-  virtual void Done(Part part, int64_t step, int bucket, double seconds) = 0;
-};
-
-class BucketFlow final : public PassListener {
+class BucketFlow final : public GradientFlow {
  public:
   // Requires: one optimiser per bucket; the comms are over `transport`.
   BucketFlow(const Plan& plan, const ParameterIndex& index, ParameterStore& parameters,
              std::vector<SliceOptimizer>& optimizers, StepNorms& norms, MeshCommunicators& comms,
              Transport& transport, bool overlap);
 
-  // A step begins: its passes, EndStep, and AwaitLoss come next. `gather`: all ranks get the new
-  // weights, too; otherwise only the owned slices hold them (until Gather).
-  // Requires: the step before is settled, or gathered.
-  void BeginStep(float rate, bool gather);
-  // The next pass is the step's last: what passes have added up travels then.
-  void BeginLastPass() { last_pass_ = true; }
-  // A pass that is not the last is done: its gradients are added up.
-  void EndPass();
-  // Backward is done.
-  absl::Status EndStep();
-  // The sum of the step's losses over the group. Where it is not finite no weight was changed.
-  absl::StatusOr<LossPart> AwaitLoss();
-
-  // The step has failed on the rank's own thread: nothing of it will be posted any more.
-  void Fail(const absl::Status& reason);
-
-  // Starts to gather the owned slices of all.
-  absl::Status Gather();
-  // Returns when nothing is under way: owned slices are updated, what was gathered is there.
-  absl::Status Settle();
+  void BeginStep(float rate, bool gather, int64_t labels) override;
+  void BeginLastPass() override { last_pass_ = true; }
+  void EndPass() override;
+  absl::Status EndStep() override;
+  absl::StatusOr<LossPart> AwaitLoss() override;
+  void Fail(const absl::Status& reason) override;
+  absl::Status Gather() override;
+  absl::Status Settle() override;
 
   absl::Status BeforeForward(int layer) override;
-  absl::Status AfterLoss(const LossPart& part) override;
+  absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override;
   absl::Status AfterBackward(int layer) override;
 
-  // Seconds that the rank's own thread has waited here.
-  double seconds_waited() const { return seconds_waited_; }
-  // Null: nothing is traced. Requires: it outlives the flow or is taken back when settled.
-  void set_trace(Trace* trace) { trace_ = trace; }
-  // As set_trace.
-  void set_observer(FlowObserver* observer) { observer_ = observer; }
-  void set_step(int64_t step) { step_ = step; }
+  double seconds_waited() const override { return seconds_waited_; }
+  void set_trace(Trace* trace) override { trace_ = trace; }
+  void set_observer(FlowObserver* observer) override { observer_ = observer; }
+  void set_step(int64_t step) override { step_ = step; }
 
  private:
   enum class Phase : uint8_t { kLoss = 1, kReduce, kNorms, kGather };
 
-  // What does not change of a bucket.
-  struct BucketParts {
-    int chunks = 1;
-    // First layer that needs it forward.
-    int first_layer = 0;
-    // Layers whose gradients are in it.
-    int layers = 0;
-    // Members that sum it, with their slices, chunk by chunk; members that own it, likewise.
-    std::vector<std::vector<Piece>> reduce;
-    std::vector<std::vector<Piece>> gather;
-    // This rank's among both.
-    std::vector<Piece> mine;
-    std::vector<std::string> owners;
-  };
-
-  // What the queue's thread is doing, for trace and observer; reads no clock without them.
-  class Traced {
-   public:
-    using Part = FlowObserver::Part;
-    explicit Traced(const BucketFlow& flow);
-    // `what`, of a chunk of a bucket if that is given, ends now.
-    void End(Part part, int64_t bytes, const char* what, int bucket = -1, int chunk = 0) const;
-
-   private:
-    Trace* const trace_;
-    FlowObserver* const observer_;
-    const int64_t step_;
-    const absl::Time begin_;
-  };
-
   static uint64_t Key(Phase phase, int bucket = 0, int chunk = 0);
   int64_t Priority(Phase phase, int bucket) const;
-  BucketParts PartsOf(int bucket) const;
-  int buckets() const { return static_cast<int>(parts_.size()); }
-  BucketParts& parts(int bucket) { return parts_[static_cast<size_t>(bucket)]; }
+  int buckets() const { return static_cast<int>(table_.buckets.size()); }
+  const BucketParts& parts(int bucket) const { return table_.buckets[static_cast<size_t>(bucket)]; }
   const Bucket& bucket(int bucket) const { return plan_.buckets[static_cast<size_t>(bucket)]; }
   SliceOptimizer& optimizer(int bucket) { return optimizers_[static_cast<size_t>(bucket)]; }
   absl::Status ForChunks(const std::function<absl::Status(int bucket, int chunk)>& call);
@@ -146,6 +93,7 @@ class BucketFlow final : public PassListener {
   void ExpectGathers();
 
   // Work of the queue's thread.
+  FlowPiece BeginPiece() const { return {trace_, observer_, order_.step}; }
   absl::Status SumLoss();
   absl::Status Reduce(int bucket, int chunk);
   absl::Status SumNorms();
@@ -158,15 +106,12 @@ class BucketFlow final : public PassListener {
   absl::Status Waited(const char* for_what, const std::function<absl::Status()>& wait);
 
   const Plan& plan_;
-  const ParameterIndex& index_;
   ParameterStore& parameters_;
   std::vector<SliceOptimizer>& optimizers_;
   StepNorms& norms_;
   MeshCommunicators& comms_;
   const bool overlap_;
-  std::vector<BucketParts> parts_;
-  // Buckets of each layer's parameters.
-  std::vector<std::vector<int>> buckets_of_layer_;
+  const BucketTable table_;
   Trace* trace_ = nullptr;
   FlowObserver* observer_ = nullptr;
   int64_t step_ = 0;

@@ -27,8 +27,10 @@ Communicator AllOf(Transport& transport) {
   return Communicator(transport, std::move(ranks));
 }
 
-// What lies between any two of the ranks, in words. A collective.
+// What lies between any two of the ranks, in words. A collective of the transport's host.
 absl::StatusOr<std::string> LinkKinds(Transport& transport, Communicator& all) {
+  // All of them, or none.
+  if (transport.on_device()) return std::string("nccl");
   std::array<uint64_t, 4> links{};
   for (int peer = 0; peer < transport.size(); ++peer) {
     ++links[static_cast<size_t>(transport.link(peer))];
@@ -41,14 +43,15 @@ absl::StatusOr<std::string> LinkKinds(Transport& transport, Communicator& all) {
 }
 
 absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigned,
-                                const v1::LinkProfile& link) {
+                                const v1::LinkProfile& link, bool has_native) {
   CADRE_ASSIGN_OR_RETURN(const LinkProfile profile, LinkProfileFromProto(link));
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   CADRE_ASSIGN_OR_RETURN(Plan plan, PlanFromProto(assigned, graph, index));
-  return PlanToProto(WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(),
-                                     profile, link.kind()),
-                     index);
+  plan = WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(), profile,
+                         link.kind());
+  CADRE_RETURN_IF_ERROR(CheckNative(plan, has_native));
+  return PlanToProto(plan, index);
 }
 
 // Processes, and how they reach one another.
@@ -65,10 +68,16 @@ v1::LinkProfile KnownLink(const v1::Assignment& assignment, const std::string& k
   return cache->Get(KeyOf(assignment, kind), absl::Now()).value_or(v1::LinkProfile());
 }
 
+absl::StatusOr<LinkMeasure> Measure(Communicator& all, Transport& data, Kernels& kernels) {
+  if (!data.on_device()) return MeasureLink(all);
+  Communicator all_data = AllOf(data);
+  return MeasureDeviceLink(all_data, all, kernels);
+}
+
 absl::StatusOr<v1::LinkProfile> MeasuredLink(const v1::Assignment& assignment,
                                              const std::string& kind, Communicator& all,
-                                             LinkCache* cache) {
-  CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(all));
+                                             Transport& data, Kernels& kernels, LinkCache* cache) {
+  CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, Measure(all, data, kernels));
   v1::LinkProfile link = LinkProfileToProto(ProfileOf(measure, all.size()));
   link.set_kind(kind);
   if (cache != nullptr) cache->Put(KeyOf(assignment, kind), link, absl::Now());
@@ -78,20 +87,21 @@ absl::StatusOr<v1::LinkProfile> MeasuredLink(const v1::Assignment& assignment,
 }  // namespace
 
 absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignment& assignment,
-                                    Transport& transport, LinkCache* cache) {
-  if (transport.size() == 1) return assignment.plan();
-  Communicator all = AllOf(transport);
-  CADRE_ASSIGN_OR_RETURN(const std::string kind, LinkKinds(transport, all));
+                                    Transport& control, Transport& data, Kernels& kernels,
+                                    LinkCache* cache) {
+  if (control.size() == 1) return assignment.plan();
+  Communicator all = AllOf(control);
+  CADRE_ASSIGN_OR_RETURN(const std::string kind, LinkKinds(data, all));
   v1::LinkProfile link = KnownLink(assignment, kind, cache);
   uint64_t known = link.beta() > 0 ? 1 : 0;
   CADRE_RETURN_IF_ERROR(all.Broadcast(std::as_writable_bytes(std::span(&known, 1)), 0));
   if (known == 0) {
-    CADRE_ASSIGN_OR_RETURN(link, MeasuredLink(assignment, kind, all, cache));
+    CADRE_ASSIGN_OR_RETURN(link, MeasuredLink(assignment, kind, all, data, kernels, cache));
   }
   // Chosen once: logarithms may differ in the last bit between processors.
   absl::StatusOr<v1::Plan> chosen = v1::Plan();
-  if (transport.rank() == 0) {
-    chosen = Choose(spec, assignment.plan(), link);
+  if (control.rank() == 0) {
+    chosen = Choose(spec, assignment.plan(), link, data.has_native());
   }
   CADRE_RETURN_IF_ERROR(Agree(chosen.status(), all));
   CADRE_ASSIGN_OR_RETURN(const std::string bytes, TextOfFirst(chosen->SerializeAsString(), all));

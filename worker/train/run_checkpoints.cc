@@ -65,9 +65,12 @@ absl::Status RunCheckpoints::Begin() {
   if (spec.checkpoint().from().empty()) return absl::OkStatus();
   // The weights that are there may still be on their way to other ranks.
   CADRE_RETURN_IF_ERROR(replica_.Settle());
+  // What a file does not have stays as it is.
+  CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
                          LoadCheckpoint(spec.checkpoint().from(), replica_.index(),
                                         spec.optimizer(), Values(), replica_.comms().All()));
+  CADRE_RETURN_IF_ERROR(replica_.StoreOwned(/*states=*/true));
   if (loaded.manifest) {
     CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest));
     replica_.set_updates(static_cast<int64_t>(loaded.manifest->optimizer().updates()));
@@ -134,6 +137,7 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   manifest.set_run(assignment_.lineage());
   manifest.mutable_optimizer()->set_updates(static_cast<uint64_t>(replica_.updates()));
   constexpr uint32_t kMostKept = std::numeric_limits<int>::max();
+  CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   const uint32_t keep = spec.checkpoint().keep();
   Communicator& group = replica_.comms().All();
   const absl::Status saved =

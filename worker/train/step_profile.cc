@@ -100,7 +100,8 @@ void StepProfile::EndStep() {
 }
 
 double StepProfile::TakeTransportSeconds() {
-  const double now = replica_.comms().seconds(Transport::kMoves);
+  if (replica_.on_device()) return 0;
+  const double now = replica_.data_comms().seconds(Transport::kMoves);
   return now - std::exchange(transport_before_, now);
 }
 
@@ -117,6 +118,7 @@ void StepProfile::Played(const Tape& tape, const TapeOp& op, absl::Time /*begin*
 
 void StepProfile::AddMove(const TapeOp& op, double seconds, double in_transport) {
   steps_.back().moves += seconds;
+  if (replica_.on_device()) return;
   copying_ = std::max(0.0, seconds - in_transport);
   copied_words_ = CopiedWords(op.move);
 }
@@ -226,7 +228,7 @@ v1::StepTimes StepProfile::Times() const {
   times.set_step(of_steps(&StepSums::seconds));
   times.set_compute(of_steps(&StepSums::compute));
   times.set_moves(of_steps(&StepSums::moves));
-  times.set_exposed(of_steps(&StepSums::exposed));
+  if (!replica_.on_device()) times.set_exposed(of_steps(&StepSums::exposed));
   times.set_collectives(of_flows(&FlowSums::collectives));
   times.set_update(of_flows(&FlowSums::update));
   return times;

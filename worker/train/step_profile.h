@@ -16,6 +16,12 @@
 // A layer's time is its computing alone: the sums that a norm takes over the ranks while it
 // computes are counted as moves. What is not between BeginStep and EndStep is not counted.
 //
+// On devices the host stands still around every operation while it looks, so that what would have
+// overlapped is seen one by one, and a step takes longer than others. The host does not see how
+// long data travels in the transport: norms' sums over the ranks count as their layers' computing,
+// and no copying is told apart from moves. Nor is it known what a step would have waited for; that
+// is left unset.
+//
 // Borrows the replica; between Start or Resume and Stop it is the observer of its network and its
 // flow. Thread-compatible: the rank's own thread. Keeps some numbers for every step and layer.
 #pragma once
@@ -31,7 +37,7 @@
 #include "base/clock.h"
 #include "proto/cadre/v1/profile.pb.h"
 #include "worker/nn/network.h"
-#include "worker/train/bucket_flow.h"
+#include "worker/train/gradient_flow.h"
 #include "worker/train/replica.h"
 
 namespace cadre {
@@ -74,7 +80,8 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   std::vector<BucketSeconds> Buckets() const;
   // Of one parameter that this rank owns; 0: it owns none.
   double UpdateSeconds() const;
-  // To copy a word of activations into a message, out of one, or beside one; 0: no move copied any.
+  // To copy a word of activations into a message, out of one, or beside one; 0: no move copied any,
+  // or on a device, where it is not known.
   double CopySeconds() const;
 
   void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) override;
@@ -109,7 +116,7 @@ class StepProfile final : public TapeObserver, public FlowObserver {
 
   // Steps from this one on.
   void Forget(int64_t from) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Seconds in the transport since it was last asked.
+  // Seconds in the transport since it was last asked; 0 on devices, where calls only enqueue.
   double TakeTransportSeconds();
   void AddMove(const TapeOp& op, double seconds, double in_transport);
   void CountCopies();

@@ -62,6 +62,18 @@ class Trainer {
         step_(assignment.step()) {}
 
   TrainerOutcome Run() {
+    TrainerOutcome outcome = RunOnDevice();
+    outcome.device = kernels_.device().status();
+    // A model that does not fit will not fit another time: the words say what was asked for.
+    if (absl::IsResourceExhausted(outcome.device) && !absl::IsCancelled(outcome.status)) {
+      outcome.status = outcome.device;
+      outcome.permanent = true;
+    }
+    return outcome;
+  }
+
+ private:
+  TrainerOutcome RunOnDevice() {
     absl::Status status = OpenData();
     // Data that was never read will not be read by another worker either. Later it is this worker's
     // machine that is at fault, and another one may do better.
@@ -73,7 +85,13 @@ class Trainer {
     }
     if (status.ok()) {
       status = MakeReplica();
-      if (!status.ok()) return {std::move(status), /*permanent=*/true};
+      // A plan that does not fit the model, a model that does not fit the memory. What else fails,
+      // such as a peer that is lost while devices are connected, may go well another time.
+      if (absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status)) {
+        return {std::move(status), /*permanent=*/true};
+      }
+    }
+    if (status.ok()) {
       status = checkpoints_->CheckDirectory();
       if (absl::IsFailedPrecondition(status)) return {std::move(status), /*permanent=*/true};
       if (status.ok()) status = TakeVersion();
@@ -90,10 +108,10 @@ class Trainer {
                            absl::IsInvalidArgument(data_status_) || absl::IsNotFound(data_status_);
     // What broke because of the cancellation is told as the cancellation.
     if (absl::Status cancelled = cancellation_.status(); !cancelled.ok()) status = cancelled;
-    return {std::move(status), permanent && !absl::IsCancelled(status)};
+    const bool cancelled = absl::IsCancelled(status);
+    return {std::move(status), permanent && !cancelled};
   }
 
- private:
   bool lead() const { return place_.rank() == 0; }
   int64_t batch() const { return spec_.batch_per_group(); }
 
@@ -107,18 +125,25 @@ class Trainer {
 
   absl::Status Connect() {
     CADRE_ASSIGN_OR_RETURN(transport_, options_.connect(assignment_));
+    // From here on, so that a member that is lost while NCCL starts is noticed.
     on_cancel_ = std::make_unique<Cancellation::Registration>(
         cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); }));
+    if (options_.connect_data != nullptr) {
+      CADRE_ASSIGN_OR_RETURN(data_transport_, options_.connect_data(*transport_));
+    }
     return absl::OkStatus();
   }
 
+  Transport& data() { return data_transport_ != nullptr ? *data_transport_ : *transport_; }
+
   absl::Status SettleThePlan() {
-    CADRE_ASSIGN_OR_RETURN(plan_, SettlePlan(spec_, assignment_, *transport_, options_.links));
+    CADRE_ASSIGN_OR_RETURN(
+        plan_, SettlePlan(spec_, assignment_, *transport_, data(), kernels_, options_.links));
     return absl::OkStatus();
   }
 
   absl::Status MakeReplica() {
-    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, *transport_));
+    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, *transport_, data()));
     measurer_ = std::make_unique<StepMeasurer>(place_, *replica_, control_, steady_);
     tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
                                            [this] { return measurer_->Pause(); });
@@ -133,7 +158,10 @@ class Trainer {
   absl::Status TakeVersion() {
     if (exchange_->has_shards()) {
       Traffic traffic;
+      // What is stored was pulled behind all that is under way.
+      CADRE_RETURN_IF_ERROR(replica_->Settle());
       CADRE_RETURN_IF_ERROR(exchange_->Pull(version_, replica_->owned(), &traffic));
+      CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
       CountPull(traffic);
       CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
       if (digest != assignment_.digest()) {
@@ -282,8 +310,11 @@ class Trainer {
     progress.set_samples_per_second(
         static_cast<float>(labels / static_cast<double>(train_->labels_per_sample()) / seconds));
     progress.set_step_seconds(static_cast<float>(seconds / reported_steps_));
-    progress.set_exposed_seconds(
-        static_cast<float>((replica_->seconds_exposed() - exposed_start_) / reported_steps_));
+    // On a device nobody measures what it waits for: nothing is said, not 0.
+    if (!replica_->on_device()) {
+      progress.set_exposed_seconds(
+          static_cast<float>((replica_->seconds_exposed() - exposed_start_) / reported_steps_));
+    }
     progress.set_rate(rate_);
     progress.set_solo_steps(solo_steps_);
     control_.Report(progress);
@@ -323,6 +354,7 @@ class Trainer {
     // What is no number must not be averaged.
     if (period_steps_ > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
+      CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
       const absl::Status staged =
           exchange_->Stage(round, version_, samples, replica_->owned(), &traffic);
       // Too late for the round: the coordinator's decision says where to go on.
@@ -424,6 +456,7 @@ class Trainer {
     Traffic traffic;
     CADRE_RETURN_IF_ERROR(replica_->Settle());
     CADRE_RETURN_IF_ERROR(exchange_->Pull(decision.version(), replica_->owned(), &traffic));
+    CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
     CountPull(traffic);
     v1::Adopted adopted;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, adopted));
@@ -487,7 +520,9 @@ class Trainer {
   std::unique_ptr<Dataset> train_;
   std::unique_ptr<Dataset> test_;
   std::unique_ptr<Transport> transport_;
-  // After the transport, so that it is unregistered before.
+  // Null where data travel over the same.
+  std::unique_ptr<Transport> data_transport_;
+  // After the transports, so that it is unregistered before.
   std::unique_ptr<Cancellation::Registration> on_cancel_;
   // As the group obeys it.
   v1::Plan plan_;

@@ -29,6 +29,9 @@ namespace cadre {
 struct TrainerOptions {
   // Connects the ranks of the group that the assignment names.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::Assignment&)> connect;
+  // Connects the same ranks' devices, once they are connected; what comes borrows `control`. Null:
+  // data travel as all else does.
+  std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data;
   // What was measured for groups before; may be null.
   LinkCache* links = nullptr;
   // How long one exchange with a shard may take, retries included.
@@ -41,8 +44,12 @@ struct TrainerOptions {
 // (Cancelled).
 struct TrainerOutcome {
   absl::Status status;
-  // The run cannot succeed anywhere: its data or its plan is at fault.
+  // The run cannot succeed anywhere: its data or its plan is at fault, or it is too large for the
+  // device's memory.
   bool permanent = false;
+  // Of the kernels' device at the end. Not OK: it does nothing any more, be it that it is lost or
+  // that the group died around it; whoever trains on makes a new one.
+  absl::Status device;
 };
 
 // Everything is borrowed for the call. Counters added to: steps, samples, staged_payload_bytes,

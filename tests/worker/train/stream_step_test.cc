@@ -1,0 +1,550 @@
+// The training step on devices: what comes out equals what the CPU makes of the same plan; nothing
+// waits but for the loss; what was recorded equals what was not. On emulated devices, ranks as
+// threads over a fake NCCL.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/trace.h"
+#include "coordinator/plan/planner.h"
+#include "google/protobuf/text_format.h"
+#include "kernels/kernels.h"
+#include "tests/emulator/emulated_rank.h"
+#include "tests/emulator/fake_nccl.h"
+#include "tests/worker/transport/ranks.h"
+#include "worker/comm/mesh_communicators.h"
+#include "worker/train/random_batch.h"
+#include "worker/train/replica.h"
+#include "worker/transport/nccl/nccl_transport.h"
+
+namespace cadre {
+namespace {
+
+constexpr int64_t kSamples = 8;
+constexpr int kSteps = 6;
+constexpr float kRate = 0.05F;
+
+v1::RunSpec SpecWith(const std::string& more) {
+  v1::RunSpec spec;
+  const std::string text = R"(
+    name: "small"
+    model {
+      input { channels: 3 height: 6 width: 6 }
+      layer { name: "conv" convolution { out_channels: 5 kernel: 3 padding: 1 } }
+      layer { name: "norm" batch_norm { momentum: 0.25 } }
+      layer { name: "relu1" relu {} }
+      layer { name: "pool" max_pool { kernel: 2 } }
+      layer { name: "fc1" fully_connected { out_features: 16 } }
+      layer { name: "relu2" relu {} }
+      layer { name: "drop" dropout { rate: 0.25 } }
+      layer { name: "fc2" fully_connected { out_features: 7 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    }
+    batch_per_group: 8
+    seed: 3
+  )" + more;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &spec)) << more;
+  return spec;
+}
+
+const char kSgd[] = "optimizer { sgd { momentum: 0.9 weight_decay: 1e-3 } }";
+// The bias in front of a norm has no gradient but rounding, which a small epsilon would blow up to
+// steps as large as any.
+const char kClippedAdamW[] =
+    "optimizer { adamw { weight_decay: 0.01 epsilon: 0.01 } clip_norm: 0.5 }";
+const char kLars[] = "optimizer { lars { momentum: 0.9 weight_decay: 1e-3 } }";
+
+// What a rank may do with its replica besides training.
+using Body = std::function<void(Replica& replica, Device& device)>;
+
+struct Outcome {
+  // Of every step, as rank 0 sees them.
+  std::vector<double> losses;
+  // In flat order.
+  std::vector<float> weights;
+  int64_t played = 0;
+};
+
+// One rank's device, or the CPU.
+class RankOf {
+ public:
+  RankOf(bool emulated, EmulatedCuda::Mode mode) {
+    if (emulated) {
+      emulated_ = MakeEmulatedRank(mode);
+    } else {
+      kernels_ = MakeReferenceKernels();
+    }
+  }
+  Kernels& kernels() { return kernels_ != nullptr ? *kernels_ : *emulated_.kernels; }
+  CudaDevice& device() { return *emulated_.device; }
+
+ private:
+  EmulatedRank emulated_;
+  std::unique_ptr<Kernels> kernels_;
+};
+
+struct How {
+  bool emulated = true;
+  EmulatedCuda::Mode mode = EmulatedCuda::Mode::kInline;
+  // Whether recordings are made.
+  bool records = true;
+  Body before;
+};
+
+// Every third step leaves its gather to the next boundary, which is at once.
+void Train(Replica& replica, int steps, Outcome* outcome) {
+  const RandomBatch batch(replica, kSamples);
+  const auto parts = static_cast<int64_t>(std::max(1U, replica.spec().micro_batches()));
+  for (int64_t step = 0; step < steps; ++step) {
+    const bool boundary = step % 3 == 2;
+    std::vector<BatchView> views;
+    for (int64_t i = 0; i < parts; ++i) {
+      views.push_back(batch.View(kSamples / parts, step * parts + i));
+      const Rows inputs = replica.InputRows(kSamples / parts);
+      const Rows labels = replica.LabelRows(kSamples / parts);
+      views.back().inputs = views.back().inputs.first(
+          static_cast<size_t>(inputs.size() * replica.graph().input().elements()));
+      views.back().labels = views.back().labels.first(static_cast<size_t>(labels.size()));
+    }
+    const auto loss = replica.Step(views, kRate, /*gather=*/!boundary);
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    ASSERT_EQ(loss->samples, kSamples);
+    if (outcome != nullptr) outcome->losses.push_back(loss->loss);
+    if (!boundary) continue;
+    ASSERT_TRUE(replica.CheckWeights().ok());
+    ASSERT_TRUE(replica.GatherWeights().ok());
+  }
+}
+
+Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const How& how) {
+  const Transports controls = MakeTransports(Wire::kThreads, ranks);
+  FakeNccl nccl;
+  const auto plan = MakePlan(spec, ranks);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  Outcome outcome;
+  std::vector<std::vector<std::pair<int64_t, float>>> owned(static_cast<size_t>(ranks));
+  OnRanks(ranks, [&](int r) {
+    const auto at = static_cast<size_t>(r);
+    RankOf rank(how.emulated, how.mode);
+    std::unique_ptr<Transport> data;
+    if (how.emulated) {
+      auto made = MakeNcclTransport(nccl.api(), rank.device(), rank.kernels(), *controls[at], {});
+      ASSERT_TRUE(made.ok()) << made.status();
+      data = *std::move(made);
+    }
+    auto replica = Replica::Make(spec, *plan, rank.kernels(), *controls[at],
+                                 data != nullptr ? *data : *controls[at]);
+    ASSERT_TRUE(replica.ok()) << replica.status();
+    (*replica)->set_recordings(how.records);
+    if (how.before != nullptr) how.before(**replica, rank.kernels().device());
+    Train(**replica, kSteps, r == 0 ? &outcome : nullptr);
+    ASSERT_TRUE((*replica)->Settle().ok());
+    ASSERT_TRUE((*replica)->FetchOwned().ok());
+    for (const OwnedSpan& span : (*replica)->owned()) {
+      for (int64_t i = span.begin; i < span.end; ++i) {
+        owned[at].emplace_back(i, span.values[i - span.begin]);
+      }
+    }
+    if (r == 0 && (*replica)->recorder() != nullptr) {
+      outcome.played = (*replica)->recorder()->played();
+    }
+    // Nobody leaves while others are still under way.
+    ASSERT_TRUE((*replica)->comms().All().Barrier().ok());
+  });
+  for (const auto& of_rank : owned) outcome.weights.resize(outcome.weights.size() + of_rank.size());
+  for (const auto& of_rank : owned) {
+    for (const auto& [position, value] : of_rank) {
+      outcome.weights.at(static_cast<size_t>(position)) = value;
+    }
+  }
+  return outcome;
+}
+
+// fp32 on both sides: sums come in other orders, and six steps carry the difference on.
+void ExpectNear(const Outcome& got, const Outcome& wanted) {
+  ASSERT_EQ(got.losses.size(), wanted.losses.size());
+  for (size_t i = 0; i < wanted.losses.size(); ++i) {
+    EXPECT_NEAR(got.losses[i], wanted.losses[i], 1e-4 * std::abs(wanted.losses[i])) << "step " << i;
+  }
+  ASSERT_EQ(got.weights.size(), wanted.weights.size());
+  for (size_t i = 0; i < wanted.weights.size(); ++i) {
+    ASSERT_NEAR(got.weights[i], wanted.weights[i], 2e-4 * (1 + std::abs(wanted.weights[i])))
+        << "position " << i;
+  }
+}
+
+struct Case {
+  std::string name;
+  std::string spec;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class StreamStepTest : public testing::TestWithParam<std::tuple<Case, int>> {};
+
+TEST_P(StreamStepTest, EqualsTheCpu) {
+  const auto& [c, ranks] = GetParam();
+  const v1::RunSpec spec = SpecWith(c.spec);
+  v1::RunSpec on_cpu = spec;
+  if (on_cpu.cluster().collectives() == v1::NATIVE) {
+    on_cpu.mutable_cluster()->set_collectives(v1::RING);
+  }
+  const Outcome wanted = TrainGroup(on_cpu, ranks, {.emulated = false});
+  const Outcome got = TrainGroup(spec, ranks, {});
+  ExpectNear(got, wanted);
+  const bool records = ranks == 1 && !spec.optimizer().has_lars();
+  EXPECT_EQ(got.played > 0, records) << got.played;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Plans, StreamStepTest,
+    testing::Combine(
+        testing::Values(Case{"Sgd", kSgd}, Case{"ClippedAdamW", kClippedAdamW}, Case{"Lars", kLars},
+                        Case{"MicroBatches", std::string(kSgd) + " micro_batches: 2"},
+                        Case{"NoOverlap", std::string(kClippedAdamW) + " cluster { overlap: OFF }"},
+                        Case{"Native",
+                             std::string(kSgd) + " cluster { collectives: NATIVE device: CUDA }"}),
+        testing::Values(1, 2, 4)),
+    [](const auto& info) {
+      return std::get<0>(info.param).name + std::to_string(std::get<1>(info.param));
+    });
+
+TEST(StreamStepTest, ModelParallelEqualsTheCpu) {
+  const v1::RunSpec spec =
+      SpecWith(std::string(kSgd) + " cluster { ranks_per_group: 2 model_ranks: 2 }");
+  ExpectNear(TrainGroup(spec, 2, {}), TrainGroup(spec, 2, {.emulated = false}));
+}
+
+TEST(StreamStepTest, RecordedIsBitForBitWhatWasNot) {
+  for (const char* optimizer : {kSgd, kClippedAdamW}) {
+    const v1::RunSpec spec = SpecWith(std::string(optimizer) + " micro_batches: 2");
+    const Outcome recorded = TrainGroup(spec, 1, {});
+    const Outcome direct = TrainGroup(spec, 1, {.records = false});
+    EXPECT_GT(recorded.played, 0);
+    EXPECT_EQ(direct.played, 0);
+    EXPECT_EQ(recorded.losses, direct.losses);
+    EXPECT_EQ(recorded.weights, direct.weights);
+  }
+}
+
+// What one rank would record and another would not, NCCL does not take.
+TEST(StreamStepTest, RanksThatShareANetworkRecordNothing) {
+  for (const int ranks : {1, 2}) {
+    TrainGroup(SpecWith(kSgd), ranks, {.before = [ranks](Replica& replica, Device& device) {
+                 ASSERT_TRUE(device.can_record());
+                 EXPECT_EQ(replica.recorder() != nullptr, ranks == 1);
+               }});
+  }
+}
+
+// As asynchronous as a device: what events do not order shows here.
+TEST(StreamStepTest, StreamsAsThreads) {
+  for (const auto& [ranks, records] :
+       {std::pair(1, true), std::pair(1, false), std::pair(2, true)}) {
+    const v1::RunSpec spec = SpecWith(std::string(kClippedAdamW) + " micro_batches: 2");
+    const Outcome inline_ = TrainGroup(spec, ranks, {});
+    const Outcome threads =
+        TrainGroup(spec, ranks, {.mode = EmulatedCuda::Mode::kThreads, .records = records});
+    EXPECT_EQ(inline_.losses, threads.losses);
+    EXPECT_EQ(inline_.weights, threads.weights);
+  }
+}
+
+// Both buffers of a bucket, with each of a rank's two communicators of all ranks.
+TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegisteredAsLongAsTheyAreThere) {
+  for (const auto& [policy, ranks] :
+       {std::pair("NATIVE", 2), std::pair("RING", 2), std::pair("NATIVE", 1)}) {
+    const v1::RunSpec spec =
+        SpecWith(absl::StrCat(kSgd, " cluster { collectives: ", policy, " device: CUDA }"));
+    const Transports controls = MakeTransports(Wire::kThreads, ranks);
+    const auto plan = MakePlan(spec, ranks);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    FakeNccl nccl;
+    const bool native = ranks > 1 && std::string(policy) == "NATIVE";
+    const int64_t wanted = native ? ranks * 2 * 2 * plan->buckets_size() : 0;
+    OnRanks(ranks, [&](int r) {
+      Transport& control = *controls[static_cast<size_t>(r)];
+      const EmulatedRank rank = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
+      auto data = MakeNcclTransport(nccl.api(), *rank.device, *rank.kernels, control, {});
+      ASSERT_TRUE(data.ok()) << data.status();
+      auto replica = Replica::Make(spec, *plan, *rank.kernels, control, **data);
+      ASSERT_TRUE(replica.ok()) << replica.status();
+      ASSERT_TRUE((*replica)->comms().All().Barrier().ok());
+      EXPECT_EQ(nccl.live_registrations(), wanted);
+      ASSERT_TRUE((*replica)->comms().All().Barrier().ok());
+      MeshCommunicators comms(control, (*replica)->plan().mesh);
+      replica->reset();
+      ASSERT_TRUE(comms.All().Barrier().ok());
+      EXPECT_EQ(nccl.live_registrations(), 0);
+      ASSERT_TRUE(comms.All().Barrier().ok());
+    });
+  }
+}
+
+// A rank that is alone, for what concerns one device.
+class OneDevice : public testing::Test {
+ protected:
+  void Make(const std::string& more) {
+    // What was made before goes from the top down.
+    replica_.reset();
+    rank_.kernels.reset();
+    rank_.device.reset();
+    rank_.machine.reset();
+    rank_ = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
+    spec_ = SpecWith(more);
+    auto replica = Replica::Make(spec_, *MakePlan(spec_, 1), *rank_.kernels, *transports_[0]);
+    ASSERT_TRUE(replica.ok()) << replica.status();
+    replica_ = *std::move(replica);
+    batch_ = std::make_unique<RandomBatch>(*replica_, kSamples);
+  }
+  void Step(bool gather = true) {
+    const BatchView view = batch_->View(kSamples, step_++);
+    const auto loss = replica_->Step({&view, 1}, kRate, gather);
+    ASSERT_TRUE(loss.ok()) << loss.status();
+  }
+  std::vector<float> Weights() {
+    EXPECT_TRUE(replica_->FetchOwned().ok());
+    std::vector<float> weights;
+    for (const OwnedSpan& span : replica_->owned()) {
+      weights.insert(weights.end(), span.values, span.values + (span.end - span.begin));
+    }
+    return weights;
+  }
+
+  const Transports transports_ = MakeTransports(Wire::kThreads, 1);
+  EmulatedRank rank_;
+  v1::RunSpec spec_;
+  std::unique_ptr<Replica> replica_;
+  std::unique_ptr<RandomBatch> batch_;
+  int64_t step_ = 0;
+};
+
+TEST_F(OneDevice, WaitsForNothingButTheLoss) {
+  ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
+  for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  const int64_t waits = rank_.device->waits();
+  const int64_t hidden = rank_.machine->calls("hidden_wait");
+  const int64_t allocations = rank_.machine->calls("malloc") + rank_.machine->calls("host_alloc");
+  const int64_t bytes = rank_.device->bytes_in_use();
+  constexpr int kMore = 7;
+  for (int i = 0; i < kMore; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  EXPECT_EQ(rank_.device->waits(), waits + kMore);
+  EXPECT_EQ(rank_.machine->calls("hidden_wait"), hidden);
+  EXPECT_EQ(rank_.machine->calls("malloc") + rank_.machine->calls("host_alloc"), allocations);
+  EXPECT_EQ(rank_.device->bytes_in_use(), bytes);
+}
+
+// As every worker has one, in case that somebody asks for a trace.
+TEST_F(OneDevice, AnIdleTraceChangesNeitherWaitsNorWhatIsPlayed) {
+  Trace trace;
+  int64_t played[2] = {};
+  int64_t waits[2] = {};
+  std::vector<float> weights[2];
+  for (const bool traced : {false, true}) {
+    step_ = 0;
+    ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
+    if (traced) replica_->set_trace(&trace);
+    for (int i = 0; i < 6; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+    played[traced] = replica_->recorder()->played();
+    waits[traced] = rank_.device->waits();
+    weights[traced] = Weights();
+  }
+  EXPECT_GT(played[1], 0);
+  EXPECT_EQ(played[1], played[0]);
+  EXPECT_EQ(waits[1], waits[0]);
+  EXPECT_EQ(weights[1], weights[0]);
+
+  // While it is on it sees everything, and afterwards what was recorded is played again.
+  ASSERT_TRUE(replica_->Settle().ok());
+  trace.Start();
+  for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  ASSERT_TRUE(replica_->Settle().ok());
+  EXPECT_GT(trace.Stop().size(), 0U);
+  EXPECT_EQ(replica_->recorder()->played(), played[1]);
+  for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  EXPECT_GT(replica_->recorder()->played(), played[1]);
+}
+
+TEST_F(OneDevice, WhatCheckpointsNeedIsThereBeforeTheFirst) {
+  ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
+  const int64_t without = rank_.machine->calls("host_alloc");
+  const std::string with = std::string(kClippedAdamW) + " checkpoint { directory: '/nowhere' }";
+  ASSERT_NO_FATAL_FAILURE(Make(with));
+  const int64_t made = rank_.machine->calls("host_alloc");
+  EXPECT_EQ(made, without + replica_->states());
+  ASSERT_TRUE(replica_->FetchOwned(/*states=*/true).ok());
+  EXPECT_EQ(rank_.machine->calls("host_alloc"), made);
+
+  const EmulatedRank other = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
+  other.machine->FailNext("host_alloc", cudaErrorMemoryAllocation, without);
+  const auto replica = Replica::Make(spec_, *MakePlan(spec_, 1), *other.kernels, *transports_[0]);
+  EXPECT_EQ(replica.status().code(), absl::StatusCode::kResourceExhausted) << replica.status();
+  EXPECT_THAT(std::string(replica.status().message()),
+              testing::HasSubstr("(the optimiser's state as the host sees it)"));
+}
+
+TEST_F(OneDevice, LarsWaitsOnceMore) {
+  ASSERT_NO_FATAL_FAILURE(Make(kLars));
+  for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  const int64_t waits = rank_.device->waits();
+  ASSERT_NO_FATAL_FAILURE(Step());
+  EXPECT_EQ(rank_.device->waits(), waits + 2);
+}
+
+TEST_F(OneDevice, ALossThatIsNotFiniteChangesNothing) {
+  for (const char* optimizer : {kSgd, kClippedAdamW, kLars}) {
+    ASSERT_NO_FATAL_FAILURE(Make(optimizer));
+    for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+    const std::vector<float> before = Weights();
+    const int64_t updates = replica_->updates();
+    BatchView view = batch_->View(kSamples, step_);
+    std::vector<float> inputs(view.inputs.begin(), view.inputs.end());
+    inputs[5] = std::numeric_limits<float>::quiet_NaN();
+    view.inputs = inputs;
+    const auto loss = replica_->Step({&view, 1}, kRate, true);
+    EXPECT_EQ(loss.status().code(), absl::StatusCode::kOutOfRange) << loss.status();
+    EXPECT_THAT(std::string(loss.status().message()), testing::HasSubstr("'conv'"));
+    EXPECT_EQ(Weights(), before);
+    EXPECT_EQ(replica_->updates(), updates);
+  }
+}
+
+TEST_F(OneDevice, ABoundaryStepBringsItsSlicesAlong) {
+  ASSERT_NO_FATAL_FAILURE(Make(kSgd));
+  for (const bool boundary : {false, true, false, true, false, true}) {
+    ASSERT_NO_FATAL_FAILURE(Step(/*gather=*/!boundary));
+    ASSERT_TRUE(replica_->Settle().ok());
+    const int64_t copies = rank_.machine->calls("copy_async");
+    ASSERT_TRUE(replica_->FetchOwned().ok());
+    const int64_t more = rank_.machine->calls("copy_async") - copies;
+    if (boundary) {
+      EXPECT_EQ(more, 0);
+    } else {
+      EXPECT_GT(more, 0);
+    }
+    if (boundary) {
+      ASSERT_TRUE(replica_->GatherWeights().ok());
+    }
+  }
+}
+
+TEST_F(OneDevice, WhatIsStoredIsWhatIsTrainedOn) {
+  ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
+  for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  const std::vector<float> weights = Weights();
+  ASSERT_TRUE(replica_->FetchOwned(/*states=*/true).ok());
+  std::vector<std::vector<float>> states;
+  for (int i = 0; i < replica_->states(); ++i) {
+    states.emplace_back();
+    for (const OwnedSpan& span : replica_->OwnedState(i)) {
+      states.back().insert(states.back().end(), span.values, span.values + (span.end - span.begin));
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(Step());
+  const std::vector<float> went_on = Weights();
+  EXPECT_NE(went_on, weights);
+
+  // Back to where it was, and on again.
+  const auto put = [](std::span<const OwnedSpan> spans, const std::vector<float>& values) {
+    size_t at = 0;
+    for (const OwnedSpan& span : spans) {
+      for (int64_t i = 0; i < span.end - span.begin; ++i) span.values[i] = values[at++];
+    }
+  };
+  put(replica_->owned(), weights);
+  for (int i = 0; i < replica_->states(); ++i) {
+    put(replica_->OwnedState(i), states[static_cast<size_t>(i)]);
+  }
+  ASSERT_TRUE(replica_->StoreOwned(/*states=*/true).ok());
+  replica_->set_updates(3);
+  EXPECT_EQ(Weights(), weights);
+  --step_;
+  ASSERT_TRUE(replica_->GatherWeights().ok());
+  ASSERT_NO_FATAL_FAILURE(Step());
+  // Statistics of the fourth step have been drawn in both times alike.
+  EXPECT_EQ(Weights(), went_on);
+}
+
+TEST_F(OneDevice, GoesOnWhereNothingCanBeRecorded) {
+  ASSERT_NO_FATAL_FAILURE(Make(kSgd));
+  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  EXPECT_GT(replica_->recorder()->played(), 0);
+  const std::vector<float> recorded = Weights();
+
+  step_ = 0;
+  ASSERT_NO_FATAL_FAILURE(Make(kSgd));
+  rank_.machine->FailNext("graph_instantiate", cudaErrorNotSupported);
+  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  EXPECT_EQ(replica_->recorder()->played(), 0);
+  EXPECT_EQ(replica_->recorder()->recordings(), 0);
+  EXPECT_EQ(Weights(), recorded);
+}
+
+TEST_F(OneDevice, AnotherSizeOfBatchHasRecordingsOfItsOwn) {
+  ASSERT_NO_FATAL_FAILURE(Make(kSgd));
+  for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+  const int few = replica_->recorder()->recordings();
+  // The first forward has no gathers to wait for where nothing was gathered before.
+  EXPECT_GE(few, 2);
+  const BatchView view{
+      .samples = 4,
+      .inputs = batch_->View(kSamples, 0)
+                    .inputs.first(static_cast<size_t>(4 * replica_->graph().input().elements())),
+      .labels = batch_->View(kSamples, 0).labels.first(4)};
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(replica_->Step({&view, 1}, kRate, true).ok());
+  EXPECT_GT(replica_->recorder()->recordings(), few);
+  EXPECT_LE(replica_->recorder()->recordings(), StepRecorder::kMostRecordings);
+}
+
+// What was asked for, for which layer, and what holds how much. 45 * 40000 weights of fc1 are
+// 7.2 MB, and so are their gradients and their momentum; 64 samples of its output are 10 MB.
+TEST(ReplicaOnDeviceTest, AModelThatDoesNotFitIsToldWhatItLacks) {
+  const Transports transports = MakeTransports(Wire::kThreads, 1);
+  v1::RunSpec spec = SpecWith(kSgd);
+  spec.mutable_model()->mutable_layer(4)->mutable_fully_connected()->set_out_features(40000);
+  spec.set_batch_per_group(64);
+  // On devices that are ever larger, until it fits: what was lacking, by what it was for.
+  std::map<std::string, std::string> lacks;
+  for (size_t mega = 8;; mega += 2) {
+    ASSERT_LT(mega, 200U);
+    const EmulatedRank rank = MakeEmulatedRank({.memory = mega << 20});
+    const auto replica = Replica::Make(spec, *MakePlan(spec, 1), *rank.kernels, *transports[0]);
+    if (replica.ok()) break;
+    ASSERT_EQ(replica.status().code(), absl::StatusCode::kResourceExhausted) << replica.status();
+    const std::string message(replica.status().message());
+    const size_t begin = message.find(" for ") + 5;
+    lacks[message.substr(begin, message.find(" (", begin) - begin)] = message;
+  }
+  for (const auto& [purpose, asking, holds] :
+       {std::tuple("weights", "(layer 'fc1' and ", "in use"),
+        std::tuple("gradients", "(layer 'fc1' and ", "weights"),
+        std::tuple("optimiser's state", "(layer 'fc1' and ", "gradients"),
+        std::tuple("activations", "(for batches of 64, most at layer '", "optimiser's state")}) {
+    ASSERT_EQ(lacks.count(purpose), 1U) << purpose;
+    const std::string& message = lacks[purpose];
+    EXPECT_THAT(message, testing::HasSubstr(asking));
+    EXPECT_THAT(message.substr(message.find("in use")), testing::HasSubstr(holds));
+  }
+}
+
+TEST(ReplicaOnHostTest, HasNoTf32) {
+  const Transports transports = MakeTransports(Wire::kThreads, 1);
+  const std::unique_ptr<Kernels> kernels = MakeReferenceKernels();
+  v1::RunSpec spec = SpecWith(kSgd);
+  spec.set_precision(v1::TF32);
+  const auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
+  EXPECT_EQ(replica.status().code(), absl::StatusCode::kInvalidArgument) << replica.status();
+  EXPECT_THAT(std::string(replica.status().message()), testing::HasSubstr("TF32"));
+}
+
+}  // namespace
+}  // namespace cadre
