@@ -154,6 +154,11 @@ absl::StatusOr<LinkProfile::Sample> SampleFromProto(const v1::CollectiveSample& 
 
 }  // namespace
 
+bool LinkProfile::native() const {
+  return std::any_of(samples.begin(), samples.end(),
+                     [](const Sample& sample) { return sample.algorithm == Algorithm::kNative; });
+}
+
 absl::StatusOr<LinkProfile> LinkProfileFromProto(const v1::LinkProfile& proto) {
   for (const auto& [value, name] :
        {std::pair(proto.alpha(), "alpha"), std::pair(proto.beta(), "beta"),
@@ -200,7 +205,9 @@ CollectiveWork WorkOf(Collective collective, Algorithm algorithm, int ranks, int
       << CollectiveName(collective);
   const Members members = Count(ranks);
   const auto n = static_cast<double>(bytes);
-  if (algorithm == Algorithm::kRing) return RingWork(collective, members, n);
+  if (algorithm == Algorithm::kRing || algorithm == Algorithm::kNative) {
+    return RingWork(collective, members, n);
+  }
   if (algorithm == Algorithm::kButterfly) return ButterflyWork(collective, members, n);
   CHECK(algorithm == Algorithm::kHalvingDoubling) << AlgorithmName(algorithm);
   return HalvingWork(collective, members, n);
@@ -221,7 +228,9 @@ double SecondsOf(Collective collective, Algorithm algorithm, int ranks, int64_t 
 Algorithm BestAlgorithm(Collective collective, int ranks, int64_t bytes, const LinkProfile& link) {
   Algorithm best = Algorithm::kRing;
   double least = SecondsOf(collective, best, ranks, bytes, link);
-  for (const Algorithm algorithm : {Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
+  for (const Algorithm algorithm :
+       {Algorithm::kButterfly, Algorithm::kHalvingDoubling, Algorithm::kNative}) {
+    if (algorithm == Algorithm::kNative && !link.native()) continue;
     const double seconds = SecondsOf(collective, algorithm, ranks, bytes, link);
     if (seconds >= least) continue;
     least = seconds;

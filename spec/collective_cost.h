@@ -42,6 +42,8 @@ struct LinkProfile {
   std::vector<Sample> samples;
 
   bool known() const { return beta > 0; }
+  // Whether the ranks have native collectives: then some were timed.
+  bool native() const;
 };
 // Errors: InvalidArgument for negative or infinite numbers, unknown algorithms, and more than
 // kMostLinkSamples.
@@ -58,7 +60,8 @@ struct CollectiveWork {
 };
 // `bytes` of data on each of `ranks`, near-equal pieces. All-reduce, reduce-scatter and all-gather
 // by ring, butterfly and halving-doubling; any number of ranks (those beyond a power of two fold
-// in first and get the result at the end). Requires: ranks >= 1, bytes >= 0.
+// in first and get the result at the end). Native counts as the ring: what it really does is its
+// library's choice, and what it costs is known from samples. Requires: ranks >= 1, bytes >= 0.
 CollectiveWork WorkOf(Collective collective, Algorithm algorithm, int ranks, int64_t bytes);
 
 // alpha steps + beta bytes + gamma added; or, for an all-reduce whose neighbours in size were
@@ -66,7 +69,8 @@ CollectiveWork WorkOf(Collective collective, Algorithm algorithm, int ranks, int
 double SecondsOf(Collective collective, Algorithm algorithm, int ranks, int64_t bytes,
                  const LinkProfile& link);
 
-// The least of ring, butterfly and halving-doubling; ring where it is all the same.
+// The least of ring, butterfly, halving-doubling and, where the link has it, native; ring where it
+// is all the same.
 Algorithm BestAlgorithm(Collective collective, int ranks, int64_t bytes, const LinkProfile& link);
 
 // Bytes at which ring and recursive doubling cost the same on p ranks:

@@ -15,8 +15,9 @@ namespace {
 using Axes = std::vector<std::string>;
 
 // What a plan may ask for. The hierarchical way is no bucket's: its ranks would have to know hosts.
+// Whether its ranks have native ones is no plan's to know (CheckNative).
 constexpr Algorithm kLegal[] = {Algorithm::kRing, Algorithm::kButterfly,
-                                Algorithm::kHalvingDoubling};
+                                Algorithm::kHalvingDoubling, Algorithm::kNative};
 
 // Which ranks have a part in a parameter's gradient, and which have the same one.
 struct GradientAxes {
@@ -106,7 +107,7 @@ class Checker {
     };
     if (std::find(std::begin(kLegal), std::end(kLegal), bucket.algorithm) == std::end(kLegal)) {
       return bad("cannot be reduced by '", AlgorithmName(bucket.algorithm),
-                 "', only by ring, butterfly or halving-doubling");
+                 "', only by ring, butterfly, halving-doubling or native");
     }
     if (bucket.parameters.empty()) return bad("has no parameters");
     if (!std::is_sorted(bucket.parameters.begin(), bucket.parameters.end())) {

@@ -16,7 +16,7 @@ constexpr v1::CollectivePolicy kPolicies[] = {v1::PAPER, v1::RING, v1::BUTTERFLY
                                               v1::HALVING_DOUBLING, v1::AUTO};
 // Ring first: it is taken where costs are equal.
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kHalvingDoubling,
-                                     Algorithm::kButterfly};
+                                     Algorithm::kButterfly, Algorithm::kNative};
 
 // Batch norms stand behind convolutions and are as small.
 bool IsConvolutional(const GraphLayer& layer) {
@@ -40,6 +40,8 @@ std::optional<Algorithm> Prescribed(v1::CollectivePolicy policy, const Graph& gr
       return Algorithm::kButterfly;
     case v1::HALVING_DOUBLING:
       return Algorithm::kHalvingDoubling;
+    case v1::NATIVE:
+      return Algorithm::kNative;
     case v1::PAPER:
       // Its layers are of one kind.
       return IsConvolutional(graph[index[bucket.parameters.front()].layer]) ? Algorithm::kButterfly
@@ -123,7 +125,9 @@ Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucke
                       const LinkProfile& reducing, const LinkProfile& gathering) {
   Algorithm best = Algorithm::kRing;
   double least = CostOf(plan, index, bucket, best, reducing, gathering).seconds();
+  const bool native = reducing.native() && gathering.native();
   for (const Algorithm algorithm : kAlgorithms) {
+    if (algorithm == Algorithm::kNative && !native) continue;
     const double seconds = CostOf(plan, index, bucket, algorithm, reducing, gathering).seconds();
     if (seconds >= least) continue;
     best = algorithm;
@@ -161,6 +165,18 @@ std::string LinkText(const LinkProfile& link, absl::string_view kind) {
                          kind.empty() ? "" : absl::StrCat(", ", kind));
 }
 
+absl::Status CheckNative(const Plan& plan, bool has_native) {
+  if (has_native) return absl::OkStatus();
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    if (plan.buckets[b].algorithm != Algorithm::kNative) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", b,
+                     " is to be reduced by 'native', which is NCCL's, but the group computes on "
+                     "CPUs; set cluster.collectives to AUTO, or cluster.device to CUDA"));
+  }
+  return absl::OkStatus();
+}
+
 std::span<const v1::CollectivePolicy> AllPolicies() { return kPolicies; }
 
 absl::string_view PolicyName(v1::CollectivePolicy policy) {
@@ -173,6 +189,8 @@ absl::string_view PolicyName(v1::CollectivePolicy policy) {
       return "halving-doubling";
     case v1::PAPER:
       return "paper";
+    case v1::NATIVE:
+      return "native";
     default:
       return "auto";
   }
@@ -182,6 +200,7 @@ std::optional<v1::CollectivePolicy> PolicyFromName(absl::string_view name) {
   for (const v1::CollectivePolicy policy : kPolicies) {
     if (name == PolicyName(policy)) return policy;
   }
+  if (name == PolicyName(v1::NATIVE)) return v1::NATIVE;
   return std::nullopt;
 }
 

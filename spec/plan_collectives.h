@@ -6,8 +6,9 @@
 // bucket's algorithm. Predictions add these up, one after the other; what of it hides behind
 // computation is coordinator/cost/overlap.h's to say.
 //
-// Policies: `auto` takes for each bucket what costs least; `ring`, `butterfly` and
-// `halving-doubling` take always the same; `paper` goes by the kind of layer: butterfly for
+// Policies: `auto` takes for each bucket what costs least, `native` included where the link's
+// samples show that the ranks have it; `ring`, `butterfly`, `halving-doubling` and `native` (NCCL's
+// own; CUDA devices only) take always the same; `paper` goes by the kind of layer: butterfly for
 // convolutions (with their biases, and batch norms), ring for the rest (Kim, Yeo, Oh 2021).
 //
 // Thread-safe (pure functions). Guarantees: equal arguments give equal plans on every machine of
@@ -21,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "spec/collective_cost.h"
@@ -80,7 +82,8 @@ BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& b
 // The bucket's axes and `same`: those along which its weights are gathered.
 std::vector<std::string> OwnerAxes(const Bucket& bucket);
 
-// The least of ring, butterfly and halving-doubling for this bucket; ring where it is all the same.
+// The least of ring, butterfly, halving-doubling and, where both links have it, native for this
+// bucket; ring where it is all the same.
 Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                       const LinkProfile& link);
 Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
@@ -97,9 +100,13 @@ double AllReduceSeconds(const Plan& plan, const Graph& graph, const ParameterInd
 // "10.0 us a message, 1.25 GB/s, tcp".
 std::string LinkText(const LinkProfile& link, absl::string_view kind);
 
-// --- Policies by name: auto, ring, butterfly, halving-doubling, paper ---
+// Whether ranks that have native collectives, or have not, can obey the plan's buckets. Errors:
+// InvalidArgument, naming the bucket and what to do.
+absl::Status CheckNative(const Plan& plan, bool has_native);
 
-// Every policy once, AUTO last.
+// --- Policies by name: auto, ring, butterfly, halving-doubling, paper, native ---
+
+// Every policy that any devices can obey, once, AUTO last: all but NATIVE.
 std::span<const v1::CollectivePolicy> AllPolicies();
 // Unspecified is "auto".
 absl::string_view PolicyName(v1::CollectivePolicy policy);

@@ -88,12 +88,31 @@ void Validation::CheckCluster() {
   // Files have names for them; numbers come from other programs.
   if (!v1::CollectivePolicy_IsValid(cluster.collectives())) {
     Add("cluster.collectives", "is ", static_cast<int>(cluster.collectives()),
-        "; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING or PAPER");
+        "; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING, PAPER or NATIVE");
   }
+  CheckDevice();
   if (!v1::Overlap_IsValid(cluster.overlap())) {
     Add("cluster.overlap", "is ", static_cast<int>(cluster.overlap()), "; give ON or OFF");
   }
   CheckLayerPins();
+}
+
+void Validation::CheckDevice() {
+  const v1::Cluster& cluster = spec_.cluster();
+  if (!v1::ComputeDevice_IsValid(cluster.device())) {
+    Add("cluster.device", "is ", static_cast<int>(cluster.device()), "; give CPU or CUDA");
+  }
+  const bool cuda = cluster.device() == v1::CUDA;
+  if (cluster.collectives() == v1::NATIVE && !cuda) {
+    Add("cluster.collectives",
+        "is NATIVE, which is NCCL's; set cluster.device to CUDA, or give AUTO");
+  }
+  if (!v1::Precision_IsValid(spec_.precision())) {
+    Add("precision", "is ", static_cast<int>(spec_.precision()), "; give FP32, TF32 or BF16");
+  } else if (!cuda && (spec_.precision() == v1::TF32 || spec_.precision() == v1::BF16)) {
+    Add("precision", "is ", v1::Precision_Name(spec_.precision()),
+        ", which only CUDA devices have; set cluster.device to CUDA, or give FP32");
+  }
 }
 
 void Validation::CheckMesh() {

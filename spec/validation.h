@@ -65,6 +65,8 @@ class Validation {
   // --- validate_cluster.cc
   // ------------------------------------------------------------------------
   void CheckCluster();
+  // What it computes on, and what only some devices can.
+  void CheckDevice();
   void CheckMesh();
   void CheckPinnedMesh();
   // model_ranks or space_ranks beside a mesh.

@@ -45,9 +45,9 @@ absl::string_view AlgorithmName(Algorithm algorithm) {
 }
 
 std::optional<Algorithm> AlgorithmFromName(absl::string_view name) {
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kButterfly,
-                                    Algorithm::kHalvingDoubling, Algorithm::kHierarchical,
-                                    Algorithm::kNative}) {
+  for (const Algorithm algorithm :
+       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling,
+        Algorithm::kHierarchical, Algorithm::kNative}) {
     if (name == AlgorithmName(algorithm)) return algorithm;
   }
   return std::nullopt;

@@ -76,7 +76,9 @@ Parts PartsOf(const Mesh& mesh, const Layout& layout, int rank) {
 
 int64_t ParameterWords(const PlanProblem& problem, int64_t elements, int64_t owners) {
   const int gradients = problem.micro_batches > 1 ? 2 : 1;
-  return elements * (1 + gradients) + LargestPart(elements, owners) * problem.optimizer_states;
+  const int64_t copies = problem.bf16_weights ? LargestPart(elements, 2) : 0;
+  return elements * (1 + gradients) + copies +
+         LargestPart(elements, owners) * problem.optimizer_states;
 }
 
 int64_t ActivationWords(const PlanProblem& problem, const GraphLayer& layer,

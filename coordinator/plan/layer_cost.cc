@@ -18,7 +18,7 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-std::vector<Algorithm> Allowed(v1::CollectivePolicy policy, const GraphLayer& layer) {
+std::vector<Algorithm> Allowed(v1::CollectivePolicy policy, const GraphLayer& layer, bool native) {
   switch (policy) {
     case v1::RING:
       return {Algorithm::kRing};
@@ -26,13 +26,17 @@ std::vector<Algorithm> Allowed(v1::CollectivePolicy policy, const GraphLayer& la
       return {Algorithm::kButterfly};
     case v1::HALVING_DOUBLING:
       return {Algorithm::kHalvingDoubling};
+    case v1::NATIVE:
+      return {Algorithm::kNative};
     case v1::PAPER: {
       const bool convolutional =
           layer.kind == LayerKind::kConvolution || layer.kind == LayerKind::kBatchNorm;
       return {convolutional ? Algorithm::kButterfly : Algorithm::kRing};
     }
     default:
-      return {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kButterfly};
+      if (!native) return {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kButterfly};
+      return {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kButterfly,
+              Algorithm::kNative};
   }
 }
 
@@ -53,7 +57,8 @@ double CollectiveSeconds(v1::CollectivePolicy policy, const GraphLayer& layer, i
   const int64_t chunks = std::max<int64_t>(1, LargestPart(elements, kChunkElements));
   const int64_t bytes = kBytesPerWord * elements / chunks;
   double least = std::numeric_limits<double>::infinity();
-  for (const Algorithm algorithm : Allowed(policy, layer)) {
+  const bool native = reducing.native() && gathering.native();
+  for (const Algorithm algorithm : Allowed(policy, layer, native)) {
     least =
         std::min(least, SecondsOf(Collective::kReduceScatter, algorithm, sum, bytes, reducing) +
                             SecondsOf(Collective::kAllGather, algorithm, own, bytes, gathering));

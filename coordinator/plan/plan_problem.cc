@@ -234,6 +234,7 @@ absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& grap
   problem.batch = std::max<int64_t>(1, spec.batch_per_group());
   problem.micro_batches = OrOne(spec.micro_batches());
   problem.optimizer_states = static_cast<int>(OptimizerStateNames(spec.optimizer()).size());
+  problem.bf16_weights = spec.precision() == v1::BF16;
   problem.update_together = spec.optimizer().clip_norm() > 0 || spec.optimizer().has_lars();
   problem.overlap = spec.cluster().overlap() != v1::OFF;
   problem.collectives = spec.cluster().collectives();

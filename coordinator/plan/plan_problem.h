@@ -70,6 +70,8 @@ struct PlanProblem {
   bool free_micro_batches = false;
   // Tensors of state per parameter.
   int optimizer_states = 1;
+  // Weights are held a second time, in bf16.
+  bool bf16_weights = false;
   // No update before all buckets are reduced (clipping, LARS).
   bool update_together = false;
   bool overlap = true;

@@ -193,6 +193,23 @@ TEST(MeasuredCostTest, DecidesTheChoice) {
   EXPECT_EQ(BestAlgorithm(Collective::kAllReduce, 4, 1'000, link), Algorithm::kRing);
 }
 
+TEST(MeasuredCostTest, NativeIsTheRingUntilItWasTimed) {
+  LinkProfile link = TenGigabit();
+  EXPECT_FALSE(link.native());
+  for (const Collective collective :
+       {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+    EXPECT_EQ(SecondsOf(collective, Algorithm::kNative, 4, 1 << 20, link),
+              SecondsOf(collective, Algorithm::kRing, 4, 1 << 20, link));
+  }
+  link.samples = {{Algorithm::kNative, 4, 1'000, 1e-6}};
+  EXPECT_TRUE(link.native());
+  EXPECT_DOUBLE_EQ(SecondsOf(Collective::kAllReduce, Algorithm::kNative, 4, 1'000, link), 1e-6);
+  EXPECT_EQ(BestAlgorithm(Collective::kAllReduce, 4, 1'000, link), Algorithm::kNative);
+  const auto back = LinkProfileFromProto(LinkProfileToProto(link));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(back->native());
+}
+
 TEST(BucketTest, AreLargerWhereStartingCostsMore) {
   const LinkProfile near{.alpha = 5e-6, .beta = 1e-10};
   const LinkProfile far{.alpha = 5e-3, .beta = 1e-10};

@@ -79,6 +79,27 @@ TEST_F(PlanCollectivesTest, PoliciesPrescribe) {
   EXPECT_THAT(Said(With(v1::RING, 0)), ElementsAre("conv/weight ring"));
   EXPECT_THAT(Said(With(v1::BUTTERFLY, 0)), ElementsAre("conv/weight butterfly"));
   EXPECT_THAT(Said(With(v1::HALVING_DOUBLING, 0)), ElementsAre("conv/weight halving-doubling"));
+  EXPECT_THAT(Said(With(v1::NATIVE, 0)), ElementsAre("conv/weight native"));
+}
+
+// Only where samples show that the ranks have it, and only where it costs least.
+TEST_F(PlanCollectivesTest, AutoTakesNativeWhereItWasMeasuredToBeFaster) {
+  for (const std::string& said : Said(With(v1::AUTO, 1))) {
+    EXPECT_THAT(said, ::testing::Not(HasSubstr("native")));
+  }
+  link_.samples = {{Algorithm::kNative, 8, 1 << 10, 2e-5}, {Algorithm::kNative, 8, 1 << 24, 2e-3}};
+  const Plan plan = With(v1::AUTO, 1);
+  for (const std::string& said : Said(plan)) EXPECT_THAT(said, HasSubstr("native"));
+  const absl::Status refused = CheckNative(plan, false);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::AllOf(HasSubstr("bucket 0"), HasSubstr("'native'"), HasSubstr("CPUs")));
+  EXPECT_EQ(CheckNative(plan, true), absl::OkStatus());
+  EXPECT_EQ(CheckNative(With(v1::RING), false), absl::OkStatus());
+  link_.samples = {{Algorithm::kNative, 8, 1 << 10, 1.0}, {Algorithm::kNative, 8, 1 << 24, 9.0}};
+  for (const std::string& said : Said(With(v1::AUTO, 1))) {
+    EXPECT_THAT(said, ::testing::Not(HasSubstr("native")));
+  }
 }
 
 TEST_F(PlanCollectivesTest, ThePaperGoesByTheKindOfLayer) {
@@ -179,6 +200,11 @@ TEST(PolicyNamesTest, ReadBackAsWritten) {
     EXPECT_EQ(PolicyFromName(PolicyName(policy)), policy);
   }
   EXPECT_EQ(PolicyFromName("halving-doubling"), v1::HALVING_DOUBLING);
+  EXPECT_EQ(PolicyFromName("native"), v1::NATIVE);
+  EXPECT_EQ(PolicyName(v1::NATIVE), "native");
+  for (const v1::CollectivePolicy policy : AllPolicies()) {
+    EXPECT_NE(policy, v1::NATIVE) << "not every device has it";
+  }
   for (const char* const name : {"", "Ring", "halving_doubling", "tree"}) {
     EXPECT_EQ(PolicyFromName(name), std::nullopt) << name;
   }

@@ -158,13 +158,13 @@ TEST_F(PlanTest, BucketsHoldEveryParameterOnce) {
 
 TEST_F(PlanTest, BucketsAreReducedByWhatRanksCanDo) {
   for (const Algorithm algorithm :
-       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
+       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling, Algorithm::kNative}) {
     plan_.buckets[1].algorithm = algorithm;
     EXPECT_EQ(CheckPlan(plan_, graph_, index_), absl::OkStatus()) << AlgorithmName(algorithm);
   }
   ExpectRefused([](Plan& p) { p.buckets[1].algorithm = Algorithm::kHierarchical; },
-                "bucket 1: cannot be reduced by 'hierarchical', only by ring, butterfly or "
-                "halving-doubling");
+                "bucket 1: cannot be reduced by 'hierarchical', only by ring, butterfly, "
+                "halving-doubling or native");
   ExpectRefused([](Plan& p) { p.buckets[1].algorithm = Algorithm::kNone; }, "'no algorithm'");
 }
 

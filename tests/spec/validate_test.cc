@@ -152,8 +152,23 @@ INSTANTIATE_TEST_SUITE_P(
         Rule{"Aggregators", [](S& s) { Machines(s).set_aggregators(5000); }, "cluster.aggregators",
              "at most 4096"},
         Rule{"Collectives",
-             [](S& s) { Machines(s).set_collectives(static_cast<v1::CollectivePolicy>(6)); },
-             "cluster.collectives", "is 6; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING or PAPER"},
+             [](S& s) { Machines(s).set_collectives(static_cast<v1::CollectivePolicy>(7)); },
+             "cluster.collectives",
+             "is 7; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING, PAPER or NATIVE"},
+        Rule{"NativeOnCpus", [](S& s) { Machines(s).set_collectives(v1::NATIVE); },
+             "cluster.collectives", "set cluster.device to CUDA"},
+        Rule{"Device", [](S& s) { Machines(s).set_device(static_cast<v1::ComputeDevice>(3)); },
+             "cluster.device", "is 3; give CPU or CUDA"},
+        Rule{"Precision", [](S& s) { s.set_precision(static_cast<v1::Precision>(4)); }, "precision",
+             "is 4; give FP32, TF32 or BF16"},
+        Rule{"Bf16Anywhere", [](S& s) { s.set_precision(v1::BF16); }, "precision",
+             "is BF16, which only CUDA devices have; set cluster.device to CUDA"},
+        Rule{"Tf32OnCpus",
+             [](S& s) {
+               Machines(s).set_device(v1::CPU);
+               s.set_precision(v1::TF32);
+             },
+             "precision", "is TF32, which only CUDA devices have"},
         Rule{"Overlap", [](S& s) { Machines(s).set_overlap(static_cast<v1::Overlap>(-1)); },
              "cluster.overlap", "is -1; give ON or OFF"},
         Rule{"NoStop", [](S& s) { s.clear_stop(); }, "stop", "would never end"},
@@ -644,6 +659,17 @@ INSTANTIATE_TEST_SUITE_P(
              [](S& s) {
                Machines(s).set_collectives(v1::PAPER);
                Machines(s).set_overlap(v1::OFF);
+             }},
+        Fine{"Gpus",
+             [](S& s) {
+               Machines(s).set_device(v1::CUDA);
+               Machines(s).set_collectives(v1::NATIVE);
+               s.set_precision(v1::BF16);
+             }},
+        Fine{"Fp32OnCpus",
+             [](S& s) {
+               Machines(s).set_device(v1::CPU);
+               s.set_precision(v1::FP32);
              }},
         Fine{"OneModelRank", [](S& s) { Machines(s).set_model_ranks(1); }},
         Fine{"OnlySteps",

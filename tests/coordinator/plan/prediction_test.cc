@@ -178,7 +178,7 @@ TEST_F(PredictionTest, MemoryIsAnUpperBound) {
   const Prediction prediction = Predict(ProblemFor(2), plan);
   v1::RunSpec spec = spec_;
   spec.mutable_cluster()->set_ranks_per_group(2);
-  const v1::MemoryUse use = PlannedMemory(spec, graph_, index_, plan, 1);
+  const v1::MemoryUse use = PlannedMemory(spec, graph_, index_, plan, 1, v1::CPU);
   EXPECT_GE(prediction.memory_bytes,
             static_cast<int64_t>(use.weights() + use.gradients() + use.optimizer() +
                                  use.activations() + use.buffers()));
