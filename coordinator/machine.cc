@@ -70,8 +70,10 @@ void Machine::Settle() {
   std::vector<std::string> idle = ByHost(IdleWorkers());
   for (auto& [number, job] : jobs_) {
     if (!job.live()) continue;
-    if (job.averages() && job.record.state() == v1::QUEUED && !ChooseShards(job, idle.size())) {
-      continue;
+    if (job.averages() && job.record.state() == v1::QUEUED) {
+      size_t most = 0;
+      for (const auto& workers : ByDevice(job, idle)) most = std::max(most, workers.size());
+      if (!ChooseShards(job, most)) continue;
     }
     FormGroups(job, idle);
     MaybeStart(job);

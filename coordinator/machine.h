@@ -167,6 +167,13 @@ class Machine {
   std::vector<std::string> ByHost(const std::vector<std::string>& workers) const;
   void FormGroups(Job& job, std::vector<std::string>& idle);
   bool WantsGroup(const Job& job, const Slot& slot) const;
+  void KeepFor(const Job& job, std::vector<std::string>& idle) const;
+  std::vector<std::vector<std::string>> ByDevice(const Job& job,
+                                                 const std::vector<std::string>& idle) const;
+  // The kind of device that the slot's group computes on; none once its first rank is gone.
+  v1::ComputeDevice KindOf(const Slot& slot) const;
+  size_t IdleOf(v1::ComputeDevice kind) const;
+  static void Take(const std::vector<std::string>& workers, std::vector<std::string>& idle);
   bool FormSlot(Job& job, Slot& slot, std::vector<std::string>& idle);
   void FormGeneration(Job& job, Slot& slot, const std::vector<std::string>& members,
                       const v1::Plan& plan);
@@ -256,6 +263,7 @@ class Machine {
   static v1::GroupState StateOf(const Job& job, const Slot& slot);
   v1::MemberStatus MemberStatusOf(const Member& member, absl::Time now) const;
   v1::AggregatorStatus AggregatorStatusOf(const Member& member, absl::Time now) const;
+  std::string WorkersWaitedFor(const Job& job) const;
   std::string WhyWaiting(const Job& job) const;
 
   void Count(absl::string_view name, uint64_t amount = 1);

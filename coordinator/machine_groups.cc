@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/machine.h"
+#include "coordinator/run.h"
 
 namespace cadre {
 
@@ -48,13 +49,59 @@ void Machine::FormGroups(Job& job, std::vector<std::string>& idle) {
   for (Slot& slot : job.slots) {
     if (!WantsGroup(job, slot)) continue;
     if (job.shards_open() && !job.committing() && FormSlot(job, slot, idle)) continue;
-    // What it still waits for is kept from the slots and runs after it.
-    idle.erase(idle.begin(),
-               idle.begin() + std::min<size_t>(idle.size(), RanksPerGroup(job.spec())));
+    KeepFor(job, idle);
   }
 }
 
-// A full group at once; a smaller one only in a slot that has lived, and when it has waited.
+// What a slot still waits for is kept from the slots and runs after it.
+void Machine::KeepFor(const Job& job, std::vector<std::string>& idle) const {
+  std::vector<std::string> kept;
+  for (std::vector<std::string>& workers : ByDevice(job, idle)) {
+    if (workers.size() > kept.size()) kept = std::move(workers);
+  }
+  kept.resize(std::min<size_t>(kept.size(), RanksPerGroup(job.spec())));
+  Take(kept, idle);
+}
+
+// Those of each kind of device that the run takes, the kind of the first worker first.
+std::vector<std::vector<std::string>> Machine::ByDevice(
+    const Job& job, const std::vector<std::string>& idle) const {
+  const v1::ComputeDevice wanted = DeviceWanted(job.spec());
+  std::vector<v1::ComputeDevice> kinds;
+  std::vector<std::vector<std::string>> workers;
+  for (const std::string& id : idle) {
+    const v1::ComputeDevice kind = KindOfDevice(members_.Find(id)->record.device());
+    if (wanted != v1::COMPUTE_DEVICE_UNSPECIFIED && kind != wanted) continue;
+    const auto at =
+        static_cast<size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
+    if (at == kinds.size()) {
+      kinds.push_back(kind);
+      workers.emplace_back();
+    }
+    workers[at].push_back(id);
+  }
+  return workers;
+}
+
+v1::ComputeDevice Machine::KindOf(const Slot& slot) const {
+  const Member* const first = members_.Find(slot.record().members(0));
+  return first == nullptr ? v1::COMPUTE_DEVICE_UNSPECIFIED : KindOfDevice(first->record.device());
+}
+
+size_t Machine::IdleOf(v1::ComputeDevice kind) const {
+  const std::vector<std::string> idle = IdleWorkers();
+  return static_cast<size_t>(std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
+    return KindOfDevice(members_.Find(id)->record.device()) == kind;
+  }));
+}
+
+void Machine::Take(const std::vector<std::string>& workers, std::vector<std::string>& idle) {
+  const std::set<absl::string_view> taken(workers.begin(), workers.end());
+  std::erase_if(idle, [&](const std::string& id) { return taken.count(id) != 0; });
+}
+
+// A full group at once; a smaller one only in a slot that has lived, and when it has waited. All
+// its ranks compute on one kind of device.
 bool Machine::FormSlot(Job& job, Slot& slot, std::vector<std::string>& idle) {
   const size_t wanted = RanksPerGroup(job.spec());
   const bool waited =
@@ -65,13 +112,17 @@ bool Machine::FormSlot(Job& job, Slot& slot, std::vector<std::string>& idle) {
     std::stable_partition(idle.begin(), idle.end(),
                           [&](const std::string& id) { return again.count(id) != 0; });
   }
+  const std::vector<std::vector<std::string>> kinds = ByDevice(job, idle);
   for (size_t ranks = std::min(wanted, idle.size()); ranks >= least && ranks > 0; --ranks) {
-    const std::vector<std::string> members(idle.begin(), idle.begin() + ranks);
-    const absl::StatusOr<v1::Plan> plan = PlanGroup(job, slot, members);
-    if (!plan.ok()) continue;
-    idle.erase(idle.begin(), idle.begin() + ranks);
-    FormGeneration(job, slot, members, *plan);
-    return true;
+    for (const std::vector<std::string>& workers : kinds) {
+      if (workers.size() < ranks) continue;
+      const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);
+      const absl::StatusOr<v1::Plan> plan = PlanGroup(job, slot, members);
+      if (!plan.ok()) continue;
+      Take(members, idle);
+      FormGeneration(job, slot, members, *plan);
+      return true;
+    }
   }
   return false;
 }

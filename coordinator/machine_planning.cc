@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "coordinator/keys.h"
 #include "coordinator/machine.h"
+#include "coordinator/run.h"
 
 namespace cadre {
 namespace {
@@ -20,6 +21,12 @@ bool MayReplan(const v1::RunSpec& spec) { return Averages(spec) && !spec.cluster
 uint64_t StepsLeft(const v1::RunRecord& run) {
   const uint32_t total = TotalSteps(run);
   return total == 0 ? run.step() - FirstStep(run.spec()) : total - std::min(total, run.step());
+}
+
+// Where a worker's link ends, as measurements know it: GPUs have other links than their hosts.
+std::string LinkEndOf(const v1::MemberRecord& worker) {
+  const bool cuda = KindOfDevice(worker.device()) == v1::CUDA;
+  return cuda ? absl::StrCat(worker.host(), " (CUDA)") : worker.host();
 }
 
 // All that a search goes by, but for the run: equal for groups on machines that are alike.
@@ -65,12 +72,14 @@ PlanningQuestion Machine::QuestionFor(const Job& job,
     if (member == nullptr) continue;
     const std::string& host = member->record.host();
     const int workers = sharing.at(host);
+    // A host's memory is all its workers'; of a GPU each says what it may take itself.
+    const bool cuda = KindOfDevice(member->record.device()) == v1::CUDA;
     question.ranks.push_back(
         {.host = host,
          .device = member->record.device(),
          .cores = static_cast<double>(member->cores) / workers,
-         .memory_bytes = static_cast<int64_t>(member->memory_bytes) / workers});
-    hosts.push_back(host);
+         .memory_bytes = static_cast<int64_t>(member->memory_bytes) / (cuda ? 1 : workers)});
+    hosts.push_back(LinkEndOf(member->record));
     devices.insert(member->record.device());
   }
   if (hosts.empty()) return question;
@@ -124,7 +133,7 @@ void Machine::LearnLink(const Slot& slot) {
   for (const std::string& id : slot.record().members()) {
     const Member* const member = members_.Find(id);
     if (member == nullptr) return;
-    hosts.push_back(member->record.host());
+    hosts.push_back(LinkEndOf(member->record));
   }
   measurements_.LearnLink(hosts, slot.plan().link());
 }

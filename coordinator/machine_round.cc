@@ -247,14 +247,18 @@ void Machine::SendDecision(Job& job, Slot& slot, uint32_t round) {
 bool Machine::GrowInstead(Job& job, Slot& slot) {
   const size_t wanted = RanksPerGroup(job.spec());
   if (slot.ranks() >= wanted || job.record.state() != v1::RUNNING) return false;
+  const v1::ComputeDevice kind = KindOf(slot);
   size_t promised = 0;
   for (const auto& [number, other] : jobs_) {
     if (!other.live() || number > RunNumber(job.id())) continue;
+    // What wants another kind takes none of these.
+    const v1::ComputeDevice taken = DeviceWanted(other.spec());
+    if (taken != v1::COMPUTE_DEVICE_UNSPECIFIED && taken != kind) continue;
     for (const Slot& waiting : other.slots) {
       promised += waiting.waiting() ? RanksPerGroup(other.spec()) : 0;
     }
   }
-  const size_t idle = IdleWorkers().size();
+  const size_t idle = IdleOf(kind);
   if (idle <= promised) return false;
   size_t ranks = std::min(wanted, slot.ranks() + idle - promised);
   while (ranks > slot.ranks() && !options_.plan(job.spec(), static_cast<int>(ranks)).ok()) --ranks;

@@ -7,6 +7,7 @@
 #include "base/digest.h"
 #include "coordinator/machine.h"
 #include "coordinator/prediction_blame.h"
+#include "coordinator/run.h"
 #include "coordinator/run_discrepancy.h"
 
 namespace cadre {
@@ -226,8 +227,28 @@ std::string Machine::WhyWaiting(const Job& job) const {
   if (job.averages() && job.record.shards_size() > 0 && !job.shards_open()) {
     return "its aggregators open their shards";
   }
-  return absl::StrCat("waits for workers: ", IdleWorkers().size(), " of ",
-                      RanksPerGroup(job.spec()), " for a group are idle");
+  return WorkersWaitedFor(job);
+}
+
+std::string Machine::WorkersWaitedFor(const Job& job) const {
+  const uint32_t ranks = RanksPerGroup(job.spec());
+  const std::vector<std::string> idle = IdleWorkers();
+  const auto cuda = std::count_if(idle.begin(), idle.end(), [this](const std::string& id) {
+    return KindOfDevice(members_.Find(id)->record.device()) == v1::CUDA;
+  });
+  const auto cpu = static_cast<int64_t>(idle.size()) - cuda;
+  const v1::ComputeDevice wanted = DeviceWanted(job.spec());
+  if (wanted == v1::CUDA) {
+    return absl::StrCat("waits for ", ranks, ranks == 1 ? " worker" : " workers",
+                        " with CUDA devices; idle are ", cuda, " with CUDA devices and ", cpu,
+                        " with CPUs");
+  }
+  if (cuda == 0) {
+    return absl::StrCat("waits for workers: ", idle.size(), " of ", ranks, " for a group are idle");
+  }
+  return absl::StrCat("waits for ", ranks, ranks == 1 ? " worker" : " workers",
+                      wanted == v1::CPU ? " with CPUs" : " with one kind of device", "; idle are ",
+                      cpu, " with CPUs and ", cuda, " with CUDA devices");
 }
 
 }  // namespace cadre

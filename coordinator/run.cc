@@ -62,6 +62,15 @@ uint32_t EvaluationEpochs(const v1::RunSpec& spec) {
   return OrDefault(spec.evaluation().every_epochs(), 1);
 }
 
+v1::ComputeDevice DeviceWanted(const v1::RunSpec& spec) {
+  const bool only_cuda = spec.precision() == v1::TF32 || spec.precision() == v1::BF16;
+  return only_cuda ? v1::CUDA : spec.cluster().device();
+}
+
+v1::ComputeDevice KindOfDevice(absl::string_view device) {
+  return device.substr(0, device.find(':')) == "cuda" ? v1::CUDA : v1::CPU;
+}
+
 bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() > 0; }
 
 bool IsLive(v1::RunState state) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "proto/cadre/v1/records.pb.h"
 #include "proto/cadre/v1/run.pb.h"
@@ -20,6 +21,11 @@ absl::Duration MinGrace(const v1::RunSpec& spec);
 // Step that the run counts from: 0, or its checkpoint's.
 uint32_t FirstStep(const v1::RunSpec& spec);
 uint32_t EvaluationEpochs(const v1::RunSpec& spec);
+// What its groups compute on; unspecified: any kind, but each group on one. Precisions that only
+// GPUs have ask for CUDA, whatever cluster.device says.
+v1::ComputeDevice DeviceWanted(const v1::RunSpec& spec);
+// The kind of a device as workers name theirs: "cpu:4", "cuda:NVIDIA H200".
+v1::ComputeDevice KindOfDevice(absl::string_view device);
 // Whether the run uses aggregators.
 bool Averages(const v1::RunSpec& spec);
 

@@ -232,10 +232,12 @@ std::vector<v1::CoordinatorMessage> FakeCluster::HeardOn(ConnectionId connection
   return it == raw_heard_.end() ? std::vector<v1::CoordinatorMessage>() : it->second;
 }
 
-FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& host) {
+FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& host,
+                                   const std::string& device) {
   FakeWorker& worker = workers_.emplace_back();
   worker.name = name;
   worker.host = host;
+  worker.device = device;
   worker.incarnation = absl::StrCat("process-", ++last_incarnation_);
   Connect(worker);
   return worker;
@@ -260,6 +262,7 @@ v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
   hello.set_host(worker.host);
   hello.set_device(worker.device);
   hello.set_cores(worker.cores);
+  hello.set_memory_bytes(worker.memory_bytes);
   hello.set_member_id(worker.member_id);
   if (worker.assignment.has_value()) *hello.mutable_place() = worker.place();
   return hello;

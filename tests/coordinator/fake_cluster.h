@@ -31,8 +31,9 @@ inline constexpr uint64_t kTestSamples = 100;
 struct FakeWorker {
   std::string name;
   std::string host = "host";
-  std::string device = "processor, 1 thread";
+  std::string device;
   uint32_t cores = 0;
+  uint64_t memory_bytes = 0;
   std::string incarnation;
   std::string member_id;
   ConnectionId connection = 0;
@@ -90,7 +91,8 @@ class FakeCluster {
   void LeaveTrace(RequestId request);
 
   // ---- Members
-  FakeWorker& AddWorker(const std::string& name, const std::string& host = "host");
+  FakeWorker& AddWorker(const std::string& name, const std::string& host = "host",
+                        const std::string& device = "processor, 1 thread");
   FakeAggregator& AddAggregator(const std::string& name);
   // The process is gone, its stream with it.
   void Kill(FakeWorker& worker);

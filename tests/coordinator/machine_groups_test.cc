@@ -268,6 +268,93 @@ TEST_F(MachineGroupsTest, ARunKeepsWhatItsWaitingGroupsNeedFromLaterRuns) {
   EXPECT_EQ(cluster_.RunStatus(second).state(), v1::RUNNING);
 }
 
+TEST_F(MachineGroupsTest, AGroupIsOfOneKindOfDevice) {
+  cluster_.behaviour.train = false;
+  const std::string mixed = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
+  cluster_.AddWorker("c0", "host", "cpu:4");
+  cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
+  EXPECT_EQ(cluster_.RunStatus(mixed).state(), v1::QUEUED) << "two workers, but of two kinds";
+  EXPECT_EQ(cluster_.RunStatus(mixed).reason(),
+            "waits for 2 workers with one kind of device; idle are 1 with CPUs and 1 with CUDA "
+            "devices");
+  cluster_.AddWorker("g1", "other", "cuda:NVIDIA H100");
+  ASSERT_EQ(cluster_.RunStatus(mixed).state(), v1::RUNNING);
+  EXPECT_EQ(RankOf(mixed, 0, 0).name, "g0");
+  EXPECT_EQ(RankOf(mixed, 0, 1).name, "g1");
+}
+
+TEST_F(MachineGroupsTest, ARunGetsTheDevicesThatItAsksFor) {
+  cluster_.behaviour.train = false;
+  for (int i = 0; i < 3; ++i) cluster_.AddWorker(absl::StrCat("c", i), "host", "cpu:4");
+  v1::RunSpec spec = MakeSpec(1, 2, 0, 1000);
+  spec.mutable_cluster()->set_device(v1::CUDA);
+  const std::string gpus = cluster_.Submit(spec);
+  EXPECT_EQ(cluster_.RunStatus(gpus).state(), v1::QUEUED);
+  EXPECT_EQ(cluster_.RunStatus(gpus).reason(),
+            "waits for 2 workers with CUDA devices; idle are 0 with CUDA devices and 3 with CPUs");
+  // What it does not want it does not keep from others.
+  spec.mutable_cluster()->set_device(v1::CPU);
+  const std::string cpus = cluster_.Submit(spec);
+  EXPECT_EQ(cluster_.RunStatus(cpus).state(), v1::RUNNING);
+  // Precisions of GPUs ask for them by themselves.
+  v1::RunSpec bf16 = MakeSpec(1, 1, 0, 1000);
+  bf16.set_precision(v1::BF16);
+  const std::string precise = cluster_.Submit(bf16);
+  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::QUEUED) << "a CPU is idle, but not meant";
+  cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
+  cluster_.AddWorker("g1", "host", "cuda:NVIDIA H200");
+  EXPECT_EQ(cluster_.RunStatus(gpus).state(), v1::RUNNING);
+  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::QUEUED) << "the earlier run goes first";
+  cluster_.AddWorker("g2", "host", "cuda:NVIDIA H200");
+  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::RUNNING);
+}
+
+TEST_F(MachineGroupsTest, AGroupDoesNotGrowByWorkersOfAnotherKind) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.behaviour.train = false;
+  cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
+  cluster_.AddWorker("g1", "host", "cuda:NVIDIA H200");
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
+  cluster_.Kill(RankOf(run, 0, 1));
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
+  cluster_.AddWorker("c0", "host", "cpu:4");
+  cluster_.ContributeOnce(RankOf(run, 0, 0));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Counter("groups_grown"), 0u);
+  cluster_.AddWorker("g2", "host", "cuda:NVIDIA H200");
+  cluster_.ContributeOnce(RankOf(run, 0, 0));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
+  EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
+  EXPECT_EQ(RankOf(run, 0, 1).name, "g2");
+}
+
+TEST_F(MachineGroupsTest, WhatWaitsForAnotherKindKeepsNoWorkersFromAGroupThatGrows) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.behaviour.train = false;
+  cluster_.AddWorker("c0", "host", "cpu:4");
+  cluster_.AddWorker("c1", "host", "cpu:4");
+  v1::RunSpec spec = MakeSpec(1, 2, 0, 1000);
+  spec.mutable_cluster()->set_min_ranks_per_group(2);
+  spec.mutable_cluster()->set_device(v1::CPU);
+  const std::string cpus = cluster_.Submit(spec);
+  ASSERT_EQ(cluster_.RunStatus(cpus).state(), v1::RUNNING);
+  cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
+  cluster_.AddWorker("g1", "host", "cuda:NVIDIA H200");
+  v1::RunSpec averaging = MakeSpec(1, 2, 5, 1000);
+  averaging.mutable_cluster()->set_device(v1::CUDA);
+  const std::string gpus = cluster_.Submit(averaging);
+  cluster_.Kill(RankOf(gpus, 0, 1));
+  cluster_.Kill(RankOf(cpus, 0, 1));
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(cluster_.Group(cpus, 0).state(), v1::WAITING);
+  ASSERT_EQ(cluster_.Group(gpus, 0).members_size(), 1);
+  cluster_.AddWorker("g2", "host", "cuda:NVIDIA H200");
+  cluster_.ContributeOnce(RankOf(gpus, 0, 0));
+  EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
+  EXPECT_EQ(cluster_.Group(gpus, 0).members_size(), 2);
+}
+
 TEST_F(MachineGroupsTest, AShortGroupGrowsAtACommit) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(2);

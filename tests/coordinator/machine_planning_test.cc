@@ -173,6 +173,27 @@ TEST_F(MachinePlanningTest, WorkersOfAHostStandSideBySide) {
   EXPECT_EQ(cluster_.workers()[2].place().rank(), 1u);
 }
 
+// Workers of a host share its memory; of a GPU each has said what it may take.
+TEST_F(MachinePlanningTest, AGpusMemoryIsItsWorkersOwn) {
+  for (const char* device : {"cpu:1", "cuda:NVIDIA H200"}) {
+    cluster_.behaviour.train = false;
+    for (int i = 0; i < 2; ++i) {
+      FakeWorker& worker =
+          cluster_.AddWorker(absl::StrCat("w", cluster_.workers().size()), "host", device);
+      worker.memory_bytes = 1000;
+      cluster_.Cut(worker);
+      cluster_.Connect(worker);
+    }
+    const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+    ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING) << device;
+    ASSERT_FALSE(planning_.questions.empty());
+    const PlanningQuestion& question = planning_.questions.back();
+    ASSERT_EQ(question.ranks.size(), 2u);
+    EXPECT_EQ(question.ranks[0].device, device);
+    EXPECT_EQ(question.ranks[0].memory_bytes, *device == 'c' && device[1] == 'p' ? 500 : 1000);
+  }
+}
+
 TEST_F(MachinePlanningTest, LinksAreRememberedByHosts) {
   AddWorkers(2);
   cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {

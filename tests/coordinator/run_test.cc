@@ -31,6 +31,28 @@ TEST(RunTest, DefaultsOfTheSpec) {
   EXPECT_FALSE(Averages(spec));
 }
 
+TEST(RunTest, DevicesAreToldByTheirNames) {
+  EXPECT_EQ(KindOfDevice("cpu:4"), v1::CPU);
+  EXPECT_EQ(KindOfDevice("cuda:NVIDIA H200"), v1::CUDA);
+  EXPECT_EQ(KindOfDevice("cuda"), v1::CUDA);
+  EXPECT_EQ(KindOfDevice("cudaless:1"), v1::CPU);
+  EXPECT_EQ(KindOfDevice(""), v1::CPU);
+}
+
+TEST(RunTest, PrecisionsOfGpusWantGpus) {
+  v1::RunSpec spec;
+  EXPECT_EQ(DeviceWanted(spec), v1::COMPUTE_DEVICE_UNSPECIFIED);
+  spec.mutable_cluster()->set_device(v1::CPU);
+  EXPECT_EQ(DeviceWanted(spec), v1::CPU);
+  spec.mutable_cluster()->clear_device();
+  spec.set_precision(v1::FP32);
+  EXPECT_EQ(DeviceWanted(spec), v1::COMPUTE_DEVICE_UNSPECIFIED);
+  for (const v1::Precision precision : {v1::TF32, v1::BF16}) {
+    spec.set_precision(precision);
+    EXPECT_EQ(DeviceWanted(spec), v1::CUDA);
+  }
+}
+
 TEST(RunTest, TotalStepsIsTheSmallerRule) {
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 0, 70, 640)), 70u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 640)), 30u);
