@@ -27,6 +27,7 @@ LocalClusterOptions ClusterOptions(const ClusterRunOptions& options, const v1::R
           .workers = wanted.groups() * wanted.ranks_per_group(),
           .aggregators = wanted.aggregators(),
           .threads = options.threads,
+          .device = options.device,
           .lease = options.lease,
           .restart = options.restart,
           .note = [&progress](absl::string_view line) { progress.Note(line); },

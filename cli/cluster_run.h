@@ -25,6 +25,7 @@ struct ClusterRunOptions {
   std::string dir;
   // Compute threads of each worker.
   uint32_t threads = 1;
+  std::string device = "cpu";
   bool restart = true;
   absl::Duration lease = absl::Seconds(5);
   absl::Time deadline = absl::InfiniteFuture();

@@ -9,7 +9,8 @@ namespace {
 constexpr Verb kVerbs[] = {
     {"local",
      "RUN.textproto [--groups G] [--ranks R] [--aggregators A] [--model_ranks N] [--space_ranks N] "
-     "[--mesh AXES] [--layer PINS] [--collectives POLICY] [--overlap on|off] [--from DIR] "
+     "[--mesh AXES] [--layer PINS] [--collectives POLICY] [--overlap on|off] "
+     "[--device D] [--precision P] [--from DIR] "
      "[--checkpoint DIR]",
      "train on this machine: start a whole cluster, follow the run, end it",
      R"(Checks the run spec and the data, then starts a coordinator, A aggregators and G times R
@@ -31,8 +32,12 @@ Flags:
   --layer PINS      how layers are cut, such as fc6=model,conv1=data: data, model, model-in or
                     domain (default: the spec's, else the planner's choice)
   --collectives P   how collectives are chosen: auto (by size and measured links), or always ring,
-                    butterfly or halving-doubling, or paper (by kind of layer) (default: the spec's)
+                    butterfly or halving-doubling, or paper (by kind of layer), or native (NCCL's
+                    own; needs --device cuda) (default: the spec's)
   --overlap on|off  whether gradients and weights travel while layers compute (default: the spec's)
+  --device D        what workers compute on: cpu, cuda (the first GPU) or cuda:N; all of them share
+                    that GPU (default: the spec's)
+  --precision P     fp32, tf32 or bf16; the last two need GPUs (default: the spec's)
   --from DIR        checkpoint, or directory of them (its newest), to begin from
   --checkpoint DIR  folder to keep checkpoints in; one folder for one run
   --threads N       compute threads of each worker (default 1)
@@ -49,7 +54,7 @@ Examples:
     {"run",
      "RUN.textproto [--detach] [--groups G] [--ranks R] [--aggregators A] [--model_ranks N] "
      "[--space_ranks N] [--mesh AXES] [--layer PINS] [--collectives POLICY] [--overlap on|off] "
-     "[--from DIR] [--checkpoint DIR]",
+     "[--device D] [--precision P] [--from DIR] [--checkpoint DIR]",
      "submit a run to a coordinator and follow it",
      R"(The workers of the cluster train it as soon as enough of them are idle. Ctrl-C stops
 following and leaves the run going. Exit code 0 only when the run reached its stop rule.
@@ -66,8 +71,12 @@ Flags:
   --layer PINS      how layers are cut, such as fc6=model,conv1=data: data, model, model-in or
                     domain (default: the spec's, else the planner's choice)
   --collectives P   how collectives are chosen: auto (by size and measured links), or always ring,
-                    butterfly or halving-doubling, or paper (by kind of layer) (default: the spec's)
+                    butterfly or halving-doubling, or paper (by kind of layer), or native (NCCL's
+                    own; needs --device cuda) (default: the spec's)
   --overlap on|off  whether gradients and weights travel while layers compute (default: the spec's)
+  --device D        what workers must compute on: cpu or cuda (default: the spec's, else either);
+                    which GPU is each worker's own --device
+  --precision P     fp32, tf32 or bf16; the last two need GPUs (default: the spec's)
   --from DIR        checkpoint, or directory of them (its newest), to begin from: a path on the
                     machines of workers and aggregators, the same on all of them
   --checkpoint DIR  folder to keep checkpoints in: a path on the workers' machines; one folder for
@@ -136,7 +145,8 @@ Flags:
                       together, and whether splitting the model pays more than more groups
   --sensitivity       search what would change the answer: bandwidth, batch, memory (default: if
                       that takes no time; --nosensitivity never)
-  --collectives P     policy: auto, ring, butterfly, halving-doubling or paper (default: the spec's)
+  --collectives P     policy: auto, ring, butterfly, halving-doubling, paper or native (of specs with
+                      cluster.device: CUDA) (default: the spec's)
   --bucket_elements N elements at which a bucket is full (default: by the link); 1 keeps the layers
                       apart, 0 is no limit
   --model_ranks N     ranks that cut the layers' weights (default: the spec's)

@@ -7,6 +7,14 @@
 #include "cli/summary.h"
 
 namespace cadre {
+namespace {
+
+std::string DeviceFor(const v1::RunSpec& spec, const LocalOptions& options) {
+  if (!options.device.empty()) return options.device;
+  return spec.cluster().device() == v1::CUDA ? "cuda" : "cpu";
+}
+
+}  // namespace
 
 int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Console& console) {
   const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, options.flags);
@@ -18,6 +26,7 @@ int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Con
                                          {.programs = options.programs,
                                           .dir = options.dir,
                                           .threads = options.threads,
+                                          .device = DeviceFor(loaded->spec, options),
                                           .restart = options.restart,
                                           .lease = options.lease,
                                           .deadline = DeadlineOf(global, absl::Now()),

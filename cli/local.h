@@ -23,6 +23,8 @@ struct LocalOptions {
   // Folder to keep everything in; empty: a temporary one.
   std::string dir;
   uint32_t threads = 1;
+  // What workers compute on; empty: on the first GPU where the spec says CUDA, else on the CPU.
+  std::string device;
   bool restart = true;
   absl::Duration lease = absl::Seconds(5);
 };

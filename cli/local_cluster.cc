@@ -96,12 +96,18 @@ absl::Status LocalCluster::StartAggregators() {
 absl::Status LocalCluster::StartWorkers() {
   for (uint32_t i = 0; i < options_.workers; ++i) {
     const std::string name = absl::StrCat("worker-", i);
-    CADRE_RETURN_IF_ERROR(
-        AddMember({.name = name,
-                   .program = options_.programs + "/cadre-worker",
-                   .arguments = {absl::StrCat("--coordinator=", coordinator_),
-                                 "--listen=127.0.0.1:0", absl::StrCat("--name=", name),
-                                 absl::StrCat("--threads=", options_.threads), "--logtostderr"}}));
+    Member worker{.name = name,
+                  .program = options_.programs + "/cadre-worker",
+                  .arguments = {absl::StrCat("--coordinator=", coordinator_),
+                                "--listen=127.0.0.1:0", absl::StrCat("--name=", name),
+                                absl::StrCat("--threads=", options_.threads), "--logtostderr"}};
+    if (options_.device != "cpu") {
+      worker.arguments.push_back(absl::StrCat("--device=", options_.device));
+      worker.environment.push_back(absl::StrCat("NCCL_HOSTID=", name));
+      // All ranks begin work on two communicators at once in the order of the host's calls.
+      worker.environment.push_back("NCCL_LAUNCH_ORDER_IMPLICIT=1");
+    }
+    CADRE_RETURN_IF_ERROR(AddMember(std::move(worker)));
   }
   return absl::OkStatus();
 }
@@ -114,6 +120,7 @@ absl::Status LocalCluster::AddMember(Member member) {
 absl::Status LocalCluster::StartMember(Member& member) {
   CADRE_ASSIGN_OR_RETURN(Process process, Process::Start({.program = member.program,
                                                           .arguments = member.arguments,
+                                                          .environment = member.environment,
                                                           .log = LogOf(member)}));
   member.process.clear();
   member.process.push_back(std::move(process));

@@ -32,6 +32,9 @@ struct LocalClusterOptions {
   uint32_t aggregators = 1;
   // Compute threads of one worker.
   uint32_t threads = 1;
+  // What workers compute on, as cadre-worker --device says it. Those that share a GPU get a name
+  // each, under which NCCL takes them for different machines: it refuses two ranks on one.
+  std::string device = "cpu";
   // A member that was not heard of for so long is taken for lost.
   absl::Duration lease = absl::Seconds(5);
   // Start processes again that die; otherwise their death is an error.
@@ -73,6 +76,7 @@ class LocalCluster {
     std::string name;
     std::string program;
     std::vector<std::string> arguments;
+    std::vector<std::string> environment;
     int restarts = 0;
     // Empty once it is shut down.
     std::vector<Process> process;

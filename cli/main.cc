@@ -14,10 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "cli/arguments.h"
 #include "cli/console.h"
@@ -52,6 +54,8 @@ DEFINE_string(mesh, "", "local, run, plan: axes and their ranks; empty takes the
 DEFINE_string(layer, "", "local, run, plan: layers and how each is cut; empty takes the spec's");
 DEFINE_string(collectives, "", "local, run, plan: policy of collectives; empty takes the spec's");
 DEFINE_string(overlap, "", "local, run: on or off; empty takes the spec's");
+DEFINE_string(device, "", "local, run: cpu or cuda, local also cuda:N; empty takes the spec's");
+DEFINE_string(precision, "", "local, run: fp32, tf32 or bf16; empty takes the spec's");
 DEFINE_string(from, "", "local, run: checkpoint to begin from; empty takes the spec's");
 DEFINE_string(checkpoint, "", "local, run: folder for checkpoints; empty takes the spec's");
 DEFINE_uint32(threads, 1, "local, measure-epochs, probe: compute threads of each worker");
@@ -184,7 +188,8 @@ absl::StatusOr<std::optional<v1::CollectivePolicy>> PolicyFromFlags() {
   const std::optional<v1::CollectivePolicy> policy = PolicyFromName(FLAGS_collectives);
   if (policy) return policy;
   return absl::InvalidArgumentError(
-      absl::StrCat("--collectives takes paper, ring, butterfly, halving-doubling or auto, not '",
+      absl::StrCat("--collectives takes paper, ring, butterfly, halving-doubling, auto or, on GPUs "
+                   "(--device cuda), native, not '",
                    FLAGS_collectives, "'"));
 }
 
@@ -196,11 +201,39 @@ absl::StatusOr<std::optional<v1::Overlap>> OverlapFromFlags() {
       absl::StrCat("--overlap takes on or off, not '", FLAGS_overlap, "'"));
 }
 
+bool NamesOneGpu() { return absl::StartsWith(FLAGS_device, "cuda:"); }
+
+// Which of several GPUs is the worker's matter.
+absl::StatusOr<std::optional<v1::ComputeDevice>> DeviceFromFlags() {
+  if (!IsGiven("device")) return std::nullopt;
+  if (FLAGS_device == "cpu") return v1::CPU;
+  int gpu = 0;
+  absl::string_view number = FLAGS_device;
+  if (FLAGS_device == "cuda" || (NamesOneGpu() && absl::ConsumePrefix(&number, "cuda:") &&
+                                 absl::SimpleAtoi(number, &gpu) && gpu >= 0)) {
+    return v1::CUDA;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device takes cpu, cuda or, for 'cadre local', cuda:N (N = 0, 1, ...), not '",
+                   FLAGS_device, "'"));
+}
+
+absl::StatusOr<std::optional<v1::Precision>> PrecisionFromFlags() {
+  if (!IsGiven("precision")) return std::nullopt;
+  if (FLAGS_precision == "fp32") return v1::FP32;
+  if (FLAGS_precision == "tf32") return v1::TF32;
+  if (FLAGS_precision == "bf16") return v1::BF16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--precision takes fp32, tf32 or bf16, not '", FLAGS_precision, "'"));
+}
+
 absl::StatusOr<SpecFlags> SpecFromFlags() {
   if (FLAGS_groups == 0) return absl::InvalidArgumentError("--groups must be at least 1");
   if (FLAGS_ranks == 0) return absl::InvalidArgumentError("--ranks must be at least 1");
   CADRE_ASSIGN_OR_RETURN(const auto collectives, PolicyFromFlags());
   CADRE_ASSIGN_OR_RETURN(const auto overlap, OverlapFromFlags());
+  CADRE_ASSIGN_OR_RETURN(const auto device, DeviceFromFlags());
+  CADRE_ASSIGN_OR_RETURN(const auto precision, PrecisionFromFlags());
   SpecFlags pins;
   if (IsGiven("mesh")) {
     CADRE_ASSIGN_OR_RETURN(pins.mesh, ParseMesh(FLAGS_mesh));
@@ -217,6 +250,8 @@ absl::StatusOr<SpecFlags> SpecFromFlags() {
                    .layers = std::move(pins.layers),
                    .collectives = collectives,
                    .overlap = overlap,
+                   .device = device,
+                   .precision = precision,
                    .from = IfGiven(FLAGS_from),
                    .checkpoint = IfGiven(FLAGS_checkpoint)};
 }
@@ -245,6 +280,7 @@ absl::StatusOr<LocalOptions> LocalFromFlags(const std::string& spec) {
   CADRE_ASSIGN_OR_RETURN(options.programs, ProgramsFolder());
   options.dir = FLAGS_dir;
   options.threads = FLAGS_threads;
+  options.device = FLAGS_device;
   options.restart = FLAGS_restart;
   options.lease = absl::Milliseconds(FLAGS_lease_ms);
   return options;
@@ -349,7 +385,8 @@ std::string GivenBeside(std::initializer_list<absl::string_view> names) {
 
 // Flags that `cadre local` and `cadre run` change the spec by, and that do not change a plan.
 std::string GivenForRunsAlone() {
-  return GivenOf({"ranks", "aggregators", "overlap", "from", "checkpoint", "detach"});
+  return GivenOf(
+      {"ranks", "aggregators", "overlap", "device", "precision", "from", "checkpoint", "detach"});
 }
 
 template <typename T>
@@ -545,6 +582,12 @@ int Dispatch(const Verb& verb, const std::vector<std::string>& words) {
   if (verb.name == "run") {
     const absl::StatusOr<SpecFlags> flags = SpecFromFlags();
     if (!flags.ok()) return UsageError(flags.status().message(), &verb);
+    if (NamesOneGpu()) {
+      return UsageError(
+          absl::StrCat("--device ", FLAGS_device, " is of 'cadre local' alone: each worker of a ",
+                       "cluster was told its GPU when it was started; give --device cuda"),
+          &verb);
+    }
     if (const std::string flag = GivenForLocalAlone(); !flag.empty()) {
       return UsageError(absl::StrCat("--", flag, " is of 'cadre local' alone: the cluster that ",
                                      "takes this run is there already"),

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -34,6 +35,7 @@ constexpr std::streamoff kTailBytes = 16 << 10;
 struct ChildPlan {
   const char* program;
   char* const* arguments;
+  char* const* environment;
   int input;
   // -1: keep the parent's stdout and stderr.
   int output;
@@ -65,7 +67,7 @@ struct ChildPlan {
     GiveUp(plan.report);
   }
   close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
-  execv(plan.program, plan.arguments);
+  execve(plan.program, plan.arguments, plan.environment);
   GiveUp(plan.report);
 }
 
@@ -116,8 +118,21 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
     arguments.push_back(const_cast<char*>(argument.c_str()));
   }
   arguments.push_back(nullptr);
+  std::vector<char*> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
+  // Of two of one name the last counts for some readers and the first for others: ours come alone.
+  for (const std::string& entry : options.environment) {
+    const absl::string_view name = absl::string_view(entry).substr(0, entry.find('=') + 1);
+    environment.erase(
+        std::remove_if(environment.begin(), environment.end(),
+                       [&](const char* other) { return absl::StartsWith(other, name); }),
+        environment.end());
+    environment.push_back(const_cast<char*>(entry.c_str()));
+  }
+  environment.push_back(nullptr);
   const ChildPlan plan = {.program = options.program.c_str(),
                           .arguments = arguments.data(),
+                          .environment = environment.data(),
                           .input = input,
                           .output = output,
                           .report = report[1],

@@ -37,6 +37,8 @@ struct ProcessOptions {
   std::string program;
   // Without the program's own name.
   std::vector<std::string> arguments;
+  // "NAME=value", beside what the parent's environment has.
+  std::vector<std::string> environment;
   // File that takes stdout and stderr, appended; empty: the parent's.
   std::string log;
 };

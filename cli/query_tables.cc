@@ -102,8 +102,13 @@ std::string BucketsText(const v1::GroupStatus& group) {
 
 std::string StepText(const v1::GroupStatus& group) {
   if (group.step_seconds() <= 0) return "";
-  return absl::StrFormat("%.3g ms, %.0f%% waiting", 1e3 * group.step_seconds(),
-                         100 * group.exposed_seconds() / group.step_seconds());
+  std::string text = absl::StrFormat("%.3g ms", 1e3 * group.step_seconds());
+  // Devices do not tell it.
+  if (group.exposed_seconds() > 0) {
+    absl::StrAppendFormat(&text, ", %.0f%% waiting",
+                          100 * group.exposed_seconds() / group.step_seconds());
+  }
+  return text;
 }
 
 std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {

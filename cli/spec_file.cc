@@ -53,10 +53,12 @@ void Replace(const SpecFlags& flags, v1::Cluster& cluster) {
   if (flags.space_ranks) cluster.set_space_ranks(*flags.space_ranks);
   if (flags.collectives) cluster.set_collectives(*flags.collectives);
   if (flags.overlap) cluster.set_overlap(*flags.overlap);
+  if (flags.device) cluster.set_device(*flags.device);
 }
 
 void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
   Replace(flags, *spec.mutable_cluster());
+  if (flags.precision) spec.set_precision(*flags.precision);
   if (flags.batch) spec.set_batch_per_group(*flags.batch);
   if (flags.from) {
     spec.mutable_checkpoint()->set_from(*flags.from);

@@ -30,6 +30,8 @@ struct SpecFlags {
   std::vector<v1::LayerPin> layers;
   std::optional<v1::CollectivePolicy> collectives;
   std::optional<v1::Overlap> overlap;
+  std::optional<v1::ComputeDevice> device;
+  std::optional<v1::Precision> precision;
   // Samples of a group's step.
   std::optional<uint32_t> batch;
   // Checkpoint to begin from, and folder for those of the run.

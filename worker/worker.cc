@@ -27,19 +27,16 @@ std::string PlaceName(const v1::GroupPlace& place) {
                       ", rank ", place.rank());
 }
 
-std::string DeviceOf(const WorkerOptions& options) {
-  return absl::StrCat(DeviceName(options.threads),
-                      options.reference_kernels ? ", plain loops" : "");
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& options) {
   std::unique_ptr<Worker> worker(new Worker(options));
   CADRE_ASSIGN_OR_RETURN(worker->listener_, TcpListener::Listen({.address = options.listen,
                                                                  .counters = &worker->counters_}));
-  worker->kernels_ =
-      options.reference_kernels ? MakeReferenceKernels() : MakeCpuKernels(options.threads);
+  CADRE_ASSIGN_OR_RETURN(worker->compute_, worker->NewCompute());
+  worker->device_name_ = worker->compute_->name();
+  worker->memory_bytes_ = static_cast<uint64_t>(worker->compute_->memory_bytes());
+  LOG(INFO) << "computing on " << worker->device_name_;
   worker->runner_ = std::thread([w = worker.get()] { w->Run(); });
   CADRE_RETURN_IF_ERROR(worker->Join());
   return worker;
@@ -48,12 +45,14 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& optio
 Worker::Worker(const WorkerOptions& options) : options_(options), incarnation_(NewIdentity()) {}
 
 Worker::~Worker() {
-  if (membership_ != nullptr) membership_->Stop("the worker was told to end");
+  const absl::Status end = this->end();
+  const std::string reason = end.ok() ? "the worker was told to end" : std::string(end.message());
+  if (membership_ != nullptr) membership_->Stop(reason);
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
     outlet_ = nullptr;
-    if (current_ != nullptr) current_->Cancel("the worker was told to end");
+    if (current_ != nullptr) current_->Cancel(reason);
   }
   if (runner_.joinable()) runner_.join();
 }
@@ -82,9 +81,9 @@ v1::Hello Worker::MakeHello() {
   hello.set_incarnation(incarnation_);
   hello.set_address(options_.advertise.empty() ? listener_->address() : options_.advertise);
   hello.set_host(HostName());
-  hello.set_device(DeviceOf(options_));
+  hello.set_device(device_name_);
   hello.set_cores(static_cast<uint32_t>(UsableCores()));
-  hello.set_memory_bytes(UsableMemoryBytes());
+  hello.set_memory_bytes(memory_bytes_);
   absl::MutexLock lock(&mutex_);
   if (machine_.place()) *hello.mutable_place() = *machine_.place();
   return hello;
@@ -181,7 +180,7 @@ void Worker::Run() {
       waiting_.reset();
       current_ = session;
     }
-    Train(*session);
+    if (compute_ != nullptr) Train(*session);
     absl::MutexLock lock(&mutex_);
     if (current_ == session) current_.reset();
   }
@@ -191,6 +190,7 @@ void Worker::Train(GroupSession& session) {
   const v1::GroupPlace place = session.assignment().place();
   TrainerOptions options;
   options.links = &links_;
+  options.connect_data = compute_->connect_data();
   options.connect = [&](const v1::Assignment& assignment) {
     const GroupIdentity identity{.schema_hash = SchemaHash(),
                                  .run = assignment.lineage(),
@@ -204,8 +204,54 @@ void Worker::Train(GroupSession& session) {
     const std::vector<std::string> peers(assignment.peers().begin(), assignment.peers().end());
     return ConnectGroup(*listener_, identity, static_cast<int>(place.rank()), peers, connect);
   };
-  const TrainerOutcome outcome = TrainAsMember(session.assignment(), *kernels_, session,
-                                               session.cancellation(), counters_, options);
+  TrainerOutcome outcome = TrainAsMember(session.assignment(), compute_->kernels(), session,
+                                         session.cancellation(), counters_, options);
+  // Taken now, not from the outcome: what watches the group's transport may fail the device until
+  // the last of the trainer is gone.
+  const absl::Status device = compute_->kernels().device().status();
+  const bool ended = !device.ok() && !RenewDevice(device);
+  // The coordinator hears of the device, not of what broke because of it.
+  if (ended) outcome.status = device;
+  Report(session, outcome);
+  if (ended && options_.ended != nullptr) options_.ended();
+}
+
+absl::StatusOr<std::unique_ptr<Compute>> Worker::NewCompute() const {
+  return options_.make_compute ? options_.make_compute() : MakeCompute(options_.compute);
+}
+
+bool Worker::RenewDevice(const absl::Status& failed) {
+  {
+    absl::MutexLock lock(&mutex_);
+    // Nothing more will be trained on any.
+    if (stopping_) return true;
+  }
+  LOG(INFO) << "the device is made anew: " << failed;
+  const bool lost = compute_->kernels().device().lost();
+  // Its memory first.
+  compute_.reset();
+  absl::Status end = failed;
+  if (!lost) {
+    absl::StatusOr<std::unique_ptr<Compute>> made = NewCompute();
+    if (made.ok()) {
+      compute_ = *std::move(made);
+      return true;
+    }
+    end = Annotate(made.status(), absl::StrCat(failed.message(), "; and no other can be had"));
+  }
+  LOG(ERROR) << "no device to train on any more: " << end;
+  absl::MutexLock lock(&mutex_);
+  end_ = end;
+  return false;
+}
+
+absl::Status Worker::end() {
+  absl::MutexLock lock(&mutex_);
+  return end_;
+}
+
+void Worker::Report(GroupSession& session, const TrainerOutcome& outcome) {
+  const v1::GroupPlace& place = session.assignment().place();
   absl::MutexLock lock(&mutex_);
   if (!session.cancellation().status().ok()) {
     LOG(INFO) << "left " << PlaceName(place);

@@ -7,6 +7,8 @@
 // Thread-safe.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,10 +22,11 @@
 #include "absl/time/time.h"
 #include "base/counters.h"
 #include "coordinator/client/membership_client.h"
-#include "kernels/kernels.h"
 #include "worker/assignment.h"
+#include "worker/compute.h"
 #include "worker/group_session.h"
 #include "worker/train/link_cache.h"
+#include "worker/train/trainer.h"
 #include "worker/transport/tcp_listener.h"
 
 namespace cadre {
@@ -39,15 +42,17 @@ struct WorkerOptions {
   std::string advertise;
   // For people; need not be unique.
   std::string name;
-  // Compute threads, >= 1.
-  int threads = 1;
-  // Plain loops instead of oneDNN: slow, for checking.
-  bool reference_kernels = false;
+  // What it computes on.
+  ComputeOptions compute;
+  // Makes that, at the start and after a device has failed. Null: MakeCompute(compute).
+  std::function<absl::StatusOr<std::unique_ptr<Compute>>()> make_compute;
   // Whether ranks of this host are reached through shared memory.
   bool shared_memory = true;
   // TCP connections of each channel to a rank elsewhere, at most kMostLanes; 0: as many as the
   // round trip asks for.
   int tcp_lanes = 0;
+  // Called once, from a thread of the worker, when it cannot train any more; see end(). Optional.
+  std::function<void()> ended;
 };
 
 class Worker {
@@ -58,6 +63,11 @@ class Worker {
 
   // Leaves: says Goodbye, ends the training under way.
   ~Worker();
+
+  // Not OK: the device failed, this process cannot have one again, and nothing will be trained any
+  // more. Another process, here or elsewhere, may do better; not here where it is a
+  // FailedPrecondition.
+  absl::Status end() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   explicit Worker(const WorkerOptions& options);
@@ -79,6 +89,12 @@ class Worker {
   // The runner thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   void Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::unique_ptr<Compute>> NewCompute() const;
+  // Tells the coordinator how a training ended that it did not end itself.
+  void Report(GroupSession& session, const TrainerOutcome& outcome) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A device that has failed does nothing any more; a group that dies around one fails it, too.
+  // False: there is no other.
+  bool RenewDevice(const absl::Status& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasSessionOrStopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return waiting_ != nullptr || stopping_;
   }
@@ -89,7 +105,11 @@ class Worker {
   Counters counters_;
   // Counts as long as it lives.
   std::unique_ptr<TcpListener> listener_;
-  std::unique_ptr<Kernels> kernels_;
+  // Of the runner's thread once it runs. Null after a device was lost.
+  std::unique_ptr<Compute> compute_;
+  // Of compute_, for the coordinator.
+  std::string device_name_;
+  uint64_t memory_bytes_ = 0;
 
   absl::Mutex mutex_;
   AssignmentMachine machine_ ABSL_GUARDED_BY(mutex_);
@@ -98,6 +118,7 @@ class Worker {
   std::shared_ptr<GroupSession> waiting_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.
   MembershipClient* outlet_ ABSL_GUARDED_BY(mutex_) = nullptr;
 

@@ -23,6 +23,7 @@ using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using testing::SizeIs;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
@@ -32,6 +33,7 @@ constexpr char kGood[] = R"(#!/bin/sh
 trap 'echo ended; exit 0' TERM
 echo "pid $$"
 echo "arguments $*"
+echo "host $NCCL_HOSTID"
 for argument in "$@"; do
   case $argument in
     --port_file=*) file=${argument#*=}; echo 4242 >"$file.new"; mv "$file.new" "$file" ;;
@@ -134,6 +136,7 @@ TEST_F(LocalClusterTest, StartsEverythingAndEndsItInOrder) {
   EXPECT_THAT(Await("worker-1", "arguments", 1),
               ElementsAre(AllOf(HasSubstr("--coordinator=127.0.0.1:4242"),
                                 HasSubstr("--name=worker-1"), HasSubstr("--threads=1"))));
+  EXPECT_THAT(Await("worker-1", "arguments", 1), Not(Contains(HasSubstr("--device"))));
   EXPECT_THAT(Await("aggregator-0", "arguments", 1),
               ElementsAre(AllOf(HasSubstr("--name=aggregator-0"), HasSubstr("--data_dir="))));
   EXPECT_TRUE((*cluster)->Supervise().ok());
@@ -180,6 +183,18 @@ TEST_F(LocalClusterTest, GivesUpAProcessThatDiesTooOften) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("exit code 1"), HasSubstr("after 3 restarts"), HasSubstr("no luck"),
                     HasSubstr("/logs/worker-")));
+}
+
+TEST_F(LocalClusterTest, WorkersThatShareAGpuAreTakenForDifferentMachines) {
+  LocalClusterOptions options = Options();
+  options.device = "cuda:1";
+  auto cluster = LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  for (const std::string name : {"worker-0", "worker-1"}) {
+    EXPECT_THAT(Await(name, "arguments", 1), Contains(HasSubstr("--device=cuda:1")));
+    EXPECT_THAT(Await(name, "host", 1), ElementsAre("host " + name));
+  }
+  (*cluster)->Shutdown();
 }
 
 TEST_F(LocalClusterTest, DoesNotTryAgainWhatCannotHelp) {

@@ -46,6 +46,14 @@ TEST(ProcessTest, TellsHowItEnded) {
   EXPECT_EQ(process->Kill(), *ending);
 }
 
+TEST(ProcessTest, AddsToTheEnvironment) {
+  auto process = Process::Start({.program = "/bin/sh",
+                                 .arguments = {"-c", R"(test "$CADRE_A/$CADRE_B" = "1/two words")"},
+                                 .environment = {"CADRE_A=0", "CADRE_B=two words", "CADRE_A=1"}});
+  ASSERT_TRUE(process.ok()) << process.status();
+  EXPECT_EQ(process->WaitUntil(absl::Now() + kSoon), (Ending{false, 0}));
+}
+
 TEST(ProcessTest, RunsUntilItIsKilled) {
   auto process = Shell("while :; do sleep 1; done");
   ASSERT_TRUE(process.ok());

@@ -173,7 +173,8 @@ TEST_F(ProgramTest, PoliciesAndOverlapHaveNames) {
     Result result = Run(absl::StrCat(verb, " run.textproto --collectives tree"));
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_THAT(result.err, HasSubstr("--collectives takes paper, ring, butterfly, "
-                                      "halving-doubling or auto, not 'tree'"));
+                                      "halving-doubling, auto or, on GPUs (--device cuda), "
+                                      "native, not 'tree'"));
     result = Run(absl::StrCat(verb, " run.textproto --overlap maybe"));
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_THAT(result.err, HasSubstr("--overlap takes on or off, not 'maybe'"));
@@ -185,6 +186,40 @@ TEST_F(ProgramTest, PoliciesAndOverlapHaveNames) {
         Run(absl::StrCat("local run.textproto --overlap off --collectives ", policy));
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_THAT(result.err, HasSubstr("cadre-coordinator")) << policy;
+  }
+}
+
+TEST_F(ProgramTest, DevicesAndPrecisionsHaveNames) {
+  WriteSpec(kGoodSpec);
+  for (const char* const verb : {"local", "run"}) {
+    for (const char* const device : {"tpu", "cuda:x", "cuda:", "cuda:-1", "cuda:1x", "CUDA"}) {
+      const Result result = Run(absl::StrCat(verb, " run.textproto --device ", device));
+      EXPECT_EQ(result.exit_code, 2) << verb << " " << device;
+      EXPECT_THAT(result.err, HasSubstr(absl::StrCat("--device takes cpu, cuda or, for 'cadre "
+                                                     "local', cuda:N (N = 0, 1, ...), not '",
+                                                     device, "'")));
+    }
+    const Result result = Run(absl::StrCat(verb, " run.textproto --precision fp16"));
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("--precision takes fp32, tf32 or bf16, not 'fp16'"));
+  }
+  // Which GPU is what the workers of a cluster were told.
+  Result result = Run("run run.textproto --device cuda:3");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("--device cuda:3 is of 'cadre local' alone"),
+                                HasSubstr("give --device cuda")));
+  // As far as the programs that are not there.
+  for (const char* const flags : {"--device cuda:3", "--device cuda --collectives native",
+                                  "--device cuda --precision bf16", "--device cpu"}) {
+    result = Run(absl::StrCat("local run.textproto ", flags));
+    EXPECT_EQ(result.exit_code, 1) << flags;
+    EXPECT_THAT(result.err, HasSubstr("cadre-coordinator")) << flags;
+  }
+  for (const char* const flags :
+       {"--collectives native", "--precision bf16", "--device cpu --precision tf32"}) {
+    result = Run(absl::StrCat("local run.textproto ", flags));
+    EXPECT_EQ(result.exit_code, 1) << flags;
+    EXPECT_THAT(result.err, HasSubstr("set cluster.device to CUDA")) << flags;
   }
 }
 

@@ -217,6 +217,17 @@ TEST(CollectivesTableTest, ShowsWhatWasChosenAndBecauseOfWhat) {
                               "  4 buckets: ring 2, halving-doubling 2   41 ms, 6% waiting\n")));
 }
 
+// Devices do not tell how long they waited.
+TEST(CollectivesTableTest, SaysNothingOfWaitingThatNobodyMeasured) {
+  v1::StatusReply status;
+  v1::GroupStatus& group = *status.add_groups();
+  group = Measured();
+  group.clear_exposed_seconds();
+  const std::string text = StatusText(status, "x:1");
+  EXPECT_THAT(text, HasSubstr("   41 ms\n"));
+  EXPECT_THAT(text, Not(HasSubstr("waiting")));
+}
+
 TEST(PredictionsTableTest, ShowsPredictedAndMeasuredPartByPart) {
   v1::StatusReply status;
   v1::GroupStatus& group = *status.add_groups();

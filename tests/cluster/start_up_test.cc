@@ -125,6 +125,17 @@ TEST_F(StartUpTest, AnAggregatorWithoutAFolder) {
                 1, HasSubstr(file));
 }
 
+TEST_F(StartUpTest, ADeviceThatIsNotHere) {
+  // Told before it looks for a coordinator: there is none.
+  ExpectRefusal("cadre-worker", {"--device=tpu"}, 2, HasSubstr("tpu"));
+  ExpectRefusal("cadre-worker", {"--device=cuda:-1"}, 2, HasSubstr("cuda:-1"));
+  // Where there are GPUs it is the flag that is wrong; elsewhere no flag would help.
+  const bool has_driver = std::filesystem::exists("/dev/nvidiactl");
+  ExpectRefusal(
+      "cadre-worker", {"--device=cuda:99"}, has_driver ? 2 : 64,
+      AnyOf(HasSubstr("no GPU 99"), HasSubstr("no NVIDIA driver"), HasSubstr("no CUDA back end")));
+}
+
 TEST_F(StartUpTest, BadFlags) {
   ExpectRefusal("cadre-worker", {"--threads=0"}, 2, HasSubstr("--threads"));
   ExpectRefusal("cadre-worker", {"--listen=0.0.0.0:0"}, 2, HasSubstr("--insecure"));

@@ -1,0 +1,264 @@
+// What a worker does when its device fails: what it tells the coordinator, and whether it lives on.
+// On emulated devices, with a coordinator that the test plays.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "coordinator/plan/planner.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+#include "tests/emulator/emulated_rank.h"
+#include "tests/emulator/fake_nccl.h"
+#include "tests/server/fake_coordinator.h"
+#include "worker/transport/nccl/nccl_transport.h"
+#include "worker/worker.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using testing::FakeCoordinator;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+constexpr size_t kMemory = size_t{24} << 20;
+// Of a layer whose weights and gradients take 16 MB each.
+constexpr uint32_t kWide = 200'000;
+
+class EmulatedCompute final : public Compute {
+ public:
+  explicit EmulatedCompute(FakeNccl& nccl)
+      : nccl_(nccl), rank_(MakeEmulatedRank(EmulatedRankOptions{.memory = kMemory})) {}
+
+  Kernels& kernels() override { return *rank_.kernels; }
+  std::string name() const override { return rank_.device->name(); }
+  int64_t memory_bytes() const override { return rank_.device->memory_limit(); }
+  std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
+      override {
+    return [this](Transport& control) {
+      return MakeNcclTransport(nccl_.api(), *rank_.device, *rank_.kernels, control, {});
+    };
+  }
+  EmulatedRank& rank() { return rank_; }
+
+ private:
+  FakeNccl& nccl_;
+  EmulatedRank rank_;
+};
+
+class DeviceEndTest : public ::testing::Test {
+ protected:
+  void StartWorker() {
+    WorkerOptions options;
+    options.coordinator = coordinator_.address();
+    options.name = "w";
+    options.make_compute = [this] { return Make(); };
+    options.ended = [this] { ended_.Notify(); };
+    auto worker = Worker::Start(options);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    hello_ = coordinator_.Hear(v1::MemberMessage::kHello).hello();
+    address_ = hello_.address();
+    ASSERT_TRUE(coordinator_.WaitForJoin());
+  }
+
+  // One rank, which trains until something happens. The first layer has `width` features.
+  void Assign(uint32_t generation, uint32_t width = 5) {
+    v1::CoordinatorMessage message;
+    v1::Assignment& assignment = *message.mutable_assignment();
+    assignment.mutable_place()->set_run("run-1");
+    assignment.mutable_place()->set_generation(generation);
+    assignment.set_lineage("run-1.a");
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"pb(
+          name: "lost"
+          model {
+            input { channels: 1 height: 4 width: 4 }
+            layer {
+              name: "wide"
+              fully_connected {}
+            }
+            layer {
+              name: "fc"
+              fully_connected { out_features: 3 }
+            }
+            layer {
+              name: "loss"
+              softmax_cross_entropy {}
+            }
+          }
+          data { synthetic { train_samples: 64 test_samples: 20 classes: 3 } }
+          batch_per_group: 8
+          optimizer { sgd {} }
+          schedule { base_rate: 0.001 }
+          averaging { every_steps: 1000000 max_solo_steps: 1000000 }
+        )pb",
+        assignment.mutable_spec()));
+    assignment.mutable_spec()
+        ->mutable_model()
+        ->mutable_layer(0)
+        ->mutable_fully_connected()
+        ->set_out_features(width);
+    const auto plan = MakePlan(assignment.spec(), 1);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    *assignment.mutable_plan() = *plan;
+    assignment.add_peers(address_);
+    coordinator_.Say(message);
+  }
+
+  void StartTraining(uint32_t generation) {
+    Assign(generation);
+    ASSERT_TRUE(coordinator_.Hear(v1::MemberMessage::kPrepared).has_prepared());
+    v1::CoordinatorMessage message;
+    v1::Start& start = *message.mutable_start();
+    start.mutable_place()->set_run("run-1");
+    start.mutable_place()->set_generation(generation);
+    start.set_next_step(1'000'000);
+    start.set_total_steps(1'000'000);
+    start.set_groups(1);
+    coordinator_.Say(message);
+    ASSERT_TRUE(coordinator_.Hear(v1::MemberMessage::kProgress).has_progress());
+  }
+
+  v1::GroupFailed HearFailure() {
+    return coordinator_.Hear(v1::MemberMessage::kGroupFailed).group_failed();
+  }
+
+  // Of the device that is trained on.
+  EmulatedRank& rank() {
+    absl::MutexLock lock(&mutex_);
+    return newest_->rank();
+  }
+  int made() {
+    absl::MutexLock lock(&mutex_);
+    return made_;
+  }
+  void MakeNoMore(absl::Status status) {
+    absl::MutexLock lock(&mutex_);
+    fails_ = std::move(status);
+  }
+
+  FakeCoordinator coordinator_;
+  FakeNccl nccl_;
+  absl::Notification ended_;
+  v1::Hello hello_;
+  std::unique_ptr<Worker> worker_;
+
+ private:
+  absl::StatusOr<std::unique_ptr<Compute>> Make() {
+    absl::MutexLock lock(&mutex_);
+    if (!fails_.ok()) return fails_;
+    ++made_;
+    auto made = std::make_unique<EmulatedCompute>(nccl_);
+    newest_ = made.get();
+    return made;
+  }
+
+  std::string address_;
+  absl::Mutex mutex_;
+  EmulatedCompute* newest_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  int made_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status fails_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(DeviceEndTest, SaysWhatMayBeTakenOfTheDevice) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  EXPECT_EQ(hello_.device(), rank().device->name());
+  EXPECT_GT(hello_.memory_bytes(), 0U);
+  EXPECT_LE(hello_.memory_bytes(), kMemory) << "the device's, not the host's";
+}
+
+TEST_F(DeviceEndTest, ALostDeviceEndsTheGroupAndThenTheWorker) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  ASSERT_NO_FATAL_FAILURE(StartTraining(1));
+  rank().machine->Break(cudaErrorECCUncorrectable);
+  const v1::GroupFailed failed = HearFailure();
+  EXPECT_FALSE(failed.permanent());
+  EXPECT_THAT(failed.reason(), AllOf(HasSubstr("the GPU is lost"), HasSubstr("Xid")));
+  ASSERT_TRUE(ended_.WaitForNotificationWithTimeout(kLong));
+  EXPECT_EQ(worker_->end().code(), absl::StatusCode::kUnavailable);
+  // Nothing was tried in this process.
+  EXPECT_EQ(made(), 1);
+  worker_.reset();
+  EXPECT_THAT(coordinator_.Hear(v1::MemberMessage::kGoodbye).goodbye().reason(),
+              HasSubstr("the GPU is lost"));
+}
+
+TEST_F(DeviceEndTest, AGroupThatDiesAroundADeviceLeavesTheWorkerWithANewOne) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  ASSERT_NO_FATAL_FAILURE(StartTraining(1));
+  rank().device->Fail(absl::UnavailableError("rank 3 is gone"));
+  const v1::GroupFailed failed = HearFailure();
+  EXPECT_FALSE(failed.permanent());
+  EXPECT_THAT(failed.reason(), HasSubstr("rank 3 is gone"));
+  EXPECT_EQ(made(), 2);
+  ASSERT_NO_FATAL_FAILURE(StartTraining(2));
+  EXPECT_FALSE(ended_.HasBeenNotified());
+  EXPECT_TRUE(worker_->end().ok());
+}
+
+TEST_F(DeviceEndTest, NoNewDeviceEndsTheWorker) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  ASSERT_NO_FATAL_FAILURE(StartTraining(1));
+  MakeNoMore(absl::UnavailableError("the GPU does not answer"));
+  rank().device->Fail(absl::UnavailableError("rank 3 is gone"));
+  EXPECT_THAT(HearFailure().reason(), HasSubstr("rank 3 is gone"));
+  ASSERT_TRUE(ended_.WaitForNotificationWithTimeout(kLong));
+  EXPECT_THAT(worker_->end().message(),
+              AllOf(HasSubstr("rank 3 is gone"), HasSubstr("the GPU does not answer")));
+}
+
+// A release breaks the group's transports, and with them the device: until the trainer is gone.
+TEST_F(DeviceEndTest, AReleasedWorkerTrainsInTheNextGroup) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  for (uint32_t generation = 1; generation <= 4; ++generation) {
+    ASSERT_NO_FATAL_FAILURE(StartTraining(generation));
+    v1::CoordinatorMessage message;
+    v1::Release& release = *message.mutable_release();
+    release.mutable_place()->set_run("run-1");
+    release.mutable_place()->set_generation(generation);
+    release.set_reason("the run was stopped");
+    coordinator_.Say(message);
+  }
+  ASSERT_NO_FATAL_FAILURE(StartTraining(5));
+  EXPECT_FALSE(ended_.HasBeenNotified());
+  EXPECT_TRUE(worker_->end().ok());
+}
+
+TEST_F(DeviceEndTest, ADriverThatWillNotDoAnyMoreEndsTheWorkerForGood) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  ASSERT_NO_FATAL_FAILURE(StartTraining(1));
+  MakeNoMore(absl::FailedPreconditionError("the driver is too old"));
+  rank().device->Fail(absl::UnavailableError("rank 3 is gone"));
+  ASSERT_TRUE(ended_.WaitForNotificationWithTimeout(kLong));
+  EXPECT_EQ(worker_->end().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(worker_->end().message(), HasSubstr("the driver is too old"));
+}
+
+TEST_F(DeviceEndTest, AModelThatDoesNotFitEndsTheRunAndNotTheWorker) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  ASSERT_NO_FATAL_FAILURE(Assign(1, kWide));
+  const v1::GroupFailed failed = HearFailure();
+  EXPECT_TRUE(failed.permanent());
+  EXPECT_THAT(failed.reason(), AllOf(HasSubstr("cannot allocate"), HasSubstr("in use")));
+  ASSERT_NO_FATAL_FAILURE(StartTraining(2));
+  EXPECT_FALSE(ended_.HasBeenNotified());
+}
+
+TEST_F(DeviceEndTest, AWorkerWithoutADeviceDoesNotJoin) {
+  WorkerOptions options;
+  options.coordinator = coordinator_.address();
+  options.make_compute = [] {
+    return absl::StatusOr<std::unique_ptr<Compute>>(
+        absl::FailedPreconditionError("no NVIDIA driver"));
+  };
+  EXPECT_EQ(Worker::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,54 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "device/cuda/cuda_api.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/library_loader.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/dense_math.h"
+#include "worker/compute.h"
+#include "worker/transport/nccl/nccl_api.h"
+#include "worker/transport/nccl/nccl_transport.h"
+
+namespace cadre {
+namespace {
+
+class CudaCompute final : public Compute {
+ public:
+  CudaCompute(std::unique_ptr<CudaDevice> device, std::unique_ptr<DenseMath> math,
+              const NcclApi& nccl)
+      : device_(std::move(device)),
+        kernels_(MakeCudaKernels(*device_, std::move(math))),
+        nccl_(nccl) {}
+
+  Kernels& kernels() override { return *kernels_; }
+  std::string name() const override { return device_->name(); }
+  int64_t memory_bytes() const override { return device_->memory_limit(); }
+  std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
+      override {
+    return [this](Transport& control) {
+      return MakeNcclTransport(nccl_, *device_, *kernels_, control, {});
+    };
+  }
+
+ private:
+  const std::unique_ptr<CudaDevice> device_;
+  const std::unique_ptr<Kernels> kernels_;
+  const NcclApi nccl_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Compute>> MakeCudaCompute(int ordinal,
+                                                         const ComputeOptions& options) {
+  CADRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<CudaDevice> device,
+      CudaDevice::Make(RealCudaApi(), {.ordinal = ordinal, .memory_limit = options.memory_limit}));
+  const LibrarySearch search{.directories = options.libraries};
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<DenseMath> math, MakeLibraryMath(*device, search));
+  CADRE_ASSIGN_OR_RETURN(const NcclApi nccl, LoadNccl(search));
+  return std::make_unique<CudaCompute>(std::move(device), std::move(math), nccl);
+}
+
+}  // namespace cadre
