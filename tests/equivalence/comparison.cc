@@ -31,10 +31,14 @@ v1::Plan OneRankPlan(const Graph& graph, const ParameterIndex& index) {
 }  // namespace
 
 Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory kernels)
+    : Comparison(spec, std::move(kernels), nullptr) {}
+
+Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans)
     : spec_(spec),
       graph_(GraphOf(spec)),
       index_(ParameterIndex::FromGraph(graph_)),
-      ranks_(std::move(kernels)) {
+      host_(std::move(one)),
+      train_(std::move(plans)) {
   // The error is relative to the movement, so a small rate loses nothing, and it keeps deep models
   // with batch norm from multiplying rounding from step to step.
   training_.rate = 0.002F;
@@ -58,10 +62,12 @@ std::vector<Plan> Comparison::Plans(int ranks, size_t count, std::mt19937_64& ra
 
 absl::StatusOr<ComparisonResult> Comparison::Run(const std::vector<Plan>& plans,
                                                  const Progress& progress) {
-  CADRE_ASSIGN_OR_RETURN(one_, ranks_.Train(spec_, OneRankPlan(graph_, index_), training_));
+  CADRE_ASSIGN_OR_RETURN(one_, host_.Train(spec_, OneRankPlan(graph_, index_), training_));
   ComparisonResult result;
   for (const Plan& plan : plans) {
-    const auto many = ranks_.Train(spec_, PlanToProto(plan, index_), training_);
+    const v1::Plan proto = PlanToProto(plan, index_);
+    const auto many =
+        train_ != nullptr ? train_(spec_, proto, training_) : host_.Train(spec_, proto, training_);
     double error = 0;
     const std::string wrong =
         many.ok() ? Judge(*many, &error) : std::string(many.status().ToString());

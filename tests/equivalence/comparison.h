@@ -33,7 +33,10 @@ struct ComparisonResult {
 
 class Comparison {
  public:
+  // Plans run on the host, as the one rank does.
   Comparison(const v1::RunSpec& spec, KernelsFactory kernels);
+  // The one rank runs on the host, plans as `plans` trains them.
+  Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans);
 
   // `count` random plans over all meshes of `ranks`, or with 0 every pair of splits of neighbours.
   std::vector<Plan> Plans(int ranks, size_t count, std::mt19937_64& random) const;
@@ -54,7 +57,8 @@ class Comparison {
   const v1::RunSpec spec_;
   const Graph graph_;
   const ParameterIndex index_;
-  Ranks ranks_;
+  Ranks host_;
+  const GroupTrainer train_;
   Training training_;
   GroupResult one_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -13,40 +14,66 @@
 #include "spec/initial_value.h"
 #include "spec/plan.h"
 #include "tensor/layout.h"
+#include "worker/comm/communicator.h"
 #include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
 
+class HostBackEnd final : public RankBackEnd {
+ public:
+  explicit HostBackEnd(Kernels& kernels) : kernels_(kernels) {}
+  Kernels& kernels() override { return kernels_; }
+  absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& /*control*/) override {
+    return nullptr;
+  }
+
+ private:
+  Kernels& kernels_;
+};
+
+// What a rank leaves behind when its memory is gone.
+struct Left {
+  struct Piece {
+    int64_t begin = 0;
+    std::vector<float> values;
+  };
+  int64_t parameters = 0;
+  std::vector<Piece> owned;
+  std::vector<double> losses;
+  LossPart evaluation;
+  uint64_t digest = 0;
+  uint64_t bytes_sent = 0;
+  // As it was when training was over.
+  v1::MemoryUse memory;
+  v1::MemoryUse planned_memory;
+};
+
 class Rank {
  public:
-  Rank(const v1::RunSpec& spec, const v1::Plan& plan, const Training& training,
-       Transport& transport, Kernels& kernels)
-      : spec_(spec), plan_(plan), training_(training), transport_(transport), kernels_(kernels) {}
+  Rank(const v1::RunSpec& spec, const v1::Plan& plan, const Training& training, Transport& control,
+       const BackEndFactory& back_end)
+      : spec_(spec), plan_(plan), training_(training), control_(control), factory_(back_end) {}
 
   void Run() {
     status_ = Train();
     // The others must not wait for a rank that is gone.
-    if (!status_.ok()) transport_.Abort(status_);
+    if (!status_.ok()) control_.Abort(status_);
+    replica_ = nullptr;
+    data_ = nullptr;
+    back_end_ = nullptr;
   }
 
   const absl::Status& status() const { return status_; }
-  const Replica& replica() const { return *replica_; }
-  const std::vector<double>& losses() const { return losses_; }
-  const LossPart& evaluation() const { return evaluation_; }
-  uint64_t digest() const { return digest_; }
-  uint64_t bytes_sent() const { return bytes_sent_; }
-  // As it was when training was over.
-  const v1::MemoryUse& memory() const { return memory_; }
+  const Left& left() const { return left_; }
 
  private:
   absl::Status Train() {
-    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, transport_));
-    for (const OwnedSpan& span : replica_->owned()) {
-      if (training_.initial.empty()) break;
-      std::copy(training_.initial.begin() + span.begin, training_.initial.begin() + span.end,
-                span.values);
-    }
+    back_end_ = factory_(control_.rank());
+    CADRE_ASSIGN_OR_RETURN(data_, back_end_->ConnectData(control_));
+    CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, back_end_->kernels(), control_,
+                                                   data_ != nullptr ? *data_ : control_));
+    CADRE_RETURN_IF_ERROR(SetInitial());
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     for (int step = 0; step < training_.steps; ++step) {
       // Both ways of ending a step: in the background of the next, and after a boundary.
@@ -55,12 +82,30 @@ class Rank {
       if (boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     }
     CADRE_RETURN_IF_ERROR(replica_->Settle());
-    bytes_sent_ = replica_->comms().bytes_sent();
-    memory_ = replica_->Memory();
+    left_.bytes_sent = replica_->data_comms().bytes_sent();
+    left_.memory = replica_->Memory();
+    left_.planned_memory = replica_->PlannedMemory();
     const WholeBatch batch = training_.batches(training_.steps - 1);
-    CADRE_ASSIGN_OR_RETURN(evaluation_, replica_->Evaluate(View(batch, 0, batch.samples, 0)));
-    CADRE_ASSIGN_OR_RETURN(digest_, replica_->GroupDigest());
+    CADRE_ASSIGN_OR_RETURN(left_.evaluation, replica_->Evaluate(View(batch, 0, batch.samples, 0)));
+    CADRE_ASSIGN_OR_RETURN(left_.digest, replica_->GroupDigest());
+    Leave();
     return absl::OkStatus();
+  }
+
+  absl::Status SetInitial() {
+    if (training_.initial.empty()) return absl::OkStatus();
+    for (const OwnedSpan& span : replica_->owned()) {
+      std::copy(training_.initial.begin() + span.begin, training_.initial.begin() + span.end,
+                span.values);
+    }
+    return replica_->StoreOwned();
+  }
+
+  void Leave() {
+    left_.parameters = replica_->index().size();
+    for (const OwnedSpan& span : replica_->owned()) {
+      left_.owned.push_back({span.begin, {span.values, span.values + (span.end - span.begin)}});
+    }
   }
 
   absl::Status Step(const WholeBatch& batch, int64_t step, bool boundary) {
@@ -72,7 +117,7 @@ class Rank {
       views.push_back(View(batch, begin, end, step * batch.samples));
     }
     CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_->Step(views, training_.rate, !boundary));
-    losses_.push_back(loss.loss / static_cast<double>(loss.samples));
+    left_.losses.push_back(loss.loss / static_cast<double>(loss.samples));
     return absl::OkStatus();
   }
 
@@ -95,44 +140,54 @@ class Rank {
   const v1::RunSpec& spec_;
   const v1::Plan& plan_;
   const Training& training_;
-  Transport& transport_;
-  Kernels& kernels_;
+  Transport& control_;
+  const BackEndFactory& factory_;
+  std::unique_ptr<RankBackEnd> back_end_;
+  std::unique_ptr<Transport> data_;
   std::unique_ptr<Replica> replica_;
-  std::vector<double> losses_;
-  LossPart evaluation_;
-  uint64_t digest_ = 0;
-  uint64_t bytes_sent_ = 0;
-  v1::MemoryUse memory_;
+  Left left_;
   absl::Status status_;
 };
 
-absl::StatusOr<GroupResult> PutTogether(const std::vector<std::unique_ptr<Rank>>& ranks) {
+// Adds up what the ranks have; elements that none of them owns are zero.
+GroupResult Sum(const std::vector<std::unique_ptr<Rank>>& ranks) {
   GroupResult result;
-  result.losses = ranks[0]->losses();
-  result.digest = ranks[0]->digest();
-  const auto size = static_cast<size_t>(ranks[0]->replica().index().size());
-  result.weights.assign(size, 0.0F);
-  std::vector<int> owners(size, 0);
+  result.losses = ranks[0]->left().losses;
+  result.digest = ranks[0]->left().digest;
+  result.weights.assign(static_cast<size_t>(ranks[0]->left().parameters), 0.0F);
   for (const auto& rank : ranks) {
-    for (const OwnedSpan& span : rank->replica().owned()) {
-      std::copy(span.values, span.values + (span.end - span.begin),
-                result.weights.begin() + span.begin);
-      for (int64_t i = span.begin; i < span.end; ++i) ++owners[static_cast<size_t>(i)];
+    const Left& left = rank->left();
+    for (const Left::Piece& piece : left.owned) {
+      std::copy(piece.values.begin(), piece.values.end(), result.weights.begin() + piece.begin);
     }
-    result.evaluation.loss += rank->evaluation().loss;
-    result.evaluation.correct += rank->evaluation().correct;
-    result.evaluation.samples += rank->evaluation().samples;
-    result.bytes_sent.push_back(rank->bytes_sent());
-    result.memory.push_back(rank->memory());
-    result.planned_memory.push_back(rank->replica().PlannedMemory());
-    if (rank->digest() != result.digest || rank->losses() != result.losses) {
+    result.evaluation.loss += left.evaluation.loss;
+    result.evaluation.correct += left.evaluation.correct;
+    result.evaluation.samples += left.evaluation.samples;
+    result.bytes_sent.push_back(left.bytes_sent);
+    result.memory.push_back(left.memory);
+    result.planned_memory.push_back(left.planned_memory);
+  }
+  return result;
+}
+
+absl::StatusOr<GroupResult> PutTogether(const std::vector<std::unique_ptr<Rank>>& ranks) {
+  const Left& first = ranks[0]->left();
+  std::vector<int> owners(static_cast<size_t>(first.parameters), 0);
+  for (const auto& rank : ranks) {
+    const Left& left = rank->left();
+    for (const Left::Piece& piece : left.owned) {
+      for (size_t i = 0; i < piece.values.size(); ++i) {
+        ++owners[static_cast<size_t>(piece.begin) + i];
+      }
+    }
+    if (left.digest != first.digest || left.losses != first.losses) {
       return absl::InternalError("ranks disagree on the digest or the loss");
     }
   }
   if (!std::all_of(owners.begin(), owners.end(), [](int n) { return n == 1; })) {
     return absl::InternalError("an element has no owner, or several");
   }
-  return result;
+  return Sum(ranks);
 }
 
 }  // namespace
@@ -162,16 +217,44 @@ BatchMaker RandomBatches(const Graph& graph, int64_t samples, uint64_t seed) {
   };
 }
 
+absl::StatusOr<GroupResult> TrainAsRank(const v1::RunSpec& spec, const v1::Plan& plan,
+                                        const Training& training, Transport& control,
+                                        const BackEndFactory& back_end) {
+  std::vector<std::unique_ptr<Rank>> own;
+  own.push_back(std::make_unique<Rank>(spec, plan, training, control, back_end));
+  own[0]->Run();
+  CADRE_RETURN_IF_ERROR(own[0]->status());
+  GroupResult result = Sum(own);
+  std::vector<int> members(static_cast<size_t>(control.size()));
+  std::iota(members.begin(), members.end(), 0);
+  Communicator all(control, members);
+  // Every element has one owner, so the others' zeros change no bit.
+  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<float>(result.weights)));
+  double counts[] = {result.evaluation.loss, static_cast<double>(result.evaluation.correct),
+                     static_cast<double>(result.evaluation.samples)};
+  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<double>(counts)));
+  result.evaluation = {counts[0], static_cast<int64_t>(counts[1]), static_cast<int64_t>(counts[2])};
+  return result;
+}
+
+BackEndFactory Ranks::FactoryFor(size_t ranks) {
+  if (back_ends_ != nullptr) return back_ends_;
+  while (kernels_.size() < ranks) kernels_.push_back(factory_());
+  return [this](int rank) {
+    return std::make_unique<HostBackEnd>(*kernels_[static_cast<size_t>(rank)]);
+  };
+}
+
 absl::StatusOr<GroupResult> Ranks::Train(const v1::RunSpec& spec, const v1::Plan& plan,
                                          const Training& training) {
   size_t wanted = 1;
   for (const v1::MeshAxis& axis : plan.mesh()) wanted *= axis.size();
-  while (kernels_.size() < wanted) kernels_.push_back(factory_());
+  const BackEndFactory back_ends = FactoryFor(wanted);
   std::vector<std::unique_ptr<Transport>> transports =
       MakeThreadTransports(static_cast<int>(wanted), absl::Seconds(120));
   std::vector<std::unique_ptr<Rank>> ranks;
   for (size_t i = 0; i < wanted; ++i) {
-    ranks.push_back(std::make_unique<Rank>(spec, plan, training, *transports[i], *kernels_[i]));
+    ranks.push_back(std::make_unique<Rank>(spec, plan, training, *transports[i], back_ends));
   }
   std::vector<std::thread> threads;
   for (const auto& rank : ranks) threads.emplace_back([&rank] { rank->Run(); });

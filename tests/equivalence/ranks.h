@@ -1,7 +1,7 @@
 // Runs the ranks of one group as threads of this process and puts what they own together again.
 //
-// Not thread-safe; a Ranks object keeps its kernels from group to group, since making primitives
-// takes longer than using them once.
+// Not thread-safe; a Ranks object keeps the host's kernels from group to group, since making
+// primitives takes longer than using them once.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include "spec/graph.h"
 #include "spec/parameter_index.h"
 #include "worker/train/replica.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 
@@ -28,6 +29,19 @@ struct WholeBatch {
 };
 
 using KernelsFactory = std::function<std::unique_ptr<Kernels>()>;
+
+// What one rank computes with, and what its group's data travels over. Belongs to the rank's
+// thread.
+class RankBackEnd {
+ public:
+  virtual ~RankBackEnd() = default;
+  virtual Kernels& kernels() = 0;
+  // All ranks of a group call it. Null: over `control`, as on the host.
+  virtual absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) = 0;
+};
+// Called on the thread of the rank, for one group.
+using BackEndFactory = std::function<std::unique_ptr<RankBackEnd>(int rank)>;
+
 // The batch of a step.
 using BatchMaker = std::function<WholeBatch(int64_t step)>;
 
@@ -57,9 +71,21 @@ struct GroupResult {
   std::vector<v1::MemoryUse> planned_memory;
 };
 
+// Trains a group.
+using GroupTrainer = std::function<absl::StatusOr<GroupResult>(
+    const v1::RunSpec& spec, const v1::Plan& plan, const Training& training)>;
+
+// As one rank of a group whose others are elsewhere, joined by `control`: trains, and puts together
+// what all have; bytes and memory are this rank's. A collective.
+absl::StatusOr<GroupResult> TrainAsRank(const v1::RunSpec& spec, const v1::Plan& plan,
+                                        const Training& training, Transport& control,
+                                        const BackEndFactory& back_end);
+
 class Ranks {
  public:
+  // On the host.
   explicit Ranks(KernelsFactory factory) : factory_(std::move(factory)) {}
+  explicit Ranks(BackEndFactory back_ends) : back_ends_(std::move(back_ends)) {}
 
   // Trains `spec` under `plan`, one thread per rank. Errors: of any rank; Internal where an element
   // does not have exactly one owner, or ranks disagree.
@@ -67,7 +93,10 @@ class Ranks {
                                     const Training& training);
 
  private:
+  BackEndFactory FactoryFor(size_t ranks);
+
   const KernelsFactory factory_;
+  const BackEndFactory back_ends_;
   std::vector<std::unique_ptr<Kernels>> kernels_;
 };
 

@@ -51,7 +51,7 @@ OneLayer::OneLayer(Graph graph, const std::string& name, int64_t samples, Kernel
       kernels_(kernels),
       transports_(MakeThreadTransports(1, absl::Seconds(1))),
       comms_(*transports_[0], plan_.mesh),
-      store_(index_, OwnershipOf(plan_, index_, 0), /*seed=*/1),
+      store_(index_, OwnershipOf(plan_, index_, 0), /*seed=*/1, kernels_),
       training_(MakeTape(graph_, plan_, 0, samples, /*training=*/true)),
       evaluation_(MakeTape(graph_, plan_, 0, samples, /*training=*/false)),
       layer_(MakeLayer({.layer = graph_[number_],
