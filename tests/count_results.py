@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Adds up CTest's JUnit files and prints 'N passed, N failed, N skipped' as the last line.
 
-usage: count_results.py RESULTS.xml ...
+usage: count_results.py [--cases FOLDER] RESULTS.xml ...
+
+With --cases it first lists the tests that were skipped and why, from the XML files that GoogleTest programs
+wrote into the folder (GTEST_OUTPUT=xml:FOLDER/).
 
 A GoogleTest or Python unittest program counts with each of its test cases, as its own summary states
 them; any other test counts once. A program that CTest calls failed counts as at least one failure, whatever it
 printed. Exit code 0 only when something passed and nothing failed.
 """
 
+import pathlib
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -52,12 +56,46 @@ def count_case(case):
     # could not be started is a failure.
     reason = case.find("skipped")
     message = reason.get("message", "") if reason is not None else ""
-    if status == "disabled" or message.startswith("SKIP_"):
+    if message.startswith("SKIP_"):
+        passed, failed, skipped = count_output(case.findtext("system-out", "")) or (0, 0, 1)
+        return passed, failed, skipped
+    if status == "disabled":
         return 0, 0, 1
     return 0, 1, 0
 
 
+def skipped_cases(folder):
+    """(suite, reason) -> names of the test cases that GoogleTest's files in the folder call skipped."""
+    found = {}
+    for path in sorted(pathlib.Path(folder).glob("*.xml")):
+        try:
+            root = ElementTree.parse(path).getroot()
+        except ElementTree.ParseError:
+            continue  # of a program that died while it wrote; CTest calls that one failed
+        for case in root.iter("testcase"):
+            skip = case.find("skipped")
+            if skip is not None:
+                # GoogleTest's message is "FILE:LINE\nREASON\n".
+                reason = " ".join(skip.get("message", "").split("\n")[1:]).strip()
+                names = found.setdefault((case.get("classname"), reason or "no reason given"), [])
+                if case.get("name") not in names:
+                    names.append(case.get("name"))
+    return found
+
+
+def print_skipped(folder):
+    """A line for each suite and reason: skipped: Suite.Case: reason, or Suite.{One,Other}: reason."""
+    for (suite, reason), names in sorted(skipped_cases(folder).items()):
+        listed = names[0] if len(names) == 1 else "{" + ",".join(names) + "}"
+        print(f"skipped: {suite}.{listed}: {reason}")
+
+
 def main(paths):
+    if paths and paths[0] == "--cases":
+        if len(paths) < 2:
+            sys.exit(__doc__)
+        print_skipped(paths[1])
+        paths = paths[2:]
     if not paths:
         sys.exit(__doc__)
     totals = [0, 0, 0]

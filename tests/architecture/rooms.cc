@@ -36,7 +36,8 @@ std::vector<std::string> CellsOf(absl::string_view line) {
 }  // namespace
 
 std::vector<Room> Rooms() {
-  const std::set<std::string> below_houses = {"proto", "base", "tensor", "kernels", "spec"};
+  const std::set<std::string> below_houses = {"proto",  "base",    "tensor",
+                                              "device", "kernels", "spec"};
   const auto with = [](std::set<std::string> names, const std::set<std::string>& more) {
     names.insert(more.begin(), more.end());
     return names;
@@ -45,10 +46,11 @@ std::vector<Room> Rooms() {
       {0, "proto", {}},
       {0, "base", {}},
       {1, "tensor", {"base"}},
-      {2, "kernels", {"tensor", "base"}},
+      {1, "device", {"base"}},
+      {2, "kernels", {"device", "tensor", "base"}},
       {2, "spec", {"tensor", "base", "proto"}},
-      {3, "worker/transport", {"tensor", "base"}},
-      {4, "worker/comm", {"worker/transport", "tensor", "base"}},
+      {3, "worker/transport", {"kernels", "device", "tensor", "base"}},
+      {4, "worker/comm", {"worker/transport", "kernels", "device", "tensor", "base"}},
       {3, "worker/data", {"spec", "tensor", "base", "proto"}},
       {3, "coordinator/cost", {"spec", "tensor", "base", "proto"}},
       {3, "coordinator/placement", {"spec", "tensor", "base", "proto"}},

@@ -20,15 +20,21 @@ def case(name, status, output="", inner=""):
     )
 
 
-def count(*files):
-    """(exit code, last line, all output)."""
+def count(*files, cases=None):
+    """(exit code, last line, all output). `cases`: texts of GoogleTest's own files."""
     with tempfile.TemporaryDirectory() as folder:
         paths = []
-        for number, cases in enumerate(files):
+        for number, inside in enumerate(files):
             paths.append(pathlib.Path(folder) / f"{number}.xml")
-            paths[-1].write_text(f"<testsuite>{''.join(cases)}</testsuite>")
+            paths[-1].write_text(f"<testsuite>{''.join(inside)}</testsuite>")
+        options = []
+        if cases is not None:
+            options = ["--cases", folder + "/cases"]
+            pathlib.Path(folder, "cases").mkdir()
+            for number, text in enumerate(cases):
+                pathlib.Path(folder, "cases", f"{number}.xml").write_text(text)
         result = subprocess.run(
-            [sys.executable, SCRIPT, *paths], capture_output=True, text=True, timeout=60
+            [sys.executable, SCRIPT, *options, *paths], capture_output=True, text=True, timeout=60
         )
         lines = result.stdout.splitlines()
         return result.returncode, lines[-1] if lines else "", result.stdout + result.stderr
@@ -63,6 +69,34 @@ class CountResultsTest(unittest.TestCase):
             [case("a", "notrun", inner=inner), case("b", "disabled"), case("c", "run")]
         )
         self.assertEqual((code, line), (0, "1 passed, 0 failed, 2 skipped"))
+
+    def test_a_program_that_skipped_all_its_cases(self):
+        output = "[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests, listed below:\n"
+        inner = '<skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>'
+        code, line, _ = count([case("a", "notrun", output, inner), case("b", "run")])
+        self.assertEqual((code, line), (0, "1 passed, 0 failed, 3 skipped"))
+
+    def test_lists_skipped_cases_with_their_reasons(self):
+        text = (
+            '<testsuites><testsuite name="A"><testcase name="Runs" classname="A"/>'
+            '<testcase name="Waits" classname="A" result="skipped">'
+            '<skipped message="a_test.cc:7&#x0A;no CUDA device: cudaErrorNoDevice&#x0A;"/>'
+            "</testcase></testsuite></testsuites>"
+        )
+        _, line, output = count([case("b", "run")], cases=[text, text, "<testsuites><test"])
+        self.assertEqual(line, "1 passed, 0 failed, 0 skipped")
+        listed = [line for line in output.splitlines() if line.startswith("skipped:")]
+        self.assertEqual(listed, ["skipped: A.Waits: no CUDA device: cudaErrorNoDevice"])
+
+    def test_skipped_cases_of_a_suite_share_a_line(self):
+        inside = "".join(
+            f'<testcase name="{name}" classname="A"><skipped message="a.cc:7&#x0A;no GPU"/></testcase>'
+            for name in ("One", "Two")
+        )
+        _, _, output = count(
+            [case("b", "run")], cases=[f"<testsuites><testsuite>{inside}</testsuite></testsuites>"]
+        )
+        self.assertIn("skipped: A.{One,Two}: no GPU\n", output)
 
     def test_nothing_at_all_is_no_success(self):
         self.assertEqual(count([])[:2], (1, "0 passed, 0 failed, 0 skipped"))

@@ -95,7 +95,7 @@ def copied_programs(stage):
     return {
         path.rpartition("/")[2]
         for copy in stage.instructions
-        if copy.name == "COPY" and "from" in copy.options
+        if copy.name == "COPY" and "from" in copy.options and copy.arguments[-1].endswith("/bin/")
         for path in copy.arguments[:-1]
     }
 
@@ -145,7 +145,7 @@ def check(text, root, programs, user):
     build = " ".join(stages[0].runs())
     if "setup.sh build" not in build:
         problems.append(f"stage {stages[0].name} does not call setup.sh build")
-    match = re.search(r"build\.sh ([^&]*)", build)
+    match = re.search(r"build\.sh (?:--cuda \S+ )?([^&]*)", build)
     if match is None or set(match[1].split()) != programs:
         problems.append(f"stage {stages[0].name} does not build {' '.join(sorted(programs))}")
     if "setup.sh runtime" not in " ".join(stages[-1].runs()):

@@ -35,6 +35,15 @@ EDGES = {
     ("worker", "worker", 7002),
 }
 
+# Of the overlay with workers on GPUs. NCCL listens on ports that the kernel picks, from this one on.
+NCCL_PORT = 32768
+GPU_EDGES = {
+    ("worker-gpu", "coordinator", 7000),
+    ("worker-gpu", "aggregator", 7001),
+    ("worker-gpu", "worker-gpu", 7002),
+    ("worker-gpu", "worker-gpu", NCCL_PORT),
+}
+
 # What a worker exits with when trying again cannot help: wrong flags, refused by the coordinator.
 PERMANENT_FAILURES = {2, 64}
 
@@ -120,6 +129,20 @@ def load(folder):
                 if body:
                     resources.append(Resource(name, body))
     return Bundle(kustomization, files, resources)
+
+
+def load_overlay(folder):
+    """The base and what a folder below it adds, as one bundle; an overlay that only adds."""
+    base, own = load(folder.parent), load(folder)
+    added = [name for name in own.kustomization["resources"] if name != ".."]
+    if len(added) == len(own.kustomization["resources"]):
+        raise ValueError(f"{folder} does not build on its base")
+    kustomization = {
+        **own.kustomization,
+        "resources": base.kustomization["resources"] + added,
+        "images": base.kustomization["images"] + own.kustomization["images"],
+    }
+    return Bundle(kustomization, base.files | own.files, base.resources + own.resources)
 
 
 def containers(workload):
@@ -595,7 +618,7 @@ def check_edges(bundle):
         for container in containers(workload)
         for port in port_names(container).values()
     }
-    reached = {(target, port) for _, target, port in EDGES}
+    reached = {(target, port) for _, target, port in EDGES if port != NCCL_PORT}
     return [f"network: nobody may reach {where}" for where in sorted(listens - reached)] + [
         f"network: {where} is no port" for where in sorted(reached - listens)
     ]

@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import yaml
 
@@ -44,6 +45,48 @@ class RepositoryTest(unittest.TestCase):
         found = {(w.kind, manifests.component(w)) for w in SOUND.workloads()}
         self.assertEqual(
             found, {("StatefulSet", "coordinator"), ("StatefulSet", "aggregator"), ("Job", "worker")}
+        )
+
+
+class GpuOverlayTest(unittest.TestCase):
+    """The base with workers on GPUs beside it."""
+
+    def setUp(self):
+        self.bundle = manifests.load_overlay(FOLDER / "gpu")
+        edges = unittest.mock.patch.object(
+            manifests, "EDGES", manifests.EDGES | manifests.GPU_EDGES
+        )
+        edges.start()
+        self.addCleanup(edges.stop)
+
+    def problems(self):
+        return manifests.check(self.bundle, programs.flags(ROOT), DRAIN_SECONDS)
+
+    def test_it_is_sound(self):
+        self.assertEqual(self.problems(), [])
+
+    def test_each_worker_has_one_gpu_and_says_so(self):
+        worker = manifests.containers(self.bundle.find("Job", "cadre-worker-gpu"))[0]
+        self.assertEqual(worker["resources"]["limits"]["nvidia.com/gpu"], "1")
+        self.assertEqual(manifests.flags_of(worker)["device"], "cuda")
+
+    def test_the_image_is_the_one_with_cuda(self):
+        images = {image["name"]: image["newTag"] for image in self.bundle.kustomization["images"]}
+        self.assertEqual(images["cadre-cuda"], images["cadre"] + "-cuda")
+        text = (ROOT / "deploy/Dockerfile").read_text()
+        self.assertIn(f"--build-arg CUDA=ON -t cadre:{images['cadre-cuda']} ", text)
+
+    def test_nccl_without_its_ports_is_noticed(self):
+        policy = self.bundle.find("NetworkPolicy", "worker-gpu")
+        policy.spec["ingress"][0]["ports"].pop()
+        self.assertIn(
+            "network: no ingress from worker-gpu to worker-gpu:32768", "\n".join(self.problems())
+        )
+
+    def test_an_aggregator_that_shuts_them_out_is_noticed(self):
+        self.bundle.resources.remove(self.bundle.find("NetworkPolicy", "aggregator-gpu"))
+        self.assertIn(
+            "network: no ingress from worker-gpu to aggregator:7001", "\n".join(self.problems())
         )
 
 

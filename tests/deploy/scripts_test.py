@@ -10,7 +10,16 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
-SCRIPTS = ("deploy/setup.sh", "deploy/build.sh", "deploy/demo.sh", "tests/run.sh", ".ci/run")
+SCRIPTS = (
+    "deploy/setup.sh",
+    "deploy/cuda_toolkit.sh",
+    "deploy/build.sh",
+    "deploy/demo.sh",
+    "bench/gpu_bundle.sh",
+    "bench/gpu_check.sh",
+    "tests/run.sh",
+    ".ci/run",
+)
 
 
 def run(*command):
@@ -52,7 +61,7 @@ class ScriptsTest(unittest.TestCase):
             with self.subTest(script):
                 result = run("bash", script, "--help")
                 self.assertEqual(result.returncode, 0, result.stderr)
-                self.assertIn(".sh [", result.stdout)
+                self.assertRegex(result.stdout, r"\.sh (\[|[A-Z])")
 
 
 class BadInputTest(unittest.TestCase):
@@ -70,11 +79,24 @@ class BadInputTest(unittest.TestCase):
     def test_build_refuses_an_option_without_value(self):
         self.assertRefused("--dir needs a value", "deploy/build.sh", "--dir")
 
+    def test_build_refuses_an_unknown_way_to_build_for_gpus(self):
+        self.assertRefused("not 'MAYBE'", "deploy/build.sh", "--cuda", "MAYBE")
+
     def test_tests_refuse_an_unknown_argument(self):
         self.assertRefused("unknown argument 'fast'", "tests/run.sh", "fast")
 
     def test_tests_refuse_an_unknown_sanitizer(self):
         self.assertRefused("not 'memory'", "tests/run.sh", "--sanitize", "memory")
+
+    def test_a_bundle_needs_a_build_folder(self):
+        self.assertRefused("is no build folder", "bench/gpu_bundle.sh", "deploy", "out.tar.zst")
+        self.assertRefused("needs a build folder", "bench/gpu_bundle.sh", "build")
+
+    def test_the_gpu_check_needs_a_bundle(self):
+        self.assertRefused("deploy is no bundle", "bench/gpu_check.sh", "deploy")
+        self.assertRefused("there is no 'gone'", "bench/gpu_check.sh", "gone")
+        self.assertRefused("--out needs a value", "bench/gpu_check.sh", "--out")
+        self.assertRefused("unknown option '--fast'", "bench/gpu_check.sh", "--fast")
 
     def test_tests_refuse_fuzzing_for_no_time(self):
         self.assertRefused("not '0'", "tests/run.sh", "--fuzz-seconds", "0")

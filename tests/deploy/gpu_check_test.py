@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""bench/gpu_check.py tells what passed, failed and was skipped, and goes on after failures.
+
+usage: gpu_check_test.py REPOSITORY
+
+The bundle is made of shell scripts, and a GPU is played by the name of one.
+"""
+
+import contextlib
+import io
+import json
+import pathlib
+import struct
+import sys
+import tempfile
+import types
+import unittest
+import unittest.mock
+
+ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
+sys.path.insert(0, str(ROOT / "bench"))
+
+import gpu_check  # noqa: E402
+
+# Answers --gtest_list_tests, and otherwise writes the file that the last argument names.
+GTEST = """#!/bin/sh
+[ "$1" = --gtest_list_tests ] && exit 0
+for last; do :; done
+cat >"${{last#--gtest_output=xml:}}" <<'XML'
+<testsuites><testsuite name="A">{cases}</testsuite></testsuites>
+XML
+echo said "$1"
+exit {code}
+"""
+PASSED = '<testcase name="Works" status="run" time="0.25" classname="A"/>'
+FAILED = (
+    '<testcase name="Breaks" status="run" time="0" classname="A">'
+    '<failure message="a_test.cc:3&#x0A;1 is not 2"/></testcase>'
+)
+SKIPPED = (
+    '<testcase name="Waits" status="run" time="0" classname="A">'
+    '<skipped message="a_test.cc:7&#x0A;needs two GPUs&#x0A;"/></testcase>'
+)
+
+
+class GpuCheckTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.bundle = self.folder / "bundle"
+        for name in ("bin", "tests", "lib"):
+            (self.bundle / name).mkdir(parents=True)
+        self.about = {
+            "commit": "abc", "built": "today", "nvcc": "13.0", "architectures": "90a",
+            "tests": [], "benches": [],
+        }  # fmt: skip
+        self.gpu = ("a GPU", None)
+        self.seconds = 60.0
+
+    def script(self, place, text):
+        path = self.bundle / place
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def add_test(self, name, *cases, code=0):
+        self.script(f"tests/{name}", GTEST.format(cases="".join(cases), code=code))
+        self.about["tests"].append({"name": name, "arguments": ["--zoo={bundle}/source/zoo"]})
+
+    def add_bench(self, name, text, seconds=20):
+        self.script(f"bin/{name}", text)
+        command = [f"{{bundle}}/bin/{name}", "{seconds}"]
+        self.about["benches"].append({"name": name, "seconds": seconds, "command": command})
+
+    def check(self, *sections):
+        """(exit code, the report)."""
+        (self.bundle / "bundle.json").write_text(json.dumps(self.about))
+        out = self.folder / "out.json"
+        options = types.SimpleNamespace(
+            bundle=self.bundle, only=sections, seconds=self.seconds, out=out
+        )
+        work = self.folder / "work"
+        work.mkdir()
+        with (
+            unittest.mock.patch.object(gpu_check, "find_gpu", lambda: self.gpu),
+            contextlib.redirect_stdout(io.StringIO()) as table,
+        ):
+            code = gpu_check.Check(options, work).go()
+        self.table = table.getvalue()
+        return code, json.loads(out.read_text())
+
+    def records(self, report):
+        return {(r["section"], r["name"]): (r["result"], r["reason"]) for r in report["records"]}
+
+    def test_everything_passed(self):
+        self.add_test("a_test", PASSED)
+        self.add_bench("bench_a", "#!/bin/sh\necho text\necho '{\"bytes_per_s\": 3}'\n")
+        code, report = self.check("tests", "bench")
+        self.assertEqual(code, 0)
+        self.assertEqual(report["counts"], {"pass": 2, "fail": 0, "skip": 0})
+        self.assertEqual(report["bench"], [{"program": "bench_a", "bytes_per_s": 3}])
+        self.assertEqual(report["machine"]["card"], "a GPU")
+        self.assertIn("2 passed, 0 failed, 0 skipped", self.table)
+
+    def test_a_failure_does_not_end_it(self):
+        self.add_test("a_test", PASSED, FAILED, code=1)
+        self.add_test("b_test", PASSED)
+        code, report = self.check("tests")
+        self.assertEqual(code, 1)
+        found = self.records(report)
+        self.assertEqual(found["tests", "a_test/A.Breaks"][0], "fail")
+        self.assertEqual(found["tests", "b_test/A.Works"][0], "pass")
+        self.assertIn("1 is not 2", json.dumps(report))
+
+    def test_a_program_that_dies_after_its_tests_has_failed(self):
+        self.add_test("a_test", PASSED, code=134)
+        code, report = self.check("tests")
+        self.assertEqual(code, 1)
+        self.assertEqual(self.records(report)["tests", "a_test"], ("fail", "exit code 134"))
+
+    def test_a_program_without_tests_has_not_passed_by_them(self):
+        self.script("tests/a_test", "#!/bin/sh\nexit 3\n")
+        self.about["tests"].append({"name": "a_test", "arguments": []})
+        self.assertEqual(self.check("tests")[0], 1)
+
+    def test_of_a_program_that_dies_what_it_printed_is_kept(self):
+        self.script(
+            "tests/gpu_plans_test",
+            """#!/bin/sh
+echo '[       OK ] Zoo/Plans.Equal/on1 (1500 ms)'
+echo '[  FAILED  ] Zoo/Plans.Equal/on2, where GetParam() = 2 (20 ms)'
+echo '[ RUN      ] Zoo/Plans.Equal/on4'
+exit 139
+""",
+        )
+        self.about["tests"].append({"name": "gpu_plans_test", "arguments": []})
+        code, report = self.check("tests")
+        self.assertEqual(code, 1)
+        found = self.records(report)
+        self.assertEqual(found["tests", "gpu_plans_test/Zoo/Plans.Equal/on1"][0], "pass")
+        self.assertEqual(found["tests", "gpu_plans_test/Zoo/Plans.Equal/on2"][0], "fail")
+        self.assertEqual(found["tests", "gpu_plans_test"], ("fail", "exit code 139"))
+
+    def test_the_most_telling_comes_first(self):
+        for name in ("a_test", "gpu_plans_test", "transport_nccl_gpu_test", "kernels_cuda_test"):
+            self.add_test(name, PASSED)
+        _, report = self.check("tests")
+        names = [record["name"].split("/")[0] for record in report["records"]]
+        self.assertEqual(
+            names, ["kernels_cuda_test", "transport_nccl_gpu_test", "a_test", "gpu_plans_test"]
+        )
+
+    def test_a_skipped_test_is_told_with_its_reason(self):
+        self.add_test("a_test", PASSED, SKIPPED)
+        code, report = self.check("tests")
+        self.assertEqual(code, 4)
+        found = self.records(report)
+        self.assertEqual(found["tests", "a_test/A.Waits"], ("skip", "needs two GPUs"))
+        self.assertIn("skip: tests/a_test/A.Waits: needs two GPUs", self.table)
+
+    def test_without_a_gpu_only_the_start_is_tried(self):
+        self.gpu = (None, "no NVIDIA driver")
+        self.add_test("a_test", PASSED)
+        self.script("bin/cadre", "#!/bin/sh\n[ $1 = --help ]\n")
+        self.script("bin/bench_a", "#!/bin/sh\necho Flags from bench.cc\nexit 1\n")
+        code, report = self.check("starts", "tests", "bench")
+        self.assertEqual(code, 3)
+        found = self.records(report)
+        self.assertEqual(found["starts", "cadre"][0], "pass")
+        self.assertEqual(found["starts", "bench_a"][0], "pass")
+        self.assertEqual(found["starts", "a_test"][0], "pass")
+        self.assertEqual(found["tests", "all of it"], ("skip", "no NVIDIA driver"))
+
+    def test_a_program_that_does_not_start_is_told_without_a_gpu_too(self):
+        self.gpu = (None, "no NVIDIA driver")
+        self.script("bin/cadre", "#!/bin/sh\necho libx.so.1: not found\nexit 127\n")
+        code, report = self.check("starts")
+        self.assertEqual(code, 1)
+        self.assertIn("libx.so.1: not found", json.dumps(report))
+
+    def test_what_hangs_is_ended_and_the_rest_still_runs(self):
+        self.add_bench("bench_a", "#!/bin/sh\nsleep 100 & wait\n", seconds=0.3)
+        self.add_bench("bench_b", "#!/bin/sh\necho '{}'\n")
+        code, report = self.check("bench")
+        self.assertEqual(code, 1)
+        found = self.records(report)
+        self.assertIn("ran past its limit", found["bench", "bench_a"][1])
+        self.assertEqual(found["bench", "bench_b"][0], "pass")
+
+    def test_a_benchmark_that_prints_nothing_has_failed(self):
+        self.add_bench("bench_a", "#!/bin/sh\necho fast\n")
+        code, report = self.check("bench")
+        self.assertEqual(code, 1)
+        self.assertIn("no line of JSON", self.records(report)["bench", "bench_a"][1])
+
+    def test_what_there_was_no_time_for_is_skipped(self):
+        self.seconds = 0.0
+        self.add_bench("bench_a", "#!/bin/sh\necho '{}'\n")
+        code, report = self.check("bench")
+        self.assertEqual(code, 4)
+        self.assertIn("no time was left", self.records(report)["bench", "bench_a"][1])
+
+
+class DifferenceTest(unittest.TestCase):
+    def write(self, folder, **tensors):
+        header, data = {"__metadata__": {}}, b""
+        for name, values in tensors.items():
+            raw = struct.pack(f"<{len(values)}f", *values)
+            header[name] = {
+                "dtype": "F32", "shape": [len(values)],
+                "data_offsets": [len(data), len(data) + len(raw)],
+            }  # fmt: skip
+            data += raw
+        text = json.dumps(header).encode()
+        path = pathlib.Path(folder) / "step-10"
+        path.mkdir(parents=True)
+        (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+    def difference(self, one, other):
+        with tempfile.TemporaryDirectory() as folder:
+            self.write(f"{folder}/a", **one)
+            self.write(f"{folder}/b", **other)
+            return gpu_check.largest_difference(
+                *(gpu_check.read_model(pathlib.Path(folder, name)) for name in "ab")
+            )
+
+    def test_equal_models(self):
+        self.assertEqual(self.difference({"w": [1, 2]}, {"w": [1, 2]})[0], 0)
+
+    def test_a_difference_is_a_share_of_the_largest_value_of_its_tensor(self):
+        error, where = self.difference({"w": [4, 1], "v": [8]}, {"w": [4, 2], "v": [8]})
+        self.assertEqual((error, where), (0.25, "w"))
+
+    def test_not_a_number_is_a_difference(self):
+        self.assertEqual(self.difference({"w": [1, 2]}, {"w": [1, float("nan")]})[0], float("inf"))
+
+    def test_other_tensors_are_no_match(self):
+        with self.assertRaises(KeyError):
+            self.difference({"w": [1]}, {"v": [1]})
+        with self.assertRaises(ValueError):
+            self.difference({"w": [1]}, {"w": [1, 2]})
+
+
+if __name__ == "__main__":
+    unittest.main()
