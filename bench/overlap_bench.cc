@@ -103,11 +103,12 @@ class Contestant {
     v1::Assignment assignment;
     CADRE_ASSIGN_OR_RETURN(*assignment.mutable_plan(), MakePlan(spec, transport.size()));
     *assignment.mutable_plan()->mutable_link() = link;
-    CADRE_ASSIGN_OR_RETURN(const v1::Plan plan,
-                           SettlePlan(spec, assignment, transport, /*cache=*/nullptr));
     auto contestant = std::make_unique<Contestant>();
     contestant->config_ = config;
     contestant->kernels_ = MakeCpuKernels(FLAGS_threads);
+    CADRE_ASSIGN_OR_RETURN(const v1::Plan plan,
+                           SettlePlan(spec, assignment, transport, transport, *contestant->kernels_,
+                                      /*cache=*/nullptr));
     CADRE_ASSIGN_OR_RETURN(contestant->replica_,
                            Replica::Make(spec, plan, *contestant->kernels_, transport));
     contestant->batch_ = std::make_unique<RandomBatch>(*contestant->replica_, FLAGS_batch);

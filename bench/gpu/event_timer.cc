@@ -1,0 +1,127 @@
+#include "bench/gpu/event_timer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "base/median.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kCopyBytes = size_t{256} << 20;
+// Of one round: long beside the clock's half microsecond.
+constexpr double kRoundSeconds = 4e-3;
+
+}  // namespace
+
+absl::StatusOr<EventTimer> EventTimer::Make(CudaDevice& device) {
+  EventTimer timer(device);
+  const CudaApi& api = device.api();
+  // Timing events, other than those that a device makes for ordering.
+  bool made = device.Check(api.event_create(&timer.begin_, cudaEventDefault), "event");
+  for (cudaEvent_t& end : timer.ends_) {
+    made = made && device.Check(api.event_create(&end, cudaEventDefault), "event");
+  }
+  timer.from_ = DeviceArray<std::byte>(device, kCopyBytes, "benchmark");
+  timer.to_ = DeviceArray<std::byte>(device, kCopyBytes, "benchmark");
+  CADRE_RETURN_IF_ERROR(device.status());
+  const auto copy = [&timer, &device] {
+    device.Copy(timer.from_.data(), timer.to_.data(), kCopyBytes);
+  };
+  copy();
+  CADRE_RETURN_IF_ERROR(timer.Measure(
+      [&] {
+        for (int i = 0; i < 8; ++i) copy();
+      },
+      &timer.copy_seconds_));
+  timer.copy_seconds_ = std::max(timer.copy_seconds_ / 8, 1e-6);
+  return timer;
+}
+
+EventTimer::EventTimer(EventTimer&& other) noexcept
+    : device_(other.device_),
+      begin_(std::exchange(other.begin_, nullptr)),
+      from_(std::move(other.from_)),
+      to_(std::move(other.to_)),
+      copy_seconds_(other.copy_seconds_) {
+  for (int lane = 0; lane < kDeviceLanes; ++lane) {
+    ends_[lane] = std::exchange(other.ends_[lane], nullptr);
+  }
+}
+
+EventTimer::~EventTimer() {
+  if (begin_ != nullptr) device_.api().event_destroy(begin_);
+  for (const cudaEvent_t end : ends_) {
+    if (end != nullptr) device_.api().event_destroy(end);
+  }
+}
+
+void EventTimer::Occupy(double seconds) {
+  const OnLane on(device_, Lane::kCompute);
+  for (double left = seconds; left > 0; left -= copy_seconds_) {
+    device_.Copy(from_.data(), to_.data(), kCopyBytes);
+  }
+}
+
+absl::Status EventTimer::Measure(const std::function<void()>& work, double* seconds) {
+  const OnLane on(device_, Lane::kCompute);
+  const CudaApi& api = device_.api();
+  device_.Check(api.event_record(begin_, device_.stream()), "event");
+  work();
+  device_.Check(api.event_record(ends_[0], device_.stream()), "event");
+  CADRE_RETURN_IF_ERROR(device_.Synchronize());
+  float milliseconds = 0;
+  device_.Check(api.event_elapsed(&milliseconds, begin_, ends_[0]), "event");
+  *seconds = milliseconds * 1e-3;
+  return device_.status();
+}
+
+absl::StatusOr<double> EventTimer::Seconds(const std::function<void()>& work, int rounds) {
+  double once = 0;
+  work();
+  CADRE_RETURN_IF_ERROR(device_.Synchronize());
+  CADRE_RETURN_IF_ERROR(Measure(work, &once));
+  const int times =
+      static_cast<int>(std::clamp(std::ceil(kRoundSeconds / std::max(once, 1e-6)), 1.0, 500.0));
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds; ++round) {
+    Occupy(1e-3 + times * 10e-6);
+    double all = 0;
+    CADRE_RETURN_IF_ERROR(Measure(
+        [&] {
+          for (int i = 0; i < times; ++i) work();
+        },
+        &all));
+    seconds.push_back(all / times);
+  }
+  return Median(seconds);
+}
+
+absl::StatusOr<double> EventTimer::SecondsWithoutGaps(double enqueuing,
+                                                      const std::function<absl::Status()>& work) {
+  const CudaApi& api = device_.api();
+  CADRE_RETURN_IF_ERROR(device_.Synchronize());
+  Occupy(enqueuing);
+  {
+    const OnLane on(device_, Lane::kCompute);
+    device_.Check(api.event_record(begin_, device_.stream()), "event");
+  }
+  CADRE_RETURN_IF_ERROR(work());
+  for (int lane = 0; lane < kDeviceLanes; ++lane) {
+    device_.Check(api.event_record(ends_[lane], device_.stream(static_cast<Lane>(lane))), "event");
+  }
+  CADRE_RETURN_IF_ERROR(device_.Synchronize());
+  float longest = 0;
+  for (const cudaEvent_t end : ends_) {
+    float milliseconds = 0;
+    device_.Check(api.event_elapsed(&milliseconds, begin_, end), "event");
+    longest = std::max(longest, milliseconds);
+  }
+  CADRE_RETURN_IF_ERROR(device_.status());
+  return longest * 1e-3;
+}
+
+}  // namespace cadre

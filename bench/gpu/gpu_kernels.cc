@@ -1,0 +1,420 @@
+// How fast the CUDA back end's kernels are, beside what the card can do at all, measured in the
+// same run: one JSON line on stdout with the ceilings first (copy within the device, matrix
+// products in bf16 and TF32), then every kernel with its rate and its share of its ceiling. Bytes
+// are those that must move at least, so 100 per cent is a kernel that moves nothing twice and waits
+// for nothing.
+//
+//   bench_gpu_kernels                        everything
+//   bench_gpu_kernels --only update,softmax  what has one of these in its name
+//
+// Needs a GPU; ends with exit code 3, saying why, where there is none.
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "bench/gpu/event_timer.h"
+#include "bench/gpu/gpu_setup.h"
+#include "kernels/extents.h"
+#include "kernels/kernels.h"
+
+DEFINE_string(device, "cuda", "Which device: cuda or cuda:N.");
+DEFINE_string(libraries, "", "Folders to look into first for cuBLAS and cuDNN; commas between.");
+DEFINE_string(only, "", "Only kernels with one of these in their names; commas between.");
+DEFINE_int64(elements, 1 << 26,
+             "Elements of a tensor or slice; large, so that caches do not hold it.");
+
+DEFINE_int64(side, 4096, "Of the matrices whose product is the ceiling of arithmetic.");
+
+namespace cadre {
+namespace {
+
+struct Measured {
+  std::string name;
+  double seconds = 0;
+  // One of the two is 0.
+  double bytes = 0, flop = 0;
+  // Of bytes or flop, a second.
+  double ceiling = 0;
+};
+
+// Memory for the tensors of one kernel after another.
+class Arena {
+ public:
+  // Full of numbers in [-1, 1) in either type, since cards multiply zeros faster: a bf16 is the
+  // upper half of an fp32.
+  Arena(Device& device, size_t bytes) : memory_(device, bytes, "benchmark") {
+    if (memory_.data() == nullptr) return;
+    std::vector<uint16_t> halves(size_t{1} << 24);
+    uint64_t state = 1;
+    for (uint16_t& half : halves) {
+      state = state * 6364136223846793005U + 1442695040888963407U;
+      // Sign and places at random; exponents of [1/8, 1).
+      half = static_cast<uint16_t>((state >> 48 & 0x807F) | ((124 + (state >> 40) % 3) << 7));
+    }
+    const size_t piece = halves.size() * sizeof(uint16_t);
+    for (size_t at = 0; at < bytes; at += piece) {
+      device.CopyIn(halves.data(), memory_.data() + at, std::min(piece, bytes - at));
+    }
+  }
+  void Clear() { used_ = 0; }
+  Values Take(int64_t elements, DType type) {
+    const size_t bytes = static_cast<size_t>(elements) * SizeOf(type);
+    CHECK_LE(used_ + bytes, memory_.size());
+    const Values values(memory_.data() + used_, static_cast<size_t>(elements), type);
+    used_ += (bytes + 255) / 256 * 256;
+    return values;
+  }
+  template <typename T>
+  std::span<T> Span(int64_t elements) {
+    const Values bytes = Take(elements * static_cast<int64_t>(sizeof(T)), DType::kBytes);
+    return {static_cast<T*>(bytes.data()), static_cast<size_t>(elements)};
+  }
+
+ private:
+  DeviceArray<std::byte> memory_;
+  size_t used_ = 0;
+};
+
+class KernelBench {
+ public:
+  KernelBench(CudaDevice& device, Kernels& kernels, EventTimer& timer)
+      : device_(device),
+        kernels_(kernels),
+        timer_(timer),
+        // Most kernels take a few tensors of so many fp32 elements, AdamW five.
+        arena_(device, static_cast<size_t>(FLAGS_elements) * 24 + (size_t{1} << 29)) {
+    if (!FLAGS_only.empty()) only_ = absl::StrSplit(FLAGS_only, ',', absl::SkipEmpty());
+  }
+
+  absl::Status Run() {
+    CADRE_RETURN_IF_ERROR(device_.status());
+    CADRE_RETURN_IF_ERROR(Ceilings());
+    CADRE_RETURN_IF_ERROR(Updates());
+    for (const Precision precision : {Precision::kBf16, Precision::kTf32}) {
+      CADRE_RETURN_IF_ERROR(kernels_.SetPrecision(precision));
+      suffix_ = precision == Precision::kBf16 ? " bf16" : " tf32";
+      products_ = precision == Precision::kBf16 ? bf16_ : tf32_;
+      CADRE_RETURN_IF_ERROR(Elementwise());
+      CADRE_RETURN_IF_ERROR(Norms());
+      CADRE_RETURN_IF_ERROR(Others());
+      CADRE_RETURN_IF_ERROR(Convolutions());
+      CADRE_RETURN_IF_ERROR(Attention());
+    }
+    return absl::OkStatus();
+  }
+
+  std::string Json() const {
+    std::vector<std::string> lines;
+    for (const Measured& m : all_) {
+      const double rate = (m.bytes > 0 ? m.bytes : m.flop) / m.seconds;
+      lines.push_back(absl::StrFormat(R"({"kernel":"%s","us":%.2f,"%s":%.1f,"percent":%.1f})",
+                                      m.name, m.seconds * 1e6, m.bytes > 0 ? "gbs" : "tflops",
+                                      rate / (m.bytes > 0 ? 1e9 : 1e12), 100 * rate / m.ceiling));
+    }
+    return absl::StrFormat(
+        R"({"bench":"gpu_kernels","device":"%s","cuda":"%s","elements":%d,"copy_gbs":%.1f,)"
+        R"("product_bf16_tflops":%.1f,"product_tf32_tflops":%.1f,"kernels":[%s]})",
+        device_.name(), DescribeGpu(device_), FLAGS_elements, copy_ / 1e9, bf16_ / 1e12,
+        tf32_ / 1e12, absl::StrJoin(lines, ","));
+  }
+
+ private:
+  DType type() const { return kernels_.activation_type(); }
+  Values Tensor(int64_t elements) { return arena_.Take(elements, type()); }
+  std::span<float> Floats(int64_t elements) { return arena_.Span<float>(elements); }
+  static double Bytes(const std::vector<ConstValues>& moved) {
+    double bytes = 0;
+    for (const ConstValues& values : moved) bytes += static_cast<double>(values.bytes());
+    return bytes;
+  }
+
+  bool Wanted(const std::string& name) const {
+    if (only_.empty()) return true;
+    for (const std::string& part : only_) {
+      if (absl::StrContains(name, part)) return true;
+    }
+    return false;
+  }
+
+  // Every tensor of the next kernel is taken from the arena anew.
+  absl::Status Time(const std::string& name, double bytes, double flop,
+                    const std::function<void()>& work) {
+    if (Wanted(name + suffix_)) {
+      CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
+      all_.push_back({.name = name + suffix_,
+                      .seconds = seconds,
+                      .bytes = bytes,
+                      .flop = flop,
+                      .ceiling = bytes > 0 ? copy_ : products_});
+    }
+    arena_.Clear();
+    return device_.status();
+  }
+
+  absl::Status Ceilings() {
+    const std::span<float> from = Floats(FLAGS_elements), to = Floats(FLAGS_elements);
+    CADRE_ASSIGN_OR_RETURN(const double copying, timer_.Seconds([&] {
+      device_.Copy(from.data(), to.data(), from.size_bytes());
+    }));
+    copy_ = 2 * static_cast<double>(from.size_bytes()) / copying;
+    arena_.Clear();
+    CADRE_ASSIGN_OR_RETURN(bf16_, ProductRate(Precision::kBf16));
+    CADRE_ASSIGN_OR_RETURN(tf32_, ProductRate(Precision::kTf32));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<double> ProductRate(Precision precision) {
+    CADRE_RETURN_IF_ERROR(kernels_.SetPrecision(precision));
+    const int64_t side = FLAGS_side;
+    const FullyConnectedDims dims{.batch = 2 * side, .in = side, .out = side};
+    const Values x = Tensor(dims.batch * dims.in), y = Tensor(dims.batch * dims.out);
+    const std::span<float> w = Floats(dims.in * dims.out);
+    kernels_.WeightsChanged(w);
+    CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds([&] {
+      kernels_.FullyConnectedForward(dims, x, w, {}, y);
+    }));
+    arena_.Clear();
+    return 2.0 * static_cast<double>(dims.batch * dims.in * dims.out) / seconds;
+  }
+
+  absl::Status Updates() {
+    const int64_t n = FLAGS_elements;
+    suffix_ = "";
+    const std::vector<SliceSegment> segments = {{.begin = 0, .end = n / 2, .decays = true},
+                                                {.begin = n / 2, .end = n}};
+    const auto table = kernels_.MakeSegmentTable(segments);
+    kernels_.SetUpdate(1e-3F, 1);
+    for (const bool adamw : {false, true}) {
+      const std::span<float> g = Floats(n), w = Floats(n), v = Floats(n);
+      const std::span<float> m = adamw ? Floats(n) : std::span<float>();
+      const std::span<double> loss = arena_.Span<double>(1);
+      device_.Zero(loss.data(), loss.size_bytes());
+      const SliceUpdate update{.rule = adamw ? SliceUpdate::Rule::kAdamW : SliceUpdate::Rule::kSgd,
+                               .sgd = {.momentum = 0.9F, .weight_decay = 1e-4F},
+                               .adamw = {.weight_decay = 0.1F},
+                               .loss = loss.data()};
+      // Reads g, w and the state, writes w and the state.
+      const double bytes = (adamw ? 7.0 : 5.0) * static_cast<double>(g.size_bytes());
+      CADRE_RETURN_IF_ERROR(Time(adamw ? "update adamw" : "update sgd", bytes, 0,
+                                 [&] { kernels_.UpdateSlice(update, *table, g, w, m, v); }));
+    }
+    const std::span<float> x = Floats(n);
+    const std::span<double> sum = arena_.Span<double>(1);
+    return Time("sum of squares", static_cast<double>(x.size_bytes()), 0,
+                [&] { kernels_.AddSumOfSquares(x, sum.data()); });
+  }
+
+  absl::Status Elementwise() {
+    const int64_t n = FLAGS_elements;
+    for (const auto& [kind, name] :
+         {std::pair(Activation::kRelu, "relu"), std::pair(Activation::kGelu, "gelu")}) {
+      const Values x = Tensor(n), y = Tensor(n), dy = Tensor(n);
+      const Activation activation = kind;
+      CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, " forward"), Bytes({x, y}), 0,
+                                 [&] { kernels_.ActivationForward(activation, x, y); }));
+      CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, " backward"), Bytes({x, dy, y}), 0,
+                                 [&] { kernels_.ActivationBackward(activation, x, dy, y); }));
+    }
+    const Values x = Tensor(n), y = Tensor(n);
+    CADRE_RETURN_IF_ERROR(Time("add", Bytes({x, y, y}), 0, [&] { kernels_.Add(x, y); }));
+    CADRE_RETURN_IF_ERROR(Time("dropout", Bytes({x, y}), 0, [&] {
+      kernels_.Dropout({.seed = 1, .layer = 2, .rate = 0.1F}, 0, x, y);
+    }));
+    return Time("transpose", Bytes({x, y}), 0,
+                [&] { kernels_.Transpose(16, n / 16 / 256, 256, x, y); });
+  }
+
+  absl::Status Norms() {
+    const RowsDims images{.rows = FLAGS_elements / 256, .channels = 256};
+    const int64_t n = images.rows * images.channels, c = images.channels;
+    const Values x = Tensor(n), y = Tensor(n), dy = Tensor(n);
+    const std::span<float> mean = Floats(images.rows), inverse = Floats(images.rows);
+    const std::span<float> scale = Floats(c), shift = Floats(c), a = Floats(c), b = Floats(c);
+    const std::span<double> sums = arena_.Span<double>(2 * c);
+    const double one = Bytes({x});
+    const auto channels = [c](std::span<float> s) { return s.first(static_cast<size_t>(c)); };
+    CADRE_RETURN_IF_ERROR(
+        Keep("batch norm sums", one, [&] { kernels_.BatchNormSums(images, x, sums); }));
+    CADRE_RETURN_IF_ERROR(Keep("batch norm forward", 2 * one, [&] {
+      kernels_.BatchNormForward(images, x, channels(mean), channels(inverse), scale, shift, y);
+    }));
+    CADRE_RETURN_IF_ERROR(Keep("batch norm backward sums", 2 * one, [&] {
+      kernels_.BatchNormBackwardSums(images, x, dy, channels(mean), channels(inverse), sums);
+    }));
+    CADRE_RETURN_IF_ERROR(Keep("batch norm backward", 3 * one, [&] {
+      kernels_.BatchNormBackward(images, x, dy, channels(mean), channels(inverse), scale, a, b, y);
+    }));
+    CADRE_RETURN_IF_ERROR(Keep("layer norm forward", 2 * one, [&] {
+      kernels_.LayerNormForward(images, 1e-5F, x, scale, shift, y, mean, inverse);
+    }));
+    return Time("layer norm backward", 3 * one, 0,
+                [&] { kernels_.LayerNormBackward(images, x, dy, mean, inverse, scale, y, a, b); });
+  }
+
+  // Time, but the next kernel uses the same tensors.
+  absl::Status Keep(const std::string& name, double bytes, const std::function<void()>& work) {
+    if (!Wanted(name + suffix_)) return absl::OkStatus();
+    CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
+    all_.push_back({.name = name + suffix_, .seconds = seconds, .bytes = bytes, .ceiling = copy_});
+    return device_.status();
+  }
+
+  absl::Status Others() {
+    const int64_t classes = 1024, rows = FLAGS_elements / classes;
+    {
+      const Values x = Tensor(rows * classes), dx = Tensor(rows * classes);
+      const std::span<int32_t> labels = arena_.Span<int32_t>(rows);
+      const std::span<double> sums = arena_.Span<double>(2);
+      device_.Zero(labels.data(), labels.size_bytes());
+      CADRE_RETURN_IF_ERROR(Time("softmax cross-entropy", Bytes({x, dx}), 0, [&] {
+        kernels_.SoftmaxCrossEntropyLater(rows, classes, 0, x, labels, 1.0F, dx, sums);
+      }));
+    }
+    const PoolingDims pool{.kind = PoolKind::kMax,
+                           .batch = 64,
+                           .channels = 64,
+                           .window = {.in_height = 112,
+                                      .in_width = 112,
+                                      .out_height = 56,
+                                      .out_width = 56,
+                                      .kernel_height = 3,
+                                      .kernel_width = 3,
+                                      .stride = 2,
+                                      .pad_top = 1,
+                                      .pad_left = 1}};
+    const LayerSizes sizes = SizesOf(pool);
+    const Values x = Tensor(sizes.x), y = Tensor(sizes.y);
+    const std::span<int32_t> argmax = arena_.Span<int32_t>(sizes.y);
+    const double bytes = Bytes({x, y}) + static_cast<double>(argmax.size_bytes());
+    CADRE_RETURN_IF_ERROR(
+        Keep("max pool forward", bytes, [&] { kernels_.PoolingForward(pool, x, y, argmax); }));
+    kernels_.PoolingForward(pool, x, y, argmax);
+    return Time("max pool backward", bytes, 0,
+                [&] { kernels_.PoolingBackward(pool, y, argmax, x); });
+  }
+
+  // Of resnet50 and vgg16.
+  absl::Status Convolutions() {
+    struct Case {
+      int64_t side, in, out, kernel, stride;
+    };
+    for (const Case& each :
+         {Case{224, 3, 64, 7, 2}, Case{56, 64, 64, 3, 1}, Case{56, 64, 256, 1, 1},
+          Case{28, 128, 128, 3, 1}, Case{28, 256, 256, 3, 2}, Case{14, 256, 256, 3, 1},
+          Case{14, 1024, 256, 1, 1}, Case{7, 512, 512, 3, 1}, Case{112, 128, 128, 3, 1}}) {
+      const int64_t pad = each.kernel / 2;
+      const int64_t out = (each.side + 2 * pad - each.kernel) / each.stride + 1;
+      const ConvolutionDims dims{.batch = 32,
+                                 .in_channels = each.in,
+                                 .out_channels = each.out,
+                                 .window = {.in_height = each.side,
+                                            .in_width = each.side,
+                                            .out_height = out,
+                                            .out_width = out,
+                                            .kernel_height = each.kernel,
+                                            .kernel_width = each.kernel,
+                                            .stride = each.stride,
+                                            .pad_top = pad,
+                                            .pad_left = pad}};
+      CADRE_RETURN_IF_ERROR(Convolution(dims));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Convolution(const ConvolutionDims& dims) {
+    const LayerSizes sizes = SizesOf(dims);
+    const Values x = Tensor(sizes.x), y = Tensor(sizes.y);
+    const std::span<float> w = Floats(sizes.w), dw = Floats(sizes.w);
+    kernels_.WeightsChanged(w);
+    const double flop = 2.0 * static_cast<double>(sizes.y) * static_cast<double>(sizes.w) /
+                        static_cast<double>(dims.out_channels);
+    const std::string name = absl::StrFormat(
+        "convolution %dx%d/%d %d-%d at %d", dims.window.kernel_height, dims.window.kernel_width,
+        dims.window.stride, dims.in_channels, dims.out_channels, dims.window.in_height);
+    const std::pair<const char*, std::function<void()>> passes[] = {
+        {" forward", [&] { kernels_.ConvolutionForward(dims, x, w, {}, y); }},
+        {" backward data", [&] { kernels_.ConvolutionBackwardData(dims, y, w, x); }},
+        {" backward weights", [&] { kernels_.ConvolutionBackwardWeights(dims, x, y, dw, {}); }}};
+    for (const auto& [pass, work] : passes) {
+      if (!Wanted(name + pass + suffix_)) continue;
+      CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
+      all_.push_back(
+          {.name = name + pass + suffix_, .seconds = seconds, .flop = flop, .ceiling = products_});
+    }
+    arena_.Clear();
+    return device_.status();
+  }
+
+  absl::Status Attention() {
+    const AttentionDims dims{
+        .batch = 32, .tokens = 512, .heads = 6, .head_features = 64, .causal = true};
+    const AttentionSizes sizes = SizesOf(dims);
+    const Values qkv = Tensor(sizes.qkv), probabilities = Tensor(sizes.probabilities);
+    const Values context = Tensor(sizes.context), dqkv = Tensor(sizes.qkv);
+    // Two products forward and four backward (five where probabilities are made again), half of
+    // which the mask leaves.
+    const double product = static_cast<double>(sizes.probabilities) * dims.head_features;
+    if (Wanted("attention forward" + suffix_)) {
+      CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds([&] {
+        kernels_.AttentionForward(dims, qkv, probabilities, context);
+      }));
+      all_.push_back({.name = "attention forward" + suffix_,
+                      .seconds = seconds,
+                      .flop = 2 * product,
+                      .ceiling = products_});
+    }
+    return Time("attention backward", 0, 4 * product,
+                [&] { kernels_.AttentionBackward(dims, qkv, probabilities, context, dqkv); });
+  }
+
+  CudaDevice& device_;
+  Kernels& kernels_;
+  EventTimer& timer_;
+  Arena arena_;
+  std::vector<std::string> only_;
+  std::string suffix_;
+  // Ceilings, a second.
+  double copy_ = 1, bf16_ = 1, tf32_ = 1, products_ = 1;
+  std::vector<Measured> all_;
+};
+
+absl::StatusOr<std::string> Run() {
+  CADRE_ASSIGN_OR_RETURN(
+      const BenchGpu gpu,
+      MakeBenchGpu(FLAGS_device, absl::StrSplit(FLAGS_libraries, ',', absl::SkipEmpty())));
+  CADRE_ASSIGN_OR_RETURN(EventTimer timer, EventTimer::Make(*gpu.device));
+  KernelBench bench(*gpu.device, gpu.compute->kernels(), timer);
+  CADRE_RETURN_IF_ERROR(bench.Run());
+  return bench.Json();
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage(
+      "Measures the CUDA back end's kernels beside the card's own ceilings. Prints one JSON line; "
+      "exit code 3 without a GPU.");
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  if (FLAGS_elements < 1 << 20 || FLAGS_side < 1 || FLAGS_side > 16384) {
+    std::fprintf(stderr, "--elements must be at least %d, --side 1 to 16384\n", 1 << 20);
+    return 2;
+  }
+  const auto line = cadre::Run();
+  if (!line.ok()) return cadre::Explain("bench_gpu_kernels", line.status());
+  std::printf("%s\n", line->c_str());
+  return 0;
+}

@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""Training steps on a GPU, Cadre's and PyTorch's, in turns on the same machine in one go.
+
+For each model and precision: the same network, batch and optimiser (SGD with momentum) in PyTorch,
+channels last, eager and by torch.compile, each in a process of its own, in turns with bench_gpu_step.
+Every step of either brings a batch from the host's memory to the card. Medians over the turns are
+compared with the better of PyTorch's two. Prints one JSON line for each model and precision.
+
+    bench/gpu/gpu_step.py --programs build/bin                           everything
+    bench/gpu/gpu_step.py --models gpt --precisions bf16 --rounds 3
+    bench/gpu/gpu_step.py --worker --model resnet50 --mode compile       PyTorch alone, one line
+
+`ratio` is Cadre's samples a second over PyTorch's better ones. Without a GPU, or where PyTorch does not
+see it, it says so and exits with code 3.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+BATCHES = {"resnet50": 128, "vgg16": 64, "alexnet": 256, "gpt": 64}
+NO_GPU = 3
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--programs", default="build/bin", help="folder of bench_gpu_step")
+    p.add_argument("--libraries", help="folder of shared libraries that bench_gpu_step needs and "
+                   "PyTorch must not see")
+    p.add_argument("--zoo", default="spec/zoo", help="folder of the zoo's specs")
+    p.add_argument("--models", default=",".join(BATCHES), help="commas between")
+    p.add_argument("--precisions", default="bf16,tf32", help="of bf16, tf32, fp32")
+    p.add_argument("--modes", default="eager,compile", help="PyTorch's")
+    p.add_argument("--batch", type=int, help="samples of a step; default: by model")
+    p.add_argument("--rounds", type=int, default=3, help="turns of each")
+    p.add_argument("--steps", type=int, default=20, help="timed steps of a turn")
+    p.add_argument("--warmup", type=int, default=6, help="steps of a turn before these")
+    p.add_argument("--seconds", type=float, default=0,
+                   help="time for everything; later turns are left out when it runs short (0: all)")
+    p.add_argument("--worker", action="store_true", help="be PyTorch: one model, one line")
+    p.add_argument("--model", default="resnet50", help="with --worker")
+    p.add_argument("--precision", default="bf16", help="with --worker")
+    p.add_argument("--mode", default="eager", choices=["eager", "compile"], help="with --worker")
+    return p.parse_args()
+
+
+def no_gpu(why):
+    print(why if why.startswith("gpu_step: ") else f"gpu_step: {why}", file=sys.stderr)
+    sys.exit(NO_GPU)
+
+
+# --- PyTorch: what spec/zoo has, defined plainly ---------------------------------------------------
+
+
+def alexnet(nn):
+    return nn.Sequential(
+        nn.Conv2d(3, 96, 11, 4), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(96, 256, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Flatten(), nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(),
+        nn.Linear(4096, 1000))
+
+
+def vgg16(nn):
+    layers, channels = [], 3
+    for width, times in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(times):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(25088, 4096), nn.ReLU(),
+                         nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000))
+
+
+def resnet50(nn):
+    class Bottleneck(nn.Module):
+        def __init__(self, channels, width, stride):
+            super().__init__()
+            self.branch = nn.Sequential(
+                nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+                nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width),
+                nn.ReLU(), nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width))
+            self.projection = None
+            if channels != 4 * width:
+                self.projection = nn.Sequential(
+                    nn.Conv2d(channels, 4 * width, 1, stride, bias=False),
+                    nn.BatchNorm2d(4 * width))
+            self.relu = nn.ReLU()
+
+        def forward(self, x):
+            passed = x if self.projection is None else self.projection(x)
+            return self.relu(self.branch(x) + passed)
+
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+              nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for block in range(blocks):
+            layers.append(Bottleneck(channels, width, stride if block == 0 else 1))
+            channels = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
+def gpt(nn):
+    import torch
+
+    class Block(nn.Module):
+        def __init__(self, width, heads):
+            super().__init__()
+            self.heads = heads
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            batch, tokens, width = x.shape
+            qkv = self.qkv(self.norm1(x)).view(batch, tokens, self.heads, 3, -1)
+            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width)) + x
+            return self.fc2(nn.functional.gelu(self.fc1(self.norm2(x)))) + x
+
+    class Gpt(nn.Module):
+        def __init__(self, width=384, heads=6, blocks=6, length=128, vocabulary=256):
+            super().__init__()
+            self.tokens = nn.Embedding(vocabulary, width)
+            self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+            self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, vocabulary, bias=False)
+
+        def forward(self, tokens):
+            x = self.tokens(tokens) + self.positions[:tokens.shape[1]]
+            return self.head(self.norm(self.blocks(x))).flatten(0, 1)
+
+    return Gpt()
+
+
+def torch_batch(torch, model, batch):
+    """Inputs and labels in pinned host memory, as a data loader would leave them."""
+    if model == "gpt":
+        inputs = torch.randint(256, (batch, 128))
+        labels = torch.randint(256, (batch * 128,))
+    else:
+        side = 227 if model == "alexnet" else 224
+        inputs = torch.rand(batch, 3, side, side).to(memory_format=torch.channels_last)
+        labels = torch.randint(1000, (batch,))
+    return inputs.pin_memory(), labels.pin_memory()
+
+
+def worker(args):
+    try:
+        import torch
+    except ImportError as error:
+        no_gpu(f"there is no PyTorch: {error}")
+    if not torch.cuda.is_available():
+        no_gpu(f"PyTorch {torch.__version__} sees no CUDA device")
+    torch.manual_seed(1)
+    tf32 = args.precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True
+    batch = args.batch or BATCHES[args.model]
+    net = globals()[args.model](torch.nn).cuda()
+    if args.model != "gpt":
+        net = net.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, fused=True)
+    criterion = torch.nn.CrossEntropyLoss()
+    run = torch.compile(net) if args.mode == "compile" else net
+    inputs, labels = torch_batch(torch, args.model, batch)
+
+    def step():
+        x = inputs.cuda(non_blocking=True)
+        y = labels.cuda(non_blocking=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = criterion(run(x), y)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(args.warmup):
+        first = step()
+    torch.cuda.synchronize()
+    seconds = []
+    for _ in range(args.steps):
+        start = time.perf_counter()
+        # Cadre's step tells the loss, so it stands still for it too; PyTorch's for the whole step.
+        loss = step().item()
+        seconds.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    # The same without looking at the loss, so that steps may follow one another: the better counts.
+    start = time.perf_counter()
+    for _ in range(args.steps):
+        step()
+    torch.cuda.synchronize()
+    free_running = (time.perf_counter() - start) / args.steps
+    median = min(statistics.median(seconds), free_running)
+    print(json.dumps({
+        "bench": "torch_step", "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "model": args.model,
+        "precision": args.precision, "mode": args.mode, "batch": batch,
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "samples_per_second": batch / median, "step_ms": median * 1e3,
+        "free_running_ms": free_running * 1e3, "first_loss": first.item(), "last_loss": loss}))
+
+
+# --- in turns --------------------------------------------------------------------------------------
+
+
+def run(command, libraries=None):
+    """The last JSON line that the command prints, or why there is none."""
+    environment = dict(os.environ)
+    if libraries:
+        folders = [libraries, environment.get("LD_LIBRARY_PATH", "")]
+        environment["LD_LIBRARY_PATH"] = ":".join(folder for folder in folders if folder)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False,
+                              env=environment)
+    except OSError as error:
+        sys.exit(f"gpu_step: {error}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == NO_GPU:
+        no_gpu(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no GPU")
+    if done.returncode != 0 or not lines:
+        return None, f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"
+    return json.loads(lines[-1]), None
+
+
+def commands(args, model, precision):
+    batch = str(args.batch or BATCHES[model])
+    shared = ["--batch", batch, "--steps", str(args.steps), "--warmup", str(args.warmup),
+              "--model", model, "--precision", precision]
+    ours = [str(pathlib.Path(args.programs) / "bench_gpu_step"), "--zoo", args.zoo, *shared]
+    theirs = {mode: [sys.executable, __file__, "--worker", "--mode", mode, *shared]
+              for mode in args.modes.split(",")}
+    return {"cadre": ours, **theirs}
+
+
+def compare(args, model, precision, deadline):
+    turns = commands(args, model, precision)
+    seen = {name: [] for name in turns}
+    failures = {}
+    for round_number in range(args.rounds):
+        if round_number > 0 and deadline and time.monotonic() > deadline:
+            break
+        for name, command in turns.items():
+            if name in failures:
+                continue
+            line, failure = run(command, args.libraries if name == "cadre" else None)
+            if failure:
+                failures[name] = failure
+            else:
+                seen[name].append(line)
+    speeds = {name: statistics.median(line["samples_per_second"] for line in lines)
+              for name, lines in seen.items() if lines}
+    rivals = {name: speed for name, speed in speeds.items() if name != "cadre"}
+    best = max(rivals, key=rivals.get) if rivals else None
+    result = {"bench": "gpu_step_vs_torch", "model": model, "precision": precision,
+              "batch": args.batch or BATCHES[model],
+              "rounds": min((len(lines) for lines in seen.values() if lines), default=0)}
+    if best and "cadre" in speeds:
+        result["ratio"] = round(speeds["cadre"] / rivals[best], 3)
+        result["against"] = best
+    result["samples_per_second"] = {name: round(speed, 1) for name, speed in speeds.items()}
+    for name, lines in seen.items():
+        if lines:
+            result[name] = lines[-1]
+    if failures:
+        result["failures"] = failures
+    return result
+
+
+def main():
+    args = parse()
+    for model in args.models.split(","):
+        if model not in BATCHES:
+            sys.exit(f"gpu_step: no model '{model}'; there are {', '.join(BATCHES)}")
+    if args.worker:
+        worker(args)
+        return
+    deadline = time.monotonic() + args.seconds if args.seconds > 0 else None
+    failed = False
+    for precision in args.precisions.split(","):
+        for model in args.models.split(","):
+            if deadline and time.monotonic() > deadline:
+                print(f"gpu_step: no time left for {model} in {precision}", file=sys.stderr)
+                continue
+            result = compare(args, model, precision, deadline)
+            failed = failed or "cadre" in result.get("failures", {})
+            print(json.dumps(result), flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
