@@ -29,7 +29,10 @@ class TraceTest : public ::testing::Test {
                             .hidden = 256};
     ASSERT_EQ(cluster_.StartAll(groups > 1 ? 1 : 0, static_cast<int>(2 * groups)),
               absl::OkStatus());
-    const auto run = cluster_.client().Submit(SmallSpec(small));
+    v1::RunSpec spec = SmallSpec(small);
+    // A group that is planned anew is formed anew, and then a trace of it is over.
+    spec.mutable_cluster()->set_keep_plan(true);
+    const auto run = cluster_.client().Submit(spec);
     ASSERT_TRUE(run.ok()) << run.status();
     run_ = *run;
     AwaitTraining(groups);
