@@ -32,7 +32,7 @@ DEFINE_string(
     "one GPU if each has its own NCCL_HOSTID in its environment");
 DEFINE_double(device_memory_gb, 0,
               "most memory of a GPU that is taken, in GiB; 0: all that is free at the start but a "
-              "reserve of 1; processes that share a GPU should each be given a part");
+              "reserve of 3 or a fifth; processes that share a GPU should each be given a part");
 DEFINE_string(cuda_libraries, "",
               "folders, with colons between them, that are looked into first for cuBLAS, cuDNN and "
               "NCCL");
