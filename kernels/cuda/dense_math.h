@@ -37,7 +37,7 @@ struct MatrixProductDims {
   float alpha = 1;
   // c += instead of c =.
   bool accumulate = false;
-  // What comes after the product: bias by column, and then gelu or relu.
+  // What comes after the product: nothing, or a bias by column.
   enum class Epilogue : uint8_t { kNone, kBias };
   Epilogue epilogue = Epilogue::kNone;
   friend auto operator<=>(const MatrixProductDims&, const MatrixProductDims&) = default;
