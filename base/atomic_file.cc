@@ -15,46 +15,46 @@
 namespace cadre {
 
 absl::StatusOr<AtomicFile> AtomicFile::Create(std::string path) {
-  std::string beside = absl::StrCat(path, ".new");
-  const int fd = open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus(errno, "create", beside);
-  return AtomicFile(std::move(path), std::move(beside), fd);
+  std::string temporary = absl::StrCat(path, ".new");
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoStatus(errno, "create", temporary);
+  return AtomicFile(std::move(path), std::move(temporary), fd);
 }
 
-AtomicFile::AtomicFile(std::string path, std::string beside, int fd)
-    : path_(std::move(path)), beside_(std::move(beside)), fd_(fd) {}
+AtomicFile::AtomicFile(std::string path, std::string temporary, int fd)
+    : path_(std::move(path)), temporary_(std::move(temporary)), fd_(fd) {}
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
     : path_(std::move(other.path_)),
-      beside_(std::move(other.beside_)),
+      temporary_(std::move(other.temporary_)),
       fd_(std::exchange(other.fd_, -1)),
       pending_(std::exchange(other.pending_, false)) {}
 
 AtomicFile::~AtomicFile() {
   if (fd_ >= 0) close(fd_);
-  if (pending_) unlink(beside_.c_str());
+  if (pending_) unlink(temporary_.c_str());
 }
 
 absl::Status AtomicFile::Append(absl::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = write(fd_, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "write", beside_);
-    bytes.remove_prefix(static_cast<size_t>(n));
+    if (n < 0) return ErrnoStatus(errno, "write", temporary_);
+    bytes.remove_prefix(n);
   }
   return absl::OkStatus();
 }
 
-// Network file systems may say only here that the disk is full.
+// Network file systems may report a full disk only on close.
 absl::Status AtomicFile::Close() {
-  if (close(std::exchange(fd_, -1)) != 0) return ErrnoStatus(errno, "close", beside_);
+  if (close(std::exchange(fd_, -1)) != 0) return ErrnoStatus(errno, "close", temporary_);
   return absl::OkStatus();
 }
 
 absl::Status AtomicFile::Commit() {
-  if (fsync(fd_) != 0) return ErrnoStatus(errno, "sync", beside_);
+  if (fsync(fd_) != 0) return ErrnoStatus(errno, "sync", temporary_);
   CADRE_RETURN_IF_ERROR(Close());
-  if (rename(beside_.c_str(), path_.c_str()) != 0) return ErrnoStatus(errno, "rename to", path_);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) return ErrnoStatus(errno, "rename to", path_);
   pending_ = false;
   return SyncFolder(std::filesystem::path(path_).parent_path().string());
 }

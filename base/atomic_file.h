@@ -1,11 +1,11 @@
-// A file that is written piece by piece and appears whole or not at all.
+// A file that is written incrementally and replaces its target atomically.
 //
 //   CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
-//   for (each piece) CADRE_RETURN_IF_ERROR(file.Append(piece));
+//   CADRE_RETURN_IF_ERROR(file.Append(bytes));  // any number of times
 //   CADRE_RETURN_IF_ERROR(file.Commit());
 //
-// Until Commit the bytes are in "<path>.new", which goes when the object goes. A path takes one
-// writer at a time. Movable; thread-compatible.
+// Until Commit the bytes are in "<path>.new", which the destructor removes. A path must not have
+// concurrent writers. Movable; thread-compatible.
 #pragma once
 
 #include <string>
@@ -26,22 +26,22 @@ class AtomicFile {
 
   const std::string& path() const { return path_; }
 
-  // Errors: ResourceExhausted for a full disk. After an error only destruction makes sense.
+  // Errors: ResourceExhausted for a full disk. After an error the object can only be destroyed.
   absl::Status Append(absl::string_view bytes);
 
-  // Syncs, renames over `path`, syncs the folder. Requires: called once. After an error the target
-  // is as it was; or, if only the last sync failed, new but perhaps not durable.
+  // Syncs the file, renames it to `path`, syncs the folder. Requires: called once. After an error
+  // the target is unchanged or, if only the last sync failed, replaced but possibly not durable.
   absl::Status Commit();
 
  private:
-  AtomicFile(std::string path, std::string beside, int fd);
+  AtomicFile(std::string path, std::string temporary, int fd);
   absl::Status Close();
 
   std::string path_;
-  std::string beside_;
+  std::string temporary_;
   // -1: closed.
   int fd_ = -1;
-  // Whether `beside_` is ours to remove.
+  // Whether the destructor removes `temporary_`.
   bool pending_ = true;
 };
 

@@ -1,4 +1,4 @@
-// Waiting times for retries: exponential with full jitter.
+// Delays between retries: exponential with jitter.
 //
 // Thread-compatible.
 #pragma once
@@ -11,18 +11,19 @@ namespace cadre {
 
 class Backoff {
  public:
-  // Requires: first > 0, factor 2 up to `most`. Different seeds keep peers from retrying in step.
+  // Delays grow by a factor of 2 from `first` up to `most`. Different seeds desynchronize peers.
+  // Requires: first > 0.
   Backoff(absl::Duration first, absl::Duration most, uint64_t seed)
-      : first_(first), most_(most), seed_(seed) {}
+      : first_(first), max_(most), seed_(seed) {}
 
-  // The next wait: uniform in [half, whole] of first, 2 first, 4 first, ..., most.
+  // The next delay: uniform in [d / 2, d] for d = first, 2 first, 4 first, ..., most.
   absl::Duration Next();
   // After a success.
   void Reset() { attempt_ = 0; }
 
  private:
   const absl::Duration first_;
-  const absl::Duration most_;
+  const absl::Duration max_;
   const uint64_t seed_;
   uint64_t attempt_ = 0;
   uint64_t draws_ = 0;

@@ -1,10 +1,7 @@
-// A queue between threads that holds at most `capacity` items, so that a fast producer waits for a
-// slow consumer instead of filling the memory.
+// A FIFO queue between threads with a bounded number of items: a fast producer blocks until the
+// consumer has made room.
 //
-// Thread-safe. Items belong to the queue while they are in it.
-//
-// Guarantees: items come out in the order in which they went in; after Close(), Push refuses and
-// Pop hands out what is left, then nothing.
+// Thread-safe. After Close(), Push fails, and Pop returns the remaining items, then nothing.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +21,7 @@ class BoundedQueue {
   // Requires: capacity > 0.
   explicit BoundedQueue(size_t capacity) : capacity_(capacity) {}
 
-  // Waits for room. False: closed, the item was not taken.
+  // Blocks while the queue is full. False: closed; the item is dropped.
   bool Push(T item) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(this, &BoundedQueue::HasRoomOrClosed));
@@ -33,7 +30,7 @@ class BoundedQueue {
     return true;
   }
 
-  // Never waits. False: full or closed, the item was not taken.
+  // Does not block. False: full or closed; the item is dropped.
   bool TryPush(T item) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     if (closed_ || items_.size() >= capacity_) return false;
@@ -41,10 +38,10 @@ class BoundedQueue {
     return true;
   }
 
-  // Waits for an item. Nothing: closed and empty.
+  // Blocks while the queue is empty and open. Nothing: closed and empty.
   std::optional<T> Pop() ABSL_LOCKS_EXCLUDED(mutex_) { return PopBefore(absl::InfiniteFuture()); }
 
-  // Waits for an item until `deadline`. Nothing: closed and empty, or the deadline passed.
+  // As Pop, until `deadline`. Nothing: closed and empty, or the deadline has passed.
   std::optional<T> PopBefore(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     mutex_.AwaitWithDeadline(absl::Condition(this, &BoundedQueue::HasItemOrClosed), deadline);

@@ -1,4 +1,4 @@
-// Time, injected: programs use RealClock, tests and the simulator a ManualClock.
+// Injectable time: programs use RealClock, tests and the simulator use ManualClock.
 //
 // Thread-safe.
 #pragma once
@@ -15,19 +15,19 @@ class Clock {
   virtual absl::Time Now() const = 0;
 };
 
-// The machine's wall clock.
+// The wall clock.
 class RealClock final : public Clock {
  public:
   absl::Time Now() const override;
 };
 
-// Never set: between two readings lies what has passed. The readings themselves mean nothing.
+// A monotonic clock. Only differences between readings are meaningful.
 class SteadyClock final : public Clock {
  public:
   absl::Time Now() const override;
 };
 
-// Stands still until it is told to move.
+// Changes only by Advance().
 class ManualClock final : public Clock {
  public:
   explicit ManualClock(absl::Time start) : now_(start) {}

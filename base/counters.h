@@ -1,4 +1,4 @@
-// Named counters that only grow, for the status and, later, metrics.
+// Named monotonic counters, for the status.
 //
 // Thread-safe.
 #pragma once
@@ -16,7 +16,7 @@ namespace cadre {
 class Counters {
  public:
   void Add(absl::string_view name, uint64_t amount = 1) ABSL_LOCKS_EXCLUDED(mutex_);
-  // 0 for a name that was never added to.
+  // 0 for unknown names.
   uint64_t Get(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::map<std::string, uint64_t> Snapshot() const ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -14,7 +14,7 @@ uint32_t Crc32c(absl::string_view bytes) {
     const absl::string_view piece = bytes.substr(at, kPiece);
     // Takes a non-const pointer, and does not write.
     auto* data = reinterpret_cast<unsigned char*>(const_cast<char*>(piece.data()));
-    crc = crc32_iscsi(data, static_cast<int>(piece.size()), crc);
+    crc = crc32_iscsi(data, std::ssize(piece), crc);
   }
   return ~crc;
 }

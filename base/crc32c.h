@@ -1,4 +1,4 @@
-// CRC32C (Castagnoli), by the processor's instruction where there is one (ISA-L).
+// CRC32C (Castagnoli); uses the CPU's instruction if available (ISA-L).
 //
 // Thread-safe (pure function).
 #pragma once

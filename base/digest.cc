@@ -1,3 +1,15 @@
+// Idea. Any split of a model over ranks or shards must have the same digest as the whole. A hash
+// over a byte stream (CRC, SHA) depends on the order; a sum over elements does not. Summing the
+// values themselves would miss permutations and compensating changes, so each term mixes the
+// position and the value into 64 bits first (an additive multiset hash in the sense of Clarke et
+// al. 2003, without its cryptographic claims).
+//
+// Invariants. For a fixed position the mix is a bijection of the 32 bits of the value: a change of
+// a single value always changes the digest. For several independent changes the probability of
+// equal digests is about 2^-64. Digest(a ++ b, p) == Digest(a, p) + Digest(b, p + |a|) modulo 2^64.
+//
+// Cost. Two multiplications per element: about the speed of memory with one core, vectorized by the
+// compiler. Limits. Detects accidents, not attackers: collisions are easy to construct.
 #include "base/digest.h"
 
 #include <bit>
@@ -9,11 +21,9 @@ namespace cadre {
 uint64_t Digest(std::span<const float> values, uint64_t first) {
   uint64_t sum = 0;
   for (uint64_t i = 0; i < values.size(); ++i) {
-    // The multiplier spreads the position over the word. For one position the rest is a bijection
-    // of the value's bits: one changed value always changes the sum. Two multiply-xorshift rounds
-    // give full avalanche, so that changes do not cancel by pattern.
+    // Spreads the position over the word; two multiply-xorshift rounds then give full avalanche.
     uint64_t x = (first + i + 1) * 0x9e3779b97f4a7c15ULL;
-    x ^= static_cast<uint64_t>(std::bit_cast<uint32_t>(values[i])) << 16;
+    x ^= uint64_t{std::bit_cast<uint32_t>(values[i])} << 16;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ULL;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ULL;
     sum += x ^ (x >> 32);

@@ -1,10 +1,8 @@
 // An additive digest of fp32 values by position.
 //
 // The digest of a set of (position, value) pairs is the sum, modulo 2^64, of a 64-bit mix of each
-// pair. It does not depend on how the set is cut or in which order it is visited: the digests of
-// shards add up to the digest of the model, and so do the digests of ranks. That is what lets a
-// group of any mesh check that it holds what any number of aggregator shards committed. It detects
-// accidents, not attackers.
+// pair: the digests of shards, or of ranks, add up to the digest of the model. A group with any
+// mesh can so verify the version that any number of aggregator shards committed.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -21,7 +19,7 @@ namespace cadre {
 // compared by their bits: -0.0 differs from 0.0.
 uint64_t Digest(std::span<const float> values, uint64_t first);
 
-// Of text, byte by byte and in order (FNV-1a): for names of what is kept under its contents.
+// FNV-1a, for names that are derived from contents.
 uint64_t TextDigest(absl::string_view text);
 
 // Sixteen hex digits.

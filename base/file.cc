@@ -17,9 +17,9 @@
 namespace cadre {
 namespace {
 
-absl::Status TooLarge(const std::string& path, int64_t most_bytes) {
+absl::Status TooLarge(const std::string& path, int64_t max_bytes) {
   return absl::InvalidArgumentError(
-      absl::StrCat(path, ": has more than the ", most_bytes, " bytes that are read"));
+      absl::StrCat(path, ": has more than the ", max_bytes, " bytes that are allowed"));
 }
 
 }  // namespace
@@ -43,24 +43,24 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
 }
 
 absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path) {
-  // Without O_NONBLOCK a named pipe would keep us waiting for its writer.
+  // Without O_NONBLOCK, opening a named pipe would block until it has a writer.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ErrnoStatus(errno, "open", path);
   absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat status {};
   if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat", path);
   if (!S_ISREG(status.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is no regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
   }
   std::move(close_fd).Cancel();
   return RegularFile{.fd = fd, .bytes = status.st_size};
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes) {
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
   CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
   const int fd = file.fd;
   absl::Cleanup close_fd = [fd] { close(fd); };
-  if (file.bytes > most_bytes) return TooLarge(path, most_bytes);
+  if (file.bytes > max_bytes) return TooLarge(path, max_bytes);
   std::string bytes;
   char buffer[1 << 16];
   while (true) {
@@ -68,9 +68,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ErrnoStatus(errno, "read", path);
     if (n == 0) return bytes;
-    bytes.append(buffer, static_cast<size_t>(n));
-    // It has grown since it was opened.
-    if (bytes.size() > static_cast<uint64_t>(most_bytes)) return TooLarge(path, most_bytes);
+    bytes.append(buffer, n);
+    // The file may have grown since it was opened.
+    if (bytes.size() > static_cast<uint64_t>(max_bytes)) return TooLarge(path, max_bytes);
   }
 }
 

@@ -1,6 +1,6 @@
-// Whole files: read, and written so that a reader sees the old or the new, never half of either.
+// Reading and atomically replacing whole files.
 //
-// Thread-safe, but a path takes one writer at a time: writers of one path share its "<path>.new".
+// Thread-safe, except that a path must not have concurrent writers: they would share "<path>.new".
 #pragma once
 
 #include <cstdint>
@@ -12,35 +12,33 @@
 
 namespace cadre {
 
-// What ReadFile takes into memory where its caller names no bound.
-inline constexpr int64_t kMostReadBytes = int64_t{1} << 30;
+// Default limit of ReadFile.
+inline constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
 
-// Errors: NotFound, PermissionDenied, ..., with the path in the message; InvalidArgument for what
-// is no regular file, and for one of more than `most_bytes`.
-absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most_bytes = kMostReadBytes);
+// Errors: NotFound, PermissionDenied, ..., with the path in the message; InvalidArgument for
+// anything but a regular file, and for more than `max_bytes`.
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxReadBytes);
 
-// A file that is open for reading.
+// A file descriptor open for reading.
 struct RegularFile {
-  // Its holder closes it.
+  // The owner closes it.
   int fd = -1;
-  // When it was opened.
+  // Size when it was opened.
   int64_t bytes = 0;
 };
 
-// Never waits: a named pipe is refused and not read.
-// Errors: NotFound, PermissionDenied, ..., with the path in the message; InvalidArgument for what
-// is no regular file.
+// Does not block on named pipes. Errors: NotFound, PermissionDenied, ..., with the path in the
+// message; InvalidArgument for anything but a regular file.
 absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path);
 
-// Writes beside the target, syncs, renames over it, syncs the folder.
-// Errors: ResourceExhausted for a full disk. After an error the target is as it was; or, if only
-// the last sync failed, new but perhaps not durable.
+// Replaces the file by an AtomicFile with these bytes.
+// Errors: ResourceExhausted for a full disk; as AtomicFile::Commit.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes);
 
-// The status of errno after a system call on `path`.
+// "cannot <what> <path>: ..." with the code of `error`, an errno value.
 absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path);
 
-// Makes the folder and its parents; fine if it is there.
+// Creates the folder and its parents unless they exist.
 absl::Status MakeFolder(const std::string& path);
 
 // Makes a rename in `folder` durable.

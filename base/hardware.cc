@@ -17,16 +17,16 @@ namespace cadre {
 namespace {
 
 constexpr char kProcessors[] = "/proc/cpuinfo";
-// Of the group that the process is in, if it sees itself at the top, as in a container.
+// Limits of the process's control group, if it is the root of its namespace as in a container.
 constexpr char kGroupTime[] = "/sys/fs/cgroup/cpu.max";
 constexpr char kGroupMemory[] = "/sys/fs/cgroup/memory.max";
 
-// Cores' worth of time; 0: no limit.
+// CPU quota in cores; 0: no limit.
 double GroupCores() {
   std::ifstream file(kGroupTime);
   double quota = 0;
   double period = 0;
-  // "max" is no number, so nothing is read.
+  // Without a quota the file contains "max", which is not read as a number.
   return file >> quota >> period && period > 0 ? quota / period : 0;
 }
 

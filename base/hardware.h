@@ -1,6 +1,6 @@
-// What this machine computes with, as far as a process may use it.
+// The CPUs and memory that this process may use.
 //
-// Thread-safe (asks the system).
+// Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,18 @@
 
 namespace cadre {
 
-// As the processor calls itself, such as "AMD EPYC 7763 64-Core Processor"; "processor" if it does
-// not say.
+// Model name of the CPU, such as "AMD EPYC 7763 64-Core Processor"; "processor" if unknown.
 std::string ProcessorName();
 
-// Names what a process computes with that has so many threads, such as "AMD EPYC 7763 64-Core
-// Processor, 1 thread": times of layers are filed under it, so what computes alike has one name.
+// Device name of a process with this number of threads, such as "AMD EPYC 7763 64-Core Processor, 1
+// thread". Layer times are stored by this name, so equal devices have equal names.
 std::string DeviceName(int threads);
 
-// Cores that this process may run on, at least 1; where its control group gives it less time, as
-// many as that is worth, rounded up.
+// Cores that this process may use, at least 1: those of its affinity mask, or the CPU quota of its
+// control group, rounded up, if that is lower.
 int UsableCores();
 
-// Of the machine or, if that is less, of the process's control group; 0: not known.
+// Memory of the host, or the limit of the control group if that is lower. 0: unknown.
 uint64_t UsableMemoryBytes();
 
 }  // namespace cadre

@@ -10,7 +10,7 @@ namespace cadre {
 
 uint64_t NewSeed() {
   std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
+  return uint64_t{device()} << 32 | device();
 }
 
 std::string NewIdentity() { return absl::StrFormat("%016x%016x", NewSeed(), NewSeed()); }

@@ -1,5 +1,4 @@
-// Names that no other process has: for incarnations and seeds. Drawn from the system, not
-// reproducible by design.
+// Unique names and seeds from the operating system's random numbers; not reproducible by design.
 //
 // Thread-safe.
 #pragma once
@@ -14,7 +13,7 @@ std::string NewIdentity();
 // 64 random bits.
 uint64_t NewSeed();
 
-// Name of this machine; "unknown" if it has none.
+// Name of this host; "unknown" if it has none.
 std::string HostName();
 
 }  // namespace cadre

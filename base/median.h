@@ -1,4 +1,4 @@
-// The middle of what was measured: one slow or fast reading among many does not move it.
+// The median, which is robust against outliers among measurements.
 //
 // Thread-safe (a pure function).
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace cadre {
 
-// Of an even number, the mean of the two in the middle; of none, 0.
+// The mean of the middle two for an even number of values; 0 for none.
 double Median(std::vector<double> values);
 
 }  // namespace cadre

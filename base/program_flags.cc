@@ -5,8 +5,12 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 
 DECLARE_bool(help);
@@ -31,19 +35,45 @@ bool Known(const std::string& name, bool* takes_next) {
          info.type == "bool";
 }
 
-// The first word that is neither a known flag nor a flag's value; null if there is none. gflags
-// itself ends the process with 1 for these.
+// The first argument that is neither a known flag nor the value of one; null if there is none.
+// gflags would end the process with exit code 1 for it.
 const char* FirstUnknown(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
-    absl::string_view word = argv[i];
-    if (word.size() < 2 || word[0] != '-') return argv[i];
-    word.remove_prefix(absl::StartsWith(word, "--") ? 2 : 1);
-    const size_t equals = word.find('=');
+    absl::string_view argument = argv[i];
+    if (argument.size() < 2 || argument[0] != '-') return argv[i];
+    argument.remove_prefix(absl::StartsWith(argument, "--") ? 2 : 1);
+    const size_t equals = argument.find('=');
     bool takes_next = false;
-    if (!Known(std::string(word.substr(0, equals)), &takes_next)) return argv[i];
+    if (!Known(std::string(argument.substr(0, equals)), &takes_next)) return argv[i];
     if (takes_next && equals == absl::string_view::npos) ++i;
   }
   return nullptr;
+}
+
+// `text` in lines of at most 76 characters after an indentation of 6.
+std::string Wrapped(absl::string_view text) {
+  std::string lines;
+  size_t width = 0;
+  for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    const bool fits = !lines.empty() && width + 1 + word.size() <= 76;
+    absl::StrAppend(&lines, fits ? " " : lines.empty() ? "      " : "\n      ", word);
+    width = fits ? width + 1 + word.size() : word.size();
+  }
+  return lines;
+}
+
+void PrintHelp(const char* usage, absl::string_view source) {
+  std::vector<gflags::CommandLineFlagInfo> flags;
+  gflags::GetAllFlags(&flags);  // sorted by file and name
+  std::printf("%s\n\nFlags:\n", usage);
+  for (const gflags::CommandLineFlagInfo& flag : flags) {
+    if (!absl::EndsWith(flag.filename, source)) continue;
+    std::string name = absl::StrReplaceAll(flag.name, {{"_", "-"}});
+    if (flag.type != "bool") absl::StrAppend(&name, "=", flag.type);
+    const std::string value =
+        flag.default_value.empty() ? "" : absl::StrCat(" (default: ", flag.default_value, ")");
+    std::printf("  --%s%s\n%s\n", name.c_str(), value.c_str(), Wrapped(flag.description).c_str());
+  }
 }
 
 }  // namespace
@@ -59,7 +89,7 @@ std::optional<int> ParseProgramFlags(const char* usage, const char* version, con
   }
   gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
   if (FLAGS_help || FLAGS_helpshort) {
-    gflags::ShowUsageWithFlagsRestrict((*argv)[0], source);
+    PrintHelp(usage, source);
     return 0;
   }
   gflags::HandleCommandLineHelpFlags();  // --version and the rarer forms of help

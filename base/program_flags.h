@@ -1,6 +1,6 @@
-// How the daemons take their command lines: alike, and by the exit codes that their help promises.
+// The command line of a daemon: gflags, with the same help and the same exit codes in every program.
 //
-// Called from main only, before any thread is made.
+// Called from main only, before any thread starts.
 #pragma once
 
 #include <optional>
@@ -9,10 +9,10 @@ namespace cadre {
 
 inline constexpr int kExitBadFlags = 2;
 
-// Parses gflags and removes them from argv. Returns the exit code when the program is to end now:
-// 0 after --help or --version (which show the program's own flags, `source` being its main.cc
-// without ending, such as "worker/main"), kExitBadFlags after an unknown flag or an argument that
-// is no flag, told in one line.
+// Parses the flags and removes them from argv; flags may be written with dashes or underscores.
+// Returns the exit code if the program has to end now: 0 after --help or --version,
+// kExitBadFlags after a one-line error message about an unknown flag or a positional argument.
+// `source` is the file whose flags --help lists, such as "worker/main.cc".
 std::optional<int> ParseProgramFlags(const char* usage, const char* version, const char* source,
                                      int* argc, char*** argv);
 

@@ -1,5 +1,5 @@
-// Counter-based random numbers: a value is a pure function of (seed, stream, counter), so that
-// weights, sample order and noise do not depend on who computes them, or when.
+// Counter-based random numbers: a value is a pure function of (seed, stream, substream, counter),
+// so weights, sample order and noise do not depend on the rank or the time of the computation.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace cadre {
 
-// Streams that Cadre draws from; a new use gets a new number.
+// One stream per use; numbers are never reused.
 enum class RandomStream : uint32_t {
   kInitialWeights = 1,
   kSampleOrder = 2,
@@ -24,8 +24,8 @@ enum class RandomStream : uint32_t {
   kTest = 1000,
 };
 
-// The numbers of one (seed, stream, substream): what depends on these is worked out once. Inline,
-// for loops over many counters.
+// The numbers of one (seed, stream, substream), with the key computed once. Inline, for loops over
+// many counters.
 class RandomSequence {
  public:
   RandomSequence(uint64_t seed, RandomStream stream, uint64_t substream)
@@ -51,11 +51,10 @@ class RandomSequence {
 // 64 well-mixed bits.
 uint64_t RandomBits(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter);
 
-// Uniform in [0, 1), 24 bits of it.
+// Uniform in [0, 1), a multiple of 2^-24.
 float RandomUniform(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter);
 
-// Standard normal (Box-Muller on two uniforms of the same counter): the same bits on every
-// processor.
+// Standard normal (Box-Muller on two uniforms of the same counter); bitwise equal on every CPU.
 float RandomNormal(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter);
 
 // A permutation of 0 .. size - 1 (Fisher-Yates). Requires: size < 2^32.

@@ -1,11 +1,10 @@
-// Macros that pass an absl::Status up, and a way to say where it happened.
+// Macros that propagate an absl::Status, and context for its message.
 //
 //   CADRE_RETURN_IF_ERROR(Open(path));
 //   CADRE_ASSIGN_OR_RETURN(std::string text, ReadFile(path));
 //
-// Codes are chosen by what the caller can do: Unavailable - retry; Aborted - re-plan; NotFound,
-// InvalidArgument - the user's to mend; DataLoss - what was read is not what was written;
-// Internal - our bug.
+// Codes follow from the caller's options: Unavailable: retry; Aborted: re-plan; NotFound,
+// InvalidArgument: the user must fix it; DataLoss: stored data is damaged; Internal: a bug.
 #pragma once
 
 #include <utility>

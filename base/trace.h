@@ -1,8 +1,8 @@
-// What happened when, on which lane: intervals that are kept in memory and written in the format of
-// Chrome's trace viewer (chrome://tracing, Perfetto).
+// Timed intervals on tracks, recorded in memory and written in the format of Chrome's trace viewer
+// (chrome://tracing, Perfetto).
 //
-// A trace that is off costs one atomic load per interval. It holds a bounded number of intervals
-// and counts what it had to drop. Thread-safe.
+// An inactive trace costs one atomic load per interval. An active one stores up to kMaxIntervals
+// and counts the others. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -21,12 +21,12 @@ struct TraceInterval {
   std::string name;
   // "compute", "move", "collective", "update", "wait" or "step".
   std::string category;
-  // Of the lanes of a rank: 0 its own thread, 1 its communication thread.
-  int lane = 0;
-  // Microseconds since the epoch, by the machine's clock; and how long.
+  // Track of the rank: 0 is its main thread, 1 its communication thread.
+  int track = 0;
+  // Microseconds since the Unix epoch by the host's clock, and duration.
   int64_t begin_us = 0;
   int64_t duration_us = 0;
-  // Of what travelled; -1: nothing.
+  // Size of the transfer; -1: not a transfer.
   int64_t bytes = -1;
   // Step of the run.
   int64_t step = 0;
@@ -34,18 +34,18 @@ struct TraceInterval {
 
 class Trace {
  public:
-  static constexpr size_t kMostIntervals = 1 << 16;
+  static constexpr size_t kMaxIntervals = 1 << 16;
 
   bool on() const { return on_.load(std::memory_order_relaxed); }
-  // Forgets what was kept, and keeps from now on.
+  // Discards recorded intervals and starts recording.
   void Start() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Hands out what was kept.
+  // Stops recording and returns the intervals.
   std::vector<TraceInterval> Stop() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Dropped when off; counted when there is no room.
+  // Ignored if inactive; counted as dropped if full.
   void Add(TraceInterval interval) ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t dropped() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Microseconds since the epoch.
+  // Microseconds since the Unix epoch.
   static int64_t Now();
 
  private:
@@ -55,13 +55,13 @@ class Trace {
   uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// One process of the trace viewer: a rank with its lanes.
+// One process of the trace viewer: a rank with its tracks.
 struct TraceProcess {
   // "group 0 rank 1 (worker-3)".
   std::string name;
   std::vector<TraceInterval> intervals;
 };
-// A JSON document; processes in the order given.
+// A JSON document, with the processes in this order.
 std::string ChromeTraceJson(const std::vector<TraceProcess>& processes);
 
 }  // namespace cadre

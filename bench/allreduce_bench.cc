@@ -93,9 +93,8 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   CADRE_ASSIGN_OR_RETURN(settings.in_place, PlacesFromFlag(FLAGS_in_place));
   CADRE_ASSIGN_OR_RETURN(const int64_t least, ParseBytes(FLAGS_min));
   CADRE_ASSIGN_OR_RETURN(const int64_t most, ParseBytes(FLAGS_max));
-  CADRE_ASSIGN_OR_RETURN(
-      settings.sizes,
-      Sizes(least, most, FLAGS_factor, static_cast<int64_t>(SizeOf(settings.contest.dtype))));
+  CADRE_ASSIGN_OR_RETURN(settings.sizes,
+                         Sizes(least, most, FLAGS_factor, SizeOf(settings.contest.dtype)));
   return settings;
 }
 
@@ -197,10 +196,10 @@ absl::StatusOr<bool> Run() {
   Crews crews;
   CADRE_RETURN_IF_ERROR(crews.Start(contest, {.ranks = FLAGS_ranks,
                                               .dtype = settings.contest.dtype,
-                                              .most_bytes = settings.sizes.back(),
+                                              .max_bytes = settings.sizes.back(),
                                               .out_of_place = settings.in_place.back() == false,
                                               .timeout = absl::Seconds(FLAGS_timeout),
-                                              .tcp_lanes = FLAGS_lanes,
+                                              .tcp_connections = FLAGS_lanes,
                                               .gloo_folder = folder.path()}));
   CADRE_ASSIGN_OR_RETURN(const bool right, MeasureAll(settings, contest, crews.entrants()));
   crews.Quit();
@@ -212,7 +211,7 @@ absl::StatusOr<bool> Run() {
 
 int main(int argc, char** argv) {
   if (const auto code = cadre::ParseProgramFlags(cadre::bench::kUsage, CADRE_VERSION,
-                                                 "bench/allreduce_bench", &argc, &argv)) {
+                                                 "bench/allreduce_bench.cc", &argc, &argv)) {
     return *code;
   }
   const absl::StatusOr<bool> right = cadre::bench::Run();

@@ -91,7 +91,7 @@ def parse():
 
 
 def points(args):
-    """(G, H); H is 0 for the one group that averages with nobody."""
+    """(G, H); H is 0 for a single group, which does not average."""
     yield 1, 0
     for groups in args.groups:
         for steps in args.steps:
@@ -124,7 +124,7 @@ def train(args, groups, steps, seed):
     run = json.loads(done.stdout.strip().splitlines()[-1])
     drift = run["discrepancy"] or {}
     # What progress said on the way, every two seconds or so.
-    seen = [float(x) for x in re.findall(r"groups differ ([0-9.e+-]+)", done.stderr)]
+    seen = [float(x) for x in re.findall(r"divergence ([0-9.e+-]+)", done.stderr)]
     return {"bench": "discrepancy", "groups": groups, "steps": steps, "seed": seed, **setting(args),
             "accuracy": run["test_accuracy"], "loss": run["test_loss"], "seconds": run["seconds"],
             "group_steps": run["steps"], "rounds": drift.get("rounds", 0),

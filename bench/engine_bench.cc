@@ -25,12 +25,12 @@
 #include "base/status.h"
 #include "bench/engine_profile.h"
 #include "bench/training_setup.h"
-#include "coordinator/plan/planner.h"
+#include "plan/search/planner.h"
 #include "worker/train/replica.h"
 #include "worker/transport/thread_transport.h"
 
 DEFINE_string(model, "lenet", "A model of the zoo, or a *.textproto run spec.");
-DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
 DEFINE_int32(batch, 32, "Samples of a step, over all ranks.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_int32(steps, 10, "Steps that are timed; the median counts.");
@@ -56,7 +56,7 @@ struct Measured {
 // Floating-point operations a second at the machine's best, of a product of matrices and of a
 // convolution that fit the caches. Measured alone, before ranks share the cores.
 double PeakFlops() {
-  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(FLAGS_threads);
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
   constexpr int64_t kSide = 1024;
   constexpr int64_t kImage = 28;
   constexpr int64_t kChannels = 256;
@@ -84,10 +84,11 @@ double PeakFlops() {
   };
   for (int i = 0; i < 10; ++i) {
     time(2.0 * kSide * kSide * kSide, [&] {
-      kernels->FullyConnectedForward({kSide, kSide, kSide}, x, w, {}, y);
+      kernels->dense().FullyConnectedForward({kSide, kSide, kSide}, x, w, {}, y);
     });
     time(2.0 * 4 * kImage * kImage * kChannels * kChannels * 9, [&] {
-      kernels->ConvolutionForward(convolution, images, taps, {}, std::span(y).first(images.size()));
+      kernels->window().ConvolutionForward(convolution, images, taps, {},
+                                           std::span(y).first(images.size()));
     });
   }
   return best;
@@ -95,7 +96,7 @@ double PeakFlops() {
 
 absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak,
                                Transport& transport) {
-  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(FLAGS_threads);
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
   CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec, plan, *kernels, transport));
   const RandomBatch batch(*replica, FLAGS_batch);
   EngineProfile profile(replica->graph());
@@ -105,7 +106,7 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, do
   for (int step = -FLAGS_warmup; step < FLAGS_steps; ++step) {
     if (step == 0) {
       profile.Clear();
-      exposed = replica->seconds_exposed();
+      exposed = (replica->seconds_waited() + replica->seconds_moving());
     }
     const absl::Time start = absl::Now();
     const BatchView view = batch.View(FLAGS_batch, step + FLAGS_warmup);
@@ -117,7 +118,7 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, do
     if (step >= 0) measured.seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
   }
   CADRE_RETURN_IF_ERROR(replica->Settle());
-  measured.waited = replica->seconds_exposed() - exposed;
+  measured.waited = (replica->seconds_waited() + replica->seconds_moving()) - exposed;
   for (const Parameter& parameter : replica->index().parameters()) {
     if (!IsStatistic(parameter.role)) measured.parameters += parameter.shape.elements();
   }

@@ -16,7 +16,7 @@ bool IsProduct(LayerKind kind) {
 
 // Of a layer's operations over the whole batch, those on this rank: its part of the output, and of
 // what each output sums over.
-double FlopsHere(const GraphLayer& layer, const LayerPlace& place, int64_t samples) {
+double FlopsHere(const GraphLayer& layer, const LayerRegion& place, int64_t samples) {
   const Box& input = place.inputs[0];
   const auto last = static_cast<size_t>(layer.input().rank());
   const int64_t summed = layer.input()[layer.input().rank() - 1];
@@ -55,7 +55,7 @@ void EngineProfile::Played(const Tape& tape, const TapeOp& op, absl::Time, doubl
   row.seconds += seconds;
   const GraphLayer& layer = graph_[op.layer];
   if (!IsProduct(layer.kind)) return;
-  const double forward = FlopsHere(layer, tape.places[static_cast<size_t>(op.layer)], tape.samples);
+  const double forward = FlopsHere(layer, tape.regions[op.layer], tape.samples);
   if (op.kind == TapeOpKind::kForward) row.flops += forward;
   // The gradients of weights and of inputs cost as much as forward each.
   if (op.kind == TapeOpKind::kBackward) {

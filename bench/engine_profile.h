@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "spec/graph.h"
+#include "model/graph.h"
 #include "worker/nn/network.h"
 
 namespace cadre {

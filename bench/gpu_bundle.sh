@@ -91,8 +91,8 @@ if [ -d "$root/bench/gpu" ]; then
   mkdir -p "$stage/bench"
   find "$root/bench/gpu" -name '*.py' -exec cp {} "$stage/bench/" \;
 fi
-mkdir -p "$stage/source/spec" "$stage/source/deploy"
-cp -r "$root/spec/zoo" "$stage/source/spec/"
+mkdir -p "$stage/source/model" "$stage/source/deploy"
+cp -r "$root/model/zoo" "$stage/source/model/"
 cp "$root"/deploy/*.textproto "$stage/source/deploy/"
 # What gpu_check.py reads: the tests with their arguments, the benchmarks, what all was built from.
 python3 - "$root" "$build" "$stage" "$(cached CADRE_CUDA_ARCHITECTURES)" "${tests[@]}" <<'PYTHON'

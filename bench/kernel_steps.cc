@@ -42,7 +42,7 @@ constexpr int64_t kClasses = 1000;
 
 }  // namespace
 
-Step::Step(Kernels& kernels, int64_t batch) : kernels_(kernels), batch_(batch) {}
+Step::Step(Backend& kernels, int64_t batch) : kernels_(kernels), batch_(batch) {}
 
 std::vector<std::string> Step::Models() {
   return {"lenet", "alexnet", "vgg11", "resnet18", "resnet50"};
@@ -95,7 +95,7 @@ Step::Blob* Step::Parameter(int64_t n) {
   parameters_ += n;
   update_.push_back({absl::StrCat(layer_, ".update"), 0, 20.0 * static_cast<double>(n), [this, p] {
                        const SgdStep step{.rate = 1e-6F, .momentum = 0.9F};
-                       kernels_.Sgd(step, p->gradient, p->value, p->velocity);
+                       kernels_.optimizer().Sgd(step, p->gradient, p->value, p->velocity);
                      }});
   return p;
 }
@@ -121,15 +121,16 @@ Step::Blob* Step::Convolution(Blob* x, int64_t out, int64_t kernel, int64_t stri
   const std::string shape = absl::StrCat(kernel, "x", kernel, "s", stride, " ", x->channels, "->",
                                          out, " at ", d.window.out_height);
   Forward(absl::StrCat("conv.forward ", shape), flop, bytes, [this, d, x, w, b, y] {
-    kernels_.ConvolutionForward(d, x->value, w->value, b->value, y->value);
+    kernels_.window().ConvolutionForward(d, x->value, w->value, b->value, y->value);
   });
   if (x != input_) {
     Backward(absl::StrCat("conv.backward_data ", shape), flop, bytes, [this, d, x, w, y] {
-      kernels_.ConvolutionBackwardData(d, y->gradient, w->value, x->gradient);
+      kernels_.window().ConvolutionBackwardData(d, y->gradient, w->value, x->gradient);
     });
   }
   Backward(absl::StrCat("conv.backward_weights ", shape), flop, bytes, [this, d, x, w, b, y] {
-    kernels_.ConvolutionBackwardWeights(d, x->value, y->gradient, w->gradient, b->gradient);
+    kernels_.window().ConvolutionBackwardWeights(d, x->value, y->gradient, w->gradient,
+                                                 b->gradient);
   });
   return y;
 }
@@ -144,8 +145,8 @@ Step::Blob* Step::BatchNorm(Blob* x) {
   const double bytes = 4.0 * static_cast<double>(x->value.size());
   const auto rows = static_cast<double>(d.rows);
   const auto sums = [this, d, x, mean, inverse, rows] {
-    std::vector<double> sums(static_cast<size_t>(2 * d.channels));
-    kernels_.BatchNormSums(d, x->value, sums);
+    std::vector<double> sums(2 * d.channels);
+    kernels_.norm().BatchNormSums(d, x->value, sums);
     for (size_t c = 0; c < sums.size() / 2; ++c) {
       const double m = sums[c] / rows;
       const double variance = sums[sums.size() / 2 + c] / rows - m * m;
@@ -156,24 +157,24 @@ Step::Blob* Step::BatchNorm(Blob* x) {
   const auto channels = static_cast<size_t>(d.channels);
   Forward("norm.sums", 0, bytes, sums);
   Forward("norm.forward", 0, 2 * bytes, [this, d, x, y, mean, inverse, scale, shift, channels] {
-    kernels_.BatchNormForward(d, x->value, std::span(mean->value).first(channels),
-                              std::span(inverse->value).first(channels), scale->value, shift->value,
-                              y->value);
+    kernels_.norm().BatchNormForward(d, x->value, std::span(mean->value).first(channels),
+                                     std::span(inverse->value).first(channels), scale->value,
+                                     shift->value, y->value);
   });
   const auto backward = [this, d, x, y, mean, inverse, scale, shift, rows, channels] {
     std::vector<double> sums(2 * channels);
     const auto m = std::span<const float>(mean->value).first(channels);
     const auto i = std::span<const float>(inverse->value).first(channels);
-    kernels_.BatchNormBackwardSums(d, x->value, y->gradient, m, i, sums);
+    kernels_.norm().BatchNormBackwardSums(d, x->value, y->gradient, m, i, sums);
     for (size_t c = 0; c < channels; ++c) {
       shift->gradient[c] = static_cast<float>(sums[c]);
       scale->gradient[c] = static_cast<float>(sums[channels + c]);
       mean->gradient[c] = static_cast<float>(sums[c] / rows);
       inverse->gradient[c] = static_cast<float>(sums[channels + c] / rows);
     }
-    kernels_.BatchNormBackward(d, x->value, y->gradient, m, i, scale->value,
-                               std::span(mean->gradient).first(channels),
-                               std::span(inverse->gradient).first(channels), x->gradient);
+    kernels_.norm().BatchNormBackward(d, x->value, y->gradient, m, i, scale->value,
+                                      std::span(mean->gradient).first(channels),
+                                      std::span(inverse->gradient).first(channels), x->gradient);
   };
   Backward("norm.backward", 0, 5 * bytes, backward);
   return y;
@@ -182,10 +183,11 @@ Step::Blob* Step::BatchNorm(Blob* x) {
 // In place, as workers do it.
 Step::Blob* Step::Relu(Blob* x) {
   const double bytes = 4.0 * static_cast<double>(x->value.size());
-  Forward("relu.forward", 0, 2 * bytes,
-          [this, x] { kernels_.ActivationForward(Activation::kRelu, x->value, x->value); });
+  Forward("relu.forward", 0, 2 * bytes, [this, x] {
+    kernels_.pointwise().ActivationForward(Activation::kRelu, x->value, x->value);
+  });
   Backward("relu.backward", 0, 3 * bytes, [this, x] {
-    kernels_.ActivationBackward(Activation::kRelu, x->value, x->gradient, x->gradient);
+    kernels_.pointwise().ActivationBackward(Activation::kRelu, x->value, x->gradient, x->gradient);
   });
   return x;
 }
@@ -199,10 +201,11 @@ Step::Blob* Step::MaxPool(Blob* x, int64_t kernel, int64_t stride, int64_t paddi
   indices_.emplace_back(y->value.size());
   auto* argmax = &indices_.back();
   const double bytes = 4.0 * static_cast<double>(x->value.size() + 2 * y->value.size());
-  Forward("pool.forward", 0, bytes,
-          [this, d, x, y, argmax] { kernels_.PoolingForward(d, x->value, y->value, *argmax); });
+  Forward("pool.forward", 0, bytes, [this, d, x, y, argmax] {
+    kernels_.window().PoolingForward(d, x->value, y->value, *argmax);
+  });
   Backward("pool.backward", 0, bytes, [this, d, x, y, argmax] {
-    kernels_.PoolingBackward(d, y->gradient, *argmax, x->gradient);
+    kernels_.window().PoolingBackward(d, y->gradient, *argmax, x->gradient);
   });
   return y;
 }
@@ -212,12 +215,12 @@ Step::Blob* Step::GlobalPool(Blob* x) {
   const int64_t positions = x->height * x->width;
   const double bytes = 4.0 * static_cast<double>(x->value.size());
   Forward("global_pool.forward", 0, bytes, [this, x, y, positions] {
-    kernels_.GlobalAveragePoolForward(batch_, positions, x->channels, positions, x->value,
-                                      y->value);
+    kernels_.window().GlobalAveragePoolForward(batch_, positions, x->channels, positions, x->value,
+                                               y->value);
   });
   Backward("global_pool.backward", 0, bytes, [this, x, y, positions] {
-    kernels_.GlobalAveragePoolBackward(batch_, positions, x->channels, positions, y->gradient,
-                                       x->gradient);
+    kernels_.window().GlobalAveragePoolBackward(batch_, positions, x->channels, positions,
+                                                y->gradient, x->gradient);
   });
   return y;
 }
@@ -226,9 +229,10 @@ Step::Blob* Step::GlobalPool(Blob* x) {
 Step::Blob* Step::Add(Blob* branch, Blob* shortcut) {
   const double bytes = 4.0 * static_cast<double>(branch->value.size());
   Forward("add.forward", 0, 3 * bytes,
-          [this, branch, shortcut] { kernels_.Add(shortcut->value, branch->value); });
-  Backward("add.backward", 0, 3 * bytes,
-           [this, branch, shortcut] { kernels_.Add(branch->gradient, shortcut->gradient); });
+          [this, branch, shortcut] { kernels_.pointwise().Add(shortcut->value, branch->value); });
+  Backward("add.backward", 0, 3 * bytes, [this, branch, shortcut] {
+    kernels_.pointwise().Add(branch->gradient, shortcut->gradient);
+  });
   return branch;
 }
 
@@ -241,24 +245,25 @@ Step::Blob* Step::FullyConnected(Blob* x, int64_t out) {
   const double bytes = Bytes(SizesOf(d));
   const std::string shape = absl::StrCat(d.in, "->", d.out);
   Forward(absl::StrCat("fc.forward ", shape), flop, bytes, [this, d, x, w, b, y] {
-    kernels_.FullyConnectedForward(d, x->value, w->value, b->value, y->value);
+    kernels_.dense().FullyConnectedForward(d, x->value, w->value, b->value, y->value);
   });
   Backward(absl::StrCat("fc.backward_data ", shape), flop, bytes, [this, d, x, w, y] {
-    kernels_.FullyConnectedBackwardData(d, y->gradient, w->value, x->gradient);
+    kernels_.dense().FullyConnectedBackwardData(d, y->gradient, w->value, x->gradient);
   });
   Backward(absl::StrCat("fc.backward_weights ", shape), flop, bytes, [this, d, x, w, b, y] {
-    kernels_.FullyConnectedBackwardWeights(d, x->value, y->gradient, w->gradient, b->gradient);
+    kernels_.dense().FullyConnectedBackwardWeights(d, x->value, y->gradient, w->gradient,
+                                                   b->gradient);
   });
   return y;
 }
 
 void Step::Loss(Blob* x) {
-  indices_.emplace_back(static_cast<size_t>(batch_));
+  indices_.emplace_back(batch_);
   auto* labels = &indices_.back();
   for (size_t i = 0; i < labels->size(); ++i) (*labels)[i] = static_cast<int32_t>(i % 10);
   Forward("loss", 0, 8.0 * static_cast<double>(x->value.size()), [this, x, labels] {
-    kernels_.SoftmaxCrossEntropy(batch_, x->channels, 0, x->value, *labels,
-                                 1.0F / static_cast<float>(batch_), x->gradient);
+    kernels_.pointwise().SoftmaxCrossEntropy(batch_, x->channels, 0, x->value, *labels,
+                                             1.0F / static_cast<float>(batch_), x->gradient);
   });
 }
 

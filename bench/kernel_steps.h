@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tensor/tensor.h"
 
 namespace cadre {
@@ -30,7 +30,7 @@ struct Operation {
 class Step {
  public:
   // Lends `kernels` to the operations. Requires: batch >= 1.
-  Step(Kernels& kernels, int64_t batch);
+  Step(Backend& kernels, int64_t batch);
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
@@ -73,7 +73,7 @@ class Step {
   void ResNet(bool bottleneck, const std::vector<int>& depths);
   Blob* Residual(Blob* x, bool bottleneck, int64_t width, int64_t stride);
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const int64_t batch_;
   int64_t parameters_ = 0;
   int layer_ = 0;

@@ -19,7 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "bench/kernel_steps.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 DEFINE_string(model, "lenet", "lenet, alexnet, vgg11, resnet18 or resnet50");
 DEFINE_int32(batch, 32, "samples in a step");
@@ -44,7 +44,7 @@ double SecondsOf(const std::function<void()>& run) {
 }
 
 double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  const auto middle = values.begin() + (values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
@@ -57,19 +57,19 @@ double MedianSeconds(const std::function<void()>& run) {
 }
 
 // A product of matrices that fit the caches.
-double MatrixGflops(Kernels& kernels) {
+double MatrixGflops(Backend& kernels) {
   const FullyConnectedDims d{.batch = 1024, .in = 1024, .out = 1024};
   const std::vector<float> x(1 << 20, 1.0F), w(1 << 20, 1.0F);
   std::vector<float> dx(1 << 20);
   return 2.0 * (1 << 30) / 1e9 /
-         MedianSeconds([&] { kernels.FullyConnectedBackwardData(d, x, w, dx); });
+         MedianSeconds([&] { kernels.dense().FullyConnectedBackwardData(d, x, w, dx); });
 }
 
 // y += x over more than the caches hold.
-double AddGbs(Kernels& kernels) {
+double AddGbs(Backend& kernels) {
   const std::vector<float> x(1 << 26, 1.0F);
   std::vector<float> y(1 << 26);
-  return 3.0 * (1 << 28) / 1e9 / MedianSeconds([&] { kernels.Add(x, y); });
+  return 3.0 * (1 << 28) / 1e9 / MedianSeconds([&] { kernels.pointwise().Add(x, y); });
 }
 
 // "12.conv.forward 3x3..." is of the kind "conv.forward".
@@ -84,7 +84,7 @@ std::string Rate(const Operation& operation, double seconds) {
   return absl::StrFormat(R"("gbs":%.1f)", operation.bytes / seconds / 1e9);
 }
 
-std::string Measure(const Step& step, Kernels& kernels) {
+std::string Measure(const Step& step, Backend& kernels) {
   const std::vector<Operation> operations = step.Operations();
   std::vector<double> steps;
   std::vector<std::vector<double>> seconds(operations.size());
@@ -128,7 +128,7 @@ int Run() {
     absl::FPrintF(stderr, "--cpu_time needs --threads=1\n");
     return 2;
   }
-  const auto kernels = MakeCpuKernels(FLAGS_threads);
+  const auto kernels = MakeCpuBackend(FLAGS_threads);
   Step step(*kernels, FLAGS_batch);
   if (!step.Build(FLAGS_model)) {
     absl::FPrintF(stderr, "--model=%s: there are %s\n", FLAGS_model,

@@ -30,15 +30,15 @@
 #include "base/trace.h"
 #include "bench/overlap/step_times.h"
 #include "bench/training_setup.h"
-#include "coordinator/plan/planner.h"
-#include "spec/plan_collectives.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/planner.h"
 #include "worker/train/group_plan.h"
 #include "worker/train/replica.h"
 #include "worker/train/tape_trace.h"
 #include "worker/transport/tcp_listener.h"
 
 DEFINE_string(model, "alexnet", "A model of the zoo, or a *.textproto run spec.");
-DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
 DEFINE_int32(batch, 32, "Samples of a step, over all ranks.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_int32(steps, 3, "Steps of each configuration in each round.");
@@ -59,7 +59,7 @@ namespace {
 struct Config {
   std::string name;
   int model_ranks = 1;
-  v1::CollectivePolicy collectives = v1::AUTO;
+  v1::Cluster::CollectivePolicy collectives = v1::Cluster::AUTO;
   bool overlap = true;
 };
 
@@ -99,13 +99,13 @@ class Contestant {
                                                         .ranks = transport.size(),
                                                         .model_ranks = config.model_ranks}));
     spec.mutable_cluster()->set_collectives(config.collectives);
-    spec.mutable_cluster()->set_overlap(config.overlap ? v1::ON : v1::OFF);
+    spec.mutable_cluster()->set_overlap(config.overlap ? v1::Cluster::ON : v1::Cluster::OFF);
     v1::Assignment assignment;
     CADRE_ASSIGN_OR_RETURN(*assignment.mutable_plan(), MakePlan(spec, transport.size()));
     *assignment.mutable_plan()->mutable_link() = link;
     auto contestant = std::make_unique<Contestant>();
     contestant->config_ = config;
-    contestant->kernels_ = MakeCpuKernels(FLAGS_threads);
+    contestant->kernels_ = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const v1::Plan plan,
                            SettlePlan(spec, assignment, transport, transport, *contestant->kernels_,
                                       /*cache=*/nullptr));
@@ -144,7 +144,7 @@ class Contestant {
     if (counts) {
       // With what the last step left under way, and without what the first found.
       sent_ += replica_->comms().bytes_sent() - sent;
-      counted_ += static_cast<uint64_t>(steps);
+      counted_ += steps;
     }
     return absl::OkStatus();
   }
@@ -223,7 +223,7 @@ class Contestant {
 
   Config config_;
   Trace trace_;
-  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Backend> kernels_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<RandomBatch> batch_;
   std::unique_ptr<TapeTrace> tape_;
@@ -244,12 +244,11 @@ std::string Twin(const Config& config) {
 
 absl::Status Run() {
   const std::vector<std::string> peers = absl::StrSplit(FLAGS_peers, ',');
-  if (FLAGS_rank < 0 || FLAGS_rank >= static_cast<int>(peers.size())) {
+  if (FLAGS_rank < 0 || FLAGS_rank >= std::ssize(peers)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--rank is ", FLAGS_rank, ", but --peers names ", peers.size()));
   }
-  CADRE_ASSIGN_OR_RETURN(const auto listener,
-                         TcpListener::Listen({.address = peers[static_cast<size_t>(FLAGS_rank)]}));
+  CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({.address = peers[FLAGS_rank]}));
   CADRE_ASSIGN_OR_RETURN(const auto transport,
                          ConnectRanks(*listener, FLAGS_rank, peers, FLAGS_shared_memory));
   std::vector<Config> configs;

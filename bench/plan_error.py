@@ -25,7 +25,7 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--bin", default="build/bin", help="folder of bench_plan_error")
-    p.add_argument("--zoo", default="spec/zoo", help="folder of the zoo's specs")
+    p.add_argument("--zoo", default="model/zoo", help="folder of the zoo's specs")
     p.add_argument("--models", default=MODELS, help="model:batch, comma separated")
     p.add_argument("--ranks", default="1,2,4", help="sizes of groups")
     p.add_argument("--rate", default="1gbit", help="of every host's link, comma separated")
@@ -59,7 +59,7 @@ def run_group(args, ranks, rate):
 
 
 def measure(args, output):
-    """All lines; each is written to `output` at once, too."""
+    """All lines; each is also written to `output` immediately."""
     lines = []
     for rate in args.rate.split(","):
         for ranks in map(int, args.ranks.split(",")):

@@ -25,8 +25,8 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "bench/training_setup.h"
-#include "coordinator/plan/prediction.h"
-#include "coordinator/plan/search.h"
+#include "plan/search/prediction.h"
+#include "plan/search/search.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/probe/layer_probe.h"
@@ -37,7 +37,7 @@
 
 DEFINE_string(models, "lenet:256",
               "model:batch of the zoo, comma separated; batch over all ranks.");
-DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it wants.");
 DEFINE_double(seconds, 4, "Steps of a plan are timed for about so long, three at least.");
@@ -88,7 +88,6 @@ class Trial {
         transport_(transport),
         all_(all) {
     machine_.link = link;
-    machine_.link_kind = FLAGS_link;
     machine_.cores = FLAGS_cores;
   }
 
@@ -153,7 +152,7 @@ class Trial {
     v1::ProbeRequest request;
     *request.mutable_spec() = spec_;
     for (const Entry& entry : entries_) *request.add_plan() = entry.plan;
-    const std::unique_ptr<Kernels> kernels = MakeCpuKernels(FLAGS_threads);
+    const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(
         const v1::DeviceProfile device,
         ProbeLayers(request, *kernels, {.before_each_plan = [this] { return all_.Barrier(); }}));
@@ -189,7 +188,7 @@ class Trial {
   }
 
   absl::Status Measure(Entry* entry) {
-    const std::unique_ptr<Kernels> kernels = MakeCpuKernels(FLAGS_threads);
+    const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const auto replica,
                            Replica::Make(spec_, entry->plan, *kernels, transport_));
     const int64_t batch = spec_.batch_per_group();
@@ -210,7 +209,7 @@ class Trial {
         FLAGS_seconds / kRounds / absl::ToDoubleSeconds(absl::Now() - start), 1.0, 200.0));
     CADRE_RETURN_IF_ERROR(all_.Broadcast(std::as_writable_bytes(std::span(&count, 1)), 0));
     std::vector<double> means;
-    const double exposed = replica->seconds_exposed();
+    const double exposed = (replica->seconds_waited() + replica->seconds_moving());
     const double moving = replica->seconds_moving();
     for (int round = 0; round < kRounds; ++round) {
       start = absl::Now();
@@ -220,8 +219,9 @@ class Trial {
     const double total = kRounds * count;
     entry->measured.set_step(Median(means));
     entry->measured.set_moves((replica->seconds_moving() - moving) / total);
-    entry->measured.set_exposed((replica->seconds_exposed() - exposed) / total -
-                                entry->measured.moves());
+    entry->measured.set_exposed(
+        ((replica->seconds_waited() + replica->seconds_moving()) - exposed) / total -
+        entry->measured.moves());
     entry->measured.set_compute(entry->measured.step() - entry->measured.moves() -
                                 entry->measured.exposed());
     return replica->Settle();
@@ -249,10 +249,10 @@ class Trial {
     const Entry& fastest =
         *std::min_element(entries_.begin(), entries_.end(), by(&Entry::measured));
     std::printf(
-        R"({"bench":"plan_pick","model":"%s","ranks":%d,"link":"%s","plans":%d,)"
+        R"({"bench":"plan_pick","model":"%s","ranks":%d,"link":"%s","plans":%td,)"
         R"("picked":"%s %s","fastest":"%s %s","picked_ms":%.3f,"fastest_ms":%.3f,"ratio":%.4f})"
         "\n",
-        model_.c_str(), transport_.size(), FLAGS_link.c_str(), static_cast<int>(entries_.size()),
+        model_.c_str(), transport_.size(), FLAGS_link.c_str(), std::ssize(entries_),
         picked.strategy.c_str(), MeshText(picked.plan).c_str(), fastest.strategy.c_str(),
         MeshText(fastest.plan).c_str(), picked.measured.step() * 1e3, fastest.measured.step() * 1e3,
         picked.measured.step() / fastest.measured.step());
@@ -267,18 +267,17 @@ class Trial {
   const ParameterIndex index_;
   Transport& transport_;
   Communicator& all_;
-  GroupMachine machine_;
+  HardwareModel machine_;
   std::vector<Entry> entries_;
 };
 
 absl::Status Run() {
   const std::vector<std::string> peers = absl::StrSplit(FLAGS_peers, ',');
-  if (FLAGS_rank < 0 || FLAGS_rank >= static_cast<int>(peers.size())) {
+  if (FLAGS_rank < 0 || FLAGS_rank >= std::ssize(peers)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--rank is ", FLAGS_rank, ", but --peers names ", peers.size()));
   }
-  CADRE_ASSIGN_OR_RETURN(const auto listener,
-                         TcpListener::Listen({.address = peers[static_cast<size_t>(FLAGS_rank)]}));
+  CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({.address = peers[FLAGS_rank]}));
   CADRE_ASSIGN_OR_RETURN(const auto transport,
                          ConnectRanks(*listener, FLAGS_rank, peers, /*shared_memory=*/true));
   std::vector<int> ranks;

@@ -6,8 +6,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "spec/text.h"
-#include "spec/validate.h"
+#include "model/run_file.h"
+#include "model/validate.h"
 #include "worker/transport/connect_group.h"
 
 namespace cadre {

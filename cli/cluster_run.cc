@@ -14,10 +14,10 @@
 namespace cadre {
 namespace {
 
-// How often processes are looked after and progress is drawn.
-constexpr absl::Duration kBeat = absl::Milliseconds(100);
-// A coordinator on this machine that does not answer within this is being restarted.
-constexpr absl::Duration kDial = absl::Seconds(1);
+// How often processes are checked and progress is drawn.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
+// A local coordinator that does not answer within this time is being restarted.
+constexpr absl::Duration kDialTimeout = absl::Seconds(1);
 
 LocalClusterOptions ClusterOptions(const ClusterRunOptions& options, const v1::RunSpec& spec,
                                    const WorkFolder& folder, Progress& progress) {
@@ -43,12 +43,12 @@ void NoteStart(const v1::RunSpec& spec, const LocalCluster& cluster,
   if (!options.note.empty()) progress.Note(options.note);
 }
 
-// Looks after the processes and shows progress until the run ends or cannot go on.
+// Supervises the processes and shows progress until the run ends or fails.
 void FollowRun(LocalCluster& cluster, const CoordinatorClient& client, const std::string& run,
                const ClusterRunOptions& options, Progress& progress, ClusterRunEnd& end) {
   Follower follower(client, run);
   while (true) {
-    end.interrupt = TakeInterrupt(kBeat);
+    end.interrupt = TakeInterrupt(kPollInterval);
     if (end.interrupt) return;
     const std::optional<absl::Status> outcome = follower.Outcome();
     if (const auto update = follower.Take()) {
@@ -64,16 +64,17 @@ void FollowRun(LocalCluster& cluster, const CoordinatorClient& client, const std
     end.status = cluster.Supervise();
     if (!end.status.ok()) return;
     if (absl::Now() >= options.deadline) {
-      end.status = absl::DeadlineExceededError("the run has not ended in the time given");
+      end.status = absl::DeadlineExceededError("the run has not ended within the timeout");
       return;
     }
   }
 }
 
-// Submits the run and sees it to its end.
+// Submits the run and follows it to its end.
 void Train(LocalCluster& cluster, const v1::RunSpec& spec, const ClusterRunOptions& options,
            Progress& progress, ClusterRunEnd& end) {
-  const CoordinatorClient client({.coordinator = cluster.coordinator(), .dial_timeout = kDial});
+  const CoordinatorClient client(
+      {.coordinator = cluster.coordinator(), .dial_timeout = kDialTimeout});
   const absl::StatusOr<std::string> run = client.Submit(spec);
   if (!run.ok()) {
     end.status = run.status();
@@ -81,7 +82,7 @@ void Train(LocalCluster& cluster, const v1::RunSpec& spec, const ClusterRunOptio
   }
   FollowRun(cluster, client, *run, options, progress, end);
   progress.Finish();
-  if (end.interrupt) progress.Note("ending all processes (again Ctrl-C: at once)");
+  if (end.interrupt) progress.Note("stopping all processes (Ctrl-C again kills them)");
 }
 
 }  // namespace
@@ -91,6 +92,7 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& opt
   ClusterRunEnd end;
   end.summary.ranks = spec.cluster().ranks_per_group();
   end.summary.aggregators = spec.cluster().aggregators();
+  end.summary.one_machine = true;
   absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.dir);
   if (!folder.ok()) {
     end.status = folder.status();
@@ -98,7 +100,7 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& opt
   }
   auto cluster = LocalCluster::Start(ClusterOptions(options, spec, *folder, progress));
   if (!cluster.ok()) {
-    folder->Keep();  // the reason may name a log in it
+    folder->Keep();  // the message may name a log in it
     end.status = cluster.status();
     return end;
   }
@@ -116,8 +118,8 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& opt
 int ReportFailure(const ClusterRunEnd& end, const Console& console) {
   if (end.interrupt) return 128 + *end.interrupt;
   int code = end.done() ? kExitOk : kExitFailure;
-  // Before the processes were there, codes were about this machine, not about a coordinator that
-  // somebody asked for.
+  // Before the processes were started, the exit codes of coordinators (such as unavailable) would
+  // mislead.
   if (!end.status.ok()) {
     const int failed = Fail(console, end.status);
     if (end.started) code = failed;

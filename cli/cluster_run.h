@@ -1,5 +1,5 @@
-// One run on a cluster of its own on this machine: starts the processes, submits the run, follows
-// it to its end, ends the processes.
+// Trains one run on a temporary cluster on this machine: starts the processes, submits the run,
+// follows it to its end, stops the processes.
 //
 // Call on the main thread; interrupts must be blocked (cli/interrupt.h).
 #pragma once
@@ -21,7 +21,7 @@ namespace cadre {
 struct ClusterRunOptions {
   // Folder of the other programs.
   std::string programs;
-  // Folder to keep everything in; empty: a temporary one, kept only when something failed.
+  // Folder of all files; empty: a temporary one, removed unless the run fails.
   std::string dir;
   // Compute threads of each worker.
   uint32_t threads = 1;
@@ -29,32 +29,34 @@ struct ClusterRunOptions {
   bool restart = true;
   absl::Duration lease = absl::Seconds(5);
   absl::Time deadline = absl::InfiniteFuture();
-  // Told once the run is about to begin; empty: nothing.
+  // Printed when the run is about to begin; empty: nothing.
   std::string note;
-  // What is seen of the run on the way. Optional.
+  // Called with each update of the run. Optional.
   std::function<void(const v1::RunStatus&)> on_update;
 };
 
 struct ClusterRunEnd {
-  // OK: the run is over, and summary.run.state() says how; or there was an interrupt.
+  // OK: the run has ended in summary.run.state(), or was interrupted.
   absl::Status status;
-  // The signal that ended it.
+  // The signal that interrupted it.
   std::optional<int> interrupt;
   Summary summary;
-  // The processes were there: until then, errors are about this machine alone.
+  // The processes were started; earlier errors concern only this machine.
   bool started = false;
-  // Where the processes' logs lie, if they are worth a look; empty: they are gone, or never were.
+  // Folder of the processes' logs after a failure; else empty.
   std::string logs;
 
-  bool done() const { return status.ok() && !interrupt && summary.run.state() == v1::DONE; }
+  bool done() const {
+    return status.ok() && !interrupt && summary.run.state() == v1::RUN_STATE_DONE;
+  }
 };
 
-// Requires: the spec is checked, and says how many groups, ranks and aggregators there are.
+// Requires: the run is valid, and its groups, ranks and aggregators are set.
 ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& options,
                            Progress& progress);
 
-// Says on err what went wrong, and where the logs are; nothing for a run that is done. Returns the
-// exit code that it comes to.
+// Prints the error and the folder of the logs on err, nothing for a run that is done. Returns the
+// exit code.
 int ReportFailure(const ClusterRunEnd& end, const Console& console);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// Where a command writes: data to `out`, progress and errors to `err`. And how it ends.
+// The streams of a command (data on `out`, progress and errors on `err`) and its exit codes.
 //
 // Streams are borrowed. Thread-compatible: one thread writes.
 #pragma once
@@ -13,11 +13,11 @@ namespace cadre {
 struct Console {
   std::ostream& out;
   std::ostream& err;
-  // Whether they are terminals, whose lines may be redrawn.
+  // Whether the streams are terminals, whose lines can be redrawn.
   bool out_terminal = false;
   bool err_terminal = false;
   bool color = false;
-  // Columns of the terminal now.
+  // Current columns of the terminal.
   std::function<int()> width = [] { return 80; };
 };
 
@@ -31,7 +31,7 @@ enum ExitCode : int {
   kExitInterrupted = 130,
 };
 
-// NotFound, Unavailable and DeadlineExceeded have codes of their own; other errors are failures.
+// NotFound, Unavailable and DeadlineExceeded have their own codes; other errors are failures.
 ExitCode ExitCodeOf(const absl::Status& status);
 
 // "cadre: <message>" on err; returns the status's exit code.

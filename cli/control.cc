@@ -3,27 +3,26 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cli/follow.h"
-#include "cli/json.h"
 #include "cli/progress.h"
+#include "cli/render.h"
 #include "cli/spec_file.h"
 #include "cli/summary.h"
 
 namespace cadre {
 namespace {
 
-void PrintSummary(const GlobalOptions& options, const Summary& summary, const Console& console) {
-  if (options.format == OutputFormat::kJson) {
-    console.out << SummaryJson(summary) << std::endl;
-  } else {
-    console.out << SummaryText(summary) << std::flush;
-  }
-}
+struct Submitted {
+  std::string run;
+};
+
+Json ToJson(const Submitted& submitted) { return {{"run", submitted.run}}; }
+std::string ToText(const Submitted& submitted) { return submitted.run + "\n"; }
 
 int ExitCodeOfRun(const v1::RunStatus& run) {
-  return run.state() == v1::DONE ? kExitOk : kExitFailure;
+  return run.state() == v1::RUN_STATE_DONE ? kExitOk : kExitFailure;
 }
 
-// Follows a run to its end and tells what it came to.
+// Follows a run to its end and prints its summary.
 int FollowToEnd(const GlobalOptions& options, const CoordinatorClient& client, Summary summary,
                 const std::string& run, const Console& console) {
   Progress progress(console.err, ProgressOnErr(options, console));
@@ -37,12 +36,12 @@ int FollowToEnd(const GlobalOptions& options, const CoordinatorClient& client, S
     return true;
   };
   follow.on_away = [&](const absl::Status& status) {
-    progress.Note(absl::StrCat(status.message(), "; trying again"));
+    progress.Note(absl::StrCat(status.message(), "; retrying"));
   };
   const absl::Status status = Follow(client, follow);
   progress.Finish();
   if (!status.ok()) return Fail(console, status);
-  PrintSummary(options, summary, console);
+  Print(summary, options, console, JsonLayout::kOneLine);
   return ExitCodeOfRun(summary.run);
 }
 
@@ -59,15 +58,11 @@ int SubmitRun(const GlobalOptions& options, const std::string& path, SpecFlags f
   const absl::StatusOr<std::string> run = client.Submit(*spec);
   if (!run.ok()) return Fail(console, run.status());
   if (detach) {
-    if (options.format == OutputFormat::kJson) {
-      console.out << JsonObject().Add("run", *run).Text() << std::endl;
-    } else {
-      console.out << *run << std::endl;
-    }
+    Print(Submitted{*run}, options, console, JsonLayout::kOneLine);
     return kExitOk;
   }
   if (!options.quiet) {
-    console.err << "run " << *run << " is submitted; Ctrl-C leaves it running ('cadre stop " << *run
+    console.err << "run " << *run << " is submitted; Ctrl-C does not stop it ('cadre stop " << *run
                 << "' ends it)" << std::endl;
   }
   Summary summary;
@@ -84,7 +79,7 @@ int StopRun(const GlobalOptions& options, const std::string& run, const Console&
 }
 
 int WaitForRun(const GlobalOptions& options, const std::string& run, const Console& console) {
-  // The limit is the wait's, not the calls'.
+  // --timeout limits the wait, not each call.
   GlobalOptions calls = options;
   calls.timeout.reset();
   const CoordinatorClient client = MakeClient(calls);
@@ -100,8 +95,8 @@ int WaitForRun(const GlobalOptions& options, const std::string& run, const Conso
   if (!status.ok()) return Fail(console, status);
   const v1::RunStatus& ended = summary.run;
   if (options.format == OutputFormat::kJson) {
-    console.out << Indent(ToJson(ended)) << std::endl;
-  } else if (!options.quiet || ended.state() != v1::DONE) {
+    console.out << Indented(ToJson(ended)) << std::endl;
+  } else if (!options.quiet || ended.state() != v1::RUN_STATE_DONE) {
     console.err << ended.run() << "  " << ProgressText(ended) << std::endl;
   }
   return ExitCodeOfRun(ended);

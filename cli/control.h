@@ -1,4 +1,4 @@
-// Commands that submit and end runs: run, stop, wait.
+// Commands that submit, stop and await runs: run, stop, wait.
 //
 // Each returns the exit code. Thread-compatible.
 #pragma once
@@ -12,13 +12,13 @@
 
 namespace cadre {
 
-// Submits the run of the spec file at `path`, changed by the flags (`here` is false: the data lies
-// on the workers' machines, so only they can check it); then follows it to its end, or, with
-// `detach`, prints its id and leaves. 0 only when the run was done (or, detached, submitted).
+// Submits the run file at `path`, changed by the flags; then follows the run to its end or, with
+// `detach`, prints its id. Data files are not checked: they are on the workers' machines. Returns 0
+// only if the run is done (with `detach`: submitted).
 int SubmitRun(const GlobalOptions& options, const std::string& path, SpecFlags flags, bool detach,
               const Console& console);
 int StopRun(const GlobalOptions& options, const std::string& run, const Console& console);
-// 0 only when the run is done.
+// Returns 0 only if the run is done.
 int WaitForRun(const GlobalOptions& options, const std::string& run, const Console& console);
 
 }  // namespace cadre

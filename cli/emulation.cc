@@ -1,3 +1,12 @@
+// Why a run of one worker stands for N: with a sum of gradients the update of N workers is that of
+// one worker whose batch is the union of theirs. Gradient accumulation computes the same sum in N
+// micro-batches with the memory of one. So epochs as a function of N can be measured on one
+// machine, at N times the time per step; seconds cannot.
+//
+// The schedule counts steps, and the emulated run has fewer of them per epoch by the factor of the
+// batches. Lengths in steps are therefore divided by that factor (at least 1), which keeps them
+// constant in samples. The rate follows RateRule; a rate that is raised needs a warm-up, since the
+// network changes rapidly at first (Goyal et al. 2017, section 2.2).
 #include "cli/emulation.h"
 
 #include <google/protobuf/io/coded_stream.h>
@@ -14,10 +23,11 @@
 namespace cadre {
 namespace {
 
-// Two evaluations that are neighbours are one epoch apart, but for the part of a step.
-constexpr double kNeighbours = 1.5;
-// Of a run whose length is known, that a warm-up of ours takes at most.
-constexpr double kWarmupShare = 0.1;
+// Consecutive evaluations are one epoch apart, up to a fraction of a step; more means one is
+// missing.
+constexpr double kMaxEvaluationGap = 1.5;
+// Largest share of a run that an added warm-up takes.
+constexpr double kMaxWarmupShare = 0.1;
 
 uint32_t Scaled(uint32_t steps, double factor) {
   return static_cast<uint32_t>(std::max(1.0, std::round(steps / factor)));
@@ -28,7 +38,7 @@ double RateFactor(RateRule rule, double samples_factor) {
   return rule == RateRule::kSqrt ? std::sqrt(samples_factor) : 1;
 }
 
-// Of the whole run, where the spec itself tells how many samples there are; else 0.
+// Steps of the whole run if its data is synthetic, whose size the run file states; otherwise 0.
 double StepsOf(const v1::RunSpec& spec, const Emulation& emulation) {
   const double samples = spec.data().synthetic().train_samples();
   return samples * emulation.max_epochs / emulation.workers / emulation.batch;
@@ -37,14 +47,14 @@ double StepsOf(const v1::RunSpec& spec, const Emulation& emulation) {
 void ScaleSchedule(const Emulation& emulation, double factor, v1::RunSpec& spec) {
   v1::Schedule& schedule = *spec.mutable_schedule();
   const double rate = RateFactor(emulation.rate, factor);
-  schedule.set_base_rate(static_cast<float>(schedule.base_rate() * rate));
+  schedule.set_base_rate(schedule.base_rate() * rate);
   if (schedule.warmup_steps() > 0) {
     schedule.set_warmup_steps(Scaled(schedule.warmup_steps(), factor));
   } else if (rate > 1) {
     const double steps = StepsOf(spec, emulation);
-    const uint32_t most =
-        steps > 0 ? static_cast<uint32_t>(std::max(1.0, kWarmupShare * steps)) : kWarmupSteps;
-    schedule.set_warmup_steps(std::min(most, Scaled(kWarmupSteps, factor)));
+    const uint32_t limit =
+        steps > 0 ? static_cast<uint32_t>(std::max(1.0, kMaxWarmupShare * steps)) : kWarmupSteps;
+    schedule.set_warmup_steps(std::min(limit, Scaled(kWarmupSteps, factor)));
   }
   if (schedule.step().every_steps() > 0) {
     schedule.mutable_step()->set_every_steps(Scaled(schedule.step().every_steps(), factor));
@@ -97,16 +107,16 @@ uint64_t RecipeDigest(v1::RunSpec spec, Emulation emulation) {
   return std::max<uint64_t>(1, TextDigest(text));
 }
 
-void EpochsToTarget::See(const v1::RunStatus& run) {
+void EpochsToTarget::Observe(const v1::RunStatus& run) {
   const v1::EvaluationResult& test = run.test();
   if (test.samples() == 0 || run.total_steps() == 0 || reached()) return;
   const double epoch = run.total_epochs() * test.step() / run.total_steps();
   if (any_ && epoch <= epoch_) return;
   if (test.accuracy() >= target_) {
-    coarse_ = !any_ || epoch - epoch_ > kNeighbours;
-    reached_ =
-        coarse_ ? epoch
-                : epoch_ + (epoch - epoch_) * (target_ - accuracy_) / (test.accuracy() - accuracy_);
+    is_upper_bound_ = !any_ || epoch - epoch_ > kMaxEvaluationGap;
+    reached_ = is_upper_bound_ ? epoch
+                               : epoch_ + (epoch - epoch_) * (target_ - accuracy_) /
+                                              (test.accuracy() - accuracy_);
   }
   any_ = true;
   epoch_ = epoch;

@@ -9,46 +9,47 @@
 namespace cadre {
 namespace {
 
-// A watch is opened anew after so long, so that none hangs on a connection that died silently.
-constexpr absl::Duration kOneWatch = absl::Minutes(1);
-constexpr absl::Duration kBetweenTries = absl::Milliseconds(200);
+// A watch is reopened after this time, because a connection can die silently.
+constexpr absl::Duration kMaxWatch = absl::Minutes(1);
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(200);
 
 }  // namespace
 
 bool HasEnded(v1::RunState state) {
-  return state == v1::DONE || state == v1::FAILED || state == v1::STOPPED;
+  return state == v1::RUN_STATE_DONE || state == v1::RUN_STATE_FAILED ||
+         state == v1::RUN_STATE_STOPPED;
 }
 
 absl::Status Follow(const CoordinatorClient& client, const FollowOptions& options) {
-  absl::Time heard = absl::InfinitePast();
+  absl::Time last_reply = absl::InfinitePast();
   bool away = false;
   bool leaving = false;
   bool ended = false;
   while (true) {
-    const absl::Time until = std::min(options.deadline, absl::Now() + kOneWatch);
+    const absl::Time until = std::min(options.deadline, absl::Now() + kMaxWatch);
     const absl::Status status =
         client.Watch(options.run, until, [&](const v1::WatchUpdate& update) {
-          heard = absl::Now();
+          last_reply = absl::Now();
           away = false;
           ended = !options.run.empty() && HasEnded(update.run().state());
           leaving = !options.on_update(update);
           return !leaving && !ended;
         });
     if (leaving || ended) return absl::OkStatus();
-    // OK without a last word, or a watch that was long enough: look again.
+    // The server closed the stream, or kMaxWatch is over: watch again.
     if (!status.ok() && !absl::IsDeadlineExceeded(status)) {
       const bool gone = absl::IsUnavailable(status) || absl::IsCancelled(status);
-      if (!gone || absl::Now() - heard > options.patience) return status;
+      if (!gone || absl::Now() - last_reply > options.patience) return status;
       if (!away && options.on_away) options.on_away(status);
       away = true;
     }
     if (absl::Now() >= options.deadline) {
       return absl::DeadlineExceededError(
           options.run.empty()
-              ? std::string("the time given is over")
-              : absl::StrCat("run ", options.run, " has not ended in the time given"));
+              ? std::string("timed out")
+              : absl::StrCat("run ", options.run, " has not ended within the timeout"));
     }
-    absl::SleepFor(kBetweenTries);
+    absl::SleepFor(kRetryDelay);
   }
 }
 
@@ -61,14 +62,14 @@ Follower::Follower(const CoordinatorClient& client, std::string run) {
       newest_ = update;
       return !stopping_;
     };
-    // A second at a time, so that stopping is noticed although nobody answers.
+    // In periods of a second, so that stopping_ is checked although no reply arrives.
     absl::Status status;
     while (true) {
       options.deadline = absl::Now() + absl::Seconds(1);
       status = Follow(client, options);
       const bool again = absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
       absl::MutexLock lock(&mutex_);
-      if (again) mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kBetweenTries);
+      if (again) mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kRetryDelay);
       if (stopping_ || !again) break;
     }
     absl::MutexLock lock(&mutex_);

@@ -18,36 +18,35 @@
 
 namespace cadre {
 
-// Done, failed or stopped: nothing more will happen to the run.
+// Whether the run is done, failed or stopped.
 bool HasEnded(v1::RunState state);
 
 struct FollowOptions {
   // A run id; empty: every run, until on_update returns false.
   std::string run;
   absl::Time deadline = absl::InfiniteFuture();
-  // How long the coordinator may be away, once it was heard of, before following is given up.
+  // How long the coordinator may be unreachable after its last reply before Follow gives up.
   absl::Duration patience = absl::Seconds(60);
-  // False: leave. Required.
+  // Returns false to stop following. Required.
   std::function<bool(const v1::WatchUpdate&)> on_update;
-  // The coordinator went away (with why) and is tried again. Optional.
+  // Called when the coordinator becomes unreachable, with the reason; Follow retries. Optional.
   std::function<void(const absl::Status&)> on_away;
 };
 
-// Calls on_update on the calling thread until the run has ended (OK), or it returns false (OK).
-// Errors: NotFound; DeadlineExceeded; Unavailable when patience is over.
+// Calls on_update on the calling thread until the run has ended or on_update returns false.
+// Errors: NotFound; DeadlineExceeded; Unavailable after `patience`.
 absl::Status Follow(const CoordinatorClient& client, const FollowOptions& options);
 
-// Follows one run on a thread of its own and keeps the newest update. A coordinator that is away is
-// tried again for as long as the follower lives: whoever made it decides when that is over.
-// Thread-safe.
+// Follows one run on its own thread and keeps the newest update. It retries an unreachable
+// coordinator until it is destroyed. Thread-safe.
 class Follower {
  public:
   // `client` is borrowed and must outlive the follower.
   Follower(const CoordinatorClient& client, std::string run);
-  // Waits for the call under way, at most the client's dial timeout or the next update.
+  // Waits for the current call: at most the client's dial timeout, or until the next update.
   ~Follower();
 
-  // The newest update, if one came since the last call.
+  // The newest update, if one arrived since the last call.
   std::optional<v1::WatchUpdate> Take() ABSL_LOCKS_EXCLUDED(mutex_);
   // Set once following is over: OK when the run has ended.
   std::optional<absl::Status> Outcome() const ABSL_LOCKS_EXCLUDED(mutex_);

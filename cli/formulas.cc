@@ -1,57 +1,63 @@
+// One table describes all formulas: name, source, parameters with their kinds and defaults, and the
+// function that evaluates them. Parsing, range checks and the list that `cadre formula` prints
+// derive from it.
+//
+// The functions of plan/cost require arguments for which integers do not overflow and loops end.
+// The ranges of the kinds ensure that for single parameters; functions that multiply or add several
+// check the result against kMaxProduct before they call. Results that are not finite are errors.
 #include "cli/formulas.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "cli/json.h"
 #include "cli/table.h"
-#include "coordinator/cost/discrepancy.h"
-#include "coordinator/cost/grid_cost.h"
-#include "coordinator/cost/group_hybrid.h"
-#include "coordinator/cost/hierarchical_averaging.h"
-#include "coordinator/cost/overlap.h"
-#include "coordinator/cost/time_to_accuracy.h"
-#include "spec/collective_cost.h"
+#include "plan/cost/collective_cost.h"
+#include "plan/cost/discrepancy.h"
+#include "plan/cost/grid_cost.h"
+#include "plan/cost/group_hybrid.h"
+#include "plan/cost/hierarchical_averaging.h"
+#include "plan/cost/overlap.h"
+#include "plan/cost/time_to_accuracy.h"
 
 namespace cadre {
 namespace {
 
-// Counts are exact in double up to here; of ranks, groups and devices there are fewer.
-constexpr double kMostCount = 9e15;
-constexpr double kMostRanks = 1 << 20;
-// Products of counts stay well inside 64 bits.
-constexpr double kMostProduct = 1e18;
-// Of a list.
-constexpr int kMostNumbers = 100'000;
+// Doubles represent integers exactly up to here.
+constexpr double kMaxCount = 9e15;
+// Of ranks, groups and devices.
+constexpr double kMaxRanks = 1 << 20;
+// Products and sums of counts fit into 64 bits.
+constexpr double kMaxProduct = 1e18;
+// Length of a list.
+constexpr int kMaxNumbers = 100'000;
 
-// A whole number of at least 1, the same of ranks, any number of at least 0, or above 0, or
-// several.
+// What values a parameter takes: see RangeOf. The last two are lists.
 enum class Kind { kCount, kRanks, kNumber, kPositive, kNumbers, kCounts };
 
 bool IsList(Kind kind) { return kind == Kind::kNumbers || kind == Kind::kCounts; }
 
-struct Input {
+struct Parameter {
   const char* name;
   Kind kind = Kind::kNumber;
-  // Where it may be left out.
-  bool optional = false;
-  double otherwise = 0;
+  // The default; nothing: required.
+  std::optional<double> fallback = std::nullopt;
 };
 
-// What was typed, by parameter; complete.
+// The value of every parameter of a formula.
 class Numbers {
  public:
   double operator[](const char* name) const { return values_.at(name).front(); }
-  int64_t Count(const char* name) const { return static_cast<int64_t>((*this)[name]); }
+  int64_t Count(const char* name, size_t i = 0) const { return values_.at(name)[i]; }
   const std::vector<double>& List(const char* name) const { return values_.at(name); }
   bool Has(const std::string& name) const { return values_.contains(name); }
   void Set(const std::string& name, std::vector<double> values) {
@@ -62,133 +68,132 @@ class Numbers {
   std::map<std::string, std::vector<double>> values_;
 };
 
-using Results = std::vector<NamedNumber>;
-
 struct Formula {
   const char* name;
   const char* source;
-  std::vector<Input> parameters;
-  std::function<absl::StatusOr<Results>(const Numbers&)> evaluate;
+  std::vector<Parameter> parameters;
+  std::function<absl::StatusOr<FormulaResults>(const Numbers&)> evaluate;
 };
 
 LinkProfile LinkOf(const Numbers& numbers) {
   return {.alpha = numbers["alpha"], .beta = 1 / numbers["bandwidth"], .gamma = numbers["gamma"]};
 }
 
-const std::vector<Input> kCollective = {{"ranks", Kind::kRanks},
-                                        {"bytes", Kind::kCount},
-                                        {"alpha"},
-                                        {"bandwidth", Kind::kPositive},
-                                        {"gamma", Kind::kNumber, true, 0}};
+const std::vector<Parameter> kCollective = {{"ranks", Kind::kRanks},
+                                            {"bytes", Kind::kCount},
+                                            {"alpha"},
+                                            {"bandwidth", Kind::kPositive},
+                                            {"gamma", Kind::kNumber, 0}};
 
 Formula AllReduceBy(const char* name, Algorithm algorithm) {
   return {name, "Thakur, Rabenseifner, Gropp 2005", kCollective,
-          [algorithm](const Numbers& numbers) -> absl::StatusOr<Results> {
+          [algorithm](const Numbers& numbers) -> absl::StatusOr<FormulaResults> {
             const int ranks = static_cast<int>(numbers.Count("ranks"));
             const int64_t bytes = numbers.Count("bytes");
             const CollectiveWork work = WorkOf(Collective::kAllReduce, algorithm, ranks, bytes);
-            return Results{{"messages", work.steps},
-                           {"bytes", work.bytes},
-                           {"seconds", SecondsOf(Collective::kAllReduce, algorithm, ranks, bytes,
-                                                 LinkOf(numbers))}};
+            return FormulaResults{{"messages", work.steps},
+                                  {"bytes", work.bytes},
+                                  {"seconds", SecondsOf(Collective::kAllReduce, algorithm, ranks,
+                                                        bytes, LinkOf(numbers))}};
           }};
 }
 
-absl::StatusOr<Results> EvaluateButterflyLimit(const Numbers& numbers) {
+absl::StatusOr<FormulaResults> EvaluateButterflyLimit(const Numbers& numbers) {
   const int64_t ranks = numbers.Count("ranks");
   if (ranks < 2 || (ranks & (ranks - 1)) != 0) {
     return absl::InvalidArgumentError("ranks must be a power of two, 2 or more");
   }
-  // Of two ranks: whatever the size.
-  if (ranks == 2) return Results{{"butterfly_always", 1}};
+  // With two ranks for every size.
+  if (ranks == 2) return FormulaResults{{"butterfly_always", 1}};
   const LinkProfile link = LinkOf(numbers);
   const double limit = ButterflyLimit(static_cast<int>(ranks), link);
-  return Results{{"butterfly_always", 0},
-                 {"bytes", limit},
-                 {"bytes_over_alpha_beta", limit * link.beta / link.alpha}};
+  return FormulaResults{{"butterfly_always", 0},
+                        {"bytes", limit},
+                        {"bytes_over_alpha_beta", limit * link.beta / link.alpha}};
 }
 
-absl::StatusOr<Results> EvaluateOverlap(const Numbers& numbers) {
+absl::StatusOr<FormulaResults> EvaluateOverlap(const Numbers& numbers) {
   const std::vector<double>& forward = numbers.List("forward");
   const std::vector<double>& backward = numbers.List("backward");
   const std::vector<double>& communication = numbers.List("communication");
   if (forward.size() != backward.size() || forward.size() != communication.size()) {
     return absl::InvalidArgumentError(
-        "forward, backward and communication need a number for each layer");
+        "forward, backward and communication must have one number per layer");
   }
   std::vector<LayerTimes> layers;
   for (size_t l = 0; l < forward.size(); ++l) {
     layers.push_back({forward[l], backward[l], communication[l]});
   }
   const StepTime time = OverlapRecurrence(layers);
-  return Results{{"seconds", time.seconds}, {"exposed", time.exposed}, {"serial", time.serial}};
+  return FormulaResults{
+      {"seconds", time.seconds}, {"exposed", time.exposed}, {"serial", time.serial}};
 }
 
-absl::StatusOr<Results> EvaluateGrid(const Numbers& numbers) {
-  const LayerShape layer = {.first = numbers.Count("inputs") == 0,
-                            .weights = numbers.Count("weights"),
-                            .inputs = numbers.Count("inputs"),
-                            .outputs = numbers.Count("outputs")};
+// A layer without inputs is the first, which has no gradient of its input.
+LayerShape LayerOf(const Numbers& numbers) {
+  return {.first = numbers.Count("inputs") == 0,
+          .weights = numbers.Count("weights"),
+          .inputs = numbers.Count("inputs"),
+          .outputs = numbers.Count("outputs")};
+}
+
+absl::StatusOr<FormulaResults> EvaluateGrid(const Numbers& numbers) {
   const GridTerms terms = IntegratedTerms(
-      layer, {.pr = numbers.Count("pr"), .pc = numbers.Count("pc")}, numbers["batch"]);
-  Results results = {{"all_gather_words", terms.forward.words},
-                     {"input_gradient_words", terms.input_gradient.words},
-                     {"weight_gradient_words", terms.weight_gradient.words},
-                     {"words", terms.total().words},
-                     {"messages", terms.total().messages}};
+      LayerOf(numbers), {.pr = numbers.Count("pr"), .pc = numbers.Count("pc")}, numbers["batch"]);
+  FormulaResults results = {{"all_gather_words", terms.forward.words},
+                            {"input_gradient_words", terms.input_gradient.words},
+                            {"weight_gradient_words", terms.weight_gradient.words},
+                            {"words", terms.total().words},
+                            {"messages", terms.total().messages}};
   if (numbers["bandwidth"] == 0) return results;
   const WordLink link = WordLink::OfBandwidth(numbers["alpha"], numbers["bandwidth"]);
   results.push_back({"seconds", terms.total().Seconds(link)});
   return results;
 }
 
-absl::StatusOr<Results> EvaluateBatchLimit(const Numbers& numbers) {
-  const LayerShape layer = {.first = numbers.Count("inputs") == 0,
-                            .weights = numbers.Count("weights"),
-                            .inputs = numbers.Count("inputs"),
-                            .outputs = numbers.Count("outputs")};
-  return Results{{"simple", SimpleBatchLimit(layer)}, {"exact", ExactBatchLimit(layer)}};
+absl::StatusOr<FormulaResults> EvaluateBatchLimit(const Numbers& numbers) {
+  return FormulaResults{{"simple", SimpleBatchLimit(LayerOf(numbers))},
+                        {"exact", ExactBatchLimit(LayerOf(numbers))}};
 }
 
-absl::StatusOr<Results> EvaluateHalo(const Numbers& numbers) {
-  return Results{{"words", HaloWords(numbers["batch"], numbers.Count("width"),
-                                     numbers.Count("channels"), numbers.Count("kernel"))}};
+absl::StatusOr<FormulaResults> EvaluateHalo(const Numbers& numbers) {
+  return FormulaResults{{"words", HaloWords(numbers["batch"], numbers.Count("width"),
+                                            numbers.Count("channels"), numbers.Count("kernel"))}};
 }
 
-absl::StatusOr<Results> EvaluateGroup(const Numbers& numbers) {
-  return Results{
+absl::StatusOr<FormulaResults> EvaluateGroup(const Numbers& numbers) {
+  return FormulaResults{
       {"g_star", BestGroup(numbers["weights"], numbers["samples"], numbers["activations"])}};
 }
 
 absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
-  const std::vector<double>& weights = numbers.List("weights");
-  const std::vector<double>& inputs = numbers.List("inputs");
-  const std::vector<double>& outputs = numbers.List("outputs");
-  if (weights.size() != inputs.size() || weights.size() != outputs.size()) {
-    return absl::InvalidArgumentError("weights, inputs and outputs need a number for each layer");
+  const size_t layers = numbers.List("weights").size();
+  if (numbers.List("inputs").size() != layers || numbers.List("outputs").size() != layers) {
+    return absl::InvalidArgumentError("weights, inputs and outputs must have one number per layer");
   }
   NetworkShape network{.flops = numbers["operations"]};
-  for (size_t l = 0; l < weights.size(); ++l) {
-    network.layers.push_back({.convolution = l < static_cast<size_t>(numbers["convolutions"]),
+  for (size_t l = 0; l < layers; ++l) {
+    network.layers.push_back({.convolution = l < numbers["convolutions"],
                               .first = l == 0,
-                              .weights = static_cast<int64_t>(weights[l]),
-                              .inputs = static_cast<int64_t>(inputs[l]),
-                              .outputs = static_cast<int64_t>(outputs[l])});
+                              .weights = numbers.Count("weights", l),
+                              .inputs = numbers.Count("inputs", l),
+                              .outputs = numbers.Count("outputs", l)});
   }
   return network;
 }
 
-// Sums of the layers are taken in 64 bits.
 absl::Status CheckSums(const Numbers& numbers) {
   for (const char* name : {"weights", "inputs", "outputs"}) {
     double sum = 0;
     for (const double value : numbers.List(name)) sum += value;
-    if (sum > kMostProduct) return absl::InvalidArgumentError(absl::StrCat(name, " are too many"));
+    if (sum > kMaxProduct)
+      return absl::InvalidArgumentError(
+          absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Results> EvaluateGroupHybrid(const Numbers& numbers) {
+absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
   CADRE_RETURN_IF_ERROR(CheckSums(numbers));
   CADRE_ASSIGN_OR_RETURN(const NetworkShape network, NetworkOf(numbers));
   const int64_t workers = numbers.Count("workers");
@@ -203,21 +208,21 @@ absl::StatusOr<Results> EvaluateGroupHybrid(const Numbers& numbers) {
       .batch = numbers["samples"] * numbers["workers"],
       .link = WordLink::OfBandwidth(numbers["alpha"], numbers["bandwidth"]),
       .flops = numbers["flops"]};
-  return Results{{"g_star", BestGroup(problem)},
-                 {"data_parallel_words", DataParallelCommunication(problem).words},
-                 {"data_parallel_seconds", DataParallelSeconds(problem)},
-                 {"model_parallel_words", ModelParallelCommunication(problem).words},
-                 {"model_parallel_seconds", ModelParallelSeconds(problem)},
-                 {"group_hybrid_words", GroupHybridCommunication(problem, group).words},
-                 {"group_hybrid_seconds", GroupHybridSeconds(problem, group)},
-                 {"state_bytes", HybridStateBytes(network, group)}};
+  return FormulaResults{{"g_star", BestGroup(problem)},
+                        {"data_parallel_words", DataParallelCommunication(problem).words},
+                        {"data_parallel_seconds", DataParallelSeconds(problem)},
+                        {"model_parallel_words", ModelParallelCommunication(problem).words},
+                        {"model_parallel_seconds", ModelParallelSeconds(problem)},
+                        {"group_hybrid_words", GroupHybridCommunication(problem, group).words},
+                        {"group_hybrid_seconds", GroupHybridSeconds(problem, group)},
+                        {"state_bytes", HybridStateBytes(network, group)}};
 }
 
-absl::StatusOr<Results> EvaluateHybridRule(const Numbers& numbers) {
+absl::StatusOr<FormulaResults> EvaluateHybridRule(const Numbers& numbers) {
   const double threshold =
       HybridThreshold(numbers["devices"], numbers["efficiency"], numbers["more_efficiency"],
                       numbers["epochs"], numbers["more_epochs"]);
-  Results results = {{"threshold", threshold}, {"gain", numbers["speedup"] / threshold}};
+  FormulaResults results = {{"threshold", threshold}, {"gain", numbers["speedup"] / threshold}};
   const double of_one = numbers["epochs_of_one"];
   if (of_one == 0) return results;
   const double workers = numbers["workers"];
@@ -230,55 +235,54 @@ absl::StatusOr<Results> EvaluateHybridRule(const Numbers& numbers) {
 }
 
 absl::Status CheckProduct(const Numbers& numbers, const char* one, const char* other) {
-  if (numbers[one] * numbers[other] <= kMostProduct) return absl::OkStatus();
+  if (numbers[one] * numbers[other] <= kMaxProduct) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(one, " times ", other, " is more than ", kMostProduct));
+      absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
 }
 
-absl::StatusOr<Results> EvaluateAveraging(const Numbers& numbers) {
+absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   const int64_t n = numbers.Count("parameters");
   const int64_t groups = numbers.Count("groups");
   const int64_t ranks = numbers.Count("ranks");
   const int64_t tau = numbers.Count("tau");
   CADRE_RETURN_IF_ERROR(CheckProduct(numbers, "groups", "parameters"));
   CADRE_RETURN_IF_ERROR(CheckProduct(numbers, "groups", "batch"));
-  Results results = {{"step_words", SynchronousStep(n, ranks).words},
-                     {"naive_across_words", NaiveAcross(n, groups).words},
-                     {"across_words", ShardedAcross(n, groups, ranks).words},
-                     {"hierarchical_step_words", HierarchicalStep(n, groups, ranks, tau).words},
-                     {"synchronous_step_words", SynchronousStep(n, groups * ranks).words},
-                     {"synchronous_bytes_across_per_step",
-                      static_cast<double>(SynchronousBytesPerStep(n, groups))},
-                     {"saving_across", AggregationSaving(groups, tau)}};
+  FormulaResults results = {
+      {"step_words", SynchronousStep(n, ranks).words},
+      {"naive_across_words", NaiveAcross(n, groups).words},
+      {"across_words", ShardedAcross(n, groups, ranks).words},
+      {"hierarchical_step_words", HierarchicalStep(n, groups, ranks, tau).words},
+      {"synchronous_step_words", SynchronousStep(n, groups * ranks).words},
+      {"synchronous_bytes_across_per_step", 1.0 * SynchronousBytesPerStep(n, groups)},
+      {"saving_across", AggregationSaving(groups, tau)}};
   const int64_t samples = numbers.Count("samples");
   if (samples == 0) return results;
   const int64_t batch = numbers.Count("batch");
   if (HierarchicalSteps(samples, groups, batch) == 0) {
-    return absl::InvalidArgumentError("samples are fewer than a step of all groups takes");
+    return absl::InvalidArgumentError("samples are fewer than those of a step of all groups");
   }
-  results.push_back({"synchronous_steps", static_cast<double>(SynchronousSteps(samples, batch))});
-  results.push_back(
-      {"hierarchical_steps", static_cast<double>(HierarchicalSteps(samples, groups, batch))});
+  results.push_back({"synchronous_steps", 1.0 * SynchronousSteps(samples, batch)});
+  results.push_back({"hierarchical_steps", 1.0 * HierarchicalSteps(samples, groups, batch)});
   results.push_back({"epoch_saving", EpochSaving(n, groups, ranks, tau, samples, batch)});
   return results;
 }
 
-absl::StatusOr<Results> EvaluateActivations(const Numbers& numbers) {
+absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
   const int64_t ranks = numbers.Count("ranks");
   const int64_t inputs = numbers.Count("inputs");
   const int64_t outputs = numbers.Count("outputs");
   const double gradient = WeightGradientWords(ranks, inputs, outputs);
   const double activations = ActivationWords(ranks, numbers.Count("batch"), inputs, outputs);
-  return Results{{"gradient_words", gradient},
-                 {"activation_words", activations},
-                 {"ratio", gradient / activations}};
+  return FormulaResults{{"gradient_words", gradient},
+                        {"activation_words", activations},
+                        {"ratio", gradient / activations}};
 }
 
-absl::StatusOr<Results> EvaluateDiscrepancy(const Numbers& numbers) {
+absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
   if (numbers["signal"] == 0 && numbers["noise"] == 0) {
-    return absl::InvalidArgumentError("signal and noise are both 0: nothing moves");
+    return absl::InvalidArgumentError("signal and noise are both 0");
   }
-  return Results{
+  return FormulaResults{
       {"gamma", ExpectedDiscrepancy(numbers["signal"], numbers["noise"], numbers["groups"])}};
 }
 
@@ -292,7 +296,7 @@ const std::vector<Formula>& Formulas() {
       AllReduceBy("halving-doubling", Algorithm::kHalvingDoubling),
       {"butterfly-limit",
        "Kim, Yeo, Oh 2021",
-       {{"ranks", kRanks}, {"alpha"}, {"bandwidth", kPositive}, {"gamma", Kind::kNumber, true, 0}},
+       {{"ranks", kRanks}, {"alpha"}, {"bandwidth", kPositive}, {"gamma", Kind::kNumber, 0}},
        EvaluateButterflyLimit},
       {"overlap",
        "Kim, Yeo, Oh 2021",
@@ -305,15 +309,15 @@ const std::vector<Formula>& Formulas() {
        {{"pr", kRanks},
         {"pc", kRanks},
         {"batch", kCount},
-        {"inputs", kCount, true, 0},
+        {"inputs", kCount, 0},
         {"outputs", kCount},
         {"weights", kCount},
-        {"alpha", Kind::kNumber, true, 0},
-        {"bandwidth", kPositive, true, 0}},
+        {"alpha", Kind::kNumber, 0},
+        {"bandwidth", kPositive, 0}},
        EvaluateGrid},
       {"batch-limit",
        "Gholami et al. 2018",
-       {{"weights", kCount}, {"outputs", kCount}, {"inputs", kCount, true, 0}},
+       {{"weights", kCount}, {"outputs", kCount}, {"inputs", kCount, 0}},
        EvaluateBatchLimit},
       {"halo",
        "Gholami et al. 2018",
@@ -331,11 +335,11 @@ const std::vector<Formula>& Formulas() {
         {"weights", Kind::kCounts},
         {"inputs", Kind::kCounts},
         {"outputs", Kind::kCounts},
-        {"convolutions", kCount, true, 0},
+        {"convolutions", kCount, 0},
         {"alpha"},
         {"bandwidth", kPositive},
-        {"operations", kPositive, true, 0},
-        {"flops", kPositive, true, 0}},
+        {"operations", kPositive, 0},
+        {"flops", kPositive, 0}},
        EvaluateGroupHybrid},
       {"hybrid-rule",
        "Pal et al. 2019",
@@ -343,19 +347,19 @@ const std::vector<Formula>& Formulas() {
         {"epochs", kPositive},
         {"more_epochs", kPositive},
         {"speedup", kPositive},
-        {"efficiency", kPositive, true, 1},
-        {"more_efficiency", kPositive, true, 1},
-        {"workers", kRanks, true, 1},
-        {"epochs_of_one", kPositive, true, 0}},
+        {"efficiency", kPositive, 1},
+        {"more_efficiency", kPositive, 1},
+        {"workers", kRanks, 1},
+        {"epochs_of_one", kPositive, 0}},
        EvaluateHybridRule},
       {"averaging",
        "Lee et al. 2020",
        {{"parameters", kCount},
         {"groups", kRanks},
         {"ranks", kRanks},
-        {"tau", kCount, true, 1},
-        {"samples", kCount, true, 0},
-        {"batch", kCount, true, 1}},
+        {"tau", kCount, 1},
+        {"samples", kCount, 0},
+        {"batch", kCount, 1}},
        EvaluateAveraging},
       {"activations",
        "Lee et al. 2020",
@@ -369,25 +373,21 @@ const std::vector<Formula>& Formulas() {
   return *formulas;
 }
 
-absl::Status Refusal(absl::string_view parameter, absl::string_view text, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(parameter, " is '", text, "'; give ", what));
-}
-
 struct Range {
   const char* what;
   bool whole;
-  double least;
-  double most;
+  double min;
+  double max;
 };
 
 Range RangeOf(Kind kind) {
   constexpr double kAny = std::numeric_limits<double>::max();
   switch (kind) {
     case Kind::kRanks:
-      return {"a whole number, 1 to 1048576", true, 1, kMostRanks};
+      return {"a whole number, 1 to 1048576", true, 1, kMaxRanks};
     case Kind::kCount:
     case Kind::kCounts:
-      return {"a whole number of at least 1, at most 9e15", true, 1, kMostCount};
+      return {"a whole number, 1 to 9e15", true, 1, kMaxCount};
     case Kind::kPositive:
       return {"a number above 0", false, std::numeric_limits<double>::min(), kAny};
     case Kind::kNumber:
@@ -397,27 +397,30 @@ Range RangeOf(Kind kind) {
   return {"a number of at least 0", false, 0, kAny};
 }
 
-absl::StatusOr<double> NumberOf(const Input& input, absl::string_view text) {
-  const Range range = RangeOf(input.kind);
+absl::StatusOr<double> NumberOf(const Parameter& parameter, absl::string_view text) {
+  const Range range = RangeOf(parameter.kind);
   double value = 0;
-  const bool fine = absl::SimpleAtod(text, &value) && value >= range.least && value <= range.most &&
-                    (!range.whole || std::floor(value) == value);
-  if (fine) return value;
-  return Refusal(input.name, text, range.what);
+  const bool valid = absl::SimpleAtod(text, &value) && value >= range.min && value <= range.max &&
+                     (!range.whole || std::floor(value) == value);
+  if (valid) return value;
+  return absl::InvalidArgumentError(
+      absl::StrCat(parameter.name, " is '", text, "', but must be ", range.what));
 }
 
-absl::Status SetNumber(const Formula& formula, absl::string_view word, Numbers& numbers) {
-  const std::pair<std::string, std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-  for (const Input& input : formula.parameters) {
-    if (parts.first != input.name) continue;
+// `argument` is "parameter=numbers".
+absl::Status SetNumbers(const Formula& formula, absl::string_view argument, Numbers& numbers) {
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(argument, absl::MaxSplits('=', 1));
+  for (const Parameter& parameter : formula.parameters) {
+    if (parts.first != parameter.name) continue;
     if (numbers.Has(parts.first)) {
-      return absl::InvalidArgumentError(absl::StrCat(parts.first, " is given twice"));
+      return absl::InvalidArgumentError(absl::StrCat("duplicate ", parts.first));
     }
+    const int commas = IsList(parameter.kind) ? kMaxNumbers : 0;
     std::vector<double> values;
-    for (const absl::string_view text : absl::StrSplit(
-             parts.second, absl::MaxSplits(',', IsList(input.kind) ? kMostNumbers : 0))) {
-      CADRE_ASSIGN_OR_RETURN(const double value, NumberOf(input, text));
-      values.push_back(value);
+    for (const absl::string_view text :
+         absl::StrSplit(parts.second, absl::MaxSplits(',', commas))) {
+      CADRE_ASSIGN_OR_RETURN(values.emplace_back(), NumberOf(parameter, text));
     }
     numbers.Set(parts.first, std::move(values));
     return absl::OkStatus();
@@ -427,48 +430,11 @@ absl::Status SetNumber(const Formula& formula, absl::string_view word, Numbers& 
 }
 
 std::string ParametersText(const Formula& formula) {
-  return absl::StrJoin(formula.parameters, " ", [](std::string* out, const Input& input) {
-    const std::string word = absl::StrCat(input.name, "=", IsList(input.kind) ? "X,Y,..." : "X");
-    absl::StrAppend(out, input.optional ? absl::StrCat("[", word, "]") : word);
+  return absl::StrJoin(formula.parameters, " ", [](std::string* out, const Parameter& parameter) {
+    const std::string text =
+        absl::StrCat(parameter.name, "=", IsList(parameter.kind) ? "X,Y,..." : "X");
+    absl::StrAppend(out, parameter.fallback ? absl::StrCat("[", text, "]") : text);
   });
-}
-
-const Formula* FindFormula(const std::string& name) {
-  for (const Formula& formula : Formulas()) {
-    if (name == formula.name) return &formula;
-  }
-  return nullptr;
-}
-
-}  // namespace
-
-absl::StatusOr<std::vector<NamedNumber>> Evaluate(const std::string& name,
-                                                  const std::vector<std::string>& parameters) {
-  const Formula* formula = FindFormula(name);
-  if (formula == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there is no formula '", name, "'; 'cadre formula' lists them"));
-  }
-  Numbers numbers;
-  for (const std::string& word : parameters) {
-    CADRE_RETURN_IF_ERROR(SetNumber(*formula, word, numbers));
-  }
-  for (const Input& input : formula->parameters) {
-    if (numbers.Has(input.name)) continue;
-    if (!input.optional) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(input.name, " is missing: ", name, " ", ParametersText(*formula)));
-    }
-    numbers.Set(input.name, {input.otherwise});
-  }
-  CADRE_ASSIGN_OR_RETURN(Results results, formula->evaluate(numbers));
-  for (const NamedNumber& result : results) {
-    if (std::isfinite(result.value)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(result.name, " would be ", result.value,
-                                                   ": these numbers are too large, too ",
-                                                   "small, or divide by 0"));
-  }
-  return results;
 }
 
 std::string FormulasText() {
@@ -479,25 +445,63 @@ std::string FormulasText() {
   return table.Text();
 }
 
-int ShowFormula(const GlobalOptions& global, const std::vector<std::string>& words,
+}  // namespace
+
+std::string ToText(const FormulaResults& results) {
+  std::string text;
+  for (const NamedNumber& number : results) {
+    absl::StrAppend(&text, number.name, " ", OneLine(number.value), "\n");
+  }
+  return text;
+}
+
+Json ToJson(const FormulaResults& results) {
+  Json json = Json::object();
+  for (const NamedNumber& number : results) json[number.name] = number.value;
+  return json;
+}
+
+absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
+                                        const std::vector<std::string>& parameters) {
+  const auto formula = std::find_if(Formulas().begin(), Formulas().end(),
+                                    [&](const Formula& each) { return each.name == name; });
+  if (formula == Formulas().end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown formula '", name, "'; 'cadre formula' lists them"));
+  }
+  Numbers numbers;
+  for (const std::string& argument : parameters) {
+    CADRE_RETURN_IF_ERROR(SetNumbers(*formula, argument, numbers));
+  }
+  for (const Parameter& parameter : formula->parameters) {
+    if (numbers.Has(parameter.name)) continue;
+    if (!parameter.fallback) {
+      return absl::InvalidArgumentError(absl::StrCat("missing ", parameter.name, "; usage: ", name,
+                                                     " ", ParametersText(*formula)));
+    }
+    numbers.Set(parameter.name, {*parameter.fallback});
+  }
+  CADRE_ASSIGN_OR_RETURN(FormulaResults results, formula->evaluate(numbers));
+  for (const NamedNumber& result : results) {
+    if (std::isfinite(result.value)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(result.name, " is ", result.value,
+                                                   ": the numbers are too large or too small"));
+  }
+  return results;
+}
+
+int ShowFormula(const GlobalOptions& global, const std::vector<std::string>& arguments,
                 const Console& console) {
-  if (words.empty()) {
+  if (arguments.empty()) {
     console.out << FormulasText() << std::flush;
     return kExitOk;
   }
-  const auto results = Evaluate(words[0], {words.begin() + 1, words.end()});
+  const auto results = Evaluate(arguments[0], {arguments.begin() + 1, arguments.end()});
   if (!results.ok()) {
     Fail(console, results.status());
     return kExitUsage;
   }
-  JsonObject json;
-  std::string text;
-  for (const NamedNumber& number : *results) {
-    json.Add(number.name, number.value);
-    absl::StrAppend(&text, number.name, " ", JsonNumber(number.value), "\n");
-  }
-  const bool as_json = global.format == OutputFormat::kJson;
-  console.out << (as_json ? Indent(json.Text()) + "\n" : text) << std::flush;
+  Print(*results, global, console);
   return kExitOk;
 }
 

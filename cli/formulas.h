@@ -1,5 +1,4 @@
-// The command `cadre formula`: the papers' formulas by name, with numbers that a person types. What
-// `cadre plan` puts together for a model stands here piece by piece.
+// The command `cadre formula`: evaluates the papers' formulas one by one, for given numbers.
 //
 //   cadre formula butterfly-limit ranks=8 alpha=50e-6 bandwidth=1.25e9
 //
@@ -10,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "cli/console.h"
 #include "cli/options.h"
+#include "cli/render.h"
 
 namespace cadre {
 
@@ -20,18 +19,18 @@ struct NamedNumber {
   std::string name;
   double value = 0;
 };
+using FormulaResults = std::vector<NamedNumber>;
+std::string ToText(const FormulaResults& results);
+Json ToJson(const FormulaResults& results);
 
-// Evaluates the formula `name` with "parameter=number" words; lists are numbers with commas.
-// Errors: InvalidArgument naming the formula or parameter that is not there, is missing, is given
-// twice, or is no number that it can take.
-absl::StatusOr<std::vector<NamedNumber>> Evaluate(const std::string& name,
-                                                  const std::vector<std::string>& parameters);
+// Evaluates the formula `name` for parameters such as "ranks=8"; the numbers of a list are
+// separated by commas. Errors: InvalidArgument naming the formula or parameter that is unknown,
+// missing, duplicate or out of range.
+absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
+                                        const std::vector<std::string>& parameters);
 
-// Every formula with its parameters and its source, a line each.
-std::string FormulasText();
-
-// Returns the exit code. Without words it lists the formulas.
-int ShowFormula(const GlobalOptions& global, const std::vector<std::string>& words,
+// Returns the exit code. Without arguments it lists the formulas, their parameters and sources.
+int ShowFormula(const GlobalOptions& global, const std::vector<std::string>& arguments,
                 const Console& console);
 
 }  // namespace cadre

@@ -1,34 +1,21 @@
-// What `cadre help` says.
+// Help and usage, generated from the table of verbs (cli/verb.h).
 //
 // Thread-safe (pure functions).
 #pragma once
 
-#include <span>
 #include <string>
 
-#include "absl/strings/string_view.h"
+#include "cli/verb.h"
 
 namespace cadre {
 
-struct Verb {
-  absl::string_view name;
-  // Its words and own flags, such as "RUN.textproto [--detach]".
-  absl::string_view usage;
-  // One line.
-  absl::string_view brief;
-  // Paragraphs, flags and examples.
-  absl::string_view text;
-};
+// "--name", or "-o" for a name of one letter.
+std::string FlagName(const Flag& flag);
+// "cadre local RUN.textproto [flags]"; required flags are shown.
+std::string Usage(const Verb& verb);
 
-// All verbs, in the order in which help lists them.
-std::span<const Verb> Verbs();
-
-// Null for an unknown verb.
-const Verb* FindVerb(absl::string_view name);
-
-// Help on everything.
+// Help on everything, and on one verb.
 std::string GeneralHelp();
-// Help on one verb.
 std::string VerbHelp(const Verb& verb);
 
 }  // namespace cadre

@@ -21,8 +21,8 @@ sigset_t InterruptSet() {
   return set;
 }
 
-// Only async-signal-safe calls.
-void LeaveAtOnce(int number) { _exit(128 + number); }
+// Makes only async-signal-safe calls.
+void ExitImmediately(int number) { _exit(128 + number); }
 
 }  // namespace
 
@@ -45,7 +45,7 @@ std::optional<int> TakeInterrupt(absl::Duration timeout) {
 
 void ExitOnInterrupt() {
   struct sigaction action = {};
-  action.sa_handler = LeaveAtOnce;
+  action.sa_handler = ExitImmediately;
   sigemptyset(&action.sa_mask);
   for (const int number : kSignals) sigaction(number, &action, nullptr);
 }

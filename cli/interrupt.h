@@ -1,7 +1,7 @@
-// Signals that ask the program to end: Ctrl-C, SIGTERM, a closed terminal.
+// Signals that request the end of the program: Ctrl-C, SIGTERM, a closed terminal.
 //
-// Either BlockInterrupts and TakeInterrupt (a program with something to put in order), or
-// ExitOnInterrupt (one without). Call before any thread is made.
+// Use either BlockInterrupts and TakeInterrupt (a command that must clean up), or ExitOnInterrupt.
+// Call before any thread is started.
 #pragma once
 
 #include <optional>
@@ -10,10 +10,10 @@
 
 namespace cadre {
 
-// From now on the signals wait for TakeInterrupt, in all threads.
+// The signals stay pending, in all threads, until TakeInterrupt.
 void BlockInterrupts();
 
-// Waits at most `timeout` for a signal and returns its number.
+// Waits for a signal, at most `timeout`, and returns its number.
 std::optional<int> TakeInterrupt(absl::Duration timeout);
 
 // The signals end the process with exit code 128 + number (130 for Ctrl-C).

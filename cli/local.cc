@@ -4,6 +4,7 @@
 #include "cli/cluster_run.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
+#include "cli/render.h"
 #include "cli/summary.h"
 
 namespace cadre {
@@ -11,7 +12,7 @@ namespace {
 
 std::string DeviceFor(const v1::RunSpec& spec, const LocalOptions& options) {
   if (!options.device.empty()) return options.device;
-  return spec.cluster().device() == v1::CUDA ? "cuda" : "cpu";
+  return spec.cluster().device() == v1::Cluster::CUDA ? "cuda" : "cpu";
 }
 
 }  // namespace
@@ -19,7 +20,7 @@ std::string DeviceFor(const v1::RunSpec& spec, const LocalOptions& options) {
 int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Console& console) {
   const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, options.flags);
   if (!loaded.ok()) return FailSpec(console, loaded.status());
-  // From here on there is something to clean up; until here an interrupt just ends the program.
+  // Until here an interrupt ends the program; from here on there are processes to stop.
   BlockInterrupts();
   Progress progress(console.err, ProgressOnErr(global, console));
   const ClusterRunEnd end = RunOnCluster(loaded->spec,
@@ -32,13 +33,9 @@ int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Con
                                           .deadline = DeadlineOf(global, absl::Now()),
                                           .note = loaded->begins},
                                          progress);
-  // A run that failed has figures too.
+  // A run that failed has a summary, too.
   if (end.status.ok() && !end.interrupt) {
-    if (global.format == OutputFormat::kJson) {
-      console.out << SummaryJson(end.summary) << std::endl;
-    } else {
-      console.out << SummaryText(end.summary) << std::flush;
-    }
+    Print(end.summary, global, console, JsonLayout::kOneLine);
   }
   return ReportFailure(end, console);
 }

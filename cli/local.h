@@ -1,4 +1,4 @@
-// The command `cadre local`: a whole cluster on this machine for one run.
+// The command `cadre local`: a cluster on this machine for one run.
 //
 // Call on the main thread; interrupts must be blocked (cli/interrupt.h).
 #pragma once
@@ -14,16 +14,16 @@
 namespace cadre {
 
 struct LocalOptions {
-  // The run spec's file.
+  // The run file.
   std::string spec;
-  // In place of what the spec says.
+  // Replace values of the run file.
   SpecFlags flags;
   // Folder of the other programs.
   std::string programs;
-  // Folder to keep everything in; empty: a temporary one.
+  // Folder of all files; empty: a temporary one.
   std::string dir;
   uint32_t threads = 1;
-  // What workers compute on; empty: on the first GPU where the spec says CUDA, else on the CPU.
+  // Device of the workers; empty: the first GPU if the run file has device: CUDA, else the CPU.
   std::string device;
   bool restart = true;
   absl::Duration lease = absl::Seconds(5);

@@ -16,14 +16,14 @@
 namespace cadre {
 namespace {
 
-// A coordinator that does not listen after so long will not.
-constexpr absl::Duration kComeUp = absl::Seconds(20);
-// What a process gets to end in order; above what daemons grant calls in flight.
-constexpr absl::Duration kWindUp = absl::Seconds(8);
-constexpr absl::Duration kLook = absl::Milliseconds(10);
+// A coordinator that does not listen after this time has failed.
+constexpr absl::Duration kStartTimeout = absl::Seconds(20);
+// Time of a process to end after SIGTERM; longer than daemons wait for calls in flight.
+constexpr absl::Duration kStopTimeout = absl::Seconds(8);
+constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
 // Lines of a log that an error shows.
 constexpr int kShownLines = 5;
-// Exit codes that say that trying again is useless (docs of the programs).
+// Exit codes after which a restart is useless.
 constexpr int kBadFlags = 2;
 constexpr int kPermanentFailure = 64;
 
@@ -54,13 +54,13 @@ absl::Status LocalCluster::StartCoordinator() {
                      absl::StrCat("--lease_ms=", absl::ToInt64Milliseconds(options_.lease)),
                      "--logtostderr"}}));
   CADRE_RETURN_IF_ERROR(WaitForPort(members_.back(), port_file));
-  // Started again, it must be where the members look for it.
+  // After a restart it must listen on the same port.
   members_.back().arguments[0] = absl::StrCat("--listen=", coordinator_);
   return absl::OkStatus();
 }
 
 absl::Status LocalCluster::WaitForPort(Member& coordinator, const std::string& port_file) {
-  const absl::Time deadline = absl::Now() + kComeUp;
+  const absl::Time deadline = absl::Now() + kStartTimeout;
   while (absl::Now() < deadline) {
     if (absl::StatusOr<std::string> port = ReadFile(port_file); port.ok()) {
       coordinator_ = absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
@@ -71,10 +71,10 @@ absl::Status LocalCluster::WaitForPort(Member& coordinator, const std::string& p
           absl::StrCat("the coordinator did not start (", ending->ToString(),
                        "): ", absl::StrJoin(LastLines(LogOf(coordinator), 1), "")));
     }
-    absl::SleepFor(kLook);
+    absl::SleepFor(kPollInterval);
   }
   return absl::UnavailableError(absl::StrCat("the coordinator does not listen after ",
-                                             absl::FormatDuration(kComeUp), "; its log is ",
+                                             absl::FormatDuration(kStartTimeout), "; its log is ",
                                              LogOf(coordinator)));
 }
 
@@ -104,7 +104,7 @@ absl::Status LocalCluster::StartWorkers() {
     if (options_.device != "cpu") {
       worker.arguments.push_back(absl::StrCat("--device=", options_.device));
       worker.environment.push_back(absl::StrCat("NCCL_HOSTID=", name));
-      // All ranks begin work on two communicators at once in the order of the host's calls.
+      // Two communicators in use at the same time start work in the order of the host's calls.
       worker.environment.push_back("NCCL_LAUNCH_ORDER_IMPLICIT=1");
     }
     CADRE_RETURN_IF_ERROR(AddMember(std::move(worker)));
@@ -128,16 +128,16 @@ absl::Status LocalCluster::StartMember(Member& member) {
 }
 
 absl::Status LocalCluster::Supervise() {
-  for (Member& member : members_) CADRE_RETURN_IF_ERROR(Mend(member));
+  for (Member& member : members_) CADRE_RETURN_IF_ERROR(Check(member));
   return absl::OkStatus();
 }
 
-absl::Status LocalCluster::Mend(Member& member) {
+absl::Status LocalCluster::Check(Member& member) {
   if (member.process.empty()) return absl::OkStatus();
   const std::optional<Ending> ending = member.process.front().Poll();
   if (!ending.has_value()) return absl::OkStatus();
   const bool again =
-      options_.restart && !IsFinal(*ending) && member.restarts < options_.most_restarts;
+      options_.restart && !IsFinal(*ending) && member.restarts < options_.max_restarts;
   if (!again) {
     const int count = member.restarts;
     return absl::AbortedError(absl::StrCat(
@@ -147,8 +147,8 @@ absl::Status LocalCluster::Mend(Member& member) {
   }
   ++member.restarts;
   CADRE_RETURN_IF_ERROR(StartMember(member));
-  Note(absl::StrCat(member.name, " ended (", ending->ToString(), ") and was started again (",
-                    member.restarts, " of at most ", options_.most_restarts, " times)"));
+  Note(absl::StrCat(member.name, " ended (", ending->ToString(), ") and was restarted (",
+                    member.restarts, " of at most ", options_.max_restarts, " times)"));
   return absl::OkStatus();
 }
 
@@ -169,14 +169,14 @@ void LocalCluster::End(size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     if (!members_[i].process.empty()) members_[i].process.front().Signal(SIGTERM);
   }
-  const absl::Time deadline = absl::Now() + kWindUp;
+  const absl::Time deadline = absl::Now() + kStopTimeout;
   while (running() && absl::Now() < deadline && !(options_.hurry && options_.hurry())) {
-    absl::SleepFor(kLook);
+    absl::SleepFor(kPollInterval);
   }
   for (size_t i = begin; i < end; ++i) {
     Member& member = members_[i];
     if (!member.process.empty() && !member.process.front().Poll().has_value()) {
-      Note(absl::StrCat(member.name, " did not end when asked to; killed"));
+      Note(absl::StrCat(member.name, " did not end after SIGTERM; killed"));
     }
     member.process.clear();
   }

@@ -1,8 +1,8 @@
-// A whole cluster on this machine: a coordinator, aggregators and workers as child processes that
-// find one another through loopback ports the kernel picks.
+// A cluster on this machine: a coordinator, aggregators and workers as child processes on loopback
+// ports that the kernel picks.
 //
-// Owns the processes; none outlives it, nor the thread that started it (cli/process.h).
-// Thread-compatible; Start and Supervise on one and the same long-lived thread.
+// Owns the processes; they end with it, and with the thread that started them (cli/process.h).
+// Thread-compatible; call Start and Supervise on one long-lived thread.
 //
 //   CADRE_ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(options));
 //   while (...) CADRE_RETURN_IF_ERROR(cluster->Supervise());
@@ -26,24 +26,24 @@ namespace cadre {
 struct LocalClusterOptions {
   // Folder that holds cadre-coordinator, cadre-aggregator and cadre-worker.
   std::string programs;
-  // Takes store, data and logs; must be there.
+  // Folder of store, data and logs; must exist.
   std::string folder;
   uint32_t workers = 1;
   uint32_t aggregators = 1;
   // Compute threads of one worker.
   uint32_t threads = 1;
-  // What workers compute on, as cadre-worker --device says it. Those that share a GPU get a name
-  // each, under which NCCL takes them for different machines: it refuses two ranks on one.
+  // cadre-worker --device. NCCL refuses two ranks of one machine on one GPU, so each worker gets
+  // its own host id.
   std::string device = "cpu";
-  // A member that was not heard of for so long is taken for lost.
+  // A member without a heartbeat for this long counts as lost.
   absl::Duration lease = absl::Seconds(5);
-  // Start processes again that die; otherwise their death is an error.
+  // Restart processes that die; otherwise their death is an error.
   bool restart = true;
-  // How often one process is started again before the cluster is given up.
-  int most_restarts = 10;
-  // Told what happens to processes, in plain words. Optional.
+  // Restarts of one process before the cluster fails.
+  int max_restarts = 10;
+  // Receives a line about each event of a process. Optional.
   std::function<void(absl::string_view)> note;
-  // Asked now and then while Shutdown waits: true kills what is left at once. Optional.
+  // Called repeatedly while Shutdown waits; true kills the remaining processes. Optional.
   std::function<bool()> hurry;
 };
 
@@ -60,18 +60,18 @@ class LocalCluster {
   // Where the processes' logs are.
   std::string logs() const { return options_.folder + "/logs"; }
 
-  // Reaps processes that died and starts them again: the coordinator on its port and store, an
-  // aggregator with its name and data, a worker as a new one. Call it a few times a second.
-  // Errors: Aborted, with the last lines of the log, when a process ended for good (bad flags, a
-  // permanent failure), or died too often, or restart is off.
+  // Reaps and restarts processes that died: the coordinator with its port and store, an aggregator
+  // with its name and data, a worker as a new one. Call it a few times per second.
+  // Errors: Aborted, with the last lines of the log, if a process failed permanently (bad flags, a
+  // permanent error), exceeded max_restarts, or restart is off.
   absl::Status Supervise();
 
-  // Workers first, the coordinator last; each gets SIGTERM and a few seconds, then SIGKILL.
+  // Stops workers first, the coordinator last: SIGTERM, and SIGKILL after a few seconds.
   // Idempotent.
   void Shutdown();
 
  private:
-  // One process and how to start it again.
+  // One process and how to restart it.
   struct Member {
     std::string name;
     std::string program;
@@ -89,8 +89,8 @@ class LocalCluster {
   absl::Status StartWorkers();
   absl::Status AddMember(Member member);
   absl::Status StartMember(Member& member);
-  // Mends one member if it has ended.
-  absl::Status Mend(Member& member);
+  // Restarts the member if it has ended.
+  absl::Status Check(Member& member);
   absl::Status WaitForPort(Member& coordinator, const std::string& port_file);
   std::string LogOf(const Member& member) const;
   // Ends members [begin, end) together.

@@ -15,14 +15,14 @@
 #include "base/status.h"
 #include "cli/cluster_run.h"
 #include "cli/interrupt.h"
-#include "cli/json.h"
 #include "cli/progress.h"
+#include "cli/render.h"
 #include "cli/spec_file.h"
 #include "cli/table.h"
+#include "model/validate.h"
+#include "plan/cluster_profile.h"
+#include "plan/cost/epochs_table.h"
 #include "proto/cadre/v1/profile.pb.h"
-#include "spec/cluster_profile.h"
-#include "spec/epochs_table.h"
-#include "spec/validate.h"
 
 namespace cadre {
 namespace {
@@ -35,66 +35,70 @@ absl::Status SaveTable(const std::string& path, const v1::EpochsTable& table,
   return file.Commit();
 }
 
-// For so many workers. Requires: options and spec are as EmulatedSpecs has checked them.
+float TargetOf(const MeasureOptions& options) { return options.target; }
+
+// Requires: EmulatedSpecs accepted options and spec.
 Emulation EmulationOf(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers) {
   return {.workers = workers,
           .batch = options.batch.value_or(spec.batch_per_group()),
           .rate = options.rate,
-          .target = static_cast<float>(options.target),
+          .target = TargetOf(options),
           .max_epochs = options.max_epochs.value_or(spec.stop().epochs())};
 }
 
-// The table so far: the file's, if there is one, which must be of the same measurement.
-absl::StatusOr<v1::EpochsTable> Begin(const MeasureOptions& options, const v1::RunSpec& spec) {
+// The table of the output file, if it exists; it must be of the same measurement.
+absl::StatusOr<v1::EpochsTable> LoadTable(const MeasureOptions& options, const v1::RunSpec& spec) {
   v1::EpochsTable table;
   table.set_recipe(RecipeDigest(spec, EmulationOf(options, spec, 1)));
   table.set_model(ModelKey(spec.model()));
-  table.set_target_accuracy(static_cast<float>(options.target));
+  table.set_target_accuracy(TargetOf(options));
   table.set_batch_per_worker(options.batch.value_or(spec.batch_per_group()));
   std::error_code error;
   if (options.output.empty() || !std::filesystem::exists(options.output, error)) return table;
-  CADRE_ASSIGN_OR_RETURN(v1::EpochsTable there, ReadEpochsTable(options.output));
+  CADRE_ASSIGN_OR_RETURN(v1::EpochsTable saved, ReadEpochsTable(options.output));
   const auto differs = [&](absl::string_view what) {
     return absl::FailedPreconditionError(absl::StrCat(options.output, " holds a table of another ",
-                                                      what, "; choose another -O, or remove it"));
+                                                      what,
+                                                      "; use another -O, or remove the file"));
   };
-  if (there.model() != table.model()) return differs("model");
-  if (there.target_accuracy() != table.target_accuracy()) return differs("target");
-  if (there.batch_per_worker() != table.batch_per_worker()) return differs("batch");
-  if (there.recipe() != table.recipe()) {
+  if (saved.model() != table.model()) return differs("model");
+  if (saved.target_accuracy() != table.target_accuracy()) return differs("target");
+  if (saved.batch_per_worker() != table.batch_per_worker()) return differs("batch");
+  if (saved.recipe() != table.recipe()) {
     return differs(
-        "recipe: with another --rate or --max_epochs, or by a spec whose data, optimizer, schedule "
-        "or starting weights are not these");
+        "recipe: --rate, --max_epochs, or the run's data, optimizer, schedule or initial weights "
+        "differ");
   }
-  return there;
+  return saved;
 }
 
-bool Holds(const v1::EpochsTable& table, uint32_t workers, uint64_t seed) {
+bool Contains(const v1::EpochsTable& table, uint32_t workers, uint64_t seed) {
   return std::any_of(table.entry().begin(), table.entry().end(), [&](const v1::EpochsEntry& entry) {
     return entry.workers() == workers && entry.seed() == seed;
   });
 }
 
-// The spec for each number of workers, all checked before any is run.
+// The run of each number of workers; all are checked before the first starts.
 absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& options,
                                                        const v1::RunSpec& spec) {
   if (spec.checkpoint().from_step() > 0) {
     return absl::InvalidArgumentError(
-        "checkpoint.from: epochs are counted from initial weights; name a *.safetensors file to "
-        "begin from other weights, or nothing");
+        "checkpoint.from: epochs are counted from initial weights; use a *.safetensors file for "
+        "other initial weights");
   }
   if (options.max_epochs.value_or(spec.stop().epochs()) == 0) {
     return absl::InvalidArgumentError(
-        "--max_epochs is missing, and the spec has no stop.epochs: when is a run given up?");
+        "missing --max_epochs: the run file has no stop.epochs, so a run that never reaches the "
+        "target would not end");
   }
   const uint32_t batch = options.batch.value_or(spec.batch_per_group());
   std::vector<v1::RunSpec> specs;
   for (const uint32_t workers : options.workers) {
     const uint64_t samples = uint64_t{workers} * batch;
-    if (samples > kMostBatch) {
+    if (samples > kMaxBatch) {
       return absl::InvalidArgumentError(
           absl::StrCat(workers, " workers of ", batch, " samples each are ", samples,
-                       " samples a step; at most ", kMostBatch, " are possible"));
+                       " samples per step, at most ", kMaxBatch, " are supported"));
     }
     specs.push_back(EmulatedSpec(spec, EmulationOf(options, spec, workers)));
     if (const absl::Status status = ValidateRunSpec(specs.back()); !status.ok()) {
@@ -105,17 +109,18 @@ absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& opt
   return specs;
 }
 
-std::string OutcomeText(const v1::EpochsEntry& entry, const EpochsToTarget& seen) {
+std::string OutcomeText(const v1::EpochsEntry& entry, const EpochsToTarget& measured) {
   if (!entry.reached()) {
     return absl::StrFormat("not reached in %.4g epochs: test accuracy is %.4f", entry.epochs(),
-                           seen.accuracy());
+                           measured.accuracy());
   }
-  return absl::StrFormat(
-      "%.3g epochs%s", entry.epochs(),
-      seen.coarse() ? ", or fewer: the first evaluation that was seen had it" : "");
+  return absl::StrFormat("%.3g epochs%s", entry.epochs(),
+                         measured.is_upper_bound()
+                             ? ", or fewer: the first observed evaluation reached the target"
+                             : "");
 }
 
-// One number of workers; its entry, or how it ended without one.
+// The entry of one number of workers, valid if end.done().
 struct Measured {
   ClusterRunEnd end;
   v1::EpochsEntry entry;
@@ -123,24 +128,24 @@ struct Measured {
 
 Measured Measure(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers,
                  absl::Time deadline, Progress& progress) {
-  progress.Note(absl::StrFormat("%d workers: batch %d in %d parts, rate %.4g, to accuracy %.4g",
-                                workers, spec.batch_per_group(), spec.micro_batches(),
-                                spec.schedule().base_rate(), options.target));
-  // The run stops by the accuracy as its spec has it.
-  EpochsToTarget seen(spec.stop().test_accuracy());
+  progress.Note(absl::StrFormat(
+      "%d workers: batch %d in %d micro-batches, rate %.4g, to accuracy %.4g", workers,
+      spec.batch_per_group(), spec.micro_batches(), spec.schedule().base_rate(), options.target));
+  // The target rounded to float, as the run compares it.
+  EpochsToTarget epochs(spec.stop().test_accuracy());
   Measured measured;
   measured.end = RunOnCluster(spec,
                               {.programs = options.programs,
                                .threads = options.threads,
                                .deadline = deadline,
-                               .on_update = [&](const v1::RunStatus& run) { seen.See(run); }},
+                               .on_update = [&](const v1::RunStatus& run) { epochs.Observe(run); }},
                               progress);
   if (!measured.end.done()) return measured;
   measured.entry.set_workers(workers);
   measured.entry.set_seed(spec.seed());
-  measured.entry.set_reached(seen.reached());
-  measured.entry.set_epochs(seen.reached() ? seen.epochs() : measured.end.summary.run.epoch());
-  progress.Note(absl::StrCat(workers, " workers: ", OutcomeText(measured.entry, seen)));
+  measured.entry.set_reached(epochs.reached());
+  measured.entry.set_epochs(epochs.reached() ? epochs.epochs() : measured.end.summary.run.epoch());
+  progress.Note(absl::StrCat(workers, " workers: ", OutcomeText(measured.entry, epochs)));
   return measured;
 }
 
@@ -163,7 +168,7 @@ absl::StatusOr<std::vector<uint32_t>> ParseWorkers(absl::string_view text) {
     uint32_t number = 0;
     if (!absl::SimpleAtoi(word, &number) || number == 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--workers takes numbers of at least 1 such as 1,2,4,8, not '", text, "'"));
+          absl::StrCat("--workers takes positive numbers such as 1,2,4,8, not '", text, "'"));
     }
     workers.insert(number);
   }
@@ -177,7 +182,7 @@ int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
   const v1::RunSpec& spec = loaded->spec;
   const absl::StatusOr<std::vector<v1::RunSpec>> specs = EmulatedSpecs(options, spec);
   if (!specs.ok()) return Fail(console, specs.status());
-  absl::StatusOr<v1::EpochsTable> table = Begin(options, spec);
+  absl::StatusOr<v1::EpochsTable> table = LoadTable(options, spec);
   if (!table.ok()) return Fail(console, table.status());
 
   BlockInterrupts();
@@ -185,8 +190,8 @@ int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
   const absl::Time deadline = DeadlineOf(global, absl::Now());
   for (size_t i = 0; i < options.workers.size(); ++i) {
     const uint32_t workers = options.workers[i];
-    if (Holds(*table, workers, spec.seed())) {
-      progress.Note(absl::StrCat(workers, " workers: in ", options.output, " already"));
+    if (Contains(*table, workers, spec.seed())) {
+      progress.Note(absl::StrCat(workers, " workers: already in ", options.output));
       continue;
     }
     const Measured measured = Measure(options, (*specs)[i], workers, deadline, progress);
@@ -197,7 +202,7 @@ int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
     }
   }
   if (global.format == OutputFormat::kJson) {
-    console.out << Indent(ToJson(*table)) << std::endl;
+    console.out << Indented(ToJson(*table)) << std::endl;
   } else {
     console.out << TableText(*table) << std::flush;
   }

@@ -1,4 +1,4 @@
-// What every command is told besides its own words; filled in from flags in main.cc.
+// Options of every command.
 //
 // Plain values.
 #pragma once
@@ -25,7 +25,7 @@ struct GlobalOptions {
   bool quiet = false;
 };
 
-// A client for one answer-at-once command.
+// A client for commands that are one call.
 inline CoordinatorClient MakeClient(const GlobalOptions& options) {
   CoordinatorClient::Options client;
   client.coordinator = options.coordinator;
@@ -34,12 +34,12 @@ inline CoordinatorClient MakeClient(const GlobalOptions& options) {
   return CoordinatorClient(client);
 }
 
-// When a command that started now shall give up.
+// The deadline of a command that starts now.
 inline absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now) {
   return options.timeout ? now + *options.timeout : absl::InfiniteFuture();
 }
 
-// Progress on stderr, as the console and the flags want it.
+// Progress on stderr, as the console and the flags require.
 inline ProgressOptions ProgressOnErr(const GlobalOptions& options, const Console& console) {
   return {.terminal = console.err_terminal,
           .color = console.color && console.err_terminal,

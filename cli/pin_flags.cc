@@ -9,13 +9,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
 
 using NameAndValue = std::pair<std::string, std::string>;
 
-// "a=b,c=d". `wanted` says what was expected.
+// Splits "a=b,c=d". `wanted` describes the expected text in errors.
 absl::StatusOr<std::vector<NameAndValue>> SplitPairs(absl::string_view flag, absl::string_view text,
                                                      absl::string_view wanted) {
   std::vector<NameAndValue> pairs;
@@ -29,7 +30,7 @@ absl::StatusOr<std::vector<NameAndValue>> SplitPairs(absl::string_view flag, abs
     pairs.emplace_back(part.substr(0, equals), part.substr(equals + 1));
     if (!names.insert(pairs.back().first).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--", flag, " names ", pairs.back().first, " twice"));
+          absl::StrCat("--", flag, " has ", pairs.back().first, " twice"));
     }
   }
   return pairs;
@@ -44,8 +45,9 @@ absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text) {
   for (const auto& [name, value] : pairs) {
     uint32_t size = 0;
     if (!absl::SimpleAtoi(value, &size) || size == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("--mesh gives ", name, " '", value,
-                                                     "' ranks; it must be a number of at least 1"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--mesh takes a whole number of at least 1 as the size of ", name, ", not '",
+                       value, "'"));
     }
     v1::MeshAxis& axis = mesh.emplace_back();
     axis.set_name(name);
@@ -62,7 +64,13 @@ absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text)
   for (const auto& [name, value] : pairs) {
     v1::LayerPin& pin = pins.emplace_back();
     pin.set_layer(name);
-    pin.set_parallelism(value);
+    const auto parallelism = EnumFromText<v1::LayerPin::Parallelism>(value);
+    if (!parallelism) {
+      return absl::InvalidArgumentError(absl::StrCat("--layer: parallelism of '", name, "' is '",
+                                                     value,
+                                                     "'; give data, model, model-in or domain"));
+    }
+    pin.set_parallelism(*parallelism);
   }
   return pins;
 }

@@ -1,4 +1,4 @@
-// Pins as people type them: `--mesh data=4,model=2`, `--layer fc6=model,conv1=data`.
+// Parses pins: `--mesh data=4,model=2`, `--layer fc6=model,conv1=data`.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -12,9 +12,9 @@
 
 namespace cadre {
 
-// In the order in which they are given. Whether such axes and layers are possible is the spec's
-// checks to say. Errors: InvalidArgument, naming the flag: empty text, a part without `=`, an axis
-// or layer that is named twice, a size that is no number of at least 1.
+// In the given order. The run file's validation checks whether such axes and layers exist. Errors:
+// InvalidArgument, naming the flag: empty text, a part without `=`, a duplicate axis or layer, a
+// size that is not a whole number of at least 1.
 absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text);
 absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text);
 

@@ -3,51 +3,44 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "cli/json.h"
 #include "cli/table.h"
-#include "coordinator/placement/graph_file.h"
+#include "plan/placement/graph_file.h"
 
 namespace cadre {
 namespace {
 
-constexpr double kMostSolverSeconds = 86'400;
+constexpr double kMaxSolverSeconds = 86'400;
 constexpr int kChartColumns = 72;
-// What a person reads; -o json has all.
-constexpr int kMostRows = 60;
+// Rows that fit a screen or two; JSON has all.
+constexpr size_t kMaxRows = 60;
 
 std::string Seconds(double seconds) { return absl::StrFormat("%.6g s", seconds); }
 std::string Percent(double share) { return absl::StrFormat("%.1f %%", 100 * share); }
 
-const std::string& DeviceName(const PlacementProblem& problem, int device) {
-  return problem.devices[static_cast<size_t>(device)].name;
+const std::string& DeviceName(const PlacementReport& report, int device) {
+  return report.problem.devices[device].name;
+}
+int DeviceOf(const PlacementReport& report, int op) { return report.placement.schedule.device[op]; }
+double StartOf(const PlacementReport& report, int op) {
+  return report.placement.schedule.start[op];
+}
+double SecondsOf(const PlacementReport& report, int op) {
+  return report.problem.Seconds(op, DeviceOf(report, op));
 }
 
-int DeviceOf(const PlacedGraph& placement, int op) {
-  return placement.schedule.device[static_cast<size_t>(op)];
-}
-
-double StartOf(const PlacedGraph& placement, int op) {
-  return placement.schedule.start[static_cast<size_t>(op)];
-}
-
-double SecondsOf(const PlacementProblem& problem, const PlacedGraph& placement, int op) {
-  return problem.Seconds(op, DeviceOf(placement, op));
-}
-
-// --- for people ---
-
-std::string Answer(const PlacementProblem& problem, const PlacedGraph& placement) {
-  std::string text = absl::StrFormat("makespan %s; all on %s%s: %s, so %.4g times as fast\n",
-                                     Seconds(placement.schedule.makespan),
-                                     DeviceName(problem, placement.serial_device),
-                                     placement.serial_fits ? "" : ", had it the memory",
-                                     Seconds(placement.serial_seconds), placement.speedup());
+std::string SummaryText(const PlacementReport& report) {
+  const PlacedGraph& placement = report.placement;
+  std::string text = absl::StrFormat(
+      "makespan %s, %.4g times as fast as all on %s%s: %s\n", Seconds(placement.schedule.makespan),
+      placement.speedup(), DeviceName(report, placement.serial_device),
+      placement.serial_fits ? "" : " (which lacks the memory)", Seconds(placement.serial_seconds));
   if (placement.method == PlacementMethod::kExact) {
     return absl::StrCat(text, "exact: no placement takes less\n");
   }
@@ -56,197 +49,169 @@ std::string Answer(const PlacementProblem& problem, const PlacedGraph& placement
                       "\n");
 }
 
-std::string DevicesTable(const PlacementProblem& problem, const PlacedGraph& placement) {
-  const auto devices = problem.devices.size();
-  std::vector<int> operators(devices, 0);
-  std::vector<double> busy(devices, 0);
+std::string DevicesTable(const PlacementReport& report) {
+  const PlacementProblem& problem = report.problem;
+  std::vector<int> operators(problem.devices.size(), 0);
+  std::vector<double> busy(problem.devices.size(), 0);
   for (int i = 0; i < problem.size(); ++i) {
-    const auto on = static_cast<size_t>(DeviceOf(placement, i));
-    ++operators[on];
-    busy[on] += SecondsOf(problem, placement, i);
+    ++operators[DeviceOf(report, i)];
+    busy[DeviceOf(report, i)] += SecondsOf(report, i);
   }
-  const std::vector<int64_t> memory = MemoryOf(problem, placement.schedule.device);
-  Table table({"DEVICE", "OPERATORS", "BUSY", "MEMORY", "OF"});
-  for (size_t d = 0; d < devices; ++d) {
-    const double makespan = placement.schedule.makespan;
-    const int64_t room = problem.devices[d].memory_bytes;
+  const std::vector<int64_t> memory = MemoryOf(problem, report.placement.schedule.device);
+  const double makespan = report.placement.schedule.makespan;
+  Table table({"DEVICE", "OPERATORS", "BUSY", "MEMORY", "LIMIT"});
+  for (size_t d = 0; d < problem.devices.size(); ++d) {
+    const int64_t limit = problem.devices[d].memory_bytes;
     table.AddRow({problem.devices[d].name, absl::StrCat(operators[d]),
-                  Percent(makespan > 0 ? busy[d] / makespan : 0),
-                  FormatBytes(static_cast<uint64_t>(memory[d])),
-                  room > 0 ? FormatBytes(static_cast<uint64_t>(room)) : "no limit"});
+                  Percent(makespan > 0 ? busy[d] / makespan : 0), FormatBytes(memory[d]),
+                  limit > 0 ? FormatBytes(limit) : "-"});
   }
   return table.Text();
 }
 
-// By start, then as the graph names them.
-std::vector<int> ByStart(const PlacementProblem& problem, const PlacedGraph& placement) {
-  std::vector<int> ops(problem.ops.size());
+std::string MoreText(size_t all) {
+  return all > kMaxRows ? absl::StrCat("... and ", all - kMaxRows, " more; -o json has all\n") : "";
+}
+
+std::string OperatorsTable(const PlacementReport& report) {
+  std::vector<int> ops(report.problem.ops.size());
   std::iota(ops.begin(), ops.end(), 0);
   std::stable_sort(ops.begin(), ops.end(),
-                   [&](int a, int b) { return StartOf(placement, a) < StartOf(placement, b); });
-  return ops;
-}
-
-std::string More(size_t all) {
-  return all > kMostRows ? absl::StrCat("... and ", all - kMostRows, " more; -o json has all\n")
-                         : "";
-}
-
-std::string OperatorsTable(const PlacementProblem& problem, const PlacedGraph& placement) {
+                   [&](int a, int b) { return StartOf(report, a) < StartOf(report, b); });
   Table table({"OPERATOR", "DEVICE", "START", "END"});
-  std::vector<int> ops = ByStart(problem, placement);
-  ops.resize(std::min<size_t>(ops.size(), kMostRows));
-  for (const int i : ops) {
-    const double start = StartOf(placement, i);
-    table.AddRow({problem.op(i).name, DeviceName(problem, DeviceOf(placement, i)), Seconds(start),
-                  Seconds(start + SecondsOf(problem, placement, i))});
+  for (size_t row = 0; row < std::min(ops.size(), kMaxRows); ++row) {
+    const int i = ops[row];
+    const double start = StartOf(report, i);
+    table.AddRow({report.problem.op(i).name, DeviceName(report, DeviceOf(report, i)),
+                  Seconds(start), Seconds(start + SecondsOf(report, i))});
   }
-  return table.Text() + More(problem.ops.size());
+  return table.Text() + MoreText(ops.size());
 }
 
-std::string LinksOf(const PlacementProblem& problem, const Transfer& transfer) {
-  return absl::StrJoin(transfer.links, ", ", [&](std::string* out, int l) {
-    absl::StrAppend(out, problem.link_names[static_cast<size_t>(l)]);
-  });
+std::vector<std::string> LinksOf(const PlacementProblem& problem, const Transfer& transfer) {
+  std::vector<std::string> links;
+  for (const int l : transfer.links) links.push_back(problem.link_names[l]);
+  return links;
 }
 
-std::string TransfersTable(const PlacementProblem& problem, const PlacedGraph& placement) {
-  if (placement.transfers.empty()) return "nothing leaves its device\n";
-  Table table({"TENSOR", "BYTES", "LEAVES", "ARRIVES", "OVER"});
-  const size_t shown = std::min<size_t>(placement.transfers.size(), kMostRows);
-  for (size_t t = 0; t < shown; ++t) {
-    const Transfer& transfer = placement.transfers[t];
+std::string TransfersTable(const PlacementReport& report) {
+  const PlacementProblem& problem = report.problem;
+  const std::vector<Transfer>& transfers = report.placement.transfers;
+  if (transfers.empty()) return "no transfers between devices\n";
+  Table table({"TENSOR", "BYTES", "SENT", "ARRIVES", "LINKS"});
+  for (size_t t = 0; t < std::min(transfers.size(), kMaxRows); ++t) {
+    const Transfer& transfer = transfers[t];
     const PlacementProblem::Edge& edge = problem.edge(transfer.edge);
     table.AddRow({absl::StrCat(problem.op(edge.from).name, " -> ", problem.op(edge.to).name),
-                  FormatCount(static_cast<uint64_t>(edge.bytes)), Seconds(transfer.start),
-                  Seconds(transfer.start + transfer.seconds), LinksOf(problem, transfer)});
+                  FormatCount(edge.bytes), Seconds(transfer.start),
+                  Seconds(transfer.start + transfer.seconds),
+                  absl::StrJoin(LinksOf(problem, transfer), ", ")});
   }
-  return table.Text() + More(placement.transfers.size());
-}
-
-std::string PlacementText(const PlacementProblem& problem, const PlacedGraph& placement) {
-  return absl::StrCat(Answer(problem, placement), "\n",
-                      PlacementChart(problem, placement.schedule, kChartColumns), "\n",
-                      DevicesTable(problem, placement), "\n", OperatorsTable(problem, placement),
-                      "\n", TransfersTable(problem, placement));
-}
-
-// --- for scripts ---
-
-std::string TransferJson(const PlacementProblem& problem, const Transfer& transfer) {
-  const PlacementProblem::Edge& edge = problem.edge(transfer.edge);
-  std::vector<std::string> links;
-  for (const int l : transfer.links) {
-    links.push_back(JsonString(problem.link_names[static_cast<size_t>(l)]));
-  }
-  return JsonObject()
-      .Add("from", problem.op(edge.from).name)
-      .Add("to", problem.op(edge.to).name)
-      .Add("bytes", static_cast<uint64_t>(edge.bytes))
-      .Add("start", transfer.start)
-      .Add("seconds", transfer.seconds)
-      .AddRaw("links", absl::StrCat("[", absl::StrJoin(links, ","), "]"))
-      .Text();
+  return table.Text() + MoreText(transfers.size());
 }
 
 }  // namespace
 
-absl::Status CheckPlacementOptions(const PlacementOptions& options) {
-  if (options.graph.empty()) {
-    return absl::InvalidArgumentError("--placement is empty: which operator graph?");
-  }
-  if (options.solver_seconds > 0 && options.solver_seconds <= kMostSolverSeconds) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--solver_seconds must be above 0, at most ",
-                                                 kMostSolverSeconds, ", not ",
-                                                 options.solver_seconds));
+std::string ToText(const PlacementReport& report) {
+  return absl::StrCat(SummaryText(report), "\n",
+                      PlacementChart(report.problem, report.placement.schedule, kChartColumns),
+                      "\n", DevicesTable(report), "\n", OperatorsTable(report), "\n",
+                      TransfersTable(report));
 }
 
-int ShowPlacement(const GlobalOptions& global, const PlacementOptions& options,
-                  const Console& console) {
-  const absl::StatusOr<PlacementProblem> problem = ReadOperatorGraph(options.graph);
-  if (absl::IsInvalidArgument(problem.status())) {
-    // Each line says where already.
-    console.err << problem.status().message() << std::endl;
-    return kExitFailure;
+Json ToJson(const PlacementReport& report) {
+  const auto& [problem, placement] = report;
+  Json devices = Json::object();
+  Json starts = Json::object();
+  for (int i = 0; i < problem.size(); ++i) {
+    devices[problem.op(i).name] = DeviceName(report, DeviceOf(report, i));
+    starts[problem.op(i).name] = StartOf(report, i);
   }
-  if (!problem.ok()) return Fail(console, problem.status());
-  const absl::StatusOr<PlacedGraph> placement =
-      Place(*problem, {.solver_seconds = options.solver_seconds});
-  if (!placement.ok()) return Fail(console, Annotate(placement.status(), options.graph));
-  if (global.format == OutputFormat::kJson) {
-    console.out << Indent(PlacementJson(*problem, *placement)) << std::endl;
-  } else {
-    console.out << PlacementText(*problem, *placement) << std::flush;
+  Json memory = Json::object();
+  const std::vector<int64_t> bytes = MemoryOf(problem, placement.schedule.device);
+  for (size_t d = 0; d < bytes.size(); ++d) memory[problem.devices[d].name] = bytes[d];
+  Json transfers = Json::array();
+  for (const Transfer& transfer : placement.transfers) {
+    const PlacementProblem::Edge& edge = problem.edge(transfer.edge);
+    transfers.push_back({{"from", problem.op(edge.from).name},
+                         {"to", problem.op(edge.to).name},
+                         {"bytes", edge.bytes},
+                         {"start", transfer.start},
+                         {"seconds", transfer.seconds},
+                         {"links", LinksOf(problem, transfer)}});
   }
-  return kExitOk;
+  return {{"makespan", placement.schedule.makespan},
+          {"lower_bound", placement.lower_bound},
+          {"gap", placement.gap()},
+          {"method", MethodName(placement.method)},
+          {"speedup", placement.speedup()},
+          {"serial_seconds", placement.serial_seconds},
+          {"serial_device", DeviceName(report, placement.serial_device)},
+          {"serial_fits", placement.serial_fits},
+          {"list_makespan", placement.list_makespan},
+          {"placement", devices},
+          {"starts", starts},
+          {"transfers", transfers},
+          {"memory_bytes", memory}};
 }
 
 std::string PlacementChart(const PlacementProblem& problem, const Schedule& schedule, int columns) {
   if (schedule.makespan <= 0) return "";
   size_t widest = 0;
   for (const auto& device : problem.devices) widest = std::max(widest, Width(device.name));
-  std::vector<std::string> lines(problem.devices.size(),
-                                 std::string(static_cast<size_t>(columns), '.'));
-  const auto column = [&](double seconds) {
-    return static_cast<size_t>(std::lround(seconds / schedule.makespan * columns));
+  std::vector<std::string> lines(problem.devices.size(), std::string(columns, '.'));
+  const auto column = [&](double seconds) -> size_t {
+    return std::lround(seconds / schedule.makespan * columns);
   };
   for (int i = 0; i < problem.size(); ++i) {
-    const int on = schedule.device[static_cast<size_t>(i)];
-    const double start = schedule.start[static_cast<size_t>(i)];
-    const size_t begin = column(start);
-    const size_t width = column(start + problem.Seconds(i, on)) - begin;
+    const int device = schedule.device[i];
+    const size_t begin = column(schedule.start[i]);
+    const size_t width = column(schedule.start[i] + problem.Seconds(i, device)) - begin;
     if (width == 0) continue;
     std::string box = "|";
     if (width > 1) {
-      // Names of letters beyond ASCII are as wide as they are long only there.
+      // Only of an ASCII name are bytes columns, so only such a name can be cut.
       const std::string& name = problem.op(i).name;
-      const bool plain = Width(name) == name.size();
-      const std::string inside = plain ? name.substr(0, width - 2) : std::string();
-      box = absl::StrCat("[", inside, std::string(width - 2 - inside.size(), '='), "]");
+      const bool ascii = Width(name) == name.size();
+      const std::string label = ascii ? name.substr(0, width - 2) : std::string();
+      box = absl::StrCat("[", label, std::string(width - 2 - label.size(), '='), "]");
     }
-    lines[static_cast<size_t>(on)].replace(begin, width, box);
+    lines[device].replace(begin, width, box);
   }
   std::string chart;
-  for (size_t d = 0; d < std::min<size_t>(lines.size(), kMostRows); ++d) {
+  for (size_t d = 0; d < std::min(lines.size(), kMaxRows); ++d) {
     const std::string& name = problem.devices[d].name;
     absl::StrAppend(&chart, name, std::string(widest - Width(name) + 2, ' '), lines[d], "\n");
   }
   return chart;
 }
 
-std::string PlacementJson(const PlacementProblem& problem, const PlacedGraph& placement) {
-  JsonObject devices;
-  JsonObject starts;
-  JsonObject memory;
-  for (int i = 0; i < problem.size(); ++i) {
-    devices.Add(problem.op(i).name, DeviceName(problem, DeviceOf(placement, i)));
-    starts.Add(problem.op(i).name, StartOf(placement, i));
+absl::Status CheckPlacementOptions(const PlacementOptions& options) {
+  if (options.graph.empty()) {
+    return absl::InvalidArgumentError("--placement requires the file of an operator graph");
   }
-  const std::vector<int64_t> bytes = MemoryOf(problem, placement.schedule.device);
-  for (size_t d = 0; d < bytes.size(); ++d) {
-    memory.Add(problem.devices[d].name, static_cast<uint64_t>(bytes[d]));
+  if (options.solver_seconds > 0 && options.solver_seconds <= kMaxSolverSeconds) {
+    return absl::OkStatus();
   }
-  std::vector<std::string> transfers;
-  for (const Transfer& transfer : placement.transfers) {
-    transfers.push_back(TransferJson(problem, transfer));
+  return absl::InvalidArgumentError(absl::StrCat("--solver_seconds must be above 0, at most ",
+                                                 kMaxSolverSeconds, ", not ",
+                                                 options.solver_seconds));
+}
+
+int ShowPlacement(const GlobalOptions& global, const PlacementOptions& options,
+                  const Console& console) {
+  absl::StatusOr<PlacementProblem> problem = ReadOperatorGraph(options.graph);
+  if (absl::IsInvalidArgument(problem.status())) {
+    // Each line of the message names file, line and column.
+    console.err << problem.status().message() << std::endl;
+    return kExitFailure;
   }
-  return JsonObject()
-      .Add("makespan", placement.schedule.makespan)
-      .Add("lower_bound", placement.lower_bound)
-      .Add("gap", placement.gap())
-      .Add("method", MethodName(placement.method))
-      .Add("speedup", placement.speedup())
-      .Add("serial_seconds", placement.serial_seconds)
-      .Add("serial_device", DeviceName(problem, placement.serial_device))
-      .AddRaw("serial_fits", placement.serial_fits ? "true" : "false")
-      .Add("list_makespan", placement.list_makespan)
-      .AddRaw("placement", devices.Text())
-      .AddRaw("starts", starts.Text())
-      .AddRaw("transfers", absl::StrCat("[", absl::StrJoin(transfers, ","), "]"))
-      .AddRaw("memory_bytes", memory.Text())
-      .Text();
+  if (!problem.ok()) return Fail(console, problem.status());
+  absl::StatusOr<PlacedGraph> placement =
+      PlaceGraph(*problem, {.solver_seconds = options.solver_seconds});
+  if (!placement.ok()) return Fail(console, Annotate(placement.status(), options.graph));
+  Print(PlacementReport{*std::move(problem), *std::move(placement)}, global, console);
+  return kExitOk;
 }
 
 }  // namespace cadre

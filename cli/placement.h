@@ -1,4 +1,4 @@
-// The command `cadre plan --placement`: where the operators of a graph would run, and when.
+// The command `cadre plan --placement`: the device and the start of every operator of a graph.
 //
 // Thread-compatible.
 #pragma once
@@ -8,7 +8,8 @@
 #include "absl/status/status.h"
 #include "cli/console.h"
 #include "cli/options.h"
-#include "coordinator/placement/placer.h"
+#include "cli/render.h"
+#include "plan/placement/placer.h"
 
 namespace cadre {
 
@@ -18,18 +19,22 @@ struct PlacementOptions {
   double solver_seconds = 10;
 };
 
-// Errors: InvalidArgument naming the flag that cannot be.
+// Errors: InvalidArgument naming the flag that is out of range.
 absl::Status CheckPlacementOptions(const PlacementOptions& options);
 
 // Returns the exit code. Requires: CheckPlacementOptions is OK.
 int ShowPlacement(const GlobalOptions& global, const PlacementOptions& options,
                   const Console& console);
 
-// One line for each device, time from left to right: operators as boxes with their names where they
-// fit, dots where the device waits.
-std::string PlacementChart(const PlacementProblem& problem, const Schedule& schedule, int columns);
+struct PlacementReport {
+  PlacementProblem problem;
+  PlacedGraph placement;
+};
+std::string ToText(const PlacementReport& report);
+Json ToJson(const PlacementReport& report);
 
-// One object; what scripts read.
-std::string PlacementJson(const PlacementProblem& problem, const PlacedGraph& placement);
+// One line per device, time from left to right: operators as boxes, with their names if they fit,
+// dots where the device is idle.
+std::string PlacementChart(const PlacementProblem& problem, const Schedule& schedule, int columns);
 
 }  // namespace cadre

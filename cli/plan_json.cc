@@ -1,300 +1,368 @@
-#include "cli/plan_json.h"
-
 #include <cmath>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "cli/json.h"
-#include "cli/plan_table.h"
-#include "coordinator/plan/prediction.h"
-#include "spec/plan.h"
-#include "spec/plan_collectives.h"
+#include "cli/plan_render.h"
+#include "plan/plan.h"
+#include "plan/plan_collectives.h"
 
 namespace cadre {
 namespace {
 
-std::string Array(const std::vector<std::string>& values) {
-  return absl::StrCat("[", absl::StrJoin(values, ","), "]");
+template <typename T>
+Json OrNull(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
 }
 
-std::string Strings(const std::vector<std::string>& texts) {
-  std::vector<std::string> values;
-  for (const std::string& text : texts) values.push_back(JsonString(text));
-  return Array(values);
+Json KnownSeconds(const PlanReport& report, double seconds) {
+  return report.question->link_known() ? Json(seconds) : Json();
 }
 
-std::string Bool(bool value) { return value ? "true" : "false"; }
-
-uint64_t Bytes(double bytes) { return static_cast<uint64_t>(std::ceil(bytes)); }
-
-// --- what the engine would do ---
-
-std::string MeshJson(const Mesh& mesh) {
-  JsonObject json;
-  for (const Mesh::Axis& axis : mesh.axes()) json.Add(axis.name, static_cast<uint32_t>(axis.size));
-  return json.Text();
+template <typename T, typename F>
+Json Array(const std::vector<T>& values, F json) {
+  Json array = Json::array();
+  for (const T& value : values) array.push_back(json(value));
+  return array;
 }
 
-std::string SplitsJson(const std::vector<IndexSplit>& splits) {
-  JsonObject json;
-  for (const IndexSplit& split : splits) json.AddRaw(split.index, Strings(split.axes));
-  return json.Text();
+int64_t Bytes(double bytes) { return std::ceil(bytes); }
+
+std::string GridText(const Grid& grid) { return absl::StrCat(grid.pr, "x", grid.pc); }
+
+// --- The engine's plan ---
+
+Json MeshJson(const Mesh& mesh) {
+  Json json = Json::object();
+  for (const Mesh::Axis& axis : mesh.axes()) json[axis.name] = axis.size;
+  return json;
 }
 
-std::string RunnerUpJson(const Prospect& prospect, size_t layer) {
-  if (!prospect.answer.searched) return "null";
-  const LayerRunnerUp& other = prospect.answer.searched->runners_up[layer];
-  if (!std::isfinite(other.more_seconds)) return "null";
-  return JsonObject()
-      .AddRaw("splits", SplitsJson(other.splits))
-      .Add("more_seconds", other.more_seconds)
-      .Text();
+Json SplitsJson(const std::vector<IndexSplit>& splits) {
+  Json json = Json::object();
+  for (const IndexSplit& split : splits) json[split.index] = split.axes;
+  return json;
 }
 
-std::string LayersJson(const Prospect& prospect, const Candidate& candidate) {
-  std::vector<std::string> layers;
-  for (size_t l = 0; l < candidate.plan.layers.size(); ++l) {
-    const LayerLayouts& layer = candidate.plan.layers[l];
-    const LayerPrediction& cost = candidate.prediction.layers[l];
-    layers.push_back(
-        JsonObject()
-            .Add("layer", layer.name)
-            .Add("kind", LayerKindName(prospect.question->graph[static_cast<int>(l)].kind))
-            .AddRaw("splits", SplitsJson(layer.splits))
-            .Add("output", layer.output.ToString())
-            .Add("forward_seconds", cost.compute.forward)
-            .Add("backward_seconds", cost.compute.backward)
-            .Add("words", cost.words())
-            .Add("move_words", cost.move_words)
-            .Add("collective_words", cost.collective_words)
-            .Add("communication_seconds", cost.communication())
-            .Add("update_seconds", cost.update)
-            .Add("memory_bytes", static_cast<uint64_t>(cost.memory_bytes))
-            .AddRaw("runner_up", RunnerUpJson(prospect, l))
-            .Text());
+Json RunnerUpJson(const PlanReport& report, size_t layer) {
+  if (!report.searched) return nullptr;
+  const LayerRunnerUp& other = report.searched->runners_up[layer];
+  if (!std::isfinite(other.more_seconds)) return nullptr;
+  return {{"splits", SplitsJson(other.splits)}, {"more_seconds", other.more_seconds}};
+}
+
+Json LayersJson(const PlanReport& report) {
+  Json layers = Json::array();
+  for (size_t l = 0; l < report.chosen->plan.layers.size(); ++l) {
+    const LayerLayouts& layer = report.chosen->plan.layers[l];
+    const LayerPrediction& cost = report.chosen->prediction.layers[l];
+    layers.push_back({{"layer", layer.name},
+                      {"kind", LayerKindName(report.question->graph[l].kind)},
+                      {"splits", SplitsJson(layer.splits)},
+                      {"output", layer.output.ToString()},
+                      {"forward_seconds", cost.compute.forward},
+                      {"backward_seconds", cost.compute.backward},
+                      {"words", cost.elements()},
+                      {"move_words", cost.move_elements},
+                      {"collective_words", cost.collective_elements},
+                      {"communication_seconds", cost.communication()},
+                      {"update_seconds", cost.update},
+                      {"memory_bytes", cost.memory_bytes},
+                      {"runner_up", RunnerUpJson(report, l)}});
   }
-  return Array(layers);
+  return layers;
 }
 
-std::string BucketsJson(const Prospect& prospect, const Plan& plan) {
-  const PlanProblem& problem = prospect.question->problem;
-  const bool known = prospect.question->link_known();
-  std::vector<std::string> buckets;
-  for (const Bucket& bucket : plan.buckets) {
-    const ParameterIndex& index = prospect.question->index;
-    std::vector<std::string> names;
-    for (const int p : bucket.parameters) names.push_back(index[p].name);
-    const BucketCost cost = CostOf(plan, index, bucket, bucket.algorithm, plan.link);
-    buckets.push_back(
-        JsonObject()
-            .AddRaw("parameters", Strings(names))
-            .AddRaw("axes", Strings(bucket.axes))
-            .AddRaw("same", Strings(bucket.same))
-            .Add("algorithm", AlgorithmName(bucket.algorithm))
-            .Add("bytes", static_cast<uint64_t>(cost.bytes))
-            .AddRaw("seconds", known ? JsonNumber(BucketSeconds(problem, plan, bucket)) : "null")
-            .Text());
+Json BucketsJson(const PlanReport& report) {
+  Json buckets = Json::array();
+  for (size_t b = 0; b < report.buckets.size(); ++b) {
+    const Bucket& bucket = report.chosen->plan.buckets[b];
+    buckets.push_back({{"parameters", Array(bucket.parameters,
+                                            [&](int p) { return report.question->index[p].name; })},
+                       {"axes", bucket.axes},
+                       {"same", bucket.replica_axes},
+                       {"algorithm", AlgorithmName(bucket.algorithm)},
+                       {"bytes", report.buckets[b].bytes},
+                       {"seconds", KnownSeconds(report, report.buckets[b].seconds)}});
   }
-  return Array(buckets);
+  return buckets;
 }
 
-// Seconds are null where nothing is known of the links.
-void AddSeconds(const Prospect& prospect, const Prediction& prediction, JsonObject& json) {
-  if (!prospect.question->link_known()) {
-    json.AddRaw("communication_seconds", "null").AddRaw("step_seconds", "null");
-    return;
+Json EngineJson(const PlanReport& report) {
+  if (!report.chosen) return {{"refusal", report.refusal.message()}};
+  const Prediction& prediction = report.chosen->prediction;
+  Json json = {{"mesh", MeshJson(report.chosen->plan.mesh)},
+               {"words_per_rank", prediction.elements_per_rank}};
+  if (report.question->link_known()) {
+    json.update({{"communication_seconds", prediction.communication_seconds()},
+                 {"exposed_seconds", prediction.times.exposed()},
+                 {"compute_seconds", prediction.times.compute()},
+                 {"move_seconds", prediction.times.moves()},
+                 {"collective_seconds", prediction.times.collectives()},
+                 {"update_seconds", prediction.times.update()},
+                 {"step_seconds", prediction.times.step()},
+                 {"serial_seconds", prediction.serial_seconds},
+                 {"utilisation", prediction.utilisation},
+                 {"bound", prediction.bound}});
+  } else {
+    json.update({{"communication_seconds", nullptr}, {"step_seconds", nullptr}});
   }
-  json.Add("communication_seconds", prediction.communication_seconds())
-      .Add("exposed_seconds", prediction.times.exposed())
-      .Add("compute_seconds", prediction.times.compute())
-      .Add("move_seconds", prediction.times.moves())
-      .Add("collective_seconds", prediction.times.collectives())
-      .Add("update_seconds", prediction.times.update())
-      .Add("step_seconds", prediction.times.step())
-      .Add("serial_seconds", prediction.serial_seconds)
-      .Add("utilisation", prediction.utilisation)
-      .Add("bound", prediction.bound);
+  json.update({{"memory_bytes_per_rank", prediction.memory_bytes},
+               {"layers", LayersJson(report)},
+               {"buckets", BucketsJson(report)}});
+  return json;
 }
 
-void AddEngine(const Prospect& prospect, const Candidate& candidate, JsonObject& json) {
-  json.AddRaw("mesh", MeshJson(candidate.plan.mesh))
-      .Add("words_per_rank", candidate.prediction.words_per_rank);
-  AddSeconds(prospect, candidate.prediction, json);
-  json.Add("memory_bytes_per_rank", static_cast<uint64_t>(candidate.prediction.memory_bytes))
-      .AddRaw("layers", LayersJson(prospect, candidate))
-      .AddRaw("buckets", BucketsJson(prospect, candidate.plan));
+Json CandidateJson(const Candidate& candidate) {
+  return {{"mesh", MeshJson(candidate.plan.mesh)},
+          {"words_per_rank", candidate.prediction.elements_per_rank},
+          {"step_seconds", candidate.prediction.times.step()},
+          {"memory_bytes_per_rank", candidate.prediction.memory_bytes}};
 }
 
-std::string EngineJson(const Prospect& prospect) {
-  const PlanAnswer& answer = prospect.answer;
-  JsonObject json;
-  if (!answer.chosen) return json.Add("refusal", std::string(answer.refusal.message())).Text();
-  AddEngine(prospect, *answer.chosen, json);
-  return json.Text();
-}
+// --- A paper's formulas ---
 
-// --- what a paper says ---
-
-std::string GridMeshJson(const PaperCost& cost) {
-  return JsonObject()
-      .Add("data", static_cast<uint64_t>(cost.grid.pc))
-      .Add("model", static_cast<uint64_t>(cost.grid.pr))
-      .Text();
-}
-
-std::string PaperLayersJson(const Prospect& prospect, const PaperCost& cost) {
-  const bool known = prospect.question->link_known();
-  std::vector<std::string> layers;
-  for (size_t l = 0; l < cost.layers.size(); ++l) {
-    const PaperLayer& layer = cost.layers[l];
-    const LayerShape& shape = prospect.question->network.layers[l];
-    JsonObject json;
-    json.Add("layer", layer.name)
-        .Add("kind", LayerKindName(prospect.question->graph[layer.number].kind))
-        .Add("parallelism", layer.parallelism)
-        .Add("weights", static_cast<uint64_t>(shape.weights))
-        .Add("inputs_per_sample", static_cast<uint64_t>(shape.inputs))
-        .Add("outputs_per_sample", static_cast<uint64_t>(shape.outputs))
-        .Add("words", layer.communication.words)
-        .Add("alpha_messages", layer.communication.messages)
-        .AddRaw("communication_seconds", known ? JsonNumber(layer.seconds) : "null")
-        .Add("memory_bytes", Bytes(layer.state_bytes + layer.activation_bytes));
-    if (layer.worth_cutting) json.AddRaw("worth_cutting", Bool(*layer.worth_cutting));
-    layers.push_back(json.Text());
+Json PaperLayersJson(const PlanReport& report) {
+  Json layers = Json::array();
+  for (size_t l = 0; l < report.paper->layers.size(); ++l) {
+    const PaperLayer& layer = report.paper->layers[l];
+    const LayerShape& shape = report.question->network.layers[l];
+    Json json = {{"layer", layer.name},
+                 {"kind", LayerKindName(report.question->graph[layer.number].kind)},
+                 {"parallelism", layer.parallelism},
+                 {"weights", shape.weights},
+                 {"inputs_per_sample", shape.inputs},
+                 {"outputs_per_sample", shape.outputs},
+                 {"words", layer.communication.words},
+                 {"alpha_messages", layer.communication.messages},
+                 {"communication_seconds", KnownSeconds(report, layer.seconds)},
+                 {"memory_bytes", Bytes(layer.state_bytes + layer.activation_bytes)}};
+    if (layer.worth_splitting) json["worth_cutting"] = *layer.worth_splitting;
+    layers.push_back(std::move(json));
   }
-  return Array(layers);
+  return layers;
 }
 
-// The sums that the papers' closed forms are made of.
-std::string NetworkJson(const NetworkShape& network) {
+// The sums in the papers' closed forms.
+Json NetworkJson(const NetworkShape& network) {
   int64_t outputs = 0;
   int64_t inputs = 0;
   for (const LayerShape& layer : network.layers) {
     outputs += layer.outputs;
     inputs += layer.first ? 0 : layer.inputs;
   }
-  return JsonObject()
-      .Add("weights", static_cast<uint64_t>(network.weights()))
-      .Add("convolution_weights", static_cast<uint64_t>(network.convolution_weights()))
-      .Add("outputs_per_sample", static_cast<uint64_t>(outputs))
-      .Add("inputs_per_sample", static_cast<uint64_t>(inputs))
-      .Text();
+  return {{"weights", network.weights()},
+          {"convolution_weights", network.convolution_weights()},
+          {"outputs_per_sample", outputs},
+          {"inputs_per_sample", inputs}};
 }
 
-void AddPaper(const Prospect& prospect, const PaperCost& cost, JsonObject& json) {
-  const bool known = prospect.question->link_known();
-  json.AddRaw("mesh", GridMeshJson(cost))
-      .Add("grid", absl::StrCat(cost.grid.pr, "x", cost.grid.pc))
-      .Add("words_per_rank", cost.communication.words)
-      .Add("alpha_messages", cost.communication.messages)
-      .AddRaw("communication_seconds", known ? JsonNumber(cost.communication_seconds) : "null")
-      .Add("compute_seconds", cost.compute_seconds)
-      .AddRaw("step_seconds", known ? JsonNumber(cost.step_seconds()) : "null")
-      .Add("memory_bytes_per_rank", Bytes(cost.memory_bytes()))
-      .Add("parameter_state_bytes", cost.state_bytes)
-      .Add("activation_bytes", cost.activation_bytes)
-      .AddRaw("enough_samples", Bool(cost.enough_samples))
-      .AddRaw("network", NetworkJson(prospect.question->network));
+Json PaperJson(const PlanReport& report) {
+  if (!report.paper) return nullptr;
+  const PaperCost& cost = *report.paper;
+  Json json = {{"mesh", {{"data", cost.grid.pc}, {"model", cost.grid.pr}}},
+               {"grid", GridText(cost.grid)},
+               {"words_per_rank", cost.communication.words},
+               {"alpha_messages", cost.communication.messages},
+               {"communication_seconds", KnownSeconds(report, cost.communication_seconds)},
+               {"compute_seconds", cost.compute_seconds},
+               {"step_seconds", KnownSeconds(report, cost.step_seconds())},
+               {"memory_bytes_per_rank", Bytes(cost.memory_bytes())},
+               {"parameter_state_bytes", cost.state_bytes},
+               {"activation_bytes", cost.activation_bytes},
+               {"enough_samples", cost.enough_samples},
+               {"network", NetworkJson(report.question->network)}};
   if (cost.closed_form) {
     const bool group = cost.strategy == PaperStrategy::kGroupHybrid;
-    json.Add(group ? "g_star" : "pr_star", *cost.closed_form);
+    json[group ? "g_star" : "pr_star"] = *cost.closed_form;
   }
-  json.AddRaw("layers", PaperLayersJson(prospect, cost));
+  json["layers"] = PaperLayersJson(report);
+  return json;
 }
 
-std::string PaperJson(const Prospect& prospect) {
-  if (!prospect.answer.paper) return "null";
-  JsonObject json;
-  AddPaper(prospect, *prospect.answer.paper, json);
-  return json.Text();
+// --- Why this plan ---
+
+Json VariationJson(const Variation& variation) {
+  Json step;
+  Json mesh;
+  if (variation.candidate) {
+    step = variation.candidate->prediction.times.step();
+    mesh = variation.candidate->plan.mesh.ToString();
+  }
+  return {{"what", variation.what},
+          {"factor", variation.factor},
+          {"value", variation.value},
+          {"step_seconds", step},
+          {"mesh", mesh},
+          {"changes", variation.changes()},
+          {"other_mesh", variation.other_mesh},
+          {"other_layers", variation.other_layers},
+          {"note", variation.note}};
 }
 
-// --- why this and not another ---
-
-std::string CandidateJson(const Candidate& candidate) {
-  return JsonObject()
-      .AddRaw("mesh", MeshJson(candidate.plan.mesh))
-      .Add("words_per_rank", candidate.prediction.words_per_rank)
-      .Add("step_seconds", candidate.prediction.times.step())
-      .Add("memory_bytes_per_rank", static_cast<uint64_t>(candidate.prediction.memory_bytes))
-      .Text();
+Json ComparedEngineJson(const Candidate& candidate) {
+  const Prediction& prediction = candidate.prediction;
+  return {{"mesh", candidate.plan.mesh.ToString()},
+          {"words_per_rank", prediction.elements_per_rank},
+          {"communication_seconds", prediction.communication_seconds()},
+          {"step_seconds", prediction.times.step()},
+          {"memory_bytes_per_rank", prediction.memory_bytes}};
 }
 
-void AddSearch(const SearchResult& searched, bool overlap, JsonObject& json) {
-  std::vector<std::string> others;
-  for (const Candidate& other : searched.others) others.push_back(CandidateJson(other));
-  json.AddRaw("exact", Bool(searched.exact))
-      .Add("exact_note", ExactNote(searched, overlap))
-      .Add("meshes", static_cast<uint64_t>(searched.meshes))
-      .AddRaw("others", Array(others));
+Json ComparedJson(const ComparedStrategy& row) {
+  Json json = {{"strategy", StrategyName(row.strategy)}};
+  if (row.paper) {
+    json.update({{"grid", GridText(row.paper->grid)},
+                 {"words_per_rank", row.paper->communication.words},
+                 {"alpha_messages", row.paper->communication.messages},
+                 {"communication_seconds", row.paper->communication_seconds},
+                 {"memory_bytes_per_rank", row.paper->memory_bytes()}});
+  } else if (row.engine && row.strategy == Strategy::kAuto) {
+    const Prediction& prediction = row.engine->prediction;
+    json.update({{"words_per_rank", prediction.elements_per_rank},
+                 {"communication_seconds", prediction.communication_seconds()},
+                 {"memory_bytes_per_rank", prediction.memory_bytes}});
+  }
+  json.update({{"step_seconds", OrNull(row.seconds)},
+               {"ratio", OrNull(row.ratio)},
+               {"engine", row.engine ? ComparedEngineJson(*row.engine) : Json()},
+               {"note", row.note}});
+  return json;
+}
+
+Json ComparisonJson(const StrategyComparison& comparison) {
+  Json json = {{"strategies", Array(comparison.rows, ComparedJson)}};
+  if (comparison.best_of_papers) {
+    json["best_of_papers"] = StrategyName(*comparison.best_of_papers);
+    json["best_of_papers_seconds"] = comparison.best_of_papers_seconds;
+  }
+  json.update({{"auto_seconds", OrNull(comparison.auto_seconds)},
+               {"gain", OrNull(comparison.gain)},
+               {"gain_note", comparison.gain_note},
+               {"engine_gain", OrNull(comparison.engine_gain)}});
+  return json;
+}
+
+Json BatchChoiceJson(const BatchChoice& choice) {
+  return {{"data_workers", choice.way.workers},
+          {"devices", choice.way.model_devices},
+          {"batch", choice.batch},
+          {"epochs", choice.way.epochs},
+          {"mesh", choice.mesh.ToString()},
+          {"step_seconds", choice.way.step_seconds},
+          {"seconds_to_target", choice.way.seconds}};
+}
+
+Json ForecastJson(const EpochsForecast& forecast) {
+  const auto& choices = forecast.choices;
+  return {{"target_accuracy", Widen(forecast.target_accuracy)},
+          {"samples", forecast.samples},
+          {"epochs", OrNull(forecast.epochs)},
+          {"seconds_to_target", OrNull(forecast.seconds)},
+          {"note", forecast.note},
+          {"left_out", forecast.left_out},
+          {"choices", Array(choices, BatchChoiceJson)},
+          {"best", forecast.best ? BatchChoiceJson(choices[*forecast.best]) : Json()},
+          {"gain", OrNull(forecast.gain)},
+          {"crossover_workers", OrNull(forecast.crossover)}};
+}
+
+Json GroupChoiceJson(const GroupChoice& choice) {
+  const double epoch = choice.seconds_per_epoch;
+  return {{"groups", choice.groups},
+          {"ranks", choice.ranks},
+          {"every_steps", choice.every_steps},
+          {"mesh", choice.mesh.ToString()},
+          {"step_seconds", choice.step_seconds},
+          {"averaging_seconds", choice.averaging_seconds},
+          {"averaging_seconds_per_step", choice.averaging_share()},
+          {"bytes_per_average", choice.bytes_per_average},
+          {"seconds_per_sample", choice.seconds_per_sample},
+          {"seconds_per_epoch", epoch > 0 ? Json(epoch) : Json()},
+          {"epochs", OrNull(choice.epochs)},
+          {"seconds_to_target", OrNull(choice.seconds_to_target)}};
+}
+
+Json RefusedJson(const RejectedGroups& refused) {
+  return {{"groups", refused.groups}, {"ranks", refused.ranks}, {"why", refused.reason}};
+}
+
+Json GroupsJson(const GroupsResult& answer) {
+  return {{"best", GroupChoiceJson(answer.best())},
+          {"choices", Array(answer.choices, GroupChoiceJson)},
+          {"refused", Array(answer.rejected, RefusedJson)},
+          {"more", answer.more ? GroupChoiceJson(*answer.more) : Json()},
+          {"more_takes", answer.more ? Json(answer.more_time_ratio) : Json()},
+          {"crossover_groups", answer.crossover ? Json(answer.best().groups) : Json()},
+          {"leaders", "every rank leads for its own slice"},
+          {"why", answer.reason}};
+}
+
+Json PoliciesJson(const PlanReport& report, double PolicyCost::*cost) {
+  Json json;
+  for (const PolicyCost& each : report.policies) {
+    json[std::string(PolicyName(each.policy))] = each.*cost;
+  }
+  return json;
+}
+
+Json StepJson(const PlanReport& report) {
+  if (!report.chosen || !report.question->problem.hardware.computes()) return nullptr;
+  const Prediction& prediction = report.chosen->prediction;
+  return {{"seconds", prediction.times.step()},
+          {"exposed_seconds", prediction.times.exposed()},
+          {"serial_seconds", prediction.serial_seconds}};
+}
+
+Json LinkJson(const PlanQuestion& question) {
+  if (!question.link_known()) return nullptr;
+  const HardwareModel& hardware = question.problem.hardware;
+  return {{"alpha", hardware.link.alpha},
+          {"beta", hardware.link.beta},
+          {"gamma", hardware.link.gamma},
+          {"kind", LinkKindText(hardware.link_kind)}};
+}
+
+void AddSearch(const PlanReport& report, Json& json) {
+  const SearchResult& searched = *report.searched;
+  json.update({{"exact", searched.exact},
+               {"exact_note", ExactNote(searched, report.question->problem.overlap)},
+               {"meshes", searched.meshes},
+               {"others", Array(searched.others, CandidateJson)}});
   if (!searched.unpinned) return;
-  const double free = searched.unpinned->prediction.times.step();
-  json.AddRaw("unpinned", CandidateJson(*searched.unpinned))
-      .Add("pins_cost_seconds", searched.best.prediction.times.step() - free);
-}
-
-std::string PoliciesJson(const Prospect& prospect, double PolicyCost::*cost) {
-  if (prospect.answer.policies.empty()) return "null";
-  JsonObject json;
-  for (const PolicyCost& each : prospect.answer.policies) {
-    json.Add(PolicyName(each.policy), each.*cost);
-  }
-  return json.Text();
-}
-
-std::string StepJson(const Prospect& prospect) {
-  const PlanAnswer& answer = prospect.answer;
-  if (!answer.chosen || !prospect.question->problem.machine.computes()) return "null";
-  const Prediction& prediction = answer.chosen->prediction;
-  return JsonObject()
-      .Add("seconds", prediction.times.step())
-      .Add("exposed_seconds", prediction.times.exposed())
-      .Add("serial_seconds", prediction.serial_seconds)
-      .Text();
-}
-
-std::string LinkJson(const PlanQuestion& question) {
-  if (!question.link_known()) return "null";
-  const GroupMachine& machine = question.problem.machine;
-  return JsonObject()
-      .Add("alpha", machine.link.alpha)
-      .Add("beta", machine.link.beta)
-      .Add("gamma", machine.link.gamma)
-      .Add("kind", machine.link_kind)
-      .Text();
+  json["unpinned"] = CandidateJson(*searched.unpinned);
+  json["pins_cost_seconds"] = *report.pins_cost();
 }
 
 }  // namespace
 
-std::string ProspectJson(const Prospect& prospect) {
-  const PlanQuestion& question = *prospect.question;
-  const PlanAnswer& answer = prospect.answer;
-  JsonObject json;
-  json.Add("strategy", answer.by_rules ? "rules" : StrategyName(answer.strategy))
-      .Add("workers", static_cast<uint32_t>(question.problem.ranks))
-      .Add("batch", static_cast<uint64_t>(question.problem.batch))
-      .Add("collectives", PolicyName(question.problem.collectives))
-      .AddRaw("link", LinkJson(question));
-  if (answer.papers_figures) {
-    AddPaper(prospect, *answer.paper, json);
-    json.AddRaw("engine", EngineJson(prospect));
-  } else {
-    AddEngine(prospect, *answer.chosen, json);
-    if (answer.strategy != Strategy::kAuto) json.AddRaw("paper", PaperJson(prospect));
+Json ToJson(const PlanReport& report) {
+  const PlanQuestion& question = *report.question;
+  const Strategy strategy = question.request.strategy;
+  Json json = {{"strategy", report.by_rules ? "rules" : StrategyName(strategy)},
+               {"workers", question.problem.ranks},
+               {"batch", question.problem.batch},
+               {"collectives", PolicyName(question.problem.collectives)},
+               {"link", LinkJson(question)}};
+  json.update(report.paper_figures ? PaperJson(report) : EngineJson(report));
+  if (report.paper_figures) {
+    json["engine"] = EngineJson(report);
+  } else if (strategy != Strategy::kAuto) {
+    json["paper"] = PaperJson(report);
   }
-  json.Add("bytes_inside_group", prospect.bytes_inside)
-      .Add("bytes_across_groups", prospect.bytes_across);
-  if (answer.searched) AddSearch(*answer.searched, question.problem.overlap, json);
-  json.AddRaw("policies", PoliciesJson(prospect, &PolicyCost::seconds))
-      .AddRaw("policies_all_reduced", PoliciesJson(prospect, &PolicyCost::all_reduced))
-      .AddRaw("step", StepJson(prospect))
-      .AddRaw("sensitivity",
-              prospect.variations.empty() ? "null" : VariationsJson(prospect.variations));
-  if (prospect.comparison) json.AddRaw("compare", ComparisonJson(*prospect.comparison));
-  if (prospect.target) json.AddRaw("target", TimeToTargetJson(*prospect.target));
-  if (prospect.groups) json.AddRaw("groups", GroupsJson(*prospect.groups));
-  return json.Text();
+  json["bytes_inside_group"] = report.bytes_inside;
+  json["bytes_across_groups"] = report.bytes_across;
+  if (report.searched) AddSearch(report, json);
+  const auto& variations = report.variations;
+  json.update({{"policies", PoliciesJson(report, &PolicyCost::seconds)},
+               {"policies_all_reduced", PoliciesJson(report, &PolicyCost::all_reduced)},
+               {"step", StepJson(report)},
+               {"sensitivity", variations.empty() ? Json() : Array(variations, VariationJson)}});
+  if (report.comparison) json["compare"] = ComparisonJson(*report.comparison);
+  if (report.forecast) json["target"] = ForecastJson(*report.forecast);
+  if (report.groups) json["groups"] = GroupsJson(*report.groups);
+  return json;
 }
 
 }  // namespace cadre

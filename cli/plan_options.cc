@@ -10,21 +10,21 @@
 namespace cadre {
 namespace {
 
-// Seconds, or bytes or operations a second: sums of products of these stay finite.
-constexpr double kMostSeconds = 1e12;
-constexpr double kLeastRate = 1e-12;
-constexpr double kMostRate = 1e30;
+// Within these bounds sums of products of seconds and rates stay finite.
+constexpr double kMaxSeconds = 1e12;
+constexpr double kMinRate = 1e-12;
+constexpr double kMaxRate = 1e30;
 
 absl::Status NotNegative(absl::string_view flag, std::optional<double> value) {
-  if (!value || (*value >= 0 && *value <= kMostSeconds)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, " must be 0 or more, not ", *value,
-                                                 *value > 0 ? "; 1e12 is the most" : ""));
+  if (!value || (*value >= 0 && *value <= kMaxSeconds)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, " must be 0 to ", kMaxSeconds, ", not ", *value));
 }
 
 absl::Status Positive(absl::string_view flag, std::optional<double> value) {
-  if (!value || (*value >= kLeastRate && *value <= kMostRate)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, " must be above 0, not ", *value,
-                                                 *value > 0 ? "; 1e-12 to 1e30 is taken" : ""));
+  if (!value || (*value >= kMinRate && *value <= kMaxRate)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " must be above 0 (", kMinRate, " to ",
+                                                 kMaxRate, "), not ", *value));
 }
 
 absl::Status Divides(absl::string_view flag, std::optional<uint32_t> ranks, uint32_t workers) {
@@ -34,8 +34,8 @@ absl::Status Divides(absl::string_view flag, std::optional<uint32_t> ranks, uint
                                                  " workers of --workers"));
 }
 
-// The first of the flags that describe a link; empty: none was given.
-std::string GivenOfLink(const PlanOptions& options) {
+// The first given flag of those that describe a link; empty: none.
+std::string LinkFlag(const PlanOptions& options) {
   if (options.alpha) return "alpha";
   if (options.bandwidth) return "bandwidth";
   if (options.gamma) return "gamma";
@@ -47,25 +47,37 @@ absl::Status CheckLink(const PlanOptions& options) {
   CADRE_RETURN_IF_ERROR(Positive("bandwidth", options.bandwidth));
   CADRE_RETURN_IF_ERROR(NotNegative("gamma", options.gamma));
   CADRE_RETURN_IF_ERROR(Positive("flops", options.flops));
-  if (const std::string flag = GivenOfLink(options); options.profile && !flag.empty()) {
+  if (const std::string flag = LinkFlag(options); options.profile && !flag.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--", flag, " and --profile contradict: the profile says how fast everything is"));
+        "--", flag, " and --profile contradict: the profile states all links and speeds"));
   }
   if (options.alpha.has_value() != options.bandwidth.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--", options.alpha ? "alpha" : "bandwidth", " needs --",
-                     options.alpha ? "bandwidth" : "alpha", " beside it: both describe the link"));
+        absl::StrCat("--", options.alpha ? "alpha" : "bandwidth", " requires --",
+                     options.alpha ? "bandwidth" : "alpha", ": together they describe the link"));
   }
   if (!options.bandwidth && (options.gamma || options.flops)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--", options.gamma ? "gamma" : "flops",
-                     " needs --alpha and --bandwidth beside it: without a link nothing is "
-                     "predicted"));
+                     " requires --alpha and --bandwidth: without a link nothing is predicted"));
   }
   return absl::OkStatus();
 }
 
-// The mesh of --mesh, which sets the workers everywhere else.
+// Parts of the report that are about time.
+absl::Status CheckTimed(const PlanOptions& options) {
+  if (options.link_given() || options.profile) return absl::OkStatus();
+  const char* const flag = !options.compare.empty() ? "compare"
+                           : options.epochs         ? "epochs"
+                           : options.groups         ? "groups"
+                                                    : nullptr;
+  if (flag == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag,
+                   " requires --alpha and --bandwidth, or --profile: without a link nothing is "
+                   "predicted"));
+}
+
 absl::Status CheckMesh(const PlanOptions& options) {
   if (options.flags.mesh.empty()) return absl::OkStatus();
   uint64_t ranks = 1;
@@ -86,33 +98,19 @@ std::string StrategyNames() {
 }  // namespace
 
 absl::Status CheckPlanOptions(const PlanOptions& options) {
-  if (options.workers == 0 || options.workers > kMostPlannedWorkers) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--workers must say how many workers the group has, 1 to ", kMostPlannedWorkers));
+  if (options.workers == 0 || options.workers > kMaxPlannedWorkers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workers must be 1 to ", kMaxPlannedWorkers, ", not ", options.workers));
   }
   if (options.batch == 0u) return absl::InvalidArgumentError("--batch must be at least 1");
-  if (options.batch.value_or(1) > kMostPlannedBatch) {
-    return absl::InvalidArgumentError(absl::StrCat("--batch must be at most ", kMostPlannedBatch));
+  if (options.batch.value_or(1) > kMaxPlannedBatch) {
+    return absl::InvalidArgumentError(absl::StrCat("--batch must be at most ", kMaxPlannedBatch));
   }
   if (options.memory == 0u) return absl::InvalidArgumentError("--memory must be at least 1 byte");
   if (options.samples == 0u) return absl::InvalidArgumentError("--samples must be at least 1");
   CADRE_RETURN_IF_ERROR(CheckLink(options));
-  if (!options.compare.empty() && !options.link_given() && !options.profile) {
-    return absl::InvalidArgumentError(
-        "--compare needs --alpha and --bandwidth, or --profile: what is compared is time");
-  }
-  if (options.epochs && !options.link_given() && !options.profile) {
-    return absl::InvalidArgumentError(
-        "--epochs needs --alpha and --bandwidth, or --profile: time to a target needs the time of "
-        "a step");
-  }
+  CADRE_RETURN_IF_ERROR(CheckTimed(options));
   CADRE_RETURN_IF_ERROR(CheckMesh(options));
-  if (options.groups && !options.link_given() && !options.profile) {
-    return absl::InvalidArgumentError(
-        "--groups needs --profile, or --alpha and --bandwidth, beside it: without a link nothing "
-        "is "
-        "predicted");
-  }
   CADRE_RETURN_IF_ERROR(Divides("model_ranks", options.flags.model_ranks, options.workers));
   return Divides("space_ranks", options.flags.space_ranks, options.workers);
 }
@@ -120,7 +118,7 @@ absl::Status CheckPlanOptions(const PlanOptions& options) {
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
   if (const std::optional<Strategy> strategy = StrategyFromName(name)) return *strategy;
   return absl::InvalidArgumentError(
-      absl::StrCat("'", name, "' is no strategy; there are ", StrategyNames()));
+      absl::StrCat("unknown strategy '", name, "'; use ", StrategyNames()));
 }
 
 absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names) {

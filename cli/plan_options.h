@@ -1,4 +1,4 @@
-// What `cadre plan` is asked, as flags say it.
+// The options of `cadre plan`, as flags give them.
 //
 // Plain values and pure functions; thread-compatible.
 #pragma once
@@ -12,56 +12,51 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "cli/spec_file.h"
-#include "coordinator/plan/plan_problem.h"
+#include "plan/search/plan_problem.h"
 
 namespace cadre {
 
-// Enough for any cluster; a typing error is more.
-inline constexpr uint32_t kMostPlannedWorkers = 100'000;
-inline constexpr uint32_t kMostPlannedBatch = 1 << 24;
+// More than any cluster has: larger numbers are typing errors.
+inline constexpr uint32_t kMaxPlannedWorkers = 100'000;
+inline constexpr uint32_t kMaxPlannedBatch = 1 << 24;
 
+// The units of numbers, and what they mean, are those of PlanRequest (plan/report).
 struct PlanOptions {
-  // The run spec's file, or the name of a model of the zoo.
+  // The run file, or the name of a model of the zoo.
   std::string spec;
   // Ranks of the group.
   uint32_t workers = 0;
-  // In place of what the spec says. Its `ranks` are the workers'.
+  // Replace values of the run file. `ranks` is not used: `workers` replaces it.
   SpecFlags flags;
   std::optional<uint32_t> batch;
-  // The link: seconds a message, bytes a second each way, seconds to add a byte. Both of the first
-  // two or neither.
+  // `alpha` and `bandwidth` are given together or not at all.
   std::optional<double> alpha;
   std::optional<double> bandwidth;
   std::optional<double> gamma;
-  // Floating-point operations that a worker does in a second; nothing: computing is not predicted.
   std::optional<double> flops;
-  // Of a worker.
   std::optional<uint64_t> memory;
-  // A cluster profile's file, in place of link and speed.
+  // File of a cluster profile, in place of link and flops.
   std::optional<std::string> profile;
-  // Elements at which a bucket is full; nothing: by the link.
   std::optional<uint64_t> bucket_elements;
-  // Nothing: whatever is best.
   std::optional<Strategy> strategy;
-  // Strategies to put side by side; empty: none.
   std::vector<Strategy> compare;
-  // To choose how many groups the workers make: the most that are tried.
   std::optional<uint32_t> groups;
-  // A table of epochs, and samples of a pass where the spec does not tell.
+  // File of a table of epochs.
   std::optional<std::string> epochs;
+  // Samples per epoch; nothing: the run file's, if it states them.
   std::optional<uint64_t> samples;
-  // Whether to search what would change the answer; nothing: if that takes no time.
   std::optional<bool> sensitivity;
 
   bool link_given() const { return bandwidth.has_value(); }
 };
 
-// Errors: InvalidArgument naming the flag that is missing or cannot be.
+// Errors: InvalidArgument naming the flag that is missing or out of range.
 absl::Status CheckPlanOptions(const PlanOptions& options);
 
-// "uniform-grid". Errors: InvalidArgument with the names that there are.
+// "uniform-grid". Errors: InvalidArgument listing the names.
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name);
-// "data,model,auto"; "all" is all. `data` is batch, `hybrid` group-hybrid. Each once.
+// "data,model,auto", or "all". `data` is an alias of batch, `hybrid` of group-hybrid. Duplicates
+// are dropped.
 absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// Says once what a group's steps take, and what they were predicted to take.
+// Notes of what the steps of a group take, compared with their prediction.
 //
 // Thread-compatible.
 #pragma once
@@ -14,13 +14,13 @@ namespace cadre {
 
 class PredictionNotes {
  public:
-  // A line for each group that has measured something since it was asked last, such as
+  // A line for each group with a measurement that no earlier call returned, such as
   // "run-1  group 0  a step takes 41 ms, 30 ms predicted (-27%); compute: layers took ...".
   std::vector<std::string> New(const v1::WatchUpdate& update);
 
  private:
-  // Generation and step of what was said last, by run and group.
-  std::map<std::pair<std::string, uint32_t>, std::pair<uint32_t, double>> said_;
+  // Generation and step seconds of the latest note, by run and group.
+  std::map<std::pair<std::string, uint32_t>, std::pair<uint32_t, double>> noted_;
 };
 
 }  // namespace cadre

@@ -1,3 +1,16 @@
+// A probe has two phases, each executed by worker processes (worker/probe) that this command starts
+// and waits for:
+//
+//   machine  `workers` processes time the layers of all plans in PlansToProbe at the same time, so
+//            that they compete for cores and memory bandwidth as the workers of a run do. Each runs
+//            rank 0 of every plan, without the other ranks.
+//   links    only with --peers: one process per host. They meet at the given addresses and measure
+//            each pair of hosts; rank 0 merges the hosts' profiles and links.
+//
+// The first phase takes minutes and depends on nothing but the machine, the programs and the model,
+// so its result is cached; the file name is a digest of all of these. The second phase is measured
+// every time, as it depends on what else uses the network. Processes return results in files of a
+// temporary folder and report progress in the last line of their logs.
 #include "cli/probe.h"
 
 #include <unistd.h>
@@ -21,28 +34,30 @@
 #include "base/hardware.h"
 #include "base/status.h"
 #include "cli/interrupt.h"
-#include "cli/json.h"
 #include "cli/process.h"
 #include "cli/progress.h"
+#include "cli/render.h"
 #include "cli/table.h"
 #include "cli/work_folder.h"
-#include "coordinator/plan/probe_plans.h"
+#include "plan/cluster_profile.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/probe_plans.h"
 #include "proto/cadre/v1/profile.pb.h"
-#include "spec/cluster_profile.h"
 
 namespace cadre {
 namespace {
 
-constexpr uint32_t kMostWorkers = 1024;
-constexpr size_t kMostHosts = 1024;
-constexpr absl::Duration kLook = absl::Milliseconds(50);
-constexpr absl::Duration kUsualTimeout = absl::Minutes(30);
+constexpr uint32_t kMaxWorkers = 1024;
+constexpr size_t kMaxHosts = 1024;
+constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
+constexpr absl::Duration kDefaultTimeout = absl::Minutes(30);
 constexpr int kBarWidth = 30;
-constexpr int kShownLines = 5;
-// Of what is kept: another way to measure is another number.
+// Lines of a failed worker's log that the error quotes.
+constexpr int kLogLines = 5;
+// Changes with the method of measurement.
 constexpr char kCacheVersion[] = "1";
 
-// Shows how far the probe is.
+// Progress on stderr.
 class ProbeProgress {
  public:
   ProbeProgress(const GlobalOptions& global, const Console& console)
@@ -71,20 +86,19 @@ class ProbeProgress {
   int last_ = -1;
 };
 
-// What a worker process has said last of its progress.
+// Plans done and all plans, from the last line of a worker's log; zeros if it does not state them.
 std::pair<int, int> PlansDone(const std::string& log) {
-  std::pair<int, int> plans = {0, 0};
   for (const std::string& line : LastLines(log, 1)) {
     absl::string_view rest = line;
     if (!absl::ConsumePrefix(&rest, "probe: plan ")) continue;
-    const std::vector<std::string> words = absl::StrSplit(rest, " of ");
-    int done = 0;
-    int of = 0;
-    if (words.size() == 2 && absl::SimpleAtoi(words[0], &done) && absl::SimpleAtoi(words[1], &of)) {
-      plans = {done, of};
+    const std::pair<std::string, std::string> numbers = absl::StrSplit(rest, " of ");
+    std::pair<int, int> plans;
+    if (absl::SimpleAtoi(numbers.first, &plans.first) &&
+        absl::SimpleAtoi(numbers.second, &plans.second)) {
+      return plans;
     }
   }
-  return plans;
+  return {0, 0};
 }
 
 class Probe {
@@ -92,13 +106,13 @@ class Probe {
   Probe(const GlobalOptions& global, const ProbeOptions& options, const Console& console)
       : options_(options),
         progress_(global, console),
-        deadline_(absl::Now() + global.timeout.value_or(kUsualTimeout)) {}
+        deadline_(absl::Now() + global.timeout.value_or(kDefaultTimeout)) {}
 
   absl::StatusOr<v1::ClusterProfile> Run(const v1::RunSpec& spec) {
-    CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile own, OwnMachine(spec));
+    CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile machine, ProbeMachine(spec));
     progress_.Close();
-    if (options_.peers.empty()) return own;
-    return WithHosts(own);
+    if (options_.peers.empty()) return machine;
+    return ProbeLinks(machine);
   }
   bool cached() const { return cached_; }
   std::optional<int> interrupt() const { return interrupt_; }
@@ -107,48 +121,47 @@ class Probe {
   absl::StatusOr<v1::ProbeRequest> RequestFor(const v1::RunSpec& spec) const {
     v1::ProbeRequest request;
     *request.mutable_spec() = spec;
-    const size_t hosts = std::max<size_t>(1, options_.peers.size());
-    CADRE_ASSIGN_OR_RETURN(
-        const std::vector<v1::Plan> plans,
-        PlansToProbe(spec, static_cast<int>(hosts) * static_cast<int>(options_.workers)));
+    const int hosts = std::max<int>(1, options_.peers.size());
+    const int workers = options_.workers;
+    CADRE_ASSIGN_OR_RETURN(const std::vector<v1::Plan> plans, PlansToProbe(spec, hosts * workers));
     for (const v1::Plan& plan : plans) *request.add_plan() = plan;
     return request;
   }
 
-  // From the cache, if it is there; otherwise measured, and put there.
-  absl::StatusOr<v1::ClusterProfile> OwnMachine(const v1::RunSpec& spec) {
+  // The machine's profile from the cache, or else measured and then cached.
+  absl::StatusOr<v1::ClusterProfile> ProbeMachine(const v1::RunSpec& spec) {
     CADRE_ASSIGN_OR_RETURN(const v1::ProbeRequest request, RequestFor(spec));
-    const std::string kept = CacheFile(request);
-    if (!kept.empty() && !options_.fresh) {
-      absl::StatusOr<v1::ClusterProfile> known = ReadClusterProfile(kept);
-      if (known.ok()) {
-        progress_.Note(
-            absl::StrCat("this machine was measured before (", kept, "); --fresh measures again"));
+    const std::string file = CacheFile(request);
+    if (!file.empty() && !options_.fresh) {
+      absl::StatusOr<v1::ClusterProfile> cached = ReadClusterProfile(file);
+      if (cached.ok()) {
+        progress_.Note(absl::StrCat("using cached times of this machine (", file,
+                                    "); --fresh measures again"));
         cached_ = true;
-        return known;
+        return cached;
       }
-      if (!absl::IsNotFound(known.status())) {
-        progress_.Note(absl::StrCat("measured again: ", known.status().message()));
+      if (!absl::IsNotFound(cached.status())) {
+        progress_.Note(absl::StrCat("cache ignored: ", cached.status().message()));
       }
     }
-    CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile own, Measure(request));
-    if (!kept.empty()) {
-      const absl::Status status = Keep(own, kept);
-      if (!status.ok()) progress_.Note(absl::StrCat("not kept: ", status.message()));
+    CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile machine, Measure(request));
+    if (!file.empty()) {
+      const absl::Status status = Cache(machine, file);
+      if (!status.ok()) progress_.Note(absl::StrCat("not cached: ", status.message()));
     }
-    return own;
+    return machine;
   }
 
-  // Others may measure the same, and keep it, at the same time: the last one's stays.
-  absl::Status Keep(const v1::ClusterProfile& own, const std::string& kept) const {
+  // Another process may cache the same measurement at the same time: the last rename wins.
+  absl::Status Cache(const v1::ClusterProfile& machine, const std::string& file) const {
     CADRE_RETURN_IF_ERROR(MakeFolder(options_.cache));
-    const std::string mine = absl::StrCat(kept, ".", getpid());
-    CADRE_RETURN_IF_ERROR(WriteFileAtomically(mine, PrintClusterProfile(own)));
-    if (rename(mine.c_str(), kept.c_str()) == 0) return absl::OkStatus();
-    return ErrnoStatus(errno, "cannot rename to", kept);
+    const std::string own = absl::StrCat(file, ".", getpid());
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(own, PrintClusterProfile(machine)));
+    if (rename(own.c_str(), file.c_str()) == 0) return absl::OkStatus();
+    return ErrnoStatus(errno, "cannot rename to", file);
   }
 
-  // Everything that what is measured depends on is in the name.
+  // The name contains a digest of everything that the measurement depends on.
   std::string CacheFile(const v1::ProbeRequest& request) const {
     if (options_.cache.empty()) return "";
     v1::RunSpec spec;
@@ -167,9 +180,8 @@ class Probe {
     CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
     const std::string file = folder.path() + "/request";
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(file, request.SerializeAsString()));
-    progress_.Note(absl::StrCat(options_.workers,
-                                options_.workers == 1 ? " worker times" : " workers time",
-                                " the layers of ", request.plan_size(), " plans"));
+    progress_.Note(absl::StrCat(options_.workers, options_.workers == 1 ? " worker" : " workers",
+                                " timing the layers of ", request.plan_size(), " plans"));
     std::vector<std::vector<std::string>> processes;
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
       processes.push_back({absl::StrCat("--probe=", file), absl::StrCat("--probe_rank=", rank),
@@ -178,11 +190,12 @@ class Probe {
     return RunWorkers(folder.path(), std::move(processes));
   }
 
-  absl::StatusOr<v1::ClusterProfile> WithHosts(const v1::ClusterProfile& own) {
+  absl::StatusOr<v1::ClusterProfile> ProbeLinks(const v1::ClusterProfile& machine) {
     CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
-    CADRE_RETURN_IF_ERROR(WriteFileAtomically(folder.path() + "/own", PrintClusterProfile(own)));
+    CADRE_RETURN_IF_ERROR(
+        WriteFileAtomically(folder.path() + "/own", PrintClusterProfile(machine)));
     progress_.Note(absl::StrCat("measuring the links between ", options_.peers.size(), " hosts"));
-    // Whoever names the hosts' addresses means that their network is to be used.
+    // The user named the hosts' addresses, so their network may be used without TLS.
     return RunWorkers(
         folder.path(),
         {{absl::StrCat("--probe_hosts=", absl::StrJoin(options_.peers, ",")),
@@ -191,21 +204,21 @@ class Probe {
           "--insecure"}});
   }
 
-  // What the process of rank 0 leaves in the folder; of the links of another host, nothing.
+  // Returns the profile that the process of rank 0 writes; empty on hosts of other ranks.
   absl::StatusOr<v1::ClusterProfile> RunWorkers(const std::string& folder,
                                                 std::vector<std::vector<std::string>> arguments) {
     std::vector<Process> workers;
     const auto log = [&](size_t i) { return absl::StrCat(folder, "/log-", i); };
     for (size_t i = 0; i < arguments.size(); ++i) {
-      std::vector<std::string>& words = arguments[i];
-      words.push_back(absl::StrCat("--probe_folder=", folder));
-      words.push_back(absl::StrCat("--threads=", options_.threads));
-      words.push_back(
+      std::vector<std::string>& flags = arguments[i];
+      flags.push_back(absl::StrCat("--probe_folder=", folder));
+      flags.push_back(absl::StrCat("--threads=", options_.threads));
+      flags.push_back(
           absl::StrCat("--probe_timeout=", absl::ToInt64Seconds(deadline_ - absl::Now()) + 1));
       CADRE_ASSIGN_OR_RETURN(
           Process worker,
           Process::Start(
-              {.program = options_.programs + "/cadre-worker", .arguments = words, .log = log(i)}));
+              {.program = options_.programs + "/cadre-worker", .arguments = flags, .log = log(i)}));
       workers.push_back(std::move(worker));
     }
     size_t running = workers.size();
@@ -216,7 +229,7 @@ class Probe {
         if (!ending) ++running;
         if (ending && *ending != Ending{}) return Failed(*ending, i, log(i));
       }
-      CADRE_RETURN_IF_ERROR(Look(log(0)));
+      CADRE_RETURN_IF_ERROR(Pause(log(0)));
     }
     const std::string result = folder + "/profile";
     if (!std::filesystem::exists(result)) return v1::ClusterProfile();
@@ -226,16 +239,16 @@ class Probe {
   static absl::Status Failed(const Ending& ending, size_t worker, const std::string& log) {
     return absl::AbortedError(absl::StrCat("probe of worker ", worker, " ended (",
                                            ending.ToString(), "):\n  ",
-                                           absl::StrJoin(LastLines(log, kShownLines), "\n  ")));
+                                           absl::StrJoin(LastLines(log, kLogLines), "\n  ")));
   }
 
-  // Waits a little. Errors: Cancelled on Ctrl-C; DeadlineExceeded.
-  absl::Status Look(const std::string& log) {
+  // Waits for kPollInterval. Errors: Cancelled on Ctrl-C; DeadlineExceeded.
+  absl::Status Pause(const std::string& log) {
     const auto [done, plans] = PlansDone(log);
     progress_.Update(done, plans);
-    if ((interrupt_ = TakeInterrupt(kLook))) return absl::CancelledError("interrupted");
+    if ((interrupt_ = TakeInterrupt(kPollInterval))) return absl::CancelledError("interrupted");
     if (absl::Now() < deadline_) return absl::OkStatus();
-    return absl::DeadlineExceededError("the probe did not end in time; --timeout gives it more");
+    return absl::DeadlineExceededError("the probe exceeded its time limit (see --timeout)");
   }
 
   const ProbeOptions& options_;
@@ -245,10 +258,8 @@ class Probe {
   std::optional<int> interrupt_;
 };
 
-// --- for people ---
-
 std::string Rate(double bytes_per_second) {
-  return absl::StrCat(FormatBytes(static_cast<uint64_t>(bytes_per_second)), "/s");
+  return absl::StrCat(FormatBytes(bytes_per_second), "/s");
 }
 
 std::string SummaryText(const v1::ClusterProfile& profile) {
@@ -257,7 +268,7 @@ std::string SummaryText(const v1::ClusterProfile& profile) {
     hosts.AddRow({host.name(), absl::StrCat(std::max(1U, host.workers())),
                   absl::StrCat(host.cores()), FormatBytes(host.memory_bytes()), host.device()});
   }
-  Table devices({"DEVICE", "GFLOP/S", "UPDATE ns", "COPY ns", "LAYERS' PARTS"});
+  Table devices({"DEVICE", "GFLOP/S", "UPDATE ns", "COPY ns", "TIMED PARTS"});
   for (const v1::DeviceProfile& device : profile.device()) {
     int parts = 0;
     for (const v1::ModelTimes& times : device.model()) parts += times.time_size();
@@ -268,7 +279,7 @@ std::string SummaryText(const v1::ClusterProfile& profile) {
   Table links({"LINK", "ALPHA us", "BANDWIDTH", "PROCESSOR us/MB", "KIND"});
   const auto add = [&](const std::string& name, const v1::LinkProfile& link) {
     links.AddRow({name, absl::StrFormat("%.1f", link.alpha() * 1e6), Rate(1 / link.beta()),
-                  absl::StrFormat("%.0f", link.processor() * 1e12), link.kind()});
+                  absl::StrFormat("%.0f", link.processor() * 1e12), LinkKindText(link.kind())});
   };
   for (const v1::HostProfile& host : profile.host()) {
     if (host.has_inside()) add(absl::StrCat("inside ", host.name()), host.inside());
@@ -280,14 +291,11 @@ std::string SummaryText(const v1::ClusterProfile& profile) {
                       links.empty() ? "" : links.Text());
 }
 
-// --- for scripts ---
-
-std::string SummaryJson(const v1::ClusterProfile& profile, const Probe& probe,
-                        const std::string& file) {
-  JsonObject json;
-  json.AddRaw("cached", probe.cached() ? "true" : "false");
-  if (!file.empty()) json.Add("file", file);
-  return json.AddFields(profile).Text();
+Json SummaryJson(const v1::ClusterProfile& profile, const Probe& probe, const std::string& file) {
+  Json json = {{"cached", probe.cached()}};
+  if (!file.empty()) json["file"] = file;
+  json.update(ToJson(profile));
+  return json;
 }
 
 int Show(const GlobalOptions& global, const ProbeOptions& options, const Console& console,
@@ -298,7 +306,7 @@ int Show(const GlobalOptions& global, const ProbeOptions& options, const Console
     if (!written.ok()) return Fail(console, written);
   }
   if (global.format == OutputFormat::kJson) {
-    console.out << SummaryJson(profile, probe, options.output) << std::endl;
+    console.out << OneLine(SummaryJson(profile, probe, options.output)) << std::endl;
   } else {
     console.out << (options.output.empty() ? text : SummaryText(profile)) << std::flush;
   }
@@ -308,25 +316,25 @@ int Show(const GlobalOptions& global, const ProbeOptions& options, const Console
 }  // namespace
 
 absl::Status CheckProbeOptions(const ProbeOptions& options) {
-  if (options.workers < 1 || options.workers > kMostWorkers) {
+  if (options.workers < 1 || options.workers > kMaxWorkers) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--workers must be 1 to ", kMostWorkers, ", not ", options.workers));
+        absl::StrCat("--workers must be 1 to ", kMaxWorkers, ", not ", options.workers));
   }
   if (options.threads < 1) return absl::InvalidArgumentError("--threads must be at least 1");
   if (options.peers.size() == 1) {
     return absl::InvalidArgumentError(
-        "--peers names one host; it names all, separated by commas, or is left out");
+        "--peers lists all hosts, separated by commas; it has only one");
   }
-  if (options.peers.size() > kMostHosts) {
-    return absl::InvalidArgumentError(absl::StrCat("--peers names ", options.peers.size(),
-                                                   " hosts, at most ", kMostHosts, " may be"));
+  if (options.peers.size() > kMaxHosts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--peers lists ", options.peers.size(), " hosts, more than ", kMaxHosts));
   }
   for (const std::string& peer : options.peers) {
     const size_t colon = peer.rfind(':');
     uint32_t port = 0;
     if (colon == 0 || colon == std::string::npos ||
         !absl::SimpleAtoi(peer.substr(colon + 1), &port) || port < 1 || port > 65535) {
-      return absl::InvalidArgumentError(absl::StrCat("--peers: '", peer, "' is no host:port"));
+      return absl::InvalidArgumentError(absl::StrCat("--peers: '", peer, "' is not host:port"));
     }
   }
   if (options.meet_timeout < absl::Seconds(1)) {
@@ -334,24 +342,24 @@ absl::Status CheckProbeOptions(const ProbeOptions& options) {
   }
   if (options.rank >= std::max<size_t>(1, options.peers.size())) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--rank is ", options.rank, ", but --peers names ", options.peers.size(), " hosts"));
+        "--rank is ", options.rank, ", but --peers lists ", options.peers.size(), " hosts"));
   }
   return absl::OkStatus();
 }
 
 int ProbeCluster(const GlobalOptions& global, const ProbeOptions& options, const Console& console) {
   SpecFlags flags = options.flags;
-  // The data is not needed.
+  // A probe reads no data.
   flags.here = false;
   const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, flags);
   if (!loaded.ok()) return FailSpec(console, loaded.status());
-  // From here on there is something to clean up.
+  // From here on an interrupt must end processes and remove folders.
   BlockInterrupts();
   Probe probe(global, options, console);
   const absl::StatusOr<v1::ClusterProfile> profile = probe.Run(loaded->spec);
   if (probe.interrupt()) return 128 + *probe.interrupt();
   if (!profile.ok()) return Fail(console, profile.status());
-  // Another host's rank 0 has it.
+  // Rank 0 is on another host, which has the profile.
   if (profile->host_size() == 0) return kExitOk;
   return Show(global, options, console, *profile, probe);
 }

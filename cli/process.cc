@@ -23,15 +23,15 @@
 namespace cadre {
 namespace {
 
-// Between two looks at a child that is waited for.
-constexpr absl::Duration kLook = absl::Milliseconds(5);
-// Exit code of a child that could not become the program; the reason came through the pipe.
+// Between two checks of a child that is waited for.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
+// Exit code of a child whose exec failed; the reason was sent through the pipe.
 constexpr int kNotStarted = 127;
-// Most bytes that LastLines reads.
+// Maximum bytes that LastLines reads.
 constexpr std::streamoff kTailBytes = 16 << 10;
 
-// What the child needs, made before fork: after it only async-signal-safe calls are allowed, as
-// other threads of the parent may have held any lock.
+// Arguments of the child, prepared before fork: after fork only async-signal-safe calls are
+// allowed, because other threads of the parent may have held any lock.
 struct ChildPlan {
   const char* program;
   char* const* arguments;
@@ -39,22 +39,22 @@ struct ChildPlan {
   int input;
   // -1: keep the parent's stdout and stderr.
   int output;
-  // The reason of a failed exec goes here as an errno.
+  // Receives the errno of a failed exec.
   int report;
   pid_t parent;
 };
 
 [[noreturn]] void GiveUp(int report) {
   const int error = errno;
-  // Nobody is left to tell if this fails.
+  // There is no other way to report an error.
   [[maybe_unused]] const ssize_t written = write(report, &error, sizeof(error));
   _exit(kNotStarted);
 }
 
-// In the child.
+// Runs in the child.
 [[noreturn]] void BecomeProgram(const ChildPlan& plan) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) GiveUp(plan.report);
-  // The parent may have died before prctl: then the signal would never come.
+  // If the parent died before prctl, the signal never arrives.
   if (getppid() != plan.parent) _exit(kNotStarted);
   setpgid(0, 0);
   sigset_t none;
@@ -76,7 +76,7 @@ Ending EndingOf(int wait_status) {
   return {false, WEXITSTATUS(wait_status)};
 }
 
-// waitpid that is not disturbed by signals.
+// waitpid that restarts after signals.
 pid_t Wait(pid_t pid, int* wait_status, int flags) {
   pid_t result;
   do {
@@ -120,7 +120,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
   arguments.push_back(nullptr);
   std::vector<char*> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
-  // Of two of one name the last counts for some readers and the first for others: ours come alone.
+  // Of two variables of one name some readers take the first, others the last: remove the parent's.
   for (const std::string& entry : options.environment) {
     const absl::string_view name = absl::string_view(entry).substr(0, entry.find('=') + 1);
     environment.erase(
@@ -144,7 +144,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
   if (pid < 0) return ErrnoStatus(fork_error, "cannot start", options.program);
 
   Process process(pid);
-  // The pipe closes without a word when exec succeeds.
+  // exec closes the pipe; data arrives only if it failed.
   int error = 0;
   ssize_t got;
   do {
@@ -180,13 +180,13 @@ std::optional<Ending> Process::Poll() {
 
 std::optional<Ending> Process::WaitUntil(absl::Time deadline) {
   while (!Poll().has_value() && absl::Now() < deadline) {
-    absl::SleepFor(std::min(kLook, deadline - absl::Now()));
+    absl::SleepFor(std::min(kPollInterval, deadline - absl::Now()));
   }
   return ending_;
 }
 
 void Process::Signal(int number) {
-  // Not reaped yet, so the id still is this child's.
+  // Not reaped yet, so the id still belongs to this child.
   if (pid_ >= 0 && !Poll().has_value()) kill(pid_, number);
 }
 
@@ -205,10 +205,10 @@ std::vector<std::string> LastLines(const std::string& path, int lines) {
   if (!file) return {};
   const std::streamoff size = file.tellg();
   const std::streamoff from = std::max<std::streamoff>(0, size - kTailBytes);
-  std::string text(static_cast<size_t>(size - from), '\0');
+  std::string text(size - from, '\0');
   file.seekg(from);
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
+  text.resize(file.gcount());
   while (!text.empty() && text.back() == '\n') text.pop_back();
   if (text.empty()) return {};
   std::vector<std::string> all = absl::StrSplit(text, '\n');

@@ -1,9 +1,9 @@
-// A child process: started, watched, ended, always reaped.
+// A child process that is always killed and reaped with its owner.
 //
-// Owns the child: the destructor kills it if it still runs. The kernel kills it too when the thread
-// that called Start ends, so that no child outlives a parent that was killed.
-// Thread-compatible. Thread rule of Start: call it on a thread that lives as long as the child
-// shall (for a program: the main thread).
+// Owns the child: the destructor kills it if it still runs. The kernel also kills it when the
+// thread that called Start ends, so that no child outlives a parent that was killed.
+// Thread-compatible. Requires: Start is called on a thread that lives as long as the child should
+// (in a program, the main thread).
 //
 //   CADRE_ASSIGN_OR_RETURN(Process worker, Process::Start({.program = "/usr/bin/env"}));
 //   worker.Signal(SIGTERM);
@@ -37,9 +37,9 @@ struct ProcessOptions {
   std::string program;
   // Without the program's own name.
   std::vector<std::string> arguments;
-  // "NAME=value", beside what the parent's environment has.
+  // "NAME=value", in addition to the parent's environment; replaces variables of the same name.
   std::vector<std::string> environment;
-  // File that takes stdout and stderr, appended; empty: the parent's.
+  // File to which stdout and stderr are appended; empty: the parent's.
   std::string log;
 };
 
@@ -58,11 +58,11 @@ class Process {
 
   // Reaps the child if it has ended; nothing while it runs.
   std::optional<Ending> Poll();
-  // Waits for the end until `deadline`.
+  // Waits until the child ends, or until `deadline`.
   std::optional<Ending> WaitUntil(absl::Time deadline);
   // Does nothing once the child is reaped.
   void Signal(int number);
-  // SIGKILL, and waits for the end, which the kernel does not refuse.
+  // Sends SIGKILL and waits for the end.
   Ending Kill();
 
  private:

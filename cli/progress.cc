@@ -7,23 +7,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "cli/json.h"
 #include "cli/table.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
 
 constexpr int kBarWidth = 22;
-// Below this many columns the bar would leave no room for figures.
-constexpr int kLeastWidthWithBar = 60;
+// With fewer columns the bar would leave no room for figures.
+constexpr int kMinWidthWithBar = 60;
 constexpr char kClearLine[] = "\r\x1b[K";
 constexpr char kGreen[] = "\x1b[32m";
 constexpr char kPlain[] = "\x1b[0m";
-
-std::string StateName(v1::RunState state) {
-  const auto* value = v1::RunState_descriptor()->FindValueByNumber(state);
-  return value == nullptr ? absl::StrCat(static_cast<int>(state)) : EnumName(*value);
-}
 
 }  // namespace
 
@@ -40,8 +35,9 @@ double ProgressFraction(const v1::RunStatus& run) {
 }
 
 std::string ProgressText(const v1::RunStatus& run) {
-  std::vector<std::string> parts = {StateName(run.state())};
-  if (run.state() == v1::QUEUED || run.state() == v1::FAILED || run.state() == v1::STOPPED) {
+  std::vector<std::string> parts = {EnumText(run.state())};
+  if (run.state() == v1::RUN_STATE_QUEUED || run.state() == v1::RUN_STATE_FAILED ||
+      run.state() == v1::RUN_STATE_STOPPED) {
     if (!run.reason().empty()) parts.push_back(run.reason());
     if (run.step() == 0) return absl::StrJoin(parts, "  ");
   }
@@ -58,12 +54,12 @@ std::string ProgressText(const v1::RunStatus& run) {
   }
   if (run.rounds_committed() > 0) parts.push_back(absl::StrCat("round ", run.rounds_committed()));
   if (run.has_discrepancy()) {
-    parts.push_back(absl::StrFormat("groups differ %.2g", run.discrepancy().smoothed()));
+    parts.push_back(absl::StrFormat("divergence %.2g", run.discrepancy().smoothed()));
   }
   if (run.test().samples() > 0) {
     parts.push_back(absl::StrCat("test ", FormatFraction(run.test().accuracy())));
   }
-  if (run.state() == v1::RUNNING && run.eta_seconds() > 0) {
+  if (run.state() == v1::RUN_STATE_RUNNING && run.eta_seconds() > 0) {
     parts.push_back(absl::StrCat("ETA ", FormatAge(absl::Seconds(run.eta_seconds()))));
   }
   return absl::StrJoin(parts, "  ");
@@ -85,10 +81,10 @@ bool Progress::IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time no
 }
 
 void Progress::Redraw(const v1::RunStatus& run) {
-  // The last column stays free: some terminals wrap when it is written.
+  // The last column stays empty: some terminals wrap when it is written.
   const int width = std::max(10, options_.width() - 1);
   std::string bar;
-  if (width >= kLeastWidthWithBar) {
+  if (width >= kMinWidthWithBar) {
     const double fraction = ProgressFraction(run);
     bar = absl::StrCat(ProgressBar(fraction, kBarWidth),
                        absl::StrFormat("%4d%% ", static_cast<int>(fraction * 100)));

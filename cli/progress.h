@@ -1,4 +1,4 @@
-// Tells how runs are getting on: one redrawn line on a terminal, plain lines elsewhere.
+// Reports the progress of runs: one redrawn line on a terminal, plain lines elsewhere.
 //
 // Borrows the stream. Thread-compatible.
 //
@@ -25,9 +25,9 @@ struct ProgressOptions {
   bool color = false;
   // Notes and updates are dropped.
   bool quiet = false;
-  // Columns of the terminal now.
+  // Current columns of the terminal.
   std::function<int()> width = [] { return 80; };
-  // Least time between plain lines of a run that has nothing new but its numbers.
+  // Minimum time between plain lines of a run if only its figures changed.
   absl::Duration plain_interval = absl::Seconds(2);
 };
 
@@ -35,16 +35,16 @@ class Progress {
  public:
   Progress(std::ostream& out, ProgressOptions options) : out_(out), options_(std::move(options)) {}
 
-  // On a terminal: always shown, cut to its width. Else: shown when the state changed, when a test
-  // result is new, or when plain_interval is over.
+  // On a terminal: always shown, truncated to its width. Otherwise: shown when the state or the
+  // test result changed, or after plain_interval.
   void Update(const v1::RunStatus& run, absl::Time now);
-  // A line that stays.
+  // Prints a line that is not overwritten.
   void Note(absl::string_view line);
-  // Leaves the redrawn line as it is; the next output begins on a line of its own.
+  // Ends the redrawn line; further output begins on a new line.
   void Finish();
 
  private:
-  // What was last shown of a run.
+  // The last update shown of a run.
   struct Shown {
     absl::Time at = absl::InfinitePast();
     v1::RunState state = v1::RUN_STATE_UNSPECIFIED;
@@ -58,17 +58,17 @@ class Progress {
   std::ostream& out_;
   const ProgressOptions options_;
   std::map<std::string, Shown> shown_;
-  // The cursor stands behind a redrawn line.
+  // The cursor is at the end of a redrawn line.
   bool line_open_ = false;
 };
 
 // "[######....]" of `width` columns, brackets included. Requires: width >= 3.
 std::string ProgressBar(double fraction, int width);
 
-// "running  epoch 1.52/6  step 712/2814  loss 0.3412  ..."; what is not known yet is left out.
+// "running  epoch 1.52/6  step 712/2814  loss 0.3412  ..."; unknown figures are left out.
 std::string ProgressText(const v1::RunStatus& run);
 
-// How much of the run is done, in [0, 1].
+// The completed fraction of the run, in [0, 1].
 double ProgressFraction(const v1::RunStatus& run);
 
 }  // namespace cadre

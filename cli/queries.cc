@@ -1,68 +1,41 @@
 #include "cli/queries.h"
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cli/follow.h"
-#include "cli/json.h"
 #include "cli/prediction_notes.h"
 #include "cli/progress.h"
 #include "cli/query_tables.h"
+#include "cli/render.h"
 
 namespace cadre {
-namespace {
-
-template <typename Messages>
-std::string ListJson(const Messages& messages) {
-  return absl::StrCat("[",
-                      absl::StrJoin(messages, ",",
-                                    [](std::string* out, const google::protobuf::Message& message) {
-                                      absl::StrAppend(out, ToJson(message));
-                                    }),
-                      "]");
-}
-
-}  // namespace
-
 int ListRuns(const GlobalOptions& options, const Console& console) {
   const absl::StatusOr<v1::ListReply> reply = MakeClient(options).List();
   if (!reply.ok()) return Fail(console, reply.status());
-  if (options.format == OutputFormat::kJson) {
-    console.out << Indent(ToJson(*reply)) << std::endl;
-    return kExitOk;
-  }
-  if (reply->runs().empty()) console.err << "no runs yet" << std::endl;
-  console.out << RunsTable(reply->runs()) << std::flush;
+  if (reply->runs().empty() && !options.quiet) console.err << "no runs yet" << std::endl;
+  Print(RunList{*reply}, options, console);
   return kExitOk;
 }
 
 int ShowStatus(const GlobalOptions& options, const std::string& run, const Console& console) {
   const absl::StatusOr<v1::StatusReply> reply = MakeClient(options).Status(run);
   if (!reply.ok()) return Fail(console, reply.status());
-  if (options.format == OutputFormat::kJson) {
-    console.out << Indent(ToJson(*reply)) << std::endl;
-  } else {
-    console.out << StatusText(*reply, options.coordinator) << std::flush;
-  }
+  Print(Overview{*reply, options.coordinator}, options, console);
+  return kExitOk;
+}
+
+int DescribeRun(const GlobalOptions& options, const std::string& run, const Console& console) {
+  const absl::StatusOr<v1::StatusReply> reply = MakeClient(options).Status(run);
+  if (!reply.ok()) return Fail(console, reply.status());
+  Print(RunDetails{*reply}, options, console);
   return kExitOk;
 }
 
 int ShowMembers(const GlobalOptions& options, const Console& console) {
   const absl::StatusOr<v1::StatusReply> reply = MakeClient(options).Status();
   if (!reply.ok()) return Fail(console, reply.status());
-  if (options.format == OutputFormat::kJson) {
-    console.out << Indent(JsonObject()
-                              .AddRaw("workers", ListJson(reply->workers()))
-                              .AddRaw("aggregators", ListJson(reply->aggregators()))
-                              .Text())
-                << std::endl;
-    return kExitOk;
-  }
-  const std::string workers = WorkersTable(reply->workers());
-  const std::string aggregators = AggregatorsTable(reply->aggregators());
-  if (workers.empty() && aggregators.empty()) console.err << "no members yet" << std::endl;
-  console.out << workers << (workers.empty() || aggregators.empty() ? "" : "\n") << aggregators
-              << std::flush;
+  const bool none = reply->workers().empty() && reply->aggregators().empty();
+  if (none && !options.quiet) console.err << "no members yet" << std::endl;
+  Print(MemberList{*reply}, options, console);
   return kExitOk;
 }
 
@@ -75,21 +48,21 @@ int WatchRuns(const GlobalOptions& options, const std::string& run, const Consol
   FollowOptions follow;
   follow.run = run;
   follow.deadline = DeadlineOf(options, absl::Now());
-  bool heard = false;
+  bool connected = false;
   follow.on_update = [&](const v1::WatchUpdate& update) {
-    heard = true;
+    connected = true;
     if (options.format == OutputFormat::kJson) {
-      console.out << ToJson(update) << std::endl;
+      console.out << OneLine(ToJson(update)) << std::endl;
     } else {
       progress.Update(update.run(), absl::Now());
       for (const std::string& line : notes.New(update)) progress.Note(line);
     }
-    // A reader that went away (a closed pipe) wants no more.
+    // Stop when the reader has closed the pipe.
     return console.out.good();
   };
   follow.on_away = [&](const absl::Status& status) {
-    if (heard && !options.quiet) {
-      console.err << "cadre: " << status.message() << "; trying again" << std::endl;
+    if (connected && !options.quiet) {
+      console.err << "cadre: " << status.message() << "; retrying" << std::endl;
     }
   };
   const absl::Status status = Follow(client, follow);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -10,19 +11,14 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "cli/json.h"
 #include "cli/table.h"
+#include "plan/plan_collectives.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
 
 using google::protobuf::RepeatedPtrField;
-
-template <typename Enum>
-std::string NameOf(Enum number) {
-  const auto* value = google::protobuf::GetEnumDescriptor<Enum>()->FindValueByNumber(number);
-  return value == nullptr ? absl::StrCat(static_cast<int>(number)) : EnumName(*value);
-}
 
 // "12/340", or "12" when the whole is not known yet.
 std::string OfText(uint32_t done, uint32_t of) {
@@ -56,7 +52,7 @@ std::string MembersText(const v1::GroupStatus& group) {
   });
 }
 
-uint64_t InAll(const v1::MemoryUse& use) {
+uint64_t TotalBytes(const v1::MemoryUse& use) {
   return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
 }
 
@@ -64,78 +60,31 @@ void AppendPart(absl::string_view title, absl::string_view table, std::string& o
   if (!table.empty()) absl::StrAppend(&out, "\n", title, "\n", table);
 }
 
-}  // namespace
-
-std::string MeshText(const v1::GroupStatus& group) {
-  const std::map<std::string, uint32_t> axes(group.mesh().begin(), group.mesh().end());
-  return absl::StrJoin(axes, ",", absl::PairFormatter("="));
-}
-
-std::string DiscrepancyText(const v1::RunStatus& run) {
-  if (!run.has_discrepancy()) return "";
-  const v1::Discrepancy& discrepancy = run.discrepancy();
-  return absl::StrFormat("%.3g (%.3g in the newest of %d rounds): %s", discrepancy.smoothed(),
-                         discrepancy.newest(), discrepancy.rounds(), discrepancy.recommendation());
-}
-
-std::string LinkText(const v1::GroupStatus& group) {
-  const v1::LinkProfile& link = group.plan().link();
-  if (link.beta() <= 0) return link.kind();
-  return absl::StrFormat("%.1f us, %.3g GB/s%s%s", 1e6 * link.alpha(), 1e-9 / link.beta(),
-                         link.kind().empty() ? "" : ", ", link.kind());
-}
-
-std::string BucketsText(const v1::GroupStatus& group) {
-  const v1::Plan& plan = group.plan();
-  if (plan.buckets().empty()) return "";
-  // In the order in which they are met.
-  std::vector<std::pair<std::string, int>> counts;
-  for (const v1::BucketPlan& bucket : plan.buckets()) {
-    auto at = std::find_if(counts.begin(), counts.end(),
-                           [&](const auto& count) { return count.first == bucket.algorithm(); });
-    if (at == counts.end()) at = counts.insert(counts.end(), {bucket.algorithm(), 0});
-    ++at->second;
-  }
-  return absl::StrCat(plan.buckets_size(), plan.buckets_size() == 1 ? " bucket: " : " buckets: ",
-                      absl::StrJoin(counts, ", ", absl::PairFormatter(" ")));
-}
-
-std::string StepText(const v1::GroupStatus& group) {
-  if (group.step_seconds() <= 0) return "";
-  std::string text = absl::StrFormat("%.3g ms", 1e3 * group.step_seconds());
-  // Devices do not tell it.
-  if (group.exposed_seconds() > 0) {
-    absl::StrAppendFormat(&text, ", %.0f%% waiting",
-                          100 * group.exposed_seconds() / group.step_seconds());
-  }
-  return text;
-}
-
 std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   Table table({"RUN", "NAME", "STATE", "STEP", "EPOCH", "LOSS", "TEST", "SAMPLES/S", "ROUNDS",
                "GROUPS", "AGE", "ETA", "REASON"});
   for (const v1::RunStatus& run : runs) {
     const bool tested = run.test().samples() > 0;
-    table.AddRow({run.run(), run.name(), NameOf(run.state()), OfText(run.step(), run.total_steps()),
-                  EpochText(run), LossText(run.loss()),
+    table.AddRow({run.run(), run.name(), EnumText(run.state()),
+                  OfText(run.step(), run.total_steps()), EpochText(run), LossText(run.loss()),
                   tested ? FormatFraction(run.test().accuracy()) : "",
                   RateText(run.samples_per_second()), absl::StrCat(run.rounds_committed()),
                   OfText(run.groups_alive(), run.groups()),
                   run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
-                  run.state() == v1::RUNNING && run.eta_seconds() > 0
+                  run.state() == v1::RUN_STATE_RUNNING && run.eta_seconds() > 0
                       ? FormatAge(absl::Seconds(run.eta_seconds()))
                       : "",
                   run.reason()});
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
-std::string DiscrepancyTable(const RepeatedPtrField<v1::RunStatus>& runs) {
-  Table table({"RUN", "GROUPS DIFFER"});
+std::string DivergenceTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "DIVERGENCE OF GROUPS"});
   for (const v1::RunStatus& run : runs) {
     if (run.has_discrepancy()) table.AddRow({run.run(), DiscrepancyText(run)});
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
 std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
@@ -144,49 +93,51 @@ std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   for (const v1::GroupStatus& group : groups) {
     table.AddRow({group.run(), absl::StrCat(group.group()),
                   group.generation() == 0 ? "" : absl::StrCat(group.generation()),
-                  NameOf(group.state()), MeshText(group), absl::StrCat(group.step()),
+                  EnumText(group.state()), MeshText(group), absl::StrCat(group.step()),
                   absl::StrCat(group.version()), LossText(group.loss()),
                   RateText(group.samples_per_second()), MembersText(group), group.reason()});
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
 std::string CollectivesTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "POLICY", "OVERLAP", "LINK", "ALGORITHMS", "STEP"});
   for (const v1::GroupStatus& group : groups) {
-    // Nothing is chosen for a slot without a group.
+    // A slot without a group has no plan.
     if (group.plan().mesh().empty()) continue;
-    table.AddRow({group.run(), absl::StrCat(group.group()), NameOf(group.collectives()),
-                  NameOf(group.overlap()), LinkText(group), BucketsText(group), StepText(group)});
+    table.AddRow({group.run(), absl::StrCat(group.group()), EnumText(group.collectives()),
+                  EnumText(group.overlap()), LinkText(group), BucketsText(group), StepText(group)});
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
-std::string ErrorText(const v1::GroupStatus& group) {
-  if (!group.has_predicted() || !group.has_measured()) return "";
-  return absl::StrFormat("%+.0f%%", 100 * group.prediction_error());
-}
-
-std::string PredictionsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
+std::string PredictionsTable(const v1::StatusReply& status) {
   Table table({"RUN", "GROUP", "TIMES", "STEP", "COMPUTE", "MOVES", "COLLECTIVES", "UPDATE",
-               "WAITING", "ERROR", "WRONG"});
+               "WAITING", "ERROR", "CAUSE"});
   const auto add = [&](const v1::GroupStatus& group, const char* what, const v1::StepTimes& times,
-                       const std::string& error, const std::string& blame) {
+                       const std::string& error, const std::string& cause) {
     table.AddRow({group.run(), absl::StrCat(group.group()), what, SecondsText(times.step()),
                   SecondsText(times.compute()), SecondsText(times.moves()),
                   SecondsText(times.collectives()), SecondsText(times.update()),
-                  SecondsText(times.exposed()), error, blame});
+                  SecondsText(times.exposed()), error, cause});
   };
-  for (const v1::GroupStatus& group : groups) {
-    // From the layer times of the very measurement that stands below it.
-    const bool own = group.prediction_from_own_measurement();
-    const char* const what = own ? "predicted from measured layers" : "predicted";
-    if (group.has_predicted()) add(group, what, group.predicted(), "", "");
+  std::string note;
+  for (const v1::GroupStatus& group : status.groups()) {
+    const bool applies = !SharesDevices(group, status);
+    // If nothing was known of the hardware before, the prediction was computed from the layer times
+    // of the measurement below it.
+    const char* const what =
+        group.prediction_from_own_measurement() ? "predicted from measured layers" : "predicted";
+    if (group.has_predicted() && applies) add(group, what, group.predicted(), "", "");
     if (group.has_measured()) {
-      add(group, "measured", group.measured(), ErrorText(group), group.prediction_blame());
+      add(group, "measured", group.measured(), applies ? ErrorText(group) : "",
+          applies ? group.prediction_error_cause() : "");
+    }
+    if (group.has_predicted() && !applies) {
+      note = "Groups that share a machine's cores with others have no prediction here.\n";
     }
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text() + note;
 }
 
 std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
@@ -203,12 +154,12 @@ std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
       }
     }
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
 std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "RANK", "MEMBER", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS",
-               "BUFFERS", "IN ALL", "PLANNED"});
+               "BUFFERS", "TOTAL", "PLANNED"});
   for (const v1::GroupStatus& group : groups) {
     for (const v1::GroupMember& member : group.members()) {
       if (!member.has_memory()) continue;
@@ -216,11 +167,11 @@ std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
       table.AddRow({group.run(), absl::StrCat(group.group()), absl::StrCat(member.rank()),
                     member.name(), FormatBytes(use.weights()), FormatBytes(use.gradients()),
                     FormatBytes(use.optimizer()), FormatBytes(use.activations()),
-                    FormatBytes(use.buffers()), FormatBytes(InAll(use)),
-                    FormatBytes(InAll(member.planned_memory()))});
+                    FormatBytes(use.buffers()), FormatBytes(TotalBytes(use)),
+                    FormatBytes(TotalBytes(member.planned_memory()))});
     }
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
 std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
@@ -232,7 +183,7 @@ std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
                   placed ? absl::StrCat(worker.place().rank()) : "", worker.device(), worker.host(),
                   worker.address(), HeartbeatText(worker)});
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
 std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggregators) {
@@ -246,34 +197,130 @@ std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggre
     table.AddRow({member.name(), member.member_id(), shards, member.host(), member.address(),
                   HeartbeatText(member)});
   }
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
 std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& counters) {
   Table table({"COUNTER", "VALUE"});
   const std::map<std::string, uint64_t> sorted(counters.begin(), counters.end());
   for (const auto& [name, value] : sorted) table.AddRow({name, FormatCount(value)});
-  return table.empty() ? "" : table.Text();
+  return table.Text();
 }
 
-std::string StatusText(const v1::StatusReply& status, const std::string& coordinator) {
+}  // namespace
+
+Json ToJson(const RunList& runs) { return ToJson(runs.reply); }
+std::string ToText(const RunList& runs) { return RunsTable(runs.reply.runs()); }
+
+Json ToJson(const Overview& overview) { return ToJson(overview.status); }
+
+std::string ToText(const Overview& overview) {
+  const v1::StatusReply& status = overview.status;
   Table head({"COORDINATOR", "VERSION", "UP", "STARTS", "RUNS", "WORKERS", "AGGREGATORS"});
-  head.AddRow({coordinator, status.coordinator().version(),
-               FormatAge(absl::Seconds(status.coordinator().uptime_seconds())),
+  head.AddRow({overview.coordinator, status.coordinator().version(),
+               FormatDuration(status.coordinator().uptime_seconds()),
                absl::StrCat(status.coordinator().starts()), absl::StrCat(status.runs_size()),
                absl::StrCat(status.workers_size()), absl::StrCat(status.aggregators_size())});
   std::string out = head.Text();
   AppendPart("Runs", RunsTable(status.runs()), out);
-  AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
+  AppendPart("Divergence", DivergenceTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
-  AppendPart("Collectives", CollectivesTable(status.groups()), out);
-  AppendPart("Predictions", PredictionsTable(status.groups()), out);
-  AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
-  AppendPart("Memory", MemoryTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers()), out);
   AppendPart("Aggregators", AggregatorsTable(status.aggregators()), out);
   AppendPart("Counters", CountersTable(status.counters()), out);
   return out;
+}
+
+Json ToJson(const RunDetails& details) { return ToJson(details.status); }
+
+std::string ToText(const RunDetails& details) {
+  const v1::StatusReply& status = details.status;
+  std::string out = RunsTable(status.runs());
+  AppendPart("Divergence", DivergenceTable(status.runs()), out);
+  AppendPart("Groups", GroupsTable(status.groups()), out);
+  AppendPart("Collectives", CollectivesTable(status.groups()), out);
+  AppendPart("Times of a step", PredictionsTable(status), out);
+  AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
+  AppendPart("Memory", MemoryTable(status.groups()), out);
+  return out;
+}
+
+Json ToJson(const MemberList& members) {
+  const Json status = ToJson(members.status);
+  return {{"workers", status["workers"]}, {"aggregators", status["aggregators"]}};
+}
+
+std::string ToText(const MemberList& members) {
+  std::string out = WorkersTable(members.status.workers());
+  const std::string aggregators = AggregatorsTable(members.status.aggregators());
+  return absl::StrCat(out, out.empty() || aggregators.empty() ? "" : "\n", aggregators);
+}
+
+bool SharesDevices(const v1::GroupStatus& group, const v1::StatusReply& status) {
+  // Host and device of each worker of the group.
+  std::set<std::pair<std::string, std::string>> own;
+  const auto in_group = [&](const v1::MemberStatus& worker) {
+    return worker.place().run() == group.run() && worker.place().group() == group.group();
+  };
+  for (const v1::MemberStatus& worker : status.workers()) {
+    if (in_group(worker)) own.emplace(worker.host(), worker.device());
+  }
+  return std::any_of(status.workers().begin(), status.workers().end(),
+                     [&](const v1::MemberStatus& worker) {
+                       return !worker.place().run().empty() && !in_group(worker) &&
+                              own.contains({worker.host(), worker.device()});
+                     });
+}
+
+std::string MeshText(const v1::GroupStatus& group) {
+  const std::map<std::string, uint32_t> axes(group.mesh().begin(), group.mesh().end());
+  return absl::StrJoin(axes, ",", absl::PairFormatter("="));
+}
+
+std::string DiscrepancyText(const v1::RunStatus& run) {
+  if (!run.has_discrepancy()) return "";
+  const v1::Discrepancy& discrepancy = run.discrepancy();
+  return absl::StrFormat("%.3g: %s", discrepancy.smoothed(), discrepancy.recommendation());
+}
+
+std::string LinkText(const v1::GroupStatus& group) {
+  const v1::LinkProfile& link = group.plan().link();
+  const std::string kind = LinkKindText(link.kind());
+  if (link.beta() <= 0) return kind;
+  return absl::StrFormat("%.1f us, %.3g GB/s%s%s", 1e6 * link.alpha(), 1e-9 / link.beta(),
+                         kind.empty() ? "" : ", ", kind);
+}
+
+std::string BucketsText(const v1::GroupStatus& group) {
+  const v1::Plan& plan = group.plan();
+  if (plan.buckets().empty()) return "";
+  // In the order of the buckets.
+  std::vector<std::pair<std::string, int>> counts;
+  for (const v1::BucketPlan& bucket : plan.buckets()) {
+    const std::string algorithm = EnumText(bucket.algorithm());
+    auto at = std::find_if(counts.begin(), counts.end(),
+                           [&](const auto& count) { return count.first == algorithm; });
+    if (at == counts.end()) at = counts.insert(counts.end(), {algorithm, 0});
+    ++at->second;
+  }
+  return absl::StrCat(plan.buckets_size(), plan.buckets_size() == 1 ? " bucket: " : " buckets: ",
+                      absl::StrJoin(counts, ", ", absl::PairFormatter(" ")));
+}
+
+std::string StepText(const v1::GroupStatus& group) {
+  if (group.step_seconds() <= 0) return "";
+  std::string text = absl::StrFormat("%.3g ms", 1e3 * group.step_seconds());
+  // GPUs do not report it.
+  if (group.exposed_seconds() > 0) {
+    absl::StrAppendFormat(&text, ", %.0f%% waiting",
+                          100 * group.exposed_seconds() / group.step_seconds());
+  }
+  return text;
+}
+
+std::string ErrorText(const v1::GroupStatus& group) {
+  if (!group.has_predicted() || !group.has_measured()) return "";
+  return absl::StrFormat("%+.0f%%", 100 * group.prediction_error());
 }
 
 }  // namespace cadre

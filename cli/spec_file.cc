@@ -11,14 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "cli/zoo.h"
-#include "spec/checkpoint_folder.h"
-#include "spec/checkpoint_manifest.h"
-#include "spec/checkpoint_tensors.h"
-#include "spec/data_check.h"
-#include "spec/parameter_index.h"
-#include "spec/problem.h"
-#include "spec/text.h"
-#include "spec/validate.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "model/formats/checkpoint_tensors.h"
+#include "model/formats/data_check.h"
+#include "model/parameter_index.h"
+#include "model/problem.h"
+#include "model/run_file.h"
+#include "model/validate.h"
 
 namespace cadre {
 namespace {
@@ -68,7 +68,7 @@ void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
   if (flags.checkpoint) spec.mutable_checkpoint()->set_directory(*flags.checkpoint);
 }
 
-// Processes that are started here, and folders that are named here, are on one machine.
+// The processes of a local run may have other working directories.
 std::string Absolute(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
@@ -77,7 +77,7 @@ std::string Absolute(const std::string& path) {
 
 void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Problem>* problems,
                     std::string* note) {
-  // What else is wrong with the model is told by others.
+  // FindProblems reports other errors of the model.
   const auto index = ParameterIndex::FromModel(spec.model());
   if (!index.ok()) return;
   if (const auto weights = OpenWeights(path, *index); !weights.ok()) {
@@ -100,11 +100,11 @@ void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Prob
   checkpoint.set_from_position(manifest->cursor().position());
   if (manifest->seed() == spec.seed()) return;
   absl::StrAppend(note, "; it was trained with seed ", manifest->seed(), ", this run has ",
-                  spec.seed(), ": the order of samples changes, so until the next epoch some come ",
-                  "twice or not at all");
+                  spec.seed(), ": the order of samples changes, so until the next epoch some are ",
+                  "used twice or not at all");
 }
 
-// Says which checkpoint it is, so that a newer one that appears meanwhile changes nothing.
+// Resolves the checkpoint now, so that a newer one that appears later is not used.
 std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Problem>* problems) {
   v1::Checkpoint& checkpoint = *spec.mutable_checkpoint();
   if (flags.here && !checkpoint.directory().empty()) {
@@ -117,21 +117,21 @@ std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Pro
       problems->push_back({"checkpoint.from", std::string(path.status().message())});
       return "";
     }
-    return absl::StrCat("the checkpoint cannot be seen from here (", path.status().message(),
-                        "); the run counts from step ", checkpoint.from_step(),
-                        ", as its spec says");
+    return absl::StrCat("the checkpoint is not visible from here (", path.status().message(),
+                        "); the run continues from step ", checkpoint.from_step(),
+                        ", as the run file states");
   }
   checkpoint.set_from(flags.here ? Absolute(*path) : *path);
   std::string note;
   CheckBeginning(*path, spec, problems, &note);
-  return absl::StrCat("beginning from ", checkpoint.from(),
+  return absl::StrCat("starting from ", checkpoint.from(),
                       absl::EndsWith(*path, ".safetensors")
-                          ? ", weights alone"
+                          ? ", weights only"
                           : absl::StrCat(", step ", checkpoint.from_step()),
                       note);
 }
 
-// A file goes before a model of the same name.
+// A file takes precedence over a model of the same name.
 absl::StatusOr<RunSpecFile> ReadFileOrZoo(const std::string& path) {
   std::error_code error;
   const std::optional<absl::string_view> model = ZooSpec(path);
@@ -159,7 +159,7 @@ absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& fl
   problems.insert(problems.end(), beginning.begin(), beginning.end());
   if (flags.aggregators == 0u && file.spec.averaging().every_steps() > 0) {
     problems.push_back(
-        {"cluster.aggregators", "is 0 by --aggregators, but averaging.every_steps is " +
+        {"cluster.aggregators", "is set to 0 by --aggregators, but averaging.every_steps is " +
                                     std::to_string(file.spec.averaging().every_steps()) +
                                     ": averaging needs at least 1 aggregator"});
   }

@@ -1,4 +1,4 @@
-// A run spec as a file: read, changed by flags, checked; refused with file, line, column and field.
+// Reads a run file, applies flags and validates it; errors have file, line, column and field.
 //
 // Thread-safe (pure functions over files).
 #pragma once
@@ -17,46 +17,45 @@
 namespace cadre {
 
 struct SpecFlags {
-  // Each replaces what the file says when it is given.
+  // Each replaces the value of the file if it is given.
   std::optional<uint32_t> groups;
   std::optional<uint32_t> ranks;
   std::optional<uint32_t> aggregators;
   std::optional<uint32_t> model_ranks;
   std::optional<uint32_t> space_ranks;
-  // Pins (cli/pin_flags.h reads them). A mesh takes the place of the file's mesh, model_ranks and
-  // space_ranks, and, unless `ranks` is given, of ranks_per_group; a layer's pin that of its layer.
-  // Empty: as the file says.
+  // Pins (cli/pin_flags.h). A mesh replaces the file's mesh, model_ranks and space_ranks, and,
+  // unless `ranks` is given, ranks_per_group; a layer's pin replaces that of its layer.
   std::vector<v1::MeshAxis> mesh;
   std::vector<v1::LayerPin> layers;
-  std::optional<v1::CollectivePolicy> collectives;
-  std::optional<v1::Overlap> overlap;
-  std::optional<v1::ComputeDevice> device;
-  std::optional<v1::Precision> precision;
+  std::optional<v1::Cluster::CollectivePolicy> collectives;
+  std::optional<v1::Cluster::Overlap> overlap;
+  std::optional<v1::Cluster::Device> device;
+  std::optional<v1::RunSpec::Precision> precision;
   // Samples of a group's step.
   std::optional<uint32_t> batch;
-  // Checkpoint to begin from, and folder for those of the run.
+  // Checkpoint to start from, and folder of the run's checkpoints.
   std::optional<std::string> from;
   std::optional<std::string> checkpoint;
-  // The workers will be on this machine: the data files are checked too, and what the spec leaves
-  // to the cluster (how many groups, ranks, aggregators) is filled in.
+  // The workers will be on this machine: data files are checked, too, and groups, ranks and
+  // aggregators that the file leaves to the cluster get defaults.
   bool here = true;
 };
 
 struct LoadedSpec {
   v1::RunSpec spec;
-  // What people should know about the checkpoint that it begins from; empty: it begins from none.
+  // A note for the user about the checkpoint that the run starts from; empty: none.
   std::string begins;
 };
 
 // `path` is a file, or the name of a model of the zoo (cli/zoo.h).
 //
-// Where checkpoint.from names a directory of checkpoints, the newest that is seen from here is put
-// in its place, its step in checkpoint.from_step and its cursor in checkpoint.from_position.
-// Errors: NotFound for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message"
-// per line of the status's message.
+// If checkpoint.from is a directory of checkpoints, the newest that is visible here replaces it,
+// its step becomes checkpoint.from_step and its cursor checkpoint.from_position. Errors: NotFound
+// for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message" per line of the
+// status's message.
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags);
 
-// Prints the refusals of LoadSpec, each on its line as it is; returns the exit code.
+// Prints the errors of LoadSpec, one per line; returns the exit code.
 ExitCode FailSpec(const Console& console, const absl::Status& status);
 
 }  // namespace cadre

@@ -1,14 +1,16 @@
 #include "cli/summary.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "cli/json.h"
 #include "cli/query_tables.h"
 #include "cli/table.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
@@ -16,90 +18,137 @@ namespace {
 constexpr char kMeasured[] = "measured: bytes of whole messages that ranks staged and pulled";
 constexpr char kFormula[] = "formula: 2 * (groups - 1) * parameters * 4 bytes, each step";
 
-std::string StateName(v1::RunState state) {
-  const auto* value = v1::RunState_descriptor()->FindValueByNumber(state);
-  return value == nullptr ? absl::StrCat(static_cast<int>(state)) : EnumName(*value);
+Json OrNull(bool known, const google::protobuf::Message& message) {
+  return known ? ToJson(message) : Json(nullptr);
 }
 
-std::string MeshJson(const v1::GroupStatus& group) {
-  JsonObject mesh;
+Json MeshJson(const v1::GroupStatus& group) {
+  Json mesh = Json::object();
   const std::map<std::string, uint32_t> axes(group.mesh().begin(), group.mesh().end());
-  for (const auto& [axis, ranks] : axes) mesh.Add(axis, ranks);
-  return mesh.Text();
+  for (const auto& [axis, ranks] : axes) mesh[axis] = ranks;
+  return mesh;
 }
 
-// What every rank holds, as one list.
-std::string HeldJson(const v1::GroupStatus& group) {
-  std::vector<std::string> held;
+Json HeldJson(const v1::GroupStatus& group) {
+  Json all = Json::array();
   for (const v1::GroupMember& member : group.members()) {
     for (const v1::HeldParameter& parameter : member.held()) {
-      held.push_back(JsonObject().Add("rank", member.rank()).AddFields(parameter).Text());
+      Json held = {{"rank", member.rank()}};
+      held.update(ToJson(parameter));
+      all.push_back(std::move(held));
     }
   }
-  return absl::StrCat("[", absl::StrJoin(held, ","), "]");
+  return all;
 }
 
-std::string OrNull(bool known, const v1::StepTimes& times) {
-  return known ? ToJson(times) : "null";
-}
-
-std::string GroupsJson(const Summary& summary) {
-  std::vector<std::string> groups;
+Json GroupsJson(const Summary& summary) {
+  Json groups = Json::array();
   for (const auto& [slot, group] : summary.groups) {
-    groups.push_back(JsonObject()
-                         .Add("group", slot)
-                         .Add("generation", group.generation())
-                         .AddRaw("mesh", MeshJson(group))
-                         .AddRaw("predicted", OrNull(group.has_predicted(), group.predicted()))
-                         .AddRaw("measured", OrNull(group.has_measured(), group.measured()))
-                         .Add("prediction_error", group.prediction_error())
-                         .Add("prediction_blame", group.prediction_blame())
-                         .AddRaw("prediction_from_own_measurement",
-                                 group.prediction_from_own_measurement() ? "true" : "false")
-                         .AddRaw("held", HeldJson(group))
-                         .Text());
+    groups.push_back({{"group", slot},
+                      {"generation", group.generation()},
+                      {"mesh", MeshJson(group)},
+                      {"predicted", OrNull(group.has_predicted(), group.predicted())},
+                      {"measured", OrNull(group.has_measured(), group.measured())},
+                      {"prediction_error", group.prediction_error()},
+                      {"prediction_blame", group.prediction_error_cause()},
+                      {"prediction_from_own_measurement", group.prediction_from_own_measurement()},
+                      {"held", HeldJson(group)}});
   }
-  return absl::StrCat("[", absl::StrJoin(groups, ","), "]");
+  return groups;
 }
 
-// "0.03%" more than the values themselves.
-std::string OverheadText(const v1::RunStatus& run) {
+std::string RunText(const v1::RunStatus& run) {
+  std::string text = absl::StrCat(run.run(), ", ", EnumText(run.state()));
+  if (!run.name().empty())
+    text = absl::StrCat(run.name(), " (", run.run(), "), ", EnumText(run.state()));
+  return run.reason().empty() ? text : absl::StrCat(text, ": ", run.reason());
+}
+
+std::string AccuracyText(const v1::RunStatus& run) {
+  if (run.test().samples() == 0) return "";
+  return absl::StrFormat("%.4f on %s test samples, mean loss %.4f", run.test().accuracy(),
+                         FormatCount(run.test().samples()), run.test().loss());
+}
+
+// The largest fraction of the parameters that one worker holds; nothing if it is not known.
+std::optional<double> LargestShare(const Summary& summary) {
+  std::optional<double> largest;
+  for (const auto& [slot, group] : summary.groups) {
+    for (const v1::GroupMember& member : group.members()) {
+      double held = 0;
+      double of = 0;
+      for (const v1::HeldParameter& parameter : member.held()) {
+        held += parameter.elements();
+        of += parameter.of();
+      }
+      if (of > 0) largest = std::max(largest.value_or(0), held / of);
+    }
+  }
+  return largest;
+}
+
+std::string ModelText(const Summary& summary) {
+  std::string text = absl::StrCat(FormatCount(summary.run.parameters()), " parameters");
+  const std::optional<double> share = LargestShare(summary);
+  if (share) {
+    absl::StrAppendFormat(&text, ", of which each worker holds %s%.1f%%",
+                          summary.ranks > 1 ? "at most " : "", 100 * *share);
+  }
+  return text;
+}
+
+// "data=1,model=2" of all groups, or of each where they differ. `text_of` formats one group.
+std::string PerGroup(const Summary& summary, std::string (*text_of)(const v1::GroupStatus&)) {
+  std::vector<std::string> texts;
+  for (const auto& [slot, group] : summary.groups) {
+    if (const std::string text = text_of(group); !text.empty()) texts.push_back(text);
+  }
+  if (std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) == texts.end()) {
+    return texts.empty() ? "" : texts.front();
+  }
+  return absl::StrCat(absl::StrJoin(texts, "; "), " (by group)");
+}
+
+// A prediction does not account for other groups' processes on the same cores.
+std::string StepTimes(const Summary& summary) {
+  const std::string text = PerGroup(summary, StepText);
+  if (text.empty()) return "";
+  if (summary.groups.size() > 1) {
+    return summary.one_machine
+               ? absl::StrCat(text, "; not predicted, because the groups share this machine")
+               : text;
+  }
+  const v1::GroupStatus& group = summary.groups.begin()->second;
+  const std::string error = ErrorText(group);
+  return error.empty() ? text
+                       : absl::StrFormat("%s; predicted: %.3g ms (%s)", text,
+                                         1e3 * group.predicted().step(), error);
+}
+
+std::string AveragingText(const v1::RunStatus& run) {
+  return absl::StrCat(run.rounds_committed(), " rounds",
+                      run.has_discrepancy() ? "; divergence of the groups: " : "",
+                      DiscrepancyText(run));
+}
+
+std::string TrafficText(const v1::RunStatus& run) {
   const auto payload = static_cast<double>(run.payload_bytes_across_groups());
   const auto whole = static_cast<double>(run.bytes_across_groups());
-  return absl::StrFormat("%.3f%%", 100 * (whole - payload) / payload);
-}
-
-std::string AcrossText(const v1::RunStatus& run) {
-  std::string text = absl::StrCat(FormatBytes(run.bytes_across_groups()), "  (measured");
-  if (run.payload_bytes_across_groups() > 0) {
-    absl::StrAppend(&text, "; values and ", OverheadText(run), " of headers");
+  std::string text = absl::StrCat(FormatBytes(run.bytes_across_groups()), " (measured");
+  if (payload > 0) {
+    absl::StrAppendFormat(&text, "; %.3f%% of it headers", 100 * (whole - payload) / payload);
   }
   return text + ")";
 }
 
 std::string SynchronousText(const v1::RunStatus& run) {
-  std::string text =
-      absl::StrCat(FormatBytes(run.bytes_across_groups_synchronous()), "  (", kFormula);
+  std::string text = FormatBytes(run.bytes_across_groups_synchronous());
   if (run.bytes_across_groups() > 0 && run.bytes_across_groups_synchronous() > 0) {
-    absl::StrAppendFormat(&text, "; %.1f times as much",
+    absl::StrAppendFormat(&text, ", %.1f times as much",
                           static_cast<double>(run.bytes_across_groups_synchronous()) /
                               static_cast<double>(run.bytes_across_groups()));
   }
-  return text + ")";
-}
-
-std::string AccuracyText(const v1::RunStatus& run) {
-  if (run.test().samples() == 0) return "";
-  return absl::StrFormat("%.4f  (%s samples, mean loss %.4f, version %d)", run.test().accuracy(),
-                         FormatCount(run.test().samples()), run.test().loss(),
-                         run.test().version());
-}
-
-std::string RunText(const v1::RunStatus& run) {
-  std::string text = absl::StrCat(run.run(), "  ", StateName(run.state()));
-  if (!run.name().empty()) text = absl::StrCat(run.name(), "  ", text);
-  if (!run.reason().empty()) absl::StrAppend(&text, ": ", run.reason());
-  return text;
+  return absl::StrCat(text, " (", kFormula, ")");
 }
 
 }  // namespace
@@ -107,77 +156,62 @@ std::string RunText(const v1::RunStatus& run) {
 void KeepGroups(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups,
                 Summary& summary) {
   for (const v1::GroupStatus& group : groups) {
-    bool holds = false;
-    for (const v1::GroupMember& member : group.members()) holds |= member.held_size() > 0;
+    const bool holds =
+        std::any_of(group.members().begin(), group.members().end(),
+                    [](const v1::GroupMember& member) { return member.held_size() > 0; });
     if (holds) summary.groups[group.group()] = group;
   }
 }
 
-std::string SummaryJson(const Summary& summary) {
+Json ToJson(const Summary& summary) {
   const v1::RunStatus& run = summary.run;
   const bool tested = run.test().samples() > 0;
-  return JsonObject()
-      .Add("run", run.run())
-      .Add("name", run.name())
-      .Add("state", StateName(run.state()))
-      .Add("reason", run.reason())
-      .Add("test_accuracy", tested ? run.test().accuracy() : NAN)
-      .Add("test_loss", tested ? run.test().loss() : NAN)
-      .Add("test_samples", run.test().samples())
-      .Add("epochs", run.epoch())
-      .Add("steps", run.step())
-      .Add("loss", run.loss())
-      .Add("seconds", run.seconds())
-      .Add("samples", run.samples())
-      .Add("samples_per_second", run.samples_per_second())
-      .Add("rounds_committed", run.rounds_committed())
-      .AddRaw("discrepancy", run.has_discrepancy() ? ToJson(run.discrepancy()) : "null")
-      .Add("bytes_across_groups", run.bytes_across_groups())
-      .Add("bytes_across_groups_is", kMeasured)
-      .Add("payload_bytes_across_groups", run.payload_bytes_across_groups())
-      .Add("bytes_across_groups_synchronous", run.bytes_across_groups_synchronous())
-      .Add("bytes_across_groups_synchronous_is", kFormula)
-      .Add("final_digest", run.digest())
-      .Add("parameters", run.parameters())
-      .Add("groups", run.groups())
-      .Add("ranks", summary.ranks)
-      .Add("aggregators", summary.aggregators)
-      .AddRaw("group_meshes", GroupsJson(summary))
-      .Text();
+  return {{"run", run.run()},
+          {"name", run.name()},
+          {"state", EnumText(run.state())},
+          {"reason", run.reason()},
+          {"test_accuracy", tested ? run.test().accuracy() : NAN},
+          {"test_loss", tested ? run.test().loss() : NAN},
+          {"test_samples", run.test().samples()},
+          {"epochs", run.epoch()},
+          {"steps", run.step()},
+          {"loss", run.loss()},
+          {"seconds", run.seconds()},
+          {"samples", run.samples()},
+          {"samples_per_second", run.samples_per_second()},
+          {"rounds_committed", run.rounds_committed()},
+          {"discrepancy", OrNull(run.has_discrepancy(), run.discrepancy())},
+          {"bytes_across_groups", run.bytes_across_groups()},
+          {"bytes_across_groups_is", kMeasured},
+          {"payload_bytes_across_groups", run.payload_bytes_across_groups()},
+          {"bytes_across_groups_synchronous", run.bytes_across_groups_synchronous()},
+          {"bytes_across_groups_synchronous_is", kFormula},
+          {"final_digest", run.digest()},
+          {"parameters", run.parameters()},
+          {"groups", run.groups()},
+          {"ranks", summary.ranks},
+          {"aggregators", summary.aggregators},
+          {"group_meshes", GroupsJson(summary)}};
 }
 
-std::string SummaryText(const Summary& summary) {
+std::string ToText(const Summary& summary) {
   const v1::RunStatus& run = summary.run;
-  Table table({"SUMMARY", RunText(run)});
-  table.AddRow({"test accuracy", AccuracyText(run)});
-  table.AddRow({"time", FormatAge(absl::Seconds(run.seconds()))});
-  table.AddRow({"epochs", absl::StrFormat("%.2f  (%d steps of each group, %s samples)", run.epoch(),
-                                          run.step(), FormatCount(run.samples()))});
-  table.AddRow({"samples/s", FormatCount(static_cast<uint64_t>(run.samples_per_second()))});
-  table.AddRow({"parameters", FormatCount(run.parameters())});
-  table.AddRow({"cluster", absl::StrCat(run.groups(), " groups of ", summary.ranks, " workers, ",
-                                        summary.aggregators, " aggregators")});
-  table.AddRow({"rounds committed", absl::StrCat(run.rounds_committed())});
-  if (run.has_discrepancy()) table.AddRow({"groups differ", DiscrepancyText(run)});
-  table.AddRow({"bytes between groups", AcrossText(run)});
-  table.AddRow({"synchronous would be", SynchronousText(run)});
-  table.AddRow({"digest", run.digest()});
-  std::string out = table.Text();
-
-  google::protobuf::RepeatedPtrField<v1::GroupStatus> groups;
-  for (const auto& [slot, group] : summary.groups) *groups.Add() = group;
-  Table meshes({"GROUP", "GENERATION", "MESH"});
-  for (const v1::GroupStatus& group : groups) {
-    meshes.AddRow({absl::StrCat(group.group()), absl::StrCat(group.generation()), MeshText(group)});
-  }
-  if (!meshes.empty()) absl::StrAppend(&out, "\n", meshes.Text());
-  if (const std::string predictions = PredictionsTable(groups); !predictions.empty()) {
-    absl::StrAppend(&out, "\n", predictions);
-  }
-  if (const std::string sharded = ShardedTable(groups); !sharded.empty()) {
-    absl::StrAppend(&out, "\n", sharded);
-  }
-  return out;
+  return FieldsText(
+      {{"run", RunText(run)},
+       {"test accuracy", AccuracyText(run)},
+       {"training time", absl::StrCat(FormatDuration(run.seconds()), ", ",
+                                      FormatCount(run.samples_per_second()), " samples/s")},
+       {"epochs", absl::StrFormat("%.2f: %s steps of each group, %s samples", run.epoch(),
+                                  FormatCount(run.step()), FormatCount(run.samples()))},
+       {"model", ModelText(summary)},
+       {"cluster", absl::StrCat(run.groups(), " groups of ", summary.ranks, " workers, ",
+                                summary.aggregators, " aggregators")},
+       {"mesh of a group", PerGroup(summary, MeshText)},
+       {"time of a step", StepTimes(summary)},
+       {"model averaging", AveragingText(run)},
+       {"sent between groups", TrafficText(run)},
+       {"if synchronous", SynchronousText(run)},
+       {"digest of weights", run.digest()}});
 }
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// What a run came to, told at its end.
+// The result of a run, reported when it ends.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -7,27 +7,31 @@
 #include <map>
 #include <string>
 
+#include "cli/render.h"
 #include "proto/cadre/v1/control.pb.h"
 
 namespace cadre {
 
 struct Summary {
-  // The run as it ended.
+  // The run when it ended.
   v1::RunStatus run;
-  // Each group slot as it was when it last had members, by slot.
+  // Each group slot when it last had members, by slot.
   std::map<uint32_t, v1::GroupStatus> groups;
+  // Per group.
   uint32_t ranks = 0;
   uint32_t aggregators = 0;
+  // All processes shared this machine.
+  bool one_machine = false;
 };
 
-// Remembers the groups of an update that have members, with what these hold.
+// Stores the groups of an update that have members, with the parameters that these hold.
 void KeepGroups(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups,
                 Summary& summary);
 
-// One line, one object; names are fixed, scripts rely on them.
-std::string SummaryJson(const Summary& summary);
+// The keys are fixed, scripts rely on them.
+Json ToJson(const Summary& summary);
 
-// A table for people; says which figures were measured and which computed.
-std::string SummaryText(const Summary& summary);
+// At most 24 lines of 100 columns. Says which figures were measured and which computed.
+std::string ToText(const Summary& summary);
 
 }  // namespace cadre

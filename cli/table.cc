@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 
 namespace cadre {
 namespace {
@@ -34,6 +35,7 @@ void Table::AddRow(std::vector<std::string> cells) {
 }
 
 std::string Table::Text() const {
+  if (rows_.empty()) return "";
   std::vector<size_t> widths(header_.size());
   for (size_t i = 0; i < header_.size(); ++i) {
     widths[i] = Width(header_[i]);
@@ -45,10 +47,36 @@ std::string Table::Text() const {
   return out;
 }
 
+std::string FieldsText(const std::vector<std::pair<std::string, std::string>>& fields) {
+  constexpr size_t kColumns = 100;
+  size_t indent = 0;
+  for (const auto& [label, text] : fields) indent = std::max(indent, Width(label) + kGap);
+  std::string out;
+  for (const auto& [label, text] : fields) {
+    absl::StrAppend(&out, label, std::string(indent - Width(label), ' '),
+                    Wrap(text.empty() ? kNone : text, kColumns - indent, indent), "\n");
+  }
+  return out;
+}
+
+std::string Wrap(absl::string_view text, size_t width, size_t indent) {
+  std::string out;
+  size_t column = 0;
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    if (column > 0 && column + 1 + Width(word) > width) {
+      absl::StrAppend(&out, "\n", std::string(indent, ' '));
+      column = 0;
+    }
+    absl::StrAppend(&out, column > 0 ? " " : "", word);
+    column += Width(word) + (column > 0 ? 1 : 0);
+  }
+  return out;
+}
+
 size_t Width(absl::string_view text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+  return std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) != 0x80;  // not a continuation byte
-  }));
+  });
 }
 
 std::string FormatCount(uint64_t count) {

@@ -1,10 +1,11 @@
-// Tables and figures for people.
+// Tables and figures as text.
 //
 // Thread-compatible; the functions are pure.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -23,13 +24,20 @@ class Table {
   // Requires: as many cells as the header has. Empty cells show as "<none>".
   void AddRow(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
-  // Header and rows, each line ended.
+  // Header and rows, each line ended; "" without rows.
   std::string Text() const;
 
  private:
   std::vector<std::string> header_;
   std::vector<std::vector<std::string>> rows_;
 };
+
+// "label   text" lines. The texts are aligned, and wrapped at 100 columns.
+std::string FieldsText(const std::vector<std::pair<std::string, std::string>>& fields);
+
+// Breaks `text` at blanks into lines of at most `width` columns; all but the first begin with
+// `indent` blanks. A word that is longer has a line of its own.
+std::string Wrap(absl::string_view text, size_t width, size_t indent);
 
 // Columns that `text` takes on a terminal (UTF-8 code points).
 size_t Width(absl::string_view text);

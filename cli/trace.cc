@@ -7,22 +7,22 @@
 #include "absl/time/clock.h"
 #include "base/atomic_file.h"
 #include "base/status.h"
-#include "cli/json.h"
+#include "cli/render.h"
 #include "cli/trace_summary.h"
 
 namespace cadre {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Minutes(2);
+constexpr absl::Duration kDefaultTimeout = absl::Minutes(2);
 constexpr char kStdout[] = "-";
 
-// Found out before anybody is asked to trace. A device, say, must not be replaced by a file.
+// Checked before the trace. A device, for example, must not be replaced by a file.
 absl::Status CheckTarget(const std::string& path) {
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder, error)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("cannot write ", path, ": there is no folder ", folder.string()));
+        absl::StrCat("cannot write ", path, ": no such directory: ", folder.string()));
   }
   const auto type = std::filesystem::status(path, error).type();
   if (type == std::filesystem::file_type::not_found ||
@@ -30,7 +30,7 @@ absl::Status CheckTarget(const std::string& path) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("cannot write ", path, ": it is no file (-O - writes to stdout)"));
+      absl::StrCat("cannot write ", path, ": it is not a regular file (-O - writes to stdout)"));
 }
 
 absl::Status WriteFile(const std::string& path, absl::string_view text) {
@@ -39,27 +39,27 @@ absl::Status WriteFile(const std::string& path, absl::string_view text) {
   return file.Commit();
 }
 
-void PrintSummary(const GlobalOptions& options, const TraceOptions& trace, const std::string& path,
-                  const std::vector<RankTimes>& times, std::ostream& out) {
-  if (options.format == OutputFormat::kJson) {
-    out << Indent(JsonObject()
-                      .Add("run", trace.run)
-                      .Add("group", trace.group)
-                      .Add("file", path)
-                      .AddRaw("ranks", TimesJson(times))
-                      .Text())
-        << std::endl;
-    return;
-  }
-  out << TimesTable(times) << std::flush;
+struct TraceResult {
+  std::string run;
+  uint32_t group;
+  std::string file;
+  std::vector<RankTimes> ranks;
+};
+
+Json ToJson(const TraceResult& result) {
+  Json ranks = Json::array();
+  for (const RankTimes& rank : result.ranks) ranks.push_back(ToJson(rank));
+  return {{"run", result.run}, {"group", result.group}, {"file", result.file}, {"ranks", ranks}};
 }
+
+std::string ToText(const TraceResult& result) { return TimesTable(result.ranks); }
 
 void Hint(const std::string& path, const std::vector<RankTimes>& times, std::ostream& err) {
   uint64_t dropped = 0;
   for (const RankTimes& rank : times) dropped += rank.dropped;
   if (dropped > 0) {
-    err << "cadre: there was no room for " << dropped
-        << " intervals, so the figures are too low; trace fewer steps" << std::endl;
+    err << "cadre: " << dropped
+        << " intervals did not fit, so the figures are too low; trace fewer steps" << std::endl;
   }
   if (path != kStdout) {
     err << "cadre: wrote " << path << "; open it at https://ui.perfetto.dev or chrome://tracing"
@@ -76,7 +76,7 @@ int TraceRun(const GlobalOptions& options, const TraceOptions& trace, const Cons
   if (!to_stdout) {
     if (const absl::Status target = CheckTarget(path); !target.ok()) return Fail(console, target);
   }
-  const absl::Time deadline = absl::Now() + options.timeout.value_or(kPatience);
+  const absl::Time deadline = absl::Now() + options.timeout.value_or(kDefaultTimeout);
   const absl::StatusOr<v1::TraceReply> reply =
       MakeClient(options).Trace(trace.run, trace.group, trace.steps, deadline);
   if (!reply.ok()) return Fail(console, reply.status());
@@ -89,7 +89,8 @@ int TraceRun(const GlobalOptions& options, const TraceOptions& trace, const Cons
     return Fail(console, written);
   }
   if (!to_stdout || !options.quiet) {
-    PrintSummary(options, trace, path, times, to_stdout ? console.err : console.out);
+    const Console summary{.out = to_stdout ? console.err : console.out, .err = console.err};
+    Print(TraceResult{trace.run, trace.group, path, times}, options, summary);
   }
   if (!options.quiet) Hint(path, times, console.err);
   return kExitOk;

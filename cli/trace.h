@@ -1,4 +1,4 @@
-// The command that traces some steps of a group: trace.
+// The command `cadre trace`: records some steps of a group.
 //
 // Returns the exit code. Thread-compatible.
 #pragma once
@@ -15,12 +15,12 @@ struct TraceOptions {
   std::string run;
   uint32_t group = 0;
   uint32_t steps = 3;
-  // File to write; empty: trace-RUN.json in the working folder; "-": stdout, the summary then goes
-  // to stderr.
+  // File of the trace; empty: trace-RUN.json in the working directory; "-": stdout, and the summary
+  // goes to stderr.
   std::string output;
 };
 
-// The file appears whole or not at all. Waits for the steps, two minutes unless told otherwise.
+// Writes the file atomically. Waits for the steps, two minutes unless --timeout is given.
 int TraceRun(const GlobalOptions& options, const TraceOptions& trace, const Console& console);
 
 }  // namespace cadre

@@ -5,16 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "base/trace.h"
-#include "cli/json.h"
 #include "cli/table.h"
 
 namespace cadre {
 namespace {
 
 // The rank's own thread (base/trace.h).
-constexpr uint32_t kOwnLane = 0;
+constexpr uint32_t kMainTrack = 0;
 constexpr double kMicrosecond = 1e-6;
 
 // Seconds that at least one of the intervals covers; they may lie in each other or overlap.
@@ -53,7 +51,7 @@ RankTimes TimesOfRank(const v1::RankTrace& trace) {
       moves.Add(event);
     } else if (category == "collective") {
       collectives.Add(event);
-    } else if (category == "wait" && event.lane() == kOwnLane) {
+    } else if (category == "wait" && event.track() == kMainTrack) {
       wait.Add(event);
     }
   }
@@ -66,7 +64,7 @@ RankTimes TimesOfRank(const v1::RankTrace& trace) {
   times.moves = std::move(moves).Seconds() * per_step;
   times.collectives = std::move(collectives).Seconds() * per_step;
   times.wait = std::move(wait).Seconds() * per_step;
-  times.events = static_cast<uint64_t>(trace.events_size());
+  times.events = trace.events_size();
   times.dropped = trace.dropped();
   return times;
 }
@@ -76,7 +74,7 @@ std::string Milliseconds(double seconds) { return absl::StrFormat("%.2f ms", sec
 TraceInterval IntervalOf(const v1::TraceEvent& event) {
   return {.name = event.name(),
           .category = event.category(),
-          .lane = static_cast<int>(event.lane()),
+          .track = static_cast<int>(event.track()),
           .begin_us = event.begin_us(),
           .duration_us = event.duration_us(),
           .bytes = event.has_bytes() ? static_cast<int64_t>(event.bytes()) : -1,
@@ -103,27 +101,19 @@ std::string TimesTable(const std::vector<RankTimes>& times) {
   return table.Text();
 }
 
-std::string TimesJson(const std::vector<RankTimes>& times) {
-  return absl::StrCat("[",
-                      absl::StrJoin(times, ",",
-                                    [](std::string* out, const RankTimes& rank) {
-                                      absl::StrAppend(
-                                          out, JsonObject()
-                                                   .Add("rank", rank.rank)
-                                                   .Add("worker", rank.worker)
-                                                   .Add("host", rank.host)
-                                                   .Add("steps", rank.steps)
-                                                   .Add("step_seconds", rank.step)
-                                                   .Add("compute_seconds", rank.compute)
-                                                   .Add("move_seconds", rank.moves)
-                                                   .Add("collective_seconds", rank.collectives)
-                                                   .Add("exposed_wait_seconds", rank.wait)
-                                                   .Add("exposed_share", rank.exposed())
-                                                   .Add("events", rank.events)
-                                                   .Add("dropped", rank.dropped)
-                                                   .Text());
-                                    }),
-                      "]");
+Json ToJson(const RankTimes& rank) {
+  return {{"rank", rank.rank},
+          {"worker", rank.worker},
+          {"host", rank.host},
+          {"steps", rank.steps},
+          {"step_seconds", rank.step},
+          {"compute_seconds", rank.compute},
+          {"move_seconds", rank.moves},
+          {"collective_seconds", rank.collectives},
+          {"exposed_wait_seconds", rank.wait},
+          {"exposed_share", rank.exposed()},
+          {"events", rank.events},
+          {"dropped", rank.dropped}};
 }
 
 std::string TraceFile(const v1::TraceReply& trace, uint32_t group) {

@@ -1,5 +1,5 @@
-// The folder of a cluster on this machine: store, data and logs. A temporary one is removed when it
-// is not kept.
+// The folder of store, data and logs of a local cluster. A temporary one is removed unless Keep is
+// called.
 //
 // Owns the folder unless it is kept. Thread-compatible.
 #pragma once
@@ -12,8 +12,8 @@ namespace cadre {
 
 class WorkFolder {
  public:
-  // `dir`, made if need be and kept; or, if it is empty, a temporary folder.
-  // Errors: AlreadyExists when an earlier cluster's store is there; those of the file system.
+  // `dir`, which is created if necessary and never removed; if it is empty, a temporary folder.
+  // Errors: AlreadyExists if it has the store of an earlier cluster; file system errors.
   static absl::StatusOr<WorkFolder> Make(const std::string& dir);
   WorkFolder(WorkFolder&& other) noexcept;
   WorkFolder& operator=(WorkFolder&&) = delete;

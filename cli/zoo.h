@@ -1,5 +1,5 @@
-// The run specs of spec/zoo, as they were when the program was built: so that `cadre plan alexnet`
-// works wherever the program is.
+// The run files of model/zoo, compiled into the program, so that `cadre plan alexnet` works in any
+// directory.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace cadre {
 
-// The text of the spec of that name, such as "alexnet". Nothing: there is none.
+// The text of the run file of that name, such as "alexnet"; nothing if there is none.
 std::optional<absl::string_view> ZooSpec(absl::string_view name);
 
 std::vector<std::string> ZooNames();

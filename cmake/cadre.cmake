@@ -1,6 +1,6 @@
-# The few functions with which every room describes itself.
+# The functions that the rooms use in their CMakeLists.txt.
 
-# Flags for everything of ours: C++20, warnings as errors, programs into <build>/bin.
+# Options of every target of the project: C++20, warnings as errors, programs in <build>/bin.
 macro(cadre_compile_options)
   set(CMAKE_CXX_STANDARD 20)
   set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -10,12 +10,12 @@ macro(cadre_compile_options)
   if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)
   endif()
-  # Release keeps assertions out but optimises for size of compile time, not the last per cent:
-  # the hot loops live in oneDNN.
+  # No -DNDEBUG: assertions (DCHECK of glog, assert) stay active in Release builds. The loops that
+  # dominate the running time are in oneDNN and contain none.
   set(CMAKE_CXX_FLAGS_RELEASE "-O2")
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
     $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>)
-  # Programs carry paths as they are in the repository, not as they were where they were built.
+  # __FILE__ and debug information name files relative to the repository.
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=>)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     add_compile_options(-Wthread-safety)
@@ -26,7 +26,8 @@ macro(cadre_compile_options)
   endif()
 endmacro()
 
-# Abseil, gRPC and OpenMP come without ThreadSanitizer; this tells it about their locks and joins.
+# Debian's Abseil, gRPC and OpenMP are not built with ThreadSanitizer; these files annotate their locks
+# and joins.
 function(cadre_thread_sanitizer name)
   if(CADRE_SANITIZE STREQUAL "thread")
     target_sources(${name} PRIVATE
@@ -36,12 +37,27 @@ function(cadre_thread_sanitizer name)
   endif()
 endfunction()
 
-# cadre_library(NAME SOURCES a.cc ... [DEPS lib ...]): the library of a room, linked as cadre_NAME.
+# With CADRE_UNITY, several files of a target are compiled as one, because parsing the headers of gRPC,
+# Protocol Buffers, Abseil and GoogleTest takes most of the time of a file. Names in anonymous namespaces must
+# then be unique within a target; those listed here are not ready for it. Generated code never is.
+set(cadre_separate_files proto kernels model cli
+  coordinator_pieces_test kernels_test kernels_cuda_test kernels_cuda_emulated_test model_test
+  emulator_test formats_test probe_test plan_values_test plan_search_test server_test nn_device_test optim_test train_test)
+function(cadre_unity target name)
+  if(CADRE_UNITY AND NOT name IN_LIST cadre_separate_files)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  endif()
+endfunction()
+
+# cadre_library(NAME SOURCES a.cc ... [DEPS lib ...] [PRIVATE_DEPS lib ...]): the library cadre_NAME of a
+# room. DEPS are libraries whose headers the headers of the room include; PRIVATE_DEPS are used by its
+# .cc files only and are not visible to the users of the room.
 function(cadre_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(cadre_${name} STATIC ${ARG_SOURCES})
   target_include_directories(cadre_${name} PUBLIC ${PROJECT_SOURCE_DIR})
-  target_link_libraries(cadre_${name} PUBLIC ${ARG_DEPS})
+  target_link_libraries(cadre_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+  cadre_unity(cadre_${name} ${name})
 endfunction()
 
 # cadre_program(NAME SOURCES main.cc ... [DEPS lib ...]): a program in <build>/bin.
@@ -66,11 +82,14 @@ function(cadre_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
+  # Tests run once: compiling them faster is worth more than running them faster.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  cadre_unity(${name} ${name})
   cadre_thread_sanitizer(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
-  # A program all of whose tests were skipped, and which said nothing after it said so, counts as
-  # skipped. One that also failed lists its failures behind those skipped.
+  # A program counts as skipped if all of its tests were skipped and the list of them ends its output; a
+  # program with failures prints those after the skipped ones.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${ARG_LABEL}
     SKIP_REGULAR_EXPRESSION
     "\\[  PASSED  \\] 0 tests.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n)+$")

@@ -19,11 +19,11 @@ set(CADRE_CUDA_ROOT "" CACHE PATH "Folder of a toolkit, as deploy/setup.sh --cud
 set(CADRE_CUDA_ARCHITECTURES "80-virtual;90a-real" CACHE STRING
     "GPU architectures to compile kernels for")
 
-# Folders that may hold a toolkit, best first. `toolkit` is the link that setup.sh leaves.
+# Folders that may hold a toolkit, best first.
 function(cadre_cuda_folders result)
   set(folders)
   if(CADRE_CUDA_ROOT)
-    list(APPEND folders "${CADRE_CUDA_ROOT}" "${CADRE_CUDA_ROOT}/toolkit")
+    list(APPEND folders "${CADRE_CUDA_ROOT}")
   endif()
   find_program(on_path nvcc NO_CACHE NO_CMAKE_PATH NO_CMAKE_ENVIRONMENT_PATH NO_CMAKE_SYSTEM_PATH)
   if(on_path)
@@ -225,11 +225,16 @@ if(CADRE_HAS_CUDA)
     "${CADRE_CUDA_ARCHITECTURES}")
 endif()
 
-# cadre_cuda_kernels(NAME SOURCES a.cu ... [DEPS lib ...]): the library cadre_NAME for devices, and
-# cadre_NAME_emulated, the same files compiled for tests that play the device on the host.
+# cadre_cuda_kernels(NAME SOURCES a.cu ... [OBJECTS target] [DEPS lib ...]): the library cadre_NAME for
+# devices, and cadre_NAME_emulated, the same files compiled by the host's compiler for tests. OBJECTS
+# names an object library that is added to both.
 function(cadre_cuda_kernels name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
-  add_library(cadre_${name} STATIC ${ARG_SOURCES})
+  cmake_parse_arguments(ARG "" "OBJECTS" "SOURCES;DEPS" ${ARGN})
+  set(objects)
+  if(ARG_OBJECTS)
+    set(objects $<TARGET_OBJECTS:${ARG_OBJECTS}>)
+  endif()
+  add_library(cadre_${name} STATIC ${objects} ${ARG_SOURCES})
   set_source_files_properties(${ARG_SOURCES} PROPERTIES LANGUAGE CUDA)
   target_include_directories(cadre_${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(cadre_${name} PUBLIC cadre_cuda_headers ${ARG_DEPS})
@@ -243,7 +248,7 @@ function(cadre_cuda_kernels name)
         "#include \"tests/emulator/cuda_on_host.h\"\n#include \"${CMAKE_CURRENT_SOURCE_DIR}/${source}\"\n")
       list(APPEND emulated "${wrapper}")
     endforeach()
-    add_library(cadre_${name}_emulated STATIC EXCLUDE_FROM_ALL ${emulated})
+    add_library(cadre_${name}_emulated STATIC EXCLUDE_FROM_ALL ${objects} ${emulated})
     target_compile_definitions(cadre_${name}_emulated PRIVATE CADRE_CUDA_EMULATED)
     # `#pragma unroll` is nvcc's.
     target_compile_options(cadre_${name}_emulated PRIVATE -Wno-unknown-pragmas)

@@ -1,6 +1,6 @@
-# Third-party packages, found by CMake config where the package ships one, by CMake's own modules
-# (SQLite3, ZLIB, JPEG) or pkg-config (ISA-L, CBC) where it does not. docs/architecture.md says why
-# each is here.
+# Third-party packages: found by CMake config where the package provides one, otherwise by CMake's
+# modules (SQLite3, ZLIB, JPEG) or pkg-config (ISA-L, CBC). docs/architecture.md explains what each is
+# used for.
 find_package(Threads REQUIRED)
 find_package(gRPC CONFIG REQUIRED)  # brings absl, protobuf, OpenSSL, c-ares and re2
 find_package(Protobuf REQUIRED)
@@ -16,6 +16,13 @@ find_package(JPEG REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET libisal)
 pkg_check_modules(CBC REQUIRED IMPORTED_TARGET cbc)
-if(CADRE_TESTS OR NOT DEFINED CADRE_TESTS)
-  find_package(GTest CONFIG REQUIRED)
+
+# Tests are built by default where GoogleTest is installed.
+find_package(GTest CONFIG QUIET)
+option(CADRE_TESTS "Build the tests" ${GTest_FOUND})
+if(CADRE_TESTS AND NOT GTest_FOUND)
+  message(FATAL_ERROR "CADRE_TESTS is ON, but GoogleTest is not installed. "
+    "Run deploy/setup.sh test, or configure with -DCADRE_TESTS=OFF.")
+elseif(NOT GTest_FOUND)
+  message(STATUS "Tests: not built, GoogleTest is not installed (deploy/setup.sh test)")
 endif()

@@ -23,14 +23,14 @@ v1::EvaluationRecord CutTestSplit(uint32_t version, uint32_t step, uint64_t samp
   return evaluation;
 }
 
-const v1::EvaluationPart* PartOf(const v1::EvaluationRecord& evaluation, uint32_t group) {
+const v1::EvaluationPart* AssignedPart(const v1::EvaluationRecord& evaluation, uint32_t group) {
   for (const v1::EvaluationPart& part : evaluation.parts()) {
     if (part.given() && !part.done() && part.group() == group) return &part;
   }
   return nullptr;
 }
 
-bool TakePart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated) {
+bool RecordPart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated) {
   if (evaluated.version() != evaluation.version()) return false;
   for (v1::EvaluationPart& part : *evaluation.mutable_parts()) {
     if (!part.given() || part.done() || part.group() != evaluated.place().group() ||
@@ -46,7 +46,7 @@ bool TakePart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated) 
   return false;
 }
 
-bool LosePart(v1::EvaluationRecord& evaluation, uint32_t group) {
+bool FreePart(v1::EvaluationRecord& evaluation, uint32_t group) {
   bool lost = false;
   for (v1::EvaluationPart& part : *evaluation.mutable_parts()) {
     if (!part.given() || part.done() || part.group() != group) continue;
@@ -56,8 +56,8 @@ bool LosePart(v1::EvaluationRecord& evaluation, uint32_t group) {
   return lost;
 }
 
-bool GivePart(v1::EvaluationRecord& evaluation, uint32_t group) {
-  if (PartOf(evaluation, group) != nullptr) return false;
+bool AssignPart(v1::EvaluationRecord& evaluation, uint32_t group) {
+  if (AssignedPart(evaluation, group) != nullptr) return false;
   for (v1::EvaluationPart& part : *evaluation.mutable_parts()) {
     if (part.given()) continue;
     part.set_given(true);

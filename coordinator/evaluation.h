@@ -1,8 +1,8 @@
-// The test split of one evaluation, cut into parts that groups hand back.
+// The test split of one evaluation, divided into parts that groups evaluate.
 //
 // Functions over the durable EvaluationRecord. Thread-safe (pure functions).
 //
-// Invariant: parts do not overlap, and together they are the test split.
+// Invariant: the parts are disjoint, and together they are the test split.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,26 @@
 
 namespace cadre {
 
-// One part for each of `groups`, given to it; one part given to nobody when `groups` is empty.
+// Assigns one part to each of `groups`; a single unassigned part when `groups` is empty.
 v1::EvaluationRecord CutTestSplit(uint32_t version, uint32_t step, uint64_t samples,
                                   const std::vector<uint32_t>& groups);
 
-// The part that the group has and has not handed back; null if none.
-const v1::EvaluationPart* PartOf(const v1::EvaluationRecord& evaluation, uint32_t group);
+// The part that the group is evaluating; null if none.
+const v1::EvaluationPart* AssignedPart(const v1::EvaluationRecord& evaluation, uint32_t group);
 
-// Takes what a group hands back. False: it is not a part that the group has (any more).
-bool TakePart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated);
+// Stores the group's result. Returns false if the part is not assigned to the group (any more).
+bool RecordPart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated);
 
-// The group is gone: what it had is free again. True if it had something.
-bool LosePart(v1::EvaluationRecord& evaluation, uint32_t group);
+// The group has ended: its unfinished part becomes free. Returns whether it had one.
+bool FreePart(v1::EvaluationRecord& evaluation, uint32_t group);
 
-// Gives a free part to the group, if there is one and it has none.
-bool GivePart(v1::EvaluationRecord& evaluation, uint32_t group);
+// Assigns a free part to the group if there is one and the group has none. Returns whether it did.
+bool AssignPart(v1::EvaluationRecord& evaluation, uint32_t group);
 
 bool HasFreePart(const v1::EvaluationRecord& evaluation);
 bool IsComplete(const v1::EvaluationRecord& evaluation);
 
-// What the parts handed back so far say.
+// Result over the finished parts.
 v1::EvaluationResult ResultOf(const v1::EvaluationRecord& evaluation);
 
 }  // namespace cadre

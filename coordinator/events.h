@@ -1,6 +1,6 @@
-// What the coordinator's machine is told, and what it asks to be done.
+// Events and actions of the coordinator's state machine.
 //
-// Plain values; protocol messages travel inside them as they are.
+// Plain values that contain protocol messages unchanged.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace cadre {
 
-// Names one Join stream; given by whoever drives the machine, never reused, never 0.
+// Identifies one Join stream; assigned by the driver, never reused, never 0.
 using ConnectionId = uint64_t;
-// Names one call that waits for an answer; as above.
+// Identifies one waiting call; assigned like ConnectionId.
 using RequestId = uint64_t;
 
 // ---- Events
@@ -25,7 +25,7 @@ struct StreamOpened {
   ConnectionId connection = 0;
 };
 
-// The stream is over, for whatever reason.
+// The stream has ended, for any reason.
 struct StreamClosed {
   ConnectionId connection = 0;
 };
@@ -35,18 +35,18 @@ struct MessageReceived {
   v1::MemberMessage message;
 };
 
-// Something came that is no message: too large, or not to be parsed. Answered by name, counted.
+// A message that is too large or cannot be parsed. It is refused by name and counted.
 struct MessageRefused {
   ConnectionId connection = 0;
   v1::Refusal refusal = v1::REFUSAL_MALFORMED;
   std::string reason;
 };
 
-// Answered by Replied with the id of the run.
+// Answered by Replied with the id of the new run.
 struct SubmitRun {
   RequestId request = 0;
   v1::RunSpec spec;
-  // Drawn at random by the caller; makes the run's lineage unlike every other's.
+  // Random; makes the lineage of the run unique.
   uint64_t lineage_seed = 0;
 };
 
@@ -57,54 +57,53 @@ struct StopRun {
   std::string reason;
 };
 
-// Answered by TraceAnswered, when every rank of the group has traced so many steps.
+// Answered by TraceAnswered once every rank of the group has traced `steps` steps.
 struct TraceGroup {
   RequestId request = 0;
   std::string run;
   uint32_t group = 0;
-  // 0: a few.
+  // 0: kDefaultTraceSteps.
   uint32_t steps = 0;
 };
 
-// Whoever waited for a TraceGroup has left. It may have been answered already.
-struct LeaveTrace {
+// The caller of a TraceGroup has gone. The call may already be answered.
+struct CancelTrace {
   RequestId request = 0;
 };
 
-// Time has passed: look at leases, waits and windows. Only a Tick ends leases: the driver gives it
-// when it has handed over all messages that have come, so that a driver that was held up does not
-// take its own delay for the members' silence.
+// Time has passed: check leases, waits and windows. Only a Tick expires leases. The driver sends it
+// after all received messages, so that its own delay does not count as silence of the members.
 struct Tick {};
 
 using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, TraceGroup, LeaveTrace, Tick>;
+                           StopRun, TraceGroup, CancelTrace, Tick>;
 
 // ---- Actions
 
-// Write the record. All Persist and Erase of one Handle call are one transaction, which must be
-// durable before any of its other actions is done.
+// Writes the record. All Persist and Erase actions of one Handle call are one transaction, which
+// must be durable before any other action of the call is carried out.
 struct Persist {
   std::string key;
   std::string value;
 };
 
-// Delete the record with this key or, if `prefix`, all whose key starts with it; there may be none.
-// Comes before the Persist actions of its transaction.
+// Deletes the record with this key or, if `prefix`, all records whose key starts with it; there may
+// be none. Precedes the Persist actions of its transaction.
 struct Erase {
   std::string key;
   bool prefix = false;
 };
 
-// Send on the stream, in order; nothing to do when the stream is over.
+// Sends on the stream, in order; ignored when the stream has ended.
 struct Send {
   ConnectionId connection = 0;
   v1::CoordinatorMessage message;
 };
 
-// End the stream after what was sent on it before. StreamClosed need not follow (it may).
+// Ends the stream after the messages sent before. StreamClosed may follow.
 struct Disconnect {
   ConnectionId connection = 0;
-  // What the member is told as the stream's status.
+  // Status of the stream for the member.
   absl::Status status;
 };
 
@@ -116,11 +115,11 @@ struct Replied {
   std::string run;
 };
 
-// Answer to TraceGroup; once for each, unless LeaveTrace came before.
+// Answer to TraceGroup; exactly one unless CancelTrace came first.
 struct TraceAnswered {
   RequestId request = 0;
   absl::Status status;
-  // One for each rank, in order; empty on error.
+  // One entry per rank, in order; empty on error.
   v1::TraceReply reply;
 };
 

@@ -5,16 +5,16 @@
 namespace cadre {
 namespace {
 
-// What an event takes at most when a worker of ours wrote it (worker/train/trace_report.h).
+// Upper bound of the size of an event written by worker/train/trace_report.h.
 constexpr size_t kEventBytes = 160;
-// Tag and length of an event inside its rank, and of a rank inside the reply.
+// Tag and length of an event inside RankTrace, and of a RankTrace inside the reply.
 constexpr size_t kFrameBytes = 6;
 
 }  // namespace
 
-uint32_t GroupTrace::most_events() const {
-  const size_t share = options_.most_bytes / options_.ranks;
-  return static_cast<uint32_t>(std::clamp<size_t>(share / kEventBytes, 1, kMostTraceEvents));
+uint32_t GroupTrace::max_events() const {
+  const size_t share = options_.max_bytes / options_.ranks;
+  return static_cast<uint32_t>(std::clamp<size_t>(share / kEventBytes, 1, kMaxTraceEvents));
 }
 
 void GroupTrace::Take(const v1::Traced& traced, const std::string& worker,
@@ -25,7 +25,7 @@ void GroupTrace::Take(const v1::Traced& traced, const std::string& worker,
   taken.set_rank(rank);
   taken.set_worker(worker);
   taken.set_host(host);
-  const size_t share = options_.most_bytes / options_.ranks;
+  const size_t share = options_.max_bytes / options_.ranks;
   size_t bytes = 0;
   for (const v1::TraceEvent& event : traced.events()) {
     bytes += event.ByteSizeLong() + kFrameBytes;

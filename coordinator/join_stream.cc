@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
 
 namespace cadre {
 
@@ -20,9 +20,9 @@ void JoinStream::Send(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   if (end_.has_value()) return;
   if (outgoing_.size() >= queue_capacity_) {
-    // What is being written cannot be taken back; the rest will not be read.
+    // The message being written must stay alive; the others would not be read.
     outgoing_.resize(writing_ ? 1 : 0);
-    EndLocked(absl::ResourceExhaustedError("the member does not read what it is sent"));
+    EndLocked(absl::ResourceExhaustedError("the member does not read its messages"));
     return;
   }
   outgoing_.push_back(message);
@@ -69,11 +69,10 @@ void JoinStream::OnReadDone(bool ok) {
   }
   const size_t bytes = incoming_.ByteSizeLong();
   if (bytes > static_cast<size_t>(kMaxMessageBytes)) {
-    // The machine answers by name and ends the stream; nothing more is read.
-    host_->OnStreamEvent(
-        MessageRefused{connection_, v1::REFUSAL_OVERSIZED,
-                       absl::StrCat("a message of ", bytes, " bytes came; at most ",
-                                    kMaxMessageBytes, " are taken")});
+    // The machine refuses the message by name and ends the stream, so no further read starts.
+    host_->OnStreamEvent(MessageRefused{
+        connection_, v1::REFUSAL_OVERSIZED,
+        absl::StrCat("a message of ", bytes, " bytes exceeds the limit of ", kMaxMessageBytes)});
     return;
   }
   if (!host_->OnStreamEvent(MessageReceived{connection_, std::move(incoming_)})) {

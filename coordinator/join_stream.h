@@ -1,7 +1,8 @@
-// One member's Join stream on the coordinator's side.
+// The coordinator's side of one member's Join stream.
 //
-// Outgoing messages wait in a bounded queue; a member that does not read is cut off when it is
-// full. Owned by gRPC: deletes itself when the call is over, after telling its host.
+// Outgoing messages wait in a bounded queue; when it is full, the member does not read and the
+// stream is ended. Owned by gRPC: deletes itself after the call has ended and the host was
+// notified.
 //
 // Thread-safe.
 #pragma once
@@ -22,13 +23,13 @@ namespace cadre {
 
 class JoinStream final : public grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage> {
  public:
-  // Who hears of the stream. Called from gRPC's threads.
+  // Receives the events of the stream. Called from gRPC's threads.
   class Host {
    public:
     virtual ~Host() = default;
-    // False: nobody listens any more.
+    // Returns false when the host has stopped.
     virtual bool OnStreamEvent(Event event) = 0;
-    // The stream is deleted after this; nothing else is called.
+    // The last call; the stream is deleted after it.
     virtual void OnStreamDone(ConnectionId connection) = 0;
   };
 
@@ -38,7 +39,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::MemberMessage, v1::C
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the stream with this status once what was sent before is written.
+  // Ends the stream with this status after all queued messages are written.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -52,11 +53,11 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::MemberMessage, v1::C
   const ConnectionId connection_;
   Host* const host_;
   const size_t queue_capacity_;
-  // Read into by gRPC between StartRead and OnReadDone.
+  // Written by gRPC between StartRead and OnReadDone.
   v1::MemberMessage incoming_;
 
   absl::Mutex mutex_;
-  // The first is being written while writing_.
+  // The first message is being written while writing_ is set.
   std::deque<v1::CoordinatorMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);

@@ -1,4 +1,4 @@
-// Names of the records in the coordinator's store.
+// Keys of the records in the coordinator's store.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -10,28 +10,28 @@
 
 namespace cadre {
 
-// One record, MetaRecord.
+// Key of the single MetaRecord.
 inline constexpr char kMetaKey[] = "meta";
-// MemberRecord, RunRecord, GroupRecord and CommitRecord lie below these.
+// Prefixes of MemberRecord, RunRecord, GroupRecord and CommitRecord.
 inline constexpr char kMemberPrefix[] = "member/";
 inline constexpr char kRunPrefix[] = "run/";
 inline constexpr char kGroupPrefix[] = "group/";
 inline constexpr char kCommitPrefix[] = "commit/";
-// LayerTimesRecord lies below this.
+// Prefix of LayerTimesRecord.
 inline constexpr char kProfilePrefix[] = "profile/";
 
 std::string MemberKey(absl::string_view member_id);
 std::string RunKey(absl::string_view run);
 std::string GroupKey(absl::string_view run, uint32_t group);
 std::string CommitKey(absl::string_view run, uint32_t round);
-// `model`: its key. Characters of the device that are not plain are written as underscores; its
-// digest keeps devices apart.
+// `model` is the model's key. Special characters of `device` become underscores; its digest keeps
+// keys unique.
 std::string LayerTimesKey(absl::string_view device, absl::string_view model);
-// Below these lie all groups, all commits of one run.
+// Prefixes of all groups and of all commits of one run.
 std::string GroupsPrefix(absl::string_view run);
 std::string CommitsPrefix(absl::string_view run);
 
-// The number in "run-7" or "run-7-name"; 0 if it is no run id.
+// The number in "run-7" or "run-7-name"; 0 if `run` is not a run id.
 uint32_t RunNumber(absl::string_view run);
 
 }  // namespace cadre

@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-// A turn of the loop that comes so much later than planned was held up.
+// The loop was stalled if an iteration starts this much later than planned.
 constexpr absl::Duration kDelay = absl::Seconds(1);
 
 }  // namespace
@@ -24,18 +24,18 @@ absl::Time AnchoredClock::Now() const {
   return wall_ + absl::FromChrono(std::chrono::steady_clock::now() - steady_);
 }
 
-Loop::Loop(Options options, Store* store, const Clock* clock, Outlet* outlet)
+Loop::Loop(Options options, Store* store, const Clock* clock, Callbacks* callbacks)
     : options_(std::move(options)),
       store_(store),
       clock_(clock),
-      outlet_(outlet),
+      callbacks_(callbacks),
       machine_(options_.machine),
       queue_(options_.queue_capacity),
       last_turn_(clock->Now()) {}
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store, const Clock* clock,
-                                                  Outlet* outlet) {
-  auto loop = std::unique_ptr<Loop>(new Loop(std::move(options), store, clock, outlet));
+                                                  Callbacks* callbacks) {
+  auto loop = std::unique_ptr<Loop>(new Loop(std::move(options), store, clock, callbacks));
   CADRE_RETURN_IF_ERROR(loop->Restore());
   loop->thread_ = std::thread([raw = loop.get()] { raw->Run(); });
   return loop;
@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
 
 Loop::~Loop() { Stop(); }
 
-// Of the commits only each run's newest and its neighbours are needed; all of them could be many.
+// A run may have many commits; only its newest and the neighbours of that are needed.
 absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
@@ -64,12 +64,12 @@ absl::Status Loop::Restore() {
   }
   records.merge(commits);
   CADRE_ASSIGN_OR_RETURN(const auto actions, machine_.Restore(records, clock_->Now()));
-  return Keep(actions);
+  return PersistAll(actions);
 }
 
 bool Loop::Post(Event event) { return queue_.Push(Item(std::move(event))); }
 
-bool Loop::Ask(Question question) { return queue_.Push(Item(std::move(question))); }
+bool Loop::RunQuery(Query query) { return queue_.Push(Item(std::move(query))); }
 
 void Loop::Stop() {
   queue_.Close();
@@ -77,16 +77,16 @@ void Loop::Stop() {
 }
 
 void Loop::Run() {
-  absl::Time called_again = absl::InfiniteFuture();
+  absl::Time next_call = absl::InfiniteFuture();
   while (true) {
-    const absl::Time wake = NextWake(called_again);
+    const absl::Time wake = NextWake(next_call);
     const std::vector<Item> items = Take(wake);
     if (items.empty() && queue_.closed()) return;
-    NoticeDelay(std::max(wake, last_turn_));
+    DetectStall(std::max(wake, last_turn_));
     const absl::Time began = clock_->Now();
     const std::vector<Action> actions = Handle(items);
-    if (const absl::Status kept = Keep(actions); !kept.ok()) {
-      LOG(ERROR) << "what was decided cannot be kept, so nothing of it is done: " << kept;
+    if (const absl::Status kept = PersistAll(actions); !kept.ok()) {
+      LOG(ERROR) << "cannot write to the store; stopping without acting on the decisions: " << kept;
       queue_.Close();
       if (options_.on_failure) options_.on_failure(kept);
       return;
@@ -94,21 +94,21 @@ void Loop::Run() {
     Deliver(actions);
     const absl::Time now = clock_->Now();
     for (const Item& item : items) {
-      if (const Question* question = std::get_if<Question>(&item)) (*question)(machine_, now);
+      if (const Query* query = std::get_if<Query>(&item)) (*query)(machine_, now);
     }
-    called_again = outlet_->OnSettled(machine_, now);
-    NoticeDelay(began);
+    next_call = callbacks_->OnSettled(machine_, now);
+    DetectStall(began);
     last_turn_ = clock_->Now();
   }
 }
 
-absl::Time Loop::NextWake(absl::Time called_again) const {
-  return std::min(std::max(machine_.NextDeadline(), judge_from_), called_again);
+absl::Time Loop::NextWake(absl::Time next_call) const {
+  return std::min(std::max(machine_.NextDeadline(), expire_from_), next_call);
 }
 
 std::vector<Loop::Item> Loop::Take(absl::Time wake) {
   std::vector<Item> items;
-  // The queue waits by the time of day.
+  // The queue's deadline is wall-clock time.
   const absl::Time until =
       wake == absl::InfiniteFuture() ? wake : absl::Now() + (wake - clock_->Now());
   std::optional<Item> item = queue_.PopBefore(until);
@@ -120,13 +120,13 @@ std::vector<Loop::Item> Loop::Take(absl::Time wake) {
   return items;
 }
 
-// After a delay of our own (a slow disk, a stopped process) members get two heartbeats' time to be
-// heard before their silence counts.
-void Loop::NoticeDelay(absl::Time expected) {
+// After a stall of this process (a slow disk, SIGSTOP) members get two heartbeat intervals to be
+// received before their leases may expire.
+void Loop::DetectStall(absl::Time expected) {
   const absl::Time now = clock_->Now();
   if (now <= expected + kDelay) return;
-  LOG(WARNING) << "held up for " << now - expected;
-  judge_from_ = now + 2 * options_.machine.heartbeat;
+  LOG(WARNING) << "stalled for " << now - expected;
+  expire_from_ = now + 2 * options_.machine.heartbeat;
 }
 
 std::vector<Action> Loop::Handle(const std::vector<Item>& items) {
@@ -140,11 +140,11 @@ std::vector<Action> Loop::Handle(const std::vector<Item>& items) {
     if (const Event* event = std::get_if<Event>(&item)) handle(*event);
   }
   const absl::Time now = clock_->Now();
-  if (now >= machine_.NextDeadline() && now >= judge_from_) handle(Tick{});
+  if (now >= machine_.NextDeadline() && now >= expire_from_) handle(Tick{});
   return actions;
 }
 
-absl::Status Loop::Keep(const std::vector<Action>& actions) {
+absl::Status Loop::PersistAll(const std::vector<Action>& actions) {
   std::vector<Store::Op> ops;
   for (const Action& action : actions) {
     if (const auto* persist = std::get_if<Persist>(&action)) {
@@ -160,13 +160,13 @@ absl::Status Loop::Keep(const std::vector<Action>& actions) {
 void Loop::Deliver(const std::vector<Action>& actions) {
   for (const Action& action : actions) {
     if (const auto* send = std::get_if<Send>(&action)) {
-      outlet_->OnSend(send->connection, send->message);
+      callbacks_->OnSend(send->connection, send->message);
     } else if (const auto* disconnect = std::get_if<Disconnect>(&action)) {
-      outlet_->OnDisconnect(disconnect->connection, disconnect->status);
+      callbacks_->OnDisconnect(disconnect->connection, disconnect->status);
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
-      outlet_->OnReplied(*replied);
+      callbacks_->OnReplied(*replied);
     } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
-      outlet_->OnTraceAnswered(*answered);
+      callbacks_->OnTraceAnswered(*answered);
     }
   }
 }

@@ -1,10 +1,10 @@
-// The coordinator's one thread: hands events to the machine, makes what it wants kept durable, and
-// only then lets the rest of what it wants happen.
+// The coordinator's event loop: one thread that passes events to the machine, makes its records
+// durable, and only then carries out its other actions.
 //
-// Events that wait are handled together and share one transaction. When the store fails the loop
-// stops at once and for good: nothing that is not durable is ever acted on.
+// Events that are waiting are handled together and share one transaction. When the store fails the
+// loop stops permanently: no decision is acted on before it is durable.
 //
-// Thread-safe. The Outlet is called on the loop's thread only.
+// Thread-safe. Callbacks run on the loop's thread only.
 #pragma once
 
 #include <chrono>
@@ -27,8 +27,8 @@
 
 namespace cadre {
 
-// The time of day at the start, carried on by the steady clock: setting the machine's clock neither
-// ends leases nor extends them. Thread-safe.
+// Wall-clock time at construction plus time of the steady clock: setting the system clock neither
+// expires nor extends leases. Thread-safe.
 class AnchoredClock final : public Clock {
  public:
   AnchoredClock();
@@ -41,68 +41,68 @@ class AnchoredClock final : public Clock {
 
 class Loop {
  public:
-  // Where actions go, and who looks at the machine.
-  class Outlet {
+  // Carries out actions and observes the machine.
+  class Callbacks {
    public:
-    virtual ~Outlet() = default;
+    virtual ~Callbacks() = default;
     virtual void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) = 0;
     virtual void OnDisconnect(ConnectionId connection, const absl::Status& status) = 0;
     virtual void OnReplied(const Replied& replied) = 0;
     virtual void OnTraceAnswered(const TraceAnswered& answered) = 0;
-    // Everything that the machine knows is durable now. Returns when it shall be called again at
-    // the latest; InfiniteFuture: after the next event.
+    // Called when the state of the machine is durable. Returns the latest time of the next call;
+    // InfiniteFuture: after the next event.
     virtual absl::Time OnSettled(const Machine& machine, absl::Time now) = 0;
   };
 
-  using Question = std::function<void(const Machine& machine, absl::Time now)>;
+  using Query = std::function<void(const Machine& machine, absl::Time now)>;
 
   struct Options {
     Machine::Options machine;
-    // Events and questions that may wait.
+    // Limit of waiting events and queries.
     size_t queue_capacity = 4096;
     // Called once, on the loop's thread, when the store fails.
     std::function<void(const absl::Status&)> on_failure;
   };
 
-  // Takes up what the store holds and starts the thread. `store`, `clock` and `outlet` are borrowed
-  // and must outlive the loop.
-  // Errors: those of the store; DataLoss for a record that cannot be read.
+  // Restores the machine from the store and starts the thread. `store`, `clock` and `outlet` are
+  // borrowed and must outlive the loop. Errors: those of the store; DataLoss for a record that
+  // cannot be read.
   static absl::StatusOr<std::unique_ptr<Loop>> Start(Options options, Store* store,
-                                                     const Clock* clock, Outlet* outlet);
+                                                     const Clock* clock, Callbacks* callbacks);
   ~Loop();
 
-  // Waits for room. False: the loop has stopped.
+  // Blocks while the queue is full. Returns false when the loop has stopped.
   bool Post(Event event);
-  // Asks on the loop's thread, once all events before it are durable. False: the loop has stopped,
-  // the question will not be asked.
-  bool Ask(Question question);
+  // Runs `query` on the loop's thread once all earlier events are durable. Returns false when the
+  // loop has stopped; the query then does not run.
+  bool RunQuery(Query query);
 
-  // Handles what was posted, then ends the thread. Nothing is called after it returns.
+  // Handles all posted items, then ends the thread. No callback runs after it returns.
   void Stop();
 
  private:
-  using Item = std::variant<Event, Question>;
+  using Item = std::variant<Event, Query>;
 
-  Loop(Options options, Store* store, const Clock* clock, Outlet* outlet);
+  Loop(Options options, Store* store, const Clock* clock, Callbacks* callbacks);
   absl::Status Restore();
   void Run();
-  absl::Time NextWake(absl::Time called_again) const;
-  // Waits for an item until `wake`, then takes all that are there.
+  absl::Time NextWake(absl::Time next_call) const;
+  // Waits for an item until `wake`, then takes all waiting items.
   std::vector<Item> Take(absl::Time wake);
-  // The actions of the items' events and, if something is due, of a Tick.
+  // Actions of the items' events and, if a deadline has passed, of a Tick.
   std::vector<Action> Handle(const std::vector<Item>& items);
-  void NoticeDelay(absl::Time expected);
-  absl::Status Keep(const std::vector<Action>& actions);
+  void DetectStall(absl::Time expected);
+  absl::Status PersistAll(const std::vector<Action>& actions);
   void Deliver(const std::vector<Action>& actions);
 
   const Options options_;
   Store* const store_;
   const Clock* const clock_;
-  Outlet* const outlet_;
+  Callbacks* const callbacks_;
   Machine machine_;
   BoundedQueue<Item> queue_;
-  // The loop itself was held up: until then it does not judge the members' silence.
-  absl::Time judge_from_ = absl::InfinitePast();
+  // Leases do not expire before this time: the loop itself was stalled.
+  absl::Time expire_from_ = absl::InfinitePast();
   absl::Time last_turn_;
   std::thread thread_;
 };

@@ -19,7 +19,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   now_ = std::max(now_, now);
   if (started_ == absl::InfinitePast()) started_ = now_;
   searched_.clear();
-  considered_ = false;
+  looked_for_better_plan_ = false;
   Dispatch(event);
   Settle();
   if (std::exchange(meta_changed_, false)) out_.Put(kMetaKey, meta_);
@@ -31,7 +31,7 @@ void Machine::Dispatch(const Event& event) {
       [this](const auto& e) {
         using E = std::decay_t<decltype(e)>;
         if constexpr (std::is_same_v<E, StreamOpened>) {
-          members_.Greet(e.connection, now_);
+          members_.AddPending(e.connection, now_);
         } else if constexpr (std::is_same_v<E, StreamClosed>) {
           OnStreamClosed(e.connection);
         } else if constexpr (std::is_same_v<E, MessageReceived>) {
@@ -44,8 +44,8 @@ void Machine::Dispatch(const Event& event) {
           OnStop(e);
         } else if constexpr (std::is_same_v<E, TraceGroup>) {
           OnTraceGroup(e);
-        } else if constexpr (std::is_same_v<E, LeaveTrace>) {
-          OnLeaveTrace(e);
+        } else if constexpr (std::is_same_v<E, CancelTrace>) {
+          OnCancelTrace(e);
         } else {
           static_assert(std::is_same_v<E, Tick>);
           ExpireMembers();
@@ -57,46 +57,46 @@ void Machine::Dispatch(const Event& event) {
 void Machine::ExpireMembers() {
   for (const std::string& id : members_.Expired(now_)) {
     Count("leases_lost");
-    Drop(id, "was not heard of for a whole lease", Ending::kFailed);
+    Drop(id, "sent nothing for a whole lease", Ending::kFailed);
   }
-  for (ConnectionId connection : members_.Mute(now_)) {
+  for (ConnectionId connection : members_.WithoutHello(now_)) {
     members_.Detach(connection);
-    out_.End(connection, absl::DeadlineExceededError("no Hello came"));
+    out_.End(connection, absl::DeadlineExceededError("no Hello was received"));
   }
 }
 
-// Earlier runs have the first pick of idle workers; what they wait for, later ones do not get.
+// Earlier runs choose from the idle workers first, and reserve the workers that they wait for.
 void Machine::Settle() {
-  std::vector<std::string> idle = ByHost(IdleWorkers());
-  for (auto& [number, job] : jobs_) {
-    if (!job.live()) continue;
-    if (job.averages() && job.record.state() == v1::QUEUED) {
-      size_t most = 0;
-      for (const auto& workers : ByDevice(job, idle)) most = std::max(most, workers.size());
-      if (!ChooseShards(job, most)) continue;
+  std::vector<std::string> idle = SortByHost(IdleWorkers());
+  for (auto& [number, run] : runs_) {
+    if (!run.live()) continue;
+    if (run.averages() && run.record.state() == v1::RUN_STATE_QUEUED) {
+      size_t workers = 0;
+      for (const auto& alike : GroupByDevice(run, idle)) workers = std::max(workers, alike.size());
+      if (!ChooseShards(run, workers)) continue;
     }
-    FormGroups(job, idle);
-    MaybeStart(job);
-    MaybeClose(job);
-    HandOutParts(job);
+    FormGroups(run, idle);
+    MaybeStart(run);
+    MaybeClose(run);
+    AssignFreeParts(run);
   }
-  ForgetOldRuns();
+  EvictEndedRuns();
 }
 
 absl::Time Machine::NextDeadline() const {
   absl::Time next = members_.NextExpiry();
-  // What is due already and was not done waits for an event, not for time.
+  // A deadline that has passed without an effect waits for an event, not for time.
   auto consider = [&](absl::Time when) {
     if (when > now_) next = std::min(next, when);
   };
-  for (const auto& [number, job] : jobs_) {
-    if (!job.live()) continue;
-    const absl::Duration wait = RejoinWait(job.spec());
-    for (const Slot& slot : job.slots) {
+  for (const auto& [number, run] : runs_) {
+    if (!run.live()) continue;
+    const absl::Duration wait = RejoinWait(run.spec());
+    for (const Slot& slot : run.slots) {
       if (slot.waiting() && slot.record().lived()) consider(slot.waiting_since() + wait);
     }
-    consider(job.barrier_since + wait);
-    if (!job.committing()) consider(job.round.ClosesAt(job.LiveGroups()));
+    consider(run.barrier_since + wait);
+    if (!run.committing()) consider(run.round.ClosesAt(run.LiveGroups()));
   }
   return next;
 }
@@ -105,13 +105,13 @@ absl::Status Machine::CheckSubmit(const v1::RunSpec& spec) const {
   if (options_.validate) CADRE_RETURN_IF_ERROR(options_.validate(spec));
   if (!Averages(spec) && GroupsOf(spec) > 1) {
     return absl::InvalidArgumentError(
-        "averaging.every_steps: 0 (never) is only for one group; cluster.groups asks for more");
+        "averaging.every_steps: 0 (never) requires a single group, but cluster.groups is larger");
   }
-  const auto live = std::count_if(jobs_.begin(), jobs_.end(),
+  const auto live = std::count_if(runs_.begin(), runs_.end(),
                                   [](const auto& entry) { return entry.second.live(); });
-  if (static_cast<size_t>(live) >= options_.most_live_runs) {
+  if (static_cast<size_t>(live) >= options_.max_live_runs) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(live, " runs wait or run already; stop some first"));
+        absl::StrCat(live, " runs are queued or running; stop some first"));
   }
   const int ranks = static_cast<int>(RanksPerGroup(spec));
   return Annotate(options_.plan(spec, ranks).status(),
@@ -132,74 +132,76 @@ void Machine::OnSubmit(const SubmitRun& submit) {
       "%s.%016x", record.run(),
       RandomBits(submit.lineage_seed, RandomStream::kIdentity, number, meta_.starts())));
   *record.mutable_spec() = submit.spec;
-  record.set_state(v1::QUEUED);
+  record.set_state(v1::RUN_STATE_QUEUED);
   record.set_step(FirstStep(submit.spec));
   record.set_next_evaluation_epoch(EvaluationEpochs(submit.spec));
-  const Job& job = jobs_.try_emplace(number, record, now_).first->second;
-  Save(job);
+  const Run& run = runs_.try_emplace(number, record, now_).first->second;
+  Save(run);
   Count("runs_submitted");
-  out_.Reply(submit.request, absl::OkStatus(), job.id());
+  out_.Reply(submit.request, absl::OkStatus(), run.id());
 }
 
 void Machine::OnStop(const StopRun& stop) {
-  Job* const job = FindJob(stop.run);
-  if (job == nullptr) {
-    out_.Reply(stop.request, absl::NotFoundError(absl::StrCat("there is no run ", stop.run)));
+  Run* const run = FindRun(stop.run);
+  if (run == nullptr) {
+    out_.Reply(stop.request, absl::NotFoundError(absl::StrCat("no such run: ", stop.run)));
     return;
   }
-  if (job->live()) {
-    EndRun(*job, v1::STOPPED, stop.reason.empty() ? "stopped by request" : stop.reason);
+  if (run->live()) {
+    EndRun(*run, v1::RUN_STATE_STOPPED, stop.reason.empty() ? "stopped by request" : stop.reason);
   }
-  out_.Reply(stop.request, absl::OkStatus(), job->id());
+  out_.Reply(stop.request, absl::OkStatus(), run->id());
 }
 
-void Machine::EndRun(Job& job, v1::RunState state, absl::string_view reason) {
-  job.record.set_state(state);
-  job.record.set_reason(std::string(reason));
-  job.record.set_ended_ms(absl::ToUnixMillis(now_));
-  job.record.clear_evaluating();
-  for (Slot& slot : job.slots) {
+void Machine::EndRun(Run& run, v1::RunState state, absl::string_view reason) {
+  run.record.set_state(state);
+  run.record.set_reason(std::string(reason));
+  run.record.set_ended_ms(absl::ToUnixMillis(now_));
+  run.record.clear_evaluating();
+  for (Slot& slot : run.slots) {
     ReleaseMembers(slot, absl::StrCat("the run has ended: ", reason));
-    slot = Slot(job.id(), slot.group(), now_);
+    slot = Slot(run.id(), slot.group(), now_);
   }
-  out_.EraseBelow(GroupsPrefix(job.id()));
-  for (const std::string& name : job.record.shards()) {
+  out_.EraseBelow(GroupsPrefix(run.id()));
+  for (const std::string& name : run.record.shards()) {
     const Member* const member = members_.Aggregator(name);
-    if (member != nullptr) SendCloseRun(job, *member);
+    if (member != nullptr) SendCloseRun(run, *member);
   }
-  job.closing.reset();
-  job.barrier_since = absl::InfiniteFuture();
-  Save(job);
-  Count(state == v1::DONE ? "runs_done" : state == v1::FAILED ? "runs_failed" : "runs_stopped");
+  run.closing.reset();
+  run.barrier_since = absl::InfiniteFuture();
+  Save(run);
+  Count(state == v1::RUN_STATE_DONE     ? "runs_done"
+        : state == v1::RUN_STATE_FAILED ? "runs_failed"
+                                        : "runs_stopped");
 }
 
-void Machine::ForgetOldRuns() {
+void Machine::EvictEndedRuns() {
   size_t ended = 0;
-  for (const auto& [number, job] : jobs_) ended += job.live() ? 0 : 1;
-  for (auto it = jobs_.begin(); it != jobs_.end() && ended > options_.most_ended_runs;) {
+  for (const auto& [number, run] : runs_) ended += run.live() ? 0 : 1;
+  for (auto it = runs_.begin(); it != runs_.end() && ended > options_.max_ended_runs;) {
     if (it->second.live()) {
       ++it;
       continue;
     }
     out_.EraseOne(RunKey(it->second.id()));
     out_.EraseBelow(CommitsPrefix(it->second.id()));
-    it = jobs_.erase(it);
+    it = runs_.erase(it);
     --ended;
   }
 }
 
-Job* Machine::FindJob(absl::string_view run) {
-  return const_cast<Job*>(std::as_const(*this).FindJob(run));
+Run* Machine::FindRun(absl::string_view run_id) {
+  return const_cast<Run*>(std::as_const(*this).FindRun(run_id));
 }
 
-const Job* Machine::FindJob(absl::string_view run) const {
-  auto it = jobs_.find(RunNumber(run));
-  return it == jobs_.end() || it->second.id() != run ? nullptr : &it->second;
+const Run* Machine::FindRun(absl::string_view run_id) const {
+  auto it = runs_.find(RunNumber(run_id));
+  return it == runs_.end() || it->second.id() != run_id ? nullptr : &it->second;
 }
 
-bool Machine::Ended(absl::string_view run) const {
-  const Job* const job = FindJob(run);
-  return job == nullptr || !job->live();
+bool Machine::Ended(absl::string_view run_id) const {
+  const Run* const run = FindRun(run_id);
+  return run == nullptr || !run->live();
 }
 
 void Machine::Count(absl::string_view name, uint64_t amount) {
@@ -207,7 +209,7 @@ void Machine::Count(absl::string_view name, uint64_t amount) {
   meta_changed_ = true;
 }
 
-void Machine::Save(const Job& job) { out_.Put(RunKey(job.id()), job.record); }
+void Machine::Save(const Run& run) { out_.Put(RunKey(run.id()), run.record); }
 
 void Machine::Save(const Slot& slot) {
   out_.Put(GroupKey(slot.record().run(), slot.group()), slot.record());

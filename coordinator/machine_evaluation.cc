@@ -9,19 +9,19 @@
 namespace cadre {
 
 // The caller saves the run.
-void Machine::BeginEvaluation(Job& job, const std::vector<uint32_t>& groups) {
-  v1::RunRecord& record = job.record;
+void Machine::BeginEvaluation(Run& run, const std::vector<uint32_t>& groups) {
+  v1::RunRecord& record = run.record;
   *record.mutable_evaluating() =
       CutTestSplit(record.version(), record.step(), record.test_samples(), groups);
   record.set_next_evaluation_epoch(EvaluationEpochAfter(record, record.step()));
 }
 
 void Machine::OnEvaluated(Member& member, const v1::Evaluated& evaluated) {
-  Job* const job = PlacedLead(member, evaluated.place());
-  if (job == nullptr || !job->record.has_evaluating()) return;
-  v1::RunRecord& record = job->record;
-  Slot& slot = job->slots[evaluated.place().group()];
-  // Every sample has a label at least.
+  Run* const run = RunAtLead(member, evaluated.place());
+  if (run == nullptr || !run->record.has_evaluating()) return;
+  v1::RunRecord& record = run->record;
+  Slot& slot = run->slots[evaluated.place().group()];
+  // Every sample has at least one label.
   if (evaluated.begin() > evaluated.end() ||
       evaluated.labels() < evaluated.end() - evaluated.begin() ||
       evaluated.correct() > evaluated.labels()) {
@@ -29,56 +29,58 @@ void Machine::OnEvaluated(Member& member, const v1::Evaluated& evaluated) {
            "more correct answers than labels, or fewer labels than samples");
     return;
   }
-  // A digest of 0 is none: the group has said it in Adopted.
-  if (job->averages() && evaluated.version() == record.version() && evaluated.digest() != 0 &&
+  // A digest of 0 means none: the group has sent it in Adopted.
+  if (run->averages() && evaluated.version() == record.version() && evaluated.digest() != 0 &&
       evaluated.digest() != record.digest()) {
     CountRefusal(v1::REFUSAL_WRONG_DIGEST);
-    Fence(*job, slot,
+    Fence(*run, slot,
           absl::StrCat("it evaluated a model with digest ", DigestHex(evaluated.digest()),
                        " as version ", evaluated.version()),
           Ending::kFailed);
     return;
   }
-  if (!TakePart(*record.mutable_evaluating(), evaluated)) return;
-  if (!job->averages()) record.set_digest(evaluated.digest());
-  Save(*job);
-  if (IsComplete(record.evaluating())) FinishEvaluation(*job);
+  if (!RecordPart(*record.mutable_evaluating(), evaluated)) return;
+  if (!run->averages()) record.set_digest(evaluated.digest());
+  Save(*run);
+  if (IsComplete(record.evaluating())) FinishEvaluation(*run);
 }
 
-// What was handed back so far becomes the run's result; the run ends if its stop rule is met.
-void Machine::FinishEvaluation(Job& job) {
-  v1::RunRecord& record = job.record;
+// The finished parts become the run's result; the run ends if its stop rule is met.
+void Machine::FinishEvaluation(Run& run) {
+  v1::RunRecord& record = run.record;
   const v1::EvaluationResult result = ResultOf(record.evaluating());
   const bool complete = IsComplete(record.evaluating());
   if (result.samples() > 0) *record.mutable_test() = result;
   record.clear_evaluating();
-  Save(job);
+  Save(run);
   if (!complete) return;
   const bool newest = result.version() == record.version() && result.step() == record.step();
-  if (record.state() == v1::FINISHING && newest) {
-    EndRun(job, v1::DONE, "");
-  } else if (newest && TargetReached(record) && !job.committing()) {
-    EndRun(job, v1::DONE, absl::StrCat("test accuracy ", result.accuracy(), " reached"));
+  if (record.state() == v1::RUN_STATE_FINISHING && newest) {
+    EndRun(run, v1::RUN_STATE_DONE, "");
+  } else if (newest && TargetReached(record) && !run.committing()) {
+    EndRun(run, v1::RUN_STATE_DONE, absl::StrCat("test accuracy ", result.accuracy(), " reached"));
   }
 }
 
-// At the end, parts of lost groups go to groups that have done theirs.
-void Machine::HandOutParts(Job& job) {
-  if (!job.averages() || job.record.state() != v1::FINISHING || !job.record.has_evaluating()) {
+// At the end, parts of lost groups are assigned to groups that have finished theirs.
+void Machine::AssignFreeParts(Run& run) {
+  if (!run.averages() || run.record.state() != v1::RUN_STATE_FINISHING ||
+      !run.record.has_evaluating()) {
     return;
   }
-  for (Slot& slot : job.slots) {
+  for (Slot& slot : run.slots) {
     if (!slot.started() || !slot.record().at_end()) continue;
-    if (!GivePart(*job.record.mutable_evaluating(), slot.group())) continue;
-    Save(job);
-    SendDecision(job, slot, job.record.version());
+    if (!AssignPart(*run.record.mutable_evaluating(), slot.group())) continue;
+    Save(run);
+    SendDecision(run, slot, run.record.version());
   }
 }
 
-void Machine::RepeatPart(Job& job, Slot& slot) {
-  if (!job.averages() || job.record.state() != v1::FINISHING || !slot.record().at_end()) return;
-  if (PartOf(job.record.evaluating(), slot.group()) == nullptr) return;
-  SendDecision(job, slot, job.record.version());
+void Machine::ResendPart(Run& run, Slot& slot) {
+  if (!run.averages() || run.record.state() != v1::RUN_STATE_FINISHING || !slot.record().at_end())
+    return;
+  if (AssignedPart(run.record.evaluating(), slot.group()) == nullptr) return;
+  SendDecision(run, slot, run.record.version());
 }
 
 }  // namespace cadre

@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/machine.h"
-#include "coordinator/run.h"
+#include "coordinator/run_rules.h"
 
 namespace cadre {
 
@@ -20,8 +20,8 @@ std::vector<std::string> Machine::IdleWorkers() const {
   return idle;
 }
 
-// Groups are filled host by host, so that as many ranks as possible are near one another.
-std::vector<std::string> Machine::ByHost(const std::vector<std::string>& workers) const {
+// Groups are filled host by host, so that as many ranks as possible share a host.
+std::vector<std::string> Machine::SortByHost(const std::vector<std::string>& workers) const {
   std::vector<std::string> hosts;
   std::map<std::string, std::vector<std::string>> on;
   for (const std::string& id : workers) {
@@ -36,45 +36,45 @@ std::vector<std::string> Machine::ByHost(const std::vector<std::string>& workers
   return sorted;
 }
 
-bool Machine::WantsGroup(const Job& job, const Slot& slot) const {
+bool Machine::NeedsGroup(const Run& run, const Slot& slot) const {
   if (!slot.waiting()) return false;
-  if (job.record.state() != v1::FINISHING || !job.averages()) return true;
-  // At the end a group is made only for a part of the test split that nobody else will do.
-  const bool somebody = std::any_of(job.slots.begin(), job.slots.end(),
+  if (run.record.state() != v1::RUN_STATE_FINISHING || !run.averages()) return true;
+  // At the end a group is formed only for a part of the test split that no other group will
+  // evaluate.
+  const bool occupied = std::any_of(run.slots.begin(), run.slots.end(),
                                     [](const Slot& other) { return !other.waiting(); });
-  return !somebody && HasFreePart(job.record.evaluating());
+  return !occupied && HasFreePart(run.record.evaluating());
 }
 
-void Machine::FormGroups(Job& job, std::vector<std::string>& idle) {
-  for (Slot& slot : job.slots) {
-    if (!WantsGroup(job, slot)) continue;
-    if (job.shards_open() && !job.committing() && FormSlot(job, slot, idle)) continue;
-    KeepFor(job, idle);
+void Machine::FormGroups(Run& run, std::vector<std::string>& idle) {
+  for (Slot& slot : run.slots) {
+    if (!NeedsGroup(run, slot)) continue;
+    if (run.shards_open() && !run.committing() && FormSlot(run, slot, idle)) continue;
+    ReserveFor(run, idle);
   }
 }
 
-// What a slot still waits for is kept from the slots and runs after it.
-void Machine::KeepFor(const Job& job, std::vector<std::string>& idle) const {
+// Reserves the workers that a slot waits for: later slots and runs do not get them.
+void Machine::ReserveFor(const Run& run, std::vector<std::string>& idle) const {
   std::vector<std::string> kept;
-  for (std::vector<std::string>& workers : ByDevice(job, idle)) {
+  for (std::vector<std::string>& workers : GroupByDevice(run, idle)) {
     if (workers.size() > kept.size()) kept = std::move(workers);
   }
-  kept.resize(std::min<size_t>(kept.size(), RanksPerGroup(job.spec())));
+  kept.resize(std::min<size_t>(kept.size(), RanksPerGroup(run.spec())));
   Take(kept, idle);
 }
 
-// Those of each kind of device that the run takes, the kind of the first worker first.
-std::vector<std::vector<std::string>> Machine::ByDevice(
-    const Job& job, const std::vector<std::string>& idle) const {
-  const v1::ComputeDevice wanted = DeviceWanted(job.spec());
-  std::vector<v1::ComputeDevice> kinds;
+// Workers by device kind, only of kinds that the run accepts; the kind of the first worker first.
+std::vector<std::vector<std::string>> Machine::GroupByDevice(
+    const Run& run, const std::vector<std::string>& idle) const {
+  const v1::Cluster::Device wanted = DeviceWanted(run.spec());
+  std::vector<v1::Cluster::Device> kinds;
   std::vector<std::vector<std::string>> workers;
   for (const std::string& id : idle) {
-    const v1::ComputeDevice kind = KindOfDevice(members_.Find(id)->record.device());
-    if (wanted != v1::COMPUTE_DEVICE_UNSPECIFIED && kind != wanted) continue;
-    const auto at =
-        static_cast<size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
-    if (at == kinds.size()) {
+    const v1::Cluster::Device kind = members_.Find(id)->record.device_kind();
+    if (wanted != v1::Cluster::DEVICE_UNSPECIFIED && kind != wanted) continue;
+    const auto at = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
+    if (at == std::ssize(kinds)) {
       kinds.push_back(kind);
       workers.emplace_back();
     }
@@ -83,16 +83,16 @@ std::vector<std::vector<std::string>> Machine::ByDevice(
   return workers;
 }
 
-v1::ComputeDevice Machine::KindOf(const Slot& slot) const {
+v1::Cluster::Device Machine::DeviceKindOf(const Slot& slot) const {
   const Member* const first = members_.Find(slot.record().members(0));
-  return first == nullptr ? v1::COMPUTE_DEVICE_UNSPECIFIED : KindOfDevice(first->record.device());
+  return first == nullptr ? v1::Cluster::DEVICE_UNSPECIFIED : first->record.device_kind();
 }
 
-size_t Machine::IdleOf(v1::ComputeDevice kind) const {
+size_t Machine::IdleWorkersOf(v1::Cluster::Device kind) const {
   const std::vector<std::string> idle = IdleWorkers();
-  return static_cast<size_t>(std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
-    return KindOfDevice(members_.Find(id)->record.device()) == kind;
-  }));
+  return std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
+    return members_.Find(id)->record.device_kind() == kind;
+  });
 }
 
 void Machine::Take(const std::vector<std::string>& workers, std::vector<std::string>& idle) {
@@ -100,66 +100,66 @@ void Machine::Take(const std::vector<std::string>& workers, std::vector<std::str
   std::erase_if(idle, [&](const std::string& id) { return taken.count(id) != 0; });
 }
 
-// A full group at once; a smaller one only in a slot that has lived, and when it has waited. All
-// its ranks compute on one kind of device.
-bool Machine::FormSlot(Job& job, Slot& slot, std::vector<std::string>& idle) {
-  const size_t wanted = RanksPerGroup(job.spec());
+// Forms a full group immediately; a smaller one only in a slot that had a group before, after
+// rejoin_wait. All ranks have one kind of device.
+bool Machine::FormSlot(Run& run, Slot& slot, std::vector<std::string>& idle) {
+  const size_t wanted = RanksPerGroup(run.spec());
   const bool waited =
-      slot.record().lived() && now_ >= slot.waiting_since() + RejoinWait(job.spec());
-  const size_t least = waited ? MinRanksPerGroup(job.spec()) : wanted;
-  if (!slot.again.empty()) {
-    const std::set<absl::string_view> again(slot.again.begin(), slot.again.end());
+      slot.record().lived() && now_ >= slot.waiting_since() + RejoinWait(run.spec());
+  const size_t least = waited ? MinRanksPerGroup(run.spec()) : wanted;
+  if (!slot.preferred_members.empty()) {
+    const std::set<absl::string_view> preferred(slot.preferred_members.begin(),
+                                                slot.preferred_members.end());
     std::stable_partition(idle.begin(), idle.end(),
-                          [&](const std::string& id) { return again.count(id) != 0; });
+                          [&](const std::string& id) { return preferred.count(id) != 0; });
   }
-  const std::vector<std::vector<std::string>> kinds = ByDevice(job, idle);
+  const std::vector<std::vector<std::string>> kinds = GroupByDevice(run, idle);
   for (size_t ranks = std::min(wanted, idle.size()); ranks >= least && ranks > 0; --ranks) {
     for (const std::vector<std::string>& workers : kinds) {
       if (workers.size() < ranks) continue;
       const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);
-      const absl::StatusOr<v1::Plan> plan = PlanGroup(job, slot, members);
+      const absl::StatusOr<v1::Plan> plan = PlanGroup(run, slot, members);
       if (!plan.ok()) continue;
       Take(members, idle);
-      FormGeneration(job, slot, members, *plan);
+      FormGeneration(run, slot, members, *plan);
       return true;
     }
   }
   return false;
 }
 
-void Machine::FormGeneration(Job& job, Slot& slot, const std::vector<std::string>& members,
+void Machine::FormGeneration(Run& run, Slot& slot, const std::vector<std::string>& members,
                              const v1::Plan& plan) {
-  if (!job.averages()) Rewind(job);
+  if (!run.averages()) Rewind(run);
   meta_.set_generation(meta_.generation() + 1);
   Count("groups_formed");
-  slot.Form(meta_.generation(), members, plan, job.record.version(), job.record.step(), now_);
+  slot.Form(meta_.generation(), members, plan, run.record.version(), run.record.step(), now_);
   Save(slot);
-  SendOpenRuns(job);
+  SendOpenRuns(run);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     members_.Find(members[rank])->place = slot.Place(rank);
-    SendAssignment(job, slot, rank);
+    SendAssignment(run, slot, rank);
   }
 }
 
-// A run without aggregators keeps its model in its group only; a new group starts from where the
-// run did.
-void Machine::Rewind(Job& job) {
-  const uint32_t first = FirstStep(job.spec());
-  if (job.record.step() == first && job.record.state() != v1::FINISHING) return;
-  job.record.set_state(v1::RUNNING);
-  job.record.set_step(first);
-  job.record.set_samples(0);
-  job.record.set_next_evaluation_epoch(EvaluationEpochs(job.spec()));
-  job.record.clear_evaluating();
-  Save(job);
+// Without aggregators the model exists only in the group, so a new group starts from the beginning.
+void Machine::Rewind(Run& run) {
+  const uint32_t first = FirstStep(run.spec());
+  if (run.record.step() == first && run.record.state() != v1::RUN_STATE_FINISHING) return;
+  run.record.set_state(v1::RUN_STATE_RUNNING);
+  run.record.set_step(first);
+  run.record.set_samples(0);
+  run.record.set_next_evaluation_epoch(EvaluationEpochs(run.spec()));
+  run.record.clear_evaluating();
+  Save(run);
 }
 
-void Machine::SendAssignment(const Job& job, const Slot& slot, uint32_t rank) {
+void Machine::SendAssignment(const Run& run, const Slot& slot, uint32_t rank) {
   v1::CoordinatorMessage message;
   v1::Assignment& assignment = *message.mutable_assignment();
   *assignment.mutable_place() = slot.Place(rank);
-  assignment.set_lineage(job.record.lineage());
-  *assignment.mutable_spec() = job.spec();
+  assignment.set_lineage(run.record.lineage());
+  *assignment.mutable_spec() = run.spec();
   *assignment.mutable_plan() = slot.record().plan();
   for (const std::string& id : slot.record().members()) {
     const Member* const peer = members_.Find(id);
@@ -167,19 +167,19 @@ void Machine::SendAssignment(const Job& job, const Slot& slot, uint32_t rank) {
   }
   assignment.set_version(slot.record().version());
   assignment.set_step(slot.record().step());
-  if (slot.record().version() == job.record.version()) {
-    assignment.set_digest(job.averages() ? job.record.digest() : 0);
-  } else if (job.previous_known && slot.record().version() == job.previous_version) {
-    assignment.set_digest(job.previous_digest);
+  if (slot.record().version() == run.record.version()) {
+    assignment.set_digest(run.averages() ? run.record.digest() : 0);
+  } else if (run.previous_known && slot.record().version() == run.previous_version) {
+    assignment.set_digest(run.previous_digest);
   }
-  for (const v1::ShardAddress& address : Addresses(job)) *assignment.add_shards() = address;
+  for (const v1::ShardAddress& address : Addresses(run)) *assignment.add_shards() = address;
   SendTo(slot.record().members(static_cast<int>(rank)), message);
 }
 
 void Machine::OnPrepared(Member& member, const v1::Prepared& prepared) {
-  Job* const job = Placed(member, prepared.place());
-  if (job == nullptr) return;
-  v1::RunRecord& record = job->record;
+  Run* const run = RunAtPlace(member, prepared.place());
+  if (run == nullptr) return;
+  v1::RunRecord& record = run->record;
   if (prepared.train_samples() == 0) {
     Refuse(member.connection, v1::REFUSAL_MALFORMED, "Prepared has no training samples");
     return;
@@ -187,90 +187,90 @@ void Machine::OnPrepared(Member& member, const v1::Prepared& prepared) {
   if (record.train_samples() == 0) {
     record.set_train_samples(prepared.train_samples());
     record.set_test_samples(prepared.test_samples());
-    Save(*job);
-    // Epochs are steps from now on.
-    if (AtEnd(record, FirstStep(job->spec()))) {
-      EndRun(*job, v1::FAILED,
-             absl::StrCat("nothing is left to train: the run begins from step ",
-                          FirstStep(job->spec()), " and ends at step ", TotalSteps(record)));
+    Save(*run);
+    // The number of samples is known now, so epochs can be converted to steps.
+    if (AtEnd(record, FirstStep(run->spec()))) {
+      EndRun(*run, v1::RUN_STATE_FAILED,
+             absl::StrCat("no steps left to train: the run starts at step ", FirstStep(run->spec()),
+                          " and ends at step ", TotalSteps(record)));
       return;
     }
   } else if (record.train_samples() != prepared.train_samples() ||
              record.test_samples() != prepared.test_samples()) {
-    EndRun(*job, v1::FAILED,
+    EndRun(*run, v1::RUN_STATE_FAILED,
            absl::StrCat("worker ", member.id(), " on ", member.record.host(), " sees ",
                         prepared.train_samples(), " training and ", prepared.test_samples(),
                         " test samples, others see ", record.train_samples(), " and ",
-                        record.test_samples(), ": the data differ"));
+                        record.test_samples(), ": the data sets differ"));
     return;
   }
-  Slot& slot = job->slots[prepared.place().group()];
+  Slot& slot = run->slots[prepared.place().group()];
   if (!slot.preparing()) return;
-  if (const absl::Status status = CheckObeyed(*job, slot, prepared); !status.ok()) {
-    Fence(*job, slot,
+  if (const absl::Status status = CheckReportedPlan(*run, slot, prepared); !status.ok()) {
+    Fence(*run, slot,
           absl::StrCat("rank 0 (", member.id(),
-                       ") does not obey the group's plan: ", absl::string_view(status.message())),
+                       ") does not follow the group's plan: ", absl::string_view(status.message())),
           Ending::kFailed);
     return;
   }
   slot.Prepare(prepared);
-  if (prepared.has_plan() && prepared.place().rank() == 0) LearnLink(slot);
+  if (prepared.has_plan() && prepared.place().rank() == 0) RecordLink(slot);
 }
 
-absl::Status Machine::CheckObeyed(const Job& job, const Slot& slot,
-                                  const v1::Prepared& prepared) const {
+absl::Status Machine::CheckReportedPlan(const Run& run, const Slot& slot,
+                                        const v1::Prepared& prepared) const {
   if (prepared.place().rank() != 0 || !prepared.has_plan()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(slot.CheckObeyed(prepared.plan()));
-  return options_.check_plan ? options_.check_plan(job.spec(), prepared.plan()) : absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(slot.CheckReportedPlan(prepared.plan()));
+  return options_.check_plan ? options_.check_plan(run.spec(), prepared.plan()) : absl::OkStatus();
 }
 
-// The first groups start together, so that all take part in the first round; one that is not
-// prepared within rejoin_wait of the first is not waited for.
-void Machine::MaybeStart(Job& job) {
+// The first groups start together, so that all contribute to the first round. A group that is not
+// prepared within rejoin_wait after the first one is not waited for.
+void Machine::MaybeStart(Run& run) {
   const auto is_prepared = [](const Slot& slot) { return slot.prepared(); };
-  if (std::none_of(job.slots.begin(), job.slots.end(), is_prepared)) {
-    job.barrier_since = absl::InfiniteFuture();
+  if (std::none_of(run.slots.begin(), run.slots.end(), is_prepared)) {
+    run.barrier_since = absl::InfiniteFuture();
     return;
   }
-  if (job.record.state() == v1::QUEUED) {
-    job.barrier_since = std::min(job.barrier_since, now_);
-    const bool all = std::all_of(job.slots.begin(), job.slots.end(), is_prepared);
-    if (!all && now_ < job.barrier_since + RejoinWait(job.spec())) return;
-    job.record.set_state(v1::RUNNING);
-    job.record.set_started_ms(absl::ToUnixMillis(now_));
-    Save(job);
+  if (run.record.state() == v1::RUN_STATE_QUEUED) {
+    run.barrier_since = std::min(run.barrier_since, now_);
+    const bool all = std::all_of(run.slots.begin(), run.slots.end(), is_prepared);
+    if (!all && now_ < run.barrier_since + RejoinWait(run.spec())) return;
+    run.record.set_state(v1::RUN_STATE_RUNNING);
+    run.record.set_started_ms(absl::ToUnixMillis(now_));
+    Save(run);
   }
-  job.barrier_since = absl::InfiniteFuture();
-  for (Slot& slot : job.slots) {
-    if (slot.prepared()) StartGroup(job, slot);
+  run.barrier_since = absl::InfiniteFuture();
+  for (Slot& slot : run.slots) {
+    if (slot.prepared()) StartGroup(run, slot);
   }
 }
 
-void Machine::StartGroup(Job& job, Slot& slot) {
-  const bool newest = slot.record().version() == job.record.version();
-  const bool at_end = newest && job.record.state() == v1::FINISHING;
-  slot.Start(at_end ? 0 : BoundaryAfter(job.record, slot.record().step()), now_);
-  PredictGroup(job, slot);
+void Machine::StartGroup(Run& run, Slot& slot) {
+  const bool newest = slot.record().version() == run.record.version();
+  const bool at_end = newest && run.record.state() == v1::RUN_STATE_FINISHING;
+  slot.Start(at_end ? 0 : BoundaryAfter(run.record, slot.record().step()), now_);
+  PredictGroup(run, slot);
   Save(slot);
-  if (newest && job.record.has_evaluating() &&
-      job.record.evaluating().version() == slot.record().version() &&
-      GivePart(*job.record.mutable_evaluating(), slot.group())) {
-    Save(job);
+  if (newest && run.record.has_evaluating() &&
+      run.record.evaluating().version() == slot.record().version() &&
+      AssignPart(*run.record.mutable_evaluating(), slot.group())) {
+    Save(run);
   }
-  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) SendStart(job, slot, rank);
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) SendStart(run, slot, rank);
 }
 
-void Machine::SendStart(const Job& job, const Slot& slot, uint32_t rank) {
+void Machine::SendStart(const Run& run, const Slot& slot, uint32_t rank) {
   v1::CoordinatorMessage message;
   v1::Start& start = *message.mutable_start();
   *start.mutable_place() = slot.Place(rank);
   start.set_next_step(slot.record().next_step());
-  start.set_total_steps(TotalSteps(job.record));
-  start.set_groups(GroupsOf(job.spec()));
-  const v1::EvaluationRecord& evaluating = job.record.evaluating();
-  if (job.averages() && job.record.has_evaluating() &&
+  start.set_total_steps(TotalSteps(run.record));
+  start.set_groups(GroupsOf(run.spec()));
+  const v1::EvaluationRecord& evaluating = run.record.evaluating();
+  if (run.averages() && run.record.has_evaluating() &&
       evaluating.version() == slot.record().version()) {
-    if (const v1::EvaluationPart* part = PartOf(evaluating, slot.group())) {
+    if (const v1::EvaluationPart* part = AssignedPart(evaluating, slot.group())) {
       start.set_evaluate_begin(part->begin());
       start.set_evaluate_end(part->end());
     }
@@ -279,39 +279,40 @@ void Machine::SendStart(const Job& job, const Slot& slot, uint32_t rank) {
 }
 
 void Machine::OnGroupFailed(Member& member, const v1::GroupFailed& failed) {
-  // Every rank says so when one is lost; all but the first find the generation over already.
-  Job* const job = FindJob(failed.place().run());
-  if (job == nullptr || !member.place.has_value() ||
+  // All ranks report the loss of one rank; only the first report finds the generation alive.
+  Run* const run = FindRun(failed.place().run());
+  if (run == nullptr || !member.place.has_value() ||
       member.place->SerializeAsString() != failed.place().SerializeAsString()) {
-    SendRelease(member.id(), failed.place(), "the generation is over");
+    SendRelease(member.id(), failed.place(), "the generation has ended");
     return;
   }
   const std::string reason =
       absl::StrCat("rank ", failed.place().rank(), " (", member.id(), "): ", failed.reason());
   if (failed.permanent()) {
-    EndRun(*job, v1::FAILED, absl::StrCat("group ", failed.place().group(), ", ", reason));
+    EndRun(*run, v1::RUN_STATE_FAILED,
+           absl::StrCat("group ", failed.place().group(), ", ", reason));
   } else {
-    Fence(*job, job->slots[failed.place().group()], reason, Ending::kFailed);
+    Fence(*run, run->slots[failed.place().group()], reason, Ending::kFailed);
   }
 }
 
-void Machine::Fence(Job& job, Slot& slot, absl::string_view reason, Ending ending) {
+void Machine::Fence(Run& run, Slot& slot, absl::string_view reason, Ending ending) {
   ReleaseMembers(slot, reason);
-  job.round.Remove(slot.group());
-  if (job.record.has_evaluating() && LosePart(*job.record.mutable_evaluating(), slot.group())) {
-    Save(job);
+  run.round.Remove(slot.group());
+  if (run.record.has_evaluating() && FreePart(*run.record.mutable_evaluating(), slot.group())) {
+    Save(run);
   }
   slot.Clear(std::string(reason), now_);
   Save(slot);
-  SendOpenRuns(job);
-  if (ending == Ending::kOrderly) return;
+  SendOpenRuns(run);
+  if (ending == Ending::kReleased) return;
   Count("groups_failed");
-  job.record.set_group_failures(job.record.group_failures() + 1);
-  Save(job);
-  if (job.record.group_failures() >= options_.most_group_failures) {
-    EndRun(job, v1::FAILED,
-           absl::StrCat("groups failed ", job.record.group_failures(),
-                        " times without a commit between; the last time: ", reason));
+  run.record.set_group_failures(run.record.group_failures() + 1);
+  Save(run);
+  if (run.record.group_failures() >= options_.max_group_failures) {
+    EndRun(run, v1::RUN_STATE_FAILED,
+           absl::StrCat("groups failed ", run.record.group_failures(),
+                        " times without a commit in between; last failure: ", reason));
   }
 }
 
@@ -326,25 +327,25 @@ void Machine::ReleaseMembers(Slot& slot, absl::string_view reason) {
   }
 }
 
-Job* Machine::Placed(Member& member, const v1::GroupPlace& place) {
-  Job* const job = FindJob(place.run());
-  if (job == nullptr) {
+Run* Machine::RunAtPlace(Member& member, const v1::RankSlot& place) {
+  Run* const run = FindRun(place.run());
+  if (run == nullptr) {
     CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
-    SendRelease(member.id(), place, absl::StrCat("there is no run ", place.run()));
+    SendRelease(member.id(), place, absl::StrCat("no such run: ", place.run()));
     return nullptr;
   }
   if (!member.place.has_value() || member.place->SerializeAsString() != place.SerializeAsString()) {
     CountRefusal(v1::REFUSAL_STALE_GENERATION);
-    SendRelease(member.id(), place, "the generation is over");
+    SendRelease(member.id(), place, "the generation has ended");
     return nullptr;
   }
-  return job;
+  return run;
 }
 
-Job* Machine::PlacedLead(Member& member, const v1::GroupPlace& place) {
-  Job* const job = Placed(member, place);
-  if (job == nullptr || place.rank() == 0) return job;
-  Refuse(member.connection, v1::REFUSAL_MALFORMED, "only rank 0 may say that");
+Run* Machine::RunAtLead(Member& member, const v1::RankSlot& place) {
+  Run* const run = RunAtPlace(member, place);
+  if (run == nullptr || place.rank() == 0) return run;
+  Refuse(member.connection, v1::REFUSAL_MALFORMED, "only rank 0 may send this message");
   return nullptr;
 }
 

@@ -2,21 +2,20 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "coordinator/keys.h"
 #include "coordinator/machine.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
 
-// Counters that one member may report; more is a mistake or worse.
-constexpr int kMostCounters = 256;
+// Limit of the counters of one member.
+constexpr int kMaxCounters = 256;
 
-std::string WhatIsMissing(const v1::Hello& hello) {
+std::string MissingField(const v1::Hello& hello) {
   if (hello.role() != v1::ROLE_WORKER && hello.role() != v1::ROLE_AGGREGATOR) return "role";
   if (hello.name().empty()) return "name";
   if (hello.incarnation().empty()) return "incarnation";
@@ -30,33 +29,34 @@ void Machine::OnStreamClosed(ConnectionId connection) {
   Member* const member = members_.Detach(connection);
   if (member == nullptr) return;
   if (!member->worker()) {
-    OnAggregatorGone(*member);
+    OnAggregatorLost(*member);
     return;
   }
   if (!member->place.has_value()) return;
-  Job* const job = FindJob(member->place->run());
-  Slot& slot = job->slots[member->place->group()];
-  // Nothing is lost yet by a new attempt, while waiting for a lease to end would cost seconds.
+  Run* const run = FindRun(member->place->run());
+  Slot& slot = run->slots[member->place->group()];
+  // Forming the group again costs little; waiting for the lease to expire would cost seconds.
   if (slot.preparing()) {
-    Fence(*job, slot, absl::StrCat("the stream of worker ", member->id(), " broke in preparation"),
-          Ending::kOrderly);
+    Fence(*run, slot,
+          absl::StrCat("the stream of worker ", member->id(), " closed during preparation"),
+          Ending::kReleased);
   }
 }
 
 void Machine::OnMessage(const MessageReceived& received) {
   Member* const member = members_.ByConnection(received.connection);
   if (received.message.has_hello()) {
-    if (members_.Greeting(received.connection)) {
+    if (members_.IsPending(received.connection)) {
       OnHello(received.connection, received.message.hello());
     } else if (member != nullptr) {
-      Refuse(received.connection, v1::REFUSAL_OUT_OF_ORDER, "Hello came twice on one stream");
+      Refuse(received.connection, v1::REFUSAL_OUT_OF_ORDER, "Hello was sent twice on one stream");
     }
     return;
   }
   if (member != nullptr) {
     members_.Renew(*member, now_);
     OnMemberMessage(*member, received.message);
-  } else if (members_.Greeting(received.connection)) {
+  } else if (members_.IsPending(received.connection)) {
     Refuse(received.connection, v1::REFUSAL_OUT_OF_ORDER, "the first message must be Hello");
   }
 }
@@ -66,9 +66,9 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     case v1::MemberMessage::kHeartbeat:
       return OnHeartbeat(member, message.heartbeat());
     case v1::MemberMessage::kGoodbye:
-      // By value: Drop ends the member that holds the id.
-      return Drop(std::string(member.id()),
-                  absl::StrCat("said goodbye: ", message.goodbye().reason()), Ending::kOrderly);
+      // A copy: Drop destroys the member that owns the id.
+      return Drop(std::string(member.id()), absl::StrCat("left: ", message.goodbye().reason()),
+                  Ending::kReleased);
     default:
       return member.worker() ? OnWorkerMessage(member, message)
                              : OnAggregatorMessage(member, message);
@@ -94,7 +94,7 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
     case v1::MemberMessage::kTraced:
       return OnTraced(member, message.traced());
     default:
-      Refuse(member.connection, v1::REFUSAL_MALFORMED, "that is not what a worker says");
+      Refuse(member.connection, v1::REFUSAL_MALFORMED, "not a message that workers send");
   }
 }
 
@@ -105,21 +105,21 @@ void Machine::OnAggregatorMessage(Member& member, const v1::MemberMessage& messa
     case v1::MemberMessage::kApplied:
       return OnApplied(member, message.applied());
     default:
-      Refuse(member.connection, v1::REFUSAL_MALFORMED, "that is not what an aggregator says");
+      Refuse(member.connection, v1::REFUSAL_MALFORMED, "not a message that aggregators send");
   }
 }
 
 void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   if (hello.schema_hash() != options_.schema_hash) {
     Refuse(connection, v1::REFUSAL_SCHEMA,
-           absl::StrFormat("schema %016x is spoken there, %016x here; run the same build of Cadre "
-                           "everywhere (coordinator: %s, member: %s)",
+           absl::StrFormat("the member has schema %016x, the coordinator %016x; run the same build "
+                           "of Cadre everywhere (coordinator: %s, member: %s)",
                            hello.schema_hash(), options_.schema_hash, options_.version,
                            hello.version()));
     return;
   }
-  if (const std::string missing = WhatIsMissing(hello); !missing.empty()) {
-    Refuse(connection, v1::REFUSAL_MALFORMED, absl::StrCat("Hello has no ", missing));
+  if (const std::string missing = MissingField(hello); !missing.empty()) {
+    Refuse(connection, v1::REFUSAL_MALFORMED, absl::StrCat("Hello lacks the field ", missing));
     return;
   }
   if (hello.role() == v1::ROLE_WORKER) {
@@ -138,34 +138,34 @@ void Machine::OnWorkerHello(ConnectionId connection, const v1::Hello& hello) {
   if (known) {
     UpdateMember(*member, hello);
     Welcome(*member, connection);
-    OnWorkerBack(*member, hello);
+    OnWorkerRejoined(*member, hello);
     return;
   }
   if (!hello.member_id().empty()) {
     Refuse(connection, v1::REFUSAL_UNKNOWN_MEMBER,
-           absl::StrCat("no worker ", hello.member_id(),
-                        " is on the books: its lease is over; join without an id"));
+           absl::StrCat("worker ", hello.member_id(),
+                        " is not registered: its lease has expired; join without an id"));
     return;
   }
   for (const std::string& id : members_.Predecessors(hello)) {
-    Drop(id, "was started again as a new process", Ending::kFailed);
+    Drop(id, "was restarted as a new process", Ending::kFailed);
   }
   Welcome(AddMember(hello), connection);
 }
 
-// An aggregator is its name: its data is on its disk, whichever process it is.
+// An aggregator is identified by its name: its data is on its disk, not in its process.
 void Machine::OnAggregatorHello(ConnectionId connection, const v1::Hello& hello) {
   Member* member = members_.Aggregator(hello.name());
-  bool moved = true;
+  bool address_changed = true;
   if (member == nullptr) {
     member = &AddMember(hello);
   } else {
-    moved = member->record.address() != hello.address();
-    OnAggregatorGone(*member);
+    address_changed = member->record.address() != hello.address();
+    OnAggregatorLost(*member);
     UpdateMember(*member, hello);
   }
   Welcome(*member, connection);
-  OnAggregatorBack(*member, hello, moved);
+  OnAggregatorJoined(*member, hello, address_changed);
 }
 
 Member& Machine::AddMember(const v1::Hello& hello) {
@@ -179,6 +179,7 @@ Member& Machine::AddMember(const v1::Hello& hello) {
   record.set_address(hello.address());
   record.set_host(hello.host());
   record.set_device(hello.device());
+  record.set_device_kind(hello.device_kind());
   Member& member = members_.Add(record, now_);
   member.cores = hello.cores();
   member.memory_bytes = hello.memory_bytes();
@@ -192,13 +193,15 @@ void Machine::UpdateMember(Member& member, const v1::Hello& hello) {
   v1::MemberRecord& record = member.record;
   const bool same = record.incarnation() == hello.incarnation() &&
                     record.address() == hello.address() && record.host() == hello.host() &&
-                    record.device() == hello.device();
+                    record.device() == hello.device() &&
+                    record.device_kind() == hello.device_kind();
   if (same) return;
   if (record.incarnation() != hello.incarnation()) KeepCounters(member);
   record.set_incarnation(hello.incarnation());
   record.set_address(hello.address());
   record.set_host(hello.host());
   record.set_device(hello.device());
+  record.set_device_kind(hello.device_kind());
   Save(member);
 }
 
@@ -213,29 +216,29 @@ void Machine::Welcome(Member& member, ConnectionId connection) {
   out_.SendTo(connection, std::move(message));
 }
 
-// Whatever was on its way when the stream broke is said again; if the two sides do not agree on the
-// place, the place is given up.
-void Machine::OnWorkerBack(Member& member, const v1::Hello& hello) {
+// Messages may have been lost with the stream, so they are sent again. If the two sides disagree
+// about the worker's rank, the rank is given up.
+void Machine::OnWorkerRejoined(Member& member, const v1::Hello& hello) {
   const bool claims = hello.has_place() && hello.place().generation() != 0;
   const bool agrees = claims && member.place.has_value() &&
                       member.place->SerializeAsString() == hello.place().SerializeAsString();
   if (claims && !agrees) {
     CountRefusal(v1::REFUSAL_STALE_GENERATION);
-    SendRelease(member.id(), hello.place(), "the generation is over");
+    SendRelease(member.id(), hello.place(), "the generation has ended");
   }
   if (!member.place.has_value()) return;
-  Job& job = *FindJob(member.place->run());
-  Slot& slot = job.slots[member.place->group()];
+  Run& run = *FindRun(member.place->run());
+  Slot& slot = run.slots[member.place->group()];
   const uint32_t rank = member.place->rank();
   if (slot.preparing()) {
-    SendAssignment(job, slot, rank);
+    SendAssignment(run, slot, rank);
   } else if (agrees) {
-    SendStart(job, slot, rank);
-    if (job.averages()) SendShardAddresses(job, member.id());
-    if (rank == 0) RepeatPart(job, slot);
+    SendStart(run, slot, rank);
+    if (run.averages()) SendShardAddresses(run, member.id());
+    if (rank == 0) ResendPart(run, slot);
     SendTraceSteps(slot, rank);
   } else {
-    Fence(job, slot, absl::StrCat("worker ", member.id(), " came back without its place"),
+    Fence(run, slot, absl::StrCat("worker ", member.id(), " reconnected without its rank"),
           Ending::kFailed);
   }
 }
@@ -243,14 +246,14 @@ void Machine::OnWorkerBack(Member& member, const v1::Hello& hello) {
 void Machine::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   member.counters.clear();
   for (const auto& [name, value] : heartbeat.counters()) {
-    if (member.counters.size() >= kMostCounters) break;
+    if (member.counters.size() >= kMaxCounters) break;
     member.counters[name] = value;
   }
 }
 
 void Machine::Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_view reason) {
   Member* const member = members_.ByConnection(connection);
-  if (member == nullptr && !members_.Greeting(connection)) return;
+  if (member == nullptr && !members_.IsPending(connection)) return;
   CountRefusal(refusal);
   v1::CoordinatorMessage message;
   message.mutable_refused()->set_refusal(refusal);
@@ -261,9 +264,7 @@ void Machine::Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_
 }
 
 void Machine::CountRefusal(v1::Refusal refusal) {
-  absl::string_view name = v1::Refusal_Name(refusal);
-  absl::ConsumePrefix(&name, "REFUSAL_");
-  Count(absl::StrCat("refused_", absl::AsciiStrToLower(name)));
+  Count(absl::StrCat("refused_", EnumText(refusal)));
 }
 
 void Machine::Drop(const std::string& member_id, absl::string_view reason, Ending ending) {
@@ -277,10 +278,10 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, Endin
   members_.Remove(member_id);
   out_.EraseOne(MemberKey(member_id));
   if (!member.worker()) {
-    OnAggregatorGone(member);
+    OnAggregatorLost(member);
   } else if (member.place.has_value()) {
-    Job& job = *FindJob(member.place->run());
-    Fence(job, job.slots[member.place->group()],
+    Run& run = *FindRun(member.place->run());
+    Fence(run, run.slots[member.place->group()],
           absl::StrCat("worker ", member_id, " (", member.record.name(), ") ", reason), ending);
   }
 }
@@ -297,7 +298,7 @@ void Machine::SendTo(absl::string_view member_id, const v1::CoordinatorMessage& 
   if (member != nullptr && member->connection != 0) out_.SendTo(member->connection, message);
 }
 
-void Machine::SendRelease(absl::string_view member_id, const v1::GroupPlace& place,
+void Machine::SendRelease(absl::string_view member_id, const v1::RankSlot& place,
                           absl::string_view reason) {
   v1::CoordinatorMessage message;
   *message.mutable_release()->mutable_place() = place;

@@ -1,4 +1,4 @@
-// Taking up what a store holds. Part of Machine.
+// Restoring the state from the store. Part of Machine.
 #include <algorithm>
 #include <utility>
 
@@ -14,7 +14,7 @@ namespace {
 absl::Status Parse(const std::string& key, const std::string& bytes,
                    google::protobuf::MessageLite& record) {
   if (record.ParseFromString(bytes)) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("the store's record '", key, "' cannot be read"));
+  return absl::DataLossError(absl::StrCat("store record '", key, "' cannot be parsed"));
 }
 
 }  // namespace
@@ -26,7 +26,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
   CADRE_RETURN_IF_ERROR(LoadRecords(records));
   meta_.set_starts(meta_.starts() + 1);
   out_.Put(kMetaKey, meta_);
-  for (auto& [number, job] : jobs_) PlaceMembers(job);
+  for (auto& [number, run] : runs_) PlaceMembers(run);
   meta_changed_ = false;
   return out_.Take();
 }
@@ -42,52 +42,52 @@ absl::Status Machine::LoadRecords(const std::map<std::string, std::string>& reco
     } else if (absl::StartsWith(key, kRunPrefix)) {
       v1::RunRecord record;
       CADRE_RETURN_IF_ERROR(Parse(key, bytes, record));
-      jobs_.try_emplace(RunNumber(record.run()), record, now_);
+      runs_.try_emplace(RunNumber(record.run()), record, now_);
     } else if (absl::StartsWith(key, kProfilePrefix)) {
       v1::LayerTimesRecord record;
       CADRE_RETURN_IF_ERROR(Parse(key, bytes, record));
       measurements_.Load(key, record);
     }
   }
-  for (auto& [number, job] : jobs_) {
-    CADRE_RETURN_IF_ERROR(LoadCommits(records, job));
-    const std::string prefix = GroupsPrefix(job.id());
+  for (auto& [number, run] : runs_) {
+    CADRE_RETURN_IF_ERROR(LoadCommits(records, run));
+    const std::string prefix = GroupsPrefix(run.id());
     for (auto it = records.lower_bound(prefix);
          it != records.end() && absl::StartsWith(it->first, prefix); ++it) {
       v1::GroupRecord record;
       CADRE_RETURN_IF_ERROR(Parse(it->first, it->second, record));
-      if (record.group() < job.slots.size()) job.slots[record.group()] = Slot(record, now_);
+      if (record.group() < run.slots.size()) run.slots[record.group()] = Slot(record, now_);
     }
   }
   return absl::OkStatus();
 }
 
-// Only the newest version's commit and its neighbours matter from here on: the one before, because
-// a generation may be preparing from that version, and the one that is being applied.
-absl::Status Machine::LoadCommits(const std::map<std::string, std::string>& records, Job& job) {
-  const uint32_t version = job.record.version();
+// Only three commits are needed: the newest version's, the one before, because a generation may be
+// preparing from that version, and the one being applied.
+absl::Status Machine::LoadCommits(const std::map<std::string, std::string>& records, Run& run) {
+  const uint32_t version = run.record.version();
   for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
-    const std::string key = CommitKey(job.id(), round);
+    const std::string key = CommitKey(run.id(), round);
     auto it = records.find(key);
     if (it == records.end()) continue;
     v1::CommitRecord commit;
     CADRE_RETURN_IF_ERROR(Parse(key, it->second, commit));
     if (round < version) {
-      job.previous_known = true;
-      job.previous_version = round;
-      job.previous_digest = commit.digest();
+      run.previous_known = true;
+      run.previous_version = round;
+      run.previous_digest = commit.digest();
     } else if (round == version) {
-      job.last = commit;
-    } else if (job.live()) {
-      job.closing = commit;
+      run.last = commit;
+    } else if (run.live()) {
+      run.closing = commit;
     }
   }
   return absl::OkStatus();
 }
 
-// Leases were granted anew, so that members may come back to their places.
-void Machine::PlaceMembers(Job& job) {
-  for (Slot& slot : job.slots) {
+// All members have new leases, so they can return to their ranks.
+void Machine::PlaceMembers(Run& run) {
+  for (Slot& slot : run.slots) {
     if (slot.waiting()) continue;
     bool all = true;
     for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
@@ -98,8 +98,8 @@ void Machine::PlaceMembers(Job& job) {
         member->place = slot.Place(rank);
       }
     }
-    LearnLink(slot);
-    if (!all) Fence(job, slot, "a member was lost from the books", Ending::kOrderly);
+    RecordLink(slot);
+    if (!all) Fence(run, slot, "a member is no longer registered", Ending::kReleased);
   }
 }
 

@@ -1,4 +1,4 @@
-// Aggregators: which shards they hold, and whether what they hold fits. Part of Machine.
+// Aggregators: their shards, and whether the versions on their disks match. Part of Machine.
 #include <algorithm>
 #include <utility>
 
@@ -9,137 +9,137 @@
 
 namespace cadre {
 
-bool Machine::Owns(const Member& member, const Job& job, uint32_t shard) {
-  return shard < static_cast<uint32_t>(job.record.shards_size()) &&
-         job.record.shards(static_cast<int>(shard)) == member.record.name();
+bool Machine::Owns(const Member& member, const Run& run, uint32_t shard) {
+  return shard < static_cast<uint32_t>(run.record.shards_size()) &&
+         run.record.shards(static_cast<int>(shard)) == member.record.name();
 }
 
-bool Machine::LostShardBeforeStart(const Job& job) const {
-  return !job.last.has_value() &&
-         std::any_of(job.record.shards().begin(), job.record.shards().end(),
+bool Machine::LostShardBeforeStart(const Run& run) const {
+  return !run.last.has_value() &&
+         std::any_of(run.record.shards().begin(), run.record.shards().end(),
                      [this](const std::string& name) { return !members_.Aggregator(name); });
 }
 
-// A queued run takes its aggregators when a group's workers are there. False: they are not there.
-bool Machine::ChooseShards(Job& job, size_t idle_workers) {
-  if (LostShardBeforeStart(job)) {
-    job.record.clear_shards();
-    job.opened.clear();
-    Save(job);
+// A queued run chooses its aggregators once the workers of a group are idle. Returns false if too
+// few aggregators are connected.
+bool Machine::ChooseShards(Run& run, size_t idle_workers) {
+  if (LostShardBeforeStart(run)) {
+    run.record.clear_shards();
+    run.opened.clear();
+    Save(run);
   }
-  if (job.record.shards_size() > 0) return true;
+  if (run.record.shards_size() > 0) return true;
   std::vector<std::string> names;
   for (const auto& [id, member] : members_.all()) {
     if (!member.worker() && member.connection != 0) names.push_back(member.record.name());
   }
   std::sort(names.begin(), names.end());
-  const size_t wanted = job.spec().cluster().aggregators();
+  const size_t wanted = run.spec().cluster().aggregators();
   if (names.empty() || names.size() < wanted) return false;
-  // Too few workers: they are kept for this run all the same, it is the first in the queue.
-  if (idle_workers < RanksPerGroup(job.spec())) return true;
+  // Too few workers, but they are reserved for this run: it is first in the queue.
+  if (idle_workers < RanksPerGroup(run.spec())) return true;
   if (wanted > 0) names.resize(wanted);
-  for (const std::string& name : names) job.record.add_shards(name);
-  Save(job);
-  SendOpenRuns(job);
+  for (const std::string& name : names) run.record.add_shards(name);
+  Save(run);
+  SendOpenRuns(run);
   return true;
 }
 
-void Machine::OnAggregatorBack(Member& member, const v1::Hello& hello, bool moved) {
+void Machine::OnAggregatorJoined(Member& member, const v1::Hello& hello, bool address_changed) {
   for (const v1::ShardState& shard : hello.shards()) {
-    const Job* const job = FindJob(shard.run());
-    if (job == nullptr) continue;
-    if (job->record.lineage() != shard.lineage()) {
+    const Run* const run = FindRun(shard.run());
+    if (run == nullptr) continue;
+    if (run->record.lineage() != shard.lineage()) {
       CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
-    } else if (!job->live()) {
-      SendCloseRun(*job, member);
+    } else if (!run->live()) {
+      SendCloseRun(*run, member);
     }
   }
-  for (auto& [number, job] : jobs_) {
-    if (!job.live()) continue;
-    for (uint32_t shard = 0; shard < static_cast<uint32_t>(job.record.shards_size()); ++shard) {
-      if (!Owns(member, job, shard)) continue;
-      SendOpenRun(job, shard);
-      if (!moved) continue;
-      for (const Slot& slot : job.slots) {
-        for (const std::string& rank : slot.record().members()) SendShardAddresses(job, rank);
+  for (auto& [number, run] : runs_) {
+    if (!run.live()) continue;
+    for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
+      if (!Owns(member, run, shard)) continue;
+      SendOpenRun(run, shard);
+      if (!address_changed) continue;
+      for (const Slot& slot : run.slots) {
+        for (const std::string& rank : slot.record().members()) SendShardAddresses(run, rank);
       }
     }
   }
 }
 
-void Machine::OnAggregatorGone(const Member& member) {
-  for (auto& [number, job] : jobs_) {
-    for (uint32_t shard = 0; shard < static_cast<uint32_t>(job.record.shards_size()); ++shard) {
-      if (Owns(member, job, shard)) job.opened.erase(shard);
+void Machine::OnAggregatorLost(const Member& member) {
+  for (auto& [number, run] : runs_) {
+    for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
+      if (Owns(member, run, shard)) run.opened.erase(shard);
     }
   }
 }
 
 void Machine::OnRunOpened(Member& member, const v1::RunOpened& opened) {
-  Job* const job = FindJob(opened.run());
-  if (job == nullptr) {
+  Run* const run = FindRun(opened.run());
+  if (run == nullptr) {
     CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
     return;
   }
-  if (!job->live()) {
-    SendCloseRun(*job, member);
+  if (!run->live()) {
+    SendCloseRun(*run, member);
     return;
   }
-  const bool same_cut = opened.shards() == static_cast<uint32_t>(job->record.shards_size());
-  if (!same_cut || !Owns(member, *job, opened.shard())) {
-    // An answer to what was asked before the run chose other shards, or nonsense; either way it is
-    // not taken.
+  const bool same_cut = opened.shards() == static_cast<uint32_t>(run->record.shards_size());
+  if (!same_cut || !Owns(member, *run, opened.shard())) {
+    // The answer is malformed or belongs to an earlier assignment of shards.
     CountRefusal(v1::REFUSAL_MALFORMED);
     return;
   }
   if (!opened.error().empty()) {
-    EndRun(*job, v1::FAILED,
+    EndRun(*run, v1::RUN_STATE_FAILED,
            absl::StrCat("aggregator ", member.record.name(),
-                        " cannot make version 0: ", opened.error()));
+                        " cannot create version 0: ", opened.error()));
     return;
   }
-  // OpenRun is sent again with every new generation; only the first answer on a stream tells what
-  // the aggregator brought along.
-  if (job->opened.count(opened.shard()) != 0) return;
-  if (const std::string wrong = CheckOpened(*job, member, opened); !wrong.empty()) {
-    EndRun(*job, v1::FAILED, wrong);
+  // OpenRun is sent again with every new generation; only the first answer on a stream shows the
+  // state that the aggregator had on its disk.
+  if (run->opened.count(opened.shard()) != 0) return;
+  if (const std::string wrong = CheckOpened(*run, member, opened); !wrong.empty()) {
+    EndRun(*run, v1::RUN_STATE_FAILED, wrong);
     return;
   }
-  job->opened[opened.shard()] = opened;
-  if (job->committing()) SendApply(*job, opened.shard());
-  if (!job->last.has_value() &&
-      job->opened.size() == static_cast<size_t>(job->record.shards_size())) {
-    RecordInitialModel(*job);
+  run->opened[opened.shard()] = opened;
+  if (run->committing()) SendApply(*run, opened.shard());
+  if (!run->last.has_value() &&
+      run->opened.size() == static_cast<size_t>(run->record.shards_size())) {
+    RecordInitialModel(*run);
   }
 }
 
-std::string Machine::CheckOpened(const Job& job, const Member& member,
+std::string Machine::CheckOpened(const Run& run, const Member& member,
                                  const v1::RunOpened& opened) const {
-  const uint32_t version = job.record.version();
+  const uint32_t version = run.record.version();
   const std::string who = absl::StrCat("aggregator ", member.record.name(), " holds version ",
                                        opened.version(), " of shard ", opened.shard());
-  if (job.committing() && opened.version() == version + 1) return "";
+  if (run.committing() && opened.version() == version + 1) return "";
   if (opened.version() < version) {
     return absl::StrCat(who, ", but version ", version,
-                        " was committed: its disk has lost what it had acknowledged");
+                        " was committed: acknowledged data is missing from its disk");
   }
   if (opened.version() > version) {
     return absl::StrCat(who, ", but only version ", version,
                         " was committed: the coordinator's store is older than the aggregator's");
   }
-  const std::optional<uint64_t> digest = job.ShardDigestOf(opened.shard());
+  const std::optional<uint64_t> digest = run.ShardDigestOf(opened.shard());
   if (digest.has_value() && *digest != opened.digest()) {
     return absl::StrCat(who, " with digest ", DigestHex(opened.digest()), ", but ",
-                        DigestHex(*digest), " was committed: its data is damaged");
+                        DigestHex(*digest), " was committed: its data is corrupt");
   }
   return "";
 }
 
-// The digests of version 0 are kept as the commit of round 0.
-void Machine::RecordInitialModel(Job& job) {
+// The digests of version 0 are stored as the commit of round 0.
+void Machine::RecordInitialModel(Run& run) {
   v1::CommitRecord commit;
-  commit.set_run(job.id());
-  for (const auto& [shard, opened] : job.opened) {
+  commit.set_run(run.id());
+  for (const auto& [shard, opened] : run.opened) {
     v1::ShardDigest& digest = *commit.add_digests();
     digest.set_shard(shard);
     digest.set_applied(true);
@@ -147,55 +147,55 @@ void Machine::RecordInitialModel(Job& job) {
   }
   commit.set_committed(true);
   commit.set_digest(SumOfDigests(commit));
-  out_.Put(CommitKey(job.id(), 0), commit);
-  job.record.set_digest(commit.digest());
-  job.last = std::move(commit);
-  Save(job);
+  out_.Put(CommitKey(run.id(), 0), commit);
+  run.record.set_digest(commit.digest());
+  run.last = std::move(commit);
+  Save(run);
 }
 
-void Machine::SendOpenRun(const Job& job, uint32_t shard) {
-  const Member* const member = members_.Aggregator(job.record.shards(static_cast<int>(shard)));
+void Machine::SendOpenRun(const Run& run, uint32_t shard) {
+  const Member* const member = members_.Aggregator(run.record.shards(static_cast<int>(shard)));
   if (member == nullptr) return;
   v1::CoordinatorMessage message;
   v1::OpenRun& open = *message.mutable_open_run();
-  open.set_run(job.id());
-  open.set_lineage(job.record.lineage());
-  *open.mutable_spec() = job.spec();
+  open.set_run(run.id());
+  open.set_lineage(run.record.lineage());
+  *open.mutable_spec() = run.spec();
   open.set_shard(shard);
-  open.set_shards(static_cast<uint32_t>(job.record.shards_size()));
-  for (const Slot& slot : job.slots) {
-    // A slot without a generation takes nothing that has been given out so far.
+  open.set_shards(static_cast<uint32_t>(run.record.shards_size()));
+  for (const Slot& slot : run.slots) {
+    // A slot without a generation accepts only future generations.
     (*open.mutable_generations())[slot.group()] =
         slot.waiting() ? meta_.generation() + 1 : slot.record().generation();
   }
   SendTo(member->id(), message);
 }
 
-void Machine::SendOpenRuns(const Job& job) {
-  for (uint32_t shard = 0; shard < static_cast<uint32_t>(job.record.shards_size()); ++shard) {
-    SendOpenRun(job, shard);
+void Machine::SendOpenRuns(const Run& run) {
+  for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
+    SendOpenRun(run, shard);
   }
 }
 
-void Machine::SendCloseRun(const Job& job, const Member& member) {
+void Machine::SendCloseRun(const Run& run, const Member& member) {
   v1::CoordinatorMessage message;
-  message.mutable_close_run()->set_run(job.id());
+  message.mutable_close_run()->set_run(run.id());
   SendTo(member.id(), message);
 }
 
-void Machine::SendShardAddresses(const Job& job, absl::string_view member_id) {
+void Machine::SendShardAddresses(const Run& run, absl::string_view member_id) {
   v1::CoordinatorMessage message;
-  message.mutable_shard_addresses()->set_run(job.id());
-  for (const v1::ShardAddress& address : Addresses(job)) {
+  message.mutable_shard_addresses()->set_run(run.id());
+  for (const v1::ShardAddress& address : Addresses(run)) {
     *message.mutable_shard_addresses()->add_shards() = address;
   }
   SendTo(member_id, message);
 }
 
-std::vector<v1::ShardAddress> Machine::Addresses(const Job& job) const {
+std::vector<v1::ShardAddress> Machine::Addresses(const Run& run) const {
   std::vector<v1::ShardAddress> addresses;
-  for (uint32_t shard = 0; shard < static_cast<uint32_t>(job.record.shards_size()); ++shard) {
-    const Member* const member = members_.Aggregator(job.record.shards(static_cast<int>(shard)));
+  for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
+    const Member* const member = members_.Aggregator(run.record.shards(static_cast<int>(shard)));
     if (member == nullptr) continue;
     v1::ShardAddress& address = addresses.emplace_back();
     address.set_shard(shard);

@@ -1,4 +1,4 @@
-// Snapshots for people. Part of Machine.
+// The cluster's status. Part of Machine.
 #include <algorithm>
 #include <utility>
 
@@ -6,20 +6,20 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/machine.h"
-#include "coordinator/prediction_blame.h"
-#include "coordinator/run.h"
+#include "coordinator/prediction_error_cause.h"
 #include "coordinator/run_discrepancy.h"
+#include "coordinator/run_rules.h"
 
 namespace cadre {
 
-v1::StatusReply Machine::Status(absl::Time now, absl::string_view run) const {
+v1::StatusReply Machine::Status(absl::Time now, absl::string_view run_id) const {
   v1::StatusReply reply;
   FillCoordinator(now, reply);
-  for (const auto& [number, job] : jobs_) {
-    if (!run.empty() && job.id() != run) continue;
-    *reply.add_runs() = RunStatusOf(job, now);
-    if (!job.live()) continue;
-    for (const Slot& slot : job.slots) *reply.add_groups() = GroupStatusOf(job, slot);
+  for (const auto& [number, run] : runs_) {
+    if (!run_id.empty() && run.id() != run_id) continue;
+    *reply.add_runs() = RunStatusOf(run, now);
+    if (!run.live()) continue;
+    for (const Slot& slot : run.slots) *reply.add_groups() = GroupStatusOf(run, slot);
   }
   for (const auto& [id, member] : members_.all()) {
     if (member.worker()) {
@@ -31,10 +31,10 @@ v1::StatusReply Machine::Status(absl::Time now, absl::string_view run) const {
   return reply;
 }
 
-absl::StatusOr<v1::RunStatus> Machine::RunStatus(absl::string_view run, absl::Time now) const {
-  const Job* const job = FindJob(run);
-  if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no run ", run));
-  return RunStatusOf(*job, now);
+absl::StatusOr<v1::RunStatus> Machine::RunStatus(absl::string_view run_id, absl::Time now) const {
+  const Run* const run = FindRun(run_id);
+  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", run_id));
+  return RunStatusOf(*run, now);
 }
 
 void Machine::FillCoordinator(absl::Time now, v1::StatusReply& reply) const {
@@ -54,13 +54,13 @@ void Machine::FillCoordinator(absl::Time now, v1::StatusReply& reply) const {
   }
 }
 
-v1::RunStatus Machine::RunStatusOf(const Job& job, absl::Time now) const {
-  const v1::RunRecord& record = job.record;
+v1::RunStatus Machine::RunStatusOf(const Run& run, absl::Time now) const {
+  const v1::RunRecord& record = run.record;
   v1::RunStatus status;
   status.set_run(record.run());
   status.set_name(record.spec().name());
   status.set_state(record.state());
-  status.set_reason(job.live() ? WhyWaiting(job) : record.reason());
+  status.set_reason(run.live() ? WaitReason(run) : record.reason());
   status.set_lineage(record.lineage());
   status.set_version(record.version());
   status.set_step(record.step());
@@ -76,30 +76,30 @@ v1::RunStatus Machine::RunStatusOf(const Job& job, absl::Time now) const {
   status.set_samples(record.samples());
   const uint64_t groups = GroupsOf(record.spec());
   status.set_groups(static_cast<uint32_t>(groups));
-  status.set_groups_alive(static_cast<uint32_t>(job.LiveGroups().size()));
+  status.set_groups_alive(static_cast<uint32_t>(run.LiveGroups().size()));
   if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
                                              sizeof(float) *
                                              (record.step() - FirstStep(record.spec())));
-  for (const Slot& slot : job.slots) {
+  for (const Slot& slot : run.slots) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
     if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
-  FillTimes(job, now, status);
+  FillTimes(run, now, status);
   return status;
 }
 
-void Machine::FillTimes(const Job& job, absl::Time now, v1::RunStatus& status) const {
-  const v1::RunRecord& record = job.record;
+void Machine::FillTimes(const Run& run, absl::Time now, v1::RunStatus& status) const {
+  const v1::RunRecord& record = run.record;
   if (record.started_ms() == 0) return;
-  const absl::Time end = job.live() ? now : absl::FromUnixMillis(record.ended_ms());
+  const absl::Time end = run.live() ? now : absl::FromUnixMillis(record.ended_ms());
   const double seconds =
       std::max(0.0, absl::ToDoubleSeconds(end - absl::FromUnixMillis(record.started_ms())));
   status.set_seconds(seconds);
   double now_training = 0;
   uint32_t step = record.step();
-  for (const Slot& slot : job.slots) {
+  for (const Slot& slot : run.slots) {
     now_training += slot.progress.samples_per_second();
     step = std::max(step, slot.progress.step());
   }
@@ -109,26 +109,26 @@ void Machine::FillTimes(const Job& job, absl::Time now, v1::RunStatus& status) c
     status.set_samples_per_second(now_training);
   }
   const uint32_t done = step - FirstStep(record.spec());
-  if (job.live() && done > 0 && status.total_steps() > step) {
+  if (run.live() && done > 0 && status.total_steps() > step) {
     status.set_eta_seconds(seconds / done * (status.total_steps() - step));
   }
 }
 
-v1::GroupState Machine::StateOf(const Job& job, const Slot& slot) {
-  if (slot.waiting()) return v1::WAITING;
-  if (!slot.started()) return v1::PREPARING;
-  if (slot.record().at_end()) return v1::IDLE;
-  if (slot.unanswered != 0 || job.round.Has(slot.group())) return v1::AT_BOUNDARY;
-  return slot.progress.solo_steps() > 0 ? v1::SOLO : v1::TRAINING;
+v1::GroupState Machine::StateOf(const Run& run, const Slot& slot) {
+  if (slot.waiting()) return v1::GROUP_STATE_WAITING;
+  if (!slot.started()) return v1::GROUP_STATE_PREPARING;
+  if (slot.record().at_end()) return v1::GROUP_STATE_IDLE;
+  if (slot.unanswered != 0 || run.round.Has(slot.group())) return v1::GROUP_STATE_AT_BOUNDARY;
+  return slot.progress.solo_steps() > 0 ? v1::GROUP_STATE_SOLO : v1::GROUP_STATE_TRAINING;
 }
 
-v1::GroupStatus Machine::GroupStatusOf(const Job& job, const Slot& slot) const {
+v1::GroupStatus Machine::GroupStatusOf(const Run& run, const Slot& slot) const {
   v1::GroupStatus status;
   const v1::GroupRecord& record = slot.record();
-  status.set_run(job.id());
+  status.set_run(run.id());
   status.set_group(slot.group());
   status.set_generation(record.generation());
-  status.set_state(StateOf(job, slot));
+  status.set_state(StateOf(run, slot));
   for (const v1::MeshAxis& axis : record.plan().mesh()) {
     (*status.mutable_mesh())[axis.name()] = axis.size();
   }
@@ -152,11 +152,12 @@ v1::GroupStatus Machine::GroupStatusOf(const Job& job, const Slot& slot) const {
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
   *status.mutable_plan() = slot.plan();
-  const v1::Cluster& cluster = job.spec().cluster();
-  status.set_collectives(cluster.collectives() == v1::COLLECTIVE_POLICY_UNSPECIFIED
-                             ? v1::AUTO
+  const v1::Cluster& cluster = run.spec().cluster();
+  status.set_collectives(cluster.collectives() == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED
+                             ? v1::Cluster::AUTO
                              : cluster.collectives());
-  status.set_overlap(cluster.overlap() == v1::OVERLAP_UNSPECIFIED ? v1::ON : cluster.overlap());
+  status.set_overlap(cluster.overlap() == v1::Cluster::OVERLAP_UNSPECIFIED ? v1::Cluster::ON
+                                                                           : cluster.overlap());
   status.set_step_seconds(slot.progress.step_seconds());
   status.set_exposed_seconds(slot.progress.exposed_seconds());
   FillPrediction(slot, status);
@@ -171,7 +172,8 @@ void Machine::FillPrediction(const Slot& slot, v1::GroupStatus& status) {
   *status.mutable_measured() = *slot.measured;
   if (!predicted) return;
   status.set_prediction_error(PredictionError(slot.record().predicted(), *slot.measured));
-  status.set_prediction_blame(PredictionBlame(slot.record().predicted(), *slot.measured));
+  status.set_prediction_error_cause(
+      PredictionErrorCause(slot.record().predicted(), *slot.measured));
 }
 
 v1::MemberStatus Machine::MemberStatusOf(const Member& member, absl::Time now) const {
@@ -181,7 +183,7 @@ v1::MemberStatus Machine::MemberStatusOf(const Member& member, absl::Time now) c
   status.set_host(member.record.host());
   status.set_address(member.record.address());
   status.set_device(member.record.device());
-  status.set_heartbeat_age_seconds(std::max(0.0, absl::ToDoubleSeconds(now - member.heard)));
+  status.set_heartbeat_age_seconds(std::max(0.0, absl::ToDoubleSeconds(now - member.last_heard)));
   status.set_connected(member.connection != 0);
   if (member.place.has_value()) *status.mutable_place() = *member.place;
   for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
@@ -191,64 +193,65 @@ v1::MemberStatus Machine::MemberStatusOf(const Member& member, absl::Time now) c
 v1::AggregatorStatus Machine::AggregatorStatusOf(const Member& member, absl::Time now) const {
   v1::AggregatorStatus status;
   *status.mutable_member() = MemberStatusOf(member, now);
-  for (const auto& [number, job] : jobs_) {
-    for (uint32_t i = 0; i < static_cast<uint32_t>(job.record.shards_size()); ++i) {
-      if (!job.live() || !Owns(member, job, i)) continue;
+  for (const auto& [number, run] : runs_) {
+    for (uint32_t i = 0; i < static_cast<uint32_t>(run.record.shards_size()); ++i) {
+      if (!run.live() || !Owns(member, run, i)) continue;
       v1::ShardState& shard = *status.add_shards();
-      shard.set_run(job.id());
-      shard.set_lineage(job.record.lineage());
+      shard.set_run(run.id());
+      shard.set_lineage(run.record.lineage());
       shard.set_shard(i);
-      shard.set_version(job.record.version());
-      shard.set_digest(job.ShardDigestOf(i).value_or(0));
+      shard.set_version(run.record.version());
+      shard.set_digest(run.ShardDigestOf(i).value_or(0));
     }
   }
   return status;
 }
 
-std::string Machine::WhyWaiting(const Job& job) const {
-  for (const std::string& name : job.record.shards()) {
+std::string Machine::WaitReason(const Run& run) const {
+  for (const std::string& name : run.record.shards()) {
     const Member* const member = members_.Aggregator(name);
     if (member == nullptr || member->connection == 0) {
-      return absl::StrCat("waits for aggregator ", name);
+      return absl::StrCat("waiting for aggregator ", name);
     }
   }
-  const bool formed = std::any_of(job.slots.begin(), job.slots.end(),
+  const bool formed = std::any_of(run.slots.begin(), run.slots.end(),
                                   [](const Slot& slot) { return !slot.waiting(); });
-  if (formed) return job.record.state() == v1::QUEUED ? "its workers prepare" : "";
-  if (job.averages() && job.record.shards_size() == 0) {
-    const auto there = std::count_if(
+  if (formed) return run.record.state() == v1::RUN_STATE_QUEUED ? "workers are preparing" : "";
+  if (run.averages() && run.record.shards_size() == 0) {
+    const auto connected = std::count_if(
         members_.all().begin(), members_.all().end(),
         [](const auto& entry) { return !entry.second.worker() && entry.second.connection != 0; });
-    const auto wanted = std::max<int64_t>(1, job.spec().cluster().aggregators());
-    if (there < wanted) {
-      return absl::StrCat("waits for aggregators: ", there, " of ", wanted, " are there");
+    const auto wanted = std::max<int64_t>(1, run.spec().cluster().aggregators());
+    if (connected < wanted) {
+      return absl::StrCat("waiting for aggregators: ", connected, " of ", wanted, " connected");
     }
   }
-  if (job.averages() && job.record.shards_size() > 0 && !job.shards_open()) {
-    return "its aggregators open their shards";
+  if (run.averages() && run.record.shards_size() > 0 && !run.shards_open()) {
+    return "aggregators are opening their shards";
   }
-  return WorkersWaitedFor(job);
+  return MissingWorkers(run);
 }
 
-std::string Machine::WorkersWaitedFor(const Job& job) const {
-  const uint32_t ranks = RanksPerGroup(job.spec());
+std::string Machine::MissingWorkers(const Run& run) const {
+  const uint32_t ranks = RanksPerGroup(run.spec());
   const std::vector<std::string> idle = IdleWorkers();
   const auto cuda = std::count_if(idle.begin(), idle.end(), [this](const std::string& id) {
-    return KindOfDevice(members_.Find(id)->record.device()) == v1::CUDA;
+    return members_.Find(id)->record.device_kind() == v1::Cluster::CUDA;
   });
   const auto cpu = static_cast<int64_t>(idle.size()) - cuda;
-  const v1::ComputeDevice wanted = DeviceWanted(job.spec());
-  if (wanted == v1::CUDA) {
-    return absl::StrCat("waits for ", ranks, ranks == 1 ? " worker" : " workers",
-                        " with CUDA devices; idle are ", cuda, " with CUDA devices and ", cpu,
+  const v1::Cluster::Device wanted = DeviceWanted(run.spec());
+  if (wanted == v1::Cluster::CUDA) {
+    return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
+                        " with CUDA devices; idle: ", cuda, " with CUDA devices, ", cpu,
                         " with CPUs");
   }
   if (cuda == 0) {
-    return absl::StrCat("waits for workers: ", idle.size(), " of ", ranks, " for a group are idle");
+    return absl::StrCat("waiting for workers: ", idle.size(), " of ", ranks,
+                        " for a group are idle");
   }
-  return absl::StrCat("waits for ", ranks, ranks == 1 ? " worker" : " workers",
-                      wanted == v1::CPU ? " with CPUs" : " with one kind of device", "; idle are ",
-                      cpu, " with CPUs and ", cuda, " with CUDA devices");
+  return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
+                      wanted == v1::Cluster::CPU ? " with CPUs" : " with one kind of device",
+                      "; idle: ", cpu, " with CPUs, ", cuda, " with CUDA devices");
 }
 
 }  // namespace cadre

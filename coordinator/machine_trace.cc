@@ -13,60 +13,60 @@ void Machine::OnTraceGroup(const TraceGroup& request) {
     return;
   }
   Slot& slot = **found;
-  // Unlike those of the coordinator before, which a worker may still be at.
+  // Unique across restarts: a worker may still run a trace of the previous process.
   const uint64_t number = (uint64_t{meta_.starts()} << 32) | ++last_trace_;
   slot.trace.emplace(
       GroupTrace::Options{.request = request.request,
                           .number = number,
-                          .steps = request.steps == 0 ? kUsualTraceSteps : request.steps,
+                          .steps = request.steps == 0 ? kDefaultTraceSteps : request.steps,
                           .ranks = slot.ranks(),
-                          .most_bytes = options_.most_trace_bytes});
+                          .max_bytes = options_.max_trace_bytes});
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) SendTraceSteps(slot, rank);
 }
 
 absl::StatusOr<Slot*> Machine::FindTraced(const TraceGroup& request) {
-  if (request.steps > kMostTraceSteps) {
-    return absl::InvalidArgumentError(absl::StrCat("steps: ", request.steps, " are too many; 1 to ",
-                                                   kMostTraceSteps, " may be traced"));
+  if (request.steps > kMaxTraceSteps) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("steps: ", request.steps, " is not between 1 and ", kMaxTraceSteps));
   }
-  Job* const job = FindJob(request.run);
-  if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no run ", request.run));
-  if (request.group >= job->slots.size()) {
+  Run* const run = FindRun(request.run);
+  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", request.run));
+  if (request.group >= run->slots.size()) {
     return absl::NotFoundError(absl::StrCat("run ", request.run, " has no group ", request.group,
-                                            "; it has groups 0 to ", job->slots.size() - 1));
+                                            "; it has groups 0 to ", run->slots.size() - 1));
   }
-  if (!job->live()) {
+  if (!run->live()) {
     return absl::FailedPreconditionError(absl::StrCat("run ", request.run, " has ended"));
   }
-  Slot& slot = job->slots[request.group];
+  Slot& slot = run->slots[request.group];
   if (!slot.started() || slot.record().at_end()) {
     return absl::FailedPreconditionError(absl::StrCat("group ", request.group, " of ", request.run,
-                                                      slot.waiting() ? " waits for workers"
+                                                      slot.waiting() ? " is waiting for workers"
                                                       : !slot.started()
-                                                          ? " prepares; it does not train yet"
+                                                          ? " is preparing and does not train yet"
                                                           : " has trained its last step"));
   }
   if (slot.trace.has_value()) {
     return absl::ResourceExhaustedError(absl::StrCat("another trace of group ", request.group,
                                                      " of ", request.run,
-                                                     " is under way; try again when it is done"));
+                                                     " is running; try again when it is done"));
   }
   return &slot;
 }
 
-void Machine::OnLeaveTrace(const LeaveTrace& leave) {
-  for (auto& [number, job] : jobs_) {
-    for (Slot& slot : job.slots) {
+void Machine::OnCancelTrace(const CancelTrace& leave) {
+  for (auto& [number, run] : runs_) {
+    for (Slot& slot : run.slots) {
       if (slot.trace.has_value() && slot.trace->request() == leave.request) slot.trace.reset();
     }
   }
 }
 
-// An answer to what nobody waits for any more is as good as none.
+// Answers to traces that have ended are ignored.
 void Machine::OnTraced(Member& member, const v1::Traced& traced) {
-  Job* const job = Placed(member, traced.place());
-  if (job == nullptr) return;
-  Slot& slot = job->slots[traced.place().group()];
+  Run* const run = RunAtPlace(member, traced.place());
+  if (run == nullptr) return;
+  Slot& slot = run->slots[traced.place().group()];
   if (!slot.trace.has_value() || slot.trace->number() != traced.request()) return;
   slot.trace->Take(traced, member.record.name(), member.record.host());
   if (!slot.trace->complete()) return;
@@ -81,7 +81,7 @@ void Machine::SendTraceSteps(const Slot& slot, uint32_t rank) {
   *trace.mutable_place() = slot.Place(rank);
   trace.set_request(slot.trace->number());
   trace.set_steps(slot.trace->steps());
-  trace.set_most_events(slot.trace->most_events());
+  trace.set_max_events(slot.trace->max_events());
   SendTo(slot.record().members(static_cast<int>(rank)), message);
 }
 

@@ -1,4 +1,4 @@
-// cadre-coordinator: reads the flags, opens the store, serves until it is told to stop.
+// cadre-coordinator: opens the store and serves until SIGTERM.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 
@@ -9,45 +9,43 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "base/daemon.h"
-#include "base/grpc_channel.h"
 #include "base/program_flags.h"
+#include "base/rpc/daemon.h"
+#include "base/rpc/grpc_channel.h"
 #include "base/status.h"
 #include "coordinator/measured_planning.h"
-#include "coordinator/plan/planner.h"
 #include "coordinator/service.h"
 #include "coordinator/sqlite_store.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "model/validate.h"
+#include "plan/plan.h"
+#include "plan/search/planner.h"
 #include "proto/schema_hash.h"
-#include "spec/graph.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
-#include "spec/validate.h"
 
-DEFINE_string(listen, "127.0.0.1:7000", "host:port to serve on; port 0 takes a free one");
+DEFINE_string(listen, "127.0.0.1:7000", "host:port to listen on; port 0 picks a free port");
 DEFINE_string(store, "cadre-coordinator.db",
-              "file that keeps runs, groups and commits; made if it is not there");
-DEFINE_bool(insecure, false, "listen beyond loopback although there is no TLS");
-DEFINE_string(port_file, "", "file to write the port to once it is taken");
+              "file for runs, groups and commits; created if missing");
+DEFINE_bool(insecure, false,
+            "allow listening beyond loopback without TLS (only on a trusted network)");
+DEFINE_string(port_file, "", "file that receives the port once the server listens");
 DEFINE_int32(lease_ms, 10'000,
-             "milliseconds after which a member that was not heard of is given up; members send a "
-             "heartbeat every quarter of it");
+             "milliseconds without a message after which a member is dropped; heartbeats are sent "
+             "every quarter of it");
 
 namespace cadre {
 namespace {
 
 constexpr char kVersion[] = CADRE_VERSION;
 constexpr char kUsage[] =
-    "Brings workers and aggregators together and runs training jobs on them.\n\n"
+    "Forms groups of workers, assigns shards to aggregators, and runs training on them.\n\n"
     "  cadre-coordinator --listen=127.0.0.1:7000 --store=/var/lib/cadre/coordinator.db\n\n"
-    "Then start cadre-aggregator and cadre-worker with --coordinator=127.0.0.1:7000 and submit a "
-    "run "
-    "with 'cadre run'. It can be killed and started again at any time: runs go on from its store. "
-    "SIGTERM stops it in good order.\n\n"
-    "Exit codes: 0 stopped in good order, 1 a failure (the reason is the last line on stderr), 2 "
-    "wrong "
-    "flags.";
+    "Then start cadre-aggregator and cadre-worker with --coordinator=127.0.0.1:7000 and submit a\n"
+    "run with 'cadre run'. The coordinator may be killed and restarted at any time: runs continue\n"
+    "from its store. SIGTERM stops it.\n\n"
+    "Exit codes: 0 stopped, 1 failure (the reason is the last line on stderr), 2 invalid flags.";
 
-// Messages over kMaxMessageBytes are refused by name; gRPC must let them in for that.
+// gRPC must accept messages over kMaxMessageBytes, so that they are refused by name.
 constexpr int kReceiveBytes = 4 * kMaxMessageBytes;
 constexpr absl::Duration kDrain = absl::Seconds(3);
 
@@ -117,11 +115,11 @@ int Serve() {
 
 int main(int argc, char** argv) {
   if (const auto ended = cadre::ParseProgramFlags(cadre::kUsage, cadre::kVersion,
-                                                  "coordinator/main", &argc, &argv)) {
+                                                  "coordinator/main.cc", &argc, &argv)) {
     return *ended;
   }
   if (FLAGS_lease_ms < 100) {
-    std::cerr << "cadre-coordinator: --lease_ms must be at least 100\n";
+    std::cerr << "cadre-coordinator: --lease-ms must be at least 100\n";
     return 2;
   }
   cadre::BlockTerminationSignals();

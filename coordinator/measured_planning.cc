@@ -7,37 +7,36 @@
 #include <utility>
 
 #include "base/status.h"
-#include "coordinator/plan/machine.h"
-#include "coordinator/plan/plan_problem.h"
-#include "coordinator/plan/planner.h"
-#include "coordinator/plan/prediction.h"
-#include "coordinator/plan/search.h"
-#include "spec/cluster_profile.h"
-#include "spec/graph.h"
-#include "spec/layer_part.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
-#include "spec/plan_collectives.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/cluster_profile.h"
+#include "plan/layer_part.h"
+#include "plan/plan.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/hardware_model.h"
+#include "plan/search/plan_problem.h"
+#include "plan/search/planner.h"
+#include "plan/search/prediction.h"
+#include "plan/search/search.h"
 
 namespace cadre {
 namespace {
 
-// What a problem borrows, beside it.
-struct Posed {
+// A search problem with the objects that it borrows.
+struct SearchInput {
   v1::RunSpec spec;
   Graph graph;
   ParameterIndex index;
   PlanProblem problem;
 };
 
-// The link and, of every kind of device, some time of a layer.
-bool IsKnown(const PlanningQuestion& question) {
-  const bool linked =
-      question.ranks.size() == 1 || (question.link.has_value() && question.link->beta() > 0);
-  return linked && !question.ranks.empty() && !question.times.empty();
+// Whether the link and, for every device kind, layer times were measured.
+bool IsKnown(const PlanQuery& query) {
+  const bool linked = query.ranks.size() == 1 || (query.link.has_value() && query.link->beta() > 0);
+  return linked && !query.ranks.empty() && !query.times.empty();
 }
 
-// The slowest of the devices: the group goes at its pace.
+// The slowest device kind: it determines the pace of the group.
 const v1::LayerTimesRecord& Slowest(const std::vector<v1::LayerTimesRecord>& times) {
   const auto seconds = [](const v1::LayerTimesRecord& record) {
     double sum = 0;
@@ -48,8 +47,8 @@ const v1::LayerTimesRecord& Slowest(const std::vector<v1::LayerTimesRecord>& tim
                            [&](const auto& a, const auto& b) { return seconds(a) < seconds(b); });
 }
 
-// Floating-point operations a second over all that was timed: how the layers (or the parts of them)
-// that rank 0 has nothing of are reckoned. 0: no layer with arithmetic was timed.
+// Floating-point operations per second over all timed layers; used for layers and parts without a
+// measurement. 0 if no layer with arithmetic was timed.
 double FlopsOf(const v1::ModelTimes& times, const Graph& graph) {
   std::map<absl::string_view, double> flops;
   for (const GraphLayer& layer : graph.layers())
@@ -59,7 +58,7 @@ double FlopsOf(const v1::ModelTimes& times, const Graph& graph) {
   for (const v1::LayerTime& time : times.time()) {
     const auto layer = flops.find(time.layer());
     if (layer == flops.end() || layer->second <= 0) continue;
-    // Backward takes two forwards.
+    // The backward pass has twice the arithmetic of the forward pass.
     work += 3 * layer->second * KeyOf(time).part.work();
     seconds += time.forward() + time.backward();
   }
@@ -72,77 +71,78 @@ bool HasArithmetic(const Graph& graph) {
 }
 
 // Ranks on each host; 1 where hosts have different numbers of them.
-int PerHost(const std::vector<RankMachine>& ranks) {
+int PerHost(const std::vector<RankResources>& ranks) {
   std::map<std::string, int> hosts;
-  for (const RankMachine& rank : ranks) ++hosts[rank.host];
+  for (const RankResources& rank : ranks) ++hosts[rank.host];
   const int first = hosts.begin()->second;
   const bool alike = std::all_of(hosts.begin(), hosts.end(),
                                  [&](const auto& host) { return host.second == first; });
   return alike ? first : 1;
 }
 
-// The least that is known of any rank; 0: of none.
+// The minimum over ranks with a known value; 0 if none.
 template <typename Value>
-Value Least(const std::vector<RankMachine>& ranks, Value RankMachine::*value) {
+Value MinKnown(const std::vector<RankResources>& ranks, Value RankResources::*value) {
   Value least = 0;
-  for (const RankMachine& rank : ranks) {
+  for (const RankResources& rank : ranks) {
     if (rank.*value > 0 && (least == 0 || rank.*value < least)) least = rank.*value;
   }
   return least;
 }
 
-absl::StatusOr<GroupMachine> MachineFor(const PlanningQuestion& question, const Graph& graph) {
-  GroupMachine machine;
-  if (question.link.has_value()) {
-    CADRE_ASSIGN_OR_RETURN(machine.link, LinkProfileFromProto(*question.link));
-    machine.link_kind = question.link->kind();
+absl::StatusOr<HardwareModel> HardwareFor(const PlanQuery& query, const Graph& graph) {
+  HardwareModel machine;
+  if (query.link.has_value()) {
+    CADRE_ASSIGN_OR_RETURN(machine.link, LinkProfileFromProto(*query.link));
+    machine.link_kind = query.link->kind();
   }
   machine.inside = machine.link;
-  if (question.inside.has_value()) {
-    CADRE_ASSIGN_OR_RETURN(machine.inside, LinkProfileFromProto(*question.inside));
+  if (query.inside.has_value()) {
+    CADRE_ASSIGN_OR_RETURN(machine.inside, LinkProfileFromProto(*query.inside));
   }
-  machine.per_host = PerHost(question.ranks);
-  machine.cores = machine.per_host * Least(question.ranks, &RankMachine::cores);
-  machine.memory_bytes = Least(question.ranks, &RankMachine::memory_bytes);
-  const v1::LayerTimesRecord& slowest = Slowest(question.times);
+  machine.per_host = PerHost(query.ranks);
+  machine.cores = machine.per_host * MinKnown(query.ranks, &RankResources::cores);
+  machine.memory_bytes = MinKnown(query.ranks, &RankResources::memory_bytes);
+  const v1::LayerTimesRecord& slowest = Slowest(query.times);
   machine.times = MeasuredLayers(slowest.times(), graph);
   machine.flops = FlopsOf(slowest.times(), graph);
   if (machine.flops <= 0 && HasArithmetic(graph)) {
-    return absl::FailedPreconditionError("no layer with arithmetic was ever timed");
+    return absl::FailedPreconditionError("no layer with arithmetic has been timed");
   }
   machine.update_seconds = slowest.update_seconds();
   machine.copy_seconds = slowest.copy_seconds();
   return machine;
 }
 
-// Requires: `posed` stays where it is as long as its problem is used.
-absl::Status Pose(const PlanningQuestion& question, Posed& posed) {
-  const int ranks = static_cast<int>(question.ranks.size());
-  posed.spec = *question.spec;
-  CADRE_ASSIGN_OR_RETURN(posed.graph, Graph::FromModel(posed.spec.model()));
-  posed.index = ParameterIndex::FromGraph(posed.graph);
-  CADRE_ASSIGN_OR_RETURN(GroupMachine machine, MachineFor(question, posed.graph));
+// Requires: `input` is not moved while its problem is used.
+absl::Status FillSearchInput(const PlanQuery& query, SearchInput& input) {
+  const int ranks = static_cast<int>(query.ranks.size());
+  input.spec = *query.spec;
+  CADRE_ASSIGN_OR_RETURN(input.graph, Graph::FromModel(input.spec.model()));
+  input.index = ParameterIndex::FromGraph(input.graph);
+  CADRE_ASSIGN_OR_RETURN(HardwareModel machine, HardwareFor(query, input.graph));
   CADRE_ASSIGN_OR_RETURN(
-      posed.problem, ProblemOf(posed.spec, posed.graph, posed.index, ranks, std::move(machine)));
+      input.problem, ProblemOf(input.spec, input.graph, input.index, ranks, std::move(machine)));
   return absl::OkStatus();
 }
 
-// As it is given to a group: the ranks measure the link, and choose buckets by it.
-v1::Plan Unmeasured(const Posed& posed, Plan plan) {
-  plan = WithCollectives(std::move(plan), posed.graph, posed.index,
-                         posed.spec.cluster().collectives(), LinkProfile(), "");
-  return PlanToProto(plan, posed.index);
+// The plan as assigned to a group: the ranks measure the link and choose buckets by it.
+v1::Plan WithoutLink(const SearchInput& input, Plan plan) {
+  plan =
+      WithCollectives(std::move(plan), input.graph, input.index, input.spec.cluster().collectives(),
+                      LinkProfile(), v1::LinkProfile::KIND_UNSPECIFIED);
+  return PlanToProto(plan, input.index);
 }
 
-absl::StatusOr<std::vector<GroupPlan>> Found(const PlanningQuestion& question) {
-  Posed posed;
-  CADRE_RETURN_IF_ERROR(Pose(question, posed));
-  CADRE_ASSIGN_OR_RETURN(SearchResult result, Search(posed.problem));
+absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
+  SearchInput input;
+  CADRE_RETURN_IF_ERROR(FillSearchInput(query, input));
+  CADRE_ASSIGN_OR_RETURN(SearchResult result, Search(input.problem));
   std::vector<GroupPlan> plans;
-  plans.push_back({.plan = Unmeasured(posed, std::move(result.best.plan)),
+  plans.push_back({.plan = WithoutLink(input, std::move(result.best.plan)),
                    .predicted = std::move(result.best.prediction.times)});
   for (Candidate& other : result.others) {
-    plans.push_back({.plan = Unmeasured(posed, std::move(other.plan)),
+    plans.push_back({.plan = WithoutLink(input, std::move(other.plan)),
                      .predicted = std::move(other.prediction.times)});
   }
   return plans;
@@ -150,31 +150,30 @@ absl::StatusOr<std::vector<GroupPlan>> Found(const PlanningQuestion& question) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<GroupPlan>> MeasuredPlanning::PlansFor(
-    const PlanningQuestion& question) const {
-  CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules,
-                         MakePlan(*question.spec, static_cast<int>(question.ranks.size())));
-  if (IsKnown(question)) {
-    absl::StatusOr<std::vector<GroupPlan>> found = Found(question);
+absl::StatusOr<std::vector<GroupPlan>> MeasuredPlanning::PlansFor(const PlanQuery& query) const {
+  CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, MakePlan(*query.spec, std::ssize(query.ranks)));
+  if (IsKnown(query)) {
+    absl::StatusOr<std::vector<GroupPlan>> found = SearchPlans(query);
     if (found.ok()) return found;
-    LOG(WARNING) << "run '" << question.spec->name() << "', " << question.ranks.size()
-                 << " ranks: planned by the rules, as the search found nothing: " << found.status();
+    LOG(WARNING) << "run '" << query.spec->name() << "', " << query.ranks.size()
+                 << " ranks: using the plan of the rules because the search failed: "
+                 << found.status();
   }
   return std::vector<GroupPlan>{{.plan = std::move(by_rules)}};
 }
 
-absl::StatusOr<v1::StepTimes> MeasuredPlanning::Predict(const PlanningQuestion& question,
+absl::StatusOr<v1::StepTimes> MeasuredPlanning::Predict(const PlanQuery& query,
                                                         const v1::Plan& proto) const {
-  if (!IsKnown(question)) {
-    return absl::FailedPreconditionError("link or times of layers were never measured");
+  if (!IsKnown(query)) {
+    return absl::FailedPreconditionError("the link or layer times have not been measured");
   }
-  Posed posed;
-  CADRE_RETURN_IF_ERROR(Pose(question, posed));
-  CADRE_ASSIGN_OR_RETURN(const Plan plan, PlanFromProto(proto, posed.graph, posed.index));
-  if (plan.mesh.ranks() != posed.problem.ranks) {
+  SearchInput input;
+  CADRE_RETURN_IF_ERROR(FillSearchInput(query, input));
+  CADRE_ASSIGN_OR_RETURN(const Plan plan, PlanFromProto(proto, input.graph, input.index));
+  if (plan.mesh.ranks() != input.problem.ranks) {
     return absl::InvalidArgumentError("the plan is for another number of ranks");
   }
-  return cadre::Predict(posed.problem, plan).times;
+  return cadre::Predict(input.problem, plan).times;
 }
 
 std::string MeasuredPlanning::KeyOf(const v1::Model& model) const { return ModelKey(model); }

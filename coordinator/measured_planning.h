@@ -1,5 +1,5 @@
-// The planner (coordinator/plan) behind the machine's interface: what was measured of the ranks'
-// machines becomes a GroupMachine, on which plans are searched for and predicted.
+// Implements Planning with plan/search: the measurements of the ranks' hosts become a hardware
+// model, for which plans are searched and predicted.
 //
 // Stateless; thread-safe.
 #pragma once
@@ -13,11 +13,10 @@ namespace cadre {
 
 class MeasuredPlanning final : public Planning {
  public:
-  // Also where the search finds nothing (nothing that fits into memory, say, by its reckoning; the
-  // log says so): then the rules' plan, without a prediction. Plans have no link in them: their
-  // ranks measure it.
-  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanningQuestion& question) const override;
-  absl::StatusOr<v1::StepTimes> Predict(const PlanningQuestion& question,
+  // If the search finds no plan (for example none that fits into memory), logs that and returns the
+  // plan of the rules, without a prediction. Plans contain no link: the ranks measure it.
+  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const override;
+  absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& query,
                                         const v1::Plan& plan) const override;
   std::string KeyOf(const v1::Model& model) const override;
   std::vector<std::string> LayersOf(const v1::Model& model) const override;

@@ -9,19 +9,19 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
-#include "spec/layer_part.h"
+#include "plan/layer_part.h"
 
 namespace cadre {
 namespace {
 
-// Kinds of device, each with each of its models.
-constexpr size_t kMostModels = 1024;
-// Samples, or parts of one index: of no layer are there more.
-constexpr uint32_t kMostParts = 1U << 30;
+// Limit of pairs of device kind and model.
+constexpr size_t kMaxModels = 1024;
+// Limit of samples and of parts of one index.
+constexpr uint32_t kMaxParts = 1U << 30;
 
 bool IsTime(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
 
-// What is new goes to the end, so that what was not measured for longest is forgotten first.
+// New times go to the end, so that the times measured longest ago are removed first.
 void Merge(const v1::ModelTimes& from, v1::ModelTimes& into) {
   std::set<LayerPartKey> measured;
   for (const v1::LayerTime& time : from.time()) measured.insert(KeyOf(time));
@@ -31,22 +31,22 @@ void Merge(const v1::ModelTimes& from, v1::ModelTimes& into) {
                      [&](const v1::LayerTime& time) { return measured.count(KeyOf(time)) != 0; }),
       times.end());
   times.MergeFrom(from.time());
-  const int extra = times.size() - kMostLayerTimes;
+  const int extra = times.size() - kMaxLayerTimes;
   if (extra > 0) times.DeleteSubrange(0, extra);
 }
 
 absl::Status CheckLayerTime(const v1::LayerTime& time) {
   if (!IsTime(time.forward()) || !IsTime(time.backward())) {
-    return absl::InvalidArgumentError("a layer has a time that is no time");
+    return absl::InvalidArgumentError("a layer time is negative or not finite");
   }
-  if (time.layer().size() > kMostLayerNameCharacters) {
-    return absl::InvalidArgumentError("the name of a layer is longer than any layer has");
+  if (time.layer().size() > kMaxLayerNameCharacters) {
+    return absl::InvalidArgumentError("the name of a layer is too long");
   }
-  const bool possible = time.samples() >= 1 && time.samples() <= kMostParts &&
-                        time.rows() <= kMostParts && time.outs() <= kMostParts &&
-                        time.ins() <= kMostParts;
+  const bool possible = time.samples() >= 1 && time.samples() <= kMaxParts &&
+                        time.rows() <= kMaxParts && time.outs() <= kMaxParts &&
+                        time.ins() <= kMaxParts;
   if (possible) return absl::OkStatus();
-  return absl::InvalidArgumentError("a part of a layer was timed that no layer can have");
+  return absl::InvalidArgumentError("a layer time is of an impossible part");
 }
 
 }  // namespace
@@ -56,22 +56,23 @@ absl::Status CheckMeasured(const v1::Measured& measured) {
   for (const double seconds :
        {times.step(), times.compute(), times.moves(), times.collectives(), times.update(),
         times.exposed(), measured.update_seconds(), measured.copy_seconds()}) {
-    if (!IsTime(seconds)) return absl::InvalidArgumentError(absl::StrCat(seconds, " is no time"));
+    if (!IsTime(seconds))
+      return absl::InvalidArgumentError(absl::StrCat(seconds, " is not a duration"));
   }
-  if (times.step() <= 0) return absl::InvalidArgumentError("its steps take no time");
+  if (times.step() <= 0) return absl::InvalidArgumentError("the step time is 0");
   const v1::ModelTimes& layers = measured.layers();
-  if (layers.name().size() > kMostLayerNameCharacters) {
+  if (layers.name().size() > kMaxLayerNameCharacters) {
     return absl::InvalidArgumentError("the name of the model is too long");
   }
-  if (layers.time_size() > kMostLayerTimes) {
-    return absl::InvalidArgumentError(absl::StrCat("it has times of ", layers.time_size(),
-                                                   " layers; there may be ", kMostLayerTimes));
+  if (layers.time_size() > kMaxLayerTimes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(layers.time_size(), " layer times exceed the limit of ", kMaxLayerTimes));
   }
   for (const v1::LayerTime& time : layers.time()) CADRE_RETURN_IF_ERROR(CheckLayerTime(time));
   return absl::OkStatus();
 }
 
-void KeepLayers(const std::vector<std::string>& layers, v1::ModelTimes& times) {
+void RemoveUnknownLayers(const std::vector<std::string>& layers, v1::ModelTimes& times) {
   const std::set<absl::string_view> known(layers.begin(), layers.end());
   auto& all = *times.mutable_time();
   all.erase(
@@ -81,24 +82,24 @@ void KeepLayers(const std::vector<std::string>& layers, v1::ModelTimes& times) {
 }
 
 void Measurements::Load(const std::string& key, const v1::LayerTimesRecord& record) {
-  times_[key] = {.order = ++learnt_, .record = record};
+  times_[key] = {.order = ++sequence_, .record = record};
 }
 
-std::string Measurements::MakeRoom(const std::string& key) {
-  if (times_.size() < kMostModels || times_.count(key) != 0) return "";
+std::string Measurements::EvictIfFull(const std::string& key) {
+  if (times_.size() < kMaxModels || times_.count(key) != 0) return "";
   const auto oldest = std::min_element(
       times_.begin(), times_.end(),
       [](const auto& a, const auto& b) { return a.second.order < b.second.order; });
-  std::string forgotten = oldest->first;
+  std::string evicted = oldest->first;
   times_.erase(oldest);
-  return forgotten;
+  return evicted;
 }
 
-Measurements::Learnt Measurements::Learn(absl::string_view device, absl::string_view model,
-                                         const v1::Measured& measured) {
+Measurements::Update Measurements::Record(absl::string_view device, absl::string_view model,
+                                          const v1::Measured& measured) {
   std::string key = LayerTimesKey(device, model);
-  std::string forgotten = MakeRoom(key);
-  times_[key].order = ++learnt_;
+  std::string evicted = EvictIfFull(key);
+  times_[key].order = ++sequence_;
   v1::LayerTimesRecord& record = times_[key].record;
   record.set_device(std::string(device));
   record.mutable_times()->set_model(std::string(model));
@@ -106,7 +107,7 @@ Measurements::Learnt Measurements::Learn(absl::string_view device, absl::string_
   Merge(measured.layers(), *record.mutable_times());
   if (measured.update_seconds() > 0) record.set_update_seconds(measured.update_seconds());
   if (measured.copy_seconds() > 0) record.set_copy_seconds(measured.copy_seconds());
-  return {.key = std::move(key), .record = &record, .forgotten = std::move(forgotten)};
+  return {.key = std::move(key), .record = &record, .evicted = std::move(evicted)};
 }
 
 const v1::LayerTimesRecord* Measurements::TimesOf(absl::string_view device,
@@ -117,7 +118,7 @@ const v1::LayerTimesRecord* Measurements::TimesOf(absl::string_view device,
 
 namespace {
 
-// Names of hosts are other programs' choice; a line feed is in none.
+// Host names contain no line feed.
 std::string Joined(const std::vector<std::string>& hosts) { return absl::StrJoin(hosts, "\n"); }
 
 std::pair<std::string, std::string> KeysOf(std::vector<std::string> hosts) {
@@ -129,16 +130,16 @@ std::pair<std::string, std::string> KeysOf(std::vector<std::string> hosts) {
 
 }  // namespace
 
-void Measurements::LearnLink(const std::vector<std::string>& hosts, const v1::LinkProfile& link) {
+void Measurements::RecordLink(const std::vector<std::string>& hosts, const v1::LinkProfile& link) {
   const auto [set, all] = KeysOf(hosts);
   Link& known = links_[set][all];
   by_age_.erase(known.order);
-  known = {.order = ++learnt_, .link = link};
+  known = {.order = ++sequence_, .link = link};
   by_age_[known.order] = {set, all};
-  if (by_age_.size() > kMostLinks) ForgetOldestLink();
+  if (by_age_.size() > kMaxLinks) EvictOldestLink();
 }
 
-void Measurements::ForgetOldestLink() {
+void Measurements::EvictOldestLink() {
   const auto [set, all] = by_age_.begin()->second;
   by_age_.erase(by_age_.begin());
   const auto links = links_.find(set);

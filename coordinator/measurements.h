@@ -1,9 +1,8 @@
-// What the groups of this cluster have measured so far: times of layers, by kind of device and
-// model, and links, by the hosts that they connect.
+// Measurements of this cluster's groups: layer times by device kind and model, and links by hosts.
 //
-// Layer times are durable records that outlive runs and the coordinator: whoever has one changed
-// stores what Learn returns. Links change with what else goes on, so they are only remembered, a
-// bounded number of them. Pure and thread-compatible.
+// Layer times are durable records that outlive runs and the coordinator: the caller of Record
+// stores the record that it returns. Links depend on the current load, so they are kept in memory
+// only, in bounded number. Pure and thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -15,48 +14,48 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "model/inference.h"
+#include "model/validate.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/records.pb.h"
-#include "spec/inference.h"
-#include "spec/validate.h"
 
 namespace cadre {
 
-// Times that one message may tell of, and that are kept of one model on one kind of device: each
-// layer of the largest model for two sizes of micro-batches.
-inline constexpr int kMostLayerTimes = 2 * kMostLayers;
-// Links that are remembered: of every group of a run, and of as many before.
-inline constexpr size_t kMostLinks = 2 * kMostGroups;
+// Limit of the layer times of one message, and of one model on one device kind: each layer of the
+// largest model for two sizes of micro-batches.
+inline constexpr int kMaxLayerTimes = 2 * kMaxLayers;
+// Limit of stored links: every group of a run, and as many earlier ones.
+inline constexpr size_t kMaxLinks = 2 * kMaxGroups;
 
-// Errors: InvalidArgument for times that are negative or no numbers, a step of no length, parts
-// that no layer can have, and more times or longer names than any model has.
+// Errors: InvalidArgument for times that are negative or not finite, a step time of 0, impossible
+// parts of layers, and more times or longer names than a model may have.
 absl::Status CheckMeasured(const v1::Measured& measured);
-// Takes out what is told of other layers than these.
-void KeepLayers(const std::vector<std::string>& layers, v1::ModelTimes& times);
+// Removes times of layers that are not in `layers`.
+void RemoveUnknownLayers(const std::vector<std::string>& layers, v1::ModelTimes& times);
 
 class Measurements {
  public:
-  // Layer times by record key (coordinator/keys.h), as a store holds them.
+  // Restores layer times from a record of the store (coordinator/keys.h).
   void Load(const std::string& key, const v1::LayerTimesRecord& record);
 
-  struct Learnt {
+  struct Update {
     std::string key;
-    // Valid until the next Learn.
+    // Valid until the next Record.
     const v1::LayerTimesRecord* record = nullptr;
-    // Key of the record that was given up for it; empty: none was.
-    std::string forgotten;
+    // Key of the record that was evicted; empty if none.
+    std::string evicted;
   };
-  // Takes what a rank on `device` has measured of `model` (its key) into the record, in place of
-  // what was measured of the same parts before.
-  Learnt Learn(absl::string_view device, absl::string_view model, const v1::Measured& measured);
-  // Null: never measured.
+  // Adds times that a rank on `device` has measured for `model` (its key); they replace earlier
+  // times of the same parts of layers.
+  Update Record(absl::string_view device, absl::string_view model, const v1::Measured& measured);
+  // Returns null if never measured.
   const v1::LayerTimesRecord* TimesOf(absl::string_view device, absl::string_view model) const;
 
-  // `hosts`: that of each rank.
-  void LearnLink(const std::vector<std::string>& hosts, const v1::LinkProfile& link);
-  // The last one of just so many ranks on each of these hosts or, if there is none, of any number
-  // of them.
+  // `hosts`: the host of each rank.
+  void RecordLink(const std::vector<std::string>& hosts, const v1::LinkProfile& link);
+  // The newest link of exactly these ranks per host or, if there is none, of any number of ranks on
+  // the same hosts.
   std::optional<v1::LinkProfile> LinkOf(const std::vector<std::string>& hosts) const;
 
  private:
@@ -68,15 +67,15 @@ class Measurements {
     uint64_t order = 0;
     v1::LayerTimesRecord record;
   };
-  std::string MakeRoom(const std::string& key);
-  void ForgetOldestLink();
+  std::string EvictIfFull(const std::string& key);
+  void EvictOldestLink();
 
   std::map<std::string, Times> times_;
-  // By hosts, each once, then by hosts as often as they have ranks.
+  // By set of hosts, then by hosts with one entry per rank.
   std::map<std::string, std::map<std::string, Link>> links_;
-  // Both keys of each of them, oldest first.
+  // Both keys of each link, oldest first.
   std::map<uint64_t, std::pair<std::string, std::string>> by_age_;
-  uint64_t learnt_ = 0;
+  uint64_t sequence_ = 0;
 };
 
 }  // namespace cadre

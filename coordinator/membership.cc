@@ -4,8 +4,8 @@
 
 namespace cadre {
 
-void Membership::Greet(ConnectionId connection, absl::Time now) {
-  greeting_[connection] = now + lease_;
+void Membership::AddPending(ConnectionId connection, absl::Time now) {
+  pending_[connection] = now + lease_;
 }
 
 Member& Membership::Add(const v1::MemberRecord& record, absl::Time now) {
@@ -25,7 +25,7 @@ void Membership::Remove(const std::string& member_id) {
 ConnectionId Membership::Attach(Member& member, ConnectionId connection, absl::Time now) {
   const ConnectionId before = member.connection;
   connections_.erase(before);
-  greeting_.erase(connection);
+  pending_.erase(connection);
   connections_[connection] = member.id();
   member.connection = connection;
   Renew(member, now);
@@ -33,7 +33,7 @@ ConnectionId Membership::Attach(Member& member, ConnectionId connection, absl::T
 }
 
 Member* Membership::Detach(ConnectionId connection) {
-  greeting_.erase(connection);
+  pending_.erase(connection);
   Member* const member = ByConnection(connection);
   if (member == nullptr) return nullptr;
   member->connection = 0;
@@ -42,7 +42,7 @@ Member* Membership::Detach(ConnectionId connection) {
 }
 
 void Membership::Renew(Member& member, absl::Time now) {
-  member.heard = now;
+  member.last_heard = now;
   member.lease_until = now + lease_;
 }
 
@@ -99,9 +99,9 @@ std::vector<std::string> Membership::Expired(absl::Time now) const {
   return ids;
 }
 
-std::vector<ConnectionId> Membership::Mute(absl::Time now) const {
+std::vector<ConnectionId> Membership::WithoutHello(absl::Time now) const {
   std::vector<ConnectionId> connections;
-  for (const auto& [connection, until] : greeting_) {
+  for (const auto& [connection, until] : pending_) {
     if (now >= until) connections.push_back(connection);
   }
   return connections;
@@ -110,7 +110,7 @@ std::vector<ConnectionId> Membership::Mute(absl::Time now) const {
 absl::Time Membership::NextExpiry() const {
   absl::Time next = absl::InfiniteFuture();
   for (const auto& [id, member] : members_) next = std::min(next, member.lease_until);
-  for (const auto& [connection, until] : greeting_) next = std::min(next, until);
+  for (const auto& [connection, until] : pending_) next = std::min(next, until);
   return next;
 }
 

@@ -1,10 +1,10 @@
-// Who belongs to the cluster: members, their leases and their streams.
+// Members of the cluster, their leases and their streams.
 //
-// A member's lease is granted when it joins and renewed by everything it says. Its stream may break
-// and another may take its place within the lease; at most one stream is a member's at a time.
-// What a dropped member means for its group is not decided here.
+// A member's lease is granted when it joins and renewed by every message. Its stream may break and
+// be replaced within the lease; a member has at most one stream at a time. What the loss of a
+// member means for its group is decided elsewhere.
 //
-// Pure and thread-compatible: time comes in as `now`.
+// Pure and thread-compatible: time is the argument `now`.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace cadre {
 
-// Orders "w2" before "w10": by age, as ids end in a counter.
+// Orders by age ("w2" before "w10"): ids end in a counter.
 struct MemberIdLess {
   bool operator()(const std::string& a, const std::string& b) const {
     return a.size() != b.size() ? a.size() < b.size() : a < b;
@@ -32,15 +32,15 @@ struct Member {
   v1::MemberRecord record;
   // 0 while no stream is open.
   ConnectionId connection = 0;
-  absl::Time heard;
+  absl::Time last_heard;
   absl::Time lease_until;
-  // Of its host, as it said in its last Hello; 0: not known.
+  // Resources of its host, from its last Hello; 0: unknown.
   uint32_t cores = 0;
   uint64_t memory_bytes = 0;
   // From its last heartbeat.
   std::map<std::string, uint64_t> counters;
-  // Worker: its place in a group; none while it is idle.
-  std::optional<v1::GroupPlace> place;
+  // The rank that a worker holds in a group; none while it is idle.
+  std::optional<v1::RankSlot> place;
 
   const std::string& id() const { return record.member_id(); }
   bool worker() const { return record.role() == v1::ROLE_WORKER; }
@@ -50,19 +50,19 @@ class Membership {
  public:
   explicit Membership(absl::Duration lease) : lease_(lease) {}
 
-  // A stream that has yet to say Hello; it has one lease's time for that.
-  void Greet(ConnectionId connection, absl::Time now);
-  bool Greeting(ConnectionId connection) const { return greeting_.count(connection) != 0; }
+  // Adds a stream from which no Hello was received yet; it has one lease to send it.
+  void AddPending(ConnectionId connection, absl::Time now);
+  bool IsPending(ConnectionId connection) const { return pending_.count(connection) != 0; }
 
   // Adds a member (its id must be new) and grants its lease.
   Member& Add(const v1::MemberRecord& record, absl::Time now);
   void Remove(const std::string& member_id);
 
-  // Makes the stream the member's. Returns the stream that it takes the place of, or 0.
+  // Assigns the stream to the member. Returns the stream that it replaces, or 0.
   ConnectionId Attach(Member& member, ConnectionId connection, absl::Time now);
-  // The stream is over. Returns the member whose stream it was, or null.
+  // The stream has ended. Returns the member whose stream it was, or null.
   Member* Detach(ConnectionId connection);
-  // The member has said something.
+  // A message of the member was received.
   void Renew(Member& member, absl::Time now);
 
   Member* Find(absl::string_view member_id);
@@ -71,13 +71,13 @@ class Membership {
   Member* ByIncarnation(v1::Role role, absl::string_view incarnation);
   Member* Aggregator(absl::string_view name);
   const Member* Aggregator(absl::string_view name) const;
-  // Workers of this name and host without a stream: what a restarted process leaves behind.
+  // Disconnected workers of this name and host: earlier processes of a restarted worker.
   std::vector<std::string> Predecessors(const v1::Hello& hello) const;
 
-  // Members whose lease is over, and streams that never said Hello, oldest id first.
+  // Members whose lease has expired, and streams whose Hello is overdue, oldest id first.
   std::vector<std::string> Expired(absl::Time now) const;
-  std::vector<ConnectionId> Mute(absl::Time now) const;
-  // When the next of them will be.
+  std::vector<ConnectionId> WithoutHello(absl::Time now) const;
+  // The next time at which either is not empty.
   absl::Time NextExpiry() const;
 
   using Map = std::map<std::string, Member, MemberIdLess>;
@@ -87,7 +87,7 @@ class Membership {
   const absl::Duration lease_;
   Map members_;
   std::map<ConnectionId, std::string> connections_;
-  std::map<ConnectionId, absl::Time> greeting_;
+  std::map<ConnectionId, absl::Time> pending_;
 };
 
 }  // namespace cadre

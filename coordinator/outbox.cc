@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Equal messages must be equal bytes, maps included, so that a replay is the same to the bit.
+// Equal messages must have equal bytes, maps included, so that a replay is bit-identical.
 std::string Serialize(const google::protobuf::MessageLite& record) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);

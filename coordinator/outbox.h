@@ -1,9 +1,9 @@
-// Collects the actions of one call of the machine.
+// Collects the actions of one Machine::Handle call.
 //
 // Thread-compatible.
 //
-// Guarantees: Take hands out erasures, then records (the newest of each key, in key order), then
-// everything else in the order in which it was added.
+// Guarantees: Take returns erasures, then records (the newest of each key, in key order), then all
+// other actions in the order in which they were added.
 #pragma once
 
 #include <google/protobuf/message_lite.h>
@@ -23,7 +23,7 @@ namespace cadre {
 class Outbox {
  public:
   void Put(const std::string& key, const google::protobuf::MessageLite& record);
-  // Also forgets what was put under the key before.
+  // Also discards an earlier Put of the key.
   void EraseOne(const std::string& key);
   void EraseBelow(const std::string& prefix);
 

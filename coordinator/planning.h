@@ -1,8 +1,8 @@
-// What the coordinator's machine asks of a planner: plans for a group whose workers are known, and
-// what a plan takes there.
+// The machine's interface to a planner: plans for a group of known workers, and predicted step
+// times.
 //
-// An interface, so that the machine can be driven without any planner; implementations are pure
-// and thread-safe: equal questions have equal answers.
+// The interface lets tests drive the machine without a planner. Implementations are pure and
+// thread-safe: equal queries have equal answers.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +18,32 @@
 
 namespace cadre {
 
-// What one rank of a group has, as its worker told.
-struct RankMachine {
+// Resources of one rank, as reported by its worker.
+struct RankResources {
   std::string host;
-  // What it computes with; layer times are filed under it.
+  // Name of its compute device; part of the key of layer times.
   std::string device;
-  // This rank's share of its host's cores and bytes of memory; 0: not known.
+  // This rank's share of the cores and memory of its host; 0: unknown.
   double cores = 0;
   int64_t memory_bytes = 0;
 };
 
-struct PlanningQuestion {
+struct PlanQuery {
   const v1::RunSpec* spec = nullptr;
-  // In the order of the ranks, those of one host side by side.
-  std::vector<RankMachine> ranks;
-  // Measured between such hosts, last; nothing: never. `inside` is that of one of the hosts alone.
+  // In rank order; ranks of one host are adjacent.
+  std::vector<RankResources> ranks;
+  // The last measured link between these hosts; absent if never measured. `inside` is the link
+  // within one host.
   std::optional<v1::LinkProfile> link;
   std::optional<v1::LinkProfile> inside;
-  // Of the run's model, for each kind of device among the ranks. Empty: there is a kind that was
-  // never measured.
+  // Layer times of the model for each kind of device among the ranks. Empty if one kind was never
+  // measured.
   std::vector<v1::LayerTimesRecord> times;
 };
 
 struct GroupPlan {
   v1::Plan plan;
-  // Nothing: too little was measured to say.
+  // Absent if too little was measured.
   std::optional<v1::StepTimes> predicted;
 };
 
@@ -50,20 +51,19 @@ class Planning {
  public:
   virtual ~Planning() = default;
 
-  // Plans for the group, the one that is predicted to be fastest first. Where link or times are not
-  // known that is one, by rules, without a prediction. Never empty.
-  // Errors: InvalidArgument: so many ranks cannot train the run.
-  virtual absl::StatusOr<std::vector<GroupPlan>> PlansFor(
-      const PlanningQuestion& question) const = 0;
+  // Plans for the group, fastest prediction first; never empty. If link or times are unknown, the
+  // single plan of the rules, without a prediction.
+  // Errors: InvalidArgument if this number of ranks cannot train the run.
+  virtual absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const = 0;
 
-  // Errors: FailedPrecondition: link or times are not known; InvalidArgument for a plan that does
+  // Errors: FailedPrecondition if link or times are unknown; InvalidArgument for a plan that does
   // not fit the run.
-  virtual absl::StatusOr<v1::StepTimes> Predict(const PlanningQuestion& question,
+  virtual absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& query,
                                                 const v1::Plan& plan) const = 0;
 
-  // Equal for models of equal layers: what layer times are filed under, beside the device.
+  // Equal for models with equal layers; with the device, the key of layer times.
   virtual std::string KeyOf(const v1::Model& model) const = 0;
-  // Names of its layers, as they are measured. Empty: it is no model.
+  // Names of the model's layers, as used in measurements. Empty for an invalid model.
   virtual std::vector<std::string> LayersOf(const v1::Model& model) const = 0;
 };
 

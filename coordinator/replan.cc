@@ -1,3 +1,22 @@
+// A group measures the time of its steps, so the planner's error for the plan in use is known. The
+// planner's errors are mostly common to all plans of one group (a busy host, a link slower than its
+// probe), so the expected time of another plan is its prediction times bias, the ratio measured /
+// predicted of the plan measured last. A plan that was run before is expected to take its measured
+// time, whatever the planner predicts. Therefore a group that moves to a disappointing plan returns
+// at most once and never oscillates. The history is part of the group's durable record, so this
+// also holds across restarts of the coordinator.
+//
+// A change costs one formation of the group: all ranks drain, reconnect, allocate and pull the
+// model. It is made only if
+//
+//   then <= (1 - kMinGain) * now    and    (now - then) * steps_left > kGainOverCost * cost
+//
+// The first condition keeps noise of the measurement from causing changes; the second is the usual
+// amortisation rule with a safety factor. The bias is clamped to [1/4, 4]: a larger ratio means
+// that the measurement says nothing about other plans.
+//
+// Limit: one bias per slot. A planner that is wrong about one kind of layout only is corrected by
+// trying it, at the cost of one change and one return.
 #include "coordinator/replan.h"
 
 #include <algorithm>
@@ -5,19 +24,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
-#include "coordinator/prediction_blame.h"
+#include "coordinator/prediction_error_cause.h"
 
 namespace cadre {
 namespace {
 
-// Plans that a slot has tried; a group tries a handful.
-constexpr size_t kMostPlans = 64;
-// A prediction that is further off than this says nothing of other plans.
-constexpr double kMostBias = 4;
+// Bound of the plans of one slot; groups try a handful.
+constexpr size_t kMaxPlans = 64;
+// Larger ratios say nothing about other plans.
+constexpr double kMaxBias = 4;
 
 }  // namespace
 
-// Axes of one rank split nothing, and indices are split in any order.
+// Ignores axes of one rank, which split nothing, and the order of the splits.
 std::string SignatureOf(const v1::Plan& plan) {
   std::string signature;
   std::set<std::string> axes;
@@ -39,16 +58,17 @@ std::string SignatureOf(const v1::Plan& plan) {
   return signature;
 }
 
-void PlanMemory::Learn(const v1::Plan& plan, double step_seconds, std::optional<double> predicted) {
+void PlanHistory::Record(const v1::Plan& plan, double step_seconds,
+                         std::optional<double> predicted) {
   const uint64_t signature = TextDigest(SignatureOf(plan));
-  if (measured.size() >= kMostPlans && measured.count(signature) == 0) measured.clear();
+  if (measured.size() >= kMaxPlans && measured.count(signature) == 0) measured.clear();
   measured[signature] = step_seconds;
   if (predicted.has_value() && *predicted > 0) {
-    bias = std::clamp(step_seconds / *predicted, 1 / kMostBias, kMostBias);
+    bias = std::clamp(step_seconds / *predicted, 1 / kMaxBias, kMaxBias);
   }
 }
 
-void PlanMemory::Load(const v1::GroupRecord& record) {
+void PlanHistory::Load(const v1::GroupRecord& record) {
   measured.clear();
   for (const v1::MeasuredPlan& plan : record.measured_plan()) {
     measured[plan.plan()] = plan.step_seconds();
@@ -56,7 +76,7 @@ void PlanMemory::Load(const v1::GroupRecord& record) {
   bias = record.plan_bias() > 0 ? record.plan_bias() : 1;
 }
 
-void PlanMemory::Store(v1::GroupRecord& record) const {
+void PlanHistory::Store(v1::GroupRecord& record) const {
   record.clear_measured_plan();
   for (const auto& [plan, seconds] : measured) {
     v1::MeasuredPlan& kept = *record.add_measured_plan();
@@ -66,14 +86,14 @@ void PlanMemory::Store(v1::GroupRecord& record) const {
   record.set_plan_bias(bias);
 }
 
-std::optional<double> PlanMemory::Expected(const GroupPlan& plan) const {
+std::optional<double> PlanHistory::Expected(const GroupPlan& plan) const {
   const auto known = measured.find(TextDigest(SignatureOf(plan.plan)));
   if (known != measured.end()) return known->second;
   if (!plan.predicted.has_value()) return std::nullopt;
   return bias * plan.predicted->step();
 }
 
-const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanMemory& memory) {
+const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistory& memory) {
   const GroupPlan* fastest = &plans.front();
   std::optional<double> least = memory.Expected(*fastest);
   for (const GroupPlan& plan : plans) {
@@ -85,25 +105,25 @@ const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanMemory
   return *fastest;
 }
 
-std::optional<PlanChange> BetterThan(const v1::Plan& present, double step_seconds,
-                                     const std::vector<GroupPlan>& plans,
-                                     const PlanMemory& memory) {
+std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_seconds,
+                                         const std::vector<GroupPlan>& plans,
+                                         const PlanHistory& memory) {
   const GroupPlan& fastest = FastestOf(plans, memory);
   if (SignatureOf(fastest.plan) == SignatureOf(present)) return std::nullopt;
   const std::optional<double> expected = memory.Expected(fastest);
-  if (!expected.has_value() || *expected > (1 - kLeastGain) * step_seconds) return std::nullopt;
+  if (!expected.has_value() || *expected > (1 - kMinGain) * step_seconds) return std::nullopt;
   return PlanChange{.now_seconds = step_seconds, .then_seconds = *expected};
 }
 
-bool Pays(const PlanChange& move, uint64_t steps_left, absl::Duration formation) {
-  const double cost = absl::ToDoubleSeconds(std::max(formation, kLeastMoveCost));
-  return (move.now_seconds - move.then_seconds) * static_cast<double>(steps_left) >
+bool IsWorthwhile(const PlanChange& change, uint64_t steps_left, absl::Duration formation) {
+  const double cost = absl::ToDoubleSeconds(std::max(formation, kMinMoveCost));
+  return (change.now_seconds - change.then_seconds) * static_cast<double>(steps_left) >
          kGainOverCost * cost;
 }
 
-std::string InWords(const PlanChange& move) {
-  return absl::StrCat("planned anew: ", InMilliseconds(move.then_seconds), " a step instead of ",
-                      InMilliseconds(move.now_seconds));
+std::string ToText(const PlanChange& change) {
+  return absl::StrCat("replanned: ", MillisecondsToText(change.then_seconds),
+                      " per step instead of ", MillisecondsToText(change.now_seconds));
 }
 
 }  // namespace cadre

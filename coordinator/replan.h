@@ -1,10 +1,5 @@
-// Whether a group should change its plan, and to which: by what the planner predicts, and by what
-// plans have turned out to take.
-//
-// A plan that a group has run counts with the step that was measured of it, however fast the
-// planner still thinks it is; others with their prediction, times what the present plan's was off
-// by. So a group that has moved to a plan that disappoints goes back at most once, and not to and
-// fro; also when the coordinator was started anew meanwhile, as what was measured is durable.
+// Decides whether a group should change its plan, from predictions of the planner and measured step
+// times of plans that the group has run. See replan.cc for the method.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -22,47 +17,49 @@
 
 namespace cadre {
 
-// A better plan has to be so much faster, as a part of the present step,
-inline constexpr double kLeastGain = 0.1;
-// and to win so many times what moving to it costs, which is at least this.
+// A better plan must reduce the step time by at least this fraction.
+inline constexpr double kMinGain = 0.1;
+// The time saved over the remaining steps must be at least this multiple of the cost of the change,
+// which is at least kMinMoveCost.
 inline constexpr double kGainOverCost = 5;
-inline constexpr absl::Duration kLeastMoveCost = absl::Seconds(1);
+inline constexpr absl::Duration kMinMoveCost = absl::Seconds(1);
 
-// Equal for plans of equal mesh and layouts, whatever their buckets.
+// Equal for plans with equal mesh and layouts; buckets do not matter.
 std::string SignatureOf(const v1::Plan& plan);
 
-// What one group slot has learnt of plans, over all its generations. A bounded number of them is
-// remembered.
-struct PlanMemory {
-  // Measured seconds a step, by the digest of the signature.
+// Measured plans of one group slot, over all its generations; bounded in number.
+struct PlanHistory {
+  // Measured seconds per step, by digest of the signature.
   std::map<uint64_t, double> measured;
-  // Measured over predicted, of the plan that was measured last, on the machine as measured then.
+  // Measured over predicted step time of the plan measured last.
   double bias = 1;
 
-  void Learn(const v1::Plan& plan, double step_seconds, std::optional<double> predicted);
-  // Takes it up from the slot's record, and writes it there.
+  void Record(const v1::Plan& plan, double step_seconds, std::optional<double> predicted);
+  // Read from and write to the slot's record.
   void Load(const v1::GroupRecord& record);
   void Store(v1::GroupRecord& record) const;
-  // Seconds that a step is expected to take. Nothing: not known.
+  // Expected seconds per step; nothing if unknown.
   std::optional<double> Expected(const GroupPlan& plan) const;
 };
 
-// The one that is expected to be fastest; the first where nothing is known. Requires: not empty.
-const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanMemory& memory);
+// The plan with the least expected step time; the first if none is known. Requires: not empty.
+const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistory& memory);
 
 struct PlanChange {
   double now_seconds = 0;
   double then_seconds = 0;
 };
-// From the present plan, whose step was measured, to the fastest; nothing: that is no 10 % faster.
-std::optional<PlanChange> BetterThan(const v1::Plan& present, double step_seconds,
-                                     const std::vector<GroupPlan>& plans, const PlanMemory& memory);
+// The change from the present plan, with its measured step time, to the fastest plan; nothing if
+// the gain is below kMinGain.
+std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_seconds,
+                                         const std::vector<GroupPlan>& plans,
+                                         const PlanHistory& memory);
 
-// Whether what the move wins over the steps that are left pays for it. `formation`: how long it
-// took to form the group last time.
-bool Pays(const PlanChange& move, uint64_t steps_left, absl::Duration formation);
+// Whether the time saved over the remaining steps justifies the change. `formation`: duration of
+// the group's last formation.
+bool IsWorthwhile(const PlanChange& change, uint64_t steps_left, absl::Duration formation);
 
-// "planned anew: 41.2 ms a step instead of 55.0 ms".
-std::string InWords(const PlanChange& move);
+// "replanned: 41.2 ms per step instead of 55.0 ms".
+std::string ToText(const PlanChange& change);
 
 }  // namespace cadre

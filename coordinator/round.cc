@@ -5,11 +5,11 @@
 namespace cadre {
 namespace {
 
-// Weight of the newest round in the learnt spread.
+// Weight of the newest round in the exponential average.
 constexpr double kNewest = 0.25;
-// The window is this many times the usual spread.
+// The window is this multiple of the average delay.
 constexpr double kMargin = 4;
-constexpr absl::Duration kMostBeyond = absl::Minutes(2);
+constexpr absl::Duration kMaxBeyond = absl::Minutes(2);
 
 }  // namespace
 
@@ -25,7 +25,7 @@ bool Round::Add(const v1::Contributed& contributed, uint32_t ranks, absl::Time n
 
 void Round::NoteLate(absl::Time now) {
   if (last_quorum_ == absl::InfiniteFuture()) return;
-  Learn(now - last_quorum_);
+  AddDelay(now - last_quorum_);
 }
 
 bool Round::MayClose(const std::vector<uint32_t>& live, absl::Time now) const {
@@ -41,7 +41,7 @@ absl::Time Round::ClosesAt(const std::vector<uint32_t>& live) const {
 }
 
 absl::Duration Round::Grace() const {
-  return std::clamp(kMargin * spread_, min_grace_, min_grace_ + kMostBeyond);
+  return std::clamp(kMargin * smoothed_delay_, min_grace_, min_grace_ + kMaxBeyond);
 }
 
 v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
@@ -64,7 +64,7 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   }
   commit.set_loss(static_cast<float>(loss / static_cast<double>(commit.samples())));
   last_quorum_ = std::min(QuorumAt(), now);
-  if (arrivals_.size() > 1) Learn(last - last_quorum_);
+  if (arrivals_.size() > 1) AddDelay(last - last_quorum_);
   return commit;
 }
 
@@ -77,9 +77,9 @@ absl::Time Round::QuorumAt() const {
   return times[needed - 1];
 }
 
-void Round::Learn(absl::Duration spread) {
-  spread = std::max(spread, absl::ZeroDuration());
-  spread_ = spread_ * (1 - kNewest) + spread * kNewest;
+void Round::AddDelay(absl::Duration delay) {
+  delay = std::max(delay, absl::ZeroDuration());
+  smoothed_delay_ = smoothed_delay_ * (1 - kNewest) + delay * kNewest;
 }
 
 }  // namespace cadre

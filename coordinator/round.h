@@ -1,8 +1,8 @@
-// One open round: who has contributed, and when it may close.
+// One open round: its contributions, and when it may close.
 //
-// The window that a quorum leaves to the others is learnt: four times the usual spread between the
-// arrival that made the quorum and the last one, but not less than the run's min_grace and not more
-// than two minutes beyond it, so that one long outage does not stop every later round.
+// The grace window after the quorum adapts: four times the smoothed delay between the arrival that
+// completes the quorum and the last arrival, at least the run's min_grace and at most two minutes
+// more than that, so that one long outage does not delay all later rounds.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -23,27 +23,27 @@ class Round {
   // Quorum 0: all live groups.
   Round(uint32_t quorum, absl::Duration min_grace) : quorum_(quorum), min_grace_(min_grace) {}
 
-  // Begins to take contributions to `round`. Forgets those of the round before.
+  // Starts `round` without contributions.
   void Open(uint32_t round);
   uint32_t round() const { return round_; }
 
-  // Takes a contribution. False: the group (with this generation) is in already.
+  // Adds a contribution. Returns false if the group has contributed already.
   // Requires: contributed.round() == round().
   bool Add(const v1::Contributed& contributed, uint32_t ranks, absl::Time now);
-  // The group's generation is over.
+  // The group's generation has ended.
   void Remove(uint32_t group) { arrivals_.erase(group); }
   bool Has(uint32_t group) const { return arrivals_.count(group) != 0; }
-  // A contribution to the round that was closed last came too late; it teaches the window.
+  // A contribution to the last closed round arrived too late; the window adapts to it.
   void NoteLate(absl::Time now);
 
-  // Whether it may close now, `live` being the groups with a started generation.
+  // Whether the round may close now. `live`: groups with a started generation.
   bool MayClose(const std::vector<uint32_t>& live, absl::Time now) const;
-  // When it will close without any further arrival; InfiniteFuture: not at all.
+  // When the round closes without further arrivals; InfiniteFuture: never.
   absl::Time ClosesAt(const std::vector<uint32_t>& live) const;
   absl::Duration Grace() const;
 
-  // Closes it: participants in group order, largest step, samples, mean loss.
-  // Requires: somebody has contributed.
+  // Closes the round. The commit has the participants in group order, the largest step, the samples
+  // and the mean loss. Requires: at least one contribution.
   v1::CommitRecord Close(const std::string& run, absl::Time now);
 
  private:
@@ -53,17 +53,17 @@ class Round {
     absl::Time when;
   };
 
-  // Time of the arrival that made the quorum; InfiniteFuture while there is none.
+  // Time of the arrival that completed the quorum; InfiniteFuture before.
   absl::Time QuorumAt() const;
-  void Learn(absl::Duration spread);
+  void AddDelay(absl::Duration delay);
 
   const uint32_t quorum_;
   const absl::Duration min_grace_;
   uint32_t round_ = 0;
   std::map<uint32_t, Arrival> arrivals_;
-  // Learnt: smoothed time from the quorum to the last arrival.
-  absl::Duration spread_ = absl::ZeroDuration();
-  // When the round closed last had its quorum.
+  // Exponential average of the time from the quorum to the last arrival.
+  absl::Duration smoothed_delay_ = absl::ZeroDuration();
+  // When the last closed round had its quorum.
   absl::Time last_quorum_ = absl::InfiniteFuture();
 };
 

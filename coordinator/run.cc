@@ -1,132 +1,61 @@
 #include "coordinator/run.h"
 
 #include <algorithm>
-#include <limits>
-
-#include "spec/data_position.h"
 
 namespace cadre {
 namespace {
 
-constexpr uint32_t kDefaultRejoinWaitMs = 5'000;
-constexpr uint32_t kDefaultMinGraceMs = 10'000;
-
-uint32_t OrDefault(uint32_t value, uint32_t instead) { return value == 0 ? instead : value; }
-
-uint32_t Clamp(uint64_t steps) {
-  return static_cast<uint32_t>(std::min<uint64_t>(steps, std::numeric_limits<uint32_t>::max()));
-}
-
-// Samples that were trained on when `step` begins, those before the checkpoint that the run begins
-// from included.
-uint64_t SamplesBefore(const v1::RunSpec& spec, uint32_t step) {
-  const DataOrigin origin = DataOriginOf(spec);
-  const int64_t steps = std::max<int64_t>(0, int64_t{step} - origin.step);
-  return static_cast<uint64_t>(origin.position) +
-         static_cast<uint64_t>(steps) * static_cast<uint64_t>(SamplesPerStep(spec));
-}
-
-// First step of the run at which at least `epochs` passes over the samples are done.
-uint32_t StepOfEpoch(const v1::RunRecord& run, uint64_t epochs) {
-  const DataOrigin origin = DataOriginOf(run.spec());
-  const auto done = static_cast<uint64_t>(origin.position);
-  const auto per_step = static_cast<uint64_t>(SamplesPerStep(run.spec()));
-  const uint64_t end = epochs * run.train_samples();
-  const uint64_t left = end > done ? end - done : 0;
-  return Clamp(static_cast<uint64_t>(origin.step) + (left + per_step - 1) / per_step);
+bool Holds(const v1::CommitRecord& commit, uint32_t group, uint32_t generation) {
+  return std::any_of(commit.participants().begin(), commit.participants().end(),
+                     [&](const v1::Participant& in) {
+                       return in.group() == group && in.generation() == generation;
+                     });
 }
 
 }  // namespace
 
-uint32_t GroupsOf(const v1::RunSpec& spec) { return OrDefault(spec.cluster().groups(), 1); }
-
-uint32_t RanksPerGroup(const v1::RunSpec& spec) {
-  return OrDefault(spec.cluster().ranks_per_group(), 1);
-}
-
-uint32_t MinRanksPerGroup(const v1::RunSpec& spec) {
-  return std::min(OrDefault(spec.cluster().min_ranks_per_group(), 1), RanksPerGroup(spec));
-}
-
-absl::Duration RejoinWait(const v1::RunSpec& spec) {
-  return absl::Milliseconds(OrDefault(spec.cluster().rejoin_wait_ms(), kDefaultRejoinWaitMs));
-}
-
-absl::Duration MinGrace(const v1::RunSpec& spec) {
-  return absl::Milliseconds(OrDefault(spec.averaging().min_grace_ms(), kDefaultMinGraceMs));
-}
-
-uint32_t FirstStep(const v1::RunSpec& spec) { return spec.checkpoint().from_step(); }
-
-uint32_t EvaluationEpochs(const v1::RunSpec& spec) {
-  return OrDefault(spec.evaluation().every_epochs(), 1);
-}
-
-v1::ComputeDevice DeviceWanted(const v1::RunSpec& spec) {
-  const bool only_cuda = spec.precision() == v1::TF32 || spec.precision() == v1::BF16;
-  return only_cuda ? v1::CUDA : spec.cluster().device();
-}
-
-v1::ComputeDevice KindOfDevice(absl::string_view device) {
-  return device.substr(0, device.find(':')) == "cuda" ? v1::CUDA : v1::CPU;
-}
-
-bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() > 0; }
-
-bool IsLive(v1::RunState state) {
-  return state == v1::QUEUED || state == v1::RUNNING || state == v1::FINISHING;
-}
-
-uint32_t TotalSteps(const v1::RunRecord& run) {
-  const v1::Stop& stop = run.spec().stop();
-  uint32_t total = stop.steps();
-  if (stop.epochs() > 0 && run.train_samples() > 0) {
-    const uint32_t by_epochs = StepOfEpoch(run, stop.epochs());
-    total = total == 0 ? by_epochs : std::min(total, by_epochs);
+Run::Run(const v1::RunRecord& run, absl::Time now)
+    : record(run), round(run.spec().averaging().quorum(), MinGrace(run.spec())) {
+  for (uint32_t group = 0; group < GroupsOf(run.spec()); ++group) {
+    slots.emplace_back(run.run(), group, now);
   }
-  return total;
+  round.Open(run.version() + 1);
 }
 
-double EpochAt(const v1::RunRecord& run, uint32_t step) {
-  if (run.train_samples() == 0) return 0;
-  return static_cast<double>(SamplesBefore(run.spec(), step)) /
-         static_cast<double>(run.train_samples());
+bool Run::shards_open() const {
+  return !averages() ||
+         (record.shards_size() > 0 && opened.size() == static_cast<size_t>(record.shards_size()) &&
+          last.has_value());
 }
 
-bool EvaluationDue(const v1::RunRecord& run, uint32_t step) {
-  if (run.train_samples() == 0) return false;
-  const uint32_t next = std::max(run.next_evaluation_epoch(), 1u);
-  return step >= StepOfEpoch(run, next);
-}
-
-uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step) {
-  const uint32_t every = EvaluationEpochs(run.spec());
-  if (run.train_samples() == 0) return every;
-  const uint64_t done = SamplesBefore(run.spec(), step) / run.train_samples();
-  return Clamp((done / every + 1) * every);
-}
-
-uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step) {
-  const uint32_t total = TotalSteps(run);
-  uint32_t next = std::numeric_limits<uint32_t>::max();
-  if (Averages(run.spec())) {
-    next = Clamp(uint64_t{step} + run.spec().averaging().every_steps());
-  } else if (run.train_samples() > 0) {
-    next = std::max(step + 1, StepOfEpoch(run, EvaluationEpochAfter(run, step)));
+std::vector<uint32_t> Run::LiveGroups() const {
+  std::vector<uint32_t> groups;
+  for (const Slot& slot : slots) {
+    if (slot.started()) groups.push_back(slot.group());
   }
-  return total == 0 ? next : std::min(next, total);
+  return groups;
 }
 
-bool TargetReached(const v1::RunRecord& run) {
-  const float target = run.spec().stop().test_accuracy();
-  // The target was written as a float: 0.91 must be met by 0.91.
-  return target > 0 && run.test().samples() > 0 &&
-         static_cast<float>(run.test().accuracy()) >= target;
+bool Run::InLastCommit(uint32_t group) const {
+  return last.has_value() && Holds(*last, group, slots[group].record().generation());
 }
 
-bool AtEnd(const v1::RunRecord& run, uint32_t step) {
-  const uint32_t total = TotalSteps(run);
-  return (total > 0 && step >= total) || TargetReached(run);
+bool Run::InClosing(uint32_t group) const {
+  return closing.has_value() && Holds(*closing, group, slots[group].record().generation());
+}
+
+std::optional<uint64_t> Run::ShardDigestOf(uint32_t shard) const {
+  if (!last.has_value()) return std::nullopt;
+  for (const v1::ShardDigest& digest : last->digests()) {
+    if (digest.shard() == shard) return digest.digest();
+  }
+  return std::nullopt;
+}
+
+uint64_t SumOfDigests(const v1::CommitRecord& commit) {
+  uint64_t sum = 0;
+  for (const v1::ShardDigest& digest : commit.digests()) sum += digest.digest();
+  return sum;
 }
 
 }  // namespace cadre

@@ -1,51 +1,60 @@
-// What follows from a run's spec and its record: lengths, boundaries, epochs, stop rules.
+// The state of one run: its durable records and what was received since the coordinator started.
 //
-// Thread-safe (pure functions).
+// A value owned by the machine; thread-compatible.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
 
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/round.h"
+#include "coordinator/run_rules.h"
+#include "coordinator/slot.h"
 #include "proto/cadre/v1/records.pb.h"
-#include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
 
-// ---- The spec with its defaults filled in.
-uint32_t GroupsOf(const v1::RunSpec& spec);
-uint32_t RanksPerGroup(const v1::RunSpec& spec);
-uint32_t MinRanksPerGroup(const v1::RunSpec& spec);
-absl::Duration RejoinWait(const v1::RunSpec& spec);
-absl::Duration MinGrace(const v1::RunSpec& spec);
-// Step that the run counts from: 0, or its checkpoint's.
-uint32_t FirstStep(const v1::RunSpec& spec);
-uint32_t EvaluationEpochs(const v1::RunSpec& spec);
-// What its groups compute on; unspecified: any kind, but each group on one. Precisions that only
-// GPUs have ask for CUDA, whatever cluster.device says.
-v1::ComputeDevice DeviceWanted(const v1::RunSpec& spec);
-// The kind of a device as workers name theirs: "cpu:4", "cuda:NVIDIA H200".
-v1::ComputeDevice KindOfDevice(absl::string_view device);
-// Whether the run uses aggregators.
-bool Averages(const v1::RunSpec& spec);
+struct Run {
+  Run(const v1::RunRecord& run, absl::Time now);
 
-// ---- The record.
-// Not DONE, FAILED or STOPPED.
-bool IsLive(v1::RunState state);
-// Steps that the run takes by its epochs and steps rules; 0 when neither is given or the number of
-// samples is not known yet.
-uint32_t TotalSteps(const v1::RunRecord& run);
-// Epochs that `step` steps of all groups are; 0 while the number of samples is not known.
-double EpochAt(const v1::RunRecord& run, uint32_t step);
-// Whether an evaluation is due at `step`; the epoch of the one after it.
-bool EvaluationDue(const v1::RunRecord& run, uint32_t step);
-uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step);
-// Where training that stands at `step` must contribute next: after every_steps or, in a run that
-// never averages, at the next evaluation; at the end at the latest.
-uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step);
-// Whether an evaluation has met the accuracy rule.
-bool TargetReached(const v1::RunRecord& run);
-// Whether training is over at `step`.
-bool AtEnd(const v1::RunRecord& run, uint32_t step);
+  const std::string& id() const { return record.run(); }
+  const v1::RunSpec& spec() const { return record.spec(); }
+  bool live() const { return IsLive(record.state()); }
+  bool averages() const { return Averages(record.spec()); }
+  // A closed round is being applied by the shards.
+  bool committing() const { return closing.has_value(); }
+  // All shards are open on connected aggregators, or the run has none.
+  bool shards_open() const;
+  // Groups with a started generation, in group order.
+  std::vector<uint32_t> LiveGroups() const;
+  // Whether the group's current generation contributed to the newest commit, or to the closing one.
+  bool InLastCommit(uint32_t group) const;
+  bool InClosing(uint32_t group) const;
+  // Digest of the shard in the newest version.
+  std::optional<uint64_t> ShardDigestOf(uint32_t shard) const;
+
+  v1::RunRecord record;
+  std::vector<Slot> slots;
+  Round round;
+  // The commit of the newest version; for version 0, the digests of the initial model. Empty until
+  // the shards are open.
+  std::optional<v1::CommitRecord> last;
+  // The commit that is being applied.
+  std::optional<v1::CommitRecord> closing;
+  // Each shard's answer to OpenRun on the current stream of its aggregator.
+  std::map<uint32_t, v1::RunOpened> opened;
+  // The version before the newest, for groups that report their version late.
+  uint32_t previous_version = 0;
+  uint64_t previous_digest = 0;
+  bool previous_known = false;
+  // When the first group was prepared, while none has started.
+  absl::Time barrier_since = absl::InfiniteFuture();
+};
+
+// Sum of the digests of all shards: the digest of the version.
+uint64_t SumOfDigests(const v1::CommitRecord& commit);
 
 }  // namespace cadre

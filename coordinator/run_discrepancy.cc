@@ -2,24 +2,24 @@
 
 #include <cmath>
 
-#include "coordinator/cost/discrepancy.h"
-#include "coordinator/run.h"
+#include "coordinator/run_rules.h"
+#include "plan/cost/discrepancy.h"
 
 namespace cadre {
 
 void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run) {
   if (commit.participants_size() < 2) return;
-  double spread = 0;
-  double moved = 0;
+  double variance = 0;
+  double displacement = 0;
   for (const v1::ShardDigest& shard : commit.digests()) {
-    spread += shard.spread();
-    moved += shard.moved();
+    variance += shard.variance_between_groups();
+    displacement += shard.displacement();
   }
-  const double newest = DiscrepancyOf(spread, moved);
+  const double newest = DiscrepancyOf(variance, displacement);
   if (!std::isfinite(newest)) return;
   v1::DiscrepancyRecord& record = *run.mutable_discrepancy();
   SmoothedDiscrepancy smoothed{record.share(), record.rounds()};
-  smoothed.Add(spread, moved);
+  smoothed.Add(variance, displacement);
   record.set_share(smoothed.share);
   record.set_rounds(smoothed.rounds);
   record.set_newest(newest);

@@ -1,4 +1,4 @@
-// What a run's record keeps of how far its groups drift apart between averages.
+// The discrepancy between the groups of a run at averaging, as kept in the run's record.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -8,11 +8,11 @@
 
 namespace cadre {
 
-// Adds a commit that has become the run's newest version. Rounds of one group, rounds of which
-// a shard does not know the figures, and rounds in which the mean stood still add nothing.
+// Adds a commit that became the run's newest version. Rounds of one group, rounds for which a shard
+// has no values, and rounds without displacement of the mean add nothing.
 void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run);
 
-// For people. Requires: run.has_discrepancy().
+// For the status. Requires: run.has_discrepancy().
 v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run);
 
 }  // namespace cadre

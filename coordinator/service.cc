@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_status.h"
 #include "base/status.h"
 #include "proto/schema_hash.h"
 
@@ -16,13 +16,13 @@ const char kStopping[] = "the coordinator is stopping";
 
 }  // namespace
 
-// One unary call. Its owner is gRPC; the service knows it until it is finished.
+// One unary call. Owned by gRPC; registered with the service until it is finished.
 class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
  public:
   Call(RequestId id, CoordinatorService* service) : id_(id), service_(service) {}
 
   RequestId id() const { return id_; }
-  void OnCancel() override { service_->Leave(id_); }
+  void OnCancel() override { service_->OnCancelled(id_); }
   void OnDone() override { delete this; }
 
  private:
@@ -55,7 +55,7 @@ class CoordinatorService::RunsService final : public v1::Runs::CallbackService {
   }
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext*, const v1::ListRequest*,
                                  v1::ListReply* reply) override {
-    return service_->Look([reply](const Machine& machine, absl::Time now) {
+    return service_->Query([reply](const Machine& machine, absl::Time now) {
       v1::StatusReply status = machine.Status(now);
       reply->mutable_runs()->Swap(status.mutable_runs());
       return absl::OkStatus();
@@ -75,10 +75,10 @@ class CoordinatorService::StatusService final : public v1::Status::CallbackServi
   explicit StatusService(CoordinatorService* service) : service_(service) {}
   grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext*, const v1::StatusRequest* request,
                                 v1::StatusReply* reply) override {
-    return service_->Look([run = request->run(), reply](const Machine& machine, absl::Time now) {
+    return service_->Query([run = request->run(), reply](const Machine& machine, absl::Time now) {
       *reply = machine.Status(now, run);
       if (run.empty() || reply->runs_size() > 0) return absl::OkStatus();
-      return absl::NotFoundError(absl::StrCat("there is no run ", run));
+      return absl::NotFoundError(absl::StrCat("no such run: ", run));
     });
   }
   grpc::ServerUnaryReactor* Trace(grpc::CallbackServerContext*, const v1::TraceRequest* request,
@@ -152,19 +152,20 @@ void CoordinatorService::Finish(RequestId request, const std::function<absl::Sta
     waits_.erase(request);
     traces_.erase(request);
   }
-  // The call was taken out, so that nobody else finishes it and its reply is ours until then.
+  // The call is no longer registered, so only this thread finishes it and its reply is valid until
+  // then.
   call->Finish(ToGrpc(fill()));
 }
 
-void CoordinatorService::Leave(RequestId request) {
+void CoordinatorService::OnCancelled(RequestId request) {
   bool traces = false;
   {
     absl::MutexLock lock(&mutex_);
     traces = traces_.contains(request);
   }
-  Finish(request, [] { return absl::CancelledError("the caller has left"); });
-  // Others may ask for a trace of the group from now on.
-  if (traces && loop_ != nullptr) loop_->Post(LeaveTrace{request});
+  Finish(request, [] { return absl::CancelledError("cancelled by the caller"); });
+  // The group can be traced by other calls now.
+  if (traces && loop_ != nullptr) loop_->Post(CancelTrace{request});
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Submit(const v1::SubmitRequest* request,
@@ -174,7 +175,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Submit(const v1::SubmitRequest* re
   if (request->schema_hash() != SchemaHash()) {
     Finish(id, [] {
       return absl::FailedPreconditionError(
-          "the command speaks another schema than the coordinator; run the same build of both");
+          "the command and the coordinator have different schemas; run the same build of both");
     });
     return call;
   }
@@ -199,14 +200,14 @@ grpc::ServerUnaryReactor* CoordinatorService::Stop(const v1::StopRequest* reques
   return call;
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Look(
+grpc::ServerUnaryReactor* CoordinatorService::Query(
     std::function<absl::Status(const Machine&, absl::Time)> look) {
   Call* const call = NewCall();
   const RequestId id = call->id();
-  auto question = [this, id, look = std::move(look)](const Machine& machine, absl::Time now) {
+  auto query = [this, id, look = std::move(look)](const Machine& machine, absl::Time now) {
     Finish(id, [&] { return look(machine, now); });
   };
-  if (loop_ == nullptr || !loop_->Ask(std::move(question))) {
+  if (loop_ == nullptr || !loop_->RunQuery(std::move(query))) {
     Finish(id, [] { return absl::UnavailableError(kStopping); });
   }
   return call;
@@ -219,15 +220,15 @@ grpc::ServerUnaryReactor* CoordinatorService::Wait(const v1::WaitRequest* reques
   bool room = false;
   {
     absl::MutexLock lock(&mutex_);
-    room = waits_.size() < options_.most_waiters;
+    room = waits_.size() < options_.max_waiters;
     if (room) waits_[id] = {request->run(), reply};
   }
   if (!room) {
-    Finish(id, [] { return absl::ResourceExhaustedError("too many calls wait already"); });
+    Finish(id, [] { return absl::ResourceExhaustedError("too many Wait calls"); });
     return call;
   }
-  // The question makes the loop settle, which looks at who waits.
-  if (loop_ == nullptr || !loop_->Ask([](const Machine&, absl::Time) {})) {
+  // The empty query makes the loop call OnSettled, which answers waiting calls.
+  if (loop_ == nullptr || !loop_->RunQuery([](const Machine&, absl::Time) {})) {
     Finish(id, [] { return absl::UnavailableError(kStopping); });
   }
   return call;
@@ -261,12 +262,12 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
       watches_.erase(id);
     });
     if (drained_) refused = absl::UnavailableError(kStopping);
-    if (watches_.size() >= options_.most_waiters) {
-      refused = absl::ResourceExhaustedError("too many calls watch already");
+    if (watches_.size() >= options_.max_waiters) {
+      refused = absl::ResourceExhaustedError("too many Watch calls");
     }
     if (refused.ok()) watches_[id] = stream;
   }
-  if (refused.ok() && (loop_ == nullptr || !loop_->Ask([](const Machine&, absl::Time) {}))) {
+  if (refused.ok() && (loop_ == nullptr || !loop_->RunQuery([](const Machine&, absl::Time) {}))) {
     refused = absl::UnavailableError(kStopping);
   }
   if (!refused.ok()) stream->End(refused);
@@ -296,7 +297,8 @@ void CoordinatorService::OnStreamDone(ConnectionId connection) {
   streams_.erase(connection);
 }
 
-// ---- The loop's outlet. The mutex is held while a stream is used, so that it cannot go meanwhile.
+// ---- Callbacks of the loop. The mutex is held while a stream is used, so that it is not
+// destroyed.
 
 void CoordinatorService::OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
@@ -308,7 +310,7 @@ void CoordinatorService::OnDisconnect(ConnectionId connection, const absl::Statu
   absl::MutexLock lock(&mutex_);
   auto it = streams_.find(connection);
   if (it == streams_.end()) return;
-  LOG(INFO) << "stream " << connection << " is ended: " << status;
+  LOG(INFO) << "stream " << connection << " ended: " << status;
   it->second->End(status);
 }
 
@@ -339,14 +341,14 @@ void CoordinatorService::OnTraceAnswered(const TraceAnswered& answered) {
 }
 
 absl::Time CoordinatorService::OnSettled(const Machine& machine, absl::Time now) {
-  OfferWaits(machine, now);
+  AnswerWaits(machine, now);
   absl::Time again = absl::InfiniteFuture();
   absl::MutexLock lock(&mutex_);
-  for (auto& [id, watch] : watches_) again = std::min(again, watch->Offer(machine, now));
+  for (auto& [id, watch] : watches_) again = std::min(again, watch->MaybeSend(machine, now));
   return again;
 }
 
-void CoordinatorService::OfferWaits(const Machine& machine, absl::Time now) {
+void CoordinatorService::AnswerWaits(const Machine& machine, absl::Time now) {
   std::map<RequestId, Waiting> over;
   {
     absl::MutexLock lock(&mutex_);

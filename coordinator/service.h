@@ -6,7 +6,7 @@
 //   CADRE_RETURN_IF_ERROR(service.Start(&store, &clock));
 //   auto daemon = Daemon::Start(daemon_options, service.services());
 //   ...
-//   service.Drain();                 // what was asked is done and kept; every stream ends
+//   service.Drain();                 // handles queued events, then ends every stream
 //   daemon->Drain(absl::Seconds(3));
 #pragma once
 
@@ -34,27 +34,28 @@
 
 namespace cadre {
 
-class CoordinatorService final : public JoinStream::Host, public Loop::Outlet {
+class CoordinatorService final : public JoinStream::Host, public Loop::Callbacks {
  public:
   struct Options {
     Loop::Options loop;
-    // Messages that may wait to be written to one member.
+    // Limit of messages waiting to be written to one member.
     size_t stream_capacity = 1024;
-    // Watch and Wait calls at a time.
-    size_t most_waiters = 1024;
+    // Limit of concurrent Watch and Wait calls, each.
+    size_t max_waiters = 1024;
   };
 
   explicit CoordinatorService(Options options);
   ~CoordinatorService() override;
 
-  // Takes up the store and starts the loop; calls before that are Unavailable. `store` and `clock`
-  // are borrowed and must outlive the service.
+  // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
+  // and `clock` are borrowed and must outlive the service.
   absl::Status Start(Store* store, const Clock* clock);
 
-  // To be served by one server, which must be shut down before this object goes.
+  // The services for one server, which must be shut down before this object is destroyed.
   std::vector<grpc::Service*> services();
 
-  // Lets what has come be done, ends the loop, then every stream and waiting call with Unavailable.
+  // Handles all queued events, ends the loop, then ends every stream and waiting call with
+  // Unavailable.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // JoinStream::Host
@@ -76,26 +77,23 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Outlet {
   class StatusService;
   class Call;
 
-  // What to do with the outcome of a call that the machine answers.
-  using Answer = std::function<void(const Replied& replied)>;
-
   grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* Join();
   grpc::ServerUnaryReactor* Submit(const v1::SubmitRequest* request, v1::SubmitReply* reply);
   grpc::ServerUnaryReactor* Stop(const v1::StopRequest* request);
   grpc::ServerUnaryReactor* Wait(const v1::WaitRequest* request, v1::WaitReply* reply);
   grpc::ServerUnaryReactor* Trace(const v1::TraceRequest* request, v1::TraceReply* reply);
   grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(const v1::WatchRequest* request);
-  // A call that looks at the machine and answers at once.
-  grpc::ServerUnaryReactor* Look(std::function<absl::Status(const Machine&, absl::Time)> look);
+  // A call that reads the machine and is answered immediately.
+  grpc::ServerUnaryReactor* Query(std::function<absl::Status(const Machine&, absl::Time)> look);
 
-  // Registers a call; it is answered by Finish with its id, by Drain, or when it is cancelled.
+  // Registers a call. It ends by Finish with its id, by Drain, or by cancellation.
   Call* NewCall() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Runs `fill` and finishes the call, unless it is over already; `fill` may touch the reply.
+  // Runs `fill`, which may write the reply, and finishes the call, unless it has ended.
   void Finish(RequestId request, const std::function<absl::Status()>& fill)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // The caller of this call has left.
-  void Leave(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
-  void OfferWaits(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The caller has cancelled the call.
+  void OnCancelled(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
+  void AnswerWaits(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   struct Waiting {
@@ -118,7 +116,7 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Outlet {
   std::map<RequestId, Waiting> waits_ ABSL_GUARDED_BY(mutex_);
   std::map<RequestId, v1::TraceReply*> traces_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
-  // Makes lineages unlike one another.
+  // Source of unique lineages.
   std::random_device entropy_ ABSL_GUARDED_BY(mutex_);
 };
 

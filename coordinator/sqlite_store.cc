@@ -1,3 +1,23 @@
+// One table `record(key, value)`; the coordinator's state is a few thousand small records, read
+// once at the start and then only written. SQLite provides the two properties that the Machine's
+// contract requires: a transaction is atomic, and it is durable when COMMIT returns.
+//
+// Durability: in WAL mode a commit appends to the log; synchronous = FULL makes it fsync the log
+// before COMMIT returns (NORMAL would only guarantee consistency after a power failure, and lose
+// the newest commits, although Apply messages of a lost commit may have been sent). A commit costs
+// one fsync, 0.1 to 10 ms; the Loop batches the events that are waiting into one transaction.
+//
+// Exclusion: locking_mode = EXCLUSIVE with an immediate transaction at Open takes the lock of the
+// file for the life of the process. It is an advisory lock of the kernel, so it ends with the
+// process, and a second coordinator fails at its start instead of at its first write. It also keeps
+// the WAL index in memory instead of in a shared-memory file.
+//
+// Errors inside a transaction (a full disk, I/O) leave the file unchanged: SQLite rolls back. The
+// Loop then stops, because the Machine's memory is ahead of the store; after a restart the state is
+// that of the last commit. Damage is found by integrity_check at Open, not later at a read.
+//
+// Limits: one writer; no compaction. Records of ended runs are erased (Machine::EvictEndedRuns), so
+// the file stays small.
 #include "coordinator/sqlite_store.h"
 
 #include <sqlite3.h>
@@ -12,7 +32,7 @@
 namespace cadre {
 namespace {
 
-// Layout of the file; a change adds a step to Migrate.
+// Layout of the file, in PRAGMA user_version.
 constexpr int kLayout = 1;
 
 absl::StatusCode CodeOf(int error) {
@@ -39,23 +59,23 @@ absl::StatusCode CodeOf(int error) {
 absl::string_view Advice(int error) {
   switch (error & 0xff) {
     case SQLITE_FULL:
-      return "; the disk is full: make room and start again, nothing is lost";
+      return "; the disk is full: free some space and restart; no data is lost";
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
-      return "; another process, perhaps another coordinator, holds it";
+      return "; it is locked by another process, perhaps another coordinator";
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return "; it is damaged or not a store of Cadre's: restore it or choose another file";
+      return "; it is corrupt or not a Cadre store: restore it or choose another file";
     case SQLITE_CANTOPEN:
-      return "; is there such a folder, and may this user write in it?";
+      return "; check that the folder exists and is writable";
     case SQLITE_READONLY:
-      return "; this user may not write it";
+      return "; it is not writable";
     default:
       return "";
   }
 }
 
-// The smallest key above all keys with this prefix; empty: there is none.
+// The smallest key above all keys with this prefix; empty if there is none.
 std::string Above(absl::string_view prefix) {
   std::string above(prefix);
   while (!above.empty() && static_cast<unsigned char>(above.back()) == 0xff) above.pop_back();
@@ -76,7 +96,7 @@ void BindBlob(sqlite3_stmt* statement, int index, absl::string_view bytes) {
 std::string Column(sqlite3_stmt* statement, int index) {
   const void* const bytes = sqlite3_column_blob(statement, index);
   const int size = sqlite3_column_bytes(statement, index);
-  return size == 0 ? "" : std::string(static_cast<const char*>(bytes), static_cast<size_t>(size));
+  return size == 0 ? "" : std::string(static_cast<const char*>(bytes), size);
 }
 
 }  // namespace
@@ -97,7 +117,7 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& op
   const int opened =
       sqlite3_open_v2(options.path.c_str(), &database,
                       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX, nullptr);
-  // SQLite hands out an object to ask for the error even when it fails.
+  // SQLite returns an object even on failure; it has the error.
   auto store = std::unique_ptr<SqliteStore>(
       new SqliteStore(options.path, std::unique_ptr<sqlite3, CloseDatabase>(database)));
   if (opened != SQLITE_OK) return store->Error("cannot be opened");
@@ -117,14 +137,14 @@ absl::Status SqliteStore::Configure(const Options& options) {
   if (options.max_pages > 0) {
     CADRE_RETURN_IF_ERROR(Execute(absl::StrCat("PRAGMA max_page_count = ", options.max_pages)));
   }
-  // Takes the exclusive lock now rather than at the first change.
+  // Takes the exclusive lock now instead of at the first change.
   return Execute("BEGIN IMMEDIATE; COMMIT");
 }
 
 absl::Status SqliteStore::CheckIntegrity() {
   CADRE_ASSIGN_OR_RETURN(const std::string result, QueryText("PRAGMA integrity_check(1)"));
   if (result == "ok") return absl::OkStatus();
-  // One line, whatever SQLite found.
+  // The report may have several lines; the error must have one.
   return absl::DataLossError(absl::StrCat(
       "store ", path_, ": ", absl::StrReplaceAll(result, {{"\n", " "}}), Advice(SQLITE_CORRUPT)));
 }
@@ -133,18 +153,18 @@ absl::Status SqliteStore::Migrate() {
   CADRE_ASSIGN_OR_RETURN(const std::string text, QueryText("PRAGMA user_version"));
   int layout = 0;
   if (!absl::SimpleAtoi(text, &layout)) {
-    return absl::DataLossError(absl::StrCat("store ", path_, ": it has no layout number"));
+    return absl::DataLossError(absl::StrCat("store ", path_, ": no layout number"));
   }
   if (layout == kLayout) return absl::OkStatus();
   if (layout > kLayout) {
-    return absl::FailedPreconditionError(absl::StrCat("store ", path_, ": layout ", layout,
-                                                      " was made by a newer Cadre; this one knows ",
-                                                      kLayout));
+    return absl::FailedPreconditionError(
+        absl::StrCat("store ", path_, ": layout ", layout,
+                     " was written by a newer Cadre; this version supports ", kLayout));
   }
   CADRE_ASSIGN_OR_RETURN(const std::string tables, QueryText("SELECT count(*) FROM sqlite_master"));
   if (tables != "0") {
-    return absl::DataLossError(
-        absl::StrCat("store ", path_, ": is a database of something else; choose another file"));
+    return absl::DataLossError(absl::StrCat(
+        "store ", path_, ": the database belongs to another program; choose another file"));
   }
   return Execute(
       "BEGIN IMMEDIATE;"
@@ -168,8 +188,8 @@ absl::StatusOr<std::string> SqliteStore::QueryText(const std::string& sql) {
 
 absl::StatusOr<SqliteStore::Statement> SqliteStore::Prepare(absl::string_view sql) {
   sqlite3_stmt* statement = nullptr;
-  if (sqlite3_prepare_v2(database_.get(), sql.data(), static_cast<int>(sql.size()), &statement,
-                         nullptr) != SQLITE_OK) {
+  if (sqlite3_prepare_v2(database_.get(), sql.data(), std::ssize(sql), &statement, nullptr) !=
+      SQLITE_OK) {
     return Error("cannot be read");
   }
   return Statement(statement);
@@ -210,7 +230,7 @@ absl::Status SqliteStore::Txn(const std::vector<Compare>& compares, const std::v
   CADRE_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
   absl::Status status = ApplyAll(compares, ops);
   if (status.ok()) status = Execute("COMMIT");
-  // An error inside a transaction may have ended it already; then there is nothing to roll back.
+  // Some errors end the transaction; then there is nothing to roll back.
   if (!status.ok() && sqlite3_get_autocommit(database_.get()) == 0) {
     Execute("ROLLBACK").IgnoreError();
   }
@@ -223,7 +243,7 @@ absl::Status SqliteStore::ApplyAll(const std::vector<Compare>& compares,
     CADRE_ASSIGN_OR_RETURN(const std::optional<std::string> value, Get(compare.key));
     if (value != compare.value) {
       return absl::AbortedError(
-          absl::StrCat("store ", path_, ": '", compare.key, "' is not what it was expected to be"));
+          absl::StrCat("store ", path_, ": '", compare.key, "' does not have the expected value"));
     }
   }
   for (const Op& op : ops) CADRE_RETURN_IF_ERROR(Apply(op));

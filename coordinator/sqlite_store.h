@@ -1,7 +1,7 @@
-// The store in one SQLite file: write-ahead log, every transaction synced to the disk.
+// A Store in one SQLite file, with a write-ahead log; every transaction is synced to disk.
 //
-// The file is held exclusively: a second coordinator on the same file is refused, and a killed one
-// leaves no lock behind. Thread-compatible.
+// The file is locked exclusively: a second coordinator on the same file is refused, and a killed
+// one leaves no lock. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ namespace cadre {
 class SqliteStore final : public Store {
  public:
   struct Options {
-    // The file; made if it is not there, its folder must be.
+    // The file; created if missing, but not its folder.
     std::string path;
-    // How long to wait for another process that holds the file.
+    // How long to wait for another process that has locked the file.
     absl::Duration busy_timeout = absl::Seconds(5);
-    // Most pages (4 KiB) that the file may have; 0: as many as fit on the disk.
+    // Limit of the file size in pages of 4 KiB; 0: no limit.
     int64_t max_pages = 0;
   };
 
-  // Opens, checks and, if need be, migrates the file.
-  // Errors, in one line with the path: PermissionDenied or NotFound when it cannot be opened,
-  // ResourceExhausted on a full disk, DataLoss when it is damaged or no store, FailedPrecondition
-  // when another process holds it or a newer Cadre made it.
+  // Opens, checks and if necessary initialises the file. Errors, in one line with the path:
+  // PermissionDenied or NotFound if it cannot be opened, ResourceExhausted on a full disk, DataLoss
+  // if it is corrupt or not a store, FailedPrecondition if another process has locked it or a newer
+  // Cadre has written it.
   static absl::StatusOr<std::unique_ptr<SqliteStore>> Open(const Options& options);
   ~SqliteStore() override;
 
@@ -60,7 +60,7 @@ class SqliteStore final : public Store {
   absl::StatusOr<Statement> Prepare(absl::string_view sql);
   absl::Status Apply(const Op& op);
   absl::Status ApplyAll(const std::vector<Compare>& compares, const std::vector<Op>& ops);
-  // The status of what SQLite said last.
+  // Status of SQLite's last error.
   absl::Status Error(absl::string_view what) const;
 
   const std::string path_;

@@ -1,6 +1,6 @@
-// Where the coordinator keeps what it must not forget: keys with values, changed in transactions.
+// The coordinator's durable storage: keys with values, changed in transactions.
 //
-// Thread-compatible. Values are bytes; keys are plain ASCII.
+// Thread-compatible. Values are bytes; keys are printable ASCII.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@ namespace cadre {
 
 class Store {
  public:
-  // Holds when the key has this value or, without a value, is not there.
+  // True if the key has this value or, without a value, does not exist.
   struct Compare {
     std::string key;
     std::optional<std::string> value;
@@ -30,16 +30,15 @@ class Store {
 
   virtual ~Store() = default;
 
-  // Nothing: the key is not there.
+  // Returns nothing if the key does not exist.
   virtual absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) = 0;
 
   // All records whose key starts with `prefix`.
   virtual absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) = 0;
 
-  // Does all of `ops`, in order, if all of `compares` hold. Durable when it returns OK; nothing has
-  // changed when it does not.
-  // Errors: Aborted when a comparison does not hold; ResourceExhausted on a full disk; others when
-  // the medium fails.
+  // Applies all of `ops`, in order, if all of `compares` are true. Durable when it returns OK;
+  // otherwise nothing has changed. Errors: Aborted when a comparison is false; ResourceExhausted on
+  // a full disk; others on I/O errors.
   virtual absl::Status Txn(const std::vector<Compare>& compares, const std::vector<Op>& ops) = 0;
 };
 

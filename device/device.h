@@ -1,21 +1,20 @@
-// A compute device: its memory, and the order in which work on it happens.
+// A compute device: its memory, and the order in which work on it runs.
 //
-// Work (kernels, copies, collectives) is enqueued on a lane and happens later, in the order of its
-// lane. Lanes wait for one another, and the host for them, only by events. So whoever enqueues
-// never waits, and what waits says so: waits() counts every time that the host stood still. On the
-// host device (host_device.h) all work has happened when the call returns, and events are nothing.
+// Work (kernels, copies, collectives) is enqueued on a stream and runs later, in the order of its
+// stream. Streams wait for one another, and the host for them, only by events. Enqueuing never
+// blocks; host_syncs() counts every time that the host did. On the host device all work is complete
+// when the call returns, and events have no effect.
 //
-// Errors are the device's last word, as a transport's are: the first one is kept, later work does
-// nothing, and status() tells it, at the latest at the next Await or Synchronize after it happened.
-// Codes:
-//   ResourceExhausted   out of memory: what was asked for which purpose, and what holds how much
-//   Unavailable         the device is lost (Xid, fallen off the bus); another one may do
-//   FailedPrecondition  no driver, or one that is too old: nothing that a retry would mend
-//   DeadlineExceeded    what was enqueued did not end
+// Errors are sticky, as a transport's are: the first one is kept, later work does nothing, and
+// status() returns it, at the latest after the next Await or Synchronize. Codes:
+//   ResourceExhausted   out of memory: how much was requested for which purpose, and what holds it
+//   Unavailable         the device is lost (Xid, fallen off the bus); another device may work
+//   FailedPrecondition  no driver, or one that is too old: a retry cannot succeed
+//   DeadlineExceeded    enqueued work did not end
 //   Internal            a kernel failed: a bug
 //
 // Threads: one thread enqueues; status() and name() are thread-safe. Everything that is made from a
-// device must be gone before it.
+// device must be destroyed before it.
 #pragma once
 
 #include <cstddef>
@@ -34,25 +33,25 @@ namespace cadre {
 
 enum class DeviceKind : uint8_t { kHost, kCuda };
 
-// What may go on beside each other.
-enum class Lane : uint8_t {
-  kCompute,        // the rank's own: forward, backward
-  kMoves,          // activations that travel while the rank computes
-  kCommunication,  // gradients and weights of the group, updates
+// Streams of a device, which run concurrently.
+enum class Stream : uint8_t {
+  kCompute,        // forward and backward
+  kMoves,          // activations moved between ranks while the rank computes
+  kCommunication,  // collectives on gradients and weights, and updates
   kCopies,         // between host and device
 };
-inline constexpr int kDeviceLanes = 4;
+inline constexpr int kDeviceStreams = 4;
 
-// A point in a lane's work. Made by a device; may be recorded again and again.
+// A point in a stream's work. Made by a device; can be recorded any number of times.
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
 };
 
-// Work that was captured once and can be played as often as is liked (a CUDA graph).
-class DeviceRecording {
+// Work that was captured once and can be launched any number of times (a CUDA graph).
+class DeviceGraph {
  public:
-  virtual ~DeviceRecording() = default;
+  virtual ~DeviceGraph() = default;
 };
 
 class Device {
@@ -61,141 +60,119 @@ class Device {
 
   virtual DeviceKind kind() const = 0;
   bool is_host() const { return kind() == DeviceKind::kHost; }
-  // For people and for records of what was measured: "cpu", "cuda:NVIDIA H200".
+  // For messages and for measurements: "cpu", "cuda:NVIDIA H200".
   virtual std::string name() const = 0;
   // The first error, or OK.
   virtual absl::Status status() const = 0;
-  // From outside the device, such as a collective that failed: as if it were the device's own.
+  // Records an error from outside the device, such as a failed collective, as the device's own.
   // Requires: !error.ok().
   virtual void Fail(absl::Status error) = 0;
-  // True where the device itself is lost to this process, not only what was done with it: a new
-  // Device of the same process would fail, too. The process has to end.
+  // True if the device itself is lost to this process: a new Device in the same process would fail,
+  // too, so the process must exit.
   virtual bool lost() const { return false; }
 
   // --- memory ------------------------------------------------------------------------------------
-  // `bytes` of zeros, aligned to 256. `purpose`, for people: what a message about lack of memory
-  // names ("weights", "activations"). Null for 0 bytes, and after an error: see status().
+  // `bytes` of zeros, aligned to 256. Out-of-memory messages name the `purpose` ("weights",
+  // "activations"). Null for 0 bytes and after an error: see status().
   virtual void* Allocate(size_t bytes, absl::string_view purpose) = 0;
   virtual void Free(void* memory) = 0;
-  // Host memory that copies reach without a detour (pinned). Null as above.
+  // Pinned host memory, which copies need not stage. Null as above.
   virtual void* AllocateHost(size_t bytes) = 0;
   virtual void FreeHost(void* memory) = 0;
-  // Who asks for memory from now on, such as "layer 'conv3'": a message about lack of it names
-  // them. Empty: nobody.
-  virtual void set_asking(absl::string_view /*who*/) {}
-  // Bytes that Allocate has given out, and the most at any time.
+  // Label of the following allocations, such as "layer 'conv3'", for out-of-memory messages. May be
+  // empty.
+  virtual void set_allocation_label(absl::string_view /*label*/) {}
+  // Bytes allocated now, and their maximum so far.
   virtual int64_t bytes_in_use() const = 0;
   virtual int64_t peak_bytes() const = 0;
 
-  // --- lanes -------------------------------------------------------------------------------------
-  // What is enqueued from now on goes to `lane`. kCompute at first.
-  virtual void Use(Lane lane) = 0;
-  virtual Lane lane() const = 0;
+  // --- streams
+  // ------------------------------------------------------------------------------------- The
+  // following work is enqueued on `stream`; on kCompute initially.
+  virtual void Use(Stream stream) = 0;
+  virtual Stream current_stream() const = 0;
   virtual std::unique_ptr<DeviceEvent> MakeEvent() = 0;
-  // The event is now what the current lane has been given so far.
+  // The event completes with the work enqueued on the current stream so far.
   virtual void Record(DeviceEvent& event) = 0;
-  // What the current lane is given from now on happens after the event. One never recorded: at
-  // once.
+  // The following work of the current stream runs after the event. No effect if the event was never
+  // recorded.
   virtual void WaitFor(const DeviceEvent& event) = 0;
-  // The host stands still until the event has happened.
+  // Blocks the host until the event has completed.
   virtual absl::Status Await(const DeviceEvent& event) = 0;
-  // Until everything has happened.
+  // Blocks the host until all work has completed.
   virtual absl::Status Synchronize() = 0;
-  // Times that the host stood still: Await, Synchronize, CopyOut, and allocations that had to.
-  virtual int64_t waits() const = 0;
+  // Times that the host blocked: Await, Synchronize, CopyOut, and allocations that had to.
+  virtual int64_t host_syncs() const = 0;
 
-  // --- copies, on the current lane ---------------------------------------------------------------
-  // The host's bytes are read before the call returns (a device stages them).
+  // --- copies, on the current stream
+  // --------------------------------------------------------------- The host's bytes are read
+  // before the call returns (a device stages them).
   virtual void CopyIn(const void* host, void* device, size_t bytes) = 0;
-  // The same, read later: `host` is AllocateHost's and stays as it is until then.
-  virtual void CopyInLater(const void* host, void* device, size_t bytes) = 0;
-  // Stands still until the bytes are there.
+  // The same, read later: `host` is AllocateHost's and must not change until then.
+  virtual void CopyToDeviceAsync(const void* host, void* device, size_t bytes) = 0;
+  // Blocks until the bytes have arrived.
   virtual absl::Status CopyOut(const void* device, void* host, size_t bytes) = 0;
-  // The bytes come later; `host` is AllocateHost's.
-  virtual void CopyOutLater(const void* device, void* host, size_t bytes) = 0;
+  // Does not block; `host` is AllocateHost's.
+  virtual void CopyToHostAsync(const void* device, void* host, size_t bytes) = 0;
   // Within the device; no overlap.
   virtual void Copy(const void* from, void* to, size_t bytes) = 0;
   virtual void Zero(void* memory, size_t bytes) = 0;
 
-  // --- recordings --------------------------------------------------------------------------------
-  virtual bool can_record() const { return false; }
-  // Keeps what `work` enqueues on the current lane, and on others that it leads there and back by
-  // events, instead of doing it. Null where the work could not be recorded (`work` failed, or did
-  // what a recording cannot keep); nothing was done then. Requires: can_record(); everything that
-  // work needs to allocate is there already.
-  virtual absl::StatusOr<std::unique_ptr<DeviceRecording>> RecordWork(
+  // --- graphs ------------------------------------------------------------------------------------
+  virtual bool can_capture() const { return false; }
+  // Captures what `work` enqueues on the current stream, and on others that it forks from and joins
+  // to it by events, without running it. Null if the work cannot be captured (`work` failed, or
+  // synchronised with the host); nothing has run then. Requires: can_capture(), and all memory that
+  // the work uses is allocated.
+  virtual absl::StatusOr<std::unique_ptr<DeviceGraph>> CaptureGraph(
       const std::function<absl::Status()>& /*work*/) {
-    return absl::UnimplementedError("this device records nothing");
+    return absl::UnimplementedError("this device cannot capture graphs");
   }
-  // Enqueues what was recorded, on the current lane.
-  virtual void Play(DeviceRecording& /*recording*/) {}
+  // Enqueues the captured work on the current stream.
+  virtual void LaunchGraph(DeviceGraph& /*graph*/) {}
 };
 
-// Uses another lane for as long as it lives.
-class OnLane {
+// Makes another stream current during its lifetime.
+class OnStream {
  public:
-  OnLane(Device& device, Lane lane) : device_(device), before_(device.lane()) { device.Use(lane); }
-  ~OnLane() { device_.Use(before_); }
-  OnLane(const OnLane&) = delete;
-  OnLane& operator=(const OnLane&) = delete;
+  OnStream(Device& device, Stream stream) : device_(device), before_(device.current_stream()) {
+    device.Use(stream);
+  }
+  ~OnStream() { device_.Use(before_); }
+  OnStream(const OnStream&) = delete;
+  OnStream& operator=(const OnStream&) = delete;
 
  private:
   Device& device_;
-  const Lane before_;
+  const Stream before_;
 };
 
-// Memory of a device that is freed with the object. Zeros at first.
-template <typename T>
-class DeviceArray {
+// An array of T that is freed with the object; DeviceArray and PinnedArray below.
+template <typename T, bool kPinned>
+class BasicDeviceArray {
  public:
-  DeviceArray() = default;
-  DeviceArray(Device& device, size_t size, absl::string_view purpose)
+  BasicDeviceArray() = default;
+  BasicDeviceArray(Device& device, size_t size, absl::string_view purpose) requires(!kPinned)
       : device_(&device),
         data_(static_cast<T*>(device.Allocate(size * sizeof(T), purpose))),
         size_(size) {}
-  DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
-  DeviceArray& operator=(DeviceArray&& other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~DeviceArray() {
-    if (data_ != nullptr) device_->Free(data_);
-  }
-
-  T* data() const { return data_; }
-  // Elements, also where the memory could not be had (Device::status()).
-  size_t size() const { return size_; }
-  std::span<T> span() const { return {data_, size_}; }
-
- private:
-  Device* device_ = nullptr;
-  T* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-// The same of pinned host memory.
-template <typename T>
-class PinnedArray {
- public:
-  PinnedArray() = default;
-  PinnedArray(Device& device, size_t size)
+  BasicDeviceArray(Device& device, size_t size) requires(kPinned)
       : device_(&device),
         data_(static_cast<T*>(device.AllocateHost(size * sizeof(T)))),
         size_(size) {}
-  PinnedArray(PinnedArray&& other) noexcept { *this = std::move(other); }
-  PinnedArray& operator=(PinnedArray&& other) noexcept {
+  BasicDeviceArray(BasicDeviceArray&& other) noexcept { *this = std::move(other); }
+  BasicDeviceArray& operator=(BasicDeviceArray&& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
   }
-  ~PinnedArray() {
-    if (data_ != nullptr) device_->FreeHost(data_);
+  ~BasicDeviceArray() {
+    if (data_ != nullptr) kPinned ? device_->FreeHost(data_) : device_->Free(data_);
   }
 
   T* data() const { return data_; }
+  // Elements, also if the allocation failed (Device::status()).
   size_t size() const { return size_; }
   std::span<T> span() const { return {data_, size_}; }
 
@@ -205,7 +182,13 @@ class PinnedArray {
   size_t size_ = 0;
 };
 
-// The one host device there is to have; it has no state but what it counts.
+// Memory of a device, zeros at first; and pinned memory of the host.
+template <typename T>
+using DeviceArray = BasicDeviceArray<T, false>;
+template <typename T>
+using PinnedArray = BasicDeviceArray<T, true>;
+
+// The CPU. Its only state is the count of its memory.
 std::unique_ptr<Device> MakeHostDevice();
 
 }  // namespace cadre

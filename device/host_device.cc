@@ -34,8 +34,8 @@ class HostDevice final : public Device {
     CHECK(memory != nullptr) << "out of memory: " << bytes << " bytes for " << purpose;
     std::memset(memory, 0, bytes);
     absl::MutexLock lock(&mutex_);
-    sizes_[memory] = static_cast<int64_t>(bytes);
-    in_use_ += static_cast<int64_t>(bytes);
+    sizes_[memory] = bytes;
+    in_use_ += bytes;
     peak_ = std::max(peak_, in_use_);
     return memory;
   }
@@ -59,24 +59,24 @@ class HostDevice final : public Device {
     return peak_;
   }
 
-  void Use(Lane lane) override { lane_ = lane; }
-  Lane lane() const override { return lane_; }
+  void Use(Stream stream) override { current_ = stream; }
+  Stream current_stream() const override { return current_; }
   std::unique_ptr<DeviceEvent> MakeEvent() override { return std::make_unique<DeviceEvent>(); }
   void Record(DeviceEvent& /*event*/) override {}
   void WaitFor(const DeviceEvent& /*event*/) override {}
   absl::Status Await(const DeviceEvent& /*event*/) override { return status(); }
   absl::Status Synchronize() override { return status(); }
-  int64_t waits() const override { return 0; }
+  int64_t host_syncs() const override { return 0; }
 
   void CopyIn(const void* host, void* device, size_t bytes) override { Copy(host, device, bytes); }
-  void CopyInLater(const void* host, void* device, size_t bytes) override {
+  void CopyToDeviceAsync(const void* host, void* device, size_t bytes) override {
     Copy(host, device, bytes);
   }
   absl::Status CopyOut(const void* device, void* host, size_t bytes) override {
     Copy(device, host, bytes);
     return status();
   }
-  void CopyOutLater(const void* device, void* host, size_t bytes) override {
+  void CopyToHostAsync(const void* device, void* host, size_t bytes) override {
     Copy(device, host, bytes);
   }
   void Copy(const void* from, void* to, size_t bytes) override {
@@ -87,7 +87,7 @@ class HostDevice final : public Device {
   }
 
  private:
-  Lane lane_ = Lane::kCompute;
+  Stream current_ = Stream::kCompute;
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::map<void*, int64_t> sizes_ ABSL_GUARDED_BY(mutex_);

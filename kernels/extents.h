@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 namespace cadre {
 

@@ -14,12 +14,12 @@
 namespace cadre {
 namespace {
 
-// Orders that wait: a few per run. The coordinator says all again when we come back.
-constexpr size_t kMostOrders = 4096;
-// What gRPC may hold for streams: enough for 64 of each kind with a chunk on its way.
+// Limit of waiting orders: a few per run. The coordinator repeats lost orders after a reconnect.
+constexpr size_t kMaxOrders = 4096;
+// Memory that gRPC may use for streams: enough for 64 of each kind with one chunk in transit.
 constexpr size_t kMemoryQuota = size_t{512} << 20;
 
-// What an order is about: of two orders about one thing the later counts.
+// Key of an order: a later order with the same key replaces an earlier one.
 std::string Subject(const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return "open " + order.open_run().run();
   if (order.has_apply()) return "apply " + order.apply().run();
@@ -29,7 +29,7 @@ std::string Subject(const v1::CoordinatorMessage& order) {
 }  // namespace
 
 Aggregator::Aggregator(const AggregatorOptions& options)
-    : options_(options), incarnation_(NewIdentity()), orders_(kMostOrders) {}
+    : options_(options), incarnation_(NewIdentity()), orders_(kMaxOrders) {}
 
 Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 
@@ -58,11 +58,12 @@ absl::Status Aggregator::Join() {
   client.hello = [this] { return MakeHello(); };
   client.on_message = [this](const v1::CoordinatorMessage& message) { OnMessage(message); };
   client.on_connection = [](bool connected) {
-    LOG(INFO) << (connected ? "joined the coordinator" : "lost the coordinator; trying again");
+    LOG(INFO) << (connected ? "joined the coordinator"
+                            : "disconnected from the coordinator; reconnecting");
   };
   client.counters = [this] { return counters_.Snapshot(); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
-  // Orders that came meanwhile wait in the queue.
+  // Orders that arrived earlier wait in the queue.
   worker_ = std::thread([this] { Work(); });
   return absl::OkStatus();
 }
@@ -92,12 +93,12 @@ void Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
     return;
   }
   if (!message.has_open_run() && !message.has_apply() && !message.has_close_run()) {
-    LOG(WARNING) << "not an order to an aggregator: " << message.ShortDebugString();
+    LOG(WARNING) << "unexpected message: " << message.ShortDebugString();
     return;
   }
   if (!orders_.TryPush(message)) {
     counters_.Add("orders_lost");
-    LOG(ERROR) << "too many orders are waiting; lost: " << Subject(message);
+    LOG(ERROR) << "too many waiting orders; dropped: " << Subject(message);
   }
 }
 
@@ -114,17 +115,17 @@ void Aggregator::Work() {
         failed.erase("apply " + order->close_run().run());
       }
       failed.erase(subject);
-      if (!Obey(*order)) failed[subject] = *order;
+      if (!Execute(*order)) failed[subject] = *order;
     } else {
       for (auto it = failed.begin(); it != failed.end();) {
-        it = Obey(it->second) ? failed.erase(it) : std::next(it);
+        it = Execute(it->second) ? failed.erase(it) : std::next(it);
       }
     }
     retry_at = failed.empty() ? absl::InfiniteFuture() : absl::Now() + options_.retry_wait;
   }
 }
 
-bool Aggregator::Obey(const v1::CoordinatorMessage& order) {
+bool Aggregator::Execute(const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return OpenRun(order.open_run());
   if (order.has_apply()) return Apply(order.apply());
   return CloseRun(order.close_run().run());
@@ -134,7 +135,7 @@ bool Aggregator::OpenRun(const v1::OpenRun& open) {
   const absl::StatusOr<v1::RunOpened> opened = host_->OpenRun(open);
   if (!opened.ok()) {
     LOG(ERROR) << "cannot open run " << open.run() << ": " << opened.status();
-    // An order that makes no sense makes none the next time either.
+    // An invalid order is not retried.
     return absl::IsInvalidArgument(opened.status());
   }
   if (opened->error().empty()) {
@@ -142,7 +143,7 @@ bool Aggregator::OpenRun(const v1::OpenRun& open) {
               << " is open at version " << opened->version() << ", digest "
               << DigestHex(opened->digest());
   } else {
-    LOG(ERROR) << "run " << open.run() << " cannot begin: " << opened->error();
+    LOG(ERROR) << "run " << open.run() << " cannot start: " << opened->error();
   }
   v1::MemberMessage message;
   *message.mutable_run_opened() = *opened;
@@ -168,13 +169,13 @@ bool Aggregator::Apply(const v1::Apply& apply) {
 
 bool Aggregator::CloseRun(const std::string& run) {
   const absl::Status status = host_->CloseRun(run);
-  if (status.ok()) LOG(INFO) << "run " << run << " is over";
+  if (status.ok()) LOG(INFO) << "run " << run << " has ended";
   return status.ok();
 }
 
 void Aggregator::Answer(const v1::MemberMessage& message) {
   if (const absl::Status status = membership_->Send(message); !status.ok()) {
-    // The coordinator asks again when we are back.
+    // The coordinator repeats the order after a reconnect.
     LOG(WARNING) << "answer lost: " << status;
   }
 }

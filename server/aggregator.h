@@ -1,13 +1,13 @@
-// The aggregator as a whole: shards on disk, the Rounds service, and membership of the cluster.
+// The aggregator: shards on disk, the Rounds service, and membership of the cluster.
 //
 //   CADRE_ASSIGN_OR_RETURN(auto aggregator, Aggregator::Start(options));
 //   WaitForTermination();
 //   aggregator->Drain(absl::Seconds(3));
 //
-// One thread carries out the coordinator's orders in the order in which they came. What fails for a
-// reason that may pass (a full disk) is tried again until it succeeds or the run is closed; what
-// cannot succeed is told in Applied.error. Answers that get lost with a stream are given again when
-// the coordinator asks again.
+// One thread executes the coordinator's orders in the order of arrival. An order that fails for a
+// transient reason (a full disk) is retried until it succeeds or the run is closed; a permanent
+// failure is reported in Applied.error. The coordinator repeats orders whose answer was lost with a
+// stream.
 //
 // Thread-safe after Start.
 #pragma once
@@ -22,7 +22,7 @@
 #include "absl/time/time.h"
 #include "base/bounded_queue.h"
 #include "base/counters.h"
-#include "base/daemon.h"
+#include "base/rpc/daemon.h"
 #include "coordinator/client/membership_client.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "server/service.h"
@@ -40,12 +40,12 @@ struct AggregatorOptions {
   // host:port of the coordinator.
   std::string coordinator;
   std::string data_dir;
-  // Its identity across restarts.
+  // Identity of the aggregator across restarts.
   std::string name;
-  // Build version, for people.
+  // Program version, for messages.
   std::string version;
   absl::Duration dial_timeout = absl::Seconds(30);
-  // Wait before an order that failed is tried again.
+  // Wait before a failed order is retried.
   absl::Duration retry_wait = absl::Seconds(2);
   RoundsServiceOptions service;
 };
@@ -58,12 +58,12 @@ class Aggregator {
   static absl::StatusOr<std::unique_ptr<Aggregator>> Start(const AggregatorOptions& options);
   ~Aggregator();
 
-  // Where it listens.
+  // Address of the server.
   const std::string& address() const { return daemon_->address(); }
   const Counters& counters() const { return counters_; }
 
-  // Finishes the order under way and the streams in flight (those for at most `grace`), says
-  // goodbye and stops listening.
+  // Finishes the current order, gives streams at most `grace` to end, sends Goodbye and stops
+  // listening.
   void Drain(absl::Duration grace);
 
  private:
@@ -72,10 +72,10 @@ class Aggregator {
   absl::Status Join();
   v1::Hello MakeHello() const;
   void OnMessage(const v1::CoordinatorMessage& message);
-  // The thread that carries out orders.
+  // Main function of the thread that executes orders.
   void Work();
-  // False: to be tried again.
-  bool Obey(const v1::CoordinatorMessage& order);
+  // Returns false if the order must be retried.
+  bool Execute(const v1::CoordinatorMessage& order);
   bool OpenRun(const v1::OpenRun& open);
   bool Apply(const v1::Apply& apply);
   bool CloseRun(const std::string& run);

@@ -24,16 +24,16 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "files hold little-endian integers");
 
 constexpr uint64_t kMagic = 0x31304b4c42524443;  // "CDRBLK01"
-// A head with more ranges than a header may have is not ours.
-constexpr uint32_t kMostMetaBytes = 16 << 20;
+// Larger than the header of any contribution.
+constexpr uint32_t kMaxMetaBytes = 16 << 20;
 
-// What stands before the meta.
+// The part of the header before the meta.
 struct FixedHead {
   uint64_t magic = kMagic;
   uint64_t data_bytes = 0;
   uint32_t block_bytes = 0;
   uint32_t meta_bytes = 0;
-  // Of the fields above and the meta.
+  // CRC of the fields above and the meta.
   uint32_t crc = 0;
   uint32_t zero = 0;
 };
@@ -60,7 +60,7 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(path, ": ", what));
 }
 
-// Writes both parts at `at`, one behind the other.
+// Writes `first`, then `second`, at `at`.
 absl::Status WriteAt(int fd, uint64_t at, absl::string_view first, absl::string_view second,
                      const std::string& path) {
   while (!first.empty() || !second.empty()) {
@@ -69,7 +69,7 @@ absl::Status WriteAt(int fd, uint64_t at, absl::string_view first, absl::string_
     const ssize_t n = pwritev(fd, parts, 2, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ErrnoStatus(errno, "write", path);
-    at += static_cast<uint64_t>(n);
+    at += n;
     const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
     first.remove_prefix(from_first);
     second.remove_prefix(static_cast<size_t>(n) - from_first);
@@ -77,7 +77,7 @@ absl::Status WriteAt(int fd, uint64_t at, absl::string_view first, absl::string_
   return absl::OkStatus();
 }
 
-// Reads until `size` bytes or the end of the file; returns how many there were.
+// Reads `size` bytes, or fewer at the end of the file; returns the number of bytes.
 absl::StatusOr<size_t> ReadAt(int fd, uint64_t at, char* data, size_t size,
                               const std::string& path) {
   size_t done = 0;
@@ -86,7 +86,7 @@ absl::StatusOr<size_t> ReadAt(int fd, uint64_t at, char* data, size_t size,
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ErrnoStatus(errno, "read", path);
     if (n == 0) break;
-    done += static_cast<size_t>(n);
+    done += n;
   }
   return done;
 }
@@ -95,9 +95,9 @@ absl::StatusOr<BlockFileHead> ReadHead(int fd, const std::string& path) {
   FixedHead fixed;
   CADRE_ASSIGN_OR_RETURN(size_t n,
                          ReadAt(fd, 0, reinterpret_cast<char*>(&fixed), sizeof(fixed), path));
-  if (n != sizeof(fixed) || fixed.magic != kMagic || fixed.meta_bytes > kMostMetaBytes ||
+  if (n != sizeof(fixed) || fixed.magic != kMagic || fixed.meta_bytes > kMaxMetaBytes ||
       fixed.block_bytes == 0) {
-    return Damaged(path, "the head is damaged");
+    return Damaged(path, "the header is damaged");
   }
   BlockFileHead head;
   head.data_bytes = fixed.data_bytes;
@@ -105,7 +105,7 @@ absl::StatusOr<BlockFileHead> ReadHead(int fd, const std::string& path) {
   head.meta.resize(fixed.meta_bytes);
   CADRE_ASSIGN_OR_RETURN(n, ReadAt(fd, sizeof(fixed), head.meta.data(), head.meta.size(), path));
   if (n != head.meta.size() || HeadCrc(fixed, head.meta) != fixed.crc) {
-    return Damaged(path, "the head is damaged");
+    return Damaged(path, "the header is damaged");
   }
   return head;
 }
@@ -123,7 +123,7 @@ BlockFile::~BlockFile() { close(fd_); }
 
 absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Create(const std::string& path,
                                                              BlockFileHead head) {
-  // A writer of the old file may still be at work: it keeps the old one, this is another.
+  // Unlinks first: a writer of the old file may still be active, and keeps its own inode.
   if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "remove", path);
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus(errno, "create", path);
@@ -213,8 +213,7 @@ absl::Status BlockFile::Verify() const {
   if (fstat(fd_, &info) != 0) return ErrnoStatus(errno, "look at", path_);
   const uint64_t size =
       sizeof(FixedHead) + head_.meta.size() + head_.data_bytes + head_.blocks() * sizeof(uint32_t);
-  if (static_cast<uint64_t>(info.st_size) != size)
-    return Damaged(path_, "has bytes behind its end");
+  if (static_cast<uint64_t>(info.st_size) != size) return Damaged(path_, "has bytes after its end");
   return absl::OkStatus();
 }
 

@@ -1,13 +1,13 @@
-// A file of numbered blocks with a CRC32C each, behind a head that says what the file is and how
-// much belongs into it. Truncation and damage are found when a block is read, never passed on.
+// A file of numbered blocks with a CRC32C each, after a header with the size of the complete file.
+// Truncation and damage are detected when a block is read.
 //
-//   head    magic, sizes, meta (the user's bytes), CRC32C of all that
+//   header  magic, sizes, meta (bytes of the user), CRC32C of all of these
 //   block   CRC32C, data; all blocks but the last have block_bytes
 //
-// Blocks may be written in any order; one block is one write at a fixed place, so writing a block
-// again with the same data is harmless, also from two writers at once.
+// Blocks may be written in any order. A block is one write at a fixed position, so writing it again
+// with the same data is harmless, also from two concurrent writers.
 //
-// Errors: DataLoss names the file and the block; ResourceExhausted a full disk.
+// Errors: DataLoss names the file and the block; ResourceExhausted for a full disk.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace cadre {
 struct BlockFileHead {
   std::string meta;
   uint32_t block_bytes = 0;
-  // Bytes of data in all blocks together once the file is whole.
+  // Bytes of data in all blocks of the complete file.
   uint64_t data_bytes = 0;
 
   uint64_t blocks() const { return (data_bytes + block_bytes - 1) / block_bytes; }
@@ -35,10 +35,10 @@ struct BlockFileHead {
 // Thread-safe, except that Close ends all use.
 class BlockFile {
  public:
-  // Makes the file, in the place of one that may be there. Requires: head.block_bytes > 0.
+  // Creates the file; replaces an existing one. Requires: head.block_bytes > 0.
   static absl::StatusOr<std::unique_ptr<BlockFile>> Create(const std::string& path,
                                                            BlockFileHead head);
-  // Opens one that is there, to read or also to write. DataLoss: the head is damaged.
+  // Opens an existing file. Errors: DataLoss for a damaged header.
   static absl::StatusOr<std::unique_ptr<BlockFile>> Open(const std::string& path, bool writable);
 
   BlockFile(const BlockFile&) = delete;
@@ -50,18 +50,19 @@ class BlockFile {
 
   // Requires: data has head().BytesOf(index) bytes, crc is its CRC32C.
   absl::Status WriteBlock(uint64_t index, absl::string_view data, uint32_t crc);
-  // Replaces the meta. Requires: the same size; nobody else uses the file meanwhile.
+  // Replaces the meta. Requires: equal size; no concurrent use of the file.
   absl::Status RewriteMeta(std::string meta);
-  // What was written is on the disk for good.
+  // Makes all writes durable.
   absl::Status Sync();
 
-  // Reads a block and checks it. Requires: data has head().BytesOf(index) bytes.
+  // Reads and checks a block. Requires: data has head().BytesOf(index) bytes.
   absl::Status ReadBlock(uint64_t index, std::span<char> data) const;
-  // Reads bytes [at, at + data.size()) of the data without checking: for blocks checked before.
+  // Reads bytes [at, at + data.size()) of the data without a check, for blocks that were checked
+  // before.
   absl::Status ReadUnchecked(uint64_t at, std::span<char> data) const;
-  // How many blocks from the first on are there and undamaged.
+  // Number of leading blocks that are complete and undamaged.
   absl::StatusOr<uint64_t> CountWholeBlocks() const;
-  // OK: all blocks are there and undamaged, and nothing is behind them.
+  // OK if all blocks are complete and undamaged, and no bytes follow.
   absl::Status Verify() const;
 
  private:

@@ -1,4 +1,4 @@
-// How the ledger says yes or no.
+// Results of the ledger's checks.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace cadre {
 
-// A "no": which refusal, and why in plain words.
+// A refusal with its reason.
 struct Refused {
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
   std::string reason;

@@ -1,3 +1,25 @@
+// Why a ledger apart from files and streams: every rule of the header is a decision on a small
+// in-memory state, and each must hold for every interleaving of streams, orders, crashes and
+// restarts. As a pure state machine it is tested exhaustively without a disk, and the simulator
+// runs this code, not a model of it.
+//
+// The protocol with the disk is write-ahead in reverse: the ledger grants, the caller writes and
+// syncs, then reports, and only then does the ledger's state change (ContributionDurable,
+// VersionDurable). A crash between the write and the report therefore leaves more on disk than was
+// acknowledged, never less; Restore takes what is complete and returns the rest for deletion.
+//
+// `attempt` orders concurrent streams for one contribution: after a reconnect the old stream may
+// still deliver chunks. Stage gives the new stream a larger attempt and CheckChunk refuses the old
+// one, so chunks are counted once and in order.
+//
+// Apply and staging race for the end of a round. BeginApply first records the participants
+// (closing_round, closing): from then on others are refused, while participants may still finish;
+// then it requires an exact cover by durable contributions. If one is missing, the participants
+// stay fixed and the coordinator's next Apply is checked again, so a commit is never applied with
+// other participants than it names.
+//
+// Cost: BeginApply is O(s log s) in the s segments of the round, all else O(log n) in the stored
+// contributions.
 #include "server/ledger.h"
 
 #include <algorithm>
@@ -11,7 +33,7 @@ namespace {
 
 std::optional<Refused> CheckTerms(const RunTerms& terms) {
   const bool sorted = std::is_sorted(terms.tensor_begin.begin(), terms.tensor_begin.end());
-  if (terms.run.empty() || terms.lineage.empty()) return Malformed("run or lineage is not named");
+  if (terms.run.empty() || terms.lineage.empty()) return Malformed("run or lineage is missing");
   if (terms.shard >= terms.shards) {
     return Malformed(absl::StrCat("shard ", terms.shard, " of ", terms.shards));
   }
@@ -26,7 +48,8 @@ bool SameTerms(const RunTerms& a, const RunTerms& b) {
          a.groups == b.groups && a.ranks == b.ranks && a.tensor_begin == b.tensor_begin;
 }
 
-// In group order, each group once, and with some weight in all: the order decides the bits.
+// Participants must be in group order, each group once, because the order decides the bits; and
+// their weights must not all be 0.
 std::optional<Refused> CheckParticipants(const v1::Apply& apply) {
   bool any_samples = false;
   for (int i = 0; i < apply.participants_size(); ++i) {
@@ -61,19 +84,19 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
   Opened opened;
   opened.span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
   if (const auto found = runs_.find(terms.run); found != runs_.end()) {
-    Run& there = found->second;
-    // Until the run has started, its shards may be dealt out anew.
-    const bool untouched = !there.current || there.current->number == 0;
-    if (there.terms.lineage != terms.lineage) {
-      opened.replaces_lineage = there.terms.lineage;
+    Run& known = found->second;
+    // Until the first round, the shards of a run may be reassigned.
+    const bool untouched = !known.current || known.current->number == 0;
+    if (known.terms.lineage != terms.lineage) {
+      opened.replaces_lineage = known.terms.lineage;
       runs_.erase(found);
-    } else if (!SameTerms(there.terms, terms) && untouched) {
-      opened.dropped = KeysOf(there.contributions);
+    } else if (!SameTerms(known.terms, terms) && untouched) {
+      opened.dropped = KeysOf(known.contributions);
       runs_.erase(found);
-    } else if (!SameTerms(there.terms, terms)) {
+    } else if (!SameTerms(known.terms, terms)) {
       return Malformed(absl::StrCat("run ", terms.run,
                                     " is open with another model, cluster or shard (",
-                                    there.terms.shard, " of ", there.terms.shards, ")"));
+                                    known.terms.shard, " of ", known.terms.shards, ")"));
     }
   }
   Run& run = runs_[terms.run];
@@ -109,7 +132,7 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
   run.span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
   run.closed = closed;
   for (const FoundVersion& version : versions) {
-    const Version found{version.version, version.figures};
+    const Version found{version.version, version.stats};
     if (!run.current || found.number > run.current->number) {
       run.previous = std::exchange(run.current, found);
     } else if (!run.previous || found.number > run.previous->number) {
@@ -119,7 +142,7 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
   std::vector<ContributionKey> useless;
   for (const FoundContribution& found : contributions) {
     const ContributionKey key = ContributionKey::Of(found.header);
-    Decision<Contribution> laid = Lay(run, found.header);
+    Decision<Contribution> laid = MapRanges(run, found.header);
     const uint32_t next = run.current ? run.current->number + 1 : 1;
     if (closed || key.round != next || std::holds_alternative<Refused>(laid)) {
       useless.push_back(key);
@@ -142,7 +165,7 @@ std::vector<v1::ShardState> Ledger::States() const {
     state.set_lineage(run.terms.lineage);
     state.set_shard(run.terms.shard);
     state.set_version(run.current->number);
-    state.set_digest(run.current->figures.digest);
+    state.set_digest(run.current->stats.digest);
     states.push_back(std::move(state));
   }
   return states;
@@ -150,9 +173,9 @@ std::vector<v1::ShardState> Ledger::States() const {
 
 // --- Rounds
 
-// The participant's segments in flat order, or what is missing.
-std::variant<GroupSource, std::string> Ledger::Cover(const Run& run, uint32_t round,
-                                                     const v1::Participant& participant) {
+// The participant's segments in order of positions, or the reason why they do not cover the shard.
+std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32_t round,
+                                                          const v1::Participant& participant) {
   GroupSource source;
   source.group = participant.group();
   const ContributionKey first{run.terms.run, round, participant.group(), participant.generation(),
@@ -200,16 +223,16 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
   if (found == runs_.end() || !found->second.current) return UnknownRun(apply.run());
   Run& run = found->second;
   if (apply.shard() != run.terms.shard) {
-    return Malformed(absl::StrCat("shard ", apply.shard(), " of ", apply.run(), " is not here, ",
-                                  run.terms.shard, " is"));
+    return Malformed(absl::StrCat("shard ", apply.shard(), " of ", apply.run(),
+                                  " is not open here; shard ", run.terms.shard, " is"));
   }
   for (const auto& version : {run.current, run.previous}) {
-    if (version && version->number == apply.round()) return AlreadyApplied{version->figures};
+    if (version && version->number == apply.round()) return AlreadyApplied{version->stats};
   }
   if (run.closed || apply.round() <= run.current->number) {
     return Refused{v1::REFUSAL_CLOSED_ROUND,
                    absl::StrCat("round ", apply.round(), ": version ", run.current->number,
-                                " is here", run.closed ? " and the run is over" : "")};
+                                " exists", run.closed ? " and the run has ended" : "")};
   }
   if (apply.round() != run.current->number + 1) {
     return Refused{
@@ -230,7 +253,7 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
   ApplyPlan plan{run.terms.run, apply.round(), run.span, {}, run.terms.statistics};
   for (int i = 0; i < apply.participants_size(); ++i) {
     std::variant<GroupSource, std::string> source =
-        Cover(run, apply.round(), apply.participants(i));
+        CoverShard(run, apply.round(), apply.participants(i));
     if (auto* missing = std::get_if<std::string>(&source)) return Malformed(std::move(*missing));
     plan.groups.push_back(std::get<GroupSource>(std::move(source)));
     plan.groups.back().weight = weights[i];
@@ -245,13 +268,13 @@ void Ledger::ApplyFailed(const std::string& name, uint32_t round) {
 }
 
 std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uint32_t version,
-                                                    const VersionFigures& figures) {
+                                                    const VersionStats& stats) {
   const auto found = runs_.find(name);
   if (found == runs_.end()) return {};
   Run& run = found->second;
   const bool first = !run.current && version == 0;
   if (!first && !(run.applying && version == run.closing_round)) return {};
-  run.previous = std::exchange(run.current, Version{version, figures});
+  run.previous = std::exchange(run.current, Version{version, stats});
   run.applying = false;
   std::vector<ContributionKey> dropped;
   for (auto it = run.contributions.begin(); it != run.contributions.end();) {

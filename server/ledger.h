@@ -1,25 +1,29 @@
-// What one aggregator decides: its runs, their rounds, and every contribution to them.
+// The decisions of one aggregator about its runs, their rounds, and all contributions.
 //
-// A pure machine: (state, event) -> decision. It does no I/O, holds no lock, reads no clock; the
-// caller makes things durable and says so, and equal events in equal order give equal decisions.
-// An aggregator (shard_host.h) drives it, and so can a simulator.
+// A pure state machine: (state, event) -> decision. It performs no I/O, holds no lock and reads no
+// clock; the caller makes data durable and reports it. Equal events in equal order give equal
+// decisions. ShardHost (shard_host.h) drives it, and so does the simulator.
 //
-//   opened = OpenRun(terms)                  make version 0 durable if asked, then VersionDurable
+//   opened = OpenRun(terms)                  make version 0 durable if requested, then
+//                                            VersionDurable
 //   grant = Stage(header)                    then per chunk: CheckChunk, write, ChunkStored;
 //                                            after the last: sync, ContributionDurable
 //   plan = BeginApply(apply)                 write the mean of plan.groups, then VersionDurable
 //                                            (or ApplyFailed); delete the contributions it returns
-//   grant = Pull(request)                    serve it from the version's file
+//   grant = Pull(request)                    serve it from the file of the version
 //
-// The rules that it keeps:
-//   - a contribution belongs to (run, round, group, generation, rank); once whole it never changes;
-//   - round r takes only contributions computed from version r - 1, and none once version r exists;
-//   - a group's generation below the lowest known is stale, a newer one fences the older ones;
-//   - Apply takes exactly its participants, whose slices must cover the shard's span without gap or
-//     overlap; everything else staged for the round is dropped and never applied;
-//   - a whole contribution of a fenced generation is kept until its round is applied: the
-//     coordinator may have committed it before the generation ended;
-//   - versions exist only once they are durable; the newest and the one before are kept.
+// Rules:
+//   1. A contribution is identified by (run, round, group, generation, rank); once complete it
+//      never changes.
+//   2. Round r accepts only contributions computed from version r - 1, and none once version r
+//      exists.
+//   3. A generation below the lowest accepted one of its group is stale; a newer generation fences
+//      older ones.
+//   4. Apply takes exactly its participants, whose slices must cover the shard without gap or
+//      overlap; all other contributions to the round are dropped and never applied.
+//   5. A complete contribution of a fenced generation is kept until its round is applied: the
+//      coordinator may have committed it before the generation ended.
+//   6. A version exists only once it is durable; the newest and the one before are kept.
 //
 // Thread-compatible.
 #pragma once
@@ -39,23 +43,25 @@
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/client/shard_span.h"
 #include "server/decision.h"
+#include "server/discrepancy_sums.h"
 #include "server/slices.h"
-#include "server/spread.h"
 
 namespace cadre {
 
-// What OpenRun fixes about a run.
+// The properties of a run that OpenRun sets.
 struct RunTerms {
   std::string run;
   std::string lineage;
   uint32_t shard = 0;
   uint32_t shards = 1;
-  // Group slots, and the most ranks that a group has.
+  // Number of group slots, and the maximum of ranks per group.
   uint32_t groups = 1;
   uint32_t ranks = 1;
-  // Flat position of every tensor, then the number of parameters: one entry more than tensors.
+  // Position of every tensor in the parameter order, then the number of elements: one entry more
+  // than tensors.
   std::vector<uint64_t> tensor_begin;
-  // Positions of what is averaged but not trained (running statistics of batch norm), in order.
+  // Positions that are averaged but not trained (running statistics of batch normalisation), in
+  // order.
   std::vector<FlatSpan> statistics;
   // Lowest generation accepted, by group.
   std::map<uint32_t, uint32_t> generations;
@@ -76,30 +82,30 @@ struct ContributionKey {
 
 // The shard is open.
 struct Opened {
-  // No version is here yet: make version 0 durable.
+  // No version is stored yet: version 0 must be made durable.
   bool make_version_zero = false;
-  // The lineage that the run id had here before: its files are not this run's.
+  // Earlier lineage of the run id; its files belong to another run.
   std::optional<std::string> replaces_lineage;
   FlatSpan span;
-  // Contributions that are of no use any more: delete them.
+  // Obsolete contributions, to be deleted.
   std::vector<ContributionKey> dropped;
 };
 
-// Leave to stage the chunks from `next_chunk` on.
+// Permission to stage the chunks from `next_chunk` on.
 struct StageGrant {
   ContributionKey key;
-  // Tells streams for one key apart: the newest one counts.
+  // Identifies the stream among streams for one key: only the newest may write.
   uint64_t attempt = 0;
-  // Whether the contribution begins anew (its file too).
+  // Whether the contribution starts from the beginning, with a new file.
   bool fresh = false;
   uint32_t next_chunk = 0;
   uint32_t chunks = 0;
   uint64_t elements = 0;
-  // Partial contributions of older generations: delete them.
+  // Incomplete contributions of older generations, to be deleted.
   std::vector<ContributionKey> dropped;
 };
 
-// Elements `span` of the model lie in contribution `key` from element `offset` on.
+// Positions `span` of the model are in contribution `key` from element `offset` on.
 struct SourceSegment {
   ContributionKey key;
   FlatSpan span;
@@ -114,33 +120,34 @@ struct GroupSource {
   std::vector<SourceSegment> segments;
 };
 
-// Make version `round`: for every position the sum over groups, in this order, of weight * value.
+// How to make version `round`: for every position the sum over groups, in this order, of weight *
+// value.
 struct ApplyPlan {
   std::string run;
   uint32_t round = 0;
   FlatSpan span;
   std::vector<GroupSource> groups;
-  // As in RunTerms: these say nothing about how far the groups lie apart.
+  // As in RunTerms; excluded from the discrepancy.
   std::vector<FlatSpan> statistics;
 };
 
-// What is known of a version since it was made.
-struct VersionFigures {
+// Values computed when a version was made.
+struct VersionStats {
   uint64_t digest = 0;
-  // Of the groups that it is the mean of.
-  Spread spread;
+  // Discrepancy of the groups that the version averages.
+  DiscrepancyTerms discrepancy;
 };
 
 // Version `round` exists already.
 struct AlreadyApplied {
-  VersionFigures figures;
+  VersionStats stats;
 };
-// It is being made.
+// Version `round` is being made.
 struct ApplyUnderWay {};
 
 using ApplyDecision = std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Refused>;
 
-// Leave to read `spans`, in this order, from the file of `version`.
+// Permission to read `spans`, in this order, from the file of `version`.
 struct PullGrant {
   std::string run;
   uint32_t version = 0;
@@ -148,7 +155,7 @@ struct PullGrant {
   uint64_t elements = 0;
 };
 
-// The version asked for is not, or no longer, here.
+// The requested version is not stored, or no longer.
 struct NoSuchVersion {
   uint32_t asked = 0;
   uint32_t current = 0;
@@ -156,10 +163,10 @@ struct NoSuchVersion {
 
 using PullDecision = std::variant<PullGrant, NoSuchVersion, Refused>;
 
-// What was found on disk after a restart.
+// State found on disk after a restart.
 struct FoundVersion {
   uint32_t version = 0;
-  VersionFigures figures;
+  VersionStats stats;
 };
 struct FoundContribution {
   v1::ContributionHeader header;
@@ -170,15 +177,14 @@ class Ledger {
  public:
   // --- Runs
 
-  // Idempotent. Refuses terms that make no sense, or that contradict the open run of that lineage
-  // once it has a version of its own (before, the shard begins anew); another lineage replaces the
-  // run. Generations only rise.
+  // Idempotent. Refuses invalid terms, and terms that contradict the open run of that lineage once
+  // it has a version after 0 (before, the shard is reassigned); another lineage replaces the run.
+  // Generations only increase.
   Decision<Opened> OpenRun(const RunTerms& terms);
-  // The run is over: pulls only. Returns the contributions to delete.
+  // Ends the run: only pulls are served. Returns the contributions to delete.
   std::vector<ContributionKey> CloseRun(const std::string& run);
-  // Puts back what a process before this one had made durable. `versions` may be empty. Returns the
-  // contributions that are of no use any more: delete them.
-  // Requires: the run is not open; terms were accepted before.
+  // Restores the durable state of an earlier process. `versions` may be empty. Returns obsolete
+  // contributions, to be deleted. Requires: the run is not open; OpenRun accepted the terms before.
   std::vector<ContributionKey> Restore(const RunTerms& terms, bool closed,
                                        const std::vector<FoundVersion>& versions,
                                        const std::vector<FoundContribution>& contributions);
@@ -188,32 +194,33 @@ class Ledger {
   // --- Contributions
 
   Decision<StageGrant> Stage(const v1::ContributionHeader& header);
-  // Whether the chunk may be written; nothing changes. `crc_fits`: what the caller computed.
+  // Checks whether the chunk may be written; does not change the state. `crc_fits`: the caller's
+  // check of the CRC.
   std::optional<Refused> CheckChunk(const ContributionKey& key, uint64_t attempt, uint32_t index,
                                     uint64_t bytes, bool crc_fits) const;
-  // The chunk after those stored before was written. True: it was the last.
+  // The next chunk was written. Returns whether it was the last.
   bool ChunkStored(const ContributionKey& key, uint64_t attempt);
-  // All chunks are on disk for good; from now on Apply may take it. False: the contribution is gone
-  // or another stream has it.
+  // All chunks are durable; Apply may now use the contribution. Returns false if the contribution
+  // was dropped or belongs to another stream.
   bool ContributionDurable(const ContributionKey& key, uint64_t attempt);
-  // What was on disk is damaged: it counts as never staged, and may be staged again.
+  // The contribution on disk is damaged: it counts as not staged and may be staged again.
   void ContributionLost(const ContributionKey& key);
 
   // --- Rounds
 
   ApplyDecision BeginApply(const v1::Apply& apply);
-  // The version could not be written; the round is open again to its participants.
+  // The version could not be written; the round accepts its participants again.
   void ApplyFailed(const std::string& run, uint32_t round);
-  // The version that OpenRun or BeginApply asked for is on disk (any other is ignored). Returns the
+  // The version requested by OpenRun or BeginApply is durable (any other is ignored). Returns the
   // contributions to delete.
   std::vector<ContributionKey> VersionDurable(const std::string& run, uint32_t version,
-                                              const VersionFigures& figures);
+                                              const VersionStats& stats);
   PullDecision Pull(const v1::PullRequest& request) const;
 
  private:
   struct Contribution {
     v1::ContributionHeader header;
-    // Flat spans in the header's order.
+    // Positions in the header's order.
     std::vector<FlatSpan> spans;
     uint64_t elements = 0;
     uint32_t chunks = 0;
@@ -223,7 +230,7 @@ class Ledger {
   };
   struct Version {
     uint32_t number = 0;
-    VersionFigures figures;
+    VersionStats stats;
   };
   struct Run {
     RunTerms terms;
@@ -231,7 +238,7 @@ class Ledger {
     bool closed = false;
     std::optional<Version> current;
     std::optional<Version> previous;
-    // Round that an Apply has named, and its (group, generation) pairs: none other may come in.
+    // Round of the last Apply, and its (group, generation) pairs: others are refused.
     uint32_t closing_round = 0;
     std::set<std::pair<uint32_t, uint32_t>> closing;
     bool applying = false;
@@ -242,10 +249,10 @@ class Ledger {
   // Checks of a header against its run, each returning the refusal if there is one.
   static std::optional<Refused> CheckIdentity(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRound(const Run& run, const v1::ContributionHeader& header);
-  static Decision<Contribution> Lay(const Run& run, const v1::ContributionHeader& header);
+  static Decision<Contribution> MapRanges(const Run& run, const v1::ContributionHeader& header);
   static std::vector<ContributionKey> Fence(Run& run, uint32_t group, uint32_t generation);
-  static std::variant<GroupSource, std::string> Cover(const Run& run, uint32_t round,
-                                                      const v1::Participant& participant);
+  static std::variant<GroupSource, std::string> CoverShard(const Run& run, uint32_t round,
+                                                           const v1::Participant& participant);
 
   std::map<std::string, Run> runs_;
   uint64_t attempts_ = 0;

@@ -1,4 +1,4 @@
-// What the ledger decides about contributions. Part of Ledger.
+// Decisions about contributions. Part of Ledger.
 #include <algorithm>
 #include <utility>
 
@@ -8,13 +8,12 @@
 namespace cadre {
 namespace {
 
-// 4 MiB of values: with its header it fits the largest message.
-constexpr uint32_t kMostChunkElements = 1 << 20;
-// More are a sign of a chunk size that was not meant.
-constexpr uint64_t kMostChunks = 1 << 24;
-constexpr char kCodec[] = "fp32";
+// 4 MiB of values: with its header it fits into the largest message.
+constexpr uint32_t kMaxChunkElements = 1 << 20;
+// A contribution with more chunks has an unreasonable chunk size.
+constexpr uint64_t kMaxChunks = 1 << 24;
 
-// Whether two headers promise the same values.
+// Whether two headers announce the same contribution.
 bool SameContribution(const v1::ContributionHeader& a, const v1::ContributionHeader& b) {
   v1::ContributionHeader left = a;
   v1::ContributionHeader right = b;
@@ -51,8 +50,8 @@ std::optional<Refused> Ledger::CheckIdentity(const Run& run, const v1::Contribut
                                   ": the run has ", terms.groups, " groups of at most ",
                                   terms.ranks, " ranks"));
   }
-  if (header.codec() != kCodec) {
-    return Malformed(absl::StrCat("codec '", header.codec(), "' is not known, '", kCodec, "' is"));
+  if (header.codec() != v1::CODEC_FP32) {
+    return Malformed(absl::StrCat("codec ", static_cast<int>(header.codec()), " is not supported"));
   }
   return std::nullopt;
 }
@@ -62,10 +61,10 @@ std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::Contribution
   if (header.generation() < lowest) {
     return Refused{v1::REFUSAL_STALE_GENERATION,
                    absl::StrCat("generation ", header.generation(), " of group ", header.group(),
-                                " is over; the lowest accepted is ", lowest)};
+                                " has ended; the lowest accepted one is ", lowest)};
   }
   if (run.closed) {
-    return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", run.terms.run, " is over")};
+    return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", run.terms.run, " has ended")};
   }
   const uint32_t version = run.current ? run.current->number : 0;
   const bool left_out = header.round() == run.closing_round &&
@@ -74,23 +73,25 @@ std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::Contribution
     return Refused{v1::REFUSAL_CLOSED_ROUND,
                    absl::StrCat("round ", header.round(), " is closed: ",
                                 left_out ? "its participants are decided"
-                                         : absl::StrCat("version ", version, " is here"))};
+                                         : absl::StrCat("version ", version, " exists"))};
   }
   if (header.round() != version + 1 || header.base_version() != version) {
     return Refused{
         v1::REFUSAL_WRONG_BASE,
-        absl::StrCat("round ", version + 1, " takes what was computed from version ", version,
-                     ", not round ", header.round(), " from version ", header.base_version())};
+        absl::StrCat("round ", version + 1, " accepts contributions computed from version ",
+                     version, ", not round ", header.round(), " from version ",
+                     header.base_version())};
   }
   return std::nullopt;
 }
 
-Decision<Ledger::Contribution> Ledger::Lay(const Run& run, const v1::ContributionHeader& header) {
+Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
+                                                 const v1::ContributionHeader& header) {
   if (header.chunk_elements() == 0) return Malformed("chunk_elements is 0");
-  if (header.chunk_elements() > kMostChunkElements) {
+  if (header.chunk_elements() > kMaxChunkElements) {
     return Refused{v1::REFUSAL_OVERSIZED,
-                   absl::StrCat("chunks of ", header.chunk_elements(), " elements; at most ",
-                                kMostChunkElements, " are taken")};
+                   absl::StrCat("chunks of ", header.chunk_elements(),
+                                " elements exceed the limit of ", kMaxChunkElements)};
   }
   Decision<std::vector<FlatSpan>> spans =
       Flatten(run.terms.tensor_begin, run.span, header.ranges());
@@ -104,15 +105,15 @@ Decision<Ledger::Contribution> Ledger::Lay(const Run& run, const v1::Contributio
   contribution.elements = Elements(contribution.spans);
   const uint64_t chunks =
       (contribution.elements + header.chunk_elements() - 1) / header.chunk_elements();
-  if (chunks > kMostChunks) {
-    return Malformed(absl::StrCat(chunks, " chunks; at most ", kMostChunks, " are taken"));
+  if (chunks > kMaxChunks) {
+    return Malformed(absl::StrCat(chunks, " chunks exceed the limit of ", kMaxChunks));
   }
   contribution.chunks = static_cast<uint32_t>(chunks);
   return contribution;
 }
 
-// Older generations of the group end. What they have staged in part is of no use; what they have
-// staged wholly may have been committed.
+// Fences older generations of the group. Their incomplete contributions are obsolete; complete ones
+// may have been committed.
 std::vector<ContributionKey> Ledger::Fence(Run& run, uint32_t group, uint32_t generation) {
   uint32_t& lowest = run.terms.generations[group];
   lowest = std::max(lowest, generation);
@@ -135,7 +136,7 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   if (found == runs_.end() || !found->second.current) return UnknownRun(header.run());
   Run& run = found->second;
   if (auto refused = CheckIdentity(run, header)) return *refused;
-  Decision<Contribution> laid = Lay(run, header);
+  Decision<Contribution> laid = MapRanges(run, header);
   if (auto* refused = std::get_if<Refused>(&laid)) return *refused;
   if (auto refused = CheckRound(run, header)) return *refused;
 
@@ -145,7 +146,7 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
       there != run.contributions.end() && SameContribution(there->second.header, header);
   if (there != run.contributions.end() && !same && there->second.durable) {
     return Malformed(
-        absl::StrCat(key.ToString(), " is staged already, with other ranges or samples"));
+        absl::StrCat(key.ToString(), " is already staged with other ranges or samples"));
   }
   StageGrant grant;
   grant.key = key;
@@ -174,18 +175,18 @@ std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t a
   if (auto refused = CheckRound(*run, place)) return refused;
   if (found == run->contributions.end() || found->second.attempt != attempt) {
     return Refused{v1::REFUSAL_OUT_OF_ORDER,
-                   absl::StrCat(key.ToString(), ": a newer stream stages it")};
+                   absl::StrCat(key.ToString(), ": superseded by a newer stream")};
   }
   const Contribution& there = found->second;
   const uint64_t full = uint64_t{there.header.chunk_elements()} * sizeof(float);
   const std::string chunk = absl::StrCat("chunk ", index, " of ", key.ToString());
   if (bytes > full) {
-    return Refused{v1::REFUSAL_OVERSIZED, absl::StrCat(chunk, " has ", bytes, " bytes, at most ",
-                                                       full, " were announced")};
+    return Refused{v1::REFUSAL_OVERSIZED,
+                   absl::StrCat(chunk, " has ", bytes, " bytes, more than the announced ", full)};
   }
   if (there.stored_chunks == there.chunks || index != there.stored_chunks) {
-    return Malformed(absl::StrCat(chunk, " came where ", there.stored_chunks, " of ", there.chunks,
-                                  " are here"));
+    return Malformed(absl::StrCat(chunk, " is not the next one: ", there.stored_chunks, " of ",
+                                  there.chunks, " are stored"));
   }
   const uint64_t left = (there.elements - uint64_t{index} * there.header.chunk_elements()) * 4;
   if (bytes != std::min(full, left)) {

@@ -8,35 +8,39 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/daemon.h"
 #include "base/program_flags.h"
+#include "base/rpc/daemon.h"
 #include "server/aggregator.h"
 
-DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 takes a free one");
-DEFINE_bool(insecure, false, "listen beyond loopback without TLS (only on a trusted network)");
+DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 picks a free port");
+DEFINE_bool(insecure, false,
+            "allow listening beyond loopback without TLS (only on a trusted network)");
 DEFINE_string(advertise, "",
               "host:port where workers reach this aggregator; empty: the listen address");
 DEFINE_string(coordinator, "127.0.0.1:7000", "host:port of the coordinator");
-DEFINE_string(data_dir, "", "folder for versions and contributions; must survive restarts");
-DEFINE_string(name, "", "this aggregator's name, its identity across restarts; unique");
-DEFINE_string(port_file, "", "file that gets the port once the server listens");
-DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at the start");
-DEFINE_int32(drain, 5, "seconds that streams in flight get to end after SIGTERM");
-DEFINE_int32(disk_threads, 4, "threads that wait for the disk");
-DEFINE_int32(most_streams, 64, "contributions (and, apart from them, pulls) served at once");
+DEFINE_string(data_dir, "", "folder for versions and contributions; must persist across restarts");
+DEFINE_string(name, "", "unique name, the identity of this aggregator across restarts");
+DEFINE_string(port_file, "", "file that receives the port once the server listens");
+DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
+DEFINE_int32(drain, 5, "seconds that open streams have to finish after SIGTERM");
+DEFINE_int32(disk_threads, 4, "threads for disk I/O");
+DEFINE_int32(max_streams, 64,
+             "limit of concurrent contributions, and separately of concurrent pulls");
 
 namespace {
 
 constexpr char kUsage[] =
-    "holds one shard of every run's model on disk and averages what the groups stage there.\n"
+    "stores one shard of every run's model on disk and averages the contributions of the groups.\n"
     "\n"
-    "  cadre-aggregator --coordinator=HOST:PORT --data_dir=DIR --name=NAME\n"
+    "  cadre-aggregator --coordinator=HOST:PORT --data-dir=DIR --name=NAME\n"
     "\n"
-    "Start as many as you like, each with its own name and folder; a run is cut among those that\n"
-    "are there when it starts. An aggregator that was killed goes on where it was when it is\n"
-    "started again with the same name and folder. SIGTERM drains it.\n"
+    "Start any number of them, each with its own name and folder; a run is divided among those "
+    "that\n"
+    "are connected when it starts. A killed aggregator continues when it is restarted with the "
+    "same\n"
+    "name and folder. SIGTERM drains it.\n"
     "\n"
-    "Exit codes: 0 stopped, 1 failure, 2 bad flags, 4 no coordinator answered.";
+    "Exit codes: 0 stopped, 1 failure, 2 invalid flags, 4 no coordinator answered.";
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
@@ -48,12 +52,11 @@ int Fail(int code, absl::string_view reason) {
 }
 
 std::string WrongFlag() {
-  if (FLAGS_data_dir.empty()) return "--data_dir is required: a folder that survives restarts";
+  if (FLAGS_data_dir.empty()) return "--data-dir is required: a persistent folder";
   if (FLAGS_name.empty()) return "--name is required: the aggregator's identity across restarts";
   if (FLAGS_coordinator.empty()) return "--coordinator is required: host:port";
-  if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk_threads must be 1 .. 256";
-  if (FLAGS_most_streams < 1 || FLAGS_most_streams > 4096)
-    return "--most_streams must be 1 .. 4096";
+  if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk-threads must be 1 .. 256";
+  if (FLAGS_max_streams < 1 || FLAGS_max_streams > 4096) return "--max-streams must be 1 .. 4096";
   return "";
 }
 
@@ -61,10 +64,10 @@ std::string WrongFlag() {
 
 int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
-  // A file-size limit that is met is an error of one write, not the end of the process.
+  // A write beyond the file-size limit returns an error instead of ending the process.
   signal(SIGXFSZ, SIG_IGN);
   if (const auto ended =
-          cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "server/main", &argc, &argv)) {
+          cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "server/main.cc", &argc, &argv)) {
     return *ended;
   }
   FLAGS_logtostderr = true;
@@ -84,8 +87,8 @@ int main(int argc, char** argv) {
   options.version = CADRE_VERSION;
   options.dial_timeout = absl::Seconds(FLAGS_dial_timeout);
   options.service.disk_threads = FLAGS_disk_threads;
-  options.service.most_stages = FLAGS_most_streams;
-  options.service.most_pulls = FLAGS_most_streams;
+  options.service.max_stages = FLAGS_max_streams;
+  options.service.max_pulls = FLAGS_max_streams;
 
   auto aggregator = cadre::Aggregator::Start(options);
   if (!aggregator.ok()) {

@@ -1,4 +1,4 @@
-// Compiled without contraction of multiply and add (CMakeLists.txt): see the header.
+// Compiled with -ffp-contract=off (CMakeLists.txt): see the header.
 #include "server/mean.h"
 
 #include <algorithm>

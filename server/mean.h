@@ -1,7 +1,7 @@
 // The weighted mean of a round: sum over groups, in group order, of weight * value, in fp32.
 //
 // Equal inputs in equal order give equal bits on every machine: each product and each sum is
-// rounded on its own (no fused multiply-add), and nothing is summed in another order.
+// rounded separately (no fused multiply-add), and the order of the sum is fixed.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -16,7 +16,7 @@ namespace cadre {
 // Requires: the total is not 0.
 std::vector<float> MeanWeights(std::span<const uint64_t> samples);
 
-// sum = weight * x. A weight of 1 leaves every bit as it is.
+// sum = weight * x. A weight of 1 preserves every bit.
 void SetWeighted(float weight, std::span<const float> x, std::span<float> sum);
 
 // sum = sum + weight * x.

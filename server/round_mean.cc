@@ -1,3 +1,20 @@
+// Applying a round reads every contribution twice: VerifyContribution checks all CRCs first, then
+// RoundMean reads the values without a check. One pass would be enough to compute the mean, but it
+// would find damage in the middle of writing a version, when other contributions were already mixed
+// in: the version file would have to be discarded and the damaged contribution be named from inside
+// a loop over positions. Two passes keep the decision (may the round be applied?) apart from the
+// arithmetic, and the second one is usually served by the page cache, since the contributions were
+// staged moments ago. The cost is one sequential read of the shard per group, G * 4n/S bytes.
+//
+// The mean is computed block by block (64 Ki positions) over all groups in group order, so memory
+// does not grow with the model or the number of groups' files. A group's values for a block may lie
+// in several contributions (one per rank) and several ranges of each; the plan's segments are
+// sorted by position, and each group keeps the index of its current segment, so reading is one
+// forward scan.
+//
+// The discrepancy (discrepancy_sums.h) needs the version before at the same positions; it is read
+// along. It is a statistic for the status: if the version before is missing or damaged, the round
+// is applied without it.
 #include "server/round_mean.h"
 
 #include <glog/logging.h>
@@ -46,7 +63,7 @@ bool RoundMean::ReadBefore(uint64_t first, size_t size) {
     ClearStatistics(first, before_);
     return true;
   }
-  LOG(WARNING) << "the groups' spread is not known: " << status;
+  LOG(WARNING) << "the discrepancy of the round is unknown: " << status;
   reader_.reset();
   return false;
 }
@@ -65,8 +82,8 @@ void RoundMean::ClearStatistics(uint64_t first, std::span<float> values) const {
 
 absl::Status RoundMean::Next(uint64_t first, std::span<float> out) {
   values_.resize(out.size());
-  const bool spread = ReadBefore(first, out.size());
-  if (spread) sums_.Begin(before_);
+  const bool measured = ReadBefore(first, out.size());
+  if (measured) sums_.Begin(before_);
   for (size_t g = 0; g < groups_.size(); ++g) {
     CADRE_RETURN_IF_ERROR(Read(groups_[g], first, values_));
     const float weight = groups_[g].source->weight;
@@ -75,14 +92,16 @@ absl::Status RoundMean::Next(uint64_t first, std::span<float> out) {
     } else {
       AddWeighted(weight, values_, out);
     }
-    if (!spread) continue;
+    if (!measured) continue;
     ClearStatistics(first, values_);
     sums_.Add(weight, values_);
   }
-  if (spread) sums_.End();
+  if (measured) sums_.End();
   return absl::OkStatus();
 }
 
-Spread RoundMean::spread() const { return reader_ == nullptr ? Spread() : sums_.Total(); }
+DiscrepancyTerms RoundMean::discrepancy() const {
+  return reader_ == nullptr ? DiscrepancyTerms() : sums_.Total();
+}
 
 }  // namespace cadre

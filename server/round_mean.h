@@ -1,7 +1,7 @@
-// The mean of a round's contributions, read from their files piece by piece, and on the way how far
-// the groups lie apart.
+// The mean of a round's contributions, read from their files block by block, and the discrepancy
+// between the groups.
 //
-// Owns the open files. Thread-compatible. Memory: two pieces of values, and one of doubles.
+// Owns the open files. Thread-compatible. Memory: two blocks of values and one of doubles.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "server/block_file.h"
+#include "server/discrepancy_sums.h"
 #include "server/ledger.h"
-#include "server/spread.h"
 #include "server/version_reader.h"
 
 namespace cadre {
@@ -22,39 +22,39 @@ class RoundMean {
  public:
   using Files = std::map<ContributionKey, std::unique_ptr<BlockFile>>;
 
-  // `before` reads the version before; null: it cannot be read. Requires: `files` has every
-  // contribution of the plan, each verified; the plan outlives this.
+  // `before` reads the version before; null if it cannot be read. Requires: `files` has every
+  // contribution of the plan, each verified; the plan outlives this object.
   RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before);
 
-  // The mean at the next out.size() positions. Requires: calls come in flat order.
+  // Computes the mean at the next out.size() positions. Requires: calls in order of positions.
   absl::Status Next(uint64_t first, std::span<float> out);
 
-  // Of the trained positions so far. Not known in rounds of one group, and where the version before
-  // cannot be read: a statistic stops no round.
-  Spread spread() const;
+  // Discrepancy of the trained positions so far. Unknown in rounds of one group and if the version
+  // before cannot be read: a missing statistic does not fail the round.
+  DiscrepancyTerms discrepancy() const;
 
  private:
-  // Where one group's values are read from next.
+  // Next position to read of one group.
   struct Group {
     const GroupSource* source = nullptr;
     size_t segment = 0;
   };
 
   absl::Status Read(Group& group, uint64_t first, std::span<float> out) const;
-  // Whether the version before is in before_.
+  // Reads the version before into before_; returns whether it is known.
   bool ReadBefore(uint64_t first, size_t size);
 
-  // Values that are not trained count as if nobody had moved them.
+  // Sets values that are not trained to 0, so that they add nothing to the discrepancy.
   void ClearStatistics(uint64_t first, std::span<float> values) const;
 
   const Files files_;
   const std::vector<FlatSpan> statistics_;
   std::vector<Group> groups_;
-  // Null: no spread.
+  // Null if the discrepancy is unknown.
   std::unique_ptr<VersionReader> reader_;
   std::vector<float> values_;
   std::vector<float> before_;
-  SpreadSums sums_;
+  DiscrepancySums sums_;
 };
 
 }  // namespace cadre

@@ -6,21 +6,20 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "spec/checkpoint_tensors.h"
-#include "spec/initial_value.h"
-#include "spec/parameter_index.h"
+#include "model/formats/checkpoint_tensors.h"
+#include "model/initial_value.h"
+#include "model/parameter_index.h"
 
 namespace cadre {
 namespace {
 
-// Values at flat positions first, first + 1, ..., each from the tensor that it is part of.
+// Reads the values at positions first, first + 1, ... from their tensors.
 absl::Status ReadFlat(const ParameterIndex& index, SafetensorsFile& file, int64_t first,
                       std::span<float> out) {
-  for (const v1::Range& range : index.RangesOf(first, first + static_cast<int64_t>(out.size()))) {
-    const StoredTensor& tensor = *file.Find(index[static_cast<int>(range.tensor())].name);
+  for (const v1::Range& range : index.RangesOf(first, first + std::ssize(out))) {
+    const StoredTensor& tensor = *file.Find(index[range.tensor()].name);
     const size_t elements = range.end() - range.begin();
-    CADRE_RETURN_IF_ERROR(
-        file.Read(tensor, static_cast<int64_t>(range.begin()), out.first(elements)));
+    CADRE_RETURN_IF_ERROR(file.Read(tensor, range.begin(), out.first(elements)));
     out = out.subspan(elements);
   }
   return absl::OkStatus();
@@ -45,30 +44,30 @@ absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open) {
   terms.groups = std::max(1U, open.spec().cluster().groups());
   terms.ranks = std::max(1U, open.spec().cluster().ranks_per_group());
   for (const Parameter& parameter : index.parameters()) {
-    terms.tensor_begin.push_back(static_cast<uint64_t>(parameter.offset));
+    terms.tensor_begin.push_back(parameter.offset);
     if (!IsStatistic(parameter.role)) continue;
     terms.statistics.push_back(
         {static_cast<uint64_t>(parameter.offset), static_cast<uint64_t>(parameter.end())});
   }
-  terms.tensor_begin.push_back(static_cast<uint64_t>(index.size()));
+  terms.tensor_begin.push_back(index.size());
   terms.generations.insert(open.generations().begin(), open.generations().end());
   return terms;
 }
 
 absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(ParameterIndex made, ParameterIndex::FromModel(spec.model()));
-  // Shared because std::function must be copyable.
+  // Shared because std::function requires copyable captures.
   const auto index = std::make_shared<const ParameterIndex>(std::move(made));
   if (spec.checkpoint().from().empty()) {
     return [index, seed = spec.seed()](uint64_t first, std::span<float> out) {
-      FillInitialValues(*index, seed, static_cast<int64_t>(first), out);
+      FillInitialValues(*index, seed, first, out);
       return absl::OkStatus();
     };
   }
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile opened, OpenWeights(spec.checkpoint().from(), *index));
   const auto file = std::make_shared<SafetensorsFile>(std::move(opened));
   return [index, file](uint64_t first, std::span<float> out) {
-    return ReadFlat(*index, *file, static_cast<int64_t>(first), out);
+    return ReadFlat(*index, *file, first, out);
   };
 }
 

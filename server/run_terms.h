@@ -1,4 +1,4 @@
-// From the words of OpenRun to what the ledger and the store need.
+// Converts OpenRun into the inputs of the ledger and the store.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -11,11 +11,11 @@
 
 namespace cadre {
 
-// Errors: InvalidArgument when the model has no parameter index, or a name cannot name a file.
+// Errors: InvalidArgument if the model is invalid, or a name is not a valid file name.
 absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open);
 
-// The model that the spec begins with: the seed's, or a checkpoint's, whose file stays open with
-// the result. Requires: TermsOf accepted the spec. Errors: those of OpenWeights.
+// The initial model of the spec, from its seed or a checkpoint, whose file stays open with the
+// result. Requires: TermsOf accepted the spec. Errors: those of OpenWeights.
 absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec);
 
 }  // namespace cadre

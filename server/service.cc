@@ -9,35 +9,35 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
 
 namespace cadre {
 namespace {
 
 grpc::Status Busy() {
   return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                      "busy: too many streams at once; come back later");
+                      "busy: too many concurrent streams; retry later");
 }
 
-// Hands a stream's state from the thread that starts an operation to the one that hears of its end.
-// gRPC gives that order; this states it where tools that cannot see into gRPC do.
-class Baton {
+// Orders the accesses of the thread that starts an operation and of the thread that is notified of
+// its end. gRPC guarantees this order; the fence makes it visible to thread sanitizers.
+class HandoffFence {
  public:
-  void Pass() { turn_.fetch_add(1, std::memory_order_release); }
-  void Take() const { turn_.load(std::memory_order_acquire); }
+  void Pass() { order_mutex_.fetch_add(1, std::memory_order_release); }
+  void Take() const { order_mutex_.load(std::memory_order_acquire); }
 
  private:
-  std::atomic<uint32_t> turn_ = 0;
+  std::atomic<uint32_t> order_mutex_ = 0;
 };
 
-// Stage: header -> Resume -> chunks -> Staged. Exactly one of a read, a write and a piece of work
-// is under way at any time, so no lock is needed; whoever ends the call touches nothing after.
+// Stage: header -> Resume -> chunks -> Staged. Exactly one read, write or pool task is active at
+// any time, so no lock is needed. No member is accessed after the call has ended.
 class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply> {
  public:
   StageCall(ShardHost& host, WorkPool& pool, StreamLimit& limit)
-      : host_(host), pool_(pool), place_(limit) {
-    if (place_.granted()) {
+      : host_(host), pool_(pool), permit_(limit) {
+    if (permit_.granted()) {
       Read();
     } else {
       End(Busy());
@@ -45,7 +45,7 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
   }
 
   void OnReadDone(bool ok) override {
-    baton_.Take();
+    fence_.Take();
     if (ok) return Submit([this] { Take(); });
     End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
                      absl::StrCat("malformed: the stream ended after ", taken_, " chunks of ",
@@ -53,28 +53,28 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
   }
 
   void OnWriteDone(bool ok) override {
-    baton_.Take();
-    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller is gone"));
+    fence_.Take();
+    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller has disconnected"));
     if (taken_ == staging_.grant.chunks) return Submit([this] { FinishStaging(); });
     Read();
   }
 
   void OnDone() override {
-    baton_.Take();
+    fence_.Take();
     delete this;
   }
 
  private:
   void Read() {
-    baton_.Pass();
+    fence_.Pass();
     StartRead(&request_);
   }
   void Write() {
-    baton_.Pass();
+    fence_.Pass();
     StartWrite(&reply_);
   }
   void End(const grpc::Status& status) {
-    baton_.Pass();
+    fence_.Pass();
     Finish(status);
   }
   void Submit(WorkPool::Work work) {
@@ -85,7 +85,7 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
     if (request_.has_header() && staging_.file == nullptr) return TakeHeader();
     if (request_.has_chunk() && staging_.file != nullptr) return TakeChunk();
     End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                     "malformed: a header must come first, once, then chunks"));
+                     "malformed: expected one header, then chunks"));
   }
 
   void TakeHeader() {
@@ -110,29 +110,29 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
       return End(ToGrpc(status));
     }
     reply_.mutable_staged()->set_elements(staging_.grant.elements);
-    baton_.Pass();
+    fence_.Pass();
     StartWriteAndFinish(&reply_, grpc::WriteOptions(), grpc::Status::OK);
   }
 
   ShardHost& host_;
   WorkPool& pool_;
-  const StreamLimit::Place place_;
-  Baton baton_;
+  const StreamLimit::Permit permit_;
+  HandoffFence fence_;
   Staging staging_;
-  // Chunks that are here, from earlier streams too.
+  // Stored chunks, including those of earlier streams.
   uint32_t taken_ = 0;
   v1::StageRequest request_;
   v1::StageReply reply_;
 };
 
-// Pull: one chunk is read and written after the other; the next is read once gRPC has taken the one
-// before, so a slow caller holds up only itself.
+// Pull: reads and writes one chunk at a time; the next one is read after gRPC has accepted the one
+// before, so a slow caller delays only itself.
 class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
  public:
   PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamLimit& limit,
            const v1::PullRequest* request)
-      : host_(host), pool_(pool), counters_(counters), place_(limit), request_(request) {
-    if (place_.granted()) {
+      : host_(host), pool_(pool), counters_(counters), permit_(limit), request_(request) {
+    if (permit_.granted()) {
       Submit([this] { Begin(); });
     } else {
       End(Busy());
@@ -140,23 +140,23 @@ class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
   }
 
   void OnWriteDone(bool ok) override {
-    baton_.Take();
-    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller is gone"));
+    fence_.Take();
+    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller has disconnected"));
     Submit([this] { Next(); });
   }
 
   void OnDone() override {
-    baton_.Take();
+    fence_.Take();
     delete this;
   }
 
  private:
   void Write() {
-    baton_.Pass();
+    fence_.Pass();
     StartWrite(&reply_);
   }
   void End(const grpc::Status& status) {
-    baton_.Pass();
+    fence_.Pass();
     Finish(status);
   }
   void Submit(WorkPool::Work work) {
@@ -192,8 +192,8 @@ class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
   ShardHost& host_;
   WorkPool& pool_;
   Counters& counters_;
-  const StreamLimit::Place place_;
-  Baton baton_;
+  const StreamLimit::Permit permit_;
+  HandoffFence fence_;
   const v1::PullRequest* const request_;
   std::unique_ptr<VersionPull> pull_;
   uint32_t index_ = 0;
@@ -206,14 +206,14 @@ RoundsService::RoundsService(const RoundsServiceOptions& options, ShardHost& hos
                              Counters& counters)
     : host_(host),
       counters_(counters),
-      stages_(options.most_stages),
-      pulls_(options.most_pulls),
-      // Every stream has at most one piece of work waiting.
-      pool_(options.disk_threads, static_cast<size_t>(options.most_stages + options.most_pulls)) {}
+      stages_(options.max_stages),
+      pulls_(options.max_pulls),
+      // Every stream has at most one waiting task.
+      pool_(options.disk_threads, options.max_stages + options.max_pulls) {}
 
 RoundsService::~RoundsService() {
-  stages_.AwaitNone();
-  pulls_.AwaitNone();
+  stages_.AwaitAllReturned();
+  pulls_.AwaitAllReturned();
 }
 
 grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* RoundsService::Stage(

@@ -1,10 +1,11 @@
-// The Rounds service: streams of ranks, turned into calls of a ShardHost.
+// The Rounds service: streams of ranks, converted to calls of a ShardHost.
 //
-// What waits for the disk runs on a pool of `disk_threads`, one piece of work per stream at a time;
-// gRPC's threads only pass messages. Beyond `most_stages` and `most_pulls` streams at once a call
-// gets ResourceExhausted ("busy: ...") and comes back later. So memory is bounded: a staging stream
-// holds one message being written and what flow control lets the peer send ahead, a pull holds one
-// chunk on its way (at most 1 MiB of values) and one checked block of the file (256 KiB).
+// Disk I/O runs on a pool of `disk_threads`, at most one task per stream at a time; gRPC's threads
+// only pass messages. Beyond `max_stages` and `max_pulls` concurrent streams a call gets
+// ResourceExhausted
+// ("busy: ...") and is retried later. So memory is bounded: a staging stream holds one message
+// being written and the messages that flow control admits ahead, a pull holds one chunk in transit
+// (at most 1 MiB of values) and one checked block of the file (256 KiB).
 //
 //   RoundsService service({}, host, counters);
 //   Daemon::Start(options, {&service});
@@ -18,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "base/counters.h"
-#include "base/grpc_channel.h"
+#include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/shard_host.h"
 #include "server/stream_limit.h"
@@ -26,14 +27,14 @@
 
 namespace cadre {
 
-// What the server must let in (DaemonOptions::receive_bytes), so that a message over
-// kMaxMessageBytes can be refused by name.
+// Value for DaemonOptions::receive_bytes, so that a message over kMaxMessageBytes can be refused by
+// name.
 inline constexpr int kRoundsReceiveBytes = 4 * kMaxMessageBytes;
 
 struct RoundsServiceOptions {
   int disk_threads = 4;
-  int most_stages = 64;
-  int most_pulls = 64;
+  int max_stages = 64;
+  int max_pulls = 64;
 };
 
 class RoundsService final : public v1::Rounds::CallbackService {
@@ -51,7 +52,7 @@ class RoundsService final : public v1::Rounds::CallbackService {
   Counters& counters_;
   StreamLimit stages_;
   StreamLimit pulls_;
-  // Last: its threads end before what they use.
+  // Declared last: its threads end before the objects that they use.
   WorkPool pool_;
 };
 

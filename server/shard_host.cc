@@ -18,11 +18,11 @@
 namespace cadre {
 namespace {
 
-bool MayPass(const absl::Status& status) {
+bool IsTransient(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
 }
 
-// What was on the disk is not there any more.
+// Whether durable data was lost.
 bool IsLoss(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
@@ -35,13 +35,13 @@ v1::Applied Answer(const v1::Apply& apply) {
   return applied;
 }
 
-void SetFigures(const VersionFigures& figures, v1::Applied& answer) {
-  answer.set_digest(figures.digest);
-  answer.set_spread(figures.spread.spread);
-  answer.set_moved(figures.spread.moved);
+void SetStats(const VersionStats& stats, v1::Applied& answer) {
+  answer.set_digest(stats.digest);
+  answer.set_variance_between_groups(stats.discrepancy.variance_between_groups);
+  answer.set_displacement(stats.discrepancy.displacement);
 }
 
-std::set<ContributionKey> KeysOf(const ApplyPlan& plan) {
+std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
   std::set<ContributionKey> keys;
   for (const GroupSource& group : plan.groups) {
     for (const SourceSegment& segment : group.segments) keys.insert(segment.key);
@@ -88,18 +88,18 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const std::string& da
 }
 
 absl::Status ShardHost::Restore() {
-  absl::MutexLock turn(&turn_);
+  absl::MutexLock turn(&order_mutex_);
   CADRE_ASSIGN_OR_RETURN(const std::vector<ShardStore::FoundRun> runs, store_->Load());
   absl::MutexLock lock(&mutex_);
   for (const ShardStore::FoundRun& found : runs) {
     const absl::StatusOr<RunTerms> terms = TermsOf(found.open);
     if (!terms.ok()) {
-      LOG(ERROR) << "run " << found.open.run() << " left closed: " << terms.status();
+      LOG(ERROR) << "run " << found.open.run() << " is not restored: " << terms.status();
       continue;
     }
     Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
     opened_[found.open.run()] = found.open;
-    // Left over when the process ended between a commit and its clearing up.
+    // Left over if the process ended between a commit and the removal of old versions.
     for (size_t i = 0; i + 2 < found.versions.size(); ++i) {
       store_->RemoveVersion(found.open.run(), found.versions[i].version);
     }
@@ -118,10 +118,11 @@ absl::Status ShardHost::Refuse(const Refused& refused) const {
 
 absl::Status ShardHost::CheckSchema(uint64_t hash) const {
   if (hash == SchemaHash()) return absl::OkStatus();
-  return Refuse({v1::REFUSAL_SCHEMA, "the caller was built from other proto files"});
+  return Refuse({v1::REFUSAL_SCHEMA,
+                 "the caller has another schema; run the same build of Cadre everywhere"});
 }
 
-absl::Status ShardHost::Note(absl::Status status) const {
+absl::Status ShardHost::CountError(absl::Status status) const {
   if (absl::IsResourceExhausted(status)) counters_->Add("disk_full");
   if (absl::IsDataLoss(status)) counters_->Add("damaged_files");
   if (!status.ok()) LOG(ERROR) << status;
@@ -135,7 +136,7 @@ void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
 // --- The coordinator's orders
 
 absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
-  absl::MutexLock turn(&turn_);
+  absl::MutexLock turn(&order_mutex_);
   CADRE_ASSIGN_OR_RETURN(const RunTerms terms, TermsOf(open));
   const auto known = opened_.find(open.run());
   Opened opened;
@@ -145,22 +146,22 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
     if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
     opened = std::get<Opened>(std::move(decision));
     if (known != opened_.end() && known->second.lineage() != open.lineage()) {
-      CADRE_RETURN_IF_ERROR(Note(store_->SetAside(open.run(), known->second.lineage())));
+      CADRE_RETURN_IF_ERROR(CountError(store_->ArchiveRun(open.run(), known->second.lineage())));
       opened_.erase(known);
     }
     Remove(opened.dropped);
   }
-  // A shard that is dealt out anew must not find its old part again under the new terms.
+  // After a reassignment, version 0 of the old shard must not be used for the new one.
   if (opened.make_version_zero) store_->RemoveVersion(open.run(), 0);
-  CADRE_RETURN_IF_ERROR(Note(store_->SaveRun(open, /*closed=*/false)));
+  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(open, /*closed=*/false)));
   opened_[open.run()] = open;
   v1::RunOpened answer;
   answer.set_run(open.run());
   answer.set_shard(open.shard());
   answer.set_shards(open.shards());
   if (opened.make_version_zero) {
-    const absl::Status made = Note(MakeVersionZero(open, opened.span));
-    if (MayPass(made)) return made;
+    const absl::Status made = CountError(MakeVersionZero(open, opened.span));
+    if (IsTransient(made)) return made;
     if (!made.ok()) {
       answer.set_error(std::string(made.message()));
       return answer;
@@ -176,16 +177,15 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, FlatSpan span) {
   CADRE_ASSIGN_OR_RETURN(const ShardStore::Fill fill, InitialModel(open.spec()));
-  CADRE_ASSIGN_OR_RETURN(const VersionFigures figures,
-                         store_->WriteInitial(open.run(), span, fill));
+  CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store_->WriteInitial(open.run(), span, fill));
   counters_->Add("versions_written");
   absl::MutexLock lock(&mutex_);
-  ledger_.VersionDurable(open.run(), 0, figures);
+  ledger_.VersionDurable(open.run(), 0, stats);
   return absl::OkStatus();
 }
 
-absl::StatusOr<VersionFigures> ShardHost::MakeVersion(const ApplyPlan& plan) {
-  for (const ContributionKey& key : KeysOf(plan)) {
+absl::StatusOr<VersionStats> ShardHost::MakeVersion(const ApplyPlan& plan) {
+  for (const ContributionKey& key : ContributionKeysOf(plan)) {
     const absl::Status status = store_->VerifyContribution(key);
     if (IsLoss(status)) {
       absl::MutexLock lock(&mutex_);
@@ -198,7 +198,7 @@ absl::StatusOr<VersionFigures> ShardHost::MakeVersion(const ApplyPlan& plan) {
 }
 
 absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
-  absl::MutexLock turn(&turn_);
+  absl::MutexLock turn(&order_mutex_);
   v1::Applied answer = Answer(apply);
   ApplyDecision decision;
   {
@@ -206,43 +206,43 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
     decision = ledger_.BeginApply(apply);
   }
   if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {
-    SetFigures(already->figures, answer);
+    SetStats(already->stats, answer);
     return answer;
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) {
     answer.set_error(std::string(Refuse(*refused).message()));
     return answer;
   }
-  // Turns are taken, so no other Apply can be under way.
+  // order_mutex_ excludes a concurrent Apply.
   CHECK(std::holds_alternative<ApplyPlan>(decision));
   const ApplyPlan& plan = std::get<ApplyPlan>(decision);
-  const absl::StatusOr<VersionFigures> figures = MakeVersion(plan);
-  if (!figures.ok()) {
+  const absl::StatusOr<VersionStats> stats = MakeVersion(plan);
+  if (!stats.ok()) {
     {
       absl::MutexLock lock(&mutex_);
       ledger_.ApplyFailed(plan.run, plan.round);
     }
-    if (MayPass(Note(figures.status()))) return figures.status();
-    answer.set_error(std::string(figures.status().message()));
+    if (IsTransient(CountError(stats.status()))) return stats.status();
+    answer.set_error(std::string(stats.status().message()));
     return answer;
   }
   std::vector<ContributionKey> dropped;
   {
     absl::MutexLock lock(&mutex_);
-    dropped = ledger_.VersionDurable(plan.run, plan.round, *figures);
+    dropped = ledger_.VersionDurable(plan.run, plan.round, *stats);
   }
   Remove(dropped);
   if (plan.round >= 2) store_->RemoveVersion(plan.run, plan.round - 2);
   counters_->Add("versions_written");
-  SetFigures(*figures, answer);
+  SetStats(*stats, answer);
   return answer;
 }
 
 absl::Status ShardHost::CloseRun(const std::string& run) {
-  absl::MutexLock turn(&turn_);
+  absl::MutexLock turn(&order_mutex_);
   const auto found = opened_.find(run);
   if (found == opened_.end()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(Note(store_->SaveRun(found->second, /*closed=*/true)));
+  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(found->second, /*closed=*/true)));
   absl::MutexLock lock(&mutex_);
   Remove(ledger_.CloseRun(run));
   return absl::OkStatus();
@@ -266,9 +266,9 @@ absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
   absl::StatusOr<std::unique_ptr<BlockFile>> file =
       store_->OpenContribution(grant.key, header, grant.elements, grant.fresh);
   if (!file.ok()) {
-    // Too many open files, say, is no reason to forget what is on the disk.
+    // An error such as too many open files does not mean that the data on disk is lost.
     if (grant.fresh || IsLoss(file.status())) ledger_.ContributionLost(grant.key);
-    return Note(file.status());
+    return CountError(file.status());
   }
   staging.file = *std::move(file);
   return staging;
@@ -285,21 +285,21 @@ absl::StatusOr<bool> ShardHost::Put(Staging& staging, const v1::Chunk& chunk) {
     }
   }
   CADRE_RETURN_IF_ERROR(
-      Note(staging.file->WriteBlock(chunk.index(), chunk.data(), chunk.crc32c())));
+      CountError(staging.file->WriteBlock(chunk.index(), chunk.data(), chunk.crc32c())));
   counters_->Add("staged_bytes", chunk.data().size());
   absl::MutexLock lock(&mutex_);
   return ledger_.ChunkStored(grant.key, grant.attempt);
 }
 
 absl::Status ShardHost::Finish(Staging& staging) {
-  CADRE_RETURN_IF_ERROR(Note(store_->SyncContribution(*staging.file)));
+  CADRE_RETURN_IF_ERROR(CountError(store_->SyncContribution(*staging.file)));
   absl::MutexLock lock(&mutex_);
   if (ledger_.ContributionDurable(staging.grant.key, staging.grant.attempt)) {
     counters_->Add("contributions_staged");
     return absl::OkStatus();
   }
   return Refuse({v1::REFUSAL_OUT_OF_ORDER,
-                 absl::StrCat(staging.grant.key.ToString(), ": was dropped meanwhile")});
+                 absl::StrCat(staging.grant.key.ToString(), ": dropped while it was staged")});
 }
 
 absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullRequest& request) {
@@ -309,20 +309,20 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   if (const auto* none = std::get_if<NoSuchVersion>(&decision)) {
     return absl::FailedPreconditionError(absl::StrCat("version ", none->asked, " of ",
-                                                      request.run(), " is not here; version ",
+                                                      request.run(), " is not stored; version ",
                                                       none->current, " is the current one"));
   }
   PullGrant grant = std::get<PullGrant>(std::move(decision));
-  // The open file outlives a commit that removes its name.
+  // The open file stays readable after a commit unlinks it.
   absl::StatusOr<std::unique_ptr<VersionReader>> reader =
       store_->OpenVersion(grant.run, grant.version);
-  if (!reader.ok()) return Note(reader.status());
+  if (!reader.ok()) return CountError(reader.status());
   const FlatSpan held = (*reader)->span();
   if (std::any_of(grant.spans.begin(), grant.spans.end(), [&](const FlatSpan& span) {
         return span.begin < held.begin || span.end > held.end;
       })) {
     return absl::DataLossError(absl::StrCat("the file of version ", grant.version, " of ",
-                                            grant.run, " covers another span"));
+                                            grant.run, " covers other positions"));
   }
   return std::make_unique<VersionPull>(std::move(grant), *std::move(reader));
 }

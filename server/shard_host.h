@@ -1,19 +1,20 @@
-// The shards that one aggregator holds: the ledger's decisions made durable in the store.
+// The shards of one aggregator: applies the ledger's decisions to the files of the store.
 //
 //   ShardHost           owns the ledger and the store
 //     OpenRun, Apply, CloseRun      from the coordinator (aggregator.h)
 //     Stage -> Put ... -> Finish    from ranks (service.h)
 //     Pull -> Next ...              from ranks
 //
-// Memory: a version is written piecewise (256 KiB of it, of one group's values and of the version
-// before, 512 KiB of means; and one chunk while contributions are checked); a pull holds one
-// checked block; staging holds nothing but the caller's chunk.
+// Memory: a version is written in blocks (256 KiB each of the mean, of one group's values and of
+// the version before, 512 KiB of sums, and one chunk while contributions are verified); a pull
+// holds one checked block; staging holds only the caller's chunk.
 //
 // Thread-safe; each Staging and each VersionPull is used by one thread at a time. OpenRun, Apply
-// and CloseRun take turns, and last as long as the disk needs. Everything returned must be
-// destroyed before the host.
+// and CloseRun exclude one another, and block for the disk. All returned objects must be destroyed
+// before the host.
 //
-// Refusals come as statuses by name (server/client/refusal.h) and are counted as refused_<name>.
+// Refusals are returned as statuses by name (server/client/refusal.h) and counted as
+// refused_<name>.
 #pragma once
 
 #include <memory>
@@ -33,20 +34,20 @@
 
 namespace cadre {
 
-// One stream's hold on a contribution that is being staged.
+// One stream's state while it stages a contribution.
 struct Staging {
   StageGrant grant;
   std::unique_ptr<BlockFile> file;
 };
 
-// The values of a pull, one chunk after the other.
+// The values of a pull, chunk by chunk.
 class VersionPull {
  public:
   VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader);
 
-  // Elements that are still to come.
+  // Remaining elements.
   uint64_t left() const { return left_; }
-  // The next values, as many as fit and are left; returns how many elements.
+  // Reads the next values, as many as fit; returns the number of elements.
   absl::StatusOr<size_t> Next(std::span<char> data);
 
  private:
@@ -60,29 +61,30 @@ class VersionPull {
 
 class ShardHost {
  public:
-  // Opens the data folder and picks up what is there. Counters are borrowed.
-  // Errors: those of ShardStore::Open.
+  // Opens the data folder and restores its runs. Counters are borrowed. Errors: those of
+  // ShardStore::Open.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(const std::string& data_dir,
                                                          Counters* counters);
 
   // --- The coordinator's orders; all idempotent
 
-  // ResourceExhausted and the like may be tried again; InvalidArgument not. A version 0 that cannot
-  // be made however often it is tried is told in RunOpened.error.
-  absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
-  // What cannot be done however often it is tried is told in Applied.error; a status may be tried
-  // again.
-  absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
-  absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
-  // What is on disk, for Hello.
+  // ResourceExhausted and Unavailable may be retried; InvalidArgument must not. If version 0 can
+  // never be created, RunOpened.error has the reason.
+  absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open)
+      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // Permanent failures are reported in Applied.error; an error status may be retried.
+  absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply)
+      ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // Versions on disk, for Hello.
   std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // --- The ranks' streams
 
   absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Takes one chunk. True: it was the last, Finish is next.
+  // Stores one chunk. Returns whether it was the last; then Finish must follow.
   absl::StatusOr<bool> Put(Staging& staging, const v1::Chunk& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Makes the contribution durable. Requires: all chunks are here.
+  // Makes the contribution durable. Requires: all chunks are stored.
   absl::Status Finish(Staging& staging) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::unique_ptr<VersionPull>> Pull(const v1::PullRequest& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -93,20 +95,20 @@ class ShardHost {
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
   absl::Status CheckSchema(uint64_t hash) const;
-  // Counts a failure of the disk on its way up.
-  absl::Status Note(absl::Status status) const;
+  // Counts and logs a disk error, and returns it.
+  absl::Status CountError(absl::Status status) const;
   void Remove(const std::vector<ContributionKey>& keys);
-  absl::StatusOr<VersionFigures> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, FlatSpan span) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;
-  // Held through a whole order of the coordinator.
-  absl::Mutex turn_ ABSL_ACQUIRED_BEFORE(mutex_);
+  // Held during a whole order of the coordinator.
+  absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
-  // The OpenRun by which every run is known, as on disk.
-  std::map<std::string, v1::OpenRun> opened_ ABSL_GUARDED_BY(turn_);
+  // The last OpenRun of every run, as on disk.
+  std::map<std::string, v1::OpenRun> opened_ ABSL_GUARDED_BY(order_mutex_);
 };
 
 }  // namespace cadre

@@ -1,3 +1,30 @@
+// Crash safety rests on three rules of POSIX file systems: rename replaces a name atomically, fsync
+// of a file makes its data durable, and fsync of a folder makes its names durable.
+//
+// A version:
+//   1. write version-<v>.new with a header whose digest is not known yet;
+//   2. write the blocks and sum up their digest;
+//   3. rewrite the header with digest and discrepancy, fsync the file;
+//   4. rename to version-<v>, fsync the folder;
+//   5. only then is the version reported, and its contributions and version v - 2 are removed.
+// A crash before 4 leaves a .new file, which Load removes; the contributions are still there and
+// the coordinator repeats Apply. A crash after 4 leaves files that Load recognises as obsolete:
+// rounds up to the newest version. Nothing else distinguishes the states, so there is no journal.
+//
+// A contribution is written in place, chunk by chunk, under its final name, since its blocks carry
+// their own CRC: after a crash the leading undamaged blocks count and staging resumes behind them.
+// It is acknowledged after fsync of file and folder. A file may be complete on disk without having
+// been acknowledged; Load syncs such files, so that they count as durable.
+//
+// The run file (OpenRun and a flag) is replaced atomically with every OpenRun. Without it the other
+// files of a run cannot be interpreted, so a damaged one moves the whole folder to
+// .old-<run>-damaged.
+//
+// A file that fails its check is never deleted but renamed, except for contributions, which ranks
+// still hold and stage again. The lock file makes two processes on one folder impossible.
+//
+// Cost: staging writes each byte once; an apply reads every contribution twice (round_mean.cc) and
+// writes the version once, with two fsyncs.
 #include "server/shard_store.h"
 
 #include <fcntl.h>
@@ -31,27 +58,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Elements of a version that are in memory at once, and in one checked block: 256 KiB.
-constexpr uint64_t kPieceElements = 64 << 10;
+// Elements of a block of a version; one block is in memory at a time: 256 KiB.
+constexpr uint64_t kBlockElements = 64 << 10;
 
 constexpr char kRunFile[] = "run";
 constexpr char kVersionPrefix[] = "version-";
 constexpr char kStagePrefix[] = "stage-";
 constexpr char kDamagedSuffix[] = ".damaged";
-constexpr size_t kMostNameBytes = 100;
+constexpr size_t kMaxNameBytes = 100;
 
-// The meta of a version's file.
+// Meta of a version's file.
 struct VersionMeta {
   uint64_t version = 0;
   uint64_t digest = 0;
   uint64_t begin = 0;
   uint64_t end = 0;
-  Spread spread;
+  DiscrepancyTerms discrepancy;
 };
-// Files of builds before this one end here; of these the spread is not known.
-constexpr size_t kOldMetaBytes = offsetof(VersionMeta, spread);
+// Files of older builds end here; their discrepancy is unknown.
+constexpr size_t kOldMetaBytes = offsetof(VersionMeta, discrepancy);
 
-std::string Encode(const VersionMeta& meta) {
+std::string EncodeMeta(const VersionMeta& meta) {
   return std::string(reinterpret_cast<const char*>(&meta), sizeof(meta));
 }
 
@@ -62,7 +89,7 @@ absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version) {
   if (fits) std::memcpy(&meta, bytes.data(), bytes.size());
   if (!fits || meta.version != version || meta.begin > meta.end ||
       file.head().data_bytes != (meta.end - meta.begin) * sizeof(float)) {
-    return absl::DataLossError(absl::StrCat(file.path(), ": is not version ", version));
+    return absl::DataLossError(absl::StrCat(file.path(), ": does not contain version ", version));
   }
   return meta;
 }
@@ -88,7 +115,7 @@ absl::Status DecodeRun(const std::string& path, absl::string_view bytes, v1::Ope
   std::memcpy(&crc, bytes.data() + body.size(), sizeof(crc));
   if (Crc32c(body) != crc) return damaged;
   *closed = body[0] == '1';
-  if (!open->ParseFromArray(body.data() + 1, static_cast<int>(body.size()) - 1)) return damaged;
+  if (!open->ParseFromArray(body.data() + 1, std::ssize(body) - 1)) return damaged;
   return absl::OkStatus();
 }
 
@@ -98,8 +125,8 @@ void RemoveFile(const std::string& path) {
   }
 }
 
-void PutAside(const std::string& path, const absl::Status& why) {
-  LOG(ERROR) << "not served, kept as *" << kDamagedSuffix << ": " << why;
+void Quarantine(const std::string& path, const absl::Status& why) {
+  LOG(ERROR) << "damaged file, renamed to *" << kDamagedSuffix << ": " << why;
   std::error_code error;
   fs::rename(path, absl::StrCat(path, kDamagedSuffix), error);
   if (error) LOG(ERROR) << ErrnoStatus(error.value(), "rename", path);
@@ -133,7 +160,7 @@ bool ShardStore::IsFileName(absl::string_view name) {
   const auto fine = [](char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
   };
-  return !name.empty() && name.size() <= kMostNameBytes && name[0] != '.' &&
+  return !name.empty() && name.size() <= kMaxNameBytes && name[0] != '.' &&
          std::all_of(name.begin(), name.end(), fine);
 }
 
@@ -150,7 +177,7 @@ std::string ShardStore::ContributionPath(const ContributionKey& key) const {
                       key.generation, "-", key.rank);
 }
 
-// --- What is there
+// --- Loading
 
 absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
   std::vector<std::string> names;
@@ -167,12 +194,12 @@ absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
     if (found.ok()) {
       runs.push_back(*std::move(found));
     } else if (absl::IsNotFound(found.status())) {
-      // Somebody else's folder, or a run that was never opened wholly.
-      LOG(WARNING) << "folder " << name << " left alone: " << found.status();
+      // A foreign folder, or a run whose OpenRun did not complete.
+      LOG(WARNING) << "folder " << name << " ignored: " << found.status();
     } else {
-      // Without its terms nothing in the folder can be understood.
+      // The folder cannot be interpreted without the run file.
       LOG(ERROR) << "run " << name << " set aside: " << found.status();
-      CADRE_RETURN_IF_ERROR(SetAside(name, "damaged"));
+      CADRE_RETURN_IF_ERROR(ArchiveRun(name, "damaged"));
     }
   }
   return runs;
@@ -184,7 +211,8 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   FoundRun found;
   CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
   CADRE_RETURN_IF_ERROR(DecodeRun(path, bytes, &found.open, &found.closed));
-  if (found.open.run() != run) return absl::DataLossError(absl::StrCat(path, ": is another run's"));
+  if (found.open.run() != run)
+    return absl::DataLossError(absl::StrCat(path, ": belongs to another run"));
   std::vector<std::string> names;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -200,7 +228,7 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
 
 void ShardStore::LoadFile(const std::string& folder, const std::string& name, FoundRun* found) {
   const std::string path = absl::StrCat(folder, "/", name);
-  // Half of a file that was being written.
+  // A temporary file of an interrupted write.
   if (absl::EndsWith(name, ".new")) return RemoveFile(path);
   if (absl::EndsWith(name, kDamagedSuffix)) return;
   absl::string_view number = name;
@@ -210,12 +238,12 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(path, false));
       CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version));
       CADRE_RETURN_IF_ERROR(file->Verify());
-      return FoundVersion{version, {meta.digest, meta.spread}};
+      return FoundVersion{version, {meta.digest, meta.discrepancy}};
     };
     if (const absl::StatusOr<FoundVersion> checked = check(); checked.ok()) {
       found->versions.push_back(*checked);
     } else {
-      PutAside(path, checked.status());
+      Quarantine(path, checked.status());
     }
     return;
   }
@@ -226,7 +254,7 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       CADRE_ASSIGN_OR_RETURN(const uint64_t blocks, file->CountWholeBlocks());
       contribution.whole_chunks = static_cast<uint32_t>(blocks);
       if (!contribution.header.ParseFromString(file->head().meta)) {
-        return absl::DataLossError(absl::StrCat(path, ": the head is damaged"));
+        return absl::DataLossError(absl::StrCat(path, ": the header is damaged"));
       }
       if (blocks == file->head().blocks()) CADRE_RETURN_IF_ERROR(SyncContribution(*file));
       return contribution;
@@ -249,7 +277,7 @@ absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
   return SyncFolder(data_dir_);
 }
 
-absl::Status ShardStore::SetAside(const std::string& run, const std::string& lineage) {
+absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& lineage) {
   const std::string aside = absl::StrCat(data_dir_, "/.old-", run, "-", lineage);
   LOG(WARNING) << "run " << run << ", lineage " << lineage << ": set aside as " << aside;
   std::error_code error;
@@ -261,38 +289,39 @@ absl::Status ShardStore::SetAside(const std::string& run, const std::string& lin
 
 // --- Versions
 
-absl::StatusOr<VersionFigures> ShardStore::WriteVersion(const std::string& run, uint32_t version,
-                                                        FlatSpan span, const Fill& produce,
-                                                        const std::function<Spread()>& spread) {
+absl::StatusOr<VersionStats> ShardStore::WriteVersion(
+    const std::string& run, uint32_t version, FlatSpan span, const Fill& produce,
+    const std::function<DiscrepancyTerms()>& discrepancy) {
   const std::string path = VersionPath(run, version);
-  const std::string beside = absl::StrCat(path, ".new");
+  const std::string temporary = absl::StrCat(path, ".new");
   VersionMeta meta{version, 0, span.begin, span.end, {}};
-  absl::Cleanup remove = [&] { RemoveFile(beside); };
-  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
-                         BlockFile::Create(beside, {Encode(meta), kPieceElements * sizeof(float),
-                                                    span.size() * sizeof(float)}));
-  std::vector<float> piece(std::min(kPieceElements, span.size()));
-  for (uint64_t at = span.begin, block = 0; at < span.end; at += piece.size(), ++block) {
-    piece.resize(std::min(kPieceElements, span.end - at));
-    CADRE_RETURN_IF_ERROR(produce(at, piece));
-    meta.digest += Digest(piece, at);
-    CADRE_RETURN_IF_ERROR(file->WriteBlock(block, AsText(piece), Crc32c(AsText(piece))));
+  absl::Cleanup remove = [&] { RemoveFile(temporary); };
+  CADRE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<BlockFile> file,
+      BlockFile::Create(temporary, {EncodeMeta(meta), kBlockElements * sizeof(float),
+                                    span.size() * sizeof(float)}));
+  std::vector<float> values(std::min(kBlockElements, span.size()));
+  for (uint64_t at = span.begin, block = 0; at < span.end; at += values.size(), ++block) {
+    values.resize(std::min(kBlockElements, span.end - at));
+    CADRE_RETURN_IF_ERROR(produce(at, values));
+    meta.digest += Digest(values, at);
+    CADRE_RETURN_IF_ERROR(file->WriteBlock(block, AsText(values), Crc32c(AsText(values))));
   }
-  meta.spread = spread();
-  CADRE_RETURN_IF_ERROR(file->RewriteMeta(Encode(meta)));
+  meta.discrepancy = discrepancy();
+  CADRE_RETURN_IF_ERROR(file->RewriteMeta(EncodeMeta(meta)));
   CADRE_RETURN_IF_ERROR(file->Sync());
-  if (rename(beside.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "rename to", path);
+  if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "rename to", path);
   std::move(remove).Cancel();
   CADRE_RETURN_IF_ERROR(SyncFolder(RunFolder(run)));
-  return VersionFigures{meta.digest, meta.spread};
+  return VersionStats{meta.digest, meta.discrepancy};
 }
 
-absl::StatusOr<VersionFigures> ShardStore::WriteInitial(const std::string& run, FlatSpan span,
-                                                        const Fill& fill) {
-  return WriteVersion(run, 0, span, fill, [] { return Spread(); });
+absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, FlatSpan span,
+                                                      const Fill& fill) {
+  return WriteVersion(run, 0, span, fill, [] { return DiscrepancyTerms(); });
 }
 
-absl::StatusOr<VersionFigures> ShardStore::WriteMean(const ApplyPlan& plan) {
+absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   RoundMean::Files files;
   for (const GroupSource& source : plan.groups) {
     for (const SourceSegment& segment : source.segments) {
@@ -302,12 +331,12 @@ absl::StatusOr<VersionFigures> ShardStore::WriteMean(const ApplyPlan& plan) {
     }
   }
   absl::StatusOr<std::unique_ptr<VersionReader>> before = OpenVersion(plan.run, plan.round - 1);
-  if (!before.ok()) LOG(WARNING) << "the groups' spread is not known: " << before.status();
+  if (!before.ok()) LOG(WARNING) << "the discrepancy of the round is unknown: " << before.status();
   RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr);
   return WriteVersion(
       plan.run, plan.round, plan.span,
       [&](uint64_t first, std::span<float> out) { return mean.Next(first, out); },
-      [&] { return mean.spread(); });
+      [&] { return mean.discrepancy(); });
 }
 
 absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std::string& run,

@@ -1,16 +1,16 @@
-// The files of an aggregator: what it must still know after it was killed.
+// The durable files of an aggregator.
 //
 //   <data_dir>/.lock                       held while the store is open
-//   <data_dir>/<run>/run                   the run's OpenRun, and whether it is over
+//   <data_dir>/<run>/run                   the run's OpenRun, and whether it has ended
 //   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file)
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks
-//   <data_dir>/.old-<run>-<lineage>        a run whose id came back with another lineage
+//   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage
 //
-// Versions and run files appear whole or not at all (written aside, synced, renamed). What is found
-// damaged is named in the log, renamed to *.damaged (a contribution: removed) and never served.
+// Versions and run files appear atomically (temporary file, fsync, rename). A damaged version is
+// logged, renamed to *.damaged and never served; a damaged contribution is removed.
 //
-// Thread-safe, but the caller keeps two threads from writing one version or one run file at once.
+// Thread-safe, but the caller must not write one version or one run file from two threads.
 //
 // Errors: ResourceExhausted with the path for a full disk, DataLoss with the path for damage.
 #pragma once
@@ -34,7 +34,7 @@ namespace cadre {
 
 class ShardStore {
  public:
-  // Values of the initial model at positions first, first + 1, ...
+  // Produces the values at positions first, first + 1, ... ...
   using Fill = std::function<absl::Status(uint64_t first, std::span<float> out)>;
 
   struct FoundRun {
@@ -45,14 +45,14 @@ class ShardStore {
     std::vector<FoundContribution> contributions;
   };
 
-  // Makes the folder if need be. Errors: PermissionDenied and such for a folder that cannot be
+  // Creates the folder if necessary. Errors: PermissionDenied and such for a folder that cannot be
   // written; FailedPrecondition when another process has it.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(const std::string& data_dir);
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
   ~ShardStore();
 
-  // Reads and checks everything that is there. Whole contributions are synced.
+  // Reads and checks all files. Complete contributions are synced.
   absl::StatusOr<std::vector<FoundRun>> Load();
 
   // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
@@ -60,22 +60,22 @@ class ShardStore {
   static bool IsFileName(absl::string_view name);
 
   absl::Status SaveRun(const v1::OpenRun& open, bool closed);
-  absl::Status SetAside(const std::string& run, const std::string& lineage);
+  absl::Status ArchiveRun(const std::string& run, const std::string& lineage);
 
-  // Both write a version in pieces of a fixed size and return what its file says of it.
-  absl::StatusOr<VersionFigures> WriteInitial(const std::string& run, FlatSpan span,
-                                              const Fill& fill);
+  // Both write a version block by block and return the values stored with it.
+  absl::StatusOr<VersionStats> WriteInitial(const std::string& run, FlatSpan span,
+                                            const Fill& fill);
   // Requires: every contribution in the plan has passed VerifyContribution.
-  absl::StatusOr<VersionFigures> WriteMean(const ApplyPlan& plan);
+  absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version) const;
   void RemoveVersion(const std::string& run, uint32_t version);
 
-  // The contribution's file: a new one if `fresh`, else the one that is there.
+  // The contribution's file: a new one if `fresh`, else the existing one.
   absl::StatusOr<std::unique_ptr<BlockFile>> OpenContribution(const ContributionKey& key,
                                                               const v1::ContributionHeader& header,
                                                               uint64_t elements, bool fresh);
-  // The contribution survives a crash of the machine.
+  // Makes the contribution durable.
   absl::Status SyncContribution(BlockFile& file);
   absl::Status VerifyContribution(const ContributionKey& key) const;
   void RemoveContribution(const ContributionKey& key);
@@ -88,10 +88,10 @@ class ShardStore {
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
-  // `spread` is asked for when all is produced.
-  absl::StatusOr<VersionFigures> WriteVersion(const std::string& run, uint32_t version,
-                                              FlatSpan span, const Fill& produce,
-                                              const std::function<Spread()>& spread);
+  // `discrepancy` is called after all values are produced.
+  absl::StatusOr<VersionStats> WriteVersion(const std::string& run, uint32_t version, FlatSpan span,
+                                            const Fill& produce,
+                                            const std::function<DiscrepancyTerms()>& discrepancy);
 
   const std::string data_dir_;
   const int lock_fd_;

@@ -8,35 +8,35 @@
 namespace cadre {
 namespace {
 
-// A rank's slice of a shard is a few spans per tensor.
-constexpr int kMostRanges = 1 << 16;
+// A rank's slice of a shard has a few ranges per tensor.
+constexpr int kMaxRanges = 1 << 16;
 
 }  // namespace
 
 Decision<std::vector<FlatSpan>> Flatten(
     const std::vector<uint64_t>& tensor_begin, FlatSpan owned,
     const google::protobuf::RepeatedPtrField<v1::Range>& ranges) {
-  if (ranges.size() > kMostRanges) {
+  if (ranges.size() > kMaxRanges) {
     return Refused{v1::REFUSAL_OVERSIZED,
-                   absl::StrCat(ranges.size(), " ranges, at most ", kMostRanges, " may be named")};
+                   absl::StrCat(ranges.size(), " ranges exceed the limit of ", kMaxRanges)};
   }
   std::vector<FlatSpan> spans;
   for (const v1::Range& range : ranges) {
     const std::string where =
         absl::StrCat("range [", range.begin(), ", ", range.end(), ") of tensor ", range.tensor());
     if (range.tensor() + uint64_t{1} >= tensor_begin.size()) {
-      return Malformed(absl::StrCat(where, ": the model has no such tensor"));
+      return Malformed(absl::StrCat(where, ": no such tensor"));
     }
     const uint64_t first = tensor_begin[range.tensor()];
     const uint64_t size = tensor_begin[range.tensor() + 1] - first;
     if (range.begin() > range.end() || range.end() > size) {
-      return Malformed(absl::StrCat(where, " does not fit the tensor's ", size, " elements"));
+      return Malformed(absl::StrCat(where, " exceeds the tensor's ", size, " elements"));
     }
     if (range.begin() == range.end()) continue;
     const FlatSpan span{first + range.begin(), first + range.end()};
     if (span.begin < owned.begin || span.end > owned.end) {
-      return Malformed(absl::StrCat(where, " is not in what this shard owns, positions [",
-                                    owned.begin, ", ", owned.end, ")"));
+      return Malformed(absl::StrCat(where, " is outside this shard's positions [", owned.begin,
+                                    ", ", owned.end, ")"));
     }
     spans.push_back(span);
   }

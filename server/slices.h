@@ -1,4 +1,4 @@
-// Ranges of tensors as spans of the flat parameter order.
+// Ranges of tensors as intervals of the parameter order.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -13,17 +13,16 @@
 
 namespace cadre {
 
-// Ranges to flat spans in the same order, without empty ones. `tensor_begin` holds the flat
-// position of every tensor, then the number of parameters. Refuses ranges that no tensor has or
-// that are outside `owned`, and too many of them.
+// Converts ranges to positions, in the same order, without empty ones. `tensor_begin`: as in
+// RunTerms. Refuses ranges outside their tensor or outside `owned`, and too many ranges.
 Decision<std::vector<FlatSpan>> Flatten(
     const std::vector<uint64_t>& tensor_begin, FlatSpan owned,
     const google::protobuf::RepeatedPtrField<v1::Range>& ranges);
 
-// A position that two spans share, if there is one.
+// A position that is in two spans, if any.
 std::optional<uint64_t> Overlap(std::vector<FlatSpan> spans);
 
-// Elements in all spans together.
+// Number of elements in all spans.
 uint64_t Elements(const std::vector<FlatSpan>& spans);
 
 }  // namespace cadre

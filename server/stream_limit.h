@@ -1,6 +1,6 @@
-// How many streams of a kind may be under way at once.
+// Limits the number of concurrent streams of one kind.
 //
-// Thread-safe. Must outlive every Place taken from it: AwaitNone waits for that.
+// Thread-safe. Must outlive every Permit: AwaitAllReturned waits for that.
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -10,16 +10,16 @@ namespace cadre {
 
 class StreamLimit {
  public:
-  explicit StreamLimit(int most) : most_(most) {}
+  explicit StreamLimit(int max) : max_(max) {}
 
-  // One stream's place; given back when it is destroyed.
-  class Place {
+  // One stream's permit; returned when it is destroyed.
+  class Permit {
    public:
-    explicit Place(StreamLimit& limit) : limit_(limit), granted_(limit.Enter()) {}
-    Place(const Place&) = delete;
-    Place& operator=(const Place&) = delete;
-    ~Place() { limit_.Leave(); }
-    // False: there are too many, this one must end at once.
+    explicit Permit(StreamLimit& limit) : limit_(limit), granted_(limit.Acquire()) {}
+    Permit(const Permit&) = delete;
+    Permit& operator=(const Permit&) = delete;
+    ~Permit() { limit_.Release(); }
+    // False if the limit is exceeded; the stream must then end immediately.
     bool granted() const { return granted_; }
 
    private:
@@ -27,24 +27,24 @@ class StreamLimit {
     const bool granted_;
   };
 
-  // Waits until every place is given back. Requires: no more are taken.
-  void AwaitNone() ABSL_LOCKS_EXCLUDED(mutex_) {
+  // Waits until every permit is returned. Requires: no new permits.
+  void AwaitAllReturned() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(
         +[](int* taken) { return *taken == 0; }, &taken_));
   }
 
  private:
-  bool Enter() ABSL_LOCKS_EXCLUDED(mutex_) {
+  bool Acquire() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    return ++taken_ <= most_;
+    return ++taken_ <= max_;
   }
-  void Leave() ABSL_LOCKS_EXCLUDED(mutex_) {
+  void Release() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     --taken_;
   }
 
-  const int most_;
+  const int max_;
   absl::Mutex mutex_;
   int taken_ ABSL_GUARDED_BY(mutex_) = 0;
 };

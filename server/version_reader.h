@@ -1,7 +1,6 @@
-// Reads one version of one shard from its file, every block checked.
+// Reads one version of one shard from its file and checks every block.
 //
-// Owns the open file, so a version that is removed meanwhile can still be read to the end.
-// Thread-compatible.
+// Owns the open file, so a version that is removed meanwhile stays readable. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +19,8 @@ class VersionReader {
   VersionReader(std::unique_ptr<BlockFile> file, FlatSpan span);
 
   FlatSpan span() const { return span_; }
-  // The values at positions first, first + 1, ... as they lie in memory.
-  // Requires: data holds whole values inside span().
+  // Reads the values at positions first, first + 1, ... in memory format. Requires: data holds
+  // whole values inside span().
   absl::Status Read(uint64_t first, std::span<char> data);
 
  private:
@@ -29,7 +28,7 @@ class VersionReader {
 
   const std::unique_ptr<BlockFile> file_;
   const FlatSpan span_;
-  // The block read last.
+  // The last block read.
   std::vector<char> block_;
   uint64_t block_index_ = 0;
 };

@@ -1,6 +1,6 @@
-// A fixed number of threads for work that may wait for the disk, so that gRPC's own threads do not.
+// A fixed number of threads for tasks that block on the disk, so that gRPC's threads do not.
 //
-// Thread-safe. The destructor runs what was submitted, then ends the threads.
+// Thread-safe. The destructor runs all submitted tasks, then ends the threads.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ class WorkPool {
  public:
   using Work = std::function<void()>;
 
-  // Requires: threads > 0, capacity > 0. At most `capacity` pieces of work wait.
+  // Requires: threads > 0, capacity > 0. At most `capacity` tasks wait.
   WorkPool(int threads, size_t capacity);
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
   ~WorkPool();
 
-  // Never waits. False: too much is waiting already; the work was not taken.
+  // Does not block. Returns false if the queue is full; the task was not accepted.
   bool Submit(Work work) { return queue_.TryPush(std::move(work)); }
 
  private:

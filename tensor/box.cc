@@ -30,7 +30,7 @@ bool Inside(const Box& inner, const Box& outer) {
 }
 
 // Steps `index` to the next position over the first `dims` dimensions of `region`, last fastest.
-// False: that was the last one.
+// False: that was the last position.
 bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
   for (size_t d = dims; d-- > 0;) {
     if (++index[d] < region.end[d]) return true;
@@ -44,8 +44,8 @@ bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
 template <typename WithRun>
 void ForEachRun(std::span<const float> from, const Box& from_box, std::span<float> to,
                 const Box& to_box, const Box& region, const WithRun& with_run) {
-  CHECK_EQ(static_cast<int64_t>(from.size()), from_box.shape().elements()) << from_box.ToString();
-  CHECK_EQ(static_cast<int64_t>(to.size()), to_box.shape().elements()) << to_box.ToString();
+  CHECK_EQ(std::ssize(from), from_box.shape().elements()) << from_box.ToString();
+  CHECK_EQ(std::ssize(to), to_box.shape().elements()) << to_box.ToString();
   if (region.empty()) return;
   CHECK(Inside(region, from_box) && Inside(region, to_box))
       << region.ToString() << " in " << from_box.ToString() << " and " << to_box.ToString();
@@ -64,8 +64,7 @@ void ForEachRun(std::span<const float> from, const Box& from_box, std::span<floa
   }
   std::vector<int64_t> index = region.begin;
   do {
-    with_run(from.data() + Offset(from_box, index), to.data() + Offset(to_box, index),
-             static_cast<size_t>(run));
+    with_run(from.data() + Offset(from_box, index), to.data() + Offset(to_box, index), run);
   } while (Advance(region, outer, index));
 }
 
@@ -122,7 +121,7 @@ void AddBox(std::span<const float> from, const Box& from_box, std::span<float> t
 
 std::optional<int64_t> RunIn(const Box& region, const Box& box) {
   CHECK(!region.empty() && Inside(region, box)) << region.ToString() << " in " << box.ToString();
-  // From the inside: whole dimensions, then any part of one, then single positions.
+  // From the innermost dimension: whole dimensions, then a part of one, then single indices.
   bool whole_so_far = true;
   for (size_t d = region.begin.size(); d-- > 0;) {
     if (!whole_so_far && Extent(region, d) != 1) return std::nullopt;

@@ -1,4 +1,5 @@
-// An axis-aligned piece of a tensor in whole-tensor coordinates, and copying between pieces.
+// An axis-aligned region of a tensor in coordinates of the whole tensor, and copies between
+// regions.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -18,7 +19,7 @@ struct Box {
   std::vector<int64_t> begin;
   std::vector<int64_t> end;
 
-  // The whole of a tensor of `shape`.
+  // All elements of a tensor of `shape`.
   static Box Whole(const Shape& shape);
   Shape shape() const;
   bool empty() const;
@@ -26,7 +27,7 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-// Requires: the same number of dimensions. May be empty.
+// Requires: equal numbers of dimensions. The result may be empty.
 Box Intersect(const Box& a, const Box& b);
 
 // Copies the elements of `region` from a row-major tensor that holds `from_box` to one that holds
@@ -34,12 +35,12 @@ Box Intersect(const Box& a, const Box& b);
 void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
              const Box& to_box, const Box& region);
 
-// The same, adding to what is there.
+// The same, adding to the elements of `to`.
 void AddBox(std::span<const float> from, const Box& from_box, std::span<float> to,
             const Box& to_box, const Box& region);
 
-// Where the elements of `region` begin in a row-major tensor that holds `box`, if they are one run
-// of it. Requires: region lies inside box and is not empty.
+// Offset of the elements of `region` in a row-major tensor that holds `box`, if they are contiguous
+// in it. Requires: region lies inside box and is not empty.
 std::optional<int64_t> RunIn(const Box& region, const Box& box);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// The collectives and the ways of carrying them out, by name: the words that plans, costs,
-// communicators and error messages share.
+// Collective operations and their algorithms, with the names that plans, costs, communicators and
+// error messages use.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -19,7 +19,7 @@ enum class Collective : uint8_t {
   kAllToAll,
   kBroadcast,
   kBarrier,
-  // What comes next in the background.
+  // The next operation of the background queue.
   kOrder,
 };
 // "all-reduce".
@@ -27,22 +27,22 @@ absl::string_view CollectiveName(Collective collective);
 
 enum class Algorithm : uint8_t {
   kNone = 0,
-  // Around a ring, piece by piece.
+  // Around a ring, chunk by chunk.
   kRing,
-  // Recursive doubling: with partners at distances 1, 2, 4, ..., everything each time.
+  // Recursive doubling: exchanges of the whole buffer at distances 1, 2, 4, ...
   kButterfly,
-  // Recursive halving of what is summed, then recursive doubling of what is gathered.
+  // Recursive halving for the sum, then recursive doubling for the gather.
   kHalvingDoubling,
-  // Inside each host, then between hosts, then inside each host again.
+  // Within each host, then between hosts, then within each host.
   kHierarchical,
-  // The only way of a collective that has one (binomial tree, dissemination, pairwise).
+  // For collectives with a single algorithm (binomial tree, dissemination, pairwise).
   kOnly,
-  // What the transport's library does by itself (NCCL); only some transports have it.
+  // The transport library's own algorithm (NCCL); only some transports have one.
   kNative,
 };
 // "ring", "butterfly", "halving-doubling", "hierarchical", "native".
 absl::string_view AlgorithmName(Algorithm algorithm);
-// Of the five that have names. Nothing for other text.
+// The inverse; nothing for other text.
 std::optional<Algorithm> AlgorithmFromName(absl::string_view name);
 
 }  // namespace cadre

@@ -11,7 +11,7 @@
 namespace cadre {
 
 enum class DType : uint8_t {
-  kBytes = 0,  // no numbers: moved, never added
+  kBytes = 0,  // not numeric: copied, never added
   kFloat32 = 1,
   kBFloat16 = 2,
   kFloat16 = 3,

@@ -14,16 +14,15 @@ namespace cadre {
 Layout Layout::Split(int dim, std::vector<std::string> axes) {
   CHECK_GE(dim, 0);
   Layout layout;
-  layout.split.resize(static_cast<size_t>(dim) + 1);
+  layout.split.resize(dim + 1);
   layout.split.back() = std::move(axes);
   return layout;
 }
 
 const std::vector<std::string>& Layout::axes(int dim) const {
-  // Never destroyed, so that it may be read at any time.
+  // Never destroyed: safe to use during the destruction of static objects.
   static const auto& none = *new std::vector<std::string>();
-  const auto index = static_cast<size_t>(dim);
-  return index < split.size() ? split[index] : none;
+  return dim < std::ssize(split) ? split[dim] : none;
 }
 
 std::string Layout::ToString() const {
@@ -68,9 +67,8 @@ Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int ran
     const std::vector<std::string>& axes = layout.axes(dim);
     const int64_t parts = mesh.Size(axes);
     const int64_t part = mesh.Coordinate(rank, axes);
-    const auto d = static_cast<size_t>(dim);
-    box.begin[d] = PartBegin(shape[dim], part, parts);
-    box.end[d] = PartBegin(shape[dim], part + 1, parts);
+    box.begin[dim] = PartBegin(shape[dim], part, parts);
+    box.end[dim] = PartBegin(shape[dim], part + 1, parts);
   }
   return box;
 }

@@ -1,5 +1,5 @@
-// How one tensor lies on a mesh: which axes split which dimension, and over which axes it is a sum
-// that has not been taken. A value; data, model and domain parallelism are three of its values.
+// The distribution of one tensor over a mesh: the axes that split each dimension, and the axes over
+// which it is a partial sum. Data, model and domain parallelism are special cases. A value.
 #pragma once
 
 #include <string>
@@ -12,12 +12,12 @@
 namespace cadre {
 
 struct Layout {
-  // Axes that split each dimension, outermost first; an empty list: replicated. May be shorter than
-  // the tensor's rank: what is not named is replicated.
+  // Axes that split each dimension, outermost first. Empty, or missing at the end of the list: not
+  // split.
   std::vector<std::vector<std::string>> split;
-  // Axes over whose ranks the tensor is the sum of what they hold.
+  // Axes over which the tensor is the sum of the values of the ranks.
   std::vector<std::string> partial_sum;
-  // Where not empty, only ranks that stand at these coordinates hold anything (operator placement).
+  // If not empty, only ranks at these coordinates hold elements (operator placement).
   struct Coordinate {
     std::string axis;
     int at = 0;
@@ -29,7 +29,7 @@ struct Layout {
   // Splits dimension `dim` over `axes`.
   static Layout Split(int dim, std::vector<std::string> axes);
 
-  // Axes of `dim`, empty where replicated.
+  // Axes of `dim`; may be empty.
   const std::vector<std::string>& axes(int dim) const;
   // Like "{0: data*model} + partial(model)"; "replicated" for the empty layout.
   std::string ToString() const;
@@ -38,11 +38,11 @@ struct Layout {
   friend bool operator==(const Layout& a, const Layout& b);
 };
 
-// Part i of n elements cut into `parts` near-equal parts: [n * i / parts, n * (i + 1) / parts).
-// This one rule is used for samples, features, slices and shards alike, so that they agree.
+// Begin of part i of n elements split into `parts` near-equal parts: part i is
+// [n * i / parts, n * (i + 1) / parts). All splits of samples, features, slices and shards use it.
 int64_t PartBegin(int64_t n, int64_t i, int64_t parts);
 
-// The part of a tensor of `shape` that `rank` holds; empty on ranks outside `only`.
+// The region of a tensor of `shape` on `rank`; empty on ranks outside `only`.
 // Requires: every axis of the layout splits at most one dimension.
 Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank);
 

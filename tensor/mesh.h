@@ -1,4 +1,4 @@
-// Names for the ranks of a group: a grid with named axes, outermost first. A value.
+// The ranks of a group as a grid with named axes, outermost first. A value.
 //
 // rank = row-major index over the axes: in {data: 2, model: 3}, rank 4 is data 1, model 1.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace cadre {
 
-// The axes that Cadre's plans use.
+// Axes of plans.
 inline constexpr char kDataAxis[] = "data";
 inline constexpr char kSpaceAxis[] = "space";
 inline constexpr char kModelAxis[] = "model";
@@ -30,16 +30,16 @@ class Mesh {
   const std::vector<Axis>& axes() const { return axes_; }
   // Product of the sizes; 1 for a mesh without axes.
   int ranks() const;
-  // Ranks along the axis; 1 for an axis that the mesh does not have.
+  // Ranks along the axis; 1 for unknown axes.
   int Size(absl::string_view axis) const;
   // Product of the sizes of several axes.
   int Size(const std::vector<std::string>& axes) const;
-  // Where `rank` stands on the axis; 0 for an axis that the mesh does not have.
+  // Coordinate of `rank` along the axis; 0 for unknown axes.
   int Coordinate(int rank, absl::string_view axis) const;
-  // Row-major index of `rank` over several axes, in the order given.
+  // Row-major index of `rank` over several axes, in this order.
   int Coordinate(int rank, const std::vector<std::string>& axes) const;
-  // The ranks that differ from `rank` only along `axes`, itself included, ordered by
-  // Coordinate(., axes). These are the members of a collective over `axes`.
+  // The members of a collective over `axes`: the ranks that differ from `rank` only along `axes`,
+  // including itself, ordered by Coordinate(., axes).
   std::vector<int> Peers(int rank, const std::vector<std::string>& axes) const;
   // Like "{data: 2, model: 3}".
   std::string ToString() const;

@@ -1,3 +1,32 @@
+// Redistribution of a tensor over the ranks of a mesh.
+//
+// Idea. A layout and a mesh determine, on every rank, the boxes that all ranks have and need. The
+// message from rank a to rank b is the intersection of the box that a has with the box that b
+// needs. All ranks compute from equal values, so both ends of a message agree on its contents
+// without any negotiation, as in GSPMD (Xu et al. 2021). One rule covers four operations: a reshard
+// (boxes of two layouts), a halo (the needed box is wider than the owned one), the gradient of a
+// halo (messages of several ranks overlap and are added), and the reduction of a partial sum (every
+// rank has the whole box, as an addend).
+//
+// Groups. Ranks that differ only along an axis that neither splits nor sums the tensor hold copies.
+// Each copy is redistributed within its own group (GroupAxes), so replication causes no traffic.
+// The same holds for axes over which the tensor is a partial sum before and after the move.
+//
+// One or two exchanges. If a partial sum is needed by all of its n ranks, one exchange sends the
+// box n - 1 times from every rank. A reduce-scatter followed by an all-gather sends 2 (n - 1) / n
+// of it, with twice as many messages (Thakur, Rabenseifner, Gropp 2005). Choose() compares the
+// single exchange with one pair per dimension in which the intermediate tensor can be split.
+//
+// Invariants. Within a group every element of a result receives at least one message, and exactly
+// one unless `sums` is set. Addends are added in the order of the members, which is equal on all
+// ranks: results are bitwise equal on all ranks and in all runs.
+//
+// Cost. Planning is O(g) boxes for one rank of a group of g, and O(g^3) to detect sums. The cost of
+// a candidate is that of the busiest rank; for more than kMaxCostedRanks ranks it is that of the
+// first and the last, which differ most if splits are uneven.
+//
+// Limits. Within an exchange every pair communicates directly; there is no tree or ring. The
+// intermediate tensor is split in one dimension only.
 #include "tensor/move.h"
 
 #include <algorithm>
@@ -8,15 +37,13 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-// Up to this many ranks a candidate's cost is that of its busiest rank; beyond, that of the busier
-// of the first rank and the last, which are those that differ most where splits are uneven.
-constexpr int kRanksAsked = 64;
+constexpr int kMaxCostedRanks = 64;
 
 bool Contains(const Axes& axes, const std::string& axis) {
   return std::find(axes.begin(), axes.end(), axis) != axes.end();
 }
 
-// Axes that the layout splits something over, or places something on.
+// Axes that determine which elements a rank holds.
 Axes PlacingAxes(const Layout& layout) {
   Axes axes;
   for (const Axes& split : layout.split) axes.insert(axes.end(), split.begin(), split.end());
@@ -24,26 +51,26 @@ Axes PlacingAxes(const Layout& layout) {
   return axes;
 }
 
-// Elements and not corners: all empty boxes are alike.
+// Empty boxes are equal whatever their corners.
 bool SameElements(const Box& a, const Box& b) { return a == b || (a.empty() && b.empty()); }
 
 // An exchange as all ranks see it.
 struct Step {
-  // The members of a rank's group differ along these.
+  // The members of a group differ along these.
   Axes axes;
   // By rank.
   std::vector<Box> have;
   std::vector<Box> make;
-  // Whether the rank gets what it makes; zeros otherwise.
+  // Whether the rank gets its box; zeros otherwise.
   std::vector<bool> takes;
-  // No two members of a group have an element in common.
+  // The boxes of the members of a group do not overlap.
   bool disjoint = false;
 
-  // What goes from one rank to another.
+  // The message from one rank to another.
   Box Message(int from, int to) const {
-    const Box& source = have[static_cast<size_t>(from)];
-    const Box& target = make[static_cast<size_t>(to)];
-    if (takes[static_cast<size_t>(to)]) return Intersect(source, target);
+    const Box& source = have[from];
+    const Box& target = make[to];
+    if (takes[to]) return Intersect(source, target);
     return {target.begin, target.begin};
   }
 };
@@ -57,7 +84,7 @@ class Planner {
     }
   }
 
-  // The steps of the cheapest way; none where nothing changes on any rank.
+  // The steps of the cheapest move; none if nothing changes on any rank.
   std::vector<Step> Choose(const MoveCost& cost) const {
     std::vector<Step> best = {MakeStep(from_, to_)};
     if (IsIdentity(best.front())) return {};
@@ -84,8 +111,6 @@ class Planner {
  private:
   bool StaysPartial(const std::string& axis) const { return Contains(still_partial_, axis); }
 
-  // Those who differ along an axis that does not place the tensor, or that it stays a partial sum
-  // over, have nothing to tell one another.
   Axes GroupAxes(const Layout& from) const {
     const Axes placing = PlacingAxes(from);
     Axes group;
@@ -104,7 +129,7 @@ class Planner {
 
   Step MakeStep(const Placement& from, const Placement& to) const {
     Step step{.axes = GroupAxes(from.layout)};
-    // The parts of a layout do not overlap, unless they are addends.
+    // The boxes of a layout overlap only if they are addends.
     step.disjoint =
         std::all_of(from.layout.partial_sum.begin(), from.layout.partial_sum.end(),
                     [&](const auto& axis) { return StaysPartial(axis) || mesh_.Size(axis) == 1; });
@@ -132,7 +157,7 @@ class Planner {
     return true;
   }
 
-  // Axes over which the tensor is summed and then wanted by all.
+  // Axes over which the tensor is summed and whose ranks all need the result.
   Axes SummedForSeveral() const {
     const Axes placing = PlacingAxes(to_.layout);
     Axes axes;
@@ -144,22 +169,20 @@ class Planner {
     return axes;
   }
 
-  // As `to`, but of every part each of the ranks that sum it has its own part, along `dim`.
+  // `to`, with dimension `dim` also split over the axes of the sum.
   Layout Between(int dim, const Axes& summed) const {
     Layout layout = to_.layout;
     layout.partial_sum = still_partial_;
-    const auto d = static_cast<size_t>(dim);
-    if (layout.split.size() <= d) layout.split.resize(d + 1);
-    layout.split[d].insert(layout.split[d].end(), summed.begin(), summed.end());
+    if (std::ssize(layout.split) <= dim) layout.split.resize(dim + 1);
+    layout.split[dim].insert(layout.split[dim].end(), summed.begin(), summed.end());
     return layout;
   }
 
   Exchange MessagesOf(const Step& step, int rank) const {
-    Exchange part{.members = mesh_.Peers(rank, step.axes),
-                  .have = step.have[static_cast<size_t>(rank)],
-                  .make = step.make[static_cast<size_t>(rank)]};
-    for (int peer = 0; peer < static_cast<int>(part.members.size()); ++peer) {
-      const int other = part.members[static_cast<size_t>(peer)];
+    Exchange part{
+        .members = mesh_.Peers(rank, step.axes), .have = step.have[rank], .make = step.make[rank]};
+    for (int peer = 0; peer < std::ssize(part.members); ++peer) {
+      const int other = part.members[peer];
       if (other == rank) part.index = peer;
       Box out = step.Message(rank, other);
       if (!out.empty()) part.sends.push_back({peer, std::move(out)});
@@ -173,32 +196,30 @@ class Planner {
     if (step.disjoint) return false;
     for (size_t a = 0; a < members.size(); ++a) {
       for (size_t b = a + 1; b < members.size(); ++b) {
-        const Box common = Intersect(step.have[static_cast<size_t>(members[a])],
-                                     step.have[static_cast<size_t>(members[b])]);
+        const Box common = Intersect(step.have[members[a]], step.have[members[b]]);
         if (common.empty()) continue;
         for (const int to : members) {
-          const auto t = static_cast<size_t>(to);
-          if (step.takes[t] && !Intersect(common, step.make[t]).empty()) return true;
+          if (step.takes[to] && !Intersect(common, step.make[to]).empty()) return true;
         }
       }
     }
     return false;
   }
 
-  // Of one way: of messages out or in, whichever takes longer.
+  // Cost of sending or of receiving, whichever is higher.
   double Seconds(const Exchange& part, const MoveCost& cost) const {
     const auto one_way = [&](const std::vector<Exchange::Message>& messages, int64_t words) {
       const auto others = std::count_if(messages.begin(), messages.end(),
                                         [&](const auto& m) { return m.peer != part.index; });
-      return static_cast<double>(others) * cost.words_per_message + static_cast<double>(words);
+      return static_cast<double>(others) * cost.elements_per_message + static_cast<double>(words);
     };
-    return std::max(one_way(part.sends, part.words_sent()),
-                    one_way(part.receives, part.words_received()));
+    return std::max(one_way(part.sends, part.elements_sent()),
+                    one_way(part.receives, part.elements_received()));
   }
 
   double Seconds(const std::vector<Step>& steps, const MoveCost& cost) const {
     const int ranks = mesh_.ranks();
-    const int stride = ranks <= kRanksAsked ? 1 : ranks - 1;
+    const int stride = ranks <= kMaxCostedRanks ? 1 : ranks - 1;
     double sum = 0;
     for (const Step& step : steps) {
       double busiest = 0;
@@ -214,11 +235,11 @@ class Planner {
   const Mesh& mesh_;
   const Placement& from_;
   const Placement& to_;
-  // Axes over which the tensor is a partial sum before and after: each addend moves for itself.
+  // Axes over which the tensor is a partial sum before and after the move.
   Axes still_partial_;
 };
 
-int64_t WordsToOthers(const std::vector<Exchange::Message>& messages, int self) {
+int64_t ElementsToOthers(const std::vector<Exchange::Message>& messages, int self) {
   int64_t words = 0;
   for (const Exchange::Message& message : messages) {
     if (message.peer != self) words += message.box.shape().elements();
@@ -232,9 +253,9 @@ Placement Placement::Of(const Shape& shape, const Layout& layout, const Mesh& me
   return {layout, [shape, layout, mesh](int rank) { return LocalBox(shape, layout, mesh, rank); }};
 }
 
-int64_t Exchange::words_sent() const { return WordsToOthers(sends, index); }
+int64_t Exchange::elements_sent() const { return ElementsToOthers(sends, index); }
 
-int64_t Exchange::words_received() const { return WordsToOthers(receives, index); }
+int64_t Exchange::elements_received() const { return ElementsToOthers(receives, index); }
 
 bool Exchange::is_identity() const {
   const auto to_self = [&](const Message& message) { return message.peer == index; };
@@ -243,13 +264,13 @@ bool Exchange::is_identity() const {
   return have == make && receives.size() == 1 && to_self(receives[0]) && receives[0].box == make;
 }
 
-int64_t Move::words_sent() const {
+int64_t Move::elements_sent() const {
   int64_t words = 0;
-  for (const Exchange& step : steps) words += step.words_sent();
+  for (const Exchange& step : steps) words += step.elements_sent();
   return words;
 }
 
-int64_t Exchange::packed_words() const {
+int64_t Exchange::packed_elements() const {
   int64_t words = 0;
   for (const Message& message : sends) {
     if (message.peer == index || RunIn(message.box, have).has_value()) continue;
@@ -258,7 +279,7 @@ int64_t Exchange::packed_words() const {
   return words;
 }
 
-int64_t Exchange::unpacked_words() const {
+int64_t Exchange::unpacked_elements() const {
   int64_t words = 0;
   for (const Message& message : receives) {
     if (message.peer != index && !arrives_in_place(message))
@@ -271,7 +292,7 @@ bool Exchange::arrives_in_place(const Message& message) const {
   return message.peer != index && !sums && RunIn(message.box, make).has_value();
 }
 
-int64_t Move::scratch_words() const {
+int64_t Move::scratch_elements() const {
   int64_t words = 0;
   for (size_t s = 0; s + 1 < steps.size(); ++s) {
     words = std::max(words, steps[s].make.shape().elements());

@@ -13,4 +13,10 @@ int64_t Shape::elements() const {
 
 std::string Shape::ToString() const { return absl::StrCat("[", absl::StrJoin(dims_, ", "), "]"); }
 
+Shape BatchShape(int64_t samples, const Shape& sample) {
+  std::vector<int64_t> dims = {samples};
+  dims.insert(dims.end(), sample.dims().begin(), sample.dims().end());
+  return Shape(std::move(dims));
+}
+
 }  // namespace cadre

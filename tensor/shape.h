@@ -16,7 +16,7 @@ class Shape {
   explicit Shape(std::vector<int64_t> dims) : dims_(std::move(dims)) {}
 
   int rank() const { return static_cast<int>(dims_.size()); }
-  int64_t operator[](int i) const { return dims_[static_cast<size_t>(i)]; }
+  int64_t operator[](int i) const { return dims_[i]; }
   const std::vector<int64_t>& dims() const { return dims_; }
   // 1 for a scalar (no dimensions).
   int64_t elements() const;
@@ -28,5 +28,8 @@ class Shape {
  private:
   std::vector<int64_t> dims_;
 };
+
+// [samples, dimensions of the sample].
+Shape BatchShape(int64_t samples, const Shape& sample);
 
 }  // namespace cadre

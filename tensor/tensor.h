@@ -1,6 +1,6 @@
 // A dense row-major fp32 tensor that owns its memory, aligned for vector instructions.
 //
-// Thread-compatible. Movable, not copyable: a copy of a big tensor should be visible.
+// Thread-compatible. Movable; copied only by Clone().
 #pragma once
 
 #include <cstdlib>

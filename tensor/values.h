@@ -1,9 +1,9 @@
-// Elements of one type in the memory of one device: activations and their gradients, as kernels
-// read and write them. A pointer with a type; owns nothing.
+// A typed view of elements in the memory of one device, without ownership: activations and their
+// gradients, as arguments of kernels.
 //
-// What is always fp32 (parameters, their gradients, statistics) travels as std::span<float>.
-// Activations may be bf16 where a back end computes in it, so they travel as Values. Only kernels
-// of the device that has the memory may look inside; everybody may cut pieces off.
+// Parameters, their gradients and statistics are always fp32 and are passed as std::span<float>.
+// Activations can be bf16 and are passed as Values. Only kernels of the device may dereference the
+// pointer; any code may make sub-views.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -27,7 +27,7 @@ class BasicValues {
 
   BasicValues() = default;
   BasicValues(Void* data, size_t size, DType type) : data_(data), size_(size), type_(type) {}
-  // fp32, from whatever a span can be made of.
+  // fp32, from anything that converts to a span.
   template <typename Range>
   requires(std::is_convertible_v<Range&&, std::span<Float>> &&
            !std::is_base_of_v<BasicValues, std::remove_cvref_t<Range>>)
@@ -36,7 +36,7 @@ class BasicValues {
     data_ = floats.data();
     size_ = floats.size();
   }
-  // What can be written can be read.
+  // Mutable to const.
   template <bool kOther>
   requires(kConst && !kOther) BasicValues(const BasicValues<kOther>& values)  // NOLINT
       : data_(values.data()), size_(values.size()), type_(values.type()) {}

@@ -3,12 +3,12 @@
 
 usage: count_results.py [--cases FOLDER] RESULTS.xml ...
 
-With --cases it first lists the tests that were skipped and why, from the XML files that GoogleTest programs
-wrote into the folder (GTEST_OUTPUT=xml:FOLDER/).
+Before that it lists the skipped tests with their reasons. Those of GoogleTest programs are read from the XML
+files that the programs wrote into FOLDER (GTEST_OUTPUT=xml:FOLDER/).
 
-A GoogleTest or Python unittest program counts with each of its test cases, as its own summary states
-them; any other test counts once. A program that CTest calls failed counts as at least one failure, whatever it
-printed. Exit code 0 only when something passed and nothing failed.
+A GoogleTest or Python unittest program counts with each of its test cases, as its own summary states; any other
+test counts once. A program that CTest reports as failed counts as at least one failure, whatever it printed.
+Exits with 0 only if something passed and nothing failed.
 """
 
 import pathlib
@@ -18,10 +18,14 @@ import xml.etree.ElementTree as ElementTree
 
 SUMMARY = re.compile(r"^\[  (PASSED|FAILED|SKIPPED) {1,2}\] +(\d+) tests?[.,]", re.MULTILINE)
 UNITTEST = re.compile(r"^Ran (\d+) tests? in [^\n]*\n+(?:OK|FAILED)(?: \(([^)\n]*)\))?", re.MULTILINE)
+# A line of `python3 X_test.py -v`; a docstring puts the result on the next line.
+UNITTEST_SKIP = re.compile(
+    r"^(\w+) \(__main__\.(\w+)[^)\n]*\)(?:\n[^\n]*)? \.\.\. skipped (['\"])(.*)\3$", re.MULTILINE
+)
 
 
 def count_gtest(output):
-    """The last summary of a GoogleTest program; None when it printed none."""
+    """The last summary of a GoogleTest program, or None."""
     found = {name: int(number) for name, number in SUMMARY.findall(output)}
     if "PASSED" not in found:
         return None
@@ -29,7 +33,7 @@ def count_gtest(output):
 
 
 def count_unittest(output):
-    """The summary of a Python unittest program; None when it printed none."""
+    """The summary of a Python unittest program, or None."""
     match = UNITTEST.search(output)
     if match is None:
         return None
@@ -40,77 +44,69 @@ def count_unittest(output):
     return max(int(match[1]) - failed - skipped, 0), failed, skipped
 
 
-def count_output(output):
-    return count_gtest(output) or count_unittest(output)
-
-
 def count_case(case):
     """(passed, failed, skipped) of one CTest entry."""
+    output = case.findtext("system-out", "")
+    counts = count_gtest(output) or count_unittest(output)
     status = case.get("status")
     if status == "run":
-        return count_output(case.findtext("system-out", "")) or (1, 0, 0)
+        return counts or (1, 0, 0)
     if status == "fail":
-        passed, failed, skipped = count_output(case.findtext("system-out", "")) or (0, 0, 0)
+        passed, failed, skipped = counts or (0, 0, 0)
         return passed, max(failed, 1), skipped
-    # CTest names the reason: only a test that itself asked to be skipped is one; a program that
-    # could not be started is a failure.
+    # SKIP_*: the test asked to be skipped. Anything else means that it could not be started.
     reason = case.find("skipped")
-    message = reason.get("message", "") if reason is not None else ""
-    if message.startswith("SKIP_"):
-        passed, failed, skipped = count_output(case.findtext("system-out", "")) or (0, 0, 1)
-        return passed, failed, skipped
-    if status == "disabled":
-        return 0, 0, 1
-    return 0, 1, 0
+    if reason is not None and reason.get("message", "").startswith("SKIP_"):
+        return counts or (0, 0, 1)
+    return (0, 0, 1) if status == "disabled" else (0, 1, 0)
 
 
-def skipped_cases(folder):
-    """(suite, reason) -> names of the test cases that GoogleTest's files in the folder call skipped."""
-    found = {}
+def gtest_skips(folder):
+    """(suite, name, reason) of the skipped cases in the XML files of GoogleTest programs."""
     for path in sorted(pathlib.Path(folder).glob("*.xml")):
         try:
             root = ElementTree.parse(path).getroot()
         except ElementTree.ParseError:
-            continue  # of a program that died while it wrote; CTest calls that one failed
+            continue  # The program died while it wrote; CTest reports it as failed.
         for case in root.iter("testcase"):
             skip = case.find("skipped")
             if skip is not None:
                 # GoogleTest's message is "FILE:LINE\nREASON\n".
                 reason = " ".join(skip.get("message", "").split("\n")[1:]).strip()
-                names = found.setdefault((case.get("classname"), reason or "no reason given"), [])
-                if case.get("name") not in names:
-                    names.append(case.get("name"))
-    return found
+                yield case.get("classname"), case.get("name"), reason or "no reason given"
 
 
-def print_skipped(folder):
+def print_skips(skips):
     """A line for each suite and reason: skipped: Suite.Case: reason, or Suite.{One,Other}: reason."""
-    for (suite, reason), names in sorted(skipped_cases(folder).items()):
-        listed = names[0] if len(names) == 1 else "{" + ",".join(names) + "}"
+    grouped = {}
+    for suite, name, reason in skips:
+        grouped.setdefault((suite, reason), {})[name] = None
+    for (suite, reason), names in sorted(grouped.items()):
+        listed = ",".join(names) if len(names) == 1 else "{" + ",".join(names) + "}"
         print(f"skipped: {suite}.{listed}: {reason}")
 
 
 def main(paths):
-    if paths and paths[0] == "--cases":
-        if len(paths) < 2:
-            sys.exit(__doc__)
-        print_skipped(paths[1])
+    skips = []
+    if paths[:1] == ["--cases"]:
+        skips += gtest_skips(paths[1]) if len(paths) > 1 else []
         paths = paths[2:]
     if not paths:
         sys.exit(__doc__)
+    cases = [case for path in paths for case in ElementTree.parse(path).getroot().iter("testcase")]
     totals = [0, 0, 0]
     failures = []
-    programs = 0
-    for path in paths:
-        for case in ElementTree.parse(path).getroot().iter("testcase"):
-            programs += 1
-            counts = count_case(case)
-            totals = [total + count for total, count in zip(totals, counts)]
-            if counts[1]:
-                failures.append(case.get("name"))
+    for case in cases:
+        counts = count_case(case)
+        totals = [total + count for total, count in zip(totals, counts)]
+        if counts[1]:
+            failures.append(case.get("name"))
+        for name, suite, _, reason in UNITTEST_SKIP.findall(case.findtext("system-out", "")):
+            skips.append((suite, name, reason))
+    print_skips(skips)
     for name in failures:
         print(f"failed: {name}")
-    print(f"{programs} test programs")
+    print(f"{len(cases)} test programs")
     passed, failed, skipped = totals
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 0 if passed and not failed else 1

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Builds everything and runs every test: installs what is missing, configures, builds, then the fast
-# tests side by side and the slow ones one after another. The last line says how many passed.
+# Installs missing packages, builds everything and runs every test: the fast tests in parallel, then
+# the slow tests one by one. The last line counts the tests that passed, failed and were skipped; the
+# skipped tests are listed before it, with reasons.
 #
-#   tests/run.sh [--filter REGEX] [--sanitize LIST] [--fuzz-seconds N] [--no-cuda] [--skip-setup]
+#   tests/run.sh [--filter REGEX] [--sanitize LIST] [--fuzz-seconds N] [--cuda | --no-cuda]
+#                [--skip-setup]
 #
 #   --filter REGEX   only tests whose CTest name matches (`ctest -N` in the build folder lists them)
-#   --sanitize LIST  address,undefined or thread; builds into build-LIST and leaves build/ alone
-#   --fuzz-seconds N how long each reader of foreign files is fed with mutated ones (default 3)
-#   --no-cuda        leaves the CUDA back end out, and with it the download of a toolkit; without this
-#                    a back end that cannot be built is an error. No GPU is needed: the tests that
-#                    need one are listed at the end as skipped, with their reasons
-#   --skip-setup     installs nothing
+#   --sanitize LIST  address,undefined or thread; builds into build-LIST instead of build
+#   --fuzz-seconds N duration of fuzzing for each file reader (default 3)
+#   --cuda           require the CUDA back end; without an installed toolkit this downloads 1.1 GB
+#   --no-cuda        do not build the CUDA back end; the default is to build it if a toolkit is
+#                    installed. Neither needs a GPU: the tests that need one are skipped
+#   --skip-setup     install nothing
 #
-# Exit code 0 only when at least one test ran and none failed.
+# Exits with 0 only if at least one test passed and none failed.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,7 +22,7 @@ cd "$root"
 filter=
 sanitize=
 fuzz_seconds=3
-cuda=ON
+cuda=AUTO
 setup=yes
 
 fail() {
@@ -36,10 +38,11 @@ step() { printf 'tests: [%3d s] %s\n' "$SECONDS" "$*"; }
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --filter | --sanitize | --fuzz-seconds) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;&
+    --filter | --sanitize | --fuzz-seconds) [ $# -ge 2 ] || fail "$1 requires a value (see --help)" ;;&
     --filter) filter=$2; shift 2 ;;
     --sanitize) sanitize=$2; shift 2 ;;
     --fuzz-seconds) fuzz_seconds=$2; shift 2 ;;
+    --cuda) cuda=ON; shift ;;
     --no-cuda) cuda=OFF; shift ;;
     --skip-setup) setup=; shift ;;
     -h | --help) usage; exit 0 ;;
@@ -50,24 +53,26 @@ done
 case $sanitize in
   '') build=$root/build type=Release ;;
   address,undefined | thread) build=$root/build-${sanitize/,/-} type=RelWithDebInfo ;;
-  *) fail "--sanitize takes address,undefined or thread, not '$sanitize'" ;;
+  *) fail "--sanitize must be address,undefined or thread, not '$sanitize'" ;;
 esac
 
-[[ $fuzz_seconds =~ ^[1-9][0-9]{0,4}$ ]] || fail "--fuzz-seconds takes seconds, not '$fuzz_seconds'"
+[[ $fuzz_seconds =~ ^[1-9][0-9]{0,4}$ ]] || fail "--fuzz-seconds must be a number of seconds, not '$fuzz_seconds'"
 
 if [ -n "$setup" ]; then
-  step "1 of 4: installing what the build and the tests need"
+  step "1 of 4: installing missing packages"
   groups=(all)
-  [ "$cuda" = OFF ] || groups+=(cuda)
+  [ "$cuda" != ON ] || groups+=(cuda)
   bash deploy/setup.sh "${groups[@]}"
+  # A test that misses a program which setup.sh installs fails instead of being skipped.
+  export CADRE_REQUIRE_TOOLS=1
 fi
 
 step "2 of 4: building everything into ${build#"$root"/} (minutes the first time)"
 bash deploy/build.sh --dir "$build" --type "$type" --tests --sanitize "$sanitize" --cuda "$cuda"
-# Known to CTest only: nothing is built again.
-cmake -DCADRE_FUZZ_SECONDS="$fuzz_seconds" "$build" >/dev/null
+# Only CTest uses the number, so nothing is rebuilt.
+configured=$(cmake -DCADRE_FUZZ_SECONDS="$fuzz_seconds" "$build")
 
-# An error report ends the process, so that CTest sees it as a failure.
+# An error report ends the process, so that CTest counts it as a failure.
 export ASAN_OPTIONS=halt_on_error=1:detect_leaks=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$root/tests/sanitizer/thread.supp
@@ -75,10 +80,10 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$root/t
 results=$build/test-results
 rm -rf "$results"
 mkdir -p "$results/cases"
-# Every GoogleTest program also writes its cases here: CTest keeps no reason why one was skipped.
+# GoogleTest programs write their cases here, because CTest does not record why a case was skipped.
 export GTEST_OUTPUT=xml:$results/cases/
 
-# Runs the tests that the given CTest arguments choose; failures are counted at the end.
+# Runs the tests that the CTest arguments select. count_results.py reports failures at the end.
 run_tests() {
   local name=$1
   shift
@@ -94,4 +99,5 @@ step "4 of 4: the slow tests, with real processes and real training"
 run_tests slow --label-exclude '^fast$'
 
 step "done"
+sed -n 's/^-- CUDA back end: left out, /skipped: CUDA back end: /p' <<<"$configured"
 exec python3 tests/count_results.py --cases "$results/cases" "$results"/*.xml

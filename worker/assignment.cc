@@ -9,45 +9,45 @@ namespace {
 
 using Machine = AssignmentMachine;
 
-bool SamePlace(const v1::GroupPlace& a, const v1::GroupPlace& b) {
+bool SamePlace(const v1::RankSlot& a, const v1::RankSlot& b) {
   return a.run() == b.run() && a.group() == b.group() && a.generation() == b.generation() &&
          a.rank() == b.rank();
 }
 
 // Wraps one of a member's messages: MakeSay(&v1::MemberMessage::mutable_prepared, prepared).
 template <typename T>
-Machine::Say MakeSay(T* (v1::MemberMessage::*field)(), const T& body) {
-  Machine::Say say;
+Machine::Send MakeSay(T* (v1::MemberMessage::*field)(), const T& body) {
+  Machine::Send say;
   *(say.message.*field)() = body;
   return say;
 }
 
 }  // namespace
 
-Machine::Actions Machine::Hear(const v1::CoordinatorMessage& message) {
+Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
   switch (message.body_case()) {
     case v1::CoordinatorMessage::kAssignment:
-      return HearAssignment(message.assignment());
+      return ReceiveAssignment(message.assignment());
     case v1::CoordinatorMessage::kStart:
-      return HearStart(message.start());
+      return ReceiveStart(message.start());
     case v1::CoordinatorMessage::kDecision:
-      return HearDecision(message.decision());
+      return ReceiveDecision(message.decision());
     case v1::CoordinatorMessage::kRelease:
-      return HearRelease(message.release());
+      return ReceiveRelease(message.release());
     case v1::CoordinatorMessage::kRefused:
-      return HearRefused(message.refused());
+      return ReceiveRefused(message.refused());
     case v1::CoordinatorMessage::kShardAddresses:
       if (!place_ || place_->run() != message.shard_addresses().run()) return {};
       return {MoveShards{message.shard_addresses()}};
     case v1::CoordinatorMessage::kTraceSteps:
-      return HearTraceSteps(message.trace_steps());
+      return ReceiveTraceSteps(message.trace_steps());
     default:
       return {};  // addressed to aggregators, or not sent to us after Welcome
   }
 }
 
-Machine::Actions Machine::HearAssignment(const v1::Assignment& assignment) {
-  const v1::GroupPlace& place = assignment.place();
+Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment) {
+  const v1::RankSlot& place = assignment.place();
   if (IsCurrent(place)) return {};  // said again after a reconnect; what we said is said again too
   uint32_t& newest = newest_[{assignment.lineage(), place.group()}];
   if (place.generation() <= newest) return {};
@@ -60,7 +60,7 @@ Machine::Actions Machine::HearAssignment(const v1::Assignment& assignment) {
   return actions;
 }
 
-Machine::Actions Machine::HearStart(const v1::Start& start) {
+Machine::Actions Machine::ReceiveStart(const v1::Start& start) {
   if (!IsCurrent(start.place()) || started_ || !unanswered_prepared_) return {};
   started_ = true;
   // A group that is made only to evaluate the last version.
@@ -69,7 +69,7 @@ Machine::Actions Machine::HearStart(const v1::Start& start) {
   return {Go{start}};
 }
 
-Machine::Actions Machine::HearDecision(const v1::Decision& decision) {
+Machine::Actions Machine::ReceiveDecision(const v1::Decision& decision) {
   if (!IsCurrent(decision.place())) return {};
   const bool answers =
       unanswered_contributed_ && unanswered_contributed_->round() == decision.round();
@@ -79,13 +79,13 @@ Machine::Actions Machine::HearDecision(const v1::Decision& decision) {
   return {Decide{decision}};
 }
 
-Machine::Actions Machine::HearTraceSteps(const v1::TraceSteps& trace) const {
+Machine::Actions Machine::ReceiveTraceSteps(const v1::TraceSteps& trace) const {
   if (!IsCurrent(trace.place()) || !started_) return {};
   return {TraceNext{trace}};
 }
 
-Machine::Actions Machine::HearRelease(const v1::Release& release) {
-  const v1::GroupPlace& place = release.place();
+Machine::Actions Machine::ReceiveRelease(const v1::Release& release) {
+  const v1::RankSlot& place = release.place();
   if (unanswered_failure_ && unanswered_failure_->place().run() == place.run() &&
       unanswered_failure_->place().group() == place.group() &&
       unanswered_failure_->place().generation() == place.generation()) {
@@ -98,7 +98,7 @@ Machine::Actions Machine::HearRelease(const v1::Release& release) {
   return Drop(release.reason());
 }
 
-Machine::Actions Machine::HearRefused(const v1::Refused& refused) {
+Machine::Actions Machine::ReceiveRefused(const v1::Refused& refused) {
   // Any other refusal concerns one message; a place is ended by Release.
   if (refused.refusal() != v1::REFUSAL_UNKNOWN_MEMBER) return {};
   unanswered_failure_.reset();
@@ -169,7 +169,7 @@ Machine::Actions Machine::Tell(const v1::Traced& traced) const {
   return {MakeSay(&v1::MemberMessage::mutable_traced, traced)};
 }
 
-Machine::Actions Machine::Fail(const v1::GroupPlace& place, bool permanent,
+Machine::Actions Machine::Fail(const v1::RankSlot& place, bool permanent,
                                const std::string& reason) {
   if (!IsCurrent(place)) return {};
   Drop(reason);
@@ -181,7 +181,7 @@ Machine::Actions Machine::Fail(const v1::GroupPlace& place, bool permanent,
   return {MakeSay(&v1::MemberMessage::mutable_group_failed, failed)};
 }
 
-bool Machine::IsCurrent(const v1::GroupPlace& place) const {
+bool Machine::IsCurrent(const v1::RankSlot& place) const {
   return place_ && SamePlace(*place_, place);
 }
 

@@ -43,7 +43,7 @@ class AssignmentMachine {
   struct Cancel {
     std::string reason;
   };
-  struct Say {
+  struct Send {
     v1::MemberMessage message;
   };
   // Shards may have moved: the addresses to use from now on.
@@ -54,11 +54,11 @@ class AssignmentMachine {
   struct TraceNext {
     v1::TraceSteps trace;
   };
-  using Action = std::variant<Begin, Go, Decide, Cancel, Say, MoveShards, TraceNext>;
+  using Action = std::variant<Begin, Go, Decide, Cancel, Send, MoveShards, TraceNext>;
   using Actions = std::vector<Action>;
 
   // A message of the coordinator (all but Welcome).
-  Actions Hear(const v1::CoordinatorMessage& message);
+  Actions Receive(const v1::CoordinatorMessage& message);
   // The stream is open again: what still waits for an answer.
   Actions Connected() const;
 
@@ -72,23 +72,23 @@ class AssignmentMachine {
   // Lost with the stream: the coordinator asks again if it still wants it.
   Actions Tell(const v1::Traced& traced) const;
   // The group of `place` cannot go on. `permanent`: the run cannot, either.
-  Actions Fail(const v1::GroupPlace& place, bool permanent, const std::string& reason);
+  Actions Fail(const v1::RankSlot& place, bool permanent, const std::string& reason);
 
   // The place to name in Hello; nothing when idle.
-  const std::optional<v1::GroupPlace>& place() const { return place_; }
+  const std::optional<v1::RankSlot>& place() const { return place_; }
 
  private:
-  Actions HearAssignment(const v1::Assignment& assignment);
-  Actions HearStart(const v1::Start& start);
-  Actions HearDecision(const v1::Decision& decision);
-  Actions HearTraceSteps(const v1::TraceSteps& trace) const;
-  Actions HearRelease(const v1::Release& release);
-  Actions HearRefused(const v1::Refused& refused);
-  bool IsCurrent(const v1::GroupPlace& place) const;
+  Actions ReceiveAssignment(const v1::Assignment& assignment);
+  Actions ReceiveStart(const v1::Start& start);
+  Actions ReceiveDecision(const v1::Decision& decision);
+  Actions ReceiveTraceSteps(const v1::TraceSteps& trace) const;
+  Actions ReceiveRelease(const v1::Release& release);
+  Actions ReceiveRefused(const v1::Refused& refused);
+  bool IsCurrent(const v1::RankSlot& place) const;
   // Forgets the place and everything said in it.
   Actions Drop(std::string reason);
 
-  std::optional<v1::GroupPlace> place_;
+  std::optional<v1::RankSlot> place_;
   // Highest generation seen, by lineage and group; a lower one is a late message. Not by run: a
   // coordinator with a new store counts runs and generations from one again.
   std::map<std::pair<std::string, uint32_t>, uint32_t> newest_;

@@ -14,12 +14,12 @@ class CpuCompute final : public Compute {
   explicit CpuCompute(const ComputeOptions& options)
       : name_(absl::StrCat(DeviceName(options.threads),
                            options.reference_kernels ? ", plain loops" : "")),
-        kernels_(options.reference_kernels ? MakeReferenceKernels()
-                                           : MakeCpuKernels(options.threads)) {}
+        kernels_(options.reference_kernels ? MakeReferenceBackend()
+                                           : MakeCpuBackend(options.threads)) {}
 
-  Kernels& kernels() override { return *kernels_; }
+  Backend& kernels() override { return *kernels_; }
   std::string name() const override { return name_; }
-  int64_t memory_bytes() const override { return static_cast<int64_t>(UsableMemoryBytes()); }
+  int64_t memory_bytes() const override { return UsableMemoryBytes(); }
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
       override {
     return nullptr;
@@ -27,7 +27,7 @@ class CpuCompute final : public Compute {
 
  private:
   const std::string name_;
-  const std::unique_ptr<Kernels> kernels_;
+  const std::unique_ptr<Backend> kernels_;
 };
 
 }  // namespace

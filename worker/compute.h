@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
@@ -32,7 +32,7 @@ struct ComputeOptions {
 class Compute {
  public:
   virtual ~Compute() = default;
-  virtual Kernels& kernels() = 0;
+  virtual Backend& kernels() = 0;
   // For people and for records of what was measured, with what tells such computers apart.
   virtual std::string name() const = 0;
   // Most memory that a group's tensors may take here: of a CUDA device what this process may take

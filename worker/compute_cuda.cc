@@ -5,7 +5,7 @@
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/library_loader.h"
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"
 #include "worker/compute.h"
 #include "worker/transport/nccl/nccl_api.h"
@@ -19,10 +19,10 @@ class CudaCompute final : public Compute {
   CudaCompute(std::unique_ptr<CudaDevice> device, std::unique_ptr<DenseMath> math,
               const NcclApi& nccl)
       : device_(std::move(device)),
-        kernels_(MakeCudaKernels(*device_, std::move(math))),
+        kernels_(MakeCudaBackend(*device_, std::move(math))),
         nccl_(nccl) {}
 
-  Kernels& kernels() override { return *kernels_; }
+  Backend& kernels() override { return *kernels_; }
   std::string name() const override { return device_->name(); }
   int64_t memory_bytes() const override { return device_->memory_limit(); }
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
@@ -34,7 +34,7 @@ class CudaCompute final : public Compute {
 
  private:
   const std::unique_ptr<CudaDevice> device_;
-  const std::unique_ptr<Kernels> kernels_;
+  const std::unique_ptr<Backend> kernels_;
   const NcclApi nccl_;
 };
 

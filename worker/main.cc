@@ -11,15 +11,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
-#include "base/daemon.h"
 #include "base/identity.h"
 #include "base/program_flags.h"
+#include "base/rpc/daemon.h"
 #include "worker/probe_program.h"
 #include "worker/transport/tcp_link.h"
 #include "worker/worker.h"
 
 DEFINE_string(coordinator, "127.0.0.1:7000",
-              "host:port of the coordinator; all else is told by it");
+              "host:port of the coordinator, which provides all other configuration");
 DEFINE_string(listen, "127.0.0.1:0",
               "where the other ranks of a group connect; port 0 takes a free one");
 DEFINE_string(advertise, "",
@@ -76,7 +76,7 @@ constexpr char kUsage[] =
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnavailable = 4;
-// Trying again cannot help; deploy/kubernetes/worker.yaml fails the Job on it.
+// Trying again cannot help; deploy/kubernetes/base/worker.yaml fails the Job on it.
 constexpr int kExitRefused = 64;
 // A context on a GPU that was lost, or on which a kernel was at fault, cannot be had again in the
 // same process: another one may do.
@@ -92,19 +92,6 @@ int FailToStart(const absl::Status& status) {
   const int code = Fail(status);
   // What flags name is not there, or not what it should be.
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? kExitUsage : code;
-}
-
-bool IsLoopback(const std::string& address) {
-  return address.rfind("127.", 0) == 0 || address.rfind("localhost:", 0) == 0 ||
-         address.rfind("[::1]:", 0) == 0;
-}
-
-int RefuseToListen(const std::string& address) {
-  std::fprintf(stderr,
-               "cadre-worker: refusing to listen on %s, where nothing is encrypted; use a "
-               "loopback address, or say --insecure if the network is trusted\n",
-               address.c_str());
-  return kExitUsage;
 }
 
 int Probe() {
@@ -135,8 +122,9 @@ int Probe() {
     return kExitUsage;
   }
   if (!options.hosts.empty()) {
-    const std::string& own = options.hosts[static_cast<size_t>(FLAGS_probe_rank)];
-    if (!FLAGS_insecure && !IsLoopback(own)) return RefuseToListen(own);
+    const std::string& own = options.hosts[FLAGS_probe_rank];
+    const absl::Status allowed = cadre::CheckListenAddress(own, FLAGS_insecure);
+    if (!allowed.ok()) return FailToStart(allowed);
   }
   const absl::Status status = cadre::RunProbeProgram(options);
   return status.ok() ? 0 : Fail(status);
@@ -147,7 +135,7 @@ int Probe() {
 int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
   if (const auto ended =
-          cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "worker/main", &argc, &argv)) {
+          cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "worker/main.cc", &argc, &argv)) {
     return *ended;
   }
   FLAGS_logtostderr = true;
@@ -161,18 +149,20 @@ int main(int argc, char** argv) {
                  FLAGS_device_memory_gb);
     return kExitUsage;
   }
-  if (FLAGS_tcp_lanes < 0 || FLAGS_tcp_lanes > cadre::kMostLanes) {
+  if (FLAGS_tcp_lanes < 0 || FLAGS_tcp_lanes > cadre::kMaxConnections) {
     std::fprintf(stderr, "cadre-worker: --tcp_lanes=%d must be 0 to %d\n", FLAGS_tcp_lanes,
-                 cadre::kMostLanes);
+                 cadre::kMaxConnections);
     return kExitUsage;
   }
   if (!FLAGS_probe.empty() || !FLAGS_probe_hosts.empty()) return Probe();
-  if (!FLAGS_insecure && !IsLoopback(FLAGS_listen)) return RefuseToListen(FLAGS_listen);
+  const absl::Status allowed = cadre::CheckListenAddress(FLAGS_listen, FLAGS_insecure);
+  if (!allowed.ok()) return FailToStart(allowed);
   cadre::WorkerOptions options;
   options.coordinator = FLAGS_coordinator;
   options.dial_timeout = absl::Seconds(FLAGS_dial_timeout);
   options.listen = FLAGS_listen;
   options.advertise = FLAGS_advertise;
+  options.version = CADRE_VERSION;
   options.name = FLAGS_name.empty() ? absl::StrCat(cadre::HostName(), "-", getpid()) : FLAGS_name;
   options.compute = {.device = FLAGS_device,
                      .threads = FLAGS_threads,

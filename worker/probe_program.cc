@@ -8,9 +8,9 @@
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "model/text_message.h"
+#include "plan/cluster_profile.h"
 #include "proto/cadre/v1/profile.pb.h"
-#include "spec/cluster_profile.h"
-#include "spec/text_message.h"
 #include "worker/probe/host_probe.h"
 #include "worker/probe/machine_probe.h"
 
@@ -18,17 +18,17 @@ namespace cadre {
 namespace {
 
 // Plans of models of thousands of layers.
-constexpr int64_t kMostRequestBytes = int64_t{256} << 20;
+constexpr int64_t kMaxRequestBytes = int64_t{256} << 20;
 
 absl::StatusOr<v1::ProbeRequest> ReadRequest(const std::string& path) {
   v1::ProbeRequest request;
   if (absl::EndsWith(path, ".textproto")) {
     CADRE_RETURN_IF_ERROR(
-        ReadTextMessage(path, kMostRequestBytes, "a probe request in text format", request)
+        ReadTextMessage(path, kMaxRequestBytes, "a probe request in text format", request)
             .status());
     return request;
   }
-  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMostRequestBytes));
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxRequestBytes));
   if (!request.ParseFromString(bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is no probe request"));
   }

@@ -8,6 +8,7 @@
 #include "base/identity.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "proto/enum_text.h"
 #include "proto/schema_hash.h"
 #include "worker/train/trainer.h"
 #include "worker/transport/connect_group.h"
@@ -22,7 +23,7 @@ constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // Longer than an exchange with a shard may take, so that a shard that is away is what is blamed.
 constexpr absl::Duration kSilence = absl::Minutes(11);
 
-std::string PlaceName(const v1::GroupPlace& place) {
+std::string PlaceName(const v1::RankSlot& place) {
   return absl::StrCat(place.run(), ", group ", place.group(), ", generation ", place.generation(),
                       ", rank ", place.rank());
 }
@@ -35,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& optio
                                                                  .counters = &worker->counters_}));
   CADRE_ASSIGN_OR_RETURN(worker->compute_, worker->NewCompute());
   worker->device_name_ = worker->compute_->name();
-  worker->memory_bytes_ = static_cast<uint64_t>(worker->compute_->memory_bytes());
+  worker->memory_bytes_ = worker->compute_->memory_bytes();
   LOG(INFO) << "computing on " << worker->device_name_;
   worker->runner_ = std::thread([w = worker.get()] { w->Run(); });
   CADRE_RETURN_IF_ERROR(worker->Join());
@@ -78,10 +79,13 @@ v1::Hello Worker::MakeHello() {
   v1::Hello hello;
   hello.set_role(v1::ROLE_WORKER);
   hello.set_name(options_.name);
+  hello.set_version(options_.version);
   hello.set_incarnation(incarnation_);
   hello.set_address(options_.advertise.empty() ? listener_->address() : options_.advertise);
   hello.set_host(HostName());
   hello.set_device(device_name_);
+  hello.set_device_kind(compute_->kernels().device().is_host() ? v1::Cluster::CPU
+                                                               : v1::Cluster::CUDA);
   hello.set_cores(static_cast<uint32_t>(UsableCores()));
   hello.set_memory_bytes(memory_bytes_);
   absl::MutexLock lock(&mutex_);
@@ -91,11 +95,11 @@ v1::Hello Worker::MakeHello() {
 
 void Worker::OnMessage(const v1::CoordinatorMessage& message) {
   if (message.has_refused()) {
-    LOG(WARNING) << "refused by the coordinator (" << v1::Refusal_Name(message.refused().refusal())
+    LOG(WARNING) << "refused by the coordinator (" << EnumText(message.refused().refusal())
                  << "): " << message.refused().reason();
   }
   absl::MutexLock lock(&mutex_);
-  Do(machine_.Hear(message));
+  Do(machine_.Receive(message));
 }
 
 void Worker::OnConnection(bool connected) {
@@ -115,7 +119,7 @@ void Worker::Do(AssignmentMachine::Actions actions) {
       LOG(INFO) << "released: " << cancel->reason;
       if (current_ != nullptr) current_->Cancel(cancel->reason);
       waiting_.reset();
-    } else if (auto* say = std::get_if<AssignmentMachine::Say>(&action)) {
+    } else if (auto* say = std::get_if<AssignmentMachine::Send>(&action)) {
       Send(say->message);
     } else {
       // The rest concerns the session of the current place, which trains or is about to.
@@ -187,7 +191,7 @@ void Worker::Run() {
 }
 
 void Worker::Train(GroupSession& session) {
-  const v1::GroupPlace place = session.assignment().place();
+  const v1::RankSlot place = session.assignment().place();
   TrainerOptions options;
   options.links = &links_;
   options.connect_data = compute_->connect_data();
@@ -200,7 +204,7 @@ void Worker::Train(GroupSession& session) {
                                  .cancelled = [&] { return !session.cancellation().status().ok(); },
                                  .timeout = kSilence,
                                  .shared_memory = options_.shared_memory,
-                                 .lanes = options_.tcp_lanes};
+                                 .connections = options_.tcp_lanes};
     const std::vector<std::string> peers(assignment.peers().begin(), assignment.peers().end());
     return ConnectGroup(*listener_, identity, static_cast<int>(place.rank()), peers, connect);
   };
@@ -251,7 +255,7 @@ absl::Status Worker::end() {
 }
 
 void Worker::Report(GroupSession& session, const TrainerOutcome& outcome) {
-  const v1::GroupPlace& place = session.assignment().place();
+  const v1::RankSlot& place = session.assignment().place();
   absl::MutexLock lock(&mutex_);
   if (!session.cancellation().status().ok()) {
     LOG(INFO) << "left " << PlaceName(place);

@@ -42,13 +42,15 @@ struct WorkerOptions {
   std::string advertise;
   // For people; need not be unique.
   std::string name;
+  // Version of the program, for messages about builds that do not match.
+  std::string version;
   // What it computes on.
   ComputeOptions compute;
   // Makes that, at the start and after a device has failed. Null: MakeCompute(compute).
   std::function<absl::StatusOr<std::unique_ptr<Compute>>()> make_compute;
   // Whether ranks of this host are reached through shared memory.
   bool shared_memory = true;
-  // TCP connections of each channel to a rank elsewhere, at most kMostLanes; 0: as many as the
+  // TCP connections of each channel to a rank elsewhere, at most kMaxConnections; 0: as many as the
   // round trip asks for.
   int tcp_lanes = 0;
   // Called once, from a thread of the worker, when it cannot train any more; see end(). Optional.

@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "nlohmann/json.hpp"
-#include "spec/collective_cost.h"
+#include "plan/cost/collective_cost.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/train/measured_link.h"
@@ -40,7 +40,7 @@ class CollectiveContestant final : public Contestant {
     task_ = task;
     chosen_ = fixed_.has_value() ? *fixed_
                                  : BestAlgorithm(Collective::kAllReduce, all_.size(),
-                                                 static_cast<int64_t>(task.data.size()), link_);
+                                                 std::ssize(task.data), link_);
     return absl::OkStatus();
   }
   absl::Status Run() override {
@@ -105,7 +105,7 @@ class GroupNetwork final : public Network {
                                         {.deadline = absl::Now() + options_.timeout,
                                          .timeout = options_.timeout,
                                          .shared_memory = !options_.tcp,
-                                         .lanes = options_.lanes}));
+                                         .connections = options_.connections}));
     CADRE_RETURN_IF_ERROR(CheckKind(*transport));
     ground_.emplace(std::move(transport));
     return absl::OkStatus();

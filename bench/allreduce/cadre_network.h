@@ -17,7 +17,7 @@ struct GroupOptions {
   // Only TCP, although all ranks share a host.
   bool tcp = false;
   // TCP connections of a channel; 0: as many as the group itself decides.
-  int lanes = 0;
+  int connections = 0;
   absl::Duration timeout;
 };
 

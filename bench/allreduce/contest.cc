@@ -19,7 +19,7 @@ bool IsOurs(const std::string& network) {
 // The position of `name`, which is added if it is not there.
 size_t PositionOf(const ContestantName& name, std::vector<ContestantName>& contestants) {
   const auto found = std::find(contestants.begin(), contestants.end(), name);
-  if (found != contestants.end()) return static_cast<size_t>(found - contestants.begin());
+  if (found != contestants.end()) return found - contestants.begin();
   contestants.push_back(name);
   return contestants.size() - 1;
 }
@@ -99,8 +99,8 @@ void AddComparisons(const Contest& contest, const Competitor& competitor,
 }  // namespace
 
 absl::StatusOr<Contest> PlanContest(const ContestOptions& options) {
-  if (options.ranks < 1 || options.ranks > kMostExactRanks) {
-    return absl::InvalidArgumentError(absl::StrCat("--ranks must be from 1 to ", kMostExactRanks));
+  if (options.ranks < 1 || options.ranks > kMaxExactRanks) {
+    return absl::InvalidArgumentError(absl::StrCat("--ranks must be from 1 to ", kMaxExactRanks));
   }
   if (options.transports.empty() || options.algorithms.empty()) {
     return absl::InvalidArgumentError("--transport and --algorithm must name something");

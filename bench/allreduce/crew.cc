@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Network>> MakeNetwork(const std::string& name, in
   return MakeGroupNetwork({.rank = rank,
                            .ranks = options.ranks,
                            .tcp = name == "tcp",
-                           .lanes = options.tcp_lanes,
+                           .connections = options.tcp_connections,
                            .timeout = options.timeout});
 }
 
@@ -40,7 +40,7 @@ Player::Options PlayerOptions(int rank, const CrewOptions& options) {
   return {.rank = rank,
           .ranks = options.ranks,
           .dtype = options.dtype,
-          .most_bytes = options.most_bytes,
+          .max_bytes = options.max_bytes,
           .out_of_place = options.out_of_place,
           .timeout = options.timeout};
 }
@@ -71,9 +71,9 @@ void PlayInThreads(const CrewOptions& options, const std::vector<ContestantName>
   for (int rank = 0; rank < options.ranks; ++rank) {
     ranks.emplace_back([&, rank] {
       Networks networks;
-      networks["threads"] = MakeReadyNetwork(std::move(transports[static_cast<size_t>(rank)]));
+      networks["threads"] = MakeReadyNetwork(std::move(transports[rank]));
       Player(PlayerOptions(rank, options), std::move(networks), contestants, start_line)
-          .Serve(lines[static_cast<size_t>(rank)]);
+          .Serve(lines[rank]);
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<Crew>> Crew::Start(const CrewOptions& options,
                                PlayInThreads(options, contestants, *crew->start_line_, theirs);
                                return;
                              }
-                             MessageLine mine = std::move(theirs[static_cast<size_t>(rank)]);
+                             MessageLine mine = std::move(theirs[rank]);
                              theirs.clear();
                              PlayInProcess(rank, options, contestants, *crew->start_line_, mine);
                            }));

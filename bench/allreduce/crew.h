@@ -24,11 +24,11 @@ namespace cadre::bench {
 struct CrewOptions {
   int ranks = 2;
   DType dtype = DType::kFloat32;
-  int64_t most_bytes = 0;
+  int64_t max_bytes = 0;
   bool out_of_place = false;
   // Longest silence of anything.
   absl::Duration timeout = absl::Seconds(60);
-  int tcp_lanes = 0;
+  int tcp_connections = 0;
   // Empty, for Gloo's addresses.
   std::string gloo_folder;
 };

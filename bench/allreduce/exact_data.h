@@ -16,10 +16,10 @@
 namespace cadre::bench {
 
 // More ranks than that have no exact sums of this kind.
-inline constexpr int kMostExactRanks = 128;
+inline constexpr int kMaxExactRanks = 128;
 
 // Fills `data` with the part of `rank`. Requires: kFloat32, kBFloat16 or kFloat16; rank < ranks;
-// 1 <= ranks <= kMostExactRanks.
+// 1 <= ranks <= kMaxExactRanks.
 void FillExact(DType dtype, int rank, int ranks, std::span<std::byte> data);
 
 // How many elements of `data` are not the sum over all ranks.

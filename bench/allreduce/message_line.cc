@@ -12,7 +12,7 @@ namespace cadre::bench {
 namespace {
 
 // The longest tells the addresses of all ranks on all networks.
-constexpr size_t kMostBytes = size_t{64} << 10;
+constexpr size_t kMaxLineBytes = size_t{64} << 10;
 
 }  // namespace
 
@@ -35,13 +35,13 @@ absl::Status MessageLine::Send(const nlohmann::json& message) const {
 }
 
 absl::StatusOr<nlohmann::json> MessageLine::Receive() const {
-  std::string text(kMostBytes, '\0');
+  std::string text(kMaxLineBytes, '\0');
   ssize_t received;
   do {
     received = recv(socket_.fd(), text.data(), text.size(), 0);
   } while (received < 0 && errno == EINTR);
   if (received <= 0) return absl::UnavailableError("the process at the other end is gone");
-  text.resize(static_cast<size_t>(received));
+  text.resize(received);
   nlohmann::json message = nlohmann::json::parse(text, nullptr, false);
   if (!message.is_object()) return absl::InternalError("a message that is not JSON");
   return message;

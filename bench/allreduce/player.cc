@@ -27,8 +27,8 @@ Player::Player(const Options& options, std::map<std::string, std::unique_ptr<Net
       names_(std::move(contestants)),
       start_line_(start_line),
       contestants_(names_.size()),
-      data_(static_cast<size_t>(options.most_bytes)),
-      input_(options.out_of_place ? static_cast<size_t>(options.most_bytes) : 0) {}
+      data_(options.max_bytes),
+      input_(options.out_of_place ? static_cast<size_t>(options.max_bytes) : 0) {}
 
 void Player::Serve(const MessageLine& line) {
   for (;;) {

@@ -46,7 +46,7 @@ class Player {
     int ranks = 1;
     DType dtype = DType::kFloat32;
     // Largest task.
-    int64_t most_bytes = 0;
+    int64_t max_bytes = 0;
     // Whether some task is out of place.
     bool out_of_place = false;
     absl::Duration timeout;

@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 // A round lasts about that long: far beyond what reading the clock and starting together cost, far
 // below what a neighbour's disturbance lasts.
 constexpr double kRoundSeconds = 5e-3;
-constexpr int kMostIterations = 1000;
+constexpr int kMaxIterations = 1000;
 
 // One entrant in the course of a size.
 class Course {
@@ -36,7 +36,7 @@ class Course {
       CADRE_ASSIGN_OR_RETURN(run, Time(run < kRoundSeconds ? 3 : 1));
     }
     measured_.iterations = static_cast<int>(
-        std::clamp(std::ceil(kRoundSeconds / std::max(run, 1e-9)), 1.0, 1.0 * kMostIterations));
+        std::clamp(std::ceil(kRoundSeconds / std::max(run, 1e-9)), 1.0, 1.0 * kMaxIterations));
     return absl::OkStatus();
   }
 

@@ -6,7 +6,7 @@
 namespace cadre::bench {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{16} << 30;
+constexpr int64_t kMaxBytes = int64_t{16} << 30;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ absl::StatusOr<int64_t> ParseBytes(absl::string_view text) {
     }
   }
   int64_t number = 0;
-  if (!absl::SimpleAtoi(digits, &number) || number < 1 || number > (kMostBytes >> shift)) {
+  if (!absl::SimpleAtoi(digits, &number) || number < 1 || number > (kMaxBytes >> shift)) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", text, "' is not a size from 1 to 16G, such as 64K or 256M"));
   }

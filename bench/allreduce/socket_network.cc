@@ -28,14 +28,14 @@ absl::Status WaitFor(const Socket& socket, short events) {
 // As much as goes now, from the front of `left`.
 absl::Status SendSome(const Socket& socket, std::span<const std::byte>& left) {
   const ssize_t sent = send(socket.fd(), left.data(), left.size(), MSG_NOSIGNAL);
-  if (sent > 0) left = left.subspan(static_cast<size_t>(sent));
+  if (sent > 0) left = left.subspan(sent);
   return sent >= 0 || errno == EAGAIN || errno == EINTR ? absl::OkStatus() : SystemError("send");
 }
 
 absl::Status ReceiveSome(const Socket& socket, std::span<std::byte>& left) {
   const ssize_t received = recv(socket.fd(), left.data(), left.size(), 0);
   if (received == 0) return absl::UnavailableError("the other process hung up");
-  if (received > 0) left = left.subspan(static_cast<size_t>(received));
+  if (received > 0) left = left.subspan(received);
   return received > 0 || errno == EAGAIN || errno == EINTR ? absl::OkStatus() : SystemError("recv");
 }
 

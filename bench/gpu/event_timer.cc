@@ -47,8 +47,8 @@ EventTimer::EventTimer(EventTimer&& other) noexcept
       from_(std::move(other.from_)),
       to_(std::move(other.to_)),
       copy_seconds_(other.copy_seconds_) {
-  for (int lane = 0; lane < kDeviceLanes; ++lane) {
-    ends_[lane] = std::exchange(other.ends_[lane], nullptr);
+  for (int stream = 0; stream < kDeviceStreams; ++stream) {
+    ends_[stream] = std::exchange(other.ends_[stream], nullptr);
   }
 }
 
@@ -60,14 +60,14 @@ EventTimer::~EventTimer() {
 }
 
 void EventTimer::Occupy(double seconds) {
-  const OnLane on(device_, Lane::kCompute);
+  const OnStream on(device_, Stream::kCompute);
   for (double left = seconds; left > 0; left -= copy_seconds_) {
     device_.Copy(from_.data(), to_.data(), kCopyBytes);
   }
 }
 
 absl::Status EventTimer::Measure(const std::function<void()>& work, double* seconds) {
-  const OnLane on(device_, Lane::kCompute);
+  const OnStream on(device_, Stream::kCompute);
   const CudaApi& api = device_.api();
   device_.Check(api.event_record(begin_, device_.stream()), "event");
   work();
@@ -106,12 +106,13 @@ absl::StatusOr<double> EventTimer::SecondsWithoutGaps(double enqueuing,
   CADRE_RETURN_IF_ERROR(device_.Synchronize());
   Occupy(enqueuing);
   {
-    const OnLane on(device_, Lane::kCompute);
+    const OnStream on(device_, Stream::kCompute);
     device_.Check(api.event_record(begin_, device_.stream()), "event");
   }
   CADRE_RETURN_IF_ERROR(work());
-  for (int lane = 0; lane < kDeviceLanes; ++lane) {
-    device_.Check(api.event_record(ends_[lane], device_.stream(static_cast<Lane>(lane))), "event");
+  for (int stream = 0; stream < kDeviceStreams; ++stream) {
+    device_.Check(api.event_record(ends_[stream], device_.stream(static_cast<Stream>(stream))),
+                  "event");
   }
   CADRE_RETURN_IF_ERROR(device_.Synchronize());
   float longest = 0;

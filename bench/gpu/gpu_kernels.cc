@@ -27,8 +27,8 @@
 #include "base/status.h"
 #include "bench/gpu/event_timer.h"
 #include "bench/gpu/gpu_setup.h"
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 
 DEFINE_string(device, "cuda", "Which device: cuda or cuda:N.");
 DEFINE_string(libraries, "", "Folders to look into first for cuBLAS and cuDNN; commas between.");
@@ -73,7 +73,7 @@ class Arena {
   Values Take(int64_t elements, DType type) {
     const size_t bytes = static_cast<size_t>(elements) * SizeOf(type);
     CHECK_LE(used_ + bytes, memory_.size());
-    const Values values(memory_.data() + used_, static_cast<size_t>(elements), type);
+    const Values values(memory_.data() + used_, elements, type);
     used_ += (bytes + 255) / 256 * 256;
     return values;
   }
@@ -90,7 +90,7 @@ class Arena {
 
 class KernelBench {
  public:
-  KernelBench(CudaDevice& device, Kernels& kernels, EventTimer& timer)
+  KernelBench(CudaDevice& device, Backend& kernels, EventTimer& timer)
       : device_(device),
         kernels_(kernels),
         timer_(timer),
@@ -184,7 +184,7 @@ class KernelBench {
     const std::span<float> w = Floats(dims.in * dims.out);
     kernels_.WeightsChanged(w);
     CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds([&] {
-      kernels_.FullyConnectedForward(dims, x, w, {}, y);
+      kernels_.dense().FullyConnectedForward(dims, x, w, {}, y);
     }));
     arena_.Clear();
     return 2.0 * static_cast<double>(dims.batch * dims.in * dims.out) / seconds;
@@ -195,8 +195,8 @@ class KernelBench {
     suffix_ = "";
     const std::vector<SliceSegment> segments = {{.begin = 0, .end = n / 2, .decays = true},
                                                 {.begin = n / 2, .end = n}};
-    const auto table = kernels_.MakeSegmentTable(segments);
-    kernels_.SetUpdate(1e-3F, 1);
+    const auto table = kernels_.slices()->MakeSegmentTable(segments);
+    kernels_.slices()->SetUpdate(1e-3F, 1);
     for (const bool adamw : {false, true}) {
       const std::span<float> g = Floats(n), w = Floats(n), v = Floats(n);
       const std::span<float> m = adamw ? Floats(n) : std::span<float>();
@@ -208,13 +208,14 @@ class KernelBench {
                                .loss = loss.data()};
       // Reads g, w and the state, writes w and the state.
       const double bytes = (adamw ? 7.0 : 5.0) * static_cast<double>(g.size_bytes());
-      CADRE_RETURN_IF_ERROR(Time(adamw ? "update adamw" : "update sgd", bytes, 0,
-                                 [&] { kernels_.UpdateSlice(update, *table, g, w, m, v); }));
+      CADRE_RETURN_IF_ERROR(Time(adamw ? "update adamw" : "update sgd", bytes, 0, [&] {
+        kernels_.slices()->UpdateSlice(update, *table, g, w, m, v);
+      }));
     }
     const std::span<float> x = Floats(n);
     const std::span<double> sum = arena_.Span<double>(1);
     return Time("sum of squares", static_cast<double>(x.size_bytes()), 0,
-                [&] { kernels_.AddSumOfSquares(x, sum.data()); });
+                [&] { kernels_.slices()->AddSumOfSquares(x, sum.data()); });
   }
 
   absl::Status Elementwise() {
@@ -223,18 +224,21 @@ class KernelBench {
          {std::pair(Activation::kRelu, "relu"), std::pair(Activation::kGelu, "gelu")}) {
       const Values x = Tensor(n), y = Tensor(n), dy = Tensor(n);
       const Activation activation = kind;
-      CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, " forward"), Bytes({x, y}), 0,
-                                 [&] { kernels_.ActivationForward(activation, x, y); }));
-      CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, " backward"), Bytes({x, dy, y}), 0,
-                                 [&] { kernels_.ActivationBackward(activation, x, dy, y); }));
+      CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, " forward"), Bytes({x, y}), 0, [&] {
+        kernels_.pointwise().ActivationForward(activation, x, y);
+      }));
+      CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, " backward"), Bytes({x, dy, y}), 0, [&] {
+        kernels_.pointwise().ActivationBackward(activation, x, dy, y);
+      }));
     }
     const Values x = Tensor(n), y = Tensor(n);
-    CADRE_RETURN_IF_ERROR(Time("add", Bytes({x, y, y}), 0, [&] { kernels_.Add(x, y); }));
+    CADRE_RETURN_IF_ERROR(
+        Time("add", Bytes({x, y, y}), 0, [&] { kernels_.pointwise().Add(x, y); }));
     CADRE_RETURN_IF_ERROR(Time("dropout", Bytes({x, y}), 0, [&] {
-      kernels_.Dropout({.seed = 1, .layer = 2, .rate = 0.1F}, 0, x, y);
+      kernels_.pointwise().Dropout({.seed = 1, .layer = 2, .rate = 0.1F}, 0, x, y);
     }));
     return Time("transpose", Bytes({x, y}), 0,
-                [&] { kernels_.Transpose(16, n / 16 / 256, 256, x, y); });
+                [&] { kernels_.memory().Transpose(16, n / 16 / 256, 256, x, y); });
   }
 
   absl::Status Norms() {
@@ -247,21 +251,24 @@ class KernelBench {
     const double one = Bytes({x});
     const auto channels = [c](std::span<float> s) { return s.first(static_cast<size_t>(c)); };
     CADRE_RETURN_IF_ERROR(
-        Keep("batch norm sums", one, [&] { kernels_.BatchNormSums(images, x, sums); }));
+        Keep("batch norm sums", one, [&] { kernels_.norm().BatchNormSums(images, x, sums); }));
     CADRE_RETURN_IF_ERROR(Keep("batch norm forward", 2 * one, [&] {
-      kernels_.BatchNormForward(images, x, channels(mean), channels(inverse), scale, shift, y);
+      kernels_.norm().BatchNormForward(images, x, channels(mean), channels(inverse), scale, shift,
+                                       y);
     }));
     CADRE_RETURN_IF_ERROR(Keep("batch norm backward sums", 2 * one, [&] {
-      kernels_.BatchNormBackwardSums(images, x, dy, channels(mean), channels(inverse), sums);
+      kernels_.norm().BatchNormBackwardSums(images, x, dy, channels(mean), channels(inverse), sums);
     }));
     CADRE_RETURN_IF_ERROR(Keep("batch norm backward", 3 * one, [&] {
-      kernels_.BatchNormBackward(images, x, dy, channels(mean), channels(inverse), scale, a, b, y);
+      kernels_.norm().BatchNormBackward(images, x, dy, channels(mean), channels(inverse), scale, a,
+                                        b, y);
     }));
     CADRE_RETURN_IF_ERROR(Keep("layer norm forward", 2 * one, [&] {
-      kernels_.LayerNormForward(images, 1e-5F, x, scale, shift, y, mean, inverse);
+      kernels_.norm().LayerNormForward(images, 1e-5F, x, scale, shift, y, mean, inverse);
     }));
-    return Time("layer norm backward", 3 * one, 0,
-                [&] { kernels_.LayerNormBackward(images, x, dy, mean, inverse, scale, y, a, b); });
+    return Time("layer norm backward", 3 * one, 0, [&] {
+      kernels_.norm().LayerNormBackward(images, x, dy, mean, inverse, scale, y, a, b);
+    });
   }
 
   // Time, but the next kernel uses the same tensors.
@@ -280,7 +287,7 @@ class KernelBench {
       const std::span<double> sums = arena_.Span<double>(2);
       device_.Zero(labels.data(), labels.size_bytes());
       CADRE_RETURN_IF_ERROR(Time("softmax cross-entropy", Bytes({x, dx}), 0, [&] {
-        kernels_.SoftmaxCrossEntropyLater(rows, classes, 0, x, labels, 1.0F, dx, sums);
+        kernels_.pointwise().SoftmaxCrossEntropyAsync(rows, classes, 0, x, labels, 1.0F, dx, sums);
       }));
     }
     const PoolingDims pool{.kind = PoolKind::kMax,
@@ -299,11 +306,11 @@ class KernelBench {
     const Values x = Tensor(sizes.x), y = Tensor(sizes.y);
     const std::span<int32_t> argmax = arena_.Span<int32_t>(sizes.y);
     const double bytes = Bytes({x, y}) + static_cast<double>(argmax.size_bytes());
-    CADRE_RETURN_IF_ERROR(
-        Keep("max pool forward", bytes, [&] { kernels_.PoolingForward(pool, x, y, argmax); }));
-    kernels_.PoolingForward(pool, x, y, argmax);
+    CADRE_RETURN_IF_ERROR(Keep("max pool forward", bytes,
+                               [&] { kernels_.window().PoolingForward(pool, x, y, argmax); }));
+    kernels_.window().PoolingForward(pool, x, y, argmax);
     return Time("max pool backward", bytes, 0,
-                [&] { kernels_.PoolingBackward(pool, y, argmax, x); });
+                [&] { kernels_.window().PoolingBackward(pool, y, argmax, x); });
   }
 
   // Of resnet50 and vgg16.
@@ -345,9 +352,10 @@ class KernelBench {
         "convolution %dx%d/%d %d-%d at %d", dims.window.kernel_height, dims.window.kernel_width,
         dims.window.stride, dims.in_channels, dims.out_channels, dims.window.in_height);
     const std::pair<const char*, std::function<void()>> passes[] = {
-        {" forward", [&] { kernels_.ConvolutionForward(dims, x, w, {}, y); }},
-        {" backward data", [&] { kernels_.ConvolutionBackwardData(dims, y, w, x); }},
-        {" backward weights", [&] { kernels_.ConvolutionBackwardWeights(dims, x, y, dw, {}); }}};
+        {" forward", [&] { kernels_.window().ConvolutionForward(dims, x, w, {}, y); }},
+        {" backward data", [&] { kernels_.window().ConvolutionBackwardData(dims, y, w, x); }},
+        {" backward weights",
+         [&] { kernels_.window().ConvolutionBackwardWeights(dims, x, y, dw, {}); }}};
     for (const auto& [pass, work] : passes) {
       if (!Wanted(name + pass + suffix_)) continue;
       CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
@@ -369,19 +377,20 @@ class KernelBench {
     const double product = static_cast<double>(sizes.probabilities) * dims.head_features;
     if (Wanted("attention forward" + suffix_)) {
       CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds([&] {
-        kernels_.AttentionForward(dims, qkv, probabilities, context);
+        kernels_.dense().AttentionForward(dims, qkv, probabilities, context);
       }));
       all_.push_back({.name = "attention forward" + suffix_,
                       .seconds = seconds,
                       .flop = 2 * product,
                       .ceiling = products_});
     }
-    return Time("attention backward", 0, 4 * product,
-                [&] { kernels_.AttentionBackward(dims, qkv, probabilities, context, dqkv); });
+    return Time("attention backward", 0, 4 * product, [&] {
+      kernels_.dense().AttentionBackward(dims, qkv, probabilities, context, dqkv);
+    });
   }
 
   CudaDevice& device_;
-  Kernels& kernels_;
+  Backend& kernels_;
   EventTimer& timer_;
   Arena arena_;
   std::vector<std::string> only_;

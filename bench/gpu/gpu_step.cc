@@ -28,7 +28,7 @@
 #include "bench/gpu/event_timer.h"
 #include "bench/gpu/gpu_setup.h"
 #include "bench/training_setup.h"
-#include "coordinator/plan/planner.h"
+#include "plan/search/planner.h"
 #include "worker/train/replica.h"
 #include "worker/transport/thread_transport.h"
 
@@ -36,7 +36,7 @@ DEFINE_string(device, "cuda", "Which device: cuda or cuda:N.");
 DEFINE_string(libraries, "",
               "Folders to look into first for cuBLAS, cuDNN and NCCL; commas between.");
 DEFINE_string(model, "resnet50", "A model of the zoo, or a *.textproto run spec.");
-DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
 DEFINE_string(precision, "bf16", "fp32, tf32 or bf16.");
 DEFINE_int32(batch, 64, "Samples of a step.");
 DEFINE_int32(steps, 20, "Steps that are timed; the median counts.");
@@ -55,10 +55,10 @@ struct Measured {
   int64_t peak_bytes = 0;
 };
 
-absl::StatusOr<v1::Precision> PrecisionNamed(const std::string& name) {
-  if (name == "fp32") return v1::FP32;
-  if (name == "tf32") return v1::TF32;
-  if (name == "bf16") return v1::BF16;
+absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
+  if (name == "fp32") return v1::RunSpec::FP32;
+  if (name == "tf32") return v1::RunSpec::TF32;
+  if (name == "bf16") return v1::RunSpec::BF16;
   return absl::InvalidArgumentError(absl::StrCat("--precision: fp32, tf32 or bf16, not ", name));
 }
 
@@ -73,9 +73,9 @@ class StepBench {
     CADRE_RETURN_IF_ERROR(Kernels(&measured->kernels));
     if (FLAGS_recordings) {
       replica_.set_recordings(true);
-      const int64_t waits = device_.waits();
+      const int64_t waits = device_.host_syncs();
       CADRE_RETURN_IF_ERROR(Times(&measured->recorded_step));
-      measured->waits = static_cast<double>(device_.waits() - waits) /
+      measured->waits = static_cast<double>(device_.host_syncs() - waits) /
                         static_cast<double>(FLAGS_warmup + FLAGS_steps);
       if (replica_.recorder() != nullptr) measured->played = replica_.recorder()->played();
     }
@@ -144,7 +144,7 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, BenchGpu& gpu) {
   if (const auto connect = gpu.compute->connect_data(); connect != nullptr) {
     CADRE_ASSIGN_OR_RETURN(data, connect(*alone[0]));
   }
-  Kernels& kernels = gpu.compute->kernels();
+  Backend& kernels = gpu.compute->kernels();
   CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec, plan, kernels, *alone[0],
                                                            data == nullptr ? *alone[0] : *data));
   CADRE_ASSIGN_OR_RETURN(EventTimer timer, EventTimer::Make(*gpu.device));
@@ -160,9 +160,9 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, BenchGpu& gpu) {
 absl::StatusOr<std::string> Run() {
   CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec,
                          BenchSpec({.zoo = FLAGS_zoo, .model = FLAGS_model, .batch = FLAGS_batch}));
-  CADRE_ASSIGN_OR_RETURN(const v1::Precision precision, PrecisionNamed(FLAGS_precision));
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec::Precision precision, PrecisionNamed(FLAGS_precision));
   spec.set_precision(precision);
-  spec.mutable_cluster()->set_device(v1::CUDA);
+  spec.mutable_cluster()->set_device(v1::Cluster::CUDA);
   CADRE_ASSIGN_OR_RETURN(
       BenchGpu gpu,
       MakeBenchGpu(FLAGS_device, absl::StrSplit(FLAGS_libraries, ',', absl::SkipEmpty())));

@@ -32,7 +32,7 @@ def parse():
     p.add_argument("--programs", default="build/bin", help="folder of bench_gpu_step")
     p.add_argument("--libraries", help="folder of shared libraries that bench_gpu_step needs and "
                    "PyTorch must not see")
-    p.add_argument("--zoo", default="spec/zoo", help="folder of the zoo's specs")
+    p.add_argument("--zoo", default="model/zoo", help="folder of the zoo's specs")
     p.add_argument("--models", default=",".join(BATCHES), help="commas between")
     p.add_argument("--precisions", default="bf16,tf32", help="of bf16, tf32, fp32")
     p.add_argument("--modes", default="eager,compile", help="PyTorch's")
@@ -54,7 +54,7 @@ def no_gpu(why):
     sys.exit(NO_GPU)
 
 
-# --- PyTorch: what spec/zoo has, defined plainly ---------------------------------------------------
+# --- PyTorch: what model/zoo has, defined plainly ---------------------------------------------------
 
 
 def alexnet(nn):

@@ -7,7 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "bench/training_setup.h"
-#include "spec/plan_collectives.h"
+#include "plan/plan_collectives.h"
 
 namespace cadre {
 namespace {
@@ -35,7 +35,7 @@ int BucketOf(absl::string_view name) {
 
 StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const Plan& plan,
                         const std::vector<TraceInterval>& intervals) {
-  std::vector<BySteps> forward(static_cast<size_t>(graph.size()));
+  std::vector<BySteps> forward(graph.size());
   std::vector<BySteps> backward(forward.size());
   std::vector<BySteps> reduce(plan.buckets.size());
   std::vector<BySteps> update(plan.buckets.size());
@@ -50,7 +50,7 @@ StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const P
       std::vector<BySteps>& of = absl::StartsWith(name, "reduce") ? reduce
                                  : absl::StartsWith(name, "all")  ? gather
                                                                   : update;
-      of[static_cast<size_t>(bucket)][interval.step] += seconds;
+      of[bucket][interval.step] += seconds;
       continue;
     }
     const bool back =
@@ -62,7 +62,7 @@ StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const P
     }
     for (int l = 0; l < graph.size(); ++l) {
       if (graph[l].name != name) continue;
-      (back ? backward : forward)[static_cast<size_t>(l)][interval.step] += seconds;
+      (back ? backward : forward)[l][interval.step] += seconds;
     }
   }
   StepModel model;
@@ -76,7 +76,7 @@ StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const P
                                   .reduce_scatter = MedianOf(reduce[b], steps.size()) / chunks,
                                   .update = MedianOf(update[b], steps.size()) / chunks,
                                   .all_gather = MedianOf(gather[b], steps.size()) / chunks};
-    model.buckets.insert(model.buckets.end(), static_cast<size_t>(chunks), chunk);
+    model.buckets.insert(model.buckets.end(), chunks, chunk);
   }
   return model;
 }
@@ -87,8 +87,7 @@ StepTime RecurrenceOf(const StepModel& model) {
     layers.push_back({.forward = layer.forward, .backward = layer.backward});
   }
   for (const StepModel::Bucket& bucket : model.buckets) {
-    layers[static_cast<size_t>(bucket.layer)].communication +=
-        bucket.reduce_scatter + bucket.update + bucket.all_gather;
+    layers[bucket.layer].communication += bucket.reduce_scatter + bucket.update + bucket.all_gather;
   }
   return OverlapRecurrence(layers);
 }
@@ -96,8 +95,8 @@ StepTime RecurrenceOf(const StepModel& model) {
 std::map<int64_t, double> WaitsOf(const std::vector<TraceInterval>& intervals) {
   std::map<int64_t, double> waits;
   for (const TraceInterval& interval : intervals) {
-    if (interval.lane == 0 && interval.category == "step") waits[interval.step] += 0;
-    if (interval.lane == 0 && interval.category == "wait") {
+    if (interval.track == 0 && interval.category == "step") waits[interval.step] += 0;
+    if (interval.track == 0 && interval.category == "wait") {
       waits[interval.step] += static_cast<double>(interval.duration_us);
     }
   }

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/trace.h"
-#include "coordinator/cost/overlap.h"
-#include "spec/graph.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/cost/overlap.h"
+#include "plan/plan.h"
 
 namespace cadre {
 

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
 #include "base/status.h"
 #include "proto/schema_hash.h"
 
@@ -37,7 +37,7 @@ CoordinatorClient::CoordinatorClient(Options options)
 absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
   const absl::Time until = std::min(deadline, absl::Now() + options_.dial_timeout);
   if (channel_->WaitForConnected(absl::ToChronoTime(until))) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("no coordinator answers at ", options_.coordinator));
+  return absl::UnavailableError(absl::StrCat("no coordinator answered at ", options_.coordinator));
 }
 
 absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) const {

@@ -1,4 +1,4 @@
-// What people's commands ask of the coordinator: runs and status.
+// Client of the coordinator for commands: runs and status.
 //
 // Thread-safe. Every call has a deadline; Unavailable means that no coordinator answered.
 #pragma once
@@ -20,9 +20,9 @@ class CoordinatorClient {
   struct Options {
     // host:port of the coordinator.
     std::string coordinator;
-    // Limit of every call that answers at once.
+    // Time limit of calls that do not wait for a run or group.
     absl::Duration timeout = absl::Seconds(10);
-    // How long a call waits for a coordinator that cannot be reached (it may be starting again).
+    // How long a call waits for a coordinator that cannot be reached (it may be restarting).
     absl::Duration dial_timeout = absl::Seconds(5);
   };
 
@@ -37,16 +37,16 @@ class CoordinatorClient {
 
   absl::StatusOr<v1::ListReply> List() const;
 
-  // Answers when the run has ended. Errors: DeadlineExceeded; NotFound.
+  // Returns when the run has ended. Errors: DeadlineExceeded; NotFound.
   absl::StatusOr<v1::RunStatus> Wait(const std::string& run, absl::Time deadline) const;
 
-  // Of one run, or of all when `run` is empty.
+  // Status of one run, or of all if `run` is empty.
   absl::StatusOr<v1::StatusReply> Status(const std::string& run = "") const;
 
-  // Has every rank of the group trace its next steps and waits for that.
-  // Errors: NotFound for an unknown run or group; FailedPrecondition when the group does not train;
-  // Aborted when it ended meanwhile; ResourceExhausted while somebody else traces it;
-  // InvalidArgument for too many steps; DeadlineExceeded.
+  // Makes every rank of the group trace its next steps; returns the traces.
+  // Errors: NotFound for an unknown run or group; FailedPrecondition if the group does not train;
+  // Aborted if it ended meanwhile; ResourceExhausted during another trace of it; InvalidArgument
+  // for too many steps; DeadlineExceeded.
   absl::StatusOr<v1::TraceReply> Trace(const std::string& run, uint32_t group, uint32_t steps,
                                        absl::Time deadline) const;
 

@@ -1,3 +1,21 @@
+// Two threads share one gRPC stream: the reader opens and closes streams and delivers messages; the
+// writer writes queued messages and heartbeats. gRPC's synchronous stream allows one concurrent
+// Read and one concurrent Write, so neither call holds the mutex:
+//
+//   - `stream_` is replaced only by the reader, and only while `writing_` is false (CloseStream
+//   waits
+//     for that, and cancels a write that hangs), so the writer's raw pointer stays valid.
+//   - The Hello is the first write and is written by the reader itself; the writer writes only
+//   after
+//     Welcome. So Hello is always the first message of a stream.
+//   - Only the stream's end tells the reader that the connection is lost; a failed write therefore
+//     cancels the stream instead of reporting an error of its own.
+//
+// A heartbeat has precedence over queued messages: it carries the counters, and a long queue must
+// not let the lease expire. (Every message renews the lease.)
+//
+// Stop half-closes the stream after Goodbye and waits for the coordinator to end it, so Goodbye is
+// known to be read; after stop_timeout it cancels.
 #include "coordinator/client/membership_client.h"
 
 #include <glog/logging.h>
@@ -8,19 +26,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/backoff.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
+#include "proto/enum_text.h"
 #include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
 
-// A coordinator that took the connection and does not answer Hello for so long is given up.
+// Limit of the time from connecting to Welcome.
 constexpr absl::Duration kHandshake = absl::Seconds(10);
-// How long a write that is under way may still take once the stream is known to be over.
+// Limit of the time for a write in progress after the stream has ended.
 constexpr absl::Duration kLastWrite = absl::Milliseconds(500);
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
-constexpr absl::Duration kMostRetry = absl::Seconds(2);
+constexpr absl::Duration kMaxRetry = absl::Seconds(2);
 
 }  // namespace
 
@@ -47,7 +66,7 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Start(Option
       status = client->refused_;
     } else if (!client->ever_welcomed_) {
       status = absl::UnavailableError(
-          absl::StrCat("no coordinator at ", client->options_.coordinator, " within ",
+          absl::StrCat("no coordinator answered at ", client->options_.coordinator, " within ",
                        absl::FormatDuration(client->options_.dial_timeout), ": ",
                        client->last_error_.message()));
     }
@@ -90,7 +109,7 @@ void MembershipClient::Stop(absl::string_view reason) {
       queue_.push_back(std::move(message));
     }
     stopping_ = true;
-    // A stream that is not welcomed has nothing to say goodbye to.
+    // No Goodbye is sent on a stream without Welcome.
     if (!welcomed_ && context_ != nullptr) context_->TryCancel();
     mutex_.AwaitWithTimeout(absl::Condition(&reader_done_), options_.stop_timeout);
     if (context_ != nullptr) context_->TryCancel();
@@ -100,7 +119,7 @@ void MembershipClient::Stop(absl::string_view reason) {
 }
 
 void MembershipClient::Read() {
-  Backoff backoff(kFirstRetry, kMostRetry, options_.seed);
+  Backoff backoff(kFirstRetry, kMaxRetry, options_.seed);
   while (true) {
     const absl::Status ended = ReadOneStream();
     absl::MutexLock lock(&mutex_);
@@ -114,7 +133,7 @@ void MembershipClient::Read() {
   reader_done_ = true;
 }
 
-// OK: the stream was welcomed, so the next attempt may come soon.
+// Returns OK if the stream was welcomed, so that the backoff starts again.
 absl::Status MembershipClient::ReadOneStream() {
   if (!OpenStream()) return absl::CancelledError("stopping");
   Stream* stream = nullptr;
@@ -154,7 +173,8 @@ bool MembershipClient::OpenStream() {
   absl::MutexLock lock(&mutex_);
   if (stopping_) return false;
   context_ = std::make_unique<grpc::ClientContext>();
-  // Sent with the first write, so that Join does not wait for the connection with the lock held.
+  // The metadata is sent with the first write, so that Join does not block on the connection while
+  // it holds the lock.
   context_->set_initial_metadata_corked(true);
   handshake_until_ = absl::Now() + kHandshake;
   deadlines_moved_ = true;
@@ -196,14 +216,15 @@ void MembershipClient::OnWelcome(const v1::Welcome& welcome) {
 }
 
 void MembershipClient::OnRefused(const v1::Refused& refused) {
-  LOG(WARNING) << "refused by the coordinator: " << v1::Refusal_Name(refused.refusal()) << ": "
+  LOG(WARNING) << "refused by the coordinator: " << EnumText(refused.refusal()) << ": "
                << refused.reason();
   absl::MutexLock lock(&mutex_);
   if (refused.refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
     member_id_.clear();
   } else if (!ever_welcomed_) {
     refused_ = absl::FailedPreconditionError(
-        absl::StrCat("the coordinator at ", options_.coordinator, " refused: ", refused.reason()));
+        absl::StrCat("the coordinator at ", options_.coordinator,
+                     " refused to admit this member: ", refused.reason()));
   }
 }
 
@@ -235,7 +256,7 @@ absl::Time MembershipClient::WriterDeadline() const {
 void MembershipClient::WriteOne() {
   v1::MemberMessage message;
   bool last = false;
-  // Also when there is much else to say: only heartbeats carry the counters.
+  // Heartbeats precede queued messages.
   const bool heartbeat = !stopping_ && absl::Now() >= heartbeat_at_;
   if (heartbeat) {
     heartbeat_at_ = absl::Now() + heartbeat_;

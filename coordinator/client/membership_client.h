@@ -1,26 +1,25 @@
-// A member's side of the Membership.Join stream: what a worker or an aggregator uses to belong to
-// the cluster.
+// A member's side of the Membership.Join stream, used by workers and aggregators.
 //
-// The client joins, keeps the lease alive with heartbeats, and joins again with backoff for ever
-// when the stream breaks. It does not remember what it was told to send: a message handed to Send
-// may be lost with the stream. So on every `on_connection(true)` the owner says again what still
-// waits for an answer:
+// The client joins, keeps the lease alive with heartbeats, and joins again with backoff whenever
+// the stream breaks. It stores no messages across streams: a message passed to Send may be lost
+// with the stream. So on every `on_connection(true)` the owner sends again what is not answered
+// yet:
 //   worker      Prepared while no Start has come; Contributed while no Decision has come; the
 //               newest Adopted and the newest Evaluated (there is no answer to these; the
-//               coordinator takes them as often as they come).
-//   aggregator  nothing: the coordinator sends OpenRun and Apply again, which are answered again.
-// The coordinator for its part sends again, to a worker that comes back with its place: the
-// Assignment while the generation is not started, Start when it is, ShardAddresses. A second
-// Assignment or Start for a generation that already has it is to be ignored (or answered as the
-// first was); a Release may name a generation that is gone already.
+//               coordinator accepts duplicates).
+//   aggregator  nothing: the coordinator sends OpenRun and Apply again, and they are answered
+//   again.
+// To a worker that returns with its rank the coordinator sends again: the Assignment while the
+// generation is not started, Start when it is, ShardAddresses. A duplicate Assignment or Start must
+// be ignored (or answered as the first was); a Release may name a generation that has ended.
 //
-// Refused: delivered to on_message, then the stream is over. After REFUSAL_UNKNOWN_MEMBER (the
-// lease ended while the member was away) the client forgets its id and joins as a new member: the
-// owner must by then have dropped its place, so that `hello` does not name it.
+// Refused is delivered to on_message, then the stream ends. After REFUSAL_UNKNOWN_MEMBER (the lease
+// expired while the member was disconnected) the client discards its id and joins as a new member:
+// the owner must have dropped its rank by then, so that `hello` does not name it.
 //
 // Thread-safe. All callbacks run on one thread of the client, one at a time, in stream order; they
 // may call Send, connected and member_id, must not call Stop or destroy the client, and must not
-// block for long (nothing else is read meanwhile; heartbeats go on).
+// block for long (no message is read meanwhile; heartbeats continue).
 //
 //   MembershipClient::Options options;
 //   options.coordinator = "127.0.0.1:7000";
@@ -59,46 +58,45 @@ class MembershipClient {
   struct Options {
     // host:port of the coordinator.
     std::string coordinator;
-    // How long Start tries to reach a coordinator that is not there (yet).
+    // How long Start tries to reach a coordinator.
     absl::Duration dial_timeout = absl::Seconds(30);
     // How long Stop waits for Goodbye to be read.
     absl::Duration stop_timeout = absl::Seconds(2);
-    // Messages that may wait to be written.
+    // Limit of messages waiting to be written.
     size_t queue_capacity = 256;
-    // Seed of the waits between attempts; give every process another.
+    // Seed of the backoff; must differ between processes.
     uint64_t seed = 0;
     // The Hello to send now: role, name, incarnation, address, ..., and the current place (worker)
     // or shards (aggregator). The client fills in schema_hash and member_id. Required.
     std::function<v1::Hello()> hello;
     // Every message of the coordinator except Welcome. Required.
     std::function<void(const v1::CoordinatorMessage&)> on_message;
-    // True after Welcome, before any later message; false when the stream has broken. Optional.
+    // Called with true after Welcome, before any later message; with false after the stream has
+    // broken. Optional.
     std::function<void(bool connected)> on_connection;
     // Counters for the heartbeats; called on the client's writing thread. Optional.
     std::function<std::map<std::string, uint64_t>()> counters;
   };
 
-  // Joins; returns once Welcome has come. Callbacks may run before it returns.
-  // Errors: Unavailable when no coordinator answered within dial_timeout; FailedPrecondition with
-  // the coordinator's reason when it refused.
+  // Joins; returns after Welcome. Callbacks may run before it returns. Errors: Unavailable when no
+  // coordinator answered within dial_timeout; FailedPrecondition with the coordinator's reason when
+  // it refused.
   static absl::StatusOr<std::unique_ptr<MembershipClient>> Start(Options options);
 
-  // Stops, if Stop was not called.
+  // Calls Stop if it was not called.
   ~MembershipClient();
 
-  // Queues a message for the stream that is open now.
-  // Errors: Unavailable while disconnected (say it again in on_connection); ResourceExhausted when
-  // the queue is full.
+  // Queues a message for the stream that is open now. Errors: Unavailable while disconnected (send
+  // it again in on_connection); ResourceExhausted when the queue is full.
   absl::Status Send(v1::MemberMessage message) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Whether Welcome has come on the stream that is open now.
+  // Whether Welcome was received on the current stream.
   bool connected() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The id given in the last Welcome; empty before the first.
   std::string member_id() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Says Goodbye, what was queued before it first, and ends the stream. No callback runs after it
-  // returns.
+  // Sends the queued messages and Goodbye, and ends the stream. No callback runs after it returns.
   void Stop(absl::string_view reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -132,14 +130,14 @@ class MembershipClient {
   const std::unique_ptr<v1::Membership::Stub> stub_;
 
   mutable absl::Mutex mutex_;
-  // The stream that is open, null in between; replaced by the reading thread only, and only while
-  // the writing thread does not write.
+  // The open stream, or null. Replaced only by the reading thread, and only while the writing
+  // thread does not write.
   std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  // The writing thread must look again at what it sleeps towards.
+  // Makes the writing thread recompute its deadline.
   bool deadlines_moved_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time handshake_until_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   absl::Duration heartbeat_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
@@ -147,7 +145,7 @@ class MembershipClient {
   std::deque<v1::MemberMessage> queue_ ABSL_GUARDED_BY(mutex_);
   std::string member_id_ ABSL_GUARDED_BY(mutex_);
   bool ever_welcomed_ ABSL_GUARDED_BY(mutex_) = false;
-  // Why the coordinator would not have us at the first join.
+  // Why the coordinator refused the first join.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   absl::Status last_error_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,3 +1,20 @@
+// cudaMalloc and cudaFree synchronise with the device and cost up to a millisecond, so memory is
+// taken from the driver in segments and divided here, as PyTorch's CUDACachingAllocator does.
+//
+// Structure. Segments come from the driver; chunks divide a segment without gaps, in a map ordered
+// by address. Free chunks are also in a set ordered by size, one for small requests (up to 1 MiB,
+// from segments of 8 MiB) and one for large ones, so that small allocations do not fragment large
+// segments. Allocate takes the smallest free chunk that fits (best fit) and splits it; Free merges
+// a chunk with its free neighbours in the segment. All are O(log n).
+//
+// Bound. `limits.most` counts segments, not requests, so that the process never takes more than its
+// share of the device. When neither the limit nor the driver allows a new segment, the other set is
+// searched, then segments that are entirely free go back to the driver, which requires that the
+// device's work has ended (upstream.settle); only then does the request fail. The error names what
+// was requested for which purpose, what holds how much, and whether another process is to blame.
+//
+// The allocator does not know streams. CudaDevice::Allocate orders the streams around every
+// allocation, so that a chunk may be freed while work on it is still queued.
 #include "device/cuda/caching_allocator.h"
 
 #include <algorithm>
@@ -12,13 +29,13 @@
 namespace cadre {
 namespace {
 
-// What vector loads and cuDNN want is 16 to 128; the driver's own pieces are of 512.
-constexpr size_t kPieceBytes = 512;
-// Pages of the device are of 2 MiB: less would be taken from it anyway.
+// Vector loads and cuDNN require 16 to 128 bytes; the driver's own granularity is 512.
+constexpr size_t kChunkBytes = 512;
+// Pages of the device have 2 MiB, so smaller segments would waste the rest.
 constexpr size_t kPageBytes = size_t{2} << 20;
-constexpr size_t kMostSmallBytes = size_t{1} << 20;
+constexpr size_t kMaxSmallBytes = size_t{1} << 20;
 constexpr size_t kSmallSegmentBytes = size_t{8} << 20;
-// Requests below half of it share segments of this size; larger ones get segments that fit.
+// Requests below half of this size share segments of this size; larger ones get their own.
 constexpr size_t kLargeSegmentBytes = size_t{32} << 20;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -42,16 +59,16 @@ CachingAllocator::CachingAllocator(MemoryUpstream upstream, const Limits& limits
     : upstream_(std::move(upstream)), limits_(limits) {}
 
 CachingAllocator::Pool& CachingAllocator::PoolOf(size_t bytes) {
-  return bytes <= kMostSmallBytes ? small_ : large_;
+  return bytes <= kMaxSmallBytes ? small_ : large_;
 }
 
 absl::StatusOr<void*> CachingAllocator::Allocate(size_t bytes, absl::string_view purpose,
-                                                 absl::string_view asking) {
+                                                 absl::string_view allocation_label) {
   CHECK_GT(bytes, 0U);
-  // Also keeps the sums below from running over.
-  if (bytes > static_cast<size_t>(limits_.most)) return Exhausted(bytes, purpose, asking);
-  absl::StatusOr<Address> room = FindRoom(RoundUp(bytes, kPieceBytes));
-  if (absl::IsResourceExhausted(room.status())) return Exhausted(bytes, purpose, asking);
+  // Also prevents overflow in the sums below.
+  if (bytes > static_cast<size_t>(limits_.most)) return Exhausted(bytes, purpose, allocation_label);
+  absl::StatusOr<Address> room = FindRoom(RoundUp(bytes, kChunkBytes));
+  if (absl::IsResourceExhausted(room.status())) return Exhausted(bytes, purpose, allocation_label);
   if (!room.ok()) return room.status();
   return Give(*room, bytes, purpose);
 }
@@ -75,7 +92,7 @@ absl::StatusOr<CachingAllocator::Address> CachingAllocator::FindRoom(size_t byte
 
 bool CachingAllocator::CanRelease() const {
   return std::any_of(segments_.begin(), segments_.end(), [this](const auto& segment) {
-    const Piece& first = pieces_.at(segment.first);
+    const Chunk& first = chunks_.at(segment.first);
     return first.free && first.bytes == segment.second.bytes;
   });
 }
@@ -85,13 +102,13 @@ CachingAllocator::Address CachingAllocator::Take(Pool& pool, size_t bytes) {
   if (found == pool.free.end()) return nullptr;
   const Address address = found->second;
   pool.free.erase(found);
-  Piece& piece = pieces_.at(address);
-  if (const size_t rest = piece.bytes - bytes; rest > 0) {
-    pieces_[address + bytes] = {.bytes = rest, .segment = piece.segment};
+  Chunk& chunk = chunks_.at(address);
+  if (const size_t rest = chunk.bytes - bytes; rest > 0) {
+    chunks_[address + bytes] = {.bytes = rest, .segment = chunk.segment};
     pool.free.insert({rest, address + bytes});
-    piece.bytes = bytes;
+    chunk.bytes = bytes;
   }
-  piece.free = false;
+  chunk.free = false;
   return address;
 }
 
@@ -111,56 +128,56 @@ absl::Status CachingAllocator::TakeSegment(Pool& pool, size_t bytes) {
   }
   CADRE_ASSIGN_OR_RETURN(void* const memory, upstream_.allocate(bytes));
   const auto address = static_cast<Address>(memory);
-  CHECK_EQ(reinterpret_cast<uintptr_t>(address) % kPieceBytes, 0U);
+  CHECK_EQ(reinterpret_cast<uintptr_t>(address) % kChunkBytes, 0U);
   segments_[address] = {.bytes = bytes, .pool = &pool};
-  pieces_[address] = {.bytes = bytes, .segment = address};
+  chunks_[address] = {.bytes = bytes, .segment = address};
   pool.free.insert({bytes, address});
-  held_ += static_cast<int64_t>(bytes);
+  held_ += bytes;
   return absl::OkStatus();
 }
 
-void* CachingAllocator::Give(Address address, size_t asked, absl::string_view purpose) {
-  Piece& piece = pieces_.at(address);
-  piece.asked = asked;
-  piece.purpose = std::string(purpose);
-  by_purpose_[piece.purpose] += static_cast<int64_t>(asked);
-  in_use_ += static_cast<int64_t>(asked);
+void* CachingAllocator::Give(Address address, size_t requested, absl::string_view purpose) {
+  Chunk& chunk = chunks_.at(address);
+  chunk.requested = requested;
+  chunk.purpose = std::string(purpose);
+  by_purpose_[chunk.purpose] += requested;
+  in_use_ += requested;
   peak_ = std::max(peak_, in_use_);
   return address;
 }
 
 void CachingAllocator::Free(void* memory) {
-  auto piece = pieces_.find(static_cast<Address>(memory));
-  CHECK(piece != pieces_.end() && !piece->second.free) << "not this allocator's memory";
-  const auto asked = static_cast<int64_t>(piece->second.asked);
-  const auto purpose = by_purpose_.find(piece->second.purpose);
-  if ((purpose->second -= asked) == 0) by_purpose_.erase(purpose);
-  in_use_ -= asked;
-  piece->second.free = true;
-  piece->second.asked = 0;
-  piece->second.purpose.clear();
+  auto chunk = chunks_.find(static_cast<Address>(memory));
+  CHECK(chunk != chunks_.end() && !chunk->second.free) << "not this allocator's memory";
+  const auto requested = static_cast<int64_t>(chunk->second.requested);
+  const auto purpose = by_purpose_.find(chunk->second.purpose);
+  if ((purpose->second -= requested) == 0) by_purpose_.erase(purpose);
+  in_use_ -= requested;
+  chunk->second.free = true;
+  chunk->second.requested = 0;
+  chunk->second.purpose.clear();
 
-  Pool& pool = *segments_.at(piece->second.segment).pool;
-  MergeWithNext(piece, pool);
-  if (piece->first != piece->second.segment) {
-    const auto before = std::prev(piece);
+  Pool& pool = *segments_.at(chunk->second.segment).pool;
+  MergeWithNext(chunk, pool);
+  if (chunk->first != chunk->second.segment) {
+    const auto before = std::prev(chunk);
     if (before->second.free) {
       pool.free.erase({before->second.bytes, before->first});
       MergeWithNext(before, pool);
-      piece = before;
+      chunk = before;
     }
   }
-  pool.free.insert({piece->second.bytes, piece->first});
+  pool.free.insert({chunk->second.bytes, chunk->first});
 }
 
-void CachingAllocator::MergeWithNext(Pieces::iterator piece, Pool& pool) {
-  const auto next = std::next(piece);
-  if (next == pieces_.end() || !next->second.free) return;
-  // Segments may lie side by side by chance, and are given back one by one.
-  if (next->second.segment != piece->second.segment) return;
+void CachingAllocator::MergeWithNext(Chunks::iterator chunk, Pool& pool) {
+  const auto next = std::next(chunk);
+  if (next == chunks_.end() || !next->second.free) return;
+  // Segments may be adjacent by chance, but are released one by one.
+  if (next->second.segment != chunk->second.segment) return;
   pool.free.erase({next->second.bytes, next->first});
-  piece->second.bytes += next->second.bytes;
-  pieces_.erase(next);
+  chunk->second.bytes += next->second.bytes;
+  chunks_.erase(next);
 }
 
 absl::Status CachingAllocator::ReleaseCached() {
@@ -168,14 +185,14 @@ absl::Status CachingAllocator::ReleaseCached() {
   CADRE_RETURN_IF_ERROR(upstream_.settle());
   for (auto segment = segments_.begin(); segment != segments_.end();) {
     const auto& [address, about] = *segment;
-    const auto first = pieces_.find(address);
+    const auto first = chunks_.find(address);
     if (!first->second.free || first->second.bytes != about.bytes) {
       ++segment;
       continue;
     }
     about.pool->free.erase({about.bytes, address});
-    pieces_.erase(first);
-    held_ -= static_cast<int64_t>(about.bytes);
+    chunks_.erase(first);
+    held_ -= about.bytes;
     upstream_.free(address);
     segment = segments_.erase(segment);
   }
@@ -201,23 +218,22 @@ std::string CachingAllocator::WhatHoldsHowMuch() const {
 }
 
 absl::Status CachingAllocator::Exhausted(size_t bytes, absl::string_view purpose,
-                                         absl::string_view asking) const {
-  // A request may be of more than int64 counts: nonsense, but told as it is.
-  const std::string asked = bytes > static_cast<size_t>(INT64_MAX)
-                                ? absl::StrCat(bytes, " bytes")
-                                : MemoryText(static_cast<int64_t>(bytes));
+                                         absl::string_view allocation_label) const {
+  // The request may exceed int64, in which case it is printed as it is.
+  const std::string requested =
+      bytes > static_cast<size_t>(INT64_MAX) ? absl::StrCat(bytes, " bytes") : MemoryText(bytes);
   const int64_t free = limits_.most - in_use_;
-  size_t largest = static_cast<size_t>(std::max<int64_t>(0, limits_.most - held_));
+  size_t largest = std::max<int64_t>(0, limits_.most - held_);
   for (const Pool* pool : {&small_, &large_}) {
     if (!pool->free.empty()) largest = std::max(largest, pool->free.rbegin()->first);
   }
-  std::string what =
-      absl::StrCat("cannot allocate ", asked, " for ", purpose,
-                   asking.empty() ? "" : absl::StrCat(" (", asking, ")"), ": the device has ",
-                   MemoryText(limits_.total), ", limit ", MemoryText(limits_.most), ", in use ",
-                   WhatHoldsHowMuch(), "; free ", MemoryText(free));
+  std::string what = absl::StrCat(
+      "cannot allocate ", requested, " for ", purpose,
+      allocation_label.empty() ? "" : absl::StrCat(" (", allocation_label, ")"),
+      ": the device has ", MemoryText(limits_.total), ", limit ", MemoryText(limits_.most),
+      ", in use ", WhatHoldsHowMuch(), "; free ", MemoryText(free));
   if (free - static_cast<int64_t>(largest) > free / 8) {
-    absl::StrAppend(&what, " in pieces of at most ", MemoryText(static_cast<int64_t>(largest)));
+    absl::StrAppend(&what, " in pieces of at most ", MemoryText(largest));
   }
   const int64_t available = upstream_.available ? upstream_.available() : -1;
   if (available >= 0 && available < limits_.most - held_) {

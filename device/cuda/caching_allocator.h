@@ -1,15 +1,11 @@
-// Who has which piece of a device's memory: pieces are cut from large segments, and what is freed
-// is kept and given out again, because taking memory from the driver and giving it back makes the
-// whole device stand still.
+// A caching allocator of device memory: segments from the driver are divided into chunks, and freed
+// chunks are reused, because allocating from the driver synchronises with the device. The .cc file
+// describes the algorithm. Memory is never accessed: addresses are numbers, so that tests may use
+// any upstream.
 //
-// A request takes the smallest free piece that is large enough and leaves the rest of it free;
-// freed neighbours become one. Requests of up to 1 MiB have segments of their own, so that they do
-// not nibble at the large ones. Memory is never touched here: addresses are numbers, and the
-// upstream may be anything.
-//
-// Guarantees: pieces are aligned to 512 bytes and do not overlap; held() never passes the limit;
-// when everything has been freed, ReleaseCached gives everything back. What is free but scattered
-// is given back and asked for anew before a request fails.
+// Guarantees: chunks are aligned to 512 bytes and do not overlap; held() never exceeds the limit;
+// when everything has been freed, ReleaseCached returns everything to upstream. Segments that are
+// entirely free are released before a request fails.
 //
 // Thread-compatible.
 #pragma once
@@ -34,44 +30,45 @@ struct MemoryUse {
   int64_t bytes = 0;
 };
 
-// Where segments come from.
+// The source of segments.
 struct MemoryUpstream {
-  // Of at least so many bytes, aligned to 512. ResourceExhausted: there is no more.
+  // Returns at least `bytes`, aligned to 512. Errors: ResourceExhausted.
   std::function<absl::StatusOr<void*>(size_t bytes)> allocate;
   std::function<void(void* memory)> free;
-  // Called before segments that were used are given back: returns when nothing uses them any more.
+  // Called before segments are released: blocks until no queued work uses them.
   std::function<absl::Status()> settle;
-  // Bytes that it still has, for messages; below 0: not known.
+  // Free bytes, for messages; negative if unknown.
   std::function<int64_t()> available;
 };
 
 class CachingAllocator {
  public:
   struct Limits {
-    // Most bytes that are held from upstream at a time.
+    // Maximum of held().
     int64_t most = 0;
-    // What the device has, for messages.
+    // Memory of the device, for messages.
     int64_t total = 0;
   };
 
   CachingAllocator(MemoryUpstream upstream, const Limits& limits);
-  // Gives nothing back by itself: see ReleaseCached.
+  // Releases nothing: see ReleaseCached.
   ~CachingAllocator() = default;
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // `asking`, for people, may be empty. Errors: ResourceExhausted, which says what was asked for
-  // what, and what holds how much; those of the upstream. Requires: bytes > 0.
-  absl::StatusOr<void*> Allocate(size_t bytes, absl::string_view purpose, absl::string_view asking);
+  // `allocation_label` is for messages and may be empty. Errors: ResourceExhausted, with the
+  // request, its purpose and the largest uses; those of upstream. Requires: bytes > 0.
+  absl::StatusOr<void*> Allocate(size_t bytes, absl::string_view purpose,
+                                 absl::string_view allocation_label);
   // Requires: `memory` came from Allocate and was not freed since.
   void Free(void* memory);
-  // Gives segments back of which nothing is in use.
+  // Releases segments that are entirely free.
   absl::Status ReleaseCached();
 
-  // As asked for; the most at any time.
+  // Bytes requested and not freed, and their maximum.
   int64_t in_use() const { return in_use_; }
   int64_t peak() const { return peak_; }
-  // From upstream; the most at any time.
+  // Bytes held from upstream.
   int64_t held() const { return held_; }
   int64_t limit() const { return limits_.most; }
   // Largest first, then by name.
@@ -80,40 +77,41 @@ class CachingAllocator {
  private:
   using Address = std::byte*;
   struct Pool {
-    // Free pieces by size.
+    // Free chunks by size.
     std::set<std::pair<size_t, Address>> free;
   };
   struct Segment {
     size_t bytes = 0;
     Pool* pool = nullptr;
   };
-  struct Piece {
+  struct Chunk {
     size_t bytes = 0;
     Address segment = nullptr;
     bool free = true;
-    // Of one that is in use.
-    size_t asked = 0;
+    // Of a chunk in use.
+    size_t requested = 0;
     std::string purpose;
   };
-  using Pieces = std::map<Address, Piece>;
+  using Chunks = std::map<Address, Chunk>;
 
   Pool& PoolOf(size_t bytes);
   bool CanRelease() const;
-  // Null where no free piece is large enough.
+  // Null if no free chunk is large enough.
   Address Take(Pool& pool, size_t bytes);
   absl::Status Grow(Pool& pool, size_t bytes);
   absl::Status TakeSegment(Pool& pool, size_t bytes);
-  void* Give(Address address, size_t asked, absl::string_view purpose);
-  void MergeWithNext(Pieces::iterator piece, Pool& pool);
+  void* Give(Address address, size_t requested, absl::string_view purpose);
+  void MergeWithNext(Chunks::iterator chunk, Pool& pool);
   absl::StatusOr<Address> FindRoom(size_t bytes);
   std::string WhatHoldsHowMuch() const;
-  absl::Status Exhausted(size_t bytes, absl::string_view purpose, absl::string_view asking) const;
+  absl::Status Exhausted(size_t bytes, absl::string_view purpose,
+                         absl::string_view allocation_label) const;
 
   const MemoryUpstream upstream_;
   const Limits limits_;
   Pool small_, large_;
   std::map<Address, Segment> segments_;
-  Pieces pieces_;
+  Chunks chunks_;
   std::map<std::string, int64_t, std::less<>> by_purpose_;
   int64_t in_use_ = 0, peak_ = 0, held_ = 0;
 };

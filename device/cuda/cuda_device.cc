@@ -1,3 +1,18 @@
+// Life of a CUDA device, its errors, streams, events and waiting.
+//
+// Ordering. Streams are ordered by events only. A "mark" is an event of the device's own:
+// JoinStream makes the current stream wait for another one, JoinAll for several, and ForkAll makes
+// several wait for the current one. Synchronize joins all streams into one and waits for a single
+// event.
+//
+// Waiting. The host polls events instead of calling cudaEventSynchronize: work that contains a
+// collective may never end when a peer is lost, and only a poll can be cancelled, by Fail from
+// another thread or by the patience of the options.
+//
+// Errors. CUDA reports asynchronous errors at any later call, on any thread. Every call is checked
+// (Check); the first error is kept and everything after it returns at once. Work
+// that never ends (a collective whose peer is lost) keeps its memory and streams until the process
+// exits, because the driver would block on them.
 #include "device/cuda/cuda_device.h"
 
 #include <algorithm>
@@ -8,7 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "device/cuda/cuda_device_lanes.h"
+#include "device/cuda/cuda_device_impl.h"
 #include "device/cuda/cuda_event.h"
 #include "device/cuda/cuda_machine.h"
 #include "glog/logging.h"
@@ -17,8 +32,8 @@ namespace cadre {
 namespace {
 
 // bf16 and the asynchronous copies that our kernels and cuDNN's use.
-constexpr int kLeastCapability = 80;
-// The host asks without a pause for so long: most waits are over by then.
+constexpr int kMinCapability = 80;
+// The host polls without a pause for this long, which covers most waits.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr absl::Duration kLongestPause = absl::Microseconds(50);
 // For work under way on a device that failed: what has not ended by then (a collective whose
@@ -28,37 +43,39 @@ constexpr absl::Duration kEndPatience = absl::Seconds(30);
 constexpr int kHighPriority = -1;
 constexpr int kNormalPriority = 0;
 
-int PriorityOf(Lane lane) {
-  return lane == Lane::kMoves || lane == Lane::kCommunication ? kHighPriority : kNormalPriority;
+int PriorityOf(Stream stream) {
+  return stream == Stream::kMoves || stream == Stream::kCommunication ? kHighPriority
+                                                                      : kNormalPriority;
 }
 
 }  // namespace
 
 // ---- life
 
-absl::Status CudaDeviceOfLanes::Open() {
+absl::Status CudaDeviceImpl::Open() {
   Bind();
-  for (const Lane lane : kAllLanes) {
-    if (!Check(api_.stream_create(&streams_[Index(lane)], cudaStreamNonBlocking, PriorityOf(lane)),
-               "making a stream")) {
+  for (const Stream stream : kAllStreams) {
+    if (!Check(
+            api_.stream_create(&streams_[Index(stream)], cudaStreamNonBlocking, PriorityOf(stream)),
+            "making a stream")) {
       return status();
     }
-    marks_[Index(lane)] = MakeMark();
-    captured_marks_[Index(lane)] = MakeMark();
+    marks_[Index(stream)] = MakeMark();
+    captured_marks_[Index(stream)] = MakeMark();
   }
   for (cudaEvent_t& mark : staging_read_) mark = MakeMark();
   for (cudaEvent_t& mark : copied_out_marks_) mark = MakeMark();
-  // Of one piece: the ring, and the two halves through which CopyOut goes.
+  // One allocation: the ring, and the two halves of CopyOut.
   void* memory = nullptr;
-  const size_t bytes = RingBytes(options_) + 2 * piece_bytes();
+  const size_t bytes = RingBytes(options_) + 2 * chunk_bytes();
   if (Check(api_.host_alloc(&memory, bytes, cudaHostAllocDefault), "allocating staging memory")) {
     staging_ = static_cast<std::byte*>(memory);
-    copied_out_ = {staging_ + RingBytes(options_), staging_ + RingBytes(options_) + piece_bytes()};
+    copied_out_ = {staging_ + RingBytes(options_), staging_ + RingBytes(options_) + chunk_bytes()};
   }
   return status();
 }
 
-CudaDeviceOfLanes::~CudaDeviceOfLanes() {
+CudaDeviceImpl::~CudaDeviceImpl() {
   Bind();
   if (!Settle()) {
     LOG(ERROR) << name() << ": work that does not end keeps " << MemoryText(memory_.held())
@@ -83,13 +100,13 @@ CudaDeviceOfLanes::~CudaDeviceOfLanes() {
   for (cudaStream_t stream : streams_) {
     if (stream != nullptr) api_.stream_destroy(stream);
   }
-  // Errors of the way down are nobody's any more.
+  // Clears errors of the destruction.
   api_.last_error();
 }
 
 // ---- errors
 
-void CudaDeviceOfLanes::Fail(absl::Status error) {
+void CudaDeviceImpl::Fail(absl::Status error) {
   CHECK(!error.ok());
   {
     absl::MutexLock lock(&mutex_);
@@ -105,7 +122,7 @@ void CudaDeviceOfLanes::Fail(absl::Status error) {
   }
 }
 
-bool CudaDeviceOfLanes::Check(cudaError_t error, const char* what) {
+bool CudaDeviceImpl::Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return true;
   // Else the next one who asks the runtime for its last error takes this one for theirs.
   api_.last_error();
@@ -118,7 +135,7 @@ bool CudaDeviceOfLanes::Check(cudaError_t error, const char* what) {
   return false;
 }
 
-bool CudaDeviceOfLanes::lost() const {
+bool CudaDeviceImpl::lost() const {
   if (lost_.load(std::memory_order_acquire) || !failed()) return lost_;
   // A library may have met the error first, and told it in its own words; the runtime repeats it.
   Bind();
@@ -127,26 +144,26 @@ bool CudaDeviceOfLanes::lost() const {
   return LosesDevice(api_.memory_info(&free, &total));
 }
 
-bool CudaDeviceOfLanes::RefusedWhileRecording(absl::string_view what) {
+bool CudaDeviceImpl::RefusedWhileCapturing(absl::string_view what) {
   if (book_ != nullptr) book_->Refuse(what);
   return book_ != nullptr;
 }
 
-// ---- lanes
+// ---- streams
 
-cudaStream_t CudaDeviceOfLanes::stream(Lane lane) const {
+cudaStream_t CudaDeviceImpl::stream(Stream stream) const {
   Bind();
-  const cudaStream_t stream = streams_[Index(lane)];
-  if (book_ != nullptr && book_->Join(lane)) {
-    // A failure spoils the capture, and its end tells.
+  const cudaStream_t handle = streams_[Index(stream)];
+  if (book_ != nullptr && book_->Join(stream)) {
+    // A failure invalidates the capture, which EndCapture reports.
     const size_t origin = Index(book_->origin());
     api_.event_record(captured_marks_[origin], streams_[origin]);
-    api_.stream_wait_event(stream, captured_marks_[origin], 0);
+    api_.stream_wait_event(handle, captured_marks_[origin], 0);
   }
-  return stream;
+  return handle;
 }
 
-cudaEvent_t CudaDeviceOfLanes::MakeMark() {
+cudaEvent_t CudaDeviceImpl::MakeMark() {
   cudaEvent_t mark = nullptr;
   if (failed() || !Check(api_.event_create(&mark, cudaEventDisableTiming), "making an event")) {
     return nullptr;
@@ -154,28 +171,29 @@ cudaEvent_t CudaDeviceOfLanes::MakeMark() {
   return mark;
 }
 
-void CudaDeviceOfLanes::LeadHere(Lane lane, const std::array<cudaEvent_t, kDeviceLanes>& marks) {
-  const cudaEvent_t mark = marks[Index(lane)];
-  if (!Check(api_.event_record(mark, streams_[Index(lane)]), "marking a lane")) return;
-  Check(api_.stream_wait_event(streams_[Index(lane_)], mark, 0), "waiting for a lane");
+void CudaDeviceImpl::JoinStream(Stream stream,
+                                const std::array<cudaEvent_t, kDeviceStreams>& marks) {
+  const cudaEvent_t mark = marks[Index(stream)];
+  if (!Check(api_.event_record(mark, streams_[Index(stream)]), "marking a stream")) return;
+  Check(api_.stream_wait_event(streams_[Index(current_)], mark, 0), "waiting for a stream");
 }
 
-void CudaDeviceOfLanes::LeadFromAll(const std::function<bool(Lane)>& chosen) {
-  for (const Lane lane : kAllLanes) {
-    if (lane != lane_ && chosen(lane)) LeadHere(lane, marks_);
+void CudaDeviceImpl::JoinAll(const std::function<bool(Stream)>& chosen) {
+  for (const Stream stream : kAllStreams) {
+    if (stream != current_ && chosen(stream)) JoinStream(stream, marks_);
   }
 }
 
-void CudaDeviceOfLanes::LeadToAll(const std::function<bool(Lane)>& chosen) {
-  const cudaEvent_t mark = marks_[Index(lane_)];
-  if (!Check(api_.event_record(mark, streams_[Index(lane_)]), "marking a lane")) return;
-  for (const Lane lane : kAllLanes) {
-    if (lane == lane_ || !chosen(lane)) continue;
-    Check(api_.stream_wait_event(streams_[Index(lane)], mark, 0), "waiting for a lane");
+void CudaDeviceImpl::ForkAll(const std::function<bool(Stream)>& chosen) {
+  const cudaEvent_t mark = marks_[Index(current_)];
+  if (!Check(api_.event_record(mark, streams_[Index(current_)]), "marking a stream")) return;
+  for (const Stream stream : kAllStreams) {
+    if (stream == current_ || !chosen(stream)) continue;
+    Check(api_.stream_wait_event(streams_[Index(stream)], mark, 0), "waiting for a stream");
   }
 }
 
-std::unique_ptr<DeviceEvent> CudaDeviceOfLanes::MakeEvent() {
+std::unique_ptr<DeviceEvent> CudaDeviceImpl::MakeEvent() {
   Bind();
   auto state = std::make_shared<CudaEventState>(api_);
   state->happened = MakeMark();
@@ -183,7 +201,7 @@ std::unique_ptr<DeviceEvent> CudaDeviceOfLanes::MakeEvent() {
   return std::make_unique<CudaEvent>(std::move(state));
 }
 
-void CudaDeviceOfLanes::Record(DeviceEvent& event) {
+void CudaDeviceImpl::Record(DeviceEvent& event) {
   if (failed()) return;
   const std::shared_ptr<CudaEventState>& state = static_cast<CudaEvent&>(event).state();
   if (book_ != nullptr) {
@@ -194,7 +212,7 @@ void CudaDeviceOfLanes::Record(DeviceEvent& event) {
   state->recorded = Check(api_.event_record(state->happened, stream()), "recording an event");
 }
 
-void CudaDeviceOfLanes::WaitFor(const DeviceEvent& event) {
+void CudaDeviceImpl::WaitFor(const DeviceEvent& event) {
   if (failed()) return;
   const std::shared_ptr<CudaEventState>& state = static_cast<const CudaEvent&>(event).state();
   if (book_ != nullptr) {
@@ -206,10 +224,10 @@ void CudaDeviceOfLanes::WaitFor(const DeviceEvent& event) {
   Check(api_.stream_wait_event(stream(), state->happened, 0), "waiting for an event");
 }
 
-// ---- where the host stands still
+// ---- blocking the host
 
-absl::Status CudaDeviceOfLanes::StandStill(cudaEvent_t event, HostWait why) {
-  ++waits_[static_cast<size_t>(why)];
+absl::Status CudaDeviceImpl::BlockHost(cudaEvent_t event, HostSync why) {
+  ++host_syncs_[static_cast<size_t>(why)];
   const absl::Time begin = absl::Now();
   while (!failed()) {
     const cudaError_t error = api_.event_query(event);
@@ -218,7 +236,7 @@ absl::Status CudaDeviceOfLanes::StandStill(cudaEvent_t event, HostWait why) {
       Check(error, "waiting for what was enqueued");
       break;
     }
-    // Not an error, but kept as the last one by some versions.
+    // Not an error, but some versions keep it as the last error.
     api_.last_error();
     const absl::Duration waited = absl::Now() - begin;
     if (waited > options_.patience) {
@@ -235,41 +253,42 @@ absl::Status CudaDeviceOfLanes::StandStill(cudaEvent_t event, HostWait why) {
   return status();
 }
 
-absl::Status CudaDeviceOfLanes::Await(const DeviceEvent& event) {
-  if (RefusedWhileRecording("waiting for an event on the host")) {
-    return absl::FailedPreconditionError("a recording cannot wait on the host");
+absl::Status CudaDeviceImpl::Await(const DeviceEvent& event) {
+  if (RefusedWhileCapturing("waiting for an event on the host")) {
+    return absl::FailedPreconditionError("a capture cannot wait for the device");
   }
   const CudaEventState& state = *static_cast<const CudaEvent&>(event).state();
   if (failed() || !state.recorded) return status();
   Bind();
-  return StandStill(state.happened, HostWait::kEvent);
+  return BlockHost(state.happened, HostSync::kEvent);
 }
 
-absl::Status CudaDeviceOfLanes::Synchronize() {
-  if (RefusedWhileRecording("waiting for all lanes on the host")) {
-    return absl::FailedPreconditionError("a recording cannot wait on the host");
+absl::Status CudaDeviceImpl::Synchronize() {
+  if (RefusedWhileCapturing("waiting for all streams on the host")) {
+    return absl::FailedPreconditionError("a capture cannot wait for the device");
   }
-  return WaitForAll(HostWait::kDevice);
+  return WaitForAll(HostSync::kDevice);
 }
 
-absl::Status CudaDeviceOfLanes::WaitForAll(HostWait why) {
+absl::Status CudaDeviceImpl::WaitForAll(HostSync why) {
   if (failed()) return status();
   Bind();
-  // All lanes' ends meet on one lane, so that there is one event to wait for.
-  LeadFromAll([](Lane) { return true; });
-  const cudaEvent_t mark = marks_[Index(lane_)];
-  if (!Check(api_.event_record(mark, streams_[Index(lane_)]), "marking a lane")) return status();
-  return StandStill(mark, why);
+  // Joins all streams into one, so that there is a single event to wait for.
+  JoinAll([](Stream) { return true; });
+  const cudaEvent_t mark = marks_[Index(current_)];
+  if (!Check(api_.event_record(mark, streams_[Index(current_)]), "marking a stream"))
+    return status();
+  return BlockHost(mark, why);
 }
 
-bool CudaDeviceOfLanes::Settle() { return WaitForAll(HostWait::kMemory).ok() || Quiet(); }
+bool CudaDeviceImpl::Settle() { return WaitForAll(HostSync::kMemory).ok() || Quiet(); }
 
-bool CudaDeviceOfLanes::Quiet() {
+bool CudaDeviceImpl::Quiet() {
   if (wedged_) return false;
   const absl::Time deadline = absl::Now() + std::min(kEndPatience, options_.patience);
-  for (const Lane lane : kAllLanes) {
-    const size_t i = Index(lane);
-    // Never opened.
+  for (const Stream stream : kAllStreams) {
+    const size_t i = Index(stream);
+    // Open failed.
     if (streams_[i] == nullptr || marks_[i] == nullptr) continue;
     cudaError_t error = api_.event_record(marks_[i], streams_[i]);
     while (error == cudaSuccess && (error = api_.event_query(marks_[i])) == cudaErrorNotReady &&
@@ -278,7 +297,7 @@ bool CudaDeviceOfLanes::Quiet() {
       absl::SleepFor(kLongestPause);
     }
     if (error != cudaSuccess) api_.last_error();
-    // With the device everything ended that was on it.
+    // If the device is lost, its work has ended.
     wedged_ = error == cudaErrorNotReady || (error != cudaSuccess && !LosesDevice(error));
     if (wedged_) {
       LOG(ERROR) << name() << ": work on it has not ended: " << api_.error_text(error);
@@ -326,13 +345,13 @@ int64_t MemoryLimit(const CudaDeviceOptions& options, const CudaCard& card) {
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(const CudaApi& api,
                                                              const CudaDeviceOptions& options) {
   CADRE_ASSIGN_OR_RETURN(CudaCard card, LookAtCard(api, options.ordinal));
-  if (card.capability < kLeastCapability) {
+  if (card.capability < kMinCapability) {
     return absl::FailedPreconditionError(absl::StrCat(
         card.name, " has compute capability ", card.capability / 10, ".", card.capability % 10,
-        "; this program needs ", kLeastCapability / 10, ".", kLeastCapability % 10, " or later"));
+        "; this program needs ", kMinCapability / 10, ".", kMinCapability % 10, " or later"));
   }
   const CachingAllocator::Limits limits{.most = MemoryLimit(options, card), .total = card.memory};
-  auto device = std::make_unique<CudaDeviceOfLanes>(api, options, std::move(card), limits);
+  auto device = std::make_unique<CudaDeviceImpl>(api, options, std::move(card), limits);
   CADRE_RETURN_IF_ERROR(device->Open());
   return device;
 }

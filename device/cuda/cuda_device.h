@@ -1,27 +1,25 @@
-// A CUDA device: streams for lanes, a caching allocator with a bound, pinned staging, graphs for
-// recordings.
+// A CUDA device: one CUDA stream per Stream, a caching allocator with a limit, pinned staging
+// memory, and graphs. Also the interface that kernels and NCCL use. See device.h for threads and
+// errors.
 //
-// See device.h for threads and errors. Everything here is also what kernels and NCCL need of it.
+// Streams and memory. Allocate is a fence: work that was enqueued before it on any stream runs
+// before the zeros are written, and later work runs after. So memory may be freed as soon as no
+// further work on it will be enqueued, and may be used on any stream as soon as it is allocated.
+// The host does not block for that, but it does when cached memory is returned to the driver, and
+// in FreeHost.
 //
-// Lanes and memory. Allocate is a fence: what any lane is given before it happens before the zeros
-// are written, and what any lane is given after it happens after. So memory may be freed as soon as
-// nothing more that uses it will be enqueued, whatever is still under way, and may be used on every
-// lane as soon as it is had. The host does not wait for that; it does where cached memory goes back
-// to the driver to make room, and in FreeHost.
+// Graphs. LaunchGraph has the meaning of enqueuing the captured work: it is ordered after earlier
+// and before later work on every stream that takes part, it waits for events that the work waits
+// for and does not record, and it records the events that the work records. Streams that the work
+// uses are forked from and joined to the current one automatically. Allocate, Free, CopyIn, Await,
+// Synchronize, CopyOut and LaunchGraph cannot be captured; each makes the capture fail and is named
+// in the log. The first launch of a kernel may load it, which cannot be captured either, so work
+// should run once before it is captured. Graphs keep addresses: the memory that they use must
+// outlive them.
 //
-// Recordings. Playing one means what enqueueing its work now would mean: it comes after what its
-// lanes were given before, and what they are given next comes after it; events that the work
-// records have then been recorded, and events that it waits for and does not record are waited for
-// before all of it. Lanes that the work uses are led there and back without being asked. What it
-// cannot keep: Allocate, Free, CopyIn, Await, Synchronize, CopyOut and Play; each spoils the
-// recording and is named in the log. Kernels that were never launched may have to be loaded first,
-// which it cannot keep either: what is recorded is best done once before. Recordings keep
-// addresses: memory that they use outlives them.
-//
-// Waiting. The host asks the device again and again, at first without a pause, then in steps of up
-// to 50 microseconds, because whoever else sees that the work cannot end (a transport whose peer
-// died) ends the wait by Fail, which a blocking call of the driver would not hear. What has not
-// ended after `patience` is an error.
+// Blocking. The host polls, first without a pause, then in intervals of up to 50 microseconds, so
+// that another thread (a transport whose peer died) can end the wait by Fail; a blocking call of
+// the driver could not be ended. Work that has not ended after `patience` is an error.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -42,74 +40,72 @@
 namespace cadre {
 
 struct CudaDeviceOptions {
-  // Which of the machine's devices.
+  // Index of the device on this host.
   int ordinal = 0;
-  // Most memory that is taken from the device; 0: all that is free at the start but a reserve of
-  // `reserve_bytes`, a fifth at most, which is for what libraries take beside us: the modules and
-  // workspaces of cuBLAS and cuDNN, kernels that cuDNN compiles, and the buffers of several
-  // communicators of NCCL, for every peer and channel.
+  // Maximum memory taken from the device; 0: all that is free at the start except `reserve_bytes`
+  // (a fifth at most) for libraries: the modules and workspaces of cuBLAS and cuDNN, kernels that
+  // cuDNN compiles, and the buffers of several NCCL communicators, for every peer and channel.
   int64_t memory_limit = 0;
   int64_t reserve_bytes = int64_t{3} << 30;
-  // Most pinned memory that AllocateHost gives; 0: half of what this machine lets a process have.
+  // Maximum pinned memory of AllocateHost; 0: half of the memory that this process may use.
   int64_t host_memory_limit = 0;
-  // Of the pinned memory through which CopyIn goes: as much may be under way without a wait.
-  // CopyOut has half as much besides.
+  // Size of the pinned staging ring of CopyIn: this much may be in flight before CopyIn blocks.
+  // CopyOut uses half as much in addition.
   int64_t staging_bytes = int64_t{32} << 20;
-  // Longest that the host stands still for what was enqueued: longer than a slow peer may take.
+  // Maximum time to wait for enqueued work; longer than a slow peer may take.
   absl::Duration patience = absl::Minutes(20);
 };
 
-// Why the host stood still.
-enum class HostWait : uint8_t {
+// Why the host blocked.
+enum class HostSync : uint8_t {
   kEvent,    // Await
   kDevice,   // Synchronize
   kCopyOut,  // CopyOut
-  kStaging,  // CopyIn found all staging memory under way
-  kMemory,   // memory went back to the driver, or a recording was destroyed
+  kStaging,  // CopyIn found all staging memory in flight
+  kMemory,   // memory was returned to the driver, or a graph was destroyed
 };
-inline constexpr int kHostWaits = 5;
+inline constexpr int kHostSyncs = 5;
 
 class CudaDevice : public Device {
  public:
-  // Errors: FailedPrecondition, saying what to install or to update; NotFound for an ordinal that
-  // is not there; Unavailable for a device that does not answer.
+  // Errors: FailedPrecondition, with what to install or update; NotFound for an ordinal out of
+  // range; Unavailable for a device that does not respond.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Make(const CudaApi& api,
                                                           const CudaDeviceOptions& options);
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
 
   virtual const CudaApi& api() const = 0;
-  // Of the current lane. Also makes the device the calling thread's, so that what takes the stream
-  // can be called at once.
+  // The CUDA stream of the current stream. Also makes the device current in the calling thread, so
+  // that functions that take the stream can be called.
   virtual cudaStream_t stream() const = 0;
-  virtual cudaStream_t stream(Lane lane) const = 0;
+  virtual cudaStream_t stream(Stream stream) const = 0;
   virtual int ordinal() const = 0;
   // Streaming multiprocessors; 10 * major + minor of the compute capability.
   virtual int processors() const = 0;
   virtual int capability() const = 0;
 
-  // False, after keeping the error, for one that is not success. `what`, for people, was tried.
+  // Keeps an error and returns false if it is not success. `what` describes the attempt.
   virtual bool Check(cudaError_t error, const char* what) = 0;
-  // True once there is an error: whoever would enqueue does nothing.
+  // True after an error: callers then enqueue nothing.
   virtual bool failed() const = 0;
-  // Between RecordWork's begin and end.
-  virtual bool recording() const = 0;
-  // The times of waits() that were for `why`.
-  virtual int64_t waits_for(HostWait why) const = 0;
-  // Most bytes that Allocate takes from the device.
+  // Between CaptureGraph's begin and end.
+  virtual bool capturing() const = 0;
+  // The part of host_syncs() with this reason.
+  virtual int64_t host_syncs_for(HostSync why) const = 0;
+  // Maximum bytes that Allocate takes from the device.
   virtual int64_t memory_limit() const = 0;
-  // What holds how much, largest first; together bytes_in_use().
+  // Bytes by purpose, largest first; their sum is bytes_in_use().
   virtual std::vector<MemoryUse> memory_uses() const = 0;
 };
 
-// The status that an error means: see the codes of device.h.
+// The status of an error, with the codes of device.h.
 absl::Status CudaStatus(const CudaApi& api, cudaError_t error, absl::string_view what);
 
 // True for errors after which this process cannot use the device any more.
 bool LosesDevice(cudaError_t error);
 
-// What is here: "NVIDIA H200, driver 13.0, runtime 13.0" ("2 x NVIDIA H200, ..."); the error where
-// there is none.
+// "NVIDIA H200, driver 13.0, runtime 13.0" ("2 x NVIDIA H200, ..."), or the error if there is none.
 absl::StatusOr<std::string> DescribeCuda(const CudaApi& api);
 
 }  // namespace cadre

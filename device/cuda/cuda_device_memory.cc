@@ -1,4 +1,10 @@
 // Memory of a CUDA device, pinned memory, and copies.
+//
+// A copy from pageable memory is synchronous in CUDA, so CopyIn copies through a ring of pinned
+// staging memory: the host fills chunks of the ring while the device reads earlier ones, and blocks
+// only when the ring is full. CopyOut alternates between two pinned halves: one is emptied by the
+// host while the device fills the other. Callers with pinned memory of their own use the Async
+// forms, which stage nothing.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -7,30 +13,29 @@
 #include "absl/strings/str_cat.h"
 #include "base/hardware.h"
 #include "base/status.h"
-#include "device/cuda/cuda_device_lanes.h"
+#include "device/cuda/cuda_device_impl.h"
 #include "glog/logging.h"
 
 namespace cadre {
 namespace {
 
 constexpr size_t kStagingAlignment = 256;
-// A large copy goes in so many pieces of the ring at least, so that the host fills one while others
-// are read.
-constexpr size_t kLeastStagingPieces = 4;
+// Minimum number of chunks of the ring, so that the host fills one while others are read.
+constexpr size_t kMinStagingChunks = 4;
 
 }  // namespace
 
-size_t CudaDeviceOfLanes::RingBytes(const CudaDeviceOptions& options) {
-  const auto least = static_cast<int64_t>(kStagingAlignment * kLeastStagingPieces);
+size_t CudaDeviceImpl::RingBytes(const CudaDeviceOptions& options) {
+  const auto least = static_cast<int64_t>(kStagingAlignment * kMinStagingChunks);
   const int64_t bytes = std::max(options.staging_bytes, least);
   return static_cast<size_t>(bytes) / kStagingAlignment * kStagingAlignment;
 }
 
-size_t CudaDeviceOfLanes::piece_bytes() const { return RingBytes(options_) / kLeastStagingPieces; }
+size_t CudaDeviceImpl::chunk_bytes() const { return RingBytes(options_) / kMinStagingChunks; }
 
 // ---- memory
 
-MemoryUpstream CudaDeviceOfLanes::Upstream() {
+MemoryUpstream CudaDeviceImpl::Upstream() {
   return {
       .allocate = [this](size_t bytes) -> absl::StatusOr<void*> {
         void* memory = nullptr;
@@ -49,46 +54,46 @@ MemoryUpstream CudaDeviceOfLanes::Upstream() {
         size_t free = 0;
         size_t total = 0;
         if (api_.memory_info(&free, &total) != cudaSuccess) return -1;
-        return static_cast<int64_t>(free);
+        return free;
       },
   };
 }
 
-void* CudaDeviceOfLanes::Allocate(size_t bytes, absl::string_view purpose) {
+void* CudaDeviceImpl::Allocate(size_t bytes, absl::string_view purpose) {
   if (bytes == 0 || failed()) return nullptr;
-  if (RefusedWhileRecording(absl::StrCat("allocating memory for ", purpose))) return nullptr;
+  if (RefusedWhileCapturing(absl::StrCat("allocating memory for ", purpose))) return nullptr;
   Bind();
-  absl::StatusOr<void*> memory = memory_.Allocate(bytes, purpose, asking_);
+  absl::StatusOr<void*> memory = memory_.Allocate(bytes, purpose, allocation_label_);
   if (!memory.ok()) {
     Fail(memory.status());
     return nullptr;
   }
-  const auto all = [](Lane) { return true; };
-  LeadFromAll(all);
+  const auto all = [](Stream) { return true; };
+  JoinAll(all);
   if (!failed()) {
-    Check(api_.set_async(*memory, 0, bytes, streams_[Index(lane_)]), "zeroing new memory");
+    Check(api_.set_async(*memory, 0, bytes, streams_[Index(current_)]), "zeroing new memory");
   }
-  if (!failed()) LeadToAll(all);
+  if (!failed()) ForkAll(all);
   if (!failed()) return *memory;
   memory_.Free(*memory);
   return nullptr;
 }
 
-void CudaDeviceOfLanes::Free(void* memory) {
+void CudaDeviceImpl::Free(void* memory) {
   if (memory == nullptr) return;
-  // It may be what the recording uses, and be given to others before it is played.
-  RefusedWhileRecording("freeing memory");
+  // The captured work may use it, and it may be reused before the graph is launched.
+  RefusedWhileCapturing("freeing memory");
   memory_.Free(memory);
 }
 
-void* CudaDeviceOfLanes::AllocateHost(size_t bytes) {
+void* CudaDeviceImpl::AllocateHost(size_t bytes) {
   if (bytes == 0 || failed()) return nullptr;
-  if (RefusedWhileRecording("allocating pinned memory")) return nullptr;
+  if (RefusedWhileCapturing("allocating pinned memory")) return nullptr;
   Bind();
   const int64_t limit = options_.host_memory_limit > 0
                             ? options_.host_memory_limit
                             : static_cast<int64_t>(UsableMemoryBytes() / 2);
-  // A machine that does not say what it has sets no bound here.
+  // No limit if the memory of the host is unknown.
   const bool bounded = limit > 0;
   void* memory = nullptr;
   cudaError_t error = cudaErrorMemoryAllocation;
@@ -100,42 +105,41 @@ void* CudaDeviceOfLanes::AllocateHost(size_t bytes) {
     api_.last_error();
     Fail(absl::ResourceExhaustedError(absl::StrCat(
         "cannot allocate ", bytes, " bytes of pinned host memory",
-        asking_.empty() ? "" : absl::StrCat(" (", asking_, ")"), ": in use ",
+        allocation_label_.empty() ? "" : absl::StrCat(" (", allocation_label_, ")"), ": in use ",
         MemoryText(pinned_bytes_), bounded ? absl::StrCat(", limit ", MemoryText(limit)) : "")));
     return nullptr;
   }
   if (!Check(error, "allocating pinned host memory")) return nullptr;
   std::memset(memory, 0, bytes);
   pinned_[static_cast<std::byte*>(memory)] = bytes;
-  pinned_bytes_ += static_cast<int64_t>(bytes);
+  pinned_bytes_ += bytes;
   return memory;
 }
 
-void CudaDeviceOfLanes::FreeHost(void* memory) {
+void CudaDeviceImpl::FreeHost(void* memory) {
   if (memory == nullptr) return;
-  RefusedWhileRecording("freeing pinned memory");
+  RefusedWhileCapturing("freeing pinned memory");
   const auto found = pinned_.find(static_cast<std::byte*>(memory));
   CHECK(found != pinned_.end()) << "not this device's pinned memory";
-  pinned_bytes_ -= static_cast<int64_t>(found->second);
+  pinned_bytes_ -= found->second;
   pinned_.erase(found);
-  // A recording that is being made has enqueued nothing, and waiting would spoil it in CUDA's eyes,
-  // too; the memory is left to the process.
+  // Waiting would invalidate the capture, so the memory is leaked.
   if (book_ != nullptr) return;
   Bind();
-  // Copies may still be under way, and the driver would wait for all of the device without an end.
+  // Copies may be pending, and the driver would wait for the whole device without a timeout.
   if (Settle()) api_.free_host(memory);
 }
 
 // ---- copies
 
-std::optional<StagingRing::Place> CudaDeviceOfLanes::StagingPlace(size_t bytes) {
+std::optional<StagingRing::Place> CudaDeviceImpl::StagingPlace(size_t bytes) {
   while (!failed()) {
     if (const auto place = ring_.Take(bytes)) return *place;
-    const cudaEvent_t oldest = staging_read_[static_cast<size_t>(ring_.oldest().slot)];
+    const cudaEvent_t oldest = staging_read_[ring_.oldest().slot];
     const cudaError_t error = api_.event_query(oldest);
     if (error == cudaErrorNotReady) {
       api_.last_error();
-      if (!StandStill(oldest, HostWait::kStaging).ok()) break;
+      if (!BlockHost(oldest, HostSync::kStaging).ok()) break;
     } else if (!Check(error, "copying to the device")) {
       break;
     }
@@ -144,32 +148,31 @@ std::optional<StagingRing::Place> CudaDeviceOfLanes::StagingPlace(size_t bytes) 
   return std::nullopt;
 }
 
-void CudaDeviceOfLanes::CopyIn(const void* host, void* device, size_t bytes) {
+void CudaDeviceImpl::CopyIn(const void* host, void* device, size_t bytes) {
   if (bytes == 0 || failed()) return;
-  // It would be played from staging memory that others have long been given.
-  if (RefusedWhileRecording("copying from memory that is not pinned")) return;
+  // A launch would read staging memory that has been reused.
+  if (RefusedWhileCapturing("copying from memory that is not pinned")) return;
   const cudaStream_t stream = this->stream();
   const auto* from = static_cast<const std::byte*>(host);
   auto* to = static_cast<std::byte*>(device);
   while (bytes > 0) {
-    const size_t piece = std::min(bytes, piece_bytes());
-    const auto place = StagingPlace(piece);
+    const size_t chunk = std::min(bytes, chunk_bytes());
+    const auto place = StagingPlace(chunk);
     if (!place) return;
     std::byte* const staged = staging_ + place->offset;
-    std::memcpy(staged, from, piece);
-    const bool begun = Check(api_.copy_async(to, staged, piece, cudaMemcpyHostToDevice, stream),
+    std::memcpy(staged, from, chunk);
+    const bool begun = Check(api_.copy_async(to, staged, chunk, cudaMemcpyHostToDevice, stream),
                              "copying to the device");
-    if (!begun || !Check(api_.event_record(staging_read_[static_cast<size_t>(place->slot)], stream),
-                         "marking a copy")) {
+    if (!begun || !Check(api_.event_record(staging_read_[place->slot], stream), "marking a copy")) {
       return;
     }
-    from += piece;
-    to += piece;
-    bytes -= piece;
+    from += chunk;
+    to += chunk;
+    bytes -= chunk;
   }
 }
 
-bool CudaDeviceOfLanes::IsPinned(const void* host, size_t bytes) const {
+bool CudaDeviceImpl::IsPinned(const void* host, size_t bytes) const {
   const auto* const begin = static_cast<const std::byte*>(host);
   auto found = pinned_.upper_bound(begin);
   if (found == pinned_.begin()) return false;
@@ -177,17 +180,17 @@ bool CudaDeviceOfLanes::IsPinned(const void* host, size_t bytes) const {
   return begin + bytes <= found->first + found->second;
 }
 
-void CudaDeviceOfLanes::CopyInLater(const void* host, void* device, size_t bytes) {
+void CudaDeviceImpl::CopyToDeviceAsync(const void* host, void* device, size_t bytes) {
   if (bytes == 0 || failed()) return;
   if (!IsPinned(host, bytes)) {
-    Fail(absl::InternalError("CopyInLater from memory that is not pinned"));
+    Fail(absl::InternalError("CopyToDeviceAsync from memory that is not pinned"));
     return;
   }
   Check(api_.copy_async(device, host, bytes, cudaMemcpyHostToDevice, stream()),
         "copying to the device");
 }
 
-void CudaDeviceOfLanes::StartCopyOut(const void* device, size_t bytes, int side) {
+void CudaDeviceImpl::StartCopyOut(const void* device, size_t bytes, int side) {
   const auto i = static_cast<size_t>(side);
   const cudaStream_t stream = this->stream();
   if (Check(api_.copy_async(copied_out_[i], device, bytes, cudaMemcpyDeviceToHost, stream),
@@ -196,49 +199,49 @@ void CudaDeviceOfLanes::StartCopyOut(const void* device, size_t bytes, int side)
   }
 }
 
-absl::Status CudaDeviceOfLanes::CopyOut(const void* device, void* host, size_t bytes) {
-  if (RefusedWhileRecording("copying out to the host")) {
-    return absl::FailedPreconditionError("a recording cannot wait on the host");
+absl::Status CudaDeviceImpl::CopyOut(const void* device, void* host, size_t bytes) {
+  if (RefusedWhileCapturing("copying out to the host")) {
+    return absl::FailedPreconditionError("a capture cannot wait for the device");
   }
   if (bytes == 0 || failed()) return status();
-  const int64_t waits = waits_for(HostWait::kCopyOut);
+  const int64_t syncs = host_syncs_for(HostSync::kCopyOut);
   const auto* from = static_cast<const std::byte*>(device);
   auto* to = static_cast<std::byte*>(host);
-  // One half is emptied while the other is filled.
-  StartCopyOut(from, std::min(bytes, piece_bytes()), 0);
+  // The host empties one half while the device fills the other.
+  StartCopyOut(from, std::min(bytes, chunk_bytes()), 0);
   for (int side = 0; bytes > 0 && !failed(); side = 1 - side) {
-    const size_t piece = std::min(bytes, piece_bytes());
-    const size_t rest = bytes - piece;
-    if (rest > 0) StartCopyOut(from + piece, std::min(rest, piece_bytes()), 1 - side);
+    const size_t chunk = std::min(bytes, chunk_bytes());
+    const size_t rest = bytes - chunk;
+    if (rest > 0) StartCopyOut(from + chunk, std::min(rest, chunk_bytes()), 1 - side);
     const auto i = static_cast<size_t>(side);
-    if (failed() || !StandStill(copied_out_marks_[i], HostWait::kCopyOut).ok()) break;
-    std::memcpy(to, copied_out_[i], piece);
-    from += piece;
-    to += piece;
+    if (failed() || !BlockHost(copied_out_marks_[i], HostSync::kCopyOut).ok()) break;
+    std::memcpy(to, copied_out_[i], chunk);
+    from += chunk;
+    to += chunk;
     bytes = rest;
   }
-  // However many pieces it took, the caller asked once.
-  waits_[static_cast<size_t>(HostWait::kCopyOut)] = waits + 1;
+  // Counts as one, however many chunks there were.
+  host_syncs_[static_cast<size_t>(HostSync::kCopyOut)] = syncs + 1;
   return status();
 }
 
-void CudaDeviceOfLanes::CopyOutLater(const void* device, void* host, size_t bytes) {
+void CudaDeviceImpl::CopyToHostAsync(const void* device, void* host, size_t bytes) {
   if (bytes == 0 || failed()) return;
   if (!IsPinned(host, bytes)) {
-    Fail(absl::InternalError("CopyOutLater to memory that is not pinned"));
+    Fail(absl::InternalError("CopyToHostAsync to memory that is not pinned"));
     return;
   }
   Check(api_.copy_async(host, device, bytes, cudaMemcpyDeviceToHost, stream()),
         "copying from the device");
 }
 
-void CudaDeviceOfLanes::Copy(const void* from, void* to, size_t bytes) {
+void CudaDeviceImpl::Copy(const void* from, void* to, size_t bytes) {
   if (bytes == 0 || failed()) return;
   Check(api_.copy_async(to, from, bytes, cudaMemcpyDeviceToDevice, stream()),
         "copying within the device");
 }
 
-void CudaDeviceOfLanes::Zero(void* memory, size_t bytes) {
+void CudaDeviceImpl::Zero(void* memory, size_t bytes) {
   if (bytes == 0 || failed()) return;
   Check(api_.set_async(memory, 0, bytes, stream()), "zeroing memory");
 }

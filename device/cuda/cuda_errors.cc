@@ -1,4 +1,6 @@
-// What an error of CUDA means to who hears of it.
+// Maps CUDA errors to status codes by what the caller can do about them: retry elsewhere
+// (Unavailable), free memory (ResourceExhausted), install something (FailedPrecondition), or fix a
+// bug (Internal).
 #include "absl/strings/str_cat.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_machine.h"

@@ -1,6 +1,6 @@
-// An event of a CUDA device, and what a recording needs of it.
+// An event of a CUDA device, with the state that graphs need.
 //
-// For CudaDevice and its recordings alone. Thread-compatible.
+// Private to CudaDevice and its graphs. Thread-compatible.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,9 +12,8 @@
 
 namespace cadre {
 
-// The driver's events of one DeviceEvent. Inside a capture another one is used than outside: an
-// event that was captured cannot be waited for outside, and a capture that fails must leave what
-// was recorded before as it was.
+// The driver's events of one DeviceEvent. Captures use a separate one: a captured event cannot be
+// waited for outside, and a failed capture must not change what was recorded before.
 struct CudaEventState {
   explicit CudaEventState(const CudaApi& functions) : api(functions) {}
   ~CudaEventState() {
@@ -37,7 +36,7 @@ class CudaEvent final : public DeviceEvent {
   const std::shared_ptr<CudaEventState>& state() const { return state_; }
 
  private:
-  // Shared with recordings, which wait for it and record it whenever they are played.
+  // Shared with graphs, whose launches wait for it and record it.
   std::shared_ptr<CudaEventState> state_;
 };
 

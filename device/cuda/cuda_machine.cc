@@ -25,7 +25,7 @@ absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api) {
   CudaMachine machine;
   cudaError_t error = api.runtime_version(&machine.runtime);
   if (error == cudaSuccess) error = api.driver_version(&machine.driver);
-  if (error != cudaSuccess) return CudaStatus(api, error, "asking for the versions of CUDA");
+  if (error != cudaSuccess) return CudaStatus(api, error, "querying the versions of CUDA");
   if (machine.driver == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("no NVIDIA driver on this machine: install ", NeededDriver(machine.runtime)));
@@ -51,7 +51,7 @@ absl::StatusOr<std::string> DescribeCuda(const CudaApi& api) {
   CADRE_ASSIGN_OR_RETURN(const CudaMachine machine, LookForCuda(api));
   cudaDeviceProp properties = {};
   if (cudaError_t error = api.properties(&properties, 0); error != cudaSuccess) {
-    return CudaStatus(api, error, "asking for a GPU's properties");
+    return CudaStatus(api, error, "querying the properties of a GPU");
   }
   return absl::StrCat(machine.devices > 1 ? absl::StrCat(machine.devices, " x ") : "",
                       properties.name, ", driver ", CudaVersionText(machine.driver), ", runtime ",

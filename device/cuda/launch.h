@@ -1,7 +1,7 @@
-// How kernels are launched: on the current lane of their device, through its table of functions, so
-// that a test can run them on the host.
+// How kernels are launched: on the current stream of their device, through its table of functions,
+// so that a test can run them on the host.
 //
-// Kernels are written in the part of CUDA C++ that both compilers take: threadIdx and its kin,
+// Kernels use the subset of CUDA C++ that both compilers support: threadIdx and the like,
 // __shared__, __syncthreads, warp shuffles with a full mask, atomicAdd on float, double and int.
 // The emulated build (CADRE_CUDA_EMULATED) compiles the same files with the host's compiler.
 #pragma once

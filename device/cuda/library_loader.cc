@@ -95,14 +95,14 @@ void LoadBuiltins(const std::string& library) {
   }
 }
 
-// Keeps each companion loaded where it is found at all.
+// Keeps each dependency loaded where it is found at all.
 void LoadCompanions(const LibraryName& name, const std::vector<std::string>& places) {
   std::string ignored;
-  for (const std::string& companion : name.companions) {
+  for (const std::string& dependency : name.companions) {
     for (const std::string& place : places) {
-      void* const handle = Open(place, companion, ignored);
+      void* const handle = Open(place, dependency, ignored);
       if (handle == nullptr) continue;
-      LoadBuiltins(FileOf(handle, companion));
+      LoadBuiltins(FileOf(handle, dependency));
       break;
     }
   }

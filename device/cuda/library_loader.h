@@ -33,7 +33,7 @@ struct LibraryName {
   std::string how_to_get;            // ends the message of one that is nowhere
   // Loaded before it where they are found: this library asks the dynamic loader for them by these
   // names, which knows nothing of our directories. Without them it does less, and says so itself.
-  // The builtins of a companion (NVRTC's) that lie beside it are loaded with it.
+  // The builtins of a dependency (NVRTC's) that lie beside it are loaded with it.
   std::vector<std::string> companions;
 };
 

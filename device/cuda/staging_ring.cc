@@ -11,20 +11,20 @@ constexpr size_t kAlignment = 256;
 
 std::optional<StagingRing::Place> StagingRing::Take(size_t bytes) {
   CHECK(bytes > 0 && bytes <= bytes_);
-  if (static_cast<int>(pieces_.size()) == slots_) return std::nullopt;
+  if (std::ssize(chunks_) == slots_) return std::nullopt;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const std::optional<size_t> offset = FindOffset(rounded);
   if (!offset) return std::nullopt;
   const Place place{.offset = *offset, .slot = next_slot_};
-  pieces_.push_back({place, *offset + rounded});
+  chunks_.push_back({place, *offset + rounded});
   head_ = *offset + rounded;
   next_slot_ = (next_slot_ + 1) % slots_;
   return place;
 }
 
 std::optional<size_t> StagingRing::FindOffset(size_t bytes) const {
-  if (pieces_.empty()) return 0;
-  const size_t tail = pieces_.front().place.offset;
+  if (chunks_.empty()) return 0;
+  const size_t tail = chunks_.front().place.offset;
   // In use is [tail, head_), or, once the head has come round, [tail, end) and [0, head_).
   if (head_ > tail) {
     if (bytes_ - head_ >= bytes) return head_;
@@ -34,8 +34,8 @@ std::optional<size_t> StagingRing::FindOffset(size_t bytes) const {
 }
 
 void StagingRing::Retire() {
-  CHECK(!pieces_.empty());
-  pieces_.pop_front();
+  CHECK(!chunks_.empty());
+  chunks_.pop_front();
 }
 
 }  // namespace cadre

@@ -1,8 +1,6 @@
-// Which bytes of a ring of staging memory are under way: pieces are taken in a circle and come back
-// in the order in which they were taken.
-//
-// Only bookkeeping: whoever owns the memory knows, by an event per slot, when the oldest piece has
-// been read. Thread-compatible.
+// Bookkeeping of a ring of staging memory: chunks are taken in a circle and retired in the same
+// order. The owner of the memory decides, by an event per slot, when the oldest chunk can be
+// retired. Thread-compatible.
 #pragma once
 
 #include <cstddef>
@@ -14,26 +12,26 @@ namespace cadre {
 class StagingRing {
  public:
   struct Place {
-    // Of the piece's first byte in the ring.
+    // Of the chunk's first byte in the ring.
     size_t offset = 0;
-    // In [0, slots): of pieces that are under way, no two have the same.
+    // In [0, slots): of chunks that are under way, no two have the same.
     int slot = 0;
   };
 
-  // At most `slots` pieces at a time. Requires: bytes is a multiple of 256; slots > 0.
+  // At most `slots` chunks at a time. Requires: bytes is a multiple of 256; slots > 0.
   StagingRing(size_t bytes, int slots) : bytes_(bytes), slots_(slots) {}
 
-  // Bytes side by side, aligned to 256; none where the oldest piece has to come back first.
+  // Bytes side by side, aligned to 256; none where the oldest chunk has to come back first.
   // Requires: 0 < bytes <= the ring's.
   std::optional<Place> Take(size_t bytes);
-  // Requires: pieces are under way.
-  const Place& oldest() const { return pieces_.front().place; }
+  // Requires: chunks are under way.
+  const Place& oldest() const { return chunks_.front().place; }
   // The oldest has come back. Requires: as above.
   void Retire();
-  bool empty() const { return pieces_.empty(); }
+  bool empty() const { return chunks_.empty(); }
 
  private:
-  struct Piece {
+  struct Chunk {
     Place place;
     size_t end = 0;
   };
@@ -42,7 +40,7 @@ class StagingRing {
 
   const size_t bytes_;
   const int slots_;
-  std::deque<Piece> pieces_;
+  std::deque<Chunk> chunks_;
   size_t head_ = 0;
   int next_slot_ = 0;
 };

@@ -1,8 +1,20 @@
-// Attention, a head of a sample at a time: its scores stay in the cache between the two products.
+// Multi-head attention (Vaswani et al. 2017) with the probabilities kept for backward.
+//
+// A head of a sample is processed at a time: scores = q k^T, softmax row by row, context = p v. Its
+// [tokens, tokens] scores stay in the second-level cache between the two products, so that main
+// memory is read and written once. Backward recomputes nothing: with dp = dcontext v^T, the
+// gradient of the scores is p * (dp - sum(p * dp)), and three more products give dq, dk and dv.
+//
+// q, k and v of a token are interleaved in one array; oneDNN's matrix product takes row strides, so
+// none is copied. Heads are divided among threads if there are enough of them, otherwise threads
+// share each product. Sums have one order per number of threads.
+//
+// Limit: memory is quadratic in the tokens, because the probabilities are an output. The CUDA back
+// end has a fused form (cudnn_plan.cc) that is not.
 #include <cmath>
 #include <vector>
 
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/matrix_product.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
@@ -58,7 +70,7 @@ float ScoreScale(const AttentionDims& d) {
 
 int64_t Seen(const AttentionDims& d, int64_t token) { return d.causal ? token + 1 : d.tokens; }
 
-// Elements that the products and exponentials of a head are worth.
+// Cost of a head in elements, for dividing the work.
 int64_t CostOfHead(const AttentionDims& d) {
   return d.tokens * d.tokens * (4 + d.head_features / 8);
 }
@@ -74,7 +86,7 @@ void HeadForward(const AttentionDims& d, const Head& head, const float* qkv, flo
                 head.context_stride);
 }
 
-// `dp`: room for the gradients of the scores.
+// `dp`: scratch memory for the gradients of the scores.
 void HeadBackward(const AttentionDims& d, const Head& head, const float* qkv,
                   const float* probabilities, const float* dcontext, float* dqkv, float* dp) {
   const int64_t t = d.tokens, f = d.head_features, stride = head.qkv_stride;
@@ -93,28 +105,34 @@ void HeadBackward(const AttentionDims& d, const Head& head, const float* qkv,
 
 }  // namespace
 
-void CpuKernels::AttentionForward(const AttentionDims& dims, std::span<const float> qkv,
-                                  std::span<float> probabilities, std::span<float> context) {
+void CpuDense::AttentionForward(const AttentionDims& dims, ConstValues qkv_values,
+                                Values probabilities_values, Values context_values) {
+  const auto qkv = qkv_values.floats();
+  const auto probabilities = probabilities_values.floats(), context = context_values.floats();
   const AttentionSizes sizes = SizesOf(dims);
   CheckSize("qkv", qkv.size(), sizes.qkv);
   CheckSize("probabilities", probabilities.size(), sizes.probabilities);
   CheckSize("context", context.size(), sizes.context);
   if (sizes.context == 0) {
-    reference_->AttentionForward(dims, qkv, probabilities, context);
+    cpu_.reference->dense().AttentionForward(dims, qkv, probabilities, context);
     return;
   }
-  // Products run in the thread that asks for them, whether heads are shared out or not.
+  // Products run in the calling thread, whether heads are divided among threads or not.
   const ScopedThreads one_thread(1);
-  ForParts(threads_, dims.batch * dims.heads, CostOfHead(dims), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      HeadForward(dims, Head(dims, i), qkv.data(), probabilities.data(), context.data());
-    }
-  });
+  ForParts(cpu_.threads, dims.batch * dims.heads, CostOfHead(dims),
+           [&](int64_t begin, int64_t end) {
+             for (int64_t i = begin; i < end; ++i) {
+               HeadForward(dims, Head(dims, i), qkv.data(), probabilities.data(), context.data());
+             }
+           });
 }
 
-void CpuKernels::AttentionBackward(const AttentionDims& dims, std::span<const float> qkv,
-                                   std::span<const float> probabilities,
-                                   std::span<const float> dcontext, std::span<float> dqkv) {
+void CpuDense::AttentionBackward(const AttentionDims& dims, ConstValues qkv_values,
+                                 ConstValues probabilities_values, ConstValues dcontext_values,
+                                 Values dqkv_values) {
+  const auto qkv = qkv_values.floats(), probabilities = probabilities_values.floats(),
+             dcontext = dcontext_values.floats();
+  const auto dqkv = dqkv_values.floats();
   const AttentionSizes sizes = SizesOf(dims);
   CheckSize("qkv", qkv.size(), sizes.qkv);
   CheckSize("probabilities", probabilities.size(), sizes.probabilities);
@@ -122,13 +140,14 @@ void CpuKernels::AttentionBackward(const AttentionDims& dims, std::span<const fl
   CheckSize("dqkv", dqkv.size(), sizes.qkv);
   if (sizes.context == 0) return;
   const ScopedThreads one_thread(1);
-  ForParts(threads_, dims.batch * dims.heads, CostOfHead(dims), [&](int64_t begin, int64_t end) {
-    std::vector<float> dp(static_cast<size_t>(dims.tokens * dims.tokens));
-    for (int64_t i = begin; i < end; ++i) {
-      HeadBackward(dims, Head(dims, i), qkv.data(), probabilities.data(), dcontext.data(),
-                   dqkv.data(), dp.data());
-    }
-  });
+  ForParts(cpu_.threads, dims.batch * dims.heads, CostOfHead(dims),
+           [&](int64_t begin, int64_t end) {
+             std::vector<float> dp(dims.tokens * dims.tokens);
+             for (int64_t i = begin; i < end; ++i) {
+               HeadBackward(dims, Head(dims, i), qkv.data(), probabilities.data(), dcontext.data(),
+                            dqkv.data(), dp.data());
+             }
+           });
 }
 
 }  // namespace cadre

@@ -1,11 +1,23 @@
-// Batch norm over rows of channels. Loops run along the channels, so that no sum crosses lanes:
-// each channel's sums are taken in float over a few rows, and these in double over the rest.
+// Batch norm over rows of channels (Ioffe and Szegedy 2015).
+//
+// All loops run along the channels, the innermost dimension: a vector holds sixteen channels, and
+// no sum crosses the elements of a vector. What limits these loops is memory bandwidth, so the two
+// decisions here are about accuracy at full bandwidth:
+//
+// - A variance as E[x^2] - E[x]^2 cancels, so sums must be more precise than fp32. Conversion to
+//   double for each element would halve the throughput. Instead sums of a few rows are taken in
+//   fp32, where their error is that of a handful of additions, and these are added in double.
+// - Several vectors of channels are summed side by side, so that each row is read in long runs,
+//   which hardware prefetchers follow.
+//
+// Rows are divided among threads, and the threads' sums are added in order: the same bits for the
+// same number of threads.
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
 
 #include "kernels/cpu/column_sums.h"
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
@@ -15,11 +27,11 @@ namespace {
 
 // Rows whose sums are taken in float before they go to the sums in double.
 constexpr int64_t kRowsInFloat = 32;
-// Registers of channels, a cache line each, that are summed side by side where there are so many
-// channels: the longer a row's part that is read in one piece, the better.
+// Vectors of channels that are summed together where there are so many channels, so that rows are
+// read in long runs.
 constexpr int kAbreast = 8;
 
-// V: Lanes or float. kCount of them side by side, over `rows` rows.
+// V: Vector or float. kCount of them side by side, over `rows` rows.
 template <typename V, int kCount>
 CADRE_INLINE void SumTile(int64_t rows, int64_t channels, const float* x, double* sums,
                           double* squares) {
@@ -46,14 +58,14 @@ CADRE_VECTOR_LOOP void AddSumsAndSquares(int64_t rows, int64_t channels, const f
   for (int64_t r = 0; r < rows; r += kRowsInFloat, x += kRowsInFloat * channels) {
     const int64_t n = std::min(kRowsInFloat, rows - r);
     int64_t c = 0;
-    for (; c + kAbreast * kLanes <= channels; c += kAbreast * kLanes) {
-      SumTile<Lanes, kAbreast>(n, channels, x + c, sums + c, squares + c);
+    for (; c + kAbreast * kVectorSize <= channels; c += kAbreast * kVectorSize) {
+      SumTile<Vector, kAbreast>(n, channels, x + c, sums + c, squares + c);
     }
-    for (; c + 4 * kLanes <= channels; c += 4 * kLanes) {
-      SumTile<Lanes, 4>(n, channels, x + c, sums + c, squares + c);
+    for (; c + 4 * kVectorSize <= channels; c += 4 * kVectorSize) {
+      SumTile<Vector, 4>(n, channels, x + c, sums + c, squares + c);
     }
-    for (; c + kLanes <= channels; c += kLanes) {
-      SumTile<Lanes, 1>(n, channels, x + c, sums + c, squares + c);
+    for (; c + kVectorSize <= channels; c += kVectorSize) {
+      SumTile<Vector, 1>(n, channels, x + c, sums + c, squares + c);
     }
     for (; c < channels; ++c) SumTile<float, 1>(n, channels, x + c, sums + c, squares + c);
   }
@@ -90,15 +102,15 @@ CADRE_VECTOR_LOOP void AddBackwardSums(int64_t rows, int64_t channels, const flo
   for (int64_t r = 0; r < rows; r += kRowsInFloat, x += step, dy += step) {
     const int64_t n = std::min(kRowsInFloat, rows - r);
     int64_t c = 0;
-    for (; c + kAbreast * kLanes <= channels; c += kAbreast * kLanes) {
-      BackwardSumTile<Lanes, kAbreast>(n, channels, x + c, dy + c, mean + c, sums + c,
-                                       products + c);
+    for (; c + kAbreast * kVectorSize <= channels; c += kAbreast * kVectorSize) {
+      BackwardSumTile<Vector, kAbreast>(n, channels, x + c, dy + c, mean + c, sums + c,
+                                        products + c);
     }
-    for (; c + 4 * kLanes <= channels; c += 4 * kLanes) {
-      BackwardSumTile<Lanes, 4>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
+    for (; c + 4 * kVectorSize <= channels; c += 4 * kVectorSize) {
+      BackwardSumTile<Vector, 4>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
     }
-    for (; c + kLanes <= channels; c += kLanes) {
-      BackwardSumTile<Lanes, 1>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
+    for (; c + kVectorSize <= channels; c += kVectorSize) {
+      BackwardSumTile<Vector, 1>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
     }
     for (; c < channels; ++c) {
       BackwardSumTile<float, 1>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
@@ -117,9 +129,9 @@ CADRE_VECTOR_LOOP void Normalise(int64_t rows, int64_t channels, const float* x,
                                  const float* factor, const float* shift, float* y) {
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels) {
     int64_t c = 0;
-    for (; c + kLanes <= channels; c += kLanes) {
+    for (; c + kVectorSize <= channels; c += kVectorSize) {
       Prefetch(x + c);
-      NormaliseAt<Lanes>(x + c, mean + c, factor + c, shift + c, y + c);
+      NormaliseAt<Vector>(x + c, mean + c, factor + c, shift + c, y + c);
     }
     for (; c < channels; ++c) {
       NormaliseAt<float>(x + c, mean + c, factor + c, shift + c, y + c);
@@ -127,7 +139,7 @@ CADRE_VECTOR_LOOP void Normalise(int64_t rows, int64_t channels, const float* x,
   }
 }
 
-// What dx takes of each channel.
+// The coefficients of dx, by channel.
 struct Coefficients {
   const float *mean, *factor, *mean_dy, *slope;
 };
@@ -144,21 +156,21 @@ CADRE_VECTOR_LOOP void Denormalise(int64_t rows, int64_t channels, Coefficients 
                                    const float* dy, float* dx) {
   for (int64_t r = 0; r < rows; ++r, x += channels, dy += channels, dx += channels) {
     int64_t c = 0;
-    for (; c + kLanes <= channels; c += kLanes) {
+    for (; c + kVectorSize <= channels; c += kVectorSize) {
       Prefetch(x + c);
       Prefetch(dy + c);
-      DenormaliseAt<Lanes>(by, c, x, dy, dx);
+      DenormaliseAt<Vector>(by, c, x, dy, dx);
     }
     for (; c < channels; ++c) DenormaliseAt<float>(by, c, x, dy, dx);
   }
 }
 
-// A few values by channel, each aligned to a cache line: in a loop over rows they are read as often
-// as the rows.
+// A few values by channel, each aligned to a cache line, because loops over rows read them for
+// every row.
 class ByChannel {
  public:
   ByChannel(Workspace& workspace, size_t slot, int64_t channels)
-      : stride_((channels + kLanes - 1) / kLanes * kLanes),
+      : stride_((channels + kVectorSize - 1) / kVectorSize * kVectorSize),
         next_(static_cast<float*>(
             workspace.Get(slot, kMost * static_cast<size_t>(stride_) * sizeof(float)))) {}
 
@@ -195,42 +207,45 @@ void CheckChannels(const RowsDims& dims,
 
 }  // namespace
 
-void CpuKernels::BatchNormSums(const RowsDims& dims, std::span<const float> x,
-                               std::span<double> sums) {
+void CpuNorm::BatchNormSums(const RowsDims& dims, ConstValues x_values, std::span<double> sums) {
+  const auto x = x_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("sums", sums.size(), 2 * dims.channels);
   const int64_t n = dims.channels;
-  SumByThread(threads_, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
+  SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
     AddSumsAndSquares(end - begin, n, x.data() + begin * n, to, to + n);
   });
 }
 
-void CpuKernels::BatchNormForward(const RowsDims& dims, std::span<const float> x,
-                                  std::span<const float> mean, std::span<const float> inverse,
-                                  std::span<const float> scale, std::span<const float> shift,
-                                  std::span<float> y) {
+void CpuNorm::BatchNormForward(const RowsDims& dims, ConstValues x_values,
+                               std::span<const float> mean, std::span<const float> inverse,
+                               std::span<const float> scale, std::span<const float> shift,
+                               Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("y", y.size(), SizeOf(dims));
   CheckChannels(dims, {mean, inverse, scale, shift});
   const int64_t n = dims.channels;
-  ByChannel by(workspace_, kOwnSlot, n);
+  ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
   const float* means = by.Copy(mean);
   const float* factors = by.Product(inverse, scale);
   const float* shifts = by.Copy(shift);
-  ForParts(threads_, dims.rows, n, [=](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, dims.rows, n, [=](int64_t begin, int64_t end) {
     Normalise(end - begin, n, x.data() + begin * n, means, factors, shifts, y.data() + begin * n);
   });
 }
 
-void CpuKernels::BatchNormBackwardSums(const RowsDims& dims, std::span<const float> x,
-                                       std::span<const float> dy, std::span<const float> mean,
-                                       std::span<const float> inverse, std::span<double> sums) {
+void CpuNorm::BatchNormBackwardSums(const RowsDims& dims, ConstValues x_values,
+                                    ConstValues dy_values, std::span<const float> mean,
+                                    std::span<const float> inverse, std::span<double> sums) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("dy", dy.size(), SizeOf(dims));
   CheckChannels(dims, {mean, inverse});
   CheckSize("sums", sums.size(), 2 * dims.channels);
   const int64_t n = dims.channels;
-  SumByThread(threads_, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
+  SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
     AddBackwardSums(end - begin, n, x.data() + begin * n, dy.data() + begin * n, mean.data(), to,
                     to + n);
   });
@@ -239,22 +254,23 @@ void CpuKernels::BatchNormBackwardSums(const RowsDims& dims, std::span<const flo
   }
 }
 
-void CpuKernels::BatchNormBackward(const RowsDims& dims, std::span<const float> x,
-                                   std::span<const float> dy, std::span<const float> mean,
-                                   std::span<const float> inverse, std::span<const float> scale,
-                                   std::span<const float> mean_dy, std::span<const float> mean_dy_x,
-                                   std::span<float> dx) {
+void CpuNorm::BatchNormBackward(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
+                                std::span<const float> mean, std::span<const float> inverse,
+                                std::span<const float> scale, std::span<const float> mean_dy,
+                                std::span<const float> mean_dy_x, Values dx_values) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("dy", dy.size(), SizeOf(dims));
   CheckSize("dx", dx.size(), SizeOf(dims));
   CheckChannels(dims, {mean, inverse, scale, mean_dy, mean_dy_x});
   const int64_t n = dims.channels;
-  ByChannel by(workspace_, kOwnSlot, n);
+  ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
   const Coefficients coefficients{.mean = by.Copy(mean),
                                   .factor = by.Product(scale, inverse),
                                   .mean_dy = by.Copy(mean_dy),
                                   .slope = by.Product(inverse, mean_dy_x)};
-  ForParts(threads_, dims.rows, n, [=](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, dims.rows, n, [=](int64_t begin, int64_t end) {
     Denormalise(end - begin, n, coefficients, x.data() + begin * n, dy.data() + begin * n,
                 dx.data() + begin * n);
   });

@@ -6,7 +6,7 @@ namespace cadre {
 
 namespace {
 
-// V: Lanes or float. kCount of them side by side, summed in float over `rows` rows.
+// V: Vector or float. kCount of them side by side, summed in float over `rows` rows.
 template <typename V, int kCount>
 CADRE_INLINE void SumTile(int64_t rows, int64_t channels, const float* x, double* to) {
   constexpr int64_t kWidth = sizeof(V) / sizeof(float);
@@ -29,10 +29,11 @@ CADRE_VECTOR_LOOP void AddColumnSums(int64_t rows, int64_t channels, const float
   for (int64_t r = 0; r < rows; r += kRowsInFloat, x += kRowsInFloat * channels) {
     const int64_t n = std::min(kRowsInFloat, rows - r);
     int64_t c = 0;
-    for (; c + 8 * kLanes <= channels; c += 8 * kLanes) {
-      SumTile<Lanes, 8>(n, channels, x + c, to + c);
+    for (; c + 8 * kVectorSize <= channels; c += 8 * kVectorSize) {
+      SumTile<Vector, 8>(n, channels, x + c, to + c);
     }
-    for (; c + kLanes <= channels; c += kLanes) SumTile<Lanes, 1>(n, channels, x + c, to + c);
+    for (; c + kVectorSize <= channels; c += kVectorSize)
+      SumTile<Vector, 1>(n, channels, x + c, to + c);
     for (; c < channels; ++c) SumTile<float, 1>(n, channels, x + c, to + c);
   }
 }

@@ -1,4 +1,15 @@
-// Convolutions: by which route, and what oneDNN does not take as it is.
+// Convolutions by the fastest of several algorithms. Which one is chosen depends on the extents
+// only (convolution_route.h), never on a measurement, so that the same layer has the same bits on
+// every rank and in every run:
+//
+//   1 x 1 kernels, stride 1    a matrix product over positions
+//   backward of data           a forward convolution of dy with flipped weights, where oneDNN's
+//                              forward is faster than its backward (stride 1)
+//   backward of weights        weight_gradient.h, or oneDNN in its blocked layout
+//   everything else            oneDNN's direct algorithm
+//
+// oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
+// the reference loops, and inputs that no window reaches are cut off first (image_crop.h).
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -6,7 +17,7 @@
 #include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/convolution_primitives.h"
 #include "kernels/cpu/convolution_route.h"
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/image_crop.h"
 #include "kernels/cpu/matrix_product.h"
 #include "kernels/cpu/threads.h"
@@ -44,25 +55,27 @@ void FlipTaps(int threads, int64_t taps, std::span<const float> w, float* flippe
 
 }  // namespace
 
-void CpuKernels::ConvolutionForward(const ConvolutionDims& dims, std::span<const float> x,
-                                    std::span<const float> w, std::span<const float> b,
-                                    std::span<float> y) {
+void CpuWindow::ConvolutionForward(const ConvolutionDims& dims, ConstValues x_values,
+                                   std::span<const float> w, std::span<const float> b,
+                                   Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("w", w.size(), sizes.w);
   CheckSizeIfAny("b", b.size(), sizes.b);
   CheckSize("y", y.size(), sizes.y);
   if (TakesReference(dims, sizes)) {
-    reference_->ConvolutionForward(dims, x, w, b, y);
+    cpu_.reference->window().ConvolutionForward(dims, x, w, b, y);
     return;
   }
   if (const ConvolutionDims reached = Reached(dims); reached != dims) {
-    std::vector<float> part(static_cast<size_t>(SizesOf(reached).x));
+    std::vector<float> part(SizesOf(reached).x);
     CutOut(dims, reached, x, part.data());
     ConvolutionForward(reached, part, w, b, y);
     return;
   }
-  const ScopedThreads threads(threads_);
+  const ScopedThreads threads(cpu_.threads);
   if (ForwardRouteOf(dims, !b.empty()) == ForwardRoute::kMatrix) {
     const int64_t in = dims.in_channels, out = dims.out_channels;
     MatrixProduct(OutPositions(dims), out, in, 1, {x.data(), in}, {w.data(), in, true}, y.data(),
@@ -71,31 +84,34 @@ void CpuKernels::ConvolutionForward(const ConvolutionDims& dims, std::span<const
   }
   const ConvolutionKey key{dims, !b.empty()};
   PrimitiveRun& run = forward_.GetOrMake(key, [&] {
-    return MakeConvolutionForward(dims, key.with_bias, ImageLayout::kChannelsLast, engine_);
+    return MakeConvolutionForward(dims, key.with_bias, ImageLayout::kChannelsLast, cpu_.engine);
   });
   const std::array inputs{x.data(), w.data(), b.data()};
   OrDie("convolution forward", [&] {
-    run.Run(stream_, workspace_, std::span(inputs).first(b.empty() ? 2 : 3), std::array{y.data()});
+    run.Run(cpu_.stream, cpu_.workspace, std::span(inputs).first(b.empty() ? 2 : 3),
+            std::array{y.data()});
   });
 }
 
-void CpuKernels::ConvolutionBackwardData(const ConvolutionDims& dims, std::span<const float> dy,
-                                         std::span<const float> w, std::span<float> dx) {
+void CpuWindow::ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy_values,
+                                        std::span<const float> w, Values dx_values) {
+  const auto dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("w", w.size(), sizes.w);
   CheckSize("dx", dx.size(), sizes.x);
   if (TakesReference(dims, sizes)) {
-    reference_->ConvolutionBackwardData(dims, dy, w, dx);
+    cpu_.reference->window().ConvolutionBackwardData(dims, dy, w, dx);
     return;
   }
   if (const ConvolutionDims reached = Reached(dims); reached != dims) {
-    std::vector<float> part(static_cast<size_t>(SizesOf(reached).x));
+    std::vector<float> part(SizesOf(reached).x);
     ConvolutionBackwardData(reached, dy, w, part);
     PutBack(dims, reached, part.data(), dx);
     return;
   }
-  const ScopedThreads threads(threads_);
+  const ScopedThreads threads(cpu_.threads);
   const BackwardDataRoute route = BackwardDataRouteOf(dims);
   const float* weights = w.data();
   if (route == BackwardDataRoute::kMatrix) {
@@ -104,57 +120,58 @@ void CpuKernels::ConvolutionBackwardData(const ConvolutionDims& dims, std::span<
     return;
   }
   if (route == BackwardDataRoute::kForward) {
-    auto* flipped = static_cast<float*>(workspace_.Get(kOwnSlot, w.size_bytes()));
-    FlipTaps(threads_, dims.window.kernel_height * dims.window.kernel_width, w, flipped);
+    auto* flipped = static_cast<float*>(cpu_.workspace.Get(CpuContext::kOwnSlot, w.size_bytes()));
+    FlipTaps(cpu_.threads, dims.window.kernel_height * dims.window.kernel_width, w, flipped);
     weights = flipped;
   }
   PrimitiveRun& run = backward_data_.GetOrMake(dims, [&] {
     return route == BackwardDataRoute::kForward
-               ? MakeConvolutionBackwardDataByForward(dims, engine_)
-               : MakeConvolutionBackwardData(dims, ImageLayout::kChannelsLast, engine_);
+               ? MakeConvolutionBackwardDataByForward(dims, cpu_.engine)
+               : MakeConvolutionBackwardData(dims, ImageLayout::kChannelsLast, cpu_.engine);
   });
   OrDie("convolution backward data", [&] {
-    run.Run(stream_, workspace_, std::array{dy.data(), weights}, std::array{dx.data()});
+    run.Run(cpu_.stream, cpu_.workspace, std::array{dy.data(), weights}, std::array{dx.data()});
   });
 }
 
-void CpuKernels::ConvolutionBackwardWeights(const ConvolutionDims& dims, std::span<const float> x,
-                                            std::span<const float> dy, std::span<float> dw,
-                                            std::span<float> db) {
+void CpuWindow::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x_values,
+                                           ConstValues dy_values, std::span<float> dw,
+                                           std::span<float> db) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("dw", dw.size(), sizes.w);
   CheckSizeIfAny("db", db.size(), sizes.b);
   if (TakesReference(dims, sizes)) {
-    reference_->ConvolutionBackwardWeights(dims, x, dy, dw, db);
+    cpu_.reference->window().ConvolutionBackwardWeights(dims, x, dy, dw, db);
     return;
   }
   if (const ConvolutionDims reached = Reached(dims); reached != dims) {
-    std::vector<float> part(static_cast<size_t>(SizesOf(reached).x));
+    std::vector<float> part(SizesOf(reached).x);
     CutOut(dims, reached, x, part.data());
     ConvolutionBackwardWeights(reached, part, dy, dw, db);
     return;
   }
-  const ScopedThreads threads(threads_);
+  const ScopedThreads threads(cpu_.threads);
   const BackwardWeightsRoute route = BackwardWeightsRouteOf(dims);
   if (route == BackwardWeightsRoute::kMatrix) {
     const int64_t in = dims.in_channels, out = dims.out_channels, positions = OutPositions(dims);
     MatrixProduct(out, in, positions, 1, {dy.data(), out, true}, {x.data(), in}, dw.data(), in);
-    if (!db.empty()) ColumnSums(threads_, positions, out, dy.data(), db);
+    if (!db.empty()) ColumnSums(cpu_.threads, positions, out, dy.data(), db);
     return;
   }
   if (route == BackwardWeightsRoute::kOuterProducts) {
-    WeightGradient(dims).Run(threads_, workspace_, x, dy, dw, db);
+    WeightGradient(dims).Run(cpu_.threads, cpu_.workspace, x, dy, dw, db);
     return;
   }
   const ConvolutionKey key{dims, !db.empty()};
   PrimitiveRun& run = backward_weights_.GetOrMake(key, [&] {
-    return MakeConvolutionBackwardWeights(dims, key.with_bias, ImageLayout::kBlocks, engine_);
+    return MakeConvolutionBackwardWeights(dims, key.with_bias, ImageLayout::kBlocks, cpu_.engine);
   });
   const std::array outputs{dw.data(), db.data()};
   OrDie("convolution backward weights", [&] {
-    run.Run(stream_, workspace_, std::array{x.data(), dy.data()},
+    run.Run(cpu_.stream, cpu_.workspace, std::array{x.data(), dy.data()},
             std::span(outputs).first(db.empty() ? 1 : 2));
   });
 }

@@ -7,8 +7,8 @@
 
 #include <dnnl.hpp>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/primitive_run.h"
-#include "kernels/kernels.h"
 
 namespace cadre {
 

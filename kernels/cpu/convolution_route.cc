@@ -31,9 +31,9 @@ BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims) {
 BackwardWeightsRoute BackwardWeightsRouteOf(const ConvolutionDims& dims) {
   if (IsMatrix(dims)) return BackwardWeightsRoute::kMatrix;
   // Fewer columns than this leave most of WeightGradient's registers empty.
-  constexpr int64_t kLeastColumns = 16;
+  constexpr int64_t kMinColumns = 16;
   const int64_t columns = dims.in_channels * dims.window.kernel_height * dims.window.kernel_width;
-  return columns >= kLeastColumns && WeightGradient::Takes(dims)
+  return columns >= kMinColumns && WeightGradient::Takes(dims)
              ? BackwardWeightsRoute::kOuterProducts
              : BackwardWeightsRoute::kBlocks;
 }

@@ -6,7 +6,7 @@
 // Thread-safe (pure functions).
 #pragma once
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 namespace cadre {
 

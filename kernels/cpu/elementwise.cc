@@ -1,8 +1,14 @@
-// Element by element.
+// Activations, dropout and addition. The transcendental functions are polynomials of our own
+// (vector_loops.h) because a call of libm per element would prevent vectorisation.
+//
+// Dropout draws from a counter-based generator (Salmon et al. 2011, "Parallel Random Numbers: As
+// Easy as 1, 2, 3"): an element's fate is a function of the seed, the layer and its number in the
+// run, so that forward and backward, every division of the batch and every device agree without
+// storing a mask.
 #include <cmath>
 
 #include "base/random.h"
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
@@ -36,7 +42,7 @@ CADRE_VECTOR_LOOP void Tanh(int64_t n, const float* x, float* y) {
 CADRE_VECTOR_LOOP void ReluBackward(int64_t n, const float* y, const float* dy, float* dx) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    // Read whether needed or not: a load under a condition would stay scalar.
+    // Loaded unconditionally: a conditional load would prevent vectorisation.
     const float passed = dy[i];
     dx[i] = y[i] > 0 ? passed : 0;
   }
@@ -47,7 +53,7 @@ CADRE_VECTOR_LOOP void GeluBackward(int64_t n, const float* x, const float* dy, 
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const Normal normal = NormalOf(x[i]);
-    dx[i] = dy[i] * (normal.below + x[i] * normal.bell * kDensity);
+    dx[i] = dy[i] * (normal.below + x[i] * normal.density * kDensity);
   }
 }
 
@@ -110,26 +116,30 @@ BackwardLoop BackwardOf(Activation kind) {
 
 }  // namespace
 
-void CpuKernels::ActivationForward(Activation kind, std::span<const float> x, std::span<float> y) {
+void CpuPointwise::ActivationForward(Activation kind, ConstValues x_values, Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   const auto n = static_cast<int64_t>(x.size());
   CheckSize("y", y.size(), n);
-  ForParts(threads_, n, [loop = ForwardOf(kind), x, y](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, n, [loop = ForwardOf(kind), x, y](int64_t begin, int64_t end) {
     loop(end - begin, x.data() + begin, y.data() + begin);
   });
 }
 
-void CpuKernels::ActivationBackward(Activation kind, std::span<const float> seen,
-                                    std::span<const float> dy, std::span<float> dx) {
+void CpuPointwise::ActivationBackward(Activation kind, ConstValues seen_values,
+                                      ConstValues dy_values, Values dx_values) {
+  const auto seen = seen_values.floats(), dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   const auto n = static_cast<int64_t>(seen.size());
   CheckSize("dy", dy.size(), n);
   CheckSize("dx", dx.size(), n);
-  ForParts(threads_, n, [loop = BackwardOf(kind), seen, dy, dx](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, n, [loop = BackwardOf(kind), seen, dy, dx](int64_t begin, int64_t end) {
     loop(end - begin, seen.data() + begin, dy.data() + begin, dx.data() + begin);
   });
 }
 
-void CpuKernels::Dropout(const DropoutKey& key, uint64_t first, std::span<const float> x,
-                         std::span<float> y) {
+void CpuPointwise::Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y_values) {
+  const auto y = y_values.floats();
   const auto n = static_cast<int64_t>(x.size());
   CheckSize("y", y.size(), n);
   const RandomSequence random(key.seed, RandomStream::kDropout, key.layer);
@@ -137,16 +147,18 @@ void CpuKernels::Dropout(const DropoutKey& key, uint64_t first, std::span<const 
   // same as comparing the fractions.
   const auto least = static_cast<uint32_t>(std::ceil(key.rate * 0x1.0p24F));
   const float scale = 1.0F / (1.0F - key.rate);
-  ForParts(threads_, n, [=](int64_t begin, int64_t end) {
-    Drop(end - begin, random, first + static_cast<uint64_t>(begin), least, scale, x.data() + begin,
-         y.data() + begin);
+  ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
+    Drop(end - begin, random, first + static_cast<uint64_t>(begin), least, scale,
+         x.floats().data() + begin, y.data() + begin);
   });
 }
 
-void CpuKernels::Add(std::span<const float> x, std::span<float> y) {
+void CpuPointwise::Add(ConstValues x_values, Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   const auto n = static_cast<int64_t>(x.size());
   CheckSize("y", y.size(), n);
-  ForParts(threads_, n, [x, y](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, n, [x, y](int64_t begin, int64_t end) {
     AddTo(end - begin, x.data() + begin, y.data() + begin);
   });
 }

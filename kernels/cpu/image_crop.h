@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 namespace cadre {
 

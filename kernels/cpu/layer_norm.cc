@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/cpu/column_sums.h"
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
@@ -58,10 +58,11 @@ CADRE_VECTOR_LOOP void DenormaliseRow(int64_t n, Statistics s, const float* __re
 
 }  // namespace
 
-void CpuKernels::LayerNormForward(const RowsDims& dims, float epsilon, std::span<const float> x,
-                                  std::span<const float> scale, std::span<const float> shift,
-                                  std::span<float> y, std::span<float> mean,
-                                  std::span<float> inverse) {
+void CpuNorm::LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x_values,
+                               std::span<const float> scale, std::span<const float> shift,
+                               Values y_values, std::span<float> mean, std::span<float> inverse) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("scale", scale.size(), dims.channels);
   CheckSize("shift", shift.size(), dims.channels);
@@ -70,24 +71,25 @@ void CpuKernels::LayerNormForward(const RowsDims& dims, float epsilon, std::span
   CheckSize("inverse", inverse.size(), dims.rows);
   const int64_t n = dims.channels;
   if (n == 0) {
-    reference_->LayerNormForward(dims, epsilon, x, scale, shift, y, mean, inverse);
+    cpu_.reference->norm().LayerNormForward(dims, epsilon, x, scale, shift, y, mean, inverse);
     return;
   }
-  ForParts(threads_, dims.rows, n, [&](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, dims.rows, n, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const Statistics s =
           NormaliseRow(n, epsilon, x.data() + r * n, scale.data(), shift.data(), y.data() + r * n);
-      mean[static_cast<size_t>(r)] = s.mean;
-      inverse[static_cast<size_t>(r)] = s.inverse;
+      mean[r] = s.mean;
+      inverse[r] = s.inverse;
     }
   });
 }
 
-void CpuKernels::LayerNormBackward(const RowsDims& dims, std::span<const float> x,
-                                   std::span<const float> dy, std::span<const float> mean,
-                                   std::span<const float> inverse, std::span<const float> scale,
-                                   std::span<float> dx, std::span<float> dscale,
-                                   std::span<float> dshift) {
+void CpuNorm::LayerNormBackward(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
+                                std::span<const float> mean, std::span<const float> inverse,
+                                std::span<const float> scale, Values dx_values,
+                                std::span<float> dscale, std::span<float> dshift) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("dy", dy.size(), SizeOf(dims));
   CheckSize("mean", mean.size(), dims.rows);
@@ -97,8 +99,8 @@ void CpuKernels::LayerNormBackward(const RowsDims& dims, std::span<const float> 
   CheckSize("dscale", dscale.size(), dims.channels);
   CheckSize("dshift", dshift.size(), dims.channels);
   const int64_t n = dims.channels;
-  std::vector<double> sums(static_cast<size_t>(2 * n));
-  SumByThread(threads_, dims.rows, n, sums, [&](int64_t begin, int64_t end, double* to) {
+  std::vector<double> sums(2 * n);
+  SumByThread(cpu_.threads, dims.rows, n, sums, [&](int64_t begin, int64_t end, double* to) {
     for (int64_t r = begin; r < end; ++r) {
       const auto at = static_cast<size_t>(r);
       DenormaliseRow(n, {mean[at], inverse[at]}, x.data() + r * n, dy.data() + r * n, scale.data(),

@@ -1,4 +1,10 @@
-// Softmax cross-entropy: a row at a time, sums in double.
+// Softmax cross-entropy with label smoothing (Szegedy et al. 2016), row by row.
+//
+// The logits are shifted by their maximum before the exponential, so that none overflows and one
+// of them is 1. The loss is log(sum) + max - x[label], never log of a probability, which would be
+// infinite once it underflows. Sums are taken in double. The gradient is scale * (softmax -
+// target), whose value at the label is computed in double, because it is a difference of nearly
+// equal numbers as the model becomes certain.
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -6,7 +12,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
@@ -47,7 +53,7 @@ struct RowLoss {
   bool correct = false;
 };
 
-// An empty dx (nullptr): not wanted.
+// A null dx is not computed.
 RowLoss LossOfRow(int64_t classes, double smoothing, const float* x, int32_t label, float scale,
                   float* dx) {
   const float largest = Largest(classes, x);
@@ -68,19 +74,20 @@ RowLoss LossOfRow(int64_t classes, double smoothing, const float* x, int32_t lab
 
 }  // namespace
 
-Kernels::LossSums CpuKernels::SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
-                                                  std::span<const float> x,
-                                                  std::span<const int32_t> labels, float scale,
-                                                  std::span<float> dx) {
+LossSums CpuPointwise::SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
+                                           ConstValues x_values, std::span<const int32_t> labels,
+                                           float scale, Values dx_values) {
+  const auto x = x_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("x", x.size(), rows * classes);
   CheckSize("labels", labels.size(), rows);
   CheckSizeIfAny("dx", dx.size(), rows * classes);
   for (const int32_t label : labels) {
     CHECK(label >= 0 && label < classes) << "label " << label << " of " << classes << " classes";
   }
-  std::vector<RowLoss> each(static_cast<size_t>(rows));
+  std::vector<RowLoss> each(rows);
   // An exponential costs as much as several plain elements.
-  ForParts(threads_, rows, 4 * classes, [&](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, rows, 4 * classes, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const auto at = static_cast<size_t>(r);
       each[at] = LossOfRow(classes, static_cast<double>(smoothing), x.data() + r * classes,

@@ -1,14 +1,20 @@
-// Pooling, sixteen channels at a time. Own loops rather than oneDNN's: its workspace does not say
-// which of equal elements won, and our argmax must be the same in every back end.
+// Pooling, sixteen channels at a time. Own loops rather than oneDNN's: its workspace does not
+// record which of equal elements is the largest, and argmax must be the same in every back end.
 //
-// Forward takes an output and walks over its window; backward takes an input and walks over the
-// windows that it is in, so that every element is written once and threads share none.
+// Forward iterates over outputs and reads their windows. Backward iterates over inputs and gathers
+// from the windows that cover them, instead of scattering from outputs: every element is written
+// once, threads need no atomics, and sums have one order. The price is that overlapping windows
+// are read several times; they are in the cache.
+//
+// Windows have few sizes, so that the common ones (2 x 2 and 3 x 3 with stride 2) are compiled with
+// constant extents (Walk), which unrolls their loops; at the borders and for other windows AnyWalk
+// takes over.
 #include "kernels/cpu/pooling_geometry.h"
 
 #include <algorithm>
 
 #include "kernels/cpu/column_sums.h"
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
@@ -18,8 +24,7 @@ namespace {
 
 using Int = int32_t;
 
-// The sizes of a window where the compiler should know them, so that walks over it are unrolled; 0:
-// as many as there are.
+// Extents of a window that are known at compile time, so that its loops are unrolled; 0 if not.
 template <int kHeight, int kWidth>
 struct Walk {
   static bool Fits(const PoolingWindow& w) {
@@ -53,8 +58,8 @@ template <typename Walk>
 CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int64_t n,
                                 const float* x, float* y, Int* argmax) {
   int64_t c = 0;
-  for (; c + kLanes <= n; c += kLanes) {
-    MaxOfWindow<Lanes, IntLanes, Walk>(window, width, n, x + c, y + c, argmax + c);
+  for (; c + kVectorSize <= n; c += kVectorSize) {
+    MaxOfWindow<Vector, IntVector, Walk>(window, width, n, x + c, y + c, argmax + c);
   }
   for (; c < n; ++c) MaxOfWindow<float, Int, Walk>(window, width, n, x + c, y + c, argmax + c);
 }
@@ -78,7 +83,7 @@ CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, cons
   }
 }
 
-// The sum over the windows that hold an input of the gradients that it won.
+// The sum of the gradients of the windows whose maximum is this input.
 template <typename V, typename I, typename Walk>
 CADRE_INLINE V Won(const PoolingWindow& outputs, int64_t out_width, int64_t channels, Int position,
                    const float* dy, const Int* argmax) {
@@ -98,8 +103,8 @@ template <typename Walk>
 CADRE_INLINE void WonOfChannels(const PoolingWindow& outputs, int64_t width, int64_t n,
                                 Int position, const float* dy, const Int* argmax, float* dx) {
   int64_t c = 0;
-  for (; c + kLanes <= n; c += kLanes) {
-    Store(dx + c, Won<Lanes, IntLanes, Walk>(outputs, width, n, position, dy + c, argmax + c));
+  for (; c + kVectorSize <= n; c += kVectorSize) {
+    Store(dx + c, Won<Vector, IntVector, Walk>(outputs, width, n, position, dy + c, argmax + c));
   }
   for (; c < n; ++c) {
     dx[c] = Won<float, Int, Walk>(outputs, width, n, position, dy + c, argmax + c);
@@ -113,7 +118,7 @@ CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, cons
   for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
     const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
     const auto position = static_cast<Int>(in_row * d.window.in_width + iw);
-    // What windows of 2 x 2 and 3 x 3 that move by two come to.
+    // The cases of 2 x 2 and 3 x 3 windows with stride 2.
     if (Walk<1, 1>::Fits(outputs)) {
       WonOfChannels<Walk<1, 1>>(outputs, width, n, position, dy, argmax, dx);
     } else if (Walk<1, 2>::Fits(outputs)) {
@@ -126,7 +131,7 @@ CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, cons
   }
 }
 
-// 1 / what an average over the window is divided by.
+// 1 / the divisor of an average over the window.
 CADRE_INLINE float Share(const PoolingDims& d, const PoolingWindow& window) {
   const int64_t all = d.window.kernel_height * d.window.kernel_width;
   const int64_t divisor = d.kind == PoolKind::kAverageWithPadding ? all : window.size();
@@ -175,8 +180,10 @@ CADRE_VECTOR_LOOP void Spread(int64_t positions, int64_t channels, float share,
 
 }  // namespace
 
-void CpuKernels::PoolingForward(const PoolingDims& dims, std::span<const float> x,
-                                std::span<float> y, std::span<int32_t> argmax) {
+void CpuWindow::PoolingForward(const PoolingDims& dims, ConstValues x_values, Values y_values,
+                               std::span<int32_t> argmax) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("y", y.size(), sizes.y);
@@ -186,7 +193,7 @@ void CpuKernels::PoolingForward(const PoolingDims& dims, std::span<const float> 
   const int64_t row = w.out_width * dims.channels;
   const int64_t image = w.in_height * w.in_width * dims.channels;
   const int64_t cost = row * w.kernel_height * w.kernel_width;
-  ForParts(threads_, dims.batch * w.out_height, cost, [&](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, dims.batch * w.out_height, cost, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const float* from = x.data() + i / w.out_height * image;
       float* to = y.data() + i * row;
@@ -199,8 +206,10 @@ void CpuKernels::PoolingForward(const PoolingDims& dims, std::span<const float> 
   });
 }
 
-void CpuKernels::PoolingBackward(const PoolingDims& dims, std::span<const float> dy,
-                                 std::span<const int32_t> argmax, std::span<float> dx) {
+void CpuWindow::PoolingBackward(const PoolingDims& dims, ConstValues dy_values,
+                                std::span<const int32_t> argmax, Values dx_values) {
+  const auto dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("dx", dx.size(), sizes.x);
@@ -209,7 +218,7 @@ void CpuKernels::PoolingBackward(const PoolingDims& dims, std::span<const float>
   const WindowDims& w = dims.window;
   const int64_t row = w.in_width * dims.channels;
   const int64_t image = w.out_height * w.out_width * dims.channels;
-  ForParts(threads_, dims.batch * w.in_height, 2 * row, [&](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, dims.batch * w.in_height, 2 * row, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t at = i / w.in_height * image;
       float* to = dx.data() + i * row;
@@ -222,14 +231,15 @@ void CpuKernels::PoolingBackward(const PoolingDims& dims, std::span<const float>
   });
 }
 
-void CpuKernels::GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
-                                          int64_t divisor, std::span<const float> x,
-                                          std::span<float> y) {
+void CpuWindow::GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
+                                         int64_t divisor, ConstValues x_values, Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), batch * positions * channels);
   CheckSize("y", y.size(), batch * channels);
   const double share = 1 / static_cast<double>(divisor);
-  ForParts(threads_, batch, positions * channels, [&](int64_t begin, int64_t end) {
-    std::vector<double> sums(static_cast<size_t>(channels));
+  ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
+    std::vector<double> sums(channels);
     for (int64_t n = begin; n < end; ++n) {
       std::fill(sums.begin(), sums.end(), 0.0);
       AddColumnSums(positions, channels, x.data() + n * positions * channels, sums.data());
@@ -239,13 +249,15 @@ void CpuKernels::GlobalAveragePoolForward(int64_t batch, int64_t positions, int6
   });
 }
 
-void CpuKernels::GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
-                                           int64_t divisor, std::span<const float> dy,
-                                           std::span<float> dx) {
+void CpuWindow::GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                          int64_t divisor, ConstValues dy_values,
+                                          Values dx_values) {
+  const auto dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("dy", dy.size(), batch * channels);
   CheckSize("dx", dx.size(), batch * positions * channels);
   const float share = 1 / static_cast<float>(divisor);
-  ForParts(threads_, batch, positions * channels, [&](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       Spread(positions, channels, share, dy.data() + n * channels,
              dx.data() + n * positions * channels);

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/vector_loops.h"
-#include "kernels/kernels.h"
 
 namespace cadre {
 

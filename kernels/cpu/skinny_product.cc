@@ -1,3 +1,15 @@
+// y = x W^T for a batch of at most 32 rows: W is read once and each weight is used for few
+// products, so the product is bound by memory bandwidth, and BLAS, which packs W first, reads it
+// twice and writes it once.
+//
+// Here x, the small factor, is transposed instead: x^T [in, batch] in rows of one or two vectors. A
+// weight is then broadcast and multiplied with a vector of samples. A tile takes eight rows of W,
+// which is enough independent sums to hide the latency of a fused multiply-add, and no more rows
+// than a set of the first-level cache has ways: rows are often a multiple of 4 KiB apart and then
+// map to the same set.
+//
+// Every sum is taken in the order of the inputs (odd and even ones apart), whatever the threads.
+// Limits: AVX-512; see TakesSkinnyProduct.
 #include "kernels/cpu/skinny_product.h"
 
 #include <algorithm>
@@ -8,9 +20,9 @@
 namespace cadre {
 namespace {
 
-constexpr int64_t kMostRows = 2 * kLanes;
+constexpr int64_t kMaxRows = 2 * kVectorSize;
 // Transposing x costs as much as a few outputs.
-constexpr int64_t kLeastOuts = 64;
+constexpr int64_t kMinOuts = 64;
 // Rows of weights that a tile works on: with one or two registers each they are
 // enough chains of sums to hide the latency of one. Rows are often a multiple of 4 KiB apart, so
 // that all fall into one set of the first-level cache; eight fit.
@@ -20,8 +32,8 @@ int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; 
 // to[columns][width] = from[rows][columns]^T, zeros from column `rows` on.
 CADRE_VECTOR_LOOP void TransposeInto(int64_t rows, int64_t columns, int64_t width,
                                      const float* __restrict from, float* __restrict to) {
-  for (int64_t c0 = 0; c0 < columns; c0 += kLanes) {
-    const int64_t c1 = std::min(columns, c0 + kLanes);
+  for (int64_t c0 = 0; c0 < columns; c0 += kVectorSize) {
+    const int64_t c1 = std::min(columns, c0 + kVectorSize);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = c0; c < c1; ++c) to[c * width + r] = from[r * columns + c];
     }
@@ -31,26 +43,27 @@ CADRE_VECTOR_LOOP void TransposeInto(int64_t rows, int64_t columns, int64_t widt
   }
 }
 
-// sums[row][batch] of kRows rows of weights with x^T [in, kGroups * kLanes]. Odd and even columns
-// have their own sums.
+// sums[row][batch] of kRows rows of weights with x^T [in, kGroups * kVectorSize]. Odd and even
+// columns have their own sums.
 template <int kRows, int kGroups>
 CADRE_INLINE void ForwardTile(int64_t batch, int64_t in, const float* x, const float* w,
                               float* sums) {
-  constexpr int64_t kWidth = kGroups * kLanes;
-  Lanes tile[2][kRows][kGroups] = {};
+  constexpr int64_t kWidth = kGroups * kVectorSize;
+  Vector tile[2][kRows][kGroups] = {};
   int64_t i = 0;
   for (; i + 2 <= in; i += 2, x += 2 * kWidth) {
-    if (i % kLanes == 0) {
+    if (i % kVectorSize == 0) {
       for (int r = 0; r < kRows; ++r) Prefetch<128>(w + r * in + i);
     }
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const Lanes weight = w[r * in + i + odd] - Lanes{};
+        const Vector weight = w[r * in + i + odd] - Vector{};
 #pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g) {
-          tile[kGroups == 1 ? odd : 0][r][g] += weight * Load<Lanes>(x + odd * kWidth + g * kLanes);
+          tile[kGroups == 1 ? odd : 0][r][g] +=
+              weight * Load<Vector>(x + odd * kWidth + g * kVectorSize);
         }
       }
     }
@@ -58,9 +71,9 @@ CADRE_INLINE void ForwardTile(int64_t batch, int64_t in, const float* x, const f
   for (int r = 0; r < kRows; ++r) {
     float row[kWidth];
     for (int g = 0; g < kGroups; ++g) {
-      Lanes sum = tile[0][r][g] + tile[1][r][g];
-      if (i < in) sum += w[r * in + i] * Load<Lanes>(x + g * kLanes);
-      Store(row + g * kLanes, sum);
+      Vector sum = tile[0][r][g] + tile[1][r][g];
+      if (i < in) sum += w[r * in + i] * Load<Vector>(x + g * kVectorSize);
+      Store(row + g * kVectorSize, sum);
     }
     for (int64_t n = 0; n < batch; ++n) sums[r * batch + n] = row[n];
   }
@@ -89,21 +102,21 @@ CADRE_VECTOR_LOOP void ForwardTwoGroups(int64_t batch, int64_t in, int64_t rows,
 
 bool TakesSkinnyProduct(const FullyConnectedDims& dims) {
 #if defined(__x86_64__)
-  return dims.batch <= kMostRows && dims.out >= kLeastOuts && __builtin_cpu_supports("avx512f") > 0;
+  return dims.batch <= kMaxRows && dims.out >= kMinOuts && __builtin_cpu_supports("avx512f") > 0;
 #else
   return dims.batch < 0;
 #endif
 }
 
 int64_t SkinnyScratch(const FullyConnectedDims& dims) {
-  return RoundUp(dims.batch, kLanes) * dims.in;
+  return RoundUp(dims.batch, kVectorSize) * dims.in;
 }
 
 void SkinnyForward(int threads, const FullyConnectedDims& dims, const float* x, const float* w,
                    float* scratch, float* y_transposed) {
-  const int64_t width = RoundUp(dims.batch, kLanes);
+  const int64_t width = RoundUp(dims.batch, kVectorSize);
   TransposeInto(dims.batch, dims.in, width, x, scratch);
-  const auto loop = width == kLanes ? ForwardOneGroup : ForwardTwoGroups;
+  const auto loop = width == kVectorSize ? ForwardOneGroup : ForwardTwoGroups;
   const int64_t tiles = RoundUp(dims.out, kTileRows) / kTileRows;
   ForParts(threads, tiles, kTileRows * dims.in, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kTileRows;

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 namespace cadre {
 

@@ -31,8 +31,8 @@ class ScopedThreads {
 // work is too small for so many.
 inline int PartsFor(int threads, int64_t items, int64_t cost = 1) {
   // Below this many elements waking a thread costs more than the work.
-  constexpr int64_t kLeastPerThread = 1 << 13;
-  const int64_t worthwhile = items * std::max<int64_t>(cost, 1) / kLeastPerThread;
+  constexpr int64_t kMinPerThread = 1 << 13;
+  const int64_t worthwhile = items * std::max<int64_t>(cost, 1) / kMinPerThread;
   return static_cast<int>(
       std::max<int64_t>(1, std::min<int64_t>({int64_t{threads}, items, worthwhile})));
 }

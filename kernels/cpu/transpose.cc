@@ -1,7 +1,7 @@
 // Exchanging the two inner dimensions.
 #include <algorithm>
 
-#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
 #include "kernels/extents.h"
@@ -25,14 +25,16 @@ CADRE_VECTOR_LOOP void TransposeRows(int64_t rows, int64_t columns, int64_t x_st
 
 }  // namespace
 
-void CpuKernels::Transpose(int64_t batch, int64_t positions, int64_t channels,
-                           std::span<const float> x, std::span<float> y) {
+void CpuMemory::Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x_values,
+                          Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), batch * positions * channels);
   CheckSize("y", y.size(), batch * positions * channels);
   if (x.empty()) return;
   // Items: strips of channels of a sample.
   const int64_t strips = (channels + kTile - 1) / kTile;
-  ForParts(threads_, batch * strips, positions * kTile, [&](int64_t begin, int64_t end) {
+  ForParts(cpu_.threads, batch * strips, positions * kTile, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t sample = i / strips * positions * channels;
       const int64_t c = i % strips * kTile;

@@ -25,11 +25,11 @@
 namespace cadre {
 
 // One AVX-512 register, or as many smaller ones as it takes.
-constexpr int64_t kLanes = 16;
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
-using IntLanes = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
+constexpr int64_t kVectorSize = 16;
+using Vector = float __attribute__((vector_size(kVectorSize * sizeof(float))));
+using IntVector = int32_t __attribute__((vector_size(kVectorSize * sizeof(int32_t))));
 
-// V: Lanes or IntLanes, or one float or int32_t (for what is left over at the end of a row).
+// V: Vector or IntVector, or one float or int32_t (for what is left over at the end of a row).
 template <typename V, typename T>
 CADRE_INLINE V Load(const T* p) {
   V v;
@@ -50,16 +50,16 @@ CADRE_INLINE void Prefetch(const float* p) {
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kAhead * sizeof(float)));
 }
 
-using HalfLanes = float __attribute__((vector_size(kLanes / 2 * sizeof(float))));
-using Doubles = double __attribute__((vector_size(kLanes / 2 * sizeof(double))));
+using HalfVector = float __attribute__((vector_size(kVectorSize / 2 * sizeof(float))));
+using Doubles = double __attribute__((vector_size(kVectorSize / 2 * sizeof(double))));
 
-// to[kLanes] += v.
-CADRE_INLINE void AddWide(Lanes v, double* to) {
-  HalfLanes halves[2];
+// to[kVectorSize] += v.
+CADRE_INLINE void AddWide(Vector v, double* to) {
+  HalfVector halves[2];
   std::memcpy(halves, &v, sizeof(v));
-  for (const HalfLanes& half : halves) {
+  for (const HalfVector& half : halves) {
     Store(to, Load<Doubles>(to) + __builtin_convertvector(half, Doubles));
-    to += kLanes / 2;
+    to += kVectorSize / 2;
   }
 }
 CADRE_INLINE void AddWide(float v, double* to) { *to += static_cast<double>(v); }
@@ -88,10 +88,10 @@ CADRE_INLINE float Exp(float given) {
   return given < -87.0F ? 0.0F : sum;
 }
 
-// The normal distribution at x: its density is `bell` / sqrt(2 pi), and its integral from minus
+// The normal distribution at x: its density is `density` / sqrt(2 pi), and its integral from minus
 // infinity is `below`.
 struct Normal {
-  float bell, below;
+  float density, below;
 };
 
 // With z = |x| / sqrt 2 and t = 1 / (1 + 0.4 z), erfc(z) e^(z^2) / t is a polynomial in t to 8e-9
@@ -110,9 +110,9 @@ CADRE_INLINE Normal NormalOf(float x) {
   sum = sum * t + 0.21491949F;
   sum = sum * t + 0.224951978F;
   sum = sum * t + 0.225706911F;
-  const float bell = Exp(-z * z);
-  const float tail = 0.5F * t * sum * bell;
-  return {bell, x < 0 ? tail : 1.0F - tail};
+  const float density = Exp(-z * z);
+  const float tail = 0.5F * t * sum * density;
+  return {density, x < 0 ? tail : 1.0F - tail};
 }
 
 CADRE_INLINE float SigmoidOf(float x) { return 1.0F / (1.0F + Exp(-x)); }

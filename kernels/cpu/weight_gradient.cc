@@ -1,3 +1,31 @@
+// The gradient of convolution weights is, for every tap and every pair of an input channel c and an
+// output channel o,
+//
+//   dw[o][c][tap] = sum over positions of dy[position][o] * x[position * stride + tap][c],
+//
+// a product of a short and wide by a tall and narrow matrix, whose inner dimension (positions) is
+// far larger than its outer ones. Libraries transform it to blocked layouts and split the sum over
+// threads in ways that depend on the number of threads and on timing. This file computes it
+// directly, in the style of the register-tiled kernels of Goto and van de Geijn ("Anatomy of
+// High-Performance Matrix Multiplication", 2008): copy panels that fit in the second-level cache,
+// keep a tile of the result in registers, stream the panels past it.
+//
+// Layout. A chunk of whole output rows is packed into panels:
+//   x:  [block of 32 columns][row][position in the row][32]   dy: [block of 16][position][16]
+// A column is an input channel, and taps are offsets into the padded panel; with few channels, or a
+// kernel of 1 x 1, everything that an output reads is gathered into columns instead (im2col), so
+// that registers are full and there is one tap.
+//
+// Cost. A tile of 3 taps x 4 outputs x 32 columns holds 24 accumulators in 32 AVX-512 registers; a
+// step loads 6 vectors and 4 scalars for 24 fused multiply-adds, so that arithmetic, not loads, is
+// the limit. Packing costs one copy of x per block of columns and one of dy, amortised over all
+// tiles that read the panel.
+//
+// Order of sums. Positions are summed in order within a chunk and chunks in order; if there are
+// many chunks, each thread has its own sums, which are added in the order of the threads. So the
+// result depends on the extents and the number of threads only.
+//
+// Limits: AVX-512, one group. convolution_route.cc decides when oneDNN is faster.
 #include "kernels/cpu/weight_gradient.h"
 
 #include <algorithm>
@@ -9,31 +37,30 @@
 namespace cadre {
 namespace {
 
-constexpr int64_t kColumns = 2 * kLanes;  // of a block of x
-constexpr int64_t kOuts = 16;             // of a block of dy
+constexpr int64_t kColumns = 2 * kVectorSize;  // of a block of x
+constexpr int64_t kOuts = 16;                  // of a block of dy
 // Positions of a chunk: long enough that loading and storing tiles does not count (one part in a
 // hundred), short enough that two panels (128 and 64 KiB) stay in a second-level cache.
 constexpr int64_t kChunkPositions = 1024;
-// Below this many input channels a block of channels would be mostly padding.
-constexpr int64_t kLeastChannelsForTaps = 16;
+// With fewer input channels a block of channels would be mostly padding.
+constexpr int64_t kMinChannelsForTaps = 16;
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool Gathers(const ConvolutionDims& d) {
-  return d.in_channels < kLeastChannelsForTaps ||
-         d.window.kernel_height * d.window.kernel_width == 1;
+  return d.in_channels < kMinChannelsForTaps || d.window.kernel_height * d.window.kernel_width == 1;
 }
 
 int64_t Taps(const ConvolutionDims& d) { return d.window.kernel_height * d.window.kernel_width; }
 
-// Of the inputs that `outputs` windows side by side see.
+// Inputs that `outputs` adjacent windows cover.
 int64_t Extent(int64_t outputs, int64_t kernel, const WindowDims& w) {
   return (outputs - 1) * w.stride + w.dilation * (kernel - 1) + 1;
 }
 
-// The most rows that x's panel has for one chunk: every image that it touches brings its own kernel
+// Upper bound on the rows of x's panel for one chunk: every image in the chunk adds the kernel's
 // rows beyond the first.
-int64_t MostPanelRows(const ConvolutionDims& d, int64_t chunk_rows) {
+int64_t MaxPanelRows(const ConvolutionDims& d, int64_t chunk_rows) {
   const int64_t images = 2 + (chunk_rows - 1) / d.window.out_height;
   return chunk_rows * d.window.stride +
          images * (d.window.dilation * (d.window.kernel_height - 1) + 1);
@@ -53,19 +80,19 @@ struct Positions {
 template <int kTap, int kOut>
 CADRE_INLINE void SumTile(const Positions& positions, const float* x, int64_t tap_step,
                           const float* dy, bool add, float* sums, int64_t out_stride) {
-  Lanes tile[kOut][kTap][2] = {};
+  Vector tile[kOut][kTap][2] = {};
   for (int64_t r = 0; r < positions.rows; ++r) {
     const float* at = x + positions.starts[r];
     for (int64_t p = 0; p < positions.width; ++p, at += positions.x_step, dy += kOuts) {
-      Lanes inputs[kTap][2];
+      Vector inputs[kTap][2];
 #pragma GCC unroll 8
       for (int t = 0; t < kTap; ++t) {
-        inputs[t][0] = Load<Lanes>(at + t * tap_step);
-        inputs[t][1] = Load<Lanes>(at + t * tap_step + kLanes);
+        inputs[t][0] = Load<Vector>(at + t * tap_step);
+        inputs[t][1] = Load<Vector>(at + t * tap_step + kVectorSize);
       }
 #pragma GCC unroll 16
       for (int o = 0; o < kOut; ++o) {
-        const Lanes gradient = dy[o] - Lanes{};
+        const Vector gradient = dy[o] - Vector{};
 #pragma GCC unroll 8
         for (int t = 0; t < kTap; ++t) {
           tile[o][t][0] += gradient * inputs[t][0];
@@ -80,11 +107,11 @@ CADRE_INLINE void SumTile(const Positions& positions, const float* x, int64_t ta
     for (int t = 0; t < kTap; ++t) {
       float* to = sums + o * out_stride + t * kColumns;
       if (add) {
-        tile[o][t][0] += Load<Lanes>(to);
-        tile[o][t][1] += Load<Lanes>(to + kLanes);
+        tile[o][t][0] += Load<Vector>(to);
+        tile[o][t][1] += Load<Vector>(to + kVectorSize);
       }
       Store(to, tile[o][t][0]);
-      Store(to + kLanes, tile[o][t][1]);
+      Store(to + kVectorSize, tile[o][t][1]);
     }
   }
 }
@@ -112,7 +139,7 @@ template <int64_t kWidth>
 CADRE_INLINE void CopyPosition(int64_t channels, const float* __restrict from, int64_t panel,
                                float* __restrict to) {
   for (; channels >= kWidth; channels -= kWidth, from += kWidth, to += panel) {
-    for (int64_t c = 0; c < kWidth; c += kLanes) Store(to + c, Load<Lanes>(from + c));
+    for (int64_t c = 0; c < kWidth; c += kVectorSize) Store(to + c, Load<Vector>(from + c));
   }
   if (channels == 0) return;
   for (int64_t c = 0; c < kWidth; ++c) to[c] = c < channels ? from[c] : 0.0F;
@@ -121,7 +148,7 @@ CADRE_INLINE void CopyPosition(int64_t channels, const float* __restrict from, i
 template <int64_t kWidth>
 CADRE_INLINE void ZeroPosition(int64_t channels, int64_t panel, float* to) {
   for (; channels > 0; channels -= kWidth, to += panel) {
-    for (int64_t c = 0; c < kWidth; c += kLanes) Store(to + c, Lanes{});
+    for (int64_t c = 0; c < kWidth; c += kVectorSize) Store(to + c, Vector{});
   }
 }
 
@@ -135,16 +162,16 @@ CADRE_VECTOR_LOOP void CopyPositions(int64_t positions, int64_t channels, const 
 // to[kOuts] += the sum of a panel of dy over its positions.
 CADRE_VECTOR_LOOP void SumPanel(int64_t positions, const float* panel, double* to) {
   constexpr int64_t kInFloat = 64;
-  static_assert(kOuts == kLanes);
+  static_assert(kOuts == kVectorSize);
   for (int64_t p = 0; p < positions; p += kInFloat) {
     const int64_t end = p + kInFloat < positions ? p + kInFloat : positions;
-    Lanes sums[2] = {};  // odd and even: two chains
+    Vector sums[2] = {};  // odd and even: two chains
     int64_t i = p;
     for (; i + 2 <= end; i += 2) {
-      sums[0] += Load<Lanes>(panel + i * kOuts);
-      sums[1] += Load<Lanes>(panel + (i + 1) * kOuts);
+      sums[0] += Load<Vector>(panel + i * kOuts);
+      sums[1] += Load<Vector>(panel + (i + 1) * kOuts);
     }
-    if (i < end) sums[0] += Load<Lanes>(panel + i * kOuts);
+    if (i < end) sums[0] += Load<Vector>(panel + i * kOuts);
     AddWide(sums[0] + sums[1], to);
   }
 }
@@ -162,19 +189,19 @@ CADRE_VECTOR_LOOP void CopyPaddedRow(const WindowDims& w, int64_t channels, cons
   }
 }
 
-// to[n] = from[n] in whole registers: what lies behind `to` is overwritten, and what lies behind
-// `from` is read as long as it lies before `end`.
+// to[n] = from[n] in whole registers: memory behind `to` is overwritten, and memory behind
+// `from` is read up to `end`.
 CADRE_INLINE void CopyFloats(int64_t n, const float* from, const float* end, float* to) {
-  const int64_t rounded = (n + kLanes - 1) / kLanes * kLanes;
+  const int64_t rounded = (n + kVectorSize - 1) / kVectorSize * kVectorSize;
   if (end - from >= rounded) {
-    for (int64_t c = 0; c < rounded; c += kLanes) Store(to + c, Load<Lanes>(from + c));
+    for (int64_t c = 0; c < rounded; c += kVectorSize) Store(to + c, Load<Vector>(from + c));
   } else {
     for (int64_t c = 0; c < n; ++c) to[c] = from[c];
   }
 }
 
-// to[kernel_height][kernel_width][channels] = what the window at (top, left) sees; what lies behind
-// is overwritten, up to a register. end: of x.
+// to[kernel_height][kernel_width][channels] = the inputs of the window at (top, left). Up to one
+// vector behind `to` is overwritten. end: the end of x.
 CADRE_INLINE void Gather(const WindowDims& w, int64_t channels, const float* image,
                          const float* end, int64_t top, int64_t left, float* to) {
   const int64_t row = w.kernel_width * channels;
@@ -197,8 +224,8 @@ CADRE_INLINE void Gather(const WindowDims& w, int64_t channels, const float* ima
   }
 }
 
-// One output row. gathered: room for its columns and a block more; the columns that fill up a
-// position's last block hold the next position's first, and nobody reads their sums.
+// One output row. `gathered` has room for its columns and one more block: the last block of a
+// position is filled with the first columns of the next one, whose sums are not read.
 CADRE_VECTOR_LOOP void GatherRow(const WindowDims& w, int64_t channels, const float* image,
                                  const float* end, int64_t out_row, float* gathered, int64_t panel,
                                  float* to) {
@@ -213,7 +240,7 @@ CADRE_VECTOR_LOOP void GatherRow(const WindowDims& w, int64_t channels, const fl
   }
 }
 
-// A 1 x 1 kernel: what an output sees lies together as it is.
+// A 1 x 1 kernel: the inputs of an output are contiguous already.
 CADRE_VECTOR_LOOP void PickRow(const WindowDims& w, int64_t channels, const float* row,
                                int64_t panel, float* to) {
   for (int64_t p = 0; p < w.out_width; ++p, to += kColumns) {
@@ -221,7 +248,7 @@ CADRE_VECTOR_LOOP void PickRow(const WindowDims& w, int64_t channels, const floa
   }
 }
 
-// dw[channel][tap] = sums[block of channels][tap][32]: one out.
+// dw[channel][tap] = sums[block of channels][tap][32], for one output channel.
 CADRE_VECTOR_LOOP void DeliverTaps(int64_t channels, int64_t taps, const float* __restrict sums,
                                    float* __restrict dw) {
   for (int64_t c = 0; c < channels; ++c) {
@@ -230,7 +257,7 @@ CADRE_VECTOR_LOOP void DeliverTaps(int64_t channels, int64_t taps, const float* 
   }
 }
 
-// dw[channel][tap] = sums[tap][channel]: one out.
+// dw[channel][tap] = sums[tap][channel], for one output channel.
 CADRE_VECTOR_LOOP void DeliverGathered(int64_t channels, int64_t taps, const float* __restrict sums,
                                        float* __restrict dw) {
   for (int64_t c = 0; c < channels; ++c) {
@@ -260,7 +287,7 @@ WeightGradient::WeightGradient(const ConvolutionDims& dims)
       panel_width_(gathered_
                        ? dims.window.out_width
                        : Extent(dims.window.out_width, dims.window.kernel_width, dims.window)),
-      x_panel_size_((gathered_ ? chunk_rows_ : MostPanelRows(dims, chunk_rows_)) * panel_width_ *
+      x_panel_size_((gathered_ ? chunk_rows_ : MaxPanelRows(dims, chunk_rows_)) * panel_width_ *
                     kColumns),
       dy_panel_size_(chunk_rows_ * dims.window.out_width * kOuts) {}
 
@@ -296,7 +323,7 @@ void WeightGradient::FillX(int threads, const Chunk& chunk, const float* x, floa
     const auto rows = static_cast<int64_t>(chunk.panel_rows.size());
     ForParts(threads, rows, row_size, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const PanelRow& row = chunk.panel_rows[static_cast<size_t>(i)];
+        const PanelRow& row = chunk.panel_rows[i];
         const bool inside = row.in_row >= 0 && row.in_row < w.in_height;
         CopyPaddedRow(w, channels,
                       inside ? x + (row.image * w.in_height + row.in_row) * row_size : nullptr,
@@ -307,11 +334,11 @@ void WeightGradient::FillX(int threads, const Chunk& chunk, const float* x, floa
   }
   const bool picks = Taps(dims_) == 1 && w.pad_top == 0 && w.pad_left == 0;
   ForParts(threads, chunk.rows, w.out_width * columns_, [&](int64_t begin, int64_t end) {
-    std::vector<float> gathered(static_cast<size_t>(w.out_width * columns_ + kColumns));
+    std::vector<float> gathered(w.out_width * columns_ + kColumns);
     for (int64_t r = begin; r < end; ++r) {
       const int64_t out_row = (chunk.first + r) % w.out_height;
       const float* image = x + (chunk.first + r) / w.out_height * w.in_height * row_size;
-      float* to = panels + chunk.starts[static_cast<size_t>(r)];
+      float* to = panels + chunk.starts[r];
       if (picks) {
         PickRow(w, channels, image + out_row * w.stride * row_size, x_panel_size_, to);
       } else {
@@ -385,13 +412,14 @@ void WeightGradient::Deliver(int threads, const float* sums, float* dw) const {
 }
 
 void WeightGradient::AddChunks(int threads, int64_t begin, int64_t end, const float* x,
-                               const float* dy, const Room& room) const {
+                               const float* dy, const Buffers& buffers) const {
   for (int64_t i = begin; i < end; ++i) {
     const Chunk chunk = MakeChunk(i * chunk_rows_);
-    FillX(threads, chunk, x, room.x_panels);
-    FillDy(threads, chunk, dy, room.dy_panels);
-    if (room.bias != nullptr) AddColumns(threads, chunk, room.dy_panels, room.bias);
-    AddProducts(threads, chunk, /*add=*/i > begin, room.x_panels, room.dy_panels, room.sums);
+    FillX(threads, chunk, x, buffers.x_panels);
+    FillDy(threads, chunk, dy, buffers.dy_panels);
+    if (buffers.bias != nullptr) AddColumns(threads, chunk, buffers.dy_panels, buffers.bias);
+    AddProducts(threads, chunk, /*add=*/i > begin, buffers.x_panels, buffers.dy_panels,
+                buffers.sums);
   }
 }
 
@@ -399,30 +427,30 @@ void WeightGradient::Run(int threads, Workspace& workspace, std::span<const floa
                          std::span<const float> dy, std::span<float> dw,
                          std::span<float> db) const {
   const int64_t chunks = DivideUp(dims_.batch * dims_.window.out_height, chunk_rows_);
-  // With many chunks every thread takes some, into sums of its own, and waits for the others once.
-  // With few, the threads share each chunk's work.
-  const int parts = chunks >= kLeastChunksPerThread * threads ? threads : 1;
+  // With many chunks, each thread processes some into its own sums, with one barrier at the end.
+  // With few, the threads share each chunk.
+  const int parts = chunks >= kMinChunksPerThread * threads ? threads : 1;
   const int64_t sums_size = dy_blocks_ * kOuts * x_blocks_ * taps_ * kColumns;
   const int64_t bias_size = dy_blocks_ * kOuts;
-  std::vector<double> bias(static_cast<size_t>(parts * bias_size));
-  std::vector<Room> rooms;
+  std::vector<double> bias(parts * bias_size);
+  std::vector<Buffers> buffers;
   for (int part = 0; part < parts; ++part) {
-    const auto room = [&](size_t slot, int64_t floats) {
+    const auto get = [&](size_t slot, int64_t floats) {
       return static_cast<float*>(workspace.Get(static_cast<size_t>(part) * 3 + slot,
                                                static_cast<size_t>(floats) * sizeof(float)));
     };
-    rooms.push_back({.x_panels = room(0, x_blocks_ * x_panel_size_),
-                     .dy_panels = room(1, dy_blocks_ * dy_panel_size_),
-                     .sums = room(2, sums_size),
-                     .bias = db.empty() ? nullptr : bias.data() + part * bias_size});
+    buffers.push_back({.x_panels = get(0, x_blocks_ * x_panel_size_),
+                       .dy_panels = get(1, dy_blocks_ * dy_panel_size_),
+                       .sums = get(2, sums_size),
+                       .bias = db.empty() ? nullptr : bias.data() + part * bias_size});
   }
   const int threads_each = parts == 1 ? threads : 1;
   ForEachPart(parts, chunks, [&](int part, int64_t begin, int64_t end) {
-    AddChunks(threads_each, begin, end, x.data(), dy.data(), rooms[static_cast<size_t>(part)]);
+    AddChunks(threads_each, begin, end, x.data(), dy.data(), buffers[part]);
   });
-  float* const sums = rooms[0].sums;
+  float* const sums = buffers[0].sums;
   for (int part = 1; part < parts; ++part) {
-    const float* const more = rooms[static_cast<size_t>(part)].sums;
+    const float* const more = buffers[part].sums;
     ForParts(threads, sums_size, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) sums[i] += more[i];
     });

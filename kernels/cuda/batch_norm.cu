@@ -1,5 +1,5 @@
-// Batch norm: sums by column in double (column_sums.h), and passes in which a thread keeps the
-// statistics of its columns in registers.
+// Batch norm. Sums by column in double (column_sums.h) use a fixed order; elementwise passes keep a
+// thread in its columns, with their statistics in registers, while it steps over rows.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/elements.h"
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// counted, unbiased: see BatchNormStatistics of host_kernels.cc.
+// counted, unbiased: see BatchNormStatistics of host_backend.cc.
 __global__ void Statistics(int64_t columns, double counted, double unbiased, double epsilon,
                            double share, const double* __restrict__ sums, float* __restrict__ mean,
                            float* __restrict__ inverse, float* __restrict__ running_mean,
@@ -202,8 +202,8 @@ void LaunchBatchNormInverse(CudaDevice& device, float epsilon, std::span<const f
          static_cast<double>(epsilon), variance.data(), inverse.data());
 }
 
-void LaunchNarrow(CudaDevice& device, double divisor, std::span<const double> sums,
-                  std::span<float> y) {
+void LaunchDivideToFloat(CudaDevice& device, double divisor, std::span<const double> sums,
+                         std::span<float> y) {
   const auto n = static_cast<int64_t>(y.size());
   Launch(device, "narrow", NarrowSums, Strided(device, n), n, divisor, sums.data(), y.data());
 }

@@ -1,4 +1,7 @@
-// Boxes and runs, packed, unpacked and added in one launch each: halos, reshards, pieces of rows.
+// Copies and sums of boxes of tensors: halos, reshards, and runs of rows. A box is a nest of loops
+// over two memories (nest_loops.h); neighbouring loops that are contiguous in both are merged, and
+// the innermost one moves 16 bytes at a time where both memories are aligned. One launch per box:
+// launches, not bytes, dominate the cost of small halos.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/launches.h"
@@ -35,9 +38,9 @@ __global__ void __launch_bounds__(256)
 }
 
 // wide(nest, zero) or narrow(nest, zero), whichever alignment allows.
-template <typename Wide, typename Narrow>
+template <typename Wide, typename DivideToFloat>
 void ByWidth(const NestLoops& loops, ConstValues from, Values to, const Wide& wide,
-             const Narrow& narrow) {
+             const DivideToFloat& narrow) {
   const Nest nest = MakeNest(loops);
   ByType(to.type(), [&](auto zero) {
     constexpr int kGroup = kWide<decltype(zero)>;

@@ -18,7 +18,7 @@ namespace cadre {
 inline constexpr int kColumnThreads = 256;
 
 // Threads are [rows, groups of N columns]; blocks tile the columns and deal out the rows.
-inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t most_blocks) {
+inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t max_blocks) {
   const int64_t groups = columns / group;
   int across = 1;
   while (across < 32 && across < groups) across *= 2;
@@ -26,7 +26,7 @@ inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t
   const int64_t tiles = (groups + across - 1) / across;
   // Four rows a thread at least.
   const int64_t bands = std::clamp<int64_t>((rows + 4 * down - 1) / (4 * down), 1,
-                                            std::max<int64_t>(1, most_blocks / tiles));
+                                            std::max<int64_t>(1, max_blocks / tiles));
   return {.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(bands)),
           .block = dim3(static_cast<unsigned>(across), static_cast<unsigned>(down))};
 }
@@ -115,12 +115,12 @@ template <int N, typename Terms, typename T>
 void LaunchColumnSums(CudaDevice& device, const char* name, const Terms& terms, int64_t rows,
                       int64_t columns, double* scratch, T* first, T* second) {
   if (columns == 0) return;
-  const LaunchShape shape = ColumnShape(rows, columns, N, kMostColumnBlocks);
+  const LaunchShape shape = ColumnShape(rows, columns, N, kMaxColumnBlocks);
   Launch(device, name, SumBands<Terms, N>, shape, terms, rows, columns, scratch);
   const int64_t all = Terms::kSums * columns;
   Launch(device, name, AddBands<T>,
          LaunchShape{.grid = dim3(static_cast<unsigned>((all + 7) / 8)), .block = dim3(8, 32)},
-         static_cast<int64_t>(shape.grid.y), all, scratch, columns, first, second);
+         shape.grid.y, all, scratch, columns, first, second);
 }
 
 }  // namespace cadre

@@ -40,7 +40,7 @@ ConvolutionShape ShapeOf(const ConvolutionDims& dims) {
 int64_t CommonAlignment(const void* a, const void* b, const void* c) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) |
                          reinterpret_cast<uintptr_t>(c) | 16;
-  return static_cast<int64_t>(bits & (~bits + 1));
+  return bits & (~bits + 1);
 }
 
 }  // namespace cadre

@@ -1,3 +1,17 @@
+// Matrix products by cuBLASLt.
+//
+// cuBLASLt is column-major: a row-major product C = A B is requested as C^T = B^T A^T, which swaps
+// the operands and moves no data (product_layout.h). The batch over heads is strided in one call;
+// the outer one, over samples, is a loop, unless FewestCalls can fold it into the matrix or the
+// batch.
+//
+// The library's heuristic is asked once per extents, types and alignment, and its first choice is
+// kept in a plan with the descriptors: the same plan gives the same bits, and after the first step
+// nothing is prepared any more, which graph capture requires. Plans promise the library only the
+// alignment that the addresses have, because a promise that is broken is a fault on the device.
+//
+// A bias is added by the epilogue, which reads it in the type of the result: fp32 biases of bf16
+// products are converted into the workspace first.
 #include "kernels/cuda/cublas_math.h"
 
 #include <utility>
@@ -65,8 +79,7 @@ namespace {
 cublasStatus_t MakeLayout(const CublasLtApi& api, const ColumnMajorMatrix& matrix, DType type,
                           int64_t batch, cublasLtMatrixLayout_t* layout) {
   cublasStatus_t status =
-      api.layout_create(layout, TypeOf(type), static_cast<uint64_t>(matrix.rows),
-                        static_cast<uint64_t>(matrix.columns), matrix.leading);
+      api.layout_create(layout, TypeOf(type), matrix.rows, matrix.columns, matrix.leading);
   if (status != CUBLAS_STATUS_SUCCESS || batch == 1) return status;
   const auto count = static_cast<int32_t>(batch);
   status = api.layout_set(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count));

@@ -13,8 +13,8 @@ namespace cadre {
 namespace {
 
 // What the library's fused attention takes, backward included.
-constexpr int64_t kMostHeadFeatures = 128;
-constexpr int kLeastCapability = 80;
+constexpr int64_t kMaxHeadFeatures = 128;
+constexpr int kMinCapability = 80;
 
 constexpr uintptr_t kAlignment = 16;
 
@@ -210,9 +210,9 @@ CudnnMath::AttentionPlans& CudnnMath::AttentionPlansOf(const AttentionDims& dims
 }
 
 bool CudnnMath::HasAttention(const AttentionDims& d, DType type) {
-  if (device_.failed() || type != DType::kBFloat16 || device_.capability() < kLeastCapability ||
+  if (device_.failed() || type != DType::kBFloat16 || device_.capability() < kMinCapability ||
       d.batch < 1 || d.heads < 1 || d.tokens < 2 || d.head_features < 8 ||
-      d.head_features % 8 != 0 || d.head_features > kMostHeadFeatures) {
+      d.head_features % 8 != 0 || d.head_features > kMaxHeadFeatures) {
     return false;
   }
   if (!attentions_.contains(d) && !workspace_.MayPrepare()) return false;

@@ -1,3 +1,24 @@
+// Plans by cudnn-frontend: a graph of one operation (a convolution) or of a fused pattern
+// (attention as in FlashAttention, Dao et al. 2022) is described, cuDNN's heuristics list engines
+// for it (mode A, then the fallback list), and the first that passes three filters is built:
+//
+// - workspace: within machine.workspace_limit;
+// - determinism: engines marked NONDETERMINISTIC (they add with atomics) are excluded, because the
+//   ranks of a group, and a run that is repeated, must have the same bits;
+// - precision: fp32 must not be rounded on the way. DOWN_CONVERT_INPUTS converts to fp16, and
+//   TENSOR_CORE means TF32 for fp32 operands, which only Precision::kTf32 allows.
+//
+// No engine is ever timed: an autotuner's choice differs from run to run and from rank to rank.
+//
+// Layout. Images are channels last, which cuDNN takes as strides. Weights are [out, taps, channels]
+// in that layout, while ours are [out, channels, taps]; CudnnMath converts them. q, k and v are
+// strided views of one array. Fused attention stores one statistic (log-sum-exp) per row instead of
+// the probabilities, from which backward recomputes them.
+//
+// Limits: fused attention exists for bf16, heads of at most 128 features and compute capability 8.0
+// or newer (cudnn_math.cc).
+// Errors quote cuDNN's text, shortened: for each engine it lists a reason, and the reason that a
+// user can act on (a missing library) is picked from them.
 #include "kernels/cuda/cudnn_plan.h"
 
 #include <cmath>
@@ -18,12 +39,12 @@ using Extents = std::vector<int64_t>;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 // Letters of the library's words that a message quotes.
-constexpr size_t kMostText = 400;
+constexpr size_t kMaxText = 400;
 
 // The library gives reasons for every engine that it has; one that could be mended (a library that
 // is missing) is the one to tell.
 std::string Quote(const std::string& text) {
-  std::string quoted = text.substr(0, kMostText);
+  std::string quoted = text.substr(0, kMaxText);
   const size_t missing = text.find("PREREQUISITE_MISSING");
   if (missing == std::string::npos) return quoted;
   const size_t end = text.find('\n', missing);
@@ -84,7 +105,7 @@ class FrontendPlan : public CudnnPlan {
     return Error(graph.get_plan_name(name_));
   }
 
-  size_t workspace() const override { return static_cast<size_t>(workspace_); }
+  size_t workspace() const override { return workspace_; }
   std::string name() const override { return name_; }
 
   absl::Status Execute(std::span<const std::pair<CudnnTensor, void*>> tensors,

@@ -18,9 +18,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "device/cuda/cuda_device.h"
+#include "kernels/backend.h"
 #include "kernels/cuda/convolution_shape.h"
 #include "kernels/cuda/cudnn_library.h"
-#include "kernels/kernels.h"
 #include "tensor/dtype.h"
 
 namespace cadre {

@@ -1,8 +1,8 @@
 // What the CUDA back end leaves to libraries: matrix products (cuBLASLt), convolutions and fused
 // attention (cuDNN). One interface, so that a test can play it on the host.
 //
-// Work is enqueued on the current lane of the device it was made for. Plans and workspaces are made
-// at the first use of an extent and kept; nothing is allocated after that. Thread-compatible.
+// Work is enqueued on the current stream of the device it was made for. Plans and workspaces are
+// made at the first use of an extent and kept; nothing is allocated after that. Thread-compatible.
 // Errors are the device's (device.h).
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/library_loader.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tensor/dtype.h"
 #include "tensor/values.h"
 
@@ -55,7 +55,7 @@ class DenseMath {
   virtual void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
                              std::span<const float> bias, Values c) = 0;
 
-  // Channels last; w as kernels.h has it, [out, in / groups, height, width], of the type of x.
+  // Channels last; w as in backend.h, [out, in / groups, height, width], of the type of x.
   // Padding at the far edges is what the outputs need. No bias here.
   virtual void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
                                   Values y) = 0;

@@ -1,4 +1,7 @@
-// Dropout: an element's fate follows from its number, by the random numbers of base/random.h.
+// Dropout from the same counter-based generator as the host's (base/random.h), so that a device
+// drops the same elements. An element's number is computed from its position in the whole batch,
+// which a walk over the rank's box yields; the position of the batch is read from device memory, so
+// that a captured graph draws new numbers at every launch.
 #include <cmath>
 
 #include "base/random.h"

@@ -1,4 +1,4 @@
-// What own kernels read and write: elements as fp32 or bf16, alone or sixteen bytes at a time.
+// Loads and stores of own kernels: elements as fp32 or bf16, alone or sixteen bytes at a time.
 //
 // Kernels compute in fp32 (or wider) whatever the type. For *.cu only. Thread-safe (pure
 // functions).
@@ -59,7 +59,7 @@ __device__ inline void StoreGroup(const float (&values)[N], T* to) {
 template <typename T>
 inline constexpr int kWide = static_cast<int>(16 / sizeof(T));
 
-// Of the one-dimensional grid.
+// Index in, and size of, a one-dimensional grid.
 __device__ inline int64_t ThreadIndex() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }

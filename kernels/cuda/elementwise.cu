@@ -159,8 +159,8 @@ void LaunchAdd(CudaDevice& device, ConstValues x, Values y) {
   LaunchMap(device, "add", Sum{}, x, y, y);
 }
 
-void LaunchAddArrived(CudaDevice& device, DType type, std::span<std::byte> sum,
-                      std::span<const std::byte> values) {
+void LaunchAccumulateReceived(CudaDevice& device, DType type, std::span<std::byte> sum,
+                              std::span<const std::byte> values) {
   switch (type) {
     case DType::kFloat32:
     case DType::kBFloat16:

@@ -1,9 +1,14 @@
-// Tables of vectors by token id and by position.
+// Embedding tables. Forward gathers rows. Backward must add the gradients of all tokens with the
+// same id, in an order that does not change from run to run, so atomic additions of floats are out.
 //
-// Backward brings equal ids together first: where a token stands in the order by (id, position) is
-// the number of tokens before it in that order, which is counted by comparing all pairs. The count
-// is a whole number, so it does not matter who adds to it first. Then a block for each stretch of
-// equal ids sums its gradients in the order of the tokens.
+// Instead tokens are brought into the order (id, position). The rank of a token is the number of
+// tokens before it, counted by comparing all pairs: quadratic, but a batch has a few thousand
+// tokens, and comparisons of ids in shared memory are far cheaper than the launches of a radix
+// sort. The counts are integers, so atomic additions to them are deterministic. One block then adds
+// up each run of equal ids in order, in double.
+//
+// A token outside the vocabulary is an error that a kernel cannot report: its output is NaN, which
+// the check of the loss finds, and nothing outside the table is read or written.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/launches.h"

@@ -1,7 +1,7 @@
 // The own kernels of the CUDA back end as plain functions, which enqueue on the device's current
-// lane. Defined in *.cu: in a build for devices, and in one that plays the device on the host.
+// stream. Defined in *.cu: in a build for devices, and in one that plays the device on the host.
 //
-// What they compute is what kernels.h says of the method of that name; extents were checked and
+// They compute what backend.h specifies for the method of that name; extents were checked and
 // fit, and nothing is empty unless said. Scratch is device memory of the size named here. Sums are
 // taken in an order that depends on extents only. Thread-compatible.
 #pragma once
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
+#include "kernels/backend.h"
 #include "kernels/cuda/nest_loops.h"
-#include "kernels/kernels.h"
 #include "tensor/values.h"
 
 namespace cadre {
@@ -34,8 +34,8 @@ void LaunchActivationForward(CudaDevice& device, Activation kind, ConstValues x,
 void LaunchActivationBackward(CudaDevice& device, Activation kind, ConstValues seen, ConstValues dy,
                               Values dx);
 void LaunchAdd(CudaDevice& device, ConstValues x, Values y);
-void LaunchAddArrived(CudaDevice& device, DType type, std::span<std::byte> sum,
-                      std::span<const std::byte> values);
+void LaunchAccumulateReceived(CudaDevice& device, DType type, std::span<std::byte> sum,
+                              std::span<const std::byte> values);
 // y[row, c] += b[c].
 void LaunchAddBias(CudaDevice& device, std::span<const float> b, Values y);
 // fp32 to bf16 or back.
@@ -54,11 +54,10 @@ void LaunchTranspose(CudaDevice& device, int64_t batch, int64_t positions, int64
 // --- reductions.cu ------------------------------------------------------------------------------
 // Blocks that sum bands of rows (column_sums.h), and the scratch that they need for `sums` sums by
 // column.
-inline constexpr int64_t kMostColumnBlocks = 1024;
+inline constexpr int64_t kMaxColumnBlocks = 1024;
 inline size_t ColumnSumDoubles(int64_t columns, int sums) {
-  // Bands times tiles are at most kMostColumnBlocks, and a tile has 256 columns at most.
-  return static_cast<size_t>(
-      sums * std::max(columns, kMostColumnBlocks * std::min<int64_t>(columns, 256)));
+  // Bands times tiles are at most kMaxColumnBlocks, and a tile has 256 columns at most.
+  return sums * std::max(columns, kMaxColumnBlocks * std::min<int64_t>(columns, 256));
 }
 // db[c] = sum of dy over the rows. rows may be 0.
 void LaunchBiasGradient(CudaDevice& device, int64_t rows, ConstValues dy, double* scratch,
@@ -80,8 +79,8 @@ void LaunchBatchNormStatistics(CudaDevice& device, int64_t rows, float epsilon, 
                                std::span<float> running_variance);
 void LaunchBatchNormInverse(CudaDevice& device, float epsilon, std::span<const float> variance,
                             std::span<float> inverse);
-void LaunchNarrow(CudaDevice& device, double divisor, std::span<const double> sums,
-                  std::span<float> y);
+void LaunchDivideToFloat(CudaDevice& device, double divisor, std::span<const double> sums,
+                         std::span<float> y);
 void LaunchBatchNormForward(CudaDevice& device, const RowsDims& dims, ConstValues x,
                             std::span<const float> mean, std::span<const float> inverse,
                             std::span<const float> scale, std::span<const float> shift, Values y);
@@ -161,5 +160,7 @@ struct CudaUpdate {
   void* copy = nullptr;
 };
 void LaunchUpdate(CudaDevice& device, const CudaUpdate& update);
+void LaunchDrawTowards(CudaDevice& device, float momentum, std::span<const float> batch,
+                       std::span<float> w);
 
 }  // namespace cadre

@@ -1,5 +1,6 @@
-// Layer norm: a warp for each row. Rows are read several times, from the nearest cache after the
-// first. Gradients of scale and shift are sums by column (column_sums.h).
+// Layer norm (Ba, Kiros and Hinton 2016): a warp takes a row and computes mean and variance in two
+// passes over it; the second reads the row from a cache, and unlike E[x^2] - E[x]^2 does not
+// cancel. The gradients of scale and shift are sums over rows by column (column_sums.h).
 #include "device/cuda/launch.h"
 #include "kernels/cuda/block_sums.h"
 #include "kernels/cuda/column_sums.h"

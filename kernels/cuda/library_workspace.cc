@@ -6,7 +6,7 @@
 namespace cadre {
 
 bool LibraryWorkspace::MayPrepare() {
-  if (!device_.recording()) return true;
+  if (!device_.capturing()) return true;
   // Refused, which the device notes.
   device_.Free(device_.Allocate(1, "library workspace"));
   return false;
@@ -14,19 +14,19 @@ bool LibraryWorkspace::MayPrepare() {
 
 std::byte* LibraryWorkspace::Get(size_t bytes) {
   if (device_.failed()) return nullptr;
-  Piece& piece = pieces_[static_cast<size_t>(device_.lane())];
+  Block& block = blocks_[static_cast<size_t>(device_.current_stream())];
   // Never none, so that null says only that there was an error.
   bytes = std::max<size_t>(bytes, 256);
-  if (bytes > piece.memory.size()) {
+  if (bytes > block.memory.size()) {
     if (!MayPrepare()) return nullptr;
-    if (piece.recorded) piece.kept.push_back(std::move(piece.memory));
-    piece.recorded = false;
-    // The old piece goes first: both may be large.
-    piece.memory = {};
-    piece.memory = DeviceArray<std::byte>(device_, bytes, "library workspace");
+    if (block.recorded) block.kept.push_back(std::move(block.memory));
+    block.recorded = false;
+    // The old block goes first: both may be large.
+    block.memory = {};
+    block.memory = DeviceArray<std::byte>(device_, bytes, "library workspace");
   }
-  if (device_.recording()) piece.recorded = true;
-  return piece.memory.data();
+  if (device_.capturing()) block.recorded = true;
+  return block.memory.data();
 }
 
 }  // namespace cadre

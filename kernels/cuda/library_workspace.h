@@ -1,5 +1,5 @@
-// Memory that library calls work in: for each lane one piece, which grows to the largest that was
-// asked for. Calls of one lane follow one another, so they share it.
+// Memory that library calls work in: for each stream one block, which grows to the largest that was
+// asked for. Calls of one stream follow one another, so they share it.
 //
 // Borrows the device. Thread-compatible. Errors are the device's (device.h).
 #pragma once
@@ -16,8 +16,8 @@ class LibraryWorkspace {
  public:
   explicit LibraryWorkspace(CudaDevice& device) : device_(device) {}
 
-  // At least `bytes` for the current lane, aligned to 256, until the lane's next call. Null after
-  // an error, and where it would have to grow while the device records (see MayPrepare).
+  // At least `bytes` for the current stream, aligned to 256, until the stream's next call. Null
+  // after an error, and where it would have to grow while the device records (see MayPrepare).
   std::byte* Get(size_t bytes);
 
   // Whether memory may be had and kernels be loaded: not while the device records. Work is done
@@ -26,7 +26,7 @@ class LibraryWorkspace {
   bool MayPrepare();
 
  private:
-  struct Piece {
+  struct Block {
     DeviceArray<std::byte> memory;
     // What was given to a recording stays, since that goes on using it.
     bool recorded = false;
@@ -34,7 +34,7 @@ class LibraryWorkspace {
   };
 
   CudaDevice& device_;
-  std::array<Piece, kDeviceLanes> pieces_;
+  std::array<Block, kDeviceStreams> blocks_;
 };
 
 }  // namespace cadre

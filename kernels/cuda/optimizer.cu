@@ -1,13 +1,18 @@
-// The optimisers' updates: a whole slice in one launch, each array read and written once.
+// The optimisers' updates: a whole slice in one launch, each array read and written once, with the
+// arithmetic of kernels/optimizer_step.h. Compiled without contraction (--fmad=false), so that a
+// step has the bits of the CPU's. (Powers for AdamW's corrections may differ in the last bit of a
+// double between the host and a device.)
 //
-// Built without fusing products into sums, and written in the order of kernels/cpu/optimizer.cc, so
-// that the same step rounds alike here and there. (Powers for AdamW's corrections may still differ
-// in the last bit of a double between the host and a device.)
+// Everything that changes from step to step (rate, number, loss, norm) is read from device memory
+// when the kernel runs: a captured graph replays with the current values, and the host never blocks
+// to decide whether the loss was finite.
 #include <cmath>
+#include <type_traits>
 
 #include "device/cuda/launch.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/launches.h"
+#include "kernels/optimizer_step.h"
 
 namespace cadre {
 namespace {
@@ -37,48 +42,37 @@ struct Job {
   Bf16* copy;
 };
 
-// What every element needs; worked out by one thread of each block.
-struct Factors {
-  float gradient_scale, rate, momentum, decay;
-  float beta1, beta2, rest1, rest2, keep, keep_without_decay, root, epsilon;
-};
+// What every element needs; computed by one thread of each block.
+template <Kind kKind>
+using Factors = std::conditional_t<kKind == Kind::kAdamW, AdamFactors<float>, SgdFactors<float>>;
 
 template <Kind kKind>
-__device__ Factors FactorsOf(const Job& job) {
-  Factors f;
-  float rate = kKind == Kind::kAdamW ? job.adamw.rate : job.sgd.rate;
-  f.gradient_scale = kKind == Kind::kAdamW ? job.adamw.gradient_scale : job.sgd.gradient_scale;
-  double correction1 = job.adamw.correction1;
-  double correction2 = job.adamw.correction2;
+__device__ Factors<kKind> FactorsOf(const Job& job) {
+  auto step = [&job] {
+    if constexpr (kKind == Kind::kAdamW) {
+      return job.adamw;
+    } else {
+      return job.sgd;
+    }
+  }();
   if (job.numbers != nullptr) {
-    rate = job.numbers->rate;
-    f.gradient_scale = 1;
-    if (kKind == Kind::kAdamW) {
+    step.rate = job.numbers->rate;
+    step.gradient_scale = 1;
+    if constexpr (kKind == Kind::kAdamW) {
       const auto updates = static_cast<double>(job.numbers->updates);
-      correction1 = 1 - pow(static_cast<double>(job.adamw.beta1), updates);
-      correction2 = 1 - pow(static_cast<double>(job.adamw.beta2), updates);
+      step.correction1 = 1 - pow(static_cast<double>(step.beta1), updates);
+      step.correction2 = 1 - pow(static_cast<double>(step.beta2), updates);
     }
   }
   if (job.squares != nullptr) {
     const double share = static_cast<double>(job.clip_norm) / (sqrt(*job.squares) + 1e-6);
-    f.gradient_scale = share < 1.0 ? static_cast<float>(share) : 1.0F;
+    step.gradient_scale = share < 1.0 ? static_cast<float>(share) : 1.0F;
   }
-  f.momentum = job.sgd.momentum;
-  f.decay = job.sgd.weight_decay;
-  f.beta1 = job.adamw.beta1;
-  f.beta2 = job.adamw.beta2;
-  f.rest1 = 1 - f.beta1;
-  f.rest2 = 1 - f.beta2;
-  f.keep = 1 - rate * job.adamw.weight_decay;
-  f.keep_without_decay = 1;
-  f.rate = rate;
-  f.root = 1;
-  f.epsilon = job.adamw.epsilon;
-  if (kKind == Kind::kAdamW) {
-    f.rate = static_cast<float>(static_cast<double>(rate) / correction1);
-    f.root = static_cast<float>(1 / sqrt(correction2));
+  if constexpr (kKind == Kind::kAdamW) {
+    return AdamFactorsOf<float>(step);
+  } else {
+    return SgdFactorsOf<float>(step);
   }
-  return f;
 }
 
 // The segment that has element i.
@@ -98,26 +92,16 @@ __device__ inline SliceSegment SegmentOf(const Job& job, int64_t i) {
 }
 
 template <Kind kKind>
-__device__ inline void Step(const Factors& f, const SliceSegment& segment, float g, float* w,
+__device__ inline void Step(Factors<kKind> f, const SliceSegment& segment, float g, float* w,
                             float* m, float* v) {
   if (segment.statistic) {
     *w += segment.momentum * (g - *w);
-    return;
-  }
-  if constexpr (kKind == Kind::kAdamW) {
-    const float gradient = f.gradient_scale * g;
-    const float first = f.beta1 * *m + f.rest1 * gradient;
-    const float second = f.beta2 * *v + f.rest2 * gradient * gradient;
-    const float keep = segment.decays ? f.keep : f.keep_without_decay;
-    *m = first;
-    *v = second;
-    *w = keep * *w - f.rate * first / (sqrtf(second) * f.root + f.epsilon);
+  } else if constexpr (kKind == Kind::kAdamW) {
+    if (!segment.decays) f.keep = 1;
+    AdamElement(f, g, w, m, v);
   } else {
-    const float decay = segment.decays ? f.decay : 0.0F;
-    const float slope = f.gradient_scale * g + decay * *w;
-    const float velocity = f.momentum * *v + slope;
-    *v = velocity;
-    *w -= f.rate * (kKind == Kind::kNesterov ? slope + f.momentum * velocity : velocity);
+    if (!segment.decays) f.decay = 0;
+    SgdElement<kKind == Kind::kNesterov>(f, g, w, v);
   }
 }
 
@@ -125,12 +109,12 @@ __device__ inline void Step(const Factors& f, const SliceSegment& segment, float
 // and move sixteen bytes at a time; else they lie kThreads apart, so that a warp's are neighbours.
 template <Kind kKind, bool kWideAccess>
 __global__ void __launch_bounds__(kThreads) Update(Job job) {
-  __shared__ Factors shared;
-  // The same for all: nobody waits at the barrier for who has left.
+  __shared__ Factors<kKind> shared;
+  // The same for all threads, so that none waits at the barrier below for one that returned.
   if (job.loss != nullptr && !IsFinite(*job.loss)) return;
   if (threadIdx.x == 0) shared = FactorsOf<kKind>(job);
   __syncthreads();
-  const Factors f = shared;
+  const Factors<kKind> f = shared;
   constexpr bool kHasM = kKind == Kind::kAdamW;
   SliceSegment segment;
   segment.begin = 0;
@@ -191,6 +175,11 @@ void LaunchKind(CudaDevice& device, const Job& job) {
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    DrawTowards(int64_t n, float momentum, const float* __restrict__ batch, float* __restrict__ w) {
+  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) w[i] += momentum * (batch[i] - w[i]);
+}
+
 }  // namespace
 
 void LaunchUpdate(CudaDevice& device, const CudaUpdate& update) {
@@ -216,6 +205,13 @@ void LaunchUpdate(CudaDevice& device, const CudaUpdate& update) {
   } else {
     LaunchKind<Kind::kHeavyBall>(device, job);
   }
+}
+
+void LaunchDrawTowards(CudaDevice& device, float momentum, std::span<const float> batch,
+                       std::span<float> w) {
+  const int64_t n = std::ssize(w);
+  Launch(device, "running statistics", DrawTowards, Strided(device, n), n, momentum, batch.data(),
+         w.data());
 }
 
 }  // namespace cadre

@@ -1,5 +1,14 @@
-// Pooling: a thread for neighbouring channels of an output, and backward, of an input, which
-// gathers from the windows that cover it: nothing is added by several threads.
+// Pooling: one thread per output and group of neighbouring channels; in backward, per input.
+//
+// As on the CPU, backward gathers from the windows that cover an input instead of scattering with
+// atomics, so that sums have one order and every element is written once. Threads with
+// consecutive indices have consecutive channels ("channels last"), so that the loads of a warp are
+// contiguous; a thread reads 16 bytes at a time where channels and addresses allow it (ByGroup).
+// Divisions by extents use 32 bits where the numbers fit (Divide), because 64-bit division is
+// emulated by dozens of instructions.
+//
+// max: the first of equal elements is the largest, and NaN only if it is first, as in the other
+// back ends. Cost: memory bandwidth; windows overlap in the second-level cache.
 #include <algorithm>
 
 #include "device/cuda/launch.h"

@@ -35,7 +35,7 @@ ProductLayout LayoutOf(const MatrixProductDims& d) {
 int64_t AlignmentOf(const void* data, int64_t step_bytes, int64_t outer_bytes) {
   const uint64_t bits = reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(step_bytes) |
                         static_cast<uint64_t>(outer_bytes) | 256;
-  return static_cast<int64_t>(bits & (~bits + 1));
+  return bits & (~bits + 1);
 }
 
 }  // namespace cadre

@@ -1,4 +1,14 @@
-// Numbers of whole arrays: sums of squares, gradients of biases, whether all is finite.
+// Reductions over whole arrays: sums of squares, gradients of biases, and the search for non-finite
+// values.
+//
+// A reduction that adds with atomics depends on the order in which blocks finish, and so do its
+// bits. Ranks must agree on norms and on gradients bit by bit, so sums here have two deterministic
+// phases (the scheme of Harris, "Optimizing Parallel Reduction in CUDA", without atomics): a fixed
+// number of blocks, chosen by the number of elements and never by the device, write partial sums in
+// double; one block then adds them in their order. The second launch costs a few microseconds,
+// which is small beside reading a slice.
+//
+// Finding a non-finite value needs no order: all threads that find one store the same 1.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/block_sums.h"
 #include "kernels/cuda/column_sums.h"

@@ -1,5 +1,10 @@
-// Softmax with its losses and gradients: a block for each row of scores, a warp for each row of
-// attention.
+// Row-wise softmax: of attention scores, forward and backward, and with cross-entropy for the loss.
+//
+// A row is read for its maximum, for the sum of exponentials and for the result; after the first
+// time it comes from a cache. Attention takes a warp per row and sums in fp32; the loss takes a
+// block per row and sums in double. Reductions over threads exchange values in a butterfly
+// (block_sums.h), so that all threads have the same bits. The losses of the rows are stored, and a
+// second launch adds them in their order.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/block_sums.h"
 #include "kernels/cuda/elements.h"
@@ -8,7 +13,7 @@
 namespace cadre {
 namespace {
 
-constexpr int kMostLossThreads = 512;
+constexpr int kMaxLossThreads = 512;
 constexpr int kSumThreads = 1024;
 constexpr int kWarpsPerBlock = 4;
 
@@ -44,7 +49,7 @@ __device__ inline Seen See(int32_t classes, const T* x) {
 
 // losses and correct: one of each row, added up by AddRows. An empty dx (null): not wanted.
 template <typename T, int N>
-__global__ void __launch_bounds__(kMostLossThreads)
+__global__ void __launch_bounds__(kMaxLossThreads)
     RowLosses(int64_t rows, int32_t classes, double smoothing, const T* __restrict__ scores,
               const int32_t* __restrict__ labels, double scale, T* __restrict__ gradients,
               double* __restrict__ losses, double* __restrict__ correct) {
@@ -169,7 +174,7 @@ LaunchShape WarpPerRow(const CudaDevice& device, int64_t rows) {
 // Whole warps, as many as have work, 512 threads at most.
 LaunchShape BlockPerRow(const CudaDevice& device, int64_t rows, int64_t groups) {
   int threads = 32;
-  while (threads < kMostLossThreads && threads * 2 < groups) threads *= 2;
+  while (threads < kMaxLossThreads && threads * 2 < groups) threads *= 2;
   return Strided(device, rows * threads, threads, 2048 / threads);
 }
 

@@ -1,4 +1,5 @@
-// Transposing through tiles in shared memory, so that both reading and writing go along rows.
+// Transposition by tiles in shared memory: rows are read and columns written in contiguous runs,
+// and the tile's rows are padded by one element so that a column's elements lie in different banks.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/launches.h"

@@ -25,7 +25,7 @@ void WeightCopies::Renew(std::span<const float> weights) {
 }
 
 void WeightCopies::Make(std::span<const float> weights) {
-  if (device_.recording()) {
+  if (device_.capturing()) {
     device_.Fail(absl::InternalError("parameters were announced first while work was recorded"));
     return;
   }

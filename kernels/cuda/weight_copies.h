@@ -21,7 +21,7 @@ class WeightCopies {
  public:
   explicit WeightCopies(CudaDevice& device) : device_(device) {}
 
-  // Casts all of [weights] on the current lane. The first time, a copy is made, which replaces
+  // Casts all of [weights] on the current stream. The first time, a copy is made, which replaces
   // those that it overlaps in part; not while recording.
   void Renew(std::span<const float> weights);
   // The copy of these, or none.

@@ -1,6 +1,9 @@
-// A block takes a few channels of one output with all their taps: a stretch of memory on the side
-// that has channels first, a run for each tap on the other. It goes through shared memory, so that
-// both sides are read and written in order.
+// Conversion of convolution weights between our order [out, channels, taps] and cuDNN's
+// channels-last order [out, taps, channels], with a change of type.
+//
+// A block takes a few channels of one output with all their taps: contiguous memory on the side
+// that has channels first, one run per tap on the other. The data passes through shared memory, so
+// that both sides are read and written in contiguous runs.
 #include <algorithm>
 
 #include "device/cuda/kernel_language.h"

@@ -2,7 +2,7 @@
 // cuDNN's fast kernels want channels last, [out, taps, channels]. Also the way between fp32 and
 // bf16, which is the same with one tap.
 //
-// Enqueues on the device's current lane. See device.h for errors.
+// Enqueues on the device's current stream. See device.h for errors.
 #pragma once
 
 #include <cstdint>

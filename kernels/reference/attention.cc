@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 #include "kernels/reference/sums.h"
 
 namespace cadre {
@@ -58,8 +58,10 @@ void ForEachQuery(const AttentionDims& d, F f) {
 
 }  // namespace
 
-void ReferenceKernels::AttentionForward(const AttentionDims& dims, std::span<const float> qkv,
-                                        std::span<float> probabilities, std::span<float> context) {
+void ReferenceDense::AttentionForward(const AttentionDims& dims, ConstValues qkv_values,
+                                      Values probabilities_values, Values context_values) {
+  const auto qkv = qkv_values.floats();
+  const auto probabilities = probabilities_values.floats(), context = context_values.floats();
   const AttentionSizes sizes = SizesOf(dims);
   CheckSize("qkv", qkv.size(), sizes.qkv);
   CheckSize("probabilities", probabilities.size(), sizes.probabilities);
@@ -84,9 +86,12 @@ void ReferenceKernels::AttentionForward(const AttentionDims& dims, std::span<con
   });
 }
 
-void ReferenceKernels::AttentionBackward(const AttentionDims& dims, std::span<const float> qkv,
-                                         std::span<const float> probabilities,
-                                         std::span<const float> dcontext, std::span<float> dqkv) {
+void ReferenceDense::AttentionBackward(const AttentionDims& dims, ConstValues qkv_values,
+                                       ConstValues probabilities_values,
+                                       ConstValues dcontext_values, Values dqkv_values) {
+  const auto qkv = qkv_values.floats(), probabilities = probabilities_values.floats(),
+             dcontext = dcontext_values.floats();
+  const auto dqkv = dqkv_values.floats();
   const AttentionSizes sizes = SizesOf(dims);
   CheckSize("qkv", qkv.size(), sizes.qkv);
   CheckSize("probabilities", probabilities.size(), sizes.probabilities);

@@ -1,7 +1,7 @@
 #include <vector>
 
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 #include "kernels/reference/sums.h"
 
 namespace cadre {
@@ -48,9 +48,11 @@ void ForEachTerm(const ConvolutionDims& d, F f) {
 
 }  // namespace
 
-void ReferenceKernels::ConvolutionForward(const ConvolutionDims& dims, std::span<const float> x,
-                                          std::span<const float> w, std::span<const float> b,
-                                          std::span<float> y) {
+void ReferenceWindow::ConvolutionForward(const ConvolutionDims& dims, ConstValues x_values,
+                                         std::span<const float> w, std::span<const float> b,
+                                         Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("w", w.size(), sizes.w);
@@ -62,9 +64,10 @@ void ReferenceKernels::ConvolutionForward(const ConvolutionDims& dims, std::span
   Store(sums, y);
 }
 
-void ReferenceKernels::ConvolutionBackwardData(const ConvolutionDims& dims,
-                                               std::span<const float> dy, std::span<const float> w,
-                                               std::span<float> dx) {
+void ReferenceWindow::ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy_values,
+                                              std::span<const float> w, Values dx_values) {
+  const auto dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("w", w.size(), sizes.w);
@@ -74,10 +77,10 @@ void ReferenceKernels::ConvolutionBackwardData(const ConvolutionDims& dims,
   Store(sums, dx);
 }
 
-void ReferenceKernels::ConvolutionBackwardWeights(const ConvolutionDims& dims,
-                                                  std::span<const float> x,
-                                                  std::span<const float> dy, std::span<float> dw,
-                                                  std::span<float> db) {
+void ReferenceWindow::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x_values,
+                                                 ConstValues dy_values, std::span<float> dw,
+                                                 std::span<float> db) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("dy", dy.size(), sizes.y);

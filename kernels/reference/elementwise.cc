@@ -3,7 +3,7 @@
 
 #include "base/random.h"
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 
 namespace cadre {
 namespace {
@@ -42,24 +42,29 @@ double Gradient(Activation kind, double seen, double dy) {
 
 }  // namespace
 
-void ReferenceKernels::ActivationForward(Activation kind, std::span<const float> x,
-                                         std::span<float> y) {
-  CheckSize("y", y.size(), static_cast<int64_t>(x.size()));
+void ReferencePointwise::ActivationForward(Activation kind, ConstValues x_values, Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
+  CheckSize("y", y.size(), std::ssize(x));
   for (size_t i = 0; i < x.size(); ++i) y[i] = static_cast<float>(Value(kind, x[i]));
 }
 
-void ReferenceKernels::ActivationBackward(Activation kind, std::span<const float> seen,
-                                          std::span<const float> dy, std::span<float> dx) {
-  CheckSize("dy", dy.size(), static_cast<int64_t>(seen.size()));
-  CheckSize("dx", dx.size(), static_cast<int64_t>(seen.size()));
+void ReferencePointwise::ActivationBackward(Activation kind, ConstValues seen_values,
+                                            ConstValues dy_values, Values dx_values) {
+  const auto seen = seen_values.floats(), dy = dy_values.floats();
+  const auto dx = dx_values.floats();
+  CheckSize("dy", dy.size(), std::ssize(seen));
+  CheckSize("dx", dx.size(), std::ssize(seen));
   for (size_t i = 0; i < seen.size(); ++i) {
     dx[i] = static_cast<float>(Gradient(kind, seen[i], dy[i]));
   }
 }
 
-void ReferenceKernels::Dropout(const DropoutKey& key, uint64_t first, std::span<const float> x,
-                               std::span<float> y) {
-  CheckSize("y", y.size(), static_cast<int64_t>(x.size()));
+void ReferencePointwise::Dropout(const DropoutKey& key, uint64_t first, ConstValues x_values,
+                                 Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
+  CheckSize("y", y.size(), std::ssize(x));
   for (size_t i = 0; i < x.size(); ++i) {
     const bool keep =
         RandomUniform(key.seed, RandomStream::kDropout, key.layer, first + i) >= key.rate;
@@ -67,13 +72,17 @@ void ReferenceKernels::Dropout(const DropoutKey& key, uint64_t first, std::span<
   }
 }
 
-void ReferenceKernels::Add(std::span<const float> x, std::span<float> y) {
-  CheckSize("y", y.size(), static_cast<int64_t>(x.size()));
+void ReferencePointwise::Add(ConstValues x_values, Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
+  CheckSize("y", y.size(), std::ssize(x));
   for (size_t i = 0; i < x.size(); ++i) y[i] += x[i];
 }
 
-void ReferenceKernels::Transpose(int64_t batch, int64_t positions, int64_t channels,
-                                 std::span<const float> x, std::span<float> y) {
+void ReferenceMemory::Transpose(int64_t batch, int64_t positions, int64_t channels,
+                                ConstValues x_values, Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), batch * positions * channels);
   CheckSize("y", y.size(), batch * positions * channels);
   for (int64_t n = 0; n < batch; ++n) {

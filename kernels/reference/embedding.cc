@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 #include "kernels/reference/sums.h"
 
 namespace cadre {
@@ -11,7 +11,7 @@ namespace {
 
 int64_t RowOf(const EmbeddingDims& d, float id) {
   CHECK(id >= 0 && id < static_cast<float>(d.vocabulary)) << "token " << id;
-  return static_cast<int64_t>(id);
+  return id;
 }
 
 // Calls f(w_at, position_at, y_at) for every element of the output.
@@ -30,9 +30,10 @@ void ForEachElement(const EmbeddingDims& d, std::span<const float> ids, F f) {
 
 }  // namespace
 
-void ReferenceKernels::EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
-                                        std::span<const float> w, std::span<const float> positions,
-                                        std::span<float> y) {
+void ReferenceDense::EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
+                                      std::span<const float> w, std::span<const float> positions,
+                                      Values y_values) {
+  const auto y = y_values.floats();
   const EmbeddingSizes sizes = SizesOf(dims);
   CheckSize("ids", ids.size(), sizes.ids);
   CheckSize("w", w.size(), sizes.w);
@@ -43,9 +44,10 @@ void ReferenceKernels::EmbeddingForward(const EmbeddingDims& dims, std::span<con
   });
 }
 
-void ReferenceKernels::EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
-                                         std::span<const float> dy, std::span<float> dw,
-                                         std::span<float> dpositions) {
+void ReferenceDense::EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
+                                       ConstValues dy_values, std::span<float> dw,
+                                       std::span<float> dpositions) {
+  const auto dy = dy_values.floats();
   const EmbeddingSizes sizes = SizesOf(dims);
   CheckSize("ids", ids.size(), sizes.ids);
   CheckSize("dy", dy.size(), sizes.y);

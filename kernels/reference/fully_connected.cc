@@ -1,7 +1,7 @@
 #include <vector>
 
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 #include "kernels/reference/sums.h"
 
 namespace cadre {
@@ -19,9 +19,11 @@ void ForEachTerm(const FullyConnectedDims& d, F f) {
 
 }  // namespace
 
-void ReferenceKernels::FullyConnectedForward(const FullyConnectedDims& dims,
-                                             std::span<const float> x, std::span<const float> w,
-                                             std::span<const float> b, std::span<float> y) {
+void ReferenceDense::FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x_values,
+                                           std::span<const float> w, std::span<const float> b,
+                                           Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("w", w.size(), sizes.w);
@@ -35,9 +37,11 @@ void ReferenceKernels::FullyConnectedForward(const FullyConnectedDims& dims,
   Store(sums, y);
 }
 
-void ReferenceKernels::FullyConnectedBackwardData(const FullyConnectedDims& dims,
-                                                  std::span<const float> dy,
-                                                  std::span<const float> w, std::span<float> dx) {
+void ReferenceDense::FullyConnectedBackwardData(const FullyConnectedDims& dims,
+                                                ConstValues dy_values, std::span<const float> w,
+                                                Values dx_values) {
+  const auto dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("w", w.size(), sizes.w);
@@ -49,10 +53,10 @@ void ReferenceKernels::FullyConnectedBackwardData(const FullyConnectedDims& dims
   Store(sums, dx);
 }
 
-void ReferenceKernels::FullyConnectedBackwardWeights(const FullyConnectedDims& dims,
-                                                     std::span<const float> x,
-                                                     std::span<const float> dy, std::span<float> dw,
-                                                     std::span<float> db) {
+void ReferenceDense::FullyConnectedBackwardWeights(const FullyConnectedDims& dims,
+                                                   ConstValues x_values, ConstValues dy_values,
+                                                   std::span<float> dw, std::span<float> db) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("dy", dy.size(), sizes.y);

@@ -4,14 +4,16 @@
 #include <cmath>
 
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 
 namespace cadre {
 
-Kernels::LossSums ReferenceKernels::SoftmaxCrossEntropy(int64_t rows, int64_t classes,
-                                                        float smoothing, std::span<const float> x,
-                                                        std::span<const int32_t> labels,
-                                                        float scale, std::span<float> dx) {
+LossSums ReferencePointwise::SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
+                                                 ConstValues x_values,
+                                                 std::span<const int32_t> labels, float scale,
+                                                 Values dx_values) {
+  const auto x = x_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("x", x.size(), SizeOf(RowsDims{.rows = rows, .channels = classes}));
   CheckSize("labels", labels.size(), rows);
   CheckSizeIfAny("dx", dx.size(), rows * classes);

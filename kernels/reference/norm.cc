@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 #include "kernels/reference/sums.h"
 
 namespace cadre {
@@ -25,8 +25,9 @@ Around AroundOf(const LrnDims& d, int64_t c) {
 
 }  // namespace
 
-void ReferenceKernels::BatchNormSums(const RowsDims& dims, std::span<const float> x,
-                                     std::span<double> sums) {
+void ReferenceNorm::BatchNormSums(const RowsDims& dims, ConstValues x_values,
+                                  std::span<double> sums) {
+  const auto x = x_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("sums", sums.size(), 2 * dims.channels);
   std::fill(sums.begin(), sums.end(), 0);
@@ -39,10 +40,12 @@ void ReferenceKernels::BatchNormSums(const RowsDims& dims, std::span<const float
   }
 }
 
-void ReferenceKernels::BatchNormForward(const RowsDims& dims, std::span<const float> x,
-                                        std::span<const float> mean, std::span<const float> inverse,
-                                        std::span<const float> scale, std::span<const float> shift,
-                                        std::span<float> y) {
+void ReferenceNorm::BatchNormForward(const RowsDims& dims, ConstValues x_values,
+                                     std::span<const float> mean, std::span<const float> inverse,
+                                     std::span<const float> scale, std::span<const float> shift,
+                                     Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("y", y.size(), SizeOf(dims));
   CheckChannels(dims, {mean, inverse, scale, shift});
@@ -55,10 +58,10 @@ void ReferenceKernels::BatchNormForward(const RowsDims& dims, std::span<const fl
   }
 }
 
-void ReferenceKernels::BatchNormBackwardSums(const RowsDims& dims, std::span<const float> x,
-                                             std::span<const float> dy, std::span<const float> mean,
-                                             std::span<const float> inverse,
-                                             std::span<double> sums) {
+void ReferenceNorm::BatchNormBackwardSums(const RowsDims& dims, ConstValues x_values,
+                                          ConstValues dy_values, std::span<const float> mean,
+                                          std::span<const float> inverse, std::span<double> sums) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("dy", dy.size(), SizeOf(dims));
   CheckSize("sums", sums.size(), 2 * dims.channels);
@@ -74,12 +77,13 @@ void ReferenceKernels::BatchNormBackwardSums(const RowsDims& dims, std::span<con
   }
 }
 
-void ReferenceKernels::BatchNormBackward(const RowsDims& dims, std::span<const float> x,
-                                         std::span<const float> dy, std::span<const float> mean,
-                                         std::span<const float> inverse,
-                                         std::span<const float> scale,
-                                         std::span<const float> mean_dy,
-                                         std::span<const float> mean_dy_x, std::span<float> dx) {
+void ReferenceNorm::BatchNormBackward(const RowsDims& dims, ConstValues x_values,
+                                      ConstValues dy_values, std::span<const float> mean,
+                                      std::span<const float> inverse, std::span<const float> scale,
+                                      std::span<const float> mean_dy,
+                                      std::span<const float> mean_dy_x, Values dx_values) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("dy", dy.size(), SizeOf(dims));
   CheckSize("dx", dx.size(), SizeOf(dims));
@@ -94,10 +98,12 @@ void ReferenceKernels::BatchNormBackward(const RowsDims& dims, std::span<const f
   }
 }
 
-void ReferenceKernels::LayerNormForward(const RowsDims& dims, float epsilon,
-                                        std::span<const float> x, std::span<const float> scale,
-                                        std::span<const float> shift, std::span<float> y,
-                                        std::span<float> mean, std::span<float> inverse) {
+void ReferenceNorm::LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x_values,
+                                     std::span<const float> scale, std::span<const float> shift,
+                                     Values y_values, std::span<float> mean,
+                                     std::span<float> inverse) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("y", y.size(), SizeOf(dims));
   CheckChannels(dims, {scale, shift});
@@ -122,11 +128,13 @@ void ReferenceKernels::LayerNormForward(const RowsDims& dims, float epsilon,
   }
 }
 
-void ReferenceKernels::LayerNormBackward(const RowsDims& dims, std::span<const float> x,
-                                         std::span<const float> dy, std::span<const float> mean,
-                                         std::span<const float> inverse,
-                                         std::span<const float> scale, std::span<float> dx,
-                                         std::span<float> dscale, std::span<float> dshift) {
+void ReferenceNorm::LayerNormBackward(const RowsDims& dims, ConstValues x_values,
+                                      ConstValues dy_values, std::span<const float> mean,
+                                      std::span<const float> inverse, std::span<const float> scale,
+                                      Values dx_values, std::span<float> dscale,
+                                      std::span<float> dshift) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("dy", dy.size(), SizeOf(dims));
   CheckSize("dx", dx.size(), SizeOf(dims));
@@ -161,8 +169,10 @@ void ReferenceKernels::LayerNormBackward(const RowsDims& dims, std::span<const f
   Store(shift_sums, dshift);
 }
 
-void ReferenceKernels::LrnForward(const LrnDims& dims, std::span<const float> x, std::span<float> y,
-                                  std::span<float> d) {
+void ReferenceNorm::LrnForward(const LrnDims& dims, ConstValues x_values, Values y_values,
+                               std::span<float> d) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("y", y.size(), SizeOf(dims));
   CheckSize("d", d.size(), SizeOf(dims));
@@ -183,9 +193,10 @@ void ReferenceKernels::LrnForward(const LrnDims& dims, std::span<const float> x,
 }
 
 // y[j] depends on x[c] through its numerator where j = c, and through d[j] where c is around j.
-void ReferenceKernels::LrnBackward(const LrnDims& dims, std::span<const float> x,
-                                   std::span<const float> d, std::span<const float> dy,
-                                   std::span<float> dx) {
+void ReferenceNorm::LrnBackward(const LrnDims& dims, ConstValues x_values, std::span<const float> d,
+                                ConstValues dy_values, Values dx_values) {
+  const auto x = x_values.floats(), dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("x", x.size(), SizeOf(dims));
   CheckSize("d", d.size(), SizeOf(dims));
   CheckSize("dy", dy.size(), SizeOf(dims));

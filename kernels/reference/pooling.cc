@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/extents.h"
-#include "kernels/reference/reference_kernels.h"
+#include "kernels/reference/reference_backend.h"
 #include "kernels/reference/sums.h"
 
 namespace cadre {
@@ -73,8 +73,10 @@ double Divisor(const PoolingDims& d, const Window& window) {
 
 }  // namespace
 
-void ReferenceKernels::PoolingForward(const PoolingDims& dims, std::span<const float> x,
-                                      std::span<float> y, std::span<int32_t> argmax) {
+void ReferenceWindow::PoolingForward(const PoolingDims& dims, ConstValues x_values, Values y_values,
+                                     std::span<int32_t> argmax) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("x", x.size(), sizes.x);
   CheckSize("y", y.size(), sizes.y);
@@ -100,8 +102,10 @@ void ReferenceKernels::PoolingForward(const PoolingDims& dims, std::span<const f
   });
 }
 
-void ReferenceKernels::PoolingBackward(const PoolingDims& dims, std::span<const float> dy,
-                                       std::span<const int32_t> argmax, std::span<float> dx) {
+void ReferenceWindow::PoolingBackward(const PoolingDims& dims, ConstValues dy_values,
+                                      std::span<const int32_t> argmax, Values dx_values) {
+  const auto dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   const LayerSizes sizes = SizesOf(dims);
   CheckSize("dy", dy.size(), sizes.y);
   CheckSize("dx", dx.size(), sizes.x);
@@ -121,9 +125,11 @@ void ReferenceKernels::PoolingBackward(const PoolingDims& dims, std::span<const 
   Store(sums, dx);
 }
 
-void ReferenceKernels::GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
-                                                int64_t divisor, std::span<const float> x,
-                                                std::span<float> y) {
+void ReferenceWindow::GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
+                                               int64_t divisor, ConstValues x_values,
+                                               Values y_values) {
+  const auto x = x_values.floats();
+  const auto y = y_values.floats();
   CheckSize("x", x.size(), batch * positions * channels);
   CheckSize("y", y.size(), batch * channels);
   CHECK_GE(divisor, 1);
@@ -136,9 +142,11 @@ void ReferenceKernels::GlobalAveragePoolForward(int64_t batch, int64_t positions
   }
 }
 
-void ReferenceKernels::GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
-                                                 int64_t divisor, std::span<const float> dy,
-                                                 std::span<float> dx) {
+void ReferenceWindow::GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                                int64_t divisor, ConstValues dy_values,
+                                                Values dx_values) {
+  const auto dy = dy_values.floats();
+  const auto dx = dx_values.floats();
   CheckSize("dy", dy.size(), batch * channels);
   CheckSize("dx", dx.size(), batch * positions * channels);
   CHECK_GE(divisor, 1);

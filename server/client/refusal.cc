@@ -3,7 +3,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
@@ -34,11 +34,7 @@ absl::StatusCode CodeOf(v1::Refusal refusal) {
 
 }  // namespace
 
-std::string RefusalName(v1::Refusal refusal) {
-  absl::string_view name = v1::Refusal_Name(refusal);
-  absl::ConsumePrefix(&name, "REFUSAL_");
-  return absl::AsciiStrToLower(name);
-}
+std::string RefusalName(v1::Refusal refusal) { return EnumText(refusal); }
 
 absl::Status RefusalStatus(v1::Refusal refusal, absl::string_view reason) {
   return absl::Status(CodeOf(refusal), absl::StrCat(RefusalName(refusal), ": ", reason));

@@ -1,12 +1,13 @@
-// Refusals by name: how an aggregator says why it took nothing, and how a caller finds out.
+// Refusals by name, as gRPC statuses.
 //
-// A refusal travels as a status whose message begins with the refusal's name in lower case:
-// "wrong_crc: chunk 3 of ...". Its code says what the caller can do:
+// The message of the status starts with the name of the refusal in lower case: "wrong_crc: chunk 3
+// of
+// ...". The code tells what the caller can do:
 //
-//   stale_generation, unknown_member, out_of_order  Aborted             the place is lost: re-plan
-//   closed_round, wrong_base, wrong_lineage, schema FailedPrecondition  stop; ask the coordinator
-//   wrong_crc, wrong_digest                         DataLoss            bytes were damaged
-//   unknown_run                                     NotFound            not this aggregator's
+//   stale_generation, unknown_member, out_of_order  Aborted             the rank is lost: re-plan
+//   closed_round, wrong_base, wrong_lineage, schema FailedPrecondition  stop; the coordinator
+//   decides wrong_crc, wrong_digest                         DataLoss            bytes were damaged
+//   unknown_run                                     NotFound            not open at this aggregator
 //   malformed, oversized                            InvalidArgument     the caller's bug
 //
 // Thread-safe (pure functions).
@@ -20,13 +21,13 @@
 
 namespace cadre {
 
-// The name in lower case without prefix, such as "stale_generation"; "unspecified" for none.
+// Name in lower case without prefix, such as "stale_generation"; "unspecified" for none.
 std::string RefusalName(v1::Refusal refusal);
 
-// The status that tells it: "<name>: <reason>".
+// Status with the message "<name>: <reason>".
 absl::Status RefusalStatus(v1::Refusal refusal, absl::string_view reason);
 
-// The refusal that `status` tells; REFUSAL_UNSPECIFIED if it tells none.
+// The refusal in `status`; REFUSAL_UNSPECIFIED if none.
 v1::Refusal RefusalOf(const absl::Status& status);
 
 }  // namespace cadre

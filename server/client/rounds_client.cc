@@ -1,3 +1,21 @@
+// Both transfers resume instead of starting again, because a slice may take minutes and a restart
+// of an aggregator is part of normal operation.
+//
+// Stage: the shard is the authority. Every attempt sends the header first; Resume answers with the
+// first chunk that is not stored, also after a restart of the shard, so the client keeps no state
+// between attempts. If all chunks are stored, the attempt only confirms durability. This makes a
+// lost Staged reply harmless.
+//
+// Pull: the client is the authority. `done` counts the elements that were received and checked; the
+// next attempt requests the ranges without the first `done` elements (Skip). A version is
+// immutable, so parts from different attempts, and even from different processes of the shard, fit
+// together. If the version was removed meanwhile, the shard refuses and the caller chooses a newer
+// one.
+//
+// Errors are divided into three classes: transient ones are retried with backoff until the
+// deadline, damage and protocol errors kMaxDamaged times (a bit error on the way is worth a second
+// try, damage on the disk is not), refusals not at all. The address is requested before every
+// attempt, so that a shard that moves is found.
 #include "server/client/rounds_client.h"
 
 #include <google/protobuf/repeated_ptr_field.h>
@@ -12,20 +30,21 @@
 #include "absl/time/clock.h"
 #include "base/backoff.h"
 #include "base/crc32c.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
 #include "base/status.h"
 #include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "values travel as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "values are transferred in memory format");
 
 using Ranges = google::protobuf::RepeatedPtrField<v1::Range>;
 
-// Damage in transit is rare; damage that stays is the disk's or ours.
-constexpr int kMostDamaged = 3;
+// Damage in transit is rare; repeated damage is on the disk or a bug.
+constexpr int kMaxDamaged = 3;
 
 uint64_t Elements(const Ranges& ranges) {
   uint64_t elements = 0;
@@ -33,7 +52,7 @@ uint64_t Elements(const Ranges& ranges) {
   return elements;
 }
 
-// The ranges without their first `elements` elements.
+// Ranges without their first `elements` elements.
 Ranges Skip(const Ranges& ranges, uint64_t elements) {
   Ranges rest;
   for (const v1::Range& range : ranges) {
@@ -50,7 +69,7 @@ Ranges Skip(const Ranges& ranges, uint64_t elements) {
 absl::Status CheckSize(const Ranges& ranges, size_t values) {
   for (const v1::Range& range : ranges) {
     if (range.begin() > range.end())
-      return absl::InvalidArgumentError("a range ends before it begins");
+      return absl::InvalidArgumentError("the end of a range is before its begin");
   }
   if (Elements(ranges) == values) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -63,7 +82,7 @@ void FillChunk(uint32_t index, std::span<const float> values, v1::Chunk* chunk) 
   chunk->set_crc32c(Crc32c(chunk->data()));
 }
 
-// A stream that ended although more was to come.
+// Status of a stream that ended early.
 absl::Status EndedEarly(const grpc::Status& status) {
   if (!status.ok()) return FromGrpc(status);
   return absl::InternalError("the shard ended the call before it was done");
@@ -105,15 +124,15 @@ absl::Status StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
   if (!Receive(*stream, &reply, traffic)) return EndedEarly(stream->Finish());
   const bool staged = reply.has_staged() && reply.staged().elements() == values.size();
   CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
-  if (!staged) return absl::InternalError("the shard confirmed another size than was staged");
+  if (!staged) return absl::InternalError("the shard confirmed another size than the staged one");
   return absl::OkStatus();
 }
 
-// Takes one chunk behind the `*done` elements that are there.
-absl::Status TakeChunk(const v1::Chunk& chunk, std::span<float> out, uint64_t* done) {
+// Appends one chunk after the first `*done` elements of `out`.
+absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> out, uint64_t* done) {
   const std::string& data = chunk.data();
   if (Crc32c(data) != chunk.crc32c()) {
-    return absl::DataLossError(absl::StrCat("chunk ", chunk.index(), " was damaged on its way"));
+    return absl::DataLossError(absl::StrCat("chunk ", chunk.index(), " was damaged in transit"));
   }
   if (data.size() % sizeof(float) != 0 || data.size() / sizeof(float) > out.size() - *done) {
     return absl::InternalError(absl::StrCat("chunk ", chunk.index(), " has a wrong size"));
@@ -132,32 +151,32 @@ absl::Status PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
   while (stream->Read(&reply)) {
     traffic->message_received += reply.ByteSizeLong();
     traffic->payload_received += reply.chunk().data().size();
-    if (const absl::Status taken = TakeChunk(reply.chunk(), out, done); !taken.ok()) {
+    if (const absl::Status taken = CopyChunk(reply.chunk(), out, done); !taken.ok()) {
       context.TryCancel();
       stream->Finish();
       return taken;
     }
   }
   CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
-  if (*done != out.size()) return absl::InternalError("the shard sent less than was asked for");
+  if (*done != out.size()) return absl::InternalError("the shard sent less than requested");
   return absl::OkStatus();
 }
 
-enum class Verdict { kFinal, kRetry, kRetryFewTimes };
+enum class Retry { kFinal, kRetry, kRetryFewTimes };
 
-Verdict Judge(const absl::Status& status) {
+Retry Classify(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kResourceExhausted:
-    // How a server that is stopped hard, or a connection that breaks, may look.
+    // Possible codes of a killed server or a broken connection.
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:
-      return Verdict::kRetry;
+      return Retry::kRetry;
     case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kInternal:
-      return Verdict::kRetryFewTimes;
+      return Retry::kRetryFewTimes;
     default:
-      return Verdict::kFinal;
+      return Retry::kFinal;
   }
 }
 
@@ -185,9 +204,9 @@ absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
   CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), values.size()));
   v1::ContributionHeader filled = header;
   filled.set_schema_hash(SchemaHash());
-  filled.set_codec("fp32");
+  filled.set_codec(v1::CODEC_FP32);
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
-  return Persist(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
+  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
     return StageOnce(stub, context, filled, values, traffic);
   });
 }
@@ -200,7 +219,7 @@ absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float>
   filled.set_schema_hash(SchemaHash());
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
   uint64_t done = 0;
-  return Persist(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
+  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
     *filled.mutable_ranges() = Skip(request.ranges(), done);
     return PullOnce(stub, context, filled, out, &done, traffic);
   });
@@ -212,17 +231,17 @@ void RoundsClient::Cancel() {
   for (grpc::ClientContext* context : contexts_) context->TryCancel();
 }
 
-absl::Status RoundsClient::Persist(absl::Time deadline, const Attempt& attempt) {
-  Backoff backoff(options_.first_wait, options_.most_wait, options_.seed);
+absl::Status RoundsClient::RetryUntil(absl::Time deadline, const Attempt& attempt) {
+  Backoff backoff(options_.first_wait, options_.max_wait, options_.seed);
   absl::Status last = absl::UnavailableError("not tried");
   for (int damaged = 0;;) {
     const absl::Status status = AttemptOnce(deadline, attempt);
     if (status.ok()) return status;
-    const Verdict verdict = Judge(status);
+    const Retry verdict = Classify(status);
     const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
     if (!late) last = status;
-    if (verdict == Verdict::kRetryFewTimes && ++damaged >= kMostDamaged) return status;
-    if (verdict == Verdict::kFinal && !late) return status;
+    if (verdict == Retry::kRetryFewTimes && ++damaged >= kMaxDamaged) return status;
+    if (verdict == Retry::kFinal && !late) return status;
 
     const absl::Duration wait = backoff.Next();
     absl::MutexLock lock(&mutex_);

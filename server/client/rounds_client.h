@@ -1,20 +1,21 @@
-// A rank's way to one aggregator shard: stages the rank's slice for a round, pulls its part of a
-// committed version. Calls block until done, refused, cancelled or past their deadline; a broken
-// connection is mended within the deadline, and bulk data goes on where it broke off.
+// A rank's client of one aggregator shard: stages the rank's slice for a round, pulls its part of a
+// committed version. Calls block until done, refused, cancelled or past their deadline. After a
+// broken connection they reconnect and resume the transfer.
 //
-//   RoundsClient shard([&] { return book.AddressOf(run, 3); }, {.seed = rank});
+//   RoundsClient shard([&] { return addresses.Of(run, 3); }, {.seed = rank});
 //   CADRE_RETURN_IF_ERROR(shard.Stage(header, values, deadline, &traffic));
 //   CADRE_RETURN_IF_ERROR(shard.Pull(request, out, deadline, &traffic));
 //
 // Owns its channel. Values and traffic are borrowed for the call.
-// Thread-safe; several calls may be under way at once (each with its own Traffic).
+// Thread-safe; concurrent calls are allowed, each with its own Traffic.
 //
 // Errors of both calls:
-//   refusals by name (server/client/refusal.h says which code means what) at once, except damaged
-//     bytes (DataLoss), which are sent or asked for again a few times first;
+//   refusals by name (codes: server/client/refusal.h), immediately; damaged bytes (DataLoss) are
+//     transferred again a few times first;
 //   Cancelled after Cancel();
-//   DeadlineExceeded with the last failure in its message: the shard was unreachable, too busy or
-//     its disk was full for too long;
+//   DeadlineExceeded with the last failure in its message: the shard was unreachable or too busy,
+//   or
+//     its disk was full;
 //   InvalidArgument when the sizes of ranges and values differ.
 #pragma once
 
@@ -37,7 +38,7 @@
 
 namespace cadre {
 
-// What crossed the network, whole attempts and broken ones alike.
+// Bytes transferred by all attempts, failed ones included.
 struct Traffic {
   // Bytes of values.
   uint64_t payload_sent = 0;
@@ -52,32 +53,32 @@ struct Traffic {
 struct RoundsClientOptions {
   // Waits between attempts.
   absl::Duration first_wait = absl::Milliseconds(50);
-  absl::Duration most_wait = absl::Seconds(2);
-  // Different seeds keep ranks from retrying in step.
+  absl::Duration max_wait = absl::Seconds(2);
+  // Different seeds prevent ranks from retrying simultaneously.
   uint64_t seed = 0;
 };
 
 class RoundsClient {
  public:
-  // Where the shard is now, host:port; asked before every attempt. Empty: not known yet.
+  // Returns the shard's current host:port, before every attempt. Empty: not known yet.
   using AddressSource = std::function<std::string()>;
 
   explicit RoundsClient(AddressSource address, RoundsClientOptions options = {});
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
-  // Stages `values`, which lie in the order of header.ranges. OK: durable at the shard. Staging the
-  // same contribution again is harmless; its values must be the same.
-  // The header's schema_hash, codec and, where 0, chunk_elements are filled in.
+  // Stages `values`, which are in the order of header.ranges. Returns OK once they are durable at
+  // the shard. A contribution may be staged again with the same values. The header's schema_hash,
+  // codec and, where 0, chunk_elements are filled in.
   absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
                      absl::Time deadline, Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Fills `out` with request.ranges, in their order. After an error `out` holds anything.
-  // The request's schema_hash and, where 0, chunk_elements are filled in.
+  // Reads request.ranges, in their order, into `out`. After an error `out` is unspecified. The
+  // request's schema_hash and, where 0, chunk_elements are filled in.
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, absl::Time deadline,
                     Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Ends all calls, now and later, with Cancelled. Does not wait for them.
+  // Ends all current and later calls with Cancelled. Does not wait for them.
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -85,7 +86,7 @@ class RoundsClient {
   using Attempt = std::function<absl::Status(v1::Rounds::Stub&, grpc::ClientContext&)>;
 
   // Attempts until one is decided.
-  absl::Status Persist(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status RetryUntil(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AttemptOnce(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
   // The connection to where the shard is now.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -1,4 +1,4 @@
-// Which part of a model an aggregator shard owns.
+// The part of a model that an aggregator shard owns.
 //
 // Thread-safe (pure function).
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace cadre {
 
-// Positions [begin, end) of the fixed parameter order.
+// Positions [begin, end) of the parameter order.
 struct FlatSpan {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -16,8 +16,8 @@ struct FlatSpan {
   bool operator==(const FlatSpan&) const = default;
 };
 
-// What shard `shard` of `shards` owns of a model of `parameters` elements. The spans of all shards
-// cover the model without overlap, and their sizes differ by at most one.
+// The positions that shard `shard` of `shards` owns of a model of `parameters` elements. The shards
+// partition the model, and their sizes differ by at most one.
 //
 // Requires: shard < shards.
 constexpr FlatSpan ShardSpan(uint64_t parameters, uint32_t shard, uint32_t shards) {

@@ -18,7 +18,7 @@ std::vector<absl::Duration> Waits(Backoff& backoff, int count) {
   return waits;
 }
 
-TEST(BackoffTest, DoublesUpToTheMostWithJitterInTheUpperHalf) {
+TEST(BackoffTest, DoublesUpToMaxWithJitter) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Backoff backoff(kFirst, kMost, seed);
     absl::Duration whole = kFirst;
@@ -39,7 +39,7 @@ TEST(BackoffTest, JitterUsesTheWholeRange) {
   EXPECT_GT(*std::max_element(waits.begin(), waits.end()), kMost * 0.99);
 }
 
-TEST(BackoffTest, ResetStartsAgainButNotWithTheSameJitter) {
+TEST(BackoffTest, ResetKeepsJitterSequence) {
   Backoff backoff(kFirst, kMost, 1);
   const absl::Duration before = Waits(backoff, 10).front();
   backoff.Reset();

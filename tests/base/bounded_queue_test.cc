@@ -28,7 +28,7 @@ TEST(BoundedQueueTest, TryPushRefusesWhenFull) {
   EXPECT_EQ(queue.Pop(), 4);
 }
 
-TEST(BoundedQueueTest, PopBeforeGivesUpAtTheDeadline) {
+TEST(BoundedQueueTest, PopBeforeDeadline) {
   BoundedQueue<int> queue(1);
   const absl::Time deadline = absl::Now() + absl::Milliseconds(20);
   EXPECT_EQ(queue.PopBefore(deadline), std::nullopt);
@@ -39,7 +39,7 @@ TEST(BoundedQueueTest, PopBeforeGivesUpAtTheDeadline) {
   EXPECT_EQ(queue.PopBefore(absl::InfinitePast()), std::nullopt);
 }
 
-TEST(BoundedQueueTest, AfterCloseOnlyWhatIsLeftComesOut) {
+TEST(BoundedQueueTest, CloseDrainsItems) {
   BoundedQueue<int> queue(3);
   EXPECT_TRUE(queue.Push(1));
   EXPECT_TRUE(queue.Push(2));
@@ -91,7 +91,7 @@ TEST(BoundedQueueTest, TakesWhatCanOnlyMove) {
   EXPECT_EQ(**queue.Pop(), 7);
 }
 
-TEST(BoundedQueueTest, ManyThreadsLoseAndRepeatNothing) {
+TEST(BoundedQueueTest, ThreadsLoseNothing) {
   constexpr int kThreads = 4;
   constexpr int kEach = 2000;
   BoundedQueue<int> queue(3);
@@ -101,7 +101,7 @@ TEST(BoundedQueueTest, ManyThreadsLoseAndRepeatNothing) {
     producers.emplace_back([&queue, t] {
       for (int i = 0; i < kEach; ++i) ASSERT_TRUE(queue.Push(t * kEach + i));
     });
-    consumers.emplace_back([&queue, &mine = popped[static_cast<size_t>(t)]] {
+    consumers.emplace_back([&queue, &mine = popped[t]] {
       while (const std::optional<int> item = queue.Pop()) mine.push_back(*item);
     });
   }
@@ -114,8 +114,8 @@ TEST(BoundedQueueTest, ManyThreadsLoseAndRepeatNothing) {
     // Each consumer sees each producer's items in order.
     std::vector<int> last(kThreads, -1);
     for (const int item : mine) {
-      ++times[static_cast<size_t>(item)];
-      int& before = last[static_cast<size_t>(item / kEach)];
+      ++times[item];
+      int& before = last[item / kEach];
       EXPECT_LT(before, item);
       before = item;
     }

@@ -55,7 +55,7 @@ TEST_F(FileTest, ReplacesAtOnce) {
   EXPECT_EQ(*ReadFile(Path("f")), "short");
 }
 
-TEST_F(FileTest, WhatACrashLeftBesideDoesNotMatter) {
+TEST_F(FileTest, IgnoresLeftoverTemporary) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "old").ok());
   ASSERT_TRUE(WriteFileAtomically(Path("f.new"), std::string(1000, 'h')).ok());
   EXPECT_EQ(*ReadFile(Path("f")), "old");
@@ -72,7 +72,7 @@ TEST_F(FileTest, NamesWithoutFolderAreHere) {
   EXPECT_EQ(*ReadFile(Path("f")), "here");
 }
 
-TEST_F(FileTest, MissingFilesAndFoldersAreNotFoundByName) {
+TEST_F(FileTest, MissingFilesAreNotFound) {
   const auto read = ReadFile(Path("missing"));
   EXPECT_EQ(read.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(read.status().message(), HasSubstr(Path("missing")));
@@ -93,30 +93,31 @@ TEST_F(FileTest, FoldersAreNotFiles) {
 }
 
 // Whoever waited for its writer would wait for ever.
-TEST_F(FileTest, NamedPipesAreRefusedAndNotRead) {
+TEST_F(FileTest, NamedPipesFail) {
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
   for (const absl::Status& status :
        {ReadFile(Path("pipe")).status(), OpenRegularFile(Path("pipe")).status(),
         ReadFile("/dev/zero").status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(status.message(), HasSubstr("is no regular file"));
+    EXPECT_THAT(status.message(), HasSubstr("is not a regular file"));
   }
 }
 
-TEST_F(FileTest, LargerFilesThanTheCallerWantsAreRefused) {
+TEST_F(FileTest, LimitsFileSize) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "12345").ok());
   EXPECT_EQ(ReadFile(Path("f"), 5).value(), "12345");
   const absl::Status status = ReadFile(Path("f"), 4).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(std::string(status.message()), Path("f") + ": has more than the 4 bytes that are read");
+  EXPECT_EQ(std::string(status.message()),
+            Path("f") + ": has more than the 4 bytes that are allowed");
   // A file of nothing but a hole, which no disk holds.
   ASSERT_TRUE(WriteFileAtomically(Path("hole"), "").ok());
-  std::filesystem::resize_file(Path("hole"), static_cast<uint64_t>(kMostReadBytes) + 1);
+  std::filesystem::resize_file(Path("hole"), static_cast<uint64_t>(kMaxReadBytes) + 1);
   EXPECT_EQ(ReadFile(Path("hole")).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 // Files of /proc say that they are empty: what has come is counted, not what was announced.
-TEST_F(FileTest, FilesThatDoNotKnowTheirSizeAreReadWithinTheBound) {
+TEST_F(FileTest, LimitsFilesOfUnknownSize) {
   const auto whole = ReadFile("/proc/self/status");
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_THAT(*whole, HasSubstr("Pid:"));
@@ -135,7 +136,7 @@ TEST_F(FileTest, FullDiskLeavesTheOldFile) {
 }
 
 // Room for half of it: the first write succeeds in part, the second fails.
-TEST_F(FileTest, RunningOutOfRoomHalfwayLeavesTheOldFile) {
+TEST_F(FileTest, FullDiskKeepsOldFile) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "old").ok());
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -152,7 +153,7 @@ TEST_F(FileTest, RunningOutOfRoomHalfwayLeavesTheOldFile) {
   EXPECT_EQ(Entries(), 1);
 }
 
-TEST_F(FileTest, MakeFolderMakesParentsAndDoesNotMindOneThatIsThere) {
+TEST_F(FileTest, MakeFolderIsIdempotent) {
   EXPECT_TRUE(MakeFolder(Path("a/b/c")).ok());
   EXPECT_TRUE(MakeFolder(Path("a/b/c")).ok());
   EXPECT_TRUE(std::filesystem::is_directory(Path("a/b/c")));

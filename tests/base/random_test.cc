@@ -71,7 +71,7 @@ TEST(RandomTest, UniformIsUniform) {
     const float value = RandomUniform(1, kTest, 0, i);
     ASSERT_GE(value, 0);
     ASSERT_LT(value, 1);
-    ++counts[static_cast<size_t>(value * 10)];
+    ++counts[value * 10];
   }
   // Five deviations of a binomial count: sqrt(n p (1 - p)) is 95.
   for (const int count : counts) EXPECT_NEAR(count, kDraws / 10, 475);

@@ -43,14 +43,14 @@ class ExactDataTest : public testing::TestWithParam<DType> {
 TEST_P(ExactDataTest, SumsInAnyOrderAreRight) {
   for (const std::vector<int>& order :
        {std::vector<int>{0}, {0, 1}, {1, 0}, {2, 0, 1}, {4, 3, 2, 1, 0}}) {
-    EXPECT_EQ(CountErrors(GetParam(), static_cast<int>(order.size()), Sum(order)), 0);
+    EXPECT_EQ(CountErrors(GetParam(), std::ssize(order), Sum(order)), 0);
   }
 }
 
 TEST_P(ExactDataTest, SumsOverTheMostRanksAreRight) {
   std::vector<int> order;
-  for (int rank = kMostExactRanks - 1; rank >= 0; --rank) order.push_back(rank);
-  EXPECT_EQ(CountErrors(GetParam(), kMostExactRanks, Sum(order)), 0);
+  for (int rank = kMaxExactRanks - 1; rank >= 0; --rank) order.push_back(rank);
+  EXPECT_EQ(CountErrors(GetParam(), kMaxExactRanks, Sum(order)), 0);
 }
 
 TEST_P(ExactDataTest, OneWrongBitIsOneError) {

@@ -25,7 +25,7 @@ v1::RunSpec SpecOf(uint32_t batch) {
   return spec;
 }
 
-TEST(EmulatedSpecTest, IsOneWorkerThatTakesTheBatchesOfAll) {
+TEST(EmulatedSpecTest, OneWorkerTakesAllBatches) {
   const v1::RunSpec spec =
       EmulatedSpec(SpecOf(64), {.workers = 4, .batch = 64, .target = 0.875F, .max_epochs = 9});
   EXPECT_EQ(spec.batch_per_group(), 256u);
@@ -42,7 +42,7 @@ TEST(EmulatedSpecTest, IsOneWorkerThatTakesTheBatchesOfAll) {
   EXPECT_EQ(spec.seed(), 7u);
 }
 
-TEST(RecipeDigestTest, IsOfAllThatDecidesButWorkersSeedAndName) {
+TEST(RecipeDigestTest, IgnoresWorkersSeedAndName) {
   const Emulation two = {.workers = 2, .batch = 64, .target = 0.8F, .max_epochs = 9};
   const uint64_t recipe = RecipeDigest(SpecOf(64), two);
   EXPECT_NE(recipe, 0u);
@@ -73,14 +73,14 @@ TEST(RecipeDigestTest, IsOfAllThatDecidesButWorkersSeedAndName) {
   EXPECT_NE(RecipeDigest(spec, two), recipe);
 }
 
-TEST(EmulatedSpecTest, PartsOfABatchStayAsSmallAsTheyWere) {
+TEST(EmulatedSpecTest, MicroBatchesKeepTheirSize) {
   v1::RunSpec spec = SpecOf(64);
   spec.set_micro_batches(2);
   EXPECT_EQ(EmulatedSpec(spec, {.workers = 4, .batch = 64}).micro_batches(), 8u);
   EXPECT_EQ(EmulatedSpec(spec, {.workers = 1, .batch = 64}).micro_batches(), 2u);
 }
 
-TEST(EmulatedSpecTest, TheRateFollowsTheSamplesByItsRule) {
+TEST(EmulatedSpecTest, RateFollowsItsRule) {
   const auto rate = [](uint32_t workers, uint32_t batch, RateRule rule) {
     return EmulatedSpec(SpecOf(64), {.workers = workers, .batch = batch, .rate = rule})
         .schedule()
@@ -95,7 +95,7 @@ TEST(EmulatedSpecTest, TheRateFollowsTheSamplesByItsRule) {
   EXPECT_EQ(RateRuleFromName("cubic"), std::nullopt);
 }
 
-TEST(EmulatedSpecTest, StepsOfTheScheduleLastAsManySamples) {
+TEST(EmulatedSpecTest, ScheduleCountsSamples) {
   v1::RunSpec spec = SpecOf(64);
   spec.mutable_schedule()->set_warmup_steps(200);
   spec.mutable_schedule()->mutable_step()->set_every_steps(1000);
@@ -109,7 +109,7 @@ TEST(EmulatedSpecTest, StepsOfTheScheduleLastAsManySamples) {
   EXPECT_EQ(schedule.step().every_steps(), 1u);
 }
 
-TEST(EmulatedSpecTest, ARaisedRateWarmsUpAndNoOther) {
+TEST(EmulatedSpecTest, OnlyARaisedRateWarmsUp) {
   const auto warmup = [](uint32_t workers, RateRule rule) {
     return EmulatedSpec(SpecOf(64), {.workers = workers, .batch = 64, .rate = rule})
         .schedule()
@@ -129,7 +129,7 @@ TEST(EmulatedSpecTest, ARaisedRateWarmsUpAndNoOther) {
   EXPECT_EQ(EmulatedSpec(small, emulation).schedule().warmup_steps(), 1u);
 }
 
-TEST(EmulatedSpecTest, WeightsToBeginFromStay) {
+TEST(EmulatedSpecTest, KeepsInitialWeights) {
   v1::RunSpec spec = SpecOf(64);
   spec.mutable_checkpoint()->set_from("weights.safetensors");
   const v1::RunSpec emulated = EmulatedSpec(spec, {.workers = 2, .batch = 64});
@@ -148,48 +148,48 @@ v1::RunStatus At(uint32_t step, double accuracy) {
   return run;
 }
 
-TEST(EpochsToTargetTest, LiesOnTheLineBetweenTwoEvaluations) {
+TEST(EpochsToTargetTest, InterpolatesBetweenEvaluations) {
   EpochsToTarget epochs(0.8);
   v1::RunStatus fresh;
-  epochs.See(fresh);
-  epochs.See(At(10, 0.5));
-  epochs.See(At(10, 0.5));
+  epochs.Observe(fresh);
+  epochs.Observe(At(10, 0.5));
+  epochs.Observe(At(10, 0.5));
   EXPECT_FALSE(epochs.reached());
-  epochs.See(At(20, 0.7));
-  epochs.See(At(30, 0.9));
+  epochs.Observe(At(20, 0.7));
+  epochs.Observe(At(30, 0.9));
   ASSERT_TRUE(epochs.reached());
   EXPECT_THAT(epochs.epochs(), DoubleNear(2.5, 1e-9));
-  EXPECT_FALSE(epochs.coarse());
-  // What comes later does not matter.
-  epochs.See(At(40, 0.6));
+  EXPECT_FALSE(epochs.is_upper_bound());
+  // Later evaluations have no effect.
+  epochs.Observe(At(40, 0.6));
   EXPECT_THAT(epochs.epochs(), DoubleNear(2.5, 1e-9));
 }
 
-TEST(EpochsToTargetTest, MetExactlyIsMet) {
+TEST(EpochsToTargetTest, ExactTargetIsReached) {
   EpochsToTarget epochs(0.75);
-  epochs.See(At(10, 0.5));
-  epochs.See(At(20, 0.75));
+  epochs.Observe(At(10, 0.5));
+  epochs.Observe(At(20, 0.75));
   EXPECT_THAT(epochs.epochs(), DoubleNear(2, 1e-9));
 }
 
-TEST(EpochsToTargetTest, WithoutANeighbourItIsAnUpperBound) {
+TEST(EpochsToTargetTest, IsAnUpperBoundWithoutTheEvaluationBefore) {
   EpochsToTarget first(0.8);
-  first.See(At(10, 0.9));
-  EXPECT_TRUE(first.coarse());
+  first.Observe(At(10, 0.9));
+  EXPECT_TRUE(first.is_upper_bound());
   EXPECT_EQ(first.epochs(), 1);
 
   EpochsToTarget missed(0.8);
-  missed.See(At(10, 0.5));
-  missed.See(At(40, 0.9));
-  EXPECT_TRUE(missed.coarse());
+  missed.Observe(At(10, 0.5));
+  missed.Observe(At(40, 0.9));
+  EXPECT_TRUE(missed.is_upper_bound());
   EXPECT_EQ(missed.epochs(), 4);
 }
 
-TEST(EpochsToTargetTest, ARunThatFallsBackMustComeAgain) {
+TEST(EpochsToTargetTest, InterpolatesFromTheLatestEvaluationBelow) {
   EpochsToTarget epochs(0.8);
-  epochs.See(At(10, 0.79));
-  epochs.See(At(20, 0.6));
-  epochs.See(At(30, 1.0));
+  epochs.Observe(At(10, 0.79));
+  epochs.Observe(At(20, 0.6));
+  epochs.Observe(At(30, 1.0));
   EXPECT_THAT(epochs.epochs(), DoubleNear(2.5, 1e-9));
   EXPECT_EQ(epochs.accuracy(), 1.0);
 }

@@ -1,4 +1,4 @@
-// Following runs, against a coordinator of a few lines that says what the test wants.
+// Following runs of a fake coordinator.
 #include "cli/follow.h"
 
 #include <thread>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/daemon.h"
+#include "base/rpc/daemon.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
 
-// Tells the steps given, then ends the stream, or stays silent while `hold`.
+// Sends the given steps, then ends the stream or, with `hold`, stays silent.
 class Status final : public v1::Status::Service {
  public:
   grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
@@ -31,7 +31,7 @@ class Status final : public v1::Status::Service {
       v1::WatchUpdate update;
       update.mutable_run()->set_run("run-1");
       update.mutable_run()->set_step(step);
-      update.mutable_run()->set_state(step >= 100 ? v1::DONE : v1::RUNNING);
+      update.mutable_run()->set_state(step >= 100 ? v1::RUN_STATE_DONE : v1::RUN_STATE_RUNNING);
       writer->Write(update);
     }
     while (hold && !context->IsCancelled()) absl::SleepFor(absl::Milliseconds(5));
@@ -82,7 +82,7 @@ TEST_F(FollowTest, EndsWithTheRun) {
   EXPECT_THAT(seen_, ElementsAre(1, 2, 100));
 }
 
-TEST_F(FollowTest, LeavesWhenToldTo) {
+TEST_F(FollowTest, StopsOnRequest) {
   status_.steps = {1, 2, 3};
   status_.hold = true;
   Serve();
@@ -95,14 +95,14 @@ TEST_F(FollowTest, LeavesWhenToldTo) {
   EXPECT_THAT(seen_, ElementsAre(1, 2));
 }
 
-TEST_F(FollowTest, AnUnknownRunIsAnErrorAtOnce) {
+TEST_F(FollowTest, UnknownRunFailsImmediately) {
   Serve();
   FollowOptions options = Options();
   options.run = "run-404";
   EXPECT_TRUE(absl::IsNotFound(Follow(Client(), options)));
 }
 
-TEST_F(FollowTest, ACoordinatorThatNeverAnsweredIsAnErrorAtOnce) {
+TEST_F(FollowTest, UnreachableCoordinatorFailsImmediately) {
   Serve();
   daemon_.reset();
   const absl::Status status = Follow(Client(), Options());
@@ -110,7 +110,7 @@ TEST_F(FollowTest, ACoordinatorThatNeverAnsweredIsAnErrorAtOnce) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(address_));
 }
 
-TEST_F(FollowTest, TheDeadlineEndsASilentWatch) {
+TEST_F(FollowTest, DeadlineEndsASilentWatch) {
   status_.steps = {1};
   status_.hold = true;
   Serve();
@@ -120,7 +120,7 @@ TEST_F(FollowTest, TheDeadlineEndsASilentWatch) {
   EXPECT_THAT(seen_, ElementsAre(1));
 }
 
-TEST_F(FollowTest, GoesOnWhenTheCoordinatorComesBack) {
+TEST_F(FollowTest, SurvivesARestartOfTheCoordinator) {
   status_.steps = {1, 2};
   Serve();
   FollowOptions options = Options();
@@ -146,7 +146,7 @@ TEST_F(FollowTest, GoesOnWhenTheCoordinatorComesBack) {
   EXPECT_EQ(away, 1);
 }
 
-TEST_F(FollowTest, PatienceHasAnEnd) {
+TEST_F(FollowTest, GivesUpAfterPatience) {
   status_.steps = {1};
   Serve();
   FollowOptions options = Options();
@@ -158,7 +158,7 @@ TEST_F(FollowTest, PatienceHasAnEnd) {
   EXPECT_TRUE(absl::IsUnavailable(Follow(Client(), options)));
 }
 
-TEST_F(FollowTest, TheThreadKeepsTheNewestUpdate) {
+TEST_F(FollowTest, ThreadKeepsTheNewestUpdate) {
   status_.steps = {1, 2, 100};
   Serve();
   const CoordinatorClient client = Client();
@@ -174,7 +174,7 @@ TEST_F(FollowTest, TheThreadKeepsTheNewestUpdate) {
   EXPECT_FALSE(follower.Take().has_value());
 }
 
-TEST_F(FollowTest, TheThreadOutlastsACoordinatorThatRestarts) {
+TEST_F(FollowTest, ThreadSurvivesARestart) {
   status_.steps = {1};
   Serve();
   const CoordinatorClient client = Client();
@@ -191,7 +191,7 @@ TEST_F(FollowTest, TheThreadOutlastsACoordinatorThatRestarts) {
   EXPECT_EQ(follower.Outcome(), absl::OkStatus());
 }
 
-TEST_F(FollowTest, TheThreadStopsThoughNothingComes) {
+TEST_F(FollowTest, ThreadStopsWithoutUpdates) {
   status_.steps = {1};
   status_.hold = true;
   Serve();
@@ -201,12 +201,12 @@ TEST_F(FollowTest, TheThreadStopsThoughNothingComes) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(5));
 }
 
-TEST(HasEndedTest, KnowsTheEnds) {
-  EXPECT_TRUE(HasEnded(v1::DONE));
-  EXPECT_TRUE(HasEnded(v1::FAILED));
-  EXPECT_TRUE(HasEnded(v1::STOPPED));
-  EXPECT_FALSE(HasEnded(v1::QUEUED));
-  EXPECT_FALSE(HasEnded(v1::FINISHING));
+TEST(HasEndedTest, EndStates) {
+  EXPECT_TRUE(HasEnded(v1::RUN_STATE_DONE));
+  EXPECT_TRUE(HasEnded(v1::RUN_STATE_FAILED));
+  EXPECT_TRUE(HasEnded(v1::RUN_STATE_STOPPED));
+  EXPECT_FALSE(HasEnded(v1::RUN_STATE_QUEUED));
+  EXPECT_FALSE(HasEnded(v1::RUN_STATE_FINISHING));
 }
 
 }  // namespace

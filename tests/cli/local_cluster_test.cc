@@ -123,7 +123,7 @@ class LocalClusterTest : public testing::Test {
   std::vector<std::string> notes_;
 };
 
-TEST_F(LocalClusterTest, StartsEverythingAndEndsItInOrder) {
+TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   EXPECT_EQ((*cluster)->coordinator(), "127.0.0.1:4242");
@@ -149,7 +149,7 @@ TEST_F(LocalClusterTest, StartsEverythingAndEndsItInOrder) {
   EXPECT_TRUE((*cluster)->Supervise().ok()) << "what was shut down is not started again";
 }
 
-TEST_F(LocalClusterTest, StartsAgainWhatWasKilled) {
+TEST_F(LocalClusterTest, RestartsKilledProcesses) {
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   for (size_t time = 1; time <= 2; ++time) {
@@ -172,10 +172,10 @@ TEST_F(LocalClusterTest, StartsAgainWhatWasKilled) {
   EXPECT_THAT(starts[2], HasSubstr(absl::StrCat("--store=", folder_, "/run/store.db")));
 }
 
-TEST_F(LocalClusterTest, GivesUpAProcessThatDiesTooOften) {
+TEST_F(LocalClusterTest, LimitsRestarts) {
   Install("cadre-worker", "#!/bin/sh\necho no luck\nexit 1\n");
   LocalClusterOptions options = Options();
-  options.most_restarts = 3;
+  options.max_restarts = 3;
   auto cluster = LocalCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   const absl::Status status = SuperviseUntilError(**cluster);
@@ -185,7 +185,7 @@ TEST_F(LocalClusterTest, GivesUpAProcessThatDiesTooOften) {
                     HasSubstr("/logs/worker-")));
 }
 
-TEST_F(LocalClusterTest, WorkersThatShareAGpuAreTakenForDifferentMachines) {
+TEST_F(LocalClusterTest, WorkersOnOneGpuHaveHostIds) {
   LocalClusterOptions options = Options();
   options.device = "cuda:1";
   auto cluster = LocalCluster::Start(options);
@@ -197,7 +197,7 @@ TEST_F(LocalClusterTest, WorkersThatShareAGpuAreTakenForDifferentMachines) {
   (*cluster)->Shutdown();
 }
 
-TEST_F(LocalClusterTest, DoesNotTryAgainWhatCannotHelp) {
+TEST_F(LocalClusterTest, PermanentFailuresAreNotRestarted) {
   Install("cadre-worker", "#!/bin/sh\necho refused for good\nexit 64\n");
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
@@ -207,7 +207,7 @@ TEST_F(LocalClusterTest, DoesNotTryAgainWhatCannotHelp) {
   EXPECT_THAT(notes_, SizeIs(0));
 }
 
-TEST_F(LocalClusterTest, WithoutRestartADeathIsAnError) {
+TEST_F(LocalClusterTest, NoRestart) {
   LocalClusterOptions options = Options();
   options.restart = false;
   auto cluster = LocalCluster::Start(options);
@@ -216,7 +216,7 @@ TEST_F(LocalClusterTest, WithoutRestartADeathIsAnError) {
   EXPECT_TRUE(absl::IsAborted(SuperviseUntilError(**cluster)));
 }
 
-TEST_F(LocalClusterTest, SaysWhyTheCoordinatorDidNotStart) {
+TEST_F(LocalClusterTest, ReportsWhyTheCoordinatorFailed) {
   Install("cadre-coordinator", "#!/bin/sh\necho the disk is full >&2\nexit 1\n");
   const auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(absl::IsUnavailable(cluster.status())) << cluster.status();
@@ -224,7 +224,7 @@ TEST_F(LocalClusterTest, SaysWhyTheCoordinatorDidNotStart) {
               AllOf(HasSubstr("exit code 1"), HasSubstr("the disk is full")));
 }
 
-TEST_F(LocalClusterTest, AMissingProgramEndsWhatWasStarted) {
+TEST_F(LocalClusterTest, MissingProgramStopsTheOthers) {
   std::filesystem::remove(folder_ + "/cadre-worker");
   const auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(absl::IsNotFound(cluster.status())) << cluster.status();
@@ -236,7 +236,7 @@ TEST_F(LocalClusterTest, AMissingProgramEndsWhatWasStarted) {
   }
 }
 
-TEST_F(LocalClusterTest, KillsWhatDoesNotEndWhenThePersonIsInAHurry) {
+TEST_F(LocalClusterTest, SecondInterruptKills) {
   Install("cadre-worker", kStubborn);
   LocalClusterOptions options = Options();
   options.hurry = [] { return true; };
@@ -249,7 +249,7 @@ TEST_F(LocalClusterTest, KillsWhatDoesNotEndWhenThePersonIsInAHurry) {
   (*cluster)->Shutdown();
   EXPECT_LT(absl::Now() - before, absl::Seconds(5));
   EXPECT_EQ(kill(pid, 0), -1);
-  EXPECT_THAT(notes_, Contains(HasSubstr("worker-0 did not end when asked to")));
+  EXPECT_THAT(notes_, Contains(HasSubstr("worker-0 did not end after SIGTERM")));
 }
 
 }  // namespace

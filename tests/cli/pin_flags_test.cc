@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(PinFlagsTest, MeshesAreAxesAndSizesInTheirOrder) {
+TEST(PinFlagsTest, Mesh) {
   const auto mesh = ParseMesh("data=4,model=2");
   ASSERT_TRUE(mesh.ok()) << mesh.status();
   ASSERT_EQ(mesh->size(), 2u);
@@ -18,15 +18,15 @@ TEST(PinFlagsTest, MeshesAreAxesAndSizesInTheirOrder) {
   EXPECT_EQ((*mesh)[1].size(), 2u);
 }
 
-TEST(PinFlagsTest, LayersAreNamesAndWords) {
+TEST(PinFlagsTest, Layers) {
   const auto pins = ParseLayerPins("fc6=model,conv1=data");
   ASSERT_TRUE(pins.ok()) << pins.status();
   ASSERT_EQ(pins->size(), 2u);
   EXPECT_EQ((*pins)[1].layer(), "conv1");
-  EXPECT_EQ((*pins)[1].parallelism(), "data");
+  EXPECT_EQ((*pins)[1].parallelism(), v1::LayerPin::DATA);
 }
 
-TEST(PinFlagsTest, WhatIsNoPinIsRefused) {
+TEST(PinFlagsTest, RefusesOtherTexts) {
   for (const char* text : {"", "data", "data=", "=4", "data=4,", "data=0", "data=-1", "data=x",
                            "data=4294967296", "data=2,data=2"}) {
     const auto mesh = ParseMesh(text);

@@ -7,8 +7,8 @@
 #include <sstream>
 #include <string>
 
-#include "coordinator/placement/graph_file.h"
 #include "nlohmann/json.hpp"
+#include "plan/placement/graph_file.h"
 
 namespace cadre {
 namespace {
@@ -61,16 +61,16 @@ TEST(PlacementTest, JsonHasMakespanAndPlacement) {
   EXPECT_EQ(json["memory_bytes"][json["placement"]["a"].get<std::string>()], 8);
 }
 
-TEST(PlacementTest, PeopleSeeAChart) {
+TEST(PlacementTest, TextHasAChart) {
   const Result result = Show(kDiamond, OutputFormat::kTable);
   ASSERT_EQ(result.code, kExitOk) << result.err;
-  EXPECT_THAT(result.out, StartsWith("makespan 9 s; all on one: 11 s, so 1.222 times as fast\n"
+  EXPECT_THAT(result.out, StartsWith("makespan 9 s, 1.222 times as fast as all on one: 11 s\n"
                                      "exact: no placement takes less\n"));
   EXPECT_THAT(result.out, HasSubstr("[a=============][b=============================]........"));
-  EXPECT_THAT(result.out, HasSubstr("a -> c   1       2 s      3 s       one - two"));
+  EXPECT_THAT(result.out, HasSubstr("a -> c   1       2 s    3 s       one - two"));
 }
 
-TEST(PlacementTest, ABadGraphIsPointedAt) {
+TEST(PlacementTest, ErrorsNameThePosition) {
   const Result result =
       Show("op { name: 'a' seconds: -1 }\ndevice { name: 'd' }", OutputFormat::kJson);
   EXPECT_EQ(result.code, kExitFailure);
@@ -78,7 +78,7 @@ TEST(PlacementTest, ABadGraphIsPointedAt) {
   EXPECT_THAT(result.err, HasSubstr("cadre_placement_test.textproto:1:16: op[0].seconds: is -1"));
 }
 
-TEST(PlacementTest, OptionsThatCannotBe) {
+TEST(PlacementTest, RefusesInvalidOptions) {
   EXPECT_TRUE(CheckPlacementOptions({.graph = "g"}).ok());
   EXPECT_FALSE(CheckPlacementOptions({.graph = ""}).ok());
   EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = 0}).ok());
@@ -86,7 +86,7 @@ TEST(PlacementTest, OptionsThatCannotBe) {
   EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = 1e9}).ok());
 }
 
-TEST(PlacementTest, ChartsOfManySmallOperators) {
+TEST(PlacementTest, ChartOmitsTinyOperators) {
   const auto problem = ParseOperatorGraph(
       "g",
       "op { name: 'long-name' seconds: 1 } op { name: 'b' seconds: 1e-6 } device { name: 'd' }");

@@ -33,14 +33,14 @@ absl::StatusOr<Process> Shell(const std::string& script, const std::string& log 
   return Process::Start({.program = "/bin/sh", .arguments = {"-c", script}, .log = log});
 }
 
-TEST(ProcessTest, TellsHowItEnded) {
+TEST(ProcessTest, ReportsTheEnding) {
   auto process = Shell("exit 7");
   ASSERT_TRUE(process.ok()) << process.status();
   const auto ending = process->WaitUntil(absl::Now() + kSoon);
   ASSERT_TRUE(ending.has_value());
   EXPECT_EQ(*ending, (Ending{false, 7}));
   EXPECT_EQ(ending->ToString(), "exit code 7");
-  // It is reaped: asking again gives the same, signals go nowhere.
+  // The process is reaped: another query returns the same ending, and signals have no effect.
   process->Signal(SIGKILL);
   EXPECT_EQ(process->Poll(), ending);
   EXPECT_EQ(process->Kill(), *ending);
@@ -65,7 +65,7 @@ TEST(ProcessTest, RunsUntilItIsKilled) {
   EXPECT_EQ(kill(pid, 0), -1);
 }
 
-TEST(ProcessTest, TheDestructorLeavesNothingBehind) {
+TEST(ProcessTest, DestructorKills) {
   pid_t pid = 0;
   {
     auto process = Shell("while :; do sleep 1; done");
@@ -79,7 +79,7 @@ TEST(ProcessTest, TheDestructorLeavesNothingBehind) {
   EXPECT_EQ(errno, ESRCH);
 }
 
-TEST(ProcessTest, AProgramThatIsNotThereIsAnErrorAtOnce) {
+TEST(ProcessTest, MissingProgramFailsImmediately) {
   const auto process = Process::Start({.program = "/no/such/program"});
   ASSERT_TRUE(absl::IsNotFound(process.status())) << process.status();
   EXPECT_THAT(std::string(process.status().message()), HasSubstr("/no/such/program"));
@@ -87,7 +87,7 @@ TEST(ProcessTest, AProgramThatIsNotThereIsAnErrorAtOnce) {
   EXPECT_FALSE(Process::Start({.program = "/bin/sh", .log = "/no/such/folder/log"}).ok());
 }
 
-TEST(ProcessTest, LogsAreAppendedTo) {
+TEST(ProcessTest, AppendsToTheLog) {
   const std::string log = TempPath("log");
   for (const char* word : {"one", "two"}) {
     auto process = Shell(absl::StrCat("echo ", word, "; echo err >&2"), log);
@@ -99,7 +99,7 @@ TEST(ProcessTest, LogsAreAppendedTo) {
   std::filesystem::remove(log);
 }
 
-TEST(ProcessTest, TheChildStartsClean) {
+TEST(ProcessTest, ChildInheritsNoSignalsOrFiles) {
   // Blocked signals and open files of the parent are not handed on.
   sigset_t set, old;
   sigemptyset(&set);
@@ -125,14 +125,14 @@ TEST(ProcessTest, TheChildStartsClean) {
   std::filesystem::remove(log);
 }
 
-TEST(ProcessTest, ATerminalsInterruptDoesNotReachIt) {
+TEST(ProcessTest, OwnProcessGroup) {
   auto process = Shell("while :; do sleep 1; done");
   ASSERT_TRUE(process.ok());
   EXPECT_EQ(getpgid(process->pid()), process->pid());
 }
 
 // A parent that is killed without warning takes its children along.
-TEST(ProcessTest, ChildrenDieWithAParentThatIsKilled) {
+TEST(ProcessTest, DiesWithItsParent) {
   // Orphans come to us, so that their end can be seen.
   ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   int report[2];
@@ -166,7 +166,7 @@ TEST(ProcessTest, ChildrenDieWithAParentThatIsKilled) {
   prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-TEST(LastLinesTest, HandlesMissingEmptyAndLongFiles) {
+TEST(LastLinesTest, MissingEmptyAndLongFiles) {
   EXPECT_THAT(LastLines("/no/such/file", 3), IsEmpty());
   const std::string path = TempPath("lines");
   std::ofstream(path) << "\n\n";

@@ -1,5 +1,5 @@
-// The program `cadre` as people and scripts call it: usage, help, and run specs that are refused
-// before any process is started.
+// The program `cadre` as a process: usage, help, and run files that are refused before any process
+// is started.
 #include <stdlib.h>
 
 #include <filesystem>
@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "cli/process.h"
+#include "cli/verb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cli/program.h"
@@ -25,27 +26,25 @@ using testing::MatchesRegex;
 using testing::Not;
 using testing::StartsWith;
 
-TEST_F(ProgramTest, WithoutAVerbItSaysWhatItCanDo) {
+TEST_F(ProgramTest, NoVerbIsAUsageError) {
   const Result result = Run("");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, AllOf(HasSubstr("Usage: cadre VERB"), HasSubstr("local")));
   EXPECT_EQ(result.out, "");
 }
 
-TEST_F(ProgramTest, HelpTeaches) {
-  for (const char* words : {"help", "--help", "-h"}) {
-    const Result result = Run(words);
-    EXPECT_EQ(result.exit_code, 0) << words;
-    EXPECT_THAT(result.out, HasSubstr("cadre help VERB")) << words;
-    EXPECT_EQ(result.err, "");
-  }
-  for (const char* verb : {"local", "run", "plan", "runs", "status", "watch", "members", "stop",
-                           "wait", "trace", "measure-epochs", "formula"}) {
-    const Result result = Run(absl::StrCat("help ", verb));
+TEST_F(ProgramTest, Help) {
+  const std::string general = Run("help").out;
+  EXPECT_THAT(general, HasSubstr("cadre help VERB"));
+  for (const char* words : {"--help", "-h"}) EXPECT_EQ(Run(words).out, general) << words;
+  for (const Verb& verb : Verbs()) {
+    EXPECT_THAT(general, HasSubstr(absl::StrCat("  ", verb.name, " ")));
+    const Result result = Run(absl::StrCat("help ", verb.name));
     EXPECT_EQ(result.exit_code, 0);
-    EXPECT_THAT(result.out, AllOf(HasSubstr(absl::StrCat("Usage: cadre ", verb)),
-                                  HasSubstr("Examples:"), HasSubstr("--coordinator")));
-    EXPECT_EQ(Run(absl::StrCat(verb, " --help")).out, result.out);
+    EXPECT_EQ(result.err, "");
+    EXPECT_THAT(result.out, AllOf(HasSubstr(absl::StrCat("Usage: cadre ", verb.name)),
+                                  HasSubstr("--coordinator")));
+    EXPECT_EQ(Run(absl::StrCat(verb.name, " --help")).out, result.out);
   }
 }
 
@@ -56,61 +55,59 @@ TEST_F(ProgramTest, VersionNamesTheProtocol) {
   EXPECT_EQ(Run("--version").out, result.out);
 }
 
-TEST_F(ProgramTest, WrongWordsAreUsageErrors) {
+TEST_F(ProgramTest, UsageErrors) {
   const struct {
     const char* words;
-    const char* says;
+    const char* error;
   } cases[] = {
-      {"lcoal x", "did you mean 'local'?"},
+      {"lcoal x", "unknown verb 'lcoal'; did you mean 'local'?"},
       {"frobnicate", "unknown verb 'frobnicate'"},
       {"help statsu", "did you mean 'status'?"},
-      {"status --grups 2", "did you mean --groups?"},
-      {"status -o yaml", "-o takes table or json"},
-      {"status -o", "needs a value"},
-      {"status --color sometimes", "--color takes"},
-      {"status --timeout soon", "'soon' is not a time"},
-      {"local", "a word is missing"},
-      {"stop", "a word is missing"},
-      {"wait a b", "what is 'b' for?"},
-      {"runs extra", "what is 'extra' for?"},
-      {"local x --groups two", "--groups does not take 'two'"},
-      {"local x --groups 0", "--groups must be at least 1"},
-      {"local x --ranks 0", "--ranks must be at least 1"},
-      {"run x --groups 0", "--groups must be at least 1"},
-      {"run x --threads 2", "--threads is of 'cadre local' alone"},
-      {"trace", "a word is missing"},
-      {"trace a b", "what is 'b' for?"},
-      {"trace x --steps 0", "--steps must be 1 to 100"},
-      {"trace x --steps 101", "--steps must be 1 to 100"},
-      {"trace x --group -1", "--group must be at least 0"},
-      {"trace x -O a --output b", "give one of them"},
-      {"trace x -O", "needs a value"},
-      {"run x --group 2", "--group is of 'cadre trace' alone"},
-      {"local x --steps 3", "--steps is of 'cadre trace' alone"},
-      {"runs -O file", "-O is of 'cadre trace' alone"},
-      {"local x --threads 0", "--threads must be at least 1"},
-      {"local x --target 0.9", "--target is of 'cadre measure-epochs' alone"},
-      {"measure-epochs --target 0.9 --workers 1", "a word is missing"},
-      {"measure-epochs x --workers 1", "--target is missing"},
+      {"status --grups 2", "unknown flag --grups"},
+      {"local --grups 2", "did you mean --groups?"},
+      {"status -o yaml", "-o takes table or json, not 'yaml'"},
+      {"status -o", "-o needs a value"},
+      {"status --color sometimes", "--color takes auto or never"},
+      {"status --timeout soon", "--timeout takes a duration above 0, such as 90s"},
+      {"local", "missing argument RUN.textproto"},
+      {"stop", "missing argument RUN"},
+      {"wait a b", "unexpected argument 'b'"},
+      {"runs extra", "unexpected argument 'extra'"},
+      {"local x --groups two", "--groups takes a whole number of at least 1, not 'two'"},
+      {"local x --groups 0", "--groups takes a whole number of at least 1, not '0'"},
+      {"local x --ranks 0", "--ranks takes a whole number of at least 1"},
+      {"local x --threads 0", "--threads takes a whole number of at least 1"},
+      {"local x --nogroups", "unknown flag --nogroups"},
+      {"local x --norestart=1", "unknown flag --norestart"},
+      {"run x --threads 2", "--threads is not a flag of 'cadre run'"},
+      {"run x --group 2", "--group is not a flag of 'cadre run', only of 'cadre trace'"},
+      {"runs -O file", "--output is not a flag of 'cadre runs'"},
+      {"trace", "missing argument RUN"},
+      {"trace x --steps 0", "--steps takes a whole number of at least 1"},
+      {"trace x --steps 101", "--steps takes a whole number of at most 100"},
+      {"trace x --group -1", "--group takes a whole number of at least 0"},
+      {"plan --workers 1", "missing argument RUN.textproto|MODEL"},
+      {"plan x", "missing flag --workers"},
+      {"plan x --workers 1 --solver-seconds 1", "only valid with --placement"},
+      {"plan --placement g --workers 1", "--workers has no effect with --placement"},
+      {"plan x --placement g", "unexpected argument 'x'"},
+      {"measure-epochs x --workers 1", "missing flag --target"},
       {"measure-epochs x --target 90 --workers 1", "in (0, 1], not 90"},
-      {"measure-epochs x --target 0.9", "--workers is missing"},
+      {"measure-epochs x --target 0.9", "missing flag --workers"},
       {"measure-epochs x --target 0.9 --workers 1,,2", "not '1,,2'"},
       {"measure-epochs x --target 0.9 --workers 0,1", "not '0,1'"},
-      {"measure-epochs x --target 0.9 --workers 1 --batch 0", "--batch must be at least 1"},
       {"measure-epochs x --target 0.9 --workers 1 --rate cubic", "linear, sqrt or none"},
-      {"measure-epochs x --target 0.9 --workers 1 --ranks 2",
-       "--ranks is not of 'cadre measure-epochs'"},
-      {"measure-epochs x --target 0.9 --workers 1 -O a --output b", "give one of them"},
+      {"completion tcsh", "bash, zsh and fish"},
   };
-  for (const auto& [words, says] : cases) {
+  for (const auto& [words, error] : cases) {
     const Result result = Run(words);
     EXPECT_EQ(result.exit_code, 2) << words;
-    EXPECT_THAT(result.err, AllOf(StartsWith("cadre: "), HasSubstr(says))) << words;
+    EXPECT_THAT(result.err, AllOf(StartsWith("cadre: "), HasSubstr(error))) << words;
     EXPECT_EQ(result.out, "") << words;
   }
 }
 
-TEST_F(ProgramTest, ASpecThatIsGoodGetsAsFarAsTheMissingPrograms) {
+TEST_F(ProgramTest, GoodSpecReachesTheMissingPrograms) {
   WriteSpec(kGoodSpec);
   const Result result = Run("local run.textproto");
   EXPECT_EQ(result.exit_code, 1);
@@ -119,13 +116,13 @@ TEST_F(ProgramTest, ASpecThatIsGoodGetsAsFarAsTheMissingPrograms) {
   EXPECT_THAT(result.err, Not(HasSubstr("logs are in")));
 }
 
-TEST_F(ProgramTest, AMissingSpecIsNamed) {
+TEST_F(ProgramTest, NamesTheMissingSpec) {
   const Result result = Run("local nowhere.textproto");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("nowhere.textproto"));
 }
 
-TEST_F(ProgramTest, BadSpecsAreRefusedWithTheirPlace) {
+TEST_F(ProgramTest, SpecErrorsHaveALocation) {
   // A typo.
   ExpectRefused(With("base_rate", "base_rat"), 11, "base_rat");
   // An unknown layer.
@@ -140,18 +137,18 @@ TEST_F(ProgramTest, BadSpecsAreRefusedWithTheirPlace) {
   ExpectRefused(With("stop { epochs: 1 }", "stop {}"), 14, "stop");
 }
 
-TEST_F(ProgramTest, DataThatIsNotThereIsRefused) {
+TEST_F(ProgramTest, RefusesMissingData) {
   const std::string idx = R"(data { idx { train_images: "no-such-file" train_labels: "l" )"
                           R"(test_images: "i" test_labels: "m" } })";
   ExpectRefused(With("data { synthetic { train_samples: 256 test_samples: 64 classes: 4 } }", idx),
                 8, "no-such-file");
 }
 
-TEST_F(ProgramTest, FlagsAreCheckedLikeTheSpec) {
+TEST_F(ProgramTest, ChecksFlagsLikeTheSpec) {
   WriteSpec(kGoodSpec);
-  // Averaging needs somebody who averages.
+  // Flags change what is submitted, too.
   Result result = Run("run run.textproto --ranks 6 --space_ranks 4");
-  EXPECT_THAT(result.err, HasSubstr("space_ranks")) << "flags change what is submitted, too";
+  EXPECT_THAT(result.err, HasSubstr("space_ranks"));
   result = Run("local run.textproto --aggregators 0");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("aggregators"), Not(HasSubstr("cadre-coordinator"))));
@@ -160,70 +157,61 @@ TEST_F(ProgramTest, FlagsAreCheckedLikeTheSpec) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("cluster.space_ranks"), HasSubstr("their product, 4"),
                                 Not(HasSubstr("cadre-coordinator"))));
-  // A checkpoint that is not there.
+  // A missing checkpoint.
   result = Run("local run.textproto --from nowhere");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("checkpoint.from"), HasSubstr("nowhere"),
                                 Not(HasSubstr("cadre-coordinator"))));
 }
 
-TEST_F(ProgramTest, PoliciesAndOverlapHaveNames) {
+TEST_F(ProgramTest, ChoicesAreChecked) {
   WriteSpec(kGoodSpec);
   for (const char* const verb : {"local", "run"}) {
-    Result result = Run(absl::StrCat(verb, " run.textproto --collectives tree"));
-    EXPECT_EQ(result.exit_code, 2);
-    EXPECT_THAT(result.err, HasSubstr("--collectives takes paper, ring, butterfly, "
-                                      "halving-doubling, auto or, on GPUs (--device cuda), "
-                                      "native, not 'tree'"));
-    result = Run(absl::StrCat(verb, " run.textproto --overlap maybe"));
-    EXPECT_EQ(result.exit_code, 2);
-    EXPECT_THAT(result.err, HasSubstr("--overlap takes on or off, not 'maybe'"));
-    EXPECT_EQ(Run(absl::StrCat(verb, " run.textproto --overlap=")).exit_code, 2);
+    const auto error = [&](const std::string& flags) {
+      const Result result = Run(absl::StrCat(verb, " run.textproto ", flags));
+      EXPECT_EQ(result.exit_code, 2) << verb << " " << flags;
+      return result.err;
+    };
+    EXPECT_THAT(error("--collectives tree"),
+                HasSubstr("--collectives takes auto, ring, butterfly, halving-doubling, paper or "
+                          "native, not 'tree'"));
+    EXPECT_THAT(error("--overlap maybe"), HasSubstr("--overlap takes on or off, not 'maybe'"));
+    EXPECT_THAT(error("--overlap="), HasSubstr("--overlap takes on or off"));
+    EXPECT_THAT(error("--precision fp16"),
+                HasSubstr("--precision takes fp32, tf32 or bf16, not 'fp16'"));
+    for (const char* const device : {"tpu", "cuda:x", "cuda:", "cuda:-1", "cuda:1x", "CUDA"}) {
+      EXPECT_THAT(error(absl::StrCat("--device ", device)),
+                  HasSubstr(absl::StrCat("--device takes cpu, cuda or, for 'cadre local', cuda:N "
+                                         "(N = 0, 1, ...), not '",
+                                         device, "'")));
+    }
   }
-  for (const char* const policy : {"paper", "ring", "butterfly", "halving-doubling", "auto"}) {
-    // As far as the programs that are not there.
-    const Result result =
-        Run(absl::StrCat("local run.textproto --overlap off --collectives ", policy));
-    EXPECT_EQ(result.exit_code, 1);
-    EXPECT_THAT(result.err, HasSubstr("cadre-coordinator")) << policy;
-  }
+  const Result result = Run("run run.textproto --device cuda:3");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("--device cuda:3 is only valid with 'cadre local'"),
+                                HasSubstr("use --device cuda")));
 }
 
-TEST_F(ProgramTest, DevicesAndPrecisionsHaveNames) {
+TEST_F(ProgramTest, ChoicesAreAccepted) {
   WriteSpec(kGoodSpec);
-  for (const char* const verb : {"local", "run"}) {
-    for (const char* const device : {"tpu", "cuda:x", "cuda:", "cuda:-1", "cuda:1x", "CUDA"}) {
-      const Result result = Run(absl::StrCat(verb, " run.textproto --device ", device));
-      EXPECT_EQ(result.exit_code, 2) << verb << " " << device;
-      EXPECT_THAT(result.err, HasSubstr(absl::StrCat("--device takes cpu, cuda or, for 'cadre "
-                                                     "local', cuda:N (N = 0, 1, ...), not '",
-                                                     device, "'")));
-    }
-    const Result result = Run(absl::StrCat(verb, " run.textproto --precision fp16"));
-    EXPECT_EQ(result.exit_code, 2);
-    EXPECT_THAT(result.err, HasSubstr("--precision takes fp32, tf32 or bf16, not 'fp16'"));
-  }
-  // Which GPU is what the workers of a cluster were told.
-  Result result = Run("run run.textproto --device cuda:3");
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("--device cuda:3 is of 'cadre local' alone"),
-                                HasSubstr("give --device cuda")));
-  // As far as the programs that are not there.
-  for (const char* const flags : {"--device cuda:3", "--device cuda --collectives native",
-                                  "--device cuda --precision bf16", "--device cpu"}) {
-    result = Run(absl::StrCat("local run.textproto ", flags));
+  for (const char* const flags :
+       {"--overlap off --collectives paper", "--collectives ring", "--collectives butterfly",
+        "--collectives halving-doubling", "--collectives auto", "--device cuda:3",
+        "--device cuda --collectives native", "--device cuda --precision bf16", "--device cpu"}) {
+    // The first error is that the other programs are missing.
+    const Result result = Run(absl::StrCat("local run.textproto ", flags));
     EXPECT_EQ(result.exit_code, 1) << flags;
     EXPECT_THAT(result.err, HasSubstr("cadre-coordinator")) << flags;
   }
   for (const char* const flags :
        {"--collectives native", "--precision bf16", "--device cpu --precision tf32"}) {
-    result = Run(absl::StrCat("local run.textproto ", flags));
+    const Result result = Run(absl::StrCat("local run.textproto ", flags));
     EXPECT_EQ(result.exit_code, 1) << flags;
     EXPECT_THAT(result.err, HasSubstr("set cluster.device to CUDA")) << flags;
   }
 }
 
-TEST_F(ProgramTest, MeasureEpochsChecksEveryRunBeforeTheFirst) {
+TEST_F(ProgramTest, MeasureEpochsChecksAllRunsFirst) {
   WriteSpec(kGoodSpec);
   const std::string words = "measure-epochs run.textproto --target 0.9 ";
   Result result = Run(words + "--workers 1,2,1000000");
@@ -233,14 +221,14 @@ TEST_F(ProgramTest, MeasureEpochsChecksEveryRunBeforeTheFirst) {
   WriteSpec(With("stop { epochs: 1 }", "stop { steps: 10 }"));
   result = Run(words + "--workers 1,2");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("--max_epochs is missing"));
+  EXPECT_THAT(result.err, HasSubstr("missing --max_epochs"));
   // Good as far as the programs that are not there.
   result = Run(words + "--workers 1,2 --max_epochs 3");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("cadre-coordinator"));
 }
 
-TEST_F(ProgramTest, ATableOfSomethingElseIsNotOverwritten) {
+TEST_F(ProgramTest, KeepsATableOfAnotherModel) {
   WriteSpec(kGoodSpec);
   const std::string path = folder_ + "/epochs.textproto";
   const std::string table = "target_accuracy: 0.9 batch_per_worker: 32 model: \"other\"\n";
@@ -255,7 +243,7 @@ TEST_F(ProgramTest, ATableOfSomethingElseIsNotOverwritten) {
   EXPECT_THAT(result.err, HasSubstr("epochs.textproto:1:1: target_accuracy"));
 }
 
-TEST_F(ProgramTest, AFolderOfAnEarlierClusterIsNotTakenOver) {
+TEST_F(ProgramTest, KeepsAFolderOfAnEarlierCluster) {
   WriteSpec(kGoodSpec);
   std::filesystem::create_directory(folder_ + "/old");
   std::ofstream(folder_ + "/old/store.db") << "x";
@@ -265,10 +253,10 @@ TEST_F(ProgramTest, AFolderOfAnEarlierClusterIsNotTakenOver) {
   EXPECT_EQ(ReadFile(folder_ + "/old/store.db").value_or(""), "x");
 }
 
-TEST_F(ProgramTest, NoCoordinatorIsOneLineAndACode) {
-  for (const char* words : {"status", "runs", "members", "watch", "wait run-1", "stop run-1",
-                            "trace run-1", "trace run-1 -O -"}) {
-    // Port 1 of loopback: nobody listens there.
+TEST_F(ProgramTest, NoCoordinatorIsOneLine) {
+  for (const char* words : {"status", "describe run-1", "runs", "members", "watch", "wait run-1",
+                            "stop run-1", "trace run-1", "trace run-1 -O -"}) {
+    // Nothing listens on port 1 of loopback.
     const Result result = Run(absl::StrCat(words, " --coordinator 127.0.0.1:1 --timeout 500ms"));
     EXPECT_EQ(result.exit_code, 4) << words;
     EXPECT_THAT(result.err, MatchesRegex("cadre: [^\n]*127.0.0.1:1[^\n]*\n")) << words;

@@ -18,7 +18,7 @@ using testing::StartsWith;
 v1::RunStatus Running(uint32_t step) {
   v1::RunStatus run;
   run.set_run("run-1");
-  run.set_state(v1::RUNNING);
+  run.set_state(v1::RUN_STATE_RUNNING);
   run.set_step(step);
   run.set_total_steps(200);
   run.set_epoch(step / 100.0);
@@ -32,7 +32,7 @@ v1::RunStatus Running(uint32_t step) {
 
 size_t Lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 
-TEST(ProgressTextTest, SaysWhatIsKnown) {
+TEST(ProgressTextTest, ShowsKnownFigures) {
   v1::RunStatus run = Running(50);
   EXPECT_EQ(
       ProgressText(run),
@@ -41,24 +41,24 @@ TEST(ProgressTextTest, SaysWhatIsKnown) {
   run.mutable_test()->set_accuracy(0.875);
   EXPECT_THAT(ProgressText(run), HasSubstr("  test 0.8750  "));
   run.mutable_discrepancy()->set_smoothed(0.4249);
-  EXPECT_THAT(ProgressText(run), HasSubstr("  round 3  groups differ 0.42  test"));
+  EXPECT_THAT(ProgressText(run), HasSubstr("  round 3  divergence 0.42  test"));
 }
 
-TEST(ProgressTextTest, SaysWhyARunWaits) {
+TEST(ProgressTextTest, ShowsTheReason) {
   v1::RunStatus run;
-  run.set_state(v1::QUEUED);
+  run.set_state(v1::RUN_STATE_QUEUED);
   run.set_reason("waits for 2 more workers");
   EXPECT_EQ(ProgressText(run), "queued  waits for 2 more workers");
 }
 
-TEST(ProgressBarTest, IsFullOnlyAtTheEnd) {
+TEST(ProgressBarTest, FullOnlyAtTheEnd) {
   EXPECT_EQ(ProgressBar(0, 6), "[....]");
   EXPECT_EQ(ProgressBar(0.999, 6), "[###.]");
   EXPECT_EQ(ProgressBar(1, 6), "[####]");
   EXPECT_EQ(ProgressBar(7, 6), "[####]");
 }
 
-TEST(ProgressTest, PipedLinesComeAtIntervals) {
+TEST(ProgressTest, PlainLinesAtIntervals) {
   std::ostringstream out;
   Progress progress(out, {.plain_interval = absl::Seconds(2)});
   const absl::Time start = absl::FromUnixSeconds(1000);
@@ -71,7 +71,7 @@ TEST(ProgressTest, PipedLinesComeAtIntervals) {
   EXPECT_THAT(out.str(), Not(HasSubstr("\x1b")));
 }
 
-TEST(ProgressTest, PipedLinesComeAtOnceForATestOrAChangeOfState) {
+TEST(ProgressTest, PlainLinesForTestsAndStates) {
   std::ostringstream out;
   Progress progress(out, {.plain_interval = absl::Hours(1)});
   const absl::Time now = absl::FromUnixSeconds(1000);
@@ -87,12 +87,12 @@ TEST(ProgressTest, PipedLinesComeAtOnceForATestOrAChangeOfState) {
   run.mutable_test()->set_version(4);
   progress.Update(run, now);
   EXPECT_EQ(Lines(out.str()), 3u);
-  run.set_state(v1::FINISHING);
+  run.set_state(v1::RUN_STATE_FINISHING);
   progress.Update(run, now);
   EXPECT_EQ(Lines(out.str()), 4u);
 }
 
-TEST(ProgressTest, PipedLinesOfTwoRunsDoNotHideOneAnother) {
+TEST(ProgressTest, PlainLinesOfTwoRuns) {
   std::ostringstream out;
   Progress progress(out, {.plain_interval = absl::Hours(1)});
   v1::RunStatus other = Running(1);
@@ -103,7 +103,7 @@ TEST(ProgressTest, PipedLinesOfTwoRunsDoNotHideOneAnother) {
   EXPECT_THAT(out.str(), HasSubstr("run-2  running"));
 }
 
-TEST(ProgressTest, TerminalRedrawsOneLineThatFits) {
+TEST(ProgressTest, TerminalRedrawsOneLine) {
   for (const int width : {20, 40, 80, 200}) {
     std::ostringstream out;
     Progress progress(out, {.terminal = true, .width = [width] { return width; }});
@@ -115,7 +115,7 @@ TEST(ProgressTest, TerminalRedrawsOneLineThatFits) {
   }
 }
 
-TEST(ProgressTest, NotesStandOnTheirOwnLine) {
+TEST(ProgressTest, NotesHaveTheirOwnLine) {
   std::ostringstream out;
   Progress progress(out, {.terminal = true});
   progress.Update(Running(1), absl::Now());
@@ -129,7 +129,7 @@ TEST(ProgressTest, NotesStandOnTheirOwnLine) {
   EXPECT_EQ(out.str().size(), size);
 }
 
-TEST(ProgressTest, ColorOnlyWhereAskedFor) {
+TEST(ProgressTest, ColorOnRequest) {
   std::ostringstream plain;
   Progress(plain, {.terminal = true}).Update(Running(1), absl::Now());
   EXPECT_THAT(plain.str(), Not(HasSubstr("\x1b[3")));
@@ -138,7 +138,7 @@ TEST(ProgressTest, ColorOnlyWhereAskedFor) {
   EXPECT_THAT(color.str(), HasSubstr("\x1b[32m"));
 }
 
-TEST(ProgressTest, QuietSaysNothing) {
+TEST(ProgressTest, QuietPrintsNothing) {
   std::ostringstream out;
   Progress progress(out, {.quiet = true});
   progress.Update(Running(1), absl::Now());

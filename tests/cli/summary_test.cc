@@ -1,10 +1,10 @@
 #include "cli/summary.h"
 
-#include <google/protobuf/struct.pb.h>
-#include <google/protobuf/util/json_util.h>
-
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "cli/prediction_notes.h"
 #include "cli/query_tables.h"
+#include "cli/table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -12,6 +12,7 @@ namespace cadre {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -22,7 +23,7 @@ Summary Trained() {
   v1::RunStatus& run = summary.run;
   run.set_run("run-1");
   run.set_name("demo");
-  run.set_state(v1::DONE);
+  run.set_state(v1::RUN_STATE_DONE);
   run.set_version(32);
   run.set_step(128);
   run.set_epoch(4);
@@ -68,106 +69,100 @@ Summary Trained() {
   return summary;
 }
 
-google::protobuf::Struct Parse(const std::string& json) {
-  google::protobuf::Struct parsed;
-  EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(json, &parsed).ok()) << json;
-  return parsed;
+TEST(SummaryTest, JsonHasFixedKeys) {
+  const Json json = ToJson(Trained());
+  EXPECT_EQ(json["test_accuracy"], 0.9134);
+  EXPECT_EQ(json["seconds"], 84);
+  EXPECT_EQ(json["samples_per_second"], 2857);
+  EXPECT_EQ(json["rounds_committed"], 32);
+  EXPECT_EQ(json["bytes_across_groups"], (1 << 20) + 1024);
+  EXPECT_EQ(json["bytes_across_groups_synchronous"], 20 << 20);
+  EXPECT_EQ(json["final_digest"], "0123456789abcdef");
+  EXPECT_THAT(json["bytes_across_groups_is"].get<std::string>(), HasSubstr("measured"));
+  EXPECT_THAT(json["bytes_across_groups_synchronous_is"].get<std::string>(), HasSubstr("formula"));
+  EXPECT_EQ(json["state"], "done");
+  EXPECT_TRUE(json["discrepancy"].is_null());
+  const Json& group = json["group_meshes"][1];
+  EXPECT_EQ(group["mesh"]["model"], 2);
+  ASSERT_EQ(group["held"].size(), 4u);
+  EXPECT_EQ(OneLine(group["held"][0]),
+            R"({"rank":0,"parameter":"fc1/weight","elements":1500000,"of":3000000,"owned":0})");
 }
 
-TEST(SummaryTest, JsonHasTheFixedNamesAsNumbers) {
-  const std::string json = SummaryJson(Trained());
-  EXPECT_THAT(json, Not(HasSubstr("\n")));
-  const auto parsed = Parse(json);
-  const auto& fields = parsed.fields();
-  EXPECT_EQ(fields.at("test_accuracy").number_value(), 0.9134);
-  EXPECT_EQ(fields.at("seconds").number_value(), 84);
-  EXPECT_EQ(fields.at("samples_per_second").number_value(), 2857);
-  EXPECT_EQ(fields.at("rounds_committed").number_value(), 32);
-  EXPECT_EQ(fields.at("bytes_across_groups").number_value(), (1 << 20) + 1024);
-  EXPECT_EQ(fields.at("bytes_across_groups_synchronous").number_value(), 20 << 20);
-  EXPECT_EQ(fields.at("final_digest").string_value(), "0123456789abcdef");
-  EXPECT_THAT(fields.at("bytes_across_groups_is").string_value(), HasSubstr("measured"));
-  EXPECT_THAT(fields.at("bytes_across_groups_synchronous_is").string_value(), HasSubstr("formula"));
-  EXPECT_EQ(fields.at("state").string_value(), "done");
-  const auto& group = fields.at("group_meshes").list_value().values(1).struct_value().fields();
-  EXPECT_EQ(group.at("mesh").struct_value().fields().at("model").number_value(), 2);
-  EXPECT_EQ(group.at("held").list_value().values_size(), 4);
-}
-
-TEST(SummaryTest, WhatWasNotTestedIsNull) {
+TEST(SummaryTest, UntestedAccuracyIsNull) {
   Summary summary = Trained();
   summary.run.clear_test();
-  EXPECT_TRUE(Parse(SummaryJson(summary)).fields().at("test_accuracy").has_null_value());
-  EXPECT_THAT(SummaryText(summary), HasSubstr("test accuracy          <none>"));
+  EXPECT_TRUE(Json::parse(OneLine(ToJson(summary)))["test_accuracy"].is_null());
+  EXPECT_THAT(ToText(summary), ContainsRegex("test accuracy +<none>"));
 }
 
-TEST(SummaryTest, TextSaysWhatIsMeasuredAndWhatIsNot) {
-  const std::string text = SummaryText(Trained());
-  EXPECT_THAT(text, AllOf(HasSubstr("demo"), HasSubstr("done"), HasSubstr("0.9134"),
-                          HasSubstr("1m24s"), HasSubstr("2,857"), HasSubstr("3,214,282")));
-  EXPECT_THAT(text, HasSubstr("1.0 MiB  (measured; values and 0.098% of headers)"));
-  EXPECT_THAT(text, HasSubstr("20.0 MiB  (formula: "));
-  EXPECT_THAT(text, HasSubstr("20.0 times as much"));
-  EXPECT_THAT(text, HasSubstr("data=1,model=2"));
-  EXPECT_THAT(text, HasSubstr("1,500,000   3,000,000   50.0%"));
-  EXPECT_THAT(text, Not(HasSubstr("conv1"))) << "what is whole on every rank is not listed";
+TEST(SummaryTest, Text) {
+  const std::string text = ToText(Trained());
+  EXPECT_THAT(text, AllOf(HasSubstr("demo (run-1), done"), HasSubstr("0.9134"), HasSubstr("1m24s"),
+                          HasSubstr("2,857"), HasSubstr("3,214,282 parameters"),
+                          HasSubstr("each worker holds at most 50.0%")));
+  EXPECT_THAT(text, HasSubstr("1.0 MiB (measured; 0.098% of it headers)"));
+  EXPECT_THAT(text, HasSubstr("20.0 MiB, 20.0 times as much (formula: "));
+  EXPECT_THAT(text, ContainsRegex("mesh of a group +data=1,model=2\n"));
 }
 
-TEST(SummaryTest, SaysHowFarTheGroupsDiffer) {
+TEST(SummaryTest, FitsOnAScreen) {
   Summary summary = Trained();
-  EXPECT_THAT(SummaryText(summary), Not(HasSubstr("groups differ")));
-  EXPECT_TRUE(Parse(SummaryJson(summary)).fields().at("discrepancy").has_null_value());
+  summary.one_machine = true;
   v1::Discrepancy& discrepancy = *summary.run.mutable_discrepancy();
-  discrepancy.set_newest(0.4);
   discrepancy.set_smoothed(0.4213);
-  discrepancy.set_rounds(32);
-  discrepancy.set_recommendation("the groups agree");
-  EXPECT_THAT(SummaryText(summary),
-              HasSubstr("0.421 (0.4 in the newest of 32 rounds): the groups agree"));
-  const auto parsed = Parse(SummaryJson(summary));
-  const auto& fields = parsed.fields().at("discrepancy").struct_value().fields();
-  EXPECT_EQ(fields.at("smoothed").number_value(), 0.4213);
-  EXPECT_EQ(fields.at("rounds").number_value(), 32);
-  EXPECT_EQ(fields.at("recommendation").string_value(), "the groups agree");
-
-  v1::StatusReply status;
-  *status.add_runs() = summary.run;
-  EXPECT_THAT(StatusText(status, "x:1"),
-              HasSubstr("\nDiscrepancy\nRUN     GROUPS DIFFER\nrun-1   0.421"));
+  discrepancy.set_recommendation(
+      "the groups agree: averages as seldom as every 18 steps may be tried, or more groups");
+  for (auto& [slot, group] : summary.groups) group.set_step_seconds(0.04 + 0.01 * slot);
+  const std::string text = ToText(summary);
+  EXPECT_THAT(text, HasSubstr("0.421: the groups agree"));
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  EXPECT_LE(lines.size(), 24u);
+  for (const std::string& line : lines) EXPECT_LE(Width(line), 100u) << line;
 }
 
-TEST(SummaryTest, NothingIsDividedByZero) {
+TEST(SummaryTest, PredictsTheStepOfASingleGroupOnly) {
+  Summary summary = Trained();
+  summary.one_machine = true;
+  for (auto& [slot, group] : summary.groups) {
+    group.set_step_seconds(0.04);
+    group.mutable_measured()->set_step(0.04);
+    group.mutable_predicted()->set_step(0.03);
+    group.set_prediction_error(-0.25);
+  }
+  EXPECT_THAT(ToText(summary), AllOf(HasSubstr("40 ms; not predicted"), Not(HasSubstr("-25%"))));
+  summary.groups.erase(1);
+  EXPECT_THAT(ToText(summary), HasSubstr("40 ms; predicted: 30 ms (-25%)"));
+}
+
+TEST(SummaryTest, EmptyRun) {
   Summary summary;
   summary.run.set_run("run-2");
-  summary.run.set_state(v1::FAILED);
+  summary.run.set_state(v1::RUN_STATE_FAILED);
   summary.run.set_reason("no data");
-  EXPECT_THAT(SummaryText(summary),
-              AllOf(HasSubstr("failed: no data"), Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
+  EXPECT_THAT(ToText(summary), AllOf(HasSubstr("run-2, failed: no data"), Not(HasSubstr("nan")),
+                                     Not(HasSubstr("inf"))));
 }
 
-TEST(KeepGroupsTest, AGroupThatIsGoneIsRemembered) {
+TEST(KeepGroupsTest, KeepsGroupsWithoutMembers) {
   Summary summary = Trained();
   google::protobuf::RepeatedPtrField<v1::GroupStatus> groups;
   v1::GroupStatus& empty = *groups.Add();
   empty.set_group(1);
-  empty.set_state(v1::WAITING);
+  empty.set_state(v1::GROUP_STATE_WAITING);
   KeepGroups(groups, summary);
   EXPECT_EQ(summary.groups.at(1).generation(), 2u);
   EXPECT_EQ(summary.groups.at(1).members_size(), 2);
 }
 
-TEST(StatusTextTest, ShowsEveryPart) {
+TEST(OverviewTest, ShowsEveryPart) {
   const Summary summary = Trained();
-  v1::StatusReply status;
+  Overview overview{.coordinator = "127.0.0.1:7000"};
+  v1::StatusReply& status = overview.status;
   status.mutable_coordinator()->set_version("0.1.0");
   status.mutable_coordinator()->set_uptime_seconds(192);
   *status.add_runs() = summary.run;
   for (const auto& [slot, group] : summary.groups) *status.add_groups() = group;
-  v1::GroupMember& member = *status.mutable_groups(0)->mutable_members(0);
-  member.mutable_memory()->set_weights(3 << 20);
-  member.mutable_memory()->set_activations(1 << 20);
-  member.mutable_memory()->set_buffers(1 << 19);
-  member.mutable_planned_memory()->set_weights(5 << 20);
   v1::MemberStatus& worker = *status.add_workers();
   worker.set_name("worker-0");
   worker.set_member_id("m-1");
@@ -177,16 +172,31 @@ TEST(StatusTextTest, ShowsEveryPart) {
   aggregator.mutable_member()->set_connected(true);
   aggregator.add_shards()->set_run("run-1");
   (*status.mutable_counters())["rounds_committed"] = 1234;
-  const std::string text = StatusText(status, "127.0.0.1:7000");
-  EXPECT_THAT(text,
+  EXPECT_THAT(ToText(overview),
               AllOf(HasSubstr("127.0.0.1:7000   0.1.0     3m12s"), HasSubstr("RUN     NAME"),
                     HasSubstr("GENERATION"), HasSubstr("worker,worker"), HasSubstr("3s ago, away"),
                     HasSubstr("<1s ago\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234")));
-  EXPECT_THAT(text, ::testing::ContainsRegex("ACTIVATIONS +BUFFERS +IN ALL +PLANNED\n"));
-  EXPECT_THAT(text, ::testing::ContainsRegex(
-                        "3\\.0 MiB +0 B +0 B +1\\.0 MiB +512\\.0 KiB +4\\.5 MiB +5\\.0 MiB\n"));
-  // An empty cluster is a coordinator and nothing else.
-  EXPECT_THAT(StatusText({}, "x:1"), Not(HasSubstr("Runs\n")));
+  EXPECT_THAT(ToText(Overview()), Not(HasSubstr("Runs\n"))) << "no empty parts";
+  EXPECT_THAT(ToText(MemberList{status}),
+              AllOf(HasSubstr("worker-0"), HasSubstr("\n\nAGGREGATOR")));
+  EXPECT_EQ(OneLine(ToJson(MemberList())), R"({"workers":[],"aggregators":[]})");
+}
+
+TEST(RunDetailsTest, ShowsShardsAndMemory) {
+  const Summary summary = Trained();
+  RunDetails details;
+  *details.status.add_runs() = summary.run;
+  for (const auto& [slot, group] : summary.groups) *details.status.add_groups() = group;
+  v1::GroupMember& member = *details.status.mutable_groups(0)->mutable_members(0);
+  member.mutable_memory()->set_weights(3 << 20);
+  member.mutable_memory()->set_activations(1 << 20);
+  member.mutable_memory()->set_buffers(1 << 19);
+  member.mutable_planned_memory()->set_weights(5 << 20);
+  const std::string text = ToText(details);
+  EXPECT_THAT(text, HasSubstr("1,500,000   3,000,000   50.0%"));
+  EXPECT_THAT(text, Not(HasSubstr("conv1"))) << "not sharded";
+  EXPECT_THAT(text,
+              ContainsRegex("3\\.0 MiB +0 B +0 B +1\\.0 MiB +512\\.0 KiB +4\\.5 MiB +5\\.0 MiB\n"));
 }
 
 v1::GroupStatus Measured() {
@@ -194,64 +204,72 @@ v1::GroupStatus Measured() {
   group.set_run("run-1");
   v1::Plan& plan = *group.mutable_plan();
   plan.add_mesh()->set_name("data");
-  for (const char* const algorithm : {"ring", "halving-doubling", "halving-doubling", "ring"}) {
+  for (const auto algorithm :
+       {v1::Plan::RING, v1::Plan::HALVING_DOUBLING, v1::Plan::HALVING_DOUBLING, v1::Plan::RING}) {
     plan.add_buckets()->set_algorithm(algorithm);
   }
   plan.mutable_link()->set_alpha(2.5e-6);
   plan.mutable_link()->set_beta(1 / 6.25e9);
-  plan.mutable_link()->set_kind("shared memory");
-  group.set_collectives(v1::HALVING_DOUBLING);
-  group.set_overlap(v1::ON);
+  plan.mutable_link()->set_kind(v1::LinkProfile::SHARED_MEMORY);
+  group.set_collectives(v1::Cluster::HALVING_DOUBLING);
+  group.set_overlap(v1::Cluster::ON);
   group.set_step_seconds(0.041);
   group.set_exposed_seconds(0.0025);
   return group;
 }
 
-TEST(CollectivesTableTest, ShowsWhatWasChosenAndBecauseOfWhat) {
-  v1::StatusReply status;
-  *status.add_groups() = Measured();
-  const std::string text = StatusText(status, "x:1");
-  EXPECT_THAT(text,
-              AllOf(HasSubstr("\nCollectives\nRUN "),
-                    HasSubstr("halving_doubling   on        2.5 us, 6.25 GB/s, shared memory "
-                              "  4 buckets: ring 2, halving-doubling 2   41 ms, 6% waiting\n")));
-}
-
-// Devices do not tell how long they waited.
-TEST(CollectivesTableTest, SaysNothingOfWaitingThatNobodyMeasured) {
-  v1::StatusReply status;
-  v1::GroupStatus& group = *status.add_groups();
-  group = Measured();
+TEST(GroupTextTest, Texts) {
+  v1::GroupStatus group = Measured();
+  EXPECT_EQ(LinkText(group), "2.5 us, 6.25 GB/s, shared memory");
+  EXPECT_EQ(BucketsText(group), "4 buckets: ring 2, halving-doubling 2");
+  EXPECT_EQ(StepText(group), "41 ms, 6% waiting");
+  // GPUs do not report how long they waited.
   group.clear_exposed_seconds();
-  const std::string text = StatusText(status, "x:1");
-  EXPECT_THAT(text, HasSubstr("   41 ms\n"));
-  EXPECT_THAT(text, Not(HasSubstr("waiting")));
+  EXPECT_EQ(StepText(group), "41 ms");
+  group.mutable_plan()->mutable_buckets()->DeleteSubrange(1, 3);
+  group.mutable_plan()->mutable_link()->Clear();
+  group.mutable_plan()->mutable_link()->set_kind(v1::LinkProfile::THREADS);
+  EXPECT_EQ(BucketsText(group), "1 bucket: ring 1");
+  EXPECT_EQ(LinkText(group), "threads");
+  const v1::GroupStatus empty;
+  for (auto* text : {LinkText, BucketsText, StepText, ErrorText}) EXPECT_EQ(text(empty), "");
 }
 
-TEST(PredictionsTableTest, ShowsPredictedAndMeasuredPartByPart) {
-  v1::StatusReply status;
-  v1::GroupStatus& group = *status.add_groups();
-  group = Measured();
-  EXPECT_EQ(PredictionsTable(status.groups()), "");
-  group.mutable_predicted()->set_step(0.03);
-  group.mutable_predicted()->set_compute(0.025);
-  EXPECT_EQ(ErrorText(group), "") << "nothing was measured yet";
-  group.mutable_measured()->set_step(0.04);
-  group.mutable_measured()->set_exposed(0.0125);
-  group.set_prediction_error(-0.25);
-  group.set_prediction_blame("overlap: waiting took 12.5 ms, 0 ms predicted");
-  EXPECT_EQ(ErrorText(group), "-25%");
-  const std::string text = StatusText(status, "x:1");
-  EXPECT_THAT(text, HasSubstr("\nPredictions\nRUN     GROUP   TIMES       STEP    COMPUTE"));
-  EXPECT_THAT(text, HasSubstr("predicted   30 ms   25 ms     0       0             0        0"));
-  EXPECT_THAT(text, HasSubstr("measured    40 ms   0         0       0             0        "
-                              "12.5 ms   -25%     overlap: waiting took 12.5 ms"));
-  EXPECT_THAT(text, Not(HasSubstr("from measured layers")));
-  group.set_prediction_from_own_measurement(true);
-  EXPECT_THAT(StatusText(status, "x:1"), HasSubstr("predicted from measured layers   30 ms"));
+TEST(RunDetailsTest, ShowsPredictionsThatApply) {
+  RunDetails details;
+  for (uint32_t slot = 0; slot < 2; ++slot) {
+    v1::GroupStatus& group = *details.status.add_groups();
+    group = Measured();
+    group.set_group(slot);
+    group.mutable_predicted()->set_step(0.03);
+    group.mutable_measured()->set_step(0.04);
+    group.set_prediction_error(-0.25);
+    group.set_prediction_error_cause("overlap: waiting took 12.5 ms, 0 ms predicted");
+    v1::MemberStatus& worker = *details.status.add_workers();
+    worker.set_host(absl::StrCat("host-", slot));
+    worker.set_device("cpu");
+    worker.mutable_place()->set_run("run-1");
+    worker.mutable_place()->set_group(slot);
+  }
+  EXPECT_THAT(ToText(details), AllOf(ContainsRegex("predicted +30 ms"),
+                                     ContainsRegex("measured +40 ms.*-25% +overlap")));
+  details.status.mutable_groups(0)->set_prediction_from_own_measurement(true);
+  EXPECT_THAT(ToText(details), HasSubstr("predicted from measured layers   30 ms"));
+
+  details.status.mutable_workers(1)->set_host("host-0");
+  EXPECT_TRUE(SharesDevices(details.status.groups(0), details.status));
+  EXPECT_THAT(ToText(details),
+              AllOf(Not(HasSubstr("predicted ")), Not(HasSubstr("-25%")),
+                    HasSubstr("share a machine's cores with others have no prediction")));
+  // Another device of the host, or an idle worker.
+  details.status.mutable_workers(1)->set_device("cuda:1");
+  EXPECT_FALSE(SharesDevices(details.status.groups(0), details.status));
+  details.status.mutable_workers(1)->set_device("cpu");
+  details.status.mutable_workers(1)->clear_place();
+  EXPECT_FALSE(SharesDevices(details.status.groups(0), details.status));
 }
 
-TEST(PredictionNotesTest, SaysOnceWhatWasMeasured) {
+TEST(PredictionNotesTest, ReportsEachMeasurementOnce) {
   PredictionNotes notes;
   v1::WatchUpdate update;
   v1::GroupStatus& group = *update.add_groups();
@@ -264,26 +282,10 @@ TEST(PredictionNotesTest, SaysOnceWhatWasMeasured) {
   group.set_generation(4);
   group.mutable_predicted()->set_step(0.03);
   group.set_prediction_error(-0.25);
-  group.set_prediction_blame("link: moves took 12.0 ms, 2.00 ms predicted");
+  group.set_prediction_error_cause("link: moves took 12.0 ms, 2.00 ms predicted");
   EXPECT_THAT(notes.New(update),
               ElementsAre("run-1  group 0  a step takes 40 ms, 30 ms predicted (-25%); link: moves "
                           "took 12.0 ms, 2.00 ms predicted"));
-}
-
-TEST(CollectivesTableTest, SaysNothingOfWhatIsNotKnownYet) {
-  v1::GroupStatus group;
-  EXPECT_EQ(LinkText(group), "");
-  EXPECT_EQ(BucketsText(group), "");
-  EXPECT_EQ(StepText(group), "");
-  v1::StatusReply status;
-  *status.add_groups() = group;
-  EXPECT_EQ(CollectivesTable(status.groups()), "") << "a slot that waits has chosen nothing";
-  group = Measured();
-  group.mutable_plan()->mutable_buckets()->DeleteSubrange(1, 3);
-  group.mutable_plan()->mutable_link()->Clear();
-  group.mutable_plan()->mutable_link()->set_kind("threads");
-  EXPECT_EQ(BucketsText(group), "1 bucket: ring 1");
-  EXPECT_EQ(LinkText(group), "threads");
 }
 
 }  // namespace

@@ -2,13 +2,14 @@
 
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace cadre {
 namespace {
 
-TEST(TableTest, AlignsColumnsAndLeavesNoBlanksAtTheEnd) {
+TEST(TableTest, AlignsColumns) {
   Table table({"NAME", "STATE", "N"});
   table.AddRow({"a-long-name", "up", "1"});
   table.AddRow({"b", "", "22"});
@@ -16,6 +17,14 @@ TEST(TableTest, AlignsColumnsAndLeavesNoBlanksAtTheEnd) {
             "NAME          STATE    N\n"
             "a-long-name   up       1\n"
             "b             <none>   22\n");
+}
+
+TEST(TableTest, EmptyWithoutRows) { EXPECT_EQ(Table({"NAME"}).Text(), ""); }
+
+TEST(FieldsTextTest, AlignsAndWraps) {
+  const std::string word(50, 'x');
+  EXPECT_EQ(FieldsText({{"name", "demo"}, {"s", ""}, {"long", absl::StrCat(word, " y ", word)}}),
+            absl::StrCat("name   demo\ns      <none>\nlong   ", word, " y\n       ", word, "\n"));
 }
 
 TEST(TableTest, CountsCharactersNotBytes) {

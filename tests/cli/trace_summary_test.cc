@@ -18,11 +18,11 @@ using Json = nlohmann::json;
 constexpr double kMicrosecond = 1e-6;
 
 void Add(v1::RankTrace& rank, const std::string& category, int64_t begin_us, int64_t duration_us,
-         uint32_t lane = 0, const std::string& name = "x") {
+         uint32_t track = 0, const std::string& name = "x") {
   v1::TraceEvent& event = *rank.add_events();
   event.set_name(name);
   event.set_category(category);
-  event.set_lane(lane);
+  event.set_track(track);
   event.set_begin_us(begin_us);
   event.set_duration_us(duration_us);
 }
@@ -46,7 +46,7 @@ v1::TraceReply TwoSteps() {
   return reply;
 }
 
-TEST(TraceSummaryTest, AddsUpPerStep) {
+TEST(TraceSummaryTest, SumsPerStep) {
   const std::vector<RankTimes> times = TimesOf(TwoSteps());
   ASSERT_THAT(times, SizeIs(1));
   const RankTimes& rank = times[0];
@@ -61,7 +61,7 @@ TEST(TraceSummaryTest, AddsUpPerStep) {
   EXPECT_THAT(rank.exposed(), DoubleNear(0.3, 1e-12));
 }
 
-TEST(TraceSummaryTest, WhatOverlapsCountsOnce) {
+TEST(TraceSummaryTest, OverlapCountsOnce) {
   v1::TraceReply reply;
   v1::RankTrace& rank = *reply.add_ranks();
   Add(rank, "step", 0, 1000);
@@ -75,7 +75,7 @@ TEST(TraceSummaryTest, WhatOverlapsCountsOnce) {
   EXPECT_THAT(TimesOf(reply)[0].collectives, DoubleNear(300 * kMicrosecond, 1e-12));
 }
 
-TEST(TraceSummaryTest, OnlyTheRanksOwnThreadWaitsExposed) {
+TEST(TraceSummaryTest, OnlyTheMainThreadWaits) {
   v1::TraceReply reply;
   v1::RankTrace& rank = *reply.add_ranks();
   Add(rank, "step", 0, 1000);
@@ -83,7 +83,7 @@ TEST(TraceSummaryTest, OnlyTheRanksOwnThreadWaitsExposed) {
   EXPECT_EQ(TimesOf(reply)[0].wait, 0);
 }
 
-TEST(TraceSummaryTest, WithoutAWholeStepThereIsNoShare) {
+TEST(TraceSummaryTest, NoShareWithoutAStep) {
   v1::TraceReply reply;
   v1::RankTrace& rank = *reply.add_ranks();
   Add(rank, "wait", 0, 500);
@@ -95,27 +95,26 @@ TEST(TraceSummaryTest, WithoutAWholeStepThereIsNoShare) {
   EXPECT_THAT(TimesOf(v1::TraceReply()), IsEmpty());
 }
 
-TEST(TraceSummaryTest, TableAndJsonSayTheSame) {
+TEST(TraceSummaryTest, TableAndJsonAgree) {
   const std::vector<RankTimes> times = TimesOf(TwoSteps());
   EXPECT_THAT(TimesTable(times),
               AllOf(HasSubstr("EXPOSED WAIT"), HasSubstr("alpha"), HasSubstr("1.50 ms"),
                     HasSubstr("0.45 ms"), HasSubstr("30.0 %")));
-  const Json ranks = Json::parse(TimesJson(times));
-  ASSERT_THAT(ranks, SizeIs(1));
-  EXPECT_EQ(ranks[0]["rank"], 0);
-  EXPECT_EQ(ranks[0]["host"], "host-1");
-  EXPECT_EQ(ranks[0]["steps"], 2);
-  EXPECT_DOUBLE_EQ(ranks[0]["step_seconds"].get<double>(), times[0].step);
-  EXPECT_DOUBLE_EQ(ranks[0]["compute_seconds"].get<double>(), times[0].compute);
-  EXPECT_DOUBLE_EQ(ranks[0]["move_seconds"].get<double>(), times[0].moves);
-  EXPECT_DOUBLE_EQ(ranks[0]["collective_seconds"].get<double>(), times[0].collectives);
-  EXPECT_DOUBLE_EQ(ranks[0]["exposed_wait_seconds"].get<double>(), times[0].wait);
-  EXPECT_DOUBLE_EQ(ranks[0]["exposed_share"].get<double>(), times[0].exposed());
-  EXPECT_EQ(ranks[0]["events"], 10);
-  EXPECT_EQ(ranks[0]["dropped"], 0);
+  const Json rank = ToJson(times.at(0));
+  EXPECT_EQ(rank["rank"], 0);
+  EXPECT_EQ(rank["host"], "host-1");
+  EXPECT_EQ(rank["steps"], 2);
+  EXPECT_DOUBLE_EQ(rank["step_seconds"].get<double>(), times[0].step);
+  EXPECT_DOUBLE_EQ(rank["compute_seconds"].get<double>(), times[0].compute);
+  EXPECT_DOUBLE_EQ(rank["move_seconds"].get<double>(), times[0].moves);
+  EXPECT_DOUBLE_EQ(rank["collective_seconds"].get<double>(), times[0].collectives);
+  EXPECT_DOUBLE_EQ(rank["exposed_wait_seconds"].get<double>(), times[0].wait);
+  EXPECT_DOUBLE_EQ(rank["exposed_share"].get<double>(), times[0].exposed());
+  EXPECT_EQ(rank["events"], 10);
+  EXPECT_EQ(rank["dropped"], 0);
 }
 
-TEST(TraceSummaryTest, TheFileHasAProcessForEachRank) {
+TEST(TraceSummaryTest, FileHasAProcessPerRank) {
   v1::TraceReply reply = TwoSteps();
   reply.mutable_ranks(0)->mutable_events(7)->set_bytes(4096);
   reply.mutable_ranks(0)->mutable_events(7)->set_step(9);

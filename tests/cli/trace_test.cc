@@ -1,5 +1,4 @@
-// The command against a coordinator that a test plays; what real ranks record is tested in
-// tests/cluster.
+// The command with a fake coordinator; tests/cluster tests what real ranks record.
 #include "cli/trace.h"
 
 #include <gmock/gmock.h>
@@ -13,10 +12,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/daemon.h"
 #include "base/file.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/daemon.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 
 namespace cadre {
@@ -29,7 +28,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using Json = nlohmann::json;
 
-// Answers what it is told to, and keeps what it was asked.
+// Returns `answer` or `status`, and stores the request.
 class FakeStatus final : public v1::Status::Service {
  public:
   grpc::Status Trace(grpc::ServerContext* context, const v1::TraceRequest* request,
@@ -97,7 +96,7 @@ class TraceTest : public ::testing::Test {
   std::ostringstream err_;
 };
 
-TEST_F(TraceTest, WritesTheFileAndTellsTheTimes) {
+TEST_F(TraceTest, WritesFileAndTimes) {
   ASSERT_EQ(Run(), kExitOk) << err_.str();
   EXPECT_EQ(coordinator_.asked.run(), "run-7");
   EXPECT_EQ(coordinator_.asked.group(), 2u);
@@ -111,7 +110,7 @@ TEST_F(TraceTest, WritesTheFileAndTellsTheTimes) {
   EXPECT_EQ(Files(), 1u);
 }
 
-TEST_F(TraceTest, TheSummaryMayBeJson) {
+TEST_F(TraceTest, JsonSummary) {
   options_.format = OutputFormat::kJson;
   options_.quiet = true;
   ASSERT_EQ(Run(), kExitOk) << err_.str();
@@ -124,7 +123,7 @@ TEST_F(TraceTest, TheSummaryMayBeJson) {
   EXPECT_EQ(err_.str(), "");
 }
 
-TEST_F(TraceTest, StdoutHoldsTheTraceAlone) {
+TEST_F(TraceTest, TraceOnStdout) {
   trace_.output = "-";
   ASSERT_EQ(Run(), kExitOk) << err_.str();
   EXPECT_TRUE(Json::parse(out_.str()).contains("traceEvents"));
@@ -136,13 +135,13 @@ TEST_F(TraceTest, StdoutHoldsTheTraceAlone) {
   EXPECT_EQ(err_.str(), "");
 }
 
-TEST_F(TraceTest, AnOlderFileIsReplaced) {
+TEST_F(TraceTest, ReplacesAnOlderFile) {
   std::ofstream(trace_.output) << "old";
   ASSERT_EQ(Run(), kExitOk) << err_.str();
   EXPECT_TRUE(Json::parse(ReadFile(trace_.output).value()).contains("traceEvents"));
 }
 
-TEST_F(TraceTest, WhatIsNotOrCannotBeTracedIsSaidAndNothingIsWritten) {
+TEST_F(TraceTest, ErrorsWriteNoFile) {
   const struct {
     absl::Status status;
     int code;
@@ -164,14 +163,14 @@ TEST_F(TraceTest, WhatIsNotOrCannotBeTracedIsSaidAndNothingIsWritten) {
   }
 }
 
-TEST_F(TraceTest, GivesUpInTime) {
+TEST_F(TraceTest, RespectsTheTimeout) {
   coordinator_.never = true;
   options_.timeout = absl::Milliseconds(300);
   EXPECT_EQ(Run(), kExitUnavailable);
   EXPECT_THAT(err_.str(), MatchesRegex("cadre: [^\n]+\n"));
 }
 
-TEST_F(TraceTest, APlaceThatCannotBeWrittenIsSaidBeforeAnybodyIsAsked) {
+TEST_F(TraceTest, ChecksTheFileFirst) {
   for (const std::string& path :
        {folder_ + "/no-such-folder/step.json", folder_, std::string("/dev/null")}) {
     trace_.output = path;
@@ -181,11 +180,11 @@ TEST_F(TraceTest, APlaceThatCannotBeWrittenIsSaidBeforeAnybodyIsAsked) {
   }
 }
 
-TEST_F(TraceTest, WhatThereWasNoRoomForIsSaid) {
+TEST_F(TraceTest, WarnsOfDroppedIntervals) {
   coordinator_.answer.mutable_ranks(0)->set_dropped(40);
   coordinator_.answer.mutable_ranks(1)->set_dropped(2);
   ASSERT_EQ(Run(), kExitOk);
-  EXPECT_THAT(err_.str(), HasSubstr("no room for 42 intervals"));
+  EXPECT_THAT(err_.str(), HasSubstr("42 intervals did not fit"));
 }
 
 }  // namespace

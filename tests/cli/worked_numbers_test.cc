@@ -1,5 +1,5 @@
-// Every worked number of the papers, asked of the program as people ask it: `cadre formula`,
-// `cadre plan` and `cadre plan --placement`.
+// Every worked number of the papers, by the program itself: `cadre formula`, `cadre plan` and
+// `cadre plan --placement`.
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -15,32 +15,32 @@
 namespace cadre {
 namespace {
 
-// The words of a call, the field of its answer (a JSON pointer), and what it must say.
+// The arguments of a call, a JSON pointer into its output, and the expected value.
 struct Worked {
-  std::string words;
+  std::string arguments;
   const char* field;
   double value;
-  // 0: to the last digit but rounding; otherwise half of the last digit that is known.
+  // Half of the last digit that the paper states; 0: exact up to rounding.
   double within = 0;
 };
 
 class WorkedNumbersTest : public ProgramTest {
  protected:
-  // The answer to the same words is asked for once.
-  const nlohmann::json& Ask(const std::string& words) {
-    const auto [at, is_new] = answers_.try_emplace(words);
+  // Calls the program once for the same arguments.
+  const nlohmann::json& Ask(const std::string& arguments) {
+    const auto [at, is_new] = answers_.try_emplace(arguments);
     if (!is_new) return at->second;
-    const Result result = Run(absl::StrCat(words, " -o json"));
-    EXPECT_EQ(result.exit_code, 0) << words << "\n" << result.err;
+    const Result result = Run(absl::StrCat(arguments, " -o json"));
+    EXPECT_EQ(result.exit_code, 0) << arguments << "\n" << result.err;
     at->second = nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
     return at->second;
   }
 
-  double Number(const std::string& words, const std::string& field) {
-    const nlohmann::json& answer = Ask(words);
+  double Number(const std::string& arguments, const std::string& field) {
+    const nlohmann::json& answer = Ask(arguments);
     const nlohmann::json::json_pointer at(field);
     if (!answer.contains(at) || !answer[at].is_number()) {
-      ADD_FAILURE() << words << " says nothing of " << field << ": " << answer;
+      ADD_FAILURE() << arguments << " has no number " << field << ": " << answer;
       return std::nan("");
     }
     return answer[at];
@@ -48,9 +48,9 @@ class WorkedNumbersTest : public ProgramTest {
 
   void Check(const std::vector<Worked>& all) {
     for (const Worked& worked : all) {
-      const double said = Number(worked.words, worked.field);
+      const double value = Number(worked.arguments, worked.field);
       const double within = worked.within > 0 ? worked.within : 1e-12 * std::abs(worked.value);
-      EXPECT_NEAR(said, worked.value, within) << worked.words << " " << worked.field;
+      EXPECT_NEAR(value, worked.value, within) << worked.arguments << " " << worked.field;
     }
   }
 
@@ -109,21 +109,21 @@ TEST_F(WorkedNumbersTest, TimesOfAlexNetInGroups) {
       "weights=34848,614400,884736,1327104,884736,37748736,16777216,4096000 "
       "inputs=154587,69984,43264,64896,64896,9216,4096,4096 "
       "outputs=290400,186624,64896,64896,43264,4096,4096,1000 convolutions=5 ";
-  const std::string words = absl::StrCat("formula group-hybrid workers=512 samples=4 group=32 ",
-                                         layers, "alpha=2e-6 bandwidth=6e9");
+  const std::string arguments = absl::StrCat("formula group-hybrid workers=512 samples=4 group=32 ",
+                                             layers, "alpha=2e-6 bandwidth=6e9");
   const double model = 511.0 / 512 * 2048 * (659'272 + 260'448 + 154'587);
   Check({
-      {words, "/g_star", 28.61, 5e-3},
-      {words, "/data_parallel_words", 124'491'927.875},
-      {words, "/data_parallel_seconds", 18 * 2e-6 + 124'491'927.875 * 4 / 6e9},
-      {words, "/model_parallel_words", model},
-      {words, "/model_parallel_seconds", 16 * 9 * 2e-6 + model * 4 / 6e9},
-      {words, "/group_hybrid_words", 15'353'079.875},
-      {words, "/state_bytes", 66.9e6, 0.05e6},
-      {words + " operations=1e9 flops=1e12", "/data_parallel_seconds",
+      {arguments, "/g_star", 28.61, 5e-3},
+      {arguments, "/data_parallel_words", 124'491'927.875},
+      {arguments, "/data_parallel_seconds", 18 * 2e-6 + 124'491'927.875 * 4 / 6e9},
+      {arguments, "/model_parallel_words", model},
+      {arguments, "/model_parallel_seconds", 16 * 9 * 2e-6 + model * 4 / 6e9},
+      {arguments, "/group_hybrid_words", 15'353'079.875},
+      {arguments, "/state_bytes", 66.9e6, 0.05e6},
+      {arguments + " operations=1e9 flops=1e12", "/data_parallel_seconds",
        18 * 2e-6 + 124'491'927.875 * 4 / 6e9 + 3 * 4e-3},
   });
-  EXPECT_DOUBLE_EQ(Number(words, "/group_hybrid_seconds"),
+  EXPECT_DOUBLE_EQ(Number(arguments, "/group_hybrid_seconds"),
                    Number(Plan("alexnet", 512, 2048, "group-hybrid"), "/communication_seconds"));
 }
 
@@ -161,10 +161,10 @@ TEST_F(WorkedNumbersTest, TheDiamond) {
       out << "edge { " << ends << " bytes: " << x << " }\n";
     }
     out.close();
-    const std::string words = "plan --placement " + file;
-    Check({{words, "/makespan", makespans[x]}, {words, "/serial_seconds", 11}});
-    EXPECT_EQ(Ask(words)["method"], "exact");
-    if (x == 1) Check({{words, "/speedup", 1.2222, 5e-5}});
+    const std::string arguments = "plan --placement " + file;
+    Check({{arguments, "/makespan", makespans[x]}, {arguments, "/serial_seconds", 11}});
+    EXPECT_EQ(Ask(arguments)["method"], "exact");
+    if (x == 1) Check({{arguments, "/speedup", 1.2222, 5e-5}});
   }
 }
 
@@ -193,8 +193,9 @@ TEST_F(WorkedNumbersTest, HierarchicalAveraging) {
       {of_64, "/synchronous_bytes_across_per_step", 2.0 * 7 * 25'557'032 * 4},
   });
   for (const auto& [groups, ranks] : {std::pair(8, 8), std::pair(16, 8), std::pair(16, 32)}) {
-    const std::string words = averaging(groups, ranks);
-    EXPECT_DOUBLE_EQ(Number(words, "/naive_across_words") / Number(words, "/across_words"), ranks);
+    const std::string arguments = averaging(groups, ranks);
+    EXPECT_DOUBLE_EQ(Number(arguments, "/naive_across_words") / Number(arguments, "/across_words"),
+                     ranks);
   }
   const std::string fc6 = "formula activations ranks=8 batch=256 inputs=9216 outputs=4096";
   Check({
@@ -272,7 +273,7 @@ constexpr Layer kLayers[] = {
 };
 
 TEST_F(WorkedNumbersTest, LayersOfAlexNet) {
-  // What is known of both, and half of its last digit.
+  // Both limits, each with half of its last known digit.
   const struct {
     std::pair<double, double> simple;
     std::pair<double, double> exact;
@@ -290,17 +291,17 @@ TEST_F(WorkedNumbersTest, LayersOfAlexNet) {
     EXPECT_EQ(layers[l]["weights"], layer.weights) << layer.name;
     EXPECT_EQ(layers[l]["inputs_per_sample"], layer.inputs) << layer.name;
     EXPECT_EQ(layers[l]["outputs_per_sample"], layer.outputs) << layer.name;
-    const std::string words =
+    const std::string arguments =
         absl::StrCat("formula batch-limit weights=", layer.weights, " outputs=", layer.outputs,
                      l == 0 ? "" : absl::StrCat(" inputs=", layer.inputs));
-    Check({{words, "/simple", limits[l].simple.first, limits[l].simple.second},
-           {words, "/exact", limits[l].exact.first, limits[l].exact.second}});
+    Check({{arguments, "/simple", limits[l].simple.first, limits[l].simple.second},
+           {arguments, "/exact", limits[l].exact.first, limits[l].exact.second}});
   }
-  const std::string words = Plan("alexnet", 512, 2048, "batch");
-  Check({{words, "/network/weights", 62'367'776},
-         {words, "/network/convolution_weights", 3'745'824},
-         {words, "/network/outputs_per_sample", 659'272},
-         {words, "/network/inputs_per_sample", 260'448}});
+  const std::string arguments = Plan("alexnet", 512, 2048, "batch");
+  Check({{arguments, "/network/weights", 62'367'776},
+         {arguments, "/network/convolution_weights", 3'745'824},
+         {arguments, "/network/outputs_per_sample", 659'272},
+         {arguments, "/network/inputs_per_sample", 260'448}});
 }
 
 TEST_F(WorkedNumbersTest, GridsOfAlexNet) {
@@ -325,19 +326,21 @@ TEST_F(WorkedNumbersTest, GridsOfAlexNet) {
   const char* const strategies[] = {"uniform-grid", "conv-batch-fc-grid", "conv-domain-fc-grid"};
   for (const auto& grid : grids) {
     for (int s = 0; s < 3; ++s) {
-      const std::string words = Plan("alexnet", 512, 2048,
-                                     absl::StrCat(strategies[s], " --mesh data=", 512 / grid.rows,
-                                                  ",", s == 2 ? "space" : "model", "=", grid.rows));
+      const std::string arguments =
+          Plan("alexnet", 512, 2048,
+               absl::StrCat(strategies[s], " --mesh data=", 512 / grid.rows, ",",
+                            s == 2 ? "space" : "model", "=", grid.rows));
       const double last_digit = grid.milliseconds[s] > 100 ? 5e-3 : 5e-4;
-      Check({{words, "/words_per_rank", grid.words[s]},
-             {words, "/communication_seconds", 1e-3 * grid.milliseconds[s], 1e-3 * last_digit}});
+      Check(
+          {{arguments, "/words_per_rank", grid.words[s]},
+           {arguments, "/communication_seconds", 1e-3 * grid.milliseconds[s], 1e-3 * last_digit}});
     }
   }
-  // The best of each is found unasked.
+  // Without a pinned mesh the best grid is found.
   const double rows[] = {4, 32, 16};
   for (int s = 0; s < 3; ++s) {
-    const std::string words = Plan("alexnet", 512, 2048, strategies[s]);
-    EXPECT_EQ(Ask(words)["grid"], absl::StrCat(rows[s], "x", 512 / rows[s]));
+    const std::string arguments = Plan("alexnet", 512, 2048, strategies[s]);
+    EXPECT_EQ(Ask(arguments)["grid"], absl::StrCat(rows[s], "x", 512 / rows[s]));
   }
 }
 
@@ -346,16 +349,16 @@ TEST_F(WorkedNumbersTest, GainsOfGrids) {
   const std::string uniform = Plan("alexnet", 512, 2048, "uniform-grid");
   const std::string fc_only = Plan("alexnet", 512, 2048, "conv-batch-fc-grid");
   Check({{uniform, "/pr_star", 5.1, 0.05}, {fc_only, "/pr_star", 25.8, 0.05}});
-  const auto gain = [&](const std::string& words, const char* field) {
-    return Number(batch, field) / Number(words, field);
+  const auto gain = [&](const std::string& arguments, const char* field) {
+    return Number(batch, field) / Number(arguments, field);
   };
   EXPECT_NEAR(gain(uniform, "/communication_seconds"), 2.74, 5e-3);
   EXPECT_NEAR(gain(fc_only, "/communication_seconds"), 7.42, 5e-3);
   EXPECT_NEAR(gain(fc_only, "/words_per_rank"), 7.61, 5e-3);
 }
 
-// Convolutions by samples over all 512 ranks, products on 32 x 16, fc6 as if nobody asked for the
-// gradient of what it takes: with the sizes of three AlexNets.
+// Convolutions by samples over all 512 ranks, products on 32 x 16, fc6 without the gradient of
+// its input: with the sizes of three AlexNets.
 TEST_F(WorkedNumbersTest, GainsWithoutTheGradientOfTheFirstProductsInput) {
   const struct {
     std::vector<int64_t> convolutions;

@@ -8,9 +8,9 @@
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "spec/checkpoint_folder.h"
-#include "spec/checkpoint_manifest.h"
-#include "spec/checkpoint_tensors.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "model/formats/checkpoint_tensors.h"
 #include "tests/cluster/cluster.h"
 #include "tests/cluster/pull_model.h"
 
@@ -105,14 +105,14 @@ class CheckpointTest : public ::testing::Test {
     if (!run.ok()) return run.status().ToString();
     const auto ended = cluster.client().Wait(*run, absl::Now() + kLong);
     if (!ended.ok()) return ended.status().ToString();
-    EXPECT_EQ(ended->state(), v1::FAILED);
+    EXPECT_EQ(ended->state(), v1::RUN_STATE_FAILED);
     return ended->reason();
   }
 
   std::string folder_;
 };
 
-TEST_F(CheckpointTest, ARunThatWasKilledGoesOnAsIfNothingHadBeen) {
+TEST_F(CheckpointTest, KilledRunContinuesFromCheckpoint) {
   const auto killed = TrainAndKill(Spec("killed", 1000000));
   ASSERT_TRUE(killed.ok()) << killed.status();
   const int64_t begin = killed->step;
@@ -165,7 +165,7 @@ TEST_F(CheckpointTest, ARunThatWasKilledGoesOnAsIfNothingHadBeen) {
   EXPECT_GT(LargestDifference(*less, *expected), 1e-4);
 }
 
-TEST_F(CheckpointTest, OneGroupsCheckpointBeginsARunOfTwo) {
+TEST_F(CheckpointTest, CheckpointStartsTwoGroups) {
   const auto killed = TrainAndKill(Spec("killed", 1000000));
   ASSERT_TRUE(killed.ok()) << killed.status();
   const auto manifest = ReadManifest(killed->path + "/manifest.textproto");
@@ -200,7 +200,7 @@ TEST_F(CheckpointTest, OneGroupsCheckpointBeginsARunOfTwo) {
   EXPECT_EQ(last->cursor().position(), manifest->cursor().position() + uint64_t{kEvery} * 48);
 }
 
-TEST_F(CheckpointTest, WhatCannotBeBegunFromIsRefusedByName) {
+TEST_F(CheckpointTest, InvalidCheckpointIsRefused) {
   v1::RunSpec small = Spec("small", kEvery);
   const auto trained = Train(small);
   ASSERT_TRUE(trained.ok()) << trained.status();
@@ -231,7 +231,7 @@ TEST_F(CheckpointTest, WhatCannotBeBegunFromIsRefusedByName) {
   EXPECT_THAT(ReasonOfFailure(step, 1), AllOf(HasSubstr("step 20"), HasSubstr("10")));
 }
 
-TEST_F(CheckpointTest, TheCommandFindsTheNewestAndItsStep) {
+TEST_F(CheckpointTest, FindsNewestCheckpoint) {
   std::ofstream(folder_ + "/run.textproto") << SpecText(Spec("kept", 2 * kEvery));
   const auto first = RunProgram("cadre", {"local", folder_ + "/run.textproto"}, kLong);
   ASSERT_TRUE(first.ok()) << first.status();

@@ -38,7 +38,7 @@ absl::StatusOr<Trained> Train(const v1::RunSpec& spec, int aggregators, int work
 
 // Two groups that average after every plain SGD step compute (w - r g1 + w - r g2) / 2, which is
 // w - r (g1 + g2) / 2: one group on both batches.
-TEST(EqualityTest, GroupsThatAverageEveryStepEqualOneGroupOnTheUnitedBatch) {
+TEST(EqualityTest, AveragingEveryStepEqualsOneGroup) {
   constexpr uint32_t kSteps = 20;
   v1::RunSpec two = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 1, .steps = kSteps});
   two.mutable_optimizer()->mutable_sgd()->set_momentum(0);
@@ -60,7 +60,7 @@ TEST(EqualityTest, GroupsThatAverageEveryStepEqualOneGroupOnTheUnitedBatch) {
   EXPECT_LT(LargestDifference(averaged->weights, united->weights), 1e-5);
 }
 
-TEST(EqualityTest, OneGroupIsTheSameInEveryBitWithAndWithoutAggregators) {
+TEST(EqualityTest, AggregatorsKeepBits) {
   v1::RunSpec through = SmallSpec({.groups = 1, .ranks = 2, .every_steps = 3, .steps = 30});
   v1::RunSpec alone = through;
   alone.mutable_averaging()->set_every_steps(0);

@@ -118,7 +118,7 @@ constexpr char kFlags[] = "--groups 2 --ranks 2 --aggregators 2 -o json";
 // A coordinator, two aggregators, four workers.
 constexpr size_t kProcesses = 7;
 
-TEST_F(LocalTest, EndsWithOneObjectOfFigures) {
+TEST_F(LocalTest, PrintsOneJsonObject) {
   // What the flags say goes before what the spec says.
   v1::RunSpec spec = SmallSpec({.groups = 1, .ranks = 1, .aggregators = 1, .epochs = 4});
   Process process = Start(spec, kFlags);
@@ -166,7 +166,7 @@ TEST_F(LocalTest, EndsWithOneObjectOfFigures) {
   EXPECT_THAT(err, Not(HasSubstr("\x1b")));
 }
 
-TEST_F(LocalTest, CtrlCEndsEverything) {
+TEST_F(LocalTest, CtrlCStopsAllProcesses) {
   Process process = Start(SmallSpec({.steps = 1000000}), kFlags);
   const std::vector<pid_t> children = AwaitRunning(process, kProcesses);
   process.Signal(SIGINT);
@@ -177,14 +177,14 @@ TEST_F(LocalTest, CtrlCEndsEverything) {
   EXPECT_EQ(Read("out"), "");
 }
 
-TEST_F(LocalTest, NothingOutlivesAKillOfItself) {
+TEST_F(LocalTest, ProcessesDieWithTheProgram) {
   Process process = Start(SmallSpec({.steps = 1000000}), kFlags);
   const std::vector<pid_t> children = AwaitRunning(process, kProcesses);
   process.Kill();
   ExpectAllGone(children, absl::Seconds(10));
 }
 
-TEST_F(LocalTest, ARunGoesOnWhenItsProcessesAreKilled) {
+TEST_F(LocalTest, SurvivesKilledProcesses) {
   Process process =
       Start(SmallSpec({.every_steps = 8, .steps = 4000}), absl::StrCat(kFlags, " --lease_ms 2000"));
   AwaitRunning(process, kProcesses);
@@ -209,7 +209,7 @@ TEST_F(LocalTest, ARunGoesOnWhenItsProcessesAreKilled) {
   EXPECT_EQ(*ending, (Ending{false, 0}));
 }
 
-TEST_F(LocalTest, ARunThatIsOutOfTimeSaysSo) {
+TEST_F(LocalTest, ReportsATimeout) {
   Process process = Start(SmallSpec({.steps = 1000000}), absl::StrCat(kFlags, " --timeout 3s"));
   const auto ending = process.WaitUntil(absl::Now() + kLong);
   ASSERT_TRUE(ending.has_value()) << "did not end";

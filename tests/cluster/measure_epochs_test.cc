@@ -12,8 +12,8 @@
 #include "base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/cost/epochs_table.h"
 #include "proto/cadre/v1/profile.pb.h"
-#include "spec/epochs_table.h"
 #include "tests/cluster/cluster.h"
 
 namespace cadre::testing {
@@ -56,9 +56,9 @@ class MeasureEpochsTest : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(MeasureEpochsTest, MeasuresOnceForEachNumberOfWorkers) {
+TEST_F(MeasureEpochsTest, MeasuresEachWorkerCountOnce) {
   const std::string first = Measure({"--target", "0.8", "--workers", "2,1"});
-  EXPECT_THAT(first, HasSubstr("2 workers: batch 64 in 2 parts"));
+  EXPECT_THAT(first, HasSubstr("2 workers: batch 64 in 2 micro-batches"));
   const v1::EpochsTable table = Table();
   EXPECT_EQ(table.target_accuracy(), 0.8F);
   EXPECT_EQ(table.batch_per_worker(), 32u);
@@ -72,7 +72,7 @@ TEST_F(MeasureEpochsTest, MeasuresOnceForEachNumberOfWorkers) {
 
   // More numbers of workers: what is there stays, to the letter.
   const std::string more = Measure({"--target", "0.8", "--workers", "1,2,4", "-o", "json"});
-  EXPECT_THAT(more, HasSubstr("2 workers: in "));
+  EXPECT_THAT(more, HasSubstr("2 workers: already in "));
   EXPECT_THAT(more, Not(HasSubstr("2 workers: batch")));
   EXPECT_THAT(more, HasSubstr("\"target_accuracy\": 0.8"));
   const v1::EpochsTable longer = Table();
@@ -83,13 +83,13 @@ TEST_F(MeasureEpochsTest, MeasuresOnceForEachNumberOfWorkers) {
   // What is measured another way does not go with it.
   const std::string before = *ReadFile(TablePath());
   EXPECT_THAT(Measure({"--target", "0.8", "--workers", "8", "--rate", "sqrt"}, 1),
-              HasSubstr("holds a table of another recipe: with another --rate"));
+              HasSubstr("holds a table of another recipe: --rate"));
   EXPECT_THAT(Measure({"--target", "0.8", "--workers", "8", "--max_epochs", "7"}, 1),
               HasSubstr("another recipe"));
   EXPECT_EQ(*ReadFile(TablePath()), before);
 }
 
-TEST_F(MeasureEpochsTest, ATargetOutOfReachIsToldAsSuch) {
+TEST_F(MeasureEpochsTest, UnreachableTargetIsReported) {
   const std::string lines = Measure({"--target", "1", "--workers", "1", "--max_epochs", "2"});
   EXPECT_THAT(lines, HasSubstr("not reached in 2 epochs"));
   const v1::EpochsTable table = Table();

@@ -18,8 +18,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "plan/cluster_profile.h"
 #include "proto/cadre/v1/profile.pb.h"
-#include "spec/cluster_profile.h"
 #include "tests/cluster/cluster.h"
 
 namespace cadre::testing {
@@ -104,7 +104,7 @@ class ProbeTest : public ::testing::Test {
 
 TEST_F(ProbeTest, MeasuresOnceAndIsPlannedBy) {
   const std::string first = Probe({"--workers", "2", "-O", profile()});
-  EXPECT_THAT(first, HasSubstr("2 workers time the layers of"));
+  EXPECT_THAT(first, HasSubstr("2 workers timing the layers of"));
   EXPECT_THAT(first, HasSubstr("GFLOP/S"));
   const v1::ClusterProfile measured = Read(profile());
   ASSERT_EQ(measured.host_size(), 1);
@@ -121,13 +121,13 @@ TEST_F(ProbeTest, MeasuresOnceAndIsPlannedBy) {
   // To the byte what was measured, and without a worker.
   const std::string before = *ReadFile(profile());
   const std::string second = Probe({"--workers", "2", "-O", profile()});
-  EXPECT_THAT(second, HasSubstr("was measured before"));
+  EXPECT_THAT(second, HasSubstr("using cached times"));
   EXPECT_EQ(*ReadFile(profile()), before);
 
   // Other workers, or to be asked, is to be measured.
-  EXPECT_THAT(Probe({"--workers", "1", "-O", profile()}), Not(HasSubstr("measured before")));
+  EXPECT_THAT(Probe({"--workers", "1", "-O", profile()}), Not(HasSubstr("using cached times")));
   EXPECT_THAT(Probe({"--workers", "2", "-O", profile(), "--fresh"}),
-              Not(HasSubstr("measured before")));
+              Not(HasSubstr("using cached times")));
 }
 
 TEST_F(ProbeTest, HostsMeasureTheirLinks) {
@@ -157,10 +157,10 @@ TEST_F(ProbeTest, HostsMeasureTheirLinks) {
   }
 }
 
-TEST_F(ProbeTest, AHostThatDoesNotComeIsNamed) {
+TEST_F(ProbeTest, MissingHostIsNamed) {
   const HeldPorts ports(2);
   const std::string said = Probe(
-      {"--peers", absl::StrJoin(ports.addresses(), ","), "--meet_timeout", "1s", "-O", profile()},
+      {"--peers", absl::StrJoin(ports.addresses(), ","), "--meet-timeout", "1s", "-O", profile()},
       1);
   EXPECT_THAT(said, HasSubstr(absl::StrCat("no connection with rank 1 at ", ports.addresses()[1])));
   EXPECT_FALSE(std::filesystem::exists(profile()));
@@ -168,21 +168,21 @@ TEST_F(ProbeTest, AHostThatDoesNotComeIsNamed) {
 
 TEST_F(ProbeTest, WhatCannotBeIsRefused) {
   EXPECT_THAT(Probe({"--workers", "0"}, 2), HasSubstr("--workers must be 1 to"));
-  EXPECT_THAT(Probe({"--peers", "here:1"}, 2), HasSubstr("--peers names one host"));
-  EXPECT_THAT(Probe({"--peers", "here:1,there"}, 2), HasSubstr("'there' is no host:port"));
+  EXPECT_THAT(Probe({"--peers", "here:1"}, 2), HasSubstr("--peers lists all hosts"));
+  EXPECT_THAT(Probe({"--peers", "here:1,there"}, 2), HasSubstr("'there' is not host:port"));
   EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--rank", "2"}, 2), HasSubstr("--rank is 2"));
-  EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--meet_timeout", "0s"}, 2),
-              HasSubstr("'0s' is not a time above zero"));
-  EXPECT_THAT(Probe({"--groups", "2"}, 2), HasSubstr("--groups is not of 'cadre probe'"));
+  EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--meet-timeout", "0s"}, 2),
+              HasSubstr("--meet-timeout takes a duration above 0"));
+  EXPECT_THAT(Probe({"--groups", "2"}, 2), HasSubstr("--groups is not a flag of 'cadre probe'"));
   EXPECT_THAT(Run({"probe", folder_ + "/missing.textproto"}, 1), HasSubstr("missing.textproto"));
-  // What the cache holds was changed by somebody: it is measured again.
-  ASSERT_THAT(Probe({"-O", profile()}), HasSubstr("1 worker times"));
+  // A damaged cache is measured again.
+  ASSERT_THAT(Probe({"-O", profile()}), HasSubstr("1 worker timing"));
   for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/cache")) {
     std::ofstream(entry.path()) << "host { nme: 'x' }";
   }
   const std::string again = Probe({"-O", profile()});
   EXPECT_THAT(again, HasSubstr("HostProfile has no field 'nme'"));
-  EXPECT_THAT(again, HasSubstr("1 worker times"));
+  EXPECT_THAT(again, HasSubstr("1 worker timing"));
 }
 
 TEST_F(ProbeTest, ABadProfileIsPointedAt) {

@@ -6,9 +6,9 @@
 #include <span>
 
 #include "absl/time/clock.h"
+#include "model/parameter_index.h"
 #include "server/client/rounds_client.h"
 #include "server/client/shard_span.h"
-#include "spec/parameter_index.h"
 
 namespace cadre::testing {
 namespace {

@@ -46,7 +46,7 @@ class RecoveryTest : public ::testing::Test {
         kRecovery, absl::StrCat("version ", version));
     EXPECT_TRUE(status.ok()) << status.status();
     if (!status.ok()) return {};
-    EXPECT_EQ(FindRun(*status, run_)->state(), v1::RUNNING) << "the run is too short";
+    EXPECT_EQ(FindRun(*status, run_)->state(), v1::RUN_STATE_RUNNING) << "the run is too short";
     return *status;
   }
 
@@ -81,14 +81,15 @@ class RecoveryTest : public ::testing::Test {
           const v1::GroupStatus* mended = FindGroup(seen, run_, group);
           return mended != nullptr && mended->generation() > older_than &&
                  mended->members_size() == ranks &&
-                 (mended->state() == v1::TRAINING || mended->state() == v1::AT_BOUNDARY);
+                 (mended->state() == v1::GROUP_STATE_TRAINING ||
+                  mended->state() == v1::GROUP_STATE_AT_BOUNDARY);
         },
         kRecovery, "the group trains again");
     ASSERT_TRUE(status.ok()) << status.status();
     longest = std::max(longest, absl::Now() - grew);
     EXPECT_GT(step, 0u);
     EXPECT_LT(longest, kLongestStall) << "group " << beside << " stopped stepping";
-    EXPECT_EQ(FindRun(*status, run_)->state(), v1::RUNNING) << "the run is too short";
+    EXPECT_EQ(FindRun(*status, run_)->state(), v1::RUN_STATE_RUNNING) << "the run is too short";
   }
 
   v1::RunStatus FinishWell() {
@@ -138,7 +139,7 @@ class RecoveryTest : public ::testing::Test {
   std::string run_;
 };
 
-TEST_F(RecoveryTest, AKilledWorkerIsReplacedWhileTheOtherGroupSteps) {
+TEST_F(RecoveryTest, KilledWorkerIsReplaced) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .rejoin_wait_ms = 30000}), 2, 4);
   v1::StatusReply before = AwaitVersion(5);
   // Twice: the second recovery must work as the first did.
@@ -156,7 +157,7 @@ TEST_F(RecoveryTest, AKilledWorkerIsReplacedWhileTheOtherGroupSteps) {
   CheckStore(run);
 }
 
-TEST_F(RecoveryTest, AGroupGoesOnSmallerWhenNoWorkerComes) {
+TEST_F(RecoveryTest, SmallerGroupContinues) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .min_ranks = 1, .rejoin_wait_ms = 500}), 2,
         4);
   const v1::StatusReply before = AwaitVersion(5);
@@ -165,7 +166,7 @@ TEST_F(RecoveryTest, AGroupGoesOnSmallerWhenNoWorkerComes) {
   CheckStore(FinishWell());
 }
 
-TEST_F(RecoveryTest, AKilledCoordinatorComesBackAndTheRunGoesOn) {
+TEST_F(RecoveryTest, CoordinatorRestart) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps}), 2, 4);
   std::map<uint32_t, v1::CommitRecord> known;
   v1::StatusReply before = AwaitVersion(5);
@@ -204,7 +205,7 @@ TEST_F(RecoveryTest, AKilledCoordinatorComesBackAndTheRunGoesOn) {
   CheckStore(FinishWell());
 }
 
-TEST_F(RecoveryTest, AKilledAggregatorComesBackWithItsVersion) {
+TEST_F(RecoveryTest, AggregatorRestart) {
   v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
   spec.mutable_cluster()->set_keep_plan(true);
   Begin(spec, 2, 4);

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/crc32c.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
@@ -63,10 +63,11 @@ v1::MemberMessage GoodHello(const std::string& name) {
   hello.set_address("127.0.0.1:1");
   hello.set_host("localhost");
   hello.set_device("cpu:1");
+  hello.set_device_kind(v1::Cluster::CPU);
   return message;
 }
 
-TEST(MembershipRefusalsTest, StrangersAreRefusedByNameAndCounted) {
+TEST(MembershipRefusalsTest, InvalidMembersAreRefused) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartCoordinator(), absl::OkStatus());
 
@@ -87,7 +88,7 @@ TEST(MembershipRefusalsTest, StrangersAreRefusedByNameAndCounted) {
   EXPECT_EQ(Join(cluster.coordinator(), {unknown}).refusal(), v1::REFUSAL_UNKNOWN_MEMBER);
 
   v1::MemberMessage stale;
-  v1::GroupPlace& place = *stale.mutable_progress()->mutable_place();
+  v1::RankSlot& place = *stale.mutable_progress()->mutable_place();
   place.set_run("run-99");
   place.set_generation(1);
   // Answered with Release: the member has a place to leave, and stays a member.
@@ -108,7 +109,7 @@ TEST(MembershipRefusalsTest, StrangersAreRefusedByNameAndCounted) {
             1u);
 }
 
-TEST(MembershipRefusalsTest, ARunFromAnotherSchemaIsNotTaken) {
+TEST(MembershipRefusalsTest, OtherSchemaRunIsRefused) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartCoordinator(), absl::OkStatus());
   const auto stub = v1::Runs::NewStub(MakeChannel(cluster.coordinator(), Plane::kControl));
@@ -184,7 +185,7 @@ class RoundsRefusalsTest : public ::testing::Test {
         kLong, absl::StrCat("version ", version));
     ASSERT_TRUE(status.ok()) << status.status();
     status_ = *status;
-    ASSERT_EQ(FindRun(status_, run_)->state(), v1::RUNNING) << "the run is too short";
+    ASSERT_EQ(FindRun(status_, run_)->state(), v1::RUN_STATE_RUNNING) << "the run is too short";
   }
 
   // The second group's contribution to the round that is open now.
@@ -199,7 +200,7 @@ class RoundsRefusalsTest : public ::testing::Test {
     header.set_round(version + 1);
     header.set_base_version(version);
     header.set_samples(32);
-    header.set_codec("fp32");
+    header.set_codec(v1::CODEC_FP32);
     header.set_chunk_elements(4);
     v1::Range* range = header.add_ranges();
     range->set_end(4);
@@ -231,7 +232,7 @@ class RoundsRefusalsTest : public ::testing::Test {
   const std::string data_ = std::string(16, '\0');
 };
 
-TEST_F(RoundsRefusalsTest, WrongContributionsAreRefusedByNameAndTheRunGoesOn) {
+TEST_F(RoundsRefusalsTest, InvalidContributionsAreRefused) {
   ASSERT_NO_FATAL_FAILURE(Begin(kEndless));
   v1::ContributionHeader header = Header();
   header.set_schema_hash(SchemaHash() + 1);
@@ -294,7 +295,7 @@ TEST_F(RoundsRefusalsTest, DamagedBytesAreNotTaken) {
   AwaitCounter("refused_wrong_crc", 1);
 }
 
-TEST_F(RoundsRefusalsTest, WhatWasStagedButNotDecidedIsInNoVersion) {
+TEST_F(RoundsRefusalsTest, UncommittedContributionIsDropped) {
   ASSERT_NO_FATAL_FAILURE(Begin(20000));
   // Contributions of group 1 may be staged, but no Contributed was said for them.
   int staged = 0;
@@ -318,10 +319,10 @@ TEST_F(RoundsRefusalsTest, WhatWasStagedButNotDecidedIsInNoVersion) {
   }
 }
 
-TEST_F(RoundsRefusalsTest, AMessageOverTheLimitEndsOnlyItsOwnCall) {
+TEST_F(RoundsRefusalsTest, OversizedMessageEndsCall) {
   ASSERT_NO_FATAL_FAILURE(Begin(kEndless));
   v1::ContributionHeader header = Header();
-  header.set_codec(std::string(kMaxMessageBytes + 1, 'x'));
+  header.set_lineage(std::string(kMaxMessageBytes + 1, 'x'));
   const absl::Status status = Stage(aggregator_, header, data_, Crc32c(data_));
   EXPECT_TRUE(absl::IsResourceExhausted(status) || RefusalOf(status) == v1::REFUSAL_OVERSIZED)
       << status;

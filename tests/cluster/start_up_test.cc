@@ -43,7 +43,7 @@ class StartUpTest : public ::testing::Test {
   Cluster cluster_;
 };
 
-TEST_F(StartUpTest, ATakenPort) {
+TEST_F(StartUpTest, TakenPort) {
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
   const std::string& taken = cluster_.coordinator();
   ExpectRefusal(
@@ -59,7 +59,7 @@ TEST_F(StartUpTest, ATakenPort) {
                 HasSubstr(taken));
 }
 
-TEST_F(StartUpTest, AMissingCoordinator) {
+TEST_F(StartUpTest, MissingCoordinator) {
   // A port that was just free: that of a coordinator that is gone.
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
   const std::string nobody = cluster_.coordinator();
@@ -76,7 +76,7 @@ TEST_F(StartUpTest, AMissingCoordinator) {
   }
 }
 
-TEST_F(StartUpTest, AStoreThatCannotBeOpened) {
+TEST_F(StartUpTest, UnopenableStore) {
   ExpectRefusal("cadre-coordinator", {"--listen=127.0.0.1:0", "--store=/no/such/folder/store.db"},
                 1, HasSubstr("/no/such/folder/store.db"));
   const std::string text = cluster_.folder() + "/text";
@@ -85,14 +85,14 @@ TEST_F(StartUpTest, AStoreThatCannotBeOpened) {
                 HasSubstr(text));
 }
 
-TEST_F(StartUpTest, AStoreThatAnotherCoordinatorHolds) {
+TEST_F(StartUpTest, LockedStore) {
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
   ExpectRefusal("cadre-coordinator",
                 {"--listen=127.0.0.1:0", absl::StrCat("--store=", cluster_.store())}, 1,
                 HasSubstr("another"));
 }
 
-TEST_F(StartUpTest, AStoreThatCannotBeWritten) {
+TEST_F(StartUpTest, UnwritableStore) {
   // Files may not grow, as on a full disk, from the start and from the middle of the first
   // transactions on.
   for (const int blocks : {0, 8}) {
@@ -115,7 +115,7 @@ TEST_F(StartUpTest, AStoreThatCannotBeWritten) {
   }
 }
 
-TEST_F(StartUpTest, AnAggregatorWithoutAFolder) {
+TEST_F(StartUpTest, AggregatorWithoutFolder) {
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
   const std::string file = cluster_.folder() + "/file";
   std::ofstream(file) << "not a folder";
@@ -125,7 +125,7 @@ TEST_F(StartUpTest, AnAggregatorWithoutAFolder) {
                 1, HasSubstr(file));
 }
 
-TEST_F(StartUpTest, ADeviceThatIsNotHere) {
+TEST_F(StartUpTest, MissingDevice) {
   // Told before it looks for a coordinator: there is none.
   ExpectRefusal("cadre-worker", {"--device=tpu"}, 2, HasSubstr("tpu"));
   ExpectRefusal("cadre-worker", {"--device=cuda:-1"}, 2, HasSubstr("cuda:-1"));
@@ -139,7 +139,9 @@ TEST_F(StartUpTest, ADeviceThatIsNotHere) {
 TEST_F(StartUpTest, BadFlags) {
   ExpectRefusal("cadre-worker", {"--threads=0"}, 2, HasSubstr("--threads"));
   ExpectRefusal("cadre-worker", {"--listen=0.0.0.0:0"}, 2, HasSubstr("--insecure"));
-  ExpectRefusal("cadre-aggregator", {}, 2, HasSubstr("--data_dir"));
+  ExpectRefusal("cadre-worker", {"--listen=127.0.0.1.example.com:7002"}, 2,
+                HasSubstr("--insecure"));
+  ExpectRefusal("cadre-aggregator", {}, 2, HasSubstr("--data-dir"));
   ExpectRefusal("cadre-coordinator", {"what"}, 2, HasSubstr("what"));
 }
 

@@ -60,7 +60,7 @@ class TraceTest : public ::testing::Test {
   std::string run_;
 };
 
-TEST_F(TraceTest, EveryRankShowsItsComputingAndItsCollectives) {
+TEST_F(TraceTest, EveryRankIsTraced) {
   ASSERT_NO_FATAL_FAILURE(Start(1));
   const std::string path = cluster_.folder() + "/step.json";
   const auto traced = Trace({"-O", path});
@@ -121,14 +121,15 @@ TEST_F(TraceTest, TheSummaryFitsTheSteps) {
   }
 }
 
-TEST_F(TraceTest, AGroupThatWasFormedAnewIsTracedToo) {
+TEST_F(TraceTest, ReformedGroupIsTraced) {
   ASSERT_NO_FATAL_FAILURE(Start(1));
   cluster_.Kill("worker-1");
   ASSERT_EQ(cluster_.StartWorker("worker-1"), absl::OkStatus());
   const auto again = cluster_.Await(
       [&](const v1::StatusReply& status) {
         const v1::GroupStatus* group = FindGroup(status, run_, 0);
-        return group != nullptr && group->generation() > 1 && group->state() == v1::TRAINING;
+        return group != nullptr && group->generation() > 1 &&
+               group->state() == v1::GROUP_STATE_TRAINING;
       },
       kLong, "a new generation trains");
   ASSERT_TRUE(again.ok()) << again.status();

@@ -33,7 +33,7 @@ absl::StatusOr<v1::StatusReply> Train(Cluster& cluster, const v1::RunSpec& spec,
   return cluster.AwaitDone(*run, kLong);
 }
 
-TEST(TrainingTest, TwoGroupsOfTwoLearnAndAccountForEveryByte) {
+TEST(TrainingTest, TwoGroupsLearnAndCountBytes) {
   // Slices of some 30 KB, so that headers are to be seen as the small part they are.
   const SmallRun small = {.epochs = 4, .hidden = 1024};
   Cluster cluster;
@@ -109,7 +109,7 @@ TEST(TrainingTest, TwoGroupsOfTwoLearnAndAccountForEveryByte) {
   }
 }
 
-TEST(TrainingTest, TheSameRunTwiceGivesTheSameDigest) {
+TEST(TrainingTest, DigestIsReproducible) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartAll(2, 4), absl::OkStatus());
   v1::RunSpec spec = SmallSpec({.epochs = 2});
@@ -133,7 +133,7 @@ TEST(TrainingTest, TheSameRunTwiceGivesTheSameDigest) {
 }
 
 // Predictions are compared with the clock, and later runs are predicted from the start.
-TEST(TrainingTest, TheStatusHoldsPredictionsAgainstTheClock) {
+TEST(TrainingTest, StatusComparesPredictions) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartAll(1, 2), absl::OkStatus());
   const v1::RunSpec spec = SmallSpec(
@@ -155,8 +155,8 @@ TEST(TrainingTest, TheStatusHoldsPredictionsAgainstTheClock) {
   EXPECT_GT(group.measured().collectives(), 0);
   EXPECT_DOUBLE_EQ(group.prediction_error(),
                    group.predicted().step() / group.measured().step() - 1);
-  EXPECT_EQ(group.prediction_blame().empty(), std::abs(group.prediction_error()) <= 0.2)
-      << group.prediction_blame();
+  EXPECT_EQ(group.prediction_error_cause().empty(), std::abs(group.prediction_error()) <= 0.2)
+      << group.prediction_error_cause();
   ASSERT_EQ(cluster.client().Stop(*first, "enough"), absl::OkStatus());
 
   const auto second = cluster.client().Submit(spec);
@@ -164,14 +164,14 @@ TEST(TrainingTest, TheStatusHoldsPredictionsAgainstTheClock) {
   const auto predicted = cluster.Await(
       [&](const v1::StatusReply& status) {
         return status.groups_size() == 1 && status.groups(0).run() == *second &&
-               status.groups(0).state() == v1::TRAINING;
+               status.groups(0).state() == v1::GROUP_STATE_TRAINING;
       },
       kLong, "the second run trains");
   ASSERT_TRUE(predicted.ok()) << predicted.status();
   EXPECT_GT(predicted->groups(0).predicted().step(), 0);
 }
 
-TEST(TrainingTest, OneGroupWithoutAveragingNeedsNoAggregator) {
+TEST(TrainingTest, OneGroupNeedsNoAggregator) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartAll(0, 2), absl::OkStatus());
   Groups groups;
@@ -187,7 +187,7 @@ TEST(TrainingTest, OneGroupWithoutAveragingNeedsNoAggregator) {
   EXPECT_NE(run.digest(), "");
 }
 
-TEST(TrainingTest, AStoppedRunFreesItsWorkersForTheNext) {
+TEST(TrainingTest, StoppedRunFreesWorkers) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartAll(1, 2), absl::OkStatus());
   const auto endless = cluster.client().Submit(
@@ -200,7 +200,7 @@ TEST(TrainingTest, AStoppedRunFreesItsWorkersForTheNext) {
   ASSERT_EQ(cluster.client().Stop(*endless, "enough"), absl::OkStatus());
   const auto ended = cluster.client().Wait(*endless, absl::Now() + absl::Seconds(20));
   ASSERT_TRUE(ended.ok()) << ended.status();
-  EXPECT_EQ(ended->state(), v1::STOPPED);
+  EXPECT_EQ(ended->state(), v1::RUN_STATE_STOPPED);
   EXPECT_GE(ended->version(), 3u);
   Groups groups;
   const auto next =

@@ -18,7 +18,7 @@ v1::Evaluated Answer(uint32_t version, uint32_t group, uint64_t begin, uint64_t 
   return evaluated;
 }
 
-TEST(EvaluationTest, PartsCoverTheSplitWhateverTheNumbers) {
+TEST(EvaluationTest, PartsPartitionTheSplit) {
   for (uint64_t samples : {0, 1, 2, 7, 100}) {
     for (size_t groups : {0, 1, 2, 3, 8}) {
       std::vector<uint32_t> ids;
@@ -36,21 +36,21 @@ TEST(EvaluationTest, PartsCoverTheSplitWhateverTheNumbers) {
   }
 }
 
-TEST(EvaluationTest, AnEmptySplitIsCompleteAtOnce) {
+TEST(EvaluationTest, EmptySplitIsComplete) {
   const v1::EvaluationRecord cut = CutTestSplit(1, 1, 0, {0});
   EXPECT_TRUE(IsComplete(cut));
   EXPECT_EQ(ResultOf(cut).samples(), 0u);
 }
 
-TEST(EvaluationTest, TakesEveryPartOnceAndAddsUp) {
+TEST(EvaluationTest, RecordsEachPartOnce) {
   v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
-  EXPECT_TRUE(TakePart(cut, Answer(3, 0, 0, 50, 40)));
-  EXPECT_FALSE(TakePart(cut, Answer(3, 0, 0, 50, 40))) << "twice";
-  EXPECT_FALSE(TakePart(cut, Answer(2, 1, 50, 100, 20))) << "another version";
-  EXPECT_FALSE(TakePart(cut, Answer(3, 1, 50, 99, 20))) << "another range";
-  EXPECT_FALSE(TakePart(cut, Answer(3, 0, 50, 100, 20))) << "another group's";
+  EXPECT_TRUE(RecordPart(cut, Answer(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(RecordPart(cut, Answer(3, 0, 0, 50, 40))) << "twice";
+  EXPECT_FALSE(RecordPart(cut, Answer(2, 1, 50, 100, 20))) << "another version";
+  EXPECT_FALSE(RecordPart(cut, Answer(3, 1, 50, 99, 20))) << "another range";
+  EXPECT_FALSE(RecordPart(cut, Answer(3, 0, 50, 100, 20))) << "another group's";
   EXPECT_FALSE(IsComplete(cut));
-  EXPECT_TRUE(TakePart(cut, Answer(3, 1, 50, 100, 20)));
+  EXPECT_TRUE(RecordPart(cut, Answer(3, 1, 50, 100, 20)));
   EXPECT_TRUE(IsComplete(cut));
   const v1::EvaluationResult result = ResultOf(cut);
   EXPECT_EQ(result.samples(), 100u);
@@ -60,29 +60,29 @@ TEST(EvaluationTest, TakesEveryPartOnceAndAddsUp) {
   EXPECT_EQ(result.step(), 30u);
 }
 
-TEST(EvaluationTest, ASampleOfSeveralLabelsCountsOnceAndItsLabelsAllCount) {
+TEST(EvaluationTest, CountsSamplesAndLabels) {
   v1::EvaluationRecord cut = CutTestSplit(3, 30, 10, {0});
   v1::Evaluated answer = Answer(3, 0, 0, 10, 60);
   answer.set_labels(80);
   answer.set_loss_sum(40);
-  EXPECT_TRUE(TakePart(cut, answer));
+  EXPECT_TRUE(RecordPart(cut, answer));
   const v1::EvaluationResult result = ResultOf(cut);
   EXPECT_EQ(result.samples(), 10u);
   EXPECT_DOUBLE_EQ(result.accuracy(), 0.75);
   EXPECT_DOUBLE_EQ(result.loss(), 0.5);
 }
 
-TEST(EvaluationTest, ALostPartGoesToAnotherGroup) {
+TEST(EvaluationTest, FreedPartIsReassigned) {
   v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
-  EXPECT_TRUE(TakePart(cut, Answer(3, 0, 0, 50, 40)));
-  EXPECT_FALSE(LosePart(cut, 0)) << "it has handed its part back";
-  EXPECT_TRUE(LosePart(cut, 1));
+  EXPECT_TRUE(RecordPart(cut, Answer(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(FreePart(cut, 0)) << "it has handed its part back";
+  EXPECT_TRUE(FreePart(cut, 1));
   EXPECT_TRUE(HasFreePart(cut));
-  EXPECT_FALSE(TakePart(cut, Answer(3, 1, 50, 100, 20))) << "it is not its any more";
-  EXPECT_TRUE(GivePart(cut, 0));
-  EXPECT_FALSE(GivePart(cut, 0)) << "it has one";
-  EXPECT_FALSE(GivePart(cut, 2)) << "none is free";
-  EXPECT_TRUE(TakePart(cut, Answer(3, 0, 50, 100, 10)));
+  EXPECT_FALSE(RecordPart(cut, Answer(3, 1, 50, 100, 20))) << "it is not its any more";
+  EXPECT_TRUE(AssignPart(cut, 0));
+  EXPECT_FALSE(AssignPart(cut, 0)) << "it has one";
+  EXPECT_FALSE(AssignPart(cut, 2)) << "none is free";
+  EXPECT_TRUE(RecordPart(cut, Answer(3, 0, 50, 100, 10)));
   EXPECT_DOUBLE_EQ(ResultOf(cut).accuracy(), 0.5);
 }
 

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "coordinator/keys.h"
-#include "coordinator/run.h"
+#include "coordinator/run_rules.h"
 
 namespace cadre::testing {
 namespace {
@@ -30,7 +30,7 @@ uint64_t Mix(uint64_t digest, const v1::Apply& apply) {
 }
 
 // Where the bound of a machine that asks for a Tick for ever would show.
-constexpr int kMostTurns = 200'000;
+constexpr int kMaxTurns = 200'000;
 
 }  // namespace
 
@@ -147,7 +147,7 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
   }
   for (const Action& action : actions) {
     if (const auto* send = std::get_if<Send>(&action)) {
-      raw_heard_[send->connection].push_back(send->message);
+      raw_received_[send->connection].push_back(send->message);
       in_flight_.push_back(*send);
     } else if (const auto* disconnect = std::get_if<Disconnect>(&action)) {
       ended_.insert(disconnect->connection);
@@ -167,7 +167,7 @@ void FakeCluster::Do(const Event& event) {
 }
 
 void FakeCluster::Deliver() {
-  for (int turn = 0; turn < kMostTurns; ++turn) {
+  for (int turn = 0; turn < kMaxTurns; ++turn) {
     if (crashed_) {
       RestartCoordinator();
       return;
@@ -176,10 +176,10 @@ void FakeCluster::Deliver() {
       const Send send = std::move(in_flight_.front());
       in_flight_.pop_front();
       for (FakeWorker& worker : workers_) {
-        if (worker.connection == send.connection) Hear(worker, send.message);
+        if (worker.connection == send.connection) Receive(worker, send.message);
       }
       for (FakeAggregator& aggregator : aggregators_) {
-        if (aggregator.connection == send.connection) Hear(aggregator, send.message);
+        if (aggregator.connection == send.connection) Receive(aggregator, send.message);
       }
     } else if (!Act()) {
       return;
@@ -210,8 +210,8 @@ RequestId FakeCluster::TraceGroup(const std::string& run, uint32_t group, uint32
   return request;
 }
 
-void FakeCluster::LeaveTrace(RequestId request) {
-  Do(cadre::LeaveTrace{request});
+void FakeCluster::CancelTrace(RequestId request) {
+  Do(cadre::CancelTrace{request});
   Deliver();
 }
 
@@ -222,14 +222,14 @@ ConnectionId FakeCluster::Open() {
   return last_connection_;
 }
 
-void FakeCluster::Say(ConnectionId connection, const v1::MemberMessage& message) {
+void FakeCluster::SendFrom(ConnectionId connection, const v1::MemberMessage& message) {
   Do(MessageReceived{connection, message});
   Deliver();
 }
 
-std::vector<v1::CoordinatorMessage> FakeCluster::HeardOn(ConnectionId connection) const {
-  auto it = raw_heard_.find(connection);
-  return it == raw_heard_.end() ? std::vector<v1::CoordinatorMessage>() : it->second;
+std::vector<v1::CoordinatorMessage> FakeCluster::SentTo(ConnectionId connection) const {
+  auto it = raw_received_.find(connection);
+  return it == raw_received_.end() ? std::vector<v1::CoordinatorMessage>() : it->second;
 }
 
 FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& host,
@@ -261,6 +261,8 @@ v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
   hello.set_address(absl::StrCat(worker.name, ":1"));
   hello.set_host(worker.host);
   hello.set_device(worker.device);
+  hello.set_device_kind(absl::StartsWith(worker.device, "cuda") ? v1::Cluster::CUDA
+                                                                : v1::Cluster::CPU);
   hello.set_cores(worker.cores);
   hello.set_memory_bytes(worker.memory_bytes);
   hello.set_member_id(worker.member_id);
@@ -325,14 +327,14 @@ void FakeCluster::Kill(FakeAggregator& aggregator) {
 void FakeCluster::Restart(FakeWorker& worker) {
   worker.incarnation = absl::StrCat("process-", ++last_incarnation_);
   worker.member_id.clear();
-  worker.heard.clear();
+  worker.received.clear();
   DropPlace(worker);
   Connect(worker);
 }
 
 void FakeCluster::Restart(FakeAggregator& aggregator) {
   aggregator.incarnation = absl::StrCat("process-", ++last_incarnation_);
-  aggregator.heard.clear();
+  aggregator.received.clear();
   Connect(aggregator);
 }
 
@@ -349,12 +351,12 @@ void FakeCluster::DropPlace(FakeWorker& worker) {
   worker.next_step.reset();
 }
 
-void FakeCluster::Hear(FakeWorker& worker, const v1::CoordinatorMessage& message) {
-  worker.heard.push_back(message);
+void FakeCluster::Receive(FakeWorker& worker, const v1::CoordinatorMessage& message) {
+  worker.received.push_back(message);
   switch (message.body_case()) {
     case v1::CoordinatorMessage::kWelcome:
       worker.member_id = message.welcome().member_id();
-      SayAgain(worker);
+      Resend(worker);
       break;
     case v1::CoordinatorMessage::kRefused:
       if (message.refused().refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
@@ -443,7 +445,7 @@ void FakeCluster::Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin,
   Do(MessageReceived{worker.connection, message});
 }
 
-void FakeCluster::SayAgain(FakeWorker& worker) {
+void FakeCluster::Resend(FakeWorker& worker) {
   v1::MemberMessage message;
   if (worker.prepared.has_value()) {
     *message.mutable_prepared() = *worker.prepared;
@@ -483,7 +485,7 @@ void FakeCluster::Measure(FakeWorker& lead, double step_seconds) {
   lead.measured = measured;
   v1::MemberMessage message;
   *message.mutable_measured() = measured;
-  Say(lead.connection, message);
+  SendFrom(lead.connection, message);
 }
 
 void FakeCluster::ContributeOnce(FakeWorker& lead) {
@@ -534,8 +536,8 @@ bool FakeCluster::Act() {
   return false;
 }
 
-void FakeCluster::Hear(FakeAggregator& aggregator, const v1::CoordinatorMessage& message) {
-  aggregator.heard.push_back(message);
+void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message) {
+  aggregator.received.push_back(message);
   v1::MemberMessage answer;
   if (message.has_open_run()) {
     const v1::OpenRun& open = message.open_run();
@@ -570,8 +572,8 @@ void FakeCluster::Hear(FakeAggregator& aggregator, const v1::CoordinatorMessage&
     applied.set_shard(shard.shard);
     applied.set_round(apply.round());
     applied.set_digest(shard.digests[apply.round()]);
-    applied.set_spread(behaviour.spread);
-    applied.set_moved(behaviour.moved);
+    applied.set_variance_between_groups(behaviour.variance_between_groups);
+    applied.set_displacement(behaviour.displacement);
   } else {
     return;
   }
@@ -593,7 +595,7 @@ uint64_t FakeCluster::DigestOf(const std::string& run, uint32_t version) const {
 
 void FakeCluster::Run(absl::Duration duration) {
   const absl::Time end = now_ + duration;
-  for (int turn = 0; turn < kMostTurns; ++turn) {
+  for (int turn = 0; turn < kMaxTurns; ++turn) {
     const absl::Time next = std::min({machine_->NextDeadline(), heartbeat_at_, end});
     now_ = std::max(now_, next);
     if (now_ >= heartbeat_at_) {

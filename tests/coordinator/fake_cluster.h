@@ -52,10 +52,10 @@ struct FakeWorker {
   uint32_t step = 0;
   std::optional<uint32_t> next_step;
   // Everything that came, newest last.
-  std::vector<v1::CoordinatorMessage> heard;
+  std::vector<v1::CoordinatorMessage> received;
 
   bool lead() const { return assignment.has_value() && assignment->place().rank() == 0; }
-  const v1::GroupPlace& place() const { return assignment->place(); }
+  const v1::RankSlot& place() const { return assignment->place(); }
 };
 
 struct FakeAggregator {
@@ -73,7 +73,7 @@ struct FakeAggregator {
     std::map<uint32_t, uint32_t> generations;
   };
   std::map<std::string, Shard> shards;
-  std::vector<v1::CoordinatorMessage> heard;
+  std::vector<v1::CoordinatorMessage> received;
 };
 
 class FakeCluster {
@@ -88,7 +88,7 @@ class FakeCluster {
   void StopRun(const std::string& run);
   // Asks for a trace; what comes of it is in `traces`, by the request that is returned.
   RequestId TraceGroup(const std::string& run, uint32_t group, uint32_t steps = 3);
-  void LeaveTrace(RequestId request);
+  void CancelTrace(RequestId request);
 
   // ---- Members
   FakeWorker& AddWorker(const std::string& name, const std::string& host = "host",
@@ -113,9 +113,9 @@ class FakeCluster {
 
   // ---- Raw access for tests of refusals
   ConnectionId Open();
-  void Say(ConnectionId connection, const v1::MemberMessage& message);
+  void SendFrom(ConnectionId connection, const v1::MemberMessage& message);
   v1::Hello WorkerHello(const FakeWorker& worker) const;
-  std::vector<v1::CoordinatorMessage> HeardOn(ConnectionId connection) const;
+  std::vector<v1::CoordinatorMessage> SentTo(ConnectionId connection) const;
   bool IsOpen(ConnectionId connection) const { return ended_.count(connection) == 0; }
   void Do(const Event& event);
 
@@ -163,8 +163,8 @@ class FakeCluster {
     // Changes what ranks say when they are prepared. Empty: nothing.
     std::function<void(v1::Prepared&)> on_prepared;
     // What every shard says of its part of a round: 0 and 0 add nothing to a discrepancy.
-    double spread = 0;
-    double moved = 0;
+    double variance_between_groups = 0;
+    double displacement = 0;
     // What aggregators say is wrong with version 0.
     std::string open_error;
   };
@@ -179,15 +179,15 @@ class FakeCluster {
   void StartMachine();
   void Perform(const std::vector<Action>& actions);
   void Deliver();
-  void Hear(FakeWorker& worker, const v1::CoordinatorMessage& message);
-  void Hear(FakeAggregator& aggregator, const v1::CoordinatorMessage& message);
+  void Receive(FakeWorker& worker, const v1::CoordinatorMessage& message);
+  void Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message);
   void Decide(FakeWorker& worker, const v1::Decision& decision);
   void Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin, uint64_t end);
   void DropPlace(FakeWorker& worker);
   // Whatever members have to do of their own accord. True: somebody did something.
   bool Act();
   void Contribute(FakeWorker& worker);
-  void SayAgain(FakeWorker& worker);
+  void Resend(FakeWorker& worker);
   void Reconnect();
   uint64_t DigestOf(const std::string& run, uint32_t version) const;
   void CheckTransaction(const std::string& key, const std::string& value);
@@ -206,7 +206,7 @@ class FakeCluster {
   std::deque<FakeWorker> workers_;
   std::deque<FakeAggregator> aggregators_;
   std::deque<Send> in_flight_;
-  std::map<ConnectionId, std::vector<v1::CoordinatorMessage>> raw_heard_;
+  std::map<ConnectionId, std::vector<v1::CoordinatorMessage>> raw_received_;
   std::set<ConnectionId> ended_;
   uint32_t highest_generation_ = 0;
 };

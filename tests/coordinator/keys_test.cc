@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::MatchesRegex;
 
-TEST(KeysTest, NamesSortByNumberAndStayApart) {
+TEST(KeysTest, KeysSortByNumberAndAreUnique) {
   EXPECT_LT(CommitKey("run-1", 9), CommitKey("run-1", 10));
   EXPECT_LT(GroupKey("run-1", 9), GroupKey("run-1", 10));
   EXPECT_NE(CommitKey("run-1", 0).rfind(CommitsPrefix("run-1"), 0), std::string::npos);

@@ -60,7 +60,7 @@ class MemoryStore final : public Store {
   int transactions_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-class Recorder final : public Loop::Outlet {
+class Recorder final : public Loop::Callbacks {
  public:
   explicit Recorder(MemoryStore* store) : store_(store) {}
   void OnSend(ConnectionId, const v1::CoordinatorMessage&) override { ++sent_; }
@@ -126,7 +126,7 @@ TEST(LoopTest, WhatCannotBeKeptIsNotDone) {
   EXPECT_FALSE((*loop)->Post(Tick{})) << "it has stopped for good";
 }
 
-TEST(LoopTest, AStoreThatFailsAtTheStartIsAnError) {
+TEST(LoopTest, StoreFailureAtStart) {
   MemoryStore store;
   Recorder recorder(&store);
   AnchoredClock clock;
@@ -148,7 +148,7 @@ TEST(LoopTest, TakesUpWhatTheStoreHolds) {
   ASSERT_TRUE(loop.ok());
   absl::Notification asked;
   int runs = 0;
-  ASSERT_TRUE((*loop)->Ask([&](const Machine& machine, absl::Time now) {
+  ASSERT_TRUE((*loop)->RunQuery([&](const Machine& machine, absl::Time now) {
     runs = machine.Status(now).runs_size();
     asked.Notify();
   }));
@@ -177,7 +177,7 @@ TEST(LoopTest, TimeAloneEndsALease) {
   uint64_t lost = 0;
   while (lost == 0 && absl::Now() < limit) {
     absl::Notification asked;
-    ASSERT_TRUE((*loop)->Ask([&](const Machine& machine, absl::Time now) {
+    ASSERT_TRUE((*loop)->RunQuery([&](const Machine& machine, absl::Time now) {
       const v1::StatusReply status = machine.Status(now);
       auto it = status.counters().find("leases_lost");
       lost = it == status.counters().end() ? 0 : it->second;

@@ -32,12 +32,12 @@ Outcome RunToTheEnd(int crash_after, bool averages) {
 
 void ExpectEveryCrashIsSurvived(bool averages) {
   const Outcome whole = RunToTheEnd(0, averages);
-  ASSERT_EQ(whole.status.state(), v1::DONE);
+  ASSERT_EQ(whole.status.state(), v1::RUN_STATE_DONE);
   ASSERT_GT(whole.transactions, 15);
   for (int n = 1; n <= whole.transactions; ++n) {
     SCOPED_TRACE(absl::StrCat("crash after transaction ", n, " of ", whole.transactions));
     const Outcome crashed = RunToTheEnd(n, averages);
-    EXPECT_EQ(crashed.status.state(), v1::DONE) << crashed.status.reason();
+    EXPECT_EQ(crashed.status.state(), v1::RUN_STATE_DONE) << crashed.status.reason();
     EXPECT_EQ(crashed.status.version(), whole.status.version());
     EXPECT_EQ(crashed.status.step(), whole.status.step());
     EXPECT_EQ(crashed.status.test().samples(), kTestSamples);
@@ -49,13 +49,13 @@ void ExpectEveryCrashIsSurvived(bool averages) {
   }
 }
 
-TEST(MachineCrashTest, EveryTransactionOfARunThatAverages) { ExpectEveryCrashIsSurvived(true); }
+TEST(MachineCrashTest, CrashAfterEachTransactionAveraging) { ExpectEveryCrashIsSurvived(true); }
 
-TEST(MachineCrashTest, EveryTransactionOfARunThatNeverAverages) {
+TEST(MachineCrashTest, CrashAfterEachTransactionNeverAveraging) {
   ExpectEveryCrashIsSurvived(false);
 }
 
-TEST(MachineCrashTest, GroupsGoOnUnderTheirGeneration) {
+TEST(MachineCrashTest, RestartKeepsGeneration) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   for (int i = 0; i < 4; ++i) cluster.AddWorker(absl::StrCat("w", i));
@@ -65,15 +65,15 @@ TEST(MachineCrashTest, GroupsGoOnUnderTheirGeneration) {
   cluster.RestartCoordinator();
   cluster.Run(absl::Minutes(1));
   EXPECT_EQ(cluster.Group(run, 1).generation(), generation);
-  EXPECT_EQ(cluster.Group(run, 1).state(), v1::TRAINING);
+  EXPECT_EQ(cluster.Group(run, 1).state(), v1::GROUP_STATE_TRAINING);
   EXPECT_EQ(cluster.machine().Status(cluster.now()).coordinator().starts(), 2u);
   cluster.behaviour.train = true;
   ASSERT_TRUE(cluster.RunUntilEnded(run));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_DONE);
   EXPECT_EQ(cluster.Counter("groups_formed"), 2u);
 }
 
-TEST(MachineCrashTest, AGroupWhoseMemberDoesNotComeBackIsFenced) {
+TEST(MachineCrashTest, MissingMemberFencesGroup) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   for (int i = 0; i < 3; ++i) cluster.AddWorker(absl::StrCat("w", i));
@@ -86,11 +86,11 @@ TEST(MachineCrashTest, AGroupWhoseMemberDoesNotComeBackIsFenced) {
   EXPECT_EQ(cluster.Group(run, 0).generation(), 1u) << "the lease was granted anew";
   cluster.Run(absl::Seconds(2));
   EXPECT_EQ(cluster.Group(run, 0).generation(), 2u);
-  EXPECT_EQ(cluster.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
 }
 
 // The decision goes out when the last shard has applied, whoever has said what again by then.
-TEST(MachineCrashTest, ACommitThatIsFinishedAfterARestartIsEvaluatedInFull) {
+TEST(MachineCrashTest, CommitAfterRestartIsEvaluated) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   for (int i = 0; i < 2; ++i) cluster.AddWorker(absl::StrCat("w", i));
@@ -109,7 +109,7 @@ TEST(MachineCrashTest, ACommitThatIsFinishedAfterARestartIsEvaluatedInFull) {
   EXPECT_EQ(cluster.Counter("groups_failed"), 0u);
 }
 
-TEST(MachineCrashTest, APreparingGroupIsToldTheDigestOfTheVersionBeforeTheNewest) {
+TEST(MachineCrashTest, RestoredAssignmentHasPreviousDigest) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   for (int i = 0; i < 2; ++i) cluster.AddWorker(absl::StrCat("w", i));
@@ -120,7 +120,7 @@ TEST(MachineCrashTest, APreparingGroupIsToldTheDigestOfTheVersionBeforeTheNewest
   FakeWorker& slow = cluster.Lead(run, 1);
   v1::MemberMessage failed;
   *failed.mutable_group_failed()->mutable_place() = slow.place();
-  cluster.Say(slow.connection, failed);
+  cluster.SendFrom(slow.connection, failed);
   FakeWorker& lead = cluster.Lead(run, 0);
   v1::MemberMessage message;
   v1::Contributed& contributed = *message.mutable_contributed();
@@ -128,16 +128,16 @@ TEST(MachineCrashTest, APreparingGroupIsToldTheDigestOfTheVersionBeforeTheNewest
   contributed.set_round(1);
   contributed.set_step(5);
   contributed.set_samples(160);
-  cluster.Say(lead.connection, message);
+  cluster.SendFrom(lead.connection, message);
   ASSERT_EQ(cluster.RunStatus(run).version(), 1u);
 
   cluster.RestartCoordinator();
-  ASSERT_TRUE(slow.heard.back().has_assignment());
-  EXPECT_EQ(slow.heard.back().assignment().version(), 0u);
-  EXPECT_EQ(slow.heard.back().assignment().digest(), cluster.Commit(run, 0)->digest());
+  ASSERT_TRUE(slow.received.back().has_assignment());
+  EXPECT_EQ(slow.received.back().assignment().version(), 0u);
+  EXPECT_EQ(slow.received.back().assignment().digest(), cluster.Commit(run, 0)->digest());
 }
 
-TEST(MachineCrashTest, GenerationsAndRunsAreNeverUsedAgain) {
+TEST(MachineCrashTest, NumbersAreNeverReused) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
@@ -162,7 +162,7 @@ TEST(MachineCrashTest, EndedRunsStayKnown) {
   EXPECT_EQ(cluster.RunStatus(run).ShortDebugString(), before);
 }
 
-TEST(MachineCrashTest, ARecordThatCannotBeReadIsDataLoss) {
+TEST(MachineCrashTest, CorruptRecordIsDataLoss) {
   Machine::Options options;
   options.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> { return v1::Plan(); };
   Machine machine(options);

@@ -58,7 +58,7 @@ TEST_F(MachineGroupsTest, AssignmentTellsEverything) {
 }
 
 // Rank 0 tells of the plan as its group obeys it: this is what people see.
-TEST_F(MachineGroupsTest, TheStatusShowsThePlanThatIsObeyed) {
+TEST_F(MachineGroupsTest, StatusShowsReportedPlan) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(2);
   cluster_.behaviour.train = false;
@@ -66,25 +66,25 @@ TEST_F(MachineGroupsTest, TheStatusShowsThePlanThatIsObeyed) {
     if (prepared.place().rank() != 0) return;
     v1::Plan& plan = *prepared.mutable_plan();
     plan = RankOf(prepared.place().run(), 0, 0).assignment->plan();
-    plan.add_buckets()->set_algorithm("halving-doubling");
+    plan.add_buckets()->set_algorithm(v1::Plan::HALVING_DOUBLING);
     plan.mutable_link()->set_alpha(2e-5);
     plan.mutable_link()->set_beta(1e-9);
-    plan.mutable_link()->set_kind("shared memory");
+    plan.mutable_link()->set_kind(v1::LinkProfile::SHARED_MEMORY);
   };
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   const v1::GroupStatus group = cluster_.Group(run, 0);
-  EXPECT_EQ(group.state(), v1::TRAINING);
+  EXPECT_EQ(group.state(), v1::GROUP_STATE_TRAINING);
   ASSERT_EQ(group.plan().buckets_size(), 1);
-  EXPECT_EQ(group.plan().buckets(0).algorithm(), "halving-doubling");
-  EXPECT_EQ(group.plan().link().kind(), "shared memory");
-  EXPECT_EQ(group.collectives(), v1::AUTO) << "what the spec leaves out is told";
-  EXPECT_EQ(group.overlap(), v1::ON);
+  EXPECT_EQ(group.plan().buckets(0).algorithm(), v1::Plan::HALVING_DOUBLING);
+  EXPECT_EQ(group.plan().link().kind(), v1::LinkProfile::SHARED_MEMORY);
+  EXPECT_EQ(group.collectives(), v1::Cluster::AUTO) << "what the spec leaves out is told";
+  EXPECT_EQ(group.overlap(), v1::Cluster::ON);
   cluster_.RestartCoordinator();
   cluster_.Run(absl::Seconds(1));
   EXPECT_EQ(cluster_.Group(run, 0).plan().SerializeAsString(), group.plan().SerializeAsString());
 }
 
-TEST_F(MachineGroupsTest, AGroupThatObeysAnotherPlanFails) {
+TEST_F(MachineGroupsTest, OtherPlanFailsGroup) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(2);
   int wrong = 1;
@@ -95,14 +95,15 @@ TEST_F(MachineGroupsTest, AGroupThatObeysAnotherPlanFails) {
   cluster_.behaviour.train = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   EXPECT_EQ(cluster_.Counter("groups_failed"), 1u);
-  EXPECT_THAT(cluster_.Group(run, 0).reason(),
-              ::testing::AllOf(HasSubstr("does not obey the group's plan"), HasSubstr("its mesh")));
+  EXPECT_THAT(
+      cluster_.Group(run, 0).reason(),
+      ::testing::AllOf(HasSubstr("does not follow the group's plan"), HasSubstr("its mesh")));
   cluster_.Run(absl::Seconds(1));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << "the next generation does";
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING) << "the next generation does";
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u);
 }
 
-TEST(MachinePlanTest, PlansAreCheckedAgainstTheRun) {
+TEST(MachinePlanTest, ReportedPlanIsChecked) {
   FakeCluster cluster([](Machine::Options& options) {
     options.check_plan = [](const v1::RunSpec& spec, const v1::Plan& plan) {
       EXPECT_EQ(spec.batch_per_group(), 32u);
@@ -121,13 +122,13 @@ TEST(MachinePlanTest, PlansAreCheckedAgainstTheRun) {
   EXPECT_THAT(cluster.Group(run, 0).reason(), HasSubstr("a link of straw"));
 }
 
-TEST_F(MachineGroupsTest, ProgressTellsHowLongAStepIsAndHowLongItWaits) {
+TEST_F(MachineGroupsTest, ProgressHasStepAndExposedTime) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(1);
   cluster_.behaviour.train = false;
   v1::RunSpec spec = MakeSpec(1, 1, 5, 20);
-  spec.mutable_cluster()->set_collectives(v1::PAPER);
-  spec.mutable_cluster()->set_overlap(v1::OFF);
+  spec.mutable_cluster()->set_collectives(v1::Cluster::PAPER);
+  spec.mutable_cluster()->set_overlap(v1::Cluster::OFF);
   const std::string run = cluster_.Submit(spec);
   v1::MemberMessage message;
   v1::Progress& progress = *message.mutable_progress();
@@ -139,8 +140,8 @@ TEST_F(MachineGroupsTest, ProgressTellsHowLongAStepIsAndHowLongItWaits) {
   const v1::GroupStatus group = cluster_.Group(run, 0);
   EXPECT_EQ(group.step_seconds(), 0.5);
   EXPECT_EQ(group.exposed_seconds(), 0.125);
-  EXPECT_EQ(group.collectives(), v1::PAPER);
-  EXPECT_EQ(group.overlap(), v1::OFF);
+  EXPECT_EQ(group.collectives(), v1::Cluster::PAPER);
+  EXPECT_EQ(group.overlap(), v1::Cluster::OFF);
 }
 
 TEST_F(MachineGroupsTest, FirstGroupsStartTogether) {
@@ -149,10 +150,11 @@ TEST_F(MachineGroupsTest, FirstGroupsStartTogether) {
   const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));
   AddWorkers(1);
   cluster_.Run(absl::Seconds(2));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::PREPARING) << "it waits for the other one";
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_PREPARING)
+      << "it waits for the other one";
   AddWorkers(1);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
-  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::GROUP_STATE_TRAINING);
   cluster_.behaviour.train = true;
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
   EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
@@ -164,20 +166,20 @@ TEST_F(MachineGroupsTest, ButNotForEver) {
   const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));
   AddWorkers(1);
   cluster_.Run(absl::Seconds(5));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
-  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::WAITING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::GROUP_STATE_WAITING);
   AddWorkers(1);
-  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::TRAINING) << "no second barrier";
+  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::GROUP_STATE_TRAINING) << "no second barrier";
 }
 
-TEST_F(MachineGroupsTest, AFirstGroupWaitsForTheFullSet) {
+TEST_F(MachineGroupsTest, FirstGroupWaitsForAllRanks) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 3, 0, 20));
   cluster_.Run(absl::Minutes(5));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::QUEUED);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_QUEUED);
 }
 
-TEST_F(MachineGroupsTest, AKilledWorkersGroupFormsAnewWithTheSpare) {
+TEST_F(MachineGroupsTest, SpareReplacesKilledWorker) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(5);
   cluster_.behaviour.train = false;
@@ -187,8 +189,9 @@ TEST_F(MachineGroupsTest, AKilledWorkersGroupFormsAnewWithTheSpare) {
   FakeWorker& victim = RankOf(run, 0, 1);
   const v1::MemberMessage failed = Failed(survivor);
   cluster_.Kill(victim);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << "a broken stream is no lost lease";
-  cluster_.Say(survivor.connection, failed);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING)
+      << "a broken stream is no lost lease";
+  cluster_.SendFrom(survivor.connection, failed);
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 3u);
   EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
   EXPECT_EQ(cluster_.Group(run, 1).generation(), other) << "the other group goes on";
@@ -198,7 +201,7 @@ TEST_F(MachineGroupsTest, AKilledWorkersGroupFormsAnewWithTheSpare) {
   EXPECT_EQ(cluster_.aggregators()[0].shards.at(run).generations.at(0), 3u);
 }
 
-TEST_F(MachineGroupsTest, EveryRankMaySayThatTheGroupFailedAndItCountsOnce) {
+TEST_F(MachineGroupsTest, GroupFailureCountsOnce) {
   AddWorkers(3);
   cluster_.behaviour.train = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 3, 0, 1000));
@@ -217,12 +220,12 @@ TEST_F(MachineGroupsTest, ALostLeaseFencesTheGroup) {
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
   cluster_.Kill(RankOf(run, 0, 1));
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Counter("leases_lost") == 1; }));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
   EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("whole lease"));
   EXPECT_FALSE(cluster_.workers()[0].assignment.has_value()) << "it was released";
 }
 
-TEST_F(MachineGroupsTest, AGroupThatLivedGoesOnSmallerAfterItsWait) {
+TEST_F(MachineGroupsTest, SmallerGroupAfterRejoinWait) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(3);
   cluster_.behaviour.train = false;
@@ -230,12 +233,12 @@ TEST_F(MachineGroupsTest, AGroupThatLivedGoesOnSmallerAfterItsWait) {
   FakeWorker& survivor = RankOf(run, 0, 0);
   const v1::MemberMessage failed = Failed(survivor);
   cluster_.Kill(RankOf(run, 0, 1));
-  cluster_.Say(survivor.connection, failed);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  cluster_.SendFrom(survivor.connection, failed);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
   cluster_.Run(absl::Milliseconds(4900));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
   cluster_.Run(absl::Milliseconds(200));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
   EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
 }
 
@@ -247,12 +250,12 @@ TEST_F(MachineGroupsTest, NeverSmallerThanMinRanks) {
   const std::string run = cluster_.Submit(spec);
   cluster_.Kill(RankOf(run, 0, 1));
   cluster_.Run(absl::Minutes(1));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
   cluster_.AddWorker("new");
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
 }
 
-TEST_F(MachineGroupsTest, ARunKeepsWhatItsWaitingGroupsNeedFromLaterRuns) {
+TEST_F(MachineGroupsTest, WaitingGroupsReserveWorkers) {
   AddWorkers(2);
   cluster_.behaviour.train = false;
   v1::RunSpec spec = MakeSpec(1, 2, 0, 1000);
@@ -261,11 +264,11 @@ TEST_F(MachineGroupsTest, ARunKeepsWhatItsWaitingGroupsNeedFromLaterRuns) {
   const std::string second = cluster_.Submit(MakeSpec(1, 1, 0, 1000));
   cluster_.Kill(RankOf(first, 0, 1));
   cluster_.Run(absl::Minutes(1));
-  EXPECT_EQ(cluster_.RunStatus(second).state(), v1::QUEUED);
+  EXPECT_EQ(cluster_.RunStatus(second).state(), v1::RUN_STATE_QUEUED);
   cluster_.AddWorker("new");
-  EXPECT_EQ(cluster_.Group(first, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(first, 0).state(), v1::GROUP_STATE_TRAINING);
   cluster_.AddWorker("more");
-  EXPECT_EQ(cluster_.RunStatus(second).state(), v1::RUNNING);
+  EXPECT_EQ(cluster_.RunStatus(second).state(), v1::RUN_STATE_RUNNING);
 }
 
 TEST_F(MachineGroupsTest, AGroupIsOfOneKindOfDevice) {
@@ -273,43 +276,46 @@ TEST_F(MachineGroupsTest, AGroupIsOfOneKindOfDevice) {
   const std::string mixed = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
   cluster_.AddWorker("c0", "host", "cpu:4");
   cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
-  EXPECT_EQ(cluster_.RunStatus(mixed).state(), v1::QUEUED) << "two workers, but of two kinds";
-  EXPECT_EQ(cluster_.RunStatus(mixed).reason(),
-            "waits for 2 workers with one kind of device; idle are 1 with CPUs and 1 with CUDA "
-            "devices");
+  EXPECT_EQ(cluster_.RunStatus(mixed).state(), v1::RUN_STATE_QUEUED)
+      << "two workers, but of two kinds";
+  EXPECT_EQ(
+      cluster_.RunStatus(mixed).reason(),
+      "waiting for 2 workers with one kind of device; idle: 1 with CPUs, 1 with CUDA devices");
   cluster_.AddWorker("g1", "other", "cuda:NVIDIA H100");
-  ASSERT_EQ(cluster_.RunStatus(mixed).state(), v1::RUNNING);
+  ASSERT_EQ(cluster_.RunStatus(mixed).state(), v1::RUN_STATE_RUNNING);
   EXPECT_EQ(RankOf(mixed, 0, 0).name, "g0");
   EXPECT_EQ(RankOf(mixed, 0, 1).name, "g1");
 }
 
-TEST_F(MachineGroupsTest, ARunGetsTheDevicesThatItAsksFor) {
+TEST_F(MachineGroupsTest, RunGetsRequestedDevices) {
   cluster_.behaviour.train = false;
   for (int i = 0; i < 3; ++i) cluster_.AddWorker(absl::StrCat("c", i), "host", "cpu:4");
   v1::RunSpec spec = MakeSpec(1, 2, 0, 1000);
-  spec.mutable_cluster()->set_device(v1::CUDA);
+  spec.mutable_cluster()->set_device(v1::Cluster::CUDA);
   const std::string gpus = cluster_.Submit(spec);
-  EXPECT_EQ(cluster_.RunStatus(gpus).state(), v1::QUEUED);
+  EXPECT_EQ(cluster_.RunStatus(gpus).state(), v1::RUN_STATE_QUEUED);
   EXPECT_EQ(cluster_.RunStatus(gpus).reason(),
-            "waits for 2 workers with CUDA devices; idle are 0 with CUDA devices and 3 with CPUs");
+            "waiting for 2 workers with CUDA devices; idle: 0 with CUDA devices, 3 with CPUs");
   // What it does not want it does not keep from others.
-  spec.mutable_cluster()->set_device(v1::CPU);
+  spec.mutable_cluster()->set_device(v1::Cluster::CPU);
   const std::string cpus = cluster_.Submit(spec);
-  EXPECT_EQ(cluster_.RunStatus(cpus).state(), v1::RUNNING);
+  EXPECT_EQ(cluster_.RunStatus(cpus).state(), v1::RUN_STATE_RUNNING);
   // Precisions of GPUs ask for them by themselves.
   v1::RunSpec bf16 = MakeSpec(1, 1, 0, 1000);
-  bf16.set_precision(v1::BF16);
+  bf16.set_precision(v1::RunSpec::BF16);
   const std::string precise = cluster_.Submit(bf16);
-  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::QUEUED) << "a CPU is idle, but not meant";
+  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::RUN_STATE_QUEUED)
+      << "a CPU is idle, but not meant";
   cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
   cluster_.AddWorker("g1", "host", "cuda:NVIDIA H200");
-  EXPECT_EQ(cluster_.RunStatus(gpus).state(), v1::RUNNING);
-  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::QUEUED) << "the earlier run goes first";
+  EXPECT_EQ(cluster_.RunStatus(gpus).state(), v1::RUN_STATE_RUNNING);
+  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::RUN_STATE_QUEUED)
+      << "the earlier run goes first";
   cluster_.AddWorker("g2", "host", "cuda:NVIDIA H200");
-  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::RUNNING);
+  EXPECT_EQ(cluster_.RunStatus(precise).state(), v1::RUN_STATE_RUNNING);
 }
 
-TEST_F(MachineGroupsTest, AGroupDoesNotGrowByWorkersOfAnotherKind) {
+TEST_F(MachineGroupsTest, GrowsOnlyByEqualDevices) {
   cluster_.AddAggregator("agg-0");
   cluster_.behaviour.train = false;
   cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
@@ -329,25 +335,25 @@ TEST_F(MachineGroupsTest, AGroupDoesNotGrowByWorkersOfAnotherKind) {
   EXPECT_EQ(RankOf(run, 0, 1).name, "g2");
 }
 
-TEST_F(MachineGroupsTest, WhatWaitsForAnotherKindKeepsNoWorkersFromAGroupThatGrows) {
+TEST_F(MachineGroupsTest, OtherDeviceKindsReserveNothing) {
   cluster_.AddAggregator("agg-0");
   cluster_.behaviour.train = false;
   cluster_.AddWorker("c0", "host", "cpu:4");
   cluster_.AddWorker("c1", "host", "cpu:4");
   v1::RunSpec spec = MakeSpec(1, 2, 0, 1000);
   spec.mutable_cluster()->set_min_ranks_per_group(2);
-  spec.mutable_cluster()->set_device(v1::CPU);
+  spec.mutable_cluster()->set_device(v1::Cluster::CPU);
   const std::string cpus = cluster_.Submit(spec);
-  ASSERT_EQ(cluster_.RunStatus(cpus).state(), v1::RUNNING);
+  ASSERT_EQ(cluster_.RunStatus(cpus).state(), v1::RUN_STATE_RUNNING);
   cluster_.AddWorker("g0", "host", "cuda:NVIDIA H200");
   cluster_.AddWorker("g1", "host", "cuda:NVIDIA H200");
   v1::RunSpec averaging = MakeSpec(1, 2, 5, 1000);
-  averaging.mutable_cluster()->set_device(v1::CUDA);
+  averaging.mutable_cluster()->set_device(v1::Cluster::CUDA);
   const std::string gpus = cluster_.Submit(averaging);
   cluster_.Kill(RankOf(gpus, 0, 1));
   cluster_.Kill(RankOf(cpus, 0, 1));
   cluster_.Run(absl::Minutes(1));
-  ASSERT_EQ(cluster_.Group(cpus, 0).state(), v1::WAITING);
+  ASSERT_EQ(cluster_.Group(cpus, 0).state(), v1::GROUP_STATE_WAITING);
   ASSERT_EQ(cluster_.Group(gpus, 0).members_size(), 1);
   cluster_.AddWorker("g2", "host", "cuda:NVIDIA H200");
   cluster_.ContributeOnce(RankOf(gpus, 0, 0));
@@ -363,7 +369,7 @@ TEST_F(MachineGroupsTest, AShortGroupGrowsAtACommit) {
   FakeWorker& survivor = RankOf(run, 0, 0);
   const v1::MemberMessage failed = Failed(survivor);
   cluster_.Kill(RankOf(run, 0, 1));
-  cluster_.Say(survivor.connection, failed);
+  cluster_.SendFrom(survivor.connection, failed);
   cluster_.Run(absl::Seconds(6));
   ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
   const uint32_t small = cluster_.Group(run, 0).generation();
@@ -377,7 +383,7 @@ TEST_F(MachineGroupsTest, AShortGroupGrowsAtACommit) {
   contributed.set_step(5);
   contributed.set_samples(160);
   lead.contributed = contributed;
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
   EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
@@ -385,7 +391,7 @@ TEST_F(MachineGroupsTest, AShortGroupGrowsAtACommit) {
   EXPECT_EQ(cluster_.Counter("groups_failed"), 1u) << "growing is no failure";
 }
 
-TEST_F(MachineGroupsTest, AStreamThatBreaksInPreparationIsNotWaitedFor) {
+TEST_F(MachineGroupsTest, BrokenStreamReformsPreparingGroup) {
   AddWorkers(2);
   cluster_.behaviour.prepare = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
@@ -395,39 +401,40 @@ TEST_F(MachineGroupsTest, AStreamThatBreaksInPreparationIsNotWaitedFor) {
   EXPECT_EQ(cluster_.Counter("groups_failed"), 0u);
 }
 
-TEST_F(MachineGroupsTest, AWorkerThatComesBackWithItsPlaceGoesOn) {
+TEST_F(MachineGroupsTest, ReconnectedWorkerContinues) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(2);
   cluster_.behaviour.train = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
   FakeWorker& worker = RankOf(run, 0, 1);
   cluster_.Cut(worker);
-  worker.heard.clear();
+  worker.received.clear();
   cluster_.Connect(worker);
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 1u);
   EXPECT_TRUE(worker.assignment.has_value());
-  ASSERT_EQ(worker.heard.size(), 3u);
-  EXPECT_TRUE(worker.heard[1].has_start());
-  EXPECT_TRUE(worker.heard[2].has_shard_addresses());
+  ASSERT_EQ(worker.received.size(), 3u);
+  EXPECT_TRUE(worker.received[1].has_start());
+  EXPECT_TRUE(worker.received[2].has_shard_addresses());
 }
 
-TEST_F(MachineGroupsTest, AWorkerThatComesBackToAGroupThatIsOverIsReleased) {
+TEST_F(MachineGroupsTest, ReconnectAfterFenceIsReleased) {
   AddWorkers(2);
   cluster_.behaviour.train = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
   FakeWorker& away = RankOf(run, 0, 1);
   cluster_.Cut(away);
   FakeWorker& lead = RankOf(run, 0, 0);
-  cluster_.Say(lead.connection, Failed(lead));
-  away.heard.clear();
+  cluster_.SendFrom(lead.connection, Failed(lead));
+  away.received.clear();
   cluster_.Connect(away);
-  ASSERT_GE(away.heard.size(), 2u);
-  EXPECT_TRUE(away.heard[1].has_release());
+  ASSERT_GE(away.received.size(), 2u);
+  EXPECT_TRUE(away.received[1].has_release());
   EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 1u);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << "both are idle, so it formed anew";
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING)
+      << "both are idle, so it formed anew";
 }
 
-TEST_F(MachineGroupsTest, AWorkerThatHasForgottenItsPlaceEndsTheGroup) {
+TEST_F(MachineGroupsTest, ReconnectWithoutRankFencesGroup) {
   AddWorkers(2);
   cluster_.behaviour.train = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
@@ -440,36 +447,36 @@ TEST_F(MachineGroupsTest, AWorkerThatHasForgottenItsPlaceEndsTheGroup) {
   EXPECT_EQ(cluster_.Counter("groups_failed"), 1u);
 }
 
-TEST_F(MachineGroupsTest, StaleGenerationsAreRefusedByNameAndReleased) {
+TEST_F(MachineGroupsTest, StaleGenerationIsRefused) {
   AddWorkers(1);
   cluster_.behaviour.train = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 0, 1000));
   FakeWorker& worker = RankOf(run, 0, 0);
-  v1::GroupPlace old = worker.place();
-  cluster_.Say(worker.connection, Failed(worker));
+  v1::RankSlot old = worker.place();
+  cluster_.SendFrom(worker.connection, Failed(worker));
   ASSERT_EQ(cluster_.Group(run, 0).generation(), 2u);
   v1::MemberMessage message;
   *message.mutable_progress()->mutable_place() = old;
-  cluster_.Say(worker.connection, message);
+  cluster_.SendFrom(worker.connection, message);
   *message.mutable_contributed()->mutable_place() = old;
-  cluster_.Say(worker.connection, message);
+  cluster_.SendFrom(worker.connection, message);
   *message.mutable_prepared()->mutable_place() = old;
-  cluster_.Say(worker.connection, message);
+  cluster_.SendFrom(worker.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 3u);
-  EXPECT_EQ(worker.heard.back().release().place().generation(), 1u);
+  EXPECT_EQ(worker.received.back().release().place().generation(), 1u);
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u) << "the new generation is untouched";
   EXPECT_TRUE(cluster_.IsOpen(worker.connection));
 }
 
-TEST_F(MachineGroupsTest, UnknownRunsAreRefusedByName) {
+TEST_F(MachineGroupsTest, UnknownRunIsRefused) {
   AddWorkers(1);
   v1::MemberMessage message;
   message.mutable_progress()->mutable_place()->set_run("run-77");
-  cluster_.Say(cluster_.workers()[0].connection, message);
+  cluster_.SendFrom(cluster_.workers()[0].connection, message);
   EXPECT_EQ(cluster_.Counter("refused_unknown_run"), 1u);
 }
 
-TEST_F(MachineGroupsTest, OnlyTheLeadSpeaksForTheGroup) {
+TEST_F(MachineGroupsTest, OnlyRankZeroReports) {
   AddWorkers(2);
   cluster_.behaviour.train = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 0, 1000));
@@ -477,12 +484,12 @@ TEST_F(MachineGroupsTest, OnlyTheLeadSpeaksForTheGroup) {
   v1::MemberMessage message;
   *message.mutable_contributed()->mutable_place() = other.place();
   const ConnectionId connection = other.connection;
-  cluster_.Say(connection, message);
+  cluster_.SendFrom(connection, message);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
   EXPECT_FALSE(cluster_.IsOpen(connection));
 }
 
-TEST_F(MachineGroupsTest, TheSameMemberFailsTwiceAndBothTimesTheGroupFormsAnew) {
+TEST_F(MachineGroupsTest, ReformsAfterRepeatedFailure) {
   cluster_.AddAggregator("agg-0");
   AddWorkers(2);
   cluster_.behaviour.train = false;
@@ -492,9 +499,9 @@ TEST_F(MachineGroupsTest, TheSameMemberFailsTwiceAndBothTimesTheGroupFormsAnew) 
     FakeWorker& survivor = RankOf(run, 0, 0);
     const v1::MemberMessage failed = Failed(survivor);
     cluster_.Kill(victim);
-    cluster_.Say(survivor.connection, failed);
+    cluster_.SendFrom(survivor.connection, failed);
     cluster_.Restart(victim);
-    EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING) << i;
+    EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING) << i;
     EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2) << i;
   }
 }

@@ -28,10 +28,10 @@ class MachineMembershipTest : public ::testing::Test {
   // What Hello on a new stream is answered by.
   v1::CoordinatorMessage Join(const v1::Hello& hello) {
     connection_ = cluster_.Open();
-    cluster_.Say(connection_, With(hello));
-    const auto heard = cluster_.HeardOn(connection_);
-    EXPECT_FALSE(heard.empty());
-    return heard.empty() ? v1::CoordinatorMessage() : heard.front();
+    cluster_.SendFrom(connection_, With(hello));
+    const auto received = cluster_.SentTo(connection_);
+    EXPECT_FALSE(received.empty());
+    return received.empty() ? v1::CoordinatorMessage() : received.front();
   }
   void ExpectRefused(const v1::CoordinatorMessage& message, v1::Refusal refusal,
                      const std::string& counter) {
@@ -73,7 +73,7 @@ TEST_F(MachineMembershipTest, AnUnknownMemberIsRefused) {
   ExpectRefused(Join(hello), v1::REFUSAL_UNKNOWN_MEMBER, "refused_unknown_member");
 }
 
-TEST_F(MachineMembershipTest, AnotherProcessCannotTakeAnId) {
+TEST_F(MachineMembershipTest, IdBelongsToProcess) {
   FakeWorker worker = Somebody("a");
   worker.member_id = Join(cluster_.WorkerHello(worker)).welcome().member_id();
   worker.incarnation = "another";
@@ -85,42 +85,42 @@ TEST_F(MachineMembershipTest, HelloComesFirstAndOnce) {
   connection_ = cluster_.Open();
   v1::MemberMessage heartbeat;
   heartbeat.mutable_heartbeat();
-  cluster_.Say(connection_, heartbeat);
-  ExpectRefused(cluster_.HeardOn(connection_).back(), v1::REFUSAL_OUT_OF_ORDER,
+  cluster_.SendFrom(connection_, heartbeat);
+  ExpectRefused(cluster_.SentTo(connection_).back(), v1::REFUSAL_OUT_OF_ORDER,
                 "refused_out_of_order");
   const v1::Hello hello = cluster_.WorkerHello(Somebody("a"));
   ASSERT_TRUE(Join(hello).has_welcome());
-  cluster_.Say(connection_, With(hello));
-  EXPECT_EQ(cluster_.HeardOn(connection_).back().refused().refusal(), v1::REFUSAL_OUT_OF_ORDER);
+  cluster_.SendFrom(connection_, With(hello));
+  EXPECT_EQ(cluster_.SentTo(connection_).back().refused().refusal(), v1::REFUSAL_OUT_OF_ORDER);
   EXPECT_EQ(cluster_.Counter("refused_out_of_order"), 2u);
   EXPECT_FALSE(cluster_.IsOpen(connection_));
 }
 
-TEST_F(MachineMembershipTest, OversizedIsRefusedByNameAndKeepsTheLease) {
+TEST_F(MachineMembershipTest, OversizedMessageKeepsLease) {
   ASSERT_TRUE(Join(cluster_.WorkerHello(Somebody("a"))).has_welcome());
   cluster_.Do(MessageRefused{connection_, v1::REFUSAL_OVERSIZED, "too large"});
-  ExpectRefused(cluster_.HeardOn(connection_).back(), v1::REFUSAL_OVERSIZED, "refused_oversized");
+  ExpectRefused(cluster_.SentTo(connection_).back(), v1::REFUSAL_OVERSIZED, "refused_oversized");
   ASSERT_EQ(cluster_.machine().Status(cluster_.now()).workers_size(), 1);
   EXPECT_FALSE(cluster_.machine().Status(cluster_.now()).workers(0).connected());
 }
 
-TEST_F(MachineMembershipTest, WhatTheOtherRoleSaysIsRefused) {
+TEST_F(MachineMembershipTest, MessageOfOtherRoleIsRefused) {
   ASSERT_TRUE(Join(cluster_.WorkerHello(Somebody("a"))).has_welcome());
   v1::MemberMessage message;
   message.mutable_applied()->set_run("run-1");
-  cluster_.Say(connection_, message);
-  ExpectRefused(cluster_.HeardOn(connection_).back(), v1::REFUSAL_MALFORMED, "refused_malformed");
+  cluster_.SendFrom(connection_, message);
+  ExpectRefused(cluster_.SentTo(connection_).back(), v1::REFUSAL_MALFORMED, "refused_malformed");
   FakeAggregator& aggregator = cluster_.AddAggregator("agg");
   v1::MemberMessage prepared;
   prepared.mutable_prepared();
-  cluster_.Say(aggregator.connection, prepared);
+  cluster_.SendFrom(aggregator.connection, prepared);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 2u);
 }
 
 TEST_F(MachineMembershipTest, AnEmptyMessageIsRefused) {
   ASSERT_TRUE(Join(cluster_.WorkerHello(Somebody("a"))).has_welcome());
-  cluster_.Say(connection_, v1::MemberMessage());
-  ExpectRefused(cluster_.HeardOn(connection_).back(), v1::REFUSAL_MALFORMED, "refused_malformed");
+  cluster_.SendFrom(connection_, v1::MemberMessage());
+  ExpectRefused(cluster_.SentTo(connection_).back(), v1::REFUSAL_MALFORMED, "refused_malformed");
 }
 
 TEST_F(MachineMembershipTest, ASilentMemberIsDropped) {
@@ -156,7 +156,7 @@ TEST_F(MachineMembershipTest, AStreamWithoutHelloIsEnded) {
   EXPECT_FALSE(cluster_.IsOpen(connection_));
 }
 
-TEST_F(MachineMembershipTest, ABrokenStreamKeepsTheIdWithinTheLease) {
+TEST_F(MachineMembershipTest, ReconnectWithinLeaseKeepsId) {
   FakeWorker& worker = cluster_.AddWorker("a");
   const std::string id = worker.member_id;
   cluster_.Cut(worker);
@@ -164,7 +164,7 @@ TEST_F(MachineMembershipTest, ABrokenStreamKeepsTheIdWithinTheLease) {
   EXPECT_EQ(worker.member_id, id);
 }
 
-TEST_F(MachineMembershipTest, ALostWelcomeDoesNotMakeTwoMembers) {
+TEST_F(MachineMembershipTest, LostWelcomeAddsNoMember) {
   FakeWorker& worker = cluster_.AddWorker("a");
   const std::string id = worker.member_id;
   worker.member_id.clear();  // it never read Welcome
@@ -174,7 +174,7 @@ TEST_F(MachineMembershipTest, ALostWelcomeDoesNotMakeTwoMembers) {
   EXPECT_EQ(cluster_.machine().Status(cluster_.now()).workers_size(), 1);
 }
 
-TEST_F(MachineMembershipTest, ASecondStreamTakesTheFirstOnesPlace) {
+TEST_F(MachineMembershipTest, NewStreamReplacesOld) {
   FakeWorker& worker = cluster_.AddWorker("a");
   const ConnectionId before = worker.connection;
   cluster_.Connect(worker);
@@ -182,7 +182,7 @@ TEST_F(MachineMembershipTest, ASecondStreamTakesTheFirstOnesPlace) {
   EXPECT_TRUE(cluster_.IsOpen(worker.connection));
 }
 
-TEST_F(MachineMembershipTest, ARestartedWorkerIsANewMemberAndTheOldOneIsGone) {
+TEST_F(MachineMembershipTest, RestartedWorkerReplacesMember) {
   FakeWorker& worker = cluster_.AddWorker("a");
   const std::string id = worker.member_id;
   cluster_.Kill(worker);
@@ -191,19 +191,19 @@ TEST_F(MachineMembershipTest, ARestartedWorkerIsANewMemberAndTheOldOneIsGone) {
   EXPECT_EQ(cluster_.machine().Status(cluster_.now()).workers_size(), 1);
 }
 
-TEST_F(MachineMembershipTest, ARestartedAggregatorIsTheSameMember) {
+TEST_F(MachineMembershipTest, RestartedAggregatorKeepsMember) {
   FakeAggregator& aggregator = cluster_.AddAggregator("agg");
   cluster_.Kill(aggregator);
   cluster_.Restart(aggregator);
-  ASSERT_TRUE(aggregator.heard.front().has_welcome());
-  EXPECT_EQ(aggregator.heard.front().welcome().member_id(), "a1");
+  ASSERT_TRUE(aggregator.received.front().has_welcome());
+  EXPECT_EQ(aggregator.received.front().welcome().member_id(), "a1");
 }
 
 TEST_F(MachineMembershipTest, GoodbyeEndsTheLeaseAtOnce) {
   FakeWorker& worker = cluster_.AddWorker("a");
   v1::MemberMessage message;
   message.mutable_goodbye()->set_reason("done");
-  cluster_.Say(worker.connection, message);
+  cluster_.SendFrom(worker.connection, message);
   EXPECT_EQ(cluster_.machine().Status(cluster_.now()).workers_size(), 0);
   EXPECT_EQ(cluster_.Counter("leases_lost"), 0u);
 }
@@ -212,19 +212,19 @@ TEST_F(MachineMembershipTest, MemberIdsAreNeverUsedAgain) {
   cluster_.AddWorker("a");
   v1::MemberMessage message;
   message.mutable_goodbye();
-  cluster_.Say(cluster_.workers()[0].connection, message);
+  cluster_.SendFrom(cluster_.workers()[0].connection, message);
   cluster_.RestartCoordinator();
   FakeWorker& next = cluster_.AddWorker("b");
   EXPECT_EQ(next.member_id, "w2") << "w1 was somebody else";
   EXPECT_EQ(cluster_.Counter("refused_unknown_member"), 1u) << "w1 came back after its goodbye";
 }
 
-TEST_F(MachineMembershipTest, MembersRefusalsAreAddedToTheCountersForGood) {
+TEST_F(MachineMembershipTest, RefusalCountersOutliveMembers) {
   FakeAggregator& aggregator = cluster_.AddAggregator("agg");
   v1::MemberMessage message;
   (*message.mutable_heartbeat()->mutable_counters())["refused_wrong_crc"] = 3;
   (*message.mutable_heartbeat()->mutable_counters())["staged_bytes"] = 1000;
-  cluster_.Say(aggregator.connection, message);
+  cluster_.SendFrom(aggregator.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_wrong_crc"), 3u);
   EXPECT_EQ(cluster_.Counter("staged_bytes"), 0u) << "not an event of the cluster";
   cluster_.Kill(aggregator);
@@ -235,17 +235,17 @@ TEST_F(MachineMembershipTest, MembersRefusalsAreAddedToTheCountersForGood) {
   EXPECT_EQ(cluster_.Counter("refused_wrong_crc"), 3u) << "the aggregator is gone, they are not";
 }
 
-TEST_F(MachineMembershipTest, MessagesOnStreamsThatAreOverAreIgnored) {
+TEST_F(MachineMembershipTest, ClosedStreamsAreIgnored) {
   ASSERT_TRUE(Join(cluster_.WorkerHello(Somebody("a"))).has_welcome());
   cluster_.Do(StreamClosed{connection_});
-  const size_t before = cluster_.HeardOn(connection_).size();
+  const size_t before = cluster_.SentTo(connection_).size();
   v1::MemberMessage message;
   message.mutable_goodbye();
-  cluster_.Say(connection_, message);
-  cluster_.Say(connection_, With(cluster_.WorkerHello(Somebody("b"))));
+  cluster_.SendFrom(connection_, message);
+  cluster_.SendFrom(connection_, With(cluster_.WorkerHello(Somebody("b"))));
   cluster_.Do(MessageRefused{connection_, v1::REFUSAL_OVERSIZED, ""});
   cluster_.Do(StreamClosed{connection_});
-  EXPECT_EQ(cluster_.HeardOn(connection_).size(), before);
+  EXPECT_EQ(cluster_.SentTo(connection_).size(), before);
   EXPECT_EQ(cluster_.machine().Status(cluster_.now()).workers_size(), 1);
 }
 

@@ -18,10 +18,10 @@ using ::testing::HasSubstr;
 class FakePlanning final : public Planning {
  public:
   std::map<std::string, double> seconds = {{"data", 0.05}, {"model", 0.03}};
-  mutable std::vector<PlanningQuestion> questions;
+  mutable std::vector<PlanQuery> questions;
   mutable int searches = 0;
 
-  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanningQuestion& question) const override {
+  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& question) const override {
     ++searches;
     questions.push_back(question);
     questions.back().spec = nullptr;
@@ -35,7 +35,7 @@ class FakePlanning final : public Planning {
     });
     return plans;
   }
-  absl::StatusOr<v1::StepTimes> Predict(const PlanningQuestion& question,
+  absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& question,
                                         const v1::Plan& plan) const override {
     questions.push_back(question);
     questions.back().spec = nullptr;
@@ -46,7 +46,7 @@ class FakePlanning final : public Planning {
   std::vector<std::string> LayersOf(const v1::Model&) const override { return {"fc1", "fc2"}; }
 
  private:
-  static v1::Plan PlanOf(const PlanningQuestion& question, const std::string& axis) {
+  static v1::Plan PlanOf(const PlanQuery& question, const std::string& axis) {
     v1::Plan plan;
     v1::MeshAxis& mesh = *plan.add_mesh();
     mesh.set_name(axis);
@@ -89,7 +89,7 @@ class MachinePlanningTest : public ::testing::Test {
   FakeCluster cluster_;
 };
 
-TEST_F(MachinePlanningTest, WhatIsMeasuredIsShownAndKept) {
+TEST_F(MachinePlanningTest, MeasurementsAreShownAndStored) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   EXPECT_FALSE(cluster_.Group(run, 0).has_predicted()) << "nothing was measured yet";
@@ -100,7 +100,8 @@ TEST_F(MachinePlanningTest, WhatIsMeasuredIsShownAndKept) {
   EXPECT_EQ(group.predicted().step(), 0.05) << "of what it has measured itself";
   EXPECT_TRUE(group.prediction_from_own_measurement());
   EXPECT_DOUBLE_EQ(group.prediction_error(), -0.5);
-  EXPECT_THAT(group.prediction_blame(), HasSubstr("link: collectives and updates took 100 ms"));
+  EXPECT_THAT(group.prediction_error_cause(),
+              HasSubstr("link: collectives and updates took 100 ms"));
   ASSERT_EQ(cluster_.store().count(LayerTimesKey("processor, 1 thread", "0123456789abcdef")), 1u);
   v1::LayerTimesRecord record;
   ASSERT_TRUE(record.ParseFromString(
@@ -109,7 +110,7 @@ TEST_F(MachinePlanningTest, WhatIsMeasuredIsShownAndKept) {
   EXPECT_EQ(record.times().time(0).layer(), "fc1");
 }
 
-TEST_F(MachinePlanningTest, ALaterRunIsPlannedAndPredictedByIt) {
+TEST_F(MachinePlanningTest, LaterRunUsesMeasurements) {
   AddWorkers(2);
   const std::string first = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   EXPECT_EQ(MeshOf(first), "data");
@@ -126,7 +127,7 @@ TEST_F(MachinePlanningTest, ALaterRunIsPlannedAndPredictedByIt) {
   EXPECT_FALSE(cluster_.Group(second, 0).prediction_from_own_measurement());
 }
 
-TEST_F(MachinePlanningTest, ARunThatKeepsItsPlanGoesByTheRules) {
+TEST_F(MachinePlanningTest, KeepPlanUsesRules) {
   AddWorkers(2);
   v1::RunSpec spec = MakeSpec(1, 2, 5, 20);
   spec.mutable_cluster()->set_keep_plan(true);
@@ -152,7 +153,7 @@ TEST_F(MachinePlanningTest, ARestartKeepsBoth) {
   EXPECT_TRUE(group.prediction_from_own_measurement());
 }
 
-TEST_F(MachinePlanningTest, WorkersOfAHostStandSideBySide) {
+TEST_F(MachinePlanningTest, RanksOfAHostAreAdjacent) {
   for (const char* host : {"a", "b", "a", "b"}) {
     cluster_.AddWorker(absl::StrCat("w", cluster_.workers().size()), host);
     cluster_.workers().back().cores = 8;
@@ -164,9 +165,9 @@ TEST_F(MachinePlanningTest, WorkersOfAHostStandSideBySide) {
   }
   cluster_.Submit(MakeSpec(1, 4, 5, 20));
   ASSERT_FALSE(planning_.questions.empty());
-  const PlanningQuestion& question = planning_.questions.back();
+  const PlanQuery& question = planning_.questions.back();
   std::string hosts;
-  for (const RankMachine& rank : question.ranks) hosts += rank.host;
+  for (const RankResources& rank : question.ranks) hosts += rank.host;
   EXPECT_EQ(hosts, "aabb");
   EXPECT_EQ(question.ranks[0].cores, 4) << "two share eight";
   EXPECT_EQ(question.ranks[0].device, "processor, 1 thread");
@@ -185,9 +186,9 @@ TEST_F(MachinePlanningTest, AGpusMemoryIsItsWorkersOwn) {
       cluster_.Connect(worker);
     }
     const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
-    ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING) << device;
+    ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING) << device;
     ASSERT_FALSE(planning_.questions.empty());
-    const PlanningQuestion& question = planning_.questions.back();
+    const PlanQuery& question = planning_.questions.back();
     ASSERT_EQ(question.ranks.size(), 2u);
     EXPECT_EQ(question.ranks[0].device, device);
     EXPECT_EQ(question.ranks[0].memory_bytes, *device == 'c' && device[1] == 'p' ? 500 : 1000);
@@ -210,7 +211,7 @@ TEST_F(MachinePlanningTest, LinksAreRememberedByHosts) {
   EXPECT_EQ(planning_.questions.back().link->beta(), 7e-9);
 }
 
-TEST_F(MachinePlanningTest, APlanThatIsBetterIsTakenAtTheNextCommitAndOnce) {
+TEST_F(MachinePlanningTest, BetterPlanAtNextCommit) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
   Measure(run, 0.05);
@@ -220,9 +221,9 @@ TEST_F(MachinePlanningTest, APlanThatIsBetterIsTakenAtTheNextCommitAndOnce) {
   v1::GroupStatus group = cluster_.Group(run, 0);
   EXPECT_EQ(group.generation(), 2u);
   EXPECT_EQ(MeshOf(run), "model");
-  EXPECT_EQ(group.state(), v1::TRAINING);
+  EXPECT_EQ(group.state(), v1::GROUP_STATE_TRAINING);
   EXPECT_EQ(group.version(), 1u);
-  EXPECT_EQ(group.reason(), "planned anew: 30.0 ms a step instead of 50.0 ms");
+  EXPECT_EQ(group.reason(), "replanned: 30.0 ms per step instead of 50.0 ms");
   EXPECT_EQ(group.predicted().step(), 0.03);
   EXPECT_FALSE(group.has_measured());
   EXPECT_EQ(cluster_.Counter("groups_replanned"), 1u);
@@ -235,7 +236,7 @@ TEST_F(MachinePlanningTest, APlanThatIsBetterIsTakenAtTheNextCommitAndOnce) {
   EXPECT_EQ(cluster_.Counter("groups_replanned"), 1u);
 }
 
-TEST_F(MachinePlanningTest, APlanThatDisappointsIsLeftOnceAndForGood) {
+TEST_F(MachinePlanningTest, DisappointingPlanIsLeftOnce) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
   Measure(run, 0.05);
@@ -244,7 +245,7 @@ TEST_F(MachinePlanningTest, APlanThatDisappointsIsLeftOnceAndForGood) {
   Measure(run, 0.08);
   Commit(run);
   EXPECT_EQ(MeshOf(run), "data") << "its 50 ms are measured";
-  EXPECT_EQ(cluster_.Group(run, 0).reason(), "planned anew: 50.0 ms a step instead of 80.0 ms");
+  EXPECT_EQ(cluster_.Group(run, 0).reason(), "replanned: 50.0 ms per step instead of 80.0 ms");
   for (int round = 0; round < 3; ++round) {
     Measure(run, 0.05);
     Commit(run);
@@ -254,7 +255,7 @@ TEST_F(MachinePlanningTest, APlanThatDisappointsIsLeftOnceAndForGood) {
 }
 
 // As above; what was measured outlives the coordinator.
-TEST_F(MachinePlanningTest, ARestartDoesNotTryAPlanAgain) {
+TEST_F(MachinePlanningTest, PlanHistorySurvivesRestart) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
   Measure(run, 0.05);
@@ -282,7 +283,7 @@ TEST_F(MachinePlanningTest, AShortGroupFormsAnewAtOnce) {
   cluster_.Kill(cluster_.workers()[2]);
   ASSERT_TRUE(cluster_.RunUntil([&] {
     return cluster_.Group(run, 0).members_size() == 2 &&
-           cluster_.Group(run, 0).state() == v1::TRAINING;
+           cluster_.Group(run, 0).state() == v1::GROUP_STATE_TRAINING;
   }));
   ASSERT_EQ(MeshOf(run), "data");
   const uint32_t generation = cluster_.Group(run, 0).generation();
@@ -293,11 +294,11 @@ TEST_F(MachinePlanningTest, AShortGroupFormsAnewAtOnce) {
   EXPECT_EQ(MeshOf(run), "model");
   EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
   EXPECT_EQ(cluster_.Group(run, 0).generation(), generation + 1);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
 }
 
 // The oldest of the idle workers would come first otherwise.
-TEST_F(MachinePlanningTest, IdleWorkersDoNotTakeTheMembersPlaces) {
+TEST_F(MachinePlanningTest, ReplanKeepsMembers) {
   AddWorkers(4);
   const std::string early = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
@@ -316,7 +317,7 @@ TEST_F(MachinePlanningTest, IdleWorkersDoNotTakeTheMembersPlaces) {
   }
 }
 
-TEST_F(MachinePlanningTest, GroupsThatAreAlikeAreSearchedForOnce) {
+TEST_F(MachinePlanningTest, EqualGroupsShareASearch) {
   AddWorkers(2);
   const std::string first = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   Measure(first, 0.05);
@@ -341,7 +342,7 @@ TEST_F(MachinePlanningTest, GroupsThatAreAlikeAreSearchedForOnce) {
 }
 
 // Both on one host: what one measures is not the other's link.
-TEST_F(MachinePlanningTest, AGroupIsPredictedByItsOwnLink) {
+TEST_F(MachinePlanningTest, PredictionUsesOwnLink) {
   AddWorkers(4);
   cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {
     if (prepared.place().rank() != 0) return;
@@ -356,7 +357,7 @@ TEST_F(MachinePlanningTest, AGroupIsPredictedByItsOwnLink) {
     planning_.questions.clear();
     Measure(run, 0.06, group);
     ASSERT_FALSE(planning_.questions.empty());
-    for (const PlanningQuestion& question : planning_.questions) {
+    for (const PlanQuery& question : planning_.questions) {
       EXPECT_EQ(question.link->beta(), 1e-9 * (1 + group));
     }
   }
@@ -387,7 +388,7 @@ TEST_P(MachineKeepsPlanTest, Stays) {
 INSTANTIATE_TEST_SUITE_P(
     All, MachineKeepsPlanTest,
     ::testing::Values(
-        Kept{"TheUserSaysSo", [](v1::RunSpec& s) { s.mutable_cluster()->set_keep_plan(true); },
+        Kept{"RequestedByUser", [](v1::RunSpec& s) { s.mutable_cluster()->set_keep_plan(true); },
              0.03},
         Kept{"TooFewStepsAreLeft", [](v1::RunSpec& s) { s.mutable_stop()->set_steps(250); }, 0.03},
         Kept{"ItsEndIsNotKnown",
@@ -400,7 +401,7 @@ INSTANTIATE_TEST_SUITE_P(
         Kept{"TheRunNeverAverages", [](v1::RunSpec& s) { s.clear_averaging(); }, 0.03}),
     [](const auto& info) { return info.param.label; });
 
-TEST_F(MachinePlanningTest, AGroupIsNotBrokenUpWhileAMemberIsAway) {
+TEST_F(MachinePlanningTest, NoReplanWithoutAMember) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
   Measure(run, 0.05);
@@ -414,7 +415,7 @@ TEST_F(MachinePlanningTest, AGroupIsNotBrokenUpWhileAMemberIsAway) {
   EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
 }
 
-TEST_F(MachinePlanningTest, GroupsArePlannedAnewOneAfterTheOther) {
+TEST_F(MachinePlanningTest, OneReplanPerCall) {
   AddWorkers(4);
   const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 1000));
   Measure(run, 0.05, 0);
@@ -430,7 +431,7 @@ TEST_F(MachinePlanningTest, GroupsArePlannedAnewOneAfterTheOther) {
 
 // Its stream stays: on every new one it would come before all else again, and nothing would ever
 // get through.
-TEST_F(MachinePlanningTest, WhatCannotBeIsDroppedAndTheRestHeard) {
+TEST_F(MachinePlanningTest, InvalidMeasurementIsDropped) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   FakeWorker& lead = cluster_.Lead(run, 0);
@@ -463,7 +464,7 @@ TEST_F(MachinePlanningTest, OnlyTheRunsLayersAreKept) {
     time.set_layer(layer);
     time.set_samples(16);
   }
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   v1::LayerTimesRecord record;
   ASSERT_TRUE(
       record.ParseFromString(cluster_.store().at(LayerTimesKey(lead.device, "0123456789abcdef"))));
@@ -473,7 +474,7 @@ TEST_F(MachinePlanningTest, OnlyTheRunsLayersAreKept) {
   EXPECT_EQ(record.copy_seconds(), 3e-9);
 }
 
-TEST_F(MachinePlanningTest, OnlyTheLeadOfTheGenerationIsHeard) {
+TEST_F(MachinePlanningTest, OnlyCurrentRankZeroMeasures) {
   AddWorkers(2);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   FakeWorker& other = cluster_.workers()[cluster_.workers()[0].lead() ? 1 : 0];
@@ -481,10 +482,10 @@ TEST_F(MachinePlanningTest, OnlyTheLeadOfTheGenerationIsHeard) {
   *message.mutable_measured()->mutable_place() = cluster_.Lead(run, 0).place();
   message.mutable_measured()->mutable_times()->set_step(1);
   message.mutable_measured()->mutable_place()->set_generation(99);
-  cluster_.Say(cluster_.Lead(run, 0).connection, message);
+  cluster_.SendFrom(cluster_.Lead(run, 0).connection, message);
   EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 1u);
   *message.mutable_measured()->mutable_place() = other.place();
-  cluster_.Say(other.connection, message);
+  cluster_.SendFrom(other.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
   EXPECT_FALSE(cluster_.Group(run, 0).has_measured());
 }

@@ -21,7 +21,8 @@ class MachineRoundTest : public ::testing::Test {
     for (uint32_t i = 0; i < groups; ++i) cluster_.AddWorker(absl::StrCat("w", i));
     cluster_.behaviour.train = false;
     const std::string run = cluster_.Submit(spec);
-    for (uint32_t g = 0; g < groups; ++g) EXPECT_EQ(cluster_.Group(run, g).state(), v1::TRAINING);
+    for (uint32_t g = 0; g < groups; ++g)
+      EXPECT_EQ(cluster_.Group(run, g).state(), v1::GROUP_STATE_TRAINING);
     return run;
   }
   // Lets one group train to its boundary and contribute.
@@ -29,7 +30,7 @@ class MachineRoundTest : public ::testing::Test {
     FakeWorker& lead = cluster_.Lead(run, group);
     v1::MemberMessage message = Contribution(lead);
     lead.contributed = message.contributed();
-    cluster_.Say(lead.connection, message);
+    cluster_.SendFrom(lead.connection, message);
   }
   v1::MemberMessage Contribution(const FakeWorker& lead) {
     v1::MemberMessage message;
@@ -46,7 +47,7 @@ class MachineRoundTest : public ::testing::Test {
   // The newest decision that the lead of the group has heard.
   v1::Decision LastDecision(const std::string& run, uint32_t group) {
     const FakeWorker& lead = cluster_.Lead(run, group);
-    for (auto it = lead.heard.rbegin(); it != lead.heard.rend(); ++it) {
+    for (auto it = lead.received.rbegin(); it != lead.received.rend(); ++it) {
       if (it->has_decision()) return it->decision();
     }
     ADD_FAILURE() << "no decision";
@@ -54,17 +55,17 @@ class MachineRoundTest : public ::testing::Test {
   }
   int Decisions(const std::string& run, uint32_t group) {
     int n = 0;
-    for (const auto& message : cluster_.Lead(run, group).heard) n += message.has_decision();
+    for (const auto& message : cluster_.Lead(run, group).received) n += message.has_decision();
     return n;
   }
 
   FakeCluster cluster_;
 };
 
-TEST_F(MachineRoundTest, ARoundWaitsForAllLiveGroups) {
+TEST_F(MachineRoundTest, WaitsForAllLiveGroups) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::AT_BOUNDARY);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_AT_BOUNDARY);
   cluster_.Run(absl::Minutes(5));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
   Train(run, 1);
@@ -80,7 +81,7 @@ TEST_F(MachineRoundTest, ARoundWaitsForAllLiveGroups) {
   EXPECT_EQ(decision.evaluate_end(), 0u);
 }
 
-TEST_F(MachineRoundTest, AQuorumWaitsOnlyForTheWindowAndTheLateGroupIsTold) {
+TEST_F(MachineRoundTest, QuorumWaitsForGraceWindow) {
   v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
   spec.mutable_averaging()->set_quorum(1);
   spec.mutable_averaging()->set_min_grace_ms(3000);
@@ -94,7 +95,7 @@ TEST_F(MachineRoundTest, AQuorumWaitsOnlyForTheWindowAndTheLateGroupIsTold) {
   EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 1);
   FakeWorker& lead = cluster_.Lead(run, 1);
   lead.contributed = late.contributed();
-  cluster_.Say(lead.connection, late);
+  cluster_.SendFrom(lead.connection, late);
   const v1::Decision decision = LastDecision(run, 1);
   EXPECT_FALSE(decision.included());
   EXPECT_EQ(decision.refusal(), v1::REFUSAL_CLOSED_ROUND);
@@ -108,18 +109,18 @@ TEST_F(MachineRoundTest, AQuorumWaitsOnlyForTheWindowAndTheLateGroupIsTold) {
   EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
 }
 
-TEST_F(MachineRoundTest, SayingItAgainChangesNothing) {
+TEST_F(MachineRoundTest, RetransmissionsAreIdempotent) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   const v1::MemberMessage said = Contribution(cluster_.Lead(run, 0));
   Train(run, 0);
-  cluster_.Say(cluster_.Lead(run, 0).connection, said);
+  cluster_.SendFrom(cluster_.Lead(run, 0).connection, said);
   EXPECT_EQ(Decisions(run, 0), 0);
   Train(run, 1);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(Decisions(run, 0), 1);
   // After the commit: the decision is said again, the bytes are not counted again.
   const uint64_t bytes = cluster_.RunStatus(run).payload_bytes_across_groups();
-  cluster_.Say(cluster_.Lead(run, 0).connection, said);
+  cluster_.SendFrom(cluster_.Lead(run, 0).connection, said);
   EXPECT_EQ(Decisions(run, 0), 2);
   EXPECT_TRUE(LastDecision(run, 0).included());
   EXPECT_EQ(LastDecision(run, 0).digest(), cluster_.Commit(run, 1)->digest());
@@ -127,19 +128,19 @@ TEST_F(MachineRoundTest, SayingItAgainChangesNothing) {
   EXPECT_EQ(cluster_.Counter("refused_closed_round"), 0u);
   // And after a restart of the coordinator.
   cluster_.RestartCoordinator();
-  cluster_.Say(cluster_.Lead(run, 0).connection, said);
+  cluster_.SendFrom(cluster_.Lead(run, 0).connection, said);
   EXPECT_TRUE(LastDecision(run, 0).included());
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(cluster_.RunStatus(run).payload_bytes_across_groups(), bytes);
 }
 
-TEST_F(MachineRoundTest, AContributionFromAWrongBaseIsRefused) {
+TEST_F(MachineRoundTest, WrongBaseIsRefused) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   FakeWorker& lead = cluster_.Lead(run, 0);
   v1::MemberMessage message = Contribution(lead);
   message.mutable_contributed()->set_base_version(3);
   lead.contributed = message.contributed();
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_wrong_base"), 1u);
   EXPECT_FALSE(LastDecision(run, 0).included());
   EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_WRONG_BASE);
@@ -148,13 +149,13 @@ TEST_F(MachineRoundTest, AContributionFromAWrongBaseIsRefused) {
   message.mutable_contributed()->set_round(7);
   message.mutable_contributed()->set_base_version(6);
   lead.contributed = message.contributed();
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_wrong_base"), 2u) << "a round of the future";
   Train(run, 1);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "group 0 is not in the round";
 }
 
-TEST_F(MachineRoundTest, AContributionWithoutWeightIsMalformed) {
+TEST_F(MachineRoundTest, NoSamplesIsMalformed) {
   const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
   FakeWorker& lead = cluster_.Lead(run, 0);
   for (const int wrong : {0, 1, 2}) {
@@ -164,14 +165,14 @@ TEST_F(MachineRoundTest, AContributionWithoutWeightIsMalformed) {
     if (wrong == 1) message.mutable_contributed()->set_step(101);
     if (wrong == 2) message.mutable_contributed()->set_step(0);
     lead.contributed = message.contributed();
-    cluster_.Say(lead.connection, message);
+    cluster_.SendFrom(lead.connection, message);
     EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_MALFORMED) << wrong;
   }
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 3u);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
 }
 
-TEST_F(MachineRoundTest, ContributedBeforeStartIsRefused) {
+TEST_F(MachineRoundTest, ContributedBeforeStart) {
   cluster_.AddAggregator("agg-0");
   cluster_.behaviour.prepare = false;
   cluster_.AddWorker("w0");
@@ -180,25 +181,25 @@ TEST_F(MachineRoundTest, ContributedBeforeStartIsRefused) {
   v1::MemberMessage message;
   *message.mutable_contributed()->mutable_place() = worker.place();
   message.mutable_contributed()->set_round(1);
-  cluster_.Say(worker.connection, message);
+  cluster_.SendFrom(worker.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_out_of_order"), 1u);
 }
 
-TEST_F(MachineRoundTest, AGroupThatIsLostIsNotWaitedForNorTaken) {
+TEST_F(MachineRoundTest, LostGroupLeavesRound) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);
   FakeWorker& lead = cluster_.Lead(run, 0);
   v1::MemberMessage failed;
   *failed.mutable_group_failed()->mutable_place() = lead.place();
   cluster_.behaviour.prepare = false;
-  cluster_.Say(lead.connection, failed);
+  cluster_.SendFrom(lead.connection, failed);
   Train(run, 1);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
   ASSERT_EQ(cluster_.Commit(run, 1)->participants_size(), 1);
   EXPECT_EQ(cluster_.Commit(run, 1)->participants(0).group(), 1u);
 }
 
-TEST_F(MachineRoundTest, AContributionWhileTheCommitIsMadeWaitsForItsVersion) {
+TEST_F(MachineRoundTest, ContributionDuringCommitWaits) {
   v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
   spec.mutable_averaging()->set_quorum(1);
   spec.mutable_averaging()->set_min_grace_ms(1000);
@@ -210,7 +211,7 @@ TEST_F(MachineRoundTest, AContributionWhileTheCommitIsMadeWaitsForItsVersion) {
   EXPECT_FALSE(cluster_.Commit(run, 1)->committed());
   Train(run, 1);
   EXPECT_EQ(Decisions(run, 1), 0);
-  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::AT_BOUNDARY);
+  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::GROUP_STATE_AT_BOUNDARY);
   cluster_.behaviour.apply = true;
   for (FakeAggregator& aggregator : cluster_.aggregators()) {
     cluster_.Cut(aggregator);
@@ -233,10 +234,10 @@ TEST_F(MachineRoundTest, AWrongDigestFencesTheGroup) {
   cluster_.behaviour.digest_error = 0;
   cluster_.behaviour.train = true;
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
 }
 
-TEST_F(MachineRoundTest, ALateAdoptedIsHeldAgainstItsOwnVersion) {
+TEST_F(MachineRoundTest, LateAdoptedUsesItsVersion) {
   const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
   FakeWorker& lead = cluster_.Lead(run, 0);
   Train(run, 0);
@@ -244,14 +245,14 @@ TEST_F(MachineRoundTest, ALateAdoptedIsHeldAgainstItsOwnVersion) {
   *adopted.mutable_adopted() = *lead.adopted;
   Train(run, 0);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
-  cluster_.Say(lead.connection, adopted);
+  cluster_.SendFrom(lead.connection, adopted);
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
   adopted.mutable_adopted()->set_digest(5);
-  cluster_.Say(lead.connection, adopted);
+  cluster_.SendFrom(lead.connection, adopted);
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 1u);
 }
 
-TEST_F(MachineRoundTest, TheTestSplitIsCutAmongTheGroupsThatAdopt) {
+TEST_F(MachineRoundTest, AdoptingGroupsShareTestSplit) {
   // 10 steps an epoch.
   const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
   Train(run, 0);
@@ -271,8 +272,8 @@ TEST_F(MachineRoundTest, TheTestSplitIsCutAmongTheGroupsThatAdopt) {
   evaluated.set_end(50);
   evaluated.set_labels(50);
   evaluated.set_correct(10);
-  cluster_.Say(lead.connection, message);
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   Train(run, 0);
   Train(run, 1);
   const v1::EvaluationResult test = cluster_.RunStatus(run).test();
@@ -281,7 +282,7 @@ TEST_F(MachineRoundTest, TheTestSplitIsCutAmongTheGroupsThatAdopt) {
   EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
 }
 
-TEST_F(MachineRoundTest, MoreCorrectAnswersThanLabelsAreMalformed) {
+TEST_F(MachineRoundTest, MoreCorrectThanLabels) {
   const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;
   Train(run, 0);
@@ -293,12 +294,12 @@ TEST_F(MachineRoundTest, MoreCorrectAnswersThanLabelsAreMalformed) {
   evaluated.set_end(100);
   evaluated.set_labels(100);
   evaluated.set_correct(101);
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());
 }
 
-TEST_F(MachineRoundTest, FewerLabelsThanSamplesAreMalformed) {
+TEST_F(MachineRoundTest, FewerLabelsThanSamples) {
   const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;
   Train(run, 0);
@@ -310,19 +311,19 @@ TEST_F(MachineRoundTest, FewerLabelsThanSamplesAreMalformed) {
   evaluated.set_end(100);
   evaluated.set_labels(99);
   evaluated.set_correct(99);
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());
 }
 
-TEST_F(MachineRoundTest, AtTheEndALostGroupsPartGoesToTheOther) {
+TEST_F(MachineRoundTest, LostPartIsReassignedAtEnd) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
   Train(run, 0);
   cluster_.behaviour.evaluate = false;
   Train(run, 1);
-  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::FINISHING);
+  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
   EXPECT_EQ(LastDecision(run, 0).next_step(), 0u);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::IDLE);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_IDLE);
   cluster_.behaviour.evaluate = true;
   // Group 0 hands its part back, group 1 dies with its own.
   FakeWorker& lead = cluster_.Lead(run, 0);
@@ -333,22 +334,22 @@ TEST_F(MachineRoundTest, AtTheEndALostGroupsPartGoesToTheOther) {
   evaluated.set_end(50);
   evaluated.set_labels(50);
   evaluated.set_correct(50);
-  cluster_.Say(lead.connection, message);
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FINISHING);
+  cluster_.SendFrom(lead.connection, message);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
   cluster_.Kill(cluster_.Lead(run, 1));
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
   const v1::RunStatus status = cluster_.RunStatus(run);
-  EXPECT_EQ(status.state(), v1::DONE);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
   EXPECT_EQ(status.test().samples(), kTestSamples);
   EXPECT_DOUBLE_EQ(status.test().accuracy(), 0.75);
 }
 
-TEST_F(MachineRoundTest, APartThatIsLostOnTheWayAtTheEndIsHandedOutAgain) {
+TEST_F(MachineRoundTest, LostPartMessageIsResent) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
   Train(run, 0);
   cluster_.behaviour.evaluate = false;
   Train(run, 1);
-  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::FINISHING);
+  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
   // Group 1 dies; group 0 has done its part and is given the other, but never hears of it.
   FakeWorker& lead = cluster_.Lead(run, 0);
   v1::MemberMessage message;
@@ -357,35 +358,35 @@ TEST_F(MachineRoundTest, APartThatIsLostOnTheWayAtTheEndIsHandedOutAgain) {
   evaluated.set_version(1);
   evaluated.set_end(50);
   evaluated.set_labels(50);
-  cluster_.Say(lead.connection, message);
+  cluster_.SendFrom(lead.connection, message);
   cluster_.Kill(cluster_.Lead(run, 1));
   cluster_.Run(absl::Seconds(20));
   ASSERT_EQ(LastDecision(run, 0).evaluate_begin(), 50u);
   cluster_.behaviour.evaluate = true;
   cluster_.Cut(lead);
   cluster_.Connect(lead);
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
   EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
 }
 
-TEST_F(MachineRoundTest, WhenAllGroupsAreLostAtTheEndOneIsMadeToEvaluate) {
+TEST_F(MachineRoundTest, GroupIsFormedToEvaluate) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
   Train(run, 0);
   cluster_.behaviour.evaluate = false;
   Train(run, 1);
-  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::FINISHING);
+  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
   for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
   cluster_.Run(absl::Seconds(20));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
   cluster_.behaviour.evaluate = true;
   cluster_.AddWorker("new");
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
   EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "nothing was trained on";
 }
 
-TEST_F(MachineRoundTest, AReformedGroupTakesALostPartWithItsStart) {
+TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
   const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
   Train(run, 0);
   cluster_.behaviour.evaluate = false;
@@ -394,7 +395,7 @@ TEST_F(MachineRoundTest, AReformedGroupTakesALostPartWithItsStart) {
   FakeWorker& lead = cluster_.Lead(run, 1);
   v1::MemberMessage failed;
   *failed.mutable_group_failed()->mutable_place() = lead.place();
-  cluster_.Say(lead.connection, failed);
+  cluster_.SendFrom(lead.connection, failed);
   ASSERT_TRUE(lead.start.has_value());
   EXPECT_EQ(lead.assignment->version(), 1u);
   EXPECT_EQ(lead.assignment->step(), 10u);
@@ -405,12 +406,12 @@ TEST_F(MachineRoundTest, AReformedGroupTakesALostPartWithItsStart) {
 
 // --- Discrepancy
 
-TEST_F(MachineRoundTest, TheDiscrepancyIsTheShardsSumOverTheRoundsOfTwoGroupsOrMore) {
+TEST_F(MachineRoundTest, DiscrepancySumsShards) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
   // Each of the two shards says so.
-  cluster_.behaviour.spread = 1;
-  cluster_.behaviour.moved = 4;
+  cluster_.behaviour.variance_between_groups = 1;
+  cluster_.behaviour.displacement = 4;
   for (uint32_t round = 1; round <= 3; ++round) {
     Train(run, 0);
     EXPECT_EQ(cluster_.RunStatus(run).discrepancy().rounds(), round - 1);
@@ -422,8 +423,8 @@ TEST_F(MachineRoundTest, TheDiscrepancyIsTheShardsSumOverTheRoundsOfTwoGroupsOrM
     EXPECT_THAT(discrepancy.recommendation(),
                 HasSubstr(round < 3 ? "too early" : "the groups agree"));
   }
-  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).spread(), 1);
-  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).moved(), 4);
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).variance_between_groups(), 1);
+  EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).displacement(), 4);
 
   // A restart forgets nothing of it.
   const std::string before = cluster_.RunStatus(run).discrepancy().SerializeAsString();
@@ -431,7 +432,7 @@ TEST_F(MachineRoundTest, TheDiscrepancyIsTheShardsSumOverTheRoundsOfTwoGroupsOrM
   cluster_.Run(absl::Seconds(3));
   EXPECT_EQ(cluster_.RunStatus(run).discrepancy().SerializeAsString(), before);
 
-  cluster_.behaviour.spread = 8;
+  cluster_.behaviour.variance_between_groups = 8;
   Train(run, 0);
   Train(run, 1);
   const v1::Discrepancy apart = cluster_.RunStatus(run).discrepancy();
@@ -440,16 +441,16 @@ TEST_F(MachineRoundTest, TheDiscrepancyIsTheShardsSumOverTheRoundsOfTwoGroupsOrM
   EXPECT_LT(apart.smoothed(), 2);
 }
 
-TEST_F(MachineRoundTest, RoundsThatAShardKnowsNothingOfDoNotCount) {
+TEST_F(MachineRoundTest, UnknownDiscrepancyIsSkipped) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
-  cluster_.behaviour.spread = std::numeric_limits<double>::quiet_NaN();
-  cluster_.behaviour.moved = 4;
+  cluster_.behaviour.variance_between_groups = std::numeric_limits<double>::quiet_NaN();
+  cluster_.behaviour.displacement = 4;
   Train(run, 0);
   Train(run, 1);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
-  cluster_.behaviour.spread = 3;
-  cluster_.behaviour.moved = 0;
+  cluster_.behaviour.variance_between_groups = 3;
+  cluster_.behaviour.displacement = 0;
   Train(run, 0);
   Train(run, 1);
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
@@ -457,8 +458,8 @@ TEST_F(MachineRoundTest, RoundsThatAShardKnowsNothingOfDoNotCount) {
 
 TEST_F(MachineRoundTest, OneGroupHasNoDiscrepancy) {
   const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
-  cluster_.behaviour.spread = 1;
-  cluster_.behaviour.moved = 4;
+  cluster_.behaviour.variance_between_groups = 1;
+  cluster_.behaviour.displacement = 4;
   Train(run, 0);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());

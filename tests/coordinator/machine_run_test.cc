@@ -12,7 +12,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(MachineRunTest, TwoGroupsTrainAverageAndFinish) {
+TEST(MachineRunTest, TwoGroupsFinish) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   cluster.AddAggregator("agg-1");
@@ -21,7 +21,7 @@ TEST(MachineRunTest, TwoGroupsTrainAverageAndFinish) {
   EXPECT_EQ(run, "run-1-test");
   ASSERT_TRUE(cluster.RunUntilEnded(run));
   const v1::RunStatus status = cluster.RunStatus(run);
-  EXPECT_EQ(status.state(), v1::DONE) << status.reason();
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE) << status.reason();
   EXPECT_EQ(status.version(), 4u);
   EXPECT_EQ(status.rounds_committed(), 4u);
   EXPECT_EQ(status.step(), 20u);
@@ -46,10 +46,11 @@ TEST(MachineRunTest, TwoGroupsTrainAverageAndFinish) {
   EXPECT_EQ(cluster.Counter("groups_formed"), 2u);
   EXPECT_EQ(cluster.Counter("groups_failed"), 0u);
   EXPECT_EQ(cluster.Counter("refused_stale_generation"), 0u);
-  EXPECT_EQ(cluster.aggregators()[0].heard.back().body_case(), v1::CoordinatorMessage::kCloseRun);
+  EXPECT_EQ(cluster.aggregators()[0].received.back().body_case(),
+            v1::CoordinatorMessage::kCloseRun);
 }
 
-TEST(MachineRunTest, TheSameHistoryGivesTheSameActions) {
+TEST(MachineRunTest, EqualHistoryEqualActions) {
   std::map<std::string, std::string> stores[2];
   for (auto& store : stores) {
     FakeCluster cluster;
@@ -62,22 +63,22 @@ TEST(MachineRunTest, TheSameHistoryGivesTheSameActions) {
   EXPECT_EQ(stores[0], stores[1]);
 }
 
-TEST(MachineRunTest, QueuedUntilWorkersAndAggregatorsAreThere) {
+TEST(MachineRunTest, QueuedUntilMembersJoin) {
   FakeCluster cluster;
   const std::string run = cluster.Submit(MakeSpec(1, 2, 5, 10));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::QUEUED);
-  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("waits for aggregators: 0 of 1"));
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_QUEUED);
+  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("waiting for aggregators: 0 of 1"));
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
   cluster.Run(absl::Seconds(30));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::QUEUED);
-  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("waits for workers: 1 of 2"));
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_QUEUED);
+  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("waiting for workers: 1 of 2"));
   cluster.AddWorker("w1");
   ASSERT_TRUE(cluster.RunUntilEnded(run));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_DONE);
 }
 
-TEST(MachineRunTest, WaitsForAsManyAggregatorsAsItAsksFor) {
+TEST(MachineRunTest, WaitsForAllAggregators) {
   FakeCluster cluster;
   v1::RunSpec spec = MakeSpec(1, 1, 5, 10);
   spec.mutable_cluster()->set_aggregators(2);
@@ -85,14 +86,14 @@ TEST(MachineRunTest, WaitsForAsManyAggregatorsAsItAsksFor) {
   cluster.AddWorker("w0");
   const std::string run = cluster.Submit(spec);
   cluster.Run(absl::Seconds(10));
-  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("waits for aggregators: 1 of 2"));
+  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("waiting for aggregators: 1 of 2"));
   cluster.AddAggregator("agg-0");
   cluster.AddAggregator("agg-2");
   ASSERT_TRUE(cluster.RunUntilEnded(run));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_DONE);
 }
 
-TEST(MachineRunTest, NeverAveragingRunEvaluatesAtEpochsAndEndsWithItsOwnDigest) {
+TEST(MachineRunTest, NeverAveragingRunEvaluates) {
   FakeCluster cluster;
   cluster.AddWorker("w0");
   cluster.AddWorker("w1");
@@ -100,7 +101,7 @@ TEST(MachineRunTest, NeverAveragingRunEvaluatesAtEpochsAndEndsWithItsOwnDigest) 
   const std::string run = cluster.Submit(MakeSpec(1, 2, 0, 50));
   ASSERT_TRUE(cluster.RunUntilEnded(run));
   const v1::RunStatus status = cluster.RunStatus(run);
-  EXPECT_EQ(status.state(), v1::DONE) << status.reason();
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE) << status.reason();
   EXPECT_EQ(status.step(), 50u);
   EXPECT_EQ(status.version(), 0u);
   EXPECT_EQ(status.rounds_committed(), 0u);
@@ -110,13 +111,13 @@ TEST(MachineRunTest, NeverAveragingRunEvaluatesAtEpochsAndEndsWithItsOwnDigest) 
   EXPECT_EQ(status.bytes_across_groups(), 0u);
   EXPECT_EQ(status.bytes_across_groups_synchronous(), 0u);
   int evaluations = 0;
-  for (const v1::CoordinatorMessage& message : cluster.workers()[0].heard) {
+  for (const v1::CoordinatorMessage& message : cluster.workers()[0].received) {
     if (message.has_decision() && message.decision().evaluate_end() > 0) ++evaluations;
   }
   EXPECT_EQ(evaluations, 3) << "at steps 20, 40 and 50";
 }
 
-TEST(MachineRunTest, NeverAveragingRunBeginsAnewWhenItsGroupIsLost) {
+TEST(MachineRunTest, NeverAveragingRunRestarts) {
   FakeCluster cluster;
   cluster.behaviour.train = false;
   cluster.AddWorker("w0");
@@ -128,20 +129,20 @@ TEST(MachineRunTest, NeverAveragingRunBeginsAnewWhenItsGroupIsLost) {
   cluster.behaviour.idle_groups.clear();
   cluster.behaviour.evaluate = false;
   cluster.Run(absl::Seconds(1));
-  ASSERT_EQ(cluster.RunStatus(run).state(), v1::FINISHING);
+  ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
   cluster.behaviour.evaluate = true;
   cluster.behaviour.train = false;
   cluster.Kill(cluster.Lead(run, 0));
   ASSERT_TRUE(cluster.RunUntil([&] { return cluster.Group(run, 0).generation() == 2; }));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUNNING);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
   EXPECT_EQ(cluster.RunStatus(run).step(), 0u);
   EXPECT_EQ(cluster.Lead(run, 0).assignment->step(), 0u);
   cluster.behaviour.train = true;
   ASSERT_TRUE(cluster.RunUntilEnded(run));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_DONE);
 }
 
-TEST(MachineRunTest, EpochsAreKnownOnceTheDataIs) {
+TEST(MachineRunTest, EpochsNeedSampleCount) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
@@ -151,7 +152,7 @@ TEST(MachineRunTest, EpochsAreKnownOnceTheDataIs) {
   cluster.behaviour.prepare = false;
   const std::string run = cluster.Submit(spec);
   EXPECT_EQ(cluster.RunStatus(run).total_steps(), 0u);
-  EXPECT_EQ(cluster.RunStatus(run).reason(), "its workers prepare");
+  EXPECT_EQ(cluster.RunStatus(run).reason(), "workers are preparing");
   cluster.behaviour.prepare = true;
   ASSERT_TRUE(cluster.RunUntilEnded(run));
   const v1::RunStatus status = cluster.RunStatus(run);
@@ -172,26 +173,27 @@ TEST(MachineRunTest, EndsWhenTheTargetIsReached) {
   const std::string run = cluster.Submit(spec);
   ASSERT_TRUE(cluster.RunUntilEnded(run));
   const v1::RunStatus status = cluster.RunStatus(run);
-  EXPECT_EQ(status.state(), v1::DONE);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
   EXPECT_LT(status.step(), 1000u);
   EXPECT_GE(status.test().accuracy(), 0.5);
   EXPECT_EQ(status.test().samples(), kTestSamples);
   for (const FakeWorker& worker : cluster.workers()) EXPECT_FALSE(worker.assignment.has_value());
 }
 
-TEST(MachineRunTest, StopReleasesEverybodyAndKeepsTheVersion) {
+TEST(MachineRunTest, StopReleasesMembers) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
   cluster.behaviour.train = false;
   const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 1000));
-  ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUNNING);
+  ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
   cluster.StopRun(run);
   EXPECT_TRUE(cluster.last_status.ok());
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::STOPPED);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_STOPPED);
   EXPECT_EQ(cluster.RunStatus(run).reason(), "enough");
   EXPECT_FALSE(cluster.workers()[0].assignment.has_value());
-  EXPECT_EQ(cluster.aggregators()[0].heard.back().body_case(), v1::CoordinatorMessage::kCloseRun);
+  EXPECT_EQ(cluster.aggregators()[0].received.back().body_case(),
+            v1::CoordinatorMessage::kCloseRun);
   cluster.StopRun(run);
   EXPECT_TRUE(cluster.last_status.ok()) << "stopping twice is no error";
   cluster.StopRun("run-9");
@@ -200,7 +202,7 @@ TEST(MachineRunTest, StopReleasesEverybodyAndKeepsTheVersion) {
 
 TEST(MachineRunTest, SubmissionsThatCannotBe) {
   FakeCluster cluster([](Machine::Options& options) {
-    options.most_live_runs = 2;
+    options.max_live_runs = 2;
     options.validate = [](const v1::RunSpec& spec) {
       return spec.name() == "bad" ? absl::InvalidArgumentError("name: no") : absl::OkStatus();
     };
@@ -218,7 +220,7 @@ TEST(MachineRunTest, SubmissionsThatCannotBe) {
   EXPECT_EQ(cluster.last_status.code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(MachineRunTest, RunsAreServedInTheOrderOfSubmission) {
+TEST(MachineRunTest, RunsAreServedInOrder) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   const std::string first = cluster.Submit(MakeSpec(1, 2, 5, 10));
@@ -226,26 +228,27 @@ TEST(MachineRunTest, RunsAreServedInTheOrderOfSubmission) {
   cluster.behaviour.train = false;
   cluster.AddWorker("w0");
   cluster.Run(absl::Seconds(20));
-  EXPECT_EQ(cluster.RunStatus(second).state(), v1::QUEUED) << "the worker is kept for the first";
+  EXPECT_EQ(cluster.RunStatus(second).state(), v1::RUN_STATE_QUEUED)
+      << "the worker is kept for the first";
   cluster.AddWorker("w1");
-  EXPECT_EQ(cluster.RunStatus(first).state(), v1::RUNNING);
-  EXPECT_EQ(cluster.RunStatus(second).state(), v1::QUEUED);
+  EXPECT_EQ(cluster.RunStatus(first).state(), v1::RUN_STATE_RUNNING);
+  EXPECT_EQ(cluster.RunStatus(second).state(), v1::RUN_STATE_QUEUED);
   cluster.behaviour.train = true;
   ASSERT_TRUE(cluster.RunUntilEnded(second));
-  EXPECT_EQ(cluster.RunStatus(first).state(), v1::DONE);
-  EXPECT_EQ(cluster.RunStatus(second).state(), v1::DONE);
+  EXPECT_EQ(cluster.RunStatus(first).state(), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster.RunStatus(second).state(), v1::RUN_STATE_DONE);
 }
 
-TEST(MachineRunTest, ARunWithoutAggregatorsInTheQueueDoesNotHoldWorkers) {
+TEST(MachineRunTest, AggregatorWaitReservesNoWorkers) {
   FakeCluster cluster;
   const std::string waits = cluster.Submit(MakeSpec(1, 1, 5, 10));
   const std::string runs = cluster.Submit(MakeSpec(1, 1, 0, 10));
   cluster.AddWorker("w0");
   ASSERT_TRUE(cluster.RunUntilEnded(runs));
-  EXPECT_EQ(cluster.RunStatus(waits).state(), v1::QUEUED);
+  EXPECT_EQ(cluster.RunStatus(waits).state(), v1::RUN_STATE_QUEUED);
 }
 
-TEST(MachineRunTest, APermanentFailureEndsTheRun) {
+TEST(MachineRunTest, PermanentFailureEndsRun) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
@@ -257,8 +260,8 @@ TEST(MachineRunTest, APermanentFailureEndsTheRun) {
   *message.mutable_group_failed()->mutable_place() = worker.place();
   message.mutable_group_failed()->set_permanent(true);
   message.mutable_group_failed()->set_reason("/data/train.gz: no such file");
-  cluster.Say(worker.connection, message);
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::FAILED);
+  cluster.SendFrom(worker.connection, message);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_FAILED);
   EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("/data/train.gz"));
   EXPECT_FALSE(cluster.workers()[0].assignment.has_value());
 }
@@ -271,30 +274,30 @@ TEST(MachineRunTest, DataThatDiffersEndsTheRun) {
   cluster.AddWorker("w0");
   cluster.behaviour.train_samples = 999;
   cluster.AddWorker("w1");
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::FAILED);
-  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("the data differ"));
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_FAILED);
+  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("the data sets differ"));
 }
 
-TEST(MachineRunTest, TooManyFailuresInARowEndTheRun) {
-  FakeCluster cluster([](Machine::Options& options) { options.most_group_failures = 3; });
+TEST(MachineRunTest, RepeatedFailuresEndRun) {
+  FakeCluster cluster([](Machine::Options& options) { options.max_group_failures = 3; });
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
   cluster.behaviour.train = false;
   const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 100));
   for (int i = 0; i < 3; ++i) {
-    ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUNNING) << i;
+    ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_RUNNING) << i;
     v1::MemberMessage message;
     *message.mutable_group_failed()->mutable_place() = cluster.workers()[0].place();
     message.mutable_group_failed()->set_reason("peer lost");
-    cluster.Say(cluster.workers()[0].connection, message);
+    cluster.SendFrom(cluster.workers()[0].connection, message);
   }
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::FAILED);
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_FAILED);
   EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("3 times without a commit"));
   EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("peer lost"));
 }
 
-TEST(MachineRunTest, OldRunsAreForgottenWithTheirCommits) {
-  FakeCluster cluster([](Machine::Options& options) { options.most_ended_runs = 1; });
+TEST(MachineRunTest, OldRunsAreEvicted) {
+  FakeCluster cluster([](Machine::Options& options) { options.max_ended_runs = 1; });
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
   const std::string first = cluster.Submit(MakeSpec(1, 1, 5, 10));
@@ -325,9 +328,9 @@ TEST(MachineRunTest, StatusTellsWhoTrainsWhat) {
   progress.set_loss(1.5F);
   progress.set_samples_per_second(100);
   progress.set_rate(0.1F);
-  cluster.Say(cluster.Lead(run, 0).connection, message);
+  cluster.SendFrom(cluster.Lead(run, 0).connection, message);
   const v1::GroupStatus group = cluster.Group(run, 0);
-  EXPECT_EQ(group.state(), v1::TRAINING);
+  EXPECT_EQ(group.state(), v1::GROUP_STATE_TRAINING);
   EXPECT_EQ(group.mesh().at("data"), 2u);
   ASSERT_EQ(group.members_size(), 2);
   EXPECT_EQ(group.members(1).name(), "w1");
@@ -336,8 +339,8 @@ TEST(MachineRunTest, StatusTellsWhoTrainsWhat) {
   EXPECT_FLOAT_EQ(cluster.RunStatus(run).rate(), 0.1F);
   EXPECT_FLOAT_EQ(cluster.RunStatus(run).samples_per_second(), 100);
   progress.set_solo_steps(2);
-  cluster.Say(cluster.Lead(run, 0).connection, message);
-  EXPECT_EQ(cluster.Group(run, 0).state(), v1::SOLO);
+  cluster.SendFrom(cluster.Lead(run, 0).connection, message);
+  EXPECT_EQ(cluster.Group(run, 0).state(), v1::GROUP_STATE_SOLO);
   EXPECT_EQ(cluster.Group(run, 0).solo_steps(), 2u);
   const v1::StatusReply reply = cluster.machine().Status(cluster.now());
   ASSERT_EQ(reply.workers_size(), 2);
@@ -347,7 +350,7 @@ TEST(MachineRunTest, StatusTellsWhoTrainsWhat) {
   EXPECT_EQ(reply.coordinator().starts(), 1u);
 }
 
-TEST(MachineRunTest, ARunFromACheckpointCountsOnFromItsStep) {
+TEST(MachineRunTest, CheckpointRunCountsFromItsStep) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
@@ -364,12 +367,12 @@ TEST(MachineRunTest, ARunFromACheckpointCountsOnFromItsStep) {
   cluster.behaviour.train = true;
   ASSERT_TRUE(cluster.RunUntilEnded(run));
   const v1::RunStatus status = cluster.RunStatus(run);
-  EXPECT_EQ(status.state(), v1::DONE);
+  EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
   EXPECT_EQ(status.step(), 60u);
   EXPECT_EQ(status.rounds_committed(), 3u) << "steps 48, 56 and 60";
 }
 
-TEST(MachineRunTest, AGroupThatIsLostWithItsModelBeginsAtTheCheckpointAgain) {
+TEST(MachineRunTest, LostModelRestartsAtCheckpoint) {
   FakeCluster cluster;
   cluster.AddWorker("w0");
   v1::RunSpec spec = MakeSpec(1, 1, 0, 600);
@@ -378,7 +381,7 @@ TEST(MachineRunTest, AGroupThatIsLostWithItsModelBeginsAtTheCheckpointAgain) {
   spec.mutable_checkpoint()->set_from_step(40);
   cluster.behaviour.train = false;
   const std::string run = cluster.Submit(spec);
-  ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUNNING);
+  ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
   FakeWorker& lead = cluster.Lead(run, 0);
   v1::MemberMessage message;
   v1::Contributed& contributed = *message.mutable_contributed();
@@ -386,7 +389,7 @@ TEST(MachineRunTest, AGroupThatIsLostWithItsModelBeginsAtTheCheckpointAgain) {
   contributed.set_round(1);
   contributed.set_step(*lead.next_step);
   contributed.set_samples(32);
-  cluster.Say(lead.connection, message);
+  cluster.SendFrom(lead.connection, message);
   EXPECT_GT(cluster.RunStatus(run).step(), 40u);
   EXPECT_EQ(cluster.RunStatus(run).samples(), (cluster.RunStatus(run).step() - 40) * 32);
   cluster.Kill(lead);
@@ -399,7 +402,7 @@ TEST(MachineRunTest, AGroupThatIsLostWithItsModelBeginsAtTheCheckpointAgain) {
   EXPECT_EQ(cluster.RunStatus(run).samples(), 0u);
 }
 
-TEST(MachineRunTest, ACheckpointOfTheLastEpochLeavesNothingToTrain) {
+TEST(MachineRunTest, CheckpointAtLastEpochFails) {
   FakeCluster cluster;
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
@@ -408,8 +411,8 @@ TEST(MachineRunTest, ACheckpointOfTheLastEpochLeavesNothingToTrain) {
   spec.mutable_checkpoint()->set_from("/ckpt/step-100000");
   spec.mutable_checkpoint()->set_from_step(100000);
   const std::string run = cluster.Submit(spec);
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::FAILED);
-  EXPECT_THAT(cluster.RunStatus(run).reason(), ::testing::HasSubstr("nothing is left to train"));
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_FAILED);
+  EXPECT_THAT(cluster.RunStatus(run).reason(), ::testing::HasSubstr("no steps left to train"));
 }
 
 }  // namespace

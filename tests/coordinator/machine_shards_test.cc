@@ -19,7 +19,7 @@ class MachineShardsTest : public ::testing::Test {
     cluster_.AddWorker("w0");
     cluster_.behaviour.train = false;
     const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
-    EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING);
+    EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
     return run;
   }
   void TrainOneRound(const std::string& run) {
@@ -32,27 +32,28 @@ class MachineShardsTest : public ::testing::Test {
     contributed.set_step(*lead.next_step);
     contributed.set_samples(32);
     lead.contributed = contributed;
-    cluster_.Say(lead.connection, message);
+    cluster_.SendFrom(lead.connection, message);
   }
-  FakeAggregator& agg(int i) { return cluster_.aggregators()[static_cast<size_t>(i)]; }
+  FakeAggregator& agg(int i) { return cluster_.aggregators()[i]; }
 
   FakeCluster cluster_;
 };
 
-TEST_F(MachineShardsTest, ARunWaitsForAnAggregatorThatIsAway) {
+TEST_F(MachineShardsTest, WaitsForDisconnectedAggregator) {
   const std::string run = Begin();
   cluster_.Kill(agg(1));
   TrainOneRound(run);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
-  EXPECT_EQ(cluster_.RunStatus(run).reason(), "waits for aggregator agg-1");
+  EXPECT_EQ(cluster_.RunStatus(run).reason(), "waiting for aggregator agg-1");
   cluster_.Run(absl::Minutes(10));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING) << "it waits as long as it takes";
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING)
+      << "it waits as long as it takes";
   cluster_.Restart(agg(1));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "Apply was sent again";
   EXPECT_EQ(cluster_.RunStatus(run).reason(), "");
 }
 
-TEST_F(MachineShardsTest, AnAnswerThatWasLostIsGivenAgain) {
+TEST_F(MachineShardsTest, LostAnswerIsRequestedAgain) {
   const std::string run = Begin();
   cluster_.behaviour.apply = false;
   TrainOneRound(run);
@@ -69,23 +70,23 @@ TEST_F(MachineShardsTest, AnAnswerThatWasLostIsGivenAgain) {
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
 }
 
-TEST_F(MachineShardsTest, AVersionZeroThatCannotBeMadeFailsTheRun) {
+TEST_F(MachineShardsTest, VersionZeroErrorFailsRun) {
   cluster_.AddAggregator("agg-0");
   cluster_.AddWorker("w0");
   cluster_.behaviour.open_error = "/ckpt/step-3: no such file";
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
-  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FAILED);
   EXPECT_THAT(cluster_.RunStatus(run).reason(),
               ::testing::AllOf(HasSubstr("agg-0"), HasSubstr("/ckpt/step-3: no such file")));
   // The next one has its workers and shards.
   cluster_.behaviour.open_error.clear();
   const std::string next = cluster_.Submit(MakeSpec(1, 1, 5, 100));
   ASSERT_TRUE(cluster_.RunUntilEnded(next));
-  EXPECT_EQ(cluster_.RunStatus(next).state(), v1::DONE);
+  EXPECT_EQ(cluster_.RunStatus(next).state(), v1::RUN_STATE_DONE);
 }
 
 // What a shard says of the model depends on how many shards there were when it was asked.
-TEST_F(MachineShardsTest, AnAnswerFromBeforeTheShardsWereDealtOutAnewIsNotTaken) {
+TEST_F(MachineShardsTest, AnswerBeforeReassignmentIsIgnored) {
   const auto join = [&](const std::string& name) {
     const ConnectionId connection = cluster_.Open();
     v1::MemberMessage message;
@@ -95,7 +96,7 @@ TEST_F(MachineShardsTest, AnAnswerFromBeforeTheShardsWereDealtOutAnewIsNotTaken)
     hello.set_name(name);
     hello.set_incarnation(name);
     hello.set_address(absl::StrCat(name, ":1"));
-    cluster_.Say(connection, message);
+    cluster_.SendFrom(connection, message);
     return connection;
   };
   const ConnectionId stays = join("agg-0");
@@ -104,26 +105,26 @@ TEST_F(MachineShardsTest, AnAnswerFromBeforeTheShardsWereDealtOutAnewIsNotTaken)
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
   v1::MemberMessage goodbye;
   goodbye.mutable_goodbye()->set_reason("moves");
-  cluster_.Say(leaves, goodbye);
-  ASSERT_EQ(cluster_.HeardOn(stays).back().open_run().shards(), 1u);
+  cluster_.SendFrom(leaves, goodbye);
+  ASSERT_EQ(cluster_.SentTo(stays).back().open_run().shards(), 1u);
 
   v1::MemberMessage message;
   v1::RunOpened& opened = *message.mutable_run_opened();
   opened.set_run(run);
   opened.set_shards(2);
   opened.set_digest(11);
-  cluster_.Say(stays, message);
+  cluster_.SendFrom(stays, message);
   EXPECT_FALSE(cluster_.Commit(run, 0).has_value());
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
 
   opened.set_shards(1);
   opened.set_digest(22);
-  cluster_.Say(stays, message);
+  cluster_.SendFrom(stays, message);
   ASSERT_TRUE(cluster_.Commit(run, 0).has_value());
   EXPECT_EQ(cluster_.Commit(run, 0)->digest(), 22u);
 }
 
-TEST_F(MachineShardsTest, AnAggregatorThatReturnsWithTheSameVersionGoesOn) {
+TEST_F(MachineShardsTest, ReturningAggregatorContinues) {
   const std::string run = Begin();
   TrainOneRound(run);
   cluster_.Kill(agg(0));
@@ -132,13 +133,13 @@ TEST_F(MachineShardsTest, AnAggregatorThatReturnsWithTheSameVersionGoesOn) {
   EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
 }
 
-TEST_F(MachineShardsTest, AnAggregatorThatLostWhatItAcknowledgedFailsTheRun) {
+TEST_F(MachineShardsTest, LostAcknowledgedDataFailsRun) {
   const std::string run = Begin();
   TrainOneRound(run);
   cluster_.Kill(agg(0));
   agg(0).shards.clear();
   cluster_.Restart(agg(0));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FAILED);
   EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("agg-0 holds version 0"));
   EXPECT_FALSE(cluster_.workers()[0].assignment.has_value());
 }
@@ -149,21 +150,21 @@ TEST_F(MachineShardsTest, ADamagedShardFailsTheRun) {
   cluster_.Kill(agg(0));
   agg(0).shards.at(run).digests[1] ^= 1;
   cluster_.Restart(agg(0));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
-  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("damaged"));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FAILED);
+  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("corrupt"));
 }
 
-TEST_F(MachineShardsTest, AStoreThatIsOlderThanTheAggregatorsFailsTheRun) {
+TEST_F(MachineShardsTest, OlderStoreFailsRun) {
   const std::string run = Begin();
   cluster_.Kill(agg(0));
   agg(0).shards.at(run).version = 4;
   agg(0).shards.at(run).digests[4] = 44;
   cluster_.Restart(agg(0));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FAILED);
   EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("store is older"));
 }
 
-TEST_F(MachineShardsTest, AnApplyThatCannotBeDoneFailsTheRun) {
+TEST_F(MachineShardsTest, ApplyErrorFailsRun) {
   const std::string run = Begin();
   cluster_.behaviour.apply = false;
   TrainOneRound(run);
@@ -172,12 +173,12 @@ TEST_F(MachineShardsTest, AnApplyThatCannotBeDoneFailsTheRun) {
   message.mutable_applied()->set_shard(0);
   message.mutable_applied()->set_round(1);
   message.mutable_applied()->set_error("group 0's contribution is not here");
-  cluster_.Say(agg(0).connection, message);
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::FAILED);
+  cluster_.SendFrom(agg(0).connection, message);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FAILED);
   EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("group 0's contribution"));
 }
 
-TEST_F(MachineShardsTest, AnswersThatDoNotFitAreNotTaken) {
+TEST_F(MachineShardsTest, MismatchedAnswersAreIgnored) {
   const std::string run = Begin();
   cluster_.behaviour.apply = false;
   TrainOneRound(run);
@@ -186,51 +187,51 @@ TEST_F(MachineShardsTest, AnswersThatDoNotFitAreNotTaken) {
   applied.set_run(run);
   applied.set_round(1);
   applied.set_shard(1);
-  cluster_.Say(agg(0).connection, message);  // the other's shard
+  cluster_.SendFrom(agg(0).connection, message);  // the other's shard
   applied.set_shard(7);
-  cluster_.Say(agg(0).connection, message);  // no such shard
+  cluster_.SendFrom(agg(0).connection, message);  // no such shard
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 2u);
   applied.set_shard(0);
   applied.set_round(9);
-  cluster_.Say(agg(0).connection, message);  // another round
+  cluster_.SendFrom(agg(0).connection, message);  // another round
   applied.set_run("run-5");
-  cluster_.Say(agg(0).connection, message);
+  cluster_.SendFrom(agg(0).connection, message);
   EXPECT_EQ(cluster_.Counter("refused_unknown_run"), 1u);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUNNING);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
 }
 
-TEST_F(MachineShardsTest, MovedShardsAreToldToEveryRank) {
+TEST_F(MachineShardsTest, NewShardAddressIsSent) {
   const std::string run = Begin();
   cluster_.Kill(agg(1));
   agg(1).address = "elsewhere:9";
   cluster_.Restart(agg(1));
-  const v1::CoordinatorMessage& last = cluster_.workers()[0].heard.back();
+  const v1::CoordinatorMessage& last = cluster_.workers()[0].received.back();
   ASSERT_TRUE(last.has_shard_addresses());
   EXPECT_EQ(last.shard_addresses().run(), run);
   ASSERT_EQ(last.shard_addresses().shards_size(), 2);
   EXPECT_EQ(last.shard_addresses().shards(1).address(), "elsewhere:9");
 }
 
-TEST_F(MachineShardsTest, ARunThatHasEndedIsClosedWhereItIsStillOpen) {
+TEST_F(MachineShardsTest, EndedRunIsClosedOnReturn) {
   const std::string run = Begin();
   cluster_.Kill(agg(0));
   cluster_.StopRun(run);
   cluster_.Restart(agg(0));
-  EXPECT_EQ(agg(0).heard.back().close_run().run(), run);
+  EXPECT_EQ(agg(0).received.back().close_run().run(), run);
 }
 
-TEST_F(MachineShardsTest, AnotherLineageIsCountedAndLeftAlone) {
+TEST_F(MachineShardsTest, OtherLineageIsCounted) {
   const std::string run = Begin();
   cluster_.Kill(agg(0));
   cluster_.StopRun(run);
   agg(0).shards.at(run).lineage = "another history";
   cluster_.Restart(agg(0));
   EXPECT_EQ(cluster_.Counter("refused_wrong_lineage"), 1u);
-  EXPECT_FALSE(agg(0).heard.back().has_close_run());
+  EXPECT_FALSE(agg(0).received.back().has_close_run());
 }
 
-TEST_F(MachineShardsTest, AShardThatVanishesBeforeTheStartIsReplaced) {
+TEST_F(MachineShardsTest, ShardLostBeforeStartIsReplaced) {
   // Held back: the aggregator that is chosen never answers OpenRun.
   FakeAggregator& lost = cluster_.AddAggregator("agg-0");
   v1::RunSpec spec = MakeSpec(1, 1, 5, 10);
@@ -242,20 +243,20 @@ TEST_F(MachineShardsTest, AShardThatVanishesBeforeTheStartIsReplaced) {
   cluster_.AddAggregator("agg-1");
   const std::string run = cluster_.last_run;
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
   EXPECT_EQ(cluster_.aggregators()[1].shards.count(run), 1u);
 }
 
-TEST_F(MachineShardsTest, GroupsAreNotFormedWhileAnAggregatorIsAway) {
+TEST_F(MachineShardsTest, NoGroupWithoutAggregator) {
   const std::string run = Begin();
   cluster_.Kill(agg(0));
   FakeWorker& worker = cluster_.workers()[0];
   v1::MemberMessage failed;
   *failed.mutable_group_failed()->mutable_place() = worker.place();
-  cluster_.Say(worker.connection, failed);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::WAITING);
+  cluster_.SendFrom(worker.connection, failed);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
   cluster_.Restart(agg(0));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::TRAINING);
+  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
 }
 
 }  // namespace

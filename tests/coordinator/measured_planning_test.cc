@@ -3,10 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "coordinator/plan/planner.h"
 #include "coordinator/replan.h"
-#include "spec/graph.h"
-#include "tests/spec/testing.h"
+#include "model/graph.h"
+#include "plan/search/planner.h"
+#include "tests/model/testing.h"
 
 namespace cadre {
 namespace {
@@ -51,8 +51,8 @@ v1::LayerTimesRecord TimesOf(const v1::RunSpec& spec, uint32_t samples, double s
 
 class MeasuredPlanningTest : public ::testing::Test {
  protected:
-  PlanningQuestion Question(size_t ranks) const {
-    PlanningQuestion question{.spec = &spec_};
+  PlanQuery Question(size_t ranks) const {
+    PlanQuery question{.spec = &spec_};
     question.ranks.resize(ranks, {.host = "a", .device = "cpu"});
     return question;
   }
@@ -64,7 +64,7 @@ class MeasuredPlanningTest : public ::testing::Test {
   const MeasuredPlanning planning_;
 };
 
-TEST_F(MeasuredPlanningTest, KnowingNothingItGoesByTheRules) {
+TEST_F(MeasuredPlanningTest, NoMeasurementsUsesRules) {
   const auto plans = planning_.PlansFor(Question(2));
   ASSERT_TRUE(plans.ok()) << plans.status();
   ASSERT_EQ(plans->size(), 1U);
@@ -74,8 +74,8 @@ TEST_F(MeasuredPlanningTest, KnowingNothingItGoesByTheRules) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(MeasuredPlanningTest, TimesWithoutALinkAreNotEnoughForTwo) {
-  PlanningQuestion question = Question(2);
+TEST_F(MeasuredPlanningTest, TwoRanksNeedALink) {
+  PlanQuery question = Question(2);
   question.times.push_back(TimesOf(spec_, 8, 1e-3));
   EXPECT_FALSE(planning_.PlansFor(question)->front().predicted.has_value());
   question.ranks.resize(1);
@@ -86,7 +86,7 @@ TEST_F(MeasuredPlanningTest, TimesWithoutALinkAreNotEnoughForTwo) {
 }
 
 TEST_F(MeasuredPlanningTest, ThePlanGoesByTheLink) {
-  PlanningQuestion question = Question(2);
+  PlanQuery question = Question(2);
   question.times.push_back(TimesOf(spec_, 8, 1e-6));
   question.link = LinkOf(1e-7);
   const auto plans = planning_.PlansFor(question);
@@ -115,7 +115,7 @@ TEST_F(MeasuredPlanningTest, PinsAreObeyedBothWays) {
     mesh.set_name(axis);
     mesh.set_size(2);
     spec_.mutable_cluster()->set_ranks_per_group(2);
-    PlanningQuestion question = Question(2);
+    PlanQuery question = Question(2);
     for (const bool known : {false, true}) {
       if (known) {
         question.times.push_back(TimesOf(spec_, 8, 1e-3));
@@ -131,14 +131,14 @@ TEST_F(MeasuredPlanningTest, PinsAreObeyedBothWays) {
   }
 }
 
-TEST_F(MeasuredPlanningTest, TheSlowestDeviceSetsThePace) {
-  PlanningQuestion question = Question(1);
+TEST_F(MeasuredPlanningTest, SlowestDeviceIsUsed) {
+  PlanQuery question = Question(1);
   question.times = {TimesOf(spec_, 8, 1e-3), TimesOf(spec_, 8, 2e-3)};
   EXPECT_NEAR(planning_.PlansFor(question)->front().predicted->compute(), Layers() * 6e-3, 1e-6);
 }
 
 // Half of the layers were not timed; they are reckoned by what the others made of their work.
-TEST_F(MeasuredPlanningTest, LayersThatWereNotTimedAreReckoned) {
+TEST_F(MeasuredPlanningTest, UntimedLayersAreEstimated) {
   const Graph graph = *Graph::FromModel(spec_.model());
   const auto timed_alone = [&](absl::string_view name) {
     v1::LayerTimesRecord record = TimesOf(spec_, 8, 1e-3);
@@ -156,7 +156,7 @@ TEST_F(MeasuredPlanningTest, LayersThatWereNotTimedAreReckoned) {
     flops += static_cast<double>(layer.flops);
     if (layer.name == "fc2") fc2 = static_cast<double>(layer.flops);
   }
-  PlanningQuestion question = Question(1);
+  PlanQuery question = Question(1);
   question.times = {timed_alone("fc2")};
   const auto plans = planning_.PlansFor(question);
   ASSERT_TRUE(plans->front().predicted.has_value());
@@ -167,8 +167,8 @@ TEST_F(MeasuredPlanningTest, LayersThatWereNotTimedAreReckoned) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(MeasuredPlanningTest, CopiesCountByWhatWasMeasured) {
-  PlanningQuestion question = Question(2);
+TEST_F(MeasuredPlanningTest, MeasuredCopiesCount) {
+  PlanQuery question = Question(2);
   question.link = LinkOf(1e-7);
   question.times.push_back(TimesOf(spec_, 8, 1e-6));
   const v1::Plan plan = planning_.PlansFor(question)->front().plan;
@@ -179,7 +179,7 @@ TEST_F(MeasuredPlanningTest, CopiesCountByWhatWasMeasured) {
 }
 
 // So the coordinator never plans anew what the user leaves no choice in.
-TEST_F(MeasuredPlanningTest, WithEverythingPinnedThereIsOnePlan) {
+TEST_F(MeasuredPlanningTest, PinnedLayersGiveOnePlan) {
   v1::MeshAxis& mesh = *spec_.mutable_cluster()->add_mesh();
   mesh.set_name("model");
   mesh.set_size(2);
@@ -188,39 +188,40 @@ TEST_F(MeasuredPlanningTest, WithEverythingPinnedThereIsOnePlan) {
   for (const GraphLayer& layer : graph.layers()) {
     v1::LayerPin& pin = *spec_.mutable_cluster()->add_layer();
     pin.set_layer(layer.name);
-    pin.set_parallelism(layer.kind == LayerKind::kFullyConnected ? "model" : "data");
+    pin.set_parallelism(layer.kind == LayerKind::kFullyConnected ? v1::LayerPin::MODEL
+                                                                 : v1::LayerPin::DATA);
   }
   const std::string by_rules = SignatureOf(planning_.PlansFor(Question(2))->front().plan);
   for (const double seconds : {1e-11, 1e-6}) {
-    PlanningQuestion question = Question(2);
+    PlanQuery question = Question(2);
     question.link = LinkOf(seconds);
     question.times.push_back(TimesOf(spec_, 8, 1e-4));
     EXPECT_EQ(SignatureOf(planning_.PlansFor(question)->front().plan), by_rules);
   }
 }
 
-TEST_F(MeasuredPlanningTest, AQuestionWithoutRanksHasNoAnswer) {
-  PlanningQuestion question = Question(0);
+TEST_F(MeasuredPlanningTest, NoRanksIsAnError) {
+  PlanQuery question = Question(0);
   question.times.push_back(TimesOf(spec_, 8, 1e-3));
   question.link = LinkOf(1e-9);
   EXPECT_FALSE(planning_.Predict(question, *MakePlan(spec_, 1)).ok());
 }
 
 // By its own reckoning nothing fits; what the rules say may still be tried.
-TEST_F(MeasuredPlanningTest, WithoutRoomForAnyPlanTheRulesSay) {
-  PlanningQuestion question = Question(2);
+TEST_F(MeasuredPlanningTest, NoFittingPlanUsesRules) {
+  PlanQuery question = Question(2);
   question.times.push_back(TimesOf(spec_, 8, 1e-3));
   question.link = LinkOf(1e-9);
-  for (RankMachine& rank : question.ranks) rank.memory_bytes = 1000;
+  for (RankResources& rank : question.ranks) rank.memory_bytes = 1000;
   const auto plans = planning_.PlansFor(question);
   ASSERT_TRUE(plans.ok()) << plans.status();
   EXPECT_EQ(plans->size(), 1U);
   EXPECT_FALSE(plans->front().predicted.has_value());
 }
 
-TEST_F(MeasuredPlanningTest, WhatCannotBeTrainedIsRefused) {
+TEST_F(MeasuredPlanningTest, UntrainableRunIsRefused) {
   spec_.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(0);
-  PlanningQuestion question = Question(2);
+  PlanQuery question = Question(2);
   EXPECT_EQ(planning_.PlansFor(question).status().code(), absl::StatusCode::kInvalidArgument);
 }
 

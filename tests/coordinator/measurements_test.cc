@@ -31,16 +31,16 @@ v1::LinkProfile LinkOf(double beta) {
   return link;
 }
 
-TEST(MeasurementsTest, TimesOfEqualPartsTakeThePlaceOfOldOnes) {
+TEST(MeasurementsTest, NewTimesReplaceOld) {
   Measurements all;
   EXPECT_EQ(all.TimesOf("cpu", "m"), nullptr);
-  all.Learn("cpu", "m", MeasuredOf("fc1", 16, 1));
-  all.Learn("cpu", "m", MeasuredOf("fc1", 32, 2));
+  all.Record("cpu", "m", MeasuredOf("fc1", 16, 1));
+  all.Record("cpu", "m", MeasuredOf("fc1", 32, 2));
   v1::Measured again = MeasuredOf("fc1", 16, 3);
   again.mutable_layers()->mutable_time(0)->set_rows(1);
-  const auto learnt = all.Learn("cpu", "m", again);
+  const auto learnt = all.Record("cpu", "m", again);
   EXPECT_EQ(learnt.key, LayerTimesKey("cpu", "m"));
-  EXPECT_EQ(learnt.forgotten, "");
+  EXPECT_EQ(learnt.evicted, "");
   ASSERT_EQ(learnt.record->times().time_size(), 2);
   EXPECT_EQ(learnt.record->times().time(0).samples(), 32u);
   EXPECT_EQ(learnt.record->times().time(1).forward(), 3);
@@ -54,51 +54,51 @@ TEST(MeasurementsTest, IsBounded) {
   Measurements all;
   std::string forgotten;
   for (int i = 0; i <= 1024; ++i) {
-    forgotten = all.Learn("cpu", absl::StrCat("m", i), MeasuredOf("fc1", 1, 1)).forgotten;
+    forgotten = all.Record("cpu", absl::StrCat("m", i), MeasuredOf("fc1", 1, 1)).evicted;
     EXPECT_EQ(forgotten.empty(), i < 1024);
   }
   EXPECT_EQ(forgotten, LayerTimesKey("cpu", "m0")) << "the one that was learnt first";
   EXPECT_EQ(all.TimesOf("cpu", "m0"), nullptr);
   v1::Measured many = MeasuredOf("fc1", 1, 1);
-  const int most = kMostLayerTimes;
+  const int most = kMaxLayerTimes;
   for (uint32_t samples = 2; samples <= most + 10; ++samples) {
     *many.mutable_layers()->add_time() = MeasuredOf("fc1", samples, 1).layers().time(0);
   }
-  all.Learn("cpu", "m1", many);
+  all.Record("cpu", "m1", many);
   const v1::LayerTimesRecord& record = *all.TimesOf("cpu", "m1");
   ASSERT_EQ(record.times().time_size(), most);
   EXPECT_EQ(record.times().time(most - 1).samples(), most + 10);
-  for (size_t i = 0; i < kMostLinks; ++i) all.LearnLink({"a", absl::StrCat("b", i)}, LinkOf(i + 1));
+  for (size_t i = 0; i < kMaxLinks; ++i) all.RecordLink({"a", absl::StrCat("b", i)}, LinkOf(i + 1));
   EXPECT_TRUE(all.LinkOf({"a", "b0"}).has_value());
-  all.LearnLink({"b0", "a"}, LinkOf(7));
-  all.LearnLink({"a", "c"}, LinkOf(8));
+  all.RecordLink({"b0", "a"}, LinkOf(7));
+  all.RecordLink({"a", "c"}, LinkOf(8));
   EXPECT_EQ(all.LinkOf({"a", "b0"})->beta(), 7);
   EXPECT_FALSE(all.LinkOf({"a", "b1"}).has_value()) << "the one that was learnt first";
   EXPECT_TRUE(all.LinkOf({"a", "b2"}).has_value());
 }
 
-TEST(MeasurementsTest, LinksAreOfTheHostsThatTheyConnect) {
+TEST(MeasurementsTest, LinksByHosts) {
   Measurements all;
   EXPECT_FALSE(all.LinkOf({"a", "a"}).has_value());
-  all.LearnLink({"a", "a"}, LinkOf(1));
-  all.LearnLink({"a", "b"}, LinkOf(2));
-  all.LearnLink({"a", "a", "a", "a"}, LinkOf(4));
+  all.RecordLink({"a", "a"}, LinkOf(1));
+  all.RecordLink({"a", "b"}, LinkOf(2));
+  all.RecordLink({"a", "a", "a", "a"}, LinkOf(4));
   EXPECT_EQ(all.LinkOf({"a", "a"})->beta(), 1);
   EXPECT_EQ(all.LinkOf({"b", "a"})->beta(), 2) << "in any order";
   EXPECT_EQ(all.LinkOf({"a", "a", "a"})->beta(), 4) << "the last of any number there";
   EXPECT_EQ(all.LinkOf({"a", "b", "b"})->beta(), 2);
   EXPECT_FALSE(all.LinkOf({"b", "b"}).has_value());
   EXPECT_FALSE(all.LinkOf({"a", "c"}).has_value());
-  all.LearnLink({"a", "a"}, LinkOf(5));
+  all.RecordLink({"a", "a"}, LinkOf(5));
   EXPECT_EQ(all.LinkOf({"a", "a"})->beta(), 5);
   EXPECT_EQ(all.LinkOf({"a", "a", "a"})->beta(), 5);
 }
 
-TEST(MeasurementsTest, WhatCannotHaveBeenMeasuredIsRefused) {
+TEST(MeasurementsTest, InvalidTimesAreRefused) {
   EXPECT_TRUE(CheckMeasured(MeasuredOf("fc1", 1, 1)).ok());
   v1::Measured none = MeasuredOf("fc1", 1, 1);
   none.mutable_times()->set_step(0);
-  EXPECT_THAT(CheckMeasured(none).message(), HasSubstr("no time"));
+  EXPECT_THAT(CheckMeasured(none).message(), HasSubstr("step time"));
   for (const double bad :
        {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     v1::Measured step = MeasuredOf("fc1", 1, 1);
@@ -110,15 +110,15 @@ TEST(MeasurementsTest, WhatCannotHaveBeenMeasuredIsRefused) {
   copy.set_copy_seconds(-1);
   EXPECT_EQ(CheckMeasured(copy).code(), absl::StatusCode::kInvalidArgument);
   v1::Measured many = MeasuredOf("fc1", 1, 1);
-  while (many.layers().time_size() < kMostLayerTimes) {
+  while (many.layers().time_size() < kMaxLayerTimes) {
     *many.mutable_layers()->add_time() = many.layers().time(0);
   }
   EXPECT_TRUE(CheckMeasured(many).ok()) << "as many as the largest model has";
   *many.mutable_layers()->add_time() = many.layers().time(0);
-  EXPECT_THAT(CheckMeasured(many).message(), HasSubstr("32769 layers"));
+  EXPECT_THAT(CheckMeasured(many).message(), HasSubstr("32769 layer times"));
 }
 
-TEST(MeasurementsTest, PartsThatNoLayerCanHaveAreRefused) {
+TEST(MeasurementsTest, InvalidPartsAreRefused) {
   const uint32_t most = 1U << 30;
   for (void (*set)(v1::LayerTime&, uint32_t) : {
            +[](v1::LayerTime&time, uint32_t value) { time.set_samples(value); },
@@ -144,7 +144,7 @@ TEST(MeasurementsTest, OtherLayersAreLeftOut) {
   v1::Measured measured = MeasuredOf("fc1", 1, 1);
   *measured.mutable_layers()->add_time() = MeasuredOf("elsewhere", 1, 1).layers().time(0);
   *measured.mutable_layers()->add_time() = MeasuredOf("fc2", 1, 1).layers().time(0);
-  KeepLayers({"fc2", "fc1"}, *measured.mutable_layers());
+  RemoveUnknownLayers({"fc2", "fc1"}, *measured.mutable_layers());
   ASSERT_EQ(measured.layers().time_size(), 2);
   EXPECT_EQ(measured.layers().time(0).layer(), "fc1");
   EXPECT_EQ(measured.layers().time(1).layer(), "fc2");

@@ -37,10 +37,10 @@ TEST(MembershipTest, ALeaseLastsAndIsRenewed) {
 TEST(MembershipTest, OneStreamAtATime) {
   Membership members(kLease);
   Member& member = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
-  members.Greet(5, kStart);
-  EXPECT_TRUE(members.Greeting(5));
+  members.AddPending(5, kStart);
+  EXPECT_TRUE(members.IsPending(5));
   EXPECT_EQ(members.Attach(member, 5, kStart), 0u);
-  EXPECT_FALSE(members.Greeting(5));
+  EXPECT_FALSE(members.IsPending(5));
   EXPECT_EQ(members.ByConnection(5), &member);
   EXPECT_EQ(members.Attach(member, 6, kStart), 5u);
   EXPECT_EQ(members.ByConnection(5), nullptr);
@@ -50,12 +50,12 @@ TEST(MembershipTest, OneStreamAtATime) {
   EXPECT_EQ(member.connection, 0u);
 }
 
-TEST(MembershipTest, AStreamThatNeverSaysHelloIsMute) {
+TEST(MembershipTest, StreamWithoutHelloExpires) {
   Membership members(kLease);
-  members.Greet(5, kStart);
-  EXPECT_THAT(members.Mute(kStart), IsEmpty());
+  members.AddPending(5, kStart);
+  EXPECT_THAT(members.WithoutHello(kStart), IsEmpty());
   EXPECT_EQ(members.NextExpiry(), kStart + kLease);
-  EXPECT_THAT(members.Mute(kStart + kLease), ElementsAre(5u));
+  EXPECT_THAT(members.WithoutHello(kStart + kLease), ElementsAre(5u));
   members.Detach(5);
   EXPECT_EQ(members.NextExpiry(), absl::InfiniteFuture());
 }
@@ -70,7 +70,7 @@ TEST(MembershipTest, FindsByNameAndProcess) {
   EXPECT_EQ(members.ByIncarnation(v1::ROLE_WORKER, "p1"), nullptr);
 }
 
-TEST(MembershipTest, APredecessorHasNameAndHostButNoStream) {
+TEST(MembershipTest, PredecessorsOfRestartedWorker) {
   Membership members(kLease);
   Member& old = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
   v1::Hello hello;

@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-TEST(OutboxTest, ErasuresThenNewestRecordsThenTheRest) {
+TEST(OutboxTest, OrderOfActions) {
   Outbox out;
   v1::MetaRecord meta;
   out.SendTo(3, v1::CoordinatorMessage());
@@ -28,7 +28,7 @@ TEST(OutboxTest, ErasuresThenNewestRecordsThenTheRest) {
   EXPECT_TRUE(out.Take().empty());
 }
 
-TEST(OutboxTest, ARecordPutAfterTheErasureStays) {
+TEST(OutboxTest, PutAfterErase) {
   Outbox out;
   v1::MetaRecord meta;
   out.EraseOne("a");

@@ -25,10 +25,10 @@ GroupPlan Predicted(const std::string& axis, double step) {
   return plan;
 }
 
-TEST(ReplanTest, SignaturesAreOfMeshAndLayouts) {
+TEST(ReplanTest, SignatureIgnoresBuckets) {
   v1::Plan plan = PlanOf("data");
   const std::string signature = SignatureOf(plan);
-  plan.add_buckets()->set_algorithm("ring");
+  plan.add_buckets()->set_algorithm(v1::Plan::RING);
   plan.mutable_link()->set_alpha(1);
   EXPECT_EQ(SignatureOf(plan), signature) << "buckets and link do not count";
   v1::MeshAxis& none = *plan.add_mesh();
@@ -46,80 +46,81 @@ TEST(ReplanTest, SignaturesAreOfMeshAndLayouts) {
   EXPECT_NE(SignatureOf(PlanOf("model")), signature);
 }
 
-TEST(ReplanTest, WithoutPredictionsTheFirstIsTaken) {
+TEST(ReplanTest, FirstPlanWithoutPredictions) {
   const std::vector<GroupPlan> plans = {{.plan = PlanOf("data")}, {.plan = PlanOf("model")}};
-  EXPECT_EQ(&FastestOf(plans, PlanMemory()), &plans[0]);
+  EXPECT_EQ(&FastestOf(plans, PlanHistory()), &plans[0]);
 }
 
-TEST(ReplanTest, WhatWasMeasuredCountsMoreThanWhatIsPredicted) {
+TEST(ReplanTest, MeasurementOverridesPrediction) {
   const std::vector<GroupPlan> plans = {Predicted("data", 1), Predicted("model", 2)};
-  PlanMemory memory;
+  PlanHistory memory;
   EXPECT_EQ(&FastestOf(plans, memory), &plans[0]);
-  memory.Learn(PlanOf("data"), 3, 3);
+  memory.Record(PlanOf("data"), 3, 3);
   EXPECT_EQ(&FastestOf(plans, memory), &plans[1]);
-  memory.Learn(PlanOf("model"), 4, 4);
+  memory.Record(PlanOf("model"), 4, 4);
   EXPECT_EQ(&FastestOf(plans, memory), &plans[0]) << "3 measured is better than 4 measured";
 }
 
 // The prediction of the present plan was half of what it took, so that of another is not believed
 // as it stands either.
-TEST(ReplanTest, PredictionsAreHeldToTheSameBias) {
+TEST(ReplanTest, BiasAppliesToPredictions) {
   const std::vector<GroupPlan> plans = {Predicted("model", 45), Predicted("data", 50)};
-  PlanMemory memory;
-  memory.Learn(PlanOf("data"), 100, 50);
+  PlanHistory memory;
+  memory.Record(PlanOf("data"), 100, 50);
   EXPECT_DOUBLE_EQ(*memory.Expected(plans[0]), 90);
-  const auto better = BetterThan(PlanOf("data"), 100, plans, memory);
+  const auto better = FindBetterPlan(PlanOf("data"), 100, plans, memory);
   ASSERT_TRUE(better.has_value()) << "10 % is enough";
   EXPECT_DOUBLE_EQ(better->then_seconds, 90);
-  EXPECT_FALSE(BetterThan(PlanOf("data"), 99, plans, memory).has_value());
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 99, plans, memory).has_value());
 }
 
-TEST(ReplanTest, APredictionThatIsFarOffIsNotFollowedForEver) {
-  PlanMemory memory;
-  memory.Learn(PlanOf("data"), 1000, 1);
+TEST(ReplanTest, BiasPreventsOscillation) {
+  PlanHistory memory;
+  memory.Record(PlanOf("data"), 1000, 1);
   EXPECT_DOUBLE_EQ(memory.bias, 4);
-  memory.Learn(PlanOf("data"), 1, 1000);
+  memory.Record(PlanOf("data"), 1, 1000);
   EXPECT_DOUBLE_EQ(memory.bias, 0.25);
 }
 
-TEST(ReplanTest, ThePresentPlanIsNoBetterThanItself) {
-  PlanMemory memory;
-  memory.Learn(PlanOf("data"), 50, 20);
+TEST(ReplanTest, PresentPlanIsNoChange) {
+  PlanHistory memory;
+  memory.Record(PlanOf("data"), 50, 20);
   EXPECT_FALSE(
-      BetterThan(PlanOf("data"), 80, {Predicted("data", 10), Predicted("model", 60)}, memory)
+      FindBetterPlan(PlanOf("data"), 80, {Predicted("data", 10), Predicted("model", 60)}, memory)
           .has_value());
-  EXPECT_FALSE(BetterThan(PlanOf("data"), 80, {{.plan = PlanOf("model")}}, memory).has_value())
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 80, {{.plan = PlanOf("model")}}, memory).has_value())
       << "a plan without a prediction is no reason to move";
 }
 
 // From data to model, which turns out to be slower, back to data, and never again.
 TEST(ReplanTest, GoesBackOnceAndStays) {
   const std::vector<GroupPlan> plans = {Predicted("model", 30), Predicted("data", 50)};
-  PlanMemory memory;
-  memory.Learn(PlanOf("data"), 50, 50);
-  ASSERT_TRUE(BetterThan(PlanOf("data"), 50, plans, memory).has_value());
-  memory.Learn(PlanOf("model"), 70, 30);
-  const auto back = BetterThan(PlanOf("model"), 70, plans, memory);
+  PlanHistory memory;
+  memory.Record(PlanOf("data"), 50, 50);
+  ASSERT_TRUE(FindBetterPlan(PlanOf("data"), 50, plans, memory).has_value());
+  memory.Record(PlanOf("model"), 70, 30);
+  const auto back = FindBetterPlan(PlanOf("model"), 70, plans, memory);
   ASSERT_TRUE(back.has_value());
   EXPECT_DOUBLE_EQ(back->then_seconds, 50);
-  memory.Learn(PlanOf("data"), 52, 50);
-  EXPECT_FALSE(BetterThan(PlanOf("data"), 52, plans, memory).has_value());
+  memory.Record(PlanOf("data"), 52, 50);
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 52, plans, memory).has_value());
 }
 
 TEST(ReplanTest, AMoveHasToPay) {
   const PlanChange move{.now_seconds = 0.75, .then_seconds = 0.5};
-  EXPECT_FALSE(Pays(move, 20, absl::ZeroDuration())) << "five seconds, for one that is lost";
-  EXPECT_TRUE(Pays(move, 21, absl::ZeroDuration()));
-  EXPECT_FALSE(Pays(move, 40, absl::Seconds(2)));
-  EXPECT_TRUE(Pays(move, 41, absl::Seconds(2)));
-  EXPECT_FALSE(Pays(move, 0, absl::Seconds(2)));
-  EXPECT_EQ(InWords({.now_seconds = 0.055, .then_seconds = 0.0412}),
-            "planned anew: 41.2 ms a step instead of 55.0 ms");
+  EXPECT_FALSE(IsWorthwhile(move, 20, absl::ZeroDuration()))
+      << "five seconds, for one that is lost";
+  EXPECT_TRUE(IsWorthwhile(move, 21, absl::ZeroDuration()));
+  EXPECT_FALSE(IsWorthwhile(move, 40, absl::Seconds(2)));
+  EXPECT_TRUE(IsWorthwhile(move, 41, absl::Seconds(2)));
+  EXPECT_FALSE(IsWorthwhile(move, 0, absl::Seconds(2)));
+  EXPECT_EQ(ToText({.now_seconds = 0.055, .then_seconds = 0.0412}),
+            "replanned: 41.2 ms per step instead of 55.0 ms");
 }
 
 TEST(ReplanTest, MemoryIsBounded) {
-  PlanMemory memory;
-  for (uint32_t ranks = 1; ranks <= 1000; ++ranks) memory.Learn(PlanOf("data", ranks), 1, 1);
+  PlanHistory memory;
+  for (uint32_t ranks = 1; ranks <= 1000; ++ranks) memory.Record(PlanOf("data", ranks), 1, 1);
   EXPECT_LE(memory.measured.size(), 64u);
   EXPECT_TRUE(memory.Expected({.plan = PlanOf("data", 1000)}).has_value());
 }

@@ -20,7 +20,7 @@ v1::Contributed From(uint32_t group, uint32_t round, uint64_t samples, uint32_t 
   return contributed;
 }
 
-TEST(RoundTest, ClosesWhenAllLiveGroupsAreIn) {
+TEST(RoundTest, ClosesWithAllGroups) {
   Round round(0, kGrace);
   round.Open(1);
   EXPECT_FALSE(round.MayClose({}, kStart)) << "nobody contributed";
@@ -33,7 +33,7 @@ TEST(RoundTest, ClosesWhenAllLiveGroupsAreIn) {
   EXPECT_TRUE(round.MayClose({0, 1}, kStart));
 }
 
-TEST(RoundTest, AQuorumWaitsForTheGraceWindow) {
+TEST(RoundTest, QuorumWaitsForGrace) {
   Round round(2, kGrace);
   round.Open(1);
   round.Add(From(0, 1, 10, 5, 1), 1, kStart);
@@ -46,7 +46,7 @@ TEST(RoundTest, AQuorumWaitsForTheGraceWindow) {
   EXPECT_EQ(round.ClosesAt({0, 1}), absl::InfiniteFuture()) << "the quorum is gone with it";
 }
 
-TEST(RoundTest, CommitHoldsParticipantsInGroupOrder) {
+TEST(RoundTest, CommitIsInGroupOrder) {
   Round round(0, kGrace);
   round.Open(4);
   round.Add(From(2, 4, 300, 50, 1.0F), 3, kStart);
@@ -66,7 +66,7 @@ TEST(RoundTest, CommitHoldsParticipantsInGroupOrder) {
   EXPECT_FALSE(commit.committed());
 }
 
-TEST(RoundTest, TheWindowIsLearntFromArrivals) {
+TEST(RoundTest, GraceFollowsArrivals) {
   Round round(1, kGrace);
   EXPECT_EQ(round.Grace(), kGrace);
   for (uint32_t r = 1; r <= 20; ++r) {
@@ -79,7 +79,7 @@ TEST(RoundTest, TheWindowIsLearntFromArrivals) {
   EXPECT_LE(round.Grace(), absl::Seconds(32));
 }
 
-TEST(RoundTest, LateContributionsTeachTooButNotWithoutBound) {
+TEST(RoundTest, LateArrivalsWidenGrace) {
   Round round(1, kGrace);
   round.NoteLate(kStart);
   EXPECT_EQ(round.Grace(), kGrace) << "no round was closed yet";

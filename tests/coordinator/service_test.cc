@@ -19,8 +19,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/daemon.h"
-#include "base/grpc_channel.h"
+#include "base/rpc/daemon.h"
+#include "base/rpc/grpc_channel.h"
 #include "coordinator/client/coordinator_client.h"
 #include "coordinator/client/membership_client.h"
 #include "coordinator/sqlite_store.h"
@@ -180,7 +180,7 @@ class ShortLeaseTest : public ServiceTest {
   ShortLeaseTest() { lease_ = absl::Milliseconds(400); }
 };
 
-TEST_F(ServiceTest, AWorkerJoinsIsSeenAndLeaves) {
+TEST_F(ServiceTest, WorkerJoinsAndLeaves) {
   auto member = std::make_unique<FakeMember>(coordinator_->address(), "alpha");
   EXPECT_TRUE(member->client().connected());
   EXPECT_EQ(member->client().member_id(), "w1");
@@ -195,7 +195,7 @@ TEST_F(ServiceTest, AWorkerJoinsIsSeenAndLeaves) {
   EXPECT_EQ(Counter("leases_lost"), 0u) << "goodbye is not a lost lease";
 }
 
-TEST_F(ShortLeaseTest, HeartbeatsKeepTheLeaseAndCarryCounters) {
+TEST_F(ShortLeaseTest, HeartbeatsKeepLease) {
   FakeMember member(coordinator_->address(), "alpha");
   absl::SleepFor(4 * lease_);
   EXPECT_EQ(member.client().member_id(), "w1");
@@ -204,7 +204,7 @@ TEST_F(ShortLeaseTest, HeartbeatsKeepTheLeaseAndCarryCounters) {
   EXPECT_EQ(Counter("refused_wrong_crc"), 2u);
 }
 
-TEST_F(ShortLeaseTest, AMemberThatFallsSilentIsDropped) {
+TEST_F(ShortLeaseTest, SilentMemberIsDropped) {
   auto channel = MakeChannel(coordinator_->address(), Plane::kControl);
   auto stub = v1::Membership::NewStub(channel);
   grpc::ClientContext context;
@@ -225,7 +225,7 @@ TEST_F(ShortLeaseTest, AMemberThatFallsSilentIsDropped) {
   EXPECT_EQ(Counter("leases_lost"), 1u);
 }
 
-TEST_F(ServiceTest, AnotherSchemaIsRefusedByName) {
+TEST_F(ServiceTest, OtherSchemaIsRefused) {
   auto stub = v1::Membership::NewStub(MakeChannel(coordinator_->address(), Plane::kControl));
   grpc::ClientContext context;
   auto stream = stub->Join(&context);
@@ -244,7 +244,7 @@ TEST_F(ServiceTest, AnotherSchemaIsRefusedByName) {
   EXPECT_EQ(Counter("refused_schema"), 1u);
 }
 
-TEST_F(ServiceTest, AnOversizedMessageIsRefusedByName) {
+TEST_F(ServiceTest, OversizedMessageIsRefused) {
   grpc::ChannelArguments args;
   args.SetMaxSendMessageSize(-1);
   auto channel =
@@ -266,17 +266,17 @@ TEST_F(ServiceTest, AnOversizedMessageIsRefusedByName) {
   EXPECT_EQ(Counter("refused_oversized"), 1u);
 }
 
-TEST_F(ServiceTest, RefusedAtTheFirstJoinIsAnErrorWithTheReason) {
+TEST_F(ServiceTest, RefusedJoinHasReason) {
   MembershipClient::Options options;
   options.coordinator = coordinator_->address();
   options.hello = [] { return v1::Hello(); };  // no role, no name
   options.on_message = [](const v1::CoordinatorMessage&) {};
   const absl::Status status = MembershipClient::Start(std::move(options)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("Hello has no role"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("Hello lacks the field role"));
 }
 
-TEST_F(ServiceTest, AMissingCoordinatorIsUnavailable) {
+TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
   const std::string address = coordinator_->address();
   coordinator_->Stop();
   MembershipClient::Options options;
@@ -299,7 +299,7 @@ TEST_F(ServiceTest, SubmitListStopWait) {
   const auto list = client_->List();
   ASSERT_TRUE(list.ok());
   ASSERT_EQ(list->runs_size(), 1);
-  EXPECT_EQ(list->runs(0).state(), v1::QUEUED);
+  EXPECT_EQ(list->runs(0).state(), v1::RUN_STATE_QUEUED);
   EXPECT_EQ(client_->Wait(*run, absl::Now() + absl::Milliseconds(100)).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   absl::StatusOr<v1::RunStatus> waited = absl::UnknownError("not yet");
@@ -307,12 +307,12 @@ TEST_F(ServiceTest, SubmitListStopWait) {
   EXPECT_TRUE(client_->Stop(*run, "for the test").ok());
   waiter.join();
   ASSERT_TRUE(waited.ok()) << waited.status();
-  EXPECT_EQ(waited->state(), v1::STOPPED);
+  EXPECT_EQ(waited->state(), v1::RUN_STATE_STOPPED);
   EXPECT_EQ(waited->reason(), "for the test");
-  EXPECT_EQ(client_->Wait(*run, absl::Now() + kLimit)->state(), v1::STOPPED) << "at once";
+  EXPECT_EQ(client_->Wait(*run, absl::Now() + kLimit)->state(), v1::RUN_STATE_STOPPED) << "at once";
 }
 
-TEST_F(ServiceTest, WhatIsNotThereOrNotRightIsSaid) {
+TEST_F(ServiceTest, CallErrors) {
   v1::RunSpec bad = Spec();
   bad.set_batch_per_group(0);
   const auto refused = client_->Submit(bad);
@@ -333,7 +333,7 @@ TEST_F(ServiceTest, WhatIsNotThereOrNotRightIsSaid) {
             grpc::StatusCode::FAILED_PRECONDITION);
 }
 
-TEST_F(ServiceTest, WatchTellsChangesUntilTheEnd) {
+TEST_F(ServiceTest, WatchSendsChanges) {
   const std::string run = client_->Submit(Spec()).value();
   std::vector<v1::RunState> seen;
   const absl::Status status =
@@ -347,11 +347,11 @@ TEST_F(ServiceTest, WatchTellsChangesUntilTheEnd) {
       });
   EXPECT_TRUE(status.ok()) << status;
   ASSERT_EQ(seen.size(), 2u) << "one at once, one for the change";
-  EXPECT_EQ(seen[0], v1::QUEUED);
-  EXPECT_EQ(seen[1], v1::STOPPED);
+  EXPECT_EQ(seen[0], v1::RUN_STATE_QUEUED);
+  EXPECT_EQ(seen[1], v1::RUN_STATE_STOPPED);
 }
 
-TEST_F(ServiceTest, WatchingEverythingSeesEveryRun) {
+TEST_F(ServiceTest, WatchAllRuns) {
   std::set<std::string> seen;
   ASSERT_TRUE(client_->Submit(Spec()).ok());
   const absl::Status status =
@@ -366,7 +366,7 @@ TEST_F(ServiceTest, WatchingEverythingSeesEveryRun) {
   EXPECT_EQ(seen.size(), 2u);
 }
 
-TEST_F(ServiceTest, MessagesGoBothWaysAndAStaleOneIsReleased) {
+TEST_F(ServiceTest, MessagesBothWays) {
   FakeMember member(coordinator_->address(), "alpha");
   const std::string run = client_->Submit(Spec()).value();
   const v1::CoordinatorMessage first = member.Next();
@@ -386,7 +386,7 @@ TEST_F(ServiceTest, MessagesGoBothWaysAndAStaleOneIsReleased) {
   ASSERT_TRUE(third.has_release()) << third.ShortDebugString();
   EXPECT_EQ(third.release().place().generation(), 77u);
   EXPECT_EQ(Counter("refused_stale_generation"), 1u);
-  EXPECT_EQ(client_->Status(run)->groups(0).state(), v1::TRAINING);
+  EXPECT_EQ(client_->Status(run)->groups(0).state(), v1::GROUP_STATE_TRAINING);
 }
 
 // A worker that trains a run of its own.
@@ -422,7 +422,7 @@ class TraceServiceTest : public ServiceTest {
       v1::TraceEvent& event = *traced.add_events();
       event.set_name("reduce-scatter bucket 12 of a name that is as long as it may be, .....");
       event.set_category("collective");
-      event.set_lane(1);
+      event.set_track(1);
       event.set_begin_us(1'700'000'000'000'000 + i);
       event.set_duration_us(100'000'000);
       event.set_bytes(uint64_t{1} << 40);
@@ -437,13 +437,13 @@ class TraceServiceTest : public ServiceTest {
   absl::StatusOr<v1::TraceReply> traced_ = absl::UnknownError("not yet");
 };
 
-TEST_F(TraceServiceTest, ATraceGoesToTheWorkerAndBack) {
+TEST_F(TraceServiceTest, TraceRoundTrip) {
   Call();
   const v1::CoordinatorMessage asked = member_->Next();
   ASSERT_TRUE(asked.has_trace_steps()) << asked.ShortDebugString();
   EXPECT_EQ(asked.trace_steps().steps(), 2u);
   // As many events as a rank may send, of the longest kind, fit through.
-  const auto most = static_cast<int>(asked.trace_steps().most_events());
+  const auto most = static_cast<int>(asked.trace_steps().max_events());
   ASSERT_TRUE(member_->client().Send(AnswerTo(asked.trace_steps(), most)).ok());
   caller_.join();
   ASSERT_TRUE(traced_.ok()) << traced_.status();
@@ -453,7 +453,7 @@ TEST_F(TraceServiceTest, ATraceGoesToTheWorkerAndBack) {
   EXPECT_EQ(traced_->ranks(0).dropped(), 0u);
 }
 
-TEST_F(TraceServiceTest, ACallerThatGivesUpMakesRoomForTheNext) {
+TEST_F(TraceServiceTest, CancelledTraceFreesGroup) {
   Call(absl::Seconds(1));
   ASSERT_TRUE(member_->Next().has_trace_steps());
   caller_.join();
@@ -499,7 +499,7 @@ TEST_F(TraceServiceTest, ADrainEndsIt) {
   EXPECT_EQ(traced_.status().code(), absl::StatusCode::kUnavailable) << traced_.status();
 }
 
-TEST_F(ServiceTest, MembersAndRunsSurviveARestart) {
+TEST_F(ServiceTest, StateSurvivesRestart) {
   FakeMember member(coordinator_->address(), "alpha");
   FakeMember aggregator(coordinator_->address(), "agg", v1::ROLE_AGGREGATOR);
   v1::RunSpec spec = Spec();
@@ -517,7 +517,7 @@ TEST_F(ServiceTest, MembersAndRunsSurviveARestart) {
   EXPECT_EQ(status->runs(0).run(), run);
 }
 
-TEST_F(ServiceTest, ADrainEndsEverythingThatWaits) {
+TEST_F(ServiceTest, DrainEndsWaitingCalls) {
   FakeMember member(coordinator_->address(), "alpha");
   v1::RunSpec spec = Spec();
   spec.mutable_cluster()->set_ranks_per_group(2);
@@ -543,7 +543,7 @@ TEST_F(ServiceTest, ADrainEndsEverythingThatWaits) {
   EXPECT_TRUE(Await([&] { return !member.client().connected(); }));
 }
 
-TEST_F(ShortLeaseTest, AMemberWhoseLeaseEndedWhileItWasAwayJoinsAsANewOne) {
+TEST_F(ShortLeaseTest, ExpiredMemberJoinsAsNew) {
   FakeMember member(coordinator_->address(), "alpha");
   const std::string address = coordinator_->address();
   // Its stream breaks with the coordinator; the next one starts on an empty store and knows nobody.

@@ -75,7 +75,7 @@ TEST_F(SqliteStoreTest, ScansAndErasesByPrefix) {
   EXPECT_THAT(store->Scan("").value(), ElementsAre(Pair("rum", "w"), Pair("run0", "z")));
 }
 
-TEST_F(SqliteStoreTest, ComparesGuardTheWholeTransaction) {
+TEST_F(SqliteStoreTest, ComparesGuardTransaction) {
   auto store = MustOpen();
   ASSERT_TRUE(store->Txn({{"a", std::nullopt}}, {Put("a", "1")}).ok());
   const absl::Status status = store->Txn({{"a", std::nullopt}}, {Put("a", "2"), Put("b", "2")});
@@ -85,14 +85,14 @@ TEST_F(SqliteStoreTest, ComparesGuardTheWholeTransaction) {
   EXPECT_TRUE(store->Txn({{"a", "1"}}, {Put("a", "2")}).ok());
 }
 
-TEST_F(SqliteStoreTest, KeepsEverythingOverARestart) {
+TEST_F(SqliteStoreTest, KeepsRecordsAcrossRestart) {
   ASSERT_TRUE(MustOpen()->Txn({}, {Put("a", "1")}).ok());
   auto store = MustOpen();
   EXPECT_EQ(store->Get("a").value(), "1");
 }
 
 // The process ends without closing anything; what Txn acknowledged is there.
-TEST_F(SqliteStoreTest, KeepsWhatWasAcknowledgedByAProcessThatDied) {
+TEST_F(SqliteStoreTest, KeepsCommitsOfKilledProcess) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -115,7 +115,7 @@ TEST_F(SqliteStoreTest, OneProcessAtATime) {
   EXPECT_THAT(std::string(second.message()), HasSubstr(path_));
 }
 
-TEST_F(SqliteStoreTest, AFullDiskIsSaidAndNothingChanges) {
+TEST_F(SqliteStoreTest, FullDiskChangesNothing) {
   auto store = MustOpen(/*max_pages=*/8);
   ASSERT_TRUE(store->Txn({}, {Put("a", "1")}).ok());
   const absl::Status full = store->Txn({}, {Put("a", "2"), Put("big", std::string(100'000, 'x'))});
@@ -128,26 +128,26 @@ TEST_F(SqliteStoreTest, AFullDiskIsSaidAndNothingChanges) {
   EXPECT_EQ(MustOpen()->Get("a").value(), "3");
 }
 
-TEST_F(SqliteStoreTest, ADiskThatIsFullFromTheStartIsSaid) {
+TEST_F(SqliteStoreTest, FullDiskAtOpen) {
   const absl::Status tiny = Open(/*max_pages=*/1).status();
   EXPECT_EQ(tiny.code(), absl::StatusCode::kResourceExhausted) << tiny;
   EXPECT_THAT(std::string(tiny.message()), HasSubstr(path_));
 }
 
-TEST_F(SqliteStoreTest, AMissingFolderIsSaid) {
+TEST_F(SqliteStoreTest, MissingFolderIsReported) {
   const absl::Status status = SqliteStore::Open({.path = folder_ + "/none/x.db"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("/none/x.db"));
 }
 
-TEST_F(SqliteStoreTest, AFileThatIsNoDatabaseIsSaid) {
+TEST_F(SqliteStoreTest, ForeignFileIsRefused) {
   std::ofstream(path_) << std::string(8192, 'q');
   const absl::Status status = Open().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
 }
 
-TEST_F(SqliteStoreTest, ADamagedFileIsSaid) {
+TEST_F(SqliteStoreTest, DamagedFileIsReported) {
   {
     auto store = MustOpen();
     for (int i = 0; i < 200; ++i) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tests/count_results.py counts what CTest's JUnit files say, and never makes a failure pass.
+"""tests/count_results.py counts the results in CTest's JUnit files.
 
 usage: count_results_test.py REPOSITORY
 """
@@ -21,7 +21,7 @@ def case(name, status, output="", inner=""):
 
 
 def count(*files, cases=None):
-    """(exit code, last line, all output). `cases`: texts of GoogleTest's own files."""
+    """(exit code, last line, all output). `cases`: contents of GoogleTest's XML files."""
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for number, inside in enumerate(files):
@@ -41,24 +41,24 @@ def count(*files, cases=None):
 
 
 class CountResultsTest(unittest.TestCase):
-    def test_adds_up_cases_over_programs_and_files(self):
+    def test_adds_up_programs_and_files(self):
         code, line, _ = count(
             [case("a", "run", "[==========] 3 tests\n[  PASSED  ] 3 tests.\n"), case("b", "run")],
             [case("c", "run", "....\nRan 4 tests in 0.1s\n\nOK\n")],
         )
         self.assertEqual((code, line), (0, "8 passed, 0 failed, 0 skipped"))
 
-    def test_counts_failed_and_skipped_cases_of_a_program(self):
+    def test_failed_and_skipped_cases(self):
         output = "[  PASSED  ] 1 test.\n[  SKIPPED ] 2 tests, listed:\n[  FAILED  ] 3 tests, listed:\n"
         code, line, text = count([case("a_test", "fail", output)])
         self.assertEqual((code, line), (1, "1 passed, 3 failed, 2 skipped"))
         self.assertIn("failed: a_test", text)
 
-    def test_a_program_that_died_after_its_summary_has_failed(self):
+    def test_crash_after_the_summary_is_a_failure(self):
         code, line, _ = count([case("a", "fail", "[  PASSED  ] 5 tests.\nSanitizer: leak\n")])
         self.assertEqual((code, line), (1, "5 passed, 1 failed, 0 skipped"))
 
-    def test_a_program_that_could_not_start_has_failed(self):
+    def test_program_that_cannot_start_is_a_failure(self):
         inner = '<skipped message="Unable to find executable"/>'
         code, line, _ = count([case("a", "notrun", inner=inner)])
         self.assertEqual((code, line), (1, "0 passed, 1 failed, 0 skipped"))
@@ -70,13 +70,13 @@ class CountResultsTest(unittest.TestCase):
         )
         self.assertEqual((code, line), (0, "1 passed, 0 failed, 2 skipped"))
 
-    def test_a_program_that_skipped_all_its_cases(self):
+    def test_program_with_all_cases_skipped(self):
         output = "[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests, listed below:\n"
         inner = '<skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>'
         code, line, _ = count([case("a", "notrun", output, inner), case("b", "run")])
         self.assertEqual((code, line), (0, "1 passed, 0 failed, 3 skipped"))
 
-    def test_lists_skipped_cases_with_their_reasons(self):
+    def test_lists_skipped_cases_with_reasons(self):
         text = (
             '<testsuites><testsuite name="A"><testcase name="Runs" classname="A"/>'
             '<testcase name="Waits" classname="A" result="skipped">'
@@ -88,7 +88,7 @@ class CountResultsTest(unittest.TestCase):
         listed = [line for line in output.splitlines() if line.startswith("skipped:")]
         self.assertEqual(listed, ["skipped: A.Waits: no CUDA device: cudaErrorNoDevice"])
 
-    def test_skipped_cases_of_a_suite_share_a_line(self):
+    def test_skipped_cases_of_one_suite_share_a_line(self):
         inside = "".join(
             f'<testcase name="{name}" classname="A"><skipped message="a.cc:7&#x0A;no GPU"/></testcase>'
             for name in ("One", "Two")
@@ -98,10 +98,20 @@ class CountResultsTest(unittest.TestCase):
         )
         self.assertIn("skipped: A.{One,Two}: no GPU\n", output)
 
-    def test_nothing_at_all_is_no_success(self):
+    def test_lists_skipped_cases_of_python_programs(self):
+        output = (
+            "test_a (__main__.A.test_a) ... ok\n"
+            "test_b (__main__.A.test_b)\nChecks b. ... skipped 'no kubectl'\n"
+            "test_c (__main__.A) ... skipped 'no kubectl'\n\nRan 3 tests in 1s\n\nOK (skipped=2)\n"
+        )
+        _, line, text = count([case("a", "run", output)])
+        self.assertEqual(line, "1 passed, 0 failed, 2 skipped")
+        self.assertIn("skipped: A.{test_b,test_c}: no kubectl\n", text)
+
+    def test_no_result_is_a_failure(self):
         self.assertEqual(count([])[:2], (1, "0 passed, 0 failed, 0 skipped"))
 
-    def test_no_file_teaches(self):
+    def test_without_files_prints_the_usage(self):
         code, _, text = count()
         self.assertEqual(code, 1)
         self.assertIn("usage:", text)

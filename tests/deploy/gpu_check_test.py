@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""bench/gpu_check.py tells what passed, failed and was skipped, and goes on after failures.
+"""bench/gpu_check.py reports what passed, failed and was skipped, and continues after failures.
 
 usage: gpu_check_test.py REPOSITORY
 
-The bundle is made of shell scripts, and a GPU is played by the name of one.
+The programs of the bundle are shell scripts, and the GPU is only a name.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(report["machine"]["card"], "a GPU")
         self.assertIn("2 passed, 0 failed, 0 skipped", self.table)
 
-    def test_a_failure_does_not_end_it(self):
+    def test_continues_after_a_failure(self):
         self.add_test("a_test", PASSED, FAILED, code=1)
         self.add_test("b_test", PASSED)
         code, report = self.check("tests")
@@ -112,18 +112,18 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(found["tests", "b_test/A.Works"][0], "pass")
         self.assertIn("1 is not 2", json.dumps(report))
 
-    def test_a_program_that_dies_after_its_tests_has_failed(self):
+    def test_crash_after_the_tests_is_a_failure(self):
         self.add_test("a_test", PASSED, code=134)
         code, report = self.check("tests")
         self.assertEqual(code, 1)
         self.assertEqual(self.records(report)["tests", "a_test"], ("fail", "exit code 134"))
 
-    def test_a_program_without_tests_has_not_passed_by_them(self):
+    def test_program_without_results_is_a_failure(self):
         self.script("tests/a_test", "#!/bin/sh\nexit 3\n")
         self.about["tests"].append({"name": "a_test", "arguments": []})
         self.assertEqual(self.check("tests")[0], 1)
 
-    def test_of_a_program_that_dies_what_it_printed_is_kept(self):
+    def test_output_of_a_crashed_program_is_kept(self):
         self.script(
             "tests/gpu_plans_test",
             """#!/bin/sh
@@ -141,7 +141,7 @@ exit 139
         self.assertEqual(found["tests", "gpu_plans_test/Zoo/Plans.Equal/on2"][0], "fail")
         self.assertEqual(found["tests", "gpu_plans_test"], ("fail", "exit code 139"))
 
-    def test_the_most_telling_comes_first(self):
+    def test_order_of_the_programs(self):
         for name in ("a_test", "gpu_plans_test", "transport_nccl_gpu_test", "kernels_cuda_test"):
             self.add_test(name, PASSED)
         _, report = self.check("tests")
@@ -150,7 +150,7 @@ exit 139
             names, ["kernels_cuda_test", "transport_nccl_gpu_test", "a_test", "gpu_plans_test"]
         )
 
-    def test_a_skipped_test_is_told_with_its_reason(self):
+    def test_skipped_test_is_reported_with_its_reason(self):
         self.add_test("a_test", PASSED, SKIPPED)
         code, report = self.check("tests")
         self.assertEqual(code, 4)
@@ -158,7 +158,7 @@ exit 139
         self.assertEqual(found["tests", "a_test/A.Waits"], ("skip", "needs two GPUs"))
         self.assertIn("skip: tests/a_test/A.Waits: needs two GPUs", self.table)
 
-    def test_without_a_gpu_only_the_start_is_tried(self):
+    def test_without_a_gpu_programs_are_only_started(self):
         self.gpu = (None, "no NVIDIA driver")
         self.add_test("a_test", PASSED)
         self.script("bin/cadre", "#!/bin/sh\n[ $1 = --help ]\n")
@@ -171,14 +171,14 @@ exit 139
         self.assertEqual(found["starts", "a_test"][0], "pass")
         self.assertEqual(found["tests", "all of it"], ("skip", "no NVIDIA driver"))
 
-    def test_a_program_that_does_not_start_is_told_without_a_gpu_too(self):
+    def test_without_a_gpu_a_failed_start_is_reported(self):
         self.gpu = (None, "no NVIDIA driver")
         self.script("bin/cadre", "#!/bin/sh\necho libx.so.1: not found\nexit 127\n")
         code, report = self.check("starts")
         self.assertEqual(code, 1)
         self.assertIn("libx.so.1: not found", json.dumps(report))
 
-    def test_what_hangs_is_ended_and_the_rest_still_runs(self):
+    def test_hanging_program_is_killed(self):
         self.add_bench("bench_a", "#!/bin/sh\nsleep 100 & wait\n", seconds=0.3)
         self.add_bench("bench_b", "#!/bin/sh\necho '{}'\n")
         code, report = self.check("bench")
@@ -187,13 +187,13 @@ exit 139
         self.assertIn("ran past its limit", found["bench", "bench_a"][1])
         self.assertEqual(found["bench", "bench_b"][0], "pass")
 
-    def test_a_benchmark_that_prints_nothing_has_failed(self):
+    def test_benchmark_without_output_is_a_failure(self):
         self.add_bench("bench_a", "#!/bin/sh\necho fast\n")
         code, report = self.check("bench")
         self.assertEqual(code, 1)
         self.assertIn("no line of JSON", self.records(report)["bench", "bench_a"][1])
 
-    def test_what_there_was_no_time_for_is_skipped(self):
+    def test_programs_beyond_the_time_limit_are_skipped(self):
         self.seconds = 0.0
         self.add_bench("bench_a", "#!/bin/sh\necho '{}'\n")
         code, report = self.check("bench")
@@ -227,14 +227,14 @@ class DifferenceTest(unittest.TestCase):
     def test_equal_models(self):
         self.assertEqual(self.difference({"w": [1, 2]}, {"w": [1, 2]})[0], 0)
 
-    def test_a_difference_is_a_share_of_the_largest_value_of_its_tensor(self):
+    def test_difference_is_relative_to_the_largest_value(self):
         error, where = self.difference({"w": [4, 1], "v": [8]}, {"w": [4, 2], "v": [8]})
         self.assertEqual((error, where), (0.25, "w"))
 
-    def test_not_a_number_is_a_difference(self):
+    def test_nan_is_a_difference(self):
         self.assertEqual(self.difference({"w": [1, 2]}, {"w": [1, float("nan")]})[0], float("inf"))
 
-    def test_other_tensors_are_no_match(self):
+    def test_different_tensors_are_an_error(self):
         with self.assertRaises(KeyError):
             self.difference({"w": [1]}, {"v": [1]})
         with self.assertRaises(ValueError):

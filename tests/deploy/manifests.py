@@ -1,42 +1,38 @@
-"""Checks of the Kubernetes manifests that need no cluster and no network.
+"""Rules for the Kubernetes objects that `kubectl kustomize` renders. They need no cluster.
 
-    bundle = load(pathlib.Path("deploy/kubernetes"))
-    for problem in check(bundle, flags): print(problem)
+    objects = render(tools.find("bin/kubectl"), pathlib.Path("deploy/kubernetes"))
+    problems = check(objects, schemas, flags, drain_seconds)
 
-A bundle is what `kubectl apply -k` would send: the resources that kustomization.yaml lists. Every
-check is a function from a bundle to a list of problems, each a line that names file, resource and
-what is wrong. check() runs them all.
+A problem is a line that names the object and the rule. check_schema() covers what the API server refuses in
+strict mode; the other functions cover what only this project requires.
 """
 
-import dataclasses
 import functools
 import json
-import pathlib
 import re
+import subprocess
 
 import jsonschema
 import yaml
 
-HERE = pathlib.Path(__file__).parent
-# The oldest API that has all we use (podFailurePolicy, unhealthyPodEvictionPolicy), and the newest.
+# The oldest API that has every field in use (podFailurePolicy, unhealthyPodEvictionPolicy), and the newest.
 API_VERSIONS = ("1.31", "1.37")
-
-# Pods that are not ours but that a policy may name: where a user runs the `cadre` command.
-OUTSIDE_COMPONENTS = {"control"}
 COMPONENT = "app.kubernetes.io/component"
-RESTRICTED = "pod-security.kubernetes.io/enforce"
-
-# (from, to, port): who opens a connection to whom.
+ENFORCE = "pod-security.kubernetes.io/enforce"
+# Exit codes of a worker that a restart cannot cure: invalid flags, refused by the coordinator.
+PERMANENT_FAILURES = {2, 64}
+# The component of pods in which a user runs the `cadre` command.
+CONTROL = "control"
+# NCCL listens on ports that the kernel selects; this is the first of them.
+NCCL_PORT = 32768
+# (component that connects, component that accepts, port).
 EDGES = {
     ("worker", "coordinator", 7000),
     ("aggregator", "coordinator", 7000),
-    ("control", "coordinator", 7000),
+    (CONTROL, "coordinator", 7000),
     ("worker", "aggregator", 7001),
     ("worker", "worker", 7002),
 }
-
-# Of the overlay with workers on GPUs. NCCL listens on ports that the kernel picks, from this one on.
-NCCL_PORT = 32768
 GPU_EDGES = {
     ("worker-gpu", "coordinator", 7000),
     ("worker-gpu", "aggregator", 7001),
@@ -44,608 +40,344 @@ GPU_EDGES = {
     ("worker-gpu", "worker-gpu", NCCL_PORT),
 }
 
-# What a worker exits with when trying again cannot help: wrong flags, refused by the coordinator.
-PERMANENT_FAILURES = {2, 64}
+
+def render(kubectl, folder):
+    """The objects that `kubectl apply -k FOLDER` would send."""
+    command = [kubectl, "kustomize", folder]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if result.returncode != 0:
+        raise ValueError(result.stderr)
+    return list(yaml.safe_load_all(result.stdout))
 
 
-class UniqueKeyLoader(yaml.SafeLoader):
-    """As the API server in strict mode: a key given twice is an error."""
+def label(item):
+    return f"{item['kind']}/{item['metadata']['name']}"
 
 
-def _mapping(loader, node):
-    seen = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key '{key}' is given twice", key_node.start_mark
-            )
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
+def of(objects, *kinds):
+    return [item for item in objects if item["kind"] in kinds]
 
 
-UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+def find(objects, kind, name):
+    return next((i for i in of(objects, kind) if i["metadata"]["name"] == name), None)
 
 
-@dataclasses.dataclass
-class Resource:
-    file: str
-    body: dict
-
-    @property
-    def kind(self):
-        return self.body.get("kind", "")
-
-    @property
-    def name(self):
-        return self.body.get("metadata", {}).get("name", "")
-
-    @property
-    def spec(self):
-        return self.body.get("spec", {})
-
-    @property
-    def template(self):
-        """The pod template of a workload; None for any other kind."""
-        return self.spec.get("template") if self.kind in ("StatefulSet", "Job") else None
-
-    def problem(self, text):
-        return f"{self.file}: {self.kind}/{self.name}: {text}"
+def workloads(objects):
+    return of(objects, "StatefulSet", "Job")
 
 
-@dataclasses.dataclass
-class Bundle:
-    kustomization: dict
-    # Files in the folder that look like manifests.
-    files: set
-    resources: list
-
-    def of(self, *kinds):
-        return [resource for resource in self.resources if resource.kind in kinds]
-
-    def workloads(self):
-        return [resource for resource in self.resources if resource.template is not None]
-
-    def find(self, kind, name):
-        return next((r for r in self.resources if (r.kind, r.name) == (kind, name)), None)
-
-    def selected(self, labels):
-        """The workloads whose pods carry all the labels."""
-        return [
-            workload
-            for workload in self.workloads()
-            if labels.items() <= workload.template["metadata"].get("labels", {}).items()
-        ]
-
-
-def load(folder):
-    """Reads the kustomization and the resources it lists. Raises on unreadable YAML."""
-    kustomization = yaml.load((folder / "kustomization.yaml").read_text(), UniqueKeyLoader)
-    files = {path.name for path in folder.glob("*.y*ml")} - {"kustomization.yaml"}
-    resources = []
-    for name in kustomization.get("resources", []):
-        if (folder / name).is_file():
-            for body in yaml.load_all((folder / name).read_text(), UniqueKeyLoader):
-                if body:
-                    resources.append(Resource(name, body))
-    return Bundle(kustomization, files, resources)
-
-
-def load_overlay(folder):
-    """The base and what a folder below it adds, as one bundle; an overlay that only adds."""
-    base, own = load(folder.parent), load(folder)
-    added = [name for name in own.kustomization["resources"] if name != ".."]
-    if len(added) == len(own.kustomization["resources"]):
-        raise ValueError(f"{folder} does not build on its base")
-    kustomization = {
-        **own.kustomization,
-        "resources": base.kustomization["resources"] + added,
-        "images": base.kustomization["images"] + own.kustomization["images"],
-    }
-    return Bundle(kustomization, base.files | own.files, base.resources + own.resources)
+def template(workload):
+    return workload["spec"]["template"]
 
 
 def containers(workload):
-    spec = workload.template["spec"]
-    return spec.get("initContainers", []) + spec.get("containers", [])
+    spec = template(workload)["spec"]
+    return spec.get("initContainers", []) + spec["containers"]
+
+
+def pods(objects):
+    """(workload, container) pairs."""
+    return [(w, c) for w in workloads(objects) for c in containers(w)]
 
 
 def component(workload):
-    return workload.template["metadata"].get("labels", {}).get(COMPONENT)
+    return template(workload)["metadata"]["labels"].get(COMPONENT)
+
+
+def selected(objects, labels):
+    """The workloads whose pods carry all the labels."""
+    return [
+        w for w in workloads(objects) if labels.items() <= template(w)["metadata"]["labels"].items()
+    ]
+
+
+def ports(container):
+    return {port["name"]: port["containerPort"] for port in container.get("ports", [])}
 
 
 def flags_of(container):
-    """{'listen': '0.0.0.0:7000', ...}; a flag without '=' maps to None."""
-    flags = {}
-    for argument in container.get("args", []):
-        if argument.startswith("--"):
-            name, equals, value = argument[2:].partition("=")
-            flags[name] = value if equals else None
-    return flags
-
-
-# ---------------------------------------------------------------------------------------- schema
+    """{'listen': '0.0.0.0:7000', 'insecure': '', ...}"""
+    pairs = (argument[2:].partition("=") for argument in container.get("args", []))
+    return {name.replace("-", "_"): value for name, _, value in pairs}
 
 
 @functools.cache
-def validators(api_version):
-    """'apiVersion/kind' -> a strict validator."""
-    schemas = json.loads((HERE / "schemas" / f"kubernetes-{api_version}.json").read_text())
-    result = {}
-    for name, kind in schemas["kinds"].items():
-        schema = {key: value for key, value in kind.items() if key != "$id"}
-        schema["required"] = ["apiVersion", "kind", "metadata"]
-        result[name] = jsonschema.Draft202012Validator({**schema, "$defs": schemas["$defs"]})
-    return result
+def definitions(folder):
+    return read_schema(folder / "_definitions.json")["$defs"]
 
 
-def check_schema(bundle):
-    problems = []
-    for resource in bundle.resources:
-        for api_version in API_VERSIONS:
-            api = resource.body.get("apiVersion")
-            checker = validators(api_version).get(f"{api}/{resource.kind}")
+def read_schema(path):
+    """The schema with its references into _definitions.json made local."""
+    schema = json.loads(re.sub(r'"[^"]*_definitions\.json#', '"#', path.read_text()))
+    schema.pop("$id", None)
+    return schema
+
+
+@functools.cache
+def validator(folder, api_version, kind):
+    """A strict validator; None where the API has no such kind."""
+    group, _, version = api_version.rpartition("/")
+    parts = (kind.lower(), group.partition(".")[0], version)
+    path = folder / ("-".join(part for part in parts if part) + ".json")
+    if not path.exists():
+        return None
+    schema = {**read_schema(path), "required": ["apiVersion", "kind", "metadata"]}
+    return jsonschema.Draft202012Validator({**schema, "$defs": definitions(folder)})
+
+
+def check_schema(objects, schemas):
+    """`schemas`: the folder with the JSON schemas of all API versions."""
+    for version in API_VERSIONS:
+        for item in objects:
+            checker = validator(
+                schemas / f"v{version}.0-local-strict", item["apiVersion"], item["kind"]
+            )
             if checker is None:
-                problems.append(resource.problem(f"no {api} {resource.kind} in {api_version}"))
+                yield f"{label(item)}: {version}: no {item['apiVersion']} {item['kind']}"
                 continue
-            for error in checker.iter_errors(resource.body):
-                where = ".".join(str(part) for part in error.absolute_path) or "top level"
-                problems.append(resource.problem(f"{api_version}: at {where}: {error.message}"))
-    return problems
+            for error in checker.iter_errors(item):
+                where = ".".join(str(part) for part in error.absolute_path)
+                yield f"{label(item)}: {version}: at '{where}': {error.message}"
 
 
-# --------------------------------------------------------------------------------- kustomization
+def check_names(objects):
+    namespaces = of(objects, "Namespace")
+    if not namespaces or namespaces[0]["metadata"].get("labels", {}).get(ENFORCE) != "restricted":
+        yield f"the namespace needs the label {ENFORCE}: restricted"
+    names = [label(item) for item in objects]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"{name}: there are two objects of this name"
+    for item in objects:
+        expected = None if item in namespaces else namespaces[0]["metadata"]["name"]
+        if item["metadata"].get("namespace") != expected:
+            yield f"{label(item)}: is not in the namespace {expected}"
+    for workload, container in pods(objects):
+        tag = container["image"].partition(":")[2]
+        if tag in ("", "latest"):
+            yield f"{label(workload)}: image {container['image']} needs a tag other than latest"
 
 
-def check_kustomization(bundle):
-    problems = []
-    known = {"apiVersion", "kind", "namespace", "resources", "images"}
-    for key in bundle.kustomization.keys() - known:
-        problems.append(f"kustomization.yaml: these checks do not understand '{key}'")
-    listed = bundle.kustomization.get("resources", [])
-    for name in sorted(bundle.files - set(listed)):
-        problems.append(f"kustomization.yaml: {name} is not listed")
-    for name in sorted(set(listed) - bundle.files):
-        problems.append(f"kustomization.yaml: {name} is listed but not there")
-    return problems
+def check_selectors(objects):
+    for workload in of(objects, "StatefulSet"):
+        if workload not in selected(objects, workload["spec"]["selector"]["matchLabels"]):
+            yield f"{label(workload)}: does not select its own pods"
+        service = find(objects, "Service", workload["spec"]["serviceName"])
+        if service is None or service["spec"].get("clusterIP") != "None":
+            yield f"{label(workload)}: serviceName is not a headless Service"
+        elif workload not in selected(objects, service["spec"]["selector"]):
+            yield f"{label(workload)}: {label(service)} does not select its pods"
+    covered = []
+    for budget in of(objects, "PodDisruptionBudget"):
+        found = selected(objects, budget["spec"]["selector"]["matchLabels"])
+        covered += found
+        if len(found) != 1:
+            yield f"{label(budget)}: must select the pods of exactly one workload"
+    for workload in workloads(objects):
+        if workload not in covered:
+            yield f"{label(workload)}: has no PodDisruptionBudget"
 
 
-def check_images(bundle):
-    problems = []
-    images = {image["name"]: image for image in bundle.kustomization.get("images", [])}
-    used = set()
-    for workload in bundle.workloads():
-        for container in containers(workload):
-            name = container["image"].split("@")[0]
-            used.add(name)
-            if name not in images:
-                problems.append(workload.problem(f"image {name} has no line in kustomization.yaml"))
-    for name, image in images.items():
-        tag = str(image.get("newTag", ""))
-        if "digest" not in image and tag in ("", "latest"):
-            problems.append(f"kustomization.yaml: image {name} needs a tag other than latest")
-        if name not in used:
-            problems.append(f"kustomization.yaml: image {name} is not used")
-    return problems
-
-
-def check_names(bundle):
-    problems, seen = [], set()
-    namespace = bundle.kustomization.get("namespace")
-    for resource in bundle.resources:
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", resource.name):
-            problems.append(resource.problem("the name is not a DNS label"))
-        if (resource.kind, resource.name) in seen:
-            problems.append(resource.problem("there are two of them"))
-        seen.add((resource.kind, resource.name))
-        if "namespace" in resource.body.get("metadata", {}):
-            problems.append(resource.problem("the kustomization sets the namespace, not the file"))
-    home = bundle.find("Namespace", namespace)
-    if home is None:
-        return problems + [f"kustomization.yaml: namespace {namespace} has no Namespace resource"]
-    if home.body["metadata"].get("labels", {}).get(RESTRICTED) != "restricted":
-        problems.append(home.problem(f"needs the label {RESTRICTED}: restricted"))
-    return problems
-
-
-# ------------------------------------------------------------------------------------- selectors
-
-
-def check_selectors(bundle):
-    problems = []
-    for workload in bundle.of("StatefulSet"):
-        labels = workload.template["metadata"].get("labels", {})
-        for key, value in workload.spec["selector"]["matchLabels"].items():
-            if labels.get(key) != value:
-                problems.append(workload.problem(f"selector {key}={value} misses its own pods"))
-    for service in bundle.of("Service"):
-        if not bundle.selected(service.spec.get("selector", {"": ""})):
-            problems.append(service.problem("selects no pod"))
-    for budget in bundle.of("PodDisruptionBudget"):
-        if len(bundle.selected(budget.spec["selector"]["matchLabels"])) != 1:
-            problems.append(budget.problem("must select the pods of exactly one workload"))
-    covered = [
-        workload.name
-        for budget in bundle.of("PodDisruptionBudget")
-        for workload in bundle.selected(budget.spec["selector"]["matchLabels"])
-    ]
-    for workload in bundle.workloads():
-        if workload.name not in covered:
-            problems.append(workload.problem("has no PodDisruptionBudget"))
-    return problems
-
-
-def check_stateful_sets(bundle):
-    problems = []
-    for workload in bundle.of("StatefulSet"):
-        service = bundle.find("Service", workload.spec.get("serviceName"))
-        if service is None:
-            problems.append(workload.problem("serviceName names no Service"))
-        elif service.spec.get("clusterIP") != "None":
-            problems.append(workload.problem(f"Service {service.name} is not headless"))
-        elif workload not in bundle.selected(service.spec["selector"]):
-            problems.append(workload.problem(f"Service {service.name} does not select its pods"))
-    return problems
-
-
-def check_jobs(bundle):
-    problems = []
-    for job in bundle.of("Job"):
-        rules = job.spec.get("podFailurePolicy", {}).get("rules", [])
-        ignored = [
-            condition["type"]
-            for rule in rules
-            if rule["action"] == "Ignore"
-            for condition in rule.get("onPodConditions", [])
-        ]
-        fatal = [
-            value
-            for rule in rules
-            if rule["action"] == "FailJob" and rule.get("onExitCodes", {}).get("operator") == "In"
-            for value in rule["onExitCodes"]["values"]
-        ]
-        names = [container["name"] for container in containers(job)]
-        if job.spec.get("completionMode") != "Indexed":
-            problems.append(job.problem("completionMode must be Indexed"))
-        if job.spec.get("completions") != job.spec.get("parallelism"):
-            problems.append(job.problem("completions and parallelism must be equal"))
-        if job.template["spec"].get("restartPolicy") != "Never":
-            problems.append(job.problem("podFailurePolicy needs restartPolicy: Never"))
+def check_jobs(objects):
+    for job in of(objects, "Job"):
+        spec, ignored, fatal = job["spec"], set(), set()
+        for rule in spec.get("podFailurePolicy", {}).get("rules", []):
+            codes = rule.get("onExitCodes", {})
+            if rule["action"] == "Ignore":
+                ignored |= {condition["type"] for condition in rule.get("onPodConditions", [])}
+            elif rule["action"] == "FailJob" and codes.get("operator") == "In":
+                fatal |= set(codes["values"])
+            if codes and codes.get("containerName") not in [c["name"] for c in containers(job)]:
+                yield f"{label(job)}: podFailurePolicy names an unknown container"
+        if spec.get("completionMode") != "Indexed":
+            yield f"{label(job)}: completionMode must be Indexed"
+        if spec.get("completions") != spec.get("parallelism"):
+            yield f"{label(job)}: completions and parallelism must be equal"
+        if template(job)["spec"].get("restartPolicy") != "Never":
+            yield f"{label(job)}: podFailurePolicy needs restartPolicy: Never"
         if "DisruptionTarget" not in ignored:
-            problems.append(job.problem("must ignore DisruptionTarget"))
-        for code in sorted(PERMANENT_FAILURES - set(fatal)):
-            problems.append(job.problem(f"must fail on exit code {code}"))
-        for rule in rules:
-            name = rule.get("onExitCodes", {}).get("containerName")
-            if name is not None and name not in names:
-                problems.append(job.problem(f"podFailurePolicy names no container: {name}"))
-        for budget in bundle.of("PodDisruptionBudget"):
-            if job in bundle.selected(budget.spec["selector"]["matchLabels"]):
-                least = budget.spec.get("minAvailable")
-                if not isinstance(least, int) or least >= job.spec.get("parallelism", 0):
-                    problems.append(
-                        budget.problem("a Job needs minAvailable: a number below its parallelism")
-                    )
-    return problems
+            yield f"{label(job)}: must ignore DisruptionTarget"
+        if not PERMANENT_FAILURES <= fatal:
+            yield f"{label(job)}: must fail on the exit codes {PERMANENT_FAILURES - fatal}"
+        for budget in of(objects, "PodDisruptionBudget"):
+            if job in selected(objects, budget["spec"]["selector"]["matchLabels"]):
+                minimum = budget["spec"].get("minAvailable")
+                if not isinstance(minimum, int) or minimum >= spec["parallelism"]:
+                    yield f"{label(budget)}: minAvailable must be below the Job's parallelism"
 
 
-# -------------------------------------------------------------------------------- ports, addresses
+def check_ports(objects):
+    for service in of(objects, "Service"):
+        targets = selected(objects, service["spec"]["selector"])
+        if not targets:
+            yield f"{label(service)}: selects no pod"
+        for workload in targets:
+            known = {name for c in containers(workload) for name in ports(c)}
+            for port in service["spec"]["ports"]:
+                if port["targetPort"] not in known:
+                    yield f"{label(service)}: targetPort {port['targetPort']} does not exist"
+    for workload, container in pods(objects):
+        own = ports(container)
+        listen = int(flags_of(container)["listen"].rpartition(":")[2])
+        if listen not in own.values():
+            yield f"{label(workload)}: listens on {listen}, which no port declares"
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if container.get(probe, {}).get("grpc", {}).get("port") != own.get("grpc"):
+                yield f"{label(workload)}: {probe} does not query the gRPC port"
 
 
-def port_names(container):
-    return {port.get("name"): port["containerPort"] for port in container.get("ports", [])}
-
-
-def check_ports(bundle):
-    problems = []
-    for service in bundle.of("Service"):
-        for workload in bundle.selected(service.spec.get("selector", {"": ""})):
-            names = {}
-            for container in containers(workload):
-                names.update(port_names(container))
-            for port in service.spec["ports"]:
-                target = port.get("targetPort", port["port"])
-                if target not in names and target not in names.values():
-                    problems.append(service.problem(f"targetPort {target}: no such port"))
-    for workload in bundle.workloads():
-        for container in containers(workload):
-            listen = flags_of(container).get("listen") or ""
-            port = int(listen.rpartition(":")[2] or 0)
-            if listen and port not in port_names(container).values():
-                problems.append(workload.problem(f"listens on {port}, which no port declares"))
-    return problems
-
-
-def check_probes(bundle):
-    problems = []
-    for workload in bundle.workloads():
-        for container in containers(workload):
-            ports = port_names(container)
-            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                given = container.get(probe)
-                if given is None:
-                    if "grpc" in ports:
-                        problems.append(workload.problem(f"{container['name']} has no {probe}"))
-                elif given.get("grpc", {}).get("port") != ports.get("grpc"):
-                    problems.append(workload.problem(f"{probe} does not ask its gRPC port"))
-    return problems
-
-
-def check_addresses(bundle):
-    """host.NAMESPACE.svc:port in flags must lead to a Service with that port."""
-    problems = []
-    namespace = bundle.kustomization.get("namespace")
-    for workload in bundle.workloads():
-        for container in containers(workload):
-            known = {variable["name"] for variable in container.get("env", [])}
-            for argument in container.get("args", []):
-                for variable in re.findall(r"\$\((\w+)\)", argument):
-                    if variable not in known:
-                        problems.append(workload.problem(f"{argument}: no variable {variable}"))
-                match = re.search(r"=(?:\$\(POD_NAME\)\.)?([\w-]+)\.([\w-]+)\.svc:(\d+)$", argument)
-                if match is None:
-                    if ".svc" in argument:
-                        problems.append(workload.problem(f"{argument}: not SERVICE.NAMESPACE.svc:PORT"))
-                    continue
-                service = bundle.find("Service", match[1])
-                if service is None or match[2] != namespace:
-                    problems.append(workload.problem(f"{argument}: no such Service"))
-                elif int(match[3]) not in [port["port"] for port in service.spec["ports"]]:
-                    problems.append(workload.problem(f"{argument}: the Service has no such port"))
-                elif "$(POD_NAME)" in argument and workload.spec.get("serviceName") != match[1]:
-                    problems.append(workload.problem(f"{argument}: pods have no name in that Service"))
-    return problems
-
-
-def check_flags(bundle, flags):
-    """`flags`: program -> names of the flags it defines."""
-    problems = []
-    for workload in bundle.workloads():
-        for container in containers(workload):
-            program = (container.get("command") or ["?"])[0]
-            if program not in flags:
-                problems.append(workload.problem(f"runs {program}, which is no program of ours"))
+def check_addresses(objects):
+    """SERVICE.NAMESPACE.svc:PORT in a flag must lead to a Service that has the port."""
+    for workload, container in pods(objects):
+        variables = {variable["name"] for variable in container.get("env", [])}
+        for argument in container["args"]:
+            for name in set(re.findall(r"\$\((\w+)\)", argument)) - variables:
+                yield f"{label(workload)}: {argument}: undefined variable {name}"
+            if ".svc" not in argument:
                 continue
-            for name in flags_of(container):
-                if name not in flags[program]:
-                    problems.append(workload.problem(f"{program} has no flag --{name}"))
-    return problems
+            match = re.search(r"=(\$\(POD_NAME\)\.)?([\w-]+)\.([\w-]+)\.svc:(\d+)$", argument)
+            service = match and find(objects, "Service", match[2])
+            if not service or service["metadata"]["namespace"] != match[3]:
+                yield f"{label(workload)}: {argument}: no such Service"
+            elif int(match[4]) not in [port["port"] for port in service["spec"]["ports"]]:
+                yield f"{label(workload)}: {argument}: the Service has no such port"
+            elif match[1] and workload["spec"].get("serviceName") != match[2]:
+                yield f"{label(workload)}: {argument}: the Service does not name its pods"
 
 
-# ------------------------------------------------------------------------------------ references
+def check_programs(objects, flags, drain_seconds):
+    """`flags`: program -> its flags. `drain_seconds`: the longest time that a daemon needs to drain."""
+    for workload, container in pods(objects):
+        program, given = container["command"][0], flags_of(container)
+        for name in given.keys() - flags.get(program, set()):
+            yield f"{label(workload)}: {program} has no flag --{name}"
+        spec = template(workload)["spec"]
+        if spec.get("terminationGracePeriodSeconds", 0) <= drain_seconds:
+            yield f"{label(workload)}: draining takes up to {drain_seconds} s"
+        # The root file system is read-only.
+        writable = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+        for path in ("/tmp", given.get("store"), given.get("data_dir")):
+            if path and not any((path + "/").startswith(mount + "/") for mount in writable):
+                yield f"{label(workload)}: {path} is not on a writable volume"
 
 
-def check_volumes(bundle):
-    problems = []
-    for workload in bundle.workloads():
-        spec = workload.template["spec"]
-        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
-        claims = {c["metadata"]["name"] for c in workload.spec.get("volumeClaimTemplates", [])}
-        mounts = [mount for c in containers(workload) for mount in c.get("volumeMounts", [])]
-        for mount in mounts:
-            if mount["name"] not in volumes.keys() | claims:
-                problems.append(workload.problem(f"mounts {mount['name']}, which is no volume"))
-        for name in sorted((volumes.keys() | claims) - {mount["name"] for mount in mounts}):
-            problems.append(workload.problem(f"volume {name} is mounted nowhere"))
-        for name, volume in volumes.items():
-            for kind, key, field in (
-                ("ConfigMap", "configMap", "name"),
-                ("Secret", "secret", "secretName"),
-                ("PersistentVolumeClaim", "persistentVolumeClaim", "claimName"),
-            ):
-                if key in volume and bundle.find(kind, volume[key].get(field)) is None:
-                    problems.append(workload.problem(f"volume {name}: no {kind} of that name"))
-        for container in containers(workload):
-            problems += check_writable(workload, container)
-    return problems
-
-
-def check_writable(workload, container):
-    """The root file system is read-only: what a program writes must lie on a volume."""
-    writable = [
-        mount["mountPath"]
-        for mount in container.get("volumeMounts", [])
-        if not mount.get("readOnly", False)
-    ]
-    problems = [] if "/tmp" in writable else [workload.problem("has no writable /tmp")]
-    for flag in ("store", "data_dir"):
-        path = flags_of(container).get(flag)
-        if path and not any((path + "/").startswith(mount + "/") for mount in writable):
-            problems.append(workload.problem(f"--{flag}={path} is not on a writable volume"))
-    return problems
-
-
-def check_service_accounts(bundle):
-    problems = []
-    for account in bundle.of("ServiceAccount"):
-        if account.body.get("automountServiceAccountToken") is not False:
-            problems.append(account.problem("automountServiceAccountToken must be false"))
-    for workload in bundle.workloads():
-        spec = workload.template["spec"]
-        if bundle.find("ServiceAccount", spec.get("serviceAccountName")) is None:
-            problems.append(workload.problem("serviceAccountName names no ServiceAccount"))
-        if spec.get("automountServiceAccountToken") is not False:
-            problems.append(workload.problem("automountServiceAccountToken must be false"))
-    return problems
-
-
-# --------------------------------------------------------------------------------------- manners
-
-SUFFIXES = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+SUFFIXES = {"m": 1e-3, "": 1, "Mi": 2**20, "Gi": 2**30}
 
 
 def quantity(text):
-    """'250m' -> 0.25; None for what is no quantity."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|k|M|G|Ki|Mi|Gi)?", str(text))
+    """'250m' -> 0.25; None where it is missing."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|Mi|Gi)?", str(text))
     return float(match[1]) * SUFFIXES[match[2] or ""] if match else None
 
 
-def check_resources(bundle):
-    problems = []
-    for workload in bundle.workloads():
-        for container in containers(workload):
-            given = container.get("resources", {})
-            for name in ("cpu", "memory"):
-                asked = quantity(given.get("requests", {}).get(name))
-                limit = quantity(given.get("limits", {}).get(name))
-                if asked is None or limit is None:
-                    problems.append(workload.problem(f"needs a {name} request and a {name} limit"))
-                elif asked > limit:
-                    problems.append(workload.problem(f"asks for more {name} than its limit"))
-            threads = flags_of(container).get("threads")
-            cores = quantity(given.get("limits", {}).get("cpu"))
-            if threads is not None and cores is not None and int(threads) > cores:
-                problems.append(workload.problem(f"--threads={threads} on {cores:g} cores"))
-    return problems
+def check_resources(objects):
+    for workload, container in pods(objects):
+        given = container.get("resources", {})
+        for name in ("cpu", "memory"):
+            request = quantity(given.get("requests", {}).get(name))
+            limit = quantity(given.get("limits", {}).get(name))
+            if request is None or limit is None:
+                yield f"{label(workload)}: needs a request and a limit of {name}"
+            elif request > limit:
+                yield f"{label(workload)}: requests more {name} than its limit"
+            elif name == "cpu" and int(flags_of(container).get("threads", 1)) > limit:
+                yield f"{label(workload)}: more threads than the limit of cpu"
 
 
-RESTRICTED_VOLUMES = {
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
-    "projected", "secret",
-}  # fmt: skip
+RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 
 
-def check_restricted(bundle):
-    """The restricted pod security profile, and a read-only root file system on top of it."""
-    problems = []
-    for workload in bundle.workloads():
-        spec = workload.template["spec"]
-        pod = spec.get("securityContext", {})
-        for key in ("hostNetwork", "hostPID", "hostIPC"):
-            if spec.get(key):
-                problems.append(workload.problem(f"{key} is forbidden"))
-        for volume in spec.get("volumes", []):
-            for kind in sorted(volume.keys() - {"name"} - RESTRICTED_VOLUMES):
-                problems.append(workload.problem(f"volume {volume['name']}: {kind} is forbidden"))
-        for container in containers(workload):
-            own = container.get("securityContext", {})
-            both = {**pod, **own}
-            wanted = {
-                "runAsNonRoot": both.get("runAsNonRoot") is True,
-                "runAsUser other than 0": both.get("runAsUser", 0) != 0,
-                "seccompProfile RuntimeDefault": both.get("seccompProfile", {}).get("type")
-                == "RuntimeDefault",
-                "allowPrivilegeEscalation: false": own.get("allowPrivilegeEscalation") is False,
-                "readOnlyRootFilesystem: true": own.get("readOnlyRootFilesystem") is True,
-                "capabilities.drop: [ALL]": own.get("capabilities", {}).get("drop") == ["ALL"],
-                "no added capabilities": not own.get("capabilities", {}).get("add"),
-                "no privileged": not own.get("privileged"),
-                "no hostPort": not any("hostPort" in port for port in container.get("ports", [])),
-            }
-            for name, holds in wanted.items():
-                if not holds:
-                    problems.append(workload.problem(f"{container['name']} needs {name}"))
-    return problems
+def check_security(objects):
+    """The restricted pod security profile, a read-only root file system and no API token."""
+    for account in of(objects, "ServiceAccount"):
+        if account.get("automountServiceAccountToken") is not False:
+            yield f"{label(account)}: automountServiceAccountToken must be false"
+    for workload, container in pods(objects):
+        spec = template(workload)["spec"]
+        own = container.get("securityContext", {})
+        both = {**spec.get("securityContext", {}), **own}
+        kinds = {kind for volume in spec.get("volumes", []) for kind in volume.keys() - {"name"}}
+        rules = {
+            "a ServiceAccount": find(objects, "ServiceAccount", spec.get("serviceAccountName")),
+            "automountServiceAccountToken: false": spec.get("automountServiceAccountToken")
+            is False,
+            "no host namespaces": not any(
+                spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")
+            ),
+            "only volumes of the restricted profile": kinds <= RESTRICTED_VOLUMES,
+            "runAsNonRoot": both.get("runAsNonRoot") is True,
+            "runAsUser other than 0": both.get("runAsUser", 0) != 0,
+            "seccompProfile": both.get("seccompProfile") == {"type": "RuntimeDefault"},
+            "allowPrivilegeEscalation: false": own.get("allowPrivilegeEscalation") is False,
+            "readOnlyRootFilesystem": own.get("readOnlyRootFilesystem") is True,
+            "capabilities: drop ALL": own.get("capabilities") == {"drop": ["ALL"]},
+            "no privileged": not own.get("privileged"),
+            "no hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                yield f"{label(workload)}: needs {rule}"
 
 
-def check_termination(bundle, drain_seconds):
-    """`drain_seconds`: how long a daemon drains at most before it exits."""
-    problems = []
-    for workload in bundle.workloads():
-        grace = workload.template["spec"].get("terminationGracePeriodSeconds", 0)
-        if grace <= drain_seconds:
-            problems.append(workload.problem(f"{grace} s to end, but draining takes {drain_seconds} s"))
-    return problems
-
-
-# ----------------------------------------------------------------------------------- the network
-
-
-def _components(bundle, selector):
-    """The components whose pods a selector without namespace matches."""
+def components(objects, selector):
+    """The components whose pods a selector matches."""
     labels = selector.get("matchLabels", {})
-    pods = {component(workload): workload.template["metadata"]["labels"]
-            for workload in bundle.workloads()}  # fmt: skip
-    for name in OUTSIDE_COMPONENTS:
-        pods[name] = {"app.kubernetes.io/name": "cadre", COMPONENT: name}
-    return {name for name, own in pods.items() if labels.items() <= own.items()}
+    found = {component(workload) for workload in selected(objects, labels)}
+    control = {"app.kubernetes.io/name": "cadre", COMPONENT: CONTROL}
+    return found | ({CONTROL} if labels.items() <= control.items() else set())
 
 
-def _edges(bundle, direction):
-    """(policy's component, peer's component, port) that policies of one direction allow."""
-    edges, word = set(), "from" if direction == "ingress" else "to"
-    for policy in bundle.of("NetworkPolicy"):
-        for rule in policy.spec.get(direction, []):
-            ports = [port["port"] for port in rule.get("ports", [])] or ["any"]
-            for peer in rule.get(word, [{"podSelector": {}}]):
-                if "namespaceSelector" in peer or "ipBlock" in peer:
-                    continue
-                for own in _components(bundle, policy.spec["podSelector"]):
-                    for other in _components(bundle, peer["podSelector"]):
-                        edges |= {(own, other, port) for port in ports}
-    return edges
-
-
-def check_network(bundle):
-    problems = []
-    policies = bundle.of("NetworkPolicy")
-    if not any(
-        policy.spec["podSelector"] == {}
-        and set(policy.spec["policyTypes"]) == {"Ingress", "Egress"}
-        and not policy.spec.get("ingress")
-        and not policy.spec.get("egress")
-        for policy in policies
-    ):
-        problems.append("network: no policy denies by default")
-    for policy in policies:
-        if not _components(bundle, policy.spec["podSelector"]):
-            problems.append(policy.problem("selects no pod"))
-        for direction in ("ingress", "egress"):
-            if policy.spec.get(direction) and direction.title() not in policy.spec["policyTypes"]:
-                problems.append(policy.problem(f"has {direction} rules but not the policy type"))
-    if not any(
-        {("UDP", 53), ("TCP", 53)} <= {(p.get("protocol"), p["port"]) for p in rule.get("ports", [])}
-        for policy in policies
-        if policy.spec["podSelector"] == {}
-        for rule in policy.spec.get("egress", [])
-    ):
-        problems.append("network: no policy lets every pod ask the cluster's DNS")
-    out = _edges(bundle, "egress")
-    into = {(source, target, port) for target, source, port in _edges(bundle, "ingress")}
-    for name, found in (("egress", out), ("ingress", into)):
-        for source, target, port in sorted(EDGES - found, key=str):
-            problems.append(f"network: no {name} from {source} to {target}:{port}")
-        for source, target, port in sorted(found - EDGES, key=str):
-            problems.append(f"network: {name} from {source} to {target}:{port} is not needed")
-    return problems
-
-
-def check_edges(bundle):
-    """EDGES must say what the manifests say: every port in it is one that the target listens on."""
-    listens = {
-        (component(workload), port)
-        for workload in bundle.workloads()
-        for container in containers(workload)
-        for port in port_names(container).values()
+def edges(objects, direction):
+    """(component of the policy, component of the peer, port) that the policies of a direction allow."""
+    return {
+        (own, other, port["port"])
+        for policy in of(objects, "NetworkPolicy")
+        if direction.title() in policy["spec"].get("policyTypes", [])
+        for rule in policy["spec"].get(direction, [])
+        for peer in rule["from" if direction == "ingress" else "to"]
+        if "namespaceSelector" not in peer
+        for port in rule["ports"]
+        for own in components(objects, policy["spec"]["podSelector"])
+        for other in components(objects, peer["podSelector"])
     }
-    reached = {(target, port) for _, target, port in EDGES if port != NCCL_PORT}
-    return [f"network: nobody may reach {where}" for where in sorted(listens - reached)] + [
-        f"network: {where} is no port" for where in sorted(reached - listens)
-    ]
 
 
-def check(bundle, flags, drain_seconds):
-    """Everything. See check_flags and check_termination for the parameters."""
-    problems = check_schema(bundle)
-    if problems:
-        # The other checks rely on the shape.
-        return problems
-    for step in (
-        check_kustomization,
-        check_images,
+def check_network(objects):
+    policies = [policy["spec"] for policy in of(objects, "NetworkPolicy")]
+    if {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} not in policies:
+        yield "network: no policy denies by default"
+    if find(objects, "NetworkPolicy", "allow-dns") is None:
+        yield "network: no policy allows DNS"
+    for policy in of(objects, "NetworkPolicy"):
+        if not components(objects, policy["spec"]["podSelector"]):
+            yield f"{label(policy)}: selects no pod"
+    gpu = find(objects, "Job", "cadre-worker-gpu") is not None
+    expected = EDGES | (GPU_EDGES if gpu else set())
+    egress = edges(objects, "egress")
+    ingress = {(source, target, port) for target, source, port in edges(objects, "ingress")}
+    for direction, found in (("egress", egress), ("ingress", ingress)):
+        for source, target, port in expected ^ found:
+            verb = "is not needed" if (source, target, port) in found else "is missing"
+            yield f"network: {direction} from {source} to {target}:{port} {verb}"
+    declared = {(component(w), port) for w, c in pods(objects) for port in ports(c).values()}
+    reached = {(target, port) for _, target, port in expected if port != NCCL_PORT}
+    for target, port in declared ^ reached:
+        yield f"network: {target}:{port} is not both declared and reachable"
+
+
+def check(objects, schemas, flags, drain_seconds):
+    """All problems, sorted. The other checks rely on the shape that the schemas ensure."""
+    steps = (
         check_names,
         check_selectors,
-        check_stateful_sets,
         check_jobs,
         check_ports,
-        check_probes,
         check_addresses,
-        check_volumes,
-        check_service_accounts,
         check_resources,
-        check_restricted,
+        check_security,
         check_network,
-        check_edges,
-    ):
-        problems += step(bundle)
-    return problems + check_flags(bundle, flags) + check_termination(bundle, drain_seconds)
+    )
+    problems = list(check_schema(objects, schemas))
+    if not problems:
+        problems = [problem for step in steps for problem in step(objects)]
+        problems += check_programs(objects, flags, drain_seconds)
+    return sorted(problems)

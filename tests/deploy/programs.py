@@ -1,42 +1,41 @@
-"""What the sources say about our programs: their names, their flags, how long they drain."""
+"""What the sources define about our programs: names, flags, time to drain."""
 
 import re
 
-# Program -> its house.
-HOUSES = {
+# Program -> its folder.
+FOLDERS = {
     "cadre": "cli",
     "cadre-coordinator": "coordinator",
     "cadre-aggregator": "server",
     "cadre-worker": "worker",
 }
-# Flags that glog defines.
 GLOG_FLAGS = {"logtostderr", "v", "minloglevel"}
 DEFINITION = re.compile(r"^DEFINE_(?:bool|string|int32|int64|uint32|uint64|double)\(\s*(\w+)", re.M)
+DRAIN = re.compile(r"kDrain = absl::Seconds\((\d+)\)|DEFINE_int32\(drain, (\d+)")
 
 
-def programs(root):
-    """Names given to cadre_program() in the rooms' CMakeLists.txt."""
-    names = set()
-    for house in HOUSES.values():
-        for path in (root / house).glob("CMakeLists.txt"):
-            names |= set(re.findall(r"^\s*cadre_program\((\S+)", path.read_text(), re.M))
-    return names
+def main_source(root, program):
+    return (root / FOLDERS[program] / "main.cc").read_text()
+
+
+def defined(root):
+    """The programs that cadre_program() defines in these folders."""
+    texts = [(root / folder / "CMakeLists.txt").read_text() for folder in FOLDERS.values()]
+    return set(re.findall(r"^ *cadre_program\((\S+)", "\n".join(texts), re.M))
 
 
 def flags(root):
     """Program -> the flags it defines (gflags are defined in main.cc only)."""
     return {
-        program: GLOG_FLAGS | set(DEFINITION.findall((root / house / "main.cc").read_text()))
-        for program, house in HOUSES.items()
+        program: GLOG_FLAGS | set(DEFINITION.findall(main_source(root, program)))
+        for program in FOLDERS
     }
 
 
 def drain_seconds(root):
-    """The longest that a daemon drains before it exits: a constant, or a flag's default."""
-    pattern = re.compile(r"kDrain = absl::Seconds\((\d+)\)|DEFINE_int32\(drain, (\d+)")
-    found = [
+    """The longest time that a daemon drains before it exits: a constant, or a flag's default."""
+    return max(
         int(match[1] or match[2])
-        for house in HOUSES.values()
-        for match in pattern.finditer((root / house / "main.cc").read_text())
-    ]
-    return max(found)
+        for program in FOLDERS
+        for match in DRAIN.finditer(main_source(root, program))
+    )

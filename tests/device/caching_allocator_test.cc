@@ -116,7 +116,7 @@ TEST(CachingAllocatorTest, FreedNeighboursBecomeOneInEveryOrder) {
     // Four quarters of a segment of 32 MiB.
     for (int i = 0; i < 4; ++i) pieces.push_back(*allocator.Allocate(8 * kMib, "scratch", ""));
     ASSERT_EQ(upstream.segments(), 1U);
-    for (const int i : order) allocator.Free(pieces[static_cast<size_t>(i)]);
+    for (const int i : order) allocator.Free(pieces[i]);
     const auto whole = allocator.Allocate(32 * kMib, "scratch", "");
     ASSERT_TRUE(whole.ok()) << whole.status();
     EXPECT_EQ(*whole, pieces[0]);

@@ -1,4 +1,4 @@
-// What device.h promises of memory, lanes, events and copies, on whatever machine is linked.
+// What device.h promises of memory, streams, events and copies, on whatever machine is linked.
 #include <cstring>
 #include <vector>
 
@@ -31,14 +31,14 @@ TEST_P(CudaDeviceTest, SaysWhatItIs) {
 }
 
 TEST_P(CudaDeviceTest, LanesAreDifferentStreams) {
-  EXPECT_EQ(device().lane(), Lane::kCompute);
+  EXPECT_EQ(device().current_stream(), Stream::kCompute);
   {
-    OnLane lane(device(), Lane::kMoves);
-    EXPECT_EQ(device().stream(), device().stream(Lane::kMoves));
+    OnStream stream(device(), Stream::kMoves);
+    EXPECT_EQ(device().stream(), device().stream(Stream::kMoves));
   }
-  EXPECT_EQ(device().stream(), device().stream(Lane::kCompute));
-  EXPECT_NE(device().stream(Lane::kCompute), device().stream(Lane::kMoves));
-  EXPECT_NE(device().stream(Lane::kCommunication), device().stream(Lane::kCopies));
+  EXPECT_EQ(device().stream(), device().stream(Stream::kCompute));
+  EXPECT_NE(device().stream(Stream::kCompute), device().stream(Stream::kMoves));
+  EXPECT_NE(device().stream(Stream::kCommunication), device().stream(Stream::kCopies));
 }
 
 TEST_P(CudaDeviceTest, MemoryIsZeroAlignedAndCounted) {
@@ -89,21 +89,21 @@ TEST_P(CudaDeviceTest, PinnedMemoryIsReadAndWrittenLater) {
   const std::vector<uint8_t> bytes = Bytes(kLarge, 7);
   std::memcpy(in.data(), bytes.data(), kLarge);
   DeviceArray<uint8_t> array(device(), kLarge, "test");
-  const int64_t waits = device().waits();
-  device().CopyInLater(in.data(), array.data(), kLarge);
-  device().CopyOutLater(array.data(), out.data(), kLarge);
-  EXPECT_EQ(device().waits(), waits);
+  const int64_t waits = device().host_syncs();
+  device().CopyToDeviceAsync(in.data(), array.data(), kLarge);
+  device().CopyToHostAsync(array.data(), out.data(), kLarge);
+  EXPECT_EQ(device().host_syncs(), waits);
   ASSERT_TRUE(device().Synchronize().ok());
   EXPECT_EQ(std::memcmp(out.data(), bytes.data(), kLarge), 0);
   // From the middle of it, too.
-  device().CopyInLater(in.data() + 100, array.data(), 50);
+  device().CopyToDeviceAsync(in.data() + 100, array.data(), 50);
   ASSERT_TRUE(device().Synchronize().ok());
 }
 
 TEST_P(CudaDeviceTest, LaterCopiesNeedPinnedMemory) {
   std::vector<uint8_t> plain(100);
   DeviceArray<uint8_t> array(device(), 100, "test");
-  device().CopyInLater(plain.data(), array.data(), 100);
+  device().CopyToDeviceAsync(plain.data(), array.data(), 100);
   EXPECT_EQ(device().status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(device().status().message(), HasSubstr("not pinned"));
 }
@@ -121,24 +121,25 @@ TEST_P(CudaDeviceTest, CopiesAndZeroesWithin) {
 }
 
 TEST_P(CudaDeviceTest, EventsOrderLanes) {
-  // Around all lanes, each waiting for the one before: what goes in at one end comes out at the
+  // Around all streams, each waiting for the one before: what goes in at one end comes out at the
   // other, in order, however often.
   constexpr int kRounds = 20;
-  constexpr Lane kRound[] = {Lane::kCompute, Lane::kMoves, Lane::kCommunication, Lane::kCopies};
+  constexpr Stream kRound[] = {Stream::kCompute, Stream::kMoves, Stream::kCommunication,
+                               Stream::kCopies};
   std::vector<DeviceArray<uint8_t>> stations;
-  for (int i = 0; i < kDeviceLanes; ++i) stations.emplace_back(device(), kLarge, "test");
+  for (int i = 0; i < kDeviceStreams; ++i) stations.emplace_back(device(), kLarge, "test");
   DeviceArray<uint8_t> source(device(), kLarge, "test");
   std::vector<std::unique_ptr<DeviceEvent>> done;
-  for (int i = 0; i < kDeviceLanes; ++i) done.push_back(device().MakeEvent());
+  for (int i = 0; i < kDeviceStreams; ++i) done.push_back(device().MakeEvent());
   DeviceArray<uint8_t> kept(device(), static_cast<size_t>(kRounds) * 4, "test");
 
   std::vector<uint8_t> expected;
   for (uint32_t round = 0; round < kRounds; ++round) {
     const std::vector<uint8_t> mark = Bytes(4, round);
     expected.insert(expected.end(), mark.begin(), mark.end());
-    for (size_t i = 0; i < kDeviceLanes; ++i) {
-      OnLane lane(device(), kRound[i]);
-      const size_t before = (i + kDeviceLanes - 1) % kDeviceLanes;
+    for (size_t i = 0; i < kDeviceStreams; ++i) {
+      OnStream stream(device(), kRound[i]);
+      const size_t before = (i + kDeviceStreams - 1) % kDeviceStreams;
       device().WaitFor(*done[before]);
       if (i == 0) {
         device().CopyIn(mark.data(), source.data() + kLarge - 4, 4);
@@ -146,15 +147,15 @@ TEST_P(CudaDeviceTest, EventsOrderLanes) {
       } else {
         device().Copy(stations[before].data(), stations[i].data(), kLarge);
       }
-      if (i + 1 == kDeviceLanes) {
+      if (i + 1 == kDeviceStreams) {
         device().Copy(stations[i].data() + kLarge - 4, kept.data() + size_t{round} * 4, 4);
       }
       device().Record(*done[i]);
     }
   }
-  EXPECT_EQ(device().waits_for(HostWait::kEvent), 0);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 0);
   ASSERT_TRUE(device().Await(*done.back()).ok());
-  EXPECT_EQ(device().waits_for(HostWait::kEvent), 1);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 1);
   EXPECT_EQ(Out(kept), expected);
 }
 
@@ -162,7 +163,7 @@ TEST_P(CudaDeviceTest, AnEventThatWasNeverRecordedIsNotWaitedFor) {
   const auto event = device().MakeEvent();
   device().WaitFor(*event);
   EXPECT_TRUE(device().Await(*event).ok());
-  EXPECT_EQ(device().waits(), 0);
+  EXPECT_EQ(device().host_syncs(), 0);
 }
 
 TEST_P(CudaDeviceTest, FreedMemoryIsNotGivenToOthersTooEarly) {
@@ -175,16 +176,16 @@ TEST_P(CudaDeviceTest, FreedMemoryIsNotGivenToOthersTooEarly) {
       address = original.data();
       const auto there = device().MakeEvent();
       device().Record(*there);
-      OnLane lane(device(), Lane::kMoves);
+      OnStream stream(device(), Stream::kMoves);
       device().WaitFor(*there);
       device().Copy(original.data(), copy.data(), kLarge);
     }
-    // Freed while it is being read on another lane; has it again, and must be zero.
+    // Freed while it is being read on another stream; has it again, and must be zero.
     DeviceArray<uint8_t> next(device(), kLarge, "test");
     EXPECT_EQ(next.data(), address);
     {
-      // Used on a third lane without a word.
-      OnLane lane(device(), Lane::kCopies);
+      // Used on a third stream without a word.
+      OnStream stream(device(), Stream::kCopies);
       device().CopyIn(bytes.data(), next.data(), 100);
       std::vector<uint8_t> expected(kLarge);
       std::copy(bytes.begin(), bytes.begin() + 100, expected.begin());
@@ -197,22 +198,22 @@ TEST_P(CudaDeviceTest, FreedMemoryIsNotGivenToOthersTooEarly) {
 
 TEST_P(CudaDeviceTest, WaitsAreCounted) {
   std::vector<uint8_t> host(100000);
-  EXPECT_EQ(device().waits(), 0);
+  EXPECT_EQ(device().host_syncs(), 0);
   DeviceArray<uint8_t> array(device(), host.size(), "test");
   const auto event = device().MakeEvent();
   device().Record(*event);
   device().WaitFor(*event);
-  EXPECT_EQ(device().waits(), 0);
+  EXPECT_EQ(device().host_syncs(), 0);
   ASSERT_TRUE(device().Await(*event).ok());
   ASSERT_TRUE(device().Synchronize().ok());
   // In many pieces, but one wait.
   ASSERT_TRUE(device().CopyOut(array.data(), host.data(), host.size()).ok());
-  EXPECT_EQ(device().waits_for(HostWait::kEvent), 1);
-  EXPECT_EQ(device().waits_for(HostWait::kDevice), 1);
-  EXPECT_EQ(device().waits_for(HostWait::kCopyOut), 1);
-  EXPECT_EQ(device().waits(), 3);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 1);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kDevice), 1);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kCopyOut), 1);
+  EXPECT_EQ(device().host_syncs(), 3);
   { PinnedArray<uint8_t> pinned(device(), 100); }
-  EXPECT_EQ(device().waits_for(HostWait::kMemory), 1);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kMemory), 1);
 }
 
 TEST_P(CudaDeviceTest, TheFirstErrorIsKeptAndNothingHappensAfterIt) {
@@ -234,13 +235,13 @@ TEST_P(CudaDeviceTest, TheFirstErrorIsKeptAndNothingHappensAfterIt) {
   device().Zero(array.data(), 100);
   device().Record(*event);
   device().WaitFor(*device().MakeEvent());
-  EXPECT_EQ(device().RecordWork([] { return absl::OkStatus(); }).status(), first);
+  EXPECT_EQ(device().CaptureGraph([] { return absl::OkStatus(); }).status(), first);
   // The device itself is as good as before.
   EXPECT_FALSE(device().lost());
 }
 
 TEST_P(CudaDeviceTest, OutOfMemorySaysForWhat) {
-  device().set_asking("layer 'conv3'");
+  device().set_allocation_label("layer 'conv3'");
   EXPECT_EQ(device().Allocate(size_t{1} << 50, "activations"), nullptr);
   EXPECT_EQ(device().status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(device().status().message(),

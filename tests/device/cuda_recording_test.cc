@@ -13,8 +13,8 @@ constexpr size_t kBytes = size_t{1} << 20;
 
 class CudaRecordingTest : public OnDevice {
  protected:
-  std::unique_ptr<DeviceRecording> RecordOrDie(const std::function<void()>& work) {
-    auto recording = device().RecordWork([&work] {
+  std::unique_ptr<DeviceGraph> RecordOrDie(const std::function<void()>& work) {
+    auto recording = device().CaptureGraph([&work] {
       work();
       return absl::OkStatus();
     });
@@ -25,7 +25,7 @@ class CudaRecordingTest : public OnDevice {
 };
 
 TEST_P(CudaRecordingTest, ReplaysWithWhatItsInputsAreThen) {
-  ASSERT_TRUE(device().can_record());
+  ASSERT_TRUE(device().can_capture());
   PinnedArray<uint8_t> in(device(), kBytes);
   PinnedArray<uint8_t> out(device(), kBytes);
   DeviceArray<uint8_t> a(device(), kBytes, "test");
@@ -34,10 +34,10 @@ TEST_P(CudaRecordingTest, ReplaysWithWhatItsInputsAreThen) {
   const auto here = device().MakeEvent();
   const auto there = device().MakeEvent();
   const auto work = [&] {
-    device().CopyInLater(in.data(), a.data(), kBytes);
+    device().CopyToDeviceAsync(in.data(), a.data(), kBytes);
     device().Record(*here);
     {
-      OnLane lane(device(), Lane::kMoves);
+      OnStream stream(device(), Stream::kMoves);
       device().WaitFor(*here);
       device().Copy(a.data(), b.data(), kBytes);
       device().Record(*there);
@@ -45,7 +45,7 @@ TEST_P(CudaRecordingTest, ReplaysWithWhatItsInputsAreThen) {
     device().Zero(c.data(), kBytes / 2);
     device().WaitFor(*there);
     device().Copy(b.data() + kBytes / 2, c.data() + kBytes / 2, kBytes / 2);
-    device().CopyOutLater(c.data(), out.data(), kBytes);
+    device().CopyToHostAsync(c.data(), out.data(), kBytes);
   };
   const auto recording = RecordOrDie(work);
   // Nothing was done.
@@ -54,7 +54,7 @@ TEST_P(CudaRecordingTest, ReplaysWithWhatItsInputsAreThen) {
     std::vector<uint8_t> expected = Bytes(kBytes, seed);
     std::memcpy(in.data(), expected.data(), kBytes);
     std::memset(out.data(), 0xEE, kBytes);
-    device().Play(*recording);
+    device().LaunchGraph(*recording);
     ASSERT_TRUE(device().Synchronize().ok());
     std::fill(expected.begin(), expected.begin() + kBytes / 2, uint8_t{0});
     ASSERT_EQ(std::memcmp(out.data(), expected.data(), kBytes), 0) << seed;
@@ -68,18 +68,18 @@ TEST_P(CudaRecordingTest, LanesAreLedThereAndBackUnasked) {
   DeviceArray<uint8_t> c(device(), kBytes, "test");
   const auto recording = RecordOrDie([&] {
     device().Zero(c.data(), 4);
-    OnLane lane(device(), Lane::kCommunication);
+    OnStream stream(device(), Stream::kCommunication);
     device().Copy(a.data(), b.data(), kBytes);
   });
   {
-    // Behind this on its lane, although it is played from another.
-    OnLane lane(device(), Lane::kCommunication);
+    // Behind this on its stream, although it is played from another.
+    OnStream stream(device(), Stream::kCommunication);
     device().CopyIn(bytes.data(), a.data(), kBytes);
   }
-  device().Play(*recording);
+  device().LaunchGraph(*recording);
   {
     // And before this.
-    OnLane lane(device(), Lane::kCommunication);
+    OnStream stream(device(), Stream::kCommunication);
     device().Zero(a.data(), kBytes);
     device().Copy(b.data(), c.data(), kBytes);
     EXPECT_EQ(Out(c), bytes);
@@ -98,16 +98,16 @@ TEST_P(CudaRecordingTest, EventsOfInsideAreThereOutside) {
   });
   // Recorded inside, not yet played.
   EXPECT_TRUE(device().Await(*copied).ok());
-  EXPECT_EQ(device().waits_for(HostWait::kEvent), 0);
-  device().Play(*recording);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 0);
+  device().LaunchGraph(*recording);
   {
-    OnLane lane(device(), Lane::kCopies);
+    OnStream stream(device(), Stream::kCopies);
     device().WaitFor(*copied);
     device().Copy(b.data(), c.data(), kBytes);
     EXPECT_EQ(Out(c), bytes);
   }
   EXPECT_TRUE(device().Await(*copied).ok());
-  EXPECT_EQ(device().waits_for(HostWait::kEvent), 1);
+  EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 1);
 }
 
 TEST_P(CudaRecordingTest, EventsOfOutsideAreWaitedForAtEveryPlay) {
@@ -121,11 +121,11 @@ TEST_P(CudaRecordingTest, EventsOfOutsideAreWaitedForAtEveryPlay) {
   for (uint32_t seed = 0; seed < 5; ++seed) {
     const std::vector<uint8_t> bytes = Bytes(kBytes, seed);
     {
-      OnLane lane(device(), Lane::kCopies);
+      OnStream stream(device(), Stream::kCopies);
       device().CopyIn(bytes.data(), a.data(), kBytes);
       device().Record(*filled);
     }
-    device().Play(*recording);
+    device().LaunchGraph(*recording);
     ASSERT_EQ(Out(b), bytes);
   }
 }
@@ -143,7 +143,7 @@ TEST_P(CudaRecordingTest, EventsMayGoBeforeTheRecording) {
   });
   before.reset();
   inside.reset();
-  device().Play(*recording);
+  device().LaunchGraph(*recording);
   EXPECT_EQ(Out(b), Bytes(kBytes, 1));
 }
 
@@ -171,37 +171,38 @@ TEST_P(CudaRecordingTest, WhatItCannotKeepSpoilsItAndNothingElse) {
        [&] { EXPECT_EQ(device().Await(*event).code(), absl::StatusCode::kFailedPrecondition); }},
       {"Synchronize",
        [&] { EXPECT_EQ(device().Synchronize().code(), absl::StatusCode::kFailedPrecondition); }},
-      {"Play", [&] { device().Play(*good); }},
+      {"Play", [&] { device().LaunchGraph(*good); }},
   };
   for (const auto& attempt : attempts) {
-    const int64_t waits = device().waits();
+    const int64_t waits = device().host_syncs();
     device().CopyIn(Bytes(1000, 1).data(), b.data(), 1000);
-    const auto recording = device().RecordWork([&] {
-      EXPECT_TRUE(device().recording());
+    const auto recording = device().CaptureGraph([&] {
+      EXPECT_TRUE(device().capturing());
       device().Zero(b.data(), 1000);
       device().Record(*event);
       attempt.what();
-      OnLane lane(device(), Lane::kMoves);
+      OnStream stream(device(), Stream::kMoves);
       device().Zero(b.data(), 1000);
       return absl::OkStatus();
     });
     ASSERT_TRUE(recording.ok()) << attempt.name << ": " << recording.status();
     EXPECT_EQ(*recording, nullptr) << attempt.name;
-    EXPECT_FALSE(device().recording());
+    EXPECT_FALSE(device().capturing());
     EXPECT_TRUE(device().status().ok()) << attempt.name;
-    EXPECT_EQ(device().waits() - device().waits_for(HostWait::kStaging), waits) << attempt.name;
+    EXPECT_EQ(device().host_syncs() - device().host_syncs_for(HostSync::kStaging), waits)
+        << attempt.name;
     // Nothing was done, and the caller does it without.
     EXPECT_EQ(Out(b), Bytes(1000, 1)) << attempt.name;
     EXPECT_TRUE(device().Await(*event).ok()) << attempt.name;
   }
   EXPECT_EQ(host, Bytes(1000, 9));
-  device().Play(*good);
+  device().LaunchGraph(*good);
   EXPECT_EQ(Out(b)[9], 0);
 }
 
 TEST_P(CudaRecordingTest, MemoryThatIsFreedInsideSpoilsIt) {
   auto a = std::make_unique<DeviceArray<uint8_t>>(device(), 1000, "test");
-  const auto recording = device().RecordWork([&] {
+  const auto recording = device().CaptureGraph([&] {
     device().Zero(a->data(), 1000);
     a.reset();
     return absl::OkStatus();
@@ -213,19 +214,19 @@ TEST_P(CudaRecordingTest, MemoryThatIsFreedInsideSpoilsIt) {
 
 TEST_P(CudaRecordingTest, WorkThatFailsIsNotRecorded) {
   const DeviceArray<uint8_t> a = In(Bytes(1000, 1));
-  const auto recording = device().RecordWork([&] {
-    device().Use(Lane::kMoves);
+  const auto recording = device().CaptureGraph([&] {
+    device().Use(Stream::kMoves);
     device().Zero(a.data(), 1000);
     return absl::InvalidArgumentError("no such layer");
   });
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_EQ(*recording, nullptr);
-  EXPECT_EQ(device().lane(), Lane::kCompute);
+  EXPECT_EQ(device().current_stream(), Stream::kCompute);
   EXPECT_EQ(Out(a), Bytes(1000, 1));
 }
 
 TEST_P(CudaRecordingTest, ADeviceThatFailsInsideFails) {
-  const auto recording = device().RecordWork([&] {
+  const auto recording = device().CaptureGraph([&] {
     device().Fail(absl::UnavailableError("a peer is gone"));
     return absl::OkStatus();
   });
@@ -235,14 +236,14 @@ TEST_P(CudaRecordingTest, ADeviceThatFailsInsideFails) {
 TEST_P(CudaRecordingTest, ManyRecordingsAndPlaysInterleave) {
   constexpr int kSteps = 4;
   DeviceArray<uint8_t> state(device(), (kSteps + 1) * 1000, "test");
-  std::vector<std::unique_ptr<DeviceRecording>> shifts;
+  std::vector<std::unique_ptr<DeviceGraph>> shifts;
   for (size_t i = 0; i < kSteps; ++i) {
     shifts.push_back(RecordOrDie(
         [&] { device().Copy(state.data() + i * 1000, state.data() + (i + 1) * 1000, 1000); }));
   }
   for (uint32_t seed = 0; seed < 20; ++seed) {
     device().CopyIn(Bytes(1000, seed).data(), state.data(), 1000);
-    for (const auto& shift : shifts) device().Play(*shift);
+    for (const auto& shift : shifts) device().LaunchGraph(*shift);
     std::vector<uint8_t> last(1000);
     ASSERT_TRUE(device().CopyOut(state.data() + kSteps * 1000, last.data(), 1000).ok());
     ASSERT_EQ(last, Bytes(1000, seed));

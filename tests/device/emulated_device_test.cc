@@ -138,7 +138,7 @@ TEST_P(EmulatedDeviceTest, CachedMemoryIsGivenBackBeforeThereIsNone) {
   void* large = device.Allocate(80 << 20, "activations");
   ASSERT_NE(large, nullptr) << device.status();
   EXPECT_EQ(cuda_.calls("free"), 1);
-  EXPECT_EQ(device.waits_for(HostWait::kMemory), 1);
+  EXPECT_EQ(device.host_syncs_for(HostSync::kMemory), 1);
   device.Free(large);
 }
 
@@ -146,7 +146,7 @@ TEST_P(EmulatedDeviceTest, TheDriverHasNoMoreAtTheNthAllocation) {
   CudaDevice& device = Open();
   cuda_.ResetCalls();
   cuda_.FailNext("malloc", cudaErrorMemoryAllocation, 2);
-  device.set_asking("layer 'fc6'");
+  device.set_allocation_label("layer 'fc6'");
   std::vector<void*> had;
   for (int i = 0; i < 2; ++i) had.push_back(device.Allocate(64 << 20, "weights"));
   EXPECT_TRUE(device.status().ok());
@@ -181,16 +181,16 @@ TEST_P(EmulatedDeviceTest, NothingIsLeft) {
     DeviceArray<float> b(device, 1 << 20, "weights");
     PinnedArray<float> pinned(device, 1000);
     const auto event = device.MakeEvent();
-    const auto recording = device.RecordWork([&] {
+    const auto recording = device.CaptureGraph([&] {
       device.Zero(a.data(), 4000);
-      OnLane lane(device, Lane::kMoves);
+      OnStream stream(device, Stream::kMoves);
       device.Zero(b.data(), 4000);
       device.Record(*event);
       return absl::OkStatus();
     });
     ASSERT_TRUE(recording.ok());
-    device.Play(**recording);
-    const auto refused = device.RecordWork([&] { return device.Synchronize(); });
+    device.LaunchGraph(**recording);
+    const auto refused = device.CaptureGraph([&] { return device.Synchronize(); });
     EXPECT_EQ(*refused, nullptr);
   }
   EXPECT_EQ(device.bytes_in_use(), 0);
@@ -213,39 +213,39 @@ TEST_P(EmulatedDeviceTest, WarmStepsNeitherWaitNorAllocate) {
     const auto ready = device.MakeEvent();
     const auto reduced = device.MakeEvent();
     const auto told = device.MakeEvent();
-    // Reads its input, computes, reduces on another lane, updates.
+    // Reads its input, computes, reduces on another stream, updates.
     const auto step = [&] {
-      device.CopyInLater(in.data(), input.data(), kBytes);
+      device.CopyToDeviceAsync(in.data(), input.data(), kBytes);
       device.Copy(input.data(), gradients.data(), kBytes);
       device.Record(*ready);
       {
-        OnLane lane(device, Lane::kCommunication);
+        OnStream stream(device, Stream::kCommunication);
         device.WaitFor(*ready);
         device.Copy(gradients.data(), weights.data(), kBytes);
         device.Record(*reduced);
       }
       device.WaitFor(*reduced);
-      device.CopyOutLater(weights.data(), loss.data(), 8);
+      device.CopyToHostAsync(weights.data(), loss.data(), 8);
       device.Record(*told);
       return absl::OkStatus();
     };
     ASSERT_TRUE(step().ok());
-    const auto recording = device.RecordWork(step);
+    const auto recording = device.CaptureGraph(step);
     ASSERT_TRUE(recording.ok());
     ASSERT_NE(*recording, nullptr);
     const std::vector<uint8_t> labels(100, 1);
     const auto warm = [&] {
       device.CopyIn(labels.data(), input.data(), labels.size());
       ASSERT_TRUE(step().ok());
-      device.Play(**recording);
+      device.LaunchGraph(**recording);
     };
     warm();
     ASSERT_TRUE(device.Synchronize().ok());
 
-    const int64_t waits = device.waits();
+    const int64_t waits = device.host_syncs();
     cuda_.ResetCalls();
     for (int i = 0; i < 20; ++i) warm();
-    EXPECT_EQ(device.waits(), waits);
+    EXPECT_EQ(device.host_syncs(), waits);
     for (const char* function :
          {"malloc", "free", "host_alloc", "free_host", "event_create", "event_destroy",
           "stream_create", "event_query", "event_synchronize", "stream_synchronize",
@@ -255,7 +255,7 @@ TEST_P(EmulatedDeviceTest, WarmStepsNeitherWaitNorAllocate) {
     EXPECT_EQ(cuda_.calls("graph_launch"), 20);
     // Where it is asked for, once.
     ASSERT_TRUE(device.Await(*told).ok());
-    EXPECT_EQ(device.waits(), waits + 1);
+    EXPECT_EQ(device.host_syncs(), waits + 1);
     EXPECT_EQ(cuda_.calls("hidden_wait"), 0);
   }
 }
@@ -336,32 +336,32 @@ TEST_P(EmulatedDeviceTest, RecordingsThatCudaRefusesAreNotThere) {
     return absl::OkStatus();
   };
   cuda_.FailNext("end_capture", cudaErrorStreamCaptureInvalidated);
-  auto recording = device.RecordWork(work);
+  auto recording = device.CaptureGraph(work);
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_EQ(*recording, nullptr);
   cuda_.FailNext("graph_instantiate", cudaErrorMemoryAllocation);
-  recording = device.RecordWork(work);
+  recording = device.CaptureGraph(work);
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_EQ(*recording, nullptr);
   cuda_.FailNext("set_async", cudaErrorStreamCaptureUnsupported);
-  recording = device.RecordWork(work);
+  recording = device.CaptureGraph(work);
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_EQ(*recording, nullptr);
   EXPECT_EQ(cuda_.live().graphs, 0);
   EXPECT_EQ(cuda_.live().graph_execs, 0);
   // What a library does wrong in a capture.
-  recording = device.RecordWork([&] {
+  recording = device.CaptureGraph([&] {
     void* memory = nullptr;
     EXPECT_NE(cuda_.api().malloc(&memory, 100), cudaSuccess);
     return work();
   });
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_EQ(*recording, nullptr);
-  recording = device.RecordWork(work);
+  recording = device.CaptureGraph(work);
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_NE(*recording, nullptr);
   cuda_.FailNext("graph_instantiate", cudaErrorECCUncorrectable);
-  EXPECT_EQ(device.RecordWork(work).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(device.CaptureGraph(work).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(cuda_.live().graphs, 0);
 }
 
@@ -439,10 +439,10 @@ class BusyDeviceTest : public ::testing::Test {
 
 TEST_F(BusyDeviceTest, FailEndsAWait) {
   CudaDevice& device = Open(absl::Hours(1));
-  Hang(device.stream(Lane::kCommunication));
+  Hang(device.stream(Stream::kCommunication));
   auto event = device.MakeEvent();
   {
-    OnLane lane(device, Lane::kCommunication);
+    OnStream stream(device, Stream::kCommunication);
     device.Record(*event);
   }
   // As a transport does whose peer died, from a thread of its own.
@@ -474,7 +474,7 @@ TEST_F(BusyDeviceTest, WhatNeverEndsKeepsItsMemoryAndNobodyWaits) {
     DeviceArray<float> array(device, 1000, "weights");
     PinnedArray<float> pinned(device, 1000);
     Hang(device.stream());
-    device.CopyOutLater(array.data(), pinned.data(), 4000);
+    device.CopyToHostAsync(array.data(), pinned.data(), 4000);
     EXPECT_FALSE(device.Synchronize().ok());
   }
   device_.reset();
@@ -492,14 +492,14 @@ TEST_F(BusyDeviceTest, AFullStagingRingIsAWaitThatIsCounted) {
   const std::vector<uint8_t> host(64 << 10, 7);
   // As much as the ring holds goes without.
   device.CopyIn(host.data(), array.data(), 16 << 10);
-  EXPECT_EQ(device.waits_for(HostWait::kStaging), 0);
+  EXPECT_EQ(device.host_syncs_for(HostSync::kStaging), 0);
   cuda_.ResetCalls();
   std::thread ender([this] {
     while (cuda_.calls("event_query") < 2) absl::SleepFor(absl::Milliseconds(1));
     End();
   });
   device.CopyIn(host.data() + (16 << 10), array.data() + (16 << 10), 48 << 10);
-  EXPECT_GE(device.waits_for(HostWait::kStaging), 1);
+  EXPECT_GE(device.host_syncs_for(HostSync::kStaging), 1);
   ender.join();
   std::vector<uint8_t> out(host.size());
   ASSERT_TRUE(device.CopyOut(array.data(), out.data(), out.size()).ok());

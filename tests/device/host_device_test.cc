@@ -37,7 +37,7 @@ TEST(HostDeviceTest, CopiesHaveHappened) {
   EXPECT_EQ(out, values);
   EXPECT_EQ(a.span()[49], 0);
   EXPECT_EQ(a.span()[50], 50);
-  EXPECT_EQ(device->waits(), 0);
+  EXPECT_EQ(device->host_syncs(), 0);
 }
 
 TEST(HostDeviceTest, ArraysMove) {
@@ -64,16 +64,16 @@ TEST(HostDeviceTest, TheFirstErrorIsKept) {
 
 TEST(HostDeviceTest, LanesAndNoRecordings) {
   const auto device = MakeHostDevice();
-  EXPECT_EQ(device->lane(), Lane::kCompute);
+  EXPECT_EQ(device->current_stream(), Stream::kCompute);
   {
-    OnLane lane(*device, Lane::kCopies);
-    EXPECT_EQ(device->lane(), Lane::kCopies);
+    OnStream stream(*device, Stream::kCopies);
+    EXPECT_EQ(device->current_stream(), Stream::kCopies);
   }
-  EXPECT_EQ(device->lane(), Lane::kCompute);
+  EXPECT_EQ(device->current_stream(), Stream::kCompute);
   const auto event = device->MakeEvent();
   EXPECT_TRUE(device->Await(*event).ok());
-  EXPECT_FALSE(device->can_record());
-  EXPECT_EQ(device->RecordWork([] { return absl::OkStatus(); }).status().code(),
+  EXPECT_FALSE(device->can_capture());
+  EXPECT_EQ(device->CaptureGraph([] { return absl::OkStatus(); }).status().code(),
             absl::StatusCode::kUnimplemented);
 }
 

@@ -1,5 +1,5 @@
 // What is known of a recording, without a device.
-#include "device/cuda/graph_recording.h"
+#include "device/cuda/graph_capture.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -8,24 +8,24 @@ namespace {
 
 using ::testing::ElementsAre;
 
-RecordingBook::Event MakeState() {
+CaptureLog::Event MakeState() {
   static const CudaApi kNothing = {};
   return std::make_shared<CudaEventState>(kNothing);
 }
 
 TEST(RecordingBookTest, LanesJoinOnce) {
-  RecordingBook book(Lane::kMoves);
-  EXPECT_EQ(book.origin(), Lane::kMoves);
-  EXPECT_FALSE(book.Join(Lane::kMoves));
-  EXPECT_TRUE(book.joined(Lane::kMoves));
-  EXPECT_FALSE(book.joined(Lane::kCopies));
-  EXPECT_TRUE(book.Join(Lane::kCopies));
-  EXPECT_FALSE(book.Join(Lane::kCopies));
-  EXPECT_TRUE(book.joined(Lane::kCopies));
+  CaptureLog book(Stream::kMoves);
+  EXPECT_EQ(book.origin(), Stream::kMoves);
+  EXPECT_FALSE(book.Join(Stream::kMoves));
+  EXPECT_TRUE(book.joined(Stream::kMoves));
+  EXPECT_FALSE(book.joined(Stream::kCopies));
+  EXPECT_TRUE(book.Join(Stream::kCopies));
+  EXPECT_FALSE(book.Join(Stream::kCopies));
+  EXPECT_TRUE(book.joined(Stream::kCopies));
 }
 
 TEST(RecordingBookTest, EventsAreOfInsideOnceTheyAreRecorded) {
-  RecordingBook book(Lane::kCompute);
+  CaptureLog book(Stream::kCompute);
   const auto before = MakeState();
   const auto inside = MakeState();
   EXPECT_FALSE(book.WaitInside(before));
@@ -43,7 +43,7 @@ TEST(RecordingBookTest, EventsAreOfInsideOnceTheyAreRecorded) {
 }
 
 TEST(RecordingBookTest, TheFirstRefusalIsTold) {
-  RecordingBook book(Lane::kCompute);
+  CaptureLog book(Stream::kCompute);
   EXPECT_FALSE(book.refused());
   book.Refuse("copying out");
   book.Refuse("something later");

@@ -100,7 +100,7 @@ class BlockRunner {
   std::deque<Runner*> ready_;
   std::vector<Runner*> at_barrier_;
   std::vector<Warp> warps_;
-  alignas(16) std::array<unsigned char, kMostSharedBytes> shared_;
+  alignas(16) std::array<unsigned char, kMaxSharedBytes> shared_;
 };
 
 void BlockRunner::Run(dim3 grid, dim3 block, size_t shared_bytes,

@@ -31,11 +31,11 @@ extern __thread unsigned char* shared_memory;
 
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kFullMask = 0xFFFFFFFFU;
-inline constexpr size_t kMostSharedBytes = 48 << 10;
-inline constexpr unsigned kMostThreads = 1024;
+inline constexpr size_t kMaxSharedBytes = 48 << 10;
+inline constexpr unsigned kMaxThreads = 1024;
 
 // `thread` does what one thread of the kernel does. `kernel` is for messages.
-// Requires: extents as CUDA has them; shared_bytes <= kMostSharedBytes; not called by a kernel.
+// Requires: extents as CUDA has them; shared_bytes <= kMaxSharedBytes; not called by a kernel.
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
              const void* kernel);
 

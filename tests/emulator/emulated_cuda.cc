@@ -12,7 +12,7 @@ namespace emulated {
 namespace {
 
 // CudaApi's functions are plain, so each table's know the place of their machine.
-std::array<std::atomic<Machine*>, kMostMachines> machines;
+std::array<std::atomic<Machine*>, kMaxMachines> machines;
 
 template <int kSlot, auto kMethod, typename... Arguments>
 constexpr auto Bind(cudaError_t (Machine::*)(Arguments...)) -> cudaError_t (*)(Arguments...) {
@@ -67,14 +67,14 @@ constexpr std::array<const CudaApi*, sizeof...(kSlots)> Tables(
     std::integer_sequence<int, kSlots...> /*slots*/) {
   return {&kTable<kSlots>...};
 }
-constexpr auto kTables = Tables(std::make_integer_sequence<int, kMostMachines>());
+constexpr auto kTables = Tables(std::make_integer_sequence<int, kMaxMachines>());
 
 int TakeSlot(Machine* machine) {
-  for (int i = 0; i < kMostMachines; ++i) {
+  for (int i = 0; i < kMaxMachines; ++i) {
     Machine* none = nullptr;
-    if (machines[static_cast<size_t>(i)].compare_exchange_strong(none, machine)) return i;
+    if (machines[i].compare_exchange_strong(none, machine)) return i;
   }
-  LOG(FATAL) << "more than " << kMostMachines << " emulated machines at once";
+  LOG(FATAL) << "more than " << kMaxMachines << " emulated machines at once";
 }
 
 std::atomic<uint64_t> machines_made = 0;
@@ -92,13 +92,13 @@ Machine::~Machine() {
     streams.swap(all_streams_);
   }
   streams.clear();
-  machines[static_cast<size_t>(slot_)].store(nullptr, std::memory_order_release);
+  machines[slot_].store(nullptr, std::memory_order_release);
 }
 
-const CudaApi& Machine::api() const { return *kTables[static_cast<size_t>(slot_)]; }
+const CudaApi& Machine::api() const { return *kTables[slot_]; }
 
-std::array<Machine::ThreadState, kMostMachines>& Machine::ThreadStates() {
-  static thread_local std::array<ThreadState, kMostMachines> states;
+std::array<Machine::ThreadState, kMaxMachines>& Machine::ThreadStates() {
+  static thread_local std::array<ThreadState, kMaxMachines> states;
   return states;
 }
 
@@ -109,7 +109,7 @@ std::map<uint64_t, int> Machine::ChosenDevices() {
 }
 
 Machine::ThreadState& Machine::thread_state() const {
-  ThreadState& state = ThreadStates()[static_cast<size_t>(slot_)];
+  ThreadState& state = ThreadStates()[slot_];
   if (state.machine != number_) state = {.machine = number_};
   return state;
 }

@@ -53,7 +53,7 @@ EmulatedCuda::Live Machine::live() const {
 
 DeviceMemory& Machine::memory(int device) {
   absl::MutexLock lock(&mutex_);
-  DeviceState& state = devices_[static_cast<size_t>(device)];
+  DeviceState& state = devices_[device];
   if (state.memory == nullptr) {
     state.memory =
         std::make_unique<DeviceMemory>(memory_bytes_, mode_ == EmulatedCuda::Mode::kInline);
@@ -63,12 +63,10 @@ DeviceMemory& Machine::memory(int device) {
 
 void Machine::Kill(int device, cudaError_t error) {
   cudaError_t none = cudaSuccess;
-  devices_[static_cast<size_t>(device)].error.compare_exchange_strong(none, error);
+  devices_[device].error.compare_exchange_strong(none, error);
 }
 
-cudaError_t Machine::ErrorOf(int device) const {
-  return devices_[static_cast<size_t>(device)].error.load();
-}
+cudaError_t Machine::ErrorOf(int device) const { return devices_[device].error.load(); }
 
 cudaError_t Machine::DriverError() const {
   if (driver_ / 1000 < runtime_ / 1000) return cudaErrorInsufficientDriver;
@@ -162,10 +160,10 @@ cudaError_t Machine::Properties(cudaDeviceProp* properties, int device) {
   properties->minor = 0;
   properties->multiProcessorCount = 2;
   properties->warpSize = kWarp;
-  properties->maxThreadsPerBlock = kMostThreads;
-  properties->maxThreadsPerMultiProcessor = 2 * kMostThreads;
-  properties->sharedMemPerBlock = kMostSharedBytes;
-  properties->sharedMemPerBlockOptin = kMostSharedBytes;
+  properties->maxThreadsPerBlock = kMaxThreads;
+  properties->maxThreadsPerMultiProcessor = 2 * kMaxThreads;
+  properties->sharedMemPerBlock = kMaxSharedBytes;
+  properties->sharedMemPerBlockOptin = kMaxSharedBytes;
   properties->regsPerBlock = 64 << 10;
   properties->l2CacheSize = 1 << 20;
   properties->unifiedAddressing = 1;
@@ -368,16 +366,16 @@ cudaError_t Machine::SetAsync(void* set, int value, size_t bytes, cudaStream_t s
 
 cudaError_t Machine::CheckLaunch(dim3 grid, dim3 block, size_t shared_bytes,
                                  const StreamState& stream, const std::function<void()>& on_host) {
-  constexpr unsigned kMostGridRows = 65535;
+  constexpr unsigned kMaxGridRows = 65535;
   // A kernel that was compiled for devices cannot run here.
   if (!on_host) return cudaErrorInvalidDeviceFunction;
   if (stream.device != current_device()) return cudaErrorInvalidResourceHandle;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  const bool shaped = threads > 0 && threads <= kMostThreads && block.z <= 64 && grid.x > 0 &&
-                      grid.x <= 0x7FFFFFFF && grid.y > 0 && grid.y <= kMostGridRows && grid.z > 0 &&
-                      grid.z <= kMostGridRows;
+  const bool shaped = threads > 0 && threads <= kMaxThreads && block.z <= 64 && grid.x > 0 &&
+                      grid.x <= 0x7FFFFFFF && grid.y > 0 && grid.y <= kMaxGridRows && grid.z > 0 &&
+                      grid.z <= kMaxGridRows;
   if (!shaped) return cudaErrorInvalidConfiguration;
-  return shared_bytes > kMostSharedBytes ? cudaErrorInvalidValue : cudaSuccess;
+  return shared_bytes > kMaxSharedBytes ? cudaErrorInvalidValue : cudaSuccess;
 }
 
 cudaError_t Machine::Launch(const void* kernel, dim3 grid, dim3 block, void** /*arguments*/,

@@ -25,9 +25,9 @@
 
 namespace cadre::emulated {
 
-inline constexpr int kMostDevices = 8;
+inline constexpr int kMaxDevices = 8;
 // Machines that may live at once.
-inline constexpr int kMostMachines = 32;
+inline constexpr int kMaxMachines = 32;
 
 struct StreamState;
 
@@ -158,7 +158,7 @@ class Machine {
   enum class Kind : uint8_t { kPlain, kWork };
 
   // The calling thread's, of all machines.
-  static std::array<ThreadState, kMostMachines>& ThreadStates();
+  static std::array<ThreadState, kMaxMachines>& ThreadStates();
   ThreadState& thread_state() const;
   int current_device() const { return thread_state().device; }
   // Counts the call, and says whether it fails before it does anything.
@@ -198,7 +198,7 @@ class Machine {
   std::atomic<int> device_count_;
   std::atomic<int> driver_ = 13000;
   std::atomic<int> runtime_ = 13000;
-  std::array<DeviceState, kMostDevices> devices_;
+  std::array<DeviceState, kMaxDevices> devices_;
   PinnedMemory pinned_;
 
   mutable absl::Mutex mutex_;

@@ -85,13 +85,13 @@ void Multiply(const MatrixProductDims& d, const Matrix& a_at, const Floats& a, c
       if (d.n == 0) continue;
       CHECK_LT(b_at.At(k, d.n - 1), b.size());
       for (int64_t j = 0; j < d.n; ++j) {
-        sums[static_cast<size_t>(j)] += factor * static_cast<double>(b[b_at.At(k, j)]);
+        sums[j] += factor * static_cast<double>(b[b_at.At(k, j)]);
       }
     }
     for (int64_t j = 0; j < d.n; ++j) {
       const size_t at = c_at.At(i, j);
-      double sum = sums[static_cast<size_t>(j)] * static_cast<double>(d.alpha);
-      if (!bias.empty()) sum += static_cast<double>(bias[static_cast<size_t>(j)]);
+      double sum = sums[j] * static_cast<double>(d.alpha);
+      if (!bias.empty()) sum += static_cast<double>(bias[j]);
       if (d.accumulate) sum += static_cast<double>(before.at(at));
       CHECK_LT(at, c.size());
       WriteAt(c, at, static_cast<float>(sum));
@@ -181,7 +181,7 @@ class EmulatedMath final : public DenseMath {
     CHECK(a.type() == b.type());
     CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
     CHECK_EQ(bias.empty(), dims.epilogue == MatrixProductDims::Epilogue::kNone);
-    CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == dims.n);
+    CHECK(bias.empty() || std::ssize(bias) == dims.n);
     Do("matrix product", {a, b, bias, c},
        [=, factors = Factors()] { MultiplyAll(dims, factors(a), factors(b), Read(bias), c); });
   }
@@ -191,7 +191,7 @@ class EmulatedMath final : public DenseMath {
     CHECK(x.type() == w.type() && x.type() == y.type());
     Do("convolution", {x, w, y}, [=, factors = Factors()] {
       Floats out(y.size());
-      MakeReferenceKernels()->ConvolutionForward(dims, factors(x), factors(w), {}, out);
+      MakeReferenceBackend()->window().ConvolutionForward(dims, factors(x), factors(w), {}, out);
       Write(out, y);
     });
   }
@@ -200,7 +200,7 @@ class EmulatedMath final : public DenseMath {
     CHECK(dy.type() == w.type() && dy.type() == dx.type());
     Do("convolution, backward data", {dy, w, dx}, [=, factors = Factors()] {
       Floats out(dx.size());
-      MakeReferenceKernels()->ConvolutionBackwardData(dims, factors(dy), factors(w), out);
+      MakeReferenceBackend()->window().ConvolutionBackwardData(dims, factors(dy), factors(w), out);
       Write(out, dx);
     });
   }
@@ -209,16 +209,17 @@ class EmulatedMath final : public DenseMath {
     CHECK(x.type() == dy.type());
     Do("convolution, backward weights", {x, dy, dw}, [=, factors = Factors()] {
       Floats out(dw.size());
-      MakeReferenceKernels()->ConvolutionBackwardWeights(dims, factors(x), factors(dy), out, {});
+      MakeReferenceBackend()->window().ConvolutionBackwardWeights(dims, factors(x), factors(dy),
+                                                                  out, {});
       Write(out, dw);
     });
   }
 
   bool HasFusedAttention(const AttentionDims& dims, DType type) override {
     // As cuDNN's.
-    constexpr int64_t kMostFeatures = 128;
+    constexpr int64_t kMaxFeatures = 128;
     return type == DType::kBFloat16 && dims.head_features > 0 && dims.head_features % 8 == 0 &&
-           dims.head_features <= kMostFeatures;
+           dims.head_features <= kMaxFeatures;
   }
   void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
                              std::span<float> statistics) override {
@@ -227,7 +228,7 @@ class EmulatedMath final : public DenseMath {
       const Floats in = Read(qkv);
       Floats probabilities(statistics.size() * static_cast<size_t>(dims.tokens));
       Floats out(context.size());
-      MakeReferenceKernels()->AttentionForward(dims, in, probabilities, out);
+      MakeReferenceBackend()->dense().AttentionForward(dims, in, probabilities, out);
       Write(LogSumExps(dims, in), statistics);
       Write(out, context);
     });
@@ -240,8 +241,8 @@ class EmulatedMath final : public DenseMath {
     Do("attention, backward", {qkv, context, dcontext, statistics, dqkv}, [=] {
       const Floats in = Read(qkv);
       Floats out(dqkv.size());
-      MakeReferenceKernels()->AttentionBackward(dims, in, Probabilities(dims, in, Read(statistics)),
-                                                Read(dcontext), out);
+      MakeReferenceBackend()->dense().AttentionBackward(
+          dims, in, Probabilities(dims, in, Read(statistics)), Read(dcontext), out);
       Write(out, dqkv);
     });
   }

@@ -15,7 +15,7 @@ namespace {
 // Of an allocation, so much is filled with not-a-numbers; the rest is zeros, as fresh pages are, so
 // that large segments cost nothing until they are used.
 constexpr size_t kFilled = 1 << 20;
-// Address space is for the asking; so much of it makes holes harmless.
+// Address space is for the allocation_label; so much of it makes holes harmless.
 constexpr size_t kRoomForHoles = 4;
 
 // Whether one of `pieces`, which do not overlap, holds the bytes.

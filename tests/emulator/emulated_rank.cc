@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "glog/logging.h"
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/emulator/emulated_math.h"
 
 namespace cadre {
@@ -16,7 +16,7 @@ EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options) {
   auto device = CudaDevice::Make(rank.machine->api(), {.reserve_bytes = 0});
   CHECK(device.ok()) << device.status();
   rank.device = *std::move(device);
-  rank.kernels = MakeCudaKernels(*rank.device, MakeEmulatedMath(*rank.device, *rank.machine));
+  rank.kernels = MakeCudaBackend(*rank.device, MakeEmulatedMath(*rank.device, *rank.machine));
   const absl::Status set = rank.kernels->SetPrecision(options.precision);
   CHECK(set.ok()) << set;
   return rank;

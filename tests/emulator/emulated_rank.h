@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "device/cuda/cuda_device.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tests/emulator/emulated_cuda.h"
 
 namespace cadre {
@@ -16,7 +16,7 @@ namespace cadre {
 struct EmulatedRank {
   std::unique_ptr<EmulatedCuda> machine;
   std::unique_ptr<CudaDevice> device;
-  std::unique_ptr<Kernels> kernels;
+  std::unique_ptr<Backend> kernels;
 };
 
 struct EmulatedRankOptions {

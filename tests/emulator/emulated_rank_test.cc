@@ -33,16 +33,17 @@ class EmulatedRankTest : public testing::TestWithParam<Mode> {
     return values;
   }
   // bf16 from fp32, and back.
-  DeviceArray<uint16_t> Narrow(const Floats& values) {
+  DeviceArray<uint16_t> DivideToFloat(const Floats& values) {
     const DeviceArray<float> wide = Put(values);
     DeviceArray<uint16_t> narrow(*rank_.device, values.size(), "test");
-    rank_.kernels->Copy(wide.span(), {narrow.data(), narrow.size(), DType::kBFloat16});
+    rank_.kernels->memory().Copy(wide.span(), {narrow.data(), narrow.size(), DType::kBFloat16});
     EXPECT_TRUE(rank_.device->Synchronize().ok());
     return narrow;
   }
   Floats Get(const DeviceArray<uint16_t>& array) {
     DeviceArray<float> wide(*rank_.device, array.size(), "test");
-    rank_.kernels->Copy(ConstValues(array.data(), array.size(), DType::kBFloat16), wide.span());
+    rank_.kernels->memory().Copy(ConstValues(array.data(), array.size(), DType::kBFloat16),
+                                 wide.span());
     return Get(wide);
   }
 
@@ -128,9 +129,9 @@ TEST_P(EmulatedRankTest, Tf32AndBf16RoundTheirFactors) {
   math_->MatrixProduct({.m = 1, .n = 1, .k = 1}, a.span(), one.span(), {}, c.span());
   EXPECT_EQ(Get(c)[0], 1);
   // 257 is no bf16: rounded where c is bf16, not where it is fp32.
-  const auto x = Narrow({256, 1});
-  const auto y = Narrow({1, 1});
-  const auto narrow = Narrow({0});
+  const auto x = DivideToFloat({256, 1});
+  const auto y = DivideToFloat({1, 1});
+  const auto narrow = DivideToFloat({0});
   math_->MatrixProduct({.m = 1, .n = 1, .k = 2}, Bf16(x), Bf16(y), {}, c.span());
   EXPECT_EQ(Get(c)[0], 257);
   math_->MatrixProduct({.m = 1, .n = 1, .k = 2}, Bf16(x), Bf16(y), {}, Bf16(narrow));
@@ -155,10 +156,10 @@ TEST_P(EmulatedRankTest, ConvolutionsAreTheReferences) {
     for (size_t i = 0; i < values->size(); ++i) (*values)[i] = std::sin(static_cast<float>(i));
   }
   Floats y(dy.size()), dx(x.size()), dw(w.size());
-  const auto reference = MakeReferenceKernels();
-  reference->ConvolutionForward(dims, x, w, {}, y);
-  reference->ConvolutionBackwardData(dims, dy, w, dx);
-  reference->ConvolutionBackwardWeights(dims, x, dy, dw, {});
+  const auto reference = MakeReferenceBackend();
+  reference->window().ConvolutionForward(dims, x, w, {}, y);
+  reference->window().ConvolutionBackwardData(dims, dy, w, dx);
+  reference->window().ConvolutionBackwardWeights(dims, x, dy, dw, {});
   const auto x_at = Put(x), w_at = Put(w), dy_at = Put(dy);
   const auto y_at = Put(Floats(y.size())), dx_at = Put(Floats(x.size()));
   const auto dw_at = Put(Floats(w.size()));
@@ -178,15 +179,15 @@ TEST_P(EmulatedRankTest, FusedAttentionIsAttention) {
     Floats qkv(2 * 5 * 3 * 3 * 8), dcontext(2 * 5 * 3 * 8);
     for (size_t i = 0; i < qkv.size(); ++i) qkv[i] = std::sin(static_cast<float>(i * i % 89));
     for (size_t i = 0; i < dcontext.size(); ++i) dcontext[i] = std::cos(static_cast<float>(i));
-    const auto qkv_at = Narrow(qkv), dcontext_at = Narrow(dcontext);
+    const auto qkv_at = DivideToFloat(qkv), dcontext_at = DivideToFloat(dcontext);
     qkv = Get(qkv_at);
     dcontext = Get(dcontext_at);
     Floats probabilities(2 * 3 * 5 * 5), context(dcontext.size()), dqkv(qkv.size());
-    const auto reference = MakeReferenceKernels();
-    reference->AttentionForward(dims, qkv, probabilities, context);
-    reference->AttentionBackward(dims, qkv, probabilities, dcontext, dqkv);
-    const auto context_at = Narrow(Floats(context.size()));
-    const auto dqkv_at = Narrow(Floats(qkv.size()));
+    const auto reference = MakeReferenceBackend();
+    reference->dense().AttentionForward(dims, qkv, probabilities, context);
+    reference->dense().AttentionBackward(dims, qkv, probabilities, dcontext, dqkv);
+    const auto context_at = DivideToFloat(Floats(context.size()));
+    const auto dqkv_at = DivideToFloat(Floats(qkv.size()));
     const auto statistics = Put(Floats(2 * 3 * 5));
     math_->FusedAttentionForward(dims, Bf16(qkv_at), Bf16(context_at), statistics.span());
     math_->FusedAttentionBackward(dims, Bf16(qkv_at), Bf16(context_at), Bf16(dcontext_at),
@@ -203,20 +204,20 @@ TEST_P(EmulatedRankTest, FusedAttentionIsAttention) {
 }
 
 TEST_P(EmulatedRankTest, WorkIsRecordedAndPlayed) {
-  ASSERT_TRUE(rank_.device->can_record());
+  ASSERT_TRUE(rank_.device->can_capture());
   const auto x = Put(Floats(1000, 1));
   const auto y = Put(Floats(1000, 2));
   const auto identity = Put({2});
   const auto c = Put({3});
   ASSERT_TRUE(rank_.device->Synchronize().ok());
-  auto recording = rank_.device->RecordWork([&] {
-    rank_.kernels->Add(x.span(), y.span());
+  auto recording = rank_.device->CaptureGraph([&] {
+    rank_.kernels->pointwise().Add(x.span(), y.span());
     math_->MatrixProduct({.m = 1, .n = 1, .k = 1}, c.span(), identity.span(), {}, c.span());
     return absl::OkStatus();
   });
   ASSERT_TRUE(recording.ok()) << recording.status();
   rank_.machine->ResetCalls();
-  for (int i = 0; i < 3; ++i) rank_.device->Play(**recording);
+  for (int i = 0; i < 3; ++i) rank_.device->LaunchGraph(**recording);
   EXPECT_EQ(rank_.machine->calls("launch"), 0);
   EXPECT_EQ(rank_.machine->calls("graph_launch"), 3);
   EXPECT_EQ(rank_.machine->calls("hidden_wait"), 0);

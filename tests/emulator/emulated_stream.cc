@@ -109,8 +109,8 @@ void GraphPlayer::PlayBranch(int branch) {
     const GraphNode& node = nodes_[i];
     if (node.branch != branch) continue;
     for (const int before : node.after) {
-      if (nodes_[static_cast<size_t>(before)].branch != branch) {
-        done_[static_cast<size_t>(before)]->Wait();
+      if (nodes_[before].branch != branch) {
+        done_[before]->Wait();
       }
     }
     PlayNode(node);

@@ -12,7 +12,7 @@ namespace emulated {
 namespace {
 
 // NcclApi's functions are plain, so each table's know the place of their network.
-std::array<std::atomic<Network*>, kMostNetworks> networks;
+std::array<std::atomic<Network*>, kMaxNetworks> networks;
 std::atomic<uint64_t> networks_made = 0;
 
 template <int kSlot, auto kMethod, typename... Arguments>
@@ -82,29 +82,27 @@ constexpr std::array<const NcclApi*, sizeof...(kSlots)> Tables(
     std::integer_sequence<int, kSlots...> /*slots*/) {
   return {&kTable<kSlots>...};
 }
-constexpr auto kTables = Tables(std::make_integer_sequence<int, kMostNetworks>());
+constexpr auto kTables = Tables(std::make_integer_sequence<int, kMaxNetworks>());
 
 int TakeSlot(Network* network) {
-  for (int i = 0; i < kMostNetworks; ++i) {
+  for (int i = 0; i < kMaxNetworks; ++i) {
     Network* none = nullptr;
-    if (networks[static_cast<size_t>(i)].compare_exchange_strong(none, network)) return i;
+    if (networks[i].compare_exchange_strong(none, network)) return i;
   }
-  LOG(FATAL) << "more than " << kMostNetworks << " fake NCCLs at once";
+  LOG(FATAL) << "more than " << kMaxNetworks << " fake NCCLs at once";
 }
 
 }  // namespace
 
 Network::Network() : number_(++networks_made), slot_(TakeSlot(this)) {}
 
-Network::~Network() {
-  networks[static_cast<size_t>(slot_)].store(nullptr, std::memory_order_release);
-}
+Network::~Network() { networks[slot_].store(nullptr, std::memory_order_release); }
 
-const NcclApi& Network::api() const { return *kTables[static_cast<size_t>(slot_)]; }
+const NcclApi& Network::api() const { return *kTables[slot_]; }
 
 Network::Group& Network::group() const {
-  static thread_local std::array<Group, kMostNetworks> groups;
-  Group& group = groups[static_cast<size_t>(slot_)];
+  static thread_local std::array<Group, kMaxNetworks> groups;
+  Group& group = groups[slot_];
   if (group.network != number_) group = {.network = number_};
   return group;
 }

@@ -199,7 +199,7 @@ ncclResult_t Network::SplitComm(ncclComm_t comm, int color, int key, ncclComm_t*
   if (killed_.count(parent->world_rank) == 0) {
     split.parts.push_back({color, key, parent->rank, child});
   }
-  if (static_cast<int>(split.parts.size()) == parent->clique->size) FinishSplit(*parent, split);
+  if (std::ssize(split.parts) == parent->clique->size) FinishSplit(*parent, split);
   const ncclResult_t result = Started(*parent);
   child->polls = parent->polls;
   return result;

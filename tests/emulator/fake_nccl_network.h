@@ -21,7 +21,7 @@
 
 namespace cadre::emulated {
 
-inline constexpr int kMostNetworks = 8;
+inline constexpr int kMaxNetworks = 8;
 
 enum class Verb : uint8_t {
   kSend,

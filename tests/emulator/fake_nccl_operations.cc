@@ -80,7 +80,7 @@ void Write(const Operation& o, int rank, const std::vector<Bytes>& inputs) {
       }
       return;
     case Verb::kBroadcast:
-      if (bytes > 0) std::memcpy(to, inputs[static_cast<size_t>(o.peer)].data(), bytes);
+      if (bytes > 0) std::memcpy(to, inputs[o.peer].data(), bytes);
       return;
     default:
       return;
@@ -288,7 +288,7 @@ std::shared_ptr<Meeting> Network::Arrive(Communicator& member, const Operation& 
     Disagree(clique, absl::StrCat(Describe(operation, member.rank), ", but ",
                                   Describe(meeting->first, meeting->first_rank)));
   }
-  meeting->inputs[static_cast<size_t>(member.rank)] = std::move(input);
+  meeting->inputs[member.rank] = std::move(input);
   ++meeting->arrived;
   return meeting;
 }

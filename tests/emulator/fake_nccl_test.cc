@@ -119,9 +119,9 @@ TEST_P(FakeNcclTest, AllReduceAddsInTheOrderOfRanks) {
     // The order shows: large numbers swallow small ones.
     const std::vector<float> of_rank = {1e8F, 1, -1e8F, 3};
     float expected = 0;
-    for (int i = 0; i < size; ++i) expected += of_rank[static_cast<size_t>(i)];
+    for (int i = 0; i < size; ++i) expected += of_rank[i];
     OnRanks(size, [&](Rank& self) {
-      float* x = self.Make(std::vector<float>(7, of_rank[static_cast<size_t>(self.rank())]));
+      float* x = self.Make(std::vector<float>(7, of_rank[self.rank()]));
       // In place.
       ASSERT_EQ(self.nccl.all_reduce(x, x, 7, ncclFloat32, ncclSum, self.comm, self.stream),
                 ncclSuccess);
@@ -202,7 +202,7 @@ TEST_P(FakeNcclTest, AGroupOfUnevenPiecesMakesProgressTogether) {
       std::vector<float> expected(8, -1);
       std::fill_n(expected.begin(), count(peer, self.rank()),
                   static_cast<float>(peer * 10 + self.rank()));
-      EXPECT_EQ(self.Get(in[static_cast<size_t>(peer)], 8), expected);
+      EXPECT_EQ(self.Get(in[peer], 8), expected);
     }
   });
 }

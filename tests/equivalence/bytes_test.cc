@@ -4,8 +4,8 @@
 #include <string>
 
 #include "google/protobuf/text_format.h"
-#include "spec/ownership.h"
-#include "spec/plan.h"
+#include "plan/ownership.h"
+#include "plan/plan.h"
 #include "tests/equivalence/ranks.h"
 #include "worker/comm/box_exchange.h"
 #include "worker/comm/schedule.h"
@@ -24,7 +24,7 @@ v1::RunSpec Parse(const char* text) {
 int64_t MoveWords(const Tape& tape, int layer, TapeOpKind kind) {
   int64_t words = 0;
   for (const TapeOp& op : tape.ops) {
-    if (op.layer == layer && op.kind == kind) words += op.move.words_sent();
+    if (op.layer == layer && op.kind == kind) words += op.move.elements_sent();
   }
   return words;
 }
@@ -33,7 +33,7 @@ Plan PlanWith(const Graph& graph, const Mesh& mesh,
               const std::vector<std::vector<IndexSplit>>& splits) {
   Plan plan{.mesh = mesh};
   for (int l = 0; l < graph.size(); ++l) {
-    auto layouts = LayOut(graph[l], mesh, splits[static_cast<size_t>(l)]);
+    auto layouts = LayOut(graph[l], mesh, splits[l]);
     EXPECT_TRUE(layouts.ok()) << layouts.status();
     plan.layers.push_back(*std::move(layouts));
   }
@@ -44,7 +44,7 @@ Plan PlanWith(const Graph& graph, const Mesh& mesh,
 // Bytes that each rank sends in one step, as the communicators count them.
 std::vector<int64_t> StepBytes(const v1::RunSpec& spec, const Graph& graph, const Plan& plan) {
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
-  Ranks ranks([] { return MakeCpuKernels(1); });
+  Ranks ranks([] { return MakeCpuBackend(1); });
   Training training{.steps = 1, .batches = RandomBatches(graph, spec.batch_per_group(), 1)};
   const auto with = ranks.Train(spec, PlanToProto(plan, index), training);
   training.steps = 0;
@@ -108,8 +108,7 @@ TEST(Grid, MovesSixEightAndSixteenWords) {
     const auto sixth = [](int i) { return PartBegin(20, i + 1, 6) - PartBegin(20, i, 6); };
     const int64_t of_row = sixth(row) + sixth(2 + row) + sixth(4 + row);
     const int64_t before = (of_row - sixth(owner)) + (20 - sixth((owner + 1) % 6));
-    EXPECT_EQ(bytes[static_cast<size_t>(rank)], 4 * (6 + 8 + 16 + before) + LossBytes(rank, 6))
-        << "rank " << rank;
+    EXPECT_EQ(bytes[rank], 4 * (6 + 8 + 16 + before) + LossBytes(rank, 6)) << "rank " << rank;
   }
 }
 
@@ -165,7 +164,7 @@ TEST(Halo, SendsThirtyWordsPerDirection) {
   for (int rank = 0; rank < 3; ++rank) {
     const Tape tape = MakeTape(graph, plan, rank, 2, /*training=*/true);
     int64_t words = 0;
-    for (const TapeOp& op : tape.ops) words += op.move.words_sent();
+    for (const TapeOp& op : tape.ops) words += op.move.elements_sent();
     const int64_t directions = rank == 1 ? 2 : 1;
     const int64_t conv2_halos = 2 * (2 * 5 * 2) * directions;
     // conv3's output of 2 channels, 3 of 9 rows, goes to the two others.
@@ -180,11 +179,10 @@ TEST(Halo, SendsThirtyWordsPerDirection) {
         const auto at = static_cast<size_t>(i % 3);
         return owned[b].borders[at + 1] - owned[b].borders[at];
       };
-      ring += owned[b].size - piece(owned[b].mine + 1);
-      if (!plan.buckets[b].axes.empty()) ring += owned[b].size - piece(owned[b].mine);
+      ring += owned[b].size - piece(owned[b].own_slice + 1);
+      if (!plan.buckets[b].axes.empty()) ring += owned[b].size - piece(owned[b].own_slice);
     }
-    EXPECT_EQ(bytes[static_cast<size_t>(rank)], 4 * (words + ring) + LossBytes(rank, 3))
-        << "rank " << rank;
+    EXPECT_EQ(bytes[rank], 4 * (words + ring) + LossBytes(rank, 3)) << "rank " << rank;
   }
 }
 
@@ -233,10 +231,10 @@ TEST(GroupHybrid, MovesWhatItsFormulaSays) {
   ASSERT_EQ(bytes.size(), 4U);
   int64_t total = 0;
   for (int rank = 0; rank < 4; ++rank) {
-    total += bytes[static_cast<size_t>(rank)] - LossBytes(rank, 4);
+    total += bytes[rank] - LossBytes(rank, 4);
     // 54 weights do not divide by 4: a rank may send one word more or less than the mean.
-    EXPECT_NEAR(bytes[static_cast<size_t>(rank)] - LossBytes(rank, 4),
-                4 * (entry + outputs + gradients + conv + shards), 4 * 2)
+    EXPECT_NEAR(bytes[rank] - LossBytes(rank, 4), 4 * (entry + outputs + gradients + conv + shards),
+                4 * 2)
         << "rank " << rank;
   }
   EXPECT_EQ(total, 4 * (4 * (entry + outputs + gradients + shards) + 2 * 3 * 54));

@@ -6,8 +6,8 @@
 #include <string>
 #include <tuple>
 
-#include "coordinator/plan/planner.h"
-#include "spec/plan_collectives.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/planner.h"
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
 #include "tests/equivalence/zoo_folder.h"
@@ -21,7 +21,7 @@ constexpr int kSteps = 6;
 constexpr int64_t kBucketElements = 1;
 
 struct Way {
-  v1::CollectivePolicy policy = v1::RING;
+  v1::Cluster::CollectivePolicy policy = v1::Cluster::RING;
   bool overlap = true;
 };
 
@@ -45,13 +45,13 @@ class Trained {
     v1::RunSpec spec = spec_;
     spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(group.model));
     spec.mutable_cluster()->set_space_ranks(static_cast<uint32_t>(group.space));
-    spec.mutable_cluster()->set_overlap(way.overlap ? v1::ON : v1::OFF);
+    spec.mutable_cluster()->set_overlap(way.overlap ? v1::Cluster::ON : v1::Cluster::OFF);
     const auto assigned = MakePlan(spec, group.data * group.space * group.model);
     EXPECT_TRUE(assigned.ok()) << assigned.status();
     auto plan = PlanFromProto(*assigned, graph_, index_);
     EXPECT_TRUE(plan.ok()) << plan.status();
-    *plan = WithCollectives(*std::move(plan), graph_, index_, way.policy, LinkProfile(), "",
-                            kBucketElements);
+    *plan = WithCollectives(*std::move(plan), graph_, index_, way.policy, LinkProfile(),
+                            v1::LinkProfile::KIND_UNSPECIFIED, kBucketElements);
     buckets_ = plan->buckets.size();
     auto result = ranks_.Train(
         spec, PlanToProto(*plan, index_),
@@ -70,7 +70,7 @@ class Trained {
   const Graph graph_;
   const ParameterIndex index_;
   size_t buckets_ = 0;
-  Ranks ranks_{[] { return MakeCpuKernels(1); }};
+  Ranks ranks_{[] { return MakeCpuBackend(1); }};
 };
 
 enum class Update { kPlain, kClipped, kLars, kMicroBatches };
@@ -101,8 +101,9 @@ TEST_P(EveryWay, ComputesTheSame) {
   const auto& [group, update] = GetParam();
   Trained trained(SpecFor(update));
   const GroupResult one = trained.Train({}, {});
-  for (const v1::CollectivePolicy policy :
-       {v1::RING, v1::BUTTERFLY, v1::HALVING_DOUBLING, v1::PAPER}) {
+  for (const v1::Cluster::CollectivePolicy policy :
+       {v1::Cluster::RING, v1::Cluster::BUTTERFLY, v1::Cluster::HALVING_DOUBLING,
+        v1::Cluster::PAPER}) {
     SCOPED_TRACE(PolicyName(policy));
     const GroupResult on = trained.Train(group, {policy, true});
     const GroupResult off = trained.Train(group, {policy, false});

@@ -13,9 +13,9 @@
 namespace cadre {
 namespace {
 
-constexpr size_t kMostMessages = 5;
+constexpr size_t kMaxMessages = 5;
 // A mesh with more pairs than this is covered as far as it goes.
-constexpr size_t kMostPlansPerMesh = 1000000;
+constexpr size_t kMaxPlansPerMesh = 1000000;
 
 Graph GraphOf(const v1::RunSpec& spec) {
   auto graph = Graph::FromModel(spec.model());
@@ -50,7 +50,7 @@ std::vector<Plan> Comparison::Plans(int ranks, size_t count, std::mt19937_64& ra
   std::vector<Plan> plans;
   for (const Mesh& mesh : meshes) {
     if (count > 0) break;
-    std::vector<Plan> more = PlanSpace(graph_, mesh).CoverPairs(random, kMostPlansPerMesh);
+    std::vector<Plan> more = PlanSpace(graph_, mesh).CoverPairs(random, kMaxPlansPerMesh);
     plans.insert(plans.end(), std::make_move_iterator(more.begin()),
                  std::make_move_iterator(more.end()));
   }
@@ -75,7 +75,7 @@ absl::StatusOr<ComparisonResult> Comparison::Run(const std::vector<Plan>& plans,
     result.worst_relative_error = std::max(result.worst_relative_error, error);
     if (!wrong.empty()) {
       ++result.failures;
-      if (result.messages.size() < kMostMessages) {
+      if (result.messages.size() < kMaxMessages) {
         result.messages.push_back(absl::StrCat(wrong, "\n", PrintPlan(plan, graph_, index_)));
       }
     }

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/plan.h"
 #include "proto/cadre/v1/run.pb.h"
-#include "spec/graph.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
 #include "tests/equivalence/ranks.h"
 
 namespace cadre {

@@ -13,7 +13,7 @@ class EmulatedBackEnd final : public RankBackEnd {
   EmulatedBackEnd(EmulatedCuda::Mode mode, const NcclApi& nccl)
       : rank_(MakeEmulatedRank(mode)), nccl_(nccl) {}
 
-  Kernels& kernels() override { return *rank_.kernels; }
+  Backend& kernels() override { return *rank_.kernels; }
   absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) override {
     return MakeNcclTransport(nccl_, *rank_.device, *rank_.kernels, control, {});
   }
@@ -33,7 +33,7 @@ EmulatedGroup::EmulatedGroup(EmulatedCuda::Mode mode)
 GroupTrainer EmulatedGroup::trainer() {
   return [this](const v1::RunSpec& spec, const v1::Plan& plan, const Training& training) {
     v1::RunSpec on_devices = spec;
-    on_devices.mutable_cluster()->set_device(v1::CUDA);
+    on_devices.mutable_cluster()->set_device(v1::Cluster::CUDA);
     return ranks_.Train(on_devices, plan, training);
   };
 }

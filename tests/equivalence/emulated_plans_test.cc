@@ -16,12 +16,12 @@
 namespace cadre {
 namespace {
 
-std::unique_ptr<Kernels> HostKernelsOfOne() { return MakeCpuKernels(1); }
+std::unique_ptr<Backend> HostKernelsOfOne() { return MakeCpuBackend(1); }
 
 void ExpectEqual(Comparison& comparison, const std::vector<Plan>& plans) {
   const auto result = comparison.Run(plans);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->plans, static_cast<int>(plans.size()));
+  EXPECT_EQ(result->plans, std::ssize(plans));
   for (const std::string& failure : result->messages) ADD_FAILURE() << failure;
   EXPECT_EQ(result->failures, 0);
 }
@@ -73,7 +73,7 @@ TEST(AllEmulatedPlans, OfSmallModelsEqualOneRank) {
   }
 }
 
-// Streams are threads here, and play at the same time: what lacks an event between lanes shows.
+// Streams are threads here, and play at the same time: what lacks an event between streams shows.
 TEST(AsynchronousPlans, OfRandomModelsEqualOneRank) {
   EmulatedGroup group(EmulatedCuda::Mode::kThreads);
   for (uint64_t seed = 1; seed <= 20; ++seed) {

@@ -87,9 +87,8 @@ std::vector<float> ExactWeights(const ParameterIndex& index) {
   for (const Parameter& parameter : index.parameters()) {
     for (int64_t i = parameter.offset; i < parameter.end(); ++i) {
       const int value = random() % 2 == 0 ? 0 : Small(random, 1);
-      weights[static_cast<size_t>(i)] = parameter.name == "fc2/bias"
-                                            ? static_cast<float>((i - parameter.offset) << 16)
-                                            : static_cast<float>(value);
+      weights[i] = parameter.name == "fc2/bias" ? static_cast<float>((i - parameter.offset) << 16)
+                                                : static_cast<float>(value);
     }
   }
   return weights;
@@ -134,8 +133,8 @@ class ExactData : public testing::Test {
 
 // Double sums and fp32 sums agree in every bit, so nothing was rounded; and the step did something.
 TEST_F(ExactData, IsExact) {
-  Ranks reference([] { return MakeReferenceKernels(); });
-  Ranks cpu([] { return MakeCpuKernels(1); });
+  Ranks reference([] { return MakeReferenceBackend(); });
+  Ranks cpu([] { return MakeCpuBackend(1); });
   const GroupResult one = One(reference);
   const GroupResult fast = One(cpu);
   EXPECT_EQ(one.weights, fast.weights);
@@ -148,7 +147,7 @@ TEST_F(ExactData, IsExact) {
 }
 
 TEST_F(ExactData, GivesTheSameBitsUnderManyPlans) {
-  Ranks ranks([] { return MakeCpuKernels(1); });
+  Ranks ranks([] { return MakeCpuBackend(1); });
   const GroupResult one = One(ranks);
   std::mt19937_64 random(9);
   int plans = 0;

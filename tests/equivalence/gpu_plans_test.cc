@@ -15,14 +15,14 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
 #include "tests/worker/transport/nccl/rank_processes.h"
 #include "worker/transport/nccl/nccl_transport.h"
 
-DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
 
 namespace cadre {
 namespace {
@@ -34,7 +34,7 @@ struct Case {
   int plans;
 };
 
-// What a rank is told: "lenet 0 spec/zoo".
+// What a rank is told: "lenet 0 model/zoo".
 std::string TaskOf(const Case& c) { return absl::StrCat(c.model, " ", c.plans, " ", FLAGS_zoo); }
 
 // --- a rank --------------------------------------------------------------------------------------
@@ -47,18 +47,18 @@ class GpuBackEnd final : public RankBackEnd {
                            CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30}));
     CADRE_ASSIGN_OR_RETURN(auto math, MakeLibraryMath(*made->device_, {}));
     CADRE_ASSIGN_OR_RETURN(made->nccl_, LoadNccl({}));
-    made->kernels_ = MakeCudaKernels(*made->device_, std::move(math));
+    made->kernels_ = MakeCudaBackend(*made->device_, std::move(math));
     return made;
   }
 
-  Kernels& kernels() override { return *kernels_; }
+  Backend& kernels() override { return *kernels_; }
   absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) override {
     return MakeNcclTransport(nccl_, *device_, *kernels_, control, {});
   }
 
  private:
   std::unique_ptr<CudaDevice> device_;
-  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Backend> kernels_;
   NcclApi nccl_;
 };
 
@@ -74,10 +74,10 @@ absl::Status RunRank(const RankTask& task) {
     return *std::move(made);
   };
   Comparison comparison(
-      spec, [] { return MakeCpuKernels(1); },
+      spec, [] { return MakeCpuBackend(1); },
       [&](const v1::RunSpec& of, const v1::Plan& plan, const Training& training) {
         v1::RunSpec on_devices = of;
-        on_devices.mutable_cluster()->set_device(v1::CUDA);
+        on_devices.mutable_cluster()->set_device(v1::Cluster::CUDA);
         return TrainAsRank(on_devices, plan, training, *control, back_end);
       });
   std::mt19937_64 random(7);

@@ -10,13 +10,13 @@
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
 
-DEFINE_string(model, "lenet", "A model of spec/zoo/; it is tried with few channels and features.");
+DEFINE_string(model, "lenet", "A model of model/zoo/; it is tried with few channels and features.");
 DEFINE_int32(ranks, 2, "Ranks of the group; every mesh of that many ranks is tried.");
 DEFINE_string(plans, "all",
               "all: every pair of splits of every two neighbouring layers, on every mesh; or how "
               "many plans to draw.");
 DEFINE_int32(seed, 1, "Draws plans; equal seeds draw equal plans.");
-DEFINE_string(zoo, "spec/zoo", "Folder of the zoo's specs.");
+DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
 DEFINE_bool(progress, true, "Say on standard error how far it is.");
 
 namespace cadre {
@@ -32,7 +32,7 @@ absl::StatusOr<ComparisonResult> Compare() {
   if (FLAGS_ranks < 1 || FLAGS_ranks > 64) {
     return absl::InvalidArgumentError("--ranks must be from 1 to 64");
   }
-  Comparison comparison(spec, [] { return MakeCpuKernels(1); });
+  Comparison comparison(spec, [] { return MakeCpuBackend(1); });
   const auto progress = [](size_t done, size_t of, const ComparisonResult& result) {
     if (!FLAGS_progress || (done % 50 != 0 && done != of)) return;
     std::fprintf(stderr, "\r%zu of %zu plans, %d failures, worst error %.2g ", done, of,

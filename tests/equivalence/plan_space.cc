@@ -106,9 +106,9 @@ std::vector<Plan> PlanSpace::CoverPairs(std::mt19937_64& random, size_t most) co
   std::vector<std::vector<int>> producers(splits_.size());
   for (int l = 0; l < graph_.size(); ++l) {
     for (const int producer : graph_[l].inputs) {
-      const size_t before = producer < 0 ? 1 : splits_[static_cast<size_t>(producer)].size();
-      uncovered.Add({producer, l}, before, splits_[static_cast<size_t>(l)].size());
-      producers[static_cast<size_t>(l)].push_back(producer);
+      const size_t before = producer < 0 ? 1 : splits_[producer].size();
+      uncovered.Add({producer, l}, before, splits_[l].size());
+      producers[l].push_back(producer);
     }
   }
   std::vector<Plan> plans;
@@ -132,7 +132,7 @@ std::vector<Plan> PlanSpace::CoverPairs(std::mt19937_64& random, size_t most) co
         const size_t candidate = (start + k) % options;
         const bool news =
             std::any_of(producers[at].begin(), producers[at].end(), [&](int producer) {
-              const size_t chosen = producer < 0 ? 0 : choices[static_cast<size_t>(producer)];
+              const size_t chosen = producer < 0 ? 0 : choices[producer];
               return uncovered.Has({producer, l}, {chosen, candidate});
             });
         if (!news) continue;
@@ -141,9 +141,9 @@ std::vector<Plan> PlanSpace::CoverPairs(std::mt19937_64& random, size_t most) co
       }
     }
     for (int l = 0; l < graph_.size(); ++l) {
-      for (const int producer : producers[static_cast<size_t>(l)]) {
-        const size_t chosen = producer < 0 ? 0 : choices[static_cast<size_t>(producer)];
-        uncovered.Cover({producer, l}, {chosen, choices[static_cast<size_t>(l)]});
+      for (const int producer : producers[l]) {
+        const size_t chosen = producer < 0 ? 0 : choices[producer];
+        uncovered.Cover({producer, l}, {chosen, choices[l]});
       }
     }
     plans.push_back(Make(choices));

@@ -10,10 +10,10 @@
 #include <random>
 #include <vector>
 
-#include "spec/graph.h"
-#include "spec/op_indices.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
+#include "model/graph.h"
+#include "model/op_indices.h"
+#include "model/parameter_index.h"
+#include "plan/plan.h"
 #include "tensor/mesh.h"
 
 namespace cadre {

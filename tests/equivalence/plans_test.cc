@@ -7,9 +7,9 @@
 #include <string>
 #include <tuple>
 
-#include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "spec/tape.h"
+#include "plan/search/planner.h"
+#include "plan/tape.h"
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
 #include "tests/equivalence/zoo_folder.h"
@@ -35,7 +35,7 @@ v1::Plan PlanOf(v1::RunSpec spec, int data, int space, int model) {
 }
 
 Ranks& TestRanks() {
-  static auto* const ranks = new Ranks([] { return MakeCpuKernels(1); });
+  static auto* const ranks = new Ranks([] { return MakeCpuBackend(1); });
   return *ranks;
 }
 
@@ -194,10 +194,9 @@ TEST(BatchNormPerRank, TakesEachRanksStatistics) {
            const size_t inputs = batch.inputs.size() / 2;
            const size_t at = static_cast<size_t>(part);
            batch.samples = 4;
-           batch.inputs = {batch.inputs.begin() + static_cast<ptrdiff_t>(at * inputs),
-                           batch.inputs.begin() + static_cast<ptrdiff_t>((at + 1) * inputs)};
-           batch.labels = {batch.labels.begin() + static_cast<ptrdiff_t>(at * 4),
-                           batch.labels.begin() + static_cast<ptrdiff_t>((at + 1) * 4)};
+           batch.inputs = {batch.inputs.begin() + (at * inputs),
+                           batch.inputs.begin() + ((at + 1) * inputs)};
+           batch.labels = {batch.labels.begin() + (at * 4), batch.labels.begin() + ((at + 1) * 4)};
            return batch;
          }});
     EXPECT_TRUE(result.ok()) << result.status();
@@ -265,7 +264,7 @@ TEST(SamePlanTwice, GivesTheSameBits) {
 TEST(ReferenceKernels, EqualTheFastOnes) {
   const v1::RunSpec spec = Spec("lenet", 6);
   const Graph graph = *Graph::FromModel(spec.model());
-  Ranks reference([] { return MakeReferenceKernels(); });
+  Ranks reference([] { return MakeReferenceBackend(); });
   const auto plain =
       reference.Train(spec, PlanOf(spec, 2, 1, 3),
                       {.steps = kSteps, .batches = RandomBatches(graph, 6, spec.seed())});

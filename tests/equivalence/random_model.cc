@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "spec/graph.h"
+#include "model/graph.h"
 
 namespace cadre {
 namespace {

@@ -19,7 +19,7 @@ TEST(RandomModels, EqualOneRankUnderRandomPlans) {
   int plans = 0;
   for (uint64_t seed = 1; seed <= kModels; ++seed) {
     const v1::RunSpec spec = RandomRun(seed);
-    Comparison comparison(spec, [] { return MakeCpuKernels(1); });
+    Comparison comparison(spec, [] { return MakeCpuBackend(1); });
     std::mt19937_64 random(seed);
     std::vector<Plan> drawn;
     for (size_t i = 0; i < kPlansEach; ++i) {

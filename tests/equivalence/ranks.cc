@@ -11,8 +11,8 @@
 #include "absl/time/time.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "spec/initial_value.h"
-#include "spec/plan.h"
+#include "model/initial_value.h"
+#include "plan/plan.h"
 #include "tensor/layout.h"
 #include "worker/comm/communicator.h"
 #include "worker/transport/thread_transport.h"
@@ -22,14 +22,14 @@ namespace {
 
 class HostBackEnd final : public RankBackEnd {
  public:
-  explicit HostBackEnd(Kernels& kernels) : kernels_(kernels) {}
-  Kernels& kernels() override { return kernels_; }
+  explicit HostBackEnd(Backend& kernels) : kernels_(kernels) {}
+  Backend& kernels() override { return kernels_; }
   absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& /*control*/) override {
     return nullptr;
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
 };
 
 // What a rank leaves behind when its memory is gone.
@@ -94,17 +94,17 @@ class Rank {
 
   absl::Status SetInitial() {
     if (training_.initial.empty()) return absl::OkStatus();
-    for (const OwnedSpan& span : replica_->owned()) {
-      std::copy(training_.initial.begin() + span.begin, training_.initial.begin() + span.end,
-                span.values);
+    for (const Owned& owned : replica_->owned()) {
+      std::copy_n(training_.initial.begin() + owned.positions.begin, owned.values.size(),
+                  owned.values.begin());
     }
     return replica_->StoreOwned();
   }
 
   void Leave() {
     left_.parameters = replica_->index().size();
-    for (const OwnedSpan& span : replica_->owned()) {
-      left_.owned.push_back({span.begin, {span.values, span.values + (span.end - span.begin)}});
+    for (const Owned& owned : replica_->owned()) {
+      left_.owned.push_back({owned.positions.begin, {owned.values.begin(), owned.values.end()}});
     }
   }
 
@@ -123,8 +123,8 @@ class Rank {
 
   // This rank's rows of samples [begin, end) of the batch.
   BatchView View(const WholeBatch& batch, int64_t begin, int64_t end, int64_t position) const {
-    const Rows inputs = replica_->InputRows(end - begin);
-    const Rows labels = replica_->LabelRows(end - begin);
+    const Interval inputs = replica_->InputRows(end - begin);
+    const Interval labels = replica_->LabelRows(end - begin);
     const auto per = static_cast<int64_t>(batch.inputs.size()) / batch.samples;
     const int64_t labels_per = replica_->graph().labels_per_sample();
     return {.samples = end - begin,
@@ -240,9 +240,7 @@ absl::StatusOr<GroupResult> TrainAsRank(const v1::RunSpec& spec, const v1::Plan&
 BackEndFactory Ranks::FactoryFor(size_t ranks) {
   if (back_ends_ != nullptr) return back_ends_;
   while (kernels_.size() < ranks) kernels_.push_back(factory_());
-  return [this](int rank) {
-    return std::make_unique<HostBackEnd>(*kernels_[static_cast<size_t>(rank)]);
-  };
+  return [this](int rank) { return std::make_unique<HostBackEnd>(*kernels_[rank]); };
 }
 
 absl::StatusOr<GroupResult> Ranks::Train(const v1::RunSpec& spec, const v1::Plan& plan,
@@ -272,18 +270,18 @@ double RelativeError(const ParameterIndex& index, const std::vector<float>& init
                      const std::vector<float>& a, const std::vector<float>& b) {
   std::vector<double> moved, apart;
   for (const Parameter& parameter : index.parameters()) {
-    double most_moved = 0;
-    double most_apart = 0;
+    double max_moved = 0;
+    double max_apart = 0;
     for (auto i = static_cast<size_t>(parameter.offset); i < static_cast<size_t>(parameter.end());
          ++i) {
       const double difference = std::abs(static_cast<double>(a[i]) - b[i]);
       // Not-a-number compares with nothing; it must not pass for equal.
       if (!std::isfinite(difference)) return std::numeric_limits<double>::infinity();
-      most_apart = std::max(most_apart, difference);
-      most_moved = std::max(most_moved, std::abs(static_cast<double>(a[i]) - initial[i]));
+      max_apart = std::max(max_apart, difference);
+      max_moved = std::max(max_moved, std::abs(static_cast<double>(a[i]) - initial[i]));
     }
-    moved.push_back(most_moved);
-    apart.push_back(most_apart);
+    moved.push_back(max_moved);
+    apart.push_back(max_apart);
   }
   const double least = 0.01 * *std::max_element(moved.begin(), moved.end());
   double error = 0;

@@ -11,11 +11,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
-#include "spec/graph.h"
-#include "spec/parameter_index.h"
 #include "worker/train/replica.h"
 #include "worker/transport/transport.h"
 
@@ -28,14 +28,14 @@ struct WholeBatch {
   std::vector<int32_t> labels;
 };
 
-using KernelsFactory = std::function<std::unique_ptr<Kernels>()>;
+using KernelsFactory = std::function<std::unique_ptr<Backend>()>;
 
 // What one rank computes with, and what its group's data travels over. Belongs to the rank's
 // thread.
 class RankBackEnd {
  public:
   virtual ~RankBackEnd() = default;
-  virtual Kernels& kernels() = 0;
+  virtual Backend& kernels() = 0;
   // All ranks of a group call it. Null: over `control`, as on the host.
   virtual absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) = 0;
 };
@@ -97,7 +97,7 @@ class Ranks {
 
   const KernelsFactory factory_;
   const BackEndFactory back_ends_;
-  std::vector<std::unique_ptr<Kernels>> kernels_;
+  std::vector<std::unique_ptr<Backend>> kernels_;
 };
 
 // How far two models are apart, in units of how far training has moved the tensors: by tensor, the

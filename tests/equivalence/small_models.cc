@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "spec/text.h"
+#include "model/run_file.h"
 
 namespace cadre {
 namespace {

@@ -1,4 +1,4 @@
-// Small versions of the models of spec/zoo/: every layer is there, with fewer channels and
+// Small versions of the models of model/zoo/: every layer is there, with fewer channels and
 // features, on smaller inputs, and in numbers that do not divide evenly.
 #pragma once
 

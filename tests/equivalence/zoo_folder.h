@@ -10,13 +10,13 @@
 
 namespace cadre {
 
-// Of `--zoo=FOLDER`; "spec/zoo" where it is not given.
+// Of `--zoo=FOLDER`; "model/zoo" where it is not given.
 inline std::string ZooFolder() {
-  for (const std::string& argument : testing::internal::GetArgvs()) {
+  for (const std::string& argument : ::testing::internal::GetArgvs()) {
     absl::string_view rest = argument;
     if (absl::ConsumePrefix(&rest, "--zoo=")) return std::string(rest);
   }
-  return "spec/zoo";
+  return "model/zoo";
 }
 
 }  // namespace cadre

@@ -20,7 +20,7 @@ class ZooPlans : public testing::TestWithParam<std::string> {};
 TEST_P(ZooPlans, EqualOneRank) {
   const auto spec = SmallModel(ZooFolder(), GetParam());
   ASSERT_TRUE(spec.ok()) << spec.status();
-  Comparison comparison(*spec, [] { return MakeCpuKernels(1); });
+  Comparison comparison(*spec, [] { return MakeCpuBackend(1); });
   std::mt19937_64 random(7);
   std::vector<Plan> plans;
   for (int ranks = 1; ranks <= 8; ++ranks) {
@@ -48,7 +48,7 @@ TEST(AllPlans, OfSmallModelsEqualOneRank) {
   for (const auto& [model, ranks] : cases) {
     const auto spec = SmallModel(ZooFolder(), model);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    Comparison comparison(*spec, [] { return MakeCpuKernels(1); });
+    Comparison comparison(*spec, [] { return MakeCpuBackend(1); });
     std::mt19937_64 random(7);
     const auto result = comparison.Run(comparison.Plans(ranks, 0, random));
     ASSERT_TRUE(result.ok()) << result.status();

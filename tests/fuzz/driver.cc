@@ -39,13 +39,13 @@ DEFINE_uint64(memory_mb, 1024, "Most resident memory of the whole run, sanitizer
 namespace cadre::fuzz {
 namespace {
 
-constexpr size_t kMostInputBytes = 1 << 20;
+constexpr size_t kMaxInputBytes = 1 << 20;
 
 // Memory that parent and child share: what the child is at.
 struct Shared {
   std::atomic<uint64_t> inputs{0};
   std::atomic<uint64_t> size{0};
-  uint8_t bytes[kMostInputBytes];
+  uint8_t bytes[kMaxInputBytes];
 };
 
 Shared* MakeShared() {
@@ -62,7 +62,7 @@ std::vector<std::string> ReadAll(const std::vector<std::string>& paths) {
       std::fprintf(stderr, "%s\n", std::string(bytes.status().message()).c_str());
       std::exit(2);
     }
-    inputs.push_back(bytes->substr(0, kMostInputBytes));
+    inputs.push_back(bytes->substr(0, kMaxInputBytes));
   }
   return inputs;
 }
@@ -90,7 +90,7 @@ void RunOne(Shared& shared, const std::string& input) {
 void RunChild(Shared& shared, const std::vector<std::string>& corpus, bool mutate) {
   for (const std::string& input : corpus) RunOne(shared, input);
   if (!mutate) return;
-  Mutator mutator(corpus, FLAGS_seed, kMostInputBytes);
+  Mutator mutator(corpus, FLAGS_seed, kMaxInputBytes);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(FLAGS_seconds);
   for (uint64_t i = 0; FLAGS_iterations == 0 || i < FLAGS_iterations; ++i) {
     if (std::chrono::steady_clock::now() >= end) return;

@@ -101,7 +101,7 @@ TEST(MutatorTest, EqualSeedsEqualInputs) {
   EXPECT_GT(differ, 1000);
 }
 
-TEST(MutatorTest, InputsAreManyAndOfManyLengths) {
+TEST(MutatorTest, InputsVaryInLength) {
   Mutator mutator({"0000017 a header and a body"}, 1, 1000);
   std::set<std::string> inputs;
   std::set<size_t> sizes;
@@ -114,7 +114,7 @@ TEST(MutatorTest, InputsAreManyAndOfManyLengths) {
   EXPECT_GT(sizes.size(), 10U);
 }
 
-TEST(MutatorTest, AnEmptyCorpusIsTheEmptyInput) {
+TEST(MutatorTest, EmptyCorpusIsEmptyInput) {
   Mutator mutator({}, 1, 10);
   bool any = false;
   for (int i = 0; i < 100; ++i) any |= !mutator.Next().empty();

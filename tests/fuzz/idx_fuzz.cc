@@ -1,7 +1,7 @@
 // An IDX file in memory: what is read has as many elements as its extents say.
 #include <glog/logging.h>
 
-#include "spec/idx.h"
+#include "model/formats/idx.h"
 #include "tests/fuzz/target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!array.ok()) return 0;
   int64_t elements = 1;
   for (const int64_t extent : array->dims) elements *= extent;
-  CHECK_EQ(elements, static_cast<int64_t>(array->data.size()));
+  CHECK_EQ(elements, std::ssize(array->data));
   CHECK_LE(array->data.size(), size);
   return 0;
 }

@@ -13,12 +13,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const int eighths : {1, 2, 4, 8}) {
       const absl::StatusOr<cadre::ImageSize> full = reader.Open(bytes);
       if (!full.ok()) return 0;
-      CHECK_LE(full->height * full->width, cadre::kMostJpegPixels);
+      CHECK_LE(full->height * full->width, cadre::kMaxJpegPixels);
       if (!reader.Decode(channels, eighths, image).ok()) continue;
       CHECK_EQ(image.size.height, (full->height * eighths + 7) / 8);
       CHECK_EQ(image.size.width, (full->width * eighths + 7) / 8);
-      CHECK_EQ(static_cast<int64_t>(image.pixels.size()),
-               image.size.height * image.size.width * channels);
+      CHECK_EQ(std::ssize(image.pixels), image.size.height * image.size.width * channels);
     }
   }
   return 0;

@@ -9,8 +9,8 @@
 namespace cadre::fuzz {
 namespace {
 
-constexpr size_t kMostChanges = 8;
-constexpr size_t kMostInserted = 32;
+constexpr size_t kMaxChanges = 8;
+constexpr size_t kMaxInserted = 32;
 
 std::vector<std::string> NotEmpty(std::vector<std::string> corpus) {
   if (corpus.empty()) corpus.emplace_back();
@@ -19,15 +19,15 @@ std::vector<std::string> NotEmpty(std::vector<std::string> corpus) {
 
 }  // namespace
 
-Mutator::Mutator(std::vector<std::string> corpus, uint64_t seed, size_t most_bytes)
-    : corpus_(NotEmpty(std::move(corpus))), most_bytes_(most_bytes), random_(seed) {}
+Mutator::Mutator(std::vector<std::string> corpus, uint64_t seed, size_t max_bytes)
+    : corpus_(NotEmpty(std::move(corpus))), max_bytes_(max_bytes), random_(seed) {}
 
 const std::string& Mutator::Next() {
   // Some inputs grow out of the one before, so that changes add up.
   if (Below(4) != 0) input_ = corpus_[Below(corpus_.size())];
-  const size_t changes = 1 + Below(kMostChanges);
+  const size_t changes = 1 + Below(kMaxChanges);
   for (size_t i = 0; i < changes; ++i) Change(input_);
-  if (input_.size() > most_bytes_) input_.resize(most_bytes_);
+  if (input_.size() > max_bytes_) input_.resize(max_bytes_);
   return input_;
 }
 
@@ -62,14 +62,14 @@ void Mutator::RemovePiece(std::string& input) {
 }
 
 void Mutator::RepeatPiece(std::string& input) {
-  if (input.empty() || input.size() >= most_bytes_) return;
+  if (input.empty() || input.size() >= max_bytes_) return;
   const size_t begin = Below(input.size());
   const std::string piece = input.substr(begin, 1 + Below(input.size() - begin));
   input.insert(Below(input.size() + 1), piece);
 }
 
 void Mutator::InsertBytes(std::string& input) {
-  std::string bytes(1 + Below(kMostInserted), '\0');
+  std::string bytes(1 + Below(kMaxInserted), '\0');
   for (char& byte : bytes) byte = static_cast<char>(Below(256));
   input.insert(Below(input.size() + 1), bytes);
 }
@@ -99,8 +99,8 @@ void Mutator::LieAboutNumber(std::string& input) {
 
 // A run of digits, as tar and JSON write lengths, becomes another of the same width.
 void Mutator::LieAboutDigits(std::string& input) {
-  const auto first = std::find_if(input.begin() + static_cast<std::ptrdiff_t>(Below(input.size())),
-                                  input.end(), absl::ascii_isdigit);
+  const auto first =
+      std::find_if(input.begin() + Below(input.size()), input.end(), absl::ascii_isdigit);
   const char only = "079"[Below(3)];
   const bool all_alike = Below(2) == 0;
   for (auto digit = first; digit != input.end() && absl::ascii_isdigit(*digit); ++digit) {

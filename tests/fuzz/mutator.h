@@ -15,8 +15,8 @@ namespace cadre::fuzz {
 
 class Mutator {
  public:
-  // Inputs are cut at `most_bytes`. An empty corpus is one of the empty input.
-  Mutator(std::vector<std::string> corpus, uint64_t seed, size_t most_bytes);
+  // Inputs are cut at `max_bytes`. An empty corpus is one of the empty input.
+  Mutator(std::vector<std::string> corpus, uint64_t seed, size_t max_bytes);
 
   // The next input: one of the corpus, or the one before, with one to eight changes.
   const std::string& Next();
@@ -35,7 +35,7 @@ class Mutator {
   void LieAboutDigits(std::string& input);
 
   const std::vector<std::string> corpus_;
-  const size_t most_bytes_;
+  const size_t max_bytes_;
   std::mt19937_64 random_;
   std::string input_;
 };

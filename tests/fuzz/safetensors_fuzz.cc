@@ -4,14 +4,14 @@
 #include <cstdlib>
 #include <vector>
 
-#include "spec/safetensors.h"
+#include "model/formats/safetensors.h"
 #include "tests/fuzz/target.h"
 
 namespace cadre {
 namespace {
 
 // Larger tensors would only take time.
-constexpr int64_t kMostElements = int64_t{1} << 16;
+constexpr int64_t kMaxElements = int64_t{1} << 16;
 
 void Require(bool holds) {
   if (!holds) std::abort();
@@ -25,7 +25,7 @@ void ReadAll(SafetensorsFile& file) {
     Require(file.Find(tensor.name) == &tensor);
     const int64_t elements = tensor.shape.elements();
     Require(elements * ElementBytes(tensor.type) == tensor.end - tensor.begin);
-    if (elements > kMostElements) continue;
+    if (elements > kMaxElements) continue;
     std::vector<float> values(static_cast<size_t>(elements));
     const bool real = file.Read(tensor, 0, values).ok();
     if (elements == 0) continue;

@@ -43,7 +43,7 @@ std::string WithChecksums(std::string archive) {
   constexpr size_t kChecksum = 148;
   for (size_t begin = 0; begin + kBlock <= archive.size(); begin += kBlock) {
     if (archive.compare(begin + 257, 5, "ustar") != 0) continue;
-    std::fill_n(archive.begin() + static_cast<std::ptrdiff_t>(begin + kChecksum), 8, ' ');
+    std::fill_n(archive.begin() + (begin + kChecksum), 8, ' ');
     unsigned sum = 0;
     for (size_t i = 0; i < kBlock; ++i) sum += static_cast<unsigned char>(archive[begin + i]);
     archive.replace(begin + kChecksum, 6, absl::StrFormat("%06o", sum));

@@ -6,15 +6,15 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
 namespace {
 
 // One step of a small network's operations; returns all that it computed, end to end.
-Floats Step(Kernels& kernels, uint64_t seed) {
+Floats Step(Backend& kernels, uint64_t seed) {
   const ConvolutionDims conv = Convolution(8, 3, 20, Window(12, 12, 3, 1, 1));
   const PoolingDims pool = Pooling(PoolKind::kMax, 8, 20, Window(12, 12, 2, 2));
   const FullyConnectedDims fc{.batch = 8, .in = 20 * 36, .out = 10};
@@ -27,17 +27,17 @@ Floats Step(Kernels& kernels, uint64_t seed) {
   std::vector<int32_t> argmax(y2.size());
   const std::vector<int32_t> labels = {0, 1, 2, 3, 4, 5, 6, 7};
 
-  kernels.ConvolutionForward(conv, x, w1, b1, y1);
-  kernels.ActivationForward(Activation::kRelu, y1, y1);
-  kernels.PoolingForward(pool, y1, y2, argmax);
-  kernels.FullyConnectedForward(fc, y2, w2, b2, y3);
-  const auto sums = kernels.SoftmaxCrossEntropy(8, 10, 0.1F, y3, labels, 0.125F, dy3);
-  kernels.FullyConnectedBackwardWeights(fc, y2, dy3, dw2, db2);
-  kernels.FullyConnectedBackwardData(fc, dy3, w2, dy2);
-  kernels.PoolingBackward(pool, dy2, argmax, dy1);
-  kernels.ActivationBackward(Activation::kRelu, y1, dy1, dy1);
-  kernels.ConvolutionBackwardWeights(conv, x, dy1, dw1, db1);
-  kernels.ConvolutionBackwardData(conv, dy1, w1, dx);
+  kernels.window().ConvolutionForward(conv, x, w1, b1, y1);
+  kernels.pointwise().ActivationForward(Activation::kRelu, y1, y1);
+  kernels.window().PoolingForward(pool, y1, y2, argmax);
+  kernels.dense().FullyConnectedForward(fc, y2, w2, b2, y3);
+  const auto sums = kernels.pointwise().SoftmaxCrossEntropy(8, 10, 0.1F, y3, labels, 0.125F, dy3);
+  kernels.dense().FullyConnectedBackwardWeights(fc, y2, dy3, dw2, db2);
+  kernels.dense().FullyConnectedBackwardData(fc, dy3, w2, dy2);
+  kernels.window().PoolingBackward(pool, dy2, argmax, dy1);
+  kernels.pointwise().ActivationBackward(Activation::kRelu, y1, dy1, dy1);
+  kernels.window().ConvolutionBackwardWeights(conv, x, dy1, dw1, db1);
+  kernels.window().ConvolutionBackwardData(conv, dy1, w1, dx);
 
   Floats all = {static_cast<float>(sums.loss)};
   for (const Floats* part : {&y1, &y2, &y3, &dy3, &dw2, &db2, &dy2, &dy1, &dw1, &db1, &dx}) {
@@ -48,12 +48,12 @@ Floats Step(Kernels& kernels, uint64_t seed) {
 
 TEST(CpuKernelsTest, LeavesTheCallersNumberOfThreadsAlone) {
   const int before = omp_get_max_threads();
-  Step(*MakeCpuKernels(before + 2), 1);
+  Step(*MakeCpuBackend(before + 2), 1);
   EXPECT_EQ(omp_get_max_threads(), before);
 }
 
 TEST(CpuKernelsTest, MayMoveToAnotherThread) {
-  const auto kernels = MakeCpuKernels(1);
+  const auto kernels = MakeCpuBackend(1);
   const Floats want = Step(*kernels, 1);
   Floats got;
   std::thread([&] { got = Step(*kernels, 1); }).join();
@@ -68,13 +68,13 @@ TEST(CpuKernelsTest, ObjectsDoNotDisturbEachOther) {
   constexpr int kSteps = 5;
   std::vector<Floats> want(kObjects);
   for (int i = 0; i < kObjects; ++i) {
-    want[static_cast<size_t>(i)] = Step(*MakeCpuKernels(1 + i % 2), static_cast<uint64_t>(10 * i));
+    want[i] = Step(*MakeCpuBackend(1 + i % 2), static_cast<uint64_t>(10 * i));
   }
   std::vector<int> same(kObjects, 0);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < kObjects; ++i) {
     threads.emplace_back([i, &want, &same] {
-      const auto kernels = MakeCpuKernels(1 + static_cast<int>(i % 2));
+      const auto kernels = MakeCpuBackend(1 + static_cast<int>(i % 2));
       for (int step = 0; step < kSteps; ++step) same[i] += Step(*kernels, 10 * i) == want[i];
     });
   }
@@ -83,10 +83,10 @@ TEST(CpuKernelsTest, ObjectsDoNotDisturbEachOther) {
 }
 
 TEST(CpuKernelsTest, SeveralThreadsGiveTheSameBitsEachTime) {
-  const auto kernels = MakeCpuKernels(2);
+  const auto kernels = MakeCpuBackend(2);
   const Floats want = Step(*kernels, 1);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(Step(*kernels, 1), want);
-  EXPECT_EQ(Step(*MakeCpuKernels(2), 1), want);
+  EXPECT_EQ(Step(*MakeCpuBackend(2), 1), want);
 }
 
 // Floats that begin `shift` elements after where an allocation does.
@@ -105,7 +105,7 @@ class Shifted {
 
 // Parameters are slices of one long vector, and activations are cut at any row.
 TEST(CpuKernelsTest, SpansMayStartAnywhere) {
-  const auto kernels = MakeCpuKernels(1);
+  const auto kernels = MakeCpuBackend(1);
   const RowsDims dims{.rows = 9, .channels = 37};
   const AttentionDims attention{.batch = 1, .tokens = 9, .heads = 1, .head_features = 37};
   const auto run = [&](size_t shift) {
@@ -119,35 +119,36 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
     const auto keep = [&](Shifted& part) {
       for (const float value : part.span()) all.push_back(value);
     };
-    kernels->BatchNormForward(dims, x.span(), mean.span(), inverse.span(), scale.span(),
-                              shift_by.span(), y.span());
+    kernels->norm().BatchNormForward(dims, x.span(), mean.span(), inverse.span(), scale.span(),
+                                     shift_by.span(), y.span());
     keep(y);
-    kernels->BatchNormBackward(dims, x.span(), dy.span(), mean.span(), inverse.span(), scale.span(),
-                               shift_by.span(), mean.span(), dx.span());
+    kernels->norm().BatchNormBackward(dims, x.span(), dy.span(), mean.span(), inverse.span(),
+                                      scale.span(), shift_by.span(), mean.span(), dx.span());
     keep(dx);
-    kernels->LayerNormForward(dims, 1e-5F, x.span(), scale.span(), shift_by.span(), y.span(),
-                              row_mean.span(), row_inverse.span());
+    kernels->norm().LayerNormForward(dims, 1e-5F, x.span(), scale.span(), shift_by.span(), y.span(),
+                                     row_mean.span(), row_inverse.span());
     keep(y);
-    kernels->LayerNormBackward(dims, x.span(), dy.span(), row_mean.span(), row_inverse.span(),
-                               scale.span(), dx.span(), dscale.span(), dshift.span());
+    kernels->norm().LayerNormBackward(dims, x.span(), dy.span(), row_mean.span(),
+                                      row_inverse.span(), scale.span(), dx.span(), dscale.span(),
+                                      dshift.span());
     for (Shifted* part : {&dx, &dscale, &dshift}) keep(*part);
     const LrnDims lrn{.rows = 9, .channels = 37};
-    kernels->LrnForward(lrn, x.span(), y.span(), d.span());
+    kernels->norm().LrnForward(lrn, x.span(), y.span(), d.span());
     keep(y);
-    kernels->LrnBackward(lrn, x.span(), d.span(), dy.span(), dx.span());
+    kernels->norm().LrnBackward(lrn, x.span(), d.span(), dy.span(), dx.span());
     keep(dx);
-    kernels->AttentionForward(attention, qkv.span(), p.span(), y.span());
+    kernels->dense().AttentionForward(attention, qkv.span(), p.span(), y.span());
     keep(y);
-    kernels->AttentionBackward(attention, qkv.span(), p.span(), dy.span(), dqkv.span());
+    kernels->dense().AttentionBackward(attention, qkv.span(), p.span(), dy.span(), dqkv.span());
     keep(dqkv);
     for (const Activation kind : {Activation::kGelu, Activation::kSigmoid, Activation::kTanh}) {
-      kernels->ActivationForward(kind, x.span(), y.span());
+      kernels->pointwise().ActivationForward(kind, x.span(), y.span());
       keep(y);
     }
-    kernels->Transpose(1, 9, 37, x.span(), y.span());
+    kernels->memory().Transpose(1, 9, 37, x.span(), y.span());
     keep(y);
-    kernels->Sgd({.rate = 0.1F, .momentum = 0.9F}, dy.span(), w.span(), m.span());
-    kernels->AdamW({.rate = 0.1F}, x.span(), w.span(), m.span(), v.span());
+    kernels->optimizer().Sgd({.rate = 0.1F, .momentum = 0.9F}, dy.span(), w.span(), m.span());
+    kernels->optimizer().AdamW({.rate = 0.1F}, x.span(), w.span(), m.span(), v.span());
     for (Shifted* part : {&w, &m, &v}) keep(*part);
     return all;
   };
@@ -158,7 +159,7 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
 
 TEST(CpuKernelsDeathTest, NeedsAThread) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(MakeCpuKernels(0), "threads");
+  EXPECT_DEATH(MakeCpuBackend(0), "threads");
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -18,16 +18,16 @@ struct Outputs {
 };
 
 // All three passes over the same data.
-Outputs RunAll(Kernels& kernels, const ConvolutionDims& dims, const Floats& x, const Floats& w,
+Outputs RunAll(Backend& kernels, const ConvolutionDims& dims, const Floats& x, const Floats& w,
                const Floats& b, const Floats& dy) {
   const LayerSizes sizes = SizesOf(dims);
   Outputs out{.y = Garbage(sizes.y),
               .dx = Garbage(sizes.x),
               .dw = Garbage(sizes.w),
               .db = Garbage(sizes.b)};
-  kernels.ConvolutionForward(dims, x, w, b, out.y);
-  kernels.ConvolutionBackwardData(dims, dy, w, out.dx);
-  kernels.ConvolutionBackwardWeights(dims, x, dy, out.dw, out.db);
+  kernels.window().ConvolutionForward(dims, x, w, b, out.y);
+  kernels.window().ConvolutionBackwardData(dims, dy, w, out.dx);
+  kernels.window().ConvolutionBackwardWeights(dims, x, dy, out.dw, out.db);
   return out;
 }
 
@@ -92,8 +92,8 @@ TEST_P(ConvolutionTest, BiasIsOptional) {
   const Floats x = Eighths(sizes.x, 1), w = Eighths(sizes.w, 2), dy = Eighths(sizes.y, 3);
   const Outputs want = RunAll(*kernels_, dims, x, w, Floats(5, 0.0F), dy);
   Floats y = Garbage(sizes.y), dw = Garbage(sizes.w);
-  kernels_->ConvolutionForward(dims, x, w, {}, y);
-  kernels_->ConvolutionBackwardWeights(dims, x, dy, dw, {});
+  kernels_->window().ConvolutionForward(dims, x, w, {}, y);
+  kernels_->window().ConvolutionBackwardWeights(dims, x, dy, dw, {});
   EXPECT_EQ(y, want.y);
   EXPECT_EQ(dw, want.dw);
 }
@@ -260,11 +260,11 @@ TEST_P(ReferenceConvolutionTest, GradientsAreTheDifferences) {
   const LayerSizes sizes = SizesOf(dims);
   Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
   const Floats dy = Uniform(sizes.y, 4);
-  const auto kernels = MakeReferenceKernels();
+  const auto kernels = MakeReferenceBackend();
   const Outputs out = RunAll(*kernels, dims, x, w, b, dy);
   const auto forward = [&] {
     Floats y = Garbage(sizes.y);
-    kernels->ConvolutionForward(dims, x, w, b, y);
+    kernels->window().ConvolutionForward(dims, x, w, b, y);
     return y;
   };
   ExpectGradient(x, out.dx, dy, forward);
@@ -276,8 +276,8 @@ class CpuConvolutionTest : public ::testing::TestWithParam<ConvolutionDims> {
  protected:
   const ConvolutionDims dims_ = GetParam();
   const LayerSizes sizes_ = SizesOf(dims_);
-  const std::unique_ptr<Kernels> reference_ = MakeReferenceKernels();
-  const std::unique_ptr<Kernels> cpu_ = MakeCpuKernels(1);
+  const std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
+  const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 INSTANTIATE_TEST_SUITE_P(UsualShapes, CpuConvolutionTest, ::testing::ValuesIn(UsualShapes()));
 INSTANTIATE_TEST_SUITE_P(UnusualShapes, CpuConvolutionTest, ::testing::ValuesIn(UnusualShapes()));
@@ -315,7 +315,7 @@ TEST_P(CpuConvolutionTest, SameCallSameBits) {
                dy = Uniform(sizes_.y, 4);
   const Outputs first = RunAll(*cpu_, dims_, x, w, b, dy);
   const Outputs again = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs other = RunAll(*MakeCpuKernels(1), dims_, x, w, b, dy);
+  const Outputs other = RunAll(*MakeCpuBackend(1), dims_, x, w, b, dy);
   for (const Outputs* out : {&again, &other}) {
     EXPECT_EQ(out->y, first.y);
     EXPECT_EQ(out->dx, first.dx);
@@ -326,7 +326,7 @@ TEST_P(CpuConvolutionTest, SameCallSameBits) {
 
 // Parameters are slices of one long vector, so they may start anywhere.
 TEST(CpuConvolutionEdgeTest, WeightsMayStartAnywhere) {
-  const auto cpu = MakeCpuKernels(1);
+  const auto cpu = MakeCpuBackend(1);
   for (const ConvolutionDims& dims :
        {Convolution(2, 3, 16, Window(8, 8, 3, 1, 1)), Convolution(2, 16, 16, Window(8, 8, 3))}) {
     const LayerSizes sizes = SizesOf(dims);
@@ -337,20 +337,20 @@ TEST(CpuConvolutionEdgeTest, WeightsMayStartAnywhere) {
       Floats weights(shift, 0.0F), y = Garbage(sizes.y), dx = Garbage(sizes.x);
       Floats dw = Garbage(sizes.w + static_cast<int64_t>(shift)), db = Garbage(sizes.b);
       weights.insert(weights.end(), w.begin(), w.end());
-      cpu->ConvolutionForward(dims, x, std::span(weights).subspan(shift), b, y);
-      cpu->ConvolutionBackwardData(dims, dy, std::span(weights).subspan(shift), dx);
-      cpu->ConvolutionBackwardWeights(dims, x, dy, std::span(dw).subspan(shift), db);
+      cpu->window().ConvolutionForward(dims, x, std::span(weights).subspan(shift), b, y);
+      cpu->window().ConvolutionBackwardData(dims, dy, std::span(weights).subspan(shift), dx);
+      cpu->window().ConvolutionBackwardWeights(dims, x, dy, std::span(dw).subspan(shift), db);
       EXPECT_EQ(y, want.y);
       EXPECT_EQ(dx, want.dx);
-      EXPECT_EQ(Floats(dw.begin() + static_cast<std::ptrdiff_t>(shift), dw.end()), want.dw);
+      EXPECT_EQ(Floats(dw.begin() + shift, dw.end()), want.dw);
     }
   }
 }
 
 // More extents than the cache holds, so that primitives are dropped and made again.
 TEST(CpuConvolutionEdgeTest, ManyExtentsInTurn) {
-  const auto cpu = MakeCpuKernels(1);
-  const auto reference = MakeReferenceKernels();
+  const auto cpu = MakeCpuBackend(1);
+  const auto reference = MakeReferenceBackend();
   for (int turn = 0; turn < 2; ++turn) {
     for (int64_t width = 3; width < 90; ++width) {
       const ConvolutionDims dims = Convolution(1, 9, 3, Window(3, width, 3, 1, 1));
@@ -372,13 +372,13 @@ TEST(ConvolutionDeathTest, RefusesExtentsAndSpansThatDoNotFit) {
   const Floats x(16), w(9), b(1);
   Floats y(16);
   for (const auto make :
-       {+[] { return MakeReferenceKernels(); }, +[] { return MakeCpuKernels(1); }}) {
-    EXPECT_DEATH(make()->ConvolutionForward(dims, Floats(15), w, b, y), "elements of x");
-    EXPECT_DEATH(make()->ConvolutionForward(dims, x, Floats(8), b, y), "elements of w");
-    EXPECT_DEATH(make()->ConvolutionForward(dims, x, w, Floats(2), y), "elements of b");
+       {+[] { return MakeReferenceBackend(); }, +[] { return MakeCpuBackend(1); }}) {
+    EXPECT_DEATH(make()->window().ConvolutionForward(dims, Floats(15), w, b, y), "elements of x");
+    EXPECT_DEATH(make()->window().ConvolutionForward(dims, x, Floats(8), b, y), "elements of w");
+    EXPECT_DEATH(make()->window().ConvolutionForward(dims, x, w, Floats(2), y), "elements of b");
     ConvolutionDims wrong = dims;
     wrong.window.stride = 0;
-    EXPECT_DEATH(make()->ConvolutionForward(wrong, x, w, b, y), "stride");
+    EXPECT_DEATH(make()->window().ConvolutionForward(wrong, x, w, b, y), "stride");
   }
 }
 

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/cuda/library_workspace.h"
-#include "kernels/kernels.h"
 #include "tests/emulator/emulated_cuda.h"
 #include "tests/kernels/testing.h"
 
@@ -27,7 +27,7 @@ float Widen(uint16_t half) {
   return value;
 }
 
-uint16_t Narrow(float value) {
+uint16_t DivideToFloat(float value) {
   uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
@@ -58,7 +58,7 @@ struct FakeLayout {
     if (type == CUDA_R_32F) {
       static_cast<float*>(data)[at] = value;
     } else {
-      static_cast<uint16_t*>(data)[at] = Narrow(value);
+      static_cast<uint16_t*>(data)[at] = DivideToFloat(value);
     }
   }
 };
@@ -247,7 +247,7 @@ class CublasMathTest : public ::testing::Test {
   }
   DeviceArray<uint16_t> HalvesOnDevice(const Floats& values) {
     std::vector<uint16_t> halves;
-    for (const float value : values) halves.push_back(Narrow(value));
+    for (const float value : values) halves.push_back(DivideToFloat(value));
     DeviceArray<uint16_t> array(*device_, values.size(), "test");
     device_->CopyIn(halves.data(), array.data(), halves.size() * sizeof(uint16_t));
     return array;
@@ -275,7 +275,8 @@ constexpr MatrixProductDims kForward{
 
 Floats ReferenceForward(const Floats& x, const Floats& w, const Floats& b) {
   Floats y(20);
-  MakeReferenceKernels()->FullyConnectedForward({.batch = 4, .in = 3, .out = 5}, x, w, b, y);
+  MakeReferenceBackend()->dense().FullyConnectedForward({.batch = 4, .in = 3, .out = 5}, x, w, b,
+                                                        y);
   return y;
 }
 
@@ -298,7 +299,8 @@ TEST_F(CublasMathTest, ABiasIsRoundedToTheResultsType) {
   std::vector<uint16_t> got(20);
   ASSERT_TRUE(device_->CopyOut(dy.data(), got.data(), 40).ok());
   const Floats want = ReferenceForward(x, w, b);
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(Widen(got[i]), Widen(Narrow(want[i]))) << i;
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_EQ(Widen(got[i]), Widen(DivideToFloat(want[i]))) << i;
   // bf16 is never TF32.
   EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F);
 }
@@ -374,16 +376,16 @@ TEST_F(CublasMathTest, RecordingsPlayWhatWasDoneOnceAndNothingElse) {
     return device_->status();
   };
   // No plan and no workspace: dropped, and nothing was done.
-  const auto refused = device_->RecordWork(work);
+  const auto refused = device_->CaptureGraph(work);
   EXPECT_TRUE(!refused.ok() || *refused == nullptr);
   ASSERT_TRUE(device_->status().ok()) << device_->status();
   EXPECT_EQ(Get(c), Floats({100}));
   ASSERT_TRUE(work().ok());
-  const auto recording = device_->RecordWork(work);
+  const auto recording = device_->CaptureGraph(work);
   ASSERT_TRUE(recording.ok()) << recording.status();
   ASSERT_NE(*recording, nullptr);
-  device_->Play(**recording);
-  device_->Play(**recording);
+  device_->LaunchGraph(**recording);
+  device_->LaunchGraph(**recording);
   EXPECT_EQ(Get(c), Floats({133}));
 }
 
@@ -416,14 +418,14 @@ TEST_F(CublasMathTest, WorkspaceGrowsAndIsOneForEachLane) {
   std::byte* const large = workspace_->Get(1 << 20);
   ASSERT_NE(large, nullptr);
   EXPECT_EQ(workspace_->Get(100), large);
-  const OnLane on(*device_, Lane::kCommunication);
+  const OnStream on(*device_, Stream::kCommunication);
   EXPECT_NE(workspace_->Get(100), large);
 }
 
 // A recording goes on using what it was given.
 TEST_F(CublasMathTest, WorkspaceOfARecordingStays) {
   std::byte* const first = workspace_->Get(1 << 20);
-  const auto recording = device_->RecordWork([&] {
+  const auto recording = device_->CaptureGraph([&] {
     device_->Zero(workspace_->Get(1 << 20), 1 << 20);
     return absl::OkStatus();
   });
@@ -432,7 +434,7 @@ TEST_F(CublasMathTest, WorkspaceOfARecordingStays) {
   std::byte* const second = workspace_->Get(4 << 20);
   EXPECT_NE(second, first);
   EXPECT_GE(device_->bytes_in_use(), before + (4 << 20));
-  device_->Play(**recording);
+  device_->LaunchGraph(**recording);
   EXPECT_TRUE(device_->Synchronize().ok());
 }
 

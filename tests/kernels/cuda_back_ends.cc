@@ -7,9 +7,9 @@ namespace cadre {
 std::vector<BackEnd> BackEnds() {
   const std::string missing = MissingCudaRig();
   // Where wide accesses are allowed, and where they are not.
-  return {{CudaRigName(), [] { return MakeStagedKernels(MakeCudaRig(), 0); }, missing},
+  return {{CudaRigName(), [] { return MakeStagedBackend(MakeCudaRig(), 0); }, missing},
           {absl::StrCat(CudaRigName(), "Misaligned"),
-           [] { return MakeStagedKernels(MakeCudaRig(), 1); }, missing}};
+           [] { return MakeStagedBackend(MakeCudaRig(), 1); }, missing}};
 }
 
 }  // namespace cadre

@@ -44,10 +44,10 @@ class CudaBf16Test : public CudaTest {
   }
 
   static Floats Random(int64_t n, uint64_t seed) { return Bf16Rounded(Uniform(n, seed)); }
-  OnDevice Narrow(const Floats& values, int64_t shift = 0) {
+  OnDevice DivideToFloat(const Floats& values, int64_t shift = 0) {
     return OnDevice(device(), values, DType::kBFloat16, shift);
   }
-  OnDevice NarrowGarbage(int64_t n, int64_t shift = 0) { return Narrow(Garbage(n), shift); }
+  OnDevice NarrowGarbage(int64_t n, int64_t shift = 0) { return DivideToFloat(Garbage(n), shift); }
   OnDevice Wide(const Floats& values) { return OnDevice(device(), values); }
 };
 
@@ -67,19 +67,21 @@ TEST_F(CudaBf16Test, Activations) {
       for (float& value : x) value *= 8;
       const Floats dy = Random(kSize, 2);
       Floats want_y = x, want_dx = x;
-      reference_->ActivationForward(kind, x, want_y);
-      const OnDevice in = Narrow(x, shift), y = NarrowGarbage(kSize, shift),
-                     gradient = Narrow(dy, shift), dx = NarrowGarbage(kSize, shift);
-      kernels().ActivationForward(kind, in.values(), y.values());
+      reference_->pointwise().ActivationForward(kind, x, want_y);
+      const OnDevice in = DivideToFloat(x, shift), y = NarrowGarbage(kSize, shift),
+                     gradient = DivideToFloat(dy, shift), dx = NarrowGarbage(kSize, shift);
+      kernels().pointwise().ActivationForward(kind, in.values(), y.values());
       ExpectBf16Near(y.Get(), want_y);
       // Backward sees the output as bf16 has it.
       const Floats seen = kind == Activation::kGelu ? x : y.Get();
-      reference_->ActivationBackward(kind, seen, dy, want_dx);
-      kernels().ActivationBackward(kind, kind == Activation::kGelu ? in.values() : y.values(),
-                                   gradient.values(), dx.values());
+      reference_->pointwise().ActivationBackward(kind, seen, dy, want_dx);
+      kernels().pointwise().ActivationBackward(kind,
+                                               kind == Activation::kGelu ? in.values() : y.values(),
+                                               gradient.values(), dx.values());
       ExpectBf16Near(dx.Get(), want_dx);
-      kernels().ActivationBackward(kind, kind == Activation::kGelu ? in.values() : y.values(),
-                                   gradient.values(), gradient.values());
+      kernels().pointwise().ActivationBackward(kind,
+                                               kind == Activation::kGelu ? in.values() : y.values(),
+                                               gradient.values(), gradient.values());
       EXPECT_EQ(gradient.Get(), dx.Get());
     }
   }
@@ -88,13 +90,13 @@ TEST_F(CudaBf16Test, Activations) {
 TEST_F(CudaBf16Test, AddAndDropout) {
   const Floats x = Random(1001, 1), before = Random(1001, 2);
   Floats want = before;
-  reference_->Add(x, want);
-  const OnDevice in = Narrow(x), sum = Narrow(before), y = NarrowGarbage(1001);
-  kernels().Add(in.values(), sum.values());
+  reference_->pointwise().Add(x, want);
+  const OnDevice in = DivideToFloat(x), sum = DivideToFloat(before), y = NarrowGarbage(1001);
+  kernels().pointwise().Add(in.values(), sum.values());
   EXPECT_EQ(sum.Get(), Bf16Rounded(want));
   const DropoutKey key{.seed = 5, .layer = 2, .rate = 0.3F};
-  reference_->Dropout(key, 77, x, want);
-  kernels().Dropout(key, 77, in.values(), y.values());
+  reference_->pointwise().Dropout(key, 77, x, want);
+  kernels().pointwise().Dropout(key, 77, in.values(), y.values());
   const Floats got = y.Get();
   ExpectBf16Near(got, want);
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i] == 0, want[i] == 0);
@@ -108,33 +110,33 @@ TEST_F(CudaBf16Test, BatchNorm) {
     const Floats x = Random(n, 1), dy = Random(n, 2), mean = Uniform(dims.channels, 3),
                  inverse = Absolute(Uniform(dims.channels, 4)), scale = Uniform(dims.channels, 5),
                  shift = Uniform(dims.channels, 6), mean_dy = Uniform(dims.channels, 7);
-    const OnDevice in = Narrow(x), gradient = Narrow(dy), y = NarrowGarbage(n),
+    const OnDevice in = DivideToFloat(x), gradient = DivideToFloat(dy), y = NarrowGarbage(n),
                    dx = NarrowGarbage(n);
     const OnDevice m = Wide(mean), i = Wide(inverse), a = Wide(scale), b = Wide(shift),
                    d = Wide(mean_dy);
     DeviceArray<double> sums(device(), static_cast<size_t>(2 * dims.channels), "test");
     std::vector<double> want_sums(sums.size());
-    reference_->BatchNormSums(dims, x, want_sums);
-    kernels().BatchNormSums(dims, in.values(), sums.span());
+    reference_->norm().BatchNormSums(dims, x, want_sums);
+    kernels().norm().BatchNormSums(dims, in.values(), sums.span());
     auto got_sums = FromDevice<double>(device(), sums.span());
     // Sums of exact products in double, in another order.
     for (size_t c = 0; c < got_sums.size(); ++c) EXPECT_NEAR(got_sums[c], want_sums[c], 1e-9);
-    reference_->BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
-    kernels().BatchNormBackwardSums(dims, in.values(), gradient.values(), m.span(), i.span(),
-                                    sums.span());
+    reference_->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
+    kernels().norm().BatchNormBackwardSums(dims, in.values(), gradient.values(), m.span(), i.span(),
+                                           sums.span());
     got_sums = FromDevice<double>(device(), sums.span());
     // Terms up to two, rounded to fp32.
     for (size_t c = 0; c < got_sums.size(); ++c) {
       EXPECT_NEAR(got_sums[c], want_sums[c], static_cast<double>(dims.rows) * 0x1.0p-21);
     }
     Floats want = x;
-    reference_->BatchNormForward(dims, x, mean, inverse, scale, shift, want);
-    kernels().BatchNormForward(dims, in.values(), m.span(), i.span(), a.span(), b.span(),
-                               y.values());
+    reference_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, want);
+    kernels().norm().BatchNormForward(dims, in.values(), m.span(), i.span(), a.span(), b.span(),
+                                      y.values());
     ExpectBf16Near(y.Get(), want);
-    reference_->BatchNormBackward(dims, x, dy, mean, inverse, scale, mean_dy, shift, want);
-    kernels().BatchNormBackward(dims, in.values(), gradient.values(), m.span(), i.span(), a.span(),
-                                d.span(), b.span(), dx.values());
+    reference_->norm().BatchNormBackward(dims, x, dy, mean, inverse, scale, mean_dy, shift, want);
+    kernels().norm().BatchNormBackward(dims, in.values(), gradient.values(), m.span(), i.span(),
+                                       a.span(), d.span(), b.span(), dx.values());
     ExpectBf16Near(dx.Get(), want, 2e-6);
   }
 }
@@ -146,23 +148,25 @@ TEST_F(CudaBf16Test, LayerNorm) {
     const int64_t n = SizeOf(dims);
     const Floats x = Random(n, 1), dy = Random(n, 2), scale = Uniform(dims.channels, 3),
                  shift = Uniform(dims.channels, 4);
-    const OnDevice in = Narrow(x), gradient = Narrow(dy), y = NarrowGarbage(n),
+    const OnDevice in = DivideToFloat(x), gradient = DivideToFloat(dy), y = NarrowGarbage(n),
                    dx = NarrowGarbage(n);
     const OnDevice a = Wide(scale), b = Wide(shift), mean = Wide(Garbage(dims.rows)),
                    inverse = Wide(Garbage(dims.rows)), dscale = Wide(Garbage(dims.channels)),
                    dshift = Wide(Garbage(dims.channels));
     Floats want_y = x, want_mean = Garbage(dims.rows), want_inverse = want_mean, want_dx = x,
            want_dscale = scale, want_dshift = shift;
-    reference_->LayerNormForward(dims, 1e-5F, x, scale, shift, want_y, want_mean, want_inverse);
-    kernels().LayerNormForward(dims, 1e-5F, in.values(), a.span(), b.span(), y.values(),
-                               mean.span(), inverse.span());
+    reference_->norm().LayerNormForward(dims, 1e-5F, x, scale, shift, want_y, want_mean,
+                                        want_inverse);
+    kernels().norm().LayerNormForward(dims, 1e-5F, in.values(), a.span(), b.span(), y.values(),
+                                      mean.span(), inverse.span());
     ExpectNear(mean.Get(), want_mean, 1e-6);
     ExpectNear(inverse.Get(), want_inverse, 2e-5);
     ExpectBf16Near(y.Get(), want_y, 2e-5);
-    reference_->LayerNormBackward(dims, x, dy, want_mean, want_inverse, scale, want_dx, want_dscale,
-                                  want_dshift);
-    kernels().LayerNormBackward(dims, in.values(), gradient.values(), mean.span(), inverse.span(),
-                                a.span(), dx.values(), dscale.span(), dshift.span());
+    reference_->norm().LayerNormBackward(dims, x, dy, want_mean, want_inverse, scale, want_dx,
+                                         want_dscale, want_dshift);
+    kernels().norm().LayerNormBackward(dims, in.values(), gradient.values(), mean.span(),
+                                       inverse.span(), a.span(), dx.values(), dscale.span(),
+                                       dshift.span());
     // The inverse of a row of two may be large, and multiplies fp32's roundings.
     ExpectBf16Near(dx.Get(), want_dx, 1e-3);
     const double bound = 1e-5 + static_cast<double>(dims.rows) * 0x1.0p-21;
@@ -176,14 +180,15 @@ TEST_F(CudaBf16Test, Lrn) {
     const LrnDims dims{.rows = 40, .channels = 33, .size = 5, .alpha = 0.5F, .beta = beta, .k = 2};
     const Floats x = Random(SizeOf(dims), 1), dy = Random(SizeOf(dims), 2);
     Floats want_y = x, want_d = x, want_dx = x;
-    reference_->LrnForward(dims, x, want_y, want_d);
-    const OnDevice in = Narrow(x), gradient = Narrow(dy), y = NarrowGarbage(SizeOf(dims)),
-                   dx = NarrowGarbage(SizeOf(dims)), d = Wide(Garbage(SizeOf(dims)));
-    kernels().LrnForward(dims, in.values(), y.values(), d.span());
+    reference_->norm().LrnForward(dims, x, want_y, want_d);
+    const OnDevice in = DivideToFloat(x), gradient = DivideToFloat(dy),
+                   y = NarrowGarbage(SizeOf(dims)), dx = NarrowGarbage(SizeOf(dims)),
+                   d = Wide(Garbage(SizeOf(dims)));
+    kernels().norm().LrnForward(dims, in.values(), y.values(), d.span());
     ExpectBf16Near(y.Get(), want_y);
     ExpectNear(d.Get(), want_d, 2e-6);
-    reference_->LrnBackward(dims, x, want_d, dy, want_dx);
-    kernels().LrnBackward(dims, in.values(), d.span(), gradient.values(), dx.values());
+    reference_->norm().LrnBackward(dims, x, want_d, dy, want_dx);
+    kernels().norm().LrnBackward(dims, in.values(), d.span(), gradient.values(), dx.values());
     ExpectBf16Near(dx.Get(), want_dx, 4e-6);
   }
 }
@@ -198,25 +203,25 @@ TEST_F(CudaBf16Test, Pooling) {
       Floats want_y = dy, want_dx = x;
       std::vector<int32_t> want_argmax(max ? static_cast<size_t>(sizes.y) : 0);
       DeviceArray<int32_t> argmax(device(), want_argmax.size(), "test");
-      const OnDevice in = Narrow(x), gradient = Narrow(dy), y = NarrowGarbage(sizes.y),
-                     dx = NarrowGarbage(sizes.x);
-      reference_->PoolingForward(dims, x, want_y, want_argmax);
-      kernels().PoolingForward(dims, in.values(), y.values(), argmax.span());
+      const OnDevice in = DivideToFloat(x), gradient = DivideToFloat(dy),
+                     y = NarrowGarbage(sizes.y), dx = NarrowGarbage(sizes.x);
+      reference_->window().PoolingForward(dims, x, want_y, want_argmax);
+      kernels().window().PoolingForward(dims, in.values(), y.values(), argmax.span());
       EXPECT_EQ(FromDevice<int32_t>(device(), argmax.span()), want_argmax);
       ExpectBf16Near(y.Get(), want_y);
-      reference_->PoolingBackward(dims, dy, want_argmax, want_dx);
-      kernels().PoolingBackward(dims, gradient.values(), argmax.span(), dx.values());
+      reference_->window().PoolingBackward(dims, dy, want_argmax, want_dx);
+      kernels().window().PoolingBackward(dims, gradient.values(), argmax.span(), dx.values());
       ExpectBf16Near(dx.Get(), want_dx);
     }
   }
   const Floats x = Random(3 * 49 * 24, 1);
   Floats want = Garbage(3 * 24), want_dx = x;
-  const OnDevice in = Narrow(x), y = NarrowGarbage(3 * 24), dx = NarrowGarbage(3 * 49 * 24);
-  reference_->GlobalAveragePoolForward(3, 49, 24, 49, x, want);
-  kernels().GlobalAveragePoolForward(3, 49, 24, 49, in.values(), y.values());
+  const OnDevice in = DivideToFloat(x), y = NarrowGarbage(3 * 24), dx = NarrowGarbage(3 * 49 * 24);
+  reference_->window().GlobalAveragePoolForward(3, 49, 24, 49, x, want);
+  kernels().window().GlobalAveragePoolForward(3, 49, 24, 49, in.values(), y.values());
   ExpectBf16Near(y.Get(), want);
-  reference_->GlobalAveragePoolBackward(3, 49, 24, 49, y.Get(), want_dx);
-  kernels().GlobalAveragePoolBackward(3, 49, 24, 49, y.values(), dx.values());
+  reference_->window().GlobalAveragePoolBackward(3, 49, 24, 49, y.Get(), want_dx);
+  kernels().window().GlobalAveragePoolBackward(3, 49, 24, 49, y.values(), dx.values());
   ExpectBf16Near(dx.Get(), want_dx);
 }
 
@@ -230,15 +235,16 @@ TEST_F(CudaBf16Test, Embedding) {
   }
   const Floats w = Uniform(sizes.w, 1), p = Uniform(sizes.positions, 2), dy = Eighths(sizes.y, 3);
   Floats want = Garbage(sizes.y), want_dw = w, want_dp = p;
-  const OnDevice tokens = Wide(ids), table = Wide(w), positions = Wide(p), gradient = Narrow(dy),
-                 y = NarrowGarbage(sizes.y), dw = Wide(Garbage(sizes.w)),
-                 dp = Wide(Garbage(sizes.positions));
-  reference_->EmbeddingForward(dims, ids, w, p, want);
-  kernels().EmbeddingForward(dims, tokens.span(), table.span(), positions.span(), y.values());
+  const OnDevice tokens = Wide(ids), table = Wide(w), positions = Wide(p),
+                 gradient = DivideToFloat(dy), y = NarrowGarbage(sizes.y),
+                 dw = Wide(Garbage(sizes.w)), dp = Wide(Garbage(sizes.positions));
+  reference_->dense().EmbeddingForward(dims, ids, w, p, want);
+  kernels().dense().EmbeddingForward(dims, tokens.span(), table.span(), positions.span(),
+                                     y.values());
   EXPECT_EQ(y.Get(), Bf16Rounded(want));
   // Sums of eighths are exact.
-  reference_->EmbeddingBackward(dims, ids, dy, want_dw, want_dp);
-  kernels().EmbeddingBackward(dims, tokens.span(), gradient.values(), dw.span(), dp.span());
+  reference_->dense().EmbeddingBackward(dims, ids, dy, want_dw, want_dp);
+  kernels().dense().EmbeddingBackward(dims, tokens.span(), gradient.values(), dw.span(), dp.span());
   EXPECT_EQ(dw.Get(), want_dw);
   EXPECT_EQ(dp.Get(), want_dp);
 }
@@ -255,10 +261,11 @@ TEST_F(CudaBf16Test, SoftmaxCrossEntropy) {
     DeviceArray<int32_t> on_device(device(), labels.size(), "test");
     device().CopyIn(labels.data(), on_device.data(), labels.size() * sizeof(int32_t));
     Floats want = x;
-    const auto sums = reference_->SoftmaxCrossEntropy(rows, classes, 0.1F, x, labels, 2, want);
-    const OnDevice in = Narrow(x), dx = NarrowGarbage(rows * classes);
-    const auto got = kernels().SoftmaxCrossEntropy(rows, classes, 0.1F, in.values(),
-                                                   on_device.span(), 2, dx.values());
+    const auto sums =
+        reference_->pointwise().SoftmaxCrossEntropy(rows, classes, 0.1F, x, labels, 2, want);
+    const OnDevice in = DivideToFloat(x), dx = NarrowGarbage(rows * classes);
+    const auto got = kernels().pointwise().SoftmaxCrossEntropy(rows, classes, 0.1F, in.values(),
+                                                               on_device.span(), 2, dx.values());
     // Scores are read as bf16 has them and all else is wider: a few roundings of fp32 by row.
     EXPECT_NEAR(got.loss, sums.loss, 1e-6 * static_cast<double>(rows) * 10);
     EXPECT_EQ(got.correct, sums.correct);
@@ -272,20 +279,23 @@ TEST_F(CudaBf16Test, FullyConnected) {
   const Floats x = Random(sizes.x, 1), w = Random(sizes.w, 2), b = Uniform(sizes.b, 3),
                dy = Random(sizes.y, 4);
   Floats want_y = dy, magnitude_y = dy, want_dx = x, magnitude_dx = x, want_dw = w, want_db = b;
-  reference_->FullyConnectedForward(dims, x, w, b, want_y);
-  reference_->FullyConnectedForward(dims, Absolute(x), Absolute(w), Absolute(b), magnitude_y);
-  const OnDevice in = Narrow(x), gradient = Narrow(dy), weights = Wide(w), bias = Wide(b),
-                 y = NarrowGarbage(sizes.y), dx = NarrowGarbage(sizes.x),
+  reference_->dense().FullyConnectedForward(dims, x, w, b, want_y);
+  reference_->dense().FullyConnectedForward(dims, Absolute(x), Absolute(w), Absolute(b),
+                                            magnitude_y);
+  const OnDevice in = DivideToFloat(x), gradient = DivideToFloat(dy), weights = Wide(w),
+                 bias = Wide(b), y = NarrowGarbage(sizes.y), dx = NarrowGarbage(sizes.x),
                  dw = Wide(Garbage(sizes.w)), db = Wide(Garbage(sizes.b));
-  kernels().FullyConnectedForward(dims, in.values(), weights.span(), bias.span(), y.values());
+  kernels().dense().FullyConnectedForward(dims, in.values(), weights.span(), bias.span(),
+                                          y.values());
   ExpectBf16SumsNear(y.Get(), want_y, magnitude_y);
-  reference_->FullyConnectedBackwardData(dims, dy, w, want_dx);
-  reference_->FullyConnectedBackwardData(dims, Absolute(dy), Absolute(w), magnitude_dx);
-  kernels().FullyConnectedBackwardData(dims, gradient.values(), weights.span(), dx.values());
+  reference_->dense().FullyConnectedBackwardData(dims, dy, w, want_dx);
+  reference_->dense().FullyConnectedBackwardData(dims, Absolute(dy), Absolute(w), magnitude_dx);
+  kernels().dense().FullyConnectedBackwardData(dims, gradient.values(), weights.span(),
+                                               dx.values());
   ExpectBf16SumsNear(dx.Get(), want_dx, magnitude_dx);
-  reference_->FullyConnectedBackwardWeights(dims, x, dy, want_dw, want_db);
-  kernels().FullyConnectedBackwardWeights(dims, in.values(), gradient.values(), dw.span(),
-                                          db.span());
+  reference_->dense().FullyConnectedBackwardWeights(dims, x, dy, want_dw, want_db);
+  kernels().dense().FullyConnectedBackwardWeights(dims, in.values(), gradient.values(), dw.span(),
+                                                  db.span());
   // Products of bf16 are exact in fp32, and the sums are fp32.
   ExpectNear(dw.Get(), want_dw, 1e-5);
   ExpectNear(db.Get(), want_db, 1e-6);
@@ -298,29 +308,30 @@ TEST_F(CudaBf16Test, Convolution) {
                dy = Random(sizes.y, 4);
   Floats want_y = dy, magnitude = dy, want_dx = x, magnitude_dx = x, want_dw = w, want_db = b,
          magnitude_dw = w, magnitude_db = b;
-  reference_->ConvolutionForward(dims, x, w, b, want_y);
-  reference_->ConvolutionForward(dims, Absolute(x), Absolute(w), Absolute(b), magnitude);
-  const OnDevice in = Narrow(x), gradient = Narrow(dy), weights = Wide(w), bias = Wide(b),
-                 y = NarrowGarbage(sizes.y), dx = NarrowGarbage(sizes.x),
+  reference_->window().ConvolutionForward(dims, x, w, b, want_y);
+  reference_->window().ConvolutionForward(dims, Absolute(x), Absolute(w), Absolute(b), magnitude);
+  const OnDevice in = DivideToFloat(x), gradient = DivideToFloat(dy), weights = Wide(w),
+                 bias = Wide(b), y = NarrowGarbage(sizes.y), dx = NarrowGarbage(sizes.x),
                  dw = Wide(Garbage(sizes.w)), db = Wide(Garbage(sizes.b));
-  kernels().ConvolutionForward(dims, in.values(), weights.span(), bias.span(), y.values());
+  kernels().window().ConvolutionForward(dims, in.values(), weights.span(), bias.span(), y.values());
   // Rounded before the bias is added, too; and libraries may transform what they multiply.
   const Floats got = y.Get();
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_NEAR(got[i], want_y[i], kRounding * (std::abs(want_y[i]) + 1) + 0x1.0p-9 * magnitude[i]);
   }
-  reference_->ConvolutionBackwardData(dims, dy, w, want_dx);
-  reference_->ConvolutionBackwardData(dims, Absolute(dy), Absolute(w), magnitude_dx);
-  kernels().ConvolutionBackwardData(dims, gradient.values(), weights.span(), dx.values());
+  reference_->window().ConvolutionBackwardData(dims, dy, w, want_dx);
+  reference_->window().ConvolutionBackwardData(dims, Absolute(dy), Absolute(w), magnitude_dx);
+  kernels().window().ConvolutionBackwardData(dims, gradient.values(), weights.span(), dx.values());
   const Floats got_dx = dx.Get();
   for (size_t i = 0; i < got_dx.size(); ++i) {
     ASSERT_NEAR(got_dx[i], want_dx[i],
                 kRounding * std::abs(want_dx[i]) + 0x1.0p-9 * magnitude_dx[i]);
   }
-  reference_->ConvolutionBackwardWeights(dims, x, dy, want_dw, want_db);
-  reference_->ConvolutionBackwardWeights(dims, Absolute(x), Absolute(dy), magnitude_dw,
-                                         magnitude_db);
-  kernels().ConvolutionBackwardWeights(dims, in.values(), gradient.values(), dw.span(), db.span());
+  reference_->window().ConvolutionBackwardWeights(dims, x, dy, want_dw, want_db);
+  reference_->window().ConvolutionBackwardWeights(dims, Absolute(x), Absolute(dy), magnitude_dw,
+                                                  magnitude_db);
+  kernels().window().ConvolutionBackwardWeights(dims, in.values(), gradient.values(), dw.span(),
+                                                db.span());
   const Floats got_dw = dw.Get();
   for (size_t i = 0; i < got_dw.size(); ++i) {
     ASSERT_NEAR(got_dw[i], want_dw[i],
@@ -340,16 +351,16 @@ TEST_F(CudaBf16Test, Attention) {
     const AttentionSizes sizes = SizesOf(dims);
     const Floats qkv = Random(sizes.qkv, 1), dcontext = Random(sizes.context, 2);
     Floats want_p = Garbage(sizes.probabilities), want = Garbage(sizes.context), want_dqkv = qkv;
-    reference_->AttentionForward(dims, qkv, want_p, want);
-    reference_->AttentionBackward(dims, qkv, want_p, dcontext, want_dqkv);
-    const OnDevice in = Narrow(qkv), gradient = Narrow(dcontext),
+    reference_->dense().AttentionForward(dims, qkv, want_p, want);
+    reference_->dense().AttentionBackward(dims, qkv, want_p, dcontext, want_dqkv);
+    const OnDevice in = DivideToFloat(qkv), gradient = DivideToFloat(dcontext),
                    probabilities = NarrowGarbage(sizes.probabilities),
                    context = NarrowGarbage(sizes.context), dqkv = NarrowGarbage(sizes.qkv);
-    kernels().AttentionForward(dims, in.values(), probabilities.values(), context.values());
+    kernels().dense().AttentionForward(dims, in.values(), probabilities.values(), context.values());
     // Probabilities rounded to bf16 weigh values below one: their sum is 1, so 2^-9 besides.
     ExpectBf16Near(context.Get(), want, 0x1.0p-8);
-    kernels().AttentionBackward(dims, in.values(), probabilities.values(), gradient.values(),
-                                dqkv.values());
+    kernels().dense().AttentionBackward(dims, in.values(), probabilities.values(),
+                                        gradient.values(), dqkv.values());
     // Sums over the tokens of rounded gradients of scores; those are probabilities times numbers up
     // to the features, which bf16 holds to 2^-9.
     ExpectBf16Near(dqkv.Get(), want_dqkv, 0x1.0p-8 * std::sqrt(dims.head_features) * 4);

@@ -53,10 +53,10 @@ TEST_F(CudaBoxesTest, RandomBoxesAreTheHosts) {
       const int64_t shift = static_cast<int64_t>(seed % 2);
       const OnDevice source(device(), from, type, shift);
       const OnDevice target(device(), before, type, shift);
-      kernels().CopyBox(source.values(), from_box, target.values(), to_box, region);
+      kernels().memory().CopyBox(source.values(), from_box, target.values(), to_box, region);
       ASSERT_EQ(target.Get(), copied);
       const OnDevice sum(device(), before, type, shift);
-      kernels().AddBox(source.values(), from_box, sum.values(), to_box, region);
+      kernels().memory().AddBox(source.values(), from_box, sum.values(), to_box, region);
       ASSERT_EQ(sum.Get(), added);
     }
   }
@@ -71,12 +71,12 @@ TEST_F(CudaBoxesTest, Runs) {
     Floats want = before;
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < run; ++i) {
-        want[static_cast<size_t>(r * y_step + i)] = x[static_cast<size_t>(r * x_step + i)];
+        want[r * y_step + i] = x[r * x_step + i];
       }
     }
     for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
       const OnDevice from(device(), x, type), to(device(), before, type);
-      kernels().CopyRuns(rows, run, from.values(), x_step, to.values(), y_step);
+      kernels().memory().CopyRuns(rows, run, from.values(), x_step, to.values(), y_step);
       ASSERT_EQ(to.Get(), want) << seed;
     }
   }
@@ -92,26 +92,25 @@ TEST_F(CudaBoxesTest, ConvertsAsTheHostRounds) {
   x.insert(x.end(), special.begin(), special.end());
   for (const int64_t shift : {0, 1}) {
     const OnDevice wide(device(), x, DType::kFloat32, shift);
-    const OnDevice narrow(device(), Garbage(static_cast<int64_t>(x.size())), DType::kBFloat16,
-                          shift);
-    const OnDevice again(device(), Garbage(static_cast<int64_t>(x.size())));
-    kernels().Copy(wide.values(), narrow.values());
+    const OnDevice narrow(device(), Garbage(std::ssize(x)), DType::kBFloat16, shift);
+    const OnDevice again(device(), Garbage(std::ssize(x)));
+    kernels().memory().Copy(wide.values(), narrow.values());
     EXPECT_EQ(narrow.Get(), Bf16Rounded(x));
-    kernels().Copy(narrow.values(), again.values());
+    kernels().memory().Copy(narrow.values(), again.values());
     EXPECT_EQ(again.Get(), Bf16Rounded(x));
-    const OnDevice same(device(), Garbage(static_cast<int64_t>(x.size())));
-    kernels().Copy(wide.values(), same.values());
+    const OnDevice same(device(), Garbage(std::ssize(x)));
+    kernels().memory().Copy(wide.values(), same.values());
     EXPECT_EQ(same.Get(), x);
-    kernels().Zero(same.values());
+    kernels().memory().Zero(same.values());
     EXPECT_EQ(same.Get(), Floats(x.size(), 0.0F));
   }
   const OnDevice nan(device(), {NAN}), narrow(device(), {0}, DType::kBFloat16);
-  kernels().Copy(nan.values(), narrow.values());
+  kernels().memory().Copy(nan.values(), narrow.values());
   EXPECT_TRUE(std::isnan(narrow.Get()[0]));
 }
 
 template <typename T>
-void ExpectArrivedAdds(CudaDevice& device, Kernels& kernels, DType type) {
+void ExpectReceivedAccumulates(CudaDevice& device, Backend& kernels, DType type) {
   for (const size_t n : {0, 1, 7, 1000}) {
     DeviceArray<T> sum(device, n + 1, "test"), values(device, n + 1, "test");
     std::vector<T> a(n), b(n), want(n);
@@ -123,21 +122,21 @@ void ExpectArrivedAdds(CudaDevice& device, Kernels& kernels, DType type) {
     // One element beside an aligned place.
     device.CopyIn(a.data(), sum.data() + 1, n * sizeof(T));
     device.CopyIn(b.data(), values.data() + 1, n * sizeof(T));
-    kernels.AddArrived(type, std::as_writable_bytes(sum.span().subspan(1)),
-                       std::as_bytes(values.span().subspan(1)));
+    kernels.memory().AccumulateReceived(type, std::as_writable_bytes(sum.span().subspan(1)),
+                                        std::as_bytes(values.span().subspan(1)));
     EXPECT_EQ(FromDevice<T>(device, sum.span().subspan(1)), want);
   }
 }
 
 TEST_F(CudaBoxesTest, AddsWhatArrived) {
-  ExpectArrivedAdds<float>(device(), kernels(), DType::kFloat32);
-  ExpectArrivedAdds<double>(device(), kernels(), DType::kFloat64);
-  ExpectArrivedAdds<uint64_t>(device(), kernels(), DType::kUInt64);
+  ExpectReceivedAccumulates<float>(device(), kernels(), DType::kFloat32);
+  ExpectReceivedAccumulates<double>(device(), kernels(), DType::kFloat64);
+  ExpectReceivedAccumulates<uint64_t>(device(), kernels(), DType::kUInt64);
   const Floats a = Eighths(1001, 1), b = Eighths(1001, 2);
   const OnDevice sum(device(), a, DType::kBFloat16), values(device(), b, DType::kBFloat16);
-  kernels().AddArrived(DType::kBFloat16,
-                       {static_cast<std::byte*>(sum.values().data()), sum.values().bytes()},
-                       {static_cast<std::byte*>(values.values().data()), values.values().bytes()});
+  kernels().memory().AccumulateReceived(
+      DType::kBFloat16, {static_cast<std::byte*>(sum.values().data()), sum.values().bytes()},
+      {static_cast<std::byte*>(values.values().data()), values.values().bytes()});
   Floats want = a;
   for (size_t i = 0; i < want.size(); ++i) want[i] += b[i];
   EXPECT_EQ(sum.Get(), want);
@@ -146,18 +145,19 @@ TEST_F(CudaBoxesTest, AddsWhatArrived) {
 TEST_F(CudaBoxesTest, FindsWhatIsNotFinite) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     for (const int64_t shift : {0, 1}) {
-      EXPECT_TRUE(
-          kernels().AllFinite(OnDevice(device(), Uniform(100'003, 1), type, shift).values()));
+      EXPECT_TRUE(kernels().memory().AllFinite(
+          OnDevice(device(), Uniform(100'003, 1), type, shift).values()));
       for (size_t at = 0; at < 37; ++at) {
         for (const float bad : {NAN, INFINITY, -INFINITY}) {
           Floats x(37, 1.0F);
           x[at] = bad;
-          EXPECT_FALSE(kernels().AllFinite(OnDevice(device(), x, type, shift).values())) << at;
+          EXPECT_FALSE(kernels().memory().AllFinite(OnDevice(device(), x, type, shift).values()))
+              << at;
         }
       }
     }
   }
-  EXPECT_TRUE(kernels().AllFinite(Values()));
+  EXPECT_TRUE(kernels().memory().AllFinite(Values()));
 }
 
 TEST_F(CudaBoxesTest, TransposesBf16) {
@@ -165,9 +165,9 @@ TEST_F(CudaBoxesTest, TransposesBf16) {
        std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {3, 49, 65}, {2, 100, 3}, {70, 5, 40}}) {
     const Floats x = Eighths(batch * positions * channels, 1);
     Floats want = x;
-    reference_->Transpose(batch, positions, channels, x, want);
+    reference_->memory().Transpose(batch, positions, channels, x, want);
     const OnDevice from(device(), x, DType::kBFloat16), to(device(), x, DType::kBFloat16);
-    kernels().Transpose(batch, positions, channels, from.values(), to.values());
+    kernels().memory().Transpose(batch, positions, channels, from.values(), to.values());
     EXPECT_EQ(to.Get(), want);
   }
 }

@@ -62,14 +62,14 @@ class CudaOptimizerTest : public CudaTest {
 
   Slice Updated(const SliceUpdate& update, const std::vector<SliceSegment>& segments,
                 const Slice& slice, int64_t shift = 0) {
-    const auto table = kernels().MakeSegmentTable(segments);
+    const auto table = kernels().slices()->MakeSegmentTable(segments);
     const OnDevice g(device(), slice.g, DType::kFloat32, shift),
         w(device(), slice.w, DType::kFloat32, shift), m(device(), slice.m), v(device(), slice.v);
-    kernels().UpdateSlice(update, *table, g.span(), w.span(), m.span(), v.span());
+    kernels().slices()->UpdateSlice(update, *table, g.span(), w.span(), m.span(), v.span());
     return {.g = slice.g, .w = w.Get(), .m = m.Get(), .v = v.Get()};
   }
 
-  const std::unique_ptr<Kernels> cpu_ = MakeCpuKernels(1);
+  const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 
 TEST_F(CudaOptimizerTest, SlicesAreTheHosts) {
@@ -80,7 +80,7 @@ TEST_F(CudaOptimizerTest, SlicesAreTheHosts) {
       for (const int64_t shift : {0, 1}) {
         SCOPED_TRACE(::testing::Message() << rule.name << " of " << n << ", shift " << shift);
         const auto segments = SegmentsOf(n, static_cast<uint64_t>(n));
-        for (Kernels* k : {cpu_.get(), &kernels()}) k->SetUpdate(0.05F, 7);
+        kernels().slices()->SetUpdate(0.05F, 7);
         SliceUpdate update = rule.update;
         update.clip_norm = 2;
         const double host_squares = kSquares;
@@ -88,8 +88,7 @@ TEST_F(CudaOptimizerTest, SlicesAreTheHosts) {
         update.squares = &host_squares;
         update.loss = &host_loss;
         Slice want = RandomSlice(n);
-        cpu_->UpdateSlice(update, *cpu_->MakeSegmentTable(segments), want.g, want.w, want.m,
-                          want.v);
+        UpdateSliceOnHost(*cpu_, 0.05F, 7, update, segments, want.g, want.w, want.m, want.v);
         update.squares = squares.data();
         update.loss = loss.data();
         const Slice got = Updated(update, segments, RandomSlice(n), shift);
@@ -102,7 +101,7 @@ TEST_F(CudaOptimizerTest, SlicesAreTheHosts) {
 }
 
 TEST_F(CudaOptimizerTest, NothingChangesUnlessTheLossIsFinite) {
-  kernels().SetUpdate(0.05F, 1);
+  kernels().slices()->SetUpdate(0.05F, 1);
   const Slice before = RandomSlice(3000);
   for (const Rule& rule : Rules()) {
     for (const double bad :
@@ -122,10 +121,10 @@ TEST_F(CudaOptimizerTest, ByValueIsTheHosts) {
   const Slice slice = RandomSlice(10'007);
   const SgdStep sgd{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F, .gradient_scale = 0.7F};
   Slice want = slice;
-  cpu_->Sgd(sgd, want.g, want.w, want.v);
+  cpu_->optimizer().Sgd(sgd, want.g, want.w, want.v);
   const OnDevice g(device(), slice.g), w(device(), slice.w), m(device(), slice.m),
       v(device(), slice.v);
-  kernels().Sgd(sgd, g.span(), w.span(), v.span());
+  kernels().optimizer().Sgd(sgd, g.span(), w.span(), v.span());
   EXPECT_EQ(w.Get(), want.w);
   EXPECT_EQ(v.Get(), want.v);
   // Corrections come as numbers here, so the bits are the host's.
@@ -135,8 +134,8 @@ TEST_F(CudaOptimizerTest, ByValueIsTheHosts) {
                         .correction2 = 1 - std::pow(0.999, 7)};
   want = {.g = slice.g, .w = want.w, .m = slice.m, .v = Absolute(want.v)};
   const OnDevice second(device(), want.v);
-  cpu_->AdamW(adamw, want.g, want.w, want.m, want.v);
-  kernels().AdamW(adamw, g.span(), w.span(), m.span(), second.span());
+  cpu_->optimizer().AdamW(adamw, want.g, want.w, want.m, want.v);
+  kernels().optimizer().AdamW(adamw, g.span(), w.span(), m.span(), second.span());
   EXPECT_EQ(w.Get(), want.w);
   EXPECT_EQ(m.Get(), want.m);
   EXPECT_EQ(second.Get(), want.v);
@@ -148,7 +147,8 @@ TEST_F(CudaOptimizerTest, SumsOfSquaresAddUp) {
   for (const int64_t n : {0, 1, 4097, 200'001}) {
     for (const int64_t shift : {0, 1}) {
       const Floats x = Eighths(n, 1);
-      kernels().AddSumOfSquares(OnDevice(device(), x, DType::kFloat32, shift).span(), sum.data());
+      kernels().slices()->AddSumOfSquares(OnDevice(device(), x, DType::kFloat32, shift).span(),
+                                          sum.data());
       for (const float value : x) want += static_cast<double>(value) * value;
     }
   }
@@ -165,7 +165,7 @@ class CudaWeightsTest : public CudaOptimizerTest {
   // The weights as products see them: y = 1 w^T.
   Floats Seen(std::span<const float> w) {
     const OnDevice x(device(), {1}, DType::kBFloat16), y(device(), Garbage(16), DType::kBFloat16);
-    kernels().FullyConnectedForward(kDims, x.values(), w, {}, y.values());
+    kernels().dense().FullyConnectedForward(kDims, x.values(), w, {}, y.values());
     return y.Get();
   }
 };
@@ -187,7 +187,7 @@ TEST_F(CudaWeightsTest, AnnouncedWeightsHaveACopy) {
   const auto second = weights.span().subspan(16, 16);
   const auto misaligned = weights.span().subspan(33, 16);
   const auto part = [](const Floats& all, size_t begin) {
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto first = all.begin() + begin;
     return Bf16Rounded(Floats(first, first + 16));
   };
   EXPECT_EQ(Seen(second), part(w, 16));
@@ -203,21 +203,21 @@ TEST_F(CudaWeightsTest, AnnouncedWeightsHaveACopy) {
 
 TEST_F(CudaWeightsTest, UpdatesWriteTheCopy) {
   UseBf16();
-  kernels().SetUpdate(0.5F, 1);
+  kernels().slices()->SetUpdate(0.5F, 1);
   const std::vector<SliceSegment> segments = {{.begin = 0, .end = 64, .decays = true}};
-  const auto table = kernels().MakeSegmentTable(segments);
+  const auto table = kernels().slices()->MakeSegmentTable(segments);
   for (const Rule& rule : Rules()) {
     const Slice slice = RandomSlice(64);
     const OnDevice g(device(), slice.g), w(device(), slice.w), m(device(), slice.m),
         v(device(), slice.v);
     kernels().WeightsChanged(w.span());
     // A part of what was announced, off the copy's alignment.
-    kernels().UpdateSlice(rule.update,
-                          *kernels().MakeSegmentTable(
-                              std::vector<SliceSegment>{{.begin = 0, .end = 31, .decays = true}}),
-                          g.span().first(31), w.span().subspan(1, 31), m.span().first(31),
-                          v.span().first(31));
-    kernels().UpdateSlice(rule.update, *table, g.span(), w.span(), m.span(), v.span());
+    kernels().slices()->UpdateSlice(
+        rule.update,
+        *kernels().slices()->MakeSegmentTable(
+            std::vector<SliceSegment>{{.begin = 0, .end = 31, .decays = true}}),
+        g.span().first(31), w.span().subspan(1, 31), m.span().first(31), v.span().first(31));
+    kernels().slices()->UpdateSlice(rule.update, *table, g.span(), w.span(), m.span(), v.span());
     const Floats now = w.Get();
     EXPECT_NE(now, slice.w);
     EXPECT_EQ(Seen(w.span().subspan(16, 16)),
@@ -234,7 +234,7 @@ TEST_F(CudaWeightsTest, OverlappingPiecesReplaceOneAnother) {
   kernels().WeightsChanged(weights.span().subspan(24));
   device().CopyIn(other.data(), weights.span().data(), 64 * sizeof(float));
   const auto part = [](const Floats& all, size_t begin) {
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto first = all.begin() + begin;
     return Bf16Rounded(Floats(first, first + 16));
   };
   // Of the first piece nothing is left, so these are rounded when they are used.

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -20,7 +20,7 @@ class CudaRig {
  public:
   virtual ~CudaRig() = default;
   virtual CudaDevice& device() = 0;
-  virtual Kernels& kernels() = 0;
+  virtual Backend& kernels() = 0;
 };
 
 // "Cuda" or "CudaEmulated".
@@ -32,7 +32,13 @@ std::unique_ptr<CudaRig> MakeCudaRig();
 
 // The rig's kernels for tests that have their data on the host: every span is brought to the
 // device, `shift` elements after an aligned place, and what was written is brought back.
-std::unique_ptr<Kernels> MakeStagedKernels(std::unique_ptr<CudaRig> rig, int64_t shift);
+std::unique_ptr<Backend> MakeStagedBackend(std::unique_ptr<CudaRig> rig, int64_t shift);
+
+// What SliceKernels::UpdateSlice computes, made of the host's updates by segment. `update` reads
+// the host's memory.
+void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const SliceUpdate& update,
+                       std::span<const SliceSegment> segments, std::span<const float> g,
+                       std::span<float> w, std::span<float> m, std::span<float> v);
 
 // As bf16 holds these.
 Floats Bf16Rounded(Floats values);
@@ -79,11 +85,11 @@ class CudaTest : public ::testing::Test {
   }
 
   CudaDevice& device() { return rig_->device(); }
-  Kernels& kernels() { return rig_->kernels(); }
+  Backend& kernels() { return rig_->kernels(); }
   // bf16 activations from now on.
   void UseBf16() { ASSERT_TRUE(kernels().SetPrecision(Precision::kBf16).ok()); }
 
-  const std::unique_ptr<Kernels> reference_ = MakeReferenceKernels();
+  const std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
   std::unique_ptr<CudaRig> rig_;
 };
 

@@ -20,7 +20,7 @@ struct Outputs {
   friend bool operator==(const Outputs&, const Outputs&) = default;
 };
 
-Outputs RunSums(CudaDevice& device, Kernels& kernels) {
+Outputs RunSums(CudaDevice& device, Backend& kernels) {
   const RowsDims rows{.rows = 5000, .channels = 40};
   const EmbeddingDims embedding{.batch = 5, .tokens = 200, .vocabulary = 5, .features = 200};
   const int64_t n = SizeOf(rows);
@@ -34,15 +34,15 @@ Outputs RunSums(CudaDevice& device, Kernels& kernels) {
   DeviceArray<double> sums(device, 80, "test"), losses(device, 2, "test"),
       squares(device, 1, "test");
   DeviceArray<int32_t> labels(device, 5000, "test");
-  kernels.BatchNormSums(rows, x.values(), sums.span());
-  kernels.SoftmaxCrossEntropyLater(rows.rows, rows.channels, 0.1F, x.values(), labels.span(), 1,
-                                   dx.values(), losses.span());
-  kernels.AddSumOfSquares(x.span(), squares.data());
-  kernels.LayerNormBackward(rows, x.values(), dy.values(), mean.span(), mean.span(), scale.span(),
-                            dx.values(), dscale.span(), dshift.span());
-  kernels.EmbeddingBackward(embedding, tokens.span(), dy.values(), dw.span(), {});
-  kernels.FullyConnectedBackwardWeights({.batch = rows.rows, .in = 0, .out = rows.channels},
-                                        Values(), dy.values(), {}, db.span());
+  kernels.norm().BatchNormSums(rows, x.values(), sums.span());
+  kernels.pointwise().SoftmaxCrossEntropyAsync(rows.rows, rows.channels, 0.1F, x.values(),
+                                               labels.span(), 1, dx.values(), losses.span());
+  kernels.slices()->AddSumOfSquares(x.span(), squares.data());
+  kernels.norm().LayerNormBackward(rows, x.values(), dy.values(), mean.span(), mean.span(),
+                                   scale.span(), dx.values(), dscale.span(), dshift.span());
+  kernels.dense().EmbeddingBackward(embedding, tokens.span(), dy.values(), dw.span(), {});
+  kernels.dense().FullyConnectedBackwardWeights({.batch = rows.rows, .in = 0, .out = rows.channels},
+                                                Values(), dy.values(), {}, db.span());
   return {.sums = FromDevice<double>(device, sums.span()),
           .losses = FromDevice<double>(device, losses.span()),
           .squares = FromDevice<double>(device, squares.span()),
@@ -64,13 +64,13 @@ TEST_F(CudaRunsTest, SumsAreNearTheReference) {
   const Outputs got = RunSums(device(), kernels());
   const Floats x = Uniform(SizeOf(rows), 1), dy = Uniform(SizeOf(rows), 2);
   std::vector<double> sums(80);
-  reference_->BatchNormSums(rows, x, sums);
+  reference_->norm().BatchNormSums(rows, x, sums);
   for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(got.sums[i], sums[i], 1e-9);
-  EXPECT_NEAR(got.squares[0], reference_->SumOfSquares(x), 1e-7);
+  EXPECT_NEAR(got.squares[0], reference_->optimizer().SumOfSquares(x), 1e-7);
   Floats db = Garbage(40);
   Floats none;
-  reference_->FullyConnectedBackwardWeights({.batch = 5000, .in = 0, .out = 40}, none, dy, none,
-                                            db);
+  reference_->dense().FullyConnectedBackwardWeights({.batch = 5000, .in = 0, .out = 40}, none, dy,
+                                                    none, db);
   ExpectNear(got.db, db, 0x1.0p-23);
 }
 
@@ -79,23 +79,23 @@ TEST_F(CudaRunsTest, WhatIsEnqueuedDoesNotWait) {
   const OnDevice x(device(), Uniform(SizeOf(rows), 1)), y(device(), Garbage(SizeOf(rows)));
   DeviceArray<double> sums(device(), 64, "test");
   const auto step = [&] {
-    kernels().SetPosition(3);
-    kernels().SetUpdate(0.1F, 2);
-    kernels().BatchNormSums(rows, x.values(), sums.span());
-    kernels().DropoutBox({.seed = 1, .rate = 0.5F}, Shape{64, 32}, Box::Whole(Shape{64, 32}),
-                         x.values(), y.values());
-    kernels().ActivationForward(Activation::kGelu, x.values(), y.values());
-    kernels().AddSumOfSquares(x.span(), sums.data());
+    kernels().pointwise().SetPosition(3);
+    kernels().slices()->SetUpdate(0.1F, 2);
+    kernels().norm().BatchNormSums(rows, x.values(), sums.span());
+    kernels().pointwise().DropoutBox({.seed = 1, .rate = 0.5F}, Shape{64, 32},
+                                     Box::Whole(Shape{64, 32}), x.values(), y.values());
+    kernels().pointwise().ActivationForward(Activation::kGelu, x.values(), y.values());
+    kernels().slices()->AddSumOfSquares(x.span(), sums.data());
   };
   step();
-  const int64_t before = device().waits();
+  const int64_t before = device().host_syncs();
   step();
-  EXPECT_EQ(device().waits(), before);
+  EXPECT_EQ(device().host_syncs(), before);
 }
 
 // A rank's part of a batch drops what the whole batch does, and what the CPU does, to the bit.
 TEST_F(CudaRunsTest, DropoutOfBoxesIsTheHosts) {
-  const auto cpu = MakeCpuKernels(1);
+  const auto cpu = MakeCpuBackend(1);
   const Shape whole{6, 5, 4, 16};
   const DropoutKey key{.seed = 9, .layer = 4, .rate = 0.4F};
   for (uint64_t seed = 0; seed < 40; ++seed) {
@@ -109,13 +109,13 @@ TEST_F(CudaRunsTest, DropoutOfBoxesIsTheHosts) {
     const int64_t position = Draw(0, int64_t{1} << 40, seed, 30);
     const Floats x = Uniform(n, seed);
     Floats want = Garbage(n);
-    cpu->SetPosition(position);
-    cpu->DropoutBox(key, whole, box, x, want);
+    cpu->pointwise().SetPosition(position);
+    cpu->pointwise().DropoutBox(key, whole, box, x, want);
     for (const int64_t shift : {0, 1}) {
       const OnDevice in(device(), x, DType::kFloat32, shift),
           y(device(), Garbage(n), DType::kFloat32, shift);
-      kernels().SetPosition(position);
-      kernels().DropoutBox(key, whole, box, in.values(), y.values());
+      kernels().pointwise().SetPosition(position);
+      kernels().pointwise().DropoutBox(key, whole, box, in.values(), y.values());
       ASSERT_EQ(y.Get(), want) << seed << ": " << box.ToString();
     }
   }
@@ -135,23 +135,24 @@ TEST_F(CudaRunsTest, StatisticsAreTheHosts) {
   for (const int64_t rows : {0, 1, 50}) {
     Floats want[4];
     for (Floats& values : want) values = Garbage(int64_t{kChannels});
-    reference_->BatchNormStatistics(rows, 1e-5F, 0.25, sums, want[0], want[1], want[2], want[3]);
+    reference_->norm().BatchNormStatistics(rows, 1e-5F, 0.25, sums, want[0], want[1], want[2],
+                                           want[3]);
     const OnDevice mean(device(), Garbage(int64_t{kChannels})),
         inverse(device(), Garbage(int64_t{kChannels})),
         running(device(), Garbage(int64_t{kChannels})),
         variance(device(), Garbage(int64_t{kChannels}));
-    kernels().BatchNormStatistics(rows, 1e-5F, 0.25, given.span(), mean.span(), inverse.span(),
-                                  running.span(), variance.span());
+    kernels().norm().BatchNormStatistics(rows, 1e-5F, 0.25, given.span(), mean.span(),
+                                         inverse.span(), running.span(), variance.span());
     const OnDevice* const outputs[] = {&mean, &inverse, &running, &variance};
     // Double arithmetic with perhaps fused products, rounded to fp32: a unit in its last place. A
     // variance is a difference of numbers up to 50, though.
     for (size_t i = 0; i < 4; ++i) ExpectNear(outputs[i]->Get(), want[i], 0x1.0p-22);
-    reference_->BatchNormInverse(1e-5F, want[3], want[1]);
+    reference_->norm().BatchNormInverse(1e-5F, want[3], want[1]);
     const OnDevice given_variance(device(), want[3]);
-    kernels().BatchNormInverse(1e-5F, given_variance.span(), inverse.span());
+    kernels().norm().BatchNormInverse(1e-5F, given_variance.span(), inverse.span());
     ExpectNear(inverse.Get(), want[1], 0x1.0p-22);
-    reference_->Narrow(7, sums, want[0]);
-    kernels().Narrow(7, given.span(), mean.span());
+    reference_->norm().DivideToFloat(7, sums, want[0]);
+    kernels().norm().DivideToFloat(7, given.span(), mean.span());
     EXPECT_EQ(mean.Get(), want[0]);
   }
 }
@@ -161,18 +162,18 @@ TEST_F(CudaRunsTest, TokensAndLabelsThatAreNoneShow) {
   const EmbeddingDims dims{.batch = 1, .tokens = 4, .vocabulary = 3, .features = 2};
   const OnDevice ids(device(), {1, 3, -1, NAN}), w(device(), {1, 2, 3, 4, 5, 6}),
       y(device(), Floats(8, 0.0F)), dy(device(), Floats(8, 1.0F)), dw(device(), Garbage(6));
-  kernels().EmbeddingForward(dims, ids.span(), w.span(), {}, y.values());
+  kernels().dense().EmbeddingForward(dims, ids.span(), w.span(), {}, y.values());
   const Floats found = y.Get();
   EXPECT_EQ(found[0], 3);
   EXPECT_EQ(found[1], 4);
   for (size_t i = 2; i < 8; ++i) EXPECT_TRUE(std::isnan(found[i]));
-  kernels().EmbeddingBackward(dims, ids.span(), dy.values(), dw.span(), {});
+  kernels().dense().EmbeddingBackward(dims, ids.span(), dy.values(), dw.span(), {});
   EXPECT_EQ(dw.Get(), (Floats{0, 0, 1, 1, 0, 0}));
   for (const int32_t label : {3, -1}) {
     DeviceArray<int32_t> labels(device(), 1, "test");
     device().CopyIn(&label, labels.data(), sizeof(label));
-    const auto sums =
-        kernels().SoftmaxCrossEntropy(1, 3, 0, w.values().first(3), labels.span(), 1, Values());
+    const auto sums = kernels().pointwise().SoftmaxCrossEntropy(1, 3, 0, w.values().first(3),
+                                                                labels.span(), 1, Values());
     EXPECT_TRUE(std::isnan(sums.loss));
     EXPECT_EQ(sums.correct, 0);
   }
@@ -180,7 +181,7 @@ TEST_F(CudaRunsTest, TokensAndLabelsThatAreNoneShow) {
 
 // A recording is played with the position and the update that were set last.
 TEST_F(CudaRunsTest, RecordingsReadTheirNumbersWhenTheyArePlayed) {
-  ASSERT_TRUE(device().can_record());
+  ASSERT_TRUE(device().can_capture());
   const Shape shape{8, 40};
   const Box box = Box::Whole(shape);
   const Floats x = Uniform(320, 1), g = Uniform(320, 2);
@@ -189,65 +190,64 @@ TEST_F(CudaRunsTest, RecordingsReadTheirNumbersWhenTheyArePlayed) {
       v(device(), Floats(320, 0.0F));
   DeviceArray<double> sums(device(), 80, "test");
   const std::vector<SliceSegment> segments = {{.begin = 0, .end = 320, .decays = true}};
-  const auto table = kernels().MakeSegmentTable(segments);
+  const auto table = kernels().slices()->MakeSegmentTable(segments);
   const SliceUpdate update{.rule = SliceUpdate::Rule::kAdamW, .adamw = {.weight_decay = 0.1F}};
   const DropoutKey key{.seed = 3, .layer = 1, .rate = 0.5F};
   const auto work = [&]() -> absl::Status {
-    kernels().DropoutBox(key, shape, box, in.values(), y.values());
-    kernels().BatchNormSums({.rows = 8, .channels = 40}, y.values(), sums.span());
-    kernels().UpdateSlice(update, *table, gradient.span(), w.span(), m.span(), v.span());
+    kernels().pointwise().DropoutBox(key, shape, box, in.values(), y.values());
+    kernels().norm().BatchNormSums({.rows = 8, .channels = 40}, y.values(), sums.span());
+    kernels().slices()->UpdateSlice(update, *table, gradient.span(), w.span(), m.span(), v.span());
     return device().status();
   };
-  const auto cpu = MakeCpuKernels(1);
+  const auto cpu = MakeCpuBackend(1);
   Floats want_y = x, want_w(320, 1.0F), want_m(320, 0.0F), want_v(320, 0.0F);
-  const auto cpu_table = cpu->MakeSegmentTable(segments);
   const auto expect = [&](int64_t position, int64_t updates) {
-    cpu->SetPosition(position);
-    cpu->SetUpdate(0.1F / static_cast<float>(updates), updates);
-    cpu->DropoutBox(key, shape, box, x, want_y);
-    cpu->UpdateSlice(update, *cpu_table, g, want_w, want_m, want_v);
+    cpu->pointwise().SetPosition(position);
+    cpu->pointwise().DropoutBox(key, shape, box, x, want_y);
+    UpdateSliceOnHost(*cpu, 0.1F / static_cast<float>(updates), updates, update, segments, g,
+                      want_w, want_m, want_v);
     EXPECT_EQ(y.Get(), want_y);
     ExpectNear(w.Get(), want_w, 0x1.0p-21);
   };
   const auto set = [&](int64_t position, int64_t updates) {
-    kernels().SetPosition(position);
-    kernels().SetUpdate(0.1F / static_cast<float>(updates), updates);
+    kernels().pointwise().SetPosition(position);
+    kernels().slices()->SetUpdate(0.1F / static_cast<float>(updates), updates);
   };
   // Once without, so that scratch is there.
   set(100, 1);
   ASSERT_TRUE(work().ok());
   expect(100, 1);
-  auto recording = device().RecordWork(work);
+  auto recording = device().CaptureGraph(work);
   ASSERT_TRUE(recording.ok()) << recording.status();
   ASSERT_NE(*recording, nullptr);
   for (const int64_t updates : {2, 3, 4}) {
     set(1000 * updates, updates);
-    device().Play(**recording);
+    device().LaunchGraph(**recording);
     expect(1000 * updates, updates);
   }
 }
 
 TEST_F(CudaRunsTest, LargerScratchDoesNotDisturbRecordings) {
-  ASSERT_TRUE(device().can_record());
+  ASSERT_TRUE(device().can_capture());
   const RowsDims small{.rows = 100, .channels = 16};
   const Floats x = Eighths(SizeOf(small), 1);
   const OnDevice in(device(), x);
   DeviceArray<double> sums(device(), 32, "test");
   const auto work = [&]() -> absl::Status {
-    kernels().BatchNormSums(small, in.values(), sums.span());
+    kernels().norm().BatchNormSums(small, in.values(), sums.span());
     return device().status();
   };
   ASSERT_TRUE(work().ok());
   const std::vector<double> want = FromDevice<double>(device(), sums.span());
-  const auto recording = device().RecordWork(work);
+  const auto recording = device().CaptureGraph(work);
   ASSERT_TRUE(recording.ok() && *recording != nullptr) << recording.status();
   // Needs more scratch than there was.
   const int64_t channels = 256;
   const OnDevice wide(device(), Floats(static_cast<size_t>(channels), 0.0F));
   DeviceArray<double> many(device(), static_cast<size_t>(2 * channels), "test");
-  kernels().BatchNormSums({.rows = 1, .channels = channels}, wide.values(), many.span());
+  kernels().norm().BatchNormSums({.rows = 1, .channels = channels}, wide.values(), many.span());
   device().Zero(sums.data(), 32 * sizeof(double));
-  device().Play(**recording);
+  device().LaunchGraph(**recording);
   EXPECT_EQ(FromDevice<double>(device(), sums.span()), want);
 }
 

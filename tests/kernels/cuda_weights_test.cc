@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/emulator/emulated_cuda.h"
 #include "tests/kernels/cuda_rig.h"
 
@@ -52,7 +52,7 @@ class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
     auto device = CudaDevice::Make(cuda_.api(), {.memory_limit = int64_t{64} << 20});
     CHECK(device.ok()) << device.status();
     device_ = *std::move(device);
-    kernels_ = MakeCudaKernels(*device_, std::make_unique<NotingMath>(noted_));
+    kernels_ = MakeCudaBackend(*device_, std::make_unique<NotingMath>(noted_));
   }
   // The values that libraries are given, at the time.
   Floats Noted() {
@@ -62,14 +62,14 @@ class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
     EXPECT_EQ(given.type(), GetParam().first);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(given.data()) % 16, 0U);
     const DeviceArray<float> wide(*device_, given.size(), "test");
-    kernels_->Copy(given, wide.span());
+    kernels_->memory().Copy(given, wide.span());
     return FromDevice<float>(*device_, wide.span());
   }
 
   EmulatedCuda cuda_{EmulatedCuda::Mode::kInline};
   std::unique_ptr<CudaDevice> device_;
   std::vector<ConstValues> noted_;
-  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Backend> kernels_;
 };
 
 TEST_P(CudaWeights, AreAligned) {
@@ -79,9 +79,9 @@ TEST_P(CudaWeights, AreAligned) {
   const OnDevice x(*device_, Floats(6, 1.0F), type);
   const OnDevice y(*device_, Floats(8, 1.0F), type);
   const FullyConnectedDims product{.batch = 2, .in = 3, .out = 4};
-  kernels_->FullyConnectedForward(product, x.values(), w.span(), {}, y.values());
+  kernels_->dense().FullyConnectedForward(product, x.values(), w.span(), {}, y.values());
   EXPECT_EQ(Noted(), values);
-  kernels_->FullyConnectedBackwardData(product, y.values(), w.span(), x.values());
+  kernels_->dense().FullyConnectedBackwardData(product, y.values(), w.span(), x.values());
   EXPECT_EQ(Noted(), values);
   const ConvolutionDims convolution{.batch = 2,
                                     .in_channels = 3,
@@ -92,9 +92,9 @@ TEST_P(CudaWeights, AreAligned) {
                                                .out_width = 1,
                                                .kernel_height = 1,
                                                .kernel_width = 1}};
-  kernels_->ConvolutionForward(convolution, x.values(), w.span(), {}, y.values());
+  kernels_->window().ConvolutionForward(convolution, x.values(), w.span(), {}, y.values());
   EXPECT_EQ(Noted(), values);
-  kernels_->ConvolutionBackwardData(convolution, y.values(), w.span(), x.values());
+  kernels_->window().ConvolutionBackwardData(convolution, y.values(), w.span(), x.values());
   EXPECT_EQ(Noted(), values);
 }
 
@@ -104,8 +104,8 @@ TEST_P(CudaWeights, AreUsedWhereTheyLieIfThatServes) {
   const OnDevice w(*device_, Floats(12, 1.0F), type, shift);
   const OnDevice x(*device_, Floats(6, 1.0F), type);
   const OnDevice y(*device_, Floats(8, 1.0F), type);
-  kernels_->FullyConnectedForward({.batch = 2, .in = 3, .out = 4}, x.values(), w.span(), {},
-                                  y.values());
+  kernels_->dense().FullyConnectedForward({.batch = 2, .in = 3, .out = 4}, x.values(), w.span(), {},
+                                          y.values());
   EXPECT_EQ(noted_.back().data() == w.span().data(), shift % 4 == 0);
 }
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -20,16 +20,16 @@ constexpr std::array<Activation, 4> kActivations = {Activation::kRelu, Activatio
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-Floats Forward(Kernels& kernels, Activation kind, const Floats& x) {
-  Floats y = Garbage(static_cast<int64_t>(x.size()));
-  kernels.ActivationForward(kind, x, y);
+Floats Forward(Backend& kernels, Activation kind, const Floats& x) {
+  Floats y = Garbage(std::ssize(x));
+  kernels.pointwise().ActivationForward(kind, x, y);
   return y;
 }
 
-Floats Backward(Kernels& kernels, Activation kind, const Floats& x, const Floats& dy) {
-  Floats dx = Garbage(static_cast<int64_t>(x.size()));
-  kernels.ActivationBackward(kind, kind == Activation::kGelu ? x : Forward(kernels, kind, x), dy,
-                             dx);
+Floats Backward(Backend& kernels, Activation kind, const Floats& x, const Floats& dy) {
+  Floats dx = Garbage(std::ssize(x));
+  kernels.pointwise().ActivationBackward(
+      kind, kind == Activation::kGelu ? x : Forward(kernels, kind, x), dy, dx);
   return dx;
 }
 
@@ -46,7 +46,7 @@ TEST_P(ElementwiseTest, ReluBackward) {
   const Floats y = {0, 1e-40F, 2, 0, 5};
   const Floats dy = {1, 2, -3, kNan, 0};
   Floats dx = Garbage(5);
-  kernels_->ActivationBackward(Activation::kRelu, y, dy, dx);
+  kernels_->pointwise().ActivationBackward(Activation::kRelu, y, dy, dx);
   EXPECT_THAT(dx, ElementsAre(0, 2, -3, 0, 0));
 }
 
@@ -91,11 +91,12 @@ TEST_P(ElementwiseTest, InPlace) {
     const Floats x = Uniform(kSize, 1), dy = Uniform(kSize, 2);
     const Floats y = Forward(*kernels_, kind, x);
     Floats values = x;
-    kernels_->ActivationForward(kind, values, values);
+    kernels_->pointwise().ActivationForward(kind, values, values);
     EXPECT_EQ(values, y);
     const Floats dx = Backward(*kernels_, kind, x, dy);
     Floats gradient = dy;
-    kernels_->ActivationBackward(kind, kind == Activation::kGelu ? x : y, gradient, gradient);
+    kernels_->pointwise().ActivationBackward(kind, kind == Activation::kGelu ? x : y, gradient,
+                                             gradient);
     EXPECT_EQ(gradient, dx);
   }
 }
@@ -114,19 +115,19 @@ TEST_P(ElementwiseTest, GradientsAreTheDifferences) {
 
 TEST_P(ElementwiseTest, Add) {
   Floats y = {1, 2, kNan};
-  kernels_->Add(Floats{10, 20, 30}, y);
+  kernels_->pointwise().Add(Floats{10, 20, 30}, y);
   EXPECT_EQ(y[0], 11);
   EXPECT_EQ(y[1], 22);
   EXPECT_TRUE(std::isnan(y[2]));
   Floats sum = Uniform(100'003, 1);
   const Floats before = sum, x = Uniform(100'003, 2);
-  kernels_->Add(x, sum);
+  kernels_->pointwise().Add(x, sum);
   for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(sum[i], before[i] + x[i]);
 }
 
 TEST_P(ElementwiseTest, Transpose) {
   Floats y = Garbage(12);
-  kernels_->Transpose(2, 3, 2, Floats{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, y);
+  kernels_->memory().Transpose(2, 3, 2, Floats{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, y);
   EXPECT_THAT(y, ElementsAre(1, 3, 5, 2, 4, 6, 7, 9, 11, 8, 10, 12));
 }
 
@@ -135,13 +136,12 @@ TEST_P(ElementwiseTest, TransposingTwiceChangesNothing) {
            {1, 1, 1}, {3, 49, 512}, {2, 17, 33}, {5, 1, 64}, {2, 100, 3}, {0, 4, 4}, {2, 0, 3}}) {
     const Floats x = Uniform(batch * positions * channels, 1);
     Floats y = Garbage(batch * positions * channels), again = y;
-    kernels_->Transpose(batch, positions, channels, x, y);
-    kernels_->Transpose(batch, channels, positions, y, again);
+    kernels_->memory().Transpose(batch, positions, channels, x, y);
+    kernels_->memory().Transpose(batch, channels, positions, y, again);
     EXPECT_EQ(again, x);
-    for (int64_t i = 0; i < static_cast<int64_t>(x.size()); ++i) {
+    for (int64_t i = 0; i < std::ssize(x); ++i) {
       const int64_t n = i / (positions * channels), p = i / channels % positions, c = i % channels;
-      ASSERT_EQ(y[static_cast<size_t>((n * channels + c) * positions + p)],
-                x[static_cast<size_t>(i)]);
+      ASSERT_EQ(y[(n * channels + c) * positions + p], x[i]);
     }
   }
 }
@@ -150,7 +150,7 @@ TEST_P(ElementwiseTest, DropoutKeepsAsManyAsTheRateSays) {
   constexpr int64_t kSize = 100'000;
   for (const float rate : {0.0F, 0.1F, 0.5F, 0.9F}) {
     Floats y = Garbage(kSize);
-    kernels_->Dropout({.seed = 7, .layer = 3, .rate = rate}, 0, Floats(kSize, 1.0F), y);
+    kernels_->pointwise().Dropout({.seed = 7, .layer = 3, .rate = rate}, 0, Floats(kSize, 1.0F), y);
     int64_t kept = 0;
     for (const float value : y) {
       if (value == 0) continue;
@@ -170,17 +170,17 @@ TEST_P(ElementwiseTest, DropoutDependsOnTheNumberOnly) {
   const Floats x = Uniform(10'001, 1);
   Floats whole = Garbage(10'001), parts = whole;
   const uint64_t first = (uint64_t{1} << 40) + 5;
-  kernels_->Dropout(key, first, x, whole);
+  kernels_->pointwise().Dropout(key, first, x, whole);
   size_t begin = 0;
   for (const size_t size : {1, 2, 7, 991, 5000, 4000}) {
-    kernels_->Dropout(key, first + begin, std::span(x).subspan(begin, size),
-                      std::span(parts).subspan(begin, size));
+    kernels_->pointwise().Dropout(key, first + begin, std::span(x).subspan(begin, size),
+                                  std::span(parts).subspan(begin, size));
     begin += size;
   }
   ASSERT_EQ(begin, x.size());
   EXPECT_EQ(parts, whole);
   Floats in_place = x;
-  kernels_->Dropout(key, first, in_place, in_place);
+  kernels_->pointwise().Dropout(key, first, in_place, in_place);
   EXPECT_EQ(in_place, whole);
 }
 
@@ -188,7 +188,7 @@ TEST_P(ElementwiseTest, DropoutDiffersBySeedLayerAndNumber) {
   const Floats x(1000, 1.0F);
   const auto run = [&](uint64_t seed, uint64_t layer, uint64_t first) {
     Floats y = Garbage(1000);
-    kernels_->Dropout({.seed = seed, .layer = layer, .rate = 0.5F}, first, x, y);
+    kernels_->pointwise().Dropout({.seed = seed, .layer = layer, .rate = 0.5F}, first, x, y);
     return y;
   };
   EXPECT_EQ(run(1, 2, 3), run(1, 2, 3));
@@ -199,7 +199,7 @@ TEST_P(ElementwiseTest, DropoutDiffersBySeedLayerAndNumber) {
 
 TEST_P(ElementwiseTest, DroppedElementsAreZeroWhateverTheyWere) {
   Floats y = Garbage(1000);
-  kernels_->Dropout({.seed = 1, .rate = 0.5F}, 0, Floats(1000, kNan), y);
+  kernels_->pointwise().Dropout({.seed = 1, .rate = 0.5F}, 0, Floats(1000, kNan), y);
   int64_t zeros = 0;
   for (const float value : y) {
     EXPECT_TRUE(value == 0 || std::isnan(value));
@@ -211,17 +211,17 @@ TEST_P(ElementwiseTest, DroppedElementsAreZeroWhateverTheyWere) {
 TEST_P(ElementwiseTest, NothingIsFine) {
   Floats none;
   for (const Activation kind : kActivations) {
-    kernels_->ActivationForward(kind, none, none);
-    kernels_->ActivationBackward(kind, none, none, none);
+    kernels_->pointwise().ActivationForward(kind, none, none);
+    kernels_->pointwise().ActivationBackward(kind, none, none, none);
   }
-  kernels_->Dropout({.rate = 0.5F}, 0, none, none);
-  kernels_->Add(none, none);
+  kernels_->pointwise().Dropout({.rate = 0.5F}, 0, none, none);
+  kernels_->pointwise().Add(none, none);
 }
 
 // The CPU's functions are polynomials in fp32: about sixteen roundings of numbers up to one, or up
 // to |x| where the function grows with it. A GPU's are good to a few units in the last place.
 TEST_P(ElementwiseTest, IsNearTheReference) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const Activation kind : kActivations) {
     SCOPED_TRACE(static_cast<int>(kind));
     for (const int64_t n : {1, 15, 16, 17, 1000, 100'003}) {
@@ -239,16 +239,16 @@ TEST_P(ElementwiseTest, DropsTheSameElementsAsTheReference) {
     const DropoutKey key{.seed = 99, .layer = 4, .rate = rate};
     const Floats x = Uniform(20'011, 1);
     Floats got = Garbage(20'011), want = got;
-    kernels_->Dropout(key, 1234, x, got);
-    MakeReferenceKernels()->Dropout(key, 1234, x, want);
+    kernels_->pointwise().Dropout(key, 1234, x, got);
+    MakeReferenceBackend()->pointwise().Dropout(key, 1234, x, want);
     for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(got[i] == 0, want[i] == 0) << i;
     ExpectSumsNear(got, want, Absolute(want), 2);
   }
 }
 
 TEST(CpuElementwiseTest, SeveralThreadsGiveTheSameBits) {
-  const auto one = MakeCpuKernels(1);
-  const auto three = MakeCpuKernels(3);
+  const auto one = MakeCpuBackend(1);
+  const auto three = MakeCpuBackend(3);
   const Floats x = Uniform(300'001, 1), dy = Uniform(300'001, 2);
   for (const Activation kind : kActivations) {
     EXPECT_EQ(Forward(*three, kind, x), Forward(*one, kind, x));
@@ -259,9 +259,10 @@ TEST(CpuElementwiseTest, SeveralThreadsGiveTheSameBits) {
 TEST(ElementwiseDeathTest, RefusesSpansThatDoNotFit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Floats three(3);
-  EXPECT_DEATH(MakeCpuKernels(1)->ActivationForward(Activation::kRelu, Floats(2), three),
-               "elements of y");
-  EXPECT_DEATH(MakeReferenceKernels()->Add(Floats(2), three), "elements of y");
+  EXPECT_DEATH(
+      MakeCpuBackend(1)->pointwise().ActivationForward(Activation::kRelu, Floats(2), three),
+      "elements of y");
+  EXPECT_DEATH(MakeReferenceBackend()->pointwise().Add(Floats(2), three), "elements of y");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // A device that is played on the host, work in the call that enqueues it.
 #include "glog/logging.h"
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/emulator/emulated_cuda.h"
 #include "tests/emulator/emulated_math.h"
 #include "tests/kernels/cuda_rig.h"
@@ -14,16 +14,16 @@ class EmulatedRig final : public CudaRig {
     auto device = CudaDevice::Make(cuda_.api(), {.memory_limit = int64_t{512} << 20});
     CHECK(device.ok()) << device.status();
     device_ = *std::move(device);
-    kernels_ = MakeCudaKernels(*device_, MakeEmulatedMath(*device_, cuda_));
+    kernels_ = MakeCudaBackend(*device_, MakeEmulatedMath(*device_, cuda_));
   }
 
   CudaDevice& device() override { return *device_; }
-  Kernels& kernels() override { return *kernels_; }
+  Backend& kernels() override { return *kernels_; }
 
  private:
   EmulatedCuda cuda_;
   std::unique_ptr<CudaDevice> device_;
-  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Backend> kernels_;
 };
 
 }  // namespace

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -17,16 +17,16 @@ struct Outputs {
   Floats y, dx, dw, db;
 };
 
-Outputs RunAll(Kernels& kernels, const FullyConnectedDims& dims, const Floats& x, const Floats& w,
+Outputs RunAll(Backend& kernels, const FullyConnectedDims& dims, const Floats& x, const Floats& w,
                const Floats& b, const Floats& dy) {
   const LayerSizes sizes = SizesOf(dims);
   Outputs out{.y = Garbage(sizes.y),
               .dx = Garbage(sizes.x),
               .dw = Garbage(sizes.w),
               .db = Garbage(sizes.b)};
-  kernels.FullyConnectedForward(dims, x, w, b, out.y);
-  kernels.FullyConnectedBackwardData(dims, dy, w, out.dx);
-  kernels.FullyConnectedBackwardWeights(dims, x, dy, out.dw, out.db);
+  kernels.dense().FullyConnectedForward(dims, x, w, b, out.y);
+  kernels.dense().FullyConnectedBackwardData(dims, dy, w, out.dx);
+  kernels.dense().FullyConnectedBackwardWeights(dims, x, dy, out.dw, out.db);
   return out;
 }
 
@@ -48,8 +48,8 @@ TEST_P(FullyConnectedTest, BiasIsOptional) {
   const Floats x = Eighths(51, 1), w = Eighths(85, 2), dy = Eighths(15, 3);
   const Outputs want = RunAll(*kernels_, dims, x, w, Floats(5, 0.0F), dy);
   Floats y = Garbage(15), dw = Garbage(85);
-  kernels_->FullyConnectedForward(dims, x, w, {}, y);
-  kernels_->FullyConnectedBackwardWeights(dims, x, dy, dw, {});
+  kernels_->dense().FullyConnectedForward(dims, x, w, {}, y);
+  kernels_->dense().FullyConnectedBackwardWeights(dims, x, dy, dw, {});
   EXPECT_EQ(y, want.y);
   EXPECT_EQ(dw, want.dw);
 }
@@ -73,11 +73,11 @@ TEST(ReferenceFullyConnectedTest, GradientsAreTheDifferences) {
   const LayerSizes sizes = SizesOf(dims);
   Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
   const Floats dy = Uniform(sizes.y, 4);
-  const auto kernels = MakeReferenceKernels();
+  const auto kernels = MakeReferenceBackend();
   const Outputs out = RunAll(*kernels, dims, x, w, b, dy);
   const auto forward = [&] {
     Floats y = Garbage(sizes.y);
-    kernels->FullyConnectedForward(dims, x, w, b, y);
+    kernels->dense().FullyConnectedForward(dims, x, w, b, y);
     return y;
   };
   ExpectGradient(x, out.dx, dy, forward);
@@ -89,8 +89,8 @@ class CpuFullyConnectedTest : public ::testing::TestWithParam<FullyConnectedDims
  protected:
   const FullyConnectedDims dims_ = GetParam();
   const LayerSizes sizes_ = SizesOf(dims_);
-  const std::unique_ptr<Kernels> reference_ = MakeReferenceKernels();
-  const std::unique_ptr<Kernels> cpu_ = MakeCpuKernels(1);
+  const std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
+  const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 
 TEST_P(CpuFullyConnectedTest, SumsAreNearTheReference) {
@@ -122,7 +122,7 @@ TEST_P(CpuFullyConnectedTest, SameCallSameBits) {
                dy = Uniform(sizes_.y, 4);
   const Outputs first = RunAll(*cpu_, dims_, x, w, b, dy);
   const Outputs again = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs other = RunAll(*MakeCpuKernels(1), dims_, x, w, b, dy);
+  const Outputs other = RunAll(*MakeCpuBackend(1), dims_, x, w, b, dy);
   for (const Outputs* out : {&again, &other}) {
     EXPECT_EQ(out->y, first.y);
     EXPECT_EQ(out->dx, first.dx);
@@ -135,12 +135,12 @@ TEST_P(CpuFullyConnectedTest, SameCallSameBits) {
 TEST_P(CpuFullyConnectedTest, SameBitsAtAnyAlignment) {
   const Floats x = Uniform(sizes_.x, 1), w = Uniform(sizes_.w, 2), b = Uniform(sizes_.b, 3);
   Floats want = Garbage(sizes_.y);
-  cpu_->FullyConnectedForward(dims_, x, w, b, want);
+  cpu_->dense().FullyConnectedForward(dims_, x, w, b, want);
   for (size_t shift : {1, 3}) {
     Floats room(w.size() + shift), y = Garbage(sizes_.y + 1);
-    std::copy(w.begin(), w.end(), room.begin() + static_cast<std::ptrdiff_t>(shift));
+    std::copy(w.begin(), w.end(), room.begin() + shift);
     const std::span<float> out = std::span(y).subspan(1);
-    cpu_->FullyConnectedForward(dims_, x, std::span(room).subspan(shift), b, out);
+    cpu_->dense().FullyConnectedForward(dims_, x, std::span(room).subspan(shift), b, out);
     EXPECT_EQ(Floats(out.begin(), out.end()), want) << shift;
   }
 }
@@ -163,11 +163,12 @@ TEST(FullyConnectedDeathTest, RefusesSpansThatDoNotFit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const FullyConnectedDims dims{.batch = 2, .in = 3, .out = 4};
   Floats y(8);
-  EXPECT_DEATH(MakeCpuKernels(1)->FullyConnectedForward(dims, Floats(6), Floats(11), Floats(4), y),
-               "elements of w");
   EXPECT_DEATH(
-      MakeReferenceKernels()->FullyConnectedForward(dims, Floats(6), Floats(12), Floats(3), y),
-      "elements of b");
+      MakeCpuBackend(1)->dense().FullyConnectedForward(dims, Floats(6), Floats(11), Floats(4), y),
+      "elements of w");
+  EXPECT_DEATH(MakeReferenceBackend()->dense().FullyConnectedForward(dims, Floats(6), Floats(12),
+                                                                     Floats(3), y),
+               "elements of b");
 }
 
 }  // namespace

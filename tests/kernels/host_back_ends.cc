@@ -3,9 +3,9 @@
 namespace cadre {
 
 std::vector<BackEnd> BackEnds() {
-  return {{"Reference", [] { return MakeReferenceKernels(); }, {}},
-          {"Cpu", [] { return MakeCpuKernels(1); }, {}},
-          {"CpuThreeThreads", [] { return MakeCpuKernels(3); }, {}}};
+  return {{"Reference", [] { return MakeReferenceBackend(); }, {}},
+          {"Cpu", [] { return MakeCpuBackend(1); }, {}},
+          {"CpuThreeThreads", [] { return MakeCpuBackend(3); }, {}}};
 }
 
 }  // namespace cadre

@@ -38,7 +38,7 @@ LibrarySearch Search() {
   return search;
 }
 
-uint16_t Narrow(float value) {
+uint16_t DivideToFloat(float value) {
   uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
@@ -53,7 +53,7 @@ float Widen(uint16_t half) {
 
 // As bf16 holds it.
 Floats Rounded(Floats values) {
-  for (float& value : values) value = Widen(Narrow(value));
+  for (float& value : values) value = Widen(DivideToFloat(value));
   return values;
 }
 
@@ -69,7 +69,7 @@ class OnDevice {
       return;
     }
     std::vector<uint16_t> halves;
-    for (const float value : values) halves.push_back(Narrow(value));
+    for (const float value : values) halves.push_back(DivideToFloat(value));
     device.CopyIn(halves.data(), values_.data(), values_.bytes());
   }
 
@@ -335,11 +335,11 @@ struct Gradients {
 
 Gradients Reference(const ConvolutionDims& dims, const Floats& x, const Floats& w,
                     const Floats& dy) {
-  const auto kernels = MakeReferenceKernels();
+  const auto kernels = MakeReferenceBackend();
   Gradients out{.y = Floats(dy.size()), .dx = Floats(x.size()), .dw = Floats(w.size())};
-  kernels->ConvolutionForward(dims, x, w, {}, out.y);
-  kernels->ConvolutionBackwardData(dims, dy, w, out.dx);
-  kernels->ConvolutionBackwardWeights(dims, x, dy, out.dw, {});
+  kernels->window().ConvolutionForward(dims, x, w, {}, out.y);
+  kernels->window().ConvolutionBackwardData(dims, dy, w, out.dx);
+  kernels->window().ConvolutionBackwardWeights(dims, x, dy, out.dw, {});
   return out;
 }
 
@@ -402,7 +402,7 @@ TEST_F(LibraryMathTest, ConvolutionsAreTheSameBitsAgain) {
 // results are within 2^-7 of the plain ones on their scale; gradients of keys and values are sums
 // over as many as `tokens` rows.
 TEST_F(LibraryMathTest, FusedAttentionIsThePlainFormula) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const bool causal : {false, true}) {
     for (const auto& [tokens, features] :
          {std::pair(128, 64), std::pair(37, 64), std::pair(64, 32), std::pair(96, 128)}) {
@@ -414,8 +414,8 @@ TEST_F(LibraryMathTest, FusedAttentionIsThePlainFormula) {
       const Floats qkv = Rounded(Uniform(sizes.qkv, 1));
       const Floats dcontext = Rounded(Uniform(sizes.context, 2));
       Floats probabilities(sizes.probabilities), context(sizes.context), dqkv(sizes.qkv);
-      reference->AttentionForward(dims, qkv, probabilities, context);
-      reference->AttentionBackward(dims, qkv, probabilities, dcontext, dqkv);
+      reference->dense().AttentionForward(dims, qkv, probabilities, context);
+      reference->dense().AttentionBackward(dims, qkv, probabilities, dcontext, dqkv);
       const OnDevice x(*device_, qkv, DType::kBFloat16), d(*device_, dcontext, DType::kBFloat16);
       const OnDevice y(*device_, Garbage(sizes.context), DType::kBFloat16);
       const OnDevice dx(*device_, Garbage(sizes.qkv), DType::kBFloat16);
@@ -456,14 +456,14 @@ TEST_F(LibraryMathTest, WhatWasDoneOnceCanBeRecordedAndPlayed) {
   const OnDevice again(*device_, Garbage(sizes.y), DType::kBFloat16);
   math_->ConvolutionForward(dims, x.values(), w.values(), y.values());
   const Floats want = y.Get();
-  ASSERT_TRUE(device_->can_record());
-  auto recording = device_->RecordWork([&] {
+  ASSERT_TRUE(device_->can_capture());
+  auto recording = device_->CaptureGraph([&] {
     math_->ConvolutionForward(dims, x.values(), w.values(), again.values());
     return device_->status();
   });
   ASSERT_TRUE(recording.ok()) << recording.status();
   ASSERT_NE(*recording, nullptr);
-  device_->Play(**recording);
+  device_->LaunchGraph(**recording);
   EXPECT_EQ(again.Get(), want);
 }
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -23,7 +23,7 @@ INSTANTIATE_TEST_SUITE_P(BackEnds, LossTest, ::testing::ValuesIn(BackEnds()), Na
 TEST_P(LossTest, EqualScoresCostTheLogarithmOfTheClasses) {
   Floats dx = Garbage(20);
   const auto sums =
-      kernels_->SoftmaxCrossEntropy(2, 10, 0, Floats(20, 3.0F), Labels{0, 4}, 0.5F, dx);
+      kernels_->pointwise().SoftmaxCrossEntropy(2, 10, 0, Floats(20, 3.0F), Labels{0, 4}, 0.5F, dx);
   EXPECT_NEAR(sums.loss, 2 * std::log(10.0), 2 * kRowError);
   // The first of equals counts as the largest.
   EXPECT_EQ(sums.correct, 1);
@@ -37,7 +37,7 @@ TEST_P(LossTest, KnownProbabilities) {
   // Scores log 1, log 2, log 5: probabilities 1/8, 2/8, 5/8.
   const Floats x = {0, std::log(2.0F), std::log(5.0F)};
   Floats dx = Garbage(3);
-  const auto sums = kernels_->SoftmaxCrossEntropy(1, 3, 0, x, Labels{1}, 1, dx);
+  const auto sums = kernels_->pointwise().SoftmaxCrossEntropy(1, 3, 0, x, Labels{1}, 1, dx);
   EXPECT_NEAR(sums.loss, std::log(4.0), kRowError);
   EXPECT_EQ(sums.correct, 0);
   EXPECT_NEAR(dx[0], 0.125, 2e-7);
@@ -48,7 +48,7 @@ TEST_P(LossTest, KnownProbabilities) {
 TEST_P(LossTest, LargeScoresDoNotOverflow) {
   const Floats x = {1e30F, -1e30F, 0, 88, 1000, -1000};
   Floats dx = Garbage(6);
-  const auto sums = kernels_->SoftmaxCrossEntropy(2, 3, 0, x, Labels{0, 2}, 1, dx);
+  const auto sums = kernels_->pointwise().SoftmaxCrossEntropy(2, 3, 0, x, Labels{0, 2}, 1, dx);
   EXPECT_NEAR(sums.loss, 2000, 2000 * kRowError);
   EXPECT_EQ(sums.correct, 1);
   for (const float value : dx) EXPECT_TRUE(std::isfinite(value)) << value;
@@ -56,7 +56,7 @@ TEST_P(LossTest, LargeScoresDoNotOverflow) {
 
 TEST_P(LossTest, ADivergedModelShows) {
   const Floats x = {std::numeric_limits<float>::quiet_NaN(), 1};
-  const auto sums = kernels_->SoftmaxCrossEntropy(1, 2, 0, x, Labels{1}, 1, {});
+  const auto sums = kernels_->pointwise().SoftmaxCrossEntropy(1, 2, 0, x, Labels{1}, 1, {});
   EXPECT_TRUE(std::isnan(sums.loss));
 }
 
@@ -64,14 +64,14 @@ TEST_P(LossTest, GradientIsOptional) {
   const Floats x = Uniform(70, 1);
   const Labels labels = {0, 1, 2, 3, 4, 5, 6};
   Floats dx = Garbage(70);
-  const auto with = kernels_->SoftmaxCrossEntropy(7, 10, 0, x, labels, 1, dx);
-  const auto without = kernels_->SoftmaxCrossEntropy(7, 10, 0, x, labels, 1, {});
+  const auto with = kernels_->pointwise().SoftmaxCrossEntropy(7, 10, 0, x, labels, 1, dx);
+  const auto without = kernels_->pointwise().SoftmaxCrossEntropy(7, 10, 0, x, labels, 1, {});
   EXPECT_EQ(with.loss, without.loss);
   EXPECT_EQ(with.correct, without.correct);
 }
 
 TEST_P(LossTest, NoRows) {
-  const auto sums = kernels_->SoftmaxCrossEntropy(0, 10, 0, {}, {}, 1, {});
+  const auto sums = kernels_->pointwise().SoftmaxCrossEntropy(0, 10, 0, {}, {}, 1, {});
   EXPECT_EQ(sums.loss, 0);
   EXPECT_EQ(sums.correct, 0);
 }
@@ -80,7 +80,7 @@ TEST_P(LossTest, NoRows) {
 TEST_P(LossTest, SmoothingSpreadsTheTarget) {
   const Floats x = {0, std::log(2.0F), std::log(5.0F)};
   Floats dx = Garbage(3);
-  const auto sums = kernels_->SoftmaxCrossEntropy(1, 3, 0.3F, x, Labels{1}, 10, dx);
+  const auto sums = kernels_->pointwise().SoftmaxCrossEntropy(1, 3, 0.3F, x, Labels{1}, 10, dx);
   const double want = 0.1 * std::log(8.0) + 0.8 * std::log(4.0) + 0.1 * std::log(1.6);
   EXPECT_NEAR(sums.loss, want, kRowError);
   EXPECT_EQ(sums.correct, 0);
@@ -98,9 +98,10 @@ TEST_P(LossTest, GradientIsTheDifference) {
     Floats x = Eighths(5 * 7, 1);
     for (float& value : x) value *= 3;
     Floats dx = Garbage(35);
-    kernels_->SoftmaxCrossEntropy(5, 7, smoothing, x, labels, scale, dx);
+    kernels_->pointwise().SoftmaxCrossEntropy(5, 7, smoothing, x, labels, scale, dx);
     const auto loss = [&] {
-      return scale * kernels_->SoftmaxCrossEntropy(5, 7, smoothing, x, labels, scale, {}).loss;
+      return scale *
+             kernels_->pointwise().SoftmaxCrossEntropy(5, 7, smoothing, x, labels, scale, {}).loss;
     };
     for (size_t i = 0; i < x.size(); ++i) {
       x[i] += kStep;
@@ -117,9 +118,11 @@ TEST_P(LossTest, GradientIsTheDifference) {
 TEST(LossDeathTest, RefusesLabelsBeyondTheClasses) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const auto make :
-       {+[] { return MakeReferenceKernels(); }, +[] { return MakeCpuKernels(1); }}) {
-    EXPECT_DEATH(make()->SoftmaxCrossEntropy(1, 3, 0, Floats(3), Labels{3}, 1, {}), "label 3");
-    EXPECT_DEATH(make()->SoftmaxCrossEntropy(1, 3, 0, Floats(3), Labels{-1}, 1, {}), "label -1");
+       {+[] { return MakeReferenceBackend(); }, +[] { return MakeCpuBackend(1); }}) {
+    EXPECT_DEATH(make()->pointwise().SoftmaxCrossEntropy(1, 3, 0, Floats(3), Labels{3}, 1, {}),
+                 "label 3");
+    EXPECT_DEATH(make()->pointwise().SoftmaxCrossEntropy(1, 3, 0, Floats(3), Labels{-1}, 1, {}),
+                 "label -1");
   }
 }
 
@@ -134,9 +137,9 @@ TEST_P(LossTest, IsNearTheReference) {
       }
       Floats got = Garbage(rows * classes), want = Garbage(rows * classes);
       const auto sums =
-          kernels_->SoftmaxCrossEntropy(rows, classes, smoothing, x, labels, 0.5F, got);
-      const auto reference = MakeReferenceKernels()->SoftmaxCrossEntropy(rows, classes, smoothing,
-                                                                         x, labels, 0.5F, want);
+          kernels_->pointwise().SoftmaxCrossEntropy(rows, classes, smoothing, x, labels, 0.5F, got);
+      const auto reference = MakeReferenceBackend()->pointwise().SoftmaxCrossEntropy(
+          rows, classes, smoothing, x, labels, 0.5F, want);
       EXPECT_NEAR(sums.loss, reference.loss, kRowError * static_cast<double>(rows));
       EXPECT_EQ(sums.correct, reference.correct);
       // Numbers below a half.

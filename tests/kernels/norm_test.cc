@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -25,14 +25,13 @@ struct Statistics {
 };
 
 // As a layer makes them from the sums over its whole batch.
-Statistics StatisticsOf(Kernels& kernels, const RowsDims& dims, const Floats& x) {
+Statistics StatisticsOf(Backend& kernels, const RowsDims& dims, const Floats& x) {
   Doubles sums(static_cast<size_t>(2 * dims.channels), NAN);
-  kernels.BatchNormSums(dims, x, sums);
+  kernels.norm().BatchNormSums(dims, x, sums);
   Statistics result;
   for (int64_t c = 0; c < dims.channels; ++c) {
-    const double mean = sums[static_cast<size_t>(c)] / static_cast<double>(dims.rows);
-    const double square =
-        sums[static_cast<size_t>(dims.channels + c)] / static_cast<double>(dims.rows);
+    const double mean = sums[c] / static_cast<double>(dims.rows);
+    const double square = sums[dims.channels + c] / static_cast<double>(dims.rows);
     result.mean.push_back(static_cast<float>(mean));
     result.inverse.push_back(static_cast<float>(1 / std::sqrt(square - mean * mean + 1e-5)));
   }
@@ -43,20 +42,21 @@ struct BatchNormOutputs {
   Floats y, dx, dscale, dshift;
 };
 
-BatchNormOutputs RunBatchNorm(Kernels& kernels, const RowsDims& dims, const Floats& x,
+BatchNormOutputs RunBatchNorm(Backend& kernels, const RowsDims& dims, const Floats& x,
                               const Floats& scale, const Floats& shift, const Floats& dy) {
   const Statistics s = StatisticsOf(kernels, dims, x);
   BatchNormOutputs out{.y = Garbage(SizeOf(dims)), .dx = Garbage(SizeOf(dims))};
-  kernels.BatchNormForward(dims, x, s.mean, s.inverse, scale, shift, out.y);
+  kernels.norm().BatchNormForward(dims, x, s.mean, s.inverse, scale, shift, out.y);
   Doubles sums(static_cast<size_t>(2 * dims.channels), NAN);
-  kernels.BatchNormBackwardSums(dims, x, dy, s.mean, s.inverse, sums);
-  const auto half = sums.begin() + static_cast<std::ptrdiff_t>(dims.channels);
+  kernels.norm().BatchNormBackwardSums(dims, x, dy, s.mean, s.inverse, sums);
+  const auto half = sums.begin() + dims.channels;
   out.dshift.assign(sums.begin(), half);
   out.dscale.assign(half, sums.end());
   Floats mean_dy = out.dshift, mean_dy_x = out.dscale;
   for (float& value : mean_dy) value /= static_cast<float>(dims.rows);
   for (float& value : mean_dy_x) value /= static_cast<float>(dims.rows);
-  kernels.BatchNormBackward(dims, x, dy, s.mean, s.inverse, scale, mean_dy, mean_dy_x, out.dx);
+  kernels.norm().BatchNormBackward(dims, x, dy, s.mean, s.inverse, scale, mean_dy, mean_dy_x,
+                                   out.dx);
   return out;
 }
 
@@ -67,18 +67,18 @@ TEST_P(NormTest, BatchNormKnownAnswer) {
   const RowsDims dims{.rows = 3, .channels = 2};
   const Floats x = {1, 10, 2, 20, 3, 60}, dy = {1, 2, 3, 4, 5, 6};
   Doubles sums(4, NAN);
-  kernels_->BatchNormSums(dims, x, sums);
+  kernels_->norm().BatchNormSums(dims, x, sums);
   EXPECT_THAT(sums, ElementsAre(6, 90, 14, 4100));
   Floats y = Garbage(6);
-  kernels_->BatchNormForward(dims, x, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},
-                             Floats{100, 200}, y);
+  kernels_->norm().BatchNormForward(dims, x, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},
+                                    Floats{100, 200}, y);
   EXPECT_THAT(y, ElementsAre(98, 160, 100, 180, 102, 260));
-  kernels_->BatchNormBackwardSums(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, sums);
+  kernels_->norm().BatchNormBackwardSums(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, sums);
   // Normal values: -0.5, 0, 0.5 and -5, -2.5, 7.5.
   EXPECT_THAT(sums, ElementsAre(9, 12, 2, 25));
   Floats dx = Garbage(6);
-  kernels_->BatchNormBackward(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},
-                              /*mean_dy=*/Floats{1, 2}, /*mean_dy_x=*/Floats{2, 4}, dx);
+  kernels_->norm().BatchNormBackward(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},
+                                     /*mean_dy=*/Floats{1, 2}, /*mean_dy_x=*/Floats{2, 4}, dx);
   EXPECT_THAT(dx, ElementsAre(2 * (1 - 1 + 1), 2 * (2 - 2 + 20), 2 * (3 - 1), 2 * (4 - 2 + 10),
                               2 * (5 - 1 - 1), 2 * (6 - 2 - 30)));
 }
@@ -90,7 +90,7 @@ TEST_P(NormTest, BatchNormMakesMeanZeroAndVarianceOne) {
   const Floats y =
       RunBatchNorm(*kernels_, dims, x, Ones(19), Floats(19, 0.0F), Floats(x.size(), 0.0F)).y;
   Doubles sums(38, NAN);
-  kernels_->BatchNormSums(dims, y, sums);
+  kernels_->norm().BatchNormSums(dims, y, sums);
   for (size_t c = 0; c < 19; ++c) {
     EXPECT_NEAR(sums[c] / 500, 0, 1e-5);
     EXPECT_NEAR(sums[19 + c] / 500, 1, 1e-4);
@@ -103,9 +103,10 @@ TEST_P(NormTest, BatchNormSumsAddUp) {
       second{.rows = 61, .channels = 33};
   const Floats x = Eighths(SizeOf(whole), 1);
   Doubles all(66), a(66), b(66);
-  kernels_->BatchNormSums(whole, x, all);
-  kernels_->BatchNormSums(first, std::span(x).first(static_cast<size_t>(SizeOf(first))), a);
-  kernels_->BatchNormSums(second, std::span(x).subspan(static_cast<size_t>(SizeOf(first))), b);
+  kernels_->norm().BatchNormSums(whole, x, all);
+  kernels_->norm().BatchNormSums(first, std::span(x).first(static_cast<size_t>(SizeOf(first))), a);
+  kernels_->norm().BatchNormSums(second, std::span(x).subspan(static_cast<size_t>(SizeOf(first))),
+                                 b);
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], a[i] + b[i]);
 }
 
@@ -125,11 +126,11 @@ TEST_P(NormTest, BatchNormInPlace) {
   const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
   const Floats a = Uniform(37, 3), b = Uniform(37, 4), c = Uniform(37, 5), d = Uniform(37, 6);
   Floats y = Garbage(SizeOf(dims)), dx = y, in_place = x, gradient = dy;
-  kernels_->BatchNormForward(dims, x, a, b, c, d, y);
-  kernels_->BatchNormForward(dims, in_place, a, b, c, d, in_place);
+  kernels_->norm().BatchNormForward(dims, x, a, b, c, d, y);
+  kernels_->norm().BatchNormForward(dims, in_place, a, b, c, d, in_place);
   EXPECT_EQ(in_place, y);
-  kernels_->BatchNormBackward(dims, x, dy, a, b, c, d, a, dx);
-  kernels_->BatchNormBackward(dims, x, gradient, a, b, c, d, a, gradient);
+  kernels_->norm().BatchNormBackward(dims, x, dy, a, b, c, d, a, dx);
+  kernels_->norm().BatchNormBackward(dims, x, gradient, a, b, c, d, a, gradient);
   EXPECT_EQ(gradient, dx);
 }
 
@@ -140,14 +141,15 @@ TEST_P(NormTest, BatchNormOfNothing) {
        {RowsDims{.rows = 0, .channels = 3}, RowsDims{.rows = 4, .channels = 0}}) {
     const Floats by_channel(static_cast<size_t>(dims.channels), 1.0F);
     Doubles sums(static_cast<size_t>(2 * dims.channels), NAN);
-    kernels_->BatchNormSums(dims, none, sums);
+    kernels_->norm().BatchNormSums(dims, none, sums);
     EXPECT_THAT(sums, Each(0.0));
     sums.assign(sums.size(), NAN);
-    kernels_->BatchNormBackwardSums(dims, none, none, by_channel, by_channel, sums);
+    kernels_->norm().BatchNormBackwardSums(dims, none, none, by_channel, by_channel, sums);
     EXPECT_THAT(sums, Each(0.0));
-    kernels_->BatchNormForward(dims, none, by_channel, by_channel, by_channel, by_channel, none);
-    kernels_->BatchNormBackward(dims, none, none, by_channel, by_channel, by_channel, by_channel,
-                                by_channel, none);
+    kernels_->norm().BatchNormForward(dims, none, by_channel, by_channel, by_channel, by_channel,
+                                      none);
+    kernels_->norm().BatchNormBackward(dims, none, none, by_channel, by_channel, by_channel,
+                                       by_channel, by_channel, none);
   }
 }
 
@@ -156,32 +158,32 @@ std::vector<RowsDims> Rows() {
 }
 
 TEST_P(NormTest, BatchNormIsNearTheReference) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const RowsDims& dims : Rows()) {
     SCOPED_TRACE(::testing::Message() << dims.rows << " rows of " << dims.channels);
     const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
     const Floats scale = Uniform(dims.channels, 3), shift = Uniform(dims.channels, 4);
     const Floats mean = Uniform(dims.channels, 5), inverse = Absolute(Uniform(dims.channels, 6));
     Doubles got_sums(static_cast<size_t>(2 * dims.channels), NAN), want_sums = got_sums;
-    kernels_->BatchNormSums(dims, x, got_sums);
-    reference->BatchNormSums(dims, x, want_sums);
+    kernels_->norm().BatchNormSums(dims, x, got_sums);
+    reference->norm().BatchNormSums(dims, x, want_sums);
     // Terms below one, each perhaps rounded to fp32; the sums may be fp32 for some rows on end.
     const double bound = static_cast<double>(dims.rows) * 0x1.0p-22;
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], bound);
     }
-    kernels_->BatchNormBackwardSums(dims, x, dy, mean, inverse, got_sums);
-    reference->BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
+    kernels_->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, got_sums);
+    reference->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], 4 * bound);
     }
     // A handful of roundings of numbers up to three.
     Floats got = Garbage(SizeOf(dims)), want = got;
-    kernels_->BatchNormForward(dims, x, mean, inverse, scale, shift, got);
-    reference->BatchNormForward(dims, x, mean, inverse, scale, shift, want);
+    kernels_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, got);
+    reference->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, want);
     ExpectNear(got, want, 1e-6);
-    kernels_->BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, got);
-    reference->BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, want);
+    kernels_->norm().BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, got);
+    reference->norm().BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, want);
     ExpectNear(got, want, 2e-6);
   }
 }
@@ -192,7 +194,7 @@ struct LayerNormOutputs {
   Floats y, mean, inverse, dx, dscale, dshift;
 };
 
-LayerNormOutputs RunLayerNorm(Kernels& kernels, const RowsDims& dims, const Floats& x,
+LayerNormOutputs RunLayerNorm(Backend& kernels, const RowsDims& dims, const Floats& x,
                               const Floats& scale, const Floats& shift, const Floats& dy) {
   LayerNormOutputs out{.y = Garbage(SizeOf(dims)),
                        .mean = Garbage(dims.rows),
@@ -200,9 +202,9 @@ LayerNormOutputs RunLayerNorm(Kernels& kernels, const RowsDims& dims, const Floa
                        .dx = Garbage(SizeOf(dims)),
                        .dscale = Garbage(dims.channels),
                        .dshift = Garbage(dims.channels)};
-  kernels.LayerNormForward(dims, 1e-5F, x, scale, shift, out.y, out.mean, out.inverse);
-  kernels.LayerNormBackward(dims, x, dy, out.mean, out.inverse, scale, out.dx, out.dscale,
-                            out.dshift);
+  kernels.norm().LayerNormForward(dims, 1e-5F, x, scale, shift, out.y, out.mean, out.inverse);
+  kernels.norm().LayerNormBackward(dims, x, dy, out.mean, out.inverse, scale, out.dx, out.dscale,
+                                   out.dshift);
   return out;
 }
 
@@ -210,8 +212,8 @@ TEST_P(NormTest, LayerNormKnownAnswer) {
   const RowsDims dims{.rows = 2, .channels = 4};
   Floats y = Garbage(8), mean = Garbage(2), inverse = Garbage(2);
   // Variances 4 and 0; with an epsilon of 12 and so on the roots are whole.
-  kernels_->LayerNormForward(dims, 12, Floats{1, 1, 5, 5, 7, 7, 7, 7}, Floats{4, 8, 4, 8},
-                             Floats{0, 1, 2, 3}, y, mean, inverse);
+  kernels_->norm().LayerNormForward(dims, 12, Floats{1, 1, 5, 5, 7, 7, 7, 7}, Floats{4, 8, 4, 8},
+                                    Floats{0, 1, 2, 3}, y, mean, inverse);
   EXPECT_THAT(mean, ElementsAre(3, 7));
   ExpectNear(inverse, Floats{0.25F, 0.28867513F}, 1e-6);
   ExpectNear(y, Floats{-2, -3, 4, 7, 0, 1, 2, 3}, 1e-6);
@@ -251,7 +253,7 @@ TEST_P(NormTest, LayerNormOfNothing) {
 }
 
 TEST_P(NormTest, LayerNormIsNearTheReference) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const RowsDims& dims : Rows()) {
     SCOPED_TRACE(::testing::Message() << dims.rows << " rows of " << dims.channels);
     const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
@@ -276,11 +278,11 @@ struct LrnOutputs {
   Floats y, d, dx;
 };
 
-LrnOutputs RunLrn(Kernels& kernels, const LrnDims& dims, const Floats& x, const Floats& dy) {
+LrnOutputs RunLrn(Backend& kernels, const LrnDims& dims, const Floats& x, const Floats& dy) {
   LrnOutputs out{
       .y = Garbage(SizeOf(dims)), .d = Garbage(SizeOf(dims)), .dx = Garbage(SizeOf(dims))};
-  kernels.LrnForward(dims, x, out.y, out.d);
-  kernels.LrnBackward(dims, x, out.d, dy, out.dx);
+  kernels.norm().LrnForward(dims, x, out.y, out.d);
+  kernels.norm().LrnBackward(dims, x, out.d, dy, out.dx);
   return out;
 }
 
@@ -312,7 +314,7 @@ TEST_P(NormTest, LrnOfNothing) {
 }
 
 TEST_P(NormTest, LrnIsNearTheReference) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const RowsDims& rows : Rows()) {
     for (const int64_t size : {2, 5}) {
       for (const float beta : {0.75F, 0.5F, 1.0F}) {

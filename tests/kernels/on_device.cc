@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "glog/logging.h"
@@ -7,7 +9,7 @@ namespace cadre {
 namespace {
 
 // To the nearest, ties to even.
-uint16_t Narrow(float value) {
+uint16_t NarrowToBf16(float value) {
   uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
   if (value != value) return 0x7fff;
@@ -24,7 +26,7 @@ float Widen(uint16_t half) {
 }  // namespace
 
 Floats Bf16Rounded(Floats values) {
-  for (float& value : values) value = Widen(Narrow(value));
+  for (float& value : values) value = Widen(NarrowToBf16(value));
   return values;
 }
 
@@ -41,7 +43,7 @@ OnDevice::OnDevice(Device& device, const Floats& values, DType type, int64_t shi
   }
   CHECK(type == DType::kBFloat16);
   std::vector<uint16_t> narrow(values.size());
-  for (size_t i = 0; i < values.size(); ++i) narrow[i] = Narrow(values[i]);
+  for (size_t i = 0; i < values.size(); ++i) narrow[i] = NarrowToBf16(values[i]);
   device.CopyIn(narrow.data(), this->values().data(), narrow.size() * sizeof(uint16_t));
 }
 
@@ -61,6 +63,40 @@ Floats OnDevice::Get() const {
   EXPECT_TRUE(device_.CopyOut(values().data(), narrow.data(), size_ * sizeof(uint16_t)).ok());
   for (size_t i = 0; i < size_; ++i) found[i] = Widen(narrow[i]);
   return found;
+}
+
+void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const SliceUpdate& update,
+                       std::span<const SliceSegment> segments, std::span<const float> g,
+                       std::span<float> w, std::span<float> m, std::span<float> v) {
+  if (update.loss != nullptr && !std::isfinite(*update.loss)) return;
+  float scale = 1;
+  if (update.squares != nullptr) {
+    scale =
+        static_cast<float>(std::min(1.0, update.clip_norm / (std::sqrt(*update.squares) + 1e-6)));
+  }
+  const auto number = static_cast<double>(updates);
+  for (const SliceSegment& segment : segments) {
+    const auto part = [&segment](auto span) {
+      return span.subspan(segment.begin, segment.end - segment.begin);
+    };
+    if (segment.statistic) {
+      host.optimizer().DrawTowards(segment.momentum, part(g), part(w));
+    } else if (update.rule == SliceUpdate::Rule::kAdamW) {
+      AdamWStep step = update.adamw;
+      step.rate = rate;
+      step.gradient_scale = scale;
+      if (!segment.decays) step.weight_decay = 0;
+      step.correction1 = 1 - std::pow(static_cast<double>(step.beta1), number);
+      step.correction2 = 1 - std::pow(static_cast<double>(step.beta2), number);
+      host.optimizer().AdamW(step, part(g), part(w), part(m), part(v));
+    } else {
+      SgdStep step = update.sgd;
+      step.rate = rate;
+      step.gradient_scale = scale;
+      if (!segment.decays) step.weight_decay = 0;
+      host.optimizer().Sgd(step, part(g), part(w), part(v));
+    }
+  }
 }
 
 }  // namespace cadre

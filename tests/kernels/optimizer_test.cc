@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -20,10 +20,10 @@ INSTANTIATE_TEST_SUITE_P(BackEnds, OptimizerTest, ::testing::ValuesIn(BackEnds()
 TEST_P(OptimizerTest, SgdKnownSteps) {
   const SgdStep step{.rate = 0.5F, .momentum = 0.5F, .weight_decay = 0.25F};
   Floats w = {4}, v = {0};
-  kernels_->Sgd(step, Floats{1}, w, v);  // v = 1 + 1, w = 4 - 1
+  kernels_->optimizer().Sgd(step, Floats{1}, w, v);  // v = 1 + 1, w = 4 - 1
   EXPECT_THAT(v, ElementsAre(2));
   EXPECT_THAT(w, ElementsAre(3));
-  kernels_->Sgd(step, Floats{1}, w, v);  // v = 1 + 1 + 0.75, w = 3 - 1.375
+  kernels_->optimizer().Sgd(step, Floats{1}, w, v);  // v = 1 + 1 + 0.75, w = 3 - 1.375
   EXPECT_THAT(v, ElementsAre(2.75F));
   EXPECT_THAT(w, ElementsAre(1.625F));
 }
@@ -31,10 +31,11 @@ TEST_P(OptimizerTest, SgdKnownSteps) {
 TEST_P(OptimizerTest, NesterovKnownSteps) {
   const SgdStep step{.rate = 0.5F, .momentum = 0.5F, .weight_decay = 0.25F, .nesterov = true};
   Floats w = {4}, v = {0};
-  kernels_->Sgd(step, Floats{1}, w, v);  // v = 2, w = 4 - 0.5 * (2 + 1)
+  kernels_->optimizer().Sgd(step, Floats{1}, w, v);  // v = 2, w = 4 - 0.5 * (2 + 1)
   EXPECT_THAT(v, ElementsAre(2));
   EXPECT_THAT(w, ElementsAre(2.5F));
-  kernels_->Sgd(step, Floats{1}, w, v);  // slope 1.625, v = 2.625, w = 2.5 - 0.5 * 2.9375
+  kernels_->optimizer().Sgd(step, Floats{1}, w,
+                            v);  // slope 1.625, v = 2.625, w = 2.5 - 0.5 * 2.9375
   EXPECT_THAT(v, ElementsAre(2.625F));
   EXPECT_THAT(w, ElementsAre(1.03125F));
 }
@@ -42,7 +43,8 @@ TEST_P(OptimizerTest, NesterovKnownSteps) {
 // Decay is of the weights, so the scale does not touch it.
 TEST_P(OptimizerTest, SgdScalesGradientsFirst) {
   Floats w = {4}, v = {0};
-  kernels_->Sgd({.rate = 1, .weight_decay = 0.5F, .gradient_scale = 0.25F}, Floats{8}, w, v);
+  kernels_->optimizer().Sgd({.rate = 1, .weight_decay = 0.5F, .gradient_scale = 0.25F}, Floats{8},
+                            w, v);
   EXPECT_THAT(v, ElementsAre(4));
   EXPECT_THAT(w, ElementsAre(0));
 }
@@ -50,7 +52,7 @@ TEST_P(OptimizerTest, SgdScalesGradientsFirst) {
 TEST_P(OptimizerTest, PlainSgdIsTheGradientScaled) {
   Floats w = Eighths(1000, 1), v(1000);
   const Floats before = w, g = Eighths(1000, 2);
-  kernels_->Sgd({.rate = 0.125F}, g, w, v);
+  kernels_->optimizer().Sgd({.rate = 0.125F}, g, w, v);
   EXPECT_EQ(v, g);
   for (size_t i = 0; i < w.size(); ++i) EXPECT_EQ(w[i], before[i] - 0.125F * g[i]);
 }
@@ -66,7 +68,7 @@ TEST_P(OptimizerTest, AdamWKnownStep) {
                        .correction2 = 0.25,
                        .gradient_scale = 0.5F};
   Floats w = {4}, m = {0}, v = {0};
-  kernels_->AdamW(step, Floats{4}, w, m, v);
+  kernels_->optimizer().AdamW(step, Floats{4}, w, m, v);
   EXPECT_THAT(m, ElementsAre(1));
   EXPECT_THAT(v, ElementsAre(1));
   // 4 - 0.5 * (0.5 + 0.25 * 4)
@@ -78,33 +80,33 @@ TEST_P(OptimizerTest, AdamWsFirstStepIsTheRate) {
   const AdamWStep step{.rate = 0.01F, .correction1 = 1 - 0.9, .correction2 = 1 - 0.999};
   for (const float g : {1e-3F, -1.0F, 1e4F}) {
     Floats w(33, 0.0F), m(33, 0.0F), v(33, 0.0F);
-    kernels_->AdamW(step, Floats(33, g), w, m, v);
+    kernels_->optimizer().AdamW(step, Floats(33, g), w, m, v);
     for (const float value : w) EXPECT_NEAR(value, g > 0 ? -0.01 : 0.01, 1e-6) << g;
   }
 }
 
 TEST_P(OptimizerTest, AdamWWithoutGradientsOnlyDecays) {
   Floats w = {8, -8}, m = {0, 0}, v = {0, 0};
-  kernels_->AdamW({.rate = 0.5F, .weight_decay = 0.25F}, Floats{0, 0}, w, m, v);
+  kernels_->optimizer().AdamW({.rate = 0.5F, .weight_decay = 0.25F}, Floats{0, 0}, w, m, v);
   EXPECT_THAT(w, ElementsAre(7, -7));
 }
 
 TEST_P(OptimizerTest, SumOfSquares) {
-  EXPECT_EQ(kernels_->SumOfSquares(Floats{3, -4}), 25);
-  EXPECT_EQ(kernels_->SumOfSquares({}), 0);
-  EXPECT_TRUE(std::isnan(kernels_->SumOfSquares(Floats{1, NAN, 2})));
+  EXPECT_EQ(kernels_->optimizer().SumOfSquares(Floats{3, -4}), 25);
+  EXPECT_EQ(kernels_->optimizer().SumOfSquares({}), 0);
+  EXPECT_TRUE(std::isnan(kernels_->optimizer().SumOfSquares(Floats{1, NAN, 2})));
   // Whose square fp32 cannot hold.
-  EXPECT_NEAR(kernels_->SumOfSquares(Floats(64, 1e30F)) / 64e60, 1, 1e-6);
+  EXPECT_NEAR(kernels_->optimizer().SumOfSquares(Floats(64, 1e30F)) / 64e60, 1, 1e-6);
   const Floats x = Eighths(200'001, 1);
   double want = 0;
   for (const float value : x) want += static_cast<double>(value) * value;
-  EXPECT_EQ(kernels_->SumOfSquares(x), want);
+  EXPECT_EQ(kernels_->optimizer().SumOfSquares(x), want);
 }
 
 TEST_P(OptimizerTest, NothingIsFine) {
   Floats none;
-  kernels_->Sgd({.rate = 1}, none, none, none);
-  kernels_->AdamW({.rate = 1}, none, none, none, none);
+  kernels_->optimizer().Sgd({.rate = 1}, none, none, none);
+  kernels_->optimizer().AdamW({.rate = 1}, none, none, none, none);
 }
 
 // Values below one: g + decay * w, momentum * v + that, and w - rate * v each round once or twice
@@ -120,8 +122,8 @@ TEST_P(OptimizerTest, SgdIsNearTheReference) {
       Floats w = Uniform(n, 1), v = Uniform(n, 2);
       Floats want_w = w, want_v = v;
       const Floats g = Uniform(n, 3);
-      kernels_->Sgd(step, g, w, v);
-      MakeReferenceKernels()->Sgd(step, g, want_w, want_v);
+      kernels_->optimizer().Sgd(step, g, w, v);
+      MakeReferenceBackend()->optimizer().Sgd(step, g, want_w, want_v);
       ExpectNear(v, want_v, 5 * 0x1.0p-23);
       ExpectNear(w, want_w, 5 * 0x1.0p-23);
     }
@@ -140,8 +142,8 @@ TEST_P(OptimizerTest, AdamWIsNearTheReference) {
     Floats w = Uniform(n, 1), m = Uniform(n, 2), v = Absolute(Uniform(n, 4));
     Floats want_w = w, want_m = m, want_v = v;
     const Floats g = Uniform(n, 3);
-    kernels_->AdamW(step, g, w, m, v);
-    MakeReferenceKernels()->AdamW(step, g, want_w, want_m, want_v);
+    kernels_->optimizer().AdamW(step, g, w, m, v);
+    MakeReferenceBackend()->optimizer().AdamW(step, g, want_w, want_m, want_v);
     ExpectNear(m, want_m, 5 * 0x1.0p-23);
     ExpectNear(v, want_v, 5 * 0x1.0p-23);
     ExpectNear(w, want_w, 1e-6);
@@ -151,17 +153,17 @@ TEST_P(OptimizerTest, AdamWIsNearTheReference) {
 TEST(CpuOptimizerTest, SeveralThreadsGiveTheSameBits) {
   const SgdStep sgd{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F};
   const AdamWStep adam{.rate = 0.05F, .weight_decay = 1e-3F};
-  const auto one = MakeCpuKernels(1);
-  const auto three = MakeCpuKernels(3);
+  const auto one = MakeCpuBackend(1);
+  const auto three = MakeCpuBackend(3);
   const Floats g = Uniform(200'001, 3);
   Floats w1 = Uniform(200'001, 1), m1 = Uniform(200'001, 2), v1 = Absolute(Uniform(200'001, 4));
   Floats w3 = w1, m3 = m1, v3 = v1;
-  one->Sgd(sgd, g, w1, m1);
-  three->Sgd(sgd, g, w3, m3);
+  one->optimizer().Sgd(sgd, g, w1, m1);
+  three->optimizer().Sgd(sgd, g, w3, m3);
   EXPECT_EQ(w3, w1);
   EXPECT_EQ(m3, m1);
-  one->AdamW(adam, g, w1, m1, v1);
-  three->AdamW(adam, g, w3, m3, v3);
+  one->optimizer().AdamW(adam, g, w1, m1, v1);
+  three->optimizer().AdamW(adam, g, w3, m3, v3);
   EXPECT_EQ(w3, w1);
   EXPECT_EQ(m3, m1);
   EXPECT_EQ(v3, v1);
@@ -171,9 +173,9 @@ TEST(OptimizerDeathTest, RefusesSpansThatDoNotFit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Floats two(2), three(3);
   for (const auto make :
-       {+[] { return MakeReferenceKernels(); }, +[] { return MakeCpuKernels(1); }}) {
-    EXPECT_DEATH(make()->Sgd({}, Floats(2), three, three), "elements of g");
-    EXPECT_DEATH(make()->AdamW({}, three, three, two, three), "elements of m");
+       {+[] { return MakeReferenceBackend(); }, +[] { return MakeCpuBackend(1); }}) {
+    EXPECT_DEATH(make()->optimizer().Sgd({}, Floats(2), three, three), "elements of g");
+    EXPECT_DEATH(make()->optimizer().AdamW({}, three, three, two, three), "elements of m");
   }
 }
 

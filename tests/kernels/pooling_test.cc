@@ -4,8 +4,8 @@
 #include <array>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -19,12 +19,12 @@ struct Outputs {
   std::vector<int32_t> argmax;
 };
 
-Outputs RunBoth(Kernels& kernels, const PoolingDims& dims, const Floats& x, const Floats& dy) {
+Outputs RunBoth(Backend& kernels, const PoolingDims& dims, const Floats& x, const Floats& dy) {
   const LayerSizes sizes = SizesOf(dims);
   Outputs out{.y = Garbage(sizes.y), .dx = Garbage(sizes.x)};
   if (dims.kind == PoolKind::kMax) out.argmax.assign(static_cast<size_t>(sizes.y), -7);
-  kernels.PoolingForward(dims, x, out.y, out.argmax);
-  kernels.PoolingBackward(dims, dy, out.argmax, out.dx);
+  kernels.window().PoolingForward(dims, x, out.y, out.argmax);
+  kernels.window().PoolingBackward(dims, dy, out.argmax, out.dx);
   return out;
 }
 
@@ -114,29 +114,30 @@ TEST_P(PoolingTest, WindowsInThePaddingHaveNoWinner) {
 TEST_P(PoolingTest, GlobalAverage) {
   // Two images of three positions and two channels; divided by 4, as if a fourth lay elsewhere.
   Floats y = Garbage(4), dx = Garbage(12);
-  kernels_->GlobalAveragePoolForward(2, 3, 2, 4, Floats{1, 10, 2, 20, 5, 50, 0, 0, 4, 0, 0, 8}, y);
+  kernels_->window().GlobalAveragePoolForward(2, 3, 2, 4,
+                                              Floats{1, 10, 2, 20, 5, 50, 0, 0, 4, 0, 0, 8}, y);
   EXPECT_THAT(y, ElementsAre(2, 20, 1, 2));
-  kernels_->GlobalAveragePoolBackward(2, 3, 2, 4, Floats{4, 8, 12, 16}, dx);
+  kernels_->window().GlobalAveragePoolBackward(2, 3, 2, 4, Floats{4, 8, 12, 16}, dx);
   EXPECT_THAT(dx, ElementsAre(1, 2, 1, 2, 1, 2, 3, 4, 3, 4, 3, 4));
 }
 
 TEST_P(PoolingTest, GlobalAverageOfNothing) {
   Floats y = Garbage(6), none;
-  kernels_->GlobalAveragePoolForward(2, 0, 3, 4, none, y);
+  kernels_->window().GlobalAveragePoolForward(2, 0, 3, 4, none, y);
   EXPECT_THAT(y, Each(0.0F));
-  kernels_->GlobalAveragePoolBackward(2, 0, 3, 4, y, none);
-  kernels_->GlobalAveragePoolForward(0, 5, 3, 5, none, none);
-  kernels_->GlobalAveragePoolBackward(0, 5, 3, 5, none, none);
+  kernels_->window().GlobalAveragePoolBackward(2, 0, 3, 4, y, none);
+  kernels_->window().GlobalAveragePoolForward(0, 5, 3, 5, none, none);
+  kernels_->window().GlobalAveragePoolBackward(0, 5, 3, 5, none, none);
 }
 
 TEST_P(PoolingTest, GlobalAverageGradientIsTheDifference) {
   Floats x = Uniform(3 * 7 * 5, 1);
   const Floats dy = Uniform(3 * 5, 2);
   Floats dx = Garbage(3 * 7 * 5);
-  kernels_->GlobalAveragePoolBackward(3, 7, 5, 9, dy, dx);
+  kernels_->window().GlobalAveragePoolBackward(3, 7, 5, 9, dy, dx);
   ExpectGradient(x, dx, dy, [&] {
     Floats y = Garbage(3 * 5);
-    kernels_->GlobalAveragePoolForward(3, 7, 5, 9, x, y);
+    kernels_->window().GlobalAveragePoolForward(3, 7, 5, 9, x, y);
     return y;
   });
 }
@@ -148,14 +149,16 @@ TEST_P(PoolingTest, GlobalAverageIsNearTheReference) {
     const Floats dy = Uniform(batch * channels, 2);
     Floats y = Garbage(batch * channels), want_y = y, bound = y;
     Floats dx = Garbage(batch * positions * channels), want_dx = dx;
-    const auto reference = MakeReferenceKernels();
-    kernels_->GlobalAveragePoolForward(batch, positions, channels, positions, x, y);
-    reference->GlobalAveragePoolForward(batch, positions, channels, positions, x, want_y);
-    reference->GlobalAveragePoolForward(batch, positions, channels, positions, Absolute(x), bound);
+    const auto reference = MakeReferenceBackend();
+    kernels_->window().GlobalAveragePoolForward(batch, positions, channels, positions, x, y);
+    reference->window().GlobalAveragePoolForward(batch, positions, channels, positions, x, want_y);
+    reference->window().GlobalAveragePoolForward(batch, positions, channels, positions, Absolute(x),
+                                                 bound);
     // Two more roundings for a division that may be a product with the inverse.
     ExpectSumsNear(y, want_y, bound, positions + 2);
-    kernels_->GlobalAveragePoolBackward(batch, positions, channels, positions, dy, dx);
-    reference->GlobalAveragePoolBackward(batch, positions, channels, positions, dy, want_dx);
+    kernels_->window().GlobalAveragePoolBackward(batch, positions, channels, positions, dy, dx);
+    reference->window().GlobalAveragePoolBackward(batch, positions, channels, positions, dy,
+                                                  want_dx);
     ExpectSumsNear(dx, want_dx, Absolute(want_dx), 2);
   }
 }
@@ -229,13 +232,13 @@ TEST_P(ReferencePoolingTest, GradientsAreTheDifferences) {
   const LayerSizes sizes = SizesOf(dims);
   Floats x = Shuffled(sizes.x, 5);
   const Floats dy = Uniform(sizes.y, 2);
-  const auto kernels = MakeReferenceKernels();
+  const auto kernels = MakeReferenceBackend();
   const Outputs out = RunBoth(*kernels, dims, x, dy);
   ExpectGradient(x, out.dx, dy, [&] { return RunBoth(*kernels, dims, x, dy).y; });
 }
 
 TEST_P(PoolingTest, SumsAreNearTheReference) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const PoolingDims& dims : Shapes()) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const LayerSizes sizes = SizesOf(dims);
@@ -259,7 +262,7 @@ TEST_P(PoolingTest, SumsAreNearTheReference) {
 
 // Eighths have many equals, and an image of one value nothing else.
 TEST_P(PoolingTest, FirstOfEqualsWins) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const PoolingDims& dims : Shapes()) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const LayerSizes sizes = SizesOf(dims);
@@ -278,7 +281,7 @@ TEST_P(PoolingTest, FirstOfEqualsWins) {
 
 // Divisors that are powers of two keep averages of exact data exact.
 TEST_P(PoolingTest, ExactDataGivesTheSameBits) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const PoolingDims& dims :
        {Pooling(PoolKind::kAverage, 2, 17, Window(8, 10, 2, 2)),
         Pooling(PoolKind::kAverage, 2, 16, Window(7, 5, 2, 1, 1)),
@@ -297,8 +300,8 @@ TEST(CpuPoolingEdgeTest, SeveralThreadsGiveTheSameBits) {
   for (const PoolKind kind : {PoolKind::kMax, PoolKind::kAverage}) {
     const PoolingDims dims = Pooling(kind, 16, 32, Window(28, 28, 3, 2, 1));
     const Floats x = Uniform(SizesOf(dims).x, 1), dy = Uniform(SizesOf(dims).y, 2);
-    const Outputs one = RunBoth(*MakeCpuKernels(1), dims, x, dy);
-    const Outputs three = RunBoth(*MakeCpuKernels(3), dims, x, dy);
+    const Outputs one = RunBoth(*MakeCpuBackend(1), dims, x, dy);
+    const Outputs three = RunBoth(*MakeCpuBackend(3), dims, x, dy);
     EXPECT_EQ(three.y, one.y);
     EXPECT_EQ(three.argmax, one.argmax);
     EXPECT_EQ(three.dx, one.dx);
@@ -309,8 +312,8 @@ TEST(PoolingDeathTest, MaxNeedsAnArgmax) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const PoolingDims dims = Pooling(PoolKind::kMax, 1, 1, Window(2, 2, 2));
   Floats y(1);
-  EXPECT_DEATH(MakeCpuKernels(1)->PoolingForward(dims, Floats(4), y, {}), "argmax");
-  EXPECT_DEATH(MakeReferenceKernels()->PoolingForward(dims, Floats(4), y, {}), "argmax");
+  EXPECT_DEATH(MakeCpuBackend(1)->window().PoolingForward(dims, Floats(4), y, {}), "argmax");
+  EXPECT_DEATH(MakeReferenceBackend()->window().PoolingForward(dims, Floats(4), y, {}), "argmax");
 }
 
 }  // namespace

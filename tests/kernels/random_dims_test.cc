@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -61,23 +61,23 @@ PoolingDims RandomPooling(uint64_t seed) {
   return Pooling(kind, dice.Extent(3), channels, RandomWindow(dice, 1));
 }
 
-void ExpectTheReferences(Kernels& tested, Kernels& reference, const ConvolutionDims& dims,
+void ExpectTheReferences(Backend& tested, Backend& reference, const ConvolutionDims& dims,
                          bool bias) {
   const LayerSizes sizes = SizesOf(dims);
   const Floats x = Eighths(sizes.x, 1), w = Eighths(sizes.w, 2), dy = Eighths(sizes.y, 3);
   const Floats b = bias ? Eighths(sizes.b, 4) : Floats();
   Floats got = Garbage(sizes.y), want = got;
-  tested.ConvolutionForward(dims, x, w, b, got);
-  reference.ConvolutionForward(dims, x, w, b, want);
+  tested.window().ConvolutionForward(dims, x, w, b, got);
+  reference.window().ConvolutionForward(dims, x, w, b, want);
   ASSERT_EQ(got, want);
   got = want = Garbage(sizes.x);
-  tested.ConvolutionBackwardData(dims, dy, w, got);
-  reference.ConvolutionBackwardData(dims, dy, w, want);
+  tested.window().ConvolutionBackwardData(dims, dy, w, got);
+  reference.window().ConvolutionBackwardData(dims, dy, w, want);
   ASSERT_EQ(got, want);
   got = want = Garbage(sizes.w);
-  Floats db = Garbage(static_cast<int64_t>(b.size())), want_db = db;
-  tested.ConvolutionBackwardWeights(dims, x, dy, got, db);
-  reference.ConvolutionBackwardWeights(dims, x, dy, want, want_db);
+  Floats db = Garbage(std::ssize(b)), want_db = db;
+  tested.window().ConvolutionBackwardWeights(dims, x, dy, got, db);
+  reference.window().ConvolutionBackwardWeights(dims, x, dy, want, want_db);
   ASSERT_EQ(got, want);
   ASSERT_EQ(db, want_db);
 }
@@ -86,7 +86,7 @@ using RandomDimsTest = BackEndTest;
 INSTANTIATE_TEST_SUITE_P(BackEnds, RandomDimsTest, ::testing::ValuesIn(BackEnds()), NameOf);
 
 TEST_P(RandomDimsTest, Convolutions) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     const ConvolutionDims dims = RandomConvolution(seed);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
@@ -96,8 +96,8 @@ TEST_P(RandomDimsTest, Convolutions) {
 
 // Large enough to be cut into parts inside, by images, rows and channels.
 TEST(CpuRandomDimsTest, LargeConvolutions) {
-  const auto reference = MakeReferenceKernels();
-  const auto cpu = MakeCpuKernels(2);
+  const auto reference = MakeReferenceBackend();
+  const auto cpu = MakeCpuBackend(2);
   for (uint64_t seed = 2000; seed < 2000 + kLargeCases; ++seed) {
     Dice dice(seed);
     ConvolutionDims dims = RandomConvolution(seed);
@@ -117,7 +117,7 @@ TEST(CpuRandomDimsTest, LargeConvolutions) {
 // Averages divide by anything up to 25, so the last bits may differ: by two roundings (a product
 // with the inverse) of numbers up to one, and as many for each share of a gradient.
 TEST_P(RandomDimsTest, Poolings) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (uint64_t seed = 1000; seed < 1000 + kCases; ++seed) {
     const PoolingDims dims = RandomPooling(seed);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
@@ -127,13 +127,13 @@ TEST_P(RandomDimsTest, Poolings) {
     const double tolerance = max ? 0 : 4e-6;
     std::vector<int32_t> argmax(max ? static_cast<size_t>(sizes.y) : 0, -7), want_argmax = argmax;
     Floats got = Garbage(sizes.y), want = got;
-    kernels_->PoolingForward(dims, x, got, argmax);
-    reference->PoolingForward(dims, x, want, want_argmax);
+    kernels_->window().PoolingForward(dims, x, got, argmax);
+    reference->window().PoolingForward(dims, x, want, want_argmax);
     ASSERT_EQ(argmax, want_argmax);
     ASSERT_NO_FATAL_FAILURE(ExpectNear(got, want, tolerance));
     got = want = Garbage(sizes.x);
-    kernels_->PoolingBackward(dims, dy, argmax, got);
-    reference->PoolingBackward(dims, dy, want_argmax, want);
+    kernels_->window().PoolingBackward(dims, dy, argmax, got);
+    reference->window().PoolingBackward(dims, dy, want_argmax, want);
     ASSERT_NO_FATAL_FAILURE(ExpectNear(got, want, tolerance));
   }
 }

@@ -7,7 +7,7 @@
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/library_loader.h"
 #include "glog/logging.h"
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/kernels/cuda_rig.h"
 
 namespace cadre {
@@ -30,15 +30,15 @@ class RealRig final : public CudaRig {
     device_ = *std::move(device);
     auto math = MakeLibraryMath(*device_, Search());
     CHECK(math.ok()) << math.status();
-    kernels_ = MakeCudaKernels(*device_, *std::move(math));
+    kernels_ = MakeCudaBackend(*device_, *std::move(math));
   }
 
   CudaDevice& device() override { return *device_; }
-  Kernels& kernels() override { return *kernels_; }
+  Backend& kernels() override { return *kernels_; }
 
  private:
   std::unique_ptr<CudaDevice> device_;
-  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Backend> kernels_;
 };
 
 }  // namespace

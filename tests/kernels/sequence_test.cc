@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "kernels/extents.h"
-#include "kernels/kernels.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -25,17 +25,17 @@ TEST_P(SequenceTest, EmbeddingKnownAnswer) {
   const Floats ids = {3, 0, 3, 3}, w = {1, 2, 3, 4, 5, 6, 7, 8};
   const Floats positions = {10, 10, 100, 200, 300, 400, 9, 9};
   Floats y = Garbage(8);
-  kernels_->EmbeddingForward(dims, ids, w, positions, y);
+  kernels_->dense().EmbeddingForward(dims, ids, w, positions, y);
   EXPECT_THAT(y, ElementsAre(107, 208, 301, 402, 107, 208, 307, 408));
-  kernels_->EmbeddingForward(dims, ids, w, {}, y);
+  kernels_->dense().EmbeddingForward(dims, ids, w, {}, y);
   EXPECT_THAT(y, ElementsAre(7, 8, 1, 2, 7, 8, 7, 8));
   Floats dw = Garbage(8), dpositions = Garbage(8);
   const Floats dy = {1, 2, 3, 4, 5, 6, 7, 8};
-  kernels_->EmbeddingBackward(dims, ids, dy, dw, dpositions);
+  kernels_->dense().EmbeddingBackward(dims, ids, dy, dw, dpositions);
   EXPECT_THAT(dw, ElementsAre(3, 4, 0, 0, 0, 0, 13, 16));
   EXPECT_THAT(dpositions, ElementsAre(0, 0, 6, 8, 10, 12, 0, 0));
   dw = Garbage(8);
-  kernels_->EmbeddingBackward(dims, ids, dy, dw, {});
+  kernels_->dense().EmbeddingBackward(dims, ids, dy, dw, {});
   EXPECT_THAT(dw, ElementsAre(3, 4, 0, 0, 0, 0, 13, 16));
 }
 
@@ -54,10 +54,10 @@ TEST_P(SequenceTest, EmbeddingGradientsAreTheDifferences) {
   Floats w = Uniform(44, 1), positions = Uniform(9 * 4, 2);
   const Floats dy = Uniform(60, 3);
   Floats dw = Garbage(44), dpositions = Garbage(36);
-  kernels_->EmbeddingBackward(dims, ids, dy, dw, dpositions);
+  kernels_->dense().EmbeddingBackward(dims, ids, dy, dw, dpositions);
   const auto forward = [&] {
     Floats y = Garbage(60);
-    kernels_->EmbeddingForward(dims, ids, w, positions, y);
+    kernels_->dense().EmbeddingForward(dims, ids, w, positions, y);
     return y;
   };
   ExpectGradient(w, dw, dy, forward);
@@ -67,12 +67,12 @@ TEST_P(SequenceTest, EmbeddingGradientsAreTheDifferences) {
 TEST_P(SequenceTest, EmbeddingOfNothing) {
   Floats none, dw = Garbage(6), dpositions = Garbage(4);
   const EmbeddingDims dims{.batch = 0, .tokens = 2, .vocabulary = 3, .features = 2};
-  kernels_->EmbeddingForward(dims, none, dw, dpositions, none);
-  kernels_->EmbeddingBackward(dims, none, none, dw, dpositions);
+  kernels_->dense().EmbeddingForward(dims, none, dw, dpositions, none);
+  kernels_->dense().EmbeddingBackward(dims, none, none, dw, dpositions);
   EXPECT_THAT(dw, Each(0.0F));
   EXPECT_THAT(dpositions, Each(0.0F));
-  kernels_->EmbeddingForward({.batch = 1, .tokens = 2, .vocabulary = 3}, Floats{1, 2}, none, {},
-                             none);
+  kernels_->dense().EmbeddingForward({.batch = 1, .tokens = 2, .vocabulary = 3}, Floats{1, 2}, none,
+                                     {}, none);
 }
 
 TEST_P(SequenceTest, EmbeddingIsTheReferencesOnExactData) {
@@ -87,11 +87,11 @@ TEST_P(SequenceTest, EmbeddingIsTheReferencesOnExactData) {
     Floats got = Garbage(sizes.y), want = got;
     Floats got_dw = Garbage(sizes.w), want_dw = got_dw;
     Floats got_dp = Garbage(sizes.positions), want_dp = got_dp;
-    kernels_->EmbeddingForward(dims, ids, w, p, got);
-    MakeReferenceKernels()->EmbeddingForward(dims, ids, w, p, want);
+    kernels_->dense().EmbeddingForward(dims, ids, w, p, got);
+    MakeReferenceBackend()->dense().EmbeddingForward(dims, ids, w, p, want);
     EXPECT_EQ(got, want);
-    kernels_->EmbeddingBackward(dims, ids, dy, got_dw, got_dp);
-    MakeReferenceKernels()->EmbeddingBackward(dims, ids, dy, want_dw, want_dp);
+    kernels_->dense().EmbeddingBackward(dims, ids, dy, got_dw, got_dp);
+    MakeReferenceBackend()->dense().EmbeddingBackward(dims, ids, dy, want_dw, want_dp);
     EXPECT_EQ(got_dw, want_dw);
     EXPECT_EQ(got_dp, want_dp);
   }
@@ -102,10 +102,10 @@ TEST(SequenceDeathTest, RefusesTokensBeyondTheVocabulary) {
   const EmbeddingDims dims{.batch = 1, .tokens = 1, .vocabulary = 3, .features = 1};
   Floats y(1);
   for (const auto make :
-       {+[] { return MakeReferenceKernels(); }, +[] { return MakeCpuKernels(1); }}) {
-    EXPECT_DEATH(make()->EmbeddingForward(dims, Floats{3}, Floats(3), {}, y), "token 3");
-    EXPECT_DEATH(make()->EmbeddingForward(dims, Floats{-1}, Floats(3), {}, y), "token -1");
-    EXPECT_DEATH(make()->EmbeddingForward(dims, Floats{NAN}, Floats(3), {}, y), "token");
+       {+[] { return MakeReferenceBackend(); }, +[] { return MakeCpuBackend(1); }}) {
+    EXPECT_DEATH(make()->dense().EmbeddingForward(dims, Floats{3}, Floats(3), {}, y), "token 3");
+    EXPECT_DEATH(make()->dense().EmbeddingForward(dims, Floats{-1}, Floats(3), {}, y), "token -1");
+    EXPECT_DEATH(make()->dense().EmbeddingForward(dims, Floats{NAN}, Floats(3), {}, y), "token");
   }
 }
 
@@ -115,14 +115,14 @@ struct AttentionOutputs {
   Floats probabilities, context, dqkv;
 };
 
-AttentionOutputs RunAttention(Kernels& kernels, const AttentionDims& dims, const Floats& qkv,
+AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const Floats& qkv,
                               const Floats& dcontext) {
   const AttentionSizes sizes = SizesOf(dims);
   AttentionOutputs out{.probabilities = Garbage(sizes.probabilities),
                        .context = Garbage(sizes.context),
                        .dqkv = Garbage(sizes.qkv)};
-  kernels.AttentionForward(dims, qkv, out.probabilities, out.context);
-  kernels.AttentionBackward(dims, qkv, out.probabilities, dcontext, out.dqkv);
+  kernels.dense().AttentionForward(dims, qkv, out.probabilities, out.context);
+  kernels.dense().AttentionBackward(dims, qkv, out.probabilities, dcontext, out.dqkv);
   return out;
 }
 
@@ -204,7 +204,7 @@ TEST_P(SequenceTest, AttentionOfNothing) {
 }
 
 TEST_P(SequenceTest, AttentionIsNearTheReference) {
-  const auto reference = MakeReferenceKernels();
+  const auto reference = MakeReferenceBackend();
   for (const AttentionDims& shape :
        {AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 1},
         AttentionDims{.batch = 2, .tokens = 7, .heads = 3, .head_features = 5},

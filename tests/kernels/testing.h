@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 namespace cadre {
 
@@ -51,7 +51,7 @@ void PrintTo(const AttentionDims& dims, std::ostream* out);
 // What every back end must do, word for word, is tested with each of these.
 struct BackEnd {
   std::string name;
-  std::function<std::unique_ptr<Kernels>()> make;
+  std::function<std::unique_ptr<Backend>()> make;
   // Why it cannot be tested on this machine; empty where it can.
   std::string missing;
 };
@@ -67,7 +67,7 @@ class BackEndTest : public ::testing::TestWithParam<BackEnd> {
     if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
   }
 
-  const std::unique_ptr<Kernels> kernels_ =
+  const std::unique_ptr<Backend> kernels_ =
       GetParam().missing.empty() ? GetParam().make() : nullptr;
 };
 

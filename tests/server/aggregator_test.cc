@@ -46,14 +46,14 @@ class AggregatorTest : public ::testing::Test {
     auto aggregator = Aggregator::Start(Options());
     EXPECT_TRUE(aggregator.ok()) << aggregator.status();
     aggregator_ = *std::move(aggregator);
-    return coordinator_->Hear(v1::MemberMessage::kHello).hello();
+    return coordinator_->Receive(v1::MemberMessage::kHello).hello();
   }
 
   v1::RunOpened Open() {
     v1::CoordinatorMessage message;
     *message.mutable_open_run() = run_.Open();
-    coordinator_->Say(message);
-    return coordinator_->Hear(v1::MemberMessage::kRunOpened).run_opened();
+    coordinator_->Send(message);
+    return coordinator_->Receive(v1::MemberMessage::kRunOpened).run_opened();
   }
 
   absl::Status Stage(const Place& place, const std::vector<float>& values) {
@@ -66,12 +66,12 @@ class AggregatorTest : public ::testing::Test {
   void SayApply(const v1::Apply& apply) {
     v1::CoordinatorMessage message;
     *message.mutable_apply() = apply;
-    coordinator_->Say(message);
+    coordinator_->Send(message);
   }
 
   v1::Applied Apply(const v1::Apply& apply) {
     SayApply(apply);
-    return coordinator_->Hear(v1::MemberMessage::kApplied).applied();
+    return coordinator_->Receive(v1::MemberMessage::kApplied).applied();
   }
 
   TemporaryFolder folder_;
@@ -80,7 +80,7 @@ class AggregatorTest : public ::testing::Test {
   std::unique_ptr<Aggregator> aggregator_;
 };
 
-TEST_F(AggregatorTest, SaysWhoItIsAndWhatIsOnItsDisk) {
+TEST_F(AggregatorTest, HelloHasIdentityAndShards) {
   const v1::Hello first = Start();
   EXPECT_EQ(first.role(), v1::ROLE_AGGREGATOR);
   EXPECT_EQ(first.name(), "shard-keeper");
@@ -117,7 +117,7 @@ TEST_F(AggregatorTest, CarriesOutARound) {
 
   v1::CoordinatorMessage close;
   close.mutable_close_run()->set_run(run_.run);
-  coordinator_->Say(close);
+  coordinator_->Send(close);
   // Orders are carried out in turn: this answer comes after the run was closed.
   EXPECT_THAT(Apply(MakeApply(run_, 2, {{}})).error(), HasSubstr("closed_round"));
   EXPECT_FALSE(Stage({.round = 2}, values).ok());
@@ -129,7 +129,7 @@ TEST_F(AggregatorTest, CarriesOutARound) {
   EXPECT_TRUE(SameBits(out, values));
 }
 
-TEST_F(AggregatorTest, SaysWhyItCannotApply) {
+TEST_F(AggregatorTest, ApplyErrorIsReported) {
   Start();
   Open();
   EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("does not cover"));
@@ -138,17 +138,17 @@ TEST_F(AggregatorTest, SaysWhyItCannotApply) {
   EXPECT_THAT(Apply(MakeApply(other, 1, {{}})).error(), HasSubstr("unknown_run"));
 }
 
-TEST_F(AggregatorTest, AnOrderThatMeetsAFullDiskIsDoneOnceThereIsRoom) {
+TEST_F(AggregatorTest, RetriesOrderOnFullDisk) {
   Start();
   const uint64_t digest = [&] {
     {
       const FullDisk full(60);
       v1::CoordinatorMessage message;
       *message.mutable_open_run() = run_.Open();
-      coordinator_->Say(message);
+      coordinator_->Send(message);
       while (aggregator_->counters().Get("disk_full") < 2) absl::SleepFor(absl::Milliseconds(1));
     }
-    return coordinator_->Hear(v1::MemberMessage::kRunOpened).run_opened().digest();
+    return coordinator_->Receive(v1::MemberMessage::kRunOpened).run_opened().digest();
   }();
   EXPECT_NE(digest, 0u);
   const std::vector<float> values = Values(1, 15);
@@ -161,17 +161,17 @@ TEST_F(AggregatorTest, AnOrderThatMeetsAFullDiskIsDoneOnceThereIsRoom) {
       absl::SleepFor(absl::Milliseconds(1));
     }
   }
-  const v1::Applied applied = coordinator_->Hear(v1::MemberMessage::kApplied).applied();
+  const v1::Applied applied = coordinator_->Receive(v1::MemberMessage::kApplied).applied();
   EXPECT_EQ(applied.error(), "");
   EXPECT_EQ(applied.digest(), Digest(values, 0));
 }
 
-TEST_F(AggregatorTest, HeartbeatsTellWhatWasRefused) {
+TEST_F(AggregatorTest, HeartbeatsCountRefusals) {
   Start();
   Open();
   EXPECT_FALSE(Stage({.round = 5}, Values(1, 15)).ok());
   while (true) {
-    const v1::MemberMessage message = coordinator_->Hear(v1::MemberMessage::kHeartbeat);
+    const v1::MemberMessage message = coordinator_->Receive(v1::MemberMessage::kHeartbeat);
     ASSERT_TRUE(message.has_heartbeat());
     const auto& counters = message.heartbeat().counters();
     if (counters.contains("refused_wrong_base")) {
@@ -181,25 +181,25 @@ TEST_F(AggregatorTest, HeartbeatsTellWhatWasRefused) {
   }
 }
 
-TEST_F(AggregatorTest, NonsenseFromTheCoordinatorDoesNoHarm) {
+TEST_F(AggregatorTest, InvalidOrdersAreIgnored) {
   Start();
   v1::CoordinatorMessage message;
   message.mutable_release();
-  coordinator_->Say(message);
+  coordinator_->Send(message);
   message.mutable_open_run()->set_run("../escape");
-  coordinator_->Say(message);
+  coordinator_->Send(message);
   message.mutable_close_run()->set_run("run-9");
-  coordinator_->Say(message);
+  coordinator_->Send(message);
   EXPECT_EQ(Open().version(), 0u);
 }
 
-TEST_F(AggregatorTest, DrainSaysGoodbye) {
+TEST_F(AggregatorTest, DrainSendsGoodbye) {
   Start();
   aggregator_->Drain(absl::Seconds(1));
-  EXPECT_TRUE(coordinator_->Hear(v1::MemberMessage::kGoodbye).has_goodbye());
+  EXPECT_TRUE(coordinator_->Receive(v1::MemberMessage::kGoodbye).has_goodbye());
 }
 
-TEST_F(AggregatorTest, ReasonsNotToStart) {
+TEST_F(AggregatorTest, StartErrors) {
   AggregatorOptions options = Options();
   Start();
   // The folder is in use.

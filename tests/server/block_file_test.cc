@@ -55,7 +55,7 @@ TEST_F(BlockFileTest, WhatIsWrittenIsReadBack) {
   EXPECT_EQ(across, "aabbbbc");
 }
 
-TEST_F(BlockFileTest, BlocksMayComeInAnyOrderAndTwice) {
+TEST_F(BlockFileTest, BlocksInAnyOrder) {
   auto file = Write(0);
   for (const int i : {2, 0, 1, 0}) {
     const std::string data(file->head().BytesOf(i), static_cast<char>('a' + i));
@@ -77,7 +77,7 @@ TEST_F(BlockFileTest, AFileWithoutDataIsWhole) {
   EXPECT_EQ(*Reopen()->CountWholeBlocks(), 0u);
 }
 
-TEST_F(BlockFileTest, CountsWholeBlocksOfAPartialFile) {
+TEST_F(BlockFileTest, CountsLeadingBlocks) {
   for (uint64_t blocks = 0; blocks <= 3; ++blocks) {
     Write(blocks);
     EXPECT_EQ(*Reopen()->CountWholeBlocks(), blocks);
@@ -114,7 +114,7 @@ TEST_F(BlockFileTest, EveryFlippedBitIsFound) {
   }
 }
 
-TEST_F(BlockFileTest, CreateLeavesAnOpenOldFileToItsUser) {
+TEST_F(BlockFileTest, CreateKeepsOpenOldFile) {
   auto old = Write(1);
   auto renewed = Write(2);
   const std::string late = "zzzz";
@@ -124,7 +124,7 @@ TEST_F(BlockFileTest, CreateLeavesAnOpenOldFileToItsUser) {
   EXPECT_EQ(data, "bbbb");
 }
 
-TEST_F(BlockFileTest, AFullDiskIsResourceExhaustedWithThePath) {
+TEST_F(BlockFileTest, FullDiskHasPath) {
   auto file = Write(1);
   const FullDisk full(48);
   const absl::Status status = file->WriteBlock(2, "cc", Crc32c("cc"));
@@ -135,7 +135,7 @@ TEST_F(BlockFileTest, AFullDiskIsResourceExhaustedWithThePath) {
             absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(BlockFileTest, MissingAndForeignFilesAreNamed) {
+TEST_F(BlockFileTest, ForeignFilesAreNamed) {
   EXPECT_EQ(BlockFile::Open(path_, false).status().code(), absl::StatusCode::kNotFound);
   WriteAll(path_, std::string(100, 'x'));
   EXPECT_EQ(BlockFile::Open(path_, false).status().code(), absl::StatusCode::kDataLoss);

@@ -28,13 +28,13 @@ bool FakeCoordinator::WaitForJoin() {
                                  absl::Seconds(10));
 }
 
-void FakeCoordinator::Say(const v1::CoordinatorMessage& message) {
+void FakeCoordinator::Send(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   ASSERT_NE(stream_, nullptr);
   EXPECT_TRUE(stream_->Write(message));
 }
 
-v1::MemberMessage FakeCoordinator::Hear(v1::MemberMessage::BodyCase kind) {
+v1::MemberMessage FakeCoordinator::Receive(v1::MemberMessage::BodyCase kind) {
   const absl::Time until = absl::Now() + absl::Seconds(10);
   while (auto message = heard_.PopBefore(until)) {
     if (message->body_case() == kind) return *std::move(message);

@@ -8,7 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/bounded_queue.h"
-#include "base/daemon.h"
+#include "base/rpc/daemon.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
 
 namespace cadre::testing {
@@ -24,9 +24,9 @@ class FakeCoordinator final : public v1::Membership::Service {
   // Waits for a member's stream, at most ten seconds.
   bool WaitForJoin() ABSL_LOCKS_EXCLUDED(mutex_);
   // Says something to the member that is joined.
-  void Say(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   // The next message of a kind, others are skipped; an empty one after ten seconds.
-  v1::MemberMessage Hear(v1::MemberMessage::BodyCase kind);
+  v1::MemberMessage Receive(v1::MemberMessage::BodyCase kind);
 
  private:
   using Stream = grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>;

@@ -71,24 +71,24 @@ class Background {
   pid_t pid_ = 0;
 };
 
-TEST(ProgramTest, HelpTeaches) {
+TEST(ProgramTest, HelpListsFlags) {
   const Outcome help = RunProgram("--help");
-  EXPECT_THAT(help.output, HasSubstr("cadre-aggregator --coordinator=HOST:PORT --data_dir=DIR"));
+  EXPECT_THAT(help.output, HasSubstr("cadre-aggregator --coordinator=HOST:PORT --data-dir=DIR"));
   EXPECT_THAT(help.output, HasSubstr("Exit codes"));
-  for (const char* flag : {"listen", "advertise", "insecure", "port_file", "dial_timeout"}) {
-    EXPECT_THAT(help.output, HasSubstr(absl::StrCat("-", flag, " (")));
+  for (const char* flag : {"listen", "advertise", "insecure", "port-file", "dial-timeout"}) {
+    EXPECT_THAT(help.output, HasSubstr(absl::StrCat("\n  --", flag)));
   }
 }
 
-TEST(ProgramTest, WrongFlagsAreNamed) {
+TEST(ProgramTest, InvalidFlagsAreNamed) {
   const TemporaryFolder folder;
   const std::string good = absl::StrCat("--data_dir=", folder.path(), " --name=a ");
   for (const auto& [flags, what] : std::vector<std::pair<std::string, std::string>>{
-           {"--name=a", "--data_dir is required"},
+           {"--name=a", "--data-dir is required"},
            {absl::StrCat("--data_dir=", folder.path()), "--name is required"},
            {good + "--coordinator=", "--coordinator is required"},
-           {good + "--most_streams=0", "--most_streams must be"},
-           {good + "--disk_threads=0", "--disk_threads must be"},
+           {good + "--max_streams=0", "--max-streams must be"},
+           {good + "--disk_threads=0", "--disk-threads must be"},
            {good + "extra", "extra"}}) {
     const Outcome outcome = RunProgram(flags);
     EXPECT_EQ(outcome.exit, 2) << flags;
@@ -97,7 +97,7 @@ TEST(ProgramTest, WrongFlagsAreNamed) {
   }
 }
 
-TEST(ProgramTest, WhatCannotWorkEndsWithOneLine) {
+TEST(ProgramTest, FailuresEndWithOneLine) {
   const TemporaryFolder folder;
   WriteAll(folder.path() + "/file", "x");
   const std::string good = absl::StrCat("--data_dir=", folder.path(), "/data --name=a ");
@@ -116,7 +116,7 @@ TEST(ProgramTest, WhatCannotWorkEndsWithOneLine) {
   EXPECT_THAT(data.output, HasSubstr("/file"));
 }
 
-TEST(ProgramTest, ServesUntilSigtermAndComesBackAfterAKill) {
+TEST(ProgramTest, ServesUntilSigterm) {
   FakeCoordinator coordinator;
   const TemporaryFolder folder;
   const std::vector<std::string> flags = {
@@ -127,20 +127,20 @@ TEST(ProgramTest, ServesUntilSigtermAndComesBackAfterAKill) {
   v1::RunOpened opened;
   {
     Background program(flags);
-    EXPECT_EQ(coordinator.Hear(v1::MemberMessage::kHello).hello().name(), "shard-keeper");
-    coordinator.Say(open);
-    opened = coordinator.Hear(v1::MemberMessage::kRunOpened).run_opened();
+    EXPECT_EQ(coordinator.Receive(v1::MemberMessage::kHello).hello().name(), "shard-keeper");
+    coordinator.Send(open);
+    opened = coordinator.Receive(v1::MemberMessage::kRunOpened).run_opened();
     EXPECT_EQ(WTERMSIG(program.Stop(SIGKILL)), SIGKILL);
   }
   Background program(flags);
-  const v1::Hello hello = coordinator.Hear(v1::MemberMessage::kHello).hello();
+  const v1::Hello hello = coordinator.Receive(v1::MemberMessage::kHello).hello();
   ASSERT_EQ(hello.shards_size(), 1);
   EXPECT_EQ(hello.shards(0).digest(), opened.digest());
   EXPECT_EQ(absl::StrCat("127.0.0.1:", ReadAll(folder.path() + "/port")), hello.address() + "\n");
   const int status = program.Stop(SIGTERM);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_TRUE(coordinator.Hear(v1::MemberMessage::kGoodbye).has_goodbye());
+  EXPECT_TRUE(coordinator.Receive(v1::MemberMessage::kGoodbye).has_goodbye());
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ class RoundMeanTest : public ::testing::Test {
   }
 
   // Two groups, of one rank each, that moved by 1 and by 3 from zeros.
-  Spread SpreadWithout(const std::vector<FlatSpan>& statistics, size_t piece) {
+  DiscrepancyTerms TermsWithout(const std::vector<FlatSpan>& statistics, size_t piece) {
     ApplyPlan plan{"run-1", 1, {0, kElements}, {}, statistics};
     RoundMean::Files files;
     for (uint32_t g = 0; g < 2; ++g) {
@@ -55,7 +55,7 @@ class RoundMeanTest : public ::testing::Test {
       EXPECT_TRUE(mean.Next(at, out).ok());
       for (const float value : out) EXPECT_EQ(value, 2.0F) << "what does not count is averaged too";
     }
-    return mean.spread();
+    return mean.discrepancy();
   }
 
   TemporaryFolder folder_;
@@ -63,21 +63,21 @@ class RoundMeanTest : public ::testing::Test {
 
 TEST_F(RoundMeanTest, EveryTrainedPositionCounts) {
   for (const size_t piece : {1, 3, 10}) {
-    EXPECT_EQ(SpreadWithout({}, piece).spread, 10);
-    EXPECT_EQ(SpreadWithout({}, piece).moved, 40);
+    EXPECT_EQ(TermsWithout({}, piece).variance_between_groups, 10);
+    EXPECT_EQ(TermsWithout({}, piece).displacement, 40);
   }
 }
 
 TEST_F(RoundMeanTest, WhatIsNotTrainedDoesNot) {
   for (const size_t piece : {1, 2, 3, 4, 7, 10}) {
-    const Spread some = SpreadWithout({{1, 3}, {5, 6}, {9, 10}}, piece);
-    EXPECT_EQ(some.spread, 6) << piece;
-    EXPECT_EQ(some.moved, 24) << piece;
-    EXPECT_EQ(SpreadWithout({{0, kElements}}, piece).moved, 0) << piece;
+    const DiscrepancyTerms some = TermsWithout({{1, 3}, {5, 6}, {9, 10}}, piece);
+    EXPECT_EQ(some.variance_between_groups, 6) << piece;
+    EXPECT_EQ(some.displacement, 24) << piece;
+    EXPECT_EQ(TermsWithout({{0, kElements}}, piece).displacement, 0) << piece;
   }
 }
 
-TEST(RunTermsTest, RunningStatisticsOfBatchNormAreNotTrained) {
+TEST(RunTermsTest, StatisticsAreNotTrained) {
   testing::SmallRun run;
   v1::OpenRun open = run.Open();
   const auto without = TermsOf(open);

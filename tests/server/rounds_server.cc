@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/time/clock.h"
-#include "base/grpc_channel.h"
+#include "base/rpc/grpc_channel.h"
 
 namespace cadre::testing {
 

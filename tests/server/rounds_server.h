@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/counters.h"
-#include "base/daemon.h"
+#include "base/rpc/daemon.h"
 #include "server/client/rounds_client.h"
 #include "server/service.h"
 #include "server/shard_host.h"

@@ -19,8 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/digest.h"
-#include "base/grpc_channel.h"
-#include "base/grpc_status.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_status.h"
 #include "server/client/refusal.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
@@ -151,13 +151,13 @@ TEST_F(ServiceTest, StagingAgainSendsNoValues) {
   EXPECT_GT(traffic.message_sent, 0u);
 }
 
-TEST_F(ServiceTest, AnEmptyContributionIsStaged) {
+TEST_F(ServiceTest, EmptyContributionIsStaged) {
   Open();
   EXPECT_TRUE(Stage({.rank = 1}, {}).ok());
   EXPECT_TRUE(server_->Client()->Pull(PullOf(run_, 0, 3, 3), {}, Soon(), nullptr).ok());
 }
 
-TEST_F(ServiceTest, ResumesAfterTheCallerBrokeOff) {
+TEST_F(ServiceTest, ResumesAfterCancellation) {
   Open();
   const std::vector<float> values = Values(1, 15);
   {
@@ -176,7 +176,7 @@ TEST_F(ServiceTest, ResumesAfterTheCallerBrokeOff) {
   EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
 }
 
-TEST_F(ServiceTest, ResumesAtAServerThatCameBackElsewhere) {
+TEST_F(ServiceTest, ResumesAtNewAddress) {
   Open();
   const std::vector<float> values = Values(1, 15);
   {
@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(
                             [](auto& h) { h.set_chunk_elements(2 << 20); }}),
     [](const auto& info) { return info.param.what; });
 
-TEST_F(ServiceTest, BadChunksAreRefusedByNameAndLeaveWhatWasThere) {
+TEST_F(ServiceTest, BadChunksAreRefused) {
   Open();
   const std::vector<float> values = Values(1, 15);
   const auto refuse = [&](v1::Chunk chunk) {
@@ -279,7 +279,7 @@ TEST_F(ServiceTest, BadChunksAreRefusedByNameAndLeaveWhatWasThere) {
   EXPECT_TRUE(Stage({}, values).ok());
 }
 
-TEST_F(ServiceTest, AMessageOverTheLimitIsRefusedByName) {
+TEST_F(ServiceTest, OversizedMessageIsRefused) {
   Open();
   grpc::ChannelArguments arguments;
   arguments.SetMaxSendMessageSize(-1);
@@ -300,7 +300,7 @@ TEST_F(ServiceTest, AMessageOverTheLimitIsRefusedByName) {
   EXPECT_EQ(server_->counters().Get("refused_oversized"), 1u);
 }
 
-TEST_F(ServiceTest, MessagesOutOfOrderAreMalformed) {
+TEST_F(ServiceTest, OutOfOrderMessagesAreMalformed) {
   Open();
   RawStage chunk_first(*server_);
   ASSERT_TRUE(chunk_first.Send(MakeChunk(0, Values(1, 4))));
@@ -318,7 +318,7 @@ TEST_F(ServiceTest, MessagesOutOfOrderAreMalformed) {
   EXPECT_THAT(std::string(half.Finish().message()), HasSubstr("ended after 0 chunks of 4"));
 }
 
-TEST_F(ServiceTest, ALateContributionIsRefusedInMidStream) {
+TEST_F(ServiceTest, LateStreamIsRefused) {
   Open();
   RawStage slow(*server_);
   ASSERT_TRUE(slow.Send(Header(run_, {.group = 1}, 0, 15, 4)));
@@ -358,8 +358,8 @@ TEST_F(ServiceTest, PullsAreRefusedByName) {
 
 // --- Bounds
 
-TEST_F(ServiceTest, TooManyStreamsAreSentAwayAndComeBack) {
-  Start({.disk_threads = 1, .most_stages = 1, .most_pulls = 1});
+TEST_F(ServiceTest, ExcessStreamsRetry) {
+  Start({.disk_threads = 1, .max_stages = 1, .max_pulls = 1});
   Open();
   auto first = std::make_unique<RawStage>(*server_);
   ASSERT_TRUE(first->Send(Header(run_, {}, 0, 15, 4)));
@@ -378,7 +378,7 @@ TEST_F(ServiceTest, TooManyStreamsAreSentAwayAndComeBack) {
   EXPECT_TRUE(staged.ok()) << staged;
 }
 
-TEST_F(ServiceTest, AFullDiskIsNotAcknowledgedAndTheServerLivesOn) {
+TEST_F(ServiceTest, FullDiskIsNotAcknowledged) {
   Open();
   const std::vector<float> values = Values(1, 15);
   {
@@ -394,7 +394,7 @@ TEST_F(ServiceTest, AFullDiskIsNotAcknowledgedAndTheServerLivesOn) {
   EXPECT_TRUE(Stage({}, values).ok());
 }
 
-TEST_F(ServiceTest, TheClientWaitsOutAFullDisk) {
+TEST_F(ServiceTest, ClientRetriesFullDisk) {
   Open();
   absl::Status staged = absl::UnknownError("not done");
   std::thread staging;
@@ -407,7 +407,7 @@ TEST_F(ServiceTest, TheClientWaitsOutAFullDisk) {
   EXPECT_TRUE(staged.ok()) << staged;
 }
 
-TEST_F(ServiceTest, ManyGroupsAtOnceGiveTheSameBitsInAnyOrder) {
+TEST_F(ServiceTest, ConcurrentGroupsGiveEqualBits) {
   run_.groups = 6;
   run_.in = 500;
   run_.out = 101;
@@ -434,7 +434,7 @@ TEST_F(ServiceTest, ManyGroupsAtOnceGiveTheSameBitsInAnyOrder) {
   }
 }
 
-TEST_F(ServiceTest, PullsUnderCommitsSeeOneWholeVersionOrNone) {
+TEST_F(ServiceTest, PullsDuringCommitsAreConsistent) {
   run_.in = 999;
   run_.out = 100;
   Open();
@@ -487,7 +487,7 @@ void ForgetPeakMemory() {
   EXPECT_TRUE(file.good());
 }
 
-TEST_F(ServiceTest, MemoryDoesNotGrowWithTheModel) {
+TEST_F(ServiceTest, MemoryIsBounded) {
   OpenLarge();
   const uint64_t n = run_.parameters();
   ASSERT_EQ(n, 16u << 20);
@@ -513,7 +513,7 @@ TEST_F(ServiceTest, MemoryDoesNotGrowWithTheModel) {
   EXPECT_TRUE(SameBits(out, values));
 }
 
-TEST_F(ServiceTest, MessagesAddLessThanOnePerCent) {
+TEST_F(ServiceTest, MessageOverheadIsSmall) {
   run_.in = 511;
   run_.out = 1024;
   Open();
@@ -535,7 +535,7 @@ TEST_F(ServiceTest, MessagesAddLessThanOnePerCent) {
 
 // --- The client's own rules
 
-TEST_F(ServiceTest, TheClientGivesUpAtItsDeadline) {
+TEST_F(ServiceTest, ClientStopsAtDeadline) {
   RoundsClient nowhere([] { return std::string("127.0.0.1:1"); });
   Traffic traffic;
   const absl::Status status = nowhere.Stage(Header(run_, {}, 0, 15, 4), Values(1, 15),
@@ -564,7 +564,7 @@ TEST_F(ServiceTest, CancelEndsCallsNowAndLater) {
   EXPECT_EQ(server_->counters().Get("contributions_staged"), 0u);
 }
 
-TEST_F(ServiceTest, SizesThatDoNotFitAreTheCallersFault) {
+TEST_F(ServiceTest, SizeMismatchIsInvalid) {
   Traffic traffic;
   std::vector<float> values(14);
   EXPECT_EQ(server_->Client()->Stage(Header(run_, {}, 0, 15, 4), values, Soon(), &traffic).code(),

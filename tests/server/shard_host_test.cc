@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "model/formats/safetensors.h"
 #include "server/client/refusal.h"
 #include "server/mean.h"
 #include "server/run_terms.h"
-#include "spec/safetensors.h"
 #include "tests/server/testing.h"
 
 namespace cadre {
@@ -123,7 +123,7 @@ class ShardHostTest : public ::testing::Test {
   std::unique_ptr<ShardHost> host_;
 };
 
-TEST_F(ShardHostTest, VersionZeroIsTheInitialModelOfTheSpec) {
+TEST_F(ShardHostTest, VersionZeroFromSeed) {
   const v1::RunOpened opened = Open();
   EXPECT_EQ(opened.version(), 0u);
   const std::vector<float> values = PullAll(0);
@@ -136,7 +136,7 @@ TEST_F(ShardHostTest, VersionZeroIsTheInitialModelOfTheSpec) {
   EXPECT_EQ(opened.digest(), Digest(expected, 0));
 }
 
-TEST_F(ShardHostTest, VersionZeroIsTheCheckpointThatTheRunBeginsFrom) {
+TEST_F(ShardHostTest, VersionZeroFromCheckpoint) {
   // In another order than the model's, and under another seed's values.
   const std::string path = folder_.path() + "/begin.safetensors";
   const std::vector<float> values = Values(3, 15);
@@ -157,7 +157,7 @@ TEST_F(ShardHostTest, VersionZeroIsTheCheckpointThatTheRunBeginsFrom) {
   EXPECT_EQ(opened->digest(), Digest(values, 0));
 }
 
-TEST_F(ShardHostTest, ACheckpointThatDoesNotFitIsToldAndCanBeMended) {
+TEST_F(ShardHostTest, MismatchedCheckpointCanBeFixed) {
   const std::string path = folder_.path() + "/begin.safetensors";
   v1::OpenRun open = run_.Open();
   const std::string layer = open.spec().model().layer(0).name();
@@ -204,7 +204,7 @@ TEST_F(ShardHostTest, ShardsTogetherHoldTheModel) {
   EXPECT_EQ(sum, whole);
 }
 
-TEST_F(ShardHostTest, AShardWithoutParametersWorks) {
+TEST_F(ShardHostTest, EmptyShard) {
   run_.shards = 1000;
   run_.shard = 0;
   EXPECT_EQ(Open().digest(), 0u);
@@ -213,7 +213,7 @@ TEST_F(ShardHostTest, AShardWithoutParametersWorks) {
   EXPECT_EQ(Open().version(), 1u);
 }
 
-TEST_F(ShardHostTest, OneParticipantIsTakenBitByBit) {
+TEST_F(ShardHostTest, SingleParticipantKeepsBits) {
   Open();
   std::vector<float> values = Values(1, 15);
   values[0] = -0.0F;
@@ -227,7 +227,7 @@ TEST_F(ShardHostTest, OneParticipantIsTakenBitByBit) {
   EXPECT_TRUE(SameBits(PullAll(1), values));
 }
 
-TEST_F(ShardHostTest, TheMeanIsWeightedInGroupOrder) {
+TEST_F(ShardHostTest, MeanIsInGroupOrder) {
   run_.groups = 3;
   Open();
   std::vector<std::vector<float>> groups;
@@ -256,7 +256,7 @@ TEST_F(ShardHostTest, TheMeanIsWeightedInGroupOrder) {
   EXPECT_TRUE(SameBits(PullAll(1), expected));
 }
 
-TEST_F(ShardHostTest, OrderOfArrivalCutAndChunkSizeDoNotMatter) {
+TEST_F(ShardHostTest, BitsDoNotDependOnChunks) {
   run_.groups = 3;
   run_.in = 300;
   run_.out = 300;
@@ -301,7 +301,7 @@ TEST_F(ShardHostTest, OrderOfArrivalCutAndChunkSizeDoNotMatter) {
   EXPECT_EQ(digests[0], digests[2]);
 }
 
-TEST_F(ShardHostTest, PullsRangesInTheOrderAskedFor) {
+TEST_F(ShardHostTest, PullsRangesInOrder) {
   run_.in = 700;
   run_.out = 300;
   Open();
@@ -331,7 +331,7 @@ TEST_F(ShardHostTest, PullsRangesInTheOrderAskedFor) {
 
 // --- How far the groups lie apart
 
-TEST_F(ShardHostTest, ARoundTellsHowFarItsGroupsLieApart) {
+TEST_F(ShardHostTest, AppliedHasDiscrepancy) {
   Open();
   const std::vector<float> before = PullAll(0);
   const std::vector<std::vector<float>> groups = {Values(1, 15), Values(2, 15)};
@@ -346,8 +346,8 @@ TEST_F(ShardHostTest, ARoundTellsHowFarItsGroupsLieApart) {
     spread += half * half;
     moved += (mean - before[i]) * (mean - before[i]);
   }
-  EXPECT_NEAR(applied.spread(), spread, 1e-12 * spread);
-  EXPECT_NEAR(applied.moved(), moved, 1e-12 * moved);
+  EXPECT_NEAR(applied.variance_between_groups(), spread, 1e-12 * spread);
+  EXPECT_NEAR(applied.displacement(), moved, 1e-12 * moved);
 
   // Asked again, by a process that came after a kill too, it says the same, to the last bit.
   EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString());
@@ -360,7 +360,7 @@ TEST_F(ShardHostTest, ARoundTellsHowFarItsGroupsLieApart) {
       << "the version before the newest too";
 }
 
-TEST_F(ShardHostTest, ShardsTellTheirPartsOfTheDistances) {
+TEST_F(ShardHostTest, ShardsSplitDiscrepancy) {
   const auto distances = [&](uint32_t shard, uint32_t shards) {
     const TemporaryFolder folder;
     auto host = ShardHost::Open(folder.path(), &counters_);
@@ -378,7 +378,7 @@ TEST_F(ShardHostTest, ShardsTellTheirPartsOfTheDistances) {
     }
     const v1::Applied applied = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}}));
     host_.reset();
-    return std::pair(applied.spread(), applied.moved());
+    return std::pair(applied.variance_between_groups(), applied.displacement());
   };
   const auto [spread, moved] = distances(0, 1);
   double spread_sum = 0;
@@ -392,23 +392,23 @@ TEST_F(ShardHostTest, ShardsTellTheirPartsOfTheDistances) {
   EXPECT_NEAR(moved_sum, moved, 1e-12 * moved);
 }
 
-TEST_F(ShardHostTest, ARoundOfOneGroupHasNoDistances) {
+TEST_F(ShardHostTest, OneGroupHasNoDiscrepancy) {
   Open();
   ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
   const v1::Applied applied = Apply(MakeApply(run_, 1, {{}}));
   EXPECT_EQ(applied.error(), "");
-  EXPECT_TRUE(std::isnan(applied.spread()));
-  EXPECT_TRUE(std::isnan(applied.moved()));
+  EXPECT_TRUE(std::isnan(applied.variance_between_groups()));
+  EXPECT_TRUE(std::isnan(applied.displacement()));
 }
 
-TEST_F(ShardHostTest, ALostVersionBeforeStopsNoRound) {
+TEST_F(ShardHostTest, LostPreviousVersionIsTolerated) {
   Open();
   for (uint32_t g = 0; g < 2; ++g) ASSERT_TRUE(Stage({.group = g}, Values(1 + g, 15)).ok());
   fs::remove(RunPath("version-0"));
   const v1::Applied applied = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}}));
   EXPECT_EQ(applied.error(), "");
   EXPECT_EQ(applied.digest(), Digest(PullAll(1), 0));
-  EXPECT_TRUE(std::isnan(applied.spread()));
+  EXPECT_TRUE(std::isnan(applied.variance_between_groups()));
 }
 
 // --- What is on the disk after every step
@@ -459,7 +459,7 @@ TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
   EXPECT_TRUE(Stage({.round = 2}, first).ok());
 }
 
-TEST_F(ShardHostTest, TheCurrentVersionAndTheOneBeforeAreKept) {
+TEST_F(ShardHostTest, KeepsTwoVersions) {
   Open();
   for (uint32_t round = 1; round <= 4; ++round) {
     ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
@@ -472,7 +472,7 @@ TEST_F(ShardHostTest, TheCurrentVersionAndTheOneBeforeAreKept) {
   EXPECT_THAT(std::string(gone.message()), HasSubstr("version 4 is the current one"));
 }
 
-TEST_F(ShardHostTest, ARestartClearsAwayWhatACommitLeftBehind) {
+TEST_F(ShardHostTest, RestartRemovesObsoleteFiles) {
   Open();
   const std::string zero = ReadAll(RunPath("version-0"));
   for (uint32_t round = 1; round <= 10; ++round) {
@@ -487,7 +487,7 @@ TEST_F(ShardHostTest, ARestartClearsAwayWhatACommitLeftBehind) {
   EXPECT_EQ(host_->States()[0].version(), 10u);
 }
 
-TEST_F(ShardHostTest, APullThatIsUnderWayOutlivesTheCommitThatRemovesItsVersion) {
+TEST_F(ShardHostTest, PullOutlivesItsVersion) {
   Open();
   const std::vector<float> zero = PullAll(0);
   auto pull = host_->Pull(PullOf(run_, 0, 0, 15));
@@ -502,7 +502,7 @@ TEST_F(ShardHostTest, APullThatIsUnderWayOutlivesTheCommitThatRemovesItsVersion)
   EXPECT_TRUE(SameBits(*values, zero));
 }
 
-TEST_F(ShardHostTest, HalfWrittenVersionsAreClearedAway) {
+TEST_F(ShardHostTest, RemovesTemporaryFiles) {
   Open();
   WriteAll(RunPath("version-1.new"), "half");
   Restart();
@@ -510,7 +510,7 @@ TEST_F(ShardHostTest, HalfWrittenVersionsAreClearedAway) {
   EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
 }
 
-TEST_F(ShardHostTest, ADamagedVersionIsNamedAndNeverServed) {
+TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
   Open();
   ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
   Apply(MakeApply(run_, 1, {{}}));
@@ -535,7 +535,7 @@ TEST_F(ShardHostTest, ADamagedVersionIsNamedAndNeverServed) {
   }
 }
 
-TEST_F(ShardHostTest, ADamagedContributionIsFoundAtApplyAndMayComeAgain) {
+TEST_F(ShardHostTest, DamagedContributionMayBeRestaged) {
   Open();
   const std::vector<float> values = Values(1, 15);
   ASSERT_TRUE(Stage({}, values).ok());
@@ -550,7 +550,7 @@ TEST_F(ShardHostTest, ADamagedContributionIsFoundAtApplyAndMayComeAgain) {
   EXPECT_EQ(Apply(apply).digest(), Digest(values, 0));
 }
 
-TEST_F(ShardHostTest, ARestartKeepsAContributionUpToItsLastWholeChunk) {
+TEST_F(ShardHostTest, RestartKeepsLeadingChunks) {
   Open();
   const std::vector<float> values = Values(1, 15);
   ASSERT_TRUE(Stage({}, values).ok());
@@ -574,7 +574,7 @@ TEST_F(ShardHostTest, ARestartKeepsAContributionUpToItsLastWholeChunk) {
   EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
 }
 
-TEST_F(ShardHostTest, ADamagedRunFileSetsTheRunAsideAndOthersLive) {
+TEST_F(ShardHostTest, DamagedRunFileIsArchived) {
   Open();
   SmallRun other = run_;
   other.run = "run-2";
@@ -596,7 +596,7 @@ TEST_F(ShardHostTest, ForeignFoldersAreLeftAlone) {
   EXPECT_EQ(ReadAll(folder_.path() + "/photos/cat.jpg"), "cat");
 }
 
-TEST_F(ShardHostTest, AnotherLineageStartsOverAndTheOldFilesAreKeptAside) {
+TEST_F(ShardHostTest, OtherLineageArchivesFiles) {
   Open();
   ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
   Apply(MakeApply(run_, 1, {{}}));
@@ -610,7 +610,7 @@ TEST_F(ShardHostTest, AnotherLineageStartsOverAndTheOldFilesAreKeptAside) {
   EXPECT_EQ(host_->States()[0].lineage(), "lineage-b");
 }
 
-TEST_F(ShardHostTest, NamesThatCouldLeaveTheFolderAreRefused) {
+TEST_F(ShardHostTest, UnsafeNamesAreRefused) {
   for (const char* name : {"", ".", "..", "../x", "a/b", ".lock", "a b"}) {
     SmallRun bad = run_;
     bad.run = name;
@@ -623,12 +623,12 @@ TEST_F(ShardHostTest, NamesThatCouldLeaveTheFolderAreRefused) {
   EXPECT_THAT(Files(folder_.path()), ElementsAre(".lock"));
 }
 
-TEST_F(ShardHostTest, TwoProcessesCannotShareAFolder) {
+TEST_F(ShardHostTest, FolderIsExclusive) {
   EXPECT_EQ(ShardHost::Open(folder_.path(), &counters_).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(ShardHostTest, AFolderThatCannotBeMadeIsAnError) {
+TEST_F(ShardHostTest, UnusableFolderIsAnError) {
   WriteAll(folder_.path() + "/file", "x");
   const auto host = ShardHost::Open(folder_.path() + "/file/data", &counters_);
   EXPECT_FALSE(host.ok());
@@ -637,7 +637,7 @@ TEST_F(ShardHostTest, AFolderThatCannotBeMadeIsAnError) {
 
 // --- The full disk
 
-TEST_F(ShardHostTest, AContributionOnAFullDiskIsNotAcknowledgedAndResumesLater) {
+TEST_F(ShardHostTest, FullDiskResumesStaging) {
   Open();
   const std::vector<float> values = Values(1, 15);
   {
@@ -658,7 +658,7 @@ TEST_F(ShardHostTest, AContributionOnAFullDiskIsNotAcknowledgedAndResumesLater) 
   EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
 }
 
-TEST_F(ShardHostTest, NoRoomForTheHeadLeavesNothingBehind) {
+TEST_F(ShardHostTest, FullDiskAtHeaderLeavesNothing) {
   Open();
   {
     const FullDisk full(16);
@@ -668,7 +668,7 @@ TEST_F(ShardHostTest, NoRoomForTheHeadLeavesNothingBehind) {
   EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
 }
 
-TEST_F(ShardHostTest, AnApplyOnAFullDiskMayBeTriedAgain) {
+TEST_F(ShardHostTest, FullDiskRetriesApply) {
   Open();
   const std::vector<float> values = Values(1, 15);
   ASSERT_TRUE(Stage({}, values).ok());
@@ -684,7 +684,7 @@ TEST_F(ShardHostTest, AnApplyOnAFullDiskMayBeTriedAgain) {
   EXPECT_EQ(Apply(apply).digest(), Digest(values, 0));
 }
 
-TEST_F(ShardHostTest, AnOpenRunOnAFullDiskMayBeTriedAgain) {
+TEST_F(ShardHostTest, FullDiskRetriesOpenRun) {
   for (const uint64_t room : {0, 50, 127}) {
     // No run file; half of one; a run file, but not all 128 bytes of version 0.
     const FullDisk full(room);
@@ -695,7 +695,7 @@ TEST_F(ShardHostTest, AnOpenRunOnAFullDiskMayBeTriedAgain) {
   EXPECT_EQ(Open().version(), 0u);
 }
 
-TEST_F(ShardHostTest, AShardDealtOutAnewForgetsItsOldPart) {
+TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
   run_.shards = 2;
   EXPECT_EQ(Open().shards(), 2u);
   run_.shards = 1;
@@ -713,7 +713,7 @@ TEST_F(ShardHostTest, AShardDealtOutAnewForgetsItsOldPart) {
 
 // --- Refusals are counted by name
 
-TEST_F(ShardHostTest, RefusalsHaveNamesAndAreCounted) {
+TEST_F(ShardHostTest, RefusalsAreCounted) {
   Open();
   auto header = Header(run_, {}, 0, 15, kChunk);
   header.set_schema_hash(1);
@@ -741,7 +741,7 @@ TEST(MeanTest, WeightsAreRoundedOnce) {
   EXPECT_THAT(MeanWeights(std::vector<uint64_t>{0, 5}), ElementsAre(0.0F, 1.0F));
 }
 
-TEST(MeanTest, EqualModelsOfEqualWeightKeepTheirBits) {
+TEST(MeanTest, EqualModelsKeepTheirBits) {
   const std::vector<float> x = Values(3, 1000);
   std::vector<float> sum(1000);
   SetWeighted(0.5F, x, sum);

@@ -78,7 +78,7 @@ v1::ContributionHeader Header(const SmallRun& run, const Place& place, uint64_t 
   header.set_round(place.round);
   header.set_base_version(place.round - 1);
   header.set_samples(place.samples);
-  header.set_codec("fp32");
+  header.set_codec(v1::CODEC_FP32);
   header.set_chunk_elements(chunk_elements);
   AddRanges(run, begin, end, header.mutable_ranges());
   return header;

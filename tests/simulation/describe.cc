@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "proto/enum_text.h"
 
 namespace cadre::simulation {
 namespace {
@@ -16,7 +17,7 @@ std::string Participants(const v1::Apply& apply) {
 
 }  // namespace
 
-std::string Describe(const v1::GroupPlace& place) {
+std::string Describe(const v1::RankSlot& place) {
   return absl::StrCat(place.run(), "/", place.group(), "#", place.generation(), ":", place.rank());
 }
 
@@ -69,7 +70,7 @@ std::string Describe(const v1::CoordinatorMessage& message) {
     case v1::CoordinatorMessage::kWelcome:
       return absl::StrCat("Welcome ", message.welcome().member_id());
     case v1::CoordinatorMessage::kRefused:
-      return absl::StrCat("Refused ", v1::Refusal_Name(message.refused().refusal()), ": ",
+      return absl::StrCat("Refused ", EnumText(message.refused().refusal()), ": ",
                           message.refused().reason());
     case v1::CoordinatorMessage::kAssignment:
       return absl::StrCat("Assignment ", Describe(message.assignment().place()), " of ",

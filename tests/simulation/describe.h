@@ -9,7 +9,7 @@
 
 namespace cadre::simulation {
 
-std::string Describe(const v1::GroupPlace& place);
+std::string Describe(const v1::RankSlot& place);
 std::string Describe(const v1::MemberMessage& message);
 std::string Describe(const v1::CoordinatorMessage& message);
 

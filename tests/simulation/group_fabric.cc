@@ -41,7 +41,7 @@ void GroupFabric::Fail(const Lifetime& life, Entered entered) {
                         [entered = std::move(entered)] { entered(/*ok=*/false, {}); });
 }
 
-std::shared_ptr<GroupFabric> Fabrics::Of(const v1::GroupPlace& place, size_t ranks) {
+std::shared_ptr<GroupFabric> Fabrics::Of(const v1::RankSlot& place, size_t ranks) {
   std::weak_ptr<GroupFabric>& found = fabrics_[{place.run(), place.group(), place.generation()}];
   std::shared_ptr<GroupFabric> fabric = found.lock();
   if (fabric == nullptr) {

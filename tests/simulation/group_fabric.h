@@ -52,7 +52,7 @@ class GroupFabric {
 class Fabrics {
  public:
   explicit Fabrics(World& world) : world_(world) {}
-  std::shared_ptr<GroupFabric> Of(const v1::GroupPlace& place, size_t ranks);
+  std::shared_ptr<GroupFabric> Of(const v1::RankSlot& place, size_t ranks);
 
  private:
   World& world_;

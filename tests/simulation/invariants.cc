@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/keys.h"
-#include "coordinator/run.h"
+#include "coordinator/run_rules.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
@@ -189,15 +189,14 @@ void Invariants::CountMovedParts(const v1::EvaluationRecord& before,
 }
 
 void Invariants::CheckRunEnd(const v1::RunRecord& record) {
-  world_.Log("run   ", record.run(), " is ", v1::RunState_Name(record.state()), " ",
-             record.reason());
-  world_.Count(absl::StrCat("runs_", v1::RunState_Name(record.state())));
-  if (record.state() == v1::FAILED) {
+  world_.Log("run   ", record.run(), " is ", EnumText(record.state()), " ", record.reason());
+  world_.Count(absl::StrCat("runs_", EnumText(record.state())));
+  if (record.state() == v1::RUN_STATE_FAILED) {
     const bool limit = may_fail_ && absl::StartsWith(record.reason(), "groups failed");
     if (!limit) world_.Violate(record.run(), " failed: ", record.reason());
     return;
   }
-  if (record.state() != v1::DONE) return;
+  if (record.state() != v1::RUN_STATE_DONE) return;
   if (record.step() < TotalSteps(record) || TotalSteps(record) == 0) {
     world_.Violate(record.run(), " is done at step ", record.step(), " of ", TotalSteps(record));
   }
@@ -335,7 +334,7 @@ void Invariants::OnSubmitted(const Store& store, const std::string& run) {
   submitted_.insert(run);
 }
 
-void Invariants::OnSaid(const Store& store, const v1::CoordinatorMessage& message) {
+void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& message) {
   if (message.has_apply()) {
     const v1::Apply& apply = message.apply();
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(apply.run(), apply.round()));
@@ -345,7 +344,7 @@ void Invariants::OnSaid(const Store& store, const v1::CoordinatorMessage& messag
     }
   } else if (message.has_decision() && message.decision().adopt()) {
     const v1::Decision& decision = message.decision();
-    const v1::GroupPlace& place = decision.place();
+    const v1::RankSlot& place = decision.place();
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(place.run(), decision.version()));
     if (!commit || !commit->committed() || commit->digest() != decision.digest() ||
         commit->step() != decision.step()) {
@@ -361,7 +360,7 @@ void Invariants::OnSaid(const Store& store, const v1::CoordinatorMessage& messag
     if (!there) world_.Violate("Decision ", Describe(place), " says that it is included");
   } else if (message.has_assignment()) {
     const v1::Assignment& assignment = message.assignment();
-    const v1::GroupPlace& place = assignment.place();
+    const v1::RankSlot& place = assignment.place();
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
     if (!group || group->generation() != place.generation() ||
         group->members_size() != assignment.peers_size() ||
@@ -369,7 +368,7 @@ void Invariants::OnSaid(const Store& store, const v1::CoordinatorMessage& messag
       world_.Violate("Assignment ", Describe(place), " is not what the store holds");
     }
   } else if (message.has_start()) {
-    const v1::GroupPlace& place = message.start().place();
+    const v1::RankSlot& place = message.start().place();
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
     if (!group || group->generation() != place.generation() || !group->started()) {
       world_.Violate("Start ", Describe(place), " is not what the store holds");
@@ -415,7 +414,7 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const v1::Apply
 
 // ---- Workers
 
-void Invariants::OnHeld(const v1::GroupPlace& place, uint32_t version, const Words& words,
+void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
                         const std::vector<FlatSpan>& owned) {
   world_.Count("versions_adopted");
   if (committed_.count({place.run(), version}) == 0) {
@@ -428,7 +427,7 @@ void Invariants::OnHeld(const v1::GroupPlace& place, uint32_t version, const Wor
   }
 }
 
-void Invariants::OnTraining(const v1::GroupPlace& place, bool begins) {
+void Invariants::OnTraining(const v1::RankSlot& place, bool begins) {
   const auto key = std::make_tuple(place.run(), place.group(), place.generation(), place.rank());
   if (!begins) {
     training_.erase(key);

@@ -42,7 +42,7 @@ class Invariants {
   // ---- The coordinator
   // The store was `before`, and is `after` from now on.
   void OnTransaction(const Store& before, const Store& after);
-  void OnSaid(const Store& store, const v1::CoordinatorMessage& message);
+  void OnSent(const Store& store, const v1::CoordinatorMessage& message);
   void OnSubmitted(const Store& store, const std::string& run);
 
   // ---- Aggregators
@@ -54,9 +54,9 @@ class Invariants {
 
   // ---- Workers
   // The rank holds the version, its part of it in `words`.
-  void OnHeld(const v1::GroupPlace& place, uint32_t version, const Words& words,
+  void OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
               const std::vector<FlatSpan>& owned);
-  void OnTraining(const v1::GroupPlace& place, bool begins);
+  void OnTraining(const v1::RankSlot& place, bool begins);
 
   // After every event.
   void Check();

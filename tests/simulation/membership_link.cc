@@ -62,7 +62,7 @@ void MembershipLink::Send(const v1::MemberMessage& message) {
   network_.Up(connection_, message);
 }
 
-void MembershipLink::SayGoodbye() {
+void MembershipLink::SendGoodbye() {
   v1::MemberMessage message;
   message.mutable_goodbye()->set_reason("told to end");
   Send(message);

@@ -34,7 +34,7 @@ class MembershipLink {
   void Stop(bool host_lost);
   // Lost when there is no stream.
   void Send(const v1::MemberMessage& message);
-  void SayGoodbye();
+  void SendGoodbye();
   bool connected() const { return welcomed_; }
   const std::string& member_id() const { return member_id_; }
 

@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "base/random.h"
-#include "spec/parameter_index.h"
+#include "model/parameter_index.h"
 
 namespace cadre::simulation {
 

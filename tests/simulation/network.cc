@@ -10,8 +10,8 @@ namespace cadre::simulation {
 namespace {
 
 // How long it takes a side to give up a stream on which nothing passes.
-constexpr absl::Duration kLeastSilence = absl::Seconds(4);
-constexpr absl::Duration kMostSilence = absl::Seconds(25);
+constexpr absl::Duration kMinSilence = absl::Seconds(4);
+constexpr absl::Duration kMaxSilence = absl::Seconds(25);
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void Network::Take(ConnectionId connection, Stream& stream,
   if (stream.server_gone) return;
   if (!server_) {  // nobody listens
     stream.server_gone = true;
-    world_.timeline.After(world_.Delay(), [this, connection] { TellClient(connection); });
+    world_.timeline.After(world_.Delay(), [this, connection] { NotifyClient(connection); });
     return;
   }
   if (!stream.opened) {
@@ -77,7 +77,7 @@ void Network::Take(ConnectionId connection, Stream& stream,
   }
   // Whoever is told may have died of it.
   if (Find(connection) == nullptr || stream.server_gone || !server_) return;
-  if (!parcel) return TellServer(connection);
+  if (!parcel) return NotifyServer(connection);
   if (!parcel->has_heartbeat()) world_.Log("c  <- ", connection, " ", Describe(*parcel));
   server_->message(connection, *parcel);
 }
@@ -85,12 +85,12 @@ void Network::Take(ConnectionId connection, Stream& stream,
 void Network::Take(ConnectionId connection, Stream& stream,
                    const std::optional<v1::CoordinatorMessage>& parcel) {
   if (stream.client_gone) return;
-  if (!parcel) return TellClient(connection);
+  if (!parcel) return NotifyClient(connection);
   const auto hear = stream.client.message;
   hear(*parcel);
 }
 
-void Network::TellClient(ConnectionId connection) {
+void Network::NotifyClient(ConnectionId connection) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || std::exchange(stream->client_gone, true)) return;
   const auto closed = stream->client.closed;
@@ -101,7 +101,7 @@ void Network::TellClient(ConnectionId connection) {
   closed();
 }
 
-void Network::TellServer(ConnectionId connection) {
+void Network::NotifyServer(ConnectionId connection) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || std::exchange(stream->server_gone, true)) return;
   const bool opened = stream->opened;
@@ -183,8 +183,8 @@ void Network::EndByClient(ConnectionId connection, bool host_lost) {
   if (stream->server_gone) return EraseIfOver(connection);
   if (host_lost) {
     stream->broken = true;
-    world_.timeline.After(world_.dice.Between(kLeastSilence, kMostSilence),
-                          [this, connection] { TellServer(connection); });
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence),
+                          [this, connection] { NotifyServer(connection); });
   } else if (!stream->broken) {
     Post(connection, &Stream::up, std::optional<v1::MemberMessage>());
   }
@@ -201,9 +201,9 @@ void Network::Break(ConnectionId connection) {
   if (world_.dice.Chance(0.5)) stream->down.parcels.clear();
   const absl::Duration most = absl::Seconds(3);
   world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), most),
-                        [this, connection] { TellClient(connection); });
+                        [this, connection] { NotifyClient(connection); });
   world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), most),
-                        [this, connection] { TellServer(connection); });
+                        [this, connection] { NotifyServer(connection); });
 }
 
 void Network::BreakAny() {
@@ -222,14 +222,12 @@ void Network::Cut(const std::string& host, absl::Duration duration, bool bulk) {
   for (auto& [id, stream] : streams_) {
     if (stream.host != host) continue;
     const ConnectionId connection = id;
-    world_.timeline.After(world_.dice.Between(kLeastSilence, kMostSilence),
-                          [this, connection, host] {
-                            if (IsCut(host)) TellClient(connection);
-                          });
-    world_.timeline.After(world_.dice.Between(kLeastSilence, kMostSilence),
-                          [this, connection, host] {
-                            if (IsCut(host)) TellServer(connection);
-                          });
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence), [this, connection, host] {
+      if (IsCut(host)) NotifyClient(connection);
+    });
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence), [this, connection, host] {
+      if (IsCut(host)) NotifyServer(connection);
+    });
   }
 }
 

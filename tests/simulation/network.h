@@ -92,8 +92,8 @@ class Network {
             const std::optional<v1::MemberMessage>& parcel);
   void Take(ConnectionId connection, Stream& stream,
             const std::optional<v1::CoordinatorMessage>& parcel);
-  void TellClient(ConnectionId connection);
-  void TellServer(ConnectionId connection);
+  void NotifyClient(ConnectionId connection);
+  void NotifyServer(ConnectionId connection);
   void EraseIfOver(ConnectionId connection);
   absl::Time CutUntil(const std::string& host) const;
 

@@ -24,7 +24,9 @@ std::vector<FlatSpan> FlatSpans(const v1::RunSpec& spec,
 }
 
 // Words have no distances; these figures make groups of a round as far apart as pure noise does.
-Spread SpreadOf(const ApplyPlan& plan) { return {static_cast<double>(plan.groups.size()) - 1, 1}; }
+DiscrepancyTerms DiscrepancyOf(const ApplyPlan& plan) {
+  return {static_cast<double>(plan.groups.size()) - 1, 1};
+}
 
 }  // namespace
 
@@ -90,7 +92,7 @@ void SimulatedAggregator::RestoreLedger() {
   for (auto& [run, folder] : disk_) {
     std::vector<FoundVersion> versions;
     for (const auto& [number, words] : folder.versions) {
-      versions.push_back({number, {ShardDigest(folder.open, words), folder.spreads[number]}});
+      versions.push_back({number, {ShardDigest(folder.open, words), folder.discrepancies[number]}});
     }
     std::vector<FoundContribution> found;
     for (const auto& [key, file] : folder.contributions) {
@@ -217,7 +219,7 @@ void SimulatedAggregator::OpenRun(const v1::CoordinatorMessage& order) {
       for (uint64_t p = span.begin; p < span.end; ++p) words[p] = InitialWord(open.spec(), p);
       RunFolder& folder = disk_[open.run()];
       folder.versions = {{0, words}};
-      folder.spreads.clear();
+      folder.discrepancies.clear();
       ledger_->VersionDurable(open.run(), 0, {ShardDigest(open, words)});
       AnswerOpened(open);
     });
@@ -244,7 +246,7 @@ void SimulatedAggregator::Apply(const v1::CoordinatorMessage& order) {
   const ApplyDecision decision = ledger_->BeginApply(apply);
   if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {
     world_.Count("applies_said_again");
-    return AnswerApplied(apply, already->figures, "");
+    return AnswerApplied(apply, already->stats, "");
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) {
     return AnswerApplied(apply, {}, std::string(Refuse(*refused).message()));
@@ -287,26 +289,26 @@ void SimulatedAggregator::WriteMean(const v1::CoordinatorMessage& order, const A
   folder.versions[plan.round] = words;
   world_.Log(name_, "    writes version ", plan.round, " of ", plan.run);
   invariants_.OnVersionWritten(name_, apply, plan, words);
-  if (plan.groups.size() > 1) folder.spreads[plan.round] = SpreadOf(plan);
-  const VersionFigures figures{ShardDigest(folder.open, words), folder.spreads[plan.round]};
-  Then([this, apply, figures] {
+  if (plan.groups.size() > 1) folder.discrepancies[plan.round] = DiscrepancyOf(plan);
+  const VersionStats stats{ShardDigest(folder.open, words), folder.discrepancies[plan.round]};
+  Then([this, apply, stats] {
     RunFolder& folder = disk_[apply.run()];
-    Remove(ledger_->VersionDurable(apply.run(), apply.round(), figures), "applied");
+    Remove(ledger_->VersionDurable(apply.run(), apply.round(), stats), "applied");
     while (folder.versions.size() > 2) folder.versions.erase(folder.versions.begin());
-    AnswerApplied(apply, figures, "");
+    AnswerApplied(apply, stats, "");
   });
 }
 
-void SimulatedAggregator::AnswerApplied(const v1::Apply& apply, const VersionFigures& figures,
+void SimulatedAggregator::AnswerApplied(const v1::Apply& apply, const VersionStats& stats,
                                         const std::string& error) {
   v1::MemberMessage message;
   v1::Applied& applied = *message.mutable_applied();
   applied.set_run(apply.run());
   applied.set_shard(apply.shard());
   applied.set_round(apply.round());
-  applied.set_digest(figures.digest);
-  applied.set_spread(figures.spread.spread);
-  applied.set_moved(figures.spread.moved);
+  applied.set_digest(stats.digest);
+  applied.set_variance_between_groups(stats.discrepancy.variance_between_groups);
+  applied.set_displacement(stats.discrepancy.displacement);
   applied.set_error(error);
   link_->Send(message);
   Done();

@@ -72,7 +72,7 @@ class SimulatedAggregator {
     v1::OpenRun open;
     bool closed = false;
     std::map<uint32_t, Words> versions;
-    std::map<uint32_t, Spread> spreads;  // by version, of those that were made here
+    std::map<uint32_t, DiscrepancyTerms> discrepancies;  // by version, of those that were made here
     std::map<ContributionKey, File> contributions;
   };
 
@@ -97,8 +97,7 @@ class SimulatedAggregator {
   void AnswerOpened(const v1::OpenRun& open);
   void Apply(const v1::CoordinatorMessage& order);
   void WriteMean(const v1::CoordinatorMessage& order, const ApplyPlan& plan);
-  void AnswerApplied(const v1::Apply& apply, const VersionFigures& figures,
-                     const std::string& error);
+  void AnswerApplied(const v1::Apply& apply, const VersionStats& stats, const std::string& error);
   void CloseRun(const std::string& run);
 
   World& world_;

@@ -108,7 +108,7 @@ void SimulatedCoordinator::TraceGroup(const std::string& run, uint32_t group, ui
     if (it == traces_.end()) return;
     it->second.left = true;
     world_.Count("traces_left");
-    Take(LeaveTrace{request});
+    Take(CancelTrace{request});
   });
 }
 
@@ -164,12 +164,12 @@ void SimulatedCoordinator::ArmTick() {
 bool SimulatedCoordinator::Perform(const Batch& batch) {
   if (world_.plant == Plant::kSendBeforeCommit &&
       world_.dice.Chance(world_.faults.crash_before_commit * 20)) {
-    Say(batch);
+    SendBatch(batch);
     Crash();
     return false;
   }
   if (!Commit(batch)) return false;
-  Say(batch);
+  SendBatch(batch);
   return up();
 }
 
@@ -190,7 +190,7 @@ bool SimulatedCoordinator::Commit(const Batch& batch) {
       store_ = std::move(after);
     }
     for (const Action& action : actions) {
-      if (const auto* send = std::get_if<Send>(&action)) invariants_.OnSaid(store_, send->message);
+      if (const auto* send = std::get_if<Send>(&action)) invariants_.OnSent(store_, send->message);
     }
   }
   if (world_.dice.Chance(world_.faults.crash_after_commit)) {
@@ -201,7 +201,7 @@ bool SimulatedCoordinator::Commit(const Batch& batch) {
   return true;
 }
 
-void SimulatedCoordinator::Say(const Batch& batch) {
+void SimulatedCoordinator::SendBatch(const Batch& batch) {
   for (const std::vector<Action>& actions : batch) {
     for (const Action& action : actions) {
       if (const auto* send = std::get_if<Send>(&action)) {

@@ -48,7 +48,7 @@ class SimulatedCoordinator {
   bool Perform(const Batch& batch);
   // One transaction for the whole batch; the checker looks at it event by event.
   bool Commit(const Batch& batch);
-  void Say(const Batch& batch);
+  void SendBatch(const Batch& batch);
   void Reply(const Replied& replied);
   void Answer(const TraceAnswered& answered);
   void ArmTick();

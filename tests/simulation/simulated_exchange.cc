@@ -51,7 +51,7 @@ void SimulatedExchange::Stage(const v1::ContributionHeader& header,
     auto call = std::make_shared<Call>();
     call->shard = shard;
     call->header = header;
-    call->header.set_codec("fp32");
+    call->header.set_codec(v1::CODEC_FP32);
     call->header.set_chunk_elements(kChunkElements);
     *call->header.mutable_ranges() = RangesOf(begins, parts);
     for (const FlatSpan& part : parts) {
@@ -126,8 +126,7 @@ void SimulatedExchange::SendChunk(const CallPtr& call) {
       [this, call] {
         const uint64_t first = uint64_t{call->next_chunk} * kChunkElements;
         const uint64_t last = std::min<uint64_t>(first + kChunkElements, call->values.size());
-        const Words words(call->values.begin() + static_cast<std::ptrdiff_t>(first),
-                          call->values.begin() + static_cast<std::ptrdiff_t>(last));
+        const Words words(call->values.begin() + first, call->values.begin() + last);
         const absl::StatusOr<bool> put = call->at->Put(call->staging, call->next_chunk, words);
         if (!call->finished) return;
         if (!put.ok()) return call->finished(put.status());

@@ -23,7 +23,7 @@ uint64_t ToNumber(const std::string& word) {
 SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabrics,
                                    Directory& directory, Invariants& invariants,
                                    const std::string& host, absl::Duration step_time,
-                                   v1::Assignment assignment, Outlet outlet)
+                                   v1::Assignment assignment, Callbacks outlet)
     : world_(world),
       invariants_(invariants),
       assignment_(std::move(assignment)),
@@ -275,7 +275,7 @@ void SimulatedTrainer::Contribute() {
       trained_[p] = TrainedWord(base_[p], place().group(), place().generation(), samples);
     }
   }
-  if (!exchange_.has_shards()) return SayContributed();
+  if (!exchange_.has_shards()) return SendContributed();
   v1::ContributionHeader header;
   header.set_run(place().run());
   header.set_lineage(assignment_.lineage());
@@ -289,11 +289,11 @@ void SimulatedTrainer::Contribute() {
     const bool late = RefusalOf(status) == v1::REFUSAL_CLOSED_ROUND;
     if (!status.ok() && !late) return End(status);
     if (late) world_.Count("contributions_late");
-    SayContributed();
+    SendContributed();
   });
 }
 
-void SimulatedTrainer::SayContributed() {
+void SimulatedTrainer::SendContributed() {
   Collective("contributed", "", [this](const std::vector<std::string>&) {
     if (lead()) {
       v1::Contributed contributed;

@@ -23,7 +23,7 @@ namespace cadre::simulation {
 
 class SimulatedTrainer {
  public:
-  struct Outlet {
+  struct Callbacks {
     std::function<void(const v1::Prepared&)> prepared;
     std::function<void(const v1::Progress&)> progress;
     std::function<void(const v1::Measured&)> measured;
@@ -38,7 +38,7 @@ class SimulatedTrainer {
 
   SimulatedTrainer(World& world, Network& network, Fabrics& fabrics, Directory& directory,
                    Invariants& invariants, const std::string& host, absl::Duration step_time,
-                   v1::Assignment assignment, Outlet outlet);
+                   v1::Assignment assignment, Callbacks outlet);
 
   void Run();
   void Deliver(const v1::Start& start);
@@ -49,7 +49,7 @@ class SimulatedTrainer {
   // The process is gone: nothing is told to anybody.
   void Die(bool host_lost);
 
-  const v1::GroupPlace& place() const { return assignment_.place(); }
+  const v1::RankSlot& place() const { return assignment_.place(); }
   bool running() const { return running_; }
 
  private:
@@ -74,7 +74,7 @@ class SimulatedTrainer {
   void TraceStep();
   void GoSolo();
   void Contribute();
-  void SayContributed();
+  void SendContributed();
   void AwaitDecision();
   void Adopt(const v1::Decision& decision);
   void TakePulled(const v1::Decision& decision, uint64_t digest);
@@ -86,7 +86,7 @@ class SimulatedTrainer {
   World& world_;
   Invariants& invariants_;
   const v1::Assignment assignment_;
-  const Outlet outlet_;
+  const Callbacks outlet_;
   const absl::Duration step_time_;
   const std::vector<uint64_t> begins_;
   const std::vector<FlatSpan> owned_;

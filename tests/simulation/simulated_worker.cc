@@ -19,7 +19,7 @@ void SimulatedWorker::Start() {
           .host = name_,
           .schema_hash = schema_hash_,
           .hello = [this] { return MakeHello(); },
-          .on_message = [this](const v1::CoordinatorMessage& m) { Do(machine_->Hear(m)); },
+          .on_message = [this](const v1::CoordinatorMessage& m) { Do(machine_->Receive(m)); },
           .on_connection =
               [this](bool connected) {
                 if (connected) Do(machine_->Connected());
@@ -48,7 +48,7 @@ void SimulatedWorker::Kill(bool host_lost) {
 void SimulatedWorker::Leave() {
   if (!up()) return;
   world_.Count("workers_left");
-  link_->SayGoodbye();
+  link_->SendGoodbye();
   Kill(/*host_lost=*/false);
 }
 
@@ -59,6 +59,7 @@ v1::Hello SimulatedWorker::MakeHello() const {
   hello.set_incarnation(incarnation_);
   hello.set_address(absl::StrCat(incarnation_, ":1"));
   hello.set_host(name_);
+  hello.set_device_kind(v1::Cluster::CPU);
   if (machine_->place()) *hello.mutable_place() = *machine_->place();
   return hello;
 }
@@ -71,7 +72,7 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
     } else if (const auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
       waiting_.reset();
       if (current_ != nullptr) current_->Cancel(cancel->reason);
-    } else if (const auto* say = std::get_if<AssignmentMachine::Say>(&action)) {
+    } else if (const auto* say = std::get_if<AssignmentMachine::Send>(&action)) {
       link_->Send(say->message);
     } else {
       SimulatedTrainer* const trainer = waiting_ != nullptr ? waiting_.get() : current_.get();
@@ -94,7 +95,7 @@ std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignm
   const auto tell = [this](const auto& message) { Do(machine_->Tell(message)); };
   return std::make_unique<SimulatedTrainer>(
       world_, network_, fabrics_, directory_, invariants_, name_, step_time_, assignment,
-      SimulatedTrainer::Outlet{
+      SimulatedTrainer::Callbacks{
           .prepared = tell,
           .progress = tell,
           .measured = tell,
@@ -113,7 +114,7 @@ void SimulatedWorker::RunNext() {
   current_->Run();
 }
 
-void SimulatedWorker::OnEnded(const v1::GroupPlace& place, const absl::Status& status) {
+void SimulatedWorker::OnEnded(const v1::RankSlot& place, const absl::Status& status) {
   invariants_.OnTraining(place, /*begins=*/false);
   world_.Log(name_, "    leaves ", Describe(place), ": ", status.ToString());
   if (!absl::IsCancelled(status)) {

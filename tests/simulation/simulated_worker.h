@@ -45,7 +45,7 @@ class SimulatedWorker {
   std::unique_ptr<SimulatedTrainer> MakeTrainer(const v1::Assignment& assignment);
   // As worker's training thread: takes the next session when the one before is over.
   void RunNext();
-  void OnEnded(const v1::GroupPlace& place, const absl::Status& status);
+  void OnEnded(const v1::RankSlot& place, const absl::Status& status);
 
   World& world_;
   Network& network_;

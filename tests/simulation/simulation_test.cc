@@ -57,8 +57,8 @@ TEST(Simulation, HoldsWhateverGoesWrong) {
       {"pulls_of_old_versions", 1},
       {"refused_stale_generation", 20},
       {"rounds_closed_short", 500},
-      {"runs_DONE", 300},
-      {"runs_STOPPED", 5},
+      {"runs_done", 300},
+      {"runs_stopped", 5},
       {"traces_aborted", 30},
       {"traces_at_once", 20},
       {"traces_left", 50},
@@ -90,7 +90,7 @@ TEST(Simulation, EqualSeedsGiveEqualLogs) {
   EXPECT_NE(log(1), log(2));
 }
 
-TEST(Simulation, FaultsLastAsLongAsAsked) {
+TEST(Simulation, FaultsLastAsRequested) {
   const Outcome outcome = Simulator({.seed = 3, .faults_for = absl::Minutes(20)}).Run();
   EXPECT_EQ(outcome.violation, "") << Replay(3, outcome);
   EXPECT_GE(outcome.at, absl::Minutes(20));

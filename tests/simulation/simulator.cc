@@ -5,7 +5,8 @@
 
 #include "absl/strings/match.h"
 #include "coordinator/keys.h"
-#include "coordinator/run.h"
+#include "coordinator/run_rules.h"
+#include "proto/enum_text.h"
 
 namespace cadre::simulation {
 namespace {
@@ -15,7 +16,7 @@ constexpr uint64_t kSchema = 0xcad7e;
 // room for all of them one after the other.
 constexpr absl::Duration kPatience = absl::Minutes(30);
 // A simulation that does not come to an end by then has gone astray.
-constexpr uint64_t kMostEvents = 5'000'000;
+constexpr uint64_t kMaxEvents = 5'000'000;
 
 absl::StatusOr<v1::Plan> PlanOf(const v1::RunSpec& spec, int ranks) {
   const auto model = static_cast<int>(std::max(1U, spec.cluster().model_ranks()));
@@ -31,7 +32,7 @@ absl::StatusOr<v1::Plan> PlanOf(const v1::RunSpec& spec, int ranks) {
 // groups that were measured to be slow are planned anew.
 class SimulatedPlanning final : public Planning {
  public:
-  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanningQuestion& question) const override {
+  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& question) const override {
     auto plan = PlanOf(*question.spec, static_cast<int>(question.ranks.size()));
     if (!plan.ok()) return plan.status();
     if (question.times.empty()) return std::vector<GroupPlan>{{.plan = *plan}};
@@ -40,7 +41,7 @@ class SimulatedPlanning final : public Planning {
     other.predicted = TimesOf(question, other.plan);
     return std::vector<GroupPlan>{other, {.plan = *plan, .predicted = TimesOf(question, *plan)}};
   }
-  absl::StatusOr<v1::StepTimes> Predict(const PlanningQuestion& question,
+  absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& question,
                                         const v1::Plan& plan) const override {
     if (question.times.empty()) return absl::FailedPreconditionError("nothing was measured");
     return TimesOf(question, plan);
@@ -49,7 +50,7 @@ class SimulatedPlanning final : public Planning {
   std::vector<std::string> LayersOf(const v1::Model&) const override { return {"fc1"}; }
 
  private:
-  static v1::StepTimes TimesOf(const PlanningQuestion& question, const v1::Plan& plan) {
+  static v1::StepTimes TimesOf(const PlanQuery& question, const v1::Plan& plan) {
     v1::StepTimes times;
     times.set_step(question.times[0].times().time(0).forward() *
                    (plan.mesh(0).name() == "data" ? 2 : 1));
@@ -79,7 +80,7 @@ Machine::Options MachineOptions(uint64_t seed) {
   options.planning = &ThePlanning();
   options.schema_hash = kSchema;
   options.version = "simulation";
-  if (!MayFail(seed)) options.most_group_failures = 1'000'000;
+  if (!MayFail(seed)) options.max_group_failures = 1'000'000;
   return options;
 }
 
@@ -134,7 +135,7 @@ void Simulator::MakeMembers() {
                                                                  absl::StrCat("a", i), kSchema));
   }
   const uint64_t workers = dice.Between(2, 9);
-  most_ranks_ = static_cast<uint32_t>(std::min<uint64_t>(workers, 3));
+  max_ranks_ = static_cast<uint32_t>(std::min<uint64_t>(workers, 3));
   for (uint64_t i = 0; i < workers; ++i) {
     // Some are ten times slower than others.
     const absl::Duration step = dice.Chance(0.2)
@@ -179,7 +180,7 @@ v1::RunSpec Simulator::MakeSpec() {
   const bool averages = !dice.Chance(0.15);
   v1::Cluster& cluster = *spec.mutable_cluster();
   cluster.set_groups(averages ? throw_between(1, 4) : 1);
-  cluster.set_ranks_per_group(throw_between(1, most_ranks_));
+  cluster.set_ranks_per_group(throw_between(1, max_ranks_));
   cluster.set_min_ranks_per_group(throw_between(1, cluster.ranks_per_group()));
   if (cluster.ranks_per_group() == 2 && dice.Chance(0.3)) cluster.set_model_ranks(2);
   cluster.set_rejoin_wait_ms(throw_between(500, 8000));
@@ -256,7 +257,7 @@ void Simulator::DoMischief() {
   } else if (what <= 6) {
     KillAggregator();
   } else if (what <= 8) {
-    CutSomebody();
+    BreakOneStream();
   } else {
     network_.BreakAny();
   }
@@ -284,7 +285,7 @@ void Simulator::KillAggregator() {
 }
 
 // From the coordinator, and sometimes from the others too; often for longer than the lease.
-void Simulator::CutSomebody() {
+void Simulator::BreakOneStream() {
   const uint64_t which = world_.dice.Between(0, workers_.size() + aggregators_.size() - 1);
   const std::string host = which < workers_.size() ? workers_[which]->name()
                                                    : aggregators_[which - workers_.size()]->name();
@@ -319,14 +320,12 @@ void Simulator::ReportStuck() {
   if (coordinator_.machine() != nullptr) {
     const v1::StatusReply status = coordinator_.machine()->Status(world_.timeline.now());
     for (const v1::RunStatus& run : status.runs()) {
-      absl::StrAppend(&why, "; ", run.run(), " ", v1::RunState_Name(run.state()), " version ",
-                      run.version(), " step ", run.step(), " of ", run.total_steps(), " ",
-                      run.reason());
+      absl::StrAppend(&why, "; ", run.run(), " ", EnumText(run.state()), " version ", run.version(),
+                      " step ", run.step(), " of ", run.total_steps(), " ", run.reason());
     }
     for (const v1::GroupStatus& group : status.groups()) {
       absl::StrAppend(&why, "; group ", group.group(), " of ", group.run(), " #",
-                      group.generation(), " ", v1::GroupState_Name(group.state()), " ",
-                      group.reason());
+                      group.generation(), " ", EnumText(group.state()), " ", group.reason());
     }
   }
   world_.Violate("nothing goes wrong any more, but not every run has ended", why);
@@ -359,7 +358,7 @@ Outcome Simulator::Run() {
     }
     if (ended) break;
     const bool late = world_.timeline.elapsed() > faults_for_ + kPatience;
-    if (late || outcome.events > kMostEvents) ReportStuck();
+    if (late || outcome.events > kMaxEvents) ReportStuck();
   }
   // Whoever waits for a trace of a run that has ended has been told so.
   if (!world_.violation && coordinator_.traces_waiting() > 0) {

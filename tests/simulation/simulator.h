@@ -67,7 +67,7 @@ class Simulator {
   void DoMischief();
   void KillWorker();
   void KillAggregator();
-  void CutSomebody();
+  void BreakOneStream();
   void Heal();
   bool AllEnded() const;
   void ReportStuck();
@@ -85,7 +85,7 @@ class Simulator {
   bool healed_ = false;
   size_t runs_wanted_ = 0;
   size_t runs_submitted_ = 0;
-  uint32_t most_ranks_ = 1;
+  uint32_t max_ranks_ = 1;
 };
 
 }  // namespace cadre::simulation

@@ -136,7 +136,7 @@ TEST(CopyBoxTest, BetweenTwoPiecesThatOverlap) {
 }
 
 // What a reshard does, without the network: cut by one layout, put together by another.
-TEST(CopyBoxTest, CutByOneLayoutAndReadByAnother) {
+TEST(CopyBoxTest, BetweenTwoLayouts) {
   const Mesh mesh({{"a", 2}, {"b", 3}});
   const Shape shape{5, 4, 3, 7};
   const Tensor tensor = Counting(shape);

@@ -75,19 +75,19 @@ TEST(MeshTest, PeersDifferOnlyAlongTheAxes) {
 
 // What a collective relies on: every member computes the same list, stands in it at its own
 // coordinate, and the lists of all ranks partition the mesh.
-TEST(MeshTest, PeersPartitionTheMeshAndAgree) {
+TEST(MeshTest, PeersPartitionMesh) {
   const Mesh mesh({{"a", 2}, {"b", 3}, {"c", 2}});
   for (const Axes& axes :
        {Axes{"a"}, Axes{"b"}, Axes{"c", "a"}, Axes{"b", "c"}, Axes{"c", "b", "a"}}) {
     std::set<std::vector<int>> lists;
     for (int rank = 0; rank < mesh.ranks(); ++rank) {
       const std::vector<int> peers = mesh.Peers(rank, axes);
-      ASSERT_EQ(static_cast<int>(peers.size()), mesh.Size(axes));
-      EXPECT_EQ(peers[static_cast<size_t>(mesh.Coordinate(rank, axes))], rank);
+      ASSERT_EQ(std::ssize(peers), mesh.Size(axes));
+      EXPECT_EQ(peers[mesh.Coordinate(rank, axes)], rank);
       for (const int peer : peers) EXPECT_EQ(mesh.Peers(peer, axes), peers);
       lists.insert(peers);
     }
-    EXPECT_EQ(static_cast<int>(lists.size()) * mesh.Size(axes), mesh.ranks());
+    EXPECT_EQ(std::ssize(lists) * mesh.Size(axes), mesh.ranks());
   }
 }
 

@@ -16,7 +16,7 @@ using Axes = std::vector<std::string>;
 using Values = std::vector<float>;  // of a box, row-major
 
 // Messages cost nothing: words alone decide.
-constexpr MoveCost kWords{.words_per_message = 0};
+constexpr MoveCost kWords{.elements_per_message = 0};
 
 Values Part(const Values& from, const Box& from_box, const Box& box) {
   Values part(static_cast<size_t>(box.shape().elements()));
@@ -38,7 +38,7 @@ std::vector<Values> RunStep(const std::vector<Exchange>& parts, const std::vecto
   std::vector<Values> made;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     const Exchange& part = parts[rank];
-    EXPECT_EQ(part.members[static_cast<size_t>(part.index)], static_cast<int>(rank));
+    EXPECT_EQ(part.members[part.index], static_cast<int>(rank));
     Values make(static_cast<size_t>(part.make.shape().elements()), 0.0F);
     int last_peer = -1;
     std::vector<int> falls(make.size(), 0);
@@ -46,7 +46,7 @@ std::vector<Values> RunStep(const std::vector<Exchange>& parts, const std::vecto
       EXPECT_GT(message.peer, last_peer) << "in members' order";
       last_peer = message.peer;
       EXPECT_FALSE(message.box.empty());
-      const auto sender = static_cast<size_t>(part.members[static_cast<size_t>(message.peer)]);
+      const auto sender = static_cast<size_t>(part.members[message.peer]);
       EXPECT_EQ(parts[sender].members, part.members);
       bool sent = false;
       for (const Exchange::Message& out : parts[sender].sends) {
@@ -65,8 +65,7 @@ std::vector<Values> RunStep(const std::vector<Exchange>& parts, const std::vecto
   }
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     for (const Exchange::Message& out : parts[rank].sends) {
-      const auto& peer =
-          parts[static_cast<size_t>(parts[rank].members[static_cast<size_t>(out.peer)])];
+      const auto& peer = parts[parts[rank].members[out.peer]];
       bool expected = false;
       for (const Exchange::Message& in : peer.receives) {
         expected = expected || (in.peer == parts[rank].index && in.box == out.box);
@@ -82,7 +81,7 @@ std::vector<Move> PlanAll(const Shape& shape, const Mesh& mesh, const Placement&
   std::vector<Move> moves;
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     moves.push_back(PlanMove(shape, mesh, rank, from, to, cost));
-    EXPECT_EQ(moves[static_cast<size_t>(rank)].steps.size(), moves[0].steps.size());
+    EXPECT_EQ(moves[rank].steps.size(), moves[0].steps.size());
   }
   return moves;
 }
@@ -130,7 +129,7 @@ World MakeWorld(const Shape& shape, const Mesh& mesh, const Placement& at, const
     }
     for (const int peer : mesh.Peers(rank, group)) {
       const Box box = at.box(peer);
-      if (!box.empty()) AddBox(world.have[static_cast<size_t>(peer)], box, whole, all, box);
+      if (!box.empty()) AddBox(world.have[peer], box, whole, all, box);
     }
     world.whole.push_back(std::move(whole));
   }
@@ -214,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, EveryPair,
                            return name;
                          });
 
-TEST(MoveTest, NothingMovesWhereTheLayoutStays) {
+TEST(MoveTest, EqualLayoutsAreIdentity) {
   for (const Mesh& mesh : {Mesh({{"a", 2}}), Mesh({{"a", 2}, {"b", 3}})}) {
     for (const Layout& layout : AllLayouts(mesh, 2)) {
       const Shape shape{5, 7};
@@ -233,7 +232,7 @@ TEST(MoveTest, OrderOfAxesMatters) {
     return PlanMove(shape, mesh, 1, Placement::Of(shape, Layout::Split(0, {"a", "b"}), mesh),
                     Placement::Of(shape, Layout::Split(0, {"b", "a"}), mesh));
   };
-  EXPECT_EQ(move({4, 3}).words_sent(), 3);
+  EXPECT_EQ(move({4, 3}).elements_sent(), 3);
   EXPECT_TRUE(move({0, 3}).is_identity());
 }
 
@@ -246,8 +245,8 @@ TEST(MoveTest, RanksAgreeOnTheSteps) {
   const std::vector<Move> moves = PlanAll(shape, mesh, first, second);
   ASSERT_EQ(moves[2].steps.size(), 1U);
   EXPECT_TRUE(moves[2].steps[0].is_identity()) << "a rank that has nothing and needs nothing";
-  EXPECT_EQ(moves[0].words_sent(), 12);
-  EXPECT_EQ(moves[1].steps[0].words_received(), 12);
+  EXPECT_EQ(moves[0].elements_sent(), 12);
+  EXPECT_EQ(moves[1].steps[0].elements_received(), 12);
   EXPECT_FALSE(moves[1].steps[0].is_identity());
 }
 
@@ -255,7 +254,7 @@ int64_t AllWords(const Shape& shape, const Mesh& mesh, const Layout& from, const
   int64_t words = 0;
   for (const Move& move : PlanAll(shape, mesh, Placement::Of(shape, from, mesh),
                                   Placement::Of(shape, to, mesh), kWords)) {
-    words += move.words_sent();
+    words += move.elements_sent();
   }
   return words;
 }
@@ -292,7 +291,7 @@ TEST(MoveTest, PlanesMoveApart) {
 }
 
 // Small sums are not worth two steps.
-TEST(MoveTest, CostDecidesBetweenOneStepAndTwo) {
+TEST(MoveTest, CostSelectsOneOrTwoSteps) {
   const Mesh mesh({{"a", 4}});
   const auto steps = [&](int64_t n) {
     const Shape shape{n};
@@ -307,14 +306,14 @@ TEST(MoveTest, CostDecidesBetweenOneStepAndTwo) {
 }
 
 // The piece in between is cut where it cuts evenly.
-TEST(MoveTest, TheDimensionInBetweenIsChosen) {
+TEST(MoveTest, SelectsIntermediateDimension) {
   const Mesh mesh({{"a", 4}});
   const Shape shape{5, 64};
   const Move move = PlanMove(shape, mesh, 0, Placement::Of(shape, {.partial_sum = {"a"}}, mesh),
                              Placement::Of(shape, {}, mesh), kWords);
   ASSERT_EQ(move.steps.size(), 2U);
   EXPECT_EQ(move.steps[0].make, (Box{{0, 0}, {5, 16}}));
-  EXPECT_EQ(move.scratch_words(), 80);
+  EXPECT_EQ(move.scratch_elements(), 80);
   EXPECT_TRUE(move.steps[0].sums);
   EXPECT_FALSE(move.steps[1].sums);
 }
@@ -340,16 +339,16 @@ class HaloTest : public ::testing::Test {
 TEST_F(HaloTest, TravelsBothWays) {
   ExpectRight(shape_, mesh_, part_, wide_);
   const std::vector<Move> moves = PlanAll(shape_, mesh_, part_, wide_);
-  EXPECT_EQ(moves[0].words_sent(), 30);
-  EXPECT_EQ(moves[1].words_sent(), 60);
-  EXPECT_EQ(moves[2].words_sent(), 30);
+  EXPECT_EQ(moves[0].elements_sent(), 30);
+  EXPECT_EQ(moves[1].elements_sent(), 60);
+  EXPECT_EQ(moves[2].elements_sent(), 30);
   EXPECT_FALSE(moves[1].steps[0].sums);
 }
 
-TEST_F(HaloTest, GradientsOfTheOverlapAreAdded) {
+TEST_F(HaloTest, AddsOverlappingGradients) {
   ExpectRight(shape_, mesh_, wide_, part_);
   const std::vector<Move> moves = PlanAll(shape_, mesh_, wide_, part_);
-  EXPECT_EQ(moves[1].words_sent(), 60);
+  EXPECT_EQ(moves[1].elements_sent(), 60);
   EXPECT_TRUE(moves[1].steps[0].sums);
 }
 

@@ -37,7 +37,7 @@ TEST(TensorTest, StartsWithZeros) {
   EXPECT_THAT(tensor.span(), Each(0.0F));
 }
 
-TEST(TensorTest, IsAlignedForVectorInstructions) {
+TEST(TensorTest, IsAligned) {
   for (int64_t n : {1, 3, 16, 17, 1000}) {
     const Tensor tensor(Shape{n});
     EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % 64, 0U) << n;

@@ -6,7 +6,7 @@
 #include "base/digest.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "spec/text.h"
+#include "model/run_file.h"
 
 namespace cadre {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "coordinator/plan/planner.h"
+#include "plan/search/planner.h"
 #include "tests/torch/curve.h"
 #include "tests/torch/fixtures.h"
 #include "tests/torch/folder.h"
@@ -60,12 +60,11 @@ Curve ReadCurveNamed(const std::string& name) {
 
 absl::StatusOr<GroupResult> Train(const Curve& curve, int ranks) {
   CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(curve.spec, ranks));
-  Ranks group([] { return MakeCpuKernels(1); });
-  return group.Train(
-      curve.spec, plan,
-      {.steps = curve.steps(),
-       .rate = curve.spec.schedule().base_rate(),
-       .batches = [&curve](int64_t step) { return curve.batches[static_cast<size_t>(step)]; }});
+  Ranks group([] { return MakeCpuBackend(1); });
+  return group.Train(curve.spec, plan,
+                     {.steps = curve.steps(),
+                      .rate = curve.spec.schedule().base_rate(),
+                      .batches = [&curve](int64_t step) { return curve.batches[step]; }});
 }
 
 struct Apart {

@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "spec/op_indices.h"
-#include "spec/safetensors.h"
+#include "model/formats/safetensors.h"
+#include "model/op_indices.h"
 #include "tests/torch/curve.h"
 
 DEFINE_string(spec, "", "the run's spec");

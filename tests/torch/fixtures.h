@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "spec/safetensors.h"
+#include "model/formats/safetensors.h"
 
 namespace cadre {
 

@@ -12,7 +12,7 @@ namespace cadre {
 
 // Of `--fixtures=FOLDER`; "tests/torch" where it is not given.
 inline std::string FixturesFolder() {
-  for (const std::string& argument : testing::internal::GetArgvs()) {
+  for (const std::string& argument : ::testing::internal::GetArgvs()) {
     absl::string_view rest = argument;
     if (absl::ConsumePrefix(&rest, "--fixtures=")) return std::string(rest);
   }

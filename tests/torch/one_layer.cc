@@ -7,7 +7,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "spec/ownership.h"
+#include "plan/ownership.h"
 #include "worker/optim/slice_optimizer.h"
 #include "worker/transport/thread_transport.h"
 
@@ -20,7 +20,7 @@ Floats Garbage(int64_t words) {
 }
 
 Floats BufferOf(const Tape& tape, int number) {
-  return Garbage(number < 0 ? 0 : tape.buffers[static_cast<size_t>(number)].words);
+  return Garbage(number < 0 ? 0 : tape.buffers[number].words);
 }
 
 int NumberOf(const Graph& graph, const std::string& name) {
@@ -43,7 +43,7 @@ Plan OneRankPlan(const Graph& graph, const ParameterIndex& index) {
   return plan;
 }
 
-OneLayer::OneLayer(Graph graph, const std::string& name, int64_t samples, Kernels& kernels)
+OneLayer::OneLayer(Graph graph, const std::string& name, int64_t samples, Backend& kernels)
     : graph_(std::move(graph)),
       index_(ParameterIndex::FromGraph(graph_)),
       plan_(OneRankPlan(graph_, index_)),
@@ -55,8 +55,8 @@ OneLayer::OneLayer(Graph graph, const std::string& name, int64_t samples, Kernel
       training_(MakeTape(graph_, plan_, 0, samples, /*training=*/true)),
       evaluation_(MakeTape(graph_, plan_, 0, samples, /*training=*/false)),
       layer_(MakeLayer({.layer = graph_[number_],
-                        .layouts = plan_.layers[static_cast<size_t>(number_)],
-                        .place = training_.places[static_cast<size_t>(number_)],
+                        .layouts = plan_.layers[number_],
+                        .place = training_.regions[number_],
                         .samples = samples,
                         .number = number_,
                         .kernels = kernels_,
@@ -73,7 +73,7 @@ LocalTensor OneLayer::TensorOf(const std::string& name) {
   const auto found = std::find_if(parameters.begin(), parameters.end(),
                                   [&](const LayerParameter& p) { return p.name == name; });
   CHECK(found != parameters.end()) << layer().name << " has no " << name;
-  return store_.OfLayer(index_, number_)[static_cast<size_t>(found - parameters.begin())];
+  return store_.OfLayer(index_, number_)[found - parameters.begin()];
 }
 
 std::span<float> OneLayer::Parameter(const std::string& name) { return TensorOf(name).value; }
@@ -126,7 +126,7 @@ void OneLayer::UpdateStatistics() {
   v1::Optimizer optimizer;
   optimizer.mutable_sgd();
   const Floats momenta = StatisticMomenta(graph_, index_);
-  const StepNorms norms(optimizer, static_cast<int>(index_.parameters().size()));
+  const StepNorms norms(optimizer, std::ssize(index_.parameters()));
   for (int b = 0; b < store_.buckets(); ++b) {
     SliceOptimizer slice(kernels_, optimizer, index_, momenta, store_.ownership(b));
     // Of the other layers' gradients nothing is known.

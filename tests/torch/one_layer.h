@@ -12,11 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/kernels.h"
-#include "spec/graph.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
-#include "spec/tape.h"
+#include "kernels/backend.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/plan.h"
+#include "plan/tape.h"
 #include "worker/comm/mesh_communicators.h"
 #include "worker/nn/layer.h"
 #include "worker/nn/parameter_store.h"
@@ -33,7 +33,7 @@ class OneLayer {
  public:
   // Of `graph`, the layer called `name`, for batches of `samples`.
   // Requires: there is such a layer; it is not the loss.
-  OneLayer(Graph graph, const std::string& name, int64_t samples, Kernels& kernels);
+  OneLayer(Graph graph, const std::string& name, int64_t samples, Backend& kernels);
 
   const GraphLayer& layer() const { return graph_[number_]; }
 
@@ -58,7 +58,7 @@ class OneLayer {
   const ParameterIndex index_;
   const Plan plan_;
   int number_ = 0;
-  Kernels& kernels_;
+  Backend& kernels_;
   const std::vector<std::unique_ptr<Transport>> transports_;
   MeshCommunicators comms_;
   ParameterStore store_;

@@ -32,7 +32,7 @@ constexpr double kCpuTolerance = 5e-6;
 
 struct BackEnd {
   const char* name;
-  std::unique_ptr<Kernels> (*make)();
+  std::unique_ptr<Backend> (*make)();
   double tolerance;
 };
 
@@ -131,14 +131,14 @@ class Operations : public testing::TestWithParam<BackEnd> {
       labels.push_back(static_cast<int32_t>(label));
     }
     Floats dx(x.size());
-    const Kernels::LossSums sums = kernels_->SoftmaxCrossEntropy(
+    const LossSums sums = kernels_->pointwise().SoftmaxCrossEntropy(
         rows, classes, loss.label_smoothing(), x, labels, 1.0F / static_cast<float>(rows), dx);
     const Floats y = {static_cast<float>(sums.loss / static_cast<double>(rows))};
     Compare("y", y);
     Compare("dx0", dx);
   }
 
-  const std::unique_ptr<Kernels> kernels_ = GetParam().make();
+  const std::unique_ptr<Backend> kernels_ = GetParam().make();
   Fixtures fixtures_ = OpenFixtures();
   // Name of the case, with a slash.
   std::string case_;
@@ -193,7 +193,7 @@ TEST_P(Operations, OfOptimisersAreThoseOfTorch) {
     v1::Optimizer optimizer;
     ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &optimizer)) << text;
     SliceOptimizer slice(*kernels_, optimizer, index, StatisticMomenta(graph, index), buckets[0]);
-    StepNorms norms(optimizer, static_cast<int>(index.parameters().size()));
+    StepNorms norms(optimizer, std::ssize(index.parameters()));
     const auto both = [&](const std::string& prefix, int step) {
       Floats values = fixtures_.Read(absl::StrCat(case_, prefix, "weight/", step));
       const Floats bias = fixtures_.Read(absl::StrCat(case_, prefix, "bias/", step));
@@ -214,9 +214,9 @@ TEST_P(Operations, OfOptimisersAreThoseOfTorch) {
 
 INSTANTIATE_TEST_SUITE_P(
     BackEnds, Operations,
-    testing::Values(BackEnd{"Reference", MakeReferenceKernels, kReferenceTolerance},
-                    BackEnd{"Cpu", [] { return MakeCpuKernels(1); }, kCpuTolerance},
-                    BackEnd{"CpuInTwoThreads", [] { return MakeCpuKernels(2); }, kCpuTolerance}),
+    testing::Values(BackEnd{"Reference", MakeReferenceBackend, kReferenceTolerance},
+                    BackEnd{"Cpu", [] { return MakeCpuBackend(1); }, kCpuTolerance},
+                    BackEnd{"CpuInTwoThreads", [] { return MakeCpuBackend(2); }, kCpuTolerance}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // What a layer of run.proto can be, the fixtures have; dropout only in evaluation, since what it

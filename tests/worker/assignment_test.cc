@@ -9,8 +9,8 @@ namespace {
 
 using Machine = AssignmentMachine;
 
-v1::GroupPlace Place(uint32_t generation, uint32_t rank = 0) {
-  v1::GroupPlace place;
+v1::RankSlot Place(uint32_t generation, uint32_t rank = 0) {
+  v1::RankSlot place;
   place.set_run("run-1");
   place.set_group(1);
   place.set_generation(generation);
@@ -67,35 +67,35 @@ bool IsOne(const Machine::Actions& actions) {
 // Training in `generation`, nothing unanswered.
 Machine Training(uint32_t generation) {
   Machine machine;
-  machine.Hear(AssignmentOf(generation));
+  machine.Receive(AssignmentOf(generation));
   machine.Tell(PreparedAt(generation));
-  machine.Hear(StartOf(generation));
+  machine.Receive(StartOf(generation));
   return machine;
 }
 
 TEST(AssignmentMachine, TakesAPlaceAndStartsOnce) {
   Machine machine;
   EXPECT_FALSE(machine.place());
-  EXPECT_TRUE(IsOne<Machine::Begin>(machine.Hear(AssignmentOf(5))));
+  EXPECT_TRUE(IsOne<Machine::Begin>(machine.Receive(AssignmentOf(5))));
   ASSERT_TRUE(machine.place());
   EXPECT_EQ(machine.place()->generation(), 5U);
-  EXPECT_TRUE(machine.Hear(StartOf(5)).empty()) << "not prepared yet";
-  EXPECT_TRUE(IsOne<Machine::Say>(machine.Tell(PreparedAt(5))));
-  EXPECT_TRUE(IsOne<Machine::Go>(machine.Hear(StartOf(5))));
-  EXPECT_TRUE(machine.Hear(StartOf(5)).empty()) << "started already";
+  EXPECT_TRUE(machine.Receive(StartOf(5)).empty()) << "not prepared yet";
+  EXPECT_TRUE(IsOne<Machine::Send>(machine.Tell(PreparedAt(5))));
+  EXPECT_TRUE(IsOne<Machine::Go>(machine.Receive(StartOf(5))));
+  EXPECT_TRUE(machine.Receive(StartOf(5)).empty()) << "started already";
 }
 
 TEST(AssignmentMachine, IgnoresTheSameAndOlderAssignments) {
   Machine machine = Training(5);
-  EXPECT_TRUE(machine.Hear(AssignmentOf(5)).empty());
-  EXPECT_TRUE(machine.Hear(AssignmentOf(4)).empty());
-  machine.Hear(ReleaseOf(5));
-  EXPECT_TRUE(machine.Hear(AssignmentOf(5)).empty()) << "a generation never comes back";
+  EXPECT_TRUE(machine.Receive(AssignmentOf(5)).empty());
+  EXPECT_TRUE(machine.Receive(AssignmentOf(4)).empty());
+  machine.Receive(ReleaseOf(5));
+  EXPECT_TRUE(machine.Receive(AssignmentOf(5)).empty()) << "a generation never comes back";
 }
 
 TEST(AssignmentMachine, NewerAssignmentEndsTheOneUnderWay) {
   Machine machine = Training(5);
-  const Machine::Actions actions = machine.Hear(AssignmentOf(6));
+  const Machine::Actions actions = machine.Receive(AssignmentOf(6));
   ASSERT_EQ(actions.size(), 2U);
   EXPECT_TRUE(std::holds_alternative<Machine::Cancel>(actions[0]));
   EXPECT_TRUE(std::holds_alternative<Machine::Begin>(actions[1]));
@@ -104,47 +104,47 @@ TEST(AssignmentMachine, NewerAssignmentEndsTheOneUnderWay) {
 TEST(AssignmentMachine, WordsOfAnotherGenerationAreDropped) {
   Machine machine = Training(5);
   EXPECT_TRUE(machine.Tell(ContributedTo(4, 1)).empty());
-  EXPECT_TRUE(machine.Hear(DecisionOf(4, 1, 10)).empty());
-  EXPECT_TRUE(machine.Hear(ReleaseOf(4)).empty());
+  EXPECT_TRUE(machine.Receive(DecisionOf(4, 1, 10)).empty());
+  EXPECT_TRUE(machine.Receive(ReleaseOf(4)).empty());
   EXPECT_TRUE(machine.Fail(Place(4), false, "late").empty());
   EXPECT_TRUE(machine.place());
 }
 
 TEST(AssignmentMachine, DecisionAnswersTheContributionItNames) {
   Machine machine = Training(5);
-  EXPECT_TRUE(machine.Hear(DecisionOf(5, 1, 10)).empty()) << "nothing was contributed";
+  EXPECT_TRUE(machine.Receive(DecisionOf(5, 1, 10)).empty()) << "nothing was contributed";
   machine.Tell(ContributedTo(5, 1));
-  EXPECT_TRUE(machine.Hear(DecisionOf(5, 2, 10)).empty()) << "another round";
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 10))));
-  EXPECT_TRUE(machine.Hear(DecisionOf(5, 1, 10)).empty()) << "answered already";
+  EXPECT_TRUE(machine.Receive(DecisionOf(5, 2, 10)).empty()) << "another round";
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 10))));
+  EXPECT_TRUE(machine.Receive(DecisionOf(5, 1, 10)).empty()) << "answered already";
 }
 
 TEST(AssignmentMachine, AGroupMadeOnlyToEvaluateTakesMoreParts) {
   Machine machine;
-  machine.Hear(AssignmentOf(5));
+  machine.Receive(AssignmentOf(5));
   v1::Prepared prepared;
   *prepared.mutable_place() = Place(5);
   machine.Tell(prepared);
   v1::CoordinatorMessage start = StartOf(5);
   start.mutable_start()->set_next_step(0);
-  EXPECT_TRUE(IsOne<Machine::Go>(machine.Hear(start)));
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 0))));
+  EXPECT_TRUE(IsOne<Machine::Go>(machine.Receive(start)));
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 0))));
 }
 
 TEST(AssignmentMachine, AfterTheEndMoreEvaluationPartsMayCome) {
   Machine machine = Training(5);
   machine.Tell(ContributedTo(5, 1));
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 0))));
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Hear(DecisionOf(5, 1, 0))));
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 0))));
+  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 0))));
 }
 
 TEST(AssignmentMachine, SaysAgainWhatIsUnanswered) {
   Machine machine;
   EXPECT_TRUE(machine.Connected().empty());
-  machine.Hear(AssignmentOf(5));
+  machine.Receive(AssignmentOf(5));
   machine.Tell(PreparedAt(5));
-  ASSERT_TRUE(IsOne<Machine::Say>(machine.Connected()));
-  machine.Hear(StartOf(5));
+  ASSERT_TRUE(IsOne<Machine::Send>(machine.Connected()));
+  machine.Receive(StartOf(5));
   EXPECT_TRUE(machine.Connected().empty());
 
   machine.Tell(ContributedTo(5, 1));
@@ -153,12 +153,12 @@ TEST(AssignmentMachine, SaysAgainWhatIsUnanswered) {
   machine.Tell(adopted);
   v1::Measured measured;
   *measured.mutable_place() = Place(5);
-  EXPECT_TRUE(IsOne<Machine::Say>(machine.Tell(measured)));
+  EXPECT_TRUE(IsOne<Machine::Send>(machine.Tell(measured)));
   const Machine::Actions again = machine.Connected();
   ASSERT_EQ(again.size(), 3U);
-  EXPECT_TRUE(std::get<Machine::Say>(again[0]).message.has_measured());
-  EXPECT_TRUE(std::get<Machine::Say>(again[1]).message.has_adopted());
-  EXPECT_TRUE(std::get<Machine::Say>(again[2]).message.has_contributed());
+  EXPECT_TRUE(std::get<Machine::Send>(again[0]).message.has_measured());
+  EXPECT_TRUE(std::get<Machine::Send>(again[1]).message.has_adopted());
+  EXPECT_TRUE(std::get<Machine::Send>(again[2]).message.has_contributed());
   measured.mutable_place()->set_generation(4);
   EXPECT_TRUE(machine.Tell(measured).empty()) << "of a generation that is over";
 }
@@ -166,13 +166,13 @@ TEST(AssignmentMachine, SaysAgainWhatIsUnanswered) {
 TEST(AssignmentMachine, FailureGivesThePlaceUpAndIsSaidUntilReleased) {
   Machine machine = Training(5);
   const Machine::Actions actions = machine.Fail(Place(5), true, "no data");
-  ASSERT_TRUE(IsOne<Machine::Say>(actions));
-  const v1::GroupFailed& failed = std::get<Machine::Say>(actions[0]).message.group_failed();
+  ASSERT_TRUE(IsOne<Machine::Send>(actions));
+  const v1::GroupFailed& failed = std::get<Machine::Send>(actions[0]).message.group_failed();
   EXPECT_TRUE(failed.permanent());
   EXPECT_EQ(failed.reason(), "no data");
   EXPECT_FALSE(machine.place());
-  EXPECT_TRUE(IsOne<Machine::Say>(machine.Connected()));
-  machine.Hear(ReleaseOf(5));
+  EXPECT_TRUE(IsOne<Machine::Send>(machine.Connected()));
+  machine.Receive(ReleaseOf(5));
   EXPECT_TRUE(machine.Connected().empty());
 }
 
@@ -180,39 +180,39 @@ TEST(AssignmentMachine, ACoordinatorThatForgotUsEndsThePlace) {
   Machine machine = Training(5);
   v1::CoordinatorMessage message;
   message.mutable_refused()->set_refusal(v1::REFUSAL_OVERSIZED);
-  EXPECT_TRUE(machine.Hear(message).empty()) << "concerns a message, not the place";
+  EXPECT_TRUE(machine.Receive(message).empty()) << "concerns a message, not the place";
   EXPECT_TRUE(machine.place());
   message.mutable_refused()->set_refusal(v1::REFUSAL_UNKNOWN_MEMBER);
-  EXPECT_TRUE(IsOne<Machine::Cancel>(machine.Hear(message)));
+  EXPECT_TRUE(IsOne<Machine::Cancel>(machine.Receive(message)));
   EXPECT_FALSE(machine.place());
 }
 
 TEST(AssignmentMachine, ALateReleaseDoesNotAnswerANewerFailure) {
   Machine machine = Training(5);
   machine.Fail(Place(5), false, "first");
-  machine.Hear(AssignmentOf(6));
+  machine.Receive(AssignmentOf(6));
   machine.Fail(Place(6), true, "second");
-  machine.Hear(ReleaseOf(5));
+  machine.Receive(ReleaseOf(5));
   const Machine::Actions again = machine.Connected();
-  ASSERT_TRUE(IsOne<Machine::Say>(again));
-  EXPECT_EQ(std::get<Machine::Say>(again[0]).message.group_failed().reason(), "second");
+  ASSERT_TRUE(IsOne<Machine::Send>(again));
+  EXPECT_EQ(std::get<Machine::Send>(again[0]).message.group_failed().reason(), "second");
 }
 
 TEST(AssignmentMachine, ANewStoreMayCountGenerationsFromOneAgain) {
   Machine machine = Training(5);
-  machine.Hear(ReleaseOf(5));
+  machine.Receive(ReleaseOf(5));
   v1::CoordinatorMessage fresh = AssignmentOf(1);
   fresh.mutable_assignment()->set_lineage("another history");
-  EXPECT_TRUE(IsOne<Machine::Begin>(machine.Hear(fresh)));
+  EXPECT_TRUE(IsOne<Machine::Begin>(machine.Receive(fresh)));
 }
 
 TEST(AssignmentMachine, ShardAddressesConcernTheOwnRun) {
   Machine machine = Training(5);
   v1::CoordinatorMessage message;
   message.mutable_shard_addresses()->set_run("run-2");
-  EXPECT_TRUE(machine.Hear(message).empty());
+  EXPECT_TRUE(machine.Receive(message).empty());
   message.mutable_shard_addresses()->set_run("run-1");
-  EXPECT_TRUE(IsOne<Machine::MoveShards>(machine.Hear(message)));
+  EXPECT_TRUE(IsOne<Machine::MoveShards>(machine.Receive(message)));
 }
 
 v1::CoordinatorMessage TraceStepsOf(uint32_t generation) {
@@ -224,13 +224,13 @@ v1::CoordinatorMessage TraceStepsOf(uint32_t generation) {
 
 TEST(AssignmentMachine, ATraceConcernsTheTrainingUnderWay) {
   Machine machine;
-  EXPECT_TRUE(machine.Hear(TraceStepsOf(5)).empty());
-  machine.Hear(AssignmentOf(5));
+  EXPECT_TRUE(machine.Receive(TraceStepsOf(5)).empty());
+  machine.Receive(AssignmentOf(5));
   machine.Tell(PreparedAt(5));
-  EXPECT_TRUE(machine.Hear(TraceStepsOf(5)).empty()) << "it does not train yet";
-  machine.Hear(StartOf(5));
-  EXPECT_TRUE(machine.Hear(TraceStepsOf(4)).empty()) << "another generation";
-  const Machine::Actions actions = machine.Hear(TraceStepsOf(5));
+  EXPECT_TRUE(machine.Receive(TraceStepsOf(5)).empty()) << "it does not train yet";
+  machine.Receive(StartOf(5));
+  EXPECT_TRUE(machine.Receive(TraceStepsOf(4)).empty()) << "another generation";
+  const Machine::Actions actions = machine.Receive(TraceStepsOf(5));
   ASSERT_TRUE(IsOne<Machine::TraceNext>(actions));
   EXPECT_EQ(std::get<Machine::TraceNext>(actions[0]).trace.request(), 7U);
 }
@@ -241,7 +241,7 @@ TEST(AssignmentMachine, ATraceIsSaidOnce) {
   *traced.mutable_place() = Place(4);
   EXPECT_TRUE(machine.Tell(traced).empty()) << "another generation";
   *traced.mutable_place() = Place(5);
-  EXPECT_TRUE(IsOne<Machine::Say>(machine.Tell(traced)));
+  EXPECT_TRUE(IsOne<Machine::Send>(machine.Tell(traced)));
   EXPECT_TRUE(machine.Connected().empty()) << "whoever still wants it asks again";
 }
 

@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "coordinator/plan/planner.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "plan/search/planner.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
 #include "tests/server/fake_coordinator.h"
@@ -35,7 +35,7 @@ class EmulatedCompute final : public Compute {
   explicit EmulatedCompute(FakeNccl& nccl)
       : nccl_(nccl), rank_(MakeEmulatedRank(EmulatedRankOptions{.memory = kMemory})) {}
 
-  Kernels& kernels() override { return *rank_.kernels; }
+  Backend& kernels() override { return *rank_.kernels; }
   std::string name() const override { return rank_.device->name(); }
   int64_t memory_bytes() const override { return rank_.device->memory_limit(); }
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
@@ -62,7 +62,7 @@ class DeviceEndTest : public ::testing::Test {
     auto worker = Worker::Start(options);
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
-    hello_ = coordinator_.Hear(v1::MemberMessage::kHello).hello();
+    hello_ = coordinator_.Receive(v1::MemberMessage::kHello).hello();
     address_ = hello_.address();
     ASSERT_TRUE(coordinator_.WaitForJoin());
   }
@@ -108,12 +108,12 @@ class DeviceEndTest : public ::testing::Test {
     ASSERT_TRUE(plan.ok()) << plan.status();
     *assignment.mutable_plan() = *plan;
     assignment.add_peers(address_);
-    coordinator_.Say(message);
+    coordinator_.Send(message);
   }
 
   void StartTraining(uint32_t generation) {
     Assign(generation);
-    ASSERT_TRUE(coordinator_.Hear(v1::MemberMessage::kPrepared).has_prepared());
+    ASSERT_TRUE(coordinator_.Receive(v1::MemberMessage::kPrepared).has_prepared());
     v1::CoordinatorMessage message;
     v1::Start& start = *message.mutable_start();
     start.mutable_place()->set_run("run-1");
@@ -121,12 +121,12 @@ class DeviceEndTest : public ::testing::Test {
     start.set_next_step(1'000'000);
     start.set_total_steps(1'000'000);
     start.set_groups(1);
-    coordinator_.Say(message);
-    ASSERT_TRUE(coordinator_.Hear(v1::MemberMessage::kProgress).has_progress());
+    coordinator_.Send(message);
+    ASSERT_TRUE(coordinator_.Receive(v1::MemberMessage::kProgress).has_progress());
   }
 
   v1::GroupFailed HearFailure() {
-    return coordinator_.Hear(v1::MemberMessage::kGroupFailed).group_failed();
+    return coordinator_.Receive(v1::MemberMessage::kGroupFailed).group_failed();
   }
 
   // Of the device that is trained on.
@@ -185,7 +185,7 @@ TEST_F(DeviceEndTest, ALostDeviceEndsTheGroupAndThenTheWorker) {
   // Nothing was tried in this process.
   EXPECT_EQ(made(), 1);
   worker_.reset();
-  EXPECT_THAT(coordinator_.Hear(v1::MemberMessage::kGoodbye).goodbye().reason(),
+  EXPECT_THAT(coordinator_.Receive(v1::MemberMessage::kGoodbye).goodbye().reason(),
               HasSubstr("the GPU is lost"));
 }
 
@@ -223,7 +223,7 @@ TEST_F(DeviceEndTest, AReleasedWorkerTrainsInTheNextGroup) {
     release.mutable_place()->set_run("run-1");
     release.mutable_place()->set_generation(generation);
     release.set_reason("the run was stopped");
-    coordinator_.Say(message);
+    coordinator_.Send(message);
   }
   ASSERT_NO_FATAL_FAILURE(StartTraining(5));
   EXPECT_FALSE(ended_.HasBeenNotified());

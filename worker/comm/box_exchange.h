@@ -1,11 +1,11 @@
-// Carries out moves (tensor/move.h) over the ranks of a group.
+// Executes moves (tensor/move.h) among the ranks of a group.
 //
-// Tensors lie in the memory of the kernels' device and may be of any type that the kernels copy and
-// add boxes of; messages are of the same type. On devices other than the host a run is enqueued on
-// the current lane, as the transport's calls are.
+// Tensors are in the memory of the kernels' device and of any type for which the kernels can copy
+// and add boxes; messages have the same type. On devices other than the host a run is enqueued on
+// the current stream, as the transport's calls are.
 //
-// Guarantees: sums are added in the order that the move lists, so the bits depend on the plan
-// alone; of bf16, each addition is rounded to bf16. Nothing is sent for what a rank has itself.
+// Guarantees: sums are added in the order that the move lists, so bits depend on the plan alone;
+// with bf16, each addition is rounded to bf16. A rank sends no message to itself.
 // Threads: as the transport.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "device/device.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tensor/dtype.h"
 #include "tensor/move.h"
 #include "tensor/values.h"
@@ -27,40 +27,40 @@ namespace cadre {
 class BoxExchange {
  public:
   // Borrows both.
-  BoxExchange(MeshCommunicators& comms, Kernels& kernels) : comms_(comms), kernels_(kernels) {}
+  BoxExchange(MeshCommunicators& comms, Backend& kernels) : comms_(comms), kernels_(kernels) {}
 
-  // make = the exchange of have. A collective of the exchange's members; every rank of the group
-  // calls the exchanges of a move in the same order. Requires: values of one type and of the boxes'
-  // sizes that do not overlap.
+  // Computes `make` from `have` by one exchange. A collective of the exchange's members; all ranks
+  // of the group call the exchanges of a move in the same order. Requires: both have one type and
+  // the sizes of the boxes, and do not overlap.
   absl::Status Run(const Exchange& exchange, ConstValues have, Values make);
 
-  // All steps. Requires: !move.is_identity().
+  // Executes all steps. Requires: !move.is_identity().
   absl::Status Run(const Move& move, ConstValues have, Values make);
 
-  // Takes the scratch of a move of elements of `type` before it is run first. True: scratch that
-  // was there has moved. Requires: nothing is under way.
+  // Allocates the scratch of a move of elements of `type` before its first run. Returns whether
+  // existing scratch was reallocated. Requires: no run is in progress.
   bool Reserve(const Move& move, DType type);
-  // Bytes of scratch that it holds.
+  // Bytes of scratch.
   int64_t buffer_bytes() const {
-    return static_cast<int64_t>(outgoing_.size() + arriving_.size() + between_.size());
+    return send_scratch_.size() + receive_scratch_.size() + intermediate_.size();
   }
 
  private:
   using Scratch = DeviceArray<std::byte>;
 
-  // True: it had to grow.
+  // Returns whether existing scratch was reallocated.
   bool Grow(Scratch& scratch, int64_t elements, DType type);
-  // What goes to each member, in place or packed; what goes to oneself is not among it.
+  // The message to each other member, in `have` or packed into scratch.
   std::vector<std::span<const std::byte>> Pack(const Exchange& exchange, ConstValues have);
-  // Where what comes from each member arrives: in `make`, or beside it.
-  std::vector<Values> Room(const Exchange& exchange, Values make);
+  // The destination of the message from each other member: in `make` or in scratch.
+  std::vector<Values> ReceiveBuffers(const Exchange& exchange, Values make);
 
   MeshCommunicators& comms_;
-  Kernels& kernels_;
-  // Messages that are not one run of memory are packed here.
-  Scratch outgoing_;
-  Scratch arriving_;
-  Scratch between_;
+  Backend& kernels_;
+  // Messages that are not contiguous in a tensor.
+  Scratch send_scratch_;
+  Scratch receive_scratch_;
+  Scratch intermediate_;
 };
 
 }  // namespace cadre

@@ -1,3 +1,29 @@
+// Why an order must be agreed on: collectives of different buckets become ready in different orders
+// on different ranks, since each finishes its gradients at its own pace. Two ranks that start two
+// collectives in opposite orders wait for each other. Horovod and PyTorch DDP solve this with a
+// coordinator or with a fixed bucket order; this queue has rank 0 decide per collective.
+//
+// Protocol. Every rank posts work under a key that is equal on all ranks. Rank 0 takes the pending
+// work with the lowest priority value, sends its key to all other ranks on channel kOrder, and
+// executes it. Another rank receives the key and waits until its own computation has posted that
+// work. The wait is finite because every rank posts every key and no rank waits for a collective
+// that it posts later.
+//
+// Latency. Rank 0 announces one key ahead: while a collective runs, the key of the next one is
+// already with the other ranks. An announcement costs a message only if the queue was empty.
+//
+// Invariants:
+// - Rank 0 executes keys in the order of its announcements; the others in the order of arrival,
+// which
+//   is the same since a channel is FIFO.
+// - work_ contains everything that is posted and unfinished; waiting_ the part of it that is
+// neither
+//   announced by rank 0 nor running; expected_ keys that will be posted. Wait(key) returns when key
+//   is in none of them.
+// - An idle queue receives nothing, so a group between two steps does not run into the transport's
+//   timeout.
+//
+// Failure: the first error aborts the transport, which fails the queues of all ranks.
 #include "worker/comm/collective_queue.h"
 
 #include <span>
@@ -9,17 +35,17 @@
 namespace cadre {
 
 CollectiveQueue::CollectiveQueue(Transport& transport)
-    : transport_(transport), thread_([this] { Serve(); }) {}
+    : transport_(transport), thread_([this] { Loop(); }) {}
 
 CollectiveQueue::~CollectiveQueue() {
   bool left = false;
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    left = !pieces_.empty() || !expected_.empty();
+    left = !work_.empty() || !expected_.empty();
   }
-  // The thread may be waiting for the others, and they for it.
-  if (left) transport_.Abort(absl::CancelledError("a rank left with collectives unfinished"));
+  // The thread may be blocked in a collective, and the other ranks may wait for it.
+  if (left) transport_.Abort(absl::CancelledError("a rank left before its collectives finished"));
   thread_.join();
 }
 
@@ -27,9 +53,9 @@ void CollectiveQueue::Post(uint64_t key, int64_t priority, std::function<absl::S
   absl::MutexLock lock(&mutex_);
   if (!status_.ok()) return;
   const uint64_t number = posted_++;
-  const bool is_new = pieces_.try_emplace(key, Piece{priority, number, std::move(work)}).second;
+  const bool is_new = work_.try_emplace(key, Work{priority, number, std::move(work)}).second;
   CHECK(is_new) << "work " << key << " is posted twice";
-  waiting_.emplace(Place(priority, number), key);
+  waiting_.emplace(Order(priority, number), key);
   expected_.erase(key);
 }
 
@@ -44,7 +70,7 @@ void CollectiveQueue::Forget(uint64_t key) {
 }
 
 void CollectiveQueue::Fail(const absl::Status& reason) {
-  // Outside of the lock, as in Done.
+  // Outside the lock, as in Finish.
   transport_.Abort(reason);
   absl::MutexLock lock(&mutex_);
   if (status_.ok()) status_ = reason;
@@ -53,7 +79,7 @@ void CollectiveQueue::Fail(const absl::Status& reason) {
 absl::Status CollectiveQueue::Wait(uint64_t key) {
   absl::MutexLock lock(&mutex_);
   const auto done = [this, key]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !status_.ok() || (pieces_.count(key) == 0 && expected_.count(key) == 0);
+    return !status_.ok() || (work_.count(key) == 0 && expected_.count(key) == 0);
   };
   mutex_.Await(absl::Condition(&done));
   return status_;
@@ -65,30 +91,30 @@ absl::Status CollectiveQueue::WaitAll() {
   return status_;
 }
 
-void CollectiveQueue::Serve() {
+void CollectiveQueue::Loop() {
   while (true) {
     const absl::StatusOr<std::optional<uint64_t>> next = Next();
-    if (!next.ok()) return Done(0, next.status());
+    if (!next.ok()) return Finish(0, next.status());
     if (!next->has_value()) return;
     const uint64_t key = **next;
-    const std::function<absl::Status()> work = Take(key);
+    const std::function<absl::Status()> work = TakeWork(key);
     if (work == nullptr) return;
     const absl::Status status = work();
-    Done(key, status);
+    Finish(key, status);
     if (!status.ok()) return;
   }
 }
 
 absl::StatusOr<std::optional<uint64_t>> CollectiveQueue::Next() {
   {
-    // Without work nobody listens, so that a group that rests is not taken for dead.
+    // An idle rank does not receive, so that an idle group does not run into the timeout.
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(this, &CollectiveQueue::HasWork));
     if (stopping_ || !status_.ok()) return std::optional<uint64_t>();
   }
-  if (transport_.rank() != 0) return Hear();
-  if (!ahead_) CADRE_RETURN_IF_ERROR(Announce());
-  const std::optional<uint64_t> next = std::exchange(ahead_, std::nullopt);
+  if (transport_.rank() != 0) return ReceiveKey();
+  if (!announced_) CADRE_RETURN_IF_ERROR(Announce());
+  const std::optional<uint64_t> next = std::exchange(announced_, std::nullopt);
   CADRE_RETURN_IF_ERROR(Announce());
   return next;
 }
@@ -101,7 +127,7 @@ absl::Status CollectiveQueue::Announce() {
     key = waiting_.begin()->second;
     waiting_.erase(waiting_.begin());
   }
-  ahead_ = key;
+  announced_ = key;
   std::vector<Transfer> sends;
   for (int rank = 1; rank < transport_.size(); ++rank) {
     sends.push_back({.kind = Transfer::Kind::kSend,
@@ -113,7 +139,7 @@ absl::Status CollectiveQueue::Announce() {
   return transport_.Run(Transport::kOrder, tag, sends, {});
 }
 
-absl::StatusOr<uint64_t> CollectiveQueue::Hear() {
+absl::StatusOr<uint64_t> CollectiveQueue::ReceiveKey() {
   uint64_t key = 0;
   const Transfer receive{.kind = Transfer::Kind::kReceive,
                          .peer = 0,
@@ -123,24 +149,24 @@ absl::StatusOr<uint64_t> CollectiveQueue::Hear() {
   return key;
 }
 
-std::function<absl::Status()> CollectiveQueue::Take(uint64_t key) {
+std::function<absl::Status()> CollectiveQueue::TakeWork(uint64_t key) {
   absl::MutexLock lock(&mutex_);
   const auto posted = [this, key]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !status_.ok() || pieces_.count(key) > 0;
+    return stopping_ || !status_.ok() || work_.count(key) > 0;
   };
   mutex_.Await(absl::Condition(&posted));
   if (stopping_ || !status_.ok()) return nullptr;
-  Piece& piece = pieces_.at(key);
-  waiting_.erase(Place(piece.priority, piece.number));
+  Work& found = work_.at(key);
+  waiting_.erase(Order(found.priority, found.number));
   running_ = true;
-  return std::move(piece.work);
+  return std::move(found.work);
 }
 
-void CollectiveQueue::Done(uint64_t key, const absl::Status& status) {
-  // Outside of the lock: whoever waits for the transport may hold on to it.
+void CollectiveQueue::Finish(uint64_t key, const absl::Status& status) {
+  // Outside the lock, because Abort calls into the transport.
   if (!status.ok()) transport_.Abort(status);
   absl::MutexLock lock(&mutex_);
-  pieces_.erase(key);
+  work_.erase(key);
   running_ = false;
   if (status_.ok()) status_ = status;
 }

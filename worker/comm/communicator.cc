@@ -16,8 +16,8 @@
 namespace cadre {
 namespace {
 
-// Schedules that are kept: those of all chunks of a model's buckets, reduced and gathered.
-constexpr size_t kKept = 1024;
+// Capacity of the cache: enough for reduce-scatter and all-gather of all chunks of all buckets.
+constexpr size_t kMaxSchedules = 1024;
 
 uint32_t GroupHash(const std::vector<int>& members) {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
@@ -30,8 +30,8 @@ std::span<std::byte> Bytes(std::span<T> data) {
   return std::as_writable_bytes(data);
 }
 
-// A transport reads what is sent and never writes it.
-std::span<std::byte> ToSend(std::span<const std::byte> data) {
+// Transfer::data is writable for receives; a transport only reads the data of a send.
+std::span<std::byte> AsMutable(std::span<const std::byte> data) {
   return {const_cast<std::byte*>(data.data()), data.size()};
 }
 
@@ -47,19 +47,19 @@ Transfer::Kind TransferKind(ScheduleStep::Kind kind) {
   LOG(FATAL) << "no kind " << static_cast<int>(kind);
 }
 
-std::vector<Piece> PiecesAt(std::span<const int64_t> offsets) {
-  std::vector<Piece> pieces;
-  for (size_t i = 1; i < offsets.size(); ++i) pieces.push_back({offsets[i - 1], offsets[i]});
-  return pieces;
+std::vector<Interval> IntervalsAt(std::span<const int64_t> offsets) {
+  std::vector<Interval> intervals;
+  for (size_t i = 1; i < offsets.size(); ++i) intervals.push_back({offsets[i - 1], offsets[i]});
+  return intervals;
 }
 
-int64_t Total(std::span<const Piece> pieces) {
+int64_t Total(std::span<const Interval> intervals) {
   int64_t total = 0;
-  for (const Piece& piece : pieces) total += piece.size();
+  for (const Interval& interval : intervals) total += interval.size();
   return total;
 }
 
-bool Knows(Collective collective, Algorithm algorithm) {
+bool Supports(Collective collective, Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kRing:
     case Algorithm::kButterfly:
@@ -75,36 +75,35 @@ bool Knows(Collective collective, Algorithm algorithm) {
   return false;
 }
 
-absl::Status CheckPieces(std::span<const Piece> pieces, int64_t elements, int members) {
-  const auto refused = [&](absl::string_view why) {
-    return absl::InvalidArgumentError(absl::StrCat(pieces.size(), " pieces of ", elements,
+absl::Status CheckIntervals(std::span<const Interval> intervals, int64_t elements, int members) {
+  const auto error = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat(intervals.size(), " intervals of ", elements,
                                                    " elements among ", members, " members: ", why));
   };
-  if (pieces.size() != static_cast<size_t>(members)) return refused("not one for each");
-  std::vector<Piece> sorted;
-  for (const Piece& piece : pieces) {
-    if (piece.begin < 0 || piece.begin > piece.end || piece.end > elements) {
-      return refused(absl::StrCat("[", piece.begin, ", ", piece.end, ") is not in the data"));
+  if (intervals.size() != static_cast<size_t>(members)) return error("the numbers differ");
+  std::vector<Interval> sorted;
+  for (const Interval& interval : intervals) {
+    if (interval.begin < 0 || interval.begin > interval.end || interval.end > elements) {
+      return error(absl::StrCat("[", interval.begin, ", ", interval.end, ") is outside the data"));
     }
-    if (piece.size() > 0) sorted.push_back(piece);
+    if (interval.size() > 0) sorted.push_back(interval);
   }
   std::sort(sorted.begin(), sorted.end(),
-            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < sorted.size(); ++i) {
-    if (sorted[i].begin < sorted[i - 1].end) return refused("some overlap");
+    if (sorted[i].begin < sorted[i - 1].end) return error("some overlap");
   }
   return absl::OkStatus();
 }
 
-// A sum needs numbers, whole and where the processor expects them.
+// Whether the data consists of whole, aligned elements.
 absl::Status CheckData(DType type, std::span<const std::byte> data) {
   if (data.size() % SizeOf(type) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(data.size(), " bytes are no whole number of ", DTypeName(type)));
+        absl::StrCat(data.size(), " bytes are not a whole number of ", DTypeName(type)));
   }
   if (reinterpret_cast<uintptr_t>(data.data()) % SizeOf(type) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("data is not where ", DTypeName(type), " can be"));
+    return absl::InvalidArgumentError(absl::StrCat("data is not aligned for ", DTypeName(type)));
   }
   return absl::OkStatus();
 }
@@ -132,16 +131,17 @@ absl::Status Communicator::AllReduce(Algorithm algorithm, DType type, std::span<
 }
 
 absl::Status Communicator::ReduceScatter(Algorithm algorithm, DType type, std::span<std::byte> data,
-                                         std::span<const Piece> pieces) {
+                                         std::span<const Interval> intervals) {
   if (type == DType::kBytes) return absl::InvalidArgumentError("bytes are not added");
-  return Run({.collective = Collective::kReduceScatter, .algorithm = algorithm, .pieces = pieces},
-             type, data);
+  return Run(
+      {.collective = Collective::kReduceScatter, .algorithm = algorithm, .intervals = intervals},
+      type, data);
 }
 
 absl::Status Communicator::AllGather(Algorithm algorithm, DType type, std::span<std::byte> data,
-                                     std::span<const Piece> pieces) {
-  return Run({.collective = Collective::kAllGather, .algorithm = algorithm, .pieces = pieces}, type,
-             data);
+                                     std::span<const Interval> intervals) {
+  return Run({.collective = Collective::kAllGather, .algorithm = algorithm, .intervals = intervals},
+             type, data);
 }
 
 absl::Status Communicator::AllReduceSum(std::span<float> data, Algorithm algorithm) {
@@ -150,25 +150,25 @@ absl::Status Communicator::AllReduceSum(std::span<float> data, Algorithm algorit
 
 absl::Status Communicator::ReduceScatterSum(std::span<float> data, std::span<const int64_t> offsets,
                                             Algorithm algorithm) {
-  return ReduceScatter(algorithm, DType::kFloat32, Bytes(data), PiecesAt(offsets));
+  return ReduceScatter(algorithm, DType::kFloat32, Bytes(data), IntervalsAt(offsets));
 }
 
 absl::Status Communicator::AllGather(std::span<float> data, std::span<const int64_t> offsets,
                                      Algorithm algorithm) {
-  return AllGather(algorithm, DType::kFloat32, Bytes(data), PiecesAt(offsets));
+  return AllGather(algorithm, DType::kFloat32, Bytes(data), IntervalsAt(offsets));
 }
 
 absl::Status Communicator::AllGatherBytes(std::span<std::byte> data,
                                           std::span<const int64_t> offsets) {
-  return AllGather(Algorithm::kRing, DType::kBytes, data, PiecesAt(offsets));
+  return AllGather(Algorithm::kRing, DType::kBytes, data, IntervalsAt(offsets));
 }
 
 absl::Status Communicator::AllReduceSum(std::span<uint64_t> data) {
-  return AllReduce(ForFew(), DType::kUInt64, Bytes(data));
+  return AllReduce(SmallAlgorithm(), DType::kUInt64, Bytes(data));
 }
 
 absl::Status Communicator::AllReduceSum(std::span<double> data) {
-  return AllReduce(ForFew(), DType::kFloat64, Bytes(data));
+  return AllReduce(SmallAlgorithm(), DType::kFloat64, Bytes(data));
 }
 
 absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
@@ -178,7 +178,7 @@ absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
 
 absl::Status Communicator::Barrier() {
   if (transport_.on_device()) {
-    return absl::InvalidArgumentError("a barrier over a device's transport would hold nobody");
+    return absl::InvalidArgumentError("a device transport has no barrier: its calls only enqueue");
   }
   return Run({.collective = Collective::kBarrier, .algorithm = Algorithm::kOnly}, DType::kBytes,
              {});
@@ -189,21 +189,21 @@ absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> 
   const auto self = static_cast<size_t>(index_);
   if (send.size() != members_.size() || receive.size() != members_.size() ||
       send[self].size() != receive[self].size()) {
-    return absl::InvalidArgumentError(absl::StrCat("pieces do not fit ", size(), " members"));
+    return absl::InvalidArgumentError(absl::StrCat("messages do not match ", size(), " members"));
   }
   CADRE_RETURN_IF_ERROR(transport_.CopyWithin(send[self], receive[self]));
   if (size() == 1) return absl::OkStatus();
   transfers_.clear();
   uint64_t bytes = 0;
   uint64_t messages = 0;
-  // By distance, so that not everybody turns to the same member first.
+  // In the order of distance, so that members do not all send to the same one first.
   for (int distance = 1; distance < size(); ++distance) {
     const int to = (index_ + distance) % size();
     const int from = (index_ - distance + size()) % size();
-    const std::span<const std::byte> out = send[static_cast<size_t>(to)];
-    const std::span<std::byte> in = receive[static_cast<size_t>(from)];
+    const std::span<const std::byte> out = send[to];
+    const std::span<std::byte> in = receive[from];
     if (!out.empty()) {
-      transfers_.push_back({Transfer::Kind::kSend, Rank(to), ToSend(out)});
+      transfers_.push_back({Transfer::Kind::kSend, Rank(to), AsMutable(out)});
       bytes += out.size();
       ++messages;
     }
@@ -217,65 +217,65 @@ absl::Status Communicator::Run(const Shape& asked, DType type, std::span<std::by
   CADRE_RETURN_IF_ERROR(CheckData(type, data));
   Shape shape = asked;
   const size_t element = SizeOf(type);
-  shape.elements = static_cast<int64_t>(data.size() / element);
-  CADRE_ASSIGN_OR_RETURN(const Made* made, Find(shape));
+  shape.elements = data.size() / element;
+  CADRE_ASSIGN_OR_RETURN(const CachedSchedule* cached, FindSchedule(shape));
   if (size() == 1) return absl::OkStatus();
-  const int64_t elements = shape.pieces.empty() ? shape.elements : Total(shape.pieces);
-  const CallTag tag =
-      NextTag(shape.collective, shape.algorithm, type, static_cast<uint64_t>(elements));
-  if (shape.algorithm == Algorithm::kNative) return RunNative(*made, tag, data);
+  const int64_t elements = shape.intervals.empty() ? shape.elements : Total(shape.intervals);
+  const CallTag tag = NextTag(shape.collective, shape.algorithm, type, elements);
+  if (shape.algorithm == Algorithm::kNative) return RunNative(*cached, tag, data);
   transfers_.clear();
-  for (size_t i = 0; i < made->schedule.size(); ++i) {
-    const ScheduleStep& step = made->schedule[i];
+  for (size_t i = 0; i < cached->schedule.size(); ++i) {
+    const ScheduleStep& step = cached->schedule[i];
     transfers_.push_back({TransferKind(step.kind), Rank(step.peer),
-                          data.subspan(static_cast<size_t>(step.piece.begin) * element,
-                                       static_cast<size_t>(step.piece.size()) * element),
-                          step.after, made->rounds.empty() ? 0 : made->rounds[i]});
+                          data.subspan(static_cast<size_t>(step.interval.begin) * element,
+                                       static_cast<size_t>(step.interval.size()) * element),
+                          step.after, cached->rounds.empty() ? 0 : cached->rounds[i]});
   }
   return RunTransfers(tag, type == DType::kBytes ? Combine{} : SumOf(type),
-                      static_cast<uint64_t>(made->sent.elements) * element,
-                      static_cast<uint64_t>(made->sent.messages));
+                      static_cast<uint64_t>(cached->sent.elements) * element,
+                      cached->sent.messages);
 }
 
-absl::Status Communicator::RunNative(const Made& made, const CallTag& tag,
+absl::Status Communicator::RunNative(const CachedSchedule& cached, const CallTag& tag,
                                      std::span<std::byte> data) {
-  std::vector<std::pair<int64_t, int64_t>> pieces;
-  for (const Piece& piece : made.pieces) pieces.emplace_back(piece.begin, piece.end);
+  std::vector<std::pair<int64_t, int64_t>> intervals;
+  for (const Interval& interval : cached.intervals)
+    intervals.emplace_back(interval.begin, interval.end);
   const NativeCall call = {.collective = tag.collective,
                            .type = tag.dtype,
                            .members = members_,
                            .index = index_,
                            .data = data,
-                           .pieces = pieces};
-  return Timed(static_cast<uint64_t>(made.sent.elements) * SizeOf(tag.dtype),
-               static_cast<uint64_t>(made.sent.messages),
-               [&] { return transport_.RunNative(channel_, tag, call); });
+                           .intervals = intervals};
+  return Timed(static_cast<uint64_t>(cached.sent.elements) * SizeOf(tag.dtype),
+               cached.sent.messages, [&] { return transport_.RunNative(channel_, tag, call); });
 }
 
-absl::StatusOr<const Communicator::Made*> Communicator::Find(const Shape& shape) {
-  for (const std::unique_ptr<Made>& made : made_) {
-    const Shape& other = made->shape;
+absl::StatusOr<const Communicator::CachedSchedule*> Communicator::FindSchedule(const Shape& shape) {
+  for (const std::unique_ptr<CachedSchedule>& cached : schedules_) {
+    const Shape& other = cached->shape;
     if (other.collective == shape.collective && other.algorithm == shape.algorithm &&
         other.elements == shape.elements && other.root == shape.root &&
-        std::ranges::equal(other.pieces, shape.pieces)) {
-      return made.get();
+        std::ranges::equal(other.intervals, shape.intervals)) {
+      return cached.get();
     }
   }
   CADRE_RETURN_IF_ERROR(Check(shape));
-  auto made = std::make_unique<Made>(Made{shape, {shape.pieces.begin(), shape.pieces.end()}});
-  made->shape.pieces = made->pieces;
+  auto cached = std::make_unique<CachedSchedule>(
+      CachedSchedule{shape, {shape.intervals.begin(), shape.intervals.end()}});
+  cached->shape.intervals = cached->intervals;
   if (size() > 1) {
-    made->schedule = Make(shape, index_);
+    cached->schedule = MakeSchedule(shape, index_);
     const bool played = shape.algorithm != Algorithm::kNative;
-    if (played && transport_.on_device()) made->rounds = RoundsOfOwn(shape);
+    if (played && transport_.on_device()) cached->rounds = OwnRounds(shape);
   }
-  made->sent = WorkOf(made->schedule);
-  if (made_.size() < kKept) {
-    made_.push_back(std::move(made));
-    return made_.back().get();
+  cached->sent = WorkOf(cached->schedule);
+  if (schedules_.size() < kMaxSchedules) {
+    schedules_.push_back(std::move(cached));
+    return schedules_.back().get();
   }
-  std::unique_ptr<Made>& oldest = made_[next_made_++ % kKept];
-  oldest = std::move(made);
+  std::unique_ptr<CachedSchedule>& oldest = schedules_[next_evicted_++ % kMaxSchedules];
+  oldest = std::move(cached);
   return oldest.get();
 }
 
@@ -291,11 +291,11 @@ absl::Status Communicator::Check(const Shape& shape) const {
   }
   CADRE_RETURN_IF_ERROR(CheckAlgorithm(shape));
   if (shape.collective == Collective::kAllReduce) return absl::OkStatus();
-  return CheckPieces(shape.pieces, shape.elements, size());
+  return CheckIntervals(shape.intervals, shape.elements, size());
 }
 
 absl::Status Communicator::CheckAlgorithm(const Shape& shape) const {
-  if (Knows(shape.collective, shape.algorithm)) return absl::OkStatus();
+  if (Supports(shape.collective, shape.algorithm)) return absl::OkStatus();
   const std::string what =
       absl::StrCat(CollectiveName(shape.collective), " by ", AlgorithmName(shape.algorithm));
   if (shape.algorithm != Algorithm::kNative) {
@@ -303,22 +303,22 @@ absl::Status Communicator::CheckAlgorithm(const Shape& shape) const {
   }
   if (!transport_.has_native()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "no ", what, ": that is NCCL's, and these ranks' data is not on CUDA devices"));
+        "no ", what, ": it requires NCCL, and the data of these ranks is not on CUDA devices"));
   }
   if (has_native()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("no ", what, " among these ", size(), " ranks: NCCL was not prepared for them"));
 }
 
-Schedule Communicator::Make(const Shape& shape, int index) const {
-  // A native collective is counted as the ring, by whatever it travels.
+Schedule Communicator::MakeSchedule(const Shape& shape, int index) const {
+  // A native collective is counted as a ring.
   const Algorithm algorithm =
       shape.algorithm == Algorithm::kNative ? Algorithm::kRing : shape.algorithm;
   switch (shape.collective) {
     case Collective::kReduceScatter:
-      return ReduceScatterSchedule(algorithm, index, shape.pieces);
+      return ReduceScatterSchedule(algorithm, index, shape.intervals);
     case Collective::kAllGather:
-      return AllGatherSchedule(algorithm, index, shape.pieces);
+      return AllGatherSchedule(algorithm, index, shape.intervals);
     case Collective::kAllReduce:
       if (algorithm == Algorithm::kHierarchical) {
         return HierarchicalAllReduceSchedule(index, hosts_, shape.elements,
@@ -337,13 +337,13 @@ Schedule Communicator::Make(const Shape& shape, int index) const {
   LOG(FATAL) << "no schedule of " << CollectiveName(shape.collective);
 }
 
-std::vector<int> Communicator::RoundsOfOwn(const Shape& shape) const {
+std::vector<int> Communicator::OwnRounds(const Shape& shape) const {
   std::vector<Schedule> all;
-  for (int member = 0; member < size(); ++member) all.push_back(Make(shape, member));
-  return std::move(RoundsOf(all)[static_cast<size_t>(index_)]);
+  for (int member = 0; member < size(); ++member) all.push_back(MakeSchedule(shape, member));
+  return std::move(RoundsOf(all)[index_]);
 }
 
-Algorithm Communicator::ForFew() const {
+Algorithm Communicator::SmallAlgorithm() const {
   return has_native() ? Algorithm::kNative : Algorithm::kButterfly;
 }
 

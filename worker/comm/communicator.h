@@ -1,18 +1,18 @@
-// Collectives among some ranks of a group: the ranks along one or more axes of the mesh.
+// Collectives among some ranks of a group, such as the ranks along axes of the mesh.
 //
-// Every member makes one with the same list and channel and calls the same collectives in the same
-// order; ranks outside the list take no part. Several communicators may share one transport.
-// README.md has the steps and the bytes of each collective; schedule.h the algorithms.
+// Every member constructs one with the same list and channel and calls the same collectives in the
+// same order; other ranks do not participate. Several communicators may share one transport.
+// README.md lists steps and bytes of each collective; schedule.h has the algorithms.
 //
 // The transport is borrowed and must outlive the communicator. Threads: as the transport, one
 // thread at a time over all communicators of a transport and channel.
 //
-// Guarantees: sums are added in an order that depends only on the algorithm, the number of members
-// and the pieces, and have equal bits on all members and from run to run. With one member nothing
-// is sent and data stays as it is. Members that disagree about collective, algorithm, type, length
-// or order get an error that names both sides (see call_tag.h). After an error, data is unspecified
-// and the group is dead (see transport.h); InvalidArgument is the exception: it is returned before
-// anything is sent, and only for pieces, indices or types that cannot be right.
+// Guarantees: the order of additions depends only on algorithm, number of members and intervals, so
+// sums have equal bits on all members and in every run. With one member, calls send nothing and
+// leave data unchanged. Members that disagree about collective, algorithm, type, length or order
+// get an error that names both sides (see call_tag.h). After an error, data is unspecified and the
+// group has failed (see transport.h), except after InvalidArgument, which is returned before any
+// message is sent, for invalid intervals, indices or types.
 #pragma once
 
 #include <atomic>
@@ -39,115 +39,114 @@ class Communicator {
   // Requires: no rank twice, this rank among them; 0 <= channel < Transport::kChannels.
   Communicator(Transport& transport, std::vector<int> members, int channel = 0);
 
-  // This rank's place among the members.
+  // This rank's index among the members.
   int index() const { return index_; }
   int size() const { return static_cast<int>(members_.size()); }
   const std::vector<int>& members() const { return members_; }
-  // Whether kNative is there for its members.
+  // Whether kNative is available for its members.
   bool has_native() const { return transport_.HasNativeFor(members_); }
 
   // Every member gets the sum of `data`, elements of `type`. kRing, kButterfly, kHalvingDoubling,
-  // kHierarchical (which is halving-doubling between hosts), or kNative where the transport has
-  // that for these members (MeshCommunicators::Prepare); InvalidArgument, in words, where it has
-  // not.
+  // kHierarchical (halving-doubling between hosts), or kNative if the transport provides it for
+  // these members (MeshCommunicators::Prepare); otherwise InvalidArgument.
   absl::Status AllReduce(Algorithm algorithm, DType type, std::span<std::byte> data);
 
-  // Piece index() of `data` becomes its sum over the members; the rest is unspecified.
-  // Requires: one piece per member, none overlapping, within the data, equal on all members.
+  // Interval index() of `data` becomes its sum over the members; the rest is unspecified.
+  // Requires: one interval per member, equal on all members, within the data, without overlaps.
   absl::Status ReduceScatter(Algorithm algorithm, DType type, std::span<std::byte> data,
-                             std::span<const Piece> pieces);
-  // Piece index() is given; afterwards all pieces are there. Pieces as above.
+                             std::span<const Interval> intervals);
+  // Each member contributes interval index(); afterwards every member has all intervals.
+  // Requires: intervals as above.
   absl::Status AllGather(Algorithm algorithm, DType type, std::span<std::byte> data,
-                         std::span<const Piece> pieces);
+                         std::span<const Interval> intervals);
 
-  // Shorthand for the above.
+  // Shorthands.
   absl::Status AllReduceSum(std::span<float> data, Algorithm algorithm = Algorithm::kRing);
-  // Piece i is data[offsets[i], offsets[i + 1]).
+  // Interval i is data[offsets[i], offsets[i + 1]).
   absl::Status ReduceScatterSum(std::span<float> data, std::span<const int64_t> offsets,
                                 Algorithm algorithm = Algorithm::kRing);
   absl::Status AllGather(std::span<float> data, std::span<const int64_t> offsets,
                          Algorithm algorithm = Algorithm::kRing);
   absl::Status AllGatherBytes(std::span<std::byte> data, std::span<const int64_t> offsets);
-  // For a few numbers: by recursive doubling, which takes the fewest steps; native where the data
-  // lies on a device and the transport has that for these members.
+  // For a few numbers: recursive doubling, which takes the fewest steps; native on devices if
+  // available for these members.
   absl::Status AllReduceSum(std::span<uint64_t> data);
   absl::Status AllReduceSum(std::span<double> data);
 
-  // Member i gets send[i], and what it sends here arrives in receive[i]. Both sides of a pair know
-  // the size; where it is 0 no message goes. All pairs at the same time.
-  // Requires: a span per member in both; send[index()] and receive[index()] are of one size;
-  // nothing that is received into overlaps with anything else.
+  // Sends send[i] to member i and receives into receive[i] from it, all pairs concurrently. Both
+  // sides of a pair know the size; empty messages are omitted.
+  // Requires: one span per member in both; send[index()] and receive[index()] have equal sizes;
+  // spans to receive into do not overlap with other spans.
   absl::Status AllToAll(std::span<const std::span<const std::byte>> send,
                         std::span<const std::span<std::byte>> receive);
 
-  // Every member gets what `root` (an index) has. By a binomial tree.
+  // Every member gets the data of member `root` (an index). A binomial tree.
   absl::Status Broadcast(std::span<std::byte> data, int root);
 
-  // Returns when every member has called it. Not over a transport on a device, where nothing that
-  // is enqueued could hold the caller: InvalidArgument; the host's transport between the same ranks
-  // has barriers.
+  // Returns when every member has called it. InvalidArgument on a device transport, whose calls
+  // only enqueue; use the host transport between the same ranks.
   absl::Status Barrier();
 
-  // Payload that this object has sent, and messages that carried it; of a native collective, whose
-  // messages are the library's affair, what the ring would have sent. Any thread may ask.
+  // Payload bytes and messages that this object has sent; a native collective counts as a ring.
+  // Thread-safe.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t messages_sent() const { return messages_sent_.load(std::memory_order_relaxed); }
-  // Seconds that its calls have spent in the transport, waiting or moving. Any thread may ask.
+  // Seconds that its calls have spent in the transport. Thread-safe.
   double seconds() const {
     return 1e-9 * static_cast<double>(nanoseconds_.load(std::memory_order_relaxed));
   }
 
  private:
-  // What decides a schedule.
+  // The parameters of a schedule.
   struct Shape {
     Collective collective = Collective::kNone;
     Algorithm algorithm = Algorithm::kNone;
-    // Of the data.
+    // Elements of the data.
     int64_t elements = 0;
     int root = 0;
-    // Of a reduce-scatter and an all-gather.
-    std::span<const Piece> pieces;
+    // Reduce-scatter and all-gather only.
+    std::span<const Interval> intervals;
   };
-  // One that was made.
-  struct Made {
+  struct CachedSchedule {
     Shape shape;
-    std::vector<Piece> pieces;
+    std::vector<Interval> intervals;
     Schedule schedule;
-    // Of each step; on a device only.
+    // Round of each step; on a device only.
     std::vector<int> rounds;
     ScheduleWork sent;
   };
 
   absl::Status Run(const Shape& shape, DType type, std::span<std::byte> data);
-  absl::Status RunNative(const Made& made, const CallTag& tag, std::span<std::byte> data);
-  absl::StatusOr<const Made*> Find(const Shape& shape);
+  absl::Status RunNative(const CachedSchedule& cached, const CallTag& tag,
+                         std::span<std::byte> data);
+  absl::StatusOr<const CachedSchedule*> FindSchedule(const Shape& shape);
   // Errors: InvalidArgument, as above.
   absl::Status Check(const Shape& shape) const;
   absl::Status CheckAlgorithm(const Shape& shape) const;
-  // Of member `index`.
-  Schedule Make(const Shape& shape, int index) const;
-  std::vector<int> RoundsOfOwn(const Shape& shape) const;
-  // The best for a few numbers.
-  Algorithm ForFew() const;
-  // Adds to what was sent, calls, and counts the time.
+  // The schedule of member `index`.
+  Schedule MakeSchedule(const Shape& shape, int index) const;
+  std::vector<int> OwnRounds(const Shape& shape) const;
+  // The algorithm for a few numbers.
+  Algorithm SmallAlgorithm() const;
+  // Executes `call` and updates the counters of bytes, messages and time.
   absl::Status Timed(uint64_t bytes, uint64_t messages, absl::FunctionRef<absl::Status()> call);
   absl::Status RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes,
                             uint64_t messages);
   CallTag NextTag(Collective collective, Algorithm algorithm, DType type, uint64_t elements);
-  int Rank(int index) const { return members_[static_cast<size_t>(index)]; }
+  int Rank(int index) const { return members_[index]; }
 
   Transport& transport_;
   const std::vector<int> members_;
   const int channel_;
   int index_ = -1;
-  // Of the members, in order.
+  // Hash of the members, in order.
   uint32_t group_ = 0;
   // Hosts of the members.
   std::vector<uint64_t> hosts_;
-  // The last few, for a training step asks for the same ones again and again.
-  std::vector<std::unique_ptr<Made>> made_;
-  size_t next_made_ = 0;
-  // Kept for its memory.
+  // A cache, because every training step repeats the same collectives.
+  std::vector<std::unique_ptr<CachedSchedule>> schedules_;
+  size_t next_evicted_ = 0;
+  // Reused to avoid allocations.
   std::vector<Transfer> transfers_;
   std::atomic<uint64_t> bytes_sent_{0};
   std::atomic<uint64_t> messages_sent_{0};

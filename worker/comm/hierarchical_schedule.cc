@@ -1,4 +1,24 @@
-// First inside each host, where bytes are cheap, then between hosts, then inside again.
+// All-reduce in three phases: inside each host, between hosts, inside again.
+//
+// Links inside a host are an order of magnitude faster than those between hosts, so the bytes
+// between hosts decide. With m members on each of h hosts: a ring reduce-scatter inside the host
+// leaves each member an interval of n / m; members with the same position on all hosts all-reduce
+// their interval
+// (`across`); a ring all-gather distributes the result inside the host. Each host then sends only
+// 2 (h - 1) / h n bytes, by m members in parallel. NCCL and MPI libraries use the same
+// decomposition.
+//
+// Hosts with different numbers of members have no counterparts. There the first member of each host
+// is its leader: it reduces the data of its host, leaders all-reduce, and each broadcasts to its
+// host.
+//
+// The phases are one schedule, not three calls: a step of a phase waits for the last receive of the
+// phase before it on the same data only, so one part of the data may travel between hosts while
+// another is still reduced inside.
+//
+// Invariant: the order of additions depends on the numbering of hosts and members alone, so all
+// members hold equal bits. Limits: two levels; halving-doubling between hosts needs two extra steps
+// if their number is not a power of two.
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -15,9 +35,8 @@ std::vector<std::vector<int>> ByHost(std::span<const uint64_t> hosts) {
   std::vector<uint64_t> seen;
   std::vector<std::vector<int>> members;
   for (size_t i = 0; i < hosts.size(); ++i) {
-    const auto at =
-        static_cast<size_t>(std::find(seen.begin(), seen.end(), hosts[i]) - seen.begin());
-    if (at == seen.size()) {
+    const auto at = std::find(seen.begin(), seen.end(), hosts[i]) - seen.begin();
+    if (at == std::ssize(seen)) {
       seen.push_back(hosts[i]);
       members.emplace_back();
     }
@@ -26,17 +45,17 @@ std::vector<std::vector<int>> ByHost(std::span<const uint64_t> hosts) {
   return members;
 }
 
-// Which steps of a part wait for what was before it: those that read, or all.
+// Which steps of a phase wait for the previous phase: those that read data, or all.
 enum class Waits { kReaders, kAll };
 
-// Adds a part that is carried out among `members` on the data from `begin` on. Its steps that wait
-// for nothing wait for `before`.
+// Appends a phase among `members` on the data from `begin` on. Its steps without a dependency
+// depend on step `before`.
 void Append(Schedule& whole, const Schedule& part, std::span<const int> members, int64_t begin,
             int before, Waits waits) {
   const int first = static_cast<int>(whole.size());
   for (ScheduleStep step : part) {
-    step.peer = members[static_cast<size_t>(step.peer)];
-    step.piece = {step.piece.begin + begin, step.piece.end + begin};
+    step.peer = members[step.peer];
+    step.interval = {step.interval.begin + begin, step.interval.end + begin};
     if (step.after != ScheduleStep::kNone) {
       step.after += first;
     } else if (waits == Waits::kAll || step.kind != Kind::kReceive) {
@@ -46,14 +65,14 @@ void Append(Schedule& whole, const Schedule& part, std::span<const int> members,
   }
 }
 
-struct Place {
+struct Position {
   std::vector<std::vector<int>> by_host;
-  // Which host, and which of its members.
+  // Index of the host, and of the member on it.
   size_t host = 0;
   size_t local = 0;
 
-  const std::vector<int>& mates() const { return by_host[host]; }
-  // The members of every host at this place in it.
+  const std::vector<int>& local_members() const { return by_host[host]; }
+  // The members with the same index on each host.
   std::vector<int> Counterparts() const {
     std::vector<int> same;
     for (const std::vector<int>& members : by_host) same.push_back(members[local]);
@@ -61,58 +80,59 @@ struct Place {
   }
 };
 
-Place Find(int index, std::span<const uint64_t> hosts) {
-  Place place{.by_host = ByHost(hosts)};
-  for (size_t host = 0; host < place.by_host.size(); ++host) {
-    const std::vector<int>& members = place.by_host[host];
+Position Find(int index, std::span<const uint64_t> hosts) {
+  Position position{.by_host = ByHost(hosts)};
+  for (size_t host = 0; host < position.by_host.size(); ++host) {
+    const std::vector<int>& members = position.by_host[host];
     const auto found = std::find(members.begin(), members.end(), index);
     if (found == members.end()) continue;
-    place.host = host;
-    place.local = static_cast<size_t>(found - members.begin());
+    position.host = host;
+    position.local = found - members.begin();
   }
-  return place;
+  return position;
 }
 
-// Every member sums a piece over its host, then over all hosts, and hands it to its host. Between
-// the parts a step waits for the last receive of the part before, which covers the piece (inside a
-// host), or stands for all receives on it (between hosts; see recursive_schedule.cc, and in a ring
-// all come from one member). What the gather overwrites was sent in the reduce-scatter, and its
-// finished sum contains what was sent.
-Schedule PieceByPiece(const Place& place, int64_t elements, Algorithm across) {
-  const std::vector<int>& mates = place.mates();
-  const auto local = static_cast<int>(place.local);
-  const std::vector<Piece> pieces = EqualPieces(elements, static_cast<int>(mates.size()));
-  const Piece own = pieces[place.local];
+// Each member reduces one interval, inside the host and then between hosts, and distributes it.
+// Between phases a step depends on the last receive of the previous phase: inside a host that
+// receive covers the interval, and between hosts it completes after all other receives (receives of
+// a ring come from one member; see recursive_schedule.cc for the others). The gather overwrites
+// data that the reduce-scatter sent; the finished sum contains it, so it has left.
+Schedule ByInterval(const Position& position, int64_t elements, Algorithm across) {
+  const std::vector<int>& local_members = position.local_members();
+  const auto local = static_cast<int>(position.local);
+  const std::vector<Interval> intervals = EqualIntervals(elements, std::ssize(local_members));
+  const Interval own = intervals[position.local];
   Schedule all;
-  Append(all, RingReduceScatter(local, pieces), mates, 0, ScheduleStep::kNone, Waits::kReaders);
-  const Schedule between = AllReduceSchedule(across, static_cast<int>(place.host),
-                                             static_cast<int>(place.by_host.size()), own.size());
-  Append(all, between, place.Counterparts(), own.begin, LastReceive(all), Waits::kAll);
-  Append(all, RingAllGather(local, pieces), mates, 0, LastReceive(all), Waits::kReaders);
+  Append(all, RingReduceScatter(local, intervals), local_members, 0, ScheduleStep::kNone,
+         Waits::kReaders);
+  const Schedule between = AllReduceSchedule(across, static_cast<int>(position.host),
+                                             std::ssize(position.by_host), own.size());
+  Append(all, between, position.Counterparts(), own.begin, LastReceive(all), Waits::kAll);
+  Append(all, RingAllGather(local, intervals), local_members, 0, LastReceive(all), Waits::kReaders);
   return all;
 }
 
-// The first member of each host sums everything for it and tells it what came of it.
-Schedule ByFirstMembers(const Place& place, int64_t elements, Algorithm across) {
-  const std::vector<int>& mates = place.mates();
-  const Piece whole = {0, elements};
-  const auto members = static_cast<int>(mates.size());
+// The first member of each host reduces the host's data and broadcasts the result.
+Schedule ByLeaders(const Position& position, int64_t elements, Algorithm across) {
+  const std::vector<int>& local_members = position.local_members();
+  const Interval whole = {0, elements};
+  const auto members = static_cast<int>(local_members.size());
   Schedule all;
-  if (place.local == 0) {
-    for (size_t mate = 1; mate < mates.size(); ++mate) {
-      all.push_back({Kind::kReceiveSum, mates[mate], whole, LastReceive(all)});
+  if (position.local == 0) {
+    for (size_t mate = 1; mate < local_members.size(); ++mate) {
+      all.push_back({Kind::kReceiveSum, local_members[mate], whole, LastReceive(all)});
     }
-    const Schedule between = AllReduceSchedule(across, static_cast<int>(place.host),
-                                               static_cast<int>(place.by_host.size()), elements);
-    Append(all, between, place.Counterparts(), 0, LastReceive(all), Waits::kAll);
-    Append(all, BroadcastSchedule(0, members, elements, 0), mates, 0, LastReceive(all),
+    const Schedule between = AllReduceSchedule(across, static_cast<int>(position.host),
+                                               std::ssize(position.by_host), elements);
+    Append(all, between, position.Counterparts(), 0, LastReceive(all), Waits::kAll);
+    Append(all, BroadcastSchedule(0, members, elements, 0), local_members, 0, LastReceive(all),
            Waits::kAll);
     return all;
   }
-  all.push_back({Kind::kSend, mates[0], whole});
-  // What is received overwrites what is being sent.
-  Append(all, BroadcastSchedule(static_cast<int>(place.local), members, elements, 0), mates, 0, 0,
-         Waits::kAll);
+  all.push_back({Kind::kSend, local_members[0], whole});
+  // The result overwrites the data of the send.
+  Append(all, BroadcastSchedule(static_cast<int>(position.local), members, elements, 0),
+         local_members, 0, 0, Waits::kAll);
   return all;
 }
 
@@ -121,11 +141,12 @@ Schedule ByFirstMembers(const Place& place, int64_t elements, Algorithm across) 
 Schedule HierarchicalAllReduceSchedule(int index, std::span<const uint64_t> hosts, int64_t elements,
                                        Algorithm across) {
   CHECK(index >= 0 && static_cast<size_t>(index) < hosts.size()) << index;
-  const Place place = Find(index, hosts);
-  const bool equal = std::all_of(
-      place.by_host.begin(), place.by_host.end(),
-      [&](const std::vector<int>& members) { return members.size() == place.mates().size(); });
-  return equal ? PieceByPiece(place, elements, across) : ByFirstMembers(place, elements, across);
+  const Position position = Find(index, hosts);
+  const bool equal = std::all_of(position.by_host.begin(), position.by_host.end(),
+                                 [&](const std::vector<int>& members) {
+                                   return members.size() == position.local_members().size();
+                                 });
+  return equal ? ByInterval(position, elements, across) : ByLeaders(position, elements, across);
 }
 
 }  // namespace cadre

@@ -1,3 +1,30 @@
+// Measures alpha (latency), beta (seconds per byte), gamma (seconds per added byte) and, if
+// requested, whole all-reduces: the inputs of the planner's cost formulas.
+//
+// Agreement. All members must execute the same calls, so every repetition count and every decision
+// to stop is a function of numbers that all members share: each member's reading is all-gathered
+// and the maximum used (MaxOverMembers).
+//
+// Alpha comes from barriers, whose messages are empty: seconds divided by rounds of the
+// dissemination algorithm. A device transport has no barrier; there it is the time of one 4-byte
+// exchange in a row of enqueued exchanges.
+//
+// Beta comes from exchanges in which every member sends to the next and receives from the previous,
+// as in a ring. The size grows until an exchange takes kExchangeSeconds or the maximum size is
+// reached.
+//
+// Shaped links. Cloud networks limit bandwidth by token buckets: a burst passes at full speed and
+// only then does the sustained rate apply. A probe that fits into the burst measures the wrong
+// number. So beta is the rate of a continuous stream of exchanges of which the first reading is
+// discarded, and before samples are timed the bucket is drained (kDrainSeconds, kDrainBytes).
+//
+// Noise. Medians for latency, trimmed means for bandwidth (a median jumps between readings that
+// differ by one packet). Algorithms are interleaved and their order rotates, so that none of them
+// always runs after the same other one.
+//
+// Cost: kSampleBytes * beta seconds for samples, between kMinSampleSeconds and kMaxSampleSeconds,
+// and about as much for the rest. Limits: the group is measured as one link; a matrix of pairs is
+// worker/probe/link_matrix.h.
 #include "worker/comm/link_probe.h"
 
 #include <time.h>
@@ -21,85 +48,83 @@
 namespace cadre {
 namespace {
 
-// One that is never set.
+// A clock that is never adjusted.
 using Clock = std::chrono::steady_clock;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// What barriers get.
+// Time spent on barriers.
 constexpr double kBarrierSeconds = 0.02;
-// An exchange that lasts so long tells about how fast the link is: little of it is latency.
+// The size of exchanges grows until one takes this long, so that latency is a small part of it.
 constexpr double kExchangeSeconds = 2e-2;
-constexpr size_t kLeastExchange = size_t{64} << 10;
-constexpr size_t kMostExchange = size_t{4} << 20;
-// Shaped links let some milliseconds' worth through at first, and then so many packets at a time:
-// the bandwidth is that of a stream of exchanges, one behind the other, cut into readings of so
-// many seconds where an exchange is shorter, or longer, than the above. The first reading only
-// empties what was saved up.
+constexpr size_t kMinExchange = size_t{64} << 10;
+constexpr size_t kMaxExchange = size_t{4} << 20;
+// Seconds of one reading of a stream of exchanges, for exchanges shorter and longer than
+// kExchangeSeconds. Shaped links pass bursts of some milliseconds and then packets in batches, so a
+// reading must cover several batches; the first reading only drains the burst.
 constexpr double kFastReadingSeconds = 16e-3;
 constexpr double kSlowReadingSeconds = 50e-3;
 constexpr int kStreamReadings = 5;
-// Adding is timed on what a processor's second cache holds: what has just arrived is there.
+// Addition is timed on data in the second-level cache, where data that has just arrived is.
 constexpr size_t kSumBytes = size_t{128} << 10;
-// All-reduces get the time of so many bytes on the link, but at least and at most so many seconds.
+// Time spent on all-reduces: that of so many bytes on the link, within these limits.
 constexpr double kSampleBytes = 64e6;
-constexpr double kLeastSampleSeconds = 0.15;
-constexpr double kMostSampleSeconds = 1;
-// Sizes of the all-reduces that are timed.
-constexpr int64_t kLeastSample = int64_t{1} << 10;
-constexpr int64_t kMostSample = int64_t{16} << 20;
+constexpr double kMinSampleSeconds = 0.15;
+constexpr double kMaxSampleSeconds = 1;
+// Sizes of all-reduces in bytes.
+constexpr int64_t kMinSample = int64_t{1} << 10;
+constexpr int64_t kMaxSample = int64_t{16} << 20;
 constexpr int64_t kSampleFactor = 4;
-// Before a size is timed, what a shaped link has saved up is used: so many seconds on the link, and
-// so many bytes; as long as that does not take longer than the last, for small messages never do.
+// Before a size is timed, the burst of a shaped link is drained: the larger of so many seconds and
+// so many bytes on the link, but at most kMaxDrainSeconds.
 constexpr double kDrainSeconds = 5e-3;
 constexpr double kDrainBytes = 256 << 10;
-constexpr double kMostDrainSeconds = 12e-3;
-// One reading covers so many all-reduces that it takes at least that long; on a link that may be
-// shaped, which is one on which a byte takes so long, also several times what passes at once. A
-// size gets so many readings by each algorithm: many where they are cheap.
+constexpr double kMaxDrainSeconds = 12e-3;
+// A reading covers enough all-reduces to take kReadingSeconds; on a link that may be shaped (a byte
+// takes more than kShapedByteSeconds), enough to cover several bursts. The number of readings per
+// size and algorithm depends on their cost.
 constexpr double kReadingSeconds = 4e-4;
 constexpr double kShapedByteSeconds = 1e-9;
 constexpr double kSteadySeconds = 4e-3;
 constexpr double kSteadyBytes = 192 << 10;
-constexpr int kMostPerReading = 128;
-constexpr int kMostReadings = 15;
-constexpr int kMostSteadyReadings = 5;
-constexpr int kLeastReadings = 3;
+constexpr int kMaxPerReading = 128;
+constexpr int kMaxReadings = 15;
+constexpr int kMaxSteadyReadings = 5;
+constexpr int kMinReadings = 3;
 constexpr std::array<Algorithm, 3> kSampled = {Algorithm::kRing, Algorithm::kButterfly,
                                                Algorithm::kHalvingDoubling};
-// On a device what is enqueued together is timed together: so many exchanges, and sums of so much
-// that starting them is little of it.
+// On a device, calls that are enqueued together are timed together: so many exchanges, and sums
+// large enough to hide the launch.
 constexpr int kDeviceExchanges = 16;
 constexpr size_t kDeviceSumBytes = size_t{8} << 20;
 
-// Processor seconds of this thread, which carries its messages itself; the kernel's in its name are
-// among them.
+// Processor seconds of this thread, which moves its messages itself; includes system time.
 double ProcessorSeconds() {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Of the middle half and a little more: steady where a median would jump between readings that
-// differ by a packet, and not moved by one that was disturbed.
-double MiddleMean(std::vector<double> values) {
+// The mean without the lowest and highest quarter: more stable than a median, which jumps between
+// readings that differ by a packet, and insensitive to outliers.
+double TrimmedMean(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  const size_t aside = values.size() / 4;
+  const size_t trimmed = values.size() / 4;
   double sum = 0;
-  for (size_t i = aside; i < values.size() - aside; ++i) sum += values[i];
-  return sum / static_cast<double>(values.size() - 2 * aside);
+  for (size_t i = trimmed; i < values.size() - trimmed; ++i) sum += values[i];
+  return sum / static_cast<double>(values.size() - 2 * trimmed);
 }
 
-// Where the data lies, and what is peculiar to that.
+// The memory of the data: the host's or a device's.
 class Medium {
  public:
   virtual ~Medium() = default;
-  // Zeros, until the next call with the same `slot`.
+  // Zeroed memory, valid until the next call with the same `slot`.
   virtual absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) = 0;
-  // Returns when everything that was asked for has happened.
-  virtual absl::Status Finish() = 0;
+  // Returns when all enqueued work is done.
+  virtual absl::Status Synchronize() = 0;
   virtual void Add(std::span<std::byte> sum, std::span<const std::byte> values) = 0;
   virtual size_t sum_bytes() const = 0;
 
@@ -113,7 +138,7 @@ class HostMedium final : public Medium {
     memory_[slot] = std::vector<float>(bytes / sizeof(float));
     return std::as_writable_bytes(std::span(memory_[slot]));
   }
-  absl::Status Finish() override { return absl::OkStatus(); }
+  absl::Status Synchronize() override { return absl::OkStatus(); }
   void Add(std::span<std::byte> sum, std::span<const std::byte> values) override {
     combine_.add(sum.data(), values.data(), values.size());
   }
@@ -126,26 +151,26 @@ class HostMedium final : public Medium {
 
 class DeviceMedium final : public Medium {
  public:
-  explicit DeviceMedium(Kernels& kernels)
+  explicit DeviceMedium(Backend& kernels)
       : kernels_(kernels), device_(kernels.device()), done_(device_.MakeEvent()) {}
 
   absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) override {
     memory_[slot] = {};
-    memory_[slot] = DeviceArray<float>(device_, bytes / sizeof(float), "measuring links");
+    memory_[slot] = DeviceArray<float>(device_, bytes / sizeof(float), "link probe");
     CADRE_RETURN_IF_ERROR(device_.Synchronize());
     return std::as_writable_bytes(memory_[slot].span());
   }
-  absl::Status Finish() override {
+  absl::Status Synchronize() override {
     device_.Record(*done_);
     return device_.Await(*done_);
   }
   void Add(std::span<std::byte> sum, std::span<const std::byte> values) override {
-    kernels_.AddArrived(DType::kFloat32, sum, values);
+    kernels_.memory().AccumulateReceived(DType::kFloat32, sum, values);
   }
   size_t sum_bytes() const override { return kDeviceSumBytes; }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   Device& device_;
   const std::unique_ptr<DeviceEvent> done_;
   std::array<DeviceArray<float>, kSlots> memory_;
@@ -153,7 +178,7 @@ class DeviceMedium final : public Medium {
 
 class Probe {
  public:
-  // Over a device's transport, `host` is another; otherwise both are one.
+  // `host` equals `all` unless `all` is over a device transport.
   Probe(Communicator& all, Communicator& host, Medium& medium)
       : all_(all), host_(host), medium_(medium), algorithms_(kSampled.begin(), kSampled.end()) {
     if (all_.has_native()) algorithms_.push_back(Algorithm::kNative);
@@ -168,11 +193,11 @@ class Probe {
   }
 
  private:
-  // One time of `runs` runs, per run.
+  // Seconds per run of one measurement of `runs` runs.
   absl::StatusOr<double> Reading(int runs, const std::function<absl::Status()>& run) {
     const Clock::time_point start = Clock::now();
     for (int i = 0; i < runs; ++i) CADRE_RETURN_IF_ERROR(run());
-    CADRE_RETURN_IF_ERROR(medium_.Finish());
+    CADRE_RETURN_IF_ERROR(medium_.Synchronize());
     return SecondsSince(start) / runs;
   }
 
@@ -183,13 +208,13 @@ class Probe {
       CADRE_ASSIGN_OR_RETURN(const double reading, Reading(runs, run));
       seconds.push_back(reading);
     }
-    return Agree(Median(std::move(seconds)));
+    return MaxOverMembers(Median(std::move(seconds)));
   }
 
-  // The largest of what the members have.
-  absl::StatusOr<double> Agree(double own) {
-    std::vector<double> values(static_cast<size_t>(host_.size()));
-    values[static_cast<size_t>(host_.index())] = own;
+  // The maximum over the members.
+  absl::StatusOr<double> MaxOverMembers(double own) {
+    std::vector<double> values(host_.size());
+    values[host_.index()] = own;
     std::vector<int64_t> offsets;
     for (int member = 0; member <= host_.size(); ++member) {
       offsets.push_back(static_cast<int64_t>(sizeof(double)) * member);
@@ -202,13 +227,13 @@ class Probe {
 
   absl::Status TimeBarriers() {
     const auto barrier = [this] { return all_.Barrier(); };
-    // The first meets members that come late and buffers that are cold.
+    // The first barrier waits for late members and touches cold buffers.
     CADRE_RETURN_IF_ERROR(barrier());
     CADRE_ASSIGN_OR_RETURN(const double first, MedianOf(1, 2, barrier));
     const int readings =
         static_cast<int>(std::clamp(kBarrierSeconds / std::max(first, 1e-7), 3.0, 999.0));
     CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(readings, 1, barrier));
-    // Messages that wait for one another in a barrier.
+    // Rounds of the dissemination algorithm.
     const int rounds = std::bit_width(static_cast<unsigned>(all_.size() - 1));
     measured_.alpha = seconds / rounds;
     return absl::OkStatus();
@@ -217,7 +242,7 @@ class Probe {
   absl::Status TimeShortExchanges() {
     CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, sizeof(float)));
     CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, sizeof(float)));
-    const auto shift = [&] { return Shift(out, in); };
+    const auto shift = [&] { return ShiftExchange(out, in); };
     // The first connects the members.
     CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
     CADRE_ASSIGN_OR_RETURN(const double first, MedianOf(1, kDeviceExchanges, shift));
@@ -227,8 +252,8 @@ class Probe {
     return absl::OkStatus();
   }
 
-  // Every member sends `bytes` to the next and gets as many from the one before.
-  absl::Status Shift(std::span<const std::byte> out, std::span<std::byte> in) {
+  // Every member sends `out` to the next one and receives `in` from the previous one.
+  absl::Status ShiftExchange(std::span<const std::byte> out, std::span<std::byte> in) {
     const auto size = static_cast<size_t>(all_.size());
     const auto own = static_cast<size_t>(all_.index());
     std::vector<std::span<const std::byte>> send(size);
@@ -239,13 +264,13 @@ class Probe {
   }
 
   absl::Status MeasureBeta() {
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, kMostExchange));
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, kMostExchange));
-    for (size_t bytes = kLeastExchange;; bytes *= 4) {
-      const auto shift = [&] { return Shift(out.first(bytes), in.first(bytes)); };
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, kMaxExchange));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, kMaxExchange));
+    for (size_t bytes = kMinExchange;; bytes *= 4) {
+      const auto shift = [&] { return ShiftExchange(out.first(bytes), in.first(bytes)); };
       CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
-      CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kLeastReadings, 1, shift));
-      if (seconds >= kExchangeSeconds || bytes * 4 > kMostExchange) {
+      CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kMinReadings, 1, shift));
+      if (seconds >= kExchangeSeconds || bytes * 4 > kMaxExchange) {
         return MeasureStream(bytes, seconds, shift);
       }
     }
@@ -254,8 +279,8 @@ class Probe {
   // A stream of exchanges of `bytes`, each of which takes about `expected`.
   absl::Status MeasureStream(size_t bytes, double expected,
                              const std::function<absl::Status()>& shift) {
-    const double wanted = expected < kExchangeSeconds ? kFastReadingSeconds : kSlowReadingSeconds;
-    const int runs = std::max(1, static_cast<int>(std::lround(wanted / std::max(expected, 1e-6))));
+    const double target = expected < kExchangeSeconds ? kFastReadingSeconds : kSlowReadingSeconds;
+    const int runs = std::max(1, static_cast<int>(std::lround(target / std::max(expected, 1e-6))));
     CADRE_RETURN_IF_ERROR(Reading(runs, shift).status());
     std::vector<double> seconds;
     const double before = ProcessorSeconds();
@@ -264,12 +289,12 @@ class Probe {
       seconds.push_back(reading);
     }
     const double processor = (ProcessorSeconds() - before) / (kStreamReadings * runs);
-    CADRE_ASSIGN_OR_RETURN(const double each, Agree(MiddleMean(std::move(seconds))));
-    CADRE_ASSIGN_OR_RETURN(const double agreed, Agree(processor));
-    // Latency that varies may be more than all of it.
+    CADRE_ASSIGN_OR_RETURN(const double each, MaxOverMembers(TrimmedMean(std::move(seconds))));
+    CADRE_ASSIGN_OR_RETURN(const double maximum, MaxOverMembers(processor));
+    // If latency varies, alpha may exceed the measured time.
     const double moving = std::max(each - measured_.alpha, each / 10);
     measured_.beta = moving / static_cast<double>(bytes);
-    measured_.processor = agreed / static_cast<double>(bytes);
+    measured_.processor = maximum / static_cast<double>(bytes);
     return absl::OkStatus();
   }
 
@@ -281,7 +306,7 @@ class Probe {
       medium_.Add(sum, values);
       return absl::OkStatus();
     };
-    CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kMostReadings, 4, add));
+    CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kMaxReadings, 4, add));
     measured_.gamma = seconds / static_cast<double>(bytes);
     return absl::OkStatus();
   }
@@ -289,48 +314,47 @@ class Probe {
   absl::Status MeasureSamples() {
     const Clock::time_point start = Clock::now();
     const double budget =
-        std::clamp(kSampleBytes * measured_.beta, kLeastSampleSeconds, kMostSampleSeconds);
-    // What a round of all algorithms may take at the first size: the ring has most messages, the
-    // butterfly most bytes.
+        std::clamp(kSampleBytes * measured_.beta, kMinSampleSeconds, kMaxSampleSeconds);
+    // Upper estimate for a round of all algorithms at the first size: the ring sends the most
+    // messages, the butterfly the most bytes.
     const double steps = 2.0 * (all_.size() - 1);
     double round =
         static_cast<double>(algorithms_.size()) *
-        (steps * measured_.alpha + kLeastSample * measured_.beta * std::log2(all_.size() + 1));
-    for (int64_t bytes = kLeastSample; bytes <= kMostSample; bytes *= kSampleFactor) {
-      CADRE_ASSIGN_OR_RETURN(const double spent, Agree(SecondsSince(start)));
-      // One round at least comes before the readings.
-      if ((kLeastReadings + 1) * round > budget - spent) break;
+        (steps * measured_.alpha + kMinSample * measured_.beta * std::log2(all_.size() + 1));
+    for (int64_t bytes = kMinSample; bytes <= kMaxSample; bytes *= kSampleFactor) {
+      CADRE_ASSIGN_OR_RETURN(const double spent, MaxOverMembers(SecondsSince(start)));
+      // At least one round precedes the readings.
+      if ((kMinReadings + 1) * round > budget - spent) break;
       CADRE_ASSIGN_OR_RETURN(round, MeasureSize(bytes, round, budget - spent));
       round *= kSampleFactor;
     }
     return absl::OkStatus();
   }
 
-  // Rounds of a size that come before its readings, of about `expected` seconds.
+  // Number of rounds, of about `expected` seconds each, that drain the burst before the readings.
   int RoundsToDrain(int64_t bytes, double expected) const {
     const double link_seconds =
         static_cast<double>(algorithms_.size()) * static_cast<double>(bytes) * measured_.beta;
-    const double wanted = std::max(kDrainSeconds, kDrainBytes * measured_.beta) / link_seconds;
-    const double most = kMostDrainSeconds / expected;
-    return static_cast<int>(std::max(1.0, std::min(std::ceil(wanted), most)));
+    const double target = std::max(kDrainSeconds, kDrainBytes * measured_.beta) / link_seconds;
+    const double limit = kMaxDrainSeconds / expected;
+    return static_cast<int>(std::max(1.0, std::min(std::ceil(target), limit)));
   }
 
   bool may_be_shaped() const { return measured_.beta > kShapedByteSeconds; }
 
-  // All-reduces of about `each` seconds in a reading.
+  // Number of all-reduces of about `each` seconds in a reading.
   int RunsPerReading(double each) const {
-    double wanted = kReadingSeconds;
+    double target = kReadingSeconds;
     if (may_be_shaped()) {
-      wanted = std::max(kSteadySeconds, kSteadyBytes * measured_.beta);
+      target = std::max(kSteadySeconds, kSteadyBytes * measured_.beta);
     }
-    return static_cast<int>(std::clamp(wanted / std::max(each, 1e-7), 1.0, 1.0 * kMostPerReading));
+    return static_cast<int>(std::clamp(target / std::max(each, 1e-7), 1.0, 1.0 * kMaxPerReading));
   }
 
-  // Appends the samples of one size, on which `left` seconds at most may be spent, a round taking
-  // about `expected`. Returns what a round took.
+  // Appends the samples of one size. At most `left` seconds may be spent; a round is expected to
+  // take `expected`. Returns the measured seconds of a round.
   absl::StatusOr<double> MeasureSize(int64_t bytes, double expected, double left) {
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> raw,
-                           medium_.Memory(0, static_cast<size_t>(bytes)));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> raw, medium_.Memory(0, bytes));
     const auto all_reduce = [&](size_t which) {
       return
           [this, raw, which] { return all_.AllReduce(algorithms_[which], DType::kFloat32, raw); };
@@ -341,24 +365,25 @@ class Probe {
       }
     }
     const int runs = RunsPerReading(expected / static_cast<double>(algorithms_.size()));
-    // Half of what is left at most: larger sizes want some, too.
+    // At most half of the remaining time, since larger sizes follow.
     const int readings =
-        static_cast<int>(std::clamp(left / 2 / (expected * runs), 1.0 * kLeastReadings,
-                                    1.0 * (may_be_shaped() ? kMostSteadyReadings : kMostReadings)));
+        static_cast<int>(std::clamp(left / 2 / (expected * runs), 1.0 * kMinReadings,
+                                    1.0 * (may_be_shaped() ? kMaxSteadyReadings : kMaxReadings)));
     std::vector<std::vector<double>> seconds(algorithms_.size());
     for (int reading = 0; reading < readings; ++reading) {
-      for (size_t turn = 0; turn < algorithms_.size(); ++turn) {
-        // Another begins each time: nobody always follows the same one.
-        const size_t which = (turn + static_cast<size_t>(reading)) % algorithms_.size();
-        CADRE_ASSIGN_OR_RETURN(const double once, Reading(runs, all_reduce(which)));
-        seconds[which].push_back(once);
+      for (size_t position = 0; position < algorithms_.size(); ++position) {
+        // The order rotates, so that no algorithm always follows the same one.
+        const size_t which = (position + static_cast<size_t>(reading)) % algorithms_.size();
+        CADRE_ASSIGN_OR_RETURN(const double one, Reading(runs, all_reduce(which)));
+        seconds[which].push_back(one);
       }
     }
     double round = 0;
     for (size_t which = 0; which < algorithms_.size(); ++which) {
-      CADRE_ASSIGN_OR_RETURN(const double agreed, Agree(MiddleMean(std::move(seconds[which]))));
-      measured_.samples.push_back({algorithms_[which], bytes, agreed});
-      round += agreed;
+      CADRE_ASSIGN_OR_RETURN(const double maximum,
+                             MaxOverMembers(TrimmedMean(std::move(seconds[which]))));
+      measured_.samples.push_back({algorithms_[which], bytes, maximum});
+      round += maximum;
     }
     return round;
   }
@@ -379,7 +404,7 @@ absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all, const LinkProbeOption
 }
 
 absl::StatusOr<LinkMeasure> MeasureDeviceLink(Communicator& all, Communicator& host,
-                                              Kernels& kernels, const LinkProbeOptions& options) {
+                                              Backend& kernels, const LinkProbeOptions& options) {
   if (all.size() == 1) return LinkMeasure{};
   DeviceMedium medium(kernels);
   return Probe(all, host, medium).Measure(options);

@@ -32,11 +32,11 @@ Communicator& MeshCommunicators::Among(const std::vector<int>& members, int chan
 absl::Status MeshCommunicators::Prepare(std::span<const std::vector<std::string>> axes) {
   if (!transport_.has_native()) return absl::OkStatus();
   for (const std::vector<std::string>& set : axes) {
-    // The ranks, cut into those that reach one another along these axes.
+    // The partition of all ranks into communicators along these axes.
     std::set<std::vector<int>> members;
     for (int rank = 0; rank < transport_.size(); ++rank) members.insert(mesh_.Peers(rank, set));
     const std::vector<std::vector<int>> parts(members.begin(), members.end());
-    if (parts.size() == static_cast<size_t>(transport_.size())) continue;  // Each by itself.
+    if (parts.size() == static_cast<size_t>(transport_.size())) continue;  // single ranks
     {
       absl::MutexLock lock(&mutex_);
       if (!prepared_.insert(parts).second) continue;

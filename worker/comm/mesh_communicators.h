@@ -1,10 +1,10 @@
 // The communicators of one rank over the axes of its group's mesh.
 //
 // Over({"data"}) is the communicator of the ranks that differ from this one only along `data`.
-// Made when first asked for, kept, and shared by everybody who asks for it on the same channel.
+// Communicators are created on first use and shared by all callers on the same channel.
 //
-// Thread-safe; a communicator itself is for one thread at a time, and so is a channel
-// (transport.h), so that collectives happen in the same order on all ranks. Borrows the transport.
+// Thread-safe. A communicator and a channel (transport.h) are for one thread at a time, so that all
+// ranks execute collectives in the same order. Borrows the transport.
 #pragma once
 
 #include <cstdint>
@@ -39,16 +39,15 @@ class MeshCommunicators {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks of the group.
   Communicator& All(int channel = 0) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The members listed, this rank among them. Requires: the same list on all of them.
+  // Requires: the list contains this rank and is the same on all its members.
   Communicator& Among(const std::vector<int>& members, int channel = 0) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Makes native collectives ready over these sets of axes (Transport::PrepareMembers); over all
-  // axes they always are. A collective of all ranks of the group, with equal arguments, before any
-  // of them is needed and while nothing is under way. Sets that are the same ranks are prepared
-  // once.
+  // Prepares native collectives over these sets of axes (Transport::PrepareMembers); the set of all
+  // axes is always prepared. A collective of all ranks of the group, with equal arguments, while no
+  // other call is in progress. Sets with equal ranks are prepared once.
   absl::Status Prepare(std::span<const std::vector<std::string>> axes) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Payload that this rank has sent over all of its communicators.
+  // Payload bytes that this rank has sent over all its communicators.
   uint64_t bytes_sent() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Seconds that its communicators on a channel have spent in the transport.
   double seconds(int channel) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -59,7 +58,7 @@ class MeshCommunicators {
   mutable absl::Mutex mutex_;
   std::map<std::pair<int, std::vector<int>>, std::unique_ptr<Communicator>> made_
       ABSL_GUARDED_BY(mutex_);
-  // What Prepare has made ready.
+  // Partitions that Prepare has prepared.
   std::set<std::vector<std::vector<int>>> prepared_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,19 +1,38 @@
-// With partners at distances that double or halve.
+// Recursive halving and doubling, for any number of members and any intervals.
 //
-// Partners need a power of two. Of p = 2^q + r members, each odd one among the first 2 r is an
-// `extra`: it hands what it has to the even one before it, and gets its result from there at the
-// end. The 2^q others are `heads`. Neighbours are paired so that a head and its extra stand for
-// consecutive pieces.
+// Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication
+// Operations in MPICH", Int. J. High Performance Computing Applications 19(1), 2005. Recursive
+// doubling exchanges all data with partners at distances 1, 2, 4, ... and takes log2 p steps of n
+// bytes: the minimum number of steps ("butterfly"). Recursive halving reduces half of the remaining
+// data with partners at distances P/2, ..., 2, 1; followed by a recursive-doubling all-gather it is
+// Rabenseifner's all-reduce, 2 log2 p steps and 2 (p - 1) / p n bytes, the minimum number of bytes.
 //
-// A set of pieces is sent as one message for each of its runs, the stretches of memory that its
-// pieces fill without a gap, and a set of nothing as one empty message. Both sides know the set, so
-// both know the messages.
+// Both need a power of two. Of p = 2^q + r members, each odd one of the first 2 r is an `extra`: it
+// sends its data to the even member before it and receives the result at the end. The 2^q others
+// are `heads`. Extras are paired with neighbors (the paper does the same) so that a head and its
+// extra represent adjacent intervals and are probably on the same host.
 //
-// Which one step to name where a message waits for several? Two things help. First, a run of a part
-// of a set lies within one run of the set, so what was received as a whole is passed on by waiting
-// for one receive. Second, receives from one peer end in their order. So where the gather joins
-// what came from several peers into one run, each of its receives waits for the last receive before
-// it: the last one stands for all.
+// Intervals may have gaps and be in any order. A set of intervals is sent as one message for each
+// of its `runs`, maximal stretches of memory that the set covers without a gap, and the empty set
+// as one empty message. Both sides know the set and therefore the number of messages.
+//
+// Dependencies. A step names at most one other step (ScheduleStep::after), although a message may
+// depend on several receives. Two facts make one enough:
+// - A run of a subset lies inside one run of the set. Data received as a whole is therefore
+// forwarded
+//   by waiting for one receive.
+// - Receives that are chained, each waiting for the one before it, complete in order. Where an
+//   all-gather joins data of several peers into one run, its receives are chained, and waiting for
+//   the last receive waits for all.
+// The all-gather of an all-reduce overwrites data that the reduce-scatter sent. It needs no
+// dependency: a finished sum contains this member's own addend, so the addend has left before the
+// sum can return.
+//
+// Bits: both partners of a butterfly compute a + b of the same two numbers, and IEEE addition is
+// commutative, so all members hold equal bits.
+//
+// Cost: README.md, one row per collective; schedules have O(log p) steps, O(p log p) if no two
+// intervals are adjacent. Limits: with r > 0 the busiest member sends up to n bytes more.
 #include <algorithm>
 #include <utility>
 
@@ -26,12 +45,12 @@ using Kind = ScheduleStep::Kind;
 
 class Recursion {
  public:
-  // Pieces of members, or, for sums that everybody gets, pieces of heads.
-  enum class PiecesOf { kMembers, kHeads };
+  // Whether intervals belong to members or, in an all-reduce, to heads.
+  enum class Owners { kMembers, kHeads };
 
-  Recursion(int index, int members, std::vector<Piece> pieces, PiecesOf owners)
+  Recursion(int index, int members, std::vector<Interval> intervals, Owners owners)
       : index_(index),
-        pieces_(std::move(pieces)),
+        intervals_(std::move(intervals)),
         owners_(owners),
         heads_(HeadsAmong(members)),
         extras_(members - heads_),
@@ -46,39 +65,40 @@ class Recursion {
   bool is_extra() const { return index_ < 2 * extras_ && index_ % 2 == 1; }
   bool has_extra() const { return index_ < 2 * extras_ && index_ % 2 == 0; }
 
-  // Pieces [first, last), joined where they touch.
-  std::vector<Piece> Runs(int first, int last) const;
-  std::vector<Piece> All() const { return Runs(0, static_cast<int>(pieces_.size())); }
-  std::vector<Piece> Own(int member) const { return Runs(member, member + 1); }
+  // The runs of intervals [first, last).
+  std::vector<Interval> Runs(int first, int last) const;
+  std::vector<Interval> All() const { return Runs(0, std::ssize(intervals_)); }
+  std::vector<Interval> Own(int member) const { return Runs(member, member + 1); }
 
-  void Send(int peer, const std::vector<Piece>& runs) {
-    for (const Piece& run : runs) schedule_.push_back({Kind::kSend, peer, run, Writer(run)});
+  void Send(int peer, const std::vector<Interval>& runs) {
+    for (const Interval& run : runs) schedule_.push_back({Kind::kSend, peer, run, Writer(run)});
   }
-  // Sums wait for the sums before them, in what they add to.
-  void ReceiveSum(int peer, const std::vector<Piece>& runs) {
-    for (const Piece& run : runs) schedule_.push_back({Kind::kReceiveSum, peer, run, Writer(run)});
+  // A sum depends on earlier sums into the same data.
+  void ReceiveSum(int peer, const std::vector<Interval>& runs) {
+    for (const Interval& run : runs)
+      schedule_.push_back({Kind::kReceiveSum, peer, run, Writer(run)});
   }
-  // Waits for the last receive, so as to stand for it.
-  void ReceiveChained(int peer, const std::vector<Piece>& runs) {
-    for (const Piece& run : runs) {
+  // Depends on the last receive, so that waiting for this one waits for both.
+  void ReceiveChained(int peer, const std::vector<Interval>& runs) {
+    for (const Interval& run : runs) {
       schedule_.push_back({Kind::kReceive, peer, run, LastReceive(schedule_)});
     }
   }
-  // Overwrites what is being sent, where it was sent.
-  void ReceiveBehindSend(Kind kind, int peer, const std::vector<Piece>& runs) {
-    for (const Piece& run : runs) schedule_.push_back({kind, peer, run, Sender(run)});
+  // Overwrites data behind the send that reads it.
+  void ReceiveBehindSend(Kind kind, int peer, const std::vector<Interval>& runs) {
+    for (const Interval& run : runs) schedule_.push_back({kind, peer, run, Sender(run)});
   }
 
-  // The whole of everything, with each partner in turn.
+  // Exchanges all data with each partner in turn.
   void DoubleWhole() {
-    const std::vector<Piece> all = All();
+    const std::vector<Interval> all = All();
     for (int distance = 1; distance < heads_; distance *= 2) {
       const int partner = Member(head_ ^ distance);
       Send(partner, all);
       ReceiveBehindSend(Kind::kReceiveSum, partner, all);
     }
   }
-  // Of the pieces that the two of them still sum, each keeps its own half.
+  // Partners split the intervals that they still reduce; each keeps its own half.
   void HalveSums() {
     for (int distance = heads_ / 2; distance > 0; distance /= 2) {
       const int partner = head_ ^ distance;
@@ -86,9 +106,8 @@ class Recursion {
       ReceiveSum(Member(partner), Block(head_, distance));
     }
   }
-  // Each gets the pieces that the other has. What is overwritten was sent when sums were halved:
-  // the finished sum of a byte contains the member's own addend, so that had gone.
-  void DoublePieces() {
+  // Partners exchange the intervals that they have.
+  void DoubleIntervals() {
     for (int distance = 1; distance < heads_; distance *= 2) {
       const int partner = head_ ^ distance;
       Send(Member(partner), Block(head_, distance));
@@ -99,74 +118,76 @@ class Recursion {
   Schedule Take() { return std::move(schedule_); }
 
  private:
-  // The head's place among the members.
+  // The member of a head.
   int Member(int head) const { return head < extras_ ? 2 * head : head + extras_; }
-  // Pieces of the block of `count` heads, a power of two, that `head` is in.
-  std::vector<Piece> Block(int head, int count) const {
+  // Intervals of the block of `count` heads, a power of two, that `head` is in.
+  std::vector<Interval> Block(int head, int count) const {
     const int first = head & ~(count - 1);
-    if (owners_ == PiecesOf::kHeads) return Runs(first, first + count);
+    if (owners_ == Owners::kHeads) return Runs(first, first + count);
     return Runs(Member(first), Member(first + count));
   }
 
-  // What has to have arrived before `run` may go: the receive that wrote it last if that one wrote
-  // all of it, otherwise the last receive, which stands for all.
-  int Writer(const Piece& run) const;
-  // The send of which `run` is a part.
-  int Sender(const Piece& run) const;
+  // The receive that a send of `run` depends on: the last one that wrote to it if that one wrote
+  // all of it, otherwise the last receive, which completes after all others.
+  int Writer(const Interval& run) const;
+  // The send that contains `run`.
+  int Sender(const Interval& run) const;
 
   const int index_;
-  const std::vector<Piece> pieces_;
-  const PiecesOf owners_;
+  const std::vector<Interval> intervals_;
+  const Owners owners_;
   const int heads_;
   const int extras_;
   const int head_;
   Schedule schedule_;
 };
 
-std::vector<Piece> Recursion::Runs(int first, int last) const {
-  std::vector<Piece> sorted;
+std::vector<Interval> Recursion::Runs(int first, int last) const {
+  std::vector<Interval> sorted;
   for (int i = first; i < last; ++i) {
-    const Piece& piece = pieces_[static_cast<size_t>(i)];
-    if (piece.size() > 0) sorted.push_back(piece);
+    const Interval& interval = intervals_[i];
+    if (interval.size() > 0) sorted.push_back(interval);
   }
   std::sort(sorted.begin(), sorted.end(),
-            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-  std::vector<Piece> runs;
-  for (const Piece& piece : sorted) {
-    if (!runs.empty() && runs.back().end == piece.begin) {
-      runs.back().end = piece.end;
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  std::vector<Interval> runs;
+  for (const Interval& interval : sorted) {
+    if (!runs.empty() && runs.back().end == interval.begin) {
+      runs.back().end = interval.end;
     } else {
-      runs.push_back(piece);
+      runs.push_back(interval);
     }
   }
   if (runs.empty()) runs.push_back({});
   return runs;
 }
 
-bool Overlap(const Piece& a, const Piece& b) { return a.begin < b.end && b.begin < a.end; }
-bool Contains(const Piece& a, const Piece& b) { return a.begin <= b.begin && b.end <= a.end; }
+bool Overlap(const Interval& a, const Interval& b) { return a.begin < b.end && b.begin < a.end; }
+bool Contains(const Interval& a, const Interval& b) { return a.begin <= b.begin && b.end <= a.end; }
 
-int Recursion::Writer(const Piece& run) const {
+int Recursion::Writer(const Interval& run) const {
   for (size_t i = schedule_.size(); i > 0; --i) {
     const ScheduleStep& step = schedule_[i - 1];
-    if (step.kind == Kind::kSend || !Overlap(step.piece, run)) continue;
-    return Contains(step.piece, run) ? static_cast<int>(i - 1) : LastReceive(schedule_);
+    if (step.kind == Kind::kSend || !Overlap(step.interval, run)) continue;
+    return Contains(step.interval, run) ? static_cast<int>(i - 1) : LastReceive(schedule_);
   }
   return ScheduleStep::kNone;
 }
 
-int Recursion::Sender(const Piece& run) const {
+int Recursion::Sender(const Interval& run) const {
   for (size_t i = schedule_.size(); i > 0; --i) {
     const ScheduleStep& step = schedule_[i - 1];
-    if (step.kind == Kind::kSend && Contains(step.piece, run)) return static_cast<int>(i - 1);
+    if (step.kind == Kind::kSend && Contains(step.interval, run)) return static_cast<int>(i - 1);
   }
   return ScheduleStep::kNone;
 }
 
-std::vector<Piece> Copy(std::span<const Piece> pieces) { return {pieces.begin(), pieces.end()}; }
+std::vector<Interval> Copy(std::span<const Interval> intervals) {
+  return {intervals.begin(), intervals.end()};
+}
 
-// An extra's part of a sum: hands everything in, and gets `result`.
-Schedule ExtraSums(Recursion& recursion, int index, const std::vector<Piece>& result) {
+// The schedule of an extra in a reduction: sends all data and receives `result`.
+Schedule ExtraSums(Recursion& recursion, int index, const std::vector<Interval>& result) {
   recursion.Send(index - 1, recursion.All());
   recursion.ReceiveBehindSend(Kind::kReceive, index - 1, result);
   return recursion.Take();
@@ -174,9 +195,9 @@ Schedule ExtraSums(Recursion& recursion, int index, const std::vector<Piece>& re
 
 }  // namespace
 
-Schedule ButterflyReduceScatter(int index, std::span<const Piece> pieces) {
-  const int members = static_cast<int>(pieces.size());
-  Recursion recursion(index, members, Copy(pieces), Recursion::PiecesOf::kMembers);
+Schedule ButterflyReduceScatter(int index, std::span<const Interval> intervals) {
+  const int members = static_cast<int>(intervals.size());
+  Recursion recursion(index, members, Copy(intervals), Recursion::Owners::kMembers);
   if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.Own(index));
   if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
   recursion.DoubleWhole();
@@ -185,7 +206,7 @@ Schedule ButterflyReduceScatter(int index, std::span<const Piece> pieces) {
 }
 
 Schedule ButterflyAllReduce(int index, int members, int64_t elements) {
-  Recursion recursion(index, members, {{0, elements}}, Recursion::PiecesOf::kHeads);
+  Recursion recursion(index, members, {{0, elements}}, Recursion::Owners::kHeads);
   if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.All());
   if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
   recursion.DoubleWhole();
@@ -193,9 +214,9 @@ Schedule ButterflyAllReduce(int index, int members, int64_t elements) {
   return recursion.Take();
 }
 
-Schedule HalvingReduceScatter(int index, std::span<const Piece> pieces) {
-  const int members = static_cast<int>(pieces.size());
-  Recursion recursion(index, members, Copy(pieces), Recursion::PiecesOf::kMembers);
+Schedule HalvingReduceScatter(int index, std::span<const Interval> intervals) {
+  const int members = static_cast<int>(intervals.size());
+  Recursion recursion(index, members, Copy(intervals), Recursion::Owners::kMembers);
   if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.Own(index));
   if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
   recursion.HalveSums();
@@ -203,28 +224,28 @@ Schedule HalvingReduceScatter(int index, std::span<const Piece> pieces) {
   return recursion.Take();
 }
 
-Schedule DoublingAllGather(int index, std::span<const Piece> pieces) {
-  const int members = static_cast<int>(pieces.size());
-  Recursion recursion(index, members, Copy(pieces), Recursion::PiecesOf::kMembers);
+Schedule DoublingAllGather(int index, std::span<const Interval> intervals) {
+  const int members = static_cast<int>(intervals.size());
+  Recursion recursion(index, members, Copy(intervals), Recursion::Owners::kMembers);
   if (recursion.is_extra()) {
     recursion.Send(index - 1, recursion.Own(index));
-    // Its own piece comes back, as it was, for two halves would be two messages.
+    // Includes its own interval, unchanged: without it the data would be two messages.
     recursion.ReceiveChained(index - 1, recursion.All());
     return recursion.Take();
   }
   if (recursion.has_extra()) recursion.ReceiveChained(index + 1, recursion.Own(index + 1));
-  recursion.DoublePieces();
+  recursion.DoubleIntervals();
   if (recursion.has_extra()) recursion.Send(index + 1, recursion.All());
   return recursion.Take();
 }
 
 Schedule HalvingDoublingAllReduce(int index, int members, int64_t elements) {
-  Recursion recursion(index, members, EqualPieces(elements, Recursion::HeadsAmong(members)),
-                      Recursion::PiecesOf::kHeads);
+  Recursion recursion(index, members, EqualIntervals(elements, Recursion::HeadsAmong(members)),
+                      Recursion::Owners::kHeads);
   if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.All());
   if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
   recursion.HalveSums();
-  recursion.DoublePieces();
+  recursion.DoubleIntervals();
   if (recursion.has_extra()) recursion.Send(index + 1, recursion.All());
   return recursion.Take();
 }

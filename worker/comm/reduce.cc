@@ -1,8 +1,20 @@
-// The loops are written for each width of vector in turn and chosen when a sum is asked for: by
-// function pointer, not by the loader, because resolvers run before sanitizers are ready.
+// Sums of received data: sum[i] += values[i] for five element types, in three vector widths.
 //
-// All widths give the bits of the plain loops: addition of two numbers rounds once, whatever stands
-// beside them. Only which NaN comes of two NaNs is the processor's choice.
+// Each width has its own functions, compiled with a target attribute and selected at run time by
+// processor features. Selection is by function pointer and not by an ifunc resolver, because
+// resolvers run before sanitizers are initialized.
+//
+// All widths give equal bits: the sum of two elements is rounded once and does not depend on the
+// other elements. 16-bit types are converted to float, added and rounded to nearest even at every
+// addition. The payload of the sum of two NaNs depends on the processor; nothing else does.
+//
+// bfloat16 is the upper half of a float, so conversion is a shift; rounding adds 0x7fff plus the
+// last kept bit. NaNs are handled separately, since that addition could carry a NaN into infinity.
+// float16 uses the F16C instructions; tests compare the scalar code with them.
+//
+// Cost: two loads, one addition and one store per vector: bound by memory bandwidth, or by the
+// second-level cache if data has just arrived. Remainders shorter than a vector use the scalar
+// loop.
 #include "worker/comm/reduce.h"
 
 #include <glog/logging.h>
@@ -18,7 +30,7 @@
 namespace cadre {
 namespace {
 
-// What is at an address of any alignment.
+// Loads and stores of any alignment.
 template <typename T>
 T Load(const std::byte* from) {
   T value;
@@ -37,9 +49,9 @@ float FromBFloat16(uint16_t bits) {
 
 uint16_t ToBFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  // A NaN stays one: rounding could carry it into infinity. The top bit of its fraction is set.
+  // A NaN becomes a quiet NaN; rounding could carry it into infinity.
   if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  // Half of the last place, less one where the last place is even: ties go to even.
+  // Half a unit in the last place, minus one if the last place is even: ties to even.
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -68,7 +80,7 @@ uint16_t ToFloat16(float value) {
   if (magnitude > 0x7f800000) {
     return static_cast<uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
   }
-  // 65,520 is halfway between the largest float16 and what would come next.
+  // 65,520 is halfway between the largest float16 and the next power of two.
   if (magnitude >= std::bit_cast<uint32_t>(65520.0F)) return static_cast<uint16_t>(sign | 0x7c00);
   if (magnitude < std::bit_cast<uint32_t>(0x1p-14F)) {
     // Denormal. In [0.5, 1) the last place of a float is 2^-24, so adding 0.5 rounds to it.
@@ -97,7 +109,7 @@ Float16 AddOne(Float16 a, Float16 b) {
 }
 
 template <typename T>
-void AddPlainly(std::byte* sum, const std::byte* values, size_t bytes) {
+void AddScalar(std::byte* sum, const std::byte* values, size_t bytes) {
   for (size_t at = 0; at < bytes; at += sizeof(T)) {
     Store(sum + at, AddOne(Load<T>(sum + at), Load<T>(values + at)));
   }
@@ -107,7 +119,7 @@ using Add = void (*)(std::byte*, const std::byte*, size_t);
 
 #if defined(__x86_64__)
 
-// Vectors of loads and stores of any alignment; the rest, less than a vector, plainly.
+// Unaligned vectors; a remainder shorter than a vector uses the scalar loop.
 
 __attribute__((target("avx512f"))) void AddFloat32Avx512(std::byte* sum, const std::byte* values,
                                                          size_t bytes) {
@@ -120,7 +132,7 @@ __attribute__((target("avx512f"))) void AddFloat32Avx512(std::byte* sum, const s
     _mm512_storeu_ps(sum + at, a);
     _mm512_storeu_ps(sum + at + 64, b);
   }
-  AddPlainly<float>(sum + at, values + at, bytes - at);
+  AddScalar<float>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx512f"))) void AddFloat64Avx512(std::byte* sum, const std::byte* values,
@@ -130,7 +142,7 @@ __attribute__((target("avx512f"))) void AddFloat64Avx512(std::byte* sum, const s
     _mm512_storeu_pd(sum + at,
                      _mm512_add_pd(_mm512_loadu_pd(sum + at), _mm512_loadu_pd(values + at)));
   }
-  AddPlainly<double>(sum + at, values + at, bytes - at);
+  AddScalar<double>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx512f"))) void AddUInt64Avx512(std::byte* sum, const std::byte* values,
@@ -140,7 +152,7 @@ __attribute__((target("avx512f"))) void AddUInt64Avx512(std::byte* sum, const st
     _mm512_storeu_si512(
         sum + at, _mm512_add_epi64(_mm512_loadu_si512(sum + at), _mm512_loadu_si512(values + at)));
   }
-  AddPlainly<uint64_t>(sum + at, values + at, bytes - at);
+  AddScalar<uint64_t>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx512f"))) __m512 LoadBFloat16Avx512(const std::byte* from) {
@@ -165,7 +177,7 @@ __attribute__((target("avx512f"))) void AddBFloat16Avx512(std::byte* sum, const 
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(sum + at),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
   }
-  AddPlainly<BFloat16>(sum + at, values + at, bytes - at);
+  AddScalar<BFloat16>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx512f"))) void AddFloat16Avx512(std::byte* sum, const std::byte* values,
@@ -180,7 +192,7 @@ __attribute__((target("avx512f"))) void AddFloat16Avx512(std::byte* sum, const s
         reinterpret_cast<__m256i*>(sum + at),
         _mm512_cvtps_ph(_mm512_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
-  AddPlainly<Float16>(sum + at, values + at, bytes - at);
+  AddScalar<Float16>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2"))) void AddFloat32Avx2(std::byte* sum, const std::byte* values,
@@ -194,7 +206,7 @@ __attribute__((target("avx2"))) void AddFloat32Avx2(std::byte* sum, const std::b
     _mm256_storeu_ps(out, a);
     _mm256_storeu_ps(out + 8, b);
   }
-  AddPlainly<float>(sum + at, values + at, bytes - at);
+  AddScalar<float>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2"))) void AddFloat64Avx2(std::byte* sum, const std::byte* values,
@@ -205,7 +217,7 @@ __attribute__((target("avx2"))) void AddFloat64Avx2(std::byte* sum, const std::b
     const double* in = reinterpret_cast<const double*>(values + at);
     _mm256_storeu_pd(out, _mm256_add_pd(_mm256_loadu_pd(out), _mm256_loadu_pd(in)));
   }
-  AddPlainly<double>(sum + at, values + at, bytes - at);
+  AddScalar<double>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2"))) void AddUInt64Avx2(std::byte* sum, const std::byte* values,
@@ -216,7 +228,7 @@ __attribute__((target("avx2"))) void AddUInt64Avx2(std::byte* sum, const std::by
     const auto* in = reinterpret_cast<const __m256i*>(values + at);
     _mm256_storeu_si256(out, _mm256_add_epi64(_mm256_loadu_si256(out), _mm256_loadu_si256(in)));
   }
-  AddPlainly<uint64_t>(sum + at, values + at, bytes - at);
+  AddScalar<uint64_t>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2"))) __m256 LoadBFloat16Avx2(const std::byte* from) {
@@ -238,11 +250,11 @@ __attribute__((target("avx2"))) void AddBFloat16Avx2(std::byte* sum, const std::
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(added, added, _CMP_UNORD_Q));
     const __m256i kept =
         _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_or_si256(bits, quiet), nan), 16);
-    // Packing works within halves of 128 bits; the permutation brings both results together.
+    // Packing works within 128-bit halves; the permutation joins the results.
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sum + at), _mm256_castsi256_si128(packed));
   }
-  AddPlainly<BFloat16>(sum + at, values + at, bytes - at);
+  AddScalar<BFloat16>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2,f16c"))) void AddFloat16Avx2(std::byte* sum, const std::byte* values,
@@ -256,7 +268,7 @@ __attribute__((target("avx2,f16c"))) void AddFloat16Avx2(std::byte* sum, const s
     _mm_storeu_si128(
         out, _mm256_cvtps_ph(_mm256_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
-  AddPlainly<Float16>(sum + at, values + at, bytes - at);
+  AddScalar<Float16>(sum + at, values + at, bytes - at);
 }
 
 #endif  // __x86_64__
@@ -266,15 +278,15 @@ Add ReferenceAdd(DType type) {
     case DType::kBytes:
       break;
     case DType::kFloat32:
-      return AddPlainly<float>;
+      return AddScalar<float>;
     case DType::kBFloat16:
-      return AddPlainly<BFloat16>;
+      return AddScalar<BFloat16>;
     case DType::kFloat16:
-      return AddPlainly<Float16>;
+      return AddScalar<Float16>;
     case DType::kUInt64:
-      return AddPlainly<uint64_t>;
+      return AddScalar<uint64_t>;
     case DType::kFloat64:
-      return AddPlainly<double>;
+      return AddScalar<double>;
   }
   LOG(FATAL) << "no sums of " << DTypeName(type);
 }
@@ -320,7 +332,7 @@ Add Avx2Add(DType type) {
 #endif
 
 #if defined(__x86_64__)
-// Clang 14 does not know the feature by name.
+// __builtin_cpu_supports of Clang 14 does not support "f16c".
 bool ConvertsFloat16() {
   unsigned a = 0;
   unsigned b = 0;

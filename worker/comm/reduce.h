@@ -1,7 +1,7 @@
-// Sums of arrays, by type of element, vectorised for the processor that the program finds itself
-// on. 16-bit types are added in float and rounded to nearest even at every addition.
+// Sums of arrays by element type, vectorized for the processor at run time. 16-bit types are added
+// in float and rounded to nearest even at every addition.
 //
-// All ways give equal bits, but for which NaN comes of two.
+// All widths give equal bits, except for the payload of the sum of two NaNs.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -14,13 +14,13 @@ namespace cadre {
 // Requires: type != kBytes.
 Combine SumOf(DType type);
 
-// The widths that sums are written for, and the widest that this processor has.
+// The supported vector widths, and the widest that this processor supports.
 enum class VectorWidth { kNone, k256, k512 };
 VectorWidth WidestVectors();
 // Requires: width <= WidestVectors().
 Combine SumOf(DType type, VectorWidth width);
 
-// The same by plain loops: the twin that tests compare with.
+// Scalar loops, the reference of tests.
 Combine ReferenceSumOf(DType type);
 
 }  // namespace cadre

@@ -1,9 +1,20 @@
-// Around a ring: every member sends to the next and receives from the one before.
+// The ring: every member sends to the next and receives from the one before.
 //
-// A piece is passed on while it still arrives, so a round costs its latency but not its length
-// again. What the all-gather overwrites was sent in the reduce-scatter, of which the ring does not
-// say that it is over; it is: a byte of a finished sum arrives only when the member's own addend
-// has gone round.
+// Source: P. Patarasuk and X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
+// Workstations", J. Parallel and Distributed Computing 69(2), 2009. Reduce-scatter and all-gather
+// take p - 1 steps each, and each member sends n minus one interval in each of them: no algorithm
+// sends fewer bytes, and every byte goes to a neighbor.
+//
+// In step s of the reduce-scatter member i sends interval i - s and adds interval i - s - 1, so
+// interval k is summed in the order of the ring beginning at member k + 1, whatever the timing.
+// Each send waits for the receive before it, byte by byte: an interval is forwarded while it still
+// arrives.
+//
+// The all-gather of an all-reduce overwrites data that was sent in the reduce-scatter and names no
+// dependency for it. None is needed: a byte of a finished sum arrives only after this member's own
+// addend has gone around the ring.
+//
+// Limits: 2 (p - 1) latencies, which dominates small messages (see recursive_schedule.cc).
 #include <utility>
 
 #include "worker/comm/schedule_parts.h"
@@ -15,49 +26,49 @@ using Kind = ScheduleStep::Kind;
 
 class Ring {
  public:
-  Ring(int index, std::span<const Piece> pieces)
-      : index_(index), size_(static_cast<int>(pieces.size())), pieces_(pieces) {}
+  Ring(int index, std::span<const Interval> intervals)
+      : index_(index), size_(std::ssize(intervals)), intervals_(intervals) {}
 
-  // `steps` rounds, of which the first sends the piece `first` places on: its own data, if nothing
-  // was received before, and otherwise what the last receive has left.
+  // `steps` rounds, of which the first sends the interval `first` places on: its own data, if
+  // nothing was received before, and otherwise what the last receive has left.
   void Rounds(int first, int steps, Kind receive) {
     for (int step = 0; step < steps; ++step) {
-      schedule_.push_back({Kind::kSend, Around(1), PieceAt(first - step), last_receive_});
+      schedule_.push_back({Kind::kSend, Around(1), IntervalAt(first - step), last_receive_});
       last_receive_ = static_cast<int>(schedule_.size());
-      schedule_.push_back({receive, Around(-1), PieceAt(first - step - 1)});
+      schedule_.push_back({receive, Around(-1), IntervalAt(first - step - 1)});
     }
   }
   Schedule Take() { return std::move(schedule_); }
 
  private:
   int Around(int distance) const { return ((index_ + distance) % size_ + size_) % size_; }
-  Piece PieceAt(int distance) const { return pieces_[static_cast<size_t>(Around(distance))]; }
+  Interval IntervalAt(int distance) const { return intervals_[Around(distance)]; }
 
   const int index_;
   const int size_;
-  const std::span<const Piece> pieces_;
+  const std::span<const Interval> intervals_;
   Schedule schedule_;
   int last_receive_ = ScheduleStep::kNone;
 };
 
 }  // namespace
 
-Schedule RingReduceScatter(int index, std::span<const Piece> pieces) {
-  Ring ring(index, pieces);
-  ring.Rounds(-1, static_cast<int>(pieces.size()) - 1, Kind::kReceiveSum);
+Schedule RingReduceScatter(int index, std::span<const Interval> intervals) {
+  Ring ring(index, intervals);
+  ring.Rounds(-1, std::ssize(intervals) - 1, Kind::kReceiveSum);
   return ring.Take();
 }
 
-Schedule RingAllGather(int index, std::span<const Piece> pieces) {
-  Ring ring(index, pieces);
-  ring.Rounds(0, static_cast<int>(pieces.size()) - 1, Kind::kReceive);
+Schedule RingAllGather(int index, std::span<const Interval> intervals) {
+  Ring ring(index, intervals);
+  ring.Rounds(0, std::ssize(intervals) - 1, Kind::kReceive);
   return ring.Take();
 }
 
-Schedule RingAllReduce(int index, std::span<const Piece> pieces) {
-  Ring ring(index, pieces);
-  ring.Rounds(-1, static_cast<int>(pieces.size()) - 1, Kind::kReceiveSum);
-  ring.Rounds(0, static_cast<int>(pieces.size()) - 1, Kind::kReceive);
+Schedule RingAllReduce(int index, std::span<const Interval> intervals) {
+  Ring ring(index, intervals);
+  ring.Rounds(-1, std::ssize(intervals) - 1, Kind::kReceiveSum);
+  ring.Rounds(0, std::ssize(intervals) - 1, Kind::kReceive);
   return ring.Take();
 }
 

@@ -16,22 +16,22 @@ class Rounds {
     NumberSends();
     NumberReceives();
     for (const auto& [pair, messages] : between_) {
-      for (size_t i = 1; i < messages.size(); ++i) Order(messages[i - 1], messages[i], 0);
+      for (size_t i = 1; i < messages.size(); ++i) AddEdge(messages[i - 1], messages[i], 0);
     }
     for (size_t member = 0; member < schedules_.size(); ++member) OrderSteps(member);
   }
 
-  std::vector<std::vector<int>> Settle() {
-    // Earliest rounds that nothing contradicts. Every pass that changes something settles at least
-    // one message for good.
+  std::vector<std::vector<int>> Solve() {
+    // Longest paths from the sources by relaxation (Bellman-Ford). Every pass that changes a round
+    // makes at least one of them final.
     bool changed = true;
     for (size_t pass = 0; changed; ++pass) {
-      CHECK_LE(pass, round_.size()) << "messages wait for one another in a circle";
+      CHECK_LE(pass, round_.size()) << "cyclic dependency between messages";
       changed = false;
       for (const Edge& edge : edges_) {
         const int earliest = round_[edge.before] + edge.distance;
-        if (round_[edge.behind] >= earliest) continue;
-        round_[edge.behind] = earliest;
+        if (round_[edge.after] >= earliest) continue;
+        round_[edge.after] = earliest;
         changed = true;
       }
     }
@@ -44,15 +44,15 @@ class Rounds {
   }
 
  private:
-  // `behind` goes at least `distance` rounds after `before`.
+  // Message `after` is at least `distance` rounds later than `before`.
   struct Edge {
     size_t before = 0;
-    size_t behind = 0;
+    size_t after = 0;
     int distance = 0;
   };
 
-  void Order(size_t before, size_t behind, int distance) {
-    edges_.push_back({before, behind, distance});
+  void AddEdge(size_t before, size_t after, int distance) {
+    edges_.push_back({before, after, distance});
   }
 
   void NumberSends() {
@@ -76,12 +76,14 @@ class Rounds {
         const std::pair<int, int> pair = {step.peer, static_cast<int>(member)};
         const std::vector<size_t>& sent = between_[pair];
         size_t& number = received[pair];
-        CHECK_LT(number, sent.size()) << "member " << member << " waits for what nobody sends";
+        CHECK_LT(number, sent.size())
+            << "member " << member << " expects a message that no member sends";
         message_[member][i] = sent[number++];
       }
     }
     for (const auto& [pair, sent] : between_) {
-      CHECK_EQ(received[pair], sent.size()) << "member " << pair.second << " expects fewer";
+      CHECK_EQ(received[pair], sent.size())
+          << "member " << pair.second << " expects fewer messages than are sent";
     }
   }
 
@@ -90,14 +92,14 @@ class Rounds {
     for (size_t i = 0; i < schedule.size(); ++i) {
       if (schedule[i].after == ScheduleStep::kNone) continue;
       const auto after = static_cast<size_t>(schedule[i].after);
-      const bool beside =
+      const bool same_round =
           schedule[i].kind == Kind::kReceiveSum && schedule[after].kind == Kind::kSend;
-      Order(message_[member][after], message_[member][i], beside ? 0 : 1);
+      AddEdge(message_[member][after], message_[member][i], same_round ? 0 : 1);
     }
   }
 
   const std::span<const Schedule> schedules_;
-  // Of a message.
+  // Round of each message.
   std::vector<int> round_;
   // The message that a step of a member sends or receives.
   std::vector<std::vector<size_t>> message_;
@@ -109,7 +111,7 @@ class Rounds {
 }  // namespace
 
 std::vector<std::vector<int>> RoundsOf(std::span<const Schedule> schedules) {
-  return Rounds(schedules).Settle();
+  return Rounds(schedules).Solve();
 }
 
 }  // namespace cadre

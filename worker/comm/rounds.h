@@ -1,10 +1,10 @@
-// Cuts the schedules of all members into rounds, for transports that move whole messages: all
-// messages of a round go at the same time, then what arrived is added, then the next round begins.
+// Divides the schedules of all members into rounds, for transports that move whole messages: all
+// messages of a round are concurrent, then received addends are added, then the next round begins.
 //
-// A message's round is the same at both ends, so rounds cannot wait for one another in a circle,
-// however many of them a member has no part in. It is the earliest in which what the message waits
-// for, at either end, is over. What a schedule lets happen byte by byte, a sum that overwrites what
-// is being sent, is one round: sums arrive beside the data.
+// The round of a message is the same at both ends, so rounds cannot deadlock even if a member takes
+// no part in some of them. It is the earliest round after those of its dependencies at either end.
+// A sum that overwrites the data of a concurrent send may share the send's round, because addends
+// are received into separate memory.
 //
 // Thread-safe (pure function).
 #pragma once
@@ -16,10 +16,10 @@
 
 namespace cadre {
 
-// Of each step of each member, counted from 0. Requires: the schedules of all members of one
-// collective, in index order.
-// Guarantees: rounds of the messages between one pair in one direction do not fall; with messages
-// of a round in any order, every member ends with what its schedule says.
+// The round of each step of each member, counted from 0. Requires: the schedules of all members of
+// one collective, in index order.
+// Guarantees: rounds of the messages between one pair in one direction do not decrease; messages of
+// a round may be executed in any order with the result of the schedule.
 std::vector<std::vector<int>> RoundsOf(std::span<const Schedule> schedules);
 
 }  // namespace cadre

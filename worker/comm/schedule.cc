@@ -8,40 +8,41 @@
 namespace cadre {
 namespace {
 
-void CheckPlace(int index, size_t members) {
+void CheckIndex(int index, size_t members) {
   CHECK(index >= 0 && static_cast<size_t>(index) < members) << index << " of " << members;
 }
 
 }  // namespace
 
-std::vector<Piece> EqualPieces(int64_t elements, int pieces) {
-  std::vector<Piece> equal;
-  equal.reserve(static_cast<size_t>(pieces));
-  for (int i = 0; i < pieces; ++i) {
-    equal.push_back({PartBegin(elements, i, pieces), PartBegin(elements, i + 1, pieces)});
+std::vector<Interval> EqualIntervals(int64_t elements, int count) {
+  std::vector<Interval> equal;
+  equal.reserve(count);
+  for (int i = 0; i < count; ++i) {
+    equal.push_back({PartBegin(elements, i, count), PartBegin(elements, i + 1, count)});
   }
   return equal;
 }
 
-Schedule ReduceScatterSchedule(Algorithm algorithm, int index, std::span<const Piece> pieces) {
-  CheckPlace(index, pieces.size());
-  if (algorithm == Algorithm::kRing) return RingReduceScatter(index, pieces);
-  if (algorithm == Algorithm::kButterfly) return ButterflyReduceScatter(index, pieces);
+Schedule ReduceScatterSchedule(Algorithm algorithm, int index,
+                               std::span<const Interval> intervals) {
+  CheckIndex(index, intervals.size());
+  if (algorithm == Algorithm::kRing) return RingReduceScatter(index, intervals);
+  if (algorithm == Algorithm::kButterfly) return ButterflyReduceScatter(index, intervals);
   CHECK(algorithm == Algorithm::kHalvingDoubling) << AlgorithmName(algorithm);
-  return HalvingReduceScatter(index, pieces);
+  return HalvingReduceScatter(index, intervals);
 }
 
-Schedule AllGatherSchedule(Algorithm algorithm, int index, std::span<const Piece> pieces) {
-  CheckPlace(index, pieces.size());
-  if (algorithm == Algorithm::kRing) return RingAllGather(index, pieces);
+Schedule AllGatherSchedule(Algorithm algorithm, int index, std::span<const Interval> intervals) {
+  CheckIndex(index, intervals.size());
+  if (algorithm == Algorithm::kRing) return RingAllGather(index, intervals);
   CHECK(algorithm == Algorithm::kButterfly || algorithm == Algorithm::kHalvingDoubling)
       << AlgorithmName(algorithm);
-  return DoublingAllGather(index, pieces);
+  return DoublingAllGather(index, intervals);
 }
 
 Schedule AllReduceSchedule(Algorithm algorithm, int index, int members, int64_t elements) {
-  CheckPlace(index, static_cast<size_t>(members));
-  if (algorithm == Algorithm::kRing) return RingAllReduce(index, EqualPieces(elements, members));
+  CheckIndex(index, members);
+  if (algorithm == Algorithm::kRing) return RingAllReduce(index, EqualIntervals(elements, members));
   if (algorithm == Algorithm::kButterfly) return ButterflyAllReduce(index, members, elements);
   CHECK(algorithm == Algorithm::kHalvingDoubling) << AlgorithmName(algorithm);
   return HalvingDoublingAllReduce(index, members, elements);
@@ -59,9 +60,9 @@ ScheduleWork WorkOf(const Schedule& schedule) {
   for (const ScheduleStep& step : schedule) {
     if (step.kind == ScheduleStep::Kind::kSend) {
       ++work.messages;
-      work.elements += step.piece.size();
+      work.elements += step.interval.size();
     } else if (step.kind == ScheduleStep::Kind::kReceiveSum) {
-      work.added += step.piece.size();
+      work.added += step.interval.size();
     }
   }
   return work;

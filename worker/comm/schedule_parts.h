@@ -11,15 +11,15 @@
 namespace cadre {
 
 // ring_schedule.cc
-Schedule RingReduceScatter(int index, std::span<const Piece> pieces);
-Schedule RingAllGather(int index, std::span<const Piece> pieces);
-Schedule RingAllReduce(int index, std::span<const Piece> pieces);
+Schedule RingReduceScatter(int index, std::span<const Interval> intervals);
+Schedule RingAllGather(int index, std::span<const Interval> intervals);
+Schedule RingAllReduce(int index, std::span<const Interval> intervals);
 
 // recursive_schedule.cc
-Schedule ButterflyReduceScatter(int index, std::span<const Piece> pieces);
+Schedule ButterflyReduceScatter(int index, std::span<const Interval> intervals);
 Schedule ButterflyAllReduce(int index, int members, int64_t elements);
-Schedule HalvingReduceScatter(int index, std::span<const Piece> pieces);
-Schedule DoublingAllGather(int index, std::span<const Piece> pieces);
+Schedule HalvingReduceScatter(int index, std::span<const Interval> intervals);
+Schedule DoublingAllGather(int index, std::span<const Interval> intervals);
 Schedule HalvingDoublingAllReduce(int index, int members, int64_t elements);
 
 // Position of the last receive of either kind, or ScheduleStep::kNone.

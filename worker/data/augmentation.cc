@@ -11,10 +11,10 @@ namespace {
 
 // The share of an image's area that a random crop takes, its aspect, and how often we draw before
 // we take the middle.
-constexpr double kLeastArea = 0.08;
-constexpr double kMostLogAspect = 0.28768207245178092;  // log(4/3)
+constexpr double kMinArea = 0.08;
+constexpr double kMaxLogAspect = 0.28768207245178092;  // log(4/3)
 constexpr int kTries = 10;
-constexpr double kMostAspect = 4.0 / 3;
+constexpr double kMaxAspect = 4.0 / 3;
 
 // Numbers that one sample may draw in one epoch, and which is which.
 constexpr uint64_t kDrawsPerEpoch = 64;
@@ -34,7 +34,7 @@ class Dice {
   Dice(uint64_t seed, const SampleRef& sample) : seed_(seed), sample_(sample) {}
 
   double Uniform(uint64_t draw) const {
-    return RandomUniform(seed_, RandomStream::kAugmentation, static_cast<uint64_t>(sample_.index),
+    return RandomUniform(seed_, RandomStream::kAugmentation, sample_.index,
                          static_cast<uint64_t>(sample_.epoch) * kDrawsPerEpoch + draw);
   }
   // 0 ... bound - 1.
@@ -182,8 +182,8 @@ ImageRect ImageTransform::RandomCrop(const ImageSize& size, const SampleRef& sam
   const auto width = static_cast<double>(size.width);
   for (uint64_t i = 0; i < kTries; ++i) {
     const uint64_t draw = i * kDrawsPerTry;
-    const double area = height * width * (kLeastArea + (1 - kLeastArea) * dice.Uniform(draw));
-    const double aspect = Exponential((2 * dice.Uniform(draw + 1) - 1) * kMostLogAspect);
+    const double area = height * width * (kMinArea + (1 - kMinArea) * dice.Uniform(draw));
+    const double aspect = Exponential((2 * dice.Uniform(draw + 1) - 1) * kMaxLogAspect);
     const double wide = std::floor(std::sqrt(area * aspect) + 0.5);
     const double high = std::floor(std::sqrt(area / aspect) + 0.5);
     if (wide < 1 || high < 1 || wide > width || high > height) continue;
@@ -195,8 +195,8 @@ ImageRect ImageTransform::RandomCrop(const ImageSize& size, const SampleRef& sam
             .width = wide};
   }
   // A very long image: as much of its middle as the aspect allows.
-  const double wide = std::clamp(std::floor(height * kMostAspect + 0.5), 1.0, width);
-  const double high = std::clamp(std::floor(width * kMostAspect + 0.5), 1.0, height);
+  const double wide = std::clamp(std::floor(height * kMaxAspect + 0.5), 1.0, width);
+  const double high = std::clamp(std::floor(width * kMaxAspect + 0.5), 1.0, height);
   return Centred(size, high, wide);
 }
 

@@ -55,7 +55,7 @@ class ImageTransform {
 
   int64_t height() const { return height_; }
   int64_t width() const { return width_; }
-  int64_t channels() const { return static_cast<int64_t>(normalise_.size()); }
+  int64_t channels() const { return normalise_.size(); }
 
  private:
   // A byte v of a channel becomes v * factor + shift.

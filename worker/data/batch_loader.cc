@@ -15,12 +15,6 @@ namespace {
 // few enough that a piece is worth its bookkeeping.
 constexpr int64_t kPiecesPerThread = 2;
 
-Shape BatchShape(int64_t samples, const Shape& sample) {
-  std::vector<int64_t> dims = {samples};
-  dims.insert(dims.end(), sample.dims().begin(), sample.dims().end());
-  return Shape(std::move(dims));
-}
-
 int64_t RoundUp(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
 BatchLoader::Options Sane(BatchLoader::Options options) {

@@ -7,8 +7,8 @@
 // is a function of its sample and epoch. So the step is the whole cursor: a loader that starts at a
 // step hands out what one that ran through to it would, with any number of threads.
 //
-// Steps are loaded in ascending order from the last one asked for; asking for any other step starts
-// afresh there, and nothing of the old order is handed out.
+// Steps are loaded in ascending order from the last one asked for; requesting any other
+// step restarts there, and nothing of the old order is handed out.
 //
 // Thread-compatible: one thread calls Next. The data set is borrowed and must outlive the loader.
 // A batch is loaded in pieces of some rows, each by whichever thread is free.
@@ -57,9 +57,8 @@ class BatchLoader {
 
   // The batch of `step`, which stays valid until the next call. Waits for the loading threads. A
   // batch without rows is legal: a rank may have nothing to do.
-  // Errors: what the data set said; DeadlineExceeded after Options::patience. Asking again tries
-  // again.
-  // Requires: step >= 0.
+  // Errors: what the data set said; DeadlineExceeded after Options::patience. AllocationLabel again
+  // tries again. Requires: step >= 0.
   absl::StatusOr<const Batch*> Next(int64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -11,11 +11,11 @@
 namespace cadre {
 namespace {
 
-bool Inside(const RowRange& rows, int64_t batch) {
+bool Inside(const Interval& rows, int64_t batch) {
   return rows.begin >= 0 && rows.begin <= rows.end && rows.end <= batch;
 }
 
-RowRange Moved(const RowRange& rows, int64_t by) { return {rows.begin + by, rows.end + by}; }
+Interval Moved(const Interval& rows, int64_t by) { return {rows.begin + by, rows.end + by}; }
 
 // Fills `rows` with the wanted rows of a batch; `at(row)` is the sample there, and row r stands at
 // position `first` + r.

@@ -12,24 +12,16 @@
 #include <functional>
 #include <vector>
 
-#include "spec/data_position.h"
+#include "model/data_position.h"
+#include "tensor/interval.h"
 #include "worker/data/dataset.h"
 
 namespace cadre {
 
-// Rows [begin, end).
-struct RowRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-
-  int64_t size() const { return end - begin; }
-  friend bool operator==(const RowRange&, const RowRange&) = default;
-};
-
 // What is taken of one micro-batch.
 struct MicroBatch {
-  RowRange inputs;
-  RowRange labels;
+  Interval inputs;
+  Interval labels;
   friend bool operator==(const MicroBatch&, const MicroBatch&) = default;
 };
 

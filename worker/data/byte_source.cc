@@ -42,7 +42,7 @@ class FileBytes final : public ByteSource {
       if (got < 0) return ErrnoStatus(errno, "read", path_);
       // It has become shorter since it was opened.
       if (got == 0) return Ends(*this, offset, bytes.size());
-      done += static_cast<size_t>(got);
+      done += got;
     }
     return absl::OkStatus();
   }
@@ -67,13 +67,13 @@ absl::Status MemoryBytes::ReadAt(int64_t offset, std::span<std::byte> bytes) con
   return absl::OkStatus();
 }
 
-absl::Status ReadBytes(const std::string& path, int64_t most_bytes, std::vector<std::byte>& bytes) {
+absl::Status ReadBytes(const std::string& path, int64_t max_bytes, std::vector<std::byte>& bytes) {
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> file, OpenByteSource(path));
-  if (file->size() > most_bytes) {
+  if (file->size() > max_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": has ", file->size(), " bytes; at most ", most_bytes, " are read"));
+        absl::StrCat(path, ": has ", file->size(), " bytes; at most ", max_bytes, " are read"));
   }
-  bytes.resize(static_cast<size_t>(file->size()));
+  bytes.resize(file->size());
   return file->ReadAt(0, bytes);
 }
 

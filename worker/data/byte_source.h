@@ -38,7 +38,7 @@ class MemoryBytes final : public ByteSource {
       : name_(std::move(name)), bytes_(bytes) {}
 
   const std::string& name() const override { return name_; }
-  int64_t size() const override { return static_cast<int64_t>(bytes_.size()); }
+  int64_t size() const override { return bytes_.size(); }
   absl::Status ReadAt(int64_t offset, std::span<std::byte> bytes) const override;
 
  private:
@@ -46,8 +46,8 @@ class MemoryBytes final : public ByteSource {
   const std::span<const std::byte> bytes_;
 };
 
-// The whole of a file of at most `most_bytes`. Errors as OpenByteSource; InvalidArgument for a
+// The whole of a file of at most `max_bytes`. Errors as OpenByteSource; InvalidArgument for a
 // larger one.
-absl::Status ReadBytes(const std::string& path, int64_t most_bytes, std::vector<std::byte>& bytes);
+absl::Status ReadBytes(const std::string& path, int64_t max_bytes, std::vector<std::byte>& bytes);
 
 }  // namespace cadre

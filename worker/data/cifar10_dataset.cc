@@ -13,7 +13,7 @@ namespace cadre {
 namespace {
 
 // A batch file as published has 30,730,000 bytes.
-constexpr int64_t kMostFileBytes = int64_t{1} << 30;
+constexpr int64_t kMaxFileBytes = int64_t{1} << 30;
 
 class Cifar10Dataset final : public Dataset {
  public:
@@ -22,7 +22,7 @@ class Cifar10Dataset final : public Dataset {
         transform_(transform),
         shape_{transform.height(), transform.width(), transform.channels()} {}
 
-  int64_t size() const override { return static_cast<int64_t>(images_.labels.size()); }
+  int64_t size() const override { return images_.labels.size(); }
   const Shape& sample_shape() const override { return shape_; }
   absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                    std::span<int32_t> labels) const override;
@@ -33,8 +33,7 @@ class Cifar10Dataset final : public Dataset {
 
  private:
   ImageView Image(int64_t index) const {
-    return {.pixels = std::span(images_.pixels)
-                          .subspan(static_cast<size_t>(index * kCifarPixelBytes), kCifarPixelBytes),
+    return {.pixels = std::span(images_.pixels).subspan(index * kCifarPixelBytes, kCifarPixelBytes),
             .size = {.height = kCifarSide, .width = kCifarSide},
             .channels = kCifarChannels};
   }
@@ -79,7 +78,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenCifar10(const v1::Cifar10& data, Sp
   CifarImages images;
   std::vector<std::byte> bytes;
   for (const std::string& file : Files(data.directory(), split)) {
-    CADRE_RETURN_IF_ERROR(ReadBytes(file, kMostFileBytes, bytes));
+    CADRE_RETURN_IF_ERROR(ReadBytes(file, kMaxFileBytes, bytes));
     CADRE_RETURN_IF_ERROR(ParseCifar10(file, bytes, images));
   }
   return std::make_unique<Cifar10Dataset>(std::move(images), transform);

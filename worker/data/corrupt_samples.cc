@@ -10,7 +10,7 @@ absl::Status CorruptSamples::Add(const std::string& name, const absl::Status& wh
   absl::MutexLock lock(&mutex_);
   if (names_.contains(name)) return absl::OkStatus();
   const std::string what = absl::StrCat("cannot read sample ", name, ": ", why.message());
-  if (static_cast<int64_t>(names_.size()) >= allowed_) {
+  if (std::ssize(names_) >= allowed_) {
     return absl::DataLossError(absl::StrCat(what, "; data.corrupt_samples_allowed is ", allowed_));
   }
   names_.insert(name);
@@ -20,7 +20,7 @@ absl::Status CorruptSamples::Add(const std::string& name, const absl::Status& wh
 
 int64_t CorruptSamples::count() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int64_t>(names_.size());
+  return names_.size();
 }
 
 }  // namespace cadre

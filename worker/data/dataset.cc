@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "spec/graph.h"
+#include "model/graph.h"
 #include "worker/data/dataset_kinds.h"
 
 namespace cadre {
@@ -85,8 +85,8 @@ absl::Status CheckSample(int64_t index, int64_t size) {
 absl::Status CopyLabels(std::span<const SampleRef> samples, std::span<const int32_t> all,
                         std::span<int32_t> labels) {
   for (size_t i = 0; i < samples.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, static_cast<int64_t>(all.size())));
-    labels[i] = all[static_cast<size_t>(samples[i].index)];
+    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, std::ssize(all)));
+    labels[i] = all[samples[i].index];
   }
   return absl::OkStatus();
 }
@@ -97,10 +97,10 @@ bool IsJpegName(absl::string_view name) {
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Dataset> dataset, OpenOfAnySize(spec, split));
-  if (dataset->size() > kMostSamples) {
+  if (dataset->size() > kMaxSamples) {
     return absl::InvalidArgumentError(
         absl::StrCat("the ", split == Split::kTrain ? "training" : "test", " data hold ",
-                     dataset->size(), " samples; at most ", kMostSamples, " are possible"));
+                     dataset->size(), " samples; at most ", kMaxSamples, " are possible"));
   }
   return dataset;
 }

@@ -21,7 +21,7 @@
 namespace cadre {
 
 // A place in the order of an epoch is a number of 32 bits.
-inline constexpr int64_t kMostSamples = (int64_t{1} << 32) - 1;
+inline constexpr int64_t kMaxSamples = (int64_t{1} << 32) - 1;
 
 enum class Split { kTrain, kTest };
 
@@ -61,7 +61,7 @@ class Dataset {
 // model's classes, those of token files when they are read.
 // Errors name the file: NotFound for a missing one, DataLoss for one that is cut short or damaged,
 // InvalidArgument for one that is of another format, does not fit the model, or holds more than
-// kMostSamples.
+// kMaxSamples.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split);
 
 }  // namespace cadre

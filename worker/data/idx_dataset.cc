@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "spec/idx.h"
+#include "model/formats/idx.h"
 #include "worker/data/dataset_kinds.h"
 
 namespace cadre {
@@ -82,7 +82,7 @@ class IdxDataset final : public Dataset {
         shape_(shape),
         values_(values) {}
 
-  int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
+  int64_t size() const override { return labels_.size(); }
   const Shape& sample_shape() const override { return shape_; }
   absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                    std::span<int32_t> labels) const override;

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "spec/class_folders.h"
+#include "model/formats/class_folders.h"
 #include "worker/data/byte_source.h"
 #include "worker/data/dataset_kinds.h"
 #include "worker/data/jpeg_dataset.h"
@@ -47,10 +47,10 @@ class FolderImages final : public EncodedImages {
   const std::vector<int32_t>& labels() const override { return labels_; }
   std::string Name(int64_t index) const override {
     const auto i = static_cast<size_t>(index);
-    return absl::StrCat(folder_, "/", classes_[static_cast<size_t>(labels_[i])], "/", files_[i]);
+    return absl::StrCat(folder_, "/", classes_[labels_[i]], "/", files_[i]);
   }
   absl::Status Read(int64_t index, std::vector<std::byte>& bytes) const override {
-    return ReadBytes(Name(index), kMostEncodedBytes, bytes);
+    return ReadBytes(Name(index), kMaxEncodedBytes, bytes);
   }
 
  private:
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
       ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
   // The training folders number the classes, also where the test split lacks some.
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes, ListClassFolders(data.train()));
-  if (static_cast<int64_t>(classes.size()) > needs.classes) {
+  if (std::ssize(classes) > needs.classes) {
     return absl::InvalidArgumentError(absl::StrCat(data.train(), ": holds ", classes.size(),
                                                    " class folders; the model tells ",
                                                    needs.classes, " classes apart"));

@@ -16,13 +16,13 @@ namespace {
 
 // Memory for libjpeg's own buffers: the coefficients of the largest progressive image that we read
 // take 6 bytes a pixel.
-constexpr long kMostLibraryBytes = 6 * kMostJpegPixels + (long{16} << 20);
+constexpr long kMaxLibraryBytes = 6 * kMaxJpegPixels + (long{16} << 20);
 
 // A file can make every scan of a progressive image go over all of it; encoders write about ten.
-constexpr int kMostScans = 100;
+constexpr int kMaxScans = 100;
 
 // Huffman coding spends at least one bit on each block of 8 x 8 elements.
-constexpr int64_t kMostPixelsPerByte = 8 * 64;
+constexpr int64_t kMaxPixelsPerByte = 8 * 64;
 
 // Complaints of libjpeg after which the image is whole all the same.
 bool IsHarmless(int message) {
@@ -80,7 +80,7 @@ JpegReader::State::State() {
   errors.output_message = [](j_common_ptr) {};
   progress.progress_monitor = [](j_common_ptr cinfo) {
     State& state = Of(cinfo);
-    if (state.info.input_scan_number <= kMostScans) return;
+    if (state.info.input_scan_number <= kMaxScans) return;
     state.errors.msg_code = JERR_BAD_PROGRESSION;
     state.Jump();
   };
@@ -88,7 +88,7 @@ JpegReader::State::State() {
   const bool made = Guarded([this] {
     jpeg_create_decompress(&info);
     info.progress = &progress;
-    info.mem->max_memory_to_use = kMostLibraryBytes;
+    info.mem->max_memory_to_use = kMaxLibraryBytes;
   });
   CHECK(made) << "libjpeg does not start: " << message.data();
 }
@@ -113,12 +113,12 @@ absl::StatusOr<ImageSize> JpegReader::Open(std::span<const std::byte> file) {
     return absl::InvalidArgumentError("JPEG: arithmetic coding is not read");
   }
   const int64_t pixels = size.height * size.width;
-  if (pixels > kMostJpegPixels) {
+  if (pixels > kMaxJpegPixels) {
     return absl::InvalidArgumentError(absl::StrCat("JPEG: ", size.height, " x ", size.width,
-                                                   " pixels; at most ", kMostJpegPixels,
+                                                   " pixels; at most ", kMaxJpegPixels,
                                                    " are read"));
   }
-  if (pixels / kMostPixelsPerByte > static_cast<int64_t>(file.size())) {
+  if (pixels / kMaxPixelsPerByte > std::ssize(file)) {
     return absl::DataLossError(absl::StrCat("JPEG: ", file.size(), " bytes cannot hold ",
                                             size.height, " x ", size.width, " pixels"));
   }

@@ -5,7 +5,7 @@
 //   CADRE_RETURN_IF_ERROR(reader.Decode(3, 8, image));
 //
 // Files may be hostile: whatever the bytes, a call returns in time and memory that are bounded by
-// the length of the file and kMostJpegPixels. libjpeg's own way of failing, longjmp, does not leave
+// the length of the file and kMaxJpegPixels. libjpeg's own way of failing, longjmp, does not leave
 // jpeg.cc and jumps over no C++ object.
 //
 // Thread-compatible. The bytes are borrowed from Open to the end of Decode.
@@ -23,7 +23,7 @@
 
 namespace cadre {
 
-inline constexpr int64_t kMostJpegPixels = int64_t{64} << 20;
+inline constexpr int64_t kMaxJpegPixels = int64_t{64} << 20;
 
 struct JpegImage {
   ImageSize size;
@@ -42,7 +42,7 @@ class JpegReader {
 
   // Reads the header. Errors: DataLoss for what is no JPEG, is cut short, or claims more pixels
   // than its bytes can hold; InvalidArgument for what we do not read (CMYK, arithmetic coding, more
-  // than kMostJpegPixels).
+  // than kMaxJpegPixels).
   absl::StatusOr<ImageSize> Open(std::span<const std::byte> file);
 
   // Decodes what Open opened, as grey (1 channel) or RGB (3), each side scaled by eighths / 8 and

@@ -50,7 +50,7 @@ class JpegDataset final : public Dataset {
         shape_{transform.height(), transform.width(), transform.channels()},
         corrupt_(std::move(corrupt)) {}
 
-  int64_t size() const override { return static_cast<int64_t>(images_->labels().size()); }
+  int64_t size() const override { return images_->labels().size(); }
   const Shape& sample_shape() const override { return shape_; }
   absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                    std::span<int32_t> labels) const override;
@@ -115,10 +115,10 @@ absl::Status JpegDataset::Decode(int64_t index, const SampleRef& sample, Scratch
 
 int64_t JpegDataset::NextOfClass(int64_t index) const {
   const std::vector<int32_t>& labels = images_->labels();
-  const int32_t label = labels[static_cast<size_t>(index)];
+  const int32_t label = labels[index];
   do {
     index = (index + 1) % size();
-  } while (labels[static_cast<size_t>(index)] != label);
+  } while (labels[index] != label);
   return index;
 }
 

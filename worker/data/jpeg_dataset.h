@@ -20,7 +20,7 @@
 namespace cadre {
 
 // Files larger than this are refused unread.
-inline constexpr int64_t kMostEncodedBytes = int64_t{64} << 20;
+inline constexpr int64_t kMaxEncodedBytes = int64_t{64} << 20;
 
 // Where encoded images and their labels lie. Thread-safe.
 class EncodedImages {

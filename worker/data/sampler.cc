@@ -14,10 +14,9 @@ SampleRef Sampler::SampleAt(int64_t position) {
 }
 
 const std::vector<uint32_t>& Sampler::Permutation(int64_t epoch) {
-  Cached& slot = cached_[static_cast<size_t>(epoch % 2)];
+  Cached& slot = cached_[epoch % 2];
   if (slot.epoch != epoch) {
-    slot.order = RandomPermutation(seed_, RandomStream::kSampleOrder, static_cast<uint64_t>(epoch),
-                                   static_cast<uint64_t>(size_));
+    slot.order = RandomPermutation(seed_, RandomStream::kSampleOrder, epoch, size_);
     slot.epoch = epoch;
   }
   return slot.order;

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "spec/data_position.h"
+#include "model/data_position.h"
 #include "worker/data/dataset.h"
 
 namespace cadre {

@@ -63,7 +63,7 @@ SyntheticImages::SyntheticImages(const v1::SyntheticData& data, Split split,
       size_(split == Split::kTest ? data.test_samples() : data.train_samples()),
       shape_(needs.sample_shape),
       classes_(data.classes()),
-      noise_(data.noise() == 0.0F ? 1.0F : data.noise()),
+      noise_(data.has_noise() ? data.noise() : 1.0F),
       exact_(data.exact()) {
   const auto elements = static_cast<uint64_t>(shape_.elements());
   centres_.reserve(classes_ * elements);

@@ -25,7 +25,7 @@ class SyntheticTokens final : public Dataset {
         size_(split == Split::kTest ? data.test_samples() : data.train_samples()),
         shape_(needs.sample_shape),
         classes_(data.classes()),
-        noise_(data.noise() == 0.0F ? kDefaultNoise : data.noise()) {}
+        noise_(data.has_noise() ? data.noise() : kDefaultNoise) {}
 
   int64_t size() const override { return size_; }
   const Shape& sample_shape() const override { return shape_; }

@@ -142,11 +142,11 @@ absl::Status TarScanner::Skip(int64_t size, const std::string& name) {
 }
 
 absl::StatusOr<std::string> TarScanner::ReadDescription(const Header& header) const {
-  if (header.size > kMostTarHeaderBytes) {
+  if (header.size > kMaxTarHeaderBytes) {
     return Unread(absl::StrCat("a name or pax header has ", header.size, " bytes; at most ",
-                               kMostTarHeaderBytes, " are read"));
+                               kMaxTarHeaderBytes, " are read"));
   }
-  std::string text(static_cast<size_t>(header.size), '\0');
+  std::string text(header.size, '\0');
   CADRE_RETURN_IF_ERROR(source_.ReadAt(
       offset_ + kTarBlockBytes, std::as_writable_bytes(std::span(text.data(), text.size()))));
   return text;
@@ -158,7 +158,7 @@ absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended)
     const size_t space = rest.find(' ');
     int64_t length = 0;
     if (space == absl::string_view::npos || !absl::SimpleAtoi(rest.substr(0, space), &length) ||
-        length <= static_cast<int64_t>(space) + 1 || length > static_cast<int64_t>(rest.size()) ||
+        length <= static_cast<int64_t>(space) + 1 || length > std::ssize(rest) ||
         rest[static_cast<size_t>(length) - 1] != '\n') {
       return Damaged("a pax header is damaged: a record's length is wrong");
     }

@@ -8,7 +8,7 @@
 //   }
 //
 // Archives may be hostile: nothing is believed that the archive's size contradicts, and memory is
-// bounded by kMostTarHeaderBytes.
+// bounded by kMaxTarHeaderBytes.
 //
 // Thread-compatible. The source is borrowed.
 #pragma once
@@ -25,7 +25,7 @@ namespace cadre {
 
 inline constexpr int64_t kTarBlockBytes = 512;
 // Of one long name or one set of pax records.
-inline constexpr int64_t kMostTarHeaderBytes = 64 << 10;
+inline constexpr int64_t kMaxTarHeaderBytes = 64 << 10;
 
 struct TarMember {
   std::string name;

@@ -9,7 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "spec/shard_names.h"
+#include "model/shard_names.h"
 #include "worker/data/byte_source.h"
 #include "worker/data/dataset_kinds.h"
 #include "worker/data/jpeg_dataset.h"
@@ -19,7 +19,7 @@ namespace cadre {
 namespace {
 
 // A label is at most ten digits; the rest is room for white space.
-constexpr int64_t kMostLabelBytes = 32;
+constexpr int64_t kMaxLabelBytes = 32;
 
 // Where the image of a sample lies.
 struct Entry {
@@ -51,7 +51,7 @@ class TarImages final : public EncodedImages {
 
 // Names are not kept, as there may be millions of them and few are ever told: they are read again.
 std::string TarImages::Name(int64_t index) const {
-  const Entry& entry = entries_[static_cast<size_t>(index)];
+  const Entry& entry = entries_[index];
   const std::string& shard = shards_[entry.shard];
   const absl::StatusOr<std::unique_ptr<ByteSource>> source = OpenByteSource(shard);
   if (source.ok()) {
@@ -64,22 +64,22 @@ std::string TarImages::Name(int64_t index) const {
 
 // Shards are opened anew for every sample: there may be more of them than files may be open.
 absl::Status TarImages::Read(int64_t index, std::vector<std::byte>& bytes) const {
-  const Entry& entry = entries_[static_cast<size_t>(index)];
-  if (entry.size > kMostEncodedBytes) {
+  const Entry& entry = entries_[index];
+  if (entry.size > kMaxEncodedBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("has ", entry.size, " bytes; at most ", kMostEncodedBytes, " are read"));
+        absl::StrCat("has ", entry.size, " bytes; at most ", kMaxEncodedBytes, " are read"));
   }
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
                          OpenByteSource(shards_[entry.shard]));
-  bytes.resize(static_cast<size_t>(entry.size));
+  bytes.resize(entry.size);
   return source->ReadAt(entry.begin, bytes);
 }
 
 absl::StatusOr<int32_t> ReadLabel(const ByteSource& source, const TarMember& member) {
-  if (member.size > kMostLabelBytes) {
+  if (member.size > kMaxLabelBytes) {
     return absl::DataLossError(absl::StrCat("its label has ", member.size, " bytes"));
   }
-  std::string text(static_cast<size_t>(member.size), '\0');
+  std::string text(member.size, '\0');
   CADRE_RETURN_IF_ERROR(
       source.ReadAt(member.begin, std::as_writable_bytes(std::span(text.data(), text.size()))));
   int32_t label = 0;

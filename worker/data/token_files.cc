@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kDefaultTokenBytes = 2;
 // Tokens travel as fp32, which counts exactly up to here.
-constexpr int64_t kMostVocabulary = int64_t{1} << 24;
+constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 
 // Sample i is tokens [i L, i L + L] of the file, the last being only a label.
 class TokenDataset final : public Dataset {
@@ -24,7 +24,7 @@ class TokenDataset final : public Dataset {
         size_(size),
         token_bytes_(token_bytes),
         shape_(needs.sample_shape),
-        vocabulary_(std::min(needs.vocabulary, kMostVocabulary)),
+        vocabulary_(std::min(needs.vocabulary, kMaxVocabulary)),
         classes_(needs.classes) {}
 
   int64_t size() const override { return size_; }

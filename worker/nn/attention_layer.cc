@@ -24,12 +24,12 @@ class Attention final : public Layer {
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
     const Saved saved = Split(t.saved);
-    kernels_.FullyConnectedForward(QkvDims(), t.x[0], parameters_[kQkvWeight].value,
-                                   parameters_[kQkvBias].value, saved.qkv);
-    kernels_.AttentionForward(dims_, saved.qkv, saved.probabilities, saved.context);
-    kernels_.FullyConnectedForward(OutDims(), saved.context, parameters_[kOutWeight].value,
-                                   adds_bias_ ? parameters_[kOutBias].value : std::span<float>(),
-                                   t.y);
+    kernels_.dense().FullyConnectedForward(QkvDims(), t.x[0], parameters_[kQkvWeight].value,
+                                           parameters_[kQkvBias].value, saved.qkv);
+    kernels_.dense().AttentionForward(dims_, saved.qkv, saved.probabilities, saved.context);
+    kernels_.dense().FullyConnectedForward(
+        OutDims(), saved.context, parameters_[kOutWeight].value,
+        adds_bias_ ? parameters_[kOutBias].value : std::span<float>(), t.y);
     return absl::OkStatus();
   }
 
@@ -38,15 +38,17 @@ class Attention final : public Layer {
     const AttentionMemory memory = MemoryIn(t.scratch.type());
     const Values dqkv = Piece(t.scratch, 0, memory.qkv);
     const Values dcontext = Piece(t.scratch, memory.context_begin, memory.context);
-    kernels_.FullyConnectedBackwardWeights(OutDims(), saved.context, t.dy,
-                                           parameters_[kOutWeight].gradient,
-                                           parameters_[kOutBias].gradient);
-    kernels_.FullyConnectedBackwardData(OutDims(), t.dy, parameters_[kOutWeight].value, dcontext);
-    kernels_.AttentionBackward(dims_, saved.qkv, saved.probabilities, dcontext, dqkv);
-    kernels_.FullyConnectedBackwardWeights(
+    kernels_.dense().FullyConnectedBackwardWeights(OutDims(), saved.context, t.dy,
+                                                   parameters_[kOutWeight].gradient,
+                                                   parameters_[kOutBias].gradient);
+    kernels_.dense().FullyConnectedBackwardData(OutDims(), t.dy, parameters_[kOutWeight].value,
+                                                dcontext);
+    kernels_.dense().AttentionBackward(dims_, saved.qkv, saved.probabilities, dcontext, dqkv);
+    kernels_.dense().FullyConnectedBackwardWeights(
         QkvDims(), t.x[0], dqkv, parameters_[kQkvWeight].gradient, parameters_[kQkvBias].gradient);
     if (t.dx[0].empty()) return absl::OkStatus();
-    kernels_.FullyConnectedBackwardData(QkvDims(), dqkv, parameters_[kQkvWeight].value, t.dx[0]);
+    kernels_.dense().FullyConnectedBackwardData(QkvDims(), dqkv, parameters_[kQkvWeight].value,
+                                                t.dx[0]);
     return absl::OkStatus();
   }
 
@@ -67,9 +69,7 @@ class Attention final : public Layer {
   }
   // Of a batch of nothing there is no memory at all.
   static Values Piece(Values memory, int64_t begin, int64_t elements) {
-    return elements == 0
-               ? memory.first(0)
-               : memory.subspan(static_cast<size_t>(begin), static_cast<size_t>(elements));
+    return elements == 0 ? memory.first(0) : memory.subspan(begin, elements);
   }
   Saved Split(Values saved) const {
     const AttentionMemory memory = MemoryIn(saved.type());
@@ -78,7 +78,7 @@ class Attention final : public Layer {
             .probabilities = Piece(saved, memory.probabilities_begin, memory.probabilities)};
   }
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const std::vector<LocalTensor> parameters_;
   AttentionDims dims_;
   int64_t features_ = 0;

@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-// Makes room, giving back what was there first. True: there was something.
+// Frees the old array before it allocates, to keep the peak low. True: there was an old array.
 template <typename T>
 bool Grow(Device& device, DeviceArray<T>& array, size_t size) {
   if (array.size() >= size) return false;
@@ -19,11 +19,12 @@ bool Grow(Device& device, DeviceArray<T>& array, size_t size) {
 
 bool BatchUpload::Reserve(size_t inputs, size_t labels) {
   Device& device = kernels_.device();
-  for (Place& place : places_) {
-    Grow(device, place.inputs, inputs);
-    Grow(device, place.labels, labels);
-    if (place.arrived == nullptr) place.arrived = device.MakeEvent();
-    if (place.taken == nullptr) place.taken = device.MakeEvent();
+  if (device.is_host()) return false;
+  for (Slot& slot : slots_) {
+    Grow(device, slot.inputs, inputs);
+    Grow(device, slot.labels, labels);
+    if (slot.arrived == nullptr) slot.arrived = device.MakeEvent();
+    if (slot.taken == nullptr) slot.taken = device.MakeEvent();
   }
   const bool inputs_moved = Grow(device, inputs_, inputs * SizeOf(type_));
   const bool labels_moved = Grow(device, labels_, labels);
@@ -32,31 +33,36 @@ bool BatchUpload::Reserve(size_t inputs, size_t labels) {
 
 void BatchUpload::Upload(std::span<const float> inputs, std::span<const int32_t> labels) {
   Device& device = kernels_.device();
-  Place& place = places_[next_];
-  next_ = (next_ + 1) % places_.size();
-  CHECK(inputs.size() <= place.inputs.size() && labels.size() <= place.labels.size());
-  {
-    const OnLane copies(device, Lane::kCopies);
-    device.WaitFor(*place.taken);
-    device.CopyIn(inputs.data(), place.inputs.data(), inputs.size_bytes());
-    device.CopyIn(labels.data(), place.labels.data(), labels.size_bytes());
-    device.Record(*place.arrived);
+  if (device.is_host()) {
+    loaded_inputs_ = inputs;
+    loaded_labels_ = labels;
+    return;
   }
-  device.WaitFor(*place.arrived);
-  inputs_here_ = inputs.size();
-  labels_here_ = labels.size();
-  kernels_.Copy(place.inputs.span().first(inputs_here_),
-                Values(inputs_.data(), inputs_here_, type_));
-  device.Copy(place.labels.data(), labels_.data(), labels.size_bytes());
-  device.Record(*place.taken);
+  Slot& slot = slots_[next_];
+  next_ = (next_ + 1) % slots_.size();
+  CHECK(inputs.size() <= slot.inputs.size() && labels.size() <= slot.labels.size());
+  {
+    const OnStream copies(device, Stream::kCopies);
+    device.WaitFor(*slot.taken);
+    device.CopyIn(inputs.data(), slot.inputs.data(), inputs.size_bytes());
+    device.CopyIn(labels.data(), slot.labels.data(), labels.size_bytes());
+    device.Record(*slot.arrived);
+  }
+  device.WaitFor(*slot.arrived);
+  const Values fixed(inputs_.data(), inputs.size(), type_);
+  kernels_.memory().Copy(slot.inputs.span().first(inputs.size()), fixed);
+  device.Copy(slot.labels.data(), labels_.data(), labels.size_bytes());
+  device.Record(*slot.taken);
+  loaded_inputs_ = fixed;
+  loaded_labels_ = labels_.span().first(labels.size());
 }
 
 int64_t BatchUpload::bytes() const {
   size_t bytes = inputs_.size() + labels_.size() * sizeof(int32_t);
-  for (const Place& place : places_) {
-    bytes += place.inputs.size() * sizeof(float) + place.labels.size() * sizeof(int32_t);
+  for (const Slot& slot : slots_) {
+    bytes += slot.inputs.size() * sizeof(float) + slot.labels.size() * sizeof(int32_t);
   }
-  return static_cast<int64_t>(bytes);
+  return bytes;
 }
 
 }  // namespace cadre

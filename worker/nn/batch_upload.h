@@ -1,10 +1,10 @@
-// Batches on their way from the host to a device: inputs and labels, always to the same place, so
-// that work on them can be recorded.
+// Copies batches (inputs and labels) from the host to fixed device memory, so that work on them can
+// be recorded.
 //
-// What is uploaded travels on the lane for copies, beside what was enqueued before, into one of two
-// places in turn; on the current lane it is then brought to where it stays until the next one, the
-// inputs as the type that they are computed in. On the host there is nothing to do, and it is not
-// used.
+// A batch is copied on the stream for copies, concurrently with earlier work, into one of two
+// staging slots in turn. On the current stream it is then copied from the slot to the fixed memory,
+// and inputs are converted to the type that layers compute in. On the host nothing is copied: the
+// spans are passed through.
 //
 // Owns the memory; borrows the kernels. Thread-compatible.
 #pragma once
@@ -16,7 +16,7 @@
 #include <span>
 
 #include "device/device.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tensor/dtype.h"
 #include "tensor/values.h"
 
@@ -24,38 +24,40 @@ namespace cadre {
 
 class BatchUpload {
  public:
-  // Inputs are to be of `type` on the device. Requires: it is no host device, or nothing is called.
-  BatchUpload(Kernels& kernels, DType type) : kernels_(kernels), type_(type) {}
+  // `type`: of the inputs on the device.
+  BatchUpload(Backend& kernels, DType type) : kernels_(kernels), type_(type) {}
 
-  // Room for so many elements. True: memory had to move. Requires: nothing is under way.
+  // Allocates room for so many elements. True: memory in use was replaced. Requires: no work on it
+  // is pending.
   bool Reserve(size_t inputs, size_t labels);
-  // Requires: there is room. The spans have been read when the call returns.
+  // On a device the spans have been read when the call returns; on the host they must stay valid
+  // until the batch has been played. Requires: there is room.
   void Upload(std::span<const float> inputs, std::span<const int32_t> labels);
 
-  // What was uploaded last, for work on the lane that Upload was called on.
-  ConstValues inputs() const { return {inputs_.data(), inputs_here_, type_}; }
-  std::span<const int32_t> labels() const { return labels_.span().first(labels_here_); }
+  // The latest batch, for work on the lane on which Upload was called.
+  ConstValues inputs() const { return loaded_inputs_; }
+  std::span<const int32_t> labels() const { return loaded_labels_; }
 
   int64_t bytes() const;
 
  private:
-  struct Place {
+  struct Slot {
     DeviceArray<float> inputs;
     DeviceArray<int32_t> labels;
-    // The host's bytes are here; they have been taken from here.
+    // The batch has been copied in; it has been copied out.
     std::unique_ptr<DeviceEvent> arrived;
     std::unique_ptr<DeviceEvent> taken;
   };
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const DType type_;
-  std::array<Place, 2> places_;
+  std::array<Slot, 2> slots_;
   size_t next_ = 0;
-  // Of type_.
+  // The fixed memory; inputs are elements of type_.
   DeviceArray<std::byte> inputs_;
   DeviceArray<int32_t> labels_;
-  size_t inputs_here_ = 0;
-  size_t labels_here_ = 0;
+  ConstValues loaded_inputs_;
+  std::span<const int32_t> loaded_labels_;
 };
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// Layers that multiply by a matrix: fully connected, and the embedding's choice of rows.
+// Layers that multiply by a matrix: fully connected, and embedding, which selects rows of one.
 #include <utility>
 
 #include "base/status.h"
@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// On [samples, in], or on every row of [samples, tokens, in].
+// Input: [samples, in], or [samples, tokens, in], where it applies to every row.
 class FullyConnected final : public Layer, public GradientParts {
  public:
   explicit FullyConnected(LayerSetting setting)
@@ -21,8 +21,8 @@ class FullyConnected final : public Layer, public GradientParts {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.FullyConnectedForward(dims_, t.x[0], weight_.value,
-                                   adds_bias_ ? bias_.value : std::span<float>(), t.y);
+    kernels_.dense().FullyConnectedForward(dims_, t.x[0], weight_.value,
+                                           adds_bias_ ? bias_.value : std::span<float>(), t.y);
     return absl::OkStatus();
   }
 
@@ -34,24 +34,26 @@ class FullyConnected final : public Layer, public GradientParts {
   GradientParts* gradient_parts() override { return this; }
 
   absl::Status BackwardInput(const LayerTensors& t) override {
-    if (!t.dx[0].empty()) kernels_.FullyConnectedBackwardData(dims_, t.dy, weight_.value, t.dx[0]);
+    if (!t.dx[0].empty())
+      kernels_.dense().FullyConnectedBackwardData(dims_, t.dy, weight_.value, t.dx[0]);
     return absl::OkStatus();
   }
 
   absl::Status BackwardParameters(const LayerTensors& t) override {
-    kernels_.FullyConnectedBackwardWeights(dims_, t.x[0], t.dy, weight_.gradient, bias_.gradient);
+    kernels_.dense().FullyConnectedBackwardWeights(dims_, t.x[0], t.dy, weight_.gradient,
+                                                   bias_.gradient);
     return absl::OkStatus();
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   FullyConnectedDims dims_;
   LocalTensor weight_;
   LocalTensor bias_;
   bool adds_bias_ = true;
 };
 
-// Tokens are fp32 whatever activations are.
+// Tokens are fp32 for every activation type.
 class Embedding final : public Layer {
  public:
   explicit Embedding(LayerSetting setting)
@@ -62,22 +64,23 @@ class Embedding final : public Layer {
              .tokens = out.shape()[1],
              .vocabulary = setting.layer.parameters[0].shape[0],
              .features = out.shape()[2]};
-    // A shard of the positions begins at this rank's first token.
+    // This rank's shard of the positions starts at its first token.
     if (setting.parameters.size() > 1) positions_ = setting.parameters[1];
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.EmbeddingForward(dims_, t.x[0].floats(), weight_.value, positions_.value, t.y);
+    kernels_.dense().EmbeddingForward(dims_, t.x[0].floats(), weight_.value, positions_.value, t.y);
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.EmbeddingBackward(dims_, t.x[0].floats(), t.dy, weight_.gradient, positions_.gradient);
+    kernels_.dense().EmbeddingBackward(dims_, t.x[0].floats(), t.dy, weight_.gradient,
+                                       positions_.gradient);
     return absl::OkStatus();
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   EmbeddingDims dims_;
   LocalTensor weight_;
   LocalTensor positions_;

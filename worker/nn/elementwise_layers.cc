@@ -1,4 +1,4 @@
-// Layers that treat every element by itself.
+// Layers that compute each element independently.
 #include <algorithm>
 #include <utility>
 
@@ -14,14 +14,14 @@ class ActivationLayer final : public Layer {
       : kernels_(setting.kernels), kind_(KindOf(setting.layer.kind)) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.ActivationForward(kind_, t.x[0], t.y);
+    kernels_.pointwise().ActivationForward(kind_, t.x[0], t.y);
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
     const ConstValues seen = kind_ == Activation::kGelu ? t.x[0] : ConstValues(t.y);
-    kernels_.ActivationBackward(kind_, seen, t.dy, t.dx[0]);
+    kernels_.pointwise().ActivationBackward(kind_, seen, t.dy, t.dx[0]);
     return absl::OkStatus();
   }
 
@@ -41,7 +41,7 @@ class ActivationLayer final : public Layer {
     }
   }
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const Activation kind_;
 };
 
@@ -58,7 +58,7 @@ class DropoutLayer final : public Layer {
     if (pass.training) {
       Drop(pass, t.x[0], t.y);
     } else if (t.y.data() != t.x[0].data()) {
-      kernels_.Copy(t.x[0], t.y);
+      kernels_.memory().Copy(t.x[0], t.y);
     }
     return absl::OkStatus();
   }
@@ -70,29 +70,30 @@ class DropoutLayer final : public Layer {
 
  private:
   void Drop(const PassContext& pass, ConstValues x, Values y) {
-    kernels_.DropoutBox({pass.seed, static_cast<uint64_t>(layer_), rate_}, whole_, here_, x, y);
+    kernels_.pointwise().DropoutBox({pass.seed, static_cast<uint64_t>(layer_), rate_}, whole_,
+                                    here_, x, y);
   }
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const int layer_;
   const float rate_;
   const Shape whole_;
   const Box here_;
 };
 
-// Its way back is nothing: the gradient of every addend is the sum's (spec/tape.cc).
+// It has no backward: the gradient of every addend is that of the sum (plan/tape.cc).
 class AddLayer final : public Layer {
  public:
   explicit AddLayer(LayerSetting setting) : kernels_(setting.kernels) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    // One addend may lie where the sum shall be; it stays, the others are added.
+    // The tape may place the sum in the buffer of one addend; the others are added to it.
     const auto here = std::find_if(t.x.begin(), t.x.end(),
                                    [&](const ConstValues& x) { return x.data() == t.y.data(); });
     const size_t first = here == t.x.end() ? 0 : static_cast<size_t>(here - t.x.begin());
-    if (here == t.x.end()) kernels_.Copy(t.x[0], t.y);
+    if (here == t.x.end()) kernels_.memory().Copy(t.x[0], t.y);
     for (size_t i = 0; i < t.x.size(); ++i) {
-      if (i != first) kernels_.Add(t.x[i], t.y);
+      if (i != first) kernels_.pointwise().Add(t.x[i], t.y);
     }
     return absl::OkStatus();
   }
@@ -102,7 +103,7 @@ class AddLayer final : public Layer {
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
 };
 
 }  // namespace

@@ -48,7 +48,7 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
     case LayerKind::kSoftmaxCrossEntropy:
       break;
   }
-  LOG(FATAL) << setting.layer.name << ": the network takes the loss";
+  LOG(FATAL) << setting.layer.name << ": the network computes the loss";
 }
 
 }  // namespace cadre

@@ -1,16 +1,15 @@
-// One layer of the network on the part of its tensors that this rank holds.
+// One layer of the network, on the part of its tensors that this rank holds.
 //
-// A layer is made for one place: the boxes of its inputs (halo included) and output in a batch of a
-// given size. It knows its layouts only as far as its arithmetic needs them: whether it is the one
-// of several addends that adds the bias, and over which ranks a batch's statistics are taken. What
-// has to move between ranks otherwise is done between layers. So the same code serves one worker
-// and every parallel plan.
+// A layer is made for fixed boxes of its inputs (halo included) and output, in a batch of a given
+// size. It uses its layouts only for its arithmetic: which of several addends adds the bias, and
+// over which ranks the statistics of a batch are computed. All other exchanges happen between
+// layers, so the same code serves a single worker and every parallel plan.
 //
-// Activations lie in the kernels' device and are of its activation type; layers hand them on and
-// never look inside, so what they do is enqueued on the device's current lane.
+// Activations lie in device memory and have the device's activation type. Layers never read them on
+// the host: their work is enqueued on the device's current stream.
 //
-// Thread-compatible. Layers borrow kernels, communicators and parameters, and own only small
-// scratch, which is there when they are made.
+// Thread-compatible. Layers borrow kernels, communicators and parameters; they own only small
+// scratch memory, allocated at construction.
 #pragma once
 
 #include <cstdint>
@@ -19,45 +18,45 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/kernels.h"
-#include "spec/graph.h"
-#include "spec/op_indices.h"
-#include "spec/tape.h"
+#include "kernels/backend.h"
+#include "model/graph.h"
+#include "model/op_indices.h"
+#include "plan/tape.h"
 #include "tensor/values.h"
 #include "worker/comm/mesh_communicators.h"
 
 namespace cadre {
 
-// A parameter in the memory of this rank's device, and where its gradient goes.
+// A parameter and its gradient in device memory.
 struct LocalTensor {
   std::span<float> value;
   std::span<float> gradient;
 };
 
-// What of a pass a layer may have to know.
+// Properties of a pass that a layer may need.
 struct PassContext {
   bool training = false;
-  // Of the run; together with the position of the batch's first sample in the endless sequence of
-  // samples, which the kernels are told (SetPosition), it decides what dropout drops.
+  // The run's seed. Together with the position of the batch's first sample in the endless sequence
+  // of samples (Kernels::SetPosition) it determines which elements dropout drops.
   uint64_t seed = 0;
-  // Share of the step's samples that this batch is: 1, or less where the step is cut into
-  // micro-batches. Running statistics are weighted by it.
+  // Fraction of the step's samples that this batch contains; below 1 with micro-batches. It weights
+  // running statistics.
   double share = 1;
 };
 
-// The memory that one call works on; what an operation does not need is empty.
+// The tensors of one call. Those that an operation does not need are empty.
 struct LayerTensors {
   std::vector<ConstValues> x;
   Values y;
-  // Of the type that the tape gives them; words where it is float32 (spec/tape.h).
+  // Of the type that the tape assigns (plan/tape.h).
   Values saved;
   Values scratch;
   ConstValues dy;
-  // Empty: not wanted, or of no elements here. Whether it is wanted is the same on all ranks.
+  // Empty: not required, or without elements on this rank. wants_dx is equal on all ranks.
   std::vector<Values> dx;
   std::vector<bool> wants_dx;
 
-  // What is saved, as words of four bytes. Requires: the tape gives it as such.
+  // The saved values as elements of four bytes. Requires: the tape assigns such a type.
   std::span<float> saved_floats() const { return saved.floats(); }
   std::span<int32_t> saved_integers() const {
     const std::span<float> words = saved.floats();
@@ -65,17 +64,17 @@ struct LayerTensors {
   }
 };
 
-// Forward in two parts: a halo can travel during the first.
+// Forward in two parts, so that a halo can be exchanged during the first.
 class HaloParts {
  public:
   virtual ~HaloParts() = default;
-  // The rows of the interior (spec/tape.h) from what is here before the halo comes, then the
-  // others. Requires: the layer's place has an interior.
+  // First the rows of the interior (plan/tape.h), which need no halo, from `held`; then the others.
+  // Requires: the layer's region has an interior.
   virtual absl::Status ForwardInterior(ConstValues held, const LayerTensors& t) = 0;
   virtual absl::Status ForwardBorder(const LayerTensors& t) = 0;
 };
 
-// Backward in two parts: the gradient of the input can travel during the second.
+// Backward in two parts, so that the gradient of the input can be exchanged during the second.
 class GradientParts {
  public:
   virtual ~GradientParts() = default;
@@ -87,35 +86,36 @@ class Layer {
  public:
   virtual ~Layer() = default;
 
-  // y (and saved) from x. Errors: of communication; the device's come later (device/device.h).
-  // Requires: tokens are the vocabulary's (Network::Load looks).
+  // Computes y (and saved) from x. Errors: those of communication; device errors are reported later
+  // (device/device.h). Requires: tokens are in the vocabulary (Network::Load checks).
   virtual absl::Status Forward(const PassContext& pass, const LayerTensors& t) = 0;
-  // Gradients of the parameters, and dx where wanted, from dy and what forward left.
+  // Computes the gradients of the parameters, and dx where required, from dy and `saved`.
   virtual absl::Status Backward(const PassContext& pass, const LayerTensors& t) = 0;
 
-  // Null: the work comes in one piece.
+  // Null: the layer cannot split the work.
   virtual HaloParts* halo_parts() { return nullptr; }
   virtual GradientParts* gradient_parts() { return nullptr; }
 };
 
-// What a layer is made of.
+// The constructor arguments of a layer.
 struct LayerSetting {
   const GraphLayer& layer;
   const LayerLayouts& layouts;
-  const LayerPlace& place;
+  const LayerRegion& place;
   // Samples of the whole batch.
   int64_t samples = 0;
-  // The layer's place in the graph.
+  // Position of the layer in the graph.
   int number = 0;
-  Kernels& kernels;
+  Backend& kernels;
   MeshCommunicators& comms;
   std::vector<LocalTensor> parameters;
 
-  // True on the one rank, of those along the axes of `index`, that adds what is to be added once.
+  // True on exactly one of the ranks along the axes of `index`: the one that adds what must be
+  // added once.
   bool IsFirstAlong(const char* index) const;
 };
 
-// Requires: not a softmax_cross_entropy, whose loss the network takes.
+// Requires: not a softmax_cross_entropy; the network computes the loss.
 std::unique_ptr<Layer> MakeLayer(LayerSetting setting);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// The families of layers that MakeLayer chooses from; nobody else includes this.
+// The families of layers that MakeLayer selects from. Internal to worker/nn.
 #pragma once
 
 #include <memory>

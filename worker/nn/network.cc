@@ -1,3 +1,28 @@
+// Playing a tape.
+//
+// plan/tape.cc compiles a rank's part of the model into a tape: a list of operations (forward,
+// move, add, loss, backward) on buffers with fixed offsets in one block of memory, chosen so that
+// buffers whose lifetimes do not overlap share memory. This file interprets it. All knowledge about
+// parallelism is in the tape and in the moves between operations: the interpreter is the same for
+// one worker and for every plan (the separation of program and placement in GSPMD, Xu et al.,
+// 2021).
+//
+// A move can overlap with the layer next to it. The tape marks such pairs, and the layer does its
+// work in two parts: while a halo is exchanged, forward computes the interior rows that do not need
+// it (Dryden et al., IPDPS 2019, section III); while the gradient of the input is exchanged,
+// backward computes those of the parameters. BackgroundMove runs the move in a thread on the host,
+// and on a stream of its own on a device.
+//
+// Invariants. Equal plans give equal tapes up to shapes, so all ranks play moves in the same order.
+// After Prepare and one pass, playing allocates nothing, so a pass can be captured as a graph; then
+// only the contents of fixed memory (batch, position) may differ between passes. Outputs of one
+// operation may be overwritten by any later one, except as the tape's lifetimes say.
+//
+// Cost: beyond the kernels, a step costs one virtual call per operation; on the host two clock
+// readings, on a device none unless observed.
+//
+// Limits. A pass is sequential: independent branches of the graph do not run concurrently. There is
+// one program per batch size; programs share the memory block, which is as large as the largest.
 #include "worker/nn/network.h"
 
 #include <algorithm>
@@ -8,17 +33,17 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "worker/nn/asking.h"
+#include "worker/nn/allocation_label.h"
 
 namespace cadre {
 
-// A tape with the layers for it. Layers hold places by reference, so a program does not move.
+// A tape with its layers. Layers refer to regions of the tape, so a program must not be moved.
 struct Network::Program {
   Tape tape;
   std::vector<std::unique_ptr<Layer>> layers;
-  // Operations up to and with the loss.
+  // Number of operations before the loss.
   size_t forward_ops = 0;
-  // What the loss looks at here, and classes.
+  // Rows of the loss's input on this rank, and classes.
   int64_t label_rows = 0;
   int64_t classes = 0;
 };
@@ -32,7 +57,7 @@ bool IsMove(const TapeOp& op) {
 }  // namespace
 
 Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
-                 Kernels& kernels, ParameterStore& parameters, MeshCommunicators& comms)
+                 Backend& kernels, ParameterStore& parameters, MeshCommunicators& comms)
     : graph_(graph),
       index_(index),
       plan_(plan),
@@ -43,21 +68,21 @@ Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& pl
       comms_(comms),
       exchange_(comms, kernels),
       upload_(kernels, graph.takes_tokens() ? DType::kFloat32 : kernels.activation_type()),
-      sums_(device_, 2, "statistics") {
-  if (device_.is_host()) return;
-  fork_ = device_.MakeEvent();
-  join_ = device_.MakeEvent();
+      sums_(device_, 2, "statistics"),
+      background_(BackgroundMove::Make(device_)) {
+  for (const GraphLayer& layer : graph.layers())
+    labels_of_layers_.push_back(LayerDisplayName(layer.name));
 }
 
 Network::~Network() = default;
 
-Rows Network::InputRows(int64_t samples) const {
+Interval Network::InputRows(int64_t samples) const {
   const Box box = LocalBox(BatchShape(samples, graph_.input()), InputLayout(graph_, plan_),
                            plan_.mesh, comms_.rank());
   return {box.begin[0], box.end[0]};
 }
 
-Rows Network::LabelRows(int64_t samples) const {
+Interval Network::LabelRows(int64_t samples) const {
   const Box box = LocalBox(Shape{samples}, Layout{{plan_.layers.back().inputs[0].axes(0)}},
                            plan_.mesh, comms_.rank());
   return {box.begin[0], box.end[0]};
@@ -78,17 +103,17 @@ Network::Program& Network::ProgramFor(int64_t samples, bool training) {
 }
 
 std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool training) {
-  const Asking asking(device_);
+  const AllocationLabel allocation_label(device_);
   auto program = std::make_unique<Program>();
   program->tape =
       MakeTape(graph_, plan_, comms_.rank(), samples, training, kernels_.activation_type());
   const Tape& tape = program->tape;
   for (int l = 0; l + 1 < graph_.size(); ++l) {
     const auto at = static_cast<size_t>(l);
-    AskFor(l);
+    LabelAllocations(l);
     program->layers.push_back(MakeLayer({.layer = graph_[l],
                                          .layouts = plan_.layers[at],
-                                         .place = tape.places[at],
+                                         .place = tape.regions[at],
                                          .samples = samples,
                                          .number = l,
                                          .kernels = kernels_,
@@ -97,8 +122,8 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   }
   const auto loss = std::find_if(tape.ops.begin(), tape.ops.end(),
                                  [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
-  program->forward_ops = static_cast<size_t>(loss - tape.ops.begin());
-  const Shape compared = tape.places.back().inputs[0].shape();
+  program->forward_ops = loss - tape.ops.begin();
+  const Shape compared = tape.regions.back().inputs[0].shape();
   program->classes = compared[compared.rank() - 1];
   program->label_rows = compared.elements() / program->classes;
   return program;
@@ -106,42 +131,33 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
 
 void Network::ReserveFor(const Program& program) {
   const Tape& tape = program.tape;
-  // What is under way may still look at what is given back.
-  if (!device_.is_host() && !device_.Synchronize().ok()) return;
-  // For the sake of messages, as in AskFor.
-  const Asking asking(device_, device_.is_host() ? "" : WhoNeedsActivations(tape));
+  // Work that is still running may use memory that is freed here.
+  if (!device_.Synchronize().ok()) return;
+  const AllocationLabel allocation_label(device_,
+                                         absl::StrCat("for batches of ", tape.samples, ", most at ",
+                                                      labels_of_layers_[LayerAtPeak(tape)]));
   bool moved = false;
   if (const auto words = static_cast<size_t>(tape.words); words > memory_.size()) {
     moved = memory_.size() > 0;
     memory_ = DeviceArray<float>();
     memory_ = DeviceArray<float>(device_, words, "activations");
   }
-  device_.set_asking(absl::StrCat("for batches of ", tape.samples));
+  device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
   for (const TapeOp& op : tape.ops) {
     if (op.move.is_identity()) continue;
-    const DType type = tape.buffers[static_cast<size_t>(op.y)].type;
+    const DType type = tape.buffers[op.y].type;
     moved = exchange_.Reserve(op.move, type) || moved;
   }
-  if (!device_.is_host()) {
-    moved = upload_.Reserve(static_cast<size_t>(tape.input.shape().elements()),
-                            static_cast<size_t>(program.label_rows)) ||
-            moved;
-  }
+  moved = upload_.Reserve(tape.input.shape().elements(), program.label_rows) || moved;
   if (moved) ++memory_moves_;
 }
 
-std::string Network::WhoNeedsActivations(const Tape& tape) const {
-  return absl::StrCat("for batches of ", tape.samples, ", most at ",
-                      LayerForPeople(graph_[LayerAtPeak(tape)].name));
-}
-
-void Network::AskFor(int layer) {
-  // For the sake of messages; the host has no limit to tell of.
-  if (!device_.is_host()) device_.set_asking(LayerForPeople(graph_[layer].name));
+void Network::LabelAllocations(int layer) {
+  device_.set_allocation_label(labels_of_layers_[layer]);
 }
 
 absl::Status Network::Load(const BatchView& batch) {
-  // Any program of this size will do, and this one is there in the usual case.
+  // Any program of this size will do; usually the one for training exists.
   const bool evaluates =
       programs_.count({batch.samples, true}) == 0 && programs_.count({batch.samples, false}) > 0;
   return LoadFor(ProgramFor(batch.samples, !evaluates), batch);
@@ -151,14 +167,8 @@ absl::Status Network::LoadFor(const Program& program, const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(device_.status());
   CADRE_RETURN_IF_ERROR(CheckTokens(batch.inputs));
   const std::span<const int32_t> labels = LabelsHere(program, batch);
-  CHECK_EQ(static_cast<int64_t>(labels.size()), program.label_rows)
-      << "labels of " << graph_.layers().back().name;
-  kernels_.SetPosition(batch.first_position);
-  if (device_.is_host()) {
-    inputs_ = batch.inputs;
-    labels_ = labels;
-    return absl::OkStatus();
-  }
+  CHECK_EQ(std::ssize(labels), program.label_rows) << "labels of " << graph_.layers().back().name;
+  kernels_.pointwise().SetPosition(batch.first_position);
   upload_.Upload(batch.inputs, labels);
   inputs_ = upload_.inputs();
   labels_ = upload_.labels();
@@ -180,7 +190,7 @@ absl::Status Network::CheckTokens(std::span<const float> tokens) const {
 }
 
 std::span<const int32_t> Network::LabelsHere(const Program& program, const BatchView& batch) {
-  const Box& box = program.tape.places.back().inputs[0];
+  const Box& box = program.tape.regions.back().inputs[0];
   const Shape here = box.shape();
   if (here.rank() != 3 || here[1] == graph_.labels_per_sample()) return batch.labels;
   labels_here_.clear();
@@ -191,18 +201,14 @@ std::span<const int32_t> Network::LabelsHere(const Program& program, const Batch
   return labels_here_;
 }
 
-absl::Status Network::Play(int64_t samples, float loss_scale, double share) {
-  CADRE_RETURN_IF_ERROR(PlayForward(samples, loss_scale, share));
-  return PlayBackward(samples);
-}
-
 absl::Status Network::PlayForward(int64_t samples, float loss_scale, double share) {
   Program& program = ProgramFor(samples, /*training=*/true);
   CADRE_RETURN_IF_ERROR(device_.status());
   CADRE_RETURN_IF_ERROR(PlayRange(program, 0, program.forward_ops, {true, seed_, share}));
   CADRE_RETURN_IF_ERROR(TakeLoss(program, loss_scale));
-  return listener_ == nullptr ? absl::OkStatus()
-                              : listener_->AfterLoss(sums_.span(), LabelsCounted(program));
+  return listener_ == nullptr
+             ? absl::OkStatus()
+             : listener_->AfterLoss(sums_.span(), CountsLoss() ? program.label_rows : 0);
 }
 
 absl::Status Network::PlayBackward(int64_t samples) {
@@ -212,12 +218,8 @@ absl::Status Network::PlayBackward(int64_t samples) {
 
 absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, double share) {
   CADRE_RETURN_IF_ERROR(LoadFor(ProgramFor(batch.samples, /*training=*/true), batch));
-  return Play(batch.samples, loss_scale, share);
-}
-
-absl::StatusOr<LossPart> Network::LossOfLastPass() {
-  if (played_last_ == nullptr) return LossPart();
-  return ReadLoss(*played_last_);
+  CADRE_RETURN_IF_ERROR(PlayForward(batch.samples, loss_scale, share));
+  return PlayBackward(batch.samples);
 }
 
 absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
@@ -225,20 +227,23 @@ absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
   CADRE_RETURN_IF_ERROR(PlayRange(program, 0, program.forward_ops, {false, seed_, 1}));
   CADRE_RETURN_IF_ERROR(TakeLoss(program, 1.0F));
-  return ReadLoss(program);
+  double sums[2] = {};
+  CADRE_RETURN_IF_ERROR(device_.CopyOut(sums_.data(), sums, sizeof(sums)));
+  if (!CountsLoss()) return LossPart();
+  return LossPart{sums[0], static_cast<int64_t>(sums[1]), program.label_rows};
 }
 
 absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
   Program& program = ProgramFor(batch.samples, /*training=*/true);
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
-  const Asking asking(device_);
+  const AllocationLabel allocation_label(device_);
   int first = graph_.size();
   for (size_t i = 0; i < program.forward_ops; ++i) {
-    // One by one, so that every output is still there to be looked at.
+    // One operation at a time: later ones may overwrite its output.
     const TapeOp& op = program.tape.ops[i];
     CADRE_RETURN_IF_ERROR(PlayOp(program, op, {true, seed_, 1}));
     if (op.kind != TapeOpKind::kForward) continue;
-    if (!kernels_.AllFinite(Buffer(program, op.y))) first = std::min(first, op.layer);
+    if (!kernels_.memory().AllFinite(Buffer(program, op.y))) first = std::min(first, op.layer);
   }
   CADRE_RETURN_IF_ERROR(device_.status());
   return first;
@@ -246,7 +251,7 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
 
 absl::Status Network::PlayRange(Program& program, size_t begin, size_t end,
                                 const PassContext& pass) {
-  const Asking asking(device_);
+  const AllocationLabel allocation_label(device_);
   for (size_t i = begin; i < end; ++i) {
     const TapeOp& op = program.tape.ops[i];
     CADRE_RETURN_IF_ERROR(Before(op));
@@ -264,153 +269,100 @@ absl::Status Network::PlayRange(Program& program, size_t begin, size_t end,
 }
 
 absl::Status Network::Before(const TapeOp& op) {
-  const bool asks = listener_ != nullptr && op.kind == TapeOpKind::kForward &&
-                    !graph_[op.layer].parameters.empty();
-  return asks ? listener_->BeforeForward(op.layer) : absl::OkStatus();
+  const bool uses_weights = op.kind == TapeOpKind::kForward && !graph_[op.layer].parameters.empty();
+  return uses_weights && listener_ != nullptr ? listener_->BeforeForward(op.layer)
+                                              : absl::OkStatus();
 }
 
 absl::Status Network::After(const TapeOp& op) {
-  const bool tells = listener_ != nullptr && op.kind == TapeOpKind::kBackward &&
-                     !graph_[op.layer].parameters.empty();
-  return tells ? listener_->AfterBackward(op.layer) : absl::OkStatus();
+  const bool has_gradients =
+      op.kind == TapeOpKind::kBackward && !graph_[op.layer].parameters.empty();
+  return has_gradients && listener_ != nullptr ? listener_->AfterBackward(op.layer)
+                                               : absl::OkStatus();
 }
 
 absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const TapeOp& second) {
   const bool halo = first.kind == TapeOpKind::kMove;
   const TapeOp& move = halo ? first : second;
   const TapeOp& work = halo ? second : first;
-  AskFor(work.layer);
-  if (device_.is_host()) return PlayTogetherOnHost(program, move, work);
-  return observer_ == nullptr ? PlayTogetherOnLanes(program, move, work)
-                              : PlayInTurn(program, move, work);
-}
-
-absl::Status Network::PlayTogetherOnHost(Program& program, const TapeOp& move, const TapeOp& work) {
-  if (companion_ == nullptr) companion_ = std::make_unique<Companion>();
-  const bool halo = move.kind == TapeOpKind::kMove;
-  Layer& layer = *program.layers[static_cast<size_t>(work.layer)];
+  Layer& layer = *program.layers[work.layer];
   const LayerTensors tensors = TensorsOf(program, work);
-  const absl::Time start = absl::Now();
   const ConstValues moved_from = Input(program, move.x[0]);
   const Values moved_to = Buffer(program, move.y);
-  // Both parts are played to the end whatever comes of the other, since they share memory.
+  LabelAllocations(work.layer);
+  const absl::Time start = Now();
+  // Both operations are completed even if one fails, because they share memory.
   absl::Status status;
   if (!halo) status = layer.gradient_parts()->BackwardInput(tensors);
-  companion_->Start([&] { return exchange_.Run(move.move, moved_from, moved_to); });
+  const absl::Time starting = Now();
+  background_->Start([&] { return exchange_.Run(move.move, moved_from, moved_to); });
+  const absl::Time started = Now();
   status.Update(halo ? layer.halo_parts()->ForwardInterior(moved_from, tensors)
                      : layer.gradient_parts()->BackwardParameters(tensors));
-  const absl::Time waiting = absl::Now();
-  status.Update(companion_->Wait());
-  const absl::Time came = absl::Now();
-  seconds_moving_ += absl::ToDoubleSeconds(came - waiting);
+  const absl::Time waiting = Now();
+  status.Update(background_->Wait());
+  const absl::Time arrived = Now();
   if (halo && status.ok()) status = layer.halo_parts()->ForwardBorder(tensors);
+  // The part of the move's time that the work did not hide. While a device is observed, that is all
+  // of it: Now waits for the move.
+  const absl::Duration moving = (started - starting) + (arrived - waiting);
+  seconds_moving_ += absl::ToDoubleSeconds(moving);
   if (observer_ != nullptr) {
-    // What the move took that the work did not hide.
-    observer_->Played(program.tape, move, waiting, absl::ToDoubleSeconds(came - waiting));
-    observer_->Waited(absl::ToDoubleSeconds(came - waiting));
-    observer_->Played(program.tape, work, start,
-                      absl::ToDoubleSeconds((absl::Now() - start) - (came - waiting)));
+    observer_->Played(program.tape, move, arrived - moving, absl::ToDoubleSeconds(moving));
+    observer_->Waited(absl::ToDoubleSeconds(moving));
+    observer_->Played(program.tape, work, start, absl::ToDoubleSeconds(Now() - start - moving));
   }
   return status;
 }
 
-absl::Status Network::PlayTogetherOnLanes(Program& program, const TapeOp& move,
-                                          const TapeOp& work) {
-  const bool halo = move.kind == TapeOpKind::kMove;
-  Layer& layer = *program.layers[static_cast<size_t>(work.layer)];
-  const LayerTensors tensors = TensorsOf(program, work);
-  const ConstValues moved_from = Input(program, move.x[0]);
-  if (!halo) CADRE_RETURN_IF_ERROR(layer.gradient_parts()->BackwardInput(tensors));
-  device_.Record(*fork_);
-  absl::Status status;
-  {
-    const OnLane moves(device_, Lane::kMoves);
-    device_.WaitFor(*fork_);
-    status = exchange_.Run(move.move, moved_from, Buffer(program, move.y));
-    device_.Record(*join_);
+absl::Time Network::Now() {
+  if (!device_.is_host()) {
+    if (observer_ == nullptr) return absl::Time();
+    // Errors stay in the device's status.
+    device_.Synchronize().IgnoreError();
   }
-  if (status.ok()) {
-    status = halo ? layer.halo_parts()->ForwardInterior(moved_from, tensors)
-                  : layer.gradient_parts()->BackwardParameters(tensors);
-  }
-  // Also after an error: whoever frees the memory waits for this lane.
-  device_.WaitFor(*join_);
-  if (halo && status.ok()) status = layer.halo_parts()->ForwardBorder(tensors);
-  return status;
-}
-
-absl::Status Network::PlayInTurn(Program& program, const TapeOp& move, const TapeOp& work) {
-  const bool halo = move.kind == TapeOpKind::kMove;
-  Layer& layer = *program.layers[static_cast<size_t>(work.layer)];
-  const LayerTensors tensors = TensorsOf(program, work);
-  const ConstValues moved_from = Input(program, move.x[0]);
-  const absl::Time start = NowOnDevice();
-  if (!halo) CADRE_RETURN_IF_ERROR(layer.gradient_parts()->BackwardInput(tensors));
-  const absl::Time leaves = NowOnDevice();
-  CADRE_RETURN_IF_ERROR(exchange_.Run(move.move, moved_from, Buffer(program, move.y)));
-  const absl::Time came = NowOnDevice();
-  if (halo) {
-    CADRE_RETURN_IF_ERROR(layer.halo_parts()->ForwardInterior(moved_from, tensors));
-    CADRE_RETURN_IF_ERROR(layer.halo_parts()->ForwardBorder(tensors));
-  } else {
-    CADRE_RETURN_IF_ERROR(layer.gradient_parts()->BackwardParameters(tensors));
-  }
-  const double moving = absl::ToDoubleSeconds(came - leaves);
-  seconds_moving_ += moving;
-  observer_->Played(program.tape, move, leaves, moving);
-  observer_->Played(program.tape, work, start,
-                    absl::ToDoubleSeconds(NowOnDevice() - start) - moving);
-  return absl::OkStatus();
-}
-
-absl::Time Network::NowOnDevice() {
-  // An error is found by whoever asks for the device's status next.
-  if (!device_.is_host()) device_.Synchronize().IgnoreError();
   return absl::Now();
 }
 
 absl::Status Network::PlayOp(Program& program, const TapeOp& op, const PassContext& pass) {
-  const bool timed = observer_ != nullptr || (IsMove(op) && device_.is_host());
-  if (!timed) return DoOp(program, op, pass);
-  const absl::Time start = NowOnDevice();
+  const absl::Time start = Now();
   const absl::Status status = DoOp(program, op, pass);
-  const double seconds = absl::ToDoubleSeconds(NowOnDevice() - start);
+  const double seconds = absl::ToDoubleSeconds(Now() - start);
   if (IsMove(op)) seconds_moving_ += seconds;
   if (observer_ != nullptr) observer_->Played(program.tape, op, start, seconds);
   return status;
 }
 
 absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext& pass) {
-  AskFor(op.layer);
+  LabelAllocations(op.layer);
   switch (op.kind) {
     case TapeOpKind::kMove:
     case TapeOpKind::kMoveGradient:
       return exchange_.Run(op.move, Input(program, op.x[0]), Buffer(program, op.y));
     case TapeOpKind::kForward:
-      return program.layers[static_cast<size_t>(op.layer)]->Forward(pass, TensorsOf(program, op));
+      return program.layers[op.layer]->Forward(pass, TensorsOf(program, op));
     case TapeOpKind::kBackward:
-      return program.layers[static_cast<size_t>(op.layer)]->Backward(pass, TensorsOf(program, op));
+      return program.layers[op.layer]->Backward(pass, TensorsOf(program, op));
     case TapeOpKind::kAdd:
       Add(Buffer(program, op.x[0]), Buffer(program, op.x[1]), Buffer(program, op.y));
       return absl::OkStatus();
     case TapeOpKind::kLoss:
       break;
   }
-  return absl::InternalError("the loss is taken by the network");
+  return absl::InternalError("the network computes the loss");
 }
 
 void Network::Add(Values a, Values b, Values sum) {
-  if (sum.data() == b.data()) return kernels_.Add(a, sum);
-  if (sum.data() != a.data()) kernels_.Copy(a, sum);
-  kernels_.Add(b, sum);
+  if (sum.data() == b.data()) return kernels_.pointwise().Add(a, sum);
+  if (sum.data() != a.data()) kernels_.memory().Copy(a, sum);
+  kernels_.pointwise().Add(b, sum);
 }
 
 Values Network::Buffer(const Program& program, int number) {
   if (number < 0) return {};
-  const TapeBuffer& buffer = program.tape.buffers[static_cast<size_t>(number)];
+  const TapeBuffer& buffer = program.tape.buffers[number];
   if (buffer.elements == 0) return {nullptr, 0, buffer.type};
-  const std::span<float> words =
-      memory_.span().subspan(static_cast<size_t>(buffer.offset), static_cast<size_t>(buffer.words));
+  const std::span<float> words = memory_.span().subspan(buffer.offset, buffer.words);
   return {words.data(), static_cast<size_t>(buffer.elements), buffer.type};
 }
 
@@ -443,32 +395,20 @@ bool Network::CountsLoss() const {
   return true;
 }
 
-int64_t Network::LabelsCounted(const Program& program) const {
-  return CountsLoss() ? program.label_rows : 0;
-}
-
 absl::Status Network::TakeLoss(const Program& program, float loss_scale) {
   const TapeOp& op = program.tape.ops[program.forward_ops];
-  CHECK_EQ(static_cast<int64_t>(labels_.size()), program.label_rows) << "what was loaded";
-  const Asking asking(device_);
-  AskFor(op.layer);
-  const absl::Time start = observer_ == nullptr ? absl::Time() : NowOnDevice();
+  CHECK_EQ(std::ssize(labels_), program.label_rows) << "what was loaded";
+  const AllocationLabel allocation_label(device_);
+  LabelAllocations(op.layer);
+  const absl::Time start = Now();
   const v1::SoftmaxCrossEntropy& settings = graph_.layers().back().settings.softmax_cross_entropy();
-  kernels_.SoftmaxCrossEntropyLater(program.label_rows, program.classes, settings.label_smoothing(),
-                                    Buffer(program, op.x[0]), labels_, loss_scale,
-                                    Buffer(program, op.dx[0]), sums_.span());
-  played_last_ = &program;
+  kernels_.pointwise().SoftmaxCrossEntropyAsync(
+      program.label_rows, program.classes, settings.label_smoothing(), Buffer(program, op.x[0]),
+      labels_, loss_scale, Buffer(program, op.dx[0]), sums_.span());
   if (observer_ != nullptr) {
-    observer_->Played(program.tape, op, start, absl::ToDoubleSeconds(NowOnDevice() - start));
+    observer_->Played(program.tape, op, start, absl::ToDoubleSeconds(Now() - start));
   }
   return device_.status();
-}
-
-absl::StatusOr<LossPart> Network::ReadLoss(const Program& program) {
-  double sums[2] = {};
-  CADRE_RETURN_IF_ERROR(device_.CopyOut(sums_.data(), sums, sizeof(sums)));
-  if (!CountsLoss()) return LossPart();
-  return LossPart{sums[0], static_cast<int64_t>(sums[1]), program.label_rows};
 }
 
 }  // namespace cadre

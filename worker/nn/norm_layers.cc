@@ -1,4 +1,4 @@
-// Normalisation: over the batch, over features, over neighbouring channels.
+// Normalization over the batch, over features, and over neighboring channels.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// Axes of all indices that a batch's statistics run over, in the mesh's order.
+// Mesh axes that split any index over which the statistics of a batch are computed.
 std::vector<std::string> StatisticsAxes(const LayerSetting& setting) {
   std::set<std::string> axes;
   for (const char* index : {"samples", "height", "width"}) {
@@ -23,9 +23,10 @@ std::vector<std::string> StatisticsAxes(const LayerSetting& setting) {
   return ordered;
 }
 
-// Statistics are those of the group's batch unless the spec says per rank. In evaluation they are
-// the running ones, which are parameters whose "gradient" is this batch's statistic: the rank's
-// share of it, such that the shares of all ranks and micro-batches add up.
+// Statistics cover the group's batch unless the spec requests them per rank. Evaluation uses
+// running statistics. These are parameters whose "gradient" is the statistic of the batch, in
+// shares that sum up to it over ranks and micro-batches: so they are reduced, owned and averaged
+// between groups exactly as weights are, and only the optimizer treats them differently.
 class BatchNorm final : public Layer {
  public:
   explicit BatchNorm(LayerSetting setting)
@@ -51,11 +52,11 @@ class BatchNorm final : public Layer {
     if (pass.training) {
       CADRE_RETURN_IF_ERROR(TakeStatistics(pass, t.x[0], mean, inverse));
     } else {
-      kernels_.Copy(parameters_[kMean].value, mean);
-      kernels_.BatchNormInverse(epsilon_, parameters_[kVariance].value, inverse);
+      kernels_.memory().Copy(parameters_[kMean].value, mean);
+      kernels_.norm().BatchNormInverse(epsilon_, parameters_[kVariance].value, inverse);
     }
-    kernels_.BatchNormForward(dims_, t.x[0], mean, inverse, parameters_[kScale].value,
-                              parameters_[kShift].value, t.y);
+    kernels_.norm().BatchNormForward(dims_, t.x[0], mean, inverse, parameters_[kScale].value,
+                                     parameters_[kShift].value, t.y);
     return absl::OkStatus();
   }
 
@@ -63,46 +64,47 @@ class BatchNorm final : public Layer {
     const std::span<const float> mean = t.saved_floats().first(channels());
     const std::span<const float> inverse = t.saved_floats().subspan(channels());
     const std::span<double> sums = sums_.span();
-    kernels_.BatchNormBackwardSums(dims_, t.x[0], t.dy, mean, inverse, sums);
-    kernels_.Narrow(1, sums.first(channels()), parameters_[kShift].gradient);
-    kernels_.Narrow(1, sums.subspan(channels()), parameters_[kScale].gradient);
-    // A rank without elements takes part in the sum all the same.
+    kernels_.norm().BatchNormBackwardSums(dims_, t.x[0], t.dy, mean, inverse, sums);
+    kernels_.norm().DivideToFloat(1, sums.first(channels()), parameters_[kShift].gradient);
+    kernels_.norm().DivideToFloat(1, sums.subspan(channels()), parameters_[kScale].gradient);
+    // A collective, so ranks without elements take part, too.
     if (!t.wants_dx[0]) return absl::OkStatus();
     if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums));
-    kernels_.Narrow(static_cast<double>(std::max<int64_t>(1, statistics_rows_)), sums,
-                    means_.span());
+    kernels_.norm().DivideToFloat(static_cast<double>(std::max<int64_t>(1, statistics_rows_)), sums,
+                                  means_.span());
     const std::span<const float> means = means_.span();
-    kernels_.BatchNormBackward(dims_, t.x[0], t.dy, mean, inverse, parameters_[kScale].value,
-                               means.first(channels()), means.subspan(channels()), t.dx[0]);
+    kernels_.norm().BatchNormBackward(dims_, t.x[0], t.dy, mean, inverse, parameters_[kScale].value,
+                                      means.first(channels()), means.subspan(channels()), t.dx[0]);
     return absl::OkStatus();
   }
 
  private:
   enum { kScale, kShift, kMean, kVariance };
 
-  size_t channels() const { return static_cast<size_t>(dims_.channels); }
+  size_t channels() const { return dims_.channels; }
 
   absl::Status TakeStatistics(const PassContext& pass, ConstValues x, std::span<float> mean,
                               std::span<float> inverse) {
-    kernels_.BatchNormSums(dims_, x, sums_.span());
+    kernels_.norm().BatchNormSums(dims_, x, sums_.span());
     if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums_.span()));
     const double share = pass.share * static_cast<double>(dims_.rows) /
                          static_cast<double>(std::max<int64_t>(1, all_rows_));
-    kernels_.BatchNormStatistics(statistics_rows_, epsilon_, share, sums_.span(), mean, inverse,
-                                 parameters_[kMean].gradient, parameters_[kVariance].gradient);
+    kernels_.norm().BatchNormStatistics(statistics_rows_, epsilon_, share, sums_.span(), mean,
+                                        inverse, parameters_[kMean].gradient,
+                                        parameters_[kVariance].gradient);
     return absl::OkStatus();
   }
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const std::vector<LocalTensor> parameters_;
   const float epsilon_;
   RowsDims dims_;
-  // Of the whole batch, and those that statistics are taken over.
+  // Rows of the whole batch, and those over which statistics are computed.
   int64_t all_rows_ = 0;
   int64_t statistics_rows_ = 0;
-  // Null: the statistics are this rank's own.
+  // Null: statistics are per rank.
   Communicator* peers_ = nullptr;
-  // Of the way there and of the way back, by channel.
+  // By channel: sums and means of forward and backward.
   DeviceArray<double> sums_;
   DeviceArray<float> means_;
 };
@@ -119,25 +121,25 @@ class LayerNorm final : public Layer {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.LayerNormForward(dims_, epsilon_, t.x[0], parameters_[0].value, parameters_[1].value,
-                              t.y, t.saved_floats().first(rows()),
-                              t.saved_floats().subspan(rows()));
+    kernels_.norm().LayerNormForward(dims_, epsilon_, t.x[0], parameters_[0].value,
+                                     parameters_[1].value, t.y, t.saved_floats().first(rows()),
+                                     t.saved_floats().subspan(rows()));
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    // The kernel makes the input's gradient in any case.
+    // The kernel always computes the gradient of the input.
     const Values dx = t.wants_dx[0] ? t.dx[0] : t.scratch;
-    kernels_.LayerNormBackward(dims_, t.x[0], t.dy, t.saved_floats().first(rows()),
-                               t.saved_floats().subspan(rows()), parameters_[0].value, dx,
-                               parameters_[0].gradient, parameters_[1].gradient);
+    kernels_.norm().LayerNormBackward(dims_, t.x[0], t.dy, t.saved_floats().first(rows()),
+                                      t.saved_floats().subspan(rows()), parameters_[0].value, dx,
+                                      parameters_[0].gradient, parameters_[1].gradient);
     return absl::OkStatus();
   }
 
  private:
-  size_t rows() const { return static_cast<size_t>(dims_.rows); }
+  size_t rows() const { return dims_.rows; }
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const std::vector<LocalTensor> parameters_;
   const float epsilon_;
   RowsDims dims_;
@@ -157,17 +159,18 @@ class LocalResponseNorm final : public Layer {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.LrnForward(dims_, t.x[0], t.y, t.saved_floats());
+    kernels_.norm().LrnForward(dims_, t.x[0], t.y, t.saved_floats());
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    if (!t.dx[0].empty()) kernels_.LrnBackward(dims_, t.x[0], t.saved_floats(), t.dy, t.dx[0]);
+    if (!t.dx[0].empty())
+      kernels_.norm().LrnBackward(dims_, t.x[0], t.saved_floats(), t.dy, t.dx[0]);
     return absl::OkStatus();
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   LrnDims dims_;
 };
 

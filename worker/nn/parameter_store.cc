@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "spec/initial_value.h"
-#include "worker/nn/asking.h"
+#include "model/initial_value.h"
+#include "worker/nn/allocation_label.h"
 
 namespace cadre {
 namespace {
 
-// Initial values are computed on the host, so many at a time.
+// Initial values are computed on the host, in batches of this many elements.
 constexpr int64_t kFilledAtATime = 1 << 20;
 
-// Fills `weights`, a run of the model's parameters from position `begin` on.
+// Fills `weights`, which are contiguous in the parameter order from position `begin`.
 void FillIn(const ParameterIndex& index, uint64_t seed, int64_t begin, Device& device,
             std::span<float> weights) {
   if (device.is_host()) return FillInitialValues(index, seed, begin, weights);
@@ -27,21 +27,20 @@ void FillIn(const ParameterIndex& index, uint64_t seed, int64_t begin, Device& d
 }  // namespace
 
 ParameterStore::ParameterStore(const ParameterIndex& index, std::vector<BucketOwnership> buckets,
-                               uint64_t seed, Kernels& kernels, bool accumulates) {
+                               uint64_t seed, Backend& kernels, bool accumulates) {
   Device& device = kernels.device();
   for (BucketOwnership& ownership : buckets) {
     const auto size = static_cast<size_t>(ownership.size);
-    const Asking asking(device, BucketForPeople(index, ownership));
+    const AllocationLabel allocation_label(device, BucketDisplayName(index, ownership));
     Buffers made;
     made.weights = DeviceArray<float>(device, size, "weights");
     made.gradients = DeviceArray<float>(device, size, "gradients");
     if (accumulates) made.sums = DeviceArray<float>(device, size, "gradients");
     if (device.status().ok()) {
       for (const LocalParameter& local : ownership.parameters) {
-        for (const OwnedPiece& run : RunsOf(index, local)) {
+        for (const OwnedInterval& run : ContiguousIntervals(index, local)) {
           FillIn(index, seed, run.flat.begin, device,
-                 made.weights.span().subspan(static_cast<size_t>(run.offset),
-                                             static_cast<size_t>(run.flat.size())));
+                 made.weights.span().subspan(run.offset, run.flat.size()));
         }
       }
       kernels.WeightsChanged(made.weights.span());
@@ -59,9 +58,8 @@ std::vector<LocalTensor> ParameterStore::OfLayer(const ParameterIndex& index, in
       if (parameter.layer != layer) continue;
       const auto offset = static_cast<size_t>(local.offset);
       const auto size = static_cast<size_t>(local.size());
-      found[static_cast<size_t>(parameter.number)] = {
-          buffers.weights.span().subspan(offset, size),
-          buffers.gradients.span().subspan(offset, size)};
+      found[parameter.number] = {buffers.weights.span().subspan(offset, size),
+                                 buffers.gradients.span().subspan(offset, size)};
     }
   }
   return found;

@@ -1,4 +1,4 @@
-// Layers that only put elements elsewhere: concatenation and flattening.
+// Layers that only copy elements: concatenation and flattening.
 #include <utility>
 
 #include "worker/nn/layer_kinds.h"
@@ -6,7 +6,7 @@
 namespace cadre {
 namespace {
 
-// Rows of the inputs' channels one behind the other.
+// Concatenates the channels of the inputs.
 class Concat final : public Layer {
  public:
   explicit Concat(LayerSetting setting) : kernels_(setting.kernels) {
@@ -22,8 +22,8 @@ class Concat final : public Layer {
     if (rows_ == 0) return absl::OkStatus();
     int64_t offset = 0;
     for (size_t i = 0; i < channels_.size(); ++i) {
-      kernels_.CopyRuns(rows_, channels_[i], t.x[i], channels_[i],
-                        t.y.subspan(static_cast<size_t>(offset)), total_);
+      kernels_.memory().CopyRuns(rows_, channels_[i], t.x[i], channels_[i], t.y.subspan(offset),
+                                 total_);
       offset += channels_[i];
     }
     return absl::OkStatus();
@@ -34,8 +34,8 @@ class Concat final : public Layer {
     int64_t offset = 0;
     for (size_t i = 0; i < channels_.size(); ++i) {
       if (!t.dx[i].empty()) {
-        kernels_.CopyRuns(rows_, channels_[i], t.dy.subspan(static_cast<size_t>(offset)), total_,
-                          t.dx[i], channels_[i]);
+        kernels_.memory().CopyRuns(rows_, channels_[i], t.dy.subspan(offset), total_, t.dx[i],
+                                   channels_[i]);
       }
       offset += channels_[i];
     }
@@ -43,30 +43,31 @@ class Concat final : public Layer {
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   std::vector<int64_t> channels_;
   int64_t total_ = 0;
   int64_t rows_ = 0;
 };
 
-// Channel by channel, as models written for channels-first frameworks expect it.
+// In channels-first order, as models written for such frameworks expect.
 class Flatten final : public Layer {
  public:
   explicit Flatten(LayerSetting setting)
       : kernels_(setting.kernels), in_(setting.place.inputs[0].shape()) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.Transpose(in_[0], in_[1] * in_[2], in_[3], t.x[0], t.y);
+    kernels_.memory().Transpose(in_[0], in_[1] * in_[2], in_[3], t.x[0], t.y);
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    if (!t.dx[0].empty()) kernels_.Transpose(in_[0], in_[3], in_[1] * in_[2], t.dy, t.dx[0]);
+    if (!t.dx[0].empty())
+      kernels_.memory().Transpose(in_[0], in_[3], in_[1] * in_[2], t.dy, t.dx[0]);
     return absl::OkStatus();
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   const Shape in_;
 };
 

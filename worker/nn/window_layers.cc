@@ -13,8 +13,8 @@ constexpr int kRows = 1;
 constexpr int kColumns = 2;
 constexpr int kChannels = 3;
 
-// The window on this rank's part. The image's own padding is what remains of it here: where the
-// part begins inside the image, the halo stands in its place.
+// The window on this rank's part. Padding applies only where the part touches the border of the
+// image; elsewhere the halo takes its place.
 WindowDims WindowOf(const Window& window, const Box& input, const Box& output) {
   const Shape in = input.shape();
   const Shape out = output.shape();
@@ -26,7 +26,7 @@ WindowDims WindowOf(const Window& window, const Box& input, const Box& output) {
                   .kernel_width = window.kernel_width,
                   .stride = window.stride,
                   .dilation = window.dilation};
-  // Where nothing is computed, or all that is seen is padding, boxes have no place.
+  // Boxes are empty where nothing is computed or the window covers only padding.
   if (input.empty() || output.empty()) return dims;
   dims.pad_top = input.begin[kRows] - (output.begin[kRows] * window.stride - window.padding_height);
   dims.pad_left =
@@ -44,15 +44,15 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
     const Shape in = setting.place.inputs[0].shape();
     const Shape out = setting.place.output.shape();
     groups_ = setting.layer.groups;
-    // Groups that are split among ranks: these are the ones here.
+    // Channel groups may be split among ranks; these are the local ones.
     if (groups_ > 1) groups_ = groups_ * out[kChannels] / setting.layer.output[2];
     if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
     if (setting.IsFirstAlong("in")) added_bias_ = bias_.value;
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.ConvolutionForward(DimsOf(place_.inputs[0], place_.output), t.x[0], weight_.value,
-                                added_bias_, t.y);
+    kernels_.window().ConvolutionForward(DimsOf(place_.inputs[0], place_.output), t.x[0],
+                                         weight_.value, added_bias_, t.y);
     return absl::OkStatus();
   }
 
@@ -77,14 +77,14 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
 
   absl::Status BackwardInput(const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
-    kernels_.ConvolutionBackwardData(DimsOf(place_.inputs[0], place_.output), t.dy, weight_.value,
-                                     t.dx[0]);
+    kernels_.window().ConvolutionBackwardData(DimsOf(place_.inputs[0], place_.output), t.dy,
+                                              weight_.value, t.dx[0]);
     return absl::OkStatus();
   }
 
   absl::Status BackwardParameters(const LayerTensors& t) override {
-    kernels_.ConvolutionBackwardWeights(DimsOf(place_.inputs[0], place_.output), t.x[0], t.dy,
-                                        weight_.gradient, bias_.gradient);
+    kernels_.window().ConvolutionBackwardWeights(DimsOf(place_.inputs[0], place_.output), t.x[0],
+                                                 t.dy, weight_.gradient, bias_.gradient);
     return absl::OkStatus();
   }
 
@@ -97,29 +97,29 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
             .window = WindowOf(window_, input, output)};
   }
 
-  // Rows [begin, end) of the output, out of x, which holds `x_box`. Rows of several samples do not
-  // lie together, so they are brought together first.
+  // Computes rows [begin, end) of the output from x, which holds `x_box`. Those rows of several
+  // samples are not contiguous, so they are packed first.
   void ForwardRows(int64_t begin, int64_t end, ConstValues x, const Box& x_box,
                    const LayerTensors& t) {
     if (begin >= end) return;
     const Box input = place_.InputRowsFor(window_, begin, end);
     const Box output = place_.OutputRows(begin, end);
     const int64_t elements = input.shape().elements();
-    const Values part_x = t.scratch.first(static_cast<size_t>(elements));
-    const Values part_y = t.scratch.subspan(static_cast<size_t>(PieceBegin(elements)),
-                                            static_cast<size_t>(output.shape().elements()));
-    kernels_.CopyBox(x, x_box, part_x, input, input);
-    kernels_.ConvolutionForward(DimsOf(input, output), part_x, weight_.value, added_bias_, part_y);
-    kernels_.CopyBox(part_y, output, t.y, place_.output, output);
+    const Values part_x = t.scratch.first(elements);
+    const Values part_y = t.scratch.subspan(AlignedOffset(elements), output.shape().elements());
+    kernels_.memory().CopyBox(x, x_box, part_x, input, input);
+    kernels_.window().ConvolutionForward(DimsOf(input, output), part_x, weight_.value, added_bias_,
+                                         part_y);
+    kernels_.memory().CopyBox(part_y, output, t.y, place_.output, output);
   }
 
-  Kernels& kernels_;
+  Backend& kernels_;
   const Window window_;
-  const LayerPlace& place_;
+  const LayerRegion& place_;
   int64_t groups_ = 1;
   LocalTensor weight_;
   LocalTensor bias_;
-  // Empty on ranks whose output is an addend of what another rank adds the bias to.
+  // Empty on ranks whose output is an addend: another rank adds the bias.
   std::span<const float> added_bias_;
 };
 
@@ -135,12 +135,13 @@ class Pooling final : public Layer {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.PoolingForward(dims_, t.x[0], t.y, t.saved_integers());
+    kernels_.window().PoolingForward(dims_, t.x[0], t.y, t.saved_integers());
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    if (!t.dx[0].empty()) kernels_.PoolingBackward(dims_, t.dy, t.saved_integers(), t.dx[0]);
+    if (!t.dx[0].empty())
+      kernels_.window().PoolingBackward(dims_, t.dy, t.saved_integers(), t.dx[0]);
     return absl::OkStatus();
   }
 
@@ -151,11 +152,11 @@ class Pooling final : public Layer {
                                                          : PoolKind::kAverage;
   }
 
-  Kernels& kernels_;
+  Backend& kernels_;
   PoolingDims dims_;
 };
 
-// Where rows or columns are split, what is here is an addend of the mean.
+// Where rows or columns are split, the local result is an addend of the mean.
 class GlobalAveragePool final : public Layer {
  public:
   explicit GlobalAveragePool(LayerSetting setting)
@@ -164,20 +165,20 @@ class GlobalAveragePool final : public Layer {
         divisor_(setting.layer.input()[0] * setting.layer.input()[1]) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.GlobalAveragePoolForward(in_[kSamples], in_[kRows] * in_[kColumns], in_[kChannels],
-                                      divisor_, t.x[0], t.y);
+    kernels_.window().GlobalAveragePoolForward(in_[kSamples], in_[kRows] * in_[kColumns],
+                                               in_[kChannels], divisor_, t.x[0], t.y);
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
-    kernels_.GlobalAveragePoolBackward(in_[kSamples], in_[kRows] * in_[kColumns], in_[kChannels],
-                                       divisor_, t.dy, t.dx[0]);
+    kernels_.window().GlobalAveragePoolBackward(in_[kSamples], in_[kRows] * in_[kColumns],
+                                                in_[kChannels], divisor_, t.dy, t.dx[0]);
     return absl::OkStatus();
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   const Shape in_;
   const int64_t divisor_;
 };

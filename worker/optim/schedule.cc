@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// How far a curve has gone, from 0 at the end of warm-up to 1 at the end of the run.
+// Progress along a decay curve: 0 at the end of warm-up, 1 at the end of the run.
 double Done(const v1::Schedule& schedule, int64_t step, int64_t total_steps) {
   const int64_t warm = std::min<int64_t>(schedule.warmup_steps(), total_steps);
   if (step < warm || total_steps == warm) return 0;
@@ -26,7 +26,7 @@ double CosineFactor(const v1::CosineDecay& decay, double done) {
 
 double PolynomialFactor(const v1::PolynomialDecay& decay, double done) {
   const double last = decay.final_fraction();
-  const double power = decay.power() == 0 ? 1 : decay.power();
+  const double power = decay.has_power() ? decay.power() : 1;
   return last + (1 - last) * std::pow(1 - done, power);
 }
 

@@ -1,3 +1,26 @@
+// The sharded update.
+//
+// The idea: after the reduce-scatter a rank holds the summed gradients of one interval of each
+// bucket. It updates that interval with the only copy of the optimizer's state, and the all-gather
+// distributes the result: ZeRO stage 1 (Rajbhandari et al., SC 2020, section 5.1). State is neither
+// replicated within a group nor averaged between groups.
+//
+// Every element is updated independently; whatever depends on the whole model (the clipping factor,
+// LARS's norms) comes from outside as a number (step_norms.h). So every partition of a model into
+// buckets, slices and chunks computes the same, and the equality tests compare them. A slice covers
+// parts of several parameters, which differ in weight decay: hence the segments.
+//
+// Rules: SGD with momentum and Nesterov's variant as PyTorch defines them; AdamW (Loshchilov and
+// Hutter, ICLR 2019, algorithm 2); LARS (You, Gitman and Ginsburg, 2017, algorithm 1).
+//
+// On the host an update is made interval by interval, right after the reduction of each chunk. On a
+// device one kernel updates the whole slice (SliceKernels::UpdateSlice). It reads the group's loss
+// and norms from device memory, so that the host enqueues it before either is known; a loss that is
+// not finite makes it a no-op.
+//
+// Cost: one pass over the slice. State: 4 bytes per owned element for SGD and LARS, 8 for AdamW.
+// Limits: LARS's rates are per tensor and computed on the host, so on a device it waits for the
+// norms once a step and calls the kernels tensor by tensor.
 #include "worker/optim/slice_optimizer.h"
 
 #include <algorithm>
@@ -5,7 +28,7 @@
 #include <utility>
 
 #include "glog/logging.h"
-#include "spec/optimizer_state.h"
+#include "model/optimizer_state.h"
 
 namespace cadre {
 namespace {
@@ -14,8 +37,6 @@ constexpr float kBeta1 = 0.9F;
 constexpr float kBeta2 = 0.999F;
 constexpr float kEpsilon = 1e-8F;
 constexpr float kTrust = 0.001F;
-
-float Or(float value, float if_zero) { return value == 0 ? if_zero : value; }
 
 }  // namespace
 
@@ -28,29 +49,27 @@ std::vector<float> StatisticMomenta(const Graph& graph, const ParameterIndex& in
   return momenta;
 }
 
-SliceOptimizer::SliceOptimizer(Kernels& kernels, const v1::Optimizer& optimizer,
+SliceOptimizer::SliceOptimizer(Backend& kernels, const v1::Optimizer& optimizer,
                                const ParameterIndex& index,
                                std::span<const float> statistic_momenta,
                                const BucketOwnership& bucket)
-    : kernels_(&kernels),
-      optimizer_(optimizer),
-      size_(static_cast<size_t>(bucket.slice_end() - bucket.slice_begin())) {
+    : kernels_(&kernels), optimizer_(optimizer), size_(bucket.slice_end() - bucket.slice_begin()) {
   CHECK_EQ(statistic_momenta.size(), index.parameters().size());
   for (size_t i = 0; i < OptimizerStateNames(optimizer).size(); ++i) {
     state_.emplace_back(kernels.device(), size_, "optimiser's state");
   }
   MakeSegments(index, statistic_momenta, bucket);
-  if (!kernels.device().is_host()) MakeTables();
+  if (kernels.slices() != nullptr && !optimizer.has_lars()) MakeTable();
 }
 
 void SliceOptimizer::MakeSegments(const ParameterIndex& index,
                                   std::span<const float> statistic_momenta,
                                   const BucketOwnership& bucket) {
-  for (const OwnedPiece& piece : bucket.owned) {
+  for (const OwnedInterval& piece : bucket.owned) {
     const auto begin = static_cast<size_t>(piece.offset - bucket.slice_begin());
     const auto count = static_cast<size_t>(piece.flat.size());
-    // A shard that is split along an inner dimension has a piece for every run of its rows; in the
-    // buffer they touch.
+    // A shard that is split along an inner dimension has one entry for each run of its rows, but
+    // the runs are contiguous in the buffer.
     if (!segments_.empty() && segments_.back().parameter == piece.parameter &&
         segments_.back().begin + segments_.back().count == begin) {
       segments_.back().count += count;
@@ -64,54 +83,31 @@ void SliceOptimizer::MakeSegments(const ParameterIndex& index,
          .count = count,
          .decays = !statistic && (role == ParameterRole::kWeight || optimizer_.decay_all()),
          .statistic = statistic,
-         .momentum = statistic_momenta[static_cast<size_t>(piece.parameter)]});
+         .momentum = statistic_momenta[piece.parameter]});
   }
 }
 
-void SliceOptimizer::MakeTables() {
+void SliceOptimizer::MakeTable() {
   std::vector<SliceSegment> all;
   for (const Segment& segment : segments_) {
     const auto begin = static_cast<int64_t>(segment.begin);
-    const auto count = static_cast<int64_t>(segment.count);
-    const SliceSegment made{.begin = begin,
-                            .end = begin + count,
-                            .decays = segment.decays,
-                            .statistic = segment.statistic,
-                            .momentum = segment.momentum};
-    if (!optimizer_.has_lars()) {
-      // Neighbours that are treated alike are one.
-      if (!all.empty() && all.back().end == begin && all.back().decays == made.decays &&
-          all.back().statistic == made.statistic && all.back().momentum == made.momentum) {
-        all.back().end = made.end;
-      } else {
-        all.push_back(made);
-      }
-    } else if (segment.statistic) {
-      SliceSegment alone = made;
-      alone.begin = 0;
-      alone.end = count;
-      tables_.push_back({segment.begin, segment.begin + segment.count,
-                         kernels_->MakeSegmentTable(std::span(&alone, 1))});
+    const auto end = static_cast<int64_t>(segment.begin + segment.count);
+    // Adjacent segments with equal rules are merged.
+    if (!all.empty() && all.back().end == begin && all.back().decays == segment.decays &&
+        all.back().statistic == segment.statistic && all.back().momentum == segment.momentum) {
+      all.back().end = end;
+    } else {
+      all.push_back({.begin = begin,
+                     .end = end,
+                     .decays = segment.decays,
+                     .statistic = segment.statistic,
+                     .momentum = segment.momentum});
     }
   }
-  if (!all.empty()) tables_.push_back({0, size_, kernels_->MakeSegmentTable(all)});
+  if (!all.empty()) table_ = kernels_->slices()->MakeSegmentTable(all);
 }
 
-void SliceOptimizer::DrawTowards(size_t begin, size_t end, float momentum,
-                                 std::span<const float> batch, std::span<float> running) {
-  if (kernels_->device().is_host()) {
-    for (size_t i = begin; i < end; ++i) running[i] += momentum * (batch[i] - running[i]);
-    return;
-  }
-  const auto table = std::find_if(tables_.begin(), tables_.end(),
-                                  [begin](const Table& t) { return t.begin == begin; });
-  CHECK(table != tables_.end() && table->end == end) << "a device updates whole slices";
-  kernels_->UpdateSlice({}, *table->segments, batch.subspan(begin, end - begin),
-                        running.subspan(begin, end - begin), {},
-                        state(0).subspan(begin, end - begin));
-}
-
-void SliceOptimizer::AddNormsLater(std::span<const float> gradients, std::span<const float> weights,
+void SliceOptimizer::AddNormsAsync(std::span<const float> gradients, std::span<const float> weights,
                                    std::span<double> sums) {
   CHECK_EQ(gradients.size(), size_);
   if (sums.empty()) return;
@@ -120,7 +116,7 @@ void SliceOptimizer::AddNormsLater(std::span<const float> gradients, std::span<c
   size_t end = 0;
   const auto add_run = [&] {
     if (begin < end) {
-      kernels_->AddSumOfSquares(gradients.subspan(begin, end - begin), sums.data());
+      kernels_->slices()->AddSumOfSquares(gradients.subspan(begin, end - begin), sums.data());
     }
   };
   for (const Segment& segment : segments_) {
@@ -128,9 +124,10 @@ void SliceOptimizer::AddNormsLater(std::span<const float> gradients, std::span<c
     const size_t last = segment.begin + segment.count;
     if (optimizer_.has_lars()) {
       const auto p = static_cast<size_t>(segment.parameter);
-      kernels_->AddSumOfSquares(gradients.subspan(segment.begin, segment.count), &sums[p]);
-      kernels_->AddSumOfSquares(weights.subspan(segment.begin, segment.count),
-                                &sums[parameters + p]);
+      kernels_->slices()->AddSumOfSquares(gradients.subspan(segment.begin, segment.count),
+                                          &sums[p]);
+      kernels_->slices()->AddSumOfSquares(weights.subspan(segment.begin, segment.count),
+                                          &sums[parameters + p]);
     } else if (segment.begin == end) {
       end = last;
     } else {
@@ -142,14 +139,14 @@ void SliceOptimizer::AddNormsLater(std::span<const float> gradients, std::span<c
   add_run();
 }
 
-void SliceOptimizer::UpdateLater(const Guard& guard, std::span<const float> gradients,
+void SliceOptimizer::UpdateAsync(const Guard& guard, std::span<const float> gradients,
                                  std::span<float> weights) {
   CHECK_EQ(gradients.size(), size_);
   CHECK_EQ(weights.size(), size_);
   CHECK(!optimizer_.has_lars());
   SliceUpdate update{
       .loss = guard.loss, .squares = guard.squares, .clip_norm = optimizer_.clip_norm()};
-  // What decays is said by the segments.
+  // The segments determine which elements decay.
   const Segment decaying{.decays = true};
   std::span<float> m;
   std::span<float> v = state(0);
@@ -161,9 +158,7 @@ void SliceOptimizer::UpdateLater(const Guard& guard, std::span<const float> grad
   } else {
     update.sgd = SgdFor(decaying, 0, 1);
   }
-  for (const Table& table : tables_) {
-    kernels_->UpdateSlice(update, *table.segments, gradients, weights, m, v);
-  }
+  if (table_ != nullptr) kernels_->slices()->UpdateSlice(update, *table_, gradients, weights, m, v);
 }
 
 void SliceOptimizer::AddNorms(std::span<const float> gradients, std::span<const float> weights,
@@ -174,10 +169,11 @@ void SliceOptimizer::AddNorms(std::span<const float> gradients, std::span<const 
   for (const Segment& segment : segments_) {
     if (segment.statistic) continue;
     const double of_gradients =
-        kernels_->SumOfSquares(gradients.subspan(segment.begin, segment.count));
+        kernels_->optimizer().SumOfSquares(gradients.subspan(segment.begin, segment.count));
     const double of_weights =
-        norms.by_tensor() ? kernels_->SumOfSquares(weights.subspan(segment.begin, segment.count))
-                          : 0;
+        norms.by_tensor()
+            ? kernels_->optimizer().SumOfSquares(weights.subspan(segment.begin, segment.count))
+            : 0;
     norms.Add(segment.parameter, of_gradients, of_weights);
   }
 }
@@ -196,13 +192,14 @@ void SliceOptimizer::UpdatePart(size_t begin, size_t end, float rate, const Step
     const auto g = part(gradients);
     const auto w = part(weights);
     if (segment.statistic) {
-      DrawTowards(first, last, segment.momentum, gradients, weights);
+      kernels_->optimizer().DrawTowards(segment.momentum, g, w);
     } else if (optimizer_.has_adamw()) {
-      kernels_->AdamW(AdamWFor(segment, rate, scale), g, w, part(state(0)), part(state(1)));
+      kernels_->optimizer().AdamW(AdamWFor(segment, rate, scale), g, w, part(state(0)),
+                                  part(state(1)));
     } else if (optimizer_.has_lars()) {
-      kernels_->Sgd(LarsFor(segment, rate, scale, norms), g, w, part(state(0)));
+      kernels_->optimizer().Sgd(LarsFor(segment, rate, scale, norms), g, w, part(state(0)));
     } else {
-      kernels_->Sgd(SgdFor(segment, rate, scale), g, w, part(state(0)));
+      kernels_->optimizer().Sgd(SgdFor(segment, rate, scale), g, w, part(state(0)));
     }
   }
 }
@@ -216,8 +213,8 @@ SgdStep SliceOptimizer::SgdFor(const Segment& segment, float rate, double scale)
           .gradient_scale = static_cast<float>(scale)};
 }
 
-// The paper's local rate stands inside the momentum, v = momentum * v + local * (g + decay * w), so
-// that a tensor's past counts with the ratios of its time.
+// As in the paper, the local rate is inside the momentum, v = momentum * v + local * (g + decay *
+// w), so that past gradients keep the local rate of their own step.
 SgdStep SliceOptimizer::LarsFor(const Segment& segment, float rate, double scale,
                                 const StepNorms& norms) const {
   const v1::Lars& lars = optimizer_.lars();
@@ -226,9 +223,10 @@ SgdStep SliceOptimizer::LarsFor(const Segment& segment, float rate, double scale
   if (!segment.decays) return step;
   const double w = norms.WeightNorm(segment.parameter);
   const double g = norms.GradientNorm(segment.parameter) * scale;
-  // A tensor of zeros has no norm to go by, and would stay zero for ever.
+  // A tensor of zeros has no usable norm and would stay zero permanently.
   double local = 1;
-  if (w > 0 && g > 0) local = Or(lars.trust(), kTrust) * w / (g + lars.weight_decay() * w);
+  if (w > 0 && g > 0)
+    local = (lars.has_trust() ? lars.trust() : kTrust) * w / (g + lars.weight_decay() * w);
   step.weight_decay = static_cast<float>(local * lars.weight_decay());
   step.gradient_scale = static_cast<float>(local * scale);
   return step;
@@ -237,9 +235,9 @@ SgdStep SliceOptimizer::LarsFor(const Segment& segment, float rate, double scale
 AdamWStep SliceOptimizer::AdamWFor(const Segment& segment, float rate, double scale) const {
   const v1::AdamW& adamw = optimizer_.adamw();
   AdamWStep step{.rate = rate,
-                 .beta1 = Or(adamw.beta1(), kBeta1),
-                 .beta2 = Or(adamw.beta2(), kBeta2),
-                 .epsilon = Or(adamw.epsilon(), kEpsilon),
+                 .beta1 = adamw.has_beta1() ? adamw.beta1() : kBeta1,
+                 .beta2 = adamw.has_beta2() ? adamw.beta2() : kBeta2,
+                 .epsilon = adamw.has_epsilon() ? adamw.epsilon() : kEpsilon,
                  .weight_decay = segment.decays ? adamw.weight_decay() : 0,
                  .gradient_scale = static_cast<float>(scale)};
   const auto t = static_cast<double>(updates_);
@@ -248,8 +246,6 @@ AdamWStep SliceOptimizer::AdamWFor(const Segment& segment, float rate, double sc
   return step;
 }
 
-int64_t SliceOptimizer::state_bytes() const {
-  return static_cast<int64_t>(state_.size() * size_ * sizeof(float));
-}
+int64_t SliceOptimizer::state_bytes() const { return state_.size() * size_ * sizeof(float); }
 
 }  // namespace cadre

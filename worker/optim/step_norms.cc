@@ -9,15 +9,13 @@
 namespace cadre {
 namespace {
 
-// Keeps the factor finite where all gradients are zero.
+// Keeps the factor finite when all gradients are zero.
 constexpr double kSmallestNorm = 1e-6;
 
 }  // namespace
 
 StepNorms::StepNorms(const v1::Optimizer& optimizer, int parameters)
-    : clip_norm_(optimizer.clip_norm()),
-      by_tensor_(optimizer.has_lars()),
-      parameters_(static_cast<size_t>(parameters)) {
+    : clip_norm_(optimizer.clip_norm()), by_tensor_(optimizer.has_lars()), parameters_(parameters) {
   if (by_tensor_) {
     sums_.resize(2 * parameters_);
   } else if (clip_norm_ > 0) {
@@ -48,7 +46,7 @@ double StepNorms::GradientScale() const {
 
 double StepNorms::GradientNorm(int parameter) const {
   CHECK(by_tensor_);
-  return std::sqrt(sums_[static_cast<size_t>(parameter)]);
+  return std::sqrt(sums_[parameter]);
 }
 
 double StepNorms::WeightNorm(int parameter) const {

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plan/cost/collective_cost.h"
 #include "proto/schema_hash.h"
-#include "spec/collective_cost.h"
 #include "worker/comm/communicator.h"
 #include "worker/probe/gather_texts.h"
 #include "worker/probe/machine_probe.h"
@@ -20,10 +20,10 @@ namespace cadre {
 namespace {
 
 // Of a transport on which no byte moves; hosts wait for one another between rounds.
-constexpr absl::Duration kPatience = absl::Minutes(2);
+constexpr absl::Duration kPeerTimeout = absl::Minutes(2);
 
-absl::StatusOr<std::vector<v1::ClusterProfile>> Exchange(const v1::ClusterProfile& own,
-                                                         Communicator& all) {
+absl::StatusOr<std::vector<v1::ClusterProfile>> ExchangeProfiles(const v1::ClusterProfile& own,
+                                                                 Communicator& all) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                          GatherTexts(own.SerializeAsString(), all));
   std::vector<v1::ClusterProfile> hosts(texts.size());
@@ -63,7 +63,7 @@ v1::ClusterProfile JoinProfiles(const std::vector<v1::ClusterProfile>& hosts,
       link.set_from(joined.host(static_cast<int>(a)).name());
       link.set_to(joined.host(static_cast<int>(b)).name());
       *link.mutable_link() = LinkProfileToProto(links[a][b]);
-      link.mutable_link()->set_kind("tcp");
+      link.mutable_link()->set_kind(v1::LinkProfile::TCP);
     }
   }
   return joined;
@@ -71,10 +71,10 @@ v1::ClusterProfile JoinProfiles(const std::vector<v1::ClusterProfile>& hosts,
 
 absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own, Transport& transport,
                                               absl::Time deadline) {
-  std::vector<int> everybody(static_cast<size_t>(transport.size()));
+  std::vector<int> everybody(transport.size());
   std::iota(everybody.begin(), everybody.end(), 0);
   Communicator all(transport, everybody);
-  CADRE_ASSIGN_OR_RETURN(const std::vector<v1::ClusterProfile> hosts, Exchange(own, all));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<v1::ClusterProfile> hosts, ExchangeProfiles(own, all));
   CADRE_ASSIGN_OR_RETURN(const LinkMatrix links, MeasureLinkMatrix(transport, deadline));
   return JoinProfiles(hosts, links);
 }
@@ -82,15 +82,14 @@ absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own, Tra
 absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own,
                                               const std::vector<std::string>& peers, int rank,
                                               absl::Time meet_by, absl::Time deadline) {
-  CADRE_ASSIGN_OR_RETURN(const auto listener,
-                         TcpListener::Listen({.address = peers[static_cast<size_t>(rank)]}));
+  CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({.address = peers[rank]}));
   const GroupIdentity group{.schema_hash = SchemaHash(), .run = "probe", .generation = 1};
   // What is measured is the network, also between hosts that are one machine after all.
-  CADRE_ASSIGN_OR_RETURN(
-      const auto transport,
-      ConnectGroup(
-          *listener, group, rank, peers,
-          {.deadline = std::min(meet_by, deadline), .timeout = kPatience, .shared_memory = false}));
+  CADRE_ASSIGN_OR_RETURN(const auto transport,
+                         ConnectGroup(*listener, group, rank, peers,
+                                      {.deadline = std::min(meet_by, deadline),
+                                       .timeout = kPeerTimeout,
+                                       .shared_memory = false}));
   return ProbeHosts(own, *transport, deadline);
 }
 

@@ -14,14 +14,14 @@
 #include "absl/time/time.h"
 #include "base/median.h"
 #include "base/status.h"
-#include "spec/cluster_profile.h"
-#include "spec/graph.h"
-#include "spec/layer_part.h"
-#include "spec/memory.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/cluster_profile.h"
+#include "plan/layer_part.h"
+#include "plan/memory.h"
+#include "plan/plan.h"
 #include "tensor/box.h"
-#include "worker/probe/muted_transport.h"
+#include "worker/probe/loopback_transport.h"
 #include "worker/train/random_batch.h"
 #include "worker/train/replica.h"
 #include "worker/train/step_profile.h"
@@ -31,8 +31,8 @@ namespace {
 
 constexpr uint32_t kUsualSteps = 5;
 // Steps that are short are repeated until they have taken so long together, within reason.
-constexpr absl::Duration kLeastTime = absl::Milliseconds(60);
-constexpr int kMostSteps = 200;
+constexpr absl::Duration kMinTime = absl::Milliseconds(60);
+constexpr int kMaxSteps = 200;
 // Work does not depend on it, and one batch over and over would soon diverge.
 constexpr float kRate = 1e-6F;
 // Of the copies that stand for a move's where no plan moves anything: rows of half their length, as
@@ -43,7 +43,7 @@ constexpr int kCopies = 9;
 
 class Probe {
  public:
-  Probe(const v1::ProbeRequest& request, Graph graph, Kernels& kernels,
+  Probe(const v1::ProbeRequest& request, Graph graph, Backend& kernels,
         const LayerProbeOptions& options)
       : request_(request),
         graph_(std::move(graph)),
@@ -73,7 +73,7 @@ class Probe {
   bool TakeParts(const Plan& plan, int64_t samples) {
     bool any = false;
     for (int l = 0; l < graph_.size(); ++l) {
-      const LayerPart part = PartOf(plan.layers[static_cast<size_t>(l)], plan.mesh, samples);
+      const LayerPart part = PartOf(plan.layers[l], plan.mesh, samples);
       any = parts_.emplace(l, part).second || any;
     }
     return any;
@@ -83,7 +83,7 @@ class Probe {
     CADRE_ASSIGN_OR_RETURN(const Plan plan, PlanFromProto(proto, graph_, index_));
     const v1::RunSpec spec = SpecFor(plan.mesh.ranks());
     if (!TakeParts(plan, spec.batch_per_group())) return absl::OkStatus();
-    MutedTransport transport(plan.mesh.ranks());
+    LoopbackTransport transport(plan.mesh.ranks());
     CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec, proto, kernels_, transport));
     return Time(*replica, spec.batch_per_group());
   }
@@ -114,7 +114,7 @@ class Probe {
 
   bool Enough(int steps, absl::Duration taken) const {
     const uint32_t wanted = request_.steps() == 0 ? kUsualSteps : request_.steps();
-    return steps >= static_cast<int>(wanted) && (taken >= kLeastTime || steps >= kMostSteps);
+    return steps >= static_cast<int>(wanted) && (taken >= kMinTime || steps >= kMaxSteps);
   }
 
   void Add(const StepProfile& profile, const Replica& replica) {
@@ -129,8 +129,8 @@ class Probe {
       seconds += time.forward() + time.backward();
     }
     if (seconds > 0) flops_.push_back(flops / seconds);
-    for (const OwnedSpan& span : replica.owned()) {
-      owned_ += static_cast<double>(span.end - span.begin);
+    for (const Owned& owned : replica.owned()) {
+      owned_ += static_cast<double>(owned.positions.size());
     }
     updating_ += profile.Times().update();
     if (const double copy = profile.CopySeconds(); copy > 0) copies_.push_back(copy);
@@ -150,7 +150,7 @@ class Probe {
   static double TimedCopy() {
     const Box from({0, 0}, {kCopiedRows, kCopiedColumns});
     const Box half({0, 0}, {kCopiedRows, kCopiedColumns / 2});
-    const std::vector<float> tensor(static_cast<size_t>(kCopiedRows * kCopiedColumns), 1.0F);
+    const std::vector<float> tensor(kCopiedRows * kCopiedColumns, 1.0F);
     std::vector<float> message(tensor.size() / 2);
     std::vector<double> seconds;
     for (int i = 0; i < kCopies; ++i) {
@@ -187,7 +187,7 @@ class Probe {
   const v1::ProbeRequest& request_;
   const Graph graph_;
   const ParameterIndex index_;
-  Kernels& kernels_;
+  Backend& kernels_;
   const LayerProbeOptions& options_;
   std::set<std::pair<int, LayerPart>> parts_;
   // Of each part, forward and backward, by plan.
@@ -200,7 +200,7 @@ class Probe {
 
 }  // namespace
 
-absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, Kernels& kernels,
+absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, Backend& kernels,
                                               const LayerProbeOptions& options) {
   if (request.plan_size() == 0) {
     return absl::InvalidArgumentError("a probe without plans has nothing to time");

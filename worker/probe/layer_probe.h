@@ -1,5 +1,5 @@
 // Times a model's layers on this machine under plans for any number of ranks, by training steps of
-// one rank whose peers are not there (muted_transport.h).
+// one rank whose peers are not there (loopback_transport.h).
 //
 // Rank 0 is the one that is played. Where a plan cuts a layer unevenly it has the smaller part; its
 // time is then taken in proportion (worker/train/step_profile.h). The batch is rounded up to a
@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "proto/cadre/v1/profile.pb.h"
 
 namespace cadre {
@@ -31,7 +31,7 @@ struct LayerProbeOptions {
 // time.
 // Errors: InvalidArgument for a request without plans, and for a plan that does not fit the model;
 // OutOfRange when training does not stay finite; those of before_each_plan.
-absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, Kernels& kernels,
+absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, Backend& kernels,
                                               const LayerProbeOptions& options = {});
 
 }  // namespace cadre

@@ -38,7 +38,7 @@ absl::Status Unpack(const std::string& bytes, int from, LinkMatrix* matrix) {
   }
   for (const v1::HostLink& link : message.link()) {
     int to = -1;
-    if (!absl::SimpleAtoi(link.to(), &to) || to <= from || to >= static_cast<int>(matrix->size())) {
+    if (!absl::SimpleAtoi(link.to(), &to) || to <= from || to >= std::ssize(*matrix)) {
       return absl::InternalError(absl::StrCat("rank ", from, " has no link to '", link.to(), "'"));
     }
     const auto a = static_cast<size_t>(from);
@@ -80,7 +80,7 @@ std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts) {
 
 absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time deadline) {
   const int hosts = transport.size();
-  std::vector<int> everybody(static_cast<size_t>(hosts));
+  std::vector<int> everybody(hosts);
   std::iota(everybody.begin(), everybody.end(), 0);
   Communicator all(transport, everybody);
   std::vector<std::pair<int, LinkProfile>> measured;
@@ -104,7 +104,7 @@ absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time de
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(Packed(measured), all));
   LinkMatrix matrix(everybody.size(), std::vector<LinkProfile>(everybody.size()));
   for (int host = 0; host < hosts; ++host) {
-    CADRE_RETURN_IF_ERROR(Unpack(texts[static_cast<size_t>(host)], host, &matrix));
+    CADRE_RETURN_IF_ERROR(Unpack(texts[host], host, &matrix));
   }
   return matrix;
 }

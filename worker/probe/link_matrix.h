@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "spec/collective_cost.h"
+#include "plan/cost/collective_cost.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {

@@ -13,10 +13,10 @@
 #include "base/identity.h"
 #include "base/median.h"
 #include "base/status.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
+#include "plan/cost/collective_cost.h"
+#include "plan/layer_part.h"
 #include "proto/schema_hash.h"
-#include "spec/collective_cost.h"
-#include "spec/layer_part.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/probe/gather_texts.h"
@@ -31,8 +31,8 @@ namespace {
 // Between two looks at the folder.
 constexpr absl::Duration kLook = absl::Milliseconds(5);
 // A worker may build a large model while the others wait.
-constexpr absl::Duration kPatience = absl::Minutes(10);
-constexpr int64_t kMostAddressBytes = 1024;
+constexpr absl::Duration kProbeTimeout = absl::Minutes(10);
+constexpr int64_t kMaxAddressBytes = 1024;
 
 std::string AddressFile(const std::string& folder, int rank) {
   return absl::StrCat(folder, "/address-", rank);
@@ -42,7 +42,7 @@ std::string AddressFile(const std::string& folder, int rank) {
 absl::StatusOr<std::string> AddressOf(const MachineProbeOptions& options, int rank) {
   while (true) {
     absl::StatusOr<std::string> address =
-        ReadFile(AddressFile(options.folder, rank), kMostAddressBytes);
+        ReadFile(AddressFile(options.folder, rank), kMaxAddressBytes);
     if (address.ok() || !absl::IsNotFound(address.status())) return address;
     if (absl::Now() > options.deadline) {
       return absl::DeadlineExceededError(
@@ -62,9 +62,10 @@ absl::StatusOr<std::unique_ptr<Transport>> Meet(TcpListener& listener,
     peers.push_back(std::move(address));
   }
   const GroupIdentity group{.schema_hash = SchemaHash(), .run = "probe", .generation = 1};
-  return ConnectGroup(
-      listener, group, options.rank, peers,
-      {.deadline = options.deadline, .timeout = kPatience, .shared_memory = options.shared_memory});
+  return ConnectGroup(listener, group, options.rank, peers,
+                      {.deadline = options.deadline,
+                       .timeout = kProbeTimeout,
+                       .shared_memory = options.shared_memory});
 }
 
 // Bits that are the same on all members.
@@ -84,7 +85,7 @@ absl::StatusOr<v1::LinkProfile> InsideLink(Communicator& all, const Transport& t
   CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(all));
   v1::LinkProfile link = LinkProfileToProto(ProfileOf(measure, all.size()));
   const bool shared = transport.link(transport.rank() == 0 ? 1 : 0) == LinkKind::kSharedMemory;
-  link.set_kind(shared ? "shared memory" : "tcp");
+  link.set_kind(shared ? v1::LinkProfile::SHARED_MEMORY : v1::LinkProfile::TCP);
   return link;
 }
 
@@ -152,7 +153,7 @@ v1::DeviceProfile MergeDevices(const std::vector<v1::DeviceProfile>& devices) {
 
 absl::StatusOr<v1::ClusterProfile> ProbeMachine(const v1::ProbeRequest& request,
                                                 const MachineProbeOptions& options) {
-  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(options.threads);
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(options.threads);
   if (options.ranks == 1) {
     CADRE_ASSIGN_OR_RETURN(v1::DeviceProfile device,
                            ProbeLayers(request, *kernels, {.progress = options.progress}));
@@ -160,7 +161,7 @@ absl::StatusOr<v1::ClusterProfile> ProbeMachine(const v1::ProbeRequest& request,
   }
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({}));
   CADRE_ASSIGN_OR_RETURN(const auto transport, Meet(*listener, options));
-  std::vector<int> everybody(static_cast<size_t>(options.ranks));
+  std::vector<int> everybody(options.ranks);
   std::iota(everybody.begin(), everybody.end(), 0);
   Communicator all(*transport, everybody);
   const absl::StatusOr<v1::DeviceProfile> own = ProbeLayers(

@@ -13,18 +13,18 @@
 namespace cadre {
 namespace {
 
-// What travels: a number, a length, a text.
+// The wire form of a status: code, length, text.
 struct Note {
-  static constexpr size_t kMostText = 4096;
+  static constexpr size_t kMaxText = 4096;
   int32_t code = 0;
   uint32_t size = 0;
-  std::array<char, kMostText> text = {};
+  std::array<char, kMaxText> text = {};
 
   Note(int code_in, absl::string_view text_in)
-      : code(code_in), size(static_cast<uint32_t>(std::min(text_in.size(), kMostText))) {
+      : code(code_in), size(static_cast<uint32_t>(std::min(text_in.size(), kMaxText))) {
     std::copy_n(text_in.begin(), size, text.begin());
   }
-  std::string Text() const { return std::string(text.data(), std::min<size_t>(size, kMostText)); }
+  std::string Text() const { return std::string(text.data(), std::min<size_t>(size, kMaxText)); }
 };
 
 absl::Status Share(Note* note, int root, Communicator& group) {
@@ -35,8 +35,8 @@ absl::Status Share(Note* note, int root, Communicator& group) {
 
 absl::Status Agree(const absl::Status& mine, Communicator& group) {
   if (group.size() == 1) return mine;
-  std::vector<uint64_t> failed(static_cast<size_t>(group.size()));
-  failed[static_cast<size_t>(group.index())] = mine.ok() ? 0 : 1;
+  std::vector<uint64_t> failed(group.size());
+  failed[group.index()] = mine.ok() ? 0 : 1;
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(failed)));
   const auto first = std::find(failed.begin(), failed.end(), 1);
   if (first == failed.end()) return absl::OkStatus();
@@ -49,10 +49,10 @@ absl::Status Agree(const absl::Status& mine, Communicator& group) {
 
 absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group) {
   uint64_t size = mine.size();
-  CHECK_LE(size, kMostSharedText);
+  CHECK_LE(size, kMaxSharedText);
   if (group.size() == 1) return mine;
   CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
-  if (size > kMostSharedText) {
+  if (size > kMaxSharedText) {
     return absl::InternalError(absl::StrCat("rank 0 says that it has a text of ", size, " bytes"));
   }
   std::string text = group.index() == 0 ? mine : std::string();

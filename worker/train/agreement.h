@@ -1,5 +1,5 @@
-// One outcome for a group: work that a rank does alone (on files, say) ends the same on all of
-// them.
+// Agreement of a group on one outcome, for work whose ranks may fail independently, such as file
+// access.
 //
 // Thread-compatible, as the communicator.
 #pragma once
@@ -13,14 +13,14 @@
 
 namespace cadre {
 
-// A collective. OK if every member came with OK; otherwise the status of the first that did not,
-// with "rank <i>: " before its message where there are several (cut where it is very long).
-// Errors of the communicator come as they are.
+// A collective. OK if every member passes OK; otherwise the status of the first member that does
+// not, with the prefix "rank <i>: " in groups of several (truncated if very long). Errors of the
+// communicator are returned unchanged.
 absl::Status Agree(const absl::Status& mine, Communicator& group);
 
-// A collective. The text of member 0, whatever the others come with.
-// Requires: at most kMostSharedText bytes. Errors: those of the communicator.
-inline constexpr size_t kMostSharedText = size_t{256} << 20;
+// A collective. Returns the text of member 0; those of the others are ignored.
+// Requires: at most kMaxSharedText bytes. Errors: those of the communicator.
+inline constexpr size_t kMaxSharedText = size_t{256} << 20;
 absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group);
 
 }  // namespace cadre

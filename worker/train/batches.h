@@ -1,4 +1,4 @@
-// From what the loader loads to what the network takes.
+// Converts batches of the loader to those of the network.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -12,11 +12,11 @@
 
 namespace cadre {
 
-// The rows that this rank takes of a batch of `samples`.
+// The rows of a batch of `samples` that this rank requires.
 MicroBatch RowsOf(const Replica& replica, int64_t samples);
 
-// The loaded batch, micro-batch by micro-batch. `samples`: of the whole batch over the group;
-// `first_position`: of its first sample. The views borrow the batch.
+// Views of the batch's micro-batches, in order. `samples`: size of the whole batch over the group;
+// `first_position`: position of its first sample. The views borrow the batch.
 std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64_t samples,
                                int64_t first_position);
 

@@ -8,7 +8,7 @@ void Cancellation::Cancel(absl::Status reason) {
   absl::MutexLock lock(&mutex_);
   if (!reason_.ok()) return;
   reason_ = std::move(reason);
-  // Under the lock, so that a handler's owner cannot go away while it runs.
+  // Under the lock, so that the owner of a handler cannot be destroyed while the handler runs.
   for (const auto& [id, handler] : handlers_) handler(reason_);
 }
 

@@ -1,4 +1,4 @@
-// A flag that ends a training generation from outside, and tells what is blocked to stop.
+// A flag that ends a training generation from outside, and unblocks what waits.
 //
 //   Cancellation cancellation;
 //   auto guard = cancellation.OnCancel([&](const absl::Status& why) { transport->Abort(why); });
@@ -20,7 +20,7 @@ class Cancellation {
  public:
   using Handler = std::function<void(const absl::Status& reason)>;
 
-  // Unregisters its handler when it goes; waits for a handler that is running.
+  // Unregisters its handler on destruction; waits for a handler that is running.
   class Registration {
    public:
     Registration(Cancellation& owner, uint64_t id) : owner_(&owner), id_(id) {}
@@ -37,11 +37,11 @@ class Cancellation {
     uint64_t id_;
   };
 
-  // The first call counts. Handlers run on the caller's thread and must not block.
+  // Only the first call has an effect. Handlers run on the caller's thread and must not block.
   void Cancel(absl::Status reason) ABSL_LOCKS_EXCLUDED(mutex_);
-  // OK while nobody has cancelled.
+  // OK until Cancel was called; then its reason.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Runs the handler at once if it is cancelled already. The handler must not call back.
+  // Runs the handler immediately if already cancelled. The handler must not call this object.
   [[nodiscard]] Registration OnCancel(Handler handler) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -9,10 +9,10 @@
 
 #include "base/status.h"
 #include "glog/logging.h"
-#include "spec/checkpoint_folder.h"
-#include "spec/checkpoint_manifest.h"
-#include "spec/optimizer_state.h"
-#include "spec/safetensors.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "model/formats/safetensors.h"
+#include "model/optimizer_state.h"
 #include "worker/train/agreement.h"
 #include "worker/train/checkpoint_values.h"
 #include "worker/train/flat_gather.h"
@@ -20,11 +20,7 @@
 namespace cadre {
 namespace {
 
-std::string FileIn(const std::string& folder, const char* name) {
-  return (std::filesystem::path(folder) / name).string();
-}
-
-// The files of one checkpoint, on rank 0.
+// The files of one checkpoint. Only rank 0 has one.
 class CheckpointFiles {
  public:
   static absl::StatusOr<CheckpointFiles> Create(const CheckpointOptions& options,
@@ -33,9 +29,8 @@ class CheckpointFiles {
     const std::vector<std::string> states = OptimizerStateNames(facts.spec().optimizer());
     const std::map<std::string, std::string> about = {{"format", "cadre"},
                                                       {"step", std::to_string(facts.step())}};
-    CADRE_ASSIGN_OR_RETURN(
-        CheckpointDraft draft,
-        CheckpointDraft::Begin(options.directory, static_cast<int64_t>(facts.step())));
+    CADRE_ASSIGN_OR_RETURN(CheckpointDraft draft,
+                           CheckpointDraft::Begin(options.directory, facts.step()));
     CADRE_ASSIGN_OR_RETURN(
         SafetensorsWriter model,
         SafetensorsWriter::Create(FileIn(draft.path(), kModelFile), WeightTensors(index), about));
@@ -47,9 +42,9 @@ class CheckpointFiles {
 
   absl::Status AppendWeights(std::span<const float> values) { return model_.Append(values); }
 
-  // Leaves out the positions of running statistics.
-  absl::Status AppendState(const ParameterIndex& index, FlatRange chunk, std::span<float> values) {
-    const OwnedValues whole[] = {{chunk, values}};
+  // Skips running statistics, which have no optimizer state.
+  absl::Status AppendState(const ParameterIndex& index, Interval chunk, std::span<float> values) {
+    const Owned whole[] = {{chunk, values}};
     return ForEachTensorPart(index, whole, [&](const TensorPart& part) {
       if (IsStatistic(part.parameter->role)) return absl::OkStatus();
       return optimizer_.Append(part.values);
@@ -67,35 +62,23 @@ class CheckpointFiles {
   CheckpointFiles(CheckpointDraft draft, SafetensorsWriter model, SafetensorsWriter optimizer)
       : draft_(std::move(draft)), model_(std::move(model)), optimizer_(std::move(optimizer)) {}
 
-  // First, so that it removes the folder last.
+  // Declared first: its destructor must remove the folder last.
   CheckpointDraft draft_;
   SafetensorsWriter model_;
   SafetensorsWriter optimizer_;
 };
 
-std::vector<FlatRange> RangesOf(std::span<const OwnedValues> owned) {
-  std::vector<FlatRange> ranges;
-  for (const OwnedValues& piece : owned) {
-    CHECK_EQ(piece.flat.size(), static_cast<int64_t>(piece.values.size()));
-    ranges.push_back(piece.flat);
-  }
-  return ranges;
-}
-
-// Brings one list of values together in chunks; `use` gets them on rank 0. A failed use ends the
-// using, not the gathering, which the other ranks are in the middle of.
-absl::Status Stream(std::span<const OwnedValues> owned, int64_t size, int64_t chunk_size,
-                    Communicator& group, FlatGather& gather, absl::Status* used,
-                    const std::function<absl::Status(FlatRange, std::span<float>)>& use) {
-  std::vector<const float*> values;
-  for (const OwnedValues& piece : owned) values.push_back(piece.values.data());
+// Gathers one list of values chunk by chunk; on rank 0 each chunk is passed to `use`. After `use`
+// fails, gathering continues without it, because the other ranks take part in it.
+absl::Status StreamChunks(std::span<const Owned> owned, int64_t size, int64_t chunk_size,
+                          Communicator& group, FlatGather& gather, absl::Status* used,
+                          const std::function<absl::Status(Interval, std::span<float>)>& use) {
   const bool first = group.index() == 0;
   std::vector<float> whole(first ? static_cast<size_t>(std::min(size, chunk_size)) : 0);
   for (int64_t begin = 0; begin < size; begin += chunk_size) {
-    const FlatRange chunk = {begin, std::min(size, begin + chunk_size)};
-    const std::span<float> part =
-        first ? std::span(whole).first(static_cast<size_t>(chunk.size())) : std::span<float>();
-    CADRE_RETURN_IF_ERROR(gather.Gather(chunk, values, part));
+    const Interval chunk = {begin, std::min(size, begin + chunk_size)};
+    const std::span<float> part = first ? std::span(whole).first(chunk.size()) : std::span<float>();
+    CADRE_RETURN_IF_ERROR(gather.Gather(chunk, owned, part));
     if (first && used->ok()) *used = use(chunk, part);
   }
   return absl::OkStatus();
@@ -107,12 +90,11 @@ void Complete(const ParameterIndex& index, std::span<const uint64_t> digests,
   DescribeParameters(index, manifest);
   manifest->set_weights_digest(digests[0]);
   v1::OptimizerManifest* optimizer = manifest->mutable_optimizer();
-  optimizer->set_kind(OptimizerKind(manifest->spec().optimizer()));
   optimizer->clear_state();
   for (const std::string& name : OptimizerStateNames(manifest->spec().optimizer())) {
     v1::StateManifest* state = optimizer->add_state();
     state->set_name(name);
-    state->set_digest(digests[static_cast<size_t>(optimizer->state_size())]);
+    state->set_digest(digests[optimizer->state_size()]);
   }
 }
 
@@ -123,8 +105,6 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
                             Communicator& group) {
   const bool first = group.index() == 0;
   const int64_t size = index.size();
-  const std::vector<FlatRange> ranges = RangesOf(values.weights);
-  for (const auto& state : values.states) CHECK(RangesOf(state) == ranges);
 
   std::optional<CheckpointFiles> files;  // on rank 0
   absl::Status used;
@@ -136,15 +116,15 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
   }
   CADRE_RETURN_IF_ERROR(Agree(used, group));
 
-  CADRE_ASSIGN_OR_RETURN(FlatGather gather, FlatGather::Make(size, ranges, group));
+  CADRE_ASSIGN_OR_RETURN(FlatGather gather, FlatGather::Make(size, values.weights, group));
   CADRE_RETURN_IF_ERROR(
-      Stream(values.weights, size, options.chunk, group, gather, &used,
-             [&](FlatRange, std::span<float> whole) { return files->AppendWeights(whole); }));
+      StreamChunks(values.weights, size, options.chunk, group, gather, &used,
+                   [&](Interval, std::span<float> whole) { return files->AppendWeights(whole); }));
   for (const auto& state : values.states) {
-    CADRE_RETURN_IF_ERROR(Stream(state, size, options.chunk, group, gather, &used,
-                                 [&](FlatRange chunk, std::span<float> whole) {
-                                   return files->AppendState(index, chunk, whole);
-                                 }));
+    CADRE_RETURN_IF_ERROR(StreamChunks(state, size, options.chunk, group, gather, &used,
+                                       [&](Interval chunk, std::span<float> whole) {
+                                         return files->AppendState(index, chunk, whole);
+                                       }));
   }
   CADRE_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, GroupDigests(index, values, group));
   if (first && used.ok()) {
@@ -152,8 +132,8 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
     used = files->Publish(facts);
   }
   if (first && used.ok()) {
-    const absl::Status pruned = PruneCheckpoints(options.directory, facts.run(), options.keep,
-                                                 static_cast<int64_t>(facts.step()));
+    const absl::Status pruned =
+        PruneCheckpoints(options.directory, facts.run(), options.keep, facts.step());
     LOG_IF(WARNING, !pruned.ok()) << "old checkpoints stay: " << pruned;
   }
   return Agree(used, group);

@@ -7,11 +7,11 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "spec/checkpoint_folder.h"
-#include "spec/checkpoint_manifest.h"
-#include "spec/checkpoint_tensors.h"
-#include "spec/optimizer_state.h"
-#include "spec/safetensors.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "model/formats/checkpoint_tensors.h"
+#include "model/formats/safetensors.h"
+#include "model/optimizer_state.h"
 #include "worker/train/agreement.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/checkpoint_values.h"
@@ -19,12 +19,8 @@
 namespace cadre {
 namespace {
 
-std::string FileIn(const std::string& folder, const char* name) {
-  return (std::filesystem::path(folder) / name).string();
-}
-
 absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
-                         std::span<const OwnedValues> owned) {
+                         std::span<const Owned> owned) {
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, WeightTensors(index)));
   return ForEachTensorPart(index, owned, [&](const TensorPart& part) {
     return file.Read(*file.Find(part.parameter->name), part.first, part.values);
@@ -33,7 +29,7 @@ absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
 
 absl::Status ReadStates(const std::string& path, const ParameterIndex& index,
                         const std::vector<std::string>& names,
-                        const std::vector<std::vector<OwnedValues>>& states) {
+                        const std::vector<std::vector<Owned>>& states) {
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, StateTensors(index, names)));
   for (size_t i = 0; i < names.size(); ++i) {
     CADRE_RETURN_IF_ERROR(ForEachTensorPart(index, states[i], [&](const TensorPart& part) {
@@ -53,27 +49,27 @@ absl::Status CheckOptimizer(const std::string& path, const v1::CheckpointManifes
   std::vector<std::string> states;
   for (const v1::StateManifest& state : manifest.optimizer().state())
     states.push_back(state.name());
-  if (manifest.optimizer().kind() == OptimizerKind(optimizer) &&
+  if (OptimizerKind(manifest.spec().optimizer()) == OptimizerKind(optimizer) &&
       states == OptimizerStateNames(optimizer)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      path, ": has the state of ", manifest.optimizer().kind(), " (", absl::StrJoin(states, ", "),
-      "), but the run's optimizer is ", OptimizerKind(optimizer),
+      path, ": has the state of ", OptimizerKind(manifest.spec().optimizer()), " (",
+      absl::StrJoin(states, ", "), "), but the run's optimizer is ", OptimizerKind(optimizer),
       "; to begin from the weights alone give its ", kModelFile));
 }
 
 bool HasManifest(const std::string& path) { return !absl::EndsWith(path, ".safetensors"); }
 
-// The checkpoint that `from` names, with its manifest unless it is weights alone. For rank 0: which
-// is the newest, and what belongs to it, must be one answer for the group, or ranks whose machines
-// see other folders would go on to other collectives.
+// The checkpoint that `from` names, with its manifest unless it contains only weights. Called on
+// rank 0 alone: the group needs one answer to which is the newest, or ranks whose machines see
+// different folders would continue with different collectives.
 absl::StatusOr<LoadedCheckpoint> Choose(const std::string& from) {
   LoadedCheckpoint chosen;
   CADRE_ASSIGN_OR_RETURN(chosen.path, ResolveCheckpoint(from));
   if (HasManifest(chosen.path)) {
     CADRE_ASSIGN_OR_RETURN(chosen.manifest, ReadManifest(FileIn(chosen.path, kManifestFile)));
-    if (chosen.manifest->ByteSizeLong() > kMostSharedText) {
+    if (chosen.manifest->ByteSizeLong() > kMaxSharedText) {
       return absl::InvalidArgumentError(
           absl::StrCat(FileIn(chosen.path, kManifestFile), ": is too large"));
     }
@@ -81,7 +77,7 @@ absl::StatusOr<LoadedCheckpoint> Choose(const std::string& from) {
   return chosen;
 }
 
-// A collective: every rank gets what rank 0 chose.
+// A collective: every rank gets rank 0's choice.
 absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communicator& group) {
   absl::StatusOr<LoadedCheckpoint> chosen = LoadedCheckpoint();
   if (group.index() == 0) chosen = Choose(from);
@@ -97,7 +93,7 @@ absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communic
   return shared;
 }
 
-// What this rank reads on its own.
+// The part of loading that involves no other rank.
 absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
                      const v1::Optimizer& optimizer, const CheckpointValues& values) {
   const std::string& path = from.path;
@@ -108,12 +104,11 @@ absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
                     values.states);
 }
 
-// A collective. The manifest and the digests are everybody's, so the outcome is too.
+// A collective. Manifest and digests are equal on all ranks, so the outcome is, too.
 absl::Status CheckDigests(const std::string& path, const ParameterIndex& index,
                           const v1::CheckpointManifest& manifest, const CheckpointValues& values,
                           Communicator& group) {
-  // The same tensors in another order of layers stand at other positions, and digests are of
-  // positions.
+  // Digests depend on positions, so they can be compared only if the tensors have the same order.
   if (!SameOrder(manifest, index)) return absl::OkStatus();
   CADRE_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, GroupDigests(index, values, group));
   const auto wrong = [&](absl::string_view file, absl::string_view what) {

@@ -1,6 +1,7 @@
 #include "worker/train/checkpoint_values.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <vector>
 
 #include "base/digest.h"
@@ -11,13 +12,12 @@ namespace cadre {
 
 namespace {
 
-// `with_statistics`: those of batch norm count.
-uint64_t DigestOf(const ParameterIndex& index, std::span<const OwnedValues> owned,
-                  bool with_statistics) {
+// `with_statistics`: includes running statistics.
+uint64_t DigestOf(const ParameterIndex& index, std::span<const Owned> owned, bool with_statistics) {
   uint64_t digest = 0;
   const absl::Status status = ForEachTensorPart(index, owned, [&](const TensorPart& part) {
     if (with_statistics || !IsStatistic(part.parameter->role)) {
-      digest += Digest(part.values, static_cast<uint64_t>(part.parameter->offset + part.first));
+      digest += Digest(part.values, part.parameter->offset + part.first);
     }
     return absl::OkStatus();
   });
@@ -27,29 +27,23 @@ uint64_t DigestOf(const ParameterIndex& index, std::span<const OwnedValues> owne
 
 }  // namespace
 
-void AppendOwned(const BucketOwnership& bucket, std::span<float> slice,
-                 std::vector<OwnedValues>* owned) {
-  CHECK_EQ(static_cast<int64_t>(slice.size()), bucket.slice_end() - bucket.slice_begin());
-  for (const OwnedPiece& piece : bucket.owned) {
-    owned->push_back(
-        {piece.flat, slice.subspan(static_cast<size_t>(piece.offset - bucket.slice_begin()),
-                                   static_cast<size_t>(piece.flat.size()))});
-  }
+std::string FileIn(const std::string& folder, const char* name) {
+  return (std::filesystem::path(folder) / name).string();
 }
 
-absl::Status ForEachTensorPart(const ParameterIndex& index, std::span<const OwnedValues> owned,
+absl::Status ForEachTensorPart(const ParameterIndex& index, std::span<const Owned> owned,
                                const std::function<absl::Status(const TensorPart&)>& use) {
   const std::vector<Parameter>& parameters = index.parameters();
-  for (const OwnedValues& piece : owned) {
-    auto it = std::partition_point(parameters.begin(), parameters.end(),
-                                   [&](const Parameter& p) { return p.end() <= piece.flat.begin; });
-    for (int64_t at = piece.flat.begin; at < piece.flat.end; ++it) {
-      const int64_t end = std::min(piece.flat.end, it->end());
+  for (const Owned& part : owned) {
+    auto it = std::partition_point(parameters.begin(), parameters.end(), [&](const Parameter& p) {
+      return p.end() <= part.positions.begin;
+    });
+    for (int64_t at = part.positions.begin; at < part.positions.end; ++it) {
+      const int64_t end = std::min(part.positions.end, it->end());
       CADRE_RETURN_IF_ERROR(
           use({.parameter = &*it,
                .first = at - it->offset,
-               .values = piece.values.subspan(static_cast<size_t>(at - piece.flat.begin),
-                                              static_cast<size_t>(end - at))}));
+               .values = part.values.subspan(at - part.positions.begin, end - at)}));
       at = end;
     }
   }

@@ -1,4 +1,4 @@
-// What saving and loading share: owned values cut at the borders of tensors, and their digest.
+// Shared by saving and loading: owned values split at the borders of tensors, and their digests.
 //
 // Thread-compatible, as the communicator.
 #pragma once
@@ -6,15 +6,19 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "spec/parameter_index.h"
+#include "model/parameter_index.h"
 #include "worker/comm/communicator.h"
 #include "worker/train/checkpoint.h"
 
 namespace cadre {
+
+// The path of a file of the checkpoint in `folder`.
+std::string FileIn(const std::string& folder, const char* name);
 
 // Elements [first, first + values.size()) of one tensor.
 struct TensorPart {
@@ -23,13 +27,14 @@ struct TensorPart {
   std::span<float> values;
 };
 
-// In the order of the list. Stops at the first error. Requires: the ranges lie in the index.
-absl::Status ForEachTensorPart(const ParameterIndex& index, std::span<const OwnedValues> owned,
+// Calls `use` in the order of the list, until the first error. Requires: the intervals lie in the
+// index.
+absl::Status ForEachTensorPart(const ParameterIndex& index, std::span<const Owned> owned,
                                const std::function<absl::Status(const TensorPart&)>& use);
 
-// A collective: the additive digests, over flat positions, of the group's weights and then of its
-// states, these without running statistics. Every element is owned once, so the ranks' digests add
-// up to the model's.
+// A collective. Returns the additive digests of the group's weights and then of its states, the
+// latter without running statistics. Every element is owned once, so the ranks' digests add up to
+// those of the model.
 absl::StatusOr<std::vector<uint64_t>> GroupDigests(const ParameterIndex& index,
                                                    const CheckpointValues& values,
                                                    Communicator& group);

@@ -35,9 +35,8 @@ absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, 
   double loss[] = {mine.loss};
   CADRE_RETURN_IF_ERROR(replica.comms().All().AllReduceSum(std::span<uint64_t>(counts)));
   CADRE_RETURN_IF_ERROR(replica.comms().All().AllReduceSum(std::span<double>(loss)));
-  return LossPart{.loss = loss[0],
-                  .correct = static_cast<int64_t>(counts[0]),
-                  .samples = static_cast<int64_t>(counts[1])};
+  return LossPart{
+      .loss = loss[0], .correct = static_cast<int64_t>(counts[0]), .samples = static_cast<int64_t>(counts[1])};
 }
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// Evaluation of a stretch of the test split by all ranks of a group.
+// Evaluation of an interval of the test split by all ranks of a group.
 //
 // Thread-compatible; a collective: every rank calls it with the same arguments.
 #pragma once

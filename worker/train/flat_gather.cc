@@ -1,3 +1,17 @@
+// Gathering scattered intervals in order, with bounded memory.
+//
+// A rank owns intervals all over the parameter order: one slice of every bucket. A checkpoint needs
+// the values in that order. So the ranks share their intervals once, merged where they are
+// adjacent, and from then on every rank knows for every chunk who contributes how much: no message
+// carries positions.
+//
+// For each chunk the ranks pack their parts contiguously, all-gather them, and rank 0 unpacks them
+// into place. An all-gather moves each value once around the ring. That loads every link as much as
+// rank 0's own link, which has to receive everything anyway, and so takes no longer than a gather
+// would. Sharing also verifies that the ranks own every position exactly once.
+//
+// Cost: O(intervals) to share; per chunk, one all-gather and one pass over the parts. Memory: two
+// chunks on rank 0, one on the others.
 #include "worker/train/flat_gather.h"
 
 #include <algorithm>
@@ -10,61 +24,59 @@
 namespace cadre {
 namespace {
 
-FlatRange Overlap(FlatRange a, FlatRange b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
-}
-
-// Calls `use(range)` with the part of each of a rank's ranges that lies in the chunk, in order.
+// Calls `use(part, i)` with the part of each interval i that lies in the chunk, in order.
 template <typename Use>
-void ForEachOverlap(const std::vector<FlatRange>& ranges, FlatRange chunk, const Use& use) {
-  auto it = std::partition_point(ranges.begin(), ranges.end(),
-                                 [&](const FlatRange& r) { return r.end <= chunk.begin; });
-  for (; it != ranges.end() && it->begin < chunk.end; ++it) use(Overlap(*it, chunk));
+void ForEachPart(const std::vector<Interval>& intervals, Interval chunk, const Use& use) {
+  auto it = std::partition_point(intervals.begin(), intervals.end(),
+                                 [&](const Interval& each) { return each.end <= chunk.begin; });
+  for (; it != intervals.end() && it->begin < chunk.end; ++it) {
+    use(Intersect(*it, chunk), it - intervals.begin());
+  }
 }
-
-size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
 }  // namespace
 
-absl::StatusOr<FlatGather> FlatGather::Make(int64_t size, std::span<const FlatRange> mine,
+absl::StatusOr<FlatGather> FlatGather::Make(int64_t size, std::span<const Owned> mine,
                                             Communicator& group) {
   FlatGather gather(mine, group);
-  CADRE_RETURN_IF_ERROR(gather.ShareRanges());
+  CADRE_RETURN_IF_ERROR(gather.ShareIntervals());
   CADRE_RETURN_IF_ERROR(gather.CheckCover(size));
   return gather;
 }
 
-FlatGather::FlatGather(std::span<const FlatRange> mine, Communicator& group)
-    : group_(&group), all_(static_cast<size_t>(group.size())) {
+FlatGather::FlatGather(std::span<const Owned> mine, Communicator& group)
+    : group_(&group), all_(group.size()) {
   for (size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i].size() > 0) mine_.push_back({mine[i], i});
+    CHECK_EQ(mine[i].positions.size(), std::ssize(mine[i].values));
+    if (!mine[i].positions.empty()) order_.push_back(i);
   }
-  std::sort(mine_.begin(), mine_.end(),
-            [](const Piece& a, const Piece& b) { return a.flat.begin < b.flat.begin; });
+  std::sort(order_.begin(), order_.end(),
+            [&](size_t a, size_t b) { return mine[a].positions.begin < mine[b].positions.begin; });
+  for (const size_t i : order_) mine_.push_back(mine[i].positions);
 }
 
-absl::Status FlatGather::ShareRanges() {
-  std::vector<FlatRange> merged;
-  for (const Piece& piece : mine_) {
-    if (!merged.empty() && merged.back().end == piece.flat.begin) {
-      merged.back().end = piece.flat.end;
+absl::Status FlatGather::ShareIntervals() {
+  std::vector<Interval> merged;
+  for (const Interval& interval : mine_) {
+    if (!merged.empty() && merged.back().end == interval.begin) {
+      merged.back().end = interval.end;
     } else {
-      merged.push_back(piece.flat);
+      merged.push_back(interval);
     }
   }
   std::vector<uint64_t> counts(all_.size());
-  counts[Index(group_->index())] = merged.size();
+  counts[group_->index()] = merged.size();
   CADRE_RETURN_IF_ERROR(group_->AllReduceSum(std::span<uint64_t>(counts)));
 
   std::vector<int64_t> offsets = {0};  // bytes
   for (const uint64_t count : counts) {
-    offsets.push_back(offsets.back() + static_cast<int64_t>(count * sizeof(FlatRange)));
+    offsets.push_back(offsets.back() + static_cast<int64_t>(count * sizeof(Interval)));
   }
-  std::vector<FlatRange> ranges(Index(offsets.back()) / sizeof(FlatRange));
+  std::vector<Interval> ranges(offsets.back() / sizeof(Interval));
   const auto first = [&](size_t rank) {
-    return ranges.begin() + offsets[rank] / static_cast<int64_t>(sizeof(FlatRange));
+    return ranges.begin() + offsets[rank] / static_cast<int64_t>(sizeof(Interval));
   };
-  std::copy(merged.begin(), merged.end(), first(Index(group_->index())));
+  std::copy(merged.begin(), merged.end(), first(group_->index()));
   CADRE_RETURN_IF_ERROR(group_->AllGatherBytes(std::as_writable_bytes(std::span(ranges)), offsets));
   for (size_t rank = 0; rank < all_.size(); ++rank) {
     all_[rank].assign(first(rank), first(rank + 1));
@@ -73,58 +85,56 @@ absl::Status FlatGather::ShareRanges() {
 }
 
 absl::Status FlatGather::CheckCover(int64_t size) const {
-  std::vector<FlatRange> ranges;
+  std::vector<Interval> ranges;
   for (const auto& of_rank : all_) ranges.insert(ranges.end(), of_rank.begin(), of_rank.end());
   std::sort(ranges.begin(), ranges.end(),
-            [](const FlatRange& a, const FlatRange& b) { return a.begin < b.begin; });
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
   int64_t next = 0;
-  for (const FlatRange& range : ranges) {
+  for (const Interval& range : ranges) {
     if (range.begin != next) break;
     next = range.end;
   }
   if (next == size) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("the ranks do not own each of the ", size,
                                           " elements once: position ", next,
-                                          " is owned twice or by nobody"));
+                                          " is owned by no rank or by several"));
 }
 
-int64_t FlatGather::ElementsOf(int rank, FlatRange chunk) const {
+int64_t FlatGather::ElementsOf(int rank, Interval chunk) const {
   int64_t elements = 0;
-  ForEachOverlap(all_[Index(rank)], chunk, [&](FlatRange part) { elements += part.size(); });
+  ForEachPart(all_[rank], chunk, [&](Interval part, size_t) { elements += part.size(); });
   return elements;
 }
 
-absl::Status FlatGather::Gather(FlatRange chunk, std::span<const float* const> values,
+absl::Status FlatGather::Gather(Interval chunk, std::span<const Owned> owned,
                                 std::span<float> whole) {
   std::vector<int64_t> offsets = {0};
   for (int rank = 0; rank < group_->size(); ++rank) {
     offsets.push_back(offsets.back() + ElementsOf(rank, chunk));
   }
   CHECK_EQ(offsets.back(), chunk.size());
-  packed_.resize(std::max(packed_.size(), Index(chunk.size())));
-  const std::span<float> packed = std::span(packed_).first(Index(chunk.size()));
-  Pack(chunk, values, packed.subspan(Index(offsets[Index(group_->index())])));
+  if (std::ssize(packed_) < chunk.size()) packed_.resize(chunk.size());
+  const std::span<float> packed = std::span(packed_).first(chunk.size());
+  Pack(chunk, owned, packed.subspan(offsets[group_->index()]));
   CADRE_RETURN_IF_ERROR(group_->AllGather(packed, offsets));
   if (group_->index() == 0) Unpack(chunk, packed, whole);
   return absl::OkStatus();
 }
 
-void FlatGather::Pack(FlatRange chunk, std::span<const float* const> values,
-                      std::span<float> packed) const {
+void FlatGather::Pack(Interval chunk, std::span<const Owned> owned, std::span<float> packed) const {
   auto out = packed.begin();
-  auto it = std::partition_point(mine_.begin(), mine_.end(),
-                                 [&](const Piece& piece) { return piece.flat.end <= chunk.begin; });
-  for (; it != mine_.end() && it->flat.begin < chunk.end; ++it) {
-    const FlatRange part = Overlap(it->flat, chunk);
-    out = std::copy_n(values[it->number] + (part.begin - it->flat.begin), part.size(), out);
-  }
+  ForEachPart(mine_, chunk, [&](Interval part, size_t i) {
+    const Owned& from = owned[order_[i]];
+    CHECK(from.positions == mine_[i]) << "not the positions of Make";
+    out = std::copy_n(from.values.begin() + (part.begin - from.positions.begin), part.size(), out);
+  });
 }
 
-void FlatGather::Unpack(FlatRange chunk, std::span<const float> packed,
+void FlatGather::Unpack(Interval chunk, std::span<const float> packed,
                         std::span<float> whole) const {
   auto in = packed.begin();
   for (const auto& of_rank : all_) {
-    ForEachOverlap(of_rank, chunk, [&](FlatRange part) {
+    ForEachPart(of_rank, chunk, [&](Interval part, size_t) {
       std::copy_n(in, part.size(), whole.begin() + (part.begin - chunk.begin));
       in += part.size();
     });

@@ -1,7 +1,6 @@
-// Brings what the ranks of a group own of the flat order together on rank 0, chunk by chunk.
+// Gathers the owned values of a group's ranks on rank 0, in parameter order, chunk by chunk.
 //
-// A value of a rank travels once around the ring (an all-gather), which takes no longer than rank
-// 0's own link takes to receive it. Thread-compatible; borrows the communicator.
+// Thread-compatible; borrows the communicator.
 #pragma once
 
 #include <cstdint>
@@ -10,40 +9,37 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "spec/parameter_index.h"
+#include "tensor/interval.h"
 #include "worker/comm/communicator.h"
+#include "worker/train/owned.h"
 
 namespace cadre {
 
 class FlatGather {
  public:
   // A collective. `mine`: what this rank owns, in any order. Errors: Internal, on all ranks, unless
-  // the ranks' ranges make up [0, size) without overlap.
-  static absl::StatusOr<FlatGather> Make(int64_t size, std::span<const FlatRange> mine,
+  // the ranks' intervals partition [0, size).
+  static absl::StatusOr<FlatGather> Make(int64_t size, std::span<const Owned> mine,
                                          Communicator& group);
 
-  // A collective. `values[i]`: where the values of mine[i] are. On rank 0 `whole` gets those of
-  // positions [chunk.begin, chunk.end); elsewhere it may be empty.
-  absl::Status Gather(FlatRange chunk, std::span<const float* const> values,
-                      std::span<float> whole);
+  // A collective. `owned`: values for the positions passed to Make, in the same order. On rank 0
+  // `whole` receives the values of the positions in `chunk`; on other ranks it may be empty.
+  absl::Status Gather(Interval chunk, std::span<const Owned> owned, std::span<float> whole);
 
  private:
-  struct Piece {
-    FlatRange flat;
-    size_t number = 0;  // in `mine`
-  };
-  FlatGather(std::span<const FlatRange> mine, Communicator& group);
-  absl::Status ShareRanges();
+  FlatGather(std::span<const Owned> mine, Communicator& group);
+  absl::Status ShareIntervals();
   absl::Status CheckCover(int64_t size) const;
-  int64_t ElementsOf(int rank, FlatRange chunk) const;
-  void Pack(FlatRange chunk, std::span<const float* const> values, std::span<float> packed) const;
-  void Unpack(FlatRange chunk, std::span<const float> packed, std::span<float> whole) const;
+  int64_t ElementsOf(int rank, Interval chunk) const;
+  void Pack(Interval chunk, std::span<const Owned> owned, std::span<float> packed) const;
+  void Unpack(Interval chunk, std::span<const float> packed, std::span<float> whole) const;
 
   Communicator* group_;
-  // In flat order.
-  std::vector<Piece> mine_;
-  // By rank, in flat order; touching ranges are one.
-  std::vector<std::vector<FlatRange>> all_;
+  // Indices of Make's `mine` without empty intervals, in parameter order.
+  std::vector<size_t> order_;
+  std::vector<Interval> mine_;
+  // By rank, in parameter order; adjacent intervals are merged.
+  std::vector<std::vector<Interval>> all_;
   std::vector<float> packed_;
 };
 

@@ -1,63 +1,142 @@
-// The way of gradients to weights, as the replica and the network see it: per bucket,
-// reduce-scatter, update of the owned slice, all-gather, beside the rank's own computing.
+// From gradients to weights: executes what BucketSchedule returns (bucket_schedule.cc has the
+// idea). This base class drives the schedule and holds the arithmetic that does not depend on where
+// operations run; ThreadFlow executes on the host, in a thread, and StreamFlow enqueues on a stream
+// of a device.
 //
-// BucketFlow does it on the host, in a thread; StreamFlow enqueues it on a lane of a device.
-//
-// Thread-compatible: the rank's own thread calls. What it borrows may be looked at by others only
-// between Settle and the next step.
+// Borrows all that it works on. Thread-compatible: the rank's own thread calls. Others may read the
+// borrowed objects only between Settle and the next step.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/trace.h"
+#include "kernels/backend.h"
+#include "plan/plan.h"
+#include "worker/comm/mesh_communicators.h"
 #include "worker/nn/network.h"
+#include "worker/nn/parameter_store.h"
+#include "worker/optim/slice_optimizer.h"
+#include "worker/optim/step_norms.h"
+#include "worker/train/bucket_schedule.h"
+#include "worker/train/bucket_table.h"
 
 namespace cadre {
 
-// Hears of what comes after backward, when it has been done; on the thread that does it. On devices
-// the host stands still before and after each piece while somebody listens.
+// Receives the duration of every operation, on the thread that executes it. On devices the host
+// synchronizes around each operation while there is an observer.
 class FlowObserver {
  public:
   virtual ~FlowObserver() = default;
-  // Of sums that are of no bucket (loss, norms) `bucket` is -1, and they are reductions.
-  enum class Part : uint8_t { kReduce, kUpdate, kGather };
-  // A piece of `step`'s work on a bucket took so long.
-  virtual void Done(Part part, int64_t step, int bucket, double seconds) = 0;
+  // An operation of `step` took `seconds`. `op.bucket` is -1 for the sums of loss and norms.
+  virtual void Done(const BucketOp& op, int64_t step, double seconds) = 0;
 };
 
 class GradientFlow : public PassListener {
  public:
-  // A step begins: its passes, EndStep, and AwaitLoss come next. `gather`: all ranks get the new
-  // weights, too; otherwise only the owned slices hold them (until Gather). `labels`: of the step's
-  // batches, over the group.
-  // Requires: the step before is settled, or gathered.
-  virtual void BeginStep(float rate, bool gather, int64_t labels) = 0;
-  // The next pass is the step's last: what passes have added up travels then.
-  virtual void BeginLastPass() = 0;
-  // A pass that is not the last is done: its gradients are added up.
-  virtual void EndPass() = 0;
-  // Backward is done.
-  virtual absl::Status EndStep() = 0;
+  // Requires: one optimizer per bucket.
+  struct Setting {
+    const Plan& plan;
+    const ParameterIndex& index;
+    ParameterStore& parameters;
+    std::vector<SliceOptimizer>& optimizers;
+    StepNorms& norms;
+    MeshCommunicators& comms;
+    Backend& kernels;
+    bool overlap = true;
+  };
+
+  // Starts a step; its passes and AwaitLoss follow. `gather`: all ranks get the new weights;
+  // otherwise only the owned slices hold them, until Gather. `labels`: number of labels in the
+  // step's batches, over the group. Requires: the step before is settled or gathered.
+  virtual void BeginStep(float rate, bool gather, int64_t labels);
+  // The next pass is the step's last: it exchanges the gradients that the passes have accumulated.
+  void BeginLastPass() { schedule_.BeginLastPass(); }
+  // Backward of a pass is done.
+  absl::Status EndPass();
   // The sum of the step's losses over the group. Where it is not finite no weight was changed.
   virtual absl::StatusOr<LossPart> AwaitLoss() = 0;
-  // The step has failed on the rank's own thread: nothing of it will be posted any more.
+  // The step failed on the rank's own thread: it will start no more operations.
   virtual void Fail(const absl::Status& reason) = 0;
-  // Starts to gather the owned slices of all, at the latest when the next forward needs them.
-  virtual absl::Status Gather() = 0;
-  // Returns when nothing is under way: owned slices are updated, and all that was started is done.
-  // No collective: a rank may settle by itself.
+  // Starts to gather all owned slices; the next forward waits for them.
+  virtual absl::Status Gather();
+  // Returns when every operation that was started is done. Not a collective.
   virtual absl::Status Settle() = 0;
 
-  // Seconds that the rank's own thread has waited here for what was not finished in the background.
-  // On devices 0: it is the device that waits, unseen by the host; nobody may tell it as measured.
-  virtual double seconds_waited() const = 0;
-  // Null: nothing is traced. Requires: it outlives the flow or is taken back when settled.
-  virtual void set_trace(Trace* trace) = 0;
+  absl::Status BeforeForward(int layer) override;
+  absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override;
+  absl::Status AfterBackward(int layer) override { return Start(schedule_.AfterBackward(layer)); }
+
+  // Seconds that the rank's own thread has waited for operations. 0 on devices, where the waiting
+  // is not observable from the host; it must not be reported as measured there.
+  double seconds_waited() const { return seconds_waited_; }
+  // Null: no trace. Requires: the trace outlives the flow or is removed; the flow is settled.
+  void set_trace(Trace* trace) { trace_ = trace; }
   // As set_trace.
-  virtual void set_observer(FlowObserver* observer) = 0;
-  virtual void set_step(int64_t step) = 0;
+  void set_observer(FlowObserver* observer) { observer_ = observer; }
+  // Number of the next step, for trace and observer.
+  void set_step(int64_t step) { step_ = step; }
+
+ protected:
+  GradientFlow(const Setting& setting, BucketTable table, bool lazy_gathers);
+
+  // Starts the operations, in this order.
+  virtual absl::Status Start(const BucketOps& ops) = 0;
+  // What the rank does next happens after the gathers of the bucket.
+  virtual absl::Status WaitForWeights(int bucket) = 0;
+  // What the rank does next happens after all operations of the step.
+  virtual absl::Status WaitForStep() = 0;
+  virtual void ResetLoss() = 0;
+  virtual void AddLoss(std::span<const double> sums, int64_t counted) = 0;
+  // Each returns the bytes that it summed.
+  virtual absl::StatusOr<int64_t> SumLoss() = 0;
+  virtual absl::StatusOr<int64_t> SumNorms() = 0;
+  virtual void Update(const BucketOp& op) = 0;
+
+  // Executes one operation, measured where there is an observer or a trace.
+  absl::Status Execute(const BucketOp& op);
+  // Adds the last pass to the sums of the step, where it has several.
+  void Accumulate(int bucket);
+  // This rank's slice of a bucket: gradients of the whole step, and weights.
+  std::span<float> GradientSlice(int bucket);
+  std::span<float> WeightSlice(int bucket);
+  int buckets() const { return static_cast<int>(table_.buckets.size()); }
+  // Whether there is an observer, or a trace that is on.
+  bool watched() const { return observer_ != nullptr || (trace_ != nullptr && trace_->on()); }
+
+  const Plan& plan_;
+  ParameterStore& parameters_;
+  std::vector<SliceOptimizer>& optimizers_;
+  StepNorms& norms_;
+  MeshCommunicators& comms_;
+  Backend& kernels_;
+  Device& device_;
+  const BucketTable table_;
+  BucketSchedule schedule_;
+  Trace* trace_ = nullptr;
+  double seconds_waited_ = 0;
+
+  struct Step {
+    int64_t number = 0;
+    float rate = 0;
+    int64_t labels = 0;
+  };
+  // The step that the rank's own thread is in, and the one whose operations execute. They differ
+  // until forward has waited for the weights of the step before.
+  Step next_;
+  Step current_;
+
+ private:
+  absl::StatusOr<int64_t> Run(const BucketOp& op);
+  std::span<float> Gradients(int bucket);
+  void Report(const BucketOp& op, absl::Time begin, int64_t bytes);
+
+  FlowObserver* observer_ = nullptr;
+  int64_t step_ = 0;
 };
 
 }  // namespace cadre

@@ -1,10 +1,10 @@
-// What the training loop says to the coordinator and hears from it.
+// The training loop's connection to the coordinator.
 //
-// The loop knows no gRPC: the worker program implements this over its membership stream, tests and
-// in-process groups implement it directly. Only rank 0 reports and decides; its peers hear of it
-// inside the group.
+// The loop does not depend on gRPC: the worker program implements this interface over its
+// membership stream; tests and in-process groups implement it directly. Only rank 0 reports and
+// receives decisions, and broadcasts them to its peers.
 //
-// Thread-safe: the training thread calls, other threads answer.
+// Thread-safe: the training thread calls; responses come from other threads.
 #pragma once
 
 #include <optional>
@@ -21,32 +21,33 @@ class GroupControl {
  public:
   virtual ~GroupControl() = default;
 
-  // This rank is ready; then waits until all are. Errors: Cancelled when the group was released.
+  // Reports that this rank is ready and waits until all are. Errors: Cancelled when the group was
+  // released.
   virtual absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) = 0;
 
-  // Fire and forget.
+  // Sends without waiting for a response.
   virtual void Report(const v1::Progress& progress) = 0;
-  // Rank 0 only: what its steps are made of. Said again after a reconnect, until the next one.
+  // Rank 0 only: sends a profile of its steps. The latest one is sent again after a reconnect.
   virtual void Measured(const v1::Measured& measured) = 0;
 
-  // Rank 0 only: hands a contribution in. Kept until a decision answers it.
+  // Rank 0 only: sends a contribution. It is kept until a decision responds to it.
   virtual void Contribute(const v1::Contributed& contributed) = 0;
-  // Rank 0 only: the next decision, or nothing if none came for `patience`.
+  // Rank 0 only: returns the next decision, or nothing if none arrives within `patience`.
   // Errors: Cancelled when the group was released.
   virtual absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) = 0;
   virtual void Adopted(const v1::Adopted& adopted) = 0;
   virtual void Evaluated(const v1::Evaluated& evaluated) = 0;
 
-  // Every rank, between steps: a trace of the next steps that somebody wants. Does not wait. What
-  // it hands out it does not hand out again until Traced has answered it.
+  // On every rank, between steps: returns a pending request to trace the next steps. Does not wait.
+  // A request is returned once; the next one follows only after Traced has responded to it.
   virtual std::optional<v1::TraceSteps> TakeTraceRequest() = 0;
-  // Answers the request that was taken last; place and request are those of the request. Fire and
-  // forget: when the group ends first there is nothing to say.
+  // Responds to the latest request, with its place and request number. Sends without waiting for a
+  // response; nothing is sent if the group ends first.
   virtual void Traced(const v1::Traced& traced) = 0;
 
-  // False while the coordinator is away.
+  // False while the coordinator is unreachable.
   virtual bool connected() const = 0;
-  // Where a shard is now, host:port.
+  // Current address of a shard, host:port.
   virtual std::string ShardAddress(uint32_t shard) const = 0;
 };
 

@@ -8,11 +8,12 @@
 
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "spec/collective_cost.h"
-#include "spec/graph.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
-#include "spec/plan_collectives.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/cost/collective_cost.h"
+#include "plan/plan.h"
+#include "plan/plan_collectives.h"
+#include "proto/enum_text.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/train/agreement.h"
@@ -22,24 +23,24 @@ namespace cadre {
 namespace {
 
 Communicator AllOf(Transport& transport) {
-  std::vector<int> ranks(static_cast<size_t>(transport.size()));
+  std::vector<int> ranks(transport.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return Communicator(transport, std::move(ranks));
 }
 
-// What lies between any two of the ranks, in words. A collective of the transport's host.
-absl::StatusOr<std::string> LinkKinds(Transport& transport, Communicator& all) {
-  // All of them, or none.
-  if (transport.on_device()) return std::string("nccl");
-  std::array<uint64_t, 4> links{};
+// The kinds of the links between the ranks. A collective over the host's transport.
+absl::StatusOr<v1::LinkProfile::Kind> LinkKinds(Transport& transport, Communicator& all) {
+  if (transport.on_device()) return v1::LinkProfile::NCCL;
+  std::array<uint64_t, 5> links{};
   for (int peer = 0; peer < transport.size(); ++peer) {
     ++links[static_cast<size_t>(transport.link(peer))];
   }
   CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<uint64_t>(links)));
   const auto have = [&](LinkKind kind) { return links[static_cast<size_t>(kind)] > 0; };
-  if (have(LinkKind::kThreads)) return std::string("threads");
-  if (!have(LinkKind::kTcp)) return std::string("shared memory");
-  return std::string(have(LinkKind::kSharedMemory) ? "shared memory and tcp" : "tcp");
+  if (have(LinkKind::kThreads)) return v1::LinkProfile::THREADS;
+  if (!have(LinkKind::kTcp)) return v1::LinkProfile::SHARED_MEMORY;
+  return have(LinkKind::kSharedMemory) ? v1::LinkProfile::SHARED_MEMORY_AND_TCP
+                                       : v1::LinkProfile::TCP;
 }
 
 absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigned,
@@ -54,29 +55,29 @@ absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigne
   return PlanToProto(plan, index);
 }
 
-// Processes, and how they reach one another.
-std::vector<std::string> KeyOf(const v1::Assignment& assignment, const std::string& kind) {
+// Identifies the processes and their links, as the key of the cache.
+std::vector<std::string> KeyOf(const v1::Assignment& assignment, v1::LinkProfile::Kind kind) {
   std::vector<std::string> key(assignment.peers().begin(), assignment.peers().end());
-  key.push_back(kind);
+  key.push_back(EnumText(kind));
   return key;
 }
 
-// What rank 0 knows of the links already; not known otherwise.
-v1::LinkProfile KnownLink(const v1::Assignment& assignment, const std::string& kind,
+// The profile that rank 0 has already; absent otherwise.
+v1::LinkProfile KnownLink(const v1::Assignment& assignment, v1::LinkProfile::Kind kind,
                           LinkCache* cache) {
   if (assignment.plan().link().beta() > 0 || cache == nullptr) return assignment.plan().link();
   return cache->Get(KeyOf(assignment, kind), absl::Now()).value_or(v1::LinkProfile());
 }
 
-absl::StatusOr<LinkMeasure> Measure(Communicator& all, Transport& data, Kernels& kernels) {
+absl::StatusOr<LinkMeasure> Measure(Communicator& all, Transport& data, Backend& kernels) {
   if (!data.on_device()) return MeasureLink(all);
   Communicator all_data = AllOf(data);
   return MeasureDeviceLink(all_data, all, kernels);
 }
 
 absl::StatusOr<v1::LinkProfile> MeasuredLink(const v1::Assignment& assignment,
-                                             const std::string& kind, Communicator& all,
-                                             Transport& data, Kernels& kernels, LinkCache* cache) {
+                                             v1::LinkProfile::Kind kind, Communicator& all,
+                                             Transport& data, Backend& kernels, LinkCache* cache) {
   CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, Measure(all, data, kernels));
   v1::LinkProfile link = LinkProfileToProto(ProfileOf(measure, all.size()));
   link.set_kind(kind);
@@ -87,18 +88,18 @@ absl::StatusOr<v1::LinkProfile> MeasuredLink(const v1::Assignment& assignment,
 }  // namespace
 
 absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignment& assignment,
-                                    Transport& control, Transport& data, Kernels& kernels,
+                                    Transport& control, Transport& data, Backend& kernels,
                                     LinkCache* cache) {
   if (control.size() == 1) return assignment.plan();
   Communicator all = AllOf(control);
-  CADRE_ASSIGN_OR_RETURN(const std::string kind, LinkKinds(data, all));
+  CADRE_ASSIGN_OR_RETURN(const v1::LinkProfile::Kind kind, LinkKinds(data, all));
   v1::LinkProfile link = KnownLink(assignment, kind, cache);
   uint64_t known = link.beta() > 0 ? 1 : 0;
   CADRE_RETURN_IF_ERROR(all.Broadcast(std::as_writable_bytes(std::span(&known, 1)), 0));
   if (known == 0) {
     CADRE_ASSIGN_OR_RETURN(link, MeasuredLink(assignment, kind, all, data, kernels, cache));
   }
-  // Chosen once: logarithms may differ in the last bit between processors.
+  // Only rank 0 chooses: logarithms may differ in the last bit between processors.
   absl::StatusOr<v1::Plan> chosen = v1::Plan();
   if (control.rank() == 0) {
     chosen = Choose(spec, assignment.plan(), link, data.has_native());

@@ -1,6 +1,5 @@
-// What a worker has measured of the links to its peers, kept while it lives: a group that is formed
-// again with the same peers need not measure again, and so comes to training before the version
-// that it was assigned is replaced by the next.
+// Link profiles that a worker has measured, by peers. A group that is formed again with the same
+// peers need not measure again, and so starts to train before its assigned version is outdated.
 //
 // Thread-safe.
 #pragma once
@@ -20,10 +19,10 @@ namespace cadre {
 
 class LinkCache {
  public:
-  // Links change: what is older is forgotten.
+  // Older entries are dropped, because links change.
   static constexpr absl::Duration kKept = absl::Minutes(10);
 
-  // `peers`: what tells apart whom the links connect, and how.
+  // `peers`: identifies the processes and kinds of links.
   std::optional<v1::LinkProfile> Get(const std::vector<std::string>& peers, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Put(const std::vector<std::string>& peers, const v1::LinkProfile& link, absl::Time now)

@@ -1,15 +1,15 @@
-// From what a group has measured of its links (worker/comm) to what plans are chosen by (spec),
-// which know nothing of one another.
+// Converts link measurements (worker/comm) to the link profile of the planner (plan/cost), which
+// are independent of each other.
 //
 // Thread-safe (a pure function).
 #pragma once
 
-#include "spec/collective_cost.h"
+#include "plan/cost/collective_cost.h"
 #include "worker/comm/link_probe.h"
 
 namespace cadre {
 
-// What was measured among so many ranks.
+// The profile of a measurement among `ranks` ranks.
 LinkProfile ProfileOf(const LinkMeasure& measure, int ranks);
 
 }  // namespace cadre

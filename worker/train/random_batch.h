@@ -1,5 +1,5 @@
-// A batch that lies in memory: random inputs and labels of one rank's rows, for steps that are
-// timed and not learnt from. The same for the same rows, whatever the plan.
+// Random inputs and labels of one rank's rows, for steps that are only timed. They depend on the
+// rows alone, not on the plan.
 //
 // Thread-compatible.
 #pragma once

@@ -10,29 +10,20 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "spec/checkpoint_folder.h"
-#include "spec/data_position.h"
+#include "model/data_position.h"
+#include "model/formats/checkpoint_folder.h"
 #include "worker/data/sampler.h"
 #include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {
 
-std::vector<OwnedValues> AsValues(std::span<const OwnedSpan> spans) {
-  std::vector<OwnedValues> values;
-  for (const OwnedSpan& span : spans) {
-    values.push_back(
-        {{span.begin, span.end}, {span.values, static_cast<size_t>(span.end - span.begin)}});
-  }
-  return values;
-}
-
 bool Same(const std::filesystem::path& a, const std::filesystem::path& b) {
   std::error_code error;
   return std::filesystem::equivalent(a, b, error) && !error;
 }
 
-// Whether `from` is `directory`, a checkpoint in it, or the weights of one.
+// Whether `from` is `directory`, a checkpoint in it, or the weights file of one.
 bool LiesIn(const std::string& from, const std::string& directory) {
   if (from.empty()) return false;
   std::filesystem::path path = std::filesystem::path(from).lexically_normal();
@@ -42,12 +33,12 @@ bool LiesIn(const std::string& from, const std::string& directory) {
   return false;
 }
 
-// FailedPrecondition where the directory holds what is another run's, and this one does not go on
-// from it.
+// FailedPrecondition if the directory holds checkpoints of another run from which this run does not
+// continue.
 absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lineage) {
   const std::string& directory = checkpoint.directory();
   const auto owned = CheckpointsByOwner(directory, lineage);
-  // What is not there yet will be made, and what is wrong with it shows when it is written to.
+  // A missing directory is created later; other problems are reported when it is written to.
   if (!owned.ok() || owned->others.empty()) return absl::OkStatus();
   const CheckpointEntry& newest = owned->others.back();
   if (LiesIn(checkpoint.from(), directory) && newest.step <= int64_t{checkpoint.from_step()}) {
@@ -63,9 +54,9 @@ absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lin
 absl::Status RunCheckpoints::Begin() {
   const v1::RunSpec& spec = assignment_.spec();
   if (spec.checkpoint().from().empty()) return absl::OkStatus();
-  // The weights that are there may still be on their way to other ranks.
+  // A gather of the current weights may still be running.
   CADRE_RETURN_IF_ERROR(replica_.Settle());
-  // What a file does not have stays as it is.
+  // Values that the file does not contain keep what the replica holds.
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
                          LoadCheckpoint(spec.checkpoint().from(), replica_.index(),
@@ -73,7 +64,7 @@ absl::Status RunCheckpoints::Begin() {
   CADRE_RETURN_IF_ERROR(replica_.StoreOwned(/*states=*/true));
   if (loaded.manifest) {
     CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest));
-    replica_.set_updates(static_cast<int64_t>(loaded.manifest->optimizer().updates()));
+    replica_.slices().set_updates(loaded.manifest->optimizer().updates());
   }
   if (assignment_.shards_size() > 0) {
     CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_.GroupDigest());
@@ -135,21 +126,21 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   manifest.mutable_cursor()->set_epoch(position / epoch_samples);
   manifest.set_seed(spec.seed());
   manifest.set_run(assignment_.lineage());
-  manifest.mutable_optimizer()->set_updates(static_cast<uint64_t>(replica_.updates()));
-  constexpr uint32_t kMostKept = std::numeric_limits<int>::max();
+  manifest.mutable_optimizer()->set_updates(replica_.slices().updates());
+  constexpr uint32_t kMaxKept = std::numeric_limits<int>::max();
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   const uint32_t keep = spec.checkpoint().keep();
   Communicator& group = replica_.comms().All();
   const absl::Status saved =
       SaveCheckpoint({.directory = spec.checkpoint().directory(),
-                      .keep = static_cast<int>(keep == 0 ? 2 : std::min(keep, kMostKept))},
+                      .keep = static_cast<int>(keep == 0 ? 2 : std::min(keep, kMaxKept))},
                      replica_.index(), std::move(manifest), Values(), group);
   saved_ = facts.step;
   if (saved.ok()) {
     counters_.Add("checkpoints_saved");
     return absl::OkStatus();
   }
-  // Training is worth more than a full disk; but a group that is dead is dead.
+  // Training continues with a full disk, but not with a dead group: the barrier finds out.
   CADRE_RETURN_IF_ERROR(group.Barrier());
   LOG_IF(ERROR, lead()) << "no checkpoint of step " << facts.step << ": " << saved;
   counters_.Add("checkpoints_failed");
@@ -157,16 +148,15 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
 }
 
 CheckpointValues RunCheckpoints::Values() {
-  CheckpointValues values{.weights = AsValues(replica_.owned())};
-  for (int i = 0; i < replica_.states(); ++i) {
-    values.states.push_back(AsValues(replica_.OwnedState(i)));
+  CheckpointValues values{.weights = {replica_.owned().begin(), replica_.owned().end()}};
+  for (int i = 0; i < replica_.slices().states(); ++i) {
+    values.states.push_back(replica_.slices().State(i));
   }
   return values;
 }
 
 uint64_t RunCheckpoints::PositionAt(uint32_t step, int groups) const {
-  return static_cast<uint64_t>(
-      BatchPosition(DataOriginOf(assignment_.spec()), step, /*group=*/0, groups, batch()));
+  return BatchPosition(DataOriginOf(assignment_.spec()), step, /*group=*/0, groups, batch());
 }
 
 }  // namespace cadre

@@ -1,8 +1,8 @@
-// The checkpoints of a run as one rank takes part in them: when they are due, what they say beside
-// the values, and how a run begins from one.
+// The checkpoints of a run, as seen by one rank: when they are due, what their manifest contains,
+// and how a run starts from one.
 //
-// Borrows assignment, replica and counters. Thread-compatible. Begin and Save are collectives:
-// every rank of the group is there, at the same step.
+// Borrows assignment, replica and counters. Thread-compatible. Begin, CheckDirectory and Save are
+// collectives, called at the same step on every rank of the group.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,21 @@ class RunCheckpoints {
   RunCheckpoints(const v1::Assignment& assignment, Replica& replica, Counters& counters)
       : assignment_(assignment), replica_(replica), counters_(counters) {}
 
-  // Takes weights and the optimiser's state of the checkpoint that the run begins from, if it names
-  // one, and gathers the weights. Where there are aggregators, the replica holds their version 0.
-  // Errors: those of LoadCheckpoint; InvalidArgument for another step than the assignment's;
-  // DataLoss for weights that are not version 0.
+  // Loads weights and optimizer state from the checkpoint that the run starts from, if it names
+  // one, and gathers the weights. With aggregators, the replica must hold version 0 already, and
+  // the weights must be equal to it. Errors: those of LoadCheckpoint; InvalidArgument for a step
+  // other than the assignment's; DataLoss for weights that are not version 0.
   absl::Status Begin();
 
-  // A collective, before anything is trained: refuses a directory that is another run's (run.proto,
-  // Checkpoint). Errors: FailedPrecondition, on every rank, naming what lies there; those of the
-  // communicator.
+  // Called before training: rejects a directory that contains checkpoints of another run
+  // (run.proto, Checkpoint). Errors: FailedPrecondition on every rank, naming the newest of them;
+  // those of the communicator.
   absl::Status CheckDirectory();
 
-  // Where training goes on from: nothing has to be saved before the next multiple of every_steps.
+  // Sets the step that training continues from: nothing is due before the next multiple of
+  // every_steps.
   void StartAt(uint32_t step) { saved_ = step; }
-  // Group 0 keeps checkpoints of every so many steps, and of what may be the last.
+  // Whether group 0 must save at this step. `last`: the run may end here.
   bool Due(uint32_t step, bool last) const;
 
   struct Facts {
@@ -44,8 +45,8 @@ class RunCheckpoints {
     int groups = 1;
     int64_t train_samples = 1;
   };
-  // A checkpoint that cannot be written is told and counted, and training goes on without. Counts
-  // checkpoints_saved and checkpoints_failed. Errors: those of the communicator.
+  // Saves a checkpoint. One that cannot be written is logged and counted, and training continues.
+  // Counts checkpoints_saved and checkpoints_failed. Errors: those of the communicator.
   absl::Status Save(const Facts& facts);
 
  private:
@@ -53,13 +54,13 @@ class RunCheckpoints {
   int64_t batch() const { return assignment_.spec().batch_per_group(); }
   CheckpointValues Values();
   absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest) const;
-  // Of the first sample that no group has taken when `step` begins.
+  // Position of the first sample that no group has used when `step` starts.
   uint64_t PositionAt(uint32_t step, int groups) const;
 
   const v1::Assignment& assignment_;
   Replica& replica_;
   Counters& counters_;
-  // Step that was saved last, or that it began at.
+  // The latest saved step, or the one that training started at.
   uint32_t saved_ = 0;
 };
 

@@ -1,3 +1,19 @@
+// Averaging without a root: every rank exchanges exactly what it owns.
+//
+// Each element of the model is owned by one rank of a group and by one aggregator shard. A rank
+// intersects its intervals with those of each shard and exchanges the overlaps. Neither side needs
+// the other's partition, so groups with different meshes average with one another through any
+// number of shards, and a rank sends n / p elements in each direction for a model of n elements and
+// p ranks. No rank holds the whole model for this.
+//
+// All shards are served concurrently, by one thread each: a shard's disk and network are the limit,
+// and a step is not running at that time. The values of a call are copied into one staging buffer
+// per shard, because owned intervals are scattered over buckets while the client sends contiguous
+// chunks.
+//
+// Failures. RoundsClient retries within the timeout; Stage and Pull are idempotent. A refusal
+// because the round is closed takes precedence over other errors: then the coordinator's decision
+// determines how to continue, whatever failed at other shards.
 #include "worker/train/shard_exchange.h"
 
 #include <algorithm>
@@ -18,12 +34,12 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
     : place_(assignment.place()), lineage_(assignment.lineage()), index_(index), timeout_(timeout) {
   const auto shards = static_cast<uint32_t>(assignment.shards_size());
   for (uint32_t id = 0; id < shards; ++id) {
-    const FlatSpan span = ShardSpan(static_cast<uint64_t>(index.size()), id, shards);
-    Shard shard{
-        .id = id, .begin = static_cast<int64_t>(span.begin), .end = static_cast<int64_t>(span.end)};
+    const FlatSpan span = ShardSpan(index.size(), id, shards);
+    Shard shard{.id = id};
+    shard.positions = {static_cast<int64_t>(span.begin), static_cast<int64_t>(span.end)};
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
-        // Ranks and shards that fail together should not come back together.
+        // Different seeds, so that ranks that failed together do not retry in step.
         RoundsClientOptions{.seed = (uint64_t{place_.group()} << 32) + place_.rank() * 64 + id});
     shards_.push_back(std::move(shard));
   }
@@ -33,21 +49,10 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
       }));
 }
 
-std::vector<OwnedSpan> ShardExchange::Overlap(const Shard& shard,
-                                              std::span<const OwnedSpan> owned) {
-  std::vector<OwnedSpan> parts;
-  for (const OwnedSpan& span : owned) {
-    const int64_t begin = std::max(span.begin, shard.begin);
-    const int64_t end = std::min(span.end, shard.end);
-    if (begin < end) parts.push_back({begin, end, span.values + (begin - span.begin)});
-  }
-  return parts;
-}
-
 template <typename Message>
-void ShardExchange::FillRanges(const std::vector<OwnedSpan>& parts, Message& message) const {
-  for (const OwnedSpan& part : parts) {
-    for (const v1::Range& range : index_.RangesOf(part.begin, part.end)) {
+void ShardExchange::FillRanges(const std::vector<Owned>& parts, Message& message) const {
+  for (const Owned& part : parts) {
+    for (const v1::Range& range : index_.RangesOf(part.positions.begin, part.positions.end)) {
       *message.add_ranges() = range;
     }
   }
@@ -63,7 +68,6 @@ absl::Status ShardExchange::ForEachShard(const std::function<absl::Status(Shard&
   }
   for (std::thread& thread : threads) thread.join();
   for (const Shard& shard : shards_) *traffic += shard.traffic;
-  // A round that is closed decides the outcome, whatever else went wrong at other shards.
   for (const absl::Status& result : results) {
     if (RefusalOf(result) == v1::REFUSAL_CLOSED_ROUND) return result;
   }
@@ -78,16 +82,15 @@ absl::Status ShardExchange::ForEachShard(const std::function<absl::Status(Shard&
 }
 
 absl::Status ShardExchange::Stage(uint32_t round, uint32_t base_version, uint64_t samples,
-                                  std::span<const OwnedSpan> owned, Traffic* traffic) {
+                                  std::span<const Owned> owned, Traffic* traffic) {
   return ForEachShard(
       [&](Shard& shard) -> absl::Status {
-        const std::vector<OwnedSpan> parts = Overlap(shard, owned);
-        // A shard asks that a group's slices cover it, not that every rank has one there.
+        const std::vector<Owned> parts = PartsIn(shard.positions, owned);
+        // The group's ranks must cover the shard together; a single rank need not overlap with it.
         if (parts.empty()) return absl::OkStatus();
         shard.staging.clear();
-        for (const OwnedSpan& part : parts) {
-          shard.staging.insert(shard.staging.end(), part.values,
-                               part.values + (part.end - part.begin));
+        for (const Owned& part : parts) {
+          shard.staging.insert(shard.staging.end(), part.values.begin(), part.values.end());
         }
         v1::ContributionHeader header;
         header.set_run(place_.run());
@@ -104,15 +107,14 @@ absl::Status ShardExchange::Stage(uint32_t round, uint32_t base_version, uint64_
       traffic);
 }
 
-absl::Status ShardExchange::Pull(uint32_t version, std::span<const OwnedSpan> owned,
-                                 Traffic* traffic) {
+absl::Status ShardExchange::Pull(uint32_t version, std::span<const Owned> owned, Traffic* traffic) {
   return ForEachShard(
       [&](Shard& shard) -> absl::Status {
-        const std::vector<OwnedSpan> parts = Overlap(shard, owned);
+        const std::vector<Owned> parts = PartsIn(shard.positions, owned);
         if (parts.empty()) return absl::OkStatus();
         int64_t elements = 0;
-        for (const OwnedSpan& part : parts) elements += part.end - part.begin;
-        shard.staging.resize(static_cast<size_t>(elements));
+        for (const Owned& part : parts) elements += part.positions.size();
+        shard.staging.resize(elements);
         v1::PullRequest request;
         request.set_run(place_.run());
         request.set_lineage(lineage_);
@@ -121,9 +123,9 @@ absl::Status ShardExchange::Pull(uint32_t version, std::span<const OwnedSpan> ow
         CADRE_RETURN_IF_ERROR(
             shard.client->Pull(request, shard.staging, absl::Now() + timeout_, &shard.traffic));
         const float* from = shard.staging.data();
-        for (const OwnedSpan& part : parts) {
-          std::copy(from, from + (part.end - part.begin), part.values);
-          from += part.end - part.begin;
+        for (const Owned& part : parts) {
+          std::copy_n(from, part.values.size(), part.values.begin());
+          from += part.values.size();
         }
         return absl::OkStatus();
       },

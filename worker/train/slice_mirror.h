@@ -1,5 +1,5 @@
-// Slices in a device's memory, as the host sees them: pinned memory of the same size, and copies
-// between the two. On the host the slices are their own mirror, and nothing is copied.
+// Host copies of slices in device memory: pinned memory of the same size, and copies in both
+// directions. On the host the slices are their own mirror, and nothing is copied.
 //
 // Owns the pinned memory; borrows device and slices. Thread-compatible.
 #pragma once
@@ -27,24 +27,23 @@ class SliceMirror {
     }
   }
 
-  // What the host reads and writes of slice `i`. Null data where there is no memory
-  // (Device::status()).
+  // The host's copy of slice `i`. Null data after an allocation error (Device::status()).
   std::span<float> host(size_t i) const {
     if (device_.is_host()) return slices_[i];
     if (pinned_.data() == nullptr) return {};
     return pinned_.span().subspan(offsets_[i], slices_[i].size());
   }
 
-  // Enqueued on the current lane: to the host, and back. No-ops on the host.
-  void CopyOutLater(size_t i) const {
+  // Enqueue copies on the current stream. No-ops on the host.
+  void CopyToHostAsync(size_t i) const {
     const std::span<float> to = host(i);
     if (device_.is_host() || to.empty()) return;
-    device_.CopyOutLater(slices_[i].data(), to.data(), to.size_bytes());
+    device_.CopyToHostAsync(slices_[i].data(), to.data(), to.size_bytes());
   }
-  void CopyInLater(size_t i) const {
+  void CopyToDeviceAsync(size_t i) const {
     const std::span<float> from = host(i);
     if (device_.is_host() || from.empty()) return;
-    device_.CopyInLater(from.data(), slices_[i].data(), from.size_bytes());
+    device_.CopyToDeviceAsync(from.data(), slices_[i].data(), from.size_bytes());
   }
 
   size_t size() const { return slices_.size(); }
@@ -53,7 +52,7 @@ class SliceMirror {
  private:
   Device& device_;
   std::vector<std::span<float>> slices_;
-  // One behind the other.
+  // All slices, contiguous.
   PinnedArray<float> pinned_;
   std::vector<size_t> offsets_;
 };

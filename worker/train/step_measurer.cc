@@ -7,21 +7,22 @@
 namespace cadre {
 namespace {
 
-// The first steps find caches cold and make buffers.
+// The first steps find cold caches and allocate buffers.
 constexpr int kStepsBefore = 2;
-// Looked at: their median is taken.
+// Number of steps in a report, which contains their medians.
 constexpr int kSteps = 6;
-// Of so few steps one in two at least is the last one before a boundary.
+// With at most so many steps between boundaries, at least every second step is the last one before
+// a boundary.
 constexpr uint32_t kFewBetweenBoundaries = 2;
-// A window is of so many steps and so long at least, so that no hiccup looks like a change.
+// Minimum steps and seconds of a window, so that a short disturbance is not taken for a change.
 constexpr int kWindowSteps = 8;
 constexpr double kWindowSeconds = 5;
-// Steps that take so many times as long as they did, or as short, have changed.
+// A change of the step time by this factor, in either direction, causes a new report.
 constexpr double kChange = 1.25;
 
 }  // namespace
 
-StepMeasurer::StepMeasurer(const v1::GroupPlace& place, Replica& replica, GroupControl& control,
+StepMeasurer::StepMeasurer(const v1::RankSlot& place, Replica& replica, GroupControl& control,
                            const Clock& clock)
     : place_(place),
       control_(control),
@@ -35,7 +36,7 @@ absl::Status StepMeasurer::BeforeStep(const Step& step) {
   if (step.traced) CADRE_RETURN_IF_ERROR(Pause());
   const bool warm = steps_ == kStepsBefore;
   if (!warm) ++steps_;
-  if (wanted_ && warm && !step.traced) CADRE_RETURN_IF_ERROR(Look());
+  if (wanted_ && warm && !step.traced) CADRE_RETURN_IF_ERROR(Profile());
   in_profile_ = looking_ && usual;
   if (in_profile_) profile_.BeginStep(step.number);
   began_ = clock_.Now();
@@ -46,7 +47,7 @@ absl::Status StepMeasurer::AfterStep() {
   if (!lead_) return absl::OkStatus();
   if (in_profile_) {
     profile_.EndStep();
-    return profile_.steps() < kSteps ? absl::OkStatus() : Tell();
+    return profile_.steps() < kSteps ? absl::OkStatus() : Report();
   }
   if (looking_) return absl::OkStatus();
   watch_.seconds += absl::ToDoubleSeconds(clock_.Now() - began_);
@@ -67,7 +68,7 @@ bool StepMeasurer::IsUsual(const Step& step) {
   return std::exchange(since_boundary_, 0) <= kFewBetweenBoundaries;
 }
 
-absl::Status StepMeasurer::Look() {
+absl::Status StepMeasurer::Profile() {
   if (looking_) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(begun_ ? profile_.Resume() : profile_.Start());
   looking_ = true;
@@ -75,7 +76,7 @@ absl::Status StepMeasurer::Look() {
   return absl::OkStatus();
 }
 
-absl::Status StepMeasurer::Tell() {
+absl::Status StepMeasurer::Report() {
   CADRE_RETURN_IF_ERROR(profile_.Stop());
   looking_ = false;
   wanted_ = false;

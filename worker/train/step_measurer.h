@@ -1,14 +1,13 @@
-// Finds out on rank 0 what its training steps are made of, and tells the coordinator: when some
-// steps of the generation are done, and again when steps have become another quarter slower or
-// faster.
+// Profiles training steps on rank 0 and reports them to the coordinator: after the first steps of
+// the generation, and again when steps have become a quarter slower or faster.
 //
-// It looks at a few steps closely (step_profile.h), which costs them a clock reading for each
-// operation; between that it reads the clock twice a step. On other ranks it does nothing.
+// A few steps are profiled in detail (step_profile.h), at the cost of a clock reading per
+// operation; otherwise the clock is read twice a step. On other ranks it does nothing.
 //
-// The last step before a boundary leaves its all-gather to the boundary, and is not like the
-// others: it is passed over where others can be had, between boundaries that are more than two
-// steps apart. Where they are not, every step is looked at, so at one step between boundaries what
-// is told is without any all-gather, and at two the medians are of both kinds together.
+// The last step before a boundary leaves its all-gather to the boundary, so it is not
+// representative: it is skipped if boundaries are more than two steps apart. Otherwise every step
+// is profiled: with one step between boundaries the report contains no all-gather, and with two the
+// medians mix both kinds of steps.
 //
 // Borrows everything. Thread-compatible: the training thread.
 #pragma once
@@ -27,56 +26,55 @@ namespace cadre {
 
 class StepMeasurer {
  public:
-  // Steps are compared by `clock`, which shall not be one that is set.
-  StepMeasurer(const v1::GroupPlace& place, Replica& replica, GroupControl& control,
+  // `clock` compares steps and must be monotonic.
+  StepMeasurer(const v1::RankSlot& place, Replica& replica, GroupControl& control,
                const Clock& clock);
 
   struct Step {
     uint32_t number = 0;
-    // The last one before a boundary.
+    // The last step before a boundary.
     bool boundary = false;
-    // Somebody else observes it.
+    // A trace observes it.
     bool traced = false;
   };
   // Around each step of training. Errors: the replica's.
   absl::Status BeforeStep(const Step& step);
   absl::Status AfterStep();
-  // What comes now is no step of training, or is observed by somebody else. Steps that were looked
-  // at count; those that are missing are looked at later. Errors: the replica's.
+  // Training pauses, or a trace is about to observe it. Steps profiled so far count; missing ones
+  // are profiled later. Errors: the replica's.
   absl::Status Pause();
 
  private:
-  // Steps that run while nobody looks closely, since the last that were looked at.
+  // Durations of the steps that have run without a profile since the last report.
   struct Watch {
-    // Of the first window; 0: it is not over. Later ones are compared with it.
+    // Seconds per step in the first window, with which later ones are compared; 0: not known yet.
     double usual = 0;
     double seconds = 0;
     int steps = 0;
   };
 
-  // Whether this step shows what others are like.
+  // Whether this step is representative.
   bool IsUsual(const Step& step);
-  absl::Status Look();
-  absl::Status Tell();
-  // Whether a window is over whose steps took something else.
+  absl::Status Profile();
+  absl::Status Report();
+  // Whether a window has ended whose steps took significantly more or less time.
   bool HaveChanged();
 
-  const v1::GroupPlace place_;
+  const v1::RankSlot place_;
   GroupControl& control_;
   const Clock& clock_;
   StepProfile profile_;
   const bool lead_;
-  // The profile observes the replica.
+  // The profile is the replica's observer.
   bool looking_ = false;
-  // The step under way is in the profile.
+  // The current step is being profiled.
   bool in_profile_ = false;
-  // Whether steps are to be looked at as soon as possible, and whether the profile has seen some of
-  // them.
+  // A report is due, and whether some steps have been profiled for it.
   bool wanted_ = true;
   bool begun_ = false;
-  // Of this generation, up to those that nobody waits for.
+  // Steps of this generation, counted up to the end of warm-up.
   int steps_ = 0;
-  // With this one, since the last boundary.
+  // Steps since the last boundary, including the current one.
   uint32_t since_boundary_ = 0;
   absl::Time began_;
   Watch watch_;

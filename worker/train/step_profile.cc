@@ -1,3 +1,25 @@
+// How a step's time is divided, and what the numbers mean.
+//
+// The network reports every operation of its tape, with its duration on the rank's own thread; the
+// gradient flow reports every operation of its executor. A step's time is then
+//
+//   step = compute + moves + exposed + the rest (loading, bookkeeping)
+//
+// where `exposed` is what the rank's own thread waited for the flow. The flow's own times overlap
+// with the others and are kept apart (collectives, update). Medians over steps are reported,
+// because other processes on the machine disturb single steps.
+//
+// A layer's time is its computing alone. Norms that sum over ranks communicate inside the layer;
+// the time that the transport has spent in the meantime is subtracted and counted as moves. A move
+// that overlaps with computing counts only for as long as it was waited for, and then says nothing
+// about the speed of copying; so copying is measured on the other moves, less their time in the
+// transport. A rank whose part of a layer is smaller than the largest one scales its time up: the
+// planner needs the time of the slowest rank.
+//
+// Limits. On devices the host synchronizes around every operation while it observes, so overlap is
+// not visible and observed steps take longer than others. Time in the transport is not observable
+// from the host there: sums of norms count as computing, copying is unknown, and `exposed` is
+// unset.
 #include "worker/train/step_profile.h"
 
 #include <algorithm>
@@ -7,8 +29,8 @@
 
 #include "base/median.h"
 #include "base/status.h"
-#include "spec/cluster_profile.h"
-#include "spec/layer_part.h"
+#include "plan/cluster_profile.h"
+#include "plan/layer_part.h"
 #include "tensor/layout.h"
 
 namespace cadre {
@@ -22,16 +44,16 @@ bool IsForward(const TapeOp& op) {
   return op.kind == TapeOpKind::kForward || op.kind == TapeOpKind::kLoss;
 }
 
-// Words that go into messages, out of them, and from this rank to itself.
-double CopiedWords(const Move& move) {
-  int64_t words = 0;
+// Elements copied into messages, out of them, and from this rank to itself.
+double CopiedElements(const Move& move) {
+  int64_t elements = 0;
   for (const Exchange& exchange : move.steps) {
-    words += exchange.packed_words() + exchange.unpacked_words();
+    elements += exchange.packed_elements() + exchange.unpacked_elements();
     for (const Exchange::Message& message : exchange.receives) {
-      if (message.peer == exchange.index) words += message.box.shape().elements();
+      if (message.peer == exchange.index) elements += message.box.shape().elements();
     }
   }
-  return static_cast<double>(words);
+  return static_cast<double>(elements);
 }
 
 template <typename T>
@@ -46,7 +68,7 @@ double MedianOf(const std::vector<T>& values, const std::function<double(const T
 StepProfile::StepProfile(Replica& replica) : replica_(replica) {}
 
 StepProfile::~StepProfile() {
-  if (looking_) static_cast<void>(Stop());
+  if (observing_) Stop().IgnoreError();
 }
 
 absl::Status StepProfile::Start() {
@@ -61,7 +83,7 @@ absl::Status StepProfile::Start() {
 
 absl::Status StepProfile::Resume() {
   CADRE_RETURN_IF_ERROR(replica_.Settle());
-  looking_ = true;
+  observing_ = true;
   replica_.set_observer(this);
   replica_.set_flow_observer(this);
   return absl::OkStatus();
@@ -69,7 +91,7 @@ absl::Status StepProfile::Resume() {
 
 absl::Status StepProfile::Stop() {
   const absl::Status settled = replica_.Settle();
-  looking_ = false;
+  observing_ = false;
   in_step_ = false;
   replica_.set_observer(nullptr);
   replica_.set_flow_observer(nullptr);
@@ -110,7 +132,7 @@ void StepProfile::Played(const Tape& tape, const TapeOp& op, absl::Time /*begin*
   CountCopies();
   const double in_transport = TakeTransportSeconds();
   if (IsMove(op)) return AddMove(op, seconds, in_transport);
-  // Of a move beside it, which is told first, nothing is left in here.
+  // A move that overlapped with this operation was reported first, with its transport time.
   const double norms = std::min(seconds, in_transport);
   steps_.back().moves += norms;
   AddWork(tape, op, seconds - norms);
@@ -120,12 +142,12 @@ void StepProfile::AddMove(const TapeOp& op, double seconds, double in_transport)
   steps_.back().moves += seconds;
   if (replica_.on_device()) return;
   copying_ = std::max(0.0, seconds - in_transport);
-  copied_words_ = CopiedWords(op.move);
+  copied_elements_ = CopiedElements(op.move);
 }
 
 void StepProfile::CountCopies() {
   steps_.back().copying += std::exchange(copying_, 0);
-  steps_.back().copied_words += std::exchange(copied_words_, 0);
+  steps_.back().copied_elements += std::exchange(copied_elements_, 0);
 }
 
 void StepProfile::AddWork(const Tape& tape, const TapeOp& op, double seconds) {
@@ -136,23 +158,25 @@ void StepProfile::AddWork(const Tape& tape, const TapeOp& op, double seconds) {
   pass.forward.resize(layers);
   pass.backward.resize(layers);
   if (op.kind == TapeOpKind::kLoss) ++pass.passes;
-  (IsForward(op) ? pass.forward : pass.backward)[static_cast<size_t>(op.layer)] += seconds;
+  (IsForward(op) ? pass.forward : pass.backward)[op.layer] += seconds;
 }
 
-// The move was made by another thread: how long it was waited for says nothing of its copies.
+// The move ran on another thread: the time that it was waited for is not the time of its copies.
 void StepProfile::Waited(double /*seconds*/) {
   copying_ = 0;
-  copied_words_ = 0;
+  copied_elements_ = 0;
 }
 
-void StepProfile::Done(Part part, int64_t step, int bucket, double seconds) {
+void StepProfile::Done(const BucketOp& op, int64_t step, double seconds) {
   absl::MutexLock lock(&mutex_);
   FlowSums& sums = flows_[step];
   sums.buckets.resize(replica_.plan().buckets.size());
-  (part == Part::kUpdate ? sums.update : sums.collectives) += seconds;
-  if (bucket < 0) return;
-  BucketSeconds& of = sums.buckets[static_cast<size_t>(bucket)];
-  (part == Part::kReduce ? of.reduce : part == Part::kUpdate ? of.update : of.gather) += seconds;
+  const bool updates = op.kind == BucketOp::Kind::kUpdate;
+  (updates ? sums.update : sums.collectives) += seconds;
+  if (op.bucket < 0) return;
+  BucketSeconds& of = sums.buckets[op.bucket];
+  const bool gathers = op.kind == BucketOp::Kind::kGather;
+  (updates ? of.update : gathers ? of.gather : of.reduce) += seconds;
 }
 
 std::vector<StepProfile::FlowSums> StepProfile::Flows() const {
@@ -169,17 +193,19 @@ std::vector<StepProfile::FlowSums> StepProfile::Flows() const {
 double StepProfile::LargestByOwn(int layer, int64_t samples) const {
   const Plan& plan = replica_.plan();
   const GraphLayer& of = replica_.graph()[layer];
-  const LayerLayouts& layouts = plan.layers[static_cast<size_t>(layer)];
+  const LayerLayouts& layouts = plan.layers[layer];
   const auto ratio = [&](const Shape& sample, const Layout& layout) {
     const auto elements = [&](int rank) {
       return LocalBox(BatchShape(samples, sample), layout, plan.mesh, rank).shape().elements();
     };
-    int64_t most = 0;
-    for (int rank = 0; rank < plan.mesh.ranks(); ++rank) most = std::max(most, elements(rank));
+    int64_t largest = 0;
+    for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
+      largest = std::max(largest, elements(rank));
+    }
     const int64_t own = elements(replica_.comms().rank());
-    return own == 0 ? 0.0 : static_cast<double>(most) / static_cast<double>(own);
+    return own == 0 ? 0.0 : static_cast<double>(largest) / static_cast<double>(own);
   };
-  // An output that is one number, of the loss, says nothing; inputs do.
+  // The loss's output is a single number; its input determines the ratio.
   const double in = ratio(of.input(), layouts.inputs[0]);
   if (of.kind == LayerKind::kSoftmaxCrossEntropy) return in;
   const double out = ratio(of.output, layouts.output);
@@ -249,14 +275,14 @@ std::vector<StepProfile::BucketSeconds> StepProfile::Buckets() const {
 
 double StepProfile::UpdateSeconds() const {
   int64_t owned = 0;
-  for (const OwnedSpan& span : replica_.owned()) owned += span.end - span.begin;
+  for (const Owned& each : replica_.owned()) owned += each.positions.size();
   return owned == 0 ? 0 : Times().update() / static_cast<double>(owned);
 }
 
 double StepProfile::CopySeconds() const {
   std::vector<double> each;
   for (const StepSums& step : steps_) {
-    if (step.copied_words > 0) each.push_back(step.copying / step.copied_words);
+    if (step.copied_elements > 0) each.push_back(step.copying / step.copied_elements);
   }
   return Median(std::move(each));
 }

@@ -1,3 +1,29 @@
+// Recording and playing phases of a step.
+//
+// Enqueuing a step of a small model takes the host longer than the device needs to execute it. So
+// the second time that a phase comes it is captured into a graph, and from the third time on one
+// launch replaces all its calls (CUDA programming guide, "CUDA Graphs"; PyTorch's
+// make_graphed_callables).
+//
+// A graph repeats addresses and arguments, so whatever changes from step to step lies in memory
+// that the kernels read when they run: the batch (Network::Load copies it to fixed memory), its
+// position, and the rate and number of the update (PointwiseKernels::SetPosition,
+// SliceKernels::SetUpdate). Everything else that decides what is enqueued is the key of a
+// recording: the phase, the sizes and scales of Shape, and the state of the bucket schedule before
+// the phase. After a recording is played, the schedule is set to the state that it had after the
+// recorded phase. A step needs two recordings, one with micro- batches up to six; beyond
+// kMaxRecordings phases are enqueued as usual.
+//
+// The stream for communication is part of a phase: Fork and Join lead it into the capture and back,
+// and Enter and Leave order what precedes and follows, because events from outside may not be
+// waited for inside a capture.
+//
+// Limits. Only ranks that are alone record. NCCL accepts a captured operation only if all its ranks
+// captured it and all launch the graph of the same capture. But whether a phase is recorded or
+// played depends on facts of one rank: its observers and traces, whether its memory moved, whether
+// recording failed. Ranks of a group would have to agree, for example by a flag added to the sum of
+// the loss, with which each step learns whether all ranks can record or play the next one.
+// If recording fails, it is logged once and never tried again.
 #include "worker/train/step_recorder.h"
 
 #include <algorithm>
@@ -9,69 +35,70 @@
 namespace cadre {
 
 int StepRecorder::recordings() const {
-  return static_cast<int>(std::count_if(pieces_.begin(), pieces_.end(), [](const auto& piece) {
-    return piece->recording != nullptr;
+  return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& entry) {
+    return entry->recording != nullptr;
   }));
 }
 
 absl::Status StepRecorder::Run(const Shape& shape, const std::function<absl::Status()>& work) {
-  if (gave_up_ || !device_.can_record() || !flow_.can_record()) return work();
-  Recorded* const piece = Find(shape);
-  // The first time makes what the work needs.
-  if (piece == nullptr || !std::exchange(piece->known, true)) return work();
-  if (piece->recording == nullptr) {
-    CADRE_RETURN_IF_ERROR(Record(*piece, work));
+  if (gave_up_ || !device_.can_capture() || !flow_.can_capture()) return work();
+  Recorded* const entry = Find(shape);
+  // The first run creates what the work needs: scratch memory, library plans, kernels.
+  if (entry == nullptr || !std::exchange(entry->warm, true)) return work();
+  if (entry->recording == nullptr) {
+    CADRE_RETURN_IF_ERROR(Record(*entry, work));
     if (gave_up_) return work();
   }
-  Play(*piece);
+  Play(*entry);
   return device_.status();
 }
 
 StepRecorder::Recorded* StepRecorder::Find(const Shape& shape) {
-  // Memory has moved: what was recorded before would touch what is gone.
-  pieces_.erase(std::remove_if(pieces_.begin(), pieces_.end(),
-                               [&](const auto& piece) {
-                                 return piece->shape.memory_moves != shape.memory_moves;
-                               }),
-                pieces_.end());
-  for (const auto& piece : pieces_) {
-    if (piece->shape == shape && piece->before == flow_.progress()) return piece.get();
+  // Recordings from before memory moved refer to freed memory.
+  entries_.erase(std::remove_if(entries_.begin(), entries_.end(),
+                                [&](const auto& entry) {
+                                  return entry->shape.memory_moves != shape.memory_moves;
+                                }),
+                 entries_.end());
+  for (const auto& entry : entries_) {
+    if (entry->shape == shape && entry->before == flow_.schedule().state()) return entry.get();
   }
-  if (pieces_.size() == kMostRecordings) return nullptr;
-  pieces_.push_back(std::make_unique<Recorded>());
-  pieces_.back()->shape = shape;
-  pieces_.back()->before = flow_.progress();
-  return pieces_.back().get();
+  if (entries_.size() == kMaxRecordings) return nullptr;
+  entries_.push_back(std::make_unique<Recorded>());
+  entries_.back()->shape = shape;
+  entries_.back()->before = flow_.schedule().state();
+  return entries_.back().get();
 }
 
-absl::Status StepRecorder::Record(Recorded& piece, const std::function<absl::Status()>& work) {
+absl::Status StepRecorder::Record(Recorded& entry, const std::function<absl::Status()>& work) {
   flow_.Enter();
-  absl::StatusOr<std::unique_ptr<DeviceRecording>> made = device_.RecordWork([&] {
+  absl::StatusOr<std::unique_ptr<DeviceGraph>> made = device_.CaptureGraph([&] {
     flow_.Fork();
     CADRE_RETURN_IF_ERROR(work());
     flow_.Join();
     return absl::OkStatus();
   });
-  piece.after = flow_.progress();
+  entry.after = flow_.schedule().state();
   if (made.ok() && *made != nullptr) {
-    piece.recording = *std::move(made);
+    entry.recording = *std::move(made);
     return absl::OkStatus();
   }
-  // Nothing was done, so it is still to do.
-  flow_.set_progress(piece.before);
+  // The work was not executed, so the caller still has to run it.
+  flow_.schedule().set_state(entry.before);
   flow_.Leave(/*with_loss=*/false);
   gave_up_ = true;
-  pieces_.clear();
-  LOG(WARNING) << "steps are enqueued anew each time, for they cannot be recorded: "
-               << (made.ok() ? absl::InternalError("the device kept nothing") : made.status());
+  entries_.clear();
+  LOG(WARNING) << "steps cannot be recorded and are enqueued one operation at a time: "
+               << (made.ok() ? absl::InternalError("the device returned no recording")
+                             : made.status());
   return device_.status();
 }
 
-void StepRecorder::Play(Recorded& piece) {
+void StepRecorder::Play(Recorded& entry) {
   flow_.Enter();
-  device_.Play(*piece.recording);
-  flow_.set_progress(piece.after);
-  flow_.Leave(piece.shape.half == Half::kForward && piece.before.last_pass);
+  device_.LaunchGraph(*entry.recording);
+  flow_.schedule().set_state(entry.after);
+  flow_.Leave(entry.shape.phase == Phase::kForward && entry.before.last_pass);
   ++played_;
 }
 

@@ -37,7 +37,7 @@ absl::Status StepTracer::BeforeStep(uint32_t step) {
 }
 
 absl::Status StepTracer::Finish(uint32_t step) {
-  // What was asked for since the last step is answered with nothing.
+  // A request that arrived after the last step gets an empty trace.
   if (!request_) CADRE_RETURN_IF_ERROR(MaybeBegin(step));
   return request_ ? End(step) : absl::OkStatus();
 }
@@ -46,7 +46,7 @@ absl::Status StepTracer::MaybeBegin(uint32_t step) {
   request_ = control_.TakeTraceRequest();
   if (!request_) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(before_());
-  // What the step before still has under way is not part of the trace.
+  // Operations of the step before do not belong to the trace.
   CADRE_RETURN_IF_ERROR(replica_.Settle());
   begun_ = step;
   until_ = step + std::max(1U, request_->steps());
@@ -58,20 +58,19 @@ absl::Status StepTracer::MaybeBegin(uint32_t step) {
 void StepTracer::AddStep(uint32_t step) {
   trace_.Add({.name = absl::StrCat("step ", step),
               .category = "step",
-              .lane = 0,
+              .track = 0,
               .begin_us = step_began_us_,
               .duration_us = Trace::Now() - step_began_us_,
               .step = static_cast<int64_t>(step)});
 }
 
-// The last step has no next one behind which its collectives could hide: it takes until they are
-// done.
+// No later step overlaps with the collectives of the last one, so it lasts until they are done.
 absl::Status StepTracer::End(uint32_t step) {
   CADRE_RETURN_IF_ERROR(replica_.Settle());
   if (step > begun_) AddStep(step - 1);
   replica_.set_observer(nullptr);
   const uint64_t dropped = trace_.dropped();
-  v1::Traced traced = TracedFrom(trace_.Stop(), dropped, request_->most_events());
+  v1::Traced traced = TracedFrom(trace_.Stop(), dropped, request_->max_events());
   *traced.mutable_place() = request_->place();
   traced.set_request(request_->request());
   control_.Traced(traced);

@@ -1,6 +1,6 @@
-// Traces the steps of a rank when somebody asks for it, and hands the trace in.
+// Traces the steps of a rank on request, and returns the trace to the coordinator.
 //
-// Borrows everything; the trace must outlive the replica, whose background adds to it.
+// Borrows everything; the trace must outlive the replica, whose background thread adds to it.
 // Thread-compatible: the training thread.
 #pragma once
 
@@ -19,26 +19,24 @@ namespace cadre {
 
 class StepTracer {
  public:
-  // `before`: called when a trace is about to begin, so that whoever observes the replica stops.
+  // `before`: called before a trace starts, so that other observers of the replica stop.
   StepTracer(GroupControl& control, Replica& replica, Trace& trace,
              std::function<absl::Status()> before);
   ~StepTracer();
 
-  // A trace is under way.
+  // A trace is being recorded.
   bool tracing() const { return request_.has_value(); }
 
-  // Called before each step: begins a trace that is wanted, and ends one that has its steps.
-  // Errors: the replica's, which settles first so that the last step's collectives are in the
-  // trace.
+  // Called before each step: starts a requested trace, and ends one that has all its steps. Errors:
+  // the replica's, which settles first so that the last step's collectives are in the trace.
   absl::Status BeforeStep(uint32_t step);
-  // No step comes any more, `step` would be the next: a trace that is under way ends with what it
-  // has.
+  // Training has ended before `step`: a trace ends with the steps that it has.
   absl::Status Finish(uint32_t step);
 
  private:
-  // Takes a request, if there is one, and begins its trace with `step`.
+  // Takes a request, if there is one, and starts its trace with `step`.
   absl::Status MaybeBegin(uint32_t step);
-  // The step that has just ended.
+  // Adds the step that has just ended to the trace.
   void AddStep(uint32_t step);
   absl::Status End(uint32_t step);
 
@@ -48,7 +46,7 @@ class StepTracer {
   const std::function<absl::Status()> before_;
   TapeTrace tape_;
   std::optional<v1::TraceSteps> request_;
-  // Its first step, and the one before which the trace ends.
+  // The trace's first step, and the one before which it ends.
   uint32_t begun_ = 0;
   uint32_t until_ = 0;
   int64_t step_began_us_ = 0;

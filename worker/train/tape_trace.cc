@@ -35,10 +35,10 @@ void TapeTrace::Played(const Tape& /*tape*/, const TapeOp& op, absl::Time begin,
   constexpr int64_t kWordBytes = 4;
   trace_.Add({.name = absl::StrCat(NameOf(op.kind), " ", graph_[op.layer].name),
               .category = Moves(op) ? "move" : "compute",
-              .lane = 0,
+              .track = 0,
               .begin_us = absl::ToUnixMicros(begin),
               .duration_us = static_cast<int64_t>(seconds * 1e6),
-              .bytes = Moves(op) ? op.move.words_sent() * kWordBytes : -1,
+              .bytes = Moves(op) ? op.move.elements_sent() * kWordBytes : -1,
               .step = step_});
 }
 

@@ -1,10 +1,10 @@
-// Puts what a rank's own thread plays into a trace: an interval for each operation of a tape.
+// Adds an interval to a trace for each operation of a tape that the rank's own thread plays.
 //
 // Borrows the trace and the graph. Thread-compatible.
 #pragma once
 
 #include "base/trace.h"
-#include "spec/graph.h"
+#include "model/graph.h"
 #include "worker/nn/network.h"
 
 namespace cadre {
@@ -13,7 +13,7 @@ class TapeTrace final : public TapeObserver {
  public:
   TapeTrace(Trace& trace, const Graph& graph) : trace_(trace), graph_(graph) {}
 
-  // Number of the step that is being played.
+  // Number of the current step.
   void set_step(int64_t step) { step_ = step; }
   void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) override;
 

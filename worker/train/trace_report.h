@@ -1,4 +1,4 @@
-// What a rank recorded of its steps, as the message that answers a TraceSteps.
+// Converts a rank's trace to the message that responds to TraceSteps.
 //
 // Thread-safe (pure function).
 #pragma once
@@ -12,13 +12,12 @@
 
 namespace cadre {
 
-// Bytes that one event takes in a message at most; longer names are cut.
-inline constexpr size_t kMostTraceEventBytes = 160;
+// Maximum bytes of one event in a message; longer names are truncated.
+inline constexpr size_t kMaxTraceEventBytes = 160;
 
-// The earliest `most_events` intervals, by begin; those left out are added to `dropped`, which
-// counts what the trace had no room for. Place and request are the caller's to set.
-// Guarantees: the message can be sent (names are text), and no event is longer than
-// kMostTraceEventBytes.
-v1::Traced TracedFrom(std::vector<TraceInterval> intervals, uint64_t dropped, size_t most_events);
+// The earliest `max_events` intervals, by begin. The others are added to `dropped`, the number of
+// intervals that did not fit the trace. The caller sets place and request. Guarantees: names are
+// valid UTF-8, and no event is longer than kMaxTraceEventBytes.
+v1::Traced TracedFrom(std::vector<TraceInterval> intervals, uint64_t dropped, size_t max_events);
 
 }  // namespace cadre

@@ -1,3 +1,33 @@
+// The training loop of one rank.
+//
+// A generation of a group proceeds as follows; rank 0 alone exchanges messages with the
+// coordinator.
+//
+//   open the data, connect, agree on the plan, make the replica
+//   pull the assigned version, or load a checkpoint, or compute version 0
+//   Prepared -> Start
+//   repeat
+//     train to the boundary              (H steps; the last one leaves its all-gather out)
+//     while the coordinator is away, train further periods, up to max_solo_steps
+//     stage the owned values at the shards; Contributed -> Decision
+//     pull the decided version, check its digest, gather; Adopted
+//     evaluate this group's interval of the test split; Evaluated
+//   until the group is released
+//
+// This is local SGD with periodic averaging (Stich, ICLR 2019; Lin et al., ICLR 2020) between
+// groups that train synchronously inside. Momentum is not averaged.
+//
+// The invariant that keeps a group alive: collectives match because every branch is taken on values
+// that are equal on all ranks. These are the plan, the spec, and what rank 0 broadcasts: Start,
+// Decision, whether the coordinator is away. A rank never branches on its own clock or its own
+// connection. After an error a rank leaves; the transport then fails on the others.
+//
+// Durability. A contribution is durable on every shard before rank 0 reports it, and nothing
+// between boundaries is: a generation that fails repeats the steps since the last committed
+// version.
+//
+// Limits. Evaluation and checkpoints stop training for their duration. A rank that fails ends the
+// generation for its whole group.
 #include "worker/train/trainer.h"
 
 #include <algorithm>
@@ -15,9 +45,10 @@
 #include "base/status.h"
 #include "base/trace.h"
 #include "glog/logging.h"
+#include "model/data_position.h"
+#include "plan/memory.h"
+#include "proto/enum_text.h"
 #include "server/client/refusal.h"
-#include "spec/data_position.h"
-#include "spec/memory.h"
 #include "worker/data/batch_loader.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
@@ -35,11 +66,11 @@
 namespace cadre {
 namespace {
 
-// How long rank 0 waits for the coordinator before it tells its peers that it still waits; well
-// below the time after which a silent peer is taken for dead.
-constexpr absl::Duration kPatience = absl::Seconds(2);
+// Interval at which rank 0 informs its peers that it still waits for the coordinator; well below
+// the time after which a silent peer is considered dead.
+constexpr absl::Duration kWaitInterval = absl::Seconds(2);
 
-// A folder or a file is at fault, not a connection.
+// Errors of files and folders, as opposed to connections.
 bool IsOfFiles(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
          absl::IsPermissionDenied(status) || absl::IsDataLoss(status) ||
@@ -48,7 +79,7 @@ bool IsOfFiles(const absl::Status& status) {
 
 class Trainer {
  public:
-  Trainer(const v1::Assignment& assignment, Kernels& kernels, GroupControl& control,
+  Trainer(const v1::Assignment& assignment, Backend& kernels, GroupControl& control,
           Cancellation& cancellation, Counters& counters, const TrainerOptions& options)
       : assignment_(assignment),
         spec_(assignment.spec()),
@@ -64,7 +95,8 @@ class Trainer {
   TrainerOutcome Run() {
     TrainerOutcome outcome = RunOnDevice();
     outcome.device = kernels_.device().status();
-    // A model that does not fit will not fit another time: the words say what was asked for.
+    // A model that does not fit will not fit the next time; the device's message says what was
+    // requested.
     if (absl::IsResourceExhausted(outcome.device) && !absl::IsCancelled(outcome.status)) {
       outcome.status = outcome.device;
       outcome.permanent = true;
@@ -75,18 +107,18 @@ class Trainer {
  private:
   TrainerOutcome RunOnDevice() {
     absl::Status status = OpenData();
-    // Data that was never read will not be read by another worker either. Later it is this worker's
-    // machine that is at fault, and another one may do better.
+    // Before version 1, data that cannot be opened is taken for a mistake in the run. Later other
+    // workers have read it, so this machine is at fault.
     if (!status.ok()) return {std::move(status), /*permanent=*/version_ == 0};
     status = Connect();
     if (status.ok()) {
-      status = SettleThePlan();
+      status = AgreeOnPlan();
       if (absl::IsInvalidArgument(status)) return {std::move(status), /*permanent=*/true};
     }
     if (status.ok()) {
       status = MakeReplica();
-      // A plan that does not fit the model, a model that does not fit the memory. What else fails,
-      // such as a peer that is lost while devices are connected, may go well another time.
+      // The plan does not fit the model, or the model does not fit the memory. Other errors, such
+      // as a lost peer, may be temporary.
       if (absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status)) {
         return {std::move(status), /*permanent=*/true};
       }
@@ -97,16 +129,15 @@ class Trainer {
       if (status.ok()) status = TakeVersion();
       if (status.ok() && version_ == 0) {
         status = checkpoints_->Begin();
-        // What cannot be begun from here cannot be begun from anywhere.
+        // A checkpoint that cannot be read here is taken to be unreadable everywhere.
         if (IsOfFiles(status)) return {std::move(status), /*permanent=*/true};
       }
     }
     if (status.ok()) status = Train();
-    // A model that diverged would diverge again, and data that is too broken, not what the spec
-    // says or not there stays so.
+    // A model that diverged would diverge again; corrupt, mismatching or missing data stays so.
     const bool permanent = absl::IsOutOfRange(status) || absl::IsDataLoss(data_status_) ||
                            absl::IsInvalidArgument(data_status_) || absl::IsNotFound(data_status_);
-    // What broke because of the cancellation is told as the cancellation.
+    // Errors caused by the cancellation are reported as the cancellation.
     if (absl::Status cancelled = cancellation_.status(); !cancelled.ok()) status = cancelled;
     const bool cancelled = absl::IsCancelled(status);
     return {std::move(status), permanent && !cancelled};
@@ -125,7 +156,7 @@ class Trainer {
 
   absl::Status Connect() {
     CADRE_ASSIGN_OR_RETURN(transport_, options_.connect(assignment_));
-    // From here on, so that a member that is lost while NCCL starts is noticed.
+    // Registered before connect_data, so that the loss of a member during NCCL's start aborts it.
     on_cancel_ = std::make_unique<Cancellation::Registration>(
         cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); }));
     if (options_.connect_data != nullptr) {
@@ -136,7 +167,7 @@ class Trainer {
 
   Transport& data() { return data_transport_ != nullptr ? *data_transport_ : *transport_; }
 
-  absl::Status SettleThePlan() {
+  absl::Status AgreeOnPlan() {
     CADRE_ASSIGN_OR_RETURN(
         plan_, SettlePlan(spec_, assignment_, *transport_, data(), kernels_, options_.links));
     return absl::OkStatus();
@@ -153,12 +184,12 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // Every rank pulls the slices that it owns, and the group checks that it now holds what was
-  // committed. A run that never averages starts from version 0, which every rank can compute.
+  // Every rank pulls the slices that it owns, and the group verifies the digest of the committed
+  // version. A run that does not average starts from version 0, which every rank can compute.
   absl::Status TakeVersion() {
     if (exchange_->has_shards()) {
       Traffic traffic;
-      // What is stored was pulled behind all that is under way.
+      // No operation may still use the weights that are overwritten.
       CADRE_RETURN_IF_ERROR(replica_->Settle());
       CADRE_RETURN_IF_ERROR(exchange_->Pull(version_, replica_->owned(), &traffic));
       CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
@@ -173,7 +204,7 @@ class Trainer {
     return replica_->GatherWeights();
   }
 
-  // Requires: all ranks are here, at the same step.
+  // A collective. Requires: all ranks call it at the same step.
   absl::Status MaybeSave(bool last) {
     if (!checkpoints_->Due(step_, last)) return absl::OkStatus();
     CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
@@ -186,8 +217,8 @@ class Trainer {
   v1::Prepared MakePrepared() const {
     v1::Prepared prepared;
     *prepared.mutable_place() = place_;
-    prepared.set_train_samples(static_cast<uint64_t>(train_->size()));
-    prepared.set_test_samples(static_cast<uint64_t>(test_->size()));
+    prepared.set_train_samples(train_->size());
+    prepared.set_test_samples(test_->size());
     for (v1::HeldParameter& held : replica_->Held()) *prepared.add_held() = std::move(held);
     *prepared.mutable_memory() = replica_->Memory();
     *prepared.mutable_planned_memory() = replica_->PlannedMemory();
@@ -199,7 +230,7 @@ class Trainer {
 
   absl::Status Train() {
     CADRE_ASSIGN_OR_RETURN(start_, control_.PreparedAndStart(MakePrepared()));
-    // Each rank heard a Start of its own, maybe at another time; what rank 0 heard counts.
+    // Each rank received its own Start, possibly a different one; rank 0's is used.
     CADRE_RETURN_IF_ERROR(BroadcastMessage(&start_));
     MakeLoader();
     BeginPeriod();
@@ -235,28 +266,31 @@ class Trainer {
     checkpoints_->StartAt(step_);
   }
 
-  // Starts counting afresh: a period is the steps between two boundaries.
+  // Starts a new period, the steps between two boundaries.
   void BeginPeriod() {
     period_ = LossPart();
     period_steps_ = 0;
     period_start_ = absl::Now();
   }
 
-  // Reports go on over boundaries, which may come many times a second.
+  // Reports span boundaries, of which there may be many per second.
   void BeginReport() {
     reported_ = LossPart();
     reported_steps_ = 0;
     report_start_ = absl::Now();
-    exposed_start_ = replica_->seconds_exposed();
+    exposed_start_ = Exposed();
   }
+
+  // Seconds of communication that computing did not hide.
+  double Exposed() const { return replica_->seconds_waited() + replica_->seconds_moving(); }
 
   absl::Status TrainTo(uint32_t step) {
     while (step_ < step) CADRE_RETURN_IF_ERROR(TrainOneStep(step_ + 1 == step));
     return absl::OkStatus();
   }
 
-  // The all-gather that ends a step waits after the last one before a boundary: averaging comes in
-  // between, and changes what is gathered.
+  // The last step before a boundary does not gather: averaging follows, and changes the weights
+  // that are to be gathered.
   absl::Status TrainOneStep(bool boundary) {
     const absl::StatusOr<const Batch*> loaded = loader_->Next(step_);
     data_status_ = loaded.status();
@@ -278,14 +312,14 @@ class Trainer {
     ++period_steps_;
     ++reported_steps_;
     counters_.Add("steps");
-    counters_.Add("samples", static_cast<uint64_t>(replica_->InputRows(batch()).size()));
-    // Where groups average, what is worth keeping is made at the boundaries.
+    counters_.Add("samples", replica_->InputRows(batch()).size());
+    // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.
     if (!boundary && !exchange_->has_shards()) CADRE_RETURN_IF_ERROR(MaybeSave(/*last=*/false));
     ReportNowAndThen();
     return absl::OkStatus();
   }
 
-  // Says when the run diverged, and what is left of it.
+  // Adds the step and the version that is kept to the error of a diverged run.
   absl::Status InStep(uint32_t step, const absl::Status& status) const {
     if (!absl::IsOutOfRange(status)) return status;
     return absl::OutOfRangeError(
@@ -310,10 +344,10 @@ class Trainer {
     progress.set_samples_per_second(
         static_cast<float>(labels / static_cast<double>(train_->labels_per_sample()) / seconds));
     progress.set_step_seconds(static_cast<float>(seconds / reported_steps_));
-    // On a device nobody measures what it waits for: nothing is said, not 0.
+    // Not observable on a device: unset rather than 0.
     if (!replica_->on_device()) {
       progress.set_exposed_seconds(
-          static_cast<float>((replica_->seconds_exposed() - exposed_start_) / reported_steps_));
+          static_cast<float>((Exposed() - exposed_start_) / reported_steps_));
     }
     progress.set_rate(rate_);
     progress.set_solo_steps(solo_steps_);
@@ -324,22 +358,22 @@ class Trainer {
 
   // ---- The boundary
 
-  // While the coordinator is away the group trains on, as far as the run allows, and says so.
-  // Nothing has been staged yet, so what it contributes later is simply more.
+  // While the coordinator is unreachable the group continues to train, up to max_solo_steps.
+  // Nothing has been staged yet, so the later contribution simply covers more steps.
   absl::Status GoSolo() {
     solo_steps_ = 0;
-    const uint32_t most = spec_.averaging().max_solo_steps();
+    const uint32_t max_steps = spec_.averaging().max_solo_steps();
     const uint32_t period = std::max(1U, spec_.averaging().every_steps());
-    // The coordinator takes no step beyond the end of the run. 0: the run has no last step.
+    // The coordinator rejects steps beyond the end of the run. 0: the run has no last step.
     const uint32_t last =
         start_.total_steps() > 0 ? start_.total_steps() : std::numeric_limits<uint32_t>::max();
-    while (most > 0) {
-      const bool further = solo_steps_ < most && step_ < last;
+    while (max_steps > 0) {
+      const bool further = solo_steps_ < max_steps && step_ < last;
       uint64_t away = lead() && further && !control_.connected() ? 1 : 0;
-      CADRE_RETURN_IF_ERROR(BroadcastWord(&away));
+      CADRE_RETURN_IF_ERROR(BroadcastNumber(&away));
       if (away == 0) return absl::OkStatus();
       CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
-      const uint32_t steps = std::min({period, most - solo_steps_, last - step_});
+      const uint32_t steps = std::min({period, max_steps - solo_steps_, last - step_});
       solo_steps_ += steps;
       CADRE_RETURN_IF_ERROR(TrainTo(step_ + steps));
     }
@@ -351,13 +385,13 @@ class Trainer {
     const uint64_t samples = uint64_t{period_steps_} * static_cast<uint64_t>(batch());
     Traffic traffic;
     CADRE_RETURN_IF_ERROR(replica_->Settle());
-    // What is no number must not be averaged.
+    // Non-finite weights must not be averaged.
     if (period_steps_ > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
       const absl::Status staged =
           exchange_->Stage(round, version_, samples, replica_->owned(), &traffic);
-      // Too late for the round: the coordinator's decision says where to go on.
+      // Too late for the round: the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
       if (!staged.ok() && !late) return staged;
       if (late) counters_.Add("contributions_late");
@@ -366,7 +400,7 @@ class Trainer {
     }
     v1::Contributed contributed;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, contributed));
-    // Rank 0 knows by this that every rank has staged.
+    // After this barrier every rank has staged.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
     if (!lead()) return absl::OkStatus();
     *contributed.mutable_place() = place_;
@@ -394,46 +428,46 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  absl::Status BroadcastWord(uint64_t* word) {
-    return replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(word, 1)), 0);
+  absl::Status BroadcastNumber(uint64_t* number) {
+    return replica_->comms().All().Broadcast(std::as_writable_bytes(std::span(number, 1)), 0);
   }
 
-  // Every rank gets rank 0's message.
+  // Replaces the message by rank 0's.
   template <typename Message>
   absl::Status BroadcastMessage(Message* message) {
     CADRE_ASSIGN_OR_RETURN(
         const std::string bytes,
         TextOfFirst(lead() ? message->SerializeAsString() : "", replica_->comms().All()));
     if (!message->ParseFromString(bytes)) {
-      return absl::InternalError("a message from rank 0 cannot be read");
+      return absl::InternalError("cannot parse a message from rank 0");
     }
     return absl::OkStatus();
   }
 
-  // Rank 0 hears the decision and tells its peers. While it waits it says so, so that a coordinator
-  // that is away for long is not taken for a dead rank 0.
+  // Rank 0 receives the decision and broadcasts it. While it waits it broadcasts that, so that a
+  // long absence of the coordinator is not mistaken for the death of rank 0.
   absl::StatusOr<v1::Decision> AwaitDecision() {
     while (true) {
-      std::optional<v1::Decision> heard;
+      std::optional<v1::Decision> received;
       if (lead()) {
-        CADRE_ASSIGN_OR_RETURN(heard, control_.AwaitDecision(kPatience));
+        CADRE_ASSIGN_OR_RETURN(received, control_.AwaitDecision(kWaitInterval));
       }
-      uint64_t decided = heard ? 1 : 0;
-      CADRE_RETURN_IF_ERROR(BroadcastWord(&decided));
+      uint64_t decided = received ? 1 : 0;
+      CADRE_RETURN_IF_ERROR(BroadcastNumber(&decided));
       if (decided == 0) continue;
-      v1::Decision decision = heard.value_or(v1::Decision());
+      v1::Decision decision = received.value_or(v1::Decision());
       CADRE_RETURN_IF_ERROR(BroadcastMessage(&decision));
       return decision;
     }
   }
 
   absl::Status Adopt(const v1::Decision& decision) {
-    // A decision that only hands out another part of an evaluation: the version is here already.
+    // A decision that only assigns another interval to evaluate: this rank has the version already.
     const bool again = decision.adopt() && decision.version() == version_ && period_steps_ == 0;
     if (decision.adopt() && !again) {
       if (!decision.included()) {
         LOG(WARNING) << "round " << decision.round() << " went on without this group ("
-                     << v1::Refusal_Name(decision.refusal()) << "); adopting version "
+                     << EnumText(decision.refusal()) << "); adopting version "
                      << decision.version();
       }
       CADRE_RETURN_IF_ERROR(PullDecided(decision));
@@ -446,7 +480,7 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // A version whose accuracy may end the run is kept before that is known.
+  // The accuracy of an evaluated version may end the run, so that version is saved beforehand.
   bool MayBeLast(const v1::Decision& decision) const {
     const bool evaluated = decision.evaluate_begin() < decision.evaluate_end();
     return decision.next_step() == 0 || (spec_.stop().test_accuracy() > 0 && evaluated);
@@ -488,11 +522,10 @@ class Trainer {
   absl::Status Evaluate(uint64_t begin, uint64_t end) {
     if (begin >= end) return absl::OkStatus();
     CADRE_RETURN_IF_ERROR(measurer_->Pause());
-    CADRE_ASSIGN_OR_RETURN(const LossPart sum,
-                           EvaluateSamples(*replica_, *test_, static_cast<int64_t>(begin),
-                                           static_cast<int64_t>(end), MicroBatchSamples(spec_)));
+    CADRE_ASSIGN_OR_RETURN(const LossPart sum, EvaluateSamples(*replica_, *test_, begin, end,
+                                                               MicroBatchSamples(spec_)));
     CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
-    BeginPeriod();  // evaluation is no training time
+    BeginPeriod();  // evaluation does not count as training time
     BeginReport();
     if (!lead()) return absl::OkStatus();
     v1::Evaluated evaluated;
@@ -500,8 +533,8 @@ class Trainer {
     evaluated.set_version(version_);
     evaluated.set_begin(begin);
     evaluated.set_end(end);
-    evaluated.set_correct(static_cast<uint64_t>(sum.correct));
-    evaluated.set_labels(static_cast<uint64_t>(sum.samples));
+    evaluated.set_correct(sum.correct);
+    evaluated.set_labels(sum.samples);
     evaluated.set_loss_sum(sum.loss);
     evaluated.set_digest(digest);
     control_.Evaluated(evaluated);
@@ -510,8 +543,8 @@ class Trainer {
 
   const v1::Assignment& assignment_;
   const v1::RunSpec& spec_;
-  const v1::GroupPlace& place_;
-  Kernels& kernels_;
+  const v1::RankSlot& place_;
+  Backend& kernels_;
   GroupControl& control_;
   Cancellation& cancellation_;
   Counters& counters_;
@@ -520,11 +553,11 @@ class Trainer {
   std::unique_ptr<Dataset> train_;
   std::unique_ptr<Dataset> test_;
   std::unique_ptr<Transport> transport_;
-  // Null where data travel over the same.
+  // Null: data use transport_.
   std::unique_ptr<Transport> data_transport_;
-  // After the transports, so that it is unregistered before.
+  // Declared after the transports, so that it is unregistered before they are destroyed.
   std::unique_ptr<Cancellation::Registration> on_cancel_;
-  // As the group obeys it.
+  // The plan that the group executes.
   v1::Plan plan_;
   Trace trace_;
   std::unique_ptr<Replica> replica_;
@@ -535,18 +568,18 @@ class Trainer {
   std::unique_ptr<RunCheckpoints> checkpoints_;
   v1::Start start_;
   std::unique_ptr<BatchLoader> loader_;
-  // Of the last batch.
+  // Status of loading the latest batch.
   absl::Status data_status_;
 
-  // Version that training goes on from, and steps done since the start of the run.
+  // The version that training continues from, and the number of steps since the start of the run.
   uint32_t version_;
   uint32_t step_;
-  // Since the last boundary.
+  // Sums since the last boundary.
   LossPart period_;
   uint32_t period_steps_ = 0;
   absl::Time period_start_;
   uint32_t solo_steps_ = 0;
-  // Since the last report.
+  // Sums since the last report.
   LossPart reported_;
   uint32_t reported_steps_ = 0;
   double exposed_start_ = 0;
@@ -557,7 +590,7 @@ class Trainer {
 
 }  // namespace
 
-TrainerOutcome TrainAsMember(const v1::Assignment& assignment, Kernels& kernels,
+TrainerOutcome TrainAsMember(const v1::Assignment& assignment, Backend& kernels,
                              GroupControl& control, Cancellation& cancellation, Counters& counters,
                              const TrainerOptions& options) {
   return Trainer(assignment, kernels, control, cancellation, counters, options).Run();

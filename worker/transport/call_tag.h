@@ -1,4 +1,4 @@
-// What a message is a part of: one call of one collective. Every message carries it, and the
+// Identifies one call of one collective. Every message carries the tag of its call, and the
 // receiver compares it with its own: ranks that disagree get an error that names both sides.
 //
 // A value; thread-safe.
@@ -16,12 +16,12 @@ struct CallTag {
   Collective collective = Collective::kNone;
   Algorithm algorithm = Algorithm::kNone;
   DType dtype = DType::kBytes;
-  // Members that take part, and a hash of who they are.
+  // Number of members, and a hash of their ranks.
   uint16_t members = 0;
   uint32_t group = 0;
-  // Calls of these members before this one.
+  // Number of earlier calls of these members.
   uint32_t sequence = 0;
-  // Of the whole call; 0 where ranks may differ (all-to-all).
+  // Elements of the whole call; 0 where ranks may differ (all-to-all).
   uint64_t elements = 0;
 
   friend bool operator==(const CallTag&, const CallTag&) = default;

@@ -1,3 +1,38 @@
+// The progress engine of one channel.
+//
+// A call is a list of transfers. Each peer and direction has a FIFO queue of them, and only the
+// head of a queue moves. Execute visits the queues round robin and moves at most kQuantumBytes of
+// each, without blocking, until all queues are empty. Sends and receives therefore progress
+// together in one thread: no order of the list can deadlock two ranks, and data moved last is still
+// in the cache when the next queue needs it.
+//
+// Dependencies are by byte, not by message. `Transfer::after` names another transfer; a byte may
+// move once that transfer has passed the same address (Allowed). This is what pipelines a ring: a
+// chunk is forwarded while it still arrives, so a step costs its latency but not its length again.
+// It also permits in-place exchanges: a receive overwrites data behind the send that reads it.
+//
+// Invariants:
+// - A header is sent only once the first byte of its payload may move.
+// - A receiver checks the header before it accepts a byte of payload. A tag or length that differs
+// is
+//   an error that names both calls. A header may be read before a call expects it; it is then kept
+//   until the next call (header_unchecked).
+// - A message from a peer of which this call expects nothing is examined only after kMaxSleepMs
+//   without progress, because a peer may legally be ahead by some kilobytes.
+// - Data that a peer put into shared memory before its goodbye is delivered; then the queue fails.
+//
+// Waiting: a thread first spins, because sleeping and waking cost tens of microseconds, then polls
+// the wake descriptor, the wakeup of shared memory, all control connections and the sockets of the
+// blocked links. The number of spins adapts: it doubles when spinning was successful and halves
+// when it was not. With more ranks than processors on the host, spinning delays the rank that is
+// waited for and is almost disabled.
+//
+// Cost: no system call per message over shared memory while both sides are awake; one sendmsg and
+// one recvmsg per message over TCP if the socket buffers have room. Memory: kBufferBytes per
+// channel.
+//
+// Limits: a message moves over one link in order, so a large message delays the ones behind it in
+// its queue. Background work therefore has a channel of its own.
 #include "worker/transport/channel.h"
 
 #include <glog/logging.h>
@@ -15,47 +50,47 @@
 namespace cadre {
 namespace {
 
-// Most bytes that one queue moves before the others have their turn: what was moved last is still
-// in the cache when the next queue wants it.
-constexpr size_t kBiteBytes = size_t{128} << 10;
-// Where the elements of a message do not lie as they must for adding, they are put right here.
+// Maximum bytes that one queue moves before the next: data moved last is still in the cache when
+// the next queue needs it.
+constexpr size_t kQuantumBytes = size_t{128} << 10;
+// Unaligned or incomplete elements are copied here for addition.
 constexpr size_t kBufferBytes = 4096;
-// Turns without movement before a thread sleeps: some tens of microseconds, about what sleeping
-// and waking cost. Each turn of TCP is a system call.
-constexpr int kMostTurns = 1000;
-constexpr int kMostTurnsTcp = 60;
-constexpr int kMostTurnsCrowded = 2;
-// Turns between two offers of the processor to whoever else wants it.
-constexpr int kTurnsPerYield = 32;
-// A thread that never waits looks at the control connections this often.
-constexpr int kBusyTurns = 64;
-constexpr std::chrono::milliseconds kLookEvery{1};
-// Longest sleep; and after how much of it without movement a thread looks for messages that nobody
-// expects.
-constexpr int64_t kNapMs = 100;
-// A link that ends before its peer's word has come: how long to wait for the word.
-constexpr absl::Duration kWordDelay = absl::Milliseconds(20);
+// Iterations without progress before a thread sleeps: some tens of microseconds, about the cost of
+// sleeping and waking. Over TCP each iteration is a system call.
+constexpr int kMaxSpins = 1000;
+constexpr int kMaxSpinsTcp = 60;
+constexpr int kMaxSpinsOversubscribed = 2;
+// Spins between two calls of sched_yield.
+constexpr int kSpinsPerYield = 32;
+// A thread that never waits polls the control connections after so many iterations, and at most
+// once per interval.
+constexpr int kBusyIterations = 64;
+constexpr std::chrono::milliseconds kPollInterval{1};
+// Maximum sleep, and the time without progress after which a thread checks for unexpected messages.
+constexpr int64_t kMaxSleepMs = 100;
+// How long to wait for a peer's reason after its link has ended.
+constexpr absl::Duration kReasonDelay = absl::Milliseconds(20);
 
 uintptr_t Address(const std::byte* byte) { return reinterpret_cast<uintptr_t>(byte); }
 
-absl::Status HasLeft(int rank) {
+absl::Status LeftError(int rank) {
   return absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group"));
 }
 
 }  // namespace
 
 Channel::Channel(const Options& options, std::vector<std::unique_ptr<Link>> links,
-                 std::unique_ptr<Bell> bell, Socket wake, ControlConnections& control)
+                 std::unique_ptr<Wakeup> wakeup, Socket wake, ControlConnections& control)
     : options_(options),
       links_(std::move(links)),
-      bell_(std::move(bell)),
+      wakeup_(std::move(wakeup)),
       wake_(std::move(wake)),
       control_(control),
       sends_(links_.size()),
       receives_(links_.size()),
-      wanted_(links_.size()),
+      waits_for_(links_.size()),
       buffer_(kBufferBytes) {
-  most_turns_ = kMostTurns;
+  max_spins_ = kMaxSpins;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     for (Queue* queue : {&sends_[peer], &receives_[peer]}) {
       queue->link = links_[peer].get();
@@ -63,11 +98,11 @@ Channel::Channel(const Options& options, std::vector<std::unique_ptr<Link>> link
     }
     sends_[peer].sends = true;
     if (links_[peer] != nullptr && links_[peer]->kind() == LinkKind::kTcp) {
-      most_turns_ = kMostTurnsTcp;
+      max_spins_ = kMaxSpinsTcp;
     }
   }
-  if (options_.crowded) most_turns_ = kMostTurnsCrowded;
-  worth_turns_ = most_turns_;
+  if (options_.oversubscribed) max_spins_ = kMaxSpinsOversubscribed;
+  spin_limit_ = max_spins_;
   active_.reserve(2 * links_.size());
 }
 
@@ -81,12 +116,12 @@ absl::Status Channel::Run(const CallTag& tag, std::span<const Transfer> transfer
                           const Combine& combine) {
   if (control_.dead()) return control_.status();
   call_ = {.tag = tag, .transfers = transfers, .combine = combine};
-  absl::Status status = LookAtPeers();
+  absl::Status status = PollPeers();
   if (status.ok()) {
     Prepare();
     status = Execute();
   }
-  // A link may be seen to end before the abort that ended it: the first error is the last word.
+  // The end of a link may be noticed before the abort that caused it; Fail returns the first error.
   return status.ok() ? status : control_.Fail(status);
 }
 
@@ -96,9 +131,9 @@ void Channel::Prepare() {
   for (size_t i = 0; i < call_.transfers.size(); ++i) {
     const Transfer& transfer = call_.transfers[i];
     const int peer = transfer.peer;
-    CHECK(peer >= 0 && peer < static_cast<int>(links_.size()) && peer != options_.rank) << peer;
+    CHECK(peer >= 0 && peer < std::ssize(links_) && peer != options_.rank) << peer;
     auto& queues = transfer.kind == Transfer::Kind::kSend ? sends_ : receives_;
-    Append(queues[static_cast<size_t>(peer)], static_cast<int>(i));
+    Append(queues[peer], static_cast<int>(i));
   }
 }
 
@@ -107,13 +142,13 @@ void Channel::Append(Queue& queue, int position) {
     queue.head = position;
     active_.push_back(&queue);
   } else {
-    progress_[static_cast<size_t>(queue.last)].next = position;
+    progress_[queue.last].next = position;
   }
   queue.last = position;
 }
 
 absl::Status Channel::Execute() {
-  idle_turns_ = 0;
+  spins_ = 0;
   idle_since_known_ = false;
   while (true) {
     moved_ = 0;
@@ -129,33 +164,33 @@ absl::Status Channel::Execute() {
     if (active_.empty()) return absl::OkStatus();
     if (control_.dead()) return control_.status();
     if (moved_ == 0) {
-      CADRE_RETURN_IF_ERROR(Idle());
+      CADRE_RETURN_IF_ERROR(SpinOrSleep());
     } else {
-      if (idle_turns_ > 0) worth_turns_ = std::min(most_turns_, 2 * worth_turns_);
-      idle_turns_ = 0;
+      if (spins_ > 0) spin_limit_ = std::min(max_spins_, 2 * spin_limit_);
+      spins_ = 0;
       idle_since_known_ = false;
-      if (++busy_turns_ >= kBusyTurns) CADRE_RETURN_IF_ERROR(LookAtPeers());
+      if (++busy_iterations_ >= kBusyIterations) CADRE_RETURN_IF_ERROR(PollPeers());
     }
   }
 }
 
 absl::Status Channel::Move(Queue& queue) {
-  const size_t enough = moved_ + kBiteBytes;
-  bool stuck = false;
-  while (queue.head != Transfer::kNone && !stuck && moved_ < enough) {
-    CADRE_RETURN_IF_ERROR(queue.sends ? MoveOut(queue, &stuck) : MoveIn(queue, &stuck));
+  const size_t enough = moved_ + kQuantumBytes;
+  bool blocked = false;
+  while (queue.head != Transfer::kNone && !blocked && moved_ < enough) {
+    CADRE_RETURN_IF_ERROR(queue.sends ? SendHead(queue, &blocked) : ReceiveHead(queue, &blocked));
   }
   return absl::OkStatus();
 }
 
-absl::Status Channel::MoveOut(Queue& queue, bool* stuck) {
-  if (control_.left(queue.peer)) return HasLeft(queue.peer);
-  const Transfer& transfer = call_.transfers[static_cast<size_t>(queue.head)];
-  Progress& progress = progress_[static_cast<size_t>(queue.head)];
-  const size_t bytes = std::min(Allowed(transfer) - progress.done, kBiteBytes);
+absl::Status Channel::SendHead(Queue& queue, bool* blocked) {
+  if (control_.left(queue.peer)) return LeftError(queue.peer);
+  const Transfer& transfer = call_.transfers[queue.head];
+  Progress& progress = progress_[queue.head];
+  const size_t bytes = std::min(Allowed(transfer) - progress.done, kQuantumBytes);
   if (queue.prefix_bytes == 0) {
-    if (transfer.data.empty() ? !IsFree(transfer) : bytes == 0) {
-      *stuck = true;
+    if (transfer.data.empty() ? !IsUnblocked(transfer) : bytes == 0) {
+      *blocked = true;
       return absl::OkStatus();
     }
     queue.prefix_bytes = PrefixBytes(queue.position);
@@ -166,13 +201,13 @@ absl::Status Channel::MoveOut(Queue& queue, bool* stuck) {
   const auto prefix =
       std::span<const std::byte>(queue.prefix).first(queue.prefix_bytes).subspan(queue.prefix_done);
   if (prefix.empty() && bytes == 0) {
-    *stuck = true;
+    *blocked = true;
     return absl::OkStatus();
   }
   const absl::StatusOr<size_t> taken =
       queue.link->Write(prefix, transfer.data.subspan(progress.done, bytes));
-  if (!taken.ok()) return LinkFailed(queue.peer, taken.status());
-  *stuck = *taken < prefix.size() + bytes;
+  if (!taken.ok()) return LinkError(queue.peer, taken.status());
+  *blocked = *taken < prefix.size() + bytes;
   moved_ += *taken;
   queue.position += *taken;
   const size_t of_prefix = std::min(*taken, prefix.size());
@@ -184,63 +219,63 @@ absl::Status Channel::MoveOut(Queue& queue, bool* stuck) {
   return absl::OkStatus();
 }
 
-absl::Status Channel::MoveIn(Queue& queue, bool* stuck) {
-  // Before anything is read: what a peer put into shared memory it put there before it said
-  // goodbye.
+absl::Status Channel::ReceiveHead(Queue& queue, bool* blocked) {
+  // Evaluated before reading: a peer writes to shared memory before it sends its goodbye, so what
+  // is not there after this point never will be.
   const bool left = queue.link->kind() != LinkKind::kTcp && control_.left(queue.peer);
   if (queue.prefix_bytes == 0 || queue.prefix_done < queue.prefix_bytes) {
-    CADRE_RETURN_IF_ERROR(ReadHeader(queue, stuck));
-    if (*stuck) return left ? HasLeft(queue.peer) : absl::OkStatus();
-    queue.early = true;
+    CADRE_RETURN_IF_ERROR(ReadHeader(queue, blocked));
+    if (*blocked) return left ? LeftError(queue.peer) : absl::OkStatus();
+    queue.header_unchecked = true;
   }
-  if (std::exchange(queue.early, false)) CADRE_RETURN_IF_ERROR(CheckHeader(queue));
-  const Transfer& transfer = call_.transfers[static_cast<size_t>(queue.head)];
-  Progress& progress = progress_[static_cast<size_t>(queue.head)];
+  if (std::exchange(queue.header_unchecked, false)) CADRE_RETURN_IF_ERROR(CheckHeader(queue));
+  const Transfer& transfer = call_.transfers[queue.head];
+  Progress& progress = progress_[queue.head];
   if (transfer.data.empty()) {
-    *stuck = !IsFree(transfer);
+    *blocked = !IsUnblocked(transfer);
   } else {
-    const size_t bytes = std::min(Allowed(transfer) - progress.done, kBiteBytes);
+    const size_t bytes = std::min(Allowed(transfer) - progress.done, kQuantumBytes);
     const auto into = transfer.data.subspan(progress.done, bytes);
     const uint64_t before = queue.position;
     const absl::StatusOr<size_t> got =
         transfer.kind == Transfer::Kind::kReceive ? Receive(queue, into) : ReceiveSum(queue, into);
-    if (!got.ok()) return LinkFailed(queue.peer, got.status());
+    if (!got.ok()) return LinkError(queue.peer, got.status());
     progress.done += *got;
-    *stuck = *got == 0;
-    if (left && bytes > 0 && queue.position == before) return HasLeft(queue.peer);
+    *blocked = *got == 0;
+    if (left && bytes > 0 && queue.position == before) return LeftError(queue.peer);
   }
-  if (!*stuck && progress.done == transfer.data.size()) Complete(queue);
+  if (!*blocked && progress.done == transfer.data.size()) Complete(queue);
   return absl::OkStatus();
 }
 
-absl::Status Channel::ReadHeader(Queue& queue, bool* stuck) {
+absl::Status Channel::ReadHeader(Queue& queue, bool* blocked) {
   if (queue.prefix_bytes == 0) {
     queue.prefix_bytes = PrefixBytes(queue.position);
     queue.prefix_done = 0;
-    queue.part_bytes = 0;
+    queue.partial_bytes = 0;
   }
   const auto prefix = std::span(queue.prefix).first(queue.prefix_bytes);
   const absl::StatusOr<size_t> got = queue.link->Read(prefix.subspan(queue.prefix_done));
-  if (!got.ok()) return LinkFailed(queue.peer, got.status());
+  if (!got.ok()) return LinkError(queue.peer, got.status());
   moved_ += *got;
   queue.position += *got;
   queue.prefix_done += *got;
-  *stuck = queue.prefix_done < queue.prefix_bytes;
+  *blocked = queue.prefix_done < queue.prefix_bytes;
   return absl::OkStatus();
 }
 
-// Ranks that disagree may each wait for somebody who sends to somebody else. A peer that is ahead
-// is at a later call of these members, or at one of others.
-absl::Status Channel::LookForStrays() {
+// Ranks that disagree may each wait for a rank that sends to another one. A message of a later call
+// of these members, or of other members, is legal: its sender is ahead.
+absl::Status Channel::CheckUnexpected() {
   for (Queue& queue : receives_) {
     if (queue.link == nullptr || queue.head != Transfer::kNone || control_.left(queue.peer)) {
       continue;
     }
-    if (!queue.early) {
-      bool stuck = false;
-      CADRE_RETURN_IF_ERROR(ReadHeader(queue, &stuck));
-      if (stuck) continue;
-      queue.early = true;
+    if (!queue.header_unchecked) {
+      bool blocked = false;
+      CADRE_RETURN_IF_ERROR(ReadHeader(queue, &blocked));
+      if (blocked) continue;
+      queue.header_unchecked = true;
     }
     const absl::StatusOr<MessageHeader> header = HeaderOf(queue);
     CADRE_RETURN_IF_ERROR(header.status());
@@ -257,7 +292,7 @@ absl::StatusOr<MessageHeader> Channel::HeaderOf(const Queue& queue) const {
   absl::StatusOr<MessageHeader> header =
       ReadPrefix(std::span<const std::byte>(queue.prefix).first(queue.prefix_bytes));
   if (header.ok()) return header;
-  return absl::InternalError(absl::StrCat("rank ", queue.peer, " sent what is not a message"));
+  return absl::InternalError(absl::StrCat("rank ", queue.peer, " sent an invalid message header"));
 }
 
 absl::StatusOr<size_t> Channel::Receive(Queue& queue, std::span<std::byte> into) {
@@ -274,41 +309,41 @@ absl::StatusOr<size_t> Channel::ReceiveSum(Queue& queue, std::span<std::byte> in
   const size_t element = call_.combine.element;
   into = into.first(into.size() / element * element);
   if (into.empty()) return 0;
-  CADRE_ASSIGN_OR_RETURN(const std::span<const std::byte> shown,
-                         queue.link->Peek(into.size() - queue.part_bytes));
-  if (shown.empty()) return 0;
-  if (queue.part_bytes > 0 || shown.size() < element || Address(shown.data()) % element != 0) {
-    return AddThroughBuffer(queue, shown, into);
+  CADRE_ASSIGN_OR_RETURN(const std::span<const std::byte> peeked,
+                         queue.link->Peek(into.size() - queue.partial_bytes));
+  if (peeked.empty()) return 0;
+  if (queue.partial_bytes > 0 || peeked.size() < element || Address(peeked.data()) % element != 0) {
+    return AddThroughBuffer(queue, peeked, into);
   }
-  const size_t whole = shown.size() / element * element;
-  call_.combine.add(into.data(), shown.data(), whole);
+  const size_t whole = peeked.size() / element * element;
+  call_.combine.add(into.data(), peeked.data(), whole);
   queue.link->Consume(whole);
   moved_ += whole;
   queue.position += whole;
   return whole;
 }
 
-size_t Channel::AddThroughBuffer(Queue& queue, std::span<const std::byte> shown,
+size_t Channel::AddThroughBuffer(Queue& queue, std::span<const std::byte> peeked,
                                  std::span<std::byte> into) {
   const size_t element = call_.combine.element;
-  const size_t taken = std::min(shown.size(), buffer_.size() - queue.part_bytes);
-  std::memcpy(buffer_.data(), queue.part.data(), queue.part_bytes);
-  std::memcpy(buffer_.data() + queue.part_bytes, shown.data(), taken);
+  const size_t taken = std::min(peeked.size(), buffer_.size() - queue.partial_bytes);
+  std::memcpy(buffer_.data(), queue.partial.data(), queue.partial_bytes);
+  std::memcpy(buffer_.data() + queue.partial_bytes, peeked.data(), taken);
   queue.link->Consume(taken);
   moved_ += taken;
   queue.position += taken;
-  const size_t bytes = queue.part_bytes + taken;
+  const size_t bytes = queue.partial_bytes + taken;
   const size_t whole = bytes / element * element;
   if (whole > 0) call_.combine.add(into.data(), buffer_.data(), whole);
-  queue.part_bytes = bytes - whole;
-  std::memcpy(queue.part.data(), buffer_.data() + whole, queue.part_bytes);
+  queue.partial_bytes = bytes - whole;
+  std::memcpy(queue.partial.data(), buffer_.data() + whole, queue.partial_bytes);
   return whole;
 }
 
 absl::Status Channel::CheckHeader(const Queue& queue) const {
   const absl::StatusOr<MessageHeader> header = HeaderOf(queue);
   CADRE_RETURN_IF_ERROR(header.status());
-  const size_t expected = call_.transfers[static_cast<size_t>(queue.head)].data.size();
+  const size_t expected = call_.transfers[queue.head].data.size();
   if (header->tag == call_.tag && header->length == expected) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header->tag.ToString(),
                                           ", ", header->length, " bytes; rank ", options_.rank,
@@ -316,51 +351,50 @@ absl::Status Channel::CheckHeader(const Queue& queue) const {
 }
 
 size_t Channel::Allowed(const Transfer& transfer) const {
-  if (IsFree(transfer)) return transfer.data.size();
-  const Transfer& other = call_.transfers[static_cast<size_t>(transfer.after)];
+  if (IsUnblocked(transfer)) return transfer.data.size();
+  const Transfer& other = call_.transfers[transfer.after];
   const uintptr_t from = Address(other.data.data());
-  const uintptr_t passed = from + progress_[static_cast<size_t>(transfer.after)].done;
+  const uintptr_t passed = from + progress_[transfer.after].done;
   const uintptr_t begin = Address(transfer.data.data());
   if (begin < from || begin >= passed) return 0;
   return std::min(transfer.data.size(), passed - begin);
 }
 
-bool Channel::IsFree(const Transfer& transfer) const {
-  return transfer.after == Transfer::kNone ||
-         progress_[static_cast<size_t>(transfer.after)].complete;
+bool Channel::IsUnblocked(const Transfer& transfer) const {
+  return transfer.after == Transfer::kNone || progress_[transfer.after].complete;
 }
 
 bool Channel::WaitsForLink(const Queue& queue) const {
-  const Transfer& transfer = call_.transfers[static_cast<size_t>(queue.head)];
+  const Transfer& transfer = call_.transfers[queue.head];
   const bool begun = queue.prefix_bytes > 0;
-  // Headers of what comes are read at once; those of what goes, with the first byte.
+  // Headers are received immediately but sent with the first byte of the payload.
   if (!queue.sends && (!begun || queue.prefix_done < queue.prefix_bytes)) return true;
   if (queue.sends && begun && queue.prefix_done < queue.prefix_bytes) return true;
-  if (transfer.data.empty()) return queue.sends && IsFree(transfer);
+  if (transfer.data.empty()) return queue.sends && IsUnblocked(transfer);
   const size_t element =
       transfer.kind == Transfer::Kind::kReceiveSum ? call_.combine.element : size_t{1};
-  const size_t bytes = Allowed(transfer) - progress_[static_cast<size_t>(queue.head)].done;
+  const size_t bytes = Allowed(transfer) - progress_[queue.head].done;
   return bytes >= element;
 }
 
 void Channel::Complete(Queue& queue) {
-  Progress& progress = progress_[static_cast<size_t>(queue.head)];
+  Progress& progress = progress_[queue.head];
   progress.complete = true;
-  // The end of an empty message, too, may be what others wait for.
+  // Progress even for an empty message: another transfer may depend on it.
   ++moved_;
   queue.head = progress.next;
   queue.prefix_bytes = 0;
 }
 
-absl::Status Channel::Idle() {
-  if (idle_turns_ < worth_turns_) {
-    ++idle_turns_;
-    if (options_.crowded || idle_turns_ % kTurnsPerYield == 0) sched_yield();
+absl::Status Channel::SpinOrSleep() {
+  if (spins_ < spin_limit_) {
+    ++spins_;
+    if (options_.oversubscribed || spins_ % kSpinsPerYield == 0) sched_yield();
     return absl::OkStatus();
   }
-  // It was in vain; a thread that mostly waits long leaves the processor to those that compute.
-  worth_turns_ = std::max(most_turns_ / 16, worth_turns_ / 2);
-  idle_turns_ = 0;
+  // Spinning was in vain: a thread that mostly waits long leaves the processor to others.
+  spin_limit_ = std::max(max_spins_ / 16, spin_limit_ / 2);
+  spins_ = 0;
   return Sleep();
 }
 
@@ -370,65 +404,65 @@ absl::Status Channel::Sleep() {
   idle_since_known_ = true;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       absl::ToChronoNanoseconds(options_.timeout) - (now - idle_since_));
-  if (left.count() <= 0) return TimedOut();
+  if (left.count() <= 0) return TimeoutError();
 
   polled_.clear();
   polled_.push_back({.fd = wake_.fd(), .events = POLLIN});
-  polled_.push_back({.fd = bell_->fd(), .events = POLLIN});
+  polled_.push_back({.fd = wakeup_->fd(), .events = POLLIN});
   const size_t peers_begin = polled_.size();
   control_.AddPolled(polled_);
   const size_t peers_end = polled_.size();
-  // Where there is something to move already, the news are looked at all the same.
-  const bool sleeps = PrepareLinks() && !control_.dead();
-  const int wait = sleeps ? static_cast<int>(std::min<int64_t>(left.count(), kNapMs)) : 0;
+  // If a link is ready, poll without waiting, to notice control messages.
+  const bool sleeps = PrepareWaits() && !control_.dead();
+  const int wait = sleeps ? static_cast<int>(std::min<int64_t>(left.count(), kMaxSleepMs)) : 0;
   if (poll(polled_.data(), polled_.size(), wait) < 0) {
     if (errno != EINTR) return absl::InternalError(absl::StrCat("poll: ", std::strerror(errno)));
     for (pollfd& entry : polled_) entry.revents = 0;
   }
   for (Link* link : prepared_) link->EndWait();
   if (polled_[0].revents != 0) ClearWake(wake_);
-  if (polled_[1].revents != 0) bell_->Clear();
-  const bool news = std::any_of(polled_.begin() + static_cast<ptrdiff_t>(peers_begin),
-                                polled_.begin() + static_cast<ptrdiff_t>(peers_end),
-                                [](const pollfd& entry) { return entry.revents != 0; });
-  if (news) CADRE_RETURN_IF_ERROR(control_.Look());
-  return now - idle_since_ >= std::chrono::milliseconds(kNapMs) ? LookForStrays()
-                                                                : absl::OkStatus();
+  if (polled_[1].revents != 0) wakeup_->Clear();
+  const bool notified = std::any_of(polled_.begin() + peers_begin, polled_.begin() + peers_end,
+                                    [](const pollfd& entry) { return entry.revents != 0; });
+  if (notified) CADRE_RETURN_IF_ERROR(control_.Poll());
+  return now - idle_since_ >= std::chrono::milliseconds(kMaxSleepMs) ? CheckUnexpected()
+                                                                     : absl::OkStatus();
 }
 
-bool Channel::PrepareLinks() {
+bool Channel::PrepareWaits() {
   constexpr int kToRead = 1;
   constexpr int kToWrite = 2;
   prepared_.clear();
   for (const Queue* queue : active_) {
     if (!WaitsForLink(*queue)) continue;
-    wanted_[static_cast<size_t>(queue->peer)] |= queue->sends ? kToWrite : kToRead;
+    waits_for_[queue->peer] |= queue->sends ? kToWrite : kToRead;
   }
   bool nothing = true;
   for (const Queue* queue : active_) {
-    // The first queue of a peer sees to both.
-    const int wanted = std::exchange(wanted_[static_cast<size_t>(queue->peer)], 0);
-    if (wanted == 0) continue;
+    // The first queue of a peer prepares both directions.
+    const int waits_for = std::exchange(waits_for_[queue->peer], 0);
+    if (waits_for == 0) continue;
     prepared_.push_back(queue->link);
-    if (!queue->link->PrepareWait((wanted & kToRead) != 0, (wanted & kToWrite) != 0, polled_)) {
+    if (!queue->link->PrepareWait((waits_for & kToRead) != 0, (waits_for & kToWrite) != 0,
+                                  polled_)) {
       nothing = false;
     }
   }
   return nothing;
 }
 
-absl::Status Channel::LookAtPeers() {
-  busy_turns_ = 0;
+absl::Status Channel::PollPeers() {
+  busy_iterations_ = 0;
   const SteadyClock::time_point now = SteadyClock::now();
-  if (now - looked_ < kLookEvery) return absl::OkStatus();
-  looked_ = now;
+  if (now - last_poll_ < kPollInterval) return absl::OkStatus();
+  last_poll_ = now;
   polled_.clear();
   control_.AddPolled(polled_);
   if (polled_.empty() || poll(polled_.data(), polled_.size(), 0) <= 0) return absl::OkStatus();
-  return control_.Look();
+  return control_.Poll();
 }
 
-absl::Status Channel::TimedOut() const {
+absl::Status Channel::TimeoutError() const {
   std::string what;
   for (const Queue* queue : active_) {
     if (!WaitsForLink(*queue)) continue;
@@ -440,10 +474,10 @@ absl::Status Channel::TimedOut() const {
                                                   absl::FormatDuration(options_.timeout)));
 }
 
-absl::Status Channel::LinkFailed(int peer, const absl::Status& error) {
-  // What the peer says of its end is nearer to the cause than that its bytes ceased.
-  CADRE_RETURN_IF_ERROR(control_.AwaitWord(peer, kWordDelay));
-  if (control_.left(peer)) return HasLeft(peer);
+absl::Status Channel::LinkError(int peer, const absl::Status& error) {
+  // The reason that the peer sends is closer to the cause than the end of its stream.
+  CADRE_RETURN_IF_ERROR(control_.AwaitNotice(peer, kReasonDelay));
+  if (control_.left(peer)) return LeftError(peer);
   return absl::UnavailableError(absl::StrCat("rank ", peer, " is lost: ", error.message()));
 }
 

@@ -1,11 +1,11 @@
-// One channel of one rank: carries out lists of transfers over the links to its peers.
+// One channel of one rank: executes lists of transfers over the links to its peers.
 //
-// Each peer and direction has a queue of transfers; only the heads of the queues move, a bite at a
-// time, each as far as its link and the transfer that it waits for let it. When nothing moves the
-// thread looks again for a short while and then sleeps until a link, the bell, a control connection
-// or an interruption wakes it.
+// Each peer and direction has a queue of transfers. Only the heads of the queues move, a bounded
+// number of bytes at a time, as far as their links and dependencies permit. Without progress the
+// thread spins briefly and then sleeps until a link, the wakeup, a control connection or Interrupt
+// wakes it. channel.cc describes the algorithm.
 //
-// Owns the links, bell and scratch; borrows the control connections. Threads: one at a time calls
+// Owns the links, wakeup and scratch; borrows the control connections. Threads: one at a time calls
 // Run; Interrupt and Shutdown are thread-safe.
 #pragma once
 
@@ -21,12 +21,12 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "worker/transport/bell.h"
 #include "worker/transport/control_connections.h"
 #include "worker/transport/link.h"
 #include "worker/transport/message_header.h"
 #include "worker/transport/socket.h"
 #include "worker/transport/transport.h"
+#include "worker/transport/wakeup.h"
 
 namespace cadre {
 
@@ -34,56 +34,55 @@ class Channel {
  public:
   struct Options {
     int rank = 0;
-    // Longest wait during which no byte moves.
+    // Maximum time without progress.
     absl::Duration timeout;
-    // Ranks of this host take turns on its processors: to look again and again would keep the
-    // others from what is waited for.
-    bool crowded = false;
+    // The host has more ranks than processors, so spinning would delay the ranks waited for.
+    bool oversubscribed = false;
   };
   // `links` by rank; the own entry is empty.
   Channel(const Options& options, std::vector<std::unique_ptr<Link>> links,
-          std::unique_ptr<Bell> bell, Socket wake, ControlConnections& control);
+          std::unique_ptr<Wakeup> wakeup, Socket wake, ControlConnections& control);
 
   // See Transport::Run.
   absl::Status Run(const CallTag& tag, std::span<const Transfer> transfers, const Combine& combine);
 
-  const Link* link(int peer) const { return links_[static_cast<size_t>(peer)].get(); }
+  const Link* link(int peer) const { return links_[peer].get(); }
 
-  // A thread that sleeps looks again.
+  // Wakes a sleeping thread.
   void Interrupt() const { Wake(wake_); }
   void Shutdown();
 
  private:
   using SteadyClock = std::chrono::steady_clock;
 
-  // How far a transfer is.
+  // State of a transfer.
   struct Progress {
-    // Bytes of its data that have moved.
+    // Bytes moved.
     size_t done = 0;
-    // Position of the next one of its queue.
+    // Position of the next transfer of its queue.
     int next = Transfer::kNone;
     bool complete = false;
   };
-  // What goes to one peer, or comes from it, in order.
+  // The transfers to one peer or from it, in order.
   struct Queue {
     Link* link = nullptr;
     int peer = 0;
     bool sends = false;
     int head = Transfer::kNone;
     int last = Transfer::kNone;
-    // Of the message at the head.
-    std::array<std::byte, kMostPrefixBytes> prefix;
+    // Prefix (message_header.h) of the message at the head.
+    std::array<std::byte, kMaxPrefixBytes> prefix;
     size_t prefix_bytes = 0;
     size_t prefix_done = 0;
-    // Where the link's stream is.
+    // Position in the link's stream.
     uint64_t position = 0;
-    // The header came before anything was expected, and nobody has looked at it.
-    bool early = false;
-    // Of a receive-sum: the first bytes of an element whose others have not arrived.
-    std::array<std::byte, 16> part;
-    size_t part_bytes = 0;
+    // A complete header that no call has checked yet.
+    bool header_unchecked = false;
+    // Receive-sum: the received bytes of an incomplete element.
+    std::array<std::byte, 16> partial;
+    size_t partial_bytes = 0;
   };
-  // The call that runs.
+  // The current call.
   struct Call {
     CallTag tag;
     std::span<const Transfer> transfers;
@@ -94,65 +93,66 @@ class Channel {
   void Append(Queue& queue, int position);
   absl::Status Execute();
 
-  // Moves the heads of the queue; adds to moved_.
+  // Moves data of the queue; adds to moved_.
   absl::Status Move(Queue& queue);
-  absl::Status MoveOut(Queue& queue, bool* stuck);
-  absl::Status MoveIn(Queue& queue, bool* stuck);
-  // Reads on in the header of the next message. `stuck`: it is not all there.
-  absl::Status ReadHeader(Queue& queue, bool* stuck);
-  // A message of this call, or of one before, from a peer of which nothing is expected.
-  absl::Status LookForStrays();
+  absl::Status SendHead(Queue& queue, bool* blocked);
+  absl::Status ReceiveHead(Queue& queue, bool* blocked);
+  // Reads more of the header of the next message. `blocked`: it is incomplete.
+  absl::Status ReadHeader(Queue& queue, bool* blocked);
+  // Fails if a peer from which this call expects nothing has sent a message of this or an earlier
+  // call.
+  absl::Status CheckUnexpected();
   absl::StatusOr<size_t> Receive(Queue& queue, std::span<std::byte> into);
   absl::StatusOr<size_t> ReceiveSum(Queue& queue, std::span<std::byte> into);
-  size_t AddThroughBuffer(Queue& queue, std::span<const std::byte> shown,
+  size_t AddThroughBuffer(Queue& queue, std::span<const std::byte> peeked,
                           std::span<std::byte> into);
-  // Requires: it is all there.
+  // Requires: the header is complete.
   absl::StatusOr<MessageHeader> HeaderOf(const Queue& queue) const;
   absl::Status CheckHeader(const Queue& queue) const;
 
-  // How many bytes of the transfer may have moved by now.
+  // Bytes of the transfer that its dependency permits to move.
   size_t Allowed(const Transfer& transfer) const;
-  bool IsFree(const Transfer& transfer) const;
-  // Something of the head could move if the link let it.
+  bool IsUnblocked(const Transfer& transfer) const;
+  // Whether the head could move if its link were ready.
   bool WaitsForLink(const Queue& queue) const;
   void Complete(Queue& queue);
 
-  // Looks again until something may have moved; then sleeps.
-  absl::Status Idle();
+  // Returns immediately up to spin_limit_ times in a row, then sleeps.
+  absl::Status SpinOrSleep();
   absl::Status Sleep();
-  bool PrepareLinks();
-  absl::Status LookAtPeers();
-  absl::Status TimedOut() const;
-  absl::Status LinkFailed(int peer, const absl::Status& error);
+  bool PrepareWaits();
+  absl::Status PollPeers();
+  absl::Status TimeoutError() const;
+  absl::Status LinkError(int peer, const absl::Status& error);
 
   const Options options_;
   const std::vector<std::unique_ptr<Link>> links_;
-  const std::unique_ptr<Bell> bell_;
+  const std::unique_ptr<Wakeup> wakeup_;
   const Socket wake_;
   ControlConnections& control_;
 
   Call call_;
   std::vector<Progress> progress_;
-  // By rank, sends and receives.
+  // By rank.
   std::vector<Queue> sends_;
   std::vector<Queue> receives_;
-  // Queues that are not empty.
+  // Non-empty queues.
   std::vector<Queue*> active_;
 
-  // Bytes that moved in this turn.
+  // Bytes moved in this iteration.
   size_t moved_ = 0;
-  // Turns without movement; how many of them are worth a try before sleeping, which is learnt.
-  int idle_turns_ = 0;
-  int worth_turns_ = 0;
-  int most_turns_ = 0;
-  // Turns until the control connections are looked at although bytes move.
-  int busy_turns_ = 0;
-  SteadyClock::time_point looked_;
-  // When bytes ceased to move; set at the first sleep after that.
+  // Iterations without progress; how many of them precede sleep (adaptive); its maximum.
+  int spins_ = 0;
+  int spin_limit_ = 0;
+  int max_spins_ = 0;
+  // Iterations with progress since the control connections were polled.
+  int busy_iterations_ = 0;
+  SteadyClock::time_point last_poll_;
+  // Start of the time without progress; set at the first sleep after it.
   bool idle_since_known_ = false;
   SteadyClock::time_point idle_since_;
   std::vector<pollfd> polled_;
-  std::vector<int> wanted_;
+  std::vector<int> waits_for_;
   std::vector<Link*> prepared_;
   std::vector<std::byte> buffer_;
 };

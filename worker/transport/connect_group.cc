@@ -1,3 +1,23 @@
+// Rendezvous of one generation of a group.
+//
+// Every rank knows the addresses of all ranks from its assignment. Rank i dials all lower ranks and
+// is dialed by all higher ones, which gives each pair exactly one direction and avoids simultaneous
+// opens. All pairings advance together in one thread: each is a state machine that never blocks
+// (pairing.h), and one poll waits for all their descriptors, for the listener and for the next
+// retry.
+//
+// Assignments reach ranks at different times. A connection from a rank that is ahead is parked by
+// the listener until this rank expects the generation; one of an older generation is refused with a
+// reason, which ends the attempt of its caller. A listener that does not exist yet is retried with
+// backoff until the deadline. A peer that closes its control connection has given up on the
+// generation, so the attempt ends immediately with Aborted instead of at the deadline: the
+// coordinator forms a new one.
+//
+// Cost: with p ranks, p - 1 control connections per rank, and for each peer over TCP the
+// connections of kChannels channels.
+//
+// Limits: names are resolved synchronously by the system. Connections are not encrypted; ranks
+// trust their network, and the greeting protects against accidents, not attackers.
 #include "worker/transport/connect_group.h"
 
 #include <glog/logging.h>
@@ -12,29 +32,29 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "worker/transport/bell.h"
 #include "worker/transport/host_identity.h"
 #include "worker/transport/link_transport.h"
 #include "worker/transport/pairing.h"
 #include "worker/transport/tcp_link.h"
+#include "worker/transport/wakeup.h"
 
 namespace cadre {
 namespace {
 
-// How often a waiting rank looks at its deadline and its cancellation.
+// How often a waiting rank checks its deadline and cancellation.
 constexpr absl::Duration kTick = absl::Milliseconds(10);
 
-using Bells = std::array<std::unique_ptr<Bell>, Transport::kChannels>;
+using Wakeups = std::array<std::unique_ptr<Wakeup>, Transport::kChannels>;
 
-absl::StatusOr<Bells> MakeBells() {
-  Bells bells;
-  for (std::unique_ptr<Bell>& bell : bells) {
-    CADRE_ASSIGN_OR_RETURN(bell, Bell::Make());
+absl::StatusOr<Wakeups> MakeWakeups() {
+  Wakeups wakeups;
+  for (std::unique_ptr<Wakeup>& wakeup : wakeups) {
+    CADRE_ASSIGN_OR_RETURN(wakeup, Wakeup::Make());
   }
-  return bells;
+  return wakeups;
 }
 
-// One rank's attempt to connect with all others, with all of them at once.
+// One rank's attempt to connect with all others, concurrently.
 class Connecting {
  public:
   Connecting(PairingTerms terms, const std::vector<std::string>& peers,
@@ -44,20 +64,20 @@ class Connecting {
 
  private:
   absl::Status ConnectAll();
-  // Sleeps until one of the pairings may go on, at most a tick.
+  // Sleeps until a pairing may advance, at most kTick.
   void Wait(absl::Time now);
-  // Whether the attempt has to end.
+  // Not OK if the attempt must end.
   absl::Status Check(absl::Time now) const;
-  // Which ranks are not connected, and why not.
+  // The ranks that are not connected, and the last error.
   std::string Missing() const;
 
   const PairingTerms terms_;
   const std::vector<std::string>& peers_;
   const ConnectOptions& options_;
   std::vector<std::unique_ptr<Pairing>> pairings_;
-  // Written by the listener when somebody calls.
+  // Signaled by the listener when a connection arrives.
   Socket wake_;
-  // Of one that was connected; -1: none.
+  // A connected rank that closed its connection; -1: none.
   int hung_up_ = -1;
 };
 
@@ -66,7 +86,7 @@ Connecting::Connecting(PairingTerms terms, const std::vector<std::string>& peers
     : terms_(std::move(terms)), peers_(peers), options_(options) {
   for (int peer = 0; peer < terms_.ranks; ++peer) {
     if (peer == terms_.rank) continue;
-    pairings_.push_back(MakePairing(terms_, peer, peers_[static_cast<size_t>(peer)]));
+    pairings_.push_back(MakePairing(terms_, peer, peers_[peer]));
   }
 }
 
@@ -82,16 +102,16 @@ absl::StatusOr<std::vector<PeerLinks>> Connecting::Run() {
   const absl::Cleanup forget = [this] { terms_.listener.Forget(terms_.group); };
   CADRE_RETURN_IF_ERROR(ConnectAll());
   std::vector<PeerLinks> links(peers_.size());
-  links[static_cast<size_t>(terms_.rank)].host = terms_.host;
-  for (const auto& pairing : pairings_)
-    links[static_cast<size_t>(pairing->peer())] = pairing->Take();
+  links[terms_.rank].host = terms_.host;
+  for (const auto& pairing : pairings_) links[pairing->peer()] = pairing->Take();
   return links;
 }
 
 absl::Status Connecting::ConnectAll() {
   while (true) {
     const absl::Time now = absl::Now();
-    // Looked at before the pairings go on: whoever hangs up after the last word has said it.
+    // Evaluated before the pairings advance: a peer that is done may have closed its connection
+    // after its last message, which Advance then reads.
     const absl::Status end = Check(now);
     bool done = true;
     for (const auto& pairing : pairings_) {
@@ -115,7 +135,7 @@ void Connecting::Wait(absl::Time now) {
   polled.push_back({.fd = wake_.fd(), .events = POLLIN});
   absl::Time until = now + kTick;
   for (const auto& pairing : pairings_) pairing->Watch(polled, until);
-  // Rounded up, so that a pause is over when the poll is.
+  // Rounded up, so that a retry is due when the poll returns.
   const absl::Duration wait = absl::Ceil(until - absl::Now(), absl::Milliseconds(1));
   const int64_t milliseconds = std::max<int64_t>(absl::ToInt64Milliseconds(wait), 0);
   if (poll(polled.data(), polled.size(), static_cast<int>(milliseconds)) <= 0) return;
@@ -130,7 +150,7 @@ absl::Status Connecting::Check(absl::Time now) const {
     return absl::CancelledError("connecting the group was cancelled");
   }
   if (hung_up_ >= 0) {
-    // Not Unavailable for the caller to try again: this generation's group will not be.
+    // Not Unavailable, which callers retry: this generation cannot connect any more.
     return absl::AbortedError(
         absl::StrCat("rank ", hung_up_, " hung up while the group was connecting"));
   }
@@ -145,13 +165,12 @@ std::string Connecting::Missing() const {
   for (const auto& pairing : pairings_) {
     if (pairing->done()) continue;
     (pairing->connected() ? unsettled : missing)
-        .push_back(
-            absl::StrCat(pairing->peer(), " at ", peers_[static_cast<size_t>(pairing->peer())]));
+        .push_back(absl::StrCat(pairing->peer(), " at ", peers_[pairing->peer()]));
     if (!pairing->last_failure().ok()) failure = pairing->last_failure();
   }
-  std::string text = missing.empty()
-                         ? absl::StrCat("not all links with rank ", absl::StrJoin(unsettled, ", "))
-                         : absl::StrCat("no connection with rank ", absl::StrJoin(missing, ", "));
+  std::string text =
+      missing.empty() ? absl::StrCat("incomplete links with rank ", absl::StrJoin(unsettled, ", "))
+                      : absl::StrCat("no connection with rank ", absl::StrJoin(missing, ", "));
   if (!failure.ok()) absl::StrAppend(&text, " (", failure.message(), ")");
   return text;
 }
@@ -162,21 +181,21 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectGroup(TcpListener& listener,
                                                         const GroupIdentity& group, int rank,
                                                         const std::vector<std::string>& peers,
                                                         const ConnectOptions& options) {
-  CHECK(rank >= 0 && rank < static_cast<int>(peers.size())) << rank << " of " << peers.size();
-  CHECK(options.lanes >= 0 && options.lanes <= kMostLanes) << options.lanes;
-  CADRE_ASSIGN_OR_RETURN(Bells bells, MakeBells());
+  CHECK(rank >= 0 && rank < std::ssize(peers)) << rank << " of " << peers.size();
+  CHECK(options.connections >= 0 && options.connections <= kMaxConnections) << options.connections;
+  CADRE_ASSIGN_OR_RETURN(Wakeups wakeups, MakeWakeups());
   PairingTerms terms{.listener = listener,
                      .group = group,
                      .rank = rank,
                      .ranks = static_cast<int>(peers.size()),
                      .host = HostIdentity(),
-                     .lanes = options.lanes};
+                     .connections = options.connections};
   if (options.shared_memory) {
-    for (size_t i = 0; i < bells.size(); ++i) terms.bells[i] = bells[i]->name();
+    for (size_t i = 0; i < wakeups.size(); ++i) terms.wakeups[i] = wakeups[i]->name();
   }
   CADRE_ASSIGN_OR_RETURN(std::vector<PeerLinks> links,
                          Connecting(std::move(terms), peers, options).Run());
-  return MakeLinkTransport(rank, std::move(links), std::move(bells), options.timeout);
+  return MakeLinkTransport(rank, std::move(links), std::move(wakeups), options.timeout);
 }
 
 }  // namespace cadre

@@ -14,23 +14,23 @@
 namespace cadre {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "words travel in memory order");
+static_assert(std::endian::native == std::endian::little, "notices are sent in memory order");
 
-// The longest reason that travels.
-constexpr size_t kMostWords = 1024;
+// Longer reasons are truncated.
+constexpr size_t kMaxReason = 1024;
 
-struct Word {
-  enum Kind : uint32_t { kGoodbye = 0x600dbe01, kGivenUp = 0xdeadbe02 };
+struct Notice {
+  enum Kind : uint32_t { kGoodbye = 0x600dbe01, kAborted = 0xdeadbe02 };
   uint32_t kind = 0;
-  // The rank that gave up first.
+  // The rank that failed first.
   uint32_t origin = 0;
-  // Bytes of text that follow.
+  // Bytes of the reason that follow.
   uint32_t length = 0;
 };
 
-void SendWord(const Socket& socket, const Word& word, absl::string_view text) {
+void SendNotice(const Socket& socket, const Notice& notice, absl::string_view text) {
   if (socket.empty()) return;
-  std::string bytes(reinterpret_cast<const char*>(&word), sizeof word);
+  std::string bytes(reinterpret_cast<const char*>(&notice), sizeof notice);
   absl::StrAppend(&bytes, text);
   const ssize_t sent = send(socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   static_cast<void>(sent);
@@ -64,32 +64,32 @@ void ControlConnections::AddPolled(std::vector<pollfd>& polled) const {
   }
 }
 
-absl::Status ControlConnections::Look() {
+absl::Status ControlConnections::Poll() {
   bool changed = false;
   absl::Status status;
   {
     absl::MutexLock lock(&mutex_);
-    // All are read before anything is said: a reason explains a death that is seen beside it.
-    absl::Status death;
-    Failure told;
+    // All connections are read first: a reason from one peer explains the loss of another.
+    absl::Status loss;
+    Failure reported;
     for (int rank = 0; rank < size(); ++rank) {
-      absl::Status one = ReadFrom(rank, &changed, &told);
-      if (death.ok()) death = std::move(one);
+      absl::Status one = ReadFrom(rank, &changed, &reported);
+      if (loss.ok()) loss = std::move(one);
     }
-    if (told.status.ok() && !death.ok()) {
-      told = {.status = death, .origin = rank_, .words = std::string(death.message())};
+    if (reported.status.ok() && !loss.ok()) {
+      reported = {.status = loss, .origin = rank_, .reason = std::string(loss.message())};
     }
-    if (!told.status.ok() && Record(std::move(told))) changed = true;
+    if (!reported.status.ok() && Record(std::move(reported))) changed = true;
     status = status_;
   }
   if (changed && changed_) changed_();
   return status;
 }
 
-absl::Status ControlConnections::AwaitWord(int peer, absl::Duration most) {
-  const absl::Time until = absl::Now() + most;
+absl::Status ControlConnections::AwaitNotice(int peer, absl::Duration timeout) {
+  const absl::Time until = absl::Now() + timeout;
   while (true) {
-    absl::Status status = Look();
+    absl::Status status = Poll();
     if (!status.ok() || At(peer).ended) return status;
     const absl::Duration left = until - absl::Now();
     if (left <= absl::ZeroDuration()) return status;
@@ -101,7 +101,7 @@ absl::Status ControlConnections::AwaitWord(int peer, absl::Duration most) {
 absl::Status ControlConnections::ReadFrom(int rank, bool* changed, Failure* failure) {
   Peer& peer = At(rank);
   while (!peer.ended) {
-    char part[sizeof(Word) + kMostWords];
+    char part[sizeof(Notice) + kMaxReason];
     const ssize_t got = recv(peer.socket.fd(), part, sizeof part, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
@@ -109,49 +109,49 @@ absl::Status ControlConnections::ReadFrom(int rank, bool* changed, Failure* fail
       peer.ended = true;
       return Lost(rank, got == 0 ? "it closed the connection" : std::strerror(errno));
     }
-    received_[static_cast<size_t>(rank)].append(part, static_cast<size_t>(got));
-    absl::Status understood = Understand(rank, changed, failure);
+    received_[rank].append(part, got);
+    absl::Status understood = ParseNotice(rank, changed, failure);
     if (!understood.ok()) return understood;
   }
   return absl::OkStatus();
 }
 
-absl::Status ControlConnections::Understand(int rank, bool* changed, Failure* failure) {
+absl::Status ControlConnections::ParseNotice(int rank, bool* changed, Failure* failure) {
   Peer& peer = At(rank);
-  const std::string& received = received_[static_cast<size_t>(rank)];
-  Word word;
-  if (received.size() < sizeof word) return absl::OkStatus();
-  std::memcpy(&word, received.data(), sizeof word);
-  if (word.kind == Word::kGoodbye) {
+  const std::string& received = received_[rank];
+  Notice notice;
+  if (received.size() < sizeof notice) return absl::OkStatus();
+  std::memcpy(&notice, received.data(), sizeof notice);
+  if (notice.kind == Notice::kGoodbye) {
     peer.left = true;
     peer.ended = true;
     *changed = true;
     return absl::OkStatus();
   }
-  if (word.kind != Word::kGivenUp || word.length > kMostWords) {
+  if (notice.kind != Notice::kAborted || notice.length > kMaxReason) {
     peer.ended = true;
-    return Lost(rank, "it sent what is neither a goodbye nor a reason");
+    return Lost(rank, "it sent an invalid control message");
   }
-  if (received.size() < sizeof word + word.length) return absl::OkStatus();
+  if (received.size() < sizeof notice + notice.length) return absl::OkStatus();
   peer.ended = true;
   if (!failure->status.ok()) return absl::OkStatus();
-  failure->origin = static_cast<int>(word.origin);
-  failure->words = received.substr(sizeof word, word.length);
+  failure->origin = static_cast<int>(notice.origin);
+  failure->reason = received.substr(sizeof notice, notice.length);
   failure->status =
-      absl::UnavailableError(absl::StrCat("rank ", failure->origin, " gave up: ", failure->words));
+      absl::UnavailableError(absl::StrCat("rank ", failure->origin, " gave up: ", failure->reason));
   return absl::OkStatus();
 }
 
 bool ControlConnections::Record(Failure failure) {
   if (!status_.ok()) return false;
   status_ = std::move(failure.status);
-  const absl::string_view words = absl::string_view(failure.words).substr(0, kMostWords);
-  const Word word{.kind = Word::kGivenUp,
-                  .origin = static_cast<uint32_t>(failure.origin),
-                  .length = static_cast<uint32_t>(words.size())};
+  const absl::string_view reason = absl::string_view(failure.reason).substr(0, kMaxReason);
+  const Notice notice{.kind = Notice::kAborted,
+                      .origin = static_cast<uint32_t>(failure.origin),
+                      .length = static_cast<uint32_t>(reason.size())};
   for (const auto& peer : peers_) {
     if (peer->socket.empty()) continue;
-    SendWord(peer->socket, word, words);
+    SendNotice(peer->socket, notice, reason);
     shutdown(peer->socket.fd(), SHUT_WR);
   }
   dead_.store(true, std::memory_order_release);
@@ -164,17 +164,17 @@ absl::Status ControlConnections::Fail(const absl::Status& error) {
   absl::Status status;
   {
     absl::MutexLock lock(&mutex_);
-    first = Record({.status = error, .origin = rank_, .words = std::string(error.message())});
+    first = Record({.status = error, .origin = rank_, .reason = std::string(error.message())});
     status = status_;
   }
   if (first && changed_) changed_();
   return status;
 }
 
-void ControlConnections::SayGoodbye() {
+void ControlConnections::SendGoodbye() {
   absl::MutexLock lock(&mutex_);
   if (!status_.ok()) return;
-  for (const auto& peer : peers_) SendWord(peer->socket, {.kind = Word::kGoodbye}, "");
+  for (const auto& peer : peers_) SendNotice(peer->socket, {.kind = Notice::kGoodbye}, "");
 }
 
 }  // namespace cadre

@@ -1,14 +1,14 @@
-// What a rank knows of the end of its group: who left, who is lost, and the first error; and the
-// control connections over which the ranks tell one another.
+// The control connections of a rank, and what they report: peers that left, peers that are lost,
+// and the first error of the group.
 //
-// On a control connection travel a goodbye or the reason of an abort, and nothing else. Its end
-// without either is a death. A reason travels with the rank that gave it, so that everybody hears
-// the same words, whoever passes them on.
+// A control connection carries a goodbye or the reason of an abort, and nothing else. If it ends
+// without either, the peer is lost. A reason is forwarded together with the rank that it came from,
+// so all ranks report the same reason.
 //
 // Owns the sockets. Thread-safe.
 //
-// Guarantees: the first error stays. The listener is called, without any lock held, whenever
-// something changed that a waiting thread must know: somebody left, or the group is dead.
+// Guarantees: the first error is kept. The callback runs, without any lock held, whenever a peer
+// has left or the group has failed.
 #pragma once
 
 #include <poll.h>
@@ -33,8 +33,8 @@ class ControlConnections {
   // `sockets`: connected, non-blocking, by rank; the own entry is empty.
   ControlConnections(int rank, std::vector<Socket> sockets);
 
-  // Before anything else is called.
-  void Listen(std::function<void()> changed) { changed_ = std::move(changed); }
+  // Sets the callback. Requires: no other method was called.
+  void OnChange(std::function<void()> changed) { changed_ = std::move(changed); }
 
   int size() const { return static_cast<int>(peers_.size()); }
   // Cheap.
@@ -42,47 +42,47 @@ class ControlConnections {
   bool left(int peer) const { return At(peer).left.load(std::memory_order_acquire); }
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Adds what is to be polled to learn of news.
+  // Adds the descriptors of the control connections.
   void AddPolled(std::vector<pollfd>& polled) const;
-  // Reads the news; a death or an abort kills the group. Returns status().
-  absl::Status Look() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits at most `most` for what `peer` says of its own end. Returns status().
-  absl::Status AwaitWord(int peer, absl::Duration most) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Reads what has arrived; a loss or an abort fails the group. Returns status().
+  absl::Status Poll() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits at most `timeout` for a goodbye or reason of `peer`. Returns status().
+  absl::Status AwaitNotice(int peer, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Kills the group with `error` unless it is dead already; returns the first error. Never waits:
-  // a peer without room for the reason sees a death instead.
+  // Fails the group with `error` unless it has failed already; returns the first error. Never
+  // blocks: a peer whose socket buffer is full detects a loss instead.
   absl::Status Fail(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Tells the peers, if the group is not dead, that this rank goes in good order.
-  void SayGoodbye() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sends a goodbye to all peers unless the group has failed.
+  void SendGoodbye() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Peer {
     Socket socket;
     std::atomic<bool> left{false};
-    // Nothing more will come.
+    // No further message will arrive.
     std::atomic<bool> ended{false};
   };
-  // Why the group is dead, in the words of the rank that said so first.
+  // Why the group failed, and the rank that reported it first.
   struct Failure {
     absl::Status status;
     int origin = 0;
-    std::string words;
+    std::string reason;
   };
 
-  const Peer& At(int rank) const { return *peers_[static_cast<size_t>(rank)]; }
-  Peer& At(int rank) { return *peers_[static_cast<size_t>(rank)]; }
-  // Both say what is the matter, or OK. `changed`: somebody left.
+  const Peer& At(int rank) const { return *peers_[rank]; }
+  Peer& At(int rank) { return *peers_[rank]; }
+  // Return an error if the peer is lost. Set `changed` if it left, `failure` if it sent a reason.
   absl::Status ReadFrom(int rank, bool* changed, Failure* failure)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Understand(int rank, bool* changed, Failure* failure)
+  absl::Status ParseNotice(int rank, bool* changed, Failure* failure)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True if this was the first.
   bool Record(Failure failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
-  // By rank. The sockets stay open until the end.
+  // By rank. Sockets stay open until destruction.
   std::vector<std::unique_ptr<Peer>> peers_;
-  // What has arrived of each peer's word.
+  // Received bytes of each peer's notice.
   std::vector<std::string> received_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> changed_;
 

@@ -102,10 +102,10 @@ std::string Encode(const Greeting& greeting) {
   Append(greeting.to, &out);
   Append(greeting.ranks, &out);
   Append(greeting.purpose.channel, &out);
-  Append(greeting.purpose.lane, &out);
+  Append(greeting.purpose.connection, &out);
   Append(greeting.host, &out);
   AppendText(greeting.group.run, kMaxText, &out);
-  for (const std::string& bell : greeting.bells) AppendText(bell, kMaxName, &out);
+  for (const std::string& wakeup : greeting.wakeups) AppendText(wakeup, kMaxName, &out);
   return out;
 }
 
@@ -121,13 +121,13 @@ std::string Encode(const Answer& answer) {
 std::string Encode(const Offer& offer) {
   std::string out;
   AppendText(offer.description, kMaxName, &out);
-  for (const std::string& bell : offer.bells) AppendText(bell, kMaxName, &out);
+  for (const std::string& wakeup : offer.wakeups) AppendText(wakeup, kMaxName, &out);
   return WithHead(out);
 }
 
 std::string Encode(const Settled& settled) {
   std::string out;
-  Append(settled.lanes, &out);
+  Append(settled.connections, &out);
   return WithHead(out);
 }
 
@@ -146,10 +146,10 @@ absl::StatusOr<std::optional<Greeting>> DecodeGreeting(absl::string_view bytes) 
   greeting.to = reader.Take<uint32_t>();
   greeting.ranks = reader.Take<uint32_t>();
   greeting.purpose.channel = reader.Take<uint8_t>();
-  greeting.purpose.lane = reader.Take<uint8_t>();
+  greeting.purpose.connection = reader.Take<uint8_t>();
   greeting.host = reader.Take<uint64_t>();
   greeting.group.run = reader.Text(kMaxText);
-  for (std::string& bell : greeting.bells) bell = reader.Text(kMaxName);
+  for (std::string& wakeup : greeting.wakeups) wakeup = reader.Text(kMaxName);
   if (reader.malformed()) return absl::InvalidArgumentError("the caller's greeting is malformed");
   if (reader.cut_off()) return std::optional<Greeting>();
   return std::optional<Greeting>(std::move(greeting));
@@ -167,7 +167,7 @@ absl::StatusOr<Answer> DecodeAnswer(absl::string_view bytes) {
   answer.reason = reader.Text(kMaxText);
   absl::Status whole = CheckWhole(bytes, length, reader, "the answer to the greeting");
   if (!whole.ok()) return whole;
-  if (code < 1 || code > static_cast<uint8_t>(Answer::Code::kWrongPlace)) {
+  if (code < 1 || code > static_cast<uint8_t>(Answer::Code::kWrongRank)) {
     return absl::InvalidArgumentError(absl::StrCat("unknown answer to the greeting: ", code));
   }
   return answer;
@@ -178,7 +178,7 @@ absl::StatusOr<Offer> DecodeOffer(absl::string_view bytes) {
   const auto length = reader.Take<uint16_t>();
   Offer offer;
   offer.description = reader.Text(kMaxName);
-  for (std::string& bell : offer.bells) bell = reader.Text(kMaxName);
+  for (std::string& wakeup : offer.wakeups) wakeup = reader.Text(kMaxName);
   absl::Status whole = CheckWhole(bytes, length, reader, "the offer of shared memory");
   if (!whole.ok()) return whole;
   return offer;
@@ -187,12 +187,12 @@ absl::StatusOr<Offer> DecodeOffer(absl::string_view bytes) {
 absl::StatusOr<Settled> DecodeSettled(absl::string_view bytes) {
   Reader reader(bytes);
   const auto length = reader.Take<uint16_t>();
-  const Settled settled{.lanes = reader.Take<uint8_t>()};
+  const Settled settled{.connections = reader.Take<uint8_t>()};
   absl::Status whole = CheckWhole(bytes, length, reader, "the number of connections");
   if (!whole.ok()) return whole;
-  if (settled.lanes > kMostLanes) {
+  if (settled.connections > kMaxConnections) {
     return absl::InvalidArgumentError(
-        absl::StrCat("more than ", kMostLanes, " connections for a channel"));
+        absl::StrCat("more than ", kMaxConnections, " connections for a channel"));
   }
   return settled;
 }

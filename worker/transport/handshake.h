@@ -1,9 +1,9 @@
 // The words with which two ranks connect: who calls, of which group and what for, the answer, and,
 // on a pair's first connection, how the two settle what their channels run over.
 //
-//   caller -> listener  Greeting  magic, schema hash, group, place, purpose, host, run, bells
+//   caller -> listener  Greeting  magic, schema hash, group, place, purpose, host, run, wakeups
 //   listener -> caller  Answer    code, host, whether memory may be shared, reason
-//   callee -> caller    Offer     a piece of shared memory and bells; only if both would share
+//   callee -> caller    Offer     a piece of shared memory and wakeups; only if both would share
 //   caller -> callee    Settled   the memory is shared, or so many connections for each channel
 //
 // The caller says nothing more before the answer, so a greeting needs no length; the others begin
@@ -35,13 +35,13 @@ struct GroupIdentity {
 };
 
 // By channel.
-using BellNames = std::array<std::string, Transport::kChannels>;
+using WakeupNames = std::array<std::string, Transport::kChannels>;
 
-// What a connection is for: a lane of a channel, or the pair's control connection.
+// What a connection is for: a connection of a channel, or the pair's control connection.
 struct Purpose {
   static constexpr uint8_t kControl = 0xff;
   uint8_t channel = kControl;
-  uint8_t lane = 0;
+  uint8_t connection = 0;
   friend auto operator<=>(const Purpose&, const Purpose&) = default;
 };
 
@@ -53,9 +53,9 @@ struct Greeting {
   Purpose purpose;
   // A number for the machine that the caller is on.
   uint64_t host = 0;
-  // The caller's bells; empty names: it does not want to share memory.
-  BellNames bells;
-  bool shares_memory() const { return !bells[0].empty(); }
+  // The caller's wakeups; empty names: it does not want to share memory.
+  WakeupNames wakeups;
+  bool shares_memory() const { return !wakeups[0].empty(); }
 };
 
 struct Answer {
@@ -63,7 +63,7 @@ struct Answer {
     kWelcome = 1,
     kWrongSchema = 2,
     kStaleGeneration = 3,
-    kWrongPlace = 4,
+    kWrongRank = 4,
   };
   Code code = Code::kWelcome;
   // Of the rank that answers.
@@ -76,17 +76,17 @@ struct Answer {
 struct Offer {
   // How to find the memory; empty: there is none to share.
   std::string description;
-  BellNames bells;
+  WakeupNames wakeups;
 };
 
 struct Settled {
   // Connections of each channel; 0: the memory that was offered is shared.
-  uint8_t lanes = 0;
+  uint8_t connections = 0;
 };
 
 // Longer texts are cut where we write and refused where we read.
 inline constexpr size_t kMaxText = 1024;
-// Of a bell, and of the memory's description.
+// Of a wakeup, and of the memory's description.
 inline constexpr size_t kMaxName = 256;
 
 std::string Encode(const Greeting& greeting);

@@ -1,5 +1,5 @@
 // A number for the machine that this thread runs on: equal for all processes and threads that could
-// ring one another's bells, which takes the same kernel and the same network namespace.
+// ring one another's wakeups, which takes the same kernel and the same network namespace.
 //
 // Thread-safe.
 #pragma once

@@ -41,7 +41,8 @@ class Link {
   virtual void Consume(size_t bytes) = 0;
 
   // Before a wait: says what is waited for. Returns false if it is there already, so that nobody
-  // sleeps. Otherwise adds what is to be polled, if anything (shared memory rings the rank's bell).
+  // sleeps. Otherwise adds what is to be polled, if anything (shared memory rings the rank's
+  // wakeup).
   virtual bool PrepareWait(bool to_read, bool to_write, std::vector<pollfd>& polled) = 0;
   // After a wait that was prepared, whatever ended it.
   virtual void EndWait() = 0;

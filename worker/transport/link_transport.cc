@@ -25,12 +25,12 @@ class LinkTransport final : public Transport {
  public:
   LinkTransport(int rank, std::vector<Socket> controls, std::vector<uint64_t> hosts)
       : rank_(rank), hosts_(std::move(hosts)), control_(rank, std::move(controls)) {
-    control_.Listen([this] { WakeChannels(); });
+    control_.OnChange([this] { WakeChannels(); });
   }
-  ~LinkTransport() override { control_.SayGoodbye(); }
+  ~LinkTransport() override { control_.SendGoodbye(); }
 
-  void AddChannel(std::vector<std::unique_ptr<Link>> links, std::unique_ptr<Bell> bell, Socket wake,
-                  absl::Duration timeout);
+  void AddChannel(std::vector<std::unique_ptr<Link>> links, std::unique_ptr<Wakeup> wakeup,
+                  Socket wake, absl::Duration timeout);
 
   int rank() const override { return rank_; }
   int size() const override { return control_.size(); }
@@ -38,15 +38,15 @@ class LinkTransport final : public Transport {
     const Link* link = channels_[0]->link(peer);
     return link == nullptr ? LinkKind::kSelf : link->kind();
   }
-  uint64_t host(int peer) const override { return hosts_[static_cast<size_t>(peer)]; }
+  uint64_t host(int peer) const override { return hosts_[peer]; }
 
   absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                    const Combine& combine) override {
-    return channels_[static_cast<size_t>(channel)]->Run(tag, transfers, combine);
+    return channels_[channel]->Run(tag, transfers, combine);
   }
   void Abort(absl::Status reason) override { control_.Fail(reason).IgnoreError(); }
   absl::Status status() const override { return control_.status(); }
-  absl::Status Look() override { return control_.Look(); }
+  absl::Status Poll() override { return control_.Poll(); }
 
  private:
   void WakeChannels();
@@ -58,13 +58,14 @@ class LinkTransport final : public Transport {
   std::vector<std::unique_ptr<Channel>> channels_;
 };
 
-void LinkTransport::AddChannel(std::vector<std::unique_ptr<Link>> links, std::unique_ptr<Bell> bell,
-                               Socket wake, absl::Duration timeout) {
-  const auto neighbours =
-      std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<size_t>(rank_)]);
+void LinkTransport::AddChannel(std::vector<std::unique_ptr<Link>> links,
+                               std::unique_ptr<Wakeup> wakeup, Socket wake,
+                               absl::Duration timeout) {
+  const auto local_ranks = std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]);
   channels_.push_back(std::make_unique<Channel>(
-      Channel::Options{.rank = rank_, .timeout = timeout, .crowded = neighbours > Processors()},
-      std::move(links), std::move(bell), std::move(wake), control_));
+      Channel::Options{
+          .rank = rank_, .timeout = timeout, .oversubscribed = local_ranks > Processors()},
+      std::move(links), std::move(wakeup), std::move(wake), control_));
 }
 
 void LinkTransport::WakeChannels() {
@@ -78,8 +79,8 @@ void LinkTransport::WakeChannels() {
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(
     int rank, std::vector<PeerLinks> peers,
-    std::array<std::unique_ptr<Bell>, Transport::kChannels> bells, absl::Duration timeout) {
-  CHECK(rank >= 0 && rank < static_cast<int>(peers.size())) << rank << " of " << peers.size();
+    std::array<std::unique_ptr<Wakeup>, Transport::kChannels> wakeups, absl::Duration timeout) {
+  CHECK(rank >= 0 && rank < std::ssize(peers)) << rank << " of " << peers.size();
   std::vector<Socket> controls;
   std::vector<uint64_t> hosts;
   for (PeerLinks& peer : peers) {
@@ -87,11 +88,11 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(
     hosts.push_back(peer.host);
   }
   auto transport = std::make_unique<LinkTransport>(rank, std::move(controls), std::move(hosts));
-  for (size_t channel = 0; channel < bells.size(); ++channel) {
+  for (size_t channel = 0; channel < wakeups.size(); ++channel) {
     CADRE_ASSIGN_OR_RETURN(Socket wake, MakeWake());
     std::vector<std::unique_ptr<Link>> links;
     for (PeerLinks& peer : peers) links.push_back(std::move(peer.links[channel]));
-    transport->AddChannel(std::move(links), std::move(bells[channel]), std::move(wake), timeout);
+    transport->AddChannel(std::move(links), std::move(wakeups[channel]), std::move(wake), timeout);
   }
   return transport;
 }

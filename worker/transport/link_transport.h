@@ -3,8 +3,8 @@
 //
 // Between every two ranks there are a control connection (see control_connections.h) and one link
 // for each channel (see channel.h). A thread that waits on any link watches all control
-// connections, the bell of its channel and a wake descriptor, so that it learns of whatever happens
-// at once.
+// connections, the wakeup of its channel and a wake descriptor, so that it learns of whatever
+// happens at once.
 #pragma once
 
 #include <array>
@@ -13,10 +13,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "worker/transport/bell.h"
 #include "worker/transport/link.h"
 #include "worker/transport/socket.h"
 #include "worker/transport/transport.h"
+#include "worker/transport/wakeup.h"
 
 namespace cadre {
 
@@ -28,10 +28,10 @@ struct PeerLinks {
   uint64_t host = 0;
 };
 
-// `bells`: this rank's, one for each channel, which shared-memory links of its peers ring.
+// `wakeups`: this rank's, one for each channel, which shared-memory links of its peers ring.
 // `peers`: by rank. Errors: ResourceExhausted for no descriptor left.
 absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(
     int rank, std::vector<PeerLinks> peers,
-    std::array<std::unique_ptr<Bell>, Transport::kChannels> bells, absl::Duration timeout);
+    std::array<std::unique_ptr<Wakeup>, Transport::kChannels> wakeups, absl::Duration timeout);
 
 }  // namespace cadre

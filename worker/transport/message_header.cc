@@ -8,11 +8,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "headers travel in memory order");
 
-constexpr uint32_t kMagic = 0x43e5ad7e;
+constexpr uint32_t kMessageMagic = 0x43e5ad7e;
 
 // As it travels.
 struct Packed {
-  uint32_t magic = kMagic;
+  uint32_t magic = kMessageMagic;
   uint8_t collective = 0;
   uint8_t algorithm = 0;
   uint8_t dtype = 0;
@@ -46,7 +46,7 @@ void WritePrefix(const MessageHeader& header, std::span<std::byte> prefix) {
 absl::StatusOr<MessageHeader> ReadPrefix(std::span<const std::byte> prefix) {
   Packed packed;
   std::memcpy(&packed, prefix.data() + prefix.size() - sizeof packed, sizeof packed);
-  if (packed.magic != kMagic) return absl::InvalidArgumentError("not a message");
+  if (packed.magic != kMessageMagic) return absl::InvalidArgumentError("not a message");
   return MessageHeader{.tag = {.collective = static_cast<Collective>(packed.collective),
                                .algorithm = static_cast<Algorithm>(packed.algorithm),
                                .dtype = static_cast<DType>(packed.dtype),

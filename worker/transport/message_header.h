@@ -19,7 +19,7 @@ namespace cadre {
 
 inline constexpr size_t kPayloadAlignment = 64;
 inline constexpr size_t kHeaderBytes = 40;
-inline constexpr size_t kMostPrefixBytes = kHeaderBytes + kPayloadAlignment - 1;
+inline constexpr size_t kMaxPrefixBytes = kHeaderBytes + kPayloadAlignment - 1;
 
 struct MessageHeader {
   CallTag tag;

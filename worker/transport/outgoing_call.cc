@@ -33,14 +33,14 @@ absl::Status OutgoingCall::Advance(absl::Time now) {
     absl::Status step;
     switch (state_) {
       case State::kPausing:
-        if (now < again_) return absl::OkStatus();
+        if (now < retry_at_) return absl::OkStatus();
         step = StartTry();
         break;
       case State::kConnecting:
         step = FinishConnect();
         break;
       case State::kGreeted:
-        step = HearAnswer();
+        step = ReadAnswer();
         break;
       case State::kWelcome:
         break;
@@ -48,7 +48,7 @@ absl::Status OutgoingCall::Advance(absl::Time now) {
     if (!step.ok()) {
       const absl::Status failure = Annotate(step, callee_);
       if (!absl::IsUnavailable(step)) return failure;
-      TryAgain(failure, now);
+      ScheduleRetry(failure, now);
     } else if (state_ == before) {
       return absl::OkStatus();
     }
@@ -57,18 +57,18 @@ absl::Status OutgoingCall::Advance(absl::Time now) {
 }
 
 void OutgoingCall::Watch(std::vector<pollfd>& polled, absl::Time& until) const {
-  if (state_ == State::kPausing) until = std::min(until, again_);
+  if (state_ == State::kPausing) until = std::min(until, retry_at_);
   if (state_ == State::kConnecting) polled.push_back({.fd = socket_.fd(), .events = POLLOUT});
   if (state_ == State::kGreeted) polled.push_back({.fd = socket_.fd(), .events = POLLIN});
 }
 
 absl::Status OutgoingCall::StartTry() {
-  if (left_.empty()) {
-    CADRE_ASSIGN_OR_RETURN(left_, addresses_());
-    if (left_.empty()) return absl::UnavailableError("no address");
+  if (addresses_left_.empty()) {
+    CADRE_ASSIGN_OR_RETURN(addresses_left_, addresses_());
+    if (addresses_left_.empty()) return absl::UnavailableError("no address");
   }
-  const SocketAddress address = left_.front();
-  left_.erase(left_.begin());
+  const SocketAddress address = addresses_left_.front();
+  addresses_left_.erase(addresses_left_.begin());
   CADRE_ASSIGN_OR_RETURN(socket_, StartConnect(address));
   state_ = State::kConnecting;
   return absl::OkStatus();
@@ -86,7 +86,7 @@ absl::Status OutgoingCall::FinishConnect() {
   return absl::OkStatus();
 }
 
-absl::Status OutgoingCall::HearAnswer() {
+absl::Status OutgoingCall::ReadAnswer() {
   CADRE_ASSIGN_OR_RETURN(const bool head, ReadUntil(socket_, kHeadBytes, &received_));
   if (!head) return absl::OkStatus();
   CADRE_ASSIGN_OR_RETURN(const bool all, ReadUntil(socket_, WholeBytes(received_), &received_));
@@ -105,11 +105,11 @@ absl::Status OutgoingCall::Refused() const {
   return absl::FailedPreconditionError(message);
 }
 
-void OutgoingCall::TryAgain(const absl::Status& failure, absl::Time now) {
+void OutgoingCall::ScheduleRetry(const absl::Status& failure, absl::Time now) {
   last_failure_ = failure;
   socket_ = Socket();
   state_ = State::kPausing;
-  again_ = left_.empty() ? now + backoff_.Next() : now;
+  retry_at_ = addresses_left_.empty() ? now + backoff_.Next() : now;
 }
 
 }  // namespace cadre

@@ -48,10 +48,10 @@ class OutgoingCall {
   // One step of the state that names it; Unavailable: this try has failed.
   absl::Status StartTry();
   absl::Status FinishConnect();
-  absl::Status HearAnswer();
+  absl::Status ReadAnswer();
   absl::Status Refused() const;
   // Arranges for another try.
-  void TryAgain(const absl::Status& failure, absl::Time now);
+  void ScheduleRetry(const absl::Status& failure, absl::Time now);
 
   const std::string callee_;
   const Addresses addresses_;
@@ -59,9 +59,9 @@ class OutgoingCall {
 
   State state_ = State::kPausing;
   Backoff backoff_;
-  absl::Time again_ = absl::InfinitePast();
+  absl::Time retry_at_ = absl::InfinitePast();
   // What is left of the addresses of this try.
-  std::vector<SocketAddress> left_;
+  std::vector<SocketAddress> addresses_left_;
   Socket socket_;
   std::string received_;
   Answer answer_;

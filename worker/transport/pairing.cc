@@ -1,3 +1,18 @@
+// The two state machines that connect a pair: CallingPairing (higher rank) and CalledPairing
+// (lower).
+//
+//   caller   dial control -> Greeting, Answer -> Offer? -> Settled -> dial data connections -> done
+//   callee   accept control ---------------------> Offer? -> Settled -> accept data connections ->
+//   done
+//
+// An Offer is sent if and only if both sides want shared memory and report the same host identity;
+// both can decide this from Greeting and Answer, so neither waits for an Offer that does not come.
+// Equal host identities are necessary but not sufficient (containers may hide /proc/PID/fd of each
+// other), so the caller tries to map the memory and falls back to TCP by sending Settled with
+// connections > 0.
+//
+// The number of TCP connections follows from the round trip of the control connection, measured by
+// the kernel before the other process was involved.
 #include "worker/transport/pairing.h"
 
 #include <glog/logging.h>
@@ -18,13 +33,13 @@ namespace {
 // What a link between hosts is taken to carry: 10 Gbit/s.
 constexpr double kBytesPerSecond = 1.25e9;
 
-absl::StatusOr<std::vector<BellRope>> TakeRopes(const BellNames& names) {
-  std::vector<BellRope> ropes;
+absl::StatusOr<std::vector<WakeupHandle>> TakeHandles(const WakeupNames& names) {
+  std::vector<WakeupHandle> handles;
   for (const std::string& name : names) {
-    CADRE_ASSIGN_OR_RETURN(BellRope rope, BellRope::Take(name));
-    ropes.push_back(std::move(rope));
+    CADRE_ASSIGN_OR_RETURN(WakeupHandle handle, WakeupHandle::Take(name));
+    handles.push_back(std::move(handle));
   }
-  return ropes;
+  return handles;
 }
 
 // The side of the lower rank.
@@ -39,21 +54,21 @@ class CalledPairing final : public Pairing {
  private:
   absl::Status AwaitCall();
   absl::Status MakeOffer(const Greeting& greeting);
-  absl::Status HearSettled();
-  void AwaitLanes();
+  absl::Status ReadSettled();
+  void AwaitConnections();
 
   std::string received_;
   // What was offered, until it is settled; null: nothing.
   std::shared_ptr<SharedSegment> segment_;
-  std::vector<BellRope> ropes_;
+  std::vector<WakeupHandle> handles_;
   std::optional<Settled> settled_;
-  std::array<std::vector<Socket>, Transport::kChannels> lanes_;
+  std::array<std::vector<Socket>, Transport::kChannels> connections_;
 };
 
 absl::Status CalledPairing::Advance(absl::Time) {
   if (!connected()) CADRE_RETURN_IF_ERROR(AwaitCall());
-  if (connected() && !settled_) CADRE_RETURN_IF_ERROR(HearSettled());
-  if (settled_ && !done()) AwaitLanes();
+  if (connected() && !settled_) CADRE_RETURN_IF_ERROR(ReadSettled());
+  if (settled_ && !done()) AwaitConnections();
   return absl::OkStatus();
 }
 
@@ -63,7 +78,7 @@ void CalledPairing::Watch(std::vector<pollfd>& polled, absl::Time&) const {
 
 absl::Status CalledPairing::AwaitCall() {
   std::optional<TcpListener::Arrival> arrival =
-      terms_.listener.TakeArrived(terms_.group, peer_, Purpose{});
+      terms_.listener.TakeReceived(terms_.group, peer_, Purpose{});
   if (!arrival) return absl::OkStatus();
   links_.control = std::move(arrival->socket);
   links_.host = arrival->greeting.host;
@@ -73,52 +88,52 @@ absl::Status CalledPairing::AwaitCall() {
 }
 
 absl::Status CalledPairing::MakeOffer(const Greeting& greeting) {
-  absl::StatusOr<std::vector<BellRope>> ropes = TakeRopes(greeting.bells);
+  absl::StatusOr<std::vector<WakeupHandle>> handles = TakeHandles(greeting.wakeups);
   absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Make();
-  Offer offer{.bells = terms_.bells};
-  if (ropes.ok() && segment.ok()) {
-    ropes_ = *std::move(ropes);
+  Offer offer{.wakeups = terms_.wakeups};
+  if (handles.ok() && segment.ok()) {
+    handles_ = *std::move(handles);
     segment_ = *std::move(segment);
     offer.description = segment_->description();
   } else {
     LOG(WARNING) << "no shared memory with rank " << peer_ << ": "
-                 << (ropes.ok() ? segment.status() : ropes.status());
+                 << (handles.ok() ? segment.status() : handles.status());
   }
-  return Say(Encode(offer));
+  return SendMessage(Encode(offer));
 }
 
-absl::Status CalledPairing::HearSettled() {
-  CADRE_ASSIGN_OR_RETURN(const bool all, Hear(&received_));
+absl::Status CalledPairing::ReadSettled() {
+  CADRE_ASSIGN_OR_RETURN(const bool all, ReadMessage(&received_));
   if (!all) return absl::OkStatus();
   CADRE_ASSIGN_OR_RETURN(settled_, DecodeSettled(received_));
-  if (settled_->lanes > 0) {
+  if (settled_->connections > 0) {
     segment_.reset();
-    ropes_.clear();
+    handles_.clear();
     return absl::OkStatus();
   }
   if (segment_ == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", peer_, " takes shared memory that was not offered"));
   }
-  ShareMemory(std::move(segment_), 0, std::move(ropes_));
+  ShareMemory(std::move(segment_), 0, std::move(handles_));
   return absl::OkStatus();
 }
 
-void CalledPairing::AwaitLanes() {
+void CalledPairing::AwaitConnections() {
   bool all = true;
   for (int channel = 0; channel < Transport::kChannels; ++channel) {
-    std::vector<Socket>& lanes = lanes_[static_cast<size_t>(channel)];
-    const int wanted = LanesOf(channel, settled_->lanes);
-    while (static_cast<int>(lanes.size()) < wanted) {
+    std::vector<Socket>& connections = connections_[channel];
+    const int wanted = ConnectionsOf(channel, settled_->connections);
+    while (std::ssize(connections) < wanted) {
       const Purpose purpose{.channel = static_cast<uint8_t>(channel),
-                            .lane = static_cast<uint8_t>(lanes.size())};
-      auto arrival = terms_.listener.TakeArrived(terms_.group, peer_, purpose);
+                            .connection = static_cast<uint8_t>(connections.size())};
+      auto arrival = terms_.listener.TakeReceived(terms_.group, peer_, purpose);
       if (!arrival) break;
-      lanes.push_back(std::move(arrival->socket));
+      connections.push_back(std::move(arrival->socket));
     }
-    all = all && static_cast<int>(lanes.size()) == wanted;
+    all = all && static_cast<int>(connections.size()) == wanted;
   }
-  if (all) UseTcp(std::move(lanes_));
+  if (all) UseTcp(std::move(connections_));
 }
 
 // The side of the higher rank.
@@ -138,18 +153,18 @@ class CallingPairing final : public Pairing {
   Greeting MakeGreeting(Purpose purpose) const;
   uint64_t Seed() const;
   absl::Status CallControl(absl::Time now);
-  absl::Status HearOffer();
+  absl::Status ReadOffer();
   // Empty if the memory cannot be shared after all.
-  std::shared_ptr<SharedSegment> Accept(const Offer& offer, std::vector<BellRope>* ropes);
+  std::shared_ptr<SharedSegment> Accept(const Offer& offer, std::vector<WakeupHandle>* handles);
   absl::Status SettleOnTcp();
-  absl::Status CallLanes(absl::Time now);
+  absl::Status CallConnections(absl::Time now);
 
   OutgoingCall call_;
   bool settled_ = false;
   std::string received_;
-  // By channel; all lanes of one before the next.
-  std::vector<std::unique_ptr<OutgoingCall>> lane_calls_;
-  std::vector<int> lane_channels_;
+  // By channel; all connections of one before the next.
+  std::vector<std::unique_ptr<OutgoingCall>> data_calls_;
+  std::vector<int> data_channels_;
 };
 
 Greeting CallingPairing::MakeGreeting(Purpose purpose) const {
@@ -159,7 +174,7 @@ Greeting CallingPairing::MakeGreeting(Purpose purpose) const {
           .ranks = static_cast<uint32_t>(terms_.ranks),
           .purpose = purpose,
           .host = terms_.host,
-          .bells = terms_.bells};
+          .wakeups = terms_.wakeups};
 }
 
 uint64_t CallingPairing::Seed() const {
@@ -168,8 +183,8 @@ uint64_t CallingPairing::Seed() const {
 
 absl::Status CallingPairing::Advance(absl::Time now) {
   if (!connected()) CADRE_RETURN_IF_ERROR(CallControl(now));
-  if (connected() && !settled_) CADRE_RETURN_IF_ERROR(HearOffer());
-  if (settled_ && !done()) CADRE_RETURN_IF_ERROR(CallLanes(now));
+  if (connected() && !settled_) CADRE_RETURN_IF_ERROR(ReadOffer());
+  if (settled_ && !done()) CADRE_RETURN_IF_ERROR(CallConnections(now));
   return absl::OkStatus();
 }
 
@@ -177,12 +192,12 @@ void CallingPairing::Watch(std::vector<pollfd>& polled, absl::Time& until) const
   if (!connected()) call_.Watch(polled, until);
   if (connected() && !settled_) polled.push_back({.fd = control().fd(), .events = POLLIN});
   if (!done()) {
-    for (const auto& call : lane_calls_) call->Watch(polled, until);
+    for (const auto& call : data_calls_) call->Watch(polled, until);
   }
 }
 
 absl::Status CallingPairing::last_failure() const {
-  for (const auto& call : lane_calls_) {
+  for (const auto& call : data_calls_) {
     if (!call->welcome() && !call->last_failure().ok()) return call->last_failure();
   }
   return connected() ? absl::OkStatus() : call_.last_failure();
@@ -198,26 +213,26 @@ absl::Status CallingPairing::CallControl(absl::Time now) {
   return share ? absl::OkStatus() : SettleOnTcp();
 }
 
-absl::Status CallingPairing::HearOffer() {
-  CADRE_ASSIGN_OR_RETURN(const bool all, Hear(&received_));
+absl::Status CallingPairing::ReadOffer() {
+  CADRE_ASSIGN_OR_RETURN(const bool all, ReadMessage(&received_));
   if (!all) return absl::OkStatus();
   CADRE_ASSIGN_OR_RETURN(const Offer offer, DecodeOffer(received_));
-  std::vector<BellRope> ropes;
-  std::shared_ptr<SharedSegment> segment = Accept(offer, &ropes);
+  std::vector<WakeupHandle> handles;
+  std::shared_ptr<SharedSegment> segment = Accept(offer, &handles);
   if (segment == nullptr) return SettleOnTcp();
   settled_ = true;
-  CADRE_RETURN_IF_ERROR(Say(Encode(Settled{.lanes = 0})));
-  ShareMemory(std::move(segment), 1, std::move(ropes));
+  CADRE_RETURN_IF_ERROR(SendMessage(Encode(Settled{.connections = 0})));
+  ShareMemory(std::move(segment), 1, std::move(handles));
   return absl::OkStatus();
 }
 
 std::shared_ptr<SharedSegment> CallingPairing::Accept(const Offer& offer,
-                                                      std::vector<BellRope>* ropes) {
+                                                      std::vector<WakeupHandle>* handles) {
   if (offer.description.empty()) return nullptr;
   absl::StatusOr<std::shared_ptr<SharedSegment>> segment = SharedSegment::Open(offer.description);
-  absl::StatusOr<std::vector<BellRope>> taken = TakeRopes(offer.bells);
+  absl::StatusOr<std::vector<WakeupHandle>> taken = TakeHandles(offer.wakeups);
   if (segment.ok() && taken.ok()) {
-    *ropes = *std::move(taken);
+    *handles = *std::move(taken);
     return *std::move(segment);
   }
   // Usual between containers of one machine.
@@ -228,43 +243,44 @@ std::shared_ptr<SharedSegment> CallingPairing::Accept(const Offer& offer,
 
 absl::Status CallingPairing::SettleOnTcp() {
   settled_ = true;
-  const int lanes = terms_.lanes > 0
-                        ? terms_.lanes
-                        : LanesFor(call_.round_trip(), kBytesPerSecond, LargestWindow());
+  const int connections =
+      terms_.connections > 0 ? terms_.connections
+                             : ConnectionsFor(call_.round_trip(), kBytesPerSecond, LargestWindow());
   absl::StatusOr<SocketAddress> address = AddressOfPeer(control());
   if (!address.ok()) return HungUp(address.status());
-  CADRE_RETURN_IF_ERROR(Say(Encode(Settled{.lanes = static_cast<uint8_t>(lanes)})));
+  CADRE_RETURN_IF_ERROR(
+      SendMessage(Encode(Settled{.connections = static_cast<uint8_t>(connections)})));
   for (int channel = 0; channel < Transport::kChannels; ++channel) {
-    for (int lane = 0; lane < LanesOf(channel, lanes); ++lane) {
+    for (int connection = 0; connection < ConnectionsOf(channel, connections); ++connection) {
       const Purpose purpose{.channel = static_cast<uint8_t>(channel),
-                            .lane = static_cast<uint8_t>(lane)};
-      lane_calls_.push_back(std::make_unique<OutgoingCall>(
+                            .connection = static_cast<uint8_t>(connection)};
+      data_calls_.push_back(std::make_unique<OutgoingCall>(
           absl::StrCat("rank ", peer_), [at = *address] { return std::vector<SocketAddress>{at}; },
           MakeGreeting(purpose), Seed()));
-      lane_channels_.push_back(channel);
+      data_channels_.push_back(channel);
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CallingPairing::CallLanes(absl::Time now) {
+absl::Status CallingPairing::CallConnections(absl::Time now) {
   bool all = true;
-  for (const auto& call : lane_calls_) {
+  for (const auto& call : data_calls_) {
     CADRE_RETURN_IF_ERROR(call->Advance(now));
     all = all && call->welcome();
   }
   if (!all) return absl::OkStatus();
-  std::array<std::vector<Socket>, Transport::kChannels> lanes;
-  for (size_t i = 0; i < lane_calls_.size(); ++i) {
-    lanes[static_cast<size_t>(lane_channels_[i])].push_back(lane_calls_[i]->Take());
+  std::array<std::vector<Socket>, Transport::kChannels> connections;
+  for (size_t i = 0; i < data_calls_.size(); ++i) {
+    connections[data_channels_[i]].push_back(data_calls_[i]->Take());
   }
-  UseTcp(std::move(lanes));
+  UseTcp(std::move(connections));
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<bool> Pairing::Hear(std::string* text) {
+absl::StatusOr<bool> Pairing::ReadMessage(std::string* text) {
   absl::StatusOr<bool> head = ReadUntil(control(), kHeadBytes, text);
   if (!head.ok()) return HungUp(head.status());
   if (!*head) return false;
@@ -273,7 +289,7 @@ absl::StatusOr<bool> Pairing::Hear(std::string* text) {
   return all;
 }
 
-absl::Status Pairing::Say(const std::string& text) {
+absl::Status Pairing::SendMessage(const std::string& text) {
   const absl::Status said = SendWhole(control(), text);
   return said.ok() ? said : HungUp(said);
 }
@@ -285,23 +301,24 @@ absl::Status Pairing::HungUp(const absl::Status& how) const {
 }
 
 void Pairing::ShareMemory(std::shared_ptr<SharedSegment> segment, int side,
-                          std::vector<BellRope> ropes) {
+                          std::vector<WakeupHandle> handles) {
   for (int channel = 0; channel < Transport::kChannels; ++channel) {
     const auto i = static_cast<size_t>(channel);
-    links_.links[i] =
-        MakeSharedMemoryLink(segment, channel, side, std::move(ropes[i]), LinkKind::kSharedMemory);
+    links_.links[i] = MakeSharedMemoryLink(segment, channel, side, std::move(handles[i]),
+                                           LinkKind::kSharedMemory);
   }
   done_ = true;
 }
 
-void Pairing::UseTcp(std::array<std::vector<Socket>, Transport::kChannels> lanes) {
-  for (size_t i = 0; i < lanes.size(); ++i) links_.links[i] = MakeTcpLink(std::move(lanes[i]));
+void Pairing::UseTcp(std::array<std::vector<Socket>, Transport::kChannels> connections) {
+  for (size_t i = 0; i < connections.size(); ++i)
+    links_.links[i] = MakeTcpLink(std::move(connections[i]));
   done_ = true;
 }
 
-int LanesOf(int channel, int lanes) {
+int ConnectionsOf(int channel, int connections) {
   // The order of calls is a few bytes at a time.
-  return channel == Transport::kOrder ? std::min(lanes, 1) : lanes;
+  return channel == Transport::kOrder ? std::min(connections, 1) : connections;
 }
 
 std::unique_ptr<Pairing> MakePairing(const PairingTerms& terms, int peer,

@@ -18,11 +18,11 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "worker/transport/bell.h"
 #include "worker/transport/handshake.h"
 #include "worker/transport/link_transport.h"
 #include "worker/transport/shared_memory.h"
 #include "worker/transport/tcp_listener.h"
+#include "worker/transport/wakeup.h"
 
 namespace cadre {
 
@@ -35,10 +35,10 @@ struct PairingTerms {
   int ranks = 0;
   uint64_t host = 0;
   // Of this rank; all empty if it does not share memory.
-  BellNames bells;
+  WakeupNames wakeups;
   // Of each channel over TCP; 0: what the round trip asks for.
-  int lanes = 0;
-  bool shares_memory() const { return !bells[0].empty(); }
+  int connections = 0;
+  bool shares_memory() const { return !wakeups[0].empty(); }
 };
 
 class Pairing {
@@ -67,14 +67,15 @@ class Pairing {
   Pairing(const PairingTerms& terms, int peer) : terms_(terms), peer_(peer) {}
 
   // Reads more of what the peer says next over the control connection. False: not all of it yet.
-  absl::StatusOr<bool> Hear(std::string* text);
-  absl::Status Say(const std::string& text);
+  absl::StatusOr<bool> ReadMessage(std::string* text);
+  absl::Status SendMessage(const std::string& text);
   // The peer's end, with a code that says that this attempt is over.
   absl::Status HungUp(const absl::Status& how) const;
   // Side 0 is the one that made the memory.
-  void ShareMemory(std::shared_ptr<SharedSegment> segment, int side, std::vector<BellRope> ropes);
-  // `lanes` by channel and lane.
-  void UseTcp(std::array<std::vector<Socket>, Transport::kChannels> lanes);
+  void ShareMemory(std::shared_ptr<SharedSegment> segment, int side,
+                   std::vector<WakeupHandle> handles);
+  // `connections` by channel and connection.
+  void UseTcp(std::array<std::vector<Socket>, Transport::kChannels> connections);
 
   const PairingTerms& terms_;
   const int peer_;
@@ -84,8 +85,8 @@ class Pairing {
   bool done_ = false;
 };
 
-// Lanes of one channel, where the pair settled on `lanes`.
-int LanesOf(int channel, int lanes);
+// Connections of one channel, where the pair settled on `connections`.
+int ConnectionsOf(int channel, int connections);
 
 // With the rank `peer`, whose listener is at `address`.
 std::unique_ptr<Pairing> MakePairing(const PairingTerms& terms, int peer,

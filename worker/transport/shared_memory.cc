@@ -1,3 +1,32 @@
+// Shared-memory links: two single-producer, single-consumer ring buffers per channel and pair of
+// ranks.
+//
+// Each ring has two counters that only grow: `written`, stored by the writer, and `read`, stored by
+// the reader, each on a cache line of its own. The difference is the number of bytes in the ring;
+// the position in memory is the counter modulo the size, a power of two. Both sides cache the
+// other's counter and reload it only when the ring looks full or empty, which avoids most cache
+// misses. The design follows the usual Lamport queue with cached indices.
+//
+// Publication is batched: the writer stores `written` after every kPublishBytes and the reader
+// stores `read` after as many, so that both copy at the same time on different parts of the ring.
+//
+// Sleeping: before a side sleeps it sets its flag and then reads the other's counter; the other
+// side stores its counter and then reads the flag. All four operations are sequentially consistent,
+// so at least one side sees the other's store (Dekker's argument) and no wakeup is lost. The signal
+// itself is a datagram (wakeup.h), sent only if the flag was set: a pair that is busy makes no
+// system calls.
+//
+// Lifetime: the memory is a sealed memfd without a name. The other process opens it through
+// /proc/PID/fd/FD, which the kernel permits for processes of the same user and PID namespace, and
+// verifies a nonce inside, since a PID or descriptor may have been reused in the meantime. The
+// seals prevent a truncation, which would turn accesses into SIGBUS. The kernel frees the memory
+// with its last mapping, also after SIGKILL: nothing remains in /dev/shm.
+//
+// Trust: counters come from another process. A difference larger than the ring is an error and
+// never an access outside it.
+//
+// Limits: one reader and one writer per ring; 1 MiB per direction and channel, committed when
+// touched; a peer that dies does not change the ring, its control connection reports the loss.
 #include "worker/transport/shared_memory.h"
 
 #include <fcntl.h>
@@ -34,8 +63,8 @@ constexpr char kMemoryName[] = "cadre-ring";
 // After so many bytes a writer shows them to the reader, and a reader gives the room back, so that
 // both are busy at the same time. A reader may hold back room as long as some is left: its peer
 // then sees a smaller ring.
-constexpr size_t kShowBytes = size_t{64} << 10;
-static_assert(kShowBytes <= kRing / 8 && (kRing & (kRing - 1)) == 0);
+constexpr size_t kPublishBytes = size_t{64} << 10;
+static_assert(kPublishBytes <= kRing / 8 && (kRing & (kRing - 1)) == 0);
 
 // What the two sides say of one ring. Each line of the cache has one writer, but for the flags of
 // sleepers, which are written only when somebody sleeps.
@@ -77,7 +106,7 @@ absl::Status Exhausted(absl::string_view what) {
   return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
-absl::Status Gone(absl::string_view how) {
+absl::Status ClosedError(absl::string_view how) {
   return absl::UnavailableError(absl::StrCat("its end of the shared memory ", how));
 }
 
@@ -91,7 +120,7 @@ class RingWriter {
     // What was seen last is enough while it is some.
     if (written_ - read_ == kRing) read_ = ring_.read.load(std::memory_order_acquire);
     const uint64_t held = written_ - read_;
-    if (held > kRing) return Gone("is in disorder");
+    if (held > kRing) return ClosedError("is in disorder");
     return kRing - static_cast<size_t>(held);
   }
   // Looks again at how much was read.
@@ -100,14 +129,14 @@ class RingWriter {
   // Requires: there is room. Not shown yet.
   void Put(std::span<const std::byte> data) {
     if (data.empty()) return;
-    const size_t at = static_cast<size_t>(written_ & (kRing - 1));
+    const size_t at = written_ & (kRing - 1);
     const size_t first = std::min(data.size(), kRing - at);
     std::memcpy(bytes_ + at, data.data(), first);
     if (first < data.size()) std::memcpy(bytes_, data.data() + first, data.size() - first);
     written_ += data.size();
   }
   // Shows the reader what was put in. True if it is to be woken.
-  bool Show() {
+  bool Publish() {
     // In the one order of all these operations either this load sees the sleeper's flag, or the
     // sleeper, having raised it, sees the new position. So no wake-up is lost.
     ring_.written.store(written_, std::memory_order_seq_cst);
@@ -144,23 +173,23 @@ class RingReader {
 
   // What has arrived, up to the end of the ring; empty: nothing. Errors: nothing will ever come;
   // the ring says what cannot be.
-  absl::StatusOr<std::span<const std::byte>> Show(size_t most) {
+  absl::StatusOr<std::span<const std::byte>> Peek(size_t most) {
     if (written_ == read_) {
       // Before the position: what a writer puts in before it leaves is seen.
       const bool left = ring_.writer_left.load(std::memory_order_acquire) != 0;
       written_ = ring_.written.load(std::memory_order_acquire);
-      if (written_ - read_ > kRing) return Gone("is in disorder");
-      if (written_ == read_ && left) return Gone("was left");
+      if (written_ - read_ > kRing) return ClosedError("is in disorder");
+      if (written_ == read_ && left) return ClosedError("was left");
     }
-    const size_t at = static_cast<size_t>(read_ & (kRing - 1));
-    const size_t arrived = static_cast<size_t>(written_ - read_);
+    const size_t at = read_ & (kRing - 1);
+    const size_t arrived = written_ - read_;
     return std::span(bytes_ + at, std::min({most, arrived, kRing - at}));
   }
   // Takes them out. True if the writer is to be woken.
   bool Take(size_t bytes) {
     read_ += bytes;
-    if (read_ - given_back_ < kShowBytes) return false;
-    given_back_ = read_;
+    if (read_ - released_ < kPublishBytes) return false;
+    released_ = read_;
     ring_.read.store(read_, std::memory_order_seq_cst);
     return ring_.writer_sleeps.load(std::memory_order_seq_cst) != 0 &&
            ring_.writer_sleeps.exchange(0, std::memory_order_seq_cst) != 0;
@@ -184,59 +213,59 @@ class RingReader {
   const std::byte* const bytes_;
   uint64_t read_ = 0;
   // As the writer knows it.
-  uint64_t given_back_ = 0;
+  uint64_t released_ = 0;
   // As seen last.
   uint64_t written_ = 0;
 };
 
 class SharedMemoryLink final : public Link {
  public:
-  SharedMemoryLink(std::shared_ptr<SharedSegment> segment, int channel, int side, BellRope rope,
-                   LinkKind kind)
+  SharedMemoryLink(std::shared_ptr<SharedSegment> segment, int channel, int side,
+                   WakeupHandle handle, LinkKind kind)
       : segment_(std::move(segment)),
-        rope_(std::move(rope)),
+        peer_wakeup_(std::move(handle)),
         kind_(kind),
-        broken_(DirectoryOf(*segment_).broken[static_cast<size_t>(channel)].yes),
+        broken_(DirectoryOf(*segment_).broken[channel].yes),
         out_(RingAt(2 * channel + side), BytesOf(*segment_, 2 * channel + side)),
         in_(RingAt(2 * channel + 1 - side), BytesOf(*segment_, 2 * channel + 1 - side)) {}
 
   ~SharedMemoryLink() override {
     const bool reader = out_.Leave();
     const bool writer = in_.Leave();
-    if (reader || writer) rope_.Ring();
+    if (reader || writer) peer_wakeup_.Signal();
   }
 
   LinkKind kind() const override { return kind_; }
 
   absl::StatusOr<size_t> Write(std::span<const std::byte> first,
                                std::span<const std::byte> second) override {
-    if (IsBroken()) return Gone("was shut");
-    if (out_.reader_left()) return Gone("was left");
-    const size_t wanted = first.size() + second.size();
+    if (IsBroken()) return ClosedError("was shut");
+    if (out_.reader_left()) return ClosedError("was left");
+    const size_t requested = first.size() + second.size();
     CADRE_ASSIGN_OR_RETURN(size_t room, out_.Room());
-    if (room < wanted) {
+    if (room < requested) {
       out_.Refresh();
       CADRE_ASSIGN_OR_RETURN(room, out_.Room());
     }
     if (room == 0) return 0;
-    const size_t taken = std::min(room, wanted);
+    const size_t taken = std::min(room, requested);
     first = first.first(std::min(first.size(), taken));
     second = second.first(taken - first.size());
     out_.Put(first);
     while (true) {
-      const size_t bytes = std::min(second.size(), kShowBytes);
+      const size_t bytes = std::min(second.size(), kPublishBytes);
       out_.Put(second.first(bytes));
-      if (out_.Show()) rope_.Ring();
+      if (out_.Publish()) peer_wakeup_.Signal();
       second = second.subspan(bytes);
       if (second.empty()) return taken;
     }
   }
 
   absl::StatusOr<size_t> Read(std::span<std::byte> into) override {
-    if (IsBroken()) return Gone("was shut");
+    if (IsBroken()) return ClosedError("was shut");
     size_t done = 0;
     while (done < into.size()) {
-      const auto shown = in_.Show(std::min(into.size() - done, kShowBytes));
+      const auto shown = in_.Peek(std::min(into.size() - done, kPublishBytes));
       if (!shown.ok() && done == 0) return shown.status();
       if (!shown.ok() || shown->empty()) break;
       std::memcpy(into.data() + done, shown->data(), shown->size());
@@ -247,13 +276,13 @@ class SharedMemoryLink final : public Link {
   }
 
   absl::StatusOr<std::span<const std::byte>> Peek(size_t most) override {
-    if (IsBroken()) return Gone("was shut");
+    if (IsBroken()) return ClosedError("was shut");
     // Little at a time: the writer has the room of it again while the rest is worked on.
-    return in_.Show(std::min(most, kShowBytes));
+    return in_.Peek(std::min(most, kPublishBytes));
   }
 
   void Consume(size_t bytes) override {
-    if (in_.Take(bytes)) rope_.Ring();
+    if (in_.Take(bytes)) peer_wakeup_.Signal();
   }
 
   bool PrepareWait(bool to_read, bool to_write, std::vector<pollfd>&) override {
@@ -272,12 +301,12 @@ class SharedMemoryLink final : public Link {
   void Shutdown() override { broken_.store(1, std::memory_order_release); }
 
  private:
-  Ring& RingAt(int ring) { return DirectoryOf(*segment_).rings[static_cast<size_t>(ring)]; }
+  Ring& RingAt(int ring) { return DirectoryOf(*segment_).rings[ring]; }
   bool IsBroken() const { return broken_.load(std::memory_order_acquire) != 0; }
 
   // Shared by the links of all channels, and between threads by both sides.
   const std::shared_ptr<SharedSegment> segment_;
-  const BellRope rope_;
+  const WakeupHandle peer_wakeup_;
   const LinkKind kind_;
   std::atomic<uint32_t>& broken_;
   RingWriter out_;
@@ -285,7 +314,7 @@ class SharedMemoryLink final : public Link {
 };
 
 // What the maker puts at the beginning. The memory is all zeros.
-void Furnish(std::byte* data, absl::string_view nonce) {
+void InitializeDirectory(std::byte* data, absl::string_view nonce) {
   Directory* directory = new (data) Directory();
   CHECK_EQ(nonce.size(), directory->nonce.size());
   std::copy(nonce.begin(), nonce.end(), directory->nonce.begin());
@@ -301,9 +330,7 @@ absl::StatusOr<std::byte*> Map(int fd, int flags) {
 bool IsMemory(const std::string& path) {
   std::array<char, 64> target{};
   const ssize_t length = readlink(path.c_str(), target.data(), target.size());
-  return length > 0 &&
-         absl::StrContains(absl::string_view(target.data(), static_cast<size_t>(length)),
-                           kMemoryName);
+  return length > 0 && absl::StrContains(absl::string_view(target.data(), length), kMemoryName);
 }
 
 }  // namespace
@@ -318,7 +345,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Make() {
   }
   CADRE_ASSIGN_OR_RETURN(std::byte* const data, Map(memory.fd(), MAP_SHARED));
   const std::string nonce = NewIdentity();
-  Furnish(data, nonce);
+  InitializeDirectory(data, nonce);
   std::string description = absl::StrCat(getpid(), " ", memory.fd(), " ", nonce);
   return std::shared_ptr<SharedSegment>(
       new SharedSegment(data, std::move(memory), std::move(description)));
@@ -327,7 +354,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Make() {
 absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::MakeForThreads() {
   CADRE_ASSIGN_OR_RETURN(std::byte* const data, Map(-1, MAP_PRIVATE | MAP_ANONYMOUS));
   const std::string nonce = NewIdentity();
-  Furnish(data, nonce);
+  InitializeDirectory(data, nonce);
   return std::shared_ptr<SharedSegment>(new SharedSegment(data, Socket(), ""));
 }
 
@@ -364,9 +391,9 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Open(absl::string_
 SharedSegment::~SharedSegment() { munmap(data_, kSegmentBytes); }
 
 std::unique_ptr<Link> MakeSharedMemoryLink(std::shared_ptr<SharedSegment> segment, int channel,
-                                           int side, BellRope rope, LinkKind kind) {
+                                           int side, WakeupHandle handle, LinkKind kind) {
   CHECK(channel >= 0 && channel < Transport::kChannels && (side == 0 || side == 1));
-  return std::make_unique<SharedMemoryLink>(std::move(segment), channel, side, std::move(rope),
+  return std::make_unique<SharedMemoryLink>(std::move(segment), channel, side, std::move(handle),
                                             kind);
 }
 

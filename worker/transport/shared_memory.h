@@ -4,8 +4,8 @@
 // with the last process that has it mapped, whatever way processes end. Threads of one process use
 // the same links on memory of their own.
 //
-// A sleeper is woken by its bell; the flag in the ring says whether anybody sleeps, so that a peer
-// that is awake costs no system call.
+// A sleeper is woken by its wakeup; the flag in the ring says whether anybody sleeps, so that a
+// peer that is awake costs no system call.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "worker/transport/bell.h"
 #include "worker/transport/link.h"
+#include "worker/transport/wakeup.h"
 
 namespace cadre {
 
@@ -52,9 +52,9 @@ class SharedSegment {
   const std::string description_;
 };
 
-// The end of a channel's link for one of the two sides (0: the maker). `rope`: the peer's bell for
-// this channel. `kind`: kThreads or kSharedMemory.
+// The end of a channel's link for one of the two sides (0: the maker). `handle`: the peer's wakeup
+// for this channel. `kind`: kThreads or kSharedMemory.
 std::unique_ptr<Link> MakeSharedMemoryLink(std::shared_ptr<SharedSegment> segment, int channel,
-                                           int side, BellRope rope, LinkKind kind);
+                                           int side, WakeupHandle handle, LinkKind kind);
 
 }  // namespace cadre

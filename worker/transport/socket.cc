@@ -28,14 +28,14 @@ namespace {
 constexpr int kBacklog = 128;
 
 // In seconds. In that time 10 Gbit/s carry an eighth of a megabyte, a fraction of a small buffer.
-constexpr double kShortRoundTrip = 100e-6;
+constexpr double kSmallBufferRoundTrip = 100e-6;
 // The kernel may grant less: twice net.core.wmem_max and rmem_max, usually 416 KiB.
 constexpr int kSmallBuffer = 512 << 10;
 
 // Linux' default for the largest send buffer, which is smaller than that for receiving.
 constexpr double kUsualLargestBuffer = 4 << 20;
 // What every kernel grants: its default for a new connection.
-constexpr double kLeastWindow = 64 << 10;
+constexpr double kMinWindow = 64 << 10;
 
 absl::StatusOr<Socket> NewSocket(int family) {
   Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -130,7 +130,7 @@ absl::StatusOr<int> LocalPort(const Socket& socket) {
   sockaddr_storage local{};
   socklen_t length = sizeof local;
   if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&local), &length) != 0) {
-    return ErrnoStatus(errno, "asking the port of", "a socket");
+    return ErrnoStatus(errno, "getting the port of", "a socket");
   }
   if (local.ss_family == AF_INET6) {
     return ntohs(reinterpret_cast<const sockaddr_in6*>(&local)->sin6_port);
@@ -161,7 +161,7 @@ void TuneConnection(const Socket& socket) {
   setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // Left alone, the kernel lets buffers grow to many times that.
   const double round_trip = RoundTrip(socket);
-  if (round_trip == 0 || round_trip > kShortRoundTrip) return;
+  if (round_trip == 0 || round_trip > kSmallBufferRoundTrip) return;
   setsockopt(socket.fd(), SOL_SOCKET, SO_SNDBUF, &kSmallBuffer, sizeof kSmallBuffer);
   setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &kSmallBuffer, sizeof kSmallBuffer);
 }
@@ -181,7 +181,7 @@ absl::StatusOr<bool> ReadUntil(const Socket& socket, size_t bytes, std::string* 
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (got < 0) return absl::UnavailableError(std::strerror(errno));
     if (got == 0) return absl::UnavailableError("the connection was closed");
-    text->append(part, static_cast<size_t>(got));
+    text->append(part, got);
   }
   return true;
 }
@@ -190,7 +190,8 @@ absl::StatusOr<SocketAddress> AddressOfPeer(const Socket& socket) {
   SocketAddress address{.length = sizeof(sockaddr_storage)};
   auto* raw = reinterpret_cast<sockaddr*>(&address.storage);
   if (getpeername(socket.fd(), raw, &address.length) == 0) return address;
-  return absl::UnavailableError(absl::StrCat("asking for a peer: ", std::strerror(errno)));
+  return absl::UnavailableError(
+      absl::StrCat("getting the address of a peer: ", std::strerror(errno)));
 }
 
 double RoundTrip(const Socket& socket) {
@@ -209,7 +210,7 @@ double LargestWindow() {
     double least = 0, usual = 0, most = 0;
     if (file >> least >> usual >> most) window = std::min(window, most);
   }
-  return std::max(window / 2, kLeastWindow);
+  return std::max(window / 2, kMinWindow);
 }
 
 absl::StatusOr<Socket> MakeWake() {

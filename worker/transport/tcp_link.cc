@@ -1,3 +1,29 @@
+// A link over n >= 1 TCP connections.
+//
+// One connection carries at most its window per round trip. Where bandwidth times delay exceeds
+// what the kernel grants a socket, n connections are used, n = ceil(bandwidth * delay / window),
+// and the stream of bytes is cut into stripes of kStripeBytes that go over the connections in turn.
+// Both ends count bytes, so position / kStripeBytes modulo n gives the connection without any
+// framing.
+//
+// Invariants:
+// - Bytes are sent and received strictly in stream order; a full connection blocks the stream even
+// if
+//   the next one has room. Otherwise the receiver would have to reorder.
+// - Staged bytes lie at addresses that equal their stream position modulo kAlignment. Payloads
+// begin
+//   at multiples of kPayloadAlignment in the stream (message_header.h), so sums can be computed
+//   where bytes were staged.
+// - An error of the socket is reported after everything that arrived before it was delivered.
+//
+// Cost: data for a plain receive goes from the socket to its destination, and a read of a header
+// takes up to kReadAhead further bytes along, so a small message costs one recvmsg. Data for a sum
+// passes through staging, which fits into the second-level cache. Send buffers are bounded on short
+// links: with autotuning, megabytes queue in the kernel and the receiver reads them from memory,
+// not cache.
+//
+// Limits: the number of connections is fixed at connection time from the round trip of the first
+// one and an assumed 10 Gbit/s (pairing.cc).
 #include "worker/transport/tcp_link.h"
 
 #include <glog/logging.h>
@@ -28,14 +54,12 @@ constexpr size_t kAlignment = 64;
 // number on its way (the kernel doubles it): it fills the link all the same, and what the receiver
 // reads is still in a cache. Left alone the kernel lets megabytes pile up, which then come from
 // memory. Longer links need what the kernel finds out.
-constexpr double kShortRoundTrip = 3e-4;
+constexpr double kSmallSendBufferRoundTrip = 3e-4;
 constexpr int kShortSendBuffer = 192 << 10;
 // More than any element: so many bytes hold a whole one.
 constexpr size_t kWholeElement = 64;
 
 bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
-
-absl::Status Gone(absl::string_view how) { return absl::UnavailableError(how); }
 
 // At most `most` bytes of `data` behind the first `skip`.
 iovec ToSend(std::span<const std::byte> data, size_t skip, size_t most) {
@@ -44,9 +68,9 @@ iovec ToSend(std::span<const std::byte> data, size_t skip, size_t most) {
   return {const_cast<std::byte*>(data.data()) + skip, std::min(data.size() - skip, most)};
 }
 
-void BoundWhatIsOnItsWay(const Socket& lane) {
-  if (RoundTrip(lane) >= kShortRoundTrip) return;
-  setsockopt(lane.fd(), SOL_SOCKET, SO_SNDBUF, &kShortSendBuffer, sizeof kShortSendBuffer);
+void BoundWhatIsOnItsWay(const Socket& connection) {
+  if (RoundTrip(connection) >= kSmallSendBufferRoundTrip) return;
+  setsockopt(connection.fd(), SOL_SOCKET, SO_SNDBUF, &kShortSendBuffer, sizeof kShortSendBuffer);
 }
 
 msghdr MessageOf(std::array<iovec, 2>& parts) {
@@ -56,26 +80,32 @@ msghdr MessageOf(std::array<iovec, 2>& parts) {
   return message;
 }
 
-// Where a stream of bytes is on its way over the lanes in turn.
+// Where a stream of bytes is on its way over the connections in turn.
 class StripeCursor {
  public:
-  explicit StripeCursor(size_t lanes) : lanes_(lanes) {}
+  explicit StripeCursor(size_t connections) : connections_(connections) {}
 
-  size_t lane() const { return lanes_ == 1 ? 0 : position_ / kStripeBytes % lanes_; }
-  // Bytes that the lane still takes before the next has its turn.
-  size_t room() const { return lanes_ == 1 ? SIZE_MAX : kStripeBytes - position_ % kStripeBytes; }
+  size_t connection() const {
+    return connections_ == 1 ? 0 : position_ / kStripeBytes % connections_;
+  }
+  // Bytes that the connection still takes before the next has its turn.
+  size_t room() const {
+    return connections_ == 1 ? SIZE_MAX : kStripeBytes - position_ % kStripeBytes;
+  }
   void Advance(size_t bytes) { position_ += bytes; }
   uint64_t position() const { return position_; }
 
  private:
-  const size_t lanes_;
+  const size_t connections_;
   uint64_t position_ = 0;
 };
 
 class TcpLink final : public Link {
  public:
-  explicit TcpLink(std::vector<Socket> lanes)
-      : lanes_(std::move(lanes)), written_(lanes_.size()), read_(lanes_.size()) {}
+  explicit TcpLink(std::vector<Socket> connections)
+      : connections_(std::move(connections)),
+        written_(connections_.size()),
+        read_(connections_.size()) {}
 
   LinkKind kind() const override { return LinkKind::kTcp; }
   absl::StatusOr<size_t> Write(std::span<const std::byte> first,
@@ -91,8 +121,8 @@ class TcpLink final : public Link {
   size_t staged() const { return end_ - begin_; }
   // Moves staged bytes to `into`.
   size_t TakeStaged(std::span<std::byte> into);
-  // Receives from the lane whose turn it is: into `into`, then behind what is staged. Returns the
-  // bytes that came; 0: none now. Requires: at least one byte to receive; nothing staged, or
+  // Receives from the connection whose turn it is: into `into`, then behind what is staged. Returns
+  // the bytes that came; 0: none now. Requires: at least one byte to receive; nothing staged, or
   // nothing in `into`.
   absl::StatusOr<size_t> Receive(std::span<std::byte> into, size_t to_stage);
   // Moves what is staged to the front of the staging memory; `ahead` bytes will be received before
@@ -100,7 +130,7 @@ class TcpLink final : public Link {
   void MakeRoom(size_t ahead);
 
   // Open until the end, so that any thread may shut them down.
-  const std::vector<Socket> lanes_;
+  const std::vector<Socket> connections_;
   StripeCursor written_;
   // Of what was taken from the sockets; what is staged is its end.
   StripeCursor read_;
@@ -124,11 +154,11 @@ absl::StatusOr<size_t> TcpLink::Write(std::span<const std::byte> first,
     const size_t skip = std::max(done, first.size()) - first.size();
     parts[1] = ToSend(second, skip, part - parts[0].iov_len);
     const msghdr message = MessageOf(parts);
-    const ssize_t sent = sendmsg(lanes_[written_.lane()].fd(), &message, MSG_NOSIGNAL);
+    const ssize_t sent = sendmsg(connections_[written_.connection()].fd(), &message, MSG_NOSIGNAL);
     if (sent < 0 && WouldBlock(errno)) break;
-    if (sent < 0) return Gone(std::strerror(errno));
-    done += static_cast<size_t>(sent);
-    written_.Advance(static_cast<size_t>(sent));
+    if (sent < 0) return absl::UnavailableError(std::strerror(errno));
+    done += sent;
+    written_.Advance(sent);
     if (static_cast<size_t>(sent) < part) break;
   }
   return done;
@@ -170,8 +200,8 @@ void TcpLink::Consume(size_t bytes) {
 bool TcpLink::PrepareWait(bool to_read, bool to_write, std::vector<pollfd>& polled) {
   // Less than an element that was shown and left is no reason to stay awake.
   if (to_read && (staged() > shown_ || staged() >= kWholeElement)) return false;
-  const int reading = lanes_[read_.lane()].fd();
-  const int writing = lanes_[written_.lane()].fd();
+  const int reading = connections_[read_.connection()].fd();
+  const int writing = connections_[written_.connection()].fd();
   if (to_read) polled.push_back({.fd = reading, .events = POLLIN});
   if (to_write && to_read && reading == writing) {
     polled.back().events |= POLLOUT;
@@ -182,7 +212,7 @@ bool TcpLink::PrepareWait(bool to_read, bool to_write, std::vector<pollfd>& poll
 }
 
 void TcpLink::Shutdown() {
-  for (const Socket& lane : lanes_) shutdown(lane.fd(), SHUT_RDWR);
+  for (const Socket& connection : connections_) shutdown(connection.fd(), SHUT_RDWR);
 }
 
 size_t TcpLink::TakeStaged(std::span<std::byte> into) {
@@ -202,10 +232,10 @@ absl::StatusOr<size_t> TcpLink::Receive(std::span<std::byte> into, size_t to_sta
     parts[1] = {&staging_[end_], to_stage};
   }
   msghdr message = MessageOf(parts);
-  const ssize_t got = recvmsg(lanes_[read_.lane()].fd(), &message, 0);
-  if (got == 0) return Gone("it closed the connection");
+  const ssize_t got = recvmsg(connections_[read_.connection()].fd(), &message, 0);
+  if (got == 0) return absl::UnavailableError("it closed the connection");
   if (got < 0 && WouldBlock(errno)) return 0;
-  if (got < 0) return Gone(std::strerror(errno));
+  if (got < 0) return absl::UnavailableError(std::strerror(errno));
   const auto received = static_cast<size_t>(got);
   read_.Advance(received);
   if (received > into.size()) end_ += received - into.size();
@@ -223,17 +253,17 @@ void TcpLink::MakeRoom(size_t ahead) {
 
 }  // namespace
 
-int LanesFor(double round_trip_seconds, double bytes_per_second, double window_bytes) {
+int ConnectionsFor(double round_trip_seconds, double bytes_per_second, double window_bytes) {
   const double under_way = round_trip_seconds * bytes_per_second;
   // Compared before it becomes a whole number, which it may be too large for.
-  if (!(under_way < window_bytes * kMostLanes)) return kMostLanes;
+  if (!(under_way < window_bytes * kMaxConnections)) return kMaxConnections;
   return std::max(1, static_cast<int>(std::ceil(under_way / window_bytes)));
 }
 
-std::unique_ptr<Link> MakeTcpLink(std::vector<Socket> lanes) {
-  CHECK(!lanes.empty());
-  for (const Socket& lane : lanes) BoundWhatIsOnItsWay(lane);
-  return std::make_unique<TcpLink>(std::move(lanes));
+std::unique_ptr<Link> MakeTcpLink(std::vector<Socket> connections) {
+  CHECK(!connections.empty());
+  for (const Socket& connection : connections) BoundWhatIsOnItsWay(connection);
+  return std::make_unique<TcpLink>(std::move(connections));
 }
 
 }  // namespace cadre

@@ -14,11 +14,11 @@ namespace cadre {
 inline constexpr size_t kStripeBytes = size_t{256} << 10;
 
 // How many connections fill a link: enough windows of `window` bytes for what is under way at
-// `bytes_per_second` in one round trip; at least 1, at most kMostLanes.
-inline constexpr int kMostLanes = 8;
-int LanesFor(double round_trip_seconds, double bytes_per_second, double window_bytes);
+// `bytes_per_second` in one round trip; at least 1, at most kMaxConnections.
+inline constexpr int kMaxConnections = 8;
+int ConnectionsFor(double round_trip_seconds, double bytes_per_second, double window_bytes);
 
 // Requires: at least one socket, connected and non-blocking, in the same order on both ends.
-std::unique_ptr<Link> MakeTcpLink(std::vector<Socket> lanes);
+std::unique_ptr<Link> MakeTcpLink(std::vector<Socket> connections);
 
 }  // namespace cadre

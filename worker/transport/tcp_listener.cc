@@ -28,8 +28,8 @@ bool Welcome(const Socket& socket, const TcpListener::Expectation& here) {
 }
 
 bool IsOurs(Purpose purpose) {
-  if (purpose.channel == Purpose::kControl) return purpose.lane == 0;
-  return purpose.channel < Transport::kChannels && purpose.lane < kMostLanes;
+  if (purpose.channel == Purpose::kControl) return purpose.connection == 0;
+  return purpose.channel < Transport::kChannels && purpose.connection < kMaxConnections;
 }
 
 absl::string_view CounterOf(Answer::Code code) {
@@ -38,7 +38,7 @@ absl::string_view CounterOf(Answer::Code code) {
       return "transport_refused_stale_generation";
     case Answer::Code::kWrongSchema:
       return "transport_refused_schema";
-    case Answer::Code::kWrongPlace:
+    case Answer::Code::kWrongRank:
     case Answer::Code::kWelcome:
       break;
   }
@@ -105,8 +105,8 @@ void TcpListener::Forget(const GroupIdentity& group) {
   if (it != expected_.end() && it->second.what.group == group) expected_.erase(it);
 }
 
-std::optional<TcpListener::Arrival> TcpListener::TakeArrived(const GroupIdentity& group, int from,
-                                                             Purpose purpose) {
+std::optional<TcpListener::Arrival> TcpListener::TakeReceived(const GroupIdentity& group, int from,
+                                                              Purpose purpose) {
   absl::MutexLock lock(&mutex_);
   const auto it = expected_.find(GroupKey(group.run, group.group));
   if (it == expected_.end() || it->second.what.group != group) return std::nullopt;
@@ -192,7 +192,7 @@ bool TcpListener::ReadGreeting(Connection& connection) {
     if (!connection.received.empty()) Count("transport_garbage_closed");
     return false;
   }
-  connection.received.append(part.data(), static_cast<size_t>(got));
+  connection.received.append(part.data(), got);
   absl::StatusOr<std::optional<Greeting>> greeting = DecodeGreeting(connection.received);
   if (!greeting.ok()) {
     LOG(INFO) << "dropped a connection between ranks: " << greeting.status().message();
@@ -231,7 +231,7 @@ bool TcpListener::HandOut(Connection& connection) {
   const auto ranks = static_cast<uint32_t>(here.ranks);
   if (greeting.to != rank || greeting.ranks != ranks || greeting.from <= rank ||
       greeting.from >= ranks || !IsOurs(greeting.purpose)) {
-    Refuse(connection, Answer::Code::kWrongPlace,
+    Refuse(connection, Answer::Code::kWrongRank,
            absl::StrCat("rank ", greeting.from, " of ", greeting.ranks, " calls rank ", greeting.to,
                         ", but here is rank ", rank, " of ", ranks));
     return true;

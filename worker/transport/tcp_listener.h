@@ -76,13 +76,13 @@ class TcpListener {
   const std::string& address() const { return address_; }
 
   // Used to connect a group. Between Expect and Forget, connections of exactly this group and
-  // generation are collected for TakeArrived; older generations of the group are refused from now
+  // generation are collected for TakeReceived; older generations of the group are refused from now
   // on, and this one after Forget.
   // Errors: Aborted if this or a newer generation of the group was expected before.
   absl::Status Expect(const Expectation& expectation) ABSL_LOCKS_EXCLUDED(mutex_);
   void Forget(const GroupIdentity& group) ABSL_LOCKS_EXCLUDED(mutex_);
   // The connection of rank `from` for this purpose, if it has come.
-  std::optional<Arrival> TakeArrived(const GroupIdentity& group, int from, Purpose purpose)
+  std::optional<Arrival> TakeReceived(const GroupIdentity& group, int from, Purpose purpose)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -19,9 +19,9 @@ constexpr uint64_t kHost = 1;
 
 // What one rank brings.
 struct Member {
-  std::array<std::unique_ptr<Bell>, Transport::kChannels> bells;
-  // Of its bells, for the others.
-  std::vector<BellRope> ropes;
+  std::array<std::unique_ptr<Wakeup>, Transport::kChannels> wakeups;
+  // Of its wakeups, for the others.
+  std::vector<WakeupHandle> handles;
   std::vector<PeerLinks> peers;
 };
 
@@ -33,11 +33,11 @@ T OrDie(absl::StatusOr<T> value) {
 
 Member MakeMember(int ranks) {
   Member member;
-  for (auto& bell : member.bells) {
-    bell = OrDie(Bell::Make());
-    member.ropes.push_back(OrDie(BellRope::Take(bell->name())));
+  for (auto& wakeup : member.wakeups) {
+    wakeup = OrDie(Wakeup::Make());
+    member.handles.push_back(OrDie(WakeupHandle::Take(wakeup->name())));
   }
-  member.peers.resize(static_cast<size_t>(ranks));
+  member.peers.resize(ranks);
   for (PeerLinks& peer : member.peers) peer.host = kHost;
   return member;
 }
@@ -49,14 +49,14 @@ void Join(std::vector<Member>& members, size_t a, size_t b) {
   const auto segment = OrDie(SharedSegment::MakeForThreads());
   const std::array<size_t, 2> ends = {a, b};
   for (const int side : {0, 1}) {
-    Member& mine = members[ends[static_cast<size_t>(side)]];
-    const Member& other = members[ends[static_cast<size_t>(1 - side)]];
-    PeerLinks& peer = mine.peers[ends[static_cast<size_t>(1 - side)]];
+    Member& mine = members[ends[side]];
+    const Member& other = members[ends[1 - side]];
+    PeerLinks& peer = mine.peers[ends[1 - side]];
     peer.control = Socket(sockets[side]);
     for (int channel = 0; channel < Transport::kChannels; ++channel) {
       const auto i = static_cast<size_t>(channel);
       peer.links[i] =
-          MakeSharedMemoryLink(segment, channel, side, other.ropes[i], LinkKind::kThreads);
+          MakeSharedMemoryLink(segment, channel, side, other.handles[i], LinkKind::kThreads);
     }
   }
 }
@@ -72,9 +72,9 @@ std::vector<std::unique_ptr<Transport>> MakeThreadTransports(int ranks, absl::Du
   }
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < ranks; ++rank) {
-    Member& member = members[static_cast<size_t>(rank)];
-    transports.push_back(
-        OrDie(MakeLinkTransport(rank, std::move(member.peers), std::move(member.bells), timeout)));
+    Member& member = members[rank];
+    transports.push_back(OrDie(
+        MakeLinkTransport(rank, std::move(member.peers), std::move(member.wakeups), timeout)));
   }
   return transports;
 }

@@ -85,7 +85,7 @@ struct NativeCall {
   int index = 0;
   std::span<std::byte> data;
   // [begin, end) in elements, one per member; reduce-scatter and all-gather only.
-  std::span<const std::pair<int64_t, int64_t>> pieces;
+  std::span<const std::pair<int64_t, int64_t>> intervals;
 };
 
 class Transport {
@@ -119,7 +119,7 @@ class Transport {
                            const Combine& combine) = 0;
 
   // True where data lies in a device's memory and calls enqueue (see nccl/nccl_transport.h): spans
-  // are device memory, and data is there when later work on the device's current lane runs.
+  // are device memory, and data is there when later work on the device's current stream runs.
   virtual bool on_device() const { return false; }
   // Whether RunNative is there at all, and whether for these members.
   virtual bool has_native() const { return false; }
@@ -138,16 +138,14 @@ class Transport {
   // before the memory goes. A refusal costs speed, not the memory's use, and is no error.
   virtual void RegisterMemory(std::span<std::byte> /*memory*/) {}
   virtual void ForgetMemory(std::span<std::byte> /*memory*/) {}
-  // Copies within this rank's memory, as Run moves: at once, or on the device's current lane.
+  // Copies within this rank's memory, as Run moves: at once, or on the device's current stream.
   // Requires: equal sizes, no overlap.
   virtual absl::Status CopyWithin(std::span<const std::byte> from, std::span<std::byte> to);
 
   // The number of the next call among the members that `group` stands for, on a channel: calls are
   // counted here, so that they have numbers of their own whoever makes them. For the thread that
   // uses the channel.
-  uint32_t NextSequence(int channel, uint32_t group) {
-    return sequences_[static_cast<size_t>(channel)][group]++;
-  }
+  uint32_t NextSequence(int channel, uint32_t group) { return sequences_[channel][group]++; }
 
   // Kills the group: a call that waits returns `reason` at once. Requires: !reason.ok().
   virtual void Abort(absl::Status reason) = 0;
@@ -155,7 +153,7 @@ class Transport {
   virtual absl::Status status() const = 0;
   // The same, after hearing what peers have said of their end: for whoever waits for them outside
   // of a call. Thread-safe.
-  virtual absl::Status Look() { return status(); }
+  virtual absl::Status Poll() { return status(); }
 
  private:
   std::array<std::unordered_map<uint32_t, uint32_t>, kChannels> sequences_;

@@ -16,7 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/crc32c.h"
-#include "base/daemon.h"
+#include "base/rpc/daemon.h"
 #include "proto/schema_hash.h"
 
 namespace cadre {
@@ -25,7 +25,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr RoundsClientOptions kQuick = {.first_wait = absl::Milliseconds(1),
-                                        .most_wait = absl::Milliseconds(5)};
+                                        .max_wait = absl::Milliseconds(5)};
 
 // A shard that does what the test says.
 class ScriptedShard final : public v1::Rounds::Service {
@@ -162,7 +162,7 @@ TEST_F(RoundsClientTest, APullGoesOnWhereItBrokeOff) {
   EXPECT_EQ(traffic_.payload_received, 40u);
 }
 
-TEST_F(RoundsClientTest, ADamagedChunkIsAskedForAgain) {
+TEST_F(RoundsClientTest, DamagedChunkIsRequestedAgain) {
   shard_.OnPull([&](int call, const v1::PullRequest& request, auto* stream) {
     const uint64_t begin = request.ranges(0).begin();
     if (call == 0) Write(stream, 0, 2);
@@ -183,7 +183,7 @@ TEST_F(RoundsClientTest, DamageThatStaysIsDataLoss) {
   EXPECT_EQ(shard_.calls(), 3);
 }
 
-TEST_F(RoundsClientTest, TooMuchOrTooLittleOrHalfAValueIsAnError) {
+TEST_F(RoundsClientTest, WrongSizesAreErrors) {
   shard_.OnPull([&](int, const v1::PullRequest&, auto* stream) {
     Write(stream, 0, 11);
     return grpc::Status::OK;
@@ -206,7 +206,7 @@ TEST_F(RoundsClientTest, ARefusalIsFinal) {
   EXPECT_EQ(shard_.calls(), 1);
 }
 
-TEST_F(RoundsClientTest, StagingResumesAtTheShardsChunk) {
+TEST_F(RoundsClientTest, StagingResumesAtChunk) {
   std::vector<uint32_t> indices;
   v1::ContributionHeader seen;
   shard_.OnStage([&](int call, grpc::ServerContext*, auto* stream) {
@@ -229,10 +229,10 @@ TEST_F(RoundsClientTest, StagingResumesAtTheShardsChunk) {
   EXPECT_EQ(shard_.calls(), 3);
   EXPECT_THAT(indices, ::testing::ElementsAre(0, 1, 2));
   EXPECT_EQ(seen.schema_hash(), SchemaHash());
-  EXPECT_EQ(seen.codec(), "fp32");
+  EXPECT_EQ(seen.codec(), v1::CODEC_FP32);
 }
 
-TEST_F(RoundsClientTest, OnlyTheRightSizeCountsAsStaged) {
+TEST_F(RoundsClientTest, WrongStagedSizeIsAnError) {
   shard_.OnStage([&](int, grpc::ServerContext*, auto* stream) {
     v1::StageRequest request;
     v1::StageReply reply;
@@ -248,12 +248,12 @@ TEST_F(RoundsClientTest, OnlyTheRightSizeCountsAsStaged) {
   EXPECT_EQ(Stage().code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(RoundsClientTest, AShardThatEndsWithoutStagedHasNotStaged) {
+TEST_F(RoundsClientTest, MissingStagedIsAnError) {
   shard_.OnStage([&](int, grpc::ServerContext*, auto*) { return grpc::Status::OK; });
   EXPECT_EQ(Stage().code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(RoundsClientTest, CancelEndsACallThatWaitsForTheShard) {
+TEST_F(RoundsClientTest, CancelEndsWaitingCall) {
   absl::Notification arrived;
   shard_.OnStage([&](int, grpc::ServerContext* context, auto* stream) {
     v1::StageRequest request;
@@ -273,7 +273,7 @@ TEST_F(RoundsClientTest, CancelEndsACallThatWaitsForTheShard) {
   EXPECT_EQ(staged.code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(RoundsClientTest, AShardThatSaysNothingCostsNoMoreThanTheDeadline) {
+TEST_F(RoundsClientTest, SilentShardMeetsDeadline) {
   shard_.OnStage([&](int, grpc::ServerContext*, auto* stream) {
     v1::StageRequest request;
     while (stream->Read(&request)) {

@@ -17,7 +17,7 @@ namespace {
 using Axes = std::vector<std::string>;
 using Floats = std::vector<float>;
 
-constexpr MoveCost kWords{.words_per_message = 0};
+constexpr MoveCost kWords{.elements_per_message = 0};
 
 // Small whole numbers, whose sums are exact in any order.
 Floats Numbers(const Shape& shape, int salt) {
@@ -59,8 +59,8 @@ class BoxExchangeTest : public ::testing::TestWithParam<Wire> {
     const Transports group = MakeTransports(GetParam(), mesh.ranks());
     const Floats whole = Whole(shape, mesh, from);
     OnRanks(mesh.ranks(), [&](int rank) {
-      MeshCommunicators comms(*group[static_cast<size_t>(rank)], mesh);
-      const auto kernels = MakeReferenceKernels();
+      MeshCommunicators comms(*group[rank], mesh);
+      const auto kernels = MakeReferenceBackend();
       BoxExchange exchange(comms, *kernels);
       const Move move = PlanMove(shape, mesh, rank, from, to, kWords);
       ASSERT_FALSE(move.is_identity());
@@ -73,7 +73,7 @@ class BoxExchangeTest : public ::testing::TestWithParam<Wire> {
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_EQ(made, wanted) << "rank " << rank;
       }
-      EXPECT_EQ(comms.bytes_sent(), 2 * sizeof(float) * static_cast<size_t>(move.words_sent()));
+      EXPECT_EQ(comms.bytes_sent(), 2 * sizeof(float) * static_cast<size_t>(move.elements_sent()));
     });
   }
 
@@ -82,7 +82,7 @@ class BoxExchangeTest : public ::testing::TestWithParam<Wire> {
   }
 };
 
-TEST_P(BoxExchangeTest, BetweenLayoutsOfOneAxis) {
+TEST_P(BoxExchangeTest, LayoutsOfOneAxis) {
   const Mesh mesh({{"a", 3}});
   const Layout sum{.partial_sum = {"a"}};
   for (const Shape& shape : {Shape{6, 9}, Shape{5, 7}, Shape{2, 2}, Shape{1, 40}}) {
@@ -97,7 +97,7 @@ TEST_P(BoxExchangeTest, BetweenLayoutsOfOneAxis) {
   }
 }
 
-TEST_P(BoxExchangeTest, BetweenLayoutsOfTwoAxes) {
+TEST_P(BoxExchangeTest, LayoutsOfTwoAxes) {
   const Mesh mesh({{"data", 2}, {"model", 3}});
   const Layout both{.split = {{"data"}, {}, {"model"}}};
   const Layout summed{.split = {{"data"}}, .partial_sum = {"model"}};
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, BoxExchangeTest, ::testing::Values(Wire::kThread
                          [](const auto& info) { return WireName(info.param); });
 
 // ((1e8 + 1) - 1e8) is 0 in fp32 and (1e8 - 1e8) + 1 is not: the order is the members'.
-TEST(BoxExchangeSumTest, AddsInMembersOrder) {
+TEST(BoxExchangeSumTest, AddsInOrderOfMembers) {
   const Mesh mesh({{"a", 3}});
   const Shape shape{4, 3};
   const Placement from = Placement::Of(shape, {.partial_sum = {"a"}}, mesh);
@@ -137,8 +137,8 @@ TEST(BoxExchangeSumTest, AddsInMembersOrder) {
   const float wanted = (addends[0] + addends[1]) + addends[2];
   const Transports group = MakeThreadTransports(3, absl::Seconds(30));
   OnRanks(3, [&](int rank) {
-    MeshCommunicators comms(*group[static_cast<size_t>(rank)], mesh);
-    const auto kernels = MakeReferenceKernels();
+    MeshCommunicators comms(*group[rank], mesh);
+    const auto kernels = MakeReferenceBackend();
     BoxExchange exchange(comms, *kernels);
     const Floats have(12, addends[rank]);
     const Move move = PlanMove(shape, mesh, rank, from, to);
@@ -165,7 +165,7 @@ TEST(BoxExchangeSumTest, OverlapsAndGaps) {
   OnRanks(2, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     MeshCommunicators comms(*group[r], mesh);
-    const auto kernels = MakeReferenceKernels();
+    const auto kernels = MakeReferenceBackend();
     BoxExchange exchange(comms, *kernels);
     Floats made(3, -1.0F);
     ASSERT_TRUE(exchange.Run(PlanMove(shape, mesh, rank, have, to), held[r], made).ok());
@@ -173,7 +173,7 @@ TEST(BoxExchangeSumTest, OverlapsAndGaps) {
   });
 }
 
-TEST(BoxExchangeFailureTest, ARankThatDiesEndsTheMove) {
+TEST(BoxExchangeFailureTest, LostRankFailsMove) {
   const Mesh mesh({{"a", 3}});
   const Shape shape{300, 300};
   const Placement from = Placement::Of(shape, Layout::Split(0, {"a"}), mesh);
@@ -185,7 +185,7 @@ TEST(BoxExchangeFailureTest, ARankThatDiesEndsTheMove) {
     OnRanks(3, [&](int rank) {
       const auto r = static_cast<size_t>(rank);
       MeshCommunicators comms(*group[r], mesh);
-      const auto kernels = MakeReferenceKernels();
+      const auto kernels = MakeReferenceBackend();
       BoxExchange exchange(comms, *kernels);
       const Move move = PlanMove(shape, mesh, rank, from, to);
       const Floats have = Held(shape, mesh, from, rank);
@@ -200,8 +200,7 @@ TEST(BoxExchangeFailureTest, ARankThatDiesEndsTheMove) {
     });
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == victim) continue;
-      EXPECT_EQ(statuses[static_cast<size_t>(rank)].code(), absl::StatusCode::kUnavailable)
-          << statuses[static_cast<size_t>(rank)];
+      EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kUnavailable) << statuses[rank];
     }
   }
 }
@@ -244,7 +243,7 @@ TEST(AllToAllTest, AnySizes) {
   }
 }
 
-TEST(AllToAllTest, PiecesThatCannotFitAreRefused) {
+TEST(AllToAllTest, RejectsMismatchedSizes) {
   const Transports group = MakeThreadTransports(2, absl::Seconds(30));
   Communicator one(*group[0], {0, 1});
   std::vector<std::span<const std::byte>> send(1);

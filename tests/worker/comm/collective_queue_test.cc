@@ -33,7 +33,7 @@ Communicator Background(Transport& transport) {
   return Communicator(transport, all, Transport::kBackground);
 }
 
-TEST(CollectiveQueue, RunsWhatIsPostedInAnyOrderInOneOrder) {
+TEST(CollectiveQueue, AllRanksUseOneOrder) {
   constexpr int kRanks = 4;
   constexpr uint64_t kPieces = 60;
   const Transports group = MakeThreadTransports(kRanks, absl::Seconds(60));
@@ -61,10 +61,10 @@ TEST(CollectiveQueue, RunsWhatIsPostedInAnyOrderInOneOrder) {
       EXPECT_EQ(sums[key], static_cast<float>(key * (1 + 2 + 3 + 4)));
     }
   });
-  for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(ran[static_cast<size_t>(rank)], ran[0]);
+  for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(ran[rank], ran[0]);
 }
 
-TEST(CollectiveQueue, TakesTheHighestPriorityThatIsWaiting) {
+TEST(CollectiveQueue, HighestPriorityFirst) {
   const Transports group = MakeThreadTransports(1, absl::Seconds(60));
   CollectiveQueue queue(*group[0]);
   absl::Notification began;
@@ -91,7 +91,7 @@ TEST(CollectiveQueue, TakesTheHighestPriorityThatIsWaiting) {
   EXPECT_EQ(ran, (std::vector<uint64_t>{4, 2, 1, 3}));
 }
 
-TEST(CollectiveQueue, WaitsForWhatIsExpectedUntilItIsForgotten) {
+TEST(CollectiveQueue, ForgetReleasesWait) {
   const Transports group = MakeThreadTransports(1, absl::Seconds(60));
   CollectiveQueue queue(*group[0]);
   queue.Expect(2);
@@ -112,11 +112,11 @@ TEST(CollectiveQueue, WaitsForWhatIsExpectedUntilItIsForgotten) {
   EXPECT_TRUE(queue.WaitAll().ok());
 }
 
-TEST(CollectiveQueue, RestsLongerThanTheTransportsPatience) {
+TEST(CollectiveQueue, IdleQueueDoesNotTimeOut) {
   const Transports group = MakeThreadTransports(2, absl::Milliseconds(200));
   OnRanks(2, [&](int rank) {
-    Communicator comm = Background(*group[static_cast<size_t>(rank)]);
-    CollectiveQueue queue(*group[static_cast<size_t>(rank)]);
+    Communicator comm = Background(*group[rank]);
+    CollectiveQueue queue(*group[rank]);
     for (uint64_t key = 0; key < 2; ++key) {
       queue.Post(key, 0, [&comm] { return comm.Barrier(); });
       EXPECT_TRUE(queue.WaitAll().ok());
@@ -125,11 +125,11 @@ TEST(CollectiveQueue, RestsLongerThanTheTransportsPatience) {
   });
 }
 
-TEST(CollectiveQueue, AnErrorEndsItOnAllRanks) {
+TEST(CollectiveQueue, ErrorEndsAllRanks) {
   const Transports group = MakeThreadTransports(3, absl::Seconds(60));
   OnRanks(3, [&](int rank) {
-    Communicator comm = Background(*group[static_cast<size_t>(rank)]);
-    CollectiveQueue queue(*group[static_cast<size_t>(rank)]);
+    Communicator comm = Background(*group[rank]);
+    CollectiveQueue queue(*group[rank]);
     queue.Post(1, 0, [rank] {
       return rank == 1 ? absl::ResourceExhaustedError("no room") : absl::OkStatus();
     });
@@ -139,7 +139,7 @@ TEST(CollectiveQueue, AnErrorEndsItOnAllRanks) {
     EXPECT_FALSE(status.ok());
     EXPECT_NE(std::string(status.message()).find("no room"), std::string::npos) << status;
     EXPECT_EQ(queue.Wait(3), status);
-    EXPECT_FALSE(group[static_cast<size_t>(rank)]->status().ok());
+    EXPECT_FALSE(group[rank]->status().ok());
     queue.Post(4, 0, [] {
       ADD_FAILURE() << "ran after the end";
       return absl::OkStatus();
@@ -148,11 +148,11 @@ TEST(CollectiveQueue, AnErrorEndsItOnAllRanks) {
   });
 }
 
-TEST(CollectiveQueue, ARankThatLeavesWithWorkUnfinishedFreesTheOthers) {
+TEST(CollectiveQueue, UnfinishedWorkAbortsPeers) {
   const Transports group = MakeThreadTransports(2, absl::Seconds(60));
   OnRanks(2, [&](int rank) {
-    Communicator comm = Background(*group[static_cast<size_t>(rank)]);
-    CollectiveQueue queue(*group[static_cast<size_t>(rank)]);
+    Communicator comm = Background(*group[rank]);
+    CollectiveQueue queue(*group[rank]);
     if (rank == 0) {
       // Its peer never posts this one.
       queue.Post(1, 0, [&comm] { return comm.Barrier(); });
@@ -164,7 +164,7 @@ TEST(CollectiveQueue, ARankThatLeavesWithWorkUnfinishedFreesTheOthers) {
 }
 
 // A rank whose own thread has failed posts no more of what it said it would.
-TEST(CollectiveQueue, WhatIsExpectedIsWaitedForUntilItFails) {
+TEST(CollectiveQueue, FailReleasesWait) {
   const Transports group = MakeThreadTransports(2, absl::Seconds(60));
   CollectiveQueue queue(*group[0]);
   queue.Expect(7);
@@ -179,7 +179,7 @@ TEST(CollectiveQueue, WhatIsExpectedIsWaitedForUntilItFails) {
 }
 
 // Nobody may take away what the work uses before it has ended.
-TEST(CollectiveQueue, AfterAFailureWaitsForTheWorkThatRuns) {
+TEST(CollectiveQueue, WaitAllAfterFailureWaitsForRunningWork) {
   const Transports group = MakeThreadTransports(1, absl::Seconds(60));
   CollectiveQueue queue(*group[0]);
   absl::Notification running;

@@ -35,17 +35,17 @@ std::vector<int> AllRanks(int ranks) {
   return all;
 }
 
-// Pieces of random sizes, many of them empty, in any order, with gaps between some.
-std::vector<Piece> RandomPieces(uint64_t seed, int64_t elements, int members) {
+// Intervals of random sizes, many of them empty, in any order, with gaps between some.
+std::vector<Interval> RandomPieces(uint64_t seed, int64_t elements, int members) {
   std::vector<int64_t> borders = {0, elements};
   const auto draw = [&](int i) { return RandomBits(seed, kTest, 77, static_cast<uint64_t>(i)); };
-  const int pieces = draw(0) % 2 == 0 ? members : members + 3;
-  for (int i = 1; i < pieces; ++i) {
+  const int intervals = draw(0) % 2 == 0 ? members : members + 3;
+  for (int i = 1; i < intervals; ++i) {
     const bool empty = draw(i) % 4 == 0;
     borders.push_back(empty ? borders.back() : static_cast<int64_t>(draw(i) >> 8) % (elements + 1));
   }
   std::sort(borders.begin(), borders.end());
-  std::vector<Piece> all;
+  std::vector<Interval> all;
   for (size_t i = 1; i < borders.size(); ++i) all.push_back({borders[i - 1], borders[i]});
   const auto turn = static_cast<std::ptrdiff_t>(draw(99) % all.size());
   std::rotate(all.begin(), all.begin() + turn, all.end());
@@ -61,7 +61,7 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Wire, int>> {
   // Runs `body` on every rank with a communicator over all.
   void OnAll(const std::function<void(Communicator&)>& body) {
     OnRanks(ranks_, [&](int rank) {
-      Communicator all(*group_[static_cast<size_t>(rank)], AllRanks(ranks_));
+      Communicator all(*group_[rank], AllRanks(ranks_));
       body(all);
     });
   }
@@ -70,7 +70,7 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Wire, int>> {
   const Transports group_;
 };
 
-TEST_P(CollectiveTest, AllReduceIsExactForAnyLengthAndType) {
+TEST_P(CollectiveTest, AllReduce) {
   const std::vector<int> all_ranks = AllRanks(ranks_);
   OnAll([&](Communicator& all) {
     for (const size_t n : {0, 1, 2, 3, 5, 7, 8, 64, 1000, 40'003}) {
@@ -89,32 +89,32 @@ TEST_P(CollectiveTest, AllReduceIsExactForAnyLengthAndType) {
   });
 }
 
-TEST_P(CollectiveTest, ReduceScatterAndAllGatherTakeAnyPieces) {
+TEST_P(CollectiveTest, ReduceScatterAndAllGather) {
   const std::vector<int> all_ranks = AllRanks(ranks_);
   OnAll([&](Communicator& all) {
     for (uint64_t seed = 0; seed < 30; ++seed) {
       const Algorithm algorithm = kFlat[seed % 3];
       const auto n = static_cast<int64_t>(RandomBits(seed, kTest, 5, 0) % 400);
-      const std::vector<Piece> pieces = RandomPieces(seed, n, ranks_);
-      const Piece own = pieces[static_cast<size_t>(all.index())];
+      const std::vector<Interval> intervals = RandomPieces(seed, n, ranks_);
+      const Interval own = intervals[all.index()];
       constexpr DType kType = DType::kFloat32;
       Bytes data = ExactData(kType, seed, all.index(), static_cast<size_t>(n));
       const Bytes expected = ExactSum(kType, seed, all_ranks, static_cast<size_t>(n));
-      ASSERT_TRUE(all.ReduceScatter(algorithm, kType, data, pieces).ok());
-      // What is not the own piece must not matter.
+      ASSERT_TRUE(all.ReduceScatter(algorithm, kType, data, intervals).ok());
+      // What is not the own interval must not matter.
       std::fill_n(data.begin(), 4 * own.begin, std::byte{0x55});
       std::fill(data.begin() + 4 * own.end, data.end(), std::byte{0x55});
-      ASSERT_TRUE(all.AllGather(algorithm, kType, data, pieces).ok());
-      for (const Piece& piece : pieces) {
-        ASSERT_TRUE(std::equal(data.begin() + 4 * piece.begin, data.begin() + 4 * piece.end,
-                               expected.begin() + 4 * piece.begin))
+      ASSERT_TRUE(all.AllGather(algorithm, kType, data, intervals).ok());
+      for (const Interval& interval : intervals) {
+        ASSERT_TRUE(std::equal(data.begin() + 4 * interval.begin, data.begin() + 4 * interval.end,
+                               expected.begin() + 4 * interval.begin))
             << seed;
       }
     }
   });
 }
 
-TEST_P(CollectiveTest, TheRingSendsEachPieceOnce) {
+TEST_P(CollectiveTest, RingBytes) {
   OnAll([&](Communicator& all) {
     const std::vector<int64_t> offsets = [&] {
       std::vector<int64_t> uneven = {0};
@@ -146,7 +146,7 @@ TEST_P(CollectiveTest, AllGatherBytes) {
     ASSERT_TRUE(all.AllGatherBytes(data, offsets).ok());
     for (size_t k = 0; k < static_cast<size_t>(ranks_); ++k) {
       for (int64_t at = offsets[k]; at < offsets[k + 1]; ++at) {
-        ASSERT_EQ(data[static_cast<size_t>(at)], static_cast<std::byte>(k));
+        ASSERT_EQ(data[at], static_cast<std::byte>(k));
       }
     }
   });
@@ -184,16 +184,17 @@ float Unfriendly(int rank, size_t i) {
   return RandomNormal(9, kTest, static_cast<uint64_t>(rank), i) * (i % 3 == 0 ? 1e6F : 1.0F);
 }
 
-TEST_P(CollectiveTest, TheRingAddsInTheDocumentedOrder) {
+TEST_P(CollectiveTest, RingOrderOfAdditions) {
   constexpr size_t kN = 4099;
   std::vector<float> expected(kN);
-  for (int piece = 0; piece < ranks_; ++piece) {
-    for (int64_t i = PartBegin(kN, piece, ranks_); i < PartBegin(kN, piece + 1, ranks_); ++i) {
-      float sum = Unfriendly((piece + 1) % ranks_, static_cast<size_t>(i));
+  for (int interval = 0; interval < ranks_; ++interval) {
+    for (int64_t i = PartBegin(kN, interval, ranks_); i < PartBegin(kN, interval + 1, ranks_);
+         ++i) {
+      float sum = Unfriendly((interval + 1) % ranks_, static_cast<size_t>(i));
       for (int step = 2; step <= ranks_; ++step) {
-        sum += Unfriendly((piece + step) % ranks_, static_cast<size_t>(i));
+        sum += Unfriendly((interval + step) % ranks_, static_cast<size_t>(i));
       }
-      expected[static_cast<size_t>(i)] = sum;
+      expected[i] = sum;
     }
   }
   OnAll([&](Communicator& all) {
@@ -204,14 +205,14 @@ TEST_P(CollectiveTest, TheRingAddsInTheDocumentedOrder) {
   });
 }
 
-TEST_P(CollectiveTest, SumsHaveEqualBitsEverywhereAndEveryTime) {
+TEST_P(CollectiveTest, SumsAreReproducible) {
   constexpr size_t kN = 4099;
   for (const Algorithm algorithm : kAll) {
     std::vector<float> first;
     for (int run = 0; run < 5; ++run) {
       std::vector<std::vector<float>> results(static_cast<size_t>(ranks_), std::vector<float>(kN));
       OnAll([&](Communicator& all) {
-        std::vector<float>& data = results[static_cast<size_t>(all.index())];
+        std::vector<float>& data = results[all.index()];
         for (size_t i = 0; i < kN; ++i) data[i] = Unfriendly(all.index(), i);
         // Whoever is late must not matter.
         absl::SleepFor(absl::Microseconds(static_cast<int64_t>(
@@ -228,7 +229,7 @@ TEST_P(CollectiveTest, SumsHaveEqualBitsEverywhereAndEveryTime) {
   }
 }
 
-TEST_P(CollectiveTest, NobodyLeavesABarrierBeforeAllAreThere) {
+TEST_P(CollectiveTest, BarrierWaitsForAllMembers) {
   std::atomic<int> arrived{0};
   OnAll([&](Communicator& all) {
     for (int round = 1; round <= 20; ++round) {
@@ -239,7 +240,7 @@ TEST_P(CollectiveTest, NobodyLeavesABarrierBeforeAllAreThere) {
   });
 }
 
-TEST_P(CollectiveTest, RefusesWhatCannotBeRight) {
+TEST_P(CollectiveTest, RejectsInvalidArguments) {
   OnAll([&](Communicator& all) {
     const auto refused = [](const absl::Status& status) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
@@ -262,20 +263,20 @@ TEST_P(CollectiveTest, RefusesWhatCannotBeRight) {
     refused(all.AllReduce(Algorithm::kRing, DType::kBytes, bytes));
     refused(all.AllReduce(Algorithm::kRing, DType::kFloat32, bytes.first(7)));
     refused(all.AllReduce(Algorithm::kRing, DType::kFloat32, bytes.subspan(2, 8)));
-    std::vector<Piece> pieces(static_cast<size_t>(all.size()), {4, 5});
-    if (all.size() > 1) refused(all.AllGather(Algorithm::kRing, DType::kFloat32, bytes, pieces));
-    pieces.back() = {5, 4};
-    refused(all.AllGather(Algorithm::kRing, DType::kFloat32, bytes, pieces));
-    pieces.assign(pieces.size(), {0, 0});
-    refused(all.AllGather(Algorithm::kHierarchical, DType::kFloat32, bytes, pieces));
-    refused(all.ReduceScatter(Algorithm::kRing, DType::kBytes, bytes, pieces));
+    std::vector<Interval> intervals(static_cast<size_t>(all.size()), {4, 5});
+    if (all.size() > 1) refused(all.AllGather(Algorithm::kRing, DType::kFloat32, bytes, intervals));
+    intervals.back() = {5, 4};
+    refused(all.AllGather(Algorithm::kRing, DType::kFloat32, bytes, intervals));
+    intervals.assign(intervals.size(), {0, 0});
+    refused(all.AllGather(Algorithm::kHierarchical, DType::kFloat32, bytes, intervals));
+    refused(all.ReduceScatter(Algorithm::kRing, DType::kBytes, bytes, intervals));
     // The group lives on.
     EXPECT_TRUE(all.Barrier().ok());
   });
 }
 
 // More shapes than are remembered, each twice.
-TEST_P(CollectiveTest, ManyShapesInTurn) {
+TEST_P(CollectiveTest, ManyShapes) {
   const std::vector<int> all_ranks = AllRanks(ranks_);
   OnAll([&](Communicator& all) {
     for (int round = 0; round < 2; ++round) {
@@ -298,7 +299,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, CollectiveTest,
                          });
 
 // Two threads of each rank, each with its own channel and order of collectives.
-TEST(MeshCommunicatorsTest, ChannelsDoNotWaitForOneAnother) {
+TEST(MeshCommunicatorsTest, ChannelsAreIndependent) {
   const Mesh mesh({{"data", 2}, {"model", 2}});
   const Transports group = MakeThreadTransports(mesh.ranks(), absl::Seconds(60));
   std::vector<std::unique_ptr<MeshCommunicators>> comms;
@@ -308,7 +309,7 @@ TEST(MeshCommunicatorsTest, ChannelsDoNotWaitForOneAnother) {
   OnRanks(2 * mesh.ranks(), [&](int thread) {
     const int rank = thread / 2;
     const int channel = thread % 2;
-    MeshCommunicators& mine = *comms[static_cast<size_t>(rank)];
+    MeshCommunicators& mine = *comms[rank];
     for (size_t round = 0; round < 100; ++round) {
       Communicator& peers = channel == 0 ? mine.Over({"data"}, channel) : mine.All(channel);
       Bytes data = ExactData(DType::kFloat32, round, rank, 1 + round * 7);

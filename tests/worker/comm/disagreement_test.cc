@@ -74,7 +74,7 @@ std::vector<Case> Cases() {
        "by ring", "by butterfly"},
       {"Collective", ReduceScatter({0, 30, 60, 100}), AllGather({0, 30, 60, 100}), "reduce-scatter",
        "all-gather"},
-      {"Pieces", AllGather({0, 30, 60, 100}), AllGather({0, 40, 60, 100}), "all-gather",
+      {"Intervals", AllGather({0, 30, 60, 100}), AllGather({0, 40, 60, 100}), "all-gather",
        "all-gather"},
       {"Broadcast", Broadcast(10), Broadcast(11), "broadcast", "broadcast"},
       {"Order", InTurn(AllReduce(kRing, kFloat, 400), Barrier()),
@@ -86,7 +86,7 @@ std::vector<Case> Cases() {
 
 class DisagreementTest : public ::testing::TestWithParam<std::tuple<Case, Wire>> {};
 
-TEST_P(DisagreementTest, IsAnErrorThatNamesBothSides) {
+TEST_P(DisagreementTest, FailsAndNamesBothSides) {
   const Case& given = std::get<0>(GetParam());
   // Longer than the test may take: it cannot be what ends the wait.
   const Transports group = MakeTransports(std::get<1>(GetParam()), 3, absl::Minutes(10));
@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, DisagreementTest,
 // else.
 class EveryPairTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(EveryPairTest, IsFoundWhoeverIsTheOddOne) {
+TEST_P(EveryPairTest, DetectsAnyDifferingRank) {
   const int ranks = GetParam();
   const std::vector<Call> calls = {
       AllReduce(Algorithm::kRing, DType::kFloat32, 400),
@@ -159,7 +159,7 @@ TEST_P(EveryPairTest, IsFoundWhoeverIsTheOddOne) {
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryPairTest, ::testing::Values(2, 3, 4, 5));
 
 // Different ideas of who takes part, too.
-TEST(DisagreementTest, AboutTheMembers) {
+TEST(DisagreementTest, DifferentMembers) {
   const Transports group = MakeThreadTransports(3, absl::Minutes(10));
   std::vector<absl::Status> statuses(3);
   OnRanks(3, [&](int rank) {

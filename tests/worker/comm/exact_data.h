@@ -65,7 +65,7 @@ inline std::vector<std::byte> ExactSum(DType type, uint64_t seed, std::span<cons
   for (size_t i = 0; i < elements; ++i) {
     int eighths = 0;
     for (const int rank : ranks) eighths += ExactEighths(seed, rank, i);
-    const uint64_t bits = ExactBits(type, eighths, static_cast<int>(ranks.size()));
+    const uint64_t bits = ExactBits(type, eighths, std::ssize(ranks));
     std::memcpy(data.data() + i * element, &bits, element);
   }
   return data;

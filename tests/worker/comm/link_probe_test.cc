@@ -26,9 +26,9 @@ std::vector<int> Everybody(int ranks) {
 // What every rank got, by rank.
 std::vector<LinkMeasure> MeasureOn(const Transports& transports) {
   std::vector<LinkMeasure> measured(transports.size());
-  OnRanks(static_cast<int>(transports.size()), [&](int rank) {
+  OnRanks(std::ssize(transports), [&](int rank) {
     const auto i = static_cast<size_t>(rank);
-    Communicator all(*transports[i], Everybody(static_cast<int>(transports.size())));
+    Communicator all(*transports[i], Everybody(std::ssize(transports)));
     absl::StatusOr<LinkMeasure> own = MeasureLink(all);
     EXPECT_TRUE(own.ok()) << own.status();
     if (own.ok()) measured[i] = *std::move(own);
@@ -50,7 +50,7 @@ struct Case {
 
 class LinkProbeTest : public testing::TestWithParam<Case> {};
 
-TEST_P(LinkProbeTest, NumbersAreSane) {
+TEST_P(LinkProbeTest, ValuesArePlausible) {
   const Transports transports = MakeTransports(GetParam().wire, GetParam().ranks);
   const LinkMeasure measured = MeasureOn(transports).front();
   ExpectPositive(measured.alpha);
@@ -63,7 +63,7 @@ TEST_P(LinkProbeTest, NumbersAreSane) {
   EXPECT_LT(measured.gamma, 1e-6);
 }
 
-TEST_P(LinkProbeTest, SamplesAreOfAllAlgorithmsAtEachSize) {
+TEST_P(LinkProbeTest, SamplesAllAlgorithmsPerSize) {
   const Transports transports = MakeTransports(GetParam().wire, GetParam().ranks);
   const LinkMeasure measured = MeasureOn(transports).front();
   std::map<int64_t, std::set<Algorithm>> by_size;
@@ -79,7 +79,7 @@ TEST_P(LinkProbeTest, SamplesAreOfAllAlgorithmsAtEachSize) {
   }
 }
 
-TEST_P(LinkProbeTest, AllRanksHaveTheSameBits) {
+TEST_P(LinkProbeTest, EqualBitsOnAllRanks) {
   const Transports transports = MakeTransports(GetParam().wire, GetParam().ranks);
   const std::vector<LinkMeasure> measured = MeasureOn(transports);
   for (const LinkMeasure& other : measured) {
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, LinkProbeTest,
                            return WireName(info.param.wire) + std::to_string(info.param.ranks);
                          });
 
-TEST(LinkProbe, OneMemberMeasuresNothing) {
+TEST(LinkProbe, SingleMemberReturnsZero) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
   Communicator all(*transports[0], {0});
   const absl::StatusOr<LinkMeasure> measured = MeasureLink(all);
@@ -114,18 +114,18 @@ TEST(LinkProbe, OneMemberMeasuresNothing) {
   EXPECT_TRUE(measured->samples.empty());
 }
 
-TEST(LinkProbe, MembersMayBeAPartOfTheGroup) {
+TEST(LinkProbe, SubsetOfGroup) {
   const Transports transports = MakeTransports(Wire::kThreads, 3);
   OnRanks(3, [&](int rank) {
     if (rank == 1) return;
-    Communicator two(*transports[static_cast<size_t>(rank)], {2, 0});
+    Communicator two(*transports[rank], {2, 0});
     const absl::StatusOr<LinkMeasure> measured = MeasureLink(two);
     EXPECT_TRUE(measured.ok()) << measured.status();
     if (measured.ok()) ExpectPositive(measured->alpha);
   });
 }
 
-TEST(LinkProbe, ALostMemberEndsIt) {
+TEST(LinkProbe, LostMemberFailsProbe) {
   const Transports transports = MakeTransports(Wire::kThreads, 2);
   transports[1]->Abort(absl::UnavailableError("rank 1 went home"));
   Communicator all(*transports[0], {0, 1});

@@ -1,6 +1,6 @@
 // Random collectives by seed: groups of 1 to 8 ranks over any wire run random programs on two
-// channels at once, among random members, with random types, sizes, algorithms, pieces and delays;
-// in some a rank dies on the way. Nothing hangs, no sum is wrong, nothing is left over.
+// channels at once, among random members, with random types, sizes, algorithms, intervals and
+// delays; in some a rank dies on the way. Nothing hangs, no sum is wrong, nothing is left over.
 //
 //   comm_random_collectives_test --count=10000 --seed=1
 #include <dirent.h>
@@ -62,14 +62,14 @@ size_t RandomSize(Dice& dice) {
   return dice.Below(80);
 }
 
-std::vector<Piece> RandomPieces(Dice& dice, int64_t elements, size_t members) {
+std::vector<Interval> RandomPieces(Dice& dice, int64_t elements, size_t members) {
   std::vector<int64_t> borders = {0, elements};
-  const size_t pieces = members + dice.Below(3);
-  for (size_t i = 1; i < pieces; ++i) {
+  const size_t intervals = members + dice.Below(3);
+  for (size_t i = 1; i < intervals; ++i) {
     borders.push_back(static_cast<int64_t>(dice.Below(static_cast<uint64_t>(elements) + 1)));
   }
   std::sort(borders.begin(), borders.end());
-  std::vector<Piece> all;
+  std::vector<Interval> all;
   for (size_t i = 1; i < borders.size(); ++i) all.push_back({borders[i - 1], borders[i]});
   if (dice.OneIn(2)) std::shuffle(all.begin(), all.end(), dice);
   all.resize(members);
@@ -170,7 +170,7 @@ class Program {
     if (dice.OneIn(3)) std::shuffle(order.begin(), order.end(), dice);
     std::vector<int> members;
     for (const int rank : order) {
-      if (group_of[static_cast<size_t>(rank)] == group_of[static_cast<size_t>(rank_)]) {
+      if (group_of[rank] == group_of[rank_]) {
         members.push_back(rank);
       }
     }
@@ -203,10 +203,11 @@ class Program {
     const Algorithm algorithm = kAlgorithms[dice.Below(3)];
     const DType type = kNumbers[dice.Below(5)];
     const size_t elements = RandomSize(dice);
-    const auto pieces = RandomPieces(dice, static_cast<int64_t>(elements), among.members().size());
-    const Piece own = pieces[static_cast<size_t>(among.index())];
+    const auto intervals =
+        RandomPieces(dice, static_cast<int64_t>(elements), among.members().size());
+    const Interval own = intervals[among.index()];
     Bytes data = Data(type, rank_, elements);
-    const absl::Status status = among.ReduceScatter(algorithm, type, data, pieces);
+    const absl::Status status = among.ReduceScatter(algorithm, type, data, intervals);
     Expect(status, Equal(own, type, data, Sum(type, among, elements)), "reduce-scatter");
     return status;
   }
@@ -215,11 +216,12 @@ class Program {
     const Algorithm algorithm = kAlgorithms[dice.Below(3)];
     const DType type = dice.OneIn(3) ? DType::kBytes : kNumbers[dice.Below(5)];
     const size_t elements = RandomSize(dice);
-    const auto pieces = RandomPieces(dice, static_cast<int64_t>(elements), among.members().size());
+    const auto intervals =
+        RandomPieces(dice, static_cast<int64_t>(elements), among.members().size());
     Bytes data = Data(type, rank_, elements);
-    const absl::Status status = among.AllGather(algorithm, type, data, pieces);
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      Expect(status, Equal(pieces[i], type, data, Data(type, among.members()[i], elements)),
+    const absl::Status status = among.AllGather(algorithm, type, data, intervals);
+    for (size_t i = 0; i < intervals.size(); ++i) {
+      Expect(status, Equal(intervals[i], type, data, Data(type, among.members()[i], elements)),
              "all-gather");
     }
     return status;
@@ -259,10 +261,10 @@ class Program {
     return status;
   }
 
-  static bool Equal(const Piece& piece, DType type, const Bytes& a, const Bytes& b) {
+  static bool Equal(const Interval& interval, DType type, const Bytes& a, const Bytes& b) {
     const auto element = static_cast<std::ptrdiff_t>(SizeOf(type));
-    return std::equal(a.begin() + piece.begin * element, a.begin() + piece.end * element,
-                      b.begin() + piece.begin * element);
+    return std::equal(a.begin() + interval.begin * element, a.begin() + interval.end * element,
+                      b.begin() + interval.begin * element);
   }
 
   void Expect(const absl::Status& status, bool right, const char* what) {
@@ -298,7 +300,7 @@ RankOutcome RunRank(const World& world, std::unique_ptr<Transport> transport) {
   }
   RankOutcome outcome;
   const auto run = [&](int channel) {
-    Program& program = programs[static_cast<size_t>(channel)];
+    Program& program = programs[channel];
     absl::Status& status = outcome.statuses[channel];
     // One that aborts does so in the middle of what its other thread does.
     const bool aborts = dies && world.death == Death::kAborts;
@@ -354,7 +356,7 @@ size_t EntriesOf(const char* folder) {
   return entries;
 }
 
-TEST(RandomCollectivesTest, NothingHangsNothingIsWrongNothingIsLeftOver) {
+TEST(RandomCollectivesTest, CompleteWithExactResults) {
   // The first of each wire opens what the process keeps.
   for (const Wire wire : {Wire::kThreads, Wire::kSharedMemory, Wire::kTcp}) MakeTransports(wire, 2);
   const size_t descriptors = EntriesOf("/proc/self/fd");

@@ -72,7 +72,7 @@ std::vector<std::byte> RandomElements(std::mt19937_64& dice, DType type, size_t 
   return bytes;
 }
 
-TEST(ReduceTest, EveryWidthGivesTheBitsOfThePlainLoops) {
+TEST(ReduceTest, AllWidthsEqualReference) {
   std::mt19937_64 dice(1);
   for (const DType type : kTypes) {
     const size_t element = SizeOf(type);
@@ -99,7 +99,7 @@ TEST(ReduceTest, EveryWidthGivesTheBitsOfThePlainLoops) {
   }
 }
 
-TEST(ReduceTest, ChoosesAWidthByItself) {
+TEST(ReduceTest, DefaultWidth) {
   for (const DType type : kTypes) {
     EXPECT_EQ(SumOf(type).add, SumOf(type, WidestVectors()).add);
     EXPECT_EQ(SumOf(type).element, SizeOf(type));
@@ -108,7 +108,7 @@ TEST(ReduceTest, ChoosesAWidthByItself) {
 }
 
 // Adding zero shows the conversions: every value comes back.
-TEST(ReduceTest, SixteenBitNumbersPlusZeroStay) {
+TEST(ReduceTest, SixteenBitPlusZero) {
   for (const DType type : {DType::kBFloat16, DType::kFloat16}) {
     for (const VectorWidth width : Widths()) {
       std::vector<uint16_t> all(1 << 16);
@@ -133,7 +133,7 @@ TEST(ReduceTest, SixteenBitNumbersPlusZeroStay) {
 }
 
 // The nearest of the two neighbours of an exact sum, found without bit tricks.
-TEST(ReduceTest, SixteenBitSumsAreTheNearest) {
+TEST(ReduceTest, SixteenBitRoundsToNearest) {
   const auto value16 = [](uint16_t bits) {
     const int exponent = bits >> 10 & 0x1f;
     const double fraction = bits & 0x3ff;
@@ -173,7 +173,7 @@ TEST(ReduceTest, SixteenBitSumsAreTheNearest) {
   }
 }
 
-TEST(ReduceTest, SixteenBitSumsAtTheEdges) {
+TEST(ReduceTest, SixteenBitLimits) {
   // float16: 65,504 + 16 is halfway to what is not there any more; 65,504 + 8 is not.
   EXPECT_EQ(AddOne(DType::kFloat16, 0x7bff, 0x4c00), 0x7c00);
   EXPECT_EQ(AddOne(DType::kFloat16, 0x7bff, 0x4800), 0x7bff);
@@ -195,7 +195,7 @@ TEST(ReduceTest, SixteenBitSumsAtTheEdges) {
   EXPECT_TRUE(IsNan(DType::kBFloat16, reinterpret_cast<const std::byte*>(&nan)));
 }
 
-TEST(ReduceDeathTest, BytesAreNotAdded) { EXPECT_DEATH(SumOf(DType::kBytes), "not added"); }
+TEST(ReduceDeathTest, BytesHaveNoSum) { EXPECT_DEATH(SumOf(DType::kBytes), "not added"); }
 
 }  // namespace
 }  // namespace cadre

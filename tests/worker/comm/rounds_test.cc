@@ -30,7 +30,7 @@ struct Message {
   int round = 0;
   size_t from = 0;
   size_t to = 0;
-  Piece piece;
+  Interval interval;
   bool sum = false;
   // Place in the receiver's list.
   size_t step = 0;
@@ -43,7 +43,8 @@ std::vector<Message> MessagesOf(const std::vector<Schedule>& schedules,
     for (size_t i = 0; i < schedules[m].size(); ++i) {
       const ScheduleStep& step = schedules[m][i];
       const auto peer = static_cast<size_t>(step.peer);
-      if (step.kind == Kind::kSend) sent[{m, peer}].push_back({rounds[m][i], m, peer, step.piece});
+      if (step.kind == Kind::kSend)
+        sent[{m, peer}].push_back({rounds[m][i], m, peer, step.interval});
     }
   }
   std::vector<Message> all;
@@ -55,7 +56,7 @@ std::vector<Message> MessagesOf(const std::vector<Schedule>& schedules,
       const std::pair<size_t, size_t> pair = {static_cast<size_t>(step.peer), m};
       Message message = sent[pair].at(received[pair]++);
       EXPECT_EQ(message.round, rounds[m][i]) << "ends differ";
-      EXPECT_EQ(message.piece, step.piece);
+      EXPECT_EQ(message.interval, step.interval);
       message.sum = step.kind == Kind::kReceiveSum;
       message.step = i;
       all.push_back(message);
@@ -82,18 +83,18 @@ void PlayRounds(const std::vector<Schedule>& schedules, std::vector<MemberData>&
          ++end) {
       const Message& message = messages[order[end].second];
       const MemberData& from = data[message.from];
-      MemberData values(from.begin() + message.piece.begin, from.begin() + message.piece.end);
+      MemberData values(from.begin() + message.interval.begin, from.begin() + message.interval.end);
       if (message.sum) {
         arrived.emplace_back(&message, std::move(values));
       } else {
-        std::copy(values.begin(), values.end(), data[message.to].begin() + message.piece.begin);
+        std::copy(values.begin(), values.end(), data[message.to].begin() + message.interval.begin);
       }
     }
     std::sort(arrived.begin(), arrived.end(),
               [](const auto& a, const auto& b) { return a.first->step < b.first->step; });
     for (const auto& [message, values] : arrived) {
       for (size_t i = 0; i < values.size(); ++i) {
-        data[message->to][static_cast<size_t>(message->piece.begin) + i] += values[i];
+        data[message->to][static_cast<size_t>(message->interval.begin) + i] += values[i];
       }
     }
   }
@@ -129,7 +130,7 @@ MemberData SumOfAll(const std::vector<MemberData>& data) {
 }
 
 // Uneven, some empty, with gaps, in any order.
-std::vector<Piece> RandomPieces(uint64_t seed, int64_t elements, int members) {
+std::vector<Interval> RandomPieces(uint64_t seed, int64_t elements, int members) {
   std::vector<int64_t> borders = {0, elements};
   for (int i = 1; i < members + 2; ++i) {
     const uint64_t draw = Draw(seed, 5, static_cast<uint64_t>(i));
@@ -138,12 +139,11 @@ std::vector<Piece> RandomPieces(uint64_t seed, int64_t elements, int members) {
                       : static_cast<int64_t>((draw >> 8) % static_cast<uint64_t>(elements + 1)));
   }
   std::sort(borders.begin(), borders.end());
-  std::vector<Piece> pieces;
-  for (size_t i = 1; i < borders.size(); ++i) pieces.push_back({borders[i - 1], borders[i]});
-  std::rotate(pieces.begin(), pieces.begin() + static_cast<std::ptrdiff_t>(seed % pieces.size()),
-              pieces.end());
-  pieces.resize(static_cast<size_t>(members));
-  return pieces;
+  std::vector<Interval> intervals;
+  for (size_t i = 1; i < borders.size(); ++i) intervals.push_back({borders[i - 1], borders[i]});
+  std::rotate(intervals.begin(), intervals.begin() + (seed % intervals.size()), intervals.end());
+  intervals.resize(static_cast<size_t>(members));
+  return intervals;
 }
 
 template <typename Make>
@@ -160,7 +160,7 @@ class RoundsTest : public ::testing::TestWithParam<int> {
   const int members_ = GetParam();
 };
 
-TEST_P(RoundsTest, AllReducesSum) {
+TEST_P(RoundsTest, AllReduce) {
   for (const Algorithm algorithm : kFlat) {
     for (const int64_t elements : {0, 1, 2, 7, 64}) {
       for (uint64_t seed = 0; seed < 5; ++seed) {
@@ -179,7 +179,7 @@ TEST_P(RoundsTest, AllReducesSum) {
   }
 }
 
-TEST_P(RoundsTest, HierarchicalAllReducesSum) {
+TEST_P(RoundsTest, HierarchicalAllReduce) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     std::vector<uint64_t> hosts;
     for (int m = 0; m < members_; ++m) {
@@ -198,32 +198,33 @@ TEST_P(RoundsTest, HierarchicalAllReducesSum) {
   }
 }
 
-TEST_P(RoundsTest, ReduceScattersAndAllGathersTakeAnyPieces) {
+TEST_P(RoundsTest, ReduceScatterAndAllGather) {
   constexpr int64_t kElements = 53;
   for (const Algorithm algorithm : kFlat) {
     for (uint64_t seed = 0; seed < 25; ++seed) {
-      const std::vector<Piece> pieces = RandomPieces(seed, kElements, members_);
+      const std::vector<Interval> intervals = RandomPieces(seed, kElements, members_);
       std::vector<MemberData> data = RandomData(members_, kElements, seed);
       const MemberData sum = SumOfAll(data);
-      PlayRounds(OfAll(members_,
-                       [&](int index) { return ReduceScatterSchedule(algorithm, index, pieces); }),
-                 data, seed);
+      PlayRounds(
+          OfAll(members_,
+                [&](int index) { return ReduceScatterSchedule(algorithm, index, intervals); }),
+          data, seed);
       for (size_t m = 0; m < data.size(); ++m) {
-        const Piece own = pieces[m];
+        const Interval own = intervals[m];
         ASSERT_TRUE(
             std::equal(sum.begin() + own.begin, sum.begin() + own.end, data[m].begin() + own.begin))
             << AlgorithmName(algorithm) << " " << seed << " " << m;
-        // What is not the own piece must not matter.
+        // What is not the own interval must not matter.
         std::fill(data[m].begin(), data[m].begin() + own.begin, 0x5555);
         std::fill(data[m].begin() + own.end, data[m].end(), 0x5555);
       }
-      PlayRounds(
-          OfAll(members_, [&](int index) { return AllGatherSchedule(algorithm, index, pieces); }),
-          data, seed + 1);
+      PlayRounds(OfAll(members_,
+                       [&](int index) { return AllGatherSchedule(algorithm, index, intervals); }),
+                 data, seed + 1);
       for (const MemberData& each : data) {
-        for (const Piece& piece : pieces) {
-          ASSERT_TRUE(std::equal(sum.begin() + piece.begin, sum.begin() + piece.end,
-                                 each.begin() + piece.begin))
+        for (const Interval& interval : intervals) {
+          ASSERT_TRUE(std::equal(sum.begin() + interval.begin, sum.begin() + interval.end,
+                                 each.begin() + interval.begin))
               << AlgorithmName(algorithm) << " " << seed;
         }
       }
@@ -231,10 +232,10 @@ TEST_P(RoundsTest, ReduceScattersAndAllGathersTakeAnyPieces) {
   }
 }
 
-TEST_P(RoundsTest, BroadcastsReachAll) {
+TEST_P(RoundsTest, Broadcast) {
   for (int root = 0; root < members_; ++root) {
     std::vector<MemberData> data = RandomData(members_, 11, 1);
-    const MemberData expected = data[static_cast<size_t>(root)];
+    const MemberData expected = data[root];
     PlayRounds(
         OfAll(members_, [&](int index) { return BroadcastSchedule(index, members_, 11, root); }),
         data, static_cast<uint64_t>(root));
@@ -243,7 +244,7 @@ TEST_P(RoundsTest, BroadcastsReachAll) {
 }
 
 // Rounds are steps: no more than the table of README.md says, where members are a power of two.
-TEST_P(RoundsTest, ThereAreAsManyAsSteps) {
+TEST_P(RoundsTest, CountEqualsSteps) {
   const auto rounds_of = [&](const std::vector<Schedule>& schedules) {
     int most = 0;
     for (const std::vector<int>& rounds : RoundsOf(schedules)) {
@@ -266,9 +267,9 @@ TEST_P(RoundsTest, ThereAreAsManyAsSteps) {
 
 INSTANTIATE_TEST_SUITE_P(Members, RoundsTest, ::testing::Values(1, 2, 3, 4, 5, 6, 7, 8, 11, 16));
 
-TEST(RoundsDeathTest, MessagesThatNobodySendsAreABug) {
+TEST(RoundsDeathTest, ReceiveWithoutSend) {
   const std::vector<Schedule> schedules = {{{Kind::kReceive, 1, {0, 1}}}, {}};
-  EXPECT_DEATH(RoundsOf(schedules), "nobody sends");
+  EXPECT_DEATH(RoundsOf(schedules), "no member sends");
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ class Simulation {
     // One element in flight is the least that a link can be.
     const size_t rooms[] = {1, 2, 7, 1000};
     room_ = rooms[dice_() % 4];
-    most_ = dice_() % 2 == 0 ? 1 : 1 + static_cast<int64_t>(dice_() % 9);
+    max_ = dice_() % 2 == 0 ? 1 : 1 + static_cast<int64_t>(dice_() % 9);
   }
 
   Played Run() {
@@ -110,28 +110,26 @@ class Simulation {
     return false;
   }
 
-  const ScheduleStep& StepOf(int member, size_t at) const {
-    return schedules_[static_cast<size_t>(member)][at];
-  }
-  Progress& ProgressOf(int member, size_t at) { return progress_[static_cast<size_t>(member)][at]; }
+  const ScheduleStep& StepOf(int member, size_t at) const { return schedules_[member][at]; }
+  Progress& ProgressOf(int member, size_t at) { return progress_[member][at]; }
 
   // Elements that the step may have moved by now.
   int64_t Allowed(int member, const ScheduleStep& step) {
-    if (step.after == ScheduleStep::kNone) return step.piece.size();
+    if (step.after == ScheduleStep::kNone) return step.interval.size();
     const auto after = static_cast<size_t>(step.after);
     const Progress& other = ProgressOf(member, after);
-    if (other.complete) return step.piece.size();
-    const Piece& piece = StepOf(member, after).piece;
-    const int64_t passed = piece.begin + other.done;
-    if (step.piece.begin < piece.begin || step.piece.begin >= passed) return 0;
-    return std::min(step.piece.size(), passed - step.piece.begin);
+    if (other.complete) return step.interval.size();
+    const Interval& interval = StepOf(member, after).interval;
+    const int64_t passed = interval.begin + other.done;
+    if (step.interval.begin < interval.begin || step.interval.begin >= passed) return 0;
+    return std::min(step.interval.size(), passed - step.interval.begin);
   }
   bool IsFree(int member, const ScheduleStep& step) {
     return step.after == ScheduleStep::kNone ||
            ProgressOf(member, static_cast<size_t>(step.after)).complete;
   }
   int64_t Some(int64_t possible) {
-    return std::min(possible, 1 + static_cast<int64_t>(dice_() % static_cast<uint64_t>(most_)));
+    return std::min(possible, 1 + static_cast<int64_t>(dice_() % static_cast<uint64_t>(max_)));
   }
 
   bool Send(Link& link) {
@@ -141,7 +139,7 @@ class Simulation {
     const ScheduleStep& step = StepOf(member, at);
     Progress& progress = ProgressOf(member, at);
     int64_t count = 0;
-    if (step.piece.size() == 0) {
+    if (step.interval.size() == 0) {
       if (!IsFree(member, step)) return false;
     } else {
       const auto room = static_cast<int64_t>(room_ - std::min(room_, link.in_flight.size()));
@@ -150,9 +148,9 @@ class Simulation {
     }
     if (progress.done == 0) ++link.headers;
     for (int64_t i = 0; i < count; ++i) {
-      link.in_flight.push_back(Element(member, step.piece.begin + progress.done++));
+      link.in_flight.push_back(Element(member, step.interval.begin + progress.done++));
     }
-    if (progress.done == step.piece.size()) {
+    if (progress.done == step.interval.size()) {
       progress.complete = true;
       ++link.sent;
     }
@@ -166,28 +164,26 @@ class Simulation {
     const ScheduleStep& step = StepOf(member, at);
     Progress& progress = ProgressOf(member, at);
     if (link.headers <= link.received) return false;
-    if (step.piece.size() == 0) {
+    if (step.interval.size() == 0) {
       if (!IsFree(member, step)) return false;
     } else {
-      const int64_t count = Some(std::min(Allowed(member, step) - progress.done,
-                                          static_cast<int64_t>(link.in_flight.size())));
+      const int64_t count =
+          Some(std::min(Allowed(member, step) - progress.done, std::ssize(link.in_flight)));
       if (count <= 0) return false;
       for (int64_t i = 0; i < count; ++i) {
-        uint64_t& element = Element(member, step.piece.begin + progress.done++);
+        uint64_t& element = Element(member, step.interval.begin + progress.done++);
         element = link.in_flight.front() + (step.kind == Kind::kReceiveSum ? element : 0);
         link.in_flight.pop_front();
       }
     }
-    if (progress.done == step.piece.size()) {
+    if (progress.done == step.interval.size()) {
       progress.complete = true;
       ++link.received;
     }
     return true;
   }
 
-  uint64_t& Element(int member, int64_t at) {
-    return data_[static_cast<size_t>(member)].at(static_cast<size_t>(at));
-  }
+  uint64_t& Element(int member, int64_t at) { return data_[member].at(static_cast<size_t>(at)); }
 
   const std::vector<Schedule>& schedules_;
   std::vector<MemberData>& data_;
@@ -197,7 +193,7 @@ class Simulation {
   std::vector<Link> links_;
   std::vector<End> ends_;
   size_t room_ = 1;
-  int64_t most_ = 1;
+  int64_t max_ = 1;
   uint64_t until_shuffle_ = 0;
 };
 
@@ -241,19 +237,19 @@ class Chains {
     int64_t time = 0;
   };
 
-  Step& At(int member, size_t at) { return steps_[static_cast<size_t>(member)][at]; }
+  Step& At(int member, size_t at) { return steps_[member][at]; }
 
   int64_t Time(int member, size_t at) {
     Step& step = At(member, at);
     if (step.time > 0) return step.time;
-    const int peer = schedules_[static_cast<size_t>(member)][at].peer;
+    const int peer = schedules_[member][at].peer;
     const int64_t time = std::max(Earliest(member, at), Earliest(peer, step.other_end));
     At(peer, step.other_end).time = time;
     return step.time = time;
   }
 
   int64_t Earliest(int member, size_t at) {
-    const Schedule& schedule = schedules_[static_cast<size_t>(member)];
+    const Schedule& schedule = schedules_[member];
     const ScheduleStep& step = schedule[at];
     int64_t earliest = 1;
     if (const auto before = At(member, at).before) earliest = 1 + Time(member, *before);
@@ -278,8 +274,8 @@ std::string CheckMessages(const std::vector<Schedule>& schedules) {
              std::to_string(pair.receives.size()) + " receives";
     }
     for (size_t i = 0; i < pair.sends.size(); ++i) {
-      const Piece& sent = schedules[static_cast<size_t>(pair.from)][pair.sends[i]].piece;
-      const Piece& got = schedules[static_cast<size_t>(pair.to)][pair.receives[i]].piece;
+      const Interval& sent = schedules[pair.from][pair.sends[i]].interval;
+      const Interval& got = schedules[pair.to][pair.receives[i]].interval;
       if (sent != got) return names + ": message " + std::to_string(i) + " is not what is expected";
     }
   }

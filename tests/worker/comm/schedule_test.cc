@@ -15,7 +15,7 @@ namespace {
 
 using Kind = ScheduleStep::Kind;
 
-constexpr int kMostMembers = 17;
+constexpr int kMaxMembers = 17;
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kButterfly,
                                      Algorithm::kHalvingDoubling};
 
@@ -48,16 +48,16 @@ int64_t RandomElements(std::mt19937_64& dice, int members) {
   return sizes[dice() % 4];
 }
 
-// Pieces of any size, in any order, some with gaps between them.
-std::vector<Piece> RandomPieces(std::mt19937_64& dice, int members, int64_t elements) {
+// Intervals of any size, in any order, some with gaps between them.
+std::vector<Interval> RandomPieces(std::mt19937_64& dice, int members, int64_t elements) {
   std::vector<int64_t> borders = {0, elements};
   const bool gaps = dice() % 2 == 0;
-  const int pieces = gaps ? 2 * members : members;
-  for (int i = 1; i < pieces; ++i) {
+  const int intervals = gaps ? 2 * members : members;
+  for (int i = 1; i < intervals; ++i) {
     borders.push_back(static_cast<int64_t>(dice() % static_cast<uint64_t>(elements + 1)));
   }
   std::sort(borders.begin(), borders.end());
-  std::vector<Piece> all;
+  std::vector<Interval> all;
   for (size_t i = 1; i < borders.size(); ++i) all.push_back({borders[i - 1], borders[i]});
   if (dice() % 2 == 0) std::shuffle(all.begin(), all.end(), dice);
   all.resize(static_cast<size_t>(members));
@@ -66,9 +66,9 @@ std::vector<Piece> RandomPieces(std::mt19937_64& dice, int members, int64_t elem
 
 class AlgorithmTest : public ::testing::TestWithParam<Algorithm> {};
 
-TEST_P(AlgorithmTest, AllReduceSumsEverythingEverywhere) {
+TEST_P(AlgorithmTest, AllReduce) {
   std::mt19937_64 dice(1);
-  for (int members = 1; members <= kMostMembers; ++members) {
+  for (int members = 1; members <= kMaxMembers; ++members) {
     for (int round = 0; round < 40; ++round) {
       const int64_t elements = RandomElements(dice, members);
       SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
@@ -83,46 +83,47 @@ TEST_P(AlgorithmTest, AllReduceSumsEverythingEverywhere) {
   }
 }
 
-TEST_P(AlgorithmTest, ReduceScatterSumsEveryPieceAtItsMember) {
+TEST_P(AlgorithmTest, ReduceScatter) {
   std::mt19937_64 dice(2);
-  for (int members = 1; members <= kMostMembers; ++members) {
+  for (int members = 1; members <= kMaxMembers; ++members) {
     for (int round = 0; round < 40; ++round) {
       const int64_t elements = RandomElements(dice, members);
       SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
-      const std::vector<Piece> pieces = RandomPieces(dice, members, elements);
+      const std::vector<Interval> intervals = RandomPieces(dice, members, elements);
       std::vector<MemberData> data = RandomData(dice, members, elements);
       const MemberData sum = Sum(data);
       const auto schedules = Schedules(
-          members, [&](int index) { return ReduceScatterSchedule(GetParam(), index, pieces); });
+          members, [&](int index) { return ReduceScatterSchedule(GetParam(), index, intervals); });
       ASSERT_EQ(Play(schedules, data, dice()).error, "");
-      for (size_t member = 0; member < pieces.size(); ++member) {
-        for (int64_t i = pieces[member].begin; i < pieces[member].end; ++i) {
-          ASSERT_EQ(data[member][static_cast<size_t>(i)], sum[static_cast<size_t>(i)]);
+      for (size_t member = 0; member < intervals.size(); ++member) {
+        for (int64_t i = intervals[member].begin; i < intervals[member].end; ++i) {
+          ASSERT_EQ(data[member][i], sum[i]);
         }
       }
     }
   }
 }
 
-TEST_P(AlgorithmTest, AllGatherBringsEveryPieceEverywhere) {
+TEST_P(AlgorithmTest, AllGather) {
   std::mt19937_64 dice(3);
-  for (int members = 1; members <= kMostMembers; ++members) {
+  for (int members = 1; members <= kMaxMembers; ++members) {
     for (int round = 0; round < 40; ++round) {
       const int64_t elements = RandomElements(dice, members);
       SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
-      const std::vector<Piece> pieces = RandomPieces(dice, members, elements);
+      const std::vector<Interval> intervals = RandomPieces(dice, members, elements);
       std::vector<MemberData> data = RandomData(dice, members, elements);
       std::vector<MemberData> expected = data;
-      for (size_t owner = 0; owner < pieces.size(); ++owner) {
+      for (size_t owner = 0; owner < intervals.size(); ++owner) {
         for (MemberData& row : expected) {
-          std::copy(data[owner].begin() + pieces[owner].begin,
-                    data[owner].begin() + pieces[owner].end, row.begin() + pieces[owner].begin);
+          std::copy(data[owner].begin() + intervals[owner].begin,
+                    data[owner].begin() + intervals[owner].end,
+                    row.begin() + intervals[owner].begin);
         }
       }
       const auto schedules = Schedules(
-          members, [&](int index) { return AllGatherSchedule(GetParam(), index, pieces); });
+          members, [&](int index) { return AllGatherSchedule(GetParam(), index, intervals); });
       ASSERT_EQ(Play(schedules, data, dice()).error, "");
-      // Also that what is in no piece stays as it was.
+      // Also that what is in no interval stays as it was.
       for (size_t member = 0; member < data.size(); ++member) {
         ASSERT_EQ(data[member], expected[member]) << member;
       }
@@ -130,9 +131,9 @@ TEST_P(AlgorithmTest, AllGatherBringsEveryPieceEverywhere) {
   }
 }
 
-TEST_P(AlgorithmTest, HierarchicalSumsEverythingEverywhere) {
+TEST_P(AlgorithmTest, HierarchicalAllReduce) {
   std::mt19937_64 dice(4);
-  for (int members = 1; members <= kMostMembers; ++members) {
+  for (int members = 1; members <= kMaxMembers; ++members) {
     for (int round = 0; round < 40; ++round) {
       const int64_t elements = RandomElements(dice, members);
       SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
@@ -162,13 +163,13 @@ std::string Name(const ::testing::TestParamInfo<Algorithm>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Algorithms, AlgorithmTest, ::testing::ValuesIn(kAlgorithms), Name);
 
-TEST(BroadcastTest, EverybodyGetsWhatTheRootHas) {
+TEST(BroadcastTest, AllMembersReceiveRootData) {
   std::mt19937_64 dice(5);
-  for (int members = 1; members <= kMostMembers; ++members) {
+  for (int members = 1; members <= kMaxMembers; ++members) {
     for (int root = 0; root < members; ++root) {
       const int64_t elements = RandomElements(dice, members);
       std::vector<MemberData> data = RandomData(dice, members, elements);
-      const MemberData whole = data[static_cast<size_t>(root)];
+      const MemberData whole = data[root];
       const auto schedules = Schedules(
           members, [&](int index) { return BroadcastSchedule(index, members, elements, root); });
       ASSERT_EQ(Play(schedules, data, dice()).error, "");
@@ -177,8 +178,8 @@ TEST(BroadcastTest, EverybodyGetsWhatTheRootHas) {
   }
 }
 
-TEST(BarrierTest, NobodyLeavesBeforeAllHaveCome) {
-  for (int members = 1; members <= kMostMembers; ++members) {
+TEST(BarrierTest, WaitsForAllMembers) {
+  for (int members = 1; members <= kMaxMembers; ++members) {
     const auto schedules =
         Schedules(members, [&](int index) { return BarrierSchedule(index, members); });
     std::vector<MemberData> data(static_cast<size_t>(members));
@@ -191,28 +192,28 @@ TEST(BarrierTest, NobodyLeavesBeforeAllHaveCome) {
   }
 }
 
-// The documented order: piece k is ((x[k+1] + x[k+2]) + ...) + x[k].
-TEST(RingTest, PassesPieceKFromMemberKPlusOneOn) {
-  const std::vector<Piece> pieces = EqualPieces(40, 4);
+// The documented order: interval k is ((x[k+1] + x[k+2]) + ...) + x[k].
+TEST(RingTest, OrderOfAdditions) {
+  const std::vector<Interval> intervals = EqualIntervals(40, 4);
   for (int index = 0; index < 4; ++index) {
-    const Schedule schedule = ReduceScatterSchedule(Algorithm::kRing, index, pieces);
+    const Schedule schedule = ReduceScatterSchedule(Algorithm::kRing, index, intervals);
     ASSERT_EQ(schedule.size(), 6U);
     for (int step = 0; step < 3; ++step) {
-      const ScheduleStep& send = schedule[static_cast<size_t>(2 * step)];
-      const ScheduleStep& receive = schedule[static_cast<size_t>(2 * step + 1)];
+      const ScheduleStep& send = schedule[2 * step];
+      const ScheduleStep& receive = schedule[2 * step + 1];
       EXPECT_EQ(send.kind, Kind::kSend);
       EXPECT_EQ(send.peer, (index + 1) % 4);
-      EXPECT_EQ(send.piece, pieces[static_cast<size_t>((index + 7 - step) % 4)]);
+      EXPECT_EQ(send.interval, intervals[(index + 7 - step) % 4]);
       EXPECT_EQ(send.after, step == 0 ? ScheduleStep::kNone : 2 * step - 1);
       EXPECT_EQ(receive.kind, Kind::kReceiveSum);
       EXPECT_EQ(receive.peer, (index + 3) % 4);
-      EXPECT_EQ(receive.piece, pieces[static_cast<size_t>((index + 6 - step) % 4)]);
+      EXPECT_EQ(receive.interval, intervals[(index + 6 - step) % 4]);
     }
   }
 }
 
-// Neighbouring pieces travel together: one message a step, whatever the number of members.
-TEST(MessagesTest, AreOnePerStepWherePiecesTouch) {
+// Neighbouring intervals travel together: one message a step, whatever the number of members.
+TEST(MessagesTest, AdjacentIntervalsShareMessage) {
   for (const int members : {2, 4, 8, 16}) {
     int doublings = 0;
     while (1 << doublings < members) ++doublings;
@@ -223,19 +224,20 @@ TEST(MessagesTest, AreOnePerStepWherePiecesTouch) {
       EXPECT_EQ(messages(Algorithm::kRing), 2 * (members - 1));
       EXPECT_EQ(messages(Algorithm::kButterfly), doublings);
       EXPECT_EQ(messages(Algorithm::kHalvingDoubling), 2 * doublings);
-      const std::vector<Piece> pieces = EqualPieces(480, members);
-      EXPECT_EQ(WorkOf(ReduceScatterSchedule(Algorithm::kHalvingDoubling, index, pieces)).messages,
-                doublings);
+      const std::vector<Interval> intervals = EqualIntervals(480, members);
+      EXPECT_EQ(
+          WorkOf(ReduceScatterSchedule(Algorithm::kHalvingDoubling, index, intervals)).messages,
+          doublings);
     }
   }
 }
 
 // Members that are wrong about what comes are found.
-TEST(SimulatorTest, NoticesMessagesThatDoNotMatch) {
+TEST(SimulatorTest, DetectsMismatchedMessages) {
   auto schedules =
       Schedules(3, [](int index) { return AllReduceSchedule(Algorithm::kRing, index, 3, 9); });
   EXPECT_EQ(CheckMessages(schedules), "");
-  schedules[1][1].piece.end -= 1;
+  schedules[1][1].interval.end -= 1;
   EXPECT_NE(CheckMessages(schedules), "");
   schedules[1].pop_back();
   EXPECT_NE(CheckMessages(schedules), "");
@@ -244,7 +246,7 @@ TEST(SimulatorTest, NoticesMessagesThatDoNotMatch) {
 bool SomeOrderGoesWrong(const std::vector<Schedule>& schedules, int64_t elements) {
   std::mt19937_64 dice(6);
   for (int round = 0; round < 300; ++round) {
-    std::vector<MemberData> data = RandomData(dice, static_cast<int>(schedules.size()), elements);
+    std::vector<MemberData> data = RandomData(dice, std::ssize(schedules), elements);
     const MemberData sum = Sum(data);
     if (!Play(schedules, data, dice()).error.empty()) return true;
     for (const MemberData& row : data) {
@@ -257,7 +259,7 @@ bool SomeOrderGoesWrong(const std::vector<Schedule>& schedules, int64_t elements
 // Every wait of what is passed on is needed, and so is every wait for what is being sent; the
 // simulator is unfriendly enough to show it. Receives that wait for receives keep the order of
 // sums, which whole numbers do not show, or stand for others in what waits for them.
-TEST(SimulatorTest, NoticesAWaitThatIsMissing) {
+TEST(SimulatorTest, DetectsMissingDependency) {
   constexpr int64_t kElements = 24;
   for (const Algorithm algorithm : kAlgorithms) {
     const auto schedules =
@@ -267,7 +269,7 @@ TEST(SimulatorTest, NoticesAWaitThatIsMissing) {
       const ScheduleStep& step = schedules[0][at];
       if (step.after == ScheduleStep::kNone) continue;
       const bool sends = step.kind == Kind::kSend;
-      const bool waits_for_send = schedules[0][static_cast<size_t>(step.after)].kind == Kind::kSend;
+      const bool waits_for_send = schedules[0][step.after].kind == Kind::kSend;
       if (!sends && !waits_for_send) continue;
       auto broken = schedules;
       broken[0][at].after = ScheduleStep::kNone;
@@ -277,7 +279,7 @@ TEST(SimulatorTest, NoticesAWaitThatIsMissing) {
 }
 
 // Two members that overwrite what they send need a link that holds something.
-TEST(SimulatorTest, NoticesAHang) {
+TEST(SimulatorTest, DetectsDeadlock) {
   auto schedules =
       Schedules(2, [](int index) { return AllReduceSchedule(Algorithm::kRing, index, 2, 8); });
   // Each waits to send for what the other sends.
@@ -286,17 +288,18 @@ TEST(SimulatorTest, NoticesAHang) {
   EXPECT_NE(Play(schedules, data, 1).error, "");
 }
 
-TEST(EqualPiecesTest, CoverEverythingInOrder) {
+TEST(EqualIntervalsTest, CoverDataInOrder) {
   for (const int64_t elements : {0, 1, 5, 1000}) {
     for (int members = 1; members < 9; ++members) {
-      const std::vector<Piece> pieces = EqualPieces(elements, members);
-      ASSERT_EQ(pieces.size(), static_cast<size_t>(members));
-      EXPECT_EQ(pieces.front().begin, 0);
-      EXPECT_EQ(pieces.back().end, elements);
-      for (size_t i = 1; i < pieces.size(); ++i) EXPECT_EQ(pieces[i].begin, pieces[i - 1].end);
-      for (const Piece& piece : pieces) {
-        EXPECT_GE(piece.size(), elements / members);
-        EXPECT_LE(piece.size(), elements / members + 1);
+      const std::vector<Interval> intervals = EqualIntervals(elements, members);
+      ASSERT_EQ(intervals.size(), static_cast<size_t>(members));
+      EXPECT_EQ(intervals.front().begin, 0);
+      EXPECT_EQ(intervals.back().end, elements);
+      for (size_t i = 1; i < intervals.size(); ++i)
+        EXPECT_EQ(intervals[i].begin, intervals[i - 1].end);
+      for (const Interval& interval : intervals) {
+        EXPECT_GE(interval.size(), elements / members);
+        EXPECT_LE(interval.size(), elements / members + 1);
       }
     }
   }

@@ -17,7 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
-#include "spec/collective_cost.h"
+#include "plan/cost/collective_cost.h"
 #include "tests/worker/comm/schedule_simulator.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
@@ -140,7 +140,7 @@ std::map<std::string, Row> ReadTable() {
 
 // Elements of a byte: divisible by every number of members below, and by what these are cut into.
 constexpr int64_t kElements = 720'720 * 16;
-constexpr int kMostMembers = 16;
+constexpr int kMaxMembers = 16;
 
 struct Counted {
   double steps = 0;
@@ -185,10 +185,10 @@ std::map<std::string, MakeSchedule> Makers() {
        {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
     const std::string by = absl::StrCat(" by ", AlgorithmName(algorithm));
     makers["reduce-scatter" + by] = [=](int index, int members, int64_t n) {
-      return ReduceScatterSchedule(algorithm, index, EqualPieces(n, members));
+      return ReduceScatterSchedule(algorithm, index, EqualIntervals(n, members));
     };
     makers["all-gather" + by] = [=](int index, int members, int64_t n) {
-      return AllGatherSchedule(algorithm, index, EqualPieces(n, members));
+      return AllGatherSchedule(algorithm, index, EqualIntervals(n, members));
     };
     makers["all-reduce" + by] = [=](int index, int members, int64_t n) {
       return AllReduceSchedule(algorithm, index, members, n);
@@ -203,11 +203,11 @@ std::vector<Schedule> MakeAll(const MakeSchedule& make, int members, int64_t ele
   return schedules;
 }
 
-TEST(TableTest, SaysWhatSchedulesDo) {
+TEST(TableTest, MatchesSchedules) {
   const std::map<std::string, Row> table = ReadTable();
   for (const auto& [name, make] : Makers()) {
     ASSERT_EQ(table.count(name), 1U) << name;
-    for (int members = 1; members <= kMostMembers; ++members) {
+    for (int members = 1; members <= kMaxMembers; ++members) {
       SCOPED_TRACE(absl::StrCat(name, " among ", members));
       ExpectRow(table.at(name), Count(MakeAll(make, members, kElements)),
                 VariablesFor(members, 1, kElements));
@@ -215,7 +215,7 @@ TEST(TableTest, SaysWhatSchedulesDo) {
   }
 }
 
-TEST(TableTest, SaysWhatHierarchicalSchedulesDo) {
+TEST(TableTest, MatchesHierarchicalSchedules) {
   const Row row = ReadTable()["all-reduce by hierarchical"];
   for (const int hosts : {1, 2, 4}) {
     for (const int per_host : {1, 2, 3, 4}) {
@@ -234,7 +234,7 @@ TEST(TableTest, SaysWhatHierarchicalSchedulesDo) {
   }
 }
 
-TEST(TableTest, SaysWhatCostsAreMadeOf) {
+TEST(TableTest, MatchesCosts) {
   const std::map<std::string, Row> table = ReadTable();
   for (const Collective collective :
        {Collective::kReduceScatter, Collective::kAllGather, Collective::kAllReduce}) {
@@ -267,7 +267,7 @@ class RecordingTransport final : public Transport {
                    const Combine& combine) override {
     for (const Transfer& transfer : transfers) {
       ScheduleStep step{.peer = transfer.peer,
-                        .piece = {0, static_cast<int64_t>(transfer.data.size())},
+                        .interval = {0, static_cast<int64_t>(transfer.data.size())},
                         .after = transfer.after};
       if (transfer.kind == Transfer::Kind::kReceive) step.kind = ScheduleStep::Kind::kReceive;
       if (transfer.kind == Transfer::Kind::kReceiveSum) step.kind = ScheduleStep::Kind::kReceiveSum;
@@ -297,9 +297,9 @@ absl::Status AllToAllOfEqualPieces(Communicator& among) {
   std::vector<float> out(kFloats), in(kFloats);
   std::vector<std::span<const std::byte>> send;
   std::vector<std::span<std::byte>> receive;
-  for (const Piece& piece : EqualPieces(kFloats, among.size())) {
-    const auto begin = static_cast<size_t>(piece.begin);
-    const auto size = static_cast<size_t>(piece.size());
+  for (const Interval& interval : EqualIntervals(kFloats, among.size())) {
+    const auto begin = static_cast<size_t>(interval.begin);
+    const auto size = static_cast<size_t>(interval.size());
     send.push_back(std::as_bytes(std::span(out).subspan(begin, size)));
     receive.push_back(std::as_writable_bytes(std::span(in).subspan(begin, size)));
   }
@@ -338,7 +338,7 @@ std::map<std::string, Call> Calls() {
   return calls;
 }
 
-TEST(TableTest, SaysWhatCommunicatorsDo) {
+TEST(TableTest, MatchesCommunicators) {
   const std::map<std::string, Row> table = ReadTable();
   const std::map<std::string, Call> calls = Calls();
   // The hierarchical row needs hosts.

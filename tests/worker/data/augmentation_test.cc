@@ -183,7 +183,7 @@ TEST(AugmentationTest, ShiftsAndMirrors) {
             for (int64_t c = 0; c < 3; ++c) {
               const float expected =
                   inside ? static_cast<float>(image.at(from_y, from_x, c)) * (1.0F / 255.0F) : 0.0F;
-              ASSERT_EQ(out[static_cast<size_t>((y * 5 + x) * 3 + c)], expected)
+              ASSERT_EQ(out[(y * 5 + x) * 3 + c], expected)
                   << y << " " << x << " " << shift_y << " " << shift_x << " " << mirrored;
             }
           }
@@ -197,7 +197,7 @@ TEST(AugmentationTest, ShiftsAndMirrors) {
 TEST(AugmentationTest, ResizingKeepsAPlane) {
   TestImage image(40, 50, 1);
   for (int64_t i = 0; i < 40 * 50; ++i) {
-    image.pixels[static_cast<size_t>(i)] = static_cast<uint8_t>(2 * (i / 50) + 3 * (i % 50));
+    image.pixels[i] = static_cast<uint8_t>(2 * (i / 50) + 3 * (i % 50));
   }
   const ImageTransform transform = Transform({}, {16, 32, 1});
   const ImageRect rect{.top = 3, .left = 7, .height = 30, .width = 25};
@@ -206,7 +206,7 @@ TEST(AugmentationTest, ResizingKeepsAPlane) {
     for (int64_t x = 0; x < 32; ++x) {
       const double at_y = 3 + (static_cast<double>(y) + 0.5) * 30 / 16 - 0.5;
       const double at_x = 7 + (static_cast<double>(x) + 0.5) * 25 / 32 - 0.5;
-      ASSERT_NEAR(out[static_cast<size_t>(y * 32 + x)] * 255, 2 * at_y + 3 * at_x, 1e-3);
+      ASSERT_NEAR(out[y * 32 + x] * 255, 2 * at_y + 3 * at_x, 1e-3);
     }
   }
 }
@@ -220,7 +220,7 @@ TEST(AugmentationTest, AScaledImageStandsForTheWhole) {
       for (int64_t c = 0; c < 3; ++c) {
         const int sum = whole.at(2 * y, 2 * x, c) + whole.at(2 * y, 2 * x + 1, c) +
                         whole.at(2 * y + 1, 2 * x, c) + whole.at(2 * y + 1, 2 * x + 1, c);
-        half.pixels[static_cast<size_t>((y * 60 + x) * 3 + c)] = static_cast<uint8_t>(sum / 4);
+        half.pixels[(y * 60 + x) * 3 + c] = static_cast<uint8_t>(sum / 4);
       }
     }
   }

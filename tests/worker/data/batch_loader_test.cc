@@ -32,8 +32,7 @@ class FakeDataset final : public Dataset {
       if (samples[i].index == bad_sample_) {
         return absl::DataLossError(absl::StrCat("bad sample ", samples[i].index));
       }
-      std::fill_n(inputs.begin() + static_cast<std::ptrdiff_t>(i * 4), 4,
-                  static_cast<float>(samples[i].index));
+      std::fill_n(inputs.begin() + (i * 4), 4, static_cast<float>(samples[i].index));
     }
     return labels.empty() ? absl::OkStatus() : GetLabels(samples, labels);
   }
@@ -182,7 +181,7 @@ TEST(BatchLoaderTest, ThreadsDoNotChangeWhatIsLoaded) {
         for (int64_t step = first; step < 30; ++step) {
           const auto batch = loader.Next(step);
           ASSERT_TRUE(batch.ok()) << batch.status();
-          const BatchRows& rows = expected[static_cast<size_t>(step)];
+          const BatchRows& rows = expected[step];
           ASSERT_EQ((*batch)->step, step);
           ASSERT_EQ((*batch)->rows.inputs, rows.inputs);
           ASSERT_EQ((*batch)->rows.labels, rows.labels);

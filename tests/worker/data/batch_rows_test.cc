@@ -23,7 +23,7 @@ RowsOfRank OnMesh(const Mesh& mesh, int rank) {
   return [mesh, rank](int64_t samples) {
     const auto rows = [&](const std::vector<std::string>& axes) {
       const Box box = LocalBox({samples, 4}, Layout::Split(0, axes), mesh, rank);
-      return RowRange{box.begin[0], box.end[0]};
+      return Interval{box.begin[0], box.end[0]};
     };
     return MicroBatch{.inputs = rows({"data", "model"}), .labels = rows({"data"})};
   };
@@ -79,8 +79,8 @@ TEST(TrainingRowsTest, EverySampleOnceAnEpochForEveryMesh) {
           }
           Sampler sampler(4, kSize);
           const int64_t positions = kSteps * groups * batch;
-          ASSERT_EQ(static_cast<int64_t>(inputs.size()), positions);
-          ASSERT_EQ(static_cast<int64_t>(labels.size()), positions);
+          ASSERT_EQ(std::ssize(inputs), positions);
+          ASSERT_EQ(std::ssize(labels), positions);
           for (int64_t position = 0; position < positions; ++position) {
             ASSERT_EQ(inputs.at(position), sampler.SampleAt(position));
             ASSERT_EQ(labels.at(sampler.SampleAt(position)), model);
@@ -132,7 +132,7 @@ TEST(TestRowsTest, CoversThePartOnceWithASmallerLastBatch) {
       for (size_t i = 0; i < rows.inputs.size(); ++i) {
         EXPECT_EQ(rows.inputs[i].index, rows.positions[i]);
         EXPECT_EQ(rows.inputs[i].epoch, 0);
-        ++seen[static_cast<size_t>(rows.inputs[i].index)];
+        ++seen[rows.inputs[i].index];
       }
       if (step >= 5) {
         EXPECT_THAT(rows.inputs, IsEmpty()) << step;

@@ -88,7 +88,7 @@ TEST_F(Cifar10DatasetTest, PixelsAreNormalisedByChannel) {
       const float value = CifarPixel(number, c, at / 96, at / 3 % 32) / 255.0F;
       const float expected = (value - data().augmentation().mean(static_cast<int>(c))) /
                              data().augmentation().stddev(static_cast<int>(c));
-      ASSERT_NEAR(samples.inputs[static_cast<size_t>(at)], expected, 1e-5F);
+      ASSERT_NEAR(samples.inputs[at], expected, 1e-5F);
     }
   }
 }

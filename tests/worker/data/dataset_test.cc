@@ -128,8 +128,7 @@ TEST_P(EveryDatasetTest, ASampleIsAFunctionOfIndexAndEpoch) {
     const Samples one = Get(*again, {{.index = i, .epoch = 3}});
     const auto at = static_cast<size_t>(i) * elements;
     ASSERT_EQ(one.inputs,
-              std::vector<float>(all.inputs.begin() + static_cast<std::ptrdiff_t>(at),
-                                 all.inputs.begin() + static_cast<std::ptrdiff_t>(at + elements)));
+              std::vector<float>(all.inputs.begin() + at, all.inputs.begin() + (at + elements)));
   }
 }
 

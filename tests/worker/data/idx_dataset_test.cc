@@ -52,7 +52,7 @@ TEST_F(IdxDatasetTest, IdxIsNormalised) {
   for (int i = 0; i < 18; ++i) {
     const int pixel = 15 * (i < 6 || i >= 12 ? 12 + i % 6 : i - 6);
     const float expected = (static_cast<float>(pixel) / 255.0F - 0.25F) / 0.5F;
-    EXPECT_EQ(samples.inputs[static_cast<size_t>(i)], expected) << i;
+    EXPECT_EQ(samples.inputs[i], expected) << i;
   }
 }
 
@@ -93,8 +93,7 @@ TEST_F(IdxDatasetTest, GzipIsReadToo) {
   gzFile file = gzopen(path.c_str(), "wb");
   const std::string bytes =
       IdxBytes({3, 2, 3}, std::string("\0\1\2\3\4\5\6\7\x08\x09\0\0\0\0\0\0\0\xff", 18));
-  ASSERT_EQ(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())),
-            static_cast<int>(bytes.size()));
+  ASSERT_EQ(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())), std::ssize(bytes));
   gzclose(file);
   idx().set_train_images(path);
   const auto dataset = OpenDataset(spec_, Split::kTrain);

@@ -104,8 +104,7 @@ TEST_F(ImageFolderTest, LargeImagesAreScaledDown) {
       const auto at_y = static_cast<int64_t>(320 + (static_cast<double>(y) - 3.5) * step);
       const auto at_x = static_cast<int64_t>(240 + (static_cast<double>(x) - 3.5) * step);
       // A pixel of an eighth of the size is a mean over 8 x 8: some off the one in the middle.
-      ASSERT_NEAR(samples.inputs[static_cast<size_t>((y * kSide + x) * 3)] * 255,
-                  image.at(at_y, at_x, 0), 25);
+      ASSERT_NEAR(samples.inputs[(y * kSide + x) * 3] * 255, image.at(at_y, at_x, 0), 25);
     }
   }
 }
@@ -298,7 +297,7 @@ TEST_F(TarShardsTest, ShardsThatAreWrong) {
   data().set_train(folder_.Write("none.tar", TarBuilder().Add("a.txt", "x").Bytes()));
   expect_bad(absl::StatusCode::kInvalidArgument, "holds no pairs");
   data().set_train(folder_.At(""));
-  expect_bad(absl::StatusCode::kInvalidArgument, "is no regular file");
+  expect_bad(absl::StatusCode::kInvalidArgument, "is not a regular file");
 }
 
 // A reader that fails for a reason that another sample would share.

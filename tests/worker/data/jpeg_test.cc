@@ -61,8 +61,7 @@ TEST(JpegTest, GreyAndColourBecomeOneAnother) {
   const auto as_colour = Read(JpegBytes(grey.view()), 3);
   ASSERT_TRUE(as_colour.ok()) << as_colour.status();
   for (int64_t i = 0; i < 16 * 24 * 3; ++i) {
-    ASSERT_NEAR(as_colour->pixels[static_cast<size_t>(i)], grey.pixels[static_cast<size_t>(i / 3)],
-                8);
+    ASSERT_NEAR(as_colour->pixels[i], grey.pixels[i / 3], 8);
   }
   TestImage colour(16, 24, 3);
   const auto as_grey = Read(JpegBytes(colour.view()), 1);
@@ -72,7 +71,7 @@ TEST(JpegTest, GreyAndColourBecomeOneAnother) {
     const auto at = static_cast<size_t>(3 * i);
     const double luminance =
         0.299 * colour.pixels[at] + 0.587 * colour.pixels[at + 1] + 0.114 * colour.pixels[at + 2];
-    ASSERT_NEAR(as_grey->pixels[static_cast<size_t>(i)], luminance, 8);
+    ASSERT_NEAR(as_grey->pixels[i], luminance, 8);
   }
 }
 

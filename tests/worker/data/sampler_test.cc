@@ -49,7 +49,7 @@ TEST(SamplerTest, AnyOrderOfQuestionsGivesTheSameAnswers) {
   for (int64_t i = 0; i < 110; ++i) {
     const int64_t position = i * 37 % 110;
     const SampleRef sample = jumping.SampleAt(position);
-    ASSERT_EQ(sample.index, expected[static_cast<size_t>(position)]);
+    ASSERT_EQ(sample.index, expected[position]);
     ASSERT_EQ(sample.epoch, position / 11);
   }
 }
@@ -68,7 +68,7 @@ TEST(SamplerTest, GroupsAndBatchesCoverTheSequence) {
       for (int64_t step = 0; step < steps; ++step) {
         for (int64_t group = 0; group < groups; ++group) {
           const int64_t first = BatchPosition({}, step, group, groups, batch);
-          EXPECT_EQ(first, static_cast<int64_t>(sequence.size()));
+          EXPECT_EQ(first, std::ssize(sequence));
           for (const int64_t sample : Sequence(sampler, first, batch)) {
             sequence.push_back(sample);
             ++times[sample];

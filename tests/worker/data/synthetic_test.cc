@@ -191,7 +191,7 @@ TEST_F(SyntheticTokensTest, TheNextTokenCanBeLearnt) {
 TEST_F(SyntheticTokensTest, SpecsThatCannotBe) {
   spec_.mutable_data()->mutable_synthetic()->set_noise(1.5F);
   EXPECT_EQ(OpenDataset(spec_, Split::kTrain).status().code(), absl::StatusCode::kInvalidArgument);
-  spec_.mutable_data()->mutable_synthetic()->set_noise(0);
+  spec_.mutable_data()->mutable_synthetic()->clear_noise();
   EXPECT_TRUE(OpenDataset(spec_, Split::kTrain).ok());
   spec_.mutable_data()->mutable_synthetic()->set_classes(7);
   EXPECT_EQ(OpenDataset(spec_, Split::kTrain).status().code(), absl::StatusCode::kInvalidArgument);

@@ -76,7 +76,7 @@ struct TestImage {
 
   ImageView view() const { return {.pixels = pixels, .size = size, .channels = channels}; }
   uint8_t at(int64_t y, int64_t x, int64_t c) const {
-    return pixels[static_cast<size_t>((y * size.width + x) * channels + c)];
+    return pixels[(y * size.width + x) * channels + c];
   }
 
   ImageSize size;

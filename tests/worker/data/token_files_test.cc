@@ -112,11 +112,11 @@ TEST_F(TokenFilesTest, MoreSamplesThanAnEpochCanOrder) {
   spec_ = TokenSpec(1, 10, 10);
   data().set_bytes_per_token(1);
   Train("");
-  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMostSamples) + 1);
+  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMaxSamples) + 1);
   const auto most = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(most.ok()) << most.status();
-  EXPECT_EQ((*most)->size(), kMostSamples);
-  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMostSamples) + 2);
+  EXPECT_EQ((*most)->size(), kMaxSamples);
+  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMaxSamples) + 2);
   EXPECT_EQ(Open().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(std::string(Open().message()),
             "the training data hold 4294967296 samples; at most 4294967295 are possible");

@@ -12,9 +12,10 @@
 
 #include "base/random.h"
 #include "google/protobuf/text_format.h"
-#include "spec/memory.h"
+#include "plan/memory.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
+#include "tests/worker/nn/loss_of_pass.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/nn/network.h"
 #include "worker/transport/nccl/nccl_transport.h"
@@ -129,12 +130,13 @@ struct Model {
 // One rank's network with its part of a batch.
 class RankNetwork {
  public:
-  RankNetwork(const Model& model, const Plan& plan, Kernels& kernels, Transport& transport)
+  RankNetwork(const Model& model, const Plan& plan, Backend& kernels, Transport& transport)
       : kernels_(kernels),
         comms_(transport, plan.mesh),
         store_(model.index, OwnershipOf(plan, model.index, transport.rank()), 3, kernels),
         network_(model.graph, model.index, plan, 3, kernels, store_, comms_) {
-    const Rows rows = network_.InputRows(kSamples);
+    network_.set_listener(&loss_of_pass_);
+    const Interval rows = network_.InputRows(kSamples);
     const int64_t elements = model.graph.input().elements();
     for (int64_t i = rows.begin * elements; i < rows.end * elements; ++i) {
       const auto at = static_cast<uint64_t>(i);
@@ -142,7 +144,7 @@ class RankNetwork {
                             ? static_cast<float>(RandomBits(1, RandomStream::kTest, 0, at) % 5)
                             : RandomNormal(1, RandomStream::kTest, 0, at));
     }
-    const Rows labelled = network_.LabelRows(kSamples);
+    const Interval labelled = network_.LabelRows(kSamples);
     const int64_t labels = model.graph.labels_per_sample();
     for (int64_t i = labelled.begin * labels; i < labelled.end * labels; ++i) {
       labels_.push_back(static_cast<int32_t>(i * 7 % model.graph.classes()));
@@ -153,11 +155,7 @@ class RankNetwork {
   Network& network() { return network_; }
   int number() const { return comms_.rank(); }
 
-  double Loss() {
-    const auto part = network_.LossOfLastPass();
-    EXPECT_TRUE(part.ok()) << part.status();
-    return part->loss;
-  }
+  double Loss() { return loss_of_pass_.Get().loss; }
   // Of all buckets, one behind the other.
   Floats Gradients() {
     Floats all;
@@ -172,9 +170,10 @@ class RankNetwork {
   }
 
  private:
-  Kernels& kernels_;
+  Backend& kernels_;
   MeshCommunicators comms_;
   ParameterStore store_;
+  LossOfPass loss_of_pass_{kernels_.device()};
   Network network_;
   Floats inputs_;
   std::vector<int32_t> labels_;
@@ -199,7 +198,7 @@ Outcomes OnHost(const Model& model, const Plan& plan) {
   Outcomes outcomes(kRanks);
   OnRanks(kRanks, [&](int r) {
     const auto at = static_cast<size_t>(r);
-    const std::unique_ptr<Kernels> kernels = MakeReferenceKernels();
+    const std::unique_ptr<Backend> kernels = MakeReferenceBackend();
     RankNetwork rank(model, plan, *kernels, *transports[at]);
     outcomes[at] = PlayOnce(rank);
   });
@@ -288,7 +287,7 @@ TEST_P(DeviceGroup, PlaysAsTheHostDoes) {
   ExpectNear(in_line, expected, 2e-5);
   // bf16 activations, and sums of partial ones, round at 2^-9.
   ExpectNear(Plays(Mode::kInline, Precision::kBf16), expected, 0.06);
-  // Lanes that run beside one another change no bit.
+  // Streams that run beside one another change no bit.
   ExpectEqual(Plays(Mode::kThreads, Precision::kFp32), in_line);
 }
 
@@ -299,12 +298,12 @@ TEST_P(DeviceGroup, RecordingsHoldTheMovesToo) {
         OnDevices(model_, plan_, Mode::kThreads, precision, [](RankNetwork& rank, Device& device) {
           PlayOnce(rank);
           auto recording =
-              device.RecordWork([&] { return rank.network().Play(kSamples, kScale, 1); });
+              device.CaptureGraph([&] { return PlayLoaded(rank.network(), kSamples, kScale); });
           EXPECT_TRUE(recording.ok()) << recording.status();
           if (!recording.ok()) return Outcome();
           for (int again = 0; again < 3; ++again) {
             EXPECT_TRUE(rank.network().Load(rank.batch()).ok());
-            device.Play(**recording);
+            device.LaunchGraph(**recording);
           }
           return Outcome{rank.Loss(), rank.Gradients()};
         });
@@ -316,13 +315,13 @@ TEST_P(DeviceGroup, TakesTheMemoryThatWasPlanned) {
   v1::RunSpec spec;
   spec.set_batch_per_group(kSamples);
   spec.mutable_optimizer()->mutable_sgd();
-  spec.mutable_cluster()->set_device(v1::CUDA);
+  spec.mutable_cluster()->set_device(v1::Cluster::CUDA);
   for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
-    spec.set_precision(precision == Precision::kBf16 ? v1::BF16 : v1::FP32);
+    spec.set_precision(precision == Precision::kBf16 ? v1::RunSpec::BF16 : v1::RunSpec::FP32);
     OnDevices(model_, plan_, Mode::kInline, precision, [&](RankNetwork& rank, Device&) {
       EXPECT_TRUE(rank.network().Prepare(kSamples, /*training=*/true).ok());
       const v1::MemoryUse planned =
-          PlannedMemory(spec, model_.graph, model_.index, plan_, rank.number(), v1::CUDA);
+          PlannedMemory(spec, model_.graph, model_.index, plan_, rank.number(), v1::Cluster::CUDA);
       EXPECT_EQ(rank.network().activation_bytes(), static_cast<int64_t>(planned.activations()));
       EXPECT_EQ(rank.network().buffer_bytes(), static_cast<int64_t>(planned.buffers()));
       return Outcome();

@@ -115,7 +115,7 @@ class DeviceNetwork : public ::testing::TestWithParam<Case> {
       for (const LocalParameter& local : rank.store().ownership(b).parameters) {
         if (IsStatistic(rank.index()[local.parameter].role)) continue;
         for (int64_t i = local.offset; i < local.offset + local.size(); ++i) {
-          weights[static_cast<size_t>(i)] -= 0.05F * gradients[static_cast<size_t>(i)];
+          weights[i] -= 0.05F * gradients[i];
         }
       }
       rank.Write(weights, rank.store().weights(b));
@@ -153,12 +153,12 @@ TEST_P(DeviceNetwork, PassesAreTheSameBitsAgainAndStandStillNowhere) {
   ASSERT_TRUE(rank_.network().Prepare(kSamples, true).ok());
   ASSERT_TRUE(rank_.network().ForwardBackward(rank_.batch(), rank_.loss_scale(), 1).ok());
   const std::vector<Floats> first = Gradients(rank_);
-  const int64_t waits = device().waits();
+  const int64_t waits = device().host_syncs();
   const int64_t bytes = device().bytes_in_use();
   for (int again = 0; again < 3; ++again) {
     ASSERT_TRUE(rank_.network().ForwardBackward(rank_.batch(), rank_.loss_scale(), 1).ok());
   }
-  EXPECT_EQ(device().waits(), waits);
+  EXPECT_EQ(device().host_syncs(), waits);
   EXPECT_EQ(device().bytes_in_use(), bytes) << "a pass allocates nothing";
   EXPECT_EQ(Gradients(rank_), first);
 }
@@ -177,16 +177,16 @@ TEST_P(DeviceNetwork, ARecordingPlaysWhatWasLoadedLast) {
 
   const int64_t moves = network.memory_moves();
   auto recording =
-      device().RecordWork([&] { return network.Play(kSamples, rank_.loss_scale(), /*share=*/1); });
+      device().CaptureGraph([&] { return PlayLoaded(network, kSamples, rank_.loss_scale()); });
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_EQ(Gradients(rank_), second_gradients) << "nothing was done yet";
   for (int again = 0; again < 2; ++again) {
     ASSERT_TRUE(network.Load(rank_.batch()).ok());
-    device().Play(**recording);
+    device().LaunchGraph(**recording);
     EXPECT_EQ(rank_.LossOfLastPass().loss * static_cast<double>(rank_.loss_scale()), first);
     EXPECT_EQ(Gradients(rank_), first_gradients);
     ASSERT_TRUE(network.Load(other).ok());
-    device().Play(**recording);
+    device().LaunchGraph(**recording);
     EXPECT_EQ(rank_.LossOfLastPass().loss, second);
     EXPECT_EQ(Gradients(rank_), second_gradients);
   }
@@ -288,47 +288,19 @@ TEST(DeviceNetworkObserver, HearsOfEveryOperation) {
   const double loss = rank.Loss();
   Heard heard;
   rank.network().set_observer(&heard);
-  const int64_t waits = emulated.device->waits();
+  const int64_t waits = emulated.device->host_syncs();
   EXPECT_EQ(rank.Loss(), loss);
   // Flatten is between the mean and fc: nine layers forward, the loss, eight back.
   EXPECT_GE(heard.ops(), static_cast<size_t>(2 * rank.graph().size() - 2));
-  EXPECT_GE(emulated.device->waits() - waits, static_cast<int64_t>(2 * heard.ops()));
+  EXPECT_GE(emulated.device->host_syncs() - waits, static_cast<int64_t>(2 * heard.ops()));
 }
 
-class LossListener final : public PassListener {
- public:
-  explicit LossListener(Device& device) : device_(device) {}
-  absl::Status BeforeForward(int /*layer*/) override { return absl::OkStatus(); }
-  absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override {
-    counted_ = counted;
-    return device_.CopyOut(sums.data(), sums_, sizeof(sums_));
-  }
-  absl::Status AfterBackward(int /*layer*/) override {
-    ++backward_;
-    return absl::OkStatus();
-  }
-  double loss() const { return sums_[0]; }
-  double correct() const { return sums_[1]; }
-  int64_t counted() const { return counted_; }
-  int backward() const { return backward_; }
-
- private:
-  Device& device_;
-  double sums_[2] = {};
-  int64_t counted_ = -1;
-  int backward_ = 0;
-};
-
-TEST(DeviceNetworkListener, IsToldTheSumsInTheDevicesMemory) {
+TEST(DeviceNetworkListener, IsCalledForLossAndGradients) {
   EmulatedRank emulated = MakeEmulatedRank(Mode::kInline);
   OneRank rank(kTokens, *emulated.kernels);
-  LossListener listener(*emulated.device);
-  rank.network().set_listener(&listener);
-  const double loss = rank.Loss(rank.batch(), 1);
-  EXPECT_EQ(listener.loss(), loss);
-  EXPECT_EQ(listener.correct(), static_cast<double>(rank.LossOfLastPass().correct));
-  EXPECT_EQ(listener.counted(), kSamples * 4);
-  EXPECT_EQ(listener.backward(), 4) << "embed, norm, attention, fc";
+  rank.Loss(rank.batch(), 1);
+  EXPECT_EQ(rank.LossOfLastPass().samples, kSamples * 4);
+  EXPECT_EQ(rank.loss_of_pass().backward(), 4) << "embed, norm, attention, fc";
 }
 
 }  // namespace

@@ -13,8 +13,9 @@
 #include "absl/time/time.h"
 #include "base/random.h"
 #include "google/protobuf/text_format.h"
-#include "kernels/kernels.h"
-#include "spec/ownership.h"
+#include "kernels/backend.h"
+#include "plan/ownership.h"
+#include "tests/worker/nn/loss_of_pass.h"
 #include "worker/nn/network.h"
 #include "worker/nn/parameter_store.h"
 #include "worker/transport/thread_transport.h"
@@ -124,13 +125,13 @@ inline constexpr int64_t kSamples = 3;
 class OneRank {
  public:
   // On the kernels that all others are held against.
-  explicit OneRank(const char* model) : OneRank(model, nullptr, MakeReferenceKernels()) {}
+  explicit OneRank(const char* model) : OneRank(model, nullptr, MakeReferenceBackend()) {}
   // Borrows the kernels.
-  OneRank(const char* model, Kernels& kernels) : OneRank(model, &kernels, nullptr) {}
+  OneRank(const char* model, Backend& kernels) : OneRank(model, &kernels, nullptr) {}
 
   const Graph& graph() const { return graph_; }
   const ParameterIndex& index() const { return index_; }
-  Kernels& kernels() { return kernels_; }
+  Backend& kernels() { return kernels_; }
   Network& network() { return *network_; }
   ParameterStore& store() { return *store_; }
   std::vector<float>& inputs() { return inputs_; }
@@ -146,17 +147,14 @@ class OneRank {
     EXPECT_TRUE(played.ok()) << played;
     return LossOfLastPass().loss;
   }
-  LossPart LossOfLastPass() {
-    const auto part = network_->LossOfLastPass();
-    EXPECT_TRUE(part.ok()) << part.status();
-    return part.ok() ? *part : LossPart();
-  }
+  const LossOfPass& loss_of_pass() const { return loss_of_pass_; }
+  LossPart LossOfLastPass() const { return loss_of_pass_.Get(); }
 
   // In the device's memory.
   std::span<float> Weights(const std::string& name) {
     const int wanted = *index_.Find(name);
     const std::vector<LocalTensor> tensors = store_->OfLayer(index_, index_[wanted].layer);
-    return tensors[static_cast<size_t>(index_[wanted].number)].value;
+    return tensors[index_[wanted].number].value;
   }
 
   // Between the device's memory and the host's.
@@ -173,7 +171,7 @@ class OneRank {
   }
 
  private:
-  OneRank(const char* model, Kernels* kernels, std::unique_ptr<Kernels> owned)
+  OneRank(const char* model, Backend* kernels, std::unique_ptr<Backend> owned)
       : owned_(std::move(owned)), kernels_(kernels == nullptr ? *owned_ : *kernels) {
     v1::Model parsed;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(model, &parsed));
@@ -188,6 +186,7 @@ class OneRank {
     comms_ = std::make_unique<MeshCommunicators>(*transports_[0], plan_.mesh);
     store_ = std::make_unique<ParameterStore>(index_, OwnershipOf(plan_, index_, 0), 3, kernels_);
     network_ = std::make_unique<Network>(graph_, index_, plan_, 3, kernels_, *store_, *comms_);
+    network_->set_listener(&loss_of_pass_);
     // Layer norm of rows that are all but zero is steep; these are of the size of one.
     if (graph_.takes_tokens()) {
       for (const char* name : {"embed/weight", "embed/positions"}) {
@@ -212,14 +211,15 @@ class OneRank {
     }
   }
 
-  const std::unique_ptr<Kernels> owned_;
-  Kernels& kernels_;
+  const std::unique_ptr<Backend> owned_;
+  Backend& kernels_;
   std::vector<std::unique_ptr<Transport>> transports_ = MakeThreadTransports(1, absl::Seconds(1));
   Graph graph_;
   ParameterIndex index_;
   Plan plan_;
   std::unique_ptr<MeshCommunicators> comms_;
   std::unique_ptr<ParameterStore> store_;
+  LossOfPass loss_of_pass_{kernels_.device()};
   std::unique_ptr<Network> network_;
   std::vector<float> inputs_;
   std::vector<int32_t> labels_;

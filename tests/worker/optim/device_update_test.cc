@@ -22,7 +22,7 @@ class DeviceUpdateTest : public testing::TestWithParam<const char*> {
         device_(*rank_.device),
         on_host_(*host_kernels_, optimizer_, model_.index, model_.momenta, slice_),
         on_device_(*rank_.kernels, optimizer_, model_.index, model_.momenta, slice_),
-        norms_(optimizer_, static_cast<int>(model_.index.parameters().size())),
+        norms_(optimizer_, std::ssize(model_.index.parameters())),
         weights_(RandomValues(static_cast<int64_t>(size_), 1)),
         device_weights_(device_, size_, "weights"),
         device_gradients_(device_, size_, "gradients"),
@@ -43,20 +43,20 @@ class DeviceUpdateTest : public testing::TestWithParam<const char*> {
     device_.CopyIn(gradients.data(), device_gradients_.data(), size_ * sizeof(float));
     device_.CopyIn(&loss, loss_.data(), sizeof loss);
     if (sums_.size() > 0) device_.Zero(sums_.data(), sums_.span().size_bytes());
-    on_device_.AddNormsLater(device_gradients_.span(), device_weights_.span(), sums_.span());
+    on_device_.AddNormsAsync(device_gradients_.span(), device_weights_.span(), sums_.span());
     std::vector<double> sums(sums_.size());
     if (!sums.empty()) {
       ASSERT_TRUE(device_.CopyOut(sums_.data(), sums.data(), sums_.span().size_bytes()).ok());
     }
     for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], wanted_sums[i], 1e-5 * sums[i]);
 
-    rank_.kernels->SetUpdate(kRate, on_device_.updates() + 1);
+    rank_.kernels->slices()->SetUpdate(kRate, on_device_.updates() + 1);
     if (norms_.by_tensor()) {
       if (!std::isfinite(loss)) return;
       on_device_.Update(kRate, norms_, device_gradients_.span(), device_weights_.span());
       return;
     }
-    on_device_.UpdateLater(
+    on_device_.UpdateAsync(
         {.loss = loss_.data(), .squares = sums_.size() > 0 ? sums_.data() : nullptr},
         device_gradients_.span(), device_weights_.span());
     if (std::isfinite(loss)) on_device_.BeginUpdate();
@@ -87,7 +87,7 @@ class DeviceUpdateTest : public testing::TestWithParam<const char*> {
   const v1::Optimizer optimizer_;
   const BucketOwnership slice_;
   const size_t size_;
-  const std::unique_ptr<Kernels> host_kernels_ = MakeReferenceKernels();
+  const std::unique_ptr<Backend> host_kernels_ = MakeReferenceBackend();
   const EmulatedRank rank_;
   CudaDevice& device_;
   SliceOptimizer on_host_;

@@ -98,7 +98,7 @@ class AgainstTwin : public ::testing::TestWithParam<const char*> {};
 TEST_P(AgainstTwin, OverSeveralSteps) {
   const SmallModel model;
   const v1::Optimizer optimizer = OptimizerFrom(GetParam());
-  auto kernels = MakeReferenceKernels();
+  auto kernels = MakeReferenceBackend();
   std::vector<float> weights = RandomValues(model.index.size(), 1);
   Twin twin(model, optimizer, weights);
   SlicedModel sliced(*kernels, optimizer, model, {0, model.index.size()});
@@ -133,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(SliceOptimizer, MomentumAndDecayByHand) {
   const SmallModel model;
-  auto kernels = MakeReferenceKernels();
+  auto kernels = MakeReferenceBackend();
   // The last element of the convolution's weight, and the first of its bias, which does not decay.
   // Powers of two: exact.
   SliceOptimizer optimizer(*kernels, OptimizerFrom("sgd { momentum: 0.5 weight_decay: 0.25 }"),
@@ -154,7 +154,7 @@ TEST(SliceOptimizer, MomentumAndDecayByHand) {
 // With gradients of zero nothing moves but what decays.
 TEST(SliceOptimizer, OnlyWeightsDecay) {
   const SmallModel model;
-  auto kernels = MakeReferenceKernels();
+  auto kernels = MakeReferenceBackend();
   for (const char* kind : {"sgd { weight_decay: 0.5 }", "adamw { weight_decay: 0.5 }",
                            "lars { weight_decay: 0.5 trust: 1 }"}) {
     for (const bool all : {false, true}) {
@@ -172,7 +172,7 @@ TEST(SliceOptimizer, OnlyWeightsDecay) {
       sliced.Step(kRate, gradients, weights);
       for (const Parameter& p : model.index.parameters()) {
         const bool decays = p.role == ParameterRole::kWeight || (all && !IsStatistic(p.role));
-        EXPECT_EQ(weights[static_cast<size_t>(p.offset)] != 2.0F, decays) << kind << p.name << all;
+        EXPECT_EQ(weights[p.offset] != 2.0F, decays) << kind << p.name << all;
       }
     }
   }
@@ -180,7 +180,7 @@ TEST(SliceOptimizer, OnlyWeightsDecay) {
 
 TEST(SliceOptimizer, StatisticsAreDrawnTowardsTheBatch) {
   const SmallModel model;
-  auto kernels = MakeReferenceKernels();
+  auto kernels = MakeReferenceBackend();
   // Neither rate, clipping nor decay touch them.
   const v1::Optimizer optimizer =
       OptimizerFrom("adamw { weight_decay: 0.5 } clip_norm: 0.001 decay_all: true");
@@ -188,7 +188,7 @@ TEST(SliceOptimizer, StatisticsAreDrawnTowardsTheBatch) {
     const Parameter& p = model.Of(role);
     SliceOptimizer slice(*kernels, optimizer, model.index, model.momenta,
                          SliceOf(model.index, p.offset, p.end()));
-    StepNorms norms(optimizer, static_cast<int>(model.index.parameters().size()));
+    StepNorms norms(optimizer, std::ssize(model.index.parameters()));
     std::vector<float> weights = {0, 1, -4};
     const std::vector<float> batch = {1, 1, 4};
     slice.AddNorms(batch, weights, norms);
@@ -206,18 +206,18 @@ TEST(SliceOptimizer, StatisticsAreDrawnTowardsTheBatch) {
 TEST(SliceOptimizer, MomentumOfStatisticsIsItsLayers) {
   const SmallModel model;
   for (size_t i = 0; i < model.momenta.size(); ++i) {
-    EXPECT_EQ(model.momenta[i], IsStatistic(model.index[static_cast<int>(i)].role) ? 0.25F : 0.0F);
+    EXPECT_EQ(model.momenta[i], IsStatistic(model.index[i].role) ? 0.25F : 0.0F);
   }
   EXPECT_EQ(std::count(model.momenta.begin(), model.momenta.end(), 0.25F), 2);
 }
 
 TEST(SliceOptimizer, EmptySliceIsLegal) {
   const SmallModel model;
-  auto kernels = MakeReferenceKernels();
+  auto kernels = MakeReferenceBackend();
   for (const char* kind : {"sgd { momentum: 0.9 }", "adamw {}", "lars {}"}) {
     SliceOptimizer optimizer(*kernels, OptimizerFrom(kind), model.index, model.momenta,
                              SliceOf(model.index, 5, 5));
-    StepNorms norms(OptimizerFrom(kind), static_cast<int>(model.index.parameters().size()));
+    StepNorms norms(OptimizerFrom(kind), std::ssize(model.index.parameters()));
     optimizer.AddNorms({}, {}, norms);
     optimizer.Update(0.1F, norms, {}, {});
     EXPECT_EQ(optimizer.state_bytes(), 0);
@@ -227,7 +227,7 @@ TEST(SliceOptimizer, EmptySliceIsLegal) {
 // What a checkpoint does: another optimiser takes the state and goes on as if nothing had happened.
 TEST(SliceOptimizer, GoesOnFromCopiedState) {
   const SmallModel model;
-  auto kernels = MakeReferenceKernels();
+  auto kernels = MakeReferenceBackend();
   const int64_t size = model.index.size();
   const v1::Optimizer optimizer = OptimizerFrom("adamw { weight_decay: 0.01 }");
   SlicedModel first(*kernels, optimizer, model, {0, size});

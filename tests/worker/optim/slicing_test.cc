@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kRate = 0.1F;
 
-std::vector<float> Train(Kernels& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
+std::vector<float> Train(Backend& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
                          const std::vector<int64_t>& borders, int64_t longest) {
   SlicedModel sliced(kernels, optimizer, model, borders, longest);
   std::vector<float> weights = RandomValues(model.index.size(), 1);
@@ -35,7 +35,7 @@ std::vector<std::vector<int64_t>> Cuts(int64_t size) {
 class Slicing : public ::testing::TestWithParam<const char*> {
  protected:
   // Every element for itself: equal bits, in each back end.
-  void ExpectEqual(Kernels& kernels, double tolerance) {
+  void ExpectEqual(Backend& kernels, double tolerance) {
     const SmallModel model;
     const v1::Optimizer optimizer = OptimizerFrom(GetParam());
     const int64_t size = model.index.size();
@@ -53,8 +53,8 @@ class Slicing : public ::testing::TestWithParam<const char*> {
 };
 
 using ElementWise = Slicing;
-TEST_P(ElementWise, EqualBitsOnTheReference) { ExpectEqual(*MakeReferenceKernels(), 0); }
-TEST_P(ElementWise, EqualBitsOnTheCpu) { ExpectEqual(*MakeCpuKernels(1), 0); }
+TEST_P(ElementWise, EqualBitsOnTheReference) { ExpectEqual(*MakeReferenceBackend(), 0); }
+TEST_P(ElementWise, EqualBitsOnTheCpu) { ExpectEqual(*MakeCpuBackend(1), 0); }
 INSTANTIATE_TEST_SUITE_P(
     Optimizers, ElementWise,
     ::testing::Values("sgd { momentum: 0.9 weight_decay: 0.01 }",
@@ -65,8 +65,8 @@ INSTANTIATE_TEST_SUITE_P(
 // Sums of squares over slices round differently, in double: a relative 1e-16 or so, which may turn
 // the last bit of a factor in fp32 and so of a weight.
 using ByNorm = Slicing;
-TEST_P(ByNorm, CloseOnTheReference) { ExpectEqual(*MakeReferenceKernels(), 1e-5); }
-TEST_P(ByNorm, CloseOnTheCpu) { ExpectEqual(*MakeCpuKernels(1), 1e-5); }
+TEST_P(ByNorm, CloseOnTheReference) { ExpectEqual(*MakeReferenceBackend(), 1e-5); }
+TEST_P(ByNorm, CloseOnTheCpu) { ExpectEqual(*MakeCpuBackend(1), 1e-5); }
 INSTANTIATE_TEST_SUITE_P(Optimizers, ByNorm,
                          ::testing::Values("lars { momentum: 0.9 weight_decay: 0.01 trust: 0.1 }",
                                            "lars { momentum: 0.9 trust: 0.1 } clip_norm: 1",

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
-#include "spec/graph.h"
-#include "spec/ownership.h"
-#include "spec/parameter_index.h"
+#include "kernels/backend.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/ownership.h"
 #include "tensor/layout.h"
 #include "worker/optim/slice_optimizer.h"
 
@@ -62,8 +62,8 @@ inline BucketOwnership SliceOf(const ParameterIndex& index, int64_t begin, int64
   BucketOwnership bucket;
   bucket.size = index.size();
   bucket.borders = {0, begin, end, bucket.size};
-  bucket.mine = 1;
-  for (int p = 0; p < static_cast<int>(index.parameters().size()); ++p) {
+  bucket.own_slice = 1;
+  for (int p = 0; p < std::ssize(index.parameters()); ++p) {
     const int64_t last = std::min(end, index[p].end());
     for (int64_t at = std::max(begin, index[p].offset); at < last; at += longest) {
       bucket.owned.push_back({p, {at, std::min(last, at + longest)}, at});
@@ -84,11 +84,11 @@ inline std::vector<float> RandomValues(int64_t count, uint32_t seed) {
 // A model cut into slices, each with its optimiser; a step as a group does it, its ranks in turn.
 class SlicedModel {
  public:
-  SlicedModel(Kernels& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
+  SlicedModel(Backend& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
               const std::vector<int64_t>& borders, int64_t longest = int64_t{1} << 40)
       : optimizer_(optimizer),
         borders_(borders),
-        parameters_(static_cast<int>(model.index.parameters().size())) {
+        parameters_(std::ssize(model.index.parameters())) {
     for (size_t i = 0; i + 1 < borders.size(); ++i) {
       slices_.emplace_back(kernels, optimizer, model.index, model.momenta,
                            SliceOf(model.index, borders[i], borders[i + 1], longest));
@@ -106,7 +106,7 @@ class SlicedModel {
     }
   }
 
-  SliceOptimizer& slice(int i) { return slices_[static_cast<size_t>(i)]; }
+  SliceOptimizer& slice(int i) { return slices_[i]; }
 
  private:
   template <typename T>

@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "spec/cluster_profile.h"
+#include "plan/cluster_profile.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/probe/machine_probe.h"
 
@@ -57,10 +57,10 @@ TEST(ProbeHostsTest, EverybodyGetsOneProfileOfAll) {
   OnRanks(3, [&](int rank) {
     v1::DeviceProfile device = Device(1e9, 1);
     if (rank == 2) device.set_name("other");
-    const auto joined = ProbeHosts(Host("same", device), *transports[static_cast<size_t>(rank)],
-                                   absl::Now() + absl::Minutes(2));
+    const auto joined =
+        ProbeHosts(Host("same", device), *transports[rank], absl::Now() + absl::Minutes(2));
     ASSERT_TRUE(joined.ok()) << joined.status();
-    profiles[static_cast<size_t>(rank)] = *joined;
+    profiles[rank] = *joined;
   });
   const v1::ClusterProfile& profile = profiles[0];
   EXPECT_TRUE(CheckProfile(profile).ok()) << CheckProfile(profile);
@@ -76,8 +76,7 @@ TEST(ProbeHostsTest, AHostThatTellsOfNoneIsRefused) {
   const Transports transports = MakeTransports(Wire::kThreads, 2);
   OnRanks(2, [&](int rank) {
     const v1::ClusterProfile own = rank == 0 ? Host("a", Device(1e9, 1)) : v1::ClusterProfile();
-    const auto joined =
-        ProbeHosts(own, *transports[static_cast<size_t>(rank)], absl::Now() + absl::Minutes(2));
+    const auto joined = ProbeHosts(own, *transports[rank], absl::Now() + absl::Minutes(2));
     EXPECT_TRUE(absl::IsInvalidArgument(joined.status())) << joined.status();
   });
 }

@@ -10,14 +10,14 @@
 #include <string>
 #include <tuple>
 
-#include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "kernels/kernels.h"
-#include "spec/cluster_profile.h"
-#include "spec/graph.h"
-#include "spec/layer_part.h"
-#include "spec/parameter_index.h"
-#include "spec/plan.h"
+#include "kernels/backend.h"
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/cluster_profile.h"
+#include "plan/layer_part.h"
+#include "plan/plan.h"
+#include "plan/search/planner.h"
 
 namespace cadre {
 namespace {
@@ -62,7 +62,7 @@ v1::ProbeRequest RequestFor(v1::RunSpec spec, int ranks, int model_ranks, int sp
 
 absl::StatusOr<v1::DeviceProfile> Probe(const v1::ProbeRequest& request,
                                         const LayerProbeOptions& options = {}) {
-  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
   return ProbeLayers(request, *kernels, options);
 }
 
@@ -93,7 +93,7 @@ std::set<Part> PartsOfPlan(const v1::ProbeRequest& request, int64_t samples) {
   const auto plan = PlanFromProto(request.plan(0), *graph, index);
   std::set<Part> parts;
   for (int l = 0; l < graph->size(); ++l) {
-    const LayerPart part = PartOf(plan->layers[static_cast<size_t>(l)], plan->mesh, samples);
+    const LayerPart part = PartOf(plan->layers[l], plan->mesh, samples);
     parts.emplace((*graph)[l].name, part.samples, part.rows, part.outs, part.ins);
   }
   return parts;

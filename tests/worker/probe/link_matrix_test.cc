@@ -17,7 +17,7 @@ namespace {
 TEST(TournamentTest, EveryPairMeetsOnce) {
   for (int hosts = 1; hosts <= 33; ++hosts) {
     const auto rounds = Tournament(hosts);
-    EXPECT_EQ(static_cast<int>(rounds.size()), hosts == 1 ? 1 : hosts - 1 + hosts % 2) << hosts;
+    EXPECT_EQ(std::ssize(rounds), hosts == 1 ? 1 : hosts - 1 + hosts % 2) << hosts;
     std::set<std::pair<int, int>> met;
     for (const auto& round : rounds) {
       std::set<int> busy;
@@ -30,7 +30,7 @@ TEST(TournamentTest, EveryPairMeetsOnce) {
         EXPECT_TRUE(met.emplace(a, b).second) << hosts << " hosts, " << a << " and " << b;
       }
     }
-    EXPECT_EQ(static_cast<int>(met.size()), hosts * (hosts - 1) / 2) << hosts;
+    EXPECT_EQ(std::ssize(met), hosts * (hosts - 1) / 2) << hosts;
   }
 }
 
@@ -69,7 +69,7 @@ TEST(LinkMatrix, TimeThatIsUpEndsIt) {
   const Transports transports = MakeTransports(Wire::kThreads, 2);
   OnRanks(2, [&](int rank) {
     const auto deadline = rank == 0 ? absl::InfinitePast() : absl::InfiniteFuture();
-    const auto matrix = MeasureLinkMatrix(*transports[static_cast<size_t>(rank)], deadline);
+    const auto matrix = MeasureLinkMatrix(*transports[rank], deadline);
     ASSERT_FALSE(matrix.ok());
     // Rank 1 hears rank 0's reason.
     EXPECT_NE(matrix.status().message().find("were not measured in the time"), std::string::npos)
@@ -81,8 +81,7 @@ TEST(LinkMatrix, ALostHostEndsIt) {
   const Transports transports = MakeTransports(Wire::kThreads, 3);
   transports[2]->Abort(absl::UnavailableError("host 2 went home"));
   OnRanks(2, [&](int rank) {
-    const auto matrix =
-        MeasureLinkMatrix(*transports[static_cast<size_t>(rank)], absl::InfiniteFuture());
+    const auto matrix = MeasureLinkMatrix(*transports[rank], absl::InfiniteFuture());
     EXPECT_TRUE(absl::IsUnavailable(matrix.status())) << matrix.status();
   });
 }

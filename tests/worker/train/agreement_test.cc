@@ -22,8 +22,8 @@ std::vector<Result> OnGroup(int ranks, const std::function<Result(Communicator&)
   std::iota(members.begin(), members.end(), 0);
   std::vector<Result> results(members.size());
   OnRanks(ranks, [&](int rank) {
-    Communicator group(*transports[static_cast<size_t>(rank)], members);
-    results[static_cast<size_t>(rank)] = body(group);
+    Communicator group(*transports[rank], members);
+    results[rank] = body(group);
   });
   return results;
 }

@@ -10,11 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
-#include "spec/checkpoint_folder.h"
-#include "spec/checkpoint_manifest.h"
-#include "spec/safetensors.h"
-#include "tests/spec/file_size_limit.h"
-#include "tests/spec/temporary_folder.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "model/formats/safetensors.h"
+#include "tests/model/file_size_limit.h"
+#include "tests/model/temporary_folder.h"
 #include "tests/worker/train/checkpoint_testing.h"
 
 namespace cadre {
@@ -41,7 +41,7 @@ absl::Status Save(const v1::RunSpec& spec, const Dealing& dealing, const std::st
   std::vector<absl::Status> statuses(static_cast<size_t>(dealing.ranks));
   OnGroup(dealing, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
     holding.Fill(seed);
-    statuses[static_cast<size_t>(group.index())] =
+    statuses[group.index()] =
         SaveCheckpoint({directory, keep, chunk}, index, Facts(spec, step), holding.values(), group);
   });
   for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
@@ -57,7 +57,7 @@ absl::Status Load(
   std::vector<absl::Status> statuses(static_cast<size_t>(dealing.ranks));
   OnGroup(dealing, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
     const auto loaded = LoadCheckpoint(from, index, spec.optimizer(), holding.values(), group);
-    statuses[static_cast<size_t>(group.index())] = loaded.status();
+    statuses[group.index()] = loaded.status();
     if (loaded.ok()) check(*loaded, holding);
   });
   for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
@@ -263,21 +263,28 @@ TEST(Checkpoint, RanksThatOwnTooLittleAreABug) {
   EXPECT_EQ(folder.Entries(), 0);
 }
 
-TEST(AppendOwned, PiecesOfASliceAreWhereTheBufferHasThem) {
+TEST(Owned, AppendsIntervalsOfASlice) {
   BucketOwnership bucket;
   bucket.size = 20;
   bucket.borders = {0, 8, 14, 20};
-  bucket.mine = 1;
+  bucket.own_slice = 1;
   bucket.owned = {{0, {100, 102}, 8}, {2, {50, 54}, 10}};
   std::vector<float> slice(6);
-  std::vector<OwnedValues> owned;
+  std::vector<Owned> owned;
   AppendOwned(bucket, slice, &owned);
   ASSERT_EQ(owned.size(), 2U);
-  EXPECT_EQ(owned[0].flat, (FlatRange{100, 102}));
+  EXPECT_EQ(owned[0].positions, (Interval{100, 102}));
   EXPECT_EQ(owned[0].values.data(), slice.data());
-  EXPECT_EQ(owned[1].flat, (FlatRange{50, 54}));
+  EXPECT_EQ(owned[1].positions, (Interval{50, 54}));
   EXPECT_EQ(owned[1].values.data(), slice.data() + 2);
   EXPECT_EQ(owned[1].values.size(), 4U);
+
+  const std::vector<Owned> parts = PartsIn({51, 101}, owned);
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].positions, (Interval{100, 101}));
+  EXPECT_EQ(parts[1].positions, (Interval{51, 54}));
+  EXPECT_EQ(parts[1].values.data(), slice.data() + 3);
+  EXPECT_TRUE(PartsIn({102, 200}, owned).empty());
 }
 
 }  // namespace

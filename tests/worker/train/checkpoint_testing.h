@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "spec/optimizer_state.h"
-#include "spec/parameter_index.h"
+#include "model/optimizer_state.h"
+#include "model/parameter_index.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
 #include "worker/train/checkpoint.h"
@@ -31,11 +31,11 @@ inline void PrintTo(const Dealing& dealing, std::ostream* out) {
   *out << dealing.ranks << " ranks, stripes of " << dealing.stripe;
 }
 
-inline std::vector<FlatRange> Deal(const Dealing& dealing, int64_t size, int rank) {
+inline std::vector<Interval> Deal(const Dealing& dealing, int64_t size, int rank) {
   if (dealing.stripe == 0) {
     return {{PartBegin(size, rank, dealing.ranks), PartBegin(size, rank + 1, dealing.ranks)}};
   }
-  std::vector<FlatRange> ranges;
+  std::vector<Interval> ranges;
   for (int64_t begin = rank * dealing.stripe; begin < size;
        begin += dealing.ranks * dealing.stripe) {
     ranges.push_back({begin, std::min(size, begin + dealing.stripe)});
@@ -74,12 +74,11 @@ inline ParameterIndex IndexOf(const v1::RunSpec& spec) {
 // One rank's values, in memory of its own.
 class Holding {
  public:
-  Holding(const ParameterIndex& index, const v1::Optimizer& optimizer,
-          std::vector<FlatRange> ranges)
+  Holding(const ParameterIndex& index, const v1::Optimizer& optimizer, std::vector<Interval> ranges)
       : index_(index), ranges_(std::move(ranges)) {
     const size_t lists = 1 + OptimizerStateNames(optimizer).size();
     int64_t count = 0;
-    for (const FlatRange& range : ranges_) count += range.size();
+    for (const Interval& range : ranges_) count += range.size();
     memory_.assign(lists, std::vector<float>(static_cast<size_t>(count), -1.0F));
   }
 
@@ -110,10 +109,10 @@ class Holding {
   }
 
  private:
-  std::vector<OwnedValues> List(size_t list) {
-    std::vector<OwnedValues> owned;
+  std::vector<Owned> List(size_t list) {
+    std::vector<Owned> owned;
     size_t at = 0;
-    for (const FlatRange& range : ranges_) {
+    for (const Interval& range : ranges_) {
       const auto count = static_cast<size_t>(range.size());
       owned.push_back({range, std::span(memory_[list]).subspan(at, count)});
       at += count;
@@ -122,9 +121,9 @@ class Holding {
   }
   void ForEach(const std::function<void(float&, int64_t, size_t)>& use) {
     for (size_t list = 0; list < memory_.size(); ++list) {
-      for (const OwnedValues& piece : List(list)) {
-        for (int64_t i = 0; i < piece.flat.size(); ++i) {
-          use(piece.values[static_cast<size_t>(i)], piece.flat.begin + i, list);
+      for (const Owned& piece : List(list)) {
+        for (int64_t i = 0; i < piece.positions.size(); ++i) {
+          use(piece.values[i], piece.positions.begin + i, list);
         }
       }
     }
@@ -137,7 +136,7 @@ class Holding {
   }
 
   const ParameterIndex& index_;
-  const std::vector<FlatRange> ranges_;
+  const std::vector<Interval> ranges_;
   std::vector<std::vector<float>> memory_;
 };
 
@@ -149,7 +148,7 @@ inline void OnGroup(const Dealing& dealing, const ParameterIndex& index,
   std::vector<int> members(static_cast<size_t>(dealing.ranks));
   std::iota(members.begin(), members.end(), 0);
   OnRanks(dealing.ranks, [&](int rank) {
-    Communicator group(*transports[static_cast<size_t>(rank)], members);
+    Communicator group(*transports[rank], members);
     Holding holding(index, optimizer, Deal(dealing, index.size(), rank));
     body(group, holding);
   });

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
+#include "plan/search/planner.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
 #include "tests/server/rounds_server.h"
@@ -95,7 +95,7 @@ v1::Assignment AssignmentOf(const v1::RunSpec& spec, int ranks) {
     v1::LinkProfile& link = *assignment.mutable_plan()->mutable_link();
     link.set_alpha(1e-5);
     link.set_beta(1e-9);
-    link.set_kind("nccl");
+    link.set_kind(v1::LinkProfile::NCCL);
   }
   for (int rank = 0; rank < ranks; ++rank) assignment.add_peers(absl::StrCat("peer ", rank));
   return assignment;
@@ -250,7 +250,7 @@ Life Live(Where where, const v1::RunSpec& spec, const Script& script, FakeNccl* 
     v1::Assignment mine = assignment;
     mine.mutable_place()->set_rank(static_cast<uint32_t>(r));
     EmulatedRank rank;
-    std::unique_ptr<Kernels> cpu;
+    std::unique_ptr<Backend> cpu;
     TrainerOptions options;
     options.report_every = absl::ZeroDuration();
     options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
@@ -262,7 +262,7 @@ Life Live(Where where, const v1::RunSpec& spec, const Script& script, FakeNccl* 
         return MakeNcclTransport(nccl->api(), *rank.device, *rank.kernels, control, {});
       };
     } else {
-      cpu = MakeReferenceKernels();
+      cpu = MakeReferenceBackend();
     }
     Cancellation cancellation;
     Counters counters;
@@ -380,7 +380,7 @@ TEST(DeviceTrainerTest, WhatIsTracedIsNotPlayedAndThenItIsAgain) {
   v1::TraceSteps trace;
   trace.set_request(7);
   trace.set_steps(15);
-  trace.set_most_events(20000);
+  trace.set_max_events(20000);
   const auto played = [](Script script) {
     const Life life = LiveToTheEnd(Where::kDevice, Spec(), script);
     EXPECT_EQ(life.control->traced.size(), script.trace ? 1U : 0U);
@@ -418,8 +418,8 @@ TEST(DeviceTrainerTest, SaysNothingOfWhatIsNotMeasured) {
 TEST(DeviceTrainerTest, ANetworkThatFailsWhileReplicasAreMadeMayDoBetterLater) {
   v1::RunSpec spec = Spec();
   spec.mutable_cluster()->set_model_ranks(2);
-  spec.mutable_cluster()->set_collectives(v1::NATIVE);
-  spec.mutable_cluster()->set_device(v1::CUDA);
+  spec.mutable_cluster()->set_collectives(v1::Cluster::NATIVE);
+  spec.mutable_cluster()->set_device(v1::Cluster::CUDA);
   FakeNccl nccl;
   nccl.FailNext("split", ncclRemoteError);
   const Life life = Live(Where::kDevice, spec, {.ranks = 4, .boundaries = {4}}, &nccl);

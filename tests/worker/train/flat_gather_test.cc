@@ -14,33 +14,39 @@ void RunRanks(int ranks, const std::function<void(Communicator&)>& body) {
   std::vector<int> members(static_cast<size_t>(ranks));
   std::iota(members.begin(), members.end(), 0);
   OnRanks(ranks, [&](int rank) {
-    Communicator group(*transports[static_cast<size_t>(rank)], members);
+    Communicator group(*transports[rank], members);
     body(group);
   });
+}
+
+// Position p holds p. The values lie in `memory`.
+std::vector<Owned> Own(const std::vector<Interval>& intervals, std::vector<float>& memory) {
+  for (const Interval& interval : intervals) {
+    for (int64_t p = interval.begin; p < interval.end; ++p) memory.push_back(static_cast<float>(p));
+  }
+  std::vector<Owned> owned;
+  int64_t at = 0;
+  for (const Interval& interval : intervals) {
+    owned.push_back({interval, std::span(memory).subspan(at, interval.size())});
+    at += interval.size();
+  }
+  return owned;
 }
 
 TEST(FlatGather, EveryChunkOfEveryDealing) {
   constexpr int64_t kSize = 97;
   for (const Dealing dealing : {Dealing{1, 0}, {1, 4}, {2, 0}, {3, 0}, {3, 1}, {4, 10}, {5, 40}}) {
     RunRanks(dealing.ranks, [&](Communicator& group) {
-      const std::vector<FlatRange> ranges = Deal(dealing, kSize, group.index());
-      // Position p holds p.
-      std::vector<std::vector<float>> memory;
-      for (const FlatRange& range : ranges) {
-        memory.emplace_back();
-        for (int64_t p = range.begin; p < range.end; ++p) {
-          memory.back().push_back(static_cast<float>(p));
-        }
-      }
-      std::vector<const float*> values;
-      for (const auto& piece : memory) values.push_back(piece.data());
-      auto gather = FlatGather::Make(kSize, ranges, group);
+      const std::vector<Interval> ranges = Deal(dealing, kSize, group.index());
+      std::vector<float> memory;
+      const std::vector<Owned> owned = Own(ranges, memory);
+      auto gather = FlatGather::Make(kSize, owned, group);
       ASSERT_TRUE(gather.ok()) << gather.status();
       for (const int64_t chunk : {int64_t{1}, int64_t{13}, kSize}) {
         for (int64_t begin = 0; begin < kSize; begin += chunk) {
-          const FlatRange part = {begin, std::min(kSize, begin + chunk)};
+          const Interval part = {begin, std::min(kSize, begin + chunk)};
           std::vector<float> whole(group.index() == 0 ? static_cast<size_t>(part.size()) : 0);
-          ASSERT_TRUE(gather->Gather(part, values, whole).ok());
+          ASSERT_TRUE(gather->Gather(part, owned, whole).ok());
           for (size_t i = 0; i < whole.size(); ++i) {
             ASSERT_EQ(whole[i], static_cast<float>(begin) + static_cast<float>(i));
           }
@@ -52,12 +58,13 @@ TEST(FlatGather, EveryChunkOfEveryDealing) {
 
 TEST(FlatGather, EachPositionMustBeOwnedOnce) {
   // Size 10 for each: a hole, an overlap, too little, too much.
-  const std::vector<std::vector<std::vector<FlatRange>>> wrong = {
+  const std::vector<std::vector<std::vector<Interval>>> wrong = {
       {{{0, 4}}, {{5, 10}}}, {{{0, 6}}, {{5, 10}}},         {{{0, 5}}, {{5, 9}}},
       {{{0, 5}}, {{5, 11}}}, {{{0, 5}, {0, 5}}, {{5, 10}}}, {{}, {}}};
   for (const auto& by_rank : wrong) {
     RunRanks(2, [&](Communicator& group) {
-      const auto gather = FlatGather::Make(10, by_rank[static_cast<size_t>(group.index())], group);
+      std::vector<float> memory;
+      const auto gather = FlatGather::Make(10, Own(by_rank[group.index()], memory), group);
       EXPECT_EQ(gather.status().code(), absl::StatusCode::kInternal);
     });
   }
@@ -65,14 +72,14 @@ TEST(FlatGather, EachPositionMustBeOwnedOnce) {
 
 TEST(FlatGather, RanksMayOwnNothing) {
   RunRanks(3, [&](Communicator& group) {
-    const std::vector<FlatRange> all = {{0, 4}, {4, 4}, {4, 8}};
-    const std::vector<float> first = {0, 1, 2, 3}, second = {4, 5, 6, 7};
-    const std::vector<const float*> values = {first.data(), nullptr, second.data()};
-    const bool owner = group.index() == 2;
-    auto gather = FlatGather::Make(8, owner ? all : std::vector<FlatRange>(), group);
+    std::vector<Interval> intervals;
+    if (group.index() == 2) intervals = {{0, 4}, {4, 4}, {4, 8}};
+    std::vector<float> memory;
+    const std::vector<Owned> owned = Own(intervals, memory);
+    auto gather = FlatGather::Make(8, owned, group);
     ASSERT_TRUE(gather.ok()) << gather.status();
     std::vector<float> whole(group.index() == 0 ? 8 : 0);
-    ASSERT_TRUE(gather->Gather({0, 8}, owner ? values : std::vector<const float*>(), whole).ok());
+    ASSERT_TRUE(gather->Gather({0, 8}, owned, whole).ok());
     for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i], static_cast<float>(i));
   });
 }

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
+#include "plan/search/planner.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/train/random_batch.h"
 
@@ -70,7 +70,7 @@ class StepMeasurerTest : public ::testing::Test {
     EXPECT_TRUE(replica.ok()) << replica.status();
     replica_ = *std::move(replica);
     batch_ = std::make_unique<RandomBatch>(*replica_, kSamples);
-    v1::GroupPlace place;
+    v1::RankSlot place;
     place.set_generation(7);
     place.set_rank(rank);
     measurer_ = std::make_unique<StepMeasurer>(place, *replica_, control_, clock_);
@@ -103,7 +103,7 @@ class StepMeasurerTest : public ::testing::Test {
   }
 
   const Transports transports_ = MakeTransports(Wire::kThreads, 1);
-  const std::unique_ptr<Kernels> kernels_ = MakeCpuKernels(1);
+  const std::unique_ptr<Backend> kernels_ = MakeCpuBackend(1);
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<RandomBatch> batch_;
   ManualClock clock_{absl::UnixEpoch()};

@@ -8,10 +8,10 @@
 #include <memory>
 #include <string>
 
-#include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "kernels/kernels.h"
-#include "spec/cluster_profile.h"
+#include "kernels/backend.h"
+#include "plan/cluster_profile.h"
+#include "plan/search/planner.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/train/random_batch.h"
 
@@ -107,8 +107,8 @@ TEST(StepProfileTest, OfGroups) {
     const auto plan = MakePlan(spec, ranks);
     ASSERT_TRUE(plan.ok()) << plan.status();
     OnRanks(ranks, [&, ranks = ranks, model_ranks = model_ranks](int rank) {
-      const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
-      auto replica = Replica::Make(spec, *plan, *kernels, *transports[static_cast<size_t>(rank)]);
+      const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
+      auto replica = Replica::Make(spec, *plan, *kernels, *transports[rank]);
       ASSERT_TRUE(replica.ok()) << replica.status();
       StepProfile profile(**replica);
       Train(**replica, profile);
@@ -116,7 +116,7 @@ TEST(StepProfileTest, OfGroups) {
       const v1::ModelTimes layers = profile.Layers();
       EXPECT_EQ(layers.model(), ModelKey(spec.model()));
       const auto by_layer = ByLayer(layers);
-      EXPECT_EQ(static_cast<int>(by_layer.size()), (*replica)->graph().size());
+      EXPECT_EQ(std::ssize(by_layer), (*replica)->graph().size());
       for (const auto& [layer, time] : by_layer) {
         EXPECT_GE(time.forward(), 0) << layer;
         EXPECT_GE(time.backward(), 0) << layer;
@@ -139,8 +139,8 @@ TEST(StepProfileTest, PartsOfAStepAddUpToIt) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   const Transports transports = MakeTransports(Wire::kThreads, 2);
   OnRanks(2, [&](int rank) {
-    const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
-    auto replica = Replica::Make(spec, *plan, *kernels, *transports[static_cast<size_t>(rank)]);
+    const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
+    auto replica = Replica::Make(spec, *plan, *kernels, *transports[rank]);
     ASSERT_TRUE(replica.ok()) << replica.status();
     const RandomBatch batch(**replica, kSamples);
     StepProfile profile(**replica);
@@ -174,7 +174,7 @@ TEST(StepProfileTest, PartsOfAStepAddUpToIt) {
 
 TEST(StepProfileTest, GoesOnAfterAPauseAndTakesWhatIsDoneAgain) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
-  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
   const v1::RunSpec spec = Spec(1);
   auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
   ASSERT_TRUE(replica.ok()) << replica.status();
@@ -198,7 +198,7 @@ TEST(StepProfileTest, GoesOnAfterAPauseAndTakesWhatIsDoneAgain) {
 
 TEST(StepProfileTest, NothingSeenIsNothing) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
-  const std::unique_ptr<Kernels> kernels = MakeCpuKernels(1);
+  const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
   const v1::RunSpec spec = Spec(1);
   auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
   ASSERT_TRUE(replica.ok()) << replica.status();

@@ -16,9 +16,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/trace.h"
-#include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
+#include "plan/search/planner.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
 #include "tests/worker/transport/ranks.h"
@@ -82,15 +82,15 @@ class RankOf {
     if (emulated) {
       emulated_ = MakeEmulatedRank(mode);
     } else {
-      kernels_ = MakeReferenceKernels();
+      kernels_ = MakeReferenceBackend();
     }
   }
-  Kernels& kernels() { return kernels_ != nullptr ? *kernels_ : *emulated_.kernels; }
+  Backend& kernels() { return kernels_ != nullptr ? *kernels_ : *emulated_.kernels; }
   CudaDevice& device() { return *emulated_.device; }
 
  private:
   EmulatedRank emulated_;
-  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Backend> kernels_;
 };
 
 struct How {
@@ -110,8 +110,8 @@ void Train(Replica& replica, int steps, Outcome* outcome) {
     std::vector<BatchView> views;
     for (int64_t i = 0; i < parts; ++i) {
       views.push_back(batch.View(kSamples / parts, step * parts + i));
-      const Rows inputs = replica.InputRows(kSamples / parts);
-      const Rows labels = replica.LabelRows(kSamples / parts);
+      const Interval inputs = replica.InputRows(kSamples / parts);
+      const Interval labels = replica.LabelRows(kSamples / parts);
       views.back().inputs = views.back().inputs.first(
           static_cast<size_t>(inputs.size() * replica.graph().input().elements()));
       views.back().labels = views.back().labels.first(static_cast<size_t>(labels.size()));
@@ -150,9 +150,9 @@ Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const How& how) {
     Train(**replica, kSteps, r == 0 ? &outcome : nullptr);
     ASSERT_TRUE((*replica)->Settle().ok());
     ASSERT_TRUE((*replica)->FetchOwned().ok());
-    for (const OwnedSpan& span : (*replica)->owned()) {
-      for (int64_t i = span.begin; i < span.end; ++i) {
-        owned[at].emplace_back(i, span.values[i - span.begin]);
+    for (const Owned& each : (*replica)->owned()) {
+      for (int64_t i = 0; i < each.positions.size(); ++i) {
+        owned[at].emplace_back(each.positions.begin + i, each.values[i]);
       }
     }
     if (r == 0 && (*replica)->recorder() != nullptr) {
@@ -195,8 +195,8 @@ TEST_P(StreamStepTest, EqualsTheCpu) {
   const auto& [c, ranks] = GetParam();
   const v1::RunSpec spec = SpecWith(c.spec);
   v1::RunSpec on_cpu = spec;
-  if (on_cpu.cluster().collectives() == v1::NATIVE) {
-    on_cpu.mutable_cluster()->set_collectives(v1::RING);
+  if (on_cpu.cluster().collectives() == v1::Cluster::NATIVE) {
+    on_cpu.mutable_cluster()->set_collectives(v1::Cluster::RING);
   }
   const Outcome wanted = TrainGroup(on_cpu, ranks, {.emulated = false});
   const Outcome got = TrainGroup(spec, ranks, {});
@@ -240,7 +240,7 @@ TEST(StreamStepTest, RecordedIsBitForBitWhatWasNot) {
 TEST(StreamStepTest, RanksThatShareANetworkRecordNothing) {
   for (const int ranks : {1, 2}) {
     TrainGroup(SpecWith(kSgd), ranks, {.before = [ranks](Replica& replica, Device& device) {
-                 ASSERT_TRUE(device.can_record());
+                 ASSERT_TRUE(device.can_capture());
                  EXPECT_EQ(replica.recorder() != nullptr, ranks == 1);
                }});
   }
@@ -272,7 +272,7 @@ TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegisteredAsLongAsTheyAreThere
     const bool native = ranks > 1 && std::string(policy) == "NATIVE";
     const int64_t wanted = native ? ranks * 2 * 2 * plan->buckets_size() : 0;
     OnRanks(ranks, [&](int r) {
-      Transport& control = *controls[static_cast<size_t>(r)];
+      Transport& control = *controls[r];
       const EmulatedRank rank = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
       auto data = MakeNcclTransport(nccl.api(), *rank.device, *rank.kernels, control, {});
       ASSERT_TRUE(data.ok()) << data.status();
@@ -314,8 +314,8 @@ class OneDevice : public testing::Test {
   std::vector<float> Weights() {
     EXPECT_TRUE(replica_->FetchOwned().ok());
     std::vector<float> weights;
-    for (const OwnedSpan& span : replica_->owned()) {
-      weights.insert(weights.end(), span.values, span.values + (span.end - span.begin));
+    for (const Owned& owned : replica_->owned()) {
+      weights.insert(weights.end(), owned.values.begin(), owned.values.end());
     }
     return weights;
   }
@@ -331,13 +331,13 @@ class OneDevice : public testing::Test {
 TEST_F(OneDevice, WaitsForNothingButTheLoss) {
   ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
   for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(Step());
-  const int64_t waits = rank_.device->waits();
+  const int64_t waits = rank_.device->host_syncs();
   const int64_t hidden = rank_.machine->calls("hidden_wait");
   const int64_t allocations = rank_.machine->calls("malloc") + rank_.machine->calls("host_alloc");
   const int64_t bytes = rank_.device->bytes_in_use();
   constexpr int kMore = 7;
   for (int i = 0; i < kMore; ++i) ASSERT_NO_FATAL_FAILURE(Step());
-  EXPECT_EQ(rank_.device->waits(), waits + kMore);
+  EXPECT_EQ(rank_.device->host_syncs(), waits + kMore);
   EXPECT_EQ(rank_.machine->calls("hidden_wait"), hidden);
   EXPECT_EQ(rank_.machine->calls("malloc") + rank_.machine->calls("host_alloc"), allocations);
   EXPECT_EQ(rank_.device->bytes_in_use(), bytes);
@@ -355,7 +355,7 @@ TEST_F(OneDevice, AnIdleTraceChangesNeitherWaitsNorWhatIsPlayed) {
     if (traced) replica_->set_trace(&trace);
     for (int i = 0; i < 6; ++i) ASSERT_NO_FATAL_FAILURE(Step());
     played[traced] = replica_->recorder()->played();
-    waits[traced] = rank_.device->waits();
+    waits[traced] = rank_.device->host_syncs();
     weights[traced] = Weights();
   }
   EXPECT_GT(played[1], 0);
@@ -380,7 +380,7 @@ TEST_F(OneDevice, WhatCheckpointsNeedIsThereBeforeTheFirst) {
   const std::string with = std::string(kClippedAdamW) + " checkpoint { directory: '/nowhere' }";
   ASSERT_NO_FATAL_FAILURE(Make(with));
   const int64_t made = rank_.machine->calls("host_alloc");
-  EXPECT_EQ(made, without + replica_->states());
+  EXPECT_EQ(made, without + replica_->slices().states());
   ASSERT_TRUE(replica_->FetchOwned(/*states=*/true).ok());
   EXPECT_EQ(rank_.machine->calls("host_alloc"), made);
 
@@ -389,15 +389,15 @@ TEST_F(OneDevice, WhatCheckpointsNeedIsThereBeforeTheFirst) {
   const auto replica = Replica::Make(spec_, *MakePlan(spec_, 1), *other.kernels, *transports_[0]);
   EXPECT_EQ(replica.status().code(), absl::StatusCode::kResourceExhausted) << replica.status();
   EXPECT_THAT(std::string(replica.status().message()),
-              testing::HasSubstr("(the optimiser's state as the host sees it)"));
+              testing::HasSubstr("(the optimizer's state as the host sees it)"));
 }
 
 TEST_F(OneDevice, LarsWaitsOnceMore) {
   ASSERT_NO_FATAL_FAILURE(Make(kLars));
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
-  const int64_t waits = rank_.device->waits();
+  const int64_t waits = rank_.device->host_syncs();
   ASSERT_NO_FATAL_FAILURE(Step());
-  EXPECT_EQ(rank_.device->waits(), waits + 2);
+  EXPECT_EQ(rank_.device->host_syncs(), waits + 2);
 }
 
 TEST_F(OneDevice, ALossThatIsNotFiniteChangesNothing) {
@@ -405,7 +405,7 @@ TEST_F(OneDevice, ALossThatIsNotFiniteChangesNothing) {
     ASSERT_NO_FATAL_FAILURE(Make(optimizer));
     for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
     const std::vector<float> before = Weights();
-    const int64_t updates = replica_->updates();
+    const int64_t updates = replica_->slices().updates();
     BatchView view = batch_->View(kSamples, step_);
     std::vector<float> inputs(view.inputs.begin(), view.inputs.end());
     inputs[5] = std::numeric_limits<float>::quiet_NaN();
@@ -414,7 +414,7 @@ TEST_F(OneDevice, ALossThatIsNotFiniteChangesNothing) {
     EXPECT_EQ(loss.status().code(), absl::StatusCode::kOutOfRange) << loss.status();
     EXPECT_THAT(std::string(loss.status().message()), testing::HasSubstr("'conv'"));
     EXPECT_EQ(Weights(), before);
-    EXPECT_EQ(replica_->updates(), updates);
+    EXPECT_EQ(replica_->slices().updates(), updates);
   }
 }
 
@@ -443,10 +443,10 @@ TEST_F(OneDevice, WhatIsStoredIsWhatIsTrainedOn) {
   const std::vector<float> weights = Weights();
   ASSERT_TRUE(replica_->FetchOwned(/*states=*/true).ok());
   std::vector<std::vector<float>> states;
-  for (int i = 0; i < replica_->states(); ++i) {
+  for (int i = 0; i < replica_->slices().states(); ++i) {
     states.emplace_back();
-    for (const OwnedSpan& span : replica_->OwnedState(i)) {
-      states.back().insert(states.back().end(), span.values, span.values + (span.end - span.begin));
+    for (const Owned& owned : replica_->slices().State(i)) {
+      states.back().insert(states.back().end(), owned.values.begin(), owned.values.end());
     }
   }
   ASSERT_NO_FATAL_FAILURE(Step());
@@ -454,18 +454,19 @@ TEST_F(OneDevice, WhatIsStoredIsWhatIsTrainedOn) {
   EXPECT_NE(went_on, weights);
 
   // Back to where it was, and on again.
-  const auto put = [](std::span<const OwnedSpan> spans, const std::vector<float>& values) {
-    size_t at = 0;
-    for (const OwnedSpan& span : spans) {
-      for (int64_t i = 0; i < span.end - span.begin; ++i) span.values[i] = values[at++];
+  const auto put = [](std::span<const Owned> list, const std::vector<float>& values) {
+    auto from = values.begin();
+    for (const Owned& owned : list) {
+      std::copy_n(from, owned.values.size(), owned.values.begin());
+      from += std::ssize(owned.values);
     }
   };
   put(replica_->owned(), weights);
-  for (int i = 0; i < replica_->states(); ++i) {
-    put(replica_->OwnedState(i), states[static_cast<size_t>(i)]);
+  for (int i = 0; i < replica_->slices().states(); ++i) {
+    put(replica_->slices().State(i), states[i]);
   }
   ASSERT_TRUE(replica_->StoreOwned(/*states=*/true).ok());
-  replica_->set_updates(3);
+  replica_->slices().set_updates(3);
   EXPECT_EQ(Weights(), weights);
   --step_;
   ASSERT_TRUE(replica_->GatherWeights().ok());
@@ -502,7 +503,7 @@ TEST_F(OneDevice, AnotherSizeOfBatchHasRecordingsOfItsOwn) {
       .labels = batch_->View(kSamples, 0).labels.first(4)};
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(replica_->Step({&view, 1}, kRate, true).ok());
   EXPECT_GT(replica_->recorder()->recordings(), few);
-  EXPECT_LE(replica_->recorder()->recordings(), StepRecorder::kMostRecordings);
+  EXPECT_LE(replica_->recorder()->recordings(), StepRecorder::kMaxRecordings);
 }
 
 // What was asked for, for which layer, and what holds how much. 45 * 40000 weights of fc1 are
@@ -524,23 +525,23 @@ TEST(ReplicaOnDeviceTest, AModelThatDoesNotFitIsToldWhatItLacks) {
     const size_t begin = message.find(" for ") + 5;
     lacks[message.substr(begin, message.find(" (", begin) - begin)] = message;
   }
-  for (const auto& [purpose, asking, holds] :
+  for (const auto& [purpose, allocation_label, holds] :
        {std::tuple("weights", "(layer 'fc1' and ", "in use"),
         std::tuple("gradients", "(layer 'fc1' and ", "weights"),
         std::tuple("optimiser's state", "(layer 'fc1' and ", "gradients"),
         std::tuple("activations", "(for batches of 64, most at layer '", "optimiser's state")}) {
     ASSERT_EQ(lacks.count(purpose), 1U) << purpose;
     const std::string& message = lacks[purpose];
-    EXPECT_THAT(message, testing::HasSubstr(asking));
+    EXPECT_THAT(message, testing::HasSubstr(allocation_label));
     EXPECT_THAT(message.substr(message.find("in use")), testing::HasSubstr(holds));
   }
 }
 
 TEST(ReplicaOnHostTest, HasNoTf32) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
-  const std::unique_ptr<Kernels> kernels = MakeReferenceKernels();
+  const std::unique_ptr<Backend> kernels = MakeReferenceBackend();
   v1::RunSpec spec = SpecWith(kSgd);
-  spec.set_precision(v1::TF32);
+  spec.set_precision(v1::RunSpec::TF32);
   const auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
   EXPECT_EQ(replica.status().code(), absl::StatusCode::kInvalidArgument) << replica.status();
   EXPECT_THAT(std::string(replica.status().message()), testing::HasSubstr("TF32"));

@@ -24,7 +24,7 @@ std::vector<std::string> Names(const v1::Traced& traced) {
 TEST(TraceReportTest, SaysEverythingOfAnInterval) {
   const v1::Traced traced = TracedFrom({{.name = "all-gather bucket 1",
                                          .category = "collective",
-                                         .lane = 1,
+                                         .track = 1,
                                          .begin_us = 1'700'000'000'000'000,
                                          .duration_us = 250,
                                          .bytes = 4096,
@@ -34,7 +34,7 @@ TEST(TraceReportTest, SaysEverythingOfAnInterval) {
   const v1::TraceEvent& event = traced.events(0);
   EXPECT_EQ(event.name(), "all-gather bucket 1");
   EXPECT_EQ(event.category(), "collective");
-  EXPECT_EQ(event.lane(), 1U);
+  EXPECT_EQ(event.track(), 1U);
   EXPECT_EQ(event.begin_us(), 1'700'000'000'000'000);
   EXPECT_EQ(event.duration_us(), 250);
   EXPECT_EQ(event.bytes(), 4096U);
@@ -73,14 +73,14 @@ TEST(TraceReportTest, LongNamesAreCutBetweenCharacters) {
 TEST(TraceReportTest, NoEventIsLongerThanItMayBe) {
   const TraceInterval worst = {.name = std::string(5000, 'n'),
                                .category = std::string(5000, 'c'),
-                               .lane = std::numeric_limits<int>::max(),
+                               .track = std::numeric_limits<int>::max(),
                                .begin_us = -1,
                                .duration_us = -1,
                                .bytes = std::numeric_limits<int64_t>::max(),
                                .step = std::numeric_limits<uint32_t>::max()};
   const v1::Traced one = TracedFrom({worst}, 0, 10);
   const v1::Traced two = TracedFrom({worst, worst}, 0, 10);
-  EXPECT_LE(two.ByteSizeLong() - one.ByteSizeLong(), kMostTraceEventBytes);
+  EXPECT_LE(two.ByteSizeLong() - one.ByteSizeLong(), kMaxTraceEventBytes);
 }
 
 }  // namespace

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/plan/planner.h"
 #include "google/protobuf/text_format.h"
-#include "spec/checkpoint_folder.h"
-#include "spec/checkpoint_manifest.h"
-#include "spec/cluster_profile.h"
-#include "tests/spec/temporary_folder.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "plan/cluster_profile.h"
+#include "plan/search/planner.h"
+#include "tests/model/temporary_folder.h"
 #include "worker/transport/thread_transport.h"
 
 namespace cadre {
@@ -112,7 +112,7 @@ class ScriptedControl final : public GroupControl {
 
 TrainerOutcome Train(const v1::Assignment& assignment, ScriptedControl& control,
                      Counters* counters = nullptr) {
-  auto kernels = MakeCpuKernels(1);
+  auto kernels = MakeCpuBackend(1);
   Cancellation cancellation;
   Counters unwatched;
   TrainerOptions options;
@@ -142,7 +142,7 @@ void TrainPair(v1::Assignment assignment, ScriptedControl (&controls)[2]) {
     threads.emplace_back([&, rank] {
       v1::Assignment mine = assignment;
       mine.mutable_place()->set_rank(rank);
-      auto kernels = MakeCpuKernels(1);
+      auto kernels = MakeCpuBackend(1);
       Cancellation cancellation;
       Counters counters;
       LinkCache links;
@@ -165,7 +165,7 @@ v1::TraceSteps TraceOf(uint32_t steps) {
   v1::TraceSteps request;
   request.set_request(7);
   request.set_steps(steps);
-  request.set_most_events(20000);
+  request.set_max_events(20000);
   return request;
 }
 
@@ -191,7 +191,7 @@ TEST(Trainer, SettlesThePlanTracesItsStepsAndSaysWhatItWaitedFor) {
 
   const v1::Plan& plan = controls[0].prepared.plan();
   EXPECT_GT(plan.link().beta(), 0) << "measured";
-  EXPECT_EQ(plan.link().kind(), "threads");
+  EXPECT_EQ(plan.link().kind(), v1::LinkProfile::THREADS);
   EXPECT_EQ(plan.layers_size(), assignment.plan().layers_size());
   EXPECT_FALSE(controls[1].prepared.has_plan()) << "rank 0 says it for all";
   for (const ScriptedControl& control : controls) {

@@ -60,7 +60,7 @@ Socket RawCall(const TcpListener& listener) {
   return *std::move(socket);
 }
 
-void Say(const Socket& socket, absl::string_view text) {
+void Send(const Socket& socket, absl::string_view text) {
   EXPECT_EQ(send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(text.size()));
 }
@@ -87,7 +87,7 @@ Answer HearAnswer(const Socket& socket) {
   return answer.value_or(Answer{});
 }
 
-TEST(ListenTest, TakesAFreePortAndSaysWhich) {
+TEST(ListenTest, PortZeroSelectsFreePort) {
   const auto listener = Listen({.address = "localhost:0"});
   EXPECT_GT(listener->port(), 0);
   EXPECT_EQ(listener->address(), absl::StrCat("localhost:", listener->port()));
@@ -95,7 +95,7 @@ TEST(ListenTest, TakesAFreePortAndSaysWhich) {
   EXPECT_EQ(again.status().code(), absl::StatusCode::kAlreadyExists) << again.status();
 }
 
-TEST(ListenTest, RefusesMalformedAddresses) {
+TEST(ListenTest, RejectsMalformedAddresses) {
   for (const char* address : {"", "localhost", ":80", "host:", "host:x", "host:70000", "::1:80"}) {
     const auto listener = TcpListener::Listen({.address = address});
     EXPECT_EQ(listener.status().code(), absl::StatusCode::kInvalidArgument) << address;
@@ -103,7 +103,7 @@ TEST(ListenTest, RefusesMalformedAddresses) {
   EXPECT_TRUE(ParseHostPort("[::1]:80").ok());
 }
 
-TEST(ConnectTest, HostNamesWork) {
+TEST(ConnectTest, HostNames) {
   Listeners listeners(3, {.address = "localhost:0"});
   ExpectWorks(listeners, Generation(1));
 }
@@ -111,14 +111,14 @@ TEST(ConnectTest, HostNamesWork) {
 struct Group {
   int ranks;
   bool shared_memory;
-  int lanes;
+  int connections;
 };
 
 class GroupTest : public ::testing::TestWithParam<Group> {};
 
 std::string GroupName(const ::testing::TestParamInfo<Group>& info) {
   return absl::StrCat(info.param.ranks, info.param.shared_memory ? "ByMemory" : "ByTcp",
-                      info.param.lanes);
+                      info.param.connections);
 }
 
 INSTANTIATE_TEST_SUITE_P(Groups, GroupTest,
@@ -132,15 +132,15 @@ INSTANTIATE_TEST_SUITE_P(Groups, GroupTest,
 // All pairs have links of the kind that was asked for, on which messages longer than any buffer and
 // stripe arrive on all channels at once.
 TEST_P(GroupTest, Connects) {
-  const auto [ranks, shared_memory, lanes] = GetParam();
+  const auto [ranks, shared_memory, connections] = GetParam();
   Listeners listeners(ranks);
-  OnRanks(ranks, [&, shared_memory = shared_memory, lanes = lanes](int rank) {
+  OnRanks(ranks, [&, shared_memory = shared_memory, connections = connections](int rank) {
     const absl::Time start = absl::Now();
     auto made = ConnectGroup(listeners.At(rank), Generation(1), rank, listeners.peers,
                              {.deadline = start + absl::Seconds(20),
                               .timeout = absl::Seconds(30),
                               .shared_memory = shared_memory,
-                              .lanes = lanes});
+                              .connections = connections});
     ASSERT_TRUE(made.ok()) << made.status();
     if (rank == 0) {
       RecordProperty("milliseconds",
@@ -168,7 +168,7 @@ TEST_P(GroupTest, Connects) {
 }
 
 // A rank that does not want to share memory is reached by TCP; the others share.
-TEST(ConnectTest, OneRankMayRefuseToShareMemory) {
+TEST(ConnectTest, SharedMemoryNeedsBothRanks) {
   Listeners listeners(4);
   OnRanks(4, [&](int rank) {
     ConnectOptions options = Within(absl::Seconds(20));
@@ -188,12 +188,12 @@ TEST(ConnectTest, OneRankMayRefuseToShareMemory) {
 }
 
 // The higher rank of a pair decides, so ranks with other settings still agree.
-TEST(ConnectTest, RanksNeedNotAskForTheSameNumberOfLanes) {
+TEST(ConnectTest, HigherRankChoosesConnections) {
   Listeners listeners(3);
   OnRanks(3, [&](int rank) {
     ConnectOptions options = Within(absl::Seconds(20));
     options.shared_memory = false;
-    options.lanes = 2 * rank;
+    options.connections = 2 * rank;
     auto transport =
         ConnectGroup(listeners.At(rank), Generation(1), rank, listeners.peers, options);
     ASSERT_TRUE(transport.ok()) << transport.status();
@@ -202,7 +202,7 @@ TEST(ConnectTest, RanksNeedNotAskForTheSameNumberOfLanes) {
   });
 }
 
-TEST(ConnectTest, OneRankNeedsNobody) {
+TEST(ConnectTest, SingleRank) {
   Listeners listeners(1);
   ExpectWorks(listeners, Generation(1));
 }
@@ -217,10 +217,10 @@ TEST(ConnectTest, AnyOrderOfArrival) {
     std::array<absl::Status, 3> statuses;
     OnRanks(3, [&](int place) {
       absl::SleepFor(absl::Milliseconds(15) * place);
-      const int rank = order[static_cast<size_t>(place)];
+      const int rank = order[place];
       auto transport = ConnectGroup(listeners.At(rank), Generation(generation), rank,
                                     listeners.peers, Within(absl::Seconds(20)));
-      statuses[static_cast<size_t>(rank)] = transport.status();
+      statuses[rank] = transport.status();
       ASSERT_TRUE(transport.ok()) << transport.status();
       EXPECT_TRUE(Meet(**transport, 0).ok());
     });
@@ -230,7 +230,7 @@ TEST(ConnectTest, AnyOrderOfArrival) {
 }
 
 // A worker's process may start after its peers were told where it will be.
-TEST(ConnectTest, RetriesWhileThePeerIsNotThereYet) {
+TEST(ConnectTest, RetriesUntilPeerListens) {
   Listeners listeners(2);
   listeners.each[0].reset();
   OnRanks(2, [&](int rank) {
@@ -251,7 +251,7 @@ TEST(ConnectTest, DeadlineNamesTheMissingRanks) {
   OnRanks(4, [&](int rank) {
     if (rank == 0 || rank == 2) return;
     const absl::Duration time = rank == 1 ? absl::Milliseconds(150) : absl::Seconds(60);
-    statuses[static_cast<size_t>(rank)] =
+    statuses[rank] =
         ConnectGroup(listeners.At(rank), Generation(1), rank, listeners.peers, Within(time))
             .status();
   });
@@ -266,7 +266,7 @@ TEST(ConnectTest, DeadlineNamesTheMissingRanks) {
   EXPECT_THAT(std::string(statuses[3].message()), HasSubstr(missing));
 }
 
-TEST(ConnectTest, CanBeCancelled) {
+TEST(ConnectTest, Cancellation) {
   Listeners listeners(3);
   std::atomic<bool> cancel{false};
   OnRanks(3, [&](int rank) {
@@ -286,7 +286,7 @@ TEST(ConnectTest, CanBeCancelled) {
 }
 
 // Rank 1 has rank 0 and waits for rank 2; that rank 0 gives up ends the wait.
-TEST(ConnectTest, APeerThatGivesUpEndsTheAttempt) {
+TEST(ConnectTest, PeerClosingEndsAttempt) {
   Listeners listeners(3);
   OnRanks(2, [&](int rank) {
     const auto transport =
@@ -298,17 +298,16 @@ TEST(ConnectTest, APeerThatGivesUpEndsTheAttempt) {
   });
 }
 
-TEST(ConnectTest, AnotherSchemaIsRefusedByName) {
+TEST(ConnectTest, RejectsOtherSchema) {
   Counters counters;
   Listeners listeners(2, {.counters = &counters});
   std::array<absl::Status, 2> statuses;
   OnRanks(2, [&](int rank) {
     GroupIdentity group = Generation(1);
     group.schema_hash += static_cast<uint64_t>(rank);
-    statuses[static_cast<size_t>(rank)] =
-        ConnectGroup(listeners.At(rank), group, rank, listeners.peers,
-                     Within(rank == 0 ? absl::Milliseconds(500) : absl::Seconds(60)))
-            .status();
+    statuses[rank] = ConnectGroup(listeners.At(rank), group, rank, listeners.peers,
+                                  Within(rank == 0 ? absl::Milliseconds(500) : absl::Seconds(60)))
+                         .status();
   });
   EXPECT_EQ(statuses[1].code(), absl::StatusCode::kFailedPrecondition) << statuses[1];
   EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("schema"));
@@ -316,7 +315,7 @@ TEST(ConnectTest, AnotherSchemaIsRefusedByName) {
   EXPECT_EQ(counters.Get("transport_refused_schema"), 1U);
 }
 
-TEST(ConnectTest, AnOldGenerationIsRefusedByName) {
+TEST(ConnectTest, RejectsOldGeneration) {
   Counters counters;
   Listeners listeners(2, {.counters = &counters});
   ExpectWorks(listeners, Generation(5));
@@ -337,20 +336,20 @@ TEST(ConnectTest, AnOldGenerationIsRefusedByName) {
 }
 
 // A call of an older generation that is parked does not end up in the newer group, and is told.
-TEST(ConnectTest, AParkedCallOfAnOldGenerationIsRefusedWhenTheNewOneComes) {
+TEST(ConnectTest, NewGenerationRejectsParkedOldCall) {
   Listeners listeners(2);
   const Socket old = RawCall(listeners.At(0));
-  Say(old, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
+  Send(old, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
   ExpectWorks(listeners, Generation(2));
   EXPECT_EQ(HearAnswer(old).code, Answer::Code::kStaleGeneration);
 }
 
 // With nothing else going on at the listener.
-TEST(ConnectTest, AParkedCallIsRefusedAtOnce) {
+TEST(ConnectTest, RejectsParkedCallImmediately) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();
     const Socket caller = RawCall(*listener);
-    Say(caller, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
+    Send(caller, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
     absl::SleepFor(absl::Milliseconds(i % 4));
     ASSERT_TRUE(listener->Expect({.group = Generation(2), .rank = 0, .ranks = 2}).ok());
     const absl::Time start = absl::Now();
@@ -360,15 +359,15 @@ TEST(ConnectTest, AParkedCallIsRefusedAtOnce) {
 }
 
 // A parked connection that was handed out ends when its taker closes it.
-TEST(ConnectTest, AHandedOutConnectionBelongsToItsTaker) {
+TEST(ConnectTest, TakeReceivedTransfersOwnership) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();
     const Socket caller = RawCall(*listener);
-    Say(caller, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
+    Send(caller, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
     absl::SleepFor(absl::Milliseconds(i % 4));
     ASSERT_TRUE(listener->Expect({.group = Generation(1), .rank = 0, .ranks = 2}).ok());
     std::optional<TcpListener::Arrival> arrival;
-    while (!arrival) arrival = listener->TakeArrived(Generation(1), 1, Purpose{});
+    while (!arrival) arrival = listener->TakeReceived(Generation(1), 1, Purpose{});
     EXPECT_EQ(arrival->greeting.from, 1U);
     arrival.reset();
     EXPECT_EQ(HearAnswer(caller).code, Answer::Code::kWelcome);
@@ -376,7 +375,7 @@ TEST(ConnectTest, AHandedOutConnectionBelongsToItsTaker) {
 }
 
 // A peer that is already called to the next generation is parked, not refused.
-TEST(ConnectTest, ANewerGenerationWaitsForUs) {
+TEST(ConnectTest, NewerGenerationIsParked) {
   Listeners listeners(2);
   const auto other = Listen();
   std::thread newer([&] {
@@ -391,7 +390,7 @@ TEST(ConnectTest, ANewerGenerationWaitsForUs) {
   newer.join();
 }
 
-TEST(ConnectTest, AWrongPlaceIsRefusedByName) {
+TEST(ConnectTest, RejectsWrongRank) {
   Counters counters;
   Listeners listeners(3, {.counters = &counters});
   std::thread waiting([&] {
@@ -406,20 +405,20 @@ TEST(ConnectTest, AWrongPlaceIsRefusedByName) {
   wrong[1].from = 3;   // beyond the group
   wrong[2].to = 0;     // somebody else
   wrong[3].ranks = 4;  // another size
-  // A channel and lanes that there are not.
-  wrong[4].purpose = {.channel = Transport::kChannels, .lane = 0};
-  wrong[5].purpose = {.channel = 0, .lane = kMostLanes};
-  wrong[6].purpose = {.channel = Purpose::kControl, .lane = 1};
+  // A channel and connections that there are not.
+  wrong[4].purpose = {.channel = Transport::kChannels, .connection = 0};
+  wrong[5].purpose = {.channel = 0, .connection = kMaxConnections};
+  wrong[6].purpose = {.channel = Purpose::kControl, .connection = 1};
   for (const Greeting& greeting : wrong) {
     const Socket caller = RawCall(listeners.At(1));
-    Say(caller, Encode(greeting));
-    EXPECT_EQ(HearAnswer(caller).code, Answer::Code::kWrongPlace);
+    Send(caller, Encode(greeting));
+    EXPECT_EQ(HearAnswer(caller).code, Answer::Code::kWrongRank);
   }
   EXPECT_EQ(counters.Get("transport_refused_place"), wrong.size());
   waiting.join();
 }
 
-TEST(ConnectTest, GarbageAndSilenceHoldUpNobody) {
+TEST(ConnectTest, GarbageAndSilenceDoNotBlock) {
   Counters counters;
   Listeners listeners(3, {.counters = &counters});
   std::vector<Socket> callers;
@@ -428,10 +427,10 @@ TEST(ConnectTest, GarbageAndSilenceHoldUpNobody) {
   for (int rank = 0; rank < 3; ++rank) {
     // Half a greeting, then silence; nothing at all; and what is no greeting.
     callers.push_back(RawCall(listeners.At(rank)));
-    Say(callers.back(), absl::string_view(greeting).substr(0, greeting.size() / 2));
+    Send(callers.back(), absl::string_view(greeting).substr(0, greeting.size() / 2));
     callers.push_back(RawCall(listeners.At(rank)));
     callers.push_back(RawCall(listeners.At(rank)));
-    Say(callers.back(), "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n");
+    Send(callers.back(), "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n");
   }
   ExpectWorks(listeners, Generation(1));
   for (size_t i = 2; i < callers.size(); i += 3) EXPECT_EQ(HearAll(callers[i]), "");
@@ -440,7 +439,7 @@ TEST(ConnectTest, GarbageAndSilenceHoldUpNobody) {
 }
 
 // What follows the right beginning is judged, too, and at once.
-TEST(ConnectTest, AGreetingThatGoesOnIsGarbage) {
+TEST(ConnectTest, RejectsTrailingBytes) {
   Counters counters;
   const auto listener = Listen({.counters = &counters});
   const std::string greeting =
@@ -448,12 +447,12 @@ TEST(ConnectTest, AGreetingThatGoesOnIsGarbage) {
   for (const std::string& said :
        {greeting + "and then", greeting.substr(0, 8) + std::string(3000, '\xff')}) {
     const Socket caller = RawCall(*listener);
-    Say(caller, said);
+    Send(caller, said);
     EXPECT_EQ(HearAll(caller), "");
   }
   {
     const Socket caller = RawCall(*listener);
-    Say(caller, greeting.substr(0, 20));
+    Send(caller, greeting.substr(0, 20));
   }
   // Who only looks whether the port is open is no garbage.
   { const Socket caller = RawCall(*listener); }
@@ -464,20 +463,20 @@ TEST(ConnectTest, AGreetingThatGoesOnIsGarbage) {
   EXPECT_EQ(counters.Get("transport_garbage_closed"), 3U);
 }
 
-TEST(ConnectTest, SilentCallersAreDroppedInTime) {
+TEST(ConnectTest, DropsSilentCallers) {
   Counters counters;
   const auto listener = Listen({.handshake_timeout = absl::Milliseconds(50),
                                 .park_timeout = absl::Milliseconds(100),
                                 .counters = &counters});
   const Socket silent = RawCall(*listener);
   const Socket parked = RawCall(*listener);
-  Say(parked, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
+  Send(parked, Encode(Greeting{.group = Generation(1), .from = 1, .to = 0, .ranks = 2}));
   EXPECT_EQ(HearAll(silent), "");
   EXPECT_EQ(HearAll(parked), "");
   EXPECT_EQ(counters.Get("transport_handshake_timeouts"), 1U);
 }
 
-TEST(ConnectTest, ManySilentCallersPushOneAnotherOut) {
+TEST(ConnectTest, DropsOldestBeyondLimit) {
   Listeners listeners(2, {.handshake_timeout = absl::Minutes(1), .max_waiting = 4});
   std::vector<Socket> callers;
   for (int i = 0; i < 20; ++i) callers.push_back(RawCall(listeners.At(0)));
@@ -486,7 +485,7 @@ TEST(ConnectTest, ManySilentCallersPushOneAnotherOut) {
 }
 
 // Two groups of two runs share the listeners of two workers' processes.
-TEST(ConnectTest, GroupsDoNotMix) {
+TEST(ConnectTest, GroupsAreSeparate) {
   Listeners listeners(2);
   OnRanks(6, [&](int thread) {
     const int rank = thread % 2;
@@ -538,32 +537,32 @@ class FalseCalleeTest : public ::testing::Test {
   }
 };
 
-TEST_F(FalseCalleeTest, AMalformedAnswerIsFinal) {
+TEST_F(FalseCalleeTest, MalformedAnswerIsFinal) {
   EXPECT_EQ(CallerHears(std::string("\x01\0\0", 3), false).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(FalseCalleeTest, AHangUpBeforeTheAnswerIsTriedAgain) {
+TEST_F(FalseCalleeTest, RetriesAfterCloseBeforeAnswer) {
   const absl::Status status = CallerHears("", true).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0"));
 }
 
-TEST_F(FalseCalleeTest, AHangUpAfterTheAnswerEndsTheAttempt) {
+TEST_F(FalseCalleeTest, CloseAfterAnswerEndsAttempt) {
   const absl::Status status = CallerHears(Welcomed(), true).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 hung up"));
 }
 
-TEST_F(FalseCalleeTest, AMalformedOfferIsFinal) {
+TEST_F(FalseCalleeTest, MalformedOfferIsFinal) {
   const auto status = CallerHears(Welcomed() + std::string("\x02\0\xff\xff", 4), false).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
 }
 
 // Memory that cannot be mapped: the caller makes connections instead.
-TEST_F(FalseCalleeTest, AnOfferThatLeadsNowhereFallsBackToTcp) {
+TEST_F(FalseCalleeTest, InvalidOfferFallsBackToTcp) {
   const std::string nowhere =
-      Encode(Offer{.description = "nowhere", .bells = {"none", "none", "none"}});
+      Encode(Offer{.description = "nowhere", .wakeups = {"none", "none", "none"}});
   const auto transport = CallerHears(Welcomed() + nowhere, false);
   ASSERT_TRUE(transport.ok()) << transport.status();
   EXPECT_EQ((*transport)->link(0), LinkKind::kTcp);

@@ -31,7 +31,7 @@ struct Case {
 
 class KillTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(KillTest, EveryoneElseFailsAtOnce) {
+TEST_P(KillTest, OtherRanksFailImmediately) {
   const int ranks = GetParam().ranks;
   for (int victim = 0; victim < ranks; ++victim) {
     Transports group = MakeTransports(GetParam().wire, ranks, kTimeout);
@@ -118,7 +118,7 @@ struct Pipe {
 // No goodbye, no destructor: the kernel closes the sockets of a killed process.
 class ProcessKillTest : public ::testing::TestWithParam<bool> {};
 
-TEST_P(ProcessKillTest, SurvivorsFailAtOnce) {
+TEST_P(ProcessKillTest, SurvivorsFailImmediately) {
   Pipe port_out[3];
   Pipe ports_in[3];
   Pipe ready;

@@ -18,12 +18,12 @@ Greeting SomeGreeting() {
           .from = 4,
           .to = 2,
           .ranks = 5,
-          .purpose = {.channel = 1, .lane = 7},
+          .purpose = {.channel = 1, .connection = 7},
           .host = 0xfedcba0987654321,
-          .bells = {"left", "middle", "right"}};
+          .wakeups = {"left", "middle", "right"}};
 }
 
-TEST(GreetingTest, ComesBack) {
+TEST(GreetingTest, RoundTrip) {
   const Greeting greeting = SomeGreeting();
   const auto whole = DecodeGreeting(Encode(greeting));
   ASSERT_TRUE(whole.ok() && whole->has_value());
@@ -33,12 +33,12 @@ TEST(GreetingTest, ComesBack) {
   EXPECT_EQ((*whole)->ranks, 5U);
   EXPECT_EQ((*whole)->purpose, greeting.purpose);
   EXPECT_EQ((*whole)->host, greeting.host);
-  EXPECT_EQ((*whole)->bells, greeting.bells);
+  EXPECT_EQ((*whole)->wakeups, greeting.wakeups);
   EXPECT_TRUE((*whole)->shares_memory());
   EXPECT_FALSE(Greeting{}.shares_memory());
 }
 
-TEST(GreetingTest, EveryPrefixIsUnfinishedAndEveryExtensionIsRefused) {
+TEST(GreetingTest, PrefixesAndExtensions) {
   const std::string bytes = Encode(SomeGreeting());
   for (size_t length = 0; length < bytes.size(); ++length) {
     const auto part = DecodeGreeting(absl::string_view(bytes).substr(0, length));
@@ -50,7 +50,7 @@ TEST(GreetingTest, EveryPrefixIsUnfinishedAndEveryExtensionIsRefused) {
 }
 
 // As soon as the length of a text is too large, so that nobody collects what can never be right.
-TEST(GreetingTest, AnEndlessTextIsRefusedAtItsLength) {
+TEST(GreetingTest, RejectsOversizedText) {
   Greeting greeting = SomeGreeting();
   greeting.group.run.assign(kMaxText, 'r');
   const std::string longest = Encode(greeting);
@@ -63,14 +63,14 @@ TEST(GreetingTest, AnEndlessTextIsRefusedAtItsLength) {
   EXPECT_FALSE(DecodeGreeting(longer).ok());
 }
 
-TEST(GreetingTest, LongTextsAreCut) {
+TEST(GreetingTest, TruncatesLongTexts) {
   Greeting greeting = SomeGreeting();
   greeting.group.run.assign(5000, 'r');
-  greeting.bells[1].assign(5000, 'b');
+  greeting.wakeups[1].assign(5000, 'b');
   const auto whole = DecodeGreeting(Encode(greeting));
   ASSERT_TRUE(whole.ok() && whole->has_value());
   EXPECT_EQ((*whole)->group.run.size(), kMaxText);
-  EXPECT_EQ((*whole)->bells[1].size(), kMaxName);
+  EXPECT_EQ((*whole)->wakeups[1].size(), kMaxName);
 }
 
 // All of `bytes` is a word with a head; no less and no more is one.
@@ -89,19 +89,19 @@ void ExpectExact(const std::string& bytes, Decode decode) {
   EXPECT_FALSE(decode(longer).ok());
 }
 
-TEST(AnswerTest, ComesBack) {
+TEST(AnswerTest, RoundTrip) {
   const std::string bytes = Encode(Answer{
-      .code = Answer::Code::kWrongPlace, .host = 99, .shares_memory = true, .reason = "elsewhere"});
+      .code = Answer::Code::kWrongRank, .host = 99, .shares_memory = true, .reason = "elsewhere"});
   ExpectExact(bytes, [](absl::string_view text) { return DecodeAnswer(text); });
   const auto answer = DecodeAnswer(bytes);
   ASSERT_TRUE(answer.ok());
-  EXPECT_EQ(answer->code, Answer::Code::kWrongPlace);
+  EXPECT_EQ(answer->code, Answer::Code::kWrongRank);
   EXPECT_EQ(answer->host, 99U);
   EXPECT_TRUE(answer->shares_memory);
   EXPECT_EQ(answer->reason, "elsewhere");
 }
 
-TEST(AnswerTest, UnknownValuesAreRefused) {
+TEST(AnswerTest, RejectsUnknownValues) {
   std::string bytes = Encode(Answer{});
   for (const char code : {0, 5, 9, -1}) {
     bytes[kHeadBytes] = code;
@@ -112,25 +112,25 @@ TEST(AnswerTest, UnknownValuesAreRefused) {
   EXPECT_FALSE(DecodeAnswer(bytes).ok());
 }
 
-TEST(OfferTest, ComesBack) {
-  const std::string bytes = Encode(Offer{.description = "here", .bells = {"a", "b", "c"}});
+TEST(OfferTest, RoundTrip) {
+  const std::string bytes = Encode(Offer{.description = "here", .wakeups = {"a", "b", "c"}});
   ExpectExact(bytes, [](absl::string_view text) { return DecodeOffer(text); });
   const auto offer = DecodeOffer(bytes);
   ASSERT_TRUE(offer.ok());
   EXPECT_EQ(offer->description, "here");
-  EXPECT_EQ(offer->bells, (BellNames{"a", "b", "c"}));
+  EXPECT_EQ(offer->wakeups, (WakeupNames{"a", "b", "c"}));
 }
 
-TEST(SettledTest, ComesBack) {
-  for (uint8_t lanes = 0; lanes <= kMostLanes; ++lanes) {
-    const std::string bytes = Encode(Settled{.lanes = lanes});
+TEST(SettledTest, RoundTrip) {
+  for (uint8_t connections = 0; connections <= kMaxConnections; ++connections) {
+    const std::string bytes = Encode(Settled{.connections = connections});
     ExpectExact(bytes, [](absl::string_view text) { return DecodeSettled(text); });
-    EXPECT_EQ(DecodeSettled(bytes)->lanes, lanes);
+    EXPECT_EQ(DecodeSettled(bytes)->connections, connections);
   }
-  EXPECT_FALSE(DecodeSettled(Encode(Settled{.lanes = kMostLanes + 1})).ok());
+  EXPECT_FALSE(DecodeSettled(Encode(Settled{.connections = kMaxConnections + 1})).ok());
 }
 
-TEST(HostIdentityTest, StaysTheSame) { EXPECT_EQ(HostIdentity(), HostIdentity()); }
+TEST(HostIdentityTest, IsStable) { EXPECT_EQ(HostIdentity(), HostIdentity()); }
 
 }  // namespace
 }  // namespace cadre

@@ -29,14 +29,14 @@ class Pipe {
     bytes_.insert(bytes_.end(), data.begin(), data.end());
   }
   // At most `most` bytes, which stay.
-  std::vector<std::byte> Look(size_t most) const ABSL_LOCKS_EXCLUDED(mutex_) {
+  std::vector<std::byte> Poll(size_t most) const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     const auto n = static_cast<ptrdiff_t>(std::min(most, bytes_.size()));
     return {bytes_.begin(), bytes_.begin() + n};
   }
   void Drop(size_t count) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<ptrdiff_t>(count));
+    bytes_.erase(bytes_.begin(), bytes_.begin() + count);
   }
 
  private:
@@ -60,13 +60,13 @@ class DribblingLink final : public Link {
     return all.size();
   }
   absl::StatusOr<size_t> Read(std::span<std::byte> into) override {
-    const auto bytes = in_->Look(std::min(into.size(), Few()));
+    const auto bytes = in_->Poll(std::min(into.size(), Few()));
     std::copy(bytes.begin(), bytes.end(), into.begin());
     in_->Drop(bytes.size());
     return bytes.size();
   }
   absl::StatusOr<std::span<const std::byte>> Peek(size_t most) override {
-    const auto bytes = in_->Look(std::min(most, Few()));
+    const auto bytes = in_->Poll(std::min(most, Few()));
     std::copy(bytes.begin(), bytes.end(), shown_.begin() + 1);
     return std::span<const std::byte>(shown_).subspan(1, bytes.size());
   }
@@ -106,13 +106,12 @@ struct Workshop {
       }
     }
     for (int rank = 0; rank < ranks; ++rank) {
-      for (const auto& peer : peers[static_cast<size_t>(rank)]) {
+      for (const auto& peer : peers[rank]) {
         controls.push_back(peer.control.fd());
       }
-      std::array<std::unique_ptr<Bell>, Transport::kChannels> bells;
-      for (auto& bell : bells) bell = *Bell::Make();
-      auto transport = MakeLinkTransport(rank, std::move(peers[static_cast<size_t>(rank)]),
-                                         std::move(bells), timeout);
+      std::array<std::unique_ptr<Wakeup>, Transport::kChannels> wakeups;
+      for (auto& wakeup : wakeups) wakeup = *Wakeup::Make();
+      auto transport = MakeLinkTransport(rank, std::move(peers[rank]), std::move(wakeups), timeout);
       EXPECT_TRUE(transport.ok()) << transport.status();
       group.push_back(*std::move(transport));
     }
@@ -138,7 +137,7 @@ void AddDoubles(std::byte* sum, const std::byte* values, size_t bytes) {
   for (size_t i = 0; i < bytes / sizeof(double); ++i) to[i] += from[i];
 }
 
-TEST(LinkTransportTest, SumsElementsThatArriveInPartsAndUnaligned) {
+TEST(LinkTransportTest, SumsPartialUnalignedElements) {
   const Workshop workshop(2);
   OnRanks(2, [&](int rank) {
     std::vector<double> data(999);
@@ -149,7 +148,7 @@ TEST(LinkTransportTest, SumsElementsThatArriveInPartsAndUnaligned) {
                              {.kind = Transfer::Kind::kReceiveSum,
                               .peer = 1 - rank,
                               .data = std::as_writable_bytes(std::span(total))}};
-    const absl::Status status = workshop.group[static_cast<size_t>(rank)]->Run(
+    const absl::Status status = workshop.group[rank]->Run(
         1, TagOf(1), list, {.add = AddDoubles, .element = sizeof(double)});
     ASSERT_TRUE(status.ok()) << status;
     for (size_t i = 0; i < total.size(); ++i) {
@@ -158,19 +157,19 @@ TEST(LinkTransportTest, SumsElementsThatArriveInPartsAndUnaligned) {
   });
 }
 
-TEST(LinkTransportTest, WhatIsNotAMessageKillsTheGroup) {
+TEST(LinkTransportTest, InvalidHeaderFailsGroup) {
   const Workshop workshop(2);
   workshop.pipes[0]->Put(Pattern(200, 3));
   std::vector<std::byte> got(8);
   EXPECT_EQ(Receive(*workshop.group[1], 0, 1, got),
-            absl::InternalError("rank 0 sent what is not a message"));
+            absl::InternalError("rank 0 sent an invalid message header"));
   EXPECT_EQ(Receive(*workshop.group[0], 1, 1, got),
-            absl::UnavailableError("rank 1 gave up: rank 0 sent what is not a message"));
+            absl::UnavailableError("rank 1 gave up: rank 0 sent an invalid message header"));
 }
 
 // A connection that ends without a word is a death; everybody hears of it, on every channel, from
 // whoever saw it.
-TEST(LinkTransportTest, ADeathIsHeardByAllOnAllChannels) {
+TEST(LinkTransportTest, PeerLossFailsAllChannels) {
   const Workshop workshop(3);
   OnRanks(3 * Transport::kChannels + 1, [&](int thread) {
     if (thread == 3 * Transport::kChannels) {
@@ -181,8 +180,8 @@ TEST(LinkTransportTest, ADeathIsHeardByAllOnAllChannels) {
     }
     const int rank = thread / Transport::kChannels;
     std::vector<std::byte> got(8);
-    const absl::Status status = Receive(*workshop.group[static_cast<size_t>(rank)], (rank + 1) % 3,
-                                        1, got, thread % Transport::kChannels);
+    const absl::Status status =
+        Receive(*workshop.group[rank], (rank + 1) % 3, 1, got, thread % Transport::kChannels);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(status.message()), HasSubstr("is lost: it closed the connection"));
     if (rank == 0) {
@@ -191,18 +190,17 @@ TEST(LinkTransportTest, ADeathIsHeardByAllOnAllChannels) {
   });
 }
 
-TEST(LinkTransportTest, NoiseOnAControlConnectionIsADeath) {
+TEST(LinkTransportTest, InvalidControlMessageIsLoss) {
   const Workshop workshop(2);
   const std::string noise(100, 'n');
   ASSERT_EQ(send(workshop.Control(0, 1), noise.data(), noise.size(), 0), 100);
   std::vector<std::byte> got(8);
-  EXPECT_EQ(
-      Receive(*workshop.group[1], 0, 1, got),
-      absl::UnavailableError("rank 0 is lost: it sent what is neither a goodbye nor a reason"));
+  EXPECT_EQ(Receive(*workshop.group[1], 0, 1, got),
+            absl::UnavailableError("rank 0 is lost: it sent an invalid control message"));
 }
 
 // A call that could do without the dead rank fails as well.
-TEST(LinkTransportTest, TheNextCallFails) {
+TEST(LinkTransportTest, NextCallFails) {
   const Workshop workshop(3);
   workshop.group[0]->Abort(absl::AbortedError("over"));
   // News are looked for once in a millisecond.
@@ -211,7 +209,7 @@ TEST(LinkTransportTest, TheNextCallFails) {
             absl::UnavailableError("rank 0 gave up: over"));
 }
 
-TEST(LinkTransportTest, KnowsLinksAndHosts) {
+TEST(LinkTransportTest, LinksAndHosts) {
   const Transports group = MakeThreadTransports(2, absl::Seconds(1));
   EXPECT_EQ(group[0]->link(0), LinkKind::kSelf);
   EXPECT_EQ(group[0]->link(1), LinkKind::kThreads);

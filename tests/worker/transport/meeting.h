@@ -65,7 +65,7 @@ class Meeting {
     return words;
   }
   std::span<std::byte> Bytes(Buffers& buffers, int peer) const {
-    return std::as_writable_bytes(std::span(buffers[static_cast<size_t>(peer)])).first(bytes_);
+    return std::as_writable_bytes(std::span(buffers[peer])).first(bytes_);
   }
 
   Transport& transport_;
@@ -92,7 +92,7 @@ struct Listeners {
       peers.push_back(each.back()->address());
     }
   }
-  TcpListener& At(int rank) { return *each[static_cast<size_t>(rank)]; }
+  TcpListener& At(int rank) { return *each[rank]; }
   int ranks() const { return static_cast<int>(each.size()); }
 
   std::vector<std::unique_ptr<TcpListener>> each;

@@ -24,18 +24,20 @@ namespace cadre {
 namespace {
 
 struct Ends {
-  std::unique_ptr<Bell> bells[2];
+  std::unique_ptr<Wakeup> wakeups[2];
   std::unique_ptr<Link> links[2];
 };
 
 Ends MakeEnds(std::shared_ptr<SharedSegment> left, std::shared_ptr<SharedSegment> right,
               int channel = 0) {
   Ends ends;
-  for (auto& bell : ends.bells) bell = *Bell::Make();
-  ends.links[0] = MakeSharedMemoryLink(std::move(left), channel, 0,
-                                       *BellRope::Take(ends.bells[1]->name()), LinkKind::kThreads);
-  ends.links[1] = MakeSharedMemoryLink(std::move(right), channel, 1,
-                                       *BellRope::Take(ends.bells[0]->name()), LinkKind::kThreads);
+  for (auto& wakeup : ends.wakeups) wakeup = *Wakeup::Make();
+  ends.links[0] =
+      MakeSharedMemoryLink(std::move(left), channel, 0,
+                           *WakeupHandle::Take(ends.wakeups[1]->name()), LinkKind::kThreads);
+  ends.links[1] =
+      MakeSharedMemoryLink(std::move(right), channel, 1,
+                           *WakeupHandle::Take(ends.wakeups[0]->name()), LinkKind::kThreads);
   return ends;
 }
 
@@ -44,36 +46,36 @@ Ends MakeEnds() {
   return MakeEnds(segment, segment);
 }
 
-bool Rings(const Bell& bell) {
-  pollfd entry{.fd = bell.fd(), .events = POLLIN};
+bool Rings(const Wakeup& wakeup) {
+  pollfd entry{.fd = wakeup.fd(), .events = POLLIN};
   return poll(&entry, 1, 0) == 1;
 }
 
-TEST(BellTest, RingsUntilItIsCleared) {
-  const auto bell = *Bell::Make();
-  const auto rope = *BellRope::Take(bell->name());
-  EXPECT_FALSE(Rings(*bell));
+TEST(WakeupTest, SignaledUntilCleared) {
+  const auto wakeup = *Wakeup::Make();
+  const auto handle = *WakeupHandle::Take(wakeup->name());
+  EXPECT_FALSE(Rings(*wakeup));
   // Far more often than anything is kept: it never blocks.
-  for (int i = 0; i < 10'000; ++i) rope.Ring();
-  EXPECT_TRUE(Rings(*bell));
-  bell->Clear();
-  EXPECT_FALSE(Rings(*bell));
-  rope.Ring();
-  EXPECT_TRUE(Rings(*bell));
+  for (int i = 0; i < 10'000; ++i) handle.Signal();
+  EXPECT_TRUE(Rings(*wakeup));
+  wakeup->Clear();
+  EXPECT_FALSE(Rings(*wakeup));
+  handle.Signal();
+  EXPECT_TRUE(Rings(*wakeup));
 }
 
-TEST(BellTest, NamesNobodyHas) {
-  auto bell = *Bell::Make();
-  const std::string name = bell->name();
-  const auto rope = *BellRope::Take(name);
-  bell.reset();
-  rope.Ring();
-  EXPECT_EQ(BellRope::Take(name).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(BellRope::Take("").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(BellRope::Take(std::string(500, 'b')).status().code(), absl::StatusCode::kNotFound);
+TEST(WakeupTest, UnknownNames) {
+  auto wakeup = *Wakeup::Make();
+  const std::string name = wakeup->name();
+  const auto handle = *WakeupHandle::Take(name);
+  wakeup.reset();
+  handle.Signal();
+  EXPECT_EQ(WakeupHandle::Take(name).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(WakeupHandle::Take("").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(WakeupHandle::Take(std::string(500, 'b')).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST(SharedSegmentTest, OpensWhatDescriptionsName) {
+TEST(SharedSegmentTest, OpensByDescription) {
   const auto made = *SharedSegment::Make();
   EXPECT_LE(made->description().size(), 200U);
   const auto opened = SharedSegment::Open(made->description());
@@ -86,7 +88,7 @@ TEST(SharedSegmentTest, OpensWhatDescriptionsName) {
   EXPECT_EQ(got, sent);
 }
 
-TEST(SharedSegmentTest, RefusesWhatIsNotThere) {
+TEST(SharedSegmentTest, RejectsInvalidDescriptions) {
   const auto made = *SharedSegment::Make();
   const std::string nonce = made->description().substr(made->description().rfind(' ') + 1);
   for (const std::string& description :
@@ -101,7 +103,7 @@ TEST(SharedSegmentTest, RefusesWhatIsNotThere) {
   EXPECT_EQ(SharedSegment::Open(other).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST(SharedMemoryLinkTest, TakesWhatThereIsRoomForAndWrapsAround) {
+TEST(SharedMemoryLinkTest, PartialWritesAndWrapAround) {
   const Ends ends = MakeEnds();
   constexpr size_t kRing = SharedSegment::kRingBytes;
   const auto sent = Pattern(3 * kRing, 5);
@@ -127,7 +129,7 @@ TEST(SharedMemoryLinkTest, TakesWhatThereIsRoomForAndWrapsAround) {
   EXPECT_EQ(*ends.links[0]->Write(sent, {}), 0U);
 }
 
-TEST(SharedMemoryLinkTest, ShowsWithoutTaking) {
+TEST(SharedMemoryLinkTest, PeekDoesNotConsume) {
   const Ends ends = MakeEnds();
   const auto sent = Pattern(100, 2);
   EXPECT_TRUE(ends.links[1]->Peek(100)->empty());
@@ -139,12 +141,12 @@ TEST(SharedMemoryLinkTest, ShowsWithoutTaking) {
   EXPECT_EQ(ends.links[1]->Peek(1000)->size(), 60U);
 }
 
-TEST(SharedMemoryLinkTest, RingsOnlyForSleepers) {
+TEST(SharedMemoryLinkTest, SignalsOnlySleepers) {
   const Ends ends = MakeEnds();
   const auto sent = Pattern(SharedSegment::kRingBytes, 2);
   std::vector<pollfd> polled;
   ASSERT_EQ(*ends.links[0]->Write(std::span(sent).first(8), {}), 8U);
-  EXPECT_FALSE(Rings(*ends.bells[1]));
+  EXPECT_FALSE(Rings(*ends.wakeups[1]));
   // It is there already: nobody needs to sleep.
   EXPECT_FALSE(ends.links[1]->PrepareWait(true, false, polled));
   ends.links[1]->EndWait();
@@ -153,7 +155,7 @@ TEST(SharedMemoryLinkTest, RingsOnlyForSleepers) {
   EXPECT_TRUE(ends.links[1]->PrepareWait(true, false, polled));
   EXPECT_TRUE(polled.empty());
   EXPECT_GT(*ends.links[0]->Write(sent, {}), 0U);
-  EXPECT_TRUE(Rings(*ends.bells[1]));
+  EXPECT_TRUE(Rings(*ends.wakeups[1]));
   ends.links[1]->EndWait();
   // The other way: a writer without room.
   while (*ends.links[0]->Write(sent, {}) > 0) {
@@ -161,21 +163,21 @@ TEST(SharedMemoryLinkTest, RingsOnlyForSleepers) {
   EXPECT_TRUE(ends.links[0]->PrepareWait(false, true, polled));
   got.resize(SharedSegment::kRingBytes / 2);
   EXPECT_GT(*ends.links[1]->Read(got), 0U);
-  EXPECT_TRUE(Rings(*ends.bells[0]));
+  EXPECT_TRUE(Rings(*ends.wakeups[0]));
   EXPECT_FALSE(ends.links[0]->PrepareWait(false, true, polled));
   ends.links[0]->EndWait();
 }
 
-TEST(SharedMemoryLinkTest, WhatWasSentBeforeLeavingIsRead) {
+TEST(SharedMemoryLinkTest, DeliversDataSentBeforeClose) {
   Ends ends = MakeEnds();
   std::vector<pollfd> polled;
   EXPECT_TRUE(ends.links[1]->PrepareWait(true, false, polled));
   const auto sent = Pattern(100, 2);
   ASSERT_EQ(*ends.links[0]->Write(sent, {}), 100U);
-  ends.bells[1]->Clear();
+  ends.wakeups[1]->Clear();
   EXPECT_FALSE(ends.links[1]->PrepareWait(true, false, polled));
   ends.links[0].reset();
-  EXPECT_TRUE(Rings(*ends.bells[1]));
+  EXPECT_TRUE(Rings(*ends.wakeups[1]));
   std::vector<std::byte> got(100);
   ASSERT_EQ(*ends.links[1]->Read(got), 100U);
   EXPECT_EQ(got, sent);
@@ -185,7 +187,7 @@ TEST(SharedMemoryLinkTest, WhatWasSentBeforeLeavingIsRead) {
   EXPECT_EQ(ends.links[1]->Write(sent, {}).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(SharedMemoryLinkTest, ShutdownIsSeenAtBothEnds) {
+TEST(SharedMemoryLinkTest, ShutdownClosesBothEnds) {
   const Ends ends = MakeEnds();
   const auto sent = Pattern(100, 2);
   ASSERT_EQ(*ends.links[0]->Write(sent, {}), 100U);
@@ -202,10 +204,10 @@ TEST(SharedMemoryLinkTest, ShutdownIsSeenAtBothEnds) {
 }
 
 // What the two processes of a test tell one another before their transports stand.
-void Say(int fd, const std::string& text) {
+void Send(int fd, const std::string& text) {
   ASSERT_EQ(write(fd, text.data(), text.size()), static_cast<ssize_t>(text.size()));
 }
-std::string Hear(int fd, size_t bytes) {
+std::string Receive(int fd, size_t bytes) {
   std::string text(bytes, '\0');
   size_t done = 0;
   while (done < bytes) {
@@ -216,27 +218,27 @@ std::string Hear(int fd, size_t bytes) {
   return text;
 }
 
-using Bells = std::array<std::unique_ptr<Bell>, Transport::kChannels>;
+using Wakeups = std::array<std::unique_ptr<Wakeup>, Transport::kChannels>;
 
 // The transport of one of two processes that share `segment`. `line`: a socket to the other.
 std::unique_ptr<Transport> JoinOther(int rank, const std::shared_ptr<SharedSegment>& segment,
                                      int line, Socket control) {
-  Bells bells;
+  Wakeups wakeups;
   std::vector<PeerLinks> peers(2);
-  for (auto& bell : bells) {
-    bell = *Bell::Make();
-    Say(line, bell->name());
+  for (auto& wakeup : wakeups) {
+    wakeup = *Wakeup::Make();
+    Send(line, wakeup->name());
   }
-  PeerLinks& peer = peers[static_cast<size_t>(1 - rank)];
+  PeerLinks& peer = peers[1 - rank];
   peer.control = std::move(control);
-  for (size_t channel = 0; channel < bells.size(); ++channel) {
-    auto rope = BellRope::Take(Hear(line, bells[channel]->name().size()));
-    EXPECT_TRUE(rope.ok()) << rope.status();
+  for (size_t channel = 0; channel < wakeups.size(); ++channel) {
+    auto handle = WakeupHandle::Take(Receive(line, wakeups[channel]->name().size()));
+    EXPECT_TRUE(handle.ok()) << handle.status();
     peer.links[channel] = MakeSharedMemoryLink(segment, static_cast<int>(channel), rank,
-                                               *std::move(rope), LinkKind::kSharedMemory);
+                                               *std::move(handle), LinkKind::kSharedMemory);
   }
   // A timeout that cannot be what ends the wait.
-  auto transport = MakeLinkTransport(rank, std::move(peers), std::move(bells), absl::Minutes(5));
+  auto transport = MakeLinkTransport(rank, std::move(peers), std::move(wakeups), absl::Minutes(5));
   EXPECT_TRUE(transport.ok()) << transport.status();
   return *std::move(transport);
 }
@@ -250,12 +252,12 @@ absl::Status ExchangeForEver(Transport& transport, int channel, int line) {
   for (uint32_t i = 0; status.ok(); ++i) {
     status = Exchange(transport, peer, sent, peer, got, i, channel);
     if (status.ok() && got != sent) return absl::DataLossError("not what was sent");
-    if (i == 0 && line >= 0) Say(line, "1");
+    if (i == 0 && line >= 0) Send(line, "1");
   }
   return status;
 }
 
-TEST(SharedMemoryProcessTest, AKilledProcessIsNoticedAtOnceOnAllChannels) {
+TEST(SharedMemoryProcessTest, KilledProcessFailsAllChannels) {
   int lines[2];
   int controls[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, lines), 0);
@@ -264,7 +266,7 @@ TEST(SharedMemoryProcessTest, AKilledProcessIsNoticedAtOnceOnAllChannels) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     close(controls[0]);
-    const std::string description = Hear(lines[1], static_cast<size_t>(Hear(lines[1], 1)[0]));
+    const std::string description = Receive(lines[1], static_cast<size_t>(Receive(lines[1], 1)[0]));
     auto segment = SharedSegment::Open(description);
     if (!segment.ok()) _exit(1);
     const auto transport = JoinOther(1, *segment, lines[1], Socket(controls[1]));
@@ -274,7 +276,7 @@ TEST(SharedMemoryProcessTest, AKilledProcessIsNoticedAtOnceOnAllChannels) {
   close(controls[1]);
   const auto segment = *SharedSegment::Make();
   const std::string& description = segment->description();
-  Say(lines[0], std::string(1, static_cast<char>(description.size())) + description);
+  Send(lines[0], std::string(1, static_cast<char>(description.size())) + description);
   const auto transport = JoinOther(0, segment, lines[0], Socket(controls[0]));
   EXPECT_EQ(transport->link(1), LinkKind::kSharedMemory);
   std::array<absl::Status, 2> statuses;
@@ -288,7 +290,7 @@ TEST(SharedMemoryProcessTest, AKilledProcessIsNoticedAtOnceOnAllChannels) {
     statuses[1] = Receive(*transport, 1, 1, got, 0);
     noticed[1] = absl::Now();
   });
-  ASSERT_EQ(Hear(lines[0], 1), "1");
+  ASSERT_EQ(Receive(lines[0], 1), "1");
   const absl::Time killed = absl::Now();
   ASSERT_EQ(kill(child, SIGKILL), 0);
   moving.join();

@@ -26,9 +26,9 @@ struct LinkPair {
   std::unique_ptr<Link> right;
 };
 
-LinkPair MakePair(int lanes) {
+LinkPair MakePair(int connections) {
   std::vector<Socket> left, right;
-  for (int lane = 0; lane < lanes; ++lane) {
+  for (int connection = 0; connection < connections; ++connection) {
     SocketPair pair = ConnectedPair();
     left.push_back(std::move(pair.left));
     right.push_back(std::move(pair.right));
@@ -88,11 +88,11 @@ std::span<const std::byte> PeekSome(Link& link, size_t most) {
 
 class TcpLinkTest : public ::testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Lanes, TcpLinkTest, ::testing::Values(1, 2, 3, 8),
+INSTANTIATE_TEST_SUITE_P(Connections, TcpLinkTest, ::testing::Values(1, 2, 3, 8),
                          ::testing::PrintToStringParamName());
 
 // Parts of any size, written in twos, read and peeked at in other sizes.
-TEST_P(TcpLinkTest, EveryByteArrivesInOrder) {
+TEST_P(TcpLinkTest, PreservesOrder) {
   LinkPair pair = MakePair(GetParam());
   constexpr uint64_t kTotal = 20 << 20;
   std::thread writer([&] {
@@ -128,7 +128,7 @@ TEST_P(TcpLinkTest, EveryByteArrivesInOrder) {
 }
 
 // Both ends send more than the kernel holds, at the same time.
-TEST_P(TcpLinkTest, BothDirectionsFlowAtOnce) {
+TEST_P(TcpLinkTest, FullDuplex) {
   LinkPair pair = MakePair(GetParam());
   constexpr size_t kBytes = 24 << 20;
   const auto exchange = [](Link& link, uint64_t ours, uint64_t theirs) {
@@ -160,7 +160,7 @@ TEST_P(TcpLinkTest, BothDirectionsFlowAtOnce) {
 
 // A payload that begins at a multiple of 64 of the stream is shown at such an address, however
 // the bytes before it were read and in whatever parts it comes.
-TEST_P(TcpLinkTest, WhatIsAlignedInTheStreamIsAlignedInMemory) {
+TEST_P(TcpLinkTest, PeekPreservesAlignment) {
   LinkPair pair = MakePair(GetParam());
   std::mt19937_64 random(3);
   uint64_t position = 0;
@@ -188,7 +188,7 @@ TEST_P(TcpLinkTest, WhatIsAlignedInTheStreamIsAlignedInMemory) {
 }
 
 // An element that comes in two parts is waited for asleep, and then shown whole.
-TEST_P(TcpLinkTest, HalfAnElementIsNoReasonToStayAwake) {
+TEST_P(TcpLinkTest, IncompleteElementAllowsSleep) {
   LinkPair pair = MakePair(GetParam());
   const Bytes element = Stream(0, 8);
   WriteAll(*pair.left, std::span(element).first(3), {});
@@ -206,7 +206,7 @@ TEST_P(TcpLinkTest, HalfAnElementIsNoReasonToStayAwake) {
 }
 
 // What was received but not taken keeps its reader awake.
-TEST_P(TcpLinkTest, StagedBytesAreThere) {
+TEST_P(TcpLinkTest, StagedBytesPreventSleep) {
   LinkPair pair = MakePair(GetParam());
   const Bytes bytes = Stream(0, 200);
   WriteAll(*pair.left, bytes, {});
@@ -233,7 +233,7 @@ TEST_P(TcpLinkTest, StagedBytesAreThere) {
   EXPECT_TRUE(none->empty());
 }
 
-TEST_P(TcpLinkTest, TheEndComesAfterEverythingThatWasSent) {
+TEST_P(TcpLinkTest, DeliversDataBeforeEnd) {
   LinkPair pair = MakePair(GetParam());
   const Bytes bytes = Stream(0, 1000);
   WriteAll(*pair.left, bytes, {});
@@ -247,7 +247,7 @@ TEST_P(TcpLinkTest, TheEndComesAfterEverythingThatWasSent) {
 }
 
 // An end in the middle of an element is an end.
-TEST_P(TcpLinkTest, HalfAnElementAndTheEndIsAnError) {
+TEST_P(TcpLinkTest, EndWithinElementFails) {
   LinkPair pair = MakePair(GetParam());
   WriteAll(*pair.left, Stream(0, 3), {});
   pair.left.reset();
@@ -260,7 +260,7 @@ TEST_P(TcpLinkTest, HalfAnElementAndTheEndIsAnError) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
-TEST_P(TcpLinkTest, ShutdownEndsBothEnds) {
+TEST_P(TcpLinkTest, ShutdownClosesBothEnds) {
   LinkPair pair = MakePair(GetParam());
   std::thread other([&] {
     Wait(*pair.right, true, false);
@@ -275,26 +275,26 @@ TEST_P(TcpLinkTest, ShutdownEndsBothEnds) {
 }
 
 // A thread that sleeps on its own end is woken, too.
-TEST_P(TcpLinkTest, ShutdownWakesTheOwnSleeper) {
+TEST_P(TcpLinkTest, ShutdownWakesLocalSleeper) {
   LinkPair pair = MakePair(GetParam());
   std::thread sleeper([&] { Wait(*pair.left, true, false); });
   pair.left->Shutdown();
   sleeper.join();
 }
 
-TEST(LanesForTest, FollowsFromWhatIsUnderWay) {
+TEST(ConnectionsForTest, FollowsBandwidthDelayProduct) {
   constexpr double kWindow = 4e6;
-  EXPECT_EQ(LanesFor(0, 1.25e9, kWindow), 1);
-  EXPECT_EQ(LanesFor(50e-6, 1.25e9, kWindow), 1);
-  EXPECT_EQ(LanesFor(3.2e-3, 1.25e9, kWindow), 1);
-  EXPECT_EQ(LanesFor(3.3e-3, 1.25e9, kWindow), 2);
-  EXPECT_EQ(LanesFor(10e-3, 1.25e9, kWindow), 4);
-  EXPECT_EQ(LanesFor(1.0, 1.25e9, kWindow), kMostLanes);
-  EXPECT_EQ(LanesFor(1e300, 1e300, kWindow), kMostLanes);
-  EXPECT_EQ(LanesFor(std::nan(""), 1.25e9, kWindow), kMostLanes);
+  EXPECT_EQ(ConnectionsFor(0, 1.25e9, kWindow), 1);
+  EXPECT_EQ(ConnectionsFor(50e-6, 1.25e9, kWindow), 1);
+  EXPECT_EQ(ConnectionsFor(3.2e-3, 1.25e9, kWindow), 1);
+  EXPECT_EQ(ConnectionsFor(3.3e-3, 1.25e9, kWindow), 2);
+  EXPECT_EQ(ConnectionsFor(10e-3, 1.25e9, kWindow), 4);
+  EXPECT_EQ(ConnectionsFor(1.0, 1.25e9, kWindow), kMaxConnections);
+  EXPECT_EQ(ConnectionsFor(1e300, 1e300, kWindow), kMaxConnections);
+  EXPECT_EQ(ConnectionsFor(std::nan(""), 1.25e9, kWindow), kMaxConnections);
 }
 
-TEST(SocketTest, SaysWhatTheKernelKnows) {
+TEST(SocketTest, KernelStatistics) {
   SocketPair pair = ConnectedPair();
   EXPECT_GT(RoundTrip(pair.left), 0.0);
   EXPECT_LT(RoundTrip(pair.left), 1.0);
@@ -302,7 +302,7 @@ TEST(SocketTest, SaysWhatTheKernelKnows) {
   EXPECT_TRUE(AddressOfPeer(pair.left).ok());
 }
 
-TEST(SocketTest, ReadsNoFurtherThanAsked) {
+TEST(SocketTest, ReadUntilStopsAtLimit) {
   SocketPair pair = ConnectedPair();
   std::string text;
   EXPECT_FALSE(ReadUntil(pair.right, 3, &text).value());

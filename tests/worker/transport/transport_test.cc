@@ -23,16 +23,16 @@ class TransportTest : public ::testing::TestWithParam<Wire> {
   }
 };
 
-TEST_P(TransportTest, KnowsItsPlace) {
+TEST_P(TransportTest, RankAndSize) {
   const Transports group = Make(3);
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(group[static_cast<size_t>(rank)]->rank(), rank);
-    EXPECT_EQ(group[static_cast<size_t>(rank)]->size(), 3);
-    EXPECT_TRUE(group[static_cast<size_t>(rank)]->status().ok());
+    EXPECT_EQ(group[rank]->rank(), rank);
+    EXPECT_EQ(group[rank]->size(), 3);
+    EXPECT_TRUE(group[rank]->status().ok());
   }
 }
 
-TEST_P(TransportTest, KeepsTheOrderOfMessages) {
+TEST_P(TransportTest, PreservesMessageOrder) {
   const Transports group = Make(2);
   OnRanks(2, [&](int rank) {
     for (int i = 0; i < 200; ++i) {
@@ -51,21 +51,20 @@ TEST_P(TransportTest, KeepsTheOrderOfMessages) {
 }
 
 // Far more than any socket buffer: two plain sends would wait for one another for ever.
-TEST_P(TransportTest, ExchangesLargeMessagesAroundARing) {
+TEST_P(TransportTest, LargeMessagesInRing) {
   constexpr size_t kBytes = 24 << 20;
   const Transports group = Make(3);
   OnRanks(3, [&](int rank) {
     const auto sent = Pattern(kBytes + static_cast<size_t>(rank), rank);
     const int from = (rank + 2) % 3;
     std::vector<std::byte> got(kBytes + static_cast<size_t>(from));
-    const absl::Status status =
-        Exchange(*group[static_cast<size_t>(rank)], (rank + 1) % 3, sent, from, got, 5);
+    const absl::Status status = Exchange(*group[rank], (rank + 1) % 3, sent, from, got, 5);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_TRUE(got == Pattern(got.size(), from));
   });
 }
 
-TEST_P(TransportTest, ExchangesLargeMessagesBetweenTwo) {
+TEST_P(TransportTest, LargeMessagesBetweenTwo) {
   const Transports group = Make(2);
   OnRanks(2, [&](int rank) {
     // Very different sizes: one side is done long before the other.
@@ -73,27 +72,26 @@ TEST_P(TransportTest, ExchangesLargeMessagesBetweenTwo) {
     const auto sent = Pattern(sizes[rank], rank);
     std::vector<std::byte> got(sizes[1 - rank]);
     for (uint32_t tag = 0; tag < 3; ++tag) {
-      const absl::Status status =
-          Exchange(*group[static_cast<size_t>(rank)], 1 - rank, sent, 1 - rank, got, tag);
+      const absl::Status status = Exchange(*group[rank], 1 - rank, sent, 1 - rank, got, tag);
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_TRUE(got == Pattern(got.size(), 1 - rank));
     }
   });
 }
 
-TEST_P(TransportTest, AnAbortIsHeardWithoutACall) {
+TEST_P(TransportTest, PollReportsAbort) {
   const Transports group = Make(3);
-  EXPECT_EQ(group[0]->Look(), absl::OkStatus());
+  EXPECT_EQ(group[0]->Poll(), absl::OkStatus());
   group[1]->Abort(absl::ResourceExhaustedError("out of memory"));
   for (const size_t rank : {0, 2}) {
     const absl::Time until = absl::Now() + absl::Seconds(30);
-    while (group[rank]->Look().ok() && absl::Now() < until) std::this_thread::yield();
+    while (group[rank]->Poll().ok() && absl::Now() < until) std::this_thread::yield();
     EXPECT_EQ(group[rank]->status().code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(group[rank]->status().message()), HasSubstr("out of memory"));
   }
 }
 
-TEST_P(TransportTest, WrongTagKillsTheGroupAndNamesBoth) {
+TEST_P(TransportTest, WrongTagFailsGroup) {
   const Transports group = Make(3);
   const auto bytes = Pattern(8, 0);
   ASSERT_TRUE(Send(*group[0], 1, 17, bytes).ok());
@@ -115,13 +113,13 @@ TEST_P(TransportTest, WrongTagKillsTheGroupAndNamesBoth) {
   EXPECT_EQ(group[1]->status(), status);
   // A rank that had nothing to do with it learns of it, whomever it waits for, and both names.
   for (const int rank : {2, 0}) {
-    const absl::Status other = Receive(*group[static_cast<size_t>(rank)], 2 - rank, 1, got);
+    const absl::Status other = Receive(*group[rank], 2 - rank, 1, got);
     EXPECT_EQ(other.code(), absl::StatusCode::kUnavailable);
     EXPECT_EQ(other.message(), absl::StrCat("rank 1 gave up: ", both));
   }
 }
 
-TEST_P(TransportTest, EveryPartOfATagCounts) {
+TEST_P(TransportTest, ComparesAllTagFields) {
   const CallTag mine{.collective = Collective::kAllReduce,
                      .algorithm = Algorithm::kRing,
                      .dtype = DType::kFloat32,
@@ -150,7 +148,7 @@ TEST_P(TransportTest, EveryPartOfATagCounts) {
   }
 }
 
-TEST_P(TransportTest, WrongLengthKillsTheGroupAndNamesBoth) {
+TEST_P(TransportTest, WrongLengthFailsGroup) {
   for (const size_t expected : {7, 9, 0}) {
     const Transports group = Make(2);
     ASSERT_TRUE(Send(*group[0], 1, 1, Pattern(8, 0)).ok());
@@ -162,7 +160,7 @@ TEST_P(TransportTest, WrongLengthKillsTheGroupAndNamesBoth) {
   }
 }
 
-TEST_P(TransportTest, TimesOutWhenNothingMoves) {
+TEST_P(TransportTest, ReceiveTimesOut) {
   const Transports group = Make(3, absl::Milliseconds(50));
   std::vector<std::byte> got(8);
   const absl::Time start = absl::Now();
@@ -173,7 +171,7 @@ TEST_P(TransportTest, TimesOutWhenNothingMoves) {
   EXPECT_EQ(Receive(*group[1], 2, 1, got).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(TransportTest, TimesOutWhenNobodyReceives) {
+TEST_P(TransportTest, SendTimesOut) {
   const Transports group = Make(2, absl::Milliseconds(50));
   const auto bytes = Pattern(8 << 20, 0);
   absl::Status status;
@@ -182,7 +180,7 @@ TEST_P(TransportTest, TimesOutWhenNobodyReceives) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST_P(TransportTest, AbortWakesAWaitingCallAndTellsThePeers) {
+TEST_P(TransportTest, AbortEndsBlockedCalls) {
   const Transports group = Make(3);
   OnRanks(4, [&](int thread) {
     std::vector<std::byte> got(8);
@@ -192,8 +190,7 @@ TEST_P(TransportTest, AbortWakesAWaitingCallAndTellsThePeers) {
       return;
     }
     // Nobody sends anything. Rank 1 waits for rank 2, not for the one that aborts.
-    const absl::Status status =
-        Receive(*group[static_cast<size_t>(thread)], thread == 2 ? 1 : 2, 1, got);
+    const absl::Status status = Receive(*group[thread], thread == 2 ? 1 : 2, 1, got);
     if (thread == 2) {
       EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
     } else if (thread == 0) {
@@ -213,7 +210,7 @@ TEST_P(TransportTest, AbortBeforeACall) {
 }
 
 // A rank that is done may go, though others are still busy with one another.
-TEST_P(TransportTest, LeavingDisturbsOnlyThoseThatNeedMore) {
+TEST_P(TransportTest, GoodbyeFailsOnlyDependentPeers) {
   Transports group = Make(3);
   const auto last = Pattern(100'000, 3);
   ASSERT_TRUE(Send(*group[0], 1, 1, last).ok());
@@ -225,8 +222,8 @@ TEST_P(TransportTest, LeavingDisturbsOnlyThoseThatNeedMore) {
     std::vector<std::byte> got(5);
     for (uint32_t tag = 0; tag < 20; ++tag) {
       if (rank == 2) absl::SleepFor(absl::Milliseconds(1));
-      const absl::Status status = Exchange(*group[static_cast<size_t>(rank)], 3 - rank,
-                                           Pattern(5, rank), 3 - rank, got, tag);
+      const absl::Status status =
+          Exchange(*group[rank], 3 - rank, Pattern(5, rank), 3 - rank, got, tag);
       ASSERT_TRUE(status.ok()) << status;
     }
   });
@@ -280,7 +277,7 @@ std::vector<Transfer> RingOf(int rank, int ranks, std::span<uint32_t> data) {
   return list;
 }
 
-TEST_P(TransportTest, PassesOnWhatStillArrivesAndOverwritesWhatWasSent) {
+TEST_P(TransportTest, ForwardsAndOverwritesInPlace) {
   for (const int ranks : {2, 3, 5, 8}) {
     const Transports group = Make(ranks);
     for (const size_t elements : {size_t{0}, size_t{1}, size_t{7}, size_t{1001}, size_t{700'003}}) {
@@ -293,7 +290,7 @@ TEST_P(TransportTest, PassesOnWhatStillArrivesAndOverwritesWhatWasSent) {
           CallTag tag = TagOf(static_cast<uint32_t>(round));
           tag.elements = elements;
           const absl::Status status =
-              group[static_cast<size_t>(rank)]->Run(1, tag, RingOf(rank, ranks, data), kAddWords);
+              group[rank]->Run(1, tag, RingOf(rank, ranks, data), kAddWords);
           ASSERT_TRUE(status.ok()) << status;
           const auto n = static_cast<size_t>(ranks);
           for (size_t i = 0; i < elements; ++i) {
@@ -307,7 +304,7 @@ TEST_P(TransportTest, PassesOnWhatStillArrivesAndOverwritesWhatWasSent) {
 }
 
 // An empty message, too, waits for what it is after: a barrier by dissemination is such a chain.
-TEST_P(TransportTest, EmptyMessagesWaitTheirTurn) {
+TEST_P(TransportTest, EmptyMessagesRespectDependencies) {
   constexpr int kRanks = 4;
   const Transports group = Make(kRanks);
   std::atomic<int> entered{0};
@@ -323,7 +320,7 @@ TEST_P(TransportTest, EmptyMessagesWaitTheirTurn) {
       }
       ++entered;
       const absl::Status status =
-          group[static_cast<size_t>(rank)]->Run(0, TagOf(static_cast<uint32_t>(round)), list, {});
+          group[rank]->Run(0, TagOf(static_cast<uint32_t>(round)), list, {});
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_GE(entered.load(), kRanks * (round + 1));
     }
@@ -331,7 +328,7 @@ TEST_P(TransportTest, EmptyMessagesWaitTheirTurn) {
 }
 
 // Each is there at once, but waits for the one behind it in the list.
-TEST_P(TransportTest, EmptyMessagesThatWaitForOneAnotherNeedNoOtherNews) {
+TEST_P(TransportTest, ChainedEmptyMessages) {
   constexpr int kRanks = 4;
   const Transports group = Make(kRanks);
   OnRanks(kRanks, [&](int rank) {
@@ -348,7 +345,7 @@ TEST_P(TransportTest, EmptyMessagesThatWaitForOneAnotherNeedNoOtherNews) {
              .after = list.size() == 5 ? Transfer::kNone : static_cast<int>(list.size()) + 1});
       }
       const absl::Time start = absl::Now();
-      const absl::Status status = group[static_cast<size_t>(rank)]->Run(0, TagOf(round), list, {});
+      const absl::Status status = group[rank]->Run(0, TagOf(round), list, {});
       ASSERT_TRUE(status.ok()) << status;
       // The timeout is half a minute.
       EXPECT_LT(absl::Now() - start, absl::Seconds(10));
@@ -356,7 +353,7 @@ TEST_P(TransportTest, EmptyMessagesThatWaitForOneAnotherNeedNoOtherNews) {
   });
 }
 
-TEST_P(TransportTest, ManyMessagesOfAllSizesInOneCall) {
+TEST_P(TransportTest, ManyMessageSizes) {
   const Transports group = Make(2);
   const size_t sizes[] = {0, 1, 63, 64, 65, 3, 70'000, 8, 0, 1 << 20, 5, 200'000};
   constexpr int kMessages = 3000;
@@ -374,7 +371,7 @@ TEST_P(TransportTest, ManyMessagesOfAllSizesInOneCall) {
       list.push_back({.kind = Transfer::Kind::kSend, .peer = 1 - rank, .data = sent[i]});
       list.push_back({.kind = Transfer::Kind::kReceive, .peer = 1 - rank, .data = got[i]});
     }
-    const absl::Status status = group[static_cast<size_t>(rank)]->Run(2, TagOf(1), list, {});
+    const absl::Status status = group[rank]->Run(2, TagOf(1), list, {});
     ASSERT_TRUE(status.ok()) << status;
     for (int i = 0; i < kMessages; ++i) {
       const auto k = static_cast<size_t>(i);
@@ -383,12 +380,12 @@ TEST_P(TransportTest, ManyMessagesOfAllSizesInOneCall) {
   });
 }
 
-TEST_P(TransportTest, AnEmptyListIsDoneAtOnce) {
+TEST_P(TransportTest, EmptyList) {
   const Transports group = Make(2);
   EXPECT_TRUE(group[0]->Run(0, TagOf(1), {}, {}).ok());
 }
 
-TEST_P(TransportTest, ChannelsDoNotWaitForOneAnother) {
+TEST_P(TransportTest, ChannelsAreIndependent) {
   const Transports group = Make(2);
   // Far more than fits, and nobody takes it until the other channels are done.
   const auto large = Pattern(16 << 20, 1);
@@ -398,8 +395,8 @@ TEST_P(TransportTest, ChannelsDoNotWaitForOneAnother) {
     for (uint32_t i = 0; i < 200; ++i) {
       for (const int channel : {0, 2}) {
         std::vector<std::byte> other(1000);
-        const absl::Status status = Exchange(*group[static_cast<size_t>(rank)], 1 - rank,
-                                             Pattern(1000, rank), 1 - rank, other, i, channel);
+        const absl::Status status =
+            Exchange(*group[rank], 1 - rank, Pattern(1000, rank), 1 - rank, other, i, channel);
         ASSERT_TRUE(status.ok()) << status;
         ASSERT_EQ(other, Pattern(1000, 1 - rank));
       }
@@ -420,14 +417,14 @@ TEST_P(TransportTest, AbortWakesAllChannels) {
     }
     const int rank = thread / Transport::kChannels;
     std::vector<std::byte> got(8);
-    const absl::Status status = Receive(*group[static_cast<size_t>(rank)], (rank + 1) % 3, 1, got,
-                                        thread % Transport::kChannels);
+    const absl::Status status =
+        Receive(*group[rank], (rank + 1) % 3, 1, got, thread % Transport::kChannels);
     EXPECT_EQ(status, rank == 0 ? absl::AbortedError("the group is over")
                                 : absl::UnavailableError("rank 0 gave up: the group is over"));
   });
 }
 
-TEST_P(TransportTest, AbortReachesAThreadThatMovesAllTheTime) {
+TEST_P(TransportTest, AbortEndsBusyThread) {
   const Transports group = Make(3);
   std::atomic<int> moving{0};
   OnRanks(3, [&](int rank) {
@@ -440,15 +437,14 @@ TEST_P(TransportTest, AbortReachesAThreadThatMovesAllTheTime) {
     std::vector<std::byte> got(1000);
     absl::Status status;
     for (uint32_t i = 0; status.ok(); ++i) {
-      status = Exchange(*group[static_cast<size_t>(rank)], 1 - rank, Pattern(1000, 0), 1 - rank,
-                        got, i, 1);
+      status = Exchange(*group[rank], 1 - rank, Pattern(1000, 0), 1 - rank, got, i, 1);
       if (i == 100) ++moving;
     }
     EXPECT_EQ(status, absl::UnavailableError("rank 2 gave up: enough"));
   });
 }
 
-TEST_P(TransportTest, LongReasonsAreCut) {
+TEST_P(TransportTest, TruncatesLongReasons) {
   const Transports group = Make(2);
   group[0]->Abort(absl::InternalError(std::string(100'000, 'x')));
   std::vector<std::byte> got(8);
@@ -456,7 +452,7 @@ TEST_P(TransportTest, LongReasonsAreCut) {
   EXPECT_EQ(status.message(), absl::StrCat("rank 0 gave up: ", std::string(1024, 'x')));
 }
 
-TEST_P(TransportTest, SendingToWhoeverLeftFails) {
+TEST_P(TransportTest, SendAfterGoodbyeFails) {
   Transports group = Make(2);
   group[1].reset();
   absl::Status status;
@@ -466,15 +462,15 @@ TEST_P(TransportTest, SendingToWhoeverLeftFails) {
 }
 
 // Sleeps and wake-ups in every order: a lost one ends in a timeout.
-TEST_P(TransportTest, LosesNoWakeUp) {
+TEST_P(TransportTest, NoLostWakeup) {
   constexpr uint32_t kRounds = 20'000;
   const Transports group = Make(2, absl::Seconds(20));
   OnRanks(2, [&](int rank) {
     std::byte ball{};
     uint32_t random = 12345 + static_cast<uint32_t>(rank);
     for (uint32_t i = 0; i < kRounds; ++i) {
-      const absl::Status status = Exchange(*group[static_cast<size_t>(rank)], 1 - rank, {&ball, 1},
-                                           1 - rank, {&ball, 1}, i, 1);
+      const absl::Status status =
+          Exchange(*group[rank], 1 - rank, {&ball, 1}, 1 - rank, {&ball, 1}, i, 1);
       ASSERT_TRUE(status.ok()) << status;
       random = random * 1664525 + 1013904223;
       // Mostly none, sometimes about as long as a thread looks before it sleeps.

@@ -1,4 +1,4 @@
-// Whether the ranks that are about to exchange data over NCCL mean the same.
+// Whether the ranks that are about to pair data over NCCL mean the same.
 //
 // NCCL's messages carry no tags: ranks that obey different plans would wait for one another for
 // ever, or take one tensor for another. So the first time that two ranks are joined by a call of
@@ -28,23 +28,23 @@ class NcclAgreement {
   // Borrows the transport.
   explicit NcclAgreement(Transport& host) : host_(host) {}
 
-  // Errors: Internal where they differ, naming both sides; the host transport's.
+  // Errors: Internal where they differ, naming both pairs; the host transport's.
   absl::Status Check(int channel, const CallTag& tag, std::span<const Transfer> transfers);
   absl::Status Check(int channel, const CallTag& tag, const NativeCall& call);
 
  private:
   // What this rank thinks of what goes between it and a peer.
-  struct Side {
+  struct PairDigest {
     int peer = 0;
     uint64_t sent = 0;
     uint64_t received = 0;
   };
 
-  // Reorders the sides.
-  absl::Status Compare(int channel, const CallTag& tag, std::span<Side> sides);
+  // Reorders the pairs.
+  absl::Status Compare(int channel, const CallTag& tag, std::span<PairDigest> pairs);
   // True: calls of this kind have been agreed on with the peer.
-  bool Known(int channel, const CallTag& tag, const Side& side);
-  absl::Status CompareWith(const CallTag& tag, const Side& side);
+  bool IsKnown(int channel, const CallTag& tag, const PairDigest& pair);
+  absl::Status CompareWith(const CallTag& tag, const PairDigest& pair);
 
   Transport& host_;
   // Digests of calls, by peer.

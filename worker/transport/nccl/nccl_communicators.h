@@ -1,16 +1,16 @@
-// The NCCL communicators of one rank: made, used, split, and brought to an end together.
+// The NCCL communicators of one rank: made, selected, split, and brought to an end together.
 //
 // They are non-blocking: no call of NCCL holds its caller, so every wait here has a deadline and
 // sees the first error, wherever it comes from. A watcher thread looks every few milliseconds for
 // errors that NCCL finds in the background, for the end of the host transport and for a device that
 // failed. The first error is told to all three, and then all communicators are aborted, which makes
 // the device give up what it waits for. Their end may itself wait for ever, for a context that is
-// dead or a graph that is not gone: it has a thread of its own, which is left alone after a while,
-// and soon where the device is lost.
+// dead or a graph that is not gone: it has a thread of its own, which is left group_failed after a
+// while, and soon where the device is lost.
 //
 // Owns the communicators and the watcher. Borrows the rest, which outlives it, but for NCCL itself,
-// in which an end that was left alone stays. Recordings (device.h) of calls on a communicator are
-// gone before this object: NCCL waits for them.
+// in which an end that was left group_failed stays. Recordings (device.h) of calls on a
+// communicator are gone before this object: NCCL waits for them.
 //
 // Threads: Fail and status() are thread-safe; everything else is for the one thread that enqueues.
 #pragma once
@@ -66,13 +66,13 @@ class NcclCommunicators {
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  struct One {
+  struct Comm {
     std::string name;
     ncclComm_t handle = nullptr;
     // Where NCCL writes what it makes, and may once more when that ends.
     ncclComm_t made = nullptr;
     // What is being split from it.
-    std::shared_ptr<One> splitting;
+    std::shared_ptr<Comm> splitting;
     // What is being made of it, in words; empty otherwise.
     std::string making;
     // Memory and what NCCL calls it.
@@ -80,36 +80,34 @@ class NcclCommunicators {
   };
 
   bool Failed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !status_.ok(); }
-  One& At(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return *all_[static_cast<size_t>(number)];
-  }
+  Comm& At(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return *all_[number]; }
   // NCCL's calls are about the calling thread's device, and a new thread's is the machine's first.
-  absl::Status UseDevice();
+  absl::Status SetDevice();
   // Keeps the first error; true where this is it.
-  bool Keep(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool RecordFirst(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mutex_);
   // Fails with `error` unless something was first; returns what was.
   absl::Status FailedWith(absl::Status error) ABSL_LOCKS_EXCLUDED(mutex_);
   // Until the communicator has nothing under way on the host.
   absl::Status AwaitReady(int number, absl::string_view what) ABSL_LOCKS_EXCLUDED(mutex_);
   // What NCCL says of one; success where there is none.
-  ncclResult_t StateOf(const One& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ncclResult_t StateOf(const Comm& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `state` in words. Requires: an error.
-  absl::Status ErrorOf(const One& one, ncclResult_t state, absl::string_view what)
+  absl::Status ErrorOf(const Comm& one, ncclResult_t state, absl::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int Add(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // -- the watcher's
   void Watch() ABSL_LOCKS_EXCLUDED(mutex_);
   // An error that is new; OK where there is none.
-  absl::Status Look() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status FromNccl() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Poll() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckComms() ABSL_LOCKS_EXCLUDED(mutex_);
   // The host transport may know whom NCCL has lost.
-  absl::Status WithPeer(const absl::Status& error) const;
+  absl::Status WithLostPeer(const absl::Status& error) const;
   void AbortAll() ABSL_LOCKS_EXCLUDED(mutex_);
   // `end` of each, beside one another: one may wait for work on the device that stands behind
   // another's. Returns when all have ended, and no later than after a few seconds.
-  void End(ncclResult_t (*end)(ncclComm_t),
-           std::vector<std::pair<ncclComm_t, std::shared_ptr<One>>> comms);
+  void EndComms(ncclResult_t (*end)(ncclComm_t),
+                std::vector<std::pair<ncclComm_t, std::shared_ptr<Comm>>> comms);
 
   // -- the end
   void StopWatching() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -126,12 +124,12 @@ class NcclCommunicators {
   // is enqueued nothing else is called, unless it hangs.
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<One>> all_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Comm>> all_ ABSL_GUARDED_BY(mutex_);
   // What was enqueued last, and on which; for messages.
   CallTag last_ ABSL_GUARDED_BY(mutex_);
   // A group is being enqueued.
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time busy_since_ ABSL_GUARDED_BY(mutex_);
+  bool enqueuing_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time enqueuing_since_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread watcher_;
 };

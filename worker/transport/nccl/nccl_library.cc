@@ -8,7 +8,7 @@ namespace {
 
 // The first in which splitting, registered buffers and non-blocking communicators, which all came
 // earlier one by one, work together.
-constexpr int kLeastVersion = 22200;
+constexpr int kMinVersion = 22200;
 
 // NCCL's number of a version, as NCCL_VERSION makes it: 22809 for 2.28.9.
 std::string VersionText(int version) {
@@ -22,10 +22,10 @@ absl::Status CheckVersion(const NcclApi& api, const std::string& path) {
         absl::StrCat("NCCL (", path, ") does not tell its version: ", api.error_text(result)));
   }
   // Before 2.9 the number was made in another way, and is smaller in any case.
-  if (version < kLeastVersion) {
+  if (version < kMinVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("NCCL (", path, ") is version ", VersionText(version), "; at least ",
-                     VersionText(kLeastVersion), " is needed: ", NcclLibrary().how_to_get));
+                     VersionText(kMinVersion), " is needed: ", NcclLibrary().how_to_get));
   }
   return absl::OkStatus();
 }

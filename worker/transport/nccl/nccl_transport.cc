@@ -1,3 +1,32 @@
+// Lists of transfers over NCCL.
+//
+// NCCL moves whole messages between ranks that call ncclSend and ncclRecv in matching groups, and
+// knows neither tags nor dependencies inside a message. A list of transfers is therefore executed
+// in rounds (worker/comm/rounds.h), numbers that both ends of a message agree on: the transfers of
+// one round are one ncclGroupStart/ncclGroupEnd, which NCCL progresses concurrently and cannot
+// deadlock in; then a kernel adds what was received for sums; then the next round follows on the
+// same stream.
+//
+// Received addends lie in scratch until they are added. That is why a sum may share a round with
+// the send of the data it adds to (butterfly): the send reads the old data while the addend
+// arrives.
+//
+// Native collectives map to ncclAllReduce; reduce-scatter and all-gather map to NCCL's own if
+// intervals are equal and adjacent, otherwise to one group of ncclReduce or ncclBroadcast per
+// interval.
+//
+// Invariants:
+// - Transfers between two ranks keep their order (stable sort by round), because NCCL matches
+// messages
+//   by order.
+// - Scratch grows outside of graph capture only, and outgrown scratch is kept, because enqueued
+// work
+//   and captured graphs may still use it.
+// - The calls of a new kind are compared with the peers before the first of them is enqueued
+//   (nccl_agreement.h); a mismatch inside NCCL would be a hang.
+//
+// Cost: one group launch and at most one kernel per sum and round. The schedule's byte-wise
+// pipelining is lost: a ring step costs its full length.
 #include "worker/transport/nccl/nccl_transport.h"
 
 #include <glog/logging.h>
@@ -75,7 +104,7 @@ absl::StatusOr<Ids> ShareIds(const NcclApi& api, Transport& host) {
 }
 
 // Returns when every rank has called it.
-absl::Status MeetOnHost(Transport& host) {
+absl::Status HostBarrier(Transport& host) {
   std::vector<Transfer> transfers;
   for (int distance = 1; distance < host.size(); ++distance) {
     const int to = (host.rank() + distance) % host.size();
@@ -88,18 +117,18 @@ absl::Status MeetOnHost(Transport& host) {
       "waiting for the other ranks' NCCL communicators");
 }
 
-std::vector<int> RanksUpTo(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
 // Pieces that follow one another without a gap and are of one size.
-bool AreEqualAndInOrder(std::span<const std::pair<int64_t, int64_t>> pieces) {
-  const int64_t size = pieces.front().second - pieces.front().first;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].second - pieces[i].first != size) return false;
-    if (i > 0 && pieces[i].first != pieces[i - 1].second) return false;
+bool AreEqualAndInOrder(std::span<const std::pair<int64_t, int64_t>> intervals) {
+  const int64_t size = intervals.front().second - intervals.front().first;
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    if (intervals[i].second - intervals[i].first != size) return false;
+    if (i > 0 && intervals[i].first != intervals[i - 1].second) return false;
   }
   return true;
 }
@@ -110,7 +139,7 @@ size_t Aligned(size_t bytes) {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(const NcclApi& api, CudaDevice& device, Kernels& kernels, Transport& host,
+  NcclTransport(const NcclApi& api, CudaDevice& device, Backend& kernels, Transport& host,
                 const NcclTransportOptions& options)
       : api_(api),
         device_(device),
@@ -172,7 +201,7 @@ class NcclTransport final : public Transport {
 
   const NcclApi& api_;
   CudaDevice& device_;
-  Kernels& kernels_;
+  Backend& kernels_;
   Transport& host_;
   NcclAgreement agreement_;
   // Numbers of communicators, by members and channel.
@@ -194,8 +223,8 @@ absl::Status NcclTransport::Connect() {
   for (size_t channel = 0; channel < ids.size(); ++channel) {
     CADRE_ASSIGN_OR_RETURN(numbers[channel], comms_.Make(ids[channel], kChannelNames[channel]));
   }
-  numbers_[RanksUpTo(size())] = numbers;
-  return MeetOnHost(host_);
+  numbers_[AllRanks(size())] = numbers;
+  return HostBarrier(host_);
 }
 
 absl::Status NcclTransport::CheckCall(int channel) const {
@@ -223,10 +252,10 @@ absl::Status NcclTransport::SortByRound(const CallTag& tag, std::span<const Tran
   sorted_.clear();
   for (const Transfer& transfer : transfers) {
     if (transfer.after != Transfer::kNone) {
-      const Transfer& before = transfers[static_cast<size_t>(transfer.after)];
-      const bool beside =
+      const Transfer& before = transfers[transfer.after];
+      const bool same_round =
           transfer.kind == Transfer::Kind::kReceiveSum && before.kind == Transfer::Kind::kSend;
-      if (transfer.round < before.round + (beside ? 0 : 1)) {
+      if (transfer.round < before.round + (same_round ? 0 : 1)) {
         return FailedWith(absl::InternalError(
             absl::StrCat("a message in ", tag.ToString(), " goes before what it waits for")));
       }
@@ -248,10 +277,10 @@ absl::Status NcclTransport::Reserve(int channel) {
       in_round += Aligned(sorted_[i]->data.size());
     most = std::max(most, in_round);
   }
-  std::vector<DeviceArray<std::byte>>& scratch = scratch_[static_cast<size_t>(channel)];
+  std::vector<DeviceArray<std::byte>>& scratch = scratch_[channel];
   const size_t have = scratch.empty() ? 0 : scratch.back().size();
   if (most <= have) return absl::OkStatus();
-  if (device_.recording()) {
+  if (device_.capturing()) {
     return absl::FailedPreconditionError(
         absl::StrCat("sums that arrive need ", most, " bytes and have ", have,
                      ", and a recording takes no memory: run the call once before"));
@@ -267,14 +296,15 @@ absl::Status NcclTransport::RunRound(int channel, const CallTag& tag,
   size_t used = 0;
   for (const Transfer* transfer : round) {
     if (transfer->kind != Transfer::Kind::kReceiveSum) continue;
-    std::byte* const at = scratch_[static_cast<size_t>(channel)].back().data() + used;
+    std::byte* const at = scratch_[channel].back().data() + used;
     arriving_.push_back({transfer->data, {at, transfer->data.size()}});
     used += Aligned(transfer->data.size());
   }
-  const int number = numbers_.at(RanksUpTo(size()))[static_cast<size_t>(channel)];
+  const int number = numbers_.at(AllRanks(size()))[channel];
   CADRE_RETURN_IF_ERROR(comms_.Enqueue(
       number, tag, [&](ncclComm_t comm) { return EnqueueTransfers(comm, round, arriving_); }));
-  for (const Arriving& each : arriving_) kernels_.AddArrived(tag.dtype, each.sum, each.values);
+  for (const Arriving& each : arriving_)
+    kernels_.memory().AccumulateReceived(tag.dtype, each.sum, each.values);
   return absl::OkStatus();
 }
 
@@ -311,7 +341,7 @@ absl::Status NcclTransport::PrepareMembers(std::span<const std::vector<int>> par
   if (known || !prepared_.emplace(parts.begin(), parts.end()).second) {
     return absl::OkStatus();
   }
-  const std::vector<int> all = RanksUpTo(size());
+  const std::vector<int> all = AllRanks(size());
   for (size_t color = 0; color < parts.size(); ++color) {
     const std::vector<int>& part = parts[color];
     const auto own = std::find(part.begin(), part.end(), rank());
@@ -325,7 +355,7 @@ absl::Status NcclTransport::PrepareMembers(std::span<const std::vector<int>> par
                                                        absl::StrJoin(part, ", "))));
     }
     numbers_[part] = numbers;
-    return MeetOnHost(host_);
+    return HostBarrier(host_);
   }
   return FailedWith(
       absl::InternalError(absl::StrCat("rank ", rank(), " is in no part of those to be prepared")));
@@ -343,7 +373,7 @@ absl::Status NcclTransport::RunNative(int channel, const CallTag& tag, const Nat
     return FailedWith(std::move(agreed));
   }
   if (call.data.empty()) return absl::OkStatus();
-  return comms_.Enqueue(found->second[static_cast<size_t>(channel)], tag,
+  return comms_.Enqueue(found->second[channel], tag,
                         [&](ncclComm_t comm) { return EnqueueNative(comm, call); });
 }
 
@@ -362,23 +392,23 @@ ncclResult_t NcclTransport::EnqueueNative(ncclComm_t comm, const NativeCall& cal
   }
 }
 
-// Where pieces are not what NCCL's own takes, each is reduced to its owner, all in one group.
+// Where intervals are not what NCCL's own takes, each is reduced to its owner, all in one group.
 ncclResult_t NcclTransport::EnqueueReduceScatter(ncclComm_t comm, const NativeCall& call) const {
   const auto element = static_cast<int64_t>(SizeOf(call.type));
   const auto at = [&](int64_t position) { return call.data.data() + position * element; };
-  const auto& own = call.pieces[static_cast<size_t>(call.index)];
-  if (AreEqualAndInOrder(call.pieces)) {
+  const auto& own = call.intervals[call.index];
+  if (AreEqualAndInOrder(call.intervals)) {
     const auto count = static_cast<size_t>(own.second - own.first);
     if (count == 0) return ncclSuccess;
-    return api_.reduce_scatter(at(call.pieces.front().first), at(own.first), count,
+    return api_.reduce_scatter(at(call.intervals.front().first), at(own.first), count,
                                NcclType(call.type), ncclSum, comm, device_.stream());
   }
-  for (size_t root = 0; root < call.pieces.size(); ++root) {
-    const auto& [begin, end] = call.pieces[root];
+  for (size_t root = 0; root < call.intervals.size(); ++root) {
+    const auto& [begin, end] = call.intervals[root];
     if (begin == end) continue;
     const ncclResult_t result =
-        api_.reduce(at(begin), at(begin), static_cast<size_t>(end - begin), NcclType(call.type),
-                    ncclSum, static_cast<int>(root), comm, device_.stream());
+        api_.reduce(at(begin), at(begin), end - begin, NcclType(call.type), ncclSum,
+                    static_cast<int>(root), comm, device_.stream());
     if (result != ncclSuccess && result != ncclInProgress) return result;
   }
   return ncclSuccess;
@@ -387,18 +417,18 @@ ncclResult_t NcclTransport::EnqueueReduceScatter(ncclComm_t comm, const NativeCa
 ncclResult_t NcclTransport::EnqueueAllGather(ncclComm_t comm, const NativeCall& call) const {
   const auto element = static_cast<int64_t>(SizeOf(call.type));
   const auto at = [&](int64_t position) { return call.data.data() + position * element; };
-  const auto& own = call.pieces[static_cast<size_t>(call.index)];
-  if (AreEqualAndInOrder(call.pieces)) {
+  const auto& own = call.intervals[call.index];
+  if (AreEqualAndInOrder(call.intervals)) {
     const auto count = static_cast<size_t>(own.second - own.first);
     if (count == 0) return ncclSuccess;
-    return api_.all_gather(at(own.first), at(call.pieces.front().first), count, NcclType(call.type),
-                           comm, device_.stream());
+    return api_.all_gather(at(own.first), at(call.intervals.front().first), count,
+                           NcclType(call.type), comm, device_.stream());
   }
-  for (size_t root = 0; root < call.pieces.size(); ++root) {
-    const auto& [begin, end] = call.pieces[root];
+  for (size_t root = 0; root < call.intervals.size(); ++root) {
+    const auto& [begin, end] = call.intervals[root];
     if (begin == end) continue;
     const ncclResult_t result =
-        api_.broadcast(at(begin), at(begin), static_cast<size_t>(end - begin), NcclType(call.type),
+        api_.broadcast(at(begin), at(begin), end - begin, NcclType(call.type),
                        static_cast<int>(root), comm, device_.stream());
     if (result != ncclSuccess && result != ncclInProgress) return result;
   }
@@ -413,7 +443,7 @@ absl::Status NcclTransport::CopyWithin(std::span<const std::byte> from, std::spa
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(const NcclApi& api, CudaDevice& device,
-                                                             Kernels& kernels, Transport& host,
+                                                             Backend& kernels, Transport& host,
                                                              const NcclTransportOptions& options) {
   auto transport = std::make_unique<NcclTransport>(api, device, kernels, host, options);
   CADRE_RETURN_IF_ERROR(transport->Connect());

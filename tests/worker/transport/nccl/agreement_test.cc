@@ -52,7 +52,7 @@ class NcclAgreementTest : public ::testing::Test {
 
 constexpr Algorithm kRing = Algorithm::kRing;
 
-TEST_F(NcclAgreementTest, EqualPlansAgreeAndAskOnce) {
+TEST_F(NcclAgreementTest, EqualPlansCompareOnce) {
   for (const absl::Status& said : Check({8, 8, 8}, {8, 8, 8}, {kRing, kRing, kRing})) {
     EXPECT_EQ(said, absl::OkStatus());
   }
@@ -71,7 +71,7 @@ TEST_F(NcclAgreementTest, EqualPlansAgreeAndAskOnce) {
 
 // A call that is new to one pair of ranks and old to another: only the first compares, and what
 // comes later finds all in step.
-TEST_F(NcclAgreementTest, WhatIsKnownIsKnownByPairs) {
+TEST_F(NcclAgreementTest, KnownCallsArePerPair) {
   std::vector<std::byte> memory(1000);
   // Rank 0 sends to both others.
   const auto scatter = [&](int rank, size_t to_first, size_t to_second) {
@@ -84,19 +84,19 @@ TEST_F(NcclAgreementTest, WhatIsKnownIsKnownByPairs) {
           {Transfer::Kind::kReceive, 0, std::span(memory).first(rank == 1 ? to_first : to_second)});
     }
     const CallTag tag = {.collective = Collective::kAllToAll, .members = kRanks};
-    return agreements_[static_cast<size_t>(rank)].Check(Transport::kMoves, tag, transfers);
+    return agreements_[rank].Check(Transport::kMoves, tag, transfers);
   };
   for (const auto& [first, second] :
        std::vector<std::pair<size_t, size_t>>{{8, 8}, {8, 16}, {24, 16}, {24, 8}, {32, 32}}) {
     std::vector<absl::Status> said(kRanks);
     OnRanks(kRanks, [&, first = first, second = second](int rank) {
-      said[static_cast<size_t>(rank)] = scatter(rank, first, second);
+      said[rank] = scatter(rank, first, second);
     });
     for (const absl::Status& each : said) EXPECT_EQ(each, absl::OkStatus()) << first << second;
   }
 }
 
-TEST_F(NcclAgreementTest, LengthsThatDifferAreNamed) {
+TEST_F(NcclAgreementTest, DifferentLengths) {
   const auto said = Check({8, 8, 8}, {8, 16, 8}, {kRing, kRing, kRing});
   // Both see it; whoever is first tells the other.
   for (const size_t rank : {0, 1}) {
@@ -109,7 +109,7 @@ TEST_F(NcclAgreementTest, LengthsThatDifferAreNamed) {
   EXPECT_TRUE(absl::IsInternal(said[0]) || absl::IsInternal(said[1]));
 }
 
-TEST_F(NcclAgreementTest, CallsThatDifferAreNamed) {
+TEST_F(NcclAgreementTest, DifferentCalls) {
   const auto said = Check({8, 8, 8}, {8, 8, 8}, {kRing, Algorithm::kButterfly, kRing});
   int named = 0;
   for (const absl::Status& each : said) {
@@ -120,24 +120,24 @@ TEST_F(NcclAgreementTest, CallsThatDifferAreNamed) {
   EXPECT_GT(named, 0);
 }
 
-TEST_F(NcclAgreementTest, PiecesOfNativeCallsAreCompared) {
+TEST_F(NcclAgreementTest, ComparesNativeIntervals) {
   const std::vector<int> members = {0, 1, 2};
   std::vector<absl::Status> said(kRanks);
   std::vector<std::byte> memory(24);
   const auto check = [&](int rank, int64_t border) {
-    const std::vector<std::pair<int64_t, int64_t>> pieces = {{0, border}, {border, 4}, {4, 6}};
+    const std::vector<std::pair<int64_t, int64_t>> intervals = {{0, border}, {border, 4}, {4, 6}};
     const NativeCall call = {.collective = Collective::kReduceScatter,
                              .members = members,
                              .index = rank,
                              .data = memory,
-                             .pieces = pieces};
+                             .intervals = intervals};
     const CallTag tag = {.collective = Collective::kReduceScatter,
                          .algorithm = Algorithm::kNative,
                          .members = kRanks,
                          .elements = 6};
-    return agreements_[static_cast<size_t>(rank)].Check(Transport::kBackground, tag, call);
+    return agreements_[rank].Check(Transport::kBackground, tag, call);
   };
-  OnRanks(kRanks, [&](int rank) { said[static_cast<size_t>(rank)] = check(rank, 2); });
+  OnRanks(kRanks, [&](int rank) { said[rank] = check(rank, 2); });
   for (const absl::Status& each : said) EXPECT_EQ(each, absl::OkStatus());
   OnRanks(kRanks, [&](int rank) {
     const auto i = static_cast<size_t>(rank);

@@ -90,12 +90,11 @@ std::vector<Piece> SomePieces(uint64_t seed, int64_t elements, int members) {
                       : static_cast<int64_t>((draw >> 8) % static_cast<uint64_t>(elements + 1)));
   }
   std::sort(borders.begin(), borders.end());
-  std::vector<Piece> pieces;
-  for (size_t i = 1; i < borders.size(); ++i) pieces.push_back({borders[i - 1], borders[i]});
-  std::rotate(pieces.begin(), pieces.begin() + static_cast<std::ptrdiff_t>(seed % pieces.size()),
-              pieces.end());
-  pieces.resize(static_cast<size_t>(members));
-  return pieces;
+  std::vector<Piece> intervals;
+  for (size_t i = 1; i < borders.size(); ++i) intervals.push_back({borders[i - 1], borders[i]});
+  std::rotate(intervals.begin(), intervals.begin() + (seed % intervals.size()), intervals.end());
+  intervals.resize(static_cast<size_t>(members));
+  return intervals;
 }
 
 }  // namespace
@@ -123,24 +122,24 @@ void CheckPieces(const DeviceRank& rank) {
   for (uint64_t seed = 0; seed < 16; ++seed) {
     const Algorithm algorithm = kAll[seed / 4 % 4];
     const int64_t n = 300 + static_cast<int64_t>(seed);
-    const std::vector<Piece> pieces = SomePieces(seed, n, all.size());
-    const Piece own = pieces[static_cast<size_t>(all.index())];
+    const std::vector<Piece> intervals = SomePieces(seed, n, all.size());
+    const Piece own = intervals[all.index()];
     const auto elements = static_cast<size_t>(n);
     const Bytes expected = ExactSum(kType, seed, Ranks(all.size()), elements);
     OnDevice data(rank, ExactData(kType, seed, all.index(), elements));
-    absl::Status status = all.ReduceScatter(algorithm, kType, data.span(), pieces);
+    absl::Status status = all.ReduceScatter(algorithm, kType, data.span(), intervals);
     ASSERT_TRUE(status.ok()) << status;
-    // What is not the own piece must not matter.
+    // What is not the own interval must not matter.
     Bytes bytes = data.Read();
     std::fill_n(bytes.begin(), 4 * own.begin, std::byte{0x55});
     std::fill(bytes.begin() + 4 * own.end, bytes.end(), std::byte{0x55});
     data.Write(bytes);
-    status = all.AllGather(algorithm, kType, data.span(), pieces);
+    status = all.AllGather(algorithm, kType, data.span(), intervals);
     ASSERT_TRUE(status.ok()) << status;
     bytes = data.Read();
-    for (const Piece& piece : pieces) {
-      ASSERT_TRUE(std::equal(bytes.begin() + 4 * piece.begin, bytes.begin() + 4 * piece.end,
-                             expected.begin() + 4 * piece.begin))
+    for (const Piece& interval : intervals) {
+      ASSERT_TRUE(std::equal(bytes.begin() + 4 * interval.begin, bytes.begin() + 4 * interval.end,
+                             expected.begin() + 4 * interval.begin))
           << seed << " by " << AlgorithmName(algorithm);
     }
   }
@@ -230,19 +229,19 @@ void CheckChannels(const DeviceRank& rank) {
   const Bytes expected = ExactSum(DType::kFloat32, 11, Ranks(moves.size()), 3000);
   const OnDevice a(rank, own);
   const OnDevice b(rank, own);
-  // What was written on the first lane is there for the others.
+  // What was written on the first stream is there for the others.
   const auto written = device.MakeEvent();
   device.Record(*written);
   const auto a_done = device.MakeEvent();
   const auto b_done = device.MakeEvent();
   {
-    const OnLane lane(device, Lane::kMoves);
+    const OnStream stream(device, Stream::kMoves);
     device.WaitFor(*written);
     ASSERT_TRUE(moves.AllReduce(Algorithm::kRing, DType::kFloat32, a.span()).ok());
     device.Record(*a_done);
   }
   {
-    const OnLane lane(device, Lane::kCommunication);
+    const OnStream stream(device, Stream::kCommunication);
     device.WaitFor(*written);
     ASSERT_TRUE(background.AllReduce(Algorithm::kHalvingDoubling, DType::kFloat32, b.span()).ok());
     device.Record(*b_done);
@@ -255,7 +254,7 @@ void CheckChannels(const DeviceRank& rank) {
 
 void CheckRecording(const DeviceRank& rank) {
   Device& device = rank.kernels.device();
-  if (!device.can_record()) return;
+  if (!device.can_capture()) return;
   Communicator all = AllOf(rank.data, Transport::kBackground);
   for (const Algorithm algorithm : kAll) {
     const Bytes own = ExactData(DType::kFloat32, 17, all.index(), 1000);
@@ -265,12 +264,12 @@ void CheckRecording(const DeviceRank& rank) {
     // The first agrees with the peers, connects to them and takes scratch.
     ASSERT_TRUE(reduce().ok());
     ASSERT_TRUE(data.Read() == expected);
-    auto recording = device.RecordWork(reduce);
+    auto recording = device.CaptureGraph(reduce);
     ASSERT_TRUE(recording.ok()) << recording.status();
     ASSERT_NE(*recording, nullptr);
     for (int play = 0; play < 3; ++play) {
       data.Write(own);
-      device.Play(**recording);
+      device.LaunchGraph(**recording);
       ASSERT_TRUE(data.Read() == expected) << AlgorithmName(algorithm) << ", play " << play;
     }
   }

@@ -5,21 +5,21 @@
 // GoogleTest's.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
 
 // A rank's ends: data on its device, and the same ranks on the host.
 struct DeviceRank {
-  Kernels& kernels;
+  Backend& kernels;
   Transport& data;
   Transport& host;
 };
 
 // By ring, butterfly, halving-doubling and natively: sums that are exact in any order, any type.
 void CheckAllReduces(const DeviceRank& rank);
-// Any pieces: uneven, empty, apart, and those that NCCL has a collective of its own for.
+// Any intervals: uneven, empty, apart, and those that NCCL has a collective of its own for.
 void CheckPieces(const DeviceRank& rank);
 // Bit for bit what the host's transport gives on numbers whose sums depend on their order.
 void CheckSameBitsAsOnHost(const DeviceRank& rank);
@@ -27,7 +27,7 @@ void CheckAllToAllAndBroadcast(const DeviceRank& rank);
 // Native among some of the ranks, after Prepare; refused in words before. Needs an even number of
 // ranks.
 void CheckPartsOfAMesh(const DeviceRank& rank);
-// Two lanes, a channel each, at the same time.
+// Two streams, a channel each, at the same time.
 void CheckChannels(const DeviceRank& rank);
 // A recorded call does the same each time that it is played.
 void CheckRecording(const DeviceRank& rank);

@@ -183,7 +183,7 @@ class NcclCommunicatorsTest : public ::testing::Test {
   // The other rank's host transport.
   absl::Status AwaitPeer() {
     const absl::Time until = absl::Now() + absl::Seconds(30);
-    while (hosts_[1]->Look().ok() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
+    while (hosts_[1]->Poll().ok() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
     return hosts_[1]->status();
   }
 
@@ -195,7 +195,7 @@ class NcclCommunicatorsTest : public ::testing::Test {
   const CallTag tag_ = {.collective = Collective::kAllReduce, .algorithm = Algorithm::kRing};
 };
 
-TEST_F(NcclCommunicatorsTest, AreMadeFinalizedAndDestroyed) {
+TEST_F(NcclCommunicatorsTest, Lifecycle) {
   Begin();
   const auto moves = comms_->Make({}, "moves");
   ASSERT_TRUE(moves.ok()) << moves.status();
@@ -211,7 +211,7 @@ TEST_F(NcclCommunicatorsTest, AreMadeFinalizedAndDestroyed) {
   EXPECT_EQ(hosts_[1]->status(), absl::OkStatus()) << "nothing has gone wrong";
 }
 
-TEST_F(NcclCommunicatorsTest, ARankThatDoesNotComeIsNotWaitedForForEver) {
+TEST_F(NcclCommunicatorsTest, InitTimesOut) {
   nccl_.Settle(ncclSuccess, kForEver);
   Begin(absl::Milliseconds(50));
   const absl::Status status = comms_->Make({}, "moves").status();
@@ -227,7 +227,7 @@ TEST_F(NcclCommunicatorsTest, ARankThatDoesNotComeIsNotWaitedForForEver) {
   EXPECT_TRUE(nccl_.all_gone());
 }
 
-TEST_F(NcclCommunicatorsTest, WhatNcclRefusesToConnectIsNotForARetry) {
+TEST_F(NcclCommunicatorsTest, InvalidUsageIsNotRetryable) {
   nccl_.result_of_init = ncclInvalidUsage;
   Begin();
   const absl::Status status = comms_->Make({}, "moves").status();
@@ -236,13 +236,13 @@ TEST_F(NcclCommunicatorsTest, WhatNcclRefusesToConnectIsNotForARetry) {
               ::testing::AllOf(HasSubstr("what NCCL calls it"), HasSubstr("(its last words)")));
 }
 
-TEST_F(NcclCommunicatorsTest, SoItIsWhenNcclFindsOutInTheBackground) {
+TEST_F(NcclCommunicatorsTest, AsyncInvalidUsageIsNotRetryable) {
   nccl_.Settle(ncclInvalidUsage, 10);
   Begin();
   EXPECT_EQ(comms_->Make({}, "moves").status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(NcclCommunicatorsTest, AGroupIsOverBeforeTheNextCall) {
+TEST_F(NcclCommunicatorsTest, GroupCompletesBeforeNextCall) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   for (int i = 0; i < 3; ++i) {
@@ -261,7 +261,7 @@ TEST_F(NcclCommunicatorsTest, AGroupIsOverBeforeTheNextCall) {
   EXPECT_EQ(nccl_.Count("start"), 4);
 }
 
-TEST_F(NcclCommunicatorsTest, ALostMemberEndsEverything) {
+TEST_F(NcclCommunicatorsTest, LostMemberFailsAll) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   ASSERT_TRUE(comms_->Make({}, "background").ok());
@@ -281,7 +281,7 @@ TEST_F(NcclCommunicatorsTest, ALostMemberEndsEverything) {
   EXPECT_EQ(nccl_.Count("finalize"), 0);
 }
 
-TEST_F(NcclCommunicatorsTest, APeerThatGivesUpIsHeardOnTheHost) {
+TEST_F(NcclCommunicatorsTest, HostReportsPeerAbort) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   hosts_[1]->Abort(absl::ResourceExhaustedError("out of memory in layer fc1"));
@@ -291,7 +291,7 @@ TEST_F(NcclCommunicatorsTest, APeerThatGivesUpIsHeardOnTheHost) {
               ::testing::AllOf(HasSubstr("rank 1"), HasSubstr("out of memory in layer fc1")));
 }
 
-TEST_F(NcclCommunicatorsTest, ADeadPeerIsNamed) {
+TEST_F(NcclCommunicatorsTest, NamesLostPeer) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   hosts_[1]->Abort(absl::UnavailableError("rank 1 dies"));
@@ -300,7 +300,7 @@ TEST_F(NcclCommunicatorsTest, ADeadPeerIsNamed) {
   EXPECT_THAT(std::string(comms_->status().message()), HasSubstr("rank 1"));
 }
 
-TEST_F(NcclCommunicatorsTest, ADeviceThatFailsIsToldToThePeers) {
+TEST_F(NcclCommunicatorsTest, DeviceFailureReachesPeers) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   device_->Fail(absl::UnavailableError("Xid 79: fallen off the bus"));
@@ -308,7 +308,7 @@ TEST_F(NcclCommunicatorsTest, ADeviceThatFailsIsToldToThePeers) {
   AwaitAborts(1);
 }
 
-TEST_F(NcclCommunicatorsTest, AnAbortFromOutsideIsTheLastWord) {
+TEST_F(NcclCommunicatorsTest, ExternalAbortIsFinal) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   const absl::Status reason = absl::CancelledError("the run was stopped");
@@ -320,7 +320,7 @@ TEST_F(NcclCommunicatorsTest, AnAbortFromOutsideIsTheLastWord) {
   EXPECT_THAT(std::string(AwaitPeer().message()), HasSubstr("the run was stopped"));
 }
 
-TEST_F(NcclCommunicatorsTest, AWaitInAGroupEndsWithTheFirstError) {
+TEST_F(NcclCommunicatorsTest, ErrorEndsGroupWait) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   nccl_.Settle(ncclSuccess, kForEver);
@@ -335,7 +335,7 @@ TEST_F(NcclCommunicatorsTest, AWaitInAGroupEndsWithTheFirstError) {
   AwaitAborts(1);
 }
 
-TEST_F(NcclCommunicatorsTest, AbortsThatDoNotEndAreLeftAlone) {
+TEST_F(NcclCommunicatorsTest, HangingAbortsAreAbandoned) {
   Begin(absl::Seconds(30), absl::Milliseconds(50));
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   ASSERT_TRUE(comms_->Make({}, "background").ok());
@@ -347,7 +347,7 @@ TEST_F(NcclCommunicatorsTest, AbortsThatDoNotEndAreLeftAlone) {
   EXPECT_TRUE(nccl_.all_gone());
 }
 
-TEST_F(NcclCommunicatorsTest, ALostDeviceIsNotWaitedFor) {
+TEST_F(NcclCommunicatorsTest, LostDeviceIsAbandonedEarly) {
   Begin(absl::Seconds(30), absl::InfiniteDuration());
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   nccl_.HangAborts();
@@ -357,7 +357,7 @@ TEST_F(NcclCommunicatorsTest, ALostDeviceIsNotWaitedFor) {
   comms_.reset();
 }
 
-TEST_F(NcclCommunicatorsTest, SoItIsWithAGoodbyeThatIsNotHeard) {
+TEST_F(NcclCommunicatorsTest, HangingFinalizeIsAbandoned) {
   Begin(absl::Seconds(30), absl::Milliseconds(50));
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   nccl_.HangAborts();
@@ -367,7 +367,7 @@ TEST_F(NcclCommunicatorsTest, SoItIsWithAGoodbyeThatIsNotHeard) {
   AwaitAborts(1);
 }
 
-TEST_F(NcclCommunicatorsTest, ASplitThatIsBeingMadeIsAbortedToo) {
+TEST_F(NcclCommunicatorsTest, AbortsPendingSplit) {
   Begin(absl::Milliseconds(50));
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   nccl_.slow_splits = true;
@@ -379,7 +379,7 @@ TEST_F(NcclCommunicatorsTest, ASplitThatIsBeingMadeIsAbortedToo) {
   EXPECT_TRUE(nccl_.all_gone());
 }
 
-TEST_F(NcclCommunicatorsTest, MemoryIsForgottenBeforeTheEnd) {
+TEST_F(NcclCommunicatorsTest, DeregistersBeforeDestroy) {
   Begin();
   ASSERT_TRUE(comms_->Make({}, "moves").ok());
   ASSERT_TRUE(comms_->Make({}, "background").ok());

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/emulator/emulated_cuda.h"
 #include "tests/emulator/fake_nccl.h"
 #include "tests/worker/transport/nccl/collective_checks.h"
@@ -31,12 +31,12 @@ struct Rank {
     EXPECT_TRUE(made.ok()) << made.status();
     device = *std::move(made);
     // Nothing here multiplies.
-    kernels = MakeCudaKernels(*device, nullptr);
+    kernels = MakeCudaBackend(*device, nullptr);
   }
 
   EmulatedCuda cuda;
   std::unique_ptr<CudaDevice> device;
-  std::unique_ptr<Kernels> kernels;
+  std::unique_ptr<Backend> kernels;
   std::unique_ptr<Transport> data;
 };
 
@@ -56,8 +56,8 @@ class Group {
   }
 
   int size() const { return static_cast<int>(ranks_.size()); }
-  Rank& of(int rank) { return *ranks_[static_cast<size_t>(rank)]; }
-  Transport& host(int rank) { return *hosts_[static_cast<size_t>(rank)]; }
+  Rank& of(int rank) { return *ranks_[rank]; }
+  Transport& host(int rank) { return *hosts_[rank]; }
 
   // What making the transports says.
   std::vector<absl::Status> Connect(absl::Duration timeout = absl::Seconds(60)) {
@@ -75,7 +75,7 @@ class Group {
 
   std::vector<absl::Status> OnAll(const std::function<absl::Status(int rank)>& body) {
     std::vector<absl::Status> said(ranks_.size());
-    OnRanks(size(), [&](int rank) { said[static_cast<size_t>(rank)] = body(rank); });
+    OnRanks(size(), [&](int rank) { said[rank] = body(rank); });
     return said;
   }
   void Check(const std::function<void(const DeviceRank&)>& check) {
@@ -107,17 +107,17 @@ class NcclTransportTest : public ::testing::TestWithParam<std::tuple<Mode, int>>
   Group group_;
 };
 
-TEST_P(NcclTransportTest, AllReduces) {
+TEST_P(NcclTransportTest, AllReduce) {
   group_.MustConnect();
   group_.Check(CheckAllReduces);
 }
 
-TEST_P(NcclTransportTest, AnyPieces) {
+TEST_P(NcclTransportTest, AnyIntervals) {
   group_.MustConnect();
   group_.Check(CheckPieces);
 }
 
-TEST_P(NcclTransportTest, TheBitsOfTheHost) {
+TEST_P(NcclTransportTest, EqualBitsToHost) {
   group_.MustConnect();
   group_.Check(CheckSameBitsAsOnHost);
 }
@@ -127,7 +127,7 @@ TEST_P(NcclTransportTest, AllToAllAndBroadcast) {
   group_.Check(CheckAllToAllAndBroadcast);
 }
 
-TEST_P(NcclTransportTest, PartsOfAMesh) {
+TEST_P(NcclTransportTest, MeshAxes) {
   group_.MustConnect();
   if (group_.size() % 2 == 0) group_.Check(CheckPartsOfAMesh);
 }
@@ -158,7 +158,7 @@ TEST(NcclLinkProbeTest, MeasuresByEvents) {
   group.Check(CheckLinkProbe);
 }
 
-TEST(NcclTransportFacesTest, RanksAreThoseOfTheHost) {
+TEST(NcclTransportFacesTest, RanksOfHost) {
   Group group(3, Mode::kInline);
   group.MustConnect();
   const Transport& data = *group.of(1).data;
@@ -173,7 +173,7 @@ TEST(NcclTransportFacesTest, RanksAreThoseOfTheHost) {
   EXPECT_FALSE(data.HasNativeFor(pair));
 }
 
-TEST(NcclTransportFacesTest, MemoryIsRegisteredAndForgotten) {
+TEST(NcclTransportFacesTest, RegistersMemory) {
   Group group(2, Mode::kInline);
   group.MustConnect();
   const DeviceArray<std::byte> memory(*group.of(0).device, 4096, "test");
@@ -196,7 +196,7 @@ class NcclFailureTest : public ::testing::TestWithParam<Mode> {
   }
 };
 
-TEST_P(NcclFailureTest, ARankThatDoesNotConnect) {
+TEST_P(NcclFailureTest, ConnectTimesOut) {
   Group group(3, GetParam());
   group.nccl.HangInit(1);
   const auto said = group.Connect(absl::Milliseconds(300));
@@ -206,13 +206,13 @@ TEST_P(NcclFailureTest, ARankThatDoesNotConnect) {
   }));
 }
 
-TEST_P(NcclFailureTest, AnIdThatCannotBeMade) {
+TEST_P(NcclFailureTest, UniqueIdFails) {
   Group group(2, GetParam());
   group.nccl.FailNext("unique_id", ncclSystemError);
   ExpectAllFail(group.Connect(), "making NCCL's id");
 }
 
-TEST_P(NcclFailureTest, AMemberIsLostWhileOthersWaitForIt) {
+TEST_P(NcclFailureTest, MemberLostDuringCall) {
   Group group(3, GetParam());
   group.MustConnect();
   // What is new is agreed on first, so that the loss comes in the middle of what is not.
@@ -230,7 +230,7 @@ TEST_P(NcclFailureTest, AMemberIsLostWhileOthersWaitForIt) {
   EXPECT_EQ(group.AllReduce(0), group.of(0).data->status()) << "the group is dead";
 }
 
-TEST_P(NcclFailureTest, NcclLosesAPeer) {
+TEST_P(NcclFailureTest, NcclRemoteError) {
   Group group(3, GetParam());
   group.MustConnect();
   for (const absl::Status& said : group.OnAll([&](int rank) { return group.AllReduce(rank); })) {
@@ -249,7 +249,7 @@ TEST_P(NcclFailureTest, NcclLosesAPeer) {
   }
 }
 
-TEST_P(NcclFailureTest, AnAbortFromOutsideReachesAll) {
+TEST_P(NcclFailureTest, AbortReachesAllRanks) {
   Group group(2, GetParam());
   group.MustConnect();
   for (const absl::Status& said : group.OnAll([&](int rank) { return group.AllReduce(rank); })) {
@@ -272,7 +272,7 @@ TEST_P(NcclFailureTest, AnAbortFromOutsideReachesAll) {
   EXPECT_FALSE(group.host(1).status().ok());
 }
 
-TEST_P(NcclFailureTest, RanksThatObeyDifferentPlans) {
+TEST_P(NcclFailureTest, DifferentPlans) {
   Group group(2, GetParam());
   group.MustConnect();
   const auto said = group.OnAll([&](int rank) {
@@ -287,7 +287,7 @@ TEST_P(NcclFailureTest, RanksThatObeyDifferentPlans) {
   EXPECT_GT(named, 0);
 }
 
-TEST_P(NcclFailureTest, RanksWithDifferentLengths) {
+TEST_P(NcclFailureTest, DifferentLengths) {
   Group group(2, GetParam());
   group.MustConnect();
   const auto said = group.OnAll(
@@ -295,7 +295,7 @@ TEST_P(NcclFailureTest, RanksWithDifferentLengths) {
   for (const absl::Status& each : said) EXPECT_FALSE(each.ok());
 }
 
-TEST_P(NcclFailureTest, ACallThatNcclDoesNotTake) {
+TEST_P(NcclFailureTest, InvalidNcclCall) {
   Group group(2, GetParam());
   group.MustConnect();
   group.nccl.FailNext("all_reduce", ncclInvalidArgument);
@@ -306,7 +306,7 @@ TEST_P(NcclFailureTest, ACallThatNcclDoesNotTake) {
   ExpectAllFail(said, "all-reduce by native");
 }
 
-TEST_P(NcclFailureTest, MessagesThatDoNotWaitAreABug) {
+TEST_P(NcclFailureTest, DependencyInLaterRound) {
   Group group(2, GetParam());
   group.MustConnect();
   DeviceArray<std::byte> data(*group.of(0).device, 8, "test");
@@ -317,7 +317,7 @@ TEST_P(NcclFailureTest, MessagesThatDoNotWaitAreABug) {
   EXPECT_EQ(said.code(), absl::StatusCode::kInternal);
 }
 
-TEST_P(NcclFailureTest, ADeviceThatIsNotTheFirst) {
+TEST_P(NcclFailureTest, SecondDevice) {
   Group group(2, GetParam(), 1);
   // Each on a thread of its own, for which the machine's first device is the current one.
   group.MustConnect();
@@ -329,7 +329,7 @@ TEST_P(NcclFailureTest, ADeviceThatIsNotTheFirst) {
   }
 }
 
-TEST_P(NcclFailureTest, ALostDeviceWhoseAbortsHang) {
+TEST_P(NcclFailureTest, LostDeviceWithHangingAborts) {
   Group group(2, GetParam());
   group.MustConnect();
   group.nccl.HangAborts(0);

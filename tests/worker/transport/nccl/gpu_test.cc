@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/worker/transport/nccl/collective_checks.h"
 #include "tests/worker/transport/nccl/rank_processes.h"
 #include "worker/comm/communicator.h"
@@ -58,7 +58,7 @@ absl::Status RunRank(const std::string& task, int rank) {
   const auto nccl = LoadNccl({});
   if (!nccl.ok()) return nccl.status();
   // Nothing here multiplies.
-  const std::unique_ptr<Kernels> kernels = MakeCudaKernels(**device, nullptr);
+  const std::unique_ptr<Backend> kernels = MakeCudaBackend(**device, nullptr);
   auto data = MakeNcclTransport(*nccl, **device, *kernels, **host, {});
   if (!data.ok()) return data.status();
   const DeviceRank ends = {*kernels, **data, **host};
@@ -85,13 +85,13 @@ class NcclGpuTest : public ::testing::Test {
 
 class NcclGpuCollectivesTest : public NcclGpuTest, public ::testing::WithParamInterface<int> {};
 
-TEST_P(NcclGpuCollectivesTest, AreRight) {
+TEST_P(NcclGpuCollectivesTest, ResultsAreExact) {
   for (const int ended : RunRankProcesses(kEverything, GetParam())) {
     EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << ended;
   }
 }
 
-TEST_F(NcclGpuTest, SurvivorsOfALostRankFailByItsName) {
+TEST_F(NcclGpuTest, SurvivorsNameLostRank) {
   std::vector<int> ended = RunRankProcesses(kLosesTheLast, 3);
   EXPECT_TRUE(WIFSIGNALED(ended.back())) << ended.back();
   ended.pop_back();

@@ -1,0 +1,141 @@
+#include "base/rpc/daemon.h"
+
+#include <arpa/inet.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/rpc/grpc_channel.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+
+absl::StatusOr<HostPort> Split(const std::string& listen) {
+  const size_t colon = listen.rfind(':');
+  HostPort result;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(listen.substr(colon + 1), &result.port) || result.port < 0 ||
+      result.port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen address '", listen, "' is not host:port"));
+  }
+  result.host = listen.substr(0, colon);
+  return result;
+}
+
+bool IsLoopback(const std::string& host) {
+  in_addr address;
+  return host == "localhost" || host == "[::1]" ||
+         (inet_pton(AF_INET, host.c_str(), &address) == 1 &&
+          ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
+}
+
+sigset_t TerminationSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+absl::Status CheckListenAddress(const std::string& listen, bool insecure) {
+  CADRE_ASSIGN_OR_RETURN(const HostPort where, Split(listen));
+  if (insecure || IsLoopback(where.host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("refusing to listen on ", listen,
+                   " without TLS; use a loopback address, or pass --insecure if the network is "
+                   "trusted"));
+}
+
+Daemon::Daemon(std::unique_ptr<grpc::Server> server, std::string address, int port)
+    : server_(std::move(server)), address_(std::move(address)), port_(port) {}
+
+Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
+                                                      std::vector<grpc::Service*> services) {
+  CADRE_RETURN_IF_ERROR(CheckListenAddress(options.listen, options.insecure));
+  CADRE_ASSIGN_OR_RETURN(const HostPort where, Split(options.listen));
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  Configure(builder);
+  if (options.receive_bytes > 0) builder.SetMaxReceiveMessageSize(options.receive_bytes);
+  // With SO_REUSEPORT two daemons on one port would share its connections.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  if (options.memory_quota_bytes > 0) {
+    grpc::ResourceQuota quota("daemon");
+    quota.Resize(options.memory_quota_bytes);
+    builder.SetResourceQuota(quota);
+  }
+  int port = 0;
+  // Minimal containers have no hosts file to resolve localhost.
+  const std::string bind = absl::EqualsIgnoreCase(where.host, "localhost")
+                               ? absl::StrCat("127.0.0.1:", where.port)
+                               : options.listen;
+  builder.AddListeningPort(bind, grpc::InsecureServerCredentials(), &port);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("cannot listen on ", options.listen, ": the port is in use or not permitted"));
+  }
+  if (!options.port_file.empty()) {
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(port, "\n")));
+  }
+  return std::unique_ptr<Daemon>(
+      new Daemon(std::move(server), absl::StrCat(where.host, ":", port), port));
+}
+
+void Daemon::Drain(absl::Duration grace) {
+  if (server_ == nullptr) return;
+  if (auto* health = server_->GetHealthCheckService(); health != nullptr) {
+    health->SetServingStatus(false);
+  }
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  server_->Wait();
+  server_.reset();
+}
+
+void BlockTerminationSignals() {
+  const sigset_t set = TerminationSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  // Writes to a closed socket return an error instead.
+  signal(SIGPIPE, SIG_IGN);
+}
+
+void UnblockTerminationSignals() {
+  const sigset_t set = TerminationSignals();
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+int WaitForTermination() {
+  const sigset_t set = TerminationSignals();
+  int number = 0;
+  sigwait(&set, &number);
+  return number;
+}
+
+void RequestTermination() { kill(getpid(), SIGTERM); }
+
+}  // namespace cadre

@@ -1,0 +1,77 @@
+// Common parts of daemons: a gRPC server with health service, a port file, SIGTERM and SIGINT,
+// draining.
+//
+//   DaemonOptions options{.listen = "127.0.0.1:0"};
+//   auto daemon = Daemon::Start(options, {&service});
+//   WaitForTermination();            // signals blocked since BlockTerminationSignals()
+//   daemon->Drain(absl::Seconds(3));
+#pragma once
+
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/server.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace cadre {
+
+struct DaemonOptions {
+  // host:port; port 0 selects a free port.
+  std::string listen = "127.0.0.1:0";
+  // Permits other addresses than loopback, without TLS.
+  bool insecure = false;
+  // File for the selected port, written when the server listens; empty: no file.
+  std::string port_file;
+  // Largest message that gRPC accepts, 0: kMaxMessageBytes (base/rpc/grpc_channel.h). A service
+  // that reports larger messages itself, without losing the stream, accepts more.
+  int receive_bytes = 0;
+  // Memory of gRPC for all calls before it applies backpressure; 0: no limit.
+  size_t memory_quota_bytes = 0;
+};
+
+// OK when a server may listen on `listen` (host:port): the host is a loopback address, or
+// `insecure` allows others although there is no TLS. A whole address is parsed, so
+// 127.0.0.1.example.com is not a loopback address. Thread-safe. Errors: InvalidArgument, naming
+// --insecure; also for an address that is malformed.
+absl::Status CheckListenAddress(const std::string& listen, bool insecure);
+
+// Thread-safe after Start.
+class Daemon {
+ public:
+  // Services are borrowed and must outlive the daemon.
+  // Errors: AlreadyExists for a taken port; InvalidArgument for a listen address that is malformed
+  // or beyond loopback without `insecure`.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
+                                                       std::vector<grpc::Service*> services);
+  ~Daemon();
+
+  int port() const { return port_; }
+  // The host of `listen` with the selected port.
+  const std::string& address() const { return address_; }
+
+  // Sets the health status to NOT_SERVING and cancels calls that do not end within `grace`.
+  void Drain(absl::Duration grace);
+
+ private:
+  Daemon(std::unique_ptr<grpc::Server> server, std::string address, int port);
+
+  std::unique_ptr<grpc::Server> server_;
+  const std::string address_;
+  const int port_;
+};
+
+// Call before starting threads, so that only WaitForTermination receives the signals.
+void BlockTerminationSignals();
+// SIGTERM and SIGINT terminate the process again.
+void UnblockTerminationSignals();
+// Waits for SIGTERM or SIGINT and returns its number.
+int WaitForTermination();
+// Makes WaitForTermination return. Thread-safe.
+void RequestTermination();
+
+}  // namespace cadre

@@ -1,0 +1,50 @@
+#include "base/rpc/grpc_channel.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+namespace cadre {
+namespace {
+
+// Clients ping every 30 s and give up after 10; servers tolerate a ping every 10. The pairs must
+// fit: a server answers too many pings by closing the connection.
+constexpr int kPingMs = 30'000;
+constexpr int kPingTimeoutMs = 10'000;
+constexpr int kMinPingMs = 10'000;
+// Reconnecting is cheap inside a cluster, and a restarted coordinator is waited for.
+constexpr int kFirstReconnectMs = 100;
+constexpr int kMaxReconnectMs = 2'000;
+// How long one attempt may take: links are slow, machines are busy. (gRPC calls it the least
+// reconnect backoff, but an attempt that fails sooner is followed by the waits above.)
+constexpr int kConnectMs = 10'000;
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane plane) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  args.SetMaxSendMessageSize(kMaxMessageBytes);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  // Channels with equal arguments share connections; the plane keeps the two apart.
+  args.SetInt("cadre.plane", plane == Plane::kBulk ? 1 : 0);
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+void Configure(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A caller that vanished must not keep its streams, and what they hold, for hours.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+}
+
+}  // namespace cadre

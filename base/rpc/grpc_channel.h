@@ -1,0 +1,28 @@
+// gRPC limits and keep-alive of all clients and servers.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/server_builder.h>
+
+#include <memory>
+#include <string>
+
+namespace cadre {
+
+// Largest message: a 4 MiB chunk and its header. Bulk data is sent as chunks in streams.
+inline constexpr int kMaxMessageBytes = 8 << 20;
+// Elements (fp32) in one chunk of bulk data: 1 MiB.
+inline constexpr int kChunkElements = 256 << 10;
+
+// Control and bulk traffic use separate connections, so that bulk data does not delay heartbeats.
+enum class Plane { kControl, kBulk };
+
+// A channel to host:port without TLS. Connects on first use and reconnects after failures.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane plane);
+
+// Limits and keep-alive of a server.
+void Configure(grpc::ServerBuilder& builder);
+
+}  // namespace cadre

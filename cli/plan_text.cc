@@ -1,0 +1,281 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "cli/plan_render.h"
+#include "cli/table.h"
+#include "plan/plan.h"
+#include "plan/plan_collectives.h"
+
+namespace cadre {
+namespace {
+
+// The number alone, for columns whose header has the unit.
+std::string Milliseconds(double seconds) { return absl::StrFormat("%.4f", 1e3 * seconds); }
+std::string Ms(double seconds) { return Milliseconds(seconds) + " ms"; }
+std::string Whole(double number) { return absl::StrFormat("%.0f", number); }
+
+template <typename F>
+std::string OrDash(std::optional<double> value, F text) {
+  return value ? text(*value) : "-";
+}
+
+std::string GridText(const Grid& grid) { return absl::StrCat(grid.pr, "x", grid.pc); }
+
+std::string SplitsText(const std::vector<IndexSplit>& splits) {
+  if (splits.empty()) return "whole";
+  return absl::StrJoin(splits, " ", [](std::string* out, const IndexSplit& split) {
+    absl::StrAppend(out, split.index, "/", absl::StrJoin(split.axes, "*"));
+  });
+}
+
+// --- A paper's formulas ---
+
+std::string PaperText(const PlanReport& report) {
+  const PaperCost& cost = *report.paper;
+  const bool known = report.question->link_known();
+  std::string text = absl::StrFormat("%s by its paper: grid %s, %.3f words per rank, %.0f messages",
+                                     PaperStrategyName(cost.strategy), GridText(cost.grid),
+                                     cost.communication.words, cost.communication.messages);
+  if (known) absl::StrAppend(&text, ", ", Ms(cost.communication_seconds));
+  if (cost.closed_form) {
+    const bool group = cost.strategy == PaperStrategy::kGroupHybrid;
+    absl::StrAppendFormat(&text, "; %s = %.2f", group ? "g*" : "P_r*", *cost.closed_form);
+  }
+  if (!cost.enough_samples) absl::StrAppend(&text, "; more ranks than samples");
+  Table table({"LAYER", "PARALLELISM", "WORDS", "MESSAGES", "ms", "MEMORY"});
+  for (const PaperLayer& layer : cost.layers) {
+    table.AddRow({layer.name, layer.parallelism, absl::StrFormat("%.3f", layer.communication.words),
+                  Whole(layer.communication.messages), known ? Milliseconds(layer.seconds) : "-",
+                  FormatBytes(layer.state_bytes + layer.activation_bytes)});
+  }
+  return absl::StrCat(text, "\n", table.Text(), "memory per rank ",
+                      FormatBytes(cost.memory_bytes()), "\n\n");
+}
+
+// --- The engine's plan ---
+
+std::string RunnerUpText(const LayerRunnerUp& other) {
+  if (!std::isfinite(other.more_seconds)) return "-";
+  return absl::StrCat(SplitsText(other.splits), " +", Milliseconds(other.more_seconds));
+}
+
+std::string LayersText(const Candidate& candidate, const SearchResult& searched) {
+  Table table(
+      {"LAYER", "SPLIT", "COMPUTE ms", "COMMUNICATION ms", "ELEMENTS", "MEMORY", "RUNNER-UP +ms"});
+  for (size_t l = 0; l < candidate.plan.layers.size(); ++l) {
+    const LayerPrediction& cost = candidate.prediction.layers[l];
+    table.AddRow({candidate.plan.layers[l].name, SplitsText(candidate.plan.layers[l].splits),
+                  Milliseconds(cost.compute.forward + cost.compute.backward),
+                  Milliseconds(cost.communication()), Whole(cost.elements()),
+                  FormatBytes(cost.memory_bytes), RunnerUpText(searched.runners_up[l])});
+  }
+  return table.Text();
+}
+
+std::string StepText(const Prediction& prediction) {
+  const v1::StepTimes& times = prediction.times;
+  const double waiting = times.step() > 0 ? times.exposed() / times.step() : 0;
+  return absl::StrFormat(
+      "step %s, %.1f %% of it waiting for communication; %s without overlap; bound by %s, "
+      "utilisation %.1f %%\n",
+      Ms(times.step()), 100 * waiting, Ms(prediction.serial_seconds), prediction.bound,
+      100 * prediction.utilisation);
+}
+
+std::string SearchText(const PlanReport& report) {
+  const SearchResult& searched = *report.searched;
+  std::string text =
+      absl::StrCat("searched ", searched.meshes, searched.meshes == 1 ? " mesh, " : " meshes, ",
+                   ExactNote(searched, report.question->problem.overlap), "\n");
+  for (const Candidate& other : searched.others) {
+    absl::StrAppend(&text, "  next: mesh ", other.plan.mesh.ToString(), ", step ",
+                    Ms(other.prediction.times.step()), "\n");
+  }
+  if (!searched.unpinned) return text;
+  const double cost = *report.pins_cost();
+  const double unpinned = searched.unpinned->prediction.times.step();
+  absl::StrAppendFormat(&text, "pins cost %s per step (%.1f %%): without them mesh %s, step %s\n",
+                        Ms(cost), unpinned > 0 ? 100 * cost / unpinned : 0,
+                        searched.unpinned->plan.mesh.ToString(), Ms(unpinned));
+  return text;
+}
+
+std::string EngineText(const PlanReport& report) {
+  const PlanQuestion& question = *report.question;
+  const Prediction& prediction = report.chosen->prediction;
+  std::string text = PrintPlan(report.chosen->plan, question.graph, question.index);
+  if (!question.link_known()) {
+    return text + "\nno link given: --alpha and --bandwidth, or --profile, predict the cost\n";
+  }
+  if (report.searched) {
+    absl::StrAppend(&text, "\n", LayersText(*report.chosen, *report.searched));
+  }
+  absl::StrAppend(&text, "\ncommunication ", Ms(prediction.communication_seconds()),
+                  " per step by policy ", PolicyName(question.problem.collectives),
+                  ", in sequence; ", Whole(prediction.elements_per_rank), " elements and ",
+                  FormatBytes(prediction.memory_bytes), " of memory per rank\n");
+  if (question.problem.hardware.computes()) absl::StrAppend(&text, StepText(prediction));
+  if (report.searched) absl::StrAppend(&text, SearchText(report));
+  Table policies({"POLICY", "COMMUNICATION", "ALL-REDUCE ONLY"});
+  for (const PolicyCost& cost : report.policies) {
+    policies.AddRow({std::string(PolicyName(cost.policy)), Ms(cost.seconds), Ms(cost.all_reduced)});
+  }
+  return absl::StrCat(text, "\n", policies.Text());
+}
+
+std::string BytesText(const PlanReport& report) {
+  std::string text =
+      absl::StrCat("\ntraffic per step: ", FormatBytes(report.bytes_inside), " inside the group");
+  if (report.bytes_across > 0) {
+    absl::StrAppend(&text, ", ", FormatBytes(report.bytes_across), " across groups on average");
+  }
+  return text + "\n";
+}
+
+// --- The optional parts ---
+
+std::string ValueText(const Variation& variation) {
+  if (variation.what == "bandwidth") return absl::StrFormat("%.4g GB/s", variation.value / 1e9);
+  if (variation.what == "memory") return FormatBytes(variation.value);
+  return FormatCount(variation.value);
+}
+
+std::string EffectText(const Variation& variation) {
+  if (!variation.candidate) return variation.note;
+  if (!variation.changes()) return "same plan";
+  return absl::StrCat(variation.other_mesh ? "another mesh" : "same mesh", ", ",
+                      variation.other_layers, " layers split differently");
+}
+
+std::string SensitivityText(const std::vector<Variation>& variations) {
+  Table table({"INPUT", "VALUE", "STEP ms", "MESH", "EFFECT"});
+  for (const Variation& variation : variations) {
+    const auto& candidate = variation.candidate;
+    table.AddRow({std::string(variation.what), ValueText(variation),
+                  candidate ? Milliseconds(candidate->prediction.times.step()) : "-",
+                  candidate ? candidate->plan.mesh.ToString() : "-", EffectText(variation)});
+  }
+  return table.Text();
+}
+
+std::vector<std::string> ComparisonCells(const ComparedStrategy& row) {
+  std::vector<std::string> cells = {std::string(StrategyName(row.strategy))};
+  if (row.paper) {
+    cells.insert(cells.end(), {GridText(row.paper->grid), Whole(row.paper->communication.words),
+                               Whole(row.paper->communication.messages),
+                               Milliseconds(row.paper->communication_seconds)});
+  } else if (row.strategy == Strategy::kAuto && row.engine) {
+    const Prediction& prediction = row.engine->prediction;
+    cells.insert(cells.end(),
+                 {row.engine->plan.mesh.ToString(), Whole(prediction.elements_per_rank), "-",
+                  Milliseconds(prediction.communication_seconds())});
+  } else {
+    cells.insert(cells.end(), {"-", "-", "-", "-"});
+  }
+  cells.insert(cells.end(),
+               {OrDash(row.seconds, Milliseconds),
+                OrDash(row.ratio, [](double ratio) { return absl::StrFormat("%.3f", ratio); }),
+                row.engine ? Milliseconds(row.engine->prediction.times.step()) : "-",
+                row.note.empty() ? "-" : row.note});
+  return cells;
+}
+
+std::string ComparisonText(const StrategyComparison& comparison) {
+  Table table({"STRATEGY", "GRID", "WORDS PER RANK", "MESSAGES", "COMMUNICATION ms", "STEP ms",
+               "RATIO", "IN CADRE ms", "NOTE"});
+  for (const ComparedStrategy& row : comparison.rows) table.AddRow(ComparisonCells(row));
+  std::string text = table.Text();
+  if (!comparison.best_of_papers) return text;
+  absl::StrAppend(&text, "best of the papers: ", StrategyName(*comparison.best_of_papers), ", ",
+                  Ms(comparison.best_of_papers_seconds));
+  if (comparison.gain) {
+    absl::StrAppendFormat(&text, "; auto is %.3f times as fast", *comparison.gain);
+  }
+  if (!comparison.gain_note.empty()) absl::StrAppend(&text, "; no gain: ", comparison.gain_note);
+  if (comparison.engine_gain) {
+    absl::StrAppendFormat(&text, "; auto is %.3f times as fast as the best of them in Cadre",
+                          *comparison.engine_gain);
+  }
+  return text + "\n";
+}
+
+std::string ForecastText(const EpochsForecast& forecast) {
+  std::string text = absl::StrFormat(
+      "to accuracy %g with %.0f samples per epoch: %s\n", forecast.target_accuracy,
+      forecast.samples,
+      forecast.seconds
+          ? absl::StrFormat("%.4g epochs, %s", *forecast.epochs, FormatDuration(*forecast.seconds))
+          : forecast.note);
+  if (!forecast.left_out.empty()) absl::StrAppend(&text, forecast.left_out, "\n");
+  if (forecast.choices.empty()) return text;
+  Table table({"DATA WORKERS", "RANKS EACH", "BATCH", "EPOCHS", "MESH", "STEP ms", "TO TARGET"});
+  for (const BatchChoice& choice : forecast.choices) {
+    const DevicePlan& way = choice.way;
+    table.AddRow({absl::StrCat(way.workers), absl::StrCat(way.model_devices),
+                  absl::StrCat(choice.batch), absl::StrFormat("%.4g", way.epochs),
+                  choice.mesh.ToString(), Milliseconds(way.step_seconds),
+                  FormatDuration(way.seconds)});
+  }
+  const BatchChoice& best = forecast.choices[*forecast.best];
+  absl::StrAppend(&text, table.Text(), "a batch of ", best.batch, " reaches the target soonest: ",
+                  best.way.model_devices == 1
+                      ? "data parallelism still pays"
+                      : "the model is split instead of spending epochs on larger batches");
+  if (forecast.gain) absl::StrAppendFormat(&text, " (gain %.3f)", *forecast.gain);
+  if (forecast.crossover) {
+    absl::StrAppend(&text, "; splitting pays from ", *forecast.crossover, " workers on");
+  }
+  return text + "\n";
+}
+
+std::string GroupsText(const GroupsResult& answer) {
+  Table table({"GROUPS", "RANKS", "MESH", "STEP ms", "AVERAGE ms", "EVERY", "SAMPLES/s", "EPOCH",
+               "EPOCHS", "TO TARGET"});
+  for (const GroupChoice& choice : answer.choices) {
+    const double epoch = choice.seconds_per_epoch;
+    table.AddRow({absl::StrCat(choice.groups), absl::StrCat(choice.ranks), choice.mesh.ToString(),
+                  Milliseconds(choice.step_seconds), Milliseconds(choice.averaging_seconds),
+                  choice.every_steps > 0 ? absl::StrCat(choice.every_steps) : "",
+                  absl::StrFormat("%.1f", 1 / choice.seconds_per_sample),
+                  epoch > 0 ? FormatDuration(epoch) : "",
+                  choice.epochs ? absl::StrFormat("%.4g", *choice.epochs) : "",
+                  choice.seconds_to_target ? FormatDuration(*choice.seconds_to_target) : ""});
+  }
+  std::string text = absl::StrCat(table.Text(), answer.reason, "\n");
+  for (const RejectedGroups& refused : answer.rejected) {
+    absl::StrAppend(&text, "not ", refused.groups, " of ", refused.ranks, ": ", refused.reason,
+                    "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ExactNote(const SearchResult& searched, bool overlap) {
+  const std::string sums =
+      searched.exact ? "sums exactly" : "sums not exactly: some states were dropped";
+  if (!overlap) return sums;
+  return sums + "; a step that overlaps is no sum, so the fastest of the predicted plans is taken";
+}
+
+std::string ToText(const PlanReport& report) {
+  std::string text;
+  if (report.paper) text = PaperText(report);
+  absl::StrAppend(&text, report.chosen
+                             ? EngineText(report)
+                             : absl::StrCat("in Cadre's engine: ", report.refusal.message(), "\n"));
+  if (report.question->link_known()) absl::StrAppend(&text, BytesText(report));
+  if (!report.variations.empty()) {
+    absl::StrAppend(&text, "\n", SensitivityText(report.variations));
+  }
+  if (report.comparison) absl::StrAppend(&text, "\n", ComparisonText(*report.comparison));
+  if (report.forecast) absl::StrAppend(&text, "\n", ForecastText(*report.forecast));
+  if (report.groups) absl::StrAppend(&text, "\n", GroupsText(*report.groups));
+  return text;
+}
+
+}  // namespace cadre

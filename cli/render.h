@@ -1,0 +1,50 @@
+// Output of commands: each produces one value, and Print writes it as a table or as JSON.
+//
+// A value type provides `Json ToJson(const T&)` and `std::string ToText(const T&)`; a protobuf
+// message has the ToJson below. docs/json.md documents the keys.
+// Thread-safe (pure functions over what they are given).
+#pragma once
+
+#include <google/protobuf/message.h>
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+
+#include "cli/console.h"
+#include "cli/options.h"
+
+namespace cadre {
+
+// Keys keep the order in which they are added.
+using Json = nlohmann::ordered_json;
+
+// Every field of the message, defaults too, under its name in the proto file (or under its
+// json_name, if the proto file gives one); of a oneof only the field that is set. Enums are their
+// names in lower case without the enum's own name in front, 64-bit hashes (fixed64) 16 hex digits,
+// bytes base64. A message that is not set is null. Maps are sorted by key.
+Json ToJson(const google::protobuf::Message& message);
+
+// The double with the fewest digits that a float needs: 0.1f is 0.1, not 0.10000000149011612.
+double Widen(float value);
+
+// The text of `json`: on one line, or indented. Numbers have the fewest digits that read back as
+// the same value; numbers that are not finite are null.
+std::string OneLine(const Json& json);
+std::string Indented(const Json& json);
+
+enum class JsonLayout { kIndented, kOneLine };
+
+// Writes `value` to the console in the format that the user asked for.
+template <typename Value>
+void Print(const Value& value, const GlobalOptions& options, const Console& console,
+           JsonLayout layout = JsonLayout::kIndented) {
+  if (options.format == OutputFormat::kJson) {
+    const Json json = ToJson(value);
+    console.out << (layout == JsonLayout::kOneLine ? OneLine(json) : Indented(json)) << std::endl;
+  } else {
+    console.out << ToText(value) << std::flush;
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,106 @@
+// The command line as a table: verbs, their arguments and their flags.
+//
+// Everything that concerns the command line derives from this table: parsing and its refusals
+// (cli/command_line.h), help (cli/help.h) and shell completion (cli/completion.h). So a flag that
+// is not in a verb's row cannot be given to the verb.
+//
+// Plain values; the table is constant, hence thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "cli/console.h"
+#include "cli/options.h"
+
+namespace cadre {
+
+class CommandLine;
+
+// What a verb works with.
+struct Invocation {
+  const CommandLine& line;
+  const GlobalOptions& global;
+  const Console& console;
+};
+
+// What a flag or an argument takes. It decides how a value is checked and completed.
+enum class ValueKind {
+  kSwitch,    // true or false: --name or --no-name
+  kText,      // anything; `choices` are suggestions of the completion
+  kChoice,    // one of `choices`
+  kCount,     // a whole number from `min` to `max`
+  kNumber,    // a floating-point number
+  kDuration,  // 90, 90s, 5m, 1h30m; above 0
+  kFile,
+  kFolder,
+  kModel,  // a run file, or the name of a model of the zoo
+  kVerb,
+};
+
+struct Flag {
+  // With dashes; users may write underscores instead.
+  absl::string_view name;
+  ValueKind kind = ValueKind::kText;
+  // Names the value in the help, such as "FILE".
+  absl::string_view value;
+  absl::string_view help;
+  std::vector<absl::string_view> choices = {};
+  // Stands for a flag that is not given; empty: none.
+  absl::string_view fallback = "";
+  uint64_t min = 0;
+  uint64_t max = std::numeric_limits<uint32_t>::max();
+  bool required = false;
+  // "-O" for 'O'.
+  char letter = 0;
+
+  Flag Fallback(absl::string_view text) && { return fallback = text, *this; }
+  Flag Min(uint64_t number) && { return min = number, *this; }
+  Flag Max(uint64_t number) && { return max = number, *this; }
+  Flag Required() && { return required = true, *this; }
+  Flag Letter(char c) && { return letter = c, *this; }
+};
+
+struct Argument {
+  absl::string_view name;
+  ValueKind kind = ValueKind::kText;
+  bool optional = false;
+  // Any number of values.
+  bool repeated = false;
+};
+
+struct Verb {
+  absl::string_view name;
+  std::vector<Argument> arguments = {};
+  std::vector<Flag> flags = {};
+  // One line.
+  absl::string_view brief;
+  // Paragraphs; may be empty.
+  absl::string_view text = "";
+  // Command lines; may be empty.
+  absl::string_view examples = "";
+  // Ends its child processes itself when it is interrupted (cli/interrupt.h).
+  bool handles_interrupts = false;
+  // Returns the exit code. Errors: InvalidArgument for a command line that makes no sense; it is
+  // reported with the usage of the verb.
+  std::function<absl::StatusOr<int>(const Invocation&)> run;
+};
+
+// All verbs, in the order of the general help.
+const std::vector<Verb>& Verbs();
+// The flags that every verb takes.
+const std::vector<Flag>& GlobalFlags();
+
+// Null for an unknown verb.
+const Verb* FindVerb(absl::string_view name);
+// InvalidArgument, with the nearest verb.
+absl::Status UnknownVerb(absl::string_view name);
+// The flag of that name or letter, with dashes or underscores; null if it is not in the list.
+const Flag* FindFlag(const std::vector<Flag>& flags, absl::string_view name);
+
+}  // namespace cadre

@@ -1,0 +1,47 @@
+// Values derived from a run's spec and record: defaults, lengths, boundaries, epochs, stop rules.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "proto/cadre/v1/records.pb.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// ---- Values of the spec, with defaults.
+uint32_t GroupsOf(const v1::RunSpec& spec);
+uint32_t RanksPerGroup(const v1::RunSpec& spec);
+uint32_t MinRanksPerGroup(const v1::RunSpec& spec);
+absl::Duration RejoinWait(const v1::RunSpec& spec);
+absl::Duration MinGrace(const v1::RunSpec& spec);
+// First step of the run: 0, or the checkpoint's.
+uint32_t FirstStep(const v1::RunSpec& spec);
+uint32_t EvaluationEpochs(const v1::RunSpec& spec);
+// Device kind of the run's groups. Unspecified: any kind, but one kind per group. Precisions that
+// only GPUs support imply CUDA.
+v1::Cluster::Device DeviceWanted(const v1::RunSpec& spec);
+// Whether the run uses aggregators.
+bool Averages(const v1::RunSpec& spec);
+
+// ---- Values of the record. Not DONE, FAILED or STOPPED.
+bool IsLive(v1::RunState state);
+// Total steps by the rules `epochs` and `steps`; 0 if neither is set or the number of samples is
+// unknown.
+uint32_t TotalSteps(const v1::RunRecord& run);
+// Epochs completed at `step`; 0 while the number of samples is unknown.
+double EpochAt(const v1::RunRecord& run, uint32_t step);
+// Whether an evaluation is due at `step`; the epoch of the next one after it.
+bool EvaluationDue(const v1::RunRecord& run, uint32_t step);
+uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step);
+// The next step at which a group at `step` must contribute: after every_steps or, in a run that
+// never averages, at the next evaluation; at most the last step.
+uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step);
+// Whether an evaluation has met the accuracy rule.
+bool TargetReached(const v1::RunRecord& run);
+// Whether training ends at `step`.
+bool AtEnd(const v1::RunRecord& run, uint32_t step);
+
+}  // namespace cadre

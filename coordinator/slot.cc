@@ -1,0 +1,152 @@
+#include "coordinator/slot.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+using Axes = google::protobuf::RepeatedPtrField<v1::MeshAxis>;
+
+bool Equal(const Axes& a, const Axes& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const v1::MeshAxis& x, const v1::MeshAxis& y) {
+                      return x.name() == y.name() && x.size() == y.size();
+                    });
+}
+
+}  // namespace
+
+Slot::Slot(const std::string& run, uint32_t group, absl::Time now) : waiting_since_(now) {
+  record_.set_run(run);
+  record_.set_group(group);
+}
+
+Slot::Slot(const v1::GroupRecord& record, absl::Time now) : record_(record), waiting_since_(now) {
+  plans_.Load(record_);
+}
+
+v1::RankSlot Slot::Place(uint32_t rank) const {
+  v1::RankSlot place;
+  place.set_run(record_.run());
+  place.set_group(record_.group());
+  place.set_generation(record_.generation());
+  place.set_rank(rank);
+  return place;
+}
+
+void Slot::Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
+                uint32_t from_version, uint32_t step, absl::Time now) {
+  record_.set_generation(generation);
+  record_.clear_members();
+  for (const std::string& member : members) record_.add_members(member);
+  *record_.mutable_plan() = plan;
+  record_.clear_obeyed_plan();
+  record_.clear_predicted();
+  record_.set_prediction_from_own_measurement(false);
+  record_.set_formed_ms(absl::ToUnixMillis(now));
+  record_.set_started_ms(0);
+  record_.set_version(from_version);
+  record_.set_step(step);
+  record_.set_next_step(0);
+  record_.set_started(false);
+  record_.set_at_end(false);
+  record_.set_counted_round(0);
+  record_.set_counted_version(0);
+  ResetProgress();
+  version = from_version;
+}
+
+absl::Status Slot::CheckReportedPlan(const v1::Plan& plan) const {
+  const v1::Plan& given = record_.plan();
+  if (!Equal(plan.mesh(), given.mesh())) {
+    return absl::InvalidArgumentError("its mesh differs from the assigned one");
+  }
+  if (plan.layers_size() != given.layers_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has ", plan.layers_size(), " layers, the assigned plan has ", given.layers_size()));
+  }
+  for (int l = 0; l < plan.layers_size(); ++l) {
+    if (plan.layers(l).SerializeAsString() == given.layers(l).SerializeAsString()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("the layout of layer '",
+                                                   absl::CEscape(given.layers(l).layer()),
+                                                   "' differs from the assigned one"));
+  }
+  return absl::OkStatus();
+}
+
+void Slot::Prepare(const v1::Prepared& prepared) {
+  v1::Prepared& kept = prepared_[prepared.place().rank()];
+  kept = prepared;
+  kept.clear_plan();
+  if (prepared.has_plan() && prepared.place().rank() == 0) {
+    *record_.mutable_obeyed_plan() = prepared.plan();
+  }
+}
+
+void Slot::Start(uint32_t next_step, absl::Time now) {
+  record_.set_started(true);
+  record_.set_started_ms(absl::ToUnixMillis(now));
+  record_.set_lived(true);
+  record_.set_next_step(next_step);
+  record_.set_at_end(next_step == 0);
+}
+
+void Slot::Predict(const v1::StepTimes& predicted, bool from_own_measurement) {
+  *record_.mutable_predicted() = predicted;
+  record_.set_prediction_from_own_measurement(from_own_measurement);
+}
+
+void Slot::RecordPlan(double step_seconds, std::optional<double> predicted) {
+  plans_.Record(plan(), step_seconds, predicted);
+  plans_.Store(record_);
+}
+
+void Slot::Clear(const std::string& reason, absl::Time now) {
+  record_.set_generation(0);
+  record_.clear_members();
+  record_.clear_plan();
+  record_.clear_obeyed_plan();
+  record_.clear_predicted();
+  record_.set_prediction_from_own_measurement(false);
+  record_.set_started(false);
+  record_.set_at_end(false);
+  record_.set_reason(reason);
+  waiting_since_ = now;
+  ResetProgress();
+}
+
+bool Slot::SetAtEnd() {
+  if (record_.at_end()) return false;
+  record_.set_at_end(true);
+  return true;
+}
+
+bool Slot::CountRound(uint32_t round) {
+  if (round <= record_.counted_round()) return false;
+  record_.set_counted_round(round);
+  return true;
+}
+
+bool Slot::CountVersion(uint32_t adopted) {
+  if (adopted <= record_.counted_version()) return false;
+  record_.set_counted_version(adopted);
+  return true;
+}
+
+void Slot::ResetProgress() {
+  prepared_.clear();
+  progress.Clear();
+  measured.reset();
+  considered = false;
+  better.reset();
+  preferred_members.clear();
+  version = 0;
+  unanswered = 0;
+  refused_round = 0;
+  refusal = v1::REFUSAL_UNSPECIFIED;
+}
+
+}  // namespace cadre

@@ -1,0 +1,115 @@
+// One group slot of a run: the generation that occupies it, and its progress.
+//
+//   waiting --Form--> preparing --all Prepared, Start--> started --Clear--> waiting
+//
+// Durable state is in record(); the rest is rebuilt from messages of the members after a restart.
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "coordinator/group_trace.h"
+#include "coordinator/replan.h"
+#include "proto/cadre/v1/control.pb.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class Slot {
+ public:
+  Slot() = default;
+  Slot(const std::string& run, uint32_t group, absl::Time now);
+  // Restores a slot after a restart of the coordinator.
+  Slot(const v1::GroupRecord& record, absl::Time now);
+
+  bool waiting() const { return record_.generation() == 0; }
+  bool preparing() const { return !waiting() && !record_.started(); }
+  bool started() const { return !waiting() && record_.started(); }
+  bool prepared() const { return preparing() && prepared_.size() == ranks(); }
+  uint32_t ranks() const { return static_cast<uint32_t>(record_.members_size()); }
+  uint32_t group() const { return record_.group(); }
+  const v1::GroupRecord& record() const { return record_; }
+  // Member ids, by rank.
+  std::vector<std::string> members() const {
+    return {record_.members().begin(), record_.members().end()};
+  }
+  absl::Time waiting_since() const { return waiting_since_; }
+  const std::map<uint32_t, v1::Prepared>& prepared_ranks() const { return prepared_; }
+
+  // The plan in use: the assigned plan until rank 0 has reported it with buckets and link.
+  const v1::Plan& plan() const {
+    return record_.has_obeyed_plan() ? record_.obeyed_plan() : record_.plan();
+  }
+
+  // Duration from Form to Start. Requires: started().
+  absl::Duration formation() const {
+    return absl::Milliseconds(record_.started_ms() - record_.formed_ms());
+  }
+
+  // Identifies a rank of the current generation.
+  v1::RankSlot Place(uint32_t rank) const;
+
+  // A new generation occupies the slot, from `version` at `step`. Requires: waiting().
+  void Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
+            uint32_t version, uint32_t step, absl::Time now);
+  // OK if `plan` equals the assigned plan except for buckets and link.
+  // Errors: InvalidArgument naming the difference.
+  absl::Status CheckReportedPlan(const v1::Plan& plan) const;
+  // Requires: a plan in the message has passed CheckReportedPlan.
+  void Prepare(const v1::Prepared& prepared);
+  // Requires: prepared().
+  void Start(uint32_t next_step, absl::Time now);
+  // Stores the predicted step times of the plan. `from_own_measurement`: the prediction uses only
+  // measurements of this generation.
+  void Predict(const v1::StepTimes& predicted, bool from_own_measurement);
+  // Stores the measured and the predicted step time of the plan.
+  void RecordPlan(double step_seconds, std::optional<double> predicted);
+  // History of all generations of the slot.
+  const PlanHistory& plans() const { return plans_; }
+  // The generation has ended.
+  void Clear(const std::string& reason, absl::Time now);
+  // Marks that the group was informed of the end of the run. Returns false if it was marked.
+  bool SetAtEnd();
+  // Whether the bytes of this round or version must be counted: true once for each.
+  bool CountRound(uint32_t round);
+  bool CountVersion(uint32_t version);
+  // Ends the wait for a full set of workers immediately.
+  void EndWait() { waiting_since_ = absl::InfinitePast(); }
+
+  // -- Reports of rank 0, for the status and for answers.
+  v1::Progress progress;
+  // Version that the group is known to hold.
+  uint32_t version = 0;
+  // Newest contributed round that is not answered yet; 0: none.
+  uint32_t unanswered = 0;
+  // Newest round whose contribution was refused, and the reason.
+  uint32_t refused_round = 0;
+  v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
+  // Step times measured by rank 0; whether other plans were searched since; the gain of the best of
+  // them.
+  std::optional<v1::StepTimes> measured;
+  bool considered = false;
+  std::optional<PlanChange> better;
+  // While waiting: members preferred for the next generation if they are idle.
+  std::vector<std::string> preferred_members;
+  // A trace in progress. It must be answered before Clear.
+  std::optional<GroupTrace> trace;
+
+ private:
+  void ResetProgress();
+
+  v1::GroupRecord record_;
+  std::map<uint32_t, v1::Prepared> prepared_;
+  PlanHistory plans_;
+  absl::Time waiting_since_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,106 @@
+// Graphs of a CUDA device, made by stream capture.
+//
+// Stream capture in CUDA follows events: a stream takes part once it waits for an event of a
+// captured stream, and must be joined back before the capture ends. CaptureLog records which
+// streams and events the work touched, so that a launch has the meaning that enqueuing the work
+// would have had: events that the work waits for but does not record are waited for before the
+// launch, streams that take part are ordered before and after it, and events that it records are
+// recorded after it.
+//
+// Capture is thread-local: other threads (NCCL's, a transport's) may call CUDA meanwhile. Work that
+// cannot be captured is reported once and then enqueued anew each time by the caller; it is not an
+// error of the device.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "device/cuda/cuda_device_impl.h"
+#include "device/cuda/cuda_event.h"
+#include "glog/logging.h"
+
+namespace cadre {
+
+absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::CaptureGraph(
+    const std::function<absl::Status()>& work) {
+  CHECK(book_ == nullptr) << "a capture within a capture";
+  if (failed()) return status();
+  const Stream origin = current_;
+  // Other threads (NCCL's, the transport's) may use CUDA meanwhile.
+  if (!Check(api_.begin_capture(stream(), cudaStreamCaptureModeThreadLocal),
+             "beginning a capture")) {
+    return status();
+  }
+  book_ = std::make_unique<CaptureLog>(origin);
+  const absl::Status worked = work();
+  current_ = origin;
+  cudaGraph_t const graph = EndCapture();
+  return MakeGraph(worked, graph);
+}
+
+cudaGraph_t CudaDeviceImpl::EndCapture() {
+  for (const Stream stream : kAllStreams) {
+    if (stream != current_ && book_->joined(stream)) JoinStream(stream, captured_marks_);
+  }
+  cudaGraph_t graph = nullptr;
+  const cudaError_t error = api_.end_capture(streams_[Index(current_)], &graph);
+  if (!Check(error, "ending a capture") && graph != nullptr) {
+    api_.graph_destroy(graph);
+    graph = nullptr;
+  }
+  return graph;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::MakeGraph(const absl::Status& worked,
+                                                                       cudaGraph_t graph) {
+  CaptureLog book = std::move(*book_);
+  book_.reset();
+  cudaGraphExec_t ready = nullptr;
+  cudaError_t error = cudaSuccess;
+  if (graph != nullptr) {
+    if (worked.ok() && !book.refused() && !failed()) {
+      // Kernels keep the priority of their streams.
+      error = api_.graph_instantiate(&ready, graph, cudaGraphInstantiateFlagUseNodePriority);
+    }
+    api_.graph_destroy(graph);
+  }
+  if (LosesDevice(error)) Check(error, "instantiating a graph");
+  if (failed()) {
+    if (ready != nullptr) api_.graph_exec_destroy(ready);
+    return status();
+  }
+  if (error != cudaSuccess) {
+    api_.last_error();
+    book.Refuse(absl::StrCat("instantiation: ", api_.error_text(error)));
+  }
+  if (ready == nullptr) {
+    LOG(WARNING) << name() << ": work is not captured and will be enqueued each time: "
+                 << (book.refused() ? book.refusal()
+                     : worked.ok()  ? "the graph is empty"
+                                    : std::string(worked.message()));
+    return std::unique_ptr<DeviceGraph>();
+  }
+  return std::make_unique<CudaGraph>(api_, ready, std::move(book), [this] {
+    return !RefusedWhileCapturing("destroying a graph") && Settle();
+  });
+}
+
+void CudaDeviceImpl::LaunchGraph(DeviceGraph& graph) {
+  if (failed() || RefusedWhileCapturing("launching another graph")) return;
+  const auto& played = static_cast<const CudaGraph&>(graph);
+  const CaptureLog& book = played.book();
+  const auto takes_part = [&book](Stream stream) { return book.joined(stream); };
+  const cudaStream_t stream = this->stream();
+  JoinAll(takes_part);
+  for (const CaptureLog::Event& event : book.awaited()) {
+    if (!event->recorded) continue;
+    Check(api_.stream_wait_event(stream, event->happened, 0), "waiting for an event");
+  }
+  if (failed() || !Check(api_.graph_launch(played.graph(), stream), "launching a graph")) return;
+  ForkAll(takes_part);
+  for (const CaptureLog::Event& event : book.recorded()) {
+    event->recorded = Check(api_.event_record(event->happened, stream), "recording an event");
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,80 @@
+// Bookkeeping of a stream capture, and the graph that it yields.
+//
+// CaptureLog records which streams take part, which events the work records, which of those that it
+// waits for it does not record, and whether it did something that cannot be captured.
+//
+// Thread-compatible: the capturing thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "device/cuda/cuda_event.h"
+#include "device/device.h"
+
+namespace cadre {
+
+class CaptureLog {
+ public:
+  // Shared: graphs keep events that their owners may destroy first.
+  using Event = std::shared_ptr<CudaEventState>;
+
+  explicit CaptureLog(Stream origin) : origin_(origin) { Join(origin); }
+
+  Stream origin() const { return origin_; }
+  // Adds `stream`. True if it did not take part before, so that it must be forked.
+  bool Join(Stream stream);
+  bool joined(Stream stream) const { return joined_[static_cast<size_t>(stream)]; }
+
+  // The work records the event.
+  void RecordInside(const Event& event);
+  // The work waits for the event. True if it was recorded in the capture; otherwise every launch
+  // waits for it first.
+  bool WaitInside(const Event& event);
+  const std::vector<Event>& recorded() const { return recorded_; }
+  const std::vector<Event>& awaited() const { return awaited_; }
+
+  // The work did `what`, which cannot be captured. The first reason is kept.
+  void Refuse(absl::string_view what);
+  bool refused() const { return !refusal_.empty(); }
+  // Empty if nothing was refused.
+  const std::string& refusal() const { return refusal_; }
+
+ private:
+  const Stream origin_;
+  std::array<bool, kDeviceStreams> joined_ = {};
+  std::vector<Event> recorded_;
+  std::vector<Event> awaited_;
+  std::string refusal_;
+};
+
+class CudaGraph final : public DeviceGraph {
+ public:
+  // Takes ownership of the graph. `before_end` is called before it is destroyed.
+  CudaGraph(const CudaApi& api, cudaGraphExec_t graph, CaptureLog book,
+            std::function<bool()> before_end);
+  // Does not destroy the graph if before_end returns false: it may still be running.
+  ~CudaGraph() override;
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  cudaGraphExec_t graph() const { return graph_; }
+  const CaptureLog& book() const { return book_; }
+
+ private:
+  const CudaApi& api_;
+  const cudaGraphExec_t graph_;
+  const CaptureLog book_;
+  const std::function<bool()> before_end_;
+};
+
+// True for errors that end a capture but leave the device usable.
+bool IsCaptureError(cudaError_t error);
+
+}  // namespace cadre

@@ -1,0 +1,429 @@
+// The operations that layers are made of, on one device: a Backend of six families of kernels, and
+// on devices a seventh, for updates that are enqueued. A folder per back end: reference/ (plain
+// loops, the oracle), cpu/ (oneDNN) and cuda/ (cuDNN, cuBLAS, own kernels).
+//
+// All tensors are dense and row-major, and lie in the device's memory. Activations and their
+// gradients have activation_type() and are passed as Values; everything else is fp32 and passed as
+// spans. Images are [batch, height, width, channels] ("channels last"), so that rows can be cut off
+// and put back without a copy. Every function accepts any extents, including zero. Spans do not
+// overlap and outputs are overwritten unless stated otherwise.
+//
+// Work is enqueued on the device's current stream (device/device.h). On the host it is complete
+// when the call returns; on other devices it runs in order, and spans must stay valid until then.
+// Functions that return a number block until it is known. Errors are those of the device: see its
+// status().
+//
+// Thread-compatible: one Backend per worker thread; back ends cache primitives and scratch memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "device/device.h"
+#include "tensor/box.h"
+#include "tensor/dtype.h"
+#include "tensor/shape.h"
+#include "tensor/values.h"
+
+namespace cadre {
+
+// The precision of convolutions and matrix products. Sums, statistics, parameters and their
+// gradients are fp32 or wider; under kBf16 weight gradients of convolutions may pass through bf16.
+enum class Precision : uint8_t {
+  kFp32,
+  // Factors rounded to 10 bits of mantissa, on devices that have TF32; activations are fp32.
+  kTf32,
+  // Activations are bf16, and parameters are rounded to it where they are multiplied.
+  kBf16,
+};
+
+// A window that slides over an image. Output (i, j) reads input rows i * stride - pad_top +
+// dilation
+// * [0, kernel_height), and columns likewise. Everything outside the input is padding, as much as
+// the outputs need at the bottom and right edges.
+struct WindowDims {
+  int64_t in_height = 0, in_width = 0;
+  int64_t out_height = 0, out_width = 0;
+  int64_t kernel_height = 1, kernel_width = 1;
+  int64_t stride = 1, dilation = 1;
+  int64_t pad_top = 0, pad_left = 0;
+  friend auto operator<=>(const WindowDims&, const WindowDims&) = default;
+};
+
+// w: [out_channels, in_channels / groups, kernel_height, kernel_width].
+struct ConvolutionDims {
+  int64_t batch = 0;
+  int64_t in_channels = 0, out_channels = 0;
+  // Divides both.
+  int64_t groups = 1;
+  WindowDims window;
+  friend auto operator<=>(const ConvolutionDims&, const ConvolutionDims&) = default;
+};
+
+enum class PoolKind {
+  kMax,
+  // Divides by the number of elements inside the image.
+  kAverage,
+  // Divides by kernel_height * kernel_width.
+  kAverageWithPadding,
+};
+
+struct PoolingDims {
+  PoolKind kind = PoolKind::kMax;
+  int64_t batch = 0, channels = 0;
+  // Dilation 1.
+  WindowDims window;
+  friend auto operator<=>(const PoolingDims&, const PoolingDims&) = default;
+};
+
+// y[batch, out] = x[batch, in] W[out, in]^T + b[out].
+struct FullyConnectedDims {
+  int64_t batch = 0, in = 0, out = 0;
+  friend auto operator<=>(const FullyConnectedDims&, const FullyConnectedDims&) = default;
+};
+
+enum class Activation { kRelu, kGelu, kSigmoid, kTanh };
+
+// Rows of `channels` elements: an image is batch * height * width of them.
+struct RowsDims {
+  int64_t rows = 0, channels = 0;
+};
+
+struct LrnDims {
+  int64_t rows = 0, channels = 0;
+  int64_t size = 5;
+  float alpha = 1e-4F, beta = 0.75F, k = 2.0F;
+};
+
+// Elements are numbered through the whole run; whether one is dropped depends on its number and
+// this key only.
+struct DropoutKey {
+  uint64_t seed = 0;
+  uint64_t layer = 0;
+  float rate = 0;
+};
+
+struct EmbeddingDims {
+  int64_t batch = 0;
+  // Each sample has tokens [first_token, first_token + tokens) on this rank.
+  int64_t first_token = 0, tokens = 0;
+  int64_t vocabulary = 0, features = 0;
+};
+
+struct AttentionDims {
+  int64_t batch = 0, tokens = 0, heads = 0, head_features = 0;
+  bool causal = false;
+  friend auto operator<=>(const AttentionDims&, const AttentionDims&) = default;
+};
+
+struct SgdStep {
+  float rate = 0;
+  float momentum = 0;
+  float weight_decay = 0;
+  bool nesterov = false;
+  // Gradients are multiplied by this first.
+  float gradient_scale = 1;
+};
+
+struct AdamWStep {
+  float rate = 0;
+  float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
+  float weight_decay = 0;
+  // 1 - beta^t of step t = 1, 2, ...
+  double correction1 = 1, correction2 = 1;
+  float gradient_scale = 1;
+};
+
+// An interval [begin, end) of a slice of parameters that one update treats alike.
+struct SliceSegment {
+  int64_t begin = 0, end = 0;
+  // Weight decay applies.
+  bool decays = false;
+  // A running statistic, not trained: w += momentum * (g - w).
+  bool statistic = false;
+  float momentum = 0;
+};
+
+// One update of a slice, all of whose conditions lie in the device's memory.
+struct SliceUpdate {
+  enum class Rule : uint8_t { kSgd, kAdamW };
+  Rule rule = Rule::kSgd;
+  // Their rate, corrections and gradient_scale are not read: see SetUpdate and `squares`.
+  SgdStep sgd;
+  AdamWStep adamw;
+  // In device memory, or null. Unless *loss is finite, nothing is updated.
+  const double* loss = nullptr;
+  // Gradients are scaled by min(1, clip_norm / (sqrt(*squares) + 1e-6)); not scaled if null.
+  const double* squares = nullptr;
+  float clip_norm = 0;
+};
+
+// A slice's segments in the device's memory.
+class SegmentTable {
+ public:
+  virtual ~SegmentTable() = default;
+};
+
+struct LossSums {
+  // Sum over the rows of the cross-entropy, and rows whose largest element is the label's (the
+  // first of equals counts as the largest).
+  double loss = 0;
+  int64_t correct = 0;
+};
+
+// Copies, sums and layout of memory.
+class MemoryKernels {
+ public:
+  virtual ~MemoryKernels() = default;
+
+  // y = x, converted where the types differ.
+  virtual void Copy(ConstValues x, Values y) = 0;
+  virtual void Zero(Values y) = 0;
+  // Copies `rows` runs of `run` elements that begin `x_step` and `y_step` elements apart. Requires:
+  // x and y have one type.
+  virtual void CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_step, Values y,
+                        int64_t y_step) = 0;
+  // As in tensor/box.h. Requires: both have one type.
+  virtual void CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                       const Box& region) = 0;
+  virtual void AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                      const Box& region) = 0;
+  // sum += values, both of `type`: accumulates elements received from another rank.
+  virtual void AccumulateReceived(DType type, std::span<std::byte> sum,
+                                  std::span<const std::byte> values) = 0;
+  virtual bool AllFinite(ConstValues x) = 0;
+  // y[batch, channels, positions] from x[batch, positions, channels]. Backward is the same with
+  // positions and channels exchanged.
+  virtual void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x,
+                         Values y) = 0;
+};
+
+// Fully connected layers, embeddings and attention.
+class DenseKernels {
+ public:
+  virtual ~DenseKernels() = default;
+
+  // y = x W^T + b. An empty b: no bias.
+  virtual void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x,
+                                     std::span<const float> w, std::span<const float> b,
+                                     Values y) = 0;
+  virtual void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy,
+                                          std::span<const float> w, Values dx) = 0;
+  // dw and db from x and dy. An empty db is not computed.
+  virtual void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x,
+                                             ConstValues dy, std::span<float> dw,
+                                             std::span<float> db) = 0;
+  // y[batch, tokens, features] = w[id] (+ positions[first_token + t]). ids: [batch, tokens], whole
+  // numbers. w: [vocabulary, features]. positions: [length, features], or empty.
+  // Requires: 0 <= id < vocabulary.
+  virtual void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
+                                std::span<const float> w, std::span<const float> positions,
+                                Values y) = 0;
+  // dw and dpositions (may be empty), in an order that depends on the ids only.
+  virtual void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
+                                 ConstValues dy, std::span<float> dw,
+                                 std::span<float> dpositions) = 0;
+  // qkv: [batch, tokens, heads, 3, head_features]. Fills probabilities [batch, heads, tokens,
+  // tokens], softmax of q k^T / sqrt(head_features), 0 where masked, and context [batch, tokens,
+  // heads, head_features].
+  virtual void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
+                                Values context) = 0;
+  virtual void AttentionBackward(const AttentionDims& dims, ConstValues qkv,
+                                 ConstValues probabilities, ConstValues dcontext, Values dqkv) = 0;
+};
+
+// Convolution and pooling.
+class WindowKernels {
+ public:
+  virtual ~WindowKernels() = default;
+
+  // y = conv(x, w) + b. b: [out_channels], or empty for no bias.
+  virtual void ConvolutionForward(const ConvolutionDims& dims, ConstValues x,
+                                  std::span<const float> w, std::span<const float> b, Values y) = 0;
+  // dx from dy.
+  virtual void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
+                                       std::span<const float> w, Values dx) = 0;
+  // dw and db from x and dy. An empty db is not computed.
+  virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
+                                          ConstValues dy, std::span<float> dw,
+                                          std::span<float> db) = 0;
+  // Also fills `argmax` (same size as y) for max pooling: for each output, which input position
+  // (row * in_width + column) is the largest, the first of equals. Average pooling does not write
+  // it; it may be empty then. A window entirely in the padding gives 0, with argmax -1.
+  virtual void PoolingForward(const PoolingDims& dims, ConstValues x, Values y,
+                              std::span<int32_t> argmax) = 0;
+  virtual void PoolingBackward(const PoolingDims& dims, ConstValues dy,
+                               std::span<const int32_t> argmax, Values dx) = 0;
+  // y[batch, channels] = sum of x[batch, positions, channels] over positions / divisor.
+  virtual void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels,
+                                        int64_t divisor, ConstValues x, Values y) = 0;
+  virtual void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                         int64_t divisor, ConstValues dy, Values dx) = 0;
+};
+
+// Batch, layer and local response normalisation.
+class NormKernels {
+ public:
+  virtual ~NormKernels() = default;
+
+  // sums[0, channels): sum of x by channel; sums[channels, 2 channels): sum of squares.
+  virtual void BatchNormSums(const RowsDims& dims, ConstValues x, std::span<double> sums) = 0;
+  // From the sums over `rows` rows: mean and inverse = 1 / sqrt(variance + epsilon), and this
+  // rank's part of the running statistics, share * mean and share * variance * rows / (rows - 1).
+  virtual void BatchNormStatistics(int64_t rows, float epsilon, double share,
+                                   std::span<const double> sums, std::span<float> mean,
+                                   std::span<float> inverse, std::span<float> running_mean,
+                                   std::span<float> running_variance) = 0;
+  // inverse = 1 / sqrt(variance + epsilon).
+  virtual void BatchNormInverse(float epsilon, std::span<const float> variance,
+                                std::span<float> inverse) = 0;
+  // y = sums / divisor, as fp32.
+  virtual void DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) = 0;
+  // y = (x - mean) * inverse * scale + shift by channel. x and y may be the same span.
+  virtual void BatchNormForward(const RowsDims& dims, ConstValues x, std::span<const float> mean,
+                                std::span<const float> inverse, std::span<const float> scale,
+                                std::span<const float> shift, Values y) = 0;
+  // sums[0, channels): sum of dy; the rest: sum of dy * (x - mean) * inverse.
+  virtual void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
+                                     std::span<const float> mean, std::span<const float> inverse,
+                                     std::span<double> sums) = 0;
+  // dx = scale * inverse * (dy - mean_dy - (x - mean) * inverse * mean_dy_x) by channel, where
+  // mean_dy and mean_dy_x are the sums above divided by the rows of the whole batch. dy and dx may
+  // be the same span.
+  virtual void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                                 std::span<const float> mean, std::span<const float> inverse,
+                                 std::span<const float> scale, std::span<const float> mean_dy,
+                                 std::span<const float> mean_dy_x, Values dx) = 0;
+  // Statistics of each row over its channels; fills mean and inverse (one per row).
+  virtual void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,
+                                std::span<const float> scale, std::span<const float> shift,
+                                Values y, std::span<float> mean, std::span<float> inverse) = 0;
+  virtual void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                                 std::span<const float> mean, std::span<const float> inverse,
+                                 std::span<const float> scale, Values dx, std::span<float> dscale,
+                                 std::span<float> dshift) = 0;
+  // y = x * d^-beta with d = k + alpha / size * (sum of x^2 over the channels at most size / 2
+  // before and (size - 1) / 2 after, as in PyTorch); fills d, of the size of y.
+  virtual void LrnForward(const LrnDims& dims, ConstValues x, Values y, std::span<float> d) = 0;
+  virtual void LrnBackward(const LrnDims& dims, ConstValues x, std::span<const float> d,
+                           ConstValues dy, Values dx) = 0;
+};
+
+// Operations on each element, and the loss of each row.
+class PointwiseKernels {
+ public:
+  virtual ~PointwiseKernels() = default;
+
+  // y = f(x). NaN stays NaN, so that divergence is detected. x and y may be the same span.
+  virtual void ActivationForward(Activation kind, ConstValues x, Values y) = 0;
+  // dx = dy f'(x). `seen` is x for gelu, and y for the others. dy and dx may be the same span.
+  virtual void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) = 0;
+  // Position of the batch's first sample in the endless sequence of the run's samples, for
+  // DropoutBox. Enqueued: a captured graph (device.h) reads the position that was set last before
+  // each launch.
+  virtual void SetPosition(int64_t first_position) = 0;
+  // Element i of the spans has number first + i. x and y may be the same span. Backward is the same
+  // with gradients.
+  virtual void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y) = 0;
+  // The same for a rank's region of a batch: `whole` is the batch's shape, samples first, `box` the
+  // region that x and y hold; element e of sample s has number
+  // (position + s) * elements of a sample + e, with the position of SetPosition.
+  virtual void DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box, ConstValues x,
+                          Values y) = 0;
+  // y += x.
+  virtual void Add(ConstValues x, Values y) = 0;
+  // x: [rows, classes]; target 1 - smoothing + smoothing / classes at the label, smoothing /
+  // classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not
+  // computed. Requires: 0 <= label < classes.
+  virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
+                                       ConstValues x, std::span<const int32_t> labels, float scale,
+                                       Values dx) = 0;
+  // The same without blocking: writes loss and correct to sums[0] and sums[1].
+  virtual void SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing,
+                                        ConstValues x, std::span<const int32_t> labels, float scale,
+                                        Values dx, std::span<double> sums) = 0;
+};
+
+// Updates with rates and scales by value. They apply to any interval of a slice.
+class OptimizerKernels {
+ public:
+  virtual ~OptimizerKernels() = default;
+
+  // As defined in proto/cadre/v1/run.proto; v and m are the state.
+  virtual void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
+                   std::span<float> v) = 0;
+  virtual void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
+                     std::span<float> m, std::span<float> v) = 0;
+  // Running statistics: w += momentum * (batch - w).
+  virtual void DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) = 0;
+  virtual double SumOfSquares(std::span<const float> x) = 0;
+};
+
+// Updates of whole slices without a host synchronisation: everything that they depend on is read
+// from device memory when the work runs, so that they can be captured in a graph.
+class SliceKernels {
+ public:
+  virtual ~SliceKernels() = default;
+
+  // Rate and number (including this one) of the next update. Enqueued: a captured graph reads the
+  // numbers that were set last before each launch.
+  virtual void SetUpdate(float rate, int64_t updates) = 0;
+  // *sum += the sum of squares of x. `sum` lies in device memory.
+  virtual void AddSumOfSquares(std::span<const float> x, double* sum) = 0;
+  // Requires: segments are in order and cover a slice.
+  virtual std::unique_ptr<SegmentTable> MakeSegmentTable(
+      std::span<const SliceSegment> segments) = 0;
+  // m and v are the state, of which SGD has only v. Rate and corrections are those of SetUpdate.
+  virtual void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments,
+                           std::span<const float> g, std::span<float> w, std::span<float> m,
+                           std::span<float> v) = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual Device& device() = 0;
+  // Type of activations: fp32, or bf16 under Precision::kBf16.
+  virtual DType activation_type() const = 0;
+  // Errors: InvalidArgument for a precision that the back end lacks. Requires: no work is pending.
+  virtual absl::Status SetPrecision(Precision precision) = 0;
+  // Parameters in [weights] were written by other means than these kernels' updates; back ends
+  // that keep a copy in another type refresh it.
+  virtual void WeightsChanged(std::span<const float> weights) = 0;
+  // Another back end of the same kind with one thread, for work concurrent with this one's. Null on
+  // devices, where concurrent work is enqueued on streams.
+  virtual std::unique_ptr<Backend> OneThread() const = 0;
+
+  MemoryKernels& memory() { return *families_.memory; }
+  DenseKernels& dense() { return *families_.dense; }
+  WindowKernels& window() { return *families_.window; }
+  NormKernels& norm() { return *families_.norm; }
+  PointwiseKernels& pointwise() { return *families_.pointwise; }
+  OptimizerKernels& optimizer() { return *families_.optimizer; }
+  // Null on the host, whose updates are made as they are called.
+  SliceKernels* slices() { return families_.slices.get(); }
+
+ protected:
+  struct Families {
+    std::unique_ptr<MemoryKernels> memory;
+    std::unique_ptr<DenseKernels> dense;
+    std::unique_ptr<WindowKernels> window;
+    std::unique_ptr<NormKernels> norm;
+    std::unique_ptr<PointwiseKernels> pointwise;
+    std::unique_ptr<OptimizerKernels> optimizer;
+    std::unique_ptr<SliceKernels> slices;
+  };
+  // Set by the constructors of derived classes.
+  Families families_;
+};
+
+// Plain loops in one thread, summing in double: the oracle of the other back ends.
+std::unique_ptr<Backend> MakeReferenceBackend();
+
+// oneDNN with `threads` threads. Requires: threads >= 1.
+std::unique_ptr<Backend> MakeCpuBackend(int threads);
+
+}  // namespace cadre

@@ -1,0 +1,156 @@
+#include "kernels/host_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+
+namespace cadre {
+namespace {
+
+template <typename T>
+void AddAll(std::span<std::byte> sum, std::span<const std::byte> values) {
+  T* const to = reinterpret_cast<T*>(sum.data());
+  const T* const from = reinterpret_cast<const T*>(values.data());
+  for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] += from[i];
+}
+
+// The outermost dimension of `here` along which elements are contiguous in `whole`, too, and the
+// elements in such a run.
+int InnerDimension(const Shape& whole, const Shape& here, int64_t* run) {
+  int inner = whole.rank() - 1;
+  *run = here[inner];
+  while (inner > 1 && here[inner] == whole[inner]) *run *= here[--inner];
+  return inner;
+}
+
+}  // namespace
+
+absl::Status HostBackend::SetPrecision(Precision precision) {
+  if (precision == Precision::kFp32) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("precision ", precision == Precision::kTf32 ? "TF32" : "BF16",
+                   " needs a CUDA device; this worker computes on the CPU, in FP32"));
+}
+
+void HostMemory::Copy(ConstValues x, Values y) {
+  const std::span<const float> from = x.floats();
+  CHECK_EQ(from.size(), y.size());
+  if (from.data() != y.floats().data()) std::copy(from.begin(), from.end(), y.floats().begin());
+}
+
+void HostMemory::Zero(Values y) {
+  if (!y.empty()) std::memset(y.data(), 0, y.bytes());
+}
+
+void HostMemory::CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_step, Values y,
+                          int64_t y_step) {
+  const float* const from = x.floats().data();
+  float* const to = y.floats().data();
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy(from + i * x_step, from + i * x_step + run, to + i * y_step);
+  }
+}
+
+void HostMemory::CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                         const Box& region) {
+  cadre::CopyBox(from.floats(), from_box, to.floats(), to_box, region);
+}
+
+void HostMemory::AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                        const Box& region) {
+  cadre::AddBox(from.floats(), from_box, to.floats(), to_box, region);
+}
+
+void HostMemory::AccumulateReceived(DType type, std::span<std::byte> sum,
+                                    std::span<const std::byte> values) {
+  CHECK_EQ(sum.size(), values.size());
+  switch (type) {
+    case DType::kFloat32:
+      return AddAll<float>(sum, values);
+    case DType::kFloat64:
+      return AddAll<double>(sum, values);
+    case DType::kUInt64:
+      return AddAll<uint64_t>(sum, values);
+    default:
+      LOG(FATAL) << "no sums of " << DTypeName(type) << " here";
+  }
+}
+
+bool HostMemory::AllFinite(ConstValues x) {
+  const std::span<const float> values = x.floats();
+  return std::all_of(values.begin(), values.end(),
+                     [](float value) { return std::isfinite(value); });
+}
+
+void HostPointwise::DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box,
+                               ConstValues x, Values y) {
+  const Shape here = box.shape();
+  if (here.elements() == 0) return;
+  int64_t run = 0;
+  // Elements along `inner` are neighbours in the sample, too.
+  const int inner = InnerDimension(whole, here, &run);
+  int64_t sample_elements = 1;
+  for (int d = 1; d < whole.rank(); ++d) sample_elements *= whole[d];
+  std::vector<int64_t> at(box.begin.size());
+  for (int64_t i = 0; i < here.elements() / run; ++i) {
+    at = box.begin;
+    int64_t rest = i;
+    for (int d = inner - 1; d >= 0; --d) {
+      at[d] += rest % here[d];
+      rest /= here[d];
+    }
+    int64_t element = 0;
+    for (int d = 1; d < whole.rank(); ++d) element = element * whole[d] + at[d];
+    const int64_t number = (position_ + at[0]) * sample_elements + element;
+    const int64_t offset = i * run;
+    Dropout(key, number, x.subspan(offset, run), y.subspan(offset, run));
+  }
+}
+
+void HostNorm::BatchNormStatistics(int64_t rows, float epsilon, double share,
+                                   std::span<const double> sums, std::span<float> mean,
+                                   std::span<float> inverse, std::span<float> running_mean,
+                                   std::span<float> running_variance) {
+  const auto counted = static_cast<double>(std::max<int64_t>(1, rows));
+  // The running variance is that of the population that the batch is drawn from.
+  const double unbiased = rows > 1 ? counted / (counted - 1) : 1.0;
+  const size_t channels = mean.size();
+  for (size_t c = 0; c < channels; ++c) {
+    const double average = sums[c] / counted;
+    const double variance = std::max(0.0, sums[channels + c] / counted - average * average);
+    mean[c] = static_cast<float>(average);
+    inverse[c] = static_cast<float>(1.0 / std::sqrt(variance + static_cast<double>(epsilon)));
+    running_mean[c] = static_cast<float>(share * average);
+    running_variance[c] = static_cast<float>(share * unbiased * variance);
+  }
+}
+
+void HostNorm::BatchNormInverse(float epsilon, std::span<const float> variance,
+                                std::span<float> inverse) {
+  for (size_t c = 0; c < variance.size(); ++c) {
+    inverse[c] = static_cast<float>(
+        1.0 / std::sqrt(static_cast<double>(variance[c]) + static_cast<double>(epsilon)));
+  }
+}
+
+void HostNorm::DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) {
+  for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<float>(sums[i] / divisor);
+}
+
+void HostPointwise::SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing,
+                                             ConstValues x, std::span<const int32_t> labels,
+                                             float scale, Values dx, std::span<double> sums) {
+  const LossSums found = SoftmaxCrossEntropy(rows, classes, smoothing, x, labels, scale, dx);
+  sums[0] = found.loss;
+  sums[1] = static_cast<double>(found.correct);
+}
+
+void HostOptimizer::DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) {
+  for (size_t i = 0; i < w.size(); ++i) w[i] += momentum * (batch[i] - w[i]);
+}
+
+}  // namespace cadre

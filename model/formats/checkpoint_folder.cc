@@ -1,0 +1,214 @@
+#include "model/formats/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "model/formats/checkpoint_manifest.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr absl::string_view kPrefix = "step-";
+constexpr absl::string_view kDraftMark = ".tmp-";
+constexpr absl::string_view kAsideMark = ".aside";
+
+// The N of "step-N"; -1 for any other name.
+int64_t StepOf(absl::string_view name) {
+  int64_t step = -1;
+  if (!absl::ConsumePrefix(&name, kPrefix) || name.empty()) return -1;
+  if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }))
+    return -1;
+  return absl::SimpleAtoi(name, &step) ? step : -1;
+}
+
+bool IsDraft(absl::string_view name) {
+  const size_t mark = name.find(kDraftMark);
+  return mark != absl::string_view::npos && StepOf(name.substr(0, mark)) >= 0;
+}
+
+bool IsAside(absl::string_view name) {
+  return absl::ConsumeSuffix(&name, kAsideMark) && StepOf(name) >= 0;
+}
+
+bool IsThere(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+bool IsComplete(const fs::path& folder) {
+  return IsThere(folder / kManifestFile) && IsThere(folder / kModelFile) &&
+         IsThere(folder / kOptimizerFile);
+}
+
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& directory) {
+  std::error_code error;
+  std::vector<std::string> names;
+  fs::directory_iterator it(directory, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  if (error) return ErrnoStatus(error.value(), "read folder", directory);
+  return names;
+}
+
+absl::Status RemoveAll(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) return ErrnoStatus(error.value(), "remove", path.string());
+  return absl::OkStatus();
+}
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, "rename to", to);
+  return absl::OkStatus();
+}
+
+// After a crash between the two renames of a replacement, the ".aside" folder is the only complete
+// checkpoint of its step; otherwise it is obsolete.
+absl::Status PutBack(const std::string& directory, const std::string& name) {
+  const fs::path aside = fs::path(directory) / name;
+  const fs::path target = fs::path(directory) / name.substr(0, name.size() - kAsideMark.size());
+  std::error_code error;
+  if (!fs::exists(target, error) && !error) return Rename(aside.string(), target.string());
+  return RemoveAll(aside);
+}
+
+// Renames the folder first, because files are removed one by one.
+absl::Status RemoveCheckpoint(const std::string& path) {
+  const std::string hidden = absl::StrCat(path, kDraftMark, "old");
+  CADRE_RETURN_IF_ERROR(RemoveAll(hidden));
+  CADRE_RETURN_IF_ERROR(Rename(path, hidden));
+  return RemoveAll(hidden);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(directory));
+  std::vector<CheckpointEntry> entries;
+  for (const std::string& name : names) {
+    const fs::path path = fs::path(directory) / name;
+    if (StepOf(name) >= 0 && IsComplete(path)) entries.push_back({StepOf(name), path.string()});
+    // An ".aside" folder is valid while there is no other of its step.
+    const absl::string_view place = absl::StripSuffix(name, kAsideMark);
+    if (IsAside(name) && IsComplete(path) &&
+        !IsComplete(fs::path(directory) / std::string(place))) {
+      entries.push_back({StepOf(place), path.string()});
+    }
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.step < b.step; });
+  return entries;
+}
+
+absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, ListCheckpoints(directory));
+  if (entries.empty()) {
+    return absl::NotFoundError(absl::StrCat(directory, ": contains no complete checkpoint"));
+  }
+  return entries.back();
+}
+
+absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from) {
+  if (absl::EndsWith(from, ".safetensors") || IsComplete(from)) return from;
+  CADRE_ASSIGN_OR_RETURN(CheckpointEntry newest, NewestCheckpoint(from));
+  return std::move(newest.path);
+}
+
+absl::StatusOr<CheckpointDraft> CheckpointDraft::Begin(const std::string& directory, int64_t step) {
+  CADRE_RETURN_IF_ERROR(MakeFolder(directory));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(directory));
+  for (const std::string& name : names) {
+    if (IsAside(name)) CADRE_RETURN_IF_ERROR(PutBack(directory, name));
+    if (IsDraft(name)) CADRE_RETURN_IF_ERROR(RemoveAll(fs::path(directory) / name));
+  }
+  std::string target = (fs::path(directory) / absl::StrCat(kPrefix, step)).string();
+  std::string path = absl::StrCat(target, kDraftMark, "XXXXXX");
+  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "make folder", path);
+  CheckpointDraft draft(directory, std::move(path), std::move(target));
+  // mkdtemp permits only the owner; users on other hosts may have to read the checkpoint.
+  std::error_code error;
+  fs::permissions(draft.path_, static_cast<fs::perms>(0755), error);
+  if (error) return ErrnoStatus(error.value(), "set permissions of", draft.path_);
+  return draft;
+}
+
+CheckpointDraft::CheckpointDraft(std::string directory, std::string path, std::string target)
+    : directory_(std::move(directory)), path_(std::move(path)), target_(std::move(target)) {}
+
+CheckpointDraft::CheckpointDraft(CheckpointDraft&& other) noexcept
+    : directory_(std::move(other.directory_)),
+      path_(std::exchange(other.path_, "")),
+      target_(std::move(other.target_)) {}
+
+CheckpointDraft::~CheckpointDraft() {
+  if (path_.empty()) return;
+  std::error_code error;  // the next draft removes the rest
+  fs::remove_all(path_, error);
+}
+
+absl::Status CheckpointDraft::Publish() {
+  CADRE_RETURN_IF_ERROR(SyncFolder(path_));
+  std::error_code error;
+  if (fs::exists(target_, error)) return Replace();
+  CADRE_RETURN_IF_ERROR(Rename(path_, target_));
+  path_.clear();
+  return SyncFolder(directory_);
+}
+
+// Exchanges the two names atomically. Without support of the file system, renames the old folder to
+// ".aside" first; after a crash the next Begin restores it (PutBack).
+absl::Status CheckpointDraft::Replace() {
+  if (renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
+    const std::string aside = absl::StrCat(target_, kAsideMark);
+    CADRE_RETURN_IF_ERROR(RemoveAll(aside));
+    CADRE_RETURN_IF_ERROR(Rename(target_, aside));
+    CADRE_RETURN_IF_ERROR(Rename(path_, target_));
+    path_.clear();
+    CADRE_RETURN_IF_ERROR(SyncFolder(directory_));
+    return RemoveAll(aside);
+  }
+  CADRE_RETURN_IF_ERROR(SyncFolder(directory_));
+  return RemoveAll(std::exchange(path_, ""));
+}
+
+absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(const std::string& directory,
+                                                    const std::string& run) {
+  CADRE_ASSIGN_OR_RETURN(std::vector<CheckpointEntry> entries, ListCheckpoints(directory));
+  OwnedCheckpoints owned;
+  for (CheckpointEntry& entry : entries) {
+    const auto manifest = ReadManifest((fs::path(entry.path) / kManifestFile).string());
+    const bool mine = manifest.ok() && manifest->run() == run;
+    (mine ? owned.mine : owned.others).push_back(std::move(entry));
+  }
+  return owned;
+}
+
+absl::Status PruneCheckpoints(const std::string& directory, const std::string& run, int keep,
+                              int64_t written) {
+  CADRE_ASSIGN_OR_RETURN(const OwnedCheckpoints owned, CheckpointsByOwner(directory, run));
+  const std::vector<CheckpointEntry>& entries = owned.mine;
+  const auto kept = static_cast<size_t>(std::max(1, keep));
+  for (size_t i = 0; i + kept < entries.size(); ++i) {
+    if (entries[i].step == written) continue;
+    CADRE_RETURN_IF_ERROR(RemoveCheckpoint(entries[i].path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cadre

@@ -1,0 +1,142 @@
+#include "model/formats/checkpoint_manifest.h"
+
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "model/text_message.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kMaxDifferences = 10;
+
+// Records the first error.
+class FirstError : public google::protobuf::io::ErrorCollector {
+ public:
+  explicit FirstError(std::string path) : path_(std::move(path)) {}
+  void AddError(int line, int column, const std::string& message) override {
+    if (text_.empty()) text_ = absl::StrCat(path_, ":", line + 1, ":", column + 1, ": ", message);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  const std::string path_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string StateTensorName(absl::string_view parameter, absl::string_view state) {
+  return absl::StrCat(parameter, "@", state);
+}
+
+std::vector<NamedShape> WeightTensors(const ParameterIndex& index) {
+  std::vector<NamedShape> tensors;
+  for (const Parameter& parameter : index.parameters()) {
+    tensors.push_back({parameter.name, parameter.shape});
+  }
+  return tensors;
+}
+
+std::vector<NamedShape> StateTensors(const ParameterIndex& index,
+                                     const std::vector<std::string>& states) {
+  std::vector<NamedShape> tensors;
+  for (const std::string& state : states) {
+    for (const Parameter& parameter : index.parameters()) {
+      if (IsStatistic(parameter.role)) continue;
+      tensors.push_back({StateTensorName(parameter.name, state), parameter.shape});
+    }
+  }
+  return tensors;
+}
+
+void DescribeParameters(const ParameterIndex& index, v1::CheckpointManifest* manifest) {
+  manifest->clear_parameter();
+  for (const Parameter& parameter : index.parameters()) {
+    v1::ParameterManifest* entry = manifest->add_parameter();
+    entry->set_name(parameter.name);
+    for (const int64_t extent : parameter.shape.dims()) entry->add_extent(extent);
+  }
+}
+
+bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& index) {
+  if (manifest.parameter_size() != std::ssize(index.parameters())) return false;
+  for (int i = 0; i < manifest.parameter_size(); ++i) {
+    const v1::ParameterManifest& entry = manifest.parameter(i);
+    if (entry.name() != index[i].name) return false;
+    const std::vector<int64_t> extents(entry.extent().begin(), entry.extent().end());
+    if (extents != index[i].shape.dims()) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  FirstError error(path);
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&error);
+  // Later builds may add fields; format_version changes if they are not optional.
+  parser.AllowUnknownField(true);
+  parser.SetRecursionLimit(kMaxTextNesting);
+  v1::CheckpointManifest manifest;
+  if (!parser.ParseFromString(text, &manifest)) return absl::InvalidArgumentError(error.text());
+  if (manifest.format_version() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": has no format_version"));
+  }
+  if (manifest.format_version() > kCheckpointFormat) {
+    return absl::UnimplementedError(absl::StrCat(path, ": format ", manifest.format_version(),
+                                                 ", of a later build; this one reads up to ",
+                                                 kCheckpointFormat));
+  }
+  return manifest;
+}
+
+absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest& manifest) {
+  std::string text;
+  if (!google::protobuf::TextFormat::PrintToString(manifest, &text)) {
+    return absl::InternalError(absl::StrCat("cannot print ", path));
+  }
+  return WriteFileAtomically(path, text);
+}
+
+absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>& in_file,
+                          const std::vector<NamedShape>& in_model) {
+  std::map<absl::string_view, const Shape*> found;
+  for (const NamedShape& tensor : in_file) found[tensor.name] = &tensor.shape;
+  std::vector<std::string> differences;
+  const auto differs = [&](const NamedShape& tensor, absl::string_view how) {
+    differences.push_back(absl::StrCat(Quoted(tensor.name), " ", how));
+  };
+  for (const NamedShape& tensor : in_model) {
+    const auto it = found.find(tensor.name);
+    if (it == found.end()) {
+      differs(tensor, absl::StrCat(tensor.shape.ToString(), " is not in the file"));
+      continue;
+    }
+    if (*it->second != tensor.shape) {
+      differs(tensor, absl::StrCat("is ", it->second->ToString(), " in the file, ",
+                                   tensor.shape.ToString(), " in the model"));
+    }
+    found.erase(it);
+  }
+  for (const NamedShape& tensor : in_file) {
+    if (!found.contains(tensor.name)) continue;
+    differs(tensor, absl::StrCat(tensor.shape.ToString(), " is not in the model"));
+  }
+  if (differences.empty()) return absl::OkStatus();
+  const size_t more = differences.size() - std::min(differences.size(), kMaxDifferences);
+  differences.resize(differences.size() - more);
+  return absl::InvalidArgumentError(
+      absl::StrCat(file, " is of another model: ", absl::StrJoin(differences, "; "),
+                   more > 0 ? absl::StrCat("; and ", more, " more") : ""));
+}
+
+}  // namespace cadre

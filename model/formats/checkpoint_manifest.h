@@ -1,0 +1,51 @@
+// The manifest of a checkpoint, and the names of its files and tensors.
+//
+// A checkpoint is a folder "step-<N>" with model.safetensors (whole tensors by parameter name),
+// optimizer.safetensors ("<parameter>@<state>", for parameters that are trained) and
+// manifest.textproto.
+//
+// Thread-safe (pure functions over values and files).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/formats/safetensors_header.h"
+#include "model/parameter_index.h"
+#include "proto/cadre/v1/checkpoint.pb.h"
+
+namespace cadre {
+
+inline constexpr char kModelFile[] = "model.safetensors";
+inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
+inline constexpr char kManifestFile[] = "manifest.textproto";
+inline constexpr uint32_t kCheckpointFormat = 1;
+
+// Tensors of model.safetensors: every parameter, in index order.
+std::vector<NamedShape> WeightTensors(const ParameterIndex& index);
+// Tensors of optimizer.safetensors: for each state, the trained parameters in index order.
+std::vector<NamedShape> StateTensors(const ParameterIndex& index,
+                                     const std::vector<std::string>& states);
+// "<parameter>@<state>".
+std::string StateTensorName(absl::string_view parameter, absl::string_view state);
+
+// Sets the manifest's names and shapes, in index order.
+void DescribeParameters(const ParameterIndex& index, v1::CheckpointManifest* manifest);
+// Whether the flat positions of the manifest are those of the index.
+bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& index);
+
+// Errors: NotFound, PermissionDenied, ... as ReadFile; InvalidArgument with "FILE:LINE:COLUMN:" for
+// invalid manifests; Unimplemented for a later format than this build knows.
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path);
+// Errors: as WriteFileAtomically.
+absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest& manifest);
+
+// InvalidArgument naming `file` and what differs, at most ten tensors and how many more: those of
+// another shape, those that only the file has, those that only the model has. Order is free.
+absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>& in_file,
+                          const std::vector<NamedShape>& in_model);
+
+}  // namespace cadre

@@ -1,0 +1,35 @@
+#include "model/formats/class_folders.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "base/file.h"
+
+namespace cadre {
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  // increment() instead of ++, which throws.
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
+  }
+  if (error) return ErrnoStatus(error.value(), "list", folder);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+const std::string* FindUnknownClass(const std::vector<std::string>& present,
+                                    const std::vector<std::string>& known) {
+  const auto unknown = std::find_if(present.begin(), present.end(), [&](const std::string& name) {
+    return !std::binary_search(known.begin(), known.end(), name);
+  });
+  return unknown == present.end() ? nullptr : &*unknown;
+}
+
+}  // namespace cadre

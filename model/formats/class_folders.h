@@ -1,0 +1,24 @@
+// The folders of an image data set with one folder per class.
+//
+// Thread-safe (pure functions over files).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace cadre {
+
+// The names of the folders in `folder`, in ascending order: class i is the i-th. Files and
+// unreadable entries are ignored. Errors: NotFound, PermissionDenied, ..., with the path in the
+// message.
+absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder);
+
+// The first of `present` that is not in `known`; null if all are. A split may lack classes of the
+// training split, but must not have others, since numbers of classes would differ.
+// Requires: both are in ascending order.
+const std::string* FindUnknownClass(const std::vector<std::string>& present,
+                                    const std::vector<std::string>& known);
+
+}  // namespace cadre

@@ -1,0 +1,223 @@
+// Reading and writing of safetensors files (github.com/huggingface/safetensors, format description
+// in its README).
+//
+// Idea. The header lists the byte range of every tensor, so ranks read only their own elements: a
+// rank of a group calls Read() for its ranges, and no process needs memory for the whole model.
+// Headers are untrusted. The reader limits their length before allocating, parses them by events
+// instead of a tree (safetensors_header.cc), and verifies that the tensors exactly cover the rest
+// of the file. After that no offset can exceed the file, and Read() needs no checks beyond those
+// for a file that was truncated in the meantime.
+//
+// The writer is sequential, so that group members can send their parts to one rank in parameter
+// order and that rank needs one buffer only. AtomicFile makes the result visible in one step.
+//
+// Cost. fp32 is read directly into the destination. F16, BF16 and F64 are converted in blocks of
+// kConvertElements. Limits. Little-endian hosts only; integer, FP8 and complex tensors are listed
+// but cannot be read as fp32.
+#include "model/formats/safetensors.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "glog/logging.h"
+
+namespace cadre {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
+
+constexpr int64_t kLengthBytes = 8;
+// Elements that are converted at a time.
+constexpr size_t kConvertElements = 16384;
+
+class FileSource : public SafetensorsFile::Source {
+ public:
+  FileSource(std::string path, int fd, int64_t size)
+      : path_(std::move(path)), fd_(fd), size_(size) {}
+  FileSource(const FileSource&) = delete;
+  FileSource& operator=(const FileSource&) = delete;
+  ~FileSource() override { close(fd_); }
+
+  int64_t size() const override { return size_; }
+  absl::Status Read(int64_t offset, std::span<char> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n = pread(fd_, bytes.data(), bytes.size(), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, "read", path_);
+      if (n == 0)
+        return absl::DataLossError(absl::StrCat(path_, ": was truncated while it was read"));
+      bytes = bytes.subspan(n);
+      offset += n;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string path_;
+  const int fd_;
+  const int64_t size_;
+};
+
+class MemorySource : public SafetensorsFile::Source {
+ public:
+  explicit MemorySource(absl::string_view bytes) : bytes_(bytes) {}
+
+  int64_t size() const override { return bytes_.size(); }
+  absl::Status Read(int64_t offset, std::span<char> bytes) override {
+    std::copy_n(bytes_.begin() + offset, bytes.size(), bytes.begin());
+    return absl::OkStatus();
+  }
+
+ private:
+  const absl::string_view bytes_;
+};
+
+template <typename T>
+T Load(const char* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof(T));
+  return value;
+}
+
+float FromBrain(const char* bytes) {
+  return std::bit_cast<float>(uint32_t{Load<uint16_t>(bytes)} << 16);
+}
+
+// 1 sign, 5 exponent (bias 15) and 10 fraction bits.
+float FromHalf(const char* bytes) {
+  const uint16_t half = Load<uint16_t>(bytes);
+  const uint32_t sign = uint32_t{half & 0x8000U} << 16;
+  const uint32_t exponent = (half >> 10) & 0x1fU;
+  const uint32_t fraction = half & 0x3ffU;
+  if (exponent == 0) {  // subnormal: fraction * 2^-24, exact in fp32
+    const float value = std::ldexp(static_cast<float>(fraction), -24);
+    return sign != 0 ? -value : value;
+  }
+  const uint32_t wide = exponent == 0x1f ? 0xff : exponent + (127 - 15);
+  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
+}
+
+float FromDouble(const char* bytes) { return static_cast<float>(Load<double>(bytes)); }
+
+using Converter = float (*)(const char*);
+
+// Null for types that are not read.
+Converter ConverterOf(absl::string_view type) {
+  if (type == "F16") return FromHalf;
+  if (type == "BF16") return FromBrain;
+  if (type == "F64") return FromDouble;
+  return nullptr;
+}
+
+}  // namespace
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
+  return Parse(path, std::make_unique<FileSource>(path, file.fd, file.bytes));
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::FromBytes(std::string name,
+                                                           absl::string_view bytes) {
+  return Parse(std::move(name), std::make_unique<MemorySource>(bytes));
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string name,
+                                                       std::unique_ptr<Source> source) {
+  const int64_t size = source->size();
+  const auto cut = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": ", what, "; the file's ", size, " bytes are not enough"));
+  };
+  if (size < kLengthBytes) return cut("a safetensors file begins with 8 bytes of length");
+  std::array<char, kLengthBytes> length_bytes;
+  CADRE_RETURN_IF_ERROR(source->Read(0, length_bytes));
+  const auto length = Load<uint64_t>(length_bytes.data());
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ": a header of ", length, " bytes; at most ", kMaxHeaderBytes, " are read"));
+  }
+  const int64_t data = kLengthBytes + static_cast<int64_t>(length);
+  if (data > size) return cut(absl::StrCat("the header has ", length, " bytes"));
+  std::string json(length, '\0');
+  CADRE_RETURN_IF_ERROR(source->Read(kLengthBytes, json));
+
+  SafetensorsFile file;
+  CADRE_ASSIGN_OR_RETURN(file.header_, ParseSafetensorsHeader(name, json, size - data));
+  for (size_t i = 0; i < file.header_.tensors.size(); ++i) {
+    file.by_name_[file.header_.tensors[i].name] = i;
+  }
+  file.name_ = std::move(name);
+  file.source_ = std::move(source);
+  file.data_ = data;
+  return file;
+}
+
+const StoredTensor* SafetensorsFile::Find(absl::string_view name) const {
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? nullptr : &header_.tensors[it->second];
+}
+
+absl::Status SafetensorsFile::Read(const StoredTensor& tensor, int64_t first,
+                                   std::span<float> values) {
+  const int64_t count = values.size();
+  CHECK(first >= 0 && first + count <= tensor.shape.elements());
+  const int64_t width = ElementBytes(tensor.type);
+  const int64_t begin = data_ + tensor.begin + first * width;
+  if (tensor.type == "F32") {
+    return Annotate(
+        source_->Read(begin, {reinterpret_cast<char*>(values.data()), values.size_bytes()}),
+        absl::StrCat("tensor ", Quoted(tensor.name)));
+  }
+  const Converter convert = ConverterOf(tensor.type);
+  if (convert == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(name_, ": tensor ", Quoted(tensor.name), ": ",
+                                                   tensor.type,
+                                                   " instead of F32, F16, BF16 or F64"));
+  }
+  std::vector<char> bytes(std::min(values.size(), kConvertElements) * width);
+  for (size_t done = 0; done < values.size(); done += kConvertElements) {
+    const size_t n = std::min(kConvertElements, values.size() - done);
+    const std::span<char> part = std::span(bytes).first(n * width);
+    CADRE_RETURN_IF_ERROR(Annotate(source_->Read(begin + done * width, part),
+                                   absl::StrCat("tensor ", Quoted(tensor.name))));
+    for (size_t i = 0; i < n; ++i) {
+      values[done + i] = convert(part.data() + i * width);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
+    const std::string& path, const std::vector<NamedShape>& tensors,
+    const std::map<std::string, std::string>& metadata) {
+  absl::StatusOr<std::string> header = FormatSafetensorsHeader(tensors, metadata);
+  if (!header.ok()) return Annotate(header.status(), path);
+  int64_t elements = 0;
+  for (const NamedShape& tensor : tensors) elements += tensor.shape.elements();
+  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  CADRE_RETURN_IF_ERROR(file.Append(*header));
+  return SafetensorsWriter(std::move(file), elements);
+}
+
+absl::Status SafetensorsWriter::Append(std::span<const float> values) {
+  missing_ -= values.size();
+  CHECK_GE(missing_, 0) << file_.path() << " gets more than its tensors hold";
+  return file_.Append({reinterpret_cast<const char*>(values.data()), values.size_bytes()});
+}
+
+absl::Status SafetensorsWriter::Finish() {
+  CHECK_EQ(missing_, 0) << "elements of " << file_.path() << " are missing";
+  return file_.Commit();
+}
+
+}  // namespace cadre

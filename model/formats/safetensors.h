@@ -1,0 +1,95 @@
+// Files of named tensors in the safetensors format: random access reading, sequential writing.
+//
+//   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open("model.safetensors"));
+//   const StoredTensor* tensor = file.Find("conv1/weight");
+//   CADRE_RETURN_IF_ERROR(file.Read(*tensor, 0, values));
+//
+// The header is validated against the size of the file before use. Every error names the file and,
+// if applicable, the tensor. Codes: NotFound, PermissionDenied, ... if a file cannot be opened or
+// read; InvalidArgument for invalid or truncated files; DataLoss for files that shrank after
+// opening.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/atomic_file.h"
+#include "model/formats/safetensors_header.h"
+
+namespace cadre {
+
+// Movable; thread-compatible.
+class SafetensorsFile {
+ public:
+  // Random access to bytes.
+  class Source {
+   public:
+    virtual ~Source() = default;
+    virtual int64_t size() const = 0;
+    // Fills `bytes` from `offset` on. Requires: they lie within size().
+    virtual absl::Status Read(int64_t offset, std::span<char> bytes) = 0;
+  };
+
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  // `bytes` are borrowed; messages refer to them as `name`.
+  static absl::StatusOr<SafetensorsFile> FromBytes(std::string name, absl::string_view bytes);
+
+  const std::string& name() const { return name_; }
+  // In the order of the data.
+  const std::vector<StoredTensor>& tensors() const { return header_.tensors; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  // Null if there is none.
+  const StoredTensor* Find(absl::string_view name) const;
+
+  // Elements [first, first + values.size()) of a tensor, as fp32; F16, BF16 and F64 are converted.
+  // Requires: `tensor` is of this file; the elements are within it.
+  // Errors: InvalidArgument for other types.
+  absl::Status Read(const StoredTensor& tensor, int64_t first, std::span<float> values);
+
+ private:
+  static absl::StatusOr<SafetensorsFile> Parse(std::string name, std::unique_ptr<Source> source);
+  SafetensorsFile() = default;
+
+  std::string name_;
+  std::unique_ptr<Source> source_;
+  SafetensorsHeader header_;
+  // Offset of the data in the file.
+  int64_t data_ = 0;
+  // By name, the position in header_.tensors.
+  absl::flat_hash_map<std::string, size_t> by_name_;
+};
+
+// Writes fp32 tensors sequentially to an AtomicFile, which Finish commits. Movable;
+// thread-compatible.
+class SafetensorsWriter {
+ public:
+  // Errors: as AtomicFile; InvalidArgument for repeated or reserved names.
+  static absl::StatusOr<SafetensorsWriter> Create(
+      const std::string& path, const std::vector<NamedShape>& tensors,
+      const std::map<std::string, std::string>& metadata);
+
+  // Appends any number of elements, in the order of the tensors, row-major, also across tensors.
+  // Requires: no more than the tensors have.
+  absl::Status Append(std::span<const float> values);
+  // Requires: every element was appended.
+  absl::Status Finish();
+
+ private:
+  SafetensorsWriter(AtomicFile file, int64_t elements)
+      : file_(std::move(file)), missing_(elements) {}
+
+  AtomicFile file_;
+  // Elements to append.
+  int64_t missing_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,396 @@
+#include "model/graph.h"
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "model/inference.h"
+
+namespace cadre {
+namespace {
+
+constexpr char kInputName[] = "input";
+
+std::optional<LayerKind> KindOf(v1::Layer::OpCase op) {
+  switch (op) {
+    case v1::Layer::kConvolution:
+      return LayerKind::kConvolution;
+    case v1::Layer::kMaxPool:
+      return LayerKind::kMaxPool;
+    case v1::Layer::kAveragePool:
+      return LayerKind::kAveragePool;
+    case v1::Layer::kFullyConnected:
+      return LayerKind::kFullyConnected;
+    case v1::Layer::kRelu:
+      return LayerKind::kRelu;
+    case v1::Layer::kSoftmaxCrossEntropy:
+      return LayerKind::kSoftmaxCrossEntropy;
+    case v1::Layer::kGelu:
+      return LayerKind::kGelu;
+    case v1::Layer::kSigmoid:
+      return LayerKind::kSigmoid;
+    case v1::Layer::kTanh:
+      return LayerKind::kTanh;
+    case v1::Layer::kGlobalAveragePool:
+      return LayerKind::kGlobalAveragePool;
+    case v1::Layer::kBatchNorm:
+      return LayerKind::kBatchNorm;
+    case v1::Layer::kLocalResponseNorm:
+      return LayerKind::kLocalResponseNorm;
+    case v1::Layer::kDropout:
+      return LayerKind::kDropout;
+    case v1::Layer::kAdd:
+      return LayerKind::kAdd;
+    case v1::Layer::kConcat:
+      return LayerKind::kConcat;
+    case v1::Layer::kFlatten:
+      return LayerKind::kFlatten;
+    case v1::Layer::kEmbedding:
+      return LayerKind::kEmbedding;
+    case v1::Layer::kLayerNorm:
+      return LayerKind::kLayerNorm;
+    case v1::Layer::kAttention:
+      return LayerKind::kAttention;
+    case v1::Layer::kUse:
+    case v1::Layer::OP_NOT_SET:
+      break;
+  }
+  return std::nullopt;
+}
+
+std::string KindNames() {
+  std::string names;
+  for (int kind = 0; kind <= static_cast<int>(LayerKind::kSoftmaxCrossEntropy); ++kind) {
+    absl::StrAppend(&names, kind == 0 ? "" : ", ", LayerKindName(static_cast<LayerKind>(kind)));
+  }
+  return names;
+}
+
+bool TakesSeveral(LayerKind kind) { return kind == LayerKind::kAdd || kind == LayerKind::kConcat; }
+
+// Visits the layers in order, resolves their inputs and infers their shapes.
+class Walk {
+ public:
+  Walk(const v1::Model& model, std::vector<LayerProblem>* problems)
+      : model_(model), problems_(*problems) {}
+
+  std::vector<GraphLayer> Run() {
+    if (!CheckWhole()) return {};
+    for (int i = 0; i < model_.layer_size(); ++i) {
+      if (!AddLayer(i)) return std::move(layers_);
+    }
+    CheckAllTaken();
+    SetLastDeviation();
+    return std::move(layers_);
+  }
+
+  const Shape& input() const { return input_; }
+
+ private:
+  template <typename... Parts>
+  bool Problem(int i, absl::string_view field, const Parts&... message) {
+    problems_.push_back({i, std::string(field), absl::StrCat(message...)});
+    return false;
+  }
+
+  bool CheckWhole() {
+    if (model_.has_input() == model_.has_tokens()) {
+      return Problem(-1, model_.has_input() ? "tokens" : "input",
+                     model_.has_input() ? "cannot be combined with input"
+                                        : "is missing; give input (images) or tokens");
+    }
+    if (model_.block_size() > 0) {
+      return Problem(-1, "block[0]", "must be expanded, as the reader of run files does");
+    }
+    if (model_.layer().empty()) return Problem(-1, "layer", "the model has no layers");
+    if (model_.layer_size() > kMaxLayers) {
+      return Problem(-1, "layer", "the model has ", model_.layer_size(), " layers; at most ",
+                     kMaxLayers, " are possible");
+    }
+    return model_.has_input() ? SetImage() : SetTokens();
+  }
+
+  bool CheckExtent(const char* field, int64_t extent) {
+    if (extent >= 1 && extent <= kMaxExtent) return true;
+    return Problem(-1, field, "is ", extent, "; it must be between 1 and ", kMaxExtent);
+  }
+
+  bool SetImage() {
+    const v1::Image& image = model_.input();
+    const bool channels = CheckExtent("input.channels", image.channels());
+    const bool height = CheckExtent("input.height", image.height());
+    const bool width = CheckExtent("input.width", image.width());
+    if (!channels || !height || !width) return false;
+    input_ = Shape{image.height(), image.width(), image.channels()};
+    if (ElementsUpTo(input_, kMaxElements) <= kMaxElements) return true;
+    return Problem(-1, "input", TooManyElements(input_, kMaxElements));
+  }
+
+  bool SetTokens() {
+    if (!CheckExtent("tokens.length", model_.tokens().length())) return false;
+    input_ = Shape{model_.tokens().length()};
+    return true;
+  }
+
+  bool AddLayer(int i) {
+    const v1::Layer& spec = model_.layer(i);
+    if (!CheckName(i, spec.name()) || !CheckOperation(i, spec)) return false;
+    GraphLayer layer;
+    layer.name = spec.name();
+    layer.kind = *KindOf(spec.op_case());
+    layer.spec_layer = i;
+    layer.settings = spec;
+    if (!FindInputs(i, spec, &layer) || !CheckTokens(layer)) return false;
+    if (layer.kind == LayerKind::kFullyConnected && ShapeOf(layer.inputs[0]).rank() == 3 &&
+        !AddFlatten(&layer)) {
+      return false;
+    }
+    return Infer(std::move(layer)) && CheckPlace(layers_.back());
+  }
+
+  bool CheckName(int i, const std::string& name) {
+    if (name.empty()) return Problem(i, "name", "the layer has no name");
+    if (name.size() > kMaxLayerNameCharacters) {
+      return Problem(i, "name", "has ", name.size(), " characters; at most ",
+                     kMaxLayerNameCharacters, " are possible");
+    }
+    if (name == kInputName) {
+      return Problem(i, "name", "'input' is reserved for the model's input; choose another name");
+    }
+    for (const char c : name) {
+      if (!absl::ascii_isalnum(c) &&
+          absl::string_view("_./-").find(c) == absl::string_view::npos) {
+        return Problem(i, "name", "'", absl::CHexEscape(name),
+                       "' has a character other than [a-zA-Z0-9_./-]");
+      }
+    }
+    if (names_.count(name) > 0) {
+      return Problem(i, "name", "'", name, "' is the name of an earlier layer");
+    }
+    return true;
+  }
+
+  bool CheckOperation(int i, const v1::Layer& spec) {
+    if (spec.has_use()) {
+      return Problem(i, "use", "block '", absl::CHexEscape(spec.use().block()),
+                     "' must be expanded, as the reader of run files does");
+    }
+    if (spec.set_size() > 0) {
+      return Problem(i, "set[0]", "is only valid in layers of blocks; set the field directly");
+    }
+    if (KindOf(spec.op_case())) return true;
+    return Problem(i, "", "the layer has no operation; give one of ", KindNames());
+  }
+
+  bool FindInputs(int i, const v1::Layer& spec, GraphLayer* layer) {
+    if (spec.input().empty()) {
+      layer->inputs = {static_cast<int>(layers_.size()) - 1};
+      return true;
+    }
+    if (spec.input_size() > kMaxInputs) {
+      return Problem(i, "input", "the layer takes ", spec.input_size(), " inputs; at most ",
+                     kMaxInputs, " are possible");
+    }
+    for (int n = 0; n < spec.input_size(); ++n) {
+      const std::string& name = spec.input(n);
+      const auto found = names_.find(name);
+      if (name != kInputName && found == names_.end()) return UnknownInput(i, n);
+      layer->inputs.push_back(name == kInputName ? Graph::kInput : found->second);
+    }
+    if (layer->inputs.size() == 1 || TakesSeveral(layer->kind)) return true;
+    return Problem(i, "input[1]", LayerKindName(layer->kind), " takes one input, not ",
+                   layer->inputs.size(), "; add and concat take several");
+  }
+
+  bool UnknownInput(int i, int n) {
+    const std::string& name = model_.layer(i).input(n);
+    const std::string field = absl::StrCat("input[", n, "]");
+    for (int other = i; other < model_.layer_size(); ++other) {
+      if (model_.layer(other).name() != name) continue;
+      return Problem(i, field, "'", name, "' is ",
+                     other == i ? "the layer itself" : "a later layer",
+                     "; inputs must be earlier layers");
+    }
+    return Problem(i, field, "no layer is called '", absl::CHexEscape(name),
+                   "'; give the name of an earlier layer, or 'input'");
+  }
+
+  bool CheckTokens(const GraphLayer& layer) {
+    if (!model_.has_tokens() || layer.kind == LayerKind::kEmbedding) return true;
+    for (const int input : layer.inputs) {
+      if (input == Graph::kInput) {
+        return Problem(layer.spec_layer, LayerKindName(layer.kind),
+                       "cannot take tokens; put an embedding before it");
+      }
+    }
+    return true;
+  }
+
+  // The loss is the last layer, and only the last.
+  bool CheckPlace(const GraphLayer& layer) {
+    const bool last = layer.spec_layer + 1 == model_.layer_size();
+    const bool loss = layer.kind == LayerKind::kSoftmaxCrossEntropy;
+    if (last == loss) return true;
+    if (loss) return Problem(layer.spec_layer, "", "softmax_cross_entropy must be the last layer");
+    return Problem(layer.spec_layer, "", "the last layer must be softmax_cross_entropy, not ",
+                   LayerKindName(layer.kind));
+  }
+
+  // Inserts the flattening of an image before a fully connected layer.
+  bool AddFlatten(GraphLayer* layer) {
+    GraphLayer flatten;
+    flatten.name = absl::StrCat(layer->name, "/flatten");
+    flatten.kind = LayerKind::kFlatten;
+    flatten.spec_layer = layer->spec_layer;
+    flatten.inputs = layer->inputs;
+    flatten.settings.set_name(flatten.name);
+    flatten.settings.mutable_flatten();
+    if (names_.count(flatten.name) > 0) {
+      return Problem(layer->spec_layer, "name", "'", flatten.name,
+                     "' is the name of an earlier layer, but required for the flattening before '",
+                     layer->name, "'");
+    }
+    if (!Infer(std::move(flatten))) return false;
+    layer->inputs = {static_cast<int>(layers_.size()) - 1};
+    return true;
+  }
+
+  const Shape& ShapeOf(int layer) const {
+    return layer == Graph::kInput ? input_ : layers_[layer].output;
+  }
+
+  bool Infer(GraphLayer layer) {
+    for (const int input : layer.inputs) layer.input_shapes.push_back(ShapeOf(input));
+    if (!LayerInference(&layer, &problems_).Run()) return false;
+    names_[layer.name] = static_cast<int>(layers_.size());
+    layers_.push_back(std::move(layer));
+    return true;
+  }
+
+  void CheckAllTaken() {
+    std::vector<bool> taken(layers_.size(), false);
+    taken.back() = true;
+    for (const GraphLayer& layer : layers_) {
+      for (const int input : layer.inputs) {
+        if (input != Graph::kInput) taken[input] = true;
+      }
+    }
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (taken[i]) continue;
+      Problem(layers_[i].spec_layer, "",
+              "no layer uses its output; make it an input of a later layer, or remove it");
+    }
+  }
+
+  // No ReLU follows the last weights, so their variance is 1 / fan_in.
+  void SetLastDeviation() {
+    for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
+      if (!layer->has_parameters()) continue;
+      if (layer->kind != LayerKind::kFullyConnected && layer->kind != LayerKind::kConvolution) {
+        return;
+      }
+      LayerParameter& weight = layer->parameters[0];
+      const int64_t fan_in = weight.shape.elements() / weight.shape[0];
+      weight.initial_stddev = std::sqrt(1.0 / fan_in);
+      return;
+    }
+  }
+
+  const v1::Model& model_;
+  std::vector<LayerProblem>& problems_;
+  Shape input_;
+  std::map<std::string, int> names_;
+  std::vector<GraphLayer> layers_;
+};
+
+absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
+  std::string where = "model";
+  if (problem.layer >= 0) {
+    const std::string& name = model.layer(problem.layer).name();
+    where = name.size() > kMaxLayerNameCharacters
+                ? absl::StrCat("layer ", problem.layer)
+                : absl::StrCat("layer '", absl::CHexEscape(name), "'");
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, problem.field.empty() ? "" : ": ", problem.field, ": ", problem.message));
+}
+
+}  // namespace
+
+const char* LayerKindName(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kConvolution:
+      return "convolution";
+    case LayerKind::kMaxPool:
+      return "max_pool";
+    case LayerKind::kAveragePool:
+      return "average_pool";
+    case LayerKind::kGlobalAveragePool:
+      return "global_average_pool";
+    case LayerKind::kFullyConnected:
+      return "fully_connected";
+    case LayerKind::kRelu:
+      return "relu";
+    case LayerKind::kGelu:
+      return "gelu";
+    case LayerKind::kSigmoid:
+      return "sigmoid";
+    case LayerKind::kTanh:
+      return "tanh";
+    case LayerKind::kBatchNorm:
+      return "batch_norm";
+    case LayerKind::kLocalResponseNorm:
+      return "local_response_norm";
+    case LayerKind::kDropout:
+      return "dropout";
+    case LayerKind::kAdd:
+      return "add";
+    case LayerKind::kConcat:
+      return "concat";
+    case LayerKind::kFlatten:
+      return "flatten";
+    case LayerKind::kEmbedding:
+      return "embedding";
+    case LayerKind::kLayerNorm:
+      return "layer_norm";
+    case LayerKind::kAttention:
+      return "attention";
+    case LayerKind::kSoftmaxCrossEntropy:
+      return "softmax_cross_entropy";
+  }
+  return "unknown";
+}
+
+std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems) {
+  return Walk(model, problems).Run();
+}
+
+absl::StatusOr<Graph> Graph::FromModel(const v1::Model& model) {
+  std::vector<LayerProblem> problems;
+  Walk walk(model, &problems);
+  Graph graph;
+  graph.layers_ = walk.Run();
+  if (!problems.empty()) return AsStatus(model, problems.front());
+  graph.input_ = walk.input();
+  graph.takes_tokens_ = model.has_tokens();
+  graph.consumers_.resize(graph.layers_.size() + 1);
+  for (int i = 0; i < graph.size(); ++i) {
+    for (const int input : graph[i].inputs) {
+      graph.consumers_[input + 1].push_back(i);
+    }
+  }
+  return graph;
+}
+
+int64_t Graph::classes() const { return layers_.back().input().dims().back(); }
+
+int64_t Graph::labels_per_sample() const {
+  const Shape& scores = layers_.back().input();
+  return scores.elements() / scores.dims().back();
+}
+
+}  // namespace cadre

@@ -1,0 +1,147 @@
+// A model with inferred shapes: layers in topological order, with defaults resolved.
+//
+// Shapes do not include the batch dimension. An image is [height, width, channels], also in memory;
+// a sequence is [tokens, features].
+//
+// A value; immutable and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/cadre/v1/run.pb.h"
+#include "tensor/shape.h"
+
+namespace cadre {
+
+enum class LayerKind {
+  kConvolution,
+  kMaxPool,
+  kAveragePool,
+  kGlobalAveragePool,
+  kFullyConnected,
+  kRelu,
+  kGelu,
+  kSigmoid,
+  kTanh,
+  kBatchNorm,
+  kLocalResponseNorm,
+  kDropout,
+  kAdd,
+  kConcat,
+  kFlatten,
+  kEmbedding,
+  kLayerNorm,
+  kAttention,
+  kSoftmaxCrossEntropy,
+};
+
+// "convolution", "max_pool", ...: the name in the run spec.
+const char* LayerKindName(LayerKind kind);
+
+// The role of a parameter in initialization, weight decay and averaging.
+enum class ParameterRole {
+  kWeight,
+  kBias,
+  // Of norms.
+  kScale,
+  kShift,
+  // Of batch norm: not trained, but averaged with each batch's statistics. Their "gradient" is the
+  // statistic of the batch.
+  kRunningMean,
+  kRunningVariance,
+};
+
+// True for parameters without gradients.
+inline bool IsStatistic(ParameterRole role) {
+  return role == ParameterRole::kRunningMean || role == ParameterRole::kRunningVariance;
+}
+
+struct LayerParameter {
+  // "weight", "bias", "scale", "qkv_weight", ...
+  std::string name;
+  Shape shape;
+  ParameterRole role = ParameterRole::kWeight;
+  // Standard deviation of initial values; 0: all are `initial_value`.
+  double initial_stddev = 0;
+  float initial_value = 0;
+};
+
+// Convolution and pooling, in elements.
+struct Window {
+  int64_t kernel_height = 1, kernel_width = 1;
+  int64_t stride = 1;
+  int64_t padding_height = 0, padding_width = 0;
+  int64_t dilation = 1;
+  friend bool operator==(const Window&, const Window&) = default;
+
+  // Rows (columns) of the input that one output covers, including dilation.
+  int64_t reach_height() const { return dilation * (kernel_height - 1) + 1; }
+  int64_t reach_width() const { return dilation * (kernel_width - 1) + 1; }
+};
+
+struct GraphLayer {
+  std::string name;
+  LayerKind kind = LayerKind::kRelu;
+  // Index in the spec. The flattening before a fully connected layer has the index of that layer.
+  int spec_layer = 0;
+  // Input layers, by index; Graph::kInput is the model's input.
+  std::vector<int> inputs;
+  // Shapes of one sample, one per input.
+  std::vector<Shape> input_shapes;
+  Shape output;
+  Window window;
+  // Convolution only.
+  int64_t groups = 1;
+  // The layer of the spec, with defaults resolved.
+  v1::Layer settings;
+  // In the order of the parameter index.
+  std::vector<LayerParameter> parameters;
+  // Floating-point operations of the forward pass of one sample; a multiply-add counts as two.
+  int64_t flops = 0;
+
+  const Shape& input(int i = 0) const { return input_shapes[i]; }
+  bool has_parameters() const { return !parameters.empty(); }
+};
+
+class Graph {
+ public:
+  static constexpr int kInput = -1;
+
+  // Errors: InvalidArgument with the layer, the field and valid values.
+  static absl::StatusOr<Graph> FromModel(const v1::Model& model);
+
+  const std::vector<GraphLayer>& layers() const { return layers_; }
+  const GraphLayer& operator[](int i) const { return layers_[i]; }
+  int size() const { return static_cast<int>(layers_.size()); }
+  // Shape of one sample: [height, width, channels], or [length] for tokens, which are integers in
+  // fp32 (exact below 2^24).
+  const Shape& input() const { return input_; }
+  bool takes_tokens() const { return takes_tokens_; }
+  // Extent of the last dimension of the loss's input.
+  int64_t classes() const;
+  // 1, or the tokens of a sequence.
+  int64_t labels_per_sample() const;
+  // Layers with input `i` (kInput allowed), in order; with repetitions.
+  const std::vector<int>& consumers(int i) const { return consumers_[i + 1]; }
+
+ private:
+  Shape input_;
+  bool takes_tokens_ = false;
+  std::vector<GraphLayer> layers_;
+  std::vector<std::vector<int>> consumers_;
+};
+
+// An error in one field of one layer.
+struct LayerProblem {
+  int layer = -1;       // index in the spec; -1: the model as a whole
+  std::string field;    // such as "convolution.kernel"; may be empty
+  std::string message;  // with valid values
+};
+
+// As Graph::FromModel, with all problems. Returns the layers before the first problem.
+std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems);
+
+}  // namespace cadre

@@ -1,0 +1,121 @@
+// The indices of each operation, and the layouts of its tensors if mesh axes split them. Planner
+// and engine use the same table; every assignment of mesh axes to indices is a legal plan for the
+// layer.
+//
+//   operation              indices
+//   convolution            samples, height*, width*, out, in         (groups > 1: samples, height*,
+//                                                                    width*, groups)
+//   max/average pool       samples, height*, width*, channels
+//   global average pool    samples, height+, width+, channels
+//   fully connected        samples, (tokens,) out, in
+//   relu, gelu, sigmoid,   samples and every other dimension
+//   tanh, dropout, add
+//   batch norm             samples, height, width, channels
+//   local response norm    samples, height, width
+//   concat                 samples, height, width (tokens)
+//   flatten                samples, channels (parts must divide the channels)
+//   embedding              samples, tokens, features
+//   layer norm             samples, tokens
+//   attention              samples, heads
+//   softmax cross-entropy  samples, (tokens)
+//
+// * split with a halo.  + the output is a partial sum, as for `in` and `heads`.
+//
+// Thread-safe (values and pure functions).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/graph.h"
+#include "proto/cadre/v1/run.pb.h"
+#include "tensor/box.h"
+#include "tensor/layout.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+
+// The dimension of a tensor that an index is, if any; 0 is the samples.
+struct IndexPlace {
+  enum class Kind {
+    kDimension,
+    // Not a dimension: under a split, the output, or the gradient of an input or parameter, is a
+    // partial sum.
+    kSummed,
+    // Not a dimension, but the gradient is equal on all ranks (a bias under a split of `in`).
+    kSame,
+  };
+  Kind kind = Kind::kSummed;
+  int dimension = 0;
+
+  static IndexPlace Dimension(int d) { return {Kind::kDimension, d}; }
+  static IndexPlace Summed() { return {Kind::kSummed, 0}; }
+  static IndexPlace Same() { return {Kind::kSame, 0}; }
+  friend bool operator==(const IndexPlace&, const IndexPlace&) = default;
+};
+
+struct OpIndex {
+  std::string name;
+  // One per input, and one per parameter of the layer.
+  std::vector<IndexPlace> inputs;
+  IndexPlace output;
+  std::vector<IndexPlace> parameters;
+  // The number of parts must divide this; 0: any number.
+  int64_t divisible = 0;
+  // A part of the output needs input elements beyond the same part.
+  bool halo = false;
+};
+
+std::vector<OpIndex> IndicesOf(const GraphLayer& layer);
+
+// Name of the index that a pin of this kind splits: "samples", "out", "in" or "height"; empty for
+// other values.
+absl::string_view IndexOfParallelism(v1::LayerPin::Parallelism parallelism);
+// "data, model": the parallelisms whose index the layer has; all of them without a layer.
+std::string ParallelismsOf(const GraphLayer* layer);
+bool HasIndex(const GraphLayer& layer, absl::string_view index);
+
+// An index split over mesh axes, outermost first.
+struct IndexSplit {
+  std::string index;
+  std::vector<std::string> axes;
+  friend bool operator==(const IndexSplit&, const IndexSplit&) = default;
+};
+
+// The layouts of a layer's tensors for a split of its indices.
+struct LayerLayouts {
+  std::string name;
+  std::vector<IndexSplit> splits;
+  // Complete: never a partial sum.
+  std::vector<Layout> inputs;
+  // May be a partial sum.
+  Layout output;
+  // `inputs`, with the axes over which the gradient is a partial sum.
+  std::vector<Layout> input_gradients;
+  std::vector<Layout> parameters;
+  // By parameter: axes over which the gradient is a partial sum, in the mesh's order. It is equal
+  // on all ranks along axes that are neither listed here nor split the parameter.
+  std::vector<std::vector<std::string>> gradient_sums;
+
+  // Axes of an index; empty if it is not split.
+  const std::vector<std::string>& axes(const std::string& index) const;
+};
+
+// Errors: InvalidArgument with the layer's name: an unknown or repeated index or axis, or a number
+// of parts that violates `divisible`.
+absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
+                                    std::vector<IndexSplit> splits);
+
+// The box of input `i` that the layer requires to compute `output_box`: the part of the layout,
+// widened by the halo. `input_part`: LocalBox of the input's layout on the same rank. All boxes
+// include the samples.
+Box NeededInput(const GraphLayer& layer, int i, const Box& input_part, const Box& output_box);
+
+// All splits of the layer's indices over the mesh's axes, in every order of the axes of an index,
+// including the one without splits. Axes of size 1 are not used.
+std::vector<std::vector<IndexSplit>> LegalSplits(const GraphLayer& layer, const Mesh& mesh);
+
+}  // namespace cadre

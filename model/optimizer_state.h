@@ -1,0 +1,21 @@
+// The state of optimizers: fp32 tensors of the shape of each parameter. Used by the planner
+// (memory), the engine (slices) and checkpoints (names).
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// "sgd", "adamw" or "lars". The default is SGD.
+absl::string_view OptimizerKind(const v1::Optimizer& optimizer);
+
+// {"momentum"} or {"m", "v"}, in the order of SliceOptimizer.
+std::vector<std::string> OptimizerStateNames(const v1::Optimizer& optimizer);
+
+}  // namespace cadre

@@ -1,0 +1,50 @@
+// Run files: run specs in protobuf text format, with errors by file, line and column. The reader
+// expands blocks (model/blocks.h); errors in a layer of a block are located in the block.
+//
+//   CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpec("demo.textproto"));
+//   file.spec.mutable_cluster()->set_groups(3);  // a flag that overrides the file
+//   CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(file.spec)));
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/problem.h"
+#include "model/text_message.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// A run spec with the locations of its fields in the file. Movable; thread-compatible.
+struct RunSpecFile {
+  // Without blocks. The caller may change it; locations remain those of the file.
+  v1::RunSpec spec;
+  // For every layer that was read, its path in the file, such as
+  // "model.block[0].layer[2]".
+  std::vector<std::string> layer_paths;
+  // Locations of the fields.
+  TextLocations places;
+
+  // "FILE:LINE:COLUMN: field: message", with the path of the field in the file. Fields that are not
+  // in the file are located at the innermost enclosing message, or at the beginning of the file.
+  std::string Locate(const Problem& problem) const;
+
+  // OK without problems. Errors: InvalidArgument with one located problem per line.
+  absl::Status Refuse(const std::vector<Problem>& problems) const;
+
+  // The problem, with the path of its field in the file.
+  Problem InFile(const Problem& problem) const;
+};
+
+// Reads the file without validation (model/validate.h).
+// Errors: NotFound, PermissionDenied, ... with the path; InvalidArgument with one
+// "FILE:LINE:COLUMN: message" per line, also for invalid blocks. Errors of unknown fields suggest
+// the nearest known one.
+absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path);
+
+// The same for a text; messages refer to it as `path`.
+absl::StatusOr<RunSpecFile> ParseRunSpec(const std::string& path, const std::string& text);
+
+}  // namespace cadre

@@ -1,0 +1,63 @@
+// Reading of messages in protobuf text format, with errors by file, line and column.
+//
+//   v1::ClusterProfile profile;
+//   CADRE_ASSIGN_OR_RETURN(const TextLocations places,
+//                          ParseTextMessage("rack.profile", text, "a cluster profile", profile));
+//   CADRE_RETURN_IF_ERROR(places.Refuse(FindProfileProblems(profile)));
+#pragma once
+
+#include <google/protobuf/message.h>
+#include <google/protobuf/text_format.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/problem.h"
+
+namespace cadre {
+
+// Limit of nested messages, for the stack.
+inline constexpr int kMaxTextNesting = 100;
+
+// The locations of the fields of a text. Movable; thread-compatible.
+class TextLocations {
+ public:
+  const std::string& path() const { return path_; }
+
+  // "FILE:LINE:COLUMN: field: message". Fields that are not in the file are located at the
+  // innermost enclosing message, or at the beginning of the file.
+  std::string Locate(const Problem& problem) const;
+
+  // OK without problems. Errors: InvalidArgument with one located problem per line.
+  absl::Status Refuse(const std::vector<Problem>& problems) const;
+
+ private:
+  friend absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path,
+                                                        const std::string& text,
+                                                        absl::string_view what,
+                                                        google::protobuf::Message& message);
+
+  std::string path_;
+  const google::protobuf::Descriptor* type_ = nullptr;
+  std::unique_ptr<google::protobuf::TextFormat::ParseInfoTree> tree_;
+};
+
+// Fills `message`, which must be empty, without validation. Errors refer to the text as `path`;
+// `what` is its expected kind ("a run spec"). Errors: InvalidArgument with one "FILE:LINE:COLUMN:
+// message" per line. Errors of unknown fields suggest the nearest known one.
+absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const std::string& text,
+                                               absl::string_view what,
+                                               google::protobuf::Message& message);
+
+// The same for a file. Errors: also NotFound, PermissionDenied, ... with the path; InvalidArgument
+// for one of more than `max_bytes`.
+absl::StatusOr<TextLocations> ReadTextMessage(const std::string& path, int64_t max_bytes,
+                                              absl::string_view what,
+                                              google::protobuf::Message& message);
+
+}  // namespace cadre

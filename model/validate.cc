@@ -1,0 +1,231 @@
+#include "model/validate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
+#include "model/utf8.h"
+#include "model/validation.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kMaxNameCharacters = 63;
+
+}  // namespace
+
+std::vector<Problem> Validation::Run() {
+  CheckName();
+  CheckModel();
+  CheckData();
+  CheckBatch();
+  CheckOptimizer();
+  CheckSchedule();
+  CheckAveraging();
+  CheckCluster();
+  CheckStop();
+  CheckCheckpoint();
+  return std::move(problems_);
+}
+
+void Validation::AtMost(absl::string_view field, uint32_t value, uint32_t most) {
+  if (value > most) Add(field, "is ", value, "; at most ", most, " is possible");
+}
+
+void Validation::AtLeastOne(absl::string_view field, uint32_t value) {
+  if (value == 0) Add(field, "is 0; it must be at least 1");
+}
+
+void Validation::Finite(absl::string_view field, float value) {
+  if (!std::isfinite(value)) Add(field, "is ", value, "; it must be a finite number");
+}
+
+void Validation::NotNegative(absl::string_view field, float value) {
+  if (std::isfinite(value) && value >= 0.0F) return;
+  Add(field, "is ", value, "; it must be a number of at least 0");
+}
+
+void Validation::Positive(absl::string_view field, float value) {
+  if (std::isfinite(value) && value > 0.0F) return;
+  Add(field, "is ", value, "; it must be a number above 0");
+}
+
+void Validation::Fraction(absl::string_view field, float value) {
+  if (value >= 0.0F && value <= 1.0F) return;
+  Add(field, "is ", value, "; it must be from 0 to 1");
+}
+
+void Validation::BelowOne(absl::string_view field, float value) {
+  if (value >= 0.0F && value < 1.0F) return;
+  Add(field, "is ", value, "; it must be at least 0 and below 1");
+}
+
+void Validation::Path(absl::string_view field, const std::string& path) {
+  if (!IsUtf8(path)) {
+    Add(field, "'", absl::CHexEscape(path), "' is not UTF-8; give the path in that encoding");
+  } else if (path.find('\0') != std::string::npos) {
+    Add(field, "'", absl::CHexEscape(path), "' contains a zero byte");
+  }
+}
+
+void Validation::NeededPath(absl::string_view field, const std::string& path) {
+  if (path.empty()) return Add(field, "is missing; give the path");
+  Path(field, path);
+}
+
+void Validation::CheckName() {
+  const std::string& name = spec_.name();
+  if (name.empty()) {
+    Add("name", "is missing; give the run a name of [a-z0-9-]");
+  } else if (name.size() > kMaxNameCharacters) {
+    Add("name", "has ", name.size(), " characters; at most ", kMaxNameCharacters, " are allowed");
+  } else if (!std::all_of(name.begin(), name.end(), [](unsigned char c) {
+               return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
+             })) {
+    Add("name", "'", absl::CHexEscape(name), "' has a character other than [a-z0-9-]");
+  }
+}
+
+void Validation::CheckModel() {
+  if (!spec_.has_model()) return Add("model", "is missing; give the input and the layers");
+  std::vector<LayerProblem> found;
+  InferLayers(spec_.model(), &found);
+  for (const LayerProblem& problem : found) {
+    std::vector<std::string> path = {"model"};
+    std::string layer;
+    if (problem.layer >= 0) {
+      path.push_back(absl::StrCat("layer[", problem.layer, "]"));
+      const std::string& name = spec_.model().layer(problem.layer).name();
+      if (problem.field != "name") layer = absl::StrCat("layer '", name, "': ");
+    }
+    if (!problem.field.empty()) path.push_back(problem.field);
+    Add(absl::StrJoin(path, "."), layer, problem.message);
+  }
+  if (!found.empty()) return;
+  auto graph = Graph::FromModel(spec_.model());
+  if (!graph.ok()) return Add("model", std::string(graph.status().message()));
+  graph_ = *std::move(graph);
+  CheckTokenClasses();
+}
+
+// The labels are tokens.
+void Validation::CheckTokenClasses() {
+  for (const GraphLayer& layer : graph_->layers()) {
+    if (layer.kind != LayerKind::kEmbedding) continue;
+    const int64_t vocabulary = layer.settings.embedding().vocabulary();
+    if (vocabulary == graph_->classes()) continue;
+    Add(absl::StrCat("model.layer[", layer.spec_layer, "].embedding.vocabulary"), "layer '",
+        layer.name, "': is ", vocabulary, "; the loss has ", graph_->classes(),
+        " classes; they must be equal, since each token is a class");
+  }
+}
+
+void Validation::CheckBatch() {
+  const uint32_t batch = spec_.batch_per_group();
+  AtLeastOne("batch_per_group", batch);
+  AtMost("batch_per_group", batch, kMaxBatch);
+  if (graph_ && batch <= kMaxBatch) CheckBatchElements();
+  if (batch > 0 && spec_.micro_batches() > batch) {
+    Add("micro_batches", "is ", spec_.micro_batches(), "; at most the ", batch, " sample",
+        PluralOf(batch), " of batch_per_group can be computed one by one");
+  }
+}
+
+// A rank loads its whole part of the batch, independent of micro-batches; ranks that split the
+// model load the same part.
+void Validation::CheckBatchElements() {
+  const int64_t batch = spec_.batch_per_group();
+  const int64_t parts =
+      std::max(1U, OrOne(spec_.cluster().ranks_per_group()) / RanksAlong(kModelAxis));
+  const int64_t max_per_part = kMaxBatchElements / graph_->input().elements();
+  if ((batch + parts - 1) / parts <= max_per_part) return;
+  Add("batch_per_group", "is ", batch, " samples of ", graph_->input().ToString(), " over ", parts,
+      " rank", PluralOf(static_cast<uint32_t>(parts)), "; a rank's part may have ",
+      kMaxBatchElements, " elements, so that at most ", max_per_part * parts,
+      " such samples are possible");
+}
+
+void Validation::CheckAveraging() {
+  const v1::Averaging& averaging = spec_.averaging();
+  const uint32_t groups = OrOne(spec_.cluster().groups());
+  if (averaging.every_steps() == 0 && groups > 1) {
+    Add("averaging.every_steps", "is 0, which requires a single group; there are ", groups,
+        " groups, give the number of steps between averages");
+  }
+  if (averaging.quorum() > groups) {
+    Add("averaging.quorum", "is ", averaging.quorum(), "; there are only ", groups, " group",
+        PluralOf(groups));
+  }
+}
+
+void Validation::CheckCheckpoint() {
+  const v1::Checkpoint& checkpoint = spec_.checkpoint();
+  Path("checkpoint.directory", checkpoint.directory());
+  if (checkpoint.directory().empty()) {
+    if (checkpoint.every_steps() > 0) {
+      Add("checkpoint.every_steps", "is ", checkpoint.every_steps(),
+          ", but checkpoint.directory is not set");
+    }
+    if (checkpoint.keep() > 0) {
+      Add("checkpoint.keep", "is ", checkpoint.keep(), ", but checkpoint.directory is not set");
+    }
+  }
+  const uint32_t averaging = spec_.averaging().every_steps();
+  const uint32_t over = averaging == 0 ? 0 : checkpoint.every_steps() % averaging;
+  if (OrOne(spec_.cluster().groups()) > 1 && over != 0) {
+    const uint32_t below = checkpoint.every_steps() - over;
+    Add("checkpoint.every_steps", "is ", checkpoint.every_steps(),
+        "; groups agree on a model every ", averaging, " steps only, the nearest that fit are ",
+        below == 0 ? "" : absl::StrCat(below, " and "), uint64_t{below} + averaging);
+  }
+  Path("checkpoint.from", checkpoint.from());
+  const uint32_t first = checkpoint.from_step();
+  if (first > 0 && checkpoint.from().empty()) {
+    Add("checkpoint.from_step", "is ", first, ", but checkpoint.from is not set");
+  }
+  if (checkpoint.from_position() > 0 && checkpoint.from().empty()) {
+    Add("checkpoint.from_position", "is ", checkpoint.from_position(),
+        ", but checkpoint.from is not set");
+  }
+  constexpr uint64_t kMaxPosition = uint64_t{1} << 48;
+  if (checkpoint.from_position() > kMaxPosition) {
+    Add("checkpoint.from_position", "is ", checkpoint.from_position(), "; it must be at most ",
+        kMaxPosition);
+  }
+  if (first > 0 && spec_.stop().steps() > 0 && spec_.stop().steps() <= first) {
+    Add("stop.steps", "is ", spec_.stop().steps(), ", but the checkpoint is of step ", first,
+        ": nothing is left to train");
+  }
+}
+
+bool Validation::GivesStop() const {
+  const v1::Stop& stop = spec_.stop();
+  return stop.epochs() > 0 || stop.steps() > 0 || stop.test_accuracy() != 0.0F;
+}
+
+void Validation::CheckStop() {
+  if (!GivesStop()) {
+    return Add("stop", "has no rule to end the run; give epochs, steps or test_accuracy");
+  }
+  const float accuracy = spec_.stop().test_accuracy();
+  if (accuracy != 0.0F && !(accuracy > 0.0F && accuracy <= 1.0F)) {
+    Add("stop.test_accuracy", "is ", accuracy, "; it must be above 0 and at most 1");
+  }
+}
+
+std::vector<Problem> FindProblems(const v1::RunSpec& spec) { return Validation(spec).Run(); }
+
+absl::Status ValidateRunSpec(const v1::RunSpec& spec) {
+  const std::vector<Problem> problems = FindProblems(spec);
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrJoin(
+      problems, "\n",
+      [](std::string* out, const Problem& problem) { absl::StrAppend(out, problem.ToString()); }));
+}
+
+}  // namespace cadre

@@ -1,0 +1,34 @@
+// Validation of run specs: all rules of proto/cadre/v1/run.proto, before a run starts.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "model/problem.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// Limits against typing errors.
+inline constexpr uint32_t kMaxGroups = 4096;
+inline constexpr uint32_t kMaxRanksPerGroup = 4096;
+inline constexpr uint32_t kMaxAggregators = 4096;
+inline constexpr uint32_t kMaxBatch = 1 << 20;
+// Each rank stores the order of two epochs, four bytes per sample.
+inline constexpr uint32_t kMaxSyntheticSamples = 1 << 28;
+// Limit of the class centers that each worker stores: 1 GiB.
+inline constexpr int64_t kMaxCentreElements = 1 << 28;
+// Limit of the inputs that one rank loads for a step: 8 GiB.
+inline constexpr int64_t kMaxBatchElements = int64_t{1} << 31;
+
+// All problems, in the order of the spec's fields. Does not read files (model/formats/data_check.h
+// does). Of a model only the first invalid layer is reported, since later shapes are unknown.
+std::vector<Problem> FindProblems(const v1::RunSpec& spec);
+
+// Errors: InvalidArgument with one "field: message" per line.
+absl::Status ValidateRunSpec(const v1::RunSpec& spec);
+
+}  // namespace cadre

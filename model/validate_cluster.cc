@@ -1,0 +1,204 @@
+// Part of Validation: groups, ranks, mesh and devices.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
+#include "model/inference.h"
+#include "model/op_indices.h"
+#include "model/validate.h"
+#include "model/validation.h"
+#include "proto/enum_text.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+namespace {
+
+std::string MeshToText(const v1::Cluster& cluster) {
+  return absl::StrJoin(cluster.mesh(), ", ", [](std::string* out, const v1::MeshAxis& axis) {
+    absl::StrAppend(out, absl::CEscape(axis.name()), "=", axis.size());
+  });
+}
+
+}  // namespace
+
+uint32_t Validation::RanksAlong(absl::string_view name) const {
+  const v1::Cluster& cluster = spec_.cluster();
+  if (cluster.mesh().empty()) {
+    return OrOne(name == kModelAxis ? cluster.model_ranks() : cluster.space_ranks());
+  }
+  for (const v1::MeshAxis& axis : cluster.mesh()) {
+    if (axis.name() == name) return OrOne(axis.size());
+  }
+  return 1;
+}
+
+bool Validation::IsDataAlone() const {
+  return !spec_.cluster().mesh().empty() && RanksAlong(kModelAxis) == 1 &&
+         RanksAlong(kSpaceAxis) == 1 && OrOne(spec_.cluster().ranks_per_group()) > 1;
+}
+
+void Validation::CheckCluster() {
+  const v1::Cluster& cluster = spec_.cluster();
+  const uint32_t ranks = OrOne(cluster.ranks_per_group());
+  AtMost("cluster.groups", cluster.groups(), kMaxGroups);
+  AtMost("cluster.ranks_per_group", cluster.ranks_per_group(), kMaxRanksPerGroup);
+  if (cluster.min_ranks_per_group() > ranks) {
+    Add("cluster.min_ranks_per_group", "is ", cluster.min_ranks_per_group(), "; a group has only ",
+        ranks, " rank", PluralOf(ranks));
+  }
+  if (cluster.mesh().empty()) {
+    CheckMesh();
+  } else {
+    CheckPinnedMesh();
+  }
+  AtMost("cluster.aggregators", cluster.aggregators(), kMaxAggregators);
+  // Numbers without names can only come from other programs, not from run files.
+  if (!v1::Cluster::CollectivePolicy_IsValid(cluster.collectives())) {
+    Add("cluster.collectives", "is ", cluster.collectives(),
+        "; give AUTO, RING, BUTTERFLY, HALVING_DOUBLING, PAPER or NATIVE");
+  }
+  CheckDevice();
+  if (!v1::Cluster::Overlap_IsValid(cluster.overlap())) {
+    Add("cluster.overlap", "is ", cluster.overlap(), "; give ON or OFF");
+  }
+  CheckLayerPins();
+}
+
+void Validation::CheckDevice() {
+  const v1::Cluster& cluster = spec_.cluster();
+  if (!v1::Cluster::Device_IsValid(cluster.device())) {
+    Add("cluster.device", "is ", cluster.device(), "; give CPU or CUDA");
+  }
+  const bool cuda = cluster.device() == v1::Cluster::CUDA;
+  if (cluster.collectives() == v1::Cluster::NATIVE && !cuda) {
+    Add("cluster.collectives",
+        "is NATIVE, which is NCCL's; set cluster.device to CUDA, or give AUTO");
+  }
+  if (!v1::RunSpec::Precision_IsValid(spec_.precision())) {
+    Add("precision", "is ", spec_.precision(), "; give FP32, TF32 or BF16");
+  } else if (!cuda &&
+             (spec_.precision() == v1::RunSpec::TF32 || spec_.precision() == v1::RunSpec::BF16)) {
+    Add("precision", "is ", v1::RunSpec::Precision_Name(spec_.precision()),
+        ", which only CUDA devices have; set cluster.device to CUDA, or give FP32");
+  }
+}
+
+void Validation::CheckMesh() {
+  const v1::Cluster& cluster = spec_.cluster();
+  const uint32_t ranks = OrOne(cluster.ranks_per_group());
+  const uint32_t space = OrOne(cluster.space_ranks());
+  const uint32_t model = OrOne(cluster.model_ranks());
+  const bool model_fits = ranks % model == 0;
+  if (!model_fits) {
+    Add("cluster.model_ranks", "is ", model, ", which does not divide the ", ranks, " rank",
+        PluralOf(ranks), " of a group");
+  }
+  if (space == 1) return;
+  if (ranks % space != 0) {
+    Add("cluster.space_ranks", "is ", space, ", which does not divide the ", ranks, " rank",
+        PluralOf(ranks), " of a group");
+  } else if (model_fits && ranks % (uint64_t{space} * model) != 0) {
+    Add("cluster.space_ranks", "is ", space, " and model_ranks is ", model, "; their product, ",
+        uint64_t{space} * model, ", does not divide the ", ranks, " ranks of a group");
+  }
+  CheckRows("cluster.space_ranks", space);
+}
+
+void Validation::CheckRows(const std::string& field, uint32_t space) {
+  if (!graph_ || space == 1) return;
+  if (graph_->takes_tokens()) {
+    Add(field, "is ", space,
+        ", but only images have rows to split; the model takes tokens, leave it out");
+  } else if (graph_->input()[0] < space) {
+    Add(field, "is ", space, ", but the model's input has only ", graph_->input()[0],
+        " rows to split");
+  }
+}
+
+void Validation::CheckPinnedMesh() {
+  const v1::Cluster& cluster = spec_.cluster();
+  std::set<std::string> names;
+  uint64_t product = 1;
+  for (int i = 0; i < cluster.mesh_size(); ++i) {
+    const v1::MeshAxis& axis = cluster.mesh(i);
+    const std::string field = absl::StrCat("cluster.mesh[", i, "]");
+    if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis) {
+      Add(field + ".name", "is '", absl::CEscape(axis.name()), "'; give data, space or model");
+    } else if (!names.insert(axis.name()).second) {
+      Add(field + ".name", "is '", axis.name(), "' once more; each axis is given once");
+    }
+    AtLeastOne(field + ".size", axis.size());
+    AtMost(field + ".size", axis.size(), kMaxRanksPerGroup);
+    if (axis.size() == 0 || axis.size() > kMaxRanksPerGroup) return;
+    if (axis.name() == kSpaceAxis) CheckRows(field + ".size", axis.size());
+    product = std::min<uint64_t>(product * axis.size(), uint64_t{1} << 32);
+  }
+  const uint32_t ranks = OrOne(cluster.ranks_per_group());
+  if (product != ranks) {
+    Add("cluster.mesh", "is ", MeshToText(cluster), ", which makes ", product,
+        " ranks; ranks_per_group is ", ranks);
+  }
+  CheckMeshAgrees("cluster.model_ranks", cluster.model_ranks(), kModelAxis);
+  CheckMeshAgrees("cluster.space_ranks", cluster.space_ranks(), kSpaceAxis);
+}
+
+void Validation::CheckMeshAgrees(absl::string_view field, uint32_t ranks, absl::string_view axis) {
+  if (ranks == 0 || ranks == RanksAlong(axis)) return;
+  Add(field, "is ", ranks, ", but cluster.mesh has ", RanksAlong(axis), " along ", axis,
+      "; give one of them");
+}
+
+void Validation::CheckLayerPins() {
+  const auto& pins = spec_.cluster().layer();
+  // Without a graph another problem has been reported.
+  const int most = graph_ ? graph_->size() : kMaxLayers;
+  if (pins.size() > most) {
+    Add("cluster.layer", "pins ", pins.size(), " layers; the model has ", graph_ ? "" : "at most ",
+        most);
+    return;
+  }
+  std::map<absl::string_view, const GraphLayer*> layers;
+  if (graph_) {
+    for (const GraphLayer& layer : graph_->layers()) layers[layer.name] = &layer;
+  }
+  std::set<absl::string_view> pinned;
+  for (int i = 0; i < pins.size(); ++i) {
+    const v1::LayerPin& pin = pins[i];
+    const std::string field = absl::StrCat("cluster.layer[", i, "]");
+    if (!pinned.insert(pin.layer()).second) {
+      Add(field + ".layer", "is '", absl::CEscape(pin.layer()), "' once more; pin a layer once");
+      continue;
+    }
+    if (IndexOfParallelism(pin.parallelism()).empty()) {
+      Add(field + ".parallelism", "is ", pin.parallelism(),
+          "; give DATA, MODEL, MODEL_IN or DOMAIN");
+      continue;
+    }
+    if (!graph_) continue;
+    const auto layer = layers.find(pin.layer());
+    if (layer == layers.end()) {
+      Add(field + ".layer", "is '", absl::CEscape(pin.layer()),
+          "', which is not a layer of the model");
+    } else {
+      CheckLayerPin(field + ".parallelism", pin, *layer->second);
+    }
+  }
+}
+
+void Validation::CheckLayerPin(const std::string& field, const v1::LayerPin& pin,
+                               const GraphLayer& layer) {
+  const absl::string_view index = IndexOfParallelism(pin.parallelism());
+  if (!HasIndex(layer, index)) {
+    Add(field, "is '", EnumText(pin.parallelism()), "', but layer '", layer.name,
+        "' can only be split by ", ParallelismsOf(&layer));
+  } else if (index != "samples" && IsDataAlone()) {
+    Add(field, "is '", EnumText(pin.parallelism()),
+        "', but cluster.mesh has no axis besides data to give to it");
+  }
+}
+
+}  // namespace cadre

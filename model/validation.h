@@ -1,0 +1,107 @@
+// Part of model/validate.h: the rules of a run spec. Each part of the spec has a file.
+//
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "model/graph.h"
+#include "model/problem.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// For counts whose default is 1.
+inline uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
+
+inline const char* PluralOf(uint32_t count) { return count == 1 ? "" : "s"; }
+
+class Validation {
+ public:
+  // The spec is borrowed.
+  explicit Validation(const v1::RunSpec& spec) : spec_(spec) {}
+
+  std::vector<Problem> Run();
+
+ private:
+  // --- for all parts ---
+  template <typename... Parts>
+  void Add(absl::string_view field, const Parts&... message) {
+    problems_.push_back({std::string(field), absl::StrCat(message...)});
+  }
+  void AtLeastOne(absl::string_view field, uint32_t value);
+  void AtMost(absl::string_view field, uint32_t value, uint32_t most);
+  // NaN and infinities violate each of these.
+  void Finite(absl::string_view field, float value);
+  void NotNegative(absl::string_view field, float value);
+  void Positive(absl::string_view field, float value);
+  // In [0, 1].
+  void Fraction(absl::string_view field, float value);
+  // In [0, 1).
+  void BelowOne(absl::string_view field, float value);
+  // UTF-8 without zero bytes.
+  void Path(absl::string_view field, const std::string& path);
+  void NeededPath(absl::string_view field, const std::string& path);
+
+  // --- validate.cc ---
+  void CheckName();
+  void CheckModel();
+  void CheckTokenClasses();
+  void CheckBatch();
+  void CheckBatchElements();
+  void CheckAveraging();
+  void CheckCheckpoint();
+  bool GivesStop() const;
+  void CheckStop();
+
+  // --- validate_cluster.cc ---
+  void CheckCluster();
+  // The device, and features that require certain devices.
+  void CheckDevice();
+  void CheckMesh();
+  void CheckPinnedMesh();
+  // Consistency of model_ranks or space_ranks with a mesh.
+  void CheckMeshAgrees(absl::string_view field, uint32_t ranks, absl::string_view axis);
+  // Images have at least this many rows.
+  void CheckRows(const std::string& field, uint32_t space);
+  void CheckLayerPins();
+  // The layer has the index of the pin.
+  void CheckLayerPin(const std::string& field, const v1::LayerPin& pin, const GraphLayer& layer);
+  // The mesh is pinned and splits only samples.
+  bool IsDataAlone() const;
+  // Ranks along `model` or `space`, from the mesh or from the counts; 1 by default.
+  uint32_t RanksAlong(absl::string_view axis) const;
+
+  // --- validate_data.cc ---
+  void CheckData();
+  void CheckIdx(const v1::IdxFiles& idx);
+  void CheckSynthetic(const v1::SyntheticData& synthetic);
+  void CheckCentres(int64_t classes);
+  void CheckCifar10(const v1::Cifar10& cifar10);
+  void CheckJpegs(const std::string& field, const std::string& train, const std::string& test,
+                  const v1::Augmentation& augmentation);
+  void CheckShardNames(const std::string& field, const std::string& pattern);
+  void CheckTokenFiles(const v1::TokenFiles& files);
+  void CheckAugmentation(const std::string& field, const v1::Augmentation& augmentation);
+  // Adds a problem and returns false if the model requires tokens.
+  bool NeedsImages(const std::string& field);
+
+  // --- validate_training.cc ---
+  void CheckOptimizer();
+  void CheckSchedule();
+  void CheckDecay();
+  void CheckWarmup();
+
+  const v1::RunSpec& spec_;
+  // Set if the model has no problems.
+  std::optional<Graph> graph_;
+  std::vector<Problem> problems_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,82 @@
+// The communication of groups that train independently and average periodically, for comparison
+// with measured counters.
+//
+// Source: Lee, Kang, Agrawal, Choudhary, Liao, "hierarchical local SGD", IEEE Big Data 2020; costs
+// derived from the algorithm:
+//
+//   step                2 ceil(log2 p) alpha + 2 (p - 1) / p n beta
+//   more per averaging  2 ceil(log2 G) alpha + 2 (G - 1) / G (n / p) beta
+//     were it naive     2 ceil(log2 G) alpha + 2 (G - 1) / G n beta
+//   epoch               floor(D / (G B)) (step + more / tau), against floor(D / B) 2 (P - 1) / P n
+//
+// for n parameters of the model (fp32 words), P ranks in G groups of p, tau steps between averages,
+// B samples per step of a group and D per epoch. Exchanges and fractions as in
+// plan/cost/communication_cost.h; words are those that a rank sends; it receives as many.
+//
+// Thread-safe (pure functions). Requires: n, p, G, tau >= 1.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/cost/communication_cost.h"
+
+namespace cadre {
+
+// --- Inside a group, per rank ---
+
+// One synchronous step's all-reduce of n words.
+CommunicationCost SynchronousStep(int64_t n, int64_t ranks);
+
+// A fully connected layer whose weights are replicated: the exchange of its gradient, (p - 1) / p
+// d_in d_out words for each phase of an all-reduce.
+double WeightGradientWords(int64_t ranks, int64_t in_features, int64_t out_features);
+
+// The same layer if activations and their gradients are exchanged instead:
+// (p - 1) / p B (d_in / p + d_out).
+double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features, int64_t out_features);
+
+// --- Across groups, by all-reduce among the ranks that own the same slice ---
+
+// One average in which every rank exchanges the whole model.
+CommunicationCost NaiveAcross(int64_t n, int64_t groups);
+
+// Every rank exchanges only the slice that it owns: p times fewer words.
+CommunicationCost ShardedAcross(int64_t n, int64_t groups, int64_t ranks);
+
+// --- Across groups, through aggregator shards, as Cadre averages ---
+
+struct AggregationTraffic {
+  // Words that one rank sends to the aggregators, and receives from them: n / p each.
+  double words_up_per_rank = 0;
+  double words_down_per_rank = 0;
+  // Payload between groups and aggregators in one round, in both directions: 2 G n words.
+  int64_t bytes_per_round = 0;
+  // The same if every rank exchanged the whole model: p times as much.
+  int64_t naive_bytes_per_round = 0;
+};
+
+AggregationTraffic TrafficOfRound(int64_t n, int64_t groups, int64_t ranks);
+
+// Payload between groups of one synchronous step, in which rings of one member per group sum each
+// slice of the gradients: 2 (G - 1) n words.
+int64_t SynchronousBytesPerStep(int64_t n, int64_t groups);
+
+// The ratio of payload between groups per step, synchronous over averaging every tau steps through
+// aggregators: tau (G - 1) / G.
+double AggregationSaving(int64_t groups, int64_t tau);
+
+// --- A step, and an epoch, per rank ---
+
+// A step plus the tau-th part of an average.
+CommunicationCost HierarchicalStep(int64_t n, int64_t groups, int64_t ranks, int64_t tau);
+
+// Whole steps per epoch: the remainder is dropped.
+int64_t SynchronousSteps(int64_t samples, int64_t batch);
+int64_t HierarchicalSteps(int64_t samples, int64_t groups, int64_t batch);
+
+// Words per epoch with synchronous steps of B samples over all P ranks, relative to hierarchical
+// steps.
+double EpochSaving(int64_t n, int64_t groups, int64_t ranks, int64_t tau, int64_t samples,
+                   int64_t batch);
+
+}  // namespace cadre

@@ -1,0 +1,229 @@
+// The strategies of two papers as points of one family, with their own cost formulas.
+//
+// Gholami, Azad, Jin, Keutzer and Buluc ("Integrated model, batch, and domain parallelism in
+// training neural networks", SPAA 2018) arrange P ranks as a grid P_r x P_c and split each layer on
+// it: weights (or rows of images) over P_r, samples over P_c. Their strategies differ in what
+// convolutions do (SplitOf): lie on the grid like the fully connected layers, be split by samples
+// over all ranks, or be split by rows and samples. Joo and Youn (2021) split convolutions by
+// samples and fully connected layers inside groups of g ranks, the grid g x N / g; their formulas
+// count reduce-scatters where the first paper counts all-reduces (group_hybrid.h).
+//
+// The best grid is found by trying all divisors of P; closed forms (BestRows, BestGroup) are
+// reported beside it, unrounded. Memory excludes grids, and grids with fewer samples than P_c are
+// used only if there is no other. The cost is linear in divisors and layers.
+//
+// Limits: no overlap, equal links, biases and norms ignored, and halos counted in one direction, as
+// in the papers. These numbers are a yardstick; the engine's own plans are predicted by
+// plan/search/prediction.h.
+#include "plan/cost/paper_strategies.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+struct Name {
+  PaperStrategy strategy;
+  const char* name;
+};
+constexpr Name kNames[] = {
+    {PaperStrategy::kBatch, "batch"},
+    {PaperStrategy::kModel, "model"},
+    {PaperStrategy::kUniformGrid, "uniform-grid"},
+    {PaperStrategy::kConvBatchFcGrid, "conv-batch-fc-grid"},
+    {PaperStrategy::kConvDomainFcGrid, "conv-domain-fc-grid"},
+    {PaperStrategy::kGroupHybrid, "group-hybrid"},
+};
+
+// How a strategy splits one layer.
+enum class Split { kGrid, kBatch, kDomain };
+
+Split SplitOf(PaperStrategy strategy, const LayerShape& layer) {
+  if (!layer.convolution) return Split::kGrid;
+  switch (strategy) {
+    case PaperStrategy::kBatch:
+    case PaperStrategy::kModel:
+    case PaperStrategy::kUniformGrid:
+      return Split::kGrid;
+    case PaperStrategy::kConvBatchFcGrid:
+    case PaperStrategy::kGroupHybrid:
+      return Split::kBatch;
+    case PaperStrategy::kConvDomainFcGrid:
+      return Split::kDomain;
+  }
+  return Split::kGrid;
+}
+
+std::string ParallelismText(Split split, const Grid& grid) {
+  const std::string samples = absl::StrCat("samples/", grid.pc);
+  switch (split) {
+    case Split::kBatch:
+      return absl::StrCat("samples/", grid.ranks());
+    case Split::kDomain:
+      return grid.pr == 1 ? samples : absl::StrCat(samples, " rows/", grid.pr);
+    case Split::kGrid:
+      break;
+  }
+  if (grid.pr == 1) return samples;
+  return grid.pc == 1 ? absl::StrCat("outputs/", grid.pr)
+                      : absl::StrCat(samples, " outputs/", grid.pr);
+}
+
+CommunicationCost CommunicationOf(Split split, const LayerShape& layer, const Grid& grid,
+                                  double batch) {
+  switch (split) {
+    case Split::kGrid:
+      return IntegratedTerms(layer, grid, batch).total();
+    case Split::kBatch:
+      return BatchTerms(layer, grid.ranks()).total();
+    case Split::kDomain:
+      return DomainTerms(layer, grid, batch).total();
+  }
+  return {};
+}
+
+PaperLayer LayerOf(PaperStrategy strategy, const HybridProblem& problem, const LayerShape& layer,
+                   const Grid& grid) {
+  const Split split = SplitOf(strategy, layer);
+  PaperLayer cost{.name = layer.name, .number = layer.number};
+  cost.parallelism = ParallelismText(split, grid);
+  cost.communication = CommunicationOf(split, layer, grid, problem.batch);
+  const double weights = layer.weights;
+  cost.state_bytes = kBytesPerParameter * (split == Split::kGrid ? weights / grid.pr : weights);
+  const int64_t parts = split == Split::kGrid ? grid.pc : grid.ranks();
+  cost.activation_bytes = kBytesPerWord * problem.batch / parts * layer.inputs;
+  return cost;
+}
+
+// Group-hybrid has the formulas of its own paper.
+void SetHybridLayers(const HybridProblem& problem, PaperCost& cost) {
+  const std::vector<CommunicationCost> layers = GroupHybridLayers(problem, cost.grid.pr);
+  const std::vector<bool> worth = LayersWorthSplitting(problem, cost.grid.pr);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    cost.layers[l].communication = layers[l];
+    if (!problem.network->layers[l].convolution) cost.layers[l].worth_splitting = worth[l];
+  }
+}
+
+PaperCost CostOnGrid(PaperStrategy strategy, const HybridProblem& problem, const Grid& grid) {
+  PaperCost cost{.strategy = strategy, .grid = grid};
+  bool batch_over_all = false;
+  for (const LayerShape& layer : problem.network->layers) {
+    cost.layers.push_back(LayerOf(strategy, problem, layer, grid));
+    batch_over_all = batch_over_all || SplitOf(strategy, layer) == Split::kBatch;
+  }
+  if (strategy == PaperStrategy::kGroupHybrid) SetHybridLayers(problem, cost);
+  for (PaperLayer& layer : cost.layers) {
+    layer.seconds = layer.communication.Seconds(problem.link);
+    cost.communication += layer.communication;
+    cost.state_bytes += layer.state_bytes;
+    cost.activation_bytes += layer.activation_bytes;
+  }
+  cost.communication_seconds = cost.communication.Seconds(problem.link);
+  cost.compute_seconds = HybridComputeSeconds(problem);
+  cost.enough_samples = (batch_over_all ? grid.ranks() : grid.pc) <= problem.batch;
+  return cost;
+}
+
+std::optional<double> ClosedForm(PaperStrategy strategy, const HybridProblem& problem) {
+  if (strategy == PaperStrategy::kGroupHybrid) return BestGroup(problem);
+  if (strategy == PaperStrategy::kUniformGrid) {
+    return BestRows(*problem.network, problem.workers, problem.batch);
+  }
+  if (strategy != PaperStrategy::kConvBatchFcGrid) return std::nullopt;
+  NetworkShape products;
+  for (const LayerShape& layer : problem.network->layers) {
+    if (!layer.convolution) products.layers.push_back(layer);
+  }
+  if (products.layers.empty()) return std::nullopt;
+  return BestRows(products, problem.workers, problem.batch);
+}
+
+std::vector<int64_t> RowsOf(PaperStrategy strategy, int64_t workers) {
+  if (strategy == PaperStrategy::kBatch) return {1};
+  if (strategy == PaperStrategy::kModel) return {workers};
+  return DivisorsOf(workers);
+}
+
+double Measure(const PaperCost& cost, const WordLink& link) {
+  return link.known() ? cost.communication_seconds : cost.communication.words;
+}
+
+// A grid with samples for all ranks is preferred to a faster one without.
+bool Better(const PaperCost& one, const PaperCost& other, const HybridProblem& problem) {
+  const bool one_has = one.grid.pc <= problem.batch;
+  const bool other_has = other.grid.pc <= problem.batch;
+  if (one_has != other_has) return one_has;
+  return Measure(one, problem.link) < Measure(other, problem.link);
+}
+
+absl::Status OutOfMemory(const PaperCost& leanest, const HybridProblem& problem) {
+  const auto largest = std::max_element(
+      leanest.layers.begin(), leanest.layers.end(), [](const PaperLayer& a, const PaperLayer& b) {
+        return a.state_bytes + a.activation_bytes < b.state_bytes + b.activation_bytes;
+      });
+  const double bytes = leanest.memory_bytes();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      PaperStrategyName(leanest.strategy), " needs ", static_cast<int64_t>(std::ceil(bytes)),
+      " bytes on each of ", problem.workers, " workers, ",
+      static_cast<int64_t>(std::ceil(bytes - problem.memory_bytes)), " more than it has; most of ",
+      "that, ", largest->state_bytes + largest->activation_bytes, " bytes, for layer '",
+      largest->name, "'"));
+}
+
+absl::StatusOr<PaperCost> BestGrid(PaperStrategy strategy, const HybridProblem& problem,
+                                   const std::vector<int64_t>& rows) {
+  std::optional<PaperCost> best;
+  std::optional<PaperCost> leanest;
+  for (const int64_t pr : rows) {
+    PaperCost cost = CostOnGrid(strategy, problem, {.pr = pr, .pc = problem.workers / pr});
+    if (problem.memory_bytes > 0 && cost.memory_bytes() > problem.memory_bytes) {
+      if (!leanest || cost.memory_bytes() < leanest->memory_bytes()) leanest = std::move(cost);
+      continue;
+    }
+    if (!best || Better(cost, *best, problem)) best = std::move(cost);
+  }
+  if (best) return *std::move(best);
+  return OutOfMemory(*leanest, problem);
+}
+
+}  // namespace
+
+absl::string_view PaperStrategyName(PaperStrategy strategy) {
+  return kNames[static_cast<size_t>(strategy)].name;
+}
+
+std::optional<PaperStrategy> PaperStrategyFromName(absl::string_view name) {
+  for (const Name& each : kNames) {
+    if (name == each.name) return each.strategy;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<PaperCost> CostOf(PaperStrategy strategy, const HybridProblem& problem,
+                                 std::optional<int64_t> rows) {
+  std::vector<int64_t> choices = RowsOf(strategy, problem.workers);
+  if (strategy == PaperStrategy::kGroupHybrid && !rows) {
+    CADRE_ASSIGN_OR_RETURN(const int64_t group, ChooseGroup(problem));
+    choices = {group};
+  }
+  if (rows) {
+    if (std::find(choices.begin(), choices.end(), *rows) == choices.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(PaperStrategyName(strategy), " on ",
+                                                     problem.workers, " workers has no grid of ",
+                                                     *rows, " rows"));
+    }
+    choices = {*rows};
+  }
+  CADRE_ASSIGN_OR_RETURN(PaperCost cost, BestGrid(strategy, problem, choices));
+  cost.closed_form = ClosedForm(strategy, problem);
+  return cost;
+}
+
+}  // namespace cadre

@@ -1,0 +1,87 @@
+// The papers' strategies by name: for a network, a number of workers and a batch, the grid that
+// each chooses, and its cost by its own formulas.
+//
+//   batch               all layers by samples (Gholami et al. 2018)
+//   model               all layers by outputs
+//   uniform-grid        all layers on one grid P_r x P_c of outputs and samples
+//   conv-batch-fc-grid  convolutions by samples over all, fully connected layers on a grid
+//   conv-domain-fc-grid convolutions by rows and samples, fully connected layers, on one grid
+//   group-hybrid        convolutions by samples, fully connected layers in groups (Joo, Youn 2021)
+//
+// They serve for comparison with plans and are not executed. The formulas have no overlap.
+//
+// Thread-safe (values and pure functions).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "plan/cost/communication_cost.h"
+#include "plan/cost/grid_cost.h"
+#include "plan/cost/group_hybrid.h"
+#include "plan/cost/network_shape.h"
+
+namespace cadre {
+
+enum class PaperStrategy {
+  kBatch,
+  kModel,
+  kUniformGrid,
+  kConvBatchFcGrid,
+  kConvDomainFcGrid,
+  kGroupHybrid,
+};
+// The names of the table above.
+absl::string_view PaperStrategyName(PaperStrategy strategy);
+std::optional<PaperStrategy> PaperStrategyFromName(absl::string_view name);
+
+struct PaperLayer {
+  std::string name;
+  // Position in the graph.
+  int number = 0;
+  // The number of parts of each index, such as "samples/16 outputs/32".
+  std::string parallelism;
+  CommunicationCost communication;
+  double seconds = 0;
+  double state_bytes = 0;
+  double activation_bytes = 0;
+  // Fully connected layers of group-hybrid only: whether splitting the layer pays.
+  std::optional<bool> worth_splitting;
+};
+
+struct PaperCost {
+  PaperStrategy strategy = PaperStrategy::kBatch;
+  // Group-hybrid: g x N / g.
+  Grid grid;
+  // The closed form, not rounded: P_r* of uniform-grid and conv-batch-fc-grid, g* of group-hybrid.
+  std::optional<double> closed_form;
+  // Of the rank that sends most.
+  CommunicationCost communication;
+  double communication_seconds = 0;
+  // 0 if the workers' speed is unknown.
+  double compute_seconds = 0;
+  // Weights, gradients and momentum; and inputs that layers keep for backward.
+  double state_bytes = 0;
+  double activation_bytes = 0;
+  // Layers with weights.
+  std::vector<PaperLayer> layers;
+  // Every part of the batch has at least one sample.
+  bool enough_samples = true;
+
+  double step_seconds() const { return compute_seconds + communication_seconds; }
+  double memory_bytes() const { return state_bytes + activation_bytes; }
+};
+
+// The cost on the best grid that fits into memory: P_r divides the workers, P_c is at most B if
+// possible, and seconds (words if the link is unknown) are least; the smaller P_r among equals.
+// With `rows`, on that grid. Group-hybrid uses its rounded closed form. Errors: InvalidArgument for
+// rows that do not divide the workers or that the strategy does not allow; ResourceExhausted, with
+// the number of bytes missing, if no grid fits into memory.
+absl::StatusOr<PaperCost> CostOf(PaperStrategy strategy, const HybridProblem& problem,
+                                 std::optional<int64_t> rows = std::nullopt);
+
+}  // namespace cadre

@@ -1,0 +1,103 @@
+// When to split the model instead of adding data parallel workers: the time to a target is
+// C = T S E, seconds per step times steps per epoch times epochs.
+//
+// Source: Pal, Ebrahimi, Zulfiqar, Fu, Zhang, Migacz, Nellans, Gupta, "Optimizing multi-GPU
+// parallelization strategies for deep learning training", IEEE Micro 2019. With a scaling
+// efficiency SE_N = T_1 / T_N at a constant batch per worker, E_N epochs for N workers (whose batch
+// grows with N), and SU^M, the speed-up of a step with the model split over M devices:
+//
+//   SU_N   = SE_N N E_1 / E_N                                    N workers
+//   SU^M_N = SU^M SE_N N E_1 / E_N                               N workers of M devices each
+//   RHS    = M (SE_MN / SE_N) (E_N / E_MN)                       split when SU^M > RHS
+//   gain   = SU^M / RHS                                          by splitting, on M N devices
+//
+// E is a table, measured by `cadre measure-epochs`.
+//
+// Values and pure functions; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/cadre/v1/profile.pb.h"
+
+namespace cadre {
+
+// C. Requires: all >= 0.
+double TimeToAccuracy(double step_seconds, double steps_per_epoch, double epochs);
+
+// S: whole steps; the remainder of an epoch is dropped. Requires: batch > 0.
+double StepsPerEpoch(double samples, double batch);
+
+// --- Epochs by number of workers ---
+
+class EpochsCurve {
+ public:
+  // Several entries of one number of workers are averaged; an entry that did not reach the target
+  // makes the mean infinite. Errors: those of CheckEpochsTable; InvalidArgument if no entry reached
+  // the target.
+  static absl::StatusOr<EpochsCurve> FromTable(const v1::EpochsTable& table);
+
+  // Linear in log2 of the workers between two measured numbers; infinite next to one that did not
+  // reach the target. Errors: OutOfRange for fewer or more workers than were measured.
+  absl::StatusOr<double> At(double workers) const;
+
+  // As measured; infinite if the target was not reached.
+  const std::map<uint32_t, double>& measured() const { return epochs_; }
+
+ private:
+  explicit EpochsCurve(std::map<uint32_t, double> epochs) : epochs_(std::move(epochs)) {}
+
+  std::map<uint32_t, double> epochs_;
+};
+
+// --- The rule ---
+
+// SU_N. Requires: epochs > 0.
+double DataParallelSpeedup(double efficiency, double workers, double epochs_of_one, double epochs);
+// SU^M_N.
+double HybridSpeedup(double model_speedup, double efficiency, double workers, double epochs_of_one,
+                     double epochs);
+// RHS: the least speed-up by splitting over `devices` that pays. Efficiencies and epochs are those
+// of N workers and of M N workers.
+double HybridThreshold(double devices, double efficiency, double more_efficiency, double epochs,
+                       double more_epochs);
+
+// --- A number of devices ---
+
+// D devices as N data parallel workers of M devices each, which split the model.
+struct DevicePlan {
+  int64_t workers = 1;
+  int64_t model_devices = 1;
+  // E, T, and C.
+  double epochs = 0;
+  double step_seconds = 0;
+  double seconds = 0;
+};
+
+struct TrainingTimes {
+  const EpochsCurve* epochs = nullptr;
+  // Per epoch, and per step of a worker.
+  double samples = 0;
+  int64_t batch_per_worker = 1;
+  // T for so many workers of so many devices, T_1 / (SU^M SE_N) in the rule above; nothing: the
+  // step cannot be executed that way.
+  std::function<std::optional<double>(int64_t workers, int64_t model_devices)> step_seconds;
+};
+
+// All uses of so many devices, fewest workers first, for which N workers reach the target by the
+// table, an epoch has at least one step, and the step can be executed. The rule chooses the one
+// with the least C. Requires: devices >= 1.
+std::vector<DevicePlan> DevicePlansFor(int64_t devices, const TrainingTimes& times);
+// Requires: not empty.
+size_t FastestPlan(const std::vector<DevicePlan>& plans);
+
+// The least number of devices, among powers of two up to max_devices that the table covers, from
+// which on the fastest plan splits the model; nothing: there is none.
+std::optional<int64_t> CrossoverDevices(int64_t max_devices, const TrainingTimes& times);
+
+}  // namespace cadre

@@ -1,0 +1,84 @@
+#include "plan/memory.h"
+
+#include <algorithm>
+
+#include "model/optimizer_state.h"
+#include "plan/cost/communication_cost.h"
+#include "plan/layer_part.h"
+#include "plan/ownership.h"
+#include "plan/tape.h"
+
+namespace cadre {
+namespace {
+
+DType ActivationType(const v1::RunSpec& spec) {
+  return spec.precision() == v1::RunSpec::BF16 ? DType::kBFloat16 : DType::kFloat32;
+}
+
+// Bytes of a rank's part of a batch while it is uploaded to a device.
+int64_t UploadBytes(const Graph& graph, const Tape& tape) {
+  const int64_t inputs = tape.input.shape().elements();
+  const int64_t labels = tape.regions.back().inputs[0].shape().elements() / graph.classes();
+  const DType type = graph.takes_tokens() ? DType::kFloat32 : tape.activations;
+  return 2 * kBytesPerWord * (inputs + labels) + inputs * SizeOf(type) + kBytesPerWord * labels;
+}
+
+}  // namespace
+
+int64_t MicroBatchSamples(const v1::RunSpec& spec) {
+  const int64_t parts = std::max<int64_t>(1, spec.micro_batches());
+  return LargestPart(spec.batch_per_group(), parts);
+}
+
+std::vector<int64_t> MicroBatchSizes(const v1::RunSpec& spec) {
+  const int64_t parts = std::max<int64_t>(1, spec.micro_batches());
+  const int64_t smallest = spec.batch_per_group() / parts;
+  if (smallest == MicroBatchSamples(spec)) return {smallest};
+  return {smallest, smallest + 1};
+}
+
+int64_t BytesPerWeight(DType activations) {
+  const DType copy = DType::kBFloat16;
+  return kBytesPerWord + (activations == copy ? SizeOf(copy) : 0);
+}
+
+v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
+                            const ParameterIndex& index, const Plan& plan, int rank,
+                            v1::Cluster::Device device) {
+  int64_t weights = 0;
+  int64_t owned = 0;
+  for (const BucketOwnership& bucket : OwnershipOf(plan, index, rank)) {
+    weights += bucket.size;
+    owned += bucket.slice_end() - bucket.slice_begin();
+  }
+  int64_t activations = 0;
+  int64_t outgoing = 0;
+  int64_t arriving = 0;
+  int64_t between = 0;
+  int64_t upload = 0;
+  for (const int64_t samples : MicroBatchSizes(spec)) {
+    const Tape tape = MakeTape(graph, plan, rank, samples, /*training=*/true, ActivationType(spec));
+    activations = std::max(activations, tape.words);
+    if (device == v1::Cluster::CUDA) upload = std::max(upload, UploadBytes(graph, tape));
+    for (const TapeOp& op : tape.ops) {
+      if (op.move.is_identity()) continue;
+      const DType type = tape.buffers[op.y].type;
+      const auto moved = [type](int64_t elements) -> int64_t { return elements * SizeOf(type); };
+      between = std::max(between, moved(op.move.scratch_elements()));
+      for (const Exchange& step : op.move.steps) {
+        outgoing = std::max(outgoing, moved(step.packed_elements()));
+        arriving = std::max(arriving, moved(step.unpacked_elements()));
+      }
+    }
+  }
+  const int64_t states = std::ssize(OptimizerStateNames(spec.optimizer()));
+  v1::MemoryUse use;
+  use.set_weights(BytesPerWeight(ActivationType(spec)) * weights);
+  use.set_gradients(kBytesPerWord * weights * (spec.micro_batches() > 1 ? 2 : 1));
+  use.set_optimizer(kBytesPerWord * owned * states);
+  use.set_activations(kBytesPerWord * activations);
+  use.set_buffers(outgoing + arriving + between + upload);
+  return use;
+}
+
+}  // namespace cadre

@@ -1,0 +1,43 @@
+// The memory of one rank, computed from the plan alone. The engine counts its actual allocations in
+// the same categories; the status shows both.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/plan.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/run.pb.h"
+#include "tensor/dtype.h"
+
+namespace cadre {
+
+// Samples of the largest micro-batch of a step.
+int64_t MicroBatchSamples(const v1::RunSpec& spec);
+// The distinct sizes of a step's micro-batches: one, or two that differ by one sample.
+std::vector<int64_t> MicroBatchSizes(const v1::RunSpec& spec);
+
+// Bytes per weight: fp32, plus a copy in bf16 if activations are bf16.
+int64_t BytesPerWeight(DType activations);
+
+// Bytes by kind:
+//   weights      the local shards; with precision BF16 also their copies in bf16
+//   gradients    as many again, twice with micro-batches
+//   optimizer    the owned slices, once for every state tensor of the optimiser
+//   activations  the block of memory of the training tape (plan/tape.h)
+//   buffers      the largest packed messages of any move in both directions, and its largest
+//                intermediate; on CUDA devices also the batches being uploaded, two as loaded and
+//                one in the activation type
+// Not counted, and comparatively small: a mebibyte per communicator that reduces, scratch memory of
+// kernels and libraries, and the loader's prefetched batches.
+// `device`: the group's device, which a spec may leave open.
+// Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks().
+v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
+                            const ParameterIndex& index, const Plan& plan, int rank,
+                            v1::Cluster::Device device);
+
+}  // namespace cadre

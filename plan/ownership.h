@@ -1,0 +1,65 @@
+// The parts of the model that one rank holds and owns, bucket by bucket. ownership.cc explains
+// them.
+//
+// Values and pure functions; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/parameter_index.h"
+#include "plan/plan.h"
+#include "tensor/box.h"
+
+namespace cadre {
+
+// A parameter's local shard in its bucket's buffer.
+struct LocalParameter {
+  // Position in the parameter index.
+  int parameter = 0;
+  // The local part of the tensor, row-major in the buffer.
+  Box box;
+  // Its offset in the buffer.
+  int64_t offset = 0;
+
+  int64_t size() const { return box.shape().elements(); }
+};
+
+// Flat positions of the model that are contiguous in the buffer, from `offset` on. A shard that is
+// split along an inner dimension consists of one interval per row.
+struct OwnedInterval {
+  int parameter = 0;
+  Interval flat;
+  int64_t offset = 0;
+};
+
+struct BucketOwnership {
+  std::vector<LocalParameter> parameters;
+  // Elements of the buffer.
+  int64_t size = 0;
+  // Borders of the slices: the peer with coordinate i over the bucket's owner_axes() owns
+  // [borders[i], borders[i + 1]) of the buffer.
+  std::vector<int64_t> borders;
+  // The number of this rank's slice.
+  int own_slice = 0;
+  // The elements of this rank's slice, in buffer order.
+  std::vector<OwnedInterval> owned;
+
+  int64_t slice_begin() const { return borders[own_slice]; }
+  int64_t slice_end() const { return borders[own_slice + 1]; }
+  // The slice's part of a buffer of `size` elements.
+  template <typename T>
+  std::span<T> SliceOf(std::span<T> buffer) const {
+    return buffer.subspan(slice_begin(), slice_end() - slice_begin());
+  }
+};
+
+// The intervals of flat positions that make up a shard, in buffer order.
+std::vector<OwnedInterval> ContiguousIntervals(const ParameterIndex& index,
+                                               const LocalParameter& local);
+
+// One entry per bucket of the plan. Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks().
+std::vector<BucketOwnership> OwnershipOf(const Plan& plan, const ParameterIndex& index, int rank);
+
+}  // namespace cadre

@@ -1,0 +1,75 @@
+#include "plan/placement/bounds.h"
+
+#include <algorithm>
+
+namespace cadre {
+namespace {
+
+// The work of all predecessors (or successors) needs the transitive closure; beyond so many
+// operators only the longest path is used.
+constexpr int kMaxClosure = 2'000;
+
+}  // namespace
+
+std::vector<std::vector<bool>> Reaches(const PlacementProblem& problem) {
+  const size_t n = problem.size();
+  std::vector<std::vector<bool>> reaches(n, std::vector<bool>(n, false));
+  for (auto it = problem.order.rbegin(); it != problem.order.rend(); ++it) {
+    std::vector<bool>& row = reaches[*it];
+    for (const int e : problem.out[*it]) {
+      const int to = problem.edge(e).to;
+      row[to] = true;
+      for (size_t j = 0; j < n; ++j) {
+        if (reaches[to][j]) row[j] = true;
+      }
+    }
+  }
+  return reaches;
+}
+
+TimeWindows WindowsOf(const PlacementProblem& problem) {
+  const size_t n = problem.size();
+  const double devices = problem.device_count();
+  std::vector<double> before(n, 0);
+  std::vector<double> after(n, 0);
+  if (problem.size() <= kMaxClosure) {
+    const std::vector<std::vector<bool>> reaches = Reaches(problem);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j < n; ++j) {
+        if (!reaches[i][j]) continue;
+        before[j] += problem.ops[i].least;
+        after[i] += problem.ops[j].least;
+      }
+    }
+  }
+  TimeWindows windows{std::vector<double>(n, 0), std::vector<double>(n, 0)};
+  for (const int i : problem.order) {
+    double& head = windows.head[i];
+    head = before[i] / devices;
+    for (const int e : problem.in[i]) {
+      const int from = problem.edge(e).from;
+      head = std::max(head, windows.head[from] + problem.op(from).least);
+    }
+  }
+  for (auto it = problem.order.rbegin(); it != problem.order.rend(); ++it) {
+    double& tail = windows.tail[*it];
+    tail = after[*it] / devices;
+    for (const int e : problem.out[*it]) {
+      tail = std::max(tail, windows.tail[problem.edge(e).to]);
+    }
+    tail += problem.op(*it).least;
+  }
+  return windows;
+}
+
+double LowerBound(const PlacementProblem& problem, const TimeWindows& windows) {
+  double work = 0;
+  double longest = 0;
+  for (size_t i = 0; i < windows.head.size(); ++i) {
+    work += problem.ops[i].least;
+    longest = std::max(longest, windows.head[i] + windows.tail[i]);
+  }
+  return std::max(longest, work / problem.device_count());
+}
+
+}  // namespace cadre

@@ -1,0 +1,150 @@
+#include "plan/placement/packing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plan/placement/integer_program.h"
+
+namespace cadre {
+namespace {
+
+constexpr double kParts = 1e6;
+
+std::vector<int> BySize(const PlacementProblem& problem) {
+  std::vector<int> ops = problem.order;
+  std::stable_sort(ops.begin(), ops.end(), [&](int a, int b) {
+    return problem.op(a).memory_bytes > problem.op(b).memory_bytes;
+  });
+  return ops;
+}
+
+// The memory of each device; practically infinite if it has no limit.
+std::vector<int64_t> RoomOf(const PlacementProblem& problem) {
+  std::vector<int64_t> room;
+  for (const PlacementProblem::Device& device : problem.devices) {
+    room.push_back(device.memory_bytes > 0 ? device.memory_bytes
+                                           : std::numeric_limits<int64_t>::max());
+  }
+  return room;
+}
+
+// The first device with room for each operator in turn; empty if some operator has none.
+std::vector<int> FirstFit(const PlacementProblem& problem, const std::vector<int>& by_size,
+                          const std::vector<bool>& placed, std::vector<int64_t> room) {
+  std::vector<int> packing(problem.ops.size(), -1);
+  for (const int i : by_size) {
+    if (placed[i]) continue;
+    const int64_t bytes = problem.op(i).memory_bytes;
+    const auto device =
+        std::find_if(room.begin(), room.end(), [&](int64_t free) { return free >= bytes; });
+    if (device == room.end()) return {};
+    *device -= bytes;
+    packing[i] = device - room.begin();
+  }
+  return packing;
+}
+
+absl::StatusOr<std::vector<int>> SolvePacking(const PlacementProblem& problem, double seconds) {
+  const double part = MemoryPart(problem);
+  IntegerProgram program;
+  std::vector<IntegerProgram::Terms> loads(problem.devices.size());
+  for (const PlacementProblem::Operator& op : problem.ops) {
+    IntegerProgram::Terms one;
+    for (size_t d = 0; d < problem.devices.size(); ++d) {
+      const int placed = program.AddBinary();
+      one.push_back({placed, 1});
+      loads[d].push_back({placed, std::ceil(op.memory_bytes / part)});
+    }
+    program.AddRow(one, '=', 1);
+  }
+  for (size_t d = 0; d < problem.devices.size(); ++d) {
+    if (!problem.limited(d)) continue;
+    program.AddRow(loads[d], '<', std::floor(problem.devices[d].memory_bytes / part));
+  }
+  const IntegerProgram::Answer answer = program.Minimise({.seconds = seconds});
+  if (answer.outcome == IntegerProgram::Outcome::kInfeasible) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no placement fits: no assignment of the operators keeps every device within its "
+        "memory_bytes",
+        part > 1 ? absl::StrCat(" (counted in units of ", part, " bytes)") : ""));
+  }
+  if (answer.values.empty()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("no placement that fits into memory was found in ", seconds,
+                     " seconds; allow more, or give the devices more memory_bytes"));
+  }
+  std::vector<int> packing;
+  for (size_t i = 0; i < problem.ops.size(); ++i) {
+    const auto begin = answer.values.begin() + (i * problem.devices.size());
+    packing.push_back(std::max_element(begin, begin + problem.devices.size()) - begin);
+  }
+  return packing;
+}
+
+}  // namespace
+
+double MemoryPart(const PlacementProblem& problem) {
+  int64_t largest = 1;
+  for (const auto& device : problem.devices) largest = std::max(largest, device.memory_bytes);
+  return std::max(1.0, std::ceil(largest / kParts));
+}
+
+absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem, double seconds) {
+  const std::vector<bool> none(problem.ops.size(), false);
+  std::vector<int> packing = FirstFit(problem, BySize(problem), none, RoomOf(problem));
+  if (!packing.empty()) return packing;
+  return SolvePacking(problem, seconds);
+}
+
+MemoryReserve::MemoryReserve(const PlacementProblem& problem, std::vector<int> packing)
+    : problem_(problem),
+      by_size_(BySize(problem)),
+      placed_(problem.ops.size(), false),
+      packing_(std::move(packing)),
+      room_(RoomOf(problem)),
+      reserved_(problem.devices.size(), 0) {
+  for (size_t i = 0; i < packing_.size(); ++i) {
+    reserved_[packing_[i]] += problem.ops[i].memory_bytes;
+  }
+}
+
+bool MemoryReserve::Fits(int device, int64_t bytes) const {
+  return room_[device] - reserved_[device] >= bytes;
+}
+
+std::vector<int> MemoryReserve::Repacked(int op, int device) const {
+  const int64_t bytes = problem_.op(op).memory_bytes;
+  if (room_[device] < bytes) return {};
+  std::vector<bool> placed = placed_;
+  placed[op] = true;
+  std::vector<int64_t> room = room_;
+  room[device] -= bytes;
+  return FirstFit(problem_, by_size_, placed, std::move(room));
+}
+
+bool MemoryReserve::Allows(int op, int device) const {
+  return packing_[op] == device || Fits(device, problem_.op(op).memory_bytes) ||
+         !Repacked(op, device).empty();
+}
+
+void MemoryReserve::Place(int op, int device) {
+  const int64_t bytes = problem_.op(op).memory_bytes;
+  int& packed = packing_[op];
+  if (packed == device || Fits(device, bytes)) {
+    reserved_[packed] -= bytes;
+  } else {
+    packing_ = Repacked(op, device);
+    std::fill(reserved_.begin(), reserved_.end(), 0);
+    for (size_t i = 0; i < packing_.size(); ++i) {
+      if (packing_[i] >= 0) reserved_[packing_[i]] += problem_.ops[i].memory_bytes;
+    }
+  }
+  packing_[op] = device;
+  placed_[op] = true;
+  room_[device] -= bytes;
+}
+
+}  // namespace cadre

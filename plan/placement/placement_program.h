@@ -1,0 +1,31 @@
+// Operator placement as an integer program. placement_program.cc has the formulation.
+//
+// Thread-compatible, as IntegerProgram is.
+#pragma once
+
+#include <optional>
+
+#include "plan/placement/bounds.h"
+#include "plan/placement/schedule.h"
+
+namespace cadre {
+
+struct ProgramResult {
+  // Shorter than the known one; nothing: none was found.
+  std::optional<Schedule> schedule;
+  // `schedule`, or the known one if nothing was found, is optimal.
+  bool proven = false;
+  // No schedule is shorter; 0: unknown.
+  double lower_bound = 0;
+  int nodes = 0;
+};
+
+// Searches for a schedule shorter than `known` by more than a millionth. Requires: known fits.
+ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows& windows,
+                             const Schedule& known, double seconds);
+
+// The order of the program's size: pairs of operators times devices, and edges times pairs of
+// devices.
+int64_t ProgramSize(const PlacementProblem& problem);
+
+}  // namespace cadre

@@ -1,0 +1,94 @@
+#include "plan/placement/placer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "plan/placement/bounds.h"
+#include "plan/placement/list_scheduling.h"
+#include "plan/placement/packing.h"
+#include "plan/placement/placement_program.h"
+
+namespace cadre {
+namespace {
+
+// A schedule meets its bound within rounding.
+constexpr double kRounding = 1e-9;
+
+void AddSerial(const PlacementProblem& problem, PlacedGraph& placement) {
+  for (int d = 0; d < problem.device_count(); ++d) {
+    double seconds = 0;
+    for (int i = 0; i < problem.size(); ++i) seconds += problem.Seconds(i, d);
+    if (d > 0 && seconds >= placement.serial_seconds) continue;
+    placement.serial_seconds = seconds;
+    placement.serial_device = d;
+  }
+  placement.serial_fits =
+      FitsMemory(problem, std::vector<int>(problem.ops.size(), placement.serial_device));
+}
+
+void AddTransfers(const PlacementProblem& problem, PlacedGraph& placement) {
+  const Schedule& schedule = placement.schedule;
+  for (int e = 0; e < std::ssize(problem.edges); ++e) {
+    const PlacementProblem::Edge& edge = problem.edge(e);
+    const int from = schedule.device[edge.from];
+    const int to = schedule.device[edge.to];
+    if (from == to) continue;
+    placement.transfers.push_back(
+        {.edge = e,
+         .start = schedule.start[edge.from] + problem.Seconds(edge.from, from),
+         .seconds = problem.TransferSeconds(e, from, to),
+         .links = problem.routes.Path(from, to, edge.bytes)});
+  }
+}
+
+bool MeetsBound(const PlacedGraph& placement) {
+  return placement.schedule.makespan <= placement.lower_bound * (1 + kRounding);
+}
+
+void Solve(const PlacementProblem& problem, const TimeWindows& windows,
+           const PlacerOptions& options, PlacedGraph& placement) {
+  ProgramResult answer =
+      SolvePlacement(problem, windows, placement.schedule, options.solver_seconds);
+  placement.solver_nodes = answer.nodes;
+  if (answer.schedule) placement.schedule = *std::move(answer.schedule);
+  placement.lower_bound = answer.proven ? placement.schedule.makespan
+                                        : std::clamp(answer.lower_bound, placement.lower_bound,
+                                                     placement.schedule.makespan);
+  placement.method = answer.proven || MeetsBound(placement) ? PlacementMethod::kExact
+                                                            : PlacementMethod::kTimeLimit;
+}
+
+}  // namespace
+
+absl::string_view MethodName(PlacementMethod method) {
+  switch (method) {
+    case PlacementMethod::kExact:
+      return "exact";
+    case PlacementMethod::kTimeLimit:
+      return "time limit";
+    case PlacementMethod::kListScheduling:
+      break;
+  }
+  return "list scheduling";
+}
+
+absl::StatusOr<PlacedGraph> PlaceGraph(const PlacementProblem& problem,
+                                       const PlacerOptions& options) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<int> packing,
+                         PackMemory(problem, options.solver_seconds));
+  const TimeWindows windows = WindowsOf(problem);
+  PlacedGraph placement{.schedule = ListSchedule(problem, packing)};
+  placement.list_makespan = placement.schedule.makespan;
+  placement.lower_bound = std::min(LowerBound(problem, windows), placement.schedule.makespan);
+  if (MeetsBound(placement)) {
+    placement.method = PlacementMethod::kExact;
+  } else if (ProgramSize(problem) <= options.max_program_size) {
+    Solve(problem, windows, options, placement);
+  }
+  AddSerial(problem, placement);
+  AddTransfers(problem, placement);
+  return placement;
+}
+
+}  // namespace cadre

@@ -1,0 +1,77 @@
+// Places the operators of a graph on devices with the least makespan.
+//
+//   CADRE_ASSIGN_OR_RETURN(const PlacementProblem problem, ReadOperatorGraph("graph.textproto"));
+//   CADRE_ASSIGN_OR_RETURN(const PlacedGraph placement, PlaceGraph(problem));
+//
+// First a list schedule is made. If it meets the lower bound it is optimal. Otherwise, if the graph
+// is small enough, the integer program searches for a shorter one and, if time permits, proves that
+// there is none; the result is the best schedule found, with its gap to the lower bound.
+//
+// A result has everything that execution needs: a device for every operator, the order of the
+// operators of each device (by start), and the transfers with their routes. In a plan, an operator
+// on one device is a layout with Layout::only (tensor/layout.h), and a transfer the move between
+// two such layouts (tensor/move.h).
+//
+// Thread-compatible; one call at a time in a process, because the solver has global state.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "plan/placement/schedule.h"
+
+namespace cadre {
+
+struct PlacerOptions {
+  // Time limit of the solver. Results are deterministic unless it is reached.
+  double solver_seconds = 10;
+  // The program is not tried above this ProgramSize (plan/placement/placement_program.h).
+  int64_t max_program_size = 4'000;
+};
+
+enum class PlacementMethod {
+  // Optimal to a millionth.
+  kExact,
+  // The solver reached its time limit: the best found.
+  kTimeLimit,
+  // Too large for the solver.
+  kListScheduling,
+};
+// "exact", "time limit", "list scheduling".
+absl::string_view MethodName(PlacementMethod method);
+
+// A tensor that is sent to another device.
+struct Transfer {
+  int edge = 0;
+  double start = 0;
+  double seconds = 0;
+  // Numbers of the links of its route.
+  std::vector<int> links;
+};
+
+struct PlacedGraph {
+  Schedule schedule;
+  std::vector<Transfer> transfers;
+  double lower_bound = 0;
+  PlacementMethod method = PlacementMethod::kListScheduling;
+  // All operators on the fastest single device, and whether they fit into its memory.
+  double serial_seconds = 0;
+  int serial_device = 0;
+  bool serial_fits = true;
+  // The result of list scheduling alone.
+  double list_makespan = 0;
+  int solver_nodes = 0;
+
+  // As a part of the makespan; 0: optimal.
+  double gap() const { return schedule.makespan > 0 ? 1 - lower_bound / schedule.makespan : 0; }
+  double speedup() const { return schedule.makespan > 0 ? serial_seconds / schedule.makespan : 1; }
+};
+
+// Errors: ResourceExhausted if no placement fits into memory; DeadlineExceeded if none was found in
+// time.
+absl::StatusOr<PlacedGraph> PlaceGraph(const PlacementProblem& problem,
+                                       const PlacerOptions& options = {});
+
+}  // namespace cadre

@@ -1,0 +1,158 @@
+// A report combines two kinds of figures that must not be mixed.
+//
+//   paper    a strategy by the closed forms of its paper (plan/cost): messages and words of a grid,
+//            no overlap, no buckets, no moves between layouts
+//   engine   a plan as Cadre executes it (plan/search): buckets, sharded updates, overlap
+//
+// On a link given by flags, a strategy of the papers is reported with the paper's figures, so that
+// the papers' tables can be reproduced digit by digit; the engine's plan for the same strategy is
+// reported next to them. A profile has measured times of layers, which the formulas do not use, so
+// there the engine's figures count. `auto` has no paper.
+//
+// Cost: one search; seven more for the sensitivity, seven for the comparison, and for the forecast
+// one per divisor of the workers, several times for the crossover.
+#include "plan/report/plan_report.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "plan/cost/hierarchical_averaging.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/planner.h"
+#include "plan/search/prediction.h"
+
+namespace cadre {
+namespace {
+
+absl::StatusOr<Candidate> PlanByRules(const PlanQuestion& question) {
+  const PlanProblem& problem = question.problem;
+  Candidate candidate;
+  CADRE_ASSIGN_OR_RETURN(
+      candidate.plan,
+      MakePlan(question.request.spec, problem.ranks, question.graph, question.index,
+               problem.hardware.link, problem.hardware.link_kind, problem.bucket_elements));
+  candidate.prediction = Predict(problem, candidate.plan);
+  return candidate;
+}
+
+absl::Status TakePaper(const PlanQuestion& question, PaperStrategy strategy, PlanReport& report) {
+  report.paper_figures = !question.request.profile;
+  const auto& pinned = question.problem.pins.layers;
+  if (report.paper_figures && !pinned.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the formulas of strategy ", PaperStrategyName(strategy),
+                     " do not model pinned layers such as ", pinned.begin()->first,
+                     "; strategy auto supports pins"));
+  }
+  absl::StatusOr<PaperCost> cost = PaperCostOf(question, strategy);
+  if (!cost.ok() && report.paper_figures) return cost.status();
+  if (cost.ok()) report.paper = *std::move(cost);
+  return absl::OkStatus();
+}
+
+absl::Status ChoosePlan(const PlanQuestion& question, PlanReport& report) {
+  if (!question.link_known()) {
+    if (question.request.strategy != Strategy::kAuto) {
+      report.refusal = absl::FailedPreconditionError("the link is unknown");
+      return absl::OkStatus();
+    }
+    report.by_rules = true;
+    CADRE_ASSIGN_OR_RETURN(report.chosen, PlanByRules(question));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<SearchResult> searched = Search(question.problem);
+  if (!searched.ok()) {
+    report.refusal = searched.status();
+    return report.paper_figures ? absl::OkStatus() : report.refusal;
+  }
+  report.chosen = searched->best;
+  report.searched = *std::move(searched);
+  return absl::OkStatus();
+}
+
+void CostBuckets(const PlanQuestion& question, PlanReport& report) {
+  const Plan& plan = report.chosen->plan;
+  for (const Bucket& bucket : plan.buckets) {
+    report.buckets.push_back(
+        {.bytes = CostOf(plan, question.index, bucket, bucket.algorithm, plan.link).bytes,
+         .seconds = BucketSeconds(question.problem, plan, bucket)});
+  }
+  if (!question.link_known()) return;
+  for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
+    PlanProblem problem = question.problem;
+    problem.collectives = policy;
+    const Plan by_policy = WithBuckets(problem, plan);
+    report.policies.push_back(
+        {.policy = policy,
+         .seconds = Predict(problem, by_policy).communication_seconds(),
+         .all_reduced = AllReduceSeconds(by_policy, question.graph, question.index, policy)});
+  }
+}
+
+void CountBytes(const PlanQuestion& question, PlanReport& report) {
+  report.bytes_inside = report.words_per_rank() * kBytesPerWord * question.problem.ranks;
+  const v1::RunSpec& spec = question.request.spec;
+  if (spec.averaging().every_steps() == 0) return;
+  const int64_t groups = std::max(1U, spec.cluster().groups());
+  const AggregationTraffic round =
+      TrafficOfRound(question.index.size(), groups, question.problem.ranks);
+  report.bytes_across = 1.0 * round.bytes_per_round / spec.averaging().every_steps();
+}
+
+absl::StatusOr<GroupsResult> ChooseGroupsFor(const PlanQuestion& question) {
+  const PlanRequest& request = question.request;
+  return ChooseGroups({.spec = &request.spec,
+                       .graph = &question.graph,
+                       .index = &question.index,
+                       .profile = request.profile ? &*request.profile : nullptr,
+                       .uniform = question.problem.hardware,
+                       .workers = question.problem.ranks,
+                       .epochs = request.epochs ? &*request.epochs : nullptr,
+                       .max_groups = request.max_groups.value_or(0),
+                       .samples = request.samples.value_or(0)});
+}
+
+}  // namespace
+
+double PlanReport::words_per_rank() const {
+  return paper_figures ? paper->communication.words : chosen->prediction.elements_per_rank;
+}
+
+double PlanReport::communication_seconds() const {
+  return paper_figures ? paper->communication_seconds : chosen->prediction.communication_seconds();
+}
+
+double PlanReport::step_seconds() const {
+  return paper_figures ? paper->step_seconds() : chosen->prediction.times.step();
+}
+
+std::optional<double> PlanReport::pins_cost() const {
+  if (!searched || !searched->unpinned) return std::nullopt;
+  return searched->best.prediction.times.step() - searched->unpinned->prediction.times.step();
+}
+
+absl::StatusOr<PlanReport> BuildPlanReport(const PlanQuestion& question) {
+  const PlanRequest& request = question.request;
+  PlanReport report{.question = &question};
+  if (const auto strategy = PaperStrategyOf(request.strategy)) {
+    CADRE_RETURN_IF_ERROR(TakePaper(question, *strategy, report));
+  }
+  CADRE_RETURN_IF_ERROR(ChoosePlan(question, report));
+  if (report.chosen) CostBuckets(question, report);
+  CountBytes(question, report);
+  if (report.searched && request.sensitivity.value_or(VaryingIsCheap(question, *report.searched))) {
+    report.variations = VaryInputs(question, *report.searched);
+  }
+  if (!request.compare.empty()) report.comparison = CompareStrategies(question);
+  if (request.epochs) {
+    CADRE_ASSIGN_OR_RETURN(report.forecast, ForecastEpochs(question, report.step_seconds()));
+  }
+  if (request.max_groups || (request.profile && request.epochs)) {
+    CADRE_ASSIGN_OR_RETURN(report.groups, ChooseGroupsFor(question));
+  }
+  return report;
+}
+
+}  // namespace cadre

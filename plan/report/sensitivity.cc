@@ -1,0 +1,70 @@
+// Each variation changes one input and searches again; nothing is interpolated, since the best plan
+// changes abruptly with its inputs. Measured samples of the link scale like its bandwidth, its
+// latency stays. One byte less than the answer needs forces the search off the answer and shows
+// what memory is worth.
+#include "plan/report/sensitivity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace cadre {
+namespace {
+
+// Layers times meshes that a search covers in well under a tenth of a second.
+constexpr int64_t kMaxCheapStates = 4'000;
+
+LinkProfile Scaled(LinkProfile link, double factor) {
+  link.beta /= factor;
+  for (LinkProfile::Sample& sample : link.samples) sample.seconds /= factor;
+  return link;
+}
+
+Variation Searched(const SearchResult& answer, const PlanProblem& problem, Variation variation) {
+  absl::StatusOr<SearchResult> searched = Search(problem);
+  if (!searched.ok()) {
+    variation.note = std::string(searched.status().message());
+    return variation;
+  }
+  variation.candidate = std::move(searched->best);
+  const Plan& plan = variation.candidate->plan;
+  variation.other_mesh = !(plan.mesh == answer.best.plan.mesh);
+  for (size_t l = 0; l < plan.layers.size(); ++l) {
+    if (!(plan.layers[l].splits == answer.best.plan.layers[l].splits)) ++variation.other_layers;
+  }
+  return variation;
+}
+
+}  // namespace
+
+std::vector<Variation> VaryInputs(const PlanQuestion& question, const SearchResult& answer) {
+  std::vector<Variation> variations;
+  for (const double factor : {0.25, 0.5, 2.0, 4.0}) {
+    PlanProblem problem = question.problem;
+    HardwareModel& hardware = problem.hardware;
+    hardware.link = Scaled(hardware.link, factor);
+    if (hardware.inside.known()) hardware.inside = Scaled(hardware.inside, factor);
+    variations.push_back(
+        Searched(answer, problem,
+                 {.what = "bandwidth", .factor = factor, .value = 1 / problem.hardware.link.beta}));
+  }
+  for (const double factor : {0.5, 2.0}) {
+    PlanProblem problem = question.problem;
+    const double batch = std::ceil(problem.batch * factor);
+    problem.batch = static_cast<int64_t>(batch);
+    variations.push_back(
+        Searched(answer, problem, {.what = "batch", .factor = factor, .value = batch}));
+  }
+  PlanProblem problem = question.problem;
+  problem.hardware.memory_bytes = std::max<int64_t>(1, answer.best.prediction.memory_bytes - 1);
+  variations.push_back(
+      Searched(answer, problem,
+               {.what = "memory", .value = static_cast<double>(problem.hardware.memory_bytes)}));
+  return variations;
+}
+
+bool VaryingIsCheap(const PlanQuestion& question, const SearchResult& answer) {
+  return answer.meshes * question.graph.size() <= kMaxCheapStates;
+}
+
+}  // namespace cadre

@@ -1,0 +1,135 @@
+// All strategies are evaluated, even if only some are requested: the best of the papers, by which
+// ratios and gains are defined, must not depend on the rows shown.
+//
+// A gain divides the best paper's seconds by auto's. The former are the formulas', the latter the
+// engine's, which is fair only if both count the same: communication alone, without overlap and
+// without pins that the formulas lack. Otherwise only `engine_gain` is given, for which the engine
+// times both sides. A strategy with more ranks than samples is not a candidate for the best, since
+// its formulas count ranks that have no work.
+#include "plan/report/strategy_comparison.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace cadre {
+namespace {
+
+// Ranks of the axes that do not split the samples, if the mesh is pinned.
+std::optional<int64_t> PinnedRows(const PlanProblem& problem) {
+  if (problem.pins.mesh.empty()) return std::nullopt;
+  int64_t rows = 1;
+  for (const Mesh::Axis& axis : problem.pins.mesh) rows *= axis.name == kDataAxis ? 1 : axis.size;
+  return rows;
+}
+
+// Why the formulas cannot be compared with the engine; empty: they can. On a profile only figures
+// of the engine are compared.
+std::string IncomparableReason(const PlanQuestion& question) {
+  if (question.request.profile) return "";
+  if (question.problem.overlap) {
+    return "the papers' formulas do not model overlap, which auto's step has: compare in Cadre";
+  }
+  if (!question.problem.pins.layers.empty()) {
+    return "the papers' formulas do not model pinned layers: compare in Cadre";
+  }
+  return "";
+}
+
+void AddNote(absl::string_view note, ComparedStrategy& row) {
+  absl::StrAppend(&row.note, row.note.empty() ? "" : "; ", note);
+}
+
+ComparedStrategy RowOf(const PlanQuestion& question, Strategy strategy) {
+  ComparedStrategy row{.strategy = strategy};
+  if (const auto paper = PaperStrategyOf(strategy)) {
+    absl::StatusOr<PaperCost> cost = PaperCostOf(question, *paper);
+    if (cost.ok()) {
+      row.paper = *std::move(cost);
+      if (!row.paper->enough_samples) row.note = "more ranks than samples: some ranks are idle";
+    } else {
+      row.note = std::string(cost.status().message());
+    }
+  }
+  PlanProblem problem = question.problem;
+  problem.strategy = strategy;
+  absl::StatusOr<SearchResult> searched = Search(problem);
+  if (searched.ok()) {
+    if (!searched->freed.empty()) {
+      AddNote(absl::StrCat("in Cadre not applicable to ", absl::StrJoin(searched->freed, ", ")),
+              row);
+    }
+    row.engine = std::move(searched->best);
+  } else if (row.note.empty()) {
+    row.note = std::string(searched.status().message());
+  }
+  const bool by_engine = strategy == Strategy::kAuto || question.request.profile;
+  if (by_engine && row.engine) row.seconds = row.engine->prediction.times.step();
+  if (!by_engine && row.paper) row.seconds = row.paper->step_seconds();
+  return row;
+}
+
+void FindBest(const std::vector<ComparedStrategy>& rows, StrategyComparison& comparison) {
+  for (const ComparedStrategy& row : rows) {
+    if (row.strategy == Strategy::kAuto) {
+      comparison.auto_seconds = row.seconds;
+      continue;
+    }
+    if (!row.seconds || (row.paper && !row.paper->enough_samples)) continue;
+    if (comparison.best_of_papers && *row.seconds >= comparison.best_of_papers_seconds) continue;
+    comparison.best_of_papers = row.strategy;
+    comparison.best_of_papers_seconds = *row.seconds;
+  }
+}
+
+// Seconds of the papers' fastest strategy in the engine.
+std::optional<double> BestInEngine(const std::vector<ComparedStrategy>& rows) {
+  std::optional<double> best;
+  for (const ComparedStrategy& row : rows) {
+    if (row.strategy == Strategy::kAuto || !row.engine) continue;
+    const double seconds = row.engine->prediction.times.step();
+    best = std::min(best.value_or(seconds), seconds);
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<PaperStrategy> PaperStrategyOf(Strategy strategy) {
+  return PaperStrategyFromName(StrategyName(strategy));
+}
+
+absl::StatusOr<PaperCost> PaperCostOf(const PlanQuestion& question, PaperStrategy strategy) {
+  return CostOf(strategy, question.paper_problem(), PinnedRows(question.problem));
+}
+
+StrategyComparison CompareStrategies(const PlanQuestion& question) {
+  std::vector<ComparedStrategy> all;
+  for (const Strategy strategy : AllStrategies()) all.push_back(RowOf(question, strategy));
+  StrategyComparison comparison;
+  FindBest(all, comparison);
+  const bool auto_known = comparison.auto_seconds.value_or(0) > 0;
+  if (comparison.best_of_papers) {
+    const double best = comparison.best_of_papers_seconds;
+    comparison.gain_note = IncomparableReason(question);
+    const bool comparable = comparison.gain_note.empty();
+    for (ComparedStrategy& row : all) {
+      const bool alike = comparable || row.strategy != Strategy::kAuto;
+      if (row.seconds && best > 0 && alike) row.ratio = *row.seconds / best;
+    }
+    if (comparable && auto_known) comparison.gain = best / *comparison.auto_seconds;
+  }
+  if (const auto best = BestInEngine(all); best && auto_known) {
+    comparison.engine_gain = *best / *comparison.auto_seconds;
+  }
+  for (const Strategy asked : question.request.compare) {
+    for (const ComparedStrategy& row : all) {
+      if (row.strategy == asked) comparison.rows.push_back(row);
+    }
+  }
+  return comparison;
+}
+
+}  // namespace cadre

@@ -1,0 +1,79 @@
+// Layouts and meshes with numbers in place of names, so that the search can compare millions of
+// them cheaply.
+//
+// A compact mesh lists the sizes of its axes, without axes of one rank; a compact layout lists, for
+// each dimension, the numbers of the axes that split it, outermost first.
+//
+// Values; thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensor/layout.h"
+#include "tensor/mesh.h"
+#include "tensor/shape.h"
+
+namespace cadre {
+
+// Axes of a mesh that have more than one rank, by number.
+inline constexpr int kMaxCompactAxes = 16;
+using AxisSet = uint32_t;  // bit a: axis a
+
+// A short list of axis numbers, four bits each.
+struct AxisList {
+  uint64_t packed = 0;
+  int count = 0;
+
+  int operator[](int i) const { return packed >> (4 * i) & 15; }
+  void push_back(int axis) { packed |= uint64_t(axis) << (4 * count++); }
+  friend bool operator==(const AxisList&, const AxisList&) = default;
+};
+
+// Dimensions of an activation, samples first.
+inline constexpr int kMaxDimensions = 4;
+
+struct CompactLayout {
+  std::array<AxisList, kMaxDimensions> split;
+  AxisSet partial = 0;
+  friend bool operator==(const CompactLayout&, const CompactLayout&) = default;
+};
+
+class CompactMesh {
+ public:
+  // Requires: at most kMaxCompactAxes axes of more than one rank.
+  explicit CompactMesh(const Mesh& mesh);
+
+  int axes() const { return std::ssize(sizes_); }
+  int size(int axis) const { return sizes_[axis]; }
+  const std::string& name(int axis) const { return names_[axis]; }
+  // The number of an axis; -1 for unknown names and for axes of one rank.
+  int Find(const std::string& name) const;
+  double Ranks(const AxisList& axes) const;
+  double Ranks(AxisSet axes) const;
+
+  // Requires: the layout belongs to this mesh, has at most kMaxDimensions dimensions and an empty
+  // `only`.
+  CompactLayout Compact(const Layout& layout) const;
+  // In the mesh's order.
+  std::vector<std::string> Names(AxisSet axes) const;
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<int> sizes_;
+};
+
+AxisSet SetOf(const AxisList& axes);
+// The axes that split some dimension.
+AxisSet SplittingAxes(const CompactLayout& layout);
+
+// Extents of a batch of activations. The number of samples may be a fraction.
+struct Extents {
+  int count = 0;
+  std::array<double, kMaxDimensions> extent = {1, 1, 1, 1};
+};
+Extents ExtentsOf(double samples, const Shape& sample);
+
+}  // namespace cadre

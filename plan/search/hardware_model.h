@@ -1,0 +1,84 @@
+// The hardware of one group as the planner models it: identical ranks on hosts of `per_host` ranks
+// each, numbered host by host.
+//
+// A value and pure functions; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/graph.h"
+#include "plan/cost/collective_cost.h"
+#include "plan/layer_part.h"
+#include "proto/cadre/v1/profile.pb.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+
+struct LayerSeconds {
+  double forward = 0;
+  double backward = 0;
+};
+
+// Measured times of a model's layers on one kind of device, interpolated between measured sizes.
+class MeasuredLayers {
+ public:
+  MeasuredLayers() = default;
+  // Ignores entries of layers that the graph does not have.
+  MeasuredLayers(const v1::ModelTimes& times, const Graph& graph);
+
+  bool empty() const { return times_.empty(); }
+  // The time of exactly this part if it was measured; otherwise linear in work between the nearest
+  // smaller and larger measured parts, or proportional to the nearest one. Nothing: the layer was
+  // not measured.
+  std::optional<LayerSeconds> Of(int layer, const LayerPart& part) const;
+
+ private:
+  std::map<int, std::map<LayerPart, LayerSeconds>> times_;
+};
+
+struct HardwareModel {
+  // Between ranks of different hosts, and of one host.
+  LinkProfile link;
+  v1::LinkProfile::Kind link_kind = v1::LinkProfile::KIND_UNSPECIFIED;
+  LinkProfile inside;
+  int per_host = 1;
+  // Cores that the `per_host` ranks of a host share; 0: one for every thread.
+  double cores = 0;
+  // Floating-point operations per second of a rank; 0: compute time is not modelled.
+  double flops = 0;
+  MeasuredLayers times;
+  // Seconds to update, and to copy, one element.
+  double update_seconds = 0;
+  double copy_seconds = 0;
+  // Of a rank; 0: no limit.
+  int64_t memory_bytes = 0;
+
+  bool computes() const { return flops > 0 || !times.empty(); }
+
+  // The link between ranks that differ only along these axes of the mesh: `inside` if all of them
+  // are on one host, `link` otherwise.
+  const LinkProfile& LinkOf(const Mesh& mesh, const std::vector<std::string>& axes) const;
+  // Compute time of a part of layer `number`: measured, or work over flops with backward taking
+  // twice as long as forward; 0 if neither is known.
+  LayerSeconds SecondsOf(const GraphLayer& layer, int number, const LayerPart& part) const;
+};
+
+// One link between all ranks, and nothing else.
+HardwareModel UniformHardware(const LinkProfile& link, double flops);
+
+// The hardware of `ranks` workers, assigned host by host in the profile's order from first_worker
+// on: the slowest link between their hosts, the slowest device, the least memory. Errors:
+// InvalidArgument if the profile has fewer workers, and errors of CheckProfile.
+absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, const v1::Model& model,
+                                         const Graph& graph, int first_worker, int ranks);
+
+// Workers of all hosts.
+int64_t WorkersOf(const v1::ClusterProfile& profile);
+
+}  // namespace cadre

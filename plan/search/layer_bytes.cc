@@ -1,0 +1,127 @@
+#include "plan/search/layer_bytes.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "plan/cost/communication_cost.h"
+#include "plan/search/move_model.h"
+#include "plan/tape.h"
+
+namespace cadre {
+namespace {
+
+// Extent of the input that the largest part of a window's output needs.
+int64_t WithHalo(const WindowRows& rows, int64_t parts) {
+  if (parts == 1) return rows.in;
+  const int64_t needed = (LargestPart(rows.out, parts) - 1) * rows.stride + rows.reach;
+  return std::min(rows.in, std::max(needed, LargestPart(rows.in, parts)));
+}
+
+int64_t OutputElements(const GraphLayer& layer, int64_t samples, const Parts& parts) {
+  int64_t elements = LargestPart(samples, parts[0]);
+  for (int d = 0; d < layer.output.rank(); ++d) {
+    elements *= LargestPart(layer.output[d], parts[d + 1]);
+  }
+  return elements;
+}
+
+int64_t InputElements(const GraphLayer& layer, int input, int64_t samples, const Parts& parts) {
+  const Halo halo = HaloOf(layer);
+  const Shape& shape = layer.input_shapes[input];
+  int64_t elements = LargestPart(samples, parts[0]);
+  for (int d = 0; d < shape.rank(); ++d) {
+    const int64_t cut = parts[d + 1];
+    if (halo.wanted && d + 1 == Halo::kRowDimension) {
+      elements *= WithHalo(halo.rows, cut);
+    } else if (halo.wanted && d + 1 == Halo::kColumnDimension) {
+      elements *= WithHalo(halo.columns, cut);
+    } else {
+      elements *= LargestPart(shape[d], cut);
+    }
+  }
+  return elements;
+}
+
+// Elements that forward saves for backward, besides input and output.
+int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features, int64_t heads) {
+  switch (layer.kind) {
+    case LayerKind::kMaxPool:
+    case LayerKind::kLocalResponseNorm:
+      return output;
+    case LayerKind::kBatchNorm:
+      return 2 * features;
+    case LayerKind::kLayerNorm:
+      return 2 * LargestPart(output, std::max<int64_t>(1, features));
+    case LayerKind::kAttention: {
+      // Queries, keys, values and context, and their gradients; attention probabilities.
+      const Shape& weight = layer.parameters[0].shape;
+      const int64_t rows = LargestPart(output, std::max<int64_t>(1, features));
+      const int64_t here = LargestPart(weight[0], heads);
+      return rows * here * (8 * weight[2] + layer.output[0]);
+    }
+    default:
+      return 0;
+  }
+}
+
+Parts PartsOf(const Mesh& mesh, const Layout& layout, int rank) {
+  Parts parts = {1, 1, 1, 1};
+  for (int d = 0; d < rank; ++d) parts[d] = mesh.Size(layout.axes(d));
+  return parts;
+}
+
+}  // namespace
+
+int64_t LargestMicroBatch(const PlanProblem& problem) {
+  return LargestPart(problem.batch, problem.micro_batches);
+}
+
+int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t owners) {
+  const int gradients = problem.micro_batches > 1 ? 2 : 1;
+  const int64_t copies = problem.bf16_weights ? LargestPart(elements, 2) : 0;
+  return kBytesPerWord * (elements * (1 + gradients) + copies +
+                          LargestPart(elements, owners) * problem.optimizer_states);
+}
+
+int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
+                        std::span<const Parts> inputs, const Parts& output, int64_t heads) {
+  const int64_t samples = LargestMicroBatch(problem);
+  int64_t input_elements = 0;
+  for (size_t i = 0; i < layer.inputs.size(); ++i) {
+    input_elements += InputElements(layer, i, samples, inputs[std::min(i, inputs.size() - 1)]);
+  }
+  const int64_t output_elements = OutputElements(layer, samples, output);
+  const int last = layer.output.rank();
+  const int64_t features = last == 0 ? 1 : LargestPart(layer.output[last - 1], output[last]);
+  const SavedForBackward saved = SavedForBackwardBy(layer.kind);
+  return kBytesPerWord * ((saved.x ? input_elements : 0) + (saved.y ? output_elements : 0) +
+                          SavedElements(layer, output_elements, features, heads) +
+                          std::max(input_elements, output_elements));
+}
+
+int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
+                   const LayerLayouts& layouts) {
+  const GraphLayer& of = (*problem.graph)[layer];
+  int64_t bytes = 0;
+  int64_t heads = 1;
+  for (size_t p = 0; p < of.parameters.size(); ++p) {
+    int64_t local = 1;
+    int parts = 1;
+    for (int d = 0; d < of.parameters[p].shape.rank(); ++d) {
+      const int cut = mesh.Size(layouts.parameters[p].axes(d));
+      local *= LargestPart(of.parameters[p].shape[d], cut);
+      parts *= cut;
+      if (p == 0 && d == 0) heads = cut;
+    }
+    // All ranks that hold the same elements own a part of them.
+    bytes += ParameterBytes(problem, local, mesh.ranks() / parts);
+  }
+  std::vector<Parts> inputs;
+  for (size_t i = 0; i < of.inputs.size(); ++i) {
+    inputs.push_back(PartsOf(mesh, layouts.inputs[i], of.input_shapes[i].rank() + 1));
+  }
+  const Parts output = PartsOf(mesh, layouts.output, of.output.rank() + 1);
+  return bytes + ActivationBytes(problem, of, inputs, output, heads);
+}
+
+}  // namespace cadre

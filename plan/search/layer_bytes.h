@@ -1,0 +1,43 @@
+// Upper bounds on the memory of a layer that depend on the layer's own splits alone, so that a
+// plan's memory is a sum over layers.
+//
+//   parameters   weights, gradients (twice with micro-batches), the owned part of the state
+//   activations  what backward reads: the input with its halo, the output, saved values
+//   transient    once more the larger of input and output: for what exists only while the layer
+//                runs, such as a received input or gradient and packed messages
+//
+// plan/memory.h computes the memory of one rank exactly; buffers share memory there, so it is less.
+//
+// Pure functions; thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "model/graph.h"
+#include "model/op_indices.h"
+#include "plan/search/compact_layout.h"
+#include "plan/search/plan_problem.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+
+// Samples of the largest micro-batch.
+int64_t LargestMicroBatch(const PlanProblem& problem);
+
+// Weights, gradients and state of a parameter of which a rank holds `elements` and shares their
+// ownership with `owners` ranks in all.
+int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t owners);
+
+// The number of parts of each dimension, samples first.
+using Parts = std::array<int64_t, kMaxDimensions>;
+// `inputs`: one entry for each input, or one for all. `heads`: parts of an attention's heads.
+int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
+                        std::span<const Parts> inputs, const Parts& output, int64_t heads);
+
+// Parameters and activations of a layer.
+int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
+                   const LayerLayouts& layouts);
+
+}  // namespace cadre

@@ -1,0 +1,231 @@
+#include "plan/search/layer_options.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+// A product may be replicated on several ranks if it is at most this part of the model's work.
+constexpr double kSmallWork = 0.02;
+
+bool IsImage(const GraphLayer& layer) { return layer.input().rank() == 3; }
+
+int64_t ExtentOf(const GraphLayer& layer, const OpIndex& index) {
+  constexpr int64_t kAny = int64_t{1} << 40;
+  if (index.divisible > 0) return index.divisible;
+  int64_t extent = kAny;
+  const auto look = [&](const IndexPlace& place, const Shape& sample) {
+    if (place.kind != IndexPlace::Kind::kDimension || place.dimension == 0) return;
+    extent = std::min(extent, sample[place.dimension - 1]);
+  };
+  for (size_t i = 0; i < index.inputs.size(); ++i) look(index.inputs[i], layer.input_shapes[i]);
+  look(index.output, layer.output);
+  if (index.name == "heads") return layer.parameters[0].shape[0];
+  return extent;
+}
+
+int Find(const std::vector<OpIndex>& indices, absl::string_view name) {
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (indices[i].name == name) return i;
+  }
+  return -1;
+}
+
+// The index that enumerates the outputs of a layer with weights.
+int OutputIndex(const std::vector<OpIndex>& indices) {
+  for (const char* name : {"out", "groups", "heads", "channels", "features"}) {
+    if (const int found = Find(indices, name); found >= 0) return found;
+  }
+  return -1;
+}
+
+// The index that the strategy assigns to every axis but `data`; -1: none.
+int WantedBy(Strategy strategy, const GraphLayer& layer, const std::vector<OpIndex>& indices) {
+  if (!layer.has_parameters()) return -1;
+  switch (strategy) {
+    case Strategy::kAuto:
+      return -1;
+    case Strategy::kBatch:
+      return Find(indices, "samples");
+    case Strategy::kModel:
+    case Strategy::kUniformGrid:
+      return OutputIndex(indices);
+    case Strategy::kConvBatchFcGrid:
+    case Strategy::kGroupHybrid:
+      return IsImage(layer) ? Find(indices, "samples") : OutputIndex(indices);
+    case Strategy::kConvDomainFcGrid:
+      return IsImage(layer) ? Find(indices, "height") : OutputIndex(indices);
+  }
+  return -1;
+}
+
+int PinnedBy(const Pins& pins, const GraphLayer& layer, const std::vector<OpIndex>& indices) {
+  const auto pin = pins.layers.find(layer.name);
+  return pin == pins.layers.end() ? -1 : Find(indices, pin->second);
+}
+
+std::vector<int8_t> ChoicesOf(const LayerClass& of, const std::string& axis) {
+  std::vector<int8_t> choices;
+  for (size_t i = 0; i < of.indices.size(); ++i) {
+    const std::string& name = of.indices[i].name;
+    const bool samples = name == "samples";
+    const bool rows = name == "height";
+    if (name == "width" || (axis == kDataAxis && !samples) || (rows && axis != kSpaceAxis)) {
+      continue;
+    }
+    choices.push_back(i);
+  }
+  if (of.may_replicate && axis != kDataAxis) choices.push_back(-1);
+  return choices;
+}
+
+CompactLayout LayoutOf(const std::vector<int8_t>& index, const std::vector<IndexPlace>& places) {
+  CompactLayout layout;
+  for (size_t axis = 0; axis < index.size(); ++axis) {
+    if (index[axis] < 0) continue;
+    const IndexPlace& place = places[index[axis]];
+    if (place.kind == IndexPlace::Kind::kDimension) {
+      layout.split[place.dimension].push_back(axis);
+    } else if (place.kind == IndexPlace::Kind::kSummed) {
+      layout.partial |= AxisSet{1} << axis;
+    }
+  }
+  return layout;
+}
+
+LayerOption Option(const LayerClass& of, std::vector<int8_t> index) {
+  std::vector<IndexPlace> inputs, outputs;
+  for (const OpIndex& each : of.indices) {
+    inputs.push_back(each.inputs[0]);
+    outputs.push_back(each.output);
+  }
+  LayerOption option;
+  option.input = LayoutOf(index, inputs);
+  option.gradient_partial = option.input.partial;
+  option.input.partial = 0;
+  option.output = LayoutOf(index, outputs);
+  option.index = std::move(index);
+  return option;
+}
+
+// Whether the parts of every index that must divide evenly do.
+bool Divides(const LayerClass& of, const CompactMesh& mesh, const std::vector<int8_t>& index) {
+  for (size_t i = 0; i < of.indices.size(); ++i) {
+    const int64_t divisible = of.indices[i].divisible;
+    if (divisible > 0 && divisible % PartsOf(mesh, index, i) != 0) return false;
+  }
+  return true;
+}
+
+bool NoPartEmpty(const LayerClass& of, const CompactMesh& mesh, const std::vector<int8_t>& index) {
+  for (size_t i = 0; i < of.indices.size(); ++i) {
+    if (PartsOf(mesh, index, i) > of.extents[i]) return false;
+  }
+  return true;
+}
+
+// `data` splits samples, all other axes one index.
+std::vector<int8_t> AllTo(const LayerClass& of, const CompactMesh& mesh, int index) {
+  std::vector<int8_t> all;
+  const int samples = Find(of.indices, "samples");
+  for (int a = 0; a < mesh.axes(); ++a) {
+    all.push_back(mesh.name(a) == kDataAxis ? samples : index);
+  }
+  return all;
+}
+
+std::vector<LayerOption> Free(const LayerClass& of, const CompactMesh& mesh) {
+  std::vector<std::vector<int8_t>> ways = {{}};
+  for (int a = 0; a < mesh.axes(); ++a) {
+    std::vector<std::vector<int8_t>> longer;
+    for (const std::vector<int8_t>& way : ways) {
+      for (const int8_t choice : ChoicesOf(of, mesh.name(a))) {
+        longer.push_back(way);
+        longer.back().push_back(choice);
+      }
+    }
+    ways = std::move(longer);
+  }
+  std::vector<LayerOption> options;
+  for (std::vector<int8_t>& way : ways) {
+    if (!Divides(of, mesh, way) || !NoPartEmpty(of, mesh, way)) continue;
+    options.push_back(Option(of, std::move(way)));
+  }
+  return options;
+}
+
+}  // namespace
+
+int64_t PartsOf(const CompactMesh& mesh, const std::vector<int8_t>& option, int index) {
+  int64_t parts = 1;
+  for (int a = 0; a < mesh.axes(); ++a) {
+    if (option[a] == index) parts *= mesh.size(a);
+  }
+  return parts;
+}
+
+bool IsProduct(LayerKind kind) {
+  return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected ||
+         kind == LayerKind::kAttention || kind == LayerKind::kEmbedding;
+}
+
+LayerClass ClassOf(const PlanProblem& problem, int layer) {
+  const GraphLayer& example = (*problem.graph)[layer];
+  LayerClass of{.indices = IndicesOf(example), .example = &example};
+  for (const OpIndex& index : of.indices) of.extents.push_back(ExtentOf(example, index));
+  of.pinned = PinnedBy(problem.pins, example, of.indices);
+  of.wanted = WantedBy(problem.strategy, example, of.indices);
+  double work = 0;
+  for (const GraphLayer& each : problem.graph->layers()) work += each.flops;
+  of.may_replicate = !IsProduct(example.kind) ||
+                     (problem.hardware.computes() && example.flops <= kSmallWork * work);
+  return of;
+}
+
+std::string ClassKey(const PlanProblem& problem, int layer) {
+  const GraphLayer& of = (*problem.graph)[layer];
+  std::string key = absl::StrCat(LayerKindName(of.kind), of.output.ToString());
+  for (const Shape& input : of.input_shapes) absl::StrAppend(&key, input.ToString());
+  const Window& w = of.window;
+  absl::StrAppend(&key, "/", w.kernel_height, "/", w.kernel_width, "/", w.stride, "/",
+                  w.padding_height, "/", w.padding_width, "/", w.dilation, "/", of.groups, "/",
+                  of.flops);
+  for (const LayerParameter& parameter : of.parameters) {
+    absl::StrAppend(&key, parameter.name, parameter.shape.ToString());
+  }
+  const auto pin = problem.pins.layers.find(of.name);
+  if (pin != problem.pins.layers.end()) absl::StrAppend(&key, "=", pin->second);
+  return key;
+}
+
+bool StrategyApplies(const LayerClass& of, const CompactMesh& mesh) {
+  const std::vector<int8_t> way = AllTo(of, mesh, of.wanted);
+  return Divides(of, mesh, way) && NoPartEmpty(of, mesh, way);
+}
+
+std::vector<LayerOption> OptionsOf(const LayerClass& of, const CompactMesh& mesh) {
+  if (of.pinned >= 0) {
+    std::vector<int8_t> way = AllTo(of, mesh, of.pinned);
+    if (!Divides(of, mesh, way)) return {};
+    return {Option(of, std::move(way))};
+  }
+  if (of.wanted >= 0 && StrategyApplies(of, mesh)) return {Option(of, AllTo(of, mesh, of.wanted))};
+  return Free(of, mesh);
+}
+
+std::vector<IndexSplit> SplitsOf(const LayerClass& of, const CompactMesh& mesh,
+                                 const LayerOption& option) {
+  std::vector<IndexSplit> splits;
+  for (size_t i = 0; i < of.indices.size(); ++i) {
+    IndexSplit split{of.indices[i].name, {}};
+    for (int a = 0; a < mesh.axes(); ++a) {
+      if (option.index[a] == int(i)) split.axes.push_back(mesh.name(a));
+    }
+    if (!split.axes.empty()) splits.push_back(std::move(split));
+  }
+  return splits;
+}
+
+}  // namespace cadre

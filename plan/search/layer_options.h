@@ -1,0 +1,75 @@
+// The ways to split a layer that the search considers: a small part of what is legal
+// (LegalSplits of model/op_indices.h), chosen so that the rest is unlikely to be faster.
+//
+//   `data`           splits samples, always
+//   `space`, `model` split samples, or what the layer has of outputs, inputs, heads, groups,
+//                    channels or features, and tokens; `space` also rows
+//   no split         (all ranks of the axis compute the same) only where work is small: layers
+//                    without matrix products, and products with less than a fiftieth of the
+//                    model's work if compute time is modelled
+//
+// A split that would leave a part empty is considered for samples only. Axes that split one index
+// are in the mesh's order. A strategy or a pin leaves one way; if a strategy's way does not exist
+// for a layer, or would leave ranks without rows, the layer is free and reported as such. Layers
+// without weights are free in every strategy.
+//
+// Values and pure functions; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/graph.h"
+#include "model/op_indices.h"
+#include "plan/search/compact_layout.h"
+#include "plan/search/plan_problem.h"
+
+namespace cadre {
+
+struct LayerOption {
+  // By axis of the compact mesh: the position in IndicesOf of the index that it splits; -1: none.
+  std::vector<int8_t> index;
+  // Layout of every input; axes over which its gradient is a partial sum; layout of the output.
+  CompactLayout input;
+  AxisSet gradient_partial = 0;
+  CompactLayout output;
+
+  friend bool operator==(const LayerOption&, const LayerOption&) = default;
+};
+
+// Layers of one class have the same options at the same cost, measured times aside. Independent of
+// the mesh.
+struct LayerClass {
+  std::vector<OpIndex> indices;
+  // By index: the largest number of parts that leaves none empty.
+  std::vector<int64_t> extents;
+  const GraphLayer* example = nullptr;
+  // The index that a pin or a strategy assigns to every axis but `data`; -1: free.
+  int pinned = -1;
+  int wanted = -1;
+  // Whether axes may be left without an index.
+  bool may_replicate = false;
+};
+LayerClass ClassOf(const PlanProblem& problem, int layer);
+// Equal for layers of one class.
+std::string ClassKey(const PlanProblem& problem, int layer);
+
+// Layers dominated by a matrix product (convolution, fully connected, attention, embedding), whose
+// splits matter most.
+bool IsProduct(LayerKind kind);
+
+// Whether the strategy's split is possible on this mesh. Requires: of.wanted >= 0.
+bool StrategyApplies(const LayerClass& of, const CompactMesh& mesh);
+
+// Empty only if a pin cannot be satisfied on this mesh.
+std::vector<LayerOption> OptionsOf(const LayerClass& of, const CompactMesh& mesh);
+
+// Parts into which an option splits an index.
+int64_t PartsOf(const CompactMesh& mesh, const std::vector<int8_t>& option, int index);
+
+std::vector<IndexSplit> SplitsOf(const LayerClass& of, const CompactMesh& mesh,
+                                 const LayerOption& option);
+
+}  // namespace cadre

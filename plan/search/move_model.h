@@ -1,0 +1,92 @@
+// The cost of a plan's moves of activations in closed form from two layouts, without enumerating
+// ranks: elements received by the busiest rank, and seconds. move_model.cc has the model.
+//
+// Thread-safe (pure functions), except MoveModel, which is thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "model/graph.h"
+#include "plan/plan.h"
+#include "plan/search/compact_layout.h"
+#include "plan/search/hardware_model.h"
+#include "plan/search/plan_problem.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+
+// On the rank with the most to do.
+struct MoveEstimate {
+  // Received from other ranks.
+  double elements = 0;
+  // Includes copying.
+  double seconds = 0;
+
+  MoveEstimate& operator+=(const MoveEstimate& other);
+};
+
+// Moves to a layer's inputs, all of them together, and of the gradients back to their producers,
+// for one micro-batch.
+struct LayerMoves {
+  MoveEstimate forward;
+  MoveEstimate backward;
+};
+// One per layer. Requires: the plan is legal for the problem's graph.
+std::vector<LayerMoves> MovesOf(const PlanProblem& problem, const Plan& plan);
+
+// How one dimension of a window's output depends on the input.
+struct WindowRows {
+  int64_t in = 0;
+  int64_t out = 0;
+  int64_t reach = 1;
+  int64_t stride = 1;
+  int64_t padding = 0;
+};
+
+// Halos of a tensor along its rows and columns.
+struct Halo {
+  static constexpr int kRowDimension = 1;
+  static constexpr int kColumnDimension = 2;
+  bool wanted = false;
+  WindowRows rows;
+  WindowRows columns;
+};
+// The halo that the layer needs of its input; not wanted if every part of the output needs exactly
+// its own part of the input.
+Halo HaloOf(const GraphLayer& layer);
+
+// Moves on one mesh. Borrows the hardware.
+class MoveModel {
+ public:
+  MoveModel(const Mesh& mesh, const HardwareModel& hardware);
+
+  const CompactMesh& mesh() const { return compact_; }
+  // The link between ranks that differ along these axes.
+  const LinkProfile& LinkOf(AxisSet axes) const;
+
+  // To the input of a layer with this halo, and of that input's gradient.
+  MoveEstimate Forward(const Extents& whole, const CompactLayout& from, const CompactLayout& to,
+                       const Halo& halo) const;
+  MoveEstimate Backward(const Extents& whole, const CompactLayout& from, const CompactLayout& to,
+                        const Halo& halo) const;
+
+ private:
+  struct Exchanged;
+  enum class HaloAt { kNone, kFrom, kTo };
+
+  MoveEstimate Move(const Extents& whole, const CompactLayout& from, const CompactLayout& to,
+                    const Halo& halo, HaloAt at) const;
+  Exchanged Exchange(const Extents& whole, const CompactLayout& from, const CompactLayout& to,
+                     const Halo& halo, HaloAt at) const;
+  MoveEstimate Estimate(const Exchanged& exchanged) const;
+
+  Mesh mesh_;
+  CompactMesh compact_;
+  const HardwareModel& hardware_;
+  // Cache of LinkOf.
+  mutable std::map<AxisSet, const LinkProfile*> links_;
+};
+
+}  // namespace cadre

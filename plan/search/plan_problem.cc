@@ -1,0 +1,227 @@
+#include "plan/search/plan_problem.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "model/optimizer_state.h"
+#include "proto/enum_text.h"
+
+namespace cadre {
+namespace {
+
+constexpr struct {
+  Strategy strategy;
+  absl::string_view name;
+} kNames[] = {{Strategy::kBatch, "batch"},
+              {Strategy::kModel, "model"},
+              {Strategy::kUniformGrid, "uniform-grid"},
+              {Strategy::kConvBatchFcGrid, "conv-batch-fc-grid"},
+              {Strategy::kConvDomainFcGrid, "conv-domain-fc-grid"},
+              {Strategy::kGroupHybrid, "group-hybrid"},
+              {Strategy::kAuto, "auto"}};
+
+constexpr int64_t kMaxProblemRanks = 1 << 20;
+
+template <typename... Text>
+absl::Status Bad(const Text&... text) {
+  return absl::InvalidArgumentError(absl::StrCat(text...));
+}
+
+int OrOne(uint32_t value) { return std::clamp<int64_t>(value, 1, kMaxProblemRanks); }
+
+std::string ToText(const std::vector<Mesh::Axis>& axes) {
+  return absl::StrJoin(axes, ",", [](std::string* out, const Mesh::Axis& axis) {
+    absl::StrAppend(out, axis.name, "=", axis.size);
+  });
+}
+
+const Mesh::Axis* FindAxis(const std::vector<Mesh::Axis>& axes, absl::string_view name) {
+  const auto found =
+      std::find_if(axes.begin(), axes.end(), [&](const Mesh::Axis& a) { return a.name == name; });
+  return found == axes.end() ? nullptr : &*found;
+}
+
+absl::StatusOr<std::vector<Mesh::Axis>> MeshInSpec(const v1::Cluster& cluster) {
+  std::vector<Mesh::Axis> axes;
+  for (const v1::MeshAxis& axis : cluster.mesh()) {
+    if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis) {
+      return Bad("cluster.mesh: axis '", absl::CEscape(axis.name()),
+                 "' is not data, space or model");
+    }
+    if (FindAxis(axes, axis.name()) != nullptr) {
+      return Bad("cluster.mesh: axis '", axis.name(), "' is listed twice");
+    }
+    if (axis.size() < 1 || axis.size() > kMaxProblemRanks) {
+      return Bad("cluster.mesh: axis '", axis.name(), "' has ", axis.size(), " ranks");
+    }
+    axes.push_back({axis.name(), int(axis.size())});
+  }
+  return axes;
+}
+
+// Checks model_ranks or space_ranks against a mesh that is given too.
+absl::Status CheckAgrees(const std::vector<Mesh::Axis>& mesh, absl::string_view field,
+                         uint32_t ranks, absl::string_view axis) {
+  if (ranks == 0) return absl::OkStatus();
+  const Mesh::Axis* pinned = FindAxis(mesh, axis);
+  const int size = pinned == nullptr ? 1 : pinned->size;
+  if (size == OrOne(ranks)) return absl::OkStatus();
+  return Bad("cluster.", field, " is ", ranks, ", but cluster.mesh (", ToText(mesh), ") has ", size,
+             " along ", axis);
+}
+
+// For a group with fewer ranks than its mesh: the largest divisors for model, then space; data gets
+// the rest.
+std::vector<Mesh::Axis> Shrunk(const std::vector<Mesh::Axis>& wanted, int ranks) {
+  std::vector<Mesh::Axis> axes = wanted;
+  for (const char* name : {kModelAxis, kSpaceAxis, kDataAxis}) {
+    for (Mesh::Axis& axis : axes) {
+      if (axis.name != name) continue;
+      axis.size = axis.name == kDataAxis ? ranks : LargestDivisor(ranks, axis.size);
+      ranks /= axis.size;
+    }
+  }
+  if (FindAxis(axes, kDataAxis) == nullptr && ranks > 1) {
+    axes.insert(axes.begin(), {kDataAxis, ranks});
+  }
+  return axes;
+}
+
+absl::StatusOr<std::vector<Mesh::Axis>> PinnedMesh(const v1::Cluster& cluster, int ranks) {
+  CADRE_ASSIGN_OR_RETURN(std::vector<Mesh::Axis> axes, MeshInSpec(cluster));
+  const bool smaller = ranks < OrOne(cluster.ranks_per_group());
+  if (!axes.empty()) {
+    CADRE_RETURN_IF_ERROR(CheckAgrees(axes, "model_ranks", cluster.model_ranks(), kModelAxis));
+    CADRE_RETURN_IF_ERROR(CheckAgrees(axes, "space_ranks", cluster.space_ranks(), kSpaceAxis));
+    if (smaller) return Shrunk(axes, ranks);
+    int64_t product = 1;
+    for (const Mesh::Axis& axis : axes)
+      product = std::min(product * axis.size, kMaxProblemRanks + 1);
+    if (product != ranks) {
+      return Bad("cluster.mesh (", ToText(axes), ") makes ", product, " ranks; there are ", ranks);
+    }
+    return axes;
+  }
+  const int model = OrOne(cluster.model_ranks());
+  const int space = OrOne(cluster.space_ranks());
+  if (cluster.space_ranks() > 0) axes.push_back({kSpaceAxis, space});
+  if (cluster.model_ranks() > 0) axes.push_back({kModelAxis, model});
+  if (smaller) return axes.empty() ? axes : Shrunk(axes, ranks);
+  if (ranks % model != 0) {
+    return Bad("cluster.model_ranks is ", model, ", which does not divide the ", ranks, " ranks");
+  }
+  if (ranks / model % space != 0) {
+    return Bad("cluster.space_ranks is ", space, ", which does not divide the ", ranks / model,
+               " ranks that model_ranks leaves of ", ranks);
+  }
+  return axes;
+}
+
+absl::Status PinLayer(const v1::LayerPin& pin, const Graph& graph, Pins* pins) {
+  const absl::string_view index = IndexOfParallelism(pin.parallelism());
+  if (index.empty()) {
+    return Bad("cluster.layer: parallelism of '", absl::CEscape(pin.layer()), "' is ",
+               int(pin.parallelism()), "; give DATA, MODEL, MODEL_IN or DOMAIN");
+  }
+  const auto layer = std::find_if(graph.layers().begin(), graph.layers().end(),
+                                  [&](const GraphLayer& each) { return each.name == pin.layer(); });
+  if (layer == graph.layers().end()) {
+    return Bad("cluster.layer: the model has no layer '", absl::CEscape(pin.layer()), "'");
+  }
+  if (!HasIndex(*layer, index)) {
+    return Bad("cluster.layer: layer '", layer->name, "' cannot be split by '",
+               EnumText(pin.parallelism()), "', only by ", ParallelismsOf(&*layer));
+  }
+  if (!pins->layers.emplace(layer->name, std::string(index)).second) {
+    return Bad("cluster.layer: layer '", layer->name, "' is pinned twice");
+  }
+  return absl::OkStatus();
+}
+
+bool HasRanks(const std::vector<Mesh::Axis>& mesh, absl::string_view axis) {
+  const Mesh::Axis* found = FindAxis(mesh, axis);
+  return found != nullptr && found->size > 1;
+}
+
+// A mesh of data alone has no axis for a layer that is pinned to outputs, inputs or rows.
+absl::Status CheckTogether(const Pins& pins, int ranks) {
+  int64_t product = 1;
+  for (const Mesh::Axis& axis : pins.mesh) product *= axis.size;
+  if (ranks == 1 || product != ranks) return absl::OkStatus();
+  if (HasRanks(pins.mesh, kSpaceAxis) || HasRanks(pins.mesh, kModelAxis)) return absl::OkStatus();
+  for (const auto& [layer, index] : pins.layers) {
+    if (index == "samples") continue;
+    return Bad("cluster.layer: layer '", layer, "' is pinned to ", index, ", but the mesh (",
+               ToText(pins.mesh), ") has no axis besides data for it");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int LargestDivisor(int ranks, int at_most) {
+  int divisor = std::clamp(at_most, 1, ranks);
+  while (ranks % divisor != 0) --divisor;
+  return divisor;
+}
+
+absl::string_view StrategyName(Strategy strategy) {
+  for (const auto& each : kNames) {
+    if (each.strategy == strategy) return each.name;
+  }
+  return "";
+}
+
+std::optional<Strategy> StrategyFromName(absl::string_view name) {
+  for (const auto& each : kNames) {
+    if (each.name == name) return each.strategy;
+  }
+  return std::nullopt;
+}
+
+const std::vector<Strategy>& AllStrategies() {
+  // Never destroyed, so that it may be read at any time.
+  static const auto& all = *[] {
+    auto* strategies = new std::vector<Strategy>();
+    for (const auto& each : kNames) strategies->push_back(each.strategy);
+    return strategies;
+  }();
+  return all;
+}
+
+absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ranks) {
+  Pins pins;
+  CADRE_ASSIGN_OR_RETURN(pins.mesh, PinnedMesh(spec.cluster(), ranks));
+  if (HasRanks(pins.mesh, kSpaceAxis) && graph.input().rank() != 3) {
+    return Bad("the mesh (", ToText(pins.mesh),
+               ") has ranks along space, but the model takes no images, which have rows");
+  }
+  for (const v1::LayerPin& pin : spec.cluster().layer()) {
+    CADRE_RETURN_IF_ERROR(PinLayer(pin, graph, &pins));
+  }
+  CADRE_RETURN_IF_ERROR(CheckTogether(pins, ranks));
+  return pins;
+}
+
+absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& graph,
+                                      const ParameterIndex& index, int ranks,
+                                      HardwareModel hardware) {
+  PlanProblem problem{.graph = &graph, .index = &index, .ranks = ranks};
+  problem.batch = std::max<int64_t>(1, spec.batch_per_group());
+  problem.micro_batches = OrOne(spec.micro_batches());
+  problem.optimizer_states = std::ssize(OptimizerStateNames(spec.optimizer()));
+  problem.bf16_weights = spec.precision() == v1::RunSpec::BF16;
+  problem.update_together = spec.optimizer().clip_norm() > 0 || spec.optimizer().has_lars();
+  problem.overlap = spec.cluster().overlap() != v1::Cluster::OFF;
+  problem.collectives = spec.cluster().collectives();
+  problem.hardware = std::move(hardware);
+  CADRE_ASSIGN_OR_RETURN(problem.pins, PinsOf(spec, graph, ranks));
+  return problem;
+}
+
+}  // namespace cadre

@@ -1,0 +1,86 @@
+// The input of the search: one group's training step of one model on given hardware, and what the
+// user has fixed.
+//
+// Values; thread-compatible. A PlanProblem borrows graph and index.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/graph.h"
+#include "model/op_indices.h"
+#include "model/parameter_index.h"
+#include "plan/search/hardware_model.h"
+#include "proto/cadre/v1/run.pb.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+
+// Families of plans: the papers' strategies, and all plans.
+enum class Strategy {
+  kBatch,             // every layer by samples
+  kModel,             // every layer with weights by outputs
+  kUniformGrid,       // every layer with weights by samples and outputs
+  kConvBatchFcGrid,   // convolutions by samples; fully connected layers by samples and outputs
+  kConvDomainFcGrid,  // convolutions by samples and rows; fully connected as above
+  kGroupHybrid,       // as kConvBatchFcGrid, with the grid from the closed form of its paper
+  kAuto,              // every layer in its best way
+};
+// "batch", "model", "uniform-grid", "conv-batch-fc-grid", "conv-domain-fc-grid", "group-hybrid",
+// "auto".
+absl::string_view StrategyName(Strategy strategy);
+std::optional<Strategy> StrategyFromName(absl::string_view name);
+const std::vector<Strategy>& AllStrategies();
+
+// Choices that the user has fixed.
+struct Pins {
+  // Empty: free. Axes that are not listed are free too unless the listed ones use all ranks.
+  std::vector<Mesh::Axis> mesh;
+  // By layer name: the index that every axis but `data` splits: samples, out, in or height.
+  std::map<std::string, std::string> layers;
+
+  bool empty() const { return mesh.empty() && layers.empty(); }
+};
+// Reads the pins of a spec (cluster.mesh, .model_ranks, .space_ranks, .layer). In a group with
+// fewer ranks than the spec asks for, each axis has the largest divisor of the remaining ranks that
+// does not exceed its pinned size. Errors: InvalidArgument, naming the field, for pins that
+// contradict one another, the ranks or the model.
+absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ranks);
+
+// Requires: ranks >= 1.
+int LargestDivisor(int ranks, int at_most);
+
+struct PlanProblem {
+  const Graph* graph = nullptr;
+  const ParameterIndex* index = nullptr;
+  int ranks = 1;
+  // Samples of a step, over all ranks of the group.
+  int64_t batch = 1;
+  int micro_batches = 1;
+  // If no plan fits into memory, more micro-batches may be tried.
+  bool free_micro_batches = false;
+  // State tensors per parameter.
+  int optimizer_states = 1;
+  // Ranks hold a second copy of the weights, in bf16.
+  bool bf16_weights = false;
+  // No update before all buckets are reduced (clipping, LARS).
+  bool update_together = false;
+  bool overlap = true;
+  v1::Cluster::CollectivePolicy collectives = v1::Cluster::AUTO;
+  std::optional<int64_t> bucket_elements;
+  HardwareModel hardware;
+  Strategy strategy = Strategy::kAuto;
+  Pins pins;
+};
+// Takes batch, optimiser, micro-batches, policy and pins from the spec. Errors: those of PinsOf.
+absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& graph,
+                                      const ParameterIndex& index, int ranks,
+                                      HardwareModel hardware);
+
+}  // namespace cadre

@@ -1,0 +1,287 @@
+// Predicts a step by simulating the threads of one rank (plan/cost/overlap.h).
+//
+// A rank's compute thread runs layer by layer and moves activations; its communication thread
+// reduces, updates and gathers buckets, chunk by chunk. Inputs: compute times are measured or
+// follow from work (hardware_model.h), moves are in closed form (move_model.h), collectives follow
+// the alpha-beta-gamma model or samples of it (plan/cost/collective_cost.h). All ranks are
+// represented by one that has the most of everything. Layers and moves count once per micro-batch,
+// buckets once per step.
+//
+// Two effects are added to the simulation:
+//
+//   cores   If a host has fewer cores than its ranks have threads, communication takes processor
+//           time from compute. The lost time is Crowding() times the processor seconds of the part
+//           of communication that is hidden; compute is stretched by it and the step simulated
+//           again.
+//   link    Moves and collectives share a rank's link, so the step is at least as long as both
+//           together.
+//
+// Not modelled: contention between hosts or groups for a switch, and skew between ranks.
+#include "plan/search/prediction.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/cost/communication_cost.h"
+#include "plan/cost/overlap.h"
+#include "plan/layer_part.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/layer_bytes.h"
+#include "plan/search/move_model.h"
+
+namespace cadre {
+namespace {
+
+// The collectives and the update of one bucket, all chunks.
+struct BucketTimes {
+  double reduce = 0;
+  double gather = 0;
+  double update = 0;
+  double elements = 0;
+  double processor = 0;
+};
+
+class Predictor {
+ public:
+  Predictor(const PlanProblem& problem, const Plan& plan)
+      : problem_(problem), plan_(plan), hardware_(problem.hardware) {}
+
+  Prediction Run() {
+    Layers();
+    Moves();
+    Buckets();
+    Steps();
+    Sums();
+    return std::move(prediction_);
+  }
+
+ private:
+  const Graph& graph() const { return *problem_.graph; }
+  const ParameterIndex& index() const { return *problem_.index; }
+  LayerPrediction& layer(int l) { return prediction_.layers[l]; }
+
+  void Layers() {
+    prediction_.layers.resize(graph().size());
+    for (int l = 0; l < graph().size(); ++l) {
+      const LayerLayouts& layouts = plan_.layers[l];
+      const LayerPart part = PartOf(layouts, plan_.mesh, LargestMicroBatch(problem_));
+      const LayerSeconds seconds = hardware_.SecondsOf(graph()[l], l, part);
+      layer(l).compute = {seconds.forward * problem_.micro_batches,
+                          seconds.backward * problem_.micro_batches};
+      layer(l).memory_bytes = LayerBytes(problem_, plan_.mesh, l, layouts);
+    }
+  }
+
+  void Moves() {
+    const std::vector<LayerMoves> moves = MovesOf(problem_, plan_);
+    for (int l = 0; l < graph().size(); ++l) {
+      const LayerMoves& of = moves[l];
+      layer(l).move_forward = of.forward.seconds * problem_.micro_batches;
+      layer(l).move_backward = of.backward.seconds * problem_.micro_batches;
+      layer(l).move_elements =
+          (of.forward.elements + of.backward.elements) * problem_.micro_batches;
+    }
+  }
+
+  void Buckets() {
+    for (const Bucket& bucket : plan_.buckets) {
+      const BucketTimes times = TimesOf(bucket);
+      buckets_.push_back(times);
+      const int64_t elements = std::max<int64_t>(1, BufferElements(plan_, index(), bucket));
+      for (const int p : bucket.parameters) {
+        const double share = double(LocalElementsOf(p)) / elements;
+        LayerPrediction& into = layer(index()[p].layer);
+        into.collective += share * (times.reduce + times.gather);
+        into.collective_elements += share * times.elements;
+        into.update += share * times.update;
+      }
+    }
+  }
+
+  int64_t LocalElementsOf(int parameter) const {
+    return BufferElements(plan_, index(), Bucket{.parameters = {parameter}});
+  }
+
+  BucketTimes TimesOf(const Bucket& bucket) const {
+    const std::vector<std::string> owners = bucket.owner_axes();
+    const int sum = plan_.mesh.Size(bucket.axes);
+    const int own = plan_.mesh.Size(owners);
+    const int64_t elements = BufferElements(plan_, index(), bucket);
+    const int chunks = ChunksOf(plan_, index(), bucket);
+    const int64_t bytes = kBytesPerWord * elements / chunks;
+    const LinkProfile& reducing = hardware_.LinkOf(plan_.mesh, bucket.axes);
+    const LinkProfile& gathering = hardware_.LinkOf(plan_.mesh, owners);
+    const CollectiveWork reduce = WorkOf(Collective::kReduceScatter, bucket.algorithm, sum, bytes);
+    const CollectiveWork gather = WorkOf(Collective::kAllGather, bucket.algorithm, own, bytes);
+    const BucketCost cost = CostOf(plan_, index(), bucket, bucket.algorithm, reducing, gathering);
+    BucketTimes times{.reduce = cost.reduce_scatter, .gather = cost.all_gather};
+    times.update = hardware_.update_seconds * LargestPart(elements, own);
+    times.elements = chunks * (reduce.bytes + gather.bytes) / kBytesPerWord;
+    times.processor = chunks * (reducing.processor * reduce.bytes + reducing.gamma * reduce.added +
+                                gathering.processor * gather.bytes) +
+                      times.update;
+    return times;
+  }
+
+  // The step with compute slowed down by a factor.
+  StepModel ModelWith(double stretch) const {
+    StepModel model;
+    model.update_together = problem_.update_together;
+    for (const LayerPrediction& of : prediction_.layers) {
+      model.layers.push_back({.forward = of.compute.forward * stretch + of.move_forward,
+                              .backward = of.compute.backward * stretch + of.move_backward});
+    }
+    for (size_t b = 0; b < plan_.buckets.size(); ++b) {
+      const int chunks = ChunksOf(plan_, index(), plan_.buckets[b]);
+      const StepModel::Bucket chunk{.layer = index()[plan_.buckets[b].parameters.front()].layer,
+                                    .reduce_scatter = buckets_[b].reduce / chunks,
+                                    .update = buckets_[b].update / chunks,
+                                    .all_gather = buckets_[b].gather / chunks};
+      model.buckets.insert(model.buckets.end(), chunks, chunk);
+    }
+    return model;
+  }
+
+  StepTime StepWith(double stretch) const {
+    const StepModel model = ModelWith(stretch);
+    return problem_.overlap && problem_.ranks > 1 ? OverlappedStep(model) : SerialStep(model);
+  }
+
+  // Seconds that the compute thread loses per second of processor time of the communication thread:
+  // 0 with two cores per rank, 1 with one.
+  double Crowding() const {
+    if (hardware_.cores <= 0 || problem_.ranks == 1) return 0;
+    const double each = hardware_.cores / std::min(hardware_.per_host, problem_.ranks);
+    return each >= 1 ? std::clamp(2 - each, 0.0, 1.0) : 1 / each;
+  }
+
+  void Steps() {
+    double compute = 0;
+    double communication = 0;
+    double processor = 0;
+    for (const LayerPrediction& of : prediction_.layers) {
+      compute += of.compute.forward + of.compute.backward;
+    }
+    for (const BucketTimes& of : buckets_) {
+      communication += of.reduce + of.gather + of.update;
+      processor += of.processor;
+    }
+    StepTime step = StepWith(1);
+    // Hidden communication slows compute down where they share cores, and then more of it may be
+    // hidden: a few rounds of a fixed-point iteration.
+    constexpr int kRounds = 3;
+    double interference = 0;
+    for (int round = 0; round < kRounds && compute > 0 && communication > 0 && Crowding() > 0;
+         ++round) {
+      const double hidden = std::clamp((communication - step.exposed) / communication, 0.0, 1.0);
+      interference = Crowding() * processor * hidden;
+      step = StepWith(1 + interference / compute);
+    }
+    // Moves and collectives share the link, whichever thread they run on.
+    double link = 0;
+    for (const LayerPrediction& of : prediction_.layers) {
+      link += of.move_forward + of.move_backward;
+    }
+    for (const BucketTimes& of : buckets_) link += of.reduce + of.gather;
+    const double waits = std::max(0.0, link - step.seconds);
+    step.seconds += waits;
+    step.exposed += waits;
+    prediction_.times.set_step(step.seconds);
+    prediction_.times.set_compute(compute + interference);
+    prediction_.times.set_exposed(step.exposed);
+    prediction_.serial_seconds = step.serial;
+    interference_ = interference;
+  }
+
+  void Sums() {
+    double moves = 0;
+    for (const LayerPrediction& of : prediction_.layers) {
+      moves += of.move_forward + of.move_backward;
+      prediction_.elements_per_rank += of.elements();
+      prediction_.memory_bytes += of.memory_bytes;
+    }
+    double collectives = 0;
+    double update = 0;
+    for (const BucketTimes& of : buckets_) {
+      collectives += of.reduce + of.gather;
+      update += of.update;
+    }
+    v1::StepTimes& times = prediction_.times;
+    times.set_moves(moves);
+    times.set_collectives(collectives);
+    times.set_update(update);
+    const double waits = times.exposed() + moves;
+    const double computes = times.compute() - interference_;
+    prediction_.bound = waits > computes && waits > interference_ ? "link"
+                        : interference_ > computes                ? "processor"
+                                                                  : "compute";
+    prediction_.utilisation = times.step() > 0 ? computes / times.step() : 0;
+  }
+
+  const PlanProblem& problem_;
+  const Plan& plan_;
+  const HardwareModel& hardware_;
+  Prediction prediction_;
+  std::vector<BucketTimes> buckets_;
+  double interference_ = 0;
+};
+
+// Elements of a full bucket; 0: no limit.
+constexpr int64_t kBucketSizes[] = {1 << 20, 4 << 20, 16 << 20, 0};
+
+Plan Bucketed(const PlanProblem& problem, Plan plan, v1::Cluster::CollectivePolicy policy,
+              std::optional<int64_t> elements) {
+  const Mesh mesh = plan.mesh;
+  const HardwareModel& hardware = problem.hardware;
+  return WithCollectives(std::move(plan), *problem.graph, *problem.index, policy, hardware.link,
+                         hardware.link_kind, elements,
+                         [&](const std::vector<std::string>& axes) -> const LinkProfile& {
+                           return hardware.LinkOf(mesh, axes);
+                         });
+}
+
+}  // namespace
+
+Prediction Predict(const PlanProblem& problem, const Plan& plan) {
+  return Predictor(problem, plan).Run();
+}
+
+Plan WithBuckets(const PlanProblem& problem, Plan plan) {
+  return Bucketed(problem, std::move(plan), problem.collectives, problem.bucket_elements);
+}
+
+double ObjectiveOf(const PlanProblem& problem, const Prediction& prediction) {
+  return problem.hardware.computes() ? prediction.times.step() : prediction.communication_seconds();
+}
+
+Plan WithBestBuckets(const PlanProblem& problem, Plan plan) {
+  Plan best = WithBuckets(problem, std::move(plan));
+  const bool automatic = problem.collectives == v1::Cluster::AUTO ||
+                         problem.collectives == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED;
+  if (!automatic || !problem.hardware.link.known() || best.buckets.empty()) return best;
+  double least = ObjectiveOf(problem, Predict(problem, best));
+  const auto consider = [&](v1::Cluster::CollectivePolicy policy, std::optional<int64_t> elements) {
+    Plan candidate = Bucketed(problem, best, policy, elements);
+    const double seconds = ObjectiveOf(problem, Predict(problem, candidate));
+    if (seconds >= least) return;
+    least = seconds;
+    best = std::move(candidate);
+  };
+  // What each policy would choose.
+  for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
+    if (policy != v1::Cluster::AUTO) consider(policy, problem.bucket_elements);
+  }
+  if (problem.bucket_elements.has_value()) return best;
+  for (const int64_t elements : kBucketSizes) consider(v1::Cluster::AUTO, elements);
+  return best;
+}
+
+double BucketSeconds(const PlanProblem& problem, const Plan& plan, const Bucket& bucket) {
+  const HardwareModel& hardware = problem.hardware;
+  return CostOf(plan, *problem.index, bucket, bucket.algorithm,
+                hardware.LinkOf(plan.mesh, bucket.axes),
+                hardware.LinkOf(plan.mesh, bucket.owner_axes()))
+      .seconds();
+}
+
+}  // namespace cadre

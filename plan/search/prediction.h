@@ -1,0 +1,71 @@
+// Predicts the time of a training step of a plan, part by part, on modelled hardware. Runs are
+// compared with it. prediction.cc explains the model.
+//
+// Pure functions; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/search/layer_bytes.h"
+#include "plan/search/plan_problem.h"
+#include "proto/cadre/v1/profile.pb.h"
+
+namespace cadre {
+
+// On the rank with the most to do. Fractions of elements are kept.
+struct LayerPrediction {
+  LayerSeconds compute;
+  // Moves of the layer's inputs, and of their gradients.
+  double move_forward = 0;
+  double move_backward = 0;
+  double move_elements = 0;
+  // The layer's share of its buckets: gradients and weights.
+  double collective = 0;
+  double collective_elements = 0;
+  double update = 0;
+  // LayerBytes of layer_bytes.h: an upper bound.
+  int64_t memory_bytes = 0;
+
+  double communication() const { return move_forward + move_backward + collective; }
+  double elements() const { return move_elements + collective_elements; }
+};
+
+struct Prediction {
+  std::vector<LayerPrediction> layers;
+  v1::StepTimes times;
+  // The step without any overlap.
+  double serial_seconds = 0;
+  // Compute time without interference, over the step.
+  double utilisation = 0;
+  // The resource that the step spends most time on: "compute", "link" or "processor".
+  std::string bound;
+  double elements_per_rank = 0;
+  int64_t memory_bytes = 0;
+
+  double communication_seconds() const { return times.moves() + times.collectives(); }
+};
+
+// Requires: the plan is legal for the problem's graph, and its mesh has the problem's ranks.
+Prediction Predict(const PlanProblem& problem, const Plan& plan);
+
+// Seconds to reduce a bucket's gradients and to gather its weights over the links that the bucket
+// uses; 0 if the links are unknown.
+double BucketSeconds(const PlanProblem& problem, const Plan& plan, const Bucket& bucket);
+
+// The quantity that the search minimises: the step, or communication if compute time is not
+// modelled.
+double ObjectiveOf(const PlanProblem& problem, const Prediction& prediction);
+
+// The plan with the buckets and algorithms that plan/plan_collectives.h chooses for the problem's
+// hardware and policy. A group's workers choose theirs by the same rule.
+Plan WithBuckets(const PlanProblem& problem, Plan plan);
+
+// Under AUTO and with a known link: the buckets of least predicted objective among a few sizes and
+// the algorithms of all policies; otherwise WithBuckets. Guarantees: not slower than WithBuckets
+// under any policy.
+Plan WithBestBuckets(const PlanProblem& problem, Plan plan);
+
+}  // namespace cadre

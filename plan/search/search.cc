@@ -1,0 +1,496 @@
+// Searches for the plan with the fastest predicted step.
+//
+// 1. For one mesh, the serial seconds of a plan are a sum: of each layer's cost as it is split, and
+//    of the moves between layers that are split differently (search_mesh.h). The least sum is found
+//    by elimination (elimination.h), exactly unless a term would have more than max_states entries.
+//    A memory limit is a limit on a second sum. This is the layer-wise parallelism of OptCNN (Jia,
+//    Lin, Qi, Aiken 2018), with the layouts and strategies of Gholami et al. 2018 and Joo and Youn
+//    2021 among its options.
+// 2. Overlapped time is not a sum. The minimisation is therefore repeated with gradient
+// communication
+//    weighed less and less (kWeights), and the plans found are predicted as a whole (prediction.h),
+//    the least sums of each weight in turn.
+// 3. The fastest few get their best buckets.
+// 4. Local search: one layer of the fastest plan is forced to another option, all others are
+//    minimised again, and the result is predicted; until no change of a layer helps, or
+//    max_improvements is used up.
+//
+// Pruning: meshes are visited by the sum of their layers' least costs, which bounds their plans
+// from below without any move. A mesh is skipped for a weight if its bound is above the best sum so
+// far, times kSlack, because overlap may favour a plan with a larger sum.
+//
+// Under AUTO the search is repeated under every fixed policy, and with pins it is repeated without
+// them, so that no policy and no pin is ever faster than the answer that is reported.
+//
+// Limits. `exact` and `gap` refer to the sums of the considered options (layer_options.h), not to
+// overlapped time. Ties are broken by rule, so equal problems give equal plans.
+#include "plan/search/search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/elimination.h"
+#include "plan/search/search_memory.h"
+#include "plan/search/search_mesh.h"
+
+namespace cadre {
+namespace {
+
+constexpr double kInfiniteSeconds = std::numeric_limits<double>::infinity();
+
+// Weights of the communication thread's seconds: from 1, if nothing is hidden behind compute, to
+// nearly 0, which still prefers less communication among equals.
+constexpr double kWeights[] = {1, 0.5, 0.2, 0.01};
+
+// For many meshes.
+constexpr double kFewWeights[] = {1, 0.05};
+constexpr size_t kManyMeshes = 150;
+
+// A plan whose sum is up to this factor above the least may still be the fastest once it overlaps.
+constexpr double kSlack = 1.05;
+constexpr double kManyMeshesSlack = 1.0;
+
+// Cost of options that must not be chosen.
+constexpr double kForbidden = 1e15;
+
+// Computing so many states takes about as long as one prediction.
+constexpr int64_t kStatesPerImprovement = 20'000;
+
+int AxesOf(const Mesh& mesh) {
+  return static_cast<int>(std::count_if(mesh.axes().begin(), mesh.axes().end(),
+                                        [](const Mesh::Axis& axis) { return axis.size > 1; }));
+}
+
+class Searcher {
+ public:
+  Searcher(const PlanProblem& problem, const SearchOptions& options)
+      : problem_(problem), options_(options), graph_(problem) {}
+
+  absl::StatusOr<SearchResult> Run() {
+    CADRE_RETURN_IF_ERROR(FindMeshes());
+    for (size_t m = 0; m < meshes_.size(); ++m) Minimise(m);
+    if (found_.empty()) return NoPlanFits(problem_, meshes_);
+    PredictMostPromising();
+    Refine();
+    Improve();
+    Report();
+    return std::move(result_);
+  }
+
+ private:
+  struct Found {
+    size_t mesh = 0;
+    size_t weight = 0;
+    double sum = 0;
+    std::vector<int> choice;
+  };
+  struct Predicted {
+    size_t mesh = 0;
+    size_t weight = 0;
+    std::vector<int> choice;
+    Candidate candidate;
+    // Nearly equal objectives are made equal (Order).
+    double objective = 0;
+  };
+
+  // Sorts meshes by their lower bounds, so that later ones can be skipped.
+  absl::Status FindMeshes() {
+    int unsatisfied = -1;
+    const std::vector<Mesh> meshes = MeshesFor(problem_);
+    result_.meshes = meshes.size();
+    for (const Mesh& mesh : meshes) {
+      auto search = std::make_unique<MeshSearch>(problem_, graph_, mesh);
+      if (search->unsatisfied() >= 0) {
+        unsatisfied = search->unsatisfied();
+      } else {
+        meshes_.push_back(std::move(search));
+      }
+    }
+    if (meshes_.empty()) return UnsatisfiablePins(unsatisfied);
+    ChooseWeights();
+    std::vector<double> bounds;
+    for (const auto& mesh : meshes_) bounds.push_back(mesh->LowerBound(1));
+    std::vector<size_t> order(meshes_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return bounds[a] < bounds[b]; });
+    std::vector<std::unique_ptr<MeshSearch>> ordered;
+    for (const size_t m : order) ordered.push_back(std::move(meshes_[m]));
+    meshes_ = std::move(ordered);
+    return absl::OkStatus();
+  }
+
+  void ChooseWeights() {
+    const bool hides = problem_.overlap && problem_.hardware.computes() && problem_.ranks > 1;
+    const bool many = meshes_.size() > kManyMeshes;
+    slack_ = many ? kManyMeshesSlack : kSlack;
+    if (!hides) {
+      weights_ = {1};
+    } else if (many) {
+      weights_.assign(std::begin(kFewWeights), std::end(kFewWeights));
+    } else {
+      weights_.assign(std::begin(kWeights), std::end(kWeights));
+    }
+    min_.assign(weights_.size(), kInfiniteSeconds);
+    prices_.assign(weights_.size(), 0);
+  }
+
+  absl::Status UnsatisfiablePins(int layer) const {
+    if (layer < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("no mesh of ", problem_.ranks,
+                       " ranks matches the pinned mesh and has an axis besides data for the layers "
+                       "that are pinned to one"));
+    }
+    const std::string& name = (*problem_.graph)[layer].name;
+    return absl::InvalidArgumentError(absl::StrCat("layer '", name, "' is pinned to ",
+                                                   problem_.pins.layers.at(name),
+                                                   ", which cannot be split evenly on any mesh of ",
+                                                   problem_.ranks, " ranks that was considered"));
+  }
+
+  // Data parallelism is always predicted, for comparison.
+  bool IsDataParallel(size_t m) const {
+    return meshes_[m]->mesh().Size(kDataAxis) == problem_.ranks;
+  }
+
+  void Minimise(size_t m) {
+    MeshSearch& mesh = *meshes_[m];
+    const int64_t limit = problem_.hardware.memory_bytes;
+    if (limit > 0 && mesh.LeastBytes() > limit) return;
+    bool searched = false;
+    for (size_t w = 0; w < weights_.size(); ++w) {
+      const bool data_parallel = IsDataParallel(m);
+      if (!data_parallel && mesh.LowerBound(weights_[w]) > slack_ * min_[w]) continue;
+      searched = true;
+      const SumProblem& sum = mesh.Sum(weights_[w]);
+      SumSolution solution = cadre::Minimise(sum, graph_.order(), options_.max_states);
+      result_.states += solution.states;
+      if (limit > 0 && solution.bytes > limit) {
+        ByteLimit within{.bytes = limit,
+                         .max_sum = data_parallel ? kInfiniteSeconds : min_[w],
+                         .max_labels = options_.max_labels,
+                         .price = prices_[w]};
+        auto fitting = MinimiseWithin(sum, graph_.order(), options_.max_states, solution, within);
+        prices_[w] = within.price;
+        if (!fitting.has_value()) continue;
+        solution = *std::move(fitting);
+        result_.states += solution.states;
+      }
+      UpdateBounds(w, solution);
+      min_[w] = std::min(min_[w], solution.sum);
+      found_.push_back({m, w, solution.sum, std::move(solution.choice)});
+    }
+    if (searched) ++result_.meshes_searched;
+  }
+
+  bool SameSum(const Found& a, const Found& b) const {
+    constexpr double kSame = 1e-12;
+    return a.weight == b.weight && std::abs(a.sum - b.sum) <= kSame * std::abs(a.sum);
+  }
+
+  // Equal sums usually belong to the same plan on a mesh whose axes are factored differently; the
+  // one with the fewest axes, and the most ranks along data, is preferred.
+  bool PreferredOver(const Found& a, const Found& b) const {
+    if (a.weight != b.weight) return a.weight < b.weight;
+    if (a.sum != b.sum) return a.sum < b.sum;
+    const Mesh& left = meshes_[a.mesh]->mesh();
+    const Mesh& right = meshes_[b.mesh]->mesh();
+    if (AxesOf(left) != AxesOf(right)) return AxesOf(left) < AxesOf(right);
+    return left.Size(kDataAxis) > right.Size(kDataAxis);
+  }
+
+  // Accounts for a minimised sum in what is known of the least sums.
+  void UpdateBounds(size_t weight, const SumSolution& solution) {
+    result_.exact = result_.exact && solution.exact;
+    if (weight > 0) return;
+    bound_ = std::min(bound_, solution.bound);
+  }
+
+  // The best of each weight in turn, until there are enough.
+  void PredictMostPromising() {
+    // Near-equality is not transitive, so sums within rounding are made equal first.
+    std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
+      return std::pair(a.weight, a.sum) < std::pair(b.weight, b.sum);
+    });
+    for (size_t f = 1; f < found_.size(); ++f) {
+      if (SameSum(found_[f - 1], found_[f])) found_[f].sum = found_[f - 1].sum;
+    }
+    std::stable_sort(found_.begin(), found_.end(),
+                     [&](const Found& a, const Found& b) { return PreferredOver(a, b); });
+    std::vector<std::vector<const Found*>> by_weight(weights_.size());
+    for (const Found& found : found_) {
+      std::vector<const Found*>& of = by_weight[found.weight];
+      if (of.empty() || of.back()->sum != found.sum) of.push_back(&found);
+    }
+    std::set<std::pair<size_t, std::vector<int>>> seen;
+    for (size_t i = 0; i < found_.size(); ++i) {
+      for (const std::vector<const Found*>& of : by_weight) {
+        if (i >= of.size() || std::ssize(predicted_) >= options_.max_predicted) continue;
+        if (seen.insert({of[i]->mesh, of[i]->choice}).second) Predict(*of[i]);
+      }
+    }
+    if (options_.max_predicted <= 1) return;
+    for (const Found& found : found_) {
+      if (IsDataParallel(found.mesh) && seen.insert({found.mesh, found.choice}).second)
+        Predict(found);
+    }
+  }
+
+  void Predict(const Found& found) {
+    Plan plan = WithBuckets(problem_, meshes_[found.mesh]->PlanOf(found.choice));
+    Prediction prediction = cadre::Predict(problem_, plan);
+    const double objective = ObjectiveOf(problem_, prediction);
+    predicted_.push_back({found.mesh,
+                          found.weight,
+                          found.choice,
+                          {std::move(plan), std::move(prediction)},
+                          objective});
+  }
+
+  static bool Better(const Predicted& a, const Predicted& b) {
+    if (a.objective != b.objective) return a.objective < b.objective;
+    const Candidate& left = a.candidate;
+    const Candidate& right = b.candidate;
+    const double left_elements = std::round(left.prediction.elements_per_rank);
+    const double right_elements = std::round(right.prediction.elements_per_rank);
+    if (left_elements != right_elements) return left_elements < right_elements;
+    const Mesh& mesh = left.plan.mesh;
+    if (AxesOf(mesh) != AxesOf(right.plan.mesh)) return AxesOf(mesh) < AxesOf(right.plan.mesh);
+    return mesh.Size(kDataAxis) > right.plan.mesh.Size(kDataAxis);
+  }
+
+  // Sorts by objective, after making objectives within rounding equal.
+  void Order() {
+    constexpr double kSame = 1e-9;
+    std::stable_sort(
+        predicted_.begin(), predicted_.end(),
+        [](const Predicted& a, const Predicted& b) { return a.objective < b.objective; });
+    for (size_t p = 1; p < predicted_.size(); ++p) {
+      const double before = predicted_[p - 1].objective;
+      double& objective = predicted_[p].objective;
+      if (objective - before <= kSame * objective) objective = before;
+    }
+    std::stable_sort(predicted_.begin(), predicted_.end(), Better);
+  }
+
+  // Gives the first few their best buckets.
+  void Refine() {
+    constexpr size_t kRefined = 3;
+    Order();
+    for (size_t p = 0; p < std::min(kRefined, predicted_.size()); ++p) Refine(predicted_[p]);
+    Order();
+  }
+  void Refine(Predicted& predicted) {
+    Candidate& candidate = predicted.candidate;
+    candidate.plan = WithBestBuckets(problem_, std::move(candidate.plan));
+    candidate.prediction = cadre::Predict(problem_, candidate.plan);
+    predicted.objective = ObjectiveOf(problem_, candidate.prediction);
+  }
+
+  // Local search: forces one layer to another option than in the fastest plan and minimises over
+  // all others. Overlapped time is not a sum, so one of these plans may be faster.
+  void Improve() {
+    int left = options_.max_improvements;
+    size_t stuck = 0;
+    while (left > 0 && stuck < weights_.size()) {
+      const Predicted best = predicted_.front();
+      if (ImproveOn(best, (best.weight + stuck) % weights_.size(), left)) {
+        stuck = 0;
+        Order();
+      } else {
+        ++stuck;
+      }
+    }
+  }
+
+  // Returns whether a faster plan was found.
+  bool ImproveOn(const Predicted& best, size_t weight, int& left) {
+    MeshSearch& mesh = *meshes_[best.mesh];
+    SumProblem sum = mesh.Sum(weights_[weight]);
+    const size_t before = predicted_.size();
+    for (int l = 0; l < sum.size(); ++l) {
+      if (!IsProduct((*problem_.graph)[l].kind)) continue;
+      const std::vector<double> unary = sum.unary[l];
+      for (size_t o = 0; o < unary.size(); ++o) {
+        if (int(o) == best.choice[l] || unary.size() == 1) continue;
+        if (left <= 0) return predicted_.size() > before;
+        sum.unary[l].assign(unary.size(), kForbidden);
+        sum.unary[l][o] = unary[o];
+        left -= TryImprovement(best, weight, sum);
+      }
+      sum.unary[l] = unary;
+    }
+    return predicted_.size() > before;
+  }
+
+  // Returns the cost of the attempt, in units of max_improvements.
+  int TryImprovement(const Predicted& best, size_t weight, const SumProblem& sum) {
+    SumSolution solution = cadre::Minimise(sum, graph_.order(), options_.max_states);
+    result_.states += solution.states;
+    const int cost = 1 + solution.states / kStatesPerImprovement;
+    const int64_t limit = problem_.hardware.memory_bytes;
+    if (solution.sum >= kForbidden || (limit > 0 && solution.bytes > limit)) return cost;
+    if (!improvements_.insert({best.mesh, solution.choice}).second) return cost;
+    Predict({best.mesh, weight, solution.sum, std::move(solution.choice)});
+    // The fastest plan has its best buckets already, so nearly as fast ones are compared with
+    // theirs.
+    constexpr double kNearly = 1.005;
+    constexpr int kRefining = 9;
+    const bool nearly = predicted_.back().objective < kNearly * best.objective;
+    if (nearly) Refine(predicted_.back());
+    if (predicted_.back().objective >= best.objective) predicted_.pop_back();
+    return nearly ? cost + kRefining : cost;
+  }
+
+  void Report() {
+    FindRunnersUp(predicted_.front());
+    std::set<size_t> meshes;
+    for (Predicted& each : predicted_) {
+      if (!meshes.insert(each.mesh).second) continue;
+      if (meshes.size() == 1) {
+        result_.best = std::move(each.candidate);
+      } else if (std::ssize(result_.others) < options_.runners_up) {
+        result_.others.push_back(std::move(each.candidate));
+      }
+    }
+    for (int l = 0; l < graph_.size(); ++l) {
+      if (meshes_[predicted_.front().mesh]->IsFreed(l)) {
+        result_.freed.push_back((*problem_.graph)[l].name);
+      }
+    }
+    result_.micro_batches = problem_.micro_batches;
+    if (!result_.exact) result_.gap = std::max(0.0, (min_[0] - bound_) / min_[0]);
+  }
+
+  void FindRunnersUp(const Predicted& best) {
+    const SumProblem& sum = meshes_[best.mesh]->Sum(1);
+    const int64_t limit = problem_.hardware.memory_bytes;
+    const int64_t bytes = BytesOf(sum, best.choice);
+    for (int l = 0; l < sum.size(); ++l) {
+      std::vector<int> choice = best.choice;
+      LayerRunnerUp runner_up{.more_seconds = kInfiniteSeconds};
+      const auto of_layer = [&](int option) {
+        choice[l] = option;
+        return TermsOf(sum, l, choice);
+      };
+      const int chosen = best.choice[l];
+      const double now = of_layer(chosen);
+      for (int o = 0; o < std::ssize(sum.unary[l]); ++o) {
+        const int64_t more = sum.bytes[l][o] - sum.bytes[l][chosen];
+        if (o == chosen || (limit > 0 && bytes + more > limit)) continue;
+        const double seconds = of_layer(o) - now;
+        if (seconds >= runner_up.more_seconds) continue;
+        runner_up = {meshes_[best.mesh]->SplitsOf(l, o), seconds};
+      }
+      result_.runners_up.push_back(std::move(runner_up));
+    }
+  }
+
+  // The terms of the sum that depend on a layer.
+  static double TermsOf(const SumProblem& sum, int layer, const std::vector<int>& choice) {
+    double terms = sum.unary[layer][choice[layer]];
+    for (const SumProblem::Pair& pair : sum.pairs) {
+      if (pair.a != layer && pair.b != layer) continue;
+      terms += (*pair.table)[choice[pair.a] * sum.options(pair.b) + choice[pair.b]];
+    }
+    return terms;
+  }
+
+  const PlanProblem& problem_;
+  const SearchOptions& options_;
+  const SearchGraph graph_;
+  std::vector<double> weights_;
+  double slack_ = kSlack;
+  std::vector<std::unique_ptr<MeshSearch>> meshes_;
+  // By weight: the least sum so far, and the last price of a byte under a memory limit.
+  std::vector<double> min_;
+  std::vector<double> prices_;
+  // A lower bound on all sums of the first weight.
+  double bound_ = kInfiniteSeconds;
+  std::vector<Found> found_;
+  std::vector<Predicted> predicted_;
+  std::set<std::pair<size_t, std::vector<int>>> improvements_;
+  SearchResult result_;
+};
+
+// Searches with the problem's micro-batches, and with more if that is allowed and nothing fits.
+absl::StatusOr<SearchResult> SearchMicroBatches(const PlanProblem& problem,
+                                                const SearchOptions& options) {
+  absl::StatusOr<SearchResult> result = Searcher(problem, options).Run();
+  if (!problem.free_micro_batches) return result;
+  const absl::Status first = result.status();
+  PlanProblem smaller = problem;
+  while (absl::IsResourceExhausted(result.status()) &&
+         int64_t{2} * smaller.micro_batches * problem.ranks <= problem.batch) {
+    smaller.micro_batches *= 2;
+    result = Searcher(smaller, options).Run();
+  }
+  if (absl::IsResourceExhausted(result.status())) return first;
+  return result;
+}
+
+bool IsAutomatic(const PlanProblem& problem) {
+  return problem.collectives == v1::Cluster::AUTO ||
+         problem.collectives == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED;
+}
+
+// Buckets are not part of the sums, so the best plan under a fixed policy may be the fastest of
+// all.
+void TryPolicies(PlanProblem problem, SearchOptions options, SearchResult* result) {
+  if (!IsAutomatic(problem) || problem.ranks == 1 || options.max_improvements == 0) return;
+  const PlanProblem automatic = problem;
+  problem.micro_batches = result->micro_batches;
+  options.max_improvements = 0;
+  int64_t left = options.max_policy_states;
+  for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
+    if (policy == v1::Cluster::AUTO || result->states > left) continue;
+    problem.collectives = policy;
+    absl::StatusOr<SearchResult> found = Searcher(problem, options).Run();
+    if (!found.ok()) continue;
+    left -= found->states;
+    const auto objective = [&](const SearchResult& of) {
+      return ObjectiveOf(automatic, of.best.prediction);
+    };
+    if (objective(*found) >= objective(*result)) continue;
+    if (std::ssize(found->others) >= options.runners_up) found->others.pop_back();
+    found->others.insert(found->others.begin(), std::move(result->best));
+    result->best = std::move(found->best);
+    result->others = std::move(found->others);
+    result->runners_up = std::move(found->runners_up);
+    result->freed = std::move(found->freed);
+  }
+}
+
+absl::StatusOr<SearchResult> SearchPolicies(const PlanProblem& problem,
+                                            const SearchOptions& options) {
+  CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchMicroBatches(problem, options));
+  TryPolicies(problem, options, &result);
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOptions& options) {
+  CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchPolicies(problem, options));
+  if (problem.pins.empty()) return result;
+  PlanProblem free = problem;
+  free.pins = Pins();
+  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchPolicies(free, options));
+  // The pinned plan is one of those that the free search could have found.
+  const bool pinned_is_faster =
+      unpinned.micro_batches == result.micro_batches &&
+      ObjectiveOf(free, result.best.prediction) < ObjectiveOf(free, unpinned.best.prediction);
+  result.unpinned = pinned_is_faster ? result.best : std::move(unpinned.best);
+  return result;
+}
+
+}  // namespace cadre

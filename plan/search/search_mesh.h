@@ -1,0 +1,147 @@
+// The search on one mesh: the options of each layer, their costs and those of the moves between
+// layers, as a sum to minimise (elimination.h).
+//
+// SearchGraph and MeshSearch borrow the problem; MeshSearch borrows the SearchGraph.
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "plan/layer_part.h"
+#include "plan/plan.h"
+#include "plan/search/elimination.h"
+#include "plan/search/layer_options.h"
+#include "plan/search/move_model.h"
+#include "plan/search/plan_problem.h"
+#include "tensor/mesh.h"
+
+namespace cadre {
+
+// What depends on the graph alone and is shared by all meshes.
+class SearchGraph {
+ public:
+  // A move of an output to a consumer; or of the model's input, from the layout in which the first
+  // consumer receives it, to another consumer.
+  struct Edge {
+    int producer = 0;
+    int consumer = 0;
+    int input = 0;
+    bool of_model_input = false;
+    // Whether a gradient is moved back.
+    bool backward = false;
+    // Equal for edges with equal move costs.
+    int kind = 0;
+  };
+
+  explicit SearchGraph(const PlanProblem& problem);
+
+  int size() const { return std::ssize(class_of_); }
+  int class_of(int layer) const { return class_of_[layer]; }
+  const std::vector<LayerClass>& classes() const { return classes_; }
+  const std::vector<Edge>& edges() const { return edges_; }
+  int edge_kinds() const { return edge_kinds_; }
+  const EliminationOrder& order() const { return order_; }
+  // The first layer that takes the model's input, which it receives as the loader delivers it.
+  int first() const { return first_; }
+  // Forward and backward of a part of a layer. Cached: meshes have many parts in common.
+  double ComputeSeconds(const PlanProblem& problem, int layer, const LayerPart& part) const;
+
+ private:
+  void FindClasses(const PlanProblem& problem);
+  void FindEdges(const PlanProblem& problem);
+
+  std::vector<LayerClass> classes_;
+  std::vector<int> class_of_;
+  std::vector<Edge> edges_;
+  int edge_kinds_ = 0;
+  int first_ = 0;
+  EliminationOrder order_;
+  // By layer.
+  mutable std::vector<std::map<LayerPart, double>> compute_cache_;
+};
+
+class MeshSearch {
+ public:
+  enum class Terms {
+    kAll,
+    // Memory only; seconds are 0.
+    kBytesOnly,
+  };
+  MeshSearch(const PlanProblem& problem, const SearchGraph& graph, Mesh mesh,
+             Terms terms = Terms::kAll);
+  MeshSearch(const MeshSearch&) = delete;
+  MeshSearch& operator=(const MeshSearch&) = delete;
+
+  const Mesh& mesh() const { return mesh_; }
+  // A layer whose pin cannot be satisfied on this mesh; -1: there is none.
+  int unsatisfied() const { return unsatisfied_; }
+
+  // Whether the strategy prescribes a split of the layer that is impossible on this mesh.
+  bool IsFreed(int layer) const;
+
+  // No plan on this mesh costs less.
+  double LowerBound(double weight) const;
+  // The memory of the plan that needs least, and the layer that needs most of it.
+  int64_t LeastBytes() const;
+  std::pair<int, int64_t> LargestLayer() const;
+
+  // `weight` scales the seconds that may overlap with compute. The result borrows this object and
+  // is valid until the next call.
+  const SumProblem& Sum(double weight);
+
+  // Layouts, without buckets.
+  Plan PlanOf(std::span<const int> choice) const;
+  std::vector<IndexSplit> SplitsOf(int layer, int option) const;
+
+ private:
+  // By option of a layer: seconds that are always exposed, seconds that may overlap, and memory.
+  struct Costs {
+    std::vector<double> exposed;
+    std::vector<double> hidden;
+    std::vector<int64_t> bytes;
+
+    double Seconds(size_t option, double weight) const {
+      return exposed[option] + weight * hidden[option];
+    }
+  };
+
+  const LayerClass& class_of(int layer) const { return graph_.classes()[graph_.class_of(layer)]; }
+  const std::vector<LayerOption>& options(int layer) const {
+    return options_[graph_.class_of(layer)];
+  }
+  // All costs but measured times.
+  Costs ClassCosts(const LayerClass& of, const std::vector<LayerOption>& options,
+                   Terms terms) const;
+  struct LocalParameters;
+  LocalParameters ParametersOf(const LayerClass& of, const LayerOption& option) const;
+  double CollectiveCost(const LayerClass& of, const LocalParameters& parameters) const;
+  int64_t ActivationBytesOf(const LayerClass& of, const LayerOption& option, int64_t heads) const;
+  double ComputeSeconds(int layer, const LayerOption& option) const;
+  double ModelInputSeconds(const LayerOption& option) const;
+  CompactLayout LoaderLayout(const LayerOption& first) const;
+  void AddComputeSeconds();
+  void BuildEdges();
+  std::vector<double> EdgeTable(const SearchGraph::Edge& edge) const;
+
+  const PlanProblem& problem_;
+  const SearchGraph& graph_;
+  Mesh mesh_;
+  MoveModel moves_;
+  double samples_ = 1;  // of a micro-batch
+  int unsatisfied_ = -1;
+  // By class.
+  std::vector<std::vector<LayerOption>> options_;
+  // By layer.
+  std::vector<Costs> costs_;
+  // By kind of edge; computed on first use.
+  bool has_tables_ = false;
+  std::vector<std::vector<double>> tables_;
+  SumProblem sum_;
+};
+
+}  // namespace cadre

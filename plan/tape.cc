@@ -1,0 +1,447 @@
+// Builds the tape of one rank: a static schedule of operations and buffers, made before the first
+// step, so that training allocates nothing and its memory is known from the plan alone.
+//
+// Forward visits layers in graph order. An input whose layout or halo differs from the producer's
+// output gets a move (tensor/move.h) into a buffer of its own. Backward visits layers in reverse
+// order and adds the gradients of several consumers of one output. Layers without parameters at or
+// before them have no backward (LayersWithGradient).
+//
+// What backward reads decides how long forward's buffers live: input, output, or values that
+// forward saves (SavedBy); gelu, for example, needs its input, relu only its output. Choosing the
+// output where possible allows the following layer to overwrite in place.
+//
+// Overlap. A convolution whose rows are split needs a halo from its neighbours. Its output is
+// divided into rows that depend on the halo and interior rows that do not (FindInterior); the move
+// and the interior are executed concurrently (with_next). Likewise the move of an input gradient
+// overlaps with the computation of parameter gradients. Buffers of concurrent operations live at
+// the same time.
+//
+// Memory is assigned afterwards (tape_memory.cc). Cost: linear in layers, plus the planning of each
+// move.
+#include "plan/tape.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plan/cost/communication_cost.h"
+#include "plan/layer_part.h"
+#include "plan/tape_memory.h"
+
+namespace cadre {
+namespace {
+
+// Whether the output may overwrite an input, and the input's gradient that of the output.
+bool WorksInPlace(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kRelu:
+    case LayerKind::kGelu:
+    case LayerKind::kSigmoid:
+    case LayerKind::kTanh:
+    case LayerKind::kDropout:
+    case LayerKind::kBatchNorm:
+    case LayerKind::kAdd:
+      return true;
+    default:
+      return false;
+  }
+}
+
+constexpr int kRows = 1;
+
+// Receiving a halo takes tens of microseconds even on fast links; splitting the work does not pay
+// for fewer operations in the interior.
+constexpr int64_t kMinInteriorFlops = 4 << 20;
+
+int64_t Elements(const Box& box) { return box.shape().elements(); }
+
+class TapeBuilder {
+ public:
+  TapeBuilder(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
+              DType activations)
+      : graph_(graph), plan_(plan), rank_(rank), needs_gradient_(LayersWithGradient(graph)) {
+    tape_.samples = samples;
+    tape_.training = training;
+    tape_.activations = activations;
+  }
+
+  Tape Run() {
+    tape_.input = Placed(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
+    for (int l = 0; l < graph_.size(); ++l) AddRegion(l);
+    for (int l = 0; l < graph_.size(); ++l) Forward(l);
+    if (tape_.training) {
+      for (int l = graph_.size() - 1; l >= 0; --l) Backward(l);
+    }
+    AssignMemory(tape_, in_place_);
+    return std::move(tape_);
+  }
+
+ private:
+  const LayerLayouts& layouts(int l) const { return plan_.layers[l]; }
+  LayerRegion& region(int l) { return tape_.regions[l]; }
+
+  Shape Whole(const Shape& sample) const { return BatchShape(tape_.samples, sample); }
+  Placement Placed(const Shape& sample, const Layout& layout) const {
+    return Placement::Of(Whole(sample), layout, plan_.mesh);
+  }
+
+  // The part of an input that each rank needs, with its halo. The result borrows graph and plan,
+  // which outlive the builder.
+  Placement NeededPlacement(int l, int i, const Layout& layout) const {
+    const GraphLayer& layer = graph_[l];
+    const Placement part = Placed(layer.input(i), layouts(l).inputs[i]);
+    const Placement output = Placed(layer.output, layouts(l).output);
+    return {layout, [&layer, i, part, output](int rank) {
+              return NeededInput(layer, i, part.box(rank), output.box(rank));
+            }};
+  }
+
+  void AddRegion(int l) {
+    LayerRegion region;
+    const GraphLayer& layer = graph_[l];
+    for (size_t i = 0; i < layer.inputs.size(); ++i) {
+      region.inputs.push_back(NeededPlacement(l, i, layouts(l).inputs[i]).box(rank_));
+    }
+    region.output = Placed(layer.output, layouts(l).output).box(rank_);
+    tape_.regions.push_back(std::move(region));
+  }
+
+  int NewBuffer(int l, const char* what, DType type, int64_t elements) {
+    const int64_t bytes = SizeOf(type) * elements;
+    tape_.buffers.push_back({.name = absl::StrCat(graph_[l].name, " ", what),
+                             .type = type,
+                             .elements = elements,
+                             .words = LargestPart(bytes, kBytesPerWord)});
+    return std::ssize(tape_.buffers) - 1;
+  }
+  int NewActivations(int l, const char* what, const Box& box) {
+    return NewBuffer(l, what, tape_.activations, Elements(box));
+  }
+
+  TapeOp& NewOp(TapeOpKind kind, int l) {
+    tape_.ops.push_back({});
+    tape_.ops.back().kind = kind;
+    tape_.ops.back().layer = l;
+    return tape_.ops.back();
+  }
+
+  // The layout of the gradient of a producer's output: that of the output without partial sums.
+  Layout GradientLayout(int producer) const {
+    Layout layout = layouts(producer).output;
+    layout.partial_sum.clear();
+    return layout;
+  }
+
+  // Adds the move of input i of layer l, if it needs one; returns the buffer of the input.
+  int MovedInput(int l, int i) {
+    const GraphLayer& layer = graph_[l];
+    const int producer = layer.inputs[i];
+    const Layout from =
+        producer == Graph::kInput ? InputLayout(graph_, plan_) : layouts(producer).output;
+    const int buffer = producer == Graph::kInput ? TapeOp::kInput : y_[producer];
+    Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_, Placed(layer.input(i), from),
+                         NeededPlacement(l, i, layouts(l).inputs[i]));
+    if (move.is_identity()) return buffer;
+    const bool tokens = producer == Graph::kInput && graph_.takes_tokens();
+    const int moved = NewBuffer(l, "x", tokens ? DType::kFloat32 : tape_.activations,
+                                Elements(region(l).inputs[i]));
+    FindInterior(l, move);
+    TapeOp& op = NewOp(TapeOpKind::kMove, l);
+    op.with_next = region(l).has_interior();
+    op.input = i;
+    op.x = {buffer};
+    op.y = moved;
+    op.move = std::move(move);
+    return moved;
+  }
+
+  // Finds the rows of a convolution that do not need the halo.
+  void FindInterior(int l, const Move& move) {
+    const GraphLayer& layer = graph_[l];
+    LayerRegion& here = region(l);
+    if (layer.kind != LayerKind::kConvolution || move.steps.size() != 1 || move.steps[0].sums) {
+      return;
+    }
+    const Box& needed = here.inputs[0];
+    const Box& held = move.steps[0].have;
+    for (size_t d = 0; d < needed.begin.size(); ++d) {
+      if (d != kRows && (held.begin[d] > needed.begin[d] || held.end[d] < needed.end[d])) return;
+    }
+    int64_t begin = here.output.begin[kRows];
+    int64_t end = here.output.end[kRows];
+    const auto is_held = [&](int64_t row) {
+      const Box rows = here.InputRowsFor(layer.window, row, row + 1);
+      return rows.begin[kRows] >= held.begin[kRows] && rows.end[kRows] <= held.end[kRows];
+    };
+    while (begin < end && !is_held(begin)) ++begin;
+    while (begin < end && !is_held(end - 1)) --end;
+    const int64_t rows = here.OutputRows(begin, end).shape().elements();
+    if (rows == 0 || layer.flops / layer.output.elements() * rows < kMinInteriorFlops) return;
+    here.held = held;
+    here.interior_begin = begin;
+    here.interior_end = end;
+  }
+
+  // The rows before, in and after the interior are computed in scratch memory.
+  int64_t InteriorScratch(int l) {
+    const LayerRegion& here = region(l);
+    if (!here.has_interior()) return 0;
+    int64_t elements = 0;
+    const int64_t borders[] = {here.output.begin[kRows], here.interior_begin, here.interior_end,
+                               here.output.end[kRows]};
+    for (int part = 0; part < 3; ++part) {
+      const Box x = here.InputRowsFor(graph_[l].window, borders[part], borders[part + 1]);
+      const Box y = here.OutputRows(borders[part], borders[part + 1]);
+      elements = std::max(elements, AlignedOffset(Elements(x)) + Elements(y));
+    }
+    return elements;
+  }
+
+  void Forward(int l) {
+    const GraphLayer& layer = graph_[l];
+    std::vector<int> x;
+    for (size_t i = 0; i < layer.inputs.size(); ++i) x.push_back(MovedInput(l, i));
+    x_.push_back(x);
+    saved_.push_back(TapeOp::kNone);
+    y_.push_back(TapeOp::kNone);
+    dy_.push_back(TapeOp::kNone);
+    if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
+    const SavedValues saved = SavedBy(l);
+    if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
+    y_.back() = NewActivations(l, "y", region(l).output);
+    const int scratch_buffer = NewScratch(l, InteriorScratch(l));
+    TapeOp& op = NewOp(TapeOpKind::kForward, l);
+    op.scratch = scratch_buffer;
+    op.x = x;
+    op.y = y_.back();
+    op.saved = saved_.back();
+    if (WorksInPlace(layer.kind)) in_place_.push_back(std::ssize(tape_.ops) - 1);
+  }
+
+  void Loss(int l) {
+    const int gradient =
+        tape_.training ? NewActivations(l, "dx", region(l).inputs[0]) : TapeOp::kNone;
+    TapeOp& op = NewOp(TapeOpKind::kLoss, l);
+    op.x = x_.back();
+    op.dx = {gradient};
+    if (tape_.training) MoveGradient(l, 0, gradient);
+  }
+
+  // Moves the gradient of input i of layer l to the producer, where it is added to those of other
+  // consumers.
+  void MoveGradient(int l, int i, int gradient) {
+    const GraphLayer& layer = graph_[l];
+    const int producer = layer.inputs[i];
+    if (!NeedsGradient(producer)) return;
+    Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
+                         NeededPlacement(l, i, layouts(l).input_gradients[i]),
+                         Placed(layer.input(i), GradientLayout(producer)));
+    if (!move.is_identity()) {
+      const int moved = NewActivations(producer, "dy", region(producer).output);
+      TapeOp& op = NewOp(TapeOpKind::kMoveGradient, l);
+      op.input = i;
+      op.x = {gradient};
+      op.y = moved;
+      op.move = std::move(move);
+      gradient = moved;
+    }
+    int& sum = dy_[producer];
+    if (sum == TapeOp::kNone) {
+      sum = gradient;
+      return;
+    }
+    const int added = NewActivations(producer, "dy", region(producer).output);
+    TapeOp& op = NewOp(TapeOpKind::kAdd, producer);
+    op.x = {sum, gradient};
+    op.y = added;
+    in_place_.push_back(std::ssize(tape_.ops) - 1);
+    sum = added;
+  }
+
+  bool NeedsGradient(int l) const { return l != Graph::kInput && needs_gradient_[l]; }
+
+  void Backward(int l) {
+    const GraphLayer& layer = graph_[l];
+    if (!needs_gradient_[l] || layer.kind == LayerKind::kSoftmaxCrossEntropy) return;
+    const int dy = dy_[l];
+    if (layer.kind == LayerKind::kAdd) {
+      // The gradient of every addend is that of the sum.
+      for (size_t i = 0; i < layer.inputs.size(); ++i) MoveGradient(l, i, dy);
+      return;
+    }
+    std::vector<int> dx;
+    for (size_t i = 0; i < layer.inputs.size(); ++i) {
+      dx.push_back(NeedsGradient(layer.inputs[i]) ? NewActivations(l, "dx", region(l).inputs[i])
+                                                  : TapeOp::kNone);
+    }
+    const int scratch_buffer = NewScratch(l, BackwardScratch(l));
+    const SavedForBackward reads = SavedForBackwardBy(layer.kind);
+    TapeOp& op = NewOp(TapeOpKind::kBackward, l);
+    if (reads.x) op.x = x_[l];
+    if (reads.y) op.y = y_[l];
+    op.saved = saved_[l];
+    op.scratch = scratch_buffer;
+    op.dy = dy;
+    op.dx = dx;
+    if (WorksInPlace(layer.kind)) in_place_.push_back(std::ssize(tape_.ops) - 1);
+    const size_t before = tape_.ops.size();
+    for (size_t i = 0; i < dx.size(); ++i) {
+      if (dx[i] != TapeOp::kNone) MoveGradient(l, i, dx[i]);
+    }
+    // These layers compute the gradient of the input first, which can be moved while they compute
+    // those of the parameters.
+    const bool separate =
+        layer.kind == LayerKind::kConvolution || layer.kind == LayerKind::kFullyConnected;
+    if (separate && tape_.ops.size() > before &&
+        tape_.ops[before].kind == TapeOpKind::kMoveGradient) {
+      tape_.ops[before - 1].with_next = true;
+    }
+  }
+
+  int NewScratch(int l, int64_t elements) {
+    return elements > 0 ? NewBuffer(l, "scratch", tape_.activations, elements) : TapeOp::kNone;
+  }
+
+  // Values that forward saves for backward besides input and output.
+  struct SavedValues {
+    DType type = DType::kFloat32;
+    int64_t elements = 0;
+  };
+  SavedValues SavedBy(int l) {
+    const GraphLayer& layer = graph_[l];
+    const Shape output = region(l).output.shape();
+    const int64_t channels = output[output.rank() - 1];
+    switch (layer.kind) {
+      case LayerKind::kMaxPool:            // position of the maximum
+      case LayerKind::kLocalResponseNorm:  // denominators
+        return {.elements = output.elements()};
+      case LayerKind::kBatchNorm:  // mean and inverse standard deviation
+        return {.elements = 2 * channels};
+      case LayerKind::kLayerNorm:
+        return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
+      case LayerKind::kAttention:  // queries, keys, values; context; probabilities
+        return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
+      default:
+        return {};
+    }
+  }
+
+  int64_t BackwardScratch(int l) {
+    const GraphLayer& layer = graph_[l];
+    if (layer.kind == LayerKind::kAttention) return AttentionOf(l).scratch();
+    // The kernel always computes the gradient of the input.
+    if (layer.kind == LayerKind::kLayerNorm && !NeedsGradient(layer.inputs[0])) {
+      return Elements(region(l).inputs[0]);
+    }
+    return 0;
+  }
+
+  AttentionMemory AttentionOf(int l) {
+    const GraphLayer& layer = graph_[l];
+    const Shape output = region(l).output.shape();
+    // The local heads.
+    const Box weight =
+        LocalBox(layer.parameters[0].shape, layouts(l).parameters[0], plan_.mesh, rank_);
+    return MemoryOfAttention(output[0], output[1], weight.shape()[0], layer.parameters[0].shape[2],
+                             tape_.activations);
+  }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  const int rank_;
+  const std::vector<bool> needs_gradient_;
+  Tape tape_;
+  // Buffers by layer.
+  std::vector<std::vector<int>> x_;
+  std::vector<int> y_;
+  std::vector<int> saved_;
+  std::vector<int> dy_;
+  // Operations whose result may overwrite an operand.
+  std::vector<int> in_place_;
+};
+
+}  // namespace
+
+Box LayerRegion::OutputRows(int64_t begin, int64_t end) const {
+  Box rows = output;
+  rows.begin[kRows] = begin;
+  rows.end[kRows] = std::max(begin, end);
+  return rows;
+}
+
+Box LayerRegion::InputRowsFor(const Window& window, int64_t begin, int64_t end) const {
+  Box rows = inputs[0];
+  const int64_t first = begin * window.stride - window.padding_height;
+  const int64_t last = (end - 1) * window.stride - window.padding_height + window.reach_height();
+  rows.begin[kRows] = std::clamp(first, inputs[0].begin[kRows], inputs[0].end[kRows]);
+  rows.end[kRows] =
+      begin < end ? std::clamp(last, rows.begin[kRows], inputs[0].end[kRows]) : rows.begin[kRows];
+  return rows;
+}
+
+SavedForBackward SavedForBackwardBy(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kConvolution:
+    case LayerKind::kFullyConnected:
+    case LayerKind::kGelu:
+    case LayerKind::kBatchNorm:
+    case LayerKind::kLocalResponseNorm:
+    case LayerKind::kEmbedding:
+    case LayerKind::kLayerNorm:
+    case LayerKind::kAttention:
+      return {.x = true};
+    case LayerKind::kRelu:
+    case LayerKind::kSigmoid:
+    case LayerKind::kTanh:
+      return {.y = true};
+    case LayerKind::kMaxPool:
+    case LayerKind::kAveragePool:
+    case LayerKind::kGlobalAveragePool:
+    case LayerKind::kDropout:
+    case LayerKind::kAdd:
+    case LayerKind::kConcat:
+    case LayerKind::kFlatten:
+    case LayerKind::kSoftmaxCrossEntropy:
+      return {};
+  }
+  return {};
+}
+
+Layout InputLayout(const Graph& graph, const Plan& plan) {
+  const int first = graph.consumers(Graph::kInput).front();
+  Layout layout;
+  layout.split.push_back(plan.layers[first].inputs[0].axes(0));
+  return layout;
+}
+
+std::vector<bool> LayersWithGradient(const Graph& graph) {
+  std::vector<bool> needs_gradient;
+  for (const GraphLayer& layer : graph.layers()) {
+    needs_gradient.push_back(
+        layer.has_parameters() ||
+        std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int producer) {
+          return producer != Graph::kInput && needs_gradient[producer];
+        }));
+  }
+  return needs_gradient;
+}
+
+AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
+                                  int64_t head_features, DType activations) {
+  const int64_t rows = samples * tokens * heads;
+  const int64_t per_number = sizeof(float) / SizeOf(activations);  // elements that hold an fp32
+  AttentionMemory memory;
+  memory.qkv = 3 * rows * head_features;
+  memory.context = rows * head_features;
+  memory.probabilities = rows * std::max(tokens, per_number);
+  memory.context_begin = AlignedOffset(memory.qkv);
+  memory.probabilities_begin = AlignedOffset(memory.context_begin + memory.context);
+  return memory;
+}
+
+Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
+              DType activations) {
+  return TapeBuilder(graph, plan, rank, samples, training, activations).Run();
+}
+
+}  // namespace cadre

@@ -1,0 +1,141 @@
+// A tape: the operations of one rank on one batch in execution order, the buffers that they read
+// and write, and the offset of each buffer in one block of memory. tape.cc explains it.
+//
+// A training tape consists of forward, loss and backward; an evaluation tape ends with the loss.
+//
+// Values and pure functions; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/graph.h"
+#include "plan/plan.h"
+#include "tensor/box.h"
+#include "tensor/dtype.h"
+#include "tensor/move.h"
+
+namespace cadre {
+
+struct TapeBuffer {
+  // For messages: "conv1 y", "fc2 dx".
+  std::string name;
+  // Activations and their gradients have the tape's type. Values that only kernels interpret (the
+  // position of a maximum, statistics) and tokens are four bytes wide and labelled float32.
+  DType type = DType::kFloat32;
+  int64_t elements = 0;
+  // Size of the elements in words of four bytes.
+  int64_t words = 0;
+  // The first and the last operation that uses it.
+  int first = 0;
+  int last = 0;
+  // Its offset in the block, in words.
+  int64_t offset = 0;
+};
+
+enum class TapeOpKind {
+  kMove,          // x[0] -> y, by `move`
+  kForward,       // x -> y (and saved)
+  kLoss,          // x[0] -> dx[0]
+  kBackward,      // x, y, saved, dy -> dx
+  kMoveGradient,  // x[0] -> y, by `move`
+  kAdd,           // x[0] + x[1] -> y
+};
+
+struct TapeOp {
+  static constexpr int kNone = -1;
+
+  TapeOpKind kind = TapeOpKind::kForward;
+  int layer = 0;
+  // Moves: the number of the layer's input.
+  int input = 0;
+  // Buffers; kNone if not needed. kInput: the batch itself.
+  static constexpr int kInput = -2;
+  std::vector<int> x;
+  int y = kNone;
+  int saved = kNone;
+  int scratch = kNone;
+  int dy = kNone;
+  std::vector<int> dx;
+  Move move;
+  // This operation and the next are executed concurrently: a move to a convolution while the rows
+  // that do not need it are computed; or the move of an input gradient while the layer computes the
+  // gradients of its parameters.
+  bool with_next = false;
+};
+
+// The part of a batch that one layer processes on one rank.
+struct LayerRegion {
+  // Local parts of each input, with the halo, and of the output.
+  std::vector<Box> inputs;
+  Box output;
+  // If a halo is received while the interior is computed: the local part of the input without it,
+  // and the rows [interior_begin, interior_end) of the output, which need nothing else.
+  Box held;
+  int64_t interior_begin = 0;
+  int64_t interior_end = 0;
+  bool has_interior() const { return interior_begin < interior_end; }
+  // Rows [begin, end) of the output, and the part of the input that they need.
+  Box OutputRows(int64_t begin, int64_t end) const;
+  Box InputRowsFor(const Window& window, int64_t begin, int64_t end) const;
+};
+
+// The layout of an attention's saved memory, in elements of activations: queries, keys and values
+// from 0 on, then context and probabilities, aligned to kAlignmentElements. The scratch memory of
+// its backward has the same layout for the gradients of queries, keys, values and context.
+struct AttentionMemory {
+  int64_t qkv = 0;
+  int64_t context = 0;
+  // Has room for at least one fp32 number per token and head, for back ends that store statistics
+  // instead of probabilities.
+  int64_t probabilities = 0;
+  int64_t context_begin = 0;
+  int64_t probabilities_begin = 0;
+  int64_t saved() const { return probabilities_begin + probabilities; }
+  int64_t scratch() const { return context_begin + context; }
+};
+AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
+                                  int64_t head_features, DType activations);
+
+// Parts of one buffer begin at multiples of this, for vector instructions and libraries.
+inline constexpr int64_t kAlignmentElements = 8;
+constexpr int64_t AlignedOffset(int64_t elements_before) {
+  return (elements_before + kAlignmentElements - 1) / kAlignmentElements * kAlignmentElements;
+}
+
+struct Tape {
+  int64_t samples = 0;
+  bool training = false;
+  // The type of activations.
+  DType activations = DType::kFloat32;
+  std::vector<TapeBuffer> buffers;
+  std::vector<TapeOp> ops;
+  // One per layer.
+  std::vector<LayerRegion> regions;
+  // The part of the batch that this rank loads: whole samples.
+  Box input;
+  // Size of the block.
+  int64_t words = 0;
+};
+
+// The layout in which ranks load the batch: samples split as in the first layer, each sample whole.
+Layout InputLayout(const Graph& graph, const Plan& plan);
+
+// What an operation's backward reads besides the gradient of its output.
+struct SavedForBackward {
+  bool x = false;
+  bool y = false;
+};
+SavedForBackward SavedForBackwardBy(LayerKind kind);
+
+// By layer: whether the gradient of its output is needed, because it or a layer before it has
+// parameters.
+std::vector<bool> LayersWithGradient(const Graph& graph);
+
+// Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
+// or kBFloat16.
+Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
+              DType activations = DType::kFloat32);
+
+}  // namespace cadre

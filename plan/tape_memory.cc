@@ -1,0 +1,129 @@
+// Assigns offsets in one block of memory to buffers with known lifetimes.
+//
+// This is offset calculation, or dynamic storage allocation: buffers are rectangles with fixed
+// extent in time (first to last operation) and height (size), to be stacked without overlap in the
+// lowest total height. It is NP-hard (Garey and Johnson 1979, problem SR2). The heuristic is
+// "greedy by size" of Pisarchyk and Lee ("Efficient memory management for deep neural net
+// inference", 2020, arXiv:2001.03288), with first fit: buffers are placed in order of decreasing
+// size, each at the lowest offset where no placed buffer with an overlapping lifetime lies. Ties
+// keep the order of creation, so all ranks with equal tapes have equal offsets.
+//
+// Before that, operations that may work in place are merged with an operand whose last use they are
+// (the in-place optimisation of Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear
+// memory cost", 2016, section 3). Merging extends the operand's lifetime, so operations are
+// considered in execution order.
+//
+// Invariants (tape_test): two buffers that are alive at the same operation do not overlap, and
+// buffers of concurrent operations count as alive in both. Cost: quadratic in buffers, at most a
+// few thousand.
+#include "plan/tape_memory.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace cadre {
+namespace {
+
+// Buffers begin at multiples of this many words: a cache line.
+constexpr int64_t kAlignment = 16;
+
+std::vector<int*> BuffersOf(TapeOp& op) {
+  std::vector<int*> buffers = {&op.y, &op.saved, &op.scratch, &op.dy};
+  for (int& buffer : op.x) buffers.push_back(&buffer);
+  for (int& buffer : op.dx) buffers.push_back(&buffer);
+  buffers.erase(std::remove_if(buffers.begin(), buffers.end(), [](const int* b) { return *b < 0; }),
+                buffers.end());
+  return buffers;
+}
+
+void FindLifetimes(Tape& tape) {
+  for (TapeBuffer& buffer : tape.buffers) {
+    buffer.first = std::ssize(tape.ops);
+    buffer.last = -1;
+  }
+  for (int i = 0; i < std::ssize(tape.ops); ++i) {
+    // Concurrent operations both keep the buffers of either alive.
+    const int first = i > 0 && tape.ops[i - 1].with_next ? i - 1 : i;
+    const int last = tape.ops[i].with_next ? i + 1 : i;
+    for (const int* number : BuffersOf(tape.ops[i])) {
+      TapeBuffer& buffer = tape.buffers[*number];
+      buffer.first = std::min(buffer.first, first);
+      buffer.last = std::max(buffer.last, last);
+    }
+  }
+}
+
+// Merges the operation's result into the operand's buffer if the operand has no later use.
+bool TryInPlace(Tape& tape, int at, int operand, int result) {
+  if (operand < 0 || result < 0 || operand == result) return false;
+  TapeBuffer& from = tape.buffers[operand];
+  TapeBuffer& to = tape.buffers[result];
+  if (from.last != at || from.type != to.type || from.elements != to.elements) return false;
+  from.last = std::max(from.last, to.last);
+  for (TapeOp& op : tape.ops) {
+    for (int* number : BuffersOf(op)) {
+      if (*number == result) *number = operand;
+    }
+  }
+  to.elements = 0;
+  to.words = 0;
+  return true;
+}
+
+void ShareInPlace(Tape& tape, const std::vector<int>& in_place) {
+  for (const int at : in_place) {
+    TapeOp& op = tape.ops[at];
+    if (op.kind == TapeOpKind::kBackward) {
+      if (op.dx.size() == 1) TryInPlace(tape, at, op.dy, op.dx[0]);
+      continue;
+    }
+    for (size_t i = 0; i < op.x.size(); ++i) {
+      // A buffer that is used twice is still needed as the other operand.
+      if (std::count(op.x.begin(), op.x.end(), op.x[i]) > 1) continue;
+      if (TryInPlace(tape, at, op.x[i], op.y)) break;
+    }
+  }
+}
+
+bool LiveTogether(const TapeBuffer& a, const TapeBuffer& b) {
+  return a.first <= b.last && b.first <= a.last;
+}
+
+// Largest first, each at the lowest offset that is free throughout its lifetime.
+void Pack(Tape& tape) {
+  std::vector<int> order(tape.buffers.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto& buffers = tape.buffers;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return buffers[a].words > buffers[b].words; });
+  std::vector<int> placed;  // by offset
+  for (const int number : order) {
+    TapeBuffer& buffer = tape.buffers[number];
+    if (buffer.words == 0) continue;
+    int64_t offset = 0;
+    for (const int other : placed) {
+      const TapeBuffer& taken = tape.buffers[other];
+      if (!LiveTogether(buffer, taken)) continue;
+      if (taken.offset >= offset + buffer.words) break;
+      const int64_t end = taken.offset + taken.words;
+      offset = std::max(offset, (end + kAlignment - 1) / kAlignment * kAlignment);
+    }
+    buffer.offset = offset;
+    tape.words = std::max(tape.words, offset + buffer.words);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), number,
+                                   [&](int a, int b) {
+                                     return tape.buffers[a].offset < tape.buffers[b].offset;
+                                   }),
+                  number);
+  }
+}
+
+}  // namespace
+
+void AssignMemory(Tape& tape, const std::vector<int>& in_place) {
+  FindLifetimes(tape);
+  ShareInPlace(tape, in_place);
+  Pack(tape);
+}
+
+}  // namespace cadre

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Compares every #include with the table of rooms in docs/architecture.md.
+
+A room is a source folder that is one library. The table lists, for each room, the rooms that it may
+include. The test fails on an include that the table does not permit, on a permission that no file
+uses, on a permission that does not point to a lower floor, and on a file outside all rooms.
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HEADER = ["floor", "room", "holds", "may include"]
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+
+def parse_table(markdown):
+    """{room: (floor, {permitted room})} of the first table whose header is HEADER."""
+    rooms = {}
+    inside = False
+    for line in markdown.splitlines():
+        cells = [cell.strip().replace("`", "") for cell in line.strip().strip("|").split("|")]
+        if not inside:
+            inside = cells == HEADER
+        elif len(cells) != len(HEADER):
+            break
+        elif cells[0].isdigit():
+            permitted = {name.strip().rstrip("/") for name in cells[3].split(",")} - {"-", ""}
+            for room in cells[1].split(","):
+                rooms[room.strip().rstrip("/")] = (int(cells[0]), permitted)
+    return rooms
+
+
+def room_of(path, rooms):
+    """The longest room name that is a folder of `path`, or None."""
+    names = [room for room in rooms if path.startswith(room + "/")]
+    return max(names, key=len, default=None)
+
+
+def check(root, rooms):
+    """What is wrong, one line each: "path:line: message"."""
+    faults = []
+    used = {room: set() for room in rooms}
+    for room, (floor, permitted) in rooms.items():
+        for other in sorted(permitted):
+            if other not in rooms:
+                faults.append(f"{room} may include {other}, which is not a room")
+            elif rooms[other][0] >= floor:
+                faults.append(f"{room} may include {other}, which is not on a lower floor")
+    files = [path for top in sorted({room.split("/")[0] for room in rooms})
+             for path in sorted((root / top).rglob("*")) if path.suffix in (".h", ".cc", ".cu")]
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        room = room_of(name, rooms)
+        if room is None:
+            faults.append(f"{name}:1: the file belongs to no room")
+            continue
+        # Comments keep their line breaks, so that line numbers stay right.
+        text = COMMENT.sub(lambda c: "\n" * c.group().count("\n"), path.read_text(encoding="utf-8"))
+        for include in INCLUDE.finditer(text):
+            target = room_of(include.group(2), rooms)
+            place = f"{name}:{text.count(chr(10), 0, include.start(2)) + 1}"
+            if target is None:
+                if include.group(1) == '"' and re.match(r"[^/]*$|(tests|bench)/", include.group(2)):
+                    faults.append(f'{place}: "{include.group(2)}" does not start at a room')
+                continue
+            if include.group(1) == "<":
+                faults.append(f"{place}: <{include.group(2)}> must be written in quotes")
+            used[room].add(target)
+            if target != room and target not in rooms[room][1]:
+                faults.append(f"{place}: {room} may not include {target}")
+    for room, (_, permitted) in rooms.items():
+        if not used[room] and not any(room_of(str(f.relative_to(root)), rooms) == room for f in files):
+            faults.append(f"{room} holds no source file")
+        for other in sorted(permitted - used[room]):
+            faults.append(f"no file of {room} includes {other}: remove the permission")
+    return faults
+
+
+class Repository(unittest.TestCase):
+    def test_includes_follow_the_table(self):
+        rooms = parse_table((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+        self.assertGreater(len(rooms), 15, "the table of rooms was not found")
+        self.assertEqual([], check(ROOT, rooms))
+
+
+class Check(unittest.TestCase):
+    ROOMS = {"base": (0, set()), "tensor": (1, {"base"}), "tensor/io": (2, {"tensor"})}
+
+    def faults(self, **files):
+        sources = {"base/a.h": "", "tensor/b.h": '#include "base/a.h"\n',
+                   "tensor/io/c.cu": '#include "tensor/b.h"\n'}
+        sources.update({name.replace("__", "/").replace("_", "."): text
+                        for name, text in files.items()})
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in sources.items():
+                path = pathlib.Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            return check(pathlib.Path(folder), self.ROOMS)
+
+    def test_a_sound_tree_has_no_faults(self):
+        self.assertEqual([], self.faults(base__d_cc="#include <vector>\n/*\n#include \"tensor/b.h\"\n*/\n"))
+
+    def test_forbidden_include(self):
+        self.assertEqual(["base/d.cc:3: base may not include tensor"],
+                         self.faults(base__d_cc='/*\n*/\n#include "tensor/b.h"\n'))
+
+    def test_forbidden_include_in_a_cuda_file(self):
+        self.assertIn("tensor/io/c.cu:1: tensor/io may not include base",
+                      self.faults(tensor__io__c_cu='#include "base/a.h"\n'))
+
+    def test_unused_permission(self):
+        self.assertEqual(["no file of tensor includes base: remove the permission"],
+                         self.faults(tensor__b_h=""))
+
+    def test_relative_include_and_brackets(self):
+        self.assertEqual(['base/d.cc:1: "a.h" does not start at a room',
+                          "base/d.cc:2: <base/a.h> must be written in quotes"],
+                         self.faults(base__d_cc='#include "a.h"\n#include <base/a.h>\n'))
+
+    def test_upward_permission(self):
+        self.assertEqual(["base may include tensor, which is not on a lower floor"],
+                         [f for f in check(ROOT / "no", {"base": (0, {"tensor"}), "tensor": (1, set())})
+                          if "floor" in f])
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "includes_test"
+    unittest.main()

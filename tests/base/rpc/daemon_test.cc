@@ -1,0 +1,418 @@
+// Daemons and channels, over loopback: what base/rpc/daemon.h and base/rpc/grpc_channel.h promise.
+#include "base/rpc/daemon.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/rpc/grpc_channel.h"
+#include "proto/cadre/v1/control.grpc.pb.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+// Answers Stop with the caller's address as an error's words; for the run "wait" only when it is
+// let go.
+class Answering final : public v1::Runs::Service {
+ public:
+  grpc::Status Stop(grpc::ServerContext* context, const v1::StopRequest* request,
+                    v1::StopReply*) override {
+    if (request->run() == "peer") return {grpc::StatusCode::ABORTED, context->peer()};
+    if (request->run() == "wait") {
+      arrived_.Notify();
+      const absl::Time deadline = absl::Now() + kPatience;
+      while (!context->IsCancelled() && absl::Now() < deadline) {
+        if (let_go_.WaitForNotificationWithTimeout(absl::Milliseconds(5))) break;
+      }
+    }
+    return grpc::Status::OK;
+  }
+
+  absl::Notification arrived_;
+  absl::Notification let_go_;
+};
+
+grpc::Status Stop(grpc::Channel& channel, const std::string& run, const std::string& reason = "") {
+  const std::shared_ptr<grpc::Channel> borrowed(std::shared_ptr<void>(), &channel);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  v1::StopRequest request;
+  request.set_run(run);
+  request.set_reason(reason);
+  v1::StopReply reply;
+  return v1::Runs::NewStub(borrowed)->Stop(&context, request, &reply);
+}
+
+// Asks the health service about the server as a whole. The message is empty, the answer one enum
+// in field 1, so bytes do.
+absl::StatusOr<std::string> Health(const std::string& address) {
+  grpc::GenericStub stub(MakeChannel(address, Plane::kControl));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  grpc::CompletionQueue queue;
+  const grpc::Slice nothing("");
+  const grpc::ByteBuffer request(&nothing, 1);
+  auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &queue);
+  call->StartCall();
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  call->Finish(&reply, &status, &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  if (!status.ok()) return absl::UnavailableError(status.error_message());
+  grpc::Slice bytes;
+  if (!reply.TrySingleSlice(&bytes).ok()) return absl::InternalError("several slices");
+  return std::string(reinterpret_cast<const char*>(bytes.begin()), bytes.size());
+}
+constexpr char kServing[] = "\x08\x01";
+
+std::unique_ptr<Daemon> StartOrDie(grpc::Service* service) {
+  auto daemon = Daemon::Start({}, {service});
+  EXPECT_TRUE(daemon.ok()) << daemon.status();
+  return *std::move(daemon);
+}
+
+TEST(DaemonTest, TakesAFreePortAndServes) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  EXPECT_GT(daemon->port(), 0);
+  EXPECT_EQ(daemon->address(), absl::StrCat("127.0.0.1:", daemon->port()));
+  const auto channel = MakeChannel(daemon->address(), Plane::kControl);
+  EXPECT_TRUE(Stop(*channel, "x").ok());
+}
+
+TEST(DaemonTest, HealthIsServing) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  const auto health = Health(daemon->address());
+  ASSERT_TRUE(health.ok()) << health.status();
+  EXPECT_EQ(*health, kServing);
+}
+
+TEST(DaemonTest, SeveralServicesOnOnePort) {
+  Answering runs;
+  v1::Status::Service status;
+  const auto daemon = Daemon::Start({}, {&runs, &status});
+  ASSERT_TRUE(daemon.ok());
+  const auto channel = MakeChannel((*daemon)->address(), Plane::kControl);
+  EXPECT_TRUE(Stop(*channel, "x").ok());
+  grpc::ClientContext context;
+  v1::StatusReply reply;
+  // Known, but not implemented by this one.
+  EXPECT_EQ(v1::Status::NewStub(channel)->Get(&context, {}, &reply).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST(DaemonTest, ATakenPortIsAnError) {
+  Answering service, other;
+  const auto daemon = StartOrDie(&service);
+  const auto second = Daemon::Start({.listen = daemon->address()}, {&other});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
+  EXPECT_THAT(second.status().message(), HasSubstr(daemon->address()));
+}
+
+TEST(DaemonTest, FreesPort) {
+  Answering service;
+  auto daemon = StartOrDie(&service);
+  const std::string address = daemon->address();
+  daemon.reset();
+  EXPECT_TRUE(Daemon::Start({.listen = address}, {&service}).ok());
+}
+
+TEST(DaemonTest, NonLoopbackRequiresInsecure) {
+  Answering service;
+  for (const std::string listen : {"0.0.0.0:0", "[::]:0", "192.0.2.1:0", "example.com:0",
+                                   "127.0.0.1.example.com:0", "128.0.0.1:0"}) {
+    const auto daemon = Daemon::Start({.listen = listen}, {&service});
+    EXPECT_EQ(daemon.status().code(), absl::StatusCode::kInvalidArgument) << listen;
+    EXPECT_THAT(daemon.status().message(), HasSubstr(listen));
+    EXPECT_THAT(daemon.status().message(), HasSubstr("--insecure"));
+  }
+  // Loopback in a spelling that is not recognised as such: the test itself stays on this machine.
+  EXPECT_FALSE(Daemon::Start({.listen = "LOCALHOST:0"}, {&service}).ok());
+  const auto daemon = Daemon::Start({.listen = "LOCALHOST:0", .insecure = true}, {&service});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  EXPECT_THAT((*daemon)->address(), StartsWith("LOCALHOST:"));
+  EXPECT_TRUE(Health(absl::StrCat("127.0.0.1:", (*daemon)->port())).ok());
+}
+
+TEST(DaemonTest, LoopbackByNameAndInFull) {
+  Answering service;
+  for (const std::string listen : {"localhost:0", "127.0.0.1:0", "127.0.0.2:0"}) {
+    const auto daemon = Daemon::Start({.listen = listen}, {&service});
+    EXPECT_TRUE(daemon.ok()) << listen << ": " << daemon.status();
+  }
+}
+
+TEST(DaemonTest, ListenAddressIsChecked) {
+  for (const char* loopback : {"localhost:1", "127.0.0.1:7002", "127.1.2.3:0", "[::1]:1"}) {
+    EXPECT_EQ(CheckListenAddress(loopback, false), absl::OkStatus()) << loopback;
+  }
+  for (const char* other : {"127.0.0.1.example.com:7002", "127.example.com:1", "0.0.0.0:1"}) {
+    EXPECT_THAT(CheckListenAddress(other, false).message(), HasSubstr("--insecure")) << other;
+    EXPECT_EQ(CheckListenAddress(other, true), absl::OkStatus()) << other;
+  }
+  EXPECT_EQ(CheckListenAddress("127.0.0.1", true).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(DaemonTest, MalformedAddresses) {
+  Answering service;
+  for (const std::string listen : {"", "localhost", ":0", "127.0.0.1:", "127.0.0.1:x",
+                                   "127.0.0.1:-1", "127.0.0.1:65536", "127.0.0.1:1:"}) {
+    const auto daemon = Daemon::Start({.listen = listen}, {&service});
+    EXPECT_EQ(daemon.status().code(), absl::StatusCode::kInvalidArgument) << listen;
+    EXPECT_THAT(daemon.status().message(), HasSubstr(absl::StrCat("'", listen, "'")));
+  }
+}
+
+class PortFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "cadre_daemon_test_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string folder_;
+  Answering service_;
+};
+
+TEST_F(PortFileTest, HoldsThePortTaken) {
+  const std::string path = folder_ + "/port";
+  const auto daemon = Daemon::Start({.port_file = path}, {&service_});
+  ASSERT_TRUE(daemon.ok());
+  EXPECT_EQ(*ReadFile(path), absl::StrCat((*daemon)->port(), "\n"));
+}
+
+TEST_F(PortFileTest, NotWrittenWithoutStart) {
+  Answering other;
+  const auto daemon = StartOrDie(&other);
+  const std::string path = folder_ + "/port";
+  EXPECT_FALSE(Daemon::Start({.listen = daemon->address(), .port_file = path}, {&service_}).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST_F(PortFileTest, FailsIfUnwritable) {
+  const auto daemon = Daemon::Start({.port_file = folder_ + "/missing/port"}, {&service_});
+  EXPECT_EQ(daemon.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(daemon.status().message(), HasSubstr(folder_ + "/missing/port"));
+}
+
+TEST(DrainTest, CallsInFlightGetTheirGrace) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  const auto channel = MakeChannel(daemon->address(), Plane::kControl);
+  grpc::Status status(grpc::StatusCode::UNKNOWN, "not called");
+  std::thread caller([&] { status = Stop(*channel, "wait"); });
+  EXPECT_TRUE(service.arrived_.WaitForNotificationWithTimeout(kPatience));
+  absl::Notification drained;
+  std::thread drainer([&] {
+    daemon->Drain(kPatience);
+    drained.Notify();
+  });
+  // Whether or not the drain has begun by now, the call may end.
+  service.let_go_.Notify();
+  caller.join();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(drained.WaitForNotificationWithTimeout(kPatience));
+  drainer.join();
+  EXPECT_FALSE(Health(daemon->address()).ok());
+}
+
+TEST(DrainTest, CancelsCallsAfterGrace) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  const auto channel = MakeChannel(daemon->address(), Plane::kControl);
+  grpc::Status status;
+  std::thread caller([&] { status = Stop(*channel, "wait"); });
+  EXPECT_TRUE(service.arrived_.WaitForNotificationWithTimeout(kPatience));
+  const absl::Time start = absl::Now();
+  daemon->Drain(absl::Milliseconds(50));
+  caller.join();
+  EXPECT_FALSE(status.ok());
+  // Cancelled, and not waited for until the service gave up by itself.
+  EXPECT_LT(absl::Now() - start, kPatience / 2);
+}
+
+TEST(DrainTest, TwiceIsFine) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  daemon->Drain(absl::ZeroDuration());
+  daemon->Drain(absl::ZeroDuration());
+}
+
+TEST(ChannelTest, PlanesDoNotShareAConnection) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  const auto control = MakeChannel(daemon->address(), Plane::kControl);
+  const auto bulk = MakeChannel(daemon->address(), Plane::kBulk);
+  const std::string control_peer = Stop(*control, "peer").error_message();
+  const std::string bulk_peer = Stop(*bulk, "peer").error_message();
+  EXPECT_THAT(control_peer, HasSubstr("127.0.0.1"));
+  EXPECT_NE(control_peer, bulk_peer);
+  EXPECT_EQ(Stop(*control, "peer").error_message(), control_peer);
+}
+
+TEST(ChannelTest, MessagesUpToTheLimit) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  const auto channel = MakeChannel(daemon->address(), Plane::kBulk);
+  // gRPC's own default is 4 MiB; a chunk and its header must pass.
+  EXPECT_TRUE(Stop(*channel, "x", std::string((4 << 20) + 1000, 'x')).ok());
+  const grpc::Status beyond = Stop(*channel, "x", std::string(kMaxMessageBytes, 'x'));
+  EXPECT_EQ(beyond.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << beyond.error_message();
+  static_assert(kChunkElements * sizeof(float) < kMaxMessageBytes);
+}
+
+TEST(ChannelTest, AMissingServerIsUnavailable) {
+  Answering service;
+  auto daemon = StartOrDie(&service);
+  const std::string address = daemon->address();
+  daemon.reset();
+  const auto channel = MakeChannel(address, Plane::kControl);
+  EXPECT_EQ(Stop(*channel, "x").error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(ChannelTest, ComesBackWhenTheServerDoes) {
+  Answering service;
+  auto daemon = StartOrDie(&service);
+  const std::string address = daemon->address();
+  const auto channel = MakeChannel(address, Plane::kControl);
+  ASSERT_TRUE(Stop(*channel, "x").ok());
+  daemon.reset();
+  EXPECT_FALSE(Stop(*channel, "x").ok());
+  const auto again = Daemon::Start({.listen = address}, {&service});
+  ASSERT_TRUE(again.ok()) << again.status();
+  ASSERT_TRUE(channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kPatience)));
+  EXPECT_TRUE(Stop(*channel, "x").ok());
+}
+
+// A relay before a server that takes `delay` to pick up, as a busy machine at the end of a slow
+// link does: the kernel accepts the connection at once, but nobody speaks.
+class SlowRelay {
+ public:
+  SlowRelay(int server_port, absl::Duration delay) : server_port_(server_port), delay_(delay) {
+    sockaddr_in address = Loopback(0);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(listener_, 8), 0);
+    EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~SlowRelay() {
+    // Wakes accept, if it still waits.
+    shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    close(listener_);
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+ private:
+  static sockaddr_in Loopback(int port) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    return address;
+  }
+
+  // One connection; ends when either side does.
+  void Run() const {
+    const int client = accept(listener_, nullptr, nullptr);
+    if (client < 0) return;
+    absl::SleepFor(delay_);
+    const int server = socket(AF_INET, SOCK_STREAM, 0);
+    const sockaddr_in address = Loopback(server_port_);
+    EXPECT_EQ(connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    pollfd ends[] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
+    while (poll(ends, 2, absl::ToInt64Milliseconds(kPatience)) > 0) {
+      if ((ends[0].revents != 0 && !Forward(client, server)) ||
+          (ends[1].revents != 0 && !Forward(server, client))) {
+        break;
+      }
+    }
+    close(client);
+    close(server);
+  }
+
+  static bool Forward(int from, int to) {
+    char buffer[4096];
+    const ssize_t n = recv(from, buffer, sizeof(buffer), 0);
+    return n > 0 && send(to, buffer, static_cast<size_t>(n), MSG_NOSIGNAL) == n;
+  }
+
+  const int server_port_;
+  const absl::Duration delay_;
+  const int listener_ = socket(AF_INET, SOCK_STREAM, 0);
+  int port_ = 0;
+  std::thread thread_;
+};
+
+TEST(ChannelTest, ConnectsOverSlowLink) {
+  Answering service;
+  const auto daemon = StartOrDie(&service);
+  // Much longer than the first waits between attempts.
+  const SlowRelay relay(daemon->port(), absl::Milliseconds(700));
+  const auto channel = MakeChannel(relay.address(), Plane::kControl);
+  const grpc::Status status = Stop(*channel, "x");
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+// Signals concern the whole process, and must be blocked before there are threads: a process of
+// its own.
+void WaitAndExit(int signal_number) {
+  BlockTerminationSignals();
+  std::thread sender([signal_number] {
+    signal_number == 0 ? RequestTermination() : static_cast<void>(kill(getpid(), signal_number));
+  });
+  const int got = WaitForTermination();
+  sender.join();
+  exit(got == (signal_number == 0 ? SIGTERM : signal_number) ? 0 : 1);
+}
+
+TEST(TerminationDeathTest, WaitsForSignalsAndRequests) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(WaitAndExit(SIGTERM), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(WaitAndExit(SIGINT), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(WaitAndExit(0), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(TerminationDeathTest, SurvivesBrokenPipe) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        BlockTerminationSignals();
+        int ends[2];
+        if (pipe(ends) != 0) exit(2);
+        close(ends[0]);
+        const bool refused = write(ends[1], "x", 1) < 0 && errno == EPIPE;
+        exit(refused ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,84 @@
+#include "coordinator/prediction_error_cause.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace cadre {
+namespace {
+
+using ::testing::StartsWith;
+
+// Milliseconds. The step is what its parts are.
+v1::StepTimes Times(double compute, double moves, double exposed, double collectives,
+                    double update = 0) {
+  v1::StepTimes times;
+  times.set_step((compute + moves + exposed) * 1e-3);
+  times.set_compute(compute * 1e-3);
+  times.set_moves(moves * 1e-3);
+  times.set_exposed(exposed * 1e-3);
+  times.set_collectives(collectives * 1e-3);
+  times.set_update(update * 1e-3);
+  return times;
+}
+
+TEST(PredictionErrorCauseTest, RelativeToMeasuredStep) {
+  EXPECT_DOUBLE_EQ(PredictionError(Times(30, 0, 0, 0), Times(40, 0, 0, 0)), -0.25);
+  EXPECT_DOUBLE_EQ(PredictionError(Times(50, 0, 0, 0), Times(40, 0, 0, 0)), 0.25);
+  EXPECT_EQ(PredictionError(Times(50, 0, 0, 0), v1::StepTimes()), 0);
+}
+
+TEST(PredictionErrorCauseTest, NoCauseWithinBound) {
+  EXPECT_EQ(PredictionErrorCause(Times(41, 0, 0, 0), Times(50, 0, 0, 0)), "");
+  EXPECT_EQ(PredictionErrorCause(Times(59, 0, 0, 0), Times(50, 0, 0, 0)), "");
+  EXPECT_NE(PredictionErrorCause(Times(39, 0, 0, 0), Times(50, 0, 0, 0)), "");
+}
+
+TEST(PredictionErrorCauseTest, BlamesComputing) {
+  EXPECT_EQ(PredictionErrorCause(Times(20, 5, 5, 10), Times(40, 6, 8, 13)),
+            "compute: layers took 40.0 ms, 20.0 ms predicted");
+}
+
+TEST(PredictionErrorCauseTest, WorkOutsideLayers) {
+  v1::StepTimes measured = Times(20, 5, 5, 10);
+  measured.set_step(0.060);
+  EXPECT_EQ(PredictionErrorCause(Times(20, 5, 5, 10), measured),
+            "compute: work outside of layers took 30.0 ms, 0 ms predicted");
+}
+
+TEST(PredictionErrorCauseTest, BlamesTheLinkForMoves) {
+  EXPECT_EQ(PredictionErrorCause(Times(20, 5, 2, 10), Times(20, 25, 4, 12)),
+            "link: moves took 25.0 ms, 5.00 ms predicted");
+}
+
+TEST(PredictionErrorCauseTest, SlowCollectives) {
+  EXPECT_EQ(PredictionErrorCause(Times(20, 0, 2, 11, 1), Times(20, 0, 31, 40, 1)),
+            "link: collectives and updates took 41.0 ms, 12.0 ms predicted");
+}
+
+TEST(PredictionErrorCauseTest, UnexplainedWaiting) {
+  EXPECT_EQ(PredictionErrorCause(Times(20, 0, 2, 30), Times(20, 0, 25, 30)),
+            "overlap: waiting took 25.0 ms, 2.00 ms predicted");
+  EXPECT_THAT(PredictionErrorCause(Times(20, 0, 2, 30), Times(20, 0, 25, 32)),
+              StartsWith("overlap:"))
+      << "two milliseconds of slower collectives do not explain twenty";
+}
+
+// The step was predicted too long: what was predicted too long is blamed, not what was too short.
+TEST(PredictionErrorCauseTest, BlamesWhatPullsTheSameWay) {
+  EXPECT_THAT(PredictionErrorCause(Times(20, 40, 2, 30), Times(30, 5, 2, 30)),
+              StartsWith("link: moves"));
+  EXPECT_THAT(PredictionErrorCause(Times(10, 0, 40, 50), Times(12, 0, 5, 10)),
+              StartsWith("link: collectives"));
+}
+
+TEST(PredictionErrorCauseTest, Milliseconds) {
+  EXPECT_EQ(MillisecondsToText(0), "0 ms");
+  EXPECT_EQ(MillisecondsToText(0.0412), "41.2 ms");
+  EXPECT_EQ(MillisecondsToText(0.00999), "9.99 ms");
+  EXPECT_EQ(MillisecondsToText(0.1234), "123 ms");
+  EXPECT_EQ(MillisecondsToText(12.3), "12300 ms");
+  EXPECT_EQ(MillisecondsToText(1e-6), "0.001 ms");
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,118 @@
+#include "coordinator/run_rules.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace cadre {
+namespace {
+
+v1::RunRecord Record(uint32_t groups, uint32_t batch, uint32_t every, uint32_t epochs,
+                     uint32_t steps, uint64_t samples) {
+  v1::RunRecord run;
+  run.mutable_spec()->set_batch_per_group(batch);
+  run.mutable_spec()->mutable_cluster()->set_groups(groups);
+  run.mutable_spec()->mutable_averaging()->set_every_steps(every);
+  run.mutable_spec()->mutable_stop()->set_epochs(epochs);
+  run.mutable_spec()->mutable_stop()->set_steps(steps);
+  run.set_train_samples(samples);
+  run.set_next_evaluation_epoch(EvaluationEpochs(run.spec()));
+  return run;
+}
+
+TEST(RunTest, DefaultsOfTheSpec) {
+  const v1::RunSpec spec;
+  EXPECT_EQ(GroupsOf(spec), 1u);
+  EXPECT_EQ(RanksPerGroup(spec), 1u);
+  EXPECT_EQ(MinRanksPerGroup(spec), 1u);
+  EXPECT_EQ(RejoinWait(spec), absl::Seconds(5));
+  EXPECT_EQ(MinGrace(spec), absl::Seconds(10));
+  EXPECT_EQ(EvaluationEpochs(spec), 1u);
+  EXPECT_FALSE(Averages(spec));
+}
+
+TEST(RunTest, DevicesAreToldByTheirNames) {}
+
+TEST(RunTest, PrecisionsOfGpusWantGpus) {
+  v1::RunSpec spec;
+  EXPECT_EQ(DeviceWanted(spec), v1::Cluster::DEVICE_UNSPECIFIED);
+  spec.mutable_cluster()->set_device(v1::Cluster::CPU);
+  EXPECT_EQ(DeviceWanted(spec), v1::Cluster::CPU);
+  spec.mutable_cluster()->clear_device();
+  spec.set_precision(v1::RunSpec::FP32);
+  EXPECT_EQ(DeviceWanted(spec), v1::Cluster::DEVICE_UNSPECIFIED);
+  for (const v1::RunSpec::Precision precision : {v1::RunSpec::TF32, v1::RunSpec::BF16}) {
+    spec.set_precision(precision);
+    EXPECT_EQ(DeviceWanted(spec), v1::Cluster::CUDA);
+  }
+}
+
+TEST(RunTest, TotalStepsIsTheSmallerRule) {
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 0, 70, 640)), 70u);
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 640)), 30u);
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 70, 640)), 30u);
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 20, 640)), 20u);
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 650)), 31u) << "epochs that do not divide round up";
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 0)), 0u) << "not known before the data is";
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 20, 0)), 20u);
+  EXPECT_EQ(TotalSteps(Record(1, 1, 1, 4'000'000'000, 0, 4'000'000'000)),
+            std::numeric_limits<uint32_t>::max());
+}
+
+TEST(RunTest, EpochsCountFromCheckpoint) {
+  v1::RunRecord run = Record(2, 32, 5, 3, 0, 640);
+  run.mutable_spec()->mutable_checkpoint()->set_from_step(40);
+  // 2 epochs were done in 40 steps of half the size.
+  run.mutable_spec()->mutable_checkpoint()->set_from_position(1280);
+  EXPECT_EQ(TotalSteps(run), 50u);
+  EXPECT_DOUBLE_EQ(EpochAt(run, 40), 2);
+  EXPECT_DOUBLE_EQ(EpochAt(run, 45), 2.5);
+  EXPECT_EQ(EvaluationEpochAfter(run, 40), 3u);
+  run.mutable_spec()->mutable_checkpoint()->set_from_position(640 * 3);
+  EXPECT_EQ(TotalSteps(run), 40u) << "nothing is left";
+}
+
+TEST(RunTest, AveragingBoundaries) {
+  const v1::RunRecord run = Record(2, 32, 7, 0, 20, 640);
+  EXPECT_EQ(BoundaryAfter(run, 0), 7u);
+  EXPECT_EQ(BoundaryAfter(run, 7), 14u);
+  EXPECT_EQ(BoundaryAfter(run, 14), 20u);
+  EXPECT_FALSE(AtEnd(run, 14));
+  EXPECT_TRUE(AtEnd(run, 20));
+}
+
+TEST(RunTest, EvaluationBoundaries) {
+  v1::RunRecord run = Record(1, 32, 0, 0, 50, 650);  // 20.3 steps an epoch
+  EXPECT_EQ(BoundaryAfter(run, 0), 21u);
+  EXPECT_TRUE(EvaluationDue(run, 21));
+  EXPECT_FALSE(EvaluationDue(run, 20));
+  EXPECT_EQ(BoundaryAfter(run, 21), 41u);
+  EXPECT_EQ(BoundaryAfter(run, 41), 50u);
+}
+
+TEST(RunTest, EvaluationDueAfterEpoch) {
+  v1::RunRecord run = Record(2, 32, 7, 10, 0, 640);  // 10 steps an epoch
+  run.mutable_spec()->mutable_evaluation()->set_every_epochs(2);
+  run.set_next_evaluation_epoch(2);
+  EXPECT_FALSE(EvaluationDue(run, 14));
+  EXPECT_TRUE(EvaluationDue(run, 21));
+  EXPECT_EQ(EvaluationEpochAfter(run, 21), 4u);
+  EXPECT_EQ(EvaluationEpochAfter(run, 20), 4u);
+  EXPECT_EQ(EvaluationEpochAfter(run, 19), 2u);
+  EXPECT_DOUBLE_EQ(EpochAt(run, 15), 1.5);
+}
+
+TEST(RunTest, TargetIsInclusive) {
+  v1::RunRecord run = Record(1, 32, 5, 10, 0, 640);
+  run.mutable_spec()->mutable_stop()->set_test_accuracy(0.91F);
+  EXPECT_FALSE(TargetReached(run)) << "nothing was evaluated";
+  run.mutable_test()->set_samples(100);
+  run.mutable_test()->set_accuracy(0.9099);
+  EXPECT_FALSE(TargetReached(run));
+  run.mutable_test()->set_accuracy(0.91);
+  EXPECT_TRUE(TargetReached(run));
+  EXPECT_TRUE(AtEnd(run, 1));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,145 @@
+#include "coordinator/slot.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+namespace cadre {
+namespace {
+
+v1::Prepared FromRank(const Slot& slot, uint32_t rank) {
+  v1::Prepared prepared;
+  *prepared.mutable_place() = slot.Place(rank);
+  return prepared;
+}
+
+TEST(SlotTest, GoesThroughItsStates) {
+  const absl::Time now = absl::FromUnixSeconds(5);
+  Slot slot("run-1", 2, now);
+  EXPECT_TRUE(slot.waiting());
+  slot.Form(7, {"w1", "w2"}, v1::Plan(), 3, 30, absl::FromUnixSeconds(6));
+  EXPECT_TRUE(slot.preparing());
+  EXPECT_EQ(slot.Place(1).generation(), 7u);
+  EXPECT_EQ(slot.Place(1).group(), 2u);
+  slot.Prepare(FromRank(slot, 0));
+  slot.Prepare(FromRank(slot, 0));
+  EXPECT_FALSE(slot.prepared()) << "one rank twice is not two";
+  slot.Prepare(FromRank(slot, 1));
+  EXPECT_TRUE(slot.prepared());
+  EXPECT_FALSE(slot.record().lived());
+  slot.Start(40, absl::FromUnixSeconds(9));
+  EXPECT_TRUE(slot.started());
+  EXPECT_EQ(slot.formation(), absl::Seconds(3));
+  EXPECT_FALSE(slot.record().at_end());
+  slot.Clear("lost", now + absl::Seconds(1));
+  EXPECT_TRUE(slot.waiting());
+  EXPECT_TRUE(slot.record().lived());
+  EXPECT_EQ(slot.record().reason(), "lost");
+  EXPECT_EQ(slot.waiting_since(), now + absl::Seconds(1));
+  EXPECT_EQ(slot.ranks(), 0u);
+}
+
+v1::Plan GivenPlan() {
+  v1::Plan plan;
+  v1::MeshAxis& axis = *plan.add_mesh();
+  axis.set_name("data");
+  axis.set_size(2);
+  v1::LayerPlan& layer = *plan.add_layers();
+  layer.set_layer("fc1");
+  layer.add_split()->set_index("samples");
+  plan.add_buckets()->set_algorithm(v1::Plan::RING);
+  return plan;
+}
+
+TEST(SlotTest, PreparedReportsPlan) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  EXPECT_EQ(slot.plan().buckets(0).algorithm(), v1::Plan::RING);
+  v1::Prepared prepared = FromRank(slot, 0);
+  *prepared.mutable_plan() = GivenPlan();
+  prepared.mutable_plan()->mutable_buckets(0)->set_algorithm(v1::Plan::BUTTERFLY);
+  prepared.mutable_plan()->add_buckets();
+  prepared.mutable_plan()->mutable_link()->set_beta(1e-9);
+  EXPECT_EQ(slot.CheckReportedPlan(prepared.plan()), absl::OkStatus());
+  slot.Prepare(prepared);
+  EXPECT_EQ(slot.plan().SerializeAsString(), prepared.plan().SerializeAsString());
+  EXPECT_EQ(slot.record().plan().SerializeAsString(), GivenPlan().SerializeAsString())
+      << "what the group was given stays known";
+  // What other ranks say of it counts for nothing.
+  v1::Prepared other = FromRank(slot, 1);
+  *other.mutable_plan() = GivenPlan();
+  slot.Prepare(other);
+  EXPECT_EQ(slot.plan().buckets_size(), 2);
+  // It survives a restart, and ends with the generation.
+  EXPECT_EQ(Slot(slot.record(), absl::FromUnixSeconds(6)).plan().buckets_size(), 2);
+  slot.Clear("lost", absl::FromUnixSeconds(6));
+  EXPECT_EQ(slot.plan().buckets_size(), 0);
+  slot.Form(2, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  EXPECT_EQ(slot.plan().buckets_size(), 1);
+}
+
+TEST(SlotTest, OtherPlanIsRefused) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  const auto why = [&](const std::function<void(v1::Plan&)>& change) {
+    v1::Plan plan = GivenPlan();
+    change(plan);
+    const absl::Status status = slot.CheckReportedPlan(plan);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(why([](v1::Plan& p) { p.mutable_mesh(0)->set_size(3); }),
+            "its mesh differs from the assigned one");
+  EXPECT_EQ(why([](v1::Plan& p) { p.add_mesh(); }), "its mesh differs from the assigned one");
+  EXPECT_EQ(why([](v1::Plan& p) { p.clear_layers(); }), "it has 0 layers, the assigned plan has 1");
+  EXPECT_EQ(why([](v1::Plan& p) { p.mutable_layers(0)->mutable_split(0)->add_axes("data"); }),
+            "the layout of layer 'fc1' differs from the assigned one");
+}
+
+TEST(SlotTest, AStartAtTheEndIsAnEnd) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1"}, v1::Plan(), 3, 30, absl::FromUnixSeconds(6));
+  slot.Start(0, absl::FromUnixSeconds(6));
+  EXPECT_TRUE(slot.record().at_end());
+  EXPECT_FALSE(slot.SetAtEnd());
+}
+
+// What was predicted and measured is of a generation; what it says of plans is kept.
+TEST(SlotTest, ClearKeepsPlanHistory) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  v1::StepTimes times;
+  times.set_step(2);
+  slot.Predict(times, /*from_own_measurement=*/true);
+  EXPECT_TRUE(slot.record().prediction_from_own_measurement());
+  slot.measured = times;
+  slot.better = PlanChange{.now_seconds = 2, .then_seconds = 1};
+  slot.RecordPlan(2, 1);
+  slot.Clear("replanned", absl::FromUnixSeconds(7));
+  EXPECT_FALSE(slot.record().has_predicted());
+  EXPECT_FALSE(slot.measured.has_value());
+  EXPECT_FALSE(slot.better.has_value());
+  EXPECT_FALSE(slot.record().prediction_from_own_measurement());
+  EXPECT_EQ(slot.plans().Expected({.plan = GivenPlan()}), 2);
+  const Slot restored(slot.record(), absl::FromUnixSeconds(8));
+  EXPECT_EQ(restored.plans().Expected({.plan = GivenPlan()}), 2);
+  EXPECT_EQ(restored.plans().bias, 2);
+}
+
+TEST(SlotTest, CountsBytesOnce) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1"}, v1::Plan(), 0, 0, absl::FromUnixSeconds(6));
+  EXPECT_TRUE(slot.CountRound(1));
+  EXPECT_FALSE(slot.CountRound(1));
+  EXPECT_TRUE(slot.CountRound(2));
+  EXPECT_FALSE(slot.CountRound(1));
+  EXPECT_TRUE(slot.CountVersion(1));
+  EXPECT_FALSE(slot.CountVersion(1));
+  slot.Clear("", absl::FromUnixSeconds(6));
+  slot.Form(2, {"w1"}, v1::Plan(), 0, 0, absl::FromUnixSeconds(6));
+  EXPECT_TRUE(slot.CountRound(1)) << "another generation sends its own bytes";
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,170 @@
+#include "model/formats/checkpoint_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "tests/model/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void Fill(const std::string& folder, const std::string& text = "x") {
+  ASSERT_TRUE(MakeFolder(folder).ok());
+  for (const char* name : {kModelFile, kOptimizerFile, kManifestFile}) {
+    ASSERT_TRUE(WriteFileAtomically(absl::StrCat(folder, "/", name), text).ok());
+  }
+}
+
+void Save(const std::string& directory, int64_t step, const std::string& text = "x") {
+  auto draft = CheckpointDraft::Begin(directory, step);
+  ASSERT_TRUE(draft.ok()) << draft.status();
+  Fill(draft->path(), text);
+  ASSERT_TRUE(draft->Publish().ok());
+}
+
+std::vector<int64_t> Steps(const std::string& directory) {
+  const auto entries = ListCheckpoints(directory);
+  EXPECT_TRUE(entries.ok()) << entries.status();
+  std::vector<int64_t> steps;
+  for (const CheckpointEntry& entry : *entries) steps.push_back(entry.step);
+  return steps;
+}
+
+TEST(CheckpointFolder, AppearsWhenPublished) {
+  const TemporaryFolder folder;
+  const std::string directory = folder / "a/b";  // made if need be
+  auto draft = CheckpointDraft::Begin(directory, 3);
+  ASSERT_TRUE(draft.ok()) << draft.status();
+  Fill(draft->path());
+  EXPECT_THAT(Steps(directory), ElementsAre());
+  EXPECT_EQ(NewestCheckpoint(directory).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(draft->Publish().ok());
+  EXPECT_EQ(NewestCheckpoint(directory)->path, directory + "/step-3");
+  EXPECT_EQ(draft->target(), directory + "/step-3");
+  // Others may read it.
+  EXPECT_EQ(std::filesystem::status(directory + "/step-3").permissions(),
+            static_cast<std::filesystem::perms>(0755));
+}
+
+TEST(CheckpointFolder, WhatIsNotPublishedGoes) {
+  const TemporaryFolder folder;
+  {
+    auto draft = CheckpointDraft::Begin(folder.path(), 3);
+    ASSERT_TRUE(draft.ok()) << draft.status();
+    CheckpointDraft moved = *std::move(draft);
+    Fill(moved.path());
+    EXPECT_EQ(folder.Entries(), 1);
+  }
+  EXPECT_EQ(folder.Entries(), 0);
+}
+
+TEST(CheckpointFolder, NewestCompleteByNumber) {
+  const TemporaryFolder folder;
+  for (const int64_t step : {9, 100, 20}) Save(folder.path(), step);
+  Fill(folder / "step-300.tmp-abc");  // a crash before the rename
+  Fill(folder / "step-x");
+  Fill(folder / "step-");
+  Fill(folder / "step--5");
+  Fill(folder / "step-99999999999999999999");
+  Fill(folder / "other");
+  Fill(folder / "step-400");
+  std::filesystem::remove(folder / "step-400/manifest.textproto");
+  Fill(folder / "step-500");
+  std::filesystem::remove(folder / "step-500/model.safetensors");
+  ASSERT_TRUE(WriteFileAtomically(folder / "step-600", "a file").ok());
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(9, 20, 100));
+  EXPECT_EQ(NewestCheckpoint(folder.path())->step, 100);
+}
+
+TEST(CheckpointFolder, BeginRemovesLeftovers) {
+  const TemporaryFolder folder;
+  Save(folder.path(), 1);
+  Fill(folder / "step-2.tmp-abc");
+  Fill(folder / "step-1.tmp-old");
+  Fill(folder / "mine.tmp-abc");
+  Save(folder.path(), 3);
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(1, 3));
+  EXPECT_EQ(folder.Entries(), 3);
+  EXPECT_TRUE(std::filesystem::exists(folder / "mine.tmp-abc"));
+}
+
+TEST(CheckpointFolder, TheSameStepAgainReplacesIt) {
+  const TemporaryFolder folder;
+  Save(folder.path(), 5, "old");
+  Save(folder.path(), 5, "new");
+  EXPECT_EQ(*ReadFile(folder / "step-5/model.safetensors"), "new");
+  EXPECT_EQ(folder.Entries(), 1);
+}
+
+TEST(CheckpointFolder, AsideIsValidUntilReplaced) {
+  const TemporaryFolder folder;
+  Fill(folder / "step-5.aside", "old");  // a crash between two renames
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(5));
+  EXPECT_EQ(NewestCheckpoint(folder.path())->path, folder / "step-5.aside");
+  Save(folder.path(), 6);
+  EXPECT_EQ(NewestCheckpoint(folder.path())->step, 6);
+  EXPECT_EQ(*ReadFile(folder / "step-5/model.safetensors"), "old");
+  Fill(folder / "step-5.aside", "older");  // a crash before it was removed
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(5, 6));
+  Save(folder.path(), 7);
+  EXPECT_EQ(*ReadFile(folder / "step-5/model.safetensors"), "old");
+  EXPECT_EQ(folder.Entries(), 3);
+}
+
+TEST(CheckpointFolder, KeepsTheNewestOfItsRun) {
+  const TemporaryFolder folder;
+  const std::string run = "format_version: 1 run: 'a'";
+  for (const int64_t step : {1, 2, 3, 10}) Save(folder.path(), step, run);
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 5, 10).ok());
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(1, 2, 3, 10));
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 2, 10).ok());
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(3, 10));
+  EXPECT_EQ(folder.Entries(), 2);
+  // A run that went back to an earlier step keeps what it has just written.
+  Save(folder.path(), 2, run);
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 1, 2).ok());
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(2, 10));
+  // Another run's are not its own to remove, nor is what cannot be read.
+  Save(folder.path(), 1, "not a manifest");
+  Save(folder.path(), 11, "format_version: 1 run: 'b'");
+  ASSERT_TRUE(PruneCheckpoints(folder.path(), "b", 1, 11).ok());
+  EXPECT_THAT(Steps(folder.path()), ElementsAre(1, 2, 10, 11));
+  const auto owned = CheckpointsByOwner(folder.path(), "b");
+  ASSERT_TRUE(owned.ok()) << owned.status();
+  EXPECT_EQ(owned->mine.size(), 1U);
+  EXPECT_EQ(owned->others.size(), 3U);
+}
+
+TEST(CheckpointFolder, ResolvesFileFolderDirectory) {
+  const TemporaryFolder folder;
+  Save(folder.path(), 4);
+  Save(folder.path(), 8);
+  EXPECT_EQ(*ResolveCheckpoint(folder / "step-4"), folder / "step-4");
+  EXPECT_EQ(*ResolveCheckpoint(folder.path()), folder / "step-8");
+  EXPECT_EQ(*ResolveCheckpoint("any/where.safetensors"), "any/where.safetensors");
+  const absl::Status status = ResolveCheckpoint(folder / "missing").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "missing"));
+}
+
+TEST(CheckpointFolder, DirectoryThatCannotBe) {
+  const TemporaryFolder folder;
+  ASSERT_TRUE(WriteFileAtomically(folder / "file", "x").ok());
+  const absl::Status status = CheckpointDraft::Begin(folder / "file", 1).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "file"));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,138 @@
+#include "model/formats/checkpoint_manifest.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "tests/model/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+ParameterIndex SmallIndex() {
+  v1::Model model;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(R"(
+    input { channels: 1 height: 4 width: 4 }
+    layer { name: "conv" convolution { out_channels: 2 kernel: 3 no_bias: true } }
+    layer { name: "norm" batch_norm {} }
+    layer { name: "fc" fully_connected { out_features: 2 } }
+    layer { name: "loss" softmax_cross_entropy {} })",
+                                                            &model));
+  auto index = ParameterIndex::FromModel(model);
+  EXPECT_TRUE(index.ok()) << index.status();
+  return *std::move(index);
+}
+
+TEST(CheckpointManifest, ReadsWhatWasWritten) {
+  const TemporaryFolder folder;
+  const ParameterIndex index = SmallIndex();
+  v1::CheckpointManifest manifest;
+  manifest.set_format_version(kCheckpointFormat);
+  manifest.mutable_spec()->set_name("demo");
+  manifest.set_step(7);
+  manifest.mutable_cursor()->set_position(123456789012);
+  manifest.set_weights_digest(~uint64_t{0});
+  DescribeParameters(index, &manifest);
+  ASSERT_TRUE(WriteManifest(folder / "m", manifest).ok());
+  const auto read = ReadManifest(folder / "m");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*read, manifest));
+  EXPECT_TRUE(SameOrder(*read, index));
+}
+
+TEST(CheckpointManifest, OrderIsNamesAndShapes) {
+  const ParameterIndex index = SmallIndex();
+  v1::CheckpointManifest manifest;
+  EXPECT_FALSE(SameOrder(manifest, index));
+  DescribeParameters(index, &manifest);
+  EXPECT_TRUE(SameOrder(manifest, index));
+  manifest.mutable_parameter()->SwapElements(0, 1);
+  EXPECT_FALSE(SameOrder(manifest, index));
+  DescribeParameters(index, &manifest);
+  manifest.mutable_parameter(0)->set_extent(0, 99);
+  EXPECT_FALSE(SameOrder(manifest, index));
+}
+
+TEST(CheckpointManifest, BrokenOnesSayWhere) {
+  const TemporaryFolder folder;
+  const auto read = [&](const std::string& text) {
+    EXPECT_TRUE(WriteFileAtomically(folder / "m", text).ok());
+    return ReadManifest(folder / "m").status();
+  };
+  EXPECT_EQ(ReadManifest(folder / "missing").status().code(), absl::StatusCode::kNotFound);
+  absl::Status status = read("format_version: 1\nstep: \"x\"\n");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), StartsWith(folder / "m:2:"));
+  EXPECT_EQ(read("format_ver").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(read("step: 3").code(), absl::StatusCode::kInvalidArgument);
+  status = read("format_version: 2 new_field { what: 1 }");
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("format 2"));
+}
+
+TEST(CheckpointManifest, TensorsOfBothFiles) {
+  const ParameterIndex index = SmallIndex();
+  const std::vector<NamedShape> weights = WeightTensors(index);
+  ASSERT_EQ(weights.size(), 7U);
+  EXPECT_EQ(weights[0], (NamedShape{"conv/weight", Shape({2, 1, 3, 3})}));
+  const std::vector<NamedShape> states = StateTensors(index, {"m", "v"});
+  // Without the two running statistics.
+  ASSERT_EQ(states.size(), 10U);
+  EXPECT_EQ(states[0], (NamedShape{"conv/weight@m", Shape({2, 1, 3, 3})}));
+  EXPECT_EQ(states[5], (NamedShape{"conv/weight@v", Shape({2, 1, 3, 3})}));
+}
+
+TEST(CheckTensors, OrderIsFree) {
+  const NamedShape a = {"a", Shape({1})}, b = {"b", Shape({2})};
+  EXPECT_TRUE(CheckTensors("f", {a, b}, {b, a}).ok());
+  EXPECT_TRUE(CheckTensors("f", {}, {}).ok());
+}
+
+TEST(CheckTensors, ListsWhatDiffers) {
+  const absl::Status status = CheckTensors(
+      "the file", {{"same", Shape({1})}, {"other", Shape({2, 3})}, {"old", Shape({4})}},
+      {{"same", Shape({1})}, {"other", Shape({3, 2})}, {"new", Shape()}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(StartsWith("the file is of another model"),
+            HasSubstr("'other' is [2, 3] in the file, [3, 2] in the model"),
+            HasSubstr("'new' [] is not in the file"), HasSubstr("'old' [4] is not in the model"),
+            Not(HasSubstr("same")), Not(HasSubstr("more"))));
+}
+
+TEST(CheckTensors, TenAndHowManyMore) {
+  std::vector<NamedShape> in_file, in_model;
+  for (int i = 0; i < 7; ++i) {
+    in_file.push_back({absl::StrCat("old", i), Shape()});
+    in_model.push_back({absl::StrCat("new", i), Shape()});
+  }
+  const std::string message(CheckTensors("f", in_file, in_model).message());
+  EXPECT_THAT(message, AllOf(HasSubstr("'new6'"), HasSubstr("'old2'"), Not(HasSubstr("'old3'")),
+                             HasSubstr("; and 4 more")));
+}
+
+TEST(CheckpointManifest, DeepNestingIsRefused) {
+  const TemporaryFolder folder;
+  for (const std::string level : {"x {", "spec { ", "x <"}) {
+    std::string text = "format_version: 1\n";
+    for (int i = 0; i < 400'000; ++i) text += level;
+    ASSERT_TRUE(WriteFileAtomically(folder / "m", text).ok());
+    EXPECT_EQ(ReadManifest(folder / "m").status().code(), absl::StatusCode::kInvalidArgument)
+        << level;
+  }
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,216 @@
+#include "model/formats/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "tests/model/file_size_limit.h"
+#include "tests/model/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::vector<NamedShape> kTensors = {
+    {"conv/weight", Shape({2, 3})}, {"empty", Shape({0})}, {"conv/bias", Shape({5})}};
+
+std::string Bytes(const std::string& json, const std::string& data) {
+  const uint64_t length = json.size();
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &length, 8);
+  return bytes + json + data;
+}
+
+template <typename T>
+std::string Raw(const std::vector<T>& values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+std::vector<float> Counting(int n) {
+  std::vector<float> values(static_cast<size_t>(n));
+  std::iota(values.begin(), values.end(), 1.0F);
+  return values;
+}
+
+// Writes 1, 2, ..., 11 in appends of `step` elements.
+void WriteCounting(const std::string& path, size_t step) {
+  auto writer = SafetensorsWriter::Create(path, kTensors, {{"format", "cadre"}});
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const std::vector<float> values = Counting(11);
+  for (size_t i = 0; i < values.size(); i += step) {
+    ASSERT_TRUE(
+        writer->Append(std::span(values).subspan(i, std::min(step, values.size() - i))).ok());
+  }
+  ASSERT_FALSE(std::filesystem::exists(path));
+  ASSERT_TRUE(writer->Finish().ok());
+}
+
+TEST(Safetensors, ReadsWhatWasWritten) {
+  const TemporaryFolder folder;
+  for (const size_t step : {1, 4, 11}) {
+    const std::string path = folder / absl::StrCat(step);
+    WriteCounting(path, step);
+    auto file = SafetensorsFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->metadata().at("format"), "cadre");
+    ASSERT_EQ(file->tensors().size(), 3U);
+    const StoredTensor* weight = file->Find("conv/weight");
+    const StoredTensor* bias = file->Find("conv/bias");
+    ASSERT_TRUE(weight != nullptr && bias != nullptr);
+    EXPECT_EQ(file->Find("conv"), nullptr);
+    EXPECT_EQ(weight->shape, Shape({2, 3}));
+    std::vector<float> values(6);
+    ASSERT_TRUE(file->Read(*weight, 0, values).ok());
+    EXPECT_EQ(values, Counting(6));
+    // Any part, without the rest.
+    for (int64_t first = 0; first <= 5; ++first) {
+      for (int64_t n = 0; first + n <= 5; ++n) {
+        std::vector<float> part(static_cast<size_t>(n));
+        ASSERT_TRUE(file->Read(*bias, first, part).ok());
+        for (int64_t i = 0; i < n; ++i) EXPECT_EQ(part[i], 7 + first + i);
+      }
+    }
+  }
+  EXPECT_EQ(folder.Entries(), 3);
+}
+
+TEST(Safetensors, WhatIsNotFinishedIsNotThere) {
+  const TemporaryFolder folder;
+  {
+    auto writer = SafetensorsWriter::Create(folder / "f", kTensors, {});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE(writer->Append(Counting(3)).ok());
+  }
+  EXPECT_EQ(folder.Entries(), 0);
+}
+
+TEST(Safetensors, FullDiskLeavesNothing) {
+  const TemporaryFolder folder;
+  const std::vector<float> values(1 << 16);
+  absl::Status status;
+  {
+    const FileSizeLimit limit(100'000);
+    auto writer =
+        SafetensorsWriter::Create(folder / "f", {{"x", Shape({1 << 16})}}, {{"format", "cadre"}});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    status = writer->Append(values);
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "f"));
+  EXPECT_EQ(folder.Entries(), 0);
+}
+
+TEST(Safetensors, OtherTypesAreConverted) {
+  const std::string json = R"({"half":{"dtype":"F16","shape":[8],"data_offsets":[0,16]},)"
+                           R"("brain":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]},)"
+                           R"("double":{"dtype":"F64","shape":[2],"data_offsets":[22,38]},)"
+                           R"("long":{"dtype":"I64","shape":[1],"data_offsets":[38,46]}})";
+  // 1, -2, 65504 (the largest), 2^-24 (the smallest), -2^-15 (subnormal), inf, -0, NaN.
+  const std::vector<uint16_t> half = {0x3c00, 0xc000, 0x7bff, 0x0001,
+                                      0x8200, 0x7c00, 0x8000, 0x7e00};
+  const std::vector<uint16_t> brain = {0x3f80, 0xc020, 0x7f80};  // 1, -2.5, inf
+  const std::string bytes =
+      Bytes(json, Raw(half) + Raw(brain) + Raw<double>({0.1, -1e300}) + Raw<int64_t>({7}));
+  auto file = SafetensorsFile::FromBytes("bytes", bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const float inf = std::numeric_limits<float>::infinity();
+  std::vector<float> values(8);
+  ASSERT_TRUE(file->Read(*file->Find("half"), 0, values).ok());
+  EXPECT_TRUE(std::isnan(values[7]));
+  EXPECT_TRUE(std::signbit(values[6]));
+  values.resize(7);
+  EXPECT_EQ(values, (std::vector<float>{1, -2, 65504, std::ldexp(1.0F, -24), -std::ldexp(1.0F, -15),
+                                        inf, 0}));
+  values.resize(2);
+  ASSERT_TRUE(file->Read(*file->Find("brain"), 1, values).ok());
+  EXPECT_EQ(values, (std::vector<float>{-2.5F, inf}));
+  ASSERT_TRUE(file->Read(*file->Find("double"), 0, values).ok());
+  EXPECT_EQ(values, (std::vector<float>{0.1F, -inf}));
+  values.resize(1);
+  const absl::Status status = file->Read(*file->Find("long"), 0, values);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("bytes"), HasSubstr("'long'"), HasSubstr("I64")));
+}
+
+// Every half there is, against what its bits say.
+TEST(Safetensors, EveryHalf) {
+  std::vector<uint16_t> halves(1 << 16);
+  std::iota(halves.begin(), halves.end(), uint16_t{0});
+  const std::string bytes =
+      Bytes(R"({"x":{"dtype":"F16","shape":[65536],"data_offsets":[0,131072]}})", Raw(halves));
+  auto file = SafetensorsFile::FromBytes("bytes", bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<float> values(halves.size());
+  ASSERT_TRUE(file->Read(*file->Find("x"), 0, values).ok());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    const int exponent = (halves[i] >> 10) & 31, fraction = halves[i] & 1023;
+    if (exponent == 31) {
+      EXPECT_EQ(std::isnan(values[i]), fraction != 0);
+      EXPECT_EQ(std::isinf(values[i]), fraction == 0);
+      continue;
+    }
+    const double size =
+        exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+    ASSERT_EQ(values[i], (halves[i] & 0x8000) != 0 ? -size : size) << i;
+  }
+}
+
+TEST(Safetensors, DetectsEveryTruncation) {
+  const TemporaryFolder folder;
+  WriteCounting(folder / "whole", 11);
+  const std::string whole = *ReadFile(folder / "whole");
+  for (size_t size = 0; size < whole.size(); ++size) {
+    const auto file = SafetensorsFile::FromBytes("cut", absl::string_view(whole).substr(0, size));
+    ASSERT_FALSE(file.ok()) << size;
+    EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument) << size;
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr("cut")) << size;
+  }
+  EXPECT_FALSE(SafetensorsFile::FromBytes("longer", whole + "x").ok());
+}
+
+TEST(Safetensors, HugeHeadersFailBeforeAllocation) {
+  for (const uint64_t length :
+       {uint64_t{100'000'001}, uint64_t{1} << 40, ~uint64_t{0}, uint64_t{1} << 63}) {
+    std::string bytes(16, ' ');
+    std::memcpy(bytes.data(), &length, 8);
+    const auto file = SafetensorsFile::FromBytes("f", bytes);
+    EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr("at most 100000000"));
+  }
+}
+
+TEST(Safetensors, WhatIsNoFile) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(SafetensorsFile::Open(folder / "missing").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(SafetensorsFile::Open(folder.path()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Safetensors, ShrinkingFileIsDataLoss) {
+  const TemporaryFolder folder;
+  WriteCounting(folder / "f", 11);
+  auto file = SafetensorsFile::Open(folder / "f");
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::filesystem::resize_file(folder / "f", std::filesystem::file_size(folder / "f") - 4);
+  std::vector<float> values(5);
+  const absl::Status status = file->Read(*file->Find("conv/bias"), 0, values);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(folder / "f"), HasSubstr("conv/bias")));
+}
+
+}  // namespace
+}  // namespace cadre

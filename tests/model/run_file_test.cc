@@ -1,0 +1,224 @@
+#include "model/run_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "model/validate.h"
+#include "tests/model/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string ErrorOf(const std::string& text) {
+  const auto file = ParseRunSpec("run.textproto", text);
+  EXPECT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(file.status().message());
+}
+
+TEST(RunFileTest, ReadsTheDemo) {
+  const auto file = ReadRunSpec(testing::DemoPath());
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->places.path(), testing::DemoPath());
+  EXPECT_EQ(file->spec.name(), "fashion-mnist-demo");
+  EXPECT_EQ(file->spec.model().layer_size(), 10);
+}
+
+TEST(RunFileTest, EmptyTextIsAnEmptySpec) {
+  const auto file = ParseRunSpec("empty", "# nothing\n");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->spec.ByteSizeLong(), 0U);
+}
+
+TEST(RunFileTest, AMissingFileIsNamed) {
+  const testing::TemporaryFolder folder;
+  const absl::Status status = ReadRunSpec(folder.At("missing")).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder.At("missing")));
+}
+
+TEST(RunFileTest, UnknownFieldsAreAskedAfter) {
+  EXPECT_EQ(ErrorOf("name: 'a'\nmodel {\n  layer { convolution { kernal: 3 } }\n}\n"),
+            "run.textproto:3:25: Convolution has no field 'kernal'; did you mean 'kernel'?");
+  EXPECT_EQ(ErrorOf("batchpergroup: 64"),
+            "run.textproto:1:1: RunSpec has no field 'batchpergroup'; did you mean "
+            "'batch_per_group'?");
+  EXPECT_EQ(ErrorOf("stop { EPOCHS: 1 }"),
+            "run.textproto:1:8: Stop has no field 'EPOCHS'; did you mean 'epochs'?");
+}
+
+TEST(RunFileTest, UnknownFieldsListKnownOnes) {
+  EXPECT_EQ(ErrorOf("\nstop { until_bored: true }"),
+            "run.textproto:2:8: Stop has no field 'until_bored'; it has epochs, steps, "
+            "test_accuracy");
+  EXPECT_EQ(ErrorOf("model { layer { relu { leak: 1 } } }"),
+            "run.textproto:1:24: Relu has no field 'leak'; it has no fields");
+}
+
+TEST(RunFileTest, FindsAllUnknownFields) {
+  EXPECT_EQ(ErrorOf("nam: 'a'\nmodle { layer { relu {} } }\nstop {\n  epoch\n: 1\n}\nsede: 1\n"),
+            "run.textproto:1:1: RunSpec has no field 'nam'; did you mean 'name'?\n"
+            "run.textproto:2:1: RunSpec has no field 'modle'; did you mean 'model'?\n"
+            "run.textproto:4:3: Stop has no field 'epoch'; did you mean 'epochs'?\n"
+            "run.textproto:7:1: RunSpec has no field 'sede'; did you mean 'seed'?");
+}
+
+// Columns are those of protobuf's tokenizer, with tab stops every eight.
+TEST(RunFileTest, TabsReachToTheNextStop) {
+  EXPECT_THAT(ErrorOf("stop {\n\tepoch : 1\n}"), HasSubstr("run.textproto:2:9: Stop has no"));
+  EXPECT_THAT(ErrorOf("stop {\n  \tepochs: x }"), HasSubstr("run.textproto:2:17: "));
+}
+
+TEST(RunFileTest, SyntaxErrorsHaveLineAndColumn) {
+  EXPECT_THAT(ErrorOf("name: 'a'\nseed: x\n"), HasSubstr("run.textproto:2:7: "));
+  EXPECT_THAT(ErrorOf("name: 'a\n"), HasSubstr("run.textproto:1:9: "));
+  EXPECT_THAT(ErrorOf("stop {\n  epochs: 1\n"), HasSubstr("run.textproto:3:1: "));
+  EXPECT_THAT(ErrorOf("seed: -1"), HasSubstr("run.textproto:1:7: "));
+  EXPECT_THAT(ErrorOf("batch_per_group: 4294967296"), HasSubstr("run.textproto:1:18: "));
+  EXPECT_THAT(ErrorOf("seed: 1\nseed: 2\n"), HasSubstr("run.textproto:2:5: "));
+  EXPECT_THAT(ErrorOf("data { idx {} synthetic {} }"), HasSubstr("run.textproto:1:25: "));
+  EXPECT_THAT(ErrorOf("data { synthetic { exact: perhaps } }"), HasSubstr("run.textproto:1:35: "));
+  EXPECT_THAT(ErrorOf("schedule { base_rate: fast }"), HasSubstr("run.textproto:1:23: "));
+}
+
+// Binary, or another kind of file: an error, not a crash, and not thousands of lines.
+TEST(RunFileTest, BinaryFilesFail) {
+  std::string bytes;
+  for (int i = 0; i < 20'000; ++i) bytes.push_back(static_cast<char>(i * 37 >> 3));
+  EXPECT_LT(ErrorOf(bytes).size(), 20'000U);
+  EXPECT_THAT(ErrorOf("{\"name\": \"json\"}"), HasSubstr("run.textproto:1:"));
+  std::string fields;
+  for (int i = 0; i < 1000; ++i) fields += "x: 1\n";
+  EXPECT_THAT(ErrorOf(fields), ::testing::Not(HasSubstr("run.textproto:100:")));
+}
+
+constexpr char kFaulty[] = R"(name: "Upper"
+model {
+  input { channels: 1 height: 4 width: 4 }
+  layer { name: "a" relu {} }
+  layer {
+    name: "b"
+    convolution { out_channels: 1
+      kernel: 9 }
+  }
+}
+data { synthetic { train_samples: 10 classes: 2 } }
+batch_per_group: 8
+optimizer { sgd { momentum: 1 } }
+schedule {}
+)";
+
+TEST(RunFileTest, ProblemsAreLocated) {
+  const auto file = ParseRunSpec("run.textproto", kFaulty);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const absl::Status status = file->Refuse(FindProblems(file->spec));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::string(status.message()),
+            "run.textproto:1:1: name: 'Upper' has a character other than [a-z0-9-]\n"
+            "run.textproto:8:7: model.layer[1].convolution.kernel: layer 'b': is 9, larger than "
+            "the padded input of 4 x 4; at most 4 fits\n"
+            "run.textproto:11:8: data.synthetic.test_samples: is 0; it must be at least 1\n"
+            "run.textproto:13:19: optimizer.sgd.momentum: is 1; it must be at least 0 and below 1\n"
+            "run.textproto:14:1: schedule.base_rate: is 0; it must be a number above 0\n"
+            "run.textproto:1:1: stop: has no rule to end the run; give epochs, steps "
+            "or test_accuracy");
+  EXPECT_EQ(file->Refuse({}), absl::OkStatus());
+}
+
+TEST(RunFileTest, LocatesFields) {
+  auto file = ParseRunSpec("f", kFaulty);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto place = [&](const std::string& field) { return file->Locate({field, "m"}); };
+  EXPECT_EQ(place("model.layer[0]"), "f:4:3: model.layer[0]: m");
+  EXPECT_EQ(place("model.layer[0].name"), "f:4:11: model.layer[0].name: m");
+  EXPECT_EQ(place("model.layer[7].name"), "f:2:1: model.layer[7].name: m") << "no such layer";
+  EXPECT_EQ(place("model.layer"), "f:2:1: model.layer: m") << "the layers as a whole";
+  EXPECT_EQ(place("model.layer[x].name"), "f:2:1: model.layer[x].name: m");
+  EXPECT_EQ(place("cluster.groups"), "f:1:1: cluster.groups: m");
+  EXPECT_EQ(place("nonsense[3].here"), "f:1:1: nonsense[3].here: m");
+  EXPECT_EQ(place(""), "f:1:1: : m");
+  EXPECT_EQ(place("batch_per_group.x"), "f:12:1: batch_per_group.x: m");
+  // What a caller changes later is still looked up in the file.
+  file->spec.mutable_cluster()->set_groups(3);
+  EXPECT_EQ(place("cluster.groups"), "f:1:1: cluster.groups: m");
+  const RunSpecFile moved = std::move(*file);
+  EXPECT_EQ(moved.Locate({"schedule", "m"}), "f:14:1: schedule: m");
+}
+
+constexpr char kBlocks[] = R"(model {
+  input { channels: 1 height: 4 width: 4 }
+  block {
+    name: "conv"
+    parameter: "size"
+    layer { name: "conv" set: "kernel = size + 1" convolution { out_channels: 2 } }
+    layer { name: "relu" relu {} }
+  }
+  layer { name: "a" use { block: "conv" with { key: "size" value: 1 } } }
+  layer { name: "b" relu {} }
+  layer { name: "c" input: "a" use { block: "conv" with { key: "size" value: 8 } } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+)";
+
+TEST(RunFileTest, BlocksAreReplacedOnReading) {
+  const auto file = ParseRunSpec("f", kBlocks);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->spec.model().block().empty());
+  std::vector<std::string> names;
+  for (const v1::Layer& layer : file->spec.model().layer()) names.push_back(layer.name());
+  EXPECT_THAT(names, ::testing::ElementsAre("a/conv", "a/relu", "b", "c/conv", "c/relu", "loss"));
+  EXPECT_EQ(file->layer_paths[0], "model.block[0].layer[0]");
+  EXPECT_EQ(file->layer_paths[2], "model.layer[1]");
+}
+
+// The layer is named, and the place is that of the block where its field stands.
+TEST(RunFileTest, LocatesProblemsInBlocks) {
+  const auto file = ParseRunSpec("f", kBlocks);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::string lines(file->Refuse(FindProblems(file->spec)).message());
+  EXPECT_THAT(lines, HasSubstr("f:6:51: model.block[0].layer[0].convolution.kernel: layer "
+                               "'c/conv': is 9, larger than the padded input of 3 x 3"));
+  EXPECT_EQ(file->Locate({"model.layer[2].relu", "m"}), "f:10:21: model.layer[1].relu: m");
+  EXPECT_EQ(file->Locate({"model.layer[5].name", "m"}), "f:12:11: model.layer[3].name: m");
+  EXPECT_EQ(file->Locate({"model.layer[6].name", "m"}), "f:1:1: model.layer[6].name: m");
+}
+
+TEST(RunFileTest, LocatesInvalidBlocks) {
+  EXPECT_EQ(ErrorOf("model {\n  block { name: 'b' layer { name: 'r'\n set: 'kernel' relu {} } }\n"
+                    "  layer { name: 'u' use { block: 'b' } }\n"
+                    "  layer { name: 'v' use {\n block: 'c' } } }"),
+            "run.textproto:3:2: model.block[0].layer[0].set[0]: 'kernel' must be 'field = "
+            "formula'\n"
+            "run.textproto:6:2: model.layer[1].use.block: layer 'v': unknown block 'c'; the "
+            "model has b");
+}
+
+// Nested as deep as one likes, known fields and unknown ones, and messages of any syntax.
+TEST(RunFileTest, DeepNestingIsRefused) {
+  for (const std::string level : {"model { ", "a {", "a <", "model { layer { a { ", "a [{ b: "}) {
+    std::string text;
+    for (int i = 0; i < 400'000; ++i) text += level;
+    EXPECT_FALSE(ParseRunSpec("f", text).ok()) << level;
+  }
+  std::string deep;
+  for (int i = 0; i < 400'000; ++i) deep += "a {";
+  EXPECT_THAT(std::string(ParseRunSpec("f", deep).status().message()), HasSubstr("too deep"));
+}
+
+TEST(RunFileTest, LimitsFileSize) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.Write("large", "");
+  std::filesystem::resize_file(path, (32 << 20) + 1);
+  const absl::Status status = ReadRunSpec(path).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("more than the 33554432 bytes"));
+}
+
+}  // namespace
+}  // namespace cadre

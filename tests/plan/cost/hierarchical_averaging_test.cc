@@ -1,0 +1,94 @@
+// Worked numbers of ResNet-50 (25,557,032 parameters) and of the demo.
+#include "plan/cost/hierarchical_averaging.h"
+
+#include <gtest/gtest.h>
+
+namespace cadre {
+namespace {
+
+constexpr int64_t kResNet50 = 25'557'032;
+constexpr int64_t kDemo = 3'241'354;
+
+TEST(HierarchicalAveragingTest, AllReduce) {
+  EXPECT_DOUBLE_EQ(SynchronousStep(kResNet50, 8).words, 44'724'806);
+  EXPECT_DOUBLE_EQ(SynchronousStep(kResNet50, 64).words, 50'315'406.75);
+  EXPECT_DOUBLE_EQ(SynchronousStep(kResNet50, 1).words, 0);
+}
+
+TEST(HierarchicalAveragingTest, AveragingAcrossGroups) {
+  EXPECT_DOUBLE_EQ(NaiveAcross(kResNet50, 8).words, 44'724'806);
+  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 8, 8).words, 5'590'600.75);
+  EXPECT_DOUBLE_EQ(NaiveAcross(kResNet50, 16).words, 47'919'435);
+  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 16, 8).words, 5'989'929.375);
+  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 16, 32).words, 1'497'482.34375);
+  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 1, 8).words, 0) << "one group does not average";
+}
+
+TEST(HierarchicalAveragingTest, StepsAndEpochs) {
+  EXPECT_DOUBLE_EQ(HierarchicalStep(kResNet50, 8, 8, 8).words, 45'423'631.09375);
+  EXPECT_EQ(SynchronousSteps(1'281'167, 256), 5'004);
+  EXPECT_EQ(HierarchicalSteps(1'281'167, 8, 256), 625);
+  EXPECT_NEAR(EpochSaving(kResNet50, 8, 8, 8, 1'281'167, 256), 8.869, 0.0005);
+}
+
+TEST(HierarchicalAveragingTest, ActivationsInsteadOfGradients) {
+  // fc6 of VGG and AlexNet: 9216 to 4096 features.
+  EXPECT_DOUBLE_EQ(WeightGradientWords(8, 9216, 4096), 33'030'144);
+  EXPECT_DOUBLE_EQ(ActivationWords(8, 256, 9216, 4096), 1'175'552);
+  EXPECT_NEAR(WeightGradientWords(8, 9216, 4096) / ActivationWords(8, 256, 9216, 4096), 28.1, 0.05);
+  EXPECT_DOUBLE_EQ(ActivationWords(1, 256, 9216, 4096), 0);
+}
+
+// 2 ceil(log2 p) messages per step, 2 ceil(log2 G) per average.
+TEST(HierarchicalAveragingTest, Messages) {
+  EXPECT_EQ(SynchronousStep(kResNet50, 8).messages, 6);
+  EXPECT_EQ(SynchronousStep(kResNet50, 9).messages, 8);
+  EXPECT_EQ(ShardedAcross(kResNet50, 16, 8).messages, 8);
+  EXPECT_EQ(NaiveAcross(kResNet50, 16).messages, 8);
+  EXPECT_DOUBLE_EQ(HierarchicalStep(kResNet50, 8, 8, 8).messages, 6 + 6.0 / 8);
+  const WordLink link = {.alpha = 1e-3, .beta = 1e-9};
+  EXPECT_DOUBLE_EQ(SynchronousStep(kResNet50, 8).Seconds(link), 6e-3 + 44'724'806e-9);
+}
+
+// Two groups of two ranks: each rank sends and receives half the model.
+TEST(HierarchicalAveragingTest, RoundOfDemo) {
+  const AggregationTraffic round = TrafficOfRound(kDemo, 2, 2);
+  EXPECT_DOUBLE_EQ(round.words_up_per_rank, 1'620'677);
+  EXPECT_DOUBLE_EQ(round.words_down_per_rank, 1'620'677);
+  EXPECT_EQ(round.bytes_per_round, 51'861'664);
+  EXPECT_EQ(round.naive_bytes_per_round, 103'723'328);
+}
+
+// The ranks' traffic adds up to that between groups, for any number of ranks.
+TEST(HierarchicalAveragingTest, RanksShareRound) {
+  for (const int64_t groups : {1, 2, 5}) {
+    for (const int64_t ranks : {1, 3, 8}) {
+      const AggregationTraffic round = TrafficOfRound(kDemo, groups, ranks);
+      const double words = round.words_up_per_rank + round.words_down_per_rank;
+      EXPECT_NEAR(words * groups * ranks * kBytesPerWord, round.bytes_per_round, 1e-3);
+      EXPECT_EQ(round.bytes_per_round, TrafficOfRound(kDemo, groups, 1).bytes_per_round);
+    }
+  }
+}
+
+TEST(HierarchicalAveragingTest, SavingOverSynchronousSteps) {
+  EXPECT_EQ(SynchronousBytesPerStep(kDemo, 2), 25'930'832);
+  EXPECT_EQ(SynchronousBytesPerStep(kDemo, 1), 0);
+  // tau steps of the one against one round of the other.
+  for (const int64_t groups : {2, 3, 8}) {
+    for (const int64_t tau : {1, 16}) {
+      const double synchronous = tau * SynchronousBytesPerStep(kDemo, groups);
+      const double round = TrafficOfRound(kDemo, groups, 2).bytes_per_round;
+      EXPECT_DOUBLE_EQ(AggregationSaving(groups, tau), synchronous / round);
+    }
+  }
+  EXPECT_DOUBLE_EQ(AggregationSaving(2, 16), 8);
+}
+
+// More than 2^31 words and 2^53 bytes per round must not overflow.
+TEST(HierarchicalAveragingTest, LargeModels) {
+  EXPECT_EQ(TrafficOfRound(int64_t{1} << 40, 1000, 8).bytes_per_round, 8000 * (int64_t{1} << 40));
+}
+
+}  // namespace
+}  // namespace cadre

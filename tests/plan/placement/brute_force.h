@@ -1,0 +1,14 @@
+// The oracle for placements: enumerates all placements and orders of operators on the message
+// itself, without code of plan/placement.
+#pragma once
+
+#include <optional>
+
+#include "proto/cadre/v1/placement.pb.h"
+
+namespace cadre::testing {
+
+// The least makespan; nothing: no placement fits into memory. Requires: at most about 8 operators.
+std::optional<double> LeastMakespan(const v1::OperatorGraph& graph);
+
+}  // namespace cadre::testing

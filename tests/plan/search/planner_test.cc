@@ -1,0 +1,370 @@
+#include "plan/search/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/graph.h"
+#include "model/parameter_index.h"
+#include "plan/ownership.h"
+#include "plan/plan.h"
+#include "tests/model/testing.h"
+
+namespace cadre {
+namespace {
+
+using ::cadre::testing::DemoSpec;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Two convolutions, then fully connected layers that grow and shrink.
+constexpr char kImages[] = R"(
+model {
+  input { channels: 3 height: 8 width: 8 }
+  layer { name: "conv" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "pool" max_pool { kernel: 4 } }
+  layer { name: "conv2" convolution { out_channels: 4 kernel: 1 } }
+  layer { name: "flat" flatten {} }
+  layer { name: "fc1" fully_connected { out_features: 32 } }
+  layer { name: "relu1" relu {} }
+  layer { name: "fc2" fully_connected { out_features: 8 } }
+  layer { name: "relu2" relu {} }
+  layer { name: "fc3" fully_connected { out_features: 32 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+batch_per_group: 4)";
+
+// A residual block without fully connected layers.
+constexpr char kResidual[] = R"(
+model {
+  input { channels: 4 height: 6 width: 6 }
+  layer { name: "conv" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "norm" batch_norm {} }
+  layer { name: "add" input: "norm" input: "input" add {} }
+  layer { name: "gap" global_average_pool {} }
+  layer { name: "drop" dropout { rate: 0.5 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+batch_per_group: 4)";
+
+constexpr char kTokens[] = R"(
+model {
+  tokens { length: 6 }
+  layer { name: "embedding" embedding { vocabulary: 16 features: 8 positions: true } }
+  layer { name: "norm" layer_norm {} }
+  layer { name: "attention" attention { heads: 4 causal: true } }
+  layer { name: "add1" input: "attention" input: "embedding" add {} }
+  layer { name: "fc1" fully_connected { out_features: 32 } }
+  layer { name: "gelu" gelu {} }
+  layer { name: "fc2" fully_connected { out_features: 8 } }
+  layer { name: "add2" input: "fc2" input: "add1" add {} }
+  layer { name: "head" fully_connected { out_features: 16 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+batch_per_group: 4)";
+
+// The plan after a round trip through its message.
+Plan PlanOf(const v1::RunSpec& spec, int ranks) {
+  const auto proto = MakePlan(spec, ranks);
+  EXPECT_TRUE(proto.ok()) << proto.status();
+  const Graph graph = *Graph::FromModel(spec.model());
+  const auto plan = PlanFromProto(*proto, graph, ParameterIndex::FromGraph(graph));
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->mesh.ranks(), ranks);
+  return *plan;
+}
+
+v1::RunSpec With(v1::RunSpec spec, uint32_t model_ranks, uint32_t space_ranks = 1) {
+  spec.mutable_cluster()->set_model_ranks(model_ranks);
+  spec.mutable_cluster()->set_space_ranks(space_ranks);
+  return spec;
+}
+
+v1::RunSpec DemoWith(uint32_t model_ranks) { return With(DemoSpec(), model_ranks); }
+
+// By layer: "samples/data*model, height/space".
+std::map<std::string, std::string> SplitsOf(const Plan& plan) {
+  std::map<std::string, std::string> splits;
+  for (const LayerLayouts& layer : plan.layers) {
+    std::string& text = splits[layer.name];
+    for (const IndexSplit& split : layer.splits) {
+      text += (text.empty() ? "" : ", ") + split.index + "/";
+      for (size_t a = 0; a < split.axes.size(); ++a) {
+        text += (a == 0 ? "" : "*") + split.axes[a];
+      }
+    }
+  }
+  return splits;
+}
+
+using Splits = std::map<std::string, std::string>;
+
+// --- the mesh ---
+
+TEST(PlannerTest, ModelAxisTakesAllRanksByDefault) {
+  for (const int ranks : {1, 2, 3, 4, 6}) {
+    EXPECT_EQ(PlanOf(DemoSpec(), ranks).mesh, Mesh({{"data", 1}, {"model", ranks}})) << ranks;
+  }
+}
+
+TEST(PlannerTest, DataParallelWithoutFullyConnected) {
+  for (const int ranks : {1, 2, 3, 4, 6}) {
+    EXPECT_EQ(PlanOf(testing::SpecOf(kResidual), ranks).mesh,
+              Mesh({{"data", ranks}, {"model", 1}}));
+  }
+}
+
+TEST(PlannerTest, UsesModelRanks) {
+  EXPECT_EQ(PlanOf(DemoWith(1), 4).mesh, Mesh({{"data", 4}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 4).mesh, Mesh({{"data", 2}, {"model", 2}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 6).mesh, Mesh({{"data", 3}, {"model", 2}}));
+  EXPECT_EQ(PlanOf(DemoWith(3), 6).mesh, Mesh({{"data", 2}, {"model", 3}}));
+}
+
+TEST(PlannerTest, UsesSpaceRanks) {
+  const v1::RunSpec images = testing::SpecOf(kImages);
+  EXPECT_EQ(PlanOf(With(images, 2, 2), 8).mesh, Mesh({{"data", 2}, {"space", 2}, {"model", 2}}));
+  EXPECT_EQ(PlanOf(With(images, 0, 2), 8).mesh, Mesh({{"data", 1}, {"space", 2}, {"model", 4}}));
+  EXPECT_EQ(PlanOf(With(images, 1, 4), 4).mesh, Mesh({{"data", 1}, {"space", 4}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(With(testing::SpecOf(kTokens), 2, 2), 4).mesh, Mesh({{"data", 2}, {"model", 2}}))
+      << "tokens have no rows";
+}
+
+TEST(PlannerTest, SmallerGroupsUseLargestDivisors) {
+  EXPECT_EQ(PlanOf(DemoWith(4), 3).mesh, Mesh({{"data", 1}, {"model", 3}}));
+  EXPECT_EQ(PlanOf(DemoWith(4), 6).mesh, Mesh({{"data", 2}, {"model", 3}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 3).mesh, Mesh({{"data", 3}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(DemoWith(2), 1).mesh, Mesh({{"data", 1}, {"model", 1}}));
+  EXPECT_EQ(PlanOf(DemoWith(6), 5).mesh, Mesh({{"data", 1}, {"model", 5}}));
+  EXPECT_EQ(PlanOf(DemoWith(0xffffffff), 5).mesh, Mesh({{"data", 1}, {"model", 5}}));
+  EXPECT_EQ(PlanOf(With(DemoSpec(), 2, 4), 6).mesh,
+            Mesh({{"data", 1}, {"space", 3}, {"model", 2}}));
+}
+
+// --- the rules ---
+
+TEST(PlannerTest, GroupHybrid) {
+  EXPECT_EQ(SplitsOf(PlanOf(With(testing::SpecOf(kImages), 2), 4)),
+            (Splits{{"conv", "samples/data*model"},
+                    {"pool", "samples/data*model"},
+                    {"conv2", "samples/data*model"},
+                    {"flat", "samples/data*model"},
+                    {"fc1", "samples/data, out/model"},
+                    {"relu1", "samples/data, features/model"},
+                    {"fc2", "samples/data, in/model"},
+                    {"relu2", "samples/data"},
+                    {"fc3", "samples/data, out/model"},
+                    {"loss", "samples/data*model"}}));
+}
+
+TEST(PlannerTest, DomainParallelImages) {
+  EXPECT_EQ(SplitsOf(PlanOf(With(testing::SpecOf(kImages), 2, 3), 12)),
+            (Splits{{"conv", "samples/data*model, height/space"},
+                    // Two rows for three ranks.
+                    {"pool", "samples/data*model"},
+                    {"conv2", "samples/data*model"},
+                    {"flat", "samples/data*model"},
+                    {"fc1", "samples/data, out/model*space"},
+                    {"relu1", "samples/data, features/model*space"},
+                    {"fc2", "samples/data, in/model*space"},
+                    {"relu2", "samples/data"},
+                    {"fc3", "samples/data, out/model*space"},
+                    {"loss", "samples/data*space*model"}}));
+}
+
+TEST(PlannerTest, OneModelRankIsDataParallel) {
+  const Plan plan = PlanOf(With(testing::SpecOf(kImages), 1), 4);
+  for (const auto& [layer, splits] : SplitsOf(plan)) EXPECT_EQ(splits, "samples/data") << layer;
+  ASSERT_EQ(plan.buckets.size(), 1U);
+  EXPECT_THAT(plan.buckets[0].axes, ElementsAre("data"));
+}
+
+TEST(PlannerTest, ImagesUseAllRanks) {
+  EXPECT_EQ(SplitsOf(PlanOf(With(testing::SpecOf(kResidual), 2, 2), 8)),
+            (Splits{{"conv", "samples/data*model, height/space"},
+                    {"norm", "samples/data*model, height/space"},
+                    {"add", "samples/data*model, height/space"},
+                    {"gap", "samples/data*model, height/space"},
+                    {"drop", "samples/data*model"},
+                    {"loss", "samples/data*space*model"}}));
+}
+
+TEST(PlannerTest, SequencesSplitHeadsAndOutputs) {
+  const Plan plan = PlanOf(With(testing::SpecOf(kTokens), 2), 4);
+  EXPECT_EQ(SplitsOf(plan), (Splits{{"embedding", "samples/data"},
+                                    {"norm", "samples/data"},
+                                    {"attention", "samples/data, heads/model"},
+                                    {"add1", "samples/data"},
+                                    {"fc1", "samples/data, out/model"},
+                                    {"gelu", "samples/data, features/model"},
+                                    {"fc2", "samples/data, in/model"},
+                                    {"add2", "samples/data"},
+                                    {"head", "samples/data, out/model"},
+                                    {"loss", "samples/data*model"}}));
+  EXPECT_THAT(plan.layers[2].output.partial_sum, ElementsAre("model"));
+}
+
+// fc2 has few outputs: it is split by inputs, which therefore need no move.
+TEST(PlannerTest, DemoLayouts) {
+  const Plan plan = PlanOf(DemoWith(2), 4);
+  const auto layer = [&](const std::string& name) {
+    return *std::find_if(plan.layers.begin(), plan.layers.end(),
+                         [&](const LayerLayouts& l) { return l.name == name; });
+  };
+  EXPECT_EQ(layer("conv1").inputs[0], Layout::Split(0, {"data", "model"}));
+  EXPECT_EQ(layer("conv1").parameters[0], Layout::Replicated());
+  EXPECT_EQ(layer("fc1").inputs[0], Layout::Split(0, {"data"}));
+  EXPECT_EQ(layer("fc1").parameters[0], Layout::Split(0, {"model"}));
+  EXPECT_EQ(layer("fc2").inputs[0], layer("fc1").output) << "nothing moves in between";
+  EXPECT_EQ(layer("fc2").parameters[0], Layout::Split(1, {"model"}));
+}
+
+TEST(PlannerTest, OmitsAxesOfOneRank) {
+  const Plan alone = PlanOf(DemoSpec(), 1);
+  for (const LayerLayouts& layer : alone.layers) EXPECT_THAT(layer.splits, IsEmpty());
+  for (const Bucket& bucket : alone.buckets) EXPECT_THAT(bucket.axes, IsEmpty());
+}
+
+TEST(PlannerTest, MoreRanksThanSamples) {
+  for (const char* text : {kImages, kResidual, kTokens}) {
+    v1::RunSpec spec = testing::SpecOf(text);
+    spec.set_batch_per_group(1);
+    for (const uint32_t model : {0U, 1U, 2U}) PlanOf(With(spec, model, 2), 16);
+  }
+}
+
+// --- the buckets ---
+
+TEST(PlannerTest, BucketsFollowBackward) {
+  const v1::RunSpec spec = DemoSpec();
+  const ParameterIndex index = *ParameterIndex::FromModel(spec.model());
+  const Plan plan = PlanOf(spec, 2);
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : plan.buckets) {
+    names.emplace_back();
+    for (const int p : bucket.parameters) names.back().push_back(index[p].name);
+  }
+  EXPECT_THAT(
+      names,
+      ElementsAre(ElementsAre("fc2/bias"), ElementsAre("fc1/weight", "fc1/bias", "fc2/weight"),
+                  ElementsAre("conv1/weight", "conv1/bias", "conv2/weight", "conv2/bias")));
+  EXPECT_THAT(plan.buckets[0].replica_axes, ElementsAre("model"));
+  EXPECT_THAT(plan.buckets[1].axes, IsEmpty()) << "each rank has the whole batch for its part";
+  EXPECT_THAT(plan.buckets[2].axes, ElementsAre("model"));
+}
+
+TEST(PlannerTest, LargeModelsHaveSeveralBuckets) {
+  v1::RunSpec spec = DemoWith(1);
+  for (v1::Layer& layer : *spec.mutable_model()->mutable_layer()) {
+    if (layer.name() == "fc1") layer.mutable_fully_connected()->set_out_features(4096);
+  }
+  const Plan plan = PlanOf(spec, 2);
+  ASSERT_GE(plan.buckets.size(), 2U);
+  EXPECT_EQ(plan.buckets.back().parameters.front(), 0);
+}
+
+// Without a measured link the policy alone decides.
+TEST(PlannerTest, UsesPolicyOfSpec) {
+  const auto algorithms = [](v1::Cluster::CollectivePolicy policy) {
+    v1::RunSpec spec = With(testing::SpecOf(kImages), 1);
+    spec.mutable_cluster()->set_collectives(policy);
+    const Plan plan = PlanOf(spec, 4);
+    EXPECT_FALSE(plan.link.known());
+    std::vector<std::string> names;
+    for (const Bucket& bucket : plan.buckets) {
+      names.emplace_back(AlgorithmName(bucket.algorithm));
+    }
+    return names;
+  };
+  EXPECT_THAT(algorithms(v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED), ElementsAre("ring"));
+  EXPECT_THAT(algorithms(v1::Cluster::AUTO), ElementsAre("ring"));
+  EXPECT_THAT(algorithms(v1::Cluster::BUTTERFLY), ElementsAre("butterfly"));
+  EXPECT_THAT(algorithms(v1::Cluster::HALVING_DOUBLING), ElementsAre("halving-doubling"));
+  EXPECT_THAT(algorithms(v1::Cluster::PAPER), ElementsAre("ring", "butterfly"));
+}
+
+TEST(PlannerTest, TwoRanksShareFullyConnectedLayers) {
+  const v1::RunSpec spec = DemoSpec();
+  const ParameterIndex index = *ParameterIndex::FromModel(spec.model());
+  const Plan plan = PlanOf(spec, 2);
+  for (const int rank : {0, 1}) {
+    const std::vector<BucketOwnership> buckets = OwnershipOf(plan, index, rank);
+    const LocalParameter& weight = buckets[1].parameters[0];
+    EXPECT_EQ(weight.box, (Box{{512 * rank, 0}, {512 * rank + 512, 3136}}));
+    int64_t owned = 0;
+    for (const BucketOwnership& bucket : buckets) {
+      owned += bucket.slice_end() - bucket.slice_begin();
+    }
+    EXPECT_EQ(owned, index.size() / 2) << "n / p elements";
+  }
+}
+
+v1::RunSpec Pinned(std::vector<Mesh::Axis> mesh,
+                   std::map<std::string, v1::LayerPin::Parallelism> layers) {
+  v1::RunSpec spec = testing::SpecOf(kImages);
+  v1::Cluster& cluster = *spec.mutable_cluster();
+  uint32_t ranks = 1;
+  for (const Mesh::Axis& axis : mesh) {
+    cluster.add_mesh()->set_name(axis.name);
+    cluster.mutable_mesh(cluster.mesh_size() - 1)->set_size(axis.size);
+    ranks *= axis.size;
+  }
+  cluster.set_ranks_per_group(ranks);
+  for (const auto& [layer, parallelism] : layers) {
+    cluster.add_layer()->set_layer(layer);
+    cluster.mutable_layer(cluster.layer_size() - 1)->set_parallelism(parallelism);
+  }
+  return spec;
+}
+
+const LayerLayouts& LayerOf(const Plan& plan, const std::string& name) {
+  for (const LayerLayouts& layer : plan.layers) {
+    if (layer.name == name) return layer;
+  }
+  ADD_FAILURE() << "no layer " << name;
+  return plan.layers.front();
+}
+
+TEST(PlannerTest, UsesPins) {
+  const Plan plan = PlanOf(Pinned({{"model", 2}, {"data", 2}}, {{"conv", v1::LayerPin::MODEL},
+                                                                {"fc1", v1::LayerPin::DATA},
+                                                                {"fc2", v1::LayerPin::MODEL_IN}}),
+                           4);
+  EXPECT_EQ(plan.mesh, Mesh({{"model", 2}, {"data", 2}}));
+  EXPECT_THAT(LayerOf(plan, "conv").axes("out"), ElementsAre("model"));
+  EXPECT_THAT(LayerOf(plan, "conv").axes("samples"), ElementsAre("data"));
+  EXPECT_THAT(LayerOf(plan, "fc1").axes("samples"), ElementsAre("data", "model"));
+  EXPECT_THAT(LayerOf(plan, "fc2").axes("in"), ElementsAre("model"));
+  EXPECT_THAT(LayerOf(plan, "conv2").axes("samples"), ElementsAre("data", "model"))
+      << "not pinned: by rule";
+}
+
+TEST(PlannerTest, SmallerGroupShrinksPinnedMesh) {
+  const v1::RunSpec spec = Pinned({{"data", 2}, {"model", 4}}, {{"conv", v1::LayerPin::MODEL}});
+  EXPECT_EQ(PlanOf(spec, 8).mesh, Mesh({{"data", 2}, {"model", 4}}));
+  EXPECT_EQ(PlanOf(spec, 6).mesh, Mesh({{"data", 2}, {"model", 3}}));
+  EXPECT_EQ(PlanOf(spec, 1).mesh.ranks(), 1);
+}
+
+TEST(PlannerTest, RejectsImpossiblePins) {
+  const absl::Status status =
+      MakePlan(Pinned({{"model", 2}}, {{"fc9", v1::LayerPin::MODEL}}), 2).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("fc9"));
+}
+
+TEST(PlannerTest, RejectsMalformedModel) {
+  v1::RunSpec spec = testing::SpecOf(kImages);
+  spec.mutable_model()->mutable_layer(4)->mutable_fully_connected()->set_out_features(0);
+  const absl::Status status = MakePlan(spec, 2).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("fc1"));
+}
+
+}  // namespace
+}  // namespace cadre

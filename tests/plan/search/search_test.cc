@@ -1,0 +1,381 @@
+#include "plan/search/search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "model/run_file.h"
+#include "plan/plan.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/layer_options.h"
+#include "plan/search/planner.h"
+#include "tests/model/testing.h"
+#include "tests/plan/search/plan_cost.h"
+#include "tests/plan/search/random_problem.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::OwnedProblem;
+using testing::PlanCost;
+using ::testing::SizeIs;
+
+const std::vector<std::string>& Zoo() {
+  static const auto& zoo = *new std::vector<std::string>(
+      {"alexnet", "gpt", "inception-v3", "lenet", "mlp", "resnet18", "resnet50", "vgg11", "vgg16"});
+  return zoo;
+}
+
+OwnedProblem FromZoo(const std::string& name, int ranks, int64_t batch) {
+  const auto file = ReadRunSpec(testing::ZooFolder() + "/" + name + ".textproto");
+  EXPECT_TRUE(file.ok()) << file.status();
+  OwnedProblem owned{.graph = std::make_unique<Graph>(*Graph::FromModel(file->spec.model()))};
+  owned.index = std::make_unique<ParameterIndex>(ParameterIndex::FromGraph(*owned.graph));
+  owned.problem = {.graph = owned.graph.get(), .index = owned.index.get(), .ranks = ranks};
+  owned.problem.batch = batch;
+  owned.problem.hardware = UniformHardware({.alpha = 2e-6, .beta = 1 / 6e9}, 1e12);
+  return owned;
+}
+
+// The papers' model: communication only.
+OwnedProblem AlexNetOf512() {
+  OwnedProblem owned = FromZoo("alexnet", 512, 2048);
+  owned.problem.hardware.flops = 0;
+  return owned;
+}
+
+const LayerLayouts& LayerOf(const Plan& plan, const std::string& name) {
+  return *std::find_if(plan.layers.begin(), plan.layers.end(),
+                       [&](const LayerLayouts& layer) { return layer.name == name; });
+}
+
+// --- Results ---
+
+TEST(SearchTest, BeatsPapersOnAlexNet) {
+  const OwnedProblem owned = AlexNetOf512();
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->exact);
+  const Prediction& found = result->best.prediction;
+  // The words of group hybrid parallelism, and the seconds of conv-batch-fc-grid on 32 x 16.
+  EXPECT_LT(found.elements_per_rank, 0.64 * 15'353'079.875);
+  EXPECT_LT(found.communication_seconds(), 0.61 * 11.231e-3);
+}
+
+// With communication only, and with overlap.
+TEST(SearchTest, AutoBeatsFixedPolicies) {
+  for (const double flops : {0.0, 1e12}) {
+    OwnedProblem owned = AlexNetOf512();
+    owned.problem.hardware.flops = flops;
+    const auto seconds = [&](v1::Cluster::CollectivePolicy policy) {
+      owned.problem.collectives = policy;
+      const auto result = Search(owned.problem);
+      EXPECT_TRUE(result.ok()) << result.status();
+      return ObjectiveOf(owned.problem, result->best.prediction);
+    };
+    const double automatic = seconds(v1::Cluster::AUTO);
+    for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
+      EXPECT_LE(automatic, seconds(policy) * (1 + 1e-9)) << PolicyName(policy);
+    }
+  }
+}
+
+TEST(SearchTest, PinsAreNeverFaster) {
+  OwnedProblem owned = FromZoo("alexnet", 16, 256);
+  owned.problem.hardware.link.alpha = 20e-6;
+  for (const char* layer : {"conv1", "conv3", "fc6"}) {
+    for (const char* index : {"samples", "out", "in"}) {
+      owned.problem.pins.layers = {{layer, index}};
+      const auto result = Search(owned.problem);
+      if (absl::IsInvalidArgument(result.status())) continue;  // conv1 has fewer inputs
+      ASSERT_TRUE(result.ok()) << result.status();
+      ASSERT_TRUE(result->unpinned.has_value());
+      EXPECT_LE(result->unpinned->prediction.times.step(), result->best.prediction.times.step())
+          << layer << " " << index;
+    }
+  }
+}
+
+TEST(SearchTest, NamesFreedLayers) {
+  OwnedProblem owned = FromZoo("alexnet", 512, 2048);
+  owned.problem.strategy = Strategy::kModel;
+  const auto wide = Search(owned.problem);
+  ASSERT_TRUE(wide.ok()) << wide.status();
+  EXPECT_THAT(wide->freed, ::testing::Contains("conv1"));
+  EXPECT_THAT(wide->freed, Not(::testing::Contains("fc6")));
+  owned.problem.ranks = 8;
+  EXPECT_THAT(Search(owned.problem)->freed, SizeIs(0));
+}
+
+TEST(SearchTest, AutoBeatsStrategies) {
+  for (const char* name : {"alexnet", "lenet", "mlp", "resnet18", "gpt"}) {
+    for (const double flops : {0.0, 1e12}) {
+      OwnedProblem owned = FromZoo(name, 16, 256);
+      owned.problem.hardware.flops = flops;
+      owned.problem.overlap = false;
+      const SearchOptions sums{.max_predicted = 1, .max_improvements = 0};
+      const auto free = Search(owned.problem, sums);
+      ASSERT_TRUE(free.ok()) << free.status();
+      const double least = PlanCost(owned.problem, free->best.plan);
+      for (const Strategy strategy : AllStrategies()) {
+        owned.problem.strategy = strategy;
+        const auto bound = Search(owned.problem, sums);
+        ASSERT_TRUE(bound.ok()) << bound.status();
+        EXPECT_LE(least, PlanCost(owned.problem, bound->best.plan) * (1 + 1e-9))
+            << name << " " << StrategyName(strategy);
+      }
+    }
+  }
+}
+
+TEST(SearchTest, StrategiesGiveLegalPlans) {
+  for (const std::string& name : Zoo()) {
+    for (const int ranks : {1, 2, 6, 16}) {
+      for (const Strategy strategy : AllStrategies()) {
+        OwnedProblem owned = FromZoo(name, ranks, 64);
+        owned.problem.strategy = strategy;
+        const auto result = Search(owned.problem, {.max_predicted = 4});
+        ASSERT_TRUE(result.ok()) << name << " " << StrategyName(strategy) << result.status();
+        EXPECT_EQ(result->best.plan.mesh.ranks(), ranks);
+        EXPECT_TRUE(CheckPlan(result->best.plan, *owned.graph, *owned.index).ok())
+            << name << " " << StrategyName(strategy);
+        EXPECT_THAT(result->runners_up, SizeIs(static_cast<size_t>(owned.graph->size())));
+      }
+    }
+  }
+}
+
+TEST(SearchTest, StrategiesSplitAsDefined) {
+  OwnedProblem owned = FromZoo("alexnet", 8, 64);
+  const auto cut = [&](Strategy strategy, const std::string& layer, const std::string& index) {
+    owned.problem.strategy = strategy;
+    const Plan plan = Search(owned.problem)->best.plan;
+    return plan.mesh.Size(LayerOf(plan, layer).axes(index));
+  };
+  EXPECT_EQ(cut(Strategy::kBatch, "fc6", "samples"), 8);
+  EXPECT_EQ(cut(Strategy::kModel, "fc6", "out"), 8);
+  EXPECT_EQ(cut(Strategy::kModel, "conv2", "out"), 8);
+  EXPECT_EQ(cut(Strategy::kConvBatchFcGrid, "conv2", "samples"), 8);
+  EXPECT_GT(cut(Strategy::kConvBatchFcGrid, "fc7", "out"), 1);
+  EXPECT_EQ(cut(Strategy::kUniformGrid, "conv2", "out"), cut(Strategy::kUniformGrid, "fc6", "out"));
+  EXPECT_EQ(cut(Strategy::kGroupHybrid, "conv5", "samples"), 8);
+}
+
+TEST(SearchTest, BestHasFastestPrediction) {
+  OwnedProblem owned = FromZoo("alexnet", 16, 256);
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const double step = result->best.prediction.times.step();
+  ASSERT_FALSE(result->others.empty());
+  for (const Candidate& other : result->others) {
+    EXPECT_GE(other.prediction.times.step(), step);
+    EXPECT_NE(other.plan.mesh, result->best.plan.mesh);
+  }
+  EXPECT_NEAR(Predict(owned.problem, result->best.plan).times.step(), step, 1e-12);
+}
+
+TEST(SearchTest, RunnerUpCosts) {
+  OwnedProblem owned = AlexNetOf512();
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const double cost = PlanCost(owned.problem, result->best.plan);
+  for (int l = 0; l < owned.graph->size(); ++l) {
+    const LayerRunnerUp& runner_up = result->runners_up[l];
+    ASSERT_TRUE(std::isfinite(runner_up.more_seconds));
+    Plan other = result->best.plan;
+    other.layers[l] = *LayOut((*owned.graph)[l], other.mesh, runner_up.splits);
+    EXPECT_NEAR(PlanCost(owned.problem, other) - cost, runner_up.more_seconds, 1e-9 * cost)
+        << (*owned.graph)[l].name;
+  }
+}
+
+TEST(SearchTest, OneRank) {
+  const OwnedProblem owned = FromZoo("lenet", 1, 64);
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->best.prediction.elements_per_rank, 0);
+  for (const LayerLayouts& layer : result->best.plan.layers) EXPECT_TRUE(layer.splits.empty());
+  EXPECT_TRUE(std::isinf(result->runners_up[0].more_seconds));
+}
+
+// --- Many ranks ---
+
+void ExpectExact(int ranks, int64_t meshes) {
+  const OwnedProblem owned = FromZoo("resnet50", ranks, 4 * int64_t{ranks});
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->exact);
+  EXPECT_EQ(result->meshes, meshes);
+  EXPECT_LE(result->meshes_searched, meshes);
+  EXPECT_LE(result->states, 200'000 * meshes);
+  EXPECT_EQ(result->best.plan.mesh.ranks(), ranks);
+  EXPECT_TRUE(CheckPlan(result->best.plan, *owned.graph, *owned.index).ok());
+}
+
+TEST(SearchTest, TenThousandRanks) { ExpectExact(10'000, 225); }
+
+// Of 441 meshes, 277 have no axis longer than the rows and outputs that it splits.
+TEST(SearchTest, HundredThousandRanks) { ExpectExact(100'000, 277); }
+
+TEST(SearchTest, ReportsInexactSearch) {
+  const OwnedProblem owned = FromZoo("resnet18", 12, 48);
+  const auto exact = Search(owned.problem, {.max_predicted = 1});
+  const auto cut = Search(owned.problem, {.max_states = 8, .max_predicted = 1});
+  ASSERT_TRUE(exact.ok() && cut.ok());
+  EXPECT_TRUE(exact->exact);
+  EXPECT_FALSE(cut->exact);
+  EXPECT_LT(cut->states, exact->states);
+  EXPECT_TRUE(CheckPlan(cut->best.plan, *owned.graph, *owned.index).ok());
+}
+
+// --- Memory ---
+
+TEST(SearchTest, PlansFitIntoMemory) {
+  OwnedProblem owned = FromZoo("alexnet", 16, 64);
+  const auto roomy = Search(owned.problem);
+  ASSERT_TRUE(roomy.ok());
+  owned.problem.hardware.memory_bytes = roomy->best.prediction.memory_bytes * 3 / 5;
+  const auto tight = Search(owned.problem);
+  ASSERT_TRUE(tight.ok()) << tight.status();
+  EXPECT_LE(tight->best.prediction.memory_bytes, owned.problem.hardware.memory_bytes);
+  for (const Candidate& other : tight->others) {
+    EXPECT_LE(other.prediction.memory_bytes, owned.problem.hardware.memory_bytes);
+  }
+}
+
+int NumberBefore(const std::string& text, const std::string& what) {
+  const size_t end = text.find(what);
+  const size_t begin = text.rfind(' ', end - 1) + 1;
+  return std::stoi(text.substr(begin, end - begin));
+}
+
+TEST(SearchTest, ReportsMissingMemory) {
+  OwnedProblem owned = FromZoo("alexnet", 4, 64);
+  owned.problem.hardware.memory_bytes = 40'000'000;
+  const absl::Status status = Search(owned.problem).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  const std::string text(status.message());
+  EXPECT_THAT(text, HasSubstr("40000000 bytes (40.0 MB) of each of 4 ranks"));
+  EXPECT_THAT(text, HasSubstr("for layer 'fc6'"));
+  EXPECT_THAT(text, HasSubstr(" more; most of that, "));
+  // That number of ranks suffices, and no smaller one does.
+  const int ranks = NumberBefore(text, " ranks would suffice");
+  for (int fewer = 5; fewer < ranks; ++fewer) {
+    owned.problem.ranks = fewer;
+    EXPECT_FALSE(Search(owned.problem, {.max_predicted = 1}).ok()) << fewer;
+  }
+  owned.problem.ranks = ranks;
+  const auto fits = Search(owned.problem, {.max_predicted = 1});
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  EXPECT_LE(fits->best.prediction.memory_bytes, owned.problem.hardware.memory_bytes);
+}
+
+TEST(SearchTest, ReportsThatNoRanksSuffice) {
+  OwnedProblem owned = FromZoo("lenet", 2, 64);
+  owned.problem.hardware.memory_bytes = 16;
+  const absl::Status status = Search(owned.problem).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no number of ranks up to 65536"));
+}
+
+TEST(SearchTest, UsesMoreMicroBatches) {
+  OwnedProblem owned = FromZoo("vgg11", 1, 64);
+  const auto one = Search(owned.problem);
+  ASSERT_TRUE(one.ok());
+  owned.problem.hardware.memory_bytes = 4 * 3 * owned.index->size() + 4 * owned.index->size() / 2 +
+                                        one->best.prediction.memory_bytes / 4;
+  EXPECT_FALSE(Search(owned.problem).ok());
+  owned.problem.free_micro_batches = true;
+  const auto more = Search(owned.problem);
+  ASSERT_TRUE(more.ok()) << more.status();
+  EXPECT_GT(more->micro_batches, 1);
+  EXPECT_LE(more->best.prediction.memory_bytes, owned.problem.hardware.memory_bytes);
+}
+
+// --- Pins ---
+
+TEST(SearchTest, KeepsPinsAndReportsUnpinned) {
+  OwnedProblem owned = AlexNetOf512();
+  owned.problem.pins.mesh = {{"data", 256}, {"model", 2}};
+  owned.problem.pins.layers = {{"fc6", "in"}, {"conv3", "out"}};
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const Plan& plan = result->best.plan;
+  EXPECT_EQ(plan.mesh, Mesh({{"data", 256}, {"model", 2}}));
+  EXPECT_EQ(LayerOf(plan, "fc6").axes("in"), std::vector<std::string>{"model"});
+  EXPECT_EQ(LayerOf(plan, "fc6").axes("samples"), std::vector<std::string>{"data"});
+  EXPECT_EQ(LayerOf(plan, "conv3").axes("out"), std::vector<std::string>{"model"});
+  ASSERT_TRUE(result->unpinned.has_value());
+  EXPECT_LT(result->unpinned->prediction.communication_seconds(),
+            result->best.prediction.communication_seconds());
+}
+
+TEST(SearchTest, PinnedLayerHasAxis) {
+  OwnedProblem owned = FromZoo("resnet18", 4, 64);
+  owned.problem.pins.layers = {{"fc", "out"}};
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const Plan& plan = result->best.plan;
+  EXPECT_GT(plan.mesh.Size(LayerOf(plan, "fc").axes("out")), 1);
+}
+
+TEST(SearchTest, RejectsUnsatisfiablePins) {
+  OwnedProblem owned = FromZoo("lenet", 4, 64);
+  owned.problem.pins.mesh = {{"model", 3}};
+  const absl::Status status = Search(owned.problem).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("no mesh of 4 ranks matches the pinned mesh"));
+}
+
+TEST(SearchTest, OtherAxesStayFree) {
+  OwnedProblem owned = FromZoo("alexnet", 12, 48);
+  owned.problem.pins.mesh = {{"model", 3}};
+  const std::vector<Mesh> meshes = MeshesFor(owned.problem);
+  EXPECT_THAT(meshes, SizeIs(3)) << "space 1, 2 and 4";
+  for (const Mesh& mesh : meshes) {
+    EXPECT_EQ(mesh.Size("model"), 3);
+    EXPECT_EQ(mesh.ranks(), 12);
+  }
+}
+
+TEST(SearchTest, OnlyImagesHaveSpace) {
+  EXPECT_THAT(MeshesFor(FromZoo("alexnet", 8, 8).problem), SizeIs(10));
+  EXPECT_THAT(MeshesFor(FromZoo("gpt", 8, 8).problem), SizeIs(4));
+}
+
+// --- Options ---
+
+TEST(SearchTest, OptionsAreLegalAndFew) {
+  for (const std::string& name : Zoo()) {
+    const OwnedProblem owned = FromZoo(name, 8, 64);
+    for (const Mesh& mesh : MeshesFor(owned.problem)) {
+      const CompactMesh compact(mesh);
+      for (int l = 0; l < owned.graph->size(); ++l) {
+        const LayerClass of = ClassOf(owned.problem, l);
+        const std::vector<LayerOption> options = OptionsOf(of, compact);
+        ASSERT_FALSE(options.empty()) << (*owned.graph)[l].name;
+        EXPECT_LE(options.size(), 20U) << (*owned.graph)[l].name;
+        for (const LayerOption& option : options) {
+          const auto layouts = LayOut((*owned.graph)[l], mesh, SplitsOf(of, compact, option));
+          ASSERT_TRUE(layouts.ok()) << layouts.status();
+          // Compact layouts equal those of the table of operations.
+          EXPECT_EQ(compact.Compact(layouts->output), option.output);
+          EXPECT_EQ(compact.Compact(layouts->inputs[0]), option.input);
+          EXPECT_EQ(compact.Compact(layouts->input_gradients[0]).partial, option.gradient_partial);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cadre

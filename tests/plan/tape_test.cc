@@ -1,0 +1,325 @@
+#include "plan/tape.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "google/protobuf/text_format.h"
+#include "plan/plan.h"
+
+namespace cadre {
+namespace {
+
+constexpr char kModel[] = R"pb(
+  input { channels: 2 height: 12 width: 6 }
+  layer {
+    name: "conv1"
+    convolution { out_channels: 4 kernel: 3 padding: 1 }
+  }
+  layer {
+    name: "relu1"
+    relu {}
+  }
+  layer {
+    name: "conv2"
+    convolution { out_channels: 4 kernel: 3 padding: 1 }
+  }
+  layer {
+    name: "add"
+    input: "conv2"
+    input: "relu1"
+    add {}
+  }
+  layer {
+    name: "pool"
+    max_pool { kernel: 2 }
+  }
+  layer {
+    name: "fc"
+    fully_connected { out_features: 3 }
+  }
+  layer {
+    name: "loss"
+    softmax_cross_entropy {}
+  }
+)pb";
+
+class TapeTest : public testing::Test {
+ protected:
+  TapeTest() {
+    v1::Model model;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kModel, &model));
+    graph_ = *Graph::FromModel(model);
+  }
+
+  // Splits `index` in every layer that has it.
+  Plan PlanSplitting(const std::string& index, int ranks) const {
+    Plan plan{.mesh = Mesh({{"axis", ranks}})};
+    for (const GraphLayer& layer : graph_.layers()) {
+      auto layouts = LayOut(layer, plan.mesh, {{index, {"axis"}}});
+      if (!layouts.ok()) layouts = LayOut(layer, plan.mesh, {});
+      EXPECT_TRUE(layouts.ok()) << layouts.status();
+      plan.layers.push_back(*std::move(layouts));
+    }
+    plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph_));
+    return plan;
+  }
+
+  static std::set<int> BuffersOf(const TapeOp& op) {
+    std::set<int> buffers(op.x.begin(), op.x.end());
+    buffers.insert(op.dx.begin(), op.dx.end());
+    buffers.insert({op.y, op.saved, op.scratch, op.dy});
+    buffers.erase(buffers.begin(), buffers.lower_bound(0));
+    return buffers;
+  }
+
+  const TapeOp& Find(const Tape& tape, TapeOpKind kind, const std::string& layer) const {
+    const auto found = std::find_if(tape.ops.begin(), tape.ops.end(), [&](const TapeOp& op) {
+      return op.kind == kind && graph_[op.layer].name == layer;
+    });
+    EXPECT_NE(found, tape.ops.end()) << layer;
+    return *found;
+  }
+
+  Graph graph_;
+};
+
+TEST_F(TapeTest, LiveBuffersDoNotOverlap) {
+  for (const char* index : {"samples", "height", "out", "in", "channels"}) {
+    for (const bool training : {false, true}) {
+      const Tape tape = MakeTape(graph_, PlanSplitting(index, 3), 1, 4, training);
+      for (const TapeBuffer& a : tape.buffers) {
+        EXPECT_LE(a.offset + a.words, tape.words);
+        for (const TapeBuffer& b : tape.buffers) {
+          if (&a == &b || a.words == 0 || b.words == 0) continue;
+          const bool together = a.first <= b.last && b.first <= a.last;
+          const bool apart = a.offset + a.words <= b.offset || b.offset + b.words <= a.offset;
+          EXPECT_TRUE(!together || apart) << a.name << " and " << b.name;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TapeTest, LifetimesSpanUses) {
+  const Tape tape = MakeTape(graph_, PlanSplitting("height", 2), 0, 4, /*training=*/true);
+  for (size_t i = 0; i < tape.ops.size(); ++i) {
+    for (const int number : BuffersOf(tape.ops[i])) {
+      const TapeBuffer& buffer = tape.buffers[number];
+      EXPECT_LE(buffer.first, int(i)) << buffer.name;
+      EXPECT_GE(buffer.last, int(i)) << buffer.name;
+    }
+  }
+}
+
+TEST_F(TapeTest, WorksInPlaceOnLastUse) {
+  const Tape tape = MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true);
+  const TapeOp& relu = Find(tape, TapeOpKind::kForward, "relu1");
+  EXPECT_EQ(relu.x[0], relu.y) << "conv1's backward does not read its output";
+  const TapeOp& add = Find(tape, TapeOpKind::kForward, "add");
+  EXPECT_EQ(add.y, add.x[0]) << "last use of conv2's output";
+  EXPECT_NE(add.y, add.x[1]) << "relu1's backward reads its output";
+}
+
+TEST_F(TapeTest, SharesMemory) {
+  const Plan plan = PlanSplitting("samples", 1);
+  const Tape training = MakeTape(graph_, plan, 0, 4, /*training=*/true);
+  const Tape evaluation = MakeTape(graph_, plan, 0, 4, /*training=*/false);
+  int64_t all = 0;
+  for (const TapeBuffer& buffer : training.buffers) all += buffer.words;
+  EXPECT_LT(training.words, all);
+  EXPECT_LT(evaluation.words, training.words);
+  EXPECT_TRUE(std::none_of(evaluation.ops.begin(), evaluation.ops.end(),
+                           [](const TapeOp& op) { return op.kind == TapeOpKind::kBackward; }));
+}
+
+TEST_F(TapeTest, MovesOnlyBetweenLayouts) {
+  const auto moves = [&](const Plan& plan) {
+    const Tape tape = MakeTape(graph_, plan, 0, 4, /*training=*/true);
+    return std::count_if(tape.ops.begin(), tape.ops.end(), [](const TapeOp& op) {
+      return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
+    });
+  };
+  EXPECT_EQ(moves(PlanSplitting("samples", 1)), 0);
+  EXPECT_EQ(moves(PlanSplitting("samples", 2)), 0) << "data parallelism moves no activation";
+  // conv1 receives whole images; conv2 needs a halo in both directions; flatten gathers rows.
+  EXPECT_GE(moves(PlanSplitting("height", 2)), 4);
+}
+
+TEST_F(TapeTest, MoreRanksThanSamplesAndRows) {
+  for (const char* index : {"samples", "height", "out"}) {
+    for (int rank = 0; rank < 16; ++rank) {
+      const Tape tape = MakeTape(graph_, PlanSplitting(index, 16), rank, 2, /*training=*/true);
+      EXPECT_FALSE(tape.ops.empty());
+    }
+  }
+}
+
+TEST_F(TapeTest, NoGradientOfInput) {
+  const Tape tape = MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true);
+  EXPECT_EQ(Find(tape, TapeOpKind::kBackward, "conv1").dx, std::vector<int>{TapeOp::kNone});
+}
+
+TEST_F(TapeTest, WordsOfTypes) {
+  for (const char* index : {"samples", "height", "out", "in", "channels"}) {
+    for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+      // Odd numbers of samples and ranks: buffers of odd numbers of elements.
+      const Tape tape = MakeTape(graph_, PlanSplitting(index, 3), 1, 5, /*training=*/true, type);
+      EXPECT_EQ(tape.activations, type);
+      for (const TapeBuffer& buffer : tape.buffers) {
+        const int64_t bytes = buffer.elements * SizeOf(buffer.type);
+        EXPECT_GE(4 * buffer.words, bytes) << buffer.name;
+        EXPECT_LT(4 * buffer.words, bytes + 4) << buffer.name;
+      }
+    }
+  }
+}
+
+TEST_F(TapeTest, ActivationsHaveTypeOfTape) {
+  const Plan plan = PlanSplitting("height", 2);
+  const Tape tape = MakeTape(graph_, plan, 0, 4, /*training=*/true, DType::kBFloat16);
+  const auto type = [&](int number) { return tape.buffers[number].type; };
+  for (const TapeOp& op : tape.ops) {
+    for (const int number : BuffersOf(op)) {
+      const bool saved = number == op.saved;
+      EXPECT_EQ(type(number), saved ? DType::kFloat32 : DType::kBFloat16)
+          << tape.buffers[number].name;
+    }
+  }
+  const TapeOp& pool = Find(tape, TapeOpKind::kForward, "pool");
+  EXPECT_EQ(tape.buffers[pool.saved].elements, tape.buffers[pool.y].elements)
+      << "one position per output";
+  const Tape wide = MakeTape(graph_, plan, 0, 4, /*training=*/true);
+  EXPECT_LT(tape.words, wide.words);
+  EXPECT_EQ(tape.ops.size(), wide.ops.size());
+}
+
+TEST_F(TapeTest, WorksInPlaceInBf16) {
+  const Tape tape =
+      MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true, DType::kBFloat16);
+  const TapeOp& relu = Find(tape, TapeOpKind::kForward, "relu1");
+  EXPECT_EQ(relu.x[0], relu.y);
+}
+
+constexpr char kTokens[] = R"pb(
+  tokens { length: 4 }
+  layer {
+    name: "embed"
+    embedding { vocabulary: 5 features: 6 }
+  }
+  layer {
+    name: "attention"
+    attention { heads: 3 }
+  }
+  layer {
+    name: "norm"
+    layer_norm {}
+  }
+  layer {
+    name: "fc"
+    fully_connected { out_features: 5 }
+  }
+  layer {
+    name: "loss"
+    softmax_cross_entropy {}
+  }
+)pb";
+
+class TokenTapeTest : public TapeTest {
+ protected:
+  TokenTapeTest() {
+    v1::Model model;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kTokens, &model));
+    graph_ = *Graph::FromModel(model);
+  }
+};
+
+TEST_F(TokenTapeTest, TokensStayFp32) {
+  // Tokens are loaded whole and needed in halves, so a move has a buffer of them.
+  const Tape tape =
+      MakeTape(graph_, PlanSplitting("tokens", 2), 1, 2, /*training=*/true, DType::kBFloat16);
+  const TapeOp& embed = Find(tape, TapeOpKind::kForward, "embed");
+  ASSERT_GE(embed.x[0], 0) << "no move of the tokens";
+  EXPECT_EQ(tape.buffers[embed.x[0]].type, DType::kFloat32);
+  EXPECT_EQ(tape.buffers[embed.y].type, DType::kBFloat16);
+}
+
+TEST_F(TokenTapeTest, SavedTypes) {
+  const Tape tape =
+      MakeTape(graph_, PlanSplitting("samples", 1), 0, 2, /*training=*/true, DType::kBFloat16);
+  const auto saved = [&](const char* layer) {
+    const TapeOp& op = Find(tape, TapeOpKind::kForward, layer);
+    return tape.buffers[op.saved];
+  };
+  EXPECT_EQ(saved("attention").type, DType::kBFloat16);
+  EXPECT_EQ(saved("attention").elements, MemoryOfAttention(2, 4, 3, 2, DType::kBFloat16).saved());
+  EXPECT_EQ(saved("norm").type, DType::kFloat32);
+  EXPECT_EQ(saved("norm").elements, 2 * 2 * 4);
+  const TapeOp& back = Find(tape, TapeOpKind::kBackward, "attention");
+  const TapeBuffer& scratch = tape.buffers[back.scratch];
+  EXPECT_EQ(scratch.type, DType::kBFloat16);
+  EXPECT_EQ(scratch.elements, MemoryOfAttention(2, 4, 3, 2, DType::kBFloat16).scratch());
+}
+
+TEST(AttentionMemoryTest, PartsAreDisjointAndAligned) {
+  for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t tokens : {0, 1, 2, 7}) {
+      for (const int64_t heads : {0, 1, 3}) {
+        const AttentionMemory memory = MemoryOfAttention(3, tokens, heads, 5, type);
+        const int64_t rows = 3 * tokens * heads;
+        EXPECT_EQ(memory.qkv, 3 * rows * 5);
+        EXPECT_EQ(memory.context, rows * 5);
+        EXPECT_GE(memory.context_begin, memory.qkv);
+        EXPECT_GE(memory.probabilities_begin, memory.context_begin + memory.context);
+        EXPECT_GE(memory.probabilities, rows * tokens);
+        EXPECT_GE(int64_t(memory.probabilities * SizeOf(type)), 4 * rows);
+        EXPECT_EQ(memory.probabilities_begin * SizeOf(type) % 16, 0);
+      }
+    }
+  }
+}
+
+// The kernel of a norm computes the gradient of its input even if it is not needed.
+TEST(TapeScratchTest, HasRoomForUnusedGradient) {
+  v1::Model model;
+  ASSERT_TRUE(
+      google::protobuf::TextFormat::ParseFromString(R"pb(
+                                                      input { channels: 3 height: 1 width: 1 }
+                                                      layer {
+                                                        name: "flat"
+                                                        flatten {}
+                                                      }
+                                                      layer {
+                                                        name: "norm"
+                                                        layer_norm {}
+                                                      }
+                                                      layer {
+                                                        name: "fc"
+                                                        fully_connected { out_features: 2 }
+                                                      }
+                                                      layer {
+                                                        name: "loss"
+                                                        softmax_cross_entropy {}
+                                                      }
+                                                    )pb",
+                                                    &model));
+  const auto graph = Graph::FromModel(model);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  Plan plan;
+  for (const GraphLayer& layer : graph->layers()) {
+    plan.layers.push_back(*LayOut(layer, plan.mesh, {}));
+  }
+  const Tape tape = MakeTape(*graph, plan, 0, 4, /*training=*/true);
+  const auto back = std::find_if(tape.ops.begin(), tape.ops.end(), [&](const TapeOp& op) {
+    return op.kind == TapeOpKind::kBackward && (*graph)[op.layer].name == "norm";
+  });
+  ASSERT_NE(back, tape.ops.end());
+  EXPECT_EQ(back->dx[0], TapeOp::kNone);
+  ASSERT_GE(back->scratch, 0);
+  EXPECT_EQ(tape.buffers[back->scratch].elements, 4 * 3);
+}
+
+}  // namespace
+}  // namespace cadre

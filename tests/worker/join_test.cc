@@ -1,0 +1,24 @@
+// What a worker tells the coordinator when it joins.
+#include "gtest/gtest.h"
+#include "tests/server/fake_coordinator.h"
+#include "worker/worker.h"
+
+namespace cadre {
+namespace {
+
+// The coordinator names both versions when it refuses a member of another build.
+TEST(JoinTest, HelloHasTheVersion) {
+  testing::FakeCoordinator coordinator;
+  WorkerOptions options;
+  options.coordinator = coordinator.address();
+  options.name = "w";
+  options.version = "1.2.3";
+  const auto worker = Worker::Start(options);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const v1::Hello hello = coordinator.Receive(v1::MemberMessage::kHello).hello();
+  EXPECT_EQ(hello.name(), "w");
+  EXPECT_EQ(hello.version(), "1.2.3");
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,88 @@
+#include "worker/probe/loopback_transport.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "worker/comm/collective_queue.h"
+#include "worker/comm/communicator.h"
+
+namespace cadre {
+namespace {
+
+std::vector<int> Everybody(int ranks) {
+  std::vector<int> all(static_cast<size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+TEST(LoopbackTransportTest, NobodyIsWaitedFor) {
+  LoopbackTransport transport(7);
+  EXPECT_EQ(transport.rank(), 0);
+  EXPECT_EQ(transport.size(), 7);
+  Communicator all(transport, Everybody(7));
+  EXPECT_TRUE(all.Barrier().ok());
+  std::vector<double> sums = {1, 2};
+  EXPECT_TRUE(all.AllReduceSum(std::span<double>(sums)).ok());
+}
+
+TEST(LoopbackTransportTest, MovesBringWhatIsSent) {
+  LoopbackTransport transport(3);
+  Communicator all(transport, Everybody(3));
+  const std::vector<float> mine = {5, 6};
+  std::vector<float> first(2), second(3, 9);
+  const auto out = std::as_bytes(std::span(mine));
+  const std::vector<std::span<const std::byte>> send = {{}, out, out};
+  const std::vector<std::span<std::byte>> receive = {
+      {}, std::as_writable_bytes(std::span(first)), std::as_writable_bytes(std::span(second))};
+  ASSERT_TRUE(all.AllToAll(send, receive).ok());
+  EXPECT_EQ(first, mine);
+  EXPECT_EQ(second, (std::vector<float>{5, 6, 5}));
+  // One that sends nothing hears nothing.
+  const std::vector<std::span<const std::byte>> silence(3);
+  ASSERT_TRUE(all.AllToAll(silence, receive).ok());
+  EXPECT_EQ(second, (std::vector<float>{0, 0, 0}));
+}
+
+TEST(LoopbackTransportTest, TheBackgroundLeavesWhatIsThere) {
+  LoopbackTransport transport(4);
+  Communicator all(transport, Everybody(4), Transport::kBackground);
+  std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<float> before = values;
+  const std::vector<int64_t> offsets = {0, 2, 4, 6, 8};
+  for (const Algorithm algorithm :
+       {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
+    ASSERT_TRUE(all.ReduceScatterSum(values, offsets, algorithm).ok());
+    ASSERT_TRUE(all.AllGather(values, offsets, algorithm).ok());
+    EXPECT_EQ(values, before);
+  }
+}
+
+TEST(LoopbackTransportTest, AQueueRunsItsWork) {
+  LoopbackTransport transport(5);
+  CollectiveQueue queue(transport);
+  int done = 0;
+  for (uint64_t key = 0; key < 3; ++key) {
+    queue.Post(key, static_cast<int64_t>(key), [&] {
+      ++done;
+      return absl::OkStatus();
+    });
+  }
+  ASSERT_TRUE(queue.WaitAll().ok());
+  EXPECT_EQ(done, 3);
+}
+
+TEST(LoopbackTransportTest, AnAbortIsItsLastWord) {
+  LoopbackTransport transport(2);
+  EXPECT_TRUE(transport.status().ok());
+  transport.Abort(absl::CancelledError("enough"));
+  transport.Abort(absl::InternalError("too late"));
+  EXPECT_TRUE(absl::IsCancelled(transport.status()));
+  Communicator all(transport, Everybody(2));
+  EXPECT_TRUE(absl::IsCancelled(all.Barrier()));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,50 @@
+#include "worker/nn/allocation_label.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+
+std::string LayerDisplayName(absl::string_view layer) {
+  return absl::StrCat("layer '", layer, "'");
+}
+
+std::string BucketDisplayName(const ParameterIndex& index, const BucketOwnership& bucket) {
+  if (bucket.parameters.empty()) return "";
+  std::map<int, int> layers;
+  const LocalParameter* largest = &bucket.parameters.front();
+  for (const LocalParameter& local : bucket.parameters) {
+    ++layers[index[local.parameter].layer];
+    if (local.size() > largest->size()) largest = &local;
+  }
+  // "<layer>/weight".
+  const std::string& name = index[largest->parameter].name;
+  const std::string layer = LayerDisplayName(name.substr(0, name.rfind('/')));
+  if (layers.size() == 1) return layer;
+  return absl::StrCat(layer, " and ", layers.size() - 1, layers.size() == 2 ? " other" : " others");
+}
+
+int LayerAtPeak(const Tape& tape) {
+  // By operation: bytes of buffers whose lifetime starts with it, less those that ended before.
+  std::vector<int64_t> change(tape.ops.size() + 1, 0);
+  for (const TapeBuffer& buffer : tape.buffers) {
+    if (buffer.words == 0 || buffer.first > buffer.last) continue;
+    change[buffer.first] += buffer.words;
+    change[static_cast<size_t>(buffer.last) + 1] -= buffer.words;
+  }
+  size_t peak = 0;
+  int64_t most = -1;
+  int64_t used = 0;
+  for (size_t i = 0; i < tape.ops.size(); ++i) {
+    used += change[i];
+    if (used > most) peak = i;
+    most = std::max(most, used);
+  }
+  return tape.ops[peak].layer;
+}
+
+}  // namespace cadre

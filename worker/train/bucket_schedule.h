@@ -1,0 +1,110 @@
+// The life of a bucket in a training step, as a state machine without threads, device or data: it
+// is told which layers have passed and which operations are done, and returns the operations that
+// are ready. bucket_schedule.cc explains the idea. ThreadFlow and StreamFlow execute the
+// operations.
+//
+// Threads: two threads may use one object. The rank's own thread calls everything but Done and
+// Stop; the thread that executes operations calls those two, and only between an operation that
+// AfterLoss returned and the next AfterLoss.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "worker/train/bucket_table.h"
+
+namespace cadre {
+
+struct BucketOp {
+  enum class Kind : uint8_t {
+    kLoss = 1,         // sum the loss over the group
+    kReduce,           // reduce-scatter a chunk's gradients
+    kNorms,            // sum the norms over the group
+    kUpdate,           // update the owned interval of a chunk
+    kGather,           // all-gather a chunk's weights
+    kUpdateAndGather,  // kUpdate, then kGather
+  };
+  Kind kind = Kind::kLoss;
+  // -1: the operation concerns the whole model.
+  int bucket = -1;
+  int chunk = 0;
+  friend bool operator==(const BucketOp&, const BucketOp&) = default;
+};
+using BucketOps = std::vector<BucketOp>;
+
+class BucketSchedule {
+ public:
+  struct Policy {
+    // Reductions start during backward, and gathers may run during the next forward.
+    bool overlap = true;
+    // The optimizer needs norms over the whole model, so updates wait for all reductions.
+    bool norms = false;
+    // Gathers are returned by the next BeforeForward rather than after each update.
+    bool lazy_gathers = false;
+  };
+  // `table` must outlive the schedule.
+  BucketSchedule(const BucketTable& table, const Policy& policy);
+
+  // Starts a step. `gather`: all ranks get the new weights; otherwise only the owned intervals are
+  // updated until Gather is called. Operations of the step before may still be executing.
+  void BeginStep(bool gather);
+  void BeginLastPass() { state_.last_pass = true; }
+
+  // Each of the following returns the operations to start now, in this order.
+  BucketOps BeforeForward();
+  BucketOps AfterLoss();
+  BucketOps AfterBackward(int layer);
+  BucketOps EndPass();
+  // Gathers the weights outside of a step.
+  BucketOps Gather();
+  // What follows `op`, which has been executed (or enqueued, where streams keep the order).
+  BucketOps Done(const BucketOp& op);
+
+  // The loss or the norms are not finite: no weight changes in this step. Reductions go on, because
+  // other ranks take part in them.
+  void Stop() { state_.stopped = true; }
+  // Operations that Done will return later in this step and that forward may have to wait for.
+  BucketOps Expected() const;
+  // The lowest goes first: the operation that the earliest layer waits for.
+  int64_t Priority(const BucketOp& op) const;
+
+  bool first_pass() const { return state_.first_pass; }
+  bool last_pass() const { return state_.last_pass; }
+  bool gather() const { return state_.gather; }
+  bool overlap() const { return policy_.overlap; }
+
+  // Everything that decides which operations come next: two steps with equal states at the start of
+  // a pass execute equal operations in it.
+  struct State {
+    // Owned by the rank's thread.
+    bool gather = false;
+    bool first_pass = true;
+    bool last_pass = false;
+    // Owned intervals are newer than the copies of other ranks.
+    bool gathers_pending = false;
+    // By bucket: layers whose backward is still to come; whether its reductions were returned.
+    std::vector<int> layers_left;
+    std::vector<bool> reducing;
+    // Owned by the thread that executes.
+    bool stopped = false;
+    bool gathers_follow = false;
+    int reductions_left = 0;
+    friend bool operator==(const State&, const State&) = default;
+  };
+  const State& state() const { return state_; }
+  void set_state(State state) { state_ = std::move(state); }
+
+ private:
+  void AddChunks(BucketOp::Kind kind, int bucket, BucketOps& ops) const;
+  // An operation for every chunk of the model, in the order in which forward needs the buckets.
+  BucketOps ForAllChunks(BucketOp::Kind kind) const;
+  void AddReductions(int bucket, BucketOps& ops);
+
+  const BucketTable& table_;
+  const Policy policy_;
+  std::vector<int> forward_order_;
+  State state_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,41 @@
+// The fixed facts about a plan's buckets: which ranks reduce, own and gather which interval of
+// each, how many chunks a bucket travels in, and which layers its parameters belong to.
+//
+// Thread-safe after construction.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/parameter_index.h"
+#include "plan/plan.h"
+#include "worker/comm/communicator.h"
+#include "worker/nn/parameter_store.h"
+
+namespace cadre {
+
+struct BucketTable {
+  struct Bucket {
+    int chunks = 1;
+    // The first layer whose forward needs the weights.
+    int first_layer = 0;
+    // reduce[chunk][i] is the interval that member i of the bucket's axes sums; gather[chunk][i]
+    // the one that owner i provides. Ranks with equal gradients (the bucket's replica axes) each
+    // reduce only what they own.
+    std::vector<std::vector<Piece>> reduce;
+    std::vector<std::vector<Piece>> gather;
+    // This rank's interval of each chunk.
+    std::vector<Piece> mine;
+    // Axes along which the weights are gathered.
+    std::vector<std::string> owner_axes;
+  };
+  std::vector<Bucket> buckets;
+  // Buckets that hold parameters of each layer.
+  std::vector<std::vector<int>> of_layer;
+};
+
+// `whole`: every bucket travels as one chunk. Requires: `parameters` belong to plan and index.
+BucketTable MakeBucketTable(const Plan& plan, const ParameterIndex& index,
+                            const ParameterStore& parameters, bool whole);
+
+}  // namespace cadre

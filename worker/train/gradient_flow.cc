@@ -1,0 +1,156 @@
+#include "worker/train/gradient_flow.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+using Kind = BucketOp::Kind;
+
+std::span<std::byte> Bytes(std::span<float> values) { return std::as_writable_bytes(values); }
+
+const char* NameOf(Kind kind) {
+  switch (kind) {
+    case Kind::kLoss:
+      return "loss";
+    case Kind::kReduce:
+      return "reduce-scatter";
+    case Kind::kNorms:
+      return "norms";
+    case Kind::kUpdate:
+      return "update";
+    case Kind::kGather:
+    case Kind::kUpdateAndGather:
+      return "all-gather";
+  }
+  return "";
+}
+
+}  // namespace
+
+GradientFlow::GradientFlow(const Setting& setting, BucketTable table, bool lazy_gathers)
+    : plan_(setting.plan),
+      parameters_(setting.parameters),
+      optimizers_(setting.optimizers),
+      norms_(setting.norms),
+      comms_(setting.comms),
+      kernels_(setting.kernels),
+      device_(setting.kernels.device()),
+      table_(std::move(table)),
+      schedule_(table_, {.overlap = setting.overlap,
+                         .norms = !setting.norms.sums().empty(),
+                         .lazy_gathers = lazy_gathers}) {}
+
+// ---- The rank's own thread
+
+void GradientFlow::BeginStep(float rate, bool gather, int64_t labels) {
+  next_ = {step_, rate, labels};
+  schedule_.BeginStep(gather);
+}
+
+absl::Status GradientFlow::BeforeForward(int layer) {
+  CADRE_RETURN_IF_ERROR(Start(schedule_.BeforeForward()));
+  for (const int b : table_.of_layer[layer]) CADRE_RETURN_IF_ERROR(WaitForWeights(b));
+  return absl::OkStatus();
+}
+
+absl::Status GradientFlow::AfterLoss(std::span<const double> sums, int64_t counted) {
+  if (schedule_.first_pass()) {
+    ResetLoss();
+    for (int b = 0; b < buckets(); ++b) {
+      const std::span<float> total = parameters_.sums(b);
+      if (!total.empty()) device_.Zero(total.data(), total.size_bytes());
+    }
+  }
+  if (counted > 0) AddLoss(sums, counted);
+  // Forward has waited for all weights, so no operation of the step before is executing.
+  if (schedule_.last_pass()) current_ = next_;
+  return Start(schedule_.AfterLoss());
+}
+
+absl::Status GradientFlow::EndPass() {
+  if (!schedule_.last_pass()) {
+    for (int b = 0; b < buckets(); ++b) Accumulate(b);
+    return absl::OkStatus();
+  }
+  CADRE_RETURN_IF_ERROR(Start(schedule_.EndPass()));
+  return schedule_.overlap() ? absl::OkStatus() : WaitForStep();
+}
+
+absl::Status GradientFlow::Gather() {
+  CADRE_RETURN_IF_ERROR(Start(schedule_.Gather()));
+  return schedule_.overlap() ? absl::OkStatus() : WaitForStep();
+}
+
+void GradientFlow::Accumulate(int bucket) {
+  const std::span<float> sums = parameters_.sums(bucket);
+  if (!sums.empty()) kernels_.pointwise().Add(parameters_.gradients(bucket), sums);
+}
+
+// ---- The executor
+
+absl::Status GradientFlow::Execute(const BucketOp& op) {
+  if (!watched()) return Run(op).status();
+  device_.Synchronize().IgnoreError();
+  const absl::Time begin = absl::Now();
+  CADRE_ASSIGN_OR_RETURN(const int64_t bytes, Run(op));
+  device_.Synchronize().IgnoreError();
+  Report(op, begin, bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> GradientFlow::Run(const BucketOp& op) {
+  if (op.kind == Kind::kLoss) return SumLoss();
+  if (op.kind == Kind::kNorms) return SumNorms();
+  if (op.kind == Kind::kUpdate) {
+    Update(op);
+    return -1;
+  }
+  const BucketTable::Bucket& bucket = table_.buckets[op.bucket];
+  const Bucket& planned = plan_.buckets[op.bucket];
+  const bool reduces = op.kind == Kind::kReduce;
+  Communicator& comm =
+      comms_.Over(reduces ? planned.axes : bucket.owner_axes, Transport::kBackground);
+  const uint64_t sent = comm.bytes_sent();
+  CADRE_RETURN_IF_ERROR(
+      reduces ? comm.ReduceScatter(planned.algorithm, DType::kFloat32, Bytes(Gradients(op.bucket)),
+                                   bucket.reduce[op.chunk])
+              : comm.AllGather(planned.algorithm, DType::kFloat32,
+                               Bytes(parameters_.weights(op.bucket)), bucket.gather[op.chunk]));
+  return comm.bytes_sent() - sent;
+}
+
+void GradientFlow::Report(const BucketOp& op, absl::Time begin, int64_t bytes) {
+  const absl::Duration took = absl::Now() - begin;
+  if (observer_ != nullptr) observer_->Done(op, current_.number, absl::ToDoubleSeconds(took));
+  if (trace_ == nullptr || !trace_->on()) return;
+  std::string name = NameOf(op.kind);
+  if (op.bucket >= 0) absl::StrAppend(&name, " bucket ", op.bucket, " part ", op.chunk);
+  trace_->Add({.name = std::move(name),
+               .category = op.kind == Kind::kUpdate ? "update" : "collective",
+               .track = 1,
+               .begin_us = absl::ToUnixMicros(begin),
+               .duration_us = absl::ToInt64Microseconds(took),
+               .bytes = bytes,
+               .step = current_.number});
+}
+
+std::span<float> GradientFlow::Gradients(int bucket) {
+  const std::span<float> sums = parameters_.sums(bucket);
+  return sums.empty() ? parameters_.gradients(bucket) : sums;
+}
+
+std::span<float> GradientFlow::GradientSlice(int bucket) {
+  return parameters_.ownership(bucket).SliceOf(Gradients(bucket));
+}
+
+std::span<float> GradientFlow::WeightSlice(int bucket) {
+  return parameters_.ownership(bucket).SliceOf(parameters_.weights(bucket));
+}
+
+}  // namespace cadre

@@ -1,0 +1,96 @@
+#include "worker/train/owned_slices.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/digest.h"
+#include "base/status.h"
+#include "worker/nn/allocation_label.h"
+
+namespace cadre {
+
+OwnedSlices::OwnedSlices(Backend& kernels, ParameterStore& parameters,
+                         std::vector<SliceOptimizer>& optimizers)
+    : kernels_(kernels),
+      device_(kernels.device()),
+      parameters_(parameters),
+      optimizers_(optimizers) {
+  std::vector<std::span<float>> slices;
+  for (int b = 0; b < parameters.buckets(); ++b) {
+    slices.push_back(parameters.ownership(b).SliceOf(parameters.weights(b)));
+  }
+  const AllocationLabel allocation_label(device_, "weights as the host sees them");
+  mirror_ = std::make_unique<SliceMirror>(device_, std::move(slices));
+  if (device_.status().ok()) weights_ = OwnedIn(*mirror_);
+}
+
+std::vector<Owned> OwnedSlices::OwnedIn(const SliceMirror& mirror) const {
+  std::vector<Owned> owned;
+  for (int b = 0; b < parameters_.buckets(); ++b) {
+    AppendOwned(parameters_.ownership(b), mirror.host(b), &owned);
+  }
+  std::sort(owned.begin(), owned.end(),
+            [](const Owned& a, const Owned& b) { return a.positions.begin < b.positions.begin; });
+  return owned;
+}
+
+std::vector<Owned> OwnedSlices::State(int i) { return OwnedIn(StateMirror(i)); }
+
+SliceMirror& OwnedSlices::StateMirror(int i) {
+  state_mirrors_.resize(states());
+  std::unique_ptr<SliceMirror>& mirror = state_mirrors_[i];
+  if (mirror == nullptr) {
+    std::vector<std::span<float>> slices;
+    for (SliceOptimizer& optimizer : optimizers_) slices.push_back(optimizer.state(i));
+    const AllocationLabel allocation_label(device_, "the optimizer's state as the host sees it");
+    mirror = std::make_unique<SliceMirror>(device_, std::move(slices));
+  }
+  return *mirror;
+}
+
+void OwnedSlices::MakeStateMirrors() {
+  for (int i = 0; i < states(); ++i) StateMirror(i);
+}
+
+void OwnedSlices::set_updates(int64_t updates) {
+  for (SliceOptimizer& optimizer : optimizers_) optimizer.set_updates(updates);
+}
+
+absl::Status OwnedSlices::Fetch(bool states) {
+  if (current_ && !states) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(
+      Copy(states, [](SliceMirror& mirror, size_t i) { mirror.CopyToHostAsync(i); }));
+  current_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status OwnedSlices::Store(bool states) {
+  CADRE_RETURN_IF_ERROR(
+      Copy(states, [](SliceMirror& mirror, size_t i) { mirror.CopyToDeviceAsync(i); }));
+  for (size_t i = 0; i < mirror_->size(); ++i) {
+    if (!mirror_->slice(i).empty()) kernels_.WeightsChanged(mirror_->slice(i));
+  }
+  current_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status OwnedSlices::Copy(bool states, const std::function<void(SliceMirror&, size_t)>& copy) {
+  const OnStream copies(device_, Stream::kCopies);
+  for (size_t i = 0; i < mirror_->size(); ++i) copy(*mirror_, i);
+  for (int s = 0; states && s < this->states(); ++s) {
+    for (size_t i = 0; i < mirror_->size(); ++i) copy(StateMirror(s), i);
+  }
+  const std::unique_ptr<DeviceEvent> copied = device_.MakeEvent();
+  device_.Record(*copied);
+  return device_.Await(*copied);
+}
+
+uint64_t OwnedSlices::Digest() const {
+  uint64_t digest = 0;
+  for (const Owned& owned : weights_) {
+    digest += cadre::Digest(owned.values, owned.positions.begin);
+  }
+  return digest;
+}
+
+}  // namespace cadre

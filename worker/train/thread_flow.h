@@ -1,0 +1,52 @@
+// GradientFlow on the host: collectives and updates run in the background thread of a
+// CollectiveQueue while the rank's own thread computes. A rank that is alone runs them immediately,
+// on its own thread.
+//
+// Owns its queue. Threads: as GradientFlow.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/comm/collective_queue.h"
+#include "worker/train/gradient_flow.h"
+
+namespace cadre {
+
+class ThreadFlow final : public GradientFlow {
+ public:
+  // Requires: the communicators of `setting` are over `transport`.
+  ThreadFlow(const Setting& setting, Transport& transport);
+
+  absl::StatusOr<LossPart> AwaitLoss() override;
+  void Fail(const absl::Status& reason) override;
+  absl::Status Gather() override;
+  absl::Status Settle() override;
+
+ private:
+  absl::Status Start(const BucketOps& ops) override;
+  absl::Status WaitForWeights(int bucket) override;
+  absl::Status WaitForStep() override { return Settle(); }
+  void ResetLoss() override { mine_ = LossPart(); }
+  void AddLoss(std::span<const double> sums, int64_t counted) override;
+  absl::StatusOr<int64_t> SumLoss() override;
+  absl::StatusOr<int64_t> SumNorms() override;
+  void Update(const BucketOp& op) override;
+
+  // Executes `op` and starts what follows.
+  absl::Status Perform(const BucketOp& op);
+  // Runs `wait`, and counts and traces its time.
+  absl::Status Waited(const char* what, const std::function<absl::Status()>& wait);
+
+  // Written by the rank's own thread before it posts kLoss, and by the queue's thread in kLoss.
+  LossPart mine_;
+  LossPart group_;
+  // Null for a rank that is alone. Last, so that its thread ends first.
+  std::unique_ptr<CollectiveQueue> queue_;
+};
+
+}  // namespace cadre
