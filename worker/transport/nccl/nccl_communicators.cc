@@ -14,29 +14,29 @@ namespace cadre {
 namespace {
 
 // Between two looks of the watcher.
-constexpr absl::Duration kLook = absl::Milliseconds(2);
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(2);
 // When NCCL has lost somebody, the host transport says whom within so long, or not at all.
-constexpr absl::Duration kNaming = absl::Milliseconds(20);
+constexpr absl::Duration kPeerNameDelay = absl::Milliseconds(20);
 // A group that is being enqueued is over within microseconds; one that is not hangs for the very
 // reason that aborts it.
-constexpr absl::Duration kEnqueuing = absl::Milliseconds(100);
+constexpr absl::Duration kEnqueueTimeout = absl::Milliseconds(100);
 // Peers that are gone already cannot say goodbye to NCCL.
-constexpr absl::Duration kGoodbye = absl::Seconds(5);
+constexpr absl::Duration kFinalizeTimeout = absl::Seconds(5);
 // An end that takes longer on a device that is lost will not come.
-constexpr absl::Duration kEndingLost = absl::Seconds(1);
+constexpr absl::Duration kEndTimeoutLost = absl::Seconds(1);
 // Looks that follow one another without a pause: connections that stand take microseconds.
-constexpr int kQuickLooks = 2000;
+constexpr int kQuickPolls = 2000;
 constexpr absl::Duration kPause = absl::Microseconds(50);
 
 bool IsError(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 
 // Waits a little more with every call.
-class Patience {
+class PollTimer {
  public:
-  explicit Patience(absl::Duration limit) : deadline_(absl::Now() + limit) {}
+  explicit PollTimer(absl::Duration limit) : deadline_(absl::Now() + limit) {}
   // False: it is over.
   bool Wait() {
-    if (looks_++ < kQuickLooks) {
+    if (polls_++ < kQuickPolls) {
       std::this_thread::yield();
       return true;
     }
@@ -46,7 +46,7 @@ class Patience {
 
  private:
   const absl::Time deadline_;
-  int looks_ = 0;
+  int polls_ = 0;
 };
 
 }  // namespace
@@ -60,10 +60,10 @@ NcclCommunicators::NcclCommunicators(const NcclApi& api, CudaDevice& device, Tra
 NcclCommunicators::~NcclCommunicators() {
   StopWatching();
   // What the watcher has not seen any more; peers would wait for this rank.
-  absl::Status device = UseDevice();
+  absl::Status device = SetDevice();
   if (device.ok()) device = device_.status();
   if (!device.ok()) Fail(std::move(device));
-  std::vector<std::shared_ptr<One>> all;
+  std::vector<std::shared_ptr<Comm>> all;
   bool failed = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -77,11 +77,11 @@ NcclCommunicators::~NcclCommunicators() {
     for (const auto& [memory, handle] : (*one)->registered) {
       api_.deregister_memory((*one)->handle, handle);
     }
-    End(Finalize((*one)->handle) ? api_.destroy : api_.abort, {{(*one)->handle, *one}});
+    EndComms(Finalize((*one)->handle) ? api_.destroy : api_.abort, {{(*one)->handle, *one}});
   }
 }
 
-absl::Status NcclCommunicators::UseDevice() {
+absl::Status NcclCommunicators::SetDevice() {
   if (device_.Check(device_.api().set_device(device_.ordinal()), "choice of the device for NCCL")) {
     return absl::OkStatus();
   }
@@ -90,10 +90,10 @@ absl::Status NcclCommunicators::UseDevice() {
 
 bool NcclCommunicators::Finalize(ncclComm_t comm) {
   ncclResult_t state = api_.finalize(comm);
-  Patience patience(kGoodbye);
+  PollTimer timer(kFinalizeTimeout);
   while (state == ncclInProgress) {
-    const bool alone = !host_.Look().ok();
-    if (alone || !patience.Wait()) return false;
+    const bool group_failed = !host_.Poll().ok();
+    if (group_failed || !timer.Wait()) return false;
     if (IsError(api_.async_error(comm, &state))) return false;
   }
   return state == ncclSuccess;
@@ -101,7 +101,7 @@ bool NcclCommunicators::Finalize(ncclComm_t comm) {
 
 int NcclCommunicators::Add(absl::string_view name) {
   absl::MutexLock lock(&mutex_);
-  all_.push_back(std::make_shared<One>());
+  all_.push_back(std::make_shared<Comm>());
   all_.back()->name = std::string(name);
   return static_cast<int>(all_.size()) - 1;
 }
@@ -109,14 +109,14 @@ int NcclCommunicators::Add(absl::string_view name) {
 absl::StatusOr<int> NcclCommunicators::Make(const ncclUniqueId& id, absl::string_view name) {
   const int number = Add(name);
   const std::string what = absl::StrCat("connecting ", host_.size(), " ranks for ", name);
-  if (absl::Status used = UseDevice(); !used.ok()) return FailedWith(std::move(used));
+  if (absl::Status selected = SetDevice(); !selected.ok()) return FailedWith(std::move(selected));
   absl::Status error;
   {
     absl::MutexLock lock(&mutex_);
     if (Failed()) return status_;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    One& one = At(number);
+    Comm& one = At(number);
     one.making = what;
     const ncclResult_t result = api_.init(&one.made, host_.size(), id, host_.rank(), &config);
     one.handle = one.made;
@@ -131,16 +131,16 @@ absl::StatusOr<int> NcclCommunicators::Split(int parent, int color, int key,
                                              absl::string_view name) {
   const int number = Add(name);
   const std::string what = absl::StrCat("splitting NCCL's communicator for ", name);
-  if (absl::Status used = UseDevice(); !used.ok()) return FailedWith(std::move(used));
+  if (absl::Status selected = SetDevice(); !selected.ok()) return FailedWith(std::move(selected));
   absl::Status error;
   {
     absl::MutexLock lock(&mutex_);
     if (Failed()) return status_;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    One& from = At(parent);
+    Comm& from = At(parent);
     from.making = what;
-    from.splitting = all_[static_cast<size_t>(number)];
+    from.splitting = all_[number];
     const ncclResult_t result = api_.split(from.handle, color, key, &At(number).made, &config);
     if (IsError(result)) error = ErrorOf(from, result, what);
   }
@@ -164,8 +164,8 @@ absl::Status NcclCommunicators::Enqueue(int number, const CallTag& tag,
     absl::MutexLock lock(&mutex_);
     if (Failed()) return status_;
     last_ = tag;
-    busy_ = true;
-    busy_since_ = absl::Now();
+    enqueuing_ = true;
+    enqueuing_since_ = absl::Now();
     comm = At(number).handle;
   }
   ncclResult_t ended = ncclSuccess;
@@ -178,36 +178,36 @@ absl::Status NcclCommunicators::Enqueue(int number, const CallTag& tag,
   absl::Status error;
   {
     absl::MutexLock lock(&mutex_);
-    busy_ = false;
+    enqueuing_ = false;
     if (Failed()) return status_;
     if (IsError(result)) error = NcclStatus(api_, result, comm, tag.ToString());
   }
-  if (!error.ok()) return FailedWith(WithPeer(error));
+  if (!error.ok()) return FailedWith(WithLostPeer(error));
   if (ended == ncclSuccess) return absl::OkStatus();
   return AwaitReady(number, tag.ToString());
 }
 
-ncclResult_t NcclCommunicators::StateOf(const One& one) {
+ncclResult_t NcclCommunicators::StateOf(const Comm& one) {
   if (one.handle == nullptr) return ncclSuccess;
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = api_.async_error(one.handle, &state);
   return IsError(asked) ? asked : state;
 }
 
-absl::Status NcclCommunicators::ErrorOf(const One& one, ncclResult_t state,
+absl::Status NcclCommunicators::ErrorOf(const Comm& one, ncclResult_t state,
                                         absl::string_view what) {
   return one.making.empty() ? NcclStatus(api_, state, one.handle, what)
                             : NcclInitStatus(api_, state, one.handle, one.making);
 }
 
 absl::Status NcclCommunicators::AwaitReady(int number, absl::string_view what) {
-  Patience patience(timeout_);
+  PollTimer timer(timeout_);
   while (true) {
     absl::Status error;
     {
       absl::MutexLock lock(&mutex_);
       if (Failed()) return status_;
-      One& one = At(number);
+      Comm& one = At(number);
       const ncclResult_t state = StateOf(one);
       if (state == ncclSuccess) {
         one.making.clear();
@@ -215,8 +215,8 @@ absl::Status NcclCommunicators::AwaitReady(int number, absl::string_view what) {
       }
       if (IsError(state)) error = ErrorOf(one, state, what);
     }
-    if (!error.ok()) return FailedWith(WithPeer(error));
-    if (patience.Wait()) continue;
+    if (!error.ok()) return FailedWith(WithLostPeer(error));
+    if (timer.Wait()) continue;
     return FailedWith(absl::DeadlineExceededError(
         absl::StrCat(what, ": rank ", host_.rank(), " has waited ", absl::FormatDuration(timeout_),
                      " for NCCL to reach the other ranks: one of them is late, or its network "
@@ -225,9 +225,9 @@ absl::Status NcclCommunicators::AwaitReady(int number, absl::string_view what) {
 }
 
 void NcclCommunicators::Register(void* memory, size_t bytes) {
-  if (!UseDevice().ok()) return;
+  if (!SetDevice().ok()) return;
   absl::MutexLock lock(&mutex_);
-  for (const std::shared_ptr<One>& one : all_) {
+  for (const std::shared_ptr<Comm>& one : all_) {
     if (Failed() || one->handle == nullptr) continue;
     void* handle = nullptr;
     if (api_.register_memory(one->handle, memory, bytes, &handle) != ncclSuccess) continue;
@@ -236,9 +236,9 @@ void NcclCommunicators::Register(void* memory, size_t bytes) {
 }
 
 void NcclCommunicators::Deregister(void* memory) {
-  if (const absl::Status used = UseDevice(); !used.ok()) LOG(WARNING) << used;
+  if (const absl::Status selected = SetDevice(); !selected.ok()) LOG(WARNING) << selected;
   absl::MutexLock lock(&mutex_);
-  for (const std::shared_ptr<One>& one : all_) {
+  for (const std::shared_ptr<Comm>& one : all_) {
     const auto gone = std::remove_if(one->registered.begin(), one->registered.end(),
                                      [&](const std::pair<void*, void*>& each) {
                                        if (each.first != memory) return false;
@@ -250,19 +250,21 @@ void NcclCommunicators::Deregister(void* memory) {
   }
 }
 
-bool NcclCommunicators::Keep(const absl::Status& error) {
+bool NcclCommunicators::RecordFirst(const absl::Status& error) {
   CHECK(!error.ok());
   absl::MutexLock lock(&mutex_);
   if (Failed()) return false;
+  // The device fails before the watcher can see the error. An abort releases streams that wait for a
+  // peer, and a caller who synchronizes with such a stream must then find the device failed:
+  // otherwise it would take the memory of the interrupted collective for a result.
+  device_.Fail(error);
   status_ = error;
   return true;
 }
 
 void NcclCommunicators::Fail(absl::Status error) {
-  if (!Keep(error)) return;
-  // The watcher has seen it and aborts; the others are told meanwhile.
-  device_.Fail(error);
-  host_.Abort(std::move(error));
+  // The watcher aborts the communicators while the peers are informed.
+  if (RecordFirst(error)) host_.Abort(std::move(error));
 }
 
 absl::Status NcclCommunicators::FailedWith(absl::Status error) {
@@ -288,25 +290,25 @@ void NcclCommunicators::Watch() {
       absl::MutexLock lock(&mutex_);
       const auto over = [this]()
                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || Failed(); };
-      mutex_.AwaitWithTimeout(absl::Condition(&over), kLook);
+      mutex_.AwaitWithTimeout(absl::Condition(&over), kWatchInterval);
       if (Failed()) break;
       if (stopping_) return;
     }
-    if (absl::Status error = Look(); !error.ok()) Fail(std::move(error));
+    if (absl::Status error = Poll(); !error.ok()) Fail(std::move(error));
   }
   AbortAll();
 }
 
-absl::Status NcclCommunicators::Look() {
-  CADRE_RETURN_IF_ERROR(host_.Look());
+absl::Status NcclCommunicators::Poll() {
+  CADRE_RETURN_IF_ERROR(host_.Poll());
   CADRE_RETURN_IF_ERROR(device_.status());
-  return WithPeer(FromNccl());
+  return WithLostPeer(CheckComms());
 }
 
-absl::Status NcclCommunicators::FromNccl() {
+absl::Status NcclCommunicators::CheckComms() {
   absl::MutexLock lock(&mutex_);
-  if (busy_ && absl::Now() < busy_since_ + kEnqueuing) return absl::OkStatus();
-  for (const std::shared_ptr<One>& one : all_) {
+  if (enqueuing_ && absl::Now() < enqueuing_since_ + kEnqueueTimeout) return absl::OkStatus();
+  for (const std::shared_ptr<Comm>& one : all_) {
     const ncclResult_t state = StateOf(*one);
     if (!IsError(state)) continue;
     return ErrorOf(*one, state,
@@ -316,41 +318,41 @@ absl::Status NcclCommunicators::FromNccl() {
   return absl::OkStatus();
 }
 
-absl::Status NcclCommunicators::WithPeer(const absl::Status& error) const {
+absl::Status NcclCommunicators::WithLostPeer(const absl::Status& error) const {
   if (!absl::IsUnavailable(error)) return error;
-  const absl::Time until = absl::Now() + kNaming;
-  while (host_.Look().ok() && absl::Now() < until) absl::SleepFor(kPause);
+  const absl::Time until = absl::Now() + kPeerNameDelay;
+  while (host_.Poll().ok() && absl::Now() < until) absl::SleepFor(kPause);
   const absl::Status named = host_.status();
   if (named.ok() || named == error) return error;
   return absl::Status(named.code(), absl::StrCat(named.message(), "; ", error.message()));
 }
 
 void NcclCommunicators::AbortAll() {
-  std::vector<std::pair<ncclComm_t, std::shared_ptr<One>>> comms;
+  std::vector<std::pair<ncclComm_t, std::shared_ptr<Comm>>> comms;
   {
     absl::MutexLock lock(&mutex_);
-    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !busy_; };
-    mutex_.AwaitWithTimeout(absl::Condition(&idle), kEnqueuing);
-    for (const std::shared_ptr<One>& one : all_) {
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !enqueuing_; };
+    mutex_.AwaitWithTimeout(absl::Condition(&idle), kEnqueueTimeout);
+    for (const std::shared_ptr<Comm>& one : all_) {
       one->registered.clear();
       if (one->handle == nullptr) continue;
       comms.emplace_back(std::exchange(one->handle, nullptr), one);
     }
   }
-  End(api_.abort, std::move(comms));
+  EndComms(api_.abort, std::move(comms));
 }
 
-void NcclCommunicators::End(ncclResult_t (*end)(ncclComm_t),
-                            std::vector<std::pair<ncclComm_t, std::shared_ptr<One>>> comms) {
-  struct Under {
+void NcclCommunicators::EndComms(ncclResult_t (*end)(ncclComm_t),
+                                 std::vector<std::pair<ncclComm_t, std::shared_ptr<Comm>>> comms) {
+  struct Ending {
     std::thread thread;
     std::shared_ptr<absl::Notification> over;
   };
-  std::vector<Under> ends;
+  std::vector<Ending> ends;
   for (auto& [comm, one] : comms) {
     auto over = std::make_shared<absl::Notification>();
-    // Everything that the thread uses is its own, and so is what NCCL still writes to: it may be
-    // left alone.
+    // Everything that the thread uses is its own, and so is what NCCL still writes to: it may
+    // outlive this object.
     std::thread thread([end, set_device = device_.api().set_device, ordinal = device_.ordinal(),
                         comm = comm, one = std::move(one), over] {
       set_device(ordinal);
@@ -365,11 +367,11 @@ void NcclCommunicators::End(ncclResult_t (*end)(ncclComm_t),
   }
   const absl::Time begin = absl::Now();
   const auto late = [&] {
-    return absl::Now() - begin > (device_.lost() ? std::min(kEndingLost, ending_) : ending_);
+    return absl::Now() - begin > (device_.lost() ? std::min(kEndTimeoutLost, ending_) : ending_);
   };
   int left = 0;
-  for (Under& each : ends) {
-    while (!each.over->WaitForNotificationWithTimeout(kLook) && !late()) {
+  for (Ending& each : ends) {
+    while (!each.over->WaitForNotificationWithTimeout(kWatchInterval) && !late()) {
     }
     if (each.over->HasBeenNotified()) {
       each.thread.join();
@@ -380,7 +382,7 @@ void NcclCommunicators::End(ncclResult_t (*end)(ncclComm_t),
   }
   if (left == 0) return;
   LOG(WARNING) << "NCCL has not ended " << left << " of " << ends.size()
-               << " communicators; they are left alone"
+               << " communicators; they are left unfinished"
                << (device_.lost() ? ", since the device is lost" : "");
 }
 
