@@ -1,3 +1,7 @@
+// Exponential backoff with "equal jitter": half of the delay is fixed and half is random. Peers
+// that lost the same server at the same time therefore return at different times, and no delay is
+// so short that a server that is starting is overrun. Delays are a function of the seed, so that a
+// simulation repeats them.
 #include "base/backoff.h"
 
 #include <algorithm>
@@ -7,9 +11,9 @@
 namespace cadre {
 
 absl::Duration Backoff::Next() {
-  // Limits the shift; `most` is reached long before.
-  const auto doublings = static_cast<int>(std::min<uint64_t>(attempt_++, 30));
-  const absl::Duration whole = std::min(first_ * static_cast<double>(1U << doublings), max_);
+  // Limits the shift; the longest delay is reached long before.
+  const int64_t factor = int64_t{1} << std::min<uint64_t>(attempt_++, 30);
+  const absl::Duration whole = std::min(first_ * factor, max_);
   const double jitter = RandomUniform(seed_, RandomStream::kBackoff, 0, draws_++);
   return whole * (0.5 + 0.5 * jitter);
 }

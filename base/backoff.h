@@ -11,14 +11,14 @@ namespace cadre {
 
 class Backoff {
  public:
-  // Delays grow by a factor of 2 from `first` up to `most`. Different seeds desynchronize peers.
+  // Delays grow by a factor of 2 from `first` up to `max`. Different seeds desynchronize peers.
   // Requires: first > 0.
-  Backoff(absl::Duration first, absl::Duration most, uint64_t seed)
-      : first_(first), max_(most), seed_(seed) {}
+  Backoff(absl::Duration first, absl::Duration max, uint64_t seed)
+      : first_(first), max_(max), seed_(seed) {}
 
-  // The next delay: uniform in [d / 2, d] for d = first, 2 first, 4 first, ..., most.
+  // The next delay: uniform in [d / 2, d] for d = first, 2 first, 4 first, ..., max.
   absl::Duration Next();
-  // After a success.
+  // Begins again at `first`, after a success.
   void Reset() { attempt_ = 0; }
 
  private:

@@ -33,7 +33,7 @@ uint64_t Digest(std::span<const float> values, uint64_t first) {
 
 uint64_t TextDigest(absl::string_view text) {
   uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3ULL;
   return hash;
 }
 

@@ -32,7 +32,7 @@ size_t EditDistance(absl::string_view from, absl::string_view to) {
 std::optional<std::string> Nearest(absl::string_view word,
                                    std::span<const std::string> candidates) {
   std::optional<std::string> nearest;
-  // One error in three letters is a misspelling; more is another word.
+  // Up to one error in three letters counts as a misspelling.
   size_t best = word.size() / 3 + 2;
   for (const std::string& candidate : candidates) {
     const size_t distance = EditDistance(word, candidate);

@@ -1,3 +1,7 @@
+// Readers of this module take paths from users and from other hosts. They refuse everything but
+// regular files, because a read from a pipe or a device may block or never end, and they count the
+// bytes that arrive instead of trusting the size of the file, which may grow and which is 0 for
+// files of /proc.
 #include "base/file.h"
 
 #include <fcntl.h>
@@ -70,7 +74,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
     if (n == 0) return bytes;
     bytes.append(buffer, n);
     // The file may have grown since it was opened.
-    if (bytes.size() > static_cast<uint64_t>(max_bytes)) return TooLarge(path, max_bytes);
+    if (std::ssize(bytes) > max_bytes) return TooLarge(path, max_bytes);
   }
 }
 

@@ -51,17 +51,18 @@ std::string DeviceName(int threads) {
 int UsableCores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  int usable = static_cast<int>(std::thread::hardware_concurrency());
+  int usable = std::thread::hardware_concurrency();
   if (sched_getaffinity(0, sizeof(cores), &cores) == 0) usable = CPU_COUNT(&cores);
-  const double worth = GroupCores();
-  if (worth > 0) usable = std::min(usable, static_cast<int>(std::ceil(worth)));
+  const double quota = GroupCores();
+  if (quota > 0) usable = std::min<int>(usable, std::ceil(quota));
   return std::max(1, usable);
 }
 
 uint64_t UsableMemoryBytes() {
-  const int64_t pages = sysconf(_SC_PHYS_PAGES);
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  uint64_t bytes = pages > 0 && page > 0 ? static_cast<uint64_t>(pages) * page : 0;
+  // sysconf returns -1 for unknown values.
+  const uint64_t pages = std::max(0L, sysconf(_SC_PHYS_PAGES));
+  const uint64_t page_bytes = std::max(0L, sysconf(_SC_PAGESIZE));
+  uint64_t bytes = pages * page_bytes;
   std::ifstream file(kGroupMemory);
   uint64_t limit = 0;
   if (file >> limit && limit > 0 && (bytes == 0 || limit < bytes)) bytes = limit;

@@ -36,7 +36,7 @@ double CosineOfTurns(double turns) {
   return beyond_quarter ? -sum : sum;
 }
 
-float ToUniform(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1.0p-24F; }
+float ToUniform(uint32_t bits) { return (bits >> 8) * 0x1.0p-24F; }
 
 }  // namespace
 
@@ -45,15 +45,15 @@ uint64_t RandomBits(uint64_t seed, RandomStream stream, uint64_t substream, uint
 }
 
 float RandomUniform(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter) {
-  return ToUniform(static_cast<uint32_t>(RandomBits(seed, stream, substream, counter)));
+  return ToUniform(RandomBits(seed, stream, substream, counter));
 }
 
 float RandomNormal(uint64_t seed, RandomStream stream, uint64_t substream, uint64_t counter) {
   const uint64_t bits = RandomBits(seed, stream, substream, counter);
   // 1 - u lies in (0, 1], so the logarithm is finite.
-  const double u = 1.0 - ToUniform(static_cast<uint32_t>(bits));
-  const double v = ToUniform(static_cast<uint32_t>(bits >> 32));
-  return static_cast<float>(std::sqrt(-2 * Logarithm(u)) * CosineOfTurns(v));
+  const double u = 1.0 - ToUniform(bits);
+  const double v = ToUniform(bits >> 32);
+  return std::sqrt(-2 * Logarithm(u)) * CosineOfTurns(v);
 }
 
 std::vector<uint32_t> RandomPermutation(uint64_t seed, RandomStream stream, uint64_t substream,

@@ -1,3 +1,7 @@
+// The format is that of the Trace Event Profiling Tool of Chrome: complete events (phase "X") for
+// intervals and metadata events (phase "M") for the names and the order of processes and tracks.
+// Viewers nest intervals of one track by their order in the file, so an enclosing interval must
+// come before those that it encloses.
 #include "base/trace.h"
 
 #include <algorithm>

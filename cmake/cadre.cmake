@@ -39,7 +39,7 @@ endfunction()
 
 # With CADRE_UNITY, several files of a target are compiled as one, because parsing the headers of gRPC,
 # Protocol Buffers, Abseil and GoogleTest takes most of the time of a file. Names in anonymous namespaces must
-# then be unique within a target; those listed here are not ready for it. Generated code never is.
+# then be unique within a target. They are not in these targets; generated code never has unique names.
 set(cadre_separate_files proto kernels model cli
   coordinator_pieces_test kernels_test kernels_cuda_test kernels_cuda_emulated_test model_test
   emulator_test formats_test probe_test plan_values_test plan_search_test server_test nn_device_test optim_test train_test)
@@ -50,8 +50,9 @@ function(cadre_unity target name)
 endfunction()
 
 # cadre_library(NAME SOURCES a.cc ... [DEPS lib ...] [PRIVATE_DEPS lib ...]): the library cadre_NAME of a
-# room. DEPS are libraries whose headers the headers of the room include; PRIVATE_DEPS are used by its
-# .cc files only and are not visible to the users of the room.
+# room. DEPS are libraries whose headers the headers of the room include. Only its .cc files use
+# PRIVATE_DEPS, so users of the room do not depend on them. Abseil comes with cadre_base, except for the
+# parts that cadre_base does not use itself.
 function(cadre_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(cadre_${name} STATIC ${ARG_SOURCES})
@@ -82,14 +83,14 @@ function(cadre_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
-  # Tests run once: compiling them faster is worth more than running them faster.
+  # Tests run once, so the time to compile them matters more than the time to run them.
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   cadre_unity(${name} ${name})
   cadre_thread_sanitizer(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
-  # A program counts as skipped if all of its tests were skipped and the list of them ends its output; a
-  # program with failures prints those after the skipped ones.
+  # A program is skipped if all of its tests were skipped and the list of skipped tests ends its output: a
+  # program with failures lists those last.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${ARG_LABEL}
     SKIP_REGULAR_EXPRESSION
     "\\[  PASSED  \\] 0 tests.\n\\[  SKIPPED \\] [0-9]+ tests?, listed below:\n(\\[  SKIPPED \\] [^\n]*\n)+$")

@@ -1,3 +1,10 @@
+// Copies between row-major tensors that hold different boxes of one tensor.
+//
+// A region consists of runs: maximal sequences of elements that are contiguous in both tensors. The
+// inner dimensions in which the region spans both boxes, and one dimension more, form a run; an
+// odometer over the other dimensions visits the runs in row-major order. The cost per run is two
+// offsets, so a region of whole rows is copied at the speed of memory, and a region of single
+// columns element by element.
 #include "tensor/box.h"
 
 #include <glog/logging.h>

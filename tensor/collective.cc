@@ -19,7 +19,7 @@ absl::string_view CollectiveName(Collective collective) {
     case Collective::kBarrier:
       return "barrier";
     case Collective::kOrder:
-      return "order of the background";
+      return "order of the background queue";
   }
   return "unknown collective";
 }
@@ -37,7 +37,7 @@ absl::string_view AlgorithmName(Algorithm algorithm) {
     case Algorithm::kHierarchical:
       return "hierarchical";
     case Algorithm::kOnly:
-      return "its only way";
+      return "its only algorithm";
     case Algorithm::kNative:
       return "native";
   }

@@ -37,31 +37,20 @@ std::string Layout::ToString() const {
   if (!partial_sum.empty()) {
     terms.push_back(absl::StrCat("partial(", absl::StrJoin(partial_sum, "*"), ")"));
   }
-  if (!only.empty()) {
-    const auto place = [](std::string* out, const Coordinate& c) {
-      absl::StrAppend(out, c.axis, " ", c.at);
-    };
-    terms.push_back(absl::StrCat("only(", absl::StrJoin(only, ", ", place), ")"));
-  }
   return terms.empty() ? "replicated" : absl::StrJoin(terms, " + ");
 }
 
 bool operator==(const Layout& a, const Layout& b) {
-  const auto dims = static_cast<int>(std::max(a.split.size(), b.split.size()));
+  const int dims = std::max(a.split.size(), b.split.size());
   for (int dim = 0; dim < dims; ++dim) {
     if (a.axes(dim) != b.axes(dim)) return false;
   }
-  return a.partial_sum == b.partial_sum && a.only == b.only;
+  return a.partial_sum == b.partial_sum;
 }
 
 int64_t PartBegin(int64_t n, int64_t i, int64_t parts) { return n * i / parts; }
 
 Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank) {
-  const bool holds =
-      std::all_of(layout.only.begin(), layout.only.end(), [&](const Layout::Coordinate& place) {
-        return mesh.Coordinate(rank, place.axis) == place.at;
-      });
-  if (!holds) return Box::Whole(Shape(std::vector<int64_t>(shape.dims().size(), 0)));
   Box box = Box::Whole(shape);
   for (int dim = 0; dim < shape.rank(); ++dim) {
     const std::vector<std::string>& axes = layout.axes(dim);

@@ -17,13 +17,6 @@ struct Layout {
   std::vector<std::vector<std::string>> split;
   // Axes over which the tensor is the sum of the values of the ranks.
   std::vector<std::string> partial_sum;
-  // If not empty, only ranks at these coordinates hold elements (operator placement).
-  struct Coordinate {
-    std::string axis;
-    int at = 0;
-    friend bool operator==(const Coordinate&, const Coordinate&) = default;
-  };
-  std::vector<Coordinate> only;
 
   static Layout Replicated() { return {}; }
   // Splits dimension `dim` over `axes`.
@@ -42,7 +35,7 @@ struct Layout {
 // [n * i / parts, n * (i + 1) / parts). All splits of samples, features, slices and shards use it.
 int64_t PartBegin(int64_t n, int64_t i, int64_t parts);
 
-// The region of a tensor of `shape` on `rank`; empty on ranks outside `only`.
+// The region of a tensor of `shape` on `rank`.
 // Requires: every axis of the layout splits at most one dimension.
 Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank);
 

@@ -47,7 +47,6 @@ bool Contains(const Axes& axes, const std::string& axis) {
 Axes PlacingAxes(const Layout& layout) {
   Axes axes;
   for (const Axes& split : layout.split) axes.insert(axes.end(), split.begin(), split.end());
-  for (const Layout::Coordinate& place : layout.only) axes.push_back(place.axis);
   return axes;
 }
 
@@ -208,10 +207,10 @@ class Planner {
 
   // Cost of sending or of receiving, whichever is higher.
   double Seconds(const Exchange& part, const MoveCost& cost) const {
-    const auto one_way = [&](const std::vector<Exchange::Message>& messages, int64_t words) {
+    const auto one_way = [&](const std::vector<Exchange::Message>& messages, int64_t elements) {
       const auto others = std::count_if(messages.begin(), messages.end(),
                                         [&](const auto& m) { return m.peer != part.index; });
-      return static_cast<double>(others) * cost.elements_per_message + static_cast<double>(words);
+      return others * cost.elements_per_message + elements;
     };
     return std::max(one_way(part.sends, part.elements_sent()),
                     one_way(part.receives, part.elements_received()));
@@ -240,11 +239,11 @@ class Planner {
 };
 
 int64_t ElementsToOthers(const std::vector<Exchange::Message>& messages, int self) {
-  int64_t words = 0;
+  int64_t elements = 0;
   for (const Exchange::Message& message : messages) {
-    if (message.peer != self) words += message.box.shape().elements();
+    if (message.peer != self) elements += message.box.shape().elements();
   }
-  return words;
+  return elements;
 }
 
 }  // namespace
@@ -265,27 +264,27 @@ bool Exchange::is_identity() const {
 }
 
 int64_t Move::elements_sent() const {
-  int64_t words = 0;
-  for (const Exchange& step : steps) words += step.elements_sent();
-  return words;
+  int64_t elements = 0;
+  for (const Exchange& step : steps) elements += step.elements_sent();
+  return elements;
 }
 
 int64_t Exchange::packed_elements() const {
-  int64_t words = 0;
+  int64_t elements = 0;
   for (const Message& message : sends) {
     if (message.peer == index || RunIn(message.box, have).has_value()) continue;
-    words += message.box.shape().elements();
+    elements += message.box.shape().elements();
   }
-  return words;
+  return elements;
 }
 
 int64_t Exchange::unpacked_elements() const {
-  int64_t words = 0;
+  int64_t elements = 0;
   for (const Message& message : receives) {
-    if (message.peer != index && !arrives_in_place(message))
-      words += message.box.shape().elements();
+    if (message.peer == index || arrives_in_place(message)) continue;
+    elements += message.box.shape().elements();
   }
-  return words;
+  return elements;
 }
 
 bool Exchange::arrives_in_place(const Message& message) const {
@@ -293,11 +292,11 @@ bool Exchange::arrives_in_place(const Message& message) const {
 }
 
 int64_t Move::scratch_elements() const {
-  int64_t words = 0;
+  int64_t elements = 0;
   for (size_t s = 0; s + 1 < steps.size(); ++s) {
-    words = std::max(words, steps[s].make.shape().elements());
+    elements = std::max(elements, steps[s].make.shape().elements());
   }
-  return words;
+  return elements;
 }
 
 Move PlanMove(const Shape& shape, const Mesh& mesh, int rank, const Placement& from,

@@ -1,6 +1,6 @@
 // A dense row-major fp32 tensor that owns its memory, aligned for vector instructions.
 //
-// Thread-compatible. Movable; copied only by Clone().
+// Thread-compatible. Movable, not copyable.
 #pragma once
 
 #include <cstdlib>
@@ -26,14 +26,13 @@ class Tensor {
   const float* data() const { return data_.get(); }
   std::span<float> span() { return {data(), size()}; }
   std::span<const float> span() const { return {data(), size()}; }
-  Tensor Clone() const;
   void Fill(float value);
 
  private:
   struct Free {
     void operator()(float* p) const { std::free(p); }
   };
-  size_t size() const { return data_ == nullptr ? 0 : static_cast<size_t>(shape_.elements()); }
+  size_t size() const { return data_ == nullptr ? 0 : shape_.elements(); }
 
   Shape shape_{0};
   std::unique_ptr<float[], Free> data_;

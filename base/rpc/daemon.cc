@@ -1,3 +1,8 @@
+// The life of a daemon: block the signals, start the server, wait for a signal, drain.
+//
+// The port file is written after the server listens, so a script that finds the file can connect.
+// A drain first reports NOT_SERVING, so that load balancers send no further calls, then lets calls
+// in flight end within the grace period and cancels the others.
 #include "base/rpc/daemon.h"
 
 #include <arpa/inet.h>
@@ -60,8 +65,8 @@ sigset_t TerminationSignals() {
 }  // namespace
 
 absl::Status CheckListenAddress(const std::string& listen, bool insecure) {
-  CADRE_ASSIGN_OR_RETURN(const HostPort where, Split(listen));
-  if (insecure || IsLoopback(where.host)) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(const HostPort address, Split(listen));
+  if (insecure || IsLoopback(address.host)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("refusing to listen on ", listen,
                    " without TLS; use a loopback address, or pass --insecure if the network is "
@@ -76,7 +81,7 @@ Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<grpc::Service*> services) {
   CADRE_RETURN_IF_ERROR(CheckListenAddress(options.listen, options.insecure));
-  CADRE_ASSIGN_OR_RETURN(const HostPort where, Split(options.listen));
+  CADRE_ASSIGN_OR_RETURN(const HostPort listen, Split(options.listen));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(builder);
@@ -90,8 +95,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   }
   int port = 0;
   // Minimal containers have no hosts file to resolve localhost.
-  const std::string bind = absl::EqualsIgnoreCase(where.host, "localhost")
-                               ? absl::StrCat("127.0.0.1:", where.port)
+  const std::string bind = absl::EqualsIgnoreCase(listen.host, "localhost")
+                               ? absl::StrCat("127.0.0.1:", listen.port)
                                : options.listen;
   builder.AddListeningPort(bind, grpc::InsecureServerCredentials(), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
@@ -104,7 +109,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(port, "\n")));
   }
   return std::unique_ptr<Daemon>(
-      new Daemon(std::move(server), absl::StrCat(where.host, ":", port), port));
+      new Daemon(std::move(server), absl::StrCat(listen.host, ":", port), port));
 }
 
 void Daemon::Drain(absl::Duration grace) {

@@ -7,16 +7,16 @@
 namespace cadre {
 namespace {
 
-// Clients ping every 30 s and give up after 10; servers tolerate a ping every 10. The pairs must
-// fit: a server answers too many pings by closing the connection.
+// Clients ping every 30 s and give up after 10 s; servers tolerate a ping every 10 s. The intervals
+// must be compatible, because a server closes the connection after too many pings.
 constexpr int kPingMs = 30'000;
 constexpr int kPingTimeoutMs = 10'000;
 constexpr int kMinPingMs = 10'000;
-// Reconnecting is cheap inside a cluster, and a restarted coordinator is waited for.
+// Reconnecting is cheap inside a cluster, and members wait for a restarted coordinator.
 constexpr int kFirstReconnectMs = 100;
 constexpr int kMaxReconnectMs = 2'000;
-// How long one attempt may take: links are slow, machines are busy. (gRPC calls it the least
-// reconnect backoff, but an attempt that fails sooner is followed by the waits above.)
+// Limit of one attempt to connect, long enough for slow links and busy hosts. gRPC calls it the
+// minimum reconnect backoff, but an attempt that fails earlier is followed by the delays above.
 constexpr int kConnectMs = 10'000;
 
 }  // namespace

@@ -8,9 +8,8 @@
 // there is none; the result is the best schedule found, with its gap to the lower bound.
 //
 // A result has everything that execution needs: a device for every operator, the order of the
-// operators of each device (by start), and the transfers with their routes. In a plan, an operator
-// on one device is a layout with Layout::only (tensor/layout.h), and a transfer the move between
-// two such layouts (tensor/move.h).
+// operators of each device (by start), and the transfers with their routes. No worker executes it
+// yet.
 //
 // Thread-compatible; one call at a time in a process, because the solver has global state.
 #pragma once

@@ -36,7 +36,6 @@ double CompactMesh::Ranks(AxisSet set) const {
 
 CompactLayout CompactMesh::Compact(const Layout& layout) const {
   CHECK_LE(std::ssize(layout.split), kMaxDimensions) << layout.ToString();
-  CHECK(layout.only.empty()) << layout.ToString();
   CompactLayout compact;
   for (size_t d = 0; d < layout.split.size(); ++d) {
     for (const std::string& axis : layout.split[d]) {

@@ -54,8 +54,7 @@ class CompactMesh {
   double Ranks(const AxisList& axes) const;
   double Ranks(AxisSet axes) const;
 
-  // Requires: the layout belongs to this mesh, has at most kMaxDimensions dimensions and an empty
-  // `only`.
+  // Requires: the layout belongs to this mesh and has at most kMaxDimensions dimensions.
   CompactLayout Compact(const Layout& layout) const;
   // In the mesh's order.
   std::vector<std::string> Names(AxisSet axes) const;

@@ -33,7 +33,7 @@ TEST(BoundedQueueTest, PopBeforeDeadline) {
   const absl::Time deadline = absl::Now() + absl::Milliseconds(20);
   EXPECT_EQ(queue.PopBefore(deadline), std::nullopt);
   EXPECT_GE(absl::Now(), deadline);
-  // A deadline long past still takes what is there.
+  // After the deadline, Pop still takes an item that is in the queue.
   EXPECT_TRUE(queue.Push(1));
   EXPECT_EQ(queue.PopBefore(absl::InfinitePast()), 1);
   EXPECT_EQ(queue.PopBefore(absl::InfinitePast()), std::nullopt);
@@ -54,20 +54,20 @@ TEST(BoundedQueueTest, CloseDrainsItems) {
   EXPECT_EQ(queue.Pop(), std::nullopt);
 }
 
-// In these three, the answer is the same whether the thread waits already or comes later.
-TEST(BoundedQueueTest, CloseFreesAWaitingPush) {
+// The results of these three tests do not depend on whether the thread is already blocked.
+TEST(BoundedQueueTest, CloseEndsBlockedPush) {
   BoundedQueue<int> queue(1);
   ASSERT_TRUE(queue.Push(1));
-  bool taken = true;
-  std::thread pusher([&] { taken = queue.Push(2); });
+  bool pushed = true;
+  std::thread pusher([&] { pushed = queue.Push(2); });
   queue.Close();
   pusher.join();
-  EXPECT_FALSE(taken);
+  EXPECT_FALSE(pushed);
   EXPECT_EQ(queue.Pop(), 1);
   EXPECT_EQ(queue.Pop(), std::nullopt);
 }
 
-TEST(BoundedQueueTest, CloseFreesAWaitingPop) {
+TEST(BoundedQueueTest, CloseEndsBlockedPop) {
   BoundedQueue<int> queue(1);
   std::optional<int> popped = 5;
   std::thread popper([&] { popped = queue.Pop(); });
@@ -76,7 +76,7 @@ TEST(BoundedQueueTest, CloseFreesAWaitingPop) {
   EXPECT_EQ(popped, std::nullopt);
 }
 
-TEST(BoundedQueueTest, PushWaitsForRoom) {
+TEST(BoundedQueueTest, PushBlocksWhileFull) {
   BoundedQueue<int> queue(1);
   ASSERT_TRUE(queue.Push(1));
   std::thread pusher([&] { EXPECT_TRUE(queue.Push(2)); });
@@ -85,7 +85,7 @@ TEST(BoundedQueueTest, PushWaitsForRoom) {
   pusher.join();
 }
 
-TEST(BoundedQueueTest, TakesWhatCanOnlyMove) {
+TEST(BoundedQueueTest, MoveOnlyItems) {
   BoundedQueue<std::unique_ptr<int>> queue(1);
   EXPECT_TRUE(queue.Push(std::make_unique<int>(7)));
   EXPECT_EQ(**queue.Pop(), 7);

@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-TEST(ManualClockTest, StandsStillUntilToldToMove) {
+TEST(ManualClockTest, ChangesOnlyByAdvance) {
   const absl::Time start = absl::FromUnixSeconds(1000);
   ManualClock clock(start);
   EXPECT_EQ(clock.Now(), start);
@@ -18,7 +18,7 @@ TEST(ManualClockTest, StandsStillUntilToldToMove) {
   EXPECT_EQ(clock.Now(), start + absl::Milliseconds(1500));
 }
 
-TEST(RealClockTest, IsTheWallClock) {
+TEST(RealClockTest, MatchesWallClock) {
   const RealClock clock;
   const absl::Time before = absl::Now();
   const absl::Time now = clock.Now();
@@ -26,7 +26,7 @@ TEST(RealClockTest, IsTheWallClock) {
   EXPECT_LE(now, absl::Now());
 }
 
-TEST(SteadyClockTest, NeverGoesBack) {
+TEST(SteadyClockTest, IsMonotonic) {
   const SteadyClock clock;
   absl::Time before = clock.Now();
   for (int i = 0; i < 1000; ++i) {

@@ -25,7 +25,7 @@ float FlipBit(float value, int bit) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(value) ^ (1U << bit));
 }
 
-// Digests travel between programs and live in stores: they may not change.
+// Digests are sent between programs and stored, so they must never change.
 TEST(DigestTest, KnownAnswers) {
   const std::vector<float> values = {0, 1, -0.0F, 2.5F};
   EXPECT_EQ(DigestHex(Digest({}, 0)), "0000000000000000");
@@ -33,13 +33,13 @@ TEST(DigestTest, KnownAnswers) {
   EXPECT_EQ(DigestHex(Digest(values, 1000)), "9d25d118f4ee6a1c");
 }
 
-TEST(DigestTest, AddsUpOverAnyCutInAnyOrder) {
+TEST(DigestTest, AddsUpOverIntervals) {
   constexpr uint64_t kFirst = 1'000'000'007;
   const std::vector<float> values = Values(1000);
   const std::span<const float> all = values;
   const uint64_t whole = Digest(all, kFirst);
   for (uint64_t trial = 0; trial < 50; ++trial) {
-    // Random cuts, then the pieces in a random order.
+    // Random intervals, in a random order.
     std::set<size_t> cuts = {0, all.size()};
     for (uint64_t i = 0; i < trial; ++i) {
       cuts.insert(RandomBits(trial, RandomStream::kTest, 0, i) % all.size());
@@ -57,7 +57,7 @@ TEST(DigestTest, AddsUpOverAnyCutInAnyOrder) {
   }
 }
 
-TEST(DigestTest, EverySingleBitCounts) {
+TEST(DigestTest, DependsOnEveryBit) {
   std::vector<float> values = Values(64);
   const uint64_t before = Digest(values, 0);
   std::set<uint64_t> seen = {before};
@@ -69,11 +69,10 @@ TEST(DigestTest, EverySingleBitCounts) {
     }
     value = kept;
   }
-  // All different from the first, and from one another.
   EXPECT_EQ(seen.size(), 1 + values.size() * 32);
 }
 
-TEST(DigestTest, SwappedValuesCount) {
+TEST(DigestTest, DependsOnOrder) {
   std::vector<float> values = Values(200);
   const uint64_t before = Digest(values, 5);
   for (size_t i = 0; i < values.size(); ++i) {
@@ -86,7 +85,7 @@ TEST(DigestTest, SwappedValuesCount) {
   }
 }
 
-TEST(DigestTest, PositionCounts) {
+TEST(DigestTest, DependsOnPosition) {
   const std::vector<float> zeros(10, 0.0F);
   std::set<uint64_t> seen;
   // Shifts near every power of two, where a weak mix would repeat itself.
@@ -97,7 +96,7 @@ TEST(DigestTest, PositionCounts) {
   EXPECT_EQ(seen.size(), 63U + 61U);
 }
 
-// Two changes that cancel in a plain sum: the same bit up here and down there.
+// The two changes would cancel in a sum of the values.
 TEST(DigestTest, OppositeChangesDoNotCancel) {
   std::vector<float> values(256, 1.0F);
   const uint64_t before = Digest(values, 0);

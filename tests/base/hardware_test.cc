@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-TEST(HardwareTest, SaysWhatThereIs) {
+TEST(HardwareTest, ReportsHost) {
   EXPECT_FALSE(ProcessorName().empty());
   EXPECT_EQ(ProcessorName().find('\n'), std::string::npos);
   EXPECT_EQ(DeviceName(1), ProcessorName() + ", 1 thread");
@@ -17,8 +17,8 @@ TEST(HardwareTest, SaysWhatThereIs) {
   EXPECT_GT(UsableMemoryBytes(), uint64_t{1} << 26);
 }
 
-// A thread of its own, so that the others keep their cores.
-TEST(HardwareTest, CoresAreThoseThatItMayRunOn) {
+// Another thread, so that the affinity of this one does not change.
+TEST(HardwareTest, UsableCoresFollowAffinity) {
   int usable = 0;
   std::thread confined([&] {
     cpu_set_t all;

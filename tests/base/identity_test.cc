@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-TEST(IdentityTest, NoTwoAreAlike) {
+TEST(IdentityTest, AreUnique) {
   std::set<std::string> names;
   std::set<uint64_t> seeds;
   for (int i = 0; i < 200; ++i) {
@@ -19,11 +19,11 @@ TEST(IdentityTest, NoTwoAreAlike) {
   EXPECT_EQ(seeds.size(), 200U);
 }
 
-TEST(IdentityTest, IsThirtyTwoHexDigits) {
+TEST(IdentityTest, HasThirtyTwoHexDigits) {
   EXPECT_THAT(NewIdentity(), ::testing::MatchesRegex("[0-9a-f]{32}"));
 }
 
-TEST(IdentityTest, HostNameIsSomething) { EXPECT_FALSE(HostName().empty()); }
+TEST(IdentityTest, HostNameIsNotEmpty) { EXPECT_FALSE(HostName().empty()); }
 
 }  // namespace
 }  // namespace cadre

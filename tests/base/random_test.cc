@@ -15,8 +15,8 @@ namespace {
 
 constexpr RandomStream kTest = RandomStream::kTest;
 
-// Version 0 of every model and the order of every run's samples follow from these: a change here
-// would part old runs from new workers.
+// Initial weights and the order of samples follow from these numbers; a change would break the
+// compatibility of stored runs with new workers.
 TEST(RandomTest, KnownAnswers) {
   EXPECT_EQ(RandomBits(42, kTest, 0, 0), 0xb677f62a6bfa0d13ULL);
   EXPECT_EQ(RandomBits(42, kTest, 1, 7), 0x263a1a584124a745ULL);
@@ -30,7 +30,7 @@ TEST(RandomTest, KnownAnswers) {
               ::testing::ElementsAre(2, 5, 6, 3, 9, 7, 8, 4, 0, 1));
 }
 
-// The numbers of the streams are part of what is pinned.
+// The numbers of the streams determine the random numbers.
 TEST(RandomTest, StreamsKeepTheirNumbers) {
   EXPECT_EQ(static_cast<int>(RandomStream::kInitialWeights), 1);
   EXPECT_EQ(static_cast<int>(RandomStream::kSampleOrder), 2);
@@ -39,7 +39,7 @@ TEST(RandomTest, StreamsKeepTheirNumbers) {
   EXPECT_EQ(static_cast<int>(RandomStream::kSyntheticLabels), 5);
 }
 
-TEST(RandomTest, EveryArgumentCounts) {
+TEST(RandomTest, DependsOnEveryArgument) {
   std::set<uint64_t> seen;
   for (uint64_t seed : {0, 1, 2}) {
     for (const RandomStream stream : {RandomStream::kInitialWeights, RandomStream::kSampleOrder}) {
@@ -53,8 +53,8 @@ TEST(RandomTest, EveryArgumentCounts) {
   EXPECT_EQ(seen.size(), 3U * 2 * 3 * 100);
 }
 
-// One bit of the counter changed: half of the 64 result bits change, 32 with a deviation of 4; the
-// mean of 10,000 is within 0.2 (five deviations of the mean).
+// If one bit of the counter changes, half of the 64 bits of the result change: 32 with a standard
+// deviation of 4. The mean of 10,000 is within 0.2 (five standard deviations of the mean).
 TEST(RandomTest, BitsAreWellMixed) {
   double flipped = 0;
   for (uint64_t i = 0; i < 10'000; ++i) {
@@ -94,22 +94,22 @@ TEST(RandomTest, NormalIsNormal) {
   EXPECT_NEAR(sum / kDraws, 0, 5 * std::sqrt(1.0 / kDraws));
   EXPECT_NEAR(squares / kDraws, 1, 5 * std::sqrt(2.0 / kDraws));
   EXPECT_NEAR(fourths / kDraws, 3, 5 * std::sqrt(96.0 / kDraws));
-  EXPECT_NEAR(static_cast<double>(within_one) / kDraws, 0.682689, 5 * std::sqrt(0.2166 / kDraws));
+  EXPECT_NEAR(1.0 * within_one / kDraws, 0.682689, 5 * std::sqrt(0.2166 / kDraws));
 }
 
-// The same formula with the library's logarithm and cosine: the own ones are as good. Both work in
-// double, so results differ by a rounding of fp32 at the very most.
+// The same formula with the logarithm and cosine of the library. Both are computed in double, so
+// results differ by at most one rounding to fp32.
 TEST(RandomTest, NormalIsBoxMuller) {
   for (uint64_t i = 0; i < 100'000; ++i) {
     const uint64_t bits = RandomBits(3, kTest, 0, i);
-    const double u = 1 - static_cast<double>((bits & 0xffffffffU) >> 8) * 0x1.0p-24;
-    const double v = static_cast<double>(bits >> 40) * 0x1.0p-24;
+    const double u = 1 - ((bits & 0xffffffffU) >> 8) * 0x1.0p-24;
+    const double v = (bits >> 40) * 0x1.0p-24;
     const double want = std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v);
     ASSERT_NEAR(RandomNormal(3, kTest, 0, i), want, std::abs(want) * 0x1.0p-23 + 1e-12) << i;
   }
 }
 
-TEST(RandomPermutationTest, HasEveryNumberOnce) {
+TEST(RandomPermutationTest, ContainsEveryNumber) {
   for (uint64_t size : {0, 1, 2, 3, 10, 1000, 60'000}) {
     std::vector<uint32_t> order = RandomPermutation(7, kTest, 1, size);
     ASSERT_EQ(order.size(), size);
@@ -125,7 +125,8 @@ TEST(RandomPermutationTest, SubstreamsAndSeedsDiffer) {
   EXPECT_NE(RandomPermutation(8, kTest, 1, 100), first);
 }
 
-// All orders of three things come up equally often: six counts of 10,000, with a deviation of 91.
+// All orders of three elements are equally frequent: six counts of 10,000, with a standard
+// deviation of 91.
 TEST(RandomPermutationTest, IsFair) {
   std::array<int, 27> counts = {};
   for (uint64_t i = 0; i < 60'000; ++i) {

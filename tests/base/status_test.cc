@@ -8,9 +8,10 @@
 namespace cadre {
 namespace {
 
-TEST(AnnotateTest, KeepsTheCodeAndSaysWhere) {
+TEST(AnnotateTest, KeepsCodeAndAddsContext) {
   EXPECT_EQ(Annotate(absl::OkStatus(), "round 3"), absl::OkStatus());
-  EXPECT_EQ(Annotate(absl::DataLossError("torn"), "round 3"), absl::DataLossError("round 3: torn"));
+  EXPECT_EQ(Annotate(absl::DataLossError("damaged"), "round 3"),
+            absl::DataLossError("round 3: damaged"));
 }
 
 absl::StatusOr<std::unique_ptr<int>> Make(int value) {
@@ -26,14 +27,14 @@ absl::Status Check(int value, int* calls) {
 
 absl::StatusOr<int> Sum(int a, int b, int* calls) {
   CADRE_RETURN_IF_ERROR(Check(a, calls));
-  // Two in one function, of a type that can only move.
+  // Two in one function, of a move-only type.
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<int> first, Make(a));
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<int> second, Make(b));
   CADRE_RETURN_IF_ERROR(Check(b, calls));
   return *first + *second;
 }
 
-TEST(StatusMacrosTest, PassErrorsUpAndValuesOn) {
+TEST(StatusMacrosTest, PropagateErrors) {
   int calls = 0;
   EXPECT_EQ(*Sum(1, 2, &calls), 3);
   EXPECT_EQ(calls, 2);
@@ -44,7 +45,7 @@ TEST(StatusMacrosTest, PassErrorsUpAndValuesOn) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(StatusMacrosTest, AreOneStatement) {
+TEST(StatusMacrosTest, AreSingleStatements) {
   const auto check = [](bool first) -> absl::Status {
     int calls = 0;
     if (first)

@@ -65,7 +65,7 @@ TEST(TraceTest, RecordsBetweenStartAndStop) {
   EXPECT_THAT(trace.Stop(), IsEmpty());
 }
 
-TEST(TraceTest, StartForgetsWhatWasBefore) {
+TEST(TraceTest, StartDiscardsIntervals) {
   Trace trace;
   trace.Start();
   for (size_t i = 0; i <= Trace::kMaxIntervals; ++i) trace.Add(Interval("old", 1));
@@ -78,17 +78,17 @@ TEST(TraceTest, StartForgetsWhatWasBefore) {
   EXPECT_EQ(kept[0].name, "new");
 }
 
-TEST(TraceTest, HoldsSoManyAndCountsTheRest) {
+TEST(TraceTest, CountsDroppedIntervals) {
   Trace trace;
   trace.Start();
   for (size_t i = 0; i < Trace::kMaxIntervals + 3; ++i) {
-    trace.Add(Interval("a", static_cast<int64_t>(i)));
+    trace.Add(Interval("a", i));
   }
   EXPECT_EQ(trace.dropped(), 3U);
   const std::vector<TraceInterval> kept = trace.Stop();
   ASSERT_THAT(kept, SizeIs(Trace::kMaxIntervals));
-  EXPECT_EQ(kept.back().begin_us, static_cast<int64_t>(Trace::kMaxIntervals) - 1);
-  // How many there were is still to be told.
+  EXPECT_EQ(kept.back().begin_us, std::ssize(kept) - 1);
+  // The count remains after Stop.
   EXPECT_EQ(trace.dropped(), 3U);
 }
 
@@ -108,7 +108,7 @@ TEST(TraceTest, ThreadsLoseNothing) {
 TEST(TraceTest, ConcurrentStartStopAdd) {
   Trace trace;
   std::atomic<bool> done{false};
-  std::atomic<int64_t> added{0};
+  std::atomic<uint64_t> added{0};
   std::thread other([&] {
     while (!done.load()) {
       trace.Add(Interval("a", 1));
@@ -124,15 +124,15 @@ TEST(TraceTest, ConcurrentStartStopAdd) {
   }
   done = true;
   other.join();
-  EXPECT_LE(kept, static_cast<size_t>(added.load()));
+  EXPECT_LE(kept, added.load());
 }
 
-TEST(ChromeTraceTest, NothingIsADocumentToo) {
+TEST(ChromeTraceTest, EmptyDocument) {
   EXPECT_THAT(EventsOf(ChromeTraceJson({}), "X"), IsEmpty());
   EXPECT_THAT(EventsOf(ChromeTraceJson({{.name = "idle"}}), "X"), IsEmpty());
 }
 
-TEST(ChromeTraceTest, AnIntervalIsACompleteEvent) {
+TEST(ChromeTraceTest, IntervalsAreCompleteEvents) {
   TraceInterval interval = Interval("reduce-scatter bucket 2", 1'700'000'000'123'456, 789);
   interval.category = "collective";
   interval.track = 1;
@@ -147,7 +147,7 @@ TEST(ChromeTraceTest, AnIntervalIsACompleteEvent) {
                                        "args": {"step": 12, "bytes": 4096}})"));
 }
 
-TEST(ChromeTraceTest, WhatDidNotTravelHasNoBytes) {
+TEST(ChromeTraceTest, OnlyTransfersHaveBytes) {
   TraceInterval none = Interval("a", 1);
   TraceInterval empty = Interval("b", 2);
   empty.bytes = 0;
@@ -158,7 +158,7 @@ TEST(ChromeTraceTest, WhatDidNotTravelHasNoBytes) {
   EXPECT_EQ(events[1]["args"]["bytes"], 0);
 }
 
-TEST(ChromeTraceTest, ProcessesAndLanesHaveNames) {
+TEST(ChromeTraceTest, NamesProcessesAndTracks) {
   TraceInterval other = Interval("b", 2);
   other.track = 1;
   const std::string document =
@@ -184,7 +184,7 @@ TEST(ChromeTraceTest, SortsEnclosingFirst) {
   EXPECT_THAT(NamesOf(EventsOf(document, "X")), ElementsAre("first", "step", "inner", "late"));
 }
 
-TEST(ChromeTraceTest, AnyNameIsReadBackAsItWas) {
+TEST(ChromeTraceTest, EscapesNames) {
   std::string control;
   for (char c = 1; c < 0x20; ++c) control += c;
   const std::vector<std::string> names = {"quote \" backslash \\ slash / and \x7F", control,
@@ -200,7 +200,7 @@ TEST(ChromeTraceTest, AnyNameIsReadBackAsItWas) {
   }
 }
 
-// nlohmann's parser refuses a document with a string that is no UTF-8, as browsers do.
+// The parser rejects a document with a string that is not UTF-8, as browsers do.
 TEST(ChromeTraceTest, ReplacesInvalidUtf8) {
   const std::string replacement = "\xEF\xBF\xBD";
   const std::vector<std::pair<std::string, std::string>> cases = {

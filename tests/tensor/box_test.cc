@@ -56,7 +56,7 @@ TEST(BoxTest, Intersect) {
   EXPECT_EQ(Intersect(a, a), a);
 }
 
-TEST(BoxTest, DisjointBoxesMeetNowhere) {
+TEST(BoxTest, DisjointBoxesHaveEmptyIntersection) {
   const Box a{{0, 0}, {2, 2}};
   for (const Box& b : {Box{{2, 0}, {4, 2}}, Box{{5, 5}, {6, 6}}, Box{{0, 0}, {0, 2}}}) {
     const Box both = Intersect(a, b);
@@ -75,7 +75,7 @@ TEST(CopyBoxTest, EmptyRegionCopiesNothing) {
   EXPECT_THAT(to, Each(-1.0F));
 }
 
-TEST(CopyBoxTest, TouchesTheRegionOnly) {
+TEST(CopyBoxTest, ChangesOnlyRegion) {
   const Tensor from = Counting({3, 4});
   std::vector<float> to(12, -1);
   const Box whole = Box::Whole({3, 4});
@@ -87,7 +87,7 @@ TEST(CopyBoxTest, StridedInFourDimensions) {
   const Shape shape{3, 4, 5, 6};
   const Box whole = Box::Whole(shape);
   const Tensor tensor = Counting(shape);
-  // Each leaves another set of dimensions whole, so that runs of every length occur.
+  // Each spans another set of dimensions, so that runs of every length occur.
   const std::vector<Box> regions = {
       whole,
       {{1, 0, 0, 0}, {2, 4, 5, 6}},
@@ -113,7 +113,7 @@ TEST(CopyBoxTest, StridedInFourDimensions) {
   }
 }
 
-TEST(CopyBoxTest, BetweenTwoPiecesThatOverlap) {
+TEST(CopyBoxTest, BetweenOverlappingBoxes) {
   const Shape shape{6, 5, 4};
   const Tensor tensor = Counting(shape);
   const Box a{{0, 1, 0}, {4, 5, 3}};
@@ -135,7 +135,7 @@ TEST(CopyBoxTest, BetweenTwoPiecesThatOverlap) {
   }
 }
 
-// What a reshard does, without the network: cut by one layout, put together by another.
+// A reshard without the network: splits by one layout, joins by another.
 TEST(CopyBoxTest, BetweenTwoLayouts) {
   const Mesh mesh({{"a", 2}, {"b", 3}});
   const Shape shape{5, 4, 3, 7};
@@ -165,7 +165,7 @@ TEST(CopyBoxTest, BetweenTwoLayouts) {
   }
 }
 
-TEST(CopyBoxDeathTest, RefusesWhatDoesNotFit) {
+TEST(CopyBoxDeathTest, ChecksBoxesAndSizes) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const std::vector<float> from(4);
   std::vector<float> to(4);
@@ -175,7 +175,7 @@ TEST(CopyBoxDeathTest, RefusesWhatDoesNotFit) {
   EXPECT_DEATH(Intersect(whole, Box::Whole({2})), "0:2");
 }
 
-TEST(AddBoxTest, AddsTheRegionOnly) {
+TEST(AddBoxTest, ChangesOnlyRegion) {
   const std::vector<float> from = {1, 2, 3, 4, 5, 6};  // rows 0-1, columns 1-3
   std::vector<float> to(8, 10.0F);                     // rows 0-1, columns 0-3
   AddBox(from, {{0, 1}, {2, 4}}, to, {{0, 0}, {2, 4}}, {{1, 1}, {2, 3}});
@@ -184,7 +184,7 @@ TEST(AddBoxTest, AddsTheRegionOnly) {
   EXPECT_EQ(to[5], 14) << "an empty region adds nothing";
 }
 
-TEST(RunInTest, FindsRegionsThatAreOneRun) {
+TEST(RunInTest, FindsContiguousRegions) {
   const Box box{{2, 0, 0}, {6, 4, 5}};
   EXPECT_EQ(RunIn(box, box), 0);
   EXPECT_EQ(RunIn({{3, 0, 0}, {5, 4, 5}}, box), 20) << "some rows";

@@ -26,32 +26,19 @@ TEST(PartBeginTest, PartsAreNearEqual) {
   }
 }
 
-TEST(PartBeginTest, UnevenSplitIsPinned) {
+TEST(PartBeginTest, UnevenSplit) {
   std::vector<int64_t> begins;
   for (int64_t i = 0; i <= 4; ++i) begins.push_back(PartBegin(10, i, 4));
   EXPECT_THAT(begins, ElementsAre(0, 2, 5, 7, 10));
 }
 
-TEST(LayoutTest, NamesWhatIsSplit) {
+TEST(LayoutTest, ToString) {
   EXPECT_EQ(Layout::Replicated().ToString(), "replicated");
   EXPECT_EQ(Layout::Split(1, {"data", "model"}).ToString(), "{1: data*model}");
   Layout layout = Layout::Split(0, {"data"});
   layout.partial_sum = {"model"};
   EXPECT_EQ(layout.ToString(), "{0: data} + partial(model)");
   EXPECT_EQ((Layout{.partial_sum = {"data", "model"}}).ToString(), "partial(data*model)");
-}
-
-TEST(LayoutTest, OneCoordinateOfAnAxis) {
-  Layout layout = Layout::Split(0, {"data"});
-  layout.only = {{"model", 2}};
-  EXPECT_EQ(layout.ToString(), "{0: data} + only(model 2)");
-  EXPECT_NE(layout, Layout::Split(0, {"data"}));
-  const Mesh mesh({{"data", 2}, {"model", 3}});
-  EXPECT_EQ(LocalBox({4, 5}, layout, mesh, 5), (Box{{2, 0}, {4, 5}}));
-  for (const int rank : {0, 1, 3, 4}) {
-    EXPECT_TRUE(LocalBox({4, 5}, layout, mesh, rank).empty()) << rank;
-    EXPECT_EQ(LocalBox({4, 5}, layout, mesh, rank).shape().elements(), 0) << rank;
-  }
 }
 
 TEST(LayoutTest, UnnamedDimensionsAreReplicated) {
@@ -102,11 +89,11 @@ TEST(LocalBoxTest, MorePartsThanElements) {
   EXPECT_EQ(empty, 2);
 }
 
-// Every element of the tensor is held by as many ranks as the axes that do not split it have
-// positions: by one rank alone where the layout uses the whole mesh.
+// The number of ranks that hold an element is the product of the sizes of the axes that do not
+// split the tensor: one if the layout uses the whole mesh.
 void ExpectEvenCover(const Shape& shape, const Layout& layout, const Mesh& mesh) {
   SCOPED_TRACE(shape.ToString() + " " + layout.ToString() + " on " + mesh.ToString());
-  std::vector<int> holders(static_cast<size_t>(shape.elements()), 0);
+  std::vector<int> holders(shape.elements(), 0);
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     const Box box = LocalBox(shape, layout, mesh, rank);
     const Shape local = box.shape();

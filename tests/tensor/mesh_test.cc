@@ -73,8 +73,8 @@ TEST(MeshTest, PeersDifferOnlyAlongTheAxes) {
   EXPECT_THAT(mesh.Peers(4, Axes{"model", "data"}), ElementsAre(0, 3, 1, 4, 2, 5));
 }
 
-// What a collective relies on: every member computes the same list, stands in it at its own
-// coordinate, and the lists of all ranks partition the mesh.
+// Collectives rely on this: every member computes the same list and finds itself at the index that
+// is its own coordinate, and the lists of all ranks partition the mesh.
 TEST(MeshTest, PeersPartitionMesh) {
   const Mesh mesh({{"a", 2}, {"b", 3}, {"c", 2}});
   for (const Axes& axes :

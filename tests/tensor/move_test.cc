@@ -1,4 +1,4 @@
-// Moves are planned for all ranks, carried out by hand, and compared with what they mean.
+// Plans moves for all ranks, executes them on vectors and compares the results with the definition.
 #include "tensor/move.h"
 
 #include <gmock/gmock.h>
@@ -15,62 +15,58 @@ namespace {
 using Axes = std::vector<std::string>;
 using Values = std::vector<float>;  // of a box, row-major
 
-// Messages cost nothing: words alone decide.
-constexpr MoveCost kWords{.elements_per_message = 0};
+// Messages cost nothing: only elements count.
+constexpr MoveCost kNoLatency{.elements_per_message = 0};
 
 Values Part(const Values& from, const Box& from_box, const Box& box) {
-  Values part(static_cast<size_t>(box.shape().elements()));
+  Values part(box.shape().elements());
   CopyBox(from, from_box, part, box, box);
   return part;
 }
 
 // Small whole numbers, whose sums are exact in any order.
 Values Numbers(int64_t n, int salt) {
-  Values values(static_cast<size_t>(n));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<float>((static_cast<int>(i) * 7 + salt * 13) % 31 - 15);
-  }
+  Values values(n);
+  for (int64_t i = 0; i < n; ++i) values[i] = (i * 7 + salt * 13) % 31 - 15;
   return values;
 }
 
-// One step, all ranks, by hand; and what the ranks say of one another must agree.
+bool Contains(const std::vector<Exchange::Message>& messages, int peer, const Box& box) {
+  return std::any_of(messages.begin(), messages.end(), [&](const Exchange::Message& message) {
+    return message.peer == peer && message.box == box;
+  });
+}
+
+// Executes one step of all ranks, and checks that senders and receivers agree on every message.
 std::vector<Values> RunStep(const std::vector<Exchange>& parts, const std::vector<Values>& have) {
   std::vector<Values> made;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
+  for (int rank = 0; rank < std::ssize(parts); ++rank) {
     const Exchange& part = parts[rank];
-    EXPECT_EQ(part.members[part.index], static_cast<int>(rank));
-    Values make(static_cast<size_t>(part.make.shape().elements()), 0.0F);
+    EXPECT_EQ(part.members[part.index], rank);
+    Values make(part.make.shape().elements(), 0.0F);
     int last_peer = -1;
-    std::vector<int> falls(make.size(), 0);
+    // By element: the messages that contain it.
+    std::vector<int> messages(make.size(), 0);
     for (const Exchange::Message& message : part.receives) {
-      EXPECT_GT(message.peer, last_peer) << "in members' order";
+      EXPECT_GT(message.peer, last_peer) << "in the order of the members";
       last_peer = message.peer;
       EXPECT_FALSE(message.box.empty());
-      const auto sender = static_cast<size_t>(part.members[message.peer]);
+      const int sender = part.members[message.peer];
       EXPECT_EQ(parts[sender].members, part.members);
-      bool sent = false;
-      for (const Exchange::Message& out : parts[sender].sends) {
-        sent = sent || (out.peer == part.index && out.box == message.box);
-      }
-      EXPECT_TRUE(sent) << "rank " << rank << " waits for " << message.box.ToString();
+      EXPECT_TRUE(Contains(parts[sender].sends, part.index, message.box))
+          << "rank " << rank << " waits for " << message.box.ToString();
       AddBox(have[sender], parts[sender].have, make, part.make, message.box);
       std::vector<float> ones(have[sender].size(), 1.0F), count(make.size(), 0.0F);
       AddBox(ones, parts[sender].have, count, part.make, message.box);
-      for (size_t i = 0; i < falls.size(); ++i) falls[i] += count[i] > 0 ? 1 : 0;
+      for (size_t i = 0; i < messages.size(); ++i) messages[i] += count[i] > 0 ? 1 : 0;
     }
-    for (const int messages : falls) {
-      EXPECT_TRUE(messages <= 1 || part.sums);
-    }
+    for (const int number : messages) EXPECT_TRUE(number <= 1 || part.sums);
     made.push_back(std::move(make));
   }
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    for (const Exchange::Message& out : parts[rank].sends) {
-      const auto& peer = parts[parts[rank].members[out.peer]];
-      bool expected = false;
-      for (const Exchange::Message& in : peer.receives) {
-        expected = expected || (in.peer == parts[rank].index && in.box == out.box);
-      }
-      EXPECT_TRUE(expected) << "nobody waits for what rank " << rank << " sends";
+  for (const Exchange& part : parts) {
+    for (const Exchange::Message& out : part.sends) {
+      EXPECT_TRUE(Contains(parts[part.members[out.peer]].receives, part.index, out.box))
+          << "no rank expects a message of rank " << part.members[part.index];
     }
   }
   return made;
@@ -95,34 +91,32 @@ std::vector<Values> RunAll(const std::vector<Move>& moves, std::vector<Values> h
   return have;
 }
 
-// What ranks hold of a tensor that lies as `at` says, and what the tensor is. Ranks that differ
-// only along axes that the placement does not name hold the same.
+// A tensor with a placement. Ranks that differ only along axes that the placement does not name
+// hold the same elements.
 struct World {
+  // By rank: the elements that it holds, and the tensor as the ranks of its plane see it.
   std::vector<Values> have;
-  // By rank, as ranks that share a plane see it: whole tensors.
   std::vector<Values> whole;
 };
 
 Axes Named(const Layout& layout) {
   Axes axes = layout.partial_sum;
   for (const Axes& split : layout.split) axes.insert(axes.end(), split.begin(), split.end());
-  for (const auto& place : layout.only) axes.push_back(place.axis);
   return axes;
 }
 
-// `apart`: axes along which the tensors are different ones (partial sums before and after).
+// `apart`: axes along which the ranks hold different tensors (partial sums before and after).
 World MakeWorld(const Shape& shape, const Mesh& mesh, const Placement& at, const Axes& apart) {
   World world;
   const Box all = Box::Whole(shape);
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     const Box box = at.box(rank);
-    // Replicas hold the same: only the coordinates that the layout sums over, or is apart along,
-    // tell the numbers apart.
+    // Values differ only along the axes over which the layout is a partial sum.
     const int addend = mesh.Coordinate(rank, at.layout.partial_sum) + 1;
     world.have.push_back(Part(Numbers(shape.elements(), addend), all, box));
   }
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
-    Values whole(static_cast<size_t>(shape.elements()), 0.0F);
+    Values whole(shape.elements(), 0.0F);
     Axes group;
     for (const std::string& axis : Named(at.layout)) {
       if (std::find(apart.begin(), apart.end(), axis) == apart.end()) group.push_back(axis);
@@ -153,29 +147,25 @@ void ExpectRight(const Shape& shape, const Mesh& mesh, const Placement& from, co
   const std::vector<Move> moves = PlanAll(shape, mesh, from, to, cost);
   const std::vector<Values> made = RunAll(moves, world.have);
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
-    const auto r = static_cast<size_t>(rank);
     const Box box = to.box(rank);
-    Values wanted = Part(world.whole[r], Box::Whole(shape), box);
+    Values wanted = Part(world.whole[rank], Box::Whole(shape), box);
     if (mesh.Coordinate(rank, zero_off) != 0) wanted.assign(wanted.size(), 0.0F);
-    EXPECT_EQ(made[r], wanted) << "rank " << rank;
+    EXPECT_EQ(made[rank], wanted) << "rank " << rank;
   }
 }
 
-// Every way to give each axis of the mesh to a dimension, to a partial sum, to one place, or to
-// nothing.
+// Every assignment of each axis of the mesh to a dimension, to the partial sum or to neither.
 std::vector<Layout> AllLayouts(const Mesh& mesh, int dims) {
-  std::vector<Layout> layouts = {Layout{.split = std::vector<Axes>(static_cast<size_t>(dims))}};
+  std::vector<Layout> layouts = {Layout{.split = std::vector<Axes>(dims)}};
   for (const Mesh::Axis& axis : mesh.axes()) {
     const std::vector<Layout> before = layouts;
     for (const Layout& layout : before) {
-      for (size_t d = 0; d < static_cast<size_t>(dims); ++d) {
+      for (int d = 0; d < dims; ++d) {
         layouts.push_back(layout);
         layouts.back().split[d].push_back(axis.name);
       }
       layouts.push_back(layout);
       layouts.back().partial_sum.push_back(axis.name);
-      layouts.push_back(layout);
-      layouts.back().only.push_back({axis.name, axis.size - 1});
     }
   }
   return layouts;
@@ -183,7 +173,7 @@ std::vector<Layout> AllLayouts(const Mesh& mesh, int dims) {
 
 class EveryPair : public ::testing::TestWithParam<Mesh> {};
 
-TEST_P(EveryPair, MovesWhatTheLayoutsSay) {
+TEST_P(EveryPair, MatchesDefinition) {
   const Mesh& mesh = GetParam();
   const std::vector<Shape> shapes = {{6}, {1}, {0}, {4, 6}, {5, 3}, {1, 7}, {3, 0}, {2, 5, 3}};
   for (const Shape& shape : shapes) {
@@ -191,10 +181,10 @@ TEST_P(EveryPair, MovesWhatTheLayoutsSay) {
     for (const Layout& from : layouts) {
       for (const Layout& to : layouts) {
         ExpectRight(shape, mesh, Placement::Of(shape, from, mesh), Placement::Of(shape, to, mesh));
-        // With free messages sums take two steps wherever that saves words.
+        // With free messages, sums take two steps wherever that saves elements.
         if (!from.partial_sum.empty()) {
           ExpectRight(shape, mesh, Placement::Of(shape, from, mesh), Placement::Of(shape, to, mesh),
-                      kWords);
+                      kNoLatency);
         }
         if (HasFailure()) return;
       }
@@ -225,42 +215,37 @@ TEST(MoveTest, EqualLayoutsAreIdentity) {
   }
 }
 
-// Axes in another order give the parts to other ranks, unless there is only one part.
+// Axes in another order assign the parts to other ranks. Ranks without a part take part in the
+// step.
 TEST(MoveTest, OrderOfAxesMatters) {
   const Mesh mesh({{"a", 2}, {"b", 2}});
-  const auto move = [&](const Shape& shape) {
-    return PlanMove(shape, mesh, 1, Placement::Of(shape, Layout::Split(0, {"a", "b"}), mesh),
-                    Placement::Of(shape, Layout::Split(0, {"b", "a"}), mesh));
+  const auto plan = [&](const Shape& shape) {
+    return PlanAll(shape, mesh, Placement::Of(shape, Layout::Split(0, {"a", "b"}), mesh),
+                   Placement::Of(shape, Layout::Split(0, {"b", "a"}), mesh));
   };
-  EXPECT_EQ(move({4, 3}).elements_sent(), 3);
-  EXPECT_TRUE(move({0, 3}).is_identity());
+  EXPECT_EQ(plan({4, 3})[1].elements_sent(), 3);
+  EXPECT_TRUE(plan({0, 3})[1].is_identity()) << "there is only one part";
+  // Of two elements, rank 1 holds the first and rank 3 the second; rank 2 needs the first.
+  const std::vector<Move> moves = plan({2});
+  ASSERT_EQ(moves[0].steps.size(), 1U);
+  EXPECT_TRUE(moves[0].steps[0].is_identity()) << "a rank that has nothing and needs nothing";
+  EXPECT_TRUE(moves[3].steps[0].is_identity()) << "a rank that keeps what it has";
+  EXPECT_EQ(moves[1].elements_sent(), 1);
+  EXPECT_EQ(moves[2].steps[0].elements_received(), 1);
+  EXPECT_FALSE(moves[2].steps[0].is_identity());
 }
 
-// All ranks know of a step, those with nothing to do in it too.
-TEST(MoveTest, RanksAgreeOnTheSteps) {
-  const Mesh mesh({{"a", 3}});
-  const Shape shape{3, 4};
-  const Placement first = Placement::Of(shape, {.only = {{"a", 0}}}, mesh);
-  const Placement second = Placement::Of(shape, {.only = {{"a", 1}}}, mesh);
-  const std::vector<Move> moves = PlanAll(shape, mesh, first, second);
-  ASSERT_EQ(moves[2].steps.size(), 1U);
-  EXPECT_TRUE(moves[2].steps[0].is_identity()) << "a rank that has nothing and needs nothing";
-  EXPECT_EQ(moves[0].elements_sent(), 12);
-  EXPECT_EQ(moves[1].steps[0].elements_received(), 12);
-  EXPECT_FALSE(moves[1].steps[0].is_identity());
-}
-
-int64_t AllWords(const Shape& shape, const Mesh& mesh, const Layout& from, const Layout& to) {
-  int64_t words = 0;
+int64_t TotalElements(const Shape& shape, const Mesh& mesh, const Layout& from, const Layout& to) {
+  int64_t elements = 0;
   for (const Move& move : PlanAll(shape, mesh, Placement::Of(shape, from, mesh),
-                                  Placement::Of(shape, to, mesh), kWords)) {
-    words += move.elements_sent();
+                                  Placement::Of(shape, to, mesh), kNoLatency)) {
+    elements += move.elements_sent();
   }
-  return words;
+  return elements;
 }
 
-// Total traffic of a re-layout of t words over p ranks, even parts.
-TEST(MoveTest, WordsAreThoseOfTheFormulas) {
+// Total traffic of a move of t elements over p ranks with equal parts.
+TEST(MoveTest, ElementsMatchFormulas) {
   for (const int p : {2, 3, 4, 6}) {
     const Mesh mesh({{"a", p}});
     const Shape shape{12, 24};
@@ -269,28 +254,29 @@ TEST(MoveTest, WordsAreThoseOfTheFormulas) {
     const Layout columns = Layout::Split(1, {"a"});
     const Layout sum{.partial_sum = {"a"}};
     const Layout whole = Layout::Replicated();
-    EXPECT_EQ(AllWords(shape, mesh, rows, whole), (p - 1) * t);
-    EXPECT_EQ(AllWords(shape, mesh, rows, columns), (p - 1) * t / p);
-    EXPECT_EQ(AllWords(shape, mesh, sum, rows), (p - 1) * t);
-    EXPECT_EQ(AllWords(shape, mesh, sum, whole), 2 * (p - 1) * t);
-    EXPECT_EQ(AllWords(shape, mesh, whole, rows), 0);
-    EXPECT_EQ(AllWords(shape, mesh, whole, sum), 0);
+    EXPECT_EQ(TotalElements(shape, mesh, rows, whole), (p - 1) * t);
+    EXPECT_EQ(TotalElements(shape, mesh, rows, columns), (p - 1) * t / p);
+    EXPECT_EQ(TotalElements(shape, mesh, sum, rows), (p - 1) * t);
+    EXPECT_EQ(TotalElements(shape, mesh, sum, whole), 2 * (p - 1) * t);
+    EXPECT_EQ(TotalElements(shape, mesh, whole, rows), 0);
+    EXPECT_EQ(TotalElements(shape, mesh, whole, sum), 0);
   }
 }
 
-// Of a batch split over data, each plane moves its own part.
-TEST(MoveTest, PlanesMoveApart) {
+// Each plane of a batch that is split over `data` moves its own part.
+TEST(MoveTest, PlanesMoveIndependently) {
   const Mesh mesh({{"data", 2}, {"model", 3}});
   const Shape shape{4, 6};
   const Layout both{.split = {{"data"}, {"model"}}};
-  // Each plane of 3 gathers its 2 x 6 words.
-  EXPECT_EQ(AllWords(shape, mesh, both, Layout::Split(0, {"data"})), 2 * 2 * 12);
-  // Samples over all, to samples over data: the same words, by rows.
-  EXPECT_EQ(AllWords(shape, mesh, Layout::Split(0, {"data", "model"}), Layout::Split(0, {"data"})),
-            2 * 2 * 12);
+  // Each plane of 3 ranks gathers its 2 x 6 elements.
+  EXPECT_EQ(TotalElements(shape, mesh, both, Layout::Split(0, {"data"})), 2 * 2 * 12);
+  // From samples over all ranks to samples over `data`: as many elements, by rows.
+  EXPECT_EQ(
+      TotalElements(shape, mesh, Layout::Split(0, {"data", "model"}), Layout::Split(0, {"data"})),
+      2 * 2 * 12);
 }
 
-// Small sums are not worth two steps.
+// Two steps do not pay for small sums.
 TEST(MoveTest, CostSelectsOneOrTwoSteps) {
   const Mesh mesh({{"a", 4}});
   const auto steps = [&](int64_t n) {
@@ -299,18 +285,19 @@ TEST(MoveTest, CostSelectsOneOrTwoSteps) {
                     Placement::Of(shape, {}, mesh))
         .steps.size();
   };
-  // One step: 3 messages, 3 n words; two: 6 messages, 1.5 n words. They meet at n = 4096.
+  // One step has 3 messages and 3 n elements, two have 6 messages and 1.5 n elements: equal at
+  // 4096.
   EXPECT_EQ(steps(100), 1U);
   EXPECT_EQ(steps(4000), 1U);
   EXPECT_EQ(steps(4200), 2U);
 }
 
-// The piece in between is cut where it cuts evenly.
+// The intermediate tensor is split in the dimension that splits evenly.
 TEST(MoveTest, SelectsIntermediateDimension) {
   const Mesh mesh({{"a", 4}});
   const Shape shape{5, 64};
   const Move move = PlanMove(shape, mesh, 0, Placement::Of(shape, {.partial_sum = {"a"}}, mesh),
-                             Placement::Of(shape, {}, mesh), kWords);
+                             Placement::Of(shape, {}, mesh), kNoLatency);
   ASSERT_EQ(move.steps.size(), 2U);
   EXPECT_EQ(move.steps[0].make, (Box{{0, 0}, {5, 16}}));
   EXPECT_EQ(move.scratch_elements(), 80);
@@ -335,7 +322,7 @@ class HaloTest : public ::testing::Test {
       layout_, [this](int rank) { return Widened(LocalBox(shape_, layout_, mesh_, rank)); }};
 };
 
-// 2 samples of 3 channels, rows of 5: a border is 30 words in each direction.
+// With 2 samples of 3 channels and rows of 5, a border has 30 elements in each direction.
 TEST_F(HaloTest, TravelsBothWays) {
   ExpectRight(shape_, mesh_, part_, wide_);
   const std::vector<Move> moves = PlanAll(shape_, mesh_, part_, wide_);
@@ -352,7 +339,7 @@ TEST_F(HaloTest, AddsOverlappingGradients) {
   EXPECT_TRUE(moves[1].steps[0].sums);
 }
 
-// As a sum over ranks that each had part of the channels, too.
+// The gradient is also a partial sum, over ranks that had parts of the channels.
 TEST_F(HaloTest, WithPartialSums) {
   const Mesh mesh({{"space", 3}, {"model", 2}});
   Layout summed = layout_;
@@ -361,12 +348,12 @@ TEST_F(HaloTest, WithPartialSums) {
                           [&](int rank) { return Widened(LocalBox(shape_, layout_, mesh, rank)); }};
   const Placement part = Placement::Of(shape_, layout_, mesh);
   ExpectRight(shape_, mesh, wide, part);
-  ExpectRight(shape_, mesh, wide, part, kWords);
-  ExpectRight(shape_, mesh, wide, Placement::Of(shape_, {}, mesh), kWords);
+  ExpectRight(shape_, mesh, wide, part, kNoLatency);
+  ExpectRight(shape_, mesh, wide, Placement::Of(shape_, {}, mesh), kNoLatency);
 }
 
-// A gradient that does not reach some rows leaves zeros there.
-TEST_F(HaloTest, WhatNobodyHasIsZero) {
+// Rows without a gradient on any rank become zero.
+TEST_F(HaloTest, RowsOfNoRankAreZero) {
   const Placement narrow = {layout_, [this](int rank) {
                               Box box = LocalBox(shape_, layout_, mesh_, rank);
                               box.end[1] = std::min(box.end[1], box.begin[1] + 1);
@@ -376,7 +363,7 @@ TEST_F(HaloTest, WhatNobodyHasIsZero) {
   ExpectRight(shape_, mesh_, narrow, Placement::Of(shape_, {}, mesh_));
 }
 
-// More ranks than 64 are asked about their cost by two of them: all must come to one answer.
+// Beyond 64 ranks only two of them are costed; all ranks must still choose the same steps.
 TEST(MoveTest, ManyRanksAgree) {
   const Mesh mesh({{"a", 70}});
   const Shape shape{70, 211};

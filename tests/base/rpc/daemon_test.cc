@@ -1,4 +1,4 @@
-// Daemons and channels, over loopback: what base/rpc/daemon.h and base/rpc/grpc_channel.h promise.
+// Daemons and channels over the loopback interface.
 #include "base/rpc/daemon.h"
 
 #include <gmock/gmock.h>
@@ -8,7 +8,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,18 +22,20 @@
 #include "base/file.h"
 #include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
-// Answers Stop with the caller's address as an error's words; for the run "wait" only when it is
-// let go.
-class Answering final : public v1::Runs::Service {
+// Stop fails with the address of the caller as the message for run "peer", and blocks until
+// `let_go_` is notified for run "wait".
+class FakeRuns final : public v1::Runs::Service {
  public:
   grpc::Status Stop(grpc::ServerContext* context, const v1::StopRequest* request,
                     v1::StopReply*) override {
@@ -64,8 +65,8 @@ grpc::Status Stop(grpc::Channel& channel, const std::string& run, const std::str
   return v1::Runs::NewStub(borrowed)->Stop(&context, request, &reply);
 }
 
-// Asks the health service about the server as a whole. The message is empty, the answer one enum
-// in field 1, so bytes do.
+// Calls the health service for the whole server. The request is empty and the reply has one enum in
+// field 1, so no message types are needed.
 absl::StatusOr<std::string> Health(const std::string& address) {
   grpc::GenericStub stub(MakeChannel(address, Plane::kControl));
   grpc::ClientContext context;
@@ -94,8 +95,8 @@ std::unique_ptr<Daemon> StartOrDie(grpc::Service* service) {
   return *std::move(daemon);
 }
 
-TEST(DaemonTest, TakesAFreePortAndServes) {
-  Answering service;
+TEST(DaemonTest, ServesOnFreePort) {
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
   EXPECT_GT(daemon->port(), 0);
   EXPECT_EQ(daemon->address(), absl::StrCat("127.0.0.1:", daemon->port()));
@@ -104,15 +105,15 @@ TEST(DaemonTest, TakesAFreePortAndServes) {
 }
 
 TEST(DaemonTest, HealthIsServing) {
-  Answering service;
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
   const auto health = Health(daemon->address());
   ASSERT_TRUE(health.ok()) << health.status();
   EXPECT_EQ(*health, kServing);
 }
 
-TEST(DaemonTest, SeveralServicesOnOnePort) {
-  Answering runs;
+TEST(DaemonTest, ServesSeveralServices) {
+  FakeRuns runs;
   v1::Status::Service status;
   const auto daemon = Daemon::Start({}, {&runs, &status});
   ASSERT_TRUE(daemon.ok());
@@ -120,13 +121,13 @@ TEST(DaemonTest, SeveralServicesOnOnePort) {
   EXPECT_TRUE(Stop(*channel, "x").ok());
   grpc::ClientContext context;
   v1::StatusReply reply;
-  // Known, but not implemented by this one.
+  // The service is registered but does not implement the call.
   EXPECT_EQ(v1::Status::NewStub(channel)->Get(&context, {}, &reply).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST(DaemonTest, ATakenPortIsAnError) {
-  Answering service, other;
+TEST(DaemonTest, PortInUse) {
+  FakeRuns service, other;
   const auto daemon = StartOrDie(&service);
   const auto second = Daemon::Start({.listen = daemon->address()}, {&other});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
@@ -134,94 +135,72 @@ TEST(DaemonTest, ATakenPortIsAnError) {
 }
 
 TEST(DaemonTest, FreesPort) {
-  Answering service;
+  FakeRuns service;
   auto daemon = StartOrDie(&service);
   const std::string address = daemon->address();
   daemon.reset();
   EXPECT_TRUE(Daemon::Start({.listen = address}, {&service}).ok());
 }
 
-TEST(DaemonTest, NonLoopbackRequiresInsecure) {
-  Answering service;
-  for (const std::string listen : {"0.0.0.0:0", "[::]:0", "192.0.2.1:0", "example.com:0",
-                                   "127.0.0.1.example.com:0", "128.0.0.1:0"}) {
-    const auto daemon = Daemon::Start({.listen = listen}, {&service});
-    EXPECT_EQ(daemon.status().code(), absl::StatusCode::kInvalidArgument) << listen;
-    EXPECT_THAT(daemon.status().message(), HasSubstr(listen));
-    EXPECT_THAT(daemon.status().message(), HasSubstr("--insecure"));
+TEST(DaemonTest, ListenAddresses) {
+  for (const char* loopback :
+       {"localhost:1", "127.0.0.1:7002", "127.0.0.2:0", "127.1.2.3:0", "[::1]:1"}) {
+    EXPECT_EQ(CheckListenAddress(loopback, false), absl::OkStatus()) << loopback;
   }
-  // Loopback in a spelling that is not recognised as such: the test itself stays on this machine.
-  EXPECT_FALSE(Daemon::Start({.listen = "LOCALHOST:0"}, {&service}).ok());
+  for (const char* other : {"127.0.0.1.example.com:7002", "127.example.com:1", "0.0.0.0:1",
+                            "[::]:0", "192.0.2.1:0", "128.0.0.1:0", "LOCALHOST:0"}) {
+    EXPECT_THAT(CheckListenAddress(other, false).message(),
+                AllOf(HasSubstr(other), HasSubstr("--insecure")));
+    EXPECT_EQ(CheckListenAddress(other, true), absl::OkStatus()) << other;
+  }
+  for (const char* malformed : {"", "localhost", ":0", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1",
+                                "127.0.0.1:65536", "127.0.0.1:1:"}) {
+    const absl::Status status = CheckListenAddress(malformed, true);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << malformed;
+    EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("'", malformed, "'")));
+  }
+}
+
+TEST(DaemonTest, StartChecksListenAddress) {
+  FakeRuns service;
+  // An unusual spelling of the loopback host: the test opens no port to other hosts.
+  EXPECT_EQ(Daemon::Start({.listen = "LOCALHOST:0"}, {&service}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   const auto daemon = Daemon::Start({.listen = "LOCALHOST:0", .insecure = true}, {&service});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   EXPECT_THAT((*daemon)->address(), StartsWith("LOCALHOST:"));
   EXPECT_TRUE(Health(absl::StrCat("127.0.0.1:", (*daemon)->port())).ok());
 }
 
-TEST(DaemonTest, LoopbackByNameAndInFull) {
-  Answering service;
-  for (const std::string listen : {"localhost:0", "127.0.0.1:0", "127.0.0.2:0"}) {
-    const auto daemon = Daemon::Start({.listen = listen}, {&service});
-    EXPECT_TRUE(daemon.ok()) << listen << ": " << daemon.status();
-  }
-}
-
-TEST(DaemonTest, ListenAddressIsChecked) {
-  for (const char* loopback : {"localhost:1", "127.0.0.1:7002", "127.1.2.3:0", "[::1]:1"}) {
-    EXPECT_EQ(CheckListenAddress(loopback, false), absl::OkStatus()) << loopback;
-  }
-  for (const char* other : {"127.0.0.1.example.com:7002", "127.example.com:1", "0.0.0.0:1"}) {
-    EXPECT_THAT(CheckListenAddress(other, false).message(), HasSubstr("--insecure")) << other;
-    EXPECT_EQ(CheckListenAddress(other, true), absl::OkStatus()) << other;
-  }
-  EXPECT_EQ(CheckListenAddress("127.0.0.1", true).code(), absl::StatusCode::kInvalidArgument);
-}
-
-TEST(DaemonTest, MalformedAddresses) {
-  Answering service;
-  for (const std::string listen : {"", "localhost", ":0", "127.0.0.1:", "127.0.0.1:x",
-                                   "127.0.0.1:-1", "127.0.0.1:65536", "127.0.0.1:1:"}) {
-    const auto daemon = Daemon::Start({.listen = listen}, {&service});
-    EXPECT_EQ(daemon.status().code(), absl::StatusCode::kInvalidArgument) << listen;
-    EXPECT_THAT(daemon.status().message(), HasSubstr(absl::StrCat("'", listen, "'")));
-  }
-}
-
 class PortFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "cadre_daemon_test_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string folder_;
-  Answering service_;
+  const TemporaryFolder folder_;
+  FakeRuns service_;
 };
 
-TEST_F(PortFileTest, HoldsThePortTaken) {
-  const std::string path = folder_ + "/port";
+TEST_F(PortFileTest, ContainsPort) {
+  const std::string path = folder_ / "port";
   const auto daemon = Daemon::Start({.port_file = path}, {&service_});
   ASSERT_TRUE(daemon.ok());
   EXPECT_EQ(*ReadFile(path), absl::StrCat((*daemon)->port(), "\n"));
 }
 
 TEST_F(PortFileTest, NotWrittenWithoutStart) {
-  Answering other;
+  FakeRuns other;
   const auto daemon = StartOrDie(&other);
-  const std::string path = folder_ + "/port";
+  const std::string path = folder_ / "port";
   EXPECT_FALSE(Daemon::Start({.listen = daemon->address(), .port_file = path}, {&service_}).ok());
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 TEST_F(PortFileTest, FailsIfUnwritable) {
-  const auto daemon = Daemon::Start({.port_file = folder_ + "/missing/port"}, {&service_});
+  const auto daemon = Daemon::Start({.port_file = folder_ / "missing/port"}, {&service_});
   EXPECT_EQ(daemon.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(daemon.status().message(), HasSubstr(folder_ + "/missing/port"));
+  EXPECT_THAT(daemon.status().message(), HasSubstr(folder_ / "missing/port"));
 }
 
-TEST(DrainTest, CallsInFlightGetTheirGrace) {
-  Answering service;
+TEST(DrainTest, CallsInFlightEndWithinGrace) {
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
   const auto channel = MakeChannel(daemon->address(), Plane::kControl);
   grpc::Status status(grpc::StatusCode::UNKNOWN, "not called");
@@ -232,7 +211,7 @@ TEST(DrainTest, CallsInFlightGetTheirGrace) {
     daemon->Drain(kPatience);
     drained.Notify();
   });
-  // Whether or not the drain has begun by now, the call may end.
+  // The call may end whether or not the drain has begun.
   service.let_go_.Notify();
   caller.join();
   EXPECT_TRUE(status.ok()) << status.error_message();
@@ -242,7 +221,7 @@ TEST(DrainTest, CallsInFlightGetTheirGrace) {
 }
 
 TEST(DrainTest, CancelsCallsAfterGrace) {
-  Answering service;
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
   const auto channel = MakeChannel(daemon->address(), Plane::kControl);
   grpc::Status status;
@@ -252,19 +231,19 @@ TEST(DrainTest, CancelsCallsAfterGrace) {
   daemon->Drain(absl::Milliseconds(50));
   caller.join();
   EXPECT_FALSE(status.ok());
-  // Cancelled, and not waited for until the service gave up by itself.
+  // The call was cancelled; the service itself would have ended it later.
   EXPECT_LT(absl::Now() - start, kPatience / 2);
 }
 
-TEST(DrainTest, TwiceIsFine) {
-  Answering service;
+TEST(DrainTest, IsIdempotent) {
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
   daemon->Drain(absl::ZeroDuration());
   daemon->Drain(absl::ZeroDuration());
 }
 
-TEST(ChannelTest, PlanesDoNotShareAConnection) {
-  Answering service;
+TEST(ChannelTest, PlanesUseSeparateConnections) {
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
   const auto control = MakeChannel(daemon->address(), Plane::kControl);
   const auto bulk = MakeChannel(daemon->address(), Plane::kBulk);
@@ -275,19 +254,19 @@ TEST(ChannelTest, PlanesDoNotShareAConnection) {
   EXPECT_EQ(Stop(*control, "peer").error_message(), control_peer);
 }
 
-TEST(ChannelTest, MessagesUpToTheLimit) {
-  Answering service;
+TEST(ChannelTest, MessageLimit) {
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
   const auto channel = MakeChannel(daemon->address(), Plane::kBulk);
-  // gRPC's own default is 4 MiB; a chunk and its header must pass.
+  // The default of gRPC is 4 MiB; a chunk with its header is larger.
   EXPECT_TRUE(Stop(*channel, "x", std::string((4 << 20) + 1000, 'x')).ok());
   const grpc::Status beyond = Stop(*channel, "x", std::string(kMaxMessageBytes, 'x'));
   EXPECT_EQ(beyond.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << beyond.error_message();
   static_assert(kChunkElements * sizeof(float) < kMaxMessageBytes);
 }
 
-TEST(ChannelTest, AMissingServerIsUnavailable) {
-  Answering service;
+TEST(ChannelTest, MissingServerIsUnavailable) {
+  FakeRuns service;
   auto daemon = StartOrDie(&service);
   const std::string address = daemon->address();
   daemon.reset();
@@ -295,8 +274,8 @@ TEST(ChannelTest, AMissingServerIsUnavailable) {
   EXPECT_EQ(Stop(*channel, "x").error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST(ChannelTest, ComesBackWhenTheServerDoes) {
-  Answering service;
+TEST(ChannelTest, ReconnectsAfterRestart) {
+  FakeRuns service;
   auto daemon = StartOrDie(&service);
   const std::string address = daemon->address();
   const auto channel = MakeChannel(address, Plane::kControl);
@@ -309,8 +288,8 @@ TEST(ChannelTest, ComesBackWhenTheServerDoes) {
   EXPECT_TRUE(Stop(*channel, "x").ok());
 }
 
-// A relay before a server that takes `delay` to pick up, as a busy machine at the end of a slow
-// link does: the kernel accepts the connection at once, but nobody speaks.
+// Forwards one connection to a server after a delay, like a busy host behind a slow link: the
+// kernel accepts the connection immediately, but no byte arrives.
 class SlowRelay {
  public:
   SlowRelay(int server_port, absl::Duration delay) : server_port_(server_port), delay_(delay) {
@@ -335,7 +314,7 @@ class SlowRelay {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_port = htons(port);
     return address;
   }
 
@@ -361,7 +340,7 @@ class SlowRelay {
   static bool Forward(int from, int to) {
     char buffer[4096];
     const ssize_t n = recv(from, buffer, sizeof(buffer), 0);
-    return n > 0 && send(to, buffer, static_cast<size_t>(n), MSG_NOSIGNAL) == n;
+    return n > 0 && send(to, buffer, n, MSG_NOSIGNAL) == n;
   }
 
   const int server_port_;
@@ -372,21 +351,25 @@ class SlowRelay {
 };
 
 TEST(ChannelTest, ConnectsOverSlowLink) {
-  Answering service;
+  FakeRuns service;
   const auto daemon = StartOrDie(&service);
-  // Much longer than the first waits between attempts.
+  // Much longer than the first delays between attempts.
   const SlowRelay relay(daemon->port(), absl::Milliseconds(700));
   const auto channel = MakeChannel(relay.address(), Plane::kControl);
   const grpc::Status status = Stop(*channel, "x");
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// Signals concern the whole process, and must be blocked before there are threads: a process of
-// its own.
+// Runs in a process of its own: signals concern the whole process and must be blocked before any
+// thread starts.
 void WaitAndExit(int signal_number) {
   BlockTerminationSignals();
   std::thread sender([signal_number] {
-    signal_number == 0 ? RequestTermination() : static_cast<void>(kill(getpid(), signal_number));
+    if (signal_number == 0) {
+      RequestTermination();
+    } else {
+      kill(getpid(), signal_number);
+    }
   });
   const int got = WaitForTermination();
   sender.join();

@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-TEST(GrpcStatusTest, EveryCodeThereAndBack) {
+TEST(GrpcStatusTest, RoundTrip) {
   for (int code = 0; code <= 16; ++code) {
     const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "why");
     EXPECT_EQ(static_cast<int>(ToGrpc(status).error_code()), code);
@@ -13,7 +13,7 @@ TEST(GrpcStatusTest, EveryCodeThereAndBack) {
   }
 }
 
-TEST(GrpcStatusTest, NamesMeanTheSame) {
+TEST(GrpcStatusTest, CodesAreEqual) {
   EXPECT_EQ(ToGrpc(absl::UnavailableError("")).error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(ToGrpc(absl::AbortedError("")).error_code(), grpc::StatusCode::ABORTED);
   EXPECT_EQ(ToGrpc(absl::DataLossError("")).error_code(), grpc::StatusCode::DATA_LOSS);

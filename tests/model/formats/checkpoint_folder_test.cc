@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "model/formats/checkpoint_manifest.h"
-#include "tests/model/temporary_folder.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {

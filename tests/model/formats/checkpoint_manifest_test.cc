@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
-#include "tests/model/temporary_folder.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
-#include "tests/model/file_size_limit.h"
-#include "tests/model/temporary_folder.h"
+#include "tests/base/file_size_limit.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {

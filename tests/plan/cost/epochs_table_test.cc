@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "tests/model/temporary_folder.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {

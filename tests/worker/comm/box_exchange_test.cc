@@ -93,7 +93,6 @@ TEST_P(BoxExchangeTest, LayoutsOfOneAxis) {
     ExpectMoved(shape, mesh, sum, Layout::Split(1, {"a"}));
     ExpectMoved(shape, mesh, sum, Layout::Replicated());
     ExpectMoved(shape, mesh, Layout::Replicated(), Layout::Split(1, {"a"}));
-    ExpectMoved(shape, mesh, Layout{.only = {{"a", 1}}}, Layout::Split(1, {"a"}));
   }
 }
 

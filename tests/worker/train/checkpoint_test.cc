@@ -13,8 +13,8 @@
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/formats/safetensors.h"
-#include "tests/model/file_size_limit.h"
-#include "tests/model/temporary_folder.h"
+#include "tests/base/file_size_limit.h"
+#include "tests/base/temporary_folder.h"
 #include "tests/worker/train/checkpoint_testing.h"
 
 namespace cadre {

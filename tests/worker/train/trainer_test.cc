@@ -17,7 +17,7 @@
 #include "model/formats/checkpoint_manifest.h"
 #include "plan/cluster_profile.h"
 #include "plan/search/planner.h"
-#include "tests/model/temporary_folder.h"
+#include "tests/base/temporary_folder.h"
 #include "worker/transport/thread_transport.h"
 
 namespace cadre {

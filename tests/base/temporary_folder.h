@@ -1,4 +1,4 @@
-// A folder of its own for a test, gone afterwards.
+// A folder for one test, removed at its end.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,8 +22,8 @@ class TemporaryFolder {
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
   int Entries() const {
-    return static_cast<int>(std::distance(std::filesystem::directory_iterator(path_),
-                                          std::filesystem::directory_iterator()));
+    return std::distance(std::filesystem::directory_iterator(path_),
+                         std::filesystem::directory_iterator());
   }
 
  private:

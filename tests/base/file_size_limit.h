@@ -1,4 +1,4 @@
-// A disk that fills up: files of this process cannot grow beyond a size while the object lives.
+// A full disk: files of this process cannot grow beyond a size while the object exists.
 #pragma once
 
 #include <gtest/gtest.h>
