@@ -1,6 +1,6 @@
 // The sequence write, fsync, rename, fsync of the folder is what POSIX offers for an atomic
 // replacement. Without the first fsync a crash may leave the new name with an empty file; without
-// the second, the old file may return although the caller was told that the new one is durable.
+// the second, a crash may restore the old file although Commit has succeeded.
 #include "base/atomic_file.h"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// A container sees the cores and the memory of its host, so that the limits of its control group
+// are read as well; a process that ignores them is throttled or killed.
 #include "base/hardware.h"
 
 #include <sched.h>

@@ -1,3 +1,4 @@
+// Identities have 128 random bits, so that hosts create them without coordination.
 #include "base/identity.h"
 
 #include <unistd.h>

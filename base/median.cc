@@ -10,6 +10,7 @@ double Median(std::vector<double> values) {
   const auto middle = values.begin() + (values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   if (values.size() % 2 == 1) return *middle;
+  // nth_element leaves the lower half unordered, so the other middle value is its maximum.
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 

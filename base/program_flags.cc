@@ -1,7 +1,7 @@
 // gflags prints the flags of all linked libraries with --help and ends the process with exit code 1
 // after an unknown flag. Daemons print their own flags only, in the spelling with dashes, and end
-// with kExitBadFlags after one line, so that a supervisor can tell a wrong command line from a
-// failure. Unknown arguments are therefore found before gflags parses the command line.
+// with kExitBadFlags after one line, so that a supervisor can distinguish a wrong command
+// line from a failure. Unknown arguments are therefore found before gflags parses the command line.
 #include "base/program_flags.h"
 
 #include <gflags/gflags.h>

@@ -13,7 +13,6 @@
 #include "cli/zoo.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
-#include "model/formats/checkpoint_tensors.h"
 #include "model/formats/data_check.h"
 #include "model/parameter_index.h"
 #include "model/problem.h"

@@ -1,3 +1,14 @@
+// Expansion of blocks.
+//
+// Idea. A use of a block is replaced by the layers of the block, with names that begin with the
+// name of the use, and inputs resolved in the scope of the block: earlier layers of the block, and
+// "input" for what the use takes. Uses in blocks expand recursively.
+//
+// A run file is untrusted, and a few lines may describe an exponential number of layers (blocks
+// that use blocks twice), so every dimension has a limit that is checked before the expansion: the
+// depth, the number of layers, the bytes of all layers, and the length of every text that is
+// repeated. An error in a block is reported once, by its path in the file, however often the block
+// is used.
 #include "model/blocks.h"
 
 #include <google/protobuf/descriptor.h>
@@ -17,6 +28,7 @@
 #include "absl/strings/str_split.h"
 #include "model/formula.h"
 #include "model/inference.h"
+#include "model/problem.h"
 
 namespace cadre {
 namespace {
@@ -25,21 +37,16 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::RepeatedPtrField;
 
-constexpr char kInputName[] = "input";
 // Limit of nested uses, for the stack.
 constexpr size_t kMaxNesting = 32;
 // Limit of names in blocks and of uses; names of plain layers may be as long as expanded names.
-constexpr size_t kMaxNameCharacters = 200;
+constexpr size_t kMaxBlockName = 200;
 // Limit of "field = formula".
 constexpr size_t kMaxSetCharacters = 1000;
 constexpr int kMaxBlocks = 1000;
 // Limit of the size of all expanded layers: a short use can expand to many layers.
 constexpr size_t kMaxModelBytes = 64 << 20;
 constexpr size_t kMaxProblems = 100;
-
-std::string Quoted(absl::string_view name) {
-  return absl::StrCat("'", absl::CHexEscape(name), "'");
-}
 
 bool IsParameterName(absl::string_view name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -51,6 +58,7 @@ bool IsInteger(const FieldDescriptor& field) {
   return field.cpp_type() == FieldDescriptor::CPPTYPE_UINT32 && !field.is_repeated();
 }
 
+// The fields that `set` can assign, for the message about another name.
 std::string IntegersOf(const Message& op) {
   std::vector<std::string> names;
   for (int i = 0; i < op.GetDescriptor()->field_count(); ++i) {
@@ -114,11 +122,11 @@ class Expansion {
   }
 
   // Without the text itself, which would fill the log.
-  bool AddTooLong(std::string field, size_t characters, size_t most) {
-    return Add(std::move(field), "has ", characters, " characters; at most ", most,
-               " are possible");
+  bool AddTooLong(std::string field, size_t characters, size_t max) {
+    return Add(std::move(field), "has ", characters, " characters; at most ", max, " are possible");
   }
 
+  // Names, sizes and parameters of all blocks; a block that no layer uses is checked, too.
   bool CheckBlocks() {
     const size_t before = problems_.size();
     if (model_.block_size() > kMaxBlocks) {
@@ -130,8 +138,8 @@ class Expansion {
       const std::string path = absl::StrCat("model.block[", b, "]");
       if (block.name().empty()) {
         Add(path + ".name", "the block has no name");
-      } else if (block.name().size() > kMaxNameCharacters) {
-        AddTooLong(path + ".name", block.name().size(), kMaxNameCharacters);
+      } else if (block.name().size() > kMaxBlockName) {
+        AddTooLong(path + ".name", block.name().size(), kMaxBlockName);
         continue;
       } else if (!blocks_.emplace(block.name(), b).second) {
         Add(path + ".name", Quoted(block.name()), " is the name of an earlier block");
@@ -142,13 +150,14 @@ class Expansion {
     return problems_.size() == before;
   }
 
+  // Formulas refer to parameters, so their names must be words of the formulas.
   void CheckParameters(const std::string& path, const v1::Block& block) {
     std::set<std::string> names;
     for (int p = 0; p < block.parameter_size(); ++p) {
       const std::string field = absl::StrCat(path, ".parameter[", p, "]");
       const std::string& name = block.parameter(p);
-      if (name.size() > kMaxNameCharacters) {
-        AddTooLong(field, name.size(), kMaxNameCharacters);
+      if (name.size() > kMaxBlockName) {
+        AddTooLong(field, name.size(), kMaxBlockName);
       } else if (!IsParameterName(name)) {
         Add(field, Quoted(name), " is not a parameter name; use only [a-z_]");
       } else if (!names.insert(name).second) {
@@ -181,9 +190,9 @@ class Expansion {
   // Limits texts, which expansion may repeat thousands of times.
   bool CheckLengths(const std::string& path, const Scope& scope, const v1::Layer& layer) {
     const bool own = scope.is_model() && !layer.has_use();
-    if (const size_t most = own ? kMaxLayerNameCharacters : kMaxNameCharacters;
-        layer.name().size() > most) {
-      return AddTooLong(path + ".name", layer.name().size(), most);
+    if (const size_t max = own ? kMaxLayerNameCharacters : kMaxBlockName;
+        layer.name().size() > max) {
+      return AddTooLong(path + ".name", layer.name().size(), max);
     }
     if (const size_t characters = scope.prefix.size() + layer.name().size();
         characters > kMaxLayerNameCharacters) {
@@ -204,8 +213,8 @@ class Expansion {
       return AddTooLong(absl::StrCat(path, ".set[", s, "]"), layer.set(s).size(),
                         kMaxSetCharacters);
     }
-    if (layer.use().block().size() > kMaxNameCharacters) {
-      return AddTooLong(path + ".use.block", layer.use().block().size(), kMaxNameCharacters);
+    if (layer.use().block().size() > kMaxBlockName) {
+      return AddTooLong(path + ".use.block", layer.use().block().size(), kMaxBlockName);
     }
     return true;
   }
@@ -292,7 +301,7 @@ class Expansion {
     if (op->GetReflection()->GetUInt32(*op, field) != 0) {
       return Add(path, of, Quoted(name), " is given twice");
     }
-    op->GetReflection()->SetUInt32(op, field, static_cast<uint32_t>(*value));
+    op->GetReflection()->SetUInt32(op, field, *value);
     return true;
   }
 
@@ -353,10 +362,8 @@ class Expansion {
         continue;
       }
       return Add(path + ".use", of, "block ", Quoted(block.name()), " has no parameter ",
-                 Quoted(name),
-                 block.parameter().empty()
-                     ? ""
-                     : absl::StrCat("; it has ", absl::StrJoin(block.parameter(), ", ")));
+                 Quoted(name), block.parameter().empty() ? "" : "; it has ",
+                 absl::StrJoin(block.parameter(), ", "));
     }
     return true;
   }

@@ -29,7 +29,7 @@ inline int64_t SamplesPerStep(const v1::RunSpec& spec) {
 inline DataOrigin DataOriginOf(const v1::RunSpec& spec) {
   const v1::Checkpoint& begin = spec.checkpoint();
   const int64_t step = begin.from_step();
-  const auto position = static_cast<int64_t>(begin.from_position());
+  const int64_t position = begin.from_position();
   return {step, position > 0 ? position : step * SamplesPerStep(spec)};
 }
 

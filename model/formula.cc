@@ -1,3 +1,9 @@
+// Formulas of blocks, such as "2 * (width - 1)": 64-bit integers, + - * / and parentheses,
+// evaluated by recursive descent while they are parsed.
+//
+// The results become extents of layers, so nothing is rounded or wrapped: a division must be exact,
+// and every overflow is an error. The depth of parentheses is limited because the recursion uses
+// the stack and formulas come from files.
 #include "model/formula.h"
 
 #include <cstddef>
@@ -15,9 +21,7 @@ namespace {
 // Limit of nested parentheses.
 constexpr int kMaxDepth = 50;
 
-bool IsNameCharacter(char c) {
-  return absl::ascii_islower(c) || c == '_';
-}
+bool IsNameCharacter(char c) { return absl::ascii_islower(c) || c == '_'; }
 
 // sum: product { (+|-) product };  product: value { (*|/) value };  value: number, name or ( sum ).
 class Evaluation {
@@ -105,8 +109,7 @@ class Evaluation {
       }
       return value;
     }
-    if (const absl::string_view digits =
-            TakeWhile([](char c) { return absl::ascii_isdigit(c); });
+    if (const absl::string_view digits = TakeWhile([](char c) { return absl::ascii_isdigit(c); });
         !digits.empty()) {
       int64_t value = 0;
       if (!absl::SimpleAtoi(digits, &value)) return Error("is too large");

@@ -1,3 +1,9 @@
+// From the layers of a spec to the graph: names, inputs, shapes, parameters and operations.
+//
+// Three steps that the spec leaves implicit happen here: a layer without inputs takes the previous
+// layer's output; a fully connected layer on an image gets a flatten layer before it; the last
+// weights get the variance of a layer that no ReLU follows. Everything else is the layers' own
+// affair (model/inference.h).
 #include "model/graph.h"
 
 #include <cmath>
@@ -6,73 +12,35 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "model/inference.h"
+#include "model/problem.h"
 
 namespace cadre {
 namespace {
 
-constexpr char kInputName[] = "input";
-
 std::optional<LayerKind> KindOf(v1::Layer::OpCase op) {
-  switch (op) {
-    case v1::Layer::kConvolution:
-      return LayerKind::kConvolution;
-    case v1::Layer::kMaxPool:
-      return LayerKind::kMaxPool;
-    case v1::Layer::kAveragePool:
-      return LayerKind::kAveragePool;
-    case v1::Layer::kFullyConnected:
-      return LayerKind::kFullyConnected;
-    case v1::Layer::kRelu:
-      return LayerKind::kRelu;
-    case v1::Layer::kSoftmaxCrossEntropy:
-      return LayerKind::kSoftmaxCrossEntropy;
-    case v1::Layer::kGelu:
-      return LayerKind::kGelu;
-    case v1::Layer::kSigmoid:
-      return LayerKind::kSigmoid;
-    case v1::Layer::kTanh:
-      return LayerKind::kTanh;
-    case v1::Layer::kGlobalAveragePool:
-      return LayerKind::kGlobalAveragePool;
-    case v1::Layer::kBatchNorm:
-      return LayerKind::kBatchNorm;
-    case v1::Layer::kLocalResponseNorm:
-      return LayerKind::kLocalResponseNorm;
-    case v1::Layer::kDropout:
-      return LayerKind::kDropout;
-    case v1::Layer::kAdd:
-      return LayerKind::kAdd;
-    case v1::Layer::kConcat:
-      return LayerKind::kConcat;
-    case v1::Layer::kFlatten:
-      return LayerKind::kFlatten;
-    case v1::Layer::kEmbedding:
-      return LayerKind::kEmbedding;
-    case v1::Layer::kLayerNorm:
-      return LayerKind::kLayerNorm;
-    case v1::Layer::kAttention:
-      return LayerKind::kAttention;
-    case v1::Layer::kUse:
-    case v1::Layer::OP_NOT_SET:
-      break;
-  }
-  return std::nullopt;
+  if (op == v1::Layer::OP_NOT_SET || op == v1::Layer::kUse) return std::nullopt;
+  return static_cast<LayerKind>(op);
 }
 
+// The names of the operations in the order of the proto, without `use`, which blocks replace.
 std::string KindNames() {
-  std::string names;
-  for (int kind = 0; kind <= static_cast<int>(LayerKind::kSoftmaxCrossEntropy); ++kind) {
-    absl::StrAppend(&names, kind == 0 ? "" : ", ", LayerKindName(static_cast<LayerKind>(kind)));
+  const auto* ops = v1::Layer::descriptor()->FindOneofByName("op");
+  std::vector<std::string> names;
+  for (int i = 0; i < ops->field_count(); ++i) {
+    if (ops->field(i)->number() != v1::Layer::kUse) names.push_back(ops->field(i)->name());
   }
-  return names;
+  return absl::StrJoin(names, ", ");
 }
 
 bool TakesSeveral(LayerKind kind) { return kind == LayerKind::kAdd || kind == LayerKind::kConcat; }
 
-// Visits the layers in order, resolves their inputs and infers their shapes.
+// Visits the layers in the order of the spec, resolves their inputs and infers their shapes. An
+// input must be an earlier layer, so the order is topological and one pass suffices. The walk ends
+// at the first invalid layer, because the shapes of later layers are then unknown; only unused
+// outputs, which leave all shapes known, are reported together.
 class Walk {
  public:
   Walk(const v1::Model& model, std::vector<LayerProblem>* problems)
@@ -91,6 +59,8 @@ class Walk {
   const Shape& input() const { return input_; }
 
  private:
+  int size() const { return std::ssize(layers_); }
+
   template <typename... Parts>
   bool Problem(int i, absl::string_view field, const Parts&... message) {
     problems_.push_back({i, std::string(field), absl::StrCat(message...)});
@@ -162,10 +132,8 @@ class Walk {
       return Problem(i, "name", "'input' is reserved for the model's input; choose another name");
     }
     for (const char c : name) {
-      if (!absl::ascii_isalnum(c) &&
-          absl::string_view("_./-").find(c) == absl::string_view::npos) {
-        return Problem(i, "name", "'", absl::CHexEscape(name),
-                       "' has a character other than [a-zA-Z0-9_./-]");
+      if (!absl::ascii_isalnum(c) && absl::string_view("_./-").find(c) == absl::string_view::npos) {
+        return Problem(i, "name", Quoted(name), " has a character other than [a-zA-Z0-9_./-]");
       }
     }
     if (names_.count(name) > 0) {
@@ -176,8 +144,8 @@ class Walk {
 
   bool CheckOperation(int i, const v1::Layer& spec) {
     if (spec.has_use()) {
-      return Problem(i, "use", "block '", absl::CHexEscape(spec.use().block()),
-                     "' must be expanded, as the reader of run files does");
+      return Problem(i, "use", "block ", Quoted(spec.use().block()),
+                     " must be expanded, as the reader of run files does");
     }
     if (spec.set_size() > 0) {
       return Problem(i, "set[0]", "is only valid in layers of blocks; set the field directly");
@@ -188,7 +156,7 @@ class Walk {
 
   bool FindInputs(int i, const v1::Layer& spec, GraphLayer* layer) {
     if (spec.input().empty()) {
-      layer->inputs = {static_cast<int>(layers_.size()) - 1};
+      layer->inputs = {size() - 1};
       return true;
     }
     if (spec.input_size() > kMaxInputs) {
@@ -206,6 +174,8 @@ class Walk {
                    layer->inputs.size(), "; add and concat take several");
   }
 
+  // Distinguishes a later layer from a layer that does not exist: the former is a cycle or a wrong
+  // order, the latter usually a typing error.
   bool UnknownInput(int i, int n) {
     const std::string& name = model_.layer(i).input(n);
     const std::string field = absl::StrCat("input[", n, "]");
@@ -215,8 +185,8 @@ class Walk {
                      other == i ? "the layer itself" : "a later layer",
                      "; inputs must be earlier layers");
     }
-    return Problem(i, field, "no layer is called '", absl::CHexEscape(name),
-                   "'; give the name of an earlier layer, or 'input'");
+    return Problem(i, field, "no layer is called ", Quoted(name),
+                   "; give the name of an earlier layer, or 'input'");
   }
 
   bool CheckTokens(const GraphLayer& layer) {
@@ -240,7 +210,8 @@ class Walk {
                    LayerKindName(layer.kind));
   }
 
-  // Inserts the flattening of an image before a fully connected layer.
+  // Inserts the flattening of an image before a fully connected layer. Its name is derived from
+  // that of the layer, so that plans of all runs name it the same.
   bool AddFlatten(GraphLayer* layer) {
     GraphLayer flatten;
     flatten.name = absl::StrCat(layer->name, "/flatten");
@@ -255,7 +226,7 @@ class Walk {
                      layer->name, "'");
     }
     if (!Infer(std::move(flatten))) return false;
-    layer->inputs = {static_cast<int>(layers_.size()) - 1};
+    layer->inputs = {size() - 1};
     return true;
   }
 
@@ -266,11 +237,12 @@ class Walk {
   bool Infer(GraphLayer layer) {
     for (const int input : layer.inputs) layer.input_shapes.push_back(ShapeOf(input));
     if (!LayerInference(&layer, &problems_).Run()) return false;
-    names_[layer.name] = static_cast<int>(layers_.size());
+    names_[layer.name] = size();
     layers_.push_back(std::move(layer));
     return true;
   }
 
+  // An output that no layer uses has no gradient, so its parameters would never change.
   void CheckAllTaken() {
     std::vector<bool> taken(layers_.size(), false);
     taken.back() = true;
@@ -307,13 +279,13 @@ class Walk {
   std::vector<GraphLayer> layers_;
 };
 
+// A name that is too long may be megabytes of text: the position identifies the layer.
 absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
   std::string where = "model";
   if (problem.layer >= 0) {
     const std::string& name = model.layer(problem.layer).name();
-    where = name.size() > kMaxLayerNameCharacters
-                ? absl::StrCat("layer ", problem.layer)
-                : absl::StrCat("layer '", absl::CHexEscape(name), "'");
+    where = name.size() > kMaxLayerNameCharacters ? absl::StrCat("layer ", problem.layer)
+                                                  : absl::StrCat("layer ", Quoted(name));
   }
   return absl::InvalidArgumentError(
       absl::StrCat(where, problem.field.empty() ? "" : ": ", problem.field, ": ", problem.message));
@@ -322,47 +294,7 @@ absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
 }  // namespace
 
 const char* LayerKindName(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kConvolution:
-      return "convolution";
-    case LayerKind::kMaxPool:
-      return "max_pool";
-    case LayerKind::kAveragePool:
-      return "average_pool";
-    case LayerKind::kGlobalAveragePool:
-      return "global_average_pool";
-    case LayerKind::kFullyConnected:
-      return "fully_connected";
-    case LayerKind::kRelu:
-      return "relu";
-    case LayerKind::kGelu:
-      return "gelu";
-    case LayerKind::kSigmoid:
-      return "sigmoid";
-    case LayerKind::kTanh:
-      return "tanh";
-    case LayerKind::kBatchNorm:
-      return "batch_norm";
-    case LayerKind::kLocalResponseNorm:
-      return "local_response_norm";
-    case LayerKind::kDropout:
-      return "dropout";
-    case LayerKind::kAdd:
-      return "add";
-    case LayerKind::kConcat:
-      return "concat";
-    case LayerKind::kFlatten:
-      return "flatten";
-    case LayerKind::kEmbedding:
-      return "embedding";
-    case LayerKind::kLayerNorm:
-      return "layer_norm";
-    case LayerKind::kAttention:
-      return "attention";
-    case LayerKind::kSoftmaxCrossEntropy:
-      return "softmax_cross_entropy";
-  }
-  return "unknown";
+  return v1::Layer::descriptor()->FindFieldByNumber(static_cast<int>(kind))->name().c_str();
 }
 
 std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems) {

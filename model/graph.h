@@ -16,40 +16,41 @@
 
 namespace cadre {
 
+// The operations of v1::Layer but `use`, which the reader of run files expands.
 enum class LayerKind {
-  kConvolution,
-  kMaxPool,
-  kAveragePool,
-  kGlobalAveragePool,
-  kFullyConnected,
-  kRelu,
-  kGelu,
-  kSigmoid,
-  kTanh,
-  kBatchNorm,
-  kLocalResponseNorm,
-  kDropout,
-  kAdd,
-  kConcat,
-  kFlatten,
-  kEmbedding,
-  kLayerNorm,
-  kAttention,
-  kSoftmaxCrossEntropy,
+  kConvolution = v1::Layer::kConvolution,
+  kMaxPool = v1::Layer::kMaxPool,
+  kAveragePool = v1::Layer::kAveragePool,
+  kGlobalAveragePool = v1::Layer::kGlobalAveragePool,
+  kFullyConnected = v1::Layer::kFullyConnected,
+  kRelu = v1::Layer::kRelu,
+  kGelu = v1::Layer::kGelu,
+  kSigmoid = v1::Layer::kSigmoid,
+  kTanh = v1::Layer::kTanh,
+  kBatchNorm = v1::Layer::kBatchNorm,
+  kLocalResponseNorm = v1::Layer::kLocalResponseNorm,
+  kDropout = v1::Layer::kDropout,
+  kAdd = v1::Layer::kAdd,
+  kConcat = v1::Layer::kConcat,
+  kFlatten = v1::Layer::kFlatten,
+  kEmbedding = v1::Layer::kEmbedding,
+  kLayerNorm = v1::Layer::kLayerNorm,
+  kAttention = v1::Layer::kAttention,
+  kSoftmaxCrossEntropy = v1::Layer::kSoftmaxCrossEntropy,
 };
 
-// "convolution", "max_pool", ...: the name in the run spec.
+// "convolution", "max_pool", ...: the name of the field in the run spec.
 const char* LayerKindName(LayerKind kind);
 
 // The role of a parameter in initialization, weight decay and averaging.
 enum class ParameterRole {
   kWeight,
   kBias,
-  // Of norms.
+  // The affine map of norms.
   kScale,
   kShift,
-  // Of batch norm: not trained, but averaged with each batch's statistics. Their "gradient" is the
-  // statistic of the batch.
+  // Running statistics of batch norm: not trained, but averaged with those of each batch. Their
+  // "gradient" is the statistic of the batch.
   kRunningMean,
   kRunningVariance,
 };
@@ -115,7 +116,7 @@ class Graph {
 
   const std::vector<GraphLayer>& layers() const { return layers_; }
   const GraphLayer& operator[](int i) const { return layers_[i]; }
-  int size() const { return static_cast<int>(layers_.size()); }
+  int size() const { return std::ssize(layers_); }
   // Shape of one sample: [height, width, channels], or [length] for tokens, which are integers in
   // fp32 (exact below 2^24).
   const Shape& input() const { return input_; }

@@ -1,19 +1,28 @@
+// The rules that the layers share: limits, inputs, outputs and parameters. The rules of each kind
+// of layer are in inference_combine.cc, inference_norm.cc, inference_product.cc and
+// inference_window.cc.
+//
+// Every check stops at the first problem of a layer, because later ones would follow from it. A
+// problem names the field of the settings, or no field where the inputs are invalid. Extents are
+// checked before they are multiplied: with at most kMaxExtent per dimension and ElementsUpTo for
+// products, no model overflows 64 bits.
 #include "model/inference.h"
 
 #include <cmath>
 
 namespace cadre {
 
-std::string TooManyElements(const Shape& shape, int64_t most) {
-  return absl::StrCat("makes ", shape.ToString(), ", more than the ", most,
+std::string TooManyElements(const Shape& shape, int64_t max) {
+  return absl::StrCat("makes ", shape.ToString(), ", more than the ", max,
                       " elements that are allowed");
 }
 
-int64_t ElementsUpTo(const Shape& shape, int64_t most) {
+// Stops multiplying above the limit; the remaining extents only matter if one of them is 0.
+int64_t ElementsUpTo(const Shape& shape, int64_t max) {
   int64_t elements = 1;
   for (const int64_t extent : shape.dims()) {
     if (extent == 0) return 0;
-    if (elements > most) continue;
+    if (elements > max) continue;
     elements *= extent;
   }
   return elements;
@@ -86,6 +95,7 @@ bool LayerInference::NeedsImage() {
   return Problem("", "requires an image [height, width, channels]; its input is ", in().ToString());
 }
 
+// Products and norms of features treat an image's dimensions as an error, not as rows.
 bool LayerInference::NeedsRows() {
   if (in().rank() == 1 || in().rank() == 2) return true;
   return Problem("", "requires [features] or [tokens, features]; its input is the image ",

@@ -25,6 +25,8 @@ inline constexpr int64_t kMaxWeights = int64_t{1} << 33;
 inline constexpr int kMaxLayers = 1 << 14;
 // Limit of a layer's name, after expansion of blocks.
 inline constexpr size_t kMaxLayerNameCharacters = 1000;
+// The name that refers to the input of the model.
+inline constexpr char kInputName[] = "input";
 // Limit of inputs of one layer.
 inline constexpr int kMaxInputs = 1024;
 
@@ -103,10 +105,10 @@ class LayerInference {
 };
 
 // "makes [..], more than the N elements that are allowed".
-std::string TooManyElements(const Shape& shape, int64_t most);
+std::string TooManyElements(const Shape& shape, int64_t max);
 
-// Elements of a shape, or some number above `most` if there are more (without overflow).
-// Requires: every extent is at most 2^31, most <= 2^40.
-int64_t ElementsUpTo(const Shape& shape, int64_t most);
+// Elements of a shape, or some number above `max` if there are more (without overflow).
+// Requires: every extent is at most 2^31, max <= 2^40.
+int64_t ElementsUpTo(const Shape& shape, int64_t max);
 
 }  // namespace cadre

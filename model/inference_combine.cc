@@ -17,6 +17,7 @@ bool LayerInference::Add() {
   return OutputLikeInput(std::ssize(layer_.inputs) - 1);
 }
 
+// Joins along the last dimension: channels of images, features of rows.
 bool LayerInference::Concat() {
   if (!NeedsInputs(2)) return false;
   std::vector<int64_t> joined = in().dims();
@@ -34,6 +35,8 @@ bool LayerInference::Concat() {
   return Output(Shape(std::move(joined)));
 }
 
+// Softmax and loss are one layer, so that its gradient is probability minus label, without a
+// division by small probabilities.
 bool LayerInference::SoftmaxCrossEntropy() {
   if (!Fraction("label_smoothing", settings().softmax_cross_entropy().label_smoothing())) {
     return false;

@@ -16,6 +16,8 @@ constexpr float kResponseK = 2.0F;
 
 }  // namespace
 
+// Mean and variance over samples and positions, per channel; the running statistics are parameters
+// that the optimizer does not change.
 bool LayerInference::BatchNorm() {
   v1::BatchNorm& norm = *settings().mutable_batch_norm();
   if (!NeedsImage() || !NotNegative("epsilon", norm.epsilon())) return false;
@@ -42,6 +44,7 @@ bool LayerInference::LayerNorm() {
   return OutputLikeInput(7);
 }
 
+// Zero means unset for the size only: zero is a valid alpha, beta and k.
 bool LayerInference::LocalResponseNorm() {
   v1::LocalResponseNorm& norm = *settings().mutable_local_response_norm();
   if (!NeedsImage() || !AtMostExtent("size", norm.size()) || !NotNegative("alpha", norm.alpha()) ||

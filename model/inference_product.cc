@@ -9,11 +9,12 @@ namespace {
 // Deviation of the rows of embeddings (as in Radford et al. 2019).
 constexpr double kEmbeddingStddev = 0.02;
 
-// Keeps the variance of what goes through, where no ReLU takes half of it away.
+// Keeps the variance of its input, for layers without a ReLU, which would halve it.
 double PlainStddev(int64_t fan_in) { return std::sqrt(1.0 / fan_in); }
 
 }  // namespace
 
+// A sequence [tokens, features] is multiplied token by token, with the same weights.
 bool LayerInference::FullyConnected() {
   const v1::FullyConnected& fc = settings().fully_connected();
   if (!NeedsRows() || !Extent("out_features", fc.out_features())) return false;
@@ -25,8 +26,7 @@ bool LayerInference::FullyConnected() {
   if (ElementsUpTo(weight, kMaxWeights) > kMaxWeights) {
     return Problem("out_features", TooManyElements(weight, kMaxWeights));
   }
-  if (!Output(Shape(std::move(shape))) ||
-      !Weight("weight", weight, std::sqrt(2.0 / inputs))) {
+  if (!Output(Shape(std::move(shape))) || !Weight("weight", weight, std::sqrt(2.0 / inputs))) {
     return false;
   }
   if (!fc.no_bias()) Constant("bias", Shape{outputs}, ParameterRole::kBias, 0);
@@ -54,6 +54,8 @@ bool LayerInference::Embedding() {
   return Weight("positions", Shape{length, features}, kEmbeddingStddev);
 }
 
+// The weights of queries, keys and values have the head as first dimension, so that heads, the
+// index along which attention is split, are contiguous.
 bool LayerInference::Attention() {
   const int64_t heads = settings().attention().heads();
   if (in().rank() != 2) {

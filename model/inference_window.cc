@@ -58,6 +58,7 @@ bool LayerInference::ConvolutionWindow() {
   return true;
 }
 
+// Zero stands for the default 1 of stride, dilation and groups.
 bool LayerInference::Convolution() {
   if (!NeedsImage()) return false;
   v1::Convolution& conv = *settings().mutable_convolution();
@@ -79,20 +80,21 @@ bool LayerInference::Convolution() {
   }
   const Window& window = layer_.window;
   const Shape weight{outputs, channels / layer_.groups, window.kernel_height, window.kernel_width};
-  const auto fan_in = static_cast<double>(weight[1]) * static_cast<double>(weight[2] * weight[3]);
+  const double fan_in = weight[1] * weight[2] * weight[3];
   if (!Weight("weight", weight, std::sqrt(2.0 / fan_in))) return false;
   if (!conv.no_bias()) Constant("bias", Shape{outputs}, ParameterRole::kBias, 0);
   layer_.flops = 2 * layer_.output[0] * layer_.output[1] * weight.elements();
   return true;
 }
 
+// Windows of pooling are square; their default stride makes them adjacent.
 bool LayerInference::Pool(v1::Pooling& pool) {
   if (!NeedsImage() || !Extent("kernel", pool.kernel())) return false;
   if (pool.stride() == 0) pool.set_stride(pool.kernel());
   if (!AtMostExtent("stride", pool.stride())) return false;
   if (pool.padding() > pool.kernel() / 2) {
     return Problem("padding", "is ", pool.padding(), "; it must be at most half the kernel, ",
-                   pool.kernel() / 2, ", is meaningful");
+                   pool.kernel() / 2);
   }
   if (pool.count_padding() && layer_.kind == LayerKind::kMaxPool) {
     return Problem("count_padding", "is only valid for average_pool");

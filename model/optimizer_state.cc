@@ -1,3 +1,4 @@
+// The names here are part of the checkpoint format ("conv1/weight@momentum") and must not change.
 #include "model/optimizer_state.h"
 
 namespace cadre {

@@ -1,3 +1,5 @@
+// Parameters are stored in the order of the layers, so that both the layer and the offset increase
+// along the list; lookups by either are binary searches.
 #include "model/parameter_index.h"
 
 #include <algorithm>
@@ -37,46 +39,31 @@ std::vector<int> ParameterIndex::OfLayer(int layer) const {
                                           [layer](const Parameter& p) { return p.layer < layer; });
   std::vector<int> positions;
   for (auto it = first; it != parameters_.end() && it->layer == layer; ++it) {
-    positions.push_back(static_cast<int>(it - parameters_.begin()));
+    positions.push_back(it - parameters_.begin());
   }
   return positions;
 }
 
 absl::StatusOr<int> ParameterIndex::Find(absl::string_view name) const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].name == name) return static_cast<int>(i);
+  for (int i = 0; i < std::ssize(parameters_); ++i) {
+    if (parameters_[i].name == name) return i;
   }
   return absl::NotFoundError(absl::StrCat("the model has no parameter '", name, "'"));
 }
 
+// Parameters without elements lie between others and yield no range.
 std::vector<v1::Range> ParameterIndex::RangesOf(int64_t begin, int64_t end) const {
   std::vector<v1::Range> ranges;
   const auto first = std::partition_point(parameters_.begin(), parameters_.end(),
                                           [begin](const Parameter& p) { return p.end() <= begin; });
   for (auto it = first; it != parameters_.end() && it->offset < end; ++it) {
     v1::Range range;
-    range.set_tensor(static_cast<uint32_t>(it - parameters_.begin()));
+    range.set_tensor(it - parameters_.begin());
     range.set_begin(std::max(begin, it->offset) - it->offset);
     range.set_end(std::min(end, it->end()) - it->offset);
     if (range.begin() < range.end()) ranges.push_back(range);
   }
   return ranges;
-}
-
-absl::StatusOr<Interval> ParameterIndex::FlatOf(const v1::Range& range) const {
-  if (range.tensor() >= parameters_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("range of tensor ", range.tensor(), ": the model has ", parameters_.size()));
-  }
-  const Parameter& parameter = parameters_[range.tensor()];
-  const auto elements = static_cast<uint64_t>(parameter.shape.elements());
-  if (range.begin() >= range.end() || range.end() > elements) {
-    return absl::InvalidArgumentError(absl::StrCat("range [", range.begin(), ", ", range.end(),
-                                                   ") of ", parameter.name, ": it has ", elements,
-                                                   " elements"));
-  }
-  return Interval{parameter.offset + static_cast<int64_t>(range.begin()),
-                  parameter.offset + static_cast<int64_t>(range.end())};
 }
 
 }  // namespace cadre

@@ -16,7 +16,6 @@
 #include "model/graph.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
-#include "tensor/interval.h"
 #include "tensor/shape.h"
 
 namespace cadre {
@@ -58,9 +57,6 @@ class ParameterIndex {
   // The non-empty ranges of flat positions [begin, end), one per tensor.
   // Requires: 0 <= begin <= end <= size().
   std::vector<v1::Range> RangesOf(int64_t begin, int64_t end) const;
-
-  // Errors: InvalidArgument for unknown tensors or elements, and for empty ranges.
-  absl::StatusOr<Interval> FlatOf(const v1::Range& range) const;
 
  private:
   std::vector<Parameter> parameters_;

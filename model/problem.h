@@ -1,18 +1,45 @@
-// An error in a run spec. A value.
+// Errors in messages that users write: run specs, cluster profiles, operator graphs. Values.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace cadre {
 
 struct Problem {
-  // Path of the field from the spec, such as "model.layer[3].convolution.kernel".
+  // Path of the field from the message, such as "model.layer[3].convolution.kernel".
   std::string field;
   // One line, with valid values.
   std::string message;
 
-  std::string ToString() const { return field + ": " + message; }
+  std::string ToString() const { return absl::StrCat(field, ": ", message); }
   friend bool operator==(const Problem&, const Problem&) = default;
 };
+
+// Base of the checkers of messages: collects problems.
+class ProblemCollector {
+ protected:
+  template <typename... Parts>
+  void Add(absl::string_view field, const Parts&... message) {
+    problems_.push_back({std::string(field), absl::StrCat(message...)});
+  }
+
+  std::vector<Problem> problems_;
+};
+
+// OK without problems. Errors: InvalidArgument with one "field: message" per line.
+absl::Status StatusOf(const std::vector<Problem>& problems);
+
+// A name for messages: escaped, in quotes, truncated if it is long.
+std::string Quoted(absl::string_view name);
+
+// "1 rank", "2 ranks".
+std::string Counted(int64_t count, absl::string_view noun);
 
 }  // namespace cadre

@@ -1,3 +1,6 @@
+// Reads run files: text format, then the blocks are expanded, so that the rest of the program sees
+// a plain list of layers. Problems found later refer to the expanded layers; layer_paths maps them
+// back to the layer of the block, or to the layer that uses it, in the file.
 #include "model/run_file.h"
 
 #include <utility>
@@ -36,13 +39,13 @@ Problem RunSpecFile::InFile(const Problem& problem) const {
 }
 
 std::string RunSpecFile::Locate(const Problem& problem) const {
-  return places.Locate(InFile(problem));
+  return locations.Locate(InFile(problem));
 }
 
 absl::Status RunSpecFile::Refuse(const std::vector<Problem>& problems) const {
   std::vector<Problem> in_file;
   for (const Problem& problem : problems) in_file.push_back(InFile(problem));
-  return places.Refuse(in_file);
+  return locations.Refuse(in_file);
 }
 
 absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path) {
@@ -52,7 +55,7 @@ absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path) {
 
 absl::StatusOr<RunSpecFile> ParseRunSpec(const std::string& path, const std::string& text) {
   RunSpecFile file;
-  CADRE_ASSIGN_OR_RETURN(file.places,
+  CADRE_ASSIGN_OR_RETURN(file.locations,
                          ParseTextMessage(path, text, "a run spec in text format", file.spec));
   if (!file.spec.has_model()) return file;
   // The paths of these problems are already those of the file.

@@ -25,7 +25,7 @@ struct RunSpecFile {
   // "model.block[0].layer[2]".
   std::vector<std::string> layer_paths;
   // Locations of the fields.
-  TextLocations places;
+  TextLocations locations;
 
   // "FILE:LINE:COLUMN: field: message", with the path of the field in the file. Fields that are not
   // in the file are located at the innermost enclosing message, or at the beginning of the file.

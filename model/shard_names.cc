@@ -1,3 +1,6 @@
+// Brace ranges of file names: "train-{000..015}.tar". Numbers are padded with zeros to the width of
+// the first one, as shells do. One range is enough for the shards of a data set; several would
+// multiply, and the limit of files could not be checked on sight.
 #include "model/shard_names.h"
 
 #include <cstdint>
@@ -15,6 +18,7 @@ namespace {
 
 constexpr int64_t kMaxShards = 1'000'000;
 
+// Digits only: SimpleAtoi alone would accept signs and spaces.
 bool ParseNumber(absl::string_view digits, int64_t* number) {
   for (const char c : digits) {
     if (!absl::ascii_isdigit(c)) return false;

@@ -1,3 +1,13 @@
+// Errors of protobuf's text parser, made useful for users.
+//
+// The parser reports the token after an unknown field, the full name of the message type and no
+// suggestion. This file restores the position of the name, shortens the type and suggests the field
+// with the smallest edit distance. It does so by parsing the parser's messages (AsUnknownField,
+// ExplainEnum); if a later version words them differently, users see its messages unchanged.
+//
+// Problems that are found after parsing are located by the path of their field in the tree of
+// locations that the parser writes; a field that is not in the file is located at the innermost
+// enclosing message.
 #include "model/text_message.h"
 
 #include <google/protobuf/descriptor.h>
@@ -28,7 +38,7 @@ using google::protobuf::TextFormat;
 
 // The tokenizer's tab stops.
 constexpr int kTab = 8;
-// A file that is something else altogether does not fill the log.
+// Limits the log output for a file of another format.
 constexpr size_t kMaxErrors = 50;
 
 // Zero-based, as protobuf counts.
@@ -41,22 +51,22 @@ std::string At(const std::string& path, Place place, absl::string_view message) 
   return absl::StrCat(path, ":", place.line + 1, ":", place.column + 1, ": ", message);
 }
 
-// "; did you mean 'kernel'?", or the fields to choose from where none is near.
+// "; did you mean 'kernel'?", or all fields if none is similar.
 std::string Suggestion(absl::string_view name, const Descriptor& message) {
   const std::string wanted = absl::AsciiStrToLower(name);
   std::vector<std::string> known;
   std::string nearest;
-  size_t least = std::numeric_limits<size_t>::max();
+  size_t min_distance = std::numeric_limits<size_t>::max();
   for (int i = 0; i < message.field_count(); ++i) {
     const std::string& field = message.field(i)->name();
     known.push_back(field);
-    if (const size_t distance = EditDistance(wanted, field); distance < least) {
-      least = distance;
+    if (const size_t distance = EditDistance(wanted, field); distance < min_distance) {
+      min_distance = distance;
       nearest = field;
     }
   }
   if (known.empty()) return "; it has no fields";
-  if (least <= std::max<size_t>(1, nearest.size() / 3)) {
+  if (min_distance <= std::max<size_t>(1, nearest.size() / 3)) {
     return absl::StrCat("; did you mean '", nearest, "'?");
   }
   return absl::StrCat("; it has ", absl::StrJoin(known, ", "));
@@ -68,7 +78,7 @@ absl::string_view ShortName(absl::string_view full_name) {
   return dot == absl::string_view::npos ? full_name : full_name.substr(dot + 1);
 }
 
-// What protobuf's parser says about an unknown field, taken apart.
+// The parts of protobuf's message about an unknown field.
 struct UnknownField {
   absl::string_view type;
   absl::string_view name;
@@ -103,26 +113,26 @@ std::string ExplainEnum(absl::string_view message) {
   return absl::StrCat("expected ", name, ", a name without quotes");
 }
 
-// Gathers what the parser complains about. Unknown fields come as warnings, because the parser is
-// told to go on behind them: so all of them are found in one go.
-class Complaints final : public google::protobuf::io::ErrorCollector {
+// Collects the errors of the parser. The parser reports unknown fields as warnings and continues
+// after them, so one pass finds all of them.
+class Errors final : public google::protobuf::io::ErrorCollector {
  public:
-  Complaints(const std::string& path, absl::string_view text)
-      : path_(path), lines_(absl::StrSplit(text, '\n')) {}
+  Errors(const std::string& path, absl::string_view text, UnknownFields unknown)
+      : path_(path), lines_(absl::StrSplit(text, '\n')), unknown_(unknown) {}
 
   void AddError(int line, int column, const std::string& message) override {
-    if (found_.size() >= kMaxErrors) return;
+    if (messages_.size() >= kMaxErrors) return;
     const Place place{std::max(0, line), std::max(0, column)};
     const std::optional<UnknownField> unknown = AsUnknownField(message);
-    found_.push_back(unknown ? DescribeUnknown(place, *unknown)
-                             : At(path_, place, ExplainEnum(message)));
+    messages_.push_back(unknown ? DescribeUnknown(place, *unknown)
+                                : At(path_, place, ExplainEnum(message)));
   }
 
   void AddWarning(int line, int column, const std::string& message) override {
-    AddError(line, column, message);
+    if (unknown_ == UnknownFields::kReject) AddError(line, column, message);
   }
 
-  const std::vector<std::string>& found() const { return found_; }
+  const std::vector<std::string>& messages() const { return messages_; }
 
  private:
   std::string DescribeUnknown(Place place, const UnknownField& unknown) const {
@@ -134,17 +144,17 @@ class Complaints final : public google::protobuf::io::ErrorCollector {
     return At(path_, BeginOf(unknown.name, place), message);
   }
 
-  // The parser names the token behind an unknown name; the name itself stands before it, perhaps on
-  // an earlier line.
-  Place BeginOf(absl::string_view name, Place behind) const {
-    for (int line = behind.line; line >= 0; --line) {
+  // The parser reports the position of the token after an unknown name; the name precedes it,
+  // possibly on an earlier line.
+  Place BeginOf(absl::string_view name, Place after) const {
+    for (int line = after.line; line >= 0; --line) {
       if (line >= std::ssize(lines_)) continue;
       const absl::string_view text = lines_[line];
-      const size_t until = line == behind.line ? ByteOf(text, behind.column) : text.size();
+      const size_t until = line == after.line ? ByteOf(text, after.column) : text.size();
       const size_t found = text.substr(0, until).rfind(name);
       if (found != absl::string_view::npos) return {line, ColumnOf(text, found)};
     }
-    return behind;
+    return after;
   }
 
   static int Advance(int column, char c) {
@@ -165,7 +175,8 @@ class Complaints final : public google::protobuf::io::ErrorCollector {
 
   const std::string& path_;
   const std::vector<absl::string_view> lines_;
-  std::vector<std::string> found_;
+  const UnknownFields unknown_;
+  std::vector<std::string> messages_;
 };
 
 // "layer[3]" is {"layer", 3}; "kernel" is {"kernel", -1}.
@@ -177,24 +188,24 @@ std::pair<std::string, int> Step(absl::string_view part) {
   return {std::string(halves.first), index};
 }
 
-Place PlaceOf(const TextFormat::ParseInfoTree* places, const Descriptor* message,
+Place PlaceOf(const TextFormat::ParseInfoTree* locations, const Descriptor* message,
               absl::string_view path) {
   Place nearest;
   for (const absl::string_view part : absl::StrSplit(path, '.')) {
-    if (places == nullptr || message == nullptr) return nearest;
+    if (locations == nullptr || message == nullptr) return nearest;
     const auto [name, index] = Step(part);
     const FieldDescriptor* field = message->FindFieldByName(name);
     if (field == nullptr || field->is_repeated() != (index >= 0)) return nearest;
-    const TextFormat::ParseLocation found = places->GetLocation(field, index);
+    const TextFormat::ParseLocation found = locations->GetLocation(field, index);
     if (found.line < 0) return nearest;
     nearest = {found.line, found.column};
     message = field->message_type();
-    if (message != nullptr) places = places->GetTreeForNested(field, index);
+    if (message != nullptr) locations = locations->GetTreeForNested(field, index);
   }
   return nearest;
 }
 
-// At most so many as are of use.
+// The first kMaxErrors lines.
 std::string Join(const std::vector<std::string>& lines) {
   const auto end = lines.begin() + (std::min(lines.size(), kMaxErrors));
   return absl::StrJoin(lines.begin(), end, "\n");
@@ -215,32 +226,34 @@ absl::Status TextLocations::Refuse(const std::vector<Problem>& problems) const {
 
 absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const std::string& text,
                                                absl::string_view what,
-                                               google::protobuf::Message& message) {
-  TextLocations places;
-  places.path_ = path;
-  places.type_ = message.GetDescriptor();
-  places.tree_ = std::make_unique<TextFormat::ParseInfoTree>();
-  Complaints complaints(path, text);
+                                               google::protobuf::Message& message,
+                                               UnknownFields unknown) {
+  TextLocations locations;
+  locations.path_ = path;
+  locations.type_ = message.GetDescriptor();
+  locations.tree_ = std::make_unique<TextFormat::ParseInfoTree>();
+  Errors errors(path, text, unknown);
   TextFormat::Parser parser;
-  parser.RecordErrorsTo(&complaints);
-  parser.WriteLocationsTo(places.tree_.get());
+  parser.RecordErrorsTo(&errors);
+  parser.WriteLocationsTo(locations.tree_.get());
   parser.AllowUnknownField(true);
   parser.SetRecursionLimit(kMaxTextNesting);
   const bool parsed = parser.ParseFromString(text, &message);
-  if (!complaints.found().empty()) {
-    return absl::InvalidArgumentError(absl::StrJoin(complaints.found(), "\n"));
+  if (!errors.messages().empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(errors.messages(), "\n"));
   }
   if (!parsed) {
     return absl::InvalidArgumentError(At(path, {}, absl::StrCat("is not ", what)));
   }
-  return places;
+  return locations;
 }
 
 absl::StatusOr<TextLocations> ReadTextMessage(const std::string& path, int64_t max_bytes,
                                               absl::string_view what,
-                                              google::protobuf::Message& message) {
+                                              google::protobuf::Message& message,
+                                              UnknownFields unknown) {
   CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, max_bytes));
-  return ParseTextMessage(path, text, what, message);
+  return ParseTextMessage(path, text, what, message, unknown);
 }
 
 }  // namespace cadre

@@ -1,9 +1,9 @@
 // Reading of messages in protobuf text format, with errors by file, line and column.
 //
 //   v1::ClusterProfile profile;
-//   CADRE_ASSIGN_OR_RETURN(const TextLocations places,
+//   CADRE_ASSIGN_OR_RETURN(const TextLocations locations,
 //                          ParseTextMessage("rack.profile", text, "a cluster profile", profile));
-//   CADRE_RETURN_IF_ERROR(places.Refuse(FindProfileProblems(profile)));
+//   CADRE_RETURN_IF_ERROR(locations.Refuse(FindProfileProblems(profile)));
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -17,12 +17,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/status.h"
 #include "model/problem.h"
 
 namespace cadre {
 
 // Limit of nested messages, for the stack.
 inline constexpr int kMaxTextNesting = 100;
+
+enum class UnknownFields { kReject, kIgnore };
 
 // The locations of the fields of a text. Movable; thread-compatible.
 class TextLocations {
@@ -40,7 +43,8 @@ class TextLocations {
   friend absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path,
                                                         const std::string& text,
                                                         absl::string_view what,
-                                                        google::protobuf::Message& message);
+                                                        google::protobuf::Message& message,
+                                                        UnknownFields unknown);
 
   std::string path_;
   const google::protobuf::Descriptor* type_ = nullptr;
@@ -52,12 +56,27 @@ class TextLocations {
 // message" per line. Errors of unknown fields suggest the nearest known one.
 absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const std::string& text,
                                                absl::string_view what,
-                                               google::protobuf::Message& message);
+                                               google::protobuf::Message& message,
+                                               UnknownFields unknown = UnknownFields::kReject);
 
 // The same for a file. Errors: also NotFound, PermissionDenied, ... with the path; InvalidArgument
 // for one of more than `max_bytes`.
 absl::StatusOr<TextLocations> ReadTextMessage(const std::string& path, int64_t max_bytes,
                                               absl::string_view what,
-                                              google::protobuf::Message& message);
+                                              google::protobuf::Message& message,
+                                              UnknownFields unknown = UnknownFields::kReject);
+
+// A message from a file that `find_problems` finds valid. Errors: as ReadTextMessage;
+// InvalidArgument with one located problem per line.
+template <typename Message>
+absl::StatusOr<Message> ReadValidMessage(const std::string& path, int64_t max_bytes,
+                                         absl::string_view what,
+                                         std::vector<Problem> (*find_problems)(const Message&)) {
+  Message message;
+  CADRE_ASSIGN_OR_RETURN(const TextLocations locations,
+                         ReadTextMessage(path, max_bytes, what, message));
+  CADRE_RETURN_IF_ERROR(locations.Refuse(find_problems(message)));
+  return message;
+}
 
 }  // namespace cadre

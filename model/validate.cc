@@ -1,3 +1,9 @@
+// The rules of a run spec that concern it as a whole; other files have those of its parts.
+//
+// All problems are reported together, in the order of the fields, so that one attempt shows all of
+// them. A rule that depends on the shapes of the model is skipped while the model itself has
+// problems. Limits keep values that are surely typing errors from exhausting the memory of a worker
+// hours later.
 #include "model/validate.h"
 
 #include <algorithm>
@@ -6,7 +12,6 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "model/utf8.h"
 #include "model/validation.h"
@@ -15,7 +20,7 @@
 namespace cadre {
 namespace {
 
-constexpr size_t kMaxNameCharacters = 63;
+constexpr size_t kMaxRunName = 63;
 
 }  // namespace
 
@@ -33,8 +38,8 @@ std::vector<Problem> Validation::Run() {
   return std::move(problems_);
 }
 
-void Validation::AtMost(absl::string_view field, uint32_t value, uint32_t most) {
-  if (value > most) Add(field, "is ", value, "; at most ", most, " is possible");
+void Validation::AtMost(absl::string_view field, uint32_t value, uint32_t max) {
+  if (value > max) Add(field, "is ", value, "; at most ", max, " is possible");
 }
 
 void Validation::AtLeastOne(absl::string_view field, uint32_t value) {
@@ -67,9 +72,9 @@ void Validation::BelowOne(absl::string_view field, float value) {
 
 void Validation::Path(absl::string_view field, const std::string& path) {
   if (!IsUtf8(path)) {
-    Add(field, "'", absl::CHexEscape(path), "' is not UTF-8; give the path in that encoding");
+    Add(field, Quoted(path), " is not UTF-8; give the path in that encoding");
   } else if (path.find('\0') != std::string::npos) {
-    Add(field, "'", absl::CHexEscape(path), "' contains a zero byte");
+    Add(field, Quoted(path), " contains a zero byte");
   }
 }
 
@@ -82,15 +87,17 @@ void Validation::CheckName() {
   const std::string& name = spec_.name();
   if (name.empty()) {
     Add("name", "is missing; give the run a name of [a-z0-9-]");
-  } else if (name.size() > kMaxNameCharacters) {
-    Add("name", "has ", name.size(), " characters; at most ", kMaxNameCharacters, " are allowed");
+  } else if (name.size() > kMaxRunName) {
+    Add("name", "has ", name.size(), " characters; at most ", kMaxRunName, " are allowed");
   } else if (!std::all_of(name.begin(), name.end(), [](unsigned char c) {
                return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
              })) {
-    Add("name", "'", absl::CHexEscape(name), "' has a character other than [a-z0-9-]");
+    Add("name", Quoted(name), " has a character other than [a-z0-9-]");
   }
 }
 
+// Reports what shape inference finds, with the path of the field and the name of the layer; the
+// graph is kept for the rules that depend on shapes.
 void Validation::CheckModel() {
   if (!spec_.has_model()) return Add("model", "is missing; give the input and the layers");
   std::vector<LayerProblem> found;
@@ -113,7 +120,7 @@ void Validation::CheckModel() {
   CheckTokenClasses();
 }
 
-// The labels are tokens.
+// The labels of a language model are tokens, so that classes and vocabulary are equal.
 void Validation::CheckTokenClasses() {
   for (const GraphLayer& layer : graph_->layers()) {
     if (layer.kind != LayerKind::kEmbedding) continue;
@@ -131,8 +138,8 @@ void Validation::CheckBatch() {
   AtMost("batch_per_group", batch, kMaxBatch);
   if (graph_ && batch <= kMaxBatch) CheckBatchElements();
   if (batch > 0 && spec_.micro_batches() > batch) {
-    Add("micro_batches", "is ", spec_.micro_batches(), "; at most the ", batch, " sample",
-        PluralOf(batch), " of batch_per_group can be computed one by one");
+    Add("micro_batches", "is ", spec_.micro_batches(), "; at most the ", Counted(batch, "sample"),
+        " of batch_per_group can be computed one by one");
   }
 }
 
@@ -144,12 +151,12 @@ void Validation::CheckBatchElements() {
       std::max(1U, OrOne(spec_.cluster().ranks_per_group()) / RanksAlong(kModelAxis));
   const int64_t max_per_part = kMaxBatchElements / graph_->input().elements();
   if ((batch + parts - 1) / parts <= max_per_part) return;
-  Add("batch_per_group", "is ", batch, " samples of ", graph_->input().ToString(), " over ", parts,
-      " rank", PluralOf(static_cast<uint32_t>(parts)), "; a rank's part may have ",
-      kMaxBatchElements, " elements, so that at most ", max_per_part * parts,
-      " such samples are possible");
+  Add("batch_per_group", "is ", batch, " samples of ", graph_->input().ToString(), " over ",
+      Counted(parts, "rank"), "; a rank's part may have ", kMaxBatchElements,
+      " elements, so that at most ", max_per_part * parts, " such samples are possible");
 }
 
+// Zero steps mean that a single group trains without averages.
 void Validation::CheckAveraging() {
   const v1::Averaging& averaging = spec_.averaging();
   const uint32_t groups = OrOne(spec_.cluster().groups());
@@ -158,23 +165,27 @@ void Validation::CheckAveraging() {
         " groups, give the number of steps between averages");
   }
   if (averaging.quorum() > groups) {
-    Add("averaging.quorum", "is ", averaging.quorum(), "; there are only ", groups, " group",
-        PluralOf(groups));
+    Add("averaging.quorum", "is ", averaging.quorum(), "; there are only ",
+        Counted(groups, "group"));
   }
 }
 
+void Validation::Requires(absl::string_view field, uint64_t value, absl::string_view other,
+                          const std::string& other_value) {
+  if (value > 0 && other_value.empty()) {
+    Add(field, "is ", value, ", but ", other, " is not set");
+  }
+}
+
+// Groups have equal models only after an average, so checkpoints of several groups can only be
+// written then.
 void Validation::CheckCheckpoint() {
   const v1::Checkpoint& checkpoint = spec_.checkpoint();
-  Path("checkpoint.directory", checkpoint.directory());
-  if (checkpoint.directory().empty()) {
-    if (checkpoint.every_steps() > 0) {
-      Add("checkpoint.every_steps", "is ", checkpoint.every_steps(),
-          ", but checkpoint.directory is not set");
-    }
-    if (checkpoint.keep() > 0) {
-      Add("checkpoint.keep", "is ", checkpoint.keep(), ", but checkpoint.directory is not set");
-    }
-  }
+  const std::string& directory = checkpoint.directory();
+  const std::string& from = checkpoint.from();
+  Path("checkpoint.directory", directory);
+  Requires("checkpoint.every_steps", checkpoint.every_steps(), "checkpoint.directory", directory);
+  Requires("checkpoint.keep", checkpoint.keep(), "checkpoint.directory", directory);
   const uint32_t averaging = spec_.averaging().every_steps();
   const uint32_t over = averaging == 0 ? 0 : checkpoint.every_steps() % averaging;
   if (OrOne(spec_.cluster().groups()) > 1 && over != 0) {
@@ -183,15 +194,10 @@ void Validation::CheckCheckpoint() {
         "; groups agree on a model every ", averaging, " steps only, the nearest that fit are ",
         below == 0 ? "" : absl::StrCat(below, " and "), uint64_t{below} + averaging);
   }
-  Path("checkpoint.from", checkpoint.from());
+  Path("checkpoint.from", from);
   const uint32_t first = checkpoint.from_step();
-  if (first > 0 && checkpoint.from().empty()) {
-    Add("checkpoint.from_step", "is ", first, ", but checkpoint.from is not set");
-  }
-  if (checkpoint.from_position() > 0 && checkpoint.from().empty()) {
-    Add("checkpoint.from_position", "is ", checkpoint.from_position(),
-        ", but checkpoint.from is not set");
-  }
+  Requires("checkpoint.from_step", first, "checkpoint.from", from);
+  Requires("checkpoint.from_position", checkpoint.from_position(), "checkpoint.from", from);
   constexpr uint64_t kMaxPosition = uint64_t{1} << 48;
   if (checkpoint.from_position() > kMaxPosition) {
     Add("checkpoint.from_position", "is ", checkpoint.from_position(), "; it must be at most ",
@@ -220,12 +226,6 @@ void Validation::CheckStop() {
 
 std::vector<Problem> FindProblems(const v1::RunSpec& spec) { return Validation(spec).Run(); }
 
-absl::Status ValidateRunSpec(const v1::RunSpec& spec) {
-  const std::vector<Problem> problems = FindProblems(spec);
-  if (problems.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrJoin(
-      problems, "\n",
-      [](std::string* out, const Problem& problem) { absl::StrAppend(out, problem.ToString()); }));
-}
+absl::Status ValidateRunSpec(const v1::RunSpec& spec) { return StatusOf(FindProblems(spec)); }
 
 }  // namespace cadre

@@ -20,7 +20,7 @@ inline constexpr uint32_t kMaxBatch = 1 << 20;
 // Each rank stores the order of two epochs, four bytes per sample.
 inline constexpr uint32_t kMaxSyntheticSamples = 1 << 28;
 // Limit of the class centers that each worker stores: 1 GiB.
-inline constexpr int64_t kMaxCentreElements = 1 << 28;
+inline constexpr int64_t kMaxCenterElements = 1 << 28;
 // Limit of the inputs that one rank loads for a step: 8 GiB.
 inline constexpr int64_t kMaxBatchElements = int64_t{1} << 31;
 

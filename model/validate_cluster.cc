@@ -1,4 +1,8 @@
 // Part of Validation: groups, ranks, mesh and devices.
+//
+// A spec describes the mesh either by counts (model_ranks and space_ranks, with `data` as the rest)
+// or by a list of axes. Both may be given if they agree. The planner reads the same fields again
+// for a group that has fewer ranks than the spec requests (plan/search/plan_problem.h).
 #include <algorithm>
 #include <map>
 #include <set>
@@ -36,6 +40,7 @@ uint32_t Validation::RanksAlong(absl::string_view name) const {
   return 1;
 }
 
+// A pinned mesh of several ranks of which all are data-parallel: no layer can be split otherwise.
 bool Validation::IsDataAlone() const {
   return !spec_.cluster().mesh().empty() && RanksAlong(kModelAxis) == 1 &&
          RanksAlong(kSpaceAxis) == 1 && OrOne(spec_.cluster().ranks_per_group()) > 1;
@@ -48,7 +53,7 @@ void Validation::CheckCluster() {
   AtMost("cluster.ranks_per_group", cluster.ranks_per_group(), kMaxRanksPerGroup);
   if (cluster.min_ranks_per_group() > ranks) {
     Add("cluster.min_ranks_per_group", "is ", cluster.min_ranks_per_group(), "; a group has only ",
-        ranks, " rank", PluralOf(ranks));
+        Counted(ranks, "rank"));
   }
   if (cluster.mesh().empty()) {
     CheckMesh();
@@ -68,6 +73,7 @@ void Validation::CheckCluster() {
   CheckLayerPins();
 }
 
+// NCCL and the reduced precisions exist on CUDA devices only.
 void Validation::CheckDevice() {
   const v1::Cluster& cluster = spec_.cluster();
   if (!v1::Cluster::Device_IsValid(cluster.device())) {
@@ -87,6 +93,7 @@ void Validation::CheckDevice() {
   }
 }
 
+// The counts of the mesh; `data` has the remaining ranks, so that the product must divide them.
 void Validation::CheckMesh() {
   const v1::Cluster& cluster = spec_.cluster();
   const uint32_t ranks = OrOne(cluster.ranks_per_group());
@@ -94,13 +101,13 @@ void Validation::CheckMesh() {
   const uint32_t model = OrOne(cluster.model_ranks());
   const bool model_fits = ranks % model == 0;
   if (!model_fits) {
-    Add("cluster.model_ranks", "is ", model, ", which does not divide the ", ranks, " rank",
-        PluralOf(ranks), " of a group");
+    Add("cluster.model_ranks", "is ", model, ", which does not divide the ", Counted(ranks, "rank"),
+        " of a group");
   }
   if (space == 1) return;
   if (ranks % space != 0) {
-    Add("cluster.space_ranks", "is ", space, ", which does not divide the ", ranks, " rank",
-        PluralOf(ranks), " of a group");
+    Add("cluster.space_ranks", "is ", space, ", which does not divide the ", Counted(ranks, "rank"),
+        " of a group");
   } else if (model_fits && ranks % (uint64_t{space} * model) != 0) {
     Add("cluster.space_ranks", "is ", space, " and model_ranks is ", model, "; their product, ",
         uint64_t{space} * model, ", does not divide the ", ranks, " ranks of a group");
@@ -108,6 +115,7 @@ void Validation::CheckMesh() {
   CheckRows("cluster.space_ranks", space);
 }
 
+// The space axis splits the rows of images, one row per rank at least.
 void Validation::CheckRows(const std::string& field, uint32_t space) {
   if (!graph_ || space == 1) return;
   if (graph_->takes_tokens()) {
@@ -119,6 +127,7 @@ void Validation::CheckRows(const std::string& field, uint32_t space) {
   }
 }
 
+// Stops at an invalid size: the product of the axes is then unknown.
 void Validation::CheckPinnedMesh() {
   const v1::Cluster& cluster = spec_.cluster();
   std::set<std::string> names;
@@ -127,7 +136,7 @@ void Validation::CheckPinnedMesh() {
     const v1::MeshAxis& axis = cluster.mesh(i);
     const std::string field = absl::StrCat("cluster.mesh[", i, "]");
     if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis) {
-      Add(field + ".name", "is '", absl::CEscape(axis.name()), "'; give data, space or model");
+      Add(field + ".name", "is ", Quoted(axis.name()), "; give data, space or model");
     } else if (!names.insert(axis.name()).second) {
       Add(field + ".name", "is '", axis.name(), "' once more; each axis is given once");
     }
@@ -146,19 +155,21 @@ void Validation::CheckPinnedMesh() {
   CheckMeshAgrees("cluster.space_ranks", cluster.space_ranks(), kSpaceAxis);
 }
 
+// Zero is an unset count; otherwise counts and list must describe the same mesh.
 void Validation::CheckMeshAgrees(absl::string_view field, uint32_t ranks, absl::string_view axis) {
   if (ranks == 0 || ranks == RanksAlong(axis)) return;
   Add(field, "is ", ranks, ", but cluster.mesh has ", RanksAlong(axis), " along ", axis,
       "; give one of them");
 }
 
+// The planner would report these problems only after the run has been accepted.
 void Validation::CheckLayerPins() {
   const auto& pins = spec_.cluster().layer();
   // Without a graph another problem has been reported.
-  const int most = graph_ ? graph_->size() : kMaxLayers;
-  if (pins.size() > most) {
+  const int max_pins = graph_ ? graph_->size() : kMaxLayers;
+  if (pins.size() > max_pins) {
     Add("cluster.layer", "pins ", pins.size(), " layers; the model has ", graph_ ? "" : "at most ",
-        most);
+        max_pins);
     return;
   }
   std::map<absl::string_view, const GraphLayer*> layers;
@@ -170,7 +181,7 @@ void Validation::CheckLayerPins() {
     const v1::LayerPin& pin = pins[i];
     const std::string field = absl::StrCat("cluster.layer[", i, "]");
     if (!pinned.insert(pin.layer()).second) {
-      Add(field + ".layer", "is '", absl::CEscape(pin.layer()), "' once more; pin a layer once");
+      Add(field + ".layer", "is ", Quoted(pin.layer()), " once more; pin a layer once");
       continue;
     }
     if (IndexOfParallelism(pin.parallelism()).empty()) {
@@ -181,8 +192,7 @@ void Validation::CheckLayerPins() {
     if (!graph_) continue;
     const auto layer = layers.find(pin.layer());
     if (layer == layers.end()) {
-      Add(field + ".layer", "is '", absl::CEscape(pin.layer()),
-          "', which is not a layer of the model");
+      Add(field + ".layer", "is ", Quoted(pin.layer()), ", which is not a layer of the model");
     } else {
       CheckLayerPin(field + ".parallelism", pin, *layer->second);
     }
@@ -194,7 +204,7 @@ void Validation::CheckLayerPin(const std::string& field, const v1::LayerPin& pin
   const absl::string_view index = IndexOfParallelism(pin.parallelism());
   if (!HasIndex(layer, index)) {
     Add(field, "is '", EnumText(pin.parallelism()), "', but layer '", layer.name,
-        "' can only be split by ", ParallelismsOf(&layer));
+        "' can only be split along ", ParallelismsOf(&layer));
   } else if (index != "samples" && IsDataAlone()) {
     Add(field, "is '", EnumText(pin.parallelism()),
         "', but cluster.mesh has no axis besides data to give to it");

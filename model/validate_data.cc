@@ -1,4 +1,5 @@
-// Part of Validation: data sources.
+// Part of Validation: data sources. Only the spec is checked here; the files themselves are on
+// other hosts (model/formats/data_check.h reads them).
 #include <cmath>
 
 #include "model/shard_names.h"
@@ -70,7 +71,7 @@ void Validation::CheckSynthetic(const v1::SyntheticData& synthetic) {
     Add("data.synthetic.classes", "is ", synthetic.classes(), "; the model has ", graph_->classes(),
         " classes");
   } else if (graph_ && !graph_->takes_tokens()) {
-    CheckCentres(synthetic.classes());
+    CheckCenters(synthetic.classes());
   }
   if (graph_ && graph_->takes_tokens()) {
     Fraction("data.synthetic.noise", synthetic.noise());
@@ -80,14 +81,15 @@ void Validation::CheckSynthetic(const v1::SyntheticData& synthetic) {
 }
 
 // Every worker stores all centers.
-void Validation::CheckCentres(int64_t classes) {
-  const int64_t most = kMaxCentreElements / graph_->input().elements();
-  if (classes <= most) return;
-  Add("data.synthetic.classes", "is ", classes, ", each with a centre of ",
-      graph_->input().ToString(), "; all of them may have ", kMaxCentreElements,
-      " elements together, so that at most ", most, " classes of such images are possible");
+void Validation::CheckCenters(int64_t classes) {
+  const int64_t max_classes = kMaxCenterElements / graph_->input().elements();
+  if (classes <= max_classes) return;
+  Add("data.synthetic.classes", "is ", classes, ", each with a center of ",
+      graph_->input().ToString(), "; all of them may have ", kMaxCenterElements,
+      " elements together, so that at most ", max_classes, " classes of such images are possible");
 }
 
+// The format fixes shape and classes, so the model is compared with them; it may have more classes.
 void Validation::CheckCifar10(const v1::Cifar10& cifar10) {
   NeededPath("data.cifar10.directory", cifar10.directory());
   if (NeedsImages("data.cifar10") && graph_) {
@@ -104,6 +106,7 @@ void Validation::CheckCifar10(const v1::Cifar10& cifar10) {
   CheckAugmentation("data.cifar10.augmentation", cifar10.augmentation());
 }
 
+// JPEG images are decoded to 3 channels, or to 1 (grey), as the model requires.
 void Validation::CheckJpegs(const std::string& field, const std::string& train,
                             const std::string& test, const v1::Augmentation& augmentation) {
   if (NeedsImages(field) && graph_) {
@@ -121,6 +124,7 @@ void Validation::CheckShardNames(const std::string& field, const std::string& pa
   if (!names.ok()) Add(field, std::string(names.status().message()));
 }
 
+// Tokens are unsigned integers of 1, 2 or 4 bytes; 0 stands for the default of 2.
 void Validation::CheckTokenFiles(const v1::TokenFiles& files) {
   if (graph_ && !graph_->takes_tokens()) {
     Add("data.token_files",

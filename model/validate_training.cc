@@ -1,4 +1,7 @@
 // Part of Validation: optimizer and learning rate schedule.
+//
+// Decays by cosine and polynomial are functions of the run's length, so that they require a rule
+// that fixes it (epochs or steps); a target accuracy alone ends the run at an unknown step.
 #include <algorithm>
 
 #include "model/validation.h"
@@ -13,8 +16,7 @@ void Validation::CheckOptimizer() {
       NotNegative("optimizer.sgd.weight_decay", optimizer.sgd().weight_decay());
       if (optimizer.sgd().nesterov() && optimizer.sgd().momentum() == 0.0F) {
         Add("optimizer.sgd.nesterov",
-            "has no effect without momentum; give momentum, or leave it "
-            "out");
+            "has no effect without momentum; give momentum, or leave it out");
       }
       break;
     case v1::Optimizer::kAdamw:
@@ -50,9 +52,9 @@ void Validation::CheckWarmup() {
     const uint64_t batch =
         uint64_t{OrOne(spec_.batch_per_group())} * OrOne(spec_.cluster().groups());
     // An epoch may end in the middle of a batch.
-    const uint64_t most = train * spec_.stop().epochs() / batch + spec_.stop().epochs();
-    if (steps == 0 || most < steps) {
-      steps = most;
+    const uint64_t max_steps = train * spec_.stop().epochs() / batch + spec_.stop().epochs();
+    if (steps == 0 || max_steps < steps) {
+      steps = max_steps;
       why = "stop.epochs";
     }
   }
@@ -61,6 +63,7 @@ void Validation::CheckWarmup() {
       " steps by ", why, "; warm up within them");
 }
 
+// Checks the decay's own fields first, then that the run's length is known.
 void Validation::CheckDecay() {
   const v1::Schedule& schedule = spec_.schedule();
   std::string curve;

@@ -20,9 +20,7 @@ namespace cadre {
 // For counts whose default is 1.
 inline uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
 
-inline const char* PluralOf(uint32_t count) { return count == 1 ? "" : "s"; }
-
-class Validation {
+class Validation : private ProblemCollector {
  public:
   // The spec is borrowed.
   explicit Validation(const v1::RunSpec& spec) : spec_(spec) {}
@@ -31,12 +29,8 @@ class Validation {
 
  private:
   // --- for all parts ---
-  template <typename... Parts>
-  void Add(absl::string_view field, const Parts&... message) {
-    problems_.push_back({std::string(field), absl::StrCat(message...)});
-  }
   void AtLeastOne(absl::string_view field, uint32_t value);
-  void AtMost(absl::string_view field, uint32_t value, uint32_t most);
+  void AtMost(absl::string_view field, uint32_t value, uint32_t max);
   // NaN and infinities violate each of these.
   void Finite(absl::string_view field, float value);
   void NotNegative(absl::string_view field, float value);
@@ -48,6 +42,9 @@ class Validation {
   // UTF-8 without zero bytes.
   void Path(absl::string_view field, const std::string& path);
   void NeededPath(absl::string_view field, const std::string& path);
+  // A number above 0 is only meaningful if the text of another field is set.
+  void Requires(absl::string_view field, uint64_t value, absl::string_view other,
+                const std::string& other_value);
 
   // --- validate.cc ---
   void CheckName();
@@ -82,7 +79,7 @@ class Validation {
   void CheckData();
   void CheckIdx(const v1::IdxFiles& idx);
   void CheckSynthetic(const v1::SyntheticData& synthetic);
-  void CheckCentres(int64_t classes);
+  void CheckCenters(int64_t classes);
   void CheckCifar10(const v1::Cifar10& cifar10);
   void CheckJpegs(const std::string& field, const std::string& train, const std::string& test,
                   const v1::Augmentation& augmentation);
@@ -101,7 +98,6 @@ class Validation {
   const v1::RunSpec& spec_;
   // Set if the model has no problems.
   std::optional<Graph> graph_;
-  std::vector<Problem> problems_;
 };
 
 }  // namespace cadre

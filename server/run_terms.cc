@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "model/formats/checkpoint_tensors.h"
+#include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
 #include "model/parameter_index.h"
 

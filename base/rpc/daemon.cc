@@ -47,6 +47,7 @@ absl::StatusOr<HostPort> Split(const std::string& listen) {
   return result;
 }
 
+// All of 127.0.0.0/8 is local.
 bool IsLoopback(const std::string& host) {
   in_addr address;
   return host == "localhost" || host == "[::1]" ||
@@ -134,6 +135,7 @@ void UnblockTerminationSignals() {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
+// Requires: BlockTerminationSignals in every thread, or a signal ends the process.
 int WaitForTermination() {
   const sigset_t set = TerminationSignals();
   int number = 0;

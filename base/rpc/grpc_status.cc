@@ -1,3 +1,4 @@
+// absl::StatusCode and grpc::StatusCode have the same numbers.
 #include "base/rpc/grpc_status.h"
 
 #include <string>

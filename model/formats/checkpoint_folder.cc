@@ -1,3 +1,16 @@
+// Atomic creation and replacement of folders.
+//
+// A file can be replaced atomically by a rename, a folder that is not empty cannot. Linux can
+// exchange two names atomically (RENAME_EXCHANGE); where the file system does not support it, the
+// old folder is first renamed to ".aside". A crash between the two renames leaves only that folder,
+// so readers accept it while its step has no other, and the next writer restores its name. Removal
+// renames a folder to the name of a draft first, because its files are removed one by one and
+// readers must not see a part.
+//
+// States after a crash, and what the next CheckpointDraft::Begin does:
+//   step-N.tmp-*                  removes it
+//   step-N.aside without step-N   renames it to step-N
+//   step-N.aside with step-N      removes step-N.aside
 #include "model/formats/checkpoint_folder.h"
 
 #include <fcntl.h>
@@ -45,14 +58,14 @@ bool IsAside(absl::string_view name) {
   return absl::ConsumeSuffix(&name, kAsideMark) && StepOf(name) >= 0;
 }
 
-bool IsThere(const fs::path& path) {
+bool IsFile(const fs::path& path) {
   std::error_code error;
   return fs::is_regular_file(path, error);
 }
 
 bool IsComplete(const fs::path& folder) {
-  return IsThere(folder / kManifestFile) && IsThere(folder / kModelFile) &&
-         IsThere(folder / kOptimizerFile);
+  return IsFile(folder / kManifestFile) && IsFile(folder / kModelFile) &&
+         IsFile(folder / kOptimizerFile);
 }
 
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& directory) {
@@ -143,7 +156,7 @@ absl::StatusOr<CheckpointDraft> CheckpointDraft::Begin(const std::string& direct
   CheckpointDraft draft(directory, std::move(path), std::move(target));
   // mkdtemp permits only the owner; users on other hosts may have to read the checkpoint.
   std::error_code error;
-  fs::permissions(draft.path_, static_cast<fs::perms>(0755), error);
+  fs::permissions(draft.path_, fs::perms{0755}, error);
   if (error) return ErrnoStatus(error.value(), "set permissions of", draft.path_);
   return draft;
 }
@@ -203,8 +216,7 @@ absl::Status PruneCheckpoints(const std::string& directory, const std::string& r
                               int64_t written) {
   CADRE_ASSIGN_OR_RETURN(const OwnedCheckpoints owned, CheckpointsByOwner(directory, run));
   const std::vector<CheckpointEntry>& entries = owned.mine;
-  const auto kept = static_cast<size_t>(std::max(1, keep));
-  for (size_t i = 0; i + kept < entries.size(); ++i) {
+  for (int64_t i = 0; i + std::max(1, keep) < std::ssize(entries); ++i) {
     if (entries[i].step == written) continue;
     CADRE_RETURN_IF_ERROR(RemoveCheckpoint(entries[i].path));
   }

@@ -1,36 +1,30 @@
+// The manifest describes the two tensor files of a checkpoint: run, step, position in the data, and
+// the parameters in the order of the flat model vector.
+//
+// Tensors are found by name, so the files may be written by other programs (OpenWeights takes a
+// bare .safetensors file). The order of the manifest matters only for the digests, which depend on
+// positions: SameOrder tells whether they can be compared.
 #include "model/formats/checkpoint_manifest.h"
 
-#include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
-#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/problem.h"
 #include "model/text_message.h"
 
 namespace cadre {
 namespace {
 
 constexpr size_t kMaxDifferences = 10;
-
-// Records the first error.
-class FirstError : public google::protobuf::io::ErrorCollector {
- public:
-  explicit FirstError(std::string path) : path_(std::move(path)) {}
-  void AddError(int line, int column, const std::string& message) override {
-    if (text_.empty()) text_ = absl::StrCat(path_, ":", line + 1, ":", column + 1, ": ", message);
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  const std::string path_;
-  std::string text_;
-};
 
 }  // namespace
 
@@ -46,6 +40,7 @@ std::vector<NamedShape> WeightTensors(const ParameterIndex& index) {
   return tensors;
 }
 
+// Running statistics have no optimizer state.
 std::vector<NamedShape> StateTensors(const ParameterIndex& index,
                                      const std::vector<std::string>& states) {
   std::vector<NamedShape> tensors;
@@ -79,15 +74,11 @@ bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& ind
 }
 
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  FirstError error(path);
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&error);
-  // Later builds may add fields; format_version changes if they are not optional.
-  parser.AllowUnknownField(true);
-  parser.SetRecursionLimit(kMaxTextNesting);
   v1::CheckpointManifest manifest;
-  if (!parser.ParseFromString(text, &manifest)) return absl::InvalidArgumentError(error.text());
+  // Later builds may add fields; format_version changes if they are not optional.
+  CADRE_RETURN_IF_ERROR(ReadTextMessage(path, kMaxReadBytes, "a checkpoint manifest", manifest,
+                                        UnknownFields::kIgnore)
+                            .status());
   if (manifest.format_version() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": has no format_version"));
   }
@@ -107,6 +98,8 @@ absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest
   return WriteFileAtomically(path, text);
 }
 
+// Lists up to kMaxDifferences, first those of the model's tensors, because a missing or differently
+// shaped weight identifies a wrong file better than an additional one.
 absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>& in_file,
                           const std::vector<NamedShape>& in_model) {
   std::map<absl::string_view, const Shape*> found;
@@ -137,6 +130,23 @@ absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>&
   return absl::InvalidArgumentError(
       absl::StrCat(file, " is of another model: ", absl::StrJoin(differences, "; "),
                    more > 0 ? absl::StrCat("; and ", more, " more") : ""));
+}
+
+absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
+                                            const std::vector<NamedShape>& in_model) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+  std::vector<NamedShape> in_file;
+  for (const StoredTensor& tensor : file.tensors()) in_file.push_back({tensor.name, tensor.shape});
+  CADRE_RETURN_IF_ERROR(CheckTensors(path, in_file, in_model));
+  return file;
+}
+
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index) {
+  CADRE_ASSIGN_OR_RETURN(std::string path, ResolveCheckpoint(from));
+  if (!absl::EndsWith(path, ".safetensors")) {
+    path = (std::filesystem::path(path) / kModelFile).string();
+  }
+  return OpenTensors(path, WeightTensors(index));
 }
 
 }  // namespace cadre

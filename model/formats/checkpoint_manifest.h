@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "model/formats/safetensors_header.h"
+#include "model/formats/safetensors.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/checkpoint.pb.h"
 
@@ -42,6 +42,14 @@ bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& ind
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path);
 // Errors: as WriteFileAtomically.
 absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest& manifest);
+
+// Opens a file of tensors. Errors: as SafetensorsFile::Open; as CheckTensors.
+absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
+                                            const std::vector<NamedShape>& in_model);
+
+// The weights of `from`: a checkpoint's folder, a directory of checkpoints (its newest) or a
+// *.safetensors file. Errors: NotFound, ... of files; those of OpenTensors.
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index);
 
 // InvalidArgument naming `file` and what differs, at most ten tensors and how many more: those of
 // another shape, those that only the file has, those that only the model has. Order is free.

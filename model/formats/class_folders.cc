@@ -1,3 +1,5 @@
+// A class's number is the position of its folder's name in byte order, independent of the file
+// system's order and of the locale, so that all hosts number the classes alike.
 #include "model/formats/class_folders.h"
 
 #include <algorithm>

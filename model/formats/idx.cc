@@ -1,3 +1,7 @@
+// A file is untrusted until its end: the header may announce any size. Elements are therefore read
+// in blocks, so that memory grows with the data that exists, and the product of the extents is
+// limited before anything is allocated. A file must end with its last element; reading beyond it
+// also makes zlib verify the checksum of a compressed file.
 #include "model/formats/idx.h"
 
 #include <unistd.h>
@@ -24,22 +28,14 @@ constexpr size_t kExtentBytes = 4;
 // Size of reads and of zlib's buffer.
 constexpr size_t kBlockBytes = 1 << 20;
 
-struct Close {
+struct CloseGzip {
   void operator()(gzFile file) const { gzclose_r(file); }
 };
 
-// Sequential bytes.
-class ByteStream {
+// Sequential reader of one IDX file. zlib reads files that are not compressed as they are.
+class IdxReader {
  public:
-  virtual ~ByteStream() = default;
-  // The next bytes; fewer than requested only at the end.
-  virtual absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) = 0;
-};
-
-// A file, inflated if it is compressed.
-class GzipStream final : public ByteStream {
- public:
-  static absl::StatusOr<std::unique_ptr<ByteStream>> Open(const std::string& path) {
+  static absl::StatusOr<IdxReader> Open(const std::string& path) {
     CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path));
     // zlib closes the descriptor.
     gzFile file = gzdopen(regular.fd, "rb");
@@ -48,25 +44,39 @@ class GzipStream final : public ByteStream {
       return ErrnoStatus(ENOMEM, "open", path);
     }
     gzbuffer(file, kBlockBytes);
-    return std::make_unique<GzipStream>(path, file);
+    return IdxReader(path, file);
   }
 
-  GzipStream(std::string path, gzFile file) : path_(std::move(path)), file_(file) {}
-  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) override;
+  absl::StatusOr<std::vector<int64_t>> ReadHeader();
+  // The next bytes; fewer than requested only at the end.
+  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes);
+  absl::Status ExpectEnd();
+
+  absl::Status Short(int64_t have, absl::string_view of) const {
+    return absl::DataLossError(absl::StrCat(path_, ": ends after ", have, " bytes of ", of));
+  }
 
  private:
+  IdxReader(std::string path, gzFile file) : path_(std::move(path)), file_(file) {}
+  absl::Status Invalid(absl::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what));
+  }
+  absl::Status CheckMagic(std::span<const uint8_t> magic) const;
+  absl::Status CheckSize(const std::vector<int64_t>& dims) const;
+
   std::string path_;
-  std::unique_ptr<gzFile_s, Close> file_;
+  std::unique_ptr<gzFile_s, CloseGzip> file_;
 };
 
-absl::StatusOr<size_t> GzipStream::Read(std::span<uint8_t> bytes) {
+// zlib reports a truncated file as Z_BUF_ERROR, and damage of the stream with other codes.
+absl::StatusOr<size_t> IdxReader::Read(std::span<uint8_t> bytes) {
   size_t done = 0;
   while (done < bytes.size()) {
-    const auto want = static_cast<unsigned>(std::min(kBlockBytes, bytes.size() - done));
     errno = 0;
-    const int got = gzread(file_.get(), bytes.data() + done, want);
-    if (got > 0) {
-      done += got;
+    const int n =
+        gzread(file_.get(), bytes.data() + done, std::min(kBlockBytes, bytes.size() - done));
+    if (n > 0) {
+      done += n;
       continue;
     }
     int error = Z_OK;
@@ -75,7 +85,7 @@ absl::StatusOr<size_t> GzipStream::Read(std::span<uint8_t> bytes) {
     if (error == Z_BUF_ERROR) {
       return absl::DataLossError(absl::StrCat(path_, ": the gzip file is truncated"));
     }
-    if (got < 0 || error < 0) {
+    if (n < 0 || error < 0) {
       return absl::DataLossError(absl::StrCat(path_, ": the gzip file is damaged: ", message));
     }
     break;
@@ -83,75 +93,30 @@ absl::StatusOr<size_t> GzipStream::Read(std::span<uint8_t> bytes) {
   return done;
 }
 
-class MemoryStream final : public ByteStream {
- public:
-  explicit MemoryStream(std::span<const std::byte> bytes) : bytes_(bytes) {}
-
-  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) override {
-    const size_t count = std::min(bytes.size(), bytes_.size());
-    std::transform(bytes_.begin(), bytes_.begin() + count, bytes.begin(),
-                   [](std::byte byte) { return std::to_integer<uint8_t>(byte); });
-    bytes_ = bytes_.subspan(count);
-    return count;
-  }
-
- private:
-  // Unread bytes.
-  std::span<const std::byte> bytes_;
-};
-
-// Sequential reader of one IDX file.
-class IdxReader {
- public:
-  static absl::StatusOr<IdxReader> Open(const std::string& path) {
-    CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ByteStream> stream, GzipStream::Open(path));
-    return IdxReader(path, std::move(stream));
-  }
-  IdxReader(std::string name, std::unique_ptr<ByteStream> stream)
-      : name_(std::move(name)), stream_(std::move(stream)) {}
-
-  absl::StatusOr<std::vector<int64_t>> ReadHeader();
-  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) { return stream_->Read(bytes); }
-  absl::Status ExpectEnd();
-
-  absl::Status Short(int64_t have, absl::string_view of) const {
-    return absl::DataLossError(absl::StrCat(name_, ": ends after ", have, " bytes of ", of));
-  }
-
- private:
-  absl::Status Wrong(absl::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrCat(name_, ": ", what));
-  }
-  absl::Status CheckMagic(std::span<const uint8_t> magic) const;
-  absl::Status CheckSize(const std::vector<int64_t>& dims) const;
-
-  std::string name_;
-  std::unique_ptr<ByteStream> stream_;
-};
-
 absl::Status IdxReader::CheckMagic(std::span<const uint8_t> magic) const {
   if (magic[0] != 0 || magic[1] != 0) {
-    return Wrong(absl::StrFormat("starts with bytes %02x %02x; an IDX file starts with 00 00",
-                                 magic[0], magic[1]));
+    return Invalid(absl::StrFormat("starts with bytes %02x %02x; an IDX file starts with 00 00",
+                                   magic[0], magic[1]));
   }
   if (magic[2] != kUnsignedByte) {
-    return Wrong(
+    return Invalid(
         absl::StrFormat("has elements of type 0x%02x; only unsigned bytes, 0x%02x, are read",
                         magic[2], kUnsignedByte));
   }
   if (magic[3] < 1 || magic[3] > kMaxIdxDims) {
-    return Wrong(absl::StrCat("has ", static_cast<int>(magic[3]), " dimensions; 1 to ", kMaxIdxDims,
-                              " are read"));
+    return Invalid(
+        absl::StrCat("has ", int{magic[3]}, " dimensions; 1 to ", kMaxIdxDims, " are read"));
   }
   return absl::OkStatus();
 }
 
+// Divides instead of multiplying: four extents of 32 bits overflow 64 bits.
 absl::Status IdxReader::CheckSize(const std::vector<int64_t>& dims) const {
   int64_t elements = 1;
   for (const int64_t extent : dims) {
     if (elements != 0 && extent > kMaxIdxElements / elements) {
-      return Wrong(absl::StrCat("has [", absl::StrJoin(dims, ", "), "] elements; at most ",
-                                kMaxIdxElements, " are read"));
+      return Invalid(absl::StrCat("has [", absl::StrJoin(dims, ", "), "] elements; at most ",
+                                  kMaxIdxElements, " are read"));
     }
     elements *= extent;
   }
@@ -173,6 +138,7 @@ absl::StatusOr<std::vector<int64_t>> IdxReader::ReadHeader() {
   std::vector<int64_t> dims;
   for (size_t i = 0; i < wanted; i += kExtentBytes) {
     int64_t extent = 0;
+    // Big-endian.
     for (size_t b = 0; b < kExtentBytes; ++b) extent = extent << 8 | extents[i + b];
     dims.push_back(extent);
   }
@@ -180,13 +146,12 @@ absl::StatusOr<std::vector<int64_t>> IdxReader::ReadHeader() {
   return dims;
 }
 
-// Reading beyond the last element also makes zlib verify the checksum of a gzip file.
 absl::Status IdxReader::ExpectEnd() {
   uint8_t byte = 0;
   CADRE_ASSIGN_OR_RETURN(const size_t more, Read(std::span(&byte, 1)));
   if (more == 0) return absl::OkStatus();
   return absl::DataLossError(
-      absl::StrCat(name_, ": has bytes after the last element of its header"));
+      absl::StrCat(path_, ": has bytes after the last element of its header"));
 }
 
 int64_t Elements(const std::vector<int64_t>& dims) {
@@ -199,37 +164,23 @@ int64_t Elements(const std::vector<int64_t>& dims) {
 absl::Status ReadElements(IdxReader& reader, int64_t elements, std::vector<uint8_t>* data) {
   std::vector<uint8_t> block(std::min<int64_t>(kBlockBytes, elements));
   for (int64_t done = 0; done < elements;) {
-    const auto want = static_cast<size_t>(std::min<int64_t>(kBlockBytes, elements - done));
-    CADRE_ASSIGN_OR_RETURN(const size_t got, reader.Read(std::span(block).first(want)));
-    done += got;
-    if (got < want) return reader.Short(done, absl::StrCat("the ", elements, " elements"));
-    if (data != nullptr) data->insert(data->end(), block.begin(), block.begin() + want);
+    const size_t wanted = std::min<int64_t>(kBlockBytes, elements - done);
+    CADRE_ASSIGN_OR_RETURN(const size_t read, reader.Read(std::span(block).first(wanted)));
+    done += read;
+    if (read < wanted) return reader.Short(done, absl::StrCat("the ", elements, " elements"));
+    if (data != nullptr) data->insert(data->end(), block.begin(), block.begin() + wanted);
   }
   return reader.ExpectEnd();
-}
-
-absl::StatusOr<IdxArray> ReadArray(IdxReader& reader) {
-  IdxArray array;
-  CADRE_ASSIGN_OR_RETURN(array.dims, reader.ReadHeader());
-  CADRE_RETURN_IF_ERROR(ReadElements(reader, Elements(array.dims), &array.data));
-  return array;
 }
 
 }  // namespace
 
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path) {
   CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
-  return ReadArray(reader);
-}
-
-absl::StatusOr<IdxArray> ParseIdx(const std::string& name, std::span<const std::byte> bytes) {
-  IdxReader reader(name, std::make_unique<MemoryStream>(bytes));
-  return ReadArray(reader);
-}
-
-absl::StatusOr<std::vector<int64_t>> ReadIdxDims(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
-  return reader.ReadHeader();
+  IdxArray array;
+  CADRE_ASSIGN_OR_RETURN(array.dims, reader.ReadHeader());
+  CADRE_RETURN_IF_ERROR(ReadElements(reader, Elements(array.dims), &array.data));
+  return array;
 }
 
 absl::StatusOr<std::vector<int64_t>> CheckIdx(const std::string& path) {

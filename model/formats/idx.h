@@ -4,16 +4,14 @@
 // one), the number of dimensions, the extents (four bytes each, big-endian) and the elements,
 // row-major.
 //
-// Thread-safe (values and pure functions over files and bytes).
+// Thread-safe (values and pure functions over files).
 //
 // Guarantees: memory grows with the data, not with the extents of the header. Errors name the file:
 // NotFound, PermissionDenied, ... if it cannot be opened or read; InvalidArgument for other formats
 // and more than kMaxIdxElements; DataLoss for truncated or damaged files and extra bytes.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -34,12 +32,6 @@ struct IdxArray {
 
 // The whole file.
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path);
-
-// The same for uncompressed bytes in memory; messages refer to them as `name`.
-absl::StatusOr<IdxArray> ParseIdx(const std::string& name, std::span<const std::byte> bytes);
-
-// The extents only, without reading the elements.
-absl::StatusOr<std::vector<int64_t>> ReadIdxDims(const std::string& path);
 
 // The extents, after verifying the whole file.
 absl::StatusOr<std::vector<int64_t>> CheckIdx(const std::string& path);

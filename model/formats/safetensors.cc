@@ -30,6 +30,7 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "model/problem.h"
 
 namespace cadre {
 namespace {
@@ -39,48 +40,6 @@ static_assert(std::endian::native == std::endian::little, "the format's numbers 
 constexpr int64_t kLengthBytes = 8;
 // Elements that are converted at a time.
 constexpr size_t kConvertElements = 16384;
-
-class FileSource : public SafetensorsFile::Source {
- public:
-  FileSource(std::string path, int fd, int64_t size)
-      : path_(std::move(path)), fd_(fd), size_(size) {}
-  FileSource(const FileSource&) = delete;
-  FileSource& operator=(const FileSource&) = delete;
-  ~FileSource() override { close(fd_); }
-
-  int64_t size() const override { return size_; }
-  absl::Status Read(int64_t offset, std::span<char> bytes) override {
-    while (!bytes.empty()) {
-      const ssize_t n = pread(fd_, bytes.data(), bytes.size(), offset);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoStatus(errno, "read", path_);
-      if (n == 0)
-        return absl::DataLossError(absl::StrCat(path_, ": was truncated while it was read"));
-      bytes = bytes.subspan(n);
-      offset += n;
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  const std::string path_;
-  const int fd_;
-  const int64_t size_;
-};
-
-class MemorySource : public SafetensorsFile::Source {
- public:
-  explicit MemorySource(absl::string_view bytes) : bytes_(bytes) {}
-
-  int64_t size() const override { return bytes_.size(); }
-  absl::Status Read(int64_t offset, std::span<char> bytes) override {
-    std::copy_n(bytes_.begin() + offset, bytes.size(), bytes.begin());
-    return absl::OkStatus();
-  }
-
- private:
-  const absl::string_view bytes_;
-};
 
 template <typename T>
 T Load(const char* bytes) {
@@ -100,14 +59,14 @@ float FromHalf(const char* bytes) {
   const uint32_t exponent = (half >> 10) & 0x1fU;
   const uint32_t fraction = half & 0x3ffU;
   if (exponent == 0) {  // subnormal: fraction * 2^-24, exact in fp32
-    const float value = std::ldexp(static_cast<float>(fraction), -24);
+    const float value = std::ldexp(1.0F * fraction, -24);
     return sign != 0 ? -value : value;
   }
   const uint32_t wide = exponent == 0x1f ? 0xff : exponent + (127 - 15);
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
-float FromDouble(const char* bytes) { return static_cast<float>(Load<double>(bytes)); }
+float FromDouble(const char* bytes) { return Load<double>(bytes); }
 
 using Converter = float (*)(const char*);
 
@@ -121,45 +80,72 @@ Converter ConverterOf(absl::string_view type) {
 
 }  // namespace
 
+// An open file.
+class SafetensorsFile::File {
+ public:
+  File(std::string path, const RegularFile& file) : path_(std::move(path)), file_(file) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() { close(file_.fd); }
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return file_.bytes; }
+
+  // Fills `bytes` from `offset` on.
+  absl::Status Read(int64_t offset, std::span<char> bytes) const {
+    while (!bytes.empty()) {
+      const ssize_t n = pread(file_.fd, bytes.data(), bytes.size(), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, "read", path_);
+      if (n == 0) {
+        return absl::DataLossError(absl::StrCat(path_, ": was truncated while it was read"));
+      }
+      bytes = bytes.subspan(n);
+      offset += n;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string path_;
+  const RegularFile file_;
+};
+
+SafetensorsFile::SafetensorsFile(std::unique_ptr<File> file) : file_(std::move(file)) {}
+SafetensorsFile::~SafetensorsFile() = default;
+SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
+SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = default;
+
+const std::string& SafetensorsFile::name() const { return file_->path(); }
+
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
-  return Parse(path, std::make_unique<FileSource>(path, file.fd, file.bytes));
-}
-
-absl::StatusOr<SafetensorsFile> SafetensorsFile::FromBytes(std::string name,
-                                                           absl::string_view bytes) {
-  return Parse(std::move(name), std::make_unique<MemorySource>(bytes));
-}
-
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string name,
-                                                       std::unique_ptr<Source> source) {
-  const int64_t size = source->size();
-  const auto cut = [&](absl::string_view what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": ", what, "; the file's ", size, " bytes are not enough"));
-  };
-  if (size < kLengthBytes) return cut("a safetensors file begins with 8 bytes of length");
-  std::array<char, kLengthBytes> length_bytes;
-  CADRE_RETURN_IF_ERROR(source->Read(0, length_bytes));
-  const auto length = Load<uint64_t>(length_bytes.data());
-  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, ": a header of ", length, " bytes; at most ", kMaxHeaderBytes, " are read"));
-  }
-  const int64_t data = kLengthBytes + static_cast<int64_t>(length);
-  if (data > size) return cut(absl::StrCat("the header has ", length, " bytes"));
-  std::string json(length, '\0');
-  CADRE_RETURN_IF_ERROR(source->Read(kLengthBytes, json));
-
-  SafetensorsFile file;
-  CADRE_ASSIGN_OR_RETURN(file.header_, ParseSafetensorsHeader(name, json, size - data));
-  for (size_t i = 0; i < file.header_.tensors.size(); ++i) {
-    file.by_name_[file.header_.tensors[i].name] = i;
-  }
-  file.name_ = std::move(name);
-  file.source_ = std::move(source);
-  file.data_ = data;
+  CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path));
+  SafetensorsFile file(std::make_unique<File>(path, regular));
+  CADRE_RETURN_IF_ERROR(file.ReadHeader());
   return file;
+}
+
+absl::Status SafetensorsFile::ReadHeader() {
+  const int64_t size = file_->size();
+  const auto truncated = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(), ": ", what, "; the file's ", size, " bytes are not enough"));
+  };
+  if (size < kLengthBytes) return truncated("a safetensors file begins with 8 bytes of length");
+  std::array<char, kLengthBytes> length_bytes;
+  CADRE_RETURN_IF_ERROR(file_->Read(0, length_bytes));
+  const auto length = Load<uint64_t>(length_bytes.data());
+  if (length > uint64_t{kMaxHeaderBytes}) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name(), ": a header of ", length, " bytes; at most ", kMaxHeaderBytes, " are read"));
+  }
+  data_ = kLengthBytes + length;
+  if (data_ > size) return truncated(absl::StrCat("the header has ", length, " bytes"));
+  std::string json(length, '\0');
+  CADRE_RETURN_IF_ERROR(file_->Read(kLengthBytes, json));
+  CADRE_ASSIGN_OR_RETURN(header_, ParseSafetensorsHeader(name(), json, size - data_));
+  for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_[header_.tensors[i].name] = i;
+  return absl::OkStatus();
 }
 
 const StoredTensor* SafetensorsFile::Find(absl::string_view name) const {
@@ -175,12 +161,12 @@ absl::Status SafetensorsFile::Read(const StoredTensor& tensor, int64_t first,
   const int64_t begin = data_ + tensor.begin + first * width;
   if (tensor.type == "F32") {
     return Annotate(
-        source_->Read(begin, {reinterpret_cast<char*>(values.data()), values.size_bytes()}),
+        file_->Read(begin, {reinterpret_cast<char*>(values.data()), values.size_bytes()}),
         absl::StrCat("tensor ", Quoted(tensor.name)));
   }
   const Converter convert = ConverterOf(tensor.type);
   if (convert == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(name_, ": tensor ", Quoted(tensor.name), ": ",
+    return absl::InvalidArgumentError(absl::StrCat(name(), ": tensor ", Quoted(tensor.name), ": ",
                                                    tensor.type,
                                                    " instead of F32, F16, BF16 or F64"));
   }
@@ -188,7 +174,7 @@ absl::Status SafetensorsFile::Read(const StoredTensor& tensor, int64_t first,
   for (size_t done = 0; done < values.size(); done += kConvertElements) {
     const size_t n = std::min(kConvertElements, values.size() - done);
     const std::span<char> part = std::span(bytes).first(n * width);
-    CADRE_RETURN_IF_ERROR(Annotate(source_->Read(begin + done * width, part),
+    CADRE_RETURN_IF_ERROR(Annotate(file_->Read(begin + done * width, part),
                                    absl::StrCat("tensor ", Quoted(tensor.name))));
     for (size_t i = 0; i < n; ++i) {
       values[done + i] = convert(part.data() + i * width);

@@ -30,20 +30,13 @@ namespace cadre {
 // Movable; thread-compatible.
 class SafetensorsFile {
  public:
-  // Random access to bytes.
-  class Source {
-   public:
-    virtual ~Source() = default;
-    virtual int64_t size() const = 0;
-    // Fills `bytes` from `offset` on. Requires: they lie within size().
-    virtual absl::Status Read(int64_t offset, std::span<char> bytes) = 0;
-  };
-
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
-  // `bytes` are borrowed; messages refer to them as `name`.
-  static absl::StatusOr<SafetensorsFile> FromBytes(std::string name, absl::string_view bytes);
+  SafetensorsFile(SafetensorsFile&&) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
+  ~SafetensorsFile();
 
-  const std::string& name() const { return name_; }
+  // The path.
+  const std::string& name() const;
   // In the order of the data.
   const std::vector<StoredTensor>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
@@ -56,11 +49,11 @@ class SafetensorsFile {
   absl::Status Read(const StoredTensor& tensor, int64_t first, std::span<float> values);
 
  private:
-  static absl::StatusOr<SafetensorsFile> Parse(std::string name, std::unique_ptr<Source> source);
-  SafetensorsFile() = default;
+  class File;
+  explicit SafetensorsFile(std::unique_ptr<File> file);
+  absl::Status ReadHeader();
 
-  std::string name_;
-  std::unique_ptr<Source> source_;
+  std::unique_ptr<File> file_;
   SafetensorsHeader header_;
   // Offset of the data in the file.
   int64_t data_ = 0;

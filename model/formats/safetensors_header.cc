@@ -1,3 +1,9 @@
+// The JSON header of safetensors files: {"name": {"dtype", "shape", "data_offsets"}, ...}.
+//
+// Files may come from anywhere, so that nothing is trusted: names and fields must be unique, sizes
+// must match shapes without overflow, and the tensors must cover the data without gaps or overlaps,
+// as the format requires. A reader can then take any tensor's bytes without further checks. The
+// JSON parser's own message would quote the header, which may be 100 MB; ours gives the position.
 #include "model/formats/safetensors_header.h"
 
 #include <algorithm>
@@ -7,9 +13,9 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "model/problem.h"
 
 namespace cadre {
 namespace {
@@ -20,8 +26,8 @@ constexpr char kMetadata[] = "__metadata__";
 constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
 constexpr size_t kDataAlignment = 8;
 
-// Takes the parser's events. A parser of events rather than of trees sees names that come twice,
-// and builds nothing for a file that asks for much. Every method returns whether to go on.
+// Receives the events of the JSON parser. Events instead of a tree make repeated names visible, and
+// nothing is built for a header that announces more than it may. Methods return false to stop.
 class HeaderEvents {
  public:
   using number_integer_t = Json::number_integer_t;
@@ -35,11 +41,11 @@ class HeaderEvents {
 
   bool start_object(size_t) {
     fields_.clear();
-    if (place_ == Place::kBefore) return Go(Place::kTop);
-    if (place_ == Place::kTop && key_ == kMetadata) return Go(Place::kMetadata);
+    if (place_ == Place::kBefore) return Enter(Place::kTop);
+    if (place_ == Place::kTop && key_ == kMetadata) return Enter(Place::kMetadata);
     if (place_ == Place::kTop) {
       header.tensors.push_back({.name = key_});
-      return Go(Place::kTensor);
+      return Enter(Place::kTensor);
     }
     return Unexpected("an object");
   }
@@ -47,20 +53,21 @@ class HeaderEvents {
   bool key(string_t& name) {
     std::set<std::string>& seen = place_ == Place::kTop ? names_ : fields_;
     if (!seen.insert(name).second) {
-      return Fail(place_ == Place::kTop ? absl::StrCat("tensor ", Quoted(name), " comes twice")
-                                        : absl::StrCat(Where(), "field ", Quoted(name), " twice"));
+      return Fail(place_ == Place::kTop
+                      ? absl::StrCat("tensor ", Quoted(name), " is repeated")
+                      : absl::StrCat(Where(), "field ", Quoted(name), " is repeated"));
     }
     key_ = std::move(name);
     return true;
   }
 
   bool end_object() {
-    if (place_ == Place::kMetadata) return Go(Place::kTop);
-    if (place_ == Place::kTop) return Go(Place::kAfter);
+    if (place_ == Place::kMetadata) return Enter(Place::kTop);
+    if (place_ == Place::kTop) return Enter(Place::kAfter);
     for (const char* field : {"dtype", "shape", "data_offsets"}) {
       if (!fields_.contains(field)) return Fail(absl::StrCat(Where(), "has no ", field));
     }
-    return Go(Place::kTop);
+    return Enter(Place::kTop);
   }
 
   bool start_array(size_t) {
@@ -68,26 +75,26 @@ class HeaderEvents {
       return Unexpected("a list");
     }
     numbers_.clear();
-    return Go(Place::kList);
+    return Enter(Place::kList);
   }
 
   bool end_array() {
     StoredTensor& tensor = header.tensors.back();
     if (key_ == "shape") {
       tensor.shape = Shape(std::exchange(numbers_, {}));
-      return Go(Place::kTensor);
+      return Enter(Place::kTensor);
     }
     if (numbers_.size() != 2) {
       return Fail(absl::StrCat(Where(), "data_offsets has ", numbers_.size(), " numbers, not 2"));
     }
     tensor.begin = numbers_[0];
     tensor.end = numbers_[1];
-    return Go(Place::kTensor);
+    return Enter(Place::kTensor);
   }
 
   bool number_unsigned(number_unsigned_t number) {
     if (place_ != Place::kList) return Unexpected("a number");
-    if (number > static_cast<number_unsigned_t>(kHighest)) {
+    if (number > number_unsigned_t{kHighest}) {
       return Fail(absl::StrCat(Where(), key_, " has ", number, ", which is too large"));
     }
     if (numbers_.size() == kMaxTensorDims) {
@@ -112,7 +119,7 @@ class HeaderEvents {
   bool boolean(bool) { return Unexpected("true or false"); }
   bool number_integer(number_integer_t) { return Unexpected("a negative number"); }
   bool number_float(number_float_t, const string_t&) {
-    return Unexpected("a number that is not whole or too large");
+    return Unexpected("a number that is not an integer or too large");
   }
   bool binary(binary_t&) { return Unexpected("binary data"); }
 
@@ -121,9 +128,11 @@ class HeaderEvents {
   }
 
  private:
+  // Position in the header: before it, in the outermost object, in the metadata, in a tensor,
+  // in a list of a tensor, or after the header.
   enum class Place { kBefore, kTop, kMetadata, kTensor, kList, kAfter };
 
-  bool Go(Place place) {
+  bool Enter(Place place) {
     place_ = place;
     return true;
   }
@@ -132,7 +141,7 @@ class HeaderEvents {
     return false;
   }
   bool Unexpected(absl::string_view what) {
-    return Fail(absl::StrCat(Where(), "has ", what, " where there must be none"));
+    return Fail(absl::StrCat(Where(), "has ", what, ", which is not allowed here"));
   }
   std::string Where() const {
     if (place_ == Place::kTensor || place_ == Place::kList) {
@@ -146,12 +155,12 @@ class HeaderEvents {
   Place place_ = Place::kBefore;
   std::string key_;
   std::set<std::string> names_;
-  // Of the tensor, or of the metadata.
+  // Names in the current tensor, or in the metadata.
   std::set<std::string> fields_;
   std::vector<int64_t> numbers_;
 };
 
-// Bytes of a tensor, or nothing if they cannot be counted.
+// False if the number of bytes of the tensor overflows.
 bool BytesOf(const StoredTensor& tensor, int64_t* bytes) {
   *bytes = ElementBytes(tensor.type);
   for (const int64_t extent : tensor.shape.dims()) {
@@ -160,6 +169,7 @@ bool BytesOf(const StoredTensor& tensor, int64_t* bytes) {
   return true;
 }
 
+// The problem of one tensor, or an empty string.
 std::string CheckTensor(const StoredTensor& tensor, int64_t data_bytes) {
   int64_t bytes = 0;
   if (!BytesOf(tensor, &bytes)) {
@@ -176,15 +186,15 @@ std::string CheckTensor(const StoredTensor& tensor, int64_t data_bytes) {
   return "";
 }
 
-// Sorts by place and finds overlaps, holes and what is left over.
-std::string CheckPlaces(std::vector<StoredTensor>& tensors, int64_t data_bytes) {
+// Sorts by position and finds overlaps and gaps.
+std::string CheckPositions(std::vector<StoredTensor>& tensors, int64_t data_bytes) {
   std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
   int64_t next = 0;
   for (const StoredTensor& tensor : tensors) {
     if (tensor.begin < next) {
-      return absl::StrCat("tensor ", Quoted(tensor.name), ": overlaps the one before it");
+      return absl::StrCat("tensor ", Quoted(tensor.name), ": overlaps the previous tensor");
     }
     if (tensor.begin > next) {
       return absl::StrCat("tensor ", Quoted(tensor.name), ": ", tensor.begin - next,
@@ -193,13 +203,15 @@ std::string CheckPlaces(std::vector<StoredTensor>& tensors, int64_t data_bytes) 
     next = tensor.end;
   }
   if (next != data_bytes) {
-    return absl::StrCat(data_bytes - next, " bytes behind the last tensor");
+    return absl::StrCat(data_bytes - next, " bytes after the last tensor");
   }
   return "";
 }
 
 }  // namespace
 
+// Types of all sizes are known, although only the real ones can be read: a file of mixed types is
+// valid as long as the other tensors are not needed.
 int64_t ElementBytes(absl::string_view type) {
   static constexpr std::pair<absl::string_view, int64_t> kTypes[] = {
       {"F32", 4},  {"F16", 2}, {"BF16", 2},    {"F64", 8},     {"I64", 8},     {"I32", 4},
@@ -218,7 +230,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
   const auto fail = [&](absl::string_view problem) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": ", problem));
   };
-  // The parser would let spaces and a byte order mark pass.
+  // The parser would accept spaces and a byte order mark.
   if (json.empty() || json.front() != '{') return fail("the header does not begin with '{'");
   HeaderEvents events;
   if (!Json::sax_parse(json.begin(), json.end(), &events)) return fail(events.problem);
@@ -226,7 +238,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
     const std::string problem = CheckTensor(tensor, data_bytes);
     if (!problem.empty()) return fail(absl::StrCat("tensor ", Quoted(tensor.name), ": ", problem));
   }
-  const std::string problem = CheckPlaces(events.header.tensors, data_bytes);
+  const std::string problem = CheckPositions(events.header.tensors, data_bytes);
   if (!problem.empty()) return fail(problem);
   return std::move(events.header);
 }
@@ -240,26 +252,20 @@ absl::StatusOr<std::string> FormatSafetensorsHeader(
   for (const NamedShape& tensor : tensors) {
     if (!names.insert(tensor.name).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat("the name ", Quoted(tensor.name), " is taken; it cannot name a tensor"));
+          absl::StrCat("the name ", Quoted(tensor.name), " is repeated or reserved"));
     }
     const int64_t end = begin + tensor.shape.elements() * int64_t{sizeof(float)};
     header[tensor.name] = {
         {"dtype", "F32"}, {"shape", tensor.shape.dims()}, {"data_offsets", {begin, end}}};
     begin = end;
   }
-  // Bytes that are no UTF-8 become U+FFFD: the library's other ways are to throw or to drop.
+  // Bytes that are not UTF-8 become U+FFFD; otherwise the library would throw.
   std::string json = header.dump(-1, ' ', false, Json::error_handler_t::replace);
   json.resize((json.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment, ' ');
   static_assert(std::endian::native == std::endian::little);
   const uint64_t length = json.size();
   return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&length), sizeof(length)),
                       json);
-}
-
-std::string Quoted(absl::string_view name) {
-  constexpr size_t kLongest = 120;
-  const bool cut = name.size() > kLongest;
-  return absl::StrCat("'", absl::CHexEscape(name.substr(0, kLongest)), cut ? "...'" : "'");
 }
 
 }  // namespace cadre

@@ -61,7 +61,4 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
 absl::StatusOr<std::string> FormatSafetensorsHeader(
     const std::vector<NamedShape>& tensors, const std::map<std::string, std::string>& metadata);
 
-// A name for messages: escaped, in quotes, truncated if it is long.
-std::string Quoted(absl::string_view name);
-
 }  // namespace cadre

@@ -42,56 +42,56 @@ def room_of(path, rooms):
 
 
 def check(root, rooms):
-    """What is wrong, one line each: "path:line: message"."""
-    faults = []
+    """Lists the violations, one line each: "path:line: message"."""
+    violations = []
     used = {room: set() for room in rooms}
     for room, (floor, permitted) in rooms.items():
         for other in sorted(permitted):
             if other not in rooms:
-                faults.append(f"{room} may include {other}, which is not a room")
+                violations.append(f"{room} may include {other}, which is not a room")
             elif rooms[other][0] >= floor:
-                faults.append(f"{room} may include {other}, which is not on a lower floor")
+                violations.append(f"{room} may include {other}, which is not on a lower floor")
     files = [path for top in sorted({room.split("/")[0] for room in rooms})
              for path in sorted((root / top).rglob("*")) if path.suffix in (".h", ".cc", ".cu")]
     for path in files:
         name = path.relative_to(root).as_posix()
         room = room_of(name, rooms)
         if room is None:
-            faults.append(f"{name}:1: the file belongs to no room")
+            violations.append(f"{name}:1: the file belongs to no room")
             continue
-        # Comments keep their line breaks, so that line numbers stay right.
+        # Comments are replaced by their line breaks, so that line numbers do not change.
         text = COMMENT.sub(lambda c: "\n" * c.group().count("\n"), path.read_text(encoding="utf-8"))
         for include in INCLUDE.finditer(text):
             target = room_of(include.group(2), rooms)
-            place = f"{name}:{text.count(chr(10), 0, include.start(2)) + 1}"
+            location = f"{name}:{text.count(chr(10), 0, include.start(2)) + 1}"
             if target is None:
                 if include.group(1) == '"' and re.match(r"[^/]*$|(tests|bench)/", include.group(2)):
-                    faults.append(f'{place}: "{include.group(2)}" does not start at a room')
+                    violations.append(f'{location}: "{include.group(2)}" does not start at a room')
                 continue
             if include.group(1) == "<":
-                faults.append(f"{place}: <{include.group(2)}> must be written in quotes")
+                violations.append(f"{location}: <{include.group(2)}> must be written in quotes")
             used[room].add(target)
             if target != room and target not in rooms[room][1]:
-                faults.append(f"{place}: {room} may not include {target}")
+                violations.append(f"{location}: {room} may not include {target}")
     for room, (_, permitted) in rooms.items():
         if not used[room] and not any(room_of(str(f.relative_to(root)), rooms) == room for f in files):
-            faults.append(f"{room} holds no source file")
+            violations.append(f"{room} holds no source file")
         for other in sorted(permitted - used[room]):
-            faults.append(f"no file of {room} includes {other}: remove the permission")
-    return faults
+            violations.append(f"no file of {room} includes {other}: remove the permission")
+    return violations
 
 
 class Repository(unittest.TestCase):
-    def test_includes_follow_the_table(self):
+    def test_includes_match_table(self):
         rooms = parse_table((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
-        self.assertGreater(len(rooms), 15, "the table of rooms was not found")
+        self.assertGreater(len(rooms), 15, "the table of rooms is missing")
         self.assertEqual([], check(ROOT, rooms))
 
 
 class Check(unittest.TestCase):
     ROOMS = {"base": (0, set()), "tensor": (1, {"base"}), "tensor/io": (2, {"tensor"})}
 
-    def faults(self, **files):
+    def violations(self, **files):
         sources = {"base/a.h": "", "tensor/b.h": '#include "base/a.h"\n',
                    "tensor/io/c.cu": '#include "tensor/b.h"\n'}
         sources.update({name.replace("__", "/").replace("_", "."): text
@@ -103,25 +103,25 @@ class Check(unittest.TestCase):
                 path.write_text(text)
             return check(pathlib.Path(folder), self.ROOMS)
 
-    def test_a_sound_tree_has_no_faults(self):
-        self.assertEqual([], self.faults(base__d_cc="#include <vector>\n/*\n#include \"tensor/b.h\"\n*/\n"))
+    def test_accepts_valid_tree(self):
+        self.assertEqual([], self.violations(base__d_cc="#include <vector>\n/*\n#include \"tensor/b.h\"\n*/\n"))
 
     def test_forbidden_include(self):
         self.assertEqual(["base/d.cc:3: base may not include tensor"],
-                         self.faults(base__d_cc='/*\n*/\n#include "tensor/b.h"\n'))
+                         self.violations(base__d_cc='/*\n*/\n#include "tensor/b.h"\n'))
 
     def test_forbidden_include_in_a_cuda_file(self):
         self.assertIn("tensor/io/c.cu:1: tensor/io may not include base",
-                      self.faults(tensor__io__c_cu='#include "base/a.h"\n'))
+                      self.violations(tensor__io__c_cu='#include "base/a.h"\n'))
 
     def test_unused_permission(self):
         self.assertEqual(["no file of tensor includes base: remove the permission"],
-                         self.faults(tensor__b_h=""))
+                         self.violations(tensor__b_h=""))
 
     def test_relative_include_and_brackets(self):
         self.assertEqual(['base/d.cc:1: "a.h" does not start at a room',
                           "base/d.cc:2: <base/a.h> must be written in quotes"],
-                         self.faults(base__d_cc='#include "a.h"\n#include <base/a.h>\n'))
+                         self.violations(base__d_cc='#include "a.h"\n#include <base/a.h>\n'))
 
     def test_upward_permission(self):
         self.assertEqual(["base may include tensor, which is not on a lower floor"],

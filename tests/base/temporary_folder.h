@@ -5,8 +5,10 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 namespace cadre {
 
@@ -21,6 +23,14 @@ class TemporaryFolder {
 
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  // Writes a file and returns its path.
+  std::string Write(const std::string& name, std::string_view bytes) const {
+    std::ofstream file(*this / name, std::ios::binary);
+    file << bytes;
+    file.close();
+    EXPECT_TRUE(file.good()) << *this / name;
+    return *this / name;
+  }
   int Entries() const {
     return std::distance(std::filesystem::directory_iterator(path_),
                          std::filesystem::directory_iterator());

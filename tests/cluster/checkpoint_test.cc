@@ -10,7 +10,6 @@
 #include "gtest/gtest.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
-#include "model/formats/checkpoint_tensors.h"
 #include "tests/cluster/cluster.h"
 #include "tests/cluster/pull_model.h"
 

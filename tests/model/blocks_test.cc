@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-v1::Model ModelOf(const std::string& text) {
+v1::Model ParseModel(const std::string& text) {
   v1::Model model;
   EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &model)) << text;
   return model;
@@ -26,9 +26,9 @@ v1::Model ModelOf(const std::string& text) {
 
 ExpandedModel Expand(const std::string& text) {
   std::vector<Problem> problems;
-  ExpandedModel expanded = ExpandBlocks(ModelOf(text), &problems);
+  ExpandedModel expanded = ExpandBlocks(ParseModel(text), &problems);
   for (const Problem& problem : problems) ADD_FAILURE() << problem.ToString();
-  EXPECT_EQ(expanded.origins.size(), static_cast<size_t>(expanded.model.layer_size()));
+  EXPECT_EQ(std::ssize(expanded.origins), expanded.model.layer_size());
   EXPECT_TRUE(expanded.model.block().empty());
   return expanded;
 }
@@ -43,14 +43,14 @@ std::vector<std::string> Wiring(const v1::Model& model) {
 }
 
 TEST(BlocksTest, KeepsModelWithoutBlocks) {
-  const v1::Model model = ModelOf(R"(
+  const v1::Model model = ParseModel(R"(
     input { channels: 1 height: 2 width: 3 }
     layer { name: "a" relu {} }
     layer { name: "b" input: "a" input: "input" add {} }
-    layer { set: "x" input: "nobody" })");
+    layer { set: "x" input: "unknown" })");
   std::vector<Problem> problems;
   const ExpandedModel expanded = ExpandBlocks(model, &problems);
-  EXPECT_THAT(problems, IsEmpty()) << "what is wrong with it, the inference of shapes finds";
+  EXPECT_THAT(problems, IsEmpty()) << "shape inference reports the invalid layer";
   EXPECT_EQ(expanded.model.DebugString(), model.DebugString());
   EXPECT_THAT(expanded.origins, ElementsAre("model.layer[0]", "model.layer[1]", "model.layer[2]"));
 }
@@ -87,7 +87,7 @@ TEST(BlocksTest, ExpandsUse) {
                           "model.block[0].layer[4]", "model.layer[2]", "model.layer[3]"));
 }
 
-TEST(BlocksTest, AUseTakesWhatItNames) {
+TEST(BlocksTest, InputsOfUses) {
   const ExpandedModel expanded = Expand(R"(
     block { name: "r" layer { name: "r" relu {} } }
     layer { name: "a" use { block: "r" } }
@@ -98,7 +98,7 @@ TEST(BlocksTest, AUseTakesWhatItNames) {
               ElementsAre("a/r(input)", "b/r(a/r)", "c/r(a/r)", "d/r(input)"));
 }
 
-TEST(BlocksTest, TimesPutsTheBlockInARow) {
+TEST(BlocksTest, TimesRepeatsBlock) {
   const ExpandedModel expanded = Expand(R"(
     block { name: "res" layer { name: "f" relu {} }
             layer { name: "add" input: "f" input: "input" add {} } }
@@ -129,167 +129,123 @@ TEST(BlocksTest, BlocksUseBlocks) {
   EXPECT_EQ(expanded.origins[1], "model.block[1].layer[1]");
 }
 
-struct Wrong {
-  const char* label;
-  const char* model;
-  const char* field;
-  const char* message;
-};
-
-class BlocksErrors : public ::testing::TestWithParam<Wrong> {};
-
-TEST_P(BlocksErrors, PointAtTheField) {
+std::vector<Problem> ProblemsOf(const std::string& text) {
   std::vector<Problem> problems;
-  ExpandBlocks(ModelOf(GetParam().model), &problems);
-  ASSERT_EQ(problems.size(), 1U);
-  EXPECT_EQ(problems[0].field, GetParam().field);
-  EXPECT_THAT(problems[0].message, HasSubstr(GetParam().message));
+  ExpandBlocks(ParseModel(text), &problems);
+  return problems;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Each, BlocksErrors,
-    ::testing::Values(
-        Wrong{"NoName", "block { layer { name: 'r' relu {} } }", "model.block[0].name", "no name"},
-        Wrong{"SameName",
-              "block { name: 'b' layer { name: 'r' relu {} } }"
-              "block { name: 'b' layer { name: 'r' relu {} } }",
-              "model.block[1].name", "'b' is the name of an earlier block"},
-        Wrong{"Empty", "block { name: 'b' }", "model.block[0]", "has no layers"},
-        Wrong{"ParameterName", "block { name: 'b' parameter: 'w2' layer { name: 'r' relu {} } }",
-              "model.block[0].parameter[0]", "'w2' is not a parameter name; use only [a-z_]"},
-        Wrong{"SameParameter",
-              "block { name: 'b' parameter: 'w' parameter: 'w' layer { name: 'r' relu {} } }",
-              "model.block[0].parameter[1]", "'w' is already a parameter of the block"},
-        Wrong{"UnknownBlock",
-              "block { name: 'b' layer { name: 'r' relu {} } }"
-              "layer { name: 'u' use { block: 'c' } }",
-              "model.layer[0].use.block", "layer 'u': unknown block 'c'; the model has b"},
-        Wrong{"NoBlocks", "layer { name: 'u' use {} }", "model.layer[0].use.block",
-              "unknown block ''; the model has no blocks"},
-        Wrong{"UseWithoutName",
-              "block { name: 'b' layer { name: 'r' relu {} } } layer { use { block: 'b' } }",
-              "model.layer[0].name", "no name"},
-        Wrong{"LayerWithoutName",
-              "block { name: 'b' layer { relu {} } } layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].name", "no name"},
-        Wrong{"TwoInputs",
-              "block { name: 'b' layer { name: 'r' relu {} } } layer { name: 'a' relu {} }"
-              "layer { name: 'u' input: 'a' input: 'input' use { block: 'b' } }",
-              "model.layer[1].input[1]", "layer 'u': a block takes one input, not 2"},
-        Wrong{"MissingValue",
-              "block { name: 'b' parameter: 'w' layer { name: 'r' relu {} } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.layer[0].use", "block 'b' requires a value for 'w'"},
-        Wrong{"UnknownValue",
-              "block { name: 'b' parameter: 'w' layer { name: 'r' relu {} } }"
-              "layer { name: 'u' use { block: 'b' with { key: 'w' value: 1 }"
-              "  with { key: 'v' value: 1 } } }",
-              "model.layer[0].use", "block 'b' has no parameter 'v'; it has w"},
-        Wrong{"UnknownInput",
-              "block { name: 'b' layer { name: 'r' input: 'outside' relu {} } }"
-              "layer { name: 'outside' relu {} } layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].input[0]",
-              "layer 'u/r': the block has no layer 'outside' before this one"},
-        Wrong{"LaterInput",
-              "block { name: 'b' layer { name: 'r' input: 's' relu {} }"
-              "  layer { name: 's' relu {} } } layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].input[0]", "no layer 's' before this one"},
-        Wrong{"UsesItself",
-              "block { name: 'a' layer { name: 'x' use { block: 'b' } } }"
-              "block { name: 'b' layer { name: 'y' use { block: 'a' } } }"
-              "layer { name: 'u' use { block: 'a' } }",
-              "model.block[1].layer[0].use.block",
-              "layer 'u/x/y': block 'a' uses itself: a -> b -> a"},
-        Wrong{"SetOutside",
-              "block { name: 'b' parameter: 'w' layer { name: 'r' relu {} } }"
-              "layer { name: 'u' set: 'w = 1' use { block: 'b' } }",
-              "model.layer[0].set[0]", "is only valid in layers of blocks; set the field directly"},
-        Wrong{"SetWithoutSign",
-              "block { name: 'b' layer { name: 'c' set: 'kernel 3' convolution {} } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].set[0]", "'kernel 3' must be 'field = formula'"},
-        Wrong{"SetFormula",
-              "block { name: 'b' parameter: 'w'"
-              "  layer { name: 'c' set: 'kernel = w / 2' convolution {} } }"
-              "layer { name: 'u' use { block: 'b' with { key: 'w' value: 3 } } }",
-              "model.block[0].layer[0].set[0]", "layer 'u/c': 'w / 2' divides 3 by 2"},
-        Wrong{"SetUnknownField",
-              "block { name: 'b' layer { name: 'c' set: 'channels = 1' attention {} } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].set[0]",
-              "Attention has no integer field 'channels'; it has heads"},
-        Wrong{"SetNoWholeNumber",
-              "block { name: 'b' layer { name: 'c' set: 'rate = 1' dropout {} } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].set[0]", "Dropout has no integer field 'rate'; it has none"},
-        Wrong{"SetTwice",
-              "block { name: 'b' layer { name: 'c' set: 'kernel = 1' convolution { kernel: 1 } } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].set[0]", "'kernel' is given twice"},
-        Wrong{"WithTwice",
-              "block { name: 'a' parameter: 'w' layer { name: 'r' relu {} } }"
-              "block { name: 'b' layer { name: 'x' set: 'w = 1'"
-              "  use { block: 'a' with { key: 'w' value: 1 } } } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[1].layer[0].set[0]", "'w' is given twice"},
-        Wrong{"SetNegative",
-              "block { name: 'b' layer { name: 'c' set: 'kernel = 1 - 2' convolution {} } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].set[0]", "kernel becomes -1; it must be between 0 and"},
-        Wrong{"SetLarge",
-              "block { name: 'b' layer { name: 'c' set: 'kernel = 4294967296' convolution {} } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].set[0]", "kernel becomes 4294967296"},
-        Wrong{"SetNothing",
-              "block { name: 'b' layer { name: 'c' set: 'kernel = 1' } }"
-              "layer { name: 'u' use { block: 'b' } }",
-              "model.block[0].layer[0].set[0]", "has no operation"},
-        // However often a block is used, its problem is told once.
-        Wrong{"ToldOnce",
-              "block { name: 'b' layer { name: 'c' input: 'x' relu {} } }"
-              "layer { name: 'u' use { block: 'b' times: 4000000000 } }",
-              "model.block[0].layer[0].input[0]", "no layer 'x'"},
-        Wrong{"TooOften",
-              "block { name: 'b' layer { name: 'c' relu {} } }"
-              "layer { name: 'u' use { block: 'b' times: 4000000000 } }",
-              "model.block[0].layer[0]", "more than 16384 layers"}),
-    [](const auto& info) { return info.param.label; });
+// A model that uses a block once.
+std::string Used(const std::string& block) {
+  return absl::StrCat("block { name: 'b' ", block, " } layer { name: 'u' use { block: 'b' } }");
+}
 
-// Doubling at every level: a few lines that would be 2^40 layers.
-TEST(BlocksTest, NestingIsBounded) {
+TEST(BlocksTest, InvalidModels) {
+  const struct {
+    std::string model;
+    std::string field;
+    std::string message;
+  } cases[] = {
+
+      {"block { layer { name: 'r' relu {} } }", "model.block[0].name", "no name"},
+      {"block { name: 'b' layer { name: 'r' relu {} } }block { name: 'b' layer { name: 'r' relu {} "
+       "} }",
+       "model.block[1].name", "'b' is the name of an earlier block"},
+      {"block { name: 'b' }", "model.block[0]", "has no layers"},
+      {"block { name: 'b' parameter: 'w2' layer { name: 'r' relu {} } }",
+       "model.block[0].parameter[0]", "'w2' is not a parameter name; use only [a-z_]"},
+      {"block { name: 'b' parameter: 'w' parameter: 'w' layer { name: 'r' relu {} } }",
+       "model.block[0].parameter[1]", "'w' is already a parameter of the block"},
+      {"block { name: 'b' layer { name: 'r' relu {} } }layer { name: 'u' use { block: 'c' } }",
+       "model.layer[0].use.block", "layer 'u': unknown block 'c'; the model has b"},
+      {"layer { name: 'u' use {} }", "model.layer[0].use.block",
+       "unknown block ''; the model has no blocks"},
+      {"block { name: 'b' layer { name: 'r' relu {} } } layer { use { block: 'b' } }",
+       "model.layer[0].name", "no name"},
+      {Used("layer { relu {} }"), "model.block[0].layer[0].name", "no name"},
+      {"block { name: 'b' layer { name: 'r' relu {} } } layer { name: 'a' relu {} }layer { name: "
+       "'u' input: 'a' input: 'input' use { block: 'b' } }",
+       "model.layer[1].input[1]", "layer 'u': a block takes one input, not 2"},
+      {Used("parameter: 'w' layer { name: 'r' relu {} }"), "model.layer[0].use",
+       "block 'b' requires a value for 'w'"},
+      {"block { name: 'b' parameter: 'w' layer { name: 'r' relu {} } }layer { name: 'u' use { "
+       "block: 'b' with { key: 'w' value: 1 }  with { key: 'v' value: 1 } } }",
+       "model.layer[0].use", "block 'b' has no parameter 'v'; it has w"},
+      {Used("layer { name: 'r' input: 'outside' relu {} } }layer { name: 'outside' relu {}"),
+       "model.block[0].layer[0].input[0]",
+       "layer 'u/r': the block has no layer 'outside' before this one"},
+      {Used("layer { name: 'r' input: 's' relu {} } layer { name: 's' relu {} }"),
+       "model.block[0].layer[0].input[0]", "no layer 's' before this one"},
+      {"block { name: 'a' layer { name: 'x' use { block: 'b' } } }block { name: 'b' layer { name: "
+       "'y' use { block: 'a' } } }layer { name: 'u' use { block: 'a' } }",
+       "model.block[1].layer[0].use.block", "layer 'u/x/y': block 'a' uses itself: a -> b -> a"},
+      {"block { name: 'b' parameter: 'w' layer { name: 'r' relu {} } }layer { name: 'u' set: 'w = "
+       "1' use { block: 'b' } }",
+       "model.layer[0].set[0]", "is only valid in layers of blocks; set the field directly"},
+      {Used("layer { name: 'c' set: 'kernel 3' convolution {} }"), "model.block[0].layer[0].set[0]",
+       "'kernel 3' must be 'field = formula'"},
+      {"block { name: 'b' parameter: 'w'  layer { name: 'c' set: 'kernel = w / 2' convolution {} } "
+       "}layer { name: 'u' use { block: 'b' with { key: 'w' value: 3 } } }",
+       "model.block[0].layer[0].set[0]", "layer 'u/c': 'w / 2' divides 3 by 2"},
+      {Used("layer { name: 'c' set: 'channels = 1' attention {} }"),
+       "model.block[0].layer[0].set[0]", "Attention has no integer field 'channels'; it has heads"},
+      {Used("layer { name: 'c' set: 'rate = 1' dropout {} }"), "model.block[0].layer[0].set[0]",
+       "Dropout has no integer field 'rate'; it has none"},
+      {Used("layer { name: 'c' set: 'kernel = 1' convolution { kernel: 1 } }"),
+       "model.block[0].layer[0].set[0]", "'kernel' is given twice"},
+      {"block { name: 'a' parameter: 'w' layer { name: 'r' relu {} } }block { name: 'b' layer { "
+       "name: 'x' set: 'w = 1'  use { block: 'a' with { key: 'w' value: 1 } } } }layer { name: 'u' "
+       "use { block: 'b' } }",
+       "model.block[1].layer[0].set[0]", "'w' is given twice"},
+      {Used("layer { name: 'c' set: 'kernel = 1 - 2' convolution {} }"),
+       "model.block[0].layer[0].set[0]", "kernel becomes -1; it must be between 0 and"},
+      {Used("layer { name: 'c' set: 'kernel = 4294967296' convolution {} }"),
+       "model.block[0].layer[0].set[0]", "kernel becomes 4294967296"},
+      {Used("layer { name: 'c' set: 'kernel = 1' }"), "model.block[0].layer[0].set[0]",
+       "has no operation"},
+      // Problems of a block are reported once, however often it is used.
+      {"block { name: 'b' layer { name: 'c' input: 'x' relu {} } }layer { name: 'u' use { block: "
+       "'b' times: 4000000000 } }",
+       "model.block[0].layer[0].input[0]", "no layer 'x'"},
+      {"block { name: 'b' layer { name: 'c' relu {} } }layer { name: 'u' use { block: 'b' times: "
+       "4000000000 } }",
+       "model.block[0].layer[0]", "more than 16384 layers"}};
+  for (const auto& invalid : cases) {
+    SCOPED_TRACE(invalid.model);
+    const std::vector<Problem> problems = ProblemsOf(invalid.model);
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_EQ(problems[0].field, invalid.field);
+    EXPECT_THAT(problems[0].message, HasSubstr(invalid.message));
+  }
+}
+
+// Doubles at every level, which would make 2^40 layers.
+TEST(BlocksTest, LimitsNesting) {
   std::string model = "block { name: 'b0' layer { name: 'r' relu {} } }";
   for (int i = 1; i <= 40; ++i) {
     absl::StrAppend(&model, "block { name: 'b", i, "' layer { name: 'x' use { block: 'b", i - 1,
                     "' times: 2 } } }");
   }
-  std::vector<Problem> problems;
-  ExpandBlocks(ModelOf(absl::StrCat(model, "layer { name: 'u' use { block: 'b40' } }")), &problems);
+  std::vector<Problem> problems = ProblemsOf(model + "layer { name: 'u' use { block: 'b40' } }");
   ASSERT_EQ(problems.size(), 1U);
   EXPECT_THAT(problems[0].message, HasSubstr("more than 32 nested blocks"));
-  problems.clear();
-  ExpandBlocks(ModelOf(absl::StrCat(model, "layer { name: 'u' use { block: 'b30' } }")), &problems);
+  problems = ProblemsOf(model + "layer { name: 'u' use { block: 'b30' } }");
   ASSERT_EQ(problems.size(), 1U);
   EXPECT_THAT(problems[0].message, HasSubstr("more than 16384 layers"));
 }
 
-TEST(BlocksTest, WhatComesOutHasShapes) {
+TEST(BlocksTest, ExpandedNamesInErrors) {
   const ExpandedModel expanded = Expand(
       absl::StrCat("input { channels: 3 height: 8 width: 8 }", kFire,
                    "layer { name: 'a' use { block: 'fire' with { key: 'width' value: 16 } } }"
                    "layer { name: 'pool' global_average_pool {} } layer { name: 'l' "
                    "softmax_cross_entropy {} }"));
-  // The kernel of 3 does not keep the size.
+  // The kernel of 3 has no padding.
   EXPECT_THAT(std::string(Graph::FromModel(expanded.model).status().message()),
               HasSubstr("layer 'a/sum': add: adds [8, 8, 32] and [6, 6, 32]"));
 }
 
-std::vector<Problem> ProblemsOf(const std::string& text) {
-  std::vector<Problem> problems;
-  ExpandBlocks(ModelOf(text), &problems);
-  return problems;
-}
-
-// Each stands in thousands of layers once the block is expanded; none is repeated in the message.
+// The expansion would repeat each text thousands of times. Messages do not contain the texts.
 TEST(BlocksTest, LongTextsFailBeforeExpansion) {
   const std::string large(1 << 20, 'a');
   const std::string block = "block { name: 'b' layer { name: 'r' relu {} } }";
@@ -314,12 +270,12 @@ TEST(BlocksTest, LongTextsFailBeforeExpansion) {
       {"layer { name: 'u' use { block: '" + large + "' } }", "model.layer[0].use.block",
        "at most 200"},
   };
-  for (const auto& wrong : cases) {
-    SCOPED_TRACE(wrong.field);
-    const std::vector<Problem> problems = ProblemsOf(wrong.model);
+  for (const auto& invalid : cases) {
+    SCOPED_TRACE(invalid.field);
+    const std::vector<Problem> problems = ProblemsOf(invalid.model);
     ASSERT_GE(problems.size(), 1U);
-    EXPECT_EQ(problems[0].field, wrong.field);
-    EXPECT_THAT(problems[0].message, HasSubstr(wrong.message));
+    EXPECT_EQ(problems[0].field, invalid.field);
+    EXPECT_THAT(problems[0].message, HasSubstr(invalid.message));
     for (const Problem& problem : problems) EXPECT_LT(problem.message.size(), 3000U);
   }
 }
@@ -348,7 +304,7 @@ TEST(BlocksTest, LimitsExpandedNames) {
   EXPECT_THAT(problems[0].message, HasSubstr("it has 1004 characters; at most 1000"));
 }
 
-TEST(BlocksTest, TheWholeIsBounded) {
+TEST(BlocksTest, LimitsExpandedBytes) {
   // A layer of 1,024 inputs of 200 characters, 16,000 times.
   std::string layer = "layer { name: 'r' add {}";
   for (int i = 0; i < 1024; ++i) absl::StrAppend(&layer, " input: '", std::string(200, 'f'), "'");
@@ -371,7 +327,7 @@ TEST(BlocksTest, TheWholeIsBounded) {
   EXPECT_EQ(problems[0].message, "the model has 1001 blocks; at most 1000 are possible");
 }
 
-TEST(BlocksTest, OnlySoManyProblemsAreTold) {
+TEST(BlocksTest, LimitsProblems) {
   std::string model;
   for (int i = 0; i < 5000; ++i) absl::StrAppend(&model, "layer { name: 'u", i, "' use {} }");
   EXPECT_EQ(ProblemsOf(model).size(), 100U);

@@ -11,7 +11,7 @@ namespace {
 
 const std::map<std::string, int64_t> kValues = {{"width", 64}, {"a_b", 3}, {"least", INT64_MIN}};
 
-TEST(FormulaTest, HasTheUsualRules) {
+TEST(FormulaTest, Evaluates) {
   const std::map<std::string, int64_t> values = {
       {"7", 7},
       {" width ", 64},
@@ -28,9 +28,9 @@ TEST(FormulaTest, HasTheUsualRules) {
       {"least", INT64_MIN},
   };
   for (const auto& [formula, value] : values) {
-    const auto found = Evaluate(formula, kValues);
-    ASSERT_TRUE(found.ok()) << found.status();
-    EXPECT_EQ(*found, value) << formula;
+    const auto result = Evaluate(formula, kValues);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(*result, value) << formula;
   }
 }
 
@@ -57,16 +57,16 @@ TEST(FormulaTest, ReportsErrors) {
       {"least * 2", "is too large"},
       {"\xff", "unexpected '\\xff'"},
   };
-  for (const auto& [formula, words] : errors) {
-    const auto found = Evaluate(formula, kValues);
-    EXPECT_EQ(found.status().code(), absl::StatusCode::kInvalidArgument) << formula;
-    EXPECT_THAT(std::string(found.status().message()), ::testing::HasSubstr(words)) << formula;
+  for (const auto& [formula, message] : errors) {
+    const auto result = Evaluate(formula, kValues);
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument) << formula;
+    EXPECT_THAT(std::string(result.status().message()), ::testing::HasSubstr(message)) << formula;
   }
   EXPECT_THAT(std::string(Evaluate("x", {}).status().message()),
               ::testing::HasSubstr("the block has no parameters"));
 }
 
-TEST(FormulaTest, DepthIsBounded) {
+TEST(FormulaTest, LimitsDepth) {
   const auto nested = [](size_t n) { return std::string(n, '(') + "1" + std::string(n, ')'); };
   EXPECT_EQ(Evaluate(nested(50), {}).value(), 1);
   EXPECT_THAT(std::string(Evaluate(nested(100'000), {}).status().message()),

@@ -16,7 +16,7 @@ class InitialValueTest : public ::testing::Test {
   InitialValueTest() : index_(*ParameterIndex::FromModel(testing::DemoSpec().model())) {}
 
   std::vector<float> Values(uint64_t seed, int64_t begin, int64_t end) const {
-    std::vector<float> values(static_cast<size_t>(end - begin), -1.0F);
+    std::vector<float> values(end - begin, -1.0F);
     FillInitialValues(index_, seed, begin, values);
     return values;
   }
@@ -24,7 +24,7 @@ class InitialValueTest : public ::testing::Test {
   const ParameterIndex index_;
 };
 
-// Version 0 of every run that there ever was: these may not change.
+// These values must never change: they are version 0 of every existing run.
 TEST_F(InitialValueTest, KnownValues) {
   EXPECT_THAT(Values(1, 0, 3), ::testing::ElementsAre(0.17303136F, 0.39568451F, 0.478571951F));
   EXPECT_THAT(Values(1, 18816, 18819),
@@ -32,7 +32,7 @@ TEST_F(InitialValueTest, KnownValues) {
   EXPECT_THAT(Values(7, 3231104, 3231106), ::testing::ElementsAre(0.00277817785F, -0.0143858921F));
 }
 
-TEST_F(InitialValueTest, DoesNotDependOnTheCut) {
+TEST_F(InitialValueTest, DoesNotDependOnPartition) {
   // The convolutions and some of fc1.
   const int64_t size = 50'000;
   const std::vector<float> whole = Values(5, 0, size);
@@ -44,13 +44,13 @@ TEST_F(InitialValueTest, DoesNotDependOnTheCut) {
     }
     EXPECT_TRUE(joined == whole) << parts << " parts";
   }
-  // One element at a time, across the border between two parameters.
+  // One element at a time, across the boundary between two parameters.
   for (int64_t i = 280; i < 330; ++i) {
     EXPECT_EQ(Values(5, i, i + 1)[0], whole[i]) << i;
   }
 }
 
-TEST_F(InitialValueTest, DependsOnTheSeedAndTheTensor) {
+TEST_F(InitialValueTest, DependsOnSeedAndTensor) {
   EXPECT_NE(Values(1, 0, 288), Values(2, 0, 288));
   const std::vector<float> conv = Values(1, 0, 100);
   std::vector<float> fc = Values(1, 18816, 18916);
@@ -59,9 +59,9 @@ TEST_F(InitialValueTest, DependsOnTheSeedAndTheTensor) {
   EXPECT_NE(conv, fc) << "two tensors share their numbers";
 }
 
-// Mean and variance over a tensor of N normal values of deviation s: the sample mean is within
-// 5 s / sqrt(N), the variance within 5 s^2 sqrt(2 / N), but for one seed in a million.
-TEST_F(InitialValueTest, MomentsAreThoseOfTheirLayer) {
+// Mean and variance of N normal values of standard deviation s: the sample mean is within
+// 5 s / sqrt(N) and the variance within 5 s^2 sqrt(2 / N), except for one seed in a million.
+TEST_F(InitialValueTest, MomentsMatchLayer) {
   for (const Parameter& parameter : index_.parameters()) {
     SCOPED_TRACE(parameter.name);
     const std::vector<float> values = Values(11, parameter.offset, parameter.end());
@@ -85,7 +85,7 @@ TEST_F(InitialValueTest, MomentsAreThoseOfTheirLayer) {
 }
 
 // Norms begin as the identity, running statistics as those of a standard normal.
-TEST(InitialValueOfNormsTest, IsTheirConstant) {
+TEST(InitialValueOfNormsTest, AreConstants) {
   const auto index = ParameterIndex::FromModel(testing::SpecOf(R"(model {
     input { channels: 3 height: 2 width: 2 }
     layer { name: "bn" batch_norm {} }
@@ -101,7 +101,7 @@ TEST(InitialValueOfNormsTest, IsTheirConstant) {
                                              1, 1, 1, 0, 0, 0));                  // ln
 }
 
-TEST_F(InitialValueTest, NothingIsLegal) { EXPECT_TRUE(Values(1, 100, 100).empty()); }
+TEST_F(InitialValueTest, FillsEmptyRanges) { EXPECT_TRUE(Values(1, 100, 100).empty()); }
 
 }  // namespace
 }  // namespace cadre

@@ -1,4 +1,5 @@
-// The table of operations' indices, row by row, and what splits make of layers.
+// Compares the indices of every operation, and the layouts that splits of them produce, with
+// tables.
 #include "model/op_indices.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// One of every operation on images.
+// Every operation on images.
 constexpr char kImages[] = R"(model {
   input { channels: 4 height: 9 width: 7 }
   layer { name: "conv" convolution { out_channels: 6 kernel: 3 padding: 1 } }
@@ -81,7 +82,7 @@ class OpIndicesTest : public ::testing::Test {
   const Mesh mesh_{{{"a", 2}, {"b", 3}, {"one", 1}}};
 };
 
-TEST_F(OpIndicesTest, NamesAreThoseOfTheTable) {
+TEST_F(OpIndicesTest, NamesMatchTable) {
   const Axes all_image = {"samples", "height", "width", "channels"};
   EXPECT_THAT(Names(Layer("conv")), ElementsAre("samples", "height", "width", "out", "in"));
   EXPECT_THAT(Names(Layer("grouped")), ElementsAre("samples", "height", "width", "groups"));
@@ -127,26 +128,26 @@ TEST_F(OpIndicesTest, EveryIndexCoversEveryTensor) {
   }
 }
 
-TEST_F(OpIndicesTest, HalosAreWhereWindowsReach) {
+TEST_F(OpIndicesTest, WindowsNeedHalos) {
   EXPECT_TRUE(Index(Layer("conv"), "height").halo);
   EXPECT_TRUE(Index(Layer("pool"), "width").halo);
-  EXPECT_FALSE(Index(Layer("point"), "height").halo) << "a kernel of one sees no neighbour";
+  EXPECT_FALSE(Index(Layer("point"), "height").halo) << "a kernel of one reads no neighbours";
   EXPECT_FALSE(Index(Layer("conv"), "samples").halo);
   EXPECT_FALSE(Index(Layer("gap"), "height").halo) << "its output is a sum instead";
 }
 
-// The layouts that one index, split over axis a, makes of a layer.
-struct Made {
+// The layouts of a layer of which one index is split over axis a.
+struct ExpectedLayouts {
   std::string input, output, input_gradient;
   // "layout" or "layout, summed".
   std::vector<std::string> parameters;
 };
 
-TEST_F(OpIndicesTest, LayoutsFollowTheTable) {
+TEST_F(OpIndicesTest, LayoutsMatchTable) {
   struct Row {
     std::string layer, index;
     bool tokens;
-    Made made;
+    ExpectedLayouts layouts;
   };
   const std::string none = "replicated", sum = "partial(a)", added = "replicated, summed";
   const std::string d0 = "{0: a}", d1 = "{1: a}", d2 = "{2: a}", d3 = "{3: a}";
@@ -183,36 +184,36 @@ TEST_F(OpIndicesTest, LayoutsFollowTheTable) {
   for (const Row& row : rows) {
     SCOPED_TRACE(row.layer + " " + row.index);
     const GraphLayer& layer = Layer(row.layer, row.tokens);
-    const auto made = LayOut(layer, mesh_, {{row.index, {"a"}}});
-    ASSERT_TRUE(made.ok()) << made.status();
-    EXPECT_EQ(made->name, row.layer);
+    const auto layouts = LayOut(layer, mesh_, {{row.index, {"a"}}});
+    ASSERT_TRUE(layouts.ok()) << layouts.status();
+    EXPECT_EQ(layouts->name, row.layer);
     for (size_t i = 0; i < layer.inputs.size(); ++i) {
-      EXPECT_EQ(made->inputs[i].ToString(), row.made.input);
-      EXPECT_EQ(made->input_gradients[i].ToString(), row.made.input_gradient);
+      EXPECT_EQ(layouts->inputs[i].ToString(), row.layouts.input);
+      EXPECT_EQ(layouts->input_gradients[i].ToString(), row.layouts.input_gradient);
     }
-    EXPECT_EQ(made->output.ToString(), row.made.output);
+    EXPECT_EQ(layouts->output.ToString(), row.layouts.output);
     std::vector<std::string> parameters;
-    for (size_t p = 0; p < made->parameters.size(); ++p) {
-      const Axes& sums = made->gradient_sums[p];
-      parameters.push_back(made->parameters[p].ToString() + (sums.empty() ? "" : ", summed"));
+    for (size_t p = 0; p < layouts->parameters.size(); ++p) {
+      const Axes& sums = layouts->gradient_sums[p];
+      parameters.push_back(layouts->parameters[p].ToString() + (sums.empty() ? "" : ", summed"));
       EXPECT_TRUE(sums.empty() || sums == Axes{"a"});
     }
-    EXPECT_EQ(parameters, row.made.parameters);
+    EXPECT_EQ(parameters, row.layouts.parameters);
   }
 }
 
 TEST_F(OpIndicesTest, SeveralIndicesAndAxes) {
-  const auto made =
+  const auto layouts =
       LayOut(Layer("fc"), mesh_, {{"in", {"b"}}, {"out", {"a"}}, {"samples", {"one"}}});
-  ASSERT_TRUE(made.ok()) << made.status();
-  EXPECT_EQ(made->inputs[0].ToString(), "{1: b}");
-  EXPECT_EQ(made->input_gradients[0].ToString(), "{1: b} + partial(a)");
-  EXPECT_EQ(made->output.ToString(), "{1: a} + partial(b)");
-  EXPECT_EQ(made->parameters[0].ToString(), "{0: a, 1: b}");
-  EXPECT_EQ(made->parameters[1].ToString(), "{0: a}");
-  EXPECT_THAT(made->gradient_sums[0], IsEmpty()) << "an axis of one rank changes nothing";
-  EXPECT_THAT(made->axes("in"), ElementsAre("b"));
-  EXPECT_THAT(made->axes("tokens"), IsEmpty());
+  ASSERT_TRUE(layouts.ok()) << layouts.status();
+  EXPECT_EQ(layouts->inputs[0].ToString(), "{1: b}");
+  EXPECT_EQ(layouts->input_gradients[0].ToString(), "{1: b} + partial(a)");
+  EXPECT_EQ(layouts->output.ToString(), "{1: a} + partial(b)");
+  EXPECT_EQ(layouts->parameters[0].ToString(), "{0: a, 1: b}");
+  EXPECT_EQ(layouts->parameters[1].ToString(), "{0: a}");
+  EXPECT_THAT(layouts->gradient_sums[0], IsEmpty()) << "an axis of one rank changes nothing";
+  EXPECT_THAT(layouts->axes("in"), ElementsAre("b"));
+  EXPECT_THAT(layouts->axes("tokens"), IsEmpty());
 
   const auto sums = LayOut(Layer("conv"), mesh_, {{"height", {"b"}}, {"samples", {"a"}}});
   ASSERT_TRUE(sums.ok());
@@ -223,7 +224,7 @@ TEST_F(OpIndicesTest, SeveralIndicesAndAxes) {
   EXPECT_THAT(ordered->gradient_sums[0], ElementsAre("a", "b"));
 }
 
-TEST_F(OpIndicesTest, BadSplitsAreRefusedByName) {
+TEST_F(OpIndicesTest, RefusesInvalidSplits) {
   const auto refused = [&](const std::string& layer, std::vector<IndexSplit> splits) {
     const absl::Status status = LayOut(Layer(layer), mesh_, std::move(splits)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -240,7 +241,7 @@ TEST_F(OpIndicesTest, BadSplitsAreRefusedByName) {
   EXPECT_THAT(refused("flat", {{"channels", {"b"}}}), HasSubstr("do not divide its 16"));
 }
 
-TEST_F(OpIndicesTest, LegalSplitsAreAllThereAre) {
+TEST_F(OpIndicesTest, EnumeratesLegalSplits) {
   // 5 indices of a convolution and no index, for each of two axes; both on one index in two orders.
   EXPECT_EQ(LegalSplits(Layer("conv"), mesh_).size(), 6U * 6U + 5U);
   // Two groups cannot be three parts, nor six.
@@ -261,34 +262,34 @@ TEST_F(OpIndicesTest, LegalSplitsAreAllThereAre) {
   }
 }
 
-// What outputs see of the input, worked out tap by tap.
-Box SeenBy(const GraphLayer& layer, const Box& input_part, const Box& output) {
-  Box seen = input_part;
+// The part of the input that the outputs read, computed tap by tap.
+Box ReadBy(const GraphLayer& layer, const Box& input_part, const Box& output) {
+  Box read = input_part;
   const Window& w = layer.window;
   const int64_t kernel[] = {w.kernel_height, w.kernel_width};
   const int64_t padding[] = {w.padding_height, w.padding_width};
   for (int d = 0; d < 2; ++d) {
-    const auto dim = static_cast<size_t>(d + 1);
-    int64_t least = layer.input()[d], most = -1;
+    const int dim = d + 1;
+    int64_t first = layer.input()[d], last = -1;
     for (int64_t o = output.begin[dim]; o < output.end[dim]; ++o) {
       for (int64_t tap = 0; tap < kernel[d]; ++tap) {
         const int64_t at = o * w.stride - padding[d] + tap * w.dilation;
         if (at < 0 || at >= layer.input()[d]) continue;
-        least = std::min(least, at);
-        most = std::max(most, at);
+        first = std::min(first, at);
+        last = std::max(last, at);
       }
     }
-    seen.begin[dim] = least;
-    seen.end[dim] = most + 1;
+    read.begin[dim] = first;
+    read.end[dim] = last + 1;
   }
-  return seen;
+  return read;
 }
 
 bool Covers(const Box& outer, const Box& inner) {
   return inner.empty() || Intersect(outer, inner) == inner;
 }
 
-TEST_F(OpIndicesTest, NeededInputIsWhatOutputsSee) {
+TEST_F(OpIndicesTest, NeededInputCoversReads) {
   const Shape batch_in = BatchShape(3, Shape{9, 7, 4});
   for (const auto& [kernel, stride, padding, dilation] :
        std::vector<std::array<int, 4>>{{3, 1, 1, 1},
@@ -303,10 +304,10 @@ TEST_F(OpIndicesTest, NeededInputIsWhatOutputsSee) {
                                        {4, 1, 3, 1}}) {
     v1::Model model = testing::SpecOf(kImages).model();
     auto& conv = *model.mutable_layer(0)->mutable_convolution();
-    conv.set_kernel(static_cast<uint32_t>(kernel));
-    conv.set_stride(static_cast<uint32_t>(stride));
-    conv.set_padding(static_cast<uint32_t>(padding));
-    conv.set_dilation(static_cast<uint32_t>(dilation));
+    conv.set_kernel(kernel);
+    conv.set_stride(stride);
+    conv.set_padding(padding);
+    conv.set_dilation(dilation);
     std::vector<LayerProblem> problems;
     const GraphLayer layer = InferLayers(model, &problems)[0];
     ASSERT_EQ(layer.name, "conv");
@@ -324,11 +325,11 @@ TEST_F(OpIndicesTest, NeededInputIsWhatOutputsSee) {
             EXPECT_TRUE(needed.empty());
             continue;
           }
-          const Box seen = SeenBy(layer, in, out);
-          EXPECT_TRUE(Covers(needed, seen)) << seen.ToString();
+          const Box read = ReadBy(layer, in, out);
+          EXPECT_TRUE(Covers(needed, read)) << read.ToString();
           if (dilation == 1 && stride == 1) {
-            EXPECT_EQ(needed.begin[dim], seen.begin[dim]);
-            EXPECT_EQ(needed.end[dim], seen.end[dim]);
+            EXPECT_EQ(needed.begin[dim], read.begin[dim]);
+            EXPECT_EQ(needed.end[dim], read.end[dim]);
           }
         }
       }
@@ -336,7 +337,7 @@ TEST_F(OpIndicesTest, NeededInputIsWhatOutputsSee) {
   }
 }
 
-TEST_F(OpIndicesTest, WholeImagesNeedNoMore) {
+TEST_F(OpIndicesTest, WholeImagesNeedNoHalo) {
   const GraphLayer& pool = Layer("pool");
   const Box in = Box::Whole(BatchShape(2, pool.input()));
   EXPECT_EQ(NeededInput(pool, 0, in, Box::Whole(BatchShape(2, pool.output))), in);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/validate.h"
+#include "tests/base/temporary_folder.h"
 #include "tests/model/testing.h"
 
 namespace cadre {
@@ -25,25 +26,25 @@ std::string ErrorOf(const std::string& text) {
 TEST(RunFileTest, ReadsTheDemo) {
   const auto file = ReadRunSpec(testing::DemoPath());
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->places.path(), testing::DemoPath());
+  EXPECT_EQ(file->locations.path(), testing::DemoPath());
   EXPECT_EQ(file->spec.name(), "fashion-mnist-demo");
   EXPECT_EQ(file->spec.model().layer_size(), 10);
 }
 
-TEST(RunFileTest, EmptyTextIsAnEmptySpec) {
+TEST(RunFileTest, ParsesEmptyText) {
   const auto file = ParseRunSpec("empty", "# nothing\n");
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->spec.ByteSizeLong(), 0U);
 }
 
-TEST(RunFileTest, AMissingFileIsNamed) {
-  const testing::TemporaryFolder folder;
-  const absl::Status status = ReadRunSpec(folder.At("missing")).status();
+TEST(RunFileTest, ReportsMissingFile) {
+  const TemporaryFolder folder;
+  const absl::Status status = ReadRunSpec(folder / "missing").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr(folder.At("missing")));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "missing"));
 }
 
-TEST(RunFileTest, UnknownFieldsAreAskedAfter) {
+TEST(RunFileTest, SuggestsSimilarFieldNames) {
   EXPECT_EQ(ErrorOf("name: 'a'\nmodel {\n  layer { convolution { kernal: 3 } }\n}\n"),
             "run.textproto:3:25: Convolution has no field 'kernal'; did you mean 'kernel'?");
   EXPECT_EQ(ErrorOf("batchpergroup: 64"),
@@ -69,13 +70,13 @@ TEST(RunFileTest, FindsAllUnknownFields) {
             "run.textproto:7:1: RunSpec has no field 'sede'; did you mean 'seed'?");
 }
 
-// Columns are those of protobuf's tokenizer, with tab stops every eight.
-TEST(RunFileTest, TabsReachToTheNextStop) {
+// Columns are those of protobuf's tokenizer, with tab stops every eight characters.
+TEST(RunFileTest, CountsTabsAsColumns) {
   EXPECT_THAT(ErrorOf("stop {\n\tepoch : 1\n}"), HasSubstr("run.textproto:2:9: Stop has no"));
   EXPECT_THAT(ErrorOf("stop {\n  \tepochs: x }"), HasSubstr("run.textproto:2:17: "));
 }
 
-TEST(RunFileTest, SyntaxErrorsHaveLineAndColumn) {
+TEST(RunFileTest, LocatesSyntaxErrors) {
   EXPECT_THAT(ErrorOf("name: 'a'\nseed: x\n"), HasSubstr("run.textproto:2:7: "));
   EXPECT_THAT(ErrorOf("name: 'a\n"), HasSubstr("run.textproto:1:9: "));
   EXPECT_THAT(ErrorOf("stop {\n  epochs: 1\n"), HasSubstr("run.textproto:3:1: "));
@@ -87,8 +88,8 @@ TEST(RunFileTest, SyntaxErrorsHaveLineAndColumn) {
   EXPECT_THAT(ErrorOf("schedule { base_rate: fast }"), HasSubstr("run.textproto:1:23: "));
 }
 
-// Binary, or another kind of file: an error, not a crash, and not thousands of lines.
-TEST(RunFileTest, BinaryFilesFail) {
+// Errors, not crashes, and a bounded number of lines.
+TEST(RunFileTest, RefusesBinaryFiles) {
   std::string bytes;
   for (int i = 0; i < 20'000; ++i) bytes.push_back(static_cast<char>(i * 37 >> 3));
   EXPECT_LT(ErrorOf(bytes).size(), 20'000U);
@@ -114,7 +115,7 @@ optimizer { sgd { momentum: 1 } }
 schedule {}
 )";
 
-TEST(RunFileTest, ProblemsAreLocated) {
+TEST(RunFileTest, LocatesProblems) {
   const auto file = ParseRunSpec("run.textproto", kFaulty);
   ASSERT_TRUE(file.ok()) << file.status();
   const absl::Status status = file->Refuse(FindProblems(file->spec));
@@ -134,19 +135,19 @@ TEST(RunFileTest, ProblemsAreLocated) {
 TEST(RunFileTest, LocatesFields) {
   auto file = ParseRunSpec("f", kFaulty);
   ASSERT_TRUE(file.ok()) << file.status();
-  const auto place = [&](const std::string& field) { return file->Locate({field, "m"}); };
-  EXPECT_EQ(place("model.layer[0]"), "f:4:3: model.layer[0]: m");
-  EXPECT_EQ(place("model.layer[0].name"), "f:4:11: model.layer[0].name: m");
-  EXPECT_EQ(place("model.layer[7].name"), "f:2:1: model.layer[7].name: m") << "no such layer";
-  EXPECT_EQ(place("model.layer"), "f:2:1: model.layer: m") << "the layers as a whole";
-  EXPECT_EQ(place("model.layer[x].name"), "f:2:1: model.layer[x].name: m");
-  EXPECT_EQ(place("cluster.groups"), "f:1:1: cluster.groups: m");
-  EXPECT_EQ(place("nonsense[3].here"), "f:1:1: nonsense[3].here: m");
-  EXPECT_EQ(place(""), "f:1:1: : m");
-  EXPECT_EQ(place("batch_per_group.x"), "f:12:1: batch_per_group.x: m");
-  // What a caller changes later is still looked up in the file.
+  const auto located = [&](const std::string& field) { return file->Locate({field, "m"}); };
+  EXPECT_EQ(located("model.layer[0]"), "f:4:3: model.layer[0]: m");
+  EXPECT_EQ(located("model.layer[0].name"), "f:4:11: model.layer[0].name: m");
+  EXPECT_EQ(located("model.layer[7].name"), "f:2:1: model.layer[7].name: m") << "no such layer";
+  EXPECT_EQ(located("model.layer"), "f:2:1: model.layer: m") << "the layers as a whole";
+  EXPECT_EQ(located("model.layer[x].name"), "f:2:1: model.layer[x].name: m");
+  EXPECT_EQ(located("cluster.groups"), "f:1:1: cluster.groups: m");
+  EXPECT_EQ(located("nonsense[3].here"), "f:1:1: nonsense[3].here: m");
+  EXPECT_EQ(located(""), "f:1:1: : m");
+  EXPECT_EQ(located("batch_per_group.x"), "f:12:1: batch_per_group.x: m");
+  // Changes of the spec do not change the locations.
   file->spec.mutable_cluster()->set_groups(3);
-  EXPECT_EQ(place("cluster.groups"), "f:1:1: cluster.groups: m");
+  EXPECT_EQ(located("cluster.groups"), "f:1:1: cluster.groups: m");
   const RunSpecFile moved = std::move(*file);
   EXPECT_EQ(moved.Locate({"schedule", "m"}), "f:14:1: schedule: m");
 }
@@ -166,7 +167,7 @@ constexpr char kBlocks[] = R"(model {
 }
 )";
 
-TEST(RunFileTest, BlocksAreReplacedOnReading) {
+TEST(RunFileTest, ExpandsBlocks) {
   const auto file = ParseRunSpec("f", kBlocks);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_TRUE(file->spec.model().block().empty());
@@ -177,7 +178,7 @@ TEST(RunFileTest, BlocksAreReplacedOnReading) {
   EXPECT_EQ(file->layer_paths[2], "model.layer[1]");
 }
 
-// The layer is named, and the place is that of the block where its field stands.
+// The message names the layer; the location is that of the field in the block.
 TEST(RunFileTest, LocatesProblemsInBlocks) {
   const auto file = ParseRunSpec("f", kBlocks);
   ASSERT_TRUE(file.ok()) << file.status();
@@ -199,8 +200,8 @@ TEST(RunFileTest, LocatesInvalidBlocks) {
             "model has b");
 }
 
-// Nested as deep as one likes, known fields and unknown ones, and messages of any syntax.
-TEST(RunFileTest, DeepNestingIsRefused) {
+// Known and unknown fields, in every syntax of nested messages.
+TEST(RunFileTest, RefusesDeepNesting) {
   for (const std::string level : {"model { ", "a {", "a <", "model { layer { a { ", "a [{ b: "}) {
     std::string text;
     for (int i = 0; i < 400'000; ++i) text += level;
@@ -212,7 +213,7 @@ TEST(RunFileTest, DeepNestingIsRefused) {
 }
 
 TEST(RunFileTest, LimitsFileSize) {
-  const testing::TemporaryFolder folder;
+  const TemporaryFolder folder;
   const std::string path = folder.Write("large", "");
   std::filesystem::resize_file(path, (32 << 20) + 1);
   const absl::Status status = ReadRunSpec(path).status();

@@ -9,7 +9,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(ShardNamesTest, RangesAreWrittenOut) {
+TEST(ShardNamesTest, ExpandsRanges) {
   EXPECT_THAT(*ExpandShardNames("train.tar"), ElementsAre("train.tar"));
   EXPECT_THAT(*ExpandShardNames("a/t-{08..11}.tar"),
               ElementsAre("a/t-08.tar", "a/t-09.tar", "a/t-10.tar", "a/t-11.tar"));
@@ -17,7 +17,7 @@ TEST(ShardNamesTest, RangesAreWrittenOut) {
   EXPECT_THAT(*ExpandShardNames("x{000..000}"), ElementsAre("x000"));
 }
 
-TEST(ShardNamesTest, InvalidRangesFail) {
+TEST(ShardNamesTest, RefusesInvalidRanges) {
   const auto error = [](const char* pattern) {
     const absl::Status status = ExpandShardNames(pattern).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << pattern;

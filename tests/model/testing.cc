@@ -1,11 +1,7 @@
 #include "tests/model/testing.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <zlib.h>
-
-#include <filesystem>
-#include <fstream>
 
 #include "model/run_file.h"
 
@@ -27,33 +23,12 @@ v1::RunSpec SpecOf(absl::string_view text) {
   return file.ok() ? file->spec : v1::RunSpec();
 }
 
-TemporaryFolder::TemporaryFolder() {
-  std::string name = ::testing::TempDir() + "/cadre-spec-XXXXXX";
-  EXPECT_NE(mkdtemp(name.data()), nullptr);
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::string TemporaryFolder::Write(const std::string& name, absl::string_view bytes) const {
-  std::ofstream file(At(name), std::ios::binary);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  EXPECT_TRUE(file.good()) << At(name);
-  return At(name);
-}
-
-std::string TemporaryFolder::WriteGzip(const std::string& name, absl::string_view bytes) const {
-  gzFile file = gzopen(At(name).c_str(), "wb");
+std::string WriteGzip(const std::string& path, absl::string_view bytes) {
+  gzFile file = gzopen(path.c_str(), "wb");
   EXPECT_NE(file, nullptr);
-  if (!bytes.empty()) {
-    EXPECT_EQ(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())), std::ssize(bytes));
-  }
+  EXPECT_EQ(gzfwrite(bytes.data(), 1, bytes.size(), file), bytes.size());
   EXPECT_EQ(gzclose(file), Z_OK);
-  return At(name);
+  return path;
 }
 
 std::string IdxBytes(const std::vector<uint32_t>& dims, absl::string_view elements) {

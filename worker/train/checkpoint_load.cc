@@ -9,7 +9,6 @@
 #include "glog/logging.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
-#include "model/formats/checkpoint_tensors.h"
 #include "model/formats/safetensors.h"
 #include "model/optimizer_state.h"
 #include "worker/train/agreement.h"

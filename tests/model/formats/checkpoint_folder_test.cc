@@ -43,7 +43,7 @@ std::vector<int64_t> Steps(const std::string& directory) {
 
 TEST(CheckpointFolder, AppearsWhenPublished) {
   const TemporaryFolder folder;
-  const std::string directory = folder / "a/b";  // made if need be
+  const std::string directory = folder / "a/b";  // created by Begin
   auto draft = CheckpointDraft::Begin(directory, 3);
   ASSERT_TRUE(draft.ok()) << draft.status();
   Fill(draft->path());
@@ -52,12 +52,12 @@ TEST(CheckpointFolder, AppearsWhenPublished) {
   ASSERT_TRUE(draft->Publish().ok());
   EXPECT_EQ(NewestCheckpoint(directory)->path, directory + "/step-3");
   EXPECT_EQ(draft->target(), directory + "/step-3");
-  // Others may read it.
+  // Other users can read it.
   EXPECT_EQ(std::filesystem::status(directory + "/step-3").permissions(),
             static_cast<std::filesystem::perms>(0755));
 }
 
-TEST(CheckpointFolder, WhatIsNotPublishedGoes) {
+TEST(CheckpointFolder, RemovesUnpublishedDrafts) {
   const TemporaryFolder folder;
   {
     auto draft = CheckpointDraft::Begin(folder.path(), 3);
@@ -99,7 +99,7 @@ TEST(CheckpointFolder, BeginRemovesLeftovers) {
   EXPECT_TRUE(std::filesystem::exists(folder / "mine.tmp-abc"));
 }
 
-TEST(CheckpointFolder, TheSameStepAgainReplacesIt) {
+TEST(CheckpointFolder, ReplacesEqualStep) {
   const TemporaryFolder folder;
   Save(folder.path(), 5, "old");
   Save(folder.path(), 5, "new");
@@ -135,7 +135,7 @@ TEST(CheckpointFolder, KeepsTheNewestOfItsRun) {
   Save(folder.path(), 2, run);
   ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 1, 2).ok());
   EXPECT_THAT(Steps(folder.path()), ElementsAre(2, 10));
-  // Another run's are not its own to remove, nor is what cannot be read.
+  // Checkpoints of other runs and unreadable ones are not removed.
   Save(folder.path(), 1, "not a manifest");
   Save(folder.path(), 11, "format_version: 1 run: 'b'");
   ASSERT_TRUE(PruneCheckpoints(folder.path(), "b", 1, 11).ok());
@@ -158,7 +158,7 @@ TEST(CheckpointFolder, ResolvesFileFolderDirectory) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "missing"));
 }
 
-TEST(CheckpointFolder, DirectoryThatCannotBe) {
+TEST(CheckpointFolder, RefusesInvalidDirectory) {
   const TemporaryFolder folder;
   ASSERT_TRUE(WriteFileAtomically(folder / "file", "x").ok());
   const absl::Status status = CheckpointDraft::Begin(folder / "file", 1).status();

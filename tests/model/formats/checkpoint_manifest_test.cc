@@ -1,7 +1,6 @@
 #include "model/formats/checkpoint_manifest.h"
 
 #include <gmock/gmock.h>
-#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/file.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/model/testing.h"
 
 namespace cadre {
 namespace {
@@ -21,20 +20,16 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 ParameterIndex SmallIndex() {
-  v1::Model model;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(R"(
+  const v1::RunSpec spec = testing::SpecOf(R"(model {
     input { channels: 1 height: 4 width: 4 }
     layer { name: "conv" convolution { out_channels: 2 kernel: 3 no_bias: true } }
     layer { name: "norm" batch_norm {} }
     layer { name: "fc" fully_connected { out_features: 2 } }
-    layer { name: "loss" softmax_cross_entropy {} })",
-                                                            &model));
-  auto index = ParameterIndex::FromModel(model);
-  EXPECT_TRUE(index.ok()) << index.status();
-  return *std::move(index);
+    layer { name: "loss" softmax_cross_entropy {} } })");
+  return *ParameterIndex::FromModel(spec.model());
 }
 
-TEST(CheckpointManifest, ReadsWhatWasWritten) {
+TEST(CheckpointManifest, WritesAndReads) {
   const TemporaryFolder folder;
   const ParameterIndex index = SmallIndex();
   v1::CheckpointManifest manifest;
@@ -51,7 +46,7 @@ TEST(CheckpointManifest, ReadsWhatWasWritten) {
   EXPECT_TRUE(SameOrder(*read, index));
 }
 
-TEST(CheckpointManifest, OrderIsNamesAndShapes) {
+TEST(CheckpointManifest, OrderConsistsOfNamesAndShapes) {
   const ParameterIndex index = SmallIndex();
   v1::CheckpointManifest manifest;
   EXPECT_FALSE(SameOrder(manifest, index));
@@ -64,11 +59,10 @@ TEST(CheckpointManifest, OrderIsNamesAndShapes) {
   EXPECT_FALSE(SameOrder(manifest, index));
 }
 
-TEST(CheckpointManifest, BrokenOnesSayWhere) {
+TEST(CheckpointManifest, LocatesErrors) {
   const TemporaryFolder folder;
   const auto read = [&](const std::string& text) {
-    EXPECT_TRUE(WriteFileAtomically(folder / "m", text).ok());
-    return ReadManifest(folder / "m").status();
+    return ReadManifest(folder.Write("m", text)).status();
   };
   EXPECT_EQ(ReadManifest(folder / "missing").status().code(), absl::StatusCode::kNotFound);
   absl::Status status = read("format_version: 1\nstep: \"x\"\n");
@@ -93,13 +87,13 @@ TEST(CheckpointManifest, TensorsOfBothFiles) {
   EXPECT_EQ(states[5], (NamedShape{"conv/weight@v", Shape({2, 1, 3, 3})}));
 }
 
-TEST(CheckTensors, OrderIsFree) {
+TEST(CheckTensors, IgnoresOrder) {
   const NamedShape a = {"a", Shape({1})}, b = {"b", Shape({2})};
   EXPECT_TRUE(CheckTensors("f", {a, b}, {b, a}).ok());
   EXPECT_TRUE(CheckTensors("f", {}, {}).ok());
 }
 
-TEST(CheckTensors, ListsWhatDiffers) {
+TEST(CheckTensors, ListsDifferences) {
   const absl::Status status = CheckTensors(
       "the file", {{"same", Shape({1})}, {"other", Shape({2, 3})}, {"old", Shape({4})}},
       {{"same", Shape({1})}, {"other", Shape({3, 2})}, {"new", Shape()}});
@@ -112,7 +106,7 @@ TEST(CheckTensors, ListsWhatDiffers) {
             Not(HasSubstr("same")), Not(HasSubstr("more"))));
 }
 
-TEST(CheckTensors, TenAndHowManyMore) {
+TEST(CheckTensors, LimitsList) {
   std::vector<NamedShape> in_file, in_model;
   for (int i = 0; i < 7; ++i) {
     in_file.push_back({absl::StrCat("old", i), Shape()});
@@ -123,13 +117,13 @@ TEST(CheckTensors, TenAndHowManyMore) {
                              HasSubstr("; and 4 more")));
 }
 
-TEST(CheckpointManifest, DeepNestingIsRefused) {
+TEST(CheckpointManifest, RefusesDeepNesting) {
   const TemporaryFolder folder;
   for (const std::string level : {"x {", "spec { ", "x <"}) {
     std::string text = "format_version: 1\n";
     for (int i = 0; i < 400'000; ++i) text += level;
-    ASSERT_TRUE(WriteFileAtomically(folder / "m", text).ok());
-    EXPECT_EQ(ReadManifest(folder / "m").status().code(), absl::StatusCode::kInvalidArgument)
+    EXPECT_EQ(ReadManifest(folder.Write("m", text)).status().code(),
+              absl::StatusCode::kInvalidArgument)
         << level;
   }
 }

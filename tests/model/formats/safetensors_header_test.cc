@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr char kA[] = R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]})";
 
-TEST(SafetensorsHeader, TensorsInDataOrder) {
+TEST(SafetensorsHeader, OrdersTensorsByOffset) {
   const auto header =
       ParseSafetensorsHeader("f",
                              R"({"b":{"data_offsets":[24,26],"dtype":"BF16","shape":[]},
@@ -36,7 +36,7 @@ TEST(SafetensorsHeader, TensorsInDataOrder) {
   EXPECT_EQ(header->metadata, (std::map<std::string, std::string>{{"format", "pt"}, {"k", ""}}));
 }
 
-TEST(SafetensorsHeader, EmptyTensorsAreLegal) {
+TEST(SafetensorsHeader, AcceptsEmptyTensors) {
   EXPECT_TRUE(ParseSafetensorsHeader("f", "{}", 0).ok());
   const auto header = ParseSafetensorsHeader(
       "f", absl::StrCat(R"({"e":{"dtype":"F32","shape":[4,0],"data_offsets":[24,24]},)", kA, "}"),
@@ -56,7 +56,7 @@ void PrintTo(const Bad& bad, std::ostream* out) { *out << bad.what; }
 
 // "[1,1,1]".
 std::string Ones(int n) {
-  return absl::StrCat("[", absl::StrJoin(std::vector<int>(static_cast<size_t>(n), 1), ","), "]");
+  return absl::StrCat("[", absl::StrJoin(std::vector<int>(n, 1), ","), "]");
 }
 
 std::string Tensor(const std::string& dtype, const std::string& shape, const std::string& offsets) {
@@ -92,45 +92,45 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"unknown dtype", Tensor("\"F33\"", "[]", "[0,4]"), 4, "unknown dtype 'F33'"},
         Bad{"dtype a number", Tensor("32", "[]", "[0,4]"), 4, "tensor 'x': has a number"},
         Bad{"negative extent", Tensor("\"F32\"", "[-1]", "[0,4]"), 4, "has a negative number"},
-        Bad{"broken extent", Tensor("\"F32\"", "[1.0]", "[0,4]"), 4, "not whole"},
+        Bad{"fractional extent", Tensor("\"F32\"", "[1.0]", "[0,4]"), 4, "not an integer"},
         Bad{"extent beyond 64 bits", Tensor("\"F32\"", "[99999999999999999999]", "[0,4]"), 4,
             "too large"},
         Bad{"extent beyond int64", Tensor("\"F32\"", "[18446744073709551615]", "[0,4]"), 4,
             "too large"},
         Bad{"product overflows", Tensor("\"F32\"", "[4294967296,4294967296]", "[0,4]"), 4,
             "too large"},
-        Bad{"product overflows to the right size",
+        Bad{"product overflows to the stored size",
             Tensor("\"F32\"", "[4611686018427387905,4]", "[0,16]"), 16, "too large"},
         Bad{"nested shape", Tensor("\"F32\"", "[[1]]", "[0,4]"), 4, "tensor 'x': has a list"},
         Bad{"object in a tensor", Tensor("{}", "[]", "[0,4]"), 4, "tensor 'x': has an object"},
         Bad{"one offset", Tensor("\"F32\"", "[]", "[4]"), 4, "1 numbers, not 2"},
         Bad{"three offsets", Tensor("\"F32\"", "[]", "[0,4,4]"), 4, "3 numbers, not 2"},
-        Bad{"offsets turned round", Tensor("\"F32\"", "[]", "[4,0]"), 4, "do not lie in"},
+        Bad{"offsets in reverse order", Tensor("\"F32\"", "[]", "[4,0]"), 4, "do not lie in"},
         Bad{"beyond the data", Tensor("\"F32\"", "[2]", "[0,8]"), 4, "do not lie in the file's 4"},
         Bad{"too few bytes", Tensor("\"F32\"", "[2]", "[0,4]"), 4, "has 4 bytes; F32 [2] takes 8"},
         Bad{"too many bytes", Tensor("\"F16\"", "[]", "[0,4]"), 4, "has 4 bytes; F16 [] takes 2"},
         Bad{"unknown field", R"({"x":{"dtype":"F32","shape":[],"data_offsets":[0,4],"y":0}})", 4,
             "tensor 'x': has a number"},
         Bad{"null", R"({"x":null})", 0, "null"}, Bad{"true", R"({"x":true})", 0, "true or false"},
-        Bad{"name twice", WithA(kA), 24, "tensor 'a' comes twice"},
-        Bad{"field twice", R"({"x":{"dtype":"F32","dtype":"F32"}})", 4, "'dtype' twice"},
+        Bad{"name twice", WithA(kA), 24, "tensor 'a' is repeated"},
+        Bad{"field twice", R"({"x":{"dtype":"F32","dtype":"F32"}})", 4, "'dtype' is repeated"},
         Bad{"overlap", WithA(R"("x":{"dtype":"F32","shape":[],"data_offsets":[20,24]})"), 24,
             "tensor 'x': overlaps"},
-        Bad{"the same place twice",
+        Bad{"the same offsets twice",
             WithA(R"("x":{"dtype":"F32","shape":[6],"data_offsets":[0,24]})"), 24, "overlaps"},
         Bad{"hole", WithA(R"("x":{"dtype":"F32","shape":[],"data_offsets":[28,32]})"), 32,
             "tensor 'x': 4 bytes before it"},
         Bad{"hole in front", Tensor("\"F32\"", "[]", "[4,8]"), 8, "4 bytes before it"},
         Bad{"bytes left", WithA(R"("x":{"dtype":"F32","shape":[],"data_offsets":[24,28]})"), 29,
-            "1 bytes behind the last tensor"},
-        Bad{"data without tensors", "{}", 1, "1 bytes behind"},
+            "1 bytes after the last tensor"},
+        Bad{"data without tensors", "{}", 1, "1 bytes after"},
         Bad{"metadata of numbers", R"({"__metadata__":{"a":1}})", 0, "__metadata__: has a number"},
-        Bad{"metadata twice", R"({"__metadata__":{},"__metadata__":{}})", 0, "twice"},
-        Bad{"metadata key twice", R"({"__metadata__":{"a":"","a":""}})", 0, "'a' twice"},
+        Bad{"metadata twice", R"({"__metadata__":{},"__metadata__":{}})", 0, "is repeated"},
+        Bad{"metadata key twice", R"({"__metadata__":{"a":"","a":""}})", 0, "'a' is repeated"},
         Bad{"deep", "{\"x\":" + std::string(100'000, '['), 0, "has a list"},
         Bad{"many dimensions", Tensor("\"F32\"", Ones(33), "[0,4]"), 4, "more than 32"}));
 
-TEST(SafetensorsHeader, NamesAreEscapedAndCut) {
+TEST(SafetensorsHeader, EscapesAndTruncatesNames) {
   const std::string name = "\\n" + std::string(1000, 'n');
   const auto header = ParseSafetensorsHeader("f", "{\"" + name + "\":1}", 0);
   ASSERT_FALSE(header.ok());
@@ -138,7 +138,7 @@ TEST(SafetensorsHeader, NamesAreEscapedAndCut) {
   EXPECT_THAT(std::string(header.status().message()), HasSubstr("\\nnnn"));
 }
 
-TEST(SafetensorsHeader, WhatIsFormattedIsParsed) {
+TEST(SafetensorsHeader, FormatsAndParses) {
   const std::vector<NamedShape> tensors = {
       {"z/weight", Shape({3, 2})}, {"a\"b", Shape()}, {"e", Shape({0, 7})}, {"m", Shape({5})}};
   const auto text = FormatSafetensorsHeader(tensors, {{"format", "cadre"}, {"b", "\xff"}});
@@ -155,7 +155,7 @@ TEST(SafetensorsHeader, WhatIsFormattedIsParsed) {
   EXPECT_EQ(header->metadata.at("format"), "cadre");
 }
 
-TEST(SafetensorsHeader, NamesThatCannotBeWritten) {
+TEST(SafetensorsHeader, RefusesInvalidNames) {
   for (const std::vector<NamedShape>& tensors :
        {std::vector<NamedShape>{{"a", Shape()}, {"a", Shape({2})}},
         std::vector<NamedShape>{{"__metadata__", Shape()}}}) {

@@ -5,7 +5,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <numeric>
@@ -26,20 +25,23 @@ using ::testing::HasSubstr;
 const std::vector<NamedShape> kTensors = {
     {"conv/weight", Shape({2, 3})}, {"empty", Shape({0})}, {"conv/bias", Shape({5})}};
 
-std::string Bytes(const std::string& json, const std::string& data) {
-  const uint64_t length = json.size();
-  std::string bytes(8, '\0');
-  std::memcpy(bytes.data(), &length, 8);
-  return bytes + json + data;
-}
-
 template <typename T>
 std::string Raw(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
+std::string Bytes(const std::string& json, const std::string& data) {
+  return Raw<uint64_t>({json.size()}) + json + data;
+}
+
+// Opens a file with these bytes; the folder may be removed afterwards.
+absl::StatusOr<SafetensorsFile> OpenBytes(const std::string& bytes) {
+  const TemporaryFolder folder;
+  return SafetensorsFile::Open(folder.Write("bytes", bytes));
+}
+
 std::vector<float> Counting(int n) {
-  std::vector<float> values(static_cast<size_t>(n));
+  std::vector<float> values(n);
   std::iota(values.begin(), values.end(), 1.0F);
   return values;
 }
@@ -57,7 +59,7 @@ void WriteCounting(const std::string& path, size_t step) {
   ASSERT_TRUE(writer->Finish().ok());
 }
 
-TEST(Safetensors, ReadsWhatWasWritten) {
+TEST(Safetensors, WritesAndReads) {
   const TemporaryFolder folder;
   for (const size_t step : {1, 4, 11}) {
     const std::string path = folder / absl::StrCat(step);
@@ -74,10 +76,10 @@ TEST(Safetensors, ReadsWhatWasWritten) {
     std::vector<float> values(6);
     ASSERT_TRUE(file->Read(*weight, 0, values).ok());
     EXPECT_EQ(values, Counting(6));
-    // Any part, without the rest.
+    // Every part of a tensor.
     for (int64_t first = 0; first <= 5; ++first) {
       for (int64_t n = 0; first + n <= 5; ++n) {
-        std::vector<float> part(static_cast<size_t>(n));
+        std::vector<float> part(n);
         ASSERT_TRUE(file->Read(*bias, first, part).ok());
         for (int64_t i = 0; i < n; ++i) EXPECT_EQ(part[i], 7 + first + i);
       }
@@ -86,7 +88,7 @@ TEST(Safetensors, ReadsWhatWasWritten) {
   EXPECT_EQ(folder.Entries(), 3);
 }
 
-TEST(Safetensors, WhatIsNotFinishedIsNotThere) {
+TEST(Safetensors, RemovesUnfinishedFiles) {
   const TemporaryFolder folder;
   {
     auto writer = SafetensorsWriter::Create(folder / "f", kTensors, {});
@@ -96,7 +98,7 @@ TEST(Safetensors, WhatIsNotFinishedIsNotThere) {
   EXPECT_EQ(folder.Entries(), 0);
 }
 
-TEST(Safetensors, FullDiskLeavesNothing) {
+TEST(Safetensors, FullDiskLeavesNoFile) {
   const TemporaryFolder folder;
   const std::vector<float> values(1 << 16);
   absl::Status status;
@@ -112,7 +114,7 @@ TEST(Safetensors, FullDiskLeavesNothing) {
   EXPECT_EQ(folder.Entries(), 0);
 }
 
-TEST(Safetensors, OtherTypesAreConverted) {
+TEST(Safetensors, ConvertsOtherTypes) {
   const std::string json = R"({"half":{"dtype":"F16","shape":[8],"data_offsets":[0,16]},)"
                            R"("brain":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]},)"
                            R"("double":{"dtype":"F64","shape":[2],"data_offsets":[22,38]},)"
@@ -123,7 +125,7 @@ TEST(Safetensors, OtherTypesAreConverted) {
   const std::vector<uint16_t> brain = {0x3f80, 0xc020, 0x7f80};  // 1, -2.5, inf
   const std::string bytes =
       Bytes(json, Raw(half) + Raw(brain) + Raw<double>({0.1, -1e300}) + Raw<int64_t>({7}));
-  auto file = SafetensorsFile::FromBytes("bytes", bytes);
+  auto file = OpenBytes(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   const float inf = std::numeric_limits<float>::infinity();
   std::vector<float> values(8);
@@ -145,13 +147,13 @@ TEST(Safetensors, OtherTypesAreConverted) {
               AllOf(HasSubstr("bytes"), HasSubstr("'long'"), HasSubstr("I64")));
 }
 
-// Every half there is, against what its bits say.
-TEST(Safetensors, EveryHalf) {
+// Compares every half with the value that its bits define.
+TEST(Safetensors, ConvertsEveryHalf) {
   std::vector<uint16_t> halves(1 << 16);
   std::iota(halves.begin(), halves.end(), uint16_t{0});
   const std::string bytes =
       Bytes(R"({"x":{"dtype":"F16","shape":[65536],"data_offsets":[0,131072]}})", Raw(halves));
-  auto file = SafetensorsFile::FromBytes("bytes", bytes);
+  auto file = OpenBytes(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   std::vector<float> values(halves.size());
   ASSERT_TRUE(file->Read(*file->Find("x"), 0, values).ok());
@@ -172,27 +174,24 @@ TEST(Safetensors, DetectsEveryTruncation) {
   const TemporaryFolder folder;
   WriteCounting(folder / "whole", 11);
   const std::string whole = *ReadFile(folder / "whole");
-  for (size_t size = 0; size < whole.size(); ++size) {
-    const auto file = SafetensorsFile::FromBytes("cut", absl::string_view(whole).substr(0, size));
-    ASSERT_FALSE(file.ok()) << size;
-    EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument) << size;
-    EXPECT_THAT(std::string(file.status().message()), HasSubstr("cut")) << size;
+  for (int size = 0; size < std::ssize(whole); ++size) {
+    const auto file = SafetensorsFile::Open(folder.Write("cut", whole.substr(0, size)));
+    ASSERT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument) << size;
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr(folder / "cut")) << size;
   }
-  EXPECT_FALSE(SafetensorsFile::FromBytes("longer", whole + "x").ok());
+  EXPECT_FALSE(OpenBytes(whole + "x").ok());
 }
 
-TEST(Safetensors, HugeHeadersFailBeforeAllocation) {
+TEST(Safetensors, RefusesHugeHeadersBeforeAllocation) {
   for (const uint64_t length :
        {uint64_t{100'000'001}, uint64_t{1} << 40, ~uint64_t{0}, uint64_t{1} << 63}) {
-    std::string bytes(16, ' ');
-    std::memcpy(bytes.data(), &length, 8);
-    const auto file = SafetensorsFile::FromBytes("f", bytes);
+    const auto file = OpenBytes(Raw<uint64_t>({length}) + "        ");
     EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(file.status().message()), HasSubstr("at most 100000000"));
   }
 }
 
-TEST(Safetensors, WhatIsNoFile) {
+TEST(Safetensors, RefusesAllButRegularFiles) {
   const TemporaryFolder folder;
   EXPECT_EQ(SafetensorsFile::Open(folder / "missing").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(SafetensorsFile::Open(folder.path()).status().code(),

@@ -1,0 +1,27 @@
+// Names in messages come from files and other programs: they are escaped, and cut to a length that
+// keeps a message readable.
+#include "model/problem.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
+
+namespace cadre {
+
+absl::Status StatusOf(const std::vector<Problem>& problems) {
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrJoin(
+      problems, "\n",
+      [](std::string* out, const Problem& problem) { absl::StrAppend(out, problem.ToString()); }));
+}
+
+std::string Quoted(absl::string_view name) {
+  constexpr size_t kMaxCharacters = 120;
+  const bool cut = name.size() > kMaxCharacters;
+  return absl::StrCat("'", absl::CHexEscape(name.substr(0, kMaxCharacters)), cut ? "...'" : "'");
+}
+
+std::string Counted(int64_t count, absl::string_view noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+}  // namespace cadre
