@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "cli/table.h"
-#include "plan/placement/graph_file.h"
+#include "plan/placement/placement_problem.h"
 
 namespace cadre {
 namespace {

@@ -174,7 +174,7 @@ Json PaperJson(const PlanReport& report) {
                {"enough_samples", cost.enough_samples},
                {"network", NetworkJson(report.question->network)}};
   if (cost.closed_form) {
-    const bool group = cost.strategy == PaperStrategy::kGroupHybrid;
+    const bool group = cost.strategy == Strategy::kGroupHybrid;
     json[group ? "g_star" : "pr_star"] = *cost.closed_form;
   }
   json["layers"] = PaperLayersJson(report);

@@ -38,11 +38,11 @@ std::string PaperText(const PlanReport& report) {
   const PaperCost& cost = *report.paper;
   const bool known = report.question->link_known();
   std::string text = absl::StrFormat("%s by its paper: grid %s, %.3f words per rank, %.0f messages",
-                                     PaperStrategyName(cost.strategy), GridText(cost.grid),
+                                     StrategyName(cost.strategy), GridText(cost.grid),
                                      cost.communication.words, cost.communication.messages);
   if (known) absl::StrAppend(&text, ", ", Ms(cost.communication_seconds));
   if (cost.closed_form) {
-    const bool group = cost.strategy == PaperStrategy::kGroupHybrid;
+    const bool group = cost.strategy == Strategy::kGroupHybrid;
     absl::StrAppendFormat(&text, "; %s = %.2f", group ? "g*" : "P_r*", *cost.closed_form);
   }
   if (!cost.enough_samples) absl::StrAppend(&text, "; more ranks than samples");

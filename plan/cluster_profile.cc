@@ -1,3 +1,13 @@
+// Checks a profile before anything computes with it.
+//
+// Users edit profiles, and the coordinator stores profiles that other programs have sent, so every
+// number is checked: the planner multiplies counts, divides by rates and takes logarithms of sizes.
+// Names are checked in the order devices, hosts, links, because later ones refer to earlier ones. A
+// cluster of n kinds of hosts needs n (n - 1) / 2 links, and one more for every kind of which there
+// are several hosts; a default link stands for all that are not listed.
+//
+// The text is printed by protobuf, except that a measured time and a sample take one line each: a
+// profile has thousands of them.
 #include "plan/cluster_profile.h"
 
 #include <google/protobuf/io/coded_stream.h>
@@ -27,7 +37,6 @@ using google::protobuf::TextFormat;
 
 // Fits the full link matrix of a thousand hosts.
 constexpr int64_t kMaxProfileBytes = int64_t{256} << 20;
-constexpr char kWhat[] = "a cluster profile in text format";
 
 // Hosts of one kind, workers of a host, and workers in all.
 constexpr uint32_t kMaxOfHost = 1U << 20;
@@ -40,7 +49,7 @@ constexpr double kMaxFlops = 1e30;
 std::string Indexed(absl::string_view field, int i) { return absl::StrCat(field, "[", i, "]"); }
 
 // Checks a profile from top to bottom.
-class ProfileChecker {
+class ProfileChecker : private ProblemCollector {
  public:
   explicit ProfileChecker(const v1::ClusterProfile& profile) : profile_(profile) {}
 
@@ -66,17 +75,13 @@ class ProfileChecker {
   }
 
  private:
-  void Add(std::string field, std::string message) {
-    problems_.push_back({std::move(field), std::move(message)});
-  }
-
   // Seconds: at least 0, or greater than 0 if `positive`.
   void CheckNumber(const std::string& field, double value, bool positive = false) {
     if (value > kMaxSeconds && std::isfinite(value)) {
-      Add(field, absl::StrCat("is ", value, ", must be at most ", kMaxSeconds));
+      Add(field, "is ", value, ", must be at most ", kMaxSeconds);
     } else if (!std::isfinite(value) || value < 0 || (positive && value == 0)) {
-      Add(field, absl::StrCat("is ", value, ", must be ",
-                              positive ? "a finite number above 0" : "finite and not negative"));
+      Add(field, "is ", value, ", must be ",
+          positive ? "a finite number above 0" : "finite and not negative");
     }
   }
 
@@ -87,16 +92,15 @@ class ProfileChecker {
       return false;
     }
     if (names.insert(name).second) return true;
-    Add(field, absl::StrCat("'", name, "' is used twice"));
+    Add(field, Quoted(name), " is used twice");
     return false;
   }
 
   void CheckDevice(const std::string& field, const v1::DeviceProfile& device) {
     CheckName(field + ".name", device.name(), devices_);
     if (!(device.flops() >= kMinFlops && device.flops() <= kMaxFlops)) {
-      Add(field + ".flops",
-          absl::StrCat("is ", device.flops(), ", must be a finite number above 0: ", kMinFlops,
-                       " to ", kMaxFlops));
+      Add(field + ".flops", "is ", device.flops(), ", must be a finite number above 0: ", kMinFlops,
+          " to ", kMaxFlops);
     }
     CheckNumber(field + ".update_seconds", device.update_seconds());
     CheckNumber(field + ".copy_seconds", device.copy_seconds());
@@ -122,7 +126,7 @@ class ProfileChecker {
                .emplace(time.layer(), time.samples(), whole(time.rows()), whole(time.outs()),
                         whole(time.ins()))
                .second) {
-        Add(at, absl::StrCat("the part of layer '", time.layer(), "' is timed twice"));
+        Add(at, "the part of layer ", Quoted(time.layer()), " is timed twice");
       }
     }
   }
@@ -132,25 +136,22 @@ class ProfileChecker {
       hosts_[host.name()] = std::max(1U, host.count());
     }
     if (!devices_.contains(host.device())) {
-      Add(field + ".device",
-          devices_.empty()
-              ? absl::StrCat("unknown device '", host.device(), "'; the profile has none")
-              : absl::StrCat("unknown device '", host.device(),
-                             "'; known devices: ", absl::StrJoin(devices_, ", ")));
+      Add(field + ".device", "unknown device ", Quoted(host.device()),
+          devices_.empty() ? "; the profile has none" : "; known devices: ",
+          absl::StrJoin(devices_, ", "));
     }
     CheckCount(field + ".count", host.count());
     CheckCount(field + ".workers", host.workers());
     if (host.has_inside()) {
       CheckLink(field + ".inside", host.inside());
     } else if (host.workers() > 1) {
-      Add(field + ".inside", absl::StrCat("is missing: '", host.name(), "' has ", host.workers(),
-                                          " workers and needs the link between them"));
+      Add(field + ".inside", "is missing: ", Quoted(host.name()), " has ", host.workers(),
+          " workers and needs the link between them");
     }
   }
 
   void CheckCount(const std::string& field, uint32_t count) {
-    if (count > kMaxOfHost)
-      Add(field, absl::StrCat("is ", count, ", must be at most ", kMaxOfHost));
+    if (count > kMaxOfHost) Add(field, "is ", count, ", must be at most ", kMaxOfHost);
   }
 
   void CheckWorkers() {
@@ -158,8 +159,7 @@ class ProfileChecker {
     for (const v1::HostProfile& host : profile_.host()) {
       workers += uint64_t{std::max(1U, host.count())} * std::max(1U, host.workers());
       if (workers > kMaxWorkers) {
-        Add("host", absl::StrCat("more than ", kMaxWorkers, " workers in total"));
-        return;
+        return Add("host", "more than ", kMaxWorkers, " workers in total");
       }
     }
   }
@@ -168,18 +168,18 @@ class ProfileChecker {
     bool known = true;
     for (const auto& [name, end] : {std::pair(link.from(), ".from"), std::pair(link.to(), ".to")}) {
       if (hosts_.contains(name)) continue;
-      Add(field + end, absl::StrCat("unknown host '", name, "'"));
+      Add(field + end, "unknown host ", Quoted(name));
       known = false;
     }
     CheckLink(field + ".link", link.link());
     if (!known) return;
     if (link.from() == link.to() && hosts_.at(link.from()) == 1) {
-      Add(field, absl::StrCat("'", link.from(),
-                              "' is a single host; the link between its workers is its `inside`"));
+      Add(field, Quoted(link.from()),
+          " is a single host; the link between its workers is its `inside`");
     }
     if (!pairs_.insert(std::minmax(link.from(), link.to())).second) {
-      Add(field, absl::StrCat("'", link.from(), "' and '", link.to(),
-                              "' have two links; only one is allowed"));
+      Add(field, Quoted(link.from()), " and ", Quoted(link.to()),
+          " have two links; only one is allowed");
     }
   }
 
@@ -193,11 +193,11 @@ class ProfileChecker {
       *alone.add_samples() = link.samples(i);
       const absl::Status status = LinkProfileFromProto(alone).status();
       if (status.ok()) continue;
-      Add(absl::StrCat(field, ".", Indexed("samples", i)), std::string(status.message()));
+      Add(absl::StrCat(field, ".", Indexed("samples", i)), status.message());
     }
     if (link.samples_size() > kMaxLinkSamples) {
-      Add(field + ".samples",
-          absl::StrCat("there are ", link.samples_size(), ", must be at most ", kMaxLinkSamples));
+      Add(field + ".samples", "there are ", link.samples_size(), ", must be at most ",
+          kMaxLinkSamples);
     }
   }
 
@@ -209,17 +209,16 @@ class ProfileChecker {
       for (auto b = a; b != hosts_.end(); ++b) {
         const bool needed = a != b || a->second > 1;
         if (!needed || pairs_.contains({a->first, b->first})) continue;
-        if (missing++ == 0) first = absl::StrCat("'", a->first, "' and '", b->first, "'");
+        if (missing++ == 0) first = absl::StrCat(Quoted(a->first), " and ", Quoted(b->first));
       }
     }
     if (missing == 0) return;
-    Add("link", absl::StrCat("no link between ", first,
-                             missing > 1 ? absl::StrCat(" and ", missing - 1, " other pairs") : "",
-                             "; add links or a default_link"));
+    Add("link", "no link between ", first,
+        missing > 1 ? absl::StrCat(" and ", missing - 1, " other pairs") : "",
+        "; add links or a default_link");
   }
 
   const v1::ClusterProfile& profile_;
-  std::vector<Problem> problems_;
   std::set<std::string> devices_;
   std::set<std::string> host_names_;
   // By name: the number of hosts.
@@ -268,20 +267,8 @@ constexpr char kHeader[] =
 }  // namespace
 
 absl::StatusOr<v1::ClusterProfile> ReadClusterProfile(const std::string& path) {
-  v1::ClusterProfile profile;
-  CADRE_ASSIGN_OR_RETURN(const TextLocations places,
-                         ReadTextMessage(path, kMaxProfileBytes, kWhat, profile));
-  CADRE_RETURN_IF_ERROR(places.Refuse(FindProfileProblems(profile)));
-  return profile;
-}
-
-absl::StatusOr<v1::ClusterProfile> ParseClusterProfile(absl::string_view text,
-                                                       const std::string& name) {
-  v1::ClusterProfile profile;
-  CADRE_ASSIGN_OR_RETURN(const TextLocations places,
-                         ParseTextMessage(name, std::string(text), kWhat, profile));
-  CADRE_RETURN_IF_ERROR(places.Refuse(FindProfileProblems(profile)));
-  return profile;
+  return ReadValidMessage(path, kMaxProfileBytes, "a cluster profile in text format",
+                          FindProfileProblems);
 }
 
 std::vector<Problem> FindProfileProblems(const v1::ClusterProfile& profile) {
@@ -289,11 +276,7 @@ std::vector<Problem> FindProfileProblems(const v1::ClusterProfile& profile) {
 }
 
 absl::Status CheckProfile(const v1::ClusterProfile& profile) {
-  const std::vector<Problem> problems = FindProfileProblems(profile);
-  if (problems.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrJoin(
-      problems, "\n",
-      [](std::string* out, const Problem& problem) { absl::StrAppend(out, problem.ToString()); }));
+  return StatusOf(FindProfileProblems(profile));
 }
 
 std::string PrintClusterProfile(const v1::ClusterProfile& profile) {

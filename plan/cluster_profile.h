@@ -19,10 +19,6 @@ namespace cadre {
 // naming file, line and field, for malformed text and for errors of CheckProfile.
 absl::StatusOr<v1::ClusterProfile> ReadClusterProfile(const std::string& path);
 
-// The same for a text; `name` stands for the file in errors.
-absl::StatusOr<v1::ClusterProfile> ParseClusterProfile(absl::string_view text,
-                                                       const std::string& name);
-
 // Errors: InvalidArgument, naming the field: no host; names that are missing or used twice; times,
 // rates or counts that are negative, not finite, or 0 where that is not allowed; unknown devices or
 // hosts; a pair of hosts without a link; a host of several workers without `inside`; more than 2^20

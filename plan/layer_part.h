@@ -33,7 +33,7 @@ struct LayerPart {
 
   friend auto operator<=>(const LayerPart&, const LayerPart&) = default;
   // The part's work, in units of the whole layer's work on one sample.
-  double work() const { return samples / (double(rows) * outs * ins); }
+  double work() const { return samples / (1.0 * rows * outs * ins); }
 };
 
 // The largest part of a batch of `samples` under these splits.

@@ -1,3 +1,8 @@
+// Adds up what the engine will allocate, from the same tape and ownership that it will execute.
+// Weights and gradients count the local shards, not the owned slices, because forward and backward
+// need whole shards; only the optimizer's state is divided. Activations are the block of the tape,
+// in which buffers whose lifetimes do not overlap share memory. A step whose micro-batches have two
+// sizes needs the larger tape.
 #include "plan/memory.h"
 
 #include <algorithm>

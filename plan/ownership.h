@@ -11,6 +11,7 @@
 #include "model/parameter_index.h"
 #include "plan/plan.h"
 #include "tensor/box.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 

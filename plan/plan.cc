@@ -1,3 +1,11 @@
+// Verification of plans, and the formation of buckets.
+//
+// Parameters share a bucket if their gradients are summed over the same axes and their sums are
+// replicated along the same axes: then one reduce-scatter serves them all, and the same ranks
+// divide the ownership. Layers are visited from the last to the first, as backward completes them.
+// A bucket is closed when the next layer would exceed its limit; a layer is never divided, so that
+// its gradients are complete together. A bucket is complete when backward has passed its first
+// layer, which determines the order.
 #include "plan/plan.h"
 
 #include <algorithm>
@@ -25,12 +33,6 @@ struct GradientAxes {
   Axes sums;
   Axes replica_axes;
   friend auto operator<=>(const GradientAxes&, const GradientAxes&) = default;
-
-  std::string ToString() const {
-    return absl::StrCat(
-        "[", absl::StrJoin(sums, ", "), "]",
-        replica_axes.empty() ? "" : " shared by [" + absl::StrJoin(replica_axes, ", ") + "]");
-  }
 };
 
 GradientAxes GradientAxesOf(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
@@ -111,8 +113,9 @@ class Checker {
       ++seen[parameter];
       const GradientAxes wanted = GradientAxesOf(plan_.layers, plan_.mesh, index_[parameter]);
       if (has == wanted) continue;
-      return bad("reduces over ", has.ToString(), ", but ", index_[parameter].name, " needs ",
-                 wanted.ToString());
+      const Bucket needed{.axes = wanted.sums, .replica_axes = wanted.replica_axes};
+      return bad("reduces over ", bucket.AxesText(), ", but ", index_[parameter].name, " needs ",
+                 needed.AxesText());
     }
     return absl::OkStatus();
   }
@@ -128,6 +131,12 @@ std::vector<std::string> Bucket::owner_axes() const {
   Axes owners = axes;
   owners.insert(owners.end(), replica_axes.begin(), replica_axes.end());
   return owners;
+}
+
+std::string Bucket::AxesText() const {
+  return absl::StrCat(
+      "[", absl::StrJoin(axes, ", "), "]",
+      replica_axes.empty() ? "" : " shared by [" + absl::StrJoin(replica_axes, ", ") + "]");
 }
 
 std::vector<std::string> ReplicaAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh) {

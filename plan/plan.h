@@ -37,6 +37,8 @@ struct Bucket {
 
   // `axes`, then `replica_axes`: the ranks that share the ownership of its slices.
   std::vector<std::string> owner_axes() const;
+  // "[data] shared by [model]".
+  std::string AxesText() const;
 };
 
 struct Plan {

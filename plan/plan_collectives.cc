@@ -1,3 +1,10 @@
+// Buckets and algorithms for a given link.
+//
+// Bucket sizes trade two costs: every collective pays its latency, so buckets should be large, and
+// the first bucket cannot be sent before its last gradient is computed, so they should be small.
+// AUTO takes the smallest size for which latency is a small part of the time (BucketElements);
+// other policies use a fixed size, so that the sums, and with them the bits of a run, do not depend
+// on measurements.
 #include "plan/plan_collectives.h"
 
 #include <algorithm>
@@ -76,6 +83,19 @@ BucketCost CostOf(Algorithm algorithm, int64_t elements, int sum, int own,
   return cost;
 }
 
+// The cheapest algorithm, and its seconds.
+std::pair<Algorithm, double> Cheapest(int64_t elements, int sum, int own,
+                                      const LinkProfile& reducing, const LinkProfile& gathering) {
+  const bool native = reducing.native() && gathering.native();
+  std::pair<Algorithm, double> best = {Algorithm::kRing, std::numeric_limits<double>::infinity()};
+  for (const Algorithm algorithm : kAlgorithms) {
+    if (algorithm == Algorithm::kNative && !native) continue;
+    const double seconds = CostOf(algorithm, elements, sum, own, reducing, gathering).seconds();
+    if (seconds < best.second) best = {algorithm, seconds};
+  }
+  return best;
+}
+
 }  // namespace
 
 Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
@@ -126,32 +146,18 @@ BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& b
 
 Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                       const LinkProfile& reducing, const LinkProfile& gathering) {
-  Algorithm best = Algorithm::kRing;
-  double least = CostOf(plan, index, bucket, best, reducing, gathering).seconds();
-  const bool native = reducing.native() && gathering.native();
-  for (const Algorithm algorithm : kAlgorithms) {
-    if (algorithm == Algorithm::kNative && !native) continue;
-    const double seconds = CostOf(plan, index, bucket, algorithm, reducing, gathering).seconds();
-    if (seconds >= least) continue;
-    best = algorithm;
-    least = seconds;
-  }
-  return best;
+  return Cheapest(BufferElements(plan, index, bucket), plan.mesh.Size(bucket.axes),
+                  plan.mesh.Size(bucket.owner_axes()), reducing, gathering)
+      .first;
 }
 
-double LeastCollectiveSeconds(v1::Cluster::CollectivePolicy policy, const GraphLayer& layer,
-                              int64_t elements, int sum, int own, const LinkProfile& reducing,
-                              const LinkProfile& gathering) {
-  const auto seconds = [&](Algorithm algorithm) {
-    return CostOf(algorithm, elements, sum, own, reducing, gathering).seconds();
-  };
-  if (const auto prescribed = Prescribed(policy, layer)) return seconds(*prescribed);
-  const bool native = reducing.native() && gathering.native();
-  double least = std::numeric_limits<double>::infinity();
-  for (const Algorithm algorithm : kAlgorithms) {
-    if (algorithm != Algorithm::kNative || native) least = std::min(least, seconds(algorithm));
+double MinCollectiveSeconds(v1::Cluster::CollectivePolicy policy, const GraphLayer& layer,
+                            int64_t elements, int sum, int own, const LinkProfile& reducing,
+                            const LinkProfile& gathering) {
+  if (const auto prescribed = Prescribed(policy, layer)) {
+    return CostOf(*prescribed, elements, sum, own, reducing, gathering).seconds();
   }
-  return least;
+  return Cheapest(elements, sum, own, reducing, gathering).second;
 }
 
 double AllReduceSeconds(const Plan& plan, const Graph& graph, const ParameterIndex& index,

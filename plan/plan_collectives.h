@@ -86,9 +86,9 @@ Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucke
 
 // Seconds to reduce `elements` of a layer's gradients over `sum` ranks and to gather its weights
 // over `own` ranks, with the policy's algorithm or the cheapest one.
-double LeastCollectiveSeconds(v1::Cluster::CollectivePolicy policy, const GraphLayer& layer,
-                              int64_t elements, int sum, int own, const LinkProfile& reducing,
-                              const LinkProfile& gathering);
+double MinCollectiveSeconds(v1::Cluster::CollectivePolicy policy, const GraphLayer& layer,
+                            int64_t elements, int sum, int own, const LinkProfile& reducing,
+                            const LinkProfile& gathering);
 
 // Seconds of all buckets if gradients were all-reduced and every rank updated all weights, as in
 // data parallel training without sharding. `policy` chooses the algorithms: AUTO by the cost of the

@@ -51,17 +51,10 @@ void PrintMoves(const Plan& plan, const Graph& graph, int l, std::string& text) 
   }
 }
 
-std::string AxesOf(const Bucket& bucket) {
-  return absl::StrCat("[", absl::StrJoin(bucket.axes, ", "), "]",
-                      bucket.replica_axes.empty()
-                          ? ""
-                          : " shared by [" + absl::StrJoin(bucket.replica_axes, ", ") + "]");
-}
-
 void PrintBucket(const Plan& plan, const ParameterIndex& index, size_t b, std::string& text) {
   const Bucket& bucket = plan.buckets[b];
   const BucketCost cost = CostOf(plan, index, bucket, bucket.algorithm, plan.link);
-  absl::StrAppend(&text, "  bucket ", b, " over ", AxesOf(bucket), " by ",
+  absl::StrAppend(&text, "  bucket ", b, " over ", bucket.AxesText(), " by ",
                   AlgorithmName(bucket.algorithm), ", ", cost.bytes, " bytes");
   if (plan.link.known()) absl::StrAppendFormat(&text, ", %.4f ms", 1e3 * cost.seconds());
   absl::StrAppend(&text, ": ", NamesOf(bucket.parameters, index), "\n");

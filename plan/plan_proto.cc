@@ -1,4 +1,9 @@
 // Part of plan/plan.h: conversion from and to the protocol's message.
+//
+// The message contains only choices: splits, buckets, algorithms and the link. Everything that
+// follows from them (layouts, sums, replica axes) is computed again on every rank, so that a
+// message cannot contradict itself. It comes from another program and is untrusted; limits keep a
+// malformed mesh from exhausting memory before CheckPlan sees it.
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -43,7 +48,8 @@ absl::StatusOr<Mesh> MeshFromProto(const v1::Plan& proto) {
                                                      "' of size ", axis.size(),
                                                      " is malformed, named twice or too large"));
     }
-    axes.push_back({axis.name(), int(axis.size())});
+    axes.push_back({.name = axis.name()});
+    axes.back().size = axis.size();
   }
   return Mesh(std::move(axes));
 }
@@ -67,7 +73,7 @@ absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, 
   const std::optional<Algorithm> algorithm = AlgorithmFromProto(proto.algorithm());
   if (!algorithm) {
     return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", number, ": unknown algorithm ", int(proto.algorithm())));
+        absl::StrCat("bucket ", number, ": unknown algorithm ", proto.algorithm()));
   }
   Bucket bucket{.axes = {proto.axes().begin(), proto.axes().end()}, .algorithm = *algorithm};
   for (const std::string& name : proto.parameters()) {
@@ -88,7 +94,7 @@ absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, 
 
 absl::Status ReadLink(const v1::LinkProfile& proto, Plan& plan) {
   if (!v1::LinkProfile::Kind_IsValid(proto.kind())) {
-    return absl::InvalidArgumentError(absl::StrCat("link: unknown kind ", int(proto.kind())));
+    return absl::InvalidArgumentError(absl::StrCat("link: unknown kind ", proto.kind()));
   }
   auto link = LinkProfileFromProto(proto);
   if (!link.ok()) return Annotate(link.status(), "link");

@@ -21,7 +21,7 @@
 // Measurements. Samples of all-reduces replace the formula: between two sizes, time is interpolated
 // linearly in logarithms, which is exact for a power law and between latency and bandwidth never
 // far off. Outside the measured sizes the formula is scaled to the nearest sample, unless that
-// sample is dominated by latency and more bytes are asked for: then the formula's difference is
+// sample is dominated by latency and more bytes are required: then the formula's difference is
 // added. The two phases of an all-reduce are scaled by the same factor as the whole.
 //
 // Limits: no contention, one algorithm at a time, and equal links between all ranks.
@@ -172,7 +172,7 @@ absl::Status CheckNumber(double value, absl::string_view name) {
 absl::StatusOr<LinkProfile::Sample> SampleFromProto(const v1::CollectiveSample& proto) {
   const auto algorithm = AlgorithmFromProto(proto.algorithm());
   if (!algorithm.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown algorithm ", int(proto.algorithm())));
+    return absl::InvalidArgumentError(absl::StrCat("unknown algorithm ", proto.algorithm()));
   }
   // Interpolation takes logarithms of both.
   if (!std::isfinite(proto.seconds()) || proto.seconds() <= 0 || proto.bytes() == 0 ||
@@ -182,10 +182,10 @@ absl::StatusOr<LinkProfile::Sample> SampleFromProto(const v1::CollectiveSample& 
                                                    " seconds for ", proto.bytes(), " bytes on ",
                                                    proto.ranks(), " ranks"));
   }
-  return LinkProfile::Sample{.algorithm = *algorithm,
-                             .ranks = int(proto.ranks()),
-                             .bytes = int64_t(proto.bytes()),
-                             .seconds = proto.seconds()};
+  LinkProfile::Sample sample{.algorithm = *algorithm, .seconds = proto.seconds()};
+  sample.ranks = proto.ranks();
+  sample.bytes = proto.bytes();
+  return sample;
 }
 
 }  // namespace
@@ -274,13 +274,13 @@ double SecondsOf(Collective collective, Algorithm algorithm, int ranks, int64_t 
 
 Algorithm BestAlgorithm(Collective collective, int ranks, int64_t bytes, const LinkProfile& link) {
   Algorithm best = Algorithm::kRing;
-  double least = SecondsOf(collective, best, ranks, bytes, link);
+  double min_seconds = SecondsOf(collective, best, ranks, bytes, link);
   for (const Algorithm algorithm :
        {Algorithm::kButterfly, Algorithm::kHalvingDoubling, Algorithm::kNative}) {
     if (algorithm == Algorithm::kNative && !link.native()) continue;
     const double seconds = SecondsOf(collective, algorithm, ranks, bytes, link);
-    if (seconds >= least) continue;
-    least = seconds;
+    if (seconds >= min_seconds) continue;
+    min_seconds = seconds;
     best = algorithm;
   }
   return best;

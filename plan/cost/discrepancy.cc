@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "model/problem.h"
 #include "plan/cost/averaging_interval.h"
 
 namespace cadre {
@@ -21,11 +22,6 @@ constexpr double kMaxDiscrepancy = 1;
 constexpr double kNoiseShare = 0.9;
 // Beyond this, the number of groups counts as unlimited.
 constexpr double kUnlimited = 1e6;
-
-// "2 groups", "1 group".
-std::string GroupsText(uint32_t groups) {
-  return absl::StrCat(groups, groups == 1 ? " group" : " groups");
-}
 
 std::string StepsText(uint32_t steps) {
   return steps == 1 ? std::string("every step") : absl::StrCat("every ", steps, " steps");
@@ -46,7 +42,7 @@ std::string RaiseText(const DiscrepancyView& view, const DiscrepancyOutlook& out
 }
 
 std::string LowerText(const DiscrepancyView& view, uint32_t max_groups) {
-  return absl::StrCat("the groups drift too far apart: use ", GroupsText(max_groups), ", or ",
+  return absl::StrCat("the groups drift too far apart: use ", Counted(max_groups, "group"), ", or ",
                       view.every_steps > 1
                           ? absl::StrCat("average more often than ", StepsText(view.every_steps))
                           : std::string("a larger batch in each"));
@@ -101,7 +97,8 @@ std::optional<uint32_t> MaxGroups(double noise_over_signal) {
   const double max_groups = 2 * noise_over_signal / (noise_over_signal - 1);
   if (max_groups >= kUnlimited) return std::nullopt;
   // The tolerance keeps a gamma of exactly 1 from losing a group to rounding.
-  return static_cast<uint32_t>(std::floor(max_groups * (1 + 1e-12)));
+  const uint32_t whole = std::floor(max_groups * (1 + 1e-12));
+  return whole;
 }
 
 void SmoothedDiscrepancy::Add(double variance, double displacement) {

@@ -51,7 +51,7 @@ std::optional<uint32_t> MaxGroups(double noise_over_signal);
 
 // The exponentially weighted mean over rounds of variance / (variance + displacement); the newest
 // round has a tenth of the weight. This share lies in [0, 1], so neither a round in which the mean
-// hardly moved nor the early rounds, which move most, dominate the others.
+// hardly moved nor the early rounds, which move furthest, dominate the others.
 struct SmoothedDiscrepancy {
   double share = 0;
   uint32_t rounds = 0;
@@ -88,7 +88,7 @@ struct DiscrepancyView {
 
 struct DiscrepancyOutlook {
   DiscrepancyAdvice advice = DiscrepancyAdvice::kTooEarly;
-  // The least of MaxGroups and the bound for the interval; empty: unlimited or unknown.
+  // The minimum of MaxGroups and the bound for the interval; empty: unlimited or unknown.
   std::optional<uint32_t> max_groups;
   // Between averages; empty: unknown.
   std::optional<uint32_t> max_steps;

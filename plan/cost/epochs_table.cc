@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "base/status.h"
 #include "model/text_message.h"
 
 namespace cadre {
@@ -38,20 +36,12 @@ std::vector<Problem> FindTableProblems(const v1::EpochsTable& table) {
 }  // namespace
 
 absl::Status CheckEpochsTable(const v1::EpochsTable& table) {
-  const std::vector<Problem> problems = FindTableProblems(table);
-  if (problems.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrJoin(
-      problems, "\n",
-      [](std::string* out, const Problem& problem) { absl::StrAppend(out, problem.ToString()); }));
+  return StatusOf(FindTableProblems(table));
 }
 
 absl::StatusOr<v1::EpochsTable> ReadEpochsTable(const std::string& path) {
-  v1::EpochsTable table;
-  CADRE_ASSIGN_OR_RETURN(
-      const TextLocations places,
-      ReadTextMessage(path, kMaxTableBytes, "a table of epochs in text format", table));
-  CADRE_RETURN_IF_ERROR(places.Refuse(FindTableProblems(table)));
-  return table;
+  return ReadValidMessage(path, kMaxTableBytes, "a table of epochs in text format",
+                          FindTableProblems);
 }
 
 std::string PrintEpochsTable(const v1::EpochsTable& table, absl::string_view name) {

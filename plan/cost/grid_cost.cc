@@ -3,6 +3,7 @@
 #include <cmath>
 
 namespace cadre {
+
 GridTerms IntegratedTerms(const LayerShape& layer, const Grid& grid, double batch) {
   const double samples = batch / grid.pc;
   GridTerms terms;
@@ -10,7 +11,7 @@ GridTerms IntegratedTerms(const LayerShape& layer, const Grid& grid, double batc
   if (!layer.first) {
     terms.input_gradient = AllReduce(samples * layer.inputs, grid.pr);
   }
-  terms.weight_gradient = AllReduce(double(layer.weights) / grid.pr, grid.pc);
+  terms.weight_gradient = AllReduce(1.0 * layer.weights / grid.pr, grid.pc);
   return terms;
 }
 

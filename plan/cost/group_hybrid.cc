@@ -25,7 +25,7 @@ CommunicationCost SplitLayer(const LayerShape& layer, const HybridProblem& probl
   CommunicationCost exchange = AllGather(samples * layer.outputs, group);
   exchange += ReduceScatter(inputs, group);
   if (gathers_inputs) exchange += AllGather(inputs, group);
-  exchange += AllReduce(double(layer.weights) / group, problem.workers / group);
+  exchange += AllReduce(1.0 * layer.weights / group, problem.workers / group);
   return exchange;
 }
 
@@ -94,7 +94,7 @@ double GroupHybridSeconds(const HybridProblem& problem, int64_t group) {
 
 double HybridStateBytes(const NetworkShape& network, int64_t group) {
   return kBytesPerParameter *
-         (network.convolution_weights() + double(network.product_weights()) / group);
+         (network.convolution_weights() + 1.0 * network.product_weights() / group);
 }
 
 double HybridActivationBytes(const HybridProblem& problem, int64_t group) {
@@ -153,26 +153,26 @@ absl::StatusOr<int64_t> ChooseGroup(const HybridProblem& problem) {
 std::vector<bool> LayersWorthSplitting(const HybridProblem& problem, int64_t group) {
   const std::vector<LayerShape>& layers = problem.network->layers;
   const WordLink link = LinkOf(problem);
-  // The least sum up to the current layer if that layer is whole (0) or split (1), and the state of
-  // the layer before in that sum.
-  std::array<double, 2> least = {0, std::numeric_limits<double>::infinity()};
+  // The minimum sum up to the current layer if that layer is whole (0) or split (1), and the state
+  // of the layer before in that sum.
+  std::array<double, 2> min_sum = {0, std::numeric_limits<double>::infinity()};
   std::vector<std::array<int, 2>> from;
   for (const LayerShape& layer : layers) {
-    const int whole_from = least[1] < least[0] ? 1 : 0;
-    const double whole = least[whole_from] + WholeLayer(layer, problem).Seconds(link);
+    const int whole_from = min_sum[1] < min_sum[0] ? 1 : 0;
+    const double whole = min_sum[whole_from] + WholeLayer(layer, problem).Seconds(link);
     double split = std::numeric_limits<double>::infinity();
     int split_from = 0;
     for (int before = 0; before < 2 && !layer.convolution && group > 1; ++before) {
       const double sum =
-          least[before] + SplitLayer(layer, problem, group, before == 0).Seconds(link);
+          min_sum[before] + SplitLayer(layer, problem, group, before == 0).Seconds(link);
       if (sum < split) split_from = before;
       split = std::min(split, sum);
     }
-    least = {whole, split};
+    min_sum = {whole, split};
     from.push_back({whole_from, split_from});
   }
   std::vector<bool> split_layers(layers.size());
-  int state = least[1] < least[0] ? 1 : 0;
+  int state = min_sum[1] < min_sum[0] ? 1 : 0;
   for (size_t l = layers.size(); l-- > 0;) {
     split_layers[l] = state == 1;
     state = from[l][state];

@@ -9,22 +9,20 @@ double WeightGradientWords(int64_t ranks, int64_t in_features, int64_t out_featu
 }
 
 double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features, int64_t out_features) {
-  const double in_share = double(in_features) / ranks;
-  return AllButOwn(batch * (in_share + out_features), ranks);
+  return AllButOwn(batch * (1.0 * in_features / ranks + out_features), ranks);
 }
 
 CommunicationCost NaiveAcross(int64_t n, int64_t groups) { return AllReduce(n, groups); }
 
 CommunicationCost ShardedAcross(int64_t n, int64_t groups, int64_t ranks) {
-  return AllReduce(double(n) / ranks, groups);
+  return AllReduce(1.0 * n / ranks, groups);
 }
 
 AggregationTraffic TrafficOfRound(int64_t n, int64_t groups, int64_t ranks) {
   AggregationTraffic traffic;
-  traffic.words_up_per_rank = double(n) / ranks;
+  traffic.words_up_per_rank = 1.0 * n / ranks;
   traffic.words_down_per_rank = traffic.words_up_per_rank;
   traffic.bytes_per_round = 2 * groups * n * kBytesPerWord;
-  traffic.naive_bytes_per_round = traffic.bytes_per_round * ranks;
   return traffic;
 }
 

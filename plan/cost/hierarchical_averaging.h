@@ -51,8 +51,6 @@ struct AggregationTraffic {
   double words_down_per_rank = 0;
   // Payload between groups and aggregators in one round, in both directions: 2 G n words.
   int64_t bytes_per_round = 0;
-  // The same if every rank exchanged the whole model: p times as much.
-  int64_t naive_bytes_per_round = 0;
 };
 
 AggregationTraffic TrafficOfRound(int64_t n, int64_t groups, int64_t ranks);

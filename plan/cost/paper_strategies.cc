@@ -28,33 +28,31 @@
 namespace cadre {
 namespace {
 
-struct Name {
-  PaperStrategy strategy;
-  const char* name;
-};
-constexpr Name kNames[] = {
-    {PaperStrategy::kBatch, "batch"},
-    {PaperStrategy::kModel, "model"},
-    {PaperStrategy::kUniformGrid, "uniform-grid"},
-    {PaperStrategy::kConvBatchFcGrid, "conv-batch-fc-grid"},
-    {PaperStrategy::kConvDomainFcGrid, "conv-domain-fc-grid"},
-    {PaperStrategy::kGroupHybrid, "group-hybrid"},
+constexpr std::pair<Strategy, absl::string_view> kNames[] = {
+    {Strategy::kBatch, "batch"},
+    {Strategy::kModel, "model"},
+    {Strategy::kUniformGrid, "uniform-grid"},
+    {Strategy::kConvBatchFcGrid, "conv-batch-fc-grid"},
+    {Strategy::kConvDomainFcGrid, "conv-domain-fc-grid"},
+    {Strategy::kGroupHybrid, "group-hybrid"},
+    {Strategy::kAuto, "auto"},
 };
 
 // How a strategy splits one layer.
 enum class Split { kGrid, kBatch, kDomain };
 
-Split SplitOf(PaperStrategy strategy, const LayerShape& layer) {
+Split SplitOf(Strategy strategy, const LayerShape& layer) {
   if (!layer.convolution) return Split::kGrid;
   switch (strategy) {
-    case PaperStrategy::kBatch:
-    case PaperStrategy::kModel:
-    case PaperStrategy::kUniformGrid:
+    case Strategy::kBatch:
+    case Strategy::kModel:
+    case Strategy::kUniformGrid:
+    case Strategy::kAuto:
       return Split::kGrid;
-    case PaperStrategy::kConvBatchFcGrid:
-    case PaperStrategy::kGroupHybrid:
+    case Strategy::kConvBatchFcGrid:
+    case Strategy::kGroupHybrid:
       return Split::kBatch;
-    case PaperStrategy::kConvDomainFcGrid:
+    case Strategy::kConvDomainFcGrid:
       return Split::kDomain;
   }
   return Split::kGrid;
@@ -88,7 +86,7 @@ CommunicationCost CommunicationOf(Split split, const LayerShape& layer, const Gr
   return {};
 }
 
-PaperLayer LayerOf(PaperStrategy strategy, const HybridProblem& problem, const LayerShape& layer,
+PaperLayer LayerOf(Strategy strategy, const HybridProblem& problem, const LayerShape& layer,
                    const Grid& grid) {
   const Split split = SplitOf(strategy, layer);
   PaperLayer cost{.name = layer.name, .number = layer.number};
@@ -111,14 +109,14 @@ void SetHybridLayers(const HybridProblem& problem, PaperCost& cost) {
   }
 }
 
-PaperCost CostOnGrid(PaperStrategy strategy, const HybridProblem& problem, const Grid& grid) {
+PaperCost CostOnGrid(Strategy strategy, const HybridProblem& problem, const Grid& grid) {
   PaperCost cost{.strategy = strategy, .grid = grid};
   bool batch_over_all = false;
   for (const LayerShape& layer : problem.network->layers) {
     cost.layers.push_back(LayerOf(strategy, problem, layer, grid));
     batch_over_all = batch_over_all || SplitOf(strategy, layer) == Split::kBatch;
   }
-  if (strategy == PaperStrategy::kGroupHybrid) SetHybridLayers(problem, cost);
+  if (strategy == Strategy::kGroupHybrid) SetHybridLayers(problem, cost);
   for (PaperLayer& layer : cost.layers) {
     layer.seconds = layer.communication.Seconds(problem.link);
     cost.communication += layer.communication;
@@ -131,12 +129,12 @@ PaperCost CostOnGrid(PaperStrategy strategy, const HybridProblem& problem, const
   return cost;
 }
 
-std::optional<double> ClosedForm(PaperStrategy strategy, const HybridProblem& problem) {
-  if (strategy == PaperStrategy::kGroupHybrid) return BestGroup(problem);
-  if (strategy == PaperStrategy::kUniformGrid) {
+std::optional<double> ClosedForm(Strategy strategy, const HybridProblem& problem) {
+  if (strategy == Strategy::kGroupHybrid) return BestGroup(problem);
+  if (strategy == Strategy::kUniformGrid) {
     return BestRows(*problem.network, problem.workers, problem.batch);
   }
-  if (strategy != PaperStrategy::kConvBatchFcGrid) return std::nullopt;
+  if (strategy != Strategy::kConvBatchFcGrid) return std::nullopt;
   NetworkShape products;
   for (const LayerShape& layer : problem.network->layers) {
     if (!layer.convolution) products.layers.push_back(layer);
@@ -145,9 +143,9 @@ std::optional<double> ClosedForm(PaperStrategy strategy, const HybridProblem& pr
   return BestRows(products, problem.workers, problem.batch);
 }
 
-std::vector<int64_t> RowsOf(PaperStrategy strategy, int64_t workers) {
-  if (strategy == PaperStrategy::kBatch) return {1};
-  if (strategy == PaperStrategy::kModel) return {workers};
+std::vector<int64_t> RowsOf(Strategy strategy, int64_t workers) {
+  if (strategy == Strategy::kBatch) return {1};
+  if (strategy == Strategy::kModel) return {workers};
   return DivisorsOf(workers);
 }
 
@@ -168,16 +166,15 @@ absl::Status OutOfMemory(const PaperCost& leanest, const HybridProblem& problem)
       leanest.layers.begin(), leanest.layers.end(), [](const PaperLayer& a, const PaperLayer& b) {
         return a.state_bytes + a.activation_bytes < b.state_bytes + b.activation_bytes;
       });
-  const double bytes = leanest.memory_bytes();
+  const int64_t bytes = std::ceil(leanest.memory_bytes());
+  const int64_t missing = std::ceil(leanest.memory_bytes() - problem.memory_bytes);
   return absl::ResourceExhaustedError(absl::StrCat(
-      PaperStrategyName(leanest.strategy), " needs ", static_cast<int64_t>(std::ceil(bytes)),
-      " bytes on each of ", problem.workers, " workers, ",
-      static_cast<int64_t>(std::ceil(bytes - problem.memory_bytes)), " more than it has; most of ",
-      "that, ", largest->state_bytes + largest->activation_bytes, " bytes, for layer '",
-      largest->name, "'"));
+      StrategyName(leanest.strategy), " needs ", bytes, " bytes on each of ", problem.workers,
+      " workers, ", missing, " more than it has; most of that, ",
+      largest->state_bytes + largest->activation_bytes, " bytes, for layer '", largest->name, "'"));
 }
 
-absl::StatusOr<PaperCost> BestGrid(PaperStrategy strategy, const HybridProblem& problem,
+absl::StatusOr<PaperCost> BestGrid(Strategy strategy, const HybridProblem& problem,
                                    const std::vector<int64_t>& rows) {
   std::optional<PaperCost> best;
   std::optional<PaperCost> leanest;
@@ -195,27 +192,40 @@ absl::StatusOr<PaperCost> BestGrid(PaperStrategy strategy, const HybridProblem& 
 
 }  // namespace
 
-absl::string_view PaperStrategyName(PaperStrategy strategy) {
-  return kNames[static_cast<size_t>(strategy)].name;
+absl::string_view StrategyName(Strategy strategy) {
+  for (const auto& [each, name] : kNames) {
+    if (each == strategy) return name;
+  }
+  return "";
 }
 
-std::optional<PaperStrategy> PaperStrategyFromName(absl::string_view name) {
-  for (const Name& each : kNames) {
-    if (name == each.name) return each.strategy;
+std::optional<Strategy> StrategyFromName(absl::string_view name) {
+  for (const auto& [strategy, each] : kNames) {
+    if (each == name) return strategy;
   }
   return std::nullopt;
 }
 
-absl::StatusOr<PaperCost> CostOf(PaperStrategy strategy, const HybridProblem& problem,
+const std::vector<Strategy>& AllStrategies() {
+  // Never destroyed, so that it may be read at any time.
+  static const auto& all = *[] {
+    auto* strategies = new std::vector<Strategy>();
+    for (const auto& [strategy, name] : kNames) strategies->push_back(strategy);
+    return strategies;
+  }();
+  return all;
+}
+
+absl::StatusOr<PaperCost> CostOf(Strategy strategy, const HybridProblem& problem,
                                  std::optional<int64_t> rows) {
   std::vector<int64_t> choices = RowsOf(strategy, problem.workers);
-  if (strategy == PaperStrategy::kGroupHybrid && !rows) {
+  if (strategy == Strategy::kGroupHybrid && !rows) {
     CADRE_ASSIGN_OR_RETURN(const int64_t group, ChooseGroup(problem));
     choices = {group};
   }
   if (rows) {
     if (std::find(choices.begin(), choices.end(), *rows) == choices.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(PaperStrategyName(strategy), " on ",
+      return absl::InvalidArgumentError(absl::StrCat(StrategyName(strategy), " on ",
                                                      problem.workers, " workers has no grid of ",
                                                      *rows, " rows"));
     }

@@ -27,17 +27,20 @@
 
 namespace cadre {
 
-enum class PaperStrategy {
-  kBatch,
-  kModel,
-  kUniformGrid,
-  kConvBatchFcGrid,
-  kConvDomainFcGrid,
-  kGroupHybrid,
+// Families of plans: the strategies of the papers, and all plans.
+enum class Strategy {
+  kBatch,             // every layer by samples
+  kModel,             // every layer with weights by outputs
+  kUniformGrid,       // every layer with weights by samples and outputs
+  kConvBatchFcGrid,   // convolutions by samples; fully connected layers by samples and outputs
+  kConvDomainFcGrid,  // convolutions by samples and rows; fully connected as above
+  kGroupHybrid,       // as kConvBatchFcGrid, with the grid from the closed form of its paper
+  kAuto,              // every layer in its best way; not a strategy of a paper
 };
-// The names of the table above.
-absl::string_view PaperStrategyName(PaperStrategy strategy);
-std::optional<PaperStrategy> PaperStrategyFromName(absl::string_view name);
+// The names of the table above, and "auto".
+absl::string_view StrategyName(Strategy strategy);
+std::optional<Strategy> StrategyFromName(absl::string_view name);
+const std::vector<Strategy>& AllStrategies();
 
 struct PaperLayer {
   std::string name;
@@ -54,12 +57,12 @@ struct PaperLayer {
 };
 
 struct PaperCost {
-  PaperStrategy strategy = PaperStrategy::kBatch;
+  Strategy strategy = Strategy::kBatch;
   // Group-hybrid: g x N / g.
   Grid grid;
   // The closed form, not rounded: P_r* of uniform-grid and conv-batch-fc-grid, g* of group-hybrid.
   std::optional<double> closed_form;
-  // Of the rank that sends most.
+  // Of the rank that sends the most words.
   CommunicationCost communication;
   double communication_seconds = 0;
   // 0 if the workers' speed is unknown.
@@ -77,11 +80,11 @@ struct PaperCost {
 };
 
 // The cost on the best grid that fits into memory: P_r divides the workers, P_c is at most B if
-// possible, and seconds (words if the link is unknown) are least; the smaller P_r among equals.
+// possible, and seconds (words if the link is unknown) are minimal; the smaller P_r among equals.
 // With `rows`, on that grid. Group-hybrid uses its rounded closed form. Errors: InvalidArgument for
 // rows that do not divide the workers or that the strategy does not allow; ResourceExhausted, with
-// the number of bytes missing, if no grid fits into memory.
-absl::StatusOr<PaperCost> CostOf(PaperStrategy strategy, const HybridProblem& problem,
+// the number of bytes missing, if no grid fits into memory. Requires: not kAuto.
+absl::StatusOr<PaperCost> CostOf(Strategy strategy, const HybridProblem& problem,
                                  std::optional<int64_t> rows = std::nullopt);
 
 }  // namespace cadre

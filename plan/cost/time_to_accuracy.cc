@@ -49,11 +49,11 @@ absl::StatusOr<EpochsCurve> EpochsCurve::FromTable(const v1::EpochsTable& table)
 }
 
 absl::StatusOr<double> EpochsCurve::At(double workers) const {
-  const double least = epochs_.begin()->first;
-  const double max_devices = epochs_.rbegin()->first;
-  if (!(workers >= least && workers <= max_devices)) {
-    return absl::OutOfRangeError(absl::StrCat("epochs were measured for ", least, " to ",
-                                              max_devices, " workers, not for ", workers));
+  const double min_workers = epochs_.begin()->first;
+  const double max_workers = epochs_.rbegin()->first;
+  if (!(workers >= min_workers && workers <= max_workers)) {
+    return absl::OutOfRangeError(absl::StrCat("epochs were measured for ", min_workers, " to ",
+                                              max_workers, " workers, not for ", workers));
   }
   auto above = epochs_.begin();
   while (above->first < workers) ++above;
@@ -61,7 +61,7 @@ absl::StatusOr<double> EpochsCurve::At(double workers) const {
   const auto below = std::prev(above);
   if (!std::isfinite(below->second) || !std::isfinite(above->second)) return kInfinite;
   const double part =
-      std::log2(workers / below->first) / std::log2(double(above->first) / below->first);
+      std::log2(workers / below->first) / std::log2(1.0 * above->first / below->first);
   return below->second + part * (above->second - below->second);
 }
 

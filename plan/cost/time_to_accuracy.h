@@ -62,8 +62,8 @@ double DataParallelSpeedup(double efficiency, double workers, double epochs_of_o
 // SU^M_N.
 double HybridSpeedup(double model_speedup, double efficiency, double workers, double epochs_of_one,
                      double epochs);
-// RHS: the least speed-up by splitting over `devices` that pays. Efficiencies and epochs are those
-// of N workers and of M N workers.
+// RHS: the minimum speed-up by splitting over `devices` that pays. Efficiencies and epochs are
+// those of N workers and of M N workers.
 double HybridThreshold(double devices, double efficiency, double more_efficiency, double epochs,
                        double more_epochs);
 
@@ -91,12 +91,12 @@ struct TrainingTimes {
 
 // All uses of so many devices, fewest workers first, for which N workers reach the target by the
 // table, an epoch has at least one step, and the step can be executed. The rule chooses the one
-// with the least C. Requires: devices >= 1.
+// with the minimum C. Requires: devices >= 1.
 std::vector<DevicePlan> DevicePlansFor(int64_t devices, const TrainingTimes& times);
 // Requires: not empty.
 size_t FastestPlan(const std::vector<DevicePlan>& plans);
 
-// The least number of devices, among powers of two up to max_devices that the table covers, from
+// The smallest number of devices, among powers of two up to max_devices that the table covers, from
 // which on the fastest plan splits the model; nothing: there is none.
 std::optional<int64_t> CrossoverDevices(int64_t max_devices, const TrainingTimes& times);
 

@@ -1,3 +1,7 @@
+// Two bounds on the start of an operator: the longest path to it, and the work of all its
+// predecessors, which must be done before it by all devices together. The first is strong for deep
+// graphs, the second for wide ones. Both are valid for any placement, because every operator counts
+// with its minimum time.
 #include "plan/placement/bounds.h"
 
 #include <algorithm>
@@ -37,8 +41,8 @@ TimeWindows WindowsOf(const PlacementProblem& problem) {
     for (size_t i = 0; i < n; ++i) {
       for (size_t j = 0; j < n; ++j) {
         if (!reaches[i][j]) continue;
-        before[j] += problem.ops[i].least;
-        after[i] += problem.ops[j].least;
+        before[j] += problem.ops[i].min_seconds;
+        after[i] += problem.ops[j].min_seconds;
       }
     }
   }
@@ -48,7 +52,7 @@ TimeWindows WindowsOf(const PlacementProblem& problem) {
     head = before[i] / devices;
     for (const int e : problem.in[i]) {
       const int from = problem.edge(e).from;
-      head = std::max(head, windows.head[from] + problem.op(from).least);
+      head = std::max(head, windows.head[from] + problem.op(from).min_seconds);
     }
   }
   for (auto it = problem.order.rbegin(); it != problem.order.rend(); ++it) {
@@ -57,7 +61,7 @@ TimeWindows WindowsOf(const PlacementProblem& problem) {
     for (const int e : problem.out[*it]) {
       tail = std::max(tail, windows.tail[problem.edge(e).to]);
     }
-    tail += problem.op(*it).least;
+    tail += problem.op(*it).min_seconds;
   }
   return windows;
 }
@@ -66,7 +70,7 @@ double LowerBound(const PlacementProblem& problem, const TimeWindows& windows) {
   double work = 0;
   double longest = 0;
   for (size_t i = 0; i < windows.head.size(); ++i) {
-    work += problem.ops[i].least;
+    work += problem.ops[i].min_seconds;
     longest = std::max(longest, windows.head[i] + windows.tail[i]);
   }
   return std::max(longest, work / problem.device_count());

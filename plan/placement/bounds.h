@@ -9,12 +9,12 @@
 
 namespace cadre {
 
-// By operator, in seconds, with every operator at its least time and without transfers.
+// By operator, in seconds, with every operator at its minimum time and without transfers.
 struct TimeWindows {
   // The earliest start in any schedule: the larger of the longest path to the operator and the
   // total work of its predecessors divided by the number of devices.
   std::vector<double> head;
-  // The least time from its start to the end of the schedule; computed likewise from its
+  // The minimum time from its start to the end of the schedule; computed likewise from its
   // successors.
   std::vector<double> tail;
 };

@@ -1,3 +1,7 @@
+// The C interface of COIN-OR CBC. Columns and rows need names, although nothing reads them. After a
+// stop by the time limit CBC still reports its best solution and bound; a status of "proven
+// optimal" without a solution has been seen for programs that are infeasible within tolerances, and
+// counts as stopped.
 #include "plan/placement/integer_program.h"
 
 #include <coin/Cbc_C_Interface.h>
@@ -68,7 +72,7 @@ IntegerProgram::Answer IntegerProgram::Minimise(const Options& options) {
   Cbc_setParameter(cbc, "allowableGap", "1e-7");
   Cbc_setMaximumSeconds(cbc, std::max(kMinSeconds, options.seconds));
   Cbc_solve(cbc);
-  Answer answer{.bound = Cbc_getBestPossibleObjValue(cbc), .nodes = Cbc_getNodeCount(cbc)};
+  Answer answer{.bound = Cbc_getBestPossibleObjValue(cbc)};
   const bool stopped = Cbc_status(cbc) != 0;
   if (!stopped && Cbc_isProvenInfeasible(cbc)) {
     answer.outcome = Outcome::kInfeasible;

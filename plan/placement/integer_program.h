@@ -34,7 +34,6 @@ class IntegerProgram {
     std::vector<double> values;
     // A lower bound on the cost; minus infinity: unknown.
     double bound = 0;
-    int nodes = 0;
   };
   struct Options {
     double seconds = 10;

@@ -1,3 +1,12 @@
+// Bin packing into devices of different sizes. First fit in order of decreasing size solves nearly
+// all instances; the others are decided by an integer program, which also proves that there is no
+// packing.
+//
+// MemoryReserve lets a scheduler place operators in any order without running into a dead end. It
+// keeps a packing of the operators that are not placed yet, reserved next to the memory of those
+// that are. An operator may go to a device if it fits beside the reservation, or if first fit finds
+// another packing of the rest. The device of the current packing is always allowed, so there is
+// always a way to continue.
 #include "plan/placement/packing.h"
 
 #include <algorithm>

@@ -1,3 +1,12 @@
+// Checks an operator graph and prepares it for scheduling.
+//
+// The checks run in stages, because later ones rely on earlier ones: sizes, then names and numbers,
+// then the properties of the whole graph. A cycle is found by removing operators without
+// predecessors (Kahn 1962) and reported with its operators; unconnected devices are found by
+// union-find.
+//
+// The topological order takes the operator that comes first in the graph among those that are
+// ready, so all later algorithms, and their results, depend on the graph alone.
 #include "plan/placement/placement_problem.h"
 
 #include <algorithm>
@@ -12,6 +21,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "model/text_message.h"
 
 namespace cadre {
 namespace {
@@ -21,6 +33,8 @@ using Numbers = absl::flat_hash_map<std::string, int>;
 // With these limits, sums over all operators neither overflow nor lose precision.
 constexpr double kMaxSeconds = 1e12;
 constexpr double kMinBandwidth = 1e-3;
+// Fits the largest graph that is allowed.
+constexpr int64_t kMaxGraphBytes = 32 << 20;
 // Of an operator or a tensor, and of a device.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 40;
 constexpr uint64_t kMaxDeviceBytes = uint64_t{1} << 50;
@@ -29,10 +43,8 @@ std::string At(absl::string_view field, int i, absl::string_view more = "") {
   return absl::StrCat(field, "[", i, "]", more);
 }
 
-std::string Quoted(absl::string_view name) { return absl::StrCat("'", name, "'"); }
-
 // Checks a graph from top to bottom; later checks rely on the success of earlier ones.
-class GraphChecker {
+class GraphChecker : private ProblemCollector {
  public:
   explicit GraphChecker(const v1::OperatorGraph& graph) : graph_(graph) {}
 
@@ -51,15 +63,9 @@ class GraphChecker {
   }
 
  private:
-  void Add(std::string field, std::string message) {
-    problems_.push_back({std::move(field), std::move(message)});
-  }
-
-  void CheckSize(absl::string_view field, int size, int least, int most) {
-    if (size < least) Add(std::string(field), "is missing; at least one is required");
-    if (size > most)
-      Add(std::string(field),
-          absl::StrCat("has ", size, " entries, at most ", most, " are allowed"));
+  void CheckSize(absl::string_view field, int size, int min, int max) {
+    if (size < min) Add(field, "is missing; at least one is required");
+    if (size > max) Add(field, "has ", size, " entries, at most ", max, " are allowed");
   }
 
   void CheckSizes() {
@@ -74,29 +80,30 @@ class GraphChecker {
   void CheckName(const std::string& field, const std::string& name, Numbers& known, int number,
                  absl::string_view what) {
     if (name.empty()) {
-      Add(field, absl::StrCat("is missing: every ", what, " needs a name"));
+      Add(field, "is missing: every ", what, " needs a name");
     } else if (!known.try_emplace(name, number).second) {
-      Add(field, absl::StrCat(Quoted(name), " is used twice"));
+      Add(field, Quoted(name), " is used twice");
     }
   }
 
-  void CheckSeconds(std::string field, double seconds) {
+  void CheckSeconds(const std::string& field, double seconds) {
     if (std::isfinite(seconds) && seconds >= 0 && seconds <= kMaxSeconds) return;
-    Add(std::move(field), absl::StrCat("is ", seconds, "; must be 0 to ", kMaxSeconds));
+    Add(field, "is ", seconds, "; must be 0 to ", kMaxSeconds);
   }
 
-  void CheckBytes(std::string field, uint64_t bytes, uint64_t most = kMaxBytes) {
-    if (bytes > most) {
-      Add(std::move(field), absl::StrCat("is ", bytes, "; must be at most ", most));
-    }
+  void CheckBytes(const std::string& field, uint64_t bytes, uint64_t max = kMaxBytes) {
+    if (bytes > max) Add(field, "is ", bytes, "; must be at most ", max);
   }
 
   std::optional<int> Find(const std::string& field, const std::string& name, const Numbers& known,
                           absl::string_view what) {
     const auto found = known.find(name);
     if (found != known.end()) return found->second;
-    Add(field, name.empty() ? absl::StrCat("is missing: the name of ", what)
-                            : absl::StrCat("unknown ", what, " ", Quoted(name)));
+    if (name.empty()) {
+      Add(field, "is missing: the name of ", what);
+    } else {
+      Add(field, "unknown ", what, " ", Quoted(name));
+    }
     return std::nullopt;
   }
 
@@ -141,9 +148,8 @@ class GraphChecker {
       const auto to = Find(At("edge", e, ".to"), edge.to(), ops_, "operator");
       CheckBytes(At("edge", e, ".bytes"), edge.bytes());
       if (from && to && !seen.insert({*from, *to}).second) {
-        Add(At("edge", e),
-            absl::StrCat("duplicate edge from ", Quoted(edge.from()), " to ", Quoted(edge.to()),
-                         "; use one edge with their total bytes"));
+        Add(At("edge", e), "duplicate edge from ", Quoted(edge.from()), " to ", Quoted(edge.to()),
+            "; use one edge with their total bytes");
       }
     }
   }
@@ -154,13 +160,12 @@ class GraphChecker {
       Find(At("link", l, ".from"), link.from(), nodes_, "device or switch");
       Find(At("link", l, ".to"), link.to(), nodes_, "device or switch");
       if (link.from() == link.to() && !link.from().empty()) {
-        Add(At("link", l), absl::StrCat("connects ", Quoted(link.from()), " with itself"));
+        Add(At("link", l), "connects ", Quoted(link.from()), " with itself");
       }
       CheckSeconds(At("link", l, ".alpha"), link.alpha());
       if (!std::isfinite(link.bandwidth()) || link.bandwidth() < kMinBandwidth) {
-        Add(At("link", l, ".bandwidth"),
-            absl::StrCat("is ", link.bandwidth(), "; must be finite bytes a second, at least ",
-                         kMinBandwidth));
+        Add(At("link", l, ".bandwidth"), "is ", link.bandwidth(),
+            "; must be finite bytes a second, at least ", kMinBandwidth);
       }
     }
   }
@@ -188,8 +193,9 @@ class GraphChecker {
       }
     }
     if (free.size() == waits.size()) return;
-    const auto first = std::find_if(waits.begin(), waits.end(), [](size_t w) { return w > 0; });
-    std::vector<int> walk = {int(first - waits.begin())};
+    int first = 0;
+    while (waits[first] == 0) ++first;
+    std::vector<int> walk = {first};
     std::vector<int> at(waits.size(), -1);
     while (at[walk.back()] < 0) {
       at[walk.back()] = std::ssize(walk) - 1;
@@ -210,8 +216,8 @@ class GraphChecker {
     while (ops_.at(graph_.edge(e).from()) != walk[0] || ops_.at(graph_.edge(e).to()) != walk[1]) {
       ++e;
     }
-    Add(At("edge", e), absl::StrCat("closes a cycle of ", walk.size() - 1, " operators: ", names,
-                                    shown.size() < walk.size() ? " -> ..." : ""));
+    Add(At("edge", e), "closes a cycle of ", walk.size() - 1, " operators: ", names,
+        shown.size() < walk.size() ? " -> ..." : "");
   }
 
   // Whether all devices are connected (union-find).
@@ -227,9 +233,8 @@ class GraphChecker {
     }
     for (int d = 1; d < graph_.device_size(); ++d) {
       if (find(d) == find(0)) continue;
-      Add(At("device", d),
-          absl::StrCat("no path of links connects ", Quoted(graph_.device(0).name()), " and ",
-                       Quoted(graph_.device(d).name())));
+      Add(At("device", d), "no path of links connects ", Quoted(graph_.device(0).name()), " and ",
+          Quoted(graph_.device(d).name()));
     }
   }
 
@@ -246,13 +251,12 @@ class GraphChecker {
       const uint64_t bytes = graph_.op(i).memory_bytes();
       needed += bytes;
       if (bytes <= largest) continue;
-      Add(At("op", i, ".memory_bytes"),
-          absl::StrCat(Quoted(graph_.op(i).name()), " needs ", bytes, " bytes, ", bytes - largest,
-                       " more than the largest device has"));
+      Add(At("op", i, ".memory_bytes"), Quoted(graph_.op(i).name()), " needs ", bytes, " bytes, ",
+          bytes - largest, " more than the largest device has");
     }
     if (needed > room) {
-      Add("device[0]", absl::StrCat("all operators need ", needed, " bytes, ", needed - room,
-                                    " more than all devices have"));
+      Add("device[0]", "all operators need ", needed, " bytes, ", needed - room,
+          " more than all devices have");
     }
   }
 
@@ -261,17 +265,16 @@ class GraphChecker {
   Numbers devices_;
   // Devices and switches.
   Numbers nodes_;
-  std::vector<Problem> problems_;
 };
 
 PlacementProblem::Operator OperatorOf(const v1::Operator& op, const Numbers& devices) {
   PlacementProblem::Operator made{.name = op.name(),
-                                  .seconds = std::vector<double>(devices.size(), op.seconds()),
-                                  .memory_bytes = int64_t(op.memory_bytes())};
+                                  .seconds = std::vector<double>(devices.size(), op.seconds())};
+  made.memory_bytes = op.memory_bytes();
   for (const v1::OperatorTime& on : op.on()) {
     made.seconds[devices.at(on.device())] = on.seconds();
   }
-  made.least = *std::min_element(made.seconds.begin(), made.seconds.end());
+  made.min_seconds = *std::min_element(made.seconds.begin(), made.seconds.end());
   made.mean = std::accumulate(made.seconds.begin(), made.seconds.end(), 0.0) / made.seconds.size();
   return made;
 }
@@ -323,7 +326,8 @@ PlacementProblem PlacementProblemOf(const v1::OperatorGraph& graph) {
   Numbers devices;
   for (const v1::PlacementDevice& device : graph.device()) {
     devices.emplace(device.name(), devices.size());
-    problem.devices.push_back({device.name(), int64_t(device.memory_bytes())});
+    problem.devices.push_back({.name = device.name()});
+    problem.devices.back().memory_bytes = device.memory_bytes();
   }
   Numbers ops;
   for (const v1::Operator& op : graph.op()) {
@@ -334,13 +338,28 @@ PlacementProblem PlacementProblemOf(const v1::OperatorGraph& graph) {
   problem.out.resize(problem.ops.size());
   for (const v1::OperatorEdge& edge : graph.edge()) {
     const int e = std::ssize(problem.edges);
-    problem.edges.push_back({ops.at(edge.from()), ops.at(edge.to()), int64_t(edge.bytes())});
+    problem.edges.push_back({.from = ops.at(edge.from()), .to = ops.at(edge.to())});
+    problem.edges.back().bytes = edge.bytes();
     problem.out[problem.edges.back().from].push_back(e);
     problem.in[problem.edges.back().to].push_back(e);
   }
   AddRoutes(graph, devices, problem);
   AddOrder(problem);
   return problem;
+}
+
+absl::StatusOr<PlacementProblem> ReadOperatorGraph(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxGraphBytes));
+  return ParseOperatorGraph(path, text);
+}
+
+absl::StatusOr<PlacementProblem> ParseOperatorGraph(const std::string& path,
+                                                    const std::string& text) {
+  v1::OperatorGraph graph;
+  CADRE_ASSIGN_OR_RETURN(const TextLocations locations,
+                         ParseTextMessage(path, text, "an operator graph", graph));
+  CADRE_RETURN_IF_ERROR(locations.Refuse(FindGraphProblems(graph)));
+  return PlacementProblemOf(graph);
 }
 
 }  // namespace cadre

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "model/problem.h"
 #include "plan/placement/routes.h"
 #include "proto/cadre/v1/placement.pb.h"
@@ -25,8 +26,8 @@ struct PlacementProblem {
     // By device.
     std::vector<double> seconds;
     int64_t memory_bytes = 0;
-    // The least and the mean of `seconds`.
-    double least = 0;
+    // The minimum and the mean of `seconds`.
+    double min_seconds = 0;
     double mean = 0;
   };
   struct Edge {
@@ -78,5 +79,13 @@ std::vector<Problem> FindGraphProblems(const v1::OperatorGraph& graph);
 
 // Requires: FindGraphProblems finds none.
 PlacementProblem PlacementProblemOf(const v1::OperatorGraph& graph);
+
+// The problem of a graph in text format. Errors: NotFound, PermissionDenied, ... with the path;
+// InvalidArgument with one "FILE:LINE:COLUMN: field: message" per line, for malformed text and for
+// the problems that FindGraphProblems finds.
+absl::StatusOr<PlacementProblem> ReadOperatorGraph(const std::string& path);
+// The same for a text; `path` stands for the file in messages.
+absl::StatusOr<PlacementProblem> ParseOperatorGraph(const std::string& path,
+                                                    const std::string& text);
 
 }  // namespace cadre

@@ -64,7 +64,7 @@ class Builder {
         reaches_(Reaches(problem)) {
     for (size_t i = 0; i < problem.ops.size(); ++i) {
       head_.push_back(windows.head[i] * unit_);
-      after_.push_back((windows.tail[i] - problem.ops[i].least) * unit_);
+      after_.push_back((windows.tail[i] - problem.ops[i].min_seconds) * unit_);
       latest_finish_.push_back(max_ - after_.back());
     }
     makespan_ = program_.AddVariable(LowerBound(problem, windows) * unit_, max_, 1);
@@ -99,7 +99,7 @@ class Builder {
  private:
   int Placed(int op, int device) const { return placed_[op] + device; }
   double Duration(int op, int device) const { return problem_.Seconds(op, device) * unit_; }
-  double Least(int op) const { return problem_.op(op).least * unit_; }
+  double MinSeconds(int op) const { return problem_.op(op).min_seconds * unit_; }
   double head(int op) const { return head_[op]; }
   double latest_finish(int op) const { return latest_finish_[op]; }
 
@@ -144,7 +144,7 @@ class Builder {
 
   void AddStarts() {
     for (int i = 0; i < problem_.size(); ++i) {
-      const double last = std::max(head(i), latest_finish(i) - Least(i));
+      const double last = std::max(head(i), latest_finish(i) - MinSeconds(i));
       start_.push_back(program_.AddVariable(head(i), last));
       IntegerProgram::Terms terms = {{makespan_, 1}, {start_.back(), -1}};
       AppendDuration(i, -1, terms);
@@ -158,13 +158,13 @@ class Builder {
       const PlacementProblem::Edge& edge = problem_.edge(e);
       IntegerProgram::Terms later = {{start_[edge.to], 1}, {start_[edge.from], -1}};
       AppendDuration(edge.from, -1, later);
-      double most = 0;
+      double max_seconds = 0;
       for (int n = 0; n < devices; ++n) {
         for (int m = 0; m < devices; ++m) {
-          most = std::max(most, problem_.TransferSeconds(e, n, m));
+          max_seconds = std::max(max_seconds, problem_.TransferSeconds(e, n, m));
         }
       }
-      if (most > 0) AppendFlow(e, later);
+      if (max_seconds > 0) AppendFlow(e, later);
       program_.AddRow(later, '>', 0);
     }
   }
@@ -195,7 +195,9 @@ class Builder {
     }
   }
 
-  bool CanPrecede(int i, int j) const { return head(i) + Least(i) + Least(j) <= latest_finish(j); }
+  bool CanPrecede(int i, int j) const {
+    return head(i) + MinSeconds(i) + MinSeconds(j) <= latest_finish(j);
+  }
 
   // A row that is active if `order` is 1: j starts after i ends.
   int AddOrder(int i, int j) {
@@ -245,8 +247,8 @@ class Builder {
           if (head(i) >= r && after_[i] >= q) ops.insert(i);
         }
         if (ops.size() < 2) continue;
-        double& most = loads[ops];
-        most = std::max(most, r + q);
+        double& load = loads[ops];
+        load = std::max(load, r + q);
         if (loads.size() >= kMaxLoads) break;
       }
     }
@@ -294,7 +296,7 @@ class Builder {
   // An upper bound on the makespan, just below the known one.
   const double max_;
   const std::vector<std::vector<bool>> reaches_;
-  // By operator: earliest start, least time after its end, and the resulting latest end.
+  // By operator: earliest start, minimum time after its end, and the resulting latest end.
   std::vector<double> head_;
   std::vector<double> after_;
   std::vector<double> latest_finish_;
@@ -310,7 +312,7 @@ ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows&
                              const Schedule& known, double seconds) {
   Builder builder(problem, windows, known);
   const IntegerProgram::Answer solved = builder.program().Minimise({.seconds = seconds});
-  ProgramResult answer{.nodes = solved.nodes};
+  ProgramResult answer;
   if (solved.outcome == IntegerProgram::Outcome::kInfeasible) {
     answer.proven = true;
     answer.lower_bound = known.makespan * (1 - kShorterBy);

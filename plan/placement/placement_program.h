@@ -17,7 +17,6 @@ struct ProgramResult {
   bool proven = false;
   // No schedule is shorter; 0: unknown.
   double lower_bound = 0;
-  int nodes = 0;
 };
 
 // Searches for a schedule shorter than `known` by more than a millionth. Requires: known fits.

@@ -1,3 +1,6 @@
+// The order of the methods: the list schedule always gives a result, whose distance from the lower
+// bound is known; the integer program can only improve on it. Its lower bound replaces the first
+// one if it is higher, so the reported gap never grows.
 #include "plan/placement/placer.h"
 
 #include <algorithm>
@@ -15,6 +18,7 @@ namespace {
 // A schedule meets its bound within rounding.
 constexpr double kRounding = 1e-9;
 
+// The fastest single device, for the speed-up. Its memory may not suffice, which is reported.
 void AddSerial(const PlacementProblem& problem, PlacedGraph& placement) {
   for (int d = 0; d < problem.device_count(); ++d) {
     double seconds = 0;
@@ -50,7 +54,6 @@ void Solve(const PlacementProblem& problem, const TimeWindows& windows,
            const PlacerOptions& options, PlacedGraph& placement) {
   ProgramResult answer =
       SolvePlacement(problem, windows, placement.schedule, options.solver_seconds);
-  placement.solver_nodes = answer.nodes;
   if (answer.schedule) placement.schedule = *std::move(answer.schedule);
   placement.lower_bound = answer.proven ? placement.schedule.makespan
                                         : std::clamp(answer.lower_bound, placement.lower_bound,

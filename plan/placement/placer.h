@@ -1,4 +1,4 @@
-// Places the operators of a graph on devices with the least makespan.
+// Places the operators of a graph on devices with the minimum makespan.
 //
 //   CADRE_ASSIGN_OR_RETURN(const PlacementProblem problem, ReadOperatorGraph("graph.textproto"));
 //   CADRE_ASSIGN_OR_RETURN(const PlacedGraph placement, PlaceGraph(problem));
@@ -61,7 +61,6 @@ struct PlacedGraph {
   bool serial_fits = true;
   // The result of list scheduling alone.
   double list_makespan = 0;
-  int solver_nodes = 0;
 
   // As a part of the makespan; 0: optimal.
   double gap() const { return schedule.makespan > 0 ? 1 - lower_bound / schedule.makespan : 0; }

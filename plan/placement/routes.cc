@@ -1,3 +1,10 @@
+// Shortest paths whose lengths depend on the size of the transfer.
+//
+// The time of a route is a line alpha + beta D in the size D, so the minimum time between two
+// devices is the lower envelope of the lines of all routes: a concave, piecewise linear function.
+// Envelopes take the place of distances in the algorithm of Bellman and Ford. They have few lines,
+// because latencies and bandwidths of a cluster take few values. The links of a route are found by
+// Dijkstra's algorithm for the size in question, only for the transfers of the final placement.
 #include "plan/placement/routes.h"
 
 #include <algorithm>
@@ -20,7 +27,7 @@ Routes::Routes(int devices, int nodes, std::vector<Link> links, int64_t max_byte
   }
 }
 
-// The lines that are least for some D in [0, max_bytes].
+// The lines that are minimal for some D in [0, max_bytes].
 Routes::Lines Routes::Envelope(Lines lines, double max_bytes) {
   std::sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {
     return std::pair(a.alpha, a.beta) < std::pair(b.alpha, b.beta);
@@ -41,8 +48,7 @@ Routes::Lines Routes::Envelope(Lines lines, double max_bytes) {
   return kept;
 }
 
-// Shortest paths for all transfer sizes simultaneously: the algorithm of Bellman and Ford with
-// lower envelopes in place of distances. It terminates because a cycle is longer for every size.
+// Terminates because a cycle is longer for every size.
 std::vector<Routes::Lines> Routes::EnvelopesFrom(int source, double max_bytes) const {
   std::vector<Lines> envelopes(nodes_);
   envelopes[source] = {Line{}};
@@ -71,11 +77,11 @@ std::vector<Routes::Lines> Routes::EnvelopesFrom(int source, double max_bytes) c
 
 double Routes::Seconds(int from, int to, int64_t bytes) const {
   if (from == to) return 0;
-  double least = std::numeric_limits<double>::infinity();
+  double min_seconds = std::numeric_limits<double>::infinity();
   for (const Line& line : lines(from, to)) {
-    least = std::min(least, line.alpha + line.beta * bytes);
+    min_seconds = std::min(min_seconds, line.alpha + line.beta * bytes);
   }
-  return least;
+  return min_seconds;
 }
 
 std::vector<int> Routes::Path(int from, int to, int64_t bytes) const {

@@ -1,7 +1,7 @@
 // Routes between devices, over links and switches.
 //
 // A transfer of D bytes over links l takes the sum of alpha_l + D / bandwidth_l on the route for
-// which that is least, so the route depends on D. Links carry any number of transfers
+// which that is minimal, so the route depends on D. Links carry any number of transfers
 // simultaneously, each at full speed, as in Pal et al. 2019; this is optimistic if many tensors
 // share a link.
 //

@@ -1,3 +1,5 @@
+// Simulates a placement in one pass over the operators in topological order, which the priorities
+// refine. CheckSchedule verifies a schedule by its definition, independent of how it was made.
 #include "plan/placement/schedule.h"
 
 #include <algorithm>
@@ -19,6 +21,8 @@ double Finish(const PlacementProblem& problem, const Schedule& schedule, int i) 
 
 }  // namespace
 
+// Takes the operator of the smallest priority among those whose predecessors have been scheduled.
+// It starts when its inputs have arrived and its device is free. O((ops + edges) log ops).
 Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
                             const std::vector<double>& priority) {
   Schedule schedule{.device = device, .start = std::vector<double>(device.size(), 0)};

@@ -19,7 +19,7 @@ struct Schedule {
   double makespan = 0;
 };
 
-// Schedules operators in order of `priority` (least first, then by number) among those whose
+// Schedules operators in order of `priority` (smallest first, then by number) among those whose
 // predecessors are scheduled. Each starts when its inputs have arrived and its device is free.
 Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
                             const std::vector<double>& priority);

@@ -2,7 +2,7 @@
 //
 // P ranks can train as N data-parallel workers of M = P / N ranks each, for every N that divides P.
 // N decides the batch, thus the epochs (by the table); N and M decide the best plan, thus the step
-// (by a search with P ranks and that batch). The forecast takes the N with the least
+// (by a search with P ranks and that batch). The forecast takes the N with the minimum
 //
 //   floor(samples / batch) * epochs(N) * step(N, M)
 //
@@ -32,7 +32,7 @@ class StepSearch {
 
   std::optional<double> operator()(int64_t workers, int64_t devices) {
     PlanProblem problem = question_.problem;
-    problem.ranks = static_cast<int>(workers * devices);
+    problem.ranks = workers * devices;
     problem.batch = workers * batch_per_worker_;
     const absl::StatusOr<SearchResult> searched = Search(problem);
     if (!searched.ok()) return std::nullopt;

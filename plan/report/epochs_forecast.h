@@ -41,9 +41,9 @@ struct EpochsForecast {
   // Time of pure data parallelism, where each worker has a batch of its own, divided by the best
   // choice's. Nothing: the table does not cover it.
   std::optional<double> gain;
-  // The least number of workers (doubled from 2 up to the question's) from which on a split model
-  // reaches the target sooner than data parallelism. Nothing: there is none within the table, or
-  // the mesh is pinned.
+  // The smallest number of workers (doubled from 2 up to the question's) from which on a split
+  // model reaches the target sooner than data parallelism. Nothing: there is none within the table,
+  // or the mesh is pinned.
   std::optional<int64_t> crossover;
 };
 

@@ -31,11 +31,9 @@ absl::StatusOr<HardwareModel> HardwareFor(const PlanRequest& request, const Grap
 
 HybridProblem PlanQuestion::paper_problem() const {
   const HardwareModel& hardware = problem.hardware;
-  HybridProblem paper = {.network = &network,
-                         .workers = problem.ranks,
-                         .batch = static_cast<double>(problem.batch),
-                         .flops = hardware.flops,
-                         .memory_bytes = static_cast<double>(hardware.memory_bytes)};
+  HybridProblem paper = {.network = &network, .workers = problem.ranks, .flops = hardware.flops};
+  paper.batch = problem.batch;
+  paper.memory_bytes = hardware.memory_bytes;
   if (request.link && !request.profile) {
     // The bandwidth as given: the inverse of its inverse may differ in the last digit.
     paper.link = WordLink::OfBandwidth(request.link->alpha, request.link->bandwidth);
@@ -48,16 +46,16 @@ HybridProblem PlanQuestion::paper_problem() const {
 absl::StatusOr<std::unique_ptr<PlanQuestion>> MakePlanQuestion(PlanRequest request) {
   auto question = std::make_unique<PlanQuestion>();
   question->request = std::move(request);
-  const PlanRequest& asked = question->request;
-  CADRE_ASSIGN_OR_RETURN(question->graph, Graph::FromModel(asked.spec.model()));
+  const PlanRequest& given = question->request;
+  CADRE_ASSIGN_OR_RETURN(question->graph, Graph::FromModel(given.spec.model()));
   question->index = ParameterIndex::FromGraph(question->graph);
   question->network = NetworkShapeOf(question->graph);
-  CADRE_ASSIGN_OR_RETURN(HardwareModel hardware, HardwareFor(asked, question->graph));
+  CADRE_ASSIGN_OR_RETURN(HardwareModel hardware, HardwareFor(given, question->graph));
   PlanProblem& problem = question->problem;
-  CADRE_ASSIGN_OR_RETURN(problem, ProblemOf(asked.spec, question->graph, question->index,
-                                            asked.workers, std::move(hardware)));
-  problem.strategy = asked.strategy;
-  if (asked.bucket_elements) problem.bucket_elements = asked.bucket_elements;
+  CADRE_ASSIGN_OR_RETURN(problem, ProblemOf(given.spec, question->graph, question->index,
+                                            given.workers, std::move(hardware)));
+  problem.strategy = given.strategy;
+  if (given.bucket_elements) problem.bucket_elements = given.bucket_elements;
   if (!problem.hardware.computes()) problem.overlap = false;
   return question;
 }

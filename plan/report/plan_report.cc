@@ -37,14 +37,15 @@ absl::StatusOr<Candidate> PlanByRules(const PlanQuestion& question) {
   return candidate;
 }
 
-absl::Status TakePaper(const PlanQuestion& question, PaperStrategy strategy, PlanReport& report) {
+absl::Status AddPaper(const PlanQuestion& question, PlanReport& report) {
+  const Strategy strategy = question.request.strategy;
+  if (strategy == Strategy::kAuto) return absl::OkStatus();
   report.paper_figures = !question.request.profile;
   const auto& pinned = question.problem.pins.layers;
   if (report.paper_figures && !pinned.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the formulas of strategy ", PaperStrategyName(strategy),
-                     " do not model pinned layers such as ", pinned.begin()->first,
-                     "; strategy auto supports pins"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the formulas of strategy ", StrategyName(strategy), " do not model pinned layers such as ",
+        pinned.begin()->first, "; strategy auto supports pins"));
   }
   absl::StatusOr<PaperCost> cost = PaperCostOf(question, strategy);
   if (!cost.ok() && report.paper_figures) return cost.status();
@@ -136,9 +137,7 @@ std::optional<double> PlanReport::pins_cost() const {
 absl::StatusOr<PlanReport> BuildPlanReport(const PlanQuestion& question) {
   const PlanRequest& request = question.request;
   PlanReport report{.question = &question};
-  if (const auto strategy = PaperStrategyOf(request.strategy)) {
-    CADRE_RETURN_IF_ERROR(TakePaper(question, *strategy, report));
-  }
+  CADRE_RETURN_IF_ERROR(AddPaper(question, report));
   CADRE_RETURN_IF_ERROR(ChoosePlan(question, report));
   if (report.chosen) CostBuckets(question, report);
   CountBytes(question, report);

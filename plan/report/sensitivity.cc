@@ -1,7 +1,7 @@
 // Each variation changes one input and searches again; nothing is interpolated, since the best plan
 // changes abruptly with its inputs. Measured samples of the link scale like its bandwidth, its
-// latency stays. One byte less than the answer needs forces the search off the answer and shows
-// what memory is worth.
+// latency stays. A limit of one byte less than the answer needs excludes the answer and shows what
+// memory is worth.
 #include "plan/report/sensitivity.h"
 
 #include <algorithm>
@@ -50,16 +50,16 @@ std::vector<Variation> VaryInputs(const PlanQuestion& question, const SearchResu
   }
   for (const double factor : {0.5, 2.0}) {
     PlanProblem problem = question.problem;
-    const double batch = std::ceil(problem.batch * factor);
-    problem.batch = static_cast<int64_t>(batch);
-    variations.push_back(
-        Searched(answer, problem, {.what = "batch", .factor = factor, .value = batch}));
+    problem.batch = std::ceil(problem.batch * factor);
+    Variation variation{.what = "batch", .factor = factor};
+    variation.value = problem.batch;
+    variations.push_back(Searched(answer, problem, std::move(variation)));
   }
   PlanProblem problem = question.problem;
   problem.hardware.memory_bytes = std::max<int64_t>(1, answer.best.prediction.memory_bytes - 1);
-  variations.push_back(
-      Searched(answer, problem,
-               {.what = "memory", .value = static_cast<double>(problem.hardware.memory_bytes)}));
+  Variation memory{.what = "memory"};
+  memory.value = problem.hardware.memory_bytes;
+  variations.push_back(Searched(answer, problem, std::move(memory)));
   return variations;
 }
 

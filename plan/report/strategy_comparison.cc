@@ -44,8 +44,8 @@ void AddNote(absl::string_view note, ComparedStrategy& row) {
 
 ComparedStrategy RowOf(const PlanQuestion& question, Strategy strategy) {
   ComparedStrategy row{.strategy = strategy};
-  if (const auto paper = PaperStrategyOf(strategy)) {
-    absl::StatusOr<PaperCost> cost = PaperCostOf(question, *paper);
+  if (strategy != Strategy::kAuto) {
+    absl::StatusOr<PaperCost> cost = PaperCostOf(question, strategy);
     if (cost.ok()) {
       row.paper = *std::move(cost);
       if (!row.paper->enough_samples) row.note = "more ranks than samples: some ranks are idle";
@@ -97,11 +97,7 @@ std::optional<double> BestInEngine(const std::vector<ComparedStrategy>& rows) {
 
 }  // namespace
 
-std::optional<PaperStrategy> PaperStrategyOf(Strategy strategy) {
-  return PaperStrategyFromName(StrategyName(strategy));
-}
-
-absl::StatusOr<PaperCost> PaperCostOf(const PlanQuestion& question, PaperStrategy strategy) {
+absl::StatusOr<PaperCost> PaperCostOf(const PlanQuestion& question, Strategy strategy) {
   return CostOf(strategy, question.paper_problem(), PinnedRows(question.problem));
 }
 
@@ -124,9 +120,9 @@ StrategyComparison CompareStrategies(const PlanQuestion& question) {
   if (const auto best = BestInEngine(all); best && auto_known) {
     comparison.engine_gain = *best / *comparison.auto_seconds;
   }
-  for (const Strategy asked : question.request.compare) {
+  for (const Strategy requested : question.request.compare) {
     for (const ComparedStrategy& row : all) {
-      if (row.strategy == asked) comparison.rows.push_back(row);
+      if (row.strategy == requested) comparison.rows.push_back(row);
     }
   }
   return comparison;

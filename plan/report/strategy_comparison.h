@@ -13,10 +13,9 @@
 
 namespace cadre {
 
-// Nothing for `auto`, which no paper describes.
-std::optional<PaperStrategy> PaperStrategyOf(Strategy strategy);
-// The cost by the paper's formulas, on the pinned mesh's grid or else the best. Errors: CostOf's.
-absl::StatusOr<PaperCost> PaperCostOf(const PlanQuestion& question, PaperStrategy strategy);
+// The cost by the paper's formulas, on the grid of the pinned mesh or else the best. Requires: not
+// kAuto. Errors: those of CostOf.
+absl::StatusOr<PaperCost> PaperCostOf(const PlanQuestion& question, Strategy strategy);
 
 struct ComparedStrategy {
   Strategy strategy = Strategy::kAuto;

@@ -28,7 +28,7 @@ struct AxisList {
   int count = 0;
 
   int operator[](int i) const { return packed >> (4 * i) & 15; }
-  void push_back(int axis) { packed |= uint64_t(axis) << (4 * count++); }
+  void push_back(uint64_t axis) { packed |= axis << (4 * count++); }
   friend bool operator==(const AxisList&, const AxisList&) = default;
 };
 

@@ -3,7 +3,7 @@
 //
 // Elimination. Variables are eliminated one by one. Eliminating v takes all terms that mention v
 // and replaces them by one new term over the other variables of those terms, its scope: for every
-// combination of their options the new term holds the least sum over the options of v, and the
+// combination of their options the new term holds the minimum sum over the options of v, and the
 // option that attains it is recorded. When all variables are gone, the best options are read back
 // in reverse order. This is bucket elimination (Dechter, "Bucket elimination: a unifying framework
 // for reasoning", Artificial Intelligence 113, 1999), known earlier as nonserial dynamic
@@ -18,8 +18,8 @@
 // Cost: the sum over all steps of the product of the options of the variable and of its scope. The
 // order is greedy by minimum degree, which need not give the smallest scopes. If a term would have
 // more than max_states entries, the scope's variable with the most options loses the option with
-// the largest optimistic cost (its own plus the least entry of each of its pairs), until it fits.
-// The result is then marked as not exact and has no lower bound.
+// the largest optimistic cost (its own plus the smallest entry of each of its pairs), until it
+// fits. The result is then marked as not exact and has no lower bound.
 //
 // Limit. Minimising seconds under a limit on bytes contains the knapsack problem and is NP-hard.
 // Two methods are used in turn:
@@ -29,11 +29,11 @@
 //      choice that fits. Prices are chosen as Handler and Zang do for constrained shortest paths
 //      ("A dual algorithm for the constrained shortest path problem", Networks 10, 1980): given one
 //      choice above the limit and one below, the next price is that at which both cost the same.
-//   2. If a gap remains and the problem is small, elimination with Pareto labels: an entry holds
-//   all
-//      (sum, bytes) pairs that no other pair beats in both, instead of one sum. If an entry has
-//      more than max_labels, they are thinned evenly and the result is marked as not exact; the
-//      lower bound of the relaxation still holds.
+//   2. If a gap remains and the problem is small, elimination with Pareto labels: instead of one
+//   sum,
+//      an entry holds all pairs (sum, bytes) that no other pair beats in both. If an entry has more
+//      than max_labels, they are thinned evenly and the result is marked as not exact; the lower
+//      bound of the relaxation still holds.
 #include "plan/search/elimination.h"
 
 #include <glog/logging.h>
@@ -41,6 +41,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <set>
 
 namespace cadre {
@@ -194,9 +195,9 @@ class Eliminator {
       for (size_t t = 0; t < sources.size(); ++t) {
         Add(sources[t].values + odometer.offset(t), sources[t].stride);
       }
-      const auto least = std::min_element(sums_.begin(), sums_.end());
-      terms_[s].entries[e] = *least;
-      best_[s][e] = least - sums_.begin();
+      const auto min_sum = std::min_element(sums_.begin(), sums_.end());
+      terms_[s].entries[e] = *min_sum;
+      best_[s][e] = min_sum - sums_.begin();
     }
     for (const int t : terms_of_[s].terms) terms_[t].entries = {};
   }
@@ -253,7 +254,7 @@ class LimitedEliminator {
       : problem_(problem), order_(order), terms_of_(TermsByStep(problem, order)), max_(max_labels) {
     // Bytes are counted in excess of each variable's minimum, so that a partial choice that cannot
     // be completed within the limit is dropped immediately.
-    spare_ = limit - LeastBytes(problem);
+    spare_ = limit - MinBytes(problem);
     for (const std::vector<int64_t>& bytes : problem.bytes) {
       min_.push_back(*std::min_element(bytes.begin(), bytes.end()));
     }
@@ -297,7 +298,7 @@ class LimitedEliminator {
     terms_[s] = {scope, std::vector<Labels>(entries)};
     for (int64_t e = 0; e < entries; ++e, odometer.Next()) {
       Labels& into = terms_[s].entries[e];
-      for (size_t o = 0; o < problem_.options(variable); ++o) {
+      for (int o = 0; o < std::ssize(problem_.unary[variable]); ++o) {
         double sum = problem_.unary[variable][o];
         for (size_t t = 0; t < pairs.size(); ++t) {
           const size_t at = odometer.offset(t) + o * StrideOf(problem_, pairs[t], variable);
@@ -312,7 +313,7 @@ class LimitedEliminator {
         }
         for (const Label& label : labels) {
           if (label.bytes + bytes > spare_) continue;
-          into.push_back({label.sum + sum, label.bytes + bytes, label.node, int(o)});
+          into.push_back({label.sum + sum, label.bytes + bytes, label.node, o});
         }
       }
       KeepPareto(into);
@@ -346,11 +347,11 @@ class LimitedEliminator {
     std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) {
       return a.sum != b.sum ? a.sum < b.sum : a.bytes < b.bytes;
     });
-    int64_t least = std::numeric_limits<int64_t>::max();
+    int64_t minimum = std::numeric_limits<int64_t>::max();
     Labels kept;
     for (const Label& label : labels) {
-      if (label.bytes >= least) continue;
-      least = label.bytes;
+      if (label.bytes >= minimum) continue;
+      minimum = label.bytes;
       kept.push_back(label);
     }
     if (kept.size() > max_) {
@@ -399,8 +400,8 @@ class Reduced {
     });
     if (fits) return;
     for (int v = 0; v < problem.size(); ++v) {
-      kept_.emplace_back();
-      for (size_t o = 0; o < problem.options(v); ++o) kept_.back().push_back(int(o));
+      kept_.emplace_back(problem.options(v));
+      std::iota(kept_.back().begin(), kept_.back().end(), 0);
     }
     for (const EliminationOrder::Step& step : order.steps()) {
       while (Entries(step.scope) > max_states) DropWorstOption(step.scope);
@@ -431,13 +432,13 @@ class Reduced {
     for (const SumProblem::Pair& pair : full_.pairs) {
       if (pair.a != v && pair.b != v) continue;
       const int other = pair.a == v ? pair.b : pair.a;
-      double least = kInfinite;
+      double minimum = kInfinite;
       for (size_t o = 0; o < full_.options(other); ++o) {
         const size_t at =
             pair.a == v ? option * full_.options(other) + o : o * full_.options(v) + option;
-        least = std::min(least, (*pair.table)[at]);
+        minimum = std::min(minimum, (*pair.table)[at]);
       }
-      sum += least;
+      sum += minimum;
     }
     return sum;
   }
@@ -449,7 +450,7 @@ class Reduced {
     });
     std::vector<int>& kept = kept_[v];
     CHECK_GT(kept.size(), 1U);
-    // The option of least memory stays, so that a feasible problem stays feasible.
+    // The option of minimum memory stays, so that a feasible problem stays feasible.
     const auto least_bytes = full_.bytes.empty()
                                  ? kept.end()
                                  : std::min_element(kept.begin(), kept.end(), [&](int a, int b) {
@@ -503,7 +504,7 @@ class PricedSearch {
     above_ = unlimited;
     bound_ = unlimited.bound;
     exact_ = unlimited.exact;
-    best_ = LeastBytesChoice();
+    best_ = MinBytesChoice();
     below_ = best_;
     priced_ = problem;
   }
@@ -540,18 +541,18 @@ class PricedSearch {
     return best_.sum - bound_ <= kSame * std::abs(best_.sum);
   }
 
-  // Every variable with its option of least memory.
-  SumSolution LeastBytesChoice() const {
+  // Every variable with its option of minimum memory.
+  SumSolution MinBytesChoice() const {
     SumSolution lean;
     for (size_t v = 0; v < problem_.bytes.size(); ++v) {
-      int least = 0;
+      int minimum = 0;
       for (int o = 1; o < std::ssize(problem_.bytes[v]); ++o) {
         const auto key = [&](int option) {
           return std::pair(problem_.bytes[v][option], problem_.unary[v][option]);
         };
-        if (key(o) < key(least)) least = o;
+        if (key(o) < key(minimum)) minimum = o;
       }
-      lean.choice.push_back(least);
+      lean.choice.push_back(minimum);
     }
     lean.sum = SumOf(problem_, lean.choice);
     lean.bytes = BytesOf(problem_, lean.choice);
@@ -641,7 +642,7 @@ SumSolution Minimise(const SumProblem& problem, const EliminationOrder& order, i
 std::optional<SumSolution> MinimiseWithin(const SumProblem& problem, const EliminationOrder& order,
                                           int64_t max_states, const SumSolution& unlimited,
                                           ByteLimit& limit) {
-  if (LeastBytes(problem) > limit.bytes) return std::nullopt;
+  if (MinBytes(problem) > limit.bytes) return std::nullopt;
   PricedSearch priced(problem, order, max_states, unlimited, limit);
   std::optional<SumSolution> solution = priced.Run();
   if (!solution.has_value() || solution->exact || priced.Work() > limit.max_work) return solution;
@@ -671,7 +672,7 @@ int64_t BytesOf(const SumProblem& problem, std::span<const int> choice) {
   return bytes;
 }
 
-int64_t LeastBytes(const SumProblem& problem) {
+int64_t MinBytes(const SumProblem& problem) {
   int64_t sum = 0;
   for (const std::vector<int64_t>& bytes : problem.bytes) {
     sum += *std::min_element(bytes.begin(), bytes.end());

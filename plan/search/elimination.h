@@ -60,7 +60,7 @@ struct SumSolution {
   int64_t states = 0;
 };
 
-// The choice of least sum; an approximation, with `exact` false, if a term of more than
+// The choice of minimum sum; an approximation, with `exact` false, if a term of more than
 // `max_states` entries would be needed. Requires: `order` was made from the problem's pairs.
 SumSolution Minimise(const SumProblem& problem, const EliminationOrder& order, int64_t max_states);
 
@@ -72,12 +72,12 @@ struct ByteLimit {
   // option; and at most `max_labels` are kept of an entry.
   int64_t max_work = 100'000;
   size_t max_labels = 64;
-  // In: a guess of the multiplier (seconds per byte) at which the least sum fits, 0 for none.
+  // In: a guess of the multiplier (seconds per byte) at which the minimum sum fits, 0 for none.
   // Out: the last multiplier tried.
   double price = 0;
 };
 
-// The least sum of the choices whose bytes are within the limit; nothing if there are none, or if
+// The minimum sum of the choices whose bytes are within the limit; nothing if there are none, or if
 // all of them are above max_sum. Requires: `unlimited` is the result of Minimise.
 std::optional<SumSolution> MinimiseWithin(const SumProblem& problem, const EliminationOrder& order,
                                           int64_t max_states, const SumSolution& unlimited,
@@ -86,6 +86,6 @@ std::optional<SumSolution> MinimiseWithin(const SumProblem& problem, const Elimi
 double SumOf(const SumProblem& problem, std::span<const int> choice);
 int64_t BytesOf(const SumProblem& problem, std::span<const int> choice);
 // The bytes of the choice that needs the fewest.
-int64_t LeastBytes(const SumProblem& problem);
+int64_t MinBytes(const SumProblem& problem);
 
 }  // namespace cadre

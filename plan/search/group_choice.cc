@@ -33,10 +33,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "model/problem.h"
 #include "plan/cost/averaging_interval.h"
 #include "plan/cost/hierarchical_averaging.h"
 #include "plan/cost/time_to_accuracy.h"
-#include "plan/search/group_kinds.h"
 
 namespace cadre {
 namespace {
@@ -108,14 +108,13 @@ auto NumbersOf(const HardwareModel& hardware) {
 
 struct KindOfHardware {
   HardwareModel hardware;
-  int first_worker = 0;
   double rough = 0;
 };
 
-// Machines of all groups, equal ones once, the slowest first.
+// The hardware of all groups, equal ones once, the slowest first.
 absl::StatusOr<std::vector<KindOfHardware>> HardwareOfGroups(const GroupsProblem& problem,
                                                              int groups, int ranks) {
-  std::vector<KindOfHardware> machines;
+  std::vector<KindOfHardware> kinds_of_hardware;
   if (problem.profile == nullptr) return std::vector<KindOfHardware>{{problem.uniform}};
   std::vector<GroupKind> kinds = KindsOfGroups(*problem.profile, groups, ranks);
   kinds.resize(std::min(kinds.size(), kMaxKinds));
@@ -123,25 +122,25 @@ absl::StatusOr<std::vector<KindOfHardware>> HardwareOfGroups(const GroupsProblem
     CADRE_ASSIGN_OR_RETURN(HardwareModel hardware,
                            HardwareOf(*problem.profile, problem.spec->model(), *problem.graph,
                                       kind.first_worker, ranks));
-    const bool known = std::any_of(machines.begin(), machines.end(), [&](const auto& other) {
-      return NumbersOf(other.hardware) == NumbersOf(hardware);
-    });
+    const bool known = std::any_of(
+        kinds_of_hardware.begin(), kinds_of_hardware.end(),
+        [&](const auto& other) { return NumbersOf(other.hardware) == NumbersOf(hardware); });
     if (known) continue;
     const double rough = RoughSeconds(problem, hardware, ranks);
-    machines.push_back({std::move(hardware), kind.first_worker, rough});
+    kinds_of_hardware.push_back({std::move(hardware), rough});
   }
-  std::stable_sort(machines.begin(), machines.end(),
+  std::stable_sort(kinds_of_hardware.begin(), kinds_of_hardware.end(),
                    [](const auto& a, const auto& b) { return a.rough > b.rough; });
-  machines.resize(std::min(machines.size(), kMaxPlanned));
-  return machines;
+  kinds_of_hardware.resize(std::min(kinds_of_hardware.size(), kMaxPlanned));
+  return kinds_of_hardware;
 }
 
 // Fills in step, mesh and slowest group.
 absl::Status PlanSlowest(const GroupsProblem& problem, GroupChoice& choice) {
-  CADRE_ASSIGN_OR_RETURN(std::vector<KindOfHardware> machines,
+  CADRE_ASSIGN_OR_RETURN(std::vector<KindOfHardware> kinds_of_hardware,
                          HardwareOfGroups(problem, choice.groups, choice.ranks));
   choice.step_seconds = -1;
-  for (KindOfHardware& kind : machines) {
+  for (KindOfHardware& kind : kinds_of_hardware) {
     CADRE_ASSIGN_OR_RETURN(PlanProblem group,
                            ProblemOf(*problem.spec, *problem.graph, *problem.index, choice.ranks,
                                      std::move(kind.hardware)));
@@ -150,7 +149,6 @@ absl::Status PlanSlowest(const GroupsProblem& problem, GroupChoice& choice) {
     if (found.best.prediction.times.step() <= choice.step_seconds) continue;
     choice.step_seconds = found.best.prediction.times.step();
     choice.mesh = found.best.plan.mesh;
-    choice.slowest_first_worker = kind.first_worker;
   }
   return absl::OkStatus();
 }
@@ -173,7 +171,7 @@ void AddAveraging(const GroupsProblem& problem, const LinkProfile& link, GroupCh
   const double rank_bytes =
       kBytesPerWord * (traffic.words_up_per_rank + traffic.words_down_per_rank);
   const uint32_t shards = problem.spec->cluster().aggregators();
-  const double shard_bytes = shards > 0 ? double(traffic.bytes_per_round) / shards : 0;
+  const double shard_bytes = shards > 0 ? 1.0 * traffic.bytes_per_round / shards : 0;
   choice.averaging_seconds = 2 * link.alpha + link.beta * std::max(rank_bytes, shard_bytes);
 }
 
@@ -194,7 +192,7 @@ std::optional<double> StepsOfTraining(const GroupsProblem& problem, const GroupC
   return std::nullopt;
 }
 
-// The least of 1, 2, 4, ... up to the bound with which a step is nearly as short as with the
+// The minimum of 1, 2, 4, ... up to the bound with which a step is nearly as short as with the
 // largest.
 void ChooseInterval(const GroupsProblem& problem, GroupChoice& choice) {
   if (choice.groups == 1) return;
@@ -216,7 +214,7 @@ void ChooseInterval(const GroupsProblem& problem, GroupChoice& choice) {
 absl::Status AddEpochs(const GroupsProblem& problem, const EpochsCurve& curve,
                        GroupChoice& choice) {
   const double workers =
-      double(BatchOf(problem) * choice.groups) / problem.epochs->batch_per_worker();
+      1.0 * BatchOf(problem) * choice.groups / problem.epochs->batch_per_worker();
   CADRE_ASSIGN_OR_RETURN(const double epochs, curve.At(workers));
   if (!std::isfinite(epochs)) {
     return absl::OutOfRangeError(absl::StrFormat("batches of %d samples did not reach the target",
@@ -262,8 +260,7 @@ double Cost(const GroupChoice& choice) {
 }
 
 std::string Named(const GroupChoice& choice) {
-  return absl::StrCat(choice.groups, choice.groups == 1 ? " group of " : " groups of ",
-                      choice.ranks);
+  return absl::StrCat(Counted(choice.groups, "group"), " of ", choice.ranks);
 }
 
 void Explain(const GroupsProblem& problem, GroupsResult& answer) {
@@ -288,7 +285,7 @@ void Explain(const GroupsProblem& problem, GroupsResult& answer) {
   absl::StrAppendFormat(
       &answer.reason,
       "; %s would take %.3g times as long: %.3g times the steps per epoch, %.3g times the step",
-      Named(more), answer.more_time_ratio, double(best.groups) / more.groups,
+      Named(more), answer.more_time_ratio, 1.0 * best.groups / more.groups,
       more.seconds_per_step() / best.seconds_per_step());
   if (!by_target) return;
   absl::StrAppendFormat(&answer.reason, ", %.3g times the epochs", *more.epochs / *best.epochs);

@@ -45,10 +45,9 @@ struct GroupChoice {
   int ranks = 1;
   // H; 0: a single group, which averages with no other.
   int every_steps = 0;
-  // Of the slowest group: its plan's mesh, its step, and its first worker.
+  // Of the slowest group: the mesh of its plan, and its step.
   Mesh mesh;
   double step_seconds = 0;
-  int slowest_first_worker = 0;
   // One average, and its share of a step.
   double averaging_seconds = 0;
   double averaging_share() const { return every_steps > 0 ? averaging_seconds / every_steps : 0; }
@@ -69,7 +68,7 @@ struct RejectedGroups {
 };
 
 struct GroupsResult {
-  // Best first: least time to the target, or per epoch. Not empty.
+  // Best first: minimum time to the target, or per epoch. Not empty.
   std::vector<GroupChoice> choices;
   std::vector<RejectedGroups> rejected;
   // The choice with the next larger number of groups than the best, and its time over that of the
@@ -89,5 +88,17 @@ struct GroupsResult {
 // the profile has too few workers; if no choice is possible, the error of the largest groups
 // (ResourceExhausted if memory is short; see Search).
 absl::StatusOr<GroupsResult> ChooseGroups(const GroupsProblem& problem);
+
+// Workers are assigned to groups host by host, so that fast links lie inside groups. Groups on
+// equal hosts are of one kind and are planned once.
+struct GroupKind {
+  // Of the first group of the kind, as HardwareOf (plan/search/hardware_model.h) takes it.
+  int first_worker = 0;
+  int64_t groups = 0;
+};
+// Ordered by their first groups; the counts add up to `groups`. A group within one host equals a
+// group within any equal host. Requires: the profile is valid and has groups * ranks workers.
+std::vector<GroupKind> KindsOfGroups(const v1::ClusterProfile& profile, int64_t groups,
+                                     int64_t ranks);
 
 }  // namespace cadre

@@ -1,10 +1,11 @@
-#include "plan/search/group_kinds.h"
+// Part of plan/search/group_choice.h: KindsOfGroups.
 
 #include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "plan/search/group_choice.h"
 #include "tensor/interval.h"
 
 namespace cadre {
@@ -68,7 +69,7 @@ std::vector<GroupKind> KindsOfGroups(const v1::ClusterProfile& profile, int64_t 
   std::vector<GroupKind> kinds;
   for (int64_t g = 0; g < groups; ++g) {
     const auto [at, is_new] = seen.emplace(KeyOf(entries, g * ranks, ranks), kinds.size());
-    if (is_new) kinds.push_back({.first_worker = int(g * ranks)});
+    if (is_new) kinds.emplace_back().first_worker = g * ranks;
     ++kinds[at->second].groups;
   }
   return kinds;

@@ -1,3 +1,10 @@
+// Reduces a profile to what the planner models: one kind of rank, and two links. A group whose
+// hosts differ computes at the speed of the slowest device and communicates over the slowest link,
+// because every step waits for all ranks.
+//
+// Compute times are measured for some parts of every layer and interpolated for others. The work of
+// a part (samples times fractions of rows, outputs and inputs) is the abscissa; parts with the same
+// splits come first, because the time per unit of work depends on the shapes of the operands.
 #include "plan/search/hardware_model.h"
 
 #include <algorithm>
@@ -229,7 +236,7 @@ absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, cons
           hardware.memory_bytes == 0 ? bytes : std::min(hardware.memory_bytes, bytes);
     }
     if (host.cores() > 0) {
-      const double share = double(host.cores()) * hardware.per_host / WorkersOn(host);
+      const double share = 1.0 * host.cores() * hardware.per_host / WorkersOn(host);
       hardware.cores = hardware.cores == 0 ? share : std::min(hardware.cores, share);
     }
   }

@@ -73,7 +73,7 @@ struct HardwareModel {
 HardwareModel UniformHardware(const LinkProfile& link, double flops);
 
 // The hardware of `ranks` workers, assigned host by host in the profile's order from first_worker
-// on: the slowest link between their hosts, the slowest device, the least memory. Errors:
+// on: the slowest link between their hosts, the slowest device, the minimum memory. Errors:
 // InvalidArgument if the profile has fewer workers, and errors of CheckProfile.
 absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, const v1::Model& model,
                                          const Graph& graph, int first_worker, int ranks);

@@ -1,3 +1,7 @@
+// Options are vectors with one entry per axis, the index that the axis splits. They are enumerated
+// axis by axis from the choices of each axis and filtered: parts must divide evenly where the
+// operation requires it, and no part may be empty. The input and output layouts follow from the
+// table of model/op_indices.h.
 #include "plan/search/layer_options.h"
 
 #include <algorithm>
@@ -218,10 +222,10 @@ std::vector<LayerOption> OptionsOf(const LayerClass& of, const CompactMesh& mesh
 std::vector<IndexSplit> SplitsOf(const LayerClass& of, const CompactMesh& mesh,
                                  const LayerOption& option) {
   std::vector<IndexSplit> splits;
-  for (size_t i = 0; i < of.indices.size(); ++i) {
+  for (int i = 0; i < std::ssize(of.indices); ++i) {
     IndexSplit split{of.indices[i].name, {}};
     for (int a = 0; a < mesh.axes(); ++a) {
-      if (option.index[a] == int(i)) split.axes.push_back(mesh.name(a));
+      if (option.index[a] == i) split.axes.push_back(mesh.name(a));
     }
     if (!split.axes.empty()) splits.push_back(std::move(split));
   }

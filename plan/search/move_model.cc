@@ -3,8 +3,8 @@
 // A move (tensor/move.h) is one exchange in which every rank receives what it needs and does not
 // hold, from every addend if the tensor is a partial sum; or, for a sum that several ranks need,
 // two exchanges (a reduce-scatter along some dimension, then a gather), whichever is cheaper by
-// MoveCost. Planning it takes time for every pair of ranks, which the search cannot afford: it asks
-// for the cost of every pair of layouts of every two adjacent layers on every mesh.
+// MoveCost. Planning it takes time for every pair of ranks, which the search cannot afford: it
+// needs the cost of every pair of layouts of every two adjacent layers on every mesh.
 //
 // The idea. A layout splits dimensions independently, so what the busiest rank needs, holds and
 // sends is a product over dimensions, and the factor of a dimension follows from the axes that
@@ -16,10 +16,10 @@
 //
 // Seconds. beta is charged for each byte of the busier direction, gamma for received addends. alpha
 // is charged once per doubling of the participants, as for the collectives of the papers: the
-// engine sends all messages of an exchange at once, so their latencies overlap. For an all-to-all,
-// no algorithm is optimal both in messages and in bytes (Bruck et al., "Efficient algorithms for
-// all-to-all communications in multiport message-passing systems", 1997), so alpha is charged for
-// every message.
+// engine sends all messages of an exchange simultaneously, so their latencies overlap. For an
+// all-to-all, no algorithm is optimal both in messages and in bytes (Bruck et al., "Efficient
+// algorithms for all-to-all communications in multiport message-passing systems", 1997), so alpha
+// is charged for every message.
 //
 // Accuracy. Elements equal those of the tapes of all ranks if splits divide evenly, except where a
 // dimension's axes differ from the first axis on (misaligned): which of its own elements a rank
@@ -59,7 +59,8 @@ struct DimensionSplit {
 double Touched(double a, double b) {
   if (b == 1) return a;
   if (a == 1) return 1;
-  const double common = std::gcd(static_cast<int64_t>(a), static_cast<int64_t>(b));
+  const int64_t parts[] = {std::llround(a), std::llround(b)};
+  const double common = std::gcd(parts[0], parts[1]);
   const double a_part = a / common;
   const double b_part = b / common;
   return std::ceil((b_part - 1 + a_part) / b_part);
@@ -143,7 +144,8 @@ std::vector<RowNeeds> ToHalo(const WindowRows& rows, const DimensionSplit& cut) 
   needs_by_rank.reserve(std::max(cut.from_parts, cut.to_parts));
   ForPairs(cut.to_parts, parts, cut.misaligned(), [&](int64_t i, int64_t j) {
     const Interval needed = Needed(rows, i, cut.to_parts);
-    RowNeeds reach{.needs = double(needed.size()), .peers = 0};
+    RowNeeds reach{.peers = 0};
+    reach.needs = needed.size();
     for (int64_t p = PartAt(rows.in, needed.begin, parts); p < parts; ++p) {
       const Interval part = PartOf(rows.in, p, parts);
       if (part.begin >= needed.end) break;
@@ -358,7 +360,7 @@ MoveEstimate MoveModel::Move(const Extents& whole, const CompactLayout& from,
   const AxisSet summed = from.partial & ~SplittingAxes(to);
   if (summed == 0) return Estimate(direct);
   const MoveCost cost;
-  double least = direct.Cost(cost);
+  double minimum = direct.Cost(cost);
   Exchanged best[2] = {direct, {}};
   const double ranks = compact_.Ranks(summed);
   for (int d = 0; d < whole.count; ++d) {
@@ -373,8 +375,8 @@ MoveEstimate MoveModel::Move(const Extents& whole, const CompactLayout& from,
     const Exchanged second =
         Exchange(whole, between, to, halo, at == HaloAt::kTo ? HaloAt::kTo : HaloAt::kNone);
     const double both = first.Cost(cost) + second.Cost(cost);
-    if (both >= least) continue;
-    least = both;
+    if (both >= minimum) continue;
+    minimum = both;
     best[0] = first;
     best[1] = second;
   }
@@ -399,7 +401,7 @@ std::vector<LayerMoves> MovesOf(const PlanProblem& problem, const Plan& plan) {
   const CompactMesh& mesh = model.mesh();
   const std::vector<bool> learns = LayersWithGradient(graph);
   const CompactLayout given = mesh.Compact(InputLayout(graph, plan));
-  const double samples = double(problem.batch) / problem.micro_batches;
+  const double samples = 1.0 * problem.batch / problem.micro_batches;
   std::vector<LayerMoves> moves(graph.size());
   for (int l = 0; l < graph.size(); ++l) {
     const GraphLayer& layer = graph[l];

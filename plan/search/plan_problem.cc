@@ -1,3 +1,10 @@
+// Reads what the user has fixed.
+//
+// A valid spec (model/validate.h) describes a group of full size. The problem may be about another
+// number of ranks: a group that has lost workers shrinks its mesh to divisors of the remaining
+// ranks, and `cadre plan` plans for any number of workers. The pins are therefore checked here
+// again, for the actual number of ranks. A pinned layer gives all axes but `data` to one index, so
+// a mesh of `data` alone cannot satisfy a pin to another index than the samples.
 #include "plan/search/plan_problem.h"
 
 #include <algorithm>
@@ -14,21 +21,10 @@
 namespace cadre {
 namespace {
 
-constexpr struct {
-  Strategy strategy;
-  absl::string_view name;
-} kNames[] = {{Strategy::kBatch, "batch"},
-              {Strategy::kModel, "model"},
-              {Strategy::kUniformGrid, "uniform-grid"},
-              {Strategy::kConvBatchFcGrid, "conv-batch-fc-grid"},
-              {Strategy::kConvDomainFcGrid, "conv-domain-fc-grid"},
-              {Strategy::kGroupHybrid, "group-hybrid"},
-              {Strategy::kAuto, "auto"}};
-
 constexpr int64_t kMaxProblemRanks = 1 << 20;
 
 template <typename... Text>
-absl::Status Bad(const Text&... text) {
+absl::Status Invalid(const Text&... text) {
   return absl::InvalidArgumentError(absl::StrCat(text...));
 }
 
@@ -50,16 +46,18 @@ absl::StatusOr<std::vector<Mesh::Axis>> MeshInSpec(const v1::Cluster& cluster) {
   std::vector<Mesh::Axis> axes;
   for (const v1::MeshAxis& axis : cluster.mesh()) {
     if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis) {
-      return Bad("cluster.mesh: axis '", absl::CEscape(axis.name()),
-                 "' is not data, space or model");
+      return Invalid("cluster.mesh: axis '", absl::CEscape(axis.name()),
+                     "' is not data, space or model");
     }
     if (FindAxis(axes, axis.name()) != nullptr) {
-      return Bad("cluster.mesh: axis '", axis.name(), "' is listed twice");
+      return Invalid("cluster.mesh: axis '", axis.name(), "' is listed twice");
     }
     if (axis.size() < 1 || axis.size() > kMaxProblemRanks) {
-      return Bad("cluster.mesh: axis '", axis.name(), "' has ", axis.size(), " ranks");
+      return Invalid("cluster.mesh: axis '", axis.name(), "' has ", axis.size(), " ranks");
     }
-    axes.push_back({axis.name(), int(axis.size())});
+    Mesh::Axis& pinned = axes.emplace_back();
+    pinned.name = axis.name();
+    pinned.size = axis.size();
   }
   return axes;
 }
@@ -71,8 +69,8 @@ absl::Status CheckAgrees(const std::vector<Mesh::Axis>& mesh, absl::string_view 
   const Mesh::Axis* pinned = FindAxis(mesh, axis);
   const int size = pinned == nullptr ? 1 : pinned->size;
   if (size == OrOne(ranks)) return absl::OkStatus();
-  return Bad("cluster.", field, " is ", ranks, ", but cluster.mesh (", ToText(mesh), ") has ", size,
-             " along ", axis);
+  return Invalid("cluster.", field, " is ", ranks, ", but cluster.mesh (", ToText(mesh), ") has ",
+                 size, " along ", axis);
 }
 
 // For a group with fewer ranks than its mesh: the largest divisors for model, then space; data gets
@@ -103,7 +101,8 @@ absl::StatusOr<std::vector<Mesh::Axis>> PinnedMesh(const v1::Cluster& cluster, i
     for (const Mesh::Axis& axis : axes)
       product = std::min(product * axis.size, kMaxProblemRanks + 1);
     if (product != ranks) {
-      return Bad("cluster.mesh (", ToText(axes), ") makes ", product, " ranks; there are ", ranks);
+      return Invalid("cluster.mesh (", ToText(axes), ") makes ", product, " ranks; there are ",
+                     ranks);
     }
     return axes;
   }
@@ -113,11 +112,12 @@ absl::StatusOr<std::vector<Mesh::Axis>> PinnedMesh(const v1::Cluster& cluster, i
   if (cluster.model_ranks() > 0) axes.push_back({kModelAxis, model});
   if (smaller) return axes.empty() ? axes : Shrunk(axes, ranks);
   if (ranks % model != 0) {
-    return Bad("cluster.model_ranks is ", model, ", which does not divide the ", ranks, " ranks");
+    return Invalid("cluster.model_ranks is ", model, ", which does not divide the ", ranks,
+                   " ranks");
   }
   if (ranks / model % space != 0) {
-    return Bad("cluster.space_ranks is ", space, ", which does not divide the ", ranks / model,
-               " ranks that model_ranks leaves of ", ranks);
+    return Invalid("cluster.space_ranks is ", space, ", which does not divide the ", ranks / model,
+                   " ranks that model_ranks leaves of ", ranks);
   }
   return axes;
 }
@@ -125,20 +125,20 @@ absl::StatusOr<std::vector<Mesh::Axis>> PinnedMesh(const v1::Cluster& cluster, i
 absl::Status PinLayer(const v1::LayerPin& pin, const Graph& graph, Pins* pins) {
   const absl::string_view index = IndexOfParallelism(pin.parallelism());
   if (index.empty()) {
-    return Bad("cluster.layer: parallelism of '", absl::CEscape(pin.layer()), "' is ",
-               int(pin.parallelism()), "; give DATA, MODEL, MODEL_IN or DOMAIN");
+    return Invalid("cluster.layer: parallelism of '", absl::CEscape(pin.layer()), "' is ",
+                   pin.parallelism(), "; give DATA, MODEL, MODEL_IN or DOMAIN");
   }
   const auto layer = std::find_if(graph.layers().begin(), graph.layers().end(),
                                   [&](const GraphLayer& each) { return each.name == pin.layer(); });
   if (layer == graph.layers().end()) {
-    return Bad("cluster.layer: the model has no layer '", absl::CEscape(pin.layer()), "'");
+    return Invalid("cluster.layer: the model has no layer '", absl::CEscape(pin.layer()), "'");
   }
   if (!HasIndex(*layer, index)) {
-    return Bad("cluster.layer: layer '", layer->name, "' cannot be split by '",
-               EnumText(pin.parallelism()), "', only by ", ParallelismsOf(&*layer));
+    return Invalid("cluster.layer: layer '", layer->name, "' cannot be split along '",
+                   EnumText(pin.parallelism()), "', only along ", ParallelismsOf(&*layer));
   }
   if (!pins->layers.emplace(layer->name, std::string(index)).second) {
-    return Bad("cluster.layer: layer '", layer->name, "' is pinned twice");
+    return Invalid("cluster.layer: layer '", layer->name, "' is pinned twice");
   }
   return absl::OkStatus();
 }
@@ -156,8 +156,8 @@ absl::Status CheckTogether(const Pins& pins, int ranks) {
   if (HasRanks(pins.mesh, kSpaceAxis) || HasRanks(pins.mesh, kModelAxis)) return absl::OkStatus();
   for (const auto& [layer, index] : pins.layers) {
     if (index == "samples") continue;
-    return Bad("cluster.layer: layer '", layer, "' is pinned to ", index, ", but the mesh (",
-               ToText(pins.mesh), ") has no axis besides data for it");
+    return Invalid("cluster.layer: layer '", layer, "' is pinned to ", index, ", but the mesh (",
+                   ToText(pins.mesh), ") has no axis besides data for it");
   }
   return absl::OkStatus();
 }
@@ -170,36 +170,12 @@ int LargestDivisor(int ranks, int at_most) {
   return divisor;
 }
 
-absl::string_view StrategyName(Strategy strategy) {
-  for (const auto& each : kNames) {
-    if (each.strategy == strategy) return each.name;
-  }
-  return "";
-}
-
-std::optional<Strategy> StrategyFromName(absl::string_view name) {
-  for (const auto& each : kNames) {
-    if (each.name == name) return each.strategy;
-  }
-  return std::nullopt;
-}
-
-const std::vector<Strategy>& AllStrategies() {
-  // Never destroyed, so that it may be read at any time.
-  static const auto& all = *[] {
-    auto* strategies = new std::vector<Strategy>();
-    for (const auto& each : kNames) strategies->push_back(each.strategy);
-    return strategies;
-  }();
-  return all;
-}
-
 absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ranks) {
   Pins pins;
   CADRE_ASSIGN_OR_RETURN(pins.mesh, PinnedMesh(spec.cluster(), ranks));
   if (HasRanks(pins.mesh, kSpaceAxis) && graph.input().rank() != 3) {
-    return Bad("the mesh (", ToText(pins.mesh),
-               ") has ranks along space, but the model takes no images, which have rows");
+    return Invalid("the mesh (", ToText(pins.mesh),
+                   ") has ranks along space, but the model takes no images, which have rows");
   }
   for (const v1::LayerPin& pin : spec.cluster().layer()) {
     CADRE_RETURN_IF_ERROR(PinLayer(pin, graph, &pins));

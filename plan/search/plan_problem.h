@@ -16,27 +16,12 @@
 #include "model/graph.h"
 #include "model/op_indices.h"
 #include "model/parameter_index.h"
+#include "plan/cost/paper_strategies.h"
 #include "plan/search/hardware_model.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tensor/mesh.h"
 
 namespace cadre {
-
-// Families of plans: the papers' strategies, and all plans.
-enum class Strategy {
-  kBatch,             // every layer by samples
-  kModel,             // every layer with weights by outputs
-  kUniformGrid,       // every layer with weights by samples and outputs
-  kConvBatchFcGrid,   // convolutions by samples; fully connected layers by samples and outputs
-  kConvDomainFcGrid,  // convolutions by samples and rows; fully connected as above
-  kGroupHybrid,       // as kConvBatchFcGrid, with the grid from the closed form of its paper
-  kAuto,              // every layer in its best way
-};
-// "batch", "model", "uniform-grid", "conv-batch-fc-grid", "conv-domain-fc-grid", "group-hybrid",
-// "auto".
-absl::string_view StrategyName(Strategy strategy);
-std::optional<Strategy> StrategyFromName(absl::string_view name);
-const std::vector<Strategy>& AllStrategies();
 
 // Choices that the user has fixed.
 struct Pins {
@@ -48,7 +33,7 @@ struct Pins {
   bool empty() const { return mesh.empty() && layers.empty(); }
 };
 // Reads the pins of a spec (cluster.mesh, .model_ranks, .space_ranks, .layer). In a group with
-// fewer ranks than the spec asks for, each axis has the largest divisor of the remaining ranks that
+// fewer ranks than the spec requests, each axis has the largest divisor of the remaining ranks that
 // does not exceed its pinned size. Errors: InvalidArgument, naming the field, for pins that
 // contradict one another, the ranks or the model.
 absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ranks);

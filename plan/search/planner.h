@@ -39,7 +39,7 @@ namespace cadre {
 // The plan of a group of `ranks` workers. A mesh that the spec pins is used as given. Otherwise
 // `space` has spec.cluster.space_ranks ranks if the model takes images, and is omitted if that is
 // 1; `model` has model_ranks, or, if that is 0, all remaining ranks if the model has a fully
-// connected layer and one otherwise. In a group with fewer ranks than the spec asks for, each has
+// connected layer and one otherwise. In a group with fewer ranks than the spec requests, each has
 // the largest divisor of the remaining ranks that does not exceed that number. Ranks without
 // samples are legal. Requires: ranks >= 1. Errors: InvalidArgument for a malformed model, and for
 // pins that contradict it or one another.

@@ -89,7 +89,7 @@ class Predictor {
       buckets_.push_back(times);
       const int64_t elements = std::max<int64_t>(1, BufferElements(plan_, index(), bucket));
       for (const int p : bucket.parameters) {
-        const double share = double(LocalElementsOf(p)) / elements;
+        const double share = 1.0 * LocalElementsOf(p) / elements;
         LayerPrediction& into = layer(index()[p].layer);
         into.collective += share * (times.reduce + times.gather);
         into.collective_elements += share * times.elements;
@@ -259,12 +259,12 @@ Plan WithBestBuckets(const PlanProblem& problem, Plan plan) {
   const bool automatic = problem.collectives == v1::Cluster::AUTO ||
                          problem.collectives == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED;
   if (!automatic || !problem.hardware.link.known() || best.buckets.empty()) return best;
-  double least = ObjectiveOf(problem, Predict(problem, best));
+  double minimum = ObjectiveOf(problem, Predict(problem, best));
   const auto consider = [&](v1::Cluster::CollectivePolicy policy, std::optional<int64_t> elements) {
     Plan candidate = Bucketed(problem, best, policy, elements);
     const double seconds = ObjectiveOf(problem, Predict(problem, candidate));
-    if (seconds >= least) return;
-    least = seconds;
+    if (seconds >= minimum) return;
+    minimum = seconds;
     best = std::move(candidate);
   };
   // What each policy would choose.

@@ -63,9 +63,9 @@ double ObjectiveOf(const PlanProblem& problem, const Prediction& prediction);
 // hardware and policy. A group's workers choose theirs by the same rule.
 Plan WithBuckets(const PlanProblem& problem, Plan plan);
 
-// Under AUTO and with a known link: the buckets of least predicted objective among a few sizes and
-// the algorithms of all policies; otherwise WithBuckets. Guarantees: not slower than WithBuckets
-// under any policy.
+// Under AUTO and with a known link: the buckets of minimum predicted objective among a few sizes
+// and the algorithms of all policies; otherwise WithBuckets. Guarantees: not slower than
+// WithBuckets under any policy.
 Plan WithBestBuckets(const PlanProblem& problem, Plan plan);
 
 }  // namespace cadre

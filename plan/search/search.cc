@@ -1,21 +1,20 @@
 // Searches for the plan with the fastest predicted step.
 //
 // 1. For one mesh, the serial seconds of a plan are a sum: of each layer's cost as it is split, and
-//    of the moves between layers that are split differently (search_mesh.h). The least sum is found
-//    by elimination (elimination.h), exactly unless a term would have more than max_states entries.
-//    A memory limit is a limit on a second sum. This is the layer-wise parallelism of OptCNN (Jia,
-//    Lin, Qi, Aiken 2018), with the layouts and strategies of Gholami et al. 2018 and Joo and Youn
-//    2021 among its options.
-// 2. Overlapped time is not a sum. The minimisation is therefore repeated with gradient
-// communication
-//    weighed less and less (kWeights), and the plans found are predicted as a whole (prediction.h),
-//    the least sums of each weight in turn.
+//    of the moves between layers that are split differently (search_mesh.h). The minimum sum is
+//    found by elimination (elimination.h), exactly unless a term would have more than max_states
+//    entries. A memory limit is a limit on a second sum. This is the layer-wise parallelism of
+//    OptCNN (Jia, Lin, Qi, Aiken 2018), with the layouts and strategies of Gholami et al. 2018 and
+//    Joo and Youn 2021 among its options.
+// 2. Overlapped time is not a sum. The minimisation is therefore repeated with smaller and smaller
+//    weights of gradient communication (kWeights), and the resulting plans are predicted as a whole
+//    (prediction.h), the minimum sums of each weight in turn.
 // 3. The fastest few get their best buckets.
 // 4. Local search: one layer of the fastest plan is forced to another option, all others are
 //    minimised again, and the result is predicted; until no change of a layer helps, or
 //    max_improvements is used up.
 //
-// Pruning: meshes are visited by the sum of their layers' least costs, which bounds their plans
+// Pruning: meshes are visited by the sum of their layers' minimum costs, which bounds their plans
 // from below without any move. A mesh is skipped for a weight if its bound is above the best sum so
 // far, times kSlack, because overlap may favour a plan with a larger sum.
 //
@@ -38,7 +37,6 @@
 #include "base/status.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/elimination.h"
-#include "plan/search/search_memory.h"
 #include "plan/search/search_mesh.h"
 
 namespace cadre {
@@ -54,7 +52,8 @@ constexpr double kWeights[] = {1, 0.5, 0.2, 0.01};
 constexpr double kFewWeights[] = {1, 0.05};
 constexpr size_t kManyMeshes = 150;
 
-// A plan whose sum is up to this factor above the least may still be the fastest once it overlaps.
+// A plan whose sum is up to this factor above the minimum may still be the fastest once it
+// overlaps.
 constexpr double kSlack = 1.05;
 constexpr double kManyMeshesSlack = 1.0;
 
@@ -65,8 +64,8 @@ constexpr double kForbidden = 1e15;
 constexpr int64_t kStatesPerImprovement = 20'000;
 
 int AxesOf(const Mesh& mesh) {
-  return static_cast<int>(std::count_if(mesh.axes().begin(), mesh.axes().end(),
-                                        [](const Mesh::Axis& axis) { return axis.size > 1; }));
+  return std::count_if(mesh.axes().begin(), mesh.axes().end(),
+                       [](const Mesh::Axis& axis) { return axis.size > 1; });
 }
 
 class Searcher {
@@ -165,12 +164,10 @@ class Searcher {
   void Minimise(size_t m) {
     MeshSearch& mesh = *meshes_[m];
     const int64_t limit = problem_.hardware.memory_bytes;
-    if (limit > 0 && mesh.LeastBytes() > limit) return;
-    bool searched = false;
+    if (limit > 0 && mesh.MinBytes() > limit) return;
     for (size_t w = 0; w < weights_.size(); ++w) {
       const bool data_parallel = IsDataParallel(m);
       if (!data_parallel && mesh.LowerBound(weights_[w]) > slack_ * min_[w]) continue;
-      searched = true;
       const SumProblem& sum = mesh.Sum(weights_[w]);
       SumSolution solution = cadre::Minimise(sum, graph_.order(), options_.max_states);
       result_.states += solution.states;
@@ -189,7 +186,6 @@ class Searcher {
       min_[w] = std::min(min_[w], solution.sum);
       found_.push_back({m, w, solution.sum, std::move(solution.choice)});
     }
-    if (searched) ++result_.meshes_searched;
   }
 
   bool SameSum(const Found& a, const Found& b) const {
@@ -208,7 +204,7 @@ class Searcher {
     return left.Size(kDataAxis) > right.Size(kDataAxis);
   }
 
-  // Accounts for a minimised sum in what is known of the least sums.
+  // Accounts for a minimised sum in what is known of the minimum sums.
   void UpdateBounds(size_t weight, const SumSolution& solution) {
     result_.exact = result_.exact && solution.exact;
     if (weight > 0) return;
@@ -320,8 +316,8 @@ class Searcher {
     for (int l = 0; l < sum.size(); ++l) {
       if (!IsProduct((*problem_.graph)[l].kind)) continue;
       const std::vector<double> unary = sum.unary[l];
-      for (size_t o = 0; o < unary.size(); ++o) {
-        if (int(o) == best.choice[l] || unary.size() == 1) continue;
+      for (int o = 0; o < std::ssize(unary); ++o) {
+        if (o == best.choice[l] || unary.size() == 1) continue;
         if (left <= 0) return predicted_.size() > before;
         sum.unary[l].assign(unary.size(), kForbidden);
         sum.unary[l][o] = unary[o];
@@ -411,7 +407,7 @@ class Searcher {
   std::vector<double> weights_;
   double slack_ = kSlack;
   std::vector<std::unique_ptr<MeshSearch>> meshes_;
-  // By weight: the least sum so far, and the last price of a byte under a memory limit.
+  // By weight: the minimum sum so far, and the last price of a byte under a memory limit.
   std::vector<double> min_;
   std::vector<double> prices_;
   // A lower bound on all sums of the first weight.

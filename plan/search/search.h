@@ -58,13 +58,11 @@ struct SearchResult {
   // The sums were minimised exactly. Overlap is not part of the sums, so the result is the fastest
   // of the predicted plans, not necessarily of all plans.
   bool exact = true;
-  // An upper bound on how far the sum that was found is above the least, as a fraction of it, over
-  // all meshes; 0 if exact, infinite if unknown.
+  // An upper bound on how far the sum that was found is above the minimum, as a fraction of it,
+  // over all meshes; 0 if exact, infinite if unknown.
   double gap = 0;
-  // Meshes that exist; meshes whose sums were minimised (the others cannot be better); and table
-  // entries of all sums.
+  // Meshes that exist, and table entries of all sums.
   int64_t meshes = 0;
-  int64_t meshes_searched = 0;
   int64_t states = 0;
   // The number with which the best plan fits into memory; that of the problem unless it is free.
   int micro_batches = 1;
@@ -73,8 +71,8 @@ struct SearchResult {
 };
 
 // Errors: ResourceExhausted if no plan fits into memory, naming the layer that needs most, the
-// number of bytes missing, and the least number of ranks that would suffice (up to 65,536), if any;
-// InvalidArgument for pins that no plan satisfies.
+// number of bytes missing, and the minimum number of ranks that would suffice (up to 65,536), if
+// any; InvalidArgument for pins that no plan satisfies.
 absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOptions& options = {});
 
 // The meshes that are considered: all factorisations data * space * model of the ranks (space only

@@ -1,11 +1,12 @@
-#include "plan/search/search_memory.h"
-
+// Part of plan/search/search_mesh.h: NoPlanFits.
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/problem.h"
 #include "plan/search/search.h"
+#include "plan/search/search_mesh.h"
 
 namespace cadre {
 namespace {
@@ -14,13 +15,13 @@ constexpr int kMaxRanks = 65'536;
 // Numbers of ranks are tried one by one until so many meshes were examined, then powers of two.
 constexpr int64_t kMaxMeshes = 2'000;
 
-// A plan's memory is a sum over layers, each with its own options, so the least memory of any plan
-// is known without minimising seconds.
+// A plan's memory is a sum over layers, each with its own options, so the minimum memory of any
+// plan is known without minimising seconds.
 bool SomePlanFits(const PlanProblem& problem, const SearchGraph& graph, int64_t& meshes) {
   for (const Mesh& mesh : MeshesFor(problem)) {
     ++meshes;
     const MeshSearch search(problem, graph, mesh, MeshSearch::Terms::kBytesOnly);
-    if (search.unsatisfied() < 0 && search.LeastBytes() <= problem.hardware.memory_bytes) {
+    if (search.unsatisfied() < 0 && search.MinBytes() <= problem.hardware.memory_bytes) {
       return true;
     }
   }
@@ -32,16 +33,16 @@ int64_t BytesOnOneRank(const PlanProblem& problem) {
   PlanProblem alone = problem;
   alone.ranks = 1;
   alone.pins = Pins();
-  return MeshSearch(alone, SearchGraph(alone), Mesh(), MeshSearch::Terms::kBytesOnly).LeastBytes();
+  return MeshSearch(alone, SearchGraph(alone), Mesh(), MeshSearch::Terms::kBytesOnly).MinBytes();
 }
 
-// The least number of ranks with a plan that fits; 0: none was found.
+// The minimum number of ranks with a plan that fits; 0: none was found.
 int SufficientRanks(PlanProblem problem) {
   const SearchGraph graph(problem);
-  const int64_t least = std::max<int64_t>(int64_t{problem.ranks} + 1,
-                                          BytesOnOneRank(problem) / problem.hardware.memory_bytes);
+  const int64_t minimum = std::max<int64_t>(
+      int64_t{problem.ranks} + 1, BytesOnOneRank(problem) / problem.hardware.memory_bytes);
   int64_t meshes = 0;
-  int64_t ranks = least;
+  int64_t ranks = minimum;
   for (; ranks <= kMaxRanks && meshes < kMaxMeshes; ++ranks) {
     problem.ranks = ranks;
     if (SomePlanFits(problem, graph, meshes)) return problem.ranks;
@@ -66,15 +67,15 @@ absl::Status NoPlanFits(const PlanProblem& problem,
                         const std::vector<std::unique_ptr<MeshSearch>>& meshes) {
   const MeshSearch& leanest = **std::min_element(
       meshes.begin(), meshes.end(),
-      [](const auto& a, const auto& b) { return a->LeastBytes() < b->LeastBytes(); });
+      [](const auto& a, const auto& b) { return a->MinBytes() < b->MinBytes(); });
   const auto [layer, most] = leanest.LargestLayer();
   const int64_t limit = problem.hardware.memory_bytes;
-  const int64_t needed = leanest.LeastBytes();
-  std::string text = absl::StrCat(
-      "no plan fits into the ", Bytes(limit), " of each of ", problem.ranks, " rank",
-      problem.ranks == 1 ? "" : "s", ": the leanest, on mesh ", leanest.mesh().ToString(),
-      ", needs ", Bytes(needed), ", ", Bytes(needed - limit), " more; most of that, ", Bytes(most),
-      ", for layer '", (*problem.graph)[layer].name, "'");
+  const int64_t needed = leanest.MinBytes();
+  std::string text = absl::StrCat("no plan fits into the ", Bytes(limit), " of each of ",
+                                  Counted(problem.ranks, "rank"), ": the leanest, on mesh ",
+                                  leanest.mesh().ToString(), ", needs ", Bytes(needed), ", ",
+                                  Bytes(needed - limit), " more; most of that, ", Bytes(most),
+                                  ", for layer '", (*problem.graph)[layer].name, "'");
   if (problem.pins.mesh.empty()) {
     const int ranks = SufficientRanks(problem);
     absl::StrAppend(&text, ranks > 0 ? absl::StrCat("; ", ranks, " ranks would suffice")

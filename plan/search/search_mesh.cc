@@ -66,8 +66,8 @@ void SearchGraph::FindEdges(const PlanProblem& problem) {
   // Inputs of a layer may be of different shapes: then they are of different kinds.
   std::map<std::tuple<int, int, bool, bool, std::vector<int64_t>>, int> kinds;
   for (int l = 0; l < graph.size(); ++l) {
-    for (size_t i = 0; i < graph[l].inputs.size(); ++i) {
-      Edge edge{.producer = graph[l].inputs[i], .consumer = l, .input = int(i)};
+    for (int i = 0; i < std::ssize(graph[l].inputs); ++i) {
+      Edge edge{.producer = graph[l].inputs[i], .consumer = l, .input = i};
       edge.of_model_input = edge.producer == Graph::kInput;
       if (edge.of_model_input) edge.producer = first_;
       if (edge.of_model_input && edge.producer == l) continue;
@@ -100,7 +100,7 @@ MeshSearch::MeshSearch(const PlanProblem& problem, const SearchGraph& graph, Mes
       graph_(graph),
       mesh_(std::move(mesh)),
       moves_(mesh_, problem.hardware),
-      samples_(double(problem.batch) / problem.micro_batches) {
+      samples_(1.0 * problem.batch / problem.micro_batches) {
   std::vector<Costs> by_class;
   for (const LayerClass& of : graph.classes()) {
     options_.push_back(OptionsOf(of, moves_.mesh()));
@@ -194,9 +194,9 @@ double MeshSearch::CollectiveCost(const LayerClass& of, const LocalParameters& p
   double seconds = 0;
   for (const LocalParameters::Alike& each : parameters.alike) {
     const int own = mesh.Ranks(each.owners);
-    seconds += LeastCollectiveSeconds(problem_.collectives, *of.example, each.elements,
-                                      mesh.Ranks(each.sums), own, moves_.LinkOf(each.sums),
-                                      moves_.LinkOf(each.owners));
+    seconds += MinCollectiveSeconds(problem_.collectives, *of.example, each.elements,
+                                    mesh.Ranks(each.sums), own, moves_.LinkOf(each.sums),
+                                    moves_.LinkOf(each.owners));
     seconds += problem_.hardware.update_seconds * LargestPart(each.elements, own);
   }
   return seconds;
@@ -258,16 +258,16 @@ double MeshSearch::ModelInputSeconds(const LayerOption& option) const {
 double MeshSearch::LowerBound(double weight) const {
   double sum = 0;
   for (const Costs& costs : costs_) {
-    double least = costs.Seconds(0, weight);
+    double minimum = costs.Seconds(0, weight);
     for (size_t o = 1; o < costs.exposed.size(); ++o) {
-      least = std::min(least, costs.Seconds(o, weight));
+      minimum = std::min(minimum, costs.Seconds(o, weight));
     }
-    sum += least;
+    sum += minimum;
   }
   return sum;
 }
 
-int64_t MeshSearch::LeastBytes() const {
+int64_t MeshSearch::MinBytes() const {
   int64_t sum = 0;
   for (const Costs& costs : costs_)
     sum += *std::min_element(costs.bytes.begin(), costs.bytes.end());
@@ -278,8 +278,8 @@ std::pair<int, int64_t> MeshSearch::LargestLayer() const {
   std::pair<int, int64_t> largest = {0, -1};
   for (int l = 0; l < graph_.size(); ++l) {
     const std::vector<int64_t>& bytes = costs_[l].bytes;
-    const int64_t least = *std::min_element(bytes.begin(), bytes.end());
-    if (least > largest.second) largest = {l, least};
+    const int64_t minimum = *std::min_element(bytes.begin(), bytes.end());
+    if (minimum > largest.second) largest = {l, minimum};
   }
   return largest;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "plan/layer_part.h"
 #include "plan/plan.h"
 #include "plan/search/elimination.h"
@@ -86,8 +87,8 @@ class MeshSearch {
 
   // No plan on this mesh costs less.
   double LowerBound(double weight) const;
-  // The memory of the plan that needs least, and the layer that needs most of it.
-  int64_t LeastBytes() const;
+  // The minimum memory of a plan, and the layer that needs the largest part of it.
+  int64_t MinBytes() const;
   std::pair<int, int64_t> LargestLayer() const;
 
   // `weight` scales the seconds that may overlap with compute. The result borrows this object and
@@ -143,5 +144,12 @@ class MeshSearch {
   std::vector<std::vector<double>> tables_;
   SumProblem sum_;
 };
+
+// The error of a search in which no plan fits into memory: ResourceExhausted with the minimum
+// memory of a plan, the layer that needs the largest part of it, the number of bytes missing, and
+// the minimum number of ranks that would suffice, if any. Requires: at least one mesh, and no plan
+// fits on any of them.
+absl::Status NoPlanFits(const PlanProblem& problem,
+                        const std::vector<std::unique_ptr<MeshSearch>>& meshes);
 
 }  // namespace cadre

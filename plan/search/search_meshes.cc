@@ -11,11 +11,6 @@
 namespace cadre {
 namespace {
 
-std::vector<int> Divisors(int n) {
-  const std::vector<int64_t> divisors = DivisorsOf(n);
-  return {divisors.begin(), divisors.end()};
-}
-
 Mesh MeshWith(int data, int space, int model) {
   std::vector<Mesh::Axis> axes = {{kDataAxis, data}};
   if (space > 1) axes.push_back({kSpaceAxis, space});
@@ -44,8 +39,8 @@ bool CanBeUsed(const PlanProblem& problem, const Mesh& mesh) {
 int HybridGroup(const PlanProblem& problem) {
   const NetworkShape network = NetworkShapeOf(*problem.graph);
   const LinkProfile& link = problem.hardware.link;
-  HybridProblem hybrid{
-      .network = &network, .workers = problem.ranks, .batch = double(problem.batch)};
+  HybridProblem hybrid{.network = &network, .workers = problem.ranks};
+  hybrid.batch = problem.batch;
   hybrid.link = {link.alpha, kBytesPerWord * link.beta};
   const absl::StatusOr<int64_t> group = ChooseGroup(hybrid);
   return group.ok() ? *group : 1;
@@ -54,8 +49,8 @@ int HybridGroup(const PlanProblem& problem) {
 std::vector<Mesh> AllMeshes(const PlanProblem& problem) {
   const bool images = problem.graph->input().rank() == 3;
   std::vector<Mesh> meshes;
-  for (const int data : Divisors(problem.ranks)) {
-    for (const int space : Divisors(problem.ranks / data)) {
+  for (const int data : DivisorsOf(problem.ranks)) {
+    for (const int space : DivisorsOf(problem.ranks / data)) {
       if (space == 1 || images) {
         meshes.push_back(MeshWith(data, space, problem.ranks / data / space));
       }
@@ -84,7 +79,7 @@ std::vector<Mesh> MeshesOfStrategy(const PlanProblem& problem) {
     case Strategy::kConvBatchFcGrid:
     case Strategy::kConvDomainFcGrid: {
       std::vector<Mesh> grids;
-      for (const int data : Divisors(ranks)) grids.push_back(MeshWith(data, 1, ranks / data));
+      for (const int data : DivisorsOf(ranks)) grids.push_back(MeshWith(data, 1, ranks / data));
       return grids;
     }
     case Strategy::kAuto:

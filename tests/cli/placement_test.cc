@@ -8,7 +8,7 @@
 #include <string>
 
 #include "nlohmann/json.hpp"
-#include "plan/placement/graph_file.h"
+#include "plan/placement/placement_problem.h"
 
 namespace cadre {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "cli/formulas.h"
 #include "cli/placement.h"
-#include "plan/placement/graph_file.h"
+#include "plan/placement/placement_problem.h"
 #include "tests/cli/json_document.h"
 #include "tests/plan/report/questions.h"
 

@@ -127,7 +127,7 @@ TEST_F(PlanCommandTest, RefusesContradictingPins) {
   } cases[] = {
       {"--layer nowhere=model", "is 'nowhere', which is not a layer of the model"},
       {"--layer fc6=sideways", "is 'sideways'; give data, model, model-in or domain"},
-      {"--layer fc6=domain", "'fc6' can only be split by data, model, model-in"},
+      {"--layer fc6=domain", "'fc6' can only be split along data, model, model-in"},
       // The paper's figures would be those of a plan without the pin.
       {"--strategy batch --layer fc6=model", "do not model pinned layers such as fc6"},
       {"--strategy uniform-grid --layer fc6=model", "strategy auto supports pins"},

@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "base/file.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/plan/profile.h"
 
 namespace cadre {
 namespace {
@@ -45,44 +45,38 @@ device {
 }
 )";
 
-v1::ClusterProfile Good() {
-  const auto profile = ParseClusterProfile(kGood, "good");
-  EXPECT_TRUE(profile.ok()) << profile.status();
-  return profile.ok() ? *profile : v1::ClusterProfile();
+absl::StatusOr<v1::ClusterProfile> Read(const std::string& text) {
+  const TemporaryFolder folder;
+  return ReadClusterProfile(folder.Write("rack.profile", text));
 }
 
 // The error after one replacement in the valid text.
 std::string ErrorOf(const std::string& from, const std::string& to) {
   EXPECT_THAT(kGood, HasSubstr(from));
-  const auto profile =
-      ParseClusterProfile(absl::StrReplaceAll(kGood, {{from, to}}), "rack.profile");
-  EXPECT_EQ(profile.status().code(), absl::StatusCode::kInvalidArgument) << to;
-  return std::string(profile.status().message());
+  const absl::Status status = Read(absl::StrReplaceAll(kGood, {{from, to}})).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << to;
+  return std::string(status.message());
 }
 
 TEST(ClusterProfileTest, PrintsAndReads) {
-  v1::ClusterProfile profile = Good();
+  v1::ClusterProfile profile = testing::ProfileOf(kGood);
   // A number that needs all its digits.
   profile.mutable_link(0)->mutable_link()->set_beta(1.0 / 3);
   const std::string text = PrintClusterProfile(profile);
   EXPECT_THAT(text, HasSubstr("cadre plan"));
   EXPECT_THAT(text, HasSubstr("time { layer: \"conv1\" samples: 32 forward: 0.001 "));
-  const auto again = ParseClusterProfile(text, "again");
+  const auto again = Read(text);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*again, profile)) << text;
 }
 
-TEST(ClusterProfileTest, ReadsFiles) {
+TEST(ClusterProfileTest, ErrorsNameFile) {
   const TemporaryFolder folder;
   const std::string path = folder / "profile";
   const absl::Status missing = ReadClusterProfile(path).status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(missing.message()), HasSubstr(path));
-  ASSERT_TRUE(WriteFileAtomically(path, kGood).ok());
-  const auto profile = ReadClusterProfile(path);
-  ASSERT_TRUE(profile.ok()) << profile.status();
-  EXPECT_EQ(profile->host_size(), 2);
-  ASSERT_TRUE(WriteFileAtomically(path, "host { nme: 'a' }").ok());
+  folder.Write("profile", "host { nme: 'a' }");
   EXPECT_EQ(std::string(ReadClusterProfile(path).status().message()),
             absl::StrCat(path, ":1:8: HostProfile has no field 'nme'; did you mean 'name'?"));
 }
@@ -95,10 +89,13 @@ TEST(ClusterProfileTest, ReportsSyntaxErrors) {
 }
 
 TEST(ClusterProfileTest, RejectsInvalidNumbers) {
-  EXPECT_EQ(ErrorOf("alpha: 1e-06", "alpha: -1e-06"),
-            "rack.profile:6:12: host[0].inside.alpha: is -1e-06, must be finite and not negative");
-  EXPECT_EQ(ErrorOf("beta: 1e-10", "beta: nan"),
-            "rack.profile:6:25: host[0].inside.beta: is nan, must be a finite number above 0");
+  EXPECT_THAT(
+      ErrorOf("alpha: 1e-06", "alpha: -1e-06"),
+      HasSubstr(
+          "rack.profile:6:12: host[0].inside.alpha: is -1e-06, must be finite and not negative"));
+  EXPECT_THAT(
+      ErrorOf("beta: 1e-10", "beta: nan"),
+      HasSubstr("rack.profile:6:25: host[0].inside.beta: is nan, must be a finite number above 0"));
   EXPECT_THAT(ErrorOf("alpha: 5e-05 beta: 8e-09", "alpha: 5e-05"),
               HasSubstr("rack.profile:9:29: link[0].link.beta: is 0, must be"));
   EXPECT_THAT(ErrorOf("flops: 5e10", "flops: 0"), HasSubstr("device[0].flops: is 0"));
@@ -151,7 +148,7 @@ TEST(ClusterProfileTest, RequiresOneLinkPerPair) {
   EXPECT_THAT(ErrorOf("inside { alpha: 1e-06 beta: 1e-10 gamma: 1e-10 kind: SHARED_MEMORY }", ""),
               HasSubstr("rack.profile:1:1: host[0].inside: is missing: 'a' has 2 workers and "
                         "needs the link between them"));
-  v1::ClusterProfile profile = Good();
+  v1::ClusterProfile profile = testing::ProfileOf(kGood);
   profile.clear_link();
   EXPECT_THAT(std::string(CheckProfile(profile).message()),
               HasSubstr("no link between 'a' and 'rack' and 1 other pairs"));
@@ -165,7 +162,7 @@ TEST(ClusterProfileTest, RejectsEmptyProfile) {
 }
 
 TEST(ClusterProfileTest, ReportsAllProblems) {
-  v1::ClusterProfile profile = Good();
+  v1::ClusterProfile profile = testing::ProfileOf(kGood);
   profile.mutable_device(0)->set_flops(-std::numeric_limits<double>::infinity());
   profile.mutable_host(1)->set_device("");
   const std::string message(CheckProfile(profile).message());

@@ -15,8 +15,8 @@
 namespace cadre {
 namespace {
 
-// Extents that no mesh divides evenly, and parameters of every kind of layer.
-constexpr char kImages[] = R"(model {
+// Extents that no mesh divides evenly, and all kinds of layers with parameters.
+constexpr char kUnevenImages[] = R"(model {
   input { channels: 3 height: 5 width: 3 }
   layer { name: "conv" convolution { out_channels: 5 kernel: 2 } }
   layer { name: "grouped" convolution { out_channels: 5 kernel: 1 groups: 5 } }
@@ -27,7 +27,7 @@ constexpr char kImages[] = R"(model {
   layer { name: "loss" softmax_cross_entropy {} }
 })";
 
-constexpr char kTokens[] = R"(model {
+constexpr char kUnevenTokens[] = R"(model {
   tokens { length: 5 }
   layer { name: "embedding" embedding { vocabulary: 7 features: 6 positions: true } }
   layer { name: "norm" layer_norm {} }
@@ -100,10 +100,10 @@ void ExpectPeersAgree(const Plan& plan, const ParameterIndex& index) {
       ASSERT_EQ(mine[b].borders.size(), peers.size() + 1);
       EXPECT_EQ(mine[b].borders.front(), 0);
       EXPECT_EQ(mine[b].borders.back(), mine[b].size);
-      for (size_t i = 0; i < peers.size(); ++i) {
+      for (int i = 0; i < std::ssize(peers); ++i) {
         const auto theirs = OwnershipOf(plan, index, peers[i]);
         EXPECT_EQ(theirs[b].borders, mine[b].borders);
-        EXPECT_EQ(theirs[b].own_slice, int(i));
+        EXPECT_EQ(theirs[b].own_slice, i);
         const int64_t slice = theirs[b].slice_end() - theirs[b].slice_begin();
         EXPECT_LE(std::abs(slice * count - mine[b].size), count) << "slices are near-equal";
         for (size_t p = 0; p < mine[b].parameters.size(); ++p) {
@@ -118,7 +118,7 @@ class RandomPlans : public ::testing::TestWithParam<Mesh> {};
 
 TEST_P(RandomPlans, OwnEveryElementOnce) {
   std::mt19937 random(11);
-  for (const char* text : {kImages, kTokens}) {
+  for (const char* text : {kUnevenImages, kUnevenTokens}) {
     const Graph graph = *Graph::FromModel(testing::SpecOf(text).model());
     const ParameterIndex index = ParameterIndex::FromGraph(graph);
     for (int round = 0; round < 25; ++round) {

@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // A convolution, a batch norm, two products: 1,024 + 128 + 128 bytes in front, 640 KiB behind.
-constexpr char kModel[] = R"(model {
+constexpr char kTwoProducts[] = R"(model {
   input { channels: 4 height: 8 width: 8 }
   layer { name: "conv" convolution { out_channels: 16 kernel: 2 stride: 2 no_bias: true } }
   layer { name: "norm" batch_norm {} }
@@ -44,7 +44,7 @@ double CommunicationSeconds(const Plan& plan, const ParameterIndex& index) {
 class PlanCollectivesTest : public ::testing::Test {
  protected:
   PlanCollectivesTest()
-      : graph_(*Graph::FromModel(testing::SpecOf(kModel).model())),
+      : graph_(*Graph::FromModel(testing::SpecOf(kTwoProducts).model())),
         index_(ParameterIndex::FromGraph(graph_)) {
     Split(Mesh({{"data", 8}}), {{"samples", {"data"}}});
     link_.alpha = kAlpha;
@@ -164,11 +164,11 @@ TEST_F(PlanCollectivesTest, AutoWithoutLinkIsRing) {
 
 TEST_F(PlanCollectivesTest, LinkDeterminesBucketSize) {
   const Plan plan = With(v1::Cluster::RING);
-  const int64_t most = BucketElements(8, link_);
-  ASSERT_GT(most, 0);
+  const int64_t max_elements = BucketElements(8, link_);
+  ASSERT_GT(max_elements, 0);
   EXPECT_EQ(plan.link.alpha, kAlpha);
   EXPECT_EQ(plan.link_kind, v1::LinkProfile::TCP);
-  EXPECT_EQ(Choices(plan), Choices(With(v1::Cluster::RING, most)));
+  EXPECT_EQ(Choices(plan), Choices(With(v1::Cluster::RING, max_elements)));
 }
 
 // Two ranks sum the bucket, six gather it.
@@ -178,7 +178,7 @@ TEST_F(PlanCollectivesTest, ReduceScatterAndGatherOverTheirRanks) {
   ASSERT_EQ(plan.buckets.size(), 1U);
   EXPECT_THAT(plan.buckets[0].replica_axes, ElementsAre("model"));
   const BucketCost cost = CostOf(plan, index_, plan.buckets[0], Algorithm::kRing, link_);
-  const auto bytes = double(cost.bytes);
+  const double bytes = cost.bytes;
   EXPECT_NEAR(cost.reduce_scatter, kAlpha + bytes / 2 * kBeta, 1e-12);
   EXPECT_NEAR(cost.all_gather, 5 * kAlpha + 5 * bytes / 6 * kBeta, 1e-12);
   EXPECT_DOUBLE_EQ(CommunicationSeconds(plan, index_), cost.seconds());

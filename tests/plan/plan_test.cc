@@ -178,14 +178,14 @@ TEST_F(PlanTest, SeparatesKinds) {
 
 TEST_F(PlanTest, SizeDependsOnSummingRanks) {
   BucketRules rules;
-  std::vector<int> asked;
+  std::vector<int> sizes;
   rules.max_elements = [&](int ranks) {
-    asked.push_back(ranks);
+    sizes.push_back(ranks);
     return ranks == 2 ? 1 : 0;
   };
   const auto buckets = MakeBuckets(plan_.layers, plan_.mesh, index_, rules);
   EXPECT_EQ(buckets.size(), 4U) << "fc2/weight and fc1 are summed by two ranks and stay separate";
-  EXPECT_THAT(asked, ::testing::UnorderedElementsAre(2, 2, 2, 6));
+  EXPECT_THAT(sizes, ::testing::UnorderedElementsAre(2, 2, 2, 6));
 }
 
 TEST_F(PlanTest, BufferOfLargestRank) {

@@ -6,53 +6,36 @@
 #include <set>
 #include <string>
 
-#include "google/protobuf/text_format.h"
 #include "plan/plan.h"
+#include "tests/model/testing.h"
 
 namespace cadre {
 namespace {
 
-constexpr char kModel[] = R"pb(
+constexpr char kImages[] = R"(model {
   input { channels: 2 height: 12 width: 6 }
-  layer {
-    name: "conv1"
-    convolution { out_channels: 4 kernel: 3 padding: 1 }
-  }
-  layer {
-    name: "relu1"
-    relu {}
-  }
-  layer {
-    name: "conv2"
-    convolution { out_channels: 4 kernel: 3 padding: 1 }
-  }
-  layer {
-    name: "add"
-    input: "conv2"
-    input: "relu1"
-    add {}
-  }
-  layer {
-    name: "pool"
-    max_pool { kernel: 2 }
-  }
-  layer {
-    name: "fc"
-    fully_connected { out_features: 3 }
-  }
-  layer {
-    name: "loss"
-    softmax_cross_entropy {}
-  }
-)pb";
+  layer { name: "conv1" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "relu1" relu {} }
+  layer { name: "conv2" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "add" input: "conv2" input: "relu1" add {} }
+  layer { name: "pool" max_pool { kernel: 2 } }
+  layer { name: "fc" fully_connected { out_features: 3 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
 
-class TapeTest : public testing::Test {
+constexpr char kTokens[] = R"(model {
+  tokens { length: 4 }
+  layer { name: "embed" embedding { vocabulary: 5 features: 6 } }
+  layer { name: "attention" attention { heads: 3 } }
+  layer { name: "norm" layer_norm {} }
+  layer { name: "fc" fully_connected { out_features: 5 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
+
+class TapeTest : public ::testing::Test {
  protected:
-  TapeTest() {
-    v1::Model model;
-    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kModel, &model));
-    graph_ = *Graph::FromModel(model);
-  }
+  explicit TapeTest(const char* model = kImages)
+      : graph_(*Graph::FromModel(testing::SpecOf(model).model())) {}
 
   // Splits `index` in every layer that has it.
   Plan PlanSplitting(const std::string& index, int ranks) const {
@@ -83,7 +66,7 @@ class TapeTest : public testing::Test {
     return *found;
   }
 
-  Graph graph_;
+  const Graph graph_;
 };
 
 TEST_F(TapeTest, LiveBuffersDoNotOverlap) {
@@ -105,11 +88,11 @@ TEST_F(TapeTest, LiveBuffersDoNotOverlap) {
 
 TEST_F(TapeTest, LifetimesSpanUses) {
   const Tape tape = MakeTape(graph_, PlanSplitting("height", 2), 0, 4, /*training=*/true);
-  for (size_t i = 0; i < tape.ops.size(); ++i) {
+  for (int i = 0; i < std::ssize(tape.ops); ++i) {
     for (const int number : BuffersOf(tape.ops[i])) {
       const TapeBuffer& buffer = tape.buffers[number];
-      EXPECT_LE(buffer.first, int(i)) << buffer.name;
-      EXPECT_GE(buffer.last, int(i)) << buffer.name;
+      EXPECT_LE(buffer.first, i) << buffer.name;
+      EXPECT_GE(buffer.last, i) << buffer.name;
     }
   }
 }
@@ -203,37 +186,9 @@ TEST_F(TapeTest, WorksInPlaceInBf16) {
   EXPECT_EQ(relu.x[0], relu.y);
 }
 
-constexpr char kTokens[] = R"pb(
-  tokens { length: 4 }
-  layer {
-    name: "embed"
-    embedding { vocabulary: 5 features: 6 }
-  }
-  layer {
-    name: "attention"
-    attention { heads: 3 }
-  }
-  layer {
-    name: "norm"
-    layer_norm {}
-  }
-  layer {
-    name: "fc"
-    fully_connected { out_features: 5 }
-  }
-  layer {
-    name: "loss"
-    softmax_cross_entropy {}
-  }
-)pb";
-
 class TokenTapeTest : public TapeTest {
  protected:
-  TokenTapeTest() {
-    v1::Model model;
-    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kTokens, &model));
-    graph_ = *Graph::FromModel(model);
-  }
+  TokenTapeTest() : TapeTest(kTokens) {}
 };
 
 TEST_F(TokenTapeTest, TokensStayFp32) {
@@ -274,51 +229,31 @@ TEST(AttentionMemoryTest, PartsAreDisjointAndAligned) {
         EXPECT_GE(memory.context_begin, memory.qkv);
         EXPECT_GE(memory.probabilities_begin, memory.context_begin + memory.context);
         EXPECT_GE(memory.probabilities, rows * tokens);
-        EXPECT_GE(int64_t(memory.probabilities * SizeOf(type)), 4 * rows);
+        EXPECT_GE(memory.probabilities * SizeOf(type), 4 * rows);
         EXPECT_EQ(memory.probabilities_begin * SizeOf(type) % 16, 0);
       }
     }
   }
 }
 
+class FirstNormTapeTest : public TapeTest {
+ protected:
+  FirstNormTapeTest()
+      : TapeTest(R"(model {
+      input { channels: 3 height: 1 width: 1 }
+      layer { name: "flat" flatten {} }
+      layer { name: "norm" layer_norm {} }
+      layer { name: "fc" fully_connected { out_features: 2 } }
+      layer { name: "loss" softmax_cross_entropy {} } })") {}
+};
+
 // The kernel of a norm computes the gradient of its input even if it is not needed.
-TEST(TapeScratchTest, HasRoomForUnusedGradient) {
-  v1::Model model;
-  ASSERT_TRUE(
-      google::protobuf::TextFormat::ParseFromString(R"pb(
-                                                      input { channels: 3 height: 1 width: 1 }
-                                                      layer {
-                                                        name: "flat"
-                                                        flatten {}
-                                                      }
-                                                      layer {
-                                                        name: "norm"
-                                                        layer_norm {}
-                                                      }
-                                                      layer {
-                                                        name: "fc"
-                                                        fully_connected { out_features: 2 }
-                                                      }
-                                                      layer {
-                                                        name: "loss"
-                                                        softmax_cross_entropy {}
-                                                      }
-                                                    )pb",
-                                                    &model));
-  const auto graph = Graph::FromModel(model);
-  ASSERT_TRUE(graph.ok()) << graph.status();
-  Plan plan;
-  for (const GraphLayer& layer : graph->layers()) {
-    plan.layers.push_back(*LayOut(layer, plan.mesh, {}));
-  }
-  const Tape tape = MakeTape(*graph, plan, 0, 4, /*training=*/true);
-  const auto back = std::find_if(tape.ops.begin(), tape.ops.end(), [&](const TapeOp& op) {
-    return op.kind == TapeOpKind::kBackward && (*graph)[op.layer].name == "norm";
-  });
-  ASSERT_NE(back, tape.ops.end());
-  EXPECT_EQ(back->dx[0], TapeOp::kNone);
-  ASSERT_GE(back->scratch, 0);
-  EXPECT_EQ(tape.buffers[back->scratch].elements, 4 * 3);
+TEST_F(FirstNormTapeTest, HasRoomForUnusedGradient) {
+  const Tape tape = MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true);
+  const TapeOp& back = Find(tape, TapeOpKind::kBackward, "norm");
+  EXPECT_EQ(back.dx[0], TapeOp::kNone);
+  ASSERT_GE(back.scratch, 0);
+  EXPECT_EQ(tape.buffers[back.scratch].elements, 4 * 3);
 }
 
 }  // namespace

@@ -47,9 +47,9 @@ TEST(DiscrepancyTest, MaxGroupsKeepsWithinOne) {
   EXPECT_EQ(MaxGroups(4), 2u);
   EXPECT_EQ(MaxGroups(kInfinity), 2u) << "two groups of pure noise have exactly 1";
   for (const double r : {1.01, 1.5, 2.0, 3.0, 7.0, 1e5}) {
-    const uint32_t most = MaxGroups(r).value();
-    EXPECT_LE(ExpectedDiscrepancy(1, r, most), 1 + 1e-9) << r;
-    EXPECT_GT(ExpectedDiscrepancy(1, r, most + 1), 1 + 1e-9) << r;
+    const uint32_t max_groups = MaxGroups(r).value();
+    EXPECT_LE(ExpectedDiscrepancy(1, r, max_groups), 1 + 1e-9) << r;
+    EXPECT_GT(ExpectedDiscrepancy(1, r, max_groups + 1), 1 + 1e-9) << r;
   }
 }
 

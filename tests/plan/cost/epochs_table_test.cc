@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -29,12 +27,11 @@ v1::EpochsTable SmallTable() {
 class EpochsTableTest : public ::testing::Test {
  protected:
   absl::StatusOr<v1::EpochsTable> Read(const std::string& text) {
-    std::ofstream(path_) << text;
-    return ReadEpochsTable(path_);
+    return ReadEpochsTable(folder_.Write("epochs.textproto", text));
   }
 
-  TemporaryFolder folder_;
-  const std::string path_ = folder_.path() + "/epochs.textproto";
+  const TemporaryFolder folder_;
+  const std::string path_ = folder_ / "epochs.textproto";
 };
 
 TEST_F(EpochsTableTest, PrintsAndReads) {

@@ -56,7 +56,6 @@ TEST(HierarchicalAveragingTest, RoundOfDemo) {
   EXPECT_DOUBLE_EQ(round.words_up_per_rank, 1'620'677);
   EXPECT_DOUBLE_EQ(round.words_down_per_rank, 1'620'677);
   EXPECT_EQ(round.bytes_per_round, 51'861'664);
-  EXPECT_EQ(round.naive_bytes_per_round, 103'723'328);
 }
 
 // The ranks' traffic adds up to that between groups, for any number of ranks.

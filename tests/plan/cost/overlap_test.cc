@@ -112,13 +112,13 @@ TEST(OverlappedStepTest, CommunicationBound) {
 
 TEST(OverlappedStepTest, RandomStepsAreBounded) {
   uint32_t state = 1;
-  const auto draw = [&state](uint32_t most) {
+  const auto draw = [&state](uint32_t limit) -> double {
     state = state * 1664525U + 1013904223U;
-    return double((state >> 16) % most);
+    return (state >> 16) % limit;
   };
   for (int round = 0; round < 300; ++round) {
     StepModel model;
-    const int layers = 1 + int(draw(6));
+    const int layers = 1 + draw(6);
     double computing = 0;
     for (int l = 0; l < layers; ++l) {
       model.layers.push_back({draw(9), draw(9)});

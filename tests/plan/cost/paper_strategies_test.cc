@@ -12,16 +12,16 @@ namespace cadre {
 namespace {
 
 constexpr double kMilli = 1e3;
-constexpr PaperStrategy kAll[] = {PaperStrategy::kBatch,
-                                  PaperStrategy::kModel,
-                                  PaperStrategy::kUniformGrid,
-                                  PaperStrategy::kConvBatchFcGrid,
-                                  PaperStrategy::kConvDomainFcGrid,
-                                  PaperStrategy::kGroupHybrid};
+constexpr Strategy kPaperStrategies[] = {Strategy::kBatch,
+                                         Strategy::kModel,
+                                         Strategy::kUniformGrid,
+                                         Strategy::kConvBatchFcGrid,
+                                         Strategy::kConvDomainFcGrid,
+                                         Strategy::kGroupHybrid};
 
 class PaperStrategiesTest : public ::testing::Test {
  protected:
-  PaperCost Cost(PaperStrategy strategy, std::optional<int64_t> rows = std::nullopt) const {
+  PaperCost Cost(Strategy strategy, std::optional<int64_t> rows = std::nullopt) const {
     const auto cost = CostOf(strategy, problem_, rows);
     EXPECT_TRUE(cost.ok()) << cost.status();
     return *cost;
@@ -32,12 +32,12 @@ class PaperStrategiesTest : public ::testing::Test {
 };
 
 TEST_F(PaperStrategiesTest, PureStrategies) {
-  const PaperCost batch = Cost(PaperStrategy::kBatch);
+  const PaperCost batch = Cost(Strategy::kBatch);
   EXPECT_DOUBLE_EQ(batch.communication.words, 124'491'927.875);
   EXPECT_EQ(batch.communication.messages, 144);
   EXPECT_NEAR(kMilli * batch.communication_seconds, 83.2826, 5e-5);
   EXPECT_EQ(batch.grid, (Grid{1, 512}));
-  const PaperCost model = Cost(PaperStrategy::kModel);
+  const PaperCost model = Cost(Strategy::kModel);
   EXPECT_DOUBLE_EQ(model.communication.words, 2'412'263'392);
   EXPECT_NEAR(kMilli * model.communication_seconds, 1608.57, 0.005);
   EXPECT_EQ(model.grid, (Grid{512, 1}));
@@ -55,27 +55,27 @@ TEST_F(PaperStrategiesTest, Grids) {
       {32, 149'995'193.875, 100.34, 16'368'887.875, 11.231, 26'024'823.875, 17.688},
   };
   for (const auto& row : rows) {
-    const PaperCost uniform = Cost(PaperStrategy::kUniformGrid, row.rows);
+    const PaperCost uniform = Cost(Strategy::kUniformGrid, row.rows);
     EXPECT_DOUBLE_EQ(uniform.communication.words, row.uniform) << row.rows;
     EXPECT_NEAR(kMilli * uniform.communication_seconds, row.uniform_ms,
                 row.rows == 32 ? 0.005 : 0.0005);
-    const PaperCost batch = Cost(PaperStrategy::kConvBatchFcGrid, row.rows);
+    const PaperCost batch = Cost(Strategy::kConvBatchFcGrid, row.rows);
     EXPECT_DOUBLE_EQ(batch.communication.words, row.batch) << row.rows;
     EXPECT_NEAR(kMilli * batch.communication_seconds, row.batch_ms, 0.0005);
-    const PaperCost domain = Cost(PaperStrategy::kConvDomainFcGrid, row.rows);
+    const PaperCost domain = Cost(Strategy::kConvDomainFcGrid, row.rows);
     EXPECT_DOUBLE_EQ(domain.communication.words, row.domain) << row.rows;
     EXPECT_NEAR(kMilli * domain.communication_seconds, row.domain_ms, 0.0005);
   }
 }
 
 TEST_F(PaperStrategiesTest, BestGrids) {
-  EXPECT_EQ(Cost(PaperStrategy::kUniformGrid).grid, (Grid{4, 128}));
-  EXPECT_EQ(Cost(PaperStrategy::kConvBatchFcGrid).grid, (Grid{32, 16}));
-  EXPECT_EQ(Cost(PaperStrategy::kConvDomainFcGrid).grid, (Grid{16, 32}));
-  const double batch = Cost(PaperStrategy::kBatch).communication_seconds;
-  const double words = Cost(PaperStrategy::kBatch).communication.words;
-  EXPECT_NEAR(batch / Cost(PaperStrategy::kUniformGrid).communication_seconds, 2.74, 0.005);
-  const PaperCost hybrid = Cost(PaperStrategy::kConvBatchFcGrid);
+  EXPECT_EQ(Cost(Strategy::kUniformGrid).grid, (Grid{4, 128}));
+  EXPECT_EQ(Cost(Strategy::kConvBatchFcGrid).grid, (Grid{32, 16}));
+  EXPECT_EQ(Cost(Strategy::kConvDomainFcGrid).grid, (Grid{16, 32}));
+  const double batch = Cost(Strategy::kBatch).communication_seconds;
+  const double words = Cost(Strategy::kBatch).communication.words;
+  EXPECT_NEAR(batch / Cost(Strategy::kUniformGrid).communication_seconds, 2.74, 0.005);
+  const PaperCost hybrid = Cost(Strategy::kConvBatchFcGrid);
   EXPECT_NEAR(batch / hybrid.communication_seconds, 7.42, 0.005);
   EXPECT_NEAR(words / hybrid.communication.words, 7.61, 0.005);
   // Without the input gradient of the first fully connected layer.
@@ -83,7 +83,7 @@ TEST_F(PaperStrategiesTest, BestGrids) {
       IntegratedTerms(network_.layers[5], hybrid.grid, 2048).input_gradient;
   EXPECT_NEAR(words / (hybrid.communication.words - inputs.words), 8.84, 0.005);
   EXPECT_NEAR(batch / (hybrid.communication_seconds - inputs.Seconds(problem_.link)), 8.60, 0.005);
-  EXPECT_NEAR(*Cost(PaperStrategy::kUniformGrid).closed_form, 5.1, 0.05);
+  EXPECT_NEAR(*Cost(Strategy::kUniformGrid).closed_form, 5.1, 0.05);
   EXPECT_NEAR(*hybrid.closed_form, 25.8, 0.05);
 }
 
@@ -98,10 +98,10 @@ TEST_F(PaperStrategiesTest, OtherAlexNets) {
   };
   for (const auto& row : rows) {
     NetworkShape network = network_;
-    for (size_t l = 0; l < 5; ++l) network.layers[l].weights = row.weights[l];
+    for (int l = 0; l < 5; ++l) network.layers[l].weights = row.weights[l];
     const HybridProblem problem = testing::PapersProblem(network);
-    const PaperCost batch = *CostOf(PaperStrategy::kBatch, problem);
-    const PaperCost grid = *CostOf(PaperStrategy::kConvBatchFcGrid, problem, 32);
+    const PaperCost batch = *CostOf(Strategy::kBatch, problem);
+    const PaperCost grid = *CostOf(Strategy::kConvBatchFcGrid, problem, 32);
     const CommunicationCost inputs =
         IntegratedTerms(network.layers[5], grid.grid, 2048).input_gradient;
     EXPECT_NEAR(batch.communication.words / (grid.communication.words - inputs.words), row.words,
@@ -113,7 +113,7 @@ TEST_F(PaperStrategiesTest, OtherAlexNets) {
 }
 
 TEST_F(PaperStrategiesTest, GroupHybrid) {
-  const PaperCost cost = Cost(PaperStrategy::kGroupHybrid);
+  const PaperCost cost = Cost(Strategy::kGroupHybrid);
   EXPECT_EQ(cost.grid, (Grid{32, 16}));
   EXPECT_NEAR(*cost.closed_form, 28.61, 0.005);
   EXPECT_DOUBLE_EQ(cost.communication.words, 15'353'079.875);
@@ -126,21 +126,18 @@ TEST_F(PaperStrategiesTest, GroupHybrid) {
 // More workers than samples: rows of images are split further.
 TEST_F(PaperStrategiesTest, BeyondTheBatch) {
   problem_ = testing::PapersProblem(network_, 4096, 512);
-  EXPECT_NEAR(kMilli * Cost(PaperStrategy::kConvDomainFcGrid, 8).communication_seconds, 15.242,
-              0.0005);
-  EXPECT_NEAR(kMilli * Cost(PaperStrategy::kConvDomainFcGrid, 16).communication_seconds, 10.443,
-              0.0005);
-  EXPECT_NEAR(kMilli * Cost(PaperStrategy::kConvDomainFcGrid, 32).communication_seconds, 8.166,
-              0.0005);
-  EXPECT_TRUE(Cost(PaperStrategy::kConvDomainFcGrid).enough_samples);
-  EXPECT_FALSE(Cost(PaperStrategy::kBatch).enough_samples);
-  EXPECT_FALSE(Cost(PaperStrategy::kConvBatchFcGrid).enough_samples);
-  EXPECT_LE(Cost(PaperStrategy::kUniformGrid).grid.pc, 512);
+  EXPECT_NEAR(kMilli * Cost(Strategy::kConvDomainFcGrid, 8).communication_seconds, 15.242, 0.0005);
+  EXPECT_NEAR(kMilli * Cost(Strategy::kConvDomainFcGrid, 16).communication_seconds, 10.443, 0.0005);
+  EXPECT_NEAR(kMilli * Cost(Strategy::kConvDomainFcGrid, 32).communication_seconds, 8.166, 0.0005);
+  EXPECT_TRUE(Cost(Strategy::kConvDomainFcGrid).enough_samples);
+  EXPECT_FALSE(Cost(Strategy::kBatch).enough_samples);
+  EXPECT_FALSE(Cost(Strategy::kConvBatchFcGrid).enough_samples);
+  EXPECT_LE(Cost(Strategy::kUniformGrid).grid.pc, 512);
 }
 
 TEST_F(PaperStrategiesTest, LayersAddUp) {
   problem_.flops = 1e12;
-  for (const PaperStrategy strategy : kAll) {
+  for (const Strategy strategy : kPaperStrategies) {
     const PaperCost cost = Cost(strategy);
     CommunicationCost sum;
     double seconds = 0;
@@ -158,18 +155,18 @@ TEST_F(PaperStrategiesTest, LayersAddUp) {
     EXPECT_DOUBLE_EQ(cost.step_seconds(), cost.communication_seconds + cost.compute_seconds);
     EXPECT_EQ(cost.grid.ranks(), 512);
   }
-  EXPECT_EQ(Cost(PaperStrategy::kConvDomainFcGrid).layers[0].parallelism, "samples/32 rows/16");
-  EXPECT_EQ(Cost(PaperStrategy::kConvBatchFcGrid).layers[0].parallelism, "samples/512");
-  EXPECT_EQ(Cost(PaperStrategy::kConvBatchFcGrid).layers[5].parallelism, "samples/16 outputs/32");
-  EXPECT_EQ(Cost(PaperStrategy::kModel).layers[5].parallelism, "outputs/512");
+  EXPECT_EQ(Cost(Strategy::kConvDomainFcGrid).layers[0].parallelism, "samples/32 rows/16");
+  EXPECT_EQ(Cost(Strategy::kConvBatchFcGrid).layers[0].parallelism, "samples/512");
+  EXPECT_EQ(Cost(Strategy::kConvBatchFcGrid).layers[5].parallelism, "samples/16 outputs/32");
+  EXPECT_EQ(Cost(Strategy::kModel).layers[5].parallelism, "outputs/512");
 }
 
 TEST_F(PaperStrategiesTest, MemoryExcludesGrids) {
   problem_.memory_bytes = 100e6;
-  EXPECT_EQ(Cost(PaperStrategy::kConvBatchFcGrid).grid, (Grid{32, 16}));
+  EXPECT_EQ(Cost(Strategy::kConvBatchFcGrid).grid, (Grid{32, 16}));
   problem_.memory_bytes = 81e6;
-  EXPECT_GT(Cost(PaperStrategy::kConvBatchFcGrid).grid.pr, 32);
-  const auto batch = CostOf(PaperStrategy::kBatch, problem_);
+  EXPECT_GT(Cost(Strategy::kConvBatchFcGrid).grid.pr, 32);
+  const auto batch = CostOf(Strategy::kBatch, problem_);
   EXPECT_EQ(batch.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(batch.status().message()),
               ::testing::AllOf(::testing::HasSubstr("batch needs"), ::testing::HasSubstr("more")));
@@ -177,32 +174,25 @@ TEST_F(PaperStrategiesTest, MemoryExcludesGrids) {
 
 TEST_F(PaperStrategiesTest, RejectsInvalidRows) {
   for (const int64_t rows : {-1, 0, 3, 1024}) {
-    EXPECT_EQ(CostOf(PaperStrategy::kUniformGrid, problem_, rows).status().code(),
+    EXPECT_EQ(CostOf(Strategy::kUniformGrid, problem_, rows).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
-  EXPECT_FALSE(CostOf(PaperStrategy::kBatch, problem_, 2).ok());
-  EXPECT_FALSE(CostOf(PaperStrategy::kModel, problem_, 2).ok());
+  EXPECT_FALSE(CostOf(Strategy::kBatch, problem_, 2).ok());
+  EXPECT_FALSE(CostOf(Strategy::kModel, problem_, 2).ok());
 }
 
 TEST_F(PaperStrategiesTest, WithoutLinkWordsDecide) {
   problem_.link = {};
-  EXPECT_EQ(Cost(PaperStrategy::kUniformGrid).grid, (Grid{4, 128}));
-  EXPECT_EQ(Cost(PaperStrategy::kUniformGrid).communication_seconds, 0);
+  EXPECT_EQ(Cost(Strategy::kUniformGrid).grid, (Grid{4, 128}));
+  EXPECT_EQ(Cost(Strategy::kUniformGrid).communication_seconds, 0);
 }
 
 TEST_F(PaperStrategiesTest, OneWorkerIsFree) {
   problem_ = testing::PapersProblem(network_, 1, 32);
-  for (const PaperStrategy strategy : kAll) {
-    EXPECT_EQ(Cost(strategy).communication.words, 0) << PaperStrategyName(strategy);
+  for (const Strategy strategy : kPaperStrategies) {
+    EXPECT_EQ(Cost(strategy).communication.words, 0) << StrategyName(strategy);
     EXPECT_EQ(Cost(strategy).communication.messages, 0);
   }
-}
-
-TEST(PaperStrategyNamesTest, RoundTrip) {
-  for (const PaperStrategy strategy : kAll) {
-    EXPECT_EQ(PaperStrategyFromName(PaperStrategyName(strategy)), strategy);
-  }
-  EXPECT_EQ(PaperStrategyFromName("auto"), std::nullopt);
 }
 
 // Networks without convolutions, with branches, of tokens.
@@ -224,7 +214,7 @@ TEST(NetworkShapeTest, Zoo) {
   EXPECT_GT(gpt.product_weights(), 10'000'000);
   for (const char* name : {"gpt", "inception-v3", "lenet", "mlp", "resnet18", "vgg16"}) {
     const NetworkShape network = testing::ZooShape(name);
-    for (const PaperStrategy strategy : kAll) {
+    for (const Strategy strategy : kPaperStrategies) {
       const auto cost = CostOf(strategy, testing::PapersProblem(network, 24, 96));
       ASSERT_TRUE(cost.ok()) << name << cost.status();
       EXPECT_GT(cost->communication_seconds, 0) << name;

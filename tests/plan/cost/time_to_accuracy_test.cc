@@ -131,9 +131,9 @@ TEST(TimeToAccuracyTest, Crossover) {
   // Doubling costs nothing up to 32, then 1.5 and then 1.75 times the epochs.
   const EpochsCurve curve =
       CurveOf({{1, 4}, {2, 4}, {4, 4}, {8, 4}, {16, 4}, {32, 4}, {64, 6}, {128, 10.5}});
-  const auto crossover = [&](std::map<int64_t, double> speedups, int64_t most) {
+  const auto crossover = [&](std::map<int64_t, double> speedups, int64_t max_devices) {
     const Rule rule{.speedups = std::move(speedups)};
-    return CrossoverDevices(most, rule.Times(curve));
+    return CrossoverDevices(max_devices, rule.Times(curve));
   };
   // The thresholds are 2 / 1.5 = 1.333 and 2 / 1.75 = 1.143.
   EXPECT_EQ(crossover({{2, 1.32}}, 128), 128);

@@ -77,7 +77,7 @@ class Search {
     return paths;
   }
 
-  // The least time from an operator's start to the end of any schedule, for pruning.
+  // The minimum time from an operator's start to the end of any schedule, for pruning.
   void AddTails() {
     for (size_t round = 0; round < ops_; ++round) {
       for (size_t i = 0; i < ops_; ++i) {
@@ -150,7 +150,7 @@ class Search {
 
 }  // namespace
 
-std::optional<double> LeastMakespan(const v1::OperatorGraph& graph) {
+std::optional<double> OptimalMakespan(const v1::OperatorGraph& graph) {
   return Search(graph).Least();
 }
 

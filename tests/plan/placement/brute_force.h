@@ -8,7 +8,8 @@
 
 namespace cadre::testing {
 
-// The least makespan; nothing: no placement fits into memory. Requires: at most about 8 operators.
-std::optional<double> LeastMakespan(const v1::OperatorGraph& graph);
+// The minimum makespan; nothing: no placement fits into memory. Requires: at most about 8
+// operators.
+std::optional<double> OptimalMakespan(const v1::OperatorGraph& graph);
 
 }  // namespace cadre::testing

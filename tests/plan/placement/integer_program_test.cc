@@ -57,8 +57,8 @@ TEST(IntegerProgramTest, MixedIntegers) {
 TEST(IntegerProgramTest, TimeLimit) {
   IntegerProgram program;
   std::mt19937_64 random(3);
-  const int most = program.AddVariable(0, 1e6, 1);
-  std::vector<IntegerProgram::Terms> loads(7, {{most, -1}});
+  const int max_load = program.AddVariable(0, 1e6, 1);
+  std::vector<IntegerProgram::Terms> loads(7, {{max_load, -1}});
   double sum = 0;
   for (int i = 0; i < 60; ++i) {
     IntegerProgram::Terms one;

@@ -1,4 +1,4 @@
-#include "plan/placement/graph_file.h"
+#include "plan/placement/placement_problem.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ std::string With(const std::string& what, const std::string& by) {
   return text.replace(at, what.size(), by);
 }
 
-TEST(GraphFileTest, ReadsGraph) {
+TEST(PlacementProblemTest, ReadsGraph) {
   const auto problem = ParseOperatorGraph("g.textproto", kTwo);
   ASSERT_TRUE(problem.ok()) << problem.status();
   EXPECT_EQ(problem->size(), 2);
@@ -54,22 +54,22 @@ TEST(GraphFileTest, ReadsGraph) {
   EXPECT_EQ(problem->link_names[0], "one - s");
 }
 
-TEST(GraphFileTest, TimesByDevice) {
+TEST(PlacementProblemTest, TimesByDevice) {
   const auto problem =
       ParseOperatorGraph("g", With("seconds: 2", "seconds: 2 on { device: 'two' seconds: 0.5 }"));
   ASSERT_TRUE(problem.ok()) << problem.status();
   EXPECT_DOUBLE_EQ(problem->Seconds(1, 0), 2);
   EXPECT_DOUBLE_EQ(problem->Seconds(1, 1), 0.5);
-  EXPECT_DOUBLE_EQ(problem->op(1).least, 0.5);
+  EXPECT_DOUBLE_EQ(problem->op(1).min_seconds, 0.5);
 }
 
-TEST(GraphFileTest, MissingFile) {
+TEST(PlacementProblemTest, MissingFile) {
   const absl::Status status = ReadOperatorGraph("/nowhere/g.textproto").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/nowhere/g.textproto"));
 }
 
-TEST(GraphFileTest, RejectsMalformedText) {
+TEST(PlacementProblemTest, RejectsMalformedText) {
   EXPECT_THAT(ErrorOf("operators {}"), StartsWith("g.textproto:1:1: OperatorGraph has no field"));
   EXPECT_THAT(ErrorOf("op { name: 3 }"), StartsWith("g.textproto:1:"));
   EXPECT_EQ(ErrorOf(""),
@@ -77,7 +77,7 @@ TEST(GraphFileTest, RejectsMalformedText) {
             "g.textproto:1:1: device: is missing; at least one is required");
 }
 
-TEST(GraphFileTest, RejectsInvalidNames) {
+TEST(PlacementProblemTest, RejectsInvalidNames) {
   EXPECT_THAT(ErrorOf(With("name: \"b\"", "name: \"a\"")),
               StartsWith("g.textproto:2:6: op[1].name: 'a' is used twice"));
   EXPECT_THAT(ErrorOf(With("name: \"b\" ", "")),
@@ -102,7 +102,7 @@ TEST(GraphFileTest, RejectsInvalidNames) {
               StartsWith("g.textproto:9:1: edge[1]: duplicate edge from 'a' to 'b'"));
 }
 
-TEST(GraphFileTest, RejectsInvalidNumbers) {
+TEST(PlacementProblemTest, RejectsInvalidNumbers) {
   EXPECT_THAT(ErrorOf(With("seconds: 2", "seconds: -2")),
               StartsWith("g.textproto:2:16: op[1].seconds: is -2; must be 0"));
   EXPECT_THAT(ErrorOf(With("seconds: 2", "seconds: nan")), HasSubstr("op[1].seconds: is nan"));
@@ -124,7 +124,7 @@ TEST(GraphFileTest, RejectsInvalidNumbers) {
               HasSubstr("op[1].memory_bytes: is 1099511627777; must be at most 1099511627776"));
 }
 
-TEST(GraphFileTest, ReportsCycle) {
+TEST(PlacementProblemTest, ReportsCycle) {
   const std::string error = ErrorOf(absl::StrCat(
       kTwo,
       "op { name: 'c' seconds: 1 } op { name: 'end' seconds: 1 } edge { from: 'c' to: 'end' }\n"
@@ -140,12 +140,12 @@ TEST(GraphFileTest, ReportsCycle) {
               StartsWith("g.textproto:9:1: edge[1]: closes a cycle of 1 operators: 'a' -> 'a'"));
 }
 
-TEST(GraphFileTest, ReportsUnconnectedDevices) {
+TEST(PlacementProblemTest, ReportsUnconnectedDevices) {
   EXPECT_THAT(ErrorOf(With("link { from: \"two\" to: \"s\" bandwidth: 2 }", "")),
               StartsWith("g.textproto:5:1: device[1]: no path of links connects 'one' and 'two'"));
 }
 
-TEST(GraphFileTest, RejectsTooMuchMemory) {
+TEST(PlacementProblemTest, RejectsTooMuchMemory) {
   const std::string limited =
       With("device { name: \"one\" }", "device { name: \"one\" memory_bytes: 3 }");
   EXPECT_TRUE(ParseOperatorGraph("g", limited).ok());

@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/placement/bounds.h"
-#include "plan/placement/graph_file.h"
 #include "plan/placement/list_scheduling.h"
 #include "plan/placement/packing.h"
+#include "plan/placement/placement_problem.h"
 #include "tests/plan/placement/brute_force.h"
 #include "tests/plan/placement/random_graph.h"
 
@@ -64,29 +64,29 @@ TEST(PlacerTest, EqualsBruteForce) {
   int beyond_lists = 0;
   for (uint64_t seed = 1; seed <= 500; ++seed) {
     const v1::OperatorGraph graph = testing::RandomGraph(seed);
-    const std::optional<double> least = testing::LeastMakespan(graph);
+    const std::optional<double> minimum = testing::OptimalMakespan(graph);
     SCOPED_TRACE(absl::StrCat("seed ", seed, "\n", graph.DebugString()));
     if (!FindGraphProblems(graph).empty()) {
-      EXPECT_FALSE(least.has_value());
+      EXPECT_FALSE(minimum.has_value());
       ++without_placement;
       continue;
     }
     const PlacementProblem problem = PlacementProblemOf(graph);
     const auto placement = PlaceGraph(problem, kPatient);
-    if (!least) {
+    if (!minimum) {
       EXPECT_EQ(placement.status().code(), absl::StatusCode::kResourceExhausted);
       ++without_placement;
       continue;
     }
     ASSERT_TRUE(placement.ok()) << placement.status();
-    EXPECT_NEAR(placement->schedule.makespan, *least, 1e-9 * *least);
+    EXPECT_NEAR(placement->schedule.makespan, *minimum, 1e-9 * *minimum);
     EXPECT_EQ(placement->method, PlacementMethod::kExact);
     EXPECT_NEAR(placement->gap(), 0, 1e-9);
     EXPECT_EQ(CheckSchedule(problem, placement->schedule), absl::OkStatus());
     const double bound = LowerBound(problem, WindowsOf(problem));
-    EXPECT_LE(bound, *least * (1 + 1e-9));
-    EXPECT_GE(placement->list_makespan, *least * (1 - 1e-9));
-    if (placement->list_makespan > *least * (1 + 1e-9)) ++beyond_lists;
+    EXPECT_LE(bound, *minimum * (1 + 1e-9));
+    EXPECT_GE(placement->list_makespan, *minimum * (1 - 1e-9));
+    if (placement->list_makespan > *minimum * (1 + 1e-9)) ++beyond_lists;
   }
   // Some graphs are not solved by list scheduling, and some are infeasible.
   EXPECT_GT(beyond_lists, 25);
@@ -97,15 +97,15 @@ TEST(PlacerTest, EqualsBruteForce) {
 TEST(PlacerTest, ListSchedulingGap) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const v1::OperatorGraph graph = testing::RandomGraph(seed);
-    const std::optional<double> least = testing::LeastMakespan(graph);
-    if (!least) continue;
+    const std::optional<double> minimum = testing::OptimalMakespan(graph);
+    if (!minimum) continue;
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     const PlacementProblem problem = PlacementProblemOf(graph);
     const auto placement = PlaceGraph(problem, {.max_program_size = 0});
     ASSERT_TRUE(placement.ok()) << placement.status();
     EXPECT_EQ(CheckSchedule(problem, placement->schedule), absl::OkStatus());
-    EXPECT_GE(placement->schedule.makespan, *least * (1 - 1e-9));
-    EXPECT_LE(placement->schedule.makespan * (1 - placement->gap()), *least * (1 + 1e-9));
+    EXPECT_GE(placement->schedule.makespan, *minimum * (1 - 1e-9));
+    EXPECT_LE(placement->schedule.makespan * (1 - placement->gap()), *minimum * (1 + 1e-9));
     EXPECT_EQ(placement->method == PlacementMethod::kExact, placement->gap() < 1e-9);
   }
 }
@@ -117,7 +117,6 @@ TEST(PlacerTest, LargeGraphsUseListScheduling) {
   const auto placement = PlaceGraph(problem);
   ASSERT_TRUE(placement.ok()) << placement.status();
   EXPECT_EQ(placement->method, PlacementMethod::kListScheduling);
-  EXPECT_EQ(placement->solver_nodes, 0);
   EXPECT_EQ(CheckSchedule(problem, placement->schedule), absl::OkStatus());
   EXPECT_LE(placement->schedule.makespan, placement->serial_seconds);
   EXPECT_GT(placement->lower_bound, 0);

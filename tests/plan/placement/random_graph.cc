@@ -24,7 +24,11 @@ class Maker {
   }
 
  private:
-  int Between(int least, int most) { return least + int(random_() % (most - least + 1)); }
+  // Not uniform_int_distribution, whose results depend on the standard library.
+  int Between(int min, int max) {
+    const int64_t offset = random_() % (max - min + 1);
+    return min + offset;
+  }
   // One in so many.
   bool Chance(int times) { return Between(1, times) == 1; }
 

@@ -13,11 +13,11 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr int64_t kMost = 1'000'000;
+constexpr int64_t kMaxBytes = 1'000'000;
 
 TEST(RoutesTest, RouteDependsOnSize) {
   // Direct: 1 s and 10 bytes per second. By the switch: 4 s and 100 bytes per second on each link.
-  const Routes routes(2, 3, {{0, 1, 1, 0.1}, {0, 2, 2, 0.01}, {1, 2, 2, 0.01}}, kMost);
+  const Routes routes(2, 3, {{0, 1, 1, 0.1}, {0, 2, 2, 0.01}, {1, 2, 2, 0.01}}, kMaxBytes);
   EXPECT_DOUBLE_EQ(routes.Seconds(0, 1, 0), 1);
   EXPECT_DOUBLE_EQ(routes.Seconds(0, 1, 10), 2);
   EXPECT_DOUBLE_EQ(routes.Seconds(0, 1, 1000), 24);
@@ -27,20 +27,20 @@ TEST(RoutesTest, RouteDependsOnSize) {
 }
 
 TEST(RoutesTest, OneDevice) {
-  const Routes routes(1, 1, {}, kMost);
+  const Routes routes(1, 1, {}, kMaxBytes);
   EXPECT_DOUBLE_EQ(routes.Seconds(0, 0, 100), 0);
   EXPECT_THAT(routes.Path(0, 0, 100), ElementsAre());
 }
 
 TEST(RoutesTest, UnconnectedDevices) {
-  const Routes routes(3, 3, {{0, 1, 1, 1}}, kMost);
+  const Routes routes(3, 3, {{0, 1, 1, 1}}, kMaxBytes);
   EXPECT_TRUE(routes.Connected(1, 0));
   EXPECT_FALSE(routes.Connected(0, 2));
 }
 
 TEST(RoutesTest, EqualDevices) {
   // A star with one slow link.
-  const Routes routes(3, 4, {{0, 3, 1, 1}, {1, 3, 1, 1}, {2, 3, 1, 2}}, kMost);
+  const Routes routes(3, 4, {{0, 3, 1, 1}, {1, 3, 1, 1}, {2, 3, 1, 2}}, kMaxBytes);
   EXPECT_TRUE(routes.SameRoutes(0, 1, 2));
   EXPECT_FALSE(routes.SameRoutes(0, 2, 1));
 }
@@ -48,8 +48,9 @@ TEST(RoutesTest, EqualDevices) {
 // Random networks, compared with Floyd and Warshall for each size.
 TEST(RoutesTest, EqualsShortestPaths) {
   std::mt19937_64 random(7);
-  const auto between = [&](int least, int most) {
-    return least + int(random() % (most - least + 1));
+  const auto between = [&](int min, int max) -> int {
+    const int64_t offset = random() % (max - min + 1);
+    return min + offset;
   };
   for (int round = 0; round < 200; ++round) {
     const int nodes = between(3, 8);

@@ -44,16 +44,16 @@ OwnedSum RandomSum(std::mt19937& random, int variables, int every) {
   return sum;
 }
 
-double LeastWithin(const SumProblem& problem, int64_t limit) {
+double MinSumWithin(const SumProblem& problem, int64_t limit) {
   std::vector<int> choice(problem.unary.size(), 0);
-  double least = std::numeric_limits<double>::infinity();
+  double minimum = std::numeric_limits<double>::infinity();
   while (true) {
-    if (BytesOf(problem, choice) <= limit) least = std::min(least, SumOf(problem, choice));
+    if (BytesOf(problem, choice) <= limit) minimum = std::min(minimum, SumOf(problem, choice));
     size_t v = 0;
     while (v < choice.size() && ++choice[v] == std::ssize(problem.unary[v])) {
       choice[v++] = 0;
     }
-    if (v == choice.size()) return least;
+    if (v == choice.size()) return minimum;
   }
 }
 
@@ -69,10 +69,10 @@ std::optional<SumSolution> Within(const OwnedSum& sum, int64_t max_states, ByteL
 TEST(EliminationTest, LeastSum) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
-    const OwnedSum sum = RandomSum(random, 2 + int(random() % 5), 1 + round % 6);
+    const OwnedSum sum = RandomSum(random, 2 + random() % 5, 1 + round % 6);
     const SumSolution solution = Minimise(sum.problem, sum.order(), kMany);
     EXPECT_TRUE(solution.exact);
-    EXPECT_NEAR(solution.sum, LeastWithin(sum.problem, kMany), 1e-12);
+    EXPECT_NEAR(solution.sum, MinSumWithin(sum.problem, kMany), 1e-12);
     EXPECT_EQ(solution.bytes, BytesOf(sum.problem, solution.choice));
   }
 }
@@ -80,15 +80,15 @@ TEST(EliminationTest, LeastSum) {
 TEST(EliminationTest, LeastSumWithinLimit) {
   std::mt19937 random(2);
   for (int round = 0; round < 200; ++round) {
-    const OwnedSum sum = RandomSum(random, 2 + int(random() % 5), 1 + round % 6);
-    const int64_t least = LeastBytes(sum.problem);
-    for (const int64_t limit : {least, least + 10, least + 50}) {
+    const OwnedSum sum = RandomSum(random, 2 + random() % 5, 1 + round % 6);
+    const int64_t minimum = MinBytes(sum.problem);
+    for (const int64_t limit : {minimum, minimum + 10, minimum + 50}) {
       const auto solution = Within(sum, kMany, {.bytes = limit, .max_labels = 10'000});
       ASSERT_TRUE(solution.has_value());
       EXPECT_LE(solution->bytes, limit);
-      EXPECT_NEAR(solution->sum, LeastWithin(sum.problem, limit), 1e-12);
+      EXPECT_NEAR(solution->sum, MinSumWithin(sum.problem, limit), 1e-12);
     }
-    EXPECT_FALSE(Within(sum, kMany, {.bytes = least - 1}).has_value());
+    EXPECT_FALSE(Within(sum, kMany, {.bytes = minimum - 1}).has_value());
   }
 }
 
@@ -96,16 +96,16 @@ TEST(EliminationTest, LeastSumWithinLimit) {
 TEST(EliminationTest, RelaxationBoundsLeastSum) {
   std::mt19937 random(4);
   for (int round = 0; round < 200; ++round) {
-    const OwnedSum sum = RandomSum(random, 2 + int(random() % 5), 1 + round % 6);
-    const int64_t limit = LeastBytes(sum.problem) + 40;
+    const OwnedSum sum = RandomSum(random, 2 + random() % 5, 1 + round % 6);
+    const int64_t limit = MinBytes(sum.problem) + 40;
     const auto solution = Within(sum, kMany, {.bytes = limit, .max_work = 0});
     ASSERT_TRUE(solution.has_value());
-    const double least = LeastWithin(sum.problem, limit);
+    const double minimum = MinSumWithin(sum.problem, limit);
     EXPECT_LE(solution->bytes, limit);
-    EXPECT_GE(solution->sum, least - 1e-12);
-    EXPECT_LE(solution->bound, least + 1e-12);
+    EXPECT_GE(solution->sum, minimum - 1e-12);
+    EXPECT_LE(solution->bound, minimum + 1e-12);
     if (solution->exact) {
-      EXPECT_NEAR(solution->sum, least, 1e-12);
+      EXPECT_NEAR(solution->sum, minimum, 1e-12);
     }
     const double max_sum = solution->bound - 1e-6;
     EXPECT_TRUE(
@@ -114,7 +114,7 @@ TEST(EliminationTest, RelaxationBoundsLeastSum) {
   }
 }
 
-// With too little room for all states or labels there is an solution still, and it says so.
+// A limit of states or labels gives an approximation, which is marked as one.
 TEST(EliminationTest, ReportsInexactResults) {
   std::mt19937 random(3);
   int inexact = 0;
@@ -122,13 +122,13 @@ TEST(EliminationTest, ReportsInexactResults) {
     const OwnedSum sum = RandomSum(random, 6, 1);
     const SumSolution solution = Minimise(sum.problem, sum.order(), 4);
     EXPECT_NEAR(solution.sum, SumOf(sum.problem, solution.choice), 1e-12);
-    const double least = LeastWithin(sum.problem, kMany);
-    EXPECT_GE(solution.sum, least - 1e-12);
+    const double minimum = MinSumWithin(sum.problem, kMany);
+    EXPECT_GE(solution.sum, minimum - 1e-12);
     if (solution.exact) {
-      EXPECT_NEAR(solution.sum, least, 1e-12);
+      EXPECT_NEAR(solution.sum, minimum, 1e-12);
     }
     inexact += solution.exact ? 0 : 1;
-    const int64_t limit = LeastBytes(sum.problem) + 30;
+    const int64_t limit = MinBytes(sum.problem) + 30;
     const auto within = Within(sum, 4, {.bytes = limit, .max_labels = 2});
     ASSERT_TRUE(within.has_value());
     EXPECT_LE(within->bytes, limit);

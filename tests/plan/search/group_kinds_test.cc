@@ -1,23 +1,24 @@
-#include "plan/search/group_kinds.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "plan/cluster_profile.h"
+#include "absl/strings/str_cat.h"
+#include "plan/search/group_choice.h"
+#include "tests/plan/profile.h"
 
 namespace cadre {
 namespace {
 
-v1::ClusterProfile Profile(const std::string& hosts) {
-  auto profile = ParseClusterProfile(hosts + R"(
-      default_link { alpha: 1e-5 beta: 1e-9 }
-      device { name: "d" flops: 1e9 } device { name: "e" flops: 2e9 })",
-                                     "profile");
-  EXPECT_TRUE(profile.ok()) << profile.status();
-  return profile.value_or(v1::ClusterProfile());
+// A cluster of these hosts (fields in text format) with the devices d and e.
+v1::ClusterProfile ProfileWith(const std::vector<std::string>& hosts) {
+  std::string text = R"(default_link { alpha: 1e-5 beta: 1e-9 }
+      device { name: "d" flops: 1e9 } device { name: "e" flops: 2e9 })";
+  for (const std::string& host : hosts) {
+    absl::StrAppend(&text, "host { ", host, " inside { alpha: 1e-6 beta: 1e-10 } }");
+  }
+  return testing::ProfileOf(text);
 }
 
 // First worker and number of groups of each kind.
@@ -31,13 +32,11 @@ std::vector<std::pair<int, int64_t>> Kinds(const v1::ClusterProfile& profile, in
 }
 
 using Pairs = std::vector<std::pair<int, int64_t>>;
-constexpr char kInside[] = "inside { alpha: 1e-6 beta: 1e-10 }";
 
 TEST(GroupKindsTest, EqualHostsMakeEqualGroups) {
   const v1::ClusterProfile profile =
-      Profile(std::string("host { name: 'a' workers: 4 device: 'd' ") + kInside +
-              "} host { name: 'b' workers: 4 device: 'd' " + kInside +
-              "} host { name: 'c' workers: 4 device: 'e' " + kInside + "}");
+      ProfileWith({"name: 'a' workers: 4 device: 'd'", "name: 'b' workers: 4 device: 'd'",
+                   "name: 'c' workers: 4 device: 'e'"});
   EXPECT_EQ(Kinds(profile, 12, 1), (Pairs{{0, 8}, {8, 4}}));
   EXPECT_EQ(Kinds(profile, 6, 2), (Pairs{{0, 4}, {8, 2}}));
   EXPECT_EQ(Kinds(profile, 3, 4), (Pairs{{0, 2}, {8, 1}}));
@@ -47,16 +46,15 @@ TEST(GroupKindsTest, EqualHostsMakeEqualGroups) {
 }
 
 TEST(GroupKindsTest, CountedHosts) {
-  const v1::ClusterProfile profile =
-      Profile(std::string("host { name: 'rack' count: 6 workers: 2 device: 'd' ") + kInside + "}");
+  const v1::ClusterProfile profile = ProfileWith({"name: 'rack' count: 6 workers: 2 device: 'd'"});
   EXPECT_EQ(Kinds(profile, 3, 4), (Pairs{{0, 3}}));
-  // Three ranks begin on a host's first worker or on its second.
+  // Groups of three ranks begin on a host's first worker or on its second.
   EXPECT_EQ(Kinds(profile, 4, 3), (Pairs{{0, 2}, {3, 2}}));
 }
 
 TEST(GroupKindsTest, ManyWorkers) {
-  const v1::ClusterProfile profile = Profile(
-      std::string("host { name: 'rack' count: 12500 workers: 8 device: 'd' ") + kInside + "}");
+  const v1::ClusterProfile profile =
+      ProfileWith({"name: 'rack' count: 12500 workers: 8 device: 'd'"});
   EXPECT_EQ(Kinds(profile, 100'000, 1), (Pairs{{0, 100'000}}));
   EXPECT_EQ(Kinds(profile, 6'250, 16), (Pairs{{0, 6'250}}));
 }

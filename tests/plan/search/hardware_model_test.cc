@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "plan/cluster_profile.h"
+#include "tests/plan/profile.h"
 #include "tests/plan/search/small_model.h"
 
 namespace cadre {
@@ -15,56 +15,32 @@ using ::testing::HasSubstr;
 
 class HardwareModelTest : public ::testing::Test {
  protected:
-  v1::ClusterProfile Profile(const std::string& text) {
-    auto profile = ParseClusterProfile(text, "profile");
-    EXPECT_TRUE(profile.ok()) << profile.status();
-    return profile.value_or(v1::ClusterProfile());
+  // Three hosts of two workers, one of four; slower links to the last.
+  HardwareModelTest()
+      : profile_(testing::ProfileOf(R"(
+            host { name: "rack" count: 3 workers: 2 device: "small" cores: 4 memory_bytes: 1000
+                   inside { alpha: 1e-6 beta: 1e-10 } }
+            host { name: "far" workers: 4 device: "large" memory_bytes: 4000
+                   inside { alpha: 2e-6 beta: 2e-10 } }
+            link { from: "rack" to: "rack" link { alpha: 1e-5 beta: 1e-9 } }
+            link { from: "far" to: "rack" link { alpha: 5e-5 beta: 8e-9 } }
+            device { name: "small" flops: 1e9 update_seconds: 1e-9 }
+            device { name: "large" flops: 4e9 update_seconds: 2e-9 })")) {}
+
+  absl::StatusOr<HardwareModel> HardwareFor(int first, int ranks) {
+    return HardwareOf(profile_, model_.spec.model(), graph_, first, ranks);
   }
-  absl::StatusOr<HardwareModel> HardwareFor(const v1::ClusterProfile& profile, int first,
-                                            int ranks) {
-    return HardwareOf(profile, model_.spec.model(), graph_, first, ranks);
-  }
+
+  const v1::ClusterProfile profile_;
 
   const testing::SmallModel model_{4, {8, 4}, 8};
   const Graph& graph_ = model_.graph;
 };
 
-// Three hosts of two workers, one of four; slower links to the last.
-constexpr char kHosts[] = R"pb(
-  host {
-    name: "rack"
-    count: 3
-    workers: 2
-    device: "small"
-    cores: 4
-    memory_bytes: 1000
-    inside { alpha: 1e-6 beta: 1e-10 }
-  }
-  host {
-    name: "far"
-    workers: 4
-    device: "large"
-    memory_bytes: 4000
-    inside { alpha: 2e-6 beta: 2e-10 }
-  }
-  link {
-    from: "rack"
-    to: "rack"
-    link { alpha: 1e-5 beta: 1e-9 }
-  }
-  link {
-    from: "far"
-    to: "rack"
-    link { alpha: 5e-5 beta: 8e-9 }
-  }
-  device { name: "small" flops: 1e9 update_seconds: 1e-9 }
-  device { name: "large" flops: 4e9 update_seconds: 2e-9 }
-)pb";
-
-TEST_F(HardwareModelTest, CountsAllWorkers) { EXPECT_EQ(WorkersOf(Profile(kHosts)), 10); }
+TEST_F(HardwareModelTest, CountsAllWorkers) { EXPECT_EQ(WorkersOf(profile_), 10); }
 
 TEST_F(HardwareModelTest, UsesInnerLinkOnOneHost) {
-  const auto hardware = HardwareFor(Profile(kHosts), 2, 2);
+  const auto hardware = HardwareFor(2, 2);
   ASSERT_TRUE(hardware.ok()) << hardware.status();
   EXPECT_EQ(hardware->per_host, 2);
   EXPECT_DOUBLE_EQ(hardware->link.beta, 1e-10);
@@ -73,8 +49,8 @@ TEST_F(HardwareModelTest, UsesInnerLinkOnOneHost) {
 }
 
 TEST_F(HardwareModelTest, UsesSlowestLinkAndDevice) {
-  const auto near = HardwareFor(Profile(kHosts), 0, 6);
-  const auto far = HardwareFor(Profile(kHosts), 0, 10);
+  const auto near = HardwareFor(0, 6);
+  const auto far = HardwareFor(0, 10);
   ASSERT_TRUE(near.ok() && far.ok()) << near.status() << far.status();
   EXPECT_DOUBLE_EQ(near->link.beta, 1e-9);
   EXPECT_DOUBLE_EQ(far->link.beta, 8e-9);
@@ -87,20 +63,20 @@ TEST_F(HardwareModelTest, UsesSlowestLinkAndDevice) {
 
 TEST_F(HardwareModelTest, RanksPerHost) {
   // A group that starts in the middle of a host has no common block of ranks on one host.
-  EXPECT_EQ(HardwareFor(Profile(kHosts), 1, 4)->per_host, 1);
-  EXPECT_EQ(HardwareFor(Profile(kHosts), 0, 3)->per_host, 2);
-  EXPECT_EQ(HardwareFor(Profile(kHosts), 6, 4)->per_host, 4);
-  EXPECT_DOUBLE_EQ(HardwareFor(Profile(kHosts), 1, 4)->cores, 2);
+  EXPECT_EQ(HardwareFor(1, 4)->per_host, 1);
+  EXPECT_EQ(HardwareFor(0, 3)->per_host, 2);
+  EXPECT_EQ(HardwareFor(6, 4)->per_host, 4);
+  EXPECT_DOUBLE_EQ(HardwareFor(1, 4)->cores, 2);
 }
 
 TEST_F(HardwareModelTest, RejectsTooFewWorkers) {
-  const absl::Status status = HardwareFor(Profile(kHosts), 4, 7).status();
+  const absl::Status status = HardwareFor(4, 7).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("10 workers, 11 are required"));
 }
 
 TEST_F(HardwareModelTest, AxesWithinHostUseInnerLink) {
-  const HardwareModel hardware = *HardwareFor(Profile(kHosts), 0, 6);
+  const HardwareModel hardware = *HardwareFor(0, 6);
   const Mesh inner({{"data", 3}, {"model", 2}});
   EXPECT_DOUBLE_EQ(hardware.LinkOf(inner, {"model"}).beta, 1e-10);
   EXPECT_DOUBLE_EQ(hardware.LinkOf(inner, {"data"}).beta, 1e-9);

@@ -36,15 +36,16 @@ class Model {
     return problem;
   }
 
-  // On the rank that needs most.
+  // Memory of the tape on the rank that needs the most.
   int64_t Planned(const Plan& plan) const {
-    int64_t most = 0;
+    int64_t max_bytes = 0;
     for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
       const v1::MemoryUse use = PlannedMemory(spec_, graph_, index_, plan, rank, v1::Cluster::CPU);
-      most = std::max(most, static_cast<int64_t>(use.weights() + use.gradients() + use.optimizer() +
-                                                 use.activations() + use.buffers()));
+      const int64_t bytes =
+          use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
+      max_bytes = std::max(max_bytes, bytes);
     }
-    return most;
+    return max_bytes;
   }
 
  private:

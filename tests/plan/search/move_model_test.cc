@@ -19,7 +19,7 @@ namespace cadre {
 namespace {
 
 // All extents are divisible by 2 * 2 * 2.
-constexpr char kImages[] = R"(
+constexpr char kEvenImages[] = R"(
 model {
   input { channels: 8 height: 32 width: 32 }
   layer { name: "conv1" convolution { out_channels: 16 kernel: 3 padding: 1 } }
@@ -38,7 +38,7 @@ model {
 }
 batch_per_group: 16)";
 
-constexpr char kTokens[] = R"(
+constexpr char kEvenTokens[] = R"(
 model {
   tokens { length: 16 }
   layer { name: "embedding" embedding { vocabulary: 16 features: 32 positions: true } }
@@ -54,16 +54,16 @@ model {
 }
 batch_per_group: 16)";
 
-struct Planned {
+struct PlannedModel {
   Graph graph;
   ParameterIndex index;
   PlanProblem problem;
   Plan plan;
 };
 
-Planned RandomPlan(const char* text, std::mt19937& random) {
+PlannedModel RandomPlan(const char* text, std::mt19937& random) {
   const v1::RunSpec spec = testing::SpecOf(text);
-  Planned planned{.graph = *Graph::FromModel(spec.model())};
+  PlannedModel planned{.graph = *Graph::FromModel(spec.model())};
   planned.index = ParameterIndex::FromGraph(planned.graph);
   const auto size = [&] { return 1 << random() % 2; };
   planned.plan.mesh = Mesh({{"data", 2}, {"space", size()}, {"model", size()}});
@@ -84,22 +84,22 @@ struct TapeElements {
   std::map<int, double> backward;
 };
 
-TapeElements ElementsOfTapes(const Planned& planned) {
+TapeElements ElementsOfTapes(const PlannedModel& planned) {
   // By layer, input and step.
   using Key = std::tuple<bool, int, int, size_t>;
-  std::map<Key, double> most;
+  std::map<Key, double> busiest;
   for (int rank = 0; rank < planned.plan.mesh.ranks(); ++rank) {
     const Tape tape = MakeTape(planned.graph, planned.plan, rank, planned.problem.batch, true);
     for (const TapeOp& op : tape.ops) {
       const bool back = op.kind == TapeOpKind::kMoveGradient;
       for (size_t s = 0; s < op.move.steps.size(); ++s) {
-        double& elements = most[{back, op.layer, op.input, s}];
-        elements = std::max(elements, static_cast<double>(op.move.steps[s].elements_received()));
+        double& elements = busiest[{back, op.layer, op.input, s}];
+        elements = std::max(elements, 1.0 * op.move.steps[s].elements_received());
       }
     }
   }
   TapeElements sums;
-  for (const auto& [key, elements] : most) {
+  for (const auto& [key, elements] : busiest) {
     (std::get<0>(key) ? sums.backward : sums.forward)[std::get<1>(key)] += elements;
   }
   return sums;
@@ -111,13 +111,13 @@ bool Misaligned(const Layout& from, const Layout& to) {
   for (int d = 0; d < 4; ++d) {
     const std::vector<std::string>& a = from.axes(d);
     const std::vector<std::string>& b = to.axes(d);
-    const size_t least = std::min(a.size(), b.size());
-    if (!std::equal(a.begin(), a.begin() + least, b.begin())) return true;
+    const size_t common = std::min(a.size(), b.size());
+    if (!std::equal(a.begin(), a.begin() + common, b.begin())) return true;
   }
   return false;
 }
 
-bool HasMisalignedMove(const Planned& planned, int l) {
+bool HasMisalignedMove(const PlannedModel& planned, int l) {
   const GraphLayer& layer = planned.graph[l];
   const LayerLayouts& layouts = planned.plan.layers[l];
   for (size_t i = 0; i < layer.inputs.size(); ++i) {
@@ -138,7 +138,7 @@ void ExpectElements(double estimate, double elements, bool misaligned) {
 void ExpectAsTapes(const char* text, int plans, unsigned seed) {
   std::mt19937 random(seed);
   for (int round = 0; round < plans; ++round) {
-    Planned planned = RandomPlan(text, random);
+    PlannedModel planned = RandomPlan(text, random);
     planned.problem.graph = &planned.graph;
     planned.problem.index = &planned.index;
     const std::vector<LayerMoves> moves = MovesOf(planned.problem, planned.plan);
@@ -154,9 +154,9 @@ void ExpectAsTapes(const char* text, int plans, unsigned seed) {
   }
 }
 
-TEST(MoveModelTest, ImagesMatchTapes) { ExpectAsTapes(kImages, 150, 1); }
+TEST(MoveModelTest, ImagesMatchTapes) { ExpectAsTapes(kEvenImages, 150, 1); }
 
-TEST(MoveModelTest, SequencesMatchTapes) { ExpectAsTapes(kTokens, 150, 2); }
+TEST(MoveModelTest, SequencesMatchTapes) { ExpectAsTapes(kEvenTokens, 150, 2); }
 
 }  // namespace
 }  // namespace cadre

@@ -1,5 +1,6 @@
 #include "tests/plan/search/plan_cost.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -11,6 +12,11 @@
 #include "plan/search/move_model.h"
 
 namespace cadre::testing {
+
+const LayerLayouts& LayerOf(const Plan& plan, const std::string& name) {
+  return *std::find_if(plan.layers.begin(), plan.layers.end(),
+                       [&](const LayerLayouts& layer) { return layer.name == name; });
+}
 
 double LayerCost(const PlanProblem& problem, const Mesh& mesh, int layer,
                  const LayerLayouts& layouts) {
@@ -31,8 +37,8 @@ double LayerCost(const PlanProblem& problem, const Mesh& mesh, int layer,
   for (const auto& [axes, count] : elements) {
     const auto& [sums, owners] = axes;
     const int own = mesh.Size(owners);
-    seconds += LeastCollectiveSeconds(problem.collectives, of, count, mesh.Size(sums), own,
-                                      hardware.LinkOf(mesh, sums), hardware.LinkOf(mesh, owners));
+    seconds += MinCollectiveSeconds(problem.collectives, of, count, mesh.Size(sums), own,
+                                    hardware.LinkOf(mesh, sums), hardware.LinkOf(mesh, owners));
     seconds += hardware.update_seconds * LargestPart(count, own);
   }
   return seconds;

@@ -1,8 +1,9 @@
-// The quantities that the search minimises, computed from the layouts of a whole plan: what its
-// results are compared with.
+// The quantities that the search minimises, computed from the layouts of a whole plan: references
+// for its results.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "plan/plan.h"
 #include "plan/search/plan_problem.h"
@@ -14,6 +15,8 @@ double LayerCost(const PlanProblem& problem, const Mesh& mesh, int layer,
                  const LayerLayouts& layouts);
 // All layers and moves. Requires: the plan is legal for the problem's graph.
 double PlanCost(const PlanProblem& problem, const Plan& plan);
+// Requires: the plan has the layer.
+const LayerLayouts& LayerOf(const Plan& plan, const std::string& name);
 // LayerBytes of all layers.
 int64_t PlanBytes(const PlanProblem& problem, const Plan& plan);
 

@@ -102,9 +102,9 @@ TEST(PlanProblemTest, RejectsImpossibleLayerPins) {
   EXPECT_THAT(ErrorWith(R"(layer { layer: "fc" parallelism: PARALLELISM_UNSPECIFIED })"),
               HasSubstr("give DATA, MODEL, MODEL_IN or DOMAIN"));
   EXPECT_THAT(ErrorWith(R"(layer { layer: "fc" parallelism: DOMAIN })"),
-              HasSubstr("cannot be split by 'domain', only by data, model, model-in"));
+              HasSubstr("cannot be split along 'domain', only along data, model, model-in"));
   EXPECT_THAT(ErrorWith(R"(layer { layer: "relu" parallelism: MODEL })"),
-              HasSubstr("only by data, domain"));
+              HasSubstr("only along data, domain"));
   EXPECT_THAT(ErrorWith(R"(layer { layer: "fc" parallelism: MODEL }
                            layer { layer: "fc" parallelism: DATA })"),
               HasSubstr("pinned twice"));

@@ -13,11 +13,13 @@
 #include "plan/ownership.h"
 #include "plan/plan.h"
 #include "tests/model/testing.h"
+#include "tests/plan/search/plan_cost.h"
 
 namespace cadre {
 namespace {
 
 using ::cadre::testing::DemoSpec;
+using ::cadre::testing::LayerOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -212,16 +214,13 @@ TEST(PlannerTest, SequencesSplitHeadsAndOutputs) {
 // fc2 has few outputs: it is split by inputs, which therefore need no move.
 TEST(PlannerTest, DemoLayouts) {
   const Plan plan = PlanOf(DemoWith(2), 4);
-  const auto layer = [&](const std::string& name) {
-    return *std::find_if(plan.layers.begin(), plan.layers.end(),
-                         [&](const LayerLayouts& l) { return l.name == name; });
-  };
-  EXPECT_EQ(layer("conv1").inputs[0], Layout::Split(0, {"data", "model"}));
-  EXPECT_EQ(layer("conv1").parameters[0], Layout::Replicated());
-  EXPECT_EQ(layer("fc1").inputs[0], Layout::Split(0, {"data"}));
-  EXPECT_EQ(layer("fc1").parameters[0], Layout::Split(0, {"model"}));
-  EXPECT_EQ(layer("fc2").inputs[0], layer("fc1").output) << "nothing moves in between";
-  EXPECT_EQ(layer("fc2").parameters[0], Layout::Split(1, {"model"}));
+  EXPECT_EQ(LayerOf(plan, "conv1").inputs[0], Layout::Split(0, {"data", "model"}));
+  EXPECT_EQ(LayerOf(plan, "conv1").parameters[0], Layout::Replicated());
+  EXPECT_EQ(LayerOf(plan, "fc1").inputs[0], Layout::Split(0, {"data"}));
+  EXPECT_EQ(LayerOf(plan, "fc1").parameters[0], Layout::Split(0, {"model"}));
+  EXPECT_EQ(LayerOf(plan, "fc2").inputs[0], LayerOf(plan, "fc1").output)
+      << "nothing moves in between";
+  EXPECT_EQ(LayerOf(plan, "fc2").parameters[0], Layout::Split(1, {"model"}));
 }
 
 TEST(PlannerTest, OmitsAxesOfOneRank) {
@@ -238,7 +237,7 @@ TEST(PlannerTest, MoreRanksThanSamples) {
   }
 }
 
-// --- the buckets ---
+// --- Buckets ---
 
 TEST(PlannerTest, BucketsFollowBackward) {
   const v1::RunSpec spec = DemoSpec();
@@ -322,14 +321,6 @@ v1::RunSpec Pinned(std::vector<Mesh::Axis> mesh,
   return spec;
 }
 
-const LayerLayouts& LayerOf(const Plan& plan, const std::string& name) {
-  for (const LayerLayouts& layer : plan.layers) {
-    if (layer.name == name) return layer;
-  }
-  ADD_FAILURE() << "no layer " << name;
-  return plan.layers.front();
-}
-
 TEST(PlannerTest, UsesPins) {
   const Plan plan = PlanOf(Pinned({{"model", 2}, {"data", 2}}, {{"conv", v1::LayerPin::MODEL},
                                                                 {"fc1", v1::LayerPin::DATA},
@@ -342,20 +333,6 @@ TEST(PlannerTest, UsesPins) {
   EXPECT_THAT(LayerOf(plan, "fc2").axes("in"), ElementsAre("model"));
   EXPECT_THAT(LayerOf(plan, "conv2").axes("samples"), ElementsAre("data", "model"))
       << "not pinned: by rule";
-}
-
-TEST(PlannerTest, SmallerGroupShrinksPinnedMesh) {
-  const v1::RunSpec spec = Pinned({{"data", 2}, {"model", 4}}, {{"conv", v1::LayerPin::MODEL}});
-  EXPECT_EQ(PlanOf(spec, 8).mesh, Mesh({{"data", 2}, {"model", 4}}));
-  EXPECT_EQ(PlanOf(spec, 6).mesh, Mesh({{"data", 2}, {"model", 3}}));
-  EXPECT_EQ(PlanOf(spec, 1).mesh.ranks(), 1);
-}
-
-TEST(PlannerTest, RejectsImpossiblePins) {
-  const absl::Status status =
-      MakePlan(Pinned({{"model", 2}}, {{"fc9", v1::LayerPin::MODEL}}), 2).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("fc9"));
 }
 
 TEST(PlannerTest, RejectsMalformedModel) {

@@ -171,9 +171,9 @@ TEST_F(PredictionTest, MemoryIsAnUpperBound) {
   v1::RunSpec spec = spec_;
   spec.mutable_cluster()->set_ranks_per_group(2);
   const v1::MemoryUse use = PlannedMemory(spec, graph_, index_, plan, 1, v1::Cluster::CPU);
-  EXPECT_GE(prediction.memory_bytes,
-            static_cast<int64_t>(use.weights() + use.gradients() + use.optimizer() +
-                                 use.activations() + use.buffers()));
+  const int64_t bytes =
+      use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
+  EXPECT_GE(prediction.memory_bytes, bytes);
 }
 
 }  // namespace

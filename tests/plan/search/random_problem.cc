@@ -103,8 +103,8 @@ class Writer {
   bool joined_ = false;
 };
 
-double Between(std::mt19937& random, double least, double most) {
-  std::uniform_real_distribution<double> logarithm(std::log(least), std::log(most));
+double Between(std::mt19937& random, double min, double max) {
+  std::uniform_real_distribution<double> logarithm(std::log(min), std::log(max));
   return std::exp(logarithm(random));
 }
 

@@ -74,18 +74,18 @@ class EveryPlan {
     return product;
   }
 
-  // The least cost of plans within the problem's memory.
-  double Least() {
+  // The minimum cost of plans within the problem's memory.
+  double MinCost() {
     std::vector<size_t> choice(ways_.size(), 0);
     if (combinations() == 0) return kInfinite;
     LayerCosts();
-    double least = kInfinite;
+    double minimum = kInfinite;
     do {
       const double cost = CostOf(choice);
       const int64_t limit = problem_.hardware.memory_bytes;
-      if (cost < least && (limit == 0 || BytesOf(choice) <= limit)) least = cost;
+      if (cost < minimum && (limit == 0 || BytesOf(choice) <= limit)) minimum = cost;
     } while (Next(choice));
-    return least;
+    return minimum;
   }
 
  private:
@@ -150,17 +150,17 @@ class EveryPlan {
 };
 
 // Nothing: too many combinations.
-std::optional<double> LeastOfAll(const PlanProblem& problem) {
-  double least = kInfinite;
+std::optional<double> MinCostOfAll(const PlanProblem& problem) {
+  double minimum = kInfinite;
   for (const Mesh& mesh : MeshesFor(problem)) {
     EveryPlan plans(problem, mesh);
     if (plans.combinations() > kMaxCombinations) return std::nullopt;
-    least = std::min(least, plans.Least());
+    minimum = std::min(minimum, plans.MinCost());
   }
-  return least;
+  return minimum;
 }
 
-// With one predicted plan, the result is the plan of least sum.
+// With one predicted plan, the result is the plan of the minimum sum.
 absl::StatusOr<SearchResult> SearchSums(const PlanProblem& problem) {
   return Search(problem, {.max_labels = 100'000, .max_predicted = 1, .max_improvements = 0});
 }
@@ -168,10 +168,10 @@ absl::StatusOr<SearchResult> SearchSums(const PlanProblem& problem) {
 // Returns false if the problem is too large.
 bool Compare(const OwnedProblem& owned) {
   const PlanProblem& problem = owned.problem;
-  const std::optional<double> least = LeastOfAll(problem);
-  if (!least.has_value()) return false;
+  const std::optional<double> minimum = MinCostOfAll(problem);
+  if (!minimum.has_value()) return false;
   const absl::StatusOr<SearchResult> result = SearchSums(problem);
-  if (*least == kInfinite) {
+  if (*minimum == kInfinite) {
     EXPECT_FALSE(result.ok()) << owned.text;
     return true;
   }
@@ -179,7 +179,7 @@ bool Compare(const OwnedProblem& owned) {
   if (!result.ok()) return true;
   EXPECT_TRUE(result->exact);
   EXPECT_TRUE(CheckPlan(result->best.plan, *problem.graph, *problem.index).ok()) << owned.text;
-  EXPECT_NEAR(PlanCost(problem, result->best.plan), *least, 1e-9 * *least)
+  EXPECT_NEAR(PlanCost(problem, result->best.plan), *minimum, 1e-9 * *minimum)
       << owned.text << result->best.plan.mesh.ToString();
   if (problem.hardware.memory_bytes > 0) {
     EXPECT_LE(PlanBytes(problem, result->best.plan), problem.hardware.memory_bytes);
@@ -208,14 +208,14 @@ TEST(SearchBruteForceTest, FindsLeastPlan) {
   ForRandomProblems(1'000, 1, [](PlanProblem&, std::mt19937&) {});
 }
 
-// Limits from just below the least memory of any plan to the memory of the fastest plan.
+// Limits from just below the minimum memory of any plan to the memory of the fastest plan.
 TEST(SearchBruteForceTest, FindsLeastPlanWithinMemory) {
   ForRandomProblems(150, 2, [](PlanProblem& problem, std::mt19937& random) {
     const SearchGraph graph(problem);
     auto leanest = kInfinite;
     for (const Mesh& mesh : MeshesFor(problem)) {
-      const int64_t least = MeshSearch(problem, graph, mesh).LeastBytes();
-      leanest = std::min(leanest, double(least));
+      const int64_t minimum = MeshSearch(problem, graph, mesh).MinBytes();
+      leanest = std::min(leanest, 1.0 * minimum);
     }
     const auto result = SearchSums(problem);
     ASSERT_TRUE(result.ok()) << result.status();

@@ -23,6 +23,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using testing::LayerOf;
 using ::testing::Not;
 using testing::OwnedProblem;
 using testing::PlanCost;
@@ -52,11 +53,6 @@ OwnedProblem AlexNetOf512() {
   return owned;
 }
 
-const LayerLayouts& LayerOf(const Plan& plan, const std::string& name) {
-  return *std::find_if(plan.layers.begin(), plan.layers.end(),
-                       [&](const LayerLayouts& layer) { return layer.name == name; });
-}
-
 // --- Results ---
 
 TEST(SearchTest, BeatsPapersOnAlexNet) {
@@ -64,10 +60,10 @@ TEST(SearchTest, BeatsPapersOnAlexNet) {
   const auto result = Search(owned.problem);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_TRUE(result->exact);
-  const Prediction& found = result->best.prediction;
+  const Prediction& best = result->best.prediction;
   // The words of group hybrid parallelism, and the seconds of conv-batch-fc-grid on 32 x 16.
-  EXPECT_LT(found.elements_per_rank, 0.64 * 15'353'079.875);
-  EXPECT_LT(found.communication_seconds(), 0.61 * 11.231e-3);
+  EXPECT_LT(best.elements_per_rank, 0.64 * 15'353'079.875);
+  EXPECT_LT(best.communication_seconds(), 0.61 * 11.231e-3);
 }
 
 // With communication only, and with overlap.
@@ -124,12 +120,12 @@ TEST(SearchTest, AutoBeatsStrategies) {
       const SearchOptions sums{.max_predicted = 1, .max_improvements = 0};
       const auto free = Search(owned.problem, sums);
       ASSERT_TRUE(free.ok()) << free.status();
-      const double least = PlanCost(owned.problem, free->best.plan);
+      const double min_cost = PlanCost(owned.problem, free->best.plan);
       for (const Strategy strategy : AllStrategies()) {
         owned.problem.strategy = strategy;
         const auto bound = Search(owned.problem, sums);
         ASSERT_TRUE(bound.ok()) << bound.status();
-        EXPECT_LE(least, PlanCost(owned.problem, bound->best.plan) * (1 + 1e-9))
+        EXPECT_LE(min_cost, PlanCost(owned.problem, bound->best.plan) * (1 + 1e-9))
             << name << " " << StrategyName(strategy);
       }
     }
@@ -147,7 +143,7 @@ TEST(SearchTest, StrategiesGiveLegalPlans) {
         EXPECT_EQ(result->best.plan.mesh.ranks(), ranks);
         EXPECT_TRUE(CheckPlan(result->best.plan, *owned.graph, *owned.index).ok())
             << name << " " << StrategyName(strategy);
-        EXPECT_THAT(result->runners_up, SizeIs(static_cast<size_t>(owned.graph->size())));
+        EXPECT_THAT(result->runners_up, SizeIs(owned.graph->size()));
       }
     }
   }
@@ -155,18 +151,19 @@ TEST(SearchTest, StrategiesGiveLegalPlans) {
 
 TEST(SearchTest, StrategiesSplitAsDefined) {
   OwnedProblem owned = FromZoo("alexnet", 8, 64);
-  const auto cut = [&](Strategy strategy, const std::string& layer, const std::string& index) {
+  const auto parts = [&](Strategy strategy, const std::string& layer, const std::string& index) {
     owned.problem.strategy = strategy;
     const Plan plan = Search(owned.problem)->best.plan;
     return plan.mesh.Size(LayerOf(plan, layer).axes(index));
   };
-  EXPECT_EQ(cut(Strategy::kBatch, "fc6", "samples"), 8);
-  EXPECT_EQ(cut(Strategy::kModel, "fc6", "out"), 8);
-  EXPECT_EQ(cut(Strategy::kModel, "conv2", "out"), 8);
-  EXPECT_EQ(cut(Strategy::kConvBatchFcGrid, "conv2", "samples"), 8);
-  EXPECT_GT(cut(Strategy::kConvBatchFcGrid, "fc7", "out"), 1);
-  EXPECT_EQ(cut(Strategy::kUniformGrid, "conv2", "out"), cut(Strategy::kUniformGrid, "fc6", "out"));
-  EXPECT_EQ(cut(Strategy::kGroupHybrid, "conv5", "samples"), 8);
+  EXPECT_EQ(parts(Strategy::kBatch, "fc6", "samples"), 8);
+  EXPECT_EQ(parts(Strategy::kModel, "fc6", "out"), 8);
+  EXPECT_EQ(parts(Strategy::kModel, "conv2", "out"), 8);
+  EXPECT_EQ(parts(Strategy::kConvBatchFcGrid, "conv2", "samples"), 8);
+  EXPECT_GT(parts(Strategy::kConvBatchFcGrid, "fc7", "out"), 1);
+  EXPECT_EQ(parts(Strategy::kUniformGrid, "conv2", "out"),
+            parts(Strategy::kUniformGrid, "fc6", "out"));
+  EXPECT_EQ(parts(Strategy::kGroupHybrid, "conv5", "samples"), 8);
 }
 
 TEST(SearchTest, BestHasFastestPrediction) {
@@ -214,7 +211,6 @@ void ExpectExact(int ranks, int64_t meshes) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_TRUE(result->exact);
   EXPECT_EQ(result->meshes, meshes);
-  EXPECT_LE(result->meshes_searched, meshes);
   EXPECT_LE(result->states, 200'000 * meshes);
   EXPECT_EQ(result->best.plan.mesh.ranks(), ranks);
   EXPECT_TRUE(CheckPlan(result->best.plan, *owned.graph, *owned.index).ok());
