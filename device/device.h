@@ -86,9 +86,8 @@ class Device {
   virtual int64_t bytes_in_use() const = 0;
   virtual int64_t peak_bytes() const = 0;
 
-  // --- streams
-  // ------------------------------------------------------------------------------------- The
-  // following work is enqueued on `stream`; on kCompute initially.
+  // --- streams -----------------------------------------------------------------------------------
+  // The following work is enqueued on `stream`; on kCompute initially.
   virtual void Use(Stream stream) = 0;
   virtual Stream current_stream() const = 0;
   virtual std::unique_ptr<DeviceEvent> MakeEvent() = 0;
@@ -104,9 +103,8 @@ class Device {
   // Times that the host blocked: Await, Synchronize, CopyOut, and allocations that had to.
   virtual int64_t host_syncs() const = 0;
 
-  // --- copies, on the current stream
-  // --------------------------------------------------------------- The host's bytes are read
-  // before the call returns (a device stages them).
+  // --- copies, on the current stream -------------------------------------------------------------
+  // The host's bytes are read before the call returns (a device stages them).
   virtual void CopyIn(const void* host, void* device, size_t bytes) = 0;
   // The same, read later: `host` is AllocateHost's and must not change until then.
   virtual void CopyToDeviceAsync(const void* host, void* device, size_t bytes) = 0;

@@ -2,7 +2,7 @@
 // on devices a seventh, for updates that are enqueued. A folder per back end: reference/ (plain
 // loops, the oracle), cpu/ (oneDNN) and cuda/ (cuDNN, cuBLAS, own kernels).
 //
-// All tensors are dense and row-major, and lie in the device's memory. Activations and their
+// All tensors are dense and row-major, and are in the device's memory. Activations and their
 // gradients have activation_type() and are passed as Values; everything else is fp32 and passed as
 // spans. Images are [batch, height, width, channels] ("channels last"), so that rows can be cut off
 // and put back without a copy. Every function accepts any extents, including zero. Spans do not
@@ -39,10 +39,9 @@ enum class Precision : uint8_t {
   kBf16,
 };
 
-// A window that slides over an image. Output (i, j) reads input rows i * stride - pad_top +
-// dilation
-// * [0, kernel_height), and columns likewise. Everything outside the input is padding, as much as
-// the outputs need at the bottom and right edges.
+// A window that slides over an image. Output (i, j) reads input rows
+// i * stride - pad_top + dilation * [0, kernel_height), and columns likewise. Everything outside
+// the input is padding, as much as the outputs need at the bottom and right edges.
 struct WindowDims {
   int64_t in_height = 0, in_width = 0;
   int64_t out_height = 0, out_width = 0;
@@ -146,14 +145,14 @@ struct SliceSegment {
   float momentum = 0;
 };
 
-// One update of a slice, all of whose conditions lie in the device's memory.
+// One update of a slice, all of whose conditions are read from the device's memory.
 struct SliceUpdate {
   enum class Rule : uint8_t { kSgd, kAdamW };
   Rule rule = Rule::kSgd;
   // Their rate, corrections and gradient_scale are not read: see SetUpdate and `squares`.
   SgdStep sgd;
   AdamWStep adamw;
-  // In device memory, or null. Unless *loss is finite, nothing is updated.
+  // In device memory, or null. Nothing is updated unless *loss is finite.
   const double* loss = nullptr;
   // Gradients are scaled by min(1, clip_norm / (sqrt(*squares) + 1e-6)); not scaled if null.
   const double* squares = nullptr;
@@ -370,7 +369,7 @@ class SliceKernels {
   // Rate and number (including this one) of the next update. Enqueued: a captured graph reads the
   // numbers that were set last before each launch.
   virtual void SetUpdate(float rate, int64_t updates) = 0;
-  // *sum += the sum of squares of x. `sum` lies in device memory.
+  // *sum += the sum of squares of x. `sum` is in device memory.
   virtual void AddSumOfSquares(std::span<const float> x, double* sum) = 0;
   // Requires: segments are in order and cover a slice.
   virtual std::unique_ptr<SegmentTable> MakeSegmentTable(

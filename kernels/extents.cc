@@ -1,3 +1,6 @@
+// Sizes of tensors and checks of arguments. Every operation of every back end calls these first,
+// because a wrong size would otherwise read or write memory of other tensors, on a device without
+// any message.
 #include "kernels/extents.h"
 
 #include <glog/logging.h>
@@ -26,6 +29,9 @@ int64_t FarPadding(int64_t in, int64_t out, int64_t kernel, int64_t near, const 
 
 }  // namespace
 
+// Libraries take the padding at both ends as input and derive the number of outputs. Here the
+// outputs are given (a rank may own fewer than fit), so the padding at the far end is derived
+// instead.
 WindowPadding PaddingOf(const WindowDims& d) {
   if (d.in_height * d.in_width == 0 || d.out_height * d.out_width == 0) return {};
   return {.top = d.pad_top,
@@ -89,19 +95,64 @@ AttentionSizes SizesOf(const AttentionDims& d) {
           .context = context};
 }
 
-void CheckSize(absl::string_view name, size_t actual, int64_t wanted) {
-  CHECK_EQ(static_cast<int64_t>(actual), wanted) << "elements of " << name;
+void CheckSize(absl::string_view name, size_t actual, int64_t expected) {
+  const int64_t elements = actual;
+  CHECK_EQ(elements, expected) << "elements of " << name;
 }
 
-void CheckSizeIfAny(absl::string_view name, size_t actual, int64_t wanted) {
-  if (actual > 0) CheckSize(name, actual, wanted);
+void CheckSizes(int64_t expected,
+                std::initializer_list<std::pair<absl::string_view, size_t>> spans) {
+  for (const auto& [name, size] : spans) CheckSize(name, size, expected);
 }
 
-void CheckPositions(absl::string_view name, size_t actual, const EmbeddingDims& d) {
-  if (actual == 0) return;
-  CHECK_GT(d.features, 0) << "features of " << name;
-  CHECK_EQ(static_cast<int64_t>(actual) % d.features, 0) << "elements of " << name;
-  CHECK_GE(static_cast<int64_t>(actual), SizesOf(d).positions) << "elements of " << name;
+void CheckLayer(const LayerSizes& sizes, size_t x, size_t w, size_t b, size_t y) {
+  CheckSize("x", x, sizes.x);
+  CheckSize("w", w, sizes.w);
+  if (b > 0) CheckSize("b", b, sizes.b);
+  CheckSize("y", y, sizes.y);
+}
+
+void CheckPooling(const PoolingDims& dims, size_t x, size_t y, size_t argmax) {
+  const LayerSizes sizes = SizesOf(dims);
+  CheckSize("x", x, sizes.x);
+  CheckSize("y", y, sizes.y);
+  if (dims.kind == PoolKind::kMax) CheckSize("argmax", argmax, sizes.y);
+}
+
+void CheckGlobalPooling(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
+                        size_t x, size_t y) {
+  CheckSize("x", x, batch * positions * channels);
+  CheckSize("y", y, batch * channels);
+  CHECK_GE(divisor, 1);
+}
+
+void CheckChannels(const RowsDims& dims, std::initializer_list<size_t> spans) {
+  for (const size_t size : spans) CheckSize("values by channel", size, dims.channels);
+}
+
+void CheckEmbedding(const EmbeddingDims& dims, size_t ids, size_t w, size_t positions, size_t y) {
+  const EmbeddingSizes sizes = SizesOf(dims);
+  CheckSize("ids", ids, sizes.ids);
+  CheckSize("w", w, sizes.w);
+  CheckSize("y", y, sizes.y);
+  if (positions == 0) return;
+  const int64_t elements = positions;
+  CHECK_GT(dims.features, 0) << "features of positions";
+  CHECK_EQ(elements % dims.features, 0) << "elements of positions";
+  CHECK_GE(elements, sizes.positions) << "elements of positions";
+}
+
+void CheckAttention(const AttentionDims& dims, size_t qkv, size_t probabilities, size_t context) {
+  const AttentionSizes sizes = SizesOf(dims);
+  CheckSize("qkv", qkv, sizes.qkv);
+  CheckSize("probabilities", probabilities, sizes.probabilities);
+  CheckSize("context", context, sizes.context);
+}
+
+void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx) {
+  CheckSize("x", x, SizeOf(RowsDims{.rows = rows, .channels = classes}));
+  CheckSize("labels", labels, rows);
+  if (dx > 0) CheckSize("dx", dx, rows * classes);
 }
 
 }  // namespace cadre

@@ -1,19 +1,21 @@
-// What every back end checks first: that extents fit together, and spans fit the extents. A misfit
-// is a bug of the caller, so it ends the process.
+// What every back end checks first: that the extents of an operation are consistent and that spans
+// have the sizes that the extents imply. A mismatch is a bug of the caller, so it ends the process.
 //
 // Thread-safe (pure functions).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "kernels/backend.h"
 
 namespace cadre {
 
-// Zeros that the outputs ask for around the input. A negative number at the far end: so many rows
-// (columns) there that no window reaches.
+// Rows and columns of zeros that the outputs need around the input. Negative at the far end if no
+// window reaches that many of the last rows (columns).
 struct WindowPadding {
   int64_t top = 0, bottom = 0, left = 0, right = 0;
 };
@@ -40,7 +42,7 @@ int64_t SizeOf(const LrnDims& dims);
 
 struct EmbeddingSizes {
   int64_t ids = 0, w = 0, y = 0;
-  // The fewest elements that a table of positions may have.
+  // Minimum size of a table of positions.
   int64_t positions = 0;
 };
 
@@ -54,13 +56,26 @@ struct AttentionSizes {
 // Requires: no negative extent.
 AttentionSizes SizesOf(const AttentionDims& dims);
 
-// Requires: actual == wanted.
-void CheckSize(absl::string_view name, size_t actual, int64_t wanted);
+// The checks below end the process unless every span has the size that the extents imply; `name`
+// appears in the message. One function serves an operation's forward and backward, whose tensors
+// have the same shapes, in all back ends.
 
-// Requires: actual == 0 or actual == wanted.
-void CheckSizeIfAny(absl::string_view name, size_t actual, int64_t wanted);
-
-// Requires: actual == 0, or whole rows of positions and enough of them for `dims`.
-void CheckPositions(absl::string_view name, size_t actual, const EmbeddingDims& dims);
+void CheckSize(absl::string_view name, size_t actual, int64_t expected);
+void CheckSizes(int64_t expected,
+                std::initializer_list<std::pair<absl::string_view, size_t>> spans);
+// A span of `b` may be empty: no bias.
+void CheckLayer(const LayerSizes& sizes, size_t x, size_t w, size_t b, size_t y);
+// `argmax` is checked for max pooling only.
+void CheckPooling(const PoolingDims& dims, size_t x, size_t y, size_t argmax);
+// Also requires: divisor >= 1.
+void CheckGlobalPooling(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
+                        size_t x, size_t y);
+// One value per channel in every span.
+void CheckChannels(const RowsDims& dims, std::initializer_list<size_t> spans);
+// `positions` is empty, or holds whole rows and at least those that `dims` needs.
+void CheckEmbedding(const EmbeddingDims& dims, size_t ids, size_t w, size_t positions, size_t y);
+void CheckAttention(const AttentionDims& dims, size_t qkv, size_t probabilities, size_t context);
+// `dx` may be empty.
+void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx);
 
 }  // namespace cadre

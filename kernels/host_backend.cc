@@ -1,3 +1,10 @@
+// The operations that the reference and the CPU back end share: memory, statistics of batch norm,
+// dropout of boxes, and running statistics. They are short loops over small spans, or copies, so
+// that there is nothing for a faster back end to gain.
+//
+// Dropout of a box. The random numbers belong to the elements of the whole batch, so a rank's
+// region is divided into runs that are contiguous in the sample, too, and each run is dropped by
+// the numbers of its elements. The result does not depend on how the batch is divided.
 #include "kernels/host_backend.h"
 
 #include <algorithm>
@@ -111,34 +118,35 @@ void HostPointwise::DropoutBox(const DropoutKey& key, const Shape& whole, const 
   }
 }
 
+// The variance is E[x^2] - E[x]^2 in double, clamped at 0: rounding may make it slightly negative
+// for channels that are constant.
 void HostNorm::BatchNormStatistics(int64_t rows, float epsilon, double share,
                                    std::span<const double> sums, std::span<float> mean,
                                    std::span<float> inverse, std::span<float> running_mean,
                                    std::span<float> running_variance) {
-  const auto counted = static_cast<double>(std::max<int64_t>(1, rows));
+  const double counted = std::max<int64_t>(1, rows);
   // The running variance is that of the population that the batch is drawn from.
   const double unbiased = rows > 1 ? counted / (counted - 1) : 1.0;
   const size_t channels = mean.size();
   for (size_t c = 0; c < channels; ++c) {
     const double average = sums[c] / counted;
     const double variance = std::max(0.0, sums[channels + c] / counted - average * average);
-    mean[c] = static_cast<float>(average);
-    inverse[c] = static_cast<float>(1.0 / std::sqrt(variance + static_cast<double>(epsilon)));
-    running_mean[c] = static_cast<float>(share * average);
-    running_variance[c] = static_cast<float>(share * unbiased * variance);
+    mean[c] = average;
+    inverse[c] = 1.0 / std::sqrt(variance + static_cast<double>(epsilon));
+    running_mean[c] = share * average;
+    running_variance[c] = share * unbiased * variance;
   }
 }
 
 void HostNorm::BatchNormInverse(float epsilon, std::span<const float> variance,
                                 std::span<float> inverse) {
   for (size_t c = 0; c < variance.size(); ++c) {
-    inverse[c] = static_cast<float>(
-        1.0 / std::sqrt(static_cast<double>(variance[c]) + static_cast<double>(epsilon)));
+    inverse[c] = 1.0 / std::sqrt(static_cast<double>(variance[c]) + static_cast<double>(epsilon));
   }
 }
 
 void HostNorm::DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) {
-  for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<float>(sums[i] / divisor);
+  for (size_t i = 0; i < y.size(); ++i) y[i] = sums[i] / divisor;
 }
 
 void HostPointwise::SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing,
@@ -146,7 +154,7 @@ void HostPointwise::SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, floa
                                              float scale, Values dx, std::span<double> sums) {
   const LossSums found = SoftmaxCrossEntropy(rows, classes, smoothing, x, labels, scale, dx);
   sums[0] = found.loss;
-  sums[1] = static_cast<double>(found.correct);
+  sums[1] = found.correct;
 }
 
 void HostOptimizer::DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) {

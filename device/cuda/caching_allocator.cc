@@ -7,13 +7,14 @@
 // segments. Allocate takes the smallest free chunk that fits (best fit) and splits it; Free merges
 // a chunk with its free neighbours in the segment. All are O(log n).
 //
-// Bound. `limits.most` counts segments, not requests, so that the process never takes more than its
-// share of the device. When neither the limit nor the driver allows a new segment, the other set is
-// searched, then segments that are entirely free go back to the driver, which requires that the
-// device's work has ended (upstream.settle); only then does the request fail. The error names what
-// was requested for which purpose, what holds how much, and whether another process is to blame.
+// Bound. `limits.max_held` counts segments, not requests, so that the process never takes more than
+// its share of the device. When neither the limit nor the driver allows a new segment, the other
+// set is searched, then segments that are entirely free go back to the driver, which requires that
+// the device's work has ended (upstream.settle); only then does the request fail. The error names
+// what was requested for which purpose, what holds how much, and whether another process is to
+// blame.
 //
-// The allocator does not know streams. CudaDevice::Allocate orders the streams around every
+// The allocator is independent of streams. CudaDevice::Allocate orders the streams around every
 // allocation, so that a chunk may be freed while work on it is still queued.
 #include "device/cuda/caching_allocator.h"
 
@@ -66,7 +67,8 @@ absl::StatusOr<void*> CachingAllocator::Allocate(size_t bytes, absl::string_view
                                                  absl::string_view allocation_label) {
   CHECK_GT(bytes, 0U);
   // Also prevents overflow in the sums below.
-  if (bytes > static_cast<size_t>(limits_.most)) return Exhausted(bytes, purpose, allocation_label);
+  if (bytes > static_cast<size_t>(limits_.max_held))
+    return Exhausted(bytes, purpose, allocation_label);
   absl::StatusOr<Address> room = FindRoom(RoundUp(bytes, kChunkBytes));
   if (absl::IsResourceExhausted(room.status())) return Exhausted(bytes, purpose, allocation_label);
   if (!room.ok()) return room.status();
@@ -113,17 +115,17 @@ CachingAllocator::Address CachingAllocator::Take(Pool& pool, size_t bytes) {
 }
 
 absl::Status CachingAllocator::Grow(Pool& pool, size_t bytes) {
-  const size_t least = RoundUp(bytes, kPageBytes);
+  const size_t minimum = RoundUp(bytes, kPageBytes);
   const size_t wish = &pool == &small_                 ? kSmallSegmentBytes
                       : bytes < kLargeSegmentBytes / 2 ? kLargeSegmentBytes
-                                                       : least;
+                                                       : minimum;
   absl::Status taken = TakeSegment(pool, wish);
-  if (absl::IsResourceExhausted(taken) && wish > least) taken = TakeSegment(pool, least);
+  if (absl::IsResourceExhausted(taken) && wish > minimum) taken = TakeSegment(pool, minimum);
   return taken;
 }
 
 absl::Status CachingAllocator::TakeSegment(Pool& pool, size_t bytes) {
-  if (held_ + static_cast<int64_t>(bytes) > limits_.most) {
+  if (held_ + static_cast<int64_t>(bytes) > limits_.max_held) {
     return absl::ResourceExhaustedError("the limit");
   }
   CADRE_ASSIGN_OR_RETURN(void* const memory, upstream_.allocate(bytes));
@@ -149,7 +151,7 @@ void* CachingAllocator::Give(Address address, size_t requested, absl::string_vie
 void CachingAllocator::Free(void* memory) {
   auto chunk = chunks_.find(static_cast<Address>(memory));
   CHECK(chunk != chunks_.end() && !chunk->second.free) << "not this allocator's memory";
-  const auto requested = static_cast<int64_t>(chunk->second.requested);
+  const int64_t requested = chunk->second.requested;
   const auto purpose = by_purpose_.find(chunk->second.purpose);
   if ((purpose->second -= requested) == 0) by_purpose_.erase(purpose);
   in_use_ -= requested;
@@ -222,21 +224,21 @@ absl::Status CachingAllocator::Exhausted(size_t bytes, absl::string_view purpose
   // The request may exceed int64, in which case it is printed as it is.
   const std::string requested =
       bytes > static_cast<size_t>(INT64_MAX) ? absl::StrCat(bytes, " bytes") : MemoryText(bytes);
-  const int64_t free = limits_.most - in_use_;
-  size_t largest = std::max<int64_t>(0, limits_.most - held_);
+  const int64_t free = limits_.max_held - in_use_;
+  size_t largest = std::max<int64_t>(0, limits_.max_held - held_);
   for (const Pool* pool : {&small_, &large_}) {
     if (!pool->free.empty()) largest = std::max(largest, pool->free.rbegin()->first);
   }
   std::string what = absl::StrCat(
       "cannot allocate ", requested, " for ", purpose,
       allocation_label.empty() ? "" : absl::StrCat(" (", allocation_label, ")"),
-      ": the device has ", MemoryText(limits_.total), ", limit ", MemoryText(limits_.most),
+      ": the device has ", MemoryText(limits_.total), ", limit ", MemoryText(limits_.max_held),
       ", in use ", WhatHoldsHowMuch(), "; free ", MemoryText(free));
   if (free - static_cast<int64_t>(largest) > free / 8) {
-    absl::StrAppend(&what, " in pieces of at most ", MemoryText(largest));
+    absl::StrAppend(&what, " in chunks of at most ", MemoryText(largest));
   }
   const int64_t available = upstream_.available ? upstream_.available() : -1;
-  if (available >= 0 && available < limits_.most - held_) {
+  if (available >= 0 && available < limits_.max_held - held_) {
     absl::StrAppend(&what, ", of which the driver has only ", MemoryText(available),
                     " left: another program uses this device");
   }

@@ -45,7 +45,7 @@ class CachingAllocator {
  public:
   struct Limits {
     // Maximum of held().
-    int64_t most = 0;
+    int64_t max_held = 0;
     // Memory of the device, for messages.
     int64_t total = 0;
   };
@@ -70,7 +70,7 @@ class CachingAllocator {
   int64_t peak() const { return peak_; }
   // Bytes held from upstream.
   int64_t held() const { return held_; }
-  int64_t limit() const { return limits_.most; }
+  int64_t limit() const { return limits_.max_held; }
   // Largest first, then by name.
   std::vector<MemoryUse> uses() const;
 

@@ -1,5 +1,5 @@
-// What Cadre uses of the CUDA runtime, as a table of functions: the real one (cuda_runtime.cc), or
-// one of a test that plays the device on the host.
+// The functions of the CUDA runtime that Cadre uses, as a table: the real runtime
+// (cuda_runtime.cc), or a test's emulation on the host.
 //
 // A value; thread-safe.
 #pragma once
@@ -39,10 +39,9 @@ struct CudaApi {
   cudaError_t (*event_synchronize)(cudaEvent_t event) = nullptr;
   cudaError_t (*event_elapsed)(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) = nullptr;
 
-  // `on_host` does what the kernel does; empty in a build for real devices (launch.h).
+  // `on_host` runs the kernel on the host; empty in a build for real devices (launch.h).
   cudaError_t (*launch)(const void* kernel, dim3 grid, dim3 block, void** arguments,
-                        size_t shared_bytes, cudaStream_t stream,
-                        const std::function<void()>& on_host) = nullptr;
+                        cudaStream_t stream, const std::function<void()>& on_host) = nullptr;
 
   cudaError_t (*begin_capture)(cudaStream_t stream, cudaStreamCaptureMode mode) = nullptr;
   cudaError_t (*end_capture)(cudaStream_t stream, cudaGraph_t* graph) = nullptr;
@@ -57,7 +56,7 @@ struct CudaApi {
   const char* (*error_text)(cudaError_t error) = nullptr;
 };
 
-// Of the CUDA runtime that the program is linked with.
+// The table of the CUDA runtime that the program is linked with.
 const CudaApi& RealCudaApi();
 
 }  // namespace cadre

@@ -10,7 +10,7 @@
 // another thread or by the patience of the options.
 //
 // Errors. CUDA reports asynchronous errors at any later call, on any thread. Every call is checked
-// (Check); the first error is kept and everything after it returns at once. Work
+// (Check); the first error is kept and everything after it returns immediately. Work
 // that never ends (a collective whose peer is lost) keeps its memory and streams until the process
 // exits, because the driver would block on them.
 #include "device/cuda/cuda_device.h"
@@ -36,8 +36,8 @@ constexpr int kMinCapability = 80;
 // The host polls without a pause for this long, which covers most waits.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr absl::Duration kLongestPause = absl::Microseconds(50);
-// For work under way on a device that failed: what has not ended by then (a collective whose
-// peers are gone and that nobody aborted) keeps its memory until the process ends.
+// For pending work of a failed device: work that has not ended by then (a collective that was not
+// aborted although its peers are lost) keeps its memory until the process ends.
 constexpr absl::Duration kEndPatience = absl::Seconds(30);
 // Below zero is above the default; CUDA takes the nearest that the device has.
 constexpr int kHighPriority = -1;
@@ -114,7 +114,7 @@ void CudaDeviceImpl::Fail(absl::Status error) {
     status_ = error;
     failed_.store(true, std::memory_order_release);
   }
-  // A group that was released is no trouble.
+  // The release of a group is not a failure.
   if (absl::IsCancelled(error)) {
     LOG(INFO) << name() << ": " << error;
   } else {
@@ -124,10 +124,10 @@ void CudaDeviceImpl::Fail(absl::Status error) {
 
 bool CudaDeviceImpl::Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return true;
-  // Else the next one who asks the runtime for its last error takes this one for theirs.
+  // Clears it, so that a later call does not report this error as its own.
   api_.last_error();
-  if (book_ != nullptr && IsCaptureError(error)) {
-    book_->Refuse(absl::StrCat(what, ": ", api_.error_text(error)));
+  if (log_ != nullptr && IsCaptureError(error)) {
+    log_->Refuse(absl::StrCat(what, ": ", api_.error_text(error)));
     return false;
   }
   if (LosesDevice(error)) lost_.store(true, std::memory_order_release);
@@ -137,7 +137,7 @@ bool CudaDeviceImpl::Check(cudaError_t error, const char* what) {
 
 bool CudaDeviceImpl::lost() const {
   if (lost_.load(std::memory_order_acquire) || !failed()) return lost_;
-  // A library may have met the error first, and told it in its own words; the runtime repeats it.
+  // A library may have reported the error first, as one of its own; the runtime repeats it.
   Bind();
   size_t free = 0;
   size_t total = 0;
@@ -145,8 +145,8 @@ bool CudaDeviceImpl::lost() const {
 }
 
 bool CudaDeviceImpl::RefusedWhileCapturing(absl::string_view what) {
-  if (book_ != nullptr) book_->Refuse(what);
-  return book_ != nullptr;
+  if (log_ != nullptr) log_->Refuse(what);
+  return log_ != nullptr;
 }
 
 // ---- streams
@@ -154,9 +154,9 @@ bool CudaDeviceImpl::RefusedWhileCapturing(absl::string_view what) {
 cudaStream_t CudaDeviceImpl::stream(Stream stream) const {
   Bind();
   const cudaStream_t handle = streams_[Index(stream)];
-  if (book_ != nullptr && book_->Join(stream)) {
+  if (log_ != nullptr && log_->Join(stream)) {
     // A failure invalidates the capture, which EndCapture reports.
-    const size_t origin = Index(book_->origin());
+    const size_t origin = Index(log_->origin());
     api_.event_record(captured_marks_[origin], streams_[origin]);
     api_.stream_wait_event(handle, captured_marks_[origin], 0);
   }
@@ -204,8 +204,8 @@ std::unique_ptr<DeviceEvent> CudaDeviceImpl::MakeEvent() {
 void CudaDeviceImpl::Record(DeviceEvent& event) {
   if (failed()) return;
   const std::shared_ptr<CudaEventState>& state = static_cast<CudaEvent&>(event).state();
-  if (book_ != nullptr) {
-    book_->RecordInside(state);
+  if (log_ != nullptr) {
+    log_->RecordInside(state);
     Check(api_.event_record(state->captured, stream()), "recording an event");
     return;
   }
@@ -215,8 +215,8 @@ void CudaDeviceImpl::Record(DeviceEvent& event) {
 void CudaDeviceImpl::WaitFor(const DeviceEvent& event) {
   if (failed()) return;
   const std::shared_ptr<CudaEventState>& state = static_cast<const CudaEvent&>(event).state();
-  if (book_ != nullptr) {
-    if (!book_->WaitInside(state)) return;
+  if (log_ != nullptr) {
+    if (!log_->WaitInside(state)) return;
     Check(api_.stream_wait_event(stream(), state->captured, 0), "waiting for an event");
     return;
   }
@@ -307,11 +307,11 @@ bool CudaDeviceImpl::Quiet() {
   return true;
 }
 
-// ---- what is here
+// ---- the device
 
 namespace {
 
-absl::StatusOr<CudaCard> LookAtCard(const CudaApi& api, int ordinal) {
+absl::StatusOr<CudaCard> QueryCard(const CudaApi& api, int ordinal) {
   CADRE_ASSIGN_OR_RETURN(const CudaMachine machine, LookForCuda(api));
   if (ordinal < 0 || ordinal >= machine.devices) {
     return absl::NotFoundError(absl::StrCat("there is no GPU ", ordinal, ": this machine has ",
@@ -344,13 +344,14 @@ int64_t MemoryLimit(const CudaDeviceOptions& options, const CudaCard& card) {
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(const CudaApi& api,
                                                              const CudaDeviceOptions& options) {
-  CADRE_ASSIGN_OR_RETURN(CudaCard card, LookAtCard(api, options.ordinal));
+  CADRE_ASSIGN_OR_RETURN(CudaCard card, QueryCard(api, options.ordinal));
   if (card.capability < kMinCapability) {
     return absl::FailedPreconditionError(absl::StrCat(
         card.name, " has compute capability ", card.capability / 10, ".", card.capability % 10,
         "; this program needs ", kMinCapability / 10, ".", kMinCapability % 10, " or later"));
   }
-  const CachingAllocator::Limits limits{.most = MemoryLimit(options, card), .total = card.memory};
+  const CachingAllocator::Limits limits{.max_held = MemoryLimit(options, card),
+                                        .total = card.memory};
   auto device = std::make_unique<CudaDeviceImpl>(api, options, std::move(card), limits);
   CADRE_RETURN_IF_ERROR(device->Open());
   return device;

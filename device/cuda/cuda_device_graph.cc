@@ -8,7 +8,7 @@
 // recorded after it.
 //
 // Capture is thread-local: other threads (NCCL's, a transport's) may call CUDA meanwhile. Work that
-// cannot be captured is reported once and then enqueued anew each time by the caller; it is not an
+// cannot be captured is reported once and then enqueued again each time by the caller; it is not an
 // error of the device.
 #include <memory>
 #include <string>
@@ -23,7 +23,7 @@ namespace cadre {
 
 absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::CaptureGraph(
     const std::function<absl::Status()>& work) {
-  CHECK(book_ == nullptr) << "a capture within a capture";
+  CHECK(log_ == nullptr) << "a capture within a capture";
   if (failed()) return status();
   const Stream origin = current_;
   // Other threads (NCCL's, the transport's) may use CUDA meanwhile.
@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::CaptureGraph(
              "beginning a capture")) {
     return status();
   }
-  book_ = std::make_unique<CaptureLog>(origin);
+  log_ = std::make_unique<CaptureLog>(origin);
   const absl::Status worked = work();
   current_ = origin;
   cudaGraph_t const graph = EndCapture();
@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::CaptureGraph(
 
 cudaGraph_t CudaDeviceImpl::EndCapture() {
   for (const Stream stream : kAllStreams) {
-    if (stream != current_ && book_->joined(stream)) JoinStream(stream, captured_marks_);
+    if (stream != current_ && log_->joined(stream)) JoinStream(stream, captured_marks_);
   }
   cudaGraph_t graph = nullptr;
   const cudaError_t error = api_.end_capture(streams_[Index(current_)], &graph);
@@ -53,12 +53,12 @@ cudaGraph_t CudaDeviceImpl::EndCapture() {
 
 absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::MakeGraph(const absl::Status& worked,
                                                                        cudaGraph_t graph) {
-  CaptureLog book = std::move(*book_);
-  book_.reset();
+  CaptureLog log = std::move(*log_);
+  log_.reset();
   cudaGraphExec_t ready = nullptr;
   cudaError_t error = cudaSuccess;
   if (graph != nullptr) {
-    if (worked.ok() && !book.refused() && !failed()) {
+    if (worked.ok() && !log.refused() && !failed()) {
       // Kernels keep the priority of their streams.
       error = api_.graph_instantiate(&ready, graph, cudaGraphInstantiateFlagUseNodePriority);
     }
@@ -71,34 +71,35 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::MakeGraph(const abs
   }
   if (error != cudaSuccess) {
     api_.last_error();
-    book.Refuse(absl::StrCat("instantiation: ", api_.error_text(error)));
+    log.Refuse(absl::StrCat("instantiation: ", api_.error_text(error)));
   }
   if (ready == nullptr) {
     LOG(WARNING) << name() << ": work is not captured and will be enqueued each time: "
-                 << (book.refused() ? book.refusal()
-                     : worked.ok()  ? "the graph is empty"
-                                    : std::string(worked.message()));
+                 << (log.refused() ? log.refusal()
+                     : worked.ok() ? "the graph is empty"
+                                   : std::string(worked.message()));
     return std::unique_ptr<DeviceGraph>();
   }
-  return std::make_unique<CudaGraph>(api_, ready, std::move(book), [this] {
+  return std::make_unique<CudaGraph>(api_, ready, std::move(log), [this] {
     return !RefusedWhileCapturing("destroying a graph") && Settle();
   });
 }
 
 void CudaDeviceImpl::LaunchGraph(DeviceGraph& graph) {
   if (failed() || RefusedWhileCapturing("launching another graph")) return;
-  const auto& played = static_cast<const CudaGraph&>(graph);
-  const CaptureLog& book = played.book();
-  const auto takes_part = [&book](Stream stream) { return book.joined(stream); };
+  const auto& graph_state = static_cast<const CudaGraph&>(graph);
+  const CaptureLog& log = graph_state.log();
+  const auto takes_part = [&log](Stream stream) { return log.joined(stream); };
   const cudaStream_t stream = this->stream();
   JoinAll(takes_part);
-  for (const CaptureLog::Event& event : book.awaited()) {
+  for (const CaptureLog::Event& event : log.awaited()) {
     if (!event->recorded) continue;
     Check(api_.stream_wait_event(stream, event->happened, 0), "waiting for an event");
   }
-  if (failed() || !Check(api_.graph_launch(played.graph(), stream), "launching a graph")) return;
+  if (failed() || !Check(api_.graph_launch(graph_state.graph(), stream), "launching a graph"))
+    return;
   ForkAll(takes_part);
-  for (const CaptureLog::Event& event : book.recorded()) {
+  for (const CaptureLog::Event& event : log.recorded()) {
     event->recorded = Check(api_.event_record(event->happened, stream), "recording an event");
   }
 }

@@ -100,7 +100,7 @@ class CudaDeviceImpl final : public CudaDevice {
   int capability() const override { return card_.capability; }
   bool Check(cudaError_t error, const char* what) override;
   bool failed() const override { return failed_.load(std::memory_order_acquire); }
-  bool capturing() const override { return book_ != nullptr; }
+  bool capturing() const override { return log_ != nullptr; }
   void set_allocation_label(absl::string_view who) override {
     allocation_label_ = std::string(who);
   }
@@ -163,7 +163,7 @@ class CudaDeviceImpl final : public CudaDevice {
 
   std::array<int64_t, kHostSyncs> host_syncs_ = {};
   // Mutable: stream() adds the stream to the capture.
-  mutable std::unique_ptr<CaptureLog> book_;
+  mutable std::unique_ptr<CaptureLog> log_;
   // Pending work did not end; nothing waits for it any more.
   bool wedged_ = false;
 

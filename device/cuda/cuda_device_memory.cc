@@ -26,7 +26,7 @@ constexpr size_t kMinStagingChunks = 4;
 }  // namespace
 
 size_t CudaDeviceImpl::RingBytes(const CudaDeviceOptions& options) {
-  const auto least = static_cast<int64_t>(kStagingAlignment * kMinStagingChunks);
+  const int64_t least = kStagingAlignment * kMinStagingChunks;
   const int64_t bytes = std::max(options.staging_bytes, least);
   return static_cast<size_t>(bytes) / kStagingAlignment * kStagingAlignment;
 }
@@ -124,7 +124,7 @@ void CudaDeviceImpl::FreeHost(void* memory) {
   pinned_bytes_ -= found->second;
   pinned_.erase(found);
   // Waiting would invalidate the capture, so the memory is leaked.
-  if (book_ != nullptr) return;
+  if (log_ != nullptr) return;
   Bind();
   // Copies may be pending, and the driver would wait for the whole device without a timeout.
   if (Settle()) api_.free_host(memory);
@@ -191,7 +191,7 @@ void CudaDeviceImpl::CopyToDeviceAsync(const void* host, void* device, size_t by
 }
 
 void CudaDeviceImpl::StartCopyOut(const void* device, size_t bytes, int side) {
-  const auto i = static_cast<size_t>(side);
+  const size_t i = side;
   const cudaStream_t stream = this->stream();
   if (Check(api_.copy_async(copied_out_[i], device, bytes, cudaMemcpyDeviceToHost, stream),
             "copying from the device")) {
@@ -213,7 +213,7 @@ absl::Status CudaDeviceImpl::CopyOut(const void* device, void* host, size_t byte
     const size_t chunk = std::min(bytes, chunk_bytes());
     const size_t rest = bytes - chunk;
     if (rest > 0) StartCopyOut(from + chunk, std::min(rest, chunk_bytes()), 1 - side);
-    const auto i = static_cast<size_t>(side);
+    const size_t i = side;
     if (failed() || !BlockHost(copied_out_marks_[i], HostSync::kCopyOut).ok()) break;
     std::memcpy(to, copied_out_[i], chunk);
     from += chunk;

@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Not in the headers of all versions that we build with.
+// Missing from the headers of some versions that we build with.
 constexpr int kErrorContained = 226;
 
 constexpr char kLostHint[] =
@@ -21,7 +21,7 @@ Meaning MeaningOf(int error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
       return Meaning::kNoMemory;
-    // The device, its memory or its links failed, or the driver lost hold of it.
+    // The device, its memory or its links failed, or the driver lost the device.
     case cudaErrorDeviceUninitialized:
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
@@ -30,15 +30,15 @@ Meaning MeaningOf(int error) {
     case cudaErrorLaunchTimeout:
     case cudaErrorContextIsDestroyed:
     case cudaErrorHardwareStackError:
-    // Of a kernel that died without a reason that the driver knows: faults of the hardware, too.
+    // A kernel failed for a reason unknown to the driver, which includes faults of the hardware.
     case cudaErrorLaunchFailure:
     case cudaErrorMpsRpcFailure:
     case cudaErrorMpsClientTerminated:
     case cudaErrorExternalDevice:
-    // Also what a device says that has fallen off the bus.
+    // Also reported by a device that has fallen off the bus.
     case cudaErrorUnknown:
       return Meaning::kLost;
-    // Another moment, or another device, will do.
+    // May succeed later, or on another device.
     case cudaErrorDevicesUnavailable:
     case cudaErrorDeviceAlreadyInUse:
     case cudaErrorSystemNotReady:

@@ -1,3 +1,6 @@
+// CUDA guarantees that a program runs with every driver of the same major version or a newer one,
+// so only the major versions are compared. The error messages contain the version of the driver to
+// install, because the driver itself reports only that it is insufficient.
 #include "device/cuda/cuda_machine.h"
 
 #include "absl/strings/str_cat.h"
@@ -10,9 +13,10 @@ namespace {
 // The oldest driver for Linux that serves all programs of a major version of CUDA.
 std::string NeededDriver(int runtime) {
   const int major = runtime / 1000;
-  const char* const least = major == 12 ? "525.60.13" : major == 13 ? "580.65.06" : nullptr;
-  return least == nullptr ? absl::StrCat("an NVIDIA driver for CUDA ", CudaVersionText(runtime))
-                          : absl::StrCat("NVIDIA driver ", least, " or newer, for CUDA ", major);
+  const char* const minimum = major == 12 ? "525.60.13" : major == 13 ? "580.65.06" : nullptr;
+  return minimum == nullptr
+             ? absl::StrCat("an NVIDIA driver for CUDA ", CudaVersionText(runtime))
+             : absl::StrCat("NVIDIA driver ", minimum, " or newer, for CUDA ", major);
 }
 
 }  // namespace

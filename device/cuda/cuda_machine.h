@@ -1,6 +1,6 @@
-// What this machine has of CUDA: driver, runtime, devices.
+// The CUDA driver, runtime and devices of this machine.
 //
-// Thread-safe (asks the driver).
+// Thread-safe (queries the driver).
 #pragma once
 
 #include <string>
@@ -11,15 +11,15 @@
 namespace cadre {
 
 struct CudaMachine {
-  // As CUDA counts: 13000 is 13.0.
+  // In CUDA's format: 13000 is 13.0.
   int driver = 0;
   int runtime = 0;
   // At least one.
   int devices = 0;
 };
 
-// Errors: FailedPrecondition where there is no driver, one that is older than the runtime needs, or
-// no device: it says what is here and what is needed.
+// Errors: FailedPrecondition if there is no driver, one that is too old for the runtime, or no
+// device; the message contains the versions that are installed and needed.
 absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api);
 
 // "13.0".

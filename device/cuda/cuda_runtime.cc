@@ -1,3 +1,5 @@
+// The table of the real runtime, which is linked statically: programs start on machines without a
+// driver, and the runtime then reports cudaErrorInsufficientDriver or cudaErrorNoDevice.
 #include <cuda_runtime_api.h>
 
 #include "device/cuda/cuda_api.h"
@@ -5,9 +7,9 @@
 namespace cadre {
 namespace {
 
-cudaError_t Launch(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
-                   cudaStream_t stream, const std::function<void()>& /*on_host*/) {
-  return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
+cudaError_t Launch(const void* kernel, dim3 grid, dim3 block, void** arguments, cudaStream_t stream,
+                   const std::function<void()>& /*on_host*/) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, /*sharedMem=*/0, stream);
 }
 
 constexpr CudaApi kRuntime = {

@@ -1,3 +1,7 @@
+// CUDA's rules for captures and the meaning of our events differ: an event that is recorded during
+// a capture does not complete outside of it, and one that was recorded before cannot be awaited
+// inside. So the log separates the two, and every launch waits for the latter first and records the
+// former afterwards (cuda_device_graph.cc).
 #include "device/cuda/graph_capture.h"
 
 #include <algorithm>
@@ -30,9 +34,9 @@ void CaptureLog::Refuse(absl::string_view what) {
   if (refusal_.empty()) refusal_ = std::string(what);
 }
 
-CudaGraph::CudaGraph(const CudaApi& api, cudaGraphExec_t graph, CaptureLog book,
+CudaGraph::CudaGraph(const CudaApi& api, cudaGraphExec_t graph, CaptureLog log,
                      std::function<bool()> before_end)
-    : api_(api), graph_(graph), book_(std::move(book)), before_end_(std::move(before_end)) {}
+    : api_(api), graph_(graph), log_(std::move(log)), before_end_(std::move(before_end)) {}
 
 CudaGraph::~CudaGraph() {
   if (before_end_()) api_.graph_exec_destroy(graph_);

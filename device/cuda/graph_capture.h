@@ -57,7 +57,7 @@ class CaptureLog {
 class CudaGraph final : public DeviceGraph {
  public:
   // Takes ownership of the graph. `before_end` is called before it is destroyed.
-  CudaGraph(const CudaApi& api, cudaGraphExec_t graph, CaptureLog book,
+  CudaGraph(const CudaApi& api, cudaGraphExec_t graph, CaptureLog log,
             std::function<bool()> before_end);
   // Does not destroy the graph if before_end returns false: it may still be running.
   ~CudaGraph() override;
@@ -65,12 +65,12 @@ class CudaGraph final : public DeviceGraph {
   CudaGraph& operator=(const CudaGraph&) = delete;
 
   cudaGraphExec_t graph() const { return graph_; }
-  const CaptureLog& book() const { return book_; }
+  const CaptureLog& log() const { return log_; }
 
  private:
   const CudaApi& api_;
   const cudaGraphExec_t graph_;
-  const CaptureLog book_;
+  const CaptureLog log_;
   const std::function<bool()> before_end_;
 };
 

@@ -28,7 +28,7 @@ std::string BesideProgram() {
   return (program.parent_path().parent_path() / "lib" / "cadre-cuda").string();
 }
 
-// Folders to look into; an empty one stands for the dynamic loader's own rules.
+// Folders to search; an empty one stands for the dynamic loader's own rules.
 std::vector<std::string> Places(const LibrarySearch& search) {
   std::vector<std::string> places = search.directories;
   if (std::string beside = BesideProgram(); !beside.empty()) places.push_back(std::move(beside));
@@ -69,18 +69,18 @@ void* Open(const std::string& place, const std::string& soname, std::string& why
   return handle;
 }
 
-// The file behind a handle; the name asked for where the dynamic loader does not tell.
-std::string FileOf(void* handle, const std::string& asked) {
+// The file of a handle; the requested name if the dynamic loader does not provide it.
+std::string FileOf(void* handle, const std::string& requested) {
   link_map* map = nullptr;
   if (dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr || map->l_name == nullptr ||
       map->l_name[0] == '\0') {
-    return asked;
+    return requested;
   }
   return map->l_name;
 }
 
 // NVRTC opens its builtins, libnvrtc-builtins.so.13.0 for libnvrtc.so.13, by their bare name when
-// it compiles, and does not look beside itself: they are loaded before it asks.
+// it compiles, and does not search its own folder: so they are loaded in advance.
 void LoadBuiltins(const std::string& library) {
   const std::filesystem::path file(library);
   const std::string name = file.filename().string();
@@ -96,9 +96,9 @@ void LoadBuiltins(const std::string& library) {
 }
 
 // Keeps each dependency loaded where it is found at all.
-void LoadCompanions(const LibraryName& name, const std::vector<std::string>& places) {
+void LoadDependencies(const LibraryName& name, const std::vector<std::string>& places) {
   std::string ignored;
-  for (const std::string& dependency : name.companions) {
+  for (const std::string& dependency : name.dependencies) {
     for (const std::string& place : places) {
       void* const handle = Open(place, dependency, ignored);
       if (handle == nullptr) continue;
@@ -112,28 +112,28 @@ void LoadCompanions(const LibraryName& name, const std::vector<std::string>& pla
 
 LibraryName CublasLtLibrary() {
   return {.title = "cuBLASLt",
-          .sonames = {ToolkitSoname("libcublasLt")},
+          .soname = ToolkitSoname("libcublasLt"),
           .how_to_get = "it comes with the CUDA toolkit and with the Python package nvidia-cublas",
-          .companions = {}};
+          .dependencies = {}};
 }
 
 LibraryName CudnnLibrary() {
   return {.title = "cuDNN",
-          .sonames = {"libcudnn.so.9"},
+          .soname = "libcudnn.so.9",
           .how_to_get =
               "it comes with NVIDIA's package cudnn9 and with the Python package "
               "nvidia-cudnn-cu13 (nvidia-cudnn-cu12 for CUDA 12)",
           // Its engines multiply through cuBLASLt and compile kernels while the program runs.
-          .companions = {ToolkitSoname("libcublasLt"), ToolkitSoname("libnvrtc")}};
+          .dependencies = {ToolkitSoname("libcublasLt"), ToolkitSoname("libnvrtc")}};
 }
 
 LibraryName NcclLibrary() {
   return {.title = "NCCL",
-          .sonames = {"libnccl.so.2"},
+          .soname = "libnccl.so.2",
           .how_to_get =
               "it comes with NVIDIA's package libnccl2 and with the Python package "
               "nvidia-nccl-cu13 (nvidia-nccl-cu12 for CUDA 12)",
-          .companions = {}};
+          .dependencies = {}};
 }
 
 LoadedLibrary::LoadedLibrary(std::string title, std::string path, void* handle)
@@ -150,21 +150,18 @@ absl::Status LoadedLibrary::FindSymbol(const char* name, void*& symbol) const {
 absl::StatusOr<LoadedLibrary> LoadLibrary(const LibraryName& name, const LibrarySearch& search) {
   if (absl::Status checked = CheckDirectories(search); !checked.ok()) return checked;
   const std::vector<std::string> places = Places(search);
-  LoadCompanions(name, places);
+  LoadDependencies(name, places);
   std::vector<std::string> reasons;
   for (const std::string& place : places) {
-    for (const std::string& soname : name.sonames) {
-      std::string why;
-      if (void* handle = Open(place, soname, why); handle != nullptr) {
-        return LoadedLibrary(name.title, FileOf(handle, soname), handle);
-      }
-      reasons.push_back(std::move(why));
+    std::string why;
+    if (void* handle = Open(place, name.soname, why); handle != nullptr) {
+      return LoadedLibrary(name.title, FileOf(handle, name.soname), handle);
     }
+    reasons.push_back(std::move(why));
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat(name.title, " (", absl::StrJoin(name.sonames, " or "),
-                   ") was not found; looked at: ", absl::StrJoin(reasons, "; "), ". ",
-                   name.how_to_get, "; --cuda_libraries names folders to look into"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      name.title, " (", name.soname, ") was not found; looked at: ", absl::StrJoin(reasons, "; "),
+      ". ", name.how_to_get, "; --cuda_libraries names folders to look into"));
 }
 
 }  // namespace cadre

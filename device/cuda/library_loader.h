@@ -5,8 +5,8 @@
 //   CADRE_RETURN_IF_ERROR(library.Find("cublasLtCreate", api.create));
 //
 // A library is taken from the first place that has it, in this order: the directories of the
-// search; lib/cadre-cuda beside the folder of the program; where the dynamic loader itself looks
-// (LD_LIBRARY_PATH, ld.so.cache, what is loaded already); the usual folder of a toolkit.
+// search; lib/cadre-cuda beside the folder of the program; the dynamic loader's own places
+// (LD_LIBRARY_PATH, ld.so.cache, libraries that are loaded already); the usual folder of a toolkit.
 //
 // A loaded library stays loaded until the process ends, since the vendor's libraries keep threads
 // and handlers of their own; a LoadedLibrary is a value that borrows it. Thread-safe.
@@ -22,22 +22,22 @@
 namespace cadre {
 
 struct LibrarySearch {
-  // Looked into first, in this order. One that is no folder is an error when a library is loaded.
+  // Searched first, in this order. Loading fails if one is not a folder.
   std::vector<std::string> directories;
 };
 
-// A library by the names it is known under.
+// The names of a library.
 struct LibraryName {
-  std::string title;                 // as messages call it: "cuDNN"
-  std::vector<std::string> sonames;  // tried in this order: "libcudnn.so.9"
-  std::string how_to_get;            // ends the message of one that is nowhere
-  // Loaded before it where they are found: this library asks the dynamic loader for them by these
-  // names, which knows nothing of our directories. Without them it does less, and says so itself.
-  // The builtins of a dependency (NVRTC's) that lie beside it are loaded with it.
-  std::vector<std::string> companions;
+  std::string title;       // for messages: "cuDNN"
+  std::string soname;      // "libcudnn.so.9"
+  std::string how_to_get;  // the end of the message if it is not found
+  // Loaded before this library if they are found: it opens them by these names through the dynamic
+  // loader, which does not search our directories. Without them it has fewer functions and reports
+  // that itself. The builtins in the folder of a dependency (NVRTC's) are loaded with it.
+  std::vector<std::string> dependencies;
 };
 
-// Of the major versions that the program was compiled against.
+// The major versions that the program was compiled against.
 LibraryName CublasLtLibrary();
 LibraryName CudnnLibrary();
 LibraryName NcclLibrary();
@@ -46,8 +46,8 @@ class LoadedLibrary {
  public:
   LoadedLibrary(std::string title, std::string path, void* handle);
 
-  // Sets `function` to what the library calls `name`. Errors: FailedPrecondition, naming the
-  // function, the library and its file: it is older than what the program was compiled against.
+  // Sets `function` to the library's function `name`. Errors: FailedPrecondition with the function,
+  // the library and its file, which is older than the one that the program was compiled against.
   template <typename Function>
   absl::Status Find(const char* name, Function*& function) const {
     void* symbol = nullptr;
@@ -56,7 +56,7 @@ class LoadedLibrary {
     return found;
   }
 
-  // The file that was loaded, as the dynamic loader knows it.
+  // The loaded file, as reported by the dynamic loader.
   const std::string& path() const { return path_; }
 
  private:
@@ -67,8 +67,9 @@ class LoadedLibrary {
   void* handle_;
 };
 
-// Errors: FailedPrecondition, naming the library, every place looked at with the dynamic loader's
-// reason, and how to get it; InvalidArgument for a directory of the search that is none.
+// Errors: FailedPrecondition with the library, every searched place and the dynamic loader's
+// reason, and how to get the library; InvalidArgument for a directory of the search that is not a
+// directory.
 absl::StatusOr<LoadedLibrary> LoadLibrary(const LibraryName& name, const LibrarySearch& search);
 
 }  // namespace cadre

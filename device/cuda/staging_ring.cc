@@ -1,3 +1,7 @@
+// Chunks are contiguous, because a copy is one call of the driver. If the space at the end of the
+// ring is too short for a chunk, it is skipped, and becomes free again when the chunk before it is
+// retired. The ring is empty or full only as the queue of chunks is, so head_ == tail is not
+// ambiguous.
 #include "device/cuda/staging_ring.h"
 
 #include "glog/logging.h"

@@ -12,21 +12,21 @@ namespace cadre {
 class StagingRing {
  public:
   struct Place {
-    // Of the chunk's first byte in the ring.
+    // Offset of the chunk's first byte in the ring.
     size_t offset = 0;
-    // In [0, slots): of chunks that are under way, no two have the same.
+    // In [0, slots), different for all chunks in flight.
     int slot = 0;
   };
 
   // At most `slots` chunks at a time. Requires: bytes is a multiple of 256; slots > 0.
   StagingRing(size_t bytes, int slots) : bytes_(bytes), slots_(slots) {}
 
-  // Bytes side by side, aligned to 256; none where the oldest chunk has to come back first.
-  // Requires: 0 < bytes <= the ring's.
+  // Contiguous bytes, aligned to 256; none if the oldest chunk must be retired first. Requires:
+  // 0 < bytes <= the ring's.
   std::optional<Place> Take(size_t bytes);
-  // Requires: chunks are under way.
+  // Requires: chunks are in flight.
   const Place& oldest() const { return chunks_.front().place; }
-  // The oldest has come back. Requires: as above.
+  // Retires the oldest chunk. Requires: as above.
   void Retire();
   bool empty() const { return chunks_.empty(); }
 

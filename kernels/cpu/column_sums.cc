@@ -1,3 +1,7 @@
+// Sums over the rows of a matrix, column by column, at memory bandwidth: a few rows are summed in
+// fp32, whose error is that of a handful of additions, and these sums are added in double (the
+// scheme of batch_norm in norm.cc). Eight vectors of columns are summed together, so that each row
+// is read in long runs, which hardware prefetchers follow.
 #include "kernels/cpu/column_sums.h"
 
 #include "kernels/cpu/vector_loops.h"
@@ -44,8 +48,7 @@ void ColumnSums(int threads, int64_t rows, int64_t channels, const float* x,
   SumByThread(threads, rows, channels, wide, [=](int64_t begin, int64_t end, double* to) {
     AddColumnSums(end - begin, channels, x + begin * channels, to);
   });
-  std::transform(wide.begin(), wide.end(), sums.begin(),
-                 [](double sum) { return static_cast<float>(sum); });
+  std::transform(wide.begin(), wide.end(), sums.begin(), [](double sum) -> float { return sum; });
 }
 
 }  // namespace cadre

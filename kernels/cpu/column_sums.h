@@ -13,22 +13,21 @@
 
 namespace cadre {
 
-// sums = what add(begin, end, to) adds to `to`, an array like sums, over parts of the rows, one
-// part per thread; parts are added in their order.
+// Sums over the rows: add(begin, end, to) adds those of an interval of rows to `to`, an array like
+// sums. Each thread takes one interval; their sums are added in the order of the intervals.
 template <typename Add>
 void SumByThread(int threads, int64_t rows, int64_t channels, std::span<double> sums, Add add) {
   std::fill(sums.begin(), sums.end(), 0.0);
   const int parts = PartsFor(threads, rows, channels);
-  // The first part adds to the result itself. Elsewhere a cache line of nothing keeps the threads
-  // from writing to one line.
-  const size_t stride = sums.size() + 8;
-  std::vector<double> others(static_cast<size_t>(parts - 1) * stride);
+  // The first part adds to the result itself. The other parts' sums are padded by a cache line, so
+  // that no two threads write to the same line.
+  const int64_t stride = std::ssize(sums) + 8;
+  std::vector<double> others((parts - 1) * stride);
   ForEachPart(parts, rows, [&](int part, int64_t begin, int64_t end) {
-    add(begin, end,
-        part == 0 ? sums.data() : others.data() + static_cast<size_t>(part - 1) * stride);
+    add(begin, end, part == 0 ? sums.data() : others.data() + (part - 1) * stride);
   });
   for (int part = 1; part < parts; ++part) {
-    const double* other = others.data() + static_cast<size_t>(part - 1) * stride;
+    const double* other = others.data() + (part - 1) * stride;
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
   }
 }

@@ -1,3 +1,11 @@
+// Descriptions of convolutions for oneDNN 2. Activations are passed in our layout (channels last)
+// or, for the gradient of weights, in blocks of channels that oneDNN chooses; weights always in the
+// layout that oneDNN chooses. PrimitiveRun inserts the conversions.
+//
+// The gradient of the inputs of a convolution with stride 1 is itself a convolution of dy with the
+// taps in reverse order and with inputs and outputs exchanged; its padding is the dilated kernel
+// minus one minus the original padding. oneDNN's forward kernels are better optimised than its
+// backward ones.
 #include "kernels/cpu/convolution_primitives.h"
 
 #include <utility>
@@ -12,17 +20,18 @@ using Tag = dnnl::memory::format_tag;
 
 constexpr auto kFloat = dnnl::memory::data_type::f32;
 
-// A convolution in oneDNN's words.
+// A convolution as oneDNN describes it. `in_blocks` lets oneDNN choose the layout of the images
+// (blocks of channels); otherwise they are channels last.
 struct Descriptions {
-  Descriptions(const ConvolutionDims& d, bool with_bias, ImageLayout layout)
+  Descriptions(const ConvolutionDims& d, bool with_bias, bool in_blocks)
       : plain_x({d.batch, d.in_channels, d.window.in_height, d.window.in_width}, kFloat, Tag::nhwc),
         plain_w(WeightDims(d), kFloat, d.groups == 1 ? Tag::oihw : Tag::goihw),
         b(with_bias ? Desc({d.out_channels}, kFloat, Tag::x) : Desc()),
         plain_y({d.batch, d.out_channels, d.window.out_height, d.window.out_width}, kFloat,
                 Tag::nhwc),
-        x(layout == ImageLayout::kChannelsLast ? plain_x : Any(plain_x)),
+        x(in_blocks ? Any(plain_x) : plain_x),
         w(Any(plain_w)),
-        y(layout == ImageLayout::kChannelsLast ? plain_y : Any(plain_y)),
+        y(in_blocks ? Any(plain_y) : plain_y),
         stride{d.window.stride, d.window.stride},
         dilation{d.window.dilation - 1, d.window.dilation - 1} {
     const WindowPadding padding = PaddingOf(d.window);
@@ -38,7 +47,7 @@ struct Descriptions {
   }
   static Desc Any(const Desc& plain) { return Desc(plain.dims(), kFloat, Tag::any); }
 
-  // As the caller has them, and as oneDNN may have them.
+  // The layouts of the caller, and those of oneDNN.
   Desc plain_x, plain_w, b, plain_y;
   Desc x, w, y;
   dnnl::memory::dims stride, dilation, near, far;
@@ -52,7 +61,7 @@ dnnl::primitive_attr UserScratchpad() {
 
 constexpr auto kDirect = dnnl::algorithm::convolution_direct;
 
-// The backward descriptions take it as a hint.
+// The forward description, which the backward descriptions need as a hint.
 dnnl::convolution_forward::primitive_desc Forward(const Descriptions& d,
                                                   const dnnl::engine& engine) {
   using Forward = dnnl::convolution_forward;
@@ -66,10 +75,10 @@ dnnl::convolution_forward::primitive_desc Forward(const Descriptions& d,
 
 }  // namespace
 
-PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, bool with_bias, ImageLayout layout,
+PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, bool with_bias,
                                     const dnnl::engine& engine) {
   return OrDie("convolution forward", [&] {
-    const Descriptions d(dims, with_bias, layout);
+    const Descriptions d(dims, with_bias, /*in_blocks=*/false);
     const auto description = Forward(d, engine);
     PrimitiveRun run(engine, dnnl::convolution_forward(description), description.scratchpad_desc());
     run.AddInput(DNNL_ARG_SRC, d.plain_x, description.src_desc());
@@ -80,10 +89,9 @@ PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, bool with_bias,
   });
 }
 
-PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, ImageLayout layout,
-                                         const dnnl::engine& engine) {
+PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, const dnnl::engine& engine) {
   return OrDie("convolution backward data", [&] {
-    const Descriptions d(dims, /*with_bias=*/false, layout);
+    const Descriptions d(dims, /*with_bias=*/false, /*in_blocks=*/false);
     const dnnl::convolution_backward_data::primitive_desc description(
         {kDirect, d.x, d.w, d.y, d.stride, d.dilation, d.near, d.far}, UserScratchpad(), engine,
         Forward(d, engine));
@@ -106,8 +114,8 @@ PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
     std::swap(turned.window.in_width, turned.window.out_width);
     turned.window.pad_top = w.dilation * (w.kernel_height - 1) - w.pad_top;
     turned.window.pad_left = w.dilation * (w.kernel_width - 1) - w.pad_left;
-    const Descriptions d(turned, /*with_bias=*/false, ImageLayout::kChannelsLast);
-    // w as it lies in memory, seen as [in, out, height, width].
+    const Descriptions d(turned, /*with_bias=*/false, /*in_blocks=*/false);
+    // w in our memory layout, viewed as [in, out, height, width].
     const int64_t taps = w.kernel_height * w.kernel_width;
     const Desc turned_w(d.plain_w.dims(), kFloat,
                         dnnl::memory::dims{taps, dims.in_channels * taps, w.kernel_width, 1});
@@ -121,10 +129,10 @@ PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
 }
 
 PrimitiveRun MakeConvolutionBackwardWeights(const ConvolutionDims& dims, bool with_bias,
-                                            ImageLayout layout, const dnnl::engine& engine) {
+                                            const dnnl::engine& engine) {
   return OrDie("convolution backward weights", [&] {
     using Backward = dnnl::convolution_backward_weights;
-    const Descriptions d(dims, with_bias, layout);
+    const Descriptions d(dims, with_bias, /*in_blocks=*/true);
     const auto desc =
         with_bias ? Backward::desc(kDirect, d.x, d.w, d.b, d.y, d.stride, d.dilation, d.near, d.far)
                   : Backward::desc(kDirect, d.x, d.w, d.y, d.stride, d.dilation, d.near, d.far);

@@ -1,7 +1,7 @@
-// By which of several algorithms a convolution runs: a function of its extents and of what the
-// processor can do, so that the same plan gives the same bits. The rules come from measurements of
-// every layer of AlexNet, VGG-11, ResNet-18 and ResNet-50 on a core with AVX-512 (bench_kernels
-// repeats them); rates below are shares of such a core's peak.
+// The choice among several algorithms of a convolution: a function of its extents and of the
+// processor's instruction set, so that the same plan gives the same bits. The rules come from
+// measurements of every layer of AlexNet, VGG-11, ResNet-18 and ResNet-50 on a core with AVX-512
+// (bench_kernels repeats them); rates below are shares of such a core's peak.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -29,8 +29,8 @@ enum class BackwardDataRoute {
 BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims);
 
 enum class BackwardWeightsRoute {
-  // oneDNN over blocks of 16 channels, converted to: groups, a handful of taps of one channel, or
-  // no
+  // oneDNN over blocks of 16 channels, with conversions: groups, a handful of taps of one channel,
+  // or no
   // AVX-512.
   kBlocks,
   // WeightGradient: 75 % where oneDNN reaches 40 to 70 % over channels last.

@@ -1,3 +1,5 @@
+// The CPU back end as a whole. oneDNN is used for convolutions and general matrix products; its
+// engine and stream are shared by all families.
 #include "kernels/cpu/cpu_backend.h"
 
 #include <glog/logging.h>
@@ -11,15 +13,26 @@ CpuContext::CpuContext(int threads)
   CHECK_GE(threads, 1);
 }
 
-CpuBackend::CpuBackend(int threads) : context_(threads) {
-  families_ = {.memory = std::make_unique<CpuMemory>(context_),
-               .dense = std::make_unique<CpuDense>(context_),
-               .window = std::make_unique<CpuWindow>(context_),
-               .norm = std::make_unique<CpuNorm>(context_),
-               .pointwise = std::make_unique<CpuPointwise>(context_),
-               .optimizer = std::make_unique<CpuOptimizer>(context_),
-               .slices = nullptr};
-}
+namespace {
+
+class CpuBackend final : public HostBackend {
+ public:
+  explicit CpuBackend(int threads) : context_(threads) {
+    families_ = {.memory = MakeCpuMemory(context_),
+                 .dense = MakeCpuDense(context_),
+                 .window = MakeCpuWindow(context_),
+                 .norm = MakeCpuNorm(context_),
+                 .pointwise = MakeCpuPointwise(context_),
+                 .optimizer = MakeCpuOptimizer(context_),
+                 .slices = nullptr};
+  }
+  std::unique_ptr<Backend> OneThread() const override { return MakeCpuBackend(1); }
+
+ private:
+  CpuContext context_;
+};
+
+}  // namespace
 
 std::unique_ptr<Backend> MakeCpuBackend(int threads) {
   return std::make_unique<CpuBackend>(threads);

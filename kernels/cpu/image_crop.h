@@ -1,5 +1,5 @@
-// The part of an image that windows reach. oneDNN takes inputs that its windows do not reach only
-// where they are fewer than a stride; where there are more, the rest is cut out first.
+// The part of an image that windows reach. oneDNN accepts fewer unreached rows (columns) than a
+// stride; if there are more, the reached part is copied out first.
 //
 // Thread-safe (functions of their arguments).
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace cadre {
 
-// `dims` with the input that is reached. Requires: no empty tensor.
+// `dims` with the reached part of the input. Requires: no empty tensor.
 ConvolutionDims Reached(const ConvolutionDims& dims);
 
 // part = the reached part of x.

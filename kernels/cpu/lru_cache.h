@@ -1,7 +1,7 @@
-// A bounded map that forgets what was used longest ago.
+// A bounded map that drops the least recently used entry.
 //
 // Owns its values. Thread-compatible. Searched from the front, newest first: with tens of entries
-// and a few in steady use that is quicker than hashing.
+// of which a few are in steady use, this is faster than hashing.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class LruCache {
   // Requires: capacity >= 1.
   explicit LruCache(size_t capacity) : capacity_(capacity) {}
 
-  // The value of `key`, made by make() if it is not there. Valid until the next call.
+  // The value of `key`, made by make() if it is missing. Valid until the next call.
   template <typename Make>
   Value& GetOrMake(const Key& key, Make make) {
     for (auto it = entries_.begin(); it != entries_.end(); ++it) {

@@ -44,52 +44,64 @@ CADRE_VECTOR_LOOP double Squares(int64_t n, const float* x) {
     }
   }
   double total = 0;
-  for (; i < n; ++i) total += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (; i < n; ++i) {
+    const double value = x[i];
+    total += value * value;
+  }
   for (int chain = 1; chain < kChains; ++chain) sums[0] += sums[chain];
   for (int lane = 0; lane < 8; ++lane) total += sums[0][lane];
   return total;
 }
 
+class CpuOptimizer final : public HostOptimizer {
+ public:
+  explicit CpuOptimizer(CpuContext& cpu) : cpu_(cpu) {}
+
+  void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
+           std::span<float> v) override {
+    const int64_t n = w.size();
+    CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
+    const auto loop = step.nesterov ? Nesterov : HeavyBall;
+    ForParts(cpu_.threads, n, [=, factors = SgdFactorsOf<float>(step)](int64_t begin, int64_t end) {
+      loop(factors, end - begin, g.data() + begin, w.data() + begin, v.data() + begin);
+    });
+  }
+
+  void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
+             std::span<float> m, std::span<float> v) override {
+    const int64_t n = w.size();
+    CheckSizes(std::ssize(w), {{"g", g.size()}, {"m", m.size()}, {"v", v.size()}});
+    const auto factors = AdamFactorsOf<float>(step);
+    ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
+      Adam(factors, end - begin, g.data() + begin, w.data() + begin, m.data() + begin,
+           v.data() + begin);
+    });
+  }
+
+  double SumOfSquares(std::span<const float> x) override {
+    // Sums of chunks, added in the order of the chunks: the same bits for any number of threads.
+    constexpr int64_t kChunk = 1 << 14;
+    const int64_t n = x.size();
+    const int64_t chunks = (n + kChunk - 1) / kChunk;
+    std::vector<double> sums(chunks);
+    ForParts(cpu_.threads, chunks, kChunk, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        sums[i] = Squares(std::min(kChunk, n - i * kChunk), x.data() + i * kChunk);
+      }
+    });
+    double total = 0;
+    for (const double sum : sums) total += sum;
+    return total;
+  }
+
+ private:
+  CpuContext& cpu_;
+};
+
 }  // namespace
 
-void CpuOptimizer::Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
-                       std::span<float> v) {
-  const auto n = static_cast<int64_t>(w.size());
-  CheckSize("g", g.size(), n);
-  CheckSize("v", v.size(), n);
-  const auto loop = step.nesterov ? Nesterov : HeavyBall;
-  ForParts(cpu_.threads, n, [=, factors = SgdFactorsOf<float>(step)](int64_t begin, int64_t end) {
-    loop(factors, end - begin, g.data() + begin, w.data() + begin, v.data() + begin);
-  });
-}
-
-void CpuOptimizer::AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
-                         std::span<float> m, std::span<float> v) {
-  const auto n = static_cast<int64_t>(w.size());
-  CheckSize("g", g.size(), n);
-  CheckSize("m", m.size(), n);
-  CheckSize("v", v.size(), n);
-  const auto factors = AdamFactorsOf<float>(step);
-  ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
-    Adam(factors, end - begin, g.data() + begin, w.data() + begin, m.data() + begin,
-         v.data() + begin);
-  });
-}
-
-double CpuOptimizer::SumOfSquares(std::span<const float> x) {
-  // Sums of chunks, added in the order of the chunks: the same bits for any number of threads.
-  constexpr int64_t kChunk = 1 << 14;
-  const auto n = static_cast<int64_t>(x.size());
-  const int64_t chunks = (n + kChunk - 1) / kChunk;
-  std::vector<double> sums(chunks);
-  ForParts(cpu_.threads, chunks, kChunk, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      sums[i] = Squares(std::min(kChunk, n - i * kChunk), x.data() + i * kChunk);
-    }
-  });
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
+std::unique_ptr<OptimizerKernels> MakeCpuOptimizer(CpuContext& cpu) {
+  return std::make_unique<CpuOptimizer>(cpu);
 }
 
 }  // namespace cadre

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// Setting a handle makes oneDNN clear the padding behind it; mostly the handle is the same again.
+// Setting a handle makes oneDNN clear its padding; most calls use the same handle again.
 void SetHandle(dnnl::memory& memory, void* data) {
   if (memory.get_data_handle() != data) memory.set_data_handle(data);
 }
@@ -17,8 +17,8 @@ void SetHandle(dnnl::memory& memory, void* data) {
 }  // namespace
 
 void DieOf(const dnnl::error& error, const char* what) {
-  LOG(FATAL) << what << ": oneDNN says " << error.message << " (status " << error.status << ")";
-  std::abort();  // LOG(FATAL) does not return, which not every glog tells the compiler.
+  LOG(FATAL) << what << ": oneDNN reports " << error.message << " (status " << error.status << ")";
+  std::abort();  // LOG(FATAL) does not return, but not every version of glog declares that.
 }
 
 void* Workspace::Get(size_t slot, size_t bytes) {
@@ -73,7 +73,7 @@ void PrimitiveRun::Run(dnnl::stream& stream, Workspace& workspace,
   size_t slot = 0;
   SetHandle(scratchpad_, workspace.Get(slot++, scratchpad_.get_desc().get_size()));
   for (size_t i = 0; i < inputs.size(); ++i) {
-    // oneDNN has one type for what it reads and what it writes; it does not write inputs.
+    // oneDNN has one type for inputs and outputs; it does not write inputs.
     SetHandle(inputs_[i].lent, const_cast<float*>(inputs[i]));
     if (inputs_[i].convert == nullptr) continue;
     SetHandle(inputs_[i].used, workspace.Get(slot++, inputs_[i].used.get_desc().get_size()));

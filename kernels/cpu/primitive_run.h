@@ -1,11 +1,12 @@
-// A oneDNN primitive whose arguments are lent anew at each run, in plain row-major layouts. Where
-// the primitive wants another layout, the argument is converted on the way in or out.
+// A oneDNN primitive whose arguments are passed at each run, in plain row-major layouts. Arguments
+// for which the primitive needs another layout are converted before or after it.
 //
-// Thread-compatible. A PrimitiveRun owns no buffers: converted arguments and scratch live in a
-// Workspace, lent for the run, which many primitives share.
+// Thread-compatible. A PrimitiveRun owns no buffers: converted arguments and scratch memory are in
+// a Workspace, which many primitives share.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <dnnl.hpp>
 #include <memory>
@@ -15,9 +16,9 @@
 
 namespace cadre {
 
-// oneDNN reports errors by exceptions. All its calls are made inside OrDie: our extents are
-// checked before, so what it refuses is our bug (or memory is out), and the process ends with
-// oneDNN's words.
+// oneDNN reports errors by exceptions. All its calls are made inside OrDie: our extents are checked
+// before, so an error is a bug of ours (or a lack of memory), and the process ends with oneDNN's
+// message.
 [[noreturn]] void DieOf(const dnnl::error& error, const char* what);
 template <typename F>
 auto OrDie(const char* what, F f) {
@@ -28,12 +29,15 @@ auto OrDie(const char* what, F f) {
   }
 }
 
-// Buffers by number; each grows to the largest size asked for and stays.
+// Buffers by number; each keeps the largest size that was requested.
 class Workspace {
  public:
-  // At least `bytes`, aligned to 64; contents are undefined. Valid until the same slot is asked for
-  // more.
+  // At least `bytes`, aligned to 64; contents are undefined. Valid until a larger size of the
+  // same slot is requested.
   void* Get(size_t slot, size_t bytes);
+  float* Floats(size_t slot, int64_t count) {
+    return static_cast<float*>(Get(slot, count * sizeof(float)));
+  }
 
  private:
   struct Free {
@@ -48,26 +52,28 @@ class Workspace {
 
 class PrimitiveRun {
  public:
-  // `scratchpad`: what the primitive's description says of it. Requires: the primitive was made
-  // with scratchpad_mode::user. (The library's own scratch belongs to the thread that made the
-  // primitive, and a Kernels object may move between threads.)
+  // `scratchpad` is the scratchpad_desc of the primitive's description. Requires: the primitive was
+  // made with scratchpad_mode::user. (The library's own scratch memory belongs to the thread that
+  // made the primitive, but a back end may move between threads.)
   PrimitiveRun(const dnnl::engine& engine, dnnl::primitive primitive,
                const dnnl::memory::desc& scratchpad);
 
-  // Declares the next argument: `plain` as it is lent, `wanted` as the primitive takes it.
+  // Declares the next argument, with the layout `plain` of the caller and `wanted` of the
+  // primitive.
   void AddInput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& wanted);
   void AddOutput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& wanted);
 
-  // Runs to the end. Requires: pointers in the order in which the arguments were declared.
+  // Returns when the primitive has finished. Requires: pointers in the order in which the arguments
+  // were declared.
   void Run(dnnl::stream& stream, Workspace& workspace, std::span<const float* const> inputs,
            std::span<float* const> outputs);
 
  private:
   struct Argument {
     dnnl::memory lent;
-    // The same memory as `lent`, or what it is converted to or from.
+    // The same memory as `lent`, or the memory that it is converted to or from.
     dnnl::memory used;
-    // Empty where no conversion is needed.
+    // Null if no conversion is needed.
     std::unique_ptr<dnnl::reorder> convert;
   };
 

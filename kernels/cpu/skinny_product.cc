@@ -8,7 +8,8 @@
 // than a set of the first-level cache has ways: rows are often a multiple of 4 KiB apart and then
 // map to the same set.
 //
-// Every sum is taken in the order of the inputs (odd and even ones apart), whatever the threads.
+// Every sum is taken in the order of the inputs (odd and even ones separately), for any number of
+// threads.
 // Limits: AVX-512; see TakesSkinnyProduct.
 #include "kernels/cpu/skinny_product.h"
 
@@ -23,10 +24,9 @@ namespace {
 constexpr int64_t kMaxRows = 2 * kVectorSize;
 // Transposing x costs as much as a few outputs.
 constexpr int64_t kMinOuts = 64;
-// Rows of weights that a tile works on: with one or two registers each they are
-// enough chains of sums to hide the latency of one. Rows are often a multiple of 4 KiB apart, so
-// that all fall into one set of the first-level cache; eight fit.
+// Rows of weights in a tile, see above.
 constexpr int kTileRows = 8;
+
 int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // to[columns][width] = from[rows][columns]^T, zeros from column `rows` on.

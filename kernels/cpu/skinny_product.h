@@ -3,7 +3,7 @@
 // here they stream by once, as they lie, and everything else stays in the cache: a third faster.
 // (The two products backward gain nothing by it.)
 //
-// Every sum is taken in one order whatever the number of threads. Thread-safe (functions of their
+// Every sum is taken in the same order for any number of threads. Thread-safe (functions of their
 // arguments).
 #pragma once
 
@@ -13,7 +13,8 @@
 
 namespace cadre {
 
-// Whether it is the faster one: at most 32 rows, outputs enough, and registers of 16 floats.
+// Whether this product is faster than the general one: at most 32 rows, enough outputs, and
+// AVX-512.
 bool TakesSkinnyProduct(const FullyConnectedDims& dims);
 
 // Floats of scratch that it needs.

@@ -1,8 +1,8 @@
-// How many threads an operation uses, and who does what.
+// The number of threads of an operation, and the division of its work among them.
 //
 // OpenMP keeps that number per calling thread (the control variable nthreads-var belongs to the
-// thread's current task), so setting it here disturbs neither other threads nor other Kernels
-// objects; it is put back so that it does not outlive the call either.
+// thread's current task), so setting it here affects neither other threads nor other back ends; it
+// is restored so that it does not outlive the call either.
 #pragma once
 
 #include <omp.h>
@@ -27,18 +27,17 @@ class ScopedThreads {
   const int before_;
 };
 
-// The parts that `items` items of `cost` elements each are cut into: `threads`, or fewer where the
-// work is too small for so many.
+// The number of parts for `items` items of `cost` elements each: `threads`, or fewer if there is
+// too little work.
 inline int PartsFor(int threads, int64_t items, int64_t cost = 1) {
   // Below this many elements waking a thread costs more than the work.
   constexpr int64_t kMinPerThread = 1 << 13;
   const int64_t worthwhile = items * std::max<int64_t>(cost, 1) / kMinPerThread;
-  return static_cast<int>(
-      std::max<int64_t>(1, std::min<int64_t>({int64_t{threads}, items, worthwhile})));
+  return std::max<int64_t>(1, std::min<int64_t>({threads, items, worthwhile}));
 }
 
-// Calls f(part, begin, end) for `parts` near-equal parts of [0, items), each on a thread of its
-// own. f must not throw.
+// Calls f(part, begin, end) for `parts` parts of [0, items) of nearly equal size, each on its own
+// thread. f must not throw.
 template <typename F>
 void ForEachPart(int parts, int64_t items, F f) {
   if (parts == 1) {

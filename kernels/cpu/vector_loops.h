@@ -1,6 +1,5 @@
-// What the inner loops of the CPU back end are made of: a mark that compiles a loop for several
-// levels of x86-64, sixteen floats as one value, and the functions of one float that a compiler can
-// turn into vector instructions.
+// Parts of the inner loops of the CPU back end: a macro that compiles a loop for several levels of
+// x86-64, a vector of sixteen floats, and functions of one float that a compiler can vectorise.
 //
 // Thread-safe (pure functions). For the .cc files of kernels/cpu only.
 #pragma once
@@ -10,9 +9,9 @@
 #include <cstring>
 
 // A function marked so exists once for every level of the instruction set named here; the loader
-// picks the best that the processor has. Requires: it is a leaf, or calls only what is inlined into
-// it (a call would leave the level), and starts no OpenMP region. Sanitizers cannot run before the
-// loader's choice, and clang 14 does not know the levels: both get the baseline.
+// picks the highest that the processor supports. Requires: it is a leaf, or calls only what is
+// inlined into it (a call would leave the level), and starts no OpenMP region. Sanitizers cannot
+// run before the loader's choice, and clang 14 does not support the levels: both use the baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define CADRE_VECTOR_LOOP \
@@ -41,9 +40,9 @@ CADRE_INLINE void Store(T* p, V v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// Asks for what a loop that streams through memory will read a few hundred steps later, kAhead
-// floats on: the processor's own prefetching and its window of instructions alone leave half the
-// bandwidth unused in loops that do more than copy. May lie outside the array.
+// Prefetches the data that a loop which streams through memory will read a few hundred steps later,
+// kAhead floats ahead: the processor's own prefetching and its window of instructions alone leave
+// half the bandwidth unused in loops that do more than copy. May lie outside the array.
 template <int64_t kAhead = 2048>
 CADRE_INLINE void Prefetch(const float* p) {
   __builtin_prefetch(
@@ -62,10 +61,10 @@ CADRE_INLINE void AddWide(Vector v, double* to) {
     to += kVectorSize / 2;
   }
 }
-CADRE_INLINE void AddWide(float v, double* to) { *to += static_cast<double>(v); }
+CADRE_INLINE void AddWide(float v, double* to) { *to += v; }
 
-// e^x, off by at most 2 units in the last place; 0 below -87, and above 88 it stays where it is
-// there. Not-a-number stays not-a-number.
+// e^x with an error of at most 2 units in the last place; 0 below -87, and e^88 above 88. NaN stays
+// NaN.
 CADRE_INLINE float Exp(float given) {
   float x = given < -87.0F ? -87.0F : given;
   x = x > 88.0F ? 88.0F : x;

@@ -320,7 +320,7 @@ void WeightGradient::FillX(int threads, const Chunk& chunk, const float* x, floa
   const int64_t channels = dims_.in_channels;
   const int64_t row_size = w.in_width * channels;
   if (!gathered_) {
-    const auto rows = static_cast<int64_t>(chunk.panel_rows.size());
+    const int64_t rows = chunk.panel_rows.size();
     ForParts(threads, rows, row_size, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const PanelRow& row = chunk.panel_rows[i];
@@ -436,8 +436,7 @@ void WeightGradient::Run(int threads, Workspace& workspace, std::span<const floa
   std::vector<Buffers> buffers;
   for (int part = 0; part < parts; ++part) {
     const auto get = [&](size_t slot, int64_t floats) {
-      return static_cast<float*>(workspace.Get(static_cast<size_t>(part) * 3 + slot,
-                                               static_cast<size_t>(floats) * sizeof(float)));
+      return workspace.Floats(part * 3 + slot, floats);
     };
     buffers.push_back({.x_panels = get(0, x_blocks_ * x_panel_size_),
                        .dy_panels = get(1, dy_blocks_ * dy_panel_size_),
@@ -459,9 +458,9 @@ void WeightGradient::Run(int threads, Workspace& workspace, std::span<const floa
   for (size_t o = 0; o < db.size(); ++o) {
     double sum = 0;
     for (int part = 0; part < parts; ++part) {
-      sum += bias[static_cast<size_t>(part * bias_size) + o];
+      sum += bias[part * bias_size + o];
     }
-    db[o] = static_cast<float>(sum);
+    db[o] = sum;
   }
 }
 

@@ -1,8 +1,8 @@
-// Sums and maxima over the threads of a warp or of a block, the same bits in every thread and every
-// run. For *.cu only.
+// Sums and maxima over the threads of a warp or of a block, with the same bits in every thread and
+// every run. For *.cu only.
 //
-// Requires: all threads of the warp (block) call together; blocks are whole warps, 1024 threads at
-// most.
+// Requires: all threads of the warp (block) call together; blocks are whole warps, at most 1024
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Plus {
   }
 };
 
-// Not-a-number never wins.
+// NaN is never the larger one.
 struct Larger {
   template <typename T>
   __device__ T operator()(T a, T b) const {
@@ -26,7 +26,7 @@ struct Larger {
   }
 };
 
-// Requires: `of` does not mind order, so that both partners of each exchange find the same.
+// Requires: `of` is commutative, so that both partners of each exchange compute the same value.
 template <typename T, typename Of>
 __device__ inline T OverWarp(T value, Of of) {
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -35,7 +35,7 @@ __device__ inline T OverWarp(T value, Of of) {
   return value;
 }
 
-// shared: 32 elements, which may be used again at once.
+// shared: 32 elements, which may be reused as soon as the call returns.
 template <typename T, typename Of>
 __device__ inline T OverBlock(T value, Of of, T* shared) {
   value = OverWarp(value, of);

@@ -1,37 +1,43 @@
 // Sums over the rows of a matrix, column by column, in two launches and a fixed order: blocks sum
-// bands of rows into scratch, and then the bands are added up. How rows are split depends on the
-// extents only, so the same data give the same bits on every device.
+// bands of rows into scratch memory, and then the bands are added up. How rows are split depends on
+// the extents only, so the same data give the same bits on every device.
 //
-// Also the shape of kernels that go over a matrix with values by column: a thread stays in its
-// columns and steps over rows. For *.cu only.
+// Also the launch shape of kernels over a matrix with values by column: a thread keeps its columns
+// and steps over rows. For *.cu only.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "device/cuda/launch.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
-#include "kernels/cuda/launches.h"
 
 namespace cadre {
 
 inline constexpr int kColumnThreads = 256;
+// Maximum number of blocks that sum bands of rows.
+inline constexpr int64_t kMaxColumnBlocks = 1024;
 
-// Threads are [rows, groups of N columns]; blocks tile the columns and deal out the rows.
+// Threads are [rows, groups of N columns]; blocks tile the columns and share the rows.
 inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t max_blocks) {
   const int64_t groups = columns / group;
   int across = 1;
   while (across < 32 && across < groups) across *= 2;
   const int down = kColumnThreads / across;
   const int64_t tiles = (groups + across - 1) / across;
-  // Four rows a thread at least.
+  // At least four rows per thread.
   const int64_t bands = std::clamp<int64_t>((rows + 4 * down - 1) / (4 * down), 1,
                                             std::max<int64_t>(1, max_blocks / tiles));
-  return {.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(bands)),
-          .block = dim3(static_cast<unsigned>(across), static_cast<unsigned>(down))};
+  return {.grid = dim3(tiles, bands), .block = dim3(across, down)};
 }
 
-// Where a thread of such a kernel works.
+// The same for an elementwise pass, whose result does not depend on the number of blocks.
+inline LaunchShape ColumnShape(const CudaDevice& device, int64_t rows, int64_t columns, int group) {
+  return ColumnShape(rows, columns, group, int64_t{device.processors()} * 8);
+}
+
+// The first column and the rows of a thread of such a kernel.
 struct ColumnPlace {
   int64_t column;
   int64_t first_row, row_step;
@@ -39,20 +45,29 @@ struct ColumnPlace {
 
 template <int N>
 __device__ inline ColumnPlace PlaceInColumns() {
-  return {(static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N,
-          static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y,
-          static_cast<int64_t>(gridDim.y) * blockDim.y};
+  return {ThreadIndex() * N, int64_t{blockIdx.y} * blockDim.y + threadIdx.y,
+          int64_t{gridDim.y} * blockDim.y};
 }
 
-// Values by column, as many as a thread has columns.
+// Loads the values by column of a thread's N columns.
 template <int N>
 __device__ inline void LoadColumns(const float* __restrict__ from, int64_t column,
                                    float (&values)[N]) {
   for (int k = 0; k < N; ++k) values[k] = from[column + k];
 }
 
-// Terms::Columns<N>: what is read once by column; Terms::kSums sums of
-// terms.Add<N>(columns, row, column, sums). partial: [bands, kSums, columns].
+// Base of Terms that read nothing by column.
+struct RowTerms {
+  struct None {};
+  template <int N>
+  __device__ None At(int64_t) const {
+    return {};
+  }
+};
+
+// partial[bands, kSums, columns] = sums over a band of rows. `Terms` says what is summed:
+// At<N>(column) loads what is needed once per column, and Add<N>(that, row, index of the element,
+// sums) adds the terms of N elements to Terms::kSums sums.
 template <typename Terms, int N>
 __global__ void __launch_bounds__(kColumnThreads)
     SumBands(Terms terms, int64_t rows, int64_t columns, double* __restrict__ partial) {
@@ -86,13 +101,14 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// Of [bands, columns], the sums go to first[0, split) and second[0, columns - split).
+// Adds up the bands of partial[bands, columns] and stores the sums of columns [0, split) in `first`
+// and those of the rest in `second`.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads)
     AddBands(int64_t bands, int64_t columns, const double* __restrict__ partial, int64_t split,
              T* __restrict__ first, T* __restrict__ second) {
   __shared__ double shared[32][8];
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * 8 + threadIdx.x;
+  const int64_t column = int64_t{blockIdx.x} * 8 + threadIdx.x;
   double sum = 0;
   if (column < columns) {
     for (int64_t band = threadIdx.y; band < bands; band += 32) {
@@ -104,23 +120,25 @@ __global__ void __launch_bounds__(kColumnThreads)
   if (threadIdx.y != 0 || column >= columns) return;
   for (int strip = 1; strip < 32; ++strip) sum += shared[strip][threadIdx.x];
   if (column < split) {
-    first[column] = static_cast<T>(sum);
+    first[column] = sum;
   } else {
-    second[column - split] = static_cast<T>(sum);
+    second[column - split] = sum;
   }
 }
 
-// scratch: ColumnSumDoubles(columns, Terms::kSums).
+// first[columns] and, if there are two sums, second[columns] = the sums of `terms` over the rows,
+// which may be none. N elements of a row are read together.
 template <int N, typename Terms, typename T>
-void LaunchColumnSums(CudaDevice& device, const char* name, const Terms& terms, int64_t rows,
-                      int64_t columns, double* scratch, T* first, T* second) {
+void LaunchColumnSums(CudaContext& cuda, const char* name, const Terms& terms, int64_t rows,
+                      int64_t columns, T* first, T* second) {
   if (columns == 0) return;
   const LaunchShape shape = ColumnShape(rows, columns, N, kMaxColumnBlocks);
-  Launch(device, name, SumBands<Terms, N>, shape, terms, rows, columns, scratch);
   const int64_t all = Terms::kSums * columns;
-  Launch(device, name, AddBands<T>,
-         LaunchShape{.grid = dim3(static_cast<unsigned>((all + 7) / 8)), .block = dim3(8, 32)},
-         shape.grid.y, all, scratch, columns, first, second);
+  const auto partial = cuda.scratch.Take<double>(all * shape.grid.y);
+  Launch(cuda.device, name, SumBands<Terms, N>, shape, terms, rows, columns, partial.data());
+  Launch(cuda.device, name, AddBands<T>,
+         LaunchShape{.grid = dim3((all + 7) / 8), .block = dim3(8, 32)}, shape.grid.y, all,
+         partial.data(), columns, first, second);
 }
 
 }  // namespace cadre

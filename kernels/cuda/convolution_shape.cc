@@ -10,7 +10,7 @@ namespace {
 ConvolutionSide SideOf(int64_t in, int64_t out, int64_t kernel, int64_t near, int64_t far,
                        int64_t stride) {
   ConvolutionSide side{.in = in, .out = out, .kernel = kernel, .pad_near = near};
-  // Fewer rows left over than a stride: one more window does not fit, so they do no harm.
+  // Fewer unused rows than a stride: one more window does not fit, so they may stay.
   if (far >= 0) {
     side.pad_far = far;
   } else if (-far >= stride) {

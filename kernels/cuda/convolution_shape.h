@@ -1,6 +1,6 @@
-// A convolution as cuDNN is told of it. Ours pads at the far edges whatever the outputs need, a
-// negative number where no window reaches the last rows; cuDNN's padding is never negative and its
-// outputs follow from it, so rows that it must not see are left out of what it is told.
+// A convolution as cuDNN describes it. Our padding at the far edges follows from the outputs and is
+// negative if no window reaches the last rows; cuDNN's padding is never negative and determines the
+// outputs, so its description leaves out rows that no window reaches.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -13,7 +13,7 @@ namespace cadre {
 
 // One of the image's two extents.
 struct ConvolutionSide {
-  // Rows (columns) of the input that cuDNN sees, the first ones.
+  // The first rows (columns) of the input, which the description covers.
   int64_t in = 0;
   int64_t out = 0;
   int64_t kernel = 1;
@@ -22,11 +22,11 @@ struct ConvolutionSide {
 
 struct ConvolutionShape {
   ConvolutionSide height, width;
-  // No window touches the image: every output is 0 (bias apart), and so are both gradients.
+  // No window reaches the image: all outputs are 0 (without bias), and so are both gradients.
   bool blind = false;
-  // Rows or columns are left out: nothing writes their gradient.
+  // Rows or columns are left out: cuDNN does not write their gradient.
   bool cropped = false;
-  // Elements from a row of the input to the next, and from an image to the next.
+  // Distance in elements between rows of the input, and between images.
   int64_t in_row = 0, in_image = 0;
   // cuDNN's order of the weights differs from ours.
   bool reorders_weights = false;
@@ -35,7 +35,8 @@ struct ConvolutionShape {
 // Requires: no extent of dims is 0.
 ConvolutionShape ShapeOf(const ConvolutionDims& dims);
 
-// The largest power of two, at most 16, that divides the addresses: what cuDNN may rely on.
+// The alignment that cuDNN may rely on: the largest power of two, at most 16, that divides the
+// addresses.
 int64_t CommonAlignment(const void* a, const void* b, const void* c);
 
 }  // namespace cadre

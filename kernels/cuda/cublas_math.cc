@@ -5,13 +5,13 @@
 // the outer one, over samples, is a loop, unless FewestCalls can fold it into the matrix or the
 // batch.
 //
-// The library's heuristic is asked once per extents, types and alignment, and its first choice is
+// The library's heuristic is queried once per extents, types and alignment, and its first choice is
 // kept in a plan with the descriptors: the same plan gives the same bits, and after the first step
 // nothing is prepared any more, which graph capture requires. Plans promise the library only the
-// alignment that the addresses have, because a promise that is broken is a fault on the device.
+// alignment that the addresses have, because a broken promise is a fault on the device.
 //
 // A bias is added by the epilogue, which reads it in the type of the result: fp32 biases of bf16
-// products are converted into the workspace first.
+// products are converted into scratch memory first.
 #include "kernels/cuda/cublas_math.h"
 
 #include <utility>
@@ -26,7 +26,7 @@
 namespace cadre {
 namespace {
 
-// What NVIDIA advises for Hopper and later; also for the other cards, where less would do.
+// The size that NVIDIA recommends for Hopper and later; less would suffice for other cards.
 constexpr size_t kProductWorkspace = size_t{32} << 20;
 
 cudaDataType_t TypeOf(DType type) { return type == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F; }
@@ -44,7 +44,7 @@ std::string Describe(const ProductKey& key) {
 
 }  // namespace
 
-// The library's descriptions of one product, and the algorithm that it chose.
+// The library's descriptors of one product, and the algorithm that it chose.
 struct CublasMath::Plan {
   explicit Plan(const CublasLtApi& api) : api(api) {}
   ~Plan() {
@@ -81,7 +81,7 @@ cublasStatus_t MakeLayout(const CublasLtApi& api, const ColumnMajorMatrix& matri
   cublasStatus_t status =
       api.layout_create(layout, TypeOf(type), matrix.rows, matrix.columns, matrix.leading);
   if (status != CUBLAS_STATUS_SUCCESS || batch == 1) return status;
-  const auto count = static_cast<int32_t>(batch);
+  const int32_t count = batch;
   status = api.layout_set(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count));
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   return api.layout_set(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &matrix.step,
@@ -92,19 +92,19 @@ cublasStatus_t MakeLayout(const CublasLtApi& api, const ColumnMajorMatrix& matri
 
 absl::StatusOr<std::unique_ptr<CublasMath>> CublasMath::Make(const CublasLtApi& api,
                                                              CudaDevice& device,
-                                                             LibraryWorkspace& workspace) {
+                                                             CudaScratch& scratch) {
   cublasLtHandle_t handle = nullptr;
   const cublasStatus_t status = api.create(&handle);
   if (status != CUBLAS_STATUS_SUCCESS) {
     return LibraryError(device, absl::StrCat(CublasLtVersion(api), " does not start"),
                         api.status_text(status), status == CUBLAS_STATUS_ALLOC_FAILED);
   }
-  return std::unique_ptr<CublasMath>(new CublasMath(api, device, workspace, handle));
+  return std::unique_ptr<CublasMath>(new CublasMath(api, device, scratch, handle));
 }
 
-CublasMath::CublasMath(const CublasLtApi& api, CudaDevice& device, LibraryWorkspace& workspace,
+CublasMath::CublasMath(const CublasLtApi& api, CudaDevice& device, CudaScratch& scratch,
                        cublasLtHandle_t handle)
-    : api_(api), device_(device), workspace_(workspace), handle_(handle) {}
+    : api_(api), device_(device), scratch_(scratch), handle_(handle) {}
 
 CublasMath::~CublasMath() {
   plans_.clear();
@@ -121,7 +121,7 @@ absl::Status CublasMath::Status(cublasStatus_t status, const ProductKey& key,
 CublasMath::Plan* CublasMath::PlanOf(const ProductKey& key) {
   const auto found = plans_.find(key);
   if (found != plans_.end()) return found->second.get();
-  if (!workspace_.MayPrepare()) return nullptr;
+  if (!scratch_.MayPrepare()) return nullptr;
   absl::StatusOr<std::unique_ptr<Plan>> made = MakePlan(key);
   if (!made.ok()) {
     device_.Fail(made.status());
@@ -143,7 +143,7 @@ absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const Pro
       step(plan->Set(CUBLASLT_MATMUL_DESC_TRANSB, OperationOf(layout.transpose_second))));
   if (key.bias) {
     CADRE_RETURN_IF_ERROR(step(plan->Set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS)));
-    // The address is another in every run; here it tells the alignment.
+    // Every run sets its own address; this one only has the same alignment.
     CADRE_RETURN_IF_ERROR(step(plan->Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                          reinterpret_cast<const void*>(key.bias_alignment))));
   }
@@ -159,55 +159,53 @@ absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const Pro
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c_alignment},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment}};
-  for (const auto& [attribute, bytes] : alignments) {
-    CADRE_RETURN_IF_ERROR(step(plan->Prefer(attribute, static_cast<uint32_t>(bytes))));
+  for (const auto& [attribute, alignment] : alignments) {
+    const uint32_t bytes = alignment;
+    CADRE_RETURN_IF_ERROR(step(plan->Prefer(attribute, bytes)));
   }
-  cublasLtMatmulHeuristicResult_t found = {};
+  cublasLtMatmulHeuristicResult_t choice = {};
   int count = 0;
   CADRE_RETURN_IF_ERROR(
       Status(api_.suggest(handle_, plan->description, plan->first, plan->second, plan->result,
-                          plan->result, plan->preference, 1, &found, &count),
+                          plan->result, plan->preference, 1, &choice, &count),
              key, "choice of an algorithm"));
   if (count == 0) {
     return Status(CUBLAS_STATUS_NOT_SUPPORTED, key, "choice of an algorithm");
   }
-  CADRE_RETURN_IF_ERROR(Status(found.state, key, "choice of an algorithm"));
-  plan->algorithm = found.algo;
-  plan->workspace = found.workspaceSize;
+  CADRE_RETURN_IF_ERROR(Status(choice.state, key, "choice of an algorithm"));
+  plan->algorithm = choice.algo;
+  plan->workspace = choice.workspaceSize;
   return plan;
 }
 
-void CublasMath::Multiply(const MatrixProductDims& asked, bool tf32, ConstValues a, ConstValues b,
-                          std::span<const float> bias, Values c) {
+void CublasMath::Multiply(const MatrixProductDims& requested, bool tf32, ConstValues a,
+                          ConstValues b, std::span<const float> bias, Values c) {
   if (device_.failed()) return;
-  const MatrixProductDims dims = FewestCalls(asked);
+  const MatrixProductDims dims = FewestCalls(requested);
   CHECK(a.type() == b.type() && (c.type() == a.type() || c.type() == DType::kFloat32));
   CHECK(dims.m > 0 && dims.n > 0 && dims.k > 0 && dims.batch > 0 && dims.outer > 0);
-  const bool has_bias = dims.epilogue == MatrixProductDims::Epilogue::kBias && !bias.empty();
+  const bool has_bias = !bias.empty();
   // The library adds a bias of the result's type only.
   const bool narrow_bias = has_bias && c.type() != DType::kFloat32;
-  const auto bytes = [](DType type, int64_t elements) {
-    return elements * static_cast<int64_t>(SizeOf(type));
+  const auto alignment = [](ConstValues values, int64_t step, int64_t outer) {
+    const int64_t size = SizeOf(values.type());
+    return AlignmentOf(values.data(), step * size, outer * size);
   };
-  const ProductKey key{
-      .dims = dims,
-      .factors = a.type(),
-      .result = c.type(),
-      .tf32 = tf32 && a.type() == DType::kFloat32,
-      .bias = has_bias,
-      .a_alignment =
-          AlignmentOf(a.data(), bytes(a.type(), dims.a_step), bytes(a.type(), dims.a_outer)),
-      .b_alignment =
-          AlignmentOf(b.data(), bytes(b.type(), dims.b_step), bytes(b.type(), dims.b_outer)),
-      .c_alignment =
-          AlignmentOf(c.data(), bytes(c.type(), dims.c_step), bytes(c.type(), dims.c_outer)),
-      .bias_alignment = !has_bias     ? 0
-                        : narrow_bias ? 256
-                                      : AlignmentOf(bias.data(), 0, 0)};
+  const ProductKey key{.dims = dims,
+                       .factors = a.type(),
+                       .result = c.type(),
+                       .tf32 = tf32 && a.type() == DType::kFloat32,
+                       .bias = has_bias,
+                       .a_alignment = alignment(a, dims.a_step, dims.a_outer),
+                       .b_alignment = alignment(b, dims.b_step, dims.b_outer),
+                       .c_alignment = alignment(c, dims.c_step, dims.c_outer),
+                       .bias_alignment = !has_bias     ? 0
+                                         : narrow_bias ? 256
+                                                       : AlignmentOf(bias.data(), 0, 0)};
   Plan* const plan = PlanOf(key);
   if (plan == nullptr) return;
   const size_t bias_bytes = narrow_bias ? (bias.size() * 2 + 255) / 256 * 256 : 0;
-  std::byte* const memory = workspace_.Get(bias_bytes + plan->workspace);
+  std::byte* const memory = scratch_.Take(bias_bytes + plan->workspace);
   if (memory == nullptr) return;
   const void* added = bias.data();
   if (narrow_bias) {
@@ -225,21 +223,15 @@ absl::Status CublasMath::Run(Plan& plan, const ProductKey& key, ConstValues a, C
   if (key.bias) {
     CADRE_RETURN_IF_ERROR(Status(plan.Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias), key, "bias"));
   }
-  const float alpha = d.alpha;
-  const float beta = d.accumulate ? 1.0F : 0.0F;
-  const auto at = [](auto* data, DType type, int64_t elements) {
-    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(data)>>,
-                                    const std::byte, std::byte>;
-    return static_cast<Byte*>(data) + elements * static_cast<int64_t>(SizeOf(type));
-  };
+  const float alpha = d.alpha, beta = 0;
   for (int64_t i = 0; i < d.outer; ++i) {
-    std::byte* const result = at(c.data(), c.type(), i * d.c_outer);
-    CADRE_RETURN_IF_ERROR(Status(
-        api_.multiply(handle_, plan.description, &alpha, at(b.data(), b.type(), i * d.b_outer),
-                      plan.first, at(a.data(), a.type(), i * d.a_outer), plan.second, &beta, result,
-                      plan.result, result, plan.result, &plan.algorithm, workspace, plan.workspace,
-                      device_.stream()),
-        key, "execution"));
+    void* const result = c.subspan(i * d.c_outer).data();
+    CADRE_RETURN_IF_ERROR(
+        Status(api_.multiply(handle_, plan.description, &alpha, b.subspan(i * d.b_outer).data(),
+                             plan.first, a.subspan(i * d.a_outer).data(), plan.second, &beta,
+                             result, plan.result, result, plan.result, &plan.algorithm, workspace,
+                             plan.workspace, device_.stream()),
+               key, "execution"));
   }
   return absl::OkStatus();
 }

@@ -1,8 +1,8 @@
 // Matrix products by cuBLASLt. See dense_math.h.
 //
-// Borrows device and workspace; owns the library's handle and its plans, one for every extent, type
-// and alignment that was asked for. The library's own choice of algorithm is asked for once and
-// kept; its results are the same bits whenever a plan is the same. Thread-compatible.
+// Borrows the device and the scratch memory; owns the library's handle and the plans, one for every
+// combination of extents, types and alignments. The library chooses the algorithm of a plan once,
+// so that equal products have equal bits. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "device/cuda/cuda_device.h"
 #include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/dense_math.h"
-#include "kernels/cuda/library_workspace.h"
+#include "kernels/cuda/scratch.h"
 #include "tensor/dtype.h"
 #include "tensor/values.h"
 
@@ -33,10 +33,9 @@ struct ProductKey {
 
 class CublasMath {
  public:
-  // Errors: Internal where the library does not start.
+  // Errors: Internal if the library does not start.
   static absl::StatusOr<std::unique_ptr<CublasMath>> Make(const CublasLtApi& api,
-                                                          CudaDevice& device,
-                                                          LibraryWorkspace& workspace);
+                                                          CudaDevice& device, CudaScratch& scratch);
   ~CublasMath();
 
   // As DenseMath's.
@@ -46,19 +45,19 @@ class CublasMath {
  private:
   struct Plan;
 
-  CublasMath(const CublasLtApi& api, CudaDevice& device, LibraryWorkspace& workspace,
+  CublasMath(const CublasLtApi& api, CudaDevice& device, CudaScratch& scratch,
              cublasLtHandle_t handle);
-  // Null after an error, or where a recording would have to wait for one.
+  // Null after an error, or if the plan would have to be made during a capture.
   Plan* PlanOf(const ProductKey& key);
   absl::StatusOr<std::unique_ptr<Plan>> MakePlan(const ProductKey& key);
   absl::Status Run(Plan& plan, const ProductKey& key, ConstValues a, ConstValues b,
                    const void* bias, Values c, std::byte* workspace);
-  // Not OK for a status that is none: names what was tried.
+  // The library's status, with a description of the attempt.
   absl::Status Status(cublasStatus_t status, const ProductKey& key, absl::string_view what) const;
 
   const CublasLtApi api_;
   CudaDevice& device_;
-  LibraryWorkspace& workspace_;
+  CudaScratch& scratch_;
   const cublasLtHandle_t handle_;
   std::map<ProductKey, std::unique_ptr<Plan>> plans_;
 };

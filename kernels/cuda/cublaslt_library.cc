@@ -1,3 +1,5 @@
+// The functions are looked up one by one, so that the error for a library that is too old names the
+// first function that it lacks.
 #include "kernels/cuda/cublaslt_library.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// What Cadre uses of cuBLASLt, as a table of functions that are found while the program runs.
+// The functions of cuBLASLt that Cadre uses, as a table that is loaded at run time.
 //
 // A value; thread-safe.
 #pragma once

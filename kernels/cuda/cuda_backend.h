@@ -1,8 +1,8 @@
-// The CUDA back end of backend.h: cuBLAS and cuDNN for what is dense (dense_math.h), own kernels
-// for the rest (*.cu, declared in launches.h).
+// The CUDA back end of backend.h: cuBLAS and cuDNN for matrix products, convolutions and attention
+// (dense_math.h), our own kernels for the rest (a file per family, *.cu).
 //
-// Under Precision::kBf16 activations are bf16; parameters stay fp32, and a bf16 copy of those that
-// are multiplied is kept beside them and renewed by updates and WeightsChanged.
+// Under Precision::kBf16 activations are bf16. Parameters stay fp32; those that are multiplied have
+// a bf16 copy, which updates and WeightsChanged renew.
 //
 // Borrows the device. See backend.h for threads, device.h for errors.
 #pragma once

@@ -1,9 +1,9 @@
-// NVIDIA's cudnn-frontend, with its calls of cuDNN and of the CUDA runtime going through our tables
-// instead of linked functions. Included by the files that build its graphs, and by no header.
+// NVIDIA's cudnn-frontend, whose calls of cuDNN and of the CUDA runtime go through our tables
+// instead of linked functions. Included by the file that builds its graphs, and by no header.
 //
-// The frontend calls free functions, so which tables they mean is said by a CudnnCalls that is
-// alive on the calling thread. Requires: one is, around everything that touches the frontend, the
-// destruction of its objects included.
+// The frontend calls free functions, so a CudnnCalls object that is alive on the calling thread
+// selects the tables. Requires: there is one around every use of the frontend, including the
+// destruction of its objects.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 namespace cadre {
 
-// Tables for what this thread does with the frontend, as long as it lives.
+// Selects the tables for this thread during the object's lifetime.
 class CudnnCalls {
  public:
   CudnnCalls(const CudnnApi& cudnn, const CudaApi& cuda, int ordinal)
@@ -40,7 +40,7 @@ class CudnnCalls {
   static cudaError_t Set(void* memory, int value, size_t bytes, cudaStream_t stream) {
     return current->cuda_.set_async(memory, value, bytes, stream);
   }
-  // Its timing of plans, which we do not use but which is compiled.
+  // For the frontend's timing of plans, which is compiled but not used.
   template <typename... Arguments>
   static cudaError_t NotUsed(const Arguments&... /*arguments*/) {
     return cudaErrorNotSupported;
@@ -58,7 +58,7 @@ class CudnnCalls {
 
 }  // namespace cadre
 
-// What the toolkit's headers may have renamed already.
+// The toolkit's headers may have defined this macro.
 #undef cudaGetDeviceProperties
 #define cudaGetDevice ::cadre::CudnnCalls::Device
 #define cudaGetDeviceProperties ::cadre::CudnnCalls::Properties

@@ -1,4 +1,4 @@
-// What Cadre uses of cuDNN 9, as a table of functions that are found while the program runs.
+// The functions of cuDNN 9 that Cadre uses, as a table that is loaded at run time.
 //
 // A value; thread-safe.
 #pragma once

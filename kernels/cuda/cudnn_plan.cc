@@ -2,7 +2,7 @@
 // (attention as in FlashAttention, Dao et al. 2022) is described, cuDNN's heuristics list engines
 // for it (mode A, then the fallback list), and the first that passes three filters is built:
 //
-// - workspace: within machine.workspace_limit;
+// - workspace: within target.workspace_limit;
 // - determinism: engines marked NONDETERMINISTIC (they add with atomics) are excluded, because the
 //   ranks of a group, and a run that is repeated, must have the same bits;
 // - precision: fp32 must not be rounded on the way. DOWN_CONVERT_INPUTS converts to fp16, and
@@ -38,11 +38,11 @@ namespace fe = cudnn_frontend;
 using Extents = std::vector<int64_t>;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-// Letters of the library's words that a message quotes.
+// Maximum length of a quotation of the library.
 constexpr size_t kMaxText = 400;
 
-// The library gives reasons for every engine that it has; one that could be mended (a library that
-// is missing) is the one to tell.
+// The library gives a reason for every engine. If the user can fix one (a library is missing), only
+// that one is quoted.
 std::string Quote(const std::string& text) {
   std::string quoted = text.substr(0, kMaxText);
   const size_t missing = text.find("PREREQUISITE_MISSING");
@@ -64,7 +64,7 @@ absl::Status ErrorOf(fe::error_t error, absl::string_view what) {
   }
 }
 
-// The frontend throws on lack of memory and where its own checks fail.
+// The frontend throws if it lacks memory or its own checks fail.
 absl::Status Guarded(absl::string_view what, const std::function<absl::Status()>& work) {
   try {
     return work();
@@ -75,29 +75,28 @@ absl::Status Guarded(absl::string_view what, const std::function<absl::Status()>
 
 class FrontendPlan : public CudnnPlan {
  public:
-  FrontendPlan(const CudnnMachine& machine, std::string what,
-               std::unique_ptr<fe::graph::Graph> graph)
-      : machine_(machine), what_(std::move(what)), graph_(std::move(graph)) {}
+  FrontendPlan(const CudnnTarget& target, std::string what, std::unique_ptr<fe::graph::Graph> graph)
+      : target_(target), what_(std::move(what)), graph_(std::move(graph)) {}
   ~FrontendPlan() override {
-    const CudnnCalls calls(*machine_.cudnn, *machine_.cuda, machine_.ordinal);
+    const CudnnCalls calls(*target_.cudnn, *target_.cuda, target_.ordinal);
     graph_.reset();
   }
 
-  // Chooses among the library's plans.
+  // Chooses one of the library's plans and builds it.
   absl::Status Build(bool tf32_allowed, DType type) {
     fe::graph::Graph& graph = *graph_;
-    if (machine_.handle == nullptr) {
+    if (target_.handle == nullptr) {
       const auto properties = std::make_shared<fe::DeviceProperties>();
-      const std::string& text = machine_.description;
+      const std::string& text = target_.description;
       CADRE_RETURN_IF_ERROR(
           Error(properties->deserialize(std::vector<uint8_t>(text.begin(), text.end()))));
       graph.set_device_properties(properties);
     }
     CADRE_RETURN_IF_ERROR(Error(graph.validate()));
-    CADRE_RETURN_IF_ERROR(Error(graph.build_operation_graph(machine_.handle)));
+    CADRE_RETURN_IF_ERROR(Error(graph.build_operation_graph(target_.handle)));
     CADRE_RETURN_IF_ERROR(
         Error(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK})));
-    graph.deselect_workspace_greater_than(machine_.workspace_limit);
+    graph.deselect_workspace_greater_than(target_.workspace_limit);
     graph.deselect_numeric_notes(Unwanted(tf32_allowed, type));
     CADRE_RETURN_IF_ERROR(Error(graph.check_support()));
     CADRE_RETURN_IF_ERROR(Error(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE)));
@@ -110,11 +109,11 @@ class FrontendPlan : public CudnnPlan {
 
   absl::Status Execute(std::span<const std::pair<CudnnTensor, void*>> tensors,
                        std::byte* workspace) override {
-    const CudnnCalls calls(*machine_.cudnn, *machine_.cuda, machine_.ordinal);
+    const CudnnCalls calls(*target_.cudnn, *target_.cuda, target_.ordinal);
     std::unordered_map<int64_t, void*> pointers;
     for (const auto& [tensor, memory] : tensors) pointers.emplace(tensor, memory);
     return Guarded(what_,
-                   [&] { return Error(graph_->execute(machine_.handle, pointers, workspace)); });
+                   [&] { return Error(graph_->execute(target_.handle, pointers, workspace)); });
   }
 
  private:
@@ -122,7 +121,7 @@ class FrontendPlan : public CudnnPlan {
 
   std::vector<fe::NumericalNote_t> Unwanted(bool tf32_allowed, DType type) const {
     std::vector<fe::NumericalNote_t> notes;
-    if (machine_.deterministic) notes.push_back(fe::NumericalNote_t::NONDETERMINISTIC);
+    notes.push_back(fe::NumericalNote_t::NONDETERMINISTIC);
     if (type != DType::kFloat32) return notes;
     // Of fp32 these make fp16.
     notes.push_back(fe::NumericalNote_t::DOWN_CONVERT_INPUTS);
@@ -131,7 +130,7 @@ class FrontendPlan : public CudnnPlan {
     return notes;
   }
 
-  const CudnnMachine machine_;
+  const CudnnTarget target_;
   const std::string what_;
   std::unique_ptr<fe::graph::Graph> graph_;
   int64_t workspace_ = 0;
@@ -152,41 +151,41 @@ std::unique_ptr<fe::graph::Graph> MakeGraph(DType type) {
 
 // Builds what `draw` draws.
 absl::StatusOr<std::unique_ptr<CudnnPlan>> BuildPlan(
-    const CudnnMachine& machine, const std::string& what, DType type, bool tf32,
+    const CudnnTarget& target, const std::string& what, DType type, bool tf32,
     const std::function<void(fe::graph::Graph& graph)>& draw) {
-  const CudnnCalls calls(*machine.cudnn, *machine.cuda, machine.ordinal);
+  const CudnnCalls calls(*target.cudnn, *target.cuda, target.ordinal);
   std::unique_ptr<FrontendPlan> plan;
   CADRE_RETURN_IF_ERROR(Guarded(what, [&] {
     auto graph = MakeGraph(type);
     draw(*graph);
-    plan = std::make_unique<FrontendPlan>(machine, what, std::move(graph));
+    plan = std::make_unique<FrontendPlan>(target, what, std::move(graph));
     return plan->Build(tf32, type);
   }));
   return plan;
 }
 
-// How a tensor lies in memory: the library's extents (batch, channels, height, width; or batch,
-// heads, tokens, features) and strides in elements.
-struct Lie {
+// The layout of a tensor: the library's extents (batch, channels, height, width; or batch, heads,
+// tokens, features) and strides in elements.
+struct TensorLayout {
   Extents extents, strides;
 };
 
-fe::graph::Tensor_attributes Attributes(CudnnTensor tensor, const Lie& lie, DType type,
+fe::graph::Tensor_attributes Attributes(CudnnTensor tensor, const TensorLayout& layout, DType type,
                                         int64_t alignment) {
   return fe::graph::Tensor_attributes()
       .set_uid(tensor)
-      .set_dim(lie.extents)
-      .set_stride(lie.strides)
+      .set_dim(layout.extents)
+      .set_stride(layout.strides)
       .set_data_type(TypeOf(type))
       .set_alignment(alignment);
 }
 
-void MakeOutput(const Tensor& output, CudnnTensor tensor, const Lie& lie, DType type,
+void MakeOutput(const Tensor& output, CudnnTensor tensor, const TensorLayout& layout, DType type,
                 int64_t alignment) {
   output->set_output(true)
       .set_uid(tensor)
-      .set_dim(lie.extents)
-      .set_stride(lie.strides)
+      .set_dim(layout.extents)
+      .set_stride(layout.strides)
       .set_data_type(TypeOf(type))
       .set_alignment(alignment);
 }
@@ -207,11 +206,11 @@ std::string Describe(const ConvolutionKey& key) {
                       key.tf32 ? " (TF32)" : "");
 }
 
-struct ConvolutionLies {
-  Lie image, weights, outputs;
+struct ConvolutionLayouts {
+  TensorLayout image, weights, outputs;
 };
 
-ConvolutionLies LiesOf(const ConvolutionDims& d, const ConvolutionShape& shape) {
+ConvolutionLayouts LayoutsOf(const ConvolutionDims& d, const ConvolutionShape& shape) {
   const int64_t channels = d.in_channels / d.groups;
   const ConvolutionSide& h = shape.height;
   const ConvolutionSide& w = shape.width;
@@ -223,7 +222,7 @@ ConvolutionLies LiesOf(const ConvolutionDims& d, const ConvolutionShape& shape) 
                       {h.out * w.out * d.out_channels, 1, w.out * d.out_channels, d.out_channels}}};
 }
 
-// Where windows lie: the same words for the three passes.
+// The geometry of the windows, for any of the three passes.
 template <typename Pass>
 Pass Windows(const ConvolutionDims& d, const ConvolutionShape& shape) {
   return Pass()
@@ -233,29 +232,30 @@ Pass Windows(const ConvolutionDims& d, const ConvolutionShape& shape) {
       .set_dilation({d.window.dilation, d.window.dilation});
 }
 
-void DrawConvolution(const ConvolutionKey& key, fe::graph::Graph& graph) {
+void AddConvolution(const ConvolutionKey& key, fe::graph::Graph& graph) {
   const ConvolutionDims& d = key.dims;
   const ConvolutionShape shape = ShapeOf(d);
-  const ConvolutionLies lies = LiesOf(d, shape);
-  const auto input = [&](CudnnTensor tensor, const Lie& lie) {
-    return graph.tensor(Attributes(tensor, lie, key.type, key.alignment));
+  const ConvolutionLayouts layouts = LayoutsOf(d, shape);
+  const auto input = [&](CudnnTensor tensor, const TensorLayout& layout) {
+    return graph.tensor(Attributes(tensor, layout, key.type, key.alignment));
   };
-  const auto output = [&](const Tensor& made, CudnnTensor tensor, const Lie& lie) {
-    MakeOutput(made, tensor, lie, key.type, key.alignment);
+  const auto output = [&](const Tensor& made, CudnnTensor tensor, const TensorLayout& layout) {
+    MakeOutput(made, tensor, layout, key.type, key.alignment);
   };
   switch (key.pass) {
     case ConvolutionPass::kForward:
-      return output(graph.conv_fprop(input(kImage, lies.image), input(kWeights, lies.weights),
+      return output(graph.conv_fprop(input(kImage, layouts.image), input(kWeights, layouts.weights),
                                      Windows<fe::graph::Conv_fprop_attributes>(d, shape)),
-                    kOutputs, lies.outputs);
+                    kOutputs, layouts.outputs);
     case ConvolutionPass::kBackwardData:
-      return output(graph.conv_dgrad(input(kOutputs, lies.outputs), input(kWeights, lies.weights),
-                                     Windows<fe::graph::Conv_dgrad_attributes>(d, shape)),
-                    kImage, lies.image);
+      return output(
+          graph.conv_dgrad(input(kOutputs, layouts.outputs), input(kWeights, layouts.weights),
+                           Windows<fe::graph::Conv_dgrad_attributes>(d, shape)),
+          kImage, layouts.image);
     case ConvolutionPass::kBackwardWeights:
-      return output(graph.conv_wgrad(input(kOutputs, lies.outputs), input(kImage, lies.image),
+      return output(graph.conv_wgrad(input(kOutputs, layouts.outputs), input(kImage, layouts.image),
                                      Windows<fe::graph::Conv_wgrad_attributes>(d, shape)),
-                    kWeights, lies.weights);
+                    kWeights, layouts.weights);
   }
 }
 
@@ -268,34 +268,32 @@ std::string Describe(const AttentionDims& d, bool backward) {
 }
 
 // A third of qkv [batch, tokens, heads, 3, features].
-Lie PartOf(const AttentionDims& d) {
+TensorLayout PartOf(const AttentionDims& d) {
   const int64_t row = d.heads * 3 * d.head_features;
   return {{d.batch, d.heads, d.tokens, d.head_features},
           {d.tokens * row, 3 * d.head_features, row, 1}};
 }
 
-Lie ContextOf(const AttentionDims& d) {
+TensorLayout ContextOf(const AttentionDims& d) {
   const int64_t row = d.heads * d.head_features;
   return {{d.batch, d.heads, d.tokens, d.head_features}, {d.tokens * row, d.head_features, row, 1}};
 }
 
-Lie StatisticsOf(const AttentionDims& d) {
+TensorLayout StatisticsOf(const AttentionDims& d) {
   return {{d.batch, d.heads, d.tokens, 1}, {d.heads * d.tokens, d.tokens, 1, 1}};
 }
 
-float ScoreScale(const AttentionDims& d) {
-  return static_cast<float>(1 / std::sqrt(static_cast<double>(d.head_features)));
-}
+float ScoreScale(const AttentionDims& d) { return 1 / std::sqrt(d.head_features); }
 
 constexpr DType kHalf = DType::kBFloat16;
 constexpr int64_t kAligned = 16;
 
-void DrawForward(const AttentionDims& d, fe::graph::Graph& graph) {
+void AddAttentionForward(const AttentionDims& d, fe::graph::Graph& graph) {
   const auto part = [&](CudnnTensor tensor) {
     return graph.tensor(Attributes(tensor, PartOf(d), kHalf, kAligned));
   };
-  // Composite: what the library fuses on every card since Ampere. Its single operation, which the
-  // frontend may prefer, is for later cards only.
+  // The composite implementation is fused on every GPU since Ampere. The unified one, which the
+  // frontend may prefer, exists for later GPUs only.
   const auto [context, statistics] =
       graph.sdpa(part(kQuery), part(kKey), part(kValue),
                  fe::graph::SDPA_attributes()
@@ -308,9 +306,9 @@ void DrawForward(const AttentionDims& d, fe::graph::Graph& graph) {
   MakeOutput(statistics, kStatistics, StatisticsOf(d), DType::kFloat32, kAligned);
 }
 
-void DrawBackward(const AttentionDims& d, bool deterministic, fe::graph::Graph& graph) {
-  const auto input = [&](CudnnTensor tensor, const Lie& lie, DType type) {
-    return graph.tensor(Attributes(tensor, lie, type, kAligned));
+void AddAttentionBackward(const AttentionDims& d, fe::graph::Graph& graph) {
+  const auto input = [&](CudnnTensor tensor, const TensorLayout& layout, DType type) {
+    return graph.tensor(Attributes(tensor, layout, type, kAligned));
   };
   const auto [query, key, value] =
       graph.sdpa_backward(input(kQuery, PartOf(d), kHalf), input(kKey, PartOf(d), kHalf),
@@ -321,7 +319,7 @@ void DrawBackward(const AttentionDims& d, bool deterministic, fe::graph::Graph& 
                               .set_name("attention")
                               .set_attn_scale(ScoreScale(d))
                               .set_causal_mask(d.causal)
-                              .set_deterministic_algorithm(deterministic));
+                              .set_deterministic_algorithm(true));
   MakeOutput(query, kQueryGradient, PartOf(d), kHalf, kAligned);
   MakeOutput(key, kKeyGradient, PartOf(d), kHalf, kAligned);
   MakeOutput(value, kValueGradient, PartOf(d), kHalf, kAligned);
@@ -329,18 +327,18 @@ void DrawBackward(const AttentionDims& d, bool deterministic, fe::graph::Graph& 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeConvolutionPlan(const CudnnMachine& machine,
+absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeConvolutionPlan(const CudnnTarget& target,
                                                                const ConvolutionKey& key) {
-  return BuildPlan(machine, Describe(key), key.type, key.tf32,
-                   [&key](fe::graph::Graph& graph) { DrawConvolution(key, graph); });
+  return BuildPlan(target, Describe(key), key.type, key.tf32,
+                   [&key](fe::graph::Graph& graph) { AddConvolution(key, graph); });
 }
 
-absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeAttentionPlan(const CudnnMachine& machine,
+absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeAttentionPlan(const CudnnTarget& target,
                                                              const AttentionDims& dims,
                                                              bool backward) {
   return BuildPlan(
-      machine, Describe(dims, backward), kHalf, /*tf32=*/false, [&](fe::graph::Graph& graph) {
-        backward ? DrawBackward(dims, machine.deterministic, graph) : DrawForward(dims, graph);
+      target, Describe(dims, backward), kHalf, /*tf32=*/false, [&](fe::graph::Graph& graph) {
+        backward ? AddAttentionBackward(dims, graph) : AddAttentionForward(dims, graph);
       });
 }
 

@@ -1,9 +1,10 @@
-// What the CUDA back end leaves to libraries: matrix products (cuBLASLt), convolutions and fused
-// attention (cuDNN). One interface, so that a test can play it on the host.
+// The operations that the CUDA back end leaves to libraries: matrix products (cuBLASLt),
+// convolutions and fused attention (cuDNN). An interface, so that tests can replace the libraries
+// by loops on the host.
 //
-// Work is enqueued on the current stream of the device it was made for. Plans and workspaces are
-// made at the first use of an extent and kept; nothing is allocated after that. Thread-compatible.
-// Errors are the device's (device.h).
+// Work is enqueued on the current stream of the object's device. Plans and workspaces are made at
+// the first use of an extent and kept; nothing is allocated after that. Thread-compatible. Errors
+// are the device's (device.h).
 #pragma once
 
 #include <cstdint>
@@ -20,26 +21,21 @@
 
 namespace cadre {
 
-// c[batch] = op(a)[batch] op(b)[batch] (+ beta c) (+ bias), row-major. op(a): [m, k], op(b): [k,
+// c[batch] = op(a)[batch] op(b)[batch] (+ bias), row-major. op(a): [m, k], op(b): [k,
 // n].
 struct MatrixProductDims {
   int64_t m = 0, n = 0, k = 0;
-  // a is stored [k, m], b is stored [n, k].
+  // a is stored as [k, m], b as [n, k].
   bool transpose_a = false, transpose_b = false;
-  // Elements between the beginnings of rows as stored; 0: rows touch.
+  // Distance in elements between stored rows; 0: rows are contiguous.
   int64_t a_row = 0, b_row = 0, c_row = 0;
   int64_t batch = 1;
-  // Elements between the matrices of a batch.
+  // Distance in elements between the matrices of a batch.
   int64_t a_step = 0, b_step = 0, c_step = 0;
   // A second batch dimension, outside the first.
   int64_t outer = 1;
   int64_t a_outer = 0, b_outer = 0, c_outer = 0;
   float alpha = 1;
-  // c += instead of c =.
-  bool accumulate = false;
-  // What comes after the product: nothing, or a bias by column.
-  enum class Epilogue : uint8_t { kNone, kBias };
-  Epilogue epilogue = Epilogue::kNone;
   friend auto operator<=>(const MatrixProductDims&, const MatrixProductDims&) = default;
 };
 
@@ -50,8 +46,8 @@ class DenseMath {
   // fp32 factors may be rounded to TF32.
   virtual void set_tf32(bool allowed) = 0;
 
-  // a and b are of one type; c is of that type, or fp32 where they are bf16. bias: fp32 [n], empty
-  // without one.
+  // a and b have one type; c has that type, or fp32 if they are bf16. bias: fp32 [n], added to
+  // every row of c; empty for none.
   virtual void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
                              std::span<const float> bias, Values c) = 0;
 
@@ -74,22 +70,15 @@ class DenseMath {
                                       ConstValues context, ConstValues dcontext,
                                       std::span<const float> statistics, Values dqkv) = 0;
 
-  // For people and records: "cuBLAS 13.1.0, cuDNN 9.19.0".
+  // For messages and records: "cuBLAS 13.1.0, cuDNN 9.19.0".
   virtual std::string versions() const = 0;
 };
 
-struct LibraryMathOptions {
-  // The most memory that one call may work in; 0: a sixteenth of the device's, 2 GiB at most.
-  int64_t workspace_limit = 0;
-  // Only algorithms that give the same bits from run to run on the same kind of device.
-  bool deterministic = true;
-};
-
-// Of the vendor's libraries, loaded when this is called (library_loader.h). Errors:
-// FailedPrecondition, naming the library that is missing or too old, where it was looked for, and
-// how to get it.
+// DenseMath by the vendor's libraries, which this call loads (library_loader.h). A call of a
+// library works in at most a sixteenth of the device's memory, and in at most 2 GiB. Errors:
+// FailedPrecondition with the library that is missing or too old, the searched folders, and how to
+// install it.
 absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
-                                                           const LibrarySearch& search,
-                                                           const LibraryMathOptions& options = {});
+                                                           const LibrarySearch& search);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// Loads and stores of own kernels: elements as fp32 or bf16, alone or sixteen bytes at a time.
+// Loads and stores of our kernels: elements of fp32 or bf16, one at a time or 16 bytes at a time.
 //
 // Kernels compute in fp32 (or wider) whatever the type. For *.cu only. Thread-safe (pure
 // functions).
@@ -10,9 +10,11 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
 #include "glog/logging.h"
 #include "tensor/dtype.h"
+#include "tensor/values.h"
 
 namespace cadre {
 
@@ -23,20 +25,20 @@ struct Bf16 {
 
 __device__ inline float ToFloat(float value) { return value; }
 __device__ inline float ToFloat(Bf16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  const uint32_t bits = uint32_t{value.bits} << 16;
   float wide;
   memcpy(&wide, &bits, sizeof(wide));
   return wide;
 }
 
 __device__ inline void FromFloat(float value, float* to) { *to = value; }
-// To the nearest, ties to even; not-a-number stays that.
+// Rounds to nearest, ties to even; NaN stays NaN.
 __device__ inline void FromFloat(float value, Bf16* to) {
   to->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-// N neighbours, read and written at once where they begin at a multiple of their size (16 bytes at
-// most). N: a power of two.
+// N neighbouring elements, which one instruction reads or writes if they begin at a multiple of
+// their size (at most 16 bytes). N is a power of two.
 template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Group {
   T at[N];
@@ -55,22 +57,19 @@ __device__ inline void StoreGroup(const float (&values)[N], T* to) {
   *reinterpret_cast<Group<T, N>*>(to) = group;
 }
 
-// Elements in sixteen bytes.
+// Elements in 16 bytes.
 template <typename T>
-inline constexpr int kWide = static_cast<int>(16 / sizeof(T));
+inline constexpr int kWide = 16 / int{sizeof(T)};
 
 // Index in, and size of, a one-dimensional grid.
-__device__ inline int64_t ThreadIndex() {
-  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
-__device__ inline int64_t ThreadCount() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+__device__ inline int64_t ThreadIndex() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+__device__ inline int64_t ThreadCount() { return int64_t{gridDim.x} * blockDim.x; }
 
-// index / extent, and what remains in `rest`: in 32 bits where the numbers allow it, because
-// dividing 64 bits takes several times as long.
+// Returns index / extent and stores the remainder in `rest`. Divides 32-bit numbers if both fit,
+// because a 64-bit division takes several times as long.
 __device__ inline int64_t Divide(int64_t index, int64_t extent, int64_t* rest) {
   if (((index | extent) >> 32) == 0) {
-    const auto narrow = static_cast<uint32_t>(index);
-    const auto by = static_cast<uint32_t>(extent);
+    const uint32_t narrow = index, by = extent;
     const uint32_t quotient = narrow / by;
     *rest = narrow - quotient * by;
     return quotient;
@@ -83,6 +82,16 @@ __device__ inline int64_t Divide(int64_t index, int64_t extent, int64_t* rest) {
 __device__ inline bool IsFinite(double value) { return value - value == 0; }
 
 // --- on the host ---------------------------------------------------------------------------------
+
+// The elements of a view that has type T.
+template <typename T>
+const T* Data(ConstValues values) {
+  return static_cast<const T*>(values.data());
+}
+template <typename T>
+T* Data(Values values) {
+  return static_cast<T*>(values.data());
+}
 
 inline bool Aligned(std::initializer_list<const void*> pointers, size_t bytes = 16) {
   for (const void* pointer : pointers) {
@@ -102,6 +111,22 @@ void ByType(DType type, const F& f) {
     default:
       LOG(FATAL) << "no kernels for " << DTypeName(type);
   }
+}
+
+// Calls f with a zero of the type and with the number of elements to access together, as a
+// std::integral_constant: those of 16 bytes if that divides `extent` and all pointers are aligned,
+// otherwise one.
+template <typename F>
+void ByTypeAndWidth(DType type, int64_t extent, std::initializer_list<const void*> pointers,
+                    const F& f) {
+  ByType(type, [&](auto zero) {
+    constexpr int kGroup = kWide<decltype(zero)>;
+    if (extent % kGroup == 0 && Aligned(pointers)) {
+      f(zero, std::integral_constant<int, kGroup>());
+    } else {
+      f(zero, std::integral_constant<int, 1>());
+    }
+  });
 }
 
 }  // namespace cadre

@@ -1,3 +1,6 @@
+// Libraries return codes of their own even if the CUDA runtime caused the failure, and those codes
+// lack what matters to the caller: whether the device is lost. So the runtime's last error is read
+// first.
 #include "kernels/cuda/library_error.h"
 
 #include "absl/strings/str_cat.h"

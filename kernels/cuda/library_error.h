@@ -1,4 +1,4 @@
-// What a failed call of one of the vendor's libraries means for the device.
+// The status of a failed call of one of the vendor's libraries.
 //
 // Thread-safe (a function).
 #pragma once
@@ -9,8 +9,8 @@
 
 namespace cadre {
 
-// `what` was tried and the library said `text`. Where the CUDA runtime has an error of its own,
-// that is the cause, and tells the code; otherwise ResourceExhausted for lack of memory, and
+// The status of attempt `what`, which the library answered with `text`. An error of the CUDA
+// runtime is the cause and determines the code; otherwise the code is ResourceExhausted or
 // Internal.
 absl::Status LibraryError(const CudaDevice& device, absl::string_view what, absl::string_view text,
                           bool out_of_memory);

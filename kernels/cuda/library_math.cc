@@ -1,86 +1,324 @@
+// DenseMath by the vendor's libraries: matrix products by cuBLASLt (cublas_math.h), convolutions
+// and fused attention by cuDNN's plans (cudnn_plan.h).
+//
+// Plans are made at the first use of an extent, type and alignment, and kept. Weights that cuDNN
+// needs in another order are converted into scratch memory in front of the library's workspace; the
+// gradients of weights, which cuDNN computes in the activations' type and order, are converted to
+// ours from there.
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "glog/logging.h"
+#include "kernels/cuda/convolution_shape.h"
 #include "kernels/cuda/cublas_math.h"
 #include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/cudnn_library.h"
-#include "kernels/cuda/cudnn_math.h"
+#include "kernels/cuda/cudnn_plan.h"
 #include "kernels/cuda/dense_math.h"
-#include "kernels/cuda/library_workspace.h"
+#include "kernels/cuda/library_error.h"
+#include "kernels/cuda/scratch.h"
+#include "kernels/cuda/weight_order.h"
 
 namespace cadre {
 namespace {
 
-class LibraryMath : public DenseMath {
- public:
-  explicit LibraryMath(CudaDevice& device) : workspace_(device) {}
+// Limits of the library's fused attention, backward included.
+constexpr int64_t kMaxHeadFeatures = 128;
+constexpr int kMinCapability = 80;
 
-  absl::Status Start(CudaDevice& device, const LibrarySearch& search,
-                     const LibraryMathOptions& options) {
-    CADRE_ASSIGN_OR_RETURN(const CublasLtApi cublas, LoadCublasLt(search));
-    CADRE_ASSIGN_OR_RETURN(const CudnnApi cudnn, LoadCudnn(search));
-    versions_ = absl::StrCat(CublasLtVersion(cublas), ", ", CudnnVersion(cudnn));
-    // Handles are of the device that the thread uses.
-    if (!device.Check(device.api().set_device(device.ordinal()), "choice of the device")) {
-      return device.status();
-    }
-    CADRE_ASSIGN_OR_RETURN(products_, CublasMath::Make(cublas, device, workspace_));
-    CADRE_ASSIGN_OR_RETURN(cudnn_, CudnnMath::Make(cudnn, device, workspace_, options));
-    return absl::OkStatus();
-  }
+constexpr uintptr_t kAlignment = 16;
+
+size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+void* Plain(const void* memory) { return const_cast<void*>(memory); }
+
+WeightOrderDims OrderOf(const ConvolutionDims& d) {
+  return {.out = d.out_channels,
+          .channels = d.in_channels / d.groups,
+          .taps = d.window.kernel_height * d.window.kernel_width};
+}
+
+// Queries (part 0), keys (1) or values (2) of the first token.
+const void* PartOf(const AttentionDims& d, ConstValues qkv, int64_t part) {
+  return qkv.subspan(part * d.head_features).data();
+}
+
+int64_t WorkspaceLimit(const CudaDevice& device) {
+  size_t free = 0, total = 0;
+  if (device.api().memory_info(&free, &total) != cudaSuccess) total = 0;
+  return std::clamp<int64_t>(total / 16, int64_t{64} << 20, int64_t{2} << 30);
+}
+
+class LibraryMath final : public DenseMath {
+ public:
+  explicit LibraryMath(CudaDevice& device) : device_(device), scratch_(device) {}
+  ~LibraryMath() override;
+  // Called once, first. Errors: those of a library that is missing or does not start.
+  absl::Status Start(const LibrarySearch& search);
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
-
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
                      std::span<const float> bias, Values c) override {
     products_->Multiply(dims, tf32_, a, b, bias, c);
   }
-
   void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
-                          Values y) override {
-    cudnn_->Forward(dims, tf32_, x, w, y);
-  }
+                          Values y) override;
   void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstValues w,
-                               Values dx) override {
-    cudnn_->BackwardData(dims, tf32_, dy, w, dx);
-  }
+                               Values dx) override;
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
-                                  std::span<float> dw) override {
-    cudnn_->BackwardWeights(dims, tf32_, x, dy, dw);
-  }
-
-  bool HasFusedAttention(const AttentionDims& dims, DType type) override {
-    return cudnn_->HasAttention(dims, type);
-  }
+                                  std::span<float> dw) override;
+  bool HasFusedAttention(const AttentionDims& dims, DType type) override;
   void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                             std::span<float> statistics) override {
-    cudnn_->AttentionForward(dims, qkv, context, statistics);
-  }
+                             std::span<float> statistics) override;
   void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
                               ConstValues dcontext, std::span<const float> statistics,
-                              Values dqkv) override {
-    cudnn_->AttentionBackward(dims, qkv, context, dcontext, statistics, dqkv);
-  }
-
+                              Values dqkv) override;
   std::string versions() const override { return versions_; }
 
  private:
-  LibraryWorkspace workspace_;
+  using Tensors = std::span<const std::pair<CudnnTensor, void*>>;
+  // Null if the library has no such plan.
+  struct AttentionPlans {
+    std::unique_ptr<CudnnPlan> forward, backward;
+  };
+
+  // Null after an error, or if the plan would have to be made during a capture.
+  CudnnPlan* PlanOf(const ConvolutionKey& key);
+  AttentionPlans& AttentionPlansOf(const AttentionDims& dims);
+  // The weights in the order of the plan, converted into `scratch` if that differs from ours.
+  void* OrderedWeights(const ConvolutionDims& dims, ConstValues w, std::byte* scratch);
+  void Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace);
+  void Fail(const absl::Status& error);
+
+  CudaDevice& device_;
+  CudaScratch scratch_;
   std::string versions_;
   bool tf32_ = false;
   std::unique_ptr<CublasMath> products_;
-  std::unique_ptr<CudnnMath> cudnn_;
+  CudnnApi cudnn_;
+  CudnnTarget target_;
+  // The stream that the handle was last set to.
+  cudaStream_t stream_ = nullptr;
+  std::map<ConvolutionKey, std::unique_ptr<CudnnPlan>> convolutions_;
+  std::map<AttentionDims, AttentionPlans> attentions_;
 };
+
+absl::Status LibraryMath::Start(const LibrarySearch& search) {
+  CADRE_ASSIGN_OR_RETURN(const CublasLtApi cublas, LoadCublasLt(search));
+  CADRE_ASSIGN_OR_RETURN(cudnn_, LoadCudnn(search));
+  versions_ = absl::StrCat(CublasLtVersion(cublas), ", ", CudnnVersion(cudnn_));
+  // Handles belong to the current device of the thread.
+  if (!device_.Check(device_.api().set_device(device_.ordinal()), "choice of the device")) {
+    return device_.status();
+  }
+  CADRE_ASSIGN_OR_RETURN(products_, CublasMath::Make(cublas, device_, scratch_));
+  target_ = {.cudnn = &cudnn_,
+             .cuda = &device_.api(),
+             .ordinal = device_.ordinal(),
+             .workspace_limit = WorkspaceLimit(device_)};
+  const cudnnStatus_t status = cudnn_.create(&target_.handle);
+  if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
+  target_.handle = nullptr;
+  return LibraryError(device_, absl::StrCat(CudnnVersion(cudnn_), " does not start"),
+                      cudnn_.error_text(status),
+                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED);
+}
+
+LibraryMath::~LibraryMath() {
+  convolutions_.clear();
+  attentions_.clear();
+  if (target_.handle != nullptr) cudnn_.destroy(target_.handle);
+}
+
+// If the device failed, its own error explains more than that of the library.
+void LibraryMath::Fail(const absl::Status& error) {
+  const cudaError_t cause = device_.api().last_error();
+  if (cause != cudaSuccess) {
+    return device_.Fail(CudaStatus(device_.api(), cause, error.message()));
+  }
+  device_.Fail(absl::IsUnimplemented(error) ? absl::FailedPreconditionError(error.message())
+                                            : error);
+}
+
+CudnnPlan* LibraryMath::PlanOf(const ConvolutionKey& key) {
+  const auto found = convolutions_.find(key);
+  if (found != convolutions_.end()) return found->second.get();
+  if (!scratch_.MayPrepare()) return nullptr;
+  absl::StatusOr<std::unique_ptr<CudnnPlan>> made = MakeConvolutionPlan(target_, key);
+  if (!made.ok()) {
+    Fail(made.status());
+    return nullptr;
+  }
+  VLOG(1) << "convolution: " << (*made)->name() << ", " << (*made)->workspace() << " bytes";
+  return convolutions_.emplace(key, *std::move(made)).first->second.get();
+}
+
+void LibraryMath::Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace) {
+  if (const cudaStream_t stream = device_.stream(); stream != stream_) {
+    const cudnnStatus_t status = cudnn_.set_stream(target_.handle, stream);
+    if (status != CUDNN_STATUS_SUCCESS) {
+      return Fail(absl::InternalError(
+          absl::StrCat("cuDNN: change of stream: ", cudnn_.error_text(status))));
+    }
+    stream_ = stream;
+  }
+  const absl::Status status = plan.Execute(tensors, workspace);
+  if (!status.ok()) Fail(status);
+}
+
+void* LibraryMath::OrderedWeights(const ConvolutionDims& dims, ConstValues w, std::byte* scratch) {
+  if (!ShapeOf(dims).reorders_weights) return Plain(w.data());
+  LaunchChannelsToLast(device_, OrderOf(dims), w, Values(scratch, w.size(), w.type()));
+  return scratch;
+}
+
+void LibraryMath::ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
+                                     Values y) {
+  if (device_.failed()) return;
+  CHECK(x.type() == w.type() && x.type() == y.type());
+  const ConvolutionShape shape = ShapeOf(dims);
+  if (shape.blind) return device_.Zero(y.data(), y.bytes());
+  const size_t scratch = shape.reorders_weights ? Aligned(w.bytes()) : 0;
+  CudnnPlan* const plan =
+      PlanOf({.dims = dims,
+              .pass = ConvolutionPass::kForward,
+              .type = x.type(),
+              .tf32 = tf32_ && x.type() == DType::kFloat32,
+              .alignment = CommonAlignment(x.data(), scratch > 0 ? nullptr : w.data(), y.data())});
+  if (plan == nullptr) return;
+  std::byte* const memory = scratch_.Take(scratch + plan->workspace());
+  if (memory == nullptr) return;
+  const std::pair<CudnnTensor, void*> tensors[] = {
+      {kImage, Plain(x.data())}, {kWeights, OrderedWeights(dims, w, memory)}, {kOutputs, y.data()}};
+  Run(*plan, tensors, memory + scratch);
+}
+
+void LibraryMath::ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
+                                          ConstValues w, Values dx) {
+  if (device_.failed()) return;
+  CHECK(dy.type() == w.type() && dy.type() == dx.type());
+  const ConvolutionShape shape = ShapeOf(dims);
+  if (shape.blind || shape.cropped) device_.Zero(dx.data(), dx.bytes());
+  if (shape.blind) return;
+  const size_t scratch = shape.reorders_weights ? Aligned(w.bytes()) : 0;
+  CudnnPlan* const plan = PlanOf(
+      {.dims = dims,
+       .pass = ConvolutionPass::kBackwardData,
+       .type = dy.type(),
+       .tf32 = tf32_ && dy.type() == DType::kFloat32,
+       .alignment = CommonAlignment(dy.data(), scratch > 0 ? nullptr : w.data(), dx.data())});
+  if (plan == nullptr) return;
+  std::byte* const memory = scratch_.Take(scratch + plan->workspace());
+  if (memory == nullptr) return;
+  const std::pair<CudnnTensor, void*> tensors[] = {{kImage, dx.data()},
+                                                   {kWeights, OrderedWeights(dims, w, memory)},
+                                                   {kOutputs, Plain(dy.data())}};
+  Run(*plan, tensors, memory + scratch);
+}
+
+void LibraryMath::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
+                                             ConstValues dy, std::span<float> dw) {
+  if (device_.failed()) return;
+  CHECK(x.type() == dy.type());
+  const ConvolutionShape shape = ShapeOf(dims);
+  if (shape.blind) return device_.Zero(dw.data(), dw.size_bytes());
+  // Not every version of the library has a kernel from bf16 to fp32, and few kernels accept
+  // addresses that 16 bytes do not divide.
+  const bool direct = !shape.reorders_weights && x.type() == DType::kFloat32 &&
+                      reinterpret_cast<uintptr_t>(dw.data()) % kAlignment == 0;
+  const size_t scratch = direct ? 0 : Aligned(dw.size() * SizeOf(x.type()));
+  CudnnPlan* const plan =
+      PlanOf({.dims = dims,
+              .pass = ConvolutionPass::kBackwardWeights,
+              .type = x.type(),
+              .tf32 = tf32_ && x.type() == DType::kFloat32,
+              .alignment = CommonAlignment(x.data(), direct ? dw.data() : nullptr, dy.data())});
+  if (plan == nullptr) return;
+  std::byte* const memory = scratch_.Take(scratch + plan->workspace());
+  if (memory == nullptr) return;
+  const Values gradients = direct ? Values(dw) : Values(memory, dw.size(), x.type());
+  const std::pair<CudnnTensor, void*> tensors[] = {
+      {kImage, Plain(x.data())}, {kWeights, gradients.data()}, {kOutputs, Plain(dy.data())}};
+  Run(*plan, tensors, memory + scratch);
+  if (direct) return;
+  const int64_t all = dw.size();
+  LaunchChannelsToFront(device_,
+                        shape.reorders_weights
+                            ? OrderOf(dims)
+                            : WeightOrderDims{.out = 1, .channels = all, .taps = 1},
+                        gradients, dw);
+}
+
+LibraryMath::AttentionPlans& LibraryMath::AttentionPlansOf(const AttentionDims& dims) {
+  const auto [found, fresh] = attentions_.try_emplace(dims);
+  AttentionPlans& plans = found->second;
+  if (!fresh) return plans;
+  auto forward = MakeAttentionPlan(target_, dims, /*backward=*/false);
+  auto backward = MakeAttentionPlan(target_, dims, /*backward=*/true);
+  for (const absl::Status& status : {forward.status(), backward.status()}) {
+    if (!status.ok()) {
+      LOG(INFO) << "attention is not fused: " << status.message();
+      // An error of the search must not be attributed to later work of the device.
+      device_.api().last_error();
+      return plans;
+    }
+  }
+  plans = {.forward = std::move(*forward), .backward = std::move(*backward)};
+  return plans;
+}
+
+bool LibraryMath::HasFusedAttention(const AttentionDims& d, DType type) {
+  if (device_.failed() || type != DType::kBFloat16 || device_.capability() < kMinCapability ||
+      d.batch < 1 || d.heads < 1 || d.tokens < 2 || d.head_features < 8 ||
+      d.head_features % 8 != 0 || d.head_features > kMaxHeadFeatures) {
+    return false;
+  }
+  if (!attentions_.contains(d) && !scratch_.MayPrepare()) return false;
+  return AttentionPlansOf(d).forward != nullptr;
+}
+
+void LibraryMath::FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
+                                        std::span<float> statistics) {
+  if (device_.failed()) return;
+  CudnnPlan* const plan = AttentionPlansOf(dims).forward.get();
+  CHECK(plan != nullptr) << "fused attention that is not supported";
+  std::byte* const memory = scratch_.Take(plan->workspace());
+  if (memory == nullptr) return;
+  const std::pair<CudnnTensor, void*> tensors[] = {{kQuery, Plain(PartOf(dims, qkv, 0))},
+                                                   {kKey, Plain(PartOf(dims, qkv, 1))},
+                                                   {kValue, Plain(PartOf(dims, qkv, 2))},
+                                                   {kContext, context.data()},
+                                                   {kStatistics, statistics.data()}};
+  Run(*plan, tensors, memory);
+}
+
+void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv,
+                                         ConstValues context, ConstValues dcontext,
+                                         std::span<const float> statistics, Values dqkv) {
+  if (device_.failed()) return;
+  CudnnPlan* const plan = AttentionPlansOf(dims).backward.get();
+  CHECK(plan != nullptr) << "fused attention that is not supported";
+  std::byte* const memory = scratch_.Take(plan->workspace());
+  if (memory == nullptr) return;
+  const std::pair<CudnnTensor, void*> tensors[] = {
+      {kQuery, Plain(PartOf(dims, qkv, 0))},          {kKey, Plain(PartOf(dims, qkv, 1))},
+      {kValue, Plain(PartOf(dims, qkv, 2))},          {kContext, Plain(context.data())},
+      {kContextGradient, Plain(dcontext.data())},     {kStatistics, Plain(statistics.data())},
+      {kQueryGradient, Plain(PartOf(dims, dqkv, 0))}, {kKeyGradient, Plain(PartOf(dims, dqkv, 1))},
+      {kValueGradient, Plain(PartOf(dims, dqkv, 2))}};
+  Run(*plan, tensors, memory);
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
-                                                           const LibrarySearch& search,
-                                                           const LibraryMathOptions& options) {
+                                                           const LibrarySearch& search) {
   auto math = std::make_unique<LibraryMath>(device);
-  CADRE_RETURN_IF_ERROR(math->Start(device, search, options));
+  CADRE_RETURN_IF_ERROR(math->Start(search));
   return math;
 }
 

@@ -1,6 +1,7 @@
-// A walk over the elements of a box in two memories at once: nested loops with steps for each.
+// A walk over the elements of a box that lies in two memories: nested loops with one step for each
+// memory. Describes boxes, runs and parts of a batch to kernels.
 //
-// A value, passed to kernels. For *.cu only.
+// Values, passed to kernels. For *.cu only.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +9,32 @@
 
 #include "glog/logging.h"
 #include "kernels/cuda/elements.h"
-#include "kernels/cuda/nest_loops.h"
+#include "tensor/box.h"
 
 namespace cadre {
 
-// Innermost loop last. An element is a group of neighbours where the loops were Grouped.
+struct NestLoop {
+  int64_t extent = 0, a_step = 0, b_step = 0;
+};
+
+// A walk as the host builds it. Innermost loop last, extents > 0. The walk begins at elements
+// a_begin and b_begin of the two memories.
+struct NestLoops {
+  std::vector<NestLoop> loops;
+  int64_t a_begin = 0, b_begin = 0;
+};
+
+// The same for a kernel. After Grouped, an element is a group of neighbouring elements.
 struct Nest {
-  static constexpr int kMost = 6;
+  static constexpr int kMaxLoops = 6;
   int loops = 0;
-  int64_t extent[kMost] = {};
-  int64_t a_step[kMost] = {}, b_step[kMost] = {};
+  int64_t extent[kMaxLoops] = {};
+  int64_t a_step[kMaxLoops] = {}, b_step[kMaxLoops] = {};
   int64_t a_begin = 0, b_begin = 0;
   int64_t elements = 1;
 };
 
-// Where element `index` of the walk lies.
+// Computes the positions of element `index` of the walk in both memories.
 __device__ inline void Locate(const Nest& nest, int64_t index, int64_t* a, int64_t* b) {
   int64_t in_a = nest.a_begin;
   int64_t in_b = nest.b_begin;
@@ -36,8 +48,8 @@ __device__ inline void Locate(const Nest& nest, int64_t index, int64_t* a, int64
   *b = in_b + index * nest.b_step[0];
 }
 
-// Loops that continue each other in both memories become one. Requires: what is left are kMost
-// loops at most.
+// Merges neighbouring loops that are contiguous in both memories. Requires: at most kMaxLoops loops
+// remain.
 inline Nest MakeNest(const NestLoops& walk) {
   Nest nest;
   nest.a_begin = walk.a_begin;
@@ -54,7 +66,7 @@ inline Nest MakeNest(const NestLoops& walk) {
     }
   }
   if (kept.empty()) kept.push_back({.extent = 1, .a_step = 1, .b_step = 1});
-  CHECK_LE(kept.size(), size_t{Nest::kMost}) << "dimensions of a box";
+  CHECK_LE(kept.size(), size_t{Nest::kMaxLoops}) << "dimensions of a box";
   for (const NestLoop& loop : kept) {
     nest.extent[nest.loops] = loop.extent;
     nest.a_step[nest.loops] = loop.a_step;
@@ -63,21 +75,54 @@ inline Nest MakeNest(const NestLoops& walk) {
   return nest;
 }
 
-// The innermost elements lie side by side in both, in whole groups, and every group of memory `a`
-// (and `b`, if asked) begins at a multiple of the group.
-inline bool CanGroup(const Nest& nest, int group, bool b_too) {
-  const int inner = nest.loops - 1;
-  if (nest.a_step[inner] != 1 || nest.b_step[inner] != 1) return false;
-  if (nest.extent[inner] % group != 0 || nest.a_begin % group != 0) return false;
-  if (b_too && nest.b_begin % group != 0) return false;
-  for (int loop = 0; loop < inner; ++loop) {
-    if (nest.a_step[loop] % group != 0) return false;
-    if (b_too && nest.b_step[loop] % group != 0) return false;
+inline int64_t BoxExtent(const Box& box, size_t d) { return box.end[d] - box.begin[d]; }
+
+// Distance in elements between neighbours along each dimension of a row-major tensor that holds the
+// box.
+inline std::vector<int64_t> StepsOf(const Box& box) {
+  std::vector<int64_t> steps(box.begin.size(), 1);
+  for (size_t d = steps.size(); d-- > 1;) steps[d - 1] = steps[d] * BoxExtent(box, d);
+  return steps;
+}
+
+inline bool BoxInside(const Box& inner, const Box& outer) {
+  if (inner.begin.size() != outer.begin.size()) return false;
+  for (size_t d = 0; d < inner.begin.size(); ++d) {
+    if (inner.begin[d] < outer.begin[d] || inner.end[d] > outer.end[d]) return false;
   }
   return true;
 }
 
-// The same walk in groups; steps still count elements. Requires: CanGroup.
+// The walk over the region in memory that holds `from_box` and in memory that holds `to_box`.
+inline NestLoops WalkOf(const Box& from_box, const Box& to_box, const Box& region) {
+  CHECK(BoxInside(region, from_box) && BoxInside(region, to_box))
+      << region.ToString() << " in " << from_box.ToString() << " and " << to_box.ToString();
+  const std::vector<int64_t> from_steps = StepsOf(from_box);
+  const std::vector<int64_t> to_steps = StepsOf(to_box);
+  NestLoops walk;
+  for (size_t d = 0; d < region.begin.size(); ++d) {
+    walk.loops.push_back({BoxExtent(region, d), from_steps[d], to_steps[d]});
+    walk.a_begin += (region.begin[d] - from_box.begin[d]) * from_steps[d];
+    walk.b_begin += (region.begin[d] - to_box.begin[d]) * to_steps[d];
+  }
+  return walk;
+}
+
+// Whether the innermost elements are contiguous in both memories, in whole groups, and every group
+// of memory `a` (and of `b`, with `check_b`) begins at a multiple of the group.
+inline bool CanGroup(const Nest& nest, int group, bool check_b) {
+  const int inner = nest.loops - 1;
+  if (nest.a_step[inner] != 1 || nest.b_step[inner] != 1) return false;
+  if (nest.extent[inner] % group != 0 || nest.a_begin % group != 0) return false;
+  if (check_b && nest.b_begin % group != 0) return false;
+  for (int loop = 0; loop < inner; ++loop) {
+    if (nest.a_step[loop] % group != 0) return false;
+    if (check_b && nest.b_step[loop] % group != 0) return false;
+  }
+  return true;
+}
+
+// The same walk over groups of elements; steps still count elements. Requires: CanGroup.
 inline Nest Grouped(Nest nest, int group) {
   const int inner = nest.loops - 1;
   nest.extent[inner] /= group;

@@ -6,32 +6,46 @@
 // Everything that changes from step to step (rate, number, loss, norm) is read from device memory
 // when the kernel runs: a captured graph replays with the current values, and the host never blocks
 // to decide whether the loss was finite.
+//
+// Sums of squares. A reduction that adds with atomics depends on the order in which blocks finish,
+// and so do its bits; ranks must agree on norms bit by bit. So the sum has two deterministic phases
+// (the scheme of Harris, "Optimizing Parallel Reduction in CUDA", without atomics): a fixed number
+// of blocks, chosen by the number of elements and never by the device, write partial sums in
+// double; one block then adds them in their order. The second launch costs a few microseconds,
+// which is small compared with reading a slice.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "device/cuda/launch.h"
+#include "kernels/cuda/block_sums.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
-#include "kernels/cuda/launches.h"
+#include "kernels/extents.h"
 #include "kernels/optimizer_step.h"
 
 namespace cadre {
 namespace {
 
 constexpr int kThreads = 256;
-// Elements that a thread has under way at once.
+constexpr int kMaxSquareBlocks = 1024;
+// Elements that a thread processes together.
 constexpr int kEach = 4;
 
 enum class Kind { kHeavyBall, kNesterov, kAdamW };
 
+// One update of a whole slice.
 struct Job {
-  // By value, or from `numbers`, `squares`, `loss` where these are not null.
+  // Their rate, corrections and gradient_scale are used unless `numbers` and `squares` replace
+  // them.
   SgdStep sgd;
   AdamWStep adamw;
   const CudaNumbers* numbers;
   const double* loss;
   const double* squares;
   float clip_norm;
-  // None: everything decays.
+  // Null: weight decay applies to all elements.
   const SliceSegment* segments;
   int64_t segment_count;
   int64_t n;
@@ -39,10 +53,11 @@ struct Job {
   float* w;
   float* m;
   float* v;
+  // bf16 copy of w that is written with it, or null.
   Bf16* copy;
 };
 
-// What every element needs; computed by one thread of each block.
+// The factors that all elements need, computed by one thread of each block.
 template <Kind kKind>
 using Factors = std::conditional_t<kKind == Kind::kAdamW, AdamFactors<float>, SgdFactors<float>>;
 
@@ -59,14 +74,14 @@ __device__ Factors<kKind> FactorsOf(const Job& job) {
     step.rate = job.numbers->rate;
     step.gradient_scale = 1;
     if constexpr (kKind == Kind::kAdamW) {
-      const auto updates = static_cast<double>(job.numbers->updates);
-      step.correction1 = 1 - pow(static_cast<double>(step.beta1), updates);
-      step.correction2 = 1 - pow(static_cast<double>(step.beta2), updates);
+      const double beta1 = step.beta1, beta2 = step.beta2, updates = job.numbers->updates;
+      step.correction1 = 1 - pow(beta1, updates);
+      step.correction2 = 1 - pow(beta2, updates);
     }
   }
   if (job.squares != nullptr) {
-    const double share = static_cast<double>(job.clip_norm) / (sqrt(*job.squares) + 1e-6);
-    step.gradient_scale = share < 1.0 ? static_cast<float>(share) : 1.0F;
+    const double share = job.clip_norm / (sqrt(*job.squares) + 1e-6);
+    step.gradient_scale = share < 1.0 ? share : 1.0;
   }
   if constexpr (kKind == Kind::kAdamW) {
     return AdamFactorsOf<float>(step);
@@ -75,7 +90,7 @@ __device__ Factors<kKind> FactorsOf(const Job& job) {
   }
 }
 
-// The segment that has element i.
+// The segment that contains element i.
 __device__ inline SliceSegment SegmentOf(const Job& job, int64_t i) {
   int64_t low = 0;
   int64_t high = job.segment_count;
@@ -105,12 +120,13 @@ __device__ inline void Step(Factors<kKind> f, const SliceSegment& segment, float
   }
 }
 
-// A block takes tiles of kThreads * kEach elements. kWideAccess: a thread's elements are neighbours
-// and move sixteen bytes at a time; else they lie kThreads apart, so that a warp's are neighbours.
+// A block processes tiles of kThreads * kEach elements. With kWideAccess a thread's elements are
+// neighbours and are accessed 16 bytes at a time; otherwise they lie kThreads apart, so that the
+// elements of a warp are neighbours.
 template <Kind kKind, bool kWideAccess>
 __global__ void __launch_bounds__(kThreads) Update(Job job) {
   __shared__ Factors<kKind> shared;
-  // The same for all threads, so that none waits at the barrier below for one that returned.
+  // All threads return or none, so that none waits at the barrier below for one that returned.
   if (job.loss != nullptr && !IsFinite(*job.loss)) return;
   if (threadIdx.x == 0) shared = FactorsOf<kKind>(job);
   __syncthreads();
@@ -165,53 +181,183 @@ __global__ void __launch_bounds__(kThreads) Update(Job job) {
   }
 }
 
-template <Kind kKind>
-void LaunchKind(CudaDevice& device, const Job& job) {
-  const LaunchShape shape = Strided(device, (job.n + kEach - 1) / kEach, kThreads);
-  if (Aligned({job.g, job.w, job.m, job.v}) && Aligned({job.copy}, kEach * sizeof(Bf16))) {
-    Launch(device, "optimizer", Update<kKind, true>, shape, job);
-  } else {
-    Launch(device, "optimizer", Update<kKind, false>, shape, job);
-  }
-}
-
 __global__ void __launch_bounds__(kThreads)
-    DrawTowards(int64_t n, float momentum, const float* __restrict__ batch, float* __restrict__ w) {
+    MoveTowards(int64_t n, float momentum, const float* __restrict__ batch, float* __restrict__ w) {
   for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) w[i] += momentum * (batch[i] - w[i]);
 }
 
-}  // namespace
+// Sets the numbers that Update reads. The values travel with the launch, so no host memory must
+// stay unchanged.
+__global__ void StoreUpdate(float rate, int64_t updates, CudaNumbers* numbers) {
+  numbers->rate = rate;
+  numbers->updates = updates;
+}
 
-void LaunchUpdate(CudaDevice& device, const CudaUpdate& update) {
-  const SliceUpdate& step = update.update;
-  const Job job{.sgd = step.sgd,
-                .adamw = step.adamw,
-                .numbers = update.numbers,
-                .loss = step.loss,
-                .squares = step.squares,
-                .clip_norm = step.clip_norm,
-                .segments = update.segments.data(),
-                .segment_count = static_cast<int64_t>(update.segments.size()),
-                .n = static_cast<int64_t>(update.w.size()),
-                .g = update.g.data(),
-                .w = update.w.data(),
-                .m = update.m.data(),
-                .v = update.v.data(),
-                .copy = static_cast<Bf16*>(update.copy)};
-  if (step.rule == SliceUpdate::Rule::kAdamW) {
-    LaunchKind<Kind::kAdamW>(device, job);
-  } else if (step.sgd.nesterov) {
-    LaunchKind<Kind::kNesterov>(device, job);
+template <int N>
+__global__ void __launch_bounds__(kThreads)
+    SumSquares(int64_t n, const float* __restrict__ x, double* __restrict__ partial) {
+  __shared__ double shared[32];
+  const int64_t groups = n / N;
+  double sum = 0;
+  for (int64_t i = ThreadIndex(); i < groups; i += ThreadCount()) {
+    float values[N];
+    LoadGroup(x + i * N, values);
+    for (int k = 0; k < N; ++k) {
+      const double value = values[k];
+      sum += value * value;
+    }
+  }
+  for (int64_t i = groups * N + ThreadIndex(); i < n; i += ThreadCount()) {
+    const double value = x[i];
+    sum += value * value;
+  }
+  sum = OverBlock(sum, Plus(), shared);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    AddPartial(int blocks, const double* __restrict__ partial, bool adds, double* sum) {
+  __shared__ double shared[32];
+  double all = 0;
+  for (int i = threadIdx.x; i < blocks; i += kThreads) all += partial[i];
+  all = OverBlock(all, Plus(), shared);
+  if (threadIdx.x == 0) *sum = adds ? *sum + all : all;
+}
+
+void LaunchUpdate(CudaContext& cuda, const SliceUpdate& update, const CudaNumbers* numbers,
+                  std::span<const SliceSegment> segments, std::span<const float> g,
+                  std::span<float> w, std::span<float> m, std::span<float> v) {
+  const bool is_adamw = update.rule == SliceUpdate::Rule::kAdamW;
+  CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
+  if (is_adamw) CheckSize("m", m.size(), std::ssize(w));
+  if (w.empty()) return;
+  const Job job{.sgd = update.sgd,
+                .adamw = update.adamw,
+                .numbers = numbers,
+                .loss = update.loss,
+                .squares = update.squares,
+                .clip_norm = update.clip_norm,
+                .segments = segments.data(),
+                .segment_count = std::ssize(segments),
+                .n = std::ssize(w),
+                .g = g.data(),
+                .w = w.data(),
+                .m = m.data(),
+                .v = v.data(),
+                .copy = Data<Bf16>(cuda.copies.Find(w))};
+  const bool wide =
+      Aligned({job.g, job.w, job.m, job.v}) && Aligned({job.copy}, kEach * sizeof(Bf16));
+  const auto launch = [&](auto wide_kernel, auto kernel) {
+    Launch(cuda.device, "optimizer", wide ? wide_kernel : kernel,
+           Strided(cuda.device, (job.n + kEach - 1) / kEach, kThreads), job);
+  };
+  if (is_adamw) {
+    launch(Update<Kind::kAdamW, true>, Update<Kind::kAdamW, false>);
+  } else if (update.sgd.nesterov) {
+    launch(Update<Kind::kNesterov, true>, Update<Kind::kNesterov, false>);
   } else {
-    LaunchKind<Kind::kHeavyBall>(device, job);
+    launch(Update<Kind::kHeavyBall, true>, Update<Kind::kHeavyBall, false>);
   }
 }
 
-void LaunchDrawTowards(CudaDevice& device, float momentum, std::span<const float> batch,
-                       std::span<float> w) {
-  const int64_t n = std::ssize(w);
-  Launch(device, "running statistics", DrawTowards, Strided(device, n), n, momentum, batch.data(),
-         w.data());
+// *sum = the sum of squares of x, or += with `add`. Requires: x is not empty.
+void LaunchSumOfSquares(CudaContext& cuda, std::span<const float> x, bool add, double* sum) {
+  // The number of blocks, and with it the order of the sum, depends on the number of elements only.
+  const int64_t n = x.size(), per_block = kThreads * 16;
+  const int blocks = std::min<int64_t>((n + per_block - 1) / per_block, kMaxSquareBlocks);
+  const auto partial = cuda.scratch.Take<double>(kMaxSquareBlocks);
+  Launch(cuda.device, "squares", Aligned({x.data()}) ? SumSquares<4> : SumSquares<1>,
+         LaunchShape{.grid = dim3(blocks), .block = dim3(kThreads)}, n, x.data(), partial.data());
+  Launch(cuda.device, "sum of squares", AddPartial, LaunchShape{.block = dim3(kThreads)}, blocks,
+         partial.data(), add, sum);
+}
+
+class CudaOptimizer final : public OptimizerKernels {
+ public:
+  explicit CudaOptimizer(CudaContext& cuda) : cuda_(cuda) {}
+
+  void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
+           std::span<float> v) override {
+    LaunchUpdate(cuda_, {.rule = SliceUpdate::Rule::kSgd, .sgd = step}, nullptr, {}, g, w, {}, v);
+  }
+  void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
+             std::span<float> m, std::span<float> v) override {
+    LaunchUpdate(cuda_, {.rule = SliceUpdate::Rule::kAdamW, .adamw = step}, nullptr, {}, g, w, m,
+                 v);
+  }
+
+  void DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) override {
+    const int64_t n = w.size();
+    CheckSize("batch", batch.size(), n);
+    if (w.empty()) return;
+    Launch(cuda_.device, "running statistics", MoveTowards, Strided(cuda_.device, n), n, momentum,
+           batch.data(), w.data());
+  }
+
+  double SumOfSquares(std::span<const float> x) override {
+    if (x.empty() || cuda_.results.data() == nullptr) return 0;
+    double* const sum = cuda_.results.data()->sums;
+    LaunchSumOfSquares(cuda_, x, /*add=*/false, sum);
+    double result = std::numeric_limits<double>::quiet_NaN();
+    cuda_.device.CopyOut(sum, &result, sizeof(result)).IgnoreError();  // status() has it
+    return result;
+  }
+
+ private:
+  CudaContext& cuda_;
+};
+
+class DeviceSegments final : public SegmentTable {
+ public:
+  DeviceSegments(CudaDevice& device, std::span<const SliceSegment> segments)
+      : segments_(device, segments.size(), "segments of a slice") {
+    if (segments_.data() == nullptr) return;
+    device.CopyIn(segments.data(), segments_.data(), segments.size_bytes());
+  }
+  std::span<const SliceSegment> segments() const { return segments_.span(); }
+
+ private:
+  DeviceArray<SliceSegment> segments_;
+};
+
+class CudaSlices final : public SliceKernels {
+ public:
+  explicit CudaSlices(CudaContext& cuda) : cuda_(cuda) {}
+
+  void SetUpdate(float rate, int64_t updates) override {
+    CHECK(!cuda_.device.capturing()) << "the captured graph would keep this update";
+    Launch(cuda_.device, "numbers of an update", StoreUpdate, LaunchShape{}, rate, updates,
+           cuda_.numbers.data());
+  }
+
+  void AddSumOfSquares(std::span<const float> x, double* sum) override {
+    if (!x.empty()) LaunchSumOfSquares(cuda_, x, /*add=*/true, sum);
+  }
+
+  std::unique_ptr<SegmentTable> MakeSegmentTable(std::span<const SliceSegment> segments) override {
+    return std::make_unique<DeviceSegments>(cuda_.device, segments);
+  }
+
+  void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments,
+                   std::span<const float> g, std::span<float> w, std::span<float> m,
+                   std::span<float> v) override {
+    const auto table = static_cast<const DeviceSegments&>(segments).segments();
+    if (cuda_.numbers.data() == nullptr || table.data() == nullptr) return;
+    LaunchUpdate(cuda_, update, cuda_.numbers.data(), table, g, w, m, v);
+  }
+
+ private:
+  CudaContext& cuda_;
+};
+
+}  // namespace
+
+std::unique_ptr<OptimizerKernels> MakeCudaOptimizer(CudaContext& cuda) {
+  return std::make_unique<CudaOptimizer>(cuda);
+}
+
+std::unique_ptr<SliceKernels> MakeCudaSlices(CudaContext& cuda) {
+  return std::make_unique<CudaSlices>(cuda);
 }
 
 }  // namespace cadre

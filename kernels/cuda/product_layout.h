@@ -1,6 +1,7 @@
-// A row-major matrix product as cuBLASLt, whose matrices are column-major, is told of it: what is
-// row-major [m, n] in memory is column-major [n, m], so c^T = op(b)^T op(a)^T is asked for, with b
-// as the first factor, and nothing moves. A bias by column of c is one by row of what is asked for.
+// A row-major matrix product as cuBLASLt describes it, whose matrices are column-major: a row-major
+// [m, n] matrix is column-major [n, m] in memory, so the library computes c^T = op(b)^T op(a)^T
+// with b as the first factor, and no data moves. A bias by column of c is one by row of that
+// result.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -11,10 +12,10 @@
 
 namespace cadre {
 
-// A matrix as it lies in memory, by columns.
+// A column-major matrix in memory.
 struct ColumnMajorMatrix {
   int64_t rows = 0, columns = 0;
-  // Elements from a column to the next, and from a matrix of the batch to the next.
+  // Distance in elements between columns, and between matrices of the batch.
   int64_t leading = 0, step = 0;
   friend bool operator==(const ColumnMajorMatrix&, const ColumnMajorMatrix&) = default;
 };
@@ -25,14 +26,14 @@ struct ProductLayout {
   bool transpose_first = false, transpose_second = false;
 };
 
-// The same product with the larger of its two batches as the inner one: that is one call of the
-// library, the outer one a loop of calls.
+// The same product with the larger of its two batches as the inner one: the library computes the
+// inner batch in one call, and the outer one takes a loop of calls.
 MatrixProductDims FewestCalls(MatrixProductDims dims);
 
-// Of one turn of the outer batch.
+// The layout of one call, for one index of the outer batch.
 ProductLayout LayoutOf(const MatrixProductDims& dims);
 
-// The largest power of two, at most 256, that divides the address and every step of `bytes`.
+// The largest power of two, at most 256, that divides the address and both steps.
 int64_t AlignmentOf(const void* data, int64_t step_bytes, int64_t outer_bytes);
 
 }  // namespace cadre

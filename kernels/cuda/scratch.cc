@@ -1,46 +1,41 @@
+// Replacing a block needs no host synchronisation: Allocate and Free are ordered with all streams
+// (cuda_device.h), so that the old block is not reused before the work that was enqueued on it has
+// run. Only captured graphs need care, because their launches come later; their blocks are kept.
 #include "kernels/cuda/scratch.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 namespace cadre {
-namespace {
 
-constexpr size_t kUnit = size_t{1} << 20;
-
-}  // namespace
-
-std::byte* CudaScratch::Take(size_t bytes) {
-  Block& block = blocks_[static_cast<size_t>(device_.current_stream())];
-  if (bytes > block.memory.size() && !Grow(block, bytes)) return nullptr;
-  block.recorded = block.recorded || device_.capturing();
-  return block.memory.data();
+bool CudaScratch::MayPrepare() {
+  if (!device_.capturing()) return true;
+  // The device refuses the allocation and notes that the capture failed.
+  device_.Free(device_.Allocate(1, "scratch"));
+  return false;
 }
 
-bool CudaScratch::Grow(Block& block, size_t bytes) {
-  if (device_.failed()) return false;
-  if (device_.capturing()) {
-    device_.Fail(absl::InternalError(absl::StrCat(
-        "recorded work needs ", bytes, " bytes of scratch, of which ", block.memory.size(),
-        " are there: it did not happen once before it was recorded")));
-    return false;
+std::byte* CudaScratch::Take(size_t bytes) {
+  if (device_.failed()) return nullptr;
+  Block& block = blocks_[static_cast<size_t>(device_.current_stream())];
+  // Never 0 bytes, so that null always means an error.
+  bytes = std::max<size_t>(bytes, 256);
+  if (bytes > block.memory.size()) {
+    if (!MayPrepare()) return nullptr;
+    // A quarter more than before, so that slowly growing extents do not grow the block each time.
+    const size_t grown = std::max(bytes, block.memory.size() + block.memory.size() / 4);
+    if (block.captured) outgrown_.push_back(std::move(block.memory));
+    // The old block is freed first, because both may be large. Allocation orders the streams, so
+    // work that is enqueued may still use it.
+    block = {};
+    block.memory = DeviceArray<std::byte>(device_, grown, "scratch");
+    if (block.memory.data() == nullptr) {
+      block = {};
+      return nullptr;
+    }
   }
-  // A quarter more than before, so that shapes which grow little by little do not grow it each
-  // time.
-  const size_t wanted = std::max(bytes, block.memory.size() + block.memory.size() / 4);
-  if (block.recorded) {
-    outgrown_.push_back(std::move(block.memory));
-  } else if (block.memory.data() != nullptr) {
-    // What was enqueued may still use it.
-    if (!device_.Synchronize().ok()) return false;
-  }
-  block = {};
-  block.memory = DeviceArray<std::byte>(device_, (wanted + kUnit - 1) / kUnit * kUnit, "scratch");
-  if (block.memory.data() != nullptr) return true;
-  block = {};
-  return false;
+  block.captured = block.captured || device_.capturing();
+  return block.memory.data();
 }
 
 }  // namespace cadre

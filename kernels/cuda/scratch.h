@@ -1,8 +1,9 @@
-// Memory that kernels need between two of their launches: one block for each stream, because work
-// on different streams goes on at once, while that of one stream takes turns.
+// Scratch memory of kernels and libraries: one block per stream, because work of different streams
+// runs concurrently while that of one stream runs in order.
 //
-// Blocks grow while shapes are new and stay afterwards. One that a recording has seen is never
-// given back, because playing it uses the memory again. Borrows the device. Thread-compatible.
+// Blocks grow while extents are new and stay afterwards. A block that a captured graph uses is
+// never freed, because every launch of the graph uses it again. Borrows the device.
+// Thread-compatible. Errors are the device's (device.h).
 #pragma once
 
 #include <array>
@@ -19,9 +20,9 @@ class CudaScratch {
  public:
   explicit CudaScratch(CudaDevice& device) : device_(device) {}
 
-  // `bytes` at least, aligned to 256, for what is enqueued on the current stream until the next
-  // call. Null, and an error of the device, where they are not to be had, or would have to be found
-  // while recording.
+  // At least `bytes`, aligned to 256, for what is enqueued on the current stream until the next
+  // call. Null after an error, and if the block would have to grow during a capture (see
+  // MayPrepare).
   std::byte* Take(size_t bytes);
   template <typename T>
   std::span<T> Take(size_t count) {
@@ -29,17 +30,20 @@ class CudaScratch {
     return {memory, memory == nullptr ? 0 : count};
   }
 
+  // Whether memory may be allocated and kernels may be loaded: not during a capture. The capture
+  // then fails, as for any allocation; work that ran once before it is captured has everything that
+  // it needs.
+  bool MayPrepare();
+
  private:
   struct Block {
     DeviceArray<std::byte> memory;
-    bool recorded = false;
+    bool captured = false;
   };
-
-  bool Grow(Block& block, size_t bytes);
 
   CudaDevice& device_;
   std::array<Block, kDeviceStreams> blocks_;
-  // Too small now, but recordings use them.
+  // Blocks that were replaced by larger ones but are used by captured graphs.
   std::vector<DeviceArray<std::byte>> outgrown_;
 };
 

@@ -4,15 +4,16 @@
 #include <iterator>
 #include <utility>
 
-#include "kernels/cuda/launches.h"
-
 namespace cadre {
 
+// A query may be any interval within a copy, because layers use slices of one announced bucket; so
+// the copies are ordered by address and the last one that begins at or before the interval is
+// examined.
 Values WeightCopies::Find(std::span<const float> weights) const {
   auto after = copies_.upper_bound(weights.data());
   if (weights.empty() || after == copies_.begin()) return {};
   const auto& [begin, copy] = *std::prev(after);
-  const auto offset = static_cast<size_t>(weights.data() - begin);
+  const size_t offset = weights.data() - begin;
   if (offset >= copy.size || weights.size() > copy.size - offset) return {};
   return {copy.values.data() + offset, weights.size(), DType::kBFloat16};
 }
@@ -24,9 +25,11 @@ void WeightCopies::Renew(std::span<const float> weights) {
   if (!copy.empty()) LaunchConvert(device_, weights, copy);
 }
 
+// Copies that the new one overlaps are kept until Clear, since enqueued work and captured graphs
+// may still read them.
 void WeightCopies::Make(std::span<const float> weights) {
   if (device_.capturing()) {
-    device_.Fail(absl::InternalError("parameters were announced first while work was recorded"));
+    device_.Fail(absl::InternalError("parameters were first announced while a graph was captured"));
     return;
   }
   const float* const end = weights.data() + weights.size();

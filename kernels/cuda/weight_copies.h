@@ -1,9 +1,9 @@
-// bf16 copies of fp32 parameters: of stretches of memory that were announced once, found by where
-// the parameters lie.
+// bf16 copies of fp32 parameters: of intervals of memory that were announced by Renew, found by the
+// addresses of the parameters.
 //
-// A copy is as new as the last Renew of its part, or the last update that wrote through Find's
-// pointer. Copies of memory that now holds something else do no harm but the bytes they take:
-// whoever puts parameters there announces them, and Clear drops all. Owns the copies; borrows the
+// A copy has the values of the last Renew of its part, or of the last update that wrote through
+// Find's pointer. Copies of memory that now holds something else only waste their bytes: parameters
+// that are put there are announced again, and Clear drops all copies. Owns the copies; borrows the
 // device. Thread-compatible.
 #pragma once
 
@@ -17,16 +17,19 @@
 
 namespace cadre {
 
+// y = x, fp32 to bf16 or back (cuda_context.cu).
+void LaunchConvert(CudaDevice& device, ConstValues x, Values y);
+
 class WeightCopies {
  public:
   explicit WeightCopies(CudaDevice& device) : device_(device) {}
 
-  // Casts all of [weights] on the current stream. The first time, a copy is made, which replaces
-  // those that it overlaps in part; not while recording.
+  // Converts all of [weights] on the current stream. The first call makes the copy, which replaces
+  // those that it overlaps in part; not while a graph is captured.
   void Renew(std::span<const float> weights);
-  // The copy of these, or none.
+  // The copy of these parameters; empty if there is none.
   Values Find(std::span<const float> weights) const;
-  // Requires: nothing is under way.
+  // Requires: no work is pending.
   void Clear();
 
  private:
@@ -38,9 +41,9 @@ class WeightCopies {
   void Make(std::span<const float> weights);
 
   CudaDevice& device_;
-  // By where the parameters begin; they do not overlap.
+  // By the address of the first parameter; they do not overlap.
   std::map<const float*, Copy> copies_;
-  // Replaced, but perhaps still in use.
+  // Replaced copies, which pending work may still use.
   std::vector<DeviceArray<uint16_t>> replaced_;
 };
 

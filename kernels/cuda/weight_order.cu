@@ -1,12 +1,11 @@
 // Conversion of convolution weights between our order [out, channels, taps] and cuDNN's
-// channels-last order [out, taps, channels], with a change of type.
+// channels-last order [out, taps, channels], and between types.
 //
 // A block takes a few channels of one output with all their taps: contiguous memory on the side
 // that has channels first, one run per tap on the other. The data passes through shared memory, so
 // that both sides are read and written in contiguous runs.
 #include <algorithm>
 
-#include "device/cuda/kernel_language.h"
 #include "device/cuda/launch.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/weight_order.h"
@@ -17,32 +16,34 @@ namespace {
 constexpr int kThreads = 256;
 // Floats in shared memory.
 constexpr int kTile = 8192;
-// Runs of so many channels fill whole memory transactions in either type.
-constexpr int64_t kChannels = 128;
+// Runs of this many channels fill whole memory transactions in either type.
+constexpr int64_t kRunChannels = 128;
 
-// Channels [*begin, *begin + *count) of output *out are piece `piece`'s.
-__device__ inline void PieceAt(int64_t piece, int64_t pieces_each, int64_t channels,
-                               int64_t at_once, int64_t* out, int64_t* begin, int64_t* count) {
+// The part of the weights that a block converts at a time: channels [*begin, *begin + *count) of
+// output *out.
+__device__ inline void ChunkAt(int64_t chunk, int64_t chunks_each, int64_t channels, int64_t width,
+                               int64_t* out, int64_t* begin, int64_t* count) {
   int64_t part = 0;
-  *out = Divide(piece, pieces_each, &part);
-  *begin = part * at_once;
-  *count = channels - *begin < at_once ? channels - *begin : at_once;
+  *out = Divide(chunk, chunks_each, &part);
+  *begin = part * width;
+  *count = channels - *begin < width ? channels - *begin : width;
 }
 
 template <typename From, typename To, bool kToLast>
-__global__ void Reorder(int64_t pieces, int64_t pieces_each, int64_t channels, int64_t taps,
-                        int64_t at_once, const From* from, To* to) {
+__global__ void Reorder(int64_t chunks, int64_t chunks_each, int64_t channels, int64_t taps,
+                        int64_t width, const From* from, To* to) {
   __shared__ float tile[kTile];
-  for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
+  for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     int64_t out = 0, begin = 0, count = 0;
-    PieceAt(piece, pieces_each, channels, at_once, &out, &begin, &count);
+    ChunkAt(chunk, chunks_each, channels, width, &out, &begin, &count);
     const int64_t elements = count * taps;
-    // Where the stretch with channels first begins, and the first run of the other side.
-    const int64_t stretch = (out * channels + begin) * taps;
+    // Where the contiguous memory of the channels-first side begins, and the first run of the other
+    // side.
+    const int64_t front = (out * channels + begin) * taps;
     const int64_t runs = out * channels * taps + begin;
     for (int64_t i = threadIdx.x; i < elements; i += blockDim.x) {
       if constexpr (kToLast) {
-        tile[i] = ToFloat(from[stretch + i]);
+        tile[i] = ToFloat(from[front + i]);
       } else {
         int64_t c = 0;
         const int64_t t = Divide(i, count, &c);
@@ -56,7 +57,7 @@ __global__ void Reorder(int64_t pieces, int64_t pieces_each, int64_t channels, i
         const int64_t t = Divide(i, count, &c);
         FromFloat(tile[c * taps + t], &to[runs + t * channels + c]);
       } else {
-        FromFloat(tile[i], &to[stretch + i]);
+        FromFloat(tile[i], &to[front + i]);
       }
     }
     __syncthreads();
@@ -87,29 +88,27 @@ void LaunchTyped(CudaDevice& device, const WeightOrderDims& d, const From* from,
            Strided(device, elements), elements, d.channels, d.taps, from, to);
     return;
   }
-  const int64_t at_once =
-      std::min(d.channels, d.taps == 1 ? kTile : std::min(kChannels, kTile / d.taps));
-  const int64_t pieces_each = (d.channels + at_once - 1) / at_once;
-  const int64_t pieces = d.out * pieces_each;
-  const int64_t most = int64_t{device.processors()} * 16;
-  LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::min(pieces, most))),
-                    .block = dim3(kThreads)};
-  Launch(device, "order of weights", &Reorder<From, To, kToLast>, shape, pieces, pieces_each,
-         d.channels, d.taps, at_once, from, to);
+  const int64_t width =
+      std::min(d.channels, d.taps == 1 ? kTile : std::min(kRunChannels, kTile / d.taps));
+  const int64_t chunks_each = (d.channels + width - 1) / width;
+  const int64_t chunks = d.out * chunks_each;
+  const int64_t max_blocks = int64_t{device.processors()} * 16;
+  LaunchShape shape{.grid = dim3(std::min(chunks, max_blocks)), .block = dim3(kThreads)};
+  Launch(device, "order of weights", &Reorder<From, To, kToLast>, shape, chunks, chunks_each,
+         d.channels, d.taps, width, from, to);
 }
 
 template <bool kToLast>
 void LaunchReorder(CudaDevice& device, const WeightOrderDims& dims, ConstValues from, Values to) {
   const int64_t elements = dims.out * dims.channels * dims.taps;
-  CHECK_EQ(static_cast<int64_t>(from.size()), elements);
-  CHECK_EQ(static_cast<int64_t>(to.size()), elements);
+  CHECK_EQ(std::ssize(from), elements);
+  CHECK_EQ(std::ssize(to), elements);
   if (elements == 0) return;
   ByType(from.type(), [&](auto from_zero) {
     ByType(to.type(), [&](auto to_zero) {
       using From = decltype(from_zero);
       using To = decltype(to_zero);
-      LaunchTyped<From, To, kToLast>(device, dims, static_cast<const From*>(from.data()),
-                                     static_cast<To*>(to.data()));
+      LaunchTyped<From, To, kToLast>(device, dims, Data<From>(from), Data<To>(to));
     });
   });
 }

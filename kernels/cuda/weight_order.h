@@ -1,6 +1,6 @@
 // The order of a convolution's weights: ours is [out, channels, taps] (taps: height * width),
-// cuDNN's fast kernels want channels last, [out, taps, channels]. Also the way between fp32 and
-// bf16, which is the same with one tap.
+// cuDNN's fast kernels need channels last, [out, taps, channels]. With one tap, also the conversion
+// between fp32 and bf16.
 //
 // Enqueues on the device's current stream. See device.h for errors.
 #pragma once

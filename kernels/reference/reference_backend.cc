@@ -1,16 +1,77 @@
 #include "kernels/reference/reference_backend.h"
 
+#include "kernels/extents.h"
+#include "kernels/optimizer_step.h"
+#include "kernels/reference/sums.h"
+
 namespace cadre {
 namespace {
+
+class ReferenceMemory final : public HostMemory {
+ public:
+  void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x_values,
+                 Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    CheckSizes(batch * positions * channels, {{"x", x.size()}, {"y", y.size()}});
+    for (int64_t n = 0; n < batch; ++n) {
+      for (int64_t p = 0; p < positions; ++p) {
+        for (int64_t c = 0; c < channels; ++c) {
+          y[(n * channels + c) * positions + p] = x[(n * positions + p) * channels + c];
+        }
+      }
+    }
+  }
+};
+
+// Steps in double: the state is converted for each element and rounded once at the end. The
+// arithmetic is that of kernels/optimizer_step.h, which the faster back ends instantiate in fp32.
+class ReferenceOptimizer final : public HostOptimizer {
+ public:
+  void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
+           std::span<float> v) override {
+    CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
+    const auto factors = SgdFactorsOf<double>(step);
+    for (size_t i = 0; i < w.size(); ++i) {
+      double weight = w[i], velocity = v[i];
+      if (step.nesterov) {
+        SgdElement<true, double>(factors, g[i], &weight, &velocity);
+      } else {
+        SgdElement<false, double>(factors, g[i], &weight, &velocity);
+      }
+      w[i] = weight;
+      v[i] = velocity;
+    }
+  }
+
+  void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
+             std::span<float> m, std::span<float> v) override {
+    CheckSizes(std::ssize(w), {{"g", g.size()}, {"m", m.size()}, {"v", v.size()}});
+    const auto factors = AdamFactorsOf<double>(step);
+    for (size_t i = 0; i < w.size(); ++i) {
+      double weight = w[i], first = m[i], second = v[i];
+      AdamElement<double>(factors, g[i], &weight, &first, &second);
+      w[i] = weight;
+      m[i] = first;
+      v[i] = second;
+    }
+  }
+
+  double SumOfSquares(std::span<const float> x) override {
+    double sum = 0;
+    for (const float value : x) sum += Product(value, value);
+    return sum;
+  }
+};
 
 class ReferenceBackend final : public HostBackend {
  public:
   ReferenceBackend() {
     families_ = {.memory = std::make_unique<ReferenceMemory>(),
-                 .dense = std::make_unique<ReferenceDense>(),
-                 .window = std::make_unique<ReferenceWindow>(),
-                 .norm = std::make_unique<ReferenceNorm>(),
-                 .pointwise = std::make_unique<ReferencePointwise>(),
+                 .dense = MakeReferenceDense(),
+                 .window = MakeReferenceWindow(),
+                 .norm = MakeReferenceNorm(),
+                 .pointwise = MakeReferencePointwise(),
                  .optimizer = std::make_unique<ReferenceOptimizer>(),
                  .slices = nullptr};
   }

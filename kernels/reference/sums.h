@@ -1,6 +1,6 @@
-// Sums in double, rounded once.
+// Sums in double, rounded to float at the end.
 //
-// Thread-safe (pure function).
+// Thread-safe (pure functions).
 #pragma once
 
 #include <glog/logging.h>
@@ -10,11 +10,13 @@
 
 namespace cadre {
 
-// Requires: equal sizes.
+// The exact product of two floats.
+inline double Product(double a, float b) { return a * b; }
+
+// out = sums, rounded. Requires: equal sizes.
 inline void Store(std::span<const double> sums, std::span<float> out) {
   CHECK_EQ(sums.size(), out.size());
-  std::transform(sums.begin(), sums.end(), out.begin(),
-                 [](double sum) { return static_cast<float>(sum); });
+  std::transform(sums.begin(), sums.end(), out.begin(), [](double sum) -> float { return sum; });
 }
 
 }  // namespace cadre

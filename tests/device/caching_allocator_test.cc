@@ -21,14 +21,14 @@ constexpr int64_t kKib = 1024;
 constexpr int64_t kMib = 1024 * kKib;
 constexpr int64_t kGib = 1024 * kMib;
 
-// Addresses that nobody looks behind, with a bound of its own.
+// Hands out addresses that are never accessed, up to a limit.
 class Upstream {
  public:
   explicit Upstream(int64_t bytes) : left_(bytes) {}
 
   MemoryUpstream functions() {
     return {
-        .allocate = [this](size_t bytes) { return Allocate(static_cast<int64_t>(bytes)); },
+        .allocate = [this](size_t bytes) { return Allocate(bytes); },
         .free = [this](void* memory) { Free(memory); },
         .settle =
             [this] {
@@ -49,8 +49,7 @@ class Upstream {
     auto found = segments_.upper_bound(address);
     if (found == segments_.begin()) return false;
     --found;
-    return address + static_cast<uintptr_t>(bytes) <=
-           found->first + static_cast<uintptr_t>(found->second);
+    return address + bytes <= found->first + found->second;
   }
   int64_t given() const {
     int64_t sum = 0;
@@ -68,8 +67,8 @@ class Upstream {
     if (bytes > left_) return absl::ResourceExhaustedError("no more");
     left_ -= bytes;
     const uintptr_t address = next_;
-    // Side by side, so that what does not belong together could be put together.
-    next_ += static_cast<uintptr_t>(bytes);
+    // Adjacent, so that chunks of different segments could be merged by mistake.
+    next_ += bytes;
     segments_[address] = bytes;
     return reinterpret_cast<void*>(address);
   }
@@ -91,9 +90,9 @@ class Upstream {
   absl::Status settle_status_;
 };
 
-TEST(CachingAllocatorTest, GivesAgainWhatWasFreed) {
+TEST(CachingAllocatorTest, ReusesFreedMemory) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   const auto first = allocator.Allocate(100 * kMib, "weights", "");
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(allocator.in_use(), 100 * kMib);
@@ -107,26 +106,26 @@ TEST(CachingAllocatorTest, GivesAgainWhatWasFreed) {
   EXPECT_EQ(allocator.peak(), 100 * kMib);
 }
 
-TEST(CachingAllocatorTest, FreedNeighboursBecomeOneInEveryOrder) {
+TEST(CachingAllocatorTest, FreedNeighboursAreMergedInAnyOrder) {
   std::vector<int> order = {0, 1, 2, 3};
   do {
     Upstream upstream(kGib);
-    CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
-    std::vector<void*> pieces;
+    CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
+    std::vector<void*> chunks;
     // Four quarters of a segment of 32 MiB.
-    for (int i = 0; i < 4; ++i) pieces.push_back(*allocator.Allocate(8 * kMib, "scratch", ""));
+    for (int i = 0; i < 4; ++i) chunks.push_back(*allocator.Allocate(8 * kMib, "scratch", ""));
     ASSERT_EQ(upstream.segments(), 1U);
-    for (const int i : order) allocator.Free(pieces[i]);
+    for (const int i : order) allocator.Free(chunks[i]);
     const auto whole = allocator.Allocate(32 * kMib, "scratch", "");
     ASSERT_TRUE(whole.ok()) << whole.status();
-    EXPECT_EQ(*whole, pieces[0]);
+    EXPECT_EQ(*whole, chunks[0]);
     EXPECT_EQ(upstream.allocations(), 1);
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(CachingAllocatorTest, SegmentsThatTouchStayApart) {
+TEST(CachingAllocatorTest, AdjacentSegmentsAreNotMerged) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   void* const first = *allocator.Allocate(64 * kMib, "weights", "");
   void* const second = *allocator.Allocate(64 * kMib, "weights", "");
   allocator.Free(first);
@@ -136,26 +135,26 @@ TEST(CachingAllocatorTest, SegmentsThatTouchStayApart) {
   EXPECT_EQ(allocator.held(), 0);
 }
 
-TEST(CachingAllocatorTest, SmallRequestsShareASegmentOfTheirOwn) {
+TEST(CachingAllocatorTest, SmallRequestsShareASegment) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   void* const large = *allocator.Allocate(64 * kMib, "activations", "");
   allocator.Free(large);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(allocator.Allocate(3, "statistics", "").ok());
   EXPECT_EQ(upstream.allocations(), 2);
-  // The large piece is still whole.
+  // The large chunk was not divided.
   EXPECT_EQ(*allocator.Allocate(64 * kMib, "activations", ""), large);
   EXPECT_EQ(upstream.allocations(), 2);
 }
 
-TEST(CachingAllocatorTest, GivesCachedSegmentsBackBeforeItFails) {
+TEST(CachingAllocatorTest, ReleasesCachedSegmentsBeforeItFails) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = 100 * kMib, .total = kGib});
-  std::vector<void*> pieces;
-  for (int i = 0; i < 3; ++i) pieces.push_back(*allocator.Allocate(32 * kMib, "weights", ""));
-  allocator.Free(pieces[0]);
-  allocator.Free(pieces[2]);
-  // There are 64 MiB, but not side by side.
+  CachingAllocator allocator(upstream.functions(), {.max_held = 100 * kMib, .total = kGib});
+  std::vector<void*> chunks;
+  for (int i = 0; i < 3; ++i) chunks.push_back(*allocator.Allocate(32 * kMib, "weights", ""));
+  allocator.Free(chunks[0]);
+  allocator.Free(chunks[2]);
+  // There are 64 MiB, but not contiguous.
   const auto larger = allocator.Allocate(60 * kMib, "activations", "");
   ASSERT_TRUE(larger.ok()) << larger.status();
   EXPECT_EQ(upstream.settled(), 1);
@@ -163,24 +162,24 @@ TEST(CachingAllocatorTest, GivesCachedSegmentsBackBeforeItFails) {
   EXPECT_LE(allocator.held(), 100 * kMib);
 }
 
-TEST(CachingAllocatorTest, TakesWhatFitsWhereASharedSegmentDoesNot) {
+TEST(CachingAllocatorTest, TakesSmallerSegmentsNearTheLimit) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = 6 * kMib, .total = kGib});
-  // A segment that others may share would be of 32 MiB, one for small requests of 8.
+  CachingAllocator allocator(upstream.functions(), {.max_held = 6 * kMib, .total = kGib});
+  // A shared segment would have 32 MiB, one for small requests 8 MiB.
   EXPECT_TRUE(allocator.Allocate(3 * kMib, "weights", "").ok());
   EXPECT_EQ(allocator.held(), 4 * kMib);
   EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
   EXPECT_EQ(allocator.held(), 6 * kMib);
-  // Then, what is left of the other kind.
+  // Then the rest of the segment for large requests is used.
   EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
   EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
   EXPECT_FALSE(allocator.Allocate(1, "statistics", "").ok());
   EXPECT_EQ(allocator.held(), 6 * kMib);
 }
 
-TEST(CachingAllocatorTest, SaysWhatHoldsHowMuch) {
+TEST(CachingAllocatorTest, ErrorListsTheUsesOfMemory) {
   Upstream upstream(100 * kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = 79 * kGib, .total = 80 * kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = 79 * kGib, .total = 80 * kGib});
   ASSERT_TRUE(allocator.Allocate(60 * kGib, "activations", "").ok());
   ASSERT_TRUE(allocator.Allocate(18 * kGib, "weights", "").ok());
   const auto failed = allocator.Allocate(6 * kGib / 5, "activations", "layer 'conv3'");
@@ -189,32 +188,32 @@ TEST(CachingAllocatorTest, SaysWhatHoldsHowMuch) {
             "cannot allocate 1.2 GiB for activations (layer 'conv3'): the device has 80.0 GiB, "
             "limit 79.0 GiB, in use 78.0 GiB: activations 60.0 GiB, weights 18.0 GiB; free 1.0 "
             "GiB; make the batch smaller, or micro_batches larger");
-  // Nothing was lost by it.
+  // The failure changed nothing.
   EXPECT_EQ(allocator.in_use(), 78 * kGib);
   EXPECT_TRUE(allocator.Allocate(kGib / 2, "scratch", "").ok());
 }
 
-TEST(CachingAllocatorTest, SaysThatTheRestIsScattered) {
+TEST(CachingAllocatorTest, ErrorReportsFragmentation) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = 32 * kMib, .total = kGib});
-  std::vector<void*> pieces;
-  for (int i = 0; i < 8; ++i) pieces.push_back(*allocator.Allocate(4 * kMib, "weights", ""));
-  for (size_t i = 0; i < pieces.size(); i += 2) allocator.Free(pieces[i]);
+  CachingAllocator allocator(upstream.functions(), {.max_held = 32 * kMib, .total = kGib});
+  std::vector<void*> chunks;
+  for (int i = 0; i < 8; ++i) chunks.push_back(*allocator.Allocate(4 * kMib, "weights", ""));
+  for (size_t i = 0; i < chunks.size(); i += 2) allocator.Free(chunks[i]);
   const absl::Status failed = allocator.Allocate(8 * kMib, "scratch", "").status();
-  EXPECT_THAT(failed.message(), HasSubstr("free 16.0 MiB in pieces of at most 4.0 MiB"));
+  EXPECT_THAT(failed.message(), HasSubstr("free 16.0 MiB in chunks of at most 4.0 MiB"));
 }
 
-TEST(CachingAllocatorTest, SaysThatAnotherProgramHasTheMemory) {
+TEST(CachingAllocatorTest, ErrorReportsAnotherProgram) {
   Upstream upstream(10 * kMib);
-  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   const absl::Status failed = allocator.Allocate(20 * kMib, "weights", "").status();
   EXPECT_EQ(failed.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(failed.message(), HasSubstr("the driver has only 10.0 MiB left: another program"));
 }
 
-TEST(CachingAllocatorTest, NonsenseIsRefused) {
+TEST(CachingAllocatorTest, RejectsImpossibleSizes) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 100, size_t{1} << 62, size_t{kGib + 1}}) {
     EXPECT_EQ(allocator.Allocate(bytes, "weights", "").status().code(),
               absl::StatusCode::kResourceExhausted);
@@ -222,9 +221,9 @@ TEST(CachingAllocatorTest, NonsenseIsRefused) {
   EXPECT_EQ(upstream.allocations(), 0);
 }
 
-TEST(CachingAllocatorTest, PassesOtherErrorsOn) {
+TEST(CachingAllocatorTest, ReturnsOtherErrors) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = 70 * kMib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = 70 * kMib, .total = kGib});
   upstream.FailWith(absl::UnavailableError("the GPU is lost"));
   EXPECT_EQ(allocator.Allocate(1, "weights", "").status(),
             absl::UnavailableError("the GPU is lost"));
@@ -234,13 +233,13 @@ TEST(CachingAllocatorTest, PassesOtherErrorsOn) {
   upstream.FailToSettle(absl::DeadlineExceededError("does not end"));
   EXPECT_EQ(allocator.Allocate(60 * kMib, "weights", "").status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  // The segment that could not be given back is still good.
+  // The segment that could not be released is still usable.
   EXPECT_EQ(*allocator.Allocate(40 * kMib, "weights", ""), cached);
 }
 
 TEST(CachingAllocatorTest, SumsByPurpose) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   void* const a = *allocator.Allocate(10, "weights", "");
   void* const b = *allocator.Allocate(20, "gradients", "");
   ASSERT_TRUE(allocator.Allocate(15, "weights", "").ok());
@@ -256,9 +255,9 @@ TEST(CachingAllocatorTest, SumsByPurpose) {
   EXPECT_EQ(uses[0].bytes, 15);
 }
 
-TEST(CachingAllocatorDeathTest, MemoryOfOthersAndTwice) {
+TEST(CachingAllocatorDeathTest, RejectsForeignMemoryAndDoubleFree) {
   Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.most = kGib, .total = kGib});
+  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   void* const memory = *allocator.Allocate(10, "weights", "");
   EXPECT_DEATH(allocator.Free(static_cast<char*>(memory) + 1), "not this allocator's memory");
   allocator.Free(memory);
@@ -274,30 +273,30 @@ TEST(MemoryTextTest, Units) {
   EXPECT_EQ(MemoryText(3000 * kGib), "2.9 TiB");
 }
 
-// What the allocator should know, kept in the simplest way.
+// The allocator's state in its simplest form.
 class Model {
  public:
-  void Gave(void* memory, int64_t bytes, const std::string& purpose) {
+  void Allocated(void* memory, int64_t bytes, const std::string& purpose) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
     EXPECT_EQ(address % 512, 0U);
-    const auto next = pieces_.lower_bound(address);
-    if (next != pieces_.end()) {
-      EXPECT_LE(address + static_cast<uintptr_t>(bytes), next->first);
+    const auto next = chunks_.lower_bound(address);
+    if (next != chunks_.end()) {
+      EXPECT_LE(address + bytes, next->first);
     }
-    if (next != pieces_.begin()) {
+    if (next != chunks_.begin()) {
       const auto before = std::prev(next);
-      EXPECT_LE(before->first + static_cast<uintptr_t>(before->second.bytes), address);
+      EXPECT_LE(before->first + before->second.bytes, address);
     }
-    pieces_[address] = {bytes, purpose};
+    chunks_[address] = {bytes, purpose};
     in_use_ += bytes;
     peak_ = std::max(peak_, in_use_);
   }
-  // Of the piece that was given as the `index`-th of all in the order of addresses.
+  // Removes the `index`-th chunk in the order of addresses.
   void* Take(size_t index) {
-    const auto piece = std::next(pieces_.begin(), static_cast<int64_t>(index));
-    in_use_ -= piece->second.bytes;
-    void* const memory = reinterpret_cast<void*>(piece->first);
-    pieces_.erase(piece);
+    const auto chunk = std::next(chunks_.begin(), index);
+    in_use_ -= chunk->second.bytes;
+    void* const memory = reinterpret_cast<void*>(chunk->first);
+    chunks_.erase(chunk);
     return memory;
   }
   void Check(const CachingAllocator& allocator, const Upstream& upstream) const {
@@ -305,23 +304,23 @@ class Model {
     EXPECT_EQ(allocator.peak(), peak_);
     EXPECT_EQ(allocator.held(), upstream.given());
     std::map<std::string, int64_t> sums;
-    for (const auto& [address, piece] : pieces_) {
-      EXPECT_TRUE(upstream.Holds(reinterpret_cast<void*>(address), piece.bytes));
-      sums[piece.purpose] += piece.bytes;
+    for (const auto& [address, chunk] : chunks_) {
+      EXPECT_TRUE(upstream.Holds(reinterpret_cast<void*>(address), chunk.bytes));
+      sums[chunk.purpose] += chunk.bytes;
     }
     for (const MemoryUse& use : allocator.uses()) EXPECT_EQ(use.bytes, sums[use.purpose]);
     EXPECT_EQ(allocator.uses().size(), sums.size());
   }
-  size_t size() const { return pieces_.size(); }
+  size_t size() const { return chunks_.size(); }
   int64_t peak() const { return peak_; }
   int64_t in_use() const { return in_use_; }
 
  private:
-  struct Piece {
+  struct Chunk {
     int64_t bytes = 0;
     std::string purpose;
   };
-  std::map<uintptr_t, Piece> pieces_;
+  std::map<uintptr_t, Chunk> chunks_;
   int64_t in_use_ = 0;
   int64_t peak_ = 0;
 };
@@ -335,31 +334,32 @@ class RandomAllocatorTest : public ::testing::TestWithParam<RandomCase> {};
 
 TEST_P(RandomAllocatorTest, AgreesWithTheModel) {
   std::mt19937 random(GetParam().seed);
-  // Sizes from bytes to tens of MiB, each magnitude as often.
+  // Sizes from bytes to tens of MiB, equally distributed over the magnitudes.
   const auto bytes = [&random] {
     const double magnitude = std::uniform_real_distribution<double>(0, 25)(random);
-    return static_cast<int64_t>(std::exp2(magnitude));
+    const int64_t size = std::exp2(magnitude);
+    return size;
   };
   const std::vector<std::string> purposes = {"weights", "activations", "scratch"};
   const int64_t limit = GetParam().limit;
   Upstream upstream(limit * 2);
-  CachingAllocator allocator(upstream.functions(), {.most = limit, .total = limit * 2});
+  CachingAllocator allocator(upstream.functions(), {.max_held = limit, .total = limit * 2});
   Model model;
   int failures = 0;
   for (int i = 0; i < 6000; ++i) {
     upstream.AllocationDone();
-    // Waves: now more is taken, now more is given back.
+    // Phases of growth alternate with phases of release.
     const bool taking = random() % 100 < (i / 500 % 2 == 0 ? 70U : 40U);
     if (taking || model.size() == 0) {
       const int64_t size = bytes();
       const std::string& purpose = purposes[random() % purposes.size()];
-      const auto memory = allocator.Allocate(static_cast<size_t>(size), purpose, "");
+      const auto memory = allocator.Allocate(size, purpose, "");
       if (memory.ok()) {
-        model.Gave(*memory, size, purpose);
+        model.Allocated(*memory, size, purpose);
       } else {
         ++failures;
         ASSERT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted);
-        // What is left is less than the request, or scattered: never is half of the limit lost.
+        // The rest is too small or fragmented, but at least half of the limit is used.
         EXPECT_GT(model.in_use() + size, limit / 2);
       }
     } else {
@@ -371,8 +371,7 @@ TEST_P(RandomAllocatorTest, AgreesWithTheModel) {
   }
   model.Check(allocator, upstream);
   EXPECT_EQ(failures > 0, limit < 4 * kGib);
-  // What was ever held is at most half more than what was needed at a time, and a segment of each
-  // kind.
+  // The allocator never held more than 3/2 of the peak plus a segment of each kind.
   if (failures == 0) {
     EXPECT_LE(allocator.held(), model.peak() * 3 / 2 + 40 * kMib);
   }

@@ -1,4 +1,4 @@
-// What device.h promises of memory, streams, events and copies, on whatever machine is linked.
+// Memory, streams, events and copies as device.h specifies them, on the machines that are linked.
 #include <cstring>
 #include <vector>
 
@@ -13,12 +13,12 @@ using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Large enough that a copy is still under way when the next call is made.
+// Large enough that a copy is still pending when the next call is made.
 constexpr size_t kLarge = size_t{4} << 20;
 
 class CudaDeviceTest : public OnDevice {};
 
-TEST_P(CudaDeviceTest, SaysWhatItIs) {
+TEST_P(CudaDeviceTest, DescribesTheDevice) {
   EXPECT_EQ(device().kind(), DeviceKind::kCuda);
   EXPECT_THAT(device().name(), StartsWith("cuda:"));
   EXPECT_GE(device().capability(), 80);
@@ -30,7 +30,7 @@ TEST_P(CudaDeviceTest, SaysWhatItIs) {
   EXPECT_THAT(*described, HasSubstr(device().name().substr(5)));
 }
 
-TEST_P(CudaDeviceTest, LanesAreDifferentStreams) {
+TEST_P(CudaDeviceTest, StreamsDiffer) {
   EXPECT_EQ(device().current_stream(), Stream::kCompute);
   {
     OnStream stream(device(), Stream::kMoves);
@@ -50,7 +50,7 @@ TEST_P(CudaDeviceTest, MemoryIsZeroAlignedAndCounted) {
     EXPECT_EQ(device().bytes_in_use(), 1000);
     ASSERT_EQ(device().memory_uses().size(), 1U);
     EXPECT_EQ(device().memory_uses()[0].purpose, "weights");
-    // Full, and freed: the next one has it.
+    // The next array reuses this memory.
     device().CopyIn(Bytes(1000, 1).data(), array.data(), 1000);
   }
   EXPECT_EQ(device().bytes_in_use(), 0);
@@ -59,11 +59,11 @@ TEST_P(CudaDeviceTest, MemoryIsZeroAlignedAndCounted) {
   EXPECT_THAT(Out(again), Each(Eq(0)));
 }
 
-TEST_P(CudaDeviceTest, BytesComeBackAsTheyWentIn) {
-  // Around a piece of the ring, of the whole ring and of several rings.
+TEST_P(CudaDeviceTest, CopiesRoundTrip) {
+  // About the size of a chunk of the ring, of the whole ring and of several rings.
   for (const size_t size : {size_t{1}, size_t{255}, size_t{256}, size_t{4095}, size_t{4096},
                             size_t{4097}, size_t{16384}, size_t{100001}, kLarge + 3}) {
-    const std::vector<uint8_t> bytes = Bytes(size, static_cast<uint32_t>(size));
+    const std::vector<uint8_t> bytes = Bytes(size, size);
     const DeviceArray<uint8_t> array = In(bytes);
     EXPECT_EQ(Out(array), bytes) << size;
   }
@@ -71,7 +71,7 @@ TEST_P(CudaDeviceTest, BytesComeBackAsTheyWentIn) {
   EXPECT_TRUE(device().CopyOut(nullptr, nullptr, 0).ok());
 }
 
-TEST_P(CudaDeviceTest, WhatIsCopiedInIsReadBeforeTheCallReturns) {
+TEST_P(CudaDeviceTest, CopyInReadsBeforeItReturns) {
   std::vector<DeviceArray<uint8_t>> arrays;
   std::vector<uint8_t> bytes;
   for (uint32_t i = 0; i < 50; ++i) {
@@ -82,7 +82,7 @@ TEST_P(CudaDeviceTest, WhatIsCopiedInIsReadBeforeTheCallReturns) {
   for (uint32_t i = 0; i < 50; ++i) ASSERT_EQ(Out(arrays[i]), Bytes(3000, i)) << i;
 }
 
-TEST_P(CudaDeviceTest, PinnedMemoryIsReadAndWrittenLater) {
+TEST_P(CudaDeviceTest, PinnedCopiesDoNotBlock) {
   PinnedArray<uint8_t> in(device(), kLarge);
   PinnedArray<uint8_t> out(device(), kLarge);
   EXPECT_THAT(std::vector<uint8_t>(in.data(), in.data() + 100), Each(Eq(0)));
@@ -95,12 +95,12 @@ TEST_P(CudaDeviceTest, PinnedMemoryIsReadAndWrittenLater) {
   EXPECT_EQ(device().host_syncs(), waits);
   ASSERT_TRUE(device().Synchronize().ok());
   EXPECT_EQ(std::memcmp(out.data(), bytes.data(), kLarge), 0);
-  // From the middle of it, too.
+  // Also from the middle of the memory.
   device().CopyToDeviceAsync(in.data() + 100, array.data(), 50);
   ASSERT_TRUE(device().Synchronize().ok());
 }
 
-TEST_P(CudaDeviceTest, LaterCopiesNeedPinnedMemory) {
+TEST_P(CudaDeviceTest, AsyncCopiesNeedPinnedMemory) {
   std::vector<uint8_t> plain(100);
   DeviceArray<uint8_t> array(device(), 100, "test");
   device().CopyToDeviceAsync(plain.data(), array.data(), 100);
@@ -108,7 +108,7 @@ TEST_P(CudaDeviceTest, LaterCopiesNeedPinnedMemory) {
   EXPECT_THAT(device().status().message(), HasSubstr("not pinned"));
 }
 
-TEST_P(CudaDeviceTest, CopiesAndZeroesWithin) {
+TEST_P(CudaDeviceTest, CopyAndZeroWithinTheDevice) {
   const std::vector<uint8_t> bytes = Bytes(10000, 3);
   const DeviceArray<uint8_t> a = In(bytes);
   DeviceArray<uint8_t> b(device(), 10000, "test");
@@ -120,9 +120,9 @@ TEST_P(CudaDeviceTest, CopiesAndZeroesWithin) {
   EXPECT_EQ(Out(a), expected);
 }
 
-TEST_P(CudaDeviceTest, EventsOrderLanes) {
-  // Around all streams, each waiting for the one before: what goes in at one end comes out at the
-  // other, in order, however often.
+TEST_P(CudaDeviceTest, EventsOrderStreams) {
+  // A ring of all streams, each waiting for the one before: values that enter at one end leave at
+  // the other in order.
   constexpr int kRounds = 20;
   constexpr Stream kRound[] = {Stream::kCompute, Stream::kMoves, Stream::kCommunication,
                                Stream::kCopies};
@@ -131,7 +131,7 @@ TEST_P(CudaDeviceTest, EventsOrderLanes) {
   DeviceArray<uint8_t> source(device(), kLarge, "test");
   std::vector<std::unique_ptr<DeviceEvent>> done;
   for (int i = 0; i < kDeviceStreams; ++i) done.push_back(device().MakeEvent());
-  DeviceArray<uint8_t> kept(device(), static_cast<size_t>(kRounds) * 4, "test");
+  DeviceArray<uint8_t> kept(device(), kRounds * 4, "test");
 
   std::vector<uint8_t> expected;
   for (uint32_t round = 0; round < kRounds; ++round) {
@@ -159,14 +159,14 @@ TEST_P(CudaDeviceTest, EventsOrderLanes) {
   EXPECT_EQ(Out(kept), expected);
 }
 
-TEST_P(CudaDeviceTest, AnEventThatWasNeverRecordedIsNotWaitedFor) {
+TEST_P(CudaDeviceTest, UnrecordedEventsAreNotAwaited) {
   const auto event = device().MakeEvent();
   device().WaitFor(*event);
   EXPECT_TRUE(device().Await(*event).ok());
   EXPECT_EQ(device().host_syncs(), 0);
 }
 
-TEST_P(CudaDeviceTest, FreedMemoryIsNotGivenToOthersTooEarly) {
+TEST_P(CudaDeviceTest, FreedMemoryIsReusedInOrder) {
   const std::vector<uint8_t> bytes = Bytes(kLarge, 5);
   for (int i = 0; i < 10; ++i) {
     DeviceArray<uint8_t> copy(device(), kLarge, "test");
@@ -180,11 +180,11 @@ TEST_P(CudaDeviceTest, FreedMemoryIsNotGivenToOthersTooEarly) {
       device().WaitFor(*there);
       device().Copy(original.data(), copy.data(), kLarge);
     }
-    // Freed while it is being read on another stream; has it again, and must be zero.
+    // Freed while another stream reads it; the next array has the same memory and must be zero.
     DeviceArray<uint8_t> next(device(), kLarge, "test");
     EXPECT_EQ(next.data(), address);
     {
-      // Used on a third stream without a word.
+      // Used on a third stream without an event.
       OnStream stream(device(), Stream::kCopies);
       device().CopyIn(bytes.data(), next.data(), 100);
       std::vector<uint8_t> expected(kLarge);
@@ -196,7 +196,7 @@ TEST_P(CudaDeviceTest, FreedMemoryIsNotGivenToOthersTooEarly) {
   }
 }
 
-TEST_P(CudaDeviceTest, WaitsAreCounted) {
+TEST_P(CudaDeviceTest, HostSyncsAreCounted) {
   std::vector<uint8_t> host(100000);
   EXPECT_EQ(device().host_syncs(), 0);
   DeviceArray<uint8_t> array(device(), host.size(), "test");
@@ -206,7 +206,7 @@ TEST_P(CudaDeviceTest, WaitsAreCounted) {
   EXPECT_EQ(device().host_syncs(), 0);
   ASSERT_TRUE(device().Await(*event).ok());
   ASSERT_TRUE(device().Synchronize().ok());
-  // In many pieces, but one wait.
+  // Many chunks, but one host synchronisation.
   ASSERT_TRUE(device().CopyOut(array.data(), host.data(), host.size()).ok());
   EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 1);
   EXPECT_EQ(device().host_syncs_for(HostSync::kDevice), 1);
@@ -216,15 +216,15 @@ TEST_P(CudaDeviceTest, WaitsAreCounted) {
   EXPECT_EQ(device().host_syncs_for(HostSync::kMemory), 1);
 }
 
-TEST_P(CudaDeviceTest, TheFirstErrorIsKeptAndNothingHappensAfterIt) {
+TEST_P(CudaDeviceTest, FirstErrorIsKeptAndStopsWork) {
   const std::vector<uint8_t> bytes = Bytes(100, 1);
   const DeviceArray<uint8_t> array = In(bytes);
   const auto event = device().MakeEvent();
   device().Record(*event);
-  device().Fail(absl::UnavailableError("a peer is gone"));
-  device().Fail(absl::InternalError("and more"));
+  device().Fail(absl::UnavailableError("a peer is lost"));
+  device().Fail(absl::InternalError("a later error"));
   EXPECT_TRUE(device().failed());
-  const absl::Status first = absl::UnavailableError("a peer is gone");
+  const absl::Status first = absl::UnavailableError("a peer is lost");
   EXPECT_EQ(device().status(), first);
   EXPECT_EQ(device().Await(*event), first);
   EXPECT_EQ(device().Synchronize(), first);
@@ -236,11 +236,11 @@ TEST_P(CudaDeviceTest, TheFirstErrorIsKeptAndNothingHappensAfterIt) {
   device().Record(*event);
   device().WaitFor(*device().MakeEvent());
   EXPECT_EQ(device().CaptureGraph([] { return absl::OkStatus(); }).status(), first);
-  // The device itself is as good as before.
+  // The device itself is still usable.
   EXPECT_FALSE(device().lost());
 }
 
-TEST_P(CudaDeviceTest, OutOfMemorySaysForWhat) {
+TEST_P(CudaDeviceTest, OutOfMemoryErrorNamesThePurpose) {
   device().set_allocation_label("layer 'conv3'");
   EXPECT_EQ(device().Allocate(size_t{1} << 50, "activations"), nullptr);
   EXPECT_EQ(device().status().code(), absl::StatusCode::kResourceExhausted);
@@ -249,7 +249,7 @@ TEST_P(CudaDeviceTest, OutOfMemorySaysForWhat) {
   EXPECT_FALSE(device().lost());
 }
 
-TEST_P(CudaDeviceTest, PinnedMemoryHasABound) {
+TEST_P(CudaDeviceTest, PinnedMemoryErrorsAreReported) {
   EXPECT_EQ(device().AllocateHost(size_t{1} << 50), nullptr);
   EXPECT_EQ(device().status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(device().status().message(), HasSubstr("pinned host memory"));

@@ -1,4 +1,4 @@
-// The tests of devices on an emulated machine, and those that break it.
+// The tests of devices on an emulated machine, and tests with faults of that machine.
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -61,21 +61,7 @@ class EmulatedDeviceTest : public ::testing::TestWithParam<Mode> {
   bool may_leak_ = false;
 };
 
-// ---- machines that lack something
-
-TEST_P(EmulatedDeviceTest, NoDriver) {
-  cuda_.set_versions(0, 13000);
-  const absl::Status status = CudaDevice::Make(cuda_.api(), {}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr("no NVIDIA driver"));
-}
-
-TEST_P(EmulatedDeviceTest, ADriverThatIsTooOld) {
-  cuda_.set_versions(12040, 13000);
-  const absl::Status status = CudaDevice::Make(cuda_.api(), {}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("CUDA 12.4"), HasSubstr("580.65.06")));
-}
+// ---- unsuitable machines
 
 TEST_P(EmulatedDeviceTest, NoDevice) {
   cuda_.set_devices(0);
@@ -83,7 +69,7 @@ TEST_P(EmulatedDeviceTest, NoDevice) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_P(EmulatedDeviceTest, ADeviceThatIsNotThere) {
+TEST_P(EmulatedDeviceTest, OrdinalOutOfRange) {
   for (const int ordinal : {-1, 1, 7}) {
     const absl::Status status = CudaDevice::Make(cuda_.api(), {.ordinal = ordinal}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
@@ -91,12 +77,12 @@ TEST_P(EmulatedDeviceTest, ADeviceThatIsNotThere) {
   }
 }
 
-TEST_P(EmulatedDeviceTest, ADeviceThatIsBusy) {
+TEST_P(EmulatedDeviceTest, BusyDevice) {
   cuda_.FailNext("memory_info", cudaErrorDevicesUnavailable);
   EXPECT_EQ(CudaDevice::Make(cuda_.api(), {}).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(EmulatedDeviceTest, OpeningFailsWithoutALeakWhereverItDoes) {
+TEST_P(EmulatedDeviceTest, FailedOpeningDoesNotLeak) {
   for (const char* function : {"stream_create", "event_create", "host_alloc"}) {
     for (const int64_t after : {0, 1, 3}) {
       cuda_.ResetCalls();
@@ -125,12 +111,12 @@ TEST_P(EmulatedDeviceTest, TheLimitIsWhatIsFreeButAReserve) {
   EXPECT_THAT(device.status().message(), HasSubstr("the device has 16.0 GiB, limit 13.0 GiB"));
 }
 
-TEST_P(EmulatedDeviceTest, OfASmallCardTheReserveIsAFifth) {
+TEST_P(EmulatedDeviceTest, ReserveIsAFifthOnSmallDevices) {
   cuda_.set_memory(size_t{10} << 30);
   EXPECT_EQ(Open().memory_limit(), int64_t{8} << 30);
 }
 
-TEST_P(EmulatedDeviceTest, CachedMemoryIsGivenBackBeforeThereIsNone) {
+TEST_P(EmulatedDeviceTest, CachedMemoryIsReleasedBeforeAllocationFails) {
   CudaDevice& device = Open({.memory_limit = 100 << 20});
   void* small = device.Allocate(40 << 20, "activations");
   device.Free(small);
@@ -142,7 +128,7 @@ TEST_P(EmulatedDeviceTest, CachedMemoryIsGivenBackBeforeThereIsNone) {
   device.Free(large);
 }
 
-TEST_P(EmulatedDeviceTest, TheDriverHasNoMoreAtTheNthAllocation) {
+TEST_P(EmulatedDeviceTest, DriverRunsOutOfMemory) {
   CudaDevice& device = Open();
   cuda_.ResetCalls();
   cuda_.FailNext("malloc", cudaErrorMemoryAllocation, 2);
@@ -156,13 +142,13 @@ TEST_P(EmulatedDeviceTest, TheDriverHasNoMoreAtTheNthAllocation) {
                                                HasSubstr("in use 128.0 MiB: weights 128.0 MiB")));
   EXPECT_FALSE(device.lost());
   for (void* memory : had) device.Free(memory);
-  // The next generation's device has all of it.
+  // A new device can use all of the memory.
   device_.reset();
   EXPECT_NE(Open().Allocate(64 << 20, "weights"), nullptr);
   may_leak_ = true;
 }
 
-TEST_P(EmulatedDeviceTest, PinnedMemoryHasItsLimit) {
+TEST_P(EmulatedDeviceTest, PinnedMemoryIsLimited) {
   CudaDevice& device = Open({.host_memory_limit = 1000});
   void* const first = device.AllocateHost(600);
   ASSERT_NE(first, nullptr);
@@ -174,22 +160,22 @@ TEST_P(EmulatedDeviceTest, PinnedMemoryHasItsLimit) {
   device.FreeHost(second);
 }
 
-TEST_P(EmulatedDeviceTest, NothingIsLeft) {
+TEST_P(EmulatedDeviceTest, DestructionReleasesEverything) {
   CudaDevice& device = Open();
   {
     DeviceArray<float> a(device, 1000, "weights");
     DeviceArray<float> b(device, 1 << 20, "weights");
     PinnedArray<float> pinned(device, 1000);
     const auto event = device.MakeEvent();
-    const auto recording = device.CaptureGraph([&] {
+    const auto graph = device.CaptureGraph([&] {
       device.Zero(a.data(), 4000);
       OnStream stream(device, Stream::kMoves);
       device.Zero(b.data(), 4000);
       device.Record(*event);
       return absl::OkStatus();
     });
-    ASSERT_TRUE(recording.ok());
-    device.LaunchGraph(**recording);
+    ASSERT_TRUE(graph.ok());
+    device.LaunchGraph(**graph);
     const auto refused = device.CaptureGraph([&] { return device.Synchronize(); });
     EXPECT_EQ(*refused, nullptr);
   }
@@ -199,9 +185,9 @@ TEST_P(EmulatedDeviceTest, NothingIsLeft) {
   EXPECT_EQ(cuda_.live().bytes, 0);
 }
 
-// ---- no hidden synchronisation
+// ---- no implicit synchronisation
 
-TEST_P(EmulatedDeviceTest, WarmStepsNeitherWaitNorAllocate) {
+TEST_P(EmulatedDeviceTest, WarmStepsNeitherBlockNorAllocate) {
   CudaDevice& device = Open();
   constexpr size_t kBytes = 64 << 10;
   {
@@ -212,7 +198,7 @@ TEST_P(EmulatedDeviceTest, WarmStepsNeitherWaitNorAllocate) {
     DeviceArray<uint8_t> weights(device, kBytes, "weights");
     const auto ready = device.MakeEvent();
     const auto reduced = device.MakeEvent();
-    const auto told = device.MakeEvent();
+    const auto loss_copied = device.MakeEvent();
     // Reads its input, computes, reduces on another stream, updates.
     const auto step = [&] {
       device.CopyToDeviceAsync(in.data(), input.data(), kBytes);
@@ -226,18 +212,18 @@ TEST_P(EmulatedDeviceTest, WarmStepsNeitherWaitNorAllocate) {
       }
       device.WaitFor(*reduced);
       device.CopyToHostAsync(weights.data(), loss.data(), 8);
-      device.Record(*told);
+      device.Record(*loss_copied);
       return absl::OkStatus();
     };
     ASSERT_TRUE(step().ok());
-    const auto recording = device.CaptureGraph(step);
-    ASSERT_TRUE(recording.ok());
-    ASSERT_NE(*recording, nullptr);
+    const auto graph = device.CaptureGraph(step);
+    ASSERT_TRUE(graph.ok());
+    ASSERT_NE(*graph, nullptr);
     const std::vector<uint8_t> labels(100, 1);
     const auto warm = [&] {
       device.CopyIn(labels.data(), input.data(), labels.size());
       ASSERT_TRUE(step().ok());
-      device.LaunchGraph(**recording);
+      device.LaunchGraph(**graph);
     };
     warm();
     ASSERT_TRUE(device.Synchronize().ok());
@@ -253,8 +239,8 @@ TEST_P(EmulatedDeviceTest, WarmStepsNeitherWaitNorAllocate) {
       EXPECT_EQ(cuda_.calls(function), 0) << function;
     }
     EXPECT_EQ(cuda_.calls("graph_launch"), 20);
-    // Where it is asked for, once.
-    ASSERT_TRUE(device.Await(*told).ok());
+    // Await blocks once.
+    ASSERT_TRUE(device.Await(*loss_copied).ok());
     EXPECT_EQ(device.host_syncs(), waits + 1);
     EXPECT_EQ(cuda_.calls("hidden_wait"), 0);
   }
@@ -262,7 +248,7 @@ TEST_P(EmulatedDeviceTest, WarmStepsNeitherWaitNorAllocate) {
 
 // ---- faults
 
-TEST_P(EmulatedDeviceTest, ALostDeviceIsSeenAtTheNextWait) {
+TEST_P(EmulatedDeviceTest, LostDeviceIsReportedByTheNextAwait) {
   CudaDevice& device = Open();
   {
     DeviceArray<float> array(device, 1000, "weights");
@@ -280,7 +266,7 @@ TEST_P(EmulatedDeviceTest, ALostDeviceIsSeenAtTheNextWait) {
   EXPECT_EQ(CudaDevice::Make(cuda_.api(), {}).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(EmulatedDeviceTest, AFaultOfAKernelIsABug) {
+TEST_P(EmulatedDeviceTest, KernelFaultIsABug) {
   CudaDevice& device = Open();
   DeviceArray<float> array(device, 1000, "weights");
   cuda_.FailNext("set_async", cudaErrorIllegalAddress);
@@ -290,25 +276,25 @@ TEST_P(EmulatedDeviceTest, AFaultOfAKernelIsABug) {
   EXPECT_TRUE(device.lost());
 }
 
-TEST_P(EmulatedDeviceTest, ALossThatALibraryMetFirstIsKnown) {
+TEST_P(EmulatedDeviceTest, LossIsDetectedAfterALibraryError) {
   CudaDevice& device = Open();
   cuda_.Break(cudaErrorLaunchFailure);
   device.Fail(absl::InternalError("CUBLAS_STATUS_EXECUTION_FAILED"));
   EXPECT_TRUE(device.lost());
 }
 
-TEST_P(EmulatedDeviceTest, MisuseOfOursIsAnErrorWithItsName) {
+TEST_P(EmulatedDeviceTest, MisuseIsAnErrorThatNamesTheAttempt) {
   CudaDevice& device = Open();
   DeviceArray<float> array(device, 1000, "weights");
   device.Zero(array.data() + 1, size_t{1} << 40);
   EXPECT_EQ(device.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(device.status().message(), HasSubstr("zeroing memory: invalid argument"));
   EXPECT_FALSE(device.lost());
-  // Nobody else finds it as theirs.
+  // A later call does not report it again.
   EXPECT_EQ(cuda_.api().last_error(), cudaSuccess);
 }
 
-TEST_P(EmulatedDeviceTest, EveryCallThatFailsIsTheDevicesError) {
+TEST_P(EmulatedDeviceTest, FailedCallsAreErrorsOfTheDevice) {
   for (const char* function :
        {"copy_async", "set_async", "event_record", "stream_wait_event", "event_query"}) {
     CudaDevice& device = Open();
@@ -328,7 +314,7 @@ TEST_P(EmulatedDeviceTest, EveryCallThatFailsIsTheDevicesError) {
   }
 }
 
-TEST_P(EmulatedDeviceTest, RecordingsThatCudaRefusesAreNotThere) {
+TEST_P(EmulatedDeviceTest, RejectedCapturesGiveNoGraph) {
   CudaDevice& device = Open();
   DeviceArray<uint8_t> array(device, 1000, "weights");
   const auto work = [&] {
@@ -336,36 +322,36 @@ TEST_P(EmulatedDeviceTest, RecordingsThatCudaRefusesAreNotThere) {
     return absl::OkStatus();
   };
   cuda_.FailNext("end_capture", cudaErrorStreamCaptureInvalidated);
-  auto recording = device.CaptureGraph(work);
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_EQ(*recording, nullptr);
+  auto graph = device.CaptureGraph(work);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
   cuda_.FailNext("graph_instantiate", cudaErrorMemoryAllocation);
-  recording = device.CaptureGraph(work);
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_EQ(*recording, nullptr);
+  graph = device.CaptureGraph(work);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
   cuda_.FailNext("set_async", cudaErrorStreamCaptureUnsupported);
-  recording = device.CaptureGraph(work);
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_EQ(*recording, nullptr);
+  graph = device.CaptureGraph(work);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
   EXPECT_EQ(cuda_.live().graphs, 0);
   EXPECT_EQ(cuda_.live().graph_execs, 0);
-  // What a library does wrong in a capture.
-  recording = device.CaptureGraph([&] {
+  // A library makes a call that captures forbid.
+  graph = device.CaptureGraph([&] {
     void* memory = nullptr;
     EXPECT_NE(cuda_.api().malloc(&memory, 100), cudaSuccess);
     return work();
   });
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_EQ(*recording, nullptr);
-  recording = device.CaptureGraph(work);
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_NE(*recording, nullptr);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
+  graph = device.CaptureGraph(work);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_NE(*graph, nullptr);
   cuda_.FailNext("graph_instantiate", cudaErrorECCUncorrectable);
   EXPECT_EQ(device.CaptureGraph(work).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(cuda_.live().graphs, 0);
 }
 
-TEST_P(EmulatedDeviceTest, DevicesOfOneMachineInOneThread) {
+TEST_P(EmulatedDeviceTest, SeveralDevicesInOneThread) {
   cuda_.set_devices(2);
   auto made = CudaDevice::Make(cuda_.api(), {.ordinal = 1});
   ASSERT_TRUE(made.ok()) << made.status();
@@ -386,7 +372,7 @@ TEST_P(EmulatedDeviceTest, DevicesOfOneMachineInOneThread) {
   }
 }
 
-TEST_P(EmulatedDeviceTest, AnotherThreadMayTakeOver) {
+TEST_P(EmulatedDeviceTest, AnotherThreadMayUseTheDevice) {
   cuda_.set_devices(2);
   auto made = CudaDevice::Make(cuda_.api(), {.ordinal = 1});
   ASSERT_TRUE(made.ok()) << made.status();
@@ -419,7 +405,7 @@ class BusyDeviceTest : public ::testing::Test {
     device_ = *std::move(device);
     return *device_;
   }
-  // Like a collective whose peer is gone.
+  // Blocks the stream, like a collective whose peer is lost.
   void Hang(cudaStream_t stream) {
     ASSERT_EQ(EmulatedCuda::Enqueue(stream,
                                     [this] {
@@ -437,7 +423,7 @@ class BusyDeviceTest : public ::testing::Test {
   std::unique_ptr<CudaDevice> device_;
 };
 
-TEST_F(BusyDeviceTest, FailEndsAWait) {
+TEST_F(BusyDeviceTest, FailEndsAwait) {
   CudaDevice& device = Open(absl::Hours(1));
   Hang(device.stream(Stream::kCommunication));
   auto event = device.MakeEvent();
@@ -445,22 +431,22 @@ TEST_F(BusyDeviceTest, FailEndsAWait) {
     OnStream stream(device, Stream::kCommunication);
     device.Record(*event);
   }
-  // As a transport does whose peer died, from a thread of its own.
+  // A transport whose peer was lost calls Fail from its own thread.
   std::thread watcher([&device, this] {
     while (cuda_.calls("event_query") == 0) absl::SleepFor(absl::Milliseconds(1));
-    device.Fail(absl::UnavailableError("rank 3 is gone"));
+    device.Fail(absl::UnavailableError("rank 3 is lost"));
   });
-  EXPECT_EQ(device.Await(*event), absl::UnavailableError("rank 3 is gone"));
+  EXPECT_EQ(device.Await(*event), absl::UnavailableError("rank 3 is lost"));
   watcher.join();
   EXPECT_FALSE(device.lost());
-  // The transport also ends what hangs.
+  // The transport also ends the hanging work.
   End();
   event.reset();
   device_.reset();
   EXPECT_EQ(cuda_.live().streams, 0);
 }
 
-TEST_F(BusyDeviceTest, PatienceEnds) {
+TEST_F(BusyDeviceTest, AwaitEndsAfterPatience) {
   CudaDevice& device = Open(absl::Milliseconds(20));
   Hang(device.stream());
   EXPECT_EQ(device.Synchronize().code(), absl::StatusCode::kDeadlineExceeded);
@@ -468,7 +454,7 @@ TEST_F(BusyDeviceTest, PatienceEnds) {
   End();
 }
 
-TEST_F(BusyDeviceTest, WhatNeverEndsKeepsItsMemoryAndNobodyWaits) {
+TEST_F(BusyDeviceTest, EndlessWorkKeepsItsMemory) {
   CudaDevice& device = Open(absl::Milliseconds(20));
   {
     DeviceArray<float> array(device, 1000, "weights");
@@ -478,19 +464,19 @@ TEST_F(BusyDeviceTest, WhatNeverEndsKeepsItsMemoryAndNobodyWaits) {
     EXPECT_FALSE(device.Synchronize().ok());
   }
   device_.reset();
-  // The driver would have waited for ever in any of these.
+  // Each of these calls of the driver would have blocked permanently.
   EXPECT_EQ(cuda_.calls("free"), 0);
   EXPECT_EQ(cuda_.calls("free_host"), 0);
   EXPECT_GT(cuda_.live().allocations, 0);
 }
 
-TEST_F(BusyDeviceTest, AFullStagingRingIsAWaitThatIsCounted) {
+TEST_F(BusyDeviceTest, FullStagingRingIsAHostSync) {
   CudaDevice& device = Open(absl::Hours(1));
   DeviceArray<uint8_t> array(device, 64 << 10, "weights");
   ASSERT_TRUE(device.Synchronize().ok());
   Hang(device.stream());
   const std::vector<uint8_t> host(64 << 10, 7);
-  // As much as the ring holds goes without.
+  // The ring holds this much without blocking.
   device.CopyIn(host.data(), array.data(), 16 << 10);
   EXPECT_EQ(device.host_syncs_for(HostSync::kStaging), 0);
   cuda_.ResetCalls();
@@ -506,7 +492,7 @@ TEST_F(BusyDeviceTest, AFullStagingRingIsAWaitThatIsCounted) {
   EXPECT_EQ(out, host);
 }
 
-TEST_F(BusyDeviceTest, StatusIsReadByOthersMeanwhile) {
+TEST_F(BusyDeviceTest, StatusMayBeReadByOtherThreads) {
   CudaDevice& device = Open(absl::Hours(1));
   std::atomic<bool> stop = false;
   std::thread reader([&] {

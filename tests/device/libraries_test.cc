@@ -1,5 +1,4 @@
-// The vendor's libraries, as the loader finds them: each has every function that our tables name.
-// They load without a GPU.
+// The vendor's libraries have all functions of our tables. They load without a GPU.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -17,8 +16,8 @@
 namespace cadre {
 namespace {
 
-// Where the build found the headers, a toolkit may have the libraries too. On another machine the
-// dynamic loader's own rules find them, or nothing does.
+// The folders beside the headers of the build; on another machine the dynamic loader may find the
+// libraries.
 LibrarySearch ToolkitLibraries() {
   LibrarySearch search;
   for (absl::string_view folder : absl::StrSplit(CADRE_CUDA_LIBRARY_FOLDERS, ':')) {
@@ -29,7 +28,7 @@ LibrarySearch ToolkitLibraries() {
   return search;
 }
 
-// Skips the test where the library is nowhere, with the loader's message for a reason.
+// Skips the test with the loader's message if the library is missing.
 #define SKIP_WITHOUT(library)                                                 \
   if (auto loaded = LoadLibrary(library, ToolkitLibraries()); !loaded.ok()) { \
     GTEST_SKIP() << loaded.status().message();                                \
@@ -63,13 +62,13 @@ TEST(LibrariesTest, NcclHasEveryFunctionOfTheTable) {
   std::cout << "NCCL " << version << "\n";
   EXPECT_GE(version, 22200);
   EXPECT_STRNE(nccl->error_text(ncclInvalidUsage), nullptr);
-  // Every member, also one that is added to the table later.
+  // Every member, including later additions to the table.
   std::vector<void*> members(sizeof(NcclApi) / sizeof(void*));
   memcpy(members.data(), &*nccl, sizeof(NcclApi));
   for (size_t i = 0; i < members.size(); ++i) EXPECT_NE(members[i], nullptr) << "member " << i;
 }
 
-TEST(CudaRuntimeTest, TheTableIsFullAndTellsItsVersionWithoutADevice) {
+TEST(CudaRuntimeTest, TableIsCompleteAndWorksWithoutADevice) {
   const CudaApi& api = RealCudaApi();
   int version = 0;
   ASSERT_EQ(api.runtime_version(&version), cudaSuccess);
@@ -79,7 +78,7 @@ TEST(CudaRuntimeTest, TheTableIsFullAndTellsItsVersionWithoutADevice) {
   for (size_t i = 0; i < members.size(); ++i) EXPECT_NE(members[i], nullptr) << "member " << i;
 }
 
-TEST(CudaRuntimeTest, AMachineWithoutADeviceSaysSo) {
+TEST(CudaRuntimeTest, MissingDeviceIsReported) {
   const CudaApi& api = RealCudaApi();
   int count = 0;
   const cudaError_t error = api.device_count(&count);

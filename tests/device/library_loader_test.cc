@@ -39,9 +39,9 @@ class LibraryLoaderTest : public ::testing::Test {
 
   static LibraryName Probe(const std::string& soname) {
     return {.title = "the probe",
-            .sonames = {soname},
+            .soname = soname,
             .how_to_get = "the tests build it",
-            .companions = {}};
+            .dependencies = {}};
   }
 
   std::filesystem::path root_;
@@ -59,7 +59,7 @@ TEST_F(LibraryLoaderTest, LoadsAndFindsFunctions) {
   EXPECT_EQ(answer(), 42);
 }
 
-TEST_F(LibraryLoaderTest, AMissingFunctionIsNamedWithItsFile) {
+TEST_F(LibraryLoaderTest, MissingFunctionErrorNamesTheFile) {
   const std::string folder = Folder("a");
   PutProbe(folder, "libcadre_probe_old.so.1");
   absl::StatusOr<LoadedLibrary> library =
@@ -84,17 +84,7 @@ TEST_F(LibraryLoaderTest, TheFirstDirectoryWins) {
   EXPECT_EQ(library->path(), file);
 }
 
-TEST_F(LibraryLoaderTest, NamesAreTriedInTheirOrder) {
-  const std::string folder = Folder("a");
-  const std::string file = PutProbe(folder, "libcadre_probe_names.so.1");
-  LibraryName name = Probe("libcadre_probe_names.so.2");
-  name.sonames.push_back("libcadre_probe_names.so.1");
-  absl::StatusOr<LoadedLibrary> library = LoadLibrary(name, {.directories = {folder}});
-  ASSERT_TRUE(library.ok()) << library.status();
-  EXPECT_EQ(library->path(), file);
-}
-
-TEST_F(LibraryLoaderTest, OneThatIsNowhereTellsEveryPlaceAndHowToGetIt) {
+TEST_F(LibraryLoaderTest, MissingLibraryErrorListsSearchedPlaces) {
   const std::string first = Folder("first");
   const std::string second = Folder("second");
   const absl::Status status =
@@ -133,7 +123,7 @@ TEST_F(LibraryLoaderTest, ACompanionIsLoadedFirstAndAMissingOneIsNoError) {
   PutProbe(folder, "libcadre_probe_main.so.1");
   PutProbe(folder, "libcadre_probe_friend.so.1");
   LibraryName name = Probe("libcadre_probe_main.so.1");
-  name.companions = {"libcadre_probe_absent.so.1", "libcadre_probe_friend.so.1"};
+  name.dependencies = {"libcadre_probe_absent.so.1", "libcadre_probe_friend.so.1"};
   ASSERT_TRUE(LoadLibrary(name, {.directories = {folder}}).ok());
   std::ifstream maps("/proc/self/maps");
   const std::string loaded((std::istreambuf_iterator<char>(maps)), {});
@@ -147,7 +137,7 @@ TEST_F(LibraryLoaderTest, SoAreBuiltinsThatACompanionWillAskForByTheirBareName) 
   PutProbe(folder, "libcadre_probe_compiler-builtins.so.1.2");
   PutProbe(folder, "libcadre_probe_other-builtins.so.1.2");
   LibraryName name = Probe("libcadre_probe_user.so.1");
-  name.companions = {"libcadre_probe_compiler.so.1"};
+  name.dependencies = {"libcadre_probe_compiler.so.1"};
   ASSERT_TRUE(LoadLibrary(name, {.directories = {folder}}).ok());
   std::ifstream maps("/proc/self/maps");
   const std::string loaded((std::istreambuf_iterator<char>(maps)), {});

@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-TEST(StagingRingTest, GoesInACircle) {
+TEST(StagingRingTest, WrapsAround) {
   StagingRing ring(1024, 8);
   EXPECT_EQ(ring.Take(512)->offset, 0U);
   EXPECT_EQ(ring.Take(500)->offset, 512U);
@@ -20,17 +20,17 @@ TEST(StagingRingTest, GoesInACircle) {
   EXPECT_EQ(ring.oldest().offset, 512U);
 }
 
-TEST(StagingRingTest, SkipsAnEndThatIsTooShort) {
+TEST(StagingRingTest, SkipsAShortEnd) {
   StagingRing ring(1024, 8);
   EXPECT_EQ(ring.Take(512)->offset, 0U);
   EXPECT_EQ(ring.Take(256)->offset, 512U);
-  // 256 are left at the end and nothing before the oldest.
+  // 256 bytes are free at the end and none before the oldest chunk.
   EXPECT_FALSE(ring.Take(512));
   ring.Retire();
   EXPECT_EQ(ring.Take(512)->offset, 0U);
 }
 
-TEST(StagingRingTest, AWholeRingFitsWhenItIsEmpty) {
+TEST(StagingRingTest, WholeRingFitsWhenEmpty) {
   StagingRing ring(1024, 8);
   ASSERT_TRUE(ring.Take(768));
   ring.Retire();
@@ -47,34 +47,34 @@ TEST(StagingRingTest, SlotsAreBounded) {
   EXPECT_EQ(ring.Take(1)->slot, 0);
 }
 
-TEST(StagingRingTest, PiecesUnderWayNeverOverlap) {
+TEST(StagingRingTest, ChunksInFlightDoNotOverlap) {
   constexpr size_t kBytes = 64 * 256;
   for (uint32_t seed = 0; seed < 20; ++seed) {
     std::mt19937 random(seed);
     StagingRing ring(kBytes, 16);
-    struct Piece {
+    struct Chunk {
       StagingRing::Place place;
       size_t bytes;
     };
-    std::deque<Piece> under_way;
+    std::deque<Chunk> in_flight;
     for (int i = 0; i < 2000; ++i) {
       const size_t bytes = 1 + random() % kBytes;
       const auto place = ring.Take(bytes);
       if (!place) {
-        ASSERT_FALSE(under_way.empty()) << "an empty ring has room for " << bytes;
-        ASSERT_EQ(ring.oldest().offset, under_way.front().place.offset);
+        ASSERT_FALSE(in_flight.empty()) << "an empty ring has room for " << bytes;
+        ASSERT_EQ(ring.oldest().offset, in_flight.front().place.offset);
         ring.Retire();
-        under_way.pop_front();
+        in_flight.pop_front();
         continue;
       }
       ASSERT_LE(place->offset + bytes, kBytes);
       ASSERT_EQ(place->offset % 256, 0U);
-      for (const Piece& other : under_way) {
+      for (const Chunk& other : in_flight) {
         ASSERT_NE(other.place.slot, place->slot);
         ASSERT_TRUE(place->offset + bytes <= other.place.offset ||
                     other.place.offset + other.bytes <= place->offset);
       }
-      under_way.push_back({*place, bytes});
+      in_flight.push_back({*place, bytes});
     }
   }
 }

@@ -1,4 +1,4 @@
-// The machine on whose device the promises of device.h are tested: an emulated one, or this one.
+// The machine whose device is tested: an emulated one, or this one.
 //
 // Each program of tests links one list of machines. Thread-compatible.
 #pragma once
@@ -22,7 +22,7 @@ class TestMachine {
 
 struct TestMachineKind {
   std::string name;
-  // Why there is no such machine here; empty: there is one.
+  // Why the tests cannot use such a machine; empty if they can.
   std::string missing;
   std::function<std::unique_ptr<TestMachine>()> make;
 };
@@ -33,7 +33,7 @@ inline std::ostream& operator<<(std::ostream& out, const TestMachineKind& kind) 
 
 std::vector<TestMachineKind> TestMachines();
 
-// A device of each of those machines. Staging is small, so that a few kilobytes go round the ring.
+// A device of each of those machines. The staging ring is small, so that a few kilobytes fill it.
 class OnDevice : public ::testing::TestWithParam<TestMachineKind> {
  protected:
   void SetUp() override {
@@ -52,7 +52,7 @@ class OnDevice : public ::testing::TestWithParam<TestMachineKind> {
     uint32_t state = seed * 2654435761U + 1;
     for (uint8_t& byte : bytes) {
       state = state * 1664525U + 1013904223U;
-      byte = static_cast<uint8_t>(state >> 24);
+      byte = state >> 24;
     }
     return bytes;
   }

@@ -21,7 +21,6 @@ __thread Index thread_index;
 __thread Index block_index;
 __thread Index block_extent;
 __thread Index grid_extent;
-__thread unsigned char* shared_memory = nullptr;
 
 namespace {
 
@@ -46,19 +45,18 @@ class BlockRunner {
     return runner;
   }
 
-  void Run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
-           const void* kernel);
+  void Run(dim3 grid, dim3 block, const std::function<void()>& thread, const void* kernel);
   void Sync(const char* file, int line);
-  int LaneNow() const { return static_cast<int>(running_->thread % kWarp); }
+  int LaneNow() const { return running_->thread % kWarp; }
   const uint64_t* Exchange(unsigned mask, uint64_t value, int* lanes, const char* file, int line);
 
  private:
-  // A fiber and the kernel's thread that it runs.
+  // A fiber and the thread of the kernel that it runs.
   struct Runner {
     std::unique_ptr<Fiber> fiber;
     unsigned thread = 0;
     Index index = {};
-    // Where it waits; null: it does not.
+    // Where it waits; null if it does not wait.
     const char* file = nullptr;
     int line = 0;
   };
@@ -73,16 +71,16 @@ class BlockRunner {
   void BeginBlock();
   bool NextBlock();
   void BeginThread();
-  // Gives the host's thread to another of the block; returns when this one's turn has come.
+  // Lets other threads of the block run; returns when this one may continue.
   void Wait(const char* file, int line);
   Runner* Fresh();
   void SwitchTo(Runner* other);
   static bool SamePlace(const Runner& waiting, const char* file, int line) {
-    // The names of one file are one string nearly always.
+    // Equal file names are nearly always the same string.
     return waiting.line == line && (waiting.file == file || std::strcmp(waiting.file, file) == 0);
   }
-  [[noreturn]] void Die(const std::string& what) const;
-  [[noreturn]] void DieOfWaiting() const;
+  [[noreturn]] void Fail(const std::string& what) const;
+  [[noreturn]] void FailBecauseOfDeadlock() const;
   std::string Waiters() const;
 
   Fiber main_;
@@ -95,28 +93,23 @@ class BlockRunner {
   unsigned threads_ = 0;
   unsigned started_ = 0;
   unsigned ended_ = 0;
-  // Of the thread that begins next.
+  // The index of the thread that begins next.
   Index next_ = {};
   std::deque<Runner*> ready_;
   std::vector<Runner*> at_barrier_;
   std::vector<Warp> warps_;
-  alignas(16) std::array<unsigned char, kMaxSharedBytes> shared_;
 };
 
-void BlockRunner::Run(dim3 grid, dim3 block, size_t shared_bytes,
-                      const std::function<void()>& thread, const void* kernel) {
-  CHECK(running_ == nullptr) << "a kernel does not run another";
-  CHECK_LE(shared_bytes, shared_.size());
+void BlockRunner::Run(dim3 grid, dim3 block, const std::function<void()>& thread,
+                      const void* kernel) {
+  CHECK(running_ == nullptr) << "a kernel runs another kernel";
   thread_ = &thread;
   kernel_ = kernel;
   threads_ = block.x * block.y * block.z;
   grid_extent = {grid.x, grid.y, grid.z};
   block_extent = {block.x, block.y, block.z};
   block_index = {0, 0, 0};
-  shared_memory = shared_.data();
   warps_.resize((threads_ + kWarp - 1) / kWarp);
-  // As on a device, where shared memory holds what others left: nothing to be relied on.
-  for (size_t i = 0; i < shared_bytes; ++i) shared_[i] = 0xFF;
   BeginBlock();
   running_ = Fresh();
   Fiber::Switch(main_, *running_->fiber);
@@ -162,7 +155,7 @@ void BlockRunner::RunThreads() {
       ready_.pop_front();
       SwitchTo(next);
     } else if (started_ == threads_) {
-      if (ended_ < threads_) DieOfWaiting();
+      if (ended_ < threads_) FailBecauseOfDeadlock();
       if (NextBlock()) continue;
       idle_.push_back(running_);
       Fiber::Switch(*running_->fiber, main_);
@@ -198,7 +191,7 @@ void BlockRunner::Wait(const char* file, int line) {
   } else if (started_ < threads_) {
     SwitchTo(Fresh());
   } else {
-    DieOfWaiting();
+    FailBecauseOfDeadlock();
   }
   self->file = nullptr;
   thread_index = self->index;
@@ -208,7 +201,7 @@ void BlockRunner::Sync(const char* file, int line) {
   if (!at_barrier_.empty() && !SamePlace(*at_barrier_.front(), file, line)) {
     running_->file = file;
     running_->line = line;
-    Die("threads of one block are at different barriers: " + Waiters());
+    Fail("threads of one block are at different barriers: " + Waiters());
   }
   if (at_barrier_.size() + 1 < threads_) {
     at_barrier_.push_back(running_);
@@ -224,15 +217,15 @@ const uint64_t* BlockRunner::Exchange(unsigned mask, uint64_t value, int* lanes,
   if (mask != kFullMask) {
     running_->file = file;
     running_->line = line;
-    Die("a shuffle or vote without the full mask: " + Waiters());
+    Fail("a shuffle without the full mask: " + Waiters());
   }
   const unsigned first = running_->thread / kWarp * kWarp;
   Warp& warp = warps_[running_->thread / kWarp];
-  *lanes = static_cast<int>(threads_ - first < kWarp ? threads_ - first : kWarp);
-  // Lanes may go on to the next exchange before all have read this one's values, no further.
+  *lanes = std::min<unsigned>(threads_ - first, kWarp);
+  // Lanes may reach the next exchange, but not the one after it, before all have read these values.
   auto& values = warp.values[warp.generation % 2];
   values[LaneNow()] = value;
-  if (warp.waiting.size() + 1 < static_cast<size_t>(*lanes)) {
+  if (std::ssize(warp.waiting) + 1 < *lanes) {
     warp.waiting.push_back(running_);
     Wait(file, line);
   } else {
@@ -259,23 +252,22 @@ std::string BlockRunner::Waiters() const {
   return out.str();
 }
 
-void BlockRunner::Die(const std::string& what) const {
+void BlockRunner::Fail(const std::string& what) const {
   LOG(FATAL) << "kernel " << NameOf(kernel_) << ", block (" << block_index.x << ", "
              << block_index.y << ", " << block_index.z << "): " << what;
   std::abort();
 }
 
-void BlockRunner::DieOfWaiting() const {
-  Die((ended_ > 0 ? "some threads wait for others that have ended: "
-                  : "its threads wait for one another: ") +
-      Waiters());
+void BlockRunner::FailBecauseOfDeadlock() const {
+  Fail((ended_ > 0 ? "some threads wait for others that have ended: "
+                   : "its threads wait for one another: ") +
+       Waiters());
 }
 
 }  // namespace
 
-void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
-             const void* kernel) {
-  BlockRunner::OfThisThread().Run(grid, block, shared_bytes, thread, kernel);
+void RunGrid(dim3 grid, dim3 block, const std::function<void()>& thread, const void* kernel) {
+  BlockRunner::OfThisThread().Run(grid, block, thread, kernel);
 }
 
 void SyncBlock(const char* file, int line) { BlockRunner::OfThisThread().Sync(file, line); }

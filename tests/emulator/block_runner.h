@@ -1,12 +1,13 @@
 // Runs the threads of a kernel on one thread of the host, block after block.
 //
 // Threads of a block are fibers: each runs until it ends or waits at a barrier or a shuffle, so a
-// kernel with neither costs little more than a loop. What CUDA leaves undefined ends the process
-// with a message that names the place: a barrier or shuffle that only some threads of the block or
-// warp reach, one barrier for some and another for others, a shuffle without the full mask.
+// kernel with neither costs little more than a loop. Behaviour that CUDA leaves undefined ends the
+// process with a message that names the file and line: a barrier or shuffle that only some threads
+// of the block or warp reach, different barriers for different threads, a shuffle without the full
+// mask.
 //
-// Threads: any number of them may run grids at once, each with fibers of its own, which it keeps
-// for the next grid. A grid stays on the thread that runs it.
+// Threads: several threads may run grids concurrently, each with fibers of its own, which it keeps
+// for the next grid. A grid stays on its thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +18,7 @@
 
 namespace cadre::emulated {
 
-// What a kernel's thread is told; __thread, so that to read it is one instruction.
+// The built-in variables of a kernel's thread; __thread, so that one instruction reads them.
 struct Index {
   unsigned x, y, z;
   operator uint3() const { return {x, y, z}; }  // NOLINT: as CUDA's
@@ -27,24 +28,21 @@ extern __thread Index thread_index;
 extern __thread Index block_index;
 extern __thread Index block_extent;
 extern __thread Index grid_extent;
-extern __thread unsigned char* shared_memory;
 
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kFullMask = 0xFFFFFFFFU;
-inline constexpr size_t kMaxSharedBytes = 48 << 10;
 inline constexpr unsigned kMaxThreads = 1024;
 
-// `thread` does what one thread of the kernel does. `kernel` is for messages.
-// Requires: extents as CUDA has them; shared_bytes <= kMaxSharedBytes; not called by a kernel.
-void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
-             const void* kernel);
+// Runs `thread` for every thread of the grid. `kernel` is for messages.
+// Requires: extents that CUDA allows; not called by a kernel.
+void RunGrid(dim3 grid, dim3 block, const std::function<void()>& thread, const void* kernel);
 
-// The rest is for what RunGrid runs.
+// The functions below are called by kernels.
 void SyncBlock(const char* file, int line);
-// Which lane of its warp asks.
+// The lane of the calling thread in its warp.
 int Lane();
-// Every lane of the warp gives 8 bytes; returns those of all, [0, *lanes) of which are there, until
-// the lane's next call.
+// Each lane of the warp passes 8 bytes; returns those of all lanes [0, *lanes), valid until the
+// lane's next call.
 const uint64_t* Exchange(unsigned mask, uint64_t value, int* lanes, const char* file, int line);
 
 }  // namespace cadre::emulated

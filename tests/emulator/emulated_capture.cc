@@ -83,7 +83,7 @@ void Machine::End(Capture& capture) {
   capture.ended = true;
   for (StreamState* stream : std::exchange(capture.branches, {})) {
     stream->tail.clear();
-    // The last one takes the capture with it, unless an event has it.
+    // The last stream releases the capture, unless an event refers to it.
     const std::shared_ptr<Capture> keep = std::move(stream->capture);
     stream->capture = nullptr;
     captures_.erase(std::remove(captures_.begin(), captures_.end(), keep), captures_.end());
@@ -91,7 +91,7 @@ void Machine::End(Capture& capture) {
 }
 
 cudaError_t Machine::EndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  // A capture ends on a dead device too.
+  // A capture also ends on a failed device.
   const Entry entry = Enter("end_capture");
   *graph = nullptr;
   absl::MutexLock lock(&mutex_);

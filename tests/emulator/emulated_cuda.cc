@@ -11,14 +11,15 @@ namespace cadre {
 namespace emulated {
 namespace {
 
-// CudaApi's functions are plain, so each table's know the place of their machine.
+// The functions of CudaApi have no object, so those of each table are bound to the slot of their
+// machine.
 std::array<std::atomic<Machine*>, kMaxMachines> machines;
 
 template <int kSlot, auto kMethod, typename... Arguments>
 constexpr auto Bind(cudaError_t (Machine::*)(Arguments...)) -> cudaError_t (*)(Arguments...) {
   return [](Arguments... arguments) -> cudaError_t {
     Machine* machine = machines[kSlot].load(std::memory_order_acquire);
-    CHECK(machine != nullptr) << "a machine that is gone was called";
+    CHECK(machine != nullptr) << "an emulated machine was called after its destruction";
     return (machine->*kMethod)(arguments...);
   };
 }
@@ -74,7 +75,7 @@ int TakeSlot(Machine* machine) {
     Machine* none = nullptr;
     if (machines[i].compare_exchange_strong(none, machine)) return i;
   }
-  LOG(FATAL) << "more than " << kMaxMachines << " emulated machines at once";
+  LOG(FATAL) << "more than " << kMaxMachines << " emulated machines at the same time";
 }
 
 std::atomic<uint64_t> machines_made = 0;
@@ -85,7 +86,7 @@ Machine::Machine(EmulatedCuda::Mode mode, int devices)
     : mode_(mode), number_(++machines_made), slot_(TakeSlot(this)), device_count_(devices) {}
 
 Machine::~Machine() {
-  // Whatever streams still have to do.
+  // Waits for the pending work of all streams.
   std::vector<std::unique_ptr<StreamState>> streams;
   {
     absl::MutexLock lock(&mutex_);

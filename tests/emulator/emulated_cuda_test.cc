@@ -1,4 +1,5 @@
-// What the emulated machine promises: order between streams, copies, memory, errors.
+// The emulated machine is as strict as CUDA, and as asynchronous: copies, memory, errors. The tests
+// of devices (tests/device) run on it, too, and test the order of streams and events.
 #include "tests/emulator/emulated_cuda.h"
 
 #include <cmath>
@@ -50,8 +51,8 @@ class EmulatedCudaTest : public testing::TestWithParam<Mode> {
     return static_cast<float*>(memory);
   }
   cudaError_t Launch(cudaStream_t stream, float* x, int size) {
-    return api_.launch(reinterpret_cast<const void*>(&AddOne), dim3(2), dim3(64), nullptr, 0,
-                       stream, [=] { AddOne(x, size); });
+    return api_.launch(reinterpret_cast<const void*>(&AddOne), dim3(2), dim3(64), nullptr, stream,
+                       [=] { AddOne(x, size); });
   }
   float ReadFirst(cudaStream_t stream, const float* x) {
     float value = 0;
@@ -69,37 +70,11 @@ INSTANTIATE_TEST_SUITE_P(Modes, EmulatedCudaTest, testing::Values(Mode::kInline,
                            return info.param == Mode::kInline ? "Inline" : "Threads";
                          });
 
-TEST_P(EmulatedCudaTest, TellsWhatItIs) {
-  int count = 0, driver = 0;
-  ASSERT_EQ(api_.device_count(&count), cudaSuccess);
-  EXPECT_EQ(count, 1);
-  ASSERT_EQ(api_.driver_version(&driver), cudaSuccess);
-  EXPECT_EQ(driver, 13000);
-  cudaDeviceProp properties;
-  ASSERT_EQ(api_.properties(&properties, 0), cudaSuccess);
-  EXPECT_STREQ(properties.name, "emulated");
-  EXPECT_EQ(properties.multiProcessorCount, 2);
-  EXPECT_EQ(properties.major * 10 + properties.minor, 90);
-  EXPECT_EQ(api_.set_device(1), cudaErrorInvalidDevice);
-  EXPECT_EQ(api_.last_error(), cudaErrorInvalidDevice);
-  EXPECT_EQ(api_.last_error(), cudaSuccess);
-}
-
-TEST_P(EmulatedCudaTest, WorkOfAStreamHappensInOrder) {
-  cudaStream_t stream = Stream();
-  float* x = Floats(1000);
-  ASSERT_EQ(api_.set_async(x, 0, 4000, stream), cudaSuccess);
-  for (int i = 0; i < 5; ++i) ASSERT_EQ(Launch(stream, x, 1000), cudaSuccess);
-  std::vector<float> values(1000);
-  ASSERT_EQ(api_.copy_async(values.data(), x, 4000, cudaMemcpyDeviceToHost, stream), cudaSuccess);
-  EXPECT_EQ(values, std::vector<float>(1000, 5));
-}
-
-TEST_P(EmulatedCudaTest, FreshMemoryHoldsNoNumbers) {
+TEST_P(EmulatedCudaTest, NewMemoryIsNan) {
   EXPECT_TRUE(std::isnan(ReadFirst(Stream(), Floats(10))));
 }
 
-TEST_P(EmulatedCudaTest, MemoryHasABound) {
+TEST_P(EmulatedCudaTest, MemoryIsLimited) {
   EmulatedCuda small(GetParam());
   small.set_memory(1 << 20);
   const CudaApi& api = small.api();
@@ -112,7 +87,7 @@ TEST_P(EmulatedCudaTest, MemoryHasABound) {
   EXPECT_EQ(api.malloc(&second, 700 << 10), cudaErrorMemoryAllocation);
   EXPECT_EQ(second, nullptr);
   EXPECT_EQ(small.live().allocations, 1);
-  // Not one of those that stay.
+  // This error is not sticky.
   EXPECT_EQ(api.last_error(), cudaErrorMemoryAllocation);
   ASSERT_EQ(api.free(first), cudaSuccess);
   EXPECT_EQ(api.malloc(&second, 700 << 10), cudaSuccess);
@@ -122,7 +97,7 @@ TEST_P(EmulatedCudaTest, MemoryHasABound) {
   EXPECT_EQ(small.live().objects(), 0);
 }
 
-TEST_P(EmulatedCudaTest, CopiesAreHeldAgainstWhatWasAllocated) {
+TEST_P(EmulatedCudaTest, CopiesMustBeWithinAllocations) {
   cudaStream_t stream = Stream();
   float* x = Floats(4);
   std::vector<float> host(8);
@@ -136,39 +111,38 @@ TEST_P(EmulatedCudaTest, CopiesAreHeldAgainstWhatWasAllocated) {
   EXPECT_EQ(api_.set_async(x, 0, 16, nullptr), cudaErrorInvalidResourceHandle);
 }
 
-TEST_P(EmulatedCudaTest, LaunchesHaveShapesAsOnADevice) {
+TEST_P(EmulatedCudaTest, LaunchesMustHaveValidExtents) {
   cudaStream_t stream = Stream();
-  const auto launch = [&](dim3 grid, dim3 block, size_t shared) {
-    return api_.launch(nullptr, grid, block, nullptr, shared, stream, [] {});
+  const auto launch = [&](dim3 grid, dim3 block) {
+    return api_.launch(nullptr, grid, block, nullptr, stream, [] {});
   };
-  EXPECT_EQ(launch(dim3(1), dim3(1025), 0), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(dim3(0), dim3(32), 0), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(dim3(1, 70000), dim3(32), 0), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(dim3(1), dim3(32), 49 << 10), cudaErrorInvalidValue);
-  EXPECT_EQ(launch(dim3(1), dim3(32), 48 << 10), cudaSuccess);
-  EXPECT_EQ(api_.launch(nullptr, dim3(1), dim3(1), nullptr, 0, stream, nullptr),
+  EXPECT_EQ(launch(dim3(1), dim3(1025)), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(dim3(0), dim3(32)), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(dim3(1, 70000), dim3(32)), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(dim3(1), dim3(32)), cudaSuccess);
+  EXPECT_EQ(api_.launch(nullptr, dim3(1), dim3(1), nullptr, stream, nullptr),
             cudaErrorInvalidDeviceFunction);
 }
 
-TEST_P(EmulatedCudaTest, ErrorsThatStay) {
+TEST_P(EmulatedCudaTest, StickyErrors) {
   cudaStream_t stream = Stream();
   float* x = Floats(4);
   machine_.FailNext("launch", cudaErrorIllegalAddress, 1);
   ASSERT_EQ(Launch(stream, x, 4), cudaSuccess);
-  ASSERT_EQ(Launch(stream, x, 4), cudaSuccess) << "it shows later";
+  ASSERT_EQ(Launch(stream, x, 4), cudaSuccess) << "the error is asynchronous";
   EXPECT_EQ(api_.stream_synchronize(stream), cudaErrorIllegalAddress);
   void* memory = nullptr;
   EXPECT_EQ(api_.malloc(&memory, 4), cudaErrorIllegalAddress);
   EXPECT_EQ(Launch(stream, x, 4), cudaErrorIllegalAddress);
   EXPECT_EQ(api_.last_error(), cudaErrorIllegalAddress);
   EXPECT_EQ(api_.last_error(), cudaErrorIllegalAddress);
-  // What is given back is gone all the same.
+  // Memory and streams are freed nevertheless.
   EXPECT_EQ(api_.free(x), cudaErrorIllegalAddress);
   EXPECT_EQ(api_.stream_destroy(stream), cudaErrorIllegalAddress);
   EXPECT_EQ(machine_.live().objects(), 0);
 }
 
-TEST_P(EmulatedCudaTest, ErrorsThatPass) {
+TEST_P(EmulatedCudaTest, TransientErrors) {
   machine_.FailNext("event_create", cudaErrorUnknown, 5);
   machine_.FailNext("stream_create", cudaErrorMemoryAllocation);
   cudaStream_t stream = nullptr;
@@ -179,20 +153,7 @@ TEST_P(EmulatedCudaTest, ErrorsThatPass) {
   EXPECT_STREQ(api_.error_name(cudaErrorECCUncorrectable), "cudaErrorECCUncorrectable");
 }
 
-TEST_P(EmulatedCudaTest, NoDriverAndAnOldOne) {
-  EmulatedCuda other(GetParam());
-  int count = 5;
-  other.set_versions(0, 13000);
-  EXPECT_EQ(other.api().device_count(&count), cudaErrorInsufficientDriver);
-  EXPECT_EQ(count, 0);
-  other.set_versions(12080, 13000);
-  EXPECT_EQ(other.api().set_device(0), cudaErrorInsufficientDriver);
-  other.set_versions(13010, 13000);
-  other.set_devices(0);
-  EXPECT_EQ(other.api().device_count(&count), cudaErrorNoDevice);
-}
-
-TEST_P(EmulatedCudaTest, CountsCallsAndWaitsThatNobodyAskedFor) {
+TEST_P(EmulatedCudaTest, CountsCallsAndImplicitWaits) {
   cudaStream_t stream = Stream();
   float* x = Floats(4);
   float* pinned = Pinned(4);
@@ -209,19 +170,6 @@ TEST_P(EmulatedCudaTest, CountsCallsAndWaitsThatNobodyAskedFor) {
   EXPECT_EQ(machine_.calls("hidden_wait"), 2);
 }
 
-TEST_P(EmulatedCudaTest, KnowsWhatLives) {
-  cudaStream_t stream = Stream();
-  cudaEvent_t event = Event();
-  float* pinned = Pinned(10);
-  EXPECT_EQ(machine_.live().objects(), 3);
-  EXPECT_EQ(api_.event_destroy(event), cudaSuccess);
-  EXPECT_EQ(api_.event_destroy(event), cudaErrorInvalidResourceHandle);
-  EXPECT_EQ(api_.stream_destroy(stream), cudaSuccess);
-  EXPECT_EQ(api_.free_host(pinned), cudaSuccess);
-  EXPECT_EQ(api_.free_host(pinned), cudaErrorInvalidValue);
-  EXPECT_EQ(machine_.live().objects(), 0);
-}
-
 TEST_P(EmulatedCudaTest, MachinesAreIndependent) {
   EmulatedCuda other(GetParam(), 2);
   ASSERT_EQ(other.api().set_device(1), cudaSuccess);
@@ -230,7 +178,7 @@ TEST_P(EmulatedCudaTest, MachinesAreIndependent) {
   EXPECT_EQ(other.api().stream_create(&stream, 0, 0), cudaSuccess);
   // It belongs to device 1.
   ASSERT_EQ(other.api().set_device(0), cudaSuccess);
-  EXPECT_EQ(other.api().launch(nullptr, dim3(1), dim3(1), nullptr, 0, stream, [] {}),
+  EXPECT_EQ(other.api().launch(nullptr, dim3(1), dim3(1), nullptr, stream, [] {}),
             cudaErrorInvalidResourceHandle);
   EXPECT_EQ(api_.set_device(0), cudaErrorUnknown);
 }
@@ -241,7 +189,7 @@ class EmulatedThreadsTest : public EmulatedCudaTest {
  protected:
   EmulatedThreadsTest() : EmulatedCudaTest(Mode::kThreads) {}
 
-  // The stream stands still until `go`.
+  // Blocks the stream until `go`.
   void Hold(cudaStream_t stream, absl::Notification* go) {
     ASSERT_EQ(EmulatedCuda::Enqueue(stream,
                                     [go] {
@@ -252,7 +200,7 @@ class EmulatedThreadsTest : public EmulatedCudaTest {
   }
 };
 
-TEST_F(EmulatedThreadsTest, UnpinnedMemoryIsReadAtOnceAndPinnedMemoryLater) {
+TEST_F(EmulatedThreadsTest, UnpinnedMemoryIsReadImmediatelyAndPinnedMemoryLater) {
   absl::Notification go;
   cudaStream_t stream = Stream();
   float* x = Floats(2);
@@ -269,29 +217,8 @@ TEST_F(EmulatedThreadsTest, UnpinnedMemoryIsReadAtOnceAndPinnedMemoryLater) {
   EXPECT_EQ(ReadFirst(stream, x + 1), 2);
 }
 
-TEST_F(EmulatedThreadsTest, EventsOrderStreams) {
-  absl::Notification go;
-  cudaStream_t first = Stream(), second = Stream();
-  cudaEvent_t event = Event();
-  EXPECT_EQ(api_.event_query(event), cudaSuccess) << "never recorded";
-  float* x = Floats(100);
-  ASSERT_EQ(api_.set_async(x, 0, 400, second), cudaSuccess);
-  ASSERT_EQ(api_.stream_synchronize(second), cudaSuccess);
-  Hold(first, &go);
-  ASSERT_EQ(Launch(first, x, 100), cudaSuccess);
-  ASSERT_EQ(api_.event_record(event, first), cudaSuccess);
-  ASSERT_EQ(api_.stream_wait_event(second, event, 0), cudaSuccess);
-  ASSERT_EQ(Launch(second, x, 100), cudaSuccess);
-  EXPECT_EQ(api_.event_query(event), cudaErrorNotReady);
-  EXPECT_EQ(api_.last_error(), cudaErrorNotReady);
-  go.Notify();
-  EXPECT_EQ(api_.event_synchronize(event), cudaSuccess);
-  EXPECT_EQ(api_.event_query(event), cudaSuccess);
-  EXPECT_EQ(ReadFirst(second, x), 2);
-}
-
-// A wait is for what was recorded before it, whatever is recorded later.
-TEST_F(EmulatedThreadsTest, AWaitIsForTheLastRecordBeforeIt) {
+// A wait refers to the last record before it; later records do not matter.
+TEST_F(EmulatedThreadsTest, WaitRefersToTheLastRecordBeforeIt) {
   absl::Notification go;
   cudaStream_t first = Stream(), second = Stream(), third = Stream();
   cudaEvent_t event = Event();
@@ -305,7 +232,7 @@ TEST_F(EmulatedThreadsTest, AWaitIsForTheLastRecordBeforeIt) {
   EXPECT_EQ(api_.event_synchronize(event), cudaSuccess);
 }
 
-TEST_F(EmulatedThreadsTest, EventsTellTimeWhereAsked) {
+TEST_F(EmulatedThreadsTest, EventsWithTiming) {
   cudaStream_t stream = Stream();
   cudaEvent_t begin = Event(0), end = Event(0), timeless = Event();
   ASSERT_EQ(api_.event_record(begin, stream), cudaSuccess);
@@ -318,26 +245,6 @@ TEST_F(EmulatedThreadsTest, EventsTellTimeWhereAsked) {
   EXPECT_EQ(api_.event_elapsed(&milliseconds, begin, timeless), cudaErrorInvalidResourceHandle);
 }
 
-TEST_F(EmulatedThreadsTest, StreamsRunBesideEachOther) {
-  absl::Notification first_ran, second_ran;
-  cudaStream_t first = Stream(), second = Stream();
-  Hold(first, &second_ran);
-  ASSERT_EQ(EmulatedCuda::Enqueue(first,
-                                  [&] {
-                                    first_ran.Notify();
-                                    return cudaSuccess;
-                                  }),
-            cudaSuccess);
-  ASSERT_EQ(EmulatedCuda::Enqueue(second,
-                                  [&] {
-                                    second_ran.Notify();
-                                    return cudaSuccess;
-                                  }),
-            cudaSuccess);
-  EXPECT_EQ(api_.stream_synchronize(first), cudaSuccess);
-  EXPECT_TRUE(first_ran.HasBeenNotified());
-}
-
 // --- protection ---------------------------------------------------------------------------------
 
 class EmulatedInlineDeathTest : public EmulatedCudaTest {
@@ -345,7 +252,7 @@ class EmulatedInlineDeathTest : public EmulatedCudaTest {
   EmulatedInlineDeathTest() : EmulatedCudaTest(Mode::kInline) {}
 };
 
-TEST_F(EmulatedInlineDeathTest, TheHostCannotTouchDeviceMemory) {
+TEST_F(EmulatedInlineDeathTest, HostCannotAccessDeviceMemory) {
   cudaStream_t stream = Stream();
   float* x = Floats(16);
   ASSERT_EQ(api_.set_async(x, 0, 64, stream), cudaSuccess);

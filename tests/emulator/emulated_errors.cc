@@ -10,7 +10,7 @@ struct Known {
   bool fatal = false;
 };
 
-// Of all errors there are, those that this machine gives or that tests inject.
+// The errors that this machine returns or that tests inject.
 constexpr Known kKnown[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
@@ -36,12 +36,12 @@ constexpr Known kKnown[] = {
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "not permitted while capturing"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
-     "an earlier error spoiled the capture"},
-    {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge", "two captures would become one"},
+     "an earlier error invalidated the capture"},
+    {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge", "two captures cannot be merged"},
     {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
      "the capture did not begin on this stream"},
     {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined",
-     "a stream was not led back to the capture's first"},
+     "a stream was not joined to the capture's first"},
     {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
      "a capture cannot depend on work outside"},
     {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",

@@ -162,8 +162,8 @@ cudaError_t Machine::Properties(cudaDeviceProp* properties, int device) {
   properties->warpSize = kWarp;
   properties->maxThreadsPerBlock = kMaxThreads;
   properties->maxThreadsPerMultiProcessor = 2 * kMaxThreads;
-  properties->sharedMemPerBlock = kMaxSharedBytes;
-  properties->sharedMemPerBlockOptin = kMaxSharedBytes;
+  properties->sharedMemPerBlock = 48 << 10;
+  properties->sharedMemPerBlockOptin = 48 << 10;
   properties->regsPerBlock = 64 << 10;
   properties->l2CacheSize = 1 << 20;
   properties->unifiedAddressing = 1;
@@ -201,7 +201,7 @@ cudaError_t Machine::Free(void* freed) {
   if (freed == nullptr) return Leave(entry.error);
   for (int device = 0; device < device_count_; ++device) {
     if (!memory(device).Covers(freed)) continue;
-    // As CUDA does: whatever the device is at comes first.
+    // Like CUDA, waits for all work of the device.
     CountHiddenWait();
     DrainDevice(device);
     const bool was_there = memory(device).Free(freed);
@@ -298,7 +298,7 @@ cudaError_t Machine::CheckCopy(void* to, const void* from, size_t bytes, cudaMem
   };
   if (!fits(to, to_device) || !fits(from, from_device)) {
     LOG(ERROR) << "a copy of " << bytes << " bytes, kind " << kind << ", from " << from << " to "
-               << to << " is not what was allocated";
+               << to << " is not within one allocation";
     return cudaErrorInvalidValue;
   }
   const auto* begin = static_cast<const char*>(from);
@@ -329,7 +329,7 @@ cudaError_t Machine::CopyAsync(void* to, const void* from, size_t bytes, cudaMem
     return Leave(cudaErrorStreamCaptureUnsupported);
   }
   if (!pinned && kind == cudaMemcpyHostToDevice) {
-    // Read now, as CUDA does by way of a staging buffer.
+    // Read immediately, like CUDA with its staging buffer.
     const auto* begin = static_cast<const char*>(from);
     auto staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
     return Leave(Submit(state, [=, later = entry.later] {
@@ -364,8 +364,8 @@ cudaError_t Machine::SetAsync(void* set, int value, size_t bytes, cudaStream_t s
   }));
 }
 
-cudaError_t Machine::CheckLaunch(dim3 grid, dim3 block, size_t shared_bytes,
-                                 const StreamState& stream, const std::function<void()>& on_host) {
+cudaError_t Machine::CheckLaunch(dim3 grid, dim3 block, const StreamState& stream,
+                                 const std::function<void()>& on_host) {
   constexpr unsigned kMaxGridRows = 65535;
   // A kernel that was compiled for devices cannot run here.
   if (!on_host) return cudaErrorInvalidDeviceFunction;
@@ -374,13 +374,11 @@ cudaError_t Machine::CheckLaunch(dim3 grid, dim3 block, size_t shared_bytes,
   const bool shaped = threads > 0 && threads <= kMaxThreads && block.z <= 64 && grid.x > 0 &&
                       grid.x <= 0x7FFFFFFF && grid.y > 0 && grid.y <= kMaxGridRows && grid.z > 0 &&
                       grid.z <= kMaxGridRows;
-  if (!shaped) return cudaErrorInvalidConfiguration;
-  return shared_bytes > kMaxSharedBytes ? cudaErrorInvalidValue : cudaSuccess;
+  return shaped ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
 cudaError_t Machine::Launch(const void* kernel, dim3 grid, dim3 block, void** /*arguments*/,
-                            size_t shared_bytes, cudaStream_t stream,
-                            const std::function<void()>& on_host) {
+                            cudaStream_t stream, const std::function<void()>& on_host) {
   const Entry entry = Enter("launch", Kind::kWork);
   if (entry.error != cudaSuccess) return Leave(entry.error);
   auto* state = reinterpret_cast<StreamState*>(stream);
@@ -388,10 +386,10 @@ cudaError_t Machine::Launch(const void* kernel, dim3 grid, dim3 block, void** /*
     absl::MutexLock lock(&mutex_);
     if (!Lives(stream)) return Leave(cudaErrorInvalidResourceHandle);
   }
-  const cudaError_t error = CheckLaunch(grid, block, shared_bytes, *state, on_host);
+  const cudaError_t error = CheckLaunch(grid, block, *state, on_host);
   if (error != cudaSuccess) return Leave(error);
   return Leave(Submit(state, [=, later = entry.later] {
-    if (later == cudaSuccess) RunGrid(grid, block, shared_bytes, on_host, kernel);
+    if (later == cudaSuccess) RunGrid(grid, block, on_host, kernel);
     return later;
   }));
 }

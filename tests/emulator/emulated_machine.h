@@ -1,6 +1,5 @@
-// CUDA's rules: which calls are allowed when, what they give, and what becomes of errors.
-//
-// The inside of EmulatedCuda, see there.
+// CUDA's rules: which calls are allowed when, what they return, and how errors spread. The
+// implementation of EmulatedCuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,41 +25,41 @@
 namespace cadre::emulated {
 
 inline constexpr int kMaxDevices = 8;
-// Machines that may live at once.
+// Maximum number of machines at the same time.
 inline constexpr int kMaxMachines = 32;
 
 struct StreamState;
 
-// What becomes a graph. Guarded by its machine.
+// A capture in progress. Guarded by its machine.
 struct Capture {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   std::thread::id thread;
-  // The first is the stream that it began on.
+  // The first is the stream on which the capture began.
   std::vector<StreamState*> branches;
   std::vector<GraphNode> nodes;
   bool invalidated = false;
   bool ended = false;
 };
 
-// Those behind the handles; all but `queue`'s work is guarded by the machine.
+// The objects of the handles; guarded by the machine, except for the work of `queue`.
 struct StreamState {
   Machine* machine = nullptr;
   int device = 0;
   DeviceMemory* memory = nullptr;
-  // Null: work is done in the call.
+  // Null if work runs in the call.
   std::unique_ptr<TaskQueue> queue;
-  // Null: it is not being captured.
+  // Null if the stream is not captured.
   std::shared_ptr<Capture> capture;
-  // What the next node comes after.
+  // The nodes that the next node depends on.
   std::vector<int> tail;
 };
 
 struct EventState {
   int device = 0;
   bool timing = false;
-  // Null: never recorded.
+  // Null if never recorded.
   std::shared_ptr<Point> point;
-  // Recorded in this capture last.
+  // The capture of the last record; null if it was outside of captures.
   std::shared_ptr<Capture> capture;
   std::vector<int> tail;
 };
@@ -120,8 +119,7 @@ class Machine {
   cudaError_t EventSynchronize(cudaEvent_t event);
   cudaError_t EventElapsed(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
   cudaError_t Launch(const void* kernel, dim3 grid, dim3 block, void** arguments,
-                     size_t shared_bytes, cudaStream_t stream,
-                     const std::function<void()>& on_host);
+                     cudaStream_t stream, const std::function<void()>& on_host);
   cudaError_t BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
   cudaError_t EndCapture(cudaStream_t stream, cudaGraph_t* graph);
   cudaError_t GraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
@@ -134,7 +132,7 @@ class Machine {
  private:
   struct DeviceState {
     std::unique_ptr<DeviceMemory> memory;
-    // Not success: it is dead.
+    // The error with which the device failed, or success.
     std::atomic<cudaError_t> error = cudaSuccess;
   };
   struct Fault {
@@ -142,30 +140,30 @@ class Machine {
     cudaError_t error;
     int64_t after;
   };
-  // What a host thread has told this machine.
+  // State of a host thread.
   struct ThreadState {
     uint64_t machine = 0;
     int device = 0;
     cudaError_t last_error = cudaSuccess;
   };
-  // What a call has to do first.
+  // The result of the checks at the beginning of a call.
   struct Entry {
-    // Not success: that is what it returns.
+    // The error that the call returns, or success.
     cudaError_t error = cudaSuccess;
-    // Not success: its work fails with this when it is done.
+    // The error with which its work fails later, or success.
     cudaError_t later = cudaSuccess;
   };
   enum class Kind : uint8_t { kPlain, kWork };
 
-  // The calling thread's, of all machines.
+  // The states of the calling thread for all machines.
   static std::array<ThreadState, kMaxMachines>& ThreadStates();
   ThreadState& thread_state() const;
   int current_device() const { return thread_state().device; }
-  // Counts the call, and says whether it fails before it does anything.
+  // Counts the call and checks for errors of the machine and injected faults.
   Entry Enter(const char* function, Kind kind = Kind::kPlain);
   cudaError_t InjectedBy(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   cudaError_t DriverError() const;
-  // Remembers the error of a call.
+  // Stores the error of a call as the last one.
   cudaError_t Leave(cudaError_t error);
   void CountHiddenWait();
   void Kill(int device, cudaError_t error);
@@ -173,25 +171,25 @@ class Machine {
 
   bool Lives(cudaStream_t stream) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Lives(cudaEvent_t event) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // For calls that CUDA forbids to threads that capture: not success where it does.
+  // An error if the calling thread captures; for calls that CUDA forbids then.
   cudaError_t ForbidInCapture();
   cudaError_t WaitInCapture(StreamState& stream, const EventState& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes the streams out of it.
+  // Removes all streams from the capture.
   void End(Capture& capture) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static bool AllJoined(const Capture& capture, const std::vector<int>& tail);
 
-  // Takes no lock, so that what it does is ordered only as a device orders it.
+  // Takes no lock, so that work is ordered only as a device orders it.
   void Do(const StreamState& stream, const Work& work);
   std::vector<StreamState*> StreamsOf(int device);
   void DrainDevice(int device);
   cudaError_t CheckCopy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                         const StreamState& stream);
-  cudaError_t CheckLaunch(dim3 grid, dim3 block, size_t shared_bytes, const StreamState& stream,
+  cudaError_t CheckLaunch(dim3 grid, dim3 block, const StreamState& stream,
                           const std::function<void()>& on_host);
 
   const EmulatedCuda::Mode mode_;
-  // Of this machine among all that ever were; where its functions find it.
+  // The number of this machine among all that were created, and the slot of its functions.
   uint64_t number_ = 0;
   int slot_ = 0;
   std::atomic<size_t> memory_bytes_ = size_t{2} << 30;
@@ -204,7 +202,7 @@ class Machine {
   mutable absl::Mutex mutex_;
   std::map<std::string, int64_t, std::less<>> calls_ ABSL_GUARDED_BY(mutex_);
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
-  // Streams live on until the machine ends, since what they were given may still go on.
+  // Streams are kept until the machine ends, because their work may still be running.
   std::vector<std::unique_ptr<StreamState>> all_streams_ ABSL_GUARDED_BY(mutex_);
   std::set<const StreamState*> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<const void*, std::unique_ptr<EventState>> events_ ABSL_GUARDED_BY(mutex_);
@@ -215,7 +213,7 @@ class Machine {
 
 const char* ErrorName(cudaError_t error);
 const char* ErrorText(cudaError_t error);
-// After which a device does nothing any more.
+// Whether the device is unusable after the error.
 bool IsFatal(cudaError_t error);
 
 }  // namespace cadre::emulated

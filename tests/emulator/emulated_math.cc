@@ -21,8 +21,7 @@ float Widen(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); 
 
 uint16_t RoundToBf16(float x) {
   const auto word = std::bit_cast<uint32_t>(x);
-  if (std::isnan(x)) return static_cast<uint16_t>(word >> 16 | 0x40);
-  return static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+  return std::isnan(x) ? word >> 16 | 0x40 : (word + 0x7FFF + (word >> 16 & 1)) >> 16;
 }
 
 float RoundToTf32(float x) {
@@ -58,26 +57,25 @@ void Write(const Floats& floats, Values values) {
   for (size_t i = 0; i < floats.size(); ++i) WriteAt(values, i, floats[i]);
 }
 
-// Element (row, column) of a matrix as op() has it.
+// The elements of a matrix after op(), which may transpose it.
 struct Matrix {
-  size_t begin;
+  int64_t begin;
   int64_t row_step, column_step;
   size_t At(int64_t row, int64_t column) const {
-    return begin + static_cast<size_t>(row * row_step + column * column_step);
+    return begin + row * row_step + column * column_step;
   }
 };
 
 Matrix MatrixOf(int64_t begin, int64_t row, bool transposed) {
-  const auto at = static_cast<size_t>(begin);
-  return transposed ? Matrix{at, 1, row} : Matrix{at, row, 1};
+  return transposed ? Matrix{begin, 1, row} : Matrix{begin, row, 1};
 }
 
 int64_t OrTight(int64_t row, int64_t tight) { return row == 0 ? tight : row; }
 
 // One matrix of a batch.
 void Multiply(const MatrixProductDims& d, const Matrix& a_at, const Floats& a, const Matrix& b_at,
-              const Floats& b, const Floats& bias, const Matrix& c_at, Values c, Floats& before) {
-  std::vector<double> sums(static_cast<size_t>(d.n));
+              const Floats& b, const Floats& bias, const Matrix& c_at, Values c) {
+  std::vector<double> sums(d.n);
   for (int64_t i = 0; i < d.m; ++i) {
     std::fill(sums.begin(), sums.end(), 0.0);
     for (int64_t k = 0; k < d.k; ++k) {
@@ -85,16 +83,15 @@ void Multiply(const MatrixProductDims& d, const Matrix& a_at, const Floats& a, c
       if (d.n == 0) continue;
       CHECK_LT(b_at.At(k, d.n - 1), b.size());
       for (int64_t j = 0; j < d.n; ++j) {
-        sums[j] += factor * static_cast<double>(b[b_at.At(k, j)]);
+        sums[j] += factor * b[b_at.At(k, j)];
       }
     }
     for (int64_t j = 0; j < d.n; ++j) {
       const size_t at = c_at.At(i, j);
-      double sum = sums[j] * static_cast<double>(d.alpha);
-      if (!bias.empty()) sum += static_cast<double>(bias[j]);
-      if (d.accumulate) sum += static_cast<double>(before.at(at));
+      double sum = sums[j] * d.alpha;
+      if (!bias.empty()) sum += bias[j];
       CHECK_LT(at, c.size());
-      WriteAt(c, at, static_cast<float>(sum));
+      WriteAt(c, at, sum);
     }
   }
 }
@@ -104,66 +101,64 @@ void MultiplyAll(const MatrixProductDims& d, const Floats& a, const Floats& b, c
   const int64_t a_row = OrTight(d.a_row, d.transpose_a ? d.m : d.k);
   const int64_t b_row = OrTight(d.b_row, d.transpose_b ? d.k : d.n);
   const int64_t c_row = OrTight(d.c_row, d.n);
-  Floats before = d.accumulate ? Read(c) : Floats();
   for (int64_t o = 0; o < d.outer; ++o) {
     for (int64_t i = 0; i < d.batch; ++i) {
       Multiply(d, MatrixOf(o * d.a_outer + i * d.a_step, a_row, d.transpose_a), a,
                MatrixOf(o * d.b_outer + i * d.b_step, b_row, d.transpose_b), b, bias,
-               MatrixOf(o * d.c_outer + i * d.c_step, c_row, false), c, before);
+               MatrixOf(o * d.c_outer + i * d.c_step, c_row, false), c);
     }
   }
 }
 
-// Of query t of a head of an image, the scores of the tokens that it sees.
+// The scores of query t of a head for the tokens that it attends to.
 std::vector<double> Scores(const AttentionDims& d, const Floats& qkv, int64_t n, int64_t h,
                            int64_t t) {
   const auto part = [&](int64_t token, int64_t which) {
     return qkv.data() + (((n * d.tokens + token) * d.heads + h) * 3 + which) * d.head_features;
   };
-  std::vector<double> scores(static_cast<size_t>(d.causal ? t + 1 : d.tokens));
+  std::vector<double> scores(d.causal ? t + 1 : d.tokens);
   for (size_t s = 0; s < scores.size(); ++s) {
     const float* query = part(t, 0);
-    const float* key = part(static_cast<int64_t>(s), 1);
+    const float* key = part(s, 1);
     for (int64_t f = 0; f < d.head_features; ++f) {
-      scores[s] += static_cast<double>(query[f]) * static_cast<double>(key[f]);
+      scores[s] += double{query[f]} * key[f];
     }
-    scores[s] /= std::sqrt(static_cast<double>(d.head_features));
+    scores[s] /= std::sqrt(d.head_features);
   }
   return scores;
 }
 
-// Calls f(image, head, token, row): rows are numbered as statistics are.
+// Calls f(sample, head, token, row), where `row` is the index of the statistic.
 template <typename F>
 void ForEachRow(const AttentionDims& d, F f) {
   for (int64_t n = 0; n < d.batch; ++n) {
     for (int64_t h = 0; h < d.heads; ++h) {
       for (int64_t t = 0; t < d.tokens; ++t) {
-        f(n, h, t, static_cast<size_t>((n * d.heads + h) * d.tokens + t));
+        f(n, h, t, (n * d.heads + h) * d.tokens + t);
       }
     }
   }
 }
 
 Floats LogSumExps(const AttentionDims& d, const Floats& qkv) {
-  Floats logs(static_cast<size_t>(d.batch * d.heads * d.tokens));
+  Floats logs(d.batch * d.heads * d.tokens);
   ForEachRow(d, [&](int64_t n, int64_t h, int64_t t, size_t row) {
     const std::vector<double> scores = Scores(d, qkv, n, h, t);
     const double largest = *std::max_element(scores.begin(), scores.end());
     double sum = 0;
     for (const double score : scores) sum += std::exp(score - largest);
-    logs[row] = static_cast<float>(largest + std::log(sum));
+    logs[row] = largest + std::log(sum);
   });
   return logs;
 }
 
-// From what forward kept, as the fused kernels do.
+// Recomputed from the statistics of forward, as by fused kernels.
 Floats Probabilities(const AttentionDims& d, const Floats& qkv, const Floats& logs) {
-  Floats probabilities(logs.size() * static_cast<size_t>(d.tokens));
+  Floats probabilities(logs.size() * d.tokens);
   ForEachRow(d, [&](int64_t n, int64_t h, int64_t t, size_t row) {
     const std::vector<double> scores = Scores(d, qkv, n, h, t);
     for (size_t s = 0; s < scores.size(); ++s) {
-      probabilities[row * static_cast<size_t>(d.tokens) + s] =
-          static_cast<float>(std::exp(scores[s] - static_cast<double>(logs[row])));
+      probabilities[row * d.tokens + s] = std::exp(scores[s] - logs[row]);
     }
   });
   return probabilities;
@@ -180,7 +175,6 @@ class EmulatedMath final : public DenseMath {
                      std::span<const float> bias, Values c) override {
     CHECK(a.type() == b.type());
     CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
-    CHECK_EQ(bias.empty(), dims.epilogue == MatrixProductDims::Epilogue::kNone);
     CHECK(bias.empty() || std::ssize(bias) == dims.n);
     Do("matrix product", {a, b, bias, c},
        [=, factors = Factors()] { MultiplyAll(dims, factors(a), factors(b), Read(bias), c); });
@@ -216,7 +210,7 @@ class EmulatedMath final : public DenseMath {
   }
 
   bool HasFusedAttention(const AttentionDims& dims, DType type) override {
-    // As cuDNN's.
+    // The limits of cuDNN.
     constexpr int64_t kMaxFeatures = 128;
     return type == DType::kBFloat16 && dims.head_features > 0 && dims.head_features % 8 == 0 &&
            dims.head_features <= kMaxFeatures;
@@ -226,7 +220,7 @@ class EmulatedMath final : public DenseMath {
     CHECK(HasFusedAttention(dims, qkv.type()) && context.type() == qkv.type());
     Do("attention", {qkv, context, statistics}, [=] {
       const Floats in = Read(qkv);
-      Floats probabilities(statistics.size() * static_cast<size_t>(dims.tokens));
+      Floats probabilities(statistics.size() * dims.tokens);
       Floats out(context.size());
       MakeReferenceBackend()->dense().AttentionForward(dims, in, probabilities, out);
       Write(LogSumExps(dims, in), statistics);
@@ -248,7 +242,7 @@ class EmulatedMath final : public DenseMath {
   }
 
  private:
-  // How factors are read: as they are, or rounded, by what holds now.
+  // Reads factors, rounded to TF32 if that is allowed at the time of the call.
   std::function<Floats(ConstValues)> Factors() const {
     return [tf32 = tf32_](ConstValues values) {
       Floats floats = Read(values);

@@ -12,13 +12,13 @@
 namespace cadre::emulated {
 namespace {
 
-// Of an allocation, so much is filled with not-a-numbers; the rest is zeros, as fresh pages are, so
-// that large segments cost nothing until they are used.
+// The part of an allocation that is filled with NaN; the rest is zeros, like new pages, so that
+// large segments cost nothing until they are used.
 constexpr size_t kFilled = 1 << 20;
-// Address space is for the allocation_label; so much of it makes holes harmless.
+// Address space costs nothing; this multiple of the memory makes fragmentation harmless.
 constexpr size_t kRoomForHoles = 4;
 
-// Whether one of `pieces`, which do not overlap, holds the bytes.
+// Whether one of `pieces`, which do not overlap, contains the bytes.
 template <typename Map, typename BytesOf>
 bool Within(const Map& pieces, const void* memory, size_t bytes, const BytesOf& bytes_of) {
   const auto* begin = static_cast<const char*>(memory);
@@ -36,7 +36,7 @@ DeviceMemory::DeviceMemory(size_t bytes, bool closed) : bytes_(bytes), closed_(c
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   PCHECK(memory != MAP_FAILED) << "an emulated device's memory";
   base_ = static_cast<char*>(memory);
-  // Fewer pages make opening and closing cheap. Only advice, so what it says does not matter.
+  // Larger pages make opening and closing cheaper. This is only a hint, so errors are ignored.
   if (closed) madvise(base_, reserved_, MADV_HUGEPAGE);
 }
 
@@ -67,7 +67,7 @@ void* DeviceMemory::Allocate(size_t bytes) {
     pieces_[memory] = {bytes, length};
     used_ += length;
     reached_ = std::max(reached_, static_cast<size_t>(memory - base_) + length);
-    // What others have open now has to include it.
+    // The memory that other threads have open must include it.
     if (open_ > 0) Protect(PROT_READ | PROT_WRITE);
   }
   Open();

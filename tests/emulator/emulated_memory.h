@@ -1,4 +1,4 @@
-// Memory of an emulated device, and host memory that is pinned.
+// Memory of an emulated device, and pinned host memory.
 //
 // Thread-safe.
 #pragma once
@@ -12,18 +12,18 @@
 
 namespace cadre::emulated {
 
-// Address space that is reserved at once, of which pieces are given out.
+// Address space that is reserved in advance, and from which allocations are taken.
 class DeviceMemory {
  public:
-  // closed: nobody may touch it but between Open and Close.
+  // closed: the memory may be accessed between Open and Close only.
   DeviceMemory(size_t bytes, bool closed);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  // Null: there is no more. Aligned to 512, not zero. Requires: bytes > 0.
+  // Null if the memory is used up. Aligned to 512, not zero. Requires: bytes > 0.
   void* Allocate(size_t bytes);
-  // False: it is not what Allocate gave.
+  // False if `memory` did not come from Allocate.
   bool Free(void* memory);
   // Whether the bytes lie within one allocation.
   bool Holds(const void* memory, size_t bytes) const;
@@ -38,7 +38,7 @@ class DeviceMemory {
 
  private:
   struct Piece {
-    size_t bytes = 0;   // asked for
+    size_t bytes = 0;   // requested
     size_t length = 0;  // whole pages
   };
   void Protect(int protection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -52,7 +52,7 @@ class DeviceMemory {
   mutable absl::Mutex mutex_;
   std::map<const char*, Piece> pieces_ ABSL_GUARDED_BY(mutex_);
   size_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of the reserved space, how much was ever given out.
+  // The part of the reserved space that was ever allocated.
   size_t reached_ ABSL_GUARDED_BY(mutex_) = 0;
   int open_ ABSL_GUARDED_BY(mutex_) = 0;
 };
@@ -60,7 +60,7 @@ class DeviceMemory {
 class PinnedMemory {
  public:
   ~PinnedMemory();
-  // Null: the host has no more. Requires: bytes > 0.
+  // Null if the host has no memory left. Requires: bytes > 0.
   void* Allocate(size_t bytes);
   bool Free(void* memory);
   bool Holds(const void* memory, size_t bytes) const;

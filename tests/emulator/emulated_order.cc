@@ -89,7 +89,7 @@ cudaError_t Machine::EventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (state->capture != nullptr) return cudaSuccess;
     recorded->point = point;
   }
-  // On a dead device too: whoever waits goes on, and hears of the error.
+  // Also on a failed device: threads that wait continue and get the error.
   if (state->queue == nullptr) {
     point->Happen();
   } else {

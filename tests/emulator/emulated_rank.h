@@ -1,6 +1,6 @@
-// A rank's CUDA back end on an emulated device: the device runtime, own kernels and dense math.
+// A rank's CUDA back end on an emulated device: the device, our kernels and dense math.
 //
-// Owns all of it. Threads: see device/device.h; each rank has a machine of its own.
+// Owns everything. Threads: see device/device.h; each rank has its own machine.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace cadre {
 
-// Gone from the bottom up: kernels, device, machine.
+// Destroyed in reverse order: kernels, device, machine.
 struct EmulatedRank {
   std::unique_ptr<EmulatedCuda> machine;
   std::unique_ptr<CudaDevice> device;
@@ -22,11 +22,11 @@ struct EmulatedRank {
 struct EmulatedRankOptions {
   EmulatedCuda::Mode mode = EmulatedCuda::Mode::kInline;
   Precision precision = Precision::kFp32;
-  // The device's memory.
+  // Memory of the device in bytes.
   size_t memory = size_t{2} << 30;
 };
 
-// What goes wrong is a bug, and ends the process.
+// Errors are bugs and end the process.
 EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options);
 EmulatedRank MakeEmulatedRank(EmulatedCuda::Mode mode);
 

@@ -26,7 +26,7 @@ void Number::Increment() {
 
 void Number::AwaitOther(uint32_t value) const {
   static_assert(sizeof(value_) == sizeof(uint32_t));
-  // The kernel looks again before it lets us sleep, so no change is missed.
+  // The kernel compares the value again before it blocks the thread, so no change is missed.
   while (Get() == value) {
     syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
   }
@@ -63,7 +63,7 @@ void TaskQueue::Work() {
     delete std::exchange(first_, node);
     if (!node->task) return;
     node->task();
-    // What it holds is given back before it counts as done.
+    // The task releases its resources before it counts as finished.
     node->task = nullptr;
     done_.Increment();
   }
@@ -71,7 +71,7 @@ void TaskQueue::Work() {
 
 void TaskQueue::Drain() const {
   const uint32_t target = pushed_.Get();
-  // The difference as a signed number, since both go round.
+  // The signed difference, because both numbers wrap around.
   for (uint32_t done = done_.Get(); static_cast<int32_t>(target - done) > 0; done = done_.Get()) {
     done_.AwaitOther(done);
   }

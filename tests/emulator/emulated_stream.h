@@ -1,9 +1,8 @@
-// Streams, events and graphs of an emulated device, without CUDA's rules (emulated_machine.h has
-// those).
+// Streams, events and graphs of an emulated device, without CUDA's rules (see emulated_machine.h).
 //
-// A queue orders only what it was given after what gave it, and waits only by points: no lock is
-// shared by those who give work and those who do it, so that a race that a device would have is one
-// that a sanitizer sees.
+// A queue orders a task after the code that pushed it, and waits by points only. Threads that push
+// work and threads that run it share no lock, so that a sanitizer reports every race that a device
+// would have.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,18 +18,19 @@
 
 namespace cadre::emulated {
 
-// What is done in the order of a stream. Its result becomes the device's error.
+// Work of a stream. Its result becomes the device's error.
 using Work = std::function<cudaError_t()>;
 
-// A number that threads wait for to change. Not std::atomic's own waiting, whose threads meet in a
-// table that they share: to a sanitizer that would order what nothing else orders. Thread-safe.
+// A number whose changes threads can await. Not std::atomic's own waiting, which uses a table that
+// all threads share: for a sanitizer that would order accesses that nothing else orders.
+// Thread-safe.
 class Number {
  public:
   uint32_t Get() const { return value_.load(std::memory_order_acquire); }
-  // And wakes whoever waits.
+  // Also wakes the threads that wait.
   void Set(uint32_t value);
   void Increment();
-  // Returns when it is not `value` (any more).
+  // Returns when the number differs from `value`.
   void AwaitOther(uint32_t value) const;
 
  private:
@@ -53,17 +53,17 @@ class Point {
   Number happened_;
 };
 
-// A thread that does what it is given, in order. Thread-safe.
+// A thread that runs tasks in order. Thread-safe.
 class TaskQueue {
  public:
   TaskQueue();
-  // Does first what was given.
+  // Runs the remaining tasks first.
   ~TaskQueue();
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
 
   void Push(std::function<void()> task);
-  // Until all is done that was given before the call.
+  // Waits for all tasks that were pushed before the call.
   void Drain() const;
 
  private:
@@ -73,10 +73,10 @@ class TaskQueue {
   };
   void Work();
 
-  // Who pushes; the thread that works never takes it.
+  // Held by threads that push; the thread of the queue never takes it.
   std::mutex pushers_;
   Node* last_;
-  // Of the thread that works: done already.
+  // The last finished task; used by the thread of the queue only.
   Node* first_;
   // Tasks, modulo 2^32.
   Number pushed_;
@@ -84,21 +84,21 @@ class TaskQueue {
   std::thread thread_;
 };
 
-// Work with an order that is only partly given.
+// A piece of work of a graph, with a partial order.
 struct GraphNode {
   Work work;
-  // Of earlier nodes.
+  // Indices of earlier nodes that come before this one.
   std::vector<int> after;
-  // Nodes of one branch follow one another.
+  // Nodes of one branch run in sequence.
   int branch = 0;
 };
 
-// Plays nodes, one play at a time. Thread-safe.
+// Runs the nodes of a graph, one launch at a time. Thread-safe.
 class GraphPlayer {
  public:
-  // parallel: a thread for every branch but the first.
+  // With `parallel`, each branch but the first has its own thread.
   GraphPlayer(std::vector<GraphNode> nodes, bool parallel);
-  // Returns when all is done; the first error.
+  // Returns when all nodes have finished, with the first error.
   cudaError_t Play();
 
  private:

@@ -11,7 +11,8 @@ namespace cadre {
 namespace emulated {
 namespace {
 
-// NcclApi's functions are plain, so each table's know the place of their network.
+// The functions of NcclApi have no object, so those of each table are bound to the slot of their
+// network.
 std::array<std::atomic<Network*>, kMaxNetworks> networks;
 std::atomic<uint64_t> networks_made = 0;
 
@@ -19,7 +20,7 @@ template <int kSlot, auto kMethod, typename... Arguments>
 constexpr auto Bind(ncclResult_t (Network::*)(Arguments...)) -> ncclResult_t (*)(Arguments...) {
   return [](Arguments... arguments) -> ncclResult_t {
     Network* network = networks[kSlot].load(std::memory_order_acquire);
-    CHECK(network != nullptr) << "a fake NCCL that is gone was called";
+    CHECK(network != nullptr) << "a fake NCCL was called after its destruction";
     return (network->*kMethod)(arguments...);
   };
 }
@@ -50,7 +51,7 @@ const char* ErrorText(ncclResult_t result) {
   }
 }
 
-const char* LastError(ncclComm_t /*comm*/) { return "played by a test"; }
+const char* LastError(ncclComm_t /*comm*/) { return "a fake error"; }
 
 template <int kSlot>
 constexpr NcclApi kTable = {
@@ -89,7 +90,7 @@ int TakeSlot(Network* network) {
     Network* none = nullptr;
     if (networks[i].compare_exchange_strong(none, network)) return i;
   }
-  LOG(FATAL) << "more than " << kMaxNetworks << " fake NCCLs at once";
+  LOG(FATAL) << "more than " << kMaxNetworks << " fake NCCLs at the same time";
 }
 
 }  // namespace

@@ -1,20 +1,19 @@
-// NCCL among the threads of one process: the functions of worker/transport/nccl/nccl_api.h, each
-// rank a thread with an emulated device.
+// A fake NCCL among the threads of one process: the functions of worker/transport/nccl/nccl_api.h;
+// each rank is a thread with an emulated device.
 //
-// Like NCCL: operations are enqueued and wait for their peers inside the stream (under
-// EmulatedCuda::Mode::kInline that is the calling thread), all of a group make progress together, a
-// send ends when it was received, captures keep operations, communicators that do not block say
-// ncclInProgress until all ranks came, nothing ends by itself when a rank is lost. Sums are added
-// in the order of ranks, fp32 in fp32, bf16 in fp32 and rounded once.
-// A communicator is of the device that its maker's thread has chosen, and works for no other.
-// Stricter: buffers are held against what the device allocated; a group's operations of one
-// communicator go to one stream; peers that disagree about an operation fail the test with a
-// message that names both, and the communicator.
-// Not like it: operations of one communicator that two streams are given at once are not put in
-// order.
+// Like NCCL: operations are enqueued and wait for their peers inside the stream (in the calling
+// thread with EmulatedCuda::Mode::kInline); the operations of a group make progress together; a
+// send ends when it has been received; operations can be captured; non-blocking communicators
+// return ncclInProgress until all ranks have joined; operations do not end by themselves if a rank
+// is lost. Sums are added in the order of the ranks, fp32 in fp32, bf16 in fp32 and rounded once. A
+// communicator belongs to the current device of the thread that made it, and works for no other.
+// Stricter: buffers must be within allocations of the device; a group's operations of one
+// communicator must use one stream; operations of peers that do not match fail the test with a
+// message that names both, and the communicator. Unlike NCCL: operations of one communicator on two
+// streams are not ordered.
 //
-// Ranks are those of ncclCommInitRank, also in the names of faults. One object is one network.
-// Outlives its communicators' use. Thread-safe.
+// Ranks are those of ncclCommInitRank, for faults, too. One object is one network and must outlive
+// the use of its communicators. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -39,27 +38,27 @@ class FakeNccl {
   const NcclApi& api() const;
 
   // --- faults -----------------------------------------------------------------------------------
-  // The call of `function` (a name of NcclApi) that comes after `after` others fails.
+  // The next call of `function` (a member of NcclApi) after `after` others fails.
   void FailNext(absl::string_view function, ncclResult_t result, int64_t after = 0);
-  // Nobody hears of this rank's init.
+  // The rank's init never reaches its peers.
   void HangInit(int rank);
-  // From now on nobody hears of this rank: its operations do nothing, those that wait end.
+  // From now on the rank is lost: its operations have no effect, and those that wait end.
   void Kill(int rank);
-  // The rank's aborts have their effect but do not return, until EndAborts, which waits for them.
+  // The rank's aborts take effect but do not return until EndAborts, which waits for them.
   void HangAborts(int rank);
   void EndAborts();
-  // The rank's communicators, those to come included, tell of this error.
+  // The rank's communicators, including later ones, report this error.
   void Break(int rank, ncclResult_t error);
-  // Calls that communicators which do not block may answer with ncclInProgress do, until
-  // async_error has been asked so often. 0 at first.
+  // Calls of non-blocking communicators that may return ncclInProgress do so until async_error has
+  // been called this often. 0 initially.
   void set_polls(int polls);
 
-  // --- what happened ----------------------------------------------------------------------------
+  // --- observations ----------------------------------------------------------------------------
   int64_t calls(absl::string_view function) const;
   // Not yet destroyed or aborted; not yet deregistered.
   int64_t live_communicators() const;
   int64_t live_registrations() const;
-  // Operations that wait for others now.
+  // Operations that wait for peers now.
   int64_t waiting() const;
 
  private:

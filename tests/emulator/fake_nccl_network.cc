@@ -1,4 +1,4 @@
-// Communicators of the fake NCCL: how they come to be, and how they end.
+// Communicators of the fake NCCL: creation and destruction.
 #include "tests/emulator/fake_nccl_network.h"
 
 #include <algorithm>
@@ -61,12 +61,12 @@ int64_t Network::calls(absl::string_view function) const {
 
 int64_t Network::live_communicators() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int64_t>(members_.size());
+  return std::ssize(members_);
 }
 
 int64_t Network::live_registrations() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int64_t>(registrations_.size());
+  return std::ssize(registrations_);
 }
 
 int64_t Network::waiting() const {
@@ -92,7 +92,7 @@ Network::Member Network::Find(ncclComm_t comm) const {
 
 bool Network::Complete(const Communicator& member) const {
   const auto stands = [](const Communicator& one) {
-    return one.clique != nullptr && static_cast<int>(one.clique->joined.size()) == one.clique->size;
+    return one.clique != nullptr && std::ssize(one.clique->joined) == one.clique->size;
   };
   return stands(member) && (member.splitting == nullptr || stands(*member.splitting));
 }
@@ -104,7 +104,7 @@ bool Network::Gone(const Communicator& member) const {
 
 ncclResult_t Network::Ready(const Communicator& member) const {
   if (member.error != ncclSuccess) return member.error;
-  // As NCCL says of one whose last call is still in progress.
+  // NCCL returns this while the last call is in progress.
   return Complete(member) && member.polls == 0 ? ncclSuccess : ncclInvalidArgument;
 }
 
@@ -131,7 +131,7 @@ ncclResult_t Network::Version(int* version) {
 ncclResult_t Network::UniqueId(ncclUniqueId* id) {
   absl::MutexLock lock(&mutex_);
   if (const ncclResult_t result = Enter("unique_id"); result != ncclSuccess) return result;
-  // Every byte matters, so that one that got lost on its way shows.
+  // All bytes are used, so that a truncated identifier is detected.
   const uint64_t number = ++ids_;
   for (size_t i = 0; i < sizeof(id->internal); i += sizeof(number)) {
     std::memcpy(id->internal + i, &number, sizeof(number));

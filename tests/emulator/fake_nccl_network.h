@@ -1,4 +1,4 @@
-// The inside of FakeNccl: communicators, and how operations of their ranks meet.
+// Implementation of FakeNccl: communicators, and how operations of their ranks are matched.
 #pragma once
 
 #include <nccl.h>
@@ -33,7 +33,7 @@ enum class Verb : uint8_t {
   kBroadcast,
 };
 
-// What a rank asked for.
+// An operation of one rank.
 struct Operation {
   Verb verb = Verb::kSend;
   const void* from = nullptr;
@@ -41,18 +41,18 @@ struct Operation {
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
   ncclRedOp_t op = ncclSum;
-  // Or root.
+  // The peer of a message, or the root.
   int peer = 0;
 };
 
-// What a send left for its receiver.
-struct Letter {
+// A message that was sent.
+struct Message {
   Operation sent;
   Bytes bytes;
   bool taken = false;
 };
 
-// Where all ranks of a collective come together. Its inputs are read only when all have arrived.
+// A collective. Its inputs are read only when all ranks have arrived.
 struct Meeting {
   Operation first;
   int first_rank = 0;
@@ -63,7 +63,7 @@ struct Meeting {
 
 struct Communicator;
 
-// All ranks of a communicator on the way to several.
+// A split of a communicator, while ranks arrive.
 struct Split {
   struct Part {
     int color = 0, key = 0, rank = 0;
@@ -77,29 +77,29 @@ struct Clique {
   std::string name;
   int size = 0;
   std::set<int> joined;
-  // From, to.
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Letter>>> letters;
+  // By sender and receiver.
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages;
   std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
-  // Ranks' first splits belong together, and so on.
+  // By number: the first splits of all ranks belong together, and so on.
   std::map<uint64_t, Split> splits;
   bool disagreed = false;
 };
 
-// One rank's. Guarded by the network.
+// The communicator of one rank. Guarded by the network.
 struct Communicator {
-  // Null until a split's ranks have all come.
+  // Null until all ranks of the split have arrived.
   std::shared_ptr<Clique> clique;
   int rank = 0;
   int world_rank = 0;
   bool blocking = true;
-  // What the thread that made it had chosen: the device of all its work.
+  // The current devices of the thread that made it: its work must use one of them.
   std::map<uint64_t, int> devices;
   bool aborted = false;
   ncclResult_t error = ncclSuccess;
   int polls = 0;
   uint64_t next_meeting = 0;
   uint64_t next_split = 0;
-  // A split of it goes on.
+  // The communicator of a split in progress; null if there is none.
   std::shared_ptr<Communicator> splitting;
 };
 
@@ -164,7 +164,7 @@ class Network {
     cudaStream_t stream;
     Operation operation;
   };
-  // Of a host thread.
+  // The group of a host thread.
   struct Group {
     uint64_t network = 0;
     int depth = 0;
@@ -172,13 +172,13 @@ class Network {
   };
 
   Group& group() const;
-  // Counts the call; not success where it fails before it does anything.
+  // Counts the call. Returns the injected error, or success.
   ncclResult_t Enter(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Null where the handle is none.
+  // Null for an invalid handle.
   Member Find(ncclComm_t comm) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Complete(const Communicator& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ncclResult_t Ready(const Communicator& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of a call that may leave something in progress.
+  // The result of a call that may leave work in progress.
   ncclResult_t Started(Communicator& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitComplete(const Communicator& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Gone(const Communicator& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -189,14 +189,14 @@ class Network {
   ncclResult_t Check(const Operation& operation, const Communicator& member, cudaStream_t stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ncclResult_t SubmitAll(std::vector<Pending> pending);
-  // On the stream: all operations of one group.
+  // Runs all operations of one group, on the stream.
   void Perform(const Member& member, const std::vector<Operation>& operations);
   bool PerformReceive(Communicator& member, const Operation& operation);
   bool PerformMeeting(Communicator& member, const Operation& operation,
                       const std::shared_ptr<Meeting>& meeting);
   std::shared_ptr<Meeting> Arrive(Communicator& member, const Operation& operation, Bytes input)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False: it will not come true, since the communicator is gone.
+  // False if the communicator is gone before it happened.
   bool Await(const Communicator& member, const Operation& operation,
              const std::function<bool()>& happened) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Disagree(Clique& clique, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

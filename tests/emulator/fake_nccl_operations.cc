@@ -1,4 +1,4 @@
-// Operations of the fake NCCL: how they are enqueued, and how peers meet.
+// Operations of the fake NCCL: enqueueing, and matching with peers.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,7 +13,7 @@
 namespace cadre::emulated {
 namespace {
 
-// After so long, whoever waits tells for what; it goes on waiting, as NCCL does.
+// An operation that waits longer logs its peers, and continues to wait, as NCCL does.
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
 // Elements that an operation of one of `ranks` ranks reads and writes.
@@ -22,7 +22,7 @@ size_t Reads(const Operation& o, int rank, int ranks) {
     case Verb::kReceive:
       return 0;
     case Verb::kReduceScatter:
-      return o.count * static_cast<size_t>(ranks);
+      return o.count * ranks;
     case Verb::kBroadcast:
       return o.peer == rank ? o.count : 0;
     default:
@@ -35,7 +35,7 @@ size_t Writes(const Operation& o, int rank, int ranks) {
     case Verb::kSend:
       return 0;
     case Verb::kAllGather:
-      return o.count * static_cast<size_t>(ranks);
+      return o.count * ranks;
     case Verb::kReduce:
       return o.peer == rank ? o.count : 0;
     default:
@@ -51,7 +51,7 @@ bool HasPeer(Verb verb) {
   return IsPair(verb) || verb == Verb::kReduce || verb == Verb::kBroadcast;
 }
 
-// What all ranks of a collective have to agree on.
+// Whether operations of two ranks belong to the same collective.
 bool Agree(const Operation& a, const Operation& b) {
   return a.verb == b.verb && a.count == b.count && a.type == b.type &&
          (!Reduces(a.verb) || a.op == b.op) && (!HasPeer(a.verb) || a.peer == b.peer);
@@ -73,7 +73,7 @@ void Write(const Operation& o, int rank, const std::vector<Bytes>& inputs) {
       if (o.peer == rank) ReduceNccl(inputs, 0, o.count, o.type, o.op, to);
       return;
     case Verb::kReduceScatter:
-      return ReduceNccl(inputs, o.count * static_cast<size_t>(rank), o.count, o.type, o.op, to);
+      return ReduceNccl(inputs, o.count * rank, o.count, o.type, o.op, to);
     case Verb::kAllGather:
       for (size_t i = 0; i < inputs.size() && bytes > 0; ++i) {
         std::memcpy(to + i * bytes, inputs[i].data(), bytes);
@@ -101,9 +101,9 @@ std::string Describe(const Operation& o, int rank) {
     case Verb::kReduce:
       return absl::StrCat("rank ", rank, " reduces ", what, " to ", o.peer);
     case Verb::kReduceScatter:
-      return absl::StrCat("rank ", rank, " reduce-scatters pieces of ", what);
+      return absl::StrCat("rank ", rank, " reduce-scatters chunks of ", what);
     case Verb::kAllGather:
-      return absl::StrCat("rank ", rank, " all-gathers pieces of ", what);
+      return absl::StrCat("rank ", rank, " all-gathers chunks of ", what);
     case Verb::kBroadcast:
       return absl::StrCat("rank ", rank, " broadcasts ", what, " from ", o.peer);
   }
@@ -282,7 +282,7 @@ std::shared_ptr<Meeting> Network::Arrive(Communicator& member, const Operation& 
     meeting = std::make_shared<Meeting>();
     meeting->first = operation;
     meeting->first_rank = member.rank;
-    meeting->inputs.resize(static_cast<size_t>(clique.size));
+    meeting->inputs.resize(clique.size);
   }
   if (!Agree(meeting->first, operation)) {
     Disagree(clique, absl::StrCat(Describe(operation, member.rank), ", but ",
@@ -294,24 +294,24 @@ std::shared_ptr<Meeting> Network::Arrive(Communicator& member, const Operation& 
 }
 
 bool Network::PerformReceive(Communicator& member, const Operation& operation) {
-  std::shared_ptr<Letter> letter;
+  std::shared_ptr<Message> message;
   {
     absl::MutexLock lock(&mutex_);
-    auto& letters = member.clique->letters[{operation.peer, member.rank}];
-    if (!Await(member, operation, [&letters] { return !letters.empty(); })) return false;
-    letter = letters.front();
-    letters.pop_front();
-    if (letter->sent.count != operation.count || letter->sent.type != operation.type) {
+    auto& messages = member.clique->messages[{operation.peer, member.rank}];
+    if (!Await(member, operation, [&messages] { return !messages.empty(); })) return false;
+    message = messages.front();
+    messages.pop_front();
+    if (message->sent.count != operation.count || message->sent.type != operation.type) {
       Disagree(*member.clique, absl::StrCat(Describe(operation, member.rank), ", but ",
-                                            Describe(letter->sent, operation.peer)));
+                                            Describe(message->sent, operation.peer)));
       return false;
     }
   }
-  if (!letter->bytes.empty()) {
-    std::memcpy(operation.to, letter->bytes.data(), letter->bytes.size());
+  if (!message->bytes.empty()) {
+    std::memcpy(operation.to, message->bytes.data(), message->bytes.size());
   }
   absl::MutexLock lock(&mutex_);
-  letter->taken = true;
+  message->taken = true;
   changed_.SignalAll();
   return true;
 }
@@ -344,8 +344,8 @@ void Network::Perform(const Member& member, const std::vector<Operation>& operat
   for (const Operation& operation : operations) {
     inputs.push_back(Read(operation, self.rank, ranks));
   }
-  // What the group gives comes first, so that its operations make progress together.
-  std::vector<std::shared_ptr<Letter>> sent(operations.size());
+  // The group's outputs first, so that its operations make progress together.
+  std::vector<std::shared_ptr<Message>> sent(operations.size());
   std::vector<std::shared_ptr<Meeting>> meetings(operations.size());
   {
     absl::MutexLock lock(&mutex_);
@@ -353,8 +353,8 @@ void Network::Perform(const Member& member, const std::vector<Operation>& operat
     for (size_t i = 0; i < operations.size(); ++i) {
       const Operation& operation = operations[i];
       if (operation.verb == Verb::kSend) {
-        sent[i] = std::make_shared<Letter>(Letter{operation, std::move(inputs[i])});
-        self.clique->letters[{self.rank, operation.peer}].push_back(sent[i]);
+        sent[i] = std::make_shared<Message>(Message{operation, std::move(inputs[i])});
+        self.clique->messages[{self.rank, operation.peer}].push_back(sent[i]);
       } else if (operation.verb != Verb::kReceive) {
         meetings[i] = Arrive(self, operation, std::move(inputs[i]));
       }
@@ -368,9 +368,9 @@ void Network::Perform(const Member& member, const std::vector<Operation>& operat
   }
   absl::MutexLock lock(&mutex_);
   for (size_t i = 0; i < operations.size(); ++i) {
-    const Letter* letter = sent[i].get();
-    if (letter == nullptr) continue;
-    if (!Await(self, operations[i], [letter] { return letter->taken; })) return;
+    const Message* message = sent[i].get();
+    if (message == nullptr) continue;
+    if (!Await(self, operations[i], [message] { return message->taken; })) return;
   }
 }
 

@@ -13,9 +13,8 @@ struct Bf16 {
   Bf16() = default;
   explicit Bf16(float x) {
     const auto word = std::bit_cast<uint32_t>(x);
-    // To the nearest, ties to even; not-a-number stays one.
-    bits = x != x ? static_cast<uint16_t>(word >> 16 | 0x40)
-                  : static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+    // Rounds to nearest, ties to even; NaN stays NaN.
+    bits = x != x ? word >> 16 | 0x40 : (word + 0x7FFF + (word >> 16 & 1)) >> 16;
   }
   explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
 };
@@ -51,52 +50,39 @@ void Reduce(const std::vector<Bytes>& inputs, size_t offset, size_t count, ncclR
   }
 }
 
+using Reducer = void (*)(const std::vector<Bytes>& inputs, size_t offset, size_t count,
+                         ncclRedOp_t op, void* to);
+struct TypeInfo {
+  ncclDataType_t type;
+  const char* name;
+  size_t bytes;
+  Reducer reduce;
+};
+template <typename T, typename Sum = T>
+constexpr TypeInfo InfoOf(ncclDataType_t type, const char* name) {
+  return {type, name, sizeof(T), &Reduce<T, Sum>};
+}
+constexpr TypeInfo kTypes[] = {
+    InfoOf<int8_t>(ncclInt8, "int8"),          InfoOf<uint8_t>(ncclUint8, "uint8"),
+    InfoOf<Bf16, float>(ncclBfloat16, "bf16"), InfoOf<int32_t>(ncclInt32, "int32"),
+    InfoOf<uint32_t>(ncclUint32, "uint32"),    InfoOf<int64_t>(ncclInt64, "int64"),
+    InfoOf<uint64_t>(ncclUint64, "uint64"),    InfoOf<float>(ncclFloat32, "fp32"),
+    InfoOf<double>(ncclFloat64, "fp64"),
+};
+
+// 0 bytes for a type that is not emulated.
+TypeInfo Find(ncclDataType_t type) {
+  for (const TypeInfo& info : kTypes) {
+    if (info.type == type) return info;
+  }
+  return {.type = type, .name = "elements of an unsupported type", .bytes = 0, .reduce = nullptr};
+}
+
 }  // namespace
 
-size_t SizeOfNccl(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-      return 1;
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64:
-      return 8;
-    default:
-      return 0;
-  }
-}
+size_t SizeOfNccl(ncclDataType_t type) { return Find(type).bytes; }
 
-const char* NameOfNccl(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-      return "int8";
-    case ncclUint8:
-      return "uint8";
-    case ncclBfloat16:
-      return "bf16";
-    case ncclInt32:
-      return "int32";
-    case ncclUint32:
-      return "uint32";
-    case ncclFloat32:
-      return "fp32";
-    case ncclInt64:
-      return "int64";
-    case ncclUint64:
-      return "uint64";
-    case ncclFloat64:
-      return "fp64";
-    default:
-      return "of a type that is not played";
-  }
-}
+const char* NameOfNccl(ncclDataType_t type) { return Find(type).name; }
 
 bool CanReduce(ncclDataType_t type, ncclRedOp_t op) {
   return SizeOfNccl(type) > 0 && op >= ncclSum && op <= ncclAvg;
@@ -104,28 +90,7 @@ bool CanReduce(ncclDataType_t type, ncclRedOp_t op) {
 
 void ReduceNccl(const std::vector<Bytes>& inputs, size_t offset, size_t count, ncclDataType_t type,
                 ncclRedOp_t op, void* to) {
-  switch (type) {
-    case ncclInt8:
-      return Reduce<int8_t, int8_t>(inputs, offset, count, op, to);
-    case ncclUint8:
-      return Reduce<uint8_t, uint8_t>(inputs, offset, count, op, to);
-    case ncclBfloat16:
-      return Reduce<Bf16, float>(inputs, offset, count, op, to);
-    case ncclInt32:
-      return Reduce<int32_t, int32_t>(inputs, offset, count, op, to);
-    case ncclUint32:
-      return Reduce<uint32_t, uint32_t>(inputs, offset, count, op, to);
-    case ncclFloat32:
-      return Reduce<float, float>(inputs, offset, count, op, to);
-    case ncclInt64:
-      return Reduce<int64_t, int64_t>(inputs, offset, count, op, to);
-    case ncclUint64:
-      return Reduce<uint64_t, uint64_t>(inputs, offset, count, op, to);
-    case ncclFloat64:
-      return Reduce<double, double>(inputs, offset, count, op, to);
-    default:
-      return;
-  }
+  Find(type).reduce(inputs, offset, count, op, to);
 }
 
 }  // namespace cadre::emulated

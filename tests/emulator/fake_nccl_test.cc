@@ -1,4 +1,4 @@
-// What the fake NCCL promises: sums, messages, groups, communicators that come and go, faults.
+// The fake NCCL: sums, messages, groups, communicators, faults.
 #include "tests/emulator/fake_nccl.h"
 
 #include <cuda_bf16.h>
@@ -86,7 +86,7 @@ class FakeNcclTest : public testing::TestWithParam<Mode> {
     EXPECT_EQ(network_.api().unique_id(&id), ncclSuccess);
     return id;
   }
-  // Runs `body` on all ranks at once, each on a thread of its own.
+  // Runs `body` on all ranks concurrently, each on its own thread.
   void OnRanks(int size, const std::function<void(Rank&)>& body) {
     const ncclUniqueId id = Id();
     std::vector<std::thread> threads;
@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, FakeNcclTest, testing::Values(Mode::kInline, Mod
 
 TEST_P(FakeNcclTest, AllReduceAddsInTheOrderOfRanks) {
   for (const int size : {1, 2, 3, 4}) {
-    // The order shows: large numbers swallow small ones.
+    // The order matters: large numbers absorb small ones.
     const std::vector<float> of_rank = {1e8F, 1, -1e8F, 3};
     float expected = 0;
     for (int i = 0; i < size; ++i) expected += of_rank[i];
@@ -132,12 +132,12 @@ TEST_P(FakeNcclTest, AllReduceAddsInTheOrderOfRanks) {
 
 TEST_P(FakeNcclTest, EveryTypeAndReduction) {
   OnRanks(3, [&](Rank& self) {
-    const auto rank = static_cast<uint64_t>(self.rank());
+    const uint64_t rank = self.rank();
     uint64_t* words = self.Make<uint64_t>({rank + 1, (uint64_t{1} << 60) + rank});
     ASSERT_EQ(self.nccl.all_reduce(words, words, 2, ncclUint64, ncclMax, self.comm, self.stream),
               ncclSuccess);
     EXPECT_EQ(self.Get(words, 2), (std::vector<uint64_t>{3, (uint64_t{1} << 60) + 2}));
-    double* doubles = self.Make<double>({1.0 / 3, static_cast<double>(rank)});
+    double* doubles = self.Make<double>({1.0 / 3, 1.0 * rank});
     ASSERT_EQ(
         self.nccl.all_reduce(doubles, doubles, 2, ncclFloat64, ncclSum, self.comm, self.stream),
         ncclSuccess);
@@ -146,7 +146,7 @@ TEST_P(FakeNcclTest, EveryTypeAndReduction) {
     ASSERT_EQ(self.nccl.all_reduce(bytes, bytes, 1, ncclInt8, ncclMin, self.comm, self.stream),
               ncclSuccess);
     EXPECT_EQ(self.Get(bytes, 1), std::vector<int8_t>{-3});
-    // 256 + 1 is no bf16; the sum of all three is, so it was rounded once.
+    // bf16 cannot hold 256 + 1, but it holds the sum of all three, which is rounded once.
     const float values[] = {256, 1, 1};
     __nv_bfloat16* halves = self.Make<__nv_bfloat16>({__float2bfloat16(values[rank])});
     ASSERT_EQ(
@@ -160,7 +160,7 @@ TEST_P(FakeNcclTest, EveryTypeAndReduction) {
 
 TEST_P(FakeNcclTest, GatherScatterReduceBroadcast) {
   OnRanks(4, [&](Rank& self) {
-    const auto rank = static_cast<float>(self.rank());
+    const float rank = self.rank();
     float* mine = self.Make<float>({rank, 10 + rank, 20 + rank});
     float* all = self.Make(std::vector<float>(12));
     ASSERT_EQ(self.nccl.all_gather(mine, all, 3, ncclFloat32, self.comm, self.stream), ncclSuccess);
@@ -178,36 +178,34 @@ TEST_P(FakeNcclTest, GatherScatterReduceBroadcast) {
   });
 }
 
-TEST_P(FakeNcclTest, AGroupOfUnevenPiecesMakesProgressTogether) {
-  // Rank a sends a + b + 1 elements to rank b, itself included; nothing where that is 3.
-  const auto count = [](int a, int b) { return static_cast<size_t>(a + b == 3 ? 0 : a + b + 1); };
+TEST_P(FakeNcclTest, GroupOfMessagesOfDifferentSizes) {
+  // Rank a sends a + b + 1 elements to rank b, including itself, but none if a + b is 3.
+  const auto count = [](int a, int b) -> size_t { return a + b == 3 ? 0 : a + b + 1; };
   OnRanks(3, [&](Rank& self) {
     std::vector<float*> out, in;
     for (int peer = 0; peer < 3; ++peer) {
-      out.push_back(self.Make(std::vector<float>(8, static_cast<float>(self.rank() * 10 + peer))));
+      out.push_back(self.Make(std::vector<float>(8, self.rank() * 10 + peer)));
       in.push_back(self.Make(std::vector<float>(8, -1)));
     }
     ASSERT_EQ(self.nccl.group_start(), ncclSuccess);
     for (int peer = 0; peer < 3; ++peer) {
-      const auto i = static_cast<size_t>(peer);
-      ASSERT_EQ(self.nccl.send(out[i], count(self.rank(), peer), ncclFloat32, peer, self.comm,
+      ASSERT_EQ(self.nccl.send(out[peer], count(self.rank(), peer), ncclFloat32, peer, self.comm,
                                self.stream),
                 ncclSuccess);
-      ASSERT_EQ(self.nccl.receive(in[i], count(peer, self.rank()), ncclFloat32, peer, self.comm,
+      ASSERT_EQ(self.nccl.receive(in[peer], count(peer, self.rank()), ncclFloat32, peer, self.comm,
                                   self.stream),
                 ncclSuccess);
     }
     ASSERT_EQ(self.nccl.group_end(), ncclSuccess);
     for (int peer = 0; peer < 3; ++peer) {
       std::vector<float> expected(8, -1);
-      std::fill_n(expected.begin(), count(peer, self.rank()),
-                  static_cast<float>(peer * 10 + self.rank()));
+      std::fill_n(expected.begin(), count(peer, self.rank()), peer * 10 + self.rank());
       EXPECT_EQ(self.Get(in[peer], 8), expected);
     }
   });
 }
 
-TEST_P(FakeNcclTest, MessagesArriveInTheOrderInWhichTheyWereSent) {
+TEST_P(FakeNcclTest, MessagesArriveInOrder) {
   OnRanks(2, [&](Rank& self) {
     float* x = self.Make<float>({1, 2, 3, 4});
     for (size_t i = 0; i < 4; ++i) {
@@ -223,7 +221,7 @@ TEST_P(FakeNcclTest, MessagesArriveInTheOrderInWhichTheyWereSent) {
   });
 }
 
-TEST_P(FakeNcclTest, CapturesKeepOperations) {
+TEST_P(FakeNcclTest, OperationsCanBeCaptured) {
   OnRanks(2, [&](Rank& self) {
     float* x = self.Make<float>({self.rank() == 0 ? 1.0F : 2.0F, 0});
     ASSERT_EQ(self.cuda.stream_synchronize(self.stream), cudaSuccess);
@@ -247,9 +245,9 @@ TEST_P(FakeNcclTest, CapturesKeepOperations) {
   });
 }
 
-TEST_P(FakeNcclTest, ASplitGivesEachColorItsOwn) {
+TEST_P(FakeNcclTest, SplitMakesACommunicatorPerColor) {
   OnRanks(4, [&](Rank& self) {
-    // Ranks 3, 2 and 1, in this order; 0 is in none.
+    // Ranks 3, 2 and 1, in this order; rank 0 has no color.
     const int color = self.rank() == 0 ? NCCL_SPLIT_NOCOLOR : 5;
     ncclComm_t part = nullptr;
     const ncclResult_t result = self.nccl.split(self.comm, color, 10 - self.rank(), &part, nullptr);
@@ -269,7 +267,7 @@ TEST_P(FakeNcclTest, ASplitGivesEachColorItsOwn) {
   });
 }
 
-TEST_P(FakeNcclTest, WhatIsInProgressCannotBeUsed) {
+TEST_P(FakeNcclTest, CommunicatorsInProgressCannotBeUsed) {
   network_.set_polls(2);
   OnRanks(2, [&](Rank& self) {
     float* x = self.Make<float>({1});
@@ -282,7 +280,7 @@ TEST_P(FakeNcclTest, WhatIsInProgressCannotBeUsed) {
   });
 }
 
-TEST_P(FakeNcclTest, AnInitThatNotAllRanksReachStaysInProgress) {
+TEST_P(FakeNcclTest, InitStaysInProgressUntilAllRanksJoin) {
   network_.HangInit(1);
   const ncclUniqueId id = Id();
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -294,12 +292,12 @@ TEST_P(FakeNcclTest, AnInitThatNotAllRanksReachStaysInProgress) {
     ASSERT_EQ(network_.api().async_error(comm, &state), ncclSuccess);
     EXPECT_EQ(state, ncclInProgress);
     EXPECT_EQ(network_.api().abort(comm), ncclSuccess);
-    EXPECT_EQ(network_.api().abort(comm), ncclInvalidArgument) << "it is gone";
+    EXPECT_EQ(network_.api().abort(comm), ncclInvalidArgument) << "it was aborted";
   }
   EXPECT_EQ(network_.live_communicators(), 0);
 }
 
-TEST_P(FakeNcclTest, BadInits) {
+TEST_P(FakeNcclTest, InvalidInits) {
   const NcclApi& nccl = network_.api();
   ncclComm_t comm = nullptr;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -314,11 +312,11 @@ TEST_P(FakeNcclTest, BadInits) {
   network_.FailNext("init", ncclSystemError);
   EXPECT_EQ(nccl.init(&comm, 1, id, 0, &config), ncclSystemError);
   EXPECT_EQ(nccl.init(&comm, 1, id, 0, &config), ncclSuccess);
-  EXPECT_EQ(nccl.init(&comm, 1, id, 0, &config), ncclInvalidArgument) << "the rank is there";
+  EXPECT_EQ(nccl.init(&comm, 1, id, 0, &config), ncclInvalidArgument) << "the rank has joined";
   EXPECT_EQ(network_.live_communicators(), 1);
 }
 
-TEST_P(FakeNcclTest, AnAbortEndsWhatWaits) {
+TEST_P(FakeNcclTest, AbortEndsWaitingOperations) {
   aborted_ = true;
   OnRanks(2, [&](Rank& self) {
     float* x = self.Make<float>({5});
@@ -335,7 +333,7 @@ TEST_P(FakeNcclTest, AnAbortEndsWhatWaits) {
   });
 }
 
-TEST_P(FakeNcclTest, ARankThatDiesIsNotHeardOf) {
+TEST_P(FakeNcclTest, OperationsOfALostRankHaveNoEffect) {
   aborted_ = true;
   OnRanks(2, [&](Rank& self) {
     float* x = self.Make<float>({5});
@@ -375,7 +373,8 @@ TEST_P(FakeNcclTest, RegistrationsAreCounted) {
   });
 }
 
-// --- what fails a test --------------------------------------------------------------------------
+// --- failures of the test
+// --------------------------------------------------------------------------
 
 void Mismatch(FakeNccl* network, Mode mode, const std::function<void(Rank&)>& body) {
   ncclUniqueId id;
@@ -392,7 +391,7 @@ void Mismatch(FakeNccl* network, Mode mode, const std::function<void(Rank&)>& bo
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_P(FakeNcclTest, PeersThatDisagreeAboutAMessage) {
+TEST_P(FakeNcclTest, MismatchedMessageFailsTheTest) {
   static FakeNccl* network;
   static Mode mode;
   network = &network_;
@@ -410,22 +409,22 @@ TEST_P(FakeNcclTest, PeersThatDisagreeAboutAMessage) {
       "rank 1 receives 4 fp32 from 0, but rank 0 sends 5 fp32 to 1");
 }
 
-TEST_P(FakeNcclTest, RanksThatDisagreeAboutACollective) {
+TEST_P(FakeNcclTest, MismatchedCollectiveFailsTheTest) {
   static FakeNccl* network;
   static Mode mode;
   network = &network_;
   mode = GetParam();
-  EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(
-      Mismatch(network, mode,
-               [](Rank& self) {
-                 float* x = self.Make(std::vector<float>(8));
-                 self.nccl.all_reduce(x, x, static_cast<size_t>(4 + self.rank()), ncclFloat32,
-                                      ncclSum, self.comm, self.stream);
-               }),
-      " all-reduces 5 fp32");
+  EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(Mismatch(network, mode,
+                                                  [](Rank& self) {
+                                                    float* x = self.Make(std::vector<float>(8));
+                                                    self.nccl.all_reduce(x, x, 4 + self.rank(),
+                                                                         ncclFloat32, ncclSum,
+                                                                         self.comm, self.stream);
+                                                  }),
+                                         " all-reduces 5 fp32");
 }
 
-TEST_P(FakeNcclTest, MemoryOfTheHost) {
+TEST_P(FakeNcclTest, HostMemoryFailsTheTest) {
   static FakeNccl* network;
   static Mode mode;
   network = &network_;
@@ -442,7 +441,7 @@ TEST_P(FakeNcclTest, MemoryOfTheHost) {
       "does not lie within an allocation");
 }
 
-TEST(FakeNcclDevice, ACommunicatorIsOfTheDeviceThatWasChosenBefore) {
+TEST(FakeNcclDevice, CommunicatorBelongsToTheCurrentDevice) {
   FakeNccl network;
   EmulatedCuda machine(Mode::kInline, 2);
   const CudaApi& cuda = machine.api();
@@ -458,7 +457,7 @@ TEST(FakeNcclDevice, ACommunicatorIsOfTheDeviceThatWasChosenBefore) {
   ASSERT_EQ(cuda.stream_create(&stream, cudaStreamNonBlocking, 0), cudaSuccess);
   ASSERT_EQ(cuda.malloc(&memory, 16), cudaSuccess);
   ASSERT_EQ(network.api().init(&good, 1, id, 0, nullptr), ncclSuccess);
-  // A new thread's device is the first.
+  // The current device of a new thread is the first one.
   std::thread([&] {
     EXPECT_EQ(network.api().init(&bad, 1, other, 0, nullptr), ncclSuccess);
   }).join();

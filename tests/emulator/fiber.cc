@@ -28,12 +28,13 @@ constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kStackBytes = 64 << 10;
 #endif
 
-// Whom the running switch goes to.
+// The destination of the switch in progress.
 __thread Fiber* arriving = nullptr;
-// Where it came from.
+// Its origin.
 __thread Fiber* leaving = nullptr;
 
-// Stacks that begin at the same place of their pages would compete for the same lines of the cache.
+// Stacks that begin at the same offset of their pages would compete for the same lines of the
+// cache.
 size_t NextShift() {
   constexpr size_t kStep = 256;
   constexpr size_t kSteps = 16;
@@ -44,7 +45,7 @@ size_t NextShift() {
 }  // namespace
 
 #if defined(__x86_64__)
-// Saves what a function must leave as it was, and the place, and goes to the other place.
+// Saves the callee-saved registers and the stack pointer, and continues on the other stack.
 extern "C" void cadre_switch_stacks(void** from, void* to);
 asm(R"(
 .text
@@ -87,7 +88,7 @@ Fiber::Fiber(void (*entry)(void*), void* context) : entry_(entry), context_(cont
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   PCHECK(memory != MAP_FAILED) << "a kernel thread's stack";
   stack_ = static_cast<char*>(memory);
-  // What runs off the end dies.
+  // A guard page: an overflow ends the process.
   PCHECK(mprotect(stack_, page, PROT_NONE) == 0);
   bottom_ = stack_ + page;
   size_ = kStackBytes;
@@ -95,7 +96,7 @@ Fiber::Fiber(void (*entry)(void*), void* context) : entry_(entry), context_(cont
   auto* top = reinterpret_cast<void**>(stack_ + page + kStackBytes - NextShift());
   top[-1] = nullptr;
   top[-2] = reinterpret_cast<void*>(&Fiber::Begin);
-  // Six registers, all zero, lie below.
+  // Space for the six registers, which are zero.
   place_ = top - 8;
 #else
   auto* made = new ucontext_t;
@@ -147,7 +148,7 @@ void Fiber::Arrived() {
   const void* bottom = nullptr;
   size_t size = 0;
   __sanitizer_finish_switch_fiber(fake_stack_, &bottom, &size);
-  // A thread's own stack is known only once it was left.
+  // The bounds of a thread's own stack are known only after it was left.
   if (leaving->stack_ == nullptr) {
     leaving->bottom_ = bottom;
     leaving->size_ = size;

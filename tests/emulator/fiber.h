@@ -1,4 +1,4 @@
-// A stack of its own to run a function on, and the switch between such stacks: no system call.
+// A stack on which a function runs, and the switch between such stacks, without a system call.
 //
 // Threads: a fiber stays on the thread that made it.
 #pragma once
@@ -9,16 +9,16 @@ namespace cadre::emulated {
 
 class Fiber {
  public:
-  // The thread's own stack, which runs already.
+  // The thread's own stack, which is running.
   Fiber();
-  // Runs `entry(context)`, which never returns, once it is switched to.
+  // Runs `entry(context)`, which never returns, after the first switch to the fiber.
   Fiber(void (*entry)(void*), void* context);
-  // Requires: it does not run.
+  // Requires: the fiber is not running.
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Stops here, which is `from`, and goes on where `to` stopped.
+  // Suspends `from`, which is running, and resumes `to`.
   static void Switch(Fiber& from, Fiber& to);
 
  private:
@@ -28,9 +28,9 @@ class Fiber {
   void (*const entry_)(void*) = nullptr;
   void* const context_ = nullptr;
   char* stack_ = nullptr;
-  // Where it stopped.
+  // The stack pointer of the suspended fiber.
   void* place_ = nullptr;
-  // Of the sanitizers.
+  // State for the sanitizers.
   void* shadow_ = nullptr;
   void* fake_stack_ = nullptr;
   const void* bottom_ = nullptr;

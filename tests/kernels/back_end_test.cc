@@ -1,4 +1,4 @@
-// What holds of the CPU back end as a whole: threads, and many objects in one process.
+// The CPU back end as a whole: threads, and several objects in one process.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-// One step of a small network's operations; returns all that it computed, end to end.
+// One step of a small network's operations. Returns all results, concatenated.
 Floats Step(Backend& kernels, uint64_t seed) {
   const ConvolutionDims conv = Convolution(8, 3, 20, Window(12, 12, 3, 1, 1));
   const PoolingDims pool = Pooling(PoolKind::kMax, 8, 20, Window(12, 12, 2, 2));
@@ -39,14 +39,15 @@ Floats Step(Backend& kernels, uint64_t seed) {
   kernels.window().ConvolutionBackwardWeights(conv, x, dy1, dw1, db1);
   kernels.window().ConvolutionBackwardData(conv, dy1, w1, dx);
 
-  Floats all = {static_cast<float>(sums.loss)};
+  const float loss = sums.loss;
+  Floats all = {loss};
   for (const Floats* part : {&y1, &y2, &y3, &dy3, &dw2, &db2, &dy2, &dy1, &dw1, &db1, &dx}) {
     all.insert(all.end(), part->begin(), part->end());
   }
   return all;
 }
 
-TEST(CpuKernelsTest, LeavesTheCallersNumberOfThreadsAlone) {
+TEST(CpuKernelsTest, DoesNotChangeTheNumberOfThreadsOfItsCaller) {
   const int before = omp_get_max_threads();
   Step(*MakeCpuBackend(before + 2), 1);
   EXPECT_EQ(omp_get_max_threads(), before);
@@ -61,20 +62,20 @@ TEST(CpuKernelsTest, MayMoveToAnotherThread) {
   EXPECT_EQ(Step(*kernels, 1), want);
 }
 
-// Objects with different numbers of threads work side by side, as workers in one test process do,
-// and each computes what it computes alone.
+// Objects with different numbers of threads run concurrently, as workers in one test process do,
+// and compute the same as alone.
 TEST(CpuKernelsTest, ObjectsDoNotDisturbEachOther) {
   constexpr int kObjects = 4;
   constexpr int kSteps = 5;
   std::vector<Floats> want(kObjects);
   for (int i = 0; i < kObjects; ++i) {
-    want[i] = Step(*MakeCpuBackend(1 + i % 2), static_cast<uint64_t>(10 * i));
+    want[i] = Step(*MakeCpuBackend(1 + i % 2), 10 * i);
   }
   std::vector<int> same(kObjects, 0);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < kObjects; ++i) {
     threads.emplace_back([i, &want, &same] {
-      const auto kernels = MakeCpuBackend(1 + static_cast<int>(i % 2));
+      const auto kernels = MakeCpuBackend(1 + i % 2);
       for (int step = 0; step < kSteps; ++step) same[i] += Step(*kernels, 10 * i) == want[i];
     });
   }

@@ -13,24 +13,6 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-struct Outputs {
-  Floats y, dx, dw, db;
-};
-
-// All three passes over the same data.
-Outputs RunAll(Backend& kernels, const ConvolutionDims& dims, const Floats& x, const Floats& w,
-               const Floats& b, const Floats& dy) {
-  const LayerSizes sizes = SizesOf(dims);
-  Outputs out{.y = Garbage(sizes.y),
-              .dx = Garbage(sizes.x),
-              .dw = Garbage(sizes.w),
-              .db = Garbage(sizes.b)};
-  kernels.window().ConvolutionForward(dims, x, w, b, out.y);
-  kernels.window().ConvolutionBackwardData(dims, dy, w, out.dx);
-  kernels.window().ConvolutionBackwardWeights(dims, x, dy, out.dw, out.db);
-  return out;
-}
-
 using ConvolutionTest = BackEndTest;
 INSTANTIATE_TEST_SUITE_P(BackEnds, ConvolutionTest, ::testing::ValuesIn(BackEnds()), NameOf);
 
@@ -40,8 +22,8 @@ TEST_P(ConvolutionTest, KnownAnswer) {
   const Floats w = {1, 0,  0,  //
                     0, 10, 0,  //
                     0, 0,  100};
-  const Outputs out = RunAll(*kernels_, Convolution(1, 1, 1, Window(2, 3, 3, 1, 1)), x, w, {0.5F},
-                             {1, 0, 0, 0, 0, 0});
+  const LayerOutputs out = RunLayer(*kernels_, Convolution(1, 1, 1, Window(2, 3, 3, 1, 1)), x, w,
+                                    {0.5F}, {1, 0, 0, 0, 0, 0});
   EXPECT_THAT(out.y, ElementsAre(510.5F, 620.5F, 30.5F, 40.5F, 51.5F, 62.5F));
   EXPECT_THAT(out.dx, ElementsAre(10, 0, 0, 0, 100, 0));
   EXPECT_THAT(out.dw, ElementsAre(0, 0, 0, 0, 1, 2, 0, 4, 5));
@@ -49,27 +31,28 @@ TEST_P(ConvolutionTest, KnownAnswer) {
 }
 
 // Two pixels of two channels side by side in memory; weights [out, in].
-TEST_P(ConvolutionTest, ChannelsLieLast) {
-  const Outputs out = RunAll(*kernels_, Convolution(1, 2, 3, Window(1, 2, 1)),
-                             /*x=*/{1, 2, 3, 4}, /*w=*/{1, 0, 0, 1, 1, 1}, /*b=*/{10, 20, 30},
-                             /*dy=*/{1, 2, 3, 4, 5, 6});
+TEST_P(ConvolutionTest, ChannelsAreLast) {
+  const LayerOutputs out =
+      RunLayer(*kernels_, Convolution(1, 2, 3, Window(1, 2, 1)),
+               /*x=*/{1, 2, 3, 4}, /*w=*/{1, 0, 0, 1, 1, 1}, /*b=*/{10, 20, 30},
+               /*dy=*/{1, 2, 3, 4, 5, 6});
   EXPECT_THAT(out.y, ElementsAre(11, 22, 33, 13, 24, 37));
   EXPECT_THAT(out.dx, ElementsAre(4, 5, 10, 11));
   EXPECT_THAT(out.dw, ElementsAre(13, 18, 17, 24, 21, 30));
   EXPECT_THAT(out.db, ElementsAre(5, 7, 9));
 }
 
-TEST_P(ConvolutionTest, GroupsDoNotSeeOneAnother) {
-  const Outputs out = RunAll(*kernels_, Convolution(1, 4, 2, Window(1, 1, 1), 2),
-                             /*x=*/{1, 2, 3, 4}, /*w=*/{1, 10, 100, 1000}, /*b=*/{0, 0},
-                             /*dy=*/{1, 2});
+TEST_P(ConvolutionTest, GroupsAreIndependent) {
+  const LayerOutputs out = RunLayer(*kernels_, Convolution(1, 4, 2, Window(1, 1, 1), 2),
+                                    /*x=*/{1, 2, 3, 4}, /*w=*/{1, 10, 100, 1000}, /*b=*/{0, 0},
+                                    /*dy=*/{1, 2});
   EXPECT_THAT(out.y, ElementsAre(21, 4300));
   EXPECT_THAT(out.dx, ElementsAre(1, 10, 200, 2000));
   EXPECT_THAT(out.dw, ElementsAre(1, 2, 6, 8));
 }
 
-// The output's second column needs a column that is not there; of the input's rows only the first
-// is looked at. Taps are two apart.
+// The output's last column needs a column beyond the input; only the first row of the input is
+// used. Taps are two apart.
 TEST_P(ConvolutionTest, PaddingFollowsFromTheOutputs) {
   const ConvolutionDims dims = Convolution(1, 1, 1,
                                            {.in_height = 2,
@@ -80,36 +63,29 @@ TEST_P(ConvolutionTest, PaddingFollowsFromTheOutputs) {
                                             .kernel_width = 2,
                                             .dilation = 2,
                                             .pad_left = 1});
-  const Outputs out = RunAll(*kernels_, dims, {1, 2, 3, 4, 5, 6}, {10, 100}, {0}, /*dy=*/{1, 1, 1});
+  const LayerOutputs out =
+      RunLayer(*kernels_, dims, {1, 2, 3, 4, 5, 6}, {10, 100}, {0}, /*dy=*/{1, 1, 1});
   EXPECT_THAT(out.y, ElementsAre(200, 310, 20));
   EXPECT_THAT(out.dx, ElementsAre(10, 110, 100, 0, 0, 0));
   EXPECT_THAT(out.dw, ElementsAre(3, 5));
 }
 
 TEST_P(ConvolutionTest, BiasIsOptional) {
-  const ConvolutionDims dims = Convolution(2, 3, 5, Window(4, 4, 3, 1, 1));
-  const LayerSizes sizes = SizesOf(dims);
-  const Floats x = Eighths(sizes.x, 1), w = Eighths(sizes.w, 2), dy = Eighths(sizes.y, 3);
-  const Outputs want = RunAll(*kernels_, dims, x, w, Floats(5, 0.0F), dy);
-  Floats y = Garbage(sizes.y), dw = Garbage(sizes.w);
-  kernels_->window().ConvolutionForward(dims, x, w, {}, y);
-  kernels_->window().ConvolutionBackwardWeights(dims, x, dy, dw, {});
-  EXPECT_EQ(y, want.y);
-  EXPECT_EQ(dw, want.dw);
+  ExpectLayerExact(*kernels_, Convolution(2, 3, 5, Window(4, 4, 3, 1, 1)), /*with_bias=*/false);
 }
 
 TEST_P(ConvolutionTest, WithoutInputChannelsTheOutputIsTheBias) {
   const ConvolutionDims dims = Convolution(1, 0, 2, Window(2, 2, 3, 1, 1));
-  const Outputs out = RunAll(*kernels_, dims, {}, {}, {5, 7}, Floats(8, 1.0F));
+  const LayerOutputs out = RunLayer(*kernels_, dims, {}, {}, {5, 7}, Floats(8, 1.0F));
   EXPECT_THAT(out.y, ElementsAre(5, 7, 5, 7, 5, 7, 5, 7));
   EXPECT_THAT(out.db, ElementsAre(4, 4));
 }
 
-// A rank whose rows are none may still have to give outputs beyond the edge.
+// A rank without input rows may still have to compute outputs beyond the edge.
 TEST_P(ConvolutionTest, WithoutImageTheOutputIsTheBias) {
   const ConvolutionDims dims = Convolution(
       1, 1, 2, {.in_height = 0, .in_width = 2, .out_height = 1, .out_width = 2, .pad_top = 1});
-  const Outputs out = RunAll(*kernels_, dims, {}, {1, 2}, {5, 7}, Floats(4, 1.0F));
+  const LayerOutputs out = RunLayer(*kernels_, dims, {}, {1, 2}, {5, 7}, Floats(4, 1.0F));
   EXPECT_THAT(out.y, ElementsAre(5, 7, 5, 7));
   EXPECT_THAT(out.dw, ElementsAre(0, 0));
   EXPECT_THAT(out.db, ElementsAre(2, 2));
@@ -117,99 +93,21 @@ TEST_P(ConvolutionTest, WithoutImageTheOutputIsTheBias) {
 
 TEST_P(ConvolutionTest, WithoutBatchGradientsAreZero) {
   const ConvolutionDims dims = Convolution(0, 3, 4, Window(8, 8, 3, 1, 1));
-  const Outputs out = RunAll(*kernels_, dims, {}, Uniform(SizesOf(dims).w, 1), Floats(4, 1.0F), {});
+  const LayerOutputs out =
+      RunLayer(*kernels_, dims, {}, Uniform(SizesOf(dims).w, 1), Floats(4, 1.0F), {});
   EXPECT_THAT(out.dw, Each(0.0F));
   EXPECT_THAT(out.db, Each(0.0F));
 }
 
 TEST_P(ConvolutionTest, WithoutOutputsTheInputsGradientIsZero) {
   const ConvolutionDims dims = Convolution(2, 3, 4, Window(2, 2, 3));
-  const Outputs out =
-      RunAll(*kernels_, dims, Uniform(24, 1), Uniform(SizesOf(dims).w, 1), Floats(4, 1.0F), {});
+  const LayerOutputs out =
+      RunLayer(*kernels_, dims, Uniform(24, 1), Uniform(SizesOf(dims).w, 1), Floats(4, 1.0F), {});
   EXPECT_THAT(out.dx, Each(0.0F));
   EXPECT_THAT(out.dw, Each(0.0F));
 }
 
-std::vector<ConvolutionDims> UnusualShapes() {
-  return {
-      // Kernels of one row, of one column, and oblong.
-      Convolution(
-          2, 3, 5,
-          Fitted(
-              {.in_height = 6, .in_width = 9, .kernel_height = 1, .kernel_width = 7, .pad_left = 3},
-              0, 3)),
-      Convolution(
-          2, 16, 32,
-          Fitted(
-              {.in_height = 9, .in_width = 6, .kernel_height = 7, .kernel_width = 1, .pad_top = 3},
-              3, 0)),
-      Convolution(1, 4, 3,
-                  Fitted({.in_height = 7,
-                          .in_width = 8,
-                          .kernel_height = 2,
-                          .kernel_width = 5,
-                          .stride = 2,
-                          .pad_top = 1,
-                          .pad_left = 2},
-                         0, 1)),
-      // What ranks with a part of the image see: padding at one end only.
-      Convolution(2, 16, 16,
-                  Fitted({.in_height = 5,
-                          .in_width = 8,
-                          .kernel_height = 3,
-                          .kernel_width = 3,
-                          .pad_top = 1,
-                          .pad_left = 1},
-                         0, 1)),
-      Convolution(
-          2, 16, 16,
-          Fitted(
-              {.in_height = 5, .in_width = 8, .kernel_height = 3, .kernel_width = 3, .pad_left = 1},
-              1, 1)),
-      Convolution(2, 3, 16,
-                  Fitted({.in_height = 9,
-                          .in_width = 12,
-                          .kernel_height = 7,
-                          .kernel_width = 7,
-                          .stride = 2,
-                          .pad_top = 3,
-                          .pad_left = 3},
-                         0, 2)),
-      // Rows and columns that no window reaches.
-      Convolution(2, 3, 4,
-                  {.in_height = 9,
-                   .in_width = 9,
-                   .out_height = 3,
-                   .out_width = 2,
-                   .kernel_height = 3,
-                   .kernel_width = 3}),
-      Convolution(2, 16, 6, Window(6, 6, 1, 3)),
-      // Outputs wholly beyond the edge.
-      Convolution(1, 2, 3,
-                  {.in_height = 1,
-                   .in_width = 2,
-                   .out_height = 5,
-                   .out_width = 6,
-                   .kernel_height = 2,
-                   .kernel_width = 2,
-                   .pad_top = 3,
-                   .pad_left = 2}),
-      // Dilation, groups, and one group for each channel.
-      Convolution(2, 5, 7, Window(11, 10, 3, 1, 2, 2)),
-      Convolution(1, 8, 8, Window(13, 9, 3, 2, 3, 3)),
-      Convolution(2, 6, 9, Window(5, 5, 3, 1, 1), 3),
-      Convolution(2, 32, 64, Window(5, 6, 3, 1, 1), 2),
-      Convolution(2, 17, 17, Window(7, 7, 3, 2, 1), 17),
-      Convolution(2, 32, 32, Window(7, 7, 3, 1, 1), 32),
-      Convolution(1, 4, 8, Window(9, 9, 3, 1, 2, 2), 4),
-      // Strides larger than the kernel, windows larger than the image.
-      Convolution(2, 8, 9, Window(10, 8, 2, 3)),
-      Convolution(2, 4, 5, Window(2, 3, 5, 1, 2)),
-      Convolution(1, 8, 8, Window(7, 7, 7)),
-  };
-}
-
-// What networks have, and shards of it; channels that fill no vector.
+// Convolutions of networks and shards of them; channels that do not fill a vector.
 std::vector<ConvolutionDims> UsualShapes() {
   std::vector<ConvolutionDims> shapes = {
       Convolution(3, 1, 32, Window(28, 28, 3, 1, 1)),
@@ -252,16 +150,16 @@ std::vector<ConvolutionDims> EmptyShapes() {
 
 class ReferenceConvolutionTest : public ::testing::TestWithParam<ConvolutionDims> {};
 INSTANTIATE_TEST_SUITE_P(UnusualShapes, ReferenceConvolutionTest,
-                         ::testing::ValuesIn(UnusualShapes()));
+                         ::testing::ValuesIn(UnusualConvolutions()));
 INSTANTIATE_TEST_SUITE_P(EmptyShapes, ReferenceConvolutionTest, ::testing::ValuesIn(EmptyShapes()));
 
-TEST_P(ReferenceConvolutionTest, GradientsAreTheDifferences) {
+TEST_P(ReferenceConvolutionTest, GradientsMatchDifferences) {
   const ConvolutionDims& dims = GetParam();
   const LayerSizes sizes = SizesOf(dims);
   Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
   const Floats dy = Uniform(sizes.y, 4);
   const auto kernels = MakeReferenceBackend();
-  const Outputs out = RunAll(*kernels, dims, x, w, b, dy);
+  const LayerOutputs out = RunLayer(*kernels, dims, x, w, b, dy);
   const auto forward = [&] {
     Floats y = Garbage(sizes.y);
     kernels->window().ConvolutionForward(dims, x, w, b, y);
@@ -274,55 +172,16 @@ TEST_P(ReferenceConvolutionTest, GradientsAreTheDifferences) {
 
 class CpuConvolutionTest : public ::testing::TestWithParam<ConvolutionDims> {
  protected:
-  const ConvolutionDims dims_ = GetParam();
-  const LayerSizes sizes_ = SizesOf(dims_);
-  const std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
   const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 INSTANTIATE_TEST_SUITE_P(UsualShapes, CpuConvolutionTest, ::testing::ValuesIn(UsualShapes()));
-INSTANTIATE_TEST_SUITE_P(UnusualShapes, CpuConvolutionTest, ::testing::ValuesIn(UnusualShapes()));
+INSTANTIATE_TEST_SUITE_P(UnusualShapes, CpuConvolutionTest,
+                         ::testing::ValuesIn(UnusualConvolutions()));
 INSTANTIATE_TEST_SUITE_P(EmptyShapes, CpuConvolutionTest, ::testing::ValuesIn(EmptyShapes()));
 
-TEST_P(CpuConvolutionTest, SumsAreNearTheReference) {
-  const Floats x = Uniform(sizes_.x, 1), w = Uniform(sizes_.w, 2), b = Uniform(sizes_.b, 3),
-               dy = Uniform(sizes_.y, 4);
-  const Outputs want = RunAll(*reference_, dims_, x, w, b, dy);
-  const Outputs got = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs magnitude =
-      RunAll(*reference_, dims_, Absolute(x), Absolute(w), Absolute(b), Absolute(dy));
-  const WindowDims& window = dims_.window;
-  const int64_t taps = window.kernel_height * window.kernel_width;
-  const int64_t outputs = dims_.batch * window.out_height * window.out_width;
-  ExpectSumsNear(got.y, want.y, magnitude.y, dims_.in_channels / dims_.groups * taps + 1);
-  ExpectSumsNear(got.dx, want.dx, magnitude.dx, dims_.out_channels / dims_.groups * taps);
-  ExpectSumsNear(got.dw, want.dw, magnitude.dw, outputs);
-  ExpectSumsNear(got.db, want.db, magnitude.db, outputs);
-}
-
-TEST_P(CpuConvolutionTest, ExactDataGivesTheSameBits) {
-  const Floats x = Eighths(sizes_.x, 1), w = Eighths(sizes_.w, 2), b = Eighths(sizes_.b, 3),
-               dy = Eighths(sizes_.y, 4);
-  const Outputs want = RunAll(*reference_, dims_, x, w, b, dy);
-  const Outputs got = RunAll(*cpu_, dims_, x, w, b, dy);
-  EXPECT_EQ(got.y, want.y);
-  EXPECT_EQ(got.dx, want.dx);
-  EXPECT_EQ(got.dw, want.dw);
-  EXPECT_EQ(got.db, want.db);
-}
-
-TEST_P(CpuConvolutionTest, SameCallSameBits) {
-  const Floats x = Uniform(sizes_.x, 1), w = Uniform(sizes_.w, 2), b = Uniform(sizes_.b, 3),
-               dy = Uniform(sizes_.y, 4);
-  const Outputs first = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs again = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs other = RunAll(*MakeCpuBackend(1), dims_, x, w, b, dy);
-  for (const Outputs* out : {&again, &other}) {
-    EXPECT_EQ(out->y, first.y);
-    EXPECT_EQ(out->dx, first.dx);
-    EXPECT_EQ(out->dw, first.dw);
-    EXPECT_EQ(out->db, first.db);
-  }
-}
+TEST_P(CpuConvolutionTest, SumsAreNearReference) { ExpectLayerNearReference(*cpu_, GetParam()); }
+TEST_P(CpuConvolutionTest, ExactDataGivesEqualBits) { ExpectLayerExact(*cpu_, GetParam()); }
+TEST_P(CpuConvolutionTest, RepeatedCallsGiveEqualBits) { ExpectLayerRepeats(*cpu_, GetParam()); }
 
 // Parameters are slices of one long vector, so they may start anywhere.
 TEST(CpuConvolutionEdgeTest, WeightsMayStartAnywhere) {
@@ -332,10 +191,10 @@ TEST(CpuConvolutionEdgeTest, WeightsMayStartAnywhere) {
     const LayerSizes sizes = SizesOf(dims);
     const Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3),
                  dy = Uniform(sizes.y, 4);
-    const Outputs want = RunAll(*cpu, dims, x, w, b, dy);
-    for (size_t shift : {1, 3}) {
+    const LayerOutputs want = RunLayer(*cpu, dims, x, w, b, dy);
+    for (const int64_t shift : {1, 3}) {
       Floats weights(shift, 0.0F), y = Garbage(sizes.y), dx = Garbage(sizes.x);
-      Floats dw = Garbage(sizes.w + static_cast<int64_t>(shift)), db = Garbage(sizes.b);
+      Floats dw = Garbage(sizes.w + shift), db = Garbage(sizes.b);
       weights.insert(weights.end(), w.begin(), w.end());
       cpu->window().ConvolutionForward(dims, x, std::span(weights).subspan(shift), b, y);
       cpu->window().ConvolutionBackwardData(dims, dy, std::span(weights).subspan(shift), dx);
@@ -348,25 +207,17 @@ TEST(CpuConvolutionEdgeTest, WeightsMayStartAnywhere) {
 }
 
 // More extents than the cache holds, so that primitives are dropped and made again.
-TEST(CpuConvolutionEdgeTest, ManyExtentsInTurn) {
+TEST(CpuConvolutionEdgeTest, MoreExtentsThanTheCacheHolds) {
   const auto cpu = MakeCpuBackend(1);
-  const auto reference = MakeReferenceBackend();
-  for (int turn = 0; turn < 2; ++turn) {
+  for (int round = 0; round < 2; ++round) {
     for (int64_t width = 3; width < 90; ++width) {
-      const ConvolutionDims dims = Convolution(1, 9, 3, Window(3, width, 3, 1, 1));
-      const LayerSizes sizes = SizesOf(dims);
-      const Floats x = Eighths(sizes.x, 1), w = Eighths(sizes.w, 2), b = Eighths(sizes.b, 3),
-                   dy = Eighths(sizes.y, 4);
-      const Outputs got = RunAll(*cpu, dims, x, w, b, dy);
-      const Outputs want = RunAll(*reference, dims, x, w, b, dy);
-      ASSERT_EQ(got.y, want.y) << width;
-      ASSERT_EQ(got.dx, want.dx) << width;
-      ASSERT_EQ(got.dw, want.dw) << width;
+      SCOPED_TRACE(width);
+      ExpectLayerExact(*cpu, Convolution(1, 9, 3, Window(3, width, 3, 1, 1)));
     }
   }
 }
 
-TEST(ConvolutionDeathTest, RefusesExtentsAndSpansThatDoNotFit) {
+TEST(ConvolutionDeathTest, RejectsWrongExtentsAndSpans) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const ConvolutionDims dims = Convolution(1, 1, 1, Window(4, 4, 3, 1, 1));
   const Floats x(16), w(9), b(1);

@@ -1,6 +1,5 @@
-// Matrix products through a cuBLASLt that is played on the host, on an emulated device: operands,
-// batches, bias, plans that are kept, what a recording may do, and failures. What the library
-// itself makes of it is seen on a GPU (library_math_test.cc).
+// Matrix products through a fake cuBLASLt on an emulated device: operands, batches, bias, cached
+// plans, graph capture, and failures. library_math_test.cc runs the library itself on a GPU.
 #include "kernels/cuda/cublas_math.h"
 
 #include <gmock/gmock.h>
@@ -11,8 +10,9 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/library_workspace.h"
+#include "kernels/cuda/scratch.h"
 #include "tests/emulator/emulated_cuda.h"
+#include "tests/kernels/on_device.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -20,20 +20,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-float Widen(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-uint16_t DivideToFloat(float value) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-// --- the library, as column-major as it is -------------------------------------------------------
+// --- the fake library, which is column-major
+// -------------------------------------------------------
 
 struct FakeDescription {
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -51,19 +39,19 @@ struct FakeLayout {
   float Get(const void* data, int64_t batch_at, int64_t row, int64_t column) const {
     const int64_t at = batch_at * step + column * leading + row;
     return type == CUDA_R_32F ? static_cast<const float*>(data)[at]
-                              : Widen(static_cast<const uint16_t*>(data)[at]);
+                              : FromBf16(static_cast<const uint16_t*>(data)[at]);
   }
   void Set(void* data, int64_t batch_at, int64_t row, int64_t column, float value) const {
     const int64_t at = batch_at * step + column * leading + row;
     if (type == CUDA_R_32F) {
       static_cast<float*>(data)[at] = value;
     } else {
-      static_cast<uint16_t*>(data)[at] = DivideToFloat(value);
+      static_cast<uint16_t*>(data)[at] = ToBf16(value);
     }
   }
 };
 
-// What the test wants and sees of the library, whose functions know of no object.
+// State of the fake, whose functions have no object: what they return, and counts of their calls.
 struct FakeState {
   int handles = 0, objects = 0, suggestions = 0, products = 0;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -142,12 +130,10 @@ CublasLtApi FakeCublasLt() {
   api.layout_create = [](cublasLtMatrixLayout_t* made, cudaDataType type, uint64_t rows,
                          uint64_t columns, int64_t leading) {
     ++fake.objects;
-    EXPECT_GE(leading, static_cast<int64_t>(rows));
-    *made = reinterpret_cast<cublasLtMatrixLayout_t>(
-        new FakeLayout{.type = type,
-                       .rows = static_cast<int64_t>(rows),
-                       .columns = static_cast<int64_t>(columns),
-                       .leading = leading});
+    const int64_t row_count = rows, column_count = columns;
+    EXPECT_GE(leading, row_count);
+    *made = reinterpret_cast<cublasLtMatrixLayout_t>(new FakeLayout{
+        .type = type, .rows = row_count, .columns = column_count, .leading = leading});
     return CUBLAS_STATUS_SUCCESS;
   };
   api.layout_destroy = [](cublasLtMatrixLayout_t layout) {
@@ -229,8 +215,8 @@ class CublasMathTest : public ::testing::Test {
     auto device = CudaDevice::Make(cuda_.api(), {});
     ASSERT_TRUE(device.ok()) << device.status();
     device_ = *std::move(device);
-    workspace_ = std::make_unique<LibraryWorkspace>(*device_);
-    auto math = CublasMath::Make(FakeCublasLt(), *device_, *workspace_);
+    scratch_ = std::make_unique<CudaScratch>(*device_);
+    auto math = CublasMath::Make(FakeCublasLt(), *device_, *scratch_);
     ASSERT_TRUE(math.ok()) << math.status();
     math_ = *std::move(math);
   }
@@ -240,38 +226,18 @@ class CublasMathTest : public ::testing::Test {
     EXPECT_EQ(fake.objects, 0);
   }
 
-  DeviceArray<float> OnDevice(const Floats& values) {
-    DeviceArray<float> array(*device_, values.size(), "test");
-    device_->CopyIn(values.data(), array.data(), values.size() * sizeof(float));
-    return array;
-  }
-  DeviceArray<uint16_t> HalvesOnDevice(const Floats& values) {
-    std::vector<uint16_t> halves;
-    for (const float value : values) halves.push_back(DivideToFloat(value));
-    DeviceArray<uint16_t> array(*device_, values.size(), "test");
-    device_->CopyIn(halves.data(), array.data(), halves.size() * sizeof(uint16_t));
-    return array;
-  }
-  static Values HalfValues(const DeviceArray<uint16_t>& array) {
-    return {array.data(), array.size(), DType::kBFloat16};
-  }
-  Floats Get(const DeviceArray<float>& array) {
-    Floats got(array.size());
-    const absl::Status status =
-        device_->CopyOut(array.data(), got.data(), got.size() * sizeof(float));
-    EXPECT_TRUE(status.ok()) << status;
-    return got;
+  OnDevice Put(const Floats& values, DType type = DType::kFloat32) {
+    return OnDevice(*device_, values, type);
   }
 
   EmulatedCuda cuda_{EmulatedCuda::Mode::kInline};
   std::unique_ptr<CudaDevice> device_;
-  std::unique_ptr<LibraryWorkspace> workspace_;
+  std::unique_ptr<CudaScratch> scratch_;
   std::unique_ptr<CublasMath> math_;
 };
 
-// x[4, 3] W[5, 3]^T + b, and the reference's word for it.
-constexpr MatrixProductDims kForward{
-    .m = 4, .n = 5, .k = 3, .transpose_b = true, .epilogue = MatrixProductDims::Epilogue::kBias};
+// x[4, 3] W[5, 3]^T + b, and the reference's result.
+constexpr MatrixProductDims kForward{.m = 4, .n = 5, .k = 3, .transpose_b = true};
 
 Floats ReferenceForward(const Floats& x, const Floats& w, const Floats& b) {
   Floats y(20);
@@ -282,30 +248,57 @@ Floats ReferenceForward(const Floats& x, const Floats& w, const Floats& b) {
 
 TEST_F(CublasMathTest, MultipliesAndAddsABias) {
   const Floats x = Eighths(12, 1), w = Eighths(15, 2), b = Eighths(5, 3);
-  const auto dx = OnDevice(x), dw = OnDevice(w), db = OnDevice(b), dy = OnDevice(Garbage(20));
+  const auto dx = Put(x), dw = Put(w), db = Put(b), dy = Put(Garbage(20));
   math_->Multiply(kForward, /*tf32=*/false, dx.span(), dw.span(), db.span(), dy.span());
-  EXPECT_EQ(Get(dy), ReferenceForward(x, w, b));
+  EXPECT_EQ(dy.Get(), ReferenceForward(x, w, b));
   EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F);
   math_->Multiply(kForward, /*tf32=*/true, dx.span(), dw.span(), db.span(), dy.span());
   EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F_FAST_TF32);
 }
 
-// The library takes a bias of the result's type alone.
-TEST_F(CublasMathTest, ABiasIsRoundedToTheResultsType) {
+// The library accepts only biases of the result's type.
+TEST_F(CublasMathTest, BiasIsRoundedToTheTypeOfTheResult) {
   const Floats x = Eighths(12, 1), w = Eighths(15, 2), b = Eighths(5, 3);
-  const auto dx = HalvesOnDevice(x), dw = HalvesOnDevice(w), dy = HalvesOnDevice(Floats(20));
-  const auto db = OnDevice(b);
-  math_->Multiply(kForward, true, HalfValues(dx), HalfValues(dw), db.span(), HalfValues(dy));
-  std::vector<uint16_t> got(20);
-  ASSERT_TRUE(device_->CopyOut(dy.data(), got.data(), 40).ok());
-  const Floats want = ReferenceForward(x, w, b);
-  for (size_t i = 0; i < got.size(); ++i)
-    EXPECT_EQ(Widen(got[i]), Widen(DivideToFloat(want[i]))) << i;
+  const auto dx = Put(x, DType::kBFloat16), dw = Put(w, DType::kBFloat16),
+             dy = Put(Floats(20), DType::kBFloat16), db = Put(b);
+  math_->Multiply(kForward, true, dx.values(), dw.values(), db.span(), dy.values());
+  EXPECT_EQ(dy.Get(), Bf16Rounded(ReferenceForward(x, w, b)));
   // bf16 is never TF32.
   EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F);
 }
 
-TEST_F(CublasMathTest, BatchesOfBatchesTakeAsFewCallsAsTheyCan) {
+// Every orientation of the factors, with contiguous and with strided rows.
+TEST_F(CublasMathTest, ColumnMajorProductsAreTheRowMajorOnes) {
+  const Floats a = Eighths(9 * 9, 1), b = Eighths(9 * 9, 2), bias = Eighths(5, 3);
+  const auto da = Put(a), db = Put(b), dbias = Put(bias);
+  for (const bool transpose_a : {false, true}) {
+    for (const bool transpose_b : {false, true}) {
+      for (const bool strided : {false, true}) {
+        MatrixProductDims d{
+            .m = 3, .n = 5, .k = 4, .transpose_a = transpose_a, .transpose_b = transpose_b};
+        if (strided) d.a_row = 9, d.b_row = 8, d.c_row = 7;
+        const int64_t a_row = strided ? 9 : transpose_a ? d.m : d.k;
+        const int64_t b_row = strided ? 8 : transpose_b ? d.k : d.n;
+        const int64_t c_row = strided ? 7 : d.n;
+        Floats want(d.m * c_row, 0.0F);
+        const auto dc = Put(want);
+        for (int64_t i = 0; i < d.m; ++i) {
+          for (int64_t j = 0; j < d.n; ++j) {
+            float& sum = want[i * c_row + j] = bias[j];
+            for (int64_t k = 0; k < d.k; ++k) {
+              sum += (transpose_a ? a[k * a_row + i] : a[i * a_row + k]) *
+                     (transpose_b ? b[j * b_row + k] : b[k * b_row + j]);
+            }
+          }
+        }
+        math_->Multiply(d, false, da.values(), db.values(), dbias.span(), dc.values());
+        EXPECT_EQ(dc.Get(), want) << transpose_a << transpose_b << strided;
+      }
+    }
+  }
+}
+
+TEST_F(CublasMathTest, NestedBatchesTakeFewCalls) {
   // The scores of attention: 6 samples of 2 heads, 3 tokens of 4 features.
   const MatrixProductDims dims{.m = 3,
                                .n = 3,
@@ -322,10 +315,10 @@ TEST_F(CublasMathTest, BatchesOfBatchesTakeAsFewCallsAsTheyCan) {
                                .b_outer = 72,
                                .c_outer = 18};
   const Floats qkv = Eighths(6 * 72, 1);
-  const auto x = OnDevice(qkv), scores = OnDevice(Garbage(6 * 18));
+  const auto x = Put(qkv), scores = Put(Garbage(6 * 18));
   math_->Multiply(dims, false, x.span(), x.span().subspan(4), {}, scores.span());
   EXPECT_EQ(fake.products, 2);
-  const Floats got = Get(scores);
+  const Floats got = scores.Get();
   for (int64_t sample = 0; sample < 6; ++sample) {
     for (int64_t head = 0; head < 2; ++head) {
       for (int64_t i = 0; i < 3; ++i) {
@@ -341,8 +334,8 @@ TEST_F(CublasMathTest, BatchesOfBatchesTakeAsFewCallsAsTheyCan) {
   }
 }
 
-TEST_F(CublasMathTest, PlansAreMadeOnceAndKnowTheAlignment) {
-  const auto a = OnDevice(Eighths(64, 1)), b = OnDevice(Eighths(64, 2)), c = OnDevice(Floats(64));
+TEST_F(CublasMathTest, PlansAreMadeOncePerAlignment) {
+  const auto a = Put(Eighths(64, 1)), b = Put(Eighths(64, 2)), c = Put(Floats(64));
   const MatrixProductDims dims{.m = 4, .n = 4, .k = 4};
   const auto multiply = [&](size_t skip) {
     math_->Multiply(dims, false, a.span().subspan(skip, 16), b.span().first(16), {},
@@ -361,37 +354,37 @@ TEST_F(CublasMathTest, PlansAreMadeOnceAndKnowTheAlignment) {
   EXPECT_EQ(fake.products, 3);
 }
 
-TEST_F(CublasMathTest, AccumulatesAndScales) {
-  const auto a = OnDevice({1, 2}), b = OnDevice({3, 4}), c = OnDevice({100});
-  math_->Multiply({.m = 1, .n = 1, .k = 2, .alpha = 0.5F, .accumulate = true}, false, a.span(),
-                  b.span(), {}, c.span());
-  EXPECT_EQ(Get(c), Floats({105.5F}));
+TEST_F(CublasMathTest, ScalesByAlpha) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  math_->Multiply({.m = 1, .n = 1, .k = 2, .alpha = 0.5F}, false, a.span(), b.span(), {}, c.span());
+  EXPECT_EQ(c.Get(), Floats({5.5F}));
 }
 
-TEST_F(CublasMathTest, RecordingsPlayWhatWasDoneOnceAndNothingElse) {
-  const auto a = OnDevice({1, 2}), b = OnDevice({3, 4}), c = OnDevice({100});
-  const MatrixProductDims dims{.m = 1, .n = 1, .k = 2, .accumulate = true};
+TEST_F(CublasMathTest, CapturesNeedAPlanThatExists) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  const MatrixProductDims dims{.m = 1, .n = 1, .k = 2};
   const auto work = [&] {
     math_->Multiply(dims, false, a.span(), b.span(), {}, c.span());
     return device_->status();
   };
-  // No plan and no workspace: dropped, and nothing was done.
+  // Without a plan and scratch memory the capture fails, and nothing runs.
   const auto refused = device_->CaptureGraph(work);
   EXPECT_TRUE(!refused.ok() || *refused == nullptr);
   ASSERT_TRUE(device_->status().ok()) << device_->status();
-  EXPECT_EQ(Get(c), Floats({100}));
+  EXPECT_EQ(c.Get(), Floats({100}));
   ASSERT_TRUE(work().ok());
   const auto recording = device_->CaptureGraph(work);
   ASSERT_TRUE(recording.ok()) << recording.status();
   ASSERT_NE(*recording, nullptr);
+  const Floats other = {10, 20};
+  device_->CopyIn(other.data(), a.span().data(), sizeof(float) * other.size());
   device_->LaunchGraph(**recording);
-  device_->LaunchGraph(**recording);
-  EXPECT_EQ(Get(c), Floats({133}));
+  EXPECT_EQ(c.Get(), Floats({110}));
 }
 
-TEST_F(CublasMathTest, WhatTheLibraryRefusesIsNamed) {
+TEST_F(CublasMathTest, ErrorsNameTheProduct) {
   fake.suggestion = CUBLAS_STATUS_NOT_SUPPORTED;
-  const auto a = OnDevice(Floats(64)), c = OnDevice(Floats(64));
+  const auto a = Put(Floats(64)), c = Put(Floats(64));
   math_->Multiply({.m = 8, .n = 8, .k = 8}, true, a.span(), a.span(), {}, c.span());
   EXPECT_EQ(device_->status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(device_->status().message()),
@@ -402,36 +395,36 @@ TEST_F(CublasMathTest, WhatTheLibraryRefusesIsNamed) {
   EXPECT_EQ(fake.suggestions, 1);
 }
 
-TEST_F(CublasMathTest, LackOfMemoryIsToldAsThat) {
+TEST_F(CublasMathTest, LackOfMemoryIsResourceExhausted) {
   fake.product = CUBLAS_STATUS_ALLOC_FAILED;
-  const auto a = OnDevice(Floats(64)), c = OnDevice(Floats(64));
+  const auto a = Put(Floats(64)), c = Put(Floats(64));
   math_->Multiply({.m = 8, .n = 8, .k = 8}, false, a.span(), a.span(), {}, c.span());
   EXPECT_EQ(device_->status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-// --- workspace -----------------------------------------------------------------------------------
+// --- scratch -----------------------------------------------------------------------------------
 
-TEST_F(CublasMathTest, WorkspaceGrowsAndIsOneForEachLane) {
-  std::byte* const small = workspace_->Get(100);
+TEST_F(CublasMathTest, ScratchGrowsAndIsOnePerStream) {
+  std::byte* const small = scratch_->Take(100);
   ASSERT_NE(small, nullptr);
-  EXPECT_EQ(workspace_->Get(200), small);
-  std::byte* const large = workspace_->Get(1 << 20);
+  EXPECT_EQ(scratch_->Take(200), small);
+  std::byte* const large = scratch_->Take(1 << 20);
   ASSERT_NE(large, nullptr);
-  EXPECT_EQ(workspace_->Get(100), large);
+  EXPECT_EQ(scratch_->Take(100), large);
   const OnStream on(*device_, Stream::kCommunication);
-  EXPECT_NE(workspace_->Get(100), large);
+  EXPECT_NE(scratch_->Take(100), large);
 }
 
-// A recording goes on using what it was given.
-TEST_F(CublasMathTest, WorkspaceOfARecordingStays) {
-  std::byte* const first = workspace_->Get(1 << 20);
+// A captured graph keeps using its memory.
+TEST_F(CublasMathTest, ScratchOfACaptureStays) {
+  std::byte* const first = scratch_->Take(1 << 20);
   const auto recording = device_->CaptureGraph([&] {
-    device_->Zero(workspace_->Get(1 << 20), 1 << 20);
+    device_->Zero(scratch_->Take(1 << 20), 1 << 20);
     return absl::OkStatus();
   });
   ASSERT_TRUE(recording.ok() && *recording != nullptr);
   const int64_t before = device_->bytes_in_use();
-  std::byte* const second = workspace_->Get(4 << 20);
+  std::byte* const second = scratch_->Take(4 << 20);
   EXPECT_NE(second, first);
   EXPECT_GE(device_->bytes_in_use(), before + (4 << 20));
   device_->LaunchGraph(**recording);

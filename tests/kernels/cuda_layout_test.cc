@@ -1,5 +1,5 @@
-// What the CUDA back end tells cuBLASLt and cuDNN, worked out on the host: swapped operands,
-// windows and their padding, alignments.
+// The descriptions that the CUDA back end gives to cuBLASLt and cuDNN: swapped operands, windows
+// and their padding, alignments.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -15,76 +15,7 @@
 namespace cadre {
 namespace {
 
-// What cuBLASLt does with column-major matrices, as its documentation says.
-void MultiplyByColumns(const ProductLayout& layout, const float* first, const float* second,
-                       const float* bias, float* result) {
-  const ColumnMajorMatrix& a = layout.first;
-  const ColumnMajorMatrix& b = layout.second;
-  const ColumnMajorMatrix& d = layout.result;
-  const int64_t inner = layout.transpose_first ? a.rows : a.columns;
-  ASSERT_EQ(inner, layout.transpose_second ? b.columns : b.rows);
-  ASSERT_EQ(d.rows, layout.transpose_first ? a.columns : a.rows);
-  ASSERT_EQ(d.columns, layout.transpose_second ? b.rows : b.columns);
-  for (const ColumnMajorMatrix* matrix : {&a, &b, &d}) ASSERT_GE(matrix->leading, matrix->rows);
-  for (int64_t column = 0; column < d.columns; ++column) {
-    for (int64_t row = 0; row < d.rows; ++row) {
-      float sum = bias == nullptr ? 0 : bias[row];
-      for (int64_t i = 0; i < inner; ++i) {
-        const float x =
-            layout.transpose_first ? first[row * a.leading + i] : first[i * a.leading + row];
-        const float y = layout.transpose_second ? second[i * b.leading + column]
-                                                : second[column * b.leading + i];
-        sum += x * y;
-      }
-      result[column * d.leading + row] = sum;
-    }
-  }
-}
-
-class ProductLayoutTest : public ::testing::TestWithParam<MatrixProductDims> {};
-
-std::vector<MatrixProductDims> Products() {
-  std::vector<MatrixProductDims> all;
-  for (const bool transpose_a : {false, true}) {
-    for (const bool transpose_b : {false, true}) {
-      for (const bool apart : {false, true}) {
-        MatrixProductDims d{
-            .m = 3, .n = 5, .k = 4, .transpose_a = transpose_a, .transpose_b = transpose_b};
-        if (apart) {
-          d.a_row = 9;
-          d.b_row = 8;
-          d.c_row = 7;
-        }
-        all.push_back(d);
-      }
-    }
-  }
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(Products, ProductLayoutTest, ::testing::ValuesIn(Products()));
-
-TEST_P(ProductLayoutTest, ColumnMajorProductIsTheRowMajorOne) {
-  const MatrixProductDims& d = GetParam();
-  const int64_t a_row = d.a_row > 0 ? d.a_row : d.transpose_a ? d.m : d.k;
-  const int64_t b_row = d.b_row > 0 ? d.b_row : d.transpose_b ? d.k : d.n;
-  const int64_t c_row = d.c_row > 0 ? d.c_row : d.n;
-  const Floats a = Eighths(9 * 9, 1), b = Eighths(9 * 9, 2), bias = Eighths(d.n, 3);
-  Floats got(d.m * c_row, 0.0F), want(d.m * c_row, 0.0F);
-  for (int64_t i = 0; i < d.m; ++i) {
-    for (int64_t j = 0; j < d.n; ++j) {
-      float sum = bias[j];
-      for (int64_t k = 0; k < d.k; ++k) {
-        sum += (d.transpose_a ? a[k * a_row + i] : a[i * a_row + k]) *
-               (d.transpose_b ? b[j * b_row + k] : b[k * b_row + j]);
-      }
-      want[i * c_row + j] = sum;
-    }
-  }
-  MultiplyByColumns(LayoutOf(d), b.data(), a.data(), bias.data(), got.data());
-  EXPECT_EQ(got, want);
-}
-
-TEST(ProductLayoutTest, StepsGoWithTheirMatrix) {
+TEST(ProductLayoutTest, StepsBelongToTheirMatrix) {
   const ProductLayout layout =
       LayoutOf({.m = 2, .n = 3, .k = 4, .batch = 5, .a_step = 10, .b_step = 20, .c_step = 30});
   EXPECT_EQ(layout.first.step, 20);
@@ -116,7 +47,7 @@ TEST(ProductLayoutTest, TheLargerBatchIsTheInnerOne) {
   EXPECT_EQ(FewestCalls(turned), turned);
 }
 
-TEST(AlignmentTest, IsWhatDividesAddressAndSteps) {
+TEST(AlignmentTest, DividesAddressAndSteps) {
   const auto at = [](uintptr_t address) { return reinterpret_cast<const void*>(address); };
   EXPECT_EQ(AlignmentOf(at(4096), 0, 0), 256);
   EXPECT_EQ(AlignmentOf(at(4096), 96, 0), 32);
@@ -145,7 +76,7 @@ TEST(PlanKeyTest, DiffersInEverythingThatAPlanDependsOn) {
   const ProductKey product{.dims = {.m = 1, .n = 2, .k = 3}};
   ProductKey another = product;
   EXPECT_EQ(product, another);
-  another.dims.accumulate = true;
+  another.dims.transpose_a = true;
   EXPECT_NE(product, another);
   another = product;
   another.result = DType::kBFloat16;
@@ -181,7 +112,7 @@ void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t ker
             out);
 }
 
-TEST(ConvolutionShapeTest, OutputsAreTheOnesAskedFor) {
+TEST(ConvolutionShapeTest, OutputsAreThoseOfTheDims) {
   int blind = 0, cropped = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     uint64_t draws = 0;
@@ -208,13 +139,13 @@ TEST(ConvolutionShapeTest, OutputsAreTheOnesAskedFor) {
     blind += shape.blind ? 1 : 0;
     cropped += shape.cropped ? 1 : 0;
   }
-  // The draws reach all there is.
+  // The random cases cover both.
   EXPECT_GT(blind, 10);
   EXPECT_GT(cropped, 100);
 }
 
-// The projections of ResNet: one row is left over and does no harm.
-TEST(ConvolutionShapeTest, FewerRowsThanAStrideStay) {
+// The projections of ResNet: one row at the end is in no window.
+TEST(ConvolutionShapeTest, FewerUnusedRowsThanAStrideAreKept) {
   const ConvolutionShape shape = ShapeOf(Convolution(2, 64, 128, Window(56, 56, 1, 2)));
   EXPECT_FALSE(shape.cropped);
   EXPECT_EQ(shape.height.in, 56);

@@ -59,7 +59,7 @@ TEST_P(ElementwiseTest, KnownValues) {
   ExpectNear(Forward(*kernels_, Activation::kTanh, x), Floats{-0.96402758F, 0, 0.76159416F}, 1e-6);
 }
 
-TEST_P(ElementwiseTest, FarFromZeroTheFunctionsAreFlat) {
+TEST_P(ElementwiseTest, LargeArgumentsGiveLimits) {
   const Floats x = {-100, 100, -kInfinity, kInfinity};
   EXPECT_THAT(Forward(*kernels_, Activation::kTanh, x), ElementsAre(-1, 1, -1, 1));
   EXPECT_THAT(Forward(*kernels_, Activation::kSigmoid, {100, kInfinity}), ElementsAre(1, 1));
@@ -71,8 +71,8 @@ TEST_P(ElementwiseTest, FarFromZeroTheFunctionsAreFlat) {
   }
 }
 
-// In every place of a vector, and in what is left over after whole vectors.
-TEST_P(ElementwiseTest, NotANumberStaysWhatItIs) {
+// At every position of a vector, and among the elements after whole vectors.
+TEST_P(ElementwiseTest, NanStaysNan) {
   for (const Activation kind : kActivations) {
     for (size_t at = 0; at < 37; ++at) {
       Floats x(37, 0.5F);
@@ -101,7 +101,7 @@ TEST_P(ElementwiseTest, InPlace) {
   }
 }
 
-TEST_P(ElementwiseTest, GradientsAreTheDifferences) {
+TEST_P(ElementwiseTest, GradientsMatchDifferences) {
   for (const Activation kind : kActivations) {
     SCOPED_TRACE(static_cast<int>(kind));
     Floats x = Uniform(200, 1);
@@ -146,7 +146,7 @@ TEST_P(ElementwiseTest, TransposingTwiceChangesNothing) {
   }
 }
 
-TEST_P(ElementwiseTest, DropoutKeepsAsManyAsTheRateSays) {
+TEST_P(ElementwiseTest, DropoutRateIsTheShareOfDroppedElements) {
   constexpr int64_t kSize = 100'000;
   for (const float rate : {0.0F, 0.1F, 0.5F, 0.9F}) {
     Floats y = Garbage(kSize);
@@ -160,12 +160,12 @@ TEST_P(ElementwiseTest, DropoutKeepsAsManyAsTheRateSays) {
     }
     // Five standard deviations of a binomial.
     const double deviation = std::sqrt(kSize * rate * (1.0 - rate));
-    EXPECT_NEAR(static_cast<double>(kept), kSize * (1.0 - rate), 5 * deviation) << rate;
+    EXPECT_NEAR(kept, kSize * (1.0 - rate), 5 * deviation) << rate;
   }
 }
 
-// Parts of a batch on several ranks make the same choices as the whole.
-TEST_P(ElementwiseTest, DropoutDependsOnTheNumberOnly) {
+// Parts of a batch on several ranks drop the same elements as the whole batch.
+TEST_P(ElementwiseTest, DropoutDependsOnElementNumbersOnly) {
   const DropoutKey key{.seed = 7, .layer = 3, .rate = 0.5F};
   const Floats x = Uniform(10'001, 1);
   Floats whole = Garbage(10'001), parts = whole;
@@ -197,7 +197,7 @@ TEST_P(ElementwiseTest, DropoutDiffersBySeedLayerAndNumber) {
   EXPECT_NE(run(1, 2, 3), run(1, 2, 4));
 }
 
-TEST_P(ElementwiseTest, DroppedElementsAreZeroWhateverTheyWere) {
+TEST_P(ElementwiseTest, DroppedNansAreZero) {
   Floats y = Garbage(1000);
   kernels_->pointwise().Dropout({.seed = 1, .rate = 0.5F}, 0, Floats(1000, kNan), y);
   int64_t zeros = 0;
@@ -208,7 +208,7 @@ TEST_P(ElementwiseTest, DroppedElementsAreZeroWhateverTheyWere) {
   EXPECT_GT(zeros, 400);
 }
 
-TEST_P(ElementwiseTest, NothingIsFine) {
+TEST_P(ElementwiseTest, EmptySpansAreAccepted) {
   Floats none;
   for (const Activation kind : kActivations) {
     kernels_->pointwise().ActivationForward(kind, none, none);
@@ -256,7 +256,7 @@ TEST(CpuElementwiseTest, SeveralThreadsGiveTheSameBits) {
   }
 }
 
-TEST(ElementwiseDeathTest, RefusesSpansThatDoNotFit) {
+TEST(ElementwiseDeathTest, RejectsWrongSpans) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Floats three(3);
   EXPECT_DEATH(

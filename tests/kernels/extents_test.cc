@@ -86,8 +86,8 @@ TEST(ExtentsDeathTest, RefusesDimsThatAreNone) {
   dims.batch = -1;
   EXPECT_DEATH(SizesOf(dims), "extent");
   EXPECT_DEATH(SizesOf(Pooling(PoolKind::kMax, 1, 1, Window(9, 9, 2, 1, 0, 2))), "dilation");
-  EXPECT_DEATH(CheckPositions("positions", 9, {.tokens = 5, .features = 2}), "positions");
-  EXPECT_DEATH(CheckPositions("positions", 8, {.tokens = 5, .features = 2}), "positions");
+  EXPECT_DEATH(CheckEmbedding({.tokens = 5, .features = 2}, 0, 0, 9, 0), "positions");
+  EXPECT_DEATH(CheckEmbedding({.tokens = 5, .features = 2}, 0, 0, 8, 0), "positions");
 }
 
 }  // namespace

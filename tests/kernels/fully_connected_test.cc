@@ -13,30 +13,14 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-struct Outputs {
-  Floats y, dx, dw, db;
-};
-
-Outputs RunAll(Backend& kernels, const FullyConnectedDims& dims, const Floats& x, const Floats& w,
-               const Floats& b, const Floats& dy) {
-  const LayerSizes sizes = SizesOf(dims);
-  Outputs out{.y = Garbage(sizes.y),
-              .dx = Garbage(sizes.x),
-              .dw = Garbage(sizes.w),
-              .db = Garbage(sizes.b)};
-  kernels.dense().FullyConnectedForward(dims, x, w, b, out.y);
-  kernels.dense().FullyConnectedBackwardData(dims, dy, w, out.dx);
-  kernels.dense().FullyConnectedBackwardWeights(dims, x, dy, out.dw, out.db);
-  return out;
-}
-
 using FullyConnectedTest = BackEndTest;
 INSTANTIATE_TEST_SUITE_P(BackEnds, FullyConnectedTest, ::testing::ValuesIn(BackEnds()), NameOf);
 
 TEST_P(FullyConnectedTest, KnownAnswer) {
-  const Outputs out = RunAll(*kernels_, {.batch = 2, .in = 2, .out = 3},
-                             /*x=*/{1, 2, 3, 4}, /*w=*/{1, 0, 0, 1, 1, 1}, /*b=*/{10, 20, 30},
-                             /*dy=*/{1, 2, 3, 4, 5, 6});
+  const LayerOutputs out =
+      RunLayer(*kernels_, {.batch = 2, .in = 2, .out = 3},
+               /*x=*/{1, 2, 3, 4}, /*w=*/{1, 0, 0, 1, 1, 1}, /*b=*/{10, 20, 30},
+               /*dy=*/{1, 2, 3, 4, 5, 6});
   EXPECT_THAT(out.y, ElementsAre(11, 22, 33, 13, 24, 37));
   EXPECT_THAT(out.dx, ElementsAre(4, 5, 10, 11));
   EXPECT_THAT(out.dw, ElementsAre(13, 18, 17, 24, 21, 30));
@@ -44,37 +28,31 @@ TEST_P(FullyConnectedTest, KnownAnswer) {
 }
 
 TEST_P(FullyConnectedTest, BiasIsOptional) {
-  const FullyConnectedDims dims{.batch = 3, .in = 17, .out = 5};
-  const Floats x = Eighths(51, 1), w = Eighths(85, 2), dy = Eighths(15, 3);
-  const Outputs want = RunAll(*kernels_, dims, x, w, Floats(5, 0.0F), dy);
-  Floats y = Garbage(15), dw = Garbage(85);
-  kernels_->dense().FullyConnectedForward(dims, x, w, {}, y);
-  kernels_->dense().FullyConnectedBackwardWeights(dims, x, dy, dw, {});
-  EXPECT_EQ(y, want.y);
-  EXPECT_EQ(dw, want.dw);
+  ExpectLayerExact(*kernels_, FullyConnectedDims{.batch = 3, .in = 17, .out = 5},
+                   /*with_bias=*/false);
 }
 
 TEST_P(FullyConnectedTest, WithoutInputsTheOutputIsTheBias) {
-  const Outputs out =
-      RunAll(*kernels_, {.batch = 2, .in = 0, .out = 2}, {}, {}, {5, 7}, {1, 2, 3, 4});
+  const LayerOutputs out =
+      RunLayer(*kernels_, {.batch = 2, .in = 0, .out = 2}, {}, {}, {5, 7}, {1, 2, 3, 4});
   EXPECT_THAT(out.y, ElementsAre(5, 7, 5, 7));
   EXPECT_THAT(out.db, ElementsAre(4, 6));
 }
 
 TEST_P(FullyConnectedTest, WithoutBatchGradientsAreZero) {
-  const Outputs out =
-      RunAll(*kernels_, {.batch = 0, .in = 3, .out = 2}, {}, Floats(6, 1.0F), {1, 1}, {});
+  const LayerOutputs out =
+      RunLayer(*kernels_, {.batch = 0, .in = 3, .out = 2}, {}, Floats(6, 1.0F), {1, 1}, {});
   EXPECT_THAT(out.dw, Each(0.0F));
   EXPECT_THAT(out.db, Each(0.0F));
 }
 
-TEST(ReferenceFullyConnectedTest, GradientsAreTheDifferences) {
+TEST(ReferenceFullyConnectedTest, GradientsMatchDifferences) {
   const FullyConnectedDims dims{.batch = 3, .in = 5, .out = 4};
   const LayerSizes sizes = SizesOf(dims);
   Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
   const Floats dy = Uniform(sizes.y, 4);
   const auto kernels = MakeReferenceBackend();
-  const Outputs out = RunAll(*kernels, dims, x, w, b, dy);
+  const LayerOutputs out = RunLayer(*kernels, dims, x, w, b, dy);
   const auto forward = [&] {
     Floats y = Garbage(sizes.y);
     kernels->dense().FullyConnectedForward(dims, x, w, b, y);
@@ -87,60 +65,24 @@ TEST(ReferenceFullyConnectedTest, GradientsAreTheDifferences) {
 
 class CpuFullyConnectedTest : public ::testing::TestWithParam<FullyConnectedDims> {
  protected:
-  const FullyConnectedDims dims_ = GetParam();
-  const LayerSizes sizes_ = SizesOf(dims_);
-  const std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
   const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 
-TEST_P(CpuFullyConnectedTest, SumsAreNearTheReference) {
-  const Floats x = Uniform(sizes_.x, 1), w = Uniform(sizes_.w, 2), b = Uniform(sizes_.b, 3),
-               dy = Uniform(sizes_.y, 4);
-  const Outputs want = RunAll(*reference_, dims_, x, w, b, dy);
-  const Outputs got = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs magnitude =
-      RunAll(*reference_, dims_, Absolute(x), Absolute(w), Absolute(b), Absolute(dy));
-  ExpectSumsNear(got.y, want.y, magnitude.y, dims_.in + 1);
-  ExpectSumsNear(got.dx, want.dx, magnitude.dx, dims_.out);
-  ExpectSumsNear(got.dw, want.dw, magnitude.dw, dims_.batch);
-  ExpectSumsNear(got.db, want.db, magnitude.db, dims_.batch);
-}
-
-TEST_P(CpuFullyConnectedTest, ExactDataGivesTheSameBits) {
-  const Floats x = Eighths(sizes_.x, 1), w = Eighths(sizes_.w, 2), b = Eighths(sizes_.b, 3),
-               dy = Eighths(sizes_.y, 4);
-  const Outputs want = RunAll(*reference_, dims_, x, w, b, dy);
-  const Outputs got = RunAll(*cpu_, dims_, x, w, b, dy);
-  EXPECT_EQ(got.y, want.y);
-  EXPECT_EQ(got.dx, want.dx);
-  EXPECT_EQ(got.dw, want.dw);
-  EXPECT_EQ(got.db, want.db);
-}
-
-TEST_P(CpuFullyConnectedTest, SameCallSameBits) {
-  const Floats x = Uniform(sizes_.x, 1), w = Uniform(sizes_.w, 2), b = Uniform(sizes_.b, 3),
-               dy = Uniform(sizes_.y, 4);
-  const Outputs first = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs again = RunAll(*cpu_, dims_, x, w, b, dy);
-  const Outputs other = RunAll(*MakeCpuBackend(1), dims_, x, w, b, dy);
-  for (const Outputs* out : {&again, &other}) {
-    EXPECT_EQ(out->y, first.y);
-    EXPECT_EQ(out->dx, first.dx);
-    EXPECT_EQ(out->dw, first.dw);
-    EXPECT_EQ(out->db, first.db);
-  }
-}
+TEST_P(CpuFullyConnectedTest, SumsAreNearReference) { ExpectLayerNearReference(*cpu_, GetParam()); }
+TEST_P(CpuFullyConnectedTest, ExactDataGivesEqualBits) { ExpectLayerExact(*cpu_, GetParam()); }
+TEST_P(CpuFullyConnectedTest, RepeatedCallsGiveEqualBits) { ExpectLayerRepeats(*cpu_, GetParam()); }
 
 // Parameters are slices of one long vector, so they may start anywhere.
-TEST_P(CpuFullyConnectedTest, SameBitsAtAnyAlignment) {
-  const Floats x = Uniform(sizes_.x, 1), w = Uniform(sizes_.w, 2), b = Uniform(sizes_.b, 3);
-  Floats want = Garbage(sizes_.y);
-  cpu_->dense().FullyConnectedForward(dims_, x, w, b, want);
+TEST_P(CpuFullyConnectedTest, AnyAlignmentGivesEqualBits) {
+  const LayerSizes sizes = SizesOf(GetParam());
+  const Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
+  Floats want = Garbage(sizes.y);
+  cpu_->dense().FullyConnectedForward(GetParam(), x, w, b, want);
   for (size_t shift : {1, 3}) {
-    Floats room(w.size() + shift), y = Garbage(sizes_.y + 1);
+    Floats room(w.size() + shift), y = Garbage(sizes.y + 1);
     std::copy(w.begin(), w.end(), room.begin() + shift);
     const std::span<float> out = std::span(y).subspan(1);
-    cpu_->dense().FullyConnectedForward(dims_, x, std::span(room).subspan(shift), b, out);
+    cpu_->dense().FullyConnectedForward(GetParam(), x, std::span(room).subspan(shift), b, out);
     EXPECT_EQ(Floats(out.begin(), out.end()), want) << shift;
   }
 }
@@ -159,7 +101,7 @@ std::vector<FullyConnectedDims> Shapes() {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CpuFullyConnectedTest, ::testing::ValuesIn(Shapes()));
 
-TEST(FullyConnectedDeathTest, RefusesSpansThatDoNotFit) {
+TEST(FullyConnectedDeathTest, RejectsWrongSpans) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const FullyConnectedDims dims{.batch = 2, .in = 3, .out = 4};
   Floats y(8);

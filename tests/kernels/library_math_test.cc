@@ -1,5 +1,5 @@
 // Matrix products, convolutions and attention by the vendor's libraries on a GPU, against plain
-// loops. Skipped, saying why, where there is no GPU; where there is one, missing libraries are a
+// loops. Skipped with a reason if there is no GPU; if there is one, missing libraries are a
 // failure.
 //
 // Tolerances. Inputs are multiples of 1/8 in [-1, 1], which bf16 and TF32 hold exactly, so that
@@ -12,86 +12,20 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_split.h"
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/cuda_device.h"
 #include "kernels/cuda/dense_math.h"
 #include "kernels/extents.h"
+#include "tests/kernels/on_device.h"
 #include "tests/kernels/testing.h"
+#include "tests/kernels/vendor_libraries.h"
 
 namespace cadre {
 namespace {
-
-std::vector<std::string> Folders() { return absl::StrSplit(CADRE_CUDA_LIBRARY_FOLDERS, ':'); }
-
-LibrarySearch Search() {
-  LibrarySearch search;
-  for (const std::string& folder : Folders()) {
-    if (std::filesystem::is_directory(folder)) search.directories.push_back(folder);
-  }
-  return search;
-}
-
-uint16_t DivideToFloat(float value) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-float Widen(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-// As bf16 holds it.
-Floats Rounded(Floats values) {
-  for (float& value : values) value = Widen(DivideToFloat(value));
-  return values;
-}
-
-// Values on the device, in either type.
-class OnDevice {
- public:
-  OnDevice(Device& device, const Floats& values, DType type, size_t skip = 0)
-      : memory_(device, (values.size() + skip) * SizeOf(type), "test"),
-        values_(memory_.data() + skip * SizeOf(type), values.size(), type),
-        device_(device) {
-    if (type == DType::kFloat32) {
-      device.CopyIn(values.data(), values_.data(), values_.bytes());
-      return;
-    }
-    std::vector<uint16_t> halves;
-    for (const float value : values) halves.push_back(DivideToFloat(value));
-    device.CopyIn(halves.data(), values_.data(), values_.bytes());
-  }
-
-  Values values() const { return values_; }
-  std::span<float> floats() const { return values_.floats(); }
-  Floats Get() const {
-    Floats got(values_.size());
-    if (values_.type() == DType::kFloat32) {
-      EXPECT_TRUE(device_.CopyOut(values_.data(), got.data(), values_.bytes()).ok());
-      return got;
-    }
-    std::vector<uint16_t> halves(values_.size());
-    EXPECT_TRUE(device_.CopyOut(values_.data(), halves.data(), values_.bytes()).ok());
-    for (size_t i = 0; i < got.size(); ++i) got[i] = Widen(halves[i]);
-    return got;
-  }
-
- private:
-  DeviceArray<std::byte> memory_;
-  Values values_;
-  Device& device_;
-};
 
 class LibraryMathTest : public ::testing::Test {
  protected:
@@ -99,7 +33,7 @@ class LibraryMathTest : public ::testing::Test {
     auto device = CudaDevice::Make(RealCudaApi(), {});
     if (!device.ok()) GTEST_SKIP() << "no GPU to test on: " << device.status().message();
     device_ = *std::move(device);
-    auto math = MakeLibraryMath(*device_, Search());
+    auto math = MakeLibraryMath(*device_, VendorLibraries());
     ASSERT_TRUE(math.ok()) << math.status();
     math_ = *std::move(math);
   }
@@ -109,13 +43,13 @@ class LibraryMathTest : public ::testing::Test {
     math_.reset();
   }
 
-  // Each value within `relative` of itself, and `of_magnitude` of the sum of magnitudes.
+  // Each value within `relative` of the expected one and `of_magnitude` of the sum of magnitudes.
   static void ExpectClose(const Floats& got, const Floats& want, const Floats& magnitude,
                           double relative, double of_magnitude) {
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) {
       const double allowed = relative * std::fabs(want[i]) + of_magnitude * magnitude[i];
-      ASSERT_LE(std::fabs(static_cast<double>(got[i]) - want[i]), allowed)
+      ASSERT_LE(std::fabs(double{got[i]} - want[i]), allowed)
           << "element " << i << ": " << got[i] << " instead of " << want[i];
     }
   }
@@ -134,7 +68,7 @@ struct ProductCase {
   bool tf32 = false;
 };
 
-// Elements from the first to the last that a matrix with its batches spans.
+// Elements from the first to the last of a matrix with its batches.
 int64_t Extent(int64_t rows, int64_t columns, int64_t row, const MatrixProductDims& d, int64_t step,
                int64_t outer) {
   return (rows - 1) * row + columns + (d.batch - 1) * step + (d.outer - 1) * outer;
@@ -154,16 +88,14 @@ void MultiplyPlainly(const MatrixProductDims& d, const Floats& a, const Floats& 
         for (int64_t j = 0; j < d.n; ++j) {
           double sum = 0, size = 0;
           for (int64_t k = 0; k < d.k; ++k) {
-            const double product =
-                static_cast<double>(d.transpose_a ? x[k * a_row + i] : x[i * a_row + k]) *
-                (d.transpose_b ? y[j * b_row + k] : y[k * b_row + j]);
+            const double product = double{d.transpose_a ? x[k * a_row + i] : x[i * a_row + k]} *
+                                   (d.transpose_b ? y[j * b_row + k] : y[k * b_row + j]);
             sum += product;
             size += std::fabs(product);
           }
           float& result = c[z + i * c_row + j];
-          sum = sum * d.alpha + (d.accumulate ? result : 0) + (bias.empty() ? 0 : bias[j]);
-          result = static_cast<float>(sum);
-          magnitude[z + i * c_row + j] = static_cast<float>(size);
+          result = sum * d.alpha + (bias.empty() ? 0 : bias[j]);
+          magnitude[z + i * c_row + j] = size;
         }
       }
     }
@@ -201,14 +133,8 @@ std::vector<MatrixProductDims> ProductDims() {
                  .b_outer = 1152,
                  .c_outer = 768,
                  .alpha = 0.25F});
-  // Rows that begin where nothing is aligned.
+  // Rows that begin at unaligned addresses.
   all.push_back({.m = 5, .n = 6, .k = 7, .a_row = 11, .b_row = 13, .c_row = 9});
-  all.push_back({.m = 32, .n = 48, .k = 64, .accumulate = true});
-  all.push_back({.m = 33,
-                 .n = 48,
-                 .k = 64,
-                 .transpose_b = true,
-                 .epilogue = MatrixProductDims::Epilogue::kBias});
   return all;
 }
 
@@ -223,15 +149,15 @@ TEST_F(LibraryMathTest, ProductsOfEveryLayoutAndType) {
     const Floats b = Eighths(d.transpose_b ? Extent(d.n, d.k, b_row, d, d.b_step, d.b_outer)
                                            : Extent(d.k, d.n, b_row, d, d.b_step, d.b_outer),
                              2);
-    const bool biased = d.epilogue == MatrixProductDims::Epilogue::kBias;
-    const Floats bias = biased ? Eighths(d.n, 3) : Floats();
+    // The library adds biases of products that are neither batched nor strided.
+    const Floats bias = d.outer == 1 && d.a_row == 0 ? Eighths(d.n, 3) : Floats();
     const Floats before = Eighths(Extent(d.m, d.n, c_row, d, d.c_step, d.c_outer), 4);
     for (const auto& [factors, result, tf32] :
          {std::tuple(DType::kFloat32, DType::kFloat32, false),
           std::tuple(DType::kFloat32, DType::kFloat32, true),
           std::tuple(DType::kBFloat16, DType::kBFloat16, false),
           std::tuple(DType::kBFloat16, DType::kFloat32, false)}) {
-      for (const size_t skip : {0, 3}) {
+      for (const int64_t skip : {0, 3}) {
         SCOPED_TRACE(::testing::Message()
                      << d.m << "x" << d.n << "x" << d.k << (d.transpose_a ? " a^T" : "")
                      << (d.transpose_b ? " b^T" : "") << " " << DTypeName(factors) << " to "
@@ -241,9 +167,9 @@ TEST_F(LibraryMathTest, ProductsOfEveryLayoutAndType) {
         const OnDevice x(*device_, a, factors, skip), y(*device_, b, factors, skip);
         const OnDevice z(*device_, before, result, skip), w(*device_, bias, DType::kFloat32);
         math_->set_tf32(tf32);
-        math_->MatrixProduct(d, x.values(), y.values(), w.floats(), z.values());
+        math_->MatrixProduct(d, x.values(), y.values(), w.span(), z.values());
         ASSERT_TRUE(device_->Synchronize().ok()) << device_->status();
-        // What lies between rows stays as it was, and want has it.
+        // Elements between the rows keep their values, which `want` contains.
         ExpectClose(z.Get(), want, magnitude, result == DType::kBFloat16 ? kBf16Rounding : 0, 0);
         if (HasFailure()) return;
       }
@@ -251,7 +177,7 @@ TEST_F(LibraryMathTest, ProductsOfEveryLayoutAndType) {
   }
 }
 
-TEST_F(LibraryMathTest, ProductsAreTheSameBitsAgain) {
+TEST_F(LibraryMathTest, ProductsRepeatBitwise) {
   const MatrixProductDims d{.m = 256, .n = 384, .k = 4096, .transpose_a = true};
   const OnDevice a(*device_, Uniform(d.m * d.k, 1), DType::kBFloat16);
   const OnDevice b(*device_, Uniform(d.n * d.k, 2), DType::kBFloat16);
@@ -266,89 +192,37 @@ TEST_F(LibraryMathTest, ProductsAreTheSameBitsAgain) {
 
 // --- convolutions --------------------------------------------------------------------------------
 
+// Convolutions of networks, and unusual ones.
 std::vector<ConvolutionDims> Shapes() {
-  return {
-      Convolution(2, 64, 128, Window(14, 14, 1)),
-      Convolution(2, 64, 128, Window(14, 14, 1, 2)),
-      Convolution(2, 32, 64, Window(14, 14, 3, 1, 1)),
-      Convolution(2, 32, 64, Window(15, 14, 3, 2, 1)),
-      Convolution(2, 3, 64, Window(40, 36, 7, 2, 3)),
-      Convolution(2, 3, 96, Window(43, 43, 11, 4)),
-      Convolution(
-          2, 16, 16,
-          Fitted(
-              {.in_height = 5, .in_width = 8, .kernel_height = 3, .kernel_width = 3, .pad_left = 1},
-              1, 1)),
-      Convolution(2, 3, 16,
-                  Fitted({.in_height = 9,
-                          .in_width = 12,
-                          .kernel_height = 7,
-                          .kernel_width = 7,
-                          .stride = 2,
-                          .pad_top = 3,
-                          .pad_left = 3},
-                         0, 2)),
-      Convolution(
-          2, 16, 32,
-          Fitted(
-              {.in_height = 9, .in_width = 6, .kernel_height = 7, .kernel_width = 1, .pad_top = 3},
-              3, 0)),
-      // Rows that no window reaches, and windows that reach no row.
-      Convolution(2, 8, 16,
-                  {.in_height = 9,
-                   .in_width = 9,
-                   .out_height = 3,
-                   .out_width = 2,
-                   .kernel_height = 3,
-                   .kernel_width = 3}),
-      Convolution(1, 2, 3,
-                  {.in_height = 1,
-                   .in_width = 2,
-                   .out_height = 5,
-                   .out_width = 6,
-                   .kernel_height = 2,
-                   .kernel_width = 2,
-                   .pad_top = 3,
-                   .pad_left = 2}),
-      Convolution(1, 2, 3,
-                  {.in_height = 3,
-                   .in_width = 2,
-                   .out_height = 1,
-                   .out_width = 1,
-                   .kernel_height = 2,
-                   .kernel_width = 2,
-                   .pad_top = 3}),
-      Convolution(2, 5, 7, Window(11, 10, 3, 1, 2, 2)),
-      Convolution(1, 8, 8, Window(13, 9, 3, 2, 3, 3)),
-      Convolution(2, 6, 9, Window(5, 5, 3, 1, 1), 3),
-      Convolution(2, 32, 64, Window(5, 6, 3, 1, 1), 2),
-      Convolution(2, 17, 17, Window(7, 7, 3, 2, 1), 17),
-      Convolution(2, 32, 32, Window(7, 7, 3, 1, 1), 32),
-      Convolution(2, 17, 33, Window(9, 9, 3, 1, 1)),
-      Convolution(2, 8, 9, Window(10, 8, 2, 3)),
-  };
-}
-
-struct Gradients {
-  Floats y, dx, dw;
-};
-
-Gradients Reference(const ConvolutionDims& dims, const Floats& x, const Floats& w,
-                    const Floats& dy) {
-  const auto kernels = MakeReferenceBackend();
-  Gradients out{.y = Floats(dy.size()), .dx = Floats(x.size()), .dw = Floats(w.size())};
-  kernels->window().ConvolutionForward(dims, x, w, {}, out.y);
-  kernels->window().ConvolutionBackwardData(dims, dy, w, out.dx);
-  kernels->window().ConvolutionBackwardWeights(dims, x, dy, out.dw, {});
-  return out;
+  std::vector<ConvolutionDims> shapes = UnusualConvolutions();
+  for (const ConvolutionDims& dims :
+       {Convolution(2, 64, 128, Window(14, 14, 1)), Convolution(2, 64, 128, Window(14, 14, 1, 2)),
+        Convolution(2, 32, 64, Window(14, 14, 3, 1, 1)),
+        Convolution(2, 32, 64, Window(15, 14, 3, 2, 1)),
+        Convolution(2, 3, 64, Window(40, 36, 7, 2, 3)),
+        Convolution(2, 3, 96, Window(43, 43, 11, 4)), Convolution(2, 17, 33, Window(9, 9, 3, 1, 1)),
+        // Windows that reach no row of the input.
+        Convolution(1, 2, 3,
+                    {.in_height = 3,
+                    .in_width = 2,
+                    .out_height = 1,
+                    .out_width = 1,
+                    .kernel_height = 2,
+                    .kernel_width = 2,
+                    .pad_top = 3})}) {
+    shapes.push_back(dims);
+  }
+  return shapes;
 }
 
 TEST_F(LibraryMathTest, ConvolutionsOfEveryShapeAndType) {
   for (const ConvolutionDims& dims : Shapes()) {
     const LayerSizes sizes = SizesOf(dims);
     const Floats x = Eighths(sizes.x, 1), w = Eighths(sizes.w, 2), dy = Eighths(sizes.y, 3);
-    const Gradients want = Reference(dims, x, w, dy);
-    const Gradients magnitude = Reference(dims, Absolute(x), Absolute(w), Absolute(dy));
+    const auto reference = MakeReferenceBackend();
+    const LayerOutputs want = RunLayer(*reference, dims, x, w, {}, dy);
+    const LayerOutputs magnitude =
+        RunLayer(*reference, dims, Absolute(x), Absolute(w), {}, Absolute(dy));
     for (const auto& [type, tf32] :
          {std::pair(DType::kFloat32, false), std::pair(DType::kFloat32, true),
           std::pair(DType::kBFloat16, false)}) {
@@ -360,7 +234,7 @@ TEST_F(LibraryMathTest, ConvolutionsOfEveryShapeAndType) {
       math_->set_tf32(tf32);
       math_->ConvolutionForward(dims, image.values(), weights.values(), y.values());
       math_->ConvolutionBackwardData(dims, out.values(), weights.values(), dx.values());
-      math_->ConvolutionBackwardWeights(dims, image.values(), out.values(), dw.floats());
+      math_->ConvolutionBackwardWeights(dims, image.values(), out.values(), dw.span());
       ASSERT_TRUE(device_->Synchronize().ok()) << device_->status();
       const double relative = type == DType::kBFloat16 ? kBf16Rounding : 0;
       const double of_magnitude = tf32 || type == DType::kBFloat16 ? 1.0 / 512 : 1.0 / 65536;
@@ -372,7 +246,7 @@ TEST_F(LibraryMathTest, ConvolutionsOfEveryShapeAndType) {
   }
 }
 
-TEST_F(LibraryMathTest, ConvolutionsAreTheSameBitsAgain) {
+TEST_F(LibraryMathTest, ConvolutionsRepeatBitwise) {
   const ConvolutionDims dims = Convolution(16, 64, 128, Window(28, 28, 3, 1, 1));
   const LayerSizes sizes = SizesOf(dims);
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
@@ -381,16 +255,14 @@ TEST_F(LibraryMathTest, ConvolutionsAreTheSameBitsAgain) {
     const OnDevice dy(*device_, Uniform(sizes.y, 3), type), y(*device_, Garbage(sizes.y), type);
     const OnDevice dx(*device_, Garbage(sizes.x), type);
     const OnDevice dw(*device_, Garbage(sizes.w), DType::kFloat32);
-    Gradients first;
+    LayerOutputs first;
     for (int i = 0; i < 4; ++i) {
       math_->ConvolutionForward(dims, x.values(), w.values(), y.values());
       math_->ConvolutionBackwardData(dims, dy.values(), w.values(), dx.values());
-      math_->ConvolutionBackwardWeights(dims, x.values(), dy.values(), dw.floats());
-      Gradients got{.y = y.Get(), .dx = dx.Get(), .dw = dw.Get()};
+      math_->ConvolutionBackwardWeights(dims, x.values(), dy.values(), dw.span());
+      const LayerOutputs got{.y = y.Get(), .dx = dx.Get(), .dw = dw.Get()};
       if (i == 0) first = got;
-      EXPECT_EQ(got.y, first.y);
-      EXPECT_EQ(got.dx, first.dx);
-      EXPECT_EQ(got.dw, first.dw);
+      ExpectEqual(got, first);
     }
   }
 }
@@ -401,7 +273,7 @@ TEST_F(LibraryMathTest, ConvolutionsAreTheSameBitsAgain) {
 // each), and its results once more. Values are at most 1, rows of probabilities sum to 1, so
 // results are within 2^-7 of the plain ones on their scale; gradients of keys and values are sums
 // over as many as `tokens` rows.
-TEST_F(LibraryMathTest, FusedAttentionIsThePlainFormula) {
+TEST_F(LibraryMathTest, FusedAttentionMatchesTheFormula) {
   const auto reference = MakeReferenceBackend();
   for (const bool causal : {false, true}) {
     for (const auto& [tokens, features] :
@@ -411,8 +283,8 @@ TEST_F(LibraryMathTest, FusedAttentionIsThePlainFormula) {
       SCOPED_TRACE(::testing::PrintToString(dims));
       ASSERT_TRUE(math_->HasFusedAttention(dims, DType::kBFloat16));
       const AttentionSizes sizes = SizesOf(dims);
-      const Floats qkv = Rounded(Uniform(sizes.qkv, 1));
-      const Floats dcontext = Rounded(Uniform(sizes.context, 2));
+      const Floats qkv = Bf16Rounded(Uniform(sizes.qkv, 1));
+      const Floats dcontext = Bf16Rounded(Uniform(sizes.context, 2));
       Floats probabilities(sizes.probabilities), context(sizes.context), dqkv(sizes.qkv);
       reference->dense().AttentionForward(dims, qkv, probabilities, context);
       reference->dense().AttentionBackward(dims, qkv, probabilities, dcontext, dqkv);
@@ -430,7 +302,7 @@ TEST_F(LibraryMathTest, FusedAttentionIsThePlainFormula) {
   }
 }
 
-TEST_F(LibraryMathTest, FusedAttentionIsOnlyForWhatTheLibraryHas) {
+TEST_F(LibraryMathTest, FusedAttentionExistsForSupportedExtentsOnly) {
   const AttentionDims dims{.batch = 2, .tokens = 64, .heads = 2, .head_features = 64};
   EXPECT_FALSE(math_->HasFusedAttention(dims, DType::kFloat32));
   AttentionDims odd = dims;
@@ -447,7 +319,7 @@ TEST_F(LibraryMathTest, FusedAttentionIsOnlyForWhatTheLibraryHas) {
 
 // --- recordings and errors -----------------------------------------------------------------------
 
-TEST_F(LibraryMathTest, WhatWasDoneOnceCanBeRecordedAndPlayed) {
+TEST_F(LibraryMathTest, WorkCanBeCapturedAfterItRanOnce) {
   const ConvolutionDims dims = Convolution(4, 32, 64, Window(14, 14, 3, 1, 1));
   const LayerSizes sizes = SizesOf(dims);
   const OnDevice x(*device_, Eighths(sizes.x, 1), DType::kBFloat16);
@@ -467,7 +339,7 @@ TEST_F(LibraryMathTest, WhatWasDoneOnceCanBeRecordedAndPlayed) {
   EXPECT_EQ(again.Get(), want);
 }
 
-TEST_F(LibraryMathTest, SaysWhichLibrariesItUses) {
+TEST_F(LibraryMathTest, VersionsNameTheLibraries) {
   EXPECT_NE(math_->versions().find("cuBLASLt "), std::string::npos) << math_->versions();
   EXPECT_NE(math_->versions().find("cuDNN 9."), std::string::npos) << math_->versions();
 }

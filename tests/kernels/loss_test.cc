@@ -14,7 +14,8 @@ namespace {
 
 using Labels = std::vector<int32_t>;
 
-// Of one row's loss, which is a few units: exp() and log() may be fp32's, a few roundings each.
+// Error of one row's loss, which is a few units: exp() and log() may be fp32's, a few roundings
+// each.
 constexpr double kRowError = 1e-6;
 
 using LossTest = BackEndTest;
@@ -54,7 +55,7 @@ TEST_P(LossTest, LargeScoresDoNotOverflow) {
   for (const float value : dx) EXPECT_TRUE(std::isfinite(value)) << value;
 }
 
-TEST_P(LossTest, ADivergedModelShows) {
+TEST_P(LossTest, NanScoresGiveANanLoss) {
   const Floats x = {std::numeric_limits<float>::quiet_NaN(), 1};
   const auto sums = kernels_->pointwise().SoftmaxCrossEntropy(1, 2, 0, x, Labels{1}, 1, {});
   EXPECT_TRUE(std::isnan(sums.loss));
@@ -90,7 +91,7 @@ TEST_P(LossTest, SmoothingSpreadsTheTarget) {
 // Central differences of the loss: with a step of 2^-7 their error is the third derivative (below
 // 1/8 for a softmax) times h^2 / 6, about 1.3e-6. An exponential in fp32 is good to 2^-23 or so;
 // five rows of it over 2^-6 add 4e-5.
-TEST_P(LossTest, GradientIsTheDifference) {
+TEST_P(LossTest, GradientMatchesDifferences) {
   constexpr float kStep = 0x1.0p-7F;
   const Labels labels = {0, 6, 3, 3, 2};
   const float scale = 1.0F / 5;
@@ -114,8 +115,8 @@ TEST_P(LossTest, GradientIsTheDifference) {
   }
 }
 
-// On the host, where labels can be looked at.
-TEST(LossDeathTest, RefusesLabelsBeyondTheClasses) {
+// Only host back ends can check labels.
+TEST(LossDeathTest, RejectsLabelsOutsideTheClasses) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const auto make :
        {+[] { return MakeReferenceBackend(); }, +[] { return MakeCpuBackend(1); }}) {
@@ -131,16 +132,13 @@ TEST_P(LossTest, IsNearTheReference) {
            {1, 1}, {1, 2}, {32, 10}, {64, 10}, {17, 17}, {3, 1000}}) {
     for (const float smoothing : {0.0F, 0.1F}) {
       const Floats x = Uniform(rows * classes, 1);
-      Labels labels;
-      for (int64_t r = 0; r < rows; ++r) {
-        labels.push_back(static_cast<int32_t>(Draw(0, classes - 1, 2, static_cast<uint64_t>(r))));
-      }
+      const Labels labels = RandomLabels(rows, classes);
       Floats got = Garbage(rows * classes), want = Garbage(rows * classes);
       const auto sums =
           kernels_->pointwise().SoftmaxCrossEntropy(rows, classes, smoothing, x, labels, 0.5F, got);
       const auto reference = MakeReferenceBackend()->pointwise().SoftmaxCrossEntropy(
           rows, classes, smoothing, x, labels, 0.5F, want);
-      EXPECT_NEAR(sums.loss, reference.loss, kRowError * static_cast<double>(rows));
+      EXPECT_NEAR(sums.loss, reference.loss, kRowError * rows);
       EXPECT_EQ(sums.correct, reference.correct);
       // Numbers below a half.
       ExpectNear(got, want, 2e-7);

@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 
 using Doubles = std::vector<double>;
 
-Floats Ones(int64_t n) { return Floats(static_cast<size_t>(n), 1.0F); }
+Floats Ones(int64_t n) { return Floats(n, 1.0F); }
 
 // --- batch norm ----------------------------------------------------------------------------------
 
@@ -24,16 +24,16 @@ struct Statistics {
   Floats mean, inverse;
 };
 
-// As a layer makes them from the sums over its whole batch.
+// Computed from the sums over the whole batch, as a layer does.
 Statistics StatisticsOf(Backend& kernels, const RowsDims& dims, const Floats& x) {
-  Doubles sums(static_cast<size_t>(2 * dims.channels), NAN);
+  Doubles sums(2 * dims.channels, NAN);
   kernels.norm().BatchNormSums(dims, x, sums);
   Statistics result;
   for (int64_t c = 0; c < dims.channels; ++c) {
-    const double mean = sums[c] / static_cast<double>(dims.rows);
-    const double square = sums[dims.channels + c] / static_cast<double>(dims.rows);
-    result.mean.push_back(static_cast<float>(mean));
-    result.inverse.push_back(static_cast<float>(1 / std::sqrt(square - mean * mean + 1e-5)));
+    const double mean = sums[c] / dims.rows;
+    const double square = sums[dims.channels + c] / dims.rows;
+    result.mean.push_back(mean);
+    result.inverse.push_back(1 / std::sqrt(square - mean * mean + 1e-5));
   }
   return result;
 }
@@ -47,14 +47,14 @@ BatchNormOutputs RunBatchNorm(Backend& kernels, const RowsDims& dims, const Floa
   const Statistics s = StatisticsOf(kernels, dims, x);
   BatchNormOutputs out{.y = Garbage(SizeOf(dims)), .dx = Garbage(SizeOf(dims))};
   kernels.norm().BatchNormForward(dims, x, s.mean, s.inverse, scale, shift, out.y);
-  Doubles sums(static_cast<size_t>(2 * dims.channels), NAN);
+  Doubles sums(2 * dims.channels, NAN);
   kernels.norm().BatchNormBackwardSums(dims, x, dy, s.mean, s.inverse, sums);
   const auto half = sums.begin() + dims.channels;
   out.dshift.assign(sums.begin(), half);
   out.dscale.assign(half, sums.end());
   Floats mean_dy = out.dshift, mean_dy_x = out.dscale;
-  for (float& value : mean_dy) value /= static_cast<float>(dims.rows);
-  for (float& value : mean_dy_x) value /= static_cast<float>(dims.rows);
+  for (float& value : mean_dy) value /= dims.rows;
+  for (float& value : mean_dy_x) value /= dims.rows;
   kernels.norm().BatchNormBackward(dims, x, dy, s.mean, s.inverse, scale, mean_dy, mean_dy_x,
                                    out.dx);
   return out;
@@ -97,20 +97,19 @@ TEST_P(NormTest, BatchNormMakesMeanZeroAndVarianceOne) {
   }
 }
 
-// What a whole batch gives is the sum of what its parts give, to the last bits of fp32.
+// The sums of a whole batch are those of its parts, added up.
 TEST_P(NormTest, BatchNormSumsAddUp) {
   const RowsDims whole{.rows = 101, .channels = 33}, first{.rows = 40, .channels = 33},
       second{.rows = 61, .channels = 33};
   const Floats x = Eighths(SizeOf(whole), 1);
   Doubles all(66), a(66), b(66);
   kernels_->norm().BatchNormSums(whole, x, all);
-  kernels_->norm().BatchNormSums(first, std::span(x).first(static_cast<size_t>(SizeOf(first))), a);
-  kernels_->norm().BatchNormSums(second, std::span(x).subspan(static_cast<size_t>(SizeOf(first))),
-                                 b);
+  kernels_->norm().BatchNormSums(first, std::span(x).first(SizeOf(first)), a);
+  kernels_->norm().BatchNormSums(second, std::span(x).subspan(SizeOf(first)), b);
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], a[i] + b[i]);
 }
 
-TEST_P(NormTest, BatchNormGradientsAreTheDifferences) {
+TEST_P(NormTest, BatchNormGradientsMatchDifferences) {
   const RowsDims dims{.rows = 21, .channels = 5};
   Floats x = Uniform(SizeOf(dims), 1), scale = Uniform(5, 2), shift = Uniform(5, 3);
   const Floats dy = Uniform(SizeOf(dims), 4);
@@ -139,8 +138,8 @@ TEST_P(NormTest, BatchNormOfNothing) {
   const Floats three(3, 1.0F);
   for (const RowsDims& dims :
        {RowsDims{.rows = 0, .channels = 3}, RowsDims{.rows = 4, .channels = 0}}) {
-    const Floats by_channel(static_cast<size_t>(dims.channels), 1.0F);
-    Doubles sums(static_cast<size_t>(2 * dims.channels), NAN);
+    const Floats by_channel(dims.channels, 1.0F);
+    Doubles sums(2 * dims.channels, NAN);
     kernels_->norm().BatchNormSums(dims, none, sums);
     EXPECT_THAT(sums, Each(0.0));
     sums.assign(sums.size(), NAN);
@@ -164,11 +163,11 @@ TEST_P(NormTest, BatchNormIsNearTheReference) {
     const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
     const Floats scale = Uniform(dims.channels, 3), shift = Uniform(dims.channels, 4);
     const Floats mean = Uniform(dims.channels, 5), inverse = Absolute(Uniform(dims.channels, 6));
-    Doubles got_sums(static_cast<size_t>(2 * dims.channels), NAN), want_sums = got_sums;
+    Doubles got_sums(2 * dims.channels, NAN), want_sums = got_sums;
     kernels_->norm().BatchNormSums(dims, x, got_sums);
     reference->norm().BatchNormSums(dims, x, want_sums);
     // Terms below one, each perhaps rounded to fp32; the sums may be fp32 for some rows on end.
-    const double bound = static_cast<double>(dims.rows) * 0x1.0p-22;
+    const double bound = dims.rows * 0x1.0p-22;
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], bound);
     }
@@ -190,28 +189,10 @@ TEST_P(NormTest, BatchNormIsNearTheReference) {
 
 // --- layer norm ----------------------------------------------------------------------------------
 
-struct LayerNormOutputs {
-  Floats y, mean, inverse, dx, dscale, dshift;
-};
-
-LayerNormOutputs RunLayerNorm(Backend& kernels, const RowsDims& dims, const Floats& x,
-                              const Floats& scale, const Floats& shift, const Floats& dy) {
-  LayerNormOutputs out{.y = Garbage(SizeOf(dims)),
-                       .mean = Garbage(dims.rows),
-                       .inverse = Garbage(dims.rows),
-                       .dx = Garbage(SizeOf(dims)),
-                       .dscale = Garbage(dims.channels),
-                       .dshift = Garbage(dims.channels)};
-  kernels.norm().LayerNormForward(dims, 1e-5F, x, scale, shift, out.y, out.mean, out.inverse);
-  kernels.norm().LayerNormBackward(dims, x, dy, out.mean, out.inverse, scale, out.dx, out.dscale,
-                                   out.dshift);
-  return out;
-}
-
 TEST_P(NormTest, LayerNormKnownAnswer) {
   const RowsDims dims{.rows = 2, .channels = 4};
   Floats y = Garbage(8), mean = Garbage(2), inverse = Garbage(2);
-  // Variances 4 and 0; with an epsilon of 12 and so on the roots are whole.
+  // Variances 4 and 0; an epsilon of 12 makes the first root a whole number.
   kernels_->norm().LayerNormForward(dims, 12, Floats{1, 1, 5, 5, 7, 7, 7, 7}, Floats{4, 8, 4, 8},
                                     Floats{0, 1, 2, 3}, y, mean, inverse);
   EXPECT_THAT(mean, ElementsAre(3, 7));
@@ -219,7 +200,7 @@ TEST_P(NormTest, LayerNormKnownAnswer) {
   ExpectNear(y, Floats{-2, -3, 4, 7, 0, 1, 2, 3}, 1e-6);
 }
 
-TEST_P(NormTest, LayerNormGradientsAreTheDifferences) {
+TEST_P(NormTest, LayerNormGradientsMatchDifferences) {
   const RowsDims dims{.rows = 6, .channels = 21};
   Floats x = Uniform(SizeOf(dims), 1), scale = Uniform(21, 2), shift = Uniform(21, 3);
   const Floats dy = Uniform(SizeOf(dims), 4);
@@ -266,25 +247,13 @@ TEST_P(NormTest, LayerNormIsNearTheReference) {
     ExpectNear(got.y, want.y, 2e-5);
     ExpectNear(got.dx, want.dx, 5e-5);
     // Sums over the rows of numbers up to two.
-    const double bound = 1e-5 + static_cast<double>(dims.rows) * 0x1.0p-21;
+    const double bound = 1e-5 + dims.rows * 0x1.0p-21;
     ExpectNear(got.dscale, want.dscale, bound);
     ExpectNear(got.dshift, want.dshift, bound);
   }
 }
 
 // --- local response norm -------------------------------------------------------------------------
-
-struct LrnOutputs {
-  Floats y, d, dx;
-};
-
-LrnOutputs RunLrn(Backend& kernels, const LrnDims& dims, const Floats& x, const Floats& dy) {
-  LrnOutputs out{
-      .y = Garbage(SizeOf(dims)), .d = Garbage(SizeOf(dims)), .dx = Garbage(SizeOf(dims))};
-  kernels.norm().LrnForward(dims, x, out.y, out.d);
-  kernels.norm().LrnBackward(dims, x, out.d, dy, out.dx);
-  return out;
-}
 
 TEST_P(NormTest, LrnKnownAnswer) {
   // Two channels before and one after; alpha / size is one.
@@ -297,7 +266,7 @@ TEST_P(NormTest, LrnKnownAnswer) {
   ExpectNear(out.dx, Floats{0, 0, 0, 0, 1, 0.5F, 0, 0.5F}, 1e-6);
 }
 
-TEST_P(NormTest, LrnGradientIsTheDifference) {
+TEST_P(NormTest, LrnGradientMatchesDifferences) {
   for (const int64_t size : {1, 2, 5, 20}) {
     SCOPED_TRACE(size);
     const LrnDims dims{.rows = 4, .channels = 11, .size = size, .alpha = 2, .beta = 0.75F, .k = 1};

@@ -40,7 +40,7 @@ TEST_P(OptimizerTest, NesterovKnownSteps) {
   EXPECT_THAT(w, ElementsAre(1.03125F));
 }
 
-// Decay is of the weights, so the scale does not touch it.
+// Decay multiplies the weights, so the scale of gradients does not affect it.
 TEST_P(OptimizerTest, SgdScalesGradientsFirst) {
   Floats w = {4}, v = {0};
   kernels_->optimizer().Sgd({.rate = 1, .weight_decay = 0.5F, .gradient_scale = 0.25F}, Floats{8},
@@ -75,8 +75,8 @@ TEST_P(OptimizerTest, AdamWKnownStep) {
   EXPECT_THAT(w, ElementsAre(3.25F));
 }
 
-// Whatever the gradients' size, the first step is of the rate's.
-TEST_P(OptimizerTest, AdamWsFirstStepIsTheRate) {
+// The first step has the size of the rate, for gradients of any size.
+TEST_P(OptimizerTest, FirstAdamWStepHasTheSizeOfTheRate) {
   const AdamWStep step{.rate = 0.01F, .correction1 = 1 - 0.9, .correction2 = 1 - 0.999};
   for (const float g : {1e-3F, -1.0F, 1e4F}) {
     Floats w(33, 0.0F), m(33, 0.0F), v(33, 0.0F);
@@ -95,15 +95,15 @@ TEST_P(OptimizerTest, SumOfSquares) {
   EXPECT_EQ(kernels_->optimizer().SumOfSquares(Floats{3, -4}), 25);
   EXPECT_EQ(kernels_->optimizer().SumOfSquares({}), 0);
   EXPECT_TRUE(std::isnan(kernels_->optimizer().SumOfSquares(Floats{1, NAN, 2})));
-  // Whose square fp32 cannot hold.
+  // Their squares exceed fp32.
   EXPECT_NEAR(kernels_->optimizer().SumOfSquares(Floats(64, 1e30F)) / 64e60, 1, 1e-6);
   const Floats x = Eighths(200'001, 1);
   double want = 0;
-  for (const float value : x) want += static_cast<double>(value) * value;
+  for (const float value : x) want += double{value} * value;
   EXPECT_EQ(kernels_->optimizer().SumOfSquares(x), want);
 }
 
-TEST_P(OptimizerTest, NothingIsFine) {
+TEST_P(OptimizerTest, EmptySpansAreAccepted) {
   Floats none;
   kernels_->optimizer().Sgd({.rate = 1}, none, none, none);
   kernels_->optimizer().AdamW({.rate = 1}, none, none, none, none);
@@ -169,7 +169,7 @@ TEST(CpuOptimizerTest, SeveralThreadsGiveTheSameBits) {
   EXPECT_EQ(v3, v1);
 }
 
-TEST(OptimizerDeathTest, RefusesSpansThatDoNotFit) {
+TEST(OptimizerDeathTest, RejectsWrongSpans) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Floats two(2), three(3);
   for (const auto make :

@@ -14,66 +14,54 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-struct Outputs {
-  Floats y, dx;
-  std::vector<int32_t> argmax;
-};
-
-Outputs RunBoth(Backend& kernels, const PoolingDims& dims, const Floats& x, const Floats& dy) {
-  const LayerSizes sizes = SizesOf(dims);
-  Outputs out{.y = Garbage(sizes.y), .dx = Garbage(sizes.x)};
-  if (dims.kind == PoolKind::kMax) out.argmax.assign(static_cast<size_t>(sizes.y), -7);
-  kernels.window().PoolingForward(dims, x, out.y, out.argmax);
-  kernels.window().PoolingBackward(dims, dy, out.argmax, out.dx);
-  return out;
-}
-
 using PoolingTest = BackEndTest;
 INSTANTIATE_TEST_SUITE_P(BackEnds, PoolingTest, ::testing::ValuesIn(BackEnds()), NameOf);
 
 TEST_P(PoolingTest, MaxKnownAnswer) {
-  const Outputs out = RunBoth(*kernels_, Pooling(PoolKind::kMax, 1, 1, Window(3, 5, 2, 2)),
-                              {1, 5, 2, 2, 9,  //
-                               3, 4, 2, 2, 9,  //
-                               9, 9, 9, 9, 9},
-                              {10, 20});
+  const PoolingOutputs out =
+      RunPooling(*kernels_, Pooling(PoolKind::kMax, 1, 1, Window(3, 5, 2, 2)),
+                 {1, 5, 2, 2, 9,  //
+                  3, 4, 2, 2, 9,  //
+                  9, 9, 9, 9, 9},
+                 {10, 20});
   EXPECT_THAT(out.y, ElementsAre(5, 2));
-  // Of four equal twos the first wins; the fifth column and third row are in no window.
+  // The first of four equal twos is the maximum; the fifth column and third row are in no window.
   EXPECT_THAT(out.argmax, ElementsAre(1, 2));
   EXPECT_THAT(out.dx, ElementsAre(0, 10, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
 }
 
-TEST_P(PoolingTest, ChannelsHaveTheirOwnWinners) {
-  const Outputs out = RunBoth(*kernels_, Pooling(PoolKind::kMax, 1, 2, Window(2, 2, 2)),
-                              {1, 8, 2, 7, 3, 6, 4, 5}, {10, 20});
+TEST_P(PoolingTest, ChannelsHaveSeparateMaxima) {
+  const PoolingOutputs out = RunPooling(*kernels_, Pooling(PoolKind::kMax, 1, 2, Window(2, 2, 2)),
+                                        {1, 8, 2, 7, 3, 6, 4, 5}, {10, 20});
   EXPECT_THAT(out.y, ElementsAre(4, 8));
   EXPECT_THAT(out.argmax, ElementsAre(3, 0));
   EXPECT_THAT(out.dx, ElementsAre(0, 20, 0, 0, 0, 0, 10, 0));
 }
 
 TEST_P(PoolingTest, MaxIgnoresPadding) {
-  const Outputs out = RunBoth(*kernels_, Pooling(PoolKind::kMax, 1, 1, Window(2, 2, 3, 2, 1)),
-                              {-4, -3, -2, -1}, {1});
+  const PoolingOutputs out = RunPooling(
+      *kernels_, Pooling(PoolKind::kMax, 1, 1, Window(2, 2, 3, 2, 1)), {-4, -3, -2, -1}, {1});
   EXPECT_THAT(out.y, ElementsAre(-1));
   EXPECT_THAT(out.argmax, ElementsAre(3));
 }
 
-TEST_P(PoolingTest, AverageDividesByWhatIsInside) {
-  const Outputs out = RunBoth(*kernels_, Pooling(PoolKind::kAverage, 1, 1, Window(2, 2, 2, 1, 1)),
-                              {1, 2, 3, 4}, {1, 2, 1, 2, 4, 2, 1, 2, 1});
+TEST_P(PoolingTest, AverageDividesByElementsInside) {
+  const PoolingOutputs out =
+      RunPooling(*kernels_, Pooling(PoolKind::kAverage, 1, 1, Window(2, 2, 2, 1, 1)), {1, 2, 3, 4},
+                 {1, 2, 1, 2, 4, 2, 1, 2, 1});
   EXPECT_THAT(out.y, ElementsAre(1, 1.5, 2, 2, 2.5, 3, 3, 3.5, 4));
   EXPECT_THAT(out.dx, ElementsAre(4, 4, 4, 4));
 }
 
 TEST_P(PoolingTest, AverageMayCountThePadding) {
-  const Outputs out =
-      RunBoth(*kernels_, Pooling(PoolKind::kAverageWithPadding, 1, 1, Window(2, 2, 2, 1, 1)),
-              {4, 8, 12, 16}, {4, 4, 4, 4, 8, 4, 4, 4, 4});
+  const PoolingOutputs out =
+      RunPooling(*kernels_, Pooling(PoolKind::kAverageWithPadding, 1, 1, Window(2, 2, 2, 1, 1)),
+                 {4, 8, 12, 16}, {4, 4, 4, 4, 8, 4, 4, 4, 4});
   EXPECT_THAT(out.y, ElementsAre(1, 3, 2, 4, 10, 6, 3, 7, 4));
   EXPECT_THAT(out.dx, ElementsAre(5, 5, 5, 5));
 }
 
-// What a rank with the lower part of an image sees: no padding above, one row of it below.
+// A rank with the lower part of an image has no padding above and one row of it below.
 TEST_P(PoolingTest, PaddingFollowsFromTheOutputs) {
   const WindowDims window{.in_height = 3,
                           .in_width = 2,
@@ -83,36 +71,38 @@ TEST_P(PoolingTest, PaddingFollowsFromTheOutputs) {
                           .kernel_width = 2,
                           .stride = 2};
   const Floats x = {1, 2, 3, 4, 5, 6};
-  const Outputs max = RunBoth(*kernels_, Pooling(PoolKind::kMax, 1, 1, window), x, {1, 2});
+  const PoolingOutputs max =
+      RunPooling(*kernels_, Pooling(PoolKind::kMax, 1, 1, window), x, {1, 2});
   EXPECT_THAT(max.y, ElementsAre(4, 6));
   EXPECT_THAT(max.argmax, ElementsAre(3, 5));
-  const Outputs average = RunBoth(*kernels_, Pooling(PoolKind::kAverage, 1, 1, window), x, {4, 4});
+  const PoolingOutputs average =
+      RunPooling(*kernels_, Pooling(PoolKind::kAverage, 1, 1, window), x, {4, 4});
   EXPECT_THAT(average.y, ElementsAre(2.5, 5.5));
   EXPECT_THAT(average.dx, ElementsAre(1, 1, 1, 1, 2, 2));
 }
 
 TEST_P(PoolingTest, OverlappingWindowsAddTheirGradients) {
-  const Outputs out = RunBoth(*kernels_, Pooling(PoolKind::kMax, 1, 1, Window(3, 3, 2)),
-                              {0, 0, 0, 0, 9, 0, 0, 0, 0}, {1, 2, 3, 4});
+  const PoolingOutputs out = RunPooling(*kernels_, Pooling(PoolKind::kMax, 1, 1, Window(3, 3, 2)),
+                                        {0, 0, 0, 0, 9, 0, 0, 0, 0}, {1, 2, 3, 4});
   EXPECT_THAT(out.dx, ElementsAre(0, 0, 0, 0, 10, 0, 0, 0, 0));
 }
 
-TEST_P(PoolingTest, WindowsInThePaddingHaveNoWinner) {
+TEST_P(PoolingTest, WindowsInPaddingHaveNoMaximum) {
   const Floats dy = {1, 1, 1, 1, 3, 1, 1, 1, 1};
   const WindowDims window = Window(1, 1, 1, 1, 1);
-  Outputs out = RunBoth(*kernels_, Pooling(PoolKind::kMax, 1, 1, window), {5}, dy);
+  PoolingOutputs out = RunPooling(*kernels_, Pooling(PoolKind::kMax, 1, 1, window), {5}, dy);
   EXPECT_THAT(out.y, ElementsAre(0, 0, 0, 0, 5, 0, 0, 0, 0));
   EXPECT_THAT(out.argmax, ElementsAre(-1, -1, -1, -1, 0, -1, -1, -1, -1));
   EXPECT_THAT(out.dx, ElementsAre(3));
   for (const PoolKind kind : {PoolKind::kAverage, PoolKind::kAverageWithPadding}) {
-    out = RunBoth(*kernels_, Pooling(kind, 1, 1, window), {5}, dy);
+    out = RunPooling(*kernels_, Pooling(kind, 1, 1, window), {5}, dy);
     EXPECT_THAT(out.y, ElementsAre(0, 0, 0, 0, 5, 0, 0, 0, 0));
     EXPECT_THAT(out.dx, ElementsAre(3));
   }
 }
 
 TEST_P(PoolingTest, GlobalAverage) {
-  // Two images of three positions and two channels; divided by 4, as if a fourth lay elsewhere.
+  // Two images of three positions and two channels; divided by 4, as if another rank had a fourth.
   Floats y = Garbage(4), dx = Garbage(12);
   kernels_->window().GlobalAveragePoolForward(2, 3, 2, 4,
                                               Floats{1, 10, 2, 20, 5, 50, 0, 0, 4, 0, 0, 8}, y);
@@ -130,7 +120,7 @@ TEST_P(PoolingTest, GlobalAverageOfNothing) {
   kernels_->window().GlobalAveragePoolBackward(0, 5, 3, 5, none, none);
 }
 
-TEST_P(PoolingTest, GlobalAverageGradientIsTheDifference) {
+TEST_P(PoolingTest, GlobalAverageGradientMatchesDifferences) {
   Floats x = Uniform(3 * 7 * 5, 1);
   const Floats dy = Uniform(3 * 5, 2);
   Floats dx = Garbage(3 * 7 * 5);
@@ -226,15 +216,15 @@ std::vector<PoolingDims> Shapes() {
 class ReferencePoolingTest : public ::testing::TestWithParam<PoolingDims> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, ReferencePoolingTest, ::testing::ValuesIn(Shapes()));
 
-// Distinct whole numbers, so that steps far below one change no winner.
-TEST_P(ReferencePoolingTest, GradientsAreTheDifferences) {
+// Distinct whole numbers, so that steps far below one change no maximum.
+TEST_P(ReferencePoolingTest, GradientsMatchDifferences) {
   const PoolingDims& dims = GetParam();
   const LayerSizes sizes = SizesOf(dims);
   Floats x = Shuffled(sizes.x, 5);
   const Floats dy = Uniform(sizes.y, 2);
   const auto kernels = MakeReferenceBackend();
-  const Outputs out = RunBoth(*kernels, dims, x, dy);
-  ExpectGradient(x, out.dx, dy, [&] { return RunBoth(*kernels, dims, x, dy).y; });
+  const PoolingOutputs out = RunPooling(*kernels, dims, x, dy);
+  ExpectGradient(x, out.dx, dy, [&] { return RunPooling(*kernels, dims, x, dy).y; });
 }
 
 TEST_P(PoolingTest, SumsAreNearTheReference) {
@@ -243,16 +233,16 @@ TEST_P(PoolingTest, SumsAreNearTheReference) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const LayerSizes sizes = SizesOf(dims);
     const Floats x = Uniform(sizes.x, 1), dy = Uniform(sizes.y, 2);
-    const Outputs want = RunBoth(*reference, dims, x, dy);
-    const Outputs got = RunBoth(*kernels_, dims, x, dy);
+    const PoolingOutputs want = RunPooling(*reference, dims, x, dy);
+    const PoolingOutputs got = RunPooling(*kernels_, dims, x, dy);
     EXPECT_EQ(got.argmax, want.argmax);
     if (dims.kind == PoolKind::kMax) {
       EXPECT_EQ(got.y, want.y);
     }
-    // Magnitudes of average pooling are its values on absolute data. For max pooling the winners
+    // Magnitudes of average pooling are its values on absolute data. For max pooling the maxima
     // must stay, so |dy| alone is taken; y was compared above.
-    const Outputs magnitude =
-        RunBoth(*reference, dims, dims.kind == PoolKind::kMax ? x : Absolute(x), Absolute(dy));
+    const PoolingOutputs magnitude =
+        RunPooling(*reference, dims, dims.kind == PoolKind::kMax ? x : Absolute(x), Absolute(dy));
     // Two more roundings for the division, and for each share.
     const int64_t taps = dims.window.kernel_height * dims.window.kernel_width;
     ExpectSumsNear(got.y, want.y, Absolute(magnitude.y), taps + 2);
@@ -260,16 +250,16 @@ TEST_P(PoolingTest, SumsAreNearTheReference) {
   }
 }
 
-// Eighths have many equals, and an image of one value nothing else.
-TEST_P(PoolingTest, FirstOfEqualsWins) {
+// Eighths have many equal elements, and all elements of a constant image are equal.
+TEST_P(PoolingTest, FirstOfEqualElementsIsTheMaximum) {
   const auto reference = MakeReferenceBackend();
   for (const PoolingDims& dims : Shapes()) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const LayerSizes sizes = SizesOf(dims);
     const Floats dy = Eighths(sizes.y, 2);
-    for (const Floats& x : {Eighths(sizes.x, 1), Floats(static_cast<size_t>(sizes.x), -1.0F)}) {
-      const Outputs want = RunBoth(*reference, dims, x, dy);
-      const Outputs got = RunBoth(*kernels_, dims, x, dy);
+    for (const Floats& x : {Eighths(sizes.x, 1), Floats(sizes.x, -1.0F)}) {
+      const PoolingOutputs want = RunPooling(*reference, dims, x, dy);
+      const PoolingOutputs got = RunPooling(*kernels_, dims, x, dy);
       EXPECT_EQ(got.argmax, want.argmax);
       if (dims.kind == PoolKind::kMax) {
         EXPECT_EQ(got.y, want.y);
@@ -289,8 +279,8 @@ TEST_P(PoolingTest, ExactDataGivesTheSameBits) {
         Pooling(PoolKind::kAverageWithPadding, 1, 32, Window(8, 8, 2, 1, 1))}) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const Floats x = Eighths(SizesOf(dims).x, 1), dy = Eighths(SizesOf(dims).y, 2);
-    const Outputs want = RunBoth(*reference, dims, x, dy);
-    const Outputs got = RunBoth(*kernels_, dims, x, dy);
+    const PoolingOutputs want = RunPooling(*reference, dims, x, dy);
+    const PoolingOutputs got = RunPooling(*kernels_, dims, x, dy);
     EXPECT_EQ(got.y, want.y);
     EXPECT_EQ(got.dx, want.dx);
   }
@@ -300,8 +290,8 @@ TEST(CpuPoolingEdgeTest, SeveralThreadsGiveTheSameBits) {
   for (const PoolKind kind : {PoolKind::kMax, PoolKind::kAverage}) {
     const PoolingDims dims = Pooling(kind, 16, 32, Window(28, 28, 3, 2, 1));
     const Floats x = Uniform(SizesOf(dims).x, 1), dy = Uniform(SizesOf(dims).y, 2);
-    const Outputs one = RunBoth(*MakeCpuBackend(1), dims, x, dy);
-    const Outputs three = RunBoth(*MakeCpuBackend(3), dims, x, dy);
+    const PoolingOutputs one = RunPooling(*MakeCpuBackend(1), dims, x, dy);
+    const PoolingOutputs three = RunPooling(*MakeCpuBackend(3), dims, x, dy);
     EXPECT_EQ(three.y, one.y);
     EXPECT_EQ(three.argmax, one.argmax);
     EXPECT_EQ(three.dx, one.dx);

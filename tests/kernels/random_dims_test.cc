@@ -1,6 +1,6 @@
-// Dims drawn by seed: whatever they are, a back end computes what the reference does. Data is
-// exact, so "the same" is to the bit, and a wrong element cannot hide in a tolerance. One back end
-// sees all of them, as a worker's sees its layers.
+// Random extents, drawn by seed: a back end computes the same bits as the reference on exact data,
+// so that no wrong element hides in a tolerance. One back end runs all of them, as a worker's runs
+// its layers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,12 +16,12 @@ namespace {
 constexpr uint64_t kCases = 200;
 constexpr uint64_t kLargeCases = 25;
 
-// Numbers for one case, one after the other.
+// The random numbers of one case, in sequence.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : seed_(seed) {}
   int64_t Roll(int64_t low, int64_t high) { return Draw(low, high, seed_, counter_++); }
-  // Mostly small, now and then none.
+  // Zero in one of twenty cases.
   int64_t Extent(int64_t high) { return Roll(0, 19) == 0 ? 0 : Roll(1, high); }
 
  private:
@@ -29,7 +29,7 @@ class Dice {
   uint64_t counter_ = 0;
 };
 
-// A window with as many outputs as may be, as few, or more than the image has room for.
+// A window with as many outputs as fit, or one more or fewer.
 WindowDims RandomWindow(Dice& dice, int64_t max_dilation) {
   WindowDims w{.in_height = dice.Extent(12),
                .in_width = dice.Extent(12),
@@ -61,42 +61,20 @@ PoolingDims RandomPooling(uint64_t seed) {
   return Pooling(kind, dice.Extent(3), channels, RandomWindow(dice, 1));
 }
 
-void ExpectTheReferences(Backend& tested, Backend& reference, const ConvolutionDims& dims,
-                         bool bias) {
-  const LayerSizes sizes = SizesOf(dims);
-  const Floats x = Eighths(sizes.x, 1), w = Eighths(sizes.w, 2), dy = Eighths(sizes.y, 3);
-  const Floats b = bias ? Eighths(sizes.b, 4) : Floats();
-  Floats got = Garbage(sizes.y), want = got;
-  tested.window().ConvolutionForward(dims, x, w, b, got);
-  reference.window().ConvolutionForward(dims, x, w, b, want);
-  ASSERT_EQ(got, want);
-  got = want = Garbage(sizes.x);
-  tested.window().ConvolutionBackwardData(dims, dy, w, got);
-  reference.window().ConvolutionBackwardData(dims, dy, w, want);
-  ASSERT_EQ(got, want);
-  got = want = Garbage(sizes.w);
-  Floats db = Garbage(std::ssize(b)), want_db = db;
-  tested.window().ConvolutionBackwardWeights(dims, x, dy, got, db);
-  reference.window().ConvolutionBackwardWeights(dims, x, dy, want, want_db);
-  ASSERT_EQ(got, want);
-  ASSERT_EQ(db, want_db);
-}
-
 using RandomDimsTest = BackEndTest;
 INSTANTIATE_TEST_SUITE_P(BackEnds, RandomDimsTest, ::testing::ValuesIn(BackEnds()), NameOf);
 
 TEST_P(RandomDimsTest, Convolutions) {
-  const auto reference = MakeReferenceBackend();
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     const ConvolutionDims dims = RandomConvolution(seed);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
-    ASSERT_NO_FATAL_FAILURE(ExpectTheReferences(*kernels_, *reference, dims, seed % 2 == 0));
+    ExpectLayerExact(*kernels_, dims, /*with_bias=*/seed % 2 == 0);
+    if (HasFailure()) return;
   }
 }
 
 // Large enough to be cut into parts inside, by images, rows and channels.
 TEST(CpuRandomDimsTest, LargeConvolutions) {
-  const auto reference = MakeReferenceBackend();
   const auto cpu = MakeCpuBackend(2);
   for (uint64_t seed = 2000; seed < 2000 + kLargeCases; ++seed) {
     Dice dice(seed);
@@ -110,7 +88,8 @@ TEST(CpuRandomDimsTest, LargeConvolutions) {
     w.in_width = dice.Roll(12, 40);
     w = Fitted(w, dice.Roll(0, w.kernel_height), dice.Roll(0, w.kernel_width));
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
-    ASSERT_NO_FATAL_FAILURE(ExpectTheReferences(*cpu, *reference, dims, true));
+    ExpectLayerExact(*cpu, dims);
+    if (HasFailure()) return;
   }
 }
 
@@ -123,18 +102,12 @@ TEST_P(RandomDimsTest, Poolings) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
     const LayerSizes sizes = SizesOf(dims);
     const Floats x = Eighths(sizes.x, 1), dy = Eighths(sizes.y, 2);
-    const bool max = dims.kind == PoolKind::kMax;
-    const double tolerance = max ? 0 : 4e-6;
-    std::vector<int32_t> argmax(max ? static_cast<size_t>(sizes.y) : 0, -7), want_argmax = argmax;
-    Floats got = Garbage(sizes.y), want = got;
-    kernels_->window().PoolingForward(dims, x, got, argmax);
-    reference->window().PoolingForward(dims, x, want, want_argmax);
-    ASSERT_EQ(argmax, want_argmax);
-    ASSERT_NO_FATAL_FAILURE(ExpectNear(got, want, tolerance));
-    got = want = Garbage(sizes.x);
-    kernels_->window().PoolingBackward(dims, dy, argmax, got);
-    reference->window().PoolingBackward(dims, dy, want_argmax, want);
-    ASSERT_NO_FATAL_FAILURE(ExpectNear(got, want, tolerance));
+    const double tolerance = dims.kind == PoolKind::kMax ? 0 : 4e-6;
+    const PoolingOutputs got = RunPooling(*kernels_, dims, x, dy);
+    const PoolingOutputs want = RunPooling(*reference, dims, x, dy);
+    ASSERT_EQ(got.argmax, want.argmax);
+    ASSERT_NO_FATAL_FAILURE(ExpectNear(got.y, want.y, tolerance));
+    ASSERT_NO_FATAL_FAILURE(ExpectNear(got.dx, want.dx, tolerance));
   }
 }
 

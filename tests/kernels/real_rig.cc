@@ -1,26 +1,13 @@
-// This machine's own device and libraries. Where there is a device, missing libraries are a
-// failure.
-#include <filesystem>
-
+// This machine's GPU and libraries. If there is a GPU, missing libraries are a failure.
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "device/cuda/cuda_api.h"
-#include "device/cuda/library_loader.h"
 #include "glog/logging.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/kernels/cuda_rig.h"
+#include "tests/kernels/vendor_libraries.h"
 
 namespace cadre {
 namespace {
-
-LibrarySearch Search() {
-  LibrarySearch search;
-  const std::vector<std::string> folders = absl::StrSplit(CADRE_CUDA_LIBRARY_FOLDERS, ':');
-  for (const std::string& folder : folders) {
-    if (std::filesystem::is_directory(folder)) search.directories.push_back(folder);
-  }
-  return search;
-}
 
 class RealRig final : public CudaRig {
  public:
@@ -28,7 +15,7 @@ class RealRig final : public CudaRig {
     auto device = CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{4} << 30});
     CHECK(device.ok()) << device.status();
     device_ = *std::move(device);
-    auto math = MakeLibraryMath(*device_, Search());
+    auto math = MakeLibraryMath(*device_, VendorLibraries());
     CHECK(math.ok()) << math.status();
     kernels_ = MakeCudaBackend(*device_, *std::move(math));
   }

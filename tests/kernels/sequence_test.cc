@@ -39,18 +39,10 @@ TEST_P(SequenceTest, EmbeddingKnownAnswer) {
   EXPECT_THAT(dw, ElementsAre(3, 4, 0, 0, 0, 0, 13, 16));
 }
 
-Floats Ids(const EmbeddingDims& dims) {
-  Floats ids;
-  for (int64_t i = 0; i < SizesOf(dims).ids; ++i) {
-    ids.push_back(static_cast<float>(Draw(0, dims.vocabulary - 1, 9, static_cast<uint64_t>(i))));
-  }
-  return ids;
-}
-
-TEST_P(SequenceTest, EmbeddingGradientsAreTheDifferences) {
+TEST_P(SequenceTest, EmbeddingGradientsMatchDifferences) {
   const EmbeddingDims dims{
       .batch = 3, .first_token = 2, .tokens = 5, .vocabulary = 11, .features = 4};
-  const Floats ids = Ids(dims);
+  const Floats ids = RandomIds(SizesOf(dims).ids, dims.vocabulary);
   Floats w = Uniform(44, 1), positions = Uniform(9 * 4, 2);
   const Floats dy = Uniform(60, 3);
   Floats dw = Garbage(44), dpositions = Garbage(36);
@@ -75,15 +67,15 @@ TEST_P(SequenceTest, EmbeddingOfNothing) {
                                      {}, none);
 }
 
-TEST_P(SequenceTest, EmbeddingIsTheReferencesOnExactData) {
+TEST_P(SequenceTest, EmbeddingEqualsReferenceOnExactData) {
   for (const EmbeddingDims& dims :
        {EmbeddingDims{.batch = 4, .tokens = 33, .vocabulary = 7, .features = 65},
         EmbeddingDims{
             .batch = 2, .first_token = 16, .tokens = 16, .vocabulary = 500, .features = 64},
         EmbeddingDims{.batch = 1, .tokens = 1, .vocabulary = 1, .features = 1}}) {
     const EmbeddingSizes sizes = SizesOf(dims);
-    const Floats ids = Ids(dims), w = Eighths(sizes.w, 1), p = Eighths(sizes.positions, 2),
-                 dy = Eighths(sizes.y, 3);
+    const Floats ids = RandomIds(SizesOf(dims).ids, dims.vocabulary), w = Eighths(sizes.w, 1),
+                 p = Eighths(sizes.positions, 2), dy = Eighths(sizes.y, 3);
     Floats got = Garbage(sizes.y), want = got;
     Floats got_dw = Garbage(sizes.w), want_dw = got_dw;
     Floats got_dp = Garbage(sizes.positions), want_dp = got_dp;
@@ -97,7 +89,7 @@ TEST_P(SequenceTest, EmbeddingIsTheReferencesOnExactData) {
   }
 }
 
-TEST(SequenceDeathTest, RefusesTokensBeyondTheVocabulary) {
+TEST(SequenceDeathTest, RejectsTokensOutsideTheVocabulary) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const EmbeddingDims dims{.batch = 1, .tokens = 1, .vocabulary = 3, .features = 1};
   Floats y(1);
@@ -111,21 +103,6 @@ TEST(SequenceDeathTest, RefusesTokensBeyondTheVocabulary) {
 
 // --- attention -----------------------------------------------------------------------------------
 
-struct AttentionOutputs {
-  Floats probabilities, context, dqkv;
-};
-
-AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const Floats& qkv,
-                              const Floats& dcontext) {
-  const AttentionSizes sizes = SizesOf(dims);
-  AttentionOutputs out{.probabilities = Garbage(sizes.probabilities),
-                       .context = Garbage(sizes.context),
-                       .dqkv = Garbage(sizes.qkv)};
-  kernels.dense().AttentionForward(dims, qkv, out.probabilities, out.context);
-  kernels.dense().AttentionBackward(dims, qkv, out.probabilities, dcontext, out.dqkv);
-  return out;
-}
-
 // Two tokens, one head of four features: scores are products over the root of four.
 TEST_P(SequenceTest, AttentionKnownAnswer) {
   const float log3 = std::log(3.0F);
@@ -135,7 +112,7 @@ TEST_P(SequenceTest, AttentionKnownAnswer) {
   };
   AttentionDims dims{.batch = 1, .tokens = 2, .heads = 1, .head_features = 4};
   AttentionOutputs out = RunAttention(*kernels_, dims, qkv, Floats(8, 0.0F));
-  // Of the first token exp(log 3) to exp(0); the second sees no difference.
+  // The first token weighs exp(log 3) against exp(0); the second weighs both equally.
   ExpectNear(out.probabilities, Floats{0.75F, 0.25F, 0.5F, 0.5F}, 1e-6);
   ExpectNear(out.context, Floats{5, 10, 9, 12, 6, 12, 6, 8}, 1e-6);
   dims.causal = true;
@@ -150,7 +127,7 @@ TEST_P(SequenceTest, AttentionKnownAnswer) {
              1e-6);
 }
 
-TEST_P(SequenceTest, AttentionGradientIsTheDifference) {
+TEST_P(SequenceTest, AttentionGradientMatchesDifferences) {
   for (const AttentionDims& dims :
        {AttentionDims{.batch = 2, .tokens = 5, .heads = 3, .head_features = 4},
         AttentionDims{.batch = 1, .tokens = 7, .heads = 2, .head_features = 8, .causal = true}}) {
@@ -164,11 +141,11 @@ TEST_P(SequenceTest, AttentionGradientIsTheDifference) {
   }
 }
 
-TEST_P(SequenceTest, AttentionLooksOnlyBackWhenCausal) {
+TEST_P(SequenceTest, CausalAttentionIgnoresLaterTokens) {
   const AttentionDims dims{
       .batch = 1, .tokens = 19, .heads = 2, .head_features = 5, .causal = true};
   Floats qkv = Uniform(SizesOf(dims).qkv, 1);
-  const Floats zero(static_cast<size_t>(SizesOf(dims).context), 0.0F);
+  const Floats zero(SizesOf(dims).context, 0.0F);
   const AttentionOutputs before = RunAttention(*kernels_, dims, qkv, zero);
   for (size_t i = 18 * 2 * 3 * 5; i < qkv.size(); ++i) qkv[i] += 1;
   const AttentionOutputs after = RunAttention(*kernels_, dims, qkv, zero);

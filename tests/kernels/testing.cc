@@ -1,16 +1,53 @@
 #include "tests/kernels/testing.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
+#include "kernels/extents.h"
 
 namespace cadre {
 
+namespace {
+
+// The maximum number of terms of a sum of y, dx and dw.
+struct Terms {
+  int64_t y, dx, dw;
+};
+Terms TermsOf(const ConvolutionDims& d) {
+  const int64_t taps = d.window.kernel_height * d.window.kernel_width;
+  return {d.in_channels / d.groups * taps + 1, d.out_channels / d.groups * taps,
+          d.batch * d.window.out_height * d.window.out_width};
+}
+Terms TermsOf(const FullyConnectedDims& d) { return {d.in + 1, d.out, d.batch}; }
+
+LayerOutputs OutputsFor(const LayerSizes& sizes, const Floats& b) {
+  return {.y = Garbage(sizes.y),
+          .dx = Garbage(sizes.x),
+          .dw = Garbage(sizes.w),
+          .db = Garbage(std::ssize(b))};
+}
+
+// Inputs of a layer, drawn by `make`.
+struct LayerInputs {
+  Floats x, w, b, dy;
+};
+LayerInputs InputsFor(const LayerSizes& sizes, Floats (*make)(int64_t, uint64_t)) {
+  return {make(sizes.x, 1), make(sizes.w, 2), make(sizes.b, 3), make(sizes.y, 4)};
+}
+
+template <typename Dims>
+LayerOutputs Run(Backend& kernels, const Dims& dims, const LayerInputs& in) {
+  return RunLayer(kernels, dims, in.x, in.w, in.b, in.dy);
+}
+
+}  // namespace
+
 Floats Uniform(int64_t n, uint64_t seed) {
-  Floats values(static_cast<size_t>(n));
+  Floats values(n);
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = 2 * RandomUniform(seed, RandomStream::kTest, 0, i) - 1;
   }
@@ -18,18 +55,17 @@ Floats Uniform(int64_t n, uint64_t seed) {
 }
 
 Floats Eighths(int64_t n, uint64_t seed) {
-  Floats values(static_cast<size_t>(n));
+  Floats values(n);
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<float>(Draw(-8, 8, seed, i)) / 8;
+    values[i] = Draw(-8, 8, seed, i) / 8.0F;
   }
   return values;
 }
 
 Floats Shuffled(int64_t n, uint64_t seed) {
   Floats values;
-  for (const uint32_t value :
-       RandomPermutation(seed, RandomStream::kTest, 2, static_cast<uint64_t>(n))) {
-    values.push_back(static_cast<float>(value));
+  for (const uint32_t value : RandomPermutation(seed, RandomStream::kTest, 2, n)) {
+    values.push_back(value);
   }
   return values;
 }
@@ -40,13 +76,35 @@ Floats Absolute(const Floats& values) {
   return result;
 }
 
-Floats Garbage(int64_t n) {
-  return Floats(static_cast<size_t>(n), std::numeric_limits<float>::quiet_NaN());
+Floats Garbage(int64_t n) { return Floats(n, std::numeric_limits<float>::quiet_NaN()); }
+
+Floats RandomIds(int64_t n, int64_t below) {
+  Floats ids;
+  for (int64_t i = 0; i < n; ++i) ids.push_back(Draw(0, below - 1, 9, i));
+  return ids;
+}
+
+std::vector<int32_t> RandomLabels(int64_t n, int64_t below) {
+  const Floats ids = RandomIds(n, below);
+  return {ids.begin(), ids.end()};
+}
+
+uint16_t ToBf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return std::isnan(value) ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+float FromBf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+Floats Bf16Rounded(Floats values) {
+  for (float& value : values) value = FromBf16(ToBf16(value));
+  return values;
 }
 
 int64_t Draw(int64_t low, int64_t high, uint64_t seed, uint64_t counter) {
-  const auto choices = static_cast<uint64_t>(high - low + 1);
-  return low + static_cast<int64_t>(RandomBits(seed, RandomStream::kTest, 1, counter) % choices);
+  const uint64_t choices = high - low + 1;
+  const int64_t choice = RandomBits(seed, RandomStream::kTest, 1, counter) % choices;
+  return low + choice;
 }
 
 int64_t WindowsAlong(int64_t in, int64_t kernel, int64_t stride, int64_t dilation,
@@ -89,6 +147,85 @@ PoolingDims Pooling(PoolKind kind, int64_t batch, int64_t channels, const Window
   return {.kind = kind, .batch = batch, .channels = channels, .window = window};
 }
 
+std::vector<ConvolutionDims> UnusualConvolutions() {
+  return {
+      // Kernels of one row, of one column, and oblong.
+      Convolution(
+          2, 3, 5,
+          Fitted(
+              {.in_height = 6, .in_width = 9, .kernel_height = 1, .kernel_width = 7, .pad_left = 3},
+              0, 3)),
+      Convolution(
+          2, 16, 32,
+          Fitted(
+              {.in_height = 9, .in_width = 6, .kernel_height = 7, .kernel_width = 1, .pad_top = 3},
+              3, 0)),
+      Convolution(1, 4, 3,
+                  Fitted({.in_height = 7,
+                          .in_width = 8,
+                          .kernel_height = 2,
+                          .kernel_width = 5,
+                          .stride = 2,
+                          .pad_top = 1,
+                          .pad_left = 2},
+                         0, 1)),
+      // Padding at one end only, as for a rank with a part of the image.
+      Convolution(2, 16, 16,
+                  Fitted({.in_height = 5,
+                          .in_width = 8,
+                          .kernel_height = 3,
+                          .kernel_width = 3,
+                          .pad_top = 1,
+                          .pad_left = 1},
+                         0, 1)),
+      Convolution(
+          2, 16, 16,
+          Fitted(
+              {.in_height = 5, .in_width = 8, .kernel_height = 3, .kernel_width = 3, .pad_left = 1},
+              1, 1)),
+      Convolution(2, 3, 16,
+                  Fitted({.in_height = 9,
+                          .in_width = 12,
+                          .kernel_height = 7,
+                          .kernel_width = 7,
+                          .stride = 2,
+                          .pad_top = 3,
+                          .pad_left = 3},
+                         0, 2)),
+      // Rows and columns that no window reaches.
+      Convolution(2, 3, 4,
+                  {.in_height = 9,
+                   .in_width = 9,
+                   .out_height = 3,
+                   .out_width = 2,
+                   .kernel_height = 3,
+                   .kernel_width = 3}),
+      Convolution(2, 16, 6, Window(6, 6, 1, 3)),
+      // Outputs wholly beyond the edge.
+      Convolution(1, 2, 3,
+                  {.in_height = 1,
+                   .in_width = 2,
+                   .out_height = 5,
+                   .out_width = 6,
+                   .kernel_height = 2,
+                   .kernel_width = 2,
+                   .pad_top = 3,
+                   .pad_left = 2}),
+      // Dilation, groups, and one group for each channel.
+      Convolution(2, 5, 7, Window(11, 10, 3, 1, 2, 2)),
+      Convolution(1, 8, 8, Window(13, 9, 3, 2, 3, 3)),
+      Convolution(2, 6, 9, Window(5, 5, 3, 1, 1), 3),
+      Convolution(2, 32, 64, Window(5, 6, 3, 1, 1), 2),
+      Convolution(2, 17, 17, Window(7, 7, 3, 2, 1), 17),
+      Convolution(2, 32, 32, Window(7, 7, 3, 1, 1), 32),
+      Convolution(1, 4, 8, Window(9, 9, 3, 1, 2, 2), 4),
+      // Strides larger than the kernel, windows larger than the image.
+      Convolution(2, 8, 9, Window(10, 8, 2, 3)),
+      Convolution(2, 4, 5, Window(2, 3, 5, 1, 2)),
+      Convolution(1, 8, 8, Window(7, 7, 7)),
+  };
+}
+
 void PrintTo(const WindowDims& d, std::ostream* out) {
   *out << absl::StrCat(d.in_height, "x", d.in_width, " to ", d.out_height, "x", d.out_width,
                        ", kernel ", d.kernel_height, "x", d.kernel_width, ", stride ", d.stride,
@@ -125,11 +262,11 @@ void ExpectSumsNear(std::span<const float> got, std::span<const float> want,
                     std::span<const float> magnitude, int64_t terms) {
   ASSERT_EQ(got.size(), want.size());
   ASSERT_EQ(got.size(), magnitude.size());
-  const double units = static_cast<double>(terms + 1) * 0x1.0p-24;
+  const double units = (terms + 1) * 0x1.0p-24;
   for (size_t i = 0; i < got.size(); ++i) {
     // A smallest bound for sums without terms or of tiny ones.
     const double bound = units / (1 - units) * magnitude[i] + 1e-30;
-    ASSERT_LE(std::abs(static_cast<double>(got[i]) - want[i]), bound)
+    ASSERT_LE(std::abs(double{got[i]} - want[i]), bound)
         << "element " << i << ": " << got[i] << " for " << want[i];
   }
 }
@@ -137,14 +274,118 @@ void ExpectSumsNear(std::span<const float> got, std::span<const float> want,
 void ExpectNear(std::span<const float> got, std::span<const float> want, double tolerance) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
-    const double bound = tolerance * std::max(1.0, std::abs(static_cast<double>(want[i])));
+    const double bound = tolerance * std::max(1.0F, std::abs(want[i]));
     ASSERT_NEAR(got[i], want[i], bound) << "element " << i;
   }
 }
 
+LayerOutputs RunLayer(Backend& kernels, const ConvolutionDims& dims, const Floats& x,
+                      const Floats& w, const Floats& b, const Floats& dy) {
+  LayerOutputs out = OutputsFor(SizesOf(dims), b);
+  kernels.window().ConvolutionForward(dims, x, w, b, out.y);
+  kernels.window().ConvolutionBackwardData(dims, dy, w, out.dx);
+  kernels.window().ConvolutionBackwardWeights(dims, x, dy, out.dw, out.db);
+  return out;
+}
+
+LayerOutputs RunLayer(Backend& kernels, const FullyConnectedDims& dims, const Floats& x,
+                      const Floats& w, const Floats& b, const Floats& dy) {
+  LayerOutputs out = OutputsFor(SizesOf(dims), b);
+  kernels.dense().FullyConnectedForward(dims, x, w, b, out.y);
+  kernels.dense().FullyConnectedBackwardData(dims, dy, w, out.dx);
+  kernels.dense().FullyConnectedBackwardWeights(dims, x, dy, out.dw, out.db);
+  return out;
+}
+
+PoolingOutputs RunPooling(Backend& kernels, const PoolingDims& dims, const Floats& x,
+                          const Floats& dy) {
+  const LayerSizes sizes = SizesOf(dims);
+  PoolingOutputs out{.y = Garbage(sizes.y), .dx = Garbage(sizes.x)};
+  if (dims.kind == PoolKind::kMax) out.argmax.assign(sizes.y, -7);
+  kernels.window().PoolingForward(dims, x, out.y, out.argmax);
+  kernels.window().PoolingBackward(dims, dy, out.argmax, out.dx);
+  return out;
+}
+
+AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const Floats& qkv,
+                              const Floats& dcontext) {
+  const AttentionSizes sizes = SizesOf(dims);
+  AttentionOutputs out{.probabilities = Garbage(sizes.probabilities),
+                       .context = Garbage(sizes.context),
+                       .dqkv = Garbage(sizes.qkv)};
+  kernels.dense().AttentionForward(dims, qkv, out.probabilities, out.context);
+  kernels.dense().AttentionBackward(dims, qkv, out.probabilities, dcontext, out.dqkv);
+  return out;
+}
+
+LayerNormOutputs RunLayerNorm(Backend& kernels, const RowsDims& dims, const Floats& x,
+                              const Floats& scale, const Floats& shift, const Floats& dy) {
+  LayerNormOutputs out{.y = Garbage(SizeOf(dims)),
+                       .mean = Garbage(dims.rows),
+                       .inverse = Garbage(dims.rows),
+                       .dx = Garbage(SizeOf(dims)),
+                       .dscale = Garbage(dims.channels),
+                       .dshift = Garbage(dims.channels)};
+  kernels.norm().LayerNormForward(dims, 1e-5F, x, scale, shift, out.y, out.mean, out.inverse);
+  kernels.norm().LayerNormBackward(dims, x, dy, out.mean, out.inverse, scale, out.dx, out.dscale,
+                                   out.dshift);
+  return out;
+}
+
+LrnOutputs RunLrn(Backend& kernels, const LrnDims& dims, const Floats& x, const Floats& dy) {
+  LrnOutputs out{
+      .y = Garbage(SizeOf(dims)), .d = Garbage(SizeOf(dims)), .dx = Garbage(SizeOf(dims))};
+  kernels.norm().LrnForward(dims, x, out.y, out.d);
+  kernels.norm().LrnBackward(dims, x, out.d, dy, out.dx);
+  return out;
+}
+
+void ExpectEqual(const LayerOutputs& got, const LayerOutputs& want) {
+  EXPECT_EQ(got.y, want.y);
+  EXPECT_EQ(got.dx, want.dx);
+  EXPECT_EQ(got.dw, want.dw);
+  EXPECT_EQ(got.db, want.db);
+}
+
+template <typename Dims>
+void ExpectLayerNearReference(Backend& kernels, const Dims& dims) {
+  const auto reference = MakeReferenceBackend();
+  const LayerInputs in = InputsFor(SizesOf(dims), Uniform);
+  const LayerOutputs got = Run(kernels, dims, in), want = Run(*reference, dims, in);
+  const LayerOutputs magnitude =
+      Run(*reference, dims, {Absolute(in.x), Absolute(in.w), Absolute(in.b), Absolute(in.dy)});
+  const Terms terms = TermsOf(dims);
+  ExpectSumsNear(got.y, want.y, magnitude.y, terms.y);
+  ExpectSumsNear(got.dx, want.dx, magnitude.dx, terms.dx);
+  ExpectSumsNear(got.dw, want.dw, magnitude.dw, terms.dw);
+  ExpectSumsNear(got.db, want.db, magnitude.db, terms.dw);
+}
+
+template <typename Dims>
+void ExpectLayerExact(Backend& kernels, const Dims& dims, bool with_bias) {
+  LayerInputs in = InputsFor(SizesOf(dims), Eighths);
+  if (!with_bias) in.b.clear();
+  ExpectEqual(Run(kernels, dims, in), Run(*MakeReferenceBackend(), dims, in));
+}
+
+template <typename Dims>
+void ExpectLayerRepeats(Backend& cpu, const Dims& dims) {
+  const LayerInputs in = InputsFor(SizesOf(dims), Uniform);
+  const LayerOutputs first = Run(cpu, dims, in);
+  ExpectEqual(Run(cpu, dims, in), first);
+  ExpectEqual(Run(*MakeCpuBackend(1), dims, in), first);
+}
+
+template void ExpectLayerNearReference(Backend&, const ConvolutionDims&);
+template void ExpectLayerNearReference(Backend&, const FullyConnectedDims&);
+template void ExpectLayerExact(Backend&, const ConvolutionDims&, bool);
+template void ExpectLayerExact(Backend&, const FullyConnectedDims&, bool);
+template void ExpectLayerRepeats(Backend&, const ConvolutionDims&);
+template void ExpectLayerRepeats(Backend&, const FullyConnectedDims&);
+
 double Dot(std::span<const float> a, std::span<const float> b) {
   double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += static_cast<double>(a[i]) * b[i];
+  for (size_t i = 0; i < a.size(); ++i) sum += double{a[i]} * b[i];
   return sum;
 }
 
@@ -154,7 +395,7 @@ void ExpectGradient(Floats& values, const Floats& gradient, const Floats& dy,
   constexpr int kDirections = 4;
   ASSERT_EQ(values.size(), gradient.size());
   const Floats before = values;
-  const auto n = static_cast<int64_t>(values.size());
+  const int64_t n = values.size();
   // Rounding of the outputs, and of statistics in fp32 that they were made from.
   const double noise = 8 * 0x1.0p-24 * Dot(Absolute(forward()), Absolute(dy));
   for (uint64_t seed = 100; seed < 100 + kDirections; ++seed) {
@@ -170,7 +411,7 @@ void ExpectGradient(Floats& values, const Floats& gradient, const Floats& dy,
     double predicted = 0;
     double magnitude = 0;
     for (size_t i = 0; i < values.size(); ++i) {
-      const double term = static_cast<double>(gradient[i]) * (above[i] - below[i]);
+      const double term = double{gradient[i]} * (above[i] - below[i]);
       predicted += term;
       magnitude += std::abs(term);
     }

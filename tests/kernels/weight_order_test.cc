@@ -47,7 +47,7 @@ std::vector<WeightOrderDims> AllDims() {
           {.out = 1, .channels = 3, .taps = 4097},  {.out = 1, .channels = 2, .taps = 9000}};
 }
 
-TEST_F(WeightOrderTest, ChannelsComeLastAndGoBack) {
+TEST_F(WeightOrderTest, ReordersAndReordersBack) {
   for (const WeightOrderDims& d : AllDims()) {
     SCOPED_TRACE(::testing::Message() << d.out << " " << d.channels << " " << d.taps);
     const Floats from = Shuffled(d.out * d.channels * d.taps, 1);
@@ -79,7 +79,7 @@ TEST_F(WeightOrderTest, TypesMayDiffer) {
   EXPECT_EQ(back, from);
 }
 
-TEST_F(WeightOrderTest, NothingIsNothing) {
+TEST_F(WeightOrderTest, EmptyWeightsAreAccepted) {
   LaunchChannelsToLast(*device_, {.out = 0, .channels = 3, .taps = 9}, {}, {});
   EXPECT_TRUE(device_->Synchronize().ok());
 }

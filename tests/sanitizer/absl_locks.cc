@@ -1,14 +1,14 @@
-// Tells ThreadSanitizer about Abseil's locks. Linked into every program of a build with
+// Annotates Abseil's locks for ThreadSanitizer. Linked into every program of a build with
 // CADRE_SANITIZE=thread, and into no other.
 //
 // The Abseil that we link was built without ThreadSanitizer, which therefore sees no order between
 // one critical section and the next, and would report every guarded field as a race. The functions
-// below take the place of Abseil's: each calls the real one and states the order that a mutex
-// gives, "what happened before Unlock is seen after the next Lock". Libraries under us (gRPC) call
-// them too, because a program's own symbols come first.
+// below replace Abseil's: each calls the real one and annotates the order that a mutex guarantees:
+// everything before Unlock happens before everything after the next Lock. Libraries that we link
+// (gRPC) call them, too, because a program's own symbols come first.
 //
-// Inside the real functions Abseil may evaluate the Condition of another thread that waits; it
-// holds the lock, but ThreadSanitizer cannot know, so reads inside do not count.
+// The real functions may evaluate the Condition of another waiting thread; they hold the lock then,
+// but ThreadSanitizer cannot detect that, so reads inside are ignored.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -31,8 +31,8 @@ namespace {
 #define CADRE_TEXT_OF(name) #name
 #define CADRE_TEXT(name) CADRE_TEXT_OF(name)
 
-// The next definition after ours of absl's `rest`, given as the mangled name goes on after the
-// namespaces; `start` is "_ZNK" for a const method.
+// The next definition after ours of a function of absl; `rest` is its mangled name after the
+// namespaces, and `start` is "_ZNK" for a const method.
 template <typename Function>
 Function Real(const char* rest, const char* start = "_ZN") {
   std::string name = std::string(start) + "4absl";
@@ -54,7 +54,7 @@ class IgnoreReads {
   ~IgnoreReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
 };
 
-// Calls the real function, which may let go of `mutex` and take it again, and ends with it taken.
+// Calls the real function, which may release `mutex` and acquires it again before it returns.
 template <typename... Parameters, typename... Arguments>
 auto Reacquire(auto(*real)(Parameters...), absl::Mutex* mutex, Arguments&&... arguments) {
   struct Acquire {
@@ -130,7 +130,7 @@ bool Mutex::AwaitWithDeadline(const Condition& cond, absl::Time deadline) {
   return Reacquire(real, this, this, &cond, deadline);
 }
 
-// The locking waits are a lock and then a wait; Abseil says so too.
+// The locking waits are a lock and then a wait, as Abseil documents.
 void Mutex::LockWhen(const Condition& cond) {
   Lock();
   Await(cond);

@@ -1,10 +1,10 @@
-// Tells ThreadSanitizer about OpenMP's parallel regions. Linked into every program of a build with
-// CADRE_SANITIZE=thread, and into no other.
+// Annotates OpenMP's parallel regions for ThreadSanitizer. Linked into every program of a build
+// with CADRE_SANITIZE=thread, and into no other.
 //
 // GCC's OpenMP library starts and joins the threads of a region in ways that ThreadSanitizer cannot
-// see. The function below takes the place of the one that enters a region, for our own loops and
-// oneDNN's: it calls the real one and states the order that a region gives, "what happened before
-// it is seen inside, and what happened inside is seen after it".
+// see. The function below replaces the one that enters a region, for our loops and oneDNN's: it
+// calls the real one and annotates the order that a region guarantees: everything before it happens
+// before its body, and its body before everything after it.
 #include <dlfcn.h>
 
 #include <cstdio>

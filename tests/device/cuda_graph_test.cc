@@ -1,4 +1,4 @@
-// What device.h and cuda_device.h promise of recordings, on whatever machine is linked.
+// Graphs as device.h and cuda_device.h specify them, on the machines that are linked.
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -11,20 +11,20 @@ namespace {
 
 constexpr size_t kBytes = size_t{1} << 20;
 
-class CudaRecordingTest : public OnDevice {
+class CudaGraphTest : public OnDevice {
  protected:
-  std::unique_ptr<DeviceGraph> RecordOrDie(const std::function<void()>& work) {
-    auto recording = device().CaptureGraph([&work] {
+  std::unique_ptr<DeviceGraph> CaptureOrFail(const std::function<void()>& work) {
+    auto graph = device().CaptureGraph([&work] {
       work();
       return absl::OkStatus();
     });
-    EXPECT_TRUE(recording.ok()) << recording.status();
-    EXPECT_NE(*recording, nullptr);
-    return *std::move(recording);
+    EXPECT_TRUE(graph.ok()) << graph.status();
+    EXPECT_NE(*graph, nullptr);
+    return *std::move(graph);
   }
 };
 
-TEST_P(CudaRecordingTest, ReplaysWithWhatItsInputsAreThen) {
+TEST_P(CudaGraphTest, LaunchReadsTheCurrentInputs) {
   ASSERT_TRUE(device().can_capture());
   PinnedArray<uint8_t> in(device(), kBytes);
   PinnedArray<uint8_t> out(device(), kBytes);
@@ -47,38 +47,38 @@ TEST_P(CudaRecordingTest, ReplaysWithWhatItsInputsAreThen) {
     device().Copy(b.data() + kBytes / 2, c.data() + kBytes / 2, kBytes / 2);
     device().CopyToHostAsync(c.data(), out.data(), kBytes);
   };
-  const auto recording = RecordOrDie(work);
-  // Nothing was done.
+  const auto graph = CaptureOrFail(work);
+  // Capturing does not run the work.
   EXPECT_EQ(Out(b), std::vector<uint8_t>(kBytes));
   for (uint32_t seed = 0; seed < 5; ++seed) {
     std::vector<uint8_t> expected = Bytes(kBytes, seed);
     std::memcpy(in.data(), expected.data(), kBytes);
     std::memset(out.data(), 0xEE, kBytes);
-    device().LaunchGraph(*recording);
+    device().LaunchGraph(*graph);
     ASSERT_TRUE(device().Synchronize().ok());
     std::fill(expected.begin(), expected.begin() + kBytes / 2, uint8_t{0});
     ASSERT_EQ(std::memcmp(out.data(), expected.data(), kBytes), 0) << seed;
   }
 }
 
-TEST_P(CudaRecordingTest, LanesAreLedThereAndBackUnasked) {
+TEST_P(CudaGraphTest, StreamsAreForkedAndJoinedAutomatically) {
   const std::vector<uint8_t> bytes = Bytes(kBytes, 1);
   DeviceArray<uint8_t> a(device(), kBytes, "test");
   DeviceArray<uint8_t> b(device(), kBytes, "test");
   DeviceArray<uint8_t> c(device(), kBytes, "test");
-  const auto recording = RecordOrDie([&] {
+  const auto graph = CaptureOrFail([&] {
     device().Zero(c.data(), 4);
     OnStream stream(device(), Stream::kCommunication);
     device().Copy(a.data(), b.data(), kBytes);
   });
   {
-    // Behind this on its stream, although it is played from another.
+    // The launch runs after this, although it is enqueued on another stream,
     OnStream stream(device(), Stream::kCommunication);
     device().CopyIn(bytes.data(), a.data(), kBytes);
   }
-  device().LaunchGraph(*recording);
+  device().LaunchGraph(*graph);
   {
-    // And before this.
+    // and before this.
     OnStream stream(device(), Stream::kCommunication);
     device().Zero(a.data(), kBytes);
     device().Copy(b.data(), c.data(), kBytes);
@@ -86,20 +86,20 @@ TEST_P(CudaRecordingTest, LanesAreLedThereAndBackUnasked) {
   }
 }
 
-TEST_P(CudaRecordingTest, EventsOfInsideAreThereOutside) {
+TEST_P(CudaGraphTest, CapturedEventsCanBeAwaitedOutside) {
   const std::vector<uint8_t> bytes = Bytes(kBytes, 1);
   const DeviceArray<uint8_t> a = In(bytes);
   DeviceArray<uint8_t> b(device(), kBytes, "test");
   DeviceArray<uint8_t> c(device(), kBytes, "test");
   const auto copied = device().MakeEvent();
-  const auto recording = RecordOrDie([&] {
+  const auto graph = CaptureOrFail([&] {
     device().Copy(a.data(), b.data(), kBytes);
     device().Record(*copied);
   });
-  // Recorded inside, not yet played.
+  // Recorded in the capture, but not yet launched.
   EXPECT_TRUE(device().Await(*copied).ok());
   EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 0);
-  device().LaunchGraph(*recording);
+  device().LaunchGraph(*graph);
   {
     OnStream stream(device(), Stream::kCopies);
     device().WaitFor(*copied);
@@ -110,11 +110,11 @@ TEST_P(CudaRecordingTest, EventsOfInsideAreThereOutside) {
   EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 1);
 }
 
-TEST_P(CudaRecordingTest, EventsOfOutsideAreWaitedForAtEveryPlay) {
+TEST_P(CudaGraphTest, EventsFromOutsideAreAwaitedByEveryLaunch) {
   DeviceArray<uint8_t> a(device(), kBytes, "test");
   DeviceArray<uint8_t> b(device(), kBytes, "test");
   const auto filled = device().MakeEvent();
-  const auto recording = RecordOrDie([&] {
+  const auto graph = CaptureOrFail([&] {
     device().WaitFor(*filled);
     device().Copy(a.data(), b.data(), kBytes);
   });
@@ -125,36 +125,36 @@ TEST_P(CudaRecordingTest, EventsOfOutsideAreWaitedForAtEveryPlay) {
       device().CopyIn(bytes.data(), a.data(), kBytes);
       device().Record(*filled);
     }
-    device().LaunchGraph(*recording);
+    device().LaunchGraph(*graph);
     ASSERT_EQ(Out(b), bytes);
   }
 }
 
-TEST_P(CudaRecordingTest, EventsMayGoBeforeTheRecording) {
+TEST_P(CudaGraphTest, EventsMayBeDestroyedBeforeTheGraph) {
   const DeviceArray<uint8_t> a = In(Bytes(kBytes, 1));
   DeviceArray<uint8_t> b(device(), kBytes, "test");
   auto before = device().MakeEvent();
   auto inside = device().MakeEvent();
   device().Record(*before);
-  const auto recording = RecordOrDie([&] {
+  const auto graph = CaptureOrFail([&] {
     device().WaitFor(*before);
     device().Copy(a.data(), b.data(), kBytes);
     device().Record(*inside);
   });
   before.reset();
   inside.reset();
-  device().LaunchGraph(*recording);
+  device().LaunchGraph(*graph);
   EXPECT_EQ(Out(b), Bytes(kBytes, 1));
 }
 
-TEST_P(CudaRecordingTest, WhatItCannotKeepSpoilsItAndNothingElse) {
+TEST_P(CudaGraphTest, ForbiddenCallsFailTheCaptureOnly) {
   DeviceArray<uint8_t> a(device(), 1000, "test");
   DeviceArray<uint8_t> b(device(), 1000, "test");
   std::vector<uint8_t> host = Bytes(1000, 9);
   PinnedArray<uint8_t> pinned(device(), 1000);
   const auto event = device().MakeEvent();
   device().Record(*event);
-  const auto good = RecordOrDie([&] { device().Zero(b.data(), 10); });
+  const auto good = CaptureOrFail([&] { device().Zero(b.data(), 10); });
   const struct {
     const char* name;
     std::function<void()> what;
@@ -171,12 +171,12 @@ TEST_P(CudaRecordingTest, WhatItCannotKeepSpoilsItAndNothingElse) {
        [&] { EXPECT_EQ(device().Await(*event).code(), absl::StatusCode::kFailedPrecondition); }},
       {"Synchronize",
        [&] { EXPECT_EQ(device().Synchronize().code(), absl::StatusCode::kFailedPrecondition); }},
-      {"Play", [&] { device().LaunchGraph(*good); }},
+      {"LaunchGraph", [&] { device().LaunchGraph(*good); }},
   };
   for (const auto& attempt : attempts) {
     const int64_t waits = device().host_syncs();
     device().CopyIn(Bytes(1000, 1).data(), b.data(), 1000);
-    const auto recording = device().CaptureGraph([&] {
+    const auto graph = device().CaptureGraph([&] {
       EXPECT_TRUE(device().capturing());
       device().Zero(b.data(), 1000);
       device().Record(*event);
@@ -185,13 +185,13 @@ TEST_P(CudaRecordingTest, WhatItCannotKeepSpoilsItAndNothingElse) {
       device().Zero(b.data(), 1000);
       return absl::OkStatus();
     });
-    ASSERT_TRUE(recording.ok()) << attempt.name << ": " << recording.status();
-    EXPECT_EQ(*recording, nullptr) << attempt.name;
+    ASSERT_TRUE(graph.ok()) << attempt.name << ": " << graph.status();
+    EXPECT_EQ(*graph, nullptr) << attempt.name;
     EXPECT_FALSE(device().capturing());
     EXPECT_TRUE(device().status().ok()) << attempt.name;
     EXPECT_EQ(device().host_syncs() - device().host_syncs_for(HostSync::kStaging), waits)
         << attempt.name;
-    // Nothing was done, and the caller does it without.
+    // The work did not run, and the device is usable.
     EXPECT_EQ(Out(b), Bytes(1000, 1)) << attempt.name;
     EXPECT_TRUE(device().Await(*event).ok()) << attempt.name;
   }
@@ -200,45 +200,45 @@ TEST_P(CudaRecordingTest, WhatItCannotKeepSpoilsItAndNothingElse) {
   EXPECT_EQ(Out(b)[9], 0);
 }
 
-TEST_P(CudaRecordingTest, MemoryThatIsFreedInsideSpoilsIt) {
+TEST_P(CudaGraphTest, FreeingMemoryFailsTheCapture) {
   auto a = std::make_unique<DeviceArray<uint8_t>>(device(), 1000, "test");
-  const auto recording = device().CaptureGraph([&] {
+  const auto graph = device().CaptureGraph([&] {
     device().Zero(a->data(), 1000);
     a.reset();
     return absl::OkStatus();
   });
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_EQ(*recording, nullptr);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
   EXPECT_EQ(device().bytes_in_use(), 0);
 }
 
-TEST_P(CudaRecordingTest, WorkThatFailsIsNotRecorded) {
+TEST_P(CudaGraphTest, FailedWorkGivesNoGraph) {
   const DeviceArray<uint8_t> a = In(Bytes(1000, 1));
-  const auto recording = device().CaptureGraph([&] {
+  const auto graph = device().CaptureGraph([&] {
     device().Use(Stream::kMoves);
     device().Zero(a.data(), 1000);
     return absl::InvalidArgumentError("no such layer");
   });
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_EQ(*recording, nullptr);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
   EXPECT_EQ(device().current_stream(), Stream::kCompute);
   EXPECT_EQ(Out(a), Bytes(1000, 1));
 }
 
-TEST_P(CudaRecordingTest, ADeviceThatFailsInsideFails) {
-  const auto recording = device().CaptureGraph([&] {
-    device().Fail(absl::UnavailableError("a peer is gone"));
+TEST_P(CudaGraphTest, DeviceErrorFailsTheCapture) {
+  const auto graph = device().CaptureGraph([&] {
+    device().Fail(absl::UnavailableError("a peer is lost"));
     return absl::OkStatus();
   });
-  EXPECT_EQ(recording.status(), absl::UnavailableError("a peer is gone"));
+  EXPECT_EQ(graph.status(), absl::UnavailableError("a peer is lost"));
 }
 
-TEST_P(CudaRecordingTest, ManyRecordingsAndPlaysInterleave) {
+TEST_P(CudaGraphTest, GraphsInterleave) {
   constexpr int kSteps = 4;
   DeviceArray<uint8_t> state(device(), (kSteps + 1) * 1000, "test");
   std::vector<std::unique_ptr<DeviceGraph>> shifts;
   for (size_t i = 0; i < kSteps; ++i) {
-    shifts.push_back(RecordOrDie(
+    shifts.push_back(CaptureOrFail(
         [&] { device().Copy(state.data() + i * 1000, state.data() + (i + 1) * 1000, 1000); }));
   }
   for (uint32_t seed = 0; seed < 20; ++seed) {
@@ -250,7 +250,7 @@ TEST_P(CudaRecordingTest, ManyRecordingsAndPlaysInterleave) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, CudaRecordingTest, ::testing::ValuesIn(TestMachines()),
+INSTANTIATE_TEST_SUITE_P(Machines, CudaGraphTest, ::testing::ValuesIn(TestMachines()),
                          NameOfMachine);
 
 }  // namespace

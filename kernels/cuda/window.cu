@@ -1,19 +1,21 @@
-// Pooling: one thread per output and group of neighbouring channels; in backward, per input.
+// Convolution by a library (dense_math.h), and pooling: one thread per output and group of
+// neighbouring channels; in backward, per input.
 //
 // As on the CPU, backward gathers from the windows that cover an input instead of scattering with
 // atomics, so that sums have one order and every element is written once. Threads with
 // consecutive indices have consecutive channels ("channels last"), so that the loads of a warp are
-// contiguous; a thread reads 16 bytes at a time where channels and addresses allow it (ByGroup).
-// Divisions by extents use 32 bits where the numbers fit (Divide), because 64-bit division is
-// emulated by dozens of instructions.
+// contiguous; a thread reads 16 bytes at a time where channels and addresses allow it
+// (ByTypeAndWidth). Divisions by extents use 32 bits where the numbers fit (Divide), because 64-bit
+// division is emulated by dozens of instructions.
 //
 // max: the first of equal elements is the largest, and NaN only if it is first, as in the other
 // back ends. Cost: memory bandwidth; windows overlap in the second-level cache.
 #include <algorithm>
 
 #include "device/cuda/launch.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
-#include "kernels/cuda/launches.h"
+#include "kernels/extents.h"
 
 namespace cadre {
 namespace {
@@ -51,13 +53,13 @@ __device__ inline Inside InsideOf(const WindowDims& w, int64_t row, int64_t colu
 
 __device__ inline float DivisorOf(const WindowDims& w, PoolKind kind, const Inside& inside) {
   if (kind == PoolKind::kAverageWithPadding) {
-    return static_cast<float>(w.kernel_height * w.kernel_width);
+    return w.kernel_height * w.kernel_width;
   }
   const int64_t elements = inside.elements();
-  return static_cast<float>(elements > 1 ? elements : 1);
+  return elements > 1 ? elements : 1;
 }
 
-// The first of equals wins, and not-a-number only where it is the first.
+// The first of equal elements is the maximum, and NaN only if it is the first element.
 template <typename T, int N>
 __global__ void __launch_bounds__(256)
     MaxForward(WindowDims w, int64_t channels, int64_t groups, const T* __restrict__ x,
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(256)
         for (int k = 0; k < N; ++k) {
           if (where[k] >= 0 && !(values[k] > best[k])) continue;
           best[k] = values[k];
-          where[k] = static_cast<int32_t>(position);
+          where[k] = position;
         }
       }
     }
@@ -118,21 +120,21 @@ __device__ inline Covering CoveringOf(int64_t position, int64_t pad, int64_t ker
                                       int64_t windows) {
   const int64_t from = position + pad - kernel + 1;
   int64_t rest;
-  Covering found;
-  found.first = from <= 0 ? 0 : Divide(from + stride - 1, stride, &rest);
-  found.end = Divide(position + pad, stride, &rest) + 1;
-  if (found.end > windows) found.end = windows;
-  return found;
+  Covering covering;
+  covering.first = from <= 0 ? 0 : Divide(from + stride - 1, stride, &rest);
+  covering.end = Divide(position + pad, stride, &rest) + 1;
+  if (covering.end > windows) covering.end = windows;
+  return covering;
 }
 
-// kMax: argmax tells which window the element won.
+// kMax: argmax holds the position of each window's maximum.
 template <typename T, int N, bool kMax>
 __global__ void __launch_bounds__(256)
     Backward(WindowDims w, PoolKind kind, int64_t channels, int64_t groups,
              const T* __restrict__ dy, const int32_t* __restrict__ argmax, T* __restrict__ dx) {
   for (int64_t i = ThreadIndex(); i < groups; i += ThreadCount()) {
     const Place place = PlaceOf<N>(i, channels, w.in_width, w.in_height);
-    const auto position = static_cast<int32_t>(place.row * w.in_width + place.column);
+    const int32_t position = place.row * w.in_width + place.column;
     const Covering down = CoveringOf(place.row, w.pad_top, w.kernel_height, w.stride, w.out_height);
     const Covering across =
         CoveringOf(place.column, w.pad_left, w.kernel_width, w.stride, w.out_width);
@@ -169,10 +171,10 @@ __global__ void __launch_bounds__(256)
     for (int64_t p = 0; p < positions; ++p) {
       float values[N];
       LoadGroup(from + p * channels, values);
-      for (int k = 0; k < N; ++k) sums[k] += static_cast<double>(values[k]);
+      for (int k = 0; k < N; ++k) sums[k] += values[k];
     }
     float means[N];
-    for (int k = 0; k < N; ++k) means[k] = static_cast<float>(sums[k] / divisor);
+    for (int k = 0; k < N; ++k) means[k] = sums[k] / divisor;
     StoreGroup(means, y + i * N);
   }
 }
@@ -192,86 +194,110 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// f(std::integral_constant of the group): as many channels at once as alignment allows.
-template <typename T, typename F>
-void ByGroup(int64_t channels, std::initializer_list<const void*> pointers, const F& f) {
-  if (channels % kWide<T> == 0 && Aligned(pointers)) {
-    f(std::integral_constant<int, kWide<T>>());
-  } else {
-    f(std::integral_constant<int, 1>());
+class CudaWindow final : public WindowKernels {
+ public:
+  explicit CudaWindow(CudaContext& cuda) : cuda_(cuda) {}
+
+  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, std::span<const float> w,
+                          std::span<const float> b, Values y) override {
+    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+    if (y.empty()) return;
+    if (x.empty() || w.empty()) {
+      cuda_.Zero(y);
+    } else {
+      cuda_.math->ConvolutionForward(dims, x, cuda_.WeightsAs(x.type(), w), y);
+    }
+    cuda_.AddBias(b, y);
   }
-}
+
+  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
+                               std::span<const float> w, Values dx) override {
+    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    if (dx.empty()) return;
+    if (dy.empty() || w.empty()) return cuda_.Zero(dx);
+    cuda_.math->ConvolutionBackwardData(dims, dy, cuda_.WeightsAs(dy.type(), w), dx);
+  }
+
+  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
+                                  std::span<float> dw, std::span<float> db) override {
+    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    cuda_.BiasGradient(dims.batch * dims.window.out_height * dims.window.out_width, dy, db);
+    if (dw.empty()) return;
+    if (x.empty() || dy.empty()) return cuda_.Zero(dw);
+    cuda_.math->ConvolutionBackwardWeights(dims, x, dy, dw);
+  }
+
+  // x may be empty: windows without inputs give 0.
+  void PoolingForward(const PoolingDims& dims, ConstValues x, Values y,
+                      std::span<int32_t> argmax) override {
+    CheckPooling(dims, x.size(), y.size(), argmax.size());
+    if (y.empty()) return;
+    ByTypeAndWidth(y.type(), dims.channels, {x.data(), y.data()}, [&](auto zero, auto group) {
+      using T = decltype(zero);
+      constexpr int kGroup = decltype(group)::value;
+      const int64_t groups = y.size() / kGroup;
+      if (dims.kind == PoolKind::kMax) {
+        Launch(cuda_.device, "max pooling", MaxForward<T, kGroup>, Strided(cuda_.device, groups),
+               dims.window, dims.channels, groups, Data<T>(x), Data<T>(y), argmax.data());
+      } else {
+        Launch(cuda_.device, "average pooling", AverageForward<T, kGroup>,
+               Strided(cuda_.device, groups), dims.window, dims.kind, dims.channels, groups,
+               Data<T>(x), Data<T>(y));
+      }
+    });
+  }
+
+  void PoolingBackward(const PoolingDims& dims, ConstValues dy, std::span<const int32_t> argmax,
+                       Values dx) override {
+    CheckPooling(dims, dx.size(), dy.size(), argmax.size());
+    if (dx.empty()) return;
+    ByTypeAndWidth(dx.type(), dims.channels, {dy.data(), dx.data()}, [&](auto zero, auto group) {
+      using T = decltype(zero);
+      constexpr int kGroup = decltype(group)::value;
+      const int64_t groups = dx.size() / kGroup;
+      Launch(cuda_.device, "pooling's gradient",
+             dims.kind == PoolKind::kMax ? Backward<T, kGroup, true> : Backward<T, kGroup, false>,
+             Strided(cuda_.device, groups), dims.window, dims.kind, dims.channels, groups,
+             Data<T>(dy), argmax.data(), Data<T>(dx));
+    });
+  }
+
+  void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
+                                ConstValues x, Values y) override {
+    CheckGlobalPooling(batch, positions, channels, divisor, x.size(), y.size());
+    if (y.empty()) return;
+    ByTypeAndWidth(y.type(), channels, {x.data(), y.data()}, [&](auto zero, auto group) {
+      using T = decltype(zero);
+      constexpr int kGroup = decltype(group)::value;
+      const int64_t groups = batch * channels / kGroup;
+      Launch(cuda_.device, "global average pooling", GlobalForward<T, kGroup>,
+             Strided(cuda_.device, groups), positions, channels, groups, divisor, Data<T>(x),
+             Data<T>(y));
+    });
+  }
+
+  void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                 int64_t divisor, ConstValues dy, Values dx) override {
+    CheckGlobalPooling(batch, positions, channels, divisor, dx.size(), dy.size());
+    if (dx.empty()) return;
+    ByTypeAndWidth(dx.type(), channels, {dy.data(), dx.data()}, [&](auto zero, auto group) {
+      using T = decltype(zero);
+      constexpr int kGroup = decltype(group)::value;
+      const int64_t groups = batch * positions * channels / kGroup;
+      Launch(cuda_.device, "global average pooling's gradient", GlobalBackward<T, kGroup>,
+             Strided(cuda_.device, groups), positions, channels, groups, divisor, Data<T>(dy),
+             Data<T>(dx));
+    });
+  }
+
+ private:
+  CudaContext& cuda_;
+};
 
 }  // namespace
 
-void LaunchPoolingForward(CudaDevice& device, const PoolingDims& dims, ConstValues x, Values y,
-                          std::span<int32_t> argmax) {
-  ByType(y.type(), [&](auto zero) {
-    using T = decltype(zero);
-    const auto* const from = static_cast<const T*>(x.data());
-    auto* const to = static_cast<T*>(y.data());
-    ByGroup<T>(dims.channels, {from, to}, [&](auto group) {
-      constexpr int kGroup = decltype(group)::value;
-      const int64_t groups = static_cast<int64_t>(y.size()) / kGroup;
-      if (dims.kind == PoolKind::kMax) {
-        Launch(device, "max pooling", MaxForward<T, kGroup>, Strided(device, groups), dims.window,
-               dims.channels, groups, from, to, argmax.data());
-      } else {
-        Launch(device, "average pooling", AverageForward<T, kGroup>, Strided(device, groups),
-               dims.window, dims.kind, dims.channels, groups, from, to);
-      }
-    });
-  });
-}
-
-void LaunchPoolingBackward(CudaDevice& device, const PoolingDims& dims, ConstValues dy,
-                           std::span<const int32_t> argmax, Values dx) {
-  ByType(dx.type(), [&](auto zero) {
-    using T = decltype(zero);
-    const auto* const from = static_cast<const T*>(dy.data());
-    auto* const to = static_cast<T*>(dx.data());
-    ByGroup<T>(dims.channels, {from, to}, [&](auto group) {
-      constexpr int kGroup = decltype(group)::value;
-      const int64_t groups = static_cast<int64_t>(dx.size()) / kGroup;
-      const auto launch = [&](auto kernel) {
-        Launch(device, "pooling's gradient", kernel, Strided(device, groups), dims.window,
-               dims.kind, dims.channels, groups, from, argmax.data(), to);
-      };
-      if (dims.kind == PoolKind::kMax) {
-        launch(Backward<T, kGroup, true>);
-      } else {
-        launch(Backward<T, kGroup, false>);
-      }
-    });
-  });
-}
-
-void LaunchGlobalAveragePoolForward(CudaDevice& device, int64_t batch, int64_t positions,
-                                    int64_t channels, int64_t divisor, ConstValues x, Values y) {
-  ByType(y.type(), [&](auto zero) {
-    using T = decltype(zero);
-    ByGroup<T>(channels, {x.data(), y.data()}, [&](auto group) {
-      constexpr int kGroup = decltype(group)::value;
-      const int64_t groups = batch * channels / kGroup;
-      Launch(device, "global average pooling", GlobalForward<T, kGroup>, Strided(device, groups),
-             positions, channels, groups, static_cast<double>(divisor),
-             static_cast<const T*>(x.data()), static_cast<T*>(y.data()));
-    });
-  });
-}
-
-void LaunchGlobalAveragePoolBackward(CudaDevice& device, int64_t batch, int64_t positions,
-                                     int64_t channels, int64_t divisor, ConstValues dy, Values dx) {
-  ByType(dx.type(), [&](auto zero) {
-    using T = decltype(zero);
-    ByGroup<T>(channels, {dy.data(), dx.data()}, [&](auto group) {
-      constexpr int kGroup = decltype(group)::value;
-      const int64_t groups = batch * positions * channels / kGroup;
-      Launch(device, "global average pooling's gradient", GlobalBackward<T, kGroup>,
-             Strided(device, groups), positions, channels, groups, static_cast<float>(divisor),
-             static_cast<const T*>(dy.data()), static_cast<T*>(dx.data()));
-    });
-  });
+std::unique_ptr<WindowKernels> MakeCudaWindow(CudaContext& cuda) {
+  return std::make_unique<CudaWindow>(cuda);
 }
 
 }  // namespace cadre

@@ -1,0 +1,283 @@
+// Fully connected layers as matrix products over plain layouts. oneDNN's inner-product primitive
+// prefers blocked weights; converting millions of weights before, and their gradients after every
+// step takes longer than the products themselves.
+//
+// Forward is computed as y^T = W x^T and transposed afterwards: in the form y = x W^T the library
+// repacks all of W instead of the much smaller x. Small batches use skinny_product.h.
+//
+// Multi-head attention (Vaswani et al. 2017) with the probabilities kept for backward.
+//
+// A head of a sample is processed at a time: scores = q k^T, softmax row by row, context = p v. Its
+// [tokens, tokens] scores stay in the second-level cache between the two products, so that main
+// memory is read and written once. Backward recomputes nothing: with dp = dcontext v^T, the
+// gradient of the scores is p * (dp - sum(p * dp)), and three more products give dq, dk and dv.
+//
+// q, k and v of a token are interleaved in one array; oneDNN's matrix product takes row strides, so
+// none is copied. Heads are divided among threads if there are enough of them, otherwise threads
+// share each product. Sums have one order per number of threads.
+//
+// Limit: memory is quadratic in the tokens, because the probabilities are an output. The CUDA back
+// end has a fused form (cudnn_plan.cc) that is not.
+//
+// Embeddings. Threads share the features of the table, so that every sum is taken in the order of
+// the tokens.
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/column_sums.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/matrix_product.h"
+#include "kernels/cpu/skinny_product.h"
+#include "kernels/cpu/threads.h"
+#include "kernels/cpu/vector_loops.h"
+#include "kernels/extents.h"
+
+namespace cadre {
+namespace {
+
+// y[batch, out] = t[out, batch]^T + b (nullptr: none), in tiles that keep both sides in the cache.
+CADRE_VECTOR_LOOP void TransposeAndAdd(int64_t batch, int64_t out, const float* t, const float* b,
+                                       float* y) {
+  constexpr int64_t kTile = 16;
+  for (int64_t o0 = 0; o0 < out; o0 += kTile) {
+    const int64_t o1 = o0 + kTile < out ? o0 + kTile : out;
+    for (int64_t n = 0; n < batch; ++n) {
+      for (int64_t o = o0; o < o1; ++o) {
+        y[n * out + o] = t[o * batch + n] + (b == nullptr ? 0.0F : b[o]);
+      }
+    }
+  }
+}
+
+int64_t IdAt(const EmbeddingDims& d, std::span<const float> ids, int64_t i) {
+  const int64_t id = ids[i];
+  CHECK(id >= 0 && id < d.vocabulary) << "token " << id << " of " << d.vocabulary;
+  return id;
+}
+
+CADRE_VECTOR_LOOP void AddTo(int64_t n, const float* __restrict x, float* __restrict y) {
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+// x[0, seen) becomes its softmax, x[seen, n) zero.
+CADRE_VECTOR_LOOP void SoftmaxRow(int64_t seen, int64_t n, float* x) {
+  float largest = x[0];
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < seen; ++i) largest = x[i] > largest ? x[i] : largest;
+  double total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < seen; ++i) {
+    const float e = Exp(x[i] - largest);
+    x[i] = e;
+    total += e;
+  }
+  const float share = 1 / total;
+  for (int64_t i = 0; i < seen; ++i) x[i] *= share;
+  for (int64_t i = seen; i < n; ++i) x[i] = 0;
+}
+
+// dp, the gradient of probabilities p, becomes that of their scores, times `scale`.
+CADRE_VECTOR_LOOP void SoftmaxRowBackward(int64_t seen, int64_t n, float scale, const float* p,
+                                          float* dp) {
+  double product = 0;
+#pragma omp simd reduction(+ : product)
+  for (int64_t i = 0; i < seen; ++i) product += p[i] * dp[i];
+  const float mean = product;
+#pragma omp simd
+  for (int64_t i = 0; i < seen; ++i) dp[i] = scale * p[i] * (dp[i] - mean);
+  for (int64_t i = seen; i < n; ++i) dp[i] = 0;
+}
+
+// Where a head's numbers start, and how far apart its tokens are.
+struct Head {
+  Head(const AttentionDims& d, int64_t index)
+      : qkv((index / d.heads * d.tokens * d.heads + index % d.heads) * 3 * d.head_features),
+        qkv_stride(3 * d.heads * d.head_features),
+        context((index / d.heads * d.tokens * d.heads + index % d.heads) * d.head_features),
+        context_stride(d.heads * d.head_features),
+        probabilities(index * d.tokens * d.tokens) {}
+
+  int64_t qkv, qkv_stride, context, context_stride, probabilities;
+};
+
+float ScoreScale(const AttentionDims& d) {
+  const float features = d.head_features;
+  return 1.0F / std::sqrt(features);
+}
+
+int64_t Seen(const AttentionDims& d, int64_t token) { return d.causal ? token + 1 : d.tokens; }
+
+// Cost of a head in elements, for dividing the work.
+int64_t CostOfHead(const AttentionDims& d) {
+  return d.tokens * d.tokens * (4 + d.head_features / 8);
+}
+
+void HeadForward(const AttentionDims& d, const Head& head, const float* qkv, float* probabilities,
+                 float* context) {
+  const int64_t t = d.tokens, f = d.head_features;
+  const float* q = qkv + head.qkv;
+  float* p = probabilities + head.probabilities;
+  MatrixProduct(t, t, f, ScoreScale(d), {q, head.qkv_stride}, {q + f, head.qkv_stride, true}, p, t);
+  for (int64_t i = 0; i < t; ++i) SoftmaxRow(Seen(d, i), t, p + i * t);
+  MatrixProduct(t, f, t, 1, {p, t}, {q + 2 * f, head.qkv_stride}, context + head.context,
+                head.context_stride);
+}
+
+// `dp`: scratch memory for the gradients of the scores.
+void HeadBackward(const AttentionDims& d, const Head& head, const float* qkv,
+                  const float* probabilities, const float* dcontext, float* dqkv, float* dp) {
+  const int64_t t = d.tokens, f = d.head_features, stride = head.qkv_stride;
+  const float* q = qkv + head.qkv;
+  const float* p = probabilities + head.probabilities;
+  const float* dc = dcontext + head.context;
+  float* dq = dqkv + head.qkv;
+  MatrixProduct(t, f, t, 1, {p, t, true}, {dc, head.context_stride}, dq + 2 * f, stride);
+  MatrixProduct(t, t, f, 1, {dc, head.context_stride}, {q + 2 * f, stride, true}, dp, t);
+  for (int64_t i = 0; i < t; ++i) {
+    SoftmaxRowBackward(Seen(d, i), t, ScoreScale(d), p + i * t, dp + i * t);
+  }
+  MatrixProduct(t, f, t, 1, {dp, t}, {q + f, stride}, dq, stride);
+  MatrixProduct(t, f, t, 1, {dp, t, true}, {q, stride}, dq + f, stride);
+}
+
+class CpuDense final : public DenseKernels {
+ public:
+  explicit CpuDense(CpuContext& cpu) : cpu_(cpu) {}
+
+  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x_values,
+                             std::span<const float> w, std::span<const float> b,
+                             Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    const LayerSizes sizes = SizesOf(dims);
+    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+    const auto [batch, in, out] = dims;
+    const ScopedThreads threads(cpu_.threads);
+    // y^T = W x^T, transposed afterwards: as y = x W^T the product would repack all of W instead of
+    // the much smaller x, and take twice as long.
+    float* transposed = cpu_.workspace.Floats(0, y.size());
+    if (sizes.x > 0 && sizes.y > 0 && TakesSkinnyProduct(dims)) {
+      SkinnyForward(cpu_.threads, dims, x.data(), w.data(),
+                    cpu_.workspace.Floats(1, SkinnyScratch(dims)), transposed);
+    } else {
+      MatrixProduct(out, batch, in, 1, {w.data(), in}, {x.data(), in, true}, transposed, batch);
+    }
+    TransposeAndAdd(batch, out, transposed, b.empty() ? nullptr : b.data(), y.data());
+  }
+
+  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy_values,
+                                  std::span<const float> w, Values dx_values) override {
+    const auto dy = dy_values.floats();
+    const auto dx = dx_values.floats();
+    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    const auto [batch, in, out] = dims;
+    const ScopedThreads threads(cpu_.threads);
+    MatrixProduct(batch, in, out, 1, {dy.data(), out}, {w.data(), in}, dx.data(), in);
+  }
+
+  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x_values,
+                                     ConstValues dy_values, std::span<float> dw,
+                                     std::span<float> db) override {
+    const auto x = x_values.floats(), dy = dy_values.floats();
+    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    const auto [batch, in, out] = dims;
+    const ScopedThreads threads(cpu_.threads);
+    MatrixProduct(out, in, batch, 1, {dy.data(), out, true}, {x.data(), in}, dw.data(), in);
+    if (!db.empty()) ColumnSums(cpu_.threads, batch, out, dy.data(), db);
+  }
+
+  void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
+                        std::span<const float> w, std::span<const float> positions,
+                        Values y_values) override {
+    const auto y = y_values.floats();
+    const EmbeddingSizes sizes = SizesOf(dims);
+    CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());
+    const int64_t n = dims.features;
+    ForParts(cpu_.threads, sizes.ids, n, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        float* to = y.data() + i * n;
+        std::copy_n(w.data() + IdAt(dims, ids, i) * n, n, to);
+        if (positions.empty()) continue;
+        AddTo(n, positions.data() + (dims.first_token + i % dims.tokens) * n, to);
+      }
+    });
+  }
+
+  void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
+                         ConstValues dy_values, std::span<float> dw,
+                         std::span<float> dpositions) override {
+    const auto dy = dy_values.floats();
+    const EmbeddingSizes sizes = SizesOf(dims);
+    CheckEmbedding(dims, ids.size(), dw.size(), dpositions.size(), dy.size());
+    const int64_t n = dims.features;
+    ForParts(cpu_.threads, std::ssize(dw), [&](int64_t begin, int64_t end) {
+      std::fill(dw.begin() + begin, dw.begin() + end, 0.0F);
+    });
+    std::fill(dpositions.begin(), dpositions.end(), 0.0F);
+    // Threads share out the features, so that every sum is taken in the order of the tokens.
+    ForParts(cpu_.threads, n, sizes.ids, [&](int64_t begin, int64_t end) {
+      for (int64_t i = 0; i < sizes.ids; ++i) {
+        const float* from = dy.data() + i * n + begin;
+        AddTo(end - begin, from, dw.data() + IdAt(dims, ids, i) * n + begin);
+        if (dpositions.empty()) continue;
+        const int64_t position = dims.first_token + i % dims.tokens;
+        AddTo(end - begin, from, dpositions.data() + position * n + begin);
+      }
+    });
+  }
+
+  void AttentionForward(const AttentionDims& dims, ConstValues qkv_values,
+                        Values probabilities_values, Values context_values) override {
+    const auto qkv = qkv_values.floats();
+    const auto probabilities = probabilities_values.floats(), context = context_values.floats();
+    const AttentionSizes sizes = SizesOf(dims);
+    CheckAttention(dims, qkv.size(), probabilities.size(), context.size());
+    if (sizes.context == 0) {
+      cpu_.reference->dense().AttentionForward(dims, qkv, probabilities, context);
+      return;
+    }
+    // Products run in the calling thread, whether heads are divided among threads or not.
+    const ScopedThreads one_thread(1);
+    ForParts(cpu_.threads, dims.batch * dims.heads, CostOfHead(dims),
+             [&](int64_t begin, int64_t end) {
+               for (int64_t i = begin; i < end; ++i) {
+                 HeadForward(dims, Head(dims, i), qkv.data(), probabilities.data(), context.data());
+               }
+             });
+  }
+
+  void AttentionBackward(const AttentionDims& dims, ConstValues qkv_values,
+                         ConstValues probabilities_values, ConstValues dcontext_values,
+                         Values dqkv_values) override {
+    const auto qkv = qkv_values.floats(), probabilities = probabilities_values.floats(),
+               dcontext = dcontext_values.floats();
+    const auto dqkv = dqkv_values.floats();
+    const AttentionSizes sizes = SizesOf(dims);
+    CheckAttention(dims, qkv.size(), probabilities.size(), dcontext.size());
+    CheckSize("dqkv", dqkv.size(), std::ssize(qkv));
+    if (sizes.context == 0) return;
+    const ScopedThreads one_thread(1);
+    ForParts(cpu_.threads, dims.batch * dims.heads, CostOfHead(dims),
+             [&](int64_t begin, int64_t end) {
+               std::vector<float> dp(dims.tokens * dims.tokens);
+               for (int64_t i = begin; i < end; ++i) {
+                 HeadBackward(dims, Head(dims, i), qkv.data(), probabilities.data(),
+                              dcontext.data(), dqkv.data(), dp.data());
+               }
+             });
+  }
+
+ private:
+  CpuContext& cpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<DenseKernels> MakeCpuDense(CpuContext& cpu) {
+  return std::make_unique<CpuDense>(cpu);
+}
+
+}  // namespace cadre

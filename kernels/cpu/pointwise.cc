@@ -1,0 +1,267 @@
+// Activations, dropout and addition. The transcendental functions are polynomials of our own
+// (vector_loops.h) because a call of libm per element would prevent vectorisation.
+//
+// Dropout draws from a counter-based generator (Salmon et al. 2011, "Parallel Random Numbers: As
+// Easy as 1, 2, 3"): an element's fate is a function of the seed, the layer and its number in the
+// run, so that forward and backward, every division of the batch and every device agree without
+// storing a mask.
+//
+// Softmax cross-entropy with label smoothing (Szegedy et al. 2016), row by row.
+//
+// The logits are shifted by their maximum before the exponential, so that none overflows and one
+// of them is 1. The loss is log(sum) + max - x[label], never log of a probability, which would be
+// infinite once it underflows. Sums are taken in double. The gradient is scale * (softmax -
+// target), whose value at the label is computed in double, because it is a difference of nearly
+// equal numbers as the model becomes certain.
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/random.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/threads.h"
+#include "kernels/cpu/vector_loops.h"
+#include "kernels/extents.h"
+
+namespace cadre {
+namespace {
+
+// In all loops x and y (dy and dx) may be the same: element i is read before it is written, and
+// `omp simd` declares that the iterations are independent.
+
+CADRE_VECTOR_LOOP void Relu(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] < 0 ? 0 : x[i];
+}
+
+CADRE_VECTOR_LOOP void Gelu(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * NormalOf(x[i]).below;
+}
+
+CADRE_VECTOR_LOOP void Sigmoid(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = SigmoidOf(x[i]);
+}
+
+CADRE_VECTOR_LOOP void Tanh(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = TanhOf(x[i]);
+}
+
+CADRE_VECTOR_LOOP void ReluBackward(int64_t n, const float* y, const float* dy, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    // Loaded unconditionally: a conditional load would prevent vectorisation.
+    const float passed = dy[i];
+    dx[i] = y[i] > 0 ? passed : 0;
+  }
+}
+
+CADRE_VECTOR_LOOP void GeluBackward(int64_t n, const float* x, const float* dy, float* dx) {
+  constexpr float kDensity = 0.398942280F;  // 1 / sqrt(2 pi)
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const Normal normal = NormalOf(x[i]);
+    dx[i] = dy[i] * (normal.below + x[i] * normal.density * kDensity);
+  }
+}
+
+CADRE_VECTOR_LOOP void SigmoidBackward(int64_t n, const float* y, const float* dy, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * y[i] * (1 - y[i]);
+}
+
+CADRE_VECTOR_LOOP void TanhBackward(int64_t n, const float* y, const float* dy, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * (1 - y[i] * y[i]);
+}
+
+CADRE_VECTOR_LOOP void AddTo(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+// Keeps an element if its 24 random bits are at least `threshold`.
+CADRE_VECTOR_LOOP void Drop(int64_t n, RandomSequence random, uint64_t first, uint32_t threshold,
+                            float scale, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float kept = x[i] * scale;
+    const uint32_t bits = random.Bits(first + i);
+    y[i] = (bits >> 8) >= threshold ? kept : 0;
+  }
+}
+
+using Loop = void (*)(int64_t n, const float* x, float* y);
+using BackwardLoop = void (*)(int64_t n, const float* seen, const float* dy, float* dx);
+
+Loop ForwardOf(Activation kind) {
+  switch (kind) {
+    case Activation::kGelu:
+      return Gelu;
+    case Activation::kSigmoid:
+      return Sigmoid;
+    case Activation::kTanh:
+      return Tanh;
+    case Activation::kRelu:
+      break;
+  }
+  return Relu;
+}
+
+BackwardLoop BackwardOf(Activation kind) {
+  switch (kind) {
+    case Activation::kGelu:
+      return GeluBackward;
+    case Activation::kSigmoid:
+      return SigmoidBackward;
+    case Activation::kTanh:
+      return TanhBackward;
+    case Activation::kRelu:
+      break;
+  }
+  return ReluBackward;
+}
+
+CADRE_VECTOR_LOOP float Largest(int64_t n, const float* x) {
+  float largest = x[0];
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+CADRE_VECTOR_LOOP double Sum(int64_t n, const float* x) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  return sum;
+}
+
+// Shifted by the largest, no exponential overflows and one of them is 1.
+CADRE_VECTOR_LOOP double SumOfExponentials(int64_t n, const float* x, float largest) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += Exp(x[i] - largest);
+  return sum;
+}
+
+CADRE_VECTOR_LOOP void Gradient(int64_t n, const float* x, float largest, float share, float off,
+                                float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = Exp(x[i] - largest) * share - off;
+}
+
+struct RowLoss {
+  double loss = 0;
+  bool correct = false;
+};
+
+// A null dx is not computed.
+RowLoss LossOfRow(int64_t classes, double smoothing, const float* x, int32_t label, float scale,
+                  float* dx) {
+  const float largest = Largest(classes, x);
+  const double total = SumOfExponentials(classes, x, largest);
+  const double each = smoothing / classes;
+  double expected = (1 - smoothing) * x[label];
+  // Without smoothing, an infinite logit elsewhere must not meet a zero.
+  if (smoothing > 0) expected += each * Sum(classes, x);
+  RowLoss row{.loss = std::log(total) + largest - expected,
+              .correct = x[label] == largest && std::find(x, x + label, largest) == x + label};
+  if (dx == nullptr) return row;
+  const double s = scale;
+  Gradient(classes, x, largest, s / total, s * each, dx);
+  const double shifted = double{x[label]} - largest, at_label = std::exp(shifted);
+  dx[label] = s * (at_label / total - (1 - smoothing) - each);
+  return row;
+}
+
+class CpuPointwise final : public HostPointwise {
+ public:
+  explicit CpuPointwise(CpuContext& cpu) : cpu_(cpu) {}
+
+  void ActivationForward(Activation kind, ConstValues x_values, Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    const int64_t n = x.size();
+    CheckSize("y", y.size(), n);
+    ForParts(cpu_.threads, n, [loop = ForwardOf(kind), x, y](int64_t begin, int64_t end) {
+      loop(end - begin, x.data() + begin, y.data() + begin);
+    });
+  }
+
+  void ActivationBackward(Activation kind, ConstValues seen_values, ConstValues dy_values,
+                          Values dx_values) override {
+    const auto seen = seen_values.floats(), dy = dy_values.floats();
+    const auto dx = dx_values.floats();
+    const int64_t n = seen.size();
+    CheckSizes(std::ssize(seen), {{"dy", dy.size()}, {"dx", dx.size()}});
+    ForParts(cpu_.threads, n, [loop = BackwardOf(kind), seen, dy, dx](int64_t begin, int64_t end) {
+      loop(end - begin, seen.data() + begin, dy.data() + begin, dx.data() + begin);
+    });
+  }
+
+  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y_values) override {
+    const auto y = y_values.floats();
+    const int64_t n = x.size();
+    CheckSize("y", y.size(), n);
+    const RandomSequence random(key.seed, RandomStream::kDropout, key.layer);
+    // A uniform number is 24 bits over 2^24, and rate * 2^24 is exact: comparing whole numbers is
+    // the same as comparing the fractions.
+    const uint32_t threshold = std::ceil(key.rate * 0x1.0p24F);
+    const float scale = 1.0F / (1.0F - key.rate);
+    ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
+      Drop(end - begin, random, first + begin, threshold, scale, x.floats().data() + begin,
+           y.data() + begin);
+    });
+  }
+
+  void Add(ConstValues x_values, Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    const int64_t n = x.size();
+    CheckSize("y", y.size(), n);
+    ForParts(cpu_.threads, n, [x, y](int64_t begin, int64_t end) {
+      AddTo(end - begin, x.data() + begin, y.data() + begin);
+    });
+  }
+
+  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x_values,
+                               std::span<const int32_t> labels, float scale,
+                               Values dx_values) override {
+    const auto x = x_values.floats();
+    const auto dx = dx_values.floats();
+    CheckLoss(rows, classes, x.size(), labels.size(), dx.size());
+    for (const int32_t label : labels) {
+      CHECK(label >= 0 && label < classes) << "label " << label << " of " << classes << " classes";
+    }
+    std::vector<RowLoss> each(rows);
+    // An exponential costs as much as several plain elements.
+    ForParts(cpu_.threads, rows, 4 * classes, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const size_t at = r;
+        each[at] = LossOfRow(classes, smoothing, x.data() + r * classes, labels[at], scale,
+                             dx.empty() ? nullptr : dx.data() + r * classes);
+      }
+    });
+    LossSums sums;
+    for (const RowLoss& row : each) {
+      sums.loss += row.loss;
+      sums.correct += row.correct ? 1 : 0;
+    }
+    return sums;
+  }
+
+ private:
+  CpuContext& cpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<PointwiseKernels> MakeCpuPointwise(CpuContext& cpu) {
+  return std::make_unique<CpuPointwise>(cpu);
+}
+
+}  // namespace cadre

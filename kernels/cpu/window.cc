@@ -1,0 +1,440 @@
+// Convolutions by the fastest of several algorithms. Which one is chosen depends on the extents
+// only (convolution_route.h), never on a measurement, so that the same layer has the same bits on
+// every rank and in every run:
+//
+//   1 x 1 kernels, stride 1    a matrix product over positions
+//   backward of data           a forward convolution of dy with flipped weights, where oneDNN's
+//                              forward is faster than its backward (stride 1)
+//   backward of weights        weight_gradient.h, or oneDNN in its blocked layout
+//   everything else            oneDNN's direct algorithm
+//
+// oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
+// the reference loops, and inputs that no window reaches are cut off first (image_crop.h).
+//
+// Pooling, sixteen channels at a time. Own loops rather than oneDNN's: its workspace does not
+// record which of equal elements is the largest, and argmax must be the same in every back end.
+//
+// Forward iterates over outputs and reads their windows. Backward iterates over inputs and gathers
+// from the windows that cover them, instead of scattering from outputs: every element is written
+// once, threads need no atomics, and sums have one order. The price is that overlapping windows
+// are read several times; they are in the cache.
+//
+// Windows have few sizes, so that the common ones (2 x 2 and 3 x 3 with stride 2) are compiled with
+// constant extents (Walk), which unrolls their loops; at the borders and for other windows AnyWalk
+// takes over.
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "kernels/cpu/column_sums.h"
+#include "kernels/cpu/convolution_primitives.h"
+#include "kernels/cpu/convolution_route.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/image_crop.h"
+#include "kernels/cpu/lru_cache.h"
+#include "kernels/cpu/matrix_product.h"
+#include "kernels/cpu/pooling_geometry.h"
+#include "kernels/cpu/threads.h"
+#include "kernels/cpu/vector_loops.h"
+#include "kernels/cpu/weight_gradient.h"
+#include "kernels/extents.h"
+
+namespace cadre {
+namespace {
+
+// Tensors without elements, and windows that may lie wholly in the padding. Both are rare and
+// small, and the reference loops take them.
+bool TakesReference(const ConvolutionDims& dims, const LayerSizes& sizes) {
+  if (sizes.x == 0 || sizes.y == 0) return true;
+  const WindowDims& w = dims.window;
+  const WindowPadding padding = PaddingOf(w);
+  const int64_t height = w.dilation * (w.kernel_height - 1) + 1;
+  const int64_t width = w.dilation * (w.kernel_width - 1) + 1;
+  return std::max(padding.top, padding.bottom) >= height ||
+         std::max(padding.left, padding.right) >= width;
+}
+
+int64_t OutPositions(const ConvolutionDims& d) {
+  return d.batch * d.window.out_height * d.window.out_width;
+}
+
+// flipped[channel pair][taps] = w[channel pair][taps, last first].
+void FlipTaps(int threads, int64_t taps, std::span<const float> w, float* flipped) {
+  const int64_t pairs = std::ssize(w) / taps;
+  ForParts(threads, pairs, taps, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::reverse_copy(w.data() + i * taps, w.data() + (i + 1) * taps, flipped + i * taps);
+    }
+  });
+}
+
+using Int = int32_t;
+
+// Extents of a window that are known at compile time, so that its loops are unrolled; 0 if not.
+template <int kHeight, int kWidth>
+struct Walk {
+  static bool Fits(const PoolingWindow& w) {
+    return w.rows.size() == kHeight && w.columns.size() == kWidth;
+  }
+  static int64_t Height(const PoolingWindow& w) { return kHeight > 0 ? kHeight : w.rows.size(); }
+  static int64_t Width(const PoolingWindow& w) { return kWidth > 0 ? kWidth : w.columns.size(); }
+};
+using AnyWalk = Walk<0, 0>;
+
+template <typename V, typename I, typename Walk>
+CADRE_INLINE void MaxOfWindow(const PoolingWindow& window, int64_t width, int64_t channels,
+                              const float* x, float* y, Int* argmax) {
+  const int64_t first = window.rows.begin * width + window.columns.begin;
+  V best = Load<V>(x + first * channels);
+  I at = I{} + static_cast<Int>(first);
+  for (int64_t h = 0; h < Walk::Height(window); ++h) {
+    for (int64_t w = 0; w < Walk::Width(window); ++w) {
+      const int64_t position = first + h * width + w;
+      const V value = Load<V>(x + position * channels);
+      const auto wins = value > best;  // the first of equals stays
+      best = wins ? value : best;
+      at = wins ? I{} + static_cast<Int>(position) : at;
+    }
+  }
+  Store(y, best);
+  Store(argmax, at);
+}
+
+template <typename Walk>
+CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int64_t n,
+                                const float* x, float* y, Int* argmax) {
+  int64_t c = 0;
+  for (; c + kVectorSize <= n; c += kVectorSize) {
+    MaxOfWindow<Vector, IntVector, Walk>(window, width, n, x + c, y + c, argmax + c);
+  }
+  for (; c < n; ++c) MaxOfWindow<float, Int, Walk>(window, width, n, x + c, y + c, argmax + c);
+}
+
+// One row of outputs; x: the image, y and argmax: the row.
+CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, const float* x,
+                                     float* y, Int* argmax) {
+  const int64_t width = d.window.in_width, n = d.channels;
+  for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n, argmax += n) {
+    const PoolingWindow window = InsideWindow(d.window, out_row, ow);
+    if (Walk<2, 2>::Fits(window)) {
+      MaxOfChannels<Walk<2, 2>>(window, width, n, x, y, argmax);
+    } else if (Walk<3, 3>::Fits(window)) {
+      MaxOfChannels<Walk<3, 3>>(window, width, n, x, y, argmax);
+    } else if (window.size() > 0) {
+      MaxOfChannels<AnyWalk>(window, width, n, x, y, argmax);
+    } else {
+      std::fill_n(y, n, 0.0F);
+      std::fill_n(argmax, n, -1);
+    }
+  }
+}
+
+// The sum of the gradients of the windows whose maximum is this input.
+template <typename V, typename I, typename Walk>
+CADRE_INLINE V Won(const PoolingWindow& outputs, int64_t out_width, int64_t channels, Int position,
+                   const float* dy, const Int* argmax) {
+  V sum = {};
+  for (int64_t h = 0; h < Walk::Height(outputs); ++h) {
+    for (int64_t w = 0; w < Walk::Width(outputs); ++w) {
+      const int64_t from =
+          ((outputs.rows.begin + h) * out_width + outputs.columns.begin + w) * channels;
+      const V gradient = Load<V>(dy + from);
+      sum += Load<I>(argmax + from) == position ? gradient : V{};
+    }
+  }
+  return sum;
+}
+
+template <typename Walk>
+CADRE_INLINE void WonOfChannels(const PoolingWindow& outputs, int64_t width, int64_t n,
+                                Int position, const float* dy, const Int* argmax, float* dx) {
+  int64_t c = 0;
+  for (; c + kVectorSize <= n; c += kVectorSize) {
+    Store(dx + c, Won<Vector, IntVector, Walk>(outputs, width, n, position, dy + c, argmax + c));
+  }
+  for (; c < n; ++c) {
+    dx[c] = Won<float, Int, Walk>(outputs, width, n, position, dy + c, argmax + c);
+  }
+}
+
+// One row of inputs; dy and argmax: the image, dx: the row.
+CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, const float* dy,
+                                      const Int* argmax, float* dx) {
+  const int64_t width = d.window.out_width, n = d.channels;
+  for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
+    const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
+    const Int position = in_row * d.window.in_width + iw;
+    // The cases of 2 x 2 and 3 x 3 windows with stride 2.
+    if (Walk<1, 1>::Fits(outputs)) {
+      WonOfChannels<Walk<1, 1>>(outputs, width, n, position, dy, argmax, dx);
+    } else if (Walk<1, 2>::Fits(outputs)) {
+      WonOfChannels<Walk<1, 2>>(outputs, width, n, position, dy, argmax, dx);
+    } else if (Walk<2, 2>::Fits(outputs)) {
+      WonOfChannels<Walk<2, 2>>(outputs, width, n, position, dy, argmax, dx);
+    } else {
+      WonOfChannels<AnyWalk>(outputs, width, n, position, dy, argmax, dx);
+    }
+  }
+}
+
+// 1 / the divisor of an average over the window.
+CADRE_INLINE float Share(const PoolingDims& d, const PoolingWindow& window) {
+  const int64_t all = d.window.kernel_height * d.window.kernel_width;
+  const int64_t divisor = d.kind == PoolKind::kAverageWithPadding ? all : window.size();
+  return divisor == 0 ? 0.0F : 1.0F / divisor;
+}
+
+CADRE_VECTOR_LOOP void AverageForwardRow(const PoolingDims& d, int64_t out_row, const float* x,
+                                         float* __restrict y) {
+  const int64_t n = d.channels;
+  for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n) {
+    const PoolingWindow window = InsideWindow(d.window, out_row, ow);
+    for (int64_t c = 0; c < n; ++c) y[c] = 0;
+    for (int64_t h = window.rows.begin; h < window.rows.end; ++h) {
+      for (int64_t w = window.columns.begin; w < window.columns.end; ++w) {
+        const float* __restrict from = x + (h * d.window.in_width + w) * n;
+        for (int64_t c = 0; c < n; ++c) y[c] += from[c];
+      }
+    }
+    const float share = Share(d, window);
+    for (int64_t c = 0; c < n; ++c) y[c] *= share;
+  }
+}
+
+CADRE_VECTOR_LOOP void AverageBackwardRow(const PoolingDims& d, int64_t in_row, const float* dy,
+                                          float* __restrict dx) {
+  const int64_t n = d.channels;
+  for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
+    const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
+    for (int64_t c = 0; c < n; ++c) dx[c] = 0;
+    for (int64_t oh = outputs.rows.begin; oh < outputs.rows.end; ++oh) {
+      for (int64_t ow = outputs.columns.begin; ow < outputs.columns.end; ++ow) {
+        const float share = Share(d, InsideWindow(d.window, oh, ow));
+        const float* __restrict from = dy + (oh * d.window.out_width + ow) * n;
+        for (int64_t c = 0; c < n; ++c) dx[c] += share * from[c];
+      }
+    }
+  }
+}
+
+CADRE_VECTOR_LOOP void Spread(int64_t positions, int64_t channels, float share,
+                              const float* __restrict dy, float* __restrict dx) {
+  for (int64_t p = 0; p < positions; ++p, dx += channels) {
+    for (int64_t c = 0; c < channels; ++c) dx[c] = share * dy[c];
+  }
+}
+
+class CpuWindow final : public WindowKernels {
+ public:
+  explicit CpuWindow(CpuContext& cpu) : cpu_(cpu) {}
+
+  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x_values,
+                          std::span<const float> w, std::span<const float> b,
+                          Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    const LayerSizes sizes = SizesOf(dims);
+    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+    if (TakesReference(dims, sizes)) {
+      cpu_.reference->window().ConvolutionForward(dims, x, w, b, y);
+      return;
+    }
+    if (const ConvolutionDims reached = Reached(dims); reached != dims) {
+      std::vector<float> part(SizesOf(reached).x);
+      CutOut(dims, reached, x, part.data());
+      ConvolutionForward(reached, part, w, b, y);
+      return;
+    }
+    const ScopedThreads threads(cpu_.threads);
+    if (ForwardRouteOf(dims, !b.empty()) == ForwardRoute::kMatrix) {
+      const int64_t in = dims.in_channels, out = dims.out_channels;
+      MatrixProduct(OutPositions(dims), out, in, 1, {x.data(), in}, {w.data(), in, true}, y.data(),
+                    out);
+      return;
+    }
+    const ConvolutionKey key{dims, !b.empty()};
+    PrimitiveRun& run = forward_.GetOrMake(
+        key, [&] { return MakeConvolutionForward(dims, key.with_bias, cpu_.engine); });
+    const std::array inputs{x.data(), w.data(), b.data()};
+    OrDie("convolution forward", [&] {
+      run.Run(cpu_.stream, cpu_.workspace, std::span(inputs).first(b.empty() ? 2 : 3),
+              std::array{y.data()});
+    });
+  }
+
+  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy_values,
+                               std::span<const float> w, Values dx_values) override {
+    const auto dy = dy_values.floats();
+    const auto dx = dx_values.floats();
+    const LayerSizes sizes = SizesOf(dims);
+    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    if (TakesReference(dims, sizes)) {
+      cpu_.reference->window().ConvolutionBackwardData(dims, dy, w, dx);
+      return;
+    }
+    if (const ConvolutionDims reached = Reached(dims); reached != dims) {
+      std::vector<float> part(SizesOf(reached).x);
+      ConvolutionBackwardData(reached, dy, w, part);
+      PutBack(dims, reached, part.data(), dx);
+      return;
+    }
+    const ScopedThreads threads(cpu_.threads);
+    const BackwardDataRoute route = BackwardDataRouteOf(dims);
+    const float* weights = w.data();
+    if (route == BackwardDataRoute::kMatrix) {
+      const int64_t in = dims.in_channels, out = dims.out_channels;
+      MatrixProduct(OutPositions(dims), in, out, 1, {dy.data(), out}, {weights, in}, dx.data(), in);
+      return;
+    }
+    if (route == BackwardDataRoute::kForward) {
+      float* flipped = cpu_.workspace.Floats(CpuContext::kOwnSlot, w.size());
+      FlipTaps(cpu_.threads, dims.window.kernel_height * dims.window.kernel_width, w, flipped);
+      weights = flipped;
+    }
+    PrimitiveRun& run = backward_data_.GetOrMake(dims, [&] {
+      return route == BackwardDataRoute::kForward
+                 ? MakeConvolutionBackwardDataByForward(dims, cpu_.engine)
+                 : MakeConvolutionBackwardData(dims, cpu_.engine);
+    });
+    OrDie("convolution backward data", [&] {
+      run.Run(cpu_.stream, cpu_.workspace, std::array{dy.data(), weights}, std::array{dx.data()});
+    });
+  }
+
+  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x_values,
+                                  ConstValues dy_values, std::span<float> dw,
+                                  std::span<float> db) override {
+    const auto x = x_values.floats(), dy = dy_values.floats();
+    const LayerSizes sizes = SizesOf(dims);
+    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    if (TakesReference(dims, sizes)) {
+      cpu_.reference->window().ConvolutionBackwardWeights(dims, x, dy, dw, db);
+      return;
+    }
+    if (const ConvolutionDims reached = Reached(dims); reached != dims) {
+      std::vector<float> part(SizesOf(reached).x);
+      CutOut(dims, reached, x, part.data());
+      ConvolutionBackwardWeights(reached, part, dy, dw, db);
+      return;
+    }
+    const ScopedThreads threads(cpu_.threads);
+    const BackwardWeightsRoute route = BackwardWeightsRouteOf(dims);
+    if (route == BackwardWeightsRoute::kMatrix) {
+      const int64_t in = dims.in_channels, out = dims.out_channels, positions = OutPositions(dims);
+      MatrixProduct(out, in, positions, 1, {dy.data(), out, true}, {x.data(), in}, dw.data(), in);
+      if (!db.empty()) ColumnSums(cpu_.threads, positions, out, dy.data(), db);
+      return;
+    }
+    if (route == BackwardWeightsRoute::kOuterProducts) {
+      WeightGradient(dims).Run(cpu_.threads, cpu_.workspace, x, dy, dw, db);
+      return;
+    }
+    const ConvolutionKey key{dims, !db.empty()};
+    PrimitiveRun& run = backward_weights_.GetOrMake(
+        key, [&] { return MakeConvolutionBackwardWeights(dims, key.with_bias, cpu_.engine); });
+    const std::array outputs{dw.data(), db.data()};
+    OrDie("convolution backward weights", [&] {
+      run.Run(cpu_.stream, cpu_.workspace, std::array{x.data(), dy.data()},
+              std::span(outputs).first(db.empty() ? 1 : 2));
+    });
+  }
+
+  void PoolingForward(const PoolingDims& dims, ConstValues x_values, Values y_values,
+                      std::span<int32_t> argmax) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    CheckPooling(dims, x.size(), y.size(), argmax.size());
+    const bool is_max = dims.kind == PoolKind::kMax;
+    const WindowDims& w = dims.window;
+    const int64_t row = w.out_width * dims.channels;
+    const int64_t image = w.in_height * w.in_width * dims.channels;
+    const int64_t cost = row * w.kernel_height * w.kernel_width;
+    ForParts(cpu_.threads, dims.batch * w.out_height, cost, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const float* from = x.data() + i / w.out_height * image;
+        float* to = y.data() + i * row;
+        if (is_max) {
+          MaxForwardRow(dims, i % w.out_height, from, to, argmax.data() + i * row);
+        } else {
+          AverageForwardRow(dims, i % w.out_height, from, to);
+        }
+      }
+    });
+  }
+
+  void PoolingBackward(const PoolingDims& dims, ConstValues dy_values,
+                       std::span<const int32_t> argmax, Values dx_values) override {
+    const auto dy = dy_values.floats();
+    const auto dx = dx_values.floats();
+    CheckPooling(dims, dx.size(), dy.size(), argmax.size());
+    const bool is_max = dims.kind == PoolKind::kMax;
+    const WindowDims& w = dims.window;
+    const int64_t row = w.in_width * dims.channels;
+    const int64_t image = w.out_height * w.out_width * dims.channels;
+    ForParts(cpu_.threads, dims.batch * w.in_height, 2 * row, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t at = i / w.in_height * image;
+        float* to = dx.data() + i * row;
+        if (is_max) {
+          MaxBackwardRow(dims, i % w.in_height, dy.data() + at, argmax.data() + at, to);
+        } else {
+          AverageBackwardRow(dims, i % w.in_height, dy.data() + at, to);
+        }
+      }
+    });
+  }
+
+  void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
+                                ConstValues x_values, Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    CheckGlobalPooling(batch, positions, channels, divisor, x.size(), y.size());
+    const double share = 1.0 / divisor;
+    ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
+      std::vector<double> sums(channels);
+      for (int64_t n = begin; n < end; ++n) {
+        std::fill(sums.begin(), sums.end(), 0.0);
+        AddColumnSums(positions, channels, x.data() + n * positions * channels, sums.data());
+        std::transform(sums.begin(), sums.end(), y.data() + n * channels,
+                       [share](double sum) -> float { return sum * share; });
+      }
+    });
+  }
+
+  void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                 int64_t divisor, ConstValues dy_values,
+                                 Values dx_values) override {
+    const auto dy = dy_values.floats();
+    const auto dx = dx_values.floats();
+    CheckGlobalPooling(batch, positions, channels, divisor, dx.size(), dy.size());
+    const float share = 1.0F / divisor;
+    ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        Spread(positions, channels, share, dy.data() + n * channels,
+               dx.data() + n * positions * channels);
+      }
+    });
+  }
+
+ private:
+  // A run uses a handful of extents of each layer: its batch, its last batch, its evaluation's.
+  static constexpr size_t kCachedExtents = 512;
+  struct ConvolutionKey {
+    ConvolutionDims dims;
+    bool with_bias = false;
+    friend auto operator<=>(const ConvolutionKey&, const ConvolutionKey&) = default;
+  };
+
+  LruCache<ConvolutionKey, PrimitiveRun> forward_{kCachedExtents};
+  LruCache<ConvolutionDims, PrimitiveRun> backward_data_{kCachedExtents};
+  LruCache<ConvolutionKey, PrimitiveRun> backward_weights_{kCachedExtents};
+  CpuContext& cpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<WindowKernels> MakeCpuWindow(CpuContext& cpu) {
+  return std::make_unique<CpuWindow>(cpu);
+}
+
+}  // namespace cadre

@@ -1,0 +1,119 @@
+// Operations that several families use: conversion, biases and their gradients, and parameters as
+// factors of products.
+//
+// Under bf16 a product reads the parameter's bf16 copy (weight_copies.h). Parameters lie in buckets
+// without gaps, so that one of odd size misaligns those behind it; libraries have slow algorithms,
+// or none, for addresses that are not multiples of 16 bytes, so such weights are copied to scratch
+// memory first.
+#include "kernels/cuda/cuda_context.h"
+
+#include <utility>
+
+#include "device/cuda/launch.h"
+#include "kernels/cuda/column_sums.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/map.h"
+
+namespace cadre {
+namespace {
+
+struct Identity {
+  __device__ float operator()(float a, float) const { return a; }
+};
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    AddBiasToRows(int64_t rows, int64_t columns, const float* __restrict__ b, T* __restrict__ y) {
+  const ColumnPlace place = PlaceInColumns<N>();
+  if (place.column >= columns) return;
+  float bias[N];
+  LoadColumns(b, place.column, bias);
+  for (int64_t row = place.first_row; row < rows; row += place.row_step) {
+    float values[N];
+    LoadGroup(y + row * columns + place.column, values);
+    for (int k = 0; k < N; ++k) values[k] += bias[k];
+    StoreGroup(values, y + row * columns + place.column);
+  }
+}
+
+template <typename T>
+struct BiasTerms : RowTerms {
+  explicit BiasTerms(const T* dy) : dy(dy) {}
+  static constexpr int kSums = 1;
+  const T* dy;
+
+  template <int N>
+  __device__ void Add(const None&, int64_t, int64_t at, double (&sums)[1][N]) const {
+    float values[N];
+    LoadGroup(dy + at, values);
+    for (int k = 0; k < N; ++k) sums[0][k] += values[k];
+  }
+};
+
+}  // namespace
+
+void LaunchConvert(CudaDevice& device, ConstValues x, Values y) {
+  ByType(x.type(), [&](auto x_zero) {
+    ByType(y.type(), [&](auto y_zero) {
+      using From = decltype(x_zero);
+      LaunchMap<Identity, From>(device, "convert", Identity(), x.size(), Data<From>(x), nullptr,
+                                Data<decltype(y_zero)>(y));
+    });
+  });
+}
+
+CudaContext::CudaContext(CudaDevice& device, std::unique_ptr<DenseMath> math)
+    : device(device),
+      math(std::move(math)),
+      scratch(device),
+      copies(device),
+      numbers(device, 1, "numbers of a step"),
+      results(device, 1, "numbers of a step") {}
+
+void CudaContext::Copy(ConstValues x, Values y) {
+  CHECK_EQ(x.size(), y.size());
+  if (x.empty() || x.data() == y.data()) return;
+  if (x.type() == y.type()) {
+    device.Copy(x.data(), y.data(), x.bytes());
+  } else {
+    LaunchConvert(device, x, y);
+  }
+}
+
+void CudaContext::Zero(Values y) {
+  if (!y.empty()) device.Zero(y.data(), y.bytes());
+}
+
+ConstValues CudaContext::WeightsAs(DType type, std::span<const float> w) {
+  ConstValues weights = w;
+  if (type != DType::kFloat32) {
+    if (const Values copy = copies.Find(w); !copy.empty()) weights = copy;
+  }
+  if (weights.type() == type && Aligned({weights.data()})) return weights;
+  const Values converted(scratch.Take(w.size() * SizeOf(type)), w.size(), type);
+  if (converted.data() != nullptr) Copy(weights, converted);
+  return converted;
+}
+
+void CudaContext::AddBias(std::span<const float> b, Values y) {
+  if (b.empty()) return;
+  const int64_t columns = b.size();
+  const int64_t elements = y.size(), rows = elements / columns;
+  ByTypeAndWidth(y.type(), columns, {y.data()}, [&](auto zero, auto group) {
+    using T = decltype(zero);
+    constexpr int kGroup = decltype(group)::value;
+    Launch(device, "bias", AddBiasToRows<T, kGroup>, ColumnShape(device, rows, columns, kGroup),
+           rows, columns, b.data(), Data<T>(y));
+  });
+}
+
+void CudaContext::BiasGradient(int64_t rows, ConstValues dy, std::span<float> db) {
+  const int64_t columns = db.size();
+  ByTypeAndWidth(dy.type(), columns, {dy.data()}, [&](auto zero, auto group) {
+    const BiasTerms terms(Data<decltype(zero)>(dy));
+    LaunchColumnSums<decltype(group)::value>(*this, "bias' gradient", terms, rows, columns,
+                                             db.data(), db.data());
+  });
+}
+
+}  // namespace cadre

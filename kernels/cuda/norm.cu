@@ -1,0 +1,497 @@
+// Batch, layer and local response normalisation.
+//
+// Batch norm (Ioffe and Szegedy 2015). Sums by column in double (column_sums.h) use a fixed order;
+// elementwise passes keep a thread in its columns, with their statistics in registers, while it
+// steps over rows.
+//
+// Layer norm (Ba, Kiros and Hinton 2016). A warp takes a row and computes mean and variance in two
+// passes over it; the second reads the row from a cache, and unlike E[x^2] - E[x]^2 does not
+// cancel. The gradients of scale and shift are sums over rows by column.
+//
+// Local response norm (Krizhevsky et al. 2012). A thread computes an element; its few neighbours
+// come from the first-level cache.
+#include "device/cuda/launch.h"
+#include "kernels/cuda/block_sums.h"
+#include "kernels/cuda/column_sums.h"
+#include "kernels/cuda/cuda_context.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/extents.h"
+
+namespace cadre {
+namespace {
+
+// --- batch norm ---------------------------------------------------------------------------------
+
+template <typename T>
+struct MomentTerms : RowTerms {
+  explicit MomentTerms(const T* x) : x(x) {}
+  static constexpr int kSums = 2;
+  const T* x;
+
+  template <int N>
+  __device__ void Add(const None&, int64_t, int64_t at, double (&sums)[2][N]) const {
+    float values[N];
+    LoadGroup(x + at, values);
+    for (int k = 0; k < N; ++k) {
+      const double value = values[k];
+      sums[0][k] += value;
+      sums[1][k] += value * value;
+    }
+  }
+};
+
+template <typename T>
+struct GradientTerms {
+  static constexpr int kSums = 2;
+  const T* x;
+  const T* dy;
+  const float* mean;
+  const float* inverse;
+
+  template <int N>
+  struct Statistics {
+    float mean[N], inverse[N];
+  };
+  template <int N>
+  __device__ Statistics<N> At(int64_t column) const {
+    Statistics<N> statistics;
+    LoadColumns(mean, column, statistics.mean);
+    LoadColumns(inverse, column, statistics.inverse);
+    return statistics;
+  }
+  template <int N>
+  __device__ void Add(const Statistics<N>& s, int64_t, int64_t at, double (&sums)[2][N]) const {
+    float values[N];
+    float gradients[N];
+    LoadGroup(x + at, values);
+    LoadGroup(dy + at, gradients);
+    for (int k = 0; k < N; ++k) {
+      const float normal = (values[k] - s.mean[k]) * s.inverse[k];
+      sums[0][k] += gradients[k];
+      sums[1][k] += gradients[k] * normal;
+    }
+  }
+};
+
+// y = (x - mean) * inverse * scale + shift by column. x and y may be the same.
+template <typename T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    Normalise(int64_t rows, int64_t columns, const T* x, const float* __restrict__ mean,
+              const float* __restrict__ inverse, const float* __restrict__ scale,
+              const float* __restrict__ shift, T* y) {
+  const ColumnPlace place = PlaceInColumns<N>();
+  if (place.column >= columns) return;
+  float m[N], i[N], a[N], b[N];
+  LoadColumns(mean, place.column, m);
+  LoadColumns(inverse, place.column, i);
+  LoadColumns(scale, place.column, a);
+  LoadColumns(shift, place.column, b);
+  for (int64_t row = place.first_row; row < rows; row += place.row_step) {
+    const int64_t at = row * columns + place.column;
+    float values[N];
+    LoadGroup(x + at, values);
+    for (int k = 0; k < N; ++k) values[k] = (values[k] - m[k]) * i[k] * a[k] + b[k];
+    StoreGroup(values, y + at);
+  }
+}
+
+// dx from dy, as NormKernels::BatchNormBackward has it. dy and dx may be the same.
+template <typename T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    NormaliseBackward(int64_t rows, int64_t columns, const T* __restrict__ x, const T* dy,
+                      const float* __restrict__ mean, const float* __restrict__ inverse,
+                      const float* __restrict__ scale, const float* __restrict__ mean_dy,
+                      const float* __restrict__ mean_dy_x, T* dx) {
+  const ColumnPlace place = PlaceInColumns<N>();
+  if (place.column >= columns) return;
+  float m[N], i[N], a[N], d[N], p[N];
+  LoadColumns(mean, place.column, m);
+  LoadColumns(inverse, place.column, i);
+  LoadColumns(scale, place.column, a);
+  LoadColumns(mean_dy, place.column, d);
+  LoadColumns(mean_dy_x, place.column, p);
+  for (int64_t row = place.first_row; row < rows; row += place.row_step) {
+    const int64_t at = row * columns + place.column;
+    float values[N];
+    float gradients[N];
+    LoadGroup(x + at, values);
+    LoadGroup(dy + at, gradients);
+    for (int k = 0; k < N; ++k) {
+      const float normal = (values[k] - m[k]) * i[k];
+      gradients[k] = a[k] * i[k] * (gradients[k] - d[k] - normal * p[k]);
+    }
+    StoreGroup(gradients, dx + at);
+  }
+}
+
+// counted, unbiased: see BatchNormStatistics of host_backend.cc.
+__global__ void Statistics(int64_t columns, double counted, double unbiased, double epsilon,
+                           double share, const double* __restrict__ sums, float* __restrict__ mean,
+                           float* __restrict__ inverse, float* __restrict__ running_mean,
+                           float* __restrict__ running_variance) {
+  for (int64_t c = ThreadIndex(); c < columns; c += ThreadCount()) {
+    const double average = sums[c] / counted;
+    const double difference = sums[columns + c] / counted - average * average;
+    // NaN becomes 0, as on the host; the mean stays NaN and shows the divergence.
+    const double variance = 0.0 < difference ? difference : 0.0;
+    mean[c] = average;
+    inverse[c] = 1.0 / sqrt(variance + epsilon);
+    running_mean[c] = share * average;
+    running_variance[c] = share * unbiased * variance;
+  }
+}
+
+__global__ void Inverse(int64_t columns, double epsilon, const float* __restrict__ variance,
+                        float* __restrict__ inverse) {
+  for (int64_t c = ThreadIndex(); c < columns; c += ThreadCount()) {
+    inverse[c] = 1.0 / sqrt(variance[c] + epsilon);
+  }
+}
+
+__global__ void DivideSums(int64_t n, double divisor, const double* __restrict__ sums,
+                           float* __restrict__ y) {
+  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
+    y[i] = sums[i] / divisor;
+  }
+}
+
+// --- layer norm ---------------------------------------------------------------------------------
+
+constexpr int kWarpsPerBlock = 4;
+
+LaunchShape WarpPerRow(const CudaDevice& device, int64_t rows) {
+  return Strided(device, rows * 32, kWarpsPerBlock * 32, 16);
+}
+
+// Sums in double: a mean far from zero must not swallow the variance. A row without columns has
+// mean and variance 0.
+template <typename T, int N>
+__global__ void __launch_bounds__(kWarpsPerBlock * 32)
+    NormaliseRows(int64_t rows, int64_t columns, double epsilon, const T* __restrict__ x,
+                  const float* __restrict__ scale, const float* __restrict__ shift,
+                  T* __restrict__ y, float* __restrict__ mean, float* __restrict__ inverse) {
+  const int lane = threadIdx.x % 32;
+  const double counted = columns > 0 ? columns : 1;
+  for (int64_t row = ThreadIndex() / 32; row < rows; row += ThreadCount() / 32) {
+    const T* const from = x + row * columns;
+    double sum = 0;
+    for (int64_t c = lane * N; c < columns; c += 32 * N) {
+      float values[N];
+      LoadGroup(from + c, values);
+      for (int k = 0; k < N; ++k) sum += values[k];
+    }
+    const double average = OverWarp(sum, Plus()) / counted;
+    double squares = 0;
+    for (int64_t c = lane * N; c < columns; c += 32 * N) {
+      float values[N];
+      LoadGroup(from + c, values);
+      for (int k = 0; k < N; ++k) {
+        const double deviation = values[k] - average;
+        squares += deviation * deviation;
+      }
+    }
+    const double variance = OverWarp(squares, Plus()) / counted;
+    const float m = average;
+    const float i = 1.0 / sqrt(variance + epsilon);
+    for (int64_t c = lane * N; c < columns; c += 32 * N) {
+      float values[N], a[N], b[N];
+      LoadGroup(from + c, values);
+      LoadColumns(scale, c, a);
+      LoadColumns(shift, c, b);
+      for (int k = 0; k < N; ++k) values[k] = (values[k] - m) * i * a[k] + b[k];
+      StoreGroup(values, y + row * columns + c);
+    }
+    if (lane == 0) {
+      mean[row] = m;
+      inverse[row] = i;
+    }
+  }
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kWarpsPerBlock * 32)
+    RowsBackward(int64_t rows, int64_t columns, const T* __restrict__ x, const T* __restrict__ dy,
+                 const float* __restrict__ mean, const float* __restrict__ inverse,
+                 const float* __restrict__ scale, T* __restrict__ dx) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = ThreadIndex() / 32; row < rows; row += ThreadCount() / 32) {
+    const float m = mean[row];
+    const float i = inverse[row];
+    // Sums of scale * dy and of scale * dy * normal.
+    double sum = 0;
+    double product = 0;
+    for (int64_t c = lane * N; c < columns; c += 32 * N) {
+      float values[N], gradients[N], a[N];
+      LoadGroup(x + row * columns + c, values);
+      LoadGroup(dy + row * columns + c, gradients);
+      LoadColumns(scale, c, a);
+      for (int k = 0; k < N; ++k) {
+        const float g = a[k] * gradients[k];
+        sum += g;
+        product += g * ((values[k] - m) * i);
+      }
+    }
+    const float mean_g = OverWarp(sum, Plus()) / columns;
+    const float mean_product = OverWarp(product, Plus()) / columns;
+    for (int64_t c = lane * N; c < columns; c += 32 * N) {
+      float values[N], gradients[N], a[N];
+      LoadGroup(x + row * columns + c, values);
+      LoadGroup(dy + row * columns + c, gradients);
+      LoadColumns(scale, c, a);
+      for (int k = 0; k < N; ++k) {
+        const float normal = (values[k] - m) * i;
+        gradients[k] = i * (a[k] * gradients[k] - mean_g - normal * mean_product);
+      }
+      StoreGroup(gradients, dx + row * columns + c);
+    }
+  }
+}
+
+// Terms of the gradients of scale and of shift.
+template <typename T>
+struct ParameterTerms : RowTerms {
+  ParameterTerms(const T* x, const T* dy, const float* mean, const float* inverse)
+      : x(x), dy(dy), mean(mean), inverse(inverse) {}
+  static constexpr int kSums = 2;
+  const T* x;
+  const T* dy;
+  const float* mean;
+  const float* inverse;
+
+  template <int N>
+  __device__ void Add(const None&, int64_t row, int64_t at, double (&sums)[2][N]) const {
+    float values[N], gradients[N];
+    LoadGroup(x + at, values);
+    LoadGroup(dy + at, gradients);
+    const float m = mean[row];
+    const float i = inverse[row];
+    for (int k = 0; k < N; ++k) {
+      sums[0][k] += gradients[k] * ((values[k] - m) * i);
+      sums[1][k] += gradients[k];
+    }
+  }
+};
+
+// --- local response norm ------------------------------------------------------------------------
+
+// d^-beta, by square roots for the usual exponent 3/4.
+__device__ inline float Power(float d, float beta) {
+  if (beta == 0.75F) {
+    const float root = sqrtf(d);
+    return 1.0F / (root * sqrtf(root));
+  }
+  return powf(d, -beta);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(256)
+    Respond(int64_t n, int64_t channels, int64_t before, int64_t after, float factor, float beta,
+            float k, const T* __restrict__ x, T* __restrict__ y, float* __restrict__ d) {
+  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
+    int64_t c;
+    const int64_t row = Divide(i, channels, &c) * channels;
+    const int64_t first = c > before ? c - before : 0;
+    const int64_t end = c + after + 1 < channels ? c + after + 1 : channels;
+    float squares = 0;
+    for (int64_t at = row + first; at < row + end; ++at) {
+      const float value = ToFloat(x[at]);
+      squares += value * value;
+    }
+    const float divisor = k + factor * squares;
+    d[i] = divisor;
+    FromFloat(ToFloat(x[i]) * Power(divisor, beta), y + i);
+  }
+}
+
+// y[j] depends on x[c] through its numerator if j = c, and through d[j] if c is in the window of j:
+// for j from c - after to c + before.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    RespondBackward(int64_t n, int64_t channels, int64_t before, int64_t after, float factor,
+                    float beta, const T* __restrict__ x, const float* __restrict__ d,
+                    const T* __restrict__ dy, T* __restrict__ dx) {
+  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
+    int64_t c;
+    const int64_t row = Divide(i, channels, &c) * channels;
+    const int64_t first = c > after ? c - after : 0;
+    const int64_t end = c + before + 1 < channels ? c + before + 1 : channels;
+    float through = 0;
+    for (int64_t at = row + first; at < row + end; ++at) {
+      through += ToFloat(dy[at]) * ToFloat(x[at]) * (Power(d[at], beta) / d[at]);
+    }
+    const float direct = ToFloat(dy[i]) * Power(d[i], beta);
+    FromFloat(direct - 2 * factor * beta * ToFloat(x[i]) * through, dx + i);
+  }
+}
+
+class CudaNorm final : public NormKernels {
+ public:
+  explicit CudaNorm(CudaContext& cuda) : cuda_(cuda) {}
+
+  void BatchNormSums(const RowsDims& dims, ConstValues x, std::span<double> sums) override {
+    CheckSize("x", x.size(), SizeOf(dims));
+    CheckSize("sums", sums.size(), 2 * dims.channels);
+    ByTypeAndWidth(x.type(), dims.channels, {x.data()}, [&](auto zero, auto group) {
+      const MomentTerms terms(Data<decltype(zero)>(x));
+      LaunchColumnSums<decltype(group)::value>(cuda_, "batch norm's sums", terms, dims.rows,
+                                               dims.channels, sums.data(),
+                                               sums.data() + dims.channels);
+    });
+  }
+
+  void BatchNormStatistics(int64_t rows, float epsilon, double share, std::span<const double> sums,
+                           std::span<float> mean, std::span<float> inverse,
+                           std::span<float> running_mean,
+                           std::span<float> running_variance) override {
+    const int64_t columns = mean.size();
+    CheckSize("sums", sums.size(), 2 * columns);
+    CheckChannels({.channels = columns},
+                  {inverse.size(), running_mean.size(), running_variance.size()});
+    if (mean.empty()) return;
+    const double counted = std::max<int64_t>(1, rows);
+    const double unbiased = rows > 1 ? counted / (counted - 1) : 1.0;
+    Launch(cuda_.device, "batch norm's statistics", Statistics, Strided(cuda_.device, columns),
+           columns, counted, unbiased, epsilon, share, sums.data(), mean.data(), inverse.data(),
+           running_mean.data(), running_variance.data());
+  }
+
+  void BatchNormInverse(float epsilon, std::span<const float> variance,
+                        std::span<float> inverse) override {
+    const int64_t columns = variance.size();
+    CheckSize("inverse", inverse.size(), columns);
+    if (inverse.empty()) return;
+    Launch(cuda_.device, "batch norm's inverse", Inverse, Strided(cuda_.device, columns), columns,
+           epsilon, variance.data(), inverse.data());
+  }
+
+  void DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) override {
+    CHECK_LE(y.size(), sums.size());
+    if (y.empty()) return;
+    const int64_t n = y.size();
+    Launch(cuda_.device, "division of sums", DivideSums, Strided(cuda_.device, n), n, divisor,
+           sums.data(), y.data());
+  }
+
+  void BatchNormForward(const RowsDims& dims, ConstValues x, std::span<const float> mean,
+                        std::span<const float> inverse, std::span<const float> scale,
+                        std::span<const float> shift, Values y) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+    CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
+    if (y.empty()) return;
+    ByTypeAndWidth(y.type(), dims.channels, {x.data(), y.data()}, [&](auto zero, auto group) {
+      using T = decltype(zero);
+      constexpr int kGroup = decltype(group)::value;
+      Launch(cuda_.device, "batch norm", Normalise<T, kGroup>,
+             ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows, dims.channels,
+             Data<T>(x), mean.data(), inverse.data(), scale.data(), shift.data(), Data<T>(y));
+    });
+  }
+
+  void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
+                             std::span<const float> mean, std::span<const float> inverse,
+                             std::span<double> sums) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}});
+    CheckSize("sums", sums.size(), 2 * dims.channels);
+    CheckChannels(dims, {mean.size(), inverse.size()});
+    ByTypeAndWidth(x.type(), dims.channels, {x.data(), dy.data()}, [&](auto zero, auto group) {
+      using T = decltype(zero);
+      const GradientTerms<T> terms{Data<T>(x), Data<T>(dy), mean.data(), inverse.data()};
+      LaunchColumnSums<decltype(group)::value>(cuda_, "batch norm's gradient's sums", terms,
+                                               dims.rows, dims.channels, sums.data(),
+                                               sums.data() + dims.channels);
+    });
+  }
+
+  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                         std::span<const float> mean, std::span<const float> inverse,
+                         std::span<const float> scale, std::span<const float> mean_dy,
+                         std::span<const float> mean_dy_x, Values dx) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    CheckChannels(dims,
+                  {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
+    if (dx.empty()) return;
+    ByTypeAndWidth(dx.type(), dims.channels, {x.data(), dy.data(), dx.data()},
+                   [&](auto zero, auto group) {
+                     using T = decltype(zero);
+                     constexpr int kGroup = decltype(group)::value;
+                     Launch(cuda_.device, "batch norm's gradient", NormaliseBackward<T, kGroup>,
+                            ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
+                            dims.channels, Data<T>(x), Data<T>(dy), mean.data(), inverse.data(),
+                            scale.data(), mean_dy.data(), mean_dy_x.data(), Data<T>(dx));
+                   });
+  }
+
+  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,
+                        std::span<const float> scale, std::span<const float> shift, Values y,
+                        std::span<float> mean, std::span<float> inverse) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
+    CheckChannels(dims, {scale.size(), shift.size()});
+    // Rows without channels have statistics, too.
+    if (dims.rows == 0) return;
+    ByTypeAndWidth(y.type(), dims.channels, {x.data(), y.data()}, [&](auto zero, auto group) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "layer norm", NormaliseRows<T, decltype(group)::value>,
+             WarpPerRow(cuda_.device, dims.rows), dims.rows, dims.channels, epsilon, Data<T>(x),
+             scale.data(), shift.data(), Data<T>(y), mean.data(), inverse.data());
+    });
+  }
+
+  void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                         std::span<const float> mean, std::span<const float> inverse,
+                         std::span<const float> scale, Values dx, std::span<float> dscale,
+                         std::span<float> dshift) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
+    CheckChannels(dims, {scale.size(), dscale.size(), dshift.size()});
+    ByTypeAndWidth(
+        dx.type(), dims.channels, {x.data(), dy.data(), dx.data()}, [&](auto zero, auto group) {
+          using T = decltype(zero);
+          constexpr int kGroup = decltype(group)::value;
+          if (!dx.empty()) {
+            Launch(cuda_.device, "layer norm's gradient", RowsBackward<T, kGroup>,
+                   WarpPerRow(cuda_.device, dims.rows), dims.rows, dims.channels, Data<T>(x),
+                   Data<T>(dy), mean.data(), inverse.data(), scale.data(), Data<T>(dx));
+          }
+          const ParameterTerms terms(Data<T>(x), Data<T>(dy), mean.data(), inverse.data());
+          LaunchColumnSums<kGroup>(cuda_, "layer norm's parameters' gradients", terms, dims.rows,
+                                   dims.channels, dscale.data(), dshift.data());
+        });
+  }
+
+  void LrnForward(const LrnDims& dims, ConstValues x, Values y, std::span<float> d) override {
+    const int64_t n = SizeOf(dims);
+    CheckSizes(n, {{"x", x.size()}, {"y", y.size()}, {"d", d.size()}});
+    if (y.empty()) return;
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "local response norm", Respond<T>, Strided(cuda_.device, n), n,
+             dims.channels, dims.size / 2, (dims.size - 1) / 2, dims.alpha / dims.size, dims.beta,
+             dims.k, Data<T>(x), Data<T>(y), d.data());
+    });
+  }
+
+  void LrnBackward(const LrnDims& dims, ConstValues x, std::span<const float> d, ConstValues dy,
+                   Values dx) override {
+    const int64_t n = SizeOf(dims);
+    CheckSizes(n, {{"x", x.size()}, {"d", d.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    if (dx.empty()) return;
+    ByType(dx.type(), [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "local response norm's gradient", RespondBackward<T>,
+             Strided(cuda_.device, n), n, dims.channels, dims.size / 2, (dims.size - 1) / 2,
+             dims.alpha / dims.size, dims.beta, Data<T>(x), d.data(), Data<T>(dy), Data<T>(dx));
+    });
+  }
+
+ private:
+  CudaContext& cuda_;
+};
+
+}  // namespace
+
+std::unique_ptr<NormKernels> MakeCudaNorm(CudaContext& cuda) {
+  return std::make_unique<CudaNorm>(cuda);
+}
+
+}  // namespace cadre

@@ -1,0 +1,370 @@
+// Activations, dropout, addition, and the softmax cross-entropy loss.
+//
+// Elementwise operations take one pass, 16 bytes at a time if all arrays are aligned.
+//
+// Dropout uses the same counter-based generator as the host (base/random.h), so that a device drops
+// the same elements. An element's number is computed from its position in the whole batch, which a
+// walk over the rank's box yields; the position of the batch is read from device memory, so that a
+// captured graph draws new numbers at every launch.
+//
+// The loss takes a block per row and sums in double. A row is read for its maximum, for the sum of
+// exponentials and for the result; after the first time it comes from a cache. Reductions over
+// threads exchange values in a butterfly (block_sums.h), so that all threads have the same bits.
+// The losses of the rows are stored, and a second launch adds them in their order.
+#include <cmath>
+#include <utility>
+
+#include "base/random.h"
+#include "device/cuda/launch.h"
+#include "kernels/cuda/block_sums.h"
+#include "kernels/cuda/cuda_context.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/map.h"
+#include "kernels/cuda/nest.h"
+#include "kernels/extents.h"
+
+namespace cadre {
+namespace {
+
+// 1 / sqrt(2) and 1 / sqrt(2 pi).
+constexpr float kRootHalf = 0.707106781F;
+constexpr float kDensity = 0.398942280F;
+
+// These forms keep NaN.
+struct Relu {
+  __device__ float operator()(float x, float) const { return x < 0 ? 0 : x; }
+};
+// The complementary error function keeps the relative precision of small values.
+struct Gelu {
+  __device__ float operator()(float x, float) const { return x * (0.5F * erfcf(-x * kRootHalf)); }
+};
+struct Sigmoid {
+  __device__ float operator()(float x, float) const { return 1.0F / (1.0F + expf(-x)); }
+};
+struct Tanh {
+  __device__ float operator()(float x, float) const { return tanhf(x); }
+};
+
+// Gradients, from what PointwiseKernels::ActivationBackward calls `seen` (x for GELU, y for the
+// others) and dy.
+struct ReluBackward {
+  __device__ float operator()(float y, float dy) const { return y > 0 ? dy : 0; }
+};
+struct GeluBackward {
+  __device__ float operator()(float x, float dy) const {
+    const float below = 0.5F * erfcf(-x * kRootHalf);
+    return dy * (below + x * (expf(-0.5F * x * x) * kDensity));
+  }
+};
+struct SigmoidBackward {
+  __device__ float operator()(float y, float dy) const { return dy * y * (1 - y); }
+};
+struct TanhBackward {
+  __device__ float operator()(float y, float dy) const { return dy * (1 - y * y); }
+};
+
+// Sets the position that Drop reads. The value travels with the launch, so no host memory must stay
+// unchanged.
+__global__ void StorePosition(int64_t position, CudaNumbers* numbers) {
+  numbers->position = position;
+}
+
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
+
+// The mixing function of RandomSequence (base/random.h), which device code cannot call. Tests
+// compare the two.
+__host__ __device__ inline uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+// Decides which elements are dropped.
+struct DropRule {
+  uint64_t key = 0;
+  // An element is kept if its 24 random bits are at least this.
+  uint32_t threshold = 0;
+  float scale = 1;
+
+  __device__ float operator()(uint64_t number, float x) const {
+    const uint32_t bits = Mix(key + kGolden * (number + 1));
+    return (bits >> 8) >= threshold ? x * scale : 0;
+  }
+};
+
+DropRule DropRuleOf(const DropoutKey& key) {
+  const auto stream = static_cast<uint64_t>(RandomStream::kDropout);
+  // A uniform number is 24 bits over 2^24, and rate * 2^24 is exact: comparing whole numbers is the
+  // same as comparing the fractions.
+  return {.key = Mix(Mix(key.seed + kGolden * (stream + 1)) + kGolden * (key.layer + 1)),
+          .threshold = static_cast<uint32_t>(std::ceil(key.rate * 16777216.0F)),
+          .scale = 1.0F / (1.0F - key.rate)};
+}
+
+// Element i of the walk has number *position * sample_elements + first + its place in the walk's
+// second memory; a null position counts as 0. The first memory is x and y, which may be the same.
+template <typename T, int N>
+__global__ void __launch_bounds__(256)
+    Drop(DropRule rule, Nest nest, uint64_t first, const int64_t* position, int64_t sample_elements,
+         const T* x, T* y) {
+  if (position != nullptr) first += *position * sample_elements;
+  for (int64_t i = ThreadIndex(); i < nest.elements; i += ThreadCount()) {
+    int64_t at;
+    int64_t number;
+    Locate(nest, i, &at, &number);
+    float values[N];
+    LoadGroup(x + at, values);
+    for (int k = 0; k < N; ++k) {
+      values[k] = rule(first + number + k, values[k]);
+    }
+    StoreGroup(values, y + at);
+  }
+}
+
+constexpr int kMaxLossThreads = 512;
+constexpr int kSumThreads = 1024;
+
+struct Smaller {
+  __device__ int32_t operator()(int32_t a, int32_t b) const { return b < a ? b : a; }
+};
+
+// What a thread found in its part of a row.
+struct RowPart {
+  float largest;
+  // The first index of the largest element; INT32_MAX if the part is empty.
+  int32_t where;
+  double sum;
+};
+
+template <typename T, int N>
+__device__ inline RowPart ReadRow(int32_t classes, const T* x) {
+  RowPart part{-INFINITY, INT32_MAX, 0};
+  for (int32_t c = threadIdx.x * N; c < classes; c += blockDim.x * N) {
+    float values[N];
+    LoadGroup(x + c, values);
+    for (int k = 0; k < N; ++k) {
+      part.sum += values[k];
+      if (values[k] > part.largest || part.where == INT32_MAX) {
+        part.largest = values[k];
+        part.where = c + k;
+      }
+    }
+  }
+  return part;
+}
+
+// One loss and one count per row, which AddRows adds up. Null gradients are not computed. A label
+// beyond the classes makes the loss NaN.
+template <typename T, int N>
+__global__ void __launch_bounds__(kMaxLossThreads)
+    RowLosses(int64_t rows, int32_t classes, double smoothing, const T* __restrict__ scores,
+              const int32_t* __restrict__ labels, double scale, T* __restrict__ gradients,
+              double* __restrict__ losses, double* __restrict__ correct) {
+  __shared__ double shared_sums[32];
+  __shared__ float shared_largest[32];
+  __shared__ int32_t shared_where[32];
+  const double each = smoothing / classes;
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const T* const x = scores + row * classes;
+    const int32_t label = labels[row];
+    const bool known = label >= 0 && label < classes;
+    const RowPart part = ReadRow<T, N>(classes, x);
+    const float largest = OverBlock(part.largest, Larger(), shared_largest);
+    const int32_t where =
+        OverBlock(part.largest == largest ? part.where : INT32_MAX, Smaller(), shared_where);
+    double exponentials = 0;
+    for (int32_t c = threadIdx.x * N; c < classes; c += blockDim.x * N) {
+      float values[N];
+      LoadGroup(x + c, values);
+      // Relative to the largest, no exponential overflows and one of them is 1.
+      for (int k = 0; k < N; ++k) exponentials += expf(values[k] - largest);
+    }
+    const double total = OverBlock(exponentials, Plus(), shared_sums);
+    const double sum = OverBlock(part.sum, Plus(), shared_sums);
+    const double at_label = known ? ToFloat(x[label]) : nan("");
+    if (threadIdx.x == 0) {
+      double expected = (1 - smoothing) * at_label;
+      // Without smoothing, an infinite score elsewhere must not meet a zero.
+      if (smoothing > 0) expected += each * sum;
+      losses[row] = log(total) + largest - expected;
+      correct[row] = where == label ? 1 : 0;
+    }
+    if (gradients == nullptr) continue;
+    const float share = scale / total;
+    const float off = scale * each;
+    for (int32_t c = threadIdx.x * N; c < classes; c += blockDim.x * N) {
+      float values[N];
+      LoadGroup(x + c, values);
+      for (int k = 0; k < N; ++k) {
+        values[k] = expf(values[k] - largest) * share - off;
+        if (c + k == label) {
+          values[k] = scale * (exp(at_label - largest) / total - (1 - smoothing) - each);
+        }
+      }
+      StoreGroup(values, gradients + row * classes + c);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kSumThreads)
+    AddRows(int64_t rows, const double* __restrict__ losses, const double* __restrict__ correct,
+            double* __restrict__ sums) {
+  __shared__ double shared[32];
+  double loss = 0;
+  double hits = 0;
+  for (int64_t row = threadIdx.x; row < rows; row += kSumThreads) {
+    loss += losses[row];
+    hits += correct[row];
+  }
+  loss = OverBlock(loss, Plus(), shared);
+  hits = OverBlock(hits, Plus(), shared);
+  if (threadIdx.x == 0) {
+    sums[0] = loss;
+    sums[1] = hits;
+  }
+}
+
+// Whole warps, as many as have work, at most 512 threads.
+LaunchShape BlockPerRow(const CudaDevice& device, int64_t rows, int64_t groups) {
+  int threads = 32;
+  while (threads < kMaxLossThreads && threads * 2 < groups) threads *= 2;
+  return Strided(device, rows * threads, threads, 2048 / threads);
+}
+
+class CudaPointwise final : public PointwiseKernels {
+ public:
+  explicit CudaPointwise(CudaContext& cuda) : cuda_(cuda) {}
+
+  void ActivationForward(Activation kind, ConstValues x, Values y) override {
+    CheckSize("y", y.size(), std::ssize(x));
+    const ConstValues none(nullptr, 0, x.type());
+    switch (kind) {
+      case Activation::kRelu:
+        return Apply("activation", Relu(), x, none, y);
+      case Activation::kGelu:
+        return Apply("activation", Gelu(), x, none, y);
+      case Activation::kSigmoid:
+        return Apply("activation", Sigmoid(), x, none, y);
+      case Activation::kTanh:
+        return Apply("activation", Tanh(), x, none, y);
+    }
+  }
+
+  void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) override {
+    CheckSizes(std::ssize(seen), {{"dy", dy.size()}, {"dx", dx.size()}});
+    constexpr const char* kName = "activation's gradient";
+    switch (kind) {
+      case Activation::kRelu:
+        return Apply(kName, ReluBackward(), seen, dy, dx);
+      case Activation::kGelu:
+        return Apply(kName, GeluBackward(), seen, dy, dx);
+      case Activation::kSigmoid:
+        return Apply(kName, SigmoidBackward(), seen, dy, dx);
+      case Activation::kTanh:
+        return Apply(kName, TanhBackward(), seen, dy, dx);
+    }
+  }
+
+  void SetPosition(int64_t first_position) override {
+    CHECK(!cuda_.device.capturing()) << "the captured graph would keep this position";
+    Launch(cuda_.device, "position", StorePosition, LaunchShape{}, first_position,
+           cuda_.numbers.data());
+  }
+
+  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y) override {
+    CheckSize("y", y.size(), std::ssize(x));
+    if (y.empty()) return;
+    DropAlong({.loops = {{std::ssize(x), 1, 1}}}, key, first, /*position=*/nullptr,
+              /*sample_elements=*/0, x, y);
+  }
+
+  void DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box, ConstValues x,
+                  Values y) override {
+    CheckSizes(box.shape().elements(), {{"x", x.size()}, {"y", y.size()}});
+    if (y.empty()) return;
+    // Numbers are positions in the whole batch, offset by the samples before the batch.
+    const Box all = Box::Whole(whole);
+    NestLoops walk = WalkOf(box, all, box);
+    const int64_t first = std::exchange(walk.b_begin, 0);
+    DropAlong(walk, key, first,
+              cuda_.numbers.data() == nullptr ? nullptr : &cuda_.numbers.data()->position,
+              StepsOf(all)[0], x, y);
+  }
+
+  void Add(ConstValues x, Values y) override {
+    CheckSize("y", y.size(), std::ssize(x));
+    Apply("add", Sum(), x, y, y);
+  }
+
+  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
+                               std::span<const int32_t> labels, float scale, Values dx) override {
+    if (cuda_.results.data() == nullptr) return {};
+    double* const sums = cuda_.results.data()->sums;
+    SoftmaxCrossEntropyAsync(rows, classes, smoothing, x, labels, scale, dx, {sums, 2});
+    double result[2] = {};
+    cuda_.device.CopyOut(sums, result, sizeof(result)).IgnoreError();  // status() has it
+    return {.loss = result[0], .correct = std::llround(result[1])};
+  }
+
+  // rows may be 0: the sums are then written, too.
+  void SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing, ConstValues x,
+                                std::span<const int32_t> labels, float scale, Values dx,
+                                std::span<double> sums) override {
+    CheckLoss(rows, classes, x.size(), labels.size(), dx.size());
+    CHECK(dx.empty() || dx.type() == x.type());
+    CHECK_GE(sums.size(), 2U);
+    double* const losses = cuda_.scratch.Take<double>(2 * rows).data();
+    double* const correct = losses + rows;
+    if (rows > 0) {
+      const Values gradients = dx.empty() ? Values(nullptr, 0, x.type()) : dx;
+      ByTypeAndWidth(x.type(), classes, {x.data(), gradients.data()}, [&](auto zero, auto group) {
+        using T = decltype(zero);
+        constexpr int kGroup = decltype(group)::value;
+        Launch(cuda_.device, "softmax cross-entropy", RowLosses<T, kGroup>,
+               BlockPerRow(cuda_.device, rows, (classes + kGroup - 1) / kGroup), rows, classes,
+               smoothing, Data<T>(x), labels.data(), scale, Data<T>(gradients), losses, correct);
+      });
+    }
+    Launch(cuda_.device, "sum of losses", AddRows, LaunchShape{.block = dim3(kSumThreads)}, rows,
+           losses, correct, sums.data());
+  }
+
+ private:
+  // y = f(a, b), with an empty b for functions of one argument.
+  template <typename F>
+  void Apply(const char* name, const F& f, ConstValues a, ConstValues b, Values y) {
+    if (y.empty()) return;
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      LaunchMap(cuda_.device, name, f, y.size(), Data<T>(a), Data<T>(b), Data<T>(y));
+    });
+  }
+
+  void DropAlong(const NestLoops& loops, const DropoutKey& key, uint64_t first,
+                 const int64_t* position, int64_t sample_elements, ConstValues x, Values y) {
+    const Nest nest = MakeNest(loops);
+    const auto launch = [&](const Nest& walk, auto zero, auto kernel) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "dropout", kernel, Strided(cuda_.device, walk.elements), DropRuleOf(key),
+             walk, first, position, sample_elements, Data<T>(x), Data<T>(y));
+    };
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      if (Aligned({x.data(), y.data()}) && CanGroup(nest, kWide<T>, /*check_b=*/false)) {
+        launch(Grouped(nest, kWide<T>), zero, Drop<T, kWide<T>>);
+      } else {
+        launch(nest, zero, Drop<T, 1>);
+      }
+    });
+  }
+
+  CudaContext& cuda_;
+};
+
+}  // namespace
+
+std::unique_ptr<PointwiseKernels> MakeCudaPointwise(CudaContext& cuda) {
+  return std::make_unique<CudaPointwise>(cuda);
+}
+
+}  // namespace cadre

@@ -1,0 +1,237 @@
+// Fully connected layers, embeddings and attention, by their definitions.
+//
+// The definition of a layer is written once, as a function that visits all of its products or
+// elements (ForEachProduct, ForEachFeature, ForEachQuery). Forward and the two backward passes
+// differ only in which of the three indices they sum over, so that a wrong index would show in all
+// of them, and the gradients can be checked by differences. Sums are taken in double and rounded
+// once, and the code avoids every optimisation: it is the oracle that faster back ends are compared
+// with.
+//
+// Cost: a multiplication per product, in one thread; tests use it with small extents.
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/extents.h"
+#include "kernels/reference/reference_backend.h"
+#include "kernels/reference/sums.h"
+
+namespace cadre {
+namespace {
+
+// Calls f(x_at, w_at, y_at) for every product: y[y_at] takes x[x_at] * w[w_at].
+template <typename F>
+void ForEachProduct(const FullyConnectedDims& d, F f) {
+  for (int64_t n = 0; n < d.batch; ++n) {
+    for (int64_t o = 0; o < d.out; ++o) {
+      for (int64_t i = 0; i < d.in; ++i) f(n * d.in + i, o * d.in + i, n * d.out + o);
+    }
+  }
+}
+
+int64_t TableRow(const EmbeddingDims& d, float id) {
+  CHECK(id >= 0 && id < d.vocabulary) << "token " << id;
+  return id;
+}
+
+// Calls f(w_at, position_at, y_at) for every element of the output.
+template <typename F>
+void ForEachFeature(const EmbeddingDims& d, std::span<const float> ids, F f) {
+  for (int64_t n = 0; n < d.batch; ++n) {
+    for (int64_t t = 0; t < d.tokens; ++t) {
+      const int64_t row = TableRow(d, ids[n * d.tokens + t]);
+      for (int64_t i = 0; i < d.features; ++i) {
+        f(row * d.features + i, (d.first_token + t) * d.features + i,
+          (n * d.tokens + t) * d.features + i);
+      }
+    }
+  }
+}
+
+enum QkvPart { kQuery, kKey, kValue };
+
+// Index of the first feature of a part of one token and head.
+int64_t PartAt(const AttentionDims& d, int64_t n, int64_t t, int64_t h, QkvPart part) {
+  return (((n * d.tokens + t) * d.heads + h) * 3 + part) * d.head_features;
+}
+
+int64_t ContextAt(const AttentionDims& d, int64_t n, int64_t t, int64_t h) {
+  return ((n * d.tokens + t) * d.heads + h) * d.head_features;
+}
+
+// Index of the probabilities with which token t attends to the others.
+int64_t ProbabilitiesAt(const AttentionDims& d, int64_t n, int64_t t, int64_t h) {
+  return ((n * d.heads + h) * d.tokens + t) * d.tokens;
+}
+
+// Token t attends to the tokens before the returned one.
+int64_t SeenBy(const AttentionDims& d, int64_t t) { return d.causal ? t + 1 : d.tokens; }
+
+double ScoreScale(const AttentionDims& d) {
+  return 1 / std::sqrt(std::max<int64_t>(1, d.head_features));
+}
+
+double Dot(std::span<const float> a, std::span<const float> b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += Product(a[i], b[i]);
+  return sum;
+}
+
+void Softmax(std::span<double> scores) {
+  const double largest = *std::max_element(scores.begin(), scores.end());
+  double total = 0;
+  for (double& score : scores) total += score = std::exp(score - largest);
+  for (double& score : scores) score /= total;
+}
+
+// Calls f(image, head, token).
+template <typename F>
+void ForEachQuery(const AttentionDims& d, F f) {
+  for (int64_t n = 0; n < d.batch; ++n) {
+    for (int64_t h = 0; h < d.heads; ++h) {
+      for (int64_t t = 0; t < d.tokens; ++t) f(n, h, t);
+    }
+  }
+}
+
+class ReferenceDense final : public DenseKernels {
+ public:
+  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x_values,
+                             std::span<const float> w, std::span<const float> b,
+                             Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+    std::vector<double> sums(y.size());
+    for (size_t i = 0; i < sums.size() && !b.empty(); ++i) sums[i] = b[i % b.size()];
+    ForEachProduct(dims, [&](int64_t x_at, int64_t w_at, int64_t y_at) {
+      sums[y_at] += Product(x[x_at], w[w_at]);
+    });
+    Store(sums, y);
+  }
+
+  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy_values,
+                                  std::span<const float> w, Values dx_values) override {
+    const auto dy = dy_values.floats();
+    const auto dx = dx_values.floats();
+    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    std::vector<double> sums(dx.size());
+    ForEachProduct(dims, [&](int64_t x_at, int64_t w_at, int64_t y_at) {
+      sums[x_at] += Product(dy[y_at], w[w_at]);
+    });
+    Store(sums, dx);
+  }
+
+  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x_values,
+                                     ConstValues dy_values, std::span<float> dw,
+                                     std::span<float> db) override {
+    const auto x = x_values.floats(), dy = dy_values.floats();
+    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    std::vector<double> weights(dw.size());
+    ForEachProduct(dims, [&](int64_t x_at, int64_t w_at, int64_t y_at) {
+      weights[w_at] += Product(x[x_at], dy[y_at]);
+    });
+    Store(weights, dw);
+    std::vector<double> biases(db.size());
+    for (size_t i = 0; i < dy.size() && !db.empty(); ++i) biases[i % db.size()] += dy[i];
+    Store(biases, db);
+  }
+
+  void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
+                        std::span<const float> w, std::span<const float> positions,
+                        Values y_values) override {
+    const auto y = y_values.floats();
+    CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());
+    ForEachFeature(dims, ids, [&](int64_t w_at, int64_t position_at, int64_t y_at) {
+      y[y_at] = positions.empty() ? w[w_at] : w[w_at] + positions[position_at];
+    });
+  }
+
+  void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
+                         ConstValues dy_values, std::span<float> dw,
+                         std::span<float> dpositions) override {
+    const auto dy = dy_values.floats();
+    CheckEmbedding(dims, ids.size(), dw.size(), dpositions.size(), dy.size());
+    std::vector<double> table(dw.size());
+    std::vector<double> by_position(dpositions.size());
+    ForEachFeature(dims, ids, [&](int64_t w_at, int64_t position_at, int64_t y_at) {
+      table[w_at] += dy[y_at];
+      if (!by_position.empty()) by_position[position_at] += dy[y_at];
+    });
+    Store(table, dw);
+    Store(by_position, dpositions);
+  }
+
+  void AttentionForward(const AttentionDims& dims, ConstValues qkv_values,
+                        Values probabilities_values, Values context_values) override {
+    const auto qkv = qkv_values.floats();
+    const auto probabilities = probabilities_values.floats(), context = context_values.floats();
+    CheckAttention(dims, qkv.size(), probabilities.size(), context.size());
+    std::fill(probabilities.begin(), probabilities.end(), 0);
+    ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
+      const int64_t features = dims.head_features;
+      const auto query = qkv.subspan(PartAt(dims, n, t, h, kQuery), features);
+      std::vector<double> row(SeenBy(dims, t));
+      for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
+        const auto key = qkv.subspan(PartAt(dims, n, s, h, kKey), features);
+        row[s] = Dot(query, key) * ScoreScale(dims);
+      }
+      Softmax(row);
+      Store(row, probabilities.subspan(ProbabilitiesAt(dims, n, t, h), row.size()));
+      std::vector<double> sums(features);
+      for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
+        const int64_t value = PartAt(dims, n, s, h, kValue);
+        for (int64_t i = 0; i < features; ++i) sums[i] += row[s] * qkv[value + i];
+      }
+      Store(sums, context.subspan(ContextAt(dims, n, t, h), features));
+    });
+  }
+
+  // The gradient of softmax(s) is p * (dp - sum(p * dp)) by row, where dp is the gradient of the
+  // probabilities p; the chain rule through the scores s = q k^T / sqrt(features) gives dq and dk,
+  // and that through context = p v gives dv.
+  void AttentionBackward(const AttentionDims& dims, ConstValues qkv_values,
+                         ConstValues probabilities_values, ConstValues dcontext_values,
+                         Values dqkv_values) override {
+    const auto qkv = qkv_values.floats(), probabilities = probabilities_values.floats(),
+               dcontext = dcontext_values.floats();
+    const auto dqkv = dqkv_values.floats();
+    CheckAttention(dims, qkv.size(), probabilities.size(), dcontext.size());
+    CheckSize("dqkv", dqkv.size(), std::ssize(qkv));
+    std::vector<double> sums(dqkv.size());
+    ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
+      const int64_t features = dims.head_features;
+      const auto d = dcontext.subspan(ContextAt(dims, n, t, h), features);
+      const auto row = probabilities.subspan(ProbabilitiesAt(dims, n, t, h), dims.tokens);
+      // dp[s] = d . value[s]; the softmax turns it into p[s] * (dp[s] - sum of p dp).
+      std::vector<double> dp(SeenBy(dims, t));
+      double weighted = 0;
+      for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
+        const int64_t value = PartAt(dims, n, s, h, kValue);
+        dp[s] = Dot(d, qkv.subspan(value, features));
+        weighted += row[s] * dp[s];
+        for (int64_t i = 0; i < features; ++i) {
+          sums[value + i] += Product(row[s], d[i]);
+        }
+      }
+      const int64_t query = PartAt(dims, n, t, h, kQuery);
+      for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
+        const int64_t key = PartAt(dims, n, s, h, kKey);
+        const double dscore = row[s] * (dp[s] - weighted) * ScoreScale(dims);
+        for (int64_t i = 0; i < features; ++i) {
+          sums[query + i] += dscore * qkv[key + i];
+          sums[key + i] += dscore * qkv[query + i];
+        }
+      }
+    });
+    Store(sums, dqkv);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<DenseKernels> MakeReferenceDense() { return std::make_unique<ReferenceDense>(); }
+
+}  // namespace cadre

@@ -1,0 +1,124 @@
+// Activations, dropout, addition and the loss, by their definitions in double.
+//
+// The loss is computed from log(softmax(x)), with the maximum of the row subtracted first, so that
+// no exponential overflows and no logarithm of an underflowed probability is taken.
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/random.h"
+#include "kernels/extents.h"
+#include "kernels/reference/reference_backend.h"
+
+namespace cadre {
+namespace {
+
+// Normal distribution function and density.
+double NormalBelow(double x) { return std::erfc(-x / std::numbers::sqrt2) / 2; }
+double NormalDensity(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi); }
+
+double Value(Activation kind, double x) {
+  switch (kind) {
+    case Activation::kRelu:
+      return x < 0 ? 0 : x;
+    case Activation::kGelu:
+      return x * NormalBelow(x);
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+    case Activation::kTanh:
+      return std::tanh(x);
+  }
+  return x;
+}
+
+double Gradient(Activation kind, double seen, double dy) {
+  switch (kind) {
+    case Activation::kRelu:
+      return seen > 0 ? dy : 0;
+    case Activation::kGelu:
+      return dy * (NormalBelow(seen) + seen * NormalDensity(seen));
+    case Activation::kSigmoid:
+      return dy * seen * (1 - seen);
+    case Activation::kTanh:
+      return dy * (1 - seen * seen);
+  }
+  return dy;
+}
+
+class ReferencePointwise final : public HostPointwise {
+ public:
+  void ActivationForward(Activation kind, ConstValues x_values, Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    CheckSize("y", y.size(), std::ssize(x));
+    for (size_t i = 0; i < x.size(); ++i) y[i] = Value(kind, x[i]);
+  }
+
+  void ActivationBackward(Activation kind, ConstValues seen_values, ConstValues dy_values,
+                          Values dx_values) override {
+    const auto seen = seen_values.floats(), dy = dy_values.floats();
+    const auto dx = dx_values.floats();
+    CheckSizes(std::ssize(seen), {{"dy", dy.size()}, {"dx", dx.size()}});
+    for (size_t i = 0; i < seen.size(); ++i) {
+      dx[i] = Gradient(kind, seen[i], dy[i]);
+    }
+  }
+
+  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x_values,
+               Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    CheckSize("y", y.size(), std::ssize(x));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const bool keep =
+          RandomUniform(key.seed, RandomStream::kDropout, key.layer, first + i) >= key.rate;
+      y[i] = keep ? x[i] / (1.0 - key.rate) : 0;
+    }
+  }
+
+  void Add(ConstValues x_values, Values y_values) override {
+    const auto x = x_values.floats();
+    const auto y = y_values.floats();
+    CheckSize("y", y.size(), std::ssize(x));
+    for (size_t i = 0; i < x.size(); ++i) y[i] += x[i];
+  }
+
+  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x_values,
+                               std::span<const int32_t> labels, float scale,
+                               Values dx_values) override {
+    const auto x = x_values.floats();
+    const auto dx = dx_values.floats();
+    CheckLoss(rows, classes, x.size(), labels.size(), dx.size());
+    const double mass = smoothing, elsewhere = mass / classes;
+    LossSums sums;
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto row = x.subspan(r * classes, classes);
+      const int32_t label = labels[r];
+      CHECK(label >= 0 && label < classes) << "label " << label;
+      const auto largest = std::max_element(row.begin(), row.end());
+      const double maximum = *largest;
+      sums.correct += largest - row.begin() == label ? 1 : 0;
+      double total = 0;
+      for (const float value : row) total += std::exp(value - maximum);
+      for (int64_t c = 0; c < classes; ++c) {
+        const double log_p = row[c] - maximum - std::log(total);
+        const double target = elsewhere + (c == label ? 1.0 - smoothing : 0.0);
+        if (target > 0) sums.loss -= target * log_p;
+        if (!dx.empty()) {
+          dx[r * classes + c] = scale * (std::exp(log_p) - target);
+        }
+      }
+    }
+    return sums;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<PointwiseKernels> MakeReferencePointwise() {
+  return std::make_unique<ReferencePointwise>();
+}
+
+}  // namespace cadre
