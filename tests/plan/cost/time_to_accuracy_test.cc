@@ -52,21 +52,14 @@ TEST(TimeToAccuracyTest, Thresholds) {
   // Scaling efficiency falls from 0.95 to 0.90.
   EXPECT_NEAR(HybridThreshold(2, 0.95, 0.90, 4, 7), 1.082707, 5e-7);
   EXPECT_NEAR(1.32 / HybridThreshold(2, 0.95, 0.90, 4, 7), 1.219167, 5e-7);
+  // Twice the workers need twice the epochs, so any speed-up pays.
+  EXPECT_NEAR(HybridThreshold(2, 1, 1, 1, 2), 1, 1e-12);
 }
 
 TEST(TimeToAccuracyTest, ThresholdIsCrossover) {
   const double threshold = HybridThreshold(4, 0.9, 0.7, 5, 11);
   EXPECT_NEAR(HybridSpeedup(threshold, 0.9, 8, 4, 5), DataParallelSpeedup(0.7, 32, 4, 11), 1e-12);
   EXPECT_DOUBLE_EQ(DataParallelSpeedup(0.5, 8, 4, 8), 2);
-}
-
-// Published speed-ups of splitting over two devices, and their projected gains over the best data
-// parallelism.
-TEST(TimeToAccuracyTest, PublishedGainsAreConsistent) {
-  EXPECT_NEAR(1.32 / 1.265, 1.0435, 5e-5);
-  EXPECT_NEAR(1.15 / 1.08, 1.0648, 5e-5);
-  // Twice the workers need twice the epochs, so the gain is that of the split.
-  EXPECT_NEAR(1.22 / HybridThreshold(2, 1, 1, 1, 2), 1.22, 1e-12);
 }
 
 // Step times of the rule: one second on one device, SU^M on M devices, SE_N for N workers.

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/plan_collectives.h"
@@ -12,7 +14,6 @@
 namespace cadre {
 namespace {
 
-using testing::Ask;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -21,24 +22,31 @@ using ::testing::SizeIs;
 using testing::SmallRequest;
 using testing::ZooRequest;
 
-PlanReport Report(const PlanQuestion& question) {
-  auto report = BuildPlanReport(question);
-  EXPECT_TRUE(report.ok()) << report.status();
-  return *std::move(report);
-}
-
 absl::Status Refusal(PlanRequest request) {
   const auto question = MakePlanQuestion(std::move(request));
   return question.ok() ? BuildPlanReport(**question).status() : question.status();
 }
 
-// --- without a link ---
+class PlanReportTest : public ::testing::Test {
+ protected:
+  // Reports refer to their questions, which live as long as the test.
+  PlanReport Report(PlanRequest request) {
+    questions_.push_back(testing::Ask(std::move(request)));
+    auto report = BuildPlanReport(*questions_.back());
+    EXPECT_TRUE(report.ok()) << report.status();
+    return *std::move(report);
+  }
 
-TEST(PlanReportTest, PlansByRulesWithoutALink) {
+ private:
+  std::vector<std::unique_ptr<PlanQuestion>> questions_;
+};
+
+// --- Without a link ---
+
+TEST_F(PlanReportTest, PlansByRulesWithoutLink) {
   PlanRequest request = SmallRequest(4);
   request.link.reset();
-  const auto question = Ask(request);
-  const PlanReport report = Report(*question);
+  const PlanReport report = Report(request);
   EXPECT_TRUE(report.by_rules);
   EXPECT_FALSE(report.searched.has_value());
   ASSERT_TRUE(report.chosen.has_value());
@@ -49,24 +57,22 @@ TEST(PlanReportTest, PlansByRulesWithoutALink) {
   EXPECT_GT(report.buckets[0].bytes, 0);
 }
 
-TEST(PlanReportTest, PaperStrategyWithoutALinkCountsWords) {
+TEST_F(PlanReportTest, PaperStrategyCountsWordsWithoutLink) {
   PlanRequest request = ZooRequest("alexnet", 512, 2048);
   request.link.reset();
   request.strategy = Strategy::kUniformGrid;
-  const auto question = Ask(request);
-  const PlanReport report = Report(*question);
+  const PlanReport report = Report(request);
   EXPECT_DOUBLE_EQ(report.words_per_rank(), 45'102'279.875);
   EXPECT_FALSE(report.chosen.has_value());
   EXPECT_THAT(report.refusal.message(), HasSubstr("link is unknown"));
 }
 
-// --- strategies of the papers ---
+// --- Strategies of the papers ---
 
-TEST(PlanReportTest, PaperStrategyOnAGivenLinkHasThePapersFigures) {
+TEST_F(PlanReportTest, ReportsPapersFiguresOnGivenLink) {
   PlanRequest request = ZooRequest("alexnet", 512, 2048);
   request.strategy = Strategy::kGroupHybrid;
-  const auto question = Ask(request);
-  const PlanReport report = Report(*question);
+  const PlanReport report = Report(request);
   ASSERT_TRUE(report.paper.has_value());
   EXPECT_TRUE(report.paper_figures);
   EXPECT_DOUBLE_EQ(report.words_per_rank(), 15'353'079.875);
@@ -76,15 +82,13 @@ TEST(PlanReportTest, PaperStrategyOnAGivenLinkHasThePapersFigures) {
   EXPECT_TRUE(report.chosen.has_value());
 }
 
-TEST(PlanReportTest, PaperStrategyOnAProfileHasTheEnginesFigures) {
+TEST_F(PlanReportTest, ReportsEnginesFiguresOnProfile) {
   PlanRequest request = ZooRequest("alexnet", 4, 64);
   request.link.reset();
   request.profile = testing::TwoHosts();
-  const auto free = Ask(request);
-  const PlanReport best = Report(*free);
+  const PlanReport best = Report(request);
   request.strategy = Strategy::kBatch;
-  const auto question = Ask(request);
-  const PlanReport report = Report(*question);
+  const PlanReport report = Report(request);
   EXPECT_FALSE(report.paper_figures);
   EXPECT_EQ(report.step_seconds(), report.chosen->prediction.times.step());
   EXPECT_GE(report.step_seconds() * (1 + 1e-9), best.step_seconds());
@@ -94,16 +98,15 @@ TEST(PlanReportTest, PaperStrategyOnAProfileHasTheEnginesFigures) {
   EXPECT_DOUBLE_EQ(report.paper->communication.words, 1.5 * 62'367'776);
 }
 
-TEST(PlanReportTest, PinnedMeshIsThePapersGrid) {
+TEST_F(PlanReportTest, PinnedMeshSetsGrid) {
   PlanRequest request = ZooRequest("alexnet", 512, 2048);
   request.strategy = Strategy::kUniformGrid;
   request.spec.mutable_cluster()->set_model_ranks(8);
   request.spec.mutable_cluster()->set_space_ranks(1);
-  const auto question = Ask(request);
-  EXPECT_DOUBLE_EQ(Report(*question).words_per_rank(), 48'393'023.875);
+  EXPECT_DOUBLE_EQ(Report(request).words_per_rank(), 48'393'023.875);
 }
 
-TEST(PlanReportTest, PaperStrategyRefusesPinnedLayersOnAGivenLink) {
+TEST_F(PlanReportTest, PaperStrategyRefusesPinnedLayers) {
   PlanRequest request = ZooRequest("alexnet", 8, 64);
   testing::PinLayer("fc6", request);
   request.strategy = Strategy::kBatch;
@@ -113,13 +116,12 @@ TEST(PlanReportTest, PaperStrategyRefusesPinnedLayersOnAGivenLink) {
   EXPECT_THAT(Refusal(request).message(), HasSubstr("hosts have 4 workers, 8 are required"));
 }
 
-// --- searched ---
+// --- Searched plans ---
 
-TEST(PlanReportTest, BucketsAddUpToTheCommunication) {
+TEST_F(PlanReportTest, BucketsAddUpToCommunication) {
   PlanRequest request = SmallRequest(4);
   testing::PinDataParallel(request);
-  const auto question = Ask(request);
-  const PlanReport report = Report(*question);
+  const PlanReport report = Report(request);
   ASSERT_TRUE(report.searched.has_value());
   EXPECT_EQ(report.chosen->plan.mesh.Size("data"), 4);
   double seconds = 0;
@@ -129,13 +131,12 @@ TEST(PlanReportTest, BucketsAddUpToTheCommunication) {
   EXPECT_LE(report.step_seconds(), report.chosen->prediction.serial_seconds);
 }
 
-TEST(PlanReportTest, EveryPolicyIsCostedAndTheRequestedOneIsObeyed) {
-  const auto algorithms = [](v1::Cluster::CollectivePolicy policy) {
+TEST_F(PlanReportTest, CostsAllPoliciesAndUsesRequestedOne) {
+  const auto algorithms = [this](v1::Cluster::CollectivePolicy policy) {
     PlanRequest request = SmallRequest(4);
     testing::PinDataParallel(request);
     request.spec.mutable_cluster()->set_collectives(policy);
-    const auto question = Ask(request);
-    const PlanReport report = Report(*question);
+    const PlanReport report = Report(request);
     EXPECT_THAT(report.policies, SizeIs(AllPolicies().size()));
     for (const PolicyCost& cost : report.policies) {
       if (cost.policy != policy) continue;
@@ -151,43 +152,18 @@ TEST(PlanReportTest, EveryPolicyIsCostedAndTheRequestedOneIsObeyed) {
   EXPECT_THAT(algorithms(v1::Cluster::PAPER), ElementsAre(Algorithm::kRing, Algorithm::kButterfly));
 }
 
-// Layer by layer, by data parallelism alone, on the link of Kim, Yeo, Oh 2021.
-TEST(PlanReportTest, OnAlexNetChoosingBySizeBeatsChoosingByKind) {
-  PlanRequest request = ZooRequest("alexnet", 8, 128);
-  request.link = {.alpha = 50e-6, .bandwidth = 1.25e9};
-  testing::PinDataParallel(request);
-  request.bucket_elements = 1;
-  const auto question = Ask(request);
-  const PlanReport report = Report(*question);
-  EXPECT_THAT(report.buckets, SizeIs(8));
-  PolicyCost own;
-  PolicyCost paper;
-  for (const PolicyCost& cost : report.policies) {
-    if (cost.policy == v1::Cluster::AUTO) own = cost;
-    if (cost.policy == v1::Cluster::PAPER) paper = cost;
-  }
-  EXPECT_LT(own.seconds, paper.seconds);
-  EXPECT_LT(own.all_reduced, paper.all_reduced);
-  for (const PolicyCost& cost : report.policies) {
-    EXPECT_LE(own.seconds, cost.seconds) << PolicyName(cost.policy);
-    EXPECT_LE(own.all_reduced, cost.all_reduced) << PolicyName(cost.policy);
-  }
-}
-
-TEST(PlanReportTest, CountsBytesInsideAndAcrossGroups) {
-  const auto question = Ask(SmallRequest(4));
-  const PlanReport report = Report(*question);
+TEST_F(PlanReportTest, CountsBytesInsideAndAcrossGroups) {
+  const PlanReport report = Report(SmallRequest(4));
   EXPECT_DOUBLE_EQ(report.bytes_inside, report.words_per_rank() * 4 * 4);
   // Two groups, up and down, every four steps.
   const double parameters = 4 * 9 + 4 + 4 * 256 + 4;
   EXPECT_DOUBLE_EQ(report.bytes_across, 2 * 2 * parameters * 4 / 4);
   PlanRequest alone = SmallRequest(4);
   alone.spec.clear_averaging();
-  const auto other = Ask(alone);
-  EXPECT_EQ(Report(*other).bytes_across, 0);
+  EXPECT_EQ(Report(alone).bytes_across, 0);
 }
 
-TEST(PlanReportTest, PinsAreKeptAndTheirCostIsReported) {
+TEST_F(PlanReportTest, KeepsPinsAndReportsTheirCost) {
   PlanRequest request = ZooRequest("alexnet", 8, 64);
   v1::Cluster& cluster = *request.spec.mutable_cluster();
   for (const auto& [name, size] : {std::pair("data", 4), std::pair("model", 2)}) {
@@ -195,8 +171,7 @@ TEST(PlanReportTest, PinsAreKeptAndTheirCostIsReported) {
     axis.set_name(name);
     axis.set_size(size);
   }
-  const auto question = Ask(request);
-  const PlanReport report = Report(*question);
+  const PlanReport report = Report(request);
   EXPECT_EQ(report.chosen->plan.mesh.ToString(), "{data: 4, model: 2}");
   ASSERT_TRUE(report.pins_cost().has_value());
   EXPECT_GE(*report.pins_cost(), 0);
@@ -204,14 +179,12 @@ TEST(PlanReportTest, PinsAreKeptAndTheirCostIsReported) {
               report.searched->unpinned->prediction.times.step(), 1e-12);
 }
 
-TEST(PlanReportTest, MemoryLimitIsKept) {
+TEST_F(PlanReportTest, KeepsMemoryLimit) {
   PlanRequest request = ZooRequest("alexnet", 8, 64);
-  const auto free = Ask(request);
-  const PlanReport fastest = Report(*free);
+  const PlanReport fastest = Report(request);
   const int64_t needs = fastest.chosen->prediction.memory_bytes;
   request.memory_bytes = needs - 1;
-  const auto limited = Ask(request);
-  const PlanReport report = Report(*limited);
+  const PlanReport report = Report(request);
   EXPECT_LT(report.chosen->prediction.memory_bytes, needs);
   EXPECT_GE(report.step_seconds(), fastest.step_seconds());
   request.memory_bytes = 100'000'000;
@@ -221,22 +194,20 @@ TEST(PlanReportTest, MemoryLimitIsKept) {
   EXPECT_TRUE(absl::IsResourceExhausted(Refusal(request)));
 }
 
-TEST(PlanReportTest, OneWorkerDoesNotCommunicate) {
+TEST_F(PlanReportTest, OneWorkerDoesNotCommunicate) {
   PlanRequest request = SmallRequest(1);
   request.flops = 0;
-  const auto question = Ask(request);
-  EXPECT_FALSE(question->problem.overlap);
-  const PlanReport report = Report(*question);
+  const PlanReport report = Report(request);
+  EXPECT_FALSE(report.question->problem.overlap);
   EXPECT_EQ(report.words_per_rank(), 0);
   EXPECT_EQ(report.step_seconds(), 0);
 }
 
-// --- optional parts ---
+// --- Optional parts ---
 
-TEST(PlanReportTest, HasTheRequestedParts) {
+TEST_F(PlanReportTest, HasRequestedParts) {
   PlanRequest request = SmallRequest(4);
-  auto question = Ask(request);
-  PlanReport report = Report(*question);
+  PlanReport report = Report(request);
   EXPECT_THAT(report.variations, IsEmpty());
   EXPECT_FALSE(report.comparison || report.forecast || report.groups);
 
@@ -244,23 +215,20 @@ TEST(PlanReportTest, HasTheRequestedParts) {
   request.compare = {Strategy::kBatch};
   request.epochs = testing::Epochs({{1, 4}, {4, 5}});
   request.max_groups = 2;
-  question = Ask(request);
-  report = Report(*question);
-  EXPECT_THAT(report.variations, SizeIs(7)) << "by default where it is cheap";
+  report = Report(request);
+  EXPECT_THAT(report.variations, SizeIs(7)) << "variations are the default for cheap searches";
   EXPECT_TRUE(report.comparison && report.forecast);
   ASSERT_TRUE(report.groups.has_value());
   EXPECT_FALSE(report.groups->choices.empty());
 }
 
-TEST(PlanReportTest, ChoosesGroupsForAProfileWithEpochs) {
+TEST_F(PlanReportTest, ChoosesGroupsForProfileWithEpochs) {
   PlanRequest request = SmallRequest(4);
   request.link.reset();
   request.profile = testing::TwoHosts();
-  auto question = Ask(request);
-  EXPECT_FALSE(Report(*question).groups.has_value());
+  EXPECT_FALSE(Report(request).groups.has_value());
   request.epochs = testing::Epochs({{1, 4}, {8, 5}});
-  question = Ask(request);
-  EXPECT_TRUE(Report(*question).groups.has_value());
+  EXPECT_TRUE(Report(request).groups.has_value());
 }
 
 }  // namespace

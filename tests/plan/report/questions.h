@@ -10,6 +10,7 @@
 #include "model/run_file.h"
 #include "plan/report/plan_question.h"
 #include "tests/model/testing.h"
+#include "tests/plan/profile.h"
 
 namespace cadre::testing {
 
@@ -67,19 +68,10 @@ inline void PinLayer(const std::string& layer, PlanRequest& request) {
 
 // Two hosts of two workers, on the link of SmallRequest.
 inline v1::ClusterProfile TwoHosts() {
-  v1::ClusterProfile profile;
-  v1::HostProfile& host = *profile.add_host();
-  host.set_name("a");
-  host.set_count(2);
-  host.set_workers(2);
-  host.set_device("d");
-  host.mutable_inside()->set_alpha(1e-6);
-  host.mutable_inside()->set_beta(1e-10);
-  profile.mutable_default_link()->set_alpha(50e-6);
-  profile.mutable_default_link()->set_beta(8e-10);
-  profile.add_device()->set_name("d");
-  profile.mutable_device(0)->set_flops(1e11);
-  return profile;
+  return ProfileOf(R"(
+      host { name: "a" count: 2 workers: 2 device: "d" inside { alpha: 1e-6 beta: 1e-10 } }
+      default_link { alpha: 50e-6 beta: 8e-10 }
+      device { name: "d" flops: 1e11 })");
 }
 
 // Epochs to accuracy 0.9 by workers of 8 samples each; 0 epochs: not reached.

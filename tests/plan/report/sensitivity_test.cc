@@ -37,7 +37,7 @@ TEST(SensitivityTest, VariesBandwidthBatchAndMemory) {
   EXPECT_GT(memory.other_layers, 0);
 }
 
-TEST(SensitivityTest, WhatCannotBePlannedIsNoted) {
+TEST(SensitivityTest, NotesImpossibleVariations) {
   const auto question = Ask(testing::SmallRequest(1));
   const auto answer = Search(question->problem);
   ASSERT_TRUE(answer.ok()) << answer.status();
