@@ -122,6 +122,8 @@ class Walk {
     return Infer(std::move(layer)) && CheckPlace(layers_.back());
   }
 
+  // Names are part of parameter names in checkpoints and of pins in specs, so they are unique and
+  // of characters that need no escape.
   bool CheckName(int i, const std::string& name) {
     if (name.empty()) return Problem(i, "name", "the layer has no name");
     if (name.size() > kMaxLayerNameCharacters) {

@@ -83,6 +83,7 @@ void Validation::NeededPath(absl::string_view field, const std::string& path) {
   Path(field, path);
 }
 
+// Names appear in commands and tables, hence the restricted characters.
 void Validation::CheckName() {
   const std::string& name = spec_.name();
   if (name.empty()) {
@@ -132,6 +133,7 @@ void Validation::CheckTokenClasses() {
   }
 }
 
+// Micro-batches divide a group's batch; zero stands for one.
 void Validation::CheckBatch() {
   const uint32_t batch = spec_.batch_per_group();
   AtLeastOne("batch_per_group", batch);

@@ -141,6 +141,7 @@ absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
   return file;
 }
 
+// `from` is a checkpoint, a folder of checkpoints or a file of weights.
 absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index) {
   CADRE_ASSIGN_OR_RETURN(std::string path, ResolveCheckpoint(from));
   if (!absl::EndsWith(path, ".safetensors")) {
