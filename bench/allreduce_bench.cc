@@ -1,12 +1,24 @@
-// All-reduce by size, in the manner of nccl-tests: one JSON line per size, competitors measured in
-// turn in the same run. See bench/allreduce/README.md.
+// All-reduce by size, as nccl-tests measures it: one JSON line per size, with all algorithms
+// measured in interleaved rounds of the same run. See bench/allreduce/README.md.
+//
+// All ranks run the same program (SPMD). The first process validates the flags, creates the shared
+// board and forks the ranks, so it must not start a thread itself. Ranks exchange addresses, choose
+// iterations and report errors over the board; nothing but the measured fabric carries data while
+// the clock runs.
 #include <gflags/gflags.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <iostream>
+#include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -15,34 +27,38 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/program_flags.h"
+#include "base/hardware.h"
 #include "base/status.h"
-#include "bench/allreduce/contest.h"
-#include "bench/allreduce/crew.h"
-#include "bench/allreduce/referee.h"
-#include "bench/allreduce/sizes.h"
+#include "bench/allreduce/board.h"
+#include "bench/allreduce/comparison.h"
+#include "bench/allreduce/fabrics.h"
+#include "bench/allreduce/runner.h"
+#include "bench/harness.h"
+#include "worker/transport/thread_transport.h"
 
-DEFINE_int32(ranks, 2, "Ranks. More than the machine has cores: it runs, but times mean little.");
-DEFINE_string(transport, "shm",
-              "One or more of shm, tcp, threads, gloo and socket (a plain copy).");
+DEFINE_int32(ranks, 2, "Number of ranks. With more ranks than cores the times are not meaningful.");
+DEFINE_string(
+    transport, "shm",
+    "One or more of shm, tcp, threads, gloo and socket (a plain copy), separated by commas.");
 DEFINE_string(algorithm, "auto",
               "One or more of auto, ring, butterfly, halving-doubling and hierarchical. For gloo "
               "auto is the fastest of its five at each size.");
 DEFINE_string(min, "1K", "Smallest size, such as 300, 1K or 4M (bytes, powers of 1024).");
 DEFINE_string(max, "256M", "Largest size.");
-DEFINE_int32(factor, 2, "From one size to the next.");
+DEFINE_int32(factor, 2, "Ratio of one size to the previous one.");
 DEFINE_string(dtype, "float32", "float32, bf16 or fp16.");
-DEFINE_string(in_place, "true",
-              "true, false or both. Out of place is a copy and an all-reduce, for ours and for "
-              "gloo's classes.");
-DEFINE_int32(repeat, 11, "Rounds; the median counts.");
-DEFINE_double(budget, 2, "Seconds for a contestant and size; then no new round is begun.");
+DEFINE_string(
+    in_place, "true",
+    "true, false or both. Out of place, Cadre and the classes of Gloo copy the input first.");
+DEFINE_int32(repeat, 11, "Rounds; the median is reported.");
+DEFINE_double(budget, 2, "Seconds per algorithm and size after which no new round begins.");
 DEFINE_string(compare, "",
-              "gloo, socket or both: measured in the same rounds and told in every line as "
+              "gloo, socket or both: measured in the same rounds and reported in every line as "
               "ratio_to_gloo and share_of_socket.");
-DEFINE_int32(lanes, 0, "TCP connections of a pair; 0: what a group decides by itself.");
-DEFINE_double(timeout, 120, "Seconds without progress after which it gives up.");
-DEFINE_bool(profile, false, "With auto: say on stderr what was measured of the links.");
+DEFINE_int32(lanes, 0,
+             "TCP connections of a pair of ranks; 0: as many as a training group chooses.");
+DEFINE_double(timeout, 120, "Seconds without progress after which the run fails.");
+DEFINE_bool(profile, false, "With auto: print the measured links on stderr.");
 
 namespace cadre::bench {
 namespace {
@@ -51,11 +67,11 @@ constexpr char kUsage[] =
     "bench_allreduce --ranks 2 --transport shm --algorithm auto --min 1K --max 256M\n"
     "\n"
     "All-reduce by size; one JSON line per size on stdout. algbw is bytes / seconds and busbw is\n"
-    "algbw * 2 (p - 1) / p, both in GB/s (10^9 bytes a second), as nccl-tests count. Ranks are\n"
-    "processes, but for the transport threads. Exit code 1: some sum was wrong.";
+    "algbw * 2 (p - 1) / p, both in GB/s (10^9 bytes per second), as in nccl-tests. Ranks are\n"
+    "processes, except for the transport threads. Exit code 1: a sum was wrong.";
 
 struct Settings {
-  ContestOptions contest;
+  ComparisonOptions comparison;
   std::vector<int64_t> sizes;
   std::vector<bool> in_place;
 };
@@ -73,7 +89,7 @@ absl::StatusOr<std::vector<bool>> PlacesFromFlag(const std::string& name) {
   if (name == "false") return std::vector<bool>{false};
   if (name == "both") return std::vector<bool>{true, false};
   return absl::InvalidArgumentError(
-      absl::StrCat("--in_place '", name, "': known are true, false and both"));
+      absl::StrCat("unknown --in-place '", name, "'; known: true, false, both"));
 }
 
 std::vector<std::string> Names(const std::string& list) {
@@ -85,20 +101,20 @@ absl::StatusOr<Settings> SettingsFromFlags() {
   if (!(FLAGS_budget > 0)) return absl::InvalidArgumentError("--budget must be positive");
   if (!(FLAGS_timeout > 0)) return absl::InvalidArgumentError("--timeout must be positive");
   Settings settings;
-  settings.contest.ranks = FLAGS_ranks;
-  settings.contest.transports = Names(FLAGS_transport);
-  settings.contest.algorithms = Names(FLAGS_algorithm);
-  settings.contest.compare = Names(FLAGS_compare);
-  CADRE_ASSIGN_OR_RETURN(settings.contest.dtype, DTypeFromFlag(FLAGS_dtype));
+  settings.comparison.ranks = FLAGS_ranks;
+  settings.comparison.transports = Names(FLAGS_transport);
+  settings.comparison.algorithms = Names(FLAGS_algorithm);
+  settings.comparison.compare = Names(FLAGS_compare);
+  CADRE_ASSIGN_OR_RETURN(settings.comparison.dtype, DTypeFromFlag(FLAGS_dtype));
   CADRE_ASSIGN_OR_RETURN(settings.in_place, PlacesFromFlag(FLAGS_in_place));
-  CADRE_ASSIGN_OR_RETURN(const int64_t least, ParseBytes(FLAGS_min));
-  CADRE_ASSIGN_OR_RETURN(const int64_t most, ParseBytes(FLAGS_max));
+  CADRE_ASSIGN_OR_RETURN(const int64_t min, ParseBytes(FLAGS_min));
+  CADRE_ASSIGN_OR_RETURN(const int64_t max, ParseBytes(FLAGS_max));
   CADRE_ASSIGN_OR_RETURN(settings.sizes,
-                         Sizes(least, most, FLAGS_factor, SizeOf(settings.contest.dtype)));
+                         Sizes(min, max, FLAGS_factor, SizeOf(settings.comparison.dtype)));
   return settings;
 }
 
-// A folder that goes with this object.
+// A folder that is removed with this object.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -119,106 +135,189 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// Ranks that are processes and ranks that are threads, each if somebody needs them.
-class Crews {
+bool OverThreads(const Variant& variant) { return variant.fabric == "threads"; }
+
+// The program of one rank. Rank 0 of the first group prints the lines.
+class Rank {
  public:
-  absl::Status Start(const Contest& contest, const CrewOptions& options) {
-    for (const ContestantName& name : contest.contestants) {
-      const bool threads = name.network == "threads";
-      std::vector<ContestantName>& own = threads ? threads_ : processes_;
-      entrants_.push_back({name, nullptr, own.size()});
-      own.push_back(name);
-    }
-    for (const bool threads : {false, true}) {
-      const std::vector<ContestantName>& own = threads ? threads_ : processes_;
-      if (own.empty()) continue;
-      CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Crew> crew, Crew::Start(options, own));
-      for (Entrant& entrant : entrants_) {
-        if ((entrant.name.network == "threads") == threads) entrant.crew = crew.get();
+  // `transport`: null for a rank that is a process.
+  Rank(const Settings& settings, const Comparison& comparison, std::string gloo_folder,
+       const Member& member, std::unique_ptr<Transport> transport)
+      : settings_(settings),
+        comparison_(comparison),
+        gloo_folder_(std::move(gloo_folder)),
+        member_(member),
+        threads_(transport != nullptr),
+        transport_(std::move(transport)) {}
+
+  // Errors: those of connecting and measuring; DataLoss on the printing rank if a sum was wrong.
+  absl::Status Run() {
+    CADRE_ASSIGN_OR_RETURN(std::vector<Runner::Entry> entries, Connect());
+    Runner runner(member_, std::move(entries),
+                  {.dtype = settings_.comparison.dtype,
+                   .max_bytes = settings_.sizes.back(),
+                   .out_of_place = !settings_.in_place.back(),
+                   .profile = FLAGS_profile,
+                   .effort = {.rounds = FLAGS_repeat, .seconds = FLAGS_budget}});
+    const bool prints = member_.group() == 0 && member_.rank() == 0;
+    bool correct = true;
+    for (const int64_t bytes : settings_.sizes) {
+      for (const bool in_place : settings_.in_place) {
+        CADRE_ASSIGN_OR_RETURN(const std::vector<Measurement> measured,
+                               runner.Measure(bytes, in_place));
+        for (const Row& row : comparison_.rows) {
+          if (!prints) continue;
+          const nlohmann::ordered_json line =
+              Line(comparison_, row, measured, settings_.comparison.ranks,
+                   settings_.comparison.dtype, bytes, in_place);
+          correct = correct && line.at("errors") == 0;
+          PrintLine(line);
+        }
       }
-      crews_.push_back(std::move(crew));
     }
-    return absl::OkStatus();
+    return correct ? absl::OkStatus() : absl::DataLossError("some sums are wrong");
   }
-  void Quit() {
-    for (const std::unique_ptr<Crew>& crew : crews_) crew->Quit();
-  }
-  const std::vector<Entrant>& entrants() const { return entrants_; }
 
  private:
-  std::vector<ContestantName> processes_;
-  std::vector<ContestantName> threads_;
-  std::vector<std::unique_ptr<Crew>> crews_;
-  std::vector<Entrant> entrants_;
+  // The groups take turns, because "auto" measures the links when it is created.
+  absl::StatusOr<std::vector<Runner::Entry>> Connect() {
+    std::vector<Runner::Entry> entries;
+    for (const Variant& variant : comparison_.variants) {
+      CADRE_RETURN_IF_ERROR(member_.BarrierOfAll());
+      entries.push_back({.variant = variant});
+      if (OverThreads(variant) != threads_) continue;
+      std::unique_ptr<Fabric>& fabric = fabrics_[variant.fabric];
+      if (fabric == nullptr) {
+        CADRE_ASSIGN_OR_RETURN(fabric, MakeFabric(variant.fabric));
+      }
+      CADRE_ASSIGN_OR_RETURN(entries.back().algorithm, fabric->Make(variant.algorithm));
+    }
+    return entries;
+  }
+
+  absl::StatusOr<std::unique_ptr<Fabric>> MakeFabric(const std::string& name) {
+    if (threads_) return MakeCadreFabric(std::move(transport_));
+    if (name == "gloo") return ConnectGloo(member_, gloo_folder_);
+    if (name == "socket") return ConnectSocket(member_);
+    return ConnectCadre(member_, /*tcp=*/name == "tcp", FLAGS_lanes);
+  }
+
+  const Settings& settings_;
+  const Comparison& comparison_;
+  const std::string gloo_folder_;
+  Member member_;
+  const bool threads_;
+  std::unique_ptr<Transport> transport_;
+  std::map<std::string, std::unique_ptr<Fabric>> fabrics_;
 };
 
-void PrintProfiles(const std::vector<Measurement>& measured, const std::vector<Entrant>& entrants) {
-  for (size_t i = 0; i < measured.size(); ++i) {
-    if (measured[i].explanation.empty()) continue;
-    std::fprintf(stderr, "%s: %s\n", entrants[i].name.network.c_str(),
-                 measured[i].explanation.c_str());
-  }
-}
+// Starts all ranks: a process for each rank of the first kind of group, and one process whose
+// threads are the ranks of the other kind. This process only waits for them.
+class Ranks {
+ public:
+  Ranks(const Settings& settings, const Comparison& comparison, Board& board)
+      : settings_(settings), comparison_(comparison), board_(board) {}
+  ~Ranks() { KillAll(); }
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
 
-// Whether every sum was right.
-absl::StatusOr<bool> MeasureAll(const Settings& settings, const Contest& contest,
-                                const std::vector<Entrant>& entrants) {
-  const Effort effort{.rounds = FLAGS_repeat, .seconds = FLAGS_budget};
-  bool right = true;
-  bool profile = FLAGS_profile;
-  for (const int64_t bytes : settings.sizes) {
-    for (const bool in_place : settings.in_place) {
-      CADRE_ASSIGN_OR_RETURN(const std::vector<Measurement> measured,
-                             Measure(entrants, bytes, in_place, effort));
-      if (std::exchange(profile, false)) PrintProfiles(measured, entrants);
-      for (const Competitor& competitor : contest.competitors) {
-        const nlohmann::ordered_json line =
-            Line(contest, competitor, measured, settings.contest.ranks, settings.contest.dtype,
-                 bytes, in_place);
-        right = right && line.at("errors") == 0;
-        std::cout << line.dump() << std::endl;
+  // Errors: the first error of a rank; the other ranks are then killed.
+  absl::Status Run() {
+    int group = 0;
+    if (!std::all_of(comparison_.variants.begin(), comparison_.variants.end(), OverThreads)) {
+      for (int rank = 0; rank < FLAGS_ranks; ++rank) {
+        CADRE_RETURN_IF_ERROR(Fork([&] { RunRank(Member(board_, 0, rank), nullptr); }));
       }
+      ++group;
     }
+    if (std::any_of(comparison_.variants.begin(), comparison_.variants.end(), OverThreads)) {
+      CADRE_RETURN_IF_ERROR(Fork([&] { RunThreads(group); }));
+    }
+    while (!children_.empty()) CADRE_RETURN_IF_ERROR(WaitForOne());
+    return absl::OkStatus();
   }
-  return right;
-}
 
-absl::StatusOr<bool> Run() {
+ private:
+  // Ends the process on an error: its peers may wait for it in a collective.
+  void RunRank(const Member& member, std::unique_ptr<Transport> transport) {
+    const absl::Status status =
+        Rank(settings_, comparison_, folder_.path(), member, std::move(transport)).Run();
+    if (status.ok()) return;
+    board_.Fail(status);
+    _exit(1);
+  }
+
+  void RunThreads(int group) {
+    std::vector<std::unique_ptr<Transport>> transports =
+        MakeThreadTransports(FLAGS_ranks, absl::Seconds(FLAGS_timeout));
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < FLAGS_ranks; ++rank) {
+      ranks.emplace_back(
+          [&, rank] { RunRank(Member(board_, group, rank), std::move(transports[rank])); });
+    }
+    for (std::thread& rank : ranks) rank.join();
+  }
+
+  // Errors: ResourceExhausted.
+  absl::Status Fork(const std::function<void()>& run) {
+    const pid_t parent = getpid();
+    const pid_t child = fork();
+    if (child < 0) return absl::ResourceExhaustedError("cannot create a process");
+    if (child > 0) {
+      children_.insert(child);
+      return absl::OkStatus();
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent) run();
+    // Destructors of objects that belong to the parent must not run here.
+    _exit(0);
+  }
+
+  absl::Status WaitForOne() {
+    int state = 0;
+    const pid_t ended = waitpid(-1, &state, 0);
+    if (ended < 0) return absl::OkStatus();  // interrupted
+    children_.erase(ended);
+    if (WIFEXITED(state) && WEXITSTATUS(state) == 0) return absl::OkStatus();
+    KillAll();
+    const absl::Status failure = board_.failure();
+    return failure.ok() ? absl::UnavailableError("a rank ended unexpectedly") : failure;
+  }
+
+  void KillAll() {
+    for (const pid_t child : children_) {
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, 0);
+    }
+    children_.clear();
+  }
+
+  const Settings& settings_;
+  const Comparison& comparison_;
+  Board& board_;
+  const TemporaryFolder folder_;
+  std::set<pid_t> children_;
+};
+
+absl::Status Run() {
   CADRE_ASSIGN_OR_RETURN(const Settings settings, SettingsFromFlags());
-  CADRE_ASSIGN_OR_RETURN(const Contest contest, PlanContest(settings.contest));
-  const unsigned cores = std::thread::hardware_concurrency();
-  if (static_cast<unsigned>(FLAGS_ranks) > cores) {
-    std::fprintf(stderr, "%d ranks on %u cores: it runs, but the times say little\n", FLAGS_ranks,
+  CADRE_ASSIGN_OR_RETURN(const Comparison comparison, MakeComparison(settings.comparison));
+  if (const int cores = UsableCores(); FLAGS_ranks > cores) {
+    std::fprintf(stderr, "%d ranks on %d cores: the times are not meaningful\n", FLAGS_ranks,
                  cores);
   }
-  const TemporaryFolder folder;
-  if (folder.path().empty()) return absl::UnavailableError("no temporary folder could be made");
-  Crews crews;
-  CADRE_RETURN_IF_ERROR(crews.Start(contest, {.ranks = FLAGS_ranks,
-                                              .dtype = settings.contest.dtype,
-                                              .max_bytes = settings.sizes.back(),
-                                              .out_of_place = settings.in_place.back() == false,
-                                              .timeout = absl::Seconds(FLAGS_timeout),
-                                              .tcp_connections = FLAGS_lanes,
-                                              .gloo_folder = folder.path()}));
-  CADRE_ASSIGN_OR_RETURN(const bool right, MeasureAll(settings, contest, crews.entrants()));
-  crews.Quit();
-  return right;
+  const auto threads =
+      std::count_if(comparison.variants.begin(), comparison.variants.end(), OverThreads);
+  const bool both = threads > 0 && threads < std::ssize(comparison.variants);
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<Board> board,
+                         Board::Make(both ? 2 : 1, FLAGS_ranks, absl::Seconds(FLAGS_timeout)));
+  return Ranks(settings, comparison, *board).Run();
 }
 
 }  // namespace
 }  // namespace cadre::bench
 
 int main(int argc, char** argv) {
-  if (const auto code = cadre::ParseProgramFlags(cadre::bench::kUsage, CADRE_VERSION,
-                                                 "bench/allreduce_bench.cc", &argc, &argv)) {
-    return *code;
-  }
-  const absl::StatusOr<bool> right = cadre::bench::Run();
-  if (!right.ok()) {
-    std::fprintf(stderr, "bench_allreduce: %s\n", std::string(right.status().message()).c_str());
-    return absl::IsInvalidArgument(right.status()) ? cadre::kExitBadFlags : 1;
-  }
-  if (!*right) std::fprintf(stderr, "bench_allreduce: some sums are wrong\n");
-  return *right ? 0 : 1;
+  return cadre::BenchMain(argc, argv, "bench/allreduce_bench.cc", cadre::bench::kUsage,
+                          cadre::bench::Run);
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does the discrepancy measure tell how many groups, and how many steps between averages, cost nothing?
+"""Tests the advice of the discrepancy measure on the number of groups and of steps between averages.
 
 Trains one small network on Fashion-MNIST with 1, 2, 4, ... groups (G) that average every 1, 4, 16, ...
 steps (H), every run over as many epochs, by `cadre local` with one worker in each group, and compares
@@ -12,12 +12,12 @@ One is against one group with the same batch in a step (how Lee et al. 2020 comp
 fewer steps of each in an epoch); the other against the same groups at H = 1, averaging after every step,
 which is synchronous SGD on the global batch, G times as large, and leaves only what drift costs.
 
-A point (G, H) is recommended where the run's own status says so at its end ("the groups agree"): its
+A point (G, H) is recommended if the status of the run recommends it at the end ("the groups agree"): its
 smoothed discrepancy is at most 1, and H is within the bound for so many steps. A verdict counts how many
-of these keep their accuracy within the bound (0.5 % unless told otherwise) and, of the next steps
+of these keep their accuracy within the bound (0.5 % by default) and, of the next steps
 beyond them (more groups, or the next H, no longer recommended), how many do not. Accuracies are
-means over seeds; `spread` is the largest difference between two seeds of one point, below which nothing
-can be told apart.
+means over seeds; `spread` is the largest difference between two seeds of one point; smaller differences
+are not significant.
 """
 import argparse
 import json
@@ -77,7 +77,7 @@ def parse():
     p.add_argument("--data", default="/usr/share/datasets/fashion-mnist", help="folder of the data")
     p.add_argument("--groups", type=numbers, default=[1, 2, 4, 8], help="G, comma separated")
     p.add_argument("--steps", type=numbers, default=[1, 4, 16, 64, 256], help="H, comma separated")
-    p.add_argument("--seeds", type=numbers, default=[1], help="comma separated")
+    p.add_argument("--seeds", type=numbers, default=[1], help="separated by commas")
     p.add_argument("--epochs", type=int, default=6, help="of every run, over all groups together")
     p.add_argument("--batch", type=int, default=64, help="samples of a group's step")
     p.add_argument("--rate", type=float, default=0.02, help="learning rate of one group")
@@ -113,7 +113,7 @@ def setting(args):
 
 
 def train(args, groups, steps, seed):
-    """One run's line."""
+    """The line of one run."""
     with tempfile.NamedTemporaryFile("w", suffix=".textproto") as file:
         file.write(spec(args, groups, steps, seed))
         file.flush()
@@ -123,7 +123,7 @@ def train(args, groups, steps, seed):
         sys.exit(f"{groups} groups, every {steps} steps:\n{done.stderr}")
     run = json.loads(done.stdout.strip().splitlines()[-1])
     drift = run["discrepancy"] or {}
-    # What progress said on the way, every two seconds or so.
+    # The values in the progress lines, which appear about every two seconds.
     seen = [float(x) for x in re.findall(r"divergence ([0-9.e+-]+)", done.stderr)]
     return {"bench": "discrepancy", "groups": groups, "steps": steps, "seed": seed, **setting(args),
             "accuracy": run["test_accuracy"], "loss": run["test_loss"], "seconds": run["seconds"],
@@ -191,7 +191,7 @@ def beyond(args, table):
             yield groups, steps
 
 
-# What a point is held against, by the name in the verdict; None: the point is itself what is compared with.
+# The point with which a point is compared, by the name in the verdict; None if it is the reference itself.
 AGAINST = {"one group, same batch in a step": lambda g, h: (1, 0),
            "same groups, averaging every step": lambda g, h: (g, 1) if h > 1 else None}
 

@@ -1,47 +1,52 @@
-// Training throughput of one group of the engine, ranks being threads of this process, as one JSON
-// line on stdout. A step is forward, loss, backward, reduction and SGD with momentum, on batches
-// that lie in memory, as a comparison with other engines wants it.
+// Training throughput of one group, whose ranks are threads of this process, as one JSON line on
+// stdout. A step is forward, loss, backward, reduction and SGD with momentum on batches in memory,
+// as comparisons with other frameworks time it.
 //
 //   bench_engine --model resnet18 --batch 16 --threads 2 --steps 10
-//   bench_engine --model lenet --batch 64 --ranks 2            two ranks of one thread each
-//   bench_engine --model vgg11 --batch 8 --profile             where the time goes
+//   bench_engine --model lenet --batch 64 --ranks 2            two ranks with one thread each
+//   bench_engine --model vgg11 --batch 8 --profile             time by kind of operation
+//   bench_engine --model vgg11 --batch 8 --profile --layers    and of every operation
 //
-// Side by side with another program: run them in turn, several times, and compare medians.
+// To compare with another program, run both alternately, several times, and compare medians
+// (bench/side_by_side.py).
 #include <gflags/gflags.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "bench/engine_profile.h"
-#include "bench/training_setup.h"
+#include "bench/harness.h"
+#include "bench/training.h"
 #include "plan/search/planner.h"
 #include "worker/train/replica.h"
 #include "worker/transport/thread_transport.h"
 
-DEFINE_string(model, "lenet", "A model of the zoo, or a *.textproto run spec.");
-DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
+DEFINE_string(model, "lenet", "A model of the zoo, or a run file.");
+DEFINE_string(zoo, "", "Folder of run files to take the model from, instead of the built-in zoo.");
 DEFINE_int32(batch, 32, "Samples of a step, over all ranks.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
-DEFINE_int32(steps, 10, "Steps that are timed; the median counts.");
-DEFINE_int32(warmup, 3, "Steps before that are not.");
+DEFINE_int32(steps, 10, "Number of timed steps; the median is reported.");
+DEFINE_int32(warmup, 3, "Number of steps before them that are not timed.");
 DEFINE_int32(ranks, 1, "Ranks of the group.");
-DEFINE_int32(model_ranks, 1, "Of these, along the model axis.");
-DEFINE_int32(space_ranks, 1, "Of these, along the space axis.");
-DEFINE_bool(profile, false, "Say where the time goes, by kind of operation.");
+DEFINE_int32(model_ranks, 1, "Ranks along the model axis.");
+DEFINE_int32(space_ranks, 1, "Ranks along the space axis.");
+DEFINE_bool(profile, false, "Report the time by kind of operation.");
+DEFINE_bool(layers, false, "With --profile: report the time of every operation of every layer.");
 
 namespace cadre {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 struct Measured {
   std::vector<double> seconds;
@@ -50,11 +55,11 @@ struct Measured {
   double last_loss = 0;
   int64_t parameters = 0;
   v1::MemoryUse memory;
-  std::string profile;
+  Json profile;
 };
 
-// Floating-point operations a second at the machine's best, of a product of matrices and of a
-// convolution that fit the caches. Measured alone, before ranks share the cores.
+// The highest rate of floating-point operations that this machine reaches, for a matrix product and
+// a convolution that fit its caches. Measured before the ranks start and share the cores.
 double PeakFlops() {
   const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
   constexpr int64_t kSide = 1024;
@@ -75,23 +80,20 @@ double PeakFlops() {
   const std::vector<float> w(kSide * kSide, 0.25F);
   std::vector<float> y(kSide * kSide);
   const std::span<const float> images = std::span(x).first(4 * kImage * kImage * kChannels);
-  const std::span<const float> taps = std::span(w).first(9 * kChannels * kChannels);
-  double best = 0;
-  const auto time = [&](double flops, const auto& work) {
-    const absl::Time start = absl::Now();
-    work();
-    best = std::max(best, flops / absl::ToDoubleSeconds(absl::Now() - start));
-  };
-  for (int i = 0; i < 10; ++i) {
-    time(2.0 * kSide * kSide * kSide, [&] {
-      kernels->dense().FullyConnectedForward({kSide, kSide, kSide}, x, w, {}, y);
-    });
-    time(2.0 * 4 * kImage * kImage * kChannels * kChannels * 9, [&] {
-      kernels->window().ConvolutionForward(convolution, images, taps, {},
-                                           std::span(y).first(images.size()));
-    });
-  }
-  return best;
+  const std::span<const float> weights = std::span(w).first(9 * kChannels * kChannels);
+  const Timing product = Measure([&] {
+    kernels->dense().FullyConnectedForward({kSide, kSide, kSide}, x, w, {}, y);
+  });
+  const Timing convolved = Measure([&] {
+    kernels->window().ConvolutionForward(convolution, images, weights, {},
+                                         std::span(y).first(images.size()));
+  });
+  return std::max(2.0 * kSide * kSide * kSide / product.min_seconds,
+                  2.0 * 4 * kImage * kImage * kChannels * kChannels * 9 / convolved.min_seconds);
+}
+
+double Sum(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
 absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak,
@@ -119,73 +121,80 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, do
   }
   CADRE_RETURN_IF_ERROR(replica->Settle());
   measured.waited = (replica->seconds_waited() + replica->seconds_moving()) - exposed;
-  for (const Parameter& parameter : replica->index().parameters()) {
-    if (!IsStatistic(parameter.role)) measured.parameters += parameter.shape.elements();
-  }
+  measured.parameters = ParameterCount(*replica);
   measured.memory = replica->Memory();
   if (FLAGS_profile && transport.rank() == 0) {
-    double total = 0;
-    for (const double seconds : measured.seconds) total += seconds;
-    const double step = total / FLAGS_steps;
-    measured.profile = absl::StrFormat(R"(,"peak_gflops":%.1f,"other_ms":%.3f,"operations":%s)",
-                                       peak / 1e9, (step - profile.seconds() / FLAGS_steps) * 1e3,
-                                       profile.Json(FLAGS_steps, step, peak));
+    const double step = Sum(measured.seconds) / FLAGS_steps;
+    measured.profile = {
+        {"peak_gflops", Rounded(peak / 1e9, 1)},
+        {"other_ms", Rounded((step - profile.seconds() / FLAGS_steps) * 1e3, 3)},
+        {"operations", profile.ByKind(FLAGS_steps, step, peak)},
+    };
+    if (FLAGS_layers) measured.profile["layers"] = profile.ByLayer(FLAGS_steps);
   }
   return measured;
 }
 
-absl::StatusOr<std::string> Run() {
-  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, BenchSpec({.zoo = FLAGS_zoo,
-                                                            .model = FLAGS_model,
-                                                            .batch = FLAGS_batch,
-                                                            .ranks = FLAGS_ranks,
-                                                            .model_ranks = FLAGS_model_ranks,
-                                                            .space_ranks = FLAGS_space_ranks}));
+// Trains with one thread for each rank; returns the measurements of rank 0.
+absl::StatusOr<Measured> TrainGroup(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, FLAGS_ranks));
   const std::vector<std::unique_ptr<Transport>> transports =
       MakeThreadTransports(FLAGS_ranks, absl::Minutes(10));
   const double peak = FLAGS_profile ? PeakFlops() : 0;
   std::vector<std::optional<absl::StatusOr<Measured>>> results(transports.size());
   std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < transports.size(); ++rank) {
+  for (int rank = 0; rank < FLAGS_ranks; ++rank) {
     threads.emplace_back([&, rank] {
       results[rank] = Train(spec, plan, peak, *transports[rank]);
-      // The others must not wait for a rank that is gone.
+      // The other ranks must not wait for one that has failed.
       if (!results[rank]->ok()) transports[rank]->Abort(results[rank]->status());
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& result : results) CADRE_RETURN_IF_ERROR(result->status());
-  const Measured& first = **results[0];
-  const double step = Median(first.seconds);
-  double total = 0;
-  for (const double seconds : first.seconds) total += seconds;
-  return absl::StrFormat(
-      R"({"bench":"engine","model":"%s","batch":%d,"threads":%d,"ranks":%d,"model_ranks":%d,)"
-      R"("space_ranks":%d,"parameters":%d,"samples_per_second":%.3f,"step_ms":%.3f,)"
-      R"("exposed_communication_share":%.4f,"first_loss":%.5f,"last_loss":%.5f,)"
-      R"("activation_bytes":%d%s})",
-      FLAGS_model, FLAGS_batch, FLAGS_threads, FLAGS_ranks, FLAGS_model_ranks, FLAGS_space_ranks,
-      first.parameters, FLAGS_batch / step, step * 1e3, first.waited / total, first.first_loss,
-      first.last_loss, first.memory.activations(), first.profile);
+  return **results[0];
+}
+
+absl::Status Run() {
+  CADRE_RETURN_IF_ERROR(RequirePositive({{"--batch", FLAGS_batch},
+                                         {"--threads", FLAGS_threads},
+                                         {"--steps", FLAGS_steps},
+                                         {"--ranks", FLAGS_ranks}}));
+  if (FLAGS_warmup < 0) return absl::InvalidArgumentError("--warmup must not be negative");
+  const bool built_in = FLAGS_zoo.empty() || absl::EndsWith(FLAGS_model, ".textproto");
+  const std::string model =
+      built_in ? FLAGS_model : absl::StrCat(FLAGS_zoo, "/", FLAGS_model, ".textproto");
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, BenchSpec({.model = model,
+                                                            .batch = FLAGS_batch,
+                                                            .ranks = FLAGS_ranks,
+                                                            .model_ranks = FLAGS_model_ranks,
+                                                            .space_ranks = FLAGS_space_ranks}));
+  CADRE_ASSIGN_OR_RETURN(const Measured measured, TrainGroup(spec));
+  const double step = Median(measured.seconds);
+  Json line = BenchLine("engine");
+  line.update({{"model", FLAGS_model},
+               {"batch", FLAGS_batch},
+               {"threads", FLAGS_threads},
+               {"ranks", FLAGS_ranks},
+               {"model_ranks", FLAGS_model_ranks},
+               {"space_ranks", FLAGS_space_ranks},
+               {"parameters", measured.parameters},
+               {"samples_per_second", Rounded(FLAGS_batch / step, 3)},
+               {"step_ms", Rounded(step * 1e3, 3)},
+               {"exposed_communication_share", Rounded(measured.waited / Sum(measured.seconds), 4)},
+               {"first_loss", Rounded(measured.first_loss, 5)},
+               {"last_loss", Rounded(measured.last_loss, 5)},
+               {"activation_bytes", measured.memory.activations()}});
+  if (!measured.profile.is_null()) line.update(measured.profile);
+  PrintLine(line);
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage("Measures training steps. Prints one JSON line.");
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  if (FLAGS_batch < 1 || FLAGS_threads < 1 || FLAGS_steps < 1 || FLAGS_warmup < 0 ||
-      FLAGS_ranks < 1) {
-    std::fprintf(stderr, "--batch, --threads, --steps and --ranks must be at least 1\n");
-    return 2;
-  }
-  const auto line = cadre::Run();
-  if (!line.ok()) {
-    std::fprintf(stderr, "bench_engine: %s\n", std::string(line.status().message()).c_str());
-    return 1;
-  }
-  std::printf("%s\n", line->c_str());
-  return 0;
+  return cadre::BenchMain(argc, argv, "bench/engine_bench.cc",
+                          "bench_engine: measures training steps and prints one JSON line.",
+                          cadre::Run);
 }

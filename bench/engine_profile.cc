@@ -1,33 +1,45 @@
+// The observer is called after every operation of the tape (plan/tape.h). Times are sums over all
+// steps since Clear.
+//
+// Rates need the work of the part that this rank computes. Operations of matrix products and
+// convolutions are those of the whole layer, scaled by the rank's share of the outputs and of the
+// elements that are summed; a backward pass that computes both the gradient of the weights and that
+// of the input counts twice. For all other operations bytes are counted, at least once for each
+// element of inputs and output.
 #include "bench/engine_profile.h"
 
-#include <vector>
-
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
+#include "bench/harness.h"
 
 namespace cadre {
 namespace {
 
-// Products alone are worth a flop rate; what else is done is bound by memory.
+// Only matrix products and convolutions are bound by arithmetic; the rest is bound by memory.
 bool IsProduct(LayerKind kind) {
   return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected;
 }
 
-// Of a layer's operations over the whole batch, those on this rank: its part of the output, and of
-// what each output sums over.
-double FlopsHere(const GraphLayer& layer, const LayerRegion& place, int64_t samples) {
-  const Box& input = place.inputs[0];
-  const auto last = static_cast<size_t>(layer.input().rank());
+// Floating-point operations of one layer on this rank: those of the whole batch, scaled by its part
+// of the output and by its part of the elements that each output sums over.
+double FlopsHere(const GraphLayer& layer, const LayerRegion& region, int64_t samples) {
+  const Box& input = region.inputs[0];
+  const int64_t last = layer.input().rank();
   const int64_t summed = layer.input()[layer.input().rank() - 1];
-  const double outputs = static_cast<double>(place.output.shape().elements()) /
+  const double outputs = static_cast<double>(region.output.shape().elements()) /
                          static_cast<double>(samples * layer.output.elements());
-  // Channels that belong to other groups are not summed over.
+  // An output of a grouped convolution does not sum over the channels of other groups.
   const double inputs =
       layer.groups > 1
           ? 1.0
           : static_cast<double>(input.end[last] - input.begin[last]) / static_cast<double>(summed);
   return static_cast<double>(layer.flops * samples) * outputs * inputs;
+}
+
+// Bytes that the forward pass of a layer must read and write at least once.
+double BytesHere(const LayerRegion& region) {
+  int64_t elements = region.output.shape().elements();
+  for (const Box& input : region.inputs) elements += input.shape().elements();
+  return 4.0 * static_cast<double>(elements);
 }
 
 std::string NameOf(const Graph& graph, const TapeOp& op) {
@@ -50,38 +62,69 @@ std::string NameOf(const Graph& graph, const TapeOp& op) {
 
 }  // namespace
 
+void EngineProfile::Row::operator+=(const Row& other) {
+  seconds += other.seconds;
+  flops += other.flops;
+  bytes += other.bytes;
+}
+
 void EngineProfile::Played(const Tape& tape, const TapeOp& op, absl::Time, double seconds) {
-  Row& row = rows_[NameOf(graph_, op)];
-  row.seconds += seconds;
   const GraphLayer& layer = graph_[op.layer];
-  if (!IsProduct(layer.kind)) return;
-  const double forward = FlopsHere(layer, tape.regions[op.layer], tape.samples);
-  if (op.kind == TapeOpKind::kForward) row.flops += forward;
-  // The gradients of weights and of inputs cost as much as forward each.
-  if (op.kind == TapeOpKind::kBackward) {
-    row.flops += forward * (op.dx[0] == TapeOp::kNone ? 1 : 2);
+  const LayerRegion& region = tape.regions[op.layer];
+  Row row{.seconds = seconds};
+  const bool backward = op.kind == TapeOpKind::kBackward;
+  if (backward || op.kind == TapeOpKind::kForward) {
+    // The gradients of weights and of inputs cost as much as the forward pass each.
+    const bool inputs = backward && !op.dx.empty() && op.dx[0] != TapeOp::kNone;
+    const int passes = inputs ? 2 : 1;
+    if (IsProduct(layer.kind)) row.flops = passes * FlopsHere(layer, region, tape.samples);
+    row.bytes = passes * BytesHere(region);
   }
+  const std::string kind = NameOf(graph_, op);
+  kinds_[kind] += row;
+  const std::string name = absl::StrCat(layer.name, " ", kind);
+  const auto [found, inserted] = layers_.try_emplace(name);
+  if (inserted) order_.push_back(name);
+  found->second += row;
+}
+
+void EngineProfile::Clear() {
+  kinds_.clear();
+  order_.clear();
+  layers_.clear();
 }
 
 double EngineProfile::seconds() const {
   double seconds = 0;
-  for (const auto& [name, row] : rows_) seconds += row.seconds;
+  for (const auto& [name, row] : kinds_) seconds += row.seconds;
   return seconds;
 }
 
-std::string EngineProfile::Json(int steps, double step_seconds, double peak_flops) const {
-  std::vector<std::string> entries;
-  for (const auto& [name, row] : rows_) {
-    std::string entry =
-        absl::StrFormat(R"("%s":{"ms":%.3f,"share":%.4f)", name, row.seconds / steps * 1e3,
-                        row.seconds / steps / step_seconds);
-    if (row.flops > 0) {
-      absl::StrAppendFormat(&entry, R"(,"gflops":%.1f,"of_peak":%.3f)",
-                            row.flops / row.seconds / 1e9, row.flops / row.seconds / peak_flops);
-    }
-    entries.push_back(absl::StrCat(entry, "}"));
+nlohmann::ordered_json EngineProfile::ByKind(int steps, double step_seconds,
+                                             double peak_flops) const {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& [name, row] : kinds_) {
+    json[name] = {{"ms", Rounded(row.seconds / steps * 1e3, 3)},
+                  {"share", Rounded(row.seconds / steps / step_seconds, 4)}};
+    if (row.flops == 0) continue;
+    json[name]["gflops"] = Rounded(row.flops / row.seconds / 1e9, 1);
+    json[name]["of_peak"] = Rounded(row.flops / row.seconds / peak_flops, 3);
   }
-  return absl::StrCat("{", absl::StrJoin(entries, ","), "}");
+  return json;
+}
+
+nlohmann::ordered_json EngineProfile::ByLayer(int steps) const {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const std::string& name : order_) {
+    const Row& row = layers_.at(name);
+    json.push_back({{"op", name}, {"ms", Rounded(row.seconds / steps * 1e3, 3)}});
+    if (row.flops > 0) {
+      json.back()["gflops"] = Rounded(row.flops / row.seconds / 1e9, 1);
+    } else if (row.bytes > 0) {
+      json.back()["gbs"] = Rounded(row.bytes / row.seconds / 1e9, 1);
+    }
+  }
+  return json;
 }
 
 }  // namespace cadre

@@ -1,12 +1,14 @@
-// Where the time of training steps goes: by kind of operation, with flop rates.
+// Where the time of training steps is spent: by kind of operation and by operation, with rates.
 //
 // Thread-compatible.
 #pragma once
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "model/graph.h"
+#include "nlohmann/json.hpp"
 #include "worker/nn/network.h"
 
 namespace cadre {
@@ -16,28 +18,32 @@ class EngineProfile final : public TapeObserver {
   explicit EngineProfile(const Graph& graph) : graph_(graph) {}
 
   void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) override;
-  void Waited(double seconds) override { waited_ += seconds; }
 
-  // Forget what was heard so far.
-  void Clear() {
-    rows_.clear();
-    waited_ = 0;
-  }
-  // Seconds of all operations; and of waiting for moves that work did not wholly hide.
+  // Discards all measurements.
+  void Clear();
+  // Seconds of all operations.
   double seconds() const;
-  double waited() const { return waited_; }
-  // A JSON object: operation -> {"ms", "share", "gflops", "of_peak"}, milliseconds a step.
+
+  // Kind of operation -> {"ms", "share", "gflops", "of_peak"}, in milliseconds per step.
   // Requires: steps >= 1.
-  std::string Json(int steps, double step_seconds, double peak_flops) const;
+  nlohmann::ordered_json ByKind(int steps, double step_seconds, double peak_flops) const;
+  // [{"op", "ms", "gflops" or "gbs"}] of every layer in the order of a step. "gbs" counts the bytes
+  // that must be read or written at least once, in 10^9 per second.
+  nlohmann::ordered_json ByLayer(int steps) const;
 
  private:
   struct Row {
     double seconds = 0;
     double flops = 0;
+    double bytes = 0;
+
+    void operator+=(const Row& other);
   };
+
   const Graph& graph_;
-  std::map<std::string, Row> rows_;
-  double waited_ = 0;
+  std::map<std::string, Row> kinds_;
+  std::vector<std::string> order_;
+  std::map<std::string, Row> layers_;
 };
 
 }  // namespace cadre

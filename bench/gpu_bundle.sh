@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Collects what gpu_check.sh runs on a machine that has a GPU and Python, and nothing that Cadre is
-# built with: programs, CUDA tests, benchmarks, their shared libraries and data.
+# Collects what gpu_check.sh needs on a machine with a GPU and Python but without Cadre's build
+# dependencies: programs, CUDA tests, benchmarks, their shared libraries and data.
 #
 #   bench/gpu_bundle.sh BUILD_DIR OUT
 #
 #   BUILD_DIR  a build with -DCADRE_CUDA=ON and -DCADRE_TESTS=ON, built
 #   OUT        a folder, or a file that ends in .tar.zst, .tar.xz or .tar.gz
 #
-# cuBLAS, cuDNN and NCCL stay behind: the GPU machine has them, in a toolkit or in Python's wheels.
-# Nor are glibc, libstdc++ or the driver taken along. Of Fashion-MNIST's training images the first
-# 20,000 come with it. OUT may be 60 MB at most.
+# The bundle contains neither cuBLAS, cuDNN and NCCL, which the GPU machine has in a toolkit or in Python
+# wheels, nor glibc, libstdc++ and the driver. It contains the first 20,000 training images of
+# Fashion-MNIST. OUT may have 60 MB at most.
 set -euo pipefail
 
 limit=60000000
@@ -26,9 +26,9 @@ usage() {
 case ${1:-} in
   -h | --help) usage; exit 0 ;;
 esac
-[ $# = 2 ] || fail "needs a build folder and where the bundle goes (see --help)"
+[ $# = 2 ] || fail "requires a build folder and the path of the bundle (see --help)"
 root=$(cd "$(dirname "$0")/.." && pwd)
-[ -f "$1/CMakeCache.txt" ] || fail "$1 is no build folder"
+[ -f "$1/CMakeCache.txt" ] || fail "$1 is not a build folder"
 build=$(cd "$1" && pwd)
 out=$2
 
@@ -41,8 +41,7 @@ cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt" | head -n 1; }
 
 [ "$(cached CADRE_CUDA)" != OFF ] || fail "$build was configured with CADRE_CUDA=OFF"
 
-# Whether a program is linked with the table of the real CUDA runtime. grep reads to the end, or nm
-# would fail.
+# Whether a program is linked with the real CUDA runtime. grep must read to the end, otherwise nm fails.
 runs_on_gpu() { nm -C "$1" 2>/dev/null | grep ' [Tt] cadre::RealCudaApi()' >/dev/null; }
 
 copy_program() {
@@ -58,7 +57,7 @@ for program in "$build"/bin/bench_*; do
 done
 tests=()
 for program in "$build"/tests/*; do
-  # Plans of the vendor's libraries need the libraries, not the runtime.
+  # cuda_plans_test needs the vendor's libraries, but not the runtime.
   if [ -f "$program" ] && [ -x "$program" ] &&
     { runs_on_gpu "$program" || [ "$(basename "$program")" = cuda_plans_test ]; }; then
     copy_program "$program" "$stage/tests"
@@ -67,12 +66,12 @@ for program in "$build"/tests/*; do
 done
 [ ${#tests[@]} -gt 0 ] || fail "$build/tests holds no CUDA tests: is it built, with CADRE_CUDA=ON?"
 
-# Where Debian offers several BLAS under one name, the plain one is a fiftieth of OpenBLAS; only the
-# planner's linear programs call it.
+# Debian has several BLAS under one name. The reference one has a fiftieth of the size of OpenBLAS and is
+# sufficient, because only the planner's linear programs call it.
 multiarch=/usr/lib/$(uname -m)-linux-gnu
 loaded_by() { LD_LIBRARY_PATH=$multiarch/blas:$multiarch/lapack ldd "$@" 2>/dev/null; }
 
-# Libraries that a program loads and a machine with glibc, libstdc++ and a driver may lack.
+# The libraries of a program, except those that every machine with a driver has.
 libraries() {
   loaded_by "$@" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
     grep -v -E '/(ld-linux[^/]*|lib(c|m|dl|rt|pthread|resolv|util|anl|stdc\+\+|gcc_s|cuda|nvidia[^/]*))\.so'
@@ -84,17 +83,17 @@ while read -r library; do
 done < <(libraries "$stage"/bin/* "$stage"/tests/*)
 missing=$(loaded_by "$stage"/bin/* "$stage"/tests/* | sed -n 's/^[[:space:]]*\(.*\) => not found/\1/p' |
   sort -u | paste -sd ' ')
-[ -z "$missing" ] || fail "programs were built against libraries that are not here: $missing"
+[ -z "$missing" ] || fail "programs need libraries that are not installed: $missing"
 
 cp "$root/bench/gpu_check.sh" "$root/bench/gpu_check.py" "$stage/"
 if [ -d "$root/bench/gpu" ]; then
   mkdir -p "$stage/bench"
-  find "$root/bench/gpu" -name '*.py' -exec cp {} "$stage/bench/" \;
+  cp "$root"/bench/gpu/*.py "$stage/bench/"
 fi
 mkdir -p "$stage/source/model" "$stage/source/deploy"
 cp -r "$root/model/zoo" "$stage/source/model/"
 cp "$root"/deploy/*.textproto "$stage/source/deploy/"
-# What gpu_check.py reads: the tests with their arguments, the benchmarks, what all was built from.
+# Writes bundle.json for gpu_check.py: tests with their arguments, benchmarks, commit and compiler.
 python3 - "$root" "$build" "$stage" "$(cached CADRE_CUDA_ARCHITECTURES)" "${tests[@]}" <<'PYTHON'
 import datetime, gzip, json, pathlib, shutil, struct, subprocess, sys
 
@@ -102,7 +101,7 @@ root, build, stage = (pathlib.Path(word) for word in sys.argv[1:4])
 architectures, names = sys.argv[4], sys.argv[5:]
 
 
-def said(*command):
+def output_of(*command):
     result = subprocess.run(command, capture_output=True, text=True, cwd=root)
     return result.stdout.strip() if result.returncode == 0 else ""
 
@@ -139,7 +138,7 @@ for source in images.glob("*-ubyte.gz"):
     target.parent.mkdir(exist_ok=True)
     shorten(source, target, 20000)
 
-listed = json.loads(said("ctest", "--test-dir", str(build), "--show-only=json-v1") or "{}")
+listed = json.loads(output_of("ctest", "--test-dir", str(build), "--show-only=json-v1") or "{}")
 commands = {}
 for test in listed.get("tests", []):
     if command := test.get("command"):
@@ -167,7 +166,7 @@ if compiler:
         if line.startswith("set(CMAKE_CUDA_COMPILER_VERSION "):
             nvcc = line.split('"')[1]
 about = {
-    "commit": said("git", "describe", "--always", "--dirty", "--abbrev=12"),
+    "commit": output_of("git", "describe", "--always", "--dirty", "--abbrev=12"),
     "built": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     "nvcc": nvcc,
     "architectures": architectures,
@@ -183,7 +182,7 @@ case $out in
   *.tar.gz) tar -C "$parts" -czf "$out" cadre-gpu ;;
   *.tar* | *.zip) fail "$out: archives end in .tar.zst, .tar.xz or .tar.gz" ;;
   *)
-    [ ! -e "$out" ] || [ -f "$out/bundle.json" ] || fail "$out exists and is no bundle"
+    [ ! -e "$out" ] || [ -f "$out/bundle.json" ] || fail "$out exists and is not a bundle"
     rm -rf "$out"
     mkdir -p "$(dirname "$out")"
     cp -r "$stage" "$out"

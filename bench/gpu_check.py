@@ -1,4 +1,10 @@
-"""What bench/gpu_check.sh runs on the GPU machine; see there. Needs only Python's own library."""
+"""Runs all CUDA tests and GPU benchmarks of a bundle on this machine, in under nine minutes, and writes the
+results as JSON and as a short table. It continues after failures. The most important checks come first: kernels,
+libraries, device, NCCL, plans on several ranks, runs, benchmarks.
+
+Exit code: 0 everything passed; 1 something failed; 2 wrong arguments; 3 there is no GPU, so programs were only
+started; 4 nothing failed, but something was skipped. Needs only Python's standard library.
+"""
 
 import argparse
 import array
@@ -21,26 +27,30 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 SECTIONS = ("starts", "tests", "ranks", "demo", "bench", "sanitizer")
-# Of the vendor's libraries, as programs ask for them.
+# File names under which programs load the vendor's libraries.
 LIBRARIES = ("libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2", "libnvrtc.so.13")
 
-# Test programs by the beginnings of their names, the most telling first; others come before the last.
+# Prefixes of the names of test programs, the most important first; all others come before the last.
 TESTS = ("kernels", "library_math", "cuda_plans", "device", "transport_nccl", "", "gpu_plans")
-# Seconds that one may take.
+# Time limits in seconds.
 TEST_LIMIT = 100
 TEST_LIMITS = {"gpu_plans_test": 170}
-# What a program printed of cases that it was through with.
+# The lines that a program prints for completed cases.
 CASE = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?)(?:,.*)? \((\d+) ms\)$", re.MULTILINE)
 
 Outcome = collections.namedtuple("Outcome", "code seconds output timed_out")
 
 
 def parse():
-    p = argparse.ArgumentParser(prog="gpu_check.sh")
-    p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu_check.json"))
-    p.add_argument("--only", default=",".join(SECTIONS))
-    p.add_argument("--seconds", type=float, default=520)
-    p.add_argument("bundle", type=pathlib.Path)
+    p = argparse.ArgumentParser(
+        prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu_check.json"),
+                   help="file for the results (default: gpu_check.json)")  # fmt: skip
+    p.add_argument("--only", default=",".join(SECTIONS), help="some of %(default)s")
+    p.add_argument("--seconds", type=float, default=520, help="time for all checks (default: 520)")
+    p.add_argument("bundle", type=pathlib.Path, nargs="?", default=pathlib.Path(__file__).parent,
+                   help="folder or archive from gpu_bundle.sh (default: this script's folder)")  # fmt: skip
     options = p.parse_args()
     options.only = options.only.split(",")
     for section in options.only:
@@ -49,7 +59,18 @@ def parse():
     if options.seconds < 1:
         p.error("--seconds takes at least 1")
     options.bundle = options.bundle.resolve()
+    if not options.bundle.exists():
+        p.error(f"there is no '{options.bundle.name}'")
+    if options.bundle.is_dir() and not (options.bundle / "bundle.json").exists():
+        p.error(f"{options.bundle.name} is not a bundle: bench/gpu_bundle.sh creates one")
     return options
+
+
+def unpack(archive, work):
+    """The folder of an unpacked bundle. tar needs programs for compression, which Python has built in."""
+    if subprocess.run(["tar", "-xf", archive, "-C", work], stderr=subprocess.DEVNULL).returncode != 0:
+        shutil.unpack_archive(archive, work)
+    return work / "cadre-gpu"
 
 
 def find_gpu():
@@ -60,18 +81,18 @@ def find_gpu():
         return None, f"no NVIDIA driver: {error}"
     code = driver.cuInit(0)
     if code != 0:
-        return None, f"the NVIDIA driver does not start: cuInit says {code}"
+        return None, f"the NVIDIA driver does not start: cuInit returns {code}"
     count = ctypes.c_int(0)
     driver.cuDeviceGetCount(ctypes.byref(count))
     if count.value == 0:
-        return None, "the NVIDIA driver sees no GPU"
+        return None, "the NVIDIA driver finds no GPU"
     name = ctypes.create_string_buffer(200)
     driver.cuDeviceGetName(name, len(name), 0)
     return name.value.decode(), None
 
 
 def library_folders():
-    """Folders of this machine that hold the vendor's libraries: Python's wheels, or a toolkit."""
+    """Folders of this machine with the vendor's libraries, from Python wheels or a toolkit."""
     candidates = []
     places = [*site.getsitepackages(), site.getusersitepackages(), *sys.path]
     for place in dict.fromkeys(places):
@@ -85,7 +106,7 @@ def library_folders():
 
 
 def library_version(folders, library, function, by_pointer=False):
-    """The number that a library gives for its version, and the file; None when it does not load."""
+    """The version that a library reports, and its file; None if it cannot be loaded."""
     for path in [*(os.path.join(folder, library) for folder in folders), library]:
         if os.path.isabs(path) and not os.path.exists(path):
             continue
@@ -103,14 +124,14 @@ def library_version(folders, library, function, by_pointer=False):
     return None
 
 
-def place(test):
-    """Where a test program comes among TESTS."""
+def priority(test):
+    """Position of a test program in TESTS."""
     found = [i for i, name in enumerate(TESTS) if name and test["name"].startswith(name)]
     return found[0] if found else TESTS.index("")
 
 
 class Check:
-    """The checks of one bundle on one machine; results gather in `records`."""
+    """The checks of one bundle on one machine; results are collected in `records`."""
 
     def __init__(self, options, work):
         self.options = options
@@ -135,7 +156,7 @@ class Check:
         return {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries), "HOME": str(self.work)}
 
     def run(self, command, limit, own_libraries=True):
-        """Runs a command and all it starts for `limit` seconds, or the time that is left."""
+        """Runs a command and its children for at most `limit` seconds, or the remaining time."""
         limit = min(limit, self.left())
         if limit <= 0:
             return Outcome(None, 0.0, "", True)
@@ -154,7 +175,7 @@ class Check:
             output, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             timed_out = True
-            # The whole session: a run has many processes.
+            # Kills the whole session, because a run has many processes.
             os.killpg(process.pid, signal.SIGTERM)
             try:
                 output, _ = process.communicate(timeout=5)
@@ -179,11 +200,11 @@ class Check:
         sys.stdout.flush()
 
     def add_outcome(self, section, name, outcome, ok=None):
-        """Of a command that should end with 0."""
+        """Adds the record of a command that should exit with 0."""
         if outcome.code is None:
-            self.add(section, name, "skip", reason="no time was left for it")
+            self.add(section, name, "skip", reason="no time was left")
         elif outcome.timed_out:
-            reason = f"ran past its limit of {outcome.seconds:.0f} s"
+            reason = f"exceeded its limit of {outcome.seconds:.0f} s"
             self.add(section, name, "fail", outcome.seconds, reason, outcome.output)
         elif outcome.code != 0:
             reason = f"exit code {outcome.code}"
@@ -197,16 +218,13 @@ class Check:
         """Every program finds its libraries, with a GPU or without."""
         for program in sorted((self.bundle / "bin").iterdir()):
             outcome = self.run([program, "--help"], 20)
-            # The help of gflags itself ends with 1.
-            if outcome.code == 1 and "Flags from" in outcome.output:
-                outcome = outcome._replace(code=0)
             self.add_outcome("starts", program.name, outcome)
         for test in self.about["tests"]:
             command = [self.bundle / "tests" / test["name"], "--gtest_list_tests"]
             self.add_outcome("starts", test["name"], self.run(command, 20))
 
     def tests(self):
-        for test in sorted(self.about["tests"], key=place):
+        for test in sorted(self.about["tests"], key=priority):
             results = self.work / f"{test['name']}.xml"
             arguments = [word.replace("{bundle}", str(self.bundle)) for word in test["arguments"]]
             command = [self.bundle / "tests" / test["name"], *arguments]
@@ -215,14 +233,14 @@ class Check:
             self.add_cases(test["name"], outcome, results)
 
     def add_cases(self, program, outcome, results):
-        """One record for each case, and one for a program that ended in another way than by them."""
+        """Adds a record for each case, and one for the program if it failed outside of its cases."""
         try:
             cases = list(ElementTree.parse(results).getroot().iter("testcase"))
         except (OSError, ElementTree.ParseError):
-            # One that did not end in order leaves only what it printed.
+            # A program that crashed leaves only its output.
             cases = []
-            for said, case, milliseconds in CASE.findall(outcome.output):
-                result = {"OK": "pass", "FAILED": "fail", "SKIPPED": "skip"}[said]
+            for word, case, milliseconds in CASE.findall(outcome.output):
+                result = {"OK": "pass", "FAILED": "fail", "SKIPPED": "skip"}[word]
                 self.add("tests", f"{program}/{case}", result, int(milliseconds) / 1000)
         failed = False
         for case in cases:
@@ -241,8 +259,8 @@ class Check:
             self.add_outcome("tests", program, outcome)
 
     def programs(self):
-        """Cadre's programs in a folder where every worker is a host of its own to NCCL, so that
-        several may share one GPU."""
+        """A folder of Cadre's programs in which every worker appears to NCCL as a host of its own, so that
+        several can share one GPU."""
         folder = self.work / "programs"
         if not folder.exists():
             folder.mkdir()
@@ -252,7 +270,7 @@ class Check:
             worker = folder / "cadre-worker"
             worker.write_text(
                 "#!/bin/sh\n"
-                # All ranks begin work on two communicators at once in the order of the host's calls.
+                # NCCL launches collectives of two communicators in the order of the host's calls.
                 'NCCL_HOSTID="cadre-$$" NCCL_LAUNCH_ORDER_IMPLICIT=1\n'
                 "NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1\n"
                 "export NCCL_HOSTID NCCL_LAUNCH_ORDER_IMPLICIT NCCL_SOCKET_IFNAME NCCL_IB_DISABLE\n"
@@ -268,7 +286,7 @@ class Check:
                    "--dir", folder, *flags]
         outcome = self.run(command, limit)
         if outcome.code != 0:
-            # What its processes had to say.
+            # The logs of its processes.
             logs = [f"{path.name}: {path.read_text(errors='replace')[-1200:]}"
                     for path in sorted(folder.rglob("*.log"))]
             outcome = outcome._replace(output="\n".join([*logs, outcome.output]))
@@ -279,13 +297,13 @@ class Check:
             return outcome, None
 
     def ranks(self):
-        """A small run on 1, 2 and 4 workers of this GPU ends with the weights of one on the CPU."""
+        """A small run on 1, 2 and 4 workers of this GPU ends with the weights of a run on the CPU."""
         reference = self.work / "checkpoint-cpu"
         outcome, _ = self.local(
             self.ranks_spec("AUTO"), 60, "--device", "cpu", "--checkpoint", reference
         )
         if outcome.code != 0 or outcome.timed_out:
-            self.add_outcome("ranks", "one on the CPU", outcome)
+            self.add_outcome("ranks", "reference on the CPU", outcome)
             return
         for mesh, collectives in RANKS:
             name = f"{mesh} {collectives.lower()}"
@@ -335,9 +353,9 @@ class Check:
             self.add_outcome("demo", "2 groups x 2 ranks", outcome)
 
     def bench(self):
-        """The benchmarks that the bundle lists: what they print as JSON is kept."""
+        """Runs the benchmarks that the bundle lists and keeps their lines of JSON."""
         for bench in self.about["benches"]:
-            # A benchmark that is told how long it may take ends by itself.
+            # Benchmarks that take a time limit as an argument end by themselves.
             seconds = max(int(min(bench["seconds"], self.left()) - 10), 1)
             words = [
                 word.replace("{bundle}", str(self.bundle)).replace("{seconds}", str(seconds))
@@ -360,7 +378,7 @@ class Check:
                 self.add_outcome("bench", bench["name"], outcome, f"{lines} lines")
 
     def sanitizer(self):
-        """Memory errors and races of the kernels, where the tool is there and the machine lets it."""
+        """Memory errors and races of the kernels, if the tool is installed and the machine permits it."""
         tool = shutil.which("compute-sanitizer") or shutil.which(
             "compute-sanitizer", path="/usr/local/cuda/bin"
         )
@@ -381,18 +399,18 @@ class Check:
             [tool, "--tool", kind, "--error-exitcode", "99", "--print-limit", "20",
              self.bundle / "tests" / test["name"], *arguments], 90)
         if "Device not supported" in outcome.output:
-            reason = "compute-sanitizer says that this machine's device is not supported"
+            reason = "compute-sanitizer does not support this machine's device"
             self.add("sanitizer", name, "skip", outcome.seconds, reason)
         elif outcome.timed_out and "=========     at " not in outcome.output:
-            reason = f"not through in {outcome.seconds:.0f} s; nothing found until then"
+            reason = f"not finished in {outcome.seconds:.0f} s; no error until then"
             self.add("sanitizer", name, "skip", outcome.seconds, reason)
         else:
             self.add_outcome("sanitizer", name, outcome)
 
-    # What is told at the end.
+    # The report.
 
     def machine(self):
-        def said(*command):
+        def output_of(*command):
             try:
                 result = subprocess.run(command, capture_output=True, text=True, timeout=60)
             except (OSError, subprocess.TimeoutExpired):
@@ -404,19 +422,19 @@ class Check:
         return {
             "card": self.gpu,
             "no_gpu": self.no_gpu,
-            "nvidia_smi": said("nvidia-smi", query, "--format=csv,noheader"),
+            "nvidia_smi": output_of("nvidia-smi", query, "--format=csv,noheader"),
             "cores": os.cpu_count(),
             "system": " ".join(os.uname()),
             "python": sys.version.split()[0],
-            "torch": said(sys.executable, "-c", torch),
-            "nvcc": (said("nvcc", "--version") or "").splitlines()[-1:],
+            "torch": output_of(sys.executable, "-c", torch),
+            "nvcc": (output_of("nvcc", "--version") or "").splitlines()[-1:],
             "library_folders": self.folders,
             "cublaslt": library_version(self.folders, LIBRARIES[0], "cublasLtGetVersion"),
             "cudnn": library_version(self.folders, LIBRARIES[1], "cudnnGetVersion"),
             "nccl": library_version(self.folders, LIBRARIES[2], "ncclGetVersion", by_pointer=True),
         }
 
-    def go(self):
+    def run_all(self):
         begin = time.monotonic()
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         print(f"gpu_check: {self.gpu or self.no_gpu}")
@@ -487,8 +505,8 @@ cluster { groups: 1 ranks_per_group: 1 collectives: COLLECTIVES }
 stop { steps: 10 }
 seed: 1
 """
-# Whole programs, from a run file to a checkpoint. All cuts and plans are gpu_plans_test's, and all
-# algorithms transport_nccl_gpu_test's.
+# Whole programs, from a run file to a checkpoint. gpu_plans_test covers all splits and plans, and
+# transport_nccl_gpu_test all algorithms.
 RANKS = [
     ("data=1", "AUTO"),
     ("data=2", "RING"),
@@ -496,9 +514,9 @@ RANKS = [
     ("data=2,model=2", "AUTO"),
     ("data=2,space=2", "AUTO"),
 ]
-# Of the largest weight of its tensor, after ten steps in fp32: sums in another order differ in the
-# last of 24 bits, and ten steps let that grow to some 1e-6; factors rounded to 10 bits, as in TF32,
-# would show as 1e-3.
+# Relative to the largest weight of a tensor, after ten steps in fp32: sums in another order differ in the
+# last of 24 bits, which ten steps amplify to about 1e-6; factors rounded to 10 bits, as in TF32, would
+# cause 1e-3.
 RANKS_TOLERANCE = 1e-4
 
 
@@ -507,7 +525,7 @@ def read_model(folder):
     paths = sorted(folder.glob("step-*/model.safetensors"), key=lambda path: int(
         re.fullmatch(r"step-(\d+)", path.parent.name)[1]))
     if not paths:
-        raise OSError(f"{folder} holds none")
+        raise OSError(f"{folder} has none")
     data = paths[-1].read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     tensors = {}
@@ -522,16 +540,16 @@ def read_model(folder):
 
 
 def largest_difference(one, other):
-    """The largest difference, as a share of the largest value of its tensor, and where it is."""
+    """The largest difference, relative to the largest value of its tensor, and the name of the tensor."""
     if one.keys() != other.keys():
         raise KeyError(f"other tensors: {sorted(one.keys() ^ other.keys())}")
     worst = (0.0, next(iter(one)))
     for name, values in one.items():
         if len(values) != len(other[name]):
             raise ValueError(f"{name} has {len(other[name])} values for {len(values)}")
-        # A bias before a norm has no gradient but rounding; beside other weights it is nought.
+        # The gradient of a bias before a norm is rounding error only; compared with other weights the bias is 0.
         scale = max(max(map(abs, values)), 1e-2)
-        # A NaN is larger than any tolerance, and max() would pass over it.
+        # max() would ignore a NaN, which must exceed any tolerance.
         differences = [abs(a - b) for a, b in zip(values, other[name])]
         error = float("inf") if any(d != d for d in differences) else max(differences) / scale
         worst = max(worst, (error, name))
@@ -542,7 +560,9 @@ def main():
     options = parse()
     options.out = options.out.absolute()
     with tempfile.TemporaryDirectory(prefix="cadre-gpu-check-") as work:
-        return Check(options, pathlib.Path(work)).go()
+        if options.bundle.is_file():
+            options.bundle = unpack(options.bundle, pathlib.Path(work))
+        return Check(options, pathlib.Path(work)).run_all()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Hosts made of network namespaces, each behind a link of a given rate, for benchmarks.
+"""Emulates hosts by network namespaces, each behind a link of a given rate, for benchmarks.
 
-Every host is a namespace with one interface, joined by a bridge in a namespace of its own; both ends of
-its cable have a token bucket, so that it sends and receives at the rate at most. Nothing is reachable
-from outside. Needs root, iproute2, and the kernel's veth, bridge and sch_tbf.
+Every host is a namespace with one interface, connected to a bridge in another namespace. A token bucket at both
+ends of the link limits its rate in each direction. The hosts are not reachable from outside. Requires root,
+iproute2, and veth, bridge and sch_tbf in the kernel.
 
     with Hosts(2, "1gbit") as hosts:
         process = hosts.start(0, ["ping", "-c1", hosts.address(1)])
@@ -11,9 +11,9 @@ import os
 import subprocess
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-# A bucket holds so many seconds of the link, and at least a few packets' worth.
+# A bucket holds the bytes of this time, and at least a few packets.
 BURST_SECONDS = 0.002
-LEAST_BURST = 65536
+MIN_BURST = 65536
 QUEUE_MS = 50
 
 
@@ -22,11 +22,11 @@ def bits_per_second(rate):
     for unit, factor in UNITS.items():
         if rate.endswith(unit) and rate[:-len(unit)].isdigit():
             return int(rate[:-len(unit)]) * factor
-    raise ValueError(f"a rate is written like 100mbit or 1gbit, not '{rate}'")
+    raise ValueError(f"a rate must be written as 100mbit or 1gbit, not '{rate}'")
 
 
 class Hosts:
-    """Namespaces for the time of a with statement; processes started in them are the caller's."""
+    """Namespaces that exist during a with statement; the caller ends the processes in them."""
 
     def __init__(self, count, rate):
         self.count = count
@@ -82,7 +82,7 @@ class Hosts:
         self._shape(switch, port)
 
     def _shape(self, name, interface):
-        burst = max(LEAST_BURST, int(self.bits / 8 * BURST_SECONDS))
+        burst = max(MIN_BURST, int(self.bits / 8 * BURST_SECONDS))
         self._in(name, "tc", "qdisc", "replace", "dev", interface, "root", "tbf", "rate",
                  f"{int(self.bits)}bit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How right the planner is about the clock: predicted against measured step times.
+"""Compares predicted with measured step times of plans.
 
 Runs bench_plan_error for groups of 1, 2 and 4 ranks, each rank on a host of its own (a network
-namespace) behind a link of the given rate, writes what they print to --output and prints the table:
+namespace) behind a link of the given rate, writes the output to --output and prints a table:
 
     sudo bench/plan_error.py --bin build/bin --output plan-error.jsonl
 
-Every line of the output is one plan of one model on one group. The last line printed sums up: the median
-and the largest absolute error, and how often the planner's pick was the fastest, or how far it was off.
+Every line of the output is one plan of one model on one group. The last line is a summary: the median and the
+largest absolute error, and by how much the planner's choices were slower than the fastest plans.
 """
 import argparse
 import json
@@ -25,25 +25,24 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--bin", default="build/bin", help="folder of bench_plan_error")
-    p.add_argument("--zoo", default="model/zoo", help="folder of the zoo's specs")
     p.add_argument("--models", default=MODELS, help="model:batch, comma separated")
     p.add_argument("--ranks", default="1,2,4", help="sizes of groups")
-    p.add_argument("--rate", default="1gbit", help="of every host's link, comma separated")
-    p.add_argument("--seconds", type=float, default=4, help="for which each plan is timed")
+    p.add_argument("--rate", default="1gbit", help="rate of every host's link, separated by commas")
+    p.add_argument("--seconds", type=float, default=4, help="measured time of each plan")
     p.add_argument("--output", default="", help="file for the JSON lines; empty: none")
-    p.add_argument("--table", default="", help="print the table of a file written before; run nothing")
+    p.add_argument("--table", default="", help="print the table of an existing file and run nothing")
     return p.parse_args()
 
 
 def run_group(args, ranks, rate):
-    """What rank 0 of a group prints, line by line."""
+    """The lines that rank 0 of a group prints."""
     with Hosts(ranks, rate) as hosts:
         peers = ",".join(f"{hosts.address(r)}:7100" for r in range(ranks))
         cores = os.cpu_count() / ranks if ranks > 1 else 0
         processes = []
         for rank in range(ranks):
             command = [f"{args.bin}/bench_plan_error", "--rank", str(rank), "--peers", peers,
-                       "--models", args.models, "--zoo", args.zoo, "--link", rate,
+                       "--models", args.models, "--link", rate,
                        "--cores", str(cores), "--seconds", str(args.seconds)]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             processes.append(hosts.start(rank, command, stdout=out, text=True))

@@ -1,16 +1,15 @@
-// How right the planner is about the clock: one process for each rank of a group, over real links.
-// For each model all of the papers' strategies and the planner's own plan are predicted from what a
-// short probe measured, then run, and set side by side.
+// Compares predicted with measured step times: one process for each rank of a group, over real
+// links. For each model, all strategies of the papers and the plan of the planner are predicted
+// from a short probe of layers and links, and then measured.
 //
 //   bench_plan_error --rank 0 --peers 10.0.0.1:7100,10.0.0.2:7100 --models lenet:256,alexnet:32
 //
-// Rank 0 prints a JSON line for each plan, with the parts of the step as they were predicted and
-// measured, and one for each model that says what the planner picked and what was fastest.
-// plan_error.py makes hosts and runs it.
+// Rank 0 prints a JSON line for each plan, with the predicted and measured parts of the step, and
+// one for each model with the planner's choice and the fastest plan. plan_error.py creates the
+// hosts and runs the program on them.
 #include <gflags/gflags.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,13 +17,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "bench/training_setup.h"
+#include "bench/harness.h"
+#include "bench/training.h"
 #include "plan/search/prediction.h"
 #include "plan/search/search.h"
 #include "worker/comm/communicator.h"
@@ -33,22 +32,20 @@
 #include "worker/train/agreement.h"
 #include "worker/train/measured_link.h"
 #include "worker/train/replica.h"
-#include "worker/transport/tcp_listener.h"
 
 DEFINE_string(models, "lenet:256",
-              "model:batch of the zoo, comma separated; batch over all ranks.");
-DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
+              "model:batch, separated by commas; the batch is that of all ranks.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
-DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it wants.");
-DEFINE_double(seconds, 4, "Steps of a plan are timed for about so long, three at least.");
-DEFINE_int32(rank, 0, "This process's rank.");
-DEFINE_string(peers, "127.0.0.1:0", "host:port of every rank, by rank.");
-DEFINE_string(link, "", "What the links are, for the output.");
+DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it uses.");
+DEFINE_double(seconds, 4, "Approximate time for which the steps of a plan are measured.");
+DEFINE_int32(rank, 0, "Rank of this process.");
+DEFINE_string(peers, "127.0.0.1:0", "host:port of every rank, separated by commas.");
+DEFINE_string(link, "", "Description of the links, for the output.");
 
 namespace cadre {
 namespace {
 
-// One plan, what was expected of it and what came.
+// One plan with its predicted and measured step times.
 struct Entry {
   std::string strategy;
   v1::Plan plan;
@@ -64,31 +61,34 @@ std::string MeshText(const v1::Plan& plan) {
   });
 }
 
-// What the own thread does: all that is measured from outside.
-std::string OwnThreadJson(const v1::StepTimes& times) {
-  return absl::StrFormat(R"("step_ms":%.3f,"compute_ms":%.3f,"moves_ms":%.3f,"exposed_ms":%.3f)",
-                         times.step() * 1e3, times.compute() * 1e3, times.moves() * 1e3,
-                         times.exposed() * 1e3);
+// The parts of a step that the rank's own thread sees; nothing else can be measured from outside.
+nlohmann::ordered_json OwnThread(const v1::StepTimes& times) {
+  return {{"step_ms", Rounded(times.step() * 1e3, 3)},
+          {"compute_ms", Rounded(times.compute() * 1e3, 3)},
+          {"moves_ms", Rounded(times.moves() * 1e3, 3)},
+          {"exposed_ms", Rounded(times.exposed() * 1e3, 3)}};
 }
 
-std::string PredictedJson(const v1::StepTimes& times) {
-  return absl::StrFormat(R"({%s,"collectives_ms":%.3f,"update_ms":%.3f})", OwnThreadJson(times),
-                         times.collectives() * 1e3, times.update() * 1e3);
+nlohmann::ordered_json Predicted(const v1::StepTimes& times) {
+  nlohmann::ordered_json json = OwnThread(times);
+  json["collectives_ms"] = Rounded(times.collectives() * 1e3, 3);
+  json["update_ms"] = Rounded(times.update() * 1e3, 3);
+  return json;
 }
 
-// All that concerns one model.
-class Trial {
+// The plans of one model.
+class ModelPlans {
  public:
-  Trial(std::string model, v1::RunSpec spec, Graph graph, Transport& transport, Communicator& all,
-        const LinkProfile& link)
+  ModelPlans(std::string model, v1::RunSpec spec, Graph graph, Transport& transport,
+             Communicator& all, const LinkProfile& link)
       : model_(std::move(model)),
         spec_(std::move(spec)),
         graph_(std::move(graph)),
         index_(ParameterIndex::FromGraph(graph_)),
         transport_(transport),
         all_(all) {
-    machine_.link = link;
-    machine_.cores = FLAGS_cores;
+    hardware_.link = link;
+    hardware_.cores = FLAGS_cores;
   }
 
   absl::Status Run() {
@@ -106,7 +106,7 @@ class Trial {
  private:
   bool lead() const { return transport_.rank() == 0; }
 
-  // Rank 0 decides; all get the same plans.
+  // All ranks receive the plans of rank 0.
   absl::Status Share() {
     for (Entry& entry : entries_) {
       CADRE_ASSIGN_OR_RETURN(const std::string bytes,
@@ -118,12 +118,12 @@ class Trial {
 
   absl::StatusOr<PlanProblem> ProblemFor(Strategy strategy) const {
     CADRE_ASSIGN_OR_RETURN(PlanProblem problem,
-                           ProblemOf(spec_, graph_, index_, transport_.size(), machine_));
+                           ProblemOf(spec_, graph_, index_, transport_.size(), hardware_));
     problem.strategy = strategy;
     return problem;
   }
 
-  // Every strategy on every mesh that it has, each different plan once.
+  // Adds the plans of every strategy on every mesh it allows, without duplicates.
   absl::Status ChooseStrategies() {
     for (const Strategy strategy : AllStrategies()) {
       if (strategy == Strategy::kAuto || strategy == Strategy::kGroupHybrid) continue;
@@ -137,6 +137,7 @@ class Trial {
     return Share();
   }
 
+  // Two strategies may lead to the same plan; plans are compared by their serialized form.
   bool AddIfNew(const std::string& strategy, const Plan& plan) {
     v1::Plan proto = PlanToProto(plan, index_);
     const auto same = [&](const Entry& entry) {
@@ -147,7 +148,7 @@ class Trial {
     return true;
   }
 
-  // All ranks at once, as they will compute.
+  // All ranks measure simultaneously, as they compute during training.
   absl::Status Probe() {
     v1::ProbeRequest request;
     *request.mutable_spec() = spec_;
@@ -156,20 +157,20 @@ class Trial {
     CADRE_ASSIGN_OR_RETURN(
         const v1::DeviceProfile device,
         ProbeLayers(request, *kernels, {.before_each_plan = [this] { return all_.Barrier(); }}));
-    machine_.flops = device.flops();
-    machine_.update_seconds = device.update_seconds();
-    machine_.copy_seconds = device.copy_seconds();
+    hardware_.flops = device.flops();
+    hardware_.update_seconds = device.update_seconds();
+    hardware_.copy_seconds = device.copy_seconds();
     for (const v1::ModelTimes& times : device.model()) {
-      machine_.times = MeasuredLayers(times, graph_);
+      hardware_.times = MeasuredLayers(times, graph_);
     }
     return absl::OkStatus();
   }
 
-  // What the search finds may cut layers as nobody was timed yet: then it is timed, too, before
-  // anything is predicted.
+  // Adds the plan of the free search. It may split layers in ways that no other plan does, so
+  // layers are probed again before anything is predicted.
   absl::Status ChooseBest() {
     CADRE_ASSIGN_OR_RETURN(PlanProblem problem, ProblemFor(Strategy::kAuto));
-    // Ranks have measured a little differently, and might find others.
+    // The measurements of the ranks differ slightly and might lead to different plans.
     if (lead()) {
       CADRE_ASSIGN_OR_RETURN(const SearchResult found, Search(problem));
       AddIfNew("auto", found.best.plan);
@@ -187,6 +188,8 @@ class Trial {
     return absl::OkStatus();
   }
 
+  // Runs the plan: two steps of warm-up, one that sets the number of steps, then three rounds, of
+  // which the median counts. Computation is what remains of a step without moves and waits.
   absl::Status Measure(Entry* entry) {
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const auto replica,
@@ -227,36 +230,45 @@ class Trial {
     return replica->Settle();
   }
 
+  nlohmann::ordered_json Line(const char* bench) const {
+    nlohmann::ordered_json line = BenchLine(bench);
+    line.update({{"model", model_},
+                 {"batch", spec_.batch_per_group()},
+                 {"ranks", transport_.size()},
+                 {"link", FLAGS_link}});
+    return line;
+  }
+
   void Print(const Entry& entry) const {
-    std::printf(
-        R"({"bench":"plan_error","model":"%s","batch":%u,"ranks":%d,"link":"%s","strategy":"%s",)"
-        R"("mesh":"%s","predicted":%s,"measured":{%s},"error":%.4f})"
-        "\n",
-        model_.c_str(), spec_.batch_per_group(), transport_.size(), FLAGS_link.c_str(),
-        entry.strategy.c_str(), MeshText(entry.plan).c_str(),
-        PredictedJson(entry.predicted).c_str(), OwnThreadJson(entry.measured).c_str(),
-        entry.error());
-    std::fflush(stdout);
+    nlohmann::ordered_json line = Line("plan_error");
+    line.update({{"strategy", entry.strategy},
+                 {"mesh", MeshText(entry.plan)},
+                 {"predicted", Predicted(entry.predicted)},
+                 {"measured", OwnThread(entry.measured)},
+                 {"error", Rounded(entry.error(), 4)}});
+    PrintLine(line);
   }
 
   void PrintPick() const {
-    const auto by = [](v1::StepTimes Entry::*times) {
-      return
-          [times](const Entry& a, const Entry& b) { return (a.*times).step() < (b.*times).step(); };
+    const auto fastest_by = [this](v1::StepTimes Entry::*times) -> const Entry& {
+      return *std::min_element(entries_.begin(), entries_.end(),
+                               [times](const Entry& a, const Entry& b) {
+                                 return (a.*times).step() < (b.*times).step();
+                               });
     };
-    const Entry& picked =
-        *std::min_element(entries_.begin(), entries_.end(), by(&Entry::predicted));
-    const Entry& fastest =
-        *std::min_element(entries_.begin(), entries_.end(), by(&Entry::measured));
-    std::printf(
-        R"({"bench":"plan_pick","model":"%s","ranks":%d,"link":"%s","plans":%td,)"
-        R"("picked":"%s %s","fastest":"%s %s","picked_ms":%.3f,"fastest_ms":%.3f,"ratio":%.4f})"
-        "\n",
-        model_.c_str(), transport_.size(), FLAGS_link.c_str(), std::ssize(entries_),
-        picked.strategy.c_str(), MeshText(picked.plan).c_str(), fastest.strategy.c_str(),
-        MeshText(fastest.plan).c_str(), picked.measured.step() * 1e3, fastest.measured.step() * 1e3,
-        picked.measured.step() / fastest.measured.step());
-    std::fflush(stdout);
+    const auto name = [](const Entry& entry) {
+      return absl::StrCat(entry.strategy, " ", MeshText(entry.plan));
+    };
+    const Entry& picked = fastest_by(&Entry::predicted);
+    const Entry& fastest = fastest_by(&Entry::measured);
+    nlohmann::ordered_json line = Line("plan_pick");
+    line.update({{"plans", entries_.size()},
+                 {"picked", name(picked)},
+                 {"fastest", name(fastest)},
+                 {"picked_ms", Rounded(picked.measured.step() * 1e3, 3)},
+                 {"fastest_ms", Rounded(fastest.measured.step() * 1e3, 3)},
+                 {"ratio", Rounded(picked.measured.step() / fastest.measured.step(), 4)}});
+    PrintLine(line);
   }
 
   static constexpr int kRounds = 3;
@@ -267,19 +279,16 @@ class Trial {
   const ParameterIndex index_;
   Transport& transport_;
   Communicator& all_;
-  HardwareModel machine_;
+  HardwareModel hardware_;
   std::vector<Entry> entries_;
 };
 
 absl::Status Run() {
-  const std::vector<std::string> peers = absl::StrSplit(FLAGS_peers, ',');
-  if (FLAGS_rank < 0 || FLAGS_rank >= std::ssize(peers)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--rank is ", FLAGS_rank, ", but --peers names ", peers.size()));
-  }
-  CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({.address = peers[FLAGS_rank]}));
-  CADRE_ASSIGN_OR_RETURN(const auto transport,
-                         ConnectRanks(*listener, FLAGS_rank, peers, /*shared_memory=*/true));
+  CADRE_RETURN_IF_ERROR(RequirePositive({{"--threads", FLAGS_threads}}));
+  if (!(FLAGS_seconds > 0)) return absl::InvalidArgumentError("--seconds must be positive");
+  CADRE_ASSIGN_OR_RETURN(const ConnectedRank connected,
+                         ConnectRank(FLAGS_rank, FLAGS_peers, /*shared_memory=*/true));
+  Transport* const transport = connected.transport.get();
   std::vector<int> ranks;
   for (int rank = 0; rank < transport->size(); ++rank) ranks.push_back(rank);
   Communicator all(*transport, ranks);
@@ -294,15 +303,14 @@ absl::Status Run() {
     if (words.size() != 2 || !absl::SimpleAtoi(words[1], &batch) || batch < 1) {
       return absl::InvalidArgumentError(absl::StrCat("--models: '", text, "': write model:batch"));
     }
-    CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.zoo = FLAGS_zoo,
-                                                        .model = words[0],
+    CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = words[0],
                                                         .batch = batch,
                                                         .ranks = transport->size(),
                                                         .model_ranks = 0,
                                                         .space_ranks = 0}));
     CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(spec.model()));
     CADRE_RETURN_IF_ERROR(
-        Trial(words[0], std::move(spec), std::move(graph), *transport, all, link).Run());
+        ModelPlans(words[0], std::move(spec), std::move(graph), *transport, all, link).Run());
   }
   return absl::OkStatus();
 }
@@ -311,16 +319,8 @@ absl::Status Run() {
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage("Holds the planner's predictions against the clock; prints JSON lines.");
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  if (FLAGS_threads < 1 || FLAGS_seconds <= 0) {
-    std::fprintf(stderr, "--threads must be at least 1, --seconds above 0\n");
-    return 2;
-  }
-  const absl::Status status = cadre::Run();
-  if (!status.ok()) {
-    std::fprintf(stderr, "bench_plan_error: %s\n", std::string(status.message()).c_str());
-    return 1;
-  }
-  return 0;
+  return cadre::BenchMain(
+      argc, argv, "bench/plan_error_bench.cc",
+      "bench_plan_error: compares predicted with measured step times; rank 0 prints JSON lines.",
+      cadre::Run);
 }

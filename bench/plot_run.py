@@ -23,7 +23,7 @@ GROUPS = ("#74a9f7", "#8fd3c1", "#c3a6ff", "#f7c274", "#f29ca3", "#a5b1bd")
 
 
 class InputError(Exception):
-    """What is wrong with the input, for the person who gave it."""
+    """An error in the input, described for the user."""
 
 
 @dataclasses.dataclass
@@ -37,7 +37,7 @@ class Curves:
     accuracy: dict = dataclasses.field(default_factory=dict)
 
     def epoch_of(self, step):
-        """Epochs where the run says how many steps make one, else the step itself."""
+        """The epoch of a step if the run states its length in epochs, else the step."""
         if self.total_steps and self.total_epochs:
             return step * self.total_epochs / self.total_steps
         return step
@@ -47,8 +47,8 @@ class Curves:
 
 
 def field(message, name, default=0.0):
-    """A number of a message; `default` where it is missing or null. Reads protobuf's own JSON too,
-    which leaves zeros out, writes 64-bit integers as strings and names in camelCase."""
+    """A number of a message; `default` if it is missing or null. Also reads protobuf's own JSON, which omits
+    zeros, writes 64-bit integers as strings and names in camelCase."""
     camel = re.sub(r"_(\w)", lambda match: match[1].upper(), name)
     value = message.get(name, message.get(camel))
     return default if value is None else float(value)
@@ -73,7 +73,7 @@ def add_update(curves, update):
 
 
 def read(lines):
-    """Curves from lines of JSON. A last line that broke off is left out."""
+    """Curves from lines of JSON. An incomplete last line is ignored."""
     curves, broken = Curves(), None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -94,7 +94,7 @@ def read(lines):
     if not curves.loss and not curves.accuracy and not curves.group_loss:
         raise InputError(
             broken
-            or "there is no point to draw: the input has no update of a run that trained "
+            or "nothing to draw: the input has no update of a run that trained "
             "(is `cadre watch RUN -o json` its source?)"
         )
     return curves
@@ -129,7 +129,7 @@ def draw_loss(axis, curves):
     for group, series in sorted(curves.group_loss.items()):
         x, y = points(curves, series)
         color = GROUPS[group % len(GROUPS)]
-        # Dots: a group reports its loss now and then, and nothing is known in between.
+        # Dots, because a group reports its loss only occasionally.
         axis.plot(x, y, ".", color=color, markersize=5, alpha=0.8, label=f"group {group}")
     if curves.loss:
         x, y = points(curves, curves.loss)

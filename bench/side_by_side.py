@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs two programs in turn, several times, and compares one number that they print as JSON.
+"""Runs two programs alternately, several times, and compares one number that they print as JSON.
 
-Each program prints one JSON line with the field on stdout. Turns alternate, so that whatever else
-the machine does falls on both alike; medians are compared. Prints one JSON line itself.
+Each program prints one JSON line with the field on stdout. They alternate, so that other load of the machine
+affects both alike; medians are compared. The result is one JSON line.
 
     bench/side_by_side.py --ours "build/bin/bench_engine --model lenet --batch 64" \\
         --theirs "python3 single.py --model lenet --batch 64" --their-field samples_per_s
@@ -21,8 +21,8 @@ def parse():
     p.add_argument("--ours", required=True, help="command")
     p.add_argument("--theirs", required=True, help="command to compare with")
     p.add_argument("--field", default="samples_per_second", help="number that the programs print")
-    p.add_argument("--their-field", help="what the other program calls it; default: the same")
-    p.add_argument("--rounds", type=int, default=5, help="turns of each")
+    p.add_argument("--their-field", help="name of the number in the other program; default: the same")
+    p.add_argument("--rounds", type=int, default=5, help="runs of each program")
     p.add_argument("--name", default="", help="label of the comparison in the output")
     return p.parse_args()
 

@@ -10,14 +10,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "cli/zoo.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/formats/data_check.h"
 #include "model/parameter_index.h"
 #include "model/problem.h"
-#include "model/run_file.h"
 #include "model/validate.h"
+#include "model/zoo_file.h"
 
 namespace cadre {
 namespace {
@@ -130,14 +129,6 @@ std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Pro
                       note);
 }
 
-// A file takes precedence over a model of the same name.
-absl::StatusOr<RunSpecFile> ReadFileOrZoo(const std::string& path) {
-  std::error_code error;
-  const std::optional<absl::string_view> model = ZooSpec(path);
-  if (!model || std::filesystem::exists(path, error)) return ReadRunSpec(path);
-  return ParseRunSpec(path, std::string(*model));
-}
-
 void FillIn(v1::RunSpec& spec) {
   v1::Cluster& cluster = *spec.mutable_cluster();
   cluster.set_groups(std::max(1u, cluster.groups()));
@@ -149,7 +140,7 @@ void FillIn(v1::RunSpec& spec) {
 }  // namespace
 
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags) {
-  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadFileOrZoo(path));
+  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpecOrZoo(path));
   Replace(flags, file.spec);
   if (flags.here) FillIn(file.spec);
   std::vector<Problem> beginning;

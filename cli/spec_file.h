@@ -47,7 +47,7 @@ struct LoadedSpec {
   std::string begins;
 };
 
-// `path` is a file, or the name of a model of the zoo (cli/zoo.h).
+// `path` is a file, or the name of a model of the zoo (model/zoo_file.h).
 //
 // If checkpoint.from is a directory of checkpoints, the newest that is visible here replaces it,
 // its step becomes checkpoint.from_step and its cursor checkpoint.from_position. Errors: NotFound

@@ -1,3 +1,10 @@
+// Why these numbers: a sum of floating-point numbers depends on its order unless every partial sum
+// is exact. Integers up to 256 are exact in bfloat16, which has the fewest bits (8) of the three
+// types, so addends are integers from 0 to 256 / ranks, and no partial sum exceeds 256.
+//
+// The addend of a rank at a position is a hash of both, repeated with a prime period. An algorithm
+// that adds a chunk twice, omits it or writes it to another position therefore changes the result
+// almost everywhere, and errors are counted by comparing bytes.
 #include "bench/allreduce/exact_data.h"
 
 #include <algorithm>

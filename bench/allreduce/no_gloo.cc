@@ -1,5 +1,5 @@
-// Where Gloo is not installed.
-#include "bench/allreduce/gloo_network.h"
+// Takes the place of gloo_fabric.cc where Gloo is not installed.
+#include "bench/allreduce/fabrics.h"
 
 namespace cadre::bench {
 namespace {
@@ -16,8 +16,7 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view, DType
   return NoGloo();
 }
 
-absl::StatusOr<std::unique_ptr<Network>> MakeGlooNetwork(int, int, const std::string&,
-                                                         absl::Duration) {
+absl::StatusOr<std::unique_ptr<Fabric>> ConnectGloo(Member&, const std::string&) {
   return NoGloo();
 }
 

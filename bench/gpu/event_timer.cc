@@ -1,26 +1,31 @@
+// Events on a stream record when the device reaches them. If the device were idle when the host
+// enqueues the first operation, the interval between two events would contain the time that the
+// host needs to enqueue the following ones. Occupy therefore enqueues large copies first: while
+// they run, the host enqueues everything, and the device then executes it without gaps. The time of
+// one such copy is measured when the timer is created.
+//
+// SecondsWithoutGaps records one event at the beginning and one at the end of every stream; the
+// longest interval is the time of work that is spread over several streams.
 #include "bench/gpu/event_timer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
-#include "base/median.h"
 #include "base/status.h"
+#include "bench/harness.h"
 
 namespace cadre {
 namespace {
 
 constexpr size_t kCopyBytes = size_t{256} << 20;
-// Of one round: long beside the clock's half microsecond.
-constexpr double kRoundSeconds = 4e-3;
 
 }  // namespace
 
 absl::StatusOr<EventTimer> EventTimer::Make(CudaDevice& device) {
   EventTimer timer(device);
   const CudaApi& api = device.api();
-  // Timing events, other than those that a device makes for ordering.
+  // Unlike the events that order streams, these record times.
   bool made = device.Check(api.event_create(&timer.begin_, cudaEventDefault), "event");
   for (cudaEvent_t& end : timer.ends_) {
     made = made && device.Check(api.event_create(&end, cudaEventDefault), "event");
@@ -79,25 +84,20 @@ absl::Status EventTimer::Measure(const std::function<void()>& work, double* seco
   return device_.status();
 }
 
-absl::StatusOr<double> EventTimer::Seconds(const std::function<void()>& work, int rounds) {
-  double once = 0;
-  work();
-  CADRE_RETURN_IF_ERROR(device_.Synchronize());
-  CADRE_RETURN_IF_ERROR(Measure(work, &once));
-  const int times =
-      static_cast<int>(std::clamp(std::ceil(kRoundSeconds / std::max(once, 1e-6)), 1.0, 500.0));
-  std::vector<double> seconds;
-  for (int round = 0; round < rounds; ++round) {
-    Occupy(1e-3 + times * 10e-6);
-    double all = 0;
+absl::StatusOr<double> EventTimer::Seconds(const std::function<void()>& work) {
+  const TimedRun run = [&](int iterations) -> absl::StatusOr<double> {
+    Occupy(1e-3 + iterations * 10e-6);
+    double seconds = 0;
     CADRE_RETURN_IF_ERROR(Measure(
         [&] {
-          for (int i = 0; i < times; ++i) work();
+          for (int i = 0; i < iterations; ++i) work();
         },
-        &all));
-    seconds.push_back(all / times);
-  }
-  return Median(seconds);
+        &seconds));
+    return seconds;
+  };
+  CADRE_ASSIGN_OR_RETURN(const std::vector<Timing> timings,
+                         MeasureInterleaved({run}, {.rounds = 7}));
+  return timings[0].seconds;
 }
 
 absl::StatusOr<double> EventTimer::SecondsWithoutGaps(double enqueuing,

@@ -1,11 +1,11 @@
-// How long work on a device takes, by the device's own clock: events before and after it on the
-// stream for computing.
+// Times work on a device by the clock of the device: events before and after it on the stream for
+// computation.
 //
-// The host enqueues faster than the device works only where pieces are not too small, so work is
-// repeated until it is long enough, and a stretch of copies goes before it, during which the host
-// enqueues: what is timed is the device's work without gaps.
+// The host enqueues faster than the device works only if operations are not too small. Work is
+// therefore repeated for some milliseconds, and copies precede it that keep the device busy while
+// the host enqueues, so that the work runs without gaps.
 //
-// Borrows the device. Thread-compatible. Requires: nothing else is under way.
+// Borrows the device. Thread-compatible. Requires: no other work is in progress on the device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,18 +28,18 @@ class EventTimer {
   EventTimer& operator=(EventTimer&&) = delete;
   ~EventTimer();
 
-  // Seconds that `work` takes: the median over `rounds`, in each of which it is done often enough
-  // to last some milliseconds. It is done once before. Errors: the device's.
-  absl::StatusOr<double> Seconds(const std::function<void()>& work, int rounds = 7);
+  // Median seconds of one call of `work`. Errors: the device's.
+  absl::StatusOr<double> Seconds(const std::function<void()>& work);
 
-  // Seconds from the beginning of what `work` enqueues, on whatever streams, to its end, when all
-  // of it was enqueued before it began. `enqueuing`: how long that may take the host.
+  // Seconds from the beginning to the end of all operations that `work` enqueues, on any stream, if
+  // all of them are enqueued before the first begins. `enqueuing`: the time that the host may take
+  // for that.
   absl::StatusOr<double> SecondsWithoutGaps(double enqueuing,
                                             const std::function<absl::Status()>& work);
 
  private:
   explicit EventTimer(CudaDevice& device) : device_(device) {}
-  // Keeps the stream for computing busy for about so long.
+  // Keeps the stream for computation busy for about `seconds`.
   void Occupy(double seconds);
   absl::Status Measure(const std::function<void()>& work, double* seconds);
 
@@ -47,7 +47,7 @@ class EventTimer {
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t ends_[kDeviceStreams] = {};
   DeviceArray<std::byte> from_, to_;
-  // That one copy between these takes.
+  // Seconds of one copy between the two arrays.
   double copy_seconds_ = 0;
 };
 

@@ -1,19 +1,18 @@
-// How fast the CUDA back end's kernels are, beside what the card can do at all, measured in the
-// same run: one JSON line on stdout with the ceilings first (copy within the device, matrix
-// products in bf16 and TF32), then every kernel with its rate and its share of its ceiling. Bytes
-// are those that must move at least, so 100 per cent is a kernel that moves nothing twice and waits
-// for nothing.
+// Speed of the kernels of the CUDA back end relative to the ceilings of the card, measured in the
+// same run: one JSON line on stdout with the ceilings (copy within the device, matrix products in
+// bf16 and TF32), then every kernel with its rate and its share of its ceiling. Bytes are those
+// that must be moved at least once, so 100 per cent is a kernel that moves nothing twice and never
+// waits.
 //
-//   bench_gpu_kernels                        everything
-//   bench_gpu_kernels --only update,softmax  what has one of these in its name
+//   bench_gpu_kernels                        all kernels
+//   bench_gpu_kernels --only update,softmax  kernels with one of these words in their names
 //
-// Needs a GPU; ends with exit code 3, saying why, where there is none.
+// Without a GPU the exit code is 3, after a message with the reason.
 #include <gflags/gflags.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,21 +21,21 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "bench/gpu/event_timer.h"
 #include "bench/gpu/gpu_setup.h"
+#include "bench/harness.h"
 #include "kernels/backend.h"
 #include "kernels/extents.h"
 
-DEFINE_string(device, "cuda", "Which device: cuda or cuda:N.");
-DEFINE_string(libraries, "", "Folders to look into first for cuBLAS and cuDNN; commas between.");
-DEFINE_string(only, "", "Only kernels with one of these in their names; commas between.");
-DEFINE_int64(elements, 1 << 26,
-             "Elements of a tensor or slice; large, so that caches do not hold it.");
+DEFINE_string(device, "cuda", "Device: cuda or cuda:N.");
+DEFINE_string(libraries, "", "Folders to search first for cuBLAS and cuDNN, separated by commas.");
+DEFINE_string(only, "",
+              "Only kernels with one of these words in their names, separated by commas.");
+DEFINE_int64(elements, 1 << 26, "Elements of a tensor or slice; should exceed the caches.");
 
-DEFINE_int64(side, 4096, "Of the matrices whose product is the ceiling of arithmetic.");
+DEFINE_int64(side, 4096, "Side of the matrices whose product is the ceiling of arithmetic.");
 
 namespace cadre {
 namespace {
@@ -46,22 +45,22 @@ struct Measured {
   double seconds = 0;
   // One of the two is 0.
   double bytes = 0, flop = 0;
-  // Of bytes or flop, a second.
+  // Maximum bytes or floating-point operations per second.
   double ceiling = 0;
 };
 
 // Memory for the tensors of one kernel after another.
 class Arena {
  public:
-  // Full of numbers in [-1, 1) in either type, since cards multiply zeros faster: a bf16 is the
-  // upper half of an fp32.
+  // Filled with numbers in [-1, 1), because cards multiply zeros faster. They are valid as fp32 and
+  // as bf16, which is the upper half of an fp32.
   Arena(Device& device, size_t bytes) : memory_(device, bytes, "benchmark") {
     if (memory_.data() == nullptr) return;
     std::vector<uint16_t> halves(size_t{1} << 24);
     uint64_t state = 1;
     for (uint16_t& half : halves) {
       state = state * 6364136223846793005U + 1442695040888963407U;
-      // Sign and places at random; exponents of [1/8, 1).
+      // Random sign and fraction; exponents of [1/8, 1).
       half = static_cast<uint16_t>((state >> 48 & 0x807F) | ((124 + (state >> 40) % 3) << 7));
     }
     const size_t piece = halves.size() * sizeof(uint16_t);
@@ -88,13 +87,15 @@ class Arena {
   size_t used_ = 0;
 };
 
+// Times the kernels one after the other. Each section places its tensors at the beginning of the
+// arena, which is allocated once, so that no allocation happens between kernels.
 class KernelBench {
  public:
   KernelBench(CudaDevice& device, Backend& kernels, EventTimer& timer)
       : device_(device),
         kernels_(kernels),
         timer_(timer),
-        // Most kernels take a few tensors of so many fp32 elements, AdamW five.
+        // Most kernels use a few tensors of this many fp32 elements; AdamW uses five.
         arena_(device, static_cast<size_t>(FLAGS_elements) * 24 + (size_t{1} << 29)) {
     if (!FLAGS_only.empty()) only_ = absl::StrSplit(FLAGS_only, ',', absl::SkipEmpty());
   }
@@ -116,19 +117,25 @@ class KernelBench {
     return absl::OkStatus();
   }
 
-  std::string Json() const {
-    std::vector<std::string> lines;
+  nlohmann::ordered_json Line() const {
+    nlohmann::ordered_json line = BenchLine("gpu_kernels");
+    line.update({{"device", device_.name()},
+                 {"cuda", DescribeGpu(device_)},
+                 {"elements", FLAGS_elements},
+                 {"copy_gbs", Rounded(copy_ / 1e9, 1)},
+                 {"product_bf16_tflops", Rounded(bf16_ / 1e12, 1)},
+                 {"product_tf32_tflops", Rounded(tf32_ / 1e12, 1)},
+                 {"kernels", nlohmann::ordered_json::array()}});
     for (const Measured& m : all_) {
-      const double rate = (m.bytes > 0 ? m.bytes : m.flop) / m.seconds;
-      lines.push_back(absl::StrFormat(R"({"kernel":"%s","us":%.2f,"%s":%.1f,"percent":%.1f})",
-                                      m.name, m.seconds * 1e6, m.bytes > 0 ? "gbs" : "tflops",
-                                      rate / (m.bytes > 0 ? 1e9 : 1e12), 100 * rate / m.ceiling));
+      const bool memory = m.bytes > 0;
+      const double rate = (memory ? m.bytes : m.flop) / m.seconds;
+      line["kernels"].push_back(
+          {{"kernel", m.name},
+           {"us", Rounded(m.seconds * 1e6, 2)},
+           {memory ? "gbs" : "tflops", Rounded(rate / (memory ? 1e9 : 1e12), 1)},
+           {"percent", Rounded(100 * rate / m.ceiling, 1)}});
     }
-    return absl::StrFormat(
-        R"({"bench":"gpu_kernels","device":"%s","cuda":"%s","elements":%d,"copy_gbs":%.1f,)"
-        R"("product_bf16_tflops":%.1f,"product_tf32_tflops":%.1f,"kernels":[%s]})",
-        device_.name(), DescribeGpu(device_), FLAGS_elements, copy_ / 1e9, bf16_ / 1e12,
-        tf32_ / 1e12, absl::StrJoin(lines, ","));
+    return line;
   }
 
  private:
@@ -141,30 +148,29 @@ class KernelBench {
     return bytes;
   }
 
-  bool Wanted(const std::string& name) const {
-    if (only_.empty()) return true;
-    for (const std::string& part : only_) {
-      if (absl::StrContains(name, part)) return true;
-    }
-    return false;
+  bool Selected(const std::string& name) const {
+    return only_.empty() || std::any_of(only_.begin(), only_.end(), [&](const std::string& part) {
+             return absl::StrContains(name, part);
+           });
   }
 
-  // Every tensor of the next kernel is taken from the arena anew.
-  absl::Status Time(const std::string& name, double bytes, double flop,
+  // Times one kernel that moves `bytes` or computes `flop`; the other is 0.
+  absl::Status Time(absl::string_view kernel, double bytes, double flop,
                     const std::function<void()>& work) {
-    if (Wanted(name + suffix_)) {
-      CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
-      all_.push_back({.name = name + suffix_,
-                      .seconds = seconds,
-                      .bytes = bytes,
-                      .flop = flop,
-                      .ceiling = bytes > 0 ? copy_ : products_});
-    }
-    arena_.Clear();
+    const std::string name = absl::StrCat(kernel, suffix_);
+    if (!Selected(name)) return absl::OkStatus();
+    CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
+    all_.push_back({.name = name,
+                    .seconds = seconds,
+                    .bytes = bytes,
+                    .flop = flop,
+                    .ceiling = bytes > 0 ? copy_ : products_});
     return device_.status();
   }
 
+  // The rates against which kernels are compared. A copy reads and writes each byte.
   absl::Status Ceilings() {
+    arena_.Clear();
     const std::span<float> from = Floats(FLAGS_elements), to = Floats(FLAGS_elements);
     CADRE_ASSIGN_OR_RETURN(const double copying, timer_.Seconds([&] {
       device_.Copy(from.data(), to.data(), from.size_bytes());
@@ -176,7 +182,9 @@ class KernelBench {
     return absl::OkStatus();
   }
 
+  // Floating-point operations per second of one large matrix product: the ceiling of arithmetic.
   absl::StatusOr<double> ProductRate(Precision precision) {
+    arena_.Clear();
     CADRE_RETURN_IF_ERROR(kernels_.SetPrecision(precision));
     const int64_t side = FLAGS_side;
     const FullyConnectedDims dims{.batch = 2 * side, .in = side, .out = side};
@@ -186,10 +194,10 @@ class KernelBench {
     CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds([&] {
       kernels_.dense().FullyConnectedForward(dims, x, w, {}, y);
     }));
-    arena_.Clear();
     return 2.0 * static_cast<double>(dims.batch * dims.in * dims.out) / seconds;
   }
 
+  // Optimizer updates of one slice with two segments, with and without weight decay.
   absl::Status Updates() {
     const int64_t n = FLAGS_elements;
     suffix_ = "";
@@ -198,6 +206,7 @@ class KernelBench {
     const auto table = kernels_.slices()->MakeSegmentTable(segments);
     kernels_.slices()->SetUpdate(1e-3F, 1);
     for (const bool adamw : {false, true}) {
+      arena_.Clear();
       const std::span<float> g = Floats(n), w = Floats(n), v = Floats(n);
       const std::span<float> m = adamw ? Floats(n) : std::span<float>();
       const std::span<double> loss = arena_.Span<double>(1);
@@ -212,6 +221,7 @@ class KernelBench {
         kernels_.slices()->UpdateSlice(update, *table, g, w, m, v);
       }));
     }
+    arena_.Clear();
     const std::span<float> x = Floats(n);
     const std::span<double> sum = arena_.Span<double>(1);
     return Time("sum of squares", static_cast<double>(x.size_bytes()), 0,
@@ -222,6 +232,7 @@ class KernelBench {
     const int64_t n = FLAGS_elements;
     for (const auto& [kind, name] :
          {std::pair(Activation::kRelu, "relu"), std::pair(Activation::kGelu, "gelu")}) {
+      arena_.Clear();
       const Values x = Tensor(n), y = Tensor(n), dy = Tensor(n);
       const Activation activation = kind;
       CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, " forward"), Bytes({x, y}), 0, [&] {
@@ -231,6 +242,7 @@ class KernelBench {
         kernels_.pointwise().ActivationBackward(activation, x, dy, y);
       }));
     }
+    arena_.Clear();
     const Values x = Tensor(n), y = Tensor(n);
     CADRE_RETURN_IF_ERROR(
         Time("add", Bytes({x, y, y}), 0, [&] { kernels_.pointwise().Add(x, y); }));
@@ -241,7 +253,9 @@ class KernelBench {
                 [&] { kernels_.memory().Transpose(16, n / 16 / 256, 256, x, y); });
   }
 
+  // Statistics, forward and backward of both norms share their tensors.
   absl::Status Norms() {
+    arena_.Clear();
     const RowsDims images{.rows = FLAGS_elements / 256, .channels = 256};
     const int64_t n = images.rows * images.channels, c = images.channels;
     const Values x = Tensor(n), y = Tensor(n), dy = Tensor(n);
@@ -251,19 +265,19 @@ class KernelBench {
     const double one = Bytes({x});
     const auto channels = [c](std::span<float> s) { return s.first(static_cast<size_t>(c)); };
     CADRE_RETURN_IF_ERROR(
-        Keep("batch norm sums", one, [&] { kernels_.norm().BatchNormSums(images, x, sums); }));
-    CADRE_RETURN_IF_ERROR(Keep("batch norm forward", 2 * one, [&] {
+        Time("batch norm sums", one, 0, [&] { kernels_.norm().BatchNormSums(images, x, sums); }));
+    CADRE_RETURN_IF_ERROR(Time("batch norm forward", 2 * one, 0, [&] {
       kernels_.norm().BatchNormForward(images, x, channels(mean), channels(inverse), scale, shift,
                                        y);
     }));
-    CADRE_RETURN_IF_ERROR(Keep("batch norm backward sums", 2 * one, [&] {
+    CADRE_RETURN_IF_ERROR(Time("batch norm backward sums", 2 * one, 0, [&] {
       kernels_.norm().BatchNormBackwardSums(images, x, dy, channels(mean), channels(inverse), sums);
     }));
-    CADRE_RETURN_IF_ERROR(Keep("batch norm backward", 3 * one, [&] {
+    CADRE_RETURN_IF_ERROR(Time("batch norm backward", 3 * one, 0, [&] {
       kernels_.norm().BatchNormBackward(images, x, dy, channels(mean), channels(inverse), scale, a,
                                         b, y);
     }));
-    CADRE_RETURN_IF_ERROR(Keep("layer norm forward", 2 * one, [&] {
+    CADRE_RETURN_IF_ERROR(Time("layer norm forward", 2 * one, 0, [&] {
       kernels_.norm().LayerNormForward(images, 1e-5F, x, scale, shift, y, mean, inverse);
     }));
     return Time("layer norm backward", 3 * one, 0, [&] {
@@ -271,15 +285,8 @@ class KernelBench {
     });
   }
 
-  // Time, but the next kernel uses the same tensors.
-  absl::Status Keep(const std::string& name, double bytes, const std::function<void()>& work) {
-    if (!Wanted(name + suffix_)) return absl::OkStatus();
-    CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
-    all_.push_back({.name = name + suffix_, .seconds = seconds, .bytes = bytes, .ceiling = copy_});
-    return device_.status();
-  }
-
   absl::Status Others() {
+    arena_.Clear();
     const int64_t classes = 1024, rows = FLAGS_elements / classes;
     {
       const Values x = Tensor(rows * classes), dx = Tensor(rows * classes);
@@ -302,18 +309,19 @@ class KernelBench {
                                       .stride = 2,
                                       .pad_top = 1,
                                       .pad_left = 1}};
+    arena_.Clear();
     const LayerSizes sizes = SizesOf(pool);
     const Values x = Tensor(sizes.x), y = Tensor(sizes.y);
     const std::span<int32_t> argmax = arena_.Span<int32_t>(sizes.y);
     const double bytes = Bytes({x, y}) + static_cast<double>(argmax.size_bytes());
-    CADRE_RETURN_IF_ERROR(Keep("max pool forward", bytes,
+    CADRE_RETURN_IF_ERROR(Time("max pool forward", bytes, 0,
                                [&] { kernels_.window().PoolingForward(pool, x, y, argmax); }));
     kernels_.window().PoolingForward(pool, x, y, argmax);
     return Time("max pool backward", bytes, 0,
                 [&] { kernels_.window().PoolingBackward(pool, y, argmax, x); });
   }
 
-  // Of resnet50 and vgg16.
+  // Convolutions of resnet50 and vgg16.
   absl::Status Convolutions() {
     struct Case {
       int64_t side, in, out, kernel, stride;
@@ -342,6 +350,7 @@ class KernelBench {
   }
 
   absl::Status Convolution(const ConvolutionDims& dims) {
+    arena_.Clear();
     const LayerSizes sizes = SizesOf(dims);
     const Values x = Tensor(sizes.x), y = Tensor(sizes.y);
     const std::span<float> w = Floats(sizes.w), dw = Floats(sizes.w);
@@ -357,33 +366,25 @@ class KernelBench {
         {" backward weights",
          [&] { kernels_.window().ConvolutionBackwardWeights(dims, x, y, dw, {}); }}};
     for (const auto& [pass, work] : passes) {
-      if (!Wanted(name + pass + suffix_)) continue;
-      CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
-      all_.push_back(
-          {.name = name + pass + suffix_, .seconds = seconds, .flop = flop, .ceiling = products_});
+      CADRE_RETURN_IF_ERROR(Time(absl::StrCat(name, pass), 0, flop, work));
     }
-    arena_.Clear();
-    return device_.status();
+    return absl::OkStatus();
   }
 
+  // The attention of model/zoo/gpt.textproto, with longer sequences.
   absl::Status Attention() {
+    arena_.Clear();
     const AttentionDims dims{
         .batch = 32, .tokens = 512, .heads = 6, .head_features = 64, .causal = true};
     const AttentionSizes sizes = SizesOf(dims);
     const Values qkv = Tensor(sizes.qkv), probabilities = Tensor(sizes.probabilities);
     const Values context = Tensor(sizes.context), dqkv = Tensor(sizes.qkv);
-    // Two products forward and four backward (five where probabilities are made again), half of
-    // which the mask leaves.
+    // Two products forward and four backward (five if probabilities are recomputed); the mask
+    // halves them.
     const double product = static_cast<double>(sizes.probabilities) * dims.head_features;
-    if (Wanted("attention forward" + suffix_)) {
-      CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds([&] {
-        kernels_.dense().AttentionForward(dims, qkv, probabilities, context);
-      }));
-      all_.push_back({.name = "attention forward" + suffix_,
-                      .seconds = seconds,
-                      .flop = 2 * product,
-                      .ceiling = products_});
-    }
+    CADRE_RETURN_IF_ERROR(Time("attention forward", 0, 2 * product, [&] {
+      kernels_.dense().AttentionForward(dims, qkv, probabilities, context);
+    }));
     return Time("attention backward", 0, 4 * product, [&] {
       kernels_.dense().AttentionBackward(dims, qkv, probabilities, context, dqkv);
     });
@@ -395,35 +396,31 @@ class KernelBench {
   Arena arena_;
   std::vector<std::string> only_;
   std::string suffix_;
-  // Ceilings, a second.
+  // Ceilings, per second; `products_` is that of the current precision.
   double copy_ = 1, bf16_ = 1, tf32_ = 1, products_ = 1;
   std::vector<Measured> all_;
 };
 
-absl::StatusOr<std::string> Run() {
-  CADRE_ASSIGN_OR_RETURN(
-      const BenchGpu gpu,
-      MakeBenchGpu(FLAGS_device, absl::StrSplit(FLAGS_libraries, ',', absl::SkipEmpty())));
+absl::Status Run() {
+  if (FLAGS_elements < 1 << 20 || FLAGS_side < 1 || FLAGS_side > 16384) {
+    return absl::InvalidArgumentError(
+        "--elements must be at least 1048576, --side between 1 and 16384");
+  }
+  CADRE_ASSIGN_OR_RETURN(const BenchGpu gpu, MakeBenchGpu(FLAGS_device, FLAGS_libraries));
   CADRE_ASSIGN_OR_RETURN(EventTimer timer, EventTimer::Make(*gpu.device));
   KernelBench bench(*gpu.device, gpu.compute->kernels(), timer);
   CADRE_RETURN_IF_ERROR(bench.Run());
-  return bench.Json();
+  PrintLine(bench.Line());
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage(
-      "Measures the CUDA back end's kernels beside the card's own ceilings. Prints one JSON line; "
-      "exit code 3 without a GPU.");
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  if (FLAGS_elements < 1 << 20 || FLAGS_side < 1 || FLAGS_side > 16384) {
-    std::fprintf(stderr, "--elements must be at least %d, --side 1 to 16384\n", 1 << 20);
-    return 2;
-  }
-  const auto line = cadre::Run();
-  if (!line.ok()) return cadre::Explain("bench_gpu_kernels", line.status());
-  std::printf("%s\n", line->c_str());
-  return 0;
+  return cadre::BenchMain(
+      argc, argv, "bench/gpu/gpu_kernels.cc",
+      "bench_gpu_kernels: measures the kernels of the CUDA back end relative to "
+      "the ceilings of the card; prints one JSON line.",
+      cadre::Run, cadre::kNoGpu);
 }

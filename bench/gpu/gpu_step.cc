@@ -1,47 +1,44 @@
-// How long a training step takes on a GPU, as one JSON line on stdout: with recordings (CUDA
-// graphs) and without, and beside both the same step's kernels alone: enqueued while the card is
-// kept busy with something else, so that they follow one another without a gap. What a step takes
-// beyond that is launch gaps and waits.
+// Time of a training step on a GPU, as one JSON line on stdout: with recordings (CUDA graphs),
+// without, and of the kernels of the same step alone, enqueued while the card is busy with other
+// work, so that they follow one another without a gap. The rest of a step is launch gaps and waits.
 //
 //   bench_gpu_step --model resnet50 --batch 256 --precision bf16
 //   bench_gpu_step --model gpt --batch 64 --precision tf32 --recordings=false
 //
-// A step is the batch's way from the host's memory to the card, forward, loss, backward and SGD
-// with momentum. bench/gpu/gpu_step.py runs it in turns with PyTorch. Needs a GPU; ends with exit
-// code 3, saying why, where there is none.
+// A step is the copy of the batch from the host to the card, forward, loss, backward and SGD with
+// momentum. bench/gpu/gpu_step.py runs it alternately with PyTorch. Without a GPU the exit code is
+// 3, after a message with the reason.
 #include <gflags/gflags.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/median.h"
 #include "base/status.h"
 #include "bench/gpu/event_timer.h"
 #include "bench/gpu/gpu_setup.h"
-#include "bench/training_setup.h"
+#include "bench/harness.h"
+#include "bench/training.h"
 #include "plan/search/planner.h"
 #include "worker/train/replica.h"
 #include "worker/transport/thread_transport.h"
 
-DEFINE_string(device, "cuda", "Which device: cuda or cuda:N.");
+DEFINE_string(device, "cuda", "Device: cuda or cuda:N.");
 DEFINE_string(libraries, "",
-              "Folders to look into first for cuBLAS, cuDNN and NCCL; commas between.");
-DEFINE_string(model, "resnet50", "A model of the zoo, or a *.textproto run spec.");
-DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
+              "Folders to search first for cuBLAS, cuDNN and NCCL, separated by commas.");
+DEFINE_string(model, "resnet50", "A model of the zoo, or a run file.");
 DEFINE_string(precision, "bf16", "fp32, tf32 or bf16.");
 DEFINE_int32(batch, 64, "Samples of a step.");
-DEFINE_int32(steps, 20, "Steps that are timed; the median counts.");
-DEFINE_int32(warmup, 6, "Steps before that are not: they choose algorithms and record.");
-DEFINE_bool(recordings, true, "Play steps from recordings; the other way is measured in any case.");
+DEFINE_int32(steps, 20, "Number of timed steps; the median is reported.");
+DEFINE_int32(warmup, 6, "Steps before them, which choose algorithms and record.");
+DEFINE_bool(recordings, true,
+            "Replay recorded steps; steps without recordings are always measured.");
 
 namespace cadre {
 namespace {
@@ -59,9 +56,12 @@ absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
   if (name == "fp32") return v1::RunSpec::FP32;
   if (name == "tf32") return v1::RunSpec::TF32;
   if (name == "bf16") return v1::RunSpec::BF16;
-  return absl::InvalidArgumentError(absl::StrCat("--precision: fp32, tf32 or bf16, not ", name));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--precision must be fp32, tf32 or bf16, not ", name));
 }
 
+// The steps of one replica. They share one counter, so that a step never repeats the number of
+// another one: recorded steps read it from memory.
 class StepBench {
  public:
   StepBench(CudaDevice& device, EventTimer& timer, Replica& replica)
@@ -94,7 +94,7 @@ class StepBench {
     return absl::OkStatus();
   }
 
-  // The median step, from one return to the next.
+  // Median time from the return of one step to that of the next.
   absl::Status Times(double* median) {
     for (int i = 0; i < FLAGS_warmup; ++i) CADRE_RETURN_IF_ERROR(Step());
     CADRE_RETURN_IF_ERROR(replica_.Settle());
@@ -111,11 +111,13 @@ class StepBench {
     return absl::OkStatus();
   }
 
+  // Median time of the kernels of a step alone. A step without recordings first gives the time that
+  // the host needs to enqueue one; the timer then keeps the device busy for longer than that.
   absl::Status Kernels(double* median) {
     std::vector<double> seconds;
     for (int i = 0; i < 5; ++i) {
       CADRE_RETURN_IF_ERROR(replica_.Settle());
-      // Enqueuing takes less than a step of which nothing is recorded.
+      // Enqueuing takes less time than a step without recordings.
       double enqueuing = 0;
       const absl::Time start = absl::Now();
       CADRE_RETURN_IF_ERROR(Step());
@@ -150,49 +152,48 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, BenchGpu& gpu) {
   CADRE_ASSIGN_OR_RETURN(EventTimer timer, EventTimer::Make(*gpu.device));
   Measured measured;
   CADRE_RETURN_IF_ERROR(StepBench(*gpu.device, timer, *replica).Run(&measured));
-  for (const Parameter& parameter : replica->index().parameters()) {
-    if (!IsStatistic(parameter.role)) measured.parameters += parameter.shape.elements();
-  }
+  measured.parameters = ParameterCount(*replica);
   measured.peak_bytes = gpu.device->peak_bytes();
   return measured;
 }
 
-absl::StatusOr<std::string> Run() {
-  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec,
-                         BenchSpec({.zoo = FLAGS_zoo, .model = FLAGS_model, .batch = FLAGS_batch}));
+absl::Status Run() {
+  CADRE_RETURN_IF_ERROR(RequirePositive({{"--batch", FLAGS_batch}, {"--steps", FLAGS_steps}}));
+  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = FLAGS_model, .batch = FLAGS_batch}));
   CADRE_ASSIGN_OR_RETURN(const v1::RunSpec::Precision precision, PrecisionNamed(FLAGS_precision));
   spec.set_precision(precision);
   spec.mutable_cluster()->set_device(v1::Cluster::CUDA);
-  CADRE_ASSIGN_OR_RETURN(
-      BenchGpu gpu,
-      MakeBenchGpu(FLAGS_device, absl::StrSplit(FLAGS_libraries, ',', absl::SkipEmpty())));
+  CADRE_ASSIGN_OR_RETURN(BenchGpu gpu, MakeBenchGpu(FLAGS_device, FLAGS_libraries));
   CADRE_ASSIGN_OR_RETURN(const Measured m, Train(spec, gpu));
   const double step = FLAGS_recordings ? m.recorded_step : m.plain_step;
-  return absl::StrFormat(
-      R"({"bench":"gpu_step","device":"%s","cuda":"%s","model":"%s","precision":"%s","batch":%d,)"
-      R"("parameters":%d,"samples_per_second":%.1f,"step_ms":%.3f,"plain_step_ms":%.3f,)"
-      R"("kernels_ms":%.3f,"gap_share":%.4f,"plain_gap_share":%.4f,"recordings":%s,)"
-      R"("halves_played":%d,"host_waits_per_step":%.2f,"first_loss":%.5f,"last_loss":%.5f,)"
-      R"("peak_bytes":%d})",
-      gpu.compute->name(), DescribeGpu(*gpu.device), FLAGS_model, FLAGS_precision, FLAGS_batch,
-      m.parameters, FLAGS_batch / step, step * 1e3, m.plain_step * 1e3, m.kernels * 1e3,
-      1 - m.kernels / step, 1 - m.kernels / m.plain_step, FLAGS_recordings ? "true" : "false",
-      m.played, m.waits, m.first_loss, m.last_loss, m.peak_bytes);
+  nlohmann::ordered_json line = BenchLine("gpu_step");
+  line.update({{"device", gpu.compute->name()},
+               {"cuda", DescribeGpu(*gpu.device)},
+               {"model", FLAGS_model},
+               {"precision", FLAGS_precision},
+               {"batch", FLAGS_batch},
+               {"parameters", m.parameters},
+               {"samples_per_second", Rounded(FLAGS_batch / step, 1)},
+               {"step_ms", Rounded(step * 1e3, 3)},
+               {"plain_step_ms", Rounded(m.plain_step * 1e3, 3)},
+               {"kernels_ms", Rounded(m.kernels * 1e3, 3)},
+               {"gap_share", Rounded(1 - m.kernels / step, 4)},
+               {"plain_gap_share", Rounded(1 - m.kernels / m.plain_step, 4)},
+               {"recordings", FLAGS_recordings},
+               {"halves_played", m.played},
+               {"host_waits_per_step", Rounded(m.waits, 2)},
+               {"first_loss", Rounded(m.first_loss, 5)},
+               {"last_loss", Rounded(m.last_loss, 5)},
+               {"peak_bytes", m.peak_bytes}});
+  PrintLine(line);
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage(
-      "Measures training steps on a GPU. Prints one JSON line; exit code 3 without a GPU.");
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  if (FLAGS_batch < 1 || FLAGS_steps < 1 || FLAGS_warmup < 0) {
-    std::fprintf(stderr, "--batch and --steps must be at least 1\n");
-    return 2;
-  }
-  const auto line = cadre::Run();
-  if (!line.ok()) return cadre::Explain("bench_gpu_step", line.status());
-  std::printf("%s\n", line->c_str());
-  return 0;
+  return cadre::BenchMain(argc, argv, "bench/gpu/gpu_step.cc",
+                          "bench_gpu_step: measures training steps on a GPU; prints one JSON line.",
+                          cadre::Run, cadre::kNoGpu);
 }

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Training steps on a GPU, Cadre's and PyTorch's, in turns on the same machine in one go.
+"""Compares training steps of Cadre and PyTorch on a GPU, run alternately on the same machine.
 
-For each model and precision: the same network, batch and optimiser (SGD with momentum) in PyTorch,
-channels last, eager and by torch.compile, each in a process of its own, in turns with bench_gpu_step.
-Every step of either brings a batch from the host's memory to the card. Medians over the turns are
-compared with the better of PyTorch's two. Prints one JSON line for each model and precision.
+For each model and precision, PyTorch trains the same network with the same batch and optimizer (SGD with
+momentum), channels last, eager and with torch.compile; each program runs in a process of its own, alternately
+with bench_gpu_step. Every step copies a batch from host memory to the card. The median of Cadre is compared with
+the better of PyTorch's two. Prints one JSON line for each model and precision.
 
     bench/gpu/gpu_step.py --programs build/bin                           everything
     bench/gpu/gpu_step.py --models gpt --precisions bf16 --rounds 3
     bench/gpu/gpu_step.py --worker --model resnet50 --mode compile       PyTorch alone, one line
 
-`ratio` is Cadre's samples a second over PyTorch's better ones. Without a GPU, or where PyTorch does not
-see it, it says so and exits with code 3.
+`ratio` is samples per second of Cadre divided by those of the faster PyTorch. Without a GPU, or if PyTorch does
+not find it, the exit code is 3, after a message with the reason.
 """
 import argparse
 import json
@@ -32,17 +32,16 @@ def parse():
     p.add_argument("--programs", default="build/bin", help="folder of bench_gpu_step")
     p.add_argument("--libraries", help="folder of shared libraries that bench_gpu_step needs and "
                    "PyTorch must not see")
-    p.add_argument("--zoo", default="model/zoo", help="folder of the zoo's specs")
-    p.add_argument("--models", default=",".join(BATCHES), help="commas between")
+    p.add_argument("--models", default=",".join(BATCHES), help="separated by commas")
     p.add_argument("--precisions", default="bf16,tf32", help="of bf16, tf32, fp32")
-    p.add_argument("--modes", default="eager,compile", help="PyTorch's")
+    p.add_argument("--modes", default="eager,compile", help="of PyTorch")
     p.add_argument("--batch", type=int, help="samples of a step; default: by model")
-    p.add_argument("--rounds", type=int, default=3, help="turns of each")
-    p.add_argument("--steps", type=int, default=20, help="timed steps of a turn")
-    p.add_argument("--warmup", type=int, default=6, help="steps of a turn before these")
+    p.add_argument("--rounds", type=int, default=3, help="runs of each program")
+    p.add_argument("--steps", type=int, default=20, help="timed steps of a run")
+    p.add_argument("--warmup", type=int, default=6, help="steps before these")
     p.add_argument("--seconds", type=float, default=0,
-                   help="time for everything; later turns are left out when it runs short (0: all)")
-    p.add_argument("--worker", action="store_true", help="be PyTorch: one model, one line")
+                   help="time limit, after which no new run begins (0: none)")
+    p.add_argument("--worker", action="store_true", help="run PyTorch on one model and print one line")
     p.add_argument("--model", default="resnet50", help="with --worker")
     p.add_argument("--precision", default="bf16", help="with --worker")
     p.add_argument("--mode", default="eager", choices=["eager", "compile"], help="with --worker")
@@ -54,7 +53,7 @@ def no_gpu(why):
     sys.exit(NO_GPU)
 
 
-# --- PyTorch: what model/zoo has, defined plainly ---------------------------------------------------
+# --- The models of model/zoo in PyTorch ---------------------------------------------------------------
 
 
 def alexnet(nn):
@@ -192,11 +191,11 @@ def worker(args):
     seconds = []
     for _ in range(args.steps):
         start = time.perf_counter()
-        # Cadre's step tells the loss, so it stands still for it too; PyTorch's for the whole step.
+        # A step of Cadre returns the loss, so both programs wait for it.
         loss = step().item()
         seconds.append(time.perf_counter() - start)
     torch.cuda.synchronize()
-    # The same without looking at the loss, so that steps may follow one another: the better counts.
+    # The same without reading the loss, so that steps can overlap; the better time counts.
     start = time.perf_counter()
     for _ in range(args.steps):
         step()
@@ -212,11 +211,11 @@ def worker(args):
         "free_running_ms": free_running * 1e3, "first_loss": first.item(), "last_loss": loss}))
 
 
-# --- in turns --------------------------------------------------------------------------------------
+# --- The comparison ------------------------------------------------------------------------------------
 
 
 def run(command, libraries=None):
-    """The last JSON line that the command prints, or why there is none."""
+    """(the last JSON line that the command prints, None), or (None, the reason why there is none)."""
     environment = dict(os.environ)
     if libraries:
         folders = [libraries, environment.get("LD_LIBRARY_PATH", "")]
@@ -238,7 +237,7 @@ def commands(args, model, precision):
     batch = str(args.batch or BATCHES[model])
     shared = ["--batch", batch, "--steps", str(args.steps), "--warmup", str(args.warmup),
               "--model", model, "--precision", precision]
-    ours = [str(pathlib.Path(args.programs) / "bench_gpu_step"), "--zoo", args.zoo, *shared]
+    ours = [str(pathlib.Path(args.programs) / "bench_gpu_step"), *shared]
     theirs = {mode: [sys.executable, __file__, "--worker", "--mode", mode, *shared]
               for mode in args.modes.split(",")}
     return {"cadre": ours, **theirs}
@@ -261,13 +260,13 @@ def compare(args, model, precision, deadline):
                 seen[name].append(line)
     speeds = {name: statistics.median(line["samples_per_second"] for line in lines)
               for name, lines in seen.items() if lines}
-    rivals = {name: speed for name, speed in speeds.items() if name != "cadre"}
-    best = max(rivals, key=rivals.get) if rivals else None
+    others = {name: speed for name, speed in speeds.items() if name != "cadre"}
+    best = max(others, key=others.get) if others else None
     result = {"bench": "gpu_step_vs_torch", "model": model, "precision": precision,
               "batch": args.batch or BATCHES[model],
               "rounds": min((len(lines) for lines in seen.values() if lines), default=0)}
     if best and "cadre" in speeds:
-        result["ratio"] = round(speeds["cadre"] / rivals[best], 3)
+        result["ratio"] = round(speeds["cadre"] / others[best], 3)
         result["against"] = best
     result["samples_per_second"] = {name: round(speed, 1) for name, speed in speeds.items()}
     for name, lines in seen.items():

@@ -1,3 +1,7 @@
+// The trace of a step names its intervals after what they do: "forward L", "backward L", "move to
+// L", "reduce-scatter bucket B part P" and so on. Without overlap no two intervals run at the same
+// time, so the duration of an interval is the cost of its operation. The model takes the median of
+// each operation over the steps, and divides the time of a bucket evenly among its chunks.
 #include "bench/overlap/step_times.h"
 
 #include <algorithm>
@@ -6,19 +10,19 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "bench/training_setup.h"
+#include "base/median.h"
 #include "plan/plan_collectives.h"
 
 namespace cadre {
 namespace {
 
-// Seconds by step of everything that has one name.
+// Seconds by step, summed over the intervals of one name.
 using BySteps = std::map<int64_t, double>;
 
 double MedianOf(const BySteps& seconds, size_t steps) {
   std::vector<double> values;
   for (const auto& [step, value] : seconds) values.push_back(value);
-  // What a step does not have takes it no time.
+  // A step without such an interval counts as zero.
   values.resize(std::max(values.size(), steps), 0.0);
   return values.empty() ? 0 : Median(std::move(values));
 }

@@ -1,4 +1,4 @@
-// How long the parts of a step take when nothing overlaps: what the model of overlap is fed with.
+// Times of the parts of a step without overlap: the input of the model of overlap.
 //
 // Thread-compatible.
 #pragma once
@@ -16,15 +16,15 @@
 
 namespace cadre {
 
-// The model of a plan's step, from the traces of steps that were run without overlap: medians over
-// the steps of each layer's forward and backward (moves with them), each bucket's reduce-scatter,
-// update and all-gather. Requires: traces of whole steps (worker/train has the names), at least
-// one; none of them empty.
+// The model of one step of a plan, from traces of steps without overlap: medians over the steps of
+// the forward and backward of each layer, including its moves, and of the reduce-scatter, update
+// and all-gather of each bucket. Requires: traces of at least one whole step, with the names that
+// worker/train/tape_trace.h assigns.
 StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const Plan& plan,
                         const std::vector<TraceInterval>& intervals);
 
-// The same parts by the recurrence of a step that all-reduces and then starts the next: what a step
-// would take that gathers its weights before it ends.
+// The step time if each step gathered its weights before it ended, by the recurrence for
+// all-reduce in plan/cost/overlap.h.
 StepTime RecurrenceOf(const StepModel& model);
 
 // Microseconds that the rank's own thread waited for the background, by step.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/plot_run.py draws what the updates say, and says what is wrong with bad ones.
+"""bench/plot_run.py draws recorded updates and reports errors in them.
 
 usage: plot_run_test.py REPOSITORY
 """
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
 SCRIPT = ROOT / "bench/plot_run.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
-import plot_run  # noqa: E402  (its folder is known only now)
+import plot_run  # noqa: E402
 
 
 def updates():
@@ -49,7 +49,7 @@ def plot(text, *arguments):
 
 
 class ReadTest(unittest.TestCase):
-    def test_takes_every_point_once(self):
+    def test_reads_every_point_once(self):
         curves = plot_run.read(lines(updates()) + lines(updates()))
         self.assertEqual(curves.name, "demo")
         self.assertEqual(sorted(curves.loss), list(range(20, 201, 20)))
@@ -58,12 +58,12 @@ class ReadTest(unittest.TestCase):
         self.assertEqual(set(curves.group_loss), {0, 1})
         self.assertEqual(curves.group_loss[1][17], 1.9)
 
-    def test_counts_in_epochs_when_the_run_says_how_many(self):
+    def test_epochs_if_the_run_states_its_length(self):
         curves = plot_run.read(lines(updates()))
         self.assertTrue(curves.in_epochs())
         self.assertEqual(curves.epoch_of(50), 1.0)
 
-    def test_counts_in_steps_when_it_does_not(self):
+    def test_steps_otherwise(self):
         curves = plot_run.read(['{"run": {"step": 7, "loss": 1}}'])
         self.assertFalse(curves.in_epochs())
         self.assertEqual(curves.epoch_of(7), 7)
@@ -73,7 +73,7 @@ class ReadTest(unittest.TestCase):
         curves = plot_run.read(['{"run": %s}' % run])
         self.assertEqual((curves.total_steps, curves.total_epochs), (16, 2.0))
 
-    def test_null_is_as_good_as_missing(self):
+    def test_null_equals_missing(self):
         update = '{"run": {"step": 8, "loss": null, "test": null}, "groups": null}'
         curves = plot_run.read([update, '{"run": null}', '{"run": {"step": 9, "loss": 1}}'])
         self.assertEqual((curves.loss, curves.accuracy), ({9: 1.0}, {}))
@@ -82,11 +82,11 @@ class ReadTest(unittest.TestCase):
         curves = plot_run.read(['{"run": {"test": {"step": 3, "samples": "10"}}}'])
         self.assertEqual(curves.accuracy, {3: 0.0})
 
-    def test_leaves_out_a_last_line_that_broke_off(self):
+    def test_ignores_an_incomplete_last_line(self):
         curves = plot_run.read(lines(updates()) + ['{"run": {"st'])
         self.assertEqual(len(curves.loss), 10)
 
-    def test_names_a_bad_line_in_the_middle(self):
+    def test_reports_a_bad_line_in_the_middle(self):
         with self.assertRaisesRegex(plot_run.InputError, "line 1 is not JSON"):
             plot_run.read(["step 1 loss 2"] + lines(updates()))
         with self.assertRaisesRegex(plot_run.InputError, "line 1 is not a status update but list"):
@@ -121,11 +121,11 @@ class ProgramTest(unittest.TestCase):
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         self.assertGreater(self.png.stat().st_size, 1000)
 
-    def test_empty_input_is_refused_with_a_reason(self):
+    def test_empty_input_is_rejected_with_a_reason(self):
         for text in ("", "\n", '{"run": {"run": "r1", "state": "QUEUED"}}\n'):
             result = plot(text, "-o", str(self.png))
             self.assertEqual(result.returncode, 1)
-            self.assertIn("plot_run: there is no point to draw", result.stderr)
+            self.assertIn("plot_run: nothing to draw", result.stderr)
             self.assertFalse(self.png.exists())
 
     def test_missing_file_and_folder(self):

@@ -1,4 +1,8 @@
-#include "bench/allreduce/socket_network.h"
+// An all-reduce between two ranks must move at least the bytes of the buffer in each direction. A
+// loop over one non-blocking connection does only that: it sends and receives whatever the socket
+// accepts and polls when neither is possible, so that no full buffer blocks both processes. It is
+// the yardstick for the TCP transport (share_of_socket).
+#include "bench/allreduce/fabrics.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -25,7 +29,7 @@ absl::Status WaitFor(const Socket& socket, short events) {
   return absl::DeadlineExceededError("the other process is silent");
 }
 
-// As much as goes now, from the front of `left`.
+// Sends as much of `left` as the socket takes, and removes it from the front.
 absl::Status SendSome(const Socket& socket, std::span<const std::byte>& left) {
   const ssize_t sent = send(socket.fd(), left.data(), left.size(), MSG_NOSIGNAL);
   if (sent > 0) left = left.subspan(sent);
@@ -52,7 +56,7 @@ absl::Status Exchange(const Socket& socket, std::span<const std::byte> out,
   return absl::OkStatus();
 }
 
-class SocketCopy final : public Contestant {
+class SocketCopy final : public AllReduce {
  public:
   explicit SocketCopy(const Socket& socket) : socket_(socket) {}
 
@@ -64,7 +68,7 @@ class SocketCopy final : public Contestant {
   absl::Status Run() override { return Exchange(socket_, data_, received_); }
   void Finish() override { received_ = {}; }
   bool adds() const override { return false; }
-  std::string algorithm() const override { return "copy"; }
+  std::string name() const override { return "copy"; }
 
  private:
   const Socket& socket_;
@@ -72,47 +76,38 @@ class SocketCopy final : public Contestant {
   std::vector<std::byte> received_;
 };
 
-class SocketNetwork final : public Network {
+class SocketFabric final : public Fabric {
  public:
-  explicit SocketNetwork(int rank) : rank_(rank) {}
+  explicit SocketFabric(Socket socket) : socket_(std::move(socket)) {}
 
-  absl::StatusOr<std::string> Listen() override {
-    if (rank_ != 0) return std::string();
-    CADRE_ASSIGN_OR_RETURN(listening_, ListenOn("127.0.0.1:0"));
-    CADRE_ASSIGN_OR_RETURN(const int port, LocalPort(listening_));
-    return absl::StrCat("127.0.0.1:", port);
-  }
-
-  absl::Status Connect(const std::vector<std::string>& peers) override {
-    if (rank_ == 0) {
-      CADRE_RETURN_IF_ERROR(WaitFor(listening_, POLLIN));
-      socket_ = Socket(accept4(listening_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket_.empty()) return SystemError("accept");
-      listening_ = Socket();
-    } else {
-      CADRE_ASSIGN_OR_RETURN(const auto addresses, Resolve(peers[0], /*to_listen=*/false));
-      CADRE_ASSIGN_OR_RETURN(socket_, StartConnect(addresses.front()));
-      CADRE_RETURN_IF_ERROR(WaitFor(socket_, POLLOUT));
-      CADRE_RETURN_IF_ERROR(ConnectResult(socket_));
-    }
-    TuneConnection(socket_);
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<std::unique_ptr<Contestant>> Make(absl::string_view) override {
+  absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view) override {
     return std::make_unique<SocketCopy>(socket_);
   }
 
  private:
-  const int rank_;
-  Socket listening_;
-  Socket socket_;
+  const Socket socket_;
 };
 
 }  // namespace
 
-std::unique_ptr<Network> MakeSocketNetwork(int rank) {
-  return std::make_unique<SocketNetwork>(rank);
+absl::StatusOr<std::unique_ptr<Fabric>> ConnectSocket(Member& member) {
+  CADRE_ASSIGN_OR_RETURN(const Socket listening, ListenOn("127.0.0.1:0"));
+  CADRE_ASSIGN_OR_RETURN(const int port, LocalPort(listening));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers,
+                         member.AllGather(absl::StrCat("127.0.0.1:", port)));
+  Socket socket;
+  if (member.rank() == 0) {
+    CADRE_RETURN_IF_ERROR(WaitFor(listening, POLLIN));
+    socket = Socket(accept4(listening.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.empty()) return SystemError("accept");
+  } else {
+    CADRE_ASSIGN_OR_RETURN(const auto addresses, Resolve(peers[0], /*to_listen=*/false));
+    CADRE_ASSIGN_OR_RETURN(socket, StartConnect(addresses.front()));
+    CADRE_RETURN_IF_ERROR(WaitFor(socket, POLLOUT));
+    CADRE_RETURN_IF_ERROR(ConnectResult(socket));
+  }
+  TuneConnection(socket);
+  return std::make_unique<SocketFabric>(std::move(socket));
 }
 
 }  // namespace cadre::bench

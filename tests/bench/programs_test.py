@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""bench_allreduce runs over every transport, counts right, and refuses what it does not know.
+"""bench_allreduce runs over every transport, reports correct sums, and rejects unknown options;
+bench_engine finds models in any working directory.
 
-usage: allreduce_test.py PROGRAM
+usage: programs_test.py BENCH_ALLREDUCE BENCH_ENGINE
 """
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
-PROGRAM = sys.argv.pop(1)
+ALLREDUCE = os.path.abspath(sys.argv.pop(1))
+ENGINE = os.path.abspath(sys.argv.pop(1))
 QUICK = ("--repeat", "2", "--budget", "0.2", "--min", "1K", "--max", "64K", "--factor", "8")
 FIELDS = {"transport": str, "algorithm": str, "chosen": str, "ranks": int, "dtype": str,
           "in_place": bool, "bytes": int, "seconds": float, "min_seconds": float,
@@ -17,7 +21,7 @@ FIELDS = {"transport": str, "algorithm": str, "chosen": str, "ranks": int, "dtyp
 
 
 def run(*flags):
-    return subprocess.run([PROGRAM, *flags], capture_output=True, text=True, timeout=100)
+    return subprocess.run([ALLREDUCE, *flags], capture_output=True, text=True, timeout=100)
 
 
 class AllReduceTest(unittest.TestCase):
@@ -26,10 +30,10 @@ class AllReduceTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         for line in lines:
-            self.assertRight(line)
+            self.assertValid(line)
         return lines
 
-    def assertRight(self, line):
+    def assertValid(self, line):
         for field, kind in FIELDS.items():
             self.assertIsInstance(line[field], kind, field)
         self.assertEqual(line["errors"], 0, line)
@@ -39,7 +43,7 @@ class AllReduceTest(unittest.TestCase):
         factor = 2 * (line["ranks"] - 1) / line["ranks"]
         self.assertAlmostEqual(line["busbw"] / line["algbw"], factor)
 
-    def test_a_line_for_each_size(self):
+    def test_line_for_each_size(self):
         lines = self.lines("--ranks", "2", "--transport", "shm", "--algorithm", "ring")
         self.assertEqual([line["bytes"] for line in lines], [1 << 10, 1 << 13, 1 << 16])
         self.assertEqual({line["chosen"] for line in lines}, {"ring"})
@@ -67,7 +71,7 @@ class AllReduceTest(unittest.TestCase):
         lines = self.lines("--in_place", "both", "--transport", "tcp", "--algorithm", "butterfly")
         self.assertEqual([line["in_place"] for line in lines], [True, False] * 3)
 
-    def test_compared_with_a_plain_copy(self):
+    def test_comparison_with_a_plain_copy(self):
         for line in self.lines("--transport", "tcp", "--compare", "socket"):
             expected = line["socket_seconds"] / line["seconds"]
             self.assertAlmostEqual(line["share_of_socket"], expected)
@@ -104,6 +108,37 @@ class BadInputTest(unittest.TestCase):
         self.assertRefused("'perhaps'", "--in_place", "perhaps")
         self.assertRefused("'mpi'", "--compare", "mpi")
         self.assertRefused("--speed", "--speed", "9")
+
+
+class EngineTest(unittest.TestCase):
+    KEYS = ("model", "batch", "threads", "ranks", "model_ranks", "space_ranks", "parameters",
+            "samples_per_second", "step_ms", "exposed_communication_share", "first_loss",
+            "last_loss", "activation_bytes", "cpu")  # fmt: skip
+    QUICK = ("--batch", "4", "--steps", "2", "--warmup", "1")
+
+    def engine(self, *flags):
+        with tempfile.TemporaryDirectory() as folder:
+            return subprocess.run([ENGINE, *self.QUICK, *flags], capture_output=True, text=True,
+                                  timeout=100, cwd=folder)  # fmt: skip
+
+    def test_model_of_the_zoo_in_any_folder(self):
+        result = self.engine("--model", "lenet", "--ranks", "2")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        line = json.loads(result.stdout)
+        self.assertLessEqual(set(self.KEYS), set(line))
+        self.assertEqual((line["bench"], line["ranks"]), ("engine", 2))
+
+    def test_profile(self):
+        line = json.loads(self.engine("--profile", "--layers").stdout)
+        self.assertGreater(line["peak_gflops"], 0)
+        self.assertLessEqual({"ms", "share", "gflops", "of_peak"},
+                             set(line["operations"]["convolution_forward"]))  # fmt: skip
+        self.assertIn("conv1 convolution_forward", [layer["op"] for layer in line["layers"]])
+
+    def test_unknown_model(self):
+        result = self.engine("--model", "lenett")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("lenett", result.stderr)
 
 
 if __name__ == "__main__":

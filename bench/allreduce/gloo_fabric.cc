@@ -1,4 +1,8 @@
-#include "bench/allreduce/gloo_network.h"
+// Gloo has two interfaces to all-reduce, and either may be faster: classes that are created for one
+// buffer and run repeatedly, and the function gloo::allreduce, which takes its buffers with each
+// call. Both run over Gloo's TCP transport, the only one in Debian's package. Ranks find each other
+// through files in a folder.
+#include "bench/allreduce/fabrics.h"
 
 #include <gloo/allreduce.h>
 #include <gloo/allreduce_bcube.h>
@@ -16,13 +20,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace cadre::bench {
 namespace {
 
 using ContextPointer = std::shared_ptr<gloo::Context>;
 
-// Gloo throws; its words become a Status here and go no further.
+// Converts exceptions, which Gloo throws, to a Status.
 template <typename Body>
 absl::Status WithoutExceptions(const Body& body) {
   try {
@@ -33,10 +38,10 @@ absl::Status WithoutExceptions(const Body& body) {
   }
 }
 
-// The classes: made for a buffer, in place. Out of place is a copy and then in place.
-class ClassContestant final : public Contestant {
+// Gloo's classes, created for one buffer and in place. Out of place is a copy and then in place.
+class GlooClass final : public AllReduce {
  public:
-  ClassContestant(ContextPointer context, std::string name)
+  GlooClass(ContextPointer context, std::string name)
       : context_(std::move(context)), name_(std::move(name)) {}
 
   absl::Status Prepare(const Task& task) override {
@@ -50,7 +55,7 @@ class ClassContestant final : public Contestant {
     return WithoutExceptions([&] { algorithm_->run(); });
   }
   void Finish() override { algorithm_.reset(); }
-  std::string algorithm() const override { return name_; }
+  std::string name() const override { return name_; }
 
  private:
   template <typename T>
@@ -72,12 +77,12 @@ class ClassContestant final : public Contestant {
   std::unique_ptr<gloo::Algorithm> algorithm_;
 };
 
-// The function, in and out of place. Its options hold the registered buffers, so they are made once
-// for a task.
-class FunctionContestant final : public Contestant {
+// The function gloo::allreduce, in and out of place. Its options hold the registered buffers, so
+// they are created once for each task.
+class GlooFunction final : public AllReduce {
  public:
-  FunctionContestant(ContextPointer context, std::string name,
-                     gloo::AllreduceOptions::Algorithm algorithm)
+  GlooFunction(ContextPointer context, std::string name,
+               gloo::AllreduceOptions::Algorithm algorithm)
       : context_(std::move(context)), name_(std::move(name)), algorithm_(algorithm) {}
 
   absl::Status Prepare(const Task& task) override {
@@ -91,14 +96,14 @@ class FunctionContestant final : public Contestant {
     return WithoutExceptions([&] { gloo::allreduce(*options_); });
   }
   void Finish() override { options_.reset(); }
-  std::string algorithm() const override { return name_; }
+  std::string name() const override { return name_; }
 
  private:
   template <typename T>
   void SetBuffers(const Task& task) {
     const size_t count = task.data.size() / sizeof(T);
     if (!task.in_place()) {
-      // Gloo does not write to it, but takes no pointer to const.
+      // Gloo does not write to the input, but its interface takes no pointer to const.
       options_->setInput(reinterpret_cast<T*>(const_cast<std::byte*>(task.input.data())), count);
     }
     options_->setOutput(reinterpret_cast<T*>(task.data.data()), count);
@@ -112,45 +117,24 @@ class FunctionContestant final : public Contestant {
   std::unique_ptr<gloo::AllreduceOptions> options_;
 };
 
-class GlooNetwork final : public Network {
+class GlooFabric final : public Fabric {
  public:
-  GlooNetwork(int rank, int ranks, std::string folder, absl::Duration timeout)
-      : rank_(rank), ranks_(ranks), folder_(std::move(folder)), timeout_(timeout) {}
+  explicit GlooFabric(ContextPointer context) : context_(std::move(context)) {}
 
-  absl::StatusOr<std::string> Listen() override { return std::string(); }
-
-  absl::Status Connect(const std::vector<std::string>&) override {
-    return WithoutExceptions([&] {
-      gloo::transport::tcp::attr attributes;
-      attributes.iface = "lo";
-      std::shared_ptr<gloo::transport::Device> device =
-          gloo::transport::tcp::CreateDevice(attributes);
-      gloo::rendezvous::FileStore store(folder_);
-      auto context = std::make_shared<gloo::rendezvous::Context>(rank_, ranks_);
-      context->setTimeout(std::chrono::milliseconds(absl::ToInt64Milliseconds(timeout_)));
-      context->connectFullMesh(store, device);
-      context_ = std::move(context);
-    });
-  }
-
-  absl::StatusOr<std::unique_ptr<Contestant>> Make(absl::string_view algorithm) override {
+  absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view algorithm) override {
     using Algorithm = gloo::AllreduceOptions::Algorithm;
     std::string name(algorithm);
     if (name == "new-ring") {
-      return std::make_unique<FunctionContestant>(context_, std::move(name), Algorithm::RING);
+      return std::make_unique<GlooFunction>(context_, std::move(name), Algorithm::RING);
     }
     if (name == "new-bcube") {
-      return std::make_unique<FunctionContestant>(context_, std::move(name), Algorithm::BCUBE);
+      return std::make_unique<GlooFunction>(context_, std::move(name), Algorithm::BCUBE);
     }
-    return std::make_unique<ClassContestant>(context_, std::move(name));
+    return std::make_unique<GlooClass>(context_, std::move(name));
   }
 
  private:
-  const int rank_;
-  const int ranks_;
-  const std::string folder_;
-  const absl::Duration timeout_;
-  ContextPointer context_;
+  const ContextPointer context_;
 };
 
 }  // namespace
@@ -160,7 +144,7 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view algori
   if (dtype != DType::kFloat32 && dtype != DType::kFloat16) {
     return absl::InvalidArgumentError(absl::StrCat("gloo does not add ", DTypeName(dtype)));
   }
-  // Its bcube class works in groups of two and needs them whole.
+  // The bcube class needs a power of two.
   const bool whole_groups = (ranks & (ranks - 1)) == 0;
   std::vector<std::string> names;
   if (algorithm == "auto") {
@@ -171,17 +155,26 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view algori
   } else if (algorithm == "halving-doubling") {
     names = {"halving-doubling"};
   } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gloo has no all-reduce by ", algorithm,
-                     "; of ours it has ring and halving-doubling, and auto takes its best"));
+    return absl::InvalidArgumentError(absl::StrCat("gloo has no all-reduce by ", algorithm,
+                                                   "; it has ring, halving-doubling and auto"));
   }
   return names;
 }
 
-absl::StatusOr<std::unique_ptr<Network>> MakeGlooNetwork(int rank, int ranks,
-                                                         const std::string& folder,
-                                                         absl::Duration timeout) {
-  return std::make_unique<GlooNetwork>(rank, ranks, folder, timeout);
+absl::StatusOr<std::unique_ptr<Fabric>> ConnectGloo(Member& member, const std::string& folder) {
+  std::unique_ptr<Fabric> fabric;
+  CADRE_RETURN_IF_ERROR(WithoutExceptions([&] {
+    gloo::transport::tcp::attr attributes;
+    attributes.iface = "lo";
+    std::shared_ptr<gloo::transport::Device> device =
+        gloo::transport::tcp::CreateDevice(attributes);
+    gloo::rendezvous::FileStore store(folder);
+    auto context = std::make_shared<gloo::rendezvous::Context>(member.rank(), member.ranks());
+    context->setTimeout(std::chrono::milliseconds(absl::ToInt64Milliseconds(member.timeout())));
+    context->connectFullMesh(store, device);
+    fabric = std::make_unique<GlooFabric>(std::move(context));
+  }));
+  return fabric;
 }
 
 }  // namespace cadre::bench

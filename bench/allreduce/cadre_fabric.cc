@@ -1,0 +1,124 @@
+// All algorithms of one transport share a Communicator, as in a training group. "auto" repeats what
+// a group does when it is formed: it measures the links with each algorithm at a few sizes
+// (worker/comm/link_probe.h), fits the cost model, and then selects the cheapest algorithm for each
+// size. The probe runs once per transport, before the first size.
+#include "bench/allreduce/fabrics.h"
+
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+#include "plan/cost/collective_cost.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/link_probe.h"
+#include "worker/train/measured_link.h"
+#include "worker/transport/connect_group.h"
+
+namespace cadre::bench {
+namespace {
+
+std::string Describe(const LinkProfile& link) {
+  nlohmann::json samples = nlohmann::json::array();
+  for (const LinkProfile::Sample& sample : link.samples) {
+    samples.push_back({std::string(AlgorithmName(sample.algorithm)), sample.bytes, sample.seconds});
+  }
+  return nlohmann::json{{"alpha", link.alpha},
+                        {"beta", link.beta},
+                        {"gamma", link.gamma},
+                        {"samples", std::move(samples)}}
+      .dump();
+}
+
+// Out of place is a copy followed by an all-reduce in place.
+class CadreAllReduce final : public AllReduce {
+ public:
+  // No `fixed` algorithm: the one with the lowest cost by `link`.
+  CadreAllReduce(Communicator& all, std::optional<Algorithm> fixed, const LinkProfile& link)
+      : all_(all), fixed_(fixed), link_(link) {}
+
+  absl::Status Prepare(const Task& task) override {
+    task_ = task;
+    chosen_ = fixed_.has_value() ? *fixed_
+                                 : BestAlgorithm(Collective::kAllReduce, all_.size(),
+                                                 std::ssize(task.data), link_);
+    return absl::OkStatus();
+  }
+  absl::Status Run() override {
+    if (!task_.in_place()) std::memcpy(task_.data.data(), task_.input.data(), task_.input.size());
+    return all_.AllReduce(chosen_, task_.dtype, task_.data);
+  }
+  std::string name() const override { return std::string(AlgorithmName(chosen_)); }
+  std::string explanation() const override { return fixed_.has_value() ? "" : Describe(link_); }
+
+ private:
+  Communicator& all_;
+  const std::optional<Algorithm> fixed_;
+  const LinkProfile& link_;
+  Task task_;
+  Algorithm chosen_ = Algorithm::kNone;
+};
+
+class CadreFabric final : public Fabric {
+ public:
+  explicit CadreFabric(std::unique_ptr<Transport> transport)
+      : transport_(std::move(transport)), all_(*transport_, AllRanks(transport_->size())) {}
+
+  absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view algorithm) override {
+    const bool choose = algorithm == "auto";
+    const std::optional<Algorithm> fixed = AlgorithmFromName(algorithm);
+    if (!choose && !fixed.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown algorithm ", algorithm));
+    }
+    if (choose && !link_.known()) {
+      CADRE_ASSIGN_OR_RETURN(const LinkMeasure measured, MeasureLink(all_));
+      link_ = ProfileOf(measured, all_.size());
+    }
+    return std::make_unique<CadreAllReduce>(all_, fixed, link_);
+  }
+
+ private:
+  static std::vector<int> AllRanks(int ranks) {
+    std::vector<int> all(ranks);
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+
+  const std::unique_ptr<Transport> transport_;
+  Communicator all_;
+  LinkProfile link_;
+};
+
+}  // namespace
+
+std::unique_ptr<Fabric> MakeCadreFabric(std::unique_ptr<Transport> transport) {
+  return std::make_unique<CadreFabric>(std::move(transport));
+}
+
+absl::StatusOr<std::unique_ptr<Fabric>> ConnectCadre(Member& member, bool tcp, int connections) {
+  CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({}));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers,
+                         member.AllGather(listener->address()));
+  const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
+                         ConnectGroup(*listener, group, member.rank(), peers,
+                                      {.deadline = absl::Now() + member.timeout(),
+                                       .timeout = member.timeout(),
+                                       .shared_memory = !tcp,
+                                       .connections = connections}));
+  // A line for "shm" must not report a measurement of something else.
+  const LinkKind expected = tcp ? LinkKind::kTcp : LinkKind::kSharedMemory;
+  for (int peer = 0; peer < transport->size(); ++peer) {
+    if (peer == member.rank() || transport->link(peer) == expected) continue;
+    return absl::FailedPreconditionError(absl::StrCat("ranks ", member.rank(), " and ", peer,
+                                                      " are not connected by ",
+                                                      tcp ? "TCP" : "shared memory"));
+  }
+  return MakeCadreFabric(std::move(transport));
+}
+
+}  // namespace cadre::bench

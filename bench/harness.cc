@@ -1,0 +1,142 @@
+// How the loop arrives at comparable times:
+//
+//   calibration  One run of a variant touches its memory and creates its caches; it gives an upper
+//                bound for the time of an iteration. Up to three more give the number of iterations
+//                of a round, so that a round takes about 5 ms whatever the variant does.
+//   rounds       Each round runs all variants once. What disturbs the machine for longer than a
+//                round (another process, a change of frequency) slows all variants down, so it
+//                cancels in the ratio of their medians.
+//   statistics   The median ignores the rounds that a short disturbance hit; the minimum shows what
+//                the machine can do without any.
+//
+// A variant whose single run takes a quarter of the effort or more is not calibrated any further.
+#include "bench/harness.h"
+
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "base/hardware.h"
+#include "base/median.h"
+#include "base/program_flags.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+// Far longer than reading the clock and starting the ranks together; far shorter than a typical
+// disturbance by another process.
+constexpr double kRoundSeconds = 5e-3;
+constexpr double kMaxIterations = 1000;
+
+// The rounds of one variant.
+class Course {
+ public:
+  Course(const TimedRun& run, const Effort& effort) : run_(run), effort_(effort) {}
+
+  // Chooses the number of iterations. The first run touches memory and creates caches, so it gives
+  // only an upper bound; it is repeated unless that alone would exceed the effort.
+  absl::Status Calibrate() {
+    CADRE_ASSIGN_OR_RETURN(double once, run_(1));
+    if (once < effort_.seconds / 4) {
+      const int repeats = once < kRoundSeconds ? 3 : 1;
+      CADRE_ASSIGN_OR_RETURN(const double all, run_(repeats));
+      once = all / repeats;
+    }
+    const double iterations = std::ceil(kRoundSeconds / std::max(once, 1e-9));
+    timing_.iterations = static_cast<int>(std::clamp(iterations, 1.0, kMaxIterations));
+    return absl::OkStatus();
+  }
+
+  absl::Status Round() {
+    if (!seconds_.empty() && spent_ >= effort_.seconds) return absl::OkStatus();
+    CADRE_ASSIGN_OR_RETURN(const double all, run_(timing_.iterations));
+    spent_ += all;
+    seconds_.push_back(all / timing_.iterations);
+    return absl::OkStatus();
+  }
+
+  Timing Result() {
+    timing_.rounds = static_cast<int>(seconds_.size());
+    timing_.min_seconds = *std::min_element(seconds_.begin(), seconds_.end());
+    timing_.seconds = Median(std::move(seconds_));
+    return timing_;
+  }
+
+ private:
+  const TimedRun& run_;
+  const Effort& effort_;
+  Timing timing_;
+  std::vector<double> seconds_;
+  double spent_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<Timing>> MeasureInterleaved(const std::vector<TimedRun>& variants,
+                                                       const Effort& effort) {
+  std::vector<Course> courses;
+  for (const TimedRun& run : variants) courses.emplace_back(run, effort);
+  for (Course& course : courses) CADRE_RETURN_IF_ERROR(course.Calibrate());
+  for (int round = 0; round < effort.rounds; ++round) {
+    // Each round begins with another variant, so that none always follows the same one.
+    for (int turn = 0; turn < std::ssize(courses); ++turn) {
+      CADRE_RETURN_IF_ERROR(courses[(turn + round) % std::ssize(courses)].Round());
+    }
+  }
+  std::vector<Timing> timings;
+  for (Course& course : courses) timings.push_back(course.Result());
+  return timings;
+}
+
+double SecondsOf(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Timing Measure(const std::function<void()>& work, const Effort& effort) {
+  const TimedRun run = [&](int iterations) {
+    return SecondsOf([&] {
+      for (int i = 0; i < iterations; ++i) work();
+    });
+  };
+  return MeasureInterleaved({run}, effort)->front();
+}
+
+nlohmann::ordered_json BenchLine(const std::string& bench) {
+  return {{"bench", bench}, {"cpu", ProcessorName()}};
+}
+
+void PrintLine(const nlohmann::ordered_json& line) { std::cout << line.dump() << std::endl; }
+
+double Rounded(double value, int digits) {
+  const double scale = std::pow(10.0, digits);
+  return std::round(value * scale) / scale;
+}
+
+absl::Status RequirePositive(const std::vector<std::pair<const char*, double>>& flags) {
+  for (const auto& [name, value] : flags) {
+    if (value < 1) return absl::InvalidArgumentError(absl::StrCat(name, " must be at least 1"));
+  }
+  return absl::OkStatus();
+}
+
+int BenchMain(int argc, char** argv, const char* source, const char* usage,
+              const std::function<absl::Status()>& run, int missing_code) {
+  const std::string program = std::filesystem::path(argv[0]).filename().string();
+  if (const auto code = ParseProgramFlags(usage, CADRE_VERSION, source, &argc, &argv)) return *code;
+  const absl::Status status = run();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "%s: %s\n", program.c_str(), std::string(status.message()).c_str());
+  if (absl::IsInvalidArgument(status)) return kExitBadFlags;
+  return absl::IsFailedPrecondition(status) || absl::IsNotFound(status) ? missing_code : 1;
+}
+
+}  // namespace cadre

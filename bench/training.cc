@@ -1,0 +1,58 @@
+// All benchmarks of training steps use the run files of the zoo, with the optimizer, the batch and
+// the mesh replaced: results are comparable between programs, and a model exists in one place only.
+#include "bench/training.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "model/validate.h"
+#include "model/zoo_file.h"
+#include "worker/transport/connect_group.h"
+
+namespace cadre {
+
+absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model) {
+  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpecOrZoo(model.model));
+  v1::RunSpec& spec = file.spec;
+  spec.set_batch_per_group(static_cast<uint32_t>(model.batch));
+  spec.mutable_optimizer()->Clear();
+  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
+  v1::Cluster& cluster = *spec.mutable_cluster();
+  cluster.set_ranks_per_group(static_cast<uint32_t>(model.ranks));
+  cluster.set_model_ranks(static_cast<uint32_t>(model.model_ranks));
+  cluster.set_space_ranks(static_cast<uint32_t>(model.space_ranks));
+  CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(spec)));
+  return std::move(file.spec);
+}
+
+int64_t ParameterCount(const Replica& replica) {
+  int64_t count = 0;
+  for (const Parameter& parameter : replica.index().parameters()) {
+    if (!IsStatistic(parameter.role)) count += parameter.shape.elements();
+  }
+  return count;
+}
+
+absl::StatusOr<ConnectedRank> ConnectRank(int rank, const std::string& peers, bool shared_memory) {
+  const std::vector<std::string> addresses = absl::StrSplit(peers, ',');
+  if (rank < 0 || rank >= std::ssize(addresses)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rank is ", rank, ", but --peers lists ", addresses.size(), " ranks"));
+  }
+  ConnectedRank connected;
+  CADRE_ASSIGN_OR_RETURN(connected.listener, TcpListener::Listen({.address = addresses[rank]}));
+  const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
+  CADRE_ASSIGN_OR_RETURN(connected.transport,
+                         ConnectGroup(*connected.listener, group, rank, addresses,
+                                      {.deadline = absl::Now() + absl::Minutes(1),
+                                       .timeout = absl::Minutes(5),
+                                       .shared_memory = shared_memory}));
+  return connected;
+}
+
+}  // namespace cadre
