@@ -23,7 +23,7 @@ Mutator::Mutator(std::vector<std::string> corpus, uint64_t seed, size_t max_byte
     : corpus_(NotEmpty(std::move(corpus))), max_bytes_(max_bytes), random_(seed) {}
 
 const std::string& Mutator::Next() {
-  // Some inputs grow out of the one before, so that changes add up.
+  // Some inputs continue from the previous one, so that changes accumulate.
   if (Below(4) != 0) input_ = corpus_[Below(corpus_.size())];
   const size_t changes = 1 + Below(kMaxChanges);
   for (size_t i = 0; i < changes; ++i) Change(input_);
@@ -36,10 +36,9 @@ size_t Mutator::Below(size_t bound) { return bound == 0 ? 0 : random_() % bound;
 void Mutator::Change(std::string& input) {
   using Member = void (Mutator::*)(std::string&);
   static constexpr std::array<Member, 11> kChanges = {
-      &Mutator::FlipBits,       &Mutator::FlipBits,       &Mutator::SetByte,
-      &Mutator::Truncate,       &Mutator::RemovePiece,    &Mutator::RepeatPiece,
-      &Mutator::InsertBytes,    &Mutator::Splice,         &Mutator::LieAboutNumber,
-      &Mutator::LieAboutNumber, &Mutator::LieAboutDigits,
+      &Mutator::FlipBits,      &Mutator::FlipBits,      &Mutator::SetByte,       &Mutator::Truncate,
+      &Mutator::RemovePart,    &Mutator::RepeatPart,    &Mutator::InsertBytes,   &Mutator::Splice,
+      &Mutator::CorruptNumber, &Mutator::CorruptNumber, &Mutator::CorruptDigits,
   };
   (this->*kChanges[Below(kChanges.size())])(input);
 }
@@ -56,16 +55,16 @@ void Mutator::SetByte(std::string& input) {
 
 void Mutator::Truncate(std::string& input) { input.resize(Below(input.size() + 1)); }
 
-void Mutator::RemovePiece(std::string& input) {
+void Mutator::RemovePart(std::string& input) {
   const size_t begin = Below(input.size() + 1);
   input.erase(begin, Below(input.size() - begin + 1));
 }
 
-void Mutator::RepeatPiece(std::string& input) {
+void Mutator::RepeatPart(std::string& input) {
   if (input.empty() || input.size() >= max_bytes_) return;
   const size_t begin = Below(input.size());
-  const std::string piece = input.substr(begin, 1 + Below(input.size() - begin));
-  input.insert(Below(input.size() + 1), piece);
+  const std::string part = input.substr(begin, 1 + Below(input.size() - begin));
+  input.insert(Below(input.size() + 1), part);
 }
 
 void Mutator::InsertBytes(std::string& input) {
@@ -74,15 +73,16 @@ void Mutator::InsertBytes(std::string& input) {
   input.insert(Below(input.size() + 1), bytes);
 }
 
-// The beginning of this input, then the end of another.
+// Appends the end of another input to the beginning of this one.
 void Mutator::Splice(std::string& input) {
   const std::string& other = corpus_[Below(corpus_.size())];
   input.resize(Below(input.size() + 1));
   input.append(other, Below(other.size() + 1), std::string::npos);
 }
 
-// A whole number of one to eight bytes, in either order, that is likely to be wrong as a length.
-void Mutator::LieAboutNumber(std::string& input) {
+// Replaces an integer of one to eight bytes, in either byte order, by one that is likely to be
+// wrong as a length.
+void Mutator::CorruptNumber(std::string& input) {
   const size_t width = size_t{1} << Below(4);
   if (input.size() < width) return;
   const std::array<uint64_t, 10> numbers = {
@@ -97,14 +97,14 @@ void Mutator::LieAboutNumber(std::string& input) {
   }
 }
 
-// A run of digits, as tar and JSON write lengths, becomes another of the same width.
-void Mutator::LieAboutDigits(std::string& input) {
+// Replaces a run of digits, in which tar and JSON write lengths, by another of the same width.
+void Mutator::CorruptDigits(std::string& input) {
   const auto first =
       std::find_if(input.begin() + Below(input.size()), input.end(), absl::ascii_isdigit);
   const char only = "079"[Below(3)];
-  const bool all_alike = Below(2) == 0;
+  const bool repeated = Below(2) == 0;
   for (auto digit = first; digit != input.end() && absl::ascii_isdigit(*digit); ++digit) {
-    *digit = all_alike ? only : static_cast<char>('0' + Below(10));
+    *digit = repeated ? only : static_cast<char>('0' + Below(10));
   }
 }
 

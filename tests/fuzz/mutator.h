@@ -1,4 +1,5 @@
-// Turns well-formed inputs into wrong ones: bit flips, cuts, splices, lengths that lie.
+// Turns well-formed inputs into malformed ones: flipped bits, removed, repeated and spliced parts,
+// wrong lengths.
 //
 // Equal seeds give equal inputs.
 //
@@ -15,10 +16,10 @@ namespace cadre::fuzz {
 
 class Mutator {
  public:
-  // Inputs are cut at `max_bytes`. An empty corpus is one of the empty input.
+  // Inputs are truncated to `max_bytes`. An empty corpus stands for one empty input.
   Mutator(std::vector<std::string> corpus, uint64_t seed, size_t max_bytes);
 
-  // The next input: one of the corpus, or the one before, with one to eight changes.
+  // The next input: one of the corpus, or the previous one, with one to eight changes.
   const std::string& Next();
 
  private:
@@ -27,12 +28,12 @@ class Mutator {
   void FlipBits(std::string& input);
   void SetByte(std::string& input);
   void Truncate(std::string& input);
-  void RemovePiece(std::string& input);
-  void RepeatPiece(std::string& input);
+  void RemovePart(std::string& input);
+  void RepeatPart(std::string& input);
   void InsertBytes(std::string& input);
   void Splice(std::string& input);
-  void LieAboutNumber(std::string& input);
-  void LieAboutDigits(std::string& input);
+  void CorruptNumber(std::string& input);
+  void CorruptDigits(std::string& input);
 
   const std::vector<std::string> corpus_;
   const size_t max_bytes_;

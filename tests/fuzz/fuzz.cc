@@ -1,11 +1,10 @@
-// Runs a fuzz target without libFuzzer, under any compiler: every file of the corpus, then
-// mutations of them.
+// Runs one target (targets.h) on every file of a corpus and then on mutations of them.
 //
-//   tar_fuzz --corpus=tests/fuzz/corpus/tar --seconds=60
-//   tar_fuzz crash-tar_fuzz            replays the files named
+//   cadre-fuzz tar --corpus=tests/fuzz/corpus/tar --seconds=60
+//   cadre-fuzz tar crash-tar                 replays the given files
 //
-// The target runs in a child process. Where it dies, stands still or takes too much memory, the
-// input that did it is written to <crashes>/crash-<program> and the exit code is 1.
+// The target runs in a child process. If it crashes, hangs or uses too much memory, the input is
+// written to <crashes>/crash-<target> and the exit code is 1.
 #include <gflags/gflags.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -24,24 +23,26 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "base/file.h"
 #include "tests/fuzz/mutator.h"
-#include "tests/fuzz/target.h"
+#include "tests/fuzz/targets.h"
 
-DEFINE_string(corpus, "", "Folder of well-formed inputs, replayed and then mutated.");
-DEFINE_double(seconds, 3, "How long to mutate.");
-DEFINE_uint64(iterations, 0, "Mutated inputs to stop after; 0: only time ends it.");
-DEFINE_uint64(seed, 1, "Equal seeds try equal inputs in equal order.");
-DEFINE_string(crashes, ".", "Folder into which a failing input is written.");
-DEFINE_double(input_seconds, 20, "An input that takes longer is a failure.");
-DEFINE_uint64(memory_mb, 1024, "Most resident memory of the whole run, sanitizers included.");
+DEFINE_string(corpus, "", "Folder of well-formed inputs, which are replayed and then mutated.");
+DEFINE_double(seconds, 3, "Duration of the mutations.");
+DEFINE_uint64(iterations, 0, "Maximum number of mutated inputs; 0: no limit.");
+DEFINE_uint64(seed, 1, "Equal seeds give equal inputs.");
+DEFINE_string(crashes, ".", "Folder that receives a failing input.");
+DEFINE_double(input_seconds, 20, "Time limit of one input.");
 
 namespace cadre::fuzz {
 namespace {
 
 constexpr size_t kMaxInputBytes = 1 << 20;
+// Resident memory of the whole run, including that of sanitizers.
+constexpr int64_t kMaxMemoryMb = 1024;
 
-// Memory that parent and child share: what the child is at.
+// Shared by parent and child: the current input.
 struct Shared {
   std::atomic<uint64_t> inputs{0};
   std::atomic<uint64_t> size{0};
@@ -78,27 +79,27 @@ std::vector<std::string> FilesIn(const std::string& folder) {
   return paths;
 }
 
-void RunOne(Shared& shared, const std::string& input) {
+void RunOne(Target target, Shared& shared, const std::string& input) {
   std::memcpy(shared.bytes, input.data(), input.size());
   shared.size = input.size();
-  // A copy on the heap of exactly this size, so that AddressSanitizer sees a byte too many.
+  // A copy on the heap of exactly this size, so that AddressSanitizer detects reads beyond it.
   const std::vector<uint8_t> copy(input.begin(), input.end());
-  LLVMFuzzerTestOneInput(copy.data(), copy.size());
+  target(copy);
   ++shared.inputs;
 }
 
-void RunChild(Shared& shared, const std::vector<std::string>& corpus, bool mutate) {
-  for (const std::string& input : corpus) RunOne(shared, input);
+void RunChild(Target target, Shared& shared, const std::vector<std::string>& corpus, bool mutate) {
+  for (const std::string& input : corpus) RunOne(target, shared, input);
   if (!mutate) return;
   Mutator mutator(corpus, FLAGS_seed, kMaxInputBytes);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(FLAGS_seconds);
   for (uint64_t i = 0; FLAGS_iterations == 0 || i < FLAGS_iterations; ++i) {
     if (std::chrono::steady_clock::now() >= end) return;
-    RunOne(shared, mutator.Next());
+    RunOne(target, shared, mutator.Next());
   }
 }
 
-// Waits for the child to close its end of the pipe. False: one input took too long.
+// Waits until the child closes its end of the pipe. Returns false if one input takes too long.
 bool AwaitEnd(const Shared& shared, int pipe) {
   using Clock = std::chrono::steady_clock;
   uint64_t inputs = 0;
@@ -114,22 +115,20 @@ bool AwaitEnd(const Shared& shared, int pipe) {
   return true;
 }
 
-int Fail(const Shared& shared, const std::string& program, const std::string& why) {
-  const std::string path = FLAGS_crashes + "/crash-" + program;
+int Fail(const Shared& shared, const std::string& name, const std::string& reason) {
+  const std::string path = FLAGS_crashes + "/crash-" + name;
   const absl::string_view input(reinterpret_cast<const char*>(shared.bytes), shared.size);
   const absl::Status written = WriteFileAtomically(path, input);
-  std::fprintf(stderr, "%s: %s at input %llu of seed %llu, %zu bytes; %s\n", program.c_str(),
-               why.c_str(), static_cast<unsigned long long>(shared.inputs),
-               static_cast<unsigned long long>(FLAGS_seed), input.size(),
-               written.ok() ? ("it is in " + path).c_str() : written.ToString().c_str());
+  absl::FPrintF(stderr, "%s: %s at input %d of seed %d, %d bytes; %s\n", name, reason,
+                shared.inputs.load(), FLAGS_seed, input.size(),
+                written.ok() ? "it is in " + path : written.ToString());
   return 1;
 }
 
-int Run(const std::string& program, const std::vector<std::string>& files) {
+int Run(const std::string& name, Target target, const std::vector<std::string>& files) {
   const std::vector<std::string> corpus = ReadAll(files.empty() ? FilesIn(FLAGS_corpus) : files);
   if (corpus.empty()) {
-    std::fprintf(stderr, "%s: no inputs to begin with in '%s'\n", program.c_str(),
-                 FLAGS_corpus.c_str());
+    absl::FPrintF(stderr, "%s: no inputs in '%s'\n", name, FLAGS_corpus);
     return 2;
   }
   Shared* shared = MakeShared();
@@ -139,8 +138,8 @@ int Run(const std::string& program, const std::vector<std::string>& files) {
   if (child < 0) return 2;
   if (child == 0) {
     close(ends[0]);
-    RunChild(*shared, corpus, files.empty());
-    std::exit(0);  // so that LeakSanitizer looks
+    RunChild(target, *shared, corpus, files.empty());
+    std::exit(0);  // runs LeakSanitizer, unlike _exit
   }
   close(ends[1]);
   const bool in_time = AwaitEnd(*shared, ends[0]);
@@ -148,14 +147,13 @@ int Run(const std::string& program, const std::vector<std::string>& files) {
   int state = 0;
   rusage usage{};
   wait4(child, &state, 0, &usage);
-  const auto memory_mb = static_cast<uint64_t>(usage.ru_maxrss) / 1024;
-  if (!in_time) return Fail(*shared, program, "stood still");
-  if (WIFSIGNALED(state)) return Fail(*shared, program, strsignal(WTERMSIG(state)));
-  if (WEXITSTATUS(state) != 0) return Fail(*shared, program, "exited by itself");
-  if (memory_mb > FLAGS_memory_mb) return Fail(*shared, program, "took too much memory");
-  std::printf("%s: %llu inputs, %zu of them as they were; at most %llu MiB of memory\n",
-              program.c_str(), static_cast<unsigned long long>(shared->inputs), corpus.size(),
-              static_cast<unsigned long long>(memory_mb));
+  const int64_t memory_mb = usage.ru_maxrss / 1024;
+  if (!in_time) return Fail(*shared, name, "hung");
+  if (WIFSIGNALED(state)) return Fail(*shared, name, strsignal(WTERMSIG(state)));
+  if (WEXITSTATUS(state) != 0) return Fail(*shared, name, "exited");
+  if (memory_mb > kMaxMemoryMb) return Fail(*shared, name, "used too much memory");
+  absl::PrintF("%s: %d inputs, of which %d are the corpus; %d MiB of memory\n", name,
+               shared->inputs.load(), corpus.size(), memory_mb);
   return 0;
 }
 
@@ -163,7 +161,15 @@ int Run(const std::string& program, const std::vector<std::string>& files) {
 }  // namespace cadre::fuzz
 
 int main(int argc, char** argv) {
+  gflags::SetUsageMessage("cadre-fuzz TARGET [FILE...]");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  const std::string program = std::filesystem::path(argv[0]).filename().string();
-  return cadre::fuzz::Run(program, {argv + 1, argv + argc});
+  const auto& targets = cadre::fuzz::Targets();
+  const auto target = targets.find(argc > 1 ? argv[1] : "");
+  if (target == targets.end()) {
+    absl::FPrintF(stderr, "usage: cadre-fuzz TARGET [FILE...], with one of the targets");
+    for (const auto& [name, function] : targets) absl::FPrintF(stderr, " %s", name);
+    absl::FPrintF(stderr, "\n");
+    return 2;
+  }
+  return cadre::fuzz::Run(target->first, target->second, {argv + 2, argv + argc});
 }

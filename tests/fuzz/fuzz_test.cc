@@ -1,5 +1,5 @@
-// The driver finds what is broken and keeps the input that shows it; mutations are a function of
-// the seed.
+// The driver detects broken targets and keeps the failing input; mutations are a function of the
+// seed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -34,38 +34,38 @@ class DriverTest : public ::testing::Test {
 
   int Run(const std::string& arguments) {
     const std::string command =
-        std::string(CADRE_FRAGILE_PROGRAM) + " --crashes=" + folder_ + " " + arguments;
+        std::string(CADRE_FUZZ_PROGRAM) + " fragile --crashes=" + folder_ + " " + arguments;
     const int state = std::system(command.c_str());
     return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
   }
   int Fuzz(const std::string& arguments) {
     return Run("--corpus=" + folder_ + "/corpus " + arguments);
   }
-  std::string Crash() { return ReadFile(folder_ + "/crash-fragile_fuzz").value_or("none"); }
+  std::string Crash() { return ReadFile(folder_ + "/crash-fragile").value_or("none"); }
 
   const std::string folder_;
 };
 
-TEST_F(DriverTest, PassesWhereNothingIsBroken) {
+TEST_F(DriverTest, PassesIfNothingIsBroken) {
   Seed("a", "fine");
   EXPECT_EQ(Fuzz("--iterations=2000 --seconds=30"), 0);
   EXPECT_EQ(Crash(), "none");
 }
 
-TEST_F(DriverTest, KeepsTheInputThatAborts) {
+TEST_F(DriverTest, KeepsInputThatAborts) {
   Seed("a", "fine");
   Seed("b", "abort here");
   EXPECT_EQ(Fuzz(""), 1);
   EXPECT_EQ(Crash(), "abort here");
 }
 
-TEST_F(DriverTest, KeepsTheInputThatExits) {
+TEST_F(DriverTest, KeepsInputThatExits) {
   Seed("a", "exit");
   EXPECT_EQ(Fuzz(""), 1);
   EXPECT_EQ(Crash(), "exit");
 }
 
-TEST_F(DriverTest, KeepsTheInputThatHangs) {
+TEST_F(DriverTest, KeepsInputThatHangs) {
   Seed("a", "hang");
   EXPECT_EQ(Fuzz("--input_seconds=0.3"), 1);
   EXPECT_EQ(Crash(), "hang");
@@ -76,12 +76,12 @@ TEST_F(DriverTest, FindsByMutationAndReplays) {
   EXPECT_EQ(Fuzz("--iterations=100000 --seconds=60"), 1);
   EXPECT_THAT(Crash(), StartsWith("soun"));
   EXPECT_NE(Crash(), "sound");
-  const std::string crash = folder_ + "/crash-fragile_fuzz";
+  const std::string crash = folder_ + "/crash-fragile";
   EXPECT_EQ(Run(crash), 1);
   EXPECT_EQ(Run(folder_ + "/corpus/a"), 0);
 }
 
-TEST_F(DriverTest, RefusesToRunOnNothing) {
+TEST_F(DriverTest, RejectsEmptyCorpus) {
   EXPECT_EQ(Fuzz(""), 2);
   EXPECT_EQ(Run("--corpus=" + folder_ + "/missing"), 2);
 }

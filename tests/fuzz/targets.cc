@@ -1,0 +1,179 @@
+#include "tests/fuzz/targets.h"
+
+#include <glog/logging.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "model/formats/idx.h"
+#include "model/formats/safetensors.h"
+#include "worker/data/cifar10.h"
+#include "worker/data/jpeg.h"
+#include "worker/data/tar.h"
+#include "worker/transport/handshake.h"
+
+namespace cadre::fuzz {
+namespace {
+
+std::string TextOf(std::span<const uint8_t> input) { return {input.begin(), input.end()}; }
+
+// A file in memory, for readers that take a path.
+class MemoryFile {
+ public:
+  explicit MemoryFile(std::span<const uint8_t> data) : fd_(memfd_create("input", MFD_CLOEXEC)) {
+    CHECK(fd_ >= 0 && write(fd_, data.data(), data.size()) == std::ssize(data));
+  }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  ~MemoryFile() { close(fd_); }
+
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  const int fd_;
+};
+
+// A batch file of CIFAR-10 is read completely or not at all.
+void Cifar10(std::span<const uint8_t> input) {
+  CifarImages images;
+  const bool ok = ParseCifar10("input", std::as_bytes(input), images).ok();
+  const size_t records = ok ? input.size() / kCifarRecordBytes : 0;
+  CHECK_EQ(images.labels.size(), records);
+  CHECK_EQ(images.pixels.size(), records * kCifarPixelBytes);
+  for (const int32_t label : images.labels) CHECK(label >= 0 && label < kCifarClasses);
+}
+
+// Messages of the connection set-up: a decoded message is encoded to the same bytes, and an
+// incomplete greeting is not waited for indefinitely.
+void Handshake(std::span<const uint8_t> input) {
+  const std::string bytes = TextOf(input);
+  const auto greeting = DecodeGreeting(bytes);
+  if (greeting.ok() && greeting->has_value()) CHECK(Encode(**greeting) == bytes);
+  if (greeting.ok() && !greeting->has_value()) CHECK_LT(bytes.size(), kMaxText * 3);
+  const auto check = [&bytes](const auto& decoded) {
+    if (decoded.ok()) CHECK(Encode(*decoded) == bytes);
+  };
+  check(DecodeAnswer(bytes));
+  check(DecodeOffer(bytes));
+  check(DecodeSettled(bytes));
+}
+
+// An accepted IDX file has as many elements as its extents state.
+void Idx(std::span<const uint8_t> input) {
+  const MemoryFile file(input);
+  const auto array = ReadIdx(file.path());
+  if (!array.ok()) return;
+  int64_t elements = 1;
+  for (const int64_t extent : array->dims) elements *= extent;
+  CHECK_EQ(elements, std::ssize(array->data));
+  // The file may be compressed; deflate shrinks data by a factor of at most 1032.
+  CHECK_LE(array->data.size(), 1032 * input.size());
+}
+
+// A JPEG image, decoded as grey and as color and at every scale, has the announced size.
+void Jpeg(std::span<const uint8_t> input) {
+  JpegReader reader;
+  JpegImage image;
+  for (const int channels : {1, 3}) {
+    for (const int eighths : {1, 2, 4, 8}) {
+      const absl::StatusOr<ImageSize> full = reader.Open(std::as_bytes(input));
+      if (!full.ok()) return;
+      CHECK_LE(full->height * full->width, kMaxJpegPixels);
+      if (!reader.Decode(channels, eighths, image).ok()) continue;
+      CHECK_EQ(image.size.height, (full->height * eighths + 7) / 8);
+      CHECK_EQ(image.size.width, (full->width * eighths + 7) / 8);
+      CHECK_EQ(std::ssize(image.pixels), image.size.height * image.size.width * channels);
+    }
+  }
+}
+
+// The tensors of an accepted safetensors file make up exactly its data and can be read, in whole
+// and in part.
+void Safetensors(std::span<const uint8_t> input) {
+  // Reading larger tensors would only take time.
+  constexpr int64_t kMaxElements = int64_t{1} << 16;
+  const MemoryFile memory(input);
+  absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(memory.path());
+  if (!file.ok()) return;
+  int64_t next = 0;
+  for (const StoredTensor& tensor : file->tensors()) {
+    CHECK(tensor.begin == next && tensor.end >= tensor.begin);
+    next = tensor.end;
+    CHECK(file->Find(tensor.name) == &tensor);
+    const int64_t elements = tensor.shape.elements();
+    CHECK_EQ(elements * ElementBytes(tensor.type), tensor.end - tensor.begin);
+    if (elements > kMaxElements) continue;
+    std::vector<float> values(elements);
+    const bool real = file->Read(tensor, 0, values).ok();
+    if (elements == 0) continue;
+    CHECK_EQ(file->Read(tensor, elements - 1, std::span(values).last(1)).ok(), real);
+  }
+}
+
+// The members of a tar archive lie in it one after the other, and each is found again from its own
+// offset.
+void ScanTar(const std::string& archive) {
+  const MemoryBytes source("input", std::as_bytes(std::span(archive)));
+  TarScanner scanner(source);
+  int64_t end = 0;
+  while (true) {
+    const absl::StatusOr<std::optional<TarMember>> member = scanner.Next();
+    if (!member.ok() || !member->has_value()) return;
+    const TarMember& found = **member;
+    CHECK_GE(found.header, end);
+    CHECK_GT(found.begin, found.header);
+    CHECK_GE(found.size, 0);
+    end = found.begin + found.size;
+    CHECK_LE(end, source.size());
+    std::vector<std::byte> contents(found.size);
+    CHECK(source.ReadAt(found.begin, contents).ok());
+    const auto again = TarScanner(source, found.header).Next();
+    CHECK(again.ok() && again->has_value());
+    CHECK_EQ((*again)->name, found.name);
+    CHECK_EQ((*again)->begin, found.begin);
+  }
+}
+
+// Corrects the checksums of all blocks that could be headers; otherwise nearly all mutations would
+// be rejected there.
+void Tar(std::span<const uint8_t> input) {
+  constexpr size_t kBlock = kTarBlockBytes;
+  constexpr size_t kChecksum = 148;
+  std::string archive = TextOf(input);
+  ScanTar(archive);
+  for (size_t begin = 0; begin + kBlock <= archive.size(); begin += kBlock) {
+    if (archive.compare(begin + 257, 5, "ustar") != 0) continue;
+    std::fill_n(archive.begin() + begin + kChecksum, 8, ' ');
+    unsigned sum = 0;
+    for (size_t i = 0; i < kBlock; ++i) sum += static_cast<unsigned char>(archive[begin + i]);
+    archive.replace(begin + kChecksum, 6, absl::StrFormat("%06o", sum));
+  }
+  ScanTar(archive);
+}
+
+// Broken on purpose, for the test of the driver; the beginning of the input selects how.
+void Fragile(std::span<const uint8_t> bytes) {
+  const std::string input = TextOf(bytes);
+  if (input.starts_with("abort")) std::abort();
+  if (input.starts_with("exit")) std::exit(3);
+  while (input.starts_with("hang")) usleep(1000);
+  // Only reachable by mutation of "sound".
+  if (input.size() == 5 && input.starts_with("soun") && input[4] != 'd') std::abort();
+}
+
+}  // namespace
+
+const std::map<std::string, Target>& Targets() {
+  static const std::map<std::string, Target> targets = {
+      {"cifar10", Cifar10}, {"fragile", Fragile}, {"handshake", Handshake},
+      {"idx", Idx},         {"jpeg", Jpeg},       {"safetensors", Safetensors},
+      {"tar", Tar}};
+  return targets;
+}
+
+}  // namespace cadre::fuzz
