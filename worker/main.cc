@@ -76,7 +76,7 @@ constexpr char kUsage[] =
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnavailable = 4;
-// Trying again cannot help; deploy/kubernetes/base/worker.yaml fails the Job on it.
+// Trying again cannot help; deploy/kubernetes/worker/worker.yaml fails the Job on it.
 constexpr int kExitRefused = 64;
 // A context on a GPU that was lost, or on which a kernel was at fault, cannot be had again in the
 // same process: another one may do.

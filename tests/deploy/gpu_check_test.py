@@ -29,7 +29,7 @@ for last; do :; done
 cat >"${{last#--gtest_output=xml:}}" <<'XML'
 <testsuites><testsuite name="A">{cases}</testsuite></testsuites>
 XML
-echo said "$1"
+echo "ran $1"
 exit {code}
 """
 PASSED = '<testcase name="Works" status="run" time="0.25" classname="A"/>'
@@ -85,7 +85,7 @@ class GpuCheckTest(unittest.TestCase):
             unittest.mock.patch.object(gpu_check, "find_gpu", lambda: self.gpu),
             contextlib.redirect_stdout(io.StringIO()) as table,
         ):
-            code = gpu_check.Check(options, work).go()
+            code = gpu_check.Check(options, work).run_all()
         self.table = table.getvalue()
         return code, json.loads(out.read_text())
 
@@ -162,7 +162,7 @@ exit 139
         self.gpu = (None, "no NVIDIA driver")
         self.add_test("a_test", PASSED)
         self.script("bin/cadre", "#!/bin/sh\n[ $1 = --help ]\n")
-        self.script("bin/bench_a", "#!/bin/sh\necho Flags from bench.cc\nexit 1\n")
+        self.script("bin/bench_a", "#!/bin/sh\n[ $1 = --help ]\n")
         code, report = self.check("starts", "tests", "bench")
         self.assertEqual(code, 3)
         found = self.records(report)
@@ -184,7 +184,7 @@ exit 139
         code, report = self.check("bench")
         self.assertEqual(code, 1)
         found = self.records(report)
-        self.assertIn("ran past its limit", found["bench", "bench_a"][1])
+        self.assertIn("exceeded its limit", found["bench", "bench_a"][1])
         self.assertEqual(found["bench", "bench_b"][0], "pass")
 
     def test_benchmark_without_output_is_a_failure(self):

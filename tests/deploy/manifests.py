@@ -3,8 +3,9 @@
     objects = render(tools.find("bin/kubectl"), pathlib.Path("deploy/kubernetes"))
     problems = check(objects, schemas, flags, drain_seconds)
 
-A problem is a line that names the object and the rule. check_schema() covers what the API server refuses in
-strict mode; the other functions cover what only this project requires.
+A problem is a line that names the object and the rule. kubectl rejects duplicate names and sets the namespace;
+check_schema() covers what the API server rejects in strict mode; the other functions cover what only this project
+requires.
 """
 
 import functools
@@ -141,16 +142,9 @@ def check_schema(objects, schemas):
 
 
 def check_names(objects):
-    namespaces = of(objects, "Namespace")
-    if not namespaces or namespaces[0]["metadata"].get("labels", {}).get(ENFORCE) != "restricted":
-        yield f"the namespace needs the label {ENFORCE}: restricted"
-    names = [label(item) for item in objects]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"{name}: there are two objects of this name"
-    for item in objects:
-        expected = None if item in namespaces else namespaces[0]["metadata"]["name"]
-        if item["metadata"].get("namespace") != expected:
-            yield f"{label(item)}: is not in the namespace {expected}"
+    for namespace in of(objects, "Namespace"):
+        if namespace["metadata"].get("labels", {}).get(ENFORCE) != "restricted":
+            yield f"the namespace needs the label {ENFORCE}: restricted"
     for workload, container in pods(objects):
         tag = container["image"].partition(":")[2]
         if tag in ("", "latest"):
@@ -179,25 +173,18 @@ def check_selectors(objects):
 
 def check_jobs(objects):
     for job in of(objects, "Job"):
-        spec, ignored, fatal = job["spec"], set(), set()
-        for rule in spec.get("podFailurePolicy", {}).get("rules", []):
-            codes = rule.get("onExitCodes", {})
-            if rule["action"] == "Ignore":
-                ignored |= {condition["type"] for condition in rule.get("onPodConditions", [])}
-            elif rule["action"] == "FailJob" and codes.get("operator") == "In":
-                fatal |= set(codes["values"])
-            if codes and codes.get("containerName") not in [c["name"] for c in containers(job)]:
-                yield f"{label(job)}: podFailurePolicy names an unknown container"
-        if spec.get("completionMode") != "Indexed":
-            yield f"{label(job)}: completionMode must be Indexed"
-        if spec.get("completions") != spec.get("parallelism"):
-            yield f"{label(job)}: completions and parallelism must be equal"
-        if template(job)["spec"].get("restartPolicy") != "Never":
-            yield f"{label(job)}: podFailurePolicy needs restartPolicy: Never"
+        spec, name = job["spec"], label(job)
+        rules = spec.get("podFailurePolicy", {}).get("rules", [])
+        ignored = [c["type"] for r in rules if r["action"] == "Ignore" for c in r["onPodConditions"]]
+        fatal = [r["onExitCodes"] for r in rules if r["action"] == "FailJob"]
         if "DisruptionTarget" not in ignored:
-            yield f"{label(job)}: must ignore DisruptionTarget"
-        if not PERMANENT_FAILURES <= fatal:
-            yield f"{label(job)}: must fail on the exit codes {PERMANENT_FAILURES - fatal}"
+            yield f"{name}: must ignore DisruptionTarget"
+        if [(set(f["values"]), f["containerName"]) for f in fatal] != [(PERMANENT_FAILURES, "worker")]:
+            yield f"{name}: must fail on the exit codes {PERMANENT_FAILURES} of the worker"
+        if spec.get("completionMode") != "Indexed" or spec["completions"] != spec["parallelism"]:
+            yield f"{name}: must be Indexed, with as many completions as parallel pods"
+        if template(job)["spec"].get("restartPolicy") != "Never":
+            yield f"{name}: podFailurePolicy needs restartPolicy: Never"
         for budget in of(objects, "PodDisruptionBudget"):
             if job in selected(objects, budget["spec"]["selector"]["matchLabels"]):
                 minimum = budget["spec"].get("minAvailable")
@@ -260,57 +247,51 @@ def check_programs(objects, flags, drain_seconds):
                 yield f"{label(workload)}: {path} is not on a writable volume"
 
 
-SUFFIXES = {"m": 1e-3, "": 1, "Mi": 2**20, "Gi": 2**30}
-
-
-def quantity(text):
-    """'250m' -> 0.25; None where it is missing."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|Mi|Gi)?", str(text))
-    return float(match[1]) * SUFFIXES[match[2] or ""] if match else None
-
-
 def check_resources(objects):
     for workload, container in pods(objects):
         given = container.get("resources", {})
         for name in ("cpu", "memory"):
-            request = quantity(given.get("requests", {}).get(name))
-            limit = quantity(given.get("limits", {}).get(name))
-            if request is None or limit is None:
+            if not all(name in given.get(kind, {}) for kind in ("requests", "limits")):
                 yield f"{label(workload)}: needs a request and a limit of {name}"
-            elif request > limit:
-                yield f"{label(workload)}: requests more {name} than its limit"
-            elif name == "cpu" and int(flags_of(container).get("threads", 1)) > limit:
-                yield f"{label(workload)}: more threads than the limit of cpu"
+        cpu = str(given.get("limits", {}).get("cpu", 0))
+        cores = int(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
+        if int(flags_of(container).get("threads", 1)) > max(cores, 1):
+            yield f"{label(workload)}: more threads than the limit of cpu"
 
 
-RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+# The restricted pod security profile, a read-only root file system and no API token.
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "runAsGroup": 10001,
+    "fsGroup": 10001,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+VOLUMES = {"name", "configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 
 
 def check_security(objects):
-    """The restricted pod security profile, a read-only root file system and no API token."""
     for account in of(objects, "ServiceAccount"):
         if account.get("automountServiceAccountToken") is not False:
             yield f"{label(account)}: automountServiceAccountToken must be false"
     for workload, container in pods(objects):
         spec = template(workload)["spec"]
-        own = container.get("securityContext", {})
-        both = {**spec.get("securityContext", {}), **own}
-        kinds = {kind for volume in spec.get("volumes", []) for kind in volume.keys() - {"name"}}
         rules = {
             "a ServiceAccount": find(objects, "ServiceAccount", spec.get("serviceAccountName")),
-            "automountServiceAccountToken: false": spec.get("automountServiceAccountToken")
-            is False,
-            "no host namespaces": not any(
-                spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")
+            "automountServiceAccountToken: false": not spec.get("automountServiceAccountToken", 1),
+            "no host namespaces": not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(),
+            "only volumes of the restricted profile": all(
+                volume.keys() <= VOLUMES for volume in spec.get("volumes", [])
             ),
-            "only volumes of the restricted profile": kinds <= RESTRICTED_VOLUMES,
-            "runAsNonRoot": both.get("runAsNonRoot") is True,
-            "runAsUser other than 0": both.get("runAsUser", 0) != 0,
-            "seccompProfile": both.get("seccompProfile") == {"type": "RuntimeDefault"},
-            "allowPrivilegeEscalation: false": own.get("allowPrivilegeEscalation") is False,
-            "readOnlyRootFilesystem": own.get("readOnlyRootFilesystem") is True,
-            "capabilities: drop ALL": own.get("capabilities") == {"drop": ["ALL"]},
-            "no privileged": not own.get("privileged"),
+            "the security context of pods": spec.get("securityContext") == POD_SECURITY,
+            "the security context of containers": container.get("securityContext")
+            == CONTAINER_SECURITY,
             "no hostPort": not any("hostPort" in port for port in container.get("ports", [])),
         }
         for rule, holds in rules.items():

@@ -64,12 +64,12 @@ class ScriptsTest(unittest.TestCase):
             ("unknown argument 'fast'", "tests/run.sh", "fast"),
             ("not 'memory'", "tests/run.sh", "--sanitize", "memory"),
             ("not '0'", "tests/run.sh", "--fuzz-seconds", "0"),
-            ("is no build folder", "bench/gpu_bundle.sh", "deploy", "out.tar.zst"),
-            ("needs a build folder", "bench/gpu_bundle.sh", "build"),
-            ("deploy is no bundle", "bench/gpu_check.sh", "deploy"),
+            ("is not a build folder", "bench/gpu_bundle.sh", "deploy", "out.tar.zst"),
+            ("requires a build folder", "bench/gpu_bundle.sh", "build"),
+            ("deploy is not a bundle", "bench/gpu_check.sh", "deploy"),
             ("there is no 'gone'", "bench/gpu_check.sh", "gone"),
-            ("--out needs a value", "bench/gpu_check.sh", "--out"),
-            ("unknown option '--fast'", "bench/gpu_check.sh", "--fast"),
+            ("--out: expected one argument", "bench/gpu_check.sh", "--out"),
+            ("unrecognized arguments: --fast", "bench/gpu_check.sh", "--fast"),
         ):
             with self.subTest(command):
                 result = run("bash", *command)
