@@ -9,6 +9,7 @@
 #include "cli/follow.h"
 #include "cli/interrupt.h"
 #include "cli/local_cluster.h"
+#include "cli/table.h"
 #include "cli/work_folder.h"
 
 namespace cadre {
@@ -36,10 +37,11 @@ LocalClusterOptions ClusterOptions(const ClusterRunOptions& options, const v1::R
 
 void NoteStart(const v1::RunSpec& spec, const LocalCluster& cluster,
                const ClusterRunOptions& options, Progress& progress) {
-  progress.Note(absl::StrCat("started ", spec.cluster().groups(), " groups of ",
-                             spec.cluster().ranks_per_group(), " workers and ",
-                             spec.cluster().aggregators(), " aggregators; coordinator at ",
-                             cluster.coordinator(), ", logs in ", cluster.logs()));
+  progress.Note(absl::StrCat("started ", Counted(spec.cluster().groups(), "group"), " of ",
+                             Counted(spec.cluster().ranks_per_group(), "worker"), " and ",
+                             Counted(spec.cluster().aggregators(), "aggregator"),
+                             "; coordinator at ", cluster.coordinator(), ", logs in ",
+                             cluster.logs()));
   if (!options.note.empty()) progress.Note(options.note);
 }
 

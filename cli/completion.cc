@@ -1,266 +1,171 @@
 #include "cli/completion.h"
 
-#include <vector>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "cli/help.h"
 #include "cli/verb.h"
-#include "cli/zoo.h"
-
-// Each script is static text around lists taken from the table, so that completing costs no call of
-// cadre. The scripts for zsh and fish describe flags declaratively (_arguments, complete); bash has
-// no such language, so its function finds the verb and the flag before the cursor itself.
+#include "model/zoo_file.h"
 
 namespace cadre {
 namespace {
 
-std::vector<Flag> AllFlags(const Verb& verb) {
-  std::vector<Flag> flags = verb.flags;
-  flags.insert(flags.end(), GlobalFlags().begin(), GlobalFlags().end());
-  flags.push_back({"help", ValueKind::kSwitch, "", "explain the verb"});
-  return flags;
-}
+constexpr char kFiles[] = ":files";
+constexpr char kFolders[] = ":folders";
 
-std::string VerbNames() {
-  return absl::StrJoin(Verbs(), " ",
-                       [](std::string* out, const Verb& verb) { absl::StrAppend(out, verb.name); });
-}
+// Collects the candidates that begin with the word to complete.
+class Candidates {
+ public:
+  explicit Candidates(std::string prefix) : prefix_(std::move(prefix)) {}
 
-// The words that complete a value, apart from files.
-std::string Words(const Flag& flag) { return absl::StrJoin(flag.choices, " "); }
-std::string Words(const Argument& argument) {
-  switch (argument.kind) {
-    case ValueKind::kModel:
-      return absl::StrJoin(ZooNames(), " ");
-    case ValueKind::kVerb:
-      return VerbNames();
-    default:
-      // "bash|zsh|fish" lists its values.
-      return argument.name.find('|') == absl::string_view::npos
-                 ? ""
-                 : absl::StrReplaceAll(argument.name, {{"|", " "}});
+  void Add(absl::string_view word, absl::string_view description = "") {
+    if (!absl::StartsWith(word, prefix_)) return;
+    found_.push_back(absl::StrCat(word, description.empty() ? "" : "\t", description));
   }
-}
-
-bool TakesFiles(ValueKind kind) { return kind == ValueKind::kFile || kind == ValueKind::kModel; }
-
-// How a flag is written: "--name", "-o", and "-O" for its letter.
-std::vector<std::string> Spellings(const Flag& flag) {
-  std::vector<std::string> spellings = {FlagName(flag)};
-  if (flag.letter != 0) spellings.push_back(std::string("-") + flag.letter);
-  return spellings;
-}
-
-// What completes a switch: the form that changes its fallback.
-std::string SwitchName(const Flag& flag) {
-  return flag.fallback == "true" ? absl::StrCat("--no-", flag.name) : FlagName(flag);
-}
-
-// --- bash ---
-
-// COMPREPLY for a value: files, directories, words, or nothing.
-std::string BashReply(ValueKind kind, const std::string& words) {
-  std::string options;
-  if (TakesFiles(kind)) options = "-f ";
-  if (kind == ValueKind::kFolder) options = "-d ";
-  if (!words.empty()) absl::StrAppend(&options, "-W '", words, "' ");
-  return options.empty() ? "COMPREPLY=()"
-                         : absl::StrCat("COMPREPLY=($(compgen ", options, "-- \"$current\"))");
-}
-
-std::string BashValues(absl::string_view verb, const std::vector<Flag>& flags) {
-  std::string out;
-  for (const Flag& flag : flags) {
-    if (flag.kind == ValueKind::kSwitch) continue;
-    const std::string pattern =
-        absl::StrJoin(Spellings(flag), "|", [&](std::string* text, const std::string& spelling) {
-          absl::StrAppend(text, verb, ":", spelling);
-        });
-    absl::StrAppend(&out, "    ", pattern, ") ", BashReply(flag.kind, Words(flag)),
-                    "; return ;;\n");
+  void AddFiles(ValueKind kind) {
+    if (kind == ValueKind::kFile || kind == ValueKind::kModel) found_.push_back(kFiles);
+    if (kind == ValueKind::kFolder) found_.push_back(kFolders);
   }
-  return out;
-}
-
-std::string BashWords(const Verb& verb) {
-  const std::string flags =
-      absl::StrJoin(AllFlags(verb), " ", [](std::string* out, const Flag& flag) {
-        absl::StrAppend(out, flag.kind == ValueKind::kSwitch ? SwitchName(flag)
-                                                             : absl::StrJoin(Spellings(flag), " "));
-      });
-  const Argument first = verb.arguments.empty() ? Argument{} : verb.arguments.front();
-  return absl::StrCat(
-      "    ", verb.name, ") if [[ $current == -* ]]; then COMPREPLY=($(compgen -W '", flags,
-      "' -- \"$current\")); else ", BashReply(first.kind, Words(first)), "; fi ;;\n");
-}
-
-std::string BashScript() {
-  std::vector<std::string> with_value;
-  std::string values = BashValues("*", GlobalFlags());
-  std::string words;
-  const auto note = [&](const std::vector<Flag>& flags) {
+  void AddVerbs() {
+    for (const Verb& verb : Verbs()) Add(verb.name, verb.brief);
+  }
+  void AddFlags(const std::vector<Flag>& flags) {
     for (const Flag& flag : flags) {
-      if (flag.kind == ValueKind::kSwitch) continue;
-      for (const std::string& spelling : Spellings(flag)) with_value.push_back(spelling);
+      // Of a switch, the form that changes its default.
+      const bool turns_off = flag.kind == ValueKind::kSwitch && flag.fallback == "true";
+      Add(turns_off ? absl::StrCat("--no-", flag.name) : FlagName(flag), flag.help);
+      if (flag.letter != 0) Add(std::string("-") + flag.letter, flag.help);
     }
-  };
-  note(GlobalFlags());
-  for (const Verb& verb : Verbs()) {
-    note(verb.flags);
-    absl::StrAppend(&values, BashValues(verb.name, verb.flags));
-    absl::StrAppend(&words, BashWords(verb));
   }
-  return absl::StrCat(
-      R"(# bash completion for cadre, generated by 'cadre completion bash'.
+  void AddValues(const Flag& flag) {
+    for (const absl::string_view choice : flag.choices) Add(choice);
+    AddFiles(flag.kind);
+  }
+  void AddValues(const Argument& argument) {
+    if (argument.kind == ValueKind::kVerb) return AddVerbs();
+    if (argument.kind == ValueKind::kModel) {
+      for (const std::string& model : ZooNames()) Add(model);
+    } else if (absl::StrContains(argument.name, '|')) {
+      // "bash|zsh|fish" lists its values.
+      for (const absl::string_view value : absl::StrSplit(argument.name, '|')) Add(value);
+    }
+    AddFiles(argument.kind);
+  }
+
+  std::vector<std::string> Take() { return std::move(found_); }
+
+ private:
+  const std::string prefix_;
+  std::vector<std::string> found_;
+};
+
+// The flag with this name ("--overlap", "-O") if it takes a value; null otherwise.
+const Flag* FlagWithValue(absl::string_view word, const Verb* verb) {
+  if (!absl::StartsWith(word, "-")) return nullptr;
+  const absl::string_view name = word.substr(word.find_first_not_of('-') == 1 ? 1 : 2);
+  const Flag* flag = FindFlag(GlobalFlags(), name);
+  if (flag == nullptr && verb != nullptr) flag = FindFlag(verb->flags, name);
+  // Before the verb is known, any flag with this name tells whether a value follows.
+  if (flag == nullptr && verb == nullptr) {
+    for (const Verb& any : Verbs()) {
+      if ((flag = FindFlag(any.flags, name)) != nullptr) break;
+    }
+  }
+  return flag != nullptr && flag->kind != ValueKind::kSwitch ? flag : nullptr;
+}
+
+constexpr char kBash[] = R"(# bash completion for cadre, generated by 'cadre completion bash'.
 _cadre() {
-  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} verb='' i
-  # bash splits --flag=value at the '='.
-  if [[ $current == '=' ]]; then
-    current=''
-  elif [[ $previous == '=' ]]; then
-    previous=${COMP_WORDS[COMP_CWORD - 2]}
-  fi
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    case ${COMP_WORDS[i]} in
-    )",
-      absl::StrJoin(with_value, "|"), R"()
-      i=$((i + 1))
-      if [[ ${COMP_WORDS[i]} == '=' ]]; then i=$((i + 1)); fi ;;
-    -*) ;;
-    *) verb=${COMP_WORDS[i]}; break ;;
+  local current=${COMP_WORDS[COMP_CWORD]} line
+  [[ $current == '=' ]] && current=''  # bash splits --flag=value at the '='
+  COMPREPLY=()
+  while IFS= read -r line; do
+    case $line in
+    :files) mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- "$current") ;;
+    :folders) mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -d -- "$current") ;;
+    *) COMPREPLY+=("${line%%$'\t'*}") ;;
     esac
-  done
-  previous=${previous//_/-}
-  case $verb:$previous in
-)",
-      values, R"(  esac
-  case $verb in
-    '') COMPREPLY=($(compgen -W ')",
-      VerbNames(), R"(' -- "$current")) ;;
-)",
-      words, R"(  esac
+  done < <("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o filenames -F _cadre cadre
-)");
-}
+)";
 
-// --- zsh ---
-
-// Text inside an _arguments specification in single quotes.
-std::string ZshText(absl::string_view text) {
-  return absl::StrReplaceAll(
-      text, {{"'", "'\\''"}, {"[", "\\["}, {"]", "\\]"}, {":", "\\:"}, {"\\", "\\\\"}});
-}
-
-std::string ZshAction(ValueKind kind, const std::string& words) {
-  if (kind == ValueKind::kFolder) return "_files -/";
-  if (kind == ValueKind::kModel) {
-    return absl::StrCat("{_alternative \"files\\:file\\:_files\" \"models\\:model\\:(", words,
-                        ")\"}");
-  }
-  if (kind == ValueKind::kFile) return "_files";
-  return words.empty() ? " " : absl::StrCat("(", words, ")");
-}
-
-std::string ZshFlags(const Verb& verb) {
-  std::string out;
-  for (const Flag& flag : AllFlags(verb)) {
-    const std::string help = ZshText(flag.help);
-    if (flag.kind == ValueKind::kSwitch) {
-      absl::StrAppend(&out, " \\\n        '", SwitchName(flag), "[", help, "]'");
-      continue;
-    }
-    for (const std::string& spelling : Spellings(flag)) {
-      // "=" accepts --flag=value and --flag value.
-      absl::StrAppend(&out, " \\\n        '", spelling, spelling.size() > 2 ? "=" : "", "[", help,
-                      "]:", ZshText(flag.value), ":", ZshAction(flag.kind, Words(flag)), "'");
-    }
-  }
-  for (const Argument& argument : verb.arguments) {
-    absl::StrAppend(&out, " \\\n        '", argument.repeated ? "*" : "", ":",
-                    ZshText(argument.name), ":", ZshAction(argument.kind, Words(argument)), "'");
-  }
-  return out;
-}
-
-std::string ZshScript() {
-  std::string out = R"(#compdef cadre
+constexpr char kZsh[] = R"(#compdef cadre
 # zsh completion for cadre, generated by 'cadre completion zsh'.
 _cadre() {
-  local context state state_descr line
-  typeset -A opt_args
-  local -a verbs=()";
-  for (const Verb& verb : Verbs()) {
-    absl::StrAppend(&out, "\n    '", verb.name, ":", ZshText(verb.brief), "'");
-  }
-  absl::StrAppend(&out, R"()
-  _arguments -C '1: :->verb' '*:: :->rest' && return
-  case $state in
-  verb) _describe verb verbs ;;
-  rest)
-    case $words[1] in
-)");
-  for (const Verb& verb : Verbs()) {
-    absl::StrAppend(&out, "    ", verb.name, ")\n      _arguments", ZshFlags(verb), " ;;\n");
-  }
-  return absl::StrCat(out, R"(    esac ;;
-  esac
+  local line
+  local -a found
+  while IFS= read -r line; do
+    case $line in
+    :files) _files ;;
+    :folders) _files -/ ;;
+    *) found+=("${${line//:/\\:}/$'\t'/:}") ;;
+    esac
+  done < <("$words[1]" __complete "${(@)words[2,CURRENT]}" 2>/dev/null)
+  (( $#found )) && _describe cadre found
 }
 if [[ $funcstack[1] == _cadre ]]; then _cadre "$@"; else compdef _cadre cadre; fi
-)");
-}
+)";
 
-// --- fish ---
-
-std::string FishText(absl::string_view text) {
-  return absl::StrCat("'", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"'", "\\'"}}), "'");
-}
-
-std::string FishValue(ValueKind kind, const std::string& words) {
-  std::string out = TakesFiles(kind) ? " -F" : "";
-  if (kind == ValueKind::kFolder) out = " -a '(__fish_complete_directories)'";
-  if (!words.empty()) absl::StrAppend(&out, " -a ", FishText(words));
-  return out;
-}
-
-std::string FishFlag(const std::string& condition, const Flag& flag) {
-  std::string out = absl::StrCat("complete -c cadre", condition);
-  if (flag.kind == ValueKind::kSwitch) {
-    absl::StrAppend(&out, " -l ", SwitchName(flag).substr(2));
-  } else {
-    absl::StrAppend(&out, flag.name.size() == 1 ? " -s " : " -l ", flag.name);
-    if (flag.letter != 0) absl::StrAppend(&out, " -s ", std::string(1, flag.letter));
-    absl::StrAppend(&out, TakesFiles(flag.kind) ? " -r" : " -x", FishValue(flag.kind, Words(flag)));
-  }
-  return absl::StrCat(out, " -d ", FishText(flag.help), "\n");
-}
-
-std::string FishScript() {
-  std::string out =
-      "# fish completion for cadre, generated by 'cadre completion fish'.\n"
-      "complete -c cadre -f\n";
-  for (const Flag& flag : GlobalFlags()) out += FishFlag("", flag);
-  for (const Verb& verb : Verbs()) {
-    absl::StrAppend(&out, "complete -c cadre -n __fish_use_subcommand -a ", verb.name, " -d ",
-                    FishText(verb.brief), "\n");
-    const std::string condition = absl::StrCat(" -n '__fish_seen_subcommand_from ", verb.name, "'");
-    for (const Flag& flag : verb.flags) out += FishFlag(condition, flag);
-    for (const Argument& argument : verb.arguments) {
-      const std::string value = FishValue(argument.kind, Words(argument));
-      if (!value.empty()) absl::StrAppend(&out, "complete -c cadre", condition, value, "\n");
-    }
-  }
-  return out;
-}
+constexpr char kFish[] = R"(# fish completion for cadre, generated by 'cadre completion fish'.
+function __cadre_complete
+  set -l words (commandline -opc)
+  set -l current (commandline -ct)
+  for line in ($words[1] __complete $words[2..-1] "$current" 2>/dev/null)
+    switch $line
+      case :files
+        __fish_complete_path "$current"
+      case :folders
+        __fish_complete_directories "$current"
+      case '*'
+        echo $line
+    end
+  end
+end
+complete -c cadre -f -a '(__cadre_complete)'
+)";
 
 }  // namespace
 
+std::vector<std::string> Completions(std::span<const std::string> words) {
+  const Verb* verb = nullptr;
+  // The flag whose value comes next, and the number of arguments after the verb.
+  const Flag* pending = nullptr;
+  size_t arguments = 0;
+  for (const std::string& word : words.first(words.empty() ? 0 : words.size() - 1)) {
+    if (word == "=" && pending != nullptr) continue;  // bash passes "--flag", "=", "value"
+    if (pending != nullptr) {
+      pending = nullptr;
+    } else if (absl::StartsWith(word, "-")) {
+      pending = FlagWithValue(word, verb);
+    } else if (verb == nullptr) {
+      verb = FindVerb(word);
+    } else {
+      ++arguments;
+    }
+  }
+  const std::string current = words.empty() || words.back() == "=" ? "" : words.back();
+  Candidates candidates(current);
+  if (pending != nullptr) {
+    candidates.AddValues(*pending);
+  } else if (absl::StartsWith(current, "-")) {
+    if (verb != nullptr) candidates.AddFlags(verb->flags);
+    candidates.AddFlags(GlobalFlags());
+    candidates.Add("--help", "explain the verb");
+  } else if (verb == nullptr) {
+    candidates.AddVerbs();
+  } else if (arguments < verb->arguments.size()) {
+    candidates.AddValues(verb->arguments[arguments]);
+  }
+  return candidates.Take();
+}
+
 absl::StatusOr<std::string> CompletionScript(absl::string_view shell) {
-  if (shell == "bash") return BashScript();
-  if (shell == "zsh") return ZshScript();
-  if (shell == "fish") return FishScript();
+  if (shell == "bash") return kBash;
+  if (shell == "zsh") return kZsh;
+  if (shell == "fish") return kFish;
   return absl::InvalidArgumentError(
       absl::StrCat("completion exists for bash, zsh and fish, not for '", shell, "'"));
 }

@@ -1,17 +1,29 @@
-// Completion scripts for shells, generated from the table of verbs (cli/verb.h).
+// Shell completion, computed from the table of verbs (cli/verb.h).
+//
+// The scripts that users install are short: they call `cadre __complete WORDS` whenever the user
+// presses the tab key and pass its answer to the shell, so they do not depend on the table.
 //
 // Thread-safe (pure functions).
 #pragma once
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace cadre {
 
-// The script that completes verbs, flags, choices, models of the zoo, files and directories.
-// Errors: InvalidArgument if `shell` is not bash, zsh or fish.
+// The first argument with which the scripts call cadre.
+inline constexpr char kCompleteCommand[] = "__complete";
+
+// Completions of the last of the words that follow the name of the program; it may be empty. Each
+// is "WORD" or "WORD<tab>DESCRIPTION"; ":files" and ":folders" stand for the files or folders that
+// match.
+std::vector<std::string> Completions(std::span<const std::string> words);
+
+// The script for a shell. Errors: InvalidArgument if `shell` is not bash, zsh or fish.
 absl::StatusOr<std::string> CompletionScript(absl::string_view shell);
 
 }  // namespace cadre

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "cli/table.h"
 
 namespace cadre {
 namespace {
@@ -50,8 +51,8 @@ absl::Status LocalCluster::StartCoordinator() {
       {.name = "coordinator",
        .program = options_.programs + "/cadre-coordinator",
        .arguments = {"--listen=127.0.0.1:0", absl::StrCat("--store=", options_.folder, "/store.db"),
-                     absl::StrCat("--port_file=", port_file),
-                     absl::StrCat("--lease_ms=", absl::ToInt64Milliseconds(options_.lease)),
+                     absl::StrCat("--port-file=", port_file),
+                     absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease)),
                      "--logtostderr"}}));
   CADRE_RETURN_IF_ERROR(WaitForPort(members_.back(), port_file));
   // After a restart it must listen on the same port.
@@ -87,7 +88,7 @@ absl::Status LocalCluster::StartAggregators() {
         {.name = name,
          .program = options_.programs + "/cadre-aggregator",
          .arguments = {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
-                       absl::StrCat("--data_dir=", data), absl::StrCat("--name=", name),
+                       absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
                        "--logtostderr"}}));
   }
   return absl::OkStatus();
@@ -140,10 +141,11 @@ absl::Status LocalCluster::Check(Member& member) {
       options_.restart && !IsFinal(*ending) && member.restarts < options_.max_restarts;
   if (!again) {
     const int count = member.restarts;
-    return absl::AbortedError(absl::StrCat(
-        member.name, " ended (", ending->ToString(), ")",
-        count > 0 ? absl::StrCat(" after ", count, " restarts") : std::string(), "; the end of ",
-        LogOf(member), ":\n  ", absl::StrJoin(LastLines(LogOf(member), kShownLines), "\n  ")));
+    return absl::AbortedError(
+        absl::StrCat(member.name, " ended (", ending->ToString(), ")",
+                     count > 0 ? absl::StrCat(" after ", Counted(count, "restart")) : std::string(),
+                     "; the end of ", LogOf(member), ":\n  ",
+                     absl::StrJoin(LastLines(LogOf(member), kShownLines), "\n  ")));
   }
   ++member.restarts;
   CADRE_RETURN_IF_ERROR(StartMember(member));

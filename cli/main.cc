@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <iostream>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
+#include "cli/completion.h"
 #include "cli/console.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
@@ -43,6 +45,12 @@ int UsageError(const absl::Status& status, const Verb* verb) {
 
 int Main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words.front() == kCompleteCommand) {
+    for (const std::string& word : Completions(std::span(words).subspan(1))) {
+      std::cout << word << "\n";
+    }
+    return kExitOk;
+  }
   absl::StatusOr<CommandLine> line = CommandLine::Parse(words);
   if (!line.ok()) return UsageError(line.status(), CommandLine::VerbOf(words));
   // `cadre VERB --help` is `cadre help VERB`, and so is `--version`.

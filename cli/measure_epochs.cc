@@ -66,7 +66,7 @@ absl::StatusOr<v1::EpochsTable> LoadTable(const MeasureOptions& options, const v
   if (saved.batch_per_worker() != table.batch_per_worker()) return differs("batch");
   if (saved.recipe() != table.recipe()) {
     return differs(
-        "recipe: --rate, --max_epochs, or the run's data, optimizer, schedule or initial weights "
+        "recipe: --rate, --max-epochs, or the run's data, optimizer, schedule or initial weights "
         "differ");
   }
   return saved;
@@ -88,7 +88,7 @@ absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& opt
   }
   if (options.max_epochs.value_or(spec.stop().epochs()) == 0) {
     return absl::InvalidArgumentError(
-        "missing --max_epochs: the run file has no stop.epochs, so a run that never reaches the "
+        "missing --max-epochs: the run file has no stop.epochs, so a run that never reaches the "
         "target would not end");
   }
   const uint32_t batch = options.batch.value_or(spec.batch_per_group());
@@ -97,13 +97,13 @@ absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& opt
     const uint64_t samples = uint64_t{workers} * batch;
     if (samples > kMaxBatch) {
       return absl::InvalidArgumentError(
-          absl::StrCat(workers, " workers of ", batch, " samples each are ", samples,
+          absl::StrCat(Counted(workers, "worker"), " of ", batch, " samples each are ", samples,
                        " samples per step, at most ", kMaxBatch, " are supported"));
     }
     specs.push_back(EmulatedSpec(spec, EmulationOf(options, spec, workers)));
     if (const absl::Status status = ValidateRunSpec(specs.back()); !status.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("with ", workers, " workers: ", status.message()));
+          absl::StrCat("with ", Counted(workers, "worker"), ": ", status.message()));
     }
   }
   return specs;
@@ -128,9 +128,10 @@ struct Measured {
 
 Measured Measure(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers,
                  absl::Time deadline, Progress& progress) {
-  progress.Note(absl::StrFormat(
-      "%d workers: batch %d in %d micro-batches, rate %.4g, to accuracy %.4g", workers,
-      spec.batch_per_group(), spec.micro_batches(), spec.schedule().base_rate(), options.target));
+  progress.Note(absl::StrFormat("%s: batch %d in %s, rate %.4g, to accuracy %.4g",
+                                Counted(workers, "worker"), spec.batch_per_group(),
+                                Counted(spec.micro_batches(), "micro-batch", "micro-batches"),
+                                spec.schedule().base_rate(), options.target));
   // The target rounded to float, as the run compares it.
   EpochsToTarget epochs(spec.stop().test_accuracy());
   Measured measured;
@@ -145,7 +146,8 @@ Measured Measure(const MeasureOptions& options, const v1::RunSpec& spec, uint32_
   measured.entry.set_seed(spec.seed());
   measured.entry.set_reached(epochs.reached());
   measured.entry.set_epochs(epochs.reached() ? epochs.epochs() : measured.end.summary.run.epoch());
-  progress.Note(absl::StrCat(workers, " workers: ", OutcomeText(measured.entry, epochs)));
+  progress.Note(
+      absl::StrCat(Counted(workers, "worker"), ": ", OutcomeText(measured.entry, epochs)));
   return measured;
 }
 
@@ -191,7 +193,7 @@ int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
   for (size_t i = 0; i < options.workers.size(); ++i) {
     const uint32_t workers = options.workers[i];
     if (Contains(*table, workers, spec.seed())) {
-      progress.Note(absl::StrCat(workers, " workers: already in ", options.output));
+      progress.Note(absl::StrCat(Counted(workers, "worker"), ": already in ", options.output));
       continue;
     }
     const Measured measured = Measure(options, (*specs)[i], workers, deadline, progress);

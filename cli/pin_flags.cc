@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text) {
 absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text) {
   CADRE_ASSIGN_OR_RETURN(
       const auto pairs,
-      SplitPairs("layer", text, "layers and how to cut them such as fc6=model,conv1=data"));
+      SplitPairs("layer", text, "layers and how to split them such as fc6=model,conv1=data"));
   std::vector<v1::LayerPin> pins;
   for (const auto& [name, value] : pairs) {
     v1::LayerPin& pin = pins.emplace_back();

@@ -193,7 +193,7 @@ absl::Status CheckPlacementOptions(const PlacementOptions& options) {
   if (options.solver_seconds > 0 && options.solver_seconds <= kMaxSolverSeconds) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("--solver_seconds must be above 0, at most ",
+  return absl::InvalidArgumentError(absl::StrCat("--solver-seconds must be above 0, at most ",
                                                  kMaxSolverSeconds, ", not ",
                                                  options.solver_seconds));
 }

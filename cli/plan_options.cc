@@ -111,8 +111,8 @@ absl::Status CheckPlanOptions(const PlanOptions& options) {
   CADRE_RETURN_IF_ERROR(CheckLink(options));
   CADRE_RETURN_IF_ERROR(CheckTimed(options));
   CADRE_RETURN_IF_ERROR(CheckMesh(options));
-  CADRE_RETURN_IF_ERROR(Divides("model_ranks", options.flags.model_ranks, options.workers));
-  return Divides("space_ranks", options.flags.space_ranks, options.workers);
+  CADRE_RETURN_IF_ERROR(Divides("model-ranks", options.flags.model_ranks, options.workers));
+  return Divides("space-ranks", options.flags.space_ranks, options.workers);
 }
 
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {

@@ -88,9 +88,8 @@ std::string StepText(const Prediction& prediction) {
 
 std::string SearchText(const PlanReport& report) {
   const SearchResult& searched = *report.searched;
-  std::string text =
-      absl::StrCat("searched ", searched.meshes, searched.meshes == 1 ? " mesh, " : " meshes, ",
-                   ExactNote(searched, report.question->problem.overlap), "\n");
+  std::string text = absl::StrCat("searched ", Counted(searched.meshes, "mesh", "meshes"), ", ",
+                                  ExactNote(searched, report.question->problem.overlap), "\n");
   for (const Candidate& other : searched.others) {
     absl::StrAppend(&text, "  next: mesh ", other.plan.mesh.ToString(), ", step ",
                     Ms(other.prediction.times.step()), "\n");

@@ -180,12 +180,12 @@ class Probe {
     CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
     const std::string file = folder.path() + "/request";
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(file, request.SerializeAsString()));
-    progress_.Note(absl::StrCat(options_.workers, options_.workers == 1 ? " worker" : " workers",
-                                " timing the layers of ", request.plan_size(), " plans"));
+    progress_.Note(absl::StrCat(Counted(options_.workers, "worker"), " timing the layers of ",
+                                Counted(request.plan_size(), "plan")));
     std::vector<std::vector<std::string>> processes;
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
-      processes.push_back({absl::StrCat("--probe=", file), absl::StrCat("--probe_rank=", rank),
-                           absl::StrCat("--probe_ranks=", options_.workers)});
+      processes.push_back({absl::StrCat("--probe=", file), absl::StrCat("--probe-rank=", rank),
+                           absl::StrCat("--probe-ranks=", options_.workers)});
     }
     return RunWorkers(folder.path(), std::move(processes));
   }
@@ -198,9 +198,9 @@ class Probe {
     // The user named the hosts' addresses, so their network may be used without TLS.
     return RunWorkers(
         folder.path(),
-        {{absl::StrCat("--probe_hosts=", absl::StrJoin(options_.peers, ",")),
-          absl::StrCat("--probe_rank=", options_.rank),
-          absl::StrCat("--probe_meet_timeout=", absl::ToInt64Seconds(options_.meet_timeout)),
+        {{absl::StrCat("--probe-hosts=", absl::StrJoin(options_.peers, ",")),
+          absl::StrCat("--probe-rank=", options_.rank),
+          absl::StrCat("--probe-meet-timeout=", absl::ToInt64Seconds(options_.meet_timeout)),
           "--insecure"}});
   }
 
@@ -211,10 +211,10 @@ class Probe {
     const auto log = [&](size_t i) { return absl::StrCat(folder, "/log-", i); };
     for (size_t i = 0; i < arguments.size(); ++i) {
       std::vector<std::string>& flags = arguments[i];
-      flags.push_back(absl::StrCat("--probe_folder=", folder));
+      flags.push_back(absl::StrCat("--probe-folder=", folder));
       flags.push_back(absl::StrCat("--threads=", options_.threads));
       flags.push_back(
-          absl::StrCat("--probe_timeout=", absl::ToInt64Seconds(deadline_ - absl::Now()) + 1));
+          absl::StrCat("--probe-timeout=", absl::ToInt64Seconds(deadline_ - absl::Now()) + 1));
       CADRE_ASSIGN_OR_RETURN(
           Process worker,
           Process::Start(
@@ -338,7 +338,7 @@ absl::Status CheckProbeOptions(const ProbeOptions& options) {
     }
   }
   if (options.meet_timeout < absl::Seconds(1)) {
-    return absl::InvalidArgumentError("--meet_timeout must be at least 1 second");
+    return absl::InvalidArgumentError("--meet-timeout must be at least 1 second");
   }
   if (options.rank >= std::max<size_t>(1, options.peers.size())) {
     return absl::InvalidArgumentError(absl::StrCat(

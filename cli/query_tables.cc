@@ -303,7 +303,7 @@ std::string BucketsText(const v1::GroupStatus& group) {
     if (at == counts.end()) at = counts.insert(counts.end(), {algorithm, 0});
     ++at->second;
   }
-  return absl::StrCat(plan.buckets_size(), plan.buckets_size() == 1 ? " bucket: " : " buckets: ",
+  return absl::StrCat(Counted(plan.buckets_size(), "bucket"), ": ",
                       absl::StrJoin(counts, ", ", absl::PairFormatter(" ")));
 }
 

@@ -126,7 +126,7 @@ std::string StepTimes(const Summary& summary) {
 }
 
 std::string AveragingText(const v1::RunStatus& run) {
-  return absl::StrCat(run.rounds_committed(), " rounds",
+  return absl::StrCat(Counted(run.rounds_committed(), "round"),
                       run.has_discrepancy() ? "; divergence of the groups: " : "",
                       DiscrepancyText(run));
 }
@@ -204,8 +204,9 @@ std::string ToText(const Summary& summary) {
        {"epochs", absl::StrFormat("%.2f: %s steps of each group, %s samples", run.epoch(),
                                   FormatCount(run.step()), FormatCount(run.samples()))},
        {"model", ModelText(summary)},
-       {"cluster", absl::StrCat(run.groups(), " groups of ", summary.ranks, " workers, ",
-                                summary.aggregators, " aggregators")},
+       {"cluster",
+        absl::StrCat(Counted(run.groups(), "group"), " of ", Counted(summary.ranks, "worker"), ", ",
+                     Counted(summary.aggregators, "aggregator"))},
        {"mesh of a group", PerGroup(summary, MeshText)},
        {"time of a step", StepTimes(summary)},
        {"model averaging", AveragingText(run)},

@@ -1,109 +1,115 @@
-// The generated scripts, run by the shells themselves where they are installed.
+// Completions, and the generated scripts, run by the shells themselves where they are installed.
 #include "cli/completion.h"
-
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "base/file.h"
-#include "cli/process.h"
-#include "cli/verb.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cli/program.h"
 
 namespace cadre {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::Not;
+using testing::IsEmpty;
+using testing::IsSupersetOf;
+using testing::StartsWith;
 
-class CompletionTest : public testing::Test {
+// Candidates for the last of the words, without their descriptions.
+std::vector<std::string> Complete(absl::string_view text) {
+  const std::vector<std::string> words = absl::StrSplit(text, ' ');
+  std::vector<std::string> found = Completions(words);
+  for (std::string& word : found) word = word.substr(0, word.find('\t'));
+  return found;
+}
+
+TEST(CompletionsTest, VerbsAndFlags) {
+  EXPECT_THAT(Complete("st"), ElementsAre("status", "stop"));
+  EXPECT_THAT(Complete("--quiet -o json st"), ElementsAre("status", "stop"));
+  EXPECT_THAT(Complete("local --ov"), ElementsAre("--overlap"));
+  EXPECT_THAT(Complete("local --no"), ElementsAre("--no-restart"));
+  EXPECT_THAT(Complete("local --qu"), ElementsAre("--quiet"));
+  EXPECT_THAT(Complete("trace -O"), ElementsAre("-O"));
+  EXPECT_THAT(Complete("stop --me"), IsEmpty()) << "a flag of other verbs";
+  EXPECT_THAT(Completions(std::vector<std::string>{"stat"}), ElementsAre(StartsWith("status\t")));
+}
+
+TEST(CompletionsTest, Values) {
+  EXPECT_THAT(Complete("local x --overlap "), ElementsAre("on", "off"));
+  EXPECT_THAT(Complete("local --overlap = of"), ElementsAre("off")) << "bash splits at '='";
+  EXPECT_THAT(Complete("--overlap off local --overlap o"), ElementsAre("on", "off"));
+  EXPECT_THAT(Complete("runs -o j"), ElementsAre("json"));
+  EXPECT_THAT(Complete("local --groups "), IsEmpty()) << "any number";
+  EXPECT_THAT(Complete("local --dir x"), ElementsAre(":folders"));
+  EXPECT_THAT(Complete("trace -O x"), ElementsAre(":files"));
+}
+
+TEST(CompletionsTest, Arguments) {
+  EXPECT_THAT(Complete("help memb"), ElementsAre("members"));
+  EXPECT_THAT(Complete("completion z"), ElementsAre("zsh"));
+  EXPECT_THAT(Complete("plan vgg"), ElementsAre("vgg11", "vgg16", ":files"));
+  EXPECT_THAT(Complete("stop run-1 "), IsEmpty());
+}
+
+class CompletionScriptTest : public ProgramTest {
  protected:
-  CompletionTest() {
-    std::string path = testing::TempDir() + "/cadre_completion-XXXXXX";
-    folder_ = mkdtemp(path.data());
+  CompletionScriptTest() {
     for (const char* shell : {"bash", "zsh", "fish"}) {
       std::ofstream(absl::StrCat(folder_, "/", shell)) << *CompletionScript(shell);
     }
-    std::ofstream(folder_ + "/my-run.textproto") << "x";
-    std::filesystem::create_directory(folder_ + "/my-folder");
+    WriteSpec("x");
+    std::filesystem::create_directory(folder_ + "/run-folder");
   }
-  ~CompletionTest() override { std::filesystem::remove_all(folder_); }
 
-  // The output of a command in the folder; its exit code must be 0.
+  // The output of a command in the folder, with cadre in the path.
   std::string Shell(const std::string& shell, const std::string& command) {
-    auto process = Process::Start({.program = absl::StrCat("/usr/bin/", shell),
-                                   .arguments = {"-c", absl::StrCat("cd ", folder_, "; ", command)},
-                                   .log = folder_ + "/log"});
-    EXPECT_TRUE(process.ok()) << process.status();
-    if (!process.ok()) return "";
-    const auto ending = process->WaitUntil(absl::Now() + absl::Seconds(60));
-    const std::string out = ReadFile(folder_ + "/log").value_or("");
-    std::filesystem::remove(folder_ + "/log");
-    EXPECT_EQ(ending, (Ending{false, 0})) << out;
-    return out;
+    const Result result = RunShell(shell, absl::StrCat("PATH=$PWD:$PATH; ", command));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
   }
-
-  // What bash suggests for the last of the words.
-  std::string Bash(const std::string& words) {
-    return absl::StrCat(" ", Shell("bash", absl::StrCat("source ./bash; COMP_WORDS=(", words,
-                                                        "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "
-                                                        "_cadre; echo \"${COMPREPLY[*]} \"")));
+  // The completions of bash for the last of the words.
+  std::vector<std::string> Bash(const std::string& words) {
+    return absl::StrSplit(
+        Shell("bash", absl::StrCat("source ./bash; COMP_WORDS=(", words,
+                                   "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _cadre; "
+                                   "printf '%s\\n' \"${COMPREPLY[@]}\"")),
+        '\n', absl::SkipEmpty());
   }
-
-  std::string folder_;
 };
 
-TEST_F(CompletionTest, Bash) {
-  EXPECT_EQ(Bash("cadre st"), " status stop \n");
-  EXPECT_EQ(Bash("cadre --quiet -o json st"), " status stop \n");
-  EXPECT_EQ(Bash("cadre local --ov"), " --overlap \n");
-  EXPECT_EQ(Bash("cadre local --no"), " --no-restart \n");
-  EXPECT_EQ(Bash("cadre stop --me"), "  \n") << "a flag of other verbs";
-  EXPECT_EQ(Bash("cadre local x --overlap ''"), " on off \n");
-  EXPECT_EQ(Bash("cadre local --overlap = of"), " off \n") << "bash splits at '='";
-  EXPECT_EQ(Bash("cadre runs -o j"), " json \n");
-  EXPECT_EQ(Bash("cadre local --groups ''"), "  \n") << "any number";
-  EXPECT_EQ(Bash("cadre help memb"), " members \n");
-  EXPECT_EQ(Bash("cadre completion z"), " zsh \n");
-  EXPECT_EQ(Bash("cadre plan my-r"), " my-run.textproto \n");
-  EXPECT_EQ(Bash("cadre plan vgg"), " vgg11 vgg16 \n");
-  EXPECT_EQ(Bash("cadre local --dir my"), " my-folder \n");
-  EXPECT_EQ(Bash("cadre trace -O my-r"), " my-run.textproto \n");
+TEST_F(CompletionScriptTest, Bash) {
+  EXPECT_THAT(Bash("cadre st"), ElementsAre("status", "stop"));
+  EXPECT_THAT(Bash("cadre local --overlap = of"), ElementsAre("off"));
+  EXPECT_THAT(Bash("cadre local --overlap ="), ElementsAre("on", "off"));
+  EXPECT_THAT(Bash("cadre local --groups ''"), IsEmpty());
+  EXPECT_THAT(Bash("cadre plan run"), IsSupersetOf({"run.textproto", "run-folder"}));
+  EXPECT_THAT(Bash("cadre local --dir run"), ElementsAre("run-folder"));
 }
 
-TEST_F(CompletionTest, Zsh) {
-  const std::string script = *CompletionScript("zsh");
-  EXPECT_THAT(script, testing::StartsWith("#compdef cadre\n"));
-  for (const Verb& verb : Verbs()) {
-    EXPECT_THAT(script, HasSubstr(absl::StrCat("\n    ", verb.name, ")\n      _arguments")));
-  }
+TEST_F(CompletionScriptTest, Zsh) {
+  EXPECT_THAT(*CompletionScript("zsh"), StartsWith("#compdef cadre\n"));
   if (!std::filesystem::exists("/usr/bin/zsh")) GTEST_SKIP() << "zsh is not installed";
   Shell("zsh", "zsh -n ./zsh && compdef() { true } && source ./zsh");
 }
 
-TEST_F(CompletionTest, Fish) {
-  const std::string script = *CompletionScript("fish");
-  for (const Verb& verb : Verbs()) {
-    EXPECT_THAT(script, HasSubstr(absl::StrCat("-n __fish_use_subcommand -a ", verb.name, " ")));
-  }
+TEST_F(CompletionScriptTest, Fish) {
   if (!std::filesystem::exists("/usr/bin/fish")) GTEST_SKIP() << "fish is not installed";
-  const auto suggestions = [&](const std::string& words) {
-    return Shell("fish",
-                 absl::StrCat("set -gx HOME $PWD; source ./fish; complete -C '", words, "'"));
+  const auto complete = [&](const std::string& words) {
+    return RunShell("fish", absl::StrCat("set -gx HOME $PWD; set -gx PATH $PWD $PATH; "
+                                         "source ./fish; complete -C '",
+                                         words, "'"))
+        .out;
   };
-  EXPECT_THAT(suggestions("cadre stat"), HasSubstr("status\t"));
-  EXPECT_THAT(suggestions("cadre local --overlap "), HasSubstr("on\t"));
-  EXPECT_THAT(suggestions("cadre stop --me"), Not(HasSubstr("--mesh")));
-  EXPECT_THAT(suggestions("cadre plan vgg"), HasSubstr("vgg16"));
+  EXPECT_THAT(complete("cadre stat"), HasSubstr("status\t"));
+  EXPECT_THAT(complete("cadre local --overlap "), HasSubstr("off"));
+  EXPECT_THAT(complete("cadre plan vgg"), HasSubstr("vgg16"));
 }
 
-TEST(CompletionScriptTest, RefusesOtherShells) {
+TEST_F(CompletionScriptTest, RejectsOtherShells) {
   EXPECT_THAT(std::string(CompletionScript("tcsh").status().message()),
               HasSubstr("bash, zsh and fish, not for 'tcsh'"));
 }

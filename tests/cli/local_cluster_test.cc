@@ -1,9 +1,8 @@
-// LocalCluster over shell scripts that stand in for the three programs: what is started, mended and
-// ended, without training anything.
+// LocalCluster over shell scripts that stand in for the three programs: which processes are
+// started, restarted and ended, without training.
 #include "cli/local_cluster.h"
 
 #include <signal.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -15,6 +14,7 @@
 #include "base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cli/program.h"
 
 namespace cadre {
 namespace {
@@ -28,7 +28,7 @@ using testing::SizeIs;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
 
-// Writes its arguments and process id to its log, says its port, ends on SIGTERM.
+// Writes its arguments and process id to its log, writes its port file, ends on SIGTERM.
 constexpr char kGood[] = R"(#!/bin/sh
 trap 'echo ended; exit 0' TERM
 echo "pid $$"
@@ -36,7 +36,7 @@ echo "arguments $*"
 echo "host $NCCL_HOSTID"
 for argument in "$@"; do
   case $argument in
-    --port_file=*) file=${argument#*=}; echo 4242 >"$file.new"; mv "$file.new" "$file" ;;
+    --port-file=*) file=${argument#*=}; echo 4242 >"$file.new"; mv "$file.new" "$file" ;;
   esac
 done
 while :; do sleep 0.02; done
@@ -47,17 +47,13 @@ echo "pid $$"
 while :; do sleep 0.02; done
 )";
 
-class LocalClusterTest : public testing::Test {
+class LocalClusterTest : public FolderTest {
  protected:
   LocalClusterTest() {
-    std::string path = testing::TempDir() + "/local_cluster-XXXXXX";
-    folder_ = mkdtemp(path.data());
     for (const char* program : {"cadre-coordinator", "cadre-aggregator", "cadre-worker"}) {
       Install(program, kGood);
     }
   }
-  ~LocalClusterTest() override { std::filesystem::remove_all(folder_); }
-
   void Install(const std::string& program, const std::string& script) {
     const std::string path = absl::StrCat(folder_, "/", program);
     std::ofstream(path) << script;
@@ -79,47 +75,36 @@ class LocalClusterTest : public testing::Test {
   }
 
   // Lines of a member's log that begin with `word`, once there are `count` of them.
-  std::vector<std::string> Await(const std::string& name, const std::string& word, size_t count) {
+  std::vector<std::string> Await(const std::string& name, const std::string& word, int count) {
     const absl::Time deadline = absl::Now() + kSoon;
     while (true) {
       std::vector<std::string> found;
       for (const std::string& line : Log(name)) {
         if (absl::StartsWith(line, word)) found.push_back(line);
       }
-      if (found.size() >= count || absl::Now() > deadline) return found;
+      if (std::ssize(found) >= count || absl::Now() > deadline) return found;
       absl::SleepFor(absl::Milliseconds(5));
     }
   }
 
-  pid_t LastPid(const std::string& name, size_t starts) {
+  pid_t LastPid(const std::string& name, int starts) {
     const std::vector<std::string> lines = Await(name, "pid ", starts);
-    return lines.size() < starts ? -1 : std::stoi(lines.back().substr(4));
+    return std::ssize(lines) < starts ? -1 : std::stoi(lines.back().substr(4));
   }
 
-  // Supervises until a member has been started `starts` times.
-  absl::Status SuperviseUntilStarted(LocalCluster& cluster, const std::string& name,
-                                     size_t starts) {
+  // Supervises until it fails, or until a member has been started `starts` times.
+  absl::Status Supervise(LocalCluster& cluster, const std::string& name = "", int starts = 0) {
     const absl::Time deadline = absl::Now() + kSoon;
     while (absl::Now() < deadline) {
       if (absl::Status status = cluster.Supervise(); !status.ok()) return status;
-      size_t seen = 0;
+      int seen = 0;
       for (const std::string& line : Log(name)) seen += absl::StartsWith(line, "pid ");
-      if (seen >= starts) return absl::OkStatus();
+      if (starts > 0 && seen >= starts) return absl::OkStatus();
       absl::SleepFor(absl::Milliseconds(5));
     }
-    return absl::DeadlineExceededError("not started again");
+    return absl::DeadlineExceededError("no error, and no restart");
   }
 
-  absl::Status SuperviseUntilError(LocalCluster& cluster) {
-    const absl::Time deadline = absl::Now() + kSoon;
-    while (absl::Now() < deadline) {
-      if (absl::Status status = cluster.Supervise(); !status.ok()) return status;
-      absl::SleepFor(absl::Milliseconds(5));
-    }
-    return absl::OkStatus();
-  }
-
-  std::string folder_;
   std::vector<std::string> notes_;
 };
 
@@ -138,7 +123,7 @@ TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
                                 HasSubstr("--name=worker-1"), HasSubstr("--threads=1"))));
   EXPECT_THAT(Await("worker-1", "arguments", 1), Not(Contains(HasSubstr("--device"))));
   EXPECT_THAT(Await("aggregator-0", "arguments", 1),
-              ElementsAre(AllOf(HasSubstr("--name=aggregator-0"), HasSubstr("--data_dir="))));
+              ElementsAre(AllOf(HasSubstr("--name=aggregator-0"), HasSubstr("--data-dir="))));
   EXPECT_TRUE((*cluster)->Supervise().ok());
   (*cluster)->Shutdown();
   for (const pid_t pid : pids) EXPECT_EQ(kill(pid, 0), -1);
@@ -152,12 +137,12 @@ TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
 TEST_F(LocalClusterTest, RestartsKilledProcesses) {
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  for (size_t time = 1; time <= 2; ++time) {
+  for (int time = 1; time <= 2; ++time) {
     for (const char* name : {"worker-0", "aggregator-0", "coordinator"}) {
       const pid_t pid = LastPid(name, time);
       ASSERT_GT(pid, 0) << name;
       ASSERT_EQ(kill(pid, SIGKILL), 0);
-      const absl::Status status = SuperviseUntilStarted(**cluster, name, time + 1);
+      const absl::Status status = Supervise(**cluster, name, time + 1);
       ASSERT_TRUE(status.ok()) << name << ": " << status;
       EXPECT_NE(LastPid(name, time + 1), pid);
     }
@@ -178,7 +163,7 @@ TEST_F(LocalClusterTest, LimitsRestarts) {
   options.max_restarts = 3;
   auto cluster = LocalCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const absl::Status status = SuperviseUntilError(**cluster);
+  const absl::Status status = Supervise(**cluster);
   ASSERT_TRUE(absl::IsAborted(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("exit code 1"), HasSubstr("after 3 restarts"), HasSubstr("no luck"),
@@ -201,7 +186,7 @@ TEST_F(LocalClusterTest, PermanentFailuresAreNotRestarted) {
   Install("cadre-worker", "#!/bin/sh\necho refused for good\nexit 64\n");
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const absl::Status status = SuperviseUntilError(**cluster);
+  const absl::Status status = Supervise(**cluster);
   ASSERT_TRUE(absl::IsAborted(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("refused for good"));
   EXPECT_THAT(notes_, SizeIs(0));
@@ -213,7 +198,7 @@ TEST_F(LocalClusterTest, NoRestart) {
   auto cluster = LocalCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   ASSERT_EQ(kill(LastPid("aggregator-0", 1), SIGKILL), 0);
-  EXPECT_TRUE(absl::IsAborted(SuperviseUntilError(**cluster)));
+  EXPECT_TRUE(absl::IsAborted(Supervise(**cluster)));
 }
 
 TEST_F(LocalClusterTest, ReportsWhyTheCoordinatorFailed) {

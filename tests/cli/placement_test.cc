@@ -9,6 +9,7 @@
 
 #include "nlohmann/json.hpp"
 #include "plan/placement/placement_problem.h"
+#include "tests/cli/program.h"
 
 namespace cadre {
 namespace {
@@ -24,12 +25,6 @@ constexpr char kDiamond[] = R"(
   device { name: "one" } device { name: "two" }
   link { from: "one" to: "two" bandwidth: 1 })";
 
-struct Result {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
 Result Show(const std::string& text, OutputFormat format) {
   const std::string path = ::testing::TempDir() + "/cadre_placement_test.textproto";
   std::ofstream(path) << text;
@@ -43,7 +38,7 @@ Result Show(const std::string& text, OutputFormat format) {
 
 TEST(PlacementTest, JsonHasMakespanAndPlacement) {
   const Result result = Show(kDiamond, OutputFormat::kJson);
-  ASSERT_EQ(result.code, kExitOk) << result.err;
+  ASSERT_EQ(result.exit_code, kExitOk) << result.err;
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_DOUBLE_EQ(json["makespan"].get<double>(), 9);
   EXPECT_DOUBLE_EQ(json["lower_bound"].get<double>(), 9);
@@ -51,7 +46,7 @@ TEST(PlacementTest, JsonHasMakespanAndPlacement) {
   EXPECT_EQ(json["method"], "exact");
   EXPECT_NEAR(json["speedup"].get<double>(), 1.2222, 5e-5);
   ASSERT_EQ(json["placement"].size(), 4u);
-  // c alone is elsewhere.
+  // Only c is on the other device.
   EXPECT_EQ(json["placement"]["a"], json["placement"]["b"]);
   EXPECT_EQ(json["placement"]["a"], json["placement"]["d"]);
   EXPECT_NE(json["placement"]["a"], json["placement"]["c"]);
@@ -63,22 +58,22 @@ TEST(PlacementTest, JsonHasMakespanAndPlacement) {
 
 TEST(PlacementTest, TextHasAChart) {
   const Result result = Show(kDiamond, OutputFormat::kTable);
-  ASSERT_EQ(result.code, kExitOk) << result.err;
+  ASSERT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_THAT(result.out, StartsWith("makespan 9 s, 1.222 times as fast as all on one: 11 s\n"
                                      "exact: no placement takes less\n"));
   EXPECT_THAT(result.out, HasSubstr("[a=============][b=============================]........"));
   EXPECT_THAT(result.out, HasSubstr("a -> c   1       2 s    3 s       one - two"));
 }
 
-TEST(PlacementTest, ErrorsNameThePosition) {
+TEST(PlacementTest, ErrorsHaveAPosition) {
   const Result result =
       Show("op { name: 'a' seconds: -1 }\ndevice { name: 'd' }", OutputFormat::kJson);
-  EXPECT_EQ(result.code, kExitFailure);
+  EXPECT_EQ(result.exit_code, kExitFailure);
   EXPECT_EQ(result.out, "");
   EXPECT_THAT(result.err, HasSubstr("cadre_placement_test.textproto:1:16: op[0].seconds: is -1"));
 }
 
-TEST(PlacementTest, RefusesInvalidOptions) {
+TEST(PlacementTest, RejectsInvalidOptions) {
   EXPECT_TRUE(CheckPlacementOptions({.graph = "g"}).ok());
   EXPECT_FALSE(CheckPlacementOptions({.graph = ""}).ok());
   EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = 0}).ok());

@@ -53,7 +53,33 @@ TEST_F(PlanCommandTest, FlagsReachTheReport) {
   EXPECT_TRUE(json.contains("unpinned"));
 }
 
-TEST_F(PlanCommandTest, RefusesInvalidFlags) {
+// The strategies of the papers; tests/plan/cost has all of their worked numbers.
+TEST_F(PlanCommandTest, StrategiesReportThePapersNumbers) {
+  const auto plan = [&](const std::string& flags) {
+    return JsonOf(Run(absl::StrCat("plan alexnet --workers 512 --batch 2048 --alpha 2e-6 ",
+                                   "--bandwidth 6e9 --nosensitivity -o json --strategy ", flags)));
+  };
+  const nlohmann::json batch = plan("batch");
+  EXPECT_EQ(batch["words_per_rank"], 124'491'927.875);
+  EXPECT_EQ(batch["alpha_messages"], 144);
+  EXPECT_NEAR(batch["communication_seconds"], 83.2826e-3, 5e-8);
+  EXPECT_EQ(batch["network"]["weights"], 62'367'776);
+  EXPECT_EQ(batch["layers"][0]["inputs_per_sample"], 154'587);
+  EXPECT_EQ(plan("model")["words_per_rank"], 2'412'263'392);
+  const nlohmann::json hybrid = plan("group-hybrid");
+  EXPECT_NEAR(hybrid["g_star"], 28.61, 5e-3);
+  EXPECT_EQ(hybrid["mesh"]["model"], 32);
+  EXPECT_EQ(hybrid["words_per_rank"], 15'353'079.875);
+  EXPECT_NEAR(hybrid["parameter_state_bytes"], 66.9e6, 0.05e6);
+  const nlohmann::json uniform = plan("uniform-grid");
+  EXPECT_EQ(uniform["grid"], "4x128");
+  EXPECT_NEAR(uniform["pr_star"], 5.1, 0.05);
+  EXPECT_EQ(plan("uniform-grid --mesh data=32,model=16")["words_per_rank"], 78'362'427.875);
+  EXPECT_EQ(plan("conv-batch-fc-grid")["grid"], "32x16");
+  EXPECT_EQ(plan("conv-domain-fc-grid --mesh data=32,space=16")["words_per_rank"], 22'044'215.875);
+}
+
+TEST_F(PlanCommandTest, RejectsInvalidFlags) {
   WriteSpec(kGoodSpec);
   const struct {
     const char* flags;
@@ -79,8 +105,8 @@ TEST_F(PlanCommandTest, RefusesInvalidFlags) {
       {"--workers 4 --alpha 0 --bandwidth 1 --flops -3",
        "--flops must be above 0 (1e-12 to 1e+30), not -3"},
       {"--workers 4 --collectives tree", "--collectives takes auto, ring"},
-      {"--workers 4 --model_ranks 3", "--model_ranks is 3, which does not divide the 4 workers"},
-      {"--workers 4 --space_ranks 3", "--space_ranks is 3, which does not divide"},
+      {"--workers 4 --model_ranks 3", "--model-ranks is 3, which does not divide the 4 workers"},
+      {"--workers 4 --space_ranks 3", "--space-ranks is 3, which does not divide"},
       {"--workers 4 --ranks 4", "--ranks is not a flag of 'cadre plan'"},
       {"--workers 4 --memory 0", "--memory must be at least 1"},
       {"--workers 4 --batch 99999999", "--batch must be at most"},
@@ -97,7 +123,7 @@ TEST_F(PlanCommandTest, RefusesInvalidFlags) {
       {"--workers 4 --alpha 0 --bandwidth 1e-300",
        "--bandwidth must be above 0 (1e-12 to 1e+30), not 1e-300"},
       {"--workers 4 --mesh data", "--mesh takes axes and sizes"},
-      {"--workers 4 --layer fc1", "--layer takes layers and how to cut them"},
+      {"--workers 4 --layer fc1", "--layer takes layers and how to split them"},
       {"--workers 4 --samples 0", "--samples must be at least 1"},
       {"--workers 4 --overlap off", "--overlap is not a flag of 'cadre plan'"},
       {"--workers 4 --threads 2", "--threads is not a flag of 'cadre plan'"},
@@ -120,7 +146,7 @@ TEST_F(PlanCommandTest, RefusesInvalidFlags) {
   EXPECT_EQ(Run("plan nowhere.textproto --workers 4").exit_code, 1);
 }
 
-TEST_F(PlanCommandTest, RefusesContradictingPins) {
+TEST_F(PlanCommandTest, RejectsContradictingPins) {
   const struct {
     const char* flags;
     const char* error;
@@ -147,7 +173,7 @@ constexpr char kProfile[] = R"(
   device { name: "d" flops: 1e11 }
 )";
 
-TEST_F(PlanCommandTest, RefusesInvalidProfiles) {
+TEST_F(PlanCommandTest, RejectsInvalidProfiles) {
   const auto error = [&](const std::string& profile, const std::string& flags) {
     std::ofstream(folder_ + "/rack.profile") << profile;
     const Result result = Run("plan alexnet --profile rack.profile " + flags);
@@ -169,7 +195,7 @@ TEST_F(PlanCommandTest, RefusesInvalidProfiles) {
   EXPECT_THAT(missing.err, HasSubstr("nowhere.profile"));
 }
 
-TEST_F(PlanCommandTest, RefusesInvalidTablesOfEpochs) {
+TEST_F(PlanCommandTest, RejectsInvalidTablesOfEpochs) {
   WriteSpec(kGoodSpec);
   for (const char* table :
        {"", "entry { workers: 1 epochs: 4 reached: true }",

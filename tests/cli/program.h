@@ -1,4 +1,4 @@
-// The program `cadre` in a folder of its own, for tests that call it as people and scripts do.
+// The program `cadre` in a folder of its own, for tests that call it as users and scripts do.
 #pragma once
 
 #include <stdlib.h>
@@ -39,25 +39,34 @@ struct Result {
   std::string err;
 };
 
-class ProgramTest : public ::testing::Test {
+// A temporary folder that is removed with the test.
+class FolderTest : public ::testing::Test {
  protected:
-  ProgramTest() {
-    std::string path = ::testing::TempDir() + "/cadre_program-XXXXXX";
+  FolderTest() {
+    std::string path = ::testing::TempDir() + "/cadre_cli-XXXXXX";
     folder_ = mkdtemp(path.data());
-    // A copy without the other programs beside it: whoever tries to start one fails.
-    program_ = folder_ + "/cadre";
-    std::filesystem::copy_file(CADRE_PROGRAM, program_);
   }
-  ~ProgramTest() override { std::filesystem::remove_all(folder_); }
+  ~FolderTest() override { std::filesystem::remove_all(folder_); }
 
-  Result Run(const std::string& words) {
+  std::string folder_;
+};
+
+class ProgramTest : public FolderTest {
+ protected:
+  // A copy in a folder without the other programs, so that starting one of them fails.
+  ProgramTest() { std::filesystem::copy_file(CADRE_PROGRAM, folder_ + "/cadre"); }
+
+  Result Run(const std::string& words) { return RunShell("sh", "exec ./cadre " + words); }
+
+  // Runs a command of a shell in the folder.
+  Result RunShell(const std::string& shell, const std::string& command) {
     auto process =
-        Process::Start({.program = "/bin/sh",
-                        .arguments = {"-c", absl::StrCat("cd ", folder_, " && exec ./cadre ", words,
-                                                         " >out.txt 2>err.txt")}});
+        Process::Start({.program = "/usr/bin/env",
+                        .arguments = {"-C", folder_, shell, "-c",
+                                      absl::StrCat("exec >out.txt 2>err.txt; ", command)}});
     EXPECT_TRUE(process.ok()) << process.status();
     const auto ending = process->WaitUntil(absl::Now() + absl::Seconds(60));
-    EXPECT_TRUE(ending.has_value() && !ending->signalled) << words;
+    EXPECT_TRUE(ending.has_value() && !ending->signalled) << command;
     Result result;
     if (ending.has_value()) result.exit_code = ending->code;
     result.out = ReadFile(folder_ + "/out.txt").value_or("");
@@ -67,15 +76,15 @@ class ProgramTest : public ::testing::Test {
 
   void WriteSpec(const std::string& text) { std::ofstream(folder_ + "/run.textproto") << text; }
 
-  // The spec with one thing replaced, which must be in it.
+  // The run file with one text replaced, which must occur in it.
   static std::string With(const std::string& what, const std::string& by) {
     const std::string changed = absl::StrReplaceAll(kGoodSpec, {{what, by}});
     EXPECT_NE(changed, kGoodSpec) << what;
     return changed;
   }
 
-  // `cadre local` refuses the spec with a first line that names file, line, column and field, and
-  // leaves nothing behind.
+  // `cadre local` rejects the run file with a first line that names file, line, column and field,
+  // before it starts a process.
   void ExpectRefused(const std::string& spec, int line, const std::string& field,
                      const std::string& flags = "") {
     WriteSpec(spec);
@@ -88,9 +97,6 @@ class ProgramTest : public ::testing::Test {
         << "a process was started";
     EXPECT_EQ(result.out, "");
   }
-
-  std::string folder_;
-  std::string program_;
 };
 
 }  // namespace cadre

@@ -221,7 +221,7 @@ TEST_F(ProgramTest, MeasureEpochsChecksAllRunsFirst) {
   WriteSpec(With("stop { epochs: 1 }", "stop { steps: 10 }"));
   result = Run(words + "--workers 1,2");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("missing --max_epochs"));
+  EXPECT_THAT(result.err, HasSubstr("missing --max-epochs"));
   // Good as far as the programs that are not there.
   result = Run(words + "--workers 1,2 --max_epochs 3");
   EXPECT_EQ(result.exit_code, 1);

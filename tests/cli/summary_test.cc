@@ -42,7 +42,7 @@ Summary Trained() {
   run.set_samples(240000);
   run.set_groups(2);
   summary.ranks = 2;
-  summary.aggregators = 2;
+  summary.aggregators = 1;
   google::protobuf::RepeatedPtrField<v1::GroupStatus> groups;
   for (uint32_t slot = 0; slot < 2; ++slot) {
     v1::GroupStatus& group = *groups.Add();
@@ -104,6 +104,7 @@ TEST(SummaryTest, Text) {
   EXPECT_THAT(text, HasSubstr("1.0 MiB (measured; 0.098% of it headers)"));
   EXPECT_THAT(text, HasSubstr("20.0 MiB, 20.0 times as much (formula: "));
   EXPECT_THAT(text, ContainsRegex("mesh of a group +data=1,model=2\n"));
+  EXPECT_THAT(text, ContainsRegex("cluster +2 groups of 2 workers, 1 aggregator\n"));
 }
 
 TEST(SummaryTest, FitsOnAScreen) {

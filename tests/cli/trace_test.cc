@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
+#include "tests/cli/program.h"
 
 namespace cadre {
 namespace {
@@ -45,11 +45,9 @@ class FakeStatus final : public v1::Status::Service {
   bool never = false;
 };
 
-class TraceTest : public ::testing::Test {
+class TraceTest : public FolderTest {
  protected:
   void SetUp() override {
-    std::string path = ::testing::TempDir() + "/cadre_trace-XXXXXX";
-    folder_ = mkdtemp(path.data());
     auto daemon = Daemon::Start({.listen = "127.0.0.1:0", .receive_bytes = kMaxMessageBytes},
                                 {&coordinator_});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
@@ -72,7 +70,6 @@ class TraceTest : public ::testing::Test {
   }
   void TearDown() override {
     if (daemon_ != nullptr) daemon_->Drain(absl::Seconds(2));
-    std::filesystem::remove_all(folder_);
   }
 
   int Run() {
@@ -89,7 +86,6 @@ class TraceTest : public ::testing::Test {
 
   FakeStatus coordinator_;
   std::unique_ptr<Daemon> daemon_;
-  std::string folder_;
   GlobalOptions options_;
   TraceOptions trace_;
   std::ostringstream out_;
