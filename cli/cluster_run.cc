@@ -1,3 +1,13 @@
+// A local run is a small cluster with a life of its own:
+//
+//   folder     a temporary one, or --dir; it is kept if the run fails, because it has the logs
+//   processes  a coordinator, aggregators and workers (cli/local_cluster.h)
+//   run        submitted over gRPC like any other; a thread of its own follows it (cli/follow.h),
+//              so that this thread can supervise the processes at short intervals
+//   end        the run has ended, a process failed permanently, the time is over, or an interrupt
+//              arrived; in all cases the processes are stopped before the result is reported
+//
+// The first interrupt stops the processes in order, a second one kills them.
 #include "cli/cluster_run.h"
 
 #include <memory>

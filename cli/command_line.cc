@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -28,6 +29,7 @@ struct FlagWord {
   std::optional<std::string> value;
 };
 
+// One or two dashes are accepted, as by gflags.
 FlagWord SplitFlag(absl::string_view word) {
   if (!absl::ConsumePrefix(&word, "--")) absl::ConsumePrefix(&word, "-");
   const size_t equals = word.find('=');
@@ -75,6 +77,7 @@ absl::Status UnknownFlag(absl::string_view written, const Verb* verb) {
                               {"help", "version"})));
 }
 
+// The flag exists, but not for this verb; the verbs that have it are usually what the user meant.
 absl::Status ForeignFlag(const Flag& flag, const Verb& verb) {
   std::vector<std::string> owners;
   for (const Verb& other : Verbs()) {
@@ -92,6 +95,7 @@ std::string Choices(const Flag& flag) {
   return absl::StrCat(absl::StrJoin(flag.choices.begin(), last, ", "), " or ", *last);
 }
 
+// A plain number means seconds.
 std::optional<absl::Duration> ParseDuration(const std::string& text) {
   absl::Duration duration;
   double seconds = 0;
@@ -129,7 +133,9 @@ std::string Expected(const Flag& flag, const std::string& text) {
       if (count > flag.max) return absl::StrCat("a whole number of at most ", flag.max);
       return absl::StrCat("a whole number of at least ", flag.min);
     case ValueKind::kNumber:
-      return absl::SimpleAtod(text, &number) ? "" : "a number";
+      if (absl::SimpleAtod(text, &number) && number >= flag.low && number <= flag.high) return "";
+      if (flag.low == std::numeric_limits<double>::lowest()) return "a number";
+      return absl::StrCat("a number from ", flag.low, " to ", flag.high);
     case ValueKind::kDuration:
       return ParseDuration(text) ? "" : "a duration above 0, such as 90s, 5m or 1h30m";
     default:
@@ -230,6 +236,7 @@ absl::Status CommandLine::CheckFlags() {
   return absl::OkStatus();
 }
 
+// Arguments are required in order, then optional, then repeated.
 absl::Status CommandLine::CheckArguments() const {
   size_t i = 0;
   for (const Argument& argument : verb_->arguments) {
@@ -249,6 +256,7 @@ std::vector<std::string> CommandLine::given() const {
   return names;
 }
 
+// A flag that no verb has is an error in the program, not of the user.
 std::optional<std::string> CommandLine::Text(absl::string_view flag) const {
   DCHECK(FindAnywhere(flag) != nullptr) << flag;
   if (const auto at = values_.find(std::string(flag)); at != values_.end()) return at->second;

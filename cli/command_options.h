@@ -1,30 +1,23 @@
-// Reads the options of each command from a command line.
+// Reads the options that several commands share from a command line.
 //
 // Thread-compatible.
 #pragma once
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "cli/command_line.h"
-#include "cli/local.h"
-#include "cli/measure_epochs.h"
 #include "cli/options.h"
-#include "cli/placement.h"
-#include "cli/plan_options.h"
-#include "cli/probe.h"
 #include "cli/spec_file.h"
-#include "cli/trace.h"
 
 namespace cadre {
 
 GlobalOptions GlobalOptionsOf(const CommandLine& line);
 
-// Errors of all of these: InvalidArgument, naming the flag.
+// The values that replace those of the run file. Errors: InvalidArgument, naming the flag.
 absl::StatusOr<SpecFlags> SpecFlagsOf(const CommandLine& line);
-absl::StatusOr<LocalOptions> LocalOptionsOf(const CommandLine& line);
-absl::StatusOr<PlanOptions> PlanOptionsOf(const CommandLine& line);
-absl::StatusOr<PlacementOptions> PlacementOptionsOf(const CommandLine& line);
-absl::StatusOr<ProbeOptions> ProbeOptionsOf(const CommandLine& line);
-absl::StatusOr<MeasureOptions> MeasureOptionsOf(const CommandLine& line);
-TraceOptions TraceOptionsOf(const CommandLine& line);
+
+// Folder of the other programs, which is that of this program.
+absl::StatusOr<std::string> ProgramsFolder();
 
 }  // namespace cadre

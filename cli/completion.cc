@@ -1,3 +1,6 @@
+// A shell passes all words up to the cursor. They are interpreted from left to right without
+// complete parsing, because the line may be incomplete or wrong: a word is a flag, the value of the
+// preceding flag, the verb, or an argument. What may follow is then looked up in the table.
 #include "cli/completion.h"
 
 #include <utility>
@@ -5,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "cli/help.h"
 #include "cli/verb.h"
 #include "model/zoo_file.h"
@@ -62,12 +66,11 @@ class Candidates {
 };
 
 // The flag with this name ("--overlap", "-O") if it takes a value; null otherwise.
-const Flag* FlagWithValue(absl::string_view word, const Verb* verb) {
-  if (!absl::StartsWith(word, "-")) return nullptr;
-  const absl::string_view name = word.substr(word.find_first_not_of('-') == 1 ? 1 : 2);
+const Flag* FlagWithValue(absl::string_view name, const Verb* verb) {
+  if (!absl::ConsumePrefix(&name, "--") && !absl::ConsumePrefix(&name, "-")) return nullptr;
   const Flag* flag = FindFlag(GlobalFlags(), name);
   if (flag == nullptr && verb != nullptr) flag = FindFlag(verb->flags, name);
-  // Before the verb is known, any flag with this name tells whether a value follows.
+  // Before the verb is known, any flag with this name decides whether a value follows.
   if (flag == nullptr && verb == nullptr) {
     for (const Verb& any : Verbs()) {
       if ((flag = FindFlag(any.flags, name)) != nullptr) break;

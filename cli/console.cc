@@ -1,3 +1,5 @@
+// A script that waits for a cluster must distinguish "there is no such run" (3) and "try again" (4)
+// from other failures (1).
 #include "cli/console.h"
 
 namespace cadre {

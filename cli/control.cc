@@ -1,7 +1,12 @@
-#include "cli/control.h"
+// Commands that submit, stop and await runs.
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
 #include "cli/follow.h"
 #include "cli/progress.h"
 #include "cli/render.h"
@@ -23,8 +28,10 @@ int ExitCodeOfRun(const v1::RunStatus& run) {
 }
 
 // Follows a run to its end and prints its summary.
-int FollowToEnd(const GlobalOptions& options, const CoordinatorClient& client, Summary summary,
-                const std::string& run, const Console& console) {
+absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& client,
+                                Summary summary, const std::string& run) {
+  const GlobalOptions& options = in.global;
+  const Console& console = in.console;
   Progress progress(console.err, ProgressOnErr(options, console));
   FollowOptions follow;
   follow.run = run;
@@ -40,24 +47,26 @@ int FollowToEnd(const GlobalOptions& options, const CoordinatorClient& client, S
   };
   const absl::Status status = Follow(client, follow);
   progress.Finish();
-  if (!status.ok()) return Fail(console, status);
+  CADRE_RETURN_IF_ERROR(status);
   Print(summary, options, console, JsonLayout::kOneLine);
   return ExitCodeOfRun(summary.run);
 }
 
 }  // namespace
 
-int SubmitRun(const GlobalOptions& options, const std::string& path, SpecFlags flags, bool detach,
-              const Console& console) {
+absl::StatusOr<int> SubmitRun(const Invocation& in) {
+  const GlobalOptions& options = in.global;
+  const Console& console = in.console;
+  CADRE_ASSIGN_OR_RETURN(SpecFlags flags, SpecFlagsOf(in.line));
   flags.here = false;
-  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(path, flags);
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), flags);
   if (!loaded.ok()) return FailSpec(console, loaded.status());
   const v1::RunSpec* const spec = &loaded->spec;
   if (!options.quiet && !loaded->begins.empty()) console.err << loaded->begins << std::endl;
   const CoordinatorClient client = MakeClient(options);
   const absl::StatusOr<std::string> run = client.Submit(*spec);
   if (!run.ok()) return Fail(console, run.status());
-  if (detach) {
+  if (in.line.On("detach")) {
     Print(Submitted{*run}, options, console, JsonLayout::kOneLine);
     return kExitOk;
   }
@@ -68,36 +77,35 @@ int SubmitRun(const GlobalOptions& options, const std::string& path, SpecFlags f
   Summary summary;
   summary.ranks = spec->cluster().ranks_per_group();
   summary.aggregators = spec->cluster().aggregators();
-  return FollowToEnd(options, client, std::move(summary), *run, console);
+  return FollowToEnd(in, client, std::move(summary), *run);
 }
 
-int StopRun(const GlobalOptions& options, const std::string& run, const Console& console) {
-  const absl::Status status = MakeClient(options).Stop(run, "stopped by cadre stop");
-  if (!status.ok()) return Fail(console, status);
-  if (!options.quiet) console.err << "run " << run << " is stopped" << std::endl;
+absl::StatusOr<int> StopRun(const Invocation& in) {
+  const std::string run = in.line.argument();
+  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Stop(run, "stopped by cadre stop"));
+  if (!in.global.quiet) in.console.err << "run " << run << " is stopped" << std::endl;
   return kExitOk;
 }
 
-int WaitForRun(const GlobalOptions& options, const std::string& run, const Console& console) {
+absl::StatusOr<int> WaitForRun(const Invocation& in) {
+  const GlobalOptions& options = in.global;
   // --timeout limits the wait, not each call.
   GlobalOptions calls = options;
   calls.timeout.reset();
   const CoordinatorClient client = MakeClient(calls);
-  Summary summary;
+  v1::RunStatus ended;
   FollowOptions follow;
-  follow.run = run;
+  follow.run = in.line.argument();
   follow.deadline = DeadlineOf(options, absl::Now());
   follow.on_update = [&](const v1::WatchUpdate& update) {
-    summary.run = update.run();
+    ended = update.run();
     return true;
   };
-  const absl::Status status = Follow(client, follow);
-  if (!status.ok()) return Fail(console, status);
-  const v1::RunStatus& ended = summary.run;
+  CADRE_RETURN_IF_ERROR(Follow(client, follow));
   if (options.format == OutputFormat::kJson) {
-    console.out << Indented(ToJson(ended)) << std::endl;
+    in.console.out << Indented(ToJson(ended)) << std::endl;
   } else if (!options.quiet || ended.state() != v1::RUN_STATE_DONE) {
-    console.err << ended.run() << "  " << ProgressText(ended) << std::endl;
+    in.console.err << ended.run() << "  " << ProgressText(ended) << std::endl;
   }
   return ExitCodeOfRun(ended);
 }

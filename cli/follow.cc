@@ -1,3 +1,8 @@
+// A watch is a stream of updates of one run. It ends without an error when the server closes it or
+// the time of one call is over, and with Unavailable when the coordinator is gone; in both cases
+// the watch is opened again. A coordinator may be restarted while runs train, so it may be
+// unreachable for a while: only after `patience` without a reply does following fail. A coordinator
+// that has never replied fails immediately, since its address is probably wrong.
 #include "cli/follow.h"
 
 #include <algorithm>
@@ -53,6 +58,7 @@ absl::Status Follow(const CoordinatorClient& client, const FollowOptions& option
   }
 }
 
+// The thread borrows the client and ends with the object.
 Follower::Follower(const CoordinatorClient& client, std::string run) {
   thread_ = std::thread([this, &client, run = std::move(run)] {
     FollowOptions options;

@@ -20,6 +20,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/commands.h"
 #include "cli/table.h"
 #include "plan/cost/collective_cost.h"
 #include "plan/cost/discrepancy.h"
@@ -98,6 +100,8 @@ Formula AllReduceBy(const char* name, Algorithm algorithm) {
           }};
 }
 
+// The size up to which recursive doubling is faster than a ring (Kim, Yeo, Oh 2021), also as a
+// multiple of alpha / beta, which depends only on the number of ranks.
 absl::StatusOr<FormulaResults> EvaluateButterflyLimit(const Numbers& numbers) {
   const int64_t ranks = numbers.Count("ranks");
   if (ranks < 2 || (ranks & (ranks - 1)) != 0) {
@@ -112,6 +116,8 @@ absl::StatusOr<FormulaResults> EvaluateButterflyLimit(const Numbers& numbers) {
                         {"bytes_over_alpha_beta", limit * link.beta / link.alpha}};
 }
 
+// The recurrence of a step whose all-reduces run behind the backward pass: a layer's starts when
+// its gradients are computed and the all-reduce before it has ended.
 absl::StatusOr<FormulaResults> EvaluateOverlap(const Numbers& numbers) {
   const std::vector<double>& forward = numbers.List("forward");
   const std::vector<double>& backward = numbers.List("backward");
@@ -137,6 +143,8 @@ LayerShape LayerOf(const Numbers& numbers) {
           .outputs = numbers.Count("outputs")};
 }
 
+// Words of one layer on a pr x pc grid (Gholami et al. 2018): weights are split over pr ranks,
+// samples over pc. Without a bandwidth only words and messages are reported.
 absl::StatusOr<FormulaResults> EvaluateGrid(const Numbers& numbers) {
   const GridTerms terms = IntegratedTerms(
       LayerOf(numbers), {.pr = numbers.Count("pr"), .pc = numbers.Count("pc")}, numbers["batch"]);
@@ -151,21 +159,27 @@ absl::StatusOr<FormulaResults> EvaluateGrid(const Numbers& numbers) {
   return results;
 }
 
+// The batch below which splitting the samples of a layer moves more words than splitting its
+// weights: by the simple rule of the paper, and exactly.
 absl::StatusOr<FormulaResults> EvaluateBatchLimit(const Numbers& numbers) {
   return FormulaResults{{"simple", SimpleBatchLimit(LayerOf(numbers))},
                         {"exact", ExactBatchLimit(LayerOf(numbers))}};
 }
 
+// Words of the rows that two neighbors exchange if images are split by height.
 absl::StatusOr<FormulaResults> EvaluateHalo(const Numbers& numbers) {
   return FormulaResults{{"words", HaloWords(numbers["batch"], numbers.Count("width"),
                                             numbers.Count("channels"), numbers.Count("kernel"))}};
 }
 
+// The size of groups that minimizes the words of hybrid parallelism, in closed form (Joo, Youn
+// 2021).
 absl::StatusOr<FormulaResults> EvaluateGroup(const Numbers& numbers) {
   return FormulaResults{
       {"g_star", BestGroup(numbers["weights"], numbers["samples"], numbers["activations"])}};
 }
 
+// The network that a call describes layer by layer. The first layer has no gradient of its input.
 absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
   const size_t layers = numbers.List("weights").size();
   if (numbers.List("inputs").size() != layers || numbers.List("outputs").size() != layers) {
@@ -182,6 +196,7 @@ absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
   return network;
 }
 
+// Words of whole networks are sums over layers and must fit into 64 bits.
 absl::Status CheckSums(const Numbers& numbers) {
   for (const char* name : {"weights", "inputs", "outputs"}) {
     double sum = 0;
@@ -193,6 +208,7 @@ absl::Status CheckSums(const Numbers& numbers) {
   return absl::OkStatus();
 }
 
+// Pure data parallelism, pure model parallelism and groups of the given size, side by side.
 absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
   CADRE_RETURN_IF_ERROR(CheckSums(numbers));
   CADRE_ASSIGN_OR_RETURN(const NetworkShape network, NetworkOf(numbers));
@@ -218,6 +234,9 @@ absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
                         {"state_bytes", HybridStateBytes(network, group)}};
 }
 
+// When splitting the model pays (Pal et al. 2019): the gain is the speed-up of the split divided by
+// the speed-up that more data-parallel devices reach despite more epochs. The speed-ups themselves
+// need the epochs of one device.
 absl::StatusOr<FormulaResults> EvaluateHybridRule(const Numbers& numbers) {
   const double threshold =
       HybridThreshold(numbers["devices"], numbers["efficiency"], numbers["more_efficiency"],
@@ -240,6 +259,8 @@ absl::Status CheckProduct(const Numbers& numbers, const char* one, const char* o
       absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
 }
 
+// Traffic of averaging every tau steps (Lee et al. 2020), compared with synchronous steps, and the
+// saving over an epoch if the number of samples is given.
 absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   const int64_t n = numbers.Count("parameters");
   const int64_t groups = numbers.Count("groups");
@@ -267,6 +288,8 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   return results;
 }
 
+// Gradients of the weights of a fully connected layer against its activations: the larger number
+// shows which of the two is better left in place.
 absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
   const int64_t ranks = numbers.Count("ranks");
   const int64_t inputs = numbers.Count("inputs");
@@ -278,6 +301,8 @@ absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
                         {"ratio", gradient / activations}};
 }
 
+// The divergence that groups are expected to have, from the signal and the noise of their
+// gradients.
 absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
   if (numbers["signal"] == 0 && numbers["noise"] == 0) {
     return absl::InvalidArgumentError("signal and noise are both 0");
@@ -286,6 +311,7 @@ absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
       {"gamma", ExpectedDiscrepancy(numbers["signal"], numbers["noise"], numbers["groups"])}};
 }
 
+// Built once; its order is that of the list that `cadre formula` prints.
 const std::vector<Formula>& Formulas() {
   constexpr Kind kCount = Kind::kCount;
   constexpr Kind kRanks = Kind::kRanks;
@@ -490,18 +516,15 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   return results;
 }
 
-int ShowFormula(const GlobalOptions& global, const std::vector<std::string>& arguments,
-                const Console& console) {
+absl::StatusOr<int> ShowFormula(const Invocation& in) {
+  const std::vector<std::string>& arguments = in.line.arguments();
   if (arguments.empty()) {
-    console.out << FormulasText() << std::flush;
+    in.console.out << FormulasText() << std::flush;
     return kExitOk;
   }
-  const auto results = Evaluate(arguments[0], {arguments.begin() + 1, arguments.end()});
-  if (!results.ok()) {
-    Fail(console, results.status());
-    return kExitUsage;
-  }
-  Print(*results, global, console);
+  CADRE_ASSIGN_OR_RETURN(const FormulaResults results,
+                         Evaluate(arguments[0], {arguments.begin() + 1, arguments.end()}));
+  Print(results, in.global, in.console);
   return kExitOk;
 }
 

@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/console.h"
-#include "cli/options.h"
 #include "cli/render.h"
 
 namespace cadre {
@@ -28,9 +26,5 @@ Json ToJson(const FormulaResults& results);
 // missing, duplicate or out of range.
 absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
                                         const std::vector<std::string>& parameters);
-
-// Returns the exit code. Without arguments it lists the formulas, their parameters and sources.
-int ShowFormula(const GlobalOptions& global, const std::vector<std::string>& arguments,
-                const Console& console);
 
 }  // namespace cadre

@@ -1,3 +1,5 @@
+// All texts derive from the table of verbs: a verb without an entry in the help, or a flag that the
+// help describes but the parser does not know, cannot occur.
 #include "cli/help.h"
 
 #include "absl/strings/str_cat.h"

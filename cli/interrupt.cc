@@ -1,3 +1,7 @@
+// Two ways to treat SIGINT, SIGTERM and SIGHUP. Most commands may end anywhere, so a handler exits
+// immediately. Commands that have started processes block the signals instead and take them
+// synchronously with sigtimedwait in their main loop: no code runs in a signal handler, and other
+// threads and child processes do not see them (cli/process.cc unblocks them in children).
 #include "cli/interrupt.h"
 
 #include <pthread.h>

@@ -1,43 +1,44 @@
-#include "cli/local.h"
-
+// The run file is read and validated before any process starts, so that its errors are reported
+// within milliseconds.
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "cli/cluster_run.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "cli/render.h"
+#include "cli/spec_file.h"
 #include "cli/summary.h"
 
 namespace cadre {
-namespace {
 
-std::string DeviceFor(const v1::RunSpec& spec, const LocalOptions& options) {
-  if (!options.device.empty()) return options.device;
-  return spec.cluster().device() == v1::Cluster::CUDA ? "cuda" : "cpu";
-}
-
-}  // namespace
-
-int RunLocal(const GlobalOptions& global, const LocalOptions& options, const Console& console) {
-  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, options.flags);
-  if (!loaded.ok()) return FailSpec(console, loaded.status());
+absl::StatusOr<int> RunLocal(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const SpecFlags flags, SpecFlagsOf(in.line));
+  CADRE_ASSIGN_OR_RETURN(const std::string programs, ProgramsFolder());
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), flags);
+  if (!loaded.ok()) return FailSpec(in.console, loaded.status());
+  const bool cuda = loaded->spec.cluster().device() == v1::Cluster::CUDA;
   // Until here an interrupt ends the program; from here on there are processes to stop.
   BlockInterrupts();
-  Progress progress(console.err, ProgressOnErr(global, console));
-  const ClusterRunEnd end = RunOnCluster(loaded->spec,
-                                         {.programs = options.programs,
-                                          .dir = options.dir,
-                                          .threads = options.threads,
-                                          .device = DeviceFor(loaded->spec, options),
-                                          .restart = options.restart,
-                                          .lease = options.lease,
-                                          .deadline = DeadlineOf(global, absl::Now()),
-                                          .note = loaded->begins},
-                                         progress);
-  // A run that failed has a summary, too.
+  Progress progress(in.console.err, ProgressOnErr(in.global, in.console));
+  const ClusterRunEnd end =
+      RunOnCluster(loaded->spec,
+                   {.programs = programs,
+                    .dir = in.line.Get<std::string>("dir").value_or(""),
+                    .threads = in.line.Value<uint32_t>("threads"),
+                    .device = in.line.Get<std::string>("device").value_or(cuda ? "cuda" : "cpu"),
+                    .restart = in.line.Value<bool>("restart"),
+                    .lease = absl::Milliseconds(in.line.Value<uint32_t>("lease-ms")),
+                    .deadline = DeadlineOf(in.global, absl::Now()),
+                    .note = loaded->begins},
+                   progress);
+  // A failed run also has a summary.
   if (end.status.ok() && !end.interrupt) {
-    Print(end.summary, global, console, JsonLayout::kOneLine);
+    Print(end.summary, in.global, in.console, JsonLayout::kOneLine);
   }
-  return ReportFailure(end, console);
+  return ReportFailure(end, in.console);
 }
 
 }  // namespace cadre

@@ -1,3 +1,11 @@
+// The processes find each other without fixed ports: the coordinator listens on a port that the
+// kernel picks and writes it to a file; all others receive its address as a flag and register their
+// own. After a restart the coordinator must keep its port, because the others reconnect to it, and
+// an aggregator its name and folder, because they identify its data. A worker has no state: a
+// restarted one joins as a new member.
+//
+// A process that ends with an exit code that a restart cannot cure (wrong flags, refused by the
+// coordinator), or too often, fails the cluster; the error quotes the end of its log.
 #include "cli/local_cluster.h"
 
 #include <signal.h>
@@ -60,6 +68,8 @@ absl::Status LocalCluster::StartCoordinator() {
   return absl::OkStatus();
 }
 
+// The port file appears when the coordinator listens. Until then its process is checked as well, so
+// that a coordinator that fails is reported with its own words, not with a timeout.
 absl::Status LocalCluster::WaitForPort(Member& coordinator, const std::string& port_file) {
   const absl::Time deadline = absl::Now() + kStartTimeout;
   while (absl::Now() < deadline) {
@@ -79,6 +89,7 @@ absl::Status LocalCluster::WaitForPort(Member& coordinator, const std::string& p
                                              LogOf(coordinator)));
 }
 
+// Each aggregator has a folder named after it, which it finds again after a restart.
 absl::Status LocalCluster::StartAggregators() {
   for (uint32_t i = 0; i < options_.aggregators; ++i) {
     const std::string name = absl::StrCat("aggregator-", i);
@@ -133,6 +144,7 @@ absl::Status LocalCluster::Supervise() {
   return absl::OkStatus();
 }
 
+// An exit of a member is an error only if a restart is not permitted or cannot help.
 absl::Status LocalCluster::Check(Member& member) {
   if (member.process.empty()) return absl::OkStatus();
   const std::optional<Ending> ending = member.process.front().Poll();
@@ -154,6 +166,8 @@ absl::Status LocalCluster::Check(Member& member) {
   return absl::OkStatus();
 }
 
+// Workers first: they deregister while the coordinator still accepts it. The coordinator last, so
+// that the final state of the run is in its store.
 void LocalCluster::Shutdown() {
   const size_t aggregators = std::min<size_t>(1, members_.size());
   const size_t workers = std::min<size_t>(1 + options_.aggregators, members_.size());
@@ -162,6 +176,7 @@ void LocalCluster::Shutdown() {
   End(0, aggregators);
 }
 
+// All members of a kind are signalled before any is waited for, so that they end in parallel.
 void LocalCluster::End(size_t begin, size_t end) {
   const auto running = [&] {
     return std::any_of(members_.begin() + begin, members_.begin() + end, [](Member& member) {

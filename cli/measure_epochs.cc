@@ -1,5 +1,7 @@
-#include "cli/measure_epochs.h"
-
+// The table is measured one entry at a time, and each entry is written to the file before the next
+// run starts, because a run takes minutes to hours. A second call with the same file continues
+// where the first stopped. The file is only extended if it belongs to the same measurement: model,
+// target, batch and a digest of everything else that influences training (RecipeDigest) must agree.
 #include <algorithm>
 #include <filesystem>
 #include <limits>
@@ -14,6 +16,10 @@
 #include "base/atomic_file.h"
 #include "base/status.h"
 #include "cli/cluster_run.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
+#include "cli/emulation.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "cli/render.h"
@@ -26,6 +32,23 @@
 
 namespace cadre {
 namespace {
+
+struct MeasureOptions {
+  // Test accuracy, in (0, 1].
+  double target = 0;
+  // Ascending, without duplicates.
+  std::vector<uint32_t> workers;
+  // Samples of one worker's step; nothing: the run file's batch_per_group.
+  std::optional<uint32_t> batch;
+  // Epochs after which a run stops without the target; nothing: the run file's stop.epochs.
+  std::optional<uint32_t> max_epochs;
+  RateRule rate = RateRule::kLinear;
+  // File of the table; entries that it already has are not measured again. Empty: no file.
+  std::string output;
+  // Folder of the other programs.
+  std::string programs;
+  uint32_t threads = 1;
+};
 
 absl::Status SaveTable(const std::string& path, const v1::EpochsTable& table,
                        const v1::RunSpec& spec) {
@@ -47,6 +70,7 @@ Emulation EmulationOf(const MeasureOptions& options, const v1::RunSpec& spec, ui
 }
 
 // The table of the output file, if it exists; it must be of the same measurement.
+// The file of an earlier call is continued, never overwritten by another measurement.
 absl::StatusOr<v1::EpochsTable> LoadTable(const MeasureOptions& options, const v1::RunSpec& spec) {
   v1::EpochsTable table;
   table.set_recipe(RecipeDigest(spec, EmulationOf(options, spec, 1)));
@@ -72,6 +96,7 @@ absl::StatusOr<v1::EpochsTable> LoadTable(const MeasureOptions& options, const v
   return saved;
 }
 
+// Entries of different seeds coexist, so that their spread can be seen.
 bool Contains(const v1::EpochsTable& table, uint32_t workers, uint64_t seed) {
   return std::any_of(table.entry().begin(), table.entry().end(), [&](const v1::EpochsEntry& entry) {
     return entry.workers() == workers && entry.seed() == seed;
@@ -109,6 +134,7 @@ absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& opt
   return specs;
 }
 
+// A run that meets the target at its first evaluation may have met it earlier.
 std::string OutcomeText(const v1::EpochsEntry& entry, const EpochsToTarget& measured) {
   if (!entry.reached()) {
     return absl::StrFormat("not reached in %.4g epochs: test accuracy is %.4f", entry.epochs(),
@@ -162,8 +188,7 @@ std::string TableText(const v1::EpochsTable& table) {
   return text.Text();
 }
 
-}  // namespace
-
+// "1,2,4,8", in any order; returns them sorted, without duplicates. Errors: InvalidArgument.
 absl::StatusOr<std::vector<uint32_t>> ParseWorkers(absl::string_view text) {
   std::set<uint32_t> workers;
   for (const absl::string_view word : absl::StrSplit(text, ',')) {
@@ -177,9 +202,24 @@ absl::StatusOr<std::vector<uint32_t>> ParseWorkers(absl::string_view text) {
   return std::vector<uint32_t>(workers.begin(), workers.end());
 }
 
-int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
-                  const Console& console) {
-  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, {});
+absl::StatusOr<MeasureOptions> OptionsOf(const CommandLine& line) {
+  MeasureOptions options{.target = line.Value<double>("target"),
+                         .batch = line.Get<uint32_t>("batch"),
+                         .max_epochs = line.Get<uint32_t>("max-epochs"),
+                         .rate = *RateRuleFromName(line.Value<std::string>("rate")),
+                         .output = line.Get<std::string>("output").value_or(""),
+                         .threads = line.Value<uint32_t>("threads")};
+  CADRE_ASSIGN_OR_RETURN(options.workers, ParseWorkers(line.Value<std::string>("workers")));
+  CADRE_ASSIGN_OR_RETURN(options.programs, ProgramsFolder());
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<int> MeasureEpochs(const Invocation& in) {
+  const Console& console = in.console;
+  CADRE_ASSIGN_OR_RETURN(const MeasureOptions options, OptionsOf(in.line));
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), {});
   if (!loaded.ok()) return FailSpec(console, loaded.status());
   const v1::RunSpec& spec = loaded->spec;
   const absl::StatusOr<std::vector<v1::RunSpec>> specs = EmulatedSpecs(options, spec);
@@ -188,8 +228,8 @@ int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
   if (!table.ok()) return Fail(console, table.status());
 
   BlockInterrupts();
-  Progress progress(console.err, ProgressOnErr(global, console));
-  const absl::Time deadline = DeadlineOf(global, absl::Now());
+  Progress progress(console.err, ProgressOnErr(in.global, console));
+  const absl::Time deadline = DeadlineOf(in.global, absl::Now());
   for (size_t i = 0; i < options.workers.size(); ++i) {
     const uint32_t workers = options.workers[i];
     if (Contains(*table, workers, spec.seed())) {
@@ -203,7 +243,7 @@ int MeasureEpochs(const GlobalOptions& global, const MeasureOptions& options,
       return Fail(console, saved);
     }
   }
-  if (global.format == OutputFormat::kJson) {
+  if (in.global.format == OutputFormat::kJson) {
     console.out << Indented(ToJson(*table)) << std::endl;
   } else {
     console.out << TableText(*table) << std::flush;

@@ -1,3 +1,5 @@
+// Both flags have the syntax NAME=VALUE,NAME=VALUE. Names of axes and layers are checked later,
+// against the model, by the validation of the run file.
 #include "cli/pin_flags.h"
 
 #include <cstdint>

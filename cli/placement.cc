@@ -1,3 +1,6 @@
+// Tables show at most kMaxRows rows, since graphs of thousands of operators are common; JSON is
+// always complete. The chart draws each device as one line and scales time to kChartColumns
+// columns; operators that would be narrower than a column are omitted.
 #include "cli/placement.h"
 
 #include <algorithm>
@@ -10,13 +13,15 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/commands.h"
+#include "cli/spec_file.h"
 #include "cli/table.h"
 #include "plan/placement/placement_problem.h"
 
 namespace cadre {
 namespace {
 
-constexpr double kMaxSolverSeconds = 86'400;
 constexpr int kChartColumns = 72;
 // Rows that fit a screen or two; JSON has all.
 constexpr size_t kMaxRows = 60;
@@ -186,31 +191,27 @@ std::string PlacementChart(const PlacementProblem& problem, const Schedule& sche
   return chart;
 }
 
-absl::Status CheckPlacementOptions(const PlacementOptions& options) {
-  if (options.graph.empty()) {
+absl::StatusOr<int> ShowPlacement(const Invocation& in) {
+  for (const std::string& flag : in.line.given()) {
+    if (flag == "placement" || flag == "solver-seconds") continue;
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, " has no effect with --placement"));
+  }
+  if (!in.line.arguments().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument '", in.line.argument(), "'"));
+  }
+  const auto path = in.line.Value<std::string>("placement");
+  if (path.empty()) {
     return absl::InvalidArgumentError("--placement requires the file of an operator graph");
   }
-  if (options.solver_seconds > 0 && options.solver_seconds <= kMaxSolverSeconds) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--solver-seconds must be above 0, at most ",
-                                                 kMaxSolverSeconds, ", not ",
-                                                 options.solver_seconds));
-}
-
-int ShowPlacement(const GlobalOptions& global, const PlacementOptions& options,
-                  const Console& console) {
-  absl::StatusOr<PlacementProblem> problem = ReadOperatorGraph(options.graph);
-  if (absl::IsInvalidArgument(problem.status())) {
-    // Each line of the message names file, line and column.
-    console.err << problem.status().message() << std::endl;
-    return kExitFailure;
-  }
-  if (!problem.ok()) return Fail(console, problem.status());
+  absl::StatusOr<PlacementProblem> problem = ReadOperatorGraph(path);
+  // Each line of the message names file, line and column.
+  if (absl::IsInvalidArgument(problem.status())) return FailSpec(in.console, problem.status());
+  CADRE_RETURN_IF_ERROR(problem.status());
   absl::StatusOr<PlacedGraph> placement =
-      PlaceGraph(*problem, {.solver_seconds = options.solver_seconds});
-  if (!placement.ok()) return Fail(console, Annotate(placement.status(), options.graph));
-  Print(PlacementReport{*std::move(problem), *std::move(placement)}, global, console);
+      PlaceGraph(*problem, {.solver_seconds = in.line.Value<double>("solver-seconds")});
+  if (!placement.ok()) return Fail(in.console, Annotate(placement.status(), path));
+  Print(PlacementReport{*std::move(problem), *std::move(placement)}, in.global, in.console);
   return kExitOk;
 }
 

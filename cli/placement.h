@@ -1,30 +1,14 @@
-// The command `cadre plan --placement`: the device and the start of every operator of a graph.
+// The placement of an operator graph as text and as JSON (cli/render.h).
 //
-// Thread-compatible.
+// Thread-safe (pure functions).
 #pragma once
 
 #include <string>
 
-#include "absl/status/status.h"
-#include "cli/console.h"
-#include "cli/options.h"
 #include "cli/render.h"
 #include "plan/placement/placer.h"
 
 namespace cadre {
-
-struct PlacementOptions {
-  // The operator graph's file.
-  std::string graph;
-  double solver_seconds = 10;
-};
-
-// Errors: InvalidArgument naming the flag that is out of range.
-absl::Status CheckPlacementOptions(const PlacementOptions& options);
-
-// Returns the exit code. Requires: CheckPlacementOptions is OK.
-int ShowPlacement(const GlobalOptions& global, const PlacementOptions& options,
-                  const Console& console);
 
 struct PlacementReport {
   PlacementProblem problem;

@@ -1,10 +1,17 @@
-#include "cli/plan.h"
-
+// A plan may be asked for more workers than a run may have, for instance to compare with the
+// figures of a paper. The run file is then validated as one of a single rank, and the number of
+// ranks and the pins are set afterwards (LoadFor).
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
 #include "cli/plan_render.h"
 #include "cli/spec_file.h"
 #include "model/validate.h"
@@ -16,7 +23,86 @@
 namespace cadre {
 namespace {
 
-// LoadSpec refuses pins of more ranks than a run may have; these are set after it.
+// The first of the flags that is given; "" if none is.
+std::string FirstGiven(const CommandLine& line, const std::vector<std::string>& flags) {
+  const auto given = std::find_if(flags.begin(), flags.end(),
+                                  [&](const std::string& flag) { return line.Has(flag); });
+  return given == flags.end() ? "" : *given;
+}
+
+absl::Status CheckLink(const CommandLine& line) {
+  const std::string flag = FirstGiven(line, {"alpha", "bandwidth", "gamma", "flops"});
+  if (flag.empty()) return absl::OkStatus();
+  if (line.Has("profile")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", flag, " and --profile contradict: the profile states all links and speeds"));
+  }
+  const bool alpha = line.Has("alpha");
+  if (alpha != line.Has("bandwidth")) {
+    return absl::InvalidArgumentError(absl::StrCat("--", alpha ? "alpha" : "bandwidth",
+                                                   " requires --", alpha ? "bandwidth" : "alpha",
+                                                   ": together they describe the link"));
+  }
+  if (alpha) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", flag, " requires --alpha and --bandwidth: without a link nothing is predicted"));
+}
+
+// Parts of the report that are about time.
+absl::Status CheckTimed(const CommandLine& line) {
+  const std::string flag = FirstGiven(line, {"compare", "epochs", "groups"});
+  if (flag.empty() || line.Has("bandwidth") || line.Has("profile")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag,
+                   " requires --alpha and --bandwidth, or --profile: without a link nothing is "
+                   "predicted"));
+}
+
+absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
+  const std::pair<const char*, std::optional<uint32_t>> axes[] = {
+      {"model-ranks", flags.model_ranks}, {"space-ranks", flags.space_ranks}};
+  for (const auto& [flag, ranks] : axes) {
+    if (ranks.value_or(0) == 0 || workers % *ranks == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", *ranks,
+                                                   ", which does not divide the ", workers,
+                                                   " workers of --workers"));
+  }
+  if (flags.mesh.empty()) return absl::OkStatus();
+  uint64_t ranks = 1;
+  for (const v1::MeshAxis& axis : flags.mesh) {
+    ranks = std::min<uint64_t>(ranks * axis.size(), uint64_t{1} << 32);
+  }
+  if (ranks == workers) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--mesh and --workers contradict: the mesh has ",
+                                                 ranks, " ranks, not ", workers));
+}
+
+// "uniform-grid". Errors: InvalidArgument listing the names.
+absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
+  if (const std::optional<Strategy> strategy = StrategyFromName(name)) return *strategy;
+  const std::string known = absl::StrJoin(
+      AllStrategies(), ", ",
+      [](std::string* out, Strategy strategy) { absl::StrAppend(out, StrategyName(strategy)); });
+  return absl::InvalidArgumentError(absl::StrCat("unknown strategy '", name, "'; use ", known));
+}
+
+// "data,model,auto", or "all". `data` is an alias of batch, `hybrid` of group-hybrid. Duplicates
+// are dropped.
+absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names) {
+  if (names == "all") return AllStrategies();
+  std::vector<Strategy> strategies;
+  for (absl::string_view name : absl::StrSplit(names, ',')) {
+    if (name == "data") name = "batch";
+    if (name == "hybrid") name = "group-hybrid";
+    CADRE_ASSIGN_OR_RETURN(const Strategy strategy, ParseStrategy(name));
+    const bool twice =
+        std::find(strategies.begin(), strategies.end(), strategy) != strategies.end();
+    if (!twice) strategies.push_back(strategy);
+  }
+  return strategies;
+}
+
+// LoadSpec rejects pins of more ranks than a run may have; these are set after it.
 void Pin(const SpecFlags& flags, v1::Cluster& cluster) {
   cluster.set_model_ranks(flags.model_ranks.value_or(0));
   cluster.set_space_ranks(flags.space_ranks.value_or(0));
@@ -34,31 +120,33 @@ void Pin(const SpecFlags& flags, v1::Cluster& cluster) {
   }
 }
 
-// A plan may have more workers than a run, and a batch for which neither schedule nor data are
-// made. All other rules of LoadSpec apply.
-absl::StatusOr<v1::RunSpec> LoadFor(const PlanOptions& options) {
-  SpecFlags flags = options.flags;
-  const bool large = options.workers > kMaxRanksPerGroup;
-  flags.ranks = large ? 1 : options.workers;
+// Applies all rules of LoadSpec except the limits on ranks and, because neither the schedule nor
+// the data matter here, those on the batch.
+absl::StatusOr<v1::RunSpec> LoadFor(const CommandLine& line, const SpecFlags& given) {
+  const auto workers = line.Value<uint32_t>("workers");
+  SpecFlags flags = given;
   flags.here = false;
+  // These are questions to the planner, not changes of the run.
+  flags.groups.reset();
+  flags.batch.reset();
+  const bool large = workers > kMaxRanksPerGroup;
+  flags.ranks = large ? 1 : workers;
   if (large) {
     flags.mesh.clear();
     flags.model_ranks = flags.space_ranks = 0;
   }
-  CADRE_ASSIGN_OR_RETURN(LoadedSpec loaded, LoadSpec(options.spec, flags));
+  CADRE_ASSIGN_OR_RETURN(LoadedSpec loaded, LoadSpec(line.argument(), flags));
   v1::Cluster& cluster = *loaded.spec.mutable_cluster();
-  cluster.set_ranks_per_group(options.workers);
-  if (options.batch) loaded.spec.set_batch_per_group(*options.batch);
+  cluster.set_ranks_per_group(workers);
+  if (given.batch) loaded.spec.set_batch_per_group(*given.batch);
   if (loaded.spec.micro_batches() > loaded.spec.batch_per_group()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(options.spec, ": micro_batches is ", loaded.spec.micro_batches(),
+        absl::StrCat(line.argument(), ": micro_batches is ", loaded.spec.micro_batches(),
                      ", but a step has only ", loaded.spec.batch_per_group(), " samples"));
   }
-  if (large) Pin(options.flags, cluster);
+  if (large) Pin(given, cluster);
   // --model-ranks without --space-ranks means no rows are split.
-  if (options.flags.model_ranks.value_or(0) > 0 && cluster.space_ranks() == 0) {
-    cluster.set_space_ranks(1);
-  }
+  if (given.model_ranks.value_or(0) > 0 && cluster.space_ranks() == 0) cluster.set_space_ranks(1);
   return std::move(loaded.spec);
 }
 
@@ -70,43 +158,68 @@ absl::Status ReadEpochs(const std::string& path, PlanRequest& request) {
       "--epochs requires --samples: the run does not state the samples of an epoch");
 }
 
-}  // namespace
-
-absl::StatusOr<PlanRequest> ReadPlanRequest(const PlanOptions& options) {
-  PlanRequest request{.workers = static_cast<int>(options.workers),
-                      .flops = options.flops.value_or(0),
-                      .strategy = options.strategy.value_or(Strategy::kAuto),
-                      .compare = options.compare,
-                      .sensitivity = options.sensitivity};
-  CADRE_ASSIGN_OR_RETURN(request.spec, LoadFor(options));
-  if (options.link_given()) {
-    request.link = {.alpha = *options.alpha,
-                    .bandwidth = *options.bandwidth,
-                    .gamma = options.gamma.value_or(0)};
+// Reads the files that the command line names. Errors: LoadSpec's, ReadClusterProfile's,
+// ReadEpochsTable's; their messages name file and line.
+absl::Status ReadFiles(const CommandLine& line, const SpecFlags& flags, PlanRequest& request) {
+  CADRE_ASSIGN_OR_RETURN(request.spec, LoadFor(line, flags));
+  if (const auto profile = line.Get<std::string>("profile")) {
+    CADRE_ASSIGN_OR_RETURN(request.profile, ReadClusterProfile(*profile));
   }
-  if (options.profile) {
-    CADRE_ASSIGN_OR_RETURN(request.profile, ReadClusterProfile(*options.profile));
-  }
-  if (options.memory) request.memory_bytes = *options.memory;
-  if (options.bucket_elements) request.bucket_elements = *options.bucket_elements;
-  if (options.groups) request.max_groups = *options.groups;
-  if (options.samples) {
-    request.samples = *options.samples;
+  if (const auto samples = line.Get<uint64_t>("samples")) {
+    request.samples = *samples;
   } else if (request.spec.data().has_synthetic()) {
     request.samples = request.spec.data().synthetic().train_samples();
   }
-  if (options.epochs) CADRE_RETURN_IF_ERROR(ReadEpochs(*options.epochs, request));
+  if (const auto epochs = line.Get<std::string>("epochs")) return ReadEpochs(*epochs, request);
+  return absl::OkStatus();
+}
+
+// What the flags state; ReadFiles adds the rest. Errors: InvalidArgument naming the flag.
+absl::StatusOr<PlanRequest> RequestOf(const CommandLine& line, const SpecFlags& flags) {
+  PlanRequest request{.workers = static_cast<int>(line.Value<uint32_t>("workers")),
+                      .flops = line.Get<double>("flops").value_or(0),
+                      .sensitivity = line.Get<bool>("sensitivity")};
+  CADRE_RETURN_IF_ERROR(CheckLink(line));
+  CADRE_RETURN_IF_ERROR(CheckTimed(line));
+  CADRE_RETURN_IF_ERROR(CheckRanks(flags, line.Value<uint32_t>("workers")));
+  if (const auto strategy = line.Get<std::string>("strategy")) {
+    CADRE_ASSIGN_OR_RETURN(request.strategy, ParseStrategy(*strategy));
+  }
+  if (const auto compare = line.Get<std::string>("compare")) {
+    CADRE_ASSIGN_OR_RETURN(request.compare, ParseStrategies(*compare));
+  }
+  if (line.Has("bandwidth")) {
+    request.link = {.alpha = line.Value<double>("alpha"),
+                    .bandwidth = line.Value<double>("bandwidth"),
+                    .gamma = line.Get<double>("gamma").value_or(0)};
+  }
+  if (const auto memory = line.Get<uint64_t>("memory")) request.memory_bytes = *memory;
+  if (const auto size = line.Get<uint64_t>("bucket-elements")) request.bucket_elements = *size;
+  if (const auto groups = line.Get<uint32_t>("groups")) request.max_groups = *groups;
   return request;
 }
 
-int ShowPlan(const GlobalOptions& global, const PlanOptions& options, const Console& console) {
-  absl::StatusOr<PlanRequest> request = ReadPlanRequest(options);
-  if (!request.ok()) return FailSpec(console, request.status());
-  const auto question = MakePlanQuestion(*std::move(request));
-  if (!question.ok()) return FailSpec(console, question.status());
+}  // namespace
+
+absl::StatusOr<int> ShowPlan(const Invocation& in) {
+  if (in.line.Has("placement")) return ShowPlacement(in);
+  if (in.line.arguments().empty()) {
+    return absl::InvalidArgumentError("missing argument RUN.textproto|MODEL");
+  }
+  if (in.line.Has("solver-seconds")) {
+    return absl::InvalidArgumentError("--solver-seconds is only valid with --placement");
+  }
+  if (!in.line.Has("workers")) return absl::InvalidArgumentError("missing flag --workers");
+  CADRE_ASSIGN_OR_RETURN(const SpecFlags flags, SpecFlagsOf(in.line));
+  CADRE_ASSIGN_OR_RETURN(PlanRequest request, RequestOf(in.line, flags));
+  if (const absl::Status read = ReadFiles(in.line, flags, request); !read.ok()) {
+    return FailSpec(in.console, read);
+  }
+  const auto question = MakePlanQuestion(std::move(request));
+  if (!question.ok()) return FailSpec(in.console, question.status());
   const absl::StatusOr<PlanReport> report = BuildPlanReport(**question);
-  if (!report.ok()) return Fail(console, report.status());
-  Print(*report, global, console);
+  if (!report.ok()) return Fail(in.console, report.status());
+  Print(*report, in.global, in.console);
   return kExitOk;
 }
 

@@ -1,3 +1,9 @@
+// The keys are documented in docs/json.md, and a test compares the document with this output for
+// reports with every optional part. Numbers are not rounded. A value that is not known is null, so
+// that the keys do not depend on the flags, except for parts that only some reports have.
+//
+// If the user asks for a strategy of a paper, the figures of its formulas are at the top level and
+// those of the engine under "engine"; otherwise it is the other way round.
 #include <cmath>
 #include <optional>
 #include <string>
@@ -52,6 +58,7 @@ Json RunnerUpJson(const PlanReport& report, size_t layer) {
   return {{"splits", SplitsJson(other.splits)}, {"more_seconds", other.more_seconds}};
 }
 
+// One entry per layer, in the order of the graph.
 Json LayersJson(const PlanReport& report) {
   Json layers = Json::array();
   for (size_t l = 0; l < report.chosen->plan.layers.size(); ++l) {
@@ -89,6 +96,7 @@ Json BucketsJson(const PlanReport& report) {
   return buckets;
 }
 
+// If no plan fits, only the reason is known.
 Json EngineJson(const PlanReport& report) {
   if (!report.chosen) return {{"refusal", report.refusal.message()}};
   const Prediction& prediction = report.chosen->prediction;
@@ -158,6 +166,7 @@ Json NetworkJson(const NetworkShape& network) {
           {"inputs_per_sample", inputs}};
 }
 
+// Null if the strategy is not one of a paper.
 Json PaperJson(const PlanReport& report) {
   if (!report.paper) return nullptr;
   const PaperCost& cost = *report.paper;
@@ -210,6 +219,7 @@ Json ComparedEngineJson(const Candidate& candidate) {
           {"memory_bytes_per_rank", prediction.memory_bytes}};
 }
 
+// Figures of a paper and of the engine are comparable within a column, not across.
 Json ComparedJson(const ComparedStrategy& row) {
   Json json = {{"strategy", StrategyName(row.strategy)}};
   if (row.paper) {
@@ -254,6 +264,7 @@ Json BatchChoiceJson(const BatchChoice& choice) {
           {"seconds_to_target", choice.way.seconds}};
 }
 
+// `best` repeats one of the choices, so that scripts need not search for it.
 Json ForecastJson(const EpochsForecast& forecast) {
   const auto& choices = forecast.choices;
   return {{"target_accuracy", Widen(forecast.target_accuracy)},
@@ -288,6 +299,8 @@ Json RefusedJson(const RejectedGroups& refused) {
   return {{"groups", refused.groups}, {"ranks", refused.ranks}, {"why", refused.reason}};
 }
 
+// `more` is the next larger number of groups that was considered, with its time relative to the
+// best.
 Json GroupsJson(const GroupsResult& answer) {
   return {{"best", GroupChoiceJson(answer.best())},
           {"choices", Array(answer.choices, GroupChoiceJson)},
@@ -299,6 +312,7 @@ Json GroupsJson(const GroupsResult& answer) {
           {"why", answer.reason}};
 }
 
+// Cost of all collectives by policy, whatever policy the plan uses.
 Json PoliciesJson(const PlanReport& report, double PolicyCost::*cost) {
   Json json;
   for (const PolicyCost& each : report.policies) {
@@ -324,6 +338,7 @@ Json LinkJson(const PlanQuestion& question) {
           {"kind", LinkKindText(hardware.link_kind)}};
 }
 
+// Only plans that were searched for, not those of a rule or a paper, have alternatives.
 void AddSearch(const PlanReport& report, Json& json) {
   const SearchResult& searched = *report.searched;
   json.update({{"exact", searched.exact},

@@ -1,3 +1,7 @@
+// The text has the same parts as the JSON, in the order in which a reader needs them: figures of
+// the paper, plan and layers, cost of a step, search, policies, traffic; then the optional parts,
+// each with a table and one sentence that states the conclusion. Times are in milliseconds with
+// four decimal places; headers have the unit.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -25,6 +29,7 @@ std::string OrDash(std::optional<double> value, F text) {
 
 std::string GridText(const Grid& grid) { return absl::StrCat(grid.pr, "x", grid.pc); }
 
+// "outputs/model samples/data": index and axes; several axes of one index are multiplied.
 std::string SplitsText(const std::vector<IndexSplit>& splits) {
   if (splits.empty()) return "whole";
   return absl::StrJoin(splits, " ", [](std::string* out, const IndexSplit& split) {
@@ -58,6 +63,7 @@ std::string PaperText(const PlanReport& report) {
 
 // --- The engine's plan ---
 
+// The best other split of the layer and what it would add to the step.
 std::string RunnerUpText(const LayerRunnerUp& other) {
   if (!std::isfinite(other.more_seconds)) return "-";
   return absl::StrCat(SplitsText(other.splits), " +", Milliseconds(other.more_seconds));
@@ -86,6 +92,8 @@ std::string StepText(const Prediction& prediction) {
       100 * prediction.utilisation);
 }
 
+// How the plan was found: the number of meshes, the best plans of other meshes, and the cost of
+// pins.
 std::string SearchText(const PlanReport& report) {
   const SearchResult& searched = *report.searched;
   std::string text = absl::StrCat("searched ", Counted(searched.meshes, "mesh", "meshes"), ", ",
@@ -103,6 +111,7 @@ std::string SearchText(const PlanReport& report) {
   return text;
 }
 
+// Without a link there are no times, so only the plan itself is printed.
 std::string EngineText(const PlanReport& report) {
   const PlanQuestion& question = *report.question;
   const Prediction& prediction = report.chosen->prediction;
@@ -126,6 +135,7 @@ std::string EngineText(const PlanReport& report) {
   return absl::StrCat(text, "\n", policies.Text());
 }
 
+// Traffic across groups is spread over the steps between two averages.
 std::string BytesText(const PlanReport& report) {
   std::string text =
       absl::StrCat("\ntraffic per step: ", FormatBytes(report.bytes_inside), " inside the group");
@@ -137,12 +147,14 @@ std::string BytesText(const PlanReport& report) {
 
 // --- The optional parts ---
 
+// The varied input in its own unit.
 std::string ValueText(const Variation& variation) {
   if (variation.what == "bandwidth") return absl::StrFormat("%.4g GB/s", variation.value / 1e9);
   if (variation.what == "memory") return FormatBytes(variation.value);
   return FormatCount(variation.value);
 }
 
+// What the variation changes: nothing, the mesh, or the splits of some layers.
 std::string EffectText(const Variation& variation) {
   if (!variation.candidate) return variation.note;
   if (!variation.changes()) return "same plan";
@@ -202,6 +214,8 @@ std::string ComparisonText(const StrategyComparison& comparison) {
   return text + "\n";
 }
 
+// Time to a target accuracy: fewer epochs with smaller batches against faster steps with larger
+// ones.
 std::string ForecastText(const EpochsForecast& forecast) {
   std::string text = absl::StrFormat(
       "to accuracy %g with %.0f samples per epoch: %s\n", forecast.target_accuracy,
@@ -231,6 +245,7 @@ std::string ForecastText(const EpochsForecast& forecast) {
   return text + "\n";
 }
 
+// Numbers of groups with the best interval between averages for each, and why others are excluded.
 std::string GroupsText(const GroupsResult& answer) {
   Table table({"GROUPS", "RANKS", "MESH", "STEP ms", "AVERAGE ms", "EVERY", "SAMPLES/s", "EPOCH",
                "EPOCHS", "TO TARGET"});

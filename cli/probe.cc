@@ -11,13 +11,12 @@
 // so its result is cached; the file name is a digest of all of these. The second phase is measured
 // every time, as it depends on what else uses the network. Processes return results in files of a
 // temporary folder and report progress in the last line of their logs.
-#include "cli/probe.h"
-
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -33,10 +32,14 @@
 #include "base/file.h"
 #include "base/hardware.h"
 #include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/process.h"
 #include "cli/progress.h"
 #include "cli/render.h"
+#include "cli/spec_file.h"
 #include "cli/table.h"
 #include "cli/work_folder.h"
 #include "plan/cluster_profile.h"
@@ -47,7 +50,6 @@
 namespace cadre {
 namespace {
 
-constexpr uint32_t kMaxWorkers = 1024;
 constexpr size_t kMaxHosts = 1024;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 constexpr absl::Duration kDefaultTimeout = absl::Minutes(30);
@@ -56,6 +58,25 @@ constexpr int kBarWidth = 30;
 constexpr int kLogLines = 5;
 // Changes with the method of measurement.
 constexpr char kCacheVersion[] = "1";
+
+struct ProbeOptions {
+  SpecFlags flags;
+  // Folder of the other programs.
+  std::string programs;
+  // Worker processes on this machine, and compute threads of each.
+  uint32_t workers = 1;
+  uint32_t threads = 1;
+  // host:port of every host by rank, including this one; empty: there are no other hosts. All hosts
+  // run the same command, each with its rank; rank 0 writes the profile.
+  std::vector<std::string> peers;
+  uint32_t rank = 0;
+  // How long this host waits for the others after its layers are timed.
+  absl::Duration meet_timeout = absl::Seconds(60);
+  // Folder of the cache; empty: no cache.
+  std::string cache;
+  // Measure again what the cache has.
+  bool fresh = false;
+};
 
 // Progress on stderr.
 class ProbeProgress {
@@ -101,6 +122,7 @@ std::pair<int, int> PlansDone(const std::string& log) {
   return {0, 0};
 }
 
+// One probe: owns its deadline and the reason for which it ended early.
 class Probe {
  public:
   Probe(const GlobalOptions& global, const ProbeOptions& options, const Console& console)
@@ -118,6 +140,7 @@ class Probe {
   std::optional<int> interrupt() const { return interrupt_; }
 
  private:
+  // The plans cover all workers of all hosts, since a layer's part depends on their total number.
   absl::StatusOr<v1::ProbeRequest> RequestFor(const v1::RunSpec& spec) const {
     v1::ProbeRequest request;
     *request.mutable_spec() = spec;
@@ -262,6 +285,8 @@ std::string Rate(double bytes_per_second) {
   return absl::StrCat(FormatBytes(bytes_per_second), "/s");
 }
 
+// What a user checks before planning with a profile: hosts, devices with the number of timed parts
+// of layers, and links.
 std::string SummaryText(const v1::ClusterProfile& profile) {
   Table hosts({"HOST", "WORKERS", "CORES", "MEMORY EACH", "DEVICE"});
   for (const v1::HostProfile& host : profile.host()) {
@@ -298,29 +323,20 @@ Json SummaryJson(const v1::ClusterProfile& profile, const Probe& probe, const st
   return json;
 }
 
-int Show(const GlobalOptions& global, const ProbeOptions& options, const Console& console,
-         const v1::ClusterProfile& profile, const Probe& probe) {
+absl::Status Show(const Invocation& in, const v1::ClusterProfile& profile, const Probe& probe) {
   const std::string text = PrintClusterProfile(profile);
-  if (!options.output.empty()) {
-    const absl::Status written = WriteFileAtomically(options.output, text);
-    if (!written.ok()) return Fail(console, written);
-  }
-  if (global.format == OutputFormat::kJson) {
-    console.out << OneLine(SummaryJson(profile, probe, options.output)) << std::endl;
+  const std::string output = in.line.Get<std::string>("output").value_or("");
+  if (!output.empty()) CADRE_RETURN_IF_ERROR(WriteFileAtomically(output, text));
+  if (in.global.format == OutputFormat::kJson) {
+    in.console.out << OneLine(SummaryJson(profile, probe, output)) << std::endl;
   } else {
-    console.out << (options.output.empty() ? text : SummaryText(profile)) << std::flush;
+    in.console.out << (output.empty() ? text : SummaryText(profile)) << std::flush;
   }
-  return kExitOk;
+  return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status CheckProbeOptions(const ProbeOptions& options) {
-  if (options.workers < 1 || options.workers > kMaxWorkers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--workers must be 1 to ", kMaxWorkers, ", not ", options.workers));
-  }
-  if (options.threads < 1) return absl::InvalidArgumentError("--threads must be at least 1");
+// A wrong list of hosts would otherwise show only after the layers have been timed.
+absl::Status CheckPeers(const ProbeOptions& options) {
   if (options.peers.size() == 1) {
     return absl::InvalidArgumentError(
         "--peers lists all hosts, separated by commas; it has only one");
@@ -337,9 +353,6 @@ absl::Status CheckProbeOptions(const ProbeOptions& options) {
       return absl::InvalidArgumentError(absl::StrCat("--peers: '", peer, "' is not host:port"));
     }
   }
-  if (options.meet_timeout < absl::Seconds(1)) {
-    return absl::InvalidArgumentError("--meet-timeout must be at least 1 second");
-  }
   if (options.rank >= std::max<size_t>(1, options.peers.size())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--rank is ", options.rank, ", but --peers lists ", options.peers.size(), " hosts"));
@@ -347,21 +360,49 @@ absl::Status CheckProbeOptions(const ProbeOptions& options) {
   return absl::OkStatus();
 }
 
-int ProbeCluster(const GlobalOptions& global, const ProbeOptions& options, const Console& console) {
-  SpecFlags flags = options.flags;
+// Folder of files of this user that can be computed again; empty: none.
+std::string UserCache() {
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != 0) return absl::StrCat(cache, "/cadre");
+  const char* const home = std::getenv("HOME");
+  return home != nullptr && *home != 0 ? absl::StrCat(home, "/.cache/cadre") : "";
+}
+
+absl::StatusOr<ProbeOptions> OptionsOf(const CommandLine& line) {
+  ProbeOptions options{.workers = line.Value<uint32_t>("workers"),
+                       .threads = line.Value<uint32_t>("threads"),
+                       .rank = line.Value<uint32_t>("rank"),
+                       .meet_timeout = line.Value<absl::Duration>("meet-timeout"),
+                       .cache = line.Has("cache") ? line.Value<std::string>("cache") : UserCache(),
+                       .fresh = line.On("fresh")};
+  CADRE_ASSIGN_OR_RETURN(options.flags, SpecFlagsOf(line));
+  CADRE_ASSIGN_OR_RETURN(options.programs, ProgramsFolder());
   // A probe reads no data.
-  flags.here = false;
-  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(options.spec, flags);
-  if (!loaded.ok()) return FailSpec(console, loaded.status());
+  options.flags.here = false;
+  const std::string peers = line.Get<std::string>("peers").value_or("");
+  if (!peers.empty()) options.peers = absl::StrSplit(peers, ',');
+  if (options.meet_timeout < absl::Seconds(1)) {
+    return absl::InvalidArgumentError("--meet-timeout must be at least 1 second");
+  }
+  CADRE_RETURN_IF_ERROR(CheckPeers(options));
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<int> ProbeCluster(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const ProbeOptions options, OptionsOf(in.line));
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), options.flags);
+  if (!loaded.ok()) return FailSpec(in.console, loaded.status());
   // From here on an interrupt must end processes and remove folders.
   BlockInterrupts();
-  Probe probe(global, options, console);
+  Probe probe(in.global, options, in.console);
   const absl::StatusOr<v1::ClusterProfile> profile = probe.Run(loaded->spec);
   if (probe.interrupt()) return 128 + *probe.interrupt();
-  if (!profile.ok()) return Fail(console, profile.status());
-  // Rank 0 is on another host, which has the profile.
-  if (profile->host_size() == 0) return kExitOk;
-  return Show(global, options, console, *profile, probe);
+  if (!profile.ok()) return Fail(in.console, profile.status());
+  // Rank 0, on another host, has the profile.
+  if (profile->host_size() > 0) CADRE_RETURN_IF_ERROR(Show(in, *profile, probe));
+  return kExitOk;
 }
 
 }  // namespace cadre

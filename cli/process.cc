@@ -1,3 +1,13 @@
+// Children must never outlive this program, and never hang it:
+//
+//   death    PR_SET_PDEATHSIG kills a child when the thread that started it ends. If the parent
+//   died
+//            before prctl, the child notices by its parent's id.
+//   signals  A child is in a process group of its own, so that Ctrl-C in the terminal reaches this
+//            program only, which then stops the children in order.
+//   exec     A pipe that exec closes reports a failed exec: Start returns the reason instead of a
+//            process that has already ended.
+//   files    All descriptors beyond stderr are closed on exec, including those of libraries.
 #include "cli/process.h"
 
 #include <fcntl.h>
@@ -200,6 +210,7 @@ Ending Process::Kill() {
   return ending_.value_or(Ending{true, SIGKILL});
 }
 
+// Reads only the end of the file, as logs may be large; the first of the lines may be incomplete.
 std::vector<std::string> LastLines(const std::string& path, int lines) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return {};

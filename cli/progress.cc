@@ -1,3 +1,6 @@
+// On a terminal one line is redrawn: "\r", the sequence that clears the line, then the text, cut to
+// the current width so that it never wraps. Elsewhere, for example in a log file, a line is printed
+// only if something important changed (the state, a test result) or after some time.
 #include "cli/progress.h"
 
 #include <algorithm>
@@ -28,12 +31,14 @@ std::string ProgressBar(double fraction, int width) {
   return absl::StrCat("[", std::string(full, '#'), std::string(inside - full, '.'), "]");
 }
 
+// A run that stops at an accuracy may end earlier.
 double ProgressFraction(const v1::RunStatus& run) {
   if (run.total_steps() > 0) return std::min(1.0, double{1} * run.step() / run.total_steps());
   if (run.total_epochs() > 0) return std::clamp(run.epoch() / run.total_epochs(), 0.0, 1.0);
   return 0;
 }
 
+// A run that has not started or has failed shows its reason in place of figures that are zero.
 std::string ProgressText(const v1::RunStatus& run) {
   std::vector<std::string> parts = {EnumText(run.state())};
   if (run.state() == v1::RUN_STATE_QUEUED || run.state() == v1::RUN_STATE_FAILED ||
@@ -74,6 +79,7 @@ void Progress::Update(const v1::RunStatus& run, absl::Time now) {
   out_ << run.run() << "  " << ProgressText(run) << std::endl;
 }
 
+// Each test result is shown once, whatever the interval.
 bool Progress::IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time now) const {
   const bool tested = run.test().samples() > 0;
   const bool new_test = tested && (!shown.tested || run.test().version() != shown.tested_version);

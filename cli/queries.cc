@@ -1,6 +1,9 @@
-#include "cli/queries.h"
-
+// Commands that only read: each makes one call and prints the reply, except watch, which prints
+// every update.
 #include "absl/time/clock.h"
+#include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/commands.h"
 #include "cli/follow.h"
 #include "cli/prediction_notes.h"
 #include "cli/progress.h"
@@ -8,45 +11,46 @@
 #include "cli/render.h"
 
 namespace cadre {
-int ListRuns(const GlobalOptions& options, const Console& console) {
-  const absl::StatusOr<v1::ListReply> reply = MakeClient(options).List();
-  if (!reply.ok()) return Fail(console, reply.status());
-  if (reply->runs().empty() && !options.quiet) console.err << "no runs yet" << std::endl;
-  Print(RunList{*reply}, options, console);
+
+absl::StatusOr<int> ListRuns(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::ListReply reply, MakeClient(in.global).List());
+  if (reply.runs().empty() && !in.global.quiet) in.console.err << "no runs yet" << std::endl;
+  Print(RunList{reply}, in.global, in.console);
   return kExitOk;
 }
 
-int ShowStatus(const GlobalOptions& options, const std::string& run, const Console& console) {
-  const absl::StatusOr<v1::StatusReply> reply = MakeClient(options).Status(run);
-  if (!reply.ok()) return Fail(console, reply.status());
-  Print(Overview{*reply, options.coordinator}, options, console);
+absl::StatusOr<int> ShowStatus(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
+                         MakeClient(in.global).Status(in.line.argument()));
+  Print(Overview{reply, in.global.coordinator}, in.global, in.console);
   return kExitOk;
 }
 
-int DescribeRun(const GlobalOptions& options, const std::string& run, const Console& console) {
-  const absl::StatusOr<v1::StatusReply> reply = MakeClient(options).Status(run);
-  if (!reply.ok()) return Fail(console, reply.status());
-  Print(RunDetails{*reply}, options, console);
+absl::StatusOr<int> DescribeRun(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
+                         MakeClient(in.global).Status(in.line.argument()));
+  Print(RunDetails{reply}, in.global, in.console);
   return kExitOk;
 }
 
-int ShowMembers(const GlobalOptions& options, const Console& console) {
-  const absl::StatusOr<v1::StatusReply> reply = MakeClient(options).Status();
-  if (!reply.ok()) return Fail(console, reply.status());
-  const bool none = reply->workers().empty() && reply->aggregators().empty();
-  if (none && !options.quiet) console.err << "no members yet" << std::endl;
-  Print(MemberList{*reply}, options, console);
+absl::StatusOr<int> ShowMembers(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, MakeClient(in.global).Status());
+  const bool none = reply.workers().empty() && reply.aggregators().empty();
+  if (none && !in.global.quiet) in.console.err << "no members yet" << std::endl;
+  Print(MemberList{reply}, in.global, in.console);
   return kExitOk;
 }
 
-int WatchRuns(const GlobalOptions& options, const std::string& run, const Console& console) {
+absl::StatusOr<int> WatchRuns(const Invocation& in) {
+  const GlobalOptions& options = in.global;
+  const Console& console = in.console;
   const CoordinatorClient client = MakeClient(options);
   Progress progress(console.out, {.terminal = console.out_terminal,
                                   .color = console.color && console.out_terminal,
                                   .width = console.width});
   PredictionNotes notes;
   FollowOptions follow;
-  follow.run = run;
+  follow.run = in.line.argument();
   follow.deadline = DeadlineOf(options, absl::Now());
   bool connected = false;
   follow.on_update = [&](const v1::WatchUpdate& update) {
@@ -67,7 +71,8 @@ int WatchRuns(const GlobalOptions& options, const std::string& run, const Consol
   };
   const absl::Status status = Follow(client, follow);
   progress.Finish();
-  return status.ok() ? kExitOk : Fail(console, status);
+  CADRE_RETURN_IF_ERROR(status);
+  return kExitOk;
 }
 
 }  // namespace cadre

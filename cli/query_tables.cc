@@ -1,3 +1,10 @@
+// Tables of the coordinator's reply. A table without rows is omitted with its title, so that a
+// small cluster has a small status. Values that are not known yet are empty cells, which Table
+// shows as
+// "<none>".
+//
+// A prediction of a step assumes that nothing else runs on the devices of the group; it is not
+// shown for groups whose devices other groups use as well.
 #include "cli/query_tables.h"
 
 #include <algorithm>
@@ -60,6 +67,8 @@ void AppendPart(absl::string_view title, absl::string_view table, std::string& o
   if (!table.empty()) absl::StrAppend(&out, "\n", title, "\n", table);
 }
 
+// One row per run. The accuracy is shown only after the first test, the ETA only while the run
+// trains.
 std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   Table table({"RUN", "NAME", "STATE", "STEP", "EPOCH", "LOSS", "TEST", "SAMPLES/S", "ROUNDS",
                "GROUPS", "AGE", "ETA", "REASON"});
@@ -79,6 +88,7 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   return table.Text();
 }
 
+// Only runs for which the divergence has been measured.
 std::string DivergenceTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   Table table({"RUN", "DIVERGENCE OF GROUPS"});
   for (const v1::RunStatus& run : runs) {
@@ -87,6 +97,7 @@ std::string DivergenceTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   return table.Text();
 }
 
+// One row per slot. A slot that waits for workers has no generation, and states its reason.
 std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "GENERATION", "STATE", "MESH", "STEP", "VERSION", "LOSS",
                "SAMPLES/S", "MEMBERS", "REASON"});
@@ -100,6 +111,7 @@ std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.Text();
 }
 
+// Which algorithms the buckets of each group use, next to the link on which the choice is based.
 std::string CollectivesTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "POLICY", "OVERLAP", "LINK", "ALGORITHMS", "STEP"});
   for (const v1::GroupStatus& group : groups) {
@@ -111,6 +123,8 @@ std::string CollectivesTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.Text();
 }
 
+// Two rows per group, predicted and measured, so that the parts of a step can be compared by
+// column.
 std::string PredictionsTable(const v1::StatusReply& status) {
   Table table({"RUN", "GROUP", "TIMES", "STEP", "COMPUTE", "MOVES", "COLLECTIVES", "UPDATE",
                "WAITING", "ERROR", "CAUSE"});
@@ -140,6 +154,7 @@ std::string PredictionsTable(const v1::StatusReply& status) {
   return table.Text() + note;
 }
 
+// Only parameters of which a rank holds a part: whole parameters are the same everywhere.
 std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "RANK", "MEMBER", "PARAMETER", "HELD", "OF", "SHARE"});
   for (const v1::GroupStatus& group : groups) {
@@ -157,6 +172,7 @@ std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.Text();
 }
 
+// What each rank has allocated, and the total that its plan expected.
 std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "RANK", "MEMBER", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS",
                "BUFFERS", "TOTAL", "PLANNED"});
@@ -174,6 +190,7 @@ std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.Text();
 }
 
+// Workers without a rank are idle and available to the next run.
 std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
   Table table({"WORKER", "ID", "RUN", "GROUP", "RANK", "DEVICE", "HOST", "ADDRESS", "HEARTBEAT"});
   for (const v1::MemberStatus& worker : workers) {
@@ -186,6 +203,7 @@ std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
   return table.Text();
 }
 
+// Shards are written as RUN/SHARD@VERSION.
 std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggregators) {
   Table table({"AGGREGATOR", "ID", "SHARDS", "HOST", "ADDRESS", "HEARTBEAT"});
   for (const v1::AggregatorStatus& aggregator : aggregators) {
@@ -200,6 +218,7 @@ std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggre
   return table.Text();
 }
 
+// Sorted, because maps of protobuf have no order.
 std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& counters) {
   Table table({"COUNTER", "VALUE"});
   const std::map<std::string, uint64_t> sorted(counters.begin(), counters.end());
@@ -291,6 +310,7 @@ std::string LinkText(const v1::GroupStatus& group) {
                          kind.empty() ? "" : ", ", kind);
 }
 
+// Algorithms in the order of their first bucket, with the number of their buckets.
 std::string BucketsText(const v1::GroupStatus& group) {
   const v1::Plan& plan = group.plan();
   if (plan.buckets().empty()) return "";

@@ -1,3 +1,7 @@
+// Messages are converted by reflection, so that new fields of a message appear in the JSON without
+// further code. protobuf's own JSON is not used, because it omits default values, writes 64-bit
+// integers as strings and changes names to camelCase, all of which is inconvenient for jq and
+// scripts.
 #include "cli/render.h"
 
 #include <google/protobuf/descriptor.h>
@@ -18,6 +22,7 @@ using google::protobuf::EnumValueDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
+// Enums are printed as in run files.
 Json EnumValue(const FieldDescriptor& field, int number) {
   const EnumValueDescriptor* value = field.enum_type()->FindValueByNumber(number);
   // A value from a newer build has no name here.
@@ -65,6 +70,8 @@ Json Value(const Message& message, const FieldDescriptor& field, int index) {
   return nullptr;
 }
 
+// Keys are sorted, because maps of protobuf have no order and output should not change between
+// calls.
 Json Map(const Message& message, const FieldDescriptor& field) {
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   std::map<std::string, Json> sorted;
@@ -114,6 +121,7 @@ Json ToJson(const Message& message) {
   return json;
 }
 
+// Prints the float with the fewest digits that identify it and reads the text as a double.
 double Widen(float value) {
   std::array<char, 64> text;
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value);

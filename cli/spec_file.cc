@@ -1,3 +1,11 @@
+// A run file becomes a run spec in four steps: read the text (positions of fields are kept),
+// replace values by flags, resolve the checkpoint, validate everything. All problems are collected
+// and reported together, each at its position in the file; a problem that a flag causes is reported
+// at the field that the flag replaced.
+//
+// The checkpoint is resolved when the run is submitted: a directory of checkpoints is replaced by
+// its newest one. Otherwise processes that start at different times might begin from different
+// checkpoints.
 #include "cli/spec_file.h"
 
 #include <algorithm>
@@ -21,6 +29,7 @@
 namespace cadre {
 namespace {
 
+// A pinned mesh determines the number of ranks; the product is limited so that it fits the field.
 void PinMesh(const std::vector<v1::MeshAxis>& mesh, v1::Cluster& cluster) {
   cluster.clear_model_ranks();
   cluster.clear_space_ranks();
@@ -32,6 +41,7 @@ void PinMesh(const std::vector<v1::MeshAxis>& mesh, v1::Cluster& cluster) {
   cluster.set_ranks_per_group(static_cast<uint32_t>(ranks));
 }
 
+// A pin of the command line replaces the pin of the same layer in the run file.
 void PinLayer(const v1::LayerPin& pin, v1::Cluster& cluster) {
   for (v1::LayerPin& there : *cluster.mutable_layer()) {
     if (there.layer() != pin.layer()) continue;
@@ -73,6 +83,8 @@ std::string Absolute(const std::string& path) {
   return error ? path : absolute.lexically_normal().string();
 }
 
+// A checkpoint folder has a manifest, which states step and position in the data; a single
+// safetensors file has weights only, so training starts at step 0 with them.
 void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Problem>* problems,
                     std::string* note) {
   // FindProblems reports other errors of the model.
@@ -129,6 +141,7 @@ std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Pro
                       note);
 }
 
+// Defaults for a run on this machine, where the number of workers is not given by a cluster.
 void FillIn(v1::RunSpec& spec) {
   v1::Cluster& cluster = *spec.mutable_cluster();
   cluster.set_groups(std::max(1u, cluster.groups()));

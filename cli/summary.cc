@@ -1,3 +1,8 @@
+// The summary compares what was sent between groups with what synchronous training would send. The
+// former is measured, the latter is a formula; text and JSON state which is which.
+//
+// The final status of a run has no groups any more, so the last state of each group with members is
+// kept while the run is followed.
 #include "cli/summary.h"
 
 #include <algorithm>
@@ -41,6 +46,7 @@ Json HeldJson(const v1::GroupStatus& group) {
   return all;
 }
 
+// One entry per slot, with its last generation.
 Json GroupsJson(const Summary& summary) {
   Json groups = Json::array();
   for (const auto& [slot, group] : summary.groups) {
@@ -57,6 +63,7 @@ Json GroupsJson(const Summary& summary) {
   return groups;
 }
 
+// "NAME (RUN), STATE: REASON", without the parts that are empty.
 std::string RunText(const v1::RunStatus& run) {
   std::string text = absl::StrCat(run.run(), ", ", EnumText(run.state()));
   if (!run.name().empty())
@@ -87,6 +94,8 @@ std::optional<double> LargestShare(const Summary& summary) {
   return largest;
 }
 
+// States how much of the model one worker holds, since splitting it is the purpose of model
+// parallelism.
 std::string ModelText(const Summary& summary) {
   std::string text = absl::StrCat(FormatCount(summary.run.parameters()), " parameters");
   const std::optional<double> share = LargestShare(summary);
@@ -131,6 +140,7 @@ std::string AveragingText(const v1::RunStatus& run) {
                       DiscrepancyText(run));
 }
 
+// Headers are the part of the messages that is not model data.
 std::string TrafficText(const v1::RunStatus& run) {
   const auto payload = static_cast<double>(run.payload_bytes_across_groups());
   const auto whole = static_cast<double>(run.bytes_across_groups());
@@ -141,6 +151,7 @@ std::string TrafficText(const v1::RunStatus& run) {
   return text + ")";
 }
 
+// The comparison assumes the cheapest synchronous training: sharded, one exchange per step.
 std::string SynchronousText(const v1::RunStatus& run) {
   std::string text = FormatBytes(run.bytes_across_groups_synchronous());
   if (run.bytes_across_groups() > 0 && run.bytes_across_groups_synchronous() > 0) {

@@ -1,3 +1,5 @@
+// Widths are counted in code points, not in bytes, because names of runs and members may contain
+// any UTF-8 text. Combining and wide characters are not treated specially.
 #include "cli/table.h"
 
 #include <glog/logging.h>

@@ -1,5 +1,6 @@
-#include "cli/trace.h"
-
+// The target file is checked before the request: recording takes up to two minutes, and an error in
+// the path should not cost them. The file is written atomically, so an older trace survives a
+// failure.
 #include <filesystem>
 #include <ostream>
 
@@ -7,6 +8,8 @@
 #include "absl/time/clock.h"
 #include "base/atomic_file.h"
 #include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/commands.h"
 #include "cli/render.h"
 #include "cli/trace_summary.h"
 
@@ -54,6 +57,7 @@ Json ToJson(const TraceResult& result) {
 
 std::string ToText(const TraceResult& result) { return TimesTable(result.ranks); }
 
+// On stderr, because stdout has the table or the trace.
 void Hint(const std::string& path, const std::vector<RankTimes>& times, std::ostream& err) {
   uint64_t dropped = 0;
   for (const RankTimes& rank : times) dropped += rank.dropped;
@@ -69,28 +73,30 @@ void Hint(const std::string& path, const std::vector<RankTimes>& times, std::ost
 
 }  // namespace
 
-int TraceRun(const GlobalOptions& options, const TraceOptions& trace, const Console& console) {
-  const bool to_stdout = trace.output == kStdout;
+absl::StatusOr<int> TraceRun(const Invocation& in) {
+  const GlobalOptions& options = in.global;
+  const Console& console = in.console;
+  const std::string run = in.line.argument();
+  const auto group = in.line.Value<uint32_t>("group");
   const std::string path =
-      trace.output.empty() ? absl::StrCat("trace-", trace.run, ".json") : trace.output;
-  if (!to_stdout) {
-    if (const absl::Status target = CheckTarget(path); !target.ok()) return Fail(console, target);
-  }
+      in.line.Get<std::string>("output").value_or(absl::StrCat("trace-", run, ".json"));
+  const bool to_stdout = path == kStdout;
+  if (!to_stdout) CADRE_RETURN_IF_ERROR(CheckTarget(path));
   const absl::Time deadline = absl::Now() + options.timeout.value_or(kDefaultTimeout);
   const absl::StatusOr<v1::TraceReply> reply =
-      MakeClient(options).Trace(trace.run, trace.group, trace.steps, deadline);
+      MakeClient(options).Trace(run, group, in.line.Value<uint32_t>("steps"), deadline);
   if (!reply.ok()) return Fail(console, reply.status());
 
-  const std::string file = TraceFile(*reply, trace.group);
+  const std::string file = TraceFile(*reply, group);
   const std::vector<RankTimes> times = TimesOf(*reply);
   if (to_stdout) {
     console.out << file << std::flush;
-  } else if (const absl::Status written = WriteFile(path, file); !written.ok()) {
-    return Fail(console, written);
+  } else {
+    CADRE_RETURN_IF_ERROR(WriteFile(path, file));
   }
   if (!to_stdout || !options.quiet) {
     const Console summary{.out = to_stdout ? console.err : console.out, .err = console.err};
-    Print(TraceResult{trace.run, trace.group, path, times}, options, summary);
+    Print(TraceResult{run, group, path, times}, options, summary);
   }
   if (!options.quiet) Hint(path, times, console.err);
   return kExitOk;

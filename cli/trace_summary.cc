@@ -1,3 +1,9 @@
+// Intervals of one category may overlap: a collective runs in the background while another is on
+// the main thread, and an interval may contain others. The time of a category is therefore the
+// length of the union of its intervals, computed by sorting them by their beginnings.
+//
+// Only waits of the main thread are exposed communication; the background thread waits for work
+// most of the time.
 #include "cli/trace_summary.h"
 
 #include <algorithm>
@@ -37,6 +43,7 @@ class Cover {
   std::vector<std::pair<int64_t, int64_t>> spans_;
 };
 
+// Means per step; a trace without a complete step has zeros.
 RankTimes TimesOfRank(const v1::RankTrace& trace) {
   Cover step, compute, moves, collectives, wait;
   RankTimes times;
@@ -116,6 +123,7 @@ Json ToJson(const RankTimes& rank) {
           {"dropped", rank.dropped}};
 }
 
+// One process per rank, as the viewers group threads by process.
 std::string TraceFile(const v1::TraceReply& trace, uint32_t group) {
   std::vector<TraceProcess> processes;
   for (const v1::RankTrace& rank : trace.ranks()) {

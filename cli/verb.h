@@ -35,7 +35,7 @@ enum class ValueKind {
   kText,      // anything; `choices` are suggestions of the completion
   kChoice,    // one of `choices`
   kCount,     // a whole number from `min` to `max`
-  kNumber,    // a floating-point number
+  kNumber,    // a floating-point number from `low` to `high`
   kDuration,  // 90, 90s, 5m, 1h30m; above 0
   kFile,
   kFolder,
@@ -55,6 +55,8 @@ struct Flag {
   absl::string_view fallback = "";
   uint64_t min = 0;
   uint64_t max = std::numeric_limits<uint32_t>::max();
+  double low = std::numeric_limits<double>::lowest();
+  double high = std::numeric_limits<double>::max();
   bool required = false;
   // "-O" for 'O'.
   char letter = 0;
@@ -62,6 +64,7 @@ struct Flag {
   Flag Fallback(absl::string_view text) && { return fallback = text, *this; }
   Flag Min(uint64_t number) && { return min = number, *this; }
   Flag Max(uint64_t number) && { return max = number, *this; }
+  Flag Range(double from, double to) && { return low = from, high = to, *this; }
   Flag Required() && { return required = true, *this; }
   Flag Letter(char c) && { return letter = c, *this; }
 };
@@ -86,8 +89,8 @@ struct Verb {
   absl::string_view examples = "";
   // Ends its child processes itself when it is interrupted (cli/interrupt.h).
   bool handles_interrupts = false;
-  // Returns the exit code. Errors: InvalidArgument for a command line that makes no sense; it is
-  // reported with the usage of the verb.
+  // Returns the exit code. Errors: InvalidArgument for a command line that makes no sense, which is
+  // reported with the usage of the verb; others are reported with their own exit code.
   std::function<absl::StatusOr<int>(const Invocation&)> run;
 };
 

@@ -7,13 +7,9 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "cli/command_line.h"
-#include "cli/command_options.h"
+#include "cli/commands.h"
 #include "cli/completion.h"
-#include "cli/control.h"
-#include "cli/formulas.h"
 #include "cli/help.h"
-#include "cli/plan.h"
-#include "cli/queries.h"
 #include "cli/verb.h"
 #include "plan/search/plan_problem.h"
 #include "proto/schema_hash.h"
@@ -95,6 +91,7 @@ std::vector<Flag> RunFlags() {
        "directory that receives the run's checkpoints; each run needs its own"}};
 }
 
+// The flags of one verb, with those that it shares.
 std::vector<Flag> With(std::vector<Flag> flags, const std::vector<Flag>& more) {
   flags.insert(flags.end(), more.begin(), more.end());
   return flags;
@@ -113,6 +110,7 @@ const Argument kOptionalRun{.name = "RUN", .optional = true};
 
 // --- Verbs ---
 
+// Verbs that start processes handle interrupts themselves, so that they can stop these.
 Verb Local() {
   return {
       .name = "local",
@@ -133,7 +131,7 @@ Verb Local() {
           R"(Checks the run file and the data, then starts a coordinator, A aggregators and G times R workers as
 separate processes on free loopback ports, submits the run, reports its progress on stderr and prints
 a summary on stdout. It stops every process when the run ends or on Ctrl-C. A process that dies is
-restarted, and the run continues. Flags replace what the run file says.
+restarted, and the run continues. Flags replace values of the run file.
 
 With -o json the last line of stdout is one JSON object. The exit code is 0 only when the run reached
 its stop rule.
@@ -143,10 +141,7 @@ its stop rule.
   cadre local deploy/demo.textproto -o json | tail -n 1 | jq .test_accuracy
 )",
       .handles_interrupts = true,
-      .run = [](const Invocation& in) -> absl::StatusOr<int> {
-        CADRE_ASSIGN_OR_RETURN(const LocalOptions options, LocalOptionsOf(in.line));
-        return RunLocal(in.global, options, in.console);
-      }};
+      .run = RunLocal};
 }
 
 Verb Run() {
@@ -163,12 +158,16 @@ stop rule.
       .examples = R"(  cadre run deploy/demo.textproto --coordinator 10.0.0.5:7000
   id=$(cadre run deploy/demo.textproto --detach) && cadre wait "$id" --timeout 30m
 )",
-      .run = [](const Invocation& in) -> absl::StatusOr<int> {
-        CADRE_ASSIGN_OR_RETURN(SpecFlags flags, SpecFlagsOf(in.line));
-        return SubmitRun(in.global, in.line.argument(), std::move(flags), in.line.On("detach"),
-                         in.console);
-      }};
+      .run = SubmitRun};
 }
+
+// More workers than any cluster has, and larger batches, are typing errors.
+constexpr uint32_t kMaxPlannedWorkers = 100'000;
+constexpr uint32_t kMaxPlannedBatch = 1 << 24;
+// Within these bounds sums of products of seconds and rates stay finite.
+constexpr double kMaxSeconds = 1e12;
+constexpr double kMinRate = 1e-12;
+constexpr double kMaxRate = 1e30;
 
 std::vector<Flag> PlanFlags() {
   return {
@@ -176,18 +175,22 @@ std::vector<Flag> PlanFlags() {
            "workers of the group, up to 100,000; required without --placement"}
           .Min(1)
           .Max(kMaxPlannedWorkers),
-      {"batch", kCount, "B", "samples per step of the group"},
-      {"alpha", kNumber, "S", "latency of a message in seconds, such as 50e-6"},
-      {"bandwidth", kNumber, "B",
-       "bytes per second of a worker's link in each direction: 10 Gbit/s is 1.25e9"},
-      {"gamma", kNumber, "S", "seconds to add one byte to another"},
-      {"flops", kNumber, "F",
-       "floating-point operations per second of a worker: predicts the time of a step, and how "
-       "much communication overlaps with computing"},
+      Flag{"batch", kCount, "B", "samples per step of the group"}.Min(1).Max(kMaxPlannedBatch),
+      Flag{"alpha", kNumber, "S", "latency of a message in seconds, such as 50e-6"}.Range(
+          0, kMaxSeconds),
+      Flag{"bandwidth", kNumber, "B",
+           "bytes per second of a worker's link in each direction: 10 Gbit/s is 1.25e9"}
+          .Range(kMinRate, kMaxRate),
+      Flag{"gamma", kNumber, "S", "seconds to add one byte to another"}.Range(0, kMaxSeconds),
+      Flag{"flops", kNumber, "F",
+           "floating-point operations per second of a worker: predicts the time of a step, and how "
+           "much communication overlaps with computing"}
+          .Range(kMinRate, kMaxRate),
       {"profile", kFile, "FILE",
        "a cluster profile written by 'cadre probe': links, speeds, memory"},
-      Flag{"memory", kCount, "BYTES", "memory of a worker; plans that need more are refused"}.Max(
-          std::numeric_limits<uint64_t>::max()),
+      Flag{"memory", kCount, "BYTES", "memory of a worker; plans that need more are refused"}
+          .Min(1)
+          .Max(std::numeric_limits<uint64_t>::max()),
       {"strategy", kText, "NAME",
        "how layers may be split: auto (the default) searches all ways; the others are the papers'",
        StrategyNames()},
@@ -202,8 +205,9 @@ std::vector<Flag> PlanFlags() {
       {"epochs", kFile, "FILE",
        "a table written by 'cadre measure-epochs': predicts the time to its target accuracy, and "
        "whether a smaller batch on a split model reaches it sooner"},
-      Flag{"samples", kCount, "N", "samples of an epoch, if the run file does not imply them"}.Max(
-          std::numeric_limits<uint64_t>::max()),
+      Flag{"samples", kCount, "N", "samples of an epoch, if the run file does not imply them"}
+          .Min(1)
+          .Max(std::numeric_limits<uint64_t>::max()),
       Flag{"groups", kCount, "G",
            "also choose the number of groups, up to G, and the steps between averages; each group "
            "takes steps of --batch. Implied by --profile with --epochs"}
@@ -222,7 +226,8 @@ std::vector<Flag> PlanFlags() {
        "place the operators of this graph on devices, instead of planning a run"},
       Flag{"solver-seconds", kNumber, "S",
            "with --placement: stop the solver after S seconds and take the best found"}
-          .Fallback("10")};
+          .Fallback("10")
+          .Range(1e-3, 86'400)};
 }
 
 Verb PlanVerb() {
@@ -267,14 +272,7 @@ bandwidth: 1e9 }; see deploy/diamond.textproto and proto/cadre/v1/placement.prot
   cadre plan alexnet --workers 8 --model-ranks 1 --alpha 50e-6 --bandwidth 1.25e9 \
     --bucket-elements 1 -o json | jq .policies
 )",
-      .run = [](const Invocation& in) -> absl::StatusOr<int> {
-        if (in.line.Has("placement")) {
-          CADRE_ASSIGN_OR_RETURN(const PlacementOptions options, PlacementOptionsOf(in.line));
-          return ShowPlacement(in.global, options, in.console);
-        }
-        CADRE_ASSIGN_OR_RETURN(const PlanOptions options, PlanOptionsOf(in.line));
-        return ShowPlan(in.global, options, in.console);
-      }};
+      .run = ShowPlan};
 }
 
 Verb Probe() {
@@ -282,7 +280,10 @@ Verb Probe() {
       .name = "probe",
       .arguments = {kModelArgument},
       .flags =
-          {Flag{"workers", kCount, "N", "worker processes on this machine"}.Fallback("1"),
+          {Flag{"workers", kCount, "N", "worker processes on this machine"}
+               .Fallback("1")
+               .Min(1)
+               .Max(1024),
            Threads(),
            {"batch", kCount, "B", "samples per step, in place of the run file's"},
            {"peers", kText, "H:P,...",
@@ -306,7 +307,7 @@ Verb Probe() {
       .text =
           R"(N worker processes on this machine time the model's layers simultaneously, as in training: every
 split of a layer that a plan for 1, 2, 4, ... workers is likely to use, without other ranks. Then they
-measure the links between them. The profile is text: edit it to ask about other machines or links.
+measure the links between them. The profile is text: edit it to plan for other machines or links.
 
 With --peers every host runs the same command with its own --rank. One process of each host measures
 the links between all pairs of hosts over plain TCP, in rounds in which each host has one partner. The
@@ -321,10 +322,7 @@ minutes unless --timeout is given.
   cadre probe vgg11 --peers 10.0.0.5:7100,10.0.0.6:7100 --rank 0 -O rack.profile
 )",
       .handles_interrupts = true,
-      .run = [](const Invocation& in) -> absl::StatusOr<int> {
-        CADRE_ASSIGN_OR_RETURN(const ProbeOptions options, ProbeOptionsOf(in.line));
-        return ProbeCluster(in.global, options, in.console);
-      }};
+      .run = ProbeCluster};
 }
 
 Verb Formula() {
@@ -346,9 +344,7 @@ layer without `inputs` as the first one, whose input has no gradient. Words are 
   cadre formula hybrid-rule devices=2 epochs=4 more_epochs=7 speedup=1.32 -o json
   cadre formula overlap forward=10,10,2,2 backward=60,60,4,4 communication=3,3,40,10
 )",
-      .run = [](const Invocation& in) {
-        return ShowFormula(in.global, in.line.arguments(), in.console);
-      }};
+      .run = ShowFormula};
 }
 
 Verb MeasureEpochsVerb() {
@@ -356,7 +352,9 @@ Verb MeasureEpochsVerb() {
       .name = "measure-epochs",
       .arguments = {kRunFile},
       .flags =
-          {Flag{"target", kNumber, "A", "test accuracy to reach, in (0, 1]"}.Required(),
+          {Flag{"target", kNumber, "A", "test accuracy to reach, a fraction of the test samples"}
+               .Required()
+               .Range(1e-6, 1),
            Flag{"workers", kText, "N,N,...", "numbers of workers"}.Required(),
            Flag{"batch", kCount, "B", "samples per step of one worker (default: batch_per_group)"}
                .Min(1),
@@ -392,10 +390,7 @@ the same FILE again only missing entries are measured; another spec.seed is anot
   cadre plan deploy/demo.textproto --workers 16 --epochs epochs.textproto
 )",
       .handles_interrupts = true,
-      .run = [](const Invocation& in) -> absl::StatusOr<int> {
-        CADRE_ASSIGN_OR_RETURN(const MeasureOptions options, MeasureOptionsOf(in.line));
-        return MeasureEpochs(in.global, options, in.console);
-      }};
+      .run = MeasureEpochs};
 }
 
 Verb Runs() {
@@ -404,7 +399,7 @@ Verb Runs() {
           .examples = R"(  cadre runs
   cadre runs -o json | jq -r '.runs[] | select(.state == "running") | .run'
 )",
-          .run = [](const Invocation& in) { return ListRuns(in.global, in.console); }};
+          .run = ListRuns};
 }
 
 Verb Status() {
@@ -419,9 +414,7 @@ Verb Status() {
   cadre status -o json | jq '.groups[] | {predicted, measured, prediction_error, prediction_blame}'
   cadre status -o json | jq '.groups[].plan | {link, algorithms: [.buckets[].algorithm]}'
 )",
-      .run = [](const Invocation& in) {
-        return ShowStatus(in.global, in.line.argument(), in.console);
-      }};
+      .run = ShowStatus};
 }
 
 Verb Describe() {
@@ -441,9 +434,7 @@ more groups or longer intervals between averages may be tried; the recommendatio
 bounds for local SGD.
 )",
       .examples = "  cadre describe run-1\n",
-      .run = [](const Invocation& in) {
-        return DescribeRun(in.global, in.line.argument(), in.console);
-      }};
+      .run = DescribeRun};
 }
 
 Verb Watch() {
@@ -459,9 +450,7 @@ one object on one line, the input of plotting scripts.
   cadre watch run-1 -o json | jq -c '.run | {step, loss}'
   cadre watch run-1 -o json | bench/plot_run.py -o run.png
 )",
-      .run = [](const Invocation& in) {
-        return WatchRuns(in.global, in.line.argument(), in.console);
-      }};
+      .run = WatchRuns};
 }
 
 Verb Members() {
@@ -470,7 +459,7 @@ Verb Members() {
           .examples = R"(  cadre members
   cadre members -o json | jq '.workers | length'
 )",
-          .run = [](const Invocation& in) { return ShowMembers(in.global, in.console); }};
+          .run = ShowMembers};
 }
 
 Verb Stop() {
@@ -478,9 +467,7 @@ Verb Stop() {
           .arguments = {kRun},
           .brief = "stop a run immediately; its last version remains",
           .examples = "  cadre stop run-1\n",
-          .run = [](const Invocation& in) {
-            return StopRun(in.global, in.line.argument(), in.console);
-          }};
+          .run = StopRun};
 }
 
 Verb Wait() {
@@ -493,9 +480,7 @@ Verb Wait() {
 run, 4 after --timeout.
 )",
       .examples = "  cadre wait run-1 --timeout 30m && echo trained\n",
-      .run = [](const Invocation& in) {
-        return WaitForRun(in.global, in.line.argument(), in.console);
-      }};
+      .run = WaitForRun};
 }
 
 Verb Trace() {
@@ -525,9 +510,7 @@ two minutes unless --timeout is given; a group at a round's boundary finishes it
   cadre trace run-1 --group 1 --steps 10 -O step.json
   cadre trace run-1 -o json | jq '.ranks[] | {rank, step_seconds, exposed_share}'
 )",
-      .run = [](const Invocation& in) {
-        return TraceRun(in.global, TraceOptionsOf(in.line), in.console);
-      }};
+      .run = TraceRun};
 }
 
 Verb Completion() {

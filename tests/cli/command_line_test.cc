@@ -56,7 +56,7 @@ TEST(CommandLineTest, SpellingsOfFlags) {
 TEST(CommandLineTest, ValuesMayHaveAnyForm) {
   EXPECT_EQ(Parse("local x --mesh=data=2,model=2")->Get<std::string>("mesh"), "data=2,model=2");
   EXPECT_EQ(Parse("trace x -O -")->Get<std::string>("output"), "-");
-  EXPECT_EQ(Parse("plan x --workers 1 --alpha -1")->Get<double>("alpha"), -1);
+  EXPECT_EQ(Parse("local x --dir -1")->Get<std::string>("dir"), "-1");
   EXPECT_THAT(Parse("formula -- --quiet")->arguments(), ElementsAre("--quiet"));
 }
 

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -21,13 +20,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-Result Show(const std::string& arguments) {
-  std::ostringstream out;
-  std::ostringstream err;
-  const int code =
-      ShowFormula({}, absl::StrSplit(arguments, ' ', absl::SkipEmpty()), {.out = out, .err = err});
-  return {code, out.str(), err.str()};
-}
+Result Show(const std::string& arguments) { return Call("formula " + arguments); }
 
 TEST(FormulasTest, ListsFormulas) {
   EXPECT_THAT(Show("").out, AllOf(HasSubstr("butterfly-limit"), HasSubstr("group-hybrid"),

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <sstream>
 #include <string>
 
 #include "nlohmann/json.hpp"
@@ -25,19 +24,14 @@ constexpr char kDiamond[] = R"(
   device { name: "one" } device { name: "two" }
   link { from: "one" to: "two" bandwidth: 1 })";
 
-Result Show(const std::string& text, OutputFormat format) {
+Result Show(const std::string& text, const std::string& format) {
   const std::string path = ::testing::TempDir() + "/cadre_placement_test.textproto";
   std::ofstream(path) << text;
-  std::ostringstream out;
-  std::ostringstream err;
-  GlobalOptions global;
-  global.format = format;
-  const int code = ShowPlacement(global, {.graph = path}, {.out = out, .err = err});
-  return {code, out.str(), err.str()};
+  return Call({"plan", "--placement", path, "-o", format});
 }
 
 TEST(PlacementTest, JsonHasMakespanAndPlacement) {
-  const Result result = Show(kDiamond, OutputFormat::kJson);
+  const Result result = Show(kDiamond, "json");
   ASSERT_EQ(result.exit_code, kExitOk) << result.err;
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_DOUBLE_EQ(json["makespan"].get<double>(), 9);
@@ -57,7 +51,7 @@ TEST(PlacementTest, JsonHasMakespanAndPlacement) {
 }
 
 TEST(PlacementTest, TextHasAChart) {
-  const Result result = Show(kDiamond, OutputFormat::kTable);
+  const Result result = Show(kDiamond, "table");
   ASSERT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_THAT(result.out, StartsWith("makespan 9 s, 1.222 times as fast as all on one: 11 s\n"
                                      "exact: no placement takes less\n"));
@@ -66,19 +60,10 @@ TEST(PlacementTest, TextHasAChart) {
 }
 
 TEST(PlacementTest, ErrorsHaveAPosition) {
-  const Result result =
-      Show("op { name: 'a' seconds: -1 }\ndevice { name: 'd' }", OutputFormat::kJson);
+  const Result result = Show("op { name: 'a' seconds: -1 }\ndevice { name: 'd' }", "json");
   EXPECT_EQ(result.exit_code, kExitFailure);
   EXPECT_EQ(result.out, "");
   EXPECT_THAT(result.err, HasSubstr("cadre_placement_test.textproto:1:16: op[0].seconds: is -1"));
-}
-
-TEST(PlacementTest, RejectsInvalidOptions) {
-  EXPECT_TRUE(CheckPlacementOptions({.graph = "g"}).ok());
-  EXPECT_FALSE(CheckPlacementOptions({.graph = ""}).ok());
-  EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = 0}).ok());
-  EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = -3}).ok());
-  EXPECT_FALSE(CheckPlacementOptions({.graph = "g", .solver_seconds = 1e9}).ok());
 }
 
 TEST(PlacementTest, ChartOmitsTinyOperators) {

@@ -5,12 +5,16 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "cli/commands.h"
 #include "cli/process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -38,6 +42,17 @@ struct Result {
   std::string out;
   std::string err;
 };
+
+// Runs a command line in this process.
+inline Result Call(const std::vector<std::string>& words) {
+  std::ostringstream out;
+  std::ostringstream err;
+  const int code = RunCommandLine(words, {.out = out, .err = err});
+  return {code, out.str(), err.str()};
+}
+inline Result Call(absl::string_view words) {
+  return Call(std::vector<std::string>(absl::StrSplit(words, ' ', absl::SkipEmpty())));
+}
 
 // A temporary folder that is removed with the test.
 class FolderTest : public ::testing::Test {

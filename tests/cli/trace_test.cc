@@ -1,13 +1,10 @@
 // The command with a fake coordinator; tests/cluster tests what real ranks record.
-#include "cli/trace.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -33,13 +30,13 @@ class FakeStatus final : public v1::Status::Service {
  public:
   grpc::Status Trace(grpc::ServerContext* context, const v1::TraceRequest* request,
                      v1::TraceReply* reply) override {
-    asked = *request;
+    received = *request;
     while (never && !context->IsCancelled()) absl::SleepFor(absl::Milliseconds(5));
     *reply = answer;
     return ToGrpc(status);
   }
 
-  v1::TraceRequest asked;
+  v1::TraceRequest received;
   v1::TraceReply answer;
   absl::Status status;
   bool never = false;
@@ -52,9 +49,7 @@ class TraceTest : public FolderTest {
                                 {&coordinator_});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
-    options_.coordinator = daemon_->address();
-    options_.timeout = absl::Seconds(30);
-    trace_ = {.run = "run-7", .group = 2, .steps = 5, .output = folder_ + "/step.json"};
+    output_ = folder_ + "/step.json";
     for (const uint32_t rank : {0u, 1u}) {
       v1::RankTrace& traced = *coordinator_.answer.add_ranks();
       traced.set_rank(rank);
@@ -72,10 +67,9 @@ class TraceTest : public FolderTest {
     if (daemon_ != nullptr) daemon_->Drain(absl::Seconds(2));
   }
 
-  int Run() {
-    out_.str("");
-    err_.str("");
-    return TraceRun(options_, trace_, {.out = out_, .err = err_});
+  Result Run(const std::string& flags = "") {
+    return Call(absl::StrCat("trace run-7 --group 2 --steps 5 --coordinator ", daemon_->address(),
+                             " --timeout ", timeout_, " -O ", output_, " ", flags));
   }
   // Files in the folder, whole or not.
   size_t Files() const {
@@ -86,20 +80,19 @@ class TraceTest : public FolderTest {
 
   FakeStatus coordinator_;
   std::unique_ptr<Daemon> daemon_;
-  GlobalOptions options_;
-  TraceOptions trace_;
-  std::ostringstream out_;
-  std::ostringstream err_;
+  std::string timeout_ = "30s";
+  std::string output_;
 };
 
 TEST_F(TraceTest, WritesFileAndTimes) {
-  ASSERT_EQ(Run(), kExitOk) << err_.str();
-  EXPECT_EQ(coordinator_.asked.run(), "run-7");
-  EXPECT_EQ(coordinator_.asked.group(), 2u);
-  EXPECT_EQ(coordinator_.asked.steps(), 5u);
-  EXPECT_THAT(out_.str(), AllOf(HasSubstr("RANK"), HasSubstr("worker-1"), HasSubstr("1.50 ms")));
-  EXPECT_THAT(err_.str(), AllOf(HasSubstr("step.json"), HasSubstr("perfetto")));
-  const Json document = Json::parse(ReadFile(trace_.output).value());
+  const Result result = Run();
+  ASSERT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_EQ(coordinator_.received.run(), "run-7");
+  EXPECT_EQ(coordinator_.received.group(), 2u);
+  EXPECT_EQ(coordinator_.received.steps(), 5u);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("RANK"), HasSubstr("worker-1"), HasSubstr("1.50 ms")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("step.json"), HasSubstr("perfetto")));
+  const Json document = Json::parse(ReadFile(output_).value());
   size_t complete = 0;
   for (const Json& event : document.at("traceEvents")) complete += event["ph"] == "X" ? 1 : 0;
   EXPECT_EQ(complete, 4u);
@@ -107,34 +100,34 @@ TEST_F(TraceTest, WritesFileAndTimes) {
 }
 
 TEST_F(TraceTest, JsonSummary) {
-  options_.format = OutputFormat::kJson;
-  options_.quiet = true;
-  ASSERT_EQ(Run(), kExitOk) << err_.str();
-  const Json summary = Json::parse(out_.str());
+  const Result result = Run("-o json --quiet");
+  ASSERT_EQ(result.exit_code, kExitOk) << result.err;
+  const Json summary = Json::parse(result.out);
   EXPECT_EQ(summary["run"], "run-7");
   EXPECT_EQ(summary["group"], 2);
-  EXPECT_EQ(summary["file"], trace_.output);
+  EXPECT_EQ(summary["file"], output_);
   ASSERT_THAT(summary["ranks"], SizeIs(2));
   EXPECT_DOUBLE_EQ(summary["ranks"][1]["step_seconds"].get<double>(), 0.0015);
-  EXPECT_EQ(err_.str(), "");
+  EXPECT_EQ(result.err, "");
 }
 
 TEST_F(TraceTest, TraceOnStdout) {
-  trace_.output = "-";
-  ASSERT_EQ(Run(), kExitOk) << err_.str();
-  EXPECT_TRUE(Json::parse(out_.str()).contains("traceEvents"));
-  EXPECT_THAT(err_.str(), AllOf(HasSubstr("worker-1"), Not(HasSubstr("wrote"))));
+  output_ = "-";
+  const Result result = Run();
+  ASSERT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_TRUE(Json::parse(result.out).contains("traceEvents"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("worker-1"), Not(HasSubstr("wrote"))));
   EXPECT_EQ(Files(), 0u);
-  options_.quiet = true;
-  ASSERT_EQ(Run(), kExitOk);
-  EXPECT_TRUE(Json::parse(out_.str()).contains("traceEvents"));
-  EXPECT_EQ(err_.str(), "");
+  const Result quiet = Run("--quiet");
+  EXPECT_TRUE(Json::parse(quiet.out).contains("traceEvents"));
+  EXPECT_EQ(quiet.err, "");
 }
 
 TEST_F(TraceTest, ReplacesAnOlderFile) {
-  std::ofstream(trace_.output) << "old";
-  ASSERT_EQ(Run(), kExitOk) << err_.str();
-  EXPECT_TRUE(Json::parse(ReadFile(trace_.output).value()).contains("traceEvents"));
+  std::ofstream(output_) << "old";
+  const Result result = Run();
+  ASSERT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_TRUE(Json::parse(ReadFile(output_).value()).contains("traceEvents"));
 }
 
 TEST_F(TraceTest, ErrorsWriteNoFile) {
@@ -148,39 +141,41 @@ TEST_F(TraceTest, ErrorsWriteNoFile) {
       {absl::ResourceExhaustedError("another trace is under way"), kExitFailure},
       {absl::UnavailableError("the coordinator is stopping"), kExitUnavailable},
   };
-  std::ofstream(trace_.output) << "old";
+  std::ofstream(output_) << "old";
   for (const auto& [status, code] : cases) {
     coordinator_.status = status;
-    EXPECT_EQ(Run(), code) << status;
-    EXPECT_EQ(err_.str(), absl::StrCat("cadre: ", status.message(), "\n"));
-    EXPECT_EQ(out_.str(), "");
-    EXPECT_EQ(ReadFile(trace_.output).value(), "old");
+    const Result result = Run();
+    EXPECT_EQ(result.exit_code, code) << status;
+    EXPECT_EQ(result.err, absl::StrCat("cadre: ", status.message(), "\n"));
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(ReadFile(output_).value(), "old");
     EXPECT_EQ(Files(), 1u);
   }
 }
 
 TEST_F(TraceTest, RespectsTheTimeout) {
   coordinator_.never = true;
-  options_.timeout = absl::Milliseconds(300);
-  EXPECT_EQ(Run(), kExitUnavailable);
-  EXPECT_THAT(err_.str(), MatchesRegex("cadre: [^\n]+\n"));
+  timeout_ = "300ms";
+  const Result result = Run();
+  EXPECT_EQ(result.exit_code, kExitUnavailable);
+  EXPECT_THAT(result.err, MatchesRegex("cadre: [^\n]+\n"));
 }
 
 TEST_F(TraceTest, ChecksTheFileFirst) {
   for (const std::string& path :
        {folder_ + "/no-such-folder/step.json", folder_, std::string("/dev/null")}) {
-    trace_.output = path;
-    EXPECT_EQ(Run(), kExitFailure) << path;
-    EXPECT_THAT(err_.str(), HasSubstr(path));
-    EXPECT_EQ(coordinator_.asked.run(), "") << path;
+    output_ = path;
+    const Result result = Run();
+    EXPECT_EQ(result.exit_code, kExitFailure) << path;
+    EXPECT_THAT(result.err, HasSubstr(path));
+    EXPECT_EQ(coordinator_.received.run(), "") << path;
   }
 }
 
 TEST_F(TraceTest, WarnsOfDroppedIntervals) {
   coordinator_.answer.mutable_ranks(0)->set_dropped(40);
   coordinator_.answer.mutable_ranks(1)->set_dropped(2);
-  ASSERT_EQ(Run(), kExitOk);
-  EXPECT_THAT(err_.str(), HasSubstr("42 intervals did not fit"));
+  EXPECT_THAT(Run().err, HasSubstr("42 intervals did not fit"));
 }
 
 }  // namespace

@@ -1,0 +1,51 @@
+// Where errors end: parsing and flags give usage errors with exit code 2; all other errors are one
+// line on stderr, and their code determines the exit code (cli/console.h), on which scripts rely.
+#include "cli/commands.h"
+
+#include "absl/strings/str_cat.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/completion.h"
+#include "cli/help.h"
+#include "cli/interrupt.h"
+
+namespace cadre {
+namespace {
+
+int UsageError(const Console& console, const absl::Status& status, const Verb* verb) {
+  console.err << "cadre: " << status.message() << "\n";
+  if (verb != nullptr) console.err << "usage: " << Usage(*verb) << "\n";
+  console.err << "see 'cadre help" << (verb == nullptr ? "" : absl::StrCat(" ", verb->name)) << "'"
+              << std::endl;
+  return kExitUsage;
+}
+
+}  // namespace
+
+int RunCommandLine(std::span<const std::string> words, Console console) {
+  if (!words.empty() && words.front() == kCompleteCommand) {
+    for (const std::string& word : Completions(words.subspan(1))) console.out << word << "\n";
+    return kExitOk;
+  }
+  absl::StatusOr<CommandLine> line = CommandLine::Parse(words);
+  if (!line.ok()) return UsageError(console, line.status(), CommandLine::VerbOf(words));
+  // `cadre VERB --help` is `cadre help VERB`, and so is `--version`.
+  if (line->help() || line->version()) {
+    std::vector<std::string> instead = {line->help() ? "help" : "version"};
+    if (line->help() && !line->arguments().empty()) instead.push_back(line->arguments().front());
+    line = CommandLine::Parse(instead);
+  }
+  const Verb* verb = line->verb();
+  if (verb == nullptr) {
+    console.err << GeneralHelp() << std::flush;
+    return kExitUsage;
+  }
+  if (line->Value<std::string>("color") == "never") console.color = false;
+  if (!verb->handles_interrupts) ExitOnInterrupt();
+  const absl::StatusOr<int> code = verb->run({*line, GlobalOptionsOf(*line), console});
+  if (code.ok()) return *code;
+  return absl::IsInvalidArgument(code.status()) ? UsageError(console, code.status(), verb)
+                                                : Fail(console, code.status());
+}
+
+}  // namespace cadre

@@ -1,0 +1,56 @@
+// The commands of cadre that do more than print text: one function for each verb (cli/verbs.cc).
+//
+// Each returns the exit code. Errors are reported by RunCommandLine: InvalidArgument for a
+// command line that makes no sense, with the usage of the verb; all others with their own exit
+// code. Thread-compatible; on the main thread.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cli/console.h"
+#include "cli/verb.h"
+
+namespace cadre {
+
+// The whole program: parses the arguments (without the name of the program), runs the verb, reports
+// its error. Returns the exit code.
+int RunCommandLine(std::span<const std::string> words, Console console);
+
+// --- On this machine ---
+
+// `cadre local`: starts a cluster for one run, follows the run, stops the cluster.
+absl::StatusOr<int> RunLocal(const Invocation& in);
+// `cadre probe`: measures this machine, or a cluster's, for one model and writes a cluster profile.
+absl::StatusOr<int> ProbeCluster(const Invocation& in);
+// `cadre measure-epochs`: how many epochs a model takes to reach a target accuracy, by number of
+// workers, measured by emulation (cli/emulation.h).
+absl::StatusOr<int> MeasureEpochs(const Invocation& in);
+
+// --- Without a cluster ---
+
+// `cadre plan`: the plan of a run for a number of workers, its predicted cost, and why it was
+// chosen; with --placement, the placement of a graph of operators.
+absl::StatusOr<int> ShowPlan(const Invocation& in);
+absl::StatusOr<int> ShowPlacement(const Invocation& in);
+absl::StatusOr<int> ShowFormula(const Invocation& in);
+
+// --- Calls of a coordinator ---
+
+absl::StatusOr<int> ListRuns(const Invocation& in);
+absl::StatusOr<int> ShowStatus(const Invocation& in);
+absl::StatusOr<int> DescribeRun(const Invocation& in);
+absl::StatusOr<int> ShowMembers(const Invocation& in);
+// One line (table) or one object (JSON) per update, until the run ends or the reader closes stdout.
+absl::StatusOr<int> WatchRuns(const Invocation& in);
+// Submits a run and follows it to its end or, with --detach, prints its id. Data files are not
+// checked, because they are on the machines of the workers.
+absl::StatusOr<int> SubmitRun(const Invocation& in);
+absl::StatusOr<int> StopRun(const Invocation& in);
+// Exit code 0 only if the run reached its stop rule.
+absl::StatusOr<int> WaitForRun(const Invocation& in);
+// Records some steps of a group and writes the trace atomically.
+absl::StatusOr<int> TraceRun(const Invocation& in);
+
+}  // namespace cadre
