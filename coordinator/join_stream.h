@@ -10,18 +10,16 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <cstddef>
-#include <deque>
-#include <optional>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "coordinator/events.h"
+#include "coordinator/stream_writer.h"
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
 
-class JoinStream final : public grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage> {
+class JoinStream final
+    : public StreamWriter<grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>,
+                          v1::CoordinatorMessage> {
  public:
   // Receives the events of the stream. Called from gRPC's threads.
   class Host {
@@ -39,29 +37,16 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::MemberMessage, v1::C
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the stream with this status after all queued messages are written.
-  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnDone() override;
 
  private:
-  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
   const ConnectionId connection_;
   Host* const host_;
   const size_t queue_capacity_;
   // Written by gRPC between StartRead and OnReadDone.
   v1::MemberMessage incoming_;
-
-  absl::Mutex mutex_;
-  // The first message is being written while writing_ is set.
-  std::deque<v1::CoordinatorMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace cadre

@@ -154,7 +154,7 @@ absl::Status Loop::PersistAll(const std::vector<Action>& actions) {
                      erase->key, ""});
     }
   }
-  return ops.empty() ? absl::OkStatus() : store_->Txn({}, ops);
+  return ops.empty() ? absl::OkStatus() : store_->Commit(ops);
 }
 
 void Loop::Deliver(const std::vector<Action>& actions) {

@@ -2,8 +2,8 @@
 #include "coordinator/machine.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -12,6 +12,17 @@
 #include "coordinator/keys.h"
 
 namespace cadre {
+namespace {
+
+// A function object for std::visit made of one lambda per alternative.
+template <typename... Lambdas>
+struct Overloaded : Lambdas... {
+  using Lambdas::operator()...;
+};
+template <typename... Lambdas>
+Overloaded(Lambdas...) -> Overloaded<Lambdas...>;
+
+}  // namespace
 
 Machine::Machine(Options options) : options_(std::move(options)), members_(options_.lease) {}
 
@@ -20,38 +31,21 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   if (started_ == absl::InfinitePast()) started_ = now_;
   searched_.clear();
   looked_for_better_plan_ = false;
-  Dispatch(event);
+  std::visit(Overloaded{
+                 [this](const StreamOpened& e) { members_.AddPending(e.connection, now_); },
+                 [this](const StreamClosed& e) { OnStreamClosed(e.connection); },
+                 [this](const MessageReceived& e) { OnMessage(e); },
+                 [this](const MessageRefused& e) { Refuse(e.connection, e.refusal, e.reason); },
+                 [this](const SubmitRun& e) { OnSubmit(e); },
+                 [this](const StopRun& e) { OnStop(e); },
+                 [this](const TraceGroup& e) { OnTraceGroup(e); },
+                 [this](const CancelTrace& e) { OnCancelTrace(e); },
+                 [this](const Tick&) { ExpireMembers(); },
+             },
+             event);
   Settle();
   if (std::exchange(meta_changed_, false)) out_.Put(kMetaKey, meta_);
   return out_.Take();
-}
-
-void Machine::Dispatch(const Event& event) {
-  std::visit(
-      [this](const auto& e) {
-        using E = std::decay_t<decltype(e)>;
-        if constexpr (std::is_same_v<E, StreamOpened>) {
-          members_.AddPending(e.connection, now_);
-        } else if constexpr (std::is_same_v<E, StreamClosed>) {
-          OnStreamClosed(e.connection);
-        } else if constexpr (std::is_same_v<E, MessageReceived>) {
-          OnMessage(e);
-        } else if constexpr (std::is_same_v<E, MessageRefused>) {
-          Refuse(e.connection, e.refusal, e.reason);
-        } else if constexpr (std::is_same_v<E, SubmitRun>) {
-          OnSubmit(e);
-        } else if constexpr (std::is_same_v<E, StopRun>) {
-          OnStop(e);
-        } else if constexpr (std::is_same_v<E, TraceGroup>) {
-          OnTraceGroup(e);
-        } else if constexpr (std::is_same_v<E, CancelTrace>) {
-          OnCancelTrace(e);
-        } else {
-          static_assert(std::is_same_v<E, Tick>);
-          ExpireMembers();
-        }
-      },
-      event);
 }
 
 void Machine::ExpireMembers() {
@@ -109,11 +103,11 @@ absl::Status Machine::CheckSubmit(const v1::RunSpec& spec) const {
   }
   const auto live = std::count_if(runs_.begin(), runs_.end(),
                                   [](const auto& entry) { return entry.second.live(); });
-  if (static_cast<size_t>(live) >= options_.max_live_runs) {
+  if (live >= options_.max_live_runs) {
     return absl::ResourceExhaustedError(
         absl::StrCat(live, " runs are queued or running; stop some first"));
   }
-  const int ranks = static_cast<int>(RanksPerGroup(spec));
+  const int ranks = RanksPerGroup(spec);
   return Annotate(options_.plan(spec, ranks).status(),
                   absl::StrCat("no plan for groups of ", ranks));
 }
@@ -176,7 +170,7 @@ void Machine::EndRun(Run& run, v1::RunState state, absl::string_view reason) {
 }
 
 void Machine::EvictEndedRuns() {
-  size_t ended = 0;
+  int ended = 0;
   for (const auto& [number, run] : runs_) ended += run.live() ? 0 : 1;
   for (auto it = runs_.begin(); it != runs_.end() && ended > options_.max_ended_runs;) {
     if (it->second.live()) {

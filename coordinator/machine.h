@@ -66,8 +66,8 @@ class Machine {
     // Consecutive group failures without a commit after which a run fails.
     uint32_t max_group_failures = 20;
     // Limits of live runs and of ended runs that are kept.
-    size_t max_live_runs = 256;
-    size_t max_ended_runs = 256;
+    int max_live_runs = 256;
+    int max_ended_runs = 256;
     // Size limit of the answer to a trace; below the limit of one message.
     size_t max_trace_bytes = 7 << 20;
     // Program version, for the status and refusals.
@@ -101,7 +101,6 @@ class Machine {
   enum class Ending { kFailed, kReleased };
 
   // -- machine.cc: events, the run's life
-  void Dispatch(const Event& event);
   void OnSubmit(const SubmitRun& submit);
   void OnStop(const StopRun& stop);
   absl::Status CheckSubmit(const v1::RunSpec& spec) const;

@@ -15,7 +15,7 @@ namespace cadre {
 std::vector<std::string> Machine::IdleWorkers() const {
   std::vector<std::string> idle;
   for (const auto& [id, member] : members_.all()) {
-    if (member.worker() && member.connection != 0 && !member.place.has_value()) idle.push_back(id);
+    if (member.worker() && member.connected() && !member.place.has_value()) idle.push_back(id);
   }
   return idle;
 }
@@ -173,7 +173,7 @@ void Machine::SendAssignment(const Run& run, const Slot& slot, uint32_t rank) {
     assignment.set_digest(run.previous_digest);
   }
   for (const v1::ShardAddress& address : Addresses(run)) *assignment.add_shards() = address;
-  SendTo(slot.record().members(static_cast<int>(rank)), message);
+  SendTo(slot.record().members(rank), message);
 }
 
 void Machine::OnPrepared(Member& member, const v1::Prepared& prepared) {
@@ -275,14 +275,13 @@ void Machine::SendStart(const Run& run, const Slot& slot, uint32_t rank) {
       start.set_evaluate_end(part->end());
     }
   }
-  SendTo(slot.record().members(static_cast<int>(rank)), message);
+  SendTo(slot.record().members(rank), message);
 }
 
 void Machine::OnGroupFailed(Member& member, const v1::GroupFailed& failed) {
   // All ranks report the loss of one rank; only the first report finds the generation alive.
   Run* const run = FindRun(failed.place().run());
-  if (run == nullptr || !member.place.has_value() ||
-      member.place->SerializeAsString() != failed.place().SerializeAsString()) {
+  if (run == nullptr || !member.Holds(failed.place())) {
     SendRelease(member.id(), failed.place(), "the generation has ended");
     return;
   }
@@ -319,7 +318,7 @@ void Machine::Fence(Run& run, Slot& slot, absl::string_view reason, Ending endin
 void Machine::ReleaseMembers(Slot& slot, absl::string_view reason) {
   AbortTrace(slot, reason);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
-    const std::string& id = slot.record().members(static_cast<int>(rank));
+    const std::string& id = slot.record().members(rank);
     Member* const member = members_.Find(id);
     if (member == nullptr) continue;
     SendRelease(id, slot.Place(rank), reason);
@@ -334,7 +333,7 @@ Run* Machine::RunAtPlace(Member& member, const v1::RankSlot& place) {
     SendRelease(member.id(), place, absl::StrCat("no such run: ", place.run()));
     return nullptr;
   }
-  if (!member.place.has_value() || member.place->SerializeAsString() != place.SerializeAsString()) {
+  if (!member.Holds(place)) {
     CountRefusal(v1::REFUSAL_STALE_GENERATION);
     SendRelease(member.id(), place, "the generation has ended");
     return nullptr;

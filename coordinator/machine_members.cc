@@ -1,4 +1,6 @@
 // Streams, Hello and leases. Part of Machine.
+#include <google/protobuf/util/message_differencer.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -11,6 +13,8 @@
 
 namespace cadre {
 namespace {
+
+using google::protobuf::util::MessageDifferencer;
 
 // Limit of the counters of one member.
 constexpr int kMaxCounters = 256;
@@ -175,33 +179,24 @@ Member& Machine::AddMember(const v1::Hello& hello) {
   record.set_member_id(absl::StrCat(hello.role() == v1::ROLE_WORKER ? "w" : "a", meta_.member()));
   record.set_role(hello.role());
   record.set_name(hello.name());
-  record.set_incarnation(hello.incarnation());
-  record.set_address(hello.address());
-  record.set_host(hello.host());
-  record.set_device(hello.device());
-  record.set_device_kind(hello.device_kind());
   Member& member = members_.Add(record, now_);
-  member.cores = hello.cores();
-  member.memory_bytes = hello.memory_bytes();
-  Save(member);
+  UpdateMember(member, hello);
   return member;
 }
 
 void Machine::UpdateMember(Member& member, const v1::Hello& hello) {
   member.cores = hello.cores();
   member.memory_bytes = hello.memory_bytes();
-  v1::MemberRecord& record = member.record;
-  const bool same = record.incarnation() == hello.incarnation() &&
-                    record.address() == hello.address() && record.host() == hello.host() &&
-                    record.device() == hello.device() &&
-                    record.device_kind() == hello.device_kind();
-  if (same) return;
-  if (record.incarnation() != hello.incarnation()) KeepCounters(member);
+  if (member.record.incarnation() != hello.incarnation()) KeepCounters(member);
+  v1::MemberRecord record = member.record;
   record.set_incarnation(hello.incarnation());
   record.set_address(hello.address());
   record.set_host(hello.host());
   record.set_device(hello.device());
   record.set_device_kind(hello.device_kind());
+  // A reconnect does not change the record; then it need not be written.
+  if (MessageDifferencer::Equals(record, member.record)) return;
+  member.record = record;
   Save(member);
 }
 
@@ -211,8 +206,8 @@ void Machine::Welcome(Member& member, ConnectionId connection) {
   v1::CoordinatorMessage message;
   v1::Welcome& welcome = *message.mutable_welcome();
   welcome.set_member_id(member.id());
-  welcome.set_lease_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.lease)));
-  welcome.set_heartbeat_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.heartbeat)));
+  welcome.set_lease_ms(absl::ToInt64Milliseconds(options_.lease));
+  welcome.set_heartbeat_ms(absl::ToInt64Milliseconds(options_.heartbeat));
   out_.SendTo(connection, std::move(message));
 }
 
@@ -220,8 +215,7 @@ void Machine::Welcome(Member& member, ConnectionId connection) {
 // about the worker's rank, the rank is given up.
 void Machine::OnWorkerRejoined(Member& member, const v1::Hello& hello) {
   const bool claims = hello.has_place() && hello.place().generation() != 0;
-  const bool agrees = claims && member.place.has_value() &&
-                      member.place->SerializeAsString() == hello.place().SerializeAsString();
+  const bool agrees = claims && member.Holds(hello.place());
   if (claims && !agrees) {
     CountRefusal(v1::REFUSAL_STALE_GENERATION);
     SendRelease(member.id(), hello.place(), "the generation has ended");
@@ -272,7 +266,7 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, Endin
   if (found == nullptr) return;
   KeepCounters(*found);
   const Member member = *found;
-  if (member.connection != 0) {
+  if (member.connected()) {
     out_.End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));
   }
   members_.Remove(member_id);
@@ -295,7 +289,7 @@ void Machine::KeepCounters(Member& member) {
 
 void Machine::SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message) {
   const Member* const member = members_.Find(member_id);
-  if (member != nullptr && member->connection != 0) out_.SendTo(member->connection, message);
+  if (member != nullptr && member->connected()) out_.SendTo(member->connection, message);
 }
 
 void Machine::SendRelease(absl::string_view member_id, const v1::RankSlot& place,

@@ -179,7 +179,7 @@ void Machine::RecordTimes(const Run& run, const Member& member, v1::Measured mea
 bool Machine::CanReform(const Run& run, const Slot& slot) const {
   for (const std::string& id : slot.record().members()) {
     const Member* const member = members_.Find(id);
-    if (member == nullptr || member->connection == 0) return false;
+    if (member == nullptr || !member->connected()) return false;
   }
   // A waiting slot would take the released workers.
   for (const auto& [number, other] : runs_) {

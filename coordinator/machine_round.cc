@@ -144,16 +144,16 @@ void Machine::MaybeClose(Run& run) {
   if (!run.averages() || run.committing() || run.record.state() != v1::RUN_STATE_RUNNING) return;
   if (!run.round.MayClose(run.LiveGroups(), now_)) return;
   v1::CommitRecord commit = run.round.Close(run.id(), now_);
-  const auto shards = static_cast<uint32_t>(run.record.shards_size());
-  for (uint32_t shard = 0; shard < shards; ++shard) commit.add_digests()->set_shard(shard);
+  const int shards = run.record.shards_size();
+  for (int shard = 0; shard < shards; ++shard) commit.add_digests()->set_shard(shard);
   out_.Put(CommitKey(run.id(), commit.round()), commit);
   run.closing = std::move(commit);
-  for (uint32_t shard = 0; shard < shards; ++shard) SendApply(run, shard);
+  for (int shard = 0; shard < shards; ++shard) SendApply(run, shard);
 }
 
 void Machine::SendApply(const Run& run, uint32_t shard) {
-  const Member* const member = members_.Aggregator(run.record.shards(static_cast<int>(shard)));
-  if (member == nullptr || run.closing->digests(static_cast<int>(shard)).applied()) return;
+  const Member* const member = members_.Aggregator(run.record.shards(shard));
+  if (member == nullptr || run.closing->digests(shard).applied()) return;
   v1::CoordinatorMessage message;
   v1::Apply& apply = *message.mutable_apply();
   apply.set_run(run.id());
@@ -181,7 +181,7 @@ void Machine::OnApplied(Member& member, const v1::Applied& applied) {
                         applied.round(), " to shard ", applied.shard(), ": ", applied.error()));
     return;
   }
-  v1::ShardDigest& digest = *run->closing->mutable_digests(static_cast<int>(applied.shard()));
+  v1::ShardDigest& digest = *run->closing->mutable_digests(applied.shard());
   if (digest.applied()) return;
   digest.set_applied(true);
   digest.set_digest(applied.digest());
@@ -293,7 +293,7 @@ bool Machine::MaybeGrow(Run& run, Slot& slot) {
   const size_t idle = IdleWorkersOf(kind);
   if (idle <= promised) return false;
   size_t ranks = std::min(wanted, slot.ranks() + idle - promised);
-  while (ranks > slot.ranks() && !options_.plan(run.spec(), static_cast<int>(ranks)).ok()) --ranks;
+  while (ranks > slot.ranks() && !options_.plan(run.spec(), ranks).ok()) --ranks;
   if (ranks <= slot.ranks()) return false;
   Count("groups_grown");
   Fence(run, slot, "the group grows: workers are idle", Ending::kReleased);

@@ -10,8 +10,8 @@
 namespace cadre {
 
 bool Machine::Owns(const Member& member, const Run& run, uint32_t shard) {
-  return shard < static_cast<uint32_t>(run.record.shards_size()) &&
-         run.record.shards(static_cast<int>(shard)) == member.record.name();
+  return int64_t{shard} < run.record.shards_size() &&
+         run.record.shards(shard) == member.record.name();
 }
 
 bool Machine::LostShardBeforeStart(const Run& run) const {
@@ -31,7 +31,7 @@ bool Machine::ChooseShards(Run& run, size_t idle_workers) {
   if (run.record.shards_size() > 0) return true;
   std::vector<std::string> names;
   for (const auto& [id, member] : members_.all()) {
-    if (!member.worker() && member.connection != 0) names.push_back(member.record.name());
+    if (!member.worker() && member.connected()) names.push_back(member.record.name());
   }
   std::sort(names.begin(), names.end());
   const size_t wanted = run.spec().cluster().aggregators();
@@ -57,7 +57,7 @@ void Machine::OnAggregatorJoined(Member& member, const v1::Hello& hello, bool ad
   }
   for (auto& [number, run] : runs_) {
     if (!run.live()) continue;
-    for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
+    for (int shard = 0; shard < run.record.shards_size(); ++shard) {
       if (!Owns(member, run, shard)) continue;
       SendOpenRun(run, shard);
       if (!address_changed) continue;
@@ -70,7 +70,7 @@ void Machine::OnAggregatorJoined(Member& member, const v1::Hello& hello, bool ad
 
 void Machine::OnAggregatorLost(const Member& member) {
   for (auto& [number, run] : runs_) {
-    for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
+    for (int shard = 0; shard < run.record.shards_size(); ++shard) {
       if (Owns(member, run, shard)) run.opened.erase(shard);
     }
   }
@@ -86,7 +86,7 @@ void Machine::OnRunOpened(Member& member, const v1::RunOpened& opened) {
     SendCloseRun(*run, member);
     return;
   }
-  const bool same_cut = opened.shards() == static_cast<uint32_t>(run->record.shards_size());
+  const bool same_cut = int64_t{opened.shards()} == run->record.shards_size();
   if (!same_cut || !Owns(member, *run, opened.shard())) {
     // The answer is malformed or belongs to an earlier assignment of shards.
     CountRefusal(v1::REFUSAL_MALFORMED);
@@ -107,8 +107,7 @@ void Machine::OnRunOpened(Member& member, const v1::RunOpened& opened) {
   }
   run->opened[opened.shard()] = opened;
   if (run->committing()) SendApply(*run, opened.shard());
-  if (!run->last.has_value() &&
-      run->opened.size() == static_cast<size_t>(run->record.shards_size())) {
+  if (!run->last.has_value() && std::ssize(run->opened) == run->record.shards_size()) {
     RecordInitialModel(*run);
   }
 }
@@ -154,7 +153,7 @@ void Machine::RecordInitialModel(Run& run) {
 }
 
 void Machine::SendOpenRun(const Run& run, uint32_t shard) {
-  const Member* const member = members_.Aggregator(run.record.shards(static_cast<int>(shard)));
+  const Member* const member = members_.Aggregator(run.record.shards(shard));
   if (member == nullptr) return;
   v1::CoordinatorMessage message;
   v1::OpenRun& open = *message.mutable_open_run();
@@ -162,7 +161,7 @@ void Machine::SendOpenRun(const Run& run, uint32_t shard) {
   open.set_lineage(run.record.lineage());
   *open.mutable_spec() = run.spec();
   open.set_shard(shard);
-  open.set_shards(static_cast<uint32_t>(run.record.shards_size()));
+  open.set_shards(run.record.shards_size());
   for (const Slot& slot : run.slots) {
     // A slot without a generation accepts only future generations.
     (*open.mutable_generations())[slot.group()] =
@@ -172,7 +171,7 @@ void Machine::SendOpenRun(const Run& run, uint32_t shard) {
 }
 
 void Machine::SendOpenRuns(const Run& run) {
-  for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
+  for (int shard = 0; shard < run.record.shards_size(); ++shard) {
     SendOpenRun(run, shard);
   }
 }
@@ -194,8 +193,8 @@ void Machine::SendShardAddresses(const Run& run, absl::string_view member_id) {
 
 std::vector<v1::ShardAddress> Machine::Addresses(const Run& run) const {
   std::vector<v1::ShardAddress> addresses;
-  for (uint32_t shard = 0; shard < static_cast<uint32_t>(run.record.shards_size()); ++shard) {
-    const Member* const member = members_.Aggregator(run.record.shards(static_cast<int>(shard)));
+  for (int shard = 0; shard < run.record.shards_size(); ++shard) {
+    const Member* const member = members_.Aggregator(run.record.shards(shard));
     if (member == nullptr) continue;
     v1::ShardAddress& address = addresses.emplace_back();
     address.set_shard(shard);

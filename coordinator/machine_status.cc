@@ -75,8 +75,8 @@ v1::RunStatus Machine::RunStatusOf(const Run& run, absl::Time now) const {
   status.set_digest(record.digest() == 0 ? "" : DigestHex(record.digest()));
   status.set_samples(record.samples());
   const uint64_t groups = GroupsOf(record.spec());
-  status.set_groups(static_cast<uint32_t>(groups));
-  status.set_groups_alive(static_cast<uint32_t>(run.LiveGroups().size()));
+  status.set_groups(groups);
+  status.set_groups_alive(run.LiveGroups().size());
   if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
                                              sizeof(float) *
@@ -135,7 +135,7 @@ v1::GroupStatus Machine::GroupStatusOf(const Run& run, const Slot& slot) const {
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     v1::GroupMember& member = *status.add_members();
     member.set_rank(rank);
-    member.set_member_id(record.members(static_cast<int>(rank)));
+    member.set_member_id(record.members(rank));
     const Member* const known = members_.Find(member.member_id());
     if (known != nullptr) member.set_name(known->record.name());
     auto prepared = slot.prepared_ranks().find(rank);
@@ -184,7 +184,7 @@ v1::MemberStatus Machine::MemberStatusOf(const Member& member, absl::Time now) c
   status.set_address(member.record.address());
   status.set_device(member.record.device());
   status.set_heartbeat_age_seconds(std::max(0.0, absl::ToDoubleSeconds(now - member.last_heard)));
-  status.set_connected(member.connection != 0);
+  status.set_connected(member.connected());
   if (member.place.has_value()) *status.mutable_place() = *member.place;
   for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
   return status;
@@ -194,7 +194,7 @@ v1::AggregatorStatus Machine::AggregatorStatusOf(const Member& member, absl::Tim
   v1::AggregatorStatus status;
   *status.mutable_member() = MemberStatusOf(member, now);
   for (const auto& [number, run] : runs_) {
-    for (uint32_t i = 0; i < static_cast<uint32_t>(run.record.shards_size()); ++i) {
+    for (int i = 0; i < run.record.shards_size(); ++i) {
       if (!run.live() || !Owns(member, run, i)) continue;
       v1::ShardState& shard = *status.add_shards();
       shard.set_run(run.id());
@@ -210,7 +210,7 @@ v1::AggregatorStatus Machine::AggregatorStatusOf(const Member& member, absl::Tim
 std::string Machine::WaitReason(const Run& run) const {
   for (const std::string& name : run.record.shards()) {
     const Member* const member = members_.Aggregator(name);
-    if (member == nullptr || member->connection == 0) {
+    if (member == nullptr || !member->connected()) {
       return absl::StrCat("waiting for aggregator ", name);
     }
   }
@@ -220,7 +220,7 @@ std::string Machine::WaitReason(const Run& run) const {
   if (run.averages() && run.record.shards_size() == 0) {
     const auto connected = std::count_if(
         members_.all().begin(), members_.all().end(),
-        [](const auto& entry) { return !entry.second.worker() && entry.second.connection != 0; });
+        [](const auto& entry) { return !entry.second.worker() && entry.second.connected(); });
     const auto wanted = std::max<int64_t>(1, run.spec().cluster().aggregators());
     if (connected < wanted) {
       return absl::StrCat("waiting for aggregators: ", connected, " of ", wanted, " connected");
@@ -238,7 +238,7 @@ std::string Machine::MissingWorkers(const Run& run) const {
   const auto cuda = std::count_if(idle.begin(), idle.end(), [this](const std::string& id) {
     return members_.Find(id)->record.device_kind() == v1::Cluster::CUDA;
   });
-  const auto cpu = static_cast<int64_t>(idle.size()) - cuda;
+  const int64_t cpu = std::ssize(idle) - cuda;
   const v1::Cluster::Device wanted = DeviceWanted(run.spec());
   if (wanted == v1::Cluster::CUDA) {
     return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",

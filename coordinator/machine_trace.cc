@@ -82,7 +82,7 @@ void Machine::SendTraceSteps(const Slot& slot, uint32_t rank) {
   trace.set_request(slot.trace->number());
   trace.set_steps(slot.trace->steps());
   trace.set_max_events(slot.trace->max_events());
-  SendTo(slot.record().members(static_cast<int>(rank)), message);
+  SendTo(slot.record().members(rank), message);
 }
 
 void Machine::AbortTrace(Slot& slot, absl::string_view reason) {

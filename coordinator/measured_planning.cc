@@ -116,7 +116,7 @@ absl::StatusOr<HardwareModel> HardwareFor(const PlanQuery& query, const Graph& g
 
 // Requires: `input` is not moved while its problem is used.
 absl::Status FillSearchInput(const PlanQuery& query, SearchInput& input) {
-  const int ranks = static_cast<int>(query.ranks.size());
+  const int ranks = std::ssize(query.ranks);
   input.spec = *query.spec;
   CADRE_ASSIGN_OR_RETURN(input.graph, Graph::FromModel(input.spec.model()));
   input.index = ParameterIndex::FromGraph(input.graph);

@@ -83,7 +83,7 @@ std::vector<std::string> Membership::Predecessors(const v1::Hello& hello) const 
   std::vector<std::string> ids;
   for (const auto& [id, member] : members_) {
     const v1::MemberRecord& record = member.record;
-    if (member.worker() && member.connection == 0 && record.name() == hello.name() &&
+    if (member.worker() && !member.connected() && record.name() == hello.name() &&
         record.host() == hello.host() && record.incarnation() != hello.incarnation()) {
       ids.push_back(id);
     }

@@ -18,6 +18,7 @@
 #include "coordinator/events.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
+#include "proto/rank_slot.h"
 
 namespace cadre {
 
@@ -44,6 +45,9 @@ struct Member {
 
   const std::string& id() const { return record.member_id(); }
   bool worker() const { return record.role() == v1::ROLE_WORKER; }
+  bool connected() const { return connection != 0; }
+  // Whether the member holds this rank.
+  bool Holds(const v1::RankSlot& rank) const { return place && SamePlace(*place, rank); }
 };
 
 class Membership {

@@ -23,9 +23,8 @@ Run::Run(const v1::RunRecord& run, absl::Time now)
 }
 
 bool Run::shards_open() const {
-  return !averages() ||
-         (record.shards_size() > 0 && opened.size() == static_cast<size_t>(record.shards_size()) &&
-          last.has_value());
+  return !averages() || (record.shards_size() > 0 && std::ssize(opened) == record.shards_size() &&
+                         last.has_value());
 }
 
 std::vector<uint32_t> Run::LiveGroups() const {

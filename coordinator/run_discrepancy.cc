@@ -23,7 +23,7 @@ void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run) {
   record.set_share(smoothed.share);
   record.set_rounds(smoothed.rounds);
   record.set_newest(newest);
-  record.set_groups(static_cast<uint32_t>(commit.participants_size()));
+  record.set_groups(commit.participants_size());
 }
 
 v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run) {

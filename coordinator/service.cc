@@ -1,7 +1,14 @@
+// Calls and streams are registered under one number each. A unary call is in `pending_` until it is
+// finished: whoever removes it there (its answer, its cancellation or Drain) is the only one that
+// finishes it, so its reply is valid until then, and gRPC may delete the call at any later time.
+// Streams delete themselves in OnDone, after they have left their map; the mutex is held while a
+// stream is used, so that it is not destroyed meanwhile.
 #include "coordinator/service.h"
 
 #include <glog/logging.h>
 
+#include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +19,7 @@
 namespace cadre {
 namespace {
 
-const char kStopping[] = "the coordinator is stopping";
+absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
 }  // namespace
 
@@ -21,7 +28,6 @@ class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
  public:
   Call(RequestId id, CoordinatorService* service) : id_(id), service_(service) {}
 
-  RequestId id() const { return id_; }
   void OnCancel() override { service_->OnCancelled(id_); }
   void OnDone() override { delete this; }
 
@@ -30,228 +36,156 @@ class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
   CoordinatorService* const service_;
 };
 
-class CoordinatorService::MembershipService final : public v1::Membership::CallbackService {
- public:
-  explicit MembershipService(CoordinatorService* service) : service_(service) {}
-  grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* Join(
-      grpc::CallbackServerContext*) override {
-    return service_->Join();
-  }
-
- private:
-  CoordinatorService* const service_;
-};
-
-class CoordinatorService::RunsService final : public v1::Runs::CallbackService {
- public:
-  explicit RunsService(CoordinatorService* service) : service_(service) {}
-  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext*, const v1::SubmitRequest* request,
-                                   v1::SubmitReply* reply) override {
-    return service_->Submit(request, reply);
-  }
-  grpc::ServerUnaryReactor* Stop(grpc::CallbackServerContext*, const v1::StopRequest* request,
-                                 v1::StopReply*) override {
-    return service_->Stop(request);
-  }
-  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext*, const v1::ListRequest*,
-                                 v1::ListReply* reply) override {
-    return service_->Query([reply](const Machine& machine, absl::Time now) {
-      v1::StatusReply status = machine.Status(now);
-      reply->mutable_runs()->Swap(status.mutable_runs());
-      return absl::OkStatus();
-    });
-  }
-  grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext*, const v1::WaitRequest* request,
-                                 v1::WaitReply* reply) override {
-    return service_->Wait(request, reply);
-  }
-
- private:
-  CoordinatorService* const service_;
-};
-
-class CoordinatorService::StatusService final : public v1::Status::CallbackService {
- public:
-  explicit StatusService(CoordinatorService* service) : service_(service) {}
-  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext*, const v1::StatusRequest* request,
-                                v1::StatusReply* reply) override {
-    return service_->Query([run = request->run(), reply](const Machine& machine, absl::Time now) {
-      *reply = machine.Status(now, run);
-      if (run.empty() || reply->runs_size() > 0) return absl::OkStatus();
-      return absl::NotFoundError(absl::StrCat("no such run: ", run));
-    });
-  }
-  grpc::ServerUnaryReactor* Trace(grpc::CallbackServerContext*, const v1::TraceRequest* request,
-                                  v1::TraceReply* reply) override {
-    return service_->Trace(request, reply);
-  }
-  grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext*,
-                                                   const v1::WatchRequest* request) override {
-    return service_->Watch(request);
-  }
-
- private:
-  CoordinatorService* const service_;
-};
-
-CoordinatorService::CoordinatorService(Options options)
-    : options_(std::move(options)),
-      membership_(std::make_unique<MembershipService>(this)),
-      runs_(std::make_unique<RunsService>(this)),
-      status_(std::make_unique<StatusService>(this)) {}
-
-CoordinatorService::~CoordinatorService() { Drain(); }
-
 absl::Status CoordinatorService::Start(Store* store, const Clock* clock) {
   CADRE_ASSIGN_OR_RETURN(loop_, Loop::Start(options_.loop, store, clock, this));
   return absl::OkStatus();
 }
 
 std::vector<grpc::Service*> CoordinatorService::services() {
-  return {membership_.get(), runs_.get(), status_.get()};
+  v1::Membership::Service& membership = *this;
+  v1::Runs::Service& runs = *this;
+  v1::Status::Service& status = *this;
+  return {&membership, &runs, &status};
 }
 
 void CoordinatorService::Drain() {
   if (loop_ != nullptr) loop_->Stop();
-  EndAll(absl::UnavailableError(kStopping));
-}
-
-void CoordinatorService::EndAll(const absl::Status& status) {
-  std::map<RequestId, Call*> calls;
+  std::map<RequestId, Pending> pending;
   {
     absl::MutexLock lock(&mutex_);
     drained_ = true;
-    for (auto& [id, stream] : streams_) stream->End(status);
-    for (auto& [id, watch] : watches_) watch->End(status);
-    calls.swap(calls_);
-    submits_.clear();
-    waits_.clear();
-    traces_.clear();
+    for (auto& [id, stream] : streams_) stream->End(Stopping());
+    for (auto& [id, watch] : watches_) watch->End(Stopping());
+    pending.swap(pending_);
   }
-  for (auto& [id, call] : calls) call->Finish(ToGrpc(status));
+  for (auto& [id, one] : pending) one.call->Finish(ToGrpc(Stopping()));
 }
 
 // ---- Calls
 
-CoordinatorService::Call* CoordinatorService::NewCall() {
-  absl::MutexLock lock(&mutex_);
-  Call* const call = new Call(++last_id_, this);
-  calls_[call->id()] = call;
-  return call;
-}
-
-void CoordinatorService::Finish(RequestId request, const std::function<absl::Status()>& fill) {
-  Call* call = nullptr;
+CoordinatorService::Call* CoordinatorService::Begin(Pending pending,
+                                                    const std::function<bool(RequestId)>& post) {
+  RequestId id = 0;
   {
     absl::MutexLock lock(&mutex_);
-    auto it = calls_.find(request);
-    if (it == calls_.end()) return;
-    call = it->second;
-    calls_.erase(it);
-    submits_.erase(request);
-    waits_.erase(request);
-    traces_.erase(request);
+    id = ++last_id_;
+    pending.call = new Call(id, this);
+    pending_[id] = pending;
   }
-  // The call is no longer registered, so only this thread finishes it and its reply is valid until
-  // then.
-  call->Finish(ToGrpc(fill()));
+  if (loop_ == nullptr || !post(id)) Finish(id, [](const Pending&) { return Stopping(); });
+  return pending.call;
+}
+
+void CoordinatorService::Finish(RequestId request,
+                                const std::function<absl::Status(const Pending&)>& fill) {
+  Pending pending;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = pending_.find(request);
+    if (found == pending_.end()) return;
+    pending = std::move(found->second);
+    pending_.erase(found);
+  }
+  pending.call->Finish(ToGrpc(fill(pending)));
 }
 
 void CoordinatorService::OnCancelled(RequestId request) {
   bool traces = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    traces = traces_.contains(request);
-  }
-  Finish(request, [] { return absl::CancelledError("cancelled by the caller"); });
+  Finish(request, [&](const Pending& pending) {
+    traces = pending.trace != nullptr;
+    return absl::CancelledError("cancelled by the caller");
+  });
   // The group can be traced by other calls now.
   if (traces && loop_ != nullptr) loop_->Post(CancelTrace{request});
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Submit(const v1::SubmitRequest* request,
+CoordinatorService::Call* CoordinatorService::Query(
+    std::function<absl::Status(const Machine&, absl::Time)> read) {
+  return Begin({}, [&](RequestId id) {
+    return loop_->RunQuery(
+        [this, id, read = std::move(read)](const Machine& machine, absl::Time now) {
+          Finish(id, [&](const Pending&) { return read(machine, now); });
+        });
+  });
+}
+
+bool CoordinatorService::WakeLoop() {
+  return loop_ != nullptr && loop_->RunQuery([](const Machine&, absl::Time) {});
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext*,
+                                                     const v1::SubmitRequest* request,
                                                      v1::SubmitReply* reply) {
-  Call* const call = NewCall();
-  const RequestId id = call->id();
-  if (request->schema_hash() != SchemaHash()) {
-    Finish(id, [] {
-      return absl::FailedPreconditionError(
-          "the command and the coordinator have different schemas; run the same build of both");
-    });
-    return call;
-  }
-  SubmitRun event{.request = id, .spec = request->spec()};
-  {
-    absl::MutexLock lock(&mutex_);
-    submits_[id] = reply;
-    event.lineage_seed = (uint64_t{entropy_()} << 32) | entropy_();
-  }
-  if (loop_ == nullptr || !loop_->Post(std::move(event))) {
-    Finish(id, [] { return absl::UnavailableError(kStopping); });
-  }
-  return call;
+  return Begin({.submit = reply}, [&](RequestId id) {
+    if (request->schema_hash() != SchemaHash()) {
+      Finish(id, [](const Pending&) {
+        return absl::FailedPreconditionError(
+            "the command and the coordinator have different schemas; run the same build of both");
+      });
+      return true;
+    }
+    std::random_device entropy;
+    return loop_->Post(SubmitRun{.request = id,
+                                 .spec = request->spec(),
+                                 .lineage_seed = (uint64_t{entropy()} << 32) | entropy()});
+  });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Stop(const v1::StopRequest* request) {
-  Call* const call = NewCall();
-  const RequestId id = call->id();
-  if (loop_ == nullptr || !loop_->Post(StopRun{id, request->run(), request->reason()})) {
-    Finish(id, [] { return absl::UnavailableError(kStopping); });
-  }
-  return call;
+grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
+                                                   const v1::StopRequest* request, v1::StopReply*) {
+  return Begin({}, [&](RequestId id) {
+    return loop_->Post(StopRun{id, request->run(), request->reason()});
+  });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Query(
-    std::function<absl::Status(const Machine&, absl::Time)> look) {
-  Call* const call = NewCall();
-  const RequestId id = call->id();
-  auto query = [this, id, look = std::move(look)](const Machine& machine, absl::Time now) {
-    Finish(id, [&] { return look(machine, now); });
-  };
-  if (loop_ == nullptr || !loop_->RunQuery(std::move(query))) {
-    Finish(id, [] { return absl::UnavailableError(kStopping); });
-  }
-  return call;
+grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
+                                                   const v1::ListRequest*, v1::ListReply* reply) {
+  return Query([reply](const Machine& machine, absl::Time now) {
+    v1::StatusReply status = machine.Status(now);
+    reply->mutable_runs()->Swap(status.mutable_runs());
+    return absl::OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Wait(const v1::WaitRequest* request,
+// OnSettled answers the call once the run has ended.
+grpc::ServerUnaryReactor* CoordinatorService::Wait(grpc::CallbackServerContext*,
+                                                   const v1::WaitRequest* request,
                                                    v1::WaitReply* reply) {
-  Call* const call = NewCall();
-  const RequestId id = call->id();
-  bool room = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    room = waits_.size() < options_.max_waiters;
-    if (room) waits_[id] = {request->run(), reply};
-  }
-  if (!room) {
-    Finish(id, [] { return absl::ResourceExhaustedError("too many Wait calls"); });
-    return call;
-  }
-  // The empty query makes the loop call OnSettled, which answers waiting calls.
-  if (loop_ == nullptr || !loop_->RunQuery([](const Machine&, absl::Time) {})) {
-    Finish(id, [] { return absl::UnavailableError(kStopping); });
-  }
-  return call;
+  return Begin({.wait = reply, .run = request->run()}, [&](RequestId id) {
+    size_t waits = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      for (const auto& [other, pending] : pending_) waits += pending.wait != nullptr ? 1 : 0;
+    }
+    if (waits <= options_.max_waiters) return WakeLoop();
+    Finish(id, [](const Pending&) { return absl::ResourceExhaustedError("too many Wait calls"); });
+    return true;
+  });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Trace(const v1::TraceRequest* request,
+grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext*,
+                                                  const v1::StatusRequest* request,
+                                                  v1::StatusReply* reply) {
+  return Query([run = request->run(), reply](const Machine& machine, absl::Time now) {
+    *reply = machine.Status(now, run);
+    if (run.empty() || reply->runs_size() > 0) return absl::OkStatus();
+    return absl::NotFoundError(absl::StrCat("no such run: ", run));
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Trace(grpc::CallbackServerContext*,
+                                                    const v1::TraceRequest* request,
                                                     v1::TraceReply* reply) {
-  Call* const call = NewCall();
-  const RequestId id = call->id();
-  {
-    absl::MutexLock lock(&mutex_);
-    traces_[id] = reply;
-  }
-  const TraceGroup event{
-      .request = id, .run = request->run(), .group = request->group(), .steps = request->steps()};
-  if (loop_ == nullptr || !loop_->Post(event)) {
-    Finish(id, [] { return absl::UnavailableError(kStopping); });
-  }
-  return call;
+  return Begin({.trace = reply}, [&](RequestId id) {
+    return loop_->Post(TraceGroup{.request = id,
+                                  .run = request->run(),
+                                  .group = request->group(),
+                                  .steps = request->steps()});
+  });
 }
 
 grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
-    const v1::WatchRequest* request) {
+    grpc::CallbackServerContext*, const v1::WatchRequest* request) {
   WatchStream* stream = nullptr;
   absl::Status refused;
   {
@@ -261,22 +195,21 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
       absl::MutexLock done(&mutex_);
       watches_.erase(id);
     });
-    if (drained_) refused = absl::UnavailableError(kStopping);
+    if (drained_) refused = Stopping();
     if (watches_.size() >= options_.max_waiters) {
       refused = absl::ResourceExhaustedError("too many Watch calls");
     }
     if (refused.ok()) watches_[id] = stream;
   }
-  if (refused.ok() && (loop_ == nullptr || !loop_->RunQuery([](const Machine&, absl::Time) {}))) {
-    refused = absl::UnavailableError(kStopping);
-  }
+  if (refused.ok() && !WakeLoop()) refused = Stopping();
   if (!refused.ok()) stream->End(refused);
   return stream;
 }
 
 // ---- Streams
 
-grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorService::Join() {
+grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorService::Join(
+    grpc::CallbackServerContext*) {
   JoinStream* stream = nullptr;
   {
     absl::MutexLock lock(&mutex_);
@@ -297,45 +230,32 @@ void CoordinatorService::OnStreamDone(ConnectionId connection) {
   streams_.erase(connection);
 }
 
-// ---- Callbacks of the loop. The mutex is held while a stream is used, so that it is not
-// destroyed.
+// ---- Callbacks of the loop
 
 void CoordinatorService::OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
-  auto it = streams_.find(connection);
-  if (it != streams_.end()) it->second->Send(message);
+  const auto found = streams_.find(connection);
+  if (found != streams_.end()) found->second->Send(message);
 }
 
 void CoordinatorService::OnDisconnect(ConnectionId connection, const absl::Status& status) {
   absl::MutexLock lock(&mutex_);
-  auto it = streams_.find(connection);
-  if (it == streams_.end()) return;
+  const auto found = streams_.find(connection);
+  if (found == streams_.end()) return;
   LOG(INFO) << "stream " << connection << " ended: " << status;
-  it->second->End(status);
+  found->second->End(status);
 }
 
 void CoordinatorService::OnReplied(const Replied& replied) {
-  v1::SubmitReply* submit = nullptr;
-  {
-    absl::MutexLock lock(&mutex_);
-    auto it = submits_.find(replied.request);
-    if (it != submits_.end()) submit = it->second;
-  }
-  Finish(replied.request, [&] {
-    if (submit != nullptr) submit->set_run(replied.run);
+  Finish(replied.request, [&](const Pending& pending) {
+    if (pending.submit != nullptr) pending.submit->set_run(replied.run);
     return replied.status;
   });
 }
 
 void CoordinatorService::OnTraceAnswered(const TraceAnswered& answered) {
-  v1::TraceReply* reply = nullptr;
-  {
-    absl::MutexLock lock(&mutex_);
-    auto it = traces_.find(answered.request);
-    if (it != traces_.end()) reply = it->second;
-  }
-  Finish(answered.request, [&] {
-    if (reply != nullptr) *reply = answered.reply;
+  Finish(answered.request, [&](const Pending& pending) {
+    *pending.trace = answered.reply;
     return answered.status;
   });
 }
@@ -349,17 +269,16 @@ absl::Time CoordinatorService::OnSettled(const Machine& machine, absl::Time now)
 }
 
 void CoordinatorService::AnswerWaits(const Machine& machine, absl::Time now) {
-  std::map<RequestId, Waiting> over;
+  std::vector<RequestId> over;
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& [id, waiting] : waits_) {
-      if (machine.Ended(waiting.run)) over[id] = waiting;
+    for (const auto& [id, pending] : pending_) {
+      if (pending.wait != nullptr && machine.Ended(pending.run)) over.push_back(id);
     }
   }
-  for (const auto& entry : over) {
-    const Waiting& waiting = entry.second;
-    Finish(entry.first, [&]() -> absl::Status {
-      CADRE_ASSIGN_OR_RETURN(*waiting.reply->mutable_run(), machine.RunStatus(waiting.run, now));
+  for (const RequestId id : over) {
+    Finish(id, [&](const Pending& pending) -> absl::Status {
+      CADRE_ASSIGN_OR_RETURN(*pending.wait->mutable_run(), machine.RunStatus(pending.run, now));
       return absl::OkStatus();
     });
   }

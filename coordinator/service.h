@@ -13,12 +13,10 @@
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -34,7 +32,11 @@
 
 namespace cadre {
 
-class CoordinatorService final : public JoinStream::Host, public Loop::Callbacks {
+class CoordinatorService final : public v1::Membership::CallbackService,
+                                 public v1::Runs::CallbackService,
+                                 public v1::Status::CallbackService,
+                                 public JoinStream::Host,
+                                 public Loop::Callbacks {
  public:
   struct Options {
     Loop::Options loop;
@@ -44,25 +46,50 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Callbacks
     size_t max_waiters = 1024;
   };
 
-  explicit CoordinatorService(Options options);
-  ~CoordinatorService() override;
+  explicit CoordinatorService(Options options) : options_(std::move(options)) {}
+  ~CoordinatorService() override { Drain(); }
 
   // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
   // and `clock` are borrowed and must outlive the service.
   absl::Status Start(Store* store, const Clock* clock);
 
-  // The services for one server, which must be shut down before this object is destroyed.
+  // The three services of this object for one server, which must be shut down before the object is
+  // destroyed.
   std::vector<grpc::Service*> services();
 
   // Handles all queued events, ends the loop, then ends every stream and waiting call with
   // Unavailable.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // v1::Membership
+  grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* Join(
+      grpc::CallbackServerContext* context) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // v1::Runs
+  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
+                                   const v1::SubmitRequest* request,
+                                   v1::SubmitReply* reply) override;
+  grpc::ServerUnaryReactor* Stop(grpc::CallbackServerContext* context,
+                                 const v1::StopRequest* request, v1::StopReply* reply) override;
+  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
+                                 const v1::ListRequest* request, v1::ListReply* reply) override;
+  grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context,
+                                 const v1::WaitRequest* request, v1::WaitReply* reply) override;
+
+  // v1::Status
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context,
+                                const v1::StatusRequest* request, v1::StatusReply* reply) override;
+  grpc::ServerUnaryReactor* Trace(grpc::CallbackServerContext* context,
+                                  const v1::TraceRequest* request, v1::TraceReply* reply) override;
+  grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
+                                                   const v1::WatchRequest* request) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
   // JoinStream::Host
   bool OnStreamEvent(Event event) override;
   void OnStreamDone(ConnectionId connection) override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Loop::Outlet
+  // Loop::Callbacks
   void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) override
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnDisconnect(ConnectionId connection, const absl::Status& status) override
@@ -72,52 +99,42 @@ class CoordinatorService final : public JoinStream::Host, public Loop::Callbacks
   absl::Time OnSettled(const Machine& machine, absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  class MembershipService;
-  class RunsService;
-  class StatusService;
   class Call;
 
-  grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* Join();
-  grpc::ServerUnaryReactor* Submit(const v1::SubmitRequest* request, v1::SubmitReply* reply);
-  grpc::ServerUnaryReactor* Stop(const v1::StopRequest* request);
-  grpc::ServerUnaryReactor* Wait(const v1::WaitRequest* request, v1::WaitReply* reply);
-  grpc::ServerUnaryReactor* Trace(const v1::TraceRequest* request, v1::TraceReply* reply);
-  grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(const v1::WatchRequest* request);
-  // A call that reads the machine and is answered immediately.
-  grpc::ServerUnaryReactor* Query(std::function<absl::Status(const Machine&, absl::Time)> look);
+  // A call that is not finished, and the reply that its answer fills, if that comes later.
+  struct Pending {
+    Call* call = nullptr;
+    v1::SubmitReply* submit = nullptr;
+    v1::TraceReply* trace = nullptr;
+    // Of a Wait call: its reply and its run.
+    v1::WaitReply* wait = nullptr;
+    std::string run;
+  };
 
-  // Registers a call. It ends by Finish with its id, by Drain, or by cancellation.
-  Call* NewCall() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Registers a call and posts its event or query to the loop; `post` returns false if the loop has
+  // stopped. The call ends by Finish with its id, by Drain, or by cancellation.
+  Call* Begin(Pending pending, const std::function<bool(RequestId)>& post)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // A call that reads the machine and is answered immediately.
+  Call* Query(std::function<absl::Status(const Machine&, absl::Time)> read);
   // Runs `fill`, which may write the reply, and finishes the call, unless it has ended.
-  void Finish(RequestId request, const std::function<absl::Status()>& fill)
+  void Finish(RequestId request, const std::function<absl::Status(const Pending&)>& fill)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The caller has cancelled the call.
   void OnCancelled(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Makes the loop call OnSettled. Returns false if the loop has stopped.
+  bool WakeLoop();
   void AnswerWaits(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
-  void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  struct Waiting {
-    std::string run;
-    v1::WaitReply* reply = nullptr;
-  };
 
   const Options options_;
-  const std::unique_ptr<MembershipService> membership_;
-  const std::unique_ptr<RunsService> runs_;
-  const std::unique_ptr<StatusService> status_;
   std::unique_ptr<Loop> loop_;
 
   absl::Mutex mutex_;
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<ConnectionId, JoinStream*> streams_ ABSL_GUARDED_BY(mutex_);
-  std::map<RequestId, Call*> calls_ ABSL_GUARDED_BY(mutex_);
-  std::map<RequestId, v1::SubmitReply*> submits_ ABSL_GUARDED_BY(mutex_);
-  std::map<RequestId, Waiting> waits_ ABSL_GUARDED_BY(mutex_);
-  std::map<RequestId, v1::TraceReply*> traces_ ABSL_GUARDED_BY(mutex_);
+  std::map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
-  // Source of unique lineages.
-  std::random_device entropy_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

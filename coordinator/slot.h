@@ -34,7 +34,7 @@ class Slot {
   bool preparing() const { return !waiting() && !record_.started(); }
   bool started() const { return !waiting() && record_.started(); }
   bool prepared() const { return preparing() && prepared_.size() == ranks(); }
-  uint32_t ranks() const { return static_cast<uint32_t>(record_.members_size()); }
+  uint32_t ranks() const { return record_.members_size(); }
   uint32_t group() const { return record_.group(); }
   const v1::GroupRecord& record() const { return record_; }
   // Member ids, by rank.

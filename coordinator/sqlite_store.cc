@@ -75,11 +75,11 @@ absl::string_view Advice(int error) {
   }
 }
 
-// The smallest key above all keys with this prefix; empty if there is none.
+// The smallest key above all keys with this prefix. Keys are printable ASCII, so the last character
+// can be increased.
 std::string Above(absl::string_view prefix) {
   std::string above(prefix);
-  while (!above.empty() && static_cast<unsigned char>(above.back()) == 0xff) above.pop_back();
-  if (!above.empty()) ++above.back();
+  ++above.back();
   return above;
 }
 
@@ -210,13 +210,10 @@ absl::StatusOr<std::optional<std::string>> SqliteStore::Get(absl::string_view ke
 }
 
 absl::StatusOr<std::map<std::string, std::string>> SqliteStore::Scan(absl::string_view prefix) {
-  const std::string above = Above(prefix);
-  CADRE_ASSIGN_OR_RETURN(
-      const Statement statement,
-      Prepare(above.empty() ? "SELECT key, value FROM record WHERE key >= ?"
-                            : "SELECT key, value FROM record WHERE key >= ? AND key < ?"));
+  CADRE_ASSIGN_OR_RETURN(const Statement statement,
+                         Prepare("SELECT key, value FROM record WHERE key >= ? AND key < ?"));
   BindText(statement.get(), 1, prefix);
-  if (!above.empty()) BindText(statement.get(), 2, above);
+  BindText(statement.get(), 2, Above(prefix));
   std::map<std::string, std::string> records;
   int step = SQLITE_ROW;
   while ((step = sqlite3_step(statement.get())) == SQLITE_ROW) {
@@ -226,9 +223,9 @@ absl::StatusOr<std::map<std::string, std::string>> SqliteStore::Scan(absl::strin
   return records;
 }
 
-absl::Status SqliteStore::Txn(const std::vector<Compare>& compares, const std::vector<Op>& ops) {
+absl::Status SqliteStore::Commit(const std::vector<Op>& ops) {
   CADRE_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
-  absl::Status status = ApplyAll(compares, ops);
+  absl::Status status = ApplyAll(ops);
   if (status.ok()) status = Execute("COMMIT");
   // Some errors end the transaction; then there is nothing to roll back.
   if (!status.ok() && sqlite3_get_autocommit(database_.get()) == 0) {
@@ -237,21 +234,12 @@ absl::Status SqliteStore::Txn(const std::vector<Compare>& compares, const std::v
   return status;
 }
 
-absl::Status SqliteStore::ApplyAll(const std::vector<Compare>& compares,
-                                   const std::vector<Op>& ops) {
-  for (const Compare& compare : compares) {
-    CADRE_ASSIGN_OR_RETURN(const std::optional<std::string> value, Get(compare.key));
-    if (value != compare.value) {
-      return absl::AbortedError(
-          absl::StrCat("store ", path_, ": '", compare.key, "' does not have the expected value"));
-    }
-  }
+absl::Status SqliteStore::ApplyAll(const std::vector<Op>& ops) {
   for (const Op& op : ops) CADRE_RETURN_IF_ERROR(Apply(op));
   return absl::OkStatus();
 }
 
 absl::Status SqliteStore::Apply(const Op& op) {
-  const std::string above = Above(op.key);
   absl::string_view sql;
   switch (op.kind) {
     case Op::Kind::kPut:
@@ -261,14 +249,13 @@ absl::Status SqliteStore::Apply(const Op& op) {
       sql = "DELETE FROM record WHERE key = ?";
       break;
     case Op::Kind::kErasePrefix:
-      sql = above.empty() ? "DELETE FROM record WHERE key >= ?"
-                          : "DELETE FROM record WHERE key >= ? AND key < ?";
+      sql = "DELETE FROM record WHERE key >= ? AND key < ?";
       break;
   }
   CADRE_ASSIGN_OR_RETURN(const Statement statement, Prepare(sql));
   BindText(statement.get(), 1, op.key);
   if (op.kind == Op::Kind::kPut) BindBlob(statement.get(), 2, op.value);
-  if (op.kind == Op::Kind::kErasePrefix && !above.empty()) BindText(statement.get(), 2, above);
+  if (op.kind == Op::Kind::kErasePrefix) BindText(statement.get(), 2, Above(op.key));
   return sqlite3_step(statement.get()) == SQLITE_DONE ? absl::OkStatus()
                                                       : Error("cannot be written");
 }

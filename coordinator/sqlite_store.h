@@ -39,7 +39,7 @@ class SqliteStore final : public Store {
 
   absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) override;
   absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) override;
-  absl::Status Txn(const std::vector<Compare>& compares, const std::vector<Op>& ops) override;
+  absl::Status Commit(const std::vector<Op>& ops) override;
 
  private:
   struct CloseDatabase {
@@ -59,7 +59,7 @@ class SqliteStore final : public Store {
   absl::StatusOr<std::string> QueryText(const std::string& sql);
   absl::StatusOr<Statement> Prepare(absl::string_view sql);
   absl::Status Apply(const Op& op);
-  absl::Status ApplyAll(const std::vector<Compare>& compares, const std::vector<Op>& ops);
+  absl::Status ApplyAll(const std::vector<Op>& ops);
   // Status of SQLite's last error.
   absl::Status Error(absl::string_view what) const;
 

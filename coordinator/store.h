@@ -16,11 +16,6 @@ namespace cadre {
 
 class Store {
  public:
-  // True if the key has this value or, without a value, does not exist.
-  struct Compare {
-    std::string key;
-    std::optional<std::string> value;
-  };
   struct Op {
     enum class Kind { kPut, kErase, kErasePrefix };
     Kind kind = Kind::kPut;
@@ -33,13 +28,12 @@ class Store {
   // Returns nothing if the key does not exist.
   virtual absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) = 0;
 
-  // All records whose key starts with `prefix`.
+  // All records whose key starts with `prefix`, which is not empty.
   virtual absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) = 0;
 
-  // Applies all of `ops`, in order, if all of `compares` are true. Durable when it returns OK;
-  // otherwise nothing has changed. Errors: Aborted when a comparison is false; ResourceExhausted on
-  // a full disk; others on I/O errors.
-  virtual absl::Status Txn(const std::vector<Compare>& compares, const std::vector<Op>& ops) = 0;
+  // Applies all of `ops`, in order. Durable when it returns OK; otherwise nothing has changed.
+  // Errors: ResourceExhausted on a full disk; others on I/O errors.
+  virtual absl::Status Commit(const std::vector<Op>& ops) = 0;
 };
 
 }  // namespace cadre

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/rpc/grpc_status.h"
+#include "coordinator/run_rules.h"
 
 namespace cadre {
 namespace {
@@ -19,26 +19,20 @@ std::string WithoutTimes(v1::WatchUpdate update) {
   return update.SerializeAsString();
 }
 
-bool IsEnd(v1::RunState state) {
-  return state == v1::RUN_STATE_DONE || state == v1::RUN_STATE_FAILED ||
-         state == v1::RUN_STATE_STOPPED;
-}
-
 }  // namespace
 
 absl::Time WatchStream::MaybeSend(const Machine& machine, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   // A slow caller receives fewer updates: none is queued while one is being written.
-  if (ending_) return absl::InfiniteFuture();
-  if (!outgoing_.empty()) return now + kInterval;
+  if (ending()) return absl::InfiniteFuture();
+  if (queued() > 0) return now + kInterval;
   if (now < next_) return next_;
-  Collect(machine, now);
+  SendChanges(machine, now);
   next_ = now + kInterval;
-  WriteOrFinish();
   return absl::InfiniteFuture();
 }
 
-void WatchStream::Collect(const Machine& machine, absl::Time now) {
+void WatchStream::SendChanges(const Machine& machine, absl::Time now) {
   v1::StatusReply status = machine.Status(now, run_);
   if (!run_.empty() && status.runs().empty()) {
     EndLocked(absl::NotFoundError(absl::StrCat("no such run: ", run_)));
@@ -53,49 +47,15 @@ void WatchStream::Collect(const Machine& machine, absl::Time now) {
       group.clear_plan();
       *update.add_groups() = group;
     }
-    const bool end = IsEnd(run.state());
+    const bool end = !IsLive(run.state());
     *update.mutable_run() = std::move(run);
     const std::string& id = update.run().run();
     sent[id] = WithoutTimes(update);
-    auto before = sent_.find(id);
-    if (before == sent_.end() || before->second != sent[id]) outgoing_.push_back(update);
+    const auto before = sent_.find(id);
+    if (before == sent_.end() || before->second != sent[id]) Queue(std::move(update));
     if (end && !run_.empty()) EndLocked(absl::OkStatus());
   }
   sent_ = std::move(sent);
-}
-
-void WatchStream::End(const absl::Status& status) {
-  absl::MutexLock lock(&mutex_);
-  EndLocked(status);
-  WriteOrFinish();
-}
-
-void WatchStream::EndLocked(const absl::Status& status) {
-  if (ending_) return;
-  ending_ = true;
-  end_ = status;
-}
-
-void WatchStream::WriteOrFinish() {
-  if (writing_ || finished_) return;
-  if (!outgoing_.empty()) {
-    writing_ = true;
-    StartWrite(&outgoing_.front());
-  } else if (ending_) {
-    finished_ = true;
-    Finish(ToGrpc(end_));
-  }
-}
-
-void WatchStream::OnWriteDone(bool ok) {
-  absl::MutexLock lock(&mutex_);
-  writing_ = false;
-  outgoing_.pop_front();
-  if (!ok) {
-    outgoing_.clear();
-    EndLocked(absl::CancelledError("cancelled by the caller"));
-  }
-  WriteOrFinish();
 }
 
 void WatchStream::OnCancel() { End(absl::CancelledError("cancelled by the caller")); }

@@ -1,4 +1,4 @@
-// One caller's Watch stream: updates at most ten times a second, only when something has changed.
+// One caller's Watch stream: at most ten updates per second, each only if something has changed.
 //
 // MaybeSend is called on the coordinator's loop after every change, and takes a snapshot only when
 // an update may be sent. Owned by gRPC: deletes itself after the call has ended and the host was
@@ -7,22 +7,19 @@
 
 #include <grpcpp/support/server_callback.h>
 
-#include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "coordinator/machine.h"
+#include "coordinator/stream_writer.h"
 #include "proto/cadre/v1/control.pb.h"
 
 namespace cadre {
 
-class WatchStream final : public grpc::ServerWriteReactor<v1::WatchUpdate> {
+class WatchStream final
+    : public StreamWriter<grpc::ServerWriteReactor<v1::WatchUpdate>, v1::WatchUpdate> {
  public:
   // Called once, before the stream deletes itself.
   using Done = std::function<void()>;
@@ -33,30 +30,18 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::WatchUpdate> {
   // Sends the changes since the last update if the interval has passed. Returns when it must be
   // called again even without an event; InfiniteFuture: after the next event.
   absl::Time MaybeSend(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
-  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnDone() override;
 
  private:
-  void Collect(const Machine& machine, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendChanges(const Machine& machine, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string run_;
   const Done done_;
-
-  absl::Mutex mutex_;
-  // At most one update per run; the first is being written while writing_ is set.
-  std::deque<v1::WatchUpdate> outgoing_ ABSL_GUARDED_BY(mutex_);
   // The last update of each run, without fields that change with time.
   std::map<std::string, std::string> sent_ ABSL_GUARDED_BY(mutex_);
   absl::Time next_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

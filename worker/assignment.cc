@@ -3,16 +3,12 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "proto/rank_slot.h"
 
 namespace cadre {
 namespace {
 
 using Machine = AssignmentMachine;
-
-bool SamePlace(const v1::RankSlot& a, const v1::RankSlot& b) {
-  return a.run() == b.run() && a.group() == b.group() && a.generation() == b.generation() &&
-         a.rank() == b.rank();
-}
 
 // Wraps one of a member's messages: MakeSay(&v1::MemberMessage::mutable_prepared, prepared).
 template <typename T>

@@ -13,20 +13,6 @@
 #include "proto/schema_hash.h"
 
 namespace cadre {
-namespace {
-
-// One call with a deadline.
-template <typename Reply, typename Request, typename Method>
-absl::StatusOr<Reply> Call(Method method, const Request& request, absl::Time deadline) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
-  Reply reply;
-  const grpc::Status status = method(&context, request, &reply);
-  if (!status.ok()) return FromGrpc(status);
-  return reply;
-}
-
-}  // namespace
 
 CoordinatorClient::CoordinatorClient(Options options)
     : options_(std::move(options)),
@@ -40,73 +26,62 @@ absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
   return absl::UnavailableError(absl::StrCat("no coordinator answered at ", options_.coordinator));
 }
 
-absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) const {
-  const absl::Time deadline = absl::Now() + options_.timeout;
+template <typename Stub, typename Request, typename Reply>
+absl::StatusOr<Reply> CoordinatorClient::Call(Stub& stub,
+                                              grpc::Status (Stub::*method)(grpc::ClientContext*,
+                                                                           const Request&, Reply*),
+                                              const Request& request, absl::Time deadline) const {
   CADRE_RETURN_IF_ERROR(Dial(deadline));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  Reply reply;
+  const grpc::Status status = (stub.*method)(&context, request, &reply);
+  if (!status.ok()) return FromGrpc(status);
+  return reply;
+}
+
+absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) const {
   v1::SubmitRequest request;
   request.set_schema_hash(SchemaHash());
   *request.mutable_spec() = spec;
-  CADRE_ASSIGN_OR_RETURN(
-      const v1::SubmitReply reply,
-      Call<v1::SubmitReply>([this](auto* context, const auto& in,
-                                   auto* out) { return runs_->Submit(context, in, out); },
-                            request, deadline));
+  CADRE_ASSIGN_OR_RETURN(const v1::SubmitReply reply,
+                         Call(*runs_, &v1::Runs::Stub::Submit, request, Soon()));
   return reply.run();
 }
 
 absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& reason) const {
-  const absl::Time deadline = absl::Now() + options_.timeout;
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
   v1::StopRequest request;
   request.set_run(run);
   request.set_reason(reason);
-  return Call<v1::StopReply>([this](auto* context, const auto& in,
-                                    auto* out) { return runs_->Stop(context, in, out); },
-                             request, deadline)
-      .status();
+  return Call(*runs_, &v1::Runs::Stub::Stop, request, Soon()).status();
 }
 
 absl::StatusOr<v1::ListReply> CoordinatorClient::List() const {
-  const absl::Time deadline = absl::Now() + options_.timeout;
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
-  return Call<v1::ListReply>(
-      [this](auto* context, const auto& in, auto* out) { return runs_->List(context, in, out); },
-      v1::ListRequest(), deadline);
+  return Call(*runs_, &v1::Runs::Stub::List, v1::ListRequest(), Soon());
 }
 
 absl::StatusOr<v1::RunStatus> CoordinatorClient::Wait(const std::string& run,
                                                       absl::Time deadline) const {
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
   v1::WaitRequest request;
   request.set_run(run);
-  CADRE_ASSIGN_OR_RETURN(v1::WaitReply reply, Call<v1::WaitReply>(
-                                                  [this](auto* context, const auto& in, auto* out) {
-                                                    return runs_->Wait(context, in, out);
-                                                  },
-                                                  request, deadline));
+  CADRE_ASSIGN_OR_RETURN(v1::WaitReply reply,
+                         Call(*runs_, &v1::Runs::Stub::Wait, request, deadline));
   return std::move(*reply.mutable_run());
 }
 
 absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run) const {
-  const absl::Time deadline = absl::Now() + options_.timeout;
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
   v1::StatusRequest request;
   request.set_run(run);
-  return Call<v1::StatusReply>(
-      [this](auto* context, const auto& in, auto* out) { return status_->Get(context, in, out); },
-      request, deadline);
+  return Call(*status_, &v1::Status::Stub::Get, request, Soon());
 }
 
 absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, uint32_t group,
                                                         uint32_t steps, absl::Time deadline) const {
-  CADRE_RETURN_IF_ERROR(Dial(deadline));
   v1::TraceRequest request;
   request.set_run(run);
   request.set_group(group);
   request.set_steps(steps);
-  return Call<v1::TraceReply>(
-      [this](auto* context, const auto& in, auto* out) { return status_->Trace(context, in, out); },
-      request, deadline);
+  return Call(*status_, &v1::Status::Stub::Trace, request, deadline);
 }
 
 absl::Status CoordinatorClient::Watch(

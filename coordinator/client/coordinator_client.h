@@ -3,12 +3,15 @@
 // Thread-safe. Every call has a deadline; Unavailable means that no coordinator answered.
 #pragma once
 
+#include <grpcpp/client_context.h>
+
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "proto/cadre/v1/control.pb.h"
@@ -56,8 +59,16 @@ class CoordinatorClient {
                      const std::function<bool(const v1::WatchUpdate&)>& on_update) const;
 
  private:
+  // Deadline of a call that does not wait for a run or group.
+  absl::Time Soon() const { return absl::Now() + options_.timeout; }
   // Waits for the connection, at most dial_timeout.
   absl::Status Dial(absl::Time deadline) const;
+  // Makes one unary call with a deadline.
+  template <typename Stub, typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(Stub& stub,
+                             grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                          Reply*),
+                             const Request& request, absl::Time deadline) const;
 
   const Options options_;
   const std::shared_ptr<grpc::Channel> channel_;

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 namespace cadre {
 namespace {
 
-v1::Evaluated Answer(uint32_t version, uint32_t group, uint64_t begin, uint64_t end,
-                     uint64_t correct) {
+v1::Evaluated EvaluatedBy(uint32_t version, uint32_t group, uint64_t begin, uint64_t end,
+                          uint64_t correct) {
   v1::Evaluated evaluated;
   evaluated.mutable_place()->set_group(group);
   evaluated.set_version(version);
@@ -14,15 +16,15 @@ v1::Evaluated Answer(uint32_t version, uint32_t group, uint64_t begin, uint64_t 
   evaluated.set_end(end);
   evaluated.set_correct(correct);
   evaluated.set_labels(end - begin);
-  evaluated.set_loss_sum(static_cast<double>(end - begin));
+  evaluated.set_loss_sum(end - begin);
   return evaluated;
 }
 
 TEST(EvaluationTest, PartsPartitionTheSplit) {
   for (uint64_t samples : {0, 1, 2, 7, 100}) {
-    for (size_t groups : {0, 1, 2, 3, 8}) {
-      std::vector<uint32_t> ids;
-      for (size_t g = 0; g < groups; ++g) ids.push_back(static_cast<uint32_t>(g));
+    for (uint32_t groups : {0, 1, 2, 3, 8}) {
+      std::vector<uint32_t> ids(groups);
+      std::iota(ids.begin(), ids.end(), 0);
       const v1::EvaluationRecord cut = CutTestSplit(3, 30, samples, ids);
       uint64_t next = 0;
       for (const v1::EvaluationPart& part : cut.parts()) {
@@ -44,13 +46,13 @@ TEST(EvaluationTest, EmptySplitIsComplete) {
 
 TEST(EvaluationTest, RecordsEachPartOnce) {
   v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
-  EXPECT_TRUE(RecordPart(cut, Answer(3, 0, 0, 50, 40)));
-  EXPECT_FALSE(RecordPart(cut, Answer(3, 0, 0, 50, 40))) << "twice";
-  EXPECT_FALSE(RecordPart(cut, Answer(2, 1, 50, 100, 20))) << "another version";
-  EXPECT_FALSE(RecordPart(cut, Answer(3, 1, 50, 99, 20))) << "another range";
-  EXPECT_FALSE(RecordPart(cut, Answer(3, 0, 50, 100, 20))) << "another group's";
+  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40))) << "twice";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(2, 1, 50, 100, 20))) << "another version";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 1, 50, 99, 20))) << "another range";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 50, 100, 20))) << "the part of another group";
   EXPECT_FALSE(IsComplete(cut));
-  EXPECT_TRUE(RecordPart(cut, Answer(3, 1, 50, 100, 20)));
+  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 1, 50, 100, 20)));
   EXPECT_TRUE(IsComplete(cut));
   const v1::EvaluationResult result = ResultOf(cut);
   EXPECT_EQ(result.samples(), 100u);
@@ -62,7 +64,7 @@ TEST(EvaluationTest, RecordsEachPartOnce) {
 
 TEST(EvaluationTest, CountsSamplesAndLabels) {
   v1::EvaluationRecord cut = CutTestSplit(3, 30, 10, {0});
-  v1::Evaluated answer = Answer(3, 0, 0, 10, 60);
+  v1::Evaluated answer = EvaluatedBy(3, 0, 0, 10, 60);
   answer.set_labels(80);
   answer.set_loss_sum(40);
   EXPECT_TRUE(RecordPart(cut, answer));
@@ -74,15 +76,16 @@ TEST(EvaluationTest, CountsSamplesAndLabels) {
 
 TEST(EvaluationTest, FreedPartIsReassigned) {
   v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
-  EXPECT_TRUE(RecordPart(cut, Answer(3, 0, 0, 50, 40)));
-  EXPECT_FALSE(FreePart(cut, 0)) << "it has handed its part back";
+  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(FreePart(cut, 0)) << "its part is finished";
   EXPECT_TRUE(FreePart(cut, 1));
   EXPECT_TRUE(HasFreePart(cut));
-  EXPECT_FALSE(RecordPart(cut, Answer(3, 1, 50, 100, 20))) << "it is not its any more";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 1, 50, 100, 20)))
+      << "the part is no longer assigned to it";
   EXPECT_TRUE(AssignPart(cut, 0));
-  EXPECT_FALSE(AssignPart(cut, 0)) << "it has one";
-  EXPECT_FALSE(AssignPart(cut, 2)) << "none is free";
-  EXPECT_TRUE(RecordPart(cut, Answer(3, 0, 50, 100, 10)));
+  EXPECT_FALSE(AssignPart(cut, 0)) << "the group has a part";
+  EXPECT_FALSE(AssignPart(cut, 2)) << "no part is free";
+  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 0, 50, 100, 10)));
   EXPECT_DOUBLE_EQ(ResultOf(cut).accuracy(), 0.5);
 }
 

@@ -1,5 +1,6 @@
 #include "tests/coordinator/fake_cluster.h"
 
+#include <glog/logging.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,8 +30,22 @@ uint64_t Mix(uint64_t digest, const v1::Apply& apply) {
   return digest;
 }
 
-// Where the bound of a machine that asks for a Tick for ever would show.
+// Bound of all loops, so that a machine that requests ticks without end fails the test.
 constexpr int kMaxTurns = 200'000;
+
+// The envelope of one of the messages that members send.
+v1::MemberMessage MessageOf(const google::protobuf::Message& body) {
+  v1::MemberMessage message;
+  const google::protobuf::Descriptor& type = *message.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    if (type.field(i)->message_type() != body.GetDescriptor()) continue;
+    message.GetReflection()->MutableMessage(&message, type.field(i))->CopyFrom(body);
+    return message;
+  }
+  CHECK(body.GetDescriptor() == &type) << body.GetTypeName() << " is not a message of members";
+  message.CopyFrom(body);
+  return message;
+}
 
 }  // namespace
 
@@ -45,9 +60,8 @@ v1::RunSpec MakeSpec(uint32_t groups, uint32_t ranks, uint32_t every_steps, uint
   return spec;
 }
 
-v1::MemberMessage TracedBy(const v1::TraceSteps& trace) {
-  v1::MemberMessage message;
-  v1::Traced& traced = *message.mutable_traced();
+v1::Traced TracedBy(const v1::TraceSteps& trace) {
+  v1::Traced traced;
   *traced.mutable_place() = trace.place();
   traced.set_request(trace.request());
   for (uint32_t step = 0; step < trace.steps(); ++step) {
@@ -58,7 +72,7 @@ v1::MemberMessage TracedBy(const v1::TraceSteps& trace) {
     event.set_duration_us(900);
     event.set_step(step);
   }
-  return message;
+  return traced;
 }
 
 FakeCluster::FakeCluster(const Adjust& adjust) : now_(absl::FromUnixSeconds(1'000'000)) {
@@ -85,11 +99,11 @@ void FakeCluster::RestartCoordinator() {
   for (FakeWorker& worker : workers_) worker.connection = 0;
   for (FakeAggregator& aggregator : aggregators_) aggregator.connection = 0;
   StartMachine();
-  Reconnect();
+  ReconnectAll();
   Deliver();
 }
 
-void FakeCluster::Reconnect() {
+void FakeCluster::ReconnectAll() {
   for (FakeAggregator& aggregator : aggregators_) {
     if (aggregator.alive && aggregator.connection == 0) Connect(aggregator);
   }
@@ -104,7 +118,7 @@ void FakeCluster::CheckTransaction(const std::string& key, const std::string& va
   if (key == kMetaKey) {
     v1::MetaRecord meta;
     ASSERT_TRUE(meta.ParseFromString(value));
-    EXPECT_GE(meta.generation(), highest_generation_) << "a generation is used again";
+    EXPECT_GE(meta.generation(), highest_generation_) << "generations must not be reused";
     highest_generation_ = meta.generation();
   }
   if (!absl::StartsWith(key, kCommitPrefix)) return;
@@ -114,7 +128,7 @@ void FakeCluster::CheckTransaction(const std::string& key, const std::string& va
   if (it == store_.end()) return;
   v1::CommitRecord before;
   ASSERT_TRUE(before.ParseFromString(it->second));
-  EXPECT_FALSE(before.committed()) << "a committed round is written again: " << key;
+  EXPECT_FALSE(before.committed()) << "a committed record must not change: " << key;
   ASSERT_EQ(before.participants_size(), commit.participants_size()) << key;
   for (int i = 0; i < before.participants_size(); ++i) {
     EXPECT_EQ(before.participants(i).SerializeAsString(),
@@ -146,7 +160,7 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
     }
   }
   for (const Action& action : actions) {
-    if (const auto* send = std::get_if<Send>(&action)) {
+    if (const auto* send = std::get_if<cadre::Send>(&action)) {
       raw_received_[send->connection].push_back(send->message);
       in_flight_.push_back(*send);
     } else if (const auto* disconnect = std::get_if<Disconnect>(&action)) {
@@ -155,7 +169,7 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
       last_status = replied->status;
       last_run = replied->run;
     } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
-      EXPECT_EQ(traces.count(answered->request), 0u) << "answered twice";
+      EXPECT_EQ(traces.count(answered->request), 0u) << "a trace must be answered once";
       traces[answered->request] = *answered;
     }
   }
@@ -173,7 +187,7 @@ void FakeCluster::Deliver() {
       return;
     }
     if (!in_flight_.empty()) {
-      const Send send = std::move(in_flight_.front());
+      const cadre::Send send = std::move(in_flight_.front());
       in_flight_.pop_front();
       for (FakeWorker& worker : workers_) {
         if (worker.connection == send.connection) Receive(worker, send.message);
@@ -185,10 +199,10 @@ void FakeCluster::Deliver() {
       return;
     }
   }
-  FAIL() << "the cluster never comes to rest";
+  FAIL() << "the members exchange messages without end";
 }
 
-// ---- People
+// ---- Users
 
 std::string FakeCluster::Submit(const v1::RunSpec& spec) {
   last_run.clear();
@@ -222,10 +236,16 @@ ConnectionId FakeCluster::Open() {
   return last_connection_;
 }
 
-void FakeCluster::SendFrom(ConnectionId connection, const v1::MemberMessage& message) {
-  Do(MessageReceived{connection, message});
+void FakeCluster::Post(ConnectionId connection, const google::protobuf::Message& body) {
+  Do(MessageReceived{connection, MessageOf(body)});
+}
+
+void FakeCluster::SendFrom(ConnectionId connection, const google::protobuf::Message& body) {
+  Post(connection, body);
   Deliver();
 }
+
+std::string FakeCluster::NewIncarnation() { return absl::StrCat("process-", ++last_incarnation_); }
 
 std::vector<v1::CoordinatorMessage> FakeCluster::SentTo(ConnectionId connection) const {
   auto it = raw_received_.find(connection);
@@ -238,15 +258,19 @@ FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& h
   worker.name = name;
   worker.host = host;
   worker.device = device;
-  worker.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  worker.incarnation = NewIncarnation();
   Connect(worker);
   return worker;
+}
+
+void FakeCluster::AddWorkers(int count) {
+  for (int i = 0; i < count; ++i) AddWorker(absl::StrCat("w", workers_.size()));
 }
 
 FakeAggregator& FakeCluster::AddAggregator(const std::string& name) {
   FakeAggregator& aggregator = aggregators_.emplace_back();
   aggregator.name = name;
-  aggregator.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  aggregator.incarnation = NewIncarnation();
   aggregator.address = absl::StrCat(name, ":1");
   Connect(aggregator);
   return aggregator;
@@ -273,17 +297,13 @@ v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
 void FakeCluster::Connect(FakeWorker& worker) {
   worker.alive = true;
   worker.connection = Open();
-  v1::MemberMessage message;
-  *message.mutable_hello() = WorkerHello(worker);
-  Do(MessageReceived{worker.connection, message});
-  Deliver();
+  Send(worker, WorkerHello(worker));
 }
 
 void FakeCluster::Connect(FakeAggregator& aggregator) {
   aggregator.alive = true;
   aggregator.connection = Open();
-  v1::MemberMessage message;
-  v1::Hello& hello = *message.mutable_hello();
+  v1::Hello hello;
   hello.set_schema_hash(kSchema);
   hello.set_role(v1::ROLE_AGGREGATOR);
   hello.set_name(aggregator.name);
@@ -297,35 +317,11 @@ void FakeCluster::Connect(FakeAggregator& aggregator) {
     shard.set_version(held.version);
     shard.set_digest(held.digests.at(held.version));
   }
-  Do(MessageReceived{aggregator.connection, message});
-  Deliver();
-}
-
-void FakeCluster::Cut(FakeWorker& worker) {
-  const ConnectionId connection = std::exchange(worker.connection, 0);
-  Do(StreamClosed{connection});
-  Deliver();
-}
-
-void FakeCluster::Cut(FakeAggregator& aggregator) {
-  const ConnectionId connection = std::exchange(aggregator.connection, 0);
-  Do(StreamClosed{connection});
-  Deliver();
-}
-
-void FakeCluster::Kill(FakeWorker& worker) {
-  worker.alive = false;
-  DropPlace(worker);
-  Cut(worker);
-}
-
-void FakeCluster::Kill(FakeAggregator& aggregator) {
-  aggregator.alive = false;
-  Cut(aggregator);
+  Send(aggregator, hello);
 }
 
 void FakeCluster::Restart(FakeWorker& worker) {
-  worker.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  worker.incarnation = NewIncarnation();
   worker.member_id.clear();
   worker.received.clear();
   DropPlace(worker);
@@ -333,12 +329,12 @@ void FakeCluster::Restart(FakeWorker& worker) {
 }
 
 void FakeCluster::Restart(FakeAggregator& aggregator) {
-  aggregator.incarnation = absl::StrCat("process-", ++last_incarnation_);
+  aggregator.incarnation = NewIncarnation();
   aggregator.received.clear();
   Connect(aggregator);
 }
 
-// ---- What members do when they hear
+// ---- Reactions of members
 
 void FakeCluster::DropPlace(FakeWorker& worker) {
   worker.assignment.reset();
@@ -390,17 +386,17 @@ void FakeCluster::Receive(FakeWorker& worker, const v1::CoordinatorMessage& mess
       }
       break;
     case v1::CoordinatorMessage::kDecision:
-      Decide(worker, message.decision());
+      OnDecision(worker, message.decision());
       break;
     case v1::CoordinatorMessage::kTraceSteps:
-      if (trace_at_once) Do(MessageReceived{worker.connection, TracedBy(message.trace_steps())});
+      if (behaviour.trace) Post(worker.connection, TracedBy(message.trace_steps()));
       break;
     default:
       break;
   }
 }
 
-void FakeCluster::Decide(FakeWorker& worker, const v1::Decision& decision) {
+void FakeCluster::OnDecision(FakeWorker& worker, const v1::Decision& decision) {
   const bool answers =
       worker.contributed.has_value() && worker.contributed->round() == decision.round();
   const bool at_end = worker.next_step == 0u && decision.next_step() == 0;
@@ -418,9 +414,7 @@ void FakeCluster::Decide(FakeWorker& worker, const v1::Decision& decision) {
     adopted.set_payload_bytes(100);
     adopted.set_message_bytes(110);
     worker.adopted = adopted;
-    v1::MemberMessage message;
-    *message.mutable_adopted() = adopted;
-    Do(MessageReceived{worker.connection, message});
+    Post(worker.connection, adopted);
   }
   if (worker.assignment.has_value()) {
     Evaluate(worker, decision.version(), decision.evaluate_begin(), decision.evaluate_end());
@@ -429,44 +423,45 @@ void FakeCluster::Decide(FakeWorker& worker, const v1::Decision& decision) {
 
 void FakeCluster::Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin, uint64_t end) {
   if (begin >= end || !worker.lead() || !behaviour.evaluate) return;
-  v1::Evaluated evaluated;
-  *evaluated.mutable_place() = worker.place();
+  v1::Evaluated evaluated =
+      EvaluationOf(worker, begin, end, (end - begin) * behaviour.accuracy / 100);
   evaluated.set_version(version);
-  evaluated.set_begin(begin);
-  evaluated.set_end(end);
-  evaluated.set_correct((end - begin) * behaviour.accuracy / 100);
-  evaluated.set_labels(end - begin);
-  evaluated.set_loss_sum(static_cast<double>(end - begin) * 0.5);
+  evaluated.set_loss_sum((end - begin) * 0.5);
   evaluated.set_digest(
       worker.assignment->shards().empty() ? 77 : DigestOf(worker.place().run(), version));
   worker.evaluated = evaluated;
-  v1::MemberMessage message;
-  *message.mutable_evaluated() = evaluated;
-  Do(MessageReceived{worker.connection, message});
+  Post(worker.connection, evaluated);
+}
+
+v1::Evaluated FakeCluster::EvaluationOf(const FakeWorker& lead, uint64_t begin, uint64_t end,
+                                        uint64_t correct) {
+  v1::Evaluated evaluated;
+  *evaluated.mutable_place() = lead.place();
+  evaluated.set_version(lead.version);
+  evaluated.set_begin(begin);
+  evaluated.set_end(end);
+  evaluated.set_correct(correct);
+  evaluated.set_labels(end - begin);
+  return evaluated;
 }
 
 void FakeCluster::Resend(FakeWorker& worker) {
-  v1::MemberMessage message;
-  if (worker.prepared.has_value()) {
-    *message.mutable_prepared() = *worker.prepared;
-    Do(MessageReceived{worker.connection, message});
-  }
-  if (worker.measured.has_value()) {
-    *message.mutable_measured() = *worker.measured;
-    Do(MessageReceived{worker.connection, message});
-  }
-  if (worker.adopted.has_value()) {
-    *message.mutable_adopted() = *worker.adopted;
-    Do(MessageReceived{worker.connection, message});
-  }
-  if (worker.evaluated.has_value()) {
-    *message.mutable_evaluated() = *worker.evaluated;
-    Do(MessageReceived{worker.connection, message});
-  }
-  if (worker.contributed.has_value()) {
-    *message.mutable_contributed() = *worker.contributed;
-    Do(MessageReceived{worker.connection, message});
-  }
+  const auto resend = [&](const auto& message) {
+    if (message.has_value()) Post(worker.connection, *message);
+  };
+  resend(worker.prepared);
+  resend(worker.measured);
+  resend(worker.adopted);
+  resend(worker.evaluated);
+  resend(worker.contributed);
+}
+
+void FakeCluster::Fail(const FakeWorker& worker, const std::string& reason, bool permanent) {
+  v1::GroupFailed failed;
+  *failed.mutable_place() = worker.place();
+  failed.set_reason(reason);
+  failed.set_permanent(permanent);
+  Send(worker, failed);
 }
 
 void FakeCluster::Measure(FakeWorker& lead, double step_seconds) {
@@ -483,9 +478,7 @@ void FakeCluster::Measure(FakeWorker& lead, double step_seconds) {
   layer.set_forward(step_seconds / 6);
   layer.set_backward(step_seconds / 3);
   lead.measured = measured;
-  v1::MemberMessage message;
-  *message.mutable_measured() = measured;
-  SendFrom(lead.connection, message);
+  Send(lead, measured);
 }
 
 void FakeCluster::ContributeOnce(FakeWorker& lead) {
@@ -493,22 +486,24 @@ void FakeCluster::ContributeOnce(FakeWorker& lead) {
   Deliver();
 }
 
-void FakeCluster::Contribute(FakeWorker& worker) {
+v1::Contributed FakeCluster::ContributionOf(const FakeWorker& lead) const {
   v1::Contributed contributed;
-  *contributed.mutable_place() = worker.place();
-  contributed.set_round(worker.version + 1);
-  contributed.set_base_version(worker.version);
-  contributed.set_step(*worker.next_step);
-  contributed.set_samples(uint64_t{*worker.next_step - worker.step} * 32);
+  *contributed.mutable_place() = lead.place();
+  contributed.set_round(lead.version + 1);
+  contributed.set_base_version(lead.version);
+  contributed.set_step(*lead.next_step);
+  contributed.set_samples(uint64_t{*lead.next_step - lead.step} * 32);
   contributed.set_loss(1);
-  if (!worker.assignment->shards().empty()) {
+  if (!lead.assignment->shards().empty()) {
     contributed.set_payload_bytes(1000);
     contributed.set_message_bytes(1010);
   }
-  worker.contributed = contributed;
-  v1::MemberMessage message;
-  *message.mutable_contributed() = contributed;
-  Do(MessageReceived{worker.connection, message});
+  return contributed;
+}
+
+void FakeCluster::Contribute(FakeWorker& worker) {
+  worker.contributed = ContributionOf(worker);
+  Post(worker.connection, *worker.contributed);
 }
 
 bool FakeCluster::Act() {
@@ -521,14 +516,11 @@ bool FakeCluster::Act() {
       prepared.set_test_samples(kTestSamples);
       if (behaviour.on_prepared) behaviour.on_prepared(prepared);
       worker.prepared = prepared;
-      v1::MemberMessage message;
-      *message.mutable_prepared() = prepared;
-      Do(MessageReceived{worker.connection, message});
+      Post(worker.connection, prepared);
       return true;
     }
     if (behaviour.train && worker.start.has_value() && worker.lead() &&
-        !worker.contributed.has_value() && worker.next_step > 0u &&
-        behaviour.idle_groups.count(worker.place().group()) == 0) {
+        !worker.contributed.has_value() && worker.next_step > 0u) {
       Contribute(worker);
       return true;
     }
@@ -538,25 +530,25 @@ bool FakeCluster::Act() {
 
 void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message) {
   aggregator.received.push_back(message);
-  v1::MemberMessage answer;
   if (message.has_open_run()) {
     const v1::OpenRun& open = message.open_run();
-    auto [it, made] = aggregator.shards.try_emplace(open.run());
+    auto [it, created] = aggregator.shards.try_emplace(open.run());
     FakeAggregator::Shard& shard = it->second;
-    if (made) shard.digests[0] = 1000 + open.shard();
+    if (created) shard.digests[0] = 1000 + open.shard();
     shard.shard = open.shard();
     shard.lineage = open.lineage();
     for (const auto& [group, generation] : open.generations()) {
-      EXPECT_GE(generation, shard.generations[group]) << "a fence moved back";
+      EXPECT_GE(generation, shard.generations[group]) << "fences must not move back";
       shard.generations[group] = generation;
     }
-    v1::RunOpened& opened = *answer.mutable_run_opened();
+    v1::RunOpened opened;
     opened.set_run(open.run());
     opened.set_shard(shard.shard);
     opened.set_shards(open.shards());
     opened.set_version(shard.version);
     opened.set_digest(shard.digests[shard.version]);
     opened.set_error(behaviour.open_error);
+    Post(aggregator.connection, opened);
   } else if (message.has_apply() && behaviour.apply) {
     const v1::Apply& apply = message.apply();
     FakeAggregator::Shard& shard = aggregator.shards.at(apply.run());
@@ -566,18 +558,16 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     }
     EXPECT_EQ(apply.round(), shard.version);
     EXPECT_EQ(shard.digests[apply.round()], Mix(shard.digests[apply.round() - 1], apply))
-        << "a round was applied with other participants";
-    v1::Applied& applied = *answer.mutable_applied();
+        << "the participants of an applied round must not change";
+    v1::Applied applied;
     applied.set_run(apply.run());
     applied.set_shard(shard.shard);
     applied.set_round(apply.round());
     applied.set_digest(shard.digests[apply.round()]);
     applied.set_variance_between_groups(behaviour.variance_between_groups);
     applied.set_displacement(behaviour.displacement);
-  } else {
-    return;
+    Post(aggregator.connection, applied);
   }
-  Do(MessageReceived{aggregator.connection, answer});
 }
 
 uint64_t FakeCluster::DigestOf(const std::string& run, uint32_t version) const {
@@ -600,21 +590,21 @@ void FakeCluster::Run(absl::Duration duration) {
     now_ = std::max(now_, next);
     if (now_ >= heartbeat_at_) {
       heartbeat_at_ = now_ + options_.heartbeat;
-      Reconnect();
-      v1::MemberMessage message;
-      message.mutable_heartbeat();
-      auto beat = [&](ConnectionId connection) {
-        if (connection != 0) Do(MessageReceived{connection, message});
+      ReconnectAll();
+      const auto beat = [this](const auto& members) {
+        for (const auto& member : members) {
+          if (member.connection != 0) Post(member.connection, v1::Heartbeat());
+        }
       };
-      for (FakeWorker& worker : workers_) beat(worker.connection);
-      for (FakeAggregator& aggregator : aggregators_) beat(aggregator.connection);
+      beat(workers_);
+      beat(aggregators_);
       Deliver();
     }
     if (now_ >= machine_->NextDeadline()) Do(Tick{});
     Deliver();
     if (now_ >= end && machine_->NextDeadline() > now_) return;
   }
-  FAIL() << "the machine asks for ticks for ever";
+  FAIL() << "the machine requests ticks without end";
 }
 
 bool FakeCluster::RunUntil(const std::function<bool()>& condition, absl::Duration limit) {
@@ -640,7 +630,7 @@ v1::GroupStatus FakeCluster::Group(const std::string& run, uint32_t group) {
 }
 
 uint64_t FakeCluster::Counter(const std::string& name) {
-  const v1::StatusReply reply = machine_->Status(now_);
+  const v1::StatusReply reply = Status();
   auto it = reply.counters().find(name);
   return it == reply.counters().end() ? 0 : it->second;
 }
@@ -653,13 +643,14 @@ std::optional<v1::CommitRecord> FakeCluster::Commit(const std::string& run, uint
   return commit;
 }
 
-FakeWorker& FakeCluster::Lead(const std::string& run, uint32_t group) {
+FakeWorker& FakeCluster::Rank(const std::string& run, uint32_t group, uint32_t rank) {
   for (FakeWorker& worker : workers_) {
-    if (worker.lead() && worker.place().run() == run && worker.place().group() == group) {
+    if (worker.assignment.has_value() && worker.place().run() == run &&
+        worker.place().group() == group && worker.place().rank() == rank) {
       return worker;
     }
   }
-  ADD_FAILURE() << "group " << group << " has no lead";
+  ADD_FAILURE() << "group " << group << " of " << run << " has no rank " << rank;
   return workers_.front();
 }
 

@@ -1,9 +1,12 @@
-// Members that do what the protocol asks of them, around one Machine and a store in memory, in
-// virtual time and one thread. Tests hold members back, kill them, and crash the machine.
+// Simulated members around one Machine and a store in memory, in virtual time and one thread. They
+// follow the protocol; tests delay them, kill them, and crash the machine.
 //
-// The models are made up: the digest of shard s at version 0 is 1000 + s, and every Apply mixes the
-// participants into it, so that equal histories have equal digests and others do not.
+// The models are numbers: the digest of shard s at version 0 is 1000 + s, and every Apply mixes the
+// participants into it, so that equal histories have equal digests and different ones do not.
 #pragma once
+
+#include <google/protobuf/message.h>
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <deque>
@@ -38,20 +41,20 @@ struct FakeWorker {
   std::string member_id;
   ConnectionId connection = 0;
   bool alive = true;
-  // What the coordinator gave it.
+  // Newest messages of the coordinator for the current generation.
   std::optional<v1::Assignment> assignment;
   std::optional<v1::Start> start;
-  // What it said and is not answered, what has no answer (all said again after a reconnect).
+  // Messages that are not answered yet or have no answer; all are sent again after a reconnect.
   std::optional<v1::Prepared> prepared;
   std::optional<v1::Measured> measured;
   std::optional<v1::Contributed> contributed;
   std::optional<v1::Adopted> adopted;
   std::optional<v1::Evaluated> evaluated;
-  // Rank 0: what the group holds and does.
+  // On rank 0: the state of the group.
   uint32_t version = 0;
   uint32_t step = 0;
   std::optional<uint32_t> next_step;
-  // Everything that came, newest last.
+  // All received messages, oldest first.
   std::vector<v1::CoordinatorMessage> received;
 
   bool lead() const { return assignment.has_value() && assignment->place().rank() == 0; }
@@ -64,7 +67,7 @@ struct FakeAggregator {
   std::string address;
   ConnectionId connection = 0;
   bool alive = true;
-  // What is on its disk, by run.
+  // Data on its disk, by run.
   struct Shard {
     uint32_t shard = 0;
     std::string lineage;
@@ -78,42 +81,61 @@ struct FakeAggregator {
 
 class FakeCluster {
  public:
-  // Changes the machine's options before the machine is made.
+  // Changes the machine's options before the machine is created.
   using Adjust = std::function<void(Machine::Options&)>;
   explicit FakeCluster(const Adjust& adjust = nullptr);
 
-  // ---- People
-  // The id of the new run; the status of a refusal is kept in last_status.
+  // ---- Users
+  // Returns the id of the new run; the status of a refusal is in last_status.
   std::string Submit(const v1::RunSpec& spec);
   void StopRun(const std::string& run);
-  // Asks for a trace; what comes of it is in `traces`, by the request that is returned.
+  // Requests a trace; its result is in `traces`, by the returned request.
   RequestId TraceGroup(const std::string& run, uint32_t group, uint32_t steps = 3);
   void CancelTrace(RequestId request);
 
   // ---- Members
   FakeWorker& AddWorker(const std::string& name, const std::string& host = "host",
                         const std::string& device = "processor, 1 thread");
+  // Adds workers w<i>, numbered by all workers.
+  void AddWorkers(int count);
   FakeAggregator& AddAggregator(const std::string& name);
-  // The process is gone, its stream with it.
-  void Kill(FakeWorker& worker);
-  void Kill(FakeAggregator& aggregator);
-  // The stream breaks; the member does not know better than to come back.
-  void Cut(FakeWorker& worker);
-  void Cut(FakeAggregator& aggregator);
+  // Ends the process and its stream.
+  template <typename Member>
+  void Kill(Member& member);
+  // Breaks the stream; the member reconnects at the next heartbeat.
+  template <typename Member>
+  void Cut(Member& member);
   void Connect(FakeWorker& worker);
   void Connect(FakeAggregator& aggregator);
-  // A new process with the same name (and, for an aggregator, the same disk).
+  template <typename Member>
+  void Reconnect(Member& member) {
+    Cut(member);
+    Connect(member);
+  }
+  // Starts a new process with the same name (and, for an aggregator, the same disk).
   void Restart(FakeWorker& worker);
   void Restart(FakeAggregator& aggregator);
 
-  // A lead says what its steps take: `step_seconds`, of which half is computing.
+  // Sends one of the messages of v1::MemberMessage from a member, or on a connection.
+  template <typename Member>
+  void Send(const Member& member, const google::protobuf::Message& body) {
+    SendFrom(member.connection, body);
+  }
+  void SendFrom(ConnectionId connection, const google::protobuf::Message& body);
+  // A lead reports step times; half of `step_seconds` is computation.
   void Measure(FakeWorker& lead, double step_seconds);
-  // A lead whose group waits for behaviour.train contributes to the round after its version.
+  // A lead contributes to the round after its version, although behaviour.train is off.
   void ContributeOnce(FakeWorker& lead);
+  // A worker reports that its group has failed.
+  void Fail(const FakeWorker& worker, const std::string& reason = "a peer is lost",
+            bool permanent = false);
+  // The messages that a lead would send now.
+  v1::Contributed ContributionOf(const FakeWorker& lead) const;
+  static v1::Evaluated EvaluationOf(const FakeWorker& lead, uint64_t begin, uint64_t end,
+                                    uint64_t correct);
 
-  // ---- Raw access for tests of refusals
+  // ---- Streams without a member, for tests of refusals
   ConnectionId Open();
-  void SendFrom(ConnectionId connection, const v1::MemberMessage& message);
   v1::Hello WorkerHello(const FakeWorker& worker) const;
   std::vector<v1::CoordinatorMessage> SentTo(ConnectionId connection) const;
   bool IsOpen(ConnectionId connection) const { return ended_.count(connection) == 0; }
@@ -121,9 +143,9 @@ class FakeCluster {
 
   // ---- Time
   absl::Time now() const { return now_; }
-  // Goes to `duration` from now through every deadline, members sending heartbeats.
+  // Advances the time through every deadline; members send heartbeats.
   void Run(absl::Duration duration);
-  // Runs until the condition holds, at most `limit`. False: it never did.
+  // Runs until the condition holds. Returns false if it did not hold within `limit`.
   bool RunUntil(const std::function<bool()>& condition, absl::Duration limit = absl::Minutes(10));
   bool RunUntilEnded(const std::string& run) {
     return RunUntil([&] { return machine().Ended(run); });
@@ -131,46 +153,47 @@ class FakeCluster {
 
   // ---- The coordinator
   Machine& machine() { return *machine_; }
-  // Crashes it (what was not durable is lost, every stream breaks) and starts it again.
+  // Crashes it (data that is not durable is lost, every stream breaks) and starts it again.
   void RestartCoordinator();
-  // Crashes it right after its n-th transaction from now became durable, before anything was sent.
+  // Crashes it after its n-th transaction from now is durable, before its messages are sent.
   void CrashAfterTransaction(int n) { crash_after_ = n; }
   int transactions() const { return transactions_; }
 
   v1::RunStatus RunStatus(const std::string& run);
   v1::GroupStatus Group(const std::string& run, uint32_t group);
+  v1::StatusReply Status() { return machine_->Status(now_); }
   uint64_t Counter(const std::string& name);
   std::optional<v1::CommitRecord> Commit(const std::string& run, uint32_t round) const;
   const std::map<std::string, std::string>& store() const { return store_; }
 
   std::deque<FakeWorker>& workers() { return workers_; }
   std::deque<FakeAggregator>& aggregators() { return aggregators_; }
-  FakeWorker& Lead(const std::string& run, uint32_t group);
+  // The worker that holds a rank of the group.
+  FakeWorker& Rank(const std::string& run, uint32_t group, uint32_t rank);
+  FakeWorker& Lead(const std::string& run, uint32_t group) { return Rank(run, group, 0); }
 
-  // What the members do by themselves; tests switch parts of it off.
+  // Automatic actions of the members; tests switch some off.
   struct Behaviour {
     bool prepare = true;
     bool train = true;
     bool apply = true;
     bool evaluate = true;
-    // Groups that train only when this is not set.
-    std::set<uint32_t> idle_groups;
-    // Correct answers of every hundred.
+    // Correct answers per hundred.
     uint64_t accuracy = 50;
-    // What a group says it adopted is off by this.
+    // Added to the digest that groups report as adopted.
     uint64_t digest_error = 0;
     uint64_t train_samples = kTrainSamples;
-    // Changes what ranks say when they are prepared. Empty: nothing.
+    // Changes the Prepared messages of ranks. Optional.
     std::function<void(v1::Prepared&)> on_prepared;
-    // What every shard says of its part of a round: 0 and 0 add nothing to a discrepancy.
+    // Reported by every shard for each round; 0 and 0 add nothing to a discrepancy.
     double variance_between_groups = 0;
     double displacement = 0;
-    // What aggregators say is wrong with version 0.
+    // Error of aggregators for version 0.
     std::string open_error;
+    // Whether ranks answer a TraceSteps immediately, with one event per step.
+    bool trace = false;
   };
   Behaviour behaviour;
-  // Whether ranks answer a TraceSteps, at once, with one event for each step.
-  bool trace_at_once = false;
   std::map<RequestId, TraceAnswered> traces;
   absl::Status last_status;
   std::string last_run;
@@ -179,16 +202,20 @@ class FakeCluster {
   void StartMachine();
   void Perform(const std::vector<Action>& actions);
   void Deliver();
+  // Sends without delivering the answers.
+  void Post(ConnectionId connection, const google::protobuf::Message& body);
   void Receive(FakeWorker& worker, const v1::CoordinatorMessage& message);
   void Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message);
-  void Decide(FakeWorker& worker, const v1::Decision& decision);
+  void OnDecision(FakeWorker& worker, const v1::Decision& decision);
   void Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin, uint64_t end);
-  void DropPlace(FakeWorker& worker);
-  // Whatever members have to do of their own accord. True: somebody did something.
+  static void DropPlace(FakeWorker& worker);
+  static void DropPlace(FakeAggregator&) {}
+  // Performs one automatic action of a member. Returns false if there is none.
   bool Act();
   void Contribute(FakeWorker& worker);
   void Resend(FakeWorker& worker);
-  void Reconnect();
+  void ReconnectAll();
+  std::string NewIncarnation();
   uint64_t DigestOf(const std::string& run, uint32_t version) const;
   void CheckTransaction(const std::string& key, const std::string& value);
 
@@ -205,16 +232,54 @@ class FakeCluster {
   bool crashed_ = false;
   std::deque<FakeWorker> workers_;
   std::deque<FakeAggregator> aggregators_;
-  std::deque<Send> in_flight_;
+  std::deque<cadre::Send> in_flight_;
   std::map<ConnectionId, std::vector<v1::CoordinatorMessage>> raw_received_;
   std::set<ConnectionId> ended_;
   uint32_t highest_generation_ = 0;
 };
 
-// A run of synthetic data that averages every `every_steps`, batch 32 a group.
+template <typename Member>
+void FakeCluster::Cut(Member& member) {
+  const ConnectionId connection = std::exchange(member.connection, 0);
+  Do(StreamClosed{connection});
+  Deliver();
+}
+
+template <typename Member>
+void FakeCluster::Kill(Member& member) {
+  member.alive = false;
+  DropPlace(member);
+  Cut(member);
+}
+
+// A run of synthetic data that averages every `every_steps`, with a batch of 32 per group.
 v1::RunSpec MakeSpec(uint32_t groups, uint32_t ranks, uint32_t every_steps, uint32_t steps);
 
-// What a rank says that was asked for a trace: one event for each step.
-v1::MemberMessage TracedBy(const v1::TraceSteps& trace);
+// The answer of a rank to a trace request: one event per step.
+v1::Traced TracedBy(const v1::TraceSteps& trace);
+
+// One cluster whose groups train only on request.
+class MachineTest : public ::testing::Test {
+ protected:
+  explicit MachineTest(const FakeCluster::Adjust& adjust = nullptr) : cluster_(adjust) {
+    cluster_.behaviour.train = false;
+  }
+  // Adds aggregators agg-<i> and workers w<i>.
+  void AddMembers(int aggregators, int workers) {
+    for (int i = 0; i < aggregators; ++i) cluster_.AddAggregator("agg-" + std::to_string(i));
+    cluster_.AddWorkers(workers);
+  }
+  v1::GroupState StateOf(const std::string& run, uint32_t group = 0) {
+    return cluster_.Group(run, group).state();
+  }
+  v1::RunState RunStateOf(const std::string& run) { return cluster_.RunStatus(run).state(); }
+  std::string ReasonOf(const std::string& run) { return cluster_.RunStatus(run).reason(); }
+  // Makes a group train to its boundary and contribute.
+  void Train(const std::string& run, uint32_t group = 0) {
+    cluster_.ContributeOnce(cluster_.Lead(run, group));
+  }
+
+  FakeCluster cluster_;
+};
 
 }  // namespace cadre::testing

@@ -17,7 +17,7 @@
 namespace cadre {
 namespace {
 
-// A store in memory that can be told to fail.
+// A store in memory whose transactions can fail.
 class MemoryStore final : public Store {
  public:
   absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) override {
@@ -34,30 +34,24 @@ class MemoryStore final : public Store {
     }
     return found;
   }
-  absl::Status Txn(const std::vector<Compare>&, const std::vector<Op>& ops) override {
+  absl::Status Commit(const std::vector<Op>& ops) override {
     absl::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
     for (const Op& op : ops) {
       if (op.kind == Op::Kind::kPut) records_[op.key] = op.value;
       if (op.kind == Op::Kind::kErase) records_.erase(op.key);
     }
-    ++transactions_;
     return absl::OkStatus();
   }
   void Fail(absl::Status failure) {
     absl::MutexLock lock(&mutex_);
     failure_ = std::move(failure);
   }
-  int transactions() {
-    absl::MutexLock lock(&mutex_);
-    return transactions_;
-  }
 
  private:
   absl::Mutex mutex_;
   std::map<std::string, std::string> records_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  int transactions_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 class Recorder final : public Loop::Callbacks {
@@ -92,7 +86,7 @@ Loop::Options MakeOptions() {
   return options;
 }
 
-TEST(LoopTest, RepliesOnlyToWhatIsDurable) {
+TEST(LoopTest, RepliesOnlyWhenDurable) {
   MemoryStore store;
   Recorder recorder(&store);
   AnchoredClock clock;
@@ -100,12 +94,12 @@ TEST(LoopTest, RepliesOnlyToWhatIsDurable) {
   ASSERT_TRUE(loop.ok());
   for (RequestId i = 1; i <= 50; ++i) ASSERT_TRUE((*loop)->Post(SubmitRun{.request = i}));
   (*loop)->Stop();
-  EXPECT_EQ(recorder.replies(), 50) << "what was posted before Stop is done";
+  EXPECT_EQ(recorder.replies(), 50) << "events posted before Stop are handled";
   EXPECT_TRUE(recorder.durable());
   EXPECT_FALSE((*loop)->Post(Tick{}));
 }
 
-TEST(LoopTest, WhatCannotBeKeptIsNotDone) {
+TEST(LoopTest, StoreFailureStopsLoop) {
   MemoryStore store;
   Recorder recorder(&store);
   AnchoredClock clock;
@@ -123,7 +117,7 @@ TEST(LoopTest, WhatCannotBeKeptIsNotDone) {
   ASSERT_TRUE(failed.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_EQ(reason.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(recorder.replies(), 0);
-  EXPECT_FALSE((*loop)->Post(Tick{})) << "it has stopped for good";
+  EXPECT_FALSE((*loop)->Post(Tick{})) << "the loop has stopped permanently";
 }
 
 TEST(LoopTest, StoreFailureAtStart) {
@@ -135,7 +129,7 @@ TEST(LoopTest, StoreFailureAtStart) {
             absl::StatusCode::kResourceExhausted);
 }
 
-TEST(LoopTest, TakesUpWhatTheStoreHolds) {
+TEST(LoopTest, RestoresFromStore) {
   MemoryStore store;
   Recorder recorder(&store);
   AnchoredClock clock;
@@ -146,17 +140,17 @@ TEST(LoopTest, TakesUpWhatTheStoreHolds) {
   }
   auto loop = Loop::Start(MakeOptions(), &store, &clock, &recorder);
   ASSERT_TRUE(loop.ok());
-  absl::Notification asked;
+  absl::Notification answered;
   int runs = 0;
   ASSERT_TRUE((*loop)->RunQuery([&](const Machine& machine, absl::Time now) {
     runs = machine.Status(now).runs_size();
-    asked.Notify();
+    answered.Notify();
   }));
-  ASSERT_TRUE(asked.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_TRUE(answered.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_EQ(runs, 1);
 }
 
-TEST(LoopTest, TimeAloneEndsALease) {
+TEST(LoopTest, LeaseEndsWithoutEvents) {
   MemoryStore store;
   Recorder recorder(&store);
   AnchoredClock clock;
@@ -176,14 +170,14 @@ TEST(LoopTest, TimeAloneEndsALease) {
   const absl::Time limit = absl::Now() + absl::Seconds(20);
   uint64_t lost = 0;
   while (lost == 0 && absl::Now() < limit) {
-    absl::Notification asked;
+    absl::Notification answered;
     ASSERT_TRUE((*loop)->RunQuery([&](const Machine& machine, absl::Time now) {
       const v1::StatusReply status = machine.Status(now);
       auto it = status.counters().find("leases_lost");
       lost = it == status.counters().end() ? 0 : it->second;
-      asked.Notify();
+      answered.Notify();
     }));
-    asked.WaitForNotification();
+    answered.WaitForNotification();
     absl::SleepFor(absl::Milliseconds(5));
   }
   EXPECT_EQ(lost, 1u);

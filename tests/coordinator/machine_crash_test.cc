@@ -1,4 +1,4 @@
-// The coordinator dies and comes back at every point at which its store changes.
+// Crashes of the coordinator after every transaction, and what it restores.
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
@@ -20,8 +20,8 @@ Outcome RunToTheEnd(int crash_after, bool averages) {
   if (crash_after > 0) cluster.CrashAfterTransaction(crash_after);
   cluster.AddAggregator("agg-0");
   cluster.AddAggregator("agg-1");
-  for (int i = 0; i < 4; ++i) cluster.AddWorker(absl::StrCat("w", i));
-  // A submission whose answer is lost with the coordinator has happened all the same.
+  cluster.AddWorkers(4);
+  // If the coordinator crashes before it answers, the run was submitted nevertheless.
   cluster.Submit(averages ? MakeSpec(2, 2, 5, 20) : MakeSpec(1, 4, 0, 50));
   const std::string run = "run-1-test";
   EXPECT_TRUE(cluster.RunUntilEnded(run)) << "crash after transaction " << crash_after;
@@ -30,7 +30,7 @@ Outcome RunToTheEnd(int crash_after, bool averages) {
   return {cluster.RunStatus(run), cluster.transactions()};
 }
 
-void ExpectEveryCrashIsSurvived(bool averages) {
+void ExpectEveryCrashSurvived(bool averages) {
   const Outcome whole = RunToTheEnd(0, averages);
   ASSERT_EQ(whole.status.state(), v1::RUN_STATE_DONE);
   ASSERT_GT(whole.transactions, 15);
@@ -49,117 +49,89 @@ void ExpectEveryCrashIsSurvived(bool averages) {
   }
 }
 
-TEST(MachineCrashTest, CrashAfterEachTransactionAveraging) { ExpectEveryCrashIsSurvived(true); }
+TEST(MachineCrashTest, CrashAfterEachTransactionAveraging) { ExpectEveryCrashSurvived(true); }
 
-TEST(MachineCrashTest, CrashAfterEachTransactionNeverAveraging) {
-  ExpectEveryCrashIsSurvived(false);
+TEST(MachineCrashTest, CrashAfterEachTransactionNeverAveraging) { ExpectEveryCrashSurvived(false); }
+
+using MachineRestoreTest = MachineTest;
+
+TEST_F(MachineRestoreTest, RestartKeepsGeneration) {
+  AddMembers(1, 4);
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 20));
+  const uint32_t generation = cluster_.Group(run, 1).generation();
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.Group(run, 1).generation(), generation);
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING);
+  EXPECT_EQ(cluster_.Status().coordinator().starts(), 2u);
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.Counter("groups_formed"), 2u);
+  // The status of an ended run survives a restart as well.
+  const std::string before = cluster_.RunStatus(run).ShortDebugString();
+  cluster_.RestartCoordinator();
+  EXPECT_EQ(cluster_.RunStatus(run).ShortDebugString(), before);
 }
 
-TEST(MachineCrashTest, RestartKeepsGeneration) {
-  FakeCluster cluster;
-  cluster.AddAggregator("agg-0");
-  for (int i = 0; i < 4; ++i) cluster.AddWorker(absl::StrCat("w", i));
-  cluster.behaviour.train = false;
-  const std::string run = cluster.Submit(MakeSpec(2, 2, 5, 20));
-  const uint32_t generation = cluster.Group(run, 1).generation();
-  cluster.RestartCoordinator();
-  cluster.Run(absl::Minutes(1));
-  EXPECT_EQ(cluster.Group(run, 1).generation(), generation);
-  EXPECT_EQ(cluster.Group(run, 1).state(), v1::GROUP_STATE_TRAINING);
-  EXPECT_EQ(cluster.machine().Status(cluster.now()).coordinator().starts(), 2u);
-  cluster.behaviour.train = true;
-  ASSERT_TRUE(cluster.RunUntilEnded(run));
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_DONE);
-  EXPECT_EQ(cluster.Counter("groups_formed"), 2u);
+TEST_F(MachineRestoreTest, MissingMemberFencesGroup) {
+  AddMembers(1, 3);
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  ASSERT_EQ(cluster_.Group(run, 0).generation(), 1u);
+  cluster_.workers()[1].alive = false;  // It ends while the coordinator is down.
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(9));
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 1u) << "the restart grants a new lease";
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u);
+  EXPECT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING);
 }
 
-TEST(MachineCrashTest, MissingMemberFencesGroup) {
-  FakeCluster cluster;
-  cluster.AddAggregator("agg-0");
-  for (int i = 0; i < 3; ++i) cluster.AddWorker(absl::StrCat("w", i));
-  cluster.behaviour.train = false;
-  const std::string run = cluster.Submit(MakeSpec(1, 2, 5, 20));
-  ASSERT_EQ(cluster.Group(run, 0).generation(), 1u);
-  cluster.workers()[1].alive = false;  // it dies while the coordinator is away
-  cluster.RestartCoordinator();
-  cluster.Run(absl::Seconds(9));
-  EXPECT_EQ(cluster.Group(run, 0).generation(), 1u) << "the lease was granted anew";
-  cluster.Run(absl::Seconds(2));
-  EXPECT_EQ(cluster.Group(run, 0).generation(), 2u);
-  EXPECT_EQ(cluster.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
+// The decision is sent when the last shard has applied, also to groups that have not repeated their
+// Contributed yet.
+TEST_F(MachineRestoreTest, CommitAfterRestartIsEvaluated) {
+  AddMembers(1, 2);
+  cluster_.behaviour.train = true;
+  cluster_.behaviour.apply = false;
+  const std::string run = cluster_.Submit(MakeSpec(2, 1, 10, 100));  // An epoch has 10 steps.
+  ASSERT_TRUE(cluster_.Commit(run, 1).has_value());
+  // The aggregator reconnects first.
+  for (FakeWorker& worker : cluster_.workers()) worker.alive = false;
+  cluster_.behaviour.apply = true;
+  cluster_.behaviour.train = false;
+  cluster_.RestartCoordinator();
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Connect(worker);
+  EXPECT_EQ(cluster_.RunStatus(run).test().version(), 1u);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+  EXPECT_EQ(cluster_.Counter("groups_failed"), 0u);
 }
 
-// The decision goes out when the last shard has applied, whoever has said what again by then.
-TEST(MachineCrashTest, CommitAfterRestartIsEvaluated) {
-  FakeCluster cluster;
-  cluster.AddAggregator("agg-0");
-  for (int i = 0; i < 2; ++i) cluster.AddWorker(absl::StrCat("w", i));
-  cluster.behaviour.apply = false;
-  const std::string run = cluster.Submit(MakeSpec(2, 1, 10, 100));  // 10 steps an epoch
-  ASSERT_TRUE(cluster.Commit(run, 1).has_value());
-  // Only the aggregator comes back at first.
-  for (FakeWorker& worker : cluster.workers()) worker.alive = false;
-  cluster.behaviour.apply = true;
-  cluster.behaviour.train = false;
-  cluster.RestartCoordinator();
-  ASSERT_EQ(cluster.RunStatus(run).version(), 1u);
-  for (FakeWorker& worker : cluster.workers()) cluster.Connect(worker);
-  EXPECT_EQ(cluster.RunStatus(run).test().version(), 1u);
-  EXPECT_EQ(cluster.RunStatus(run).test().samples(), kTestSamples);
-  EXPECT_EQ(cluster.Counter("groups_failed"), 0u);
-}
+TEST_F(MachineRestoreTest, RestoredAssignmentHasPreviousDigest) {
+  AddMembers(1, 2);
+  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 100));
+  // Group 1 is re-formed from version 0 while group 0 alone commits version 1.
+  cluster_.behaviour.prepare = false;
+  FakeWorker& slow = cluster_.Lead(run, 1);
+  cluster_.Fail(slow);
+  Train(run, 0);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
 
-TEST(MachineCrashTest, RestoredAssignmentHasPreviousDigest) {
-  FakeCluster cluster;
-  cluster.AddAggregator("agg-0");
-  for (int i = 0; i < 2; ++i) cluster.AddWorker(absl::StrCat("w", i));
-  cluster.behaviour.train = false;
-  const std::string run = cluster.Submit(MakeSpec(2, 1, 5, 100));
-  // Group 1 begins anew from version 0, and group 0 alone makes version 1 meanwhile.
-  cluster.behaviour.prepare = false;
-  FakeWorker& slow = cluster.Lead(run, 1);
-  v1::MemberMessage failed;
-  *failed.mutable_group_failed()->mutable_place() = slow.place();
-  cluster.SendFrom(slow.connection, failed);
-  FakeWorker& lead = cluster.Lead(run, 0);
-  v1::MemberMessage message;
-  v1::Contributed& contributed = *message.mutable_contributed();
-  *contributed.mutable_place() = lead.place();
-  contributed.set_round(1);
-  contributed.set_step(5);
-  contributed.set_samples(160);
-  cluster.SendFrom(lead.connection, message);
-  ASSERT_EQ(cluster.RunStatus(run).version(), 1u);
-
-  cluster.RestartCoordinator();
+  cluster_.RestartCoordinator();
   ASSERT_TRUE(slow.received.back().has_assignment());
   EXPECT_EQ(slow.received.back().assignment().version(), 0u);
-  EXPECT_EQ(slow.received.back().assignment().digest(), cluster.Commit(run, 0)->digest());
+  EXPECT_EQ(slow.received.back().assignment().digest(), cluster_.Commit(run, 0)->digest());
 }
 
-TEST(MachineCrashTest, NumbersAreNeverReused) {
-  FakeCluster cluster;
-  cluster.AddAggregator("agg-0");
-  cluster.AddWorker("w0");
-  cluster.behaviour.train = false;
+TEST_F(MachineRestoreTest, NumbersAreNeverReused) {
+  AddMembers(1, 1);
   for (uint32_t i = 1; i <= 5; ++i) {
-    const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 20));
+    const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 20));
     EXPECT_EQ(run, absl::StrCat("run-", i, "-test"));
-    EXPECT_EQ(cluster.Group(run, 0).generation(), i);
-    cluster.StopRun(run);
-    cluster.RestartCoordinator();
+    EXPECT_EQ(cluster_.Group(run, 0).generation(), i);
+    cluster_.StopRun(run);
+    cluster_.RestartCoordinator();
   }
-}
-
-TEST(MachineCrashTest, EndedRunsStayKnown) {
-  FakeCluster cluster;
-  cluster.AddAggregator("agg-0");
-  cluster.AddWorker("w0");
-  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 20));
-  ASSERT_TRUE(cluster.RunUntilEnded(run));
-  const std::string before = cluster.RunStatus(run).ShortDebugString();
-  cluster.RestartCoordinator();
-  EXPECT_EQ(cluster.RunStatus(run).ShortDebugString(), before);
 }
 
 TEST(MachineCrashTest, CorruptRecordIsDataLoss) {

@@ -1,10 +1,9 @@
-// Rounds: contributions that fit and that do not, decisions, digests, evaluation.
+// Rounds: valid and invalid contributions, decisions, digests, evaluation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -12,39 +11,30 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class MachineRoundTest : public ::testing::Test {
+class MachineRoundTest : public MachineTest {
  protected:
-  // A cluster whose groups have one worker each and train only when told to.
+  // Two shards, and groups of one worker each that train only on request.
   std::string Begin(uint32_t groups, const v1::RunSpec& spec) {
-    cluster_.AddAggregator("agg-0");
-    cluster_.AddAggregator("agg-1");
-    for (uint32_t i = 0; i < groups; ++i) cluster_.AddWorker(absl::StrCat("w", i));
-    cluster_.behaviour.train = false;
+    AddMembers(2, groups);
     const std::string run = cluster_.Submit(spec);
-    for (uint32_t g = 0; g < groups; ++g)
-      EXPECT_EQ(cluster_.Group(run, g).state(), v1::GROUP_STATE_TRAINING);
+    for (uint32_t g = 0; g < groups; ++g) EXPECT_EQ(StateOf(run, g), v1::GROUP_STATE_TRAINING);
     return run;
   }
-  // Lets one group train to its boundary and contribute.
-  void Train(const std::string& run, uint32_t group) {
-    FakeWorker& lead = cluster_.Lead(run, group);
-    v1::MemberMessage message = Contribution(lead);
-    lead.contributed = message.contributed();
-    cluster_.SendFrom(lead.connection, message);
+  // Two groups that contribute to the last round of the run and do not evaluate.
+  std::string BeginLastRound() {
+    const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
+    Train(run, 0);
+    cluster_.behaviour.evaluate = false;
+    Train(run, 1);
+    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+    return run;
   }
-  v1::MemberMessage Contribution(const FakeWorker& lead) {
-    v1::MemberMessage message;
-    v1::Contributed& contributed = *message.mutable_contributed();
-    *contributed.mutable_place() = lead.place();
-    contributed.set_round(lead.version + 1);
-    contributed.set_base_version(lead.version);
-    contributed.set_step(*lead.next_step);
-    contributed.set_samples(32);
-    contributed.set_payload_bytes(1000);
-    contributed.set_message_bytes(1010);
-    return message;
+  // Sends a contribution as the group's own, which is repeated after a reconnect.
+  void Contribute(FakeWorker& lead, const v1::Contributed& contributed) {
+    lead.contributed = contributed;
+    cluster_.Send(lead, contributed);
   }
-  // The newest decision that the lead of the group has heard.
+  // The newest decision that the group has received.
   v1::Decision LastDecision(const std::string& run, uint32_t group) {
     const FakeWorker& lead = cluster_.Lead(run, group);
     for (auto it = lead.received.rbegin(); it != lead.received.rend(); ++it) {
@@ -58,14 +48,12 @@ class MachineRoundTest : public ::testing::Test {
     for (const auto& message : cluster_.Lead(run, group).received) n += message.has_decision();
     return n;
   }
-
-  FakeCluster cluster_;
 };
 
 TEST_F(MachineRoundTest, WaitsForAllLiveGroups) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_AT_BOUNDARY);
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_AT_BOUNDARY);
   cluster_.Run(absl::Minutes(5));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
   Train(run, 1);
@@ -86,16 +74,13 @@ TEST_F(MachineRoundTest, QuorumWaitsForGraceWindow) {
   spec.mutable_averaging()->set_quorum(1);
   spec.mutable_averaging()->set_min_grace_ms(3000);
   const std::string run = Begin(2, spec);
-  const v1::MemberMessage late = Contribution(cluster_.Lead(run, 1));
   Train(run, 0);
   cluster_.Run(absl::Milliseconds(2900));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
   cluster_.Run(absl::Milliseconds(200));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 1);
-  FakeWorker& lead = cluster_.Lead(run, 1);
-  lead.contributed = late.contributed();
-  cluster_.SendFrom(lead.connection, late);
+  Train(run, 1);
   const v1::Decision decision = LastDecision(run, 1);
   EXPECT_FALSE(decision.included());
   EXPECT_EQ(decision.refusal(), v1::REFUSAL_CLOSED_ROUND);
@@ -103,7 +88,6 @@ TEST_F(MachineRoundTest, QuorumWaitsForGraceWindow) {
   EXPECT_EQ(decision.version(), 1u);
   EXPECT_EQ(decision.next_step(), 10u);
   EXPECT_EQ(cluster_.Counter("refused_closed_round"), 1u);
-  // Both are in the next round.
   Train(run, 0);
   Train(run, 1);
   EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
@@ -111,88 +95,87 @@ TEST_F(MachineRoundTest, QuorumWaitsForGraceWindow) {
 
 TEST_F(MachineRoundTest, RetransmissionsAreIdempotent) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
-  const v1::MemberMessage said = Contribution(cluster_.Lead(run, 0));
+  const v1::Contributed sent = cluster_.ContributionOf(cluster_.Lead(run, 0));
   Train(run, 0);
-  cluster_.SendFrom(cluster_.Lead(run, 0).connection, said);
+  cluster_.Send(cluster_.Lead(run, 0), sent);
   EXPECT_EQ(Decisions(run, 0), 0);
   Train(run, 1);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(Decisions(run, 0), 1);
-  // After the commit: the decision is said again, the bytes are not counted again.
+  // After the commit, the decision is repeated, but the bytes are not counted again.
   const uint64_t bytes = cluster_.RunStatus(run).payload_bytes_across_groups();
-  cluster_.SendFrom(cluster_.Lead(run, 0).connection, said);
+  cluster_.Send(cluster_.Lead(run, 0), sent);
   EXPECT_EQ(Decisions(run, 0), 2);
   EXPECT_TRUE(LastDecision(run, 0).included());
   EXPECT_EQ(LastDecision(run, 0).digest(), cluster_.Commit(run, 1)->digest());
   EXPECT_EQ(cluster_.RunStatus(run).payload_bytes_across_groups(), bytes);
   EXPECT_EQ(cluster_.Counter("refused_closed_round"), 0u);
-  // And after a restart of the coordinator.
+  // The same holds after a restart of the coordinator.
   cluster_.RestartCoordinator();
-  cluster_.SendFrom(cluster_.Lead(run, 0).connection, said);
+  cluster_.Send(cluster_.Lead(run, 0), sent);
   EXPECT_TRUE(LastDecision(run, 0).included());
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(cluster_.RunStatus(run).payload_bytes_across_groups(), bytes);
 }
 
-TEST_F(MachineRoundTest, WrongBaseIsRefused) {
+struct InvalidContribution {
+  const char* label;
+  v1::Refusal refusal;
+  const char* counter;
+  void (*change)(v1::Contributed&);
+};
+class MachineContributionTest : public MachineRoundTest,
+                                public ::testing::WithParamInterface<InvalidContribution> {};
+
+TEST_P(MachineContributionTest, IsRefused) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::MemberMessage message = Contribution(lead);
-  message.mutable_contributed()->set_base_version(3);
-  lead.contributed = message.contributed();
-  cluster_.SendFrom(lead.connection, message);
-  EXPECT_EQ(cluster_.Counter("refused_wrong_base"), 1u);
+  v1::Contributed contributed = cluster_.ContributionOf(lead);
+  GetParam().change(contributed);
+  Contribute(lead, contributed);
+  EXPECT_EQ(cluster_.Counter(GetParam().counter), 1u);
   EXPECT_FALSE(LastDecision(run, 0).included());
-  EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_WRONG_BASE);
+  EXPECT_EQ(LastDecision(run, 0).refusal(), GetParam().refusal);
   EXPECT_EQ(LastDecision(run, 0).version(), 0u);
-  message = Contribution(lead);
-  message.mutable_contributed()->set_round(7);
-  message.mutable_contributed()->set_base_version(6);
-  lead.contributed = message.contributed();
-  cluster_.SendFrom(lead.connection, message);
-  EXPECT_EQ(cluster_.Counter("refused_wrong_base"), 2u) << "a round of the future";
   Train(run, 1);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u) << "group 0 is not in the round";
 }
 
-TEST_F(MachineRoundTest, NoSamplesIsMalformed) {
-  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  for (const int wrong : {0, 1, 2}) {
-    v1::MemberMessage message = Contribution(lead);
-    message.mutable_contributed()->set_round(message.contributed().round() + wrong);
-    if (wrong == 0) message.mutable_contributed()->set_samples(0);
-    if (wrong == 1) message.mutable_contributed()->set_step(101);
-    if (wrong == 2) message.mutable_contributed()->set_step(0);
-    lead.contributed = message.contributed();
-    cluster_.SendFrom(lead.connection, message);
-    EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_MALFORMED) << wrong;
-  }
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 3u);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
-}
+INSTANTIATE_TEST_SUITE_P(
+    All, MachineContributionTest,
+    ::testing::Values(InvalidContribution{"OtherBase", v1::REFUSAL_WRONG_BASE, "refused_wrong_base",
+                                          [](v1::Contributed& c) { c.set_base_version(3); }},
+                      InvalidContribution{"FutureRound", v1::REFUSAL_WRONG_BASE,
+                                          "refused_wrong_base",
+                                          [](v1::Contributed& c) {
+                                            c.set_round(7);
+                                            c.set_base_version(6);
+                                          }},
+                      InvalidContribution{"NoSamples", v1::REFUSAL_MALFORMED, "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_samples(0); }},
+                      InvalidContribution{"StepAfterTheLast", v1::REFUSAL_MALFORMED,
+                                          "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_step(101); }},
+                      InvalidContribution{"NoStep", v1::REFUSAL_MALFORMED, "refused_malformed",
+                                          [](v1::Contributed& c) { c.set_step(0); }}),
+    [](const auto& info) { return info.param.label; });
 
 TEST_F(MachineRoundTest, ContributedBeforeStart) {
-  cluster_.AddAggregator("agg-0");
   cluster_.behaviour.prepare = false;
-  cluster_.AddWorker("w0");
+  AddMembers(1, 1);
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
-  FakeWorker& worker = cluster_.workers()[0];
-  v1::MemberMessage message;
-  *message.mutable_contributed()->mutable_place() = worker.place();
-  message.mutable_contributed()->set_round(1);
-  cluster_.SendFrom(worker.connection, message);
+  v1::Contributed contributed;
+  *contributed.mutable_place() = cluster_.Lead(run, 0).place();
+  contributed.set_round(1);
+  cluster_.Send(cluster_.Lead(run, 0), contributed);
   EXPECT_EQ(cluster_.Counter("refused_out_of_order"), 1u);
 }
 
 TEST_F(MachineRoundTest, LostGroupLeavesRound) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::MemberMessage failed;
-  *failed.mutable_group_failed()->mutable_place() = lead.place();
   cluster_.behaviour.prepare = false;
-  cluster_.SendFrom(lead.connection, failed);
+  cluster_.Fail(cluster_.Lead(run, 0));
   Train(run, 1);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
   ASSERT_EQ(cluster_.Commit(run, 1)->participants_size(), 1);
@@ -211,49 +194,45 @@ TEST_F(MachineRoundTest, ContributionDuringCommitWaits) {
   EXPECT_FALSE(cluster_.Commit(run, 1)->committed());
   Train(run, 1);
   EXPECT_EQ(Decisions(run, 1), 0);
-  EXPECT_EQ(cluster_.Group(run, 1).state(), v1::GROUP_STATE_AT_BOUNDARY);
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_AT_BOUNDARY);
   cluster_.behaviour.apply = true;
-  for (FakeAggregator& aggregator : cluster_.aggregators()) {
-    cluster_.Cut(aggregator);
-    cluster_.Connect(aggregator);
-  }
+  for (FakeAggregator& aggregator : cluster_.aggregators()) cluster_.Reconnect(aggregator);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_TRUE(LastDecision(run, 0).included());
   EXPECT_FALSE(LastDecision(run, 1).included());
   EXPECT_EQ(LastDecision(run, 1).version(), 1u);
 }
 
-TEST_F(MachineRoundTest, AWrongDigestFencesTheGroup) {
+TEST_F(MachineRoundTest, WrongDigestFencesGroup) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);
   cluster_.behaviour.digest_error = 1;
   Train(run, 1);
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 2u);
   EXPECT_EQ(cluster_.Counter("groups_failed"), 2u);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "what was committed stays";
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "the committed version remains";
   cluster_.behaviour.digest_error = 0;
   cluster_.behaviour.train = true;
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
 }
 
-TEST_F(MachineRoundTest, LateAdoptedUsesItsVersion) {
+TEST_F(MachineRoundTest, LateAdoptedIsComparedWithItsVersion) {
   const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
   FakeWorker& lead = cluster_.Lead(run, 0);
-  Train(run, 0);
-  v1::MemberMessage adopted;
-  *adopted.mutable_adopted() = *lead.adopted;
-  Train(run, 0);
+  Train(run);
+  v1::Adopted adopted = *lead.adopted;
+  Train(run);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
-  cluster_.SendFrom(lead.connection, adopted);
+  cluster_.Send(lead, adopted);
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
-  adopted.mutable_adopted()->set_digest(5);
-  cluster_.SendFrom(lead.connection, adopted);
+  adopted.set_digest(5);
+  cluster_.Send(lead, adopted);
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 1u);
 }
 
 TEST_F(MachineRoundTest, AdoptingGroupsShareTestSplit) {
-  // 10 steps an epoch.
+  // An epoch has 10 steps.
   const std::string run = Begin(2, MakeSpec(2, 1, 10, 100));
   Train(run, 0);
   cluster_.behaviour.evaluate = false;
@@ -263,17 +242,11 @@ TEST_F(MachineRoundTest, AdoptingGroupsShareTestSplit) {
   EXPECT_EQ(LastDecision(run, 1).evaluate_begin(), 50u);
   EXPECT_EQ(LastDecision(run, 1).evaluate_end(), 100u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());
-  // Only one of the two hands its part back before the next evaluation: the result says so.
+  // Only group 0 reports its part before the next evaluation starts.
   FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::MemberMessage message;
-  v1::Evaluated& evaluated = *message.mutable_evaluated();
-  *evaluated.mutable_place() = lead.place();
-  evaluated.set_version(1);
-  evaluated.set_end(50);
-  evaluated.set_labels(50);
-  evaluated.set_correct(10);
-  cluster_.SendFrom(lead.connection, message);
-  cluster_.SendFrom(lead.connection, message);
+  const v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 50, 10);
+  cluster_.Send(lead, evaluated);
+  cluster_.Send(lead, evaluated);
   Train(run, 0);
   Train(run, 1);
   const v1::EvaluationResult test = cluster_.RunStatus(run).test();
@@ -282,60 +255,31 @@ TEST_F(MachineRoundTest, AdoptingGroupsShareTestSplit) {
   EXPECT_DOUBLE_EQ(test.accuracy(), 0.2);
 }
 
-TEST_F(MachineRoundTest, MoreCorrectThanLabels) {
+TEST_F(MachineRoundTest, InvalidEvaluationIsRefused) {
   const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
   cluster_.behaviour.evaluate = false;
-  Train(run, 0);
+  Train(run);
   FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::MemberMessage message;
-  v1::Evaluated& evaluated = *message.mutable_evaluated();
-  *evaluated.mutable_place() = lead.place();
-  evaluated.set_version(1);
-  evaluated.set_end(100);
-  evaluated.set_labels(100);
-  evaluated.set_correct(101);
-  cluster_.SendFrom(lead.connection, message);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
-  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
-}
-
-TEST_F(MachineRoundTest, FewerLabelsThanSamples) {
-  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
-  cluster_.behaviour.evaluate = false;
-  Train(run, 0);
-  FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::MemberMessage message;
-  v1::Evaluated& evaluated = *message.mutable_evaluated();
-  *evaluated.mutable_place() = lead.place();
-  evaluated.set_version(1);
-  evaluated.set_end(100);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 101);
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u) << "more correct answers than labels";
+  cluster_.Connect(lead);
   evaluated.set_labels(99);
   evaluated.set_correct(99);
-  cluster_.SendFrom(lead.connection, message);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 2u) << "fewer labels than samples";
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());
 }
 
 TEST_F(MachineRoundTest, LostPartIsReassignedAtEnd) {
-  const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
-  Train(run, 0);
-  cluster_.behaviour.evaluate = false;
-  Train(run, 1);
-  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  const std::string run = BeginLastRound();
   EXPECT_EQ(LastDecision(run, 0).next_step(), 0u);
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_IDLE);
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_IDLE);
   cluster_.behaviour.evaluate = true;
-  // Group 0 hands its part back, group 1 dies with its own.
+  // Group 0 reports its part; group 1 is lost with its own.
   FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::MemberMessage message;
-  v1::Evaluated& evaluated = *message.mutable_evaluated();
-  *evaluated.mutable_place() = lead.place();
-  evaluated.set_version(1);
-  evaluated.set_end(50);
-  evaluated.set_labels(50);
-  evaluated.set_correct(50);
-  cluster_.SendFrom(lead.connection, message);
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 50));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
   cluster_.Kill(cluster_.Lead(run, 1));
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
   const v1::RunStatus status = cluster_.RunStatus(run);
@@ -345,45 +289,31 @@ TEST_F(MachineRoundTest, LostPartIsReassignedAtEnd) {
 }
 
 TEST_F(MachineRoundTest, LostPartMessageIsResent) {
-  const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
-  Train(run, 0);
-  cluster_.behaviour.evaluate = false;
-  Train(run, 1);
-  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
-  // Group 1 dies; group 0 has done its part and is given the other, but never hears of it.
+  const std::string run = BeginLastRound();
+  // Group 1 is lost; group 0 has reported its part and is assigned the other, but the message that
+  // assigns it is lost.
   FakeWorker& lead = cluster_.Lead(run, 0);
-  v1::MemberMessage message;
-  v1::Evaluated& evaluated = *message.mutable_evaluated();
-  *evaluated.mutable_place() = lead.place();
-  evaluated.set_version(1);
-  evaluated.set_end(50);
-  evaluated.set_labels(50);
-  cluster_.SendFrom(lead.connection, message);
+  cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 0));
   cluster_.Kill(cluster_.Lead(run, 1));
   cluster_.Run(absl::Seconds(20));
   ASSERT_EQ(LastDecision(run, 0).evaluate_begin(), 50u);
   cluster_.behaviour.evaluate = true;
-  cluster_.Cut(lead);
-  cluster_.Connect(lead);
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  cluster_.Reconnect(lead);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
   EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
 }
 
 TEST_F(MachineRoundTest, GroupIsFormedToEvaluate) {
-  const std::string run = Begin(2, MakeSpec(2, 1, 5, 5));
-  Train(run, 0);
-  cluster_.behaviour.evaluate = false;
-  Train(run, 1);
-  ASSERT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  const std::string run = BeginLastRound();
   for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
   cluster_.Run(absl::Seconds(20));
-  EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_WAITING);
   cluster_.behaviour.evaluate = true;
   cluster_.AddWorker("new");
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
-  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
   EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "nothing was trained on";
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "the new group does not train";
 }
 
 TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
@@ -393,9 +323,7 @@ TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
   Train(run, 1);
   cluster_.behaviour.evaluate = true;
   FakeWorker& lead = cluster_.Lead(run, 1);
-  v1::MemberMessage failed;
-  *failed.mutable_group_failed()->mutable_place() = lead.place();
-  cluster_.SendFrom(lead.connection, failed);
+  cluster_.Fail(lead);
   ASSERT_TRUE(lead.start.has_value());
   EXPECT_EQ(lead.assignment->version(), 1u);
   EXPECT_EQ(lead.assignment->step(), 10u);
@@ -409,7 +337,6 @@ TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
 TEST_F(MachineRoundTest, DiscrepancySumsShards) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
-  // Each of the two shards says so.
   cluster_.behaviour.variance_between_groups = 1;
   cluster_.behaviour.displacement = 4;
   for (uint32_t round = 1; round <= 3; ++round) {
@@ -426,7 +353,6 @@ TEST_F(MachineRoundTest, DiscrepancySumsShards) {
   EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).variance_between_groups(), 1);
   EXPECT_EQ(cluster_.Commit(run, 3)->digests(1).displacement(), 4);
 
-  // A restart forgets nothing of it.
   const std::string before = cluster_.RunStatus(run).discrepancy().SerializeAsString();
   cluster_.RestartCoordinator();
   cluster_.Run(absl::Seconds(3));
@@ -443,24 +369,22 @@ TEST_F(MachineRoundTest, DiscrepancySumsShards) {
 
 TEST_F(MachineRoundTest, UnknownDiscrepancyIsSkipped) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
-  cluster_.behaviour.variance_between_groups = std::numeric_limits<double>::quiet_NaN();
   cluster_.behaviour.displacement = 4;
-  Train(run, 0);
-  Train(run, 1);
-  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
-  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
-  cluster_.behaviour.variance_between_groups = 3;
-  cluster_.behaviour.displacement = 0;
-  Train(run, 0);
-  Train(run, 1);
-  EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+  for (const double variance : {std::numeric_limits<double>::quiet_NaN(), 3.0}) {
+    cluster_.behaviour.variance_between_groups = variance;
+    Train(run, 0);
+    Train(run, 1);
+    EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
+    cluster_.behaviour.displacement = 0;
+  }
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
 }
 
 TEST_F(MachineRoundTest, OneGroupHasNoDiscrepancy) {
   const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
   cluster_.behaviour.variance_between_groups = 1;
   cluster_.behaviour.displacement = 4;
-  Train(run, 0);
+  Train(run);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());
 }

@@ -14,7 +14,7 @@ namespace {
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 
-// Much to multiply with and little to move beside it: small samples, wide layers.
+// Wide layers and small samples: many weights and few activations.
 constexpr char kWide[] = R"(
 model {
   input { channels: 1 height: 4 width: 4 }
@@ -34,7 +34,7 @@ v1::LinkProfile LinkOf(double seconds_per_byte) {
   return link;
 }
 
-// Of each layer, whole, for `samples`.
+// Times of every whole layer for `samples`.
 v1::LayerTimesRecord TimesOf(const v1::RunSpec& spec, uint32_t samples, double seconds) {
   v1::LayerTimesRecord record;
   record.set_update_seconds(1e-9);
@@ -51,13 +51,13 @@ v1::LayerTimesRecord TimesOf(const v1::RunSpec& spec, uint32_t samples, double s
 
 class MeasuredPlanningTest : public ::testing::Test {
  protected:
-  PlanQuery Question(size_t ranks) const {
-    PlanQuery question{.spec = &spec_};
-    question.ranks.resize(ranks, {.host = "a", .device = "cpu"});
-    return question;
+  PlanQuery QueryOf(size_t ranks) const {
+    PlanQuery query{.spec = &spec_};
+    query.ranks.resize(ranks, {.host = "a", .device = "cpu"});
+    return query;
   }
 
-  // Flattening is one, too.
+  // Number of layers, including the flattening.
   int Layers() const { return Graph::FromModel(spec_.model())->size(); }
 
   v1::RunSpec spec_ = testing::SpecOf(kWide);
@@ -65,42 +65,43 @@ class MeasuredPlanningTest : public ::testing::Test {
 };
 
 TEST_F(MeasuredPlanningTest, NoMeasurementsUsesRules) {
-  const auto plans = planning_.PlansFor(Question(2));
+  const auto plans = planning_.PlansFor(QueryOf(2));
   ASSERT_TRUE(plans.ok()) << plans.status();
   ASSERT_EQ(plans->size(), 1U);
   EXPECT_EQ(plans->front().plan.SerializeAsString(), MakePlan(spec_, 2)->SerializeAsString());
   EXPECT_FALSE(plans->front().predicted.has_value());
-  EXPECT_EQ(planning_.Predict(Question(2), plans->front().plan).status().code(),
+  EXPECT_EQ(planning_.Predict(QueryOf(2), plans->front().plan).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(MeasuredPlanningTest, TwoRanksNeedALink) {
-  PlanQuery question = Question(2);
-  question.times.push_back(TimesOf(spec_, 8, 1e-3));
-  EXPECT_FALSE(planning_.PlansFor(question)->front().predicted.has_value());
-  question.ranks.resize(1);
-  const auto alone = planning_.PlansFor(question);
+  PlanQuery query = QueryOf(2);
+  query.times.push_back(TimesOf(spec_, 8, 1e-3));
+  EXPECT_FALSE(planning_.PlansFor(query)->front().predicted.has_value());
+  query.ranks.resize(1);
+  const auto alone = planning_.PlansFor(query);
   ASSERT_TRUE(alone.ok()) << alone.status();
-  ASSERT_TRUE(alone->front().predicted.has_value()) << "one rank has no link";
+  ASSERT_TRUE(alone->front().predicted.has_value()) << "one rank needs no link";
   EXPECT_NEAR(alone->front().predicted->compute(), Layers() * 3e-3, 1e-6);
 }
 
-TEST_F(MeasuredPlanningTest, ThePlanGoesByTheLink) {
-  PlanQuery question = Question(2);
-  question.times.push_back(TimesOf(spec_, 8, 1e-6));
-  question.link = LinkOf(1e-7);
-  const auto plans = planning_.PlansFor(question);
+TEST_F(MeasuredPlanningTest, PlanDependsOnLink) {
+  PlanQuery query = QueryOf(2);
+  query.times.push_back(TimesOf(spec_, 8, 1e-6));
+  query.link = LinkOf(1e-7);
+  const auto plans = planning_.PlansFor(query);
   ASSERT_TRUE(plans.ok()) << plans.status();
   EXPECT_GT(plans->size(), 1U);
   for (const GroupPlan& plan : *plans) {
     ASSERT_TRUE(plan.predicted.has_value());
     EXPECT_GE(plan.predicted->step(), plans->front().predicted->step());
-    EXPECT_FALSE(plan.plan.has_link() && plan.plan.link().beta() > 0) << "its ranks measure it";
-    const auto again = planning_.Predict(question, plan.plan);
+    EXPECT_FALSE(plan.plan.has_link() && plan.plan.link().beta() > 0)
+        << "the ranks measure the link";
+    const auto again = planning_.Predict(query, plan.plan);
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_DOUBLE_EQ(again->step(), plan.predicted->step());
   }
-  // A million weights over 10 MB/s take 800 ms; eight samples of a thousand values next to nothing.
+  // At 10 MB/s, a million weights take 800 ms; eight samples of a thousand values take 3 ms.
   uint32_t data = 1;
   for (const v1::MeshAxis& axis : plans->front().plan.mesh()) {
     if (axis.name() == "data") data = axis.size();
@@ -108,20 +109,20 @@ TEST_F(MeasuredPlanningTest, ThePlanGoesByTheLink) {
   EXPECT_EQ(data, 1U) << plans->front().plan.DebugString();
 }
 
-TEST_F(MeasuredPlanningTest, PinsAreObeyedBothWays) {
+TEST_F(MeasuredPlanningTest, PinsAreRespected) {
   for (const char* axis : {"data", "model"}) {
     spec_.mutable_cluster()->clear_mesh();
     v1::MeshAxis& mesh = *spec_.mutable_cluster()->add_mesh();
     mesh.set_name(axis);
     mesh.set_size(2);
     spec_.mutable_cluster()->set_ranks_per_group(2);
-    PlanQuery question = Question(2);
+    PlanQuery query = QueryOf(2);
     for (const bool known : {false, true}) {
       if (known) {
-        question.times.push_back(TimesOf(spec_, 8, 1e-3));
-        question.link = LinkOf(1e-9);
+        query.times.push_back(TimesOf(spec_, 8, 1e-3));
+        query.link = LinkOf(1e-9);
       }
-      const auto plans = planning_.PlansFor(question);
+      const auto plans = planning_.PlansFor(query);
       ASSERT_TRUE(plans.ok()) << plans.status();
       EXPECT_EQ(plans->front().predicted.has_value(), known);
       for (const v1::MeshAxis& chosen : plans->front().plan.mesh()) {
@@ -132,12 +133,12 @@ TEST_F(MeasuredPlanningTest, PinsAreObeyedBothWays) {
 }
 
 TEST_F(MeasuredPlanningTest, SlowestDeviceIsUsed) {
-  PlanQuery question = Question(1);
-  question.times = {TimesOf(spec_, 8, 1e-3), TimesOf(spec_, 8, 2e-3)};
-  EXPECT_NEAR(planning_.PlansFor(question)->front().predicted->compute(), Layers() * 6e-3, 1e-6);
+  PlanQuery query = QueryOf(1);
+  query.times = {TimesOf(spec_, 8, 1e-3), TimesOf(spec_, 8, 2e-3)};
+  EXPECT_NEAR(planning_.PlansFor(query)->front().predicted->compute(), Layers() * 6e-3, 1e-6);
 }
 
-// Half of the layers were not timed; they are reckoned by what the others made of their work.
+// Times of layers that were not timed follow from their arithmetic and the speed of the others.
 TEST_F(MeasuredPlanningTest, UntimedLayersAreEstimated) {
   const Graph graph = *Graph::FromModel(spec_.model());
   const auto timed_alone = [&](absl::string_view name) {
@@ -153,32 +154,32 @@ TEST_F(MeasuredPlanningTest, UntimedLayersAreEstimated) {
   double flops = 0;
   double fc2 = 0;
   for (const GraphLayer& layer : graph.layers()) {
-    flops += static_cast<double>(layer.flops);
-    if (layer.name == "fc2") fc2 = static_cast<double>(layer.flops);
+    flops += layer.flops;
+    if (layer.name == "fc2") fc2 = layer.flops;
   }
-  PlanQuery question = Question(1);
-  question.times = {timed_alone("fc2")};
-  const auto plans = planning_.PlansFor(question);
+  PlanQuery query = QueryOf(1);
+  query.times = {timed_alone("fc2")};
+  const auto plans = planning_.PlansFor(query);
   ASSERT_TRUE(plans->front().predicted.has_value());
   EXPECT_NEAR(plans->front().predicted->compute(), 3e-3 * flops / fc2, 1e-6);
-  question.times = {timed_alone("nothing")};
-  EXPECT_FALSE(planning_.PlansFor(question)->front().predicted.has_value());
-  EXPECT_EQ(planning_.Predict(question, plans->front().plan).status().code(),
+  query.times = {timed_alone("none")};
+  EXPECT_FALSE(planning_.PlansFor(query)->front().predicted.has_value());
+  EXPECT_EQ(planning_.Predict(query, plans->front().plan).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(MeasuredPlanningTest, MeasuredCopiesCount) {
-  PlanQuery question = Question(2);
-  question.link = LinkOf(1e-7);
-  question.times.push_back(TimesOf(spec_, 8, 1e-6));
-  const v1::Plan plan = planning_.PlansFor(question)->front().plan;
-  const double without = planning_.Predict(question, plan)->moves();
+  PlanQuery query = QueryOf(2);
+  query.link = LinkOf(1e-7);
+  query.times.push_back(TimesOf(spec_, 8, 1e-6));
+  const v1::Plan plan = planning_.PlansFor(query)->front().plan;
+  const double without = planning_.Predict(query, plan)->moves();
   ASSERT_GT(without, 0);
-  question.times.front().set_copy_seconds(1e-6);
-  EXPECT_GT(planning_.Predict(question, plan)->moves(), 1.1 * without);
+  query.times.front().set_copy_seconds(1e-6);
+  EXPECT_GT(planning_.Predict(query, plan)->moves(), 1.1 * without);
 }
 
-// So the coordinator never plans anew what the user leaves no choice in.
+// If the pins leave no choice, the search finds the plan of the rules.
 TEST_F(MeasuredPlanningTest, PinnedLayersGiveOnePlan) {
   v1::MeshAxis& mesh = *spec_.mutable_cluster()->add_mesh();
   mesh.set_name("model");
@@ -191,29 +192,30 @@ TEST_F(MeasuredPlanningTest, PinnedLayersGiveOnePlan) {
     pin.set_parallelism(layer.kind == LayerKind::kFullyConnected ? v1::LayerPin::MODEL
                                                                  : v1::LayerPin::DATA);
   }
-  const std::string by_rules = SignatureOf(planning_.PlansFor(Question(2))->front().plan);
+  const std::string by_rules = SignatureOf(planning_.PlansFor(QueryOf(2))->front().plan);
   for (const double seconds : {1e-11, 1e-6}) {
-    PlanQuery question = Question(2);
-    question.link = LinkOf(seconds);
-    question.times.push_back(TimesOf(spec_, 8, 1e-4));
-    EXPECT_EQ(SignatureOf(planning_.PlansFor(question)->front().plan), by_rules);
+    PlanQuery query = QueryOf(2);
+    query.link = LinkOf(seconds);
+    query.times.push_back(TimesOf(spec_, 8, 1e-4));
+    EXPECT_EQ(SignatureOf(planning_.PlansFor(query)->front().plan), by_rules);
   }
 }
 
 TEST_F(MeasuredPlanningTest, NoRanksIsAnError) {
-  PlanQuery question = Question(0);
-  question.times.push_back(TimesOf(spec_, 8, 1e-3));
-  question.link = LinkOf(1e-9);
-  EXPECT_FALSE(planning_.Predict(question, *MakePlan(spec_, 1)).ok());
+  PlanQuery query = QueryOf(0);
+  query.times.push_back(TimesOf(spec_, 8, 1e-3));
+  query.link = LinkOf(1e-9);
+  EXPECT_FALSE(planning_.Predict(query, *MakePlan(spec_, 1)).ok());
 }
 
-// By its own reckoning nothing fits; what the rules say may still be tried.
+// No plan fits by the planner's estimate, which is an upper bound, so the plan of the rules is
+// used.
 TEST_F(MeasuredPlanningTest, NoFittingPlanUsesRules) {
-  PlanQuery question = Question(2);
-  question.times.push_back(TimesOf(spec_, 8, 1e-3));
-  question.link = LinkOf(1e-9);
-  for (RankResources& rank : question.ranks) rank.memory_bytes = 1000;
-  const auto plans = planning_.PlansFor(question);
+  PlanQuery query = QueryOf(2);
+  query.times.push_back(TimesOf(spec_, 8, 1e-3));
+  query.link = LinkOf(1e-9);
+  for (RankResources& rank : query.ranks) rank.memory_bytes = 1000;
+  const auto plans = planning_.PlansFor(query);
   ASSERT_TRUE(plans.ok()) << plans.status();
   EXPECT_EQ(plans->size(), 1U);
   EXPECT_FALSE(plans->front().predicted.has_value());
@@ -221,11 +223,11 @@ TEST_F(MeasuredPlanningTest, NoFittingPlanUsesRules) {
 
 TEST_F(MeasuredPlanningTest, UntrainableRunIsRefused) {
   spec_.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(0);
-  PlanQuery question = Question(2);
-  EXPECT_EQ(planning_.PlansFor(question).status().code(), absl::StatusCode::kInvalidArgument);
+  PlanQuery query = QueryOf(2);
+  EXPECT_EQ(planning_.PlansFor(query).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(MeasuredPlanningTest, KeysAreOfTheLayers) {
+TEST_F(MeasuredPlanningTest, KeyDependsOnLayers) {
   const std::string key = planning_.KeyOf(spec_.model());
   EXPECT_EQ(planning_.KeyOf(spec_.model()), key);
   EXPECT_THAT(planning_.LayersOf(spec_.model()), IsSupersetOf({"fc1", "relu2", "loss"}));

@@ -38,42 +38,41 @@ TEST(MeasurementsTest, NewTimesReplaceOld) {
   all.Record("cpu", "m", MeasuredOf("fc1", 32, 2));
   v1::Measured again = MeasuredOf("fc1", 16, 3);
   again.mutable_layers()->mutable_time(0)->set_rows(1);
-  const auto learnt = all.Record("cpu", "m", again);
-  EXPECT_EQ(learnt.key, LayerTimesKey("cpu", "m"));
-  EXPECT_EQ(learnt.evicted, "");
-  ASSERT_EQ(learnt.record->times().time_size(), 2);
-  EXPECT_EQ(learnt.record->times().time(0).samples(), 32u);
-  EXPECT_EQ(learnt.record->times().time(1).forward(), 3);
-  EXPECT_EQ(learnt.record->update_seconds(), 1e-9);
-  EXPECT_EQ(learnt.record->copy_seconds(), 2e-9);
+  const auto update = all.Record("cpu", "m", again);
+  EXPECT_EQ(update.key, LayerTimesKey("cpu", "m"));
+  EXPECT_EQ(update.evicted, "");
+  ASSERT_EQ(update.record->times().time_size(), 2);
+  EXPECT_EQ(update.record->times().time(0).samples(), 32u);
+  EXPECT_EQ(update.record->times().time(1).forward(), 3);
+  EXPECT_EQ(update.record->update_seconds(), 1e-9);
+  EXPECT_EQ(update.record->copy_seconds(), 2e-9);
   EXPECT_EQ(all.TimesOf("cpu", "other"), nullptr);
   EXPECT_EQ(all.TimesOf("gpu", "m"), nullptr);
 }
 
 TEST(MeasurementsTest, IsBounded) {
   Measurements all;
-  std::string forgotten;
+  std::string evicted;
   for (int i = 0; i <= 1024; ++i) {
-    forgotten = all.Record("cpu", absl::StrCat("m", i), MeasuredOf("fc1", 1, 1)).evicted;
-    EXPECT_EQ(forgotten.empty(), i < 1024);
+    evicted = all.Record("cpu", absl::StrCat("m", i), MeasuredOf("fc1", 1, 1)).evicted;
+    EXPECT_EQ(evicted.empty(), i < 1024);
   }
-  EXPECT_EQ(forgotten, LayerTimesKey("cpu", "m0")) << "the one that was learnt first";
+  EXPECT_EQ(evicted, LayerTimesKey("cpu", "m0")) << "the oldest record";
   EXPECT_EQ(all.TimesOf("cpu", "m0"), nullptr);
   v1::Measured many = MeasuredOf("fc1", 1, 1);
-  const int most = kMaxLayerTimes;
-  for (uint32_t samples = 2; samples <= most + 10; ++samples) {
+  for (uint32_t samples = 2; samples <= kMaxLayerTimes + 10; ++samples) {
     *many.mutable_layers()->add_time() = MeasuredOf("fc1", samples, 1).layers().time(0);
   }
   all.Record("cpu", "m1", many);
   const v1::LayerTimesRecord& record = *all.TimesOf("cpu", "m1");
-  ASSERT_EQ(record.times().time_size(), most);
-  EXPECT_EQ(record.times().time(most - 1).samples(), most + 10);
+  ASSERT_EQ(record.times().time_size(), kMaxLayerTimes);
+  EXPECT_EQ(record.times().time(kMaxLayerTimes - 1).samples(), kMaxLayerTimes + 10);
   for (size_t i = 0; i < kMaxLinks; ++i) all.RecordLink({"a", absl::StrCat("b", i)}, LinkOf(i + 1));
   EXPECT_TRUE(all.LinkOf({"a", "b0"}).has_value());
   all.RecordLink({"b0", "a"}, LinkOf(7));
   all.RecordLink({"a", "c"}, LinkOf(8));
   EXPECT_EQ(all.LinkOf({"a", "b0"})->beta(), 7);
-  EXPECT_FALSE(all.LinkOf({"a", "b1"}).has_value()) << "the one that was learnt first";
+  EXPECT_FALSE(all.LinkOf({"a", "b1"}).has_value()) << "the oldest record";
   EXPECT_TRUE(all.LinkOf({"a", "b2"}).has_value());
 }
 
@@ -84,8 +83,8 @@ TEST(MeasurementsTest, LinksByHosts) {
   all.RecordLink({"a", "b"}, LinkOf(2));
   all.RecordLink({"a", "a", "a", "a"}, LinkOf(4));
   EXPECT_EQ(all.LinkOf({"a", "a"})->beta(), 1);
-  EXPECT_EQ(all.LinkOf({"b", "a"})->beta(), 2) << "in any order";
-  EXPECT_EQ(all.LinkOf({"a", "a", "a"})->beta(), 4) << "the last of any number there";
+  EXPECT_EQ(all.LinkOf({"b", "a"})->beta(), 2) << "in any order of hosts";
+  EXPECT_EQ(all.LinkOf({"a", "a", "a"})->beta(), 4) << "the newest link of any number of ranks";
   EXPECT_EQ(all.LinkOf({"a", "b", "b"})->beta(), 2);
   EXPECT_FALSE(all.LinkOf({"b", "b"}).has_value());
   EXPECT_FALSE(all.LinkOf({"a", "c"}).has_value());
@@ -113,13 +112,13 @@ TEST(MeasurementsTest, InvalidTimesAreRefused) {
   while (many.layers().time_size() < kMaxLayerTimes) {
     *many.mutable_layers()->add_time() = many.layers().time(0);
   }
-  EXPECT_TRUE(CheckMeasured(many).ok()) << "as many as the largest model has";
+  EXPECT_TRUE(CheckMeasured(many).ok()) << "the number of layers of the largest model";
   *many.mutable_layers()->add_time() = many.layers().time(0);
   EXPECT_THAT(CheckMeasured(many).message(), HasSubstr("32769 layer times"));
 }
 
 TEST(MeasurementsTest, InvalidPartsAreRefused) {
-  const uint32_t most = 1U << 30;
+  const uint32_t max = 1U << 30;
   for (void (*set)(v1::LayerTime&, uint32_t) : {
            +[](v1::LayerTime&time, uint32_t value) { time.set_samples(value); },
            +[](v1::LayerTime&time, uint32_t value) { time.set_rows(value); },
@@ -127,9 +126,9 @@ TEST(MeasurementsTest, InvalidPartsAreRefused) {
            +[](v1::LayerTime&time, uint32_t value) { time.set_ins(value); },
        }) {
     v1::Measured measured = MeasuredOf("fc1", 1, 1);
-    set(*measured.mutable_layers()->mutable_time(0), most);
+    set(*measured.mutable_layers()->mutable_time(0), max);
     EXPECT_TRUE(CheckMeasured(measured).ok());
-    set(*measured.mutable_layers()->mutable_time(0), most + 1);
+    set(*measured.mutable_layers()->mutable_time(0), max + 1);
     EXPECT_EQ(CheckMeasured(measured).code(), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_FALSE(CheckMeasured(MeasuredOf("fc1", 0, 1)).ok());
@@ -140,9 +139,9 @@ TEST(MeasurementsTest, InvalidPartsAreRefused) {
   EXPECT_FALSE(CheckMeasured(named).ok());
 }
 
-TEST(MeasurementsTest, OtherLayersAreLeftOut) {
+TEST(MeasurementsTest, UnknownLayersAreRemoved) {
   v1::Measured measured = MeasuredOf("fc1", 1, 1);
-  *measured.mutable_layers()->add_time() = MeasuredOf("elsewhere", 1, 1).layers().time(0);
+  *measured.mutable_layers()->add_time() = MeasuredOf("other", 1, 1).layers().time(0);
   *measured.mutable_layers()->add_time() = MeasuredOf("fc2", 1, 1).layers().time(0);
   RemoveUnknownLayers({"fc2", "fc1"}, *measured.mutable_layers());
   ASSERT_EQ(measured.layers().time_size(), 2);

@@ -23,7 +23,7 @@ v1::MemberRecord Record(const std::string& id, v1::Role role, const std::string&
   return record;
 }
 
-TEST(MembershipTest, ALeaseLastsAndIsRenewed) {
+TEST(MembershipTest, LeaseIsRenewed) {
   Membership members(kLease);
   Member& member = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
   EXPECT_EQ(members.NextExpiry(), kStart + kLease);
@@ -44,7 +44,7 @@ TEST(MembershipTest, OneStreamAtATime) {
   EXPECT_EQ(members.ByConnection(5), &member);
   EXPECT_EQ(members.Attach(member, 6, kStart), 5u);
   EXPECT_EQ(members.ByConnection(5), nullptr);
-  EXPECT_EQ(members.Detach(5), nullptr) << "the old stream's end is not the member's";
+  EXPECT_EQ(members.Detach(5), nullptr) << "the replaced stream no longer belongs to the member";
   EXPECT_EQ(member.connection, 6u);
   EXPECT_EQ(members.Detach(6), &member);
   EXPECT_EQ(member.connection, 0u);
@@ -79,7 +79,8 @@ TEST(MembershipTest, PredecessorsOfRestartedWorker) {
   hello.set_incarnation("p2");
   EXPECT_THAT(members.Predecessors(hello), ElementsAre("w1"));
   members.Attach(old, 4, kStart);
-  EXPECT_THAT(members.Predecessors(hello), IsEmpty()) << "it is there: two workers of one name";
+  EXPECT_THAT(members.Predecessors(hello), IsEmpty())
+      << "the worker is connected: another one has the same name";
   members.Detach(4);
   hello.set_host("elsewhere");
   EXPECT_THAT(members.Predecessors(hello), IsEmpty());

@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::StartsWith;
 
-// Milliseconds. The step is what its parts are.
+// Step times in milliseconds; the step time is the sum of its parts.
 v1::StepTimes Times(double compute, double moves, double exposed, double collectives,
                     double update = 0) {
   v1::StepTimes times;
@@ -33,7 +33,7 @@ TEST(PredictionErrorCauseTest, NoCauseWithinBound) {
   EXPECT_NE(PredictionErrorCause(Times(39, 0, 0, 0), Times(50, 0, 0, 0)), "");
 }
 
-TEST(PredictionErrorCauseTest, BlamesComputing) {
+TEST(PredictionErrorCauseTest, Compute) {
   EXPECT_EQ(PredictionErrorCause(Times(20, 5, 5, 10), Times(40, 6, 8, 13)),
             "compute: layers took 40.0 ms, 20.0 ms predicted");
 }
@@ -45,7 +45,7 @@ TEST(PredictionErrorCauseTest, WorkOutsideLayers) {
             "compute: work outside of layers took 30.0 ms, 0 ms predicted");
 }
 
-TEST(PredictionErrorCauseTest, BlamesTheLinkForMoves) {
+TEST(PredictionErrorCauseTest, SlowMoves) {
   EXPECT_EQ(PredictionErrorCause(Times(20, 5, 2, 10), Times(20, 25, 4, 12)),
             "link: moves took 25.0 ms, 5.00 ms predicted");
 }
@@ -60,11 +60,11 @@ TEST(PredictionErrorCauseTest, UnexplainedWaiting) {
             "overlap: waiting took 25.0 ms, 2.00 ms predicted");
   EXPECT_THAT(PredictionErrorCause(Times(20, 0, 2, 30), Times(20, 0, 25, 32)),
               StartsWith("overlap:"))
-      << "two milliseconds of slower collectives do not explain twenty";
+      << "the collectives are slower by 2 ms, the waiting is longer by 23 ms";
 }
 
-// The step was predicted too long: what was predicted too long is blamed, not what was too short.
-TEST(PredictionErrorCauseTest, BlamesWhatPullsTheSameWay) {
+// The predicted step is too long, so the cause is an input that is predicted too long.
+TEST(PredictionErrorCauseTest, CauseHasSameSign) {
   EXPECT_THAT(PredictionErrorCause(Times(20, 40, 2, 30), Times(30, 5, 2, 30)),
               StartsWith("link: moves"));
   EXPECT_THAT(PredictionErrorCause(Times(10, 0, 40, 50), Times(12, 0, 5, 10)),

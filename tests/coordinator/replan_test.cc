@@ -30,7 +30,7 @@ TEST(ReplanTest, SignatureIgnoresBuckets) {
   const std::string signature = SignatureOf(plan);
   plan.add_buckets()->set_algorithm(v1::Plan::RING);
   plan.mutable_link()->set_alpha(1);
-  EXPECT_EQ(SignatureOf(plan), signature) << "buckets and link do not count";
+  EXPECT_EQ(SignatureOf(plan), signature) << "buckets and link are ignored";
   v1::MeshAxis& none = *plan.add_mesh();
   none.set_name("model");
   none.set_size(1);
@@ -41,7 +41,7 @@ TEST(ReplanTest, SignatureIgnoresBuckets) {
   const std::string both = SignatureOf(plan);
   EXPECT_NE(both, signature);
   plan.mutable_layers(0)->mutable_split()->SwapElements(0, 1);
-  EXPECT_EQ(SignatureOf(plan), both) << "indices are split in any order";
+  EXPECT_EQ(SignatureOf(plan), both) << "the order of the splits is ignored";
   EXPECT_NE(SignatureOf(PlanOf("data", 2)), signature);
   EXPECT_NE(SignatureOf(PlanOf("model")), signature);
 }
@@ -53,76 +53,75 @@ TEST(ReplanTest, FirstPlanWithoutPredictions) {
 
 TEST(ReplanTest, MeasurementOverridesPrediction) {
   const std::vector<GroupPlan> plans = {Predicted("data", 1), Predicted("model", 2)};
-  PlanHistory memory;
-  EXPECT_EQ(&FastestOf(plans, memory), &plans[0]);
-  memory.Record(PlanOf("data"), 3, 3);
-  EXPECT_EQ(&FastestOf(plans, memory), &plans[1]);
-  memory.Record(PlanOf("model"), 4, 4);
-  EXPECT_EQ(&FastestOf(plans, memory), &plans[0]) << "3 measured is better than 4 measured";
+  PlanHistory history;
+  EXPECT_EQ(&FastestOf(plans, history), &plans[0]);
+  history.Record(PlanOf("data"), 3, 3);
+  EXPECT_EQ(&FastestOf(plans, history), &plans[1]);
+  history.Record(PlanOf("model"), 4, 4);
+  EXPECT_EQ(&FastestOf(plans, history), &plans[0]) << "both are measured";
 }
 
-// The prediction of the present plan was half of what it took, so that of another is not believed
-// as it stands either.
+// The present plan takes twice its predicted time, so the same factor applies to other plans.
 TEST(ReplanTest, BiasAppliesToPredictions) {
   const std::vector<GroupPlan> plans = {Predicted("model", 45), Predicted("data", 50)};
-  PlanHistory memory;
-  memory.Record(PlanOf("data"), 100, 50);
-  EXPECT_DOUBLE_EQ(*memory.Expected(plans[0]), 90);
-  const auto better = FindBetterPlan(PlanOf("data"), 100, plans, memory);
-  ASSERT_TRUE(better.has_value()) << "10 % is enough";
+  PlanHistory history;
+  history.Record(PlanOf("data"), 100, 50);
+  EXPECT_DOUBLE_EQ(*history.Expected(plans[0]), 90);
+  const auto better = FindBetterPlan(PlanOf("data"), 100, plans, history);
+  ASSERT_TRUE(better.has_value()) << "a gain of 10 % is enough";
   EXPECT_DOUBLE_EQ(better->then_seconds, 90);
-  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 99, plans, memory).has_value());
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 99, plans, history).has_value());
 }
 
-TEST(ReplanTest, BiasPreventsOscillation) {
-  PlanHistory memory;
-  memory.Record(PlanOf("data"), 1000, 1);
-  EXPECT_DOUBLE_EQ(memory.bias, 4);
-  memory.Record(PlanOf("data"), 1, 1000);
-  EXPECT_DOUBLE_EQ(memory.bias, 0.25);
+TEST(ReplanTest, BiasIsClamped) {
+  PlanHistory history;
+  history.Record(PlanOf("data"), 1000, 1);
+  EXPECT_DOUBLE_EQ(history.bias, 4);
+  history.Record(PlanOf("data"), 1, 1000);
+  EXPECT_DOUBLE_EQ(history.bias, 0.25);
 }
 
 TEST(ReplanTest, PresentPlanIsNoChange) {
-  PlanHistory memory;
-  memory.Record(PlanOf("data"), 50, 20);
+  PlanHistory history;
+  history.Record(PlanOf("data"), 50, 20);
   EXPECT_FALSE(
-      FindBetterPlan(PlanOf("data"), 80, {Predicted("data", 10), Predicted("model", 60)}, memory)
+      FindBetterPlan(PlanOf("data"), 80, {Predicted("data", 10), Predicted("model", 60)}, history)
           .has_value());
-  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 80, {{.plan = PlanOf("model")}}, memory).has_value())
-      << "a plan without a prediction is no reason to move";
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 80, {{.plan = PlanOf("model")}}, history).has_value())
+      << "the plan has no prediction";
 }
 
-// From data to model, which turns out to be slower, back to data, and never again.
-TEST(ReplanTest, GoesBackOnceAndStays) {
+// The group moves to "model", which is slower than predicted, returns to "data" and stays.
+TEST(ReplanTest, ReturnsOnce) {
   const std::vector<GroupPlan> plans = {Predicted("model", 30), Predicted("data", 50)};
-  PlanHistory memory;
-  memory.Record(PlanOf("data"), 50, 50);
-  ASSERT_TRUE(FindBetterPlan(PlanOf("data"), 50, plans, memory).has_value());
-  memory.Record(PlanOf("model"), 70, 30);
-  const auto back = FindBetterPlan(PlanOf("model"), 70, plans, memory);
+  PlanHistory history;
+  history.Record(PlanOf("data"), 50, 50);
+  ASSERT_TRUE(FindBetterPlan(PlanOf("data"), 50, plans, history).has_value());
+  history.Record(PlanOf("model"), 70, 30);
+  const auto back = FindBetterPlan(PlanOf("model"), 70, plans, history);
   ASSERT_TRUE(back.has_value());
   EXPECT_DOUBLE_EQ(back->then_seconds, 50);
-  memory.Record(PlanOf("data"), 52, 50);
-  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 52, plans, memory).has_value());
+  history.Record(PlanOf("data"), 52, 50);
+  EXPECT_FALSE(FindBetterPlan(PlanOf("data"), 52, plans, history).has_value());
 }
 
-TEST(ReplanTest, AMoveHasToPay) {
-  const PlanChange move{.now_seconds = 0.75, .then_seconds = 0.5};
-  EXPECT_FALSE(IsWorthwhile(move, 20, absl::ZeroDuration()))
-      << "five seconds, for one that is lost";
-  EXPECT_TRUE(IsWorthwhile(move, 21, absl::ZeroDuration()));
-  EXPECT_FALSE(IsWorthwhile(move, 40, absl::Seconds(2)));
-  EXPECT_TRUE(IsWorthwhile(move, 41, absl::Seconds(2)));
-  EXPECT_FALSE(IsWorthwhile(move, 0, absl::Seconds(2)));
+TEST(ReplanTest, ChangeMustBeWorthwhile) {
+  const PlanChange change{.now_seconds = 0.75, .then_seconds = 0.5};
+  EXPECT_FALSE(IsWorthwhile(change, 20, absl::ZeroDuration()))
+      << "the gain must exceed five times the cost, which is at least one second";
+  EXPECT_TRUE(IsWorthwhile(change, 21, absl::ZeroDuration()));
+  EXPECT_FALSE(IsWorthwhile(change, 40, absl::Seconds(2)));
+  EXPECT_TRUE(IsWorthwhile(change, 41, absl::Seconds(2)));
+  EXPECT_FALSE(IsWorthwhile(change, 0, absl::Seconds(2)));
   EXPECT_EQ(ToText({.now_seconds = 0.055, .then_seconds = 0.0412}),
             "replanned: 41.2 ms per step instead of 55.0 ms");
 }
 
-TEST(ReplanTest, MemoryIsBounded) {
-  PlanHistory memory;
-  for (uint32_t ranks = 1; ranks <= 1000; ++ranks) memory.Record(PlanOf("data", ranks), 1, 1);
-  EXPECT_LE(memory.measured.size(), 64u);
-  EXPECT_TRUE(memory.Expected({.plan = PlanOf("data", 1000)}).has_value());
+TEST(ReplanTest, HistoryIsBounded) {
+  PlanHistory history;
+  for (uint32_t ranks = 1; ranks <= 1000; ++ranks) history.Record(PlanOf("data", ranks), 1, 1);
+  EXPECT_LE(history.measured.size(), 64u);
+  EXPECT_TRUE(history.Expected({.plan = PlanOf("data", 1000)}).has_value());
 }
 
 }  // namespace

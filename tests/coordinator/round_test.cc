@@ -23,12 +23,13 @@ v1::Contributed From(uint32_t group, uint32_t round, uint64_t samples, uint32_t 
 TEST(RoundTest, ClosesWithAllGroups) {
   Round round(0, kGrace);
   round.Open(1);
-  EXPECT_FALSE(round.MayClose({}, kStart)) << "nobody contributed";
+  EXPECT_FALSE(round.MayClose({}, kStart)) << "there are no contributions";
   EXPECT_TRUE(round.Add(From(0, 1, 10, 5, 1), 2, kStart));
   EXPECT_FALSE(round.Add(From(0, 1, 10, 5, 1), 2, kStart)) << "twice";
-  EXPECT_FALSE(round.MayClose({0, 1}, kStart + absl::Hours(9))) << "never without a live group";
+  EXPECT_FALSE(round.MayClose({0, 1}, kStart + absl::Hours(9)))
+      << "group 1 is live and has not contributed";
   EXPECT_EQ(round.ClosesAt({0, 1}), absl::InfiniteFuture());
-  EXPECT_TRUE(round.MayClose({0}, kStart)) << "the other one is gone";
+  EXPECT_TRUE(round.MayClose({0}, kStart)) << "group 1 is not live";
   EXPECT_TRUE(round.Add(From(1, 1, 10, 5, 1), 2, kStart));
   EXPECT_TRUE(round.MayClose({0, 1}, kStart));
 }
@@ -43,7 +44,7 @@ TEST(RoundTest, QuorumWaitsForGrace) {
   EXPECT_FALSE(round.MayClose({0, 1, 2}, kStart + absl::Seconds(12)));
   EXPECT_TRUE(round.MayClose({0, 1, 2}, kStart + absl::Seconds(13)));
   round.Remove(2);
-  EXPECT_EQ(round.ClosesAt({0, 1}), absl::InfiniteFuture()) << "the quorum is gone with it";
+  EXPECT_EQ(round.ClosesAt({0, 1}), absl::InfiniteFuture()) << "there is no quorum without group 2";
 }
 
 TEST(RoundTest, CommitIsInGroupOrder) {
@@ -82,7 +83,7 @@ TEST(RoundTest, GraceFollowsArrivals) {
 TEST(RoundTest, LateArrivalsWidenGrace) {
   Round round(1, kGrace);
   round.NoteLate(kStart);
-  EXPECT_EQ(round.Grace(), kGrace) << "no round was closed yet";
+  EXPECT_EQ(round.Grace(), kGrace) << "no round has closed yet";
   round.Open(1);
   round.Add(From(0, 1, 1, 1, 0), 1, kStart);
   round.Close("run-1", kStart + kGrace);

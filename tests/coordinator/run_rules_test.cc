@@ -31,9 +31,7 @@ TEST(RunTest, DefaultsOfTheSpec) {
   EXPECT_FALSE(Averages(spec));
 }
 
-TEST(RunTest, DevicesAreToldByTheirNames) {}
-
-TEST(RunTest, PrecisionsOfGpusWantGpus) {
+TEST(RunTest, GpuPrecisionsImplyCuda) {
   v1::RunSpec spec;
   EXPECT_EQ(DeviceWanted(spec), v1::Cluster::DEVICE_UNSPECIFIED);
   spec.mutable_cluster()->set_device(v1::Cluster::CPU);
@@ -47,13 +45,13 @@ TEST(RunTest, PrecisionsOfGpusWantGpus) {
   }
 }
 
-TEST(RunTest, TotalStepsIsTheSmallerRule) {
+TEST(RunTest, SmallerRuleLimitsSteps) {
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 0, 70, 640)), 70u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 640)), 30u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 70, 640)), 30u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 20, 640)), 20u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 650)), 31u) << "epochs that do not divide round up";
-  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 0)), 0u) << "not known before the data is";
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 0)), 0u) << "the number of samples is unknown";
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 20, 0)), 20u);
   EXPECT_EQ(TotalSteps(Record(1, 1, 1, 4'000'000'000, 0, 4'000'000'000)),
             std::numeric_limits<uint32_t>::max());
@@ -62,14 +60,14 @@ TEST(RunTest, TotalStepsIsTheSmallerRule) {
 TEST(RunTest, EpochsCountFromCheckpoint) {
   v1::RunRecord run = Record(2, 32, 5, 3, 0, 640);
   run.mutable_spec()->mutable_checkpoint()->set_from_step(40);
-  // 2 epochs were done in 40 steps of half the size.
+  // The checkpoint has 2 epochs in 40 steps with half the batch.
   run.mutable_spec()->mutable_checkpoint()->set_from_position(1280);
   EXPECT_EQ(TotalSteps(run), 50u);
   EXPECT_DOUBLE_EQ(EpochAt(run, 40), 2);
   EXPECT_DOUBLE_EQ(EpochAt(run, 45), 2.5);
   EXPECT_EQ(EvaluationEpochAfter(run, 40), 3u);
   run.mutable_spec()->mutable_checkpoint()->set_from_position(640 * 3);
-  EXPECT_EQ(TotalSteps(run), 40u) << "nothing is left";
+  EXPECT_EQ(TotalSteps(run), 40u) << "all epochs are done";
 }
 
 TEST(RunTest, AveragingBoundaries) {
@@ -82,7 +80,7 @@ TEST(RunTest, AveragingBoundaries) {
 }
 
 TEST(RunTest, EvaluationBoundaries) {
-  v1::RunRecord run = Record(1, 32, 0, 0, 50, 650);  // 20.3 steps an epoch
+  v1::RunRecord run = Record(1, 32, 0, 0, 50, 650);  // 20.3 steps per epoch
   EXPECT_EQ(BoundaryAfter(run, 0), 21u);
   EXPECT_TRUE(EvaluationDue(run, 21));
   EXPECT_FALSE(EvaluationDue(run, 20));
@@ -91,7 +89,7 @@ TEST(RunTest, EvaluationBoundaries) {
 }
 
 TEST(RunTest, EvaluationDueAfterEpoch) {
-  v1::RunRecord run = Record(2, 32, 7, 10, 0, 640);  // 10 steps an epoch
+  v1::RunRecord run = Record(2, 32, 7, 10, 0, 640);  // 10 steps per epoch
   run.mutable_spec()->mutable_evaluation()->set_every_epochs(2);
   run.set_next_evaluation_epoch(2);
   EXPECT_FALSE(EvaluationDue(run, 14));
@@ -105,7 +103,7 @@ TEST(RunTest, EvaluationDueAfterEpoch) {
 TEST(RunTest, TargetIsInclusive) {
   v1::RunRecord run = Record(1, 32, 5, 10, 0, 640);
   run.mutable_spec()->mutable_stop()->set_test_accuracy(0.91F);
-  EXPECT_FALSE(TargetReached(run)) << "nothing was evaluated";
+  EXPECT_FALSE(TargetReached(run)) << "there is no evaluation";
   run.mutable_test()->set_samples(100);
   run.mutable_test()->set_accuracy(0.9099);
   EXPECT_FALSE(TargetReached(run));

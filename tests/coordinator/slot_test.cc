@@ -14,7 +14,7 @@ v1::Prepared FromRank(const Slot& slot, uint32_t rank) {
   return prepared;
 }
 
-TEST(SlotTest, GoesThroughItsStates) {
+TEST(SlotTest, StateTransitions) {
   const absl::Time now = absl::FromUnixSeconds(5);
   Slot slot("run-1", 2, now);
   EXPECT_TRUE(slot.waiting());
@@ -24,7 +24,7 @@ TEST(SlotTest, GoesThroughItsStates) {
   EXPECT_EQ(slot.Place(1).group(), 2u);
   slot.Prepare(FromRank(slot, 0));
   slot.Prepare(FromRank(slot, 0));
-  EXPECT_FALSE(slot.prepared()) << "one rank twice is not two";
+  EXPECT_FALSE(slot.prepared()) << "rank 1 is not prepared";
   slot.Prepare(FromRank(slot, 1));
   EXPECT_TRUE(slot.prepared());
   EXPECT_FALSE(slot.record().lived());
@@ -65,13 +65,13 @@ TEST(SlotTest, PreparedReportsPlan) {
   slot.Prepare(prepared);
   EXPECT_EQ(slot.plan().SerializeAsString(), prepared.plan().SerializeAsString());
   EXPECT_EQ(slot.record().plan().SerializeAsString(), GivenPlan().SerializeAsString())
-      << "what the group was given stays known";
-  // What other ranks say of it counts for nothing.
+      << "the assigned plan is kept";
+  // Plans of other ranks are ignored.
   v1::Prepared other = FromRank(slot, 1);
   *other.mutable_plan() = GivenPlan();
   slot.Prepare(other);
   EXPECT_EQ(slot.plan().buckets_size(), 2);
-  // It survives a restart, and ends with the generation.
+  // The reported plan survives a restart and ends with the generation.
   EXPECT_EQ(Slot(slot.record(), absl::FromUnixSeconds(6)).plan().buckets_size(), 2);
   slot.Clear("lost", absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets_size(), 0);
@@ -82,22 +82,23 @@ TEST(SlotTest, PreparedReportsPlan) {
 TEST(SlotTest, OtherPlanIsRefused) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
   slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
-  const auto why = [&](const std::function<void(v1::Plan&)>& change) {
+  const auto reason = [&](const std::function<void(v1::Plan&)>& change) {
     v1::Plan plan = GivenPlan();
     change(plan);
     const absl::Status status = slot.CheckReportedPlan(plan);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_EQ(why([](v1::Plan& p) { p.mutable_mesh(0)->set_size(3); }),
+  EXPECT_EQ(reason([](v1::Plan& p) { p.mutable_mesh(0)->set_size(3); }),
             "its mesh differs from the assigned one");
-  EXPECT_EQ(why([](v1::Plan& p) { p.add_mesh(); }), "its mesh differs from the assigned one");
-  EXPECT_EQ(why([](v1::Plan& p) { p.clear_layers(); }), "it has 0 layers, the assigned plan has 1");
-  EXPECT_EQ(why([](v1::Plan& p) { p.mutable_layers(0)->mutable_split(0)->add_axes("data"); }),
+  EXPECT_EQ(reason([](v1::Plan& p) { p.add_mesh(); }), "its mesh differs from the assigned one");
+  EXPECT_EQ(reason([](v1::Plan& p) { p.clear_layers(); }),
+            "it has 0 layers, the assigned plan has 1");
+  EXPECT_EQ(reason([](v1::Plan& p) { p.mutable_layers(0)->mutable_split(0)->add_axes("data"); }),
             "the layout of layer 'fc1' differs from the assigned one");
 }
 
-TEST(SlotTest, AStartAtTheEndIsAnEnd) {
+TEST(SlotTest, StartWithoutStepsIsAtEnd) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
   slot.Form(1, {"w1"}, v1::Plan(), 3, 30, absl::FromUnixSeconds(6));
   slot.Start(0, absl::FromUnixSeconds(6));
@@ -105,7 +106,7 @@ TEST(SlotTest, AStartAtTheEndIsAnEnd) {
   EXPECT_FALSE(slot.SetAtEnd());
 }
 
-// What was predicted and measured is of a generation; what it says of plans is kept.
+// Prediction and measurement belong to a generation; the history of plans belongs to the slot.
 TEST(SlotTest, ClearKeepsPlanHistory) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
   slot.Form(1, {"w1"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
@@ -138,7 +139,7 @@ TEST(SlotTest, CountsBytesOnce) {
   EXPECT_FALSE(slot.CountVersion(1));
   slot.Clear("", absl::FromUnixSeconds(6));
   slot.Form(2, {"w1"}, v1::Plan(), 0, 0, absl::FromUnixSeconds(6));
-  EXPECT_TRUE(slot.CountRound(1)) << "another generation sends its own bytes";
+  EXPECT_TRUE(slot.CountRound(1)) << "the bytes of a new generation are counted";
 }
 
 }  // namespace
