@@ -1,3 +1,7 @@
+// Orders are executed one at a time, in order of arrival, on a thread of their own, because they
+// block for the disk. An order that fails for a transient reason waits in `failed` and is retried
+// after retry_wait; a newer order with the same subject replaces it, and the end of its run removes
+// it. The coordinator repeats every order that is not answered, so none of them is durable here.
 #include "server/aggregator.h"
 
 #include <glog/logging.h>

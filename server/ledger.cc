@@ -26,16 +26,23 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/client/shard_span.h"
 #include "server/mean.h"
 
 namespace cadre {
 namespace {
+
+// Far above the limit of a run file; ShardSpan is exact up to 2^31.
+constexpr uint32_t kMaxShards = 1 << 20;
 
 std::optional<Refused> CheckTerms(const RunTerms& terms) {
   const bool sorted = std::is_sorted(terms.tensor_begin.begin(), terms.tensor_begin.end());
   if (terms.run.empty() || terms.lineage.empty()) return Malformed("run or lineage is missing");
   if (terms.shard >= terms.shards) {
     return Malformed(absl::StrCat("shard ", terms.shard, " of ", terms.shards));
+  }
+  if (terms.shards > kMaxShards) {
+    return Malformed(absl::StrCat(terms.shards, " shards exceed the limit of ", kMaxShards));
   }
   if (terms.tensor_begin.size() < 2 || terms.tensor_begin.front() != 0 || !sorted) {
     return Malformed("the model has no parameters");
@@ -193,18 +200,18 @@ std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32
       continue;
     }
     if (key.rank >= participant.ranks()) {
-      return absl::StrCat(key.ToString(), " is staged, but the group has only ",
-                          participant.ranks(), " ranks");
+      return absl::StrCat(key.ToString(), " is staged, but the number of ranks of the group is ",
+                          participant.ranks());
     }
-    uint64_t offset = 0;
-    for (const FlatSpan& span : contribution.spans) {
+    int64_t offset = 0;
+    for (const Interval& span : contribution.spans) {
       source.segments.push_back({key, span, offset});
       offset += span.size();
     }
   }
   std::sort(source.segments.begin(), source.segments.end(),
             [](const auto& a, const auto& b) { return a.span.begin < b.span.begin; });
-  uint64_t at = run.span.begin;
+  int64_t at = run.span.begin;
   for (const SourceSegment& segment : source.segments) {
     if (segment.span.begin != at) break;
     at = segment.span.end;
@@ -296,13 +303,13 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
                    absl::StrCat("run ", request.run(), " has lineage ", run->terms.lineage,
                                 ", not ", request.lineage())};
   }
-  Decision<std::vector<FlatSpan>> spans =
+  Decision<std::vector<Interval>> spans =
       Flatten(run->terms.tensor_begin, run->span, request.ranges());
   if (auto* refused = std::get_if<Refused>(&spans)) return *refused;
   for (const auto& version : {run->current, run->previous}) {
     if (!version || version->number != request.version()) continue;
     PullGrant grant{request.run(), request.version(), {}, 0};
-    grant.spans = std::get<std::vector<FlatSpan>>(std::move(spans));
+    grant.spans = std::get<std::vector<Interval>>(std::move(spans));
     grant.elements = Elements(grant.spans);
     return grant;
   }

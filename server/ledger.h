@@ -41,10 +41,10 @@
 #include "absl/status/status.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
-#include "server/client/shard_span.h"
 #include "server/decision.h"
 #include "server/discrepancy_sums.h"
 #include "server/slices.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 
@@ -59,10 +59,10 @@ struct RunTerms {
   uint32_t ranks = 1;
   // Position of every tensor in the parameter order, then the number of elements: one entry more
   // than tensors.
-  std::vector<uint64_t> tensor_begin;
+  std::vector<int64_t> tensor_begin;
   // Positions that are averaged but not trained (running statistics of batch normalisation), in
   // order.
-  std::vector<FlatSpan> statistics;
+  std::vector<Interval> statistics;
   // Lowest generation accepted, by group.
   std::map<uint32_t, uint32_t> generations;
 };
@@ -86,7 +86,7 @@ struct Opened {
   bool make_version_zero = false;
   // Earlier lineage of the run id; its files belong to another run.
   std::optional<std::string> replaces_lineage;
-  FlatSpan span;
+  Interval span;
   // Obsolete contributions, to be deleted.
   std::vector<ContributionKey> dropped;
 };
@@ -100,7 +100,7 @@ struct StageGrant {
   bool fresh = false;
   uint32_t next_chunk = 0;
   uint32_t chunks = 0;
-  uint64_t elements = 0;
+  int64_t elements = 0;
   // Incomplete contributions of older generations, to be deleted.
   std::vector<ContributionKey> dropped;
 };
@@ -108,8 +108,8 @@ struct StageGrant {
 // Positions `span` of the model are in contribution `key` from element `offset` on.
 struct SourceSegment {
   ContributionKey key;
-  FlatSpan span;
-  uint64_t offset = 0;
+  Interval span;
+  int64_t offset = 0;
 };
 
 // One group's model, its segments in flat order.
@@ -125,10 +125,10 @@ struct GroupSource {
 struct ApplyPlan {
   std::string run;
   uint32_t round = 0;
-  FlatSpan span;
+  Interval span;
   std::vector<GroupSource> groups;
   // As in RunTerms; excluded from the discrepancy.
-  std::vector<FlatSpan> statistics;
+  std::vector<Interval> statistics;
 };
 
 // Values computed when a version was made.
@@ -151,13 +151,13 @@ using ApplyDecision = std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Ref
 struct PullGrant {
   std::string run;
   uint32_t version = 0;
-  std::vector<FlatSpan> spans;
-  uint64_t elements = 0;
+  std::vector<Interval> spans;
+  int64_t elements = 0;
 };
 
 // The requested version is not stored, or no longer.
 struct NoSuchVersion {
-  uint32_t asked = 0;
+  uint32_t requested = 0;
   uint32_t current = 0;
 };
 
@@ -197,7 +197,7 @@ class Ledger {
   // Checks whether the chunk may be written; does not change the state. `crc_fits`: the caller's
   // check of the CRC.
   std::optional<Refused> CheckChunk(const ContributionKey& key, uint64_t attempt, uint32_t index,
-                                    uint64_t bytes, bool crc_fits) const;
+                                    int64_t bytes, bool crc_fits) const;
   // The next chunk was written. Returns whether it was the last.
   bool ChunkStored(const ContributionKey& key, uint64_t attempt);
   // All chunks are durable; Apply may now use the contribution. Returns false if the contribution
@@ -221,8 +221,8 @@ class Ledger {
   struct Contribution {
     v1::ContributionHeader header;
     // Positions in the header's order.
-    std::vector<FlatSpan> spans;
-    uint64_t elements = 0;
+    std::vector<Interval> spans;
+    int64_t elements = 0;
     uint32_t chunks = 0;
     uint32_t stored_chunks = 0;
     bool durable = false;
@@ -234,7 +234,7 @@ class Ledger {
   };
   struct Run {
     RunTerms terms;
-    FlatSpan span;
+    Interval span;
     bool closed = false;
     std::optional<Version> current;
     std::optional<Version> previous;

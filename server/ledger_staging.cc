@@ -1,4 +1,10 @@
 // Decisions about contributions. Part of Ledger.
+//
+// The order of the checks determines which refusal a rank receives, and ranks react to it: a wrong
+// identity is a bug or another cluster, ranges are checked next because they do not depend on the
+// round, and only then generation and round, which change with time. A stale generation precedes a
+// closed round, because the rank must give up its place in the first case and adopt the new version
+// in the second.
 #include <algorithm>
 #include <utility>
 
@@ -10,8 +16,9 @@ namespace {
 
 // 4 MiB of values: with its header it fits into the largest message.
 constexpr uint32_t kMaxChunkElements = 1 << 20;
+constexpr int64_t kValueBytes = sizeof(float);
 // A contribution with more chunks has an unreasonable chunk size.
-constexpr uint64_t kMaxChunks = 1 << 24;
+constexpr int64_t kMaxChunks = 1 << 24;
 
 // Whether two headers announce the same contribution.
 bool SameContribution(const v1::ContributionHeader& a, const v1::ContributionHeader& b) {
@@ -47,8 +54,8 @@ std::optional<Refused> Ledger::CheckIdentity(const Run& run, const v1::Contribut
   }
   if (header.group() >= terms.groups || header.rank() >= terms.ranks) {
     return Malformed(absl::StrCat("group ", header.group(), ", rank ", header.rank(),
-                                  ": the run has ", terms.groups, " groups of at most ",
-                                  terms.ranks, " ranks"));
+                                  ": the run has groups 0 to ", terms.groups - 1,
+                                  " with ranks 0 to ", terms.ranks - 1));
   }
   if (header.codec() != v1::CODEC_FP32) {
     return Malformed(absl::StrCat("codec ", static_cast<int>(header.codec()), " is not supported"));
@@ -93,22 +100,22 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
                    absl::StrCat("chunks of ", header.chunk_elements(),
                                 " elements exceed the limit of ", kMaxChunkElements)};
   }
-  Decision<std::vector<FlatSpan>> spans =
+  Decision<std::vector<Interval>> spans =
       Flatten(run.terms.tensor_begin, run.span, header.ranges());
   if (auto* refused = std::get_if<Refused>(&spans)) return *refused;
   Contribution contribution;
   contribution.header = header;
-  contribution.spans = std::get<std::vector<FlatSpan>>(std::move(spans));
+  contribution.spans = std::get<std::vector<Interval>>(std::move(spans));
   if (const auto position = Overlap(contribution.spans)) {
     return Malformed(absl::StrCat("position ", *position, " is in two ranges"));
   }
   contribution.elements = Elements(contribution.spans);
-  const uint64_t chunks =
+  const int64_t chunks =
       (contribution.elements + header.chunk_elements() - 1) / header.chunk_elements();
   if (chunks > kMaxChunks) {
     return Malformed(absl::StrCat(chunks, " chunks exceed the limit of ", kMaxChunks));
   }
-  contribution.chunks = static_cast<uint32_t>(chunks);
+  contribution.chunks = chunks;
   return contribution;
 }
 
@@ -163,7 +170,7 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
 }
 
 std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t attempt,
-                                          uint32_t index, uint64_t bytes, bool crc_fits) const {
+                                          uint32_t index, int64_t bytes, bool crc_fits) const {
   const Run* run = Find(key.run);
   if (run == nullptr) return UnknownRun(key.run);
   const auto found = run->contributions.find(key);
@@ -178,7 +185,8 @@ std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t a
                    absl::StrCat(key.ToString(), ": superseded by a newer stream")};
   }
   const Contribution& there = found->second;
-  const uint64_t full = uint64_t{there.header.chunk_elements()} * sizeof(float);
+  const int64_t chunk_elements = there.header.chunk_elements();
+  const int64_t full = chunk_elements * kValueBytes;
   const std::string chunk = absl::StrCat("chunk ", index, " of ", key.ToString());
   if (bytes > full) {
     return Refused{v1::REFUSAL_OVERSIZED,
@@ -188,7 +196,7 @@ std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t a
     return Malformed(absl::StrCat(chunk, " is not the next one: ", there.stored_chunks, " of ",
                                   there.chunks, " are stored"));
   }
-  const uint64_t left = (there.elements - uint64_t{index} * there.header.chunk_elements()) * 4;
+  const int64_t left = (there.elements - index * chunk_elements) * kValueBytes;
   if (bytes != std::min(full, left)) {
     return Malformed(
         absl::StrCat(chunk, " has ", bytes, " bytes instead of ", std::min(full, left)));

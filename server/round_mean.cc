@@ -41,12 +41,12 @@ RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<Version
   if (fits && groups_.size() > 1) reader_ = std::move(before);
 }
 
-absl::Status RoundMean::Read(Group& group, uint64_t first, std::span<float> out) const {
+absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) const {
   while (!out.empty()) {
     while (group.source->segments[group.segment].span.end <= first) ++group.segment;
     const SourceSegment& segment = group.source->segments[group.segment];
-    const size_t n = std::min<uint64_t>(out.size(), segment.span.end - first);
-    const uint64_t at = segment.offset + (first - segment.span.begin);
+    const int64_t n = std::min(std::ssize(out), segment.span.end - first);
+    const int64_t at = segment.offset + (first - segment.span.begin);
     CADRE_RETURN_IF_ERROR(
         files_.at(segment.key)->ReadUnchecked(at * sizeof(float), AsBytes(out.first(n))));
     first += n;
@@ -55,7 +55,7 @@ absl::Status RoundMean::Read(Group& group, uint64_t first, std::span<float> out)
   return absl::OkStatus();
 }
 
-bool RoundMean::ReadBefore(uint64_t first, size_t size) {
+bool RoundMean::ReadBefore(int64_t first, size_t size) {
   if (reader_ == nullptr) return false;
   before_.resize(size);
   const absl::Status status = reader_->Read(first, AsBytes(before_));
@@ -68,19 +68,17 @@ bool RoundMean::ReadBefore(uint64_t first, size_t size) {
   return false;
 }
 
-void RoundMean::ClearStatistics(uint64_t first, std::span<float> values) const {
-  const uint64_t last = first + values.size();
-  auto at =
-      std::lower_bound(statistics_.begin(), statistics_.end(), first,
-                       [](const FlatSpan& s, uint64_t position) { return s.end <= position; });
-  for (; at != statistics_.end() && at->begin < last; ++at) {
-    const uint64_t begin = std::max(at->begin, first);
-    const uint64_t end = std::min(at->end, last);
-    std::fill_n(values.begin() + static_cast<int64_t>(begin - first), end - begin, 0.0F);
+void RoundMean::ClearStatistics(int64_t first, std::span<float> values) const {
+  const Interval read{first, first + std::ssize(values)};
+  auto at = std::lower_bound(statistics_.begin(), statistics_.end(), first,
+                             [](const Interval& s, int64_t position) { return s.end <= position; });
+  for (; at != statistics_.end() && at->begin < read.end; ++at) {
+    const Interval clear = Intersect(*at, read);
+    std::fill_n(values.begin() + (clear.begin - first), clear.size(), 0.0F);
   }
 }
 
-absl::Status RoundMean::Next(uint64_t first, std::span<float> out) {
+absl::Status RoundMean::Next(int64_t first, std::span<float> out) {
   values_.resize(out.size());
   const bool measured = ReadBefore(first, out.size());
   if (measured) sums_.Begin(before_);

@@ -27,7 +27,7 @@ class RoundMean {
   RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before);
 
   // Computes the mean at the next out.size() positions. Requires: calls in order of positions.
-  absl::Status Next(uint64_t first, std::span<float> out);
+  absl::Status Next(int64_t first, std::span<float> out);
 
   // Discrepancy of the trained positions so far. Unknown in rounds of one group and if the version
   // before cannot be read: a missing statistic does not fail the round.
@@ -40,15 +40,15 @@ class RoundMean {
     size_t segment = 0;
   };
 
-  absl::Status Read(Group& group, uint64_t first, std::span<float> out) const;
+  absl::Status Read(Group& group, int64_t first, std::span<float> out) const;
   // Reads the version before into before_; returns whether it is known.
-  bool ReadBefore(uint64_t first, size_t size);
+  bool ReadBefore(int64_t first, size_t size);
 
   // Sets values that are not trained to 0, so that they add nothing to the discrepancy.
-  void ClearStatistics(uint64_t first, std::span<float> values) const;
+  void ClearStatistics(int64_t first, std::span<float> values) const;
 
   const Files files_;
-  const std::vector<FlatSpan> statistics_;
+  const std::vector<Interval> statistics_;
   std::vector<Group> groups_;
   // Null if the discrepancy is unknown.
   std::unique_ptr<VersionReader> reader_;

@@ -1,3 +1,6 @@
+// Version 0 is a pure function of the run's specification: of its seed, or of the checkpoint that
+// it names. Every aggregator computes its own shard, so no model is sent at the start of a run, and
+// an aggregator that has lost version 0 can create it again.
 #include "server/run_terms.h"
 
 #include <algorithm>
@@ -46,8 +49,7 @@ absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open) {
   for (const Parameter& parameter : index.parameters()) {
     terms.tensor_begin.push_back(parameter.offset);
     if (!IsStatistic(parameter.role)) continue;
-    terms.statistics.push_back(
-        {static_cast<uint64_t>(parameter.offset), static_cast<uint64_t>(parameter.end())});
+    terms.statistics.push_back({parameter.offset, parameter.end()});
   }
   terms.tensor_begin.push_back(index.size());
   terms.generations.insert(open.generations().begin(), open.generations().end());
@@ -59,14 +61,14 @@ absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec) {
   // Shared because std::function requires copyable captures.
   const auto index = std::make_shared<const ParameterIndex>(std::move(made));
   if (spec.checkpoint().from().empty()) {
-    return [index, seed = spec.seed()](uint64_t first, std::span<float> out) {
+    return [index, seed = spec.seed()](int64_t first, std::span<float> out) {
       FillInitialValues(*index, seed, first, out);
       return absl::OkStatus();
     };
   }
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile opened, OpenWeights(spec.checkpoint().from(), *index));
   const auto file = std::make_shared<SafetensorsFile>(std::move(opened));
-  return [index, file](uint64_t first, std::span<float> out) {
+  return [index, file](int64_t first, std::span<float> out) {
     return ReadFlat(*index, *file, first, out);
   };
 }

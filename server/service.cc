@@ -7,61 +7,90 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
+#include "server/client/refusal.h"
 
 namespace cadre {
 namespace {
-
-grpc::Status Busy() {
-  return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                      "busy: too many concurrent streams; retry later");
-}
 
 // Orders the accesses of the thread that starts an operation and of the thread that is notified of
 // its end. gRPC guarantees this order; the fence makes it visible to thread sanitizers.
 class HandoffFence {
  public:
-  void Pass() { order_mutex_.fetch_add(1, std::memory_order_release); }
-  void Take() const { order_mutex_.load(std::memory_order_acquire); }
+  void Pass() { order_.fetch_add(1, std::memory_order_release); }
+  void Take() const { order_.load(std::memory_order_acquire); }
 
  private:
-  std::atomic<uint32_t> order_mutex_ = 0;
+  std::atomic<uint32_t> order_ = 0;
 };
 
-// Stage: header -> Resume -> chunks -> Staged. Exactly one read, write or pool task is active at
+// What the calls of both kinds share. Exactly one read, write or pool task of a call is active at
 // any time, so no lock is needed. No member is accessed after the call has ended.
-class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply> {
+template <typename Reactor>
+class RoundsCall : public Reactor {
  public:
-  StageCall(ShardHost& host, WorkPool& pool, StreamLimit& limit)
-      : host_(host), pool_(pool), permit_(limit) {
-    if (permit_.granted()) {
-      Read();
-    } else {
-      End(Busy());
-    }
+  void OnDone() override {
+    fence_.Take();
+    delete this;
+  }
+
+ protected:
+  RoundsCall(ShardHost& host, WorkPool& pool, StreamLimit& limit)
+      : host_(host), pool_(pool), permit_(limit) {}
+
+  void End(const absl::Status& status) {
+    fence_.Pass();
+    this->Finish(ToGrpc(status));
+  }
+  void EndBusy() {
+    End(absl::ResourceExhaustedError("busy: too many concurrent streams; retry later"));
+  }
+  // Returns false, and ends the call, if there are too many.
+  bool Admit() {
+    if (!permit_.granted()) EndBusy();
+    return permit_.granted();
+  }
+  void Submit(WorkPool::Work work) {
+    if (!pool_.Submit(std::move(work))) EndBusy();
+  }
+  // Takes the end of a write. Returns false, and ends the call, if the caller has disconnected.
+  bool TakeWritten(bool ok) {
+    fence_.Take();
+    if (!ok) End(absl::CancelledError("the caller has disconnected"));
+    return ok;
+  }
+
+  ShardHost& host_;
+  HandoffFence fence_;
+
+ private:
+  WorkPool& pool_;
+  const StreamLimit::Permit permit_;
+};
+
+// Stage: header -> Resume -> chunks -> Staged.
+class StageCall final
+    : public RoundsCall<grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>> {
+ public:
+  StageCall(ShardHost& host, WorkPool& pool, StreamLimit& limit) : RoundsCall(host, pool, limit) {
+    if (Admit()) Read();
   }
 
   void OnReadDone(bool ok) override {
     fence_.Take();
-    if (ok) return Submit([this] { Take(); });
-    End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                     absl::StrCat("malformed: the stream ended after ", taken_, " chunks of ",
-                                  staging_.grant.chunks)));
+    if (ok) return Submit([this] { TakeRequest(); });
+    End(RefusalStatus(v1::REFUSAL_MALFORMED, absl::StrCat("the stream ended after ", taken_,
+                                                          " chunks of ", staging_.grant.chunks)));
   }
 
   void OnWriteDone(bool ok) override {
-    fence_.Take();
-    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller has disconnected"));
+    if (!TakeWritten(ok)) return;
     if (taken_ == staging_.grant.chunks) return Submit([this] { FinishStaging(); });
     Read();
-  }
-
-  void OnDone() override {
-    fence_.Take();
-    delete this;
   }
 
  private:
@@ -69,55 +98,38 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
     fence_.Pass();
     StartRead(&request_);
   }
-  void Write() {
-    fence_.Pass();
-    StartWrite(&reply_);
-  }
-  void End(const grpc::Status& status) {
-    fence_.Pass();
-    Finish(status);
-  }
-  void Submit(WorkPool::Work work) {
-    if (!pool_.Submit(std::move(work))) End(Busy());
-  }
 
-  void Take() {
+  void TakeRequest() {
     if (request_.has_header() && staging_.file == nullptr) return TakeHeader();
     if (request_.has_chunk() && staging_.file != nullptr) return TakeChunk();
-    End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                     "malformed: expected one header, then chunks"));
+    End(RefusalStatus(v1::REFUSAL_MALFORMED, "expected one header, then chunks"));
   }
 
   void TakeHeader() {
     absl::StatusOr<Staging> staging = host_.Stage(request_.header());
-    if (!staging.ok()) return End(ToGrpc(staging.status()));
+    if (!staging.ok()) return End(staging.status());
     staging_ = *std::move(staging);
     taken_ = staging_.grant.next_chunk;
     reply_.mutable_resume()->set_next_chunk(taken_);
-    Write();
+    fence_.Pass();
+    StartWrite(&reply_);
   }
 
   void TakeChunk() {
     const absl::StatusOr<bool> last = host_.Put(staging_, request_.chunk());
-    if (!last.ok()) return End(ToGrpc(last.status()));
+    if (!last.ok()) return End(last.status());
     ++taken_;
     if (*last) return FinishStaging();
     Read();
   }
 
   void FinishStaging() {
-    if (const absl::Status status = host_.Finish(staging_); !status.ok()) {
-      return End(ToGrpc(status));
-    }
+    if (const absl::Status status = host_.Finish(staging_); !status.ok()) return End(status);
     reply_.mutable_staged()->set_elements(staging_.grant.elements);
     fence_.Pass();
     StartWriteAndFinish(&reply_, grpc::WriteOptions(), grpc::Status::OK);
   }
 
-  ShardHost& host_;
-  WorkPool& pool_;
-  const StreamLimit::Permit permit_;
-  HandoffFence fence_;
   Staging staging_;
   // Stored chunks, including those of earlier streams.
   uint32_t taken_ = 0;
@@ -127,73 +139,46 @@ class StageCall final : public grpc::ServerBidiReactor<v1::StageRequest, v1::Sta
 
 // Pull: reads and writes one chunk at a time; the next one is read after gRPC has accepted the one
 // before, so a slow caller delays only itself.
-class PullCall final : public grpc::ServerWriteReactor<v1::PullReply> {
+class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>> {
  public:
   PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamLimit& limit,
            const v1::PullRequest* request)
-      : host_(host), pool_(pool), counters_(counters), permit_(limit), request_(request) {
-    if (permit_.granted()) {
-      Submit([this] { Begin(); });
-    } else {
-      End(Busy());
-    }
+      : RoundsCall(host, pool, limit), counters_(counters), request_(request) {
+    if (Admit()) Submit([this] { Begin(); });
   }
 
   void OnWriteDone(bool ok) override {
-    fence_.Take();
-    if (!ok) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller has disconnected"));
-    Submit([this] { Next(); });
-  }
-
-  void OnDone() override {
-    fence_.Take();
-    delete this;
+    if (TakeWritten(ok)) Submit([this] { WriteNext(); });
   }
 
  private:
-  void Write() {
+  void Begin() {
+    absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(*request_);
+    if (!pull.ok()) return End(pull.status());
+    pull_ = *std::move(pull);
+    WriteNext();
+  }
+
+  void WriteNext() {
+    if (pull_->left() == 0) return End(absl::OkStatus());
+    const int64_t requested = request_->chunk_elements();
+    const int64_t chunk_elements =
+        requested == 0 ? kChunkElements : std::min<int64_t>(requested, kChunkElements);
+    v1::Chunk& chunk = *reply_.mutable_chunk();
+    std::string& data = *chunk.mutable_data();
+    data.resize(std::min(chunk_elements, pull_->left()) * sizeof(float));
+    if (const auto read = pull_->Next({data.data(), data.size()}); !read.ok()) {
+      counters_.Add("damaged_files", absl::IsDataLoss(read.status()) ? 1 : 0);
+      return End(read.status());
+    }
+    chunk.set_index(index_++);
+    chunk.set_crc32c(Crc32c(data));
+    counters_.Add("pulled_bytes", data.size());
     fence_.Pass();
     StartWrite(&reply_);
   }
-  void End(const grpc::Status& status) {
-    fence_.Pass();
-    Finish(status);
-  }
-  void Submit(WorkPool::Work work) {
-    if (!pool_.Submit(std::move(work))) End(Busy());
-  }
 
-  void Begin() {
-    absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(*request_);
-    if (!pull.ok()) return End(ToGrpc(pull.status()));
-    pull_ = *std::move(pull);
-    Next();
-  }
-
-  void Next() {
-    if (pull_->left() == 0) return End(grpc::Status::OK);
-    v1::Chunk* chunk = reply_.mutable_chunk();
-    const uint64_t wanted =
-        request_->chunk_elements() == 0 ? kChunkElements : request_->chunk_elements();
-    const uint64_t elements = std::min<uint64_t>({wanted, kChunkElements, pull_->left()});
-    std::string* data = chunk->mutable_data();
-    data->resize(elements * sizeof(float));
-    const absl::StatusOr<size_t> read = pull_->Next({data->data(), data->size()});
-    if (!read.ok()) {
-      counters_.Add("damaged_files", absl::IsDataLoss(read.status()) ? 1 : 0);
-      return End(ToGrpc(read.status()));
-    }
-    chunk->set_index(index_++);
-    chunk->set_crc32c(Crc32c(*data));
-    counters_.Add("pulled_bytes", data->size());
-    Write();
-  }
-
-  ShardHost& host_;
-  WorkPool& pool_;
   Counters& counters_;
-  const StreamLimit::Permit permit_;
-  HandoffFence fence_;
   const v1::PullRequest* const request_;
   std::unique_ptr<VersionPull> pull_;
   uint32_t index_ = 0;

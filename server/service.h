@@ -1,11 +1,10 @@
 // The Rounds service: streams of ranks, converted to calls of a ShardHost.
 //
 // Disk I/O runs on a pool of `disk_threads`, at most one task per stream at a time; gRPC's threads
-// only pass messages. Beyond `max_stages` and `max_pulls` concurrent streams a call gets
-// ResourceExhausted
-// ("busy: ...") and is retried later. So memory is bounded: a staging stream holds one message
-// being written and the messages that flow control admits ahead, a pull holds one chunk in transit
-// (at most 1 MiB of values) and one checked block of the file (256 KiB).
+// only pass messages. Beyond `max_stages` and `max_pulls` concurrent streams, a call is refused
+// with ResourceExhausted ("busy: ...") and retried later. So memory is bounded: a staging stream
+// holds one message being written and the messages that flow control admits ahead, a pull holds one
+// chunk in transit (at most 1 MiB of values) and one checked block of the file (256 KiB).
 //
 //   RoundsService service({}, host, counters);
 //   Daemon::Start(options, {&service});

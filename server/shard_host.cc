@@ -1,3 +1,16 @@
+// Two mutexes divide the work. `mutex_` protects the ledger and is held for decisions and for
+// opening files, never while blocks are read or written. `order_mutex_` is held during a whole
+// order of the coordinator, including its disk I/O, so orders exclude one another while ranks stage
+// and pull.
+//
+// Every operation follows the same pattern: decide under the mutex, do the I/O without it, and
+// report the result under the mutex. The state may have changed in between (a newer stream, a
+// fence, a commit), so the ledger checks each report against the attempt or version that it
+// granted.
+//
+// Files are removed when the ledger drops them, also while a stream writes them: the stream keeps
+// its open file, and its report is refused. A commit that unlinks a version does not disturb pulls
+// of it for the same reason.
 #include "server/shard_host.h"
 
 #include <glog/logging.h>
@@ -56,13 +69,14 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
 VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader)
     : grant_(std::move(grant)), reader_(std::move(reader)), left_(grant_.elements) {}
 
-absl::StatusOr<size_t> VersionPull::Next(std::span<char> data) {
-  size_t elements = 0;
-  while (left_ > 0 && data.size() >= sizeof(float)) {
-    const FlatSpan& span = grant_.spans[span_];
-    const size_t n = std::min<uint64_t>(data.size() / sizeof(float), span.size() - read_);
-    CADRE_RETURN_IF_ERROR(reader_->Read(span.begin + read_, data.first(n * sizeof(float))));
-    data = data.subspan(n * sizeof(float));
+absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
+  constexpr int64_t kValueBytes = sizeof(float);
+  int64_t elements = 0;
+  while (left_ > 0 && std::ssize(data) >= kValueBytes) {
+    const Interval& span = grant_.spans[span_];
+    const int64_t n = std::min(std::ssize(data) / kValueBytes, span.size() - read_);
+    CADRE_RETURN_IF_ERROR(reader_->Read(span.begin + read_, data.first(n * kValueBytes)));
+    data = data.subspan(n * kValueBytes);
     elements += n;
     left_ -= n;
     read_ += n;
@@ -175,7 +189,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   return answer;
 }
 
-absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, FlatSpan span) {
+absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, Interval span) {
   CADRE_ASSIGN_OR_RETURN(const ShardStore::Fill fill, InitialModel(open.spec()));
   CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store_->WriteInitial(open.run(), span, fill));
   counters_->Add("versions_written");
@@ -280,7 +294,7 @@ absl::StatusOr<bool> ShardHost::Put(Staging& staging, const v1::Chunk& chunk) {
   {
     absl::MutexLock lock(&mutex_);
     if (const auto refused = ledger_.CheckChunk(grant.key, grant.attempt, chunk.index(),
-                                                chunk.data().size(), crc_fits)) {
+                                                std::ssize(chunk.data()), crc_fits)) {
       return Refuse(*refused);
     }
   }
@@ -308,7 +322,7 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
   PullDecision decision = ledger_.Pull(request);
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   if (const auto* none = std::get_if<NoSuchVersion>(&decision)) {
-    return absl::FailedPreconditionError(absl::StrCat("version ", none->asked, " of ",
+    return absl::FailedPreconditionError(absl::StrCat("version ", none->requested, " of ",
                                                       request.run(), " is not stored; version ",
                                                       none->current, " is the current one"));
   }
@@ -317,10 +331,9 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
   absl::StatusOr<std::unique_ptr<VersionReader>> reader =
       store_->OpenVersion(grant.run, grant.version);
   if (!reader.ok()) return CountError(reader.status());
-  const FlatSpan held = (*reader)->span();
-  if (std::any_of(grant.spans.begin(), grant.spans.end(), [&](const FlatSpan& span) {
-        return span.begin < held.begin || span.end > held.end;
-      })) {
+  const Interval held = (*reader)->span();
+  if (!std::all_of(grant.spans.begin(), grant.spans.end(),
+                   [&](const Interval& span) { return held.contains(span); })) {
     return absl::DataLossError(absl::StrCat("the file of version ", grant.version, " of ",
                                             grant.run, " covers other positions"));
   }

@@ -46,17 +46,17 @@ class VersionPull {
   VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader);
 
   // Remaining elements.
-  uint64_t left() const { return left_; }
+  int64_t left() const { return left_; }
   // Reads the next values, as many as fit; returns the number of elements.
-  absl::StatusOr<size_t> Next(std::span<char> data);
+  absl::StatusOr<int64_t> Next(std::span<char> data);
 
  private:
   const PullGrant grant_;
   const std::unique_ptr<VersionReader> reader_;
   size_t span_ = 0;
   // Elements of the span that have been read.
-  uint64_t read_ = 0;
-  uint64_t left_;
+  int64_t read_ = 0;
+  int64_t left_;
 };
 
 class ShardHost {
@@ -99,7 +99,7 @@ class ShardHost {
   absl::Status CountError(absl::Status status) const;
   void Remove(const std::vector<ContributionKey>& keys);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status MakeVersionZero(const v1::OpenRun& open, FlatSpan span) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status MakeVersionZero(const v1::OpenRun& open, Interval span) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;

@@ -58,8 +58,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint32_t kValueBytes = sizeof(float);
 // Elements of a block of a version; one block is in memory at a time: 256 KiB.
-constexpr uint64_t kBlockElements = 64 << 10;
+constexpr int64_t kBlockElements = 64 << 10;
 
 constexpr char kRunFile[] = "run";
 constexpr char kVersionPrefix[] = "version-";
@@ -71,8 +72,8 @@ constexpr size_t kMaxNameBytes = 100;
 struct VersionMeta {
   uint64_t version = 0;
   uint64_t digest = 0;
-  uint64_t begin = 0;
-  uint64_t end = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
   DiscrepancyTerms discrepancy;
 };
 // Files of older builds end here; their discrepancy is unknown.
@@ -290,7 +291,7 @@ absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& l
 // --- Versions
 
 absl::StatusOr<VersionStats> ShardStore::WriteVersion(
-    const std::string& run, uint32_t version, FlatSpan span, const Fill& produce,
+    const std::string& run, uint32_t version, Interval span, const Fill& produce,
     const std::function<DiscrepancyTerms()>& discrepancy) {
   const std::string path = VersionPath(run, version);
   const std::string temporary = absl::StrCat(path, ".new");
@@ -301,7 +302,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
       BlockFile::Create(temporary, {EncodeMeta(meta), kBlockElements * sizeof(float),
                                     span.size() * sizeof(float)}));
   std::vector<float> values(std::min(kBlockElements, span.size()));
-  for (uint64_t at = span.begin, block = 0; at < span.end; at += values.size(), ++block) {
+  for (int64_t at = span.begin, block = 0; at < span.end; at += std::ssize(values), ++block) {
     values.resize(std::min(kBlockElements, span.end - at));
     CADRE_RETURN_IF_ERROR(produce(at, values));
     meta.digest += Digest(values, at);
@@ -316,7 +317,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
   return VersionStats{meta.digest, meta.discrepancy};
 }
 
-absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, FlatSpan span,
+absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, Interval span,
                                                       const Fill& fill) {
   return WriteVersion(run, 0, span, fill, [] { return DiscrepancyTerms(); });
 }
@@ -335,7 +336,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr);
   return WriteVersion(
       plan.run, plan.round, plan.span,
-      [&](uint64_t first, std::span<float> out) { return mean.Next(first, out); },
+      [&](int64_t first, std::span<float> out) { return mean.Next(first, out); },
       [&] { return mean.discrepancy(); });
 }
 
@@ -344,7 +345,7 @@ absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
                          BlockFile::Open(VersionPath(run, version), false));
   CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version));
-  return std::make_unique<VersionReader>(std::move(file), FlatSpan{meta.begin, meta.end});
+  return std::make_unique<VersionReader>(std::move(file), Interval{meta.begin, meta.end});
 }
 
 void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {
@@ -354,13 +355,13 @@ void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {
 // --- Contributions
 
 absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenContribution(
-    const ContributionKey& key, const v1::ContributionHeader& header, uint64_t elements,
+    const ContributionKey& key, const v1::ContributionHeader& header, int64_t elements,
     bool fresh) {
   if (!fresh) return BlockFile::Open(ContributionPath(key), true);
-  return BlockFile::Create(
-      ContributionPath(key),
-      {header.SerializeAsString(), static_cast<uint32_t>(header.chunk_elements() * sizeof(float)),
-       elements * sizeof(float)});
+  return BlockFile::Create(ContributionPath(key),
+                           {.meta = header.SerializeAsString(),
+                            .block_bytes = header.chunk_elements() * kValueBytes,
+                            .data_bytes = elements * sizeof(float)});
 }
 
 absl::Status ShardStore::SyncContribution(BlockFile& file) {

@@ -34,8 +34,8 @@ namespace cadre {
 
 class ShardStore {
  public:
-  // Produces the values at positions first, first + 1, ... ...
-  using Fill = std::function<absl::Status(uint64_t first, std::span<float> out)>;
+  // Produces the values at positions first, first + 1, ...
+  using Fill = std::function<absl::Status(int64_t first, std::span<float> out)>;
 
   struct FoundRun {
     v1::OpenRun open;
@@ -63,7 +63,7 @@ class ShardStore {
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage);
 
   // Both write a version block by block and return the values stored with it.
-  absl::StatusOr<VersionStats> WriteInitial(const std::string& run, FlatSpan span,
+  absl::StatusOr<VersionStats> WriteInitial(const std::string& run, Interval span,
                                             const Fill& fill);
   // Requires: every contribution in the plan has passed VerifyContribution.
   absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
@@ -74,7 +74,7 @@ class ShardStore {
   // The contribution's file: a new one if `fresh`, else the existing one.
   absl::StatusOr<std::unique_ptr<BlockFile>> OpenContribution(const ContributionKey& key,
                                                               const v1::ContributionHeader& header,
-                                                              uint64_t elements, bool fresh);
+                                                              int64_t elements, bool fresh);
   // Makes the contribution durable.
   absl::Status SyncContribution(BlockFile& file);
   absl::Status VerifyContribution(const ContributionKey& key) const;
@@ -89,7 +89,7 @@ class ShardStore {
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
   // `discrepancy` is called after all values are produced.
-  absl::StatusOr<VersionStats> WriteVersion(const std::string& run, uint32_t version, FlatSpan span,
+  absl::StatusOr<VersionStats> WriteVersion(const std::string& run, uint32_t version, Interval span,
                                             const Fill& produce,
                                             const std::function<DiscrepancyTerms()>& discrepancy);
 

@@ -1,6 +1,10 @@
+// The limits of a range are unsigned numbers from the network. They are compared with the size of
+// their tensor as unsigned numbers; only limits within the tensor become positions, which are
+// signed. Values from 2^63 on are therefore refused instead of becoming negative positions.
 #include "server/slices.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,28 +17,30 @@ constexpr int kMaxRanges = 1 << 16;
 
 }  // namespace
 
-Decision<std::vector<FlatSpan>> Flatten(
-    const std::vector<uint64_t>& tensor_begin, FlatSpan owned,
+Decision<std::vector<Interval>> Flatten(
+    const std::vector<int64_t>& tensor_begin, Interval owned,
     const google::protobuf::RepeatedPtrField<v1::Range>& ranges) {
   if (ranges.size() > kMaxRanges) {
     return Refused{v1::REFUSAL_OVERSIZED,
                    absl::StrCat(ranges.size(), " ranges exceed the limit of ", kMaxRanges)};
   }
-  std::vector<FlatSpan> spans;
+  std::vector<Interval> spans;
   for (const v1::Range& range : ranges) {
     const std::string where =
         absl::StrCat("range [", range.begin(), ", ", range.end(), ") of tensor ", range.tensor());
     if (range.tensor() + uint64_t{1} >= tensor_begin.size()) {
       return Malformed(absl::StrCat(where, ": no such tensor"));
     }
-    const uint64_t first = tensor_begin[range.tensor()];
+    const int64_t first = tensor_begin[range.tensor()];
     const uint64_t size = tensor_begin[range.tensor() + 1] - first;
     if (range.begin() > range.end() || range.end() > size) {
       return Malformed(absl::StrCat(where, " exceeds the tensor's ", size, " elements"));
     }
     if (range.begin() == range.end()) continue;
-    const FlatSpan span{first + range.begin(), first + range.end()};
-    if (span.begin < owned.begin || span.end > owned.end) {
+    const int64_t begin = range.begin();
+    const int64_t end = range.end();
+    const Interval span{first + begin, first + end};
+    if (!owned.contains(span)) {
       return Malformed(absl::StrCat(where, " is outside this shard's positions [", owned.begin,
                                     ", ", owned.end, ")"));
     }
@@ -43,19 +49,19 @@ Decision<std::vector<FlatSpan>> Flatten(
   return spans;
 }
 
-uint64_t Elements(const std::vector<FlatSpan>& spans) {
-  uint64_t sum = 0;
-  for (const FlatSpan& span : spans) sum += span.size();
-  return sum;
+int64_t Elements(const std::vector<Interval>& spans) {
+  return std::accumulate(spans.begin(), spans.end(), int64_t{0},
+                         [](int64_t sum, const Interval& span) { return sum + span.size(); });
 }
 
-std::optional<uint64_t> Overlap(std::vector<FlatSpan> spans) {
+std::optional<int64_t> Overlap(std::vector<Interval> spans) {
   std::sort(spans.begin(), spans.end(),
-            [](const FlatSpan& a, const FlatSpan& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < spans.size(); ++i) {
-    if (spans[i].begin < spans[i - 1].end) return spans[i].begin;
-  }
-  return std::nullopt;
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  const auto overlap =
+      std::adjacent_find(spans.begin(), spans.end(),
+                         [](const Interval& a, const Interval& b) { return b.begin < a.end; });
+  if (overlap == spans.end()) return std::nullopt;
+  return std::next(overlap)->begin;
 }
 
 }  // namespace cadre

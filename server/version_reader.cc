@@ -1,3 +1,5 @@
+// A pull reads ranges in any order, but usually ascending and much smaller than a block, so one
+// block is kept: each block is read and checked once per pull.
 #include "server/version_reader.h"
 
 #include <algorithm>
@@ -8,7 +10,7 @@
 
 namespace cadre {
 
-VersionReader::VersionReader(std::unique_ptr<BlockFile> file, FlatSpan span)
+VersionReader::VersionReader(std::unique_ptr<BlockFile> file, Interval span)
     : file_(std::move(file)), span_(span) {}
 
 absl::Status VersionReader::Load(uint64_t block) {
@@ -20,7 +22,7 @@ absl::Status VersionReader::Load(uint64_t block) {
   return status;
 }
 
-absl::Status VersionReader::Read(uint64_t first, std::span<char> data) {
+absl::Status VersionReader::Read(int64_t first, std::span<char> data) {
   uint64_t at = (first - span_.begin) * sizeof(float);
   while (!data.empty()) {
     CADRE_RETURN_IF_ERROR(Load(at / file_->head().block_bytes));

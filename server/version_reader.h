@@ -10,24 +10,24 @@
 
 #include "absl/status/status.h"
 #include "server/block_file.h"
-#include "server/client/shard_span.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 
 class VersionReader {
  public:
-  VersionReader(std::unique_ptr<BlockFile> file, FlatSpan span);
+  VersionReader(std::unique_ptr<BlockFile> file, Interval span);
 
-  FlatSpan span() const { return span_; }
+  Interval span() const { return span_; }
   // Reads the values at positions first, first + 1, ... in memory format. Requires: data holds
   // whole values inside span().
-  absl::Status Read(uint64_t first, std::span<char> data);
+  absl::Status Read(int64_t first, std::span<char> data);
 
  private:
   absl::Status Load(uint64_t block);
 
   const std::unique_ptr<BlockFile> file_;
-  const FlatSpan span_;
+  const Interval span_;
   // The last block read.
   std::vector<char> block_;
   uint64_t block_index_ = 0;

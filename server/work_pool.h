@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/bounded_queue.h"
@@ -17,17 +19,24 @@ class WorkPool {
   using Work = std::function<void()>;
 
   // Requires: threads > 0, capacity > 0. At most `capacity` tasks wait.
-  WorkPool(int threads, size_t capacity);
+  WorkPool(int threads, size_t capacity) : queue_(capacity) {
+    for (int i = 0; i < threads; ++i) {
+      threads_.emplace_back([this] {
+        while (std::optional<Work> work = queue_.Pop()) (*work)();
+      });
+    }
+  }
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
-  ~WorkPool();
+  ~WorkPool() {
+    queue_.Close();
+    for (std::thread& thread : threads_) thread.join();
+  }
 
   // Does not block. Returns false if the queue is full; the task was not accepted.
   bool Submit(Work work) { return queue_.TryPush(std::move(work)); }
 
  private:
-  void Run();
-
   BoundedQueue<Work> queue_;
   std::vector<std::thread> threads_;
 };

@@ -1,14 +1,13 @@
 // Refusals by name, as gRPC statuses.
 //
-// The message of the status starts with the name of the refusal in lower case: "wrong_crc: chunk 3
-// of
-// ...". The code tells what the caller can do:
+// The message of the status starts with the name of the refusal in lower case, such as
+// "wrong_crc: chunk 3 of ...". The code determines the reaction of the caller:
 //
-//   stale_generation, unknown_member, out_of_order  Aborted             the rank is lost: re-plan
-//   closed_round, wrong_base, wrong_lineage, schema FailedPrecondition  stop; the coordinator
-//   decides wrong_crc, wrong_digest                         DataLoss            bytes were damaged
-//   unknown_run                                     NotFound            not open at this aggregator
-//   malformed, oversized                            InvalidArgument     the caller's bug
+//   stale_generation, unknown_member, out_of_order   Aborted             the rank is lost
+//   closed_round, wrong_base, wrong_lineage, schema  FailedPrecondition  the coordinator decides
+//   wrong_crc, wrong_digest                          DataLoss            bytes were damaged
+//   unknown_run                                      NotFound            not open here
+//   malformed, oversized                             InvalidArgument     a bug of the caller
 //
 // Thread-safe (pure functions).
 #pragma once

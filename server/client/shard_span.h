@@ -1,31 +1,24 @@
-// The part of a model that an aggregator shard owns.
+// The interval of the parameter order that an aggregator shard stores.
 //
 // Thread-safe (pure function).
 #pragma once
 
 #include <cstdint>
 
+#include "tensor/interval.h"
+
 namespace cadre {
 
-// Positions [begin, end) of the parameter order.
-struct FlatSpan {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-
-  uint64_t size() const { return end - begin; }
-  bool operator==(const FlatSpan&) const = default;
-};
-
-// The positions that shard `shard` of `shards` owns of a model of `parameters` elements. The shards
-// partition the model, and their sizes differ by at most one.
+// The positions that shard `shard` of `shards` stores of a model of `parameters` elements. The
+// shards partition the model, and their sizes differ by at most one.
 //
-// Requires: shard < shards.
-constexpr FlatSpan ShardSpan(uint64_t parameters, uint32_t shard, uint32_t shards) {
-  const auto cut = [&](uint64_t s) {
+// Requires: 0 <= shard < shards <= 2^31.
+constexpr Interval ShardSpan(int64_t parameters, int64_t shard, int64_t shards) {
+  const auto cut = [&](int64_t s) {
     // parameters * s / shards without overflow.
     return parameters / shards * s + parameters % shards * s / shards;
   };
-  return {cut(shard), cut(uint64_t{shard} + 1)};
+  return {cut(shard), cut(shard + 1)};
 }
 
 }  // namespace cadre

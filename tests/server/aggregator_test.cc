@@ -14,20 +14,10 @@
 #include "tests/server/fake_coordinator.h"
 #include "tests/server/testing.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
 
-using testing::FakeCoordinator;
-using testing::FullDisk;
 using ::testing::HasSubstr;
-using testing::Header;
-using testing::MakeApply;
-using testing::Place;
-using testing::PullOf;
-using testing::SameBits;
-using testing::SmallRun;
-using testing::TemporaryFolder;
-using testing::Values;
 
 class AggregatorTest : public ::testing::Test {
  protected:
@@ -63,14 +53,14 @@ class AggregatorTest : public ::testing::Test {
                         absl::Now() + absl::Seconds(30), &traffic);
   }
 
-  void SayApply(const v1::Apply& apply) {
+  void SendApply(const v1::Apply& apply) {
     v1::CoordinatorMessage message;
     *message.mutable_apply() = apply;
     coordinator_->Send(message);
   }
 
   v1::Applied Apply(const v1::Apply& apply) {
-    SayApply(apply);
+    SendApply(apply);
     return coordinator_->Receive(v1::MemberMessage::kApplied).applied();
   }
 
@@ -100,7 +90,7 @@ TEST_F(AggregatorTest, HelloHasIdentityAndShards) {
   EXPECT_EQ(second.shards(0).digest(), opened.digest());
 }
 
-TEST_F(AggregatorTest, CarriesOutARound) {
+TEST_F(AggregatorTest, ExecutesRound) {
   Start();
   EXPECT_EQ(Open().version(), 0u);
   const std::vector<float> values = Values(1, 15);
@@ -109,7 +99,7 @@ TEST_F(AggregatorTest, CarriesOutARound) {
   EXPECT_EQ(applied.error(), "");
   EXPECT_EQ(applied.round(), 1u);
   EXPECT_EQ(applied.digest(), Digest(values, 0));
-  // Asked again it answers again, before and after a restart.
+  // A repeated order has the same answer, also after a restart.
   EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), applied.digest());
   Start();
   EXPECT_EQ(Open().version(), 1u);
@@ -118,7 +108,7 @@ TEST_F(AggregatorTest, CarriesOutARound) {
   v1::CoordinatorMessage close;
   close.mutable_close_run()->set_run(run_.run);
   coordinator_->Send(close);
-  // Orders are carried out in turn: this answer comes after the run was closed.
+  // Orders are executed in order of arrival, so the run is closed before this one.
   EXPECT_THAT(Apply(MakeApply(run_, 2, {{}})).error(), HasSubstr("closed_round"));
   EXPECT_FALSE(Stage({.round = 2}, values).ok());
   RoundsClient client([this] { return aggregator_->address(); });
@@ -127,15 +117,6 @@ TEST_F(AggregatorTest, CarriesOutARound) {
   ASSERT_TRUE(
       client.Pull(PullOf(run_, 1, 0, 15), out, absl::Now() + absl::Seconds(30), &traffic).ok());
   EXPECT_TRUE(SameBits(out, values));
-}
-
-TEST_F(AggregatorTest, ApplyErrorIsReported) {
-  Start();
-  Open();
-  EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("does not cover"));
-  SmallRun other;
-  other.run = "run-9";
-  EXPECT_THAT(Apply(MakeApply(other, 1, {{}})).error(), HasSubstr("unknown_run"));
 }
 
 TEST_F(AggregatorTest, RetriesOrderOnFullDisk) {
@@ -156,7 +137,7 @@ TEST_F(AggregatorTest, RetriesOrderOnFullDisk) {
   const uint64_t failures = aggregator_->counters().Get("disk_full");
   {
     const FullDisk full(60);
-    SayApply(MakeApply(run_, 1, {{}}));
+    SendApply(MakeApply(run_, 1, {{}}));
     while (aggregator_->counters().Get("disk_full") < failures + 2) {
       absl::SleepFor(absl::Milliseconds(1));
     }
@@ -199,28 +180,5 @@ TEST_F(AggregatorTest, DrainSendsGoodbye) {
   EXPECT_TRUE(coordinator_->Receive(v1::MemberMessage::kGoodbye).has_goodbye());
 }
 
-TEST_F(AggregatorTest, StartErrors) {
-  AggregatorOptions options = Options();
-  Start();
-  // The folder is in use.
-  EXPECT_EQ(Aggregator::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
-  // The port is taken.
-  const TemporaryFolder other;
-  options.data_dir = other.path();
-  options.listen = aggregator_->address();
-  EXPECT_EQ(Aggregator::Start(options).status().code(), absl::StatusCode::kAlreadyExists);
-  // Nobody coordinates.
-  options.listen = "127.0.0.1:0";
-  options.coordinator = "127.0.0.1:1";
-  options.dial_timeout = absl::Milliseconds(200);
-  EXPECT_EQ(Aggregator::Start(options).status().code(), absl::StatusCode::kUnavailable);
-  // The coordinator does not want it.
-  options.coordinator = coordinator_->address();
-  coordinator_->RefuseJoins();
-  const absl::Status refused = Aggregator::Start(options).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("another schema"));
-}
-
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing

@@ -9,14 +9,10 @@
 #include "base/crc32c.h"
 #include "tests/server/testing.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
 
-using testing::FullDisk;
 using ::testing::HasSubstr;
-using testing::ReadAll;
-using testing::TemporaryFolder;
-using testing::WriteAll;
 
 class BlockFileTest : public ::testing::Test {
  protected:
@@ -41,7 +37,7 @@ class BlockFileTest : public ::testing::Test {
   const std::string path_ = folder_.path() + "/file";
 };
 
-TEST_F(BlockFileTest, WhatIsWrittenIsReadBack) {
+TEST_F(BlockFileTest, WriteAndRead) {
   Write(3);
   const auto file = Reopen();
   EXPECT_EQ(file->head().meta, "meta");
@@ -64,13 +60,13 @@ TEST_F(BlockFileTest, BlocksInAnyOrder) {
   EXPECT_TRUE(file->Verify().ok());
 }
 
-TEST_F(BlockFileTest, MetaCanBeReplacedInPlace) {
+TEST_F(BlockFileTest, MetaIsReplacedInPlace) {
   Write(3)->RewriteMeta("META").IgnoreError();
   EXPECT_EQ(Reopen()->head().meta, "META");
   EXPECT_TRUE(Reopen()->Verify().ok());
 }
 
-TEST_F(BlockFileTest, AFileWithoutDataIsWhole) {
+TEST_F(BlockFileTest, FileWithoutDataIsComplete) {
   auto file = BlockFile::Create(path_, {"", 4, 0});
   ASSERT_TRUE(file.ok());
   EXPECT_TRUE(Reopen()->Verify().ok());
@@ -108,7 +104,7 @@ TEST_F(BlockFileTest, EveryFlippedBitIsFound) {
     WriteAll(path_, flipped);
     const auto file = BlockFile::Open(path_, false);
     const absl::Status status = file.ok() ? (*file)->Verify() : file.status();
-    // The last four bytes of the head are padding that nothing depends on.
+    // The last four bytes of the fixed header are unused.
     const bool padding = bit / 8 >= 28 && bit / 8 < 32;
     EXPECT_EQ(status.ok(), padding) << "bit " << bit << ": " << status;
   }
@@ -142,4 +138,4 @@ TEST_F(BlockFileTest, ForeignFilesAreNamed) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing

@@ -8,18 +8,13 @@
 
 namespace cadre::testing {
 
-FakeCoordinator::FakeCoordinator() : heard_(10'000) {
+FakeCoordinator::FakeCoordinator() : received_(10'000) {
   auto daemon = Daemon::Start({}, {this});
   EXPECT_TRUE(daemon.ok()) << daemon.status();
   daemon_ = *std::move(daemon);
 }
 
 FakeCoordinator::~FakeCoordinator() { daemon_->Drain(absl::ZeroDuration()); }
-
-void FakeCoordinator::RefuseJoins() {
-  absl::MutexLock lock(&mutex_);
-  refuse_ = true;
-}
 
 bool FakeCoordinator::WaitForJoin() {
   absl::MutexLock lock(&mutex_);
@@ -36,10 +31,10 @@ void FakeCoordinator::Send(const v1::CoordinatorMessage& message) {
 
 v1::MemberMessage FakeCoordinator::Receive(v1::MemberMessage::BodyCase kind) {
   const absl::Time until = absl::Now() + absl::Seconds(10);
-  while (auto message = heard_.PopBefore(until)) {
+  while (auto message = received_.PopBefore(until)) {
     if (message->body_case() == kind) return *std::move(message);
   }
-  ADD_FAILURE() << "not heard: body " << kind;
+  ADD_FAILURE() << "not received: body " << kind;
   return {};
 }
 
@@ -49,19 +44,13 @@ grpc::Status FakeCoordinator::Join(grpc::ServerContext* /*context*/, Stream* str
     if (message.has_hello()) {
       absl::MutexLock lock(&mutex_);
       v1::CoordinatorMessage answer;
-      if (refuse_) {
-        answer.mutable_refused()->set_refusal(v1::REFUSAL_SCHEMA);
-        answer.mutable_refused()->set_reason("another schema");
-        stream->Write(answer);
-        return grpc::Status::OK;
-      }
       answer.mutable_welcome()->set_member_id("m-1");
       answer.mutable_welcome()->set_lease_ms(10'000);
       answer.mutable_welcome()->set_heartbeat_ms(20);
       stream->Write(answer);
       stream_ = stream;
     }
-    heard_.TryPush(message);
+    received_.TryPush(message);
   }
   absl::MutexLock lock(&mutex_);
   if (stream_ == stream) stream_ = nullptr;

@@ -1,4 +1,5 @@
-// A coordinator that an aggregator can join: says what the test says, keeps what it hears.
+// A coordinator that a member can join: sends the messages of the test and records those it
+// receives.
 #pragma once
 
 #include <deque>
@@ -19,13 +20,11 @@ class FakeCoordinator final : public v1::Membership::Service {
   ~FakeCoordinator() override;
 
   const std::string& address() const { return daemon_->address(); }
-  // From now on joins are refused.
-  void RefuseJoins() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for a member's stream, at most ten seconds.
   bool WaitForJoin() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Says something to the member that is joined.
+  // Sends a message to the member that has joined.
   void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The next message of a kind, others are skipped; an empty one after ten seconds.
+  // The next message of this kind; skips others. Fails the test after ten seconds.
   v1::MemberMessage Receive(v1::MemberMessage::BodyCase kind);
 
  private:
@@ -35,9 +34,8 @@ class FakeCoordinator final : public v1::Membership::Service {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::Mutex mutex_;
-  bool refuse_ ABSL_GUARDED_BY(mutex_) = false;
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  BoundedQueue<v1::MemberMessage> heard_;
+  BoundedQueue<v1::MemberMessage> received_;
   std::unique_ptr<Daemon> daemon_;
 };
 

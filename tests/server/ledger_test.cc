@@ -6,21 +6,17 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/client/refusal.h"
+#include "server/client/shard_span.h"
 #include "tests/server/testing.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::Header;
 using ::testing::IsEmpty;
-using testing::MakeApply;
-using testing::Part;
-using testing::Place;
-using testing::PullOf;
-using testing::SmallRun;
 
 constexpr uint32_t kChunk = 4;
 
@@ -32,11 +28,11 @@ RunTerms Terms(const SmallRun& run) {
   terms.shards = run.shards;
   terms.groups = run.groups;
   terms.ranks = run.ranks;
-  terms.tensor_begin = {0, uint64_t{run.in} * run.out, run.parameters()};
+  terms.tensor_begin = {0, int64_t{run.in} * run.out, run.parameters()};
   return terms;
 }
 
-// Whatever a decision is, its refusal.
+// The refusal in a decision of any kind.
 template <typename D>
 v1::Refusal RefusalIn(const D& decision) {
   const auto* refused = std::get_if<Refused>(&decision);
@@ -59,17 +55,18 @@ class LedgerTest : public ::testing::Test {
     return grant == nullptr ? StageGrant() : *grant;
   }
 
-  // All of a contribution, acknowledged.
-  StageGrant StageAll(const Place& place, uint64_t begin, uint64_t end) {
+  // Stages a whole contribution.
+  StageGrant StageAll(const Place& place, int64_t begin, int64_t end) {
     const StageGrant grant = Grant(Header(run_, place, begin, end, kChunk));
     Chunks(grant, grant.chunks);
     EXPECT_TRUE(ledger_.ContributionDurable(grant.key, grant.attempt));
     return grant;
   }
 
+  // Stores the chunks before `until`.
   void Chunks(const StageGrant& grant, uint32_t until) {
     for (uint32_t i = grant.next_chunk; i < until; ++i) {
-      const uint64_t elements = std::min<uint64_t>(kChunk, grant.elements - i * kChunk);
+      const int64_t elements = std::min<int64_t>(kChunk, grant.elements - i * kChunk);
       EXPECT_FALSE(ledger_.CheckChunk(grant.key, grant.attempt, i, elements * 4, true));
       EXPECT_EQ(ledger_.ChunkStored(grant.key, grant.attempt), i + 1 == grant.chunks);
     }
@@ -88,7 +85,7 @@ class LedgerTest : public ::testing::Test {
     return refused == nullptr ? "" : refused->reason;
   }
 
-  // Round 1 with one participant, so that version 1 is here.
+  // Commits version 1 with one participant.
   void CommitRoundOne() {
     StageAll({}, 0, 15);
     Plan(MakeApply(run_, 1, {{}}));
@@ -104,12 +101,12 @@ TEST_F(LedgerTest, StageApplyAndCommit) {
   EXPECT_TRUE(grant.fresh);
   EXPECT_EQ(grant.next_chunk, 0u);
   EXPECT_EQ(grant.chunks, 4u);
-  EXPECT_EQ(grant.elements, 15u);
+  EXPECT_EQ(grant.elements, 15);
   Chunks(grant, 4);
   EXPECT_TRUE(ledger_.ContributionDurable(grant.key, grant.attempt));
 
   const ApplyPlan plan = Plan(MakeApply(run_, 1, {{}}));
-  EXPECT_EQ(plan.span, (FlatSpan{0, 15}));
+  EXPECT_EQ(plan.span, (Interval{0, 15}));
   ASSERT_EQ(plan.groups.size(), 1u);
   EXPECT_EQ(plan.groups[0].weight, 1.0F);
   EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, {77}), ElementsAre(grant.key));
@@ -141,7 +138,7 @@ TEST_F(LedgerTest, ReassignmentBeforeFirstRound) {
   const auto opened = ledger_.OpenRun(Terms(other));
   ASSERT_TRUE(std::holds_alternative<Opened>(opened));
   EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
-  EXPECT_EQ(std::get<Opened>(opened).span, (FlatSpan{7, 15}));
+  EXPECT_EQ(std::get<Opened>(opened).span, (Interval{7, 15}));
 }
 
 TEST_F(LedgerTest, OtherLineageReplacesRun) {
@@ -166,6 +163,10 @@ TEST_F(LedgerTest, InvalidTermsAreRefused) {
   empty.run = "run-3";
   empty.tensor_begin = {0};
   EXPECT_EQ(RefusalIn(ledger_.OpenRun(empty)), v1::REFUSAL_MALFORMED);
+  RunTerms divided = Terms(run_);
+  divided.run = "run-4";
+  divided.shards = ~0u;
+  EXPECT_EQ(RefusalIn(ledger_.OpenRun(divided)), v1::REFUSAL_MALFORMED) << "too many shards";
 }
 
 TEST_F(LedgerTest, ServesNothingBeforeVersionZero) {
@@ -191,7 +192,7 @@ TEST_P(LedgerBadHeaderTest, IsRefusedByName) {
   v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunk);
   GetParam().spoil(header);
   EXPECT_EQ(RefusalIn(ledger_.Stage(header)), GetParam().refusal);
-  // Nothing was remembered of it.
+  // The refused header has changed nothing.
   EXPECT_TRUE(Grant(Header(run_, {}, 0, 15, kChunk)).fresh);
 }
 
@@ -207,6 +208,13 @@ INSTANTIATE_TEST_SUITE_P(
                   [](auto& h) { h.mutable_ranges(0)->set_tensor(2); }},
         BadHeader{"PastEnd", v1::REFUSAL_MALFORMED,
                   [](auto& h) { h.mutable_ranges(1)->set_end(4); }},
+        BadHeader{"FarPastEnd", v1::REFUSAL_MALFORMED,
+                  [](auto& h) { h.mutable_ranges(1)->set_end(uint64_t{1} << 63); }},
+        BadHeader{"LargestNumbers", v1::REFUSAL_MALFORMED,
+                  [](auto& h) {
+                    h.mutable_ranges(1)->set_begin(~uint64_t{0});
+                    h.mutable_ranges(1)->set_end(~uint64_t{0});
+                  }},
         BadHeader{"Inverted", v1::REFUSAL_MALFORMED,
                   [](auto& h) { h.mutable_ranges(0)->set_begin(13); }},
         BadHeader{"Overlap", v1::REFUSAL_MALFORMED,
@@ -243,7 +251,7 @@ TEST_F(LedgerTest, RangesOutsideShard) {
   ledger_.VersionDurable(half.run, 0, {1});
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(half, {}, 6, 15, kChunk))), v1::REFUSAL_MALFORMED);
   EXPECT_EQ(RefusalIn(ledger_.Pull(PullOf(half, 0, 6, 15))), v1::REFUSAL_MALFORMED);
-  EXPECT_EQ(Grant(Header(half, {}, 7, 15, kChunk)).elements, 8u);
+  EXPECT_EQ(Grant(Header(half, {}, 7, 15, kChunk)).elements, 8);
 }
 
 // --- Chunks
@@ -260,7 +268,7 @@ TEST_F(LedgerTest, ChunkOrderAndSize) {
   EXPECT_EQ(refusal(0, 16, false), v1::REFUSAL_WRONG_CRC);
   EXPECT_EQ(refusal(0, 16, true), v1::REFUSAL_UNSPECIFIED);
   Chunks(grant, 3);
-  // The last chunk is the short one.
+  // The last chunk is shorter.
   EXPECT_EQ(refusal(3, 16, true), v1::REFUSAL_MALFORMED);
   EXPECT_EQ(refusal(3, 12, true), v1::REFUSAL_UNSPECIFIED);
   EXPECT_FALSE(ledger_.ContributionDurable(grant.key, grant.attempt));
@@ -311,7 +319,7 @@ TEST_F(LedgerTest, StaleGenerationIsRefused) {
             v1::REFUSAL_STALE_GENERATION);
   Grant(Header(run_, {.generation = 5}, 0, 15, kChunk));
   Grant(Header(run_, {.group = 1, .generation = 1}, 0, 15, kChunk));
-  // An older OpenRun that comes late lowers nothing.
+  // A delayed older OpenRun does not accept older generations again.
   ledger_.OpenRun(Terms(run_));
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
             v1::REFUSAL_STALE_GENERATION);
@@ -372,16 +380,16 @@ TEST_F(LedgerTest, DifferentRankCounts) {
   ASSERT_EQ(plan.groups.size(), 2u);
   EXPECT_EQ(plan.groups[0].weight, 0.25F);
   EXPECT_EQ(plan.groups[1].weight, 0.75F);
-  uint64_t at = 0;
+  int64_t at = 0;
   for (const SourceSegment& segment : plan.groups[1].segments) {
     EXPECT_EQ(segment.span.begin, at);
     at = segment.span.end;
   }
-  EXPECT_EQ(at, 15u);
+  EXPECT_EQ(at, 15);
 }
 
 TEST_F(LedgerTest, SegmentOffsets) {
-  // The bias first: ranges need not be in flat order.
+  // Ranges need not be in order of positions: here the bias precedes the weight.
   v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunk);
   header.mutable_ranges()->SwapElements(0, 1);
   const StageGrant grant = Grant(header);
@@ -389,24 +397,24 @@ TEST_F(LedgerTest, SegmentOffsets) {
   ledger_.ContributionDurable(grant.key, grant.attempt);
   const ApplyPlan plan = Plan(MakeApply(run_, 1, {{}}));
   ASSERT_EQ(plan.groups[0].segments.size(), 2u);
-  EXPECT_EQ(plan.groups[0].segments[0].span, (FlatSpan{0, 12}));
-  EXPECT_EQ(plan.groups[0].segments[0].offset, 3u);
-  EXPECT_EQ(plan.groups[0].segments[1].span, (FlatSpan{12, 15}));
-  EXPECT_EQ(plan.groups[0].segments[1].offset, 0u);
+  EXPECT_EQ(plan.groups[0].segments[0].span, (Interval{0, 12}));
+  EXPECT_EQ(plan.groups[0].segments[0].offset, 3);
+  EXPECT_EQ(plan.groups[0].segments[1].span, (Interval{12, 15}));
+  EXPECT_EQ(plan.groups[0].segments[1].offset, 0);
 }
 
-TEST_F(LedgerTest, ApplyNeedsAnExactCover) {
+TEST_F(LedgerTest, ApplyNeedsExactCover) {
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr("does not cover"));
   StageAll({.rank = 0}, 0, 8);
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("gap or overlap at 8"));
-  // The other rank may still come, others may not.
+  // The other rank of the participant may still stage; other groups may not.
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
             v1::REFUSAL_CLOSED_ROUND);
   const StageGrant rest = Grant(Header(run_, {.rank = 1}, 8, 15, kChunk));
   Chunks(rest, 1);
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("rank 1 has staged 1 of 2"));
   Chunks({rest.key, rest.attempt, false, 1, rest.chunks, rest.elements, {}}, 2);
-  // Written but not yet durable is not there.
+  // All chunks are written, but the contribution is not durable yet.
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("does not cover"));
   ledger_.ContributionDurable(rest.key, rest.attempt);
   EXPECT_EQ(Plan(MakeApply(run_, 1, {{.ranks = 2}})).groups[0].segments.size(), 3u);
@@ -416,7 +424,8 @@ TEST_F(LedgerTest, ApplyRefusesOverlap) {
   StageAll({.rank = 0}, 0, 10);
   StageAll({.rank = 1}, 8, 15);
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("gap or overlap"));
-  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 1}})), HasSubstr("only 1 ranks"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 1}})),
+              HasSubstr("the number of ranks of the group is 1"));
 }
 
 TEST_F(LedgerTest, RankWithoutSliceStagesNothing) {
@@ -443,7 +452,7 @@ TEST_F(LedgerTest, InvalidApplyIsRefused) {
   EXPECT_THAT(WhyNot(MakeApply(other, 1, {{}})), HasSubstr("shard 1"));
   other.run = "run-9";
   EXPECT_EQ(RefusalIn(ledger_.BeginApply(MakeApply(other, 1, {{}}))), v1::REFUSAL_UNKNOWN_RUN);
-  // None of it closed the round.
+  // The refused orders have not closed the round.
   Grant(Header(run_, {.group = 1}, 0, 15, kChunk));
 }
 
@@ -465,7 +474,7 @@ TEST_F(LedgerTest, FailedApplyMayBeRetried) {
   ledger_.ApplyFailed(run_.run, 1);
   EXPECT_EQ(Plan(apply).groups.size(), 1u);
   ledger_.ApplyFailed(run_.run, 1);
-  // A contribution that turned out damaged may be staged again, from the start.
+  // A damaged contribution may be staged again from the beginning.
   ledger_.ContributionLost(grant.key);
   EXPECT_THAT(WhyNot(apply), HasSubstr("does not cover"));
   EXPECT_TRUE(Grant(Header(run_, {}, 0, 15, kChunk)).fresh);
@@ -477,13 +486,13 @@ TEST_F(LedgerTest, UnrequestedVersionIsIgnored) {
   EXPECT_EQ(ledger_.States()[0].version(), 0u);
 }
 
-// --- Pulls and the end
+// --- Pulls and closed runs
 
 TEST_F(LedgerTest, PullServesTwoVersions) {
   CommitRoundOne();
   StageAll({.round = 2}, 0, 15);
   Plan(MakeApply(run_, 2, {{}}));
-  // Not before it is durable.
+  // A version is served only when it is durable.
   EXPECT_TRUE(std::holds_alternative<NoSuchVersion>(ledger_.Pull(PullOf(run_, 2, 0, 15))));
   ledger_.VersionDurable(run_.run, 2, {1002});
   for (const uint32_t version : {1u, 2u}) {
@@ -491,8 +500,8 @@ TEST_F(LedgerTest, PullServesTwoVersions) {
     ASSERT_TRUE(std::holds_alternative<PullGrant>(decision));
     const auto& grant = std::get<PullGrant>(decision);
     EXPECT_EQ(grant.version, version);
-    EXPECT_EQ(grant.elements, 12u);
-    EXPECT_THAT(grant.spans, ElementsAre(FlatSpan{2, 12}, FlatSpan{12, 14}));
+    EXPECT_EQ(grant.elements, 12);
+    EXPECT_THAT(grant.spans, ElementsAre(Interval{2, 12}, Interval{12, 14}));
   }
   for (const uint32_t version : {0u, 3u}) {
     const PullDecision decision = ledger_.Pull(PullOf(run_, version, 0, 15));
@@ -508,9 +517,14 @@ TEST_F(LedgerTest, PullRefusesByName) {
   request = PullOf(run_, 0, 0, 15);
   request.set_run("run-9");
   EXPECT_EQ(RefusalIn(ledger_.Pull(request)), v1::REFUSAL_UNKNOWN_RUN);
-  request = PullOf(run_, 0, 0, 15);
-  request.mutable_ranges(0)->set_end(100);
-  EXPECT_EQ(RefusalIn(ledger_.Pull(request)), v1::REFUSAL_MALFORMED);
+  for (const uint64_t end : {uint64_t{100}, uint64_t{1} << 63, ~uint64_t{0}}) {
+    request = PullOf(run_, 0, 0, 15);
+    request.mutable_ranges(0)->set_end(end);
+    const PullDecision decision = ledger_.Pull(request);
+    ASSERT_EQ(RefusalIn(decision), v1::REFUSAL_MALFORMED);
+    EXPECT_THAT(std::get<Refused>(decision).reason,
+                HasSubstr(absl::StrCat(end, ") of tensor 0 exceeds the tensor's 12 elements")));
+  }
 }
 
 TEST_F(LedgerTest, ClosedRunOnlyServesPulls) {
@@ -557,11 +571,11 @@ TEST(LedgerRestoreTest, ClosedRunStaysClosed) {
 }
 
 TEST(ShardSpanTest, SpansCoverTheModelEvenly) {
-  for (const uint64_t parameters : {0ull, 1ull, 7ull, 15ull, 1ull << 61}) {
-    for (const uint32_t shards : {1u, 2u, 3u, 7u, 1000u}) {
-      uint64_t at = 0;
-      for (uint32_t shard = 0; shard < shards; ++shard) {
-        const FlatSpan span = ShardSpan(parameters, shard, shards);
+  for (const int64_t parameters : {0LL, 1LL, 7LL, 15LL, 1LL << 61}) {
+    for (const int64_t shards : {1, 2, 3, 7, 1000}) {
+      int64_t at = 0;
+      for (int64_t shard = 0; shard < shards; ++shard) {
+        const Interval span = ShardSpan(parameters, shard, shards);
         ASSERT_EQ(span.begin, at);
         ASSERT_LE(span.size(), parameters / shards + 1);
         at = span.end;
@@ -571,7 +585,7 @@ TEST(ShardSpanTest, SpansCoverTheModelEvenly) {
   }
 }
 
-TEST(RefusalTest, NamesGoThereAndBack) {
+TEST(RefusalTest, NameIsParsedBack) {
   for (int number = 1; number <= v1::Refusal_MAX; ++number) {
     const auto refusal = static_cast<v1::Refusal>(number);
     const absl::Status status = RefusalStatus(refusal, "why");
@@ -585,4 +599,4 @@ TEST(RefusalTest, NamesGoThereAndBack) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing

@@ -13,12 +13,10 @@
 #include "server/run_terms.h"
 #include "tests/server/testing.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
 
-using testing::TemporaryFolder;
-
-constexpr uint64_t kElements = 10;
+constexpr int64_t kElements = 10;
 
 class RoundMeanTest : public ::testing::Test {
  protected:
@@ -37,23 +35,24 @@ class RoundMeanTest : public ::testing::Test {
     return *std::move(file);
   }
 
-  // Two groups, of one rank each, that moved by 1 and by 3 from zeros.
-  DiscrepancyTerms TermsWithout(const std::vector<FlatSpan>& statistics, size_t piece) {
+  // Discrepancy of two groups of one rank each, whose values changed from 0 to 1 and 3, if
+  // `statistics` are not trained. The mean is computed in blocks of `piece` positions.
+  DiscrepancyTerms TermsWithout(const std::vector<Interval>& statistics, int64_t piece) {
     ApplyPlan plan{"run-1", 1, {0, kElements}, {}, statistics};
     RoundMean::Files files;
     for (uint32_t g = 0; g < 2; ++g) {
       const ContributionKey key{"run-1", 1, g, 1, 0};
       plan.groups.push_back({g, 0.5F, {{key, {0, kElements}, 0}}});
-      files[key] = FileOf(absl::StrCat("group-", g),
-                          std::vector<float>(kElements, 1.0F + 2.0F * static_cast<float>(g)));
+      files[key] =
+          FileOf(absl::StrCat("group-", g), std::vector<float>(kElements, 1.0F + 2.0F * g));
     }
     RoundMean mean(plan, std::move(files),
                    std::make_unique<VersionReader>(FileOf("before", std::vector<float>(kElements)),
-                                                   FlatSpan{0, kElements}));
-    for (uint64_t at = 0; at < kElements; at += piece) {
-      std::vector<float> out(std::min<uint64_t>(piece, kElements - at));
+                                                   Interval{0, kElements}));
+    for (int64_t at = 0; at < kElements; at += piece) {
+      std::vector<float> out(std::min(piece, kElements - at));
       EXPECT_TRUE(mean.Next(at, out).ok());
-      for (const float value : out) EXPECT_EQ(value, 2.0F) << "what does not count is averaged too";
+      for (const float value : out) EXPECT_EQ(value, 2.0F) << "all positions are averaged";
     }
     return mean.discrepancy();
   }
@@ -62,14 +61,14 @@ class RoundMeanTest : public ::testing::Test {
 };
 
 TEST_F(RoundMeanTest, EveryTrainedPositionCounts) {
-  for (const size_t piece : {1, 3, 10}) {
+  for (const int64_t piece : {1, 3, 10}) {
     EXPECT_EQ(TermsWithout({}, piece).variance_between_groups, 10);
     EXPECT_EQ(TermsWithout({}, piece).displacement, 40);
   }
 }
 
-TEST_F(RoundMeanTest, WhatIsNotTrainedDoesNot) {
-  for (const size_t piece : {1, 2, 3, 4, 7, 10}) {
+TEST_F(RoundMeanTest, StatisticsDoNotCount) {
+  for (const int64_t piece : {1, 2, 3, 4, 7, 10}) {
     const DiscrepancyTerms some = TermsWithout({{1, 3}, {5, 6}, {9, 10}}, piece);
     EXPECT_EQ(some.variance_between_groups, 6) << piece;
     EXPECT_EQ(some.displacement, 24) << piece;
@@ -78,7 +77,7 @@ TEST_F(RoundMeanTest, WhatIsNotTrainedDoesNot) {
 }
 
 TEST(RunTermsTest, StatisticsAreNotTrained) {
-  testing::SmallRun run;
+  SmallRun run;
   v1::OpenRun open = run.Open();
   const auto without = TermsOf(open);
   ASSERT_TRUE(without.ok()) << without.status();
@@ -100,8 +99,8 @@ TEST(RunTermsTest, StatisticsAreNotTrained) {
   const auto with = TermsOf(open);
   ASSERT_TRUE(with.ok()) << with.status();
   // The convolution's weight (3 of 4 channels) and bias, scale and shift, then mean and variance.
-  EXPECT_EQ(with->statistics, (std::vector<FlatSpan>{{21, 24}, {24, 27}}));
+  EXPECT_EQ(with->statistics, (std::vector<Interval>{{21, 24}, {24, 27}}));
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing

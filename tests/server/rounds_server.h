@@ -15,7 +15,7 @@ namespace cadre::testing {
 
 class RoundsServer {
  public:
-  // The folder outlives the server; a second server on it goes on where the first was.
+  // The folder outlives the server; a second server on it continues from its files.
   explicit RoundsServer(const std::string& folder, RoundsServiceOptions options = {});
   ~RoundsServer();
 
@@ -25,7 +25,7 @@ class RoundsServer {
   std::unique_ptr<v1::Rounds::Stub> Stub() const;
   std::unique_ptr<RoundsClient> Client() const;
 
-  // Waits until a counter has reached a value; false: it did not in ten seconds.
+  // Waits until a counter has this value. Returns false after ten seconds.
   bool WaitFor(const std::string& counter, uint64_t value) const;
 
  private:

@@ -1,4 +1,4 @@
-// The Rounds service and its client over real connections on loopback.
+// The Rounds service and its client over connections on loopback.
 #include "server/service.h"
 
 #include <gmock/gmock.h>
@@ -25,25 +25,14 @@
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
 
-using testing::FullDisk;
 using ::testing::HasSubstr;
-using testing::Header;
-using testing::MakeApply;
-using testing::MakeChunk;
-using testing::Place;
-using testing::PullOf;
-using testing::RoundsServer;
-using testing::SameBits;
-using testing::SmallRun;
 using ::testing::StartsWith;
-using testing::TemporaryFolder;
-using testing::Values;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// Sanitizers keep freed memory and shadow it; the bound still tells 64 MiB kept per stream.
+// Sanitizers keep freed memory; the bound still detects 64 MiB per stream.
 constexpr uint64_t kMemoryFactor = 16;
 #else
 constexpr uint64_t kMemoryFactor = 1;
@@ -51,7 +40,7 @@ constexpr uint64_t kMemoryFactor = 1;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
-// A stage stream in the hands of the test.
+// A Stage stream that the test controls message by message.
 struct RawStage {
   explicit RawStage(const RoundsServer& server) : stub(server.Stub()) {
     context.set_deadline(absl::ToChronoTime(Soon()));
@@ -73,7 +62,7 @@ struct RawStage {
     EXPECT_TRUE(stream->Read(&reply) && reply.has_resume());
     return reply.resume().next_chunk();
   }
-  // Says that no more comes; what the server made of it.
+  // Half-closes the stream; returns its final status.
   absl::Status Finish() {
     stream->WritesDone();
     v1::StageReply reply;
@@ -190,93 +179,52 @@ TEST_F(ServiceTest, ResumesAtNewAddress) {
   }
   const std::string old_address = server_->address();
   Start({});
-  // The first tries go nowhere, and to where it was.
-  std::atomic<int> asked = 0;
+  // The first attempts get no address and the old one.
+  std::atomic<int> attempts = 0;
   RoundsClient client([&]() -> std::string {
-    const int n = asked++;
+    const int n = attempts++;
     if (n == 0) return "";
     return n == 1 ? old_address : server_->address();
   });
   Traffic traffic;
   ASSERT_TRUE(client.Stage(Header(run_, {}, 0, 15, 4), values, Soon(), &traffic).ok());
-  EXPECT_GE(asked, 3);
+  EXPECT_GE(attempts, 3);
   EXPECT_EQ(traffic.payload_sent, 44u);
   EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
 }
 
 // --- Refusals
 
-struct Wrong {
-  const char* what;
-  v1::Refusal refusal;
-  absl::StatusCode code;
-  void (*spoil)(v1::ContributionHeader&);
-};
-
-class ServiceRefusalTest : public ServiceTest, public ::testing::WithParamInterface<Wrong> {};
-
-TEST_P(ServiceRefusalTest, ComesByNameAndIsCounted) {
+// The rules are tested in ledger_test and shard_host_test; here, that a refusal at each point of a
+// call reaches the caller by name.
+TEST_F(ServiceTest, RefusalsReachTheCaller) {
   Open();
-  ASSERT_TRUE(Stage({.group = 1, .generation = 3}, Values(1, 15)).ok());
   v1::ContributionHeader header = Header(run_, {}, 0, 15, 4);
-  GetParam().spoil(header);
-  RawStage raw(*server_);
-  ASSERT_TRUE(raw.Send(header));
-  const absl::Status status = raw.Finish();
-  const std::string name = RefusalName(GetParam().refusal);
-  EXPECT_EQ(status.code(), GetParam().code) << status;
-  EXPECT_THAT(std::string(status.message()), StartsWith(name + ": "));
-  EXPECT_EQ(server_->counters().Get("refused_" + name), 1u);
-}
+  header.set_schema_hash(1);
+  RawStage by_header(*server_);
+  ASSERT_TRUE(by_header.Send(header));
+  const absl::Status schema = by_header.Finish();
+  EXPECT_EQ(schema.code(), absl::StatusCode::kFailedPrecondition) << schema;
+  EXPECT_THAT(std::string(schema.message()), StartsWith("schema: "));
+  EXPECT_EQ(server_->counters().Get("refused_schema"), 1u);
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ServiceRefusalTest,
-    ::testing::Values(Wrong{"Schema", v1::REFUSAL_SCHEMA, absl::StatusCode::kFailedPrecondition,
-                            [](auto& h) { h.set_schema_hash(1); }},
-                      Wrong{"Run", v1::REFUSAL_UNKNOWN_RUN, absl::StatusCode::kNotFound,
-                            [](auto& h) { h.set_run("run-9"); }},
-                      Wrong{"Lineage", v1::REFUSAL_WRONG_LINEAGE,
-                            absl::StatusCode::kFailedPrecondition,
-                            [](auto& h) { h.set_lineage("x"); }},
-                      Wrong{"Generation", v1::REFUSAL_STALE_GENERATION, absl::StatusCode::kAborted,
-                            [](auto& h) {
-                              h.set_group(1);
-                              h.set_generation(2);
-                            }},
-                      Wrong{"Round", v1::REFUSAL_CLOSED_ROUND,
-                            absl::StatusCode::kFailedPrecondition, [](auto& h) { h.set_round(0); }},
-                      Wrong{"Base", v1::REFUSAL_WRONG_BASE, absl::StatusCode::kFailedPrecondition,
-                            [](auto& h) { h.set_base_version(7); }},
-                      Wrong{"Ranges", v1::REFUSAL_MALFORMED, absl::StatusCode::kInvalidArgument,
-                            [](auto& h) { h.mutable_ranges(0)->set_end(99); }},
-                      Wrong{"ChunkSize", v1::REFUSAL_OVERSIZED, absl::StatusCode::kInvalidArgument,
-                            [](auto& h) { h.set_chunk_elements(2 << 20); }}),
-    [](const auto& info) { return info.param.what; });
-
-TEST_F(ServiceTest, BadChunksAreRefused) {
-  Open();
-  const std::vector<float> values = Values(1, 15);
-  const auto refuse = [&](v1::Chunk chunk) {
-    RawStage raw(*server_);
-    EXPECT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
-    EXPECT_EQ(raw.Resume(), 0u);
-    EXPECT_TRUE(raw.Send(chunk));
-    return raw.Finish();
-  };
-  v1::Chunk damaged = MakeChunk(0, std::span(values).subspan(0, 4));
+  RawStage by_chunk(*server_);
+  ASSERT_TRUE(by_chunk.Send(Header(run_, {}, 0, 15, 4)));
+  EXPECT_EQ(by_chunk.Resume(), 0u);
+  v1::Chunk damaged = MakeChunk(0, Values(1, 4));
   damaged.mutable_data()->at(3) ^= 1;
-  const absl::Status crc = refuse(damaged);
+  ASSERT_TRUE(by_chunk.Send(damaged));
+  const absl::Status crc = by_chunk.Finish();
   EXPECT_EQ(crc.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(crc.message()), StartsWith("wrong_crc: chunk 0"));
-  EXPECT_EQ(RefusalOf(refuse(MakeChunk(0, values))), v1::REFUSAL_OVERSIZED);
-  EXPECT_EQ(RefusalOf(refuse(MakeChunk(0, std::span(values).subspan(0, 3)))),
-            v1::REFUSAL_MALFORMED);
-  EXPECT_EQ(RefusalOf(refuse(MakeChunk(1, std::span(values).subspan(4, 4)))),
-            v1::REFUSAL_MALFORMED);
-  EXPECT_EQ(server_->counters().Get("refused_wrong_crc"), 1u);
-  EXPECT_EQ(server_->counters().Get("refused_oversized"), 1u);
-  EXPECT_EQ(server_->counters().Get("refused_malformed"), 2u);
-  EXPECT_TRUE(Stage({}, values).ok());
+
+  std::vector<float> out(15);
+  Traffic traffic;
+  const absl::Status missing =
+      server_->Client()->Pull(PullOf(run_, 3, 0, 15), out, Soon(), &traffic);
+  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("version 0 is the current one"));
+  EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
 }
 
 TEST_F(ServiceTest, OversizedMessageIsRefused) {
@@ -318,44 +266,6 @@ TEST_F(ServiceTest, OutOfOrderMessagesAreMalformed) {
   EXPECT_THAT(std::string(half.Finish().message()), HasSubstr("ended after 0 chunks of 4"));
 }
 
-TEST_F(ServiceTest, LateStreamIsRefused) {
-  Open();
-  RawStage slow(*server_);
-  ASSERT_TRUE(slow.Send(Header(run_, {.group = 1}, 0, 15, 4)));
-  slow.Resume();
-  ASSERT_TRUE(Stage({.group = 0}, Values(1, 15)).ok());
-  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
-  ASSERT_TRUE(slow.Send(MakeChunk(0, Values(2, 4))));
-  EXPECT_EQ(RefusalOf(slow.Finish()), v1::REFUSAL_CLOSED_ROUND);
-  std::vector<float> out(15);
-  Traffic traffic;
-  ASSERT_TRUE(server_->Client()->Pull(PullOf(run_, 1, 0, 15), out, Soon(), &traffic).ok());
-  EXPECT_TRUE(SameBits(out, Values(1, 15)));
-}
-
-TEST_F(ServiceTest, PullsAreRefusedByName) {
-  Open();
-  std::vector<float> out(15);
-  Traffic traffic;
-  const auto pull = [&](const v1::PullRequest& request) {
-    return server_->Client()->Pull(request, out, Soon(), &traffic);
-  };
-  v1::PullRequest request = PullOf(run_, 0, 0, 15);
-  request.set_run("run-9");
-  EXPECT_EQ(pull(request).code(), absl::StatusCode::kNotFound);
-  request = PullOf(run_, 0, 0, 15);
-  request.set_lineage("x");
-  EXPECT_EQ(RefusalOf(pull(request)), v1::REFUSAL_WRONG_LINEAGE);
-  request = PullOf(run_, 3, 0, 15);
-  const absl::Status missing = pull(request);
-  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("version 0 is the current one"));
-  request = PullOf(run_, 0, 0, 15);
-  request.mutable_ranges(0)->set_tensor(5);
-  EXPECT_EQ(RefusalOf(pull(request)), v1::REFUSAL_MALFORMED);
-  EXPECT_EQ(server_->counters().Get("refused_malformed"), 1u);
-}
-
 // --- Bounds
 
 TEST_F(ServiceTest, ExcessStreamsRetry) {
@@ -369,8 +279,8 @@ TEST_F(ServiceTest, ExcessStreamsRetry) {
   const absl::Status busy = second.Finish();
   EXPECT_EQ(busy.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(busy.message()), StartsWith("busy: "));
-  // The client waits for its turn.
-  absl::Status staged = absl::UnknownError("not done");
+  // The client retries until the first stream has ended.
+  absl::Status staged = absl::UnknownError("not finished");
   std::thread waiting([&] { staged = Stage({.group = 1}, Values(2, 15)); });
   first->context.TryCancel();
   first->Finish().IgnoreError();
@@ -378,25 +288,9 @@ TEST_F(ServiceTest, ExcessStreamsRetry) {
   EXPECT_TRUE(staged.ok()) << staged;
 }
 
-TEST_F(ServiceTest, FullDiskIsNotAcknowledged) {
-  Open();
-  const std::vector<float> values = Values(1, 15);
-  {
-    // Not even the head of the file fits.
-    const FullDisk full(50);
-    RawStage raw(*server_);
-    ASSERT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
-    const absl::Status status = raw.Finish();
-    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("stage-1-0-1-0"));
-    EXPECT_EQ(server_->counters().Get("contributions_staged"), 0u);
-  }
-  EXPECT_TRUE(Stage({}, values).ok());
-}
-
 TEST_F(ServiceTest, ClientRetriesFullDisk) {
   Open();
-  absl::Status staged = absl::UnknownError("not done");
+  absl::Status staged = absl::UnknownError("not finished");
   std::thread staging;
   {
     const FullDisk full(100);
@@ -412,7 +306,7 @@ TEST_F(ServiceTest, ConcurrentGroupsGiveEqualBits) {
   run_.in = 500;
   run_.out = 101;
   const uint64_t n = run_.parameters();
-  std::vector<testing::Part> parts;
+  std::vector<Part> parts;
   for (uint32_t g = 0; g < run_.groups; ++g) parts.push_back({.group = g, .samples = 10 + g});
   uint64_t digest = 0;
   for (int turn = 0; turn < 2; ++turn) {
@@ -481,7 +375,7 @@ uint64_t PeakMemory() {
   return 0;
 }
 
-void ForgetPeakMemory() {
+void ResetPeakMemory() {
   std::ofstream file("/proc/self/clear_refs");
   file << "5" << std::flush;
   EXPECT_TRUE(file.good());
@@ -494,13 +388,13 @@ TEST_F(ServiceTest, MemoryIsBounded) {
   const std::vector<float> values = Values(1, n);
   std::vector<float> out(n, 1.0F);
   const auto grown = [](const auto& work) {
-    ForgetPeakMemory();
+    ResetPeakMemory();
     const uint64_t before = PeakMemory();
     work();
     return PeakMemory() - before;
   };
-  // Client and server together: a few messages of 1 MiB on both sides, and what flow control lets
-  // the client send ahead of a slow disk. Whoever kept the model would need 64 MiB.
+  // Client and server together: a few messages of 1 MiB on both sides, and those that flow control
+  // lets the client send ahead of a slow disk. A copy of the model would need 64 MiB.
   const uint64_t allowed = kMemoryFactor * (40 << 20);
   EXPECT_LT(grown([&] { ASSERT_TRUE(Stage({}, values, 256 << 10).ok()); }), allowed);
   EXPECT_LT(grown([&] { ASSERT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), ""); }), allowed);
@@ -533,7 +427,7 @@ TEST_F(ServiceTest, MessageOverheadIsSmall) {
   EXPECT_LT(static_cast<double>(messages), 1.01 * static_cast<double>(payload));
 }
 
-// --- The client's own rules
+// --- Deadlines and cancellation of the client
 
 TEST_F(ServiceTest, ClientStopsAtDeadline) {
   RoundsClient nowhere([] { return std::string("127.0.0.1:1"); });
@@ -545,7 +439,7 @@ TEST_F(ServiceTest, ClientStopsAtDeadline) {
   EXPECT_EQ(traffic.payload_sent, 0u);
 }
 
-TEST_F(ServiceTest, CancelEndsCallsNowAndLater) {
+TEST_F(ServiceTest, CancelEndsCurrentAndLaterCalls) {
   Open();
   RoundsClient client([&] { return server_->address(); });
   RoundsClient unknown([] { return std::string(); });
@@ -574,4 +468,4 @@ TEST_F(ServiceTest, SizeMismatchIsInvalid) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing

@@ -1,5 +1,5 @@
-// The host with its store: what is decided, what lies on the disk, and what a process finds that
-// comes after one that was killed at any point.
+// The host with its store: versions and contributions on disk, and restarts after a crash at any
+// point.
 #include "server/shard_host.h"
 
 #include <gmock/gmock.h>
@@ -19,30 +19,16 @@
 #include "server/run_terms.h"
 #include "tests/server/testing.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::Contains;
 using ::testing::ElementsAre;
-using testing::Files;
-using testing::FullDisk;
 using ::testing::HasSubstr;
-using testing::Header;
 using ::testing::IsEmpty;
-using testing::MakeApply;
-using testing::MakeChunk;
 using ::testing::Not;
-using testing::Part;
-using testing::Place;
-using testing::PullOf;
-using testing::ReadAll;
-using testing::SameBits;
-using testing::SmallRun;
 using ::testing::StartsWith;
-using testing::TemporaryFolder;
-using testing::Values;
-using testing::WriteAll;
 
 constexpr uint32_t kChunk = 4;
 
@@ -50,7 +36,7 @@ class ShardHostTest : public ::testing::Test {
  protected:
   void SetUp() override { Restart(); }
 
-  // As if the process had been killed and started again.
+  // Starts a new host on the folder, as after a kill of the process.
   void Restart() {
     host_.reset();
     auto host = ShardHost::Open(folder_.path(), &counters_);
@@ -65,7 +51,7 @@ class ShardHostTest : public ::testing::Test {
   }
 
   absl::Status PutChunks(Staging& staging, const std::vector<float>& values, uint32_t until) {
-    const uint32_t chunk = static_cast<uint32_t>(staging.file->head().block_bytes / sizeof(float));
+    const uint32_t chunk = staging.file->head().block_bytes / sizeof(float);
     for (uint32_t i = staging.grant.next_chunk; i < until; ++i) {
       const size_t begin = size_t{i} * chunk;
       const size_t size = std::min<size_t>(chunk, values.size() - begin);
@@ -76,7 +62,7 @@ class ShardHostTest : public ::testing::Test {
     return absl::OkStatus();
   }
 
-  absl::Status Stage(const Place& place, const std::vector<float>& values, uint64_t begin = 0,
+  absl::Status Stage(const Place& place, const std::vector<float>& values, int64_t begin = 0,
                      uint32_t chunk = kChunk) {
     auto staging = host_->Stage(Header(run_, place, begin, begin + values.size(), chunk));
     if (!staging.ok()) return staging.status();
@@ -84,7 +70,7 @@ class ShardHostTest : public ::testing::Test {
     return host_->Finish(*staging);
   }
 
-  absl::StatusOr<std::vector<float>> Pull(uint32_t version, uint64_t begin, uint64_t end) {
+  absl::StatusOr<std::vector<float>> Pull(uint32_t version, int64_t begin, int64_t end) {
     auto pull = host_->Pull(PullOf(run_, version, begin, end));
     if (!pull.ok()) return pull.status();
     return Drain(**pull);
@@ -137,7 +123,7 @@ TEST_F(ShardHostTest, VersionZeroFromSeed) {
 }
 
 TEST_F(ShardHostTest, VersionZeroFromCheckpoint) {
-  // In another order than the model's, and under another seed's values.
+  // The tensors are in another order than in the model.
   const std::string path = folder_.path() + "/begin.safetensors";
   const std::vector<float> values = Values(3, 15);
   const std::string layer = run_.Open().spec().model().layer(0).name();
@@ -164,20 +150,20 @@ TEST_F(ShardHostTest, MismatchedCheckpointCanBeFixed) {
   open.mutable_spec()->mutable_checkpoint()->set_from(path);
   auto opened = host_->OpenRun(open);
   ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_THAT(opened->error(), HasSubstr(path)) << "it is not there";
+  EXPECT_THAT(opened->error(), HasSubstr(path)) << "the file is missing";
   EXPECT_EQ(opened->run(), open.run());
 
   const auto write = [&](int64_t rows) {
     auto writer = SafetensorsWriter::Create(
         path, {{layer + "/weight", {rows, 4}}, {layer + "/bias", {rows}}}, {});
     ASSERT_TRUE(writer.ok()) << writer.status();
-    ASSERT_EQ(writer->Append(Values(3, static_cast<uint64_t>(rows) * 5)), absl::OkStatus());
+    ASSERT_EQ(writer->Append(Values(3, rows * 5)), absl::OkStatus());
     ASSERT_EQ(writer->Finish(), absl::OkStatus());
   };
   write(2);
   opened = host_->OpenRun(open);
   ASSERT_TRUE(opened.ok()) << opened.status();
-  EXPECT_THAT(opened->error(), HasSubstr(layer + "/weight")) << "it is of another model";
+  EXPECT_THAT(opened->error(), HasSubstr(layer + "/weight")) << "the file belongs to another model";
   EXPECT_FALSE(Pull(0, 0, 15).ok());
 
   write(3);
@@ -224,6 +210,7 @@ TEST_F(ShardHostTest, SingleParticipantKeepsBits) {
   const v1::Applied applied = Apply(MakeApply(run_, 1, {{.samples = 3}}));
   EXPECT_EQ(applied.error(), "");
   EXPECT_EQ(applied.digest(), Digest(values, 0));
+  EXPECT_TRUE(std::isnan(applied.variance_between_groups())) << "one group has no discrepancy";
   EXPECT_TRUE(SameBits(PullAll(1), values));
 }
 
@@ -244,12 +231,12 @@ TEST_F(ShardHostTest, MeanIsInGroupOrder) {
             "");
   std::vector<float> expected(15);
   for (size_t i = 0; i < 15; ++i) {
-    // Each volatile step is rounded to fp32 on its own.
-    volatile float sum = static_cast<float>(100.0 / 357) * groups[0][i];
-    for (size_t g = 1; g < 3; ++g) {
-      volatile float product =
-          static_cast<float>(static_cast<double>(samples[g]) / 357) * groups[g][i];
-      sum = sum + product;
+    // Each volatile value is rounded to fp32 separately.
+    volatile float sum = 0;
+    for (size_t g = 0; g < 3; ++g) {
+      const float weight = samples[g] / 357.0;
+      volatile float product = weight * groups[g][i];
+      sum = g == 0 ? product : sum + product;
     }
     expected[i] = sum;
   }
@@ -260,25 +247,24 @@ TEST_F(ShardHostTest, BitsDoNotDependOnChunks) {
   run_.groups = 3;
   run_.in = 300;
   run_.out = 300;
-  const uint64_t n = run_.parameters();
+  const int64_t n = run_.parameters();
   const v1::Apply apply = MakeApply(run_, 1,
                                     {{.group = 0, .ranks = 1, .samples = 5},
                                      {.group = 1, .ranks = 2, .samples = 9},
                                      {.group = 2, .ranks = 2, .samples = 2}});
   struct Slice {
     Place place;
-    uint64_t begin;
-    uint64_t end;
+    Interval positions;
   };
   const auto model = [&](uint32_t group) { return Values(20 + group, n); };
   std::vector<uint64_t> digests;
-  for (const uint64_t cut : {n / 3, n / 2, uint64_t{1}}) {
-    std::vector<Slice> slices = {{{.group = 0, .rank = 0, .samples = 5}, 0, n},
-                                 {{.group = 1, .rank = 0, .samples = 9}, 0, cut},
-                                 {{.group = 1, .rank = 1, .samples = 9}, cut, n},
-                                 {{.group = 2, .rank = 0, .samples = 2}, cut, n},
-                                 {{.group = 2, .rank = 1, .samples = 2}, 0, cut}};
-    std::reverse(slices.begin(), slices.begin() + static_cast<int>(cut % 5));
+  for (const int64_t cut : {n / 3, n / 2, int64_t{1}}) {
+    std::vector<Slice> slices = {{{.group = 0, .rank = 0, .samples = 5}, {0, n}},
+                                 {{.group = 1, .rank = 0, .samples = 9}, {0, cut}},
+                                 {{.group = 1, .rank = 1, .samples = 9}, {cut, n}},
+                                 {{.group = 2, .rank = 0, .samples = 2}, {cut, n}},
+                                 {{.group = 2, .rank = 1, .samples = 2}, {0, cut}}};
+    std::reverse(slices.begin(), slices.begin() + cut % 5);
     const TemporaryFolder folder;
     auto host = ShardHost::Open(folder.path(), &counters_);
     ASSERT_TRUE(host.ok());
@@ -286,10 +272,9 @@ TEST_F(ShardHostTest, BitsDoNotDependOnChunks) {
     Open();
     for (const Slice& slice : slices) {
       const std::vector<float> whole = model(slice.place.group);
-      const std::vector<float> part(whole.begin() + static_cast<int64_t>(slice.begin),
-                                    whole.begin() + static_cast<int64_t>(slice.end));
-      ASSERT_TRUE(
-          Stage(slice.place, part, slice.begin, static_cast<uint32_t>(1000 + cut % 7)).ok());
+      const std::vector<float> part(whole.begin() + slice.positions.begin,
+                                    whole.begin() + slice.positions.end);
+      ASSERT_TRUE(Stage(slice.place, part, slice.positions.begin, 1000 + cut % 7).ok());
     }
     const v1::Applied applied = Apply(apply);
     ASSERT_EQ(applied.error(), "");
@@ -314,7 +299,7 @@ TEST_F(ShardHostTest, PullsRangesInOrder) {
     range.set_begin(begin);
     range.set_end(end);
   };
-  // Across the borders of checked blocks, backwards, and nothing.
+  // Ranges across the borders of blocks, in descending order, and an empty one.
   add(1, 10, 20);
   add(0, 65530, 131080);
   add(0, 5, 5);
@@ -329,7 +314,7 @@ TEST_F(ShardHostTest, PullsRangesInOrder) {
   EXPECT_TRUE(SameBits(*values, expected));
 }
 
-// --- How far the groups lie apart
+// --- Discrepancy between the groups
 
 TEST_F(ShardHostTest, AppliedHasDiscrepancy) {
   Open();
@@ -338,18 +323,18 @@ TEST_F(ShardHostTest, AppliedHasDiscrepancy) {
   for (uint32_t g = 0; g < 2; ++g) ASSERT_TRUE(Stage({.group = g}, groups[g]).ok());
   const v1::Apply apply = MakeApply(run_, 1, {{.group = 0}, {.group = 1}});
   const v1::Applied applied = Apply(apply);
-  double spread = 0;
-  double moved = 0;
+  double variance = 0;
+  double displacement = 0;
   for (size_t i = 0; i < 15; ++i) {
-    const double half = (static_cast<double>(groups[0][i]) - groups[1][i]) / 2;
-    const double mean = (static_cast<double>(groups[0][i]) + groups[1][i]) / 2;
-    spread += half * half;
-    moved += (mean - before[i]) * (mean - before[i]);
+    const double half = (double{groups[0][i]} - groups[1][i]) / 2;
+    const double mean = (double{groups[0][i]} + groups[1][i]) / 2;
+    variance += half * half;
+    displacement += (mean - before[i]) * (mean - before[i]);
   }
-  EXPECT_NEAR(applied.variance_between_groups(), spread, 1e-12 * spread);
-  EXPECT_NEAR(applied.displacement(), moved, 1e-12 * moved);
+  EXPECT_NEAR(applied.variance_between_groups(), variance, 1e-12 * variance);
+  EXPECT_NEAR(applied.displacement(), displacement, 1e-12 * displacement);
 
-  // Asked again, by a process that came after a kill too, it says the same, to the last bit.
+  // A repeated order has the same answer to the last bit, also after a restart.
   EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString());
   Restart();
   EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString());
@@ -357,48 +342,7 @@ TEST_F(ShardHostTest, AppliedHasDiscrepancy) {
   EXPECT_EQ(Apply(MakeApply(run_, 2, {{}})).error(), "");
   Restart();
   EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString())
-      << "the version before the newest too";
-}
-
-TEST_F(ShardHostTest, ShardsSplitDiscrepancy) {
-  const auto distances = [&](uint32_t shard, uint32_t shards) {
-    const TemporaryFolder folder;
-    auto host = ShardHost::Open(folder.path(), &counters_);
-    EXPECT_TRUE(host.ok());
-    host_ = *std::move(host);
-    run_.shards = shards;
-    run_.shard = shard;
-    Open();
-    const FlatSpan span = ShardSpan(15, shard, shards);
-    for (uint32_t g = 0; g < 2; ++g) {
-      const std::vector<float> model = Values(1 + g, 15);
-      const std::vector<float> part(model.begin() + static_cast<int64_t>(span.begin),
-                                    model.begin() + static_cast<int64_t>(span.end));
-      EXPECT_TRUE(Stage({.group = g}, part, span.begin).ok());
-    }
-    const v1::Applied applied = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}}));
-    host_.reset();
-    return std::pair(applied.variance_between_groups(), applied.displacement());
-  };
-  const auto [spread, moved] = distances(0, 1);
-  double spread_sum = 0;
-  double moved_sum = 0;
-  for (uint32_t shard = 0; shard < 3; ++shard) {
-    const auto [part_spread, part_moved] = distances(shard, 3);
-    spread_sum += part_spread;
-    moved_sum += part_moved;
-  }
-  EXPECT_NEAR(spread_sum, spread, 1e-12 * spread);
-  EXPECT_NEAR(moved_sum, moved, 1e-12 * moved);
-}
-
-TEST_F(ShardHostTest, OneGroupHasNoDiscrepancy) {
-  Open();
-  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-  const v1::Applied applied = Apply(MakeApply(run_, 1, {{}}));
-  EXPECT_EQ(applied.error(), "");
-  EXPECT_TRUE(std::isnan(applied.variance_between_groups()));
-  EXPECT_TRUE(std::isnan(applied.displacement()));
+      << "of the version before the newest";
 }
 
 TEST_F(ShardHostTest, LostPreviousVersionIsTolerated) {
@@ -411,7 +355,7 @@ TEST_F(ShardHostTest, LostPreviousVersionIsTolerated) {
   EXPECT_TRUE(std::isnan(applied.variance_between_groups()));
 }
 
-// --- What is on the disk after every step
+// --- Files after every step
 
 TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
   const v1::RunOpened opened = Open();
@@ -424,7 +368,7 @@ TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
   const std::vector<float> second = Values(2, 15);
   ASSERT_TRUE(Stage({.group = 0}, first).ok());
   Restart();
-  // Half of the other group's, then a crash.
+  // Half of the chunks of the other group, then a crash.
   auto staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunk));
   ASSERT_TRUE(staging.ok()) << staging.status();
   ASSERT_TRUE(PutChunks(*staging, second, 2).ok());
@@ -444,7 +388,7 @@ TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
   Restart();
   EXPECT_EQ(host_->States()[0].version(), 1u);
   EXPECT_EQ(host_->States()[0].digest(), applied.digest());
-  // Asked again, it answers the same.
+  // A repeated order has the same answer.
   EXPECT_EQ(Apply(apply).digest(), applied.digest());
   EXPECT_EQ(Digest(PullAll(1), 0), applied.digest());
   EXPECT_EQ(PullAll(0).size(), 15u);
@@ -479,7 +423,7 @@ TEST_F(ShardHostTest, RestartRemovesObsoleteFiles) {
     ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
     Apply(MakeApply(run_, round, {{}}));
   }
-  // As if the process had been killed before it removed them.
+  // As after a kill before these files were removed.
   WriteAll(RunPath("version-0"), zero);
   WriteAll(RunPath("stage-10-0-1-0"), zero);
   Restart();
@@ -518,12 +462,12 @@ TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
   std::string flipped = whole;
   flipped[flipped.size() - 3] ^= 1;
   for (const std::string& bad : {whole.substr(0, whole.size() - 1), flipped, std::string()}) {
-    // While it is served ...
+    // While the version is served:
     WriteAll(RunPath("version-1"), bad);
     const absl::Status served = Pull(1, 0, 15).status();
     EXPECT_EQ(served.code(), absl::StatusCode::kDataLoss) << served;
     EXPECT_THAT(std::string(served.message()), HasSubstr("version-1"));
-    // ... and after a restart, which falls back to what is whole.
+    // After a restart, which falls back to the undamaged version:
     Restart();
     EXPECT_EQ(host_->States()[0].version(), 0u);
     EXPECT_THAT(Files(RunPath("")), Contains("version-1.damaged"));
@@ -565,7 +509,7 @@ TEST_F(ShardHostTest, RestartKeepsLeadingChunks) {
   ASSERT_TRUE(PutChunks(*staging, values, 4).ok());
   ASSERT_TRUE(host_->Finish(*staging).ok());
   EXPECT_EQ(ReadAll(RunPath("stage-1-0-1-0")), whole);
-  // A head that is damaged leaves nothing to resume.
+  // A contribution with a damaged header cannot be resumed.
   std::string headless = whole;
   headless[40] ^= 1;
   WriteAll(RunPath("stage-1-0-1-0"), headless);
@@ -641,7 +585,7 @@ TEST_F(ShardHostTest, FullDiskResumesStaging) {
   Open();
   const std::vector<float> values = Values(1, 15);
   {
-    // Room for the head (32 bytes and the header), one chunk and half of the next.
+    // Room for the header (32 bytes and the message), one chunk and half of the next.
     const FullDisk full(32 + Header(run_, {}, 0, 15, kChunk).ByteSizeLong() + 30);
     const absl::Status status = Stage({}, values);
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
@@ -686,7 +630,7 @@ TEST_F(ShardHostTest, FullDiskRetriesApply) {
 
 TEST_F(ShardHostTest, FullDiskRetriesOpenRun) {
   for (const uint64_t room : {0, 50, 127}) {
-    // No run file; half of one; a run file, but not all 128 bytes of version 0.
+    // No run file; half of one; the run file, but not all 128 bytes of version 0.
     const FullDisk full(room);
     EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(host_->States(), IsEmpty());
@@ -704,7 +648,7 @@ TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
     EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
   }
   Restart();
-  EXPECT_THAT(host_->States(), IsEmpty()) << "half of the model under the name of the whole";
+  EXPECT_THAT(host_->States(), IsEmpty()) << "version 0 of the old shard must not be used";
   const TemporaryFolder folder;
   const auto fresh = ShardHost::Open(folder.path(), &counters_);
   ASSERT_TRUE(fresh.ok()) << fresh.status();
@@ -729,15 +673,14 @@ TEST_F(ShardHostTest, RefusalsAreCounted) {
   chunk.set_crc32c(chunk.crc32c() ^ 1);
   EXPECT_EQ(RefusalOf(host_->Put(*staging, chunk).status()), v1::REFUSAL_WRONG_CRC);
   EXPECT_EQ(counters_.Get("refused_wrong_crc"), 1u);
-  // What was refused left no trace: the right chunk is taken.
+  // The refused chunk has changed nothing.
   EXPECT_TRUE(PutChunks(*staging, Values(1, 15), 4).ok());
 }
 
 TEST(MeanTest, WeightsAreRoundedOnce) {
   EXPECT_THAT(MeanWeights(std::vector<uint64_t>{12345}), ElementsAre(1.0F));
   EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 3}), ElementsAre(0.25F, 0.75F));
-  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 2}),
-              ElementsAre(static_cast<float>(1.0 / 3), static_cast<float>(2.0 / 3)));
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 2}), ElementsAre(1.0F / 3, 2.0F / 3));
   EXPECT_THAT(MeanWeights(std::vector<uint64_t>{0, 5}), ElementsAre(0.0F, 1.0F));
 }
 
@@ -750,4 +693,4 @@ TEST(MeanTest, EqualModelsKeepTheirBits) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing

@@ -14,22 +14,21 @@
 #include "base/crc32c.h"
 #include "base/random.h"
 #include "proto/schema_hash.h"
+#include "tensor/interval.h"
 
 namespace cadre::testing {
 namespace {
 
-void AddRanges(const SmallRun& run, uint64_t begin, uint64_t end,
+void AddRanges(const SmallRun& run, int64_t begin, int64_t end,
                google::protobuf::RepeatedPtrField<v1::Range>* ranges) {
-  const uint64_t weights = uint64_t{run.in} * run.out;
-  const uint64_t starts[] = {0, weights, run.parameters()};
-  for (uint32_t tensor = 0; tensor < 2; ++tensor) {
-    const uint64_t first = std::max(begin, starts[tensor]);
-    const uint64_t last = std::min(end, starts[tensor + 1]);
-    if (first >= last) continue;
+  const int64_t starts[] = {0, int64_t{run.in} * run.out, run.parameters()};
+  for (int tensor = 0; tensor < 2; ++tensor) {
+    const Interval part = Intersect({begin, end}, {starts[tensor], starts[tensor + 1]});
+    if (part.empty()) continue;
     v1::Range* range = ranges->Add();
     range->set_tensor(tensor);
-    range->set_begin(first - starts[tensor]);
-    range->set_end(last - starts[tensor]);
+    range->set_begin(part.begin - starts[tensor]);
+    range->set_end(part.end - starts[tensor]);
   }
 }
 
@@ -66,7 +65,7 @@ v1::OpenRun SmallRun::Open() const {
   return open;
 }
 
-v1::ContributionHeader Header(const SmallRun& run, const Place& place, uint64_t begin, uint64_t end,
+v1::ContributionHeader Header(const SmallRun& run, const Place& place, int64_t begin, int64_t end,
                               uint32_t chunk_elements) {
   v1::ContributionHeader header;
   header.set_schema_hash(SchemaHash());
@@ -92,7 +91,7 @@ v1::Chunk MakeChunk(uint32_t index, std::span<const float> values) {
   return chunk;
 }
 
-v1::PullRequest PullOf(const SmallRun& run, uint32_t version, uint64_t begin, uint64_t end) {
+v1::PullRequest PullOf(const SmallRun& run, uint32_t version, int64_t begin, int64_t end) {
   v1::PullRequest request;
   request.set_schema_hash(SchemaHash());
   request.set_run(run.run);
@@ -117,9 +116,9 @@ v1::Apply MakeApply(const SmallRun& run, uint32_t round, const std::vector<Part>
   return apply;
 }
 
-std::vector<float> Values(uint64_t salt, uint64_t count) {
+std::vector<float> Values(uint64_t salt, int64_t count) {
   std::vector<float> values(count);
-  for (uint64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     values[i] = RandomUniform(salt, RandomStream::kTest, 0, i) - 0.5F;
   }
   return values;
@@ -137,7 +136,7 @@ std::string ReadAll(const std::string& path) {
 
 void WriteAll(const std::string& path, absl::string_view bytes) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.write(bytes.data(), std::ssize(bytes));
   EXPECT_TRUE(file.flush().good()) << path;
 }
 
@@ -151,7 +150,7 @@ std::vector<std::string> Files(const std::string& folder) {
 }
 
 FullDisk::FullDisk(uint64_t bytes) {
-  // The limit then is an error code, as a full disk is.
+  // Without the signal, a write beyond the limit returns an error, as on a full disk.
   signal(SIGXFSZ, SIG_IGN);
   rlimit limit;
   EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);

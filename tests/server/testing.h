@@ -1,4 +1,4 @@
-// What the aggregator's tests share: a small run, its messages, a folder that goes away.
+// Shared by the tests of the aggregator: a small run, its messages, a temporary folder.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace cadre::testing {
 
-// A folder for one test, removed with all it holds.
+// A folder that is removed with its contents at the end of a test.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -38,7 +38,7 @@ struct SmallRun {
   std::string run = "run-1";
   std::string lineage = "lineage-a";
 
-  uint64_t parameters() const { return uint64_t{in} * out + out; }
+  int64_t parameters() const { return int64_t{in} * out + out; }
   v1::OpenRun Open() const;
 };
 
@@ -50,11 +50,11 @@ struct Place {
   uint64_t samples = 100;
 };
 
-// The header of flat positions [begin, end) of the run.
-v1::ContributionHeader Header(const SmallRun& run, const Place& place, uint64_t begin, uint64_t end,
+// The header of a contribution of the positions [begin, end).
+v1::ContributionHeader Header(const SmallRun& run, const Place& place, int64_t begin, int64_t end,
                               uint32_t chunk_elements);
 v1::Chunk MakeChunk(uint32_t index, std::span<const float> values);
-v1::PullRequest PullOf(const SmallRun& run, uint32_t version, uint64_t begin, uint64_t end);
+v1::PullRequest PullOf(const SmallRun& run, uint32_t version, int64_t begin, int64_t end);
 
 struct Part {
   uint32_t group = 0;
@@ -65,9 +65,9 @@ struct Part {
 v1::Apply MakeApply(const SmallRun& run, uint32_t round, const std::vector<Part>& parts);
 
 // `count` values that depend on `salt`, with many different bits.
-std::vector<float> Values(uint64_t salt, uint64_t count);
+std::vector<float> Values(uint64_t salt, int64_t count);
 
-// Whether all bits agree (NaN and -0.0 too).
+// Whether all bits are equal, also those of NaN and -0.0.
 bool SameBits(std::span<const float> a, std::span<const float> b);
 
 std::string ReadAll(const std::string& path);
@@ -75,7 +75,7 @@ void WriteAll(const std::string& path, absl::string_view bytes);
 // Names of the files in a folder, sorted.
 std::vector<std::string> Files(const std::string& folder);
 
-// No file of this process may grow beyond `bytes` while this lives: a full disk, for everybody.
+// Limits every file of this process to `bytes` during its lifetime, which simulates a full disk.
 class FullDisk {
  public:
   explicit FullDisk(uint64_t bytes);

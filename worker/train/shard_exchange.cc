@@ -32,11 +32,9 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
                              GroupControl& control, Cancellation& cancellation,
                              absl::Duration timeout)
     : place_(assignment.place()), lineage_(assignment.lineage()), index_(index), timeout_(timeout) {
-  const auto shards = static_cast<uint32_t>(assignment.shards_size());
+  const uint32_t shards = assignment.shards_size();
   for (uint32_t id = 0; id < shards; ++id) {
-    const FlatSpan span = ShardSpan(index.size(), id, shards);
-    Shard shard{.id = id};
-    shard.positions = {static_cast<int64_t>(span.begin), static_cast<int64_t>(span.end)};
+    Shard shard{.id = id, .positions = ShardSpan(index.size(), id, shards)};
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
         // Different seeds, so that ranks that failed together do not retry in step.

@@ -1,4 +1,4 @@
-// The client against shards that break off, damage and lie.
+// The client with shards that end calls early, send damaged bytes or wrong sizes.
 #include "server/client/rounds_client.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 constexpr RoundsClientOptions kQuick = {.first_wait = absl::Milliseconds(1),
                                         .max_wait = absl::Milliseconds(5)};
 
-// A shard that does what the test says.
+// A shard whose calls run functions of the test.
 class ScriptedShard final : public v1::Rounds::Service {
  public:
   using StageStream = grpc::ServerReaderWriter<v1::StageReply, v1::StageRequest>;
@@ -43,7 +43,7 @@ class ScriptedShard final : public v1::Rounds::Service {
     absl::MutexLock lock(&mutex_);
     pull_ = std::move(script);
   }
-  // Calls so far. What their scripts wrote may be read after this.
+  // Number of calls so far. Results of their scripts may be read after this.
   int calls() const {
     absl::MutexLock lock(&mutex_);
     return calls_;
@@ -82,7 +82,7 @@ class ScriptedShard final : public v1::Rounds::Service {
 // Element i of the model is i.
 std::string Bytes(uint64_t begin, uint64_t end) {
   std::vector<float> values;
-  for (uint64_t i = begin; i < end; ++i) values.push_back(static_cast<float>(i));
+  for (uint64_t i = begin; i < end; ++i) values.push_back(i);
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
@@ -98,7 +98,7 @@ void Write(ScriptedShard::PullStream* stream, uint64_t begin, uint64_t end) {
   Write(stream, data, Crc32c(data));
 }
 
-grpc::Status Broken() { return {grpc::StatusCode::UNAVAILABLE, "the shard broke off"}; }
+grpc::Status Broken() { return {grpc::StatusCode::UNAVAILABLE, "the connection is broken"}; }
 
 class RoundsClientTest : public ::testing::Test {
  protected:
@@ -133,7 +133,7 @@ class RoundsClientTest : public ::testing::Test {
   Traffic traffic_;
 };
 
-TEST_F(RoundsClientTest, APullGoesOnWhereItBrokeOff) {
+TEST_F(RoundsClientTest, PullResumesAfterBreak) {
   std::vector<v1::PullRequest> requests;
   shard_.OnPull([&](int call, const v1::PullRequest& request, auto* stream) {
     requests.push_back(request);
@@ -174,7 +174,7 @@ TEST_F(RoundsClientTest, DamagedChunkIsRequestedAgain) {
   EXPECT_EQ(shard_.calls(), 3);
 }
 
-TEST_F(RoundsClientTest, DamageThatStaysIsDataLoss) {
+TEST_F(RoundsClientTest, RepeatedDamageIsDataLoss) {
   shard_.OnPull([&](int, const v1::PullRequest&, auto* stream) {
     Write(stream, Bytes(0, 10), 1);
     return grpc::Status::OK;
@@ -198,7 +198,7 @@ TEST_F(RoundsClientTest, WrongSizesAreErrors) {
   EXPECT_EQ(Pull().code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(RoundsClientTest, ARefusalIsFinal) {
+TEST_F(RoundsClientTest, RefusalIsFinal) {
   shard_.OnPull([&](int, const v1::PullRequest&, auto*) {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "wrong_lineage: other");
   });
@@ -214,7 +214,7 @@ TEST_F(RoundsClientTest, StagingResumesAtChunk) {
     v1::StageReply reply;
     EXPECT_TRUE(stream->Read(&request));
     seen = request.header();
-    reply.mutable_resume()->set_next_chunk(static_cast<uint32_t>(call));
+    reply.mutable_resume()->set_next_chunk(call);
     stream->Write(reply);
     while (stream->Read(&request)) {
       EXPECT_EQ(Crc32c(request.chunk().data()), request.chunk().crc32c());
@@ -259,7 +259,7 @@ TEST_F(RoundsClientTest, CancelEndsWaitingCall) {
     v1::StageRequest request;
     stream->Read(&request);
     arrived.Notify();
-    // Says nothing until the caller is gone.
+    // Sends nothing until the caller has cancelled.
     while (stream->Read(&request)) {
     }
     EXPECT_TRUE(context->IsCancelled());
