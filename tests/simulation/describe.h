@@ -1,4 +1,4 @@
-// Messages in one line each, for the log.
+// Messages as text of one line, for the log.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -9,7 +9,9 @@
 
 namespace cadre::simulation {
 
+// Such as "run-1-simulated/0#7:1": run, group, generation and rank.
 std::string Describe(const v1::RankSlot& place);
+// All fields, except for the run's spec and plan.
 std::string Describe(const v1::MemberMessage& message);
 std::string Describe(const v1::CoordinatorMessage& message);
 

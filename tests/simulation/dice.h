@@ -1,4 +1,4 @@
-// The only source of chance in a simulation: equal seeds give equal throws.
+// The only source of randomness in a simulation: equal seeds give equal numbers.
 //
 // Thread-compatible.
 #pragma once
@@ -14,20 +14,18 @@ class Dice {
  public:
   explicit Dice(uint64_t seed) : seed_(seed) {}
 
-  uint64_t Bits() { return RandomBits(seed_, RandomStream::kTest, 0, ++thrown_); }
+  uint64_t Bits() { return RandomBits(seed_, RandomStream::kTest, 0, ++drawn_); }
   // In [low, high].
   uint64_t Between(uint64_t low, uint64_t high) { return low + Bits() % (high - low + 1); }
   absl::Duration Between(absl::Duration low, absl::Duration high) {
-    const auto span = static_cast<uint64_t>(absl::ToInt64Microseconds(high - low));
-    return low + absl::Microseconds(static_cast<int64_t>(Between(0, span)));
+    const uint64_t span = absl::ToInt64Microseconds(high - low);
+    return low + absl::Microseconds(Between(0, span));
   }
-  bool Chance(double probability) {
-    return static_cast<double>(Bits() >> 11) * 0x1p-53 < probability;
-  }
+  bool Chance(double probability) { return (Bits() >> 11) * 0x1p-53 < probability; }
 
  private:
   const uint64_t seed_;
-  uint64_t thrown_ = 0;
+  uint64_t drawn_ = 0;
 };
 
 }  // namespace cadre::simulation

@@ -4,7 +4,7 @@
 
 namespace cadre::simulation {
 
-void GroupFabric::Enter(uint32_t rank, const std::string& kind, std::string word,
+void GroupFabric::Enter(uint32_t rank, const std::string& kind, std::string input,
                         const Lifetime& life, Entered entered) {
   if (world_.dice.Chance(world_.faults.break_group)) {
     world_.Count("groups_broken");
@@ -13,19 +13,20 @@ void GroupFabric::Enter(uint32_t rank, const std::string& kind, std::string word
   }
   if (broken_) return Fail(life, std::move(entered));
   if (!waiting_.empty() && kind != kind_) {
-    world_.Violate("ranks of one group have lost step: one enters ", kind, ", others ", kind_);
+    world_.Violate("ranks of one group enter different collectives: one enters ", kind, ", others ",
+                   kind_);
     return;
   }
   kind_ = kind;
-  waiting_[rank] = {std::move(word), &life, std::move(entered)};
+  waiting_[rank] = {std::move(input), &life, std::move(entered)};
   if (waiting_.size() < ranks_) return;
-  std::vector<std::string> words;
-  for (auto& [r, one] : waiting_) words.push_back(one.word);
+  std::vector<std::string> inputs;
+  for (auto& [r, one] : waiting_) inputs.push_back(one.input);
   const std::map<uint32_t, Waiting> all = std::exchange(waiting_, {});
   for (const auto& [r, one] : all) {
     world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Milliseconds(5)),
                           *one.life,
-                          [entered = one.entered, words] { entered(/*ok=*/true, words); });
+                          [entered = one.entered, inputs] { entered(/*ok=*/true, inputs); });
   }
 }
 

@@ -1,8 +1,8 @@
-// What connects the ranks of one generation of a group: collectives that all ranks enter in the
-// same order, and that fail for all when one rank leaves.
+// The connections between the ranks of one generation of a group: collectives that all ranks enter
+// in the same order, and that fail for all ranks when one leaves.
 //
-// A collective is complete when every rank has entered it; each then gets what all ranks put in,
-// by rank.
+// A collective is complete when every rank has entered it; each rank then receives the inputs of
+// all ranks, by rank.
 //
 // Thread-compatible.
 #pragma once
@@ -21,21 +21,21 @@ namespace cadre::simulation {
 
 class GroupFabric {
  public:
-  // `ok` false: a rank is gone.
+  // `ok` is false if a rank has left.
   using Entered = std::function<void(bool ok, const std::vector<std::string>& all)>;
 
   GroupFabric(World& world, size_t ranks) : world_(world), ranks_(ranks) {}
 
-  // `kind` names the collective; ranks that enter different ones have lost their way. The first is
-  // the forming of the connections.
-  void Enter(uint32_t rank, const std::string& kind, std::string word, const Lifetime& life,
+  // `kind` names the collective; all ranks must enter the same one. The first forms the
+  // connections.
+  void Enter(uint32_t rank, const std::string& kind, std::string input, const Lifetime& life,
              Entered entered);
-  // The rank's process or session is over. Where its host is lost nobody notices.
+  // The rank's process or session has ended. If its host is lost, its peers do not notice.
   void Leave(uint32_t rank, bool host_lost);
 
  private:
   struct Waiting {
-    std::string word;
+    std::string input;
     const Lifetime* life;
     Entered entered;
   };
@@ -48,7 +48,7 @@ class GroupFabric {
   std::map<uint32_t, Waiting> waiting_;
 };
 
-// Where the ranks of a generation find one another.
+// The fabric of each generation.
 class Fabrics {
  public:
   explicit Fabrics(World& world) : world_(world) {}

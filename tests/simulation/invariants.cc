@@ -9,6 +9,7 @@
 #include "base/digest.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
+#include "proto/enum_text.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
@@ -40,7 +41,7 @@ std::string Name(const v1::CommitRecord& commit) {
   return absl::StrCat("round ", commit.round(), " of ", commit.run());
 }
 
-std::vector<FlatSpan> Whole(const Words& words) { return {{0, words.size()}}; }
+std::vector<Interval> Whole(const Words& words) { return {{0, std::ssize(words)}}; }
 
 }  // namespace
 
@@ -53,10 +54,10 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
   };
   CheckMeta(meta(before), meta(after));
   for (const auto& [key, bytes] : before) {
-    if (after.count(key) == 0) Lost(key);
+    if (after.count(key) == 0) OnErased(key);
     groups_changed |= after.count(key) == 0 && absl::StartsWith(key, kGroupPrefix);
   }
-  // Groups and commits first: what a run's record says is judged by them.
+  // Groups and commits precede runs, whose records are compared with them.
   for (const auto& [key, bytes] : after) {
     auto old = before.find(key);
     if (old != before.end() && old->second == bytes) continue;
@@ -83,14 +84,14 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
   if (groups_changed) CheckMembersOnce(after);
 }
 
-void Invariants::Lost(const std::string& key) {
+void Invariants::OnErased(const std::string& key) {
   if (absl::StartsWith(key, kRunPrefix) || absl::StartsWith(key, kCommitPrefix) ||
       key == kMetaKey) {
-    world_.Violate("the store loses its record ", key);
+    world_.Violate("the store has lost the record ", key);
   } else if (absl::StartsWith(key, kGroupPrefix)) {
     for (auto& [group, generation] : current_) {
       if (cadre::GroupKey(group.first, group.second) == key) {
-        generations_[generation].over = true;
+        generations_[generation].ended = true;
       }
     }
   }
@@ -99,13 +100,13 @@ void Invariants::Lost(const std::string& key) {
 void Invariants::CheckMeta(const v1::MetaRecord& before, const v1::MetaRecord& after) {
   if (after.generation() < before.generation() || after.run() < before.run() ||
       after.member() < before.member() || after.starts() < before.starts()) {
-    world_.Violate("a counter went back, so that what it numbers will be used again: ",
-                   before.ShortDebugString(), " became ", after.ShortDebugString());
+    world_.Violate("a counter decreased, so numbers will be reused: ", before.ShortDebugString(),
+                   " became ", after.ShortDebugString());
   }
   for (const auto& [name, value] : before.counters()) {
     const auto now = after.counters().find(name);
     if (now == after.counters().end() || now->second < value) {
-      world_.Violate("the counter ", name, " went back");
+      world_.Violate("the counter ", name, " decreased");
     }
   }
 }
@@ -114,7 +115,7 @@ void Invariants::CheckGroup(const v1::GroupRecord& record) {
   const GroupKey slot{record.run(), record.group()};
   const uint32_t generation = record.generation();
   if (const uint32_t before = current_[slot]; before != 0 && before != generation) {
-    generations_[before].over = true;
+    generations_[before].ended = true;
   }
   current_[slot] = generation;
   if (generation == 0) return;
@@ -129,8 +130,8 @@ void Invariants::CheckGroup(const v1::GroupRecord& record) {
     it = generations_.emplace(generation, Generation{slot, members}).first;
     world_.Count("generations");
   }
-  if (it->second.group != slot || it->second.members != members || it->second.over) {
-    world_.Violate("generation ", generation, " is used again, for group ", record.group(), " of ",
+  if (it->second.group != slot || it->second.members != members || it->second.ended) {
+    world_.Violate("generation ", generation, " is reused for group ", record.group(), " of ",
                    record.run());
   }
   it->second.started |= record.started();
@@ -154,37 +155,38 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   const std::string& run = record.run();
   const bool is_new = before.run().empty();
   specs_[run] = record.spec();
-  shards_[run] = static_cast<uint32_t>(record.shards_size());
+  shards_[run] = record.shards_size();
   if (Averages(record.spec())) {
     if (record.version() != before.version() && record.version() != before.version() + 1) {
-      world_.Violate(run, " goes from version ", before.version(), " to ", record.version());
+      world_.Violate(run, " changes from version ", before.version(), " to ", record.version());
     }
-    if (record.step() < before.step()) world_.Violate(run, " goes back in steps");
+    if (record.step() < before.step()) world_.Violate(run, " decreases its step");
     const auto commit = Read<v1::CommitRecord>(after, CommitKey(run, record.version()));
-    const bool proven = commit.has_value() && commit->committed() &&
-                        commit->digest() == record.digest() && commit->step() == record.step();
-    if ((record.version() > 0 || record.digest() != 0) && !proven) {
-      world_.Violate(run, " is at version ", record.version(), ", which no commit record proves");
+    const bool recorded = commit.has_value() && commit->committed() &&
+                          commit->digest() == record.digest() && commit->step() == record.step();
+    if ((record.version() > 0 || record.digest() != 0) && !recorded) {
+      world_.Violate(run, " is at version ", record.version(), ", which has no commit record");
     }
   }
   if (is_new) return;
-  CountMovedParts(before.evaluating(), record.evaluating());
+  CountReassignedParts(before.evaluating(), record.evaluating());
   if (before.lineage() != record.lineage()) world_.Violate(run, " changes its lineage");
   if (!IsLive(before.state()) && before.state() != record.state()) {
-    world_.Violate(run, " had ended and goes on");
+    world_.Violate(run, " had ended and continues");
   }
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
 }
 
-void Invariants::CountMovedParts(const v1::EvaluationRecord& before,
-                                 const v1::EvaluationRecord& after) {
+void Invariants::CountReassignedParts(const v1::EvaluationRecord& before,
+                                      const v1::EvaluationRecord& after) {
   if (before.version() != after.version() || before.parts_size() != after.parts_size()) return;
   for (int i = 0; i < before.parts_size(); ++i) {
     const v1::EvaluationPart& was = before.parts(i);
     const v1::EvaluationPart& is = after.parts(i);
-    if (was.done() && !is.done()) world_.Violate("a part of an evaluation is done no more");
+    if (was.done() && !is.done())
+      world_.Violate("a finished part of an evaluation is no longer finished");
     const bool taken = was.given() && !was.done() && (!is.given() || is.group() != was.group());
-    if (taken) world_.Count("evaluation_parts_moved");
+    if (taken) world_.Count("evaluation_parts_reassigned");
   }
 }
 
@@ -202,7 +204,7 @@ void Invariants::CheckRunEnd(const v1::RunRecord& record) {
   }
   if (record.test().samples() != record.test_samples() ||
       record.test().version() != record.version() || record.test().step() != record.step()) {
-    world_.Violate(record.run(), " is done, but its last version is not wholly evaluated: ",
+    world_.Violate(record.run(), " is done, but its last version is not completely evaluated: ",
                    record.test().ShortDebugString());
   }
 }
@@ -217,10 +219,8 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
     return;
   }
   if (commit.round() == 0) {
-    Words words(TensorBegins(run->spec()).back());
-    for (uint64_t p = 0; p < words.size(); ++p) words[p] = InitialWord(run->spec(), p);
-    versions_[commit.run()][0] = std::move(words);
-    shards_[commit.run()] = static_cast<uint32_t>(run->shards_size());
+    versions_[commit.run()][0] = InitialWords(run->spec(), {0, TensorBegins(run->spec()).back()});
+    shards_[commit.run()] = run->shards_size();
     committed_.insert({commit.run(), 0});
     return;
   }
@@ -239,7 +239,7 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
   MakeVersion(*run, commit);
   world_.Count("rounds_closed");
   world_.Count("rounds_closed_short",
-               commit.participants_size() < static_cast<int>(GroupsOf(run->spec())) ? 1 : 0);
+               commit.participants_size() < int64_t{GroupsOf(run->spec())} ? 1 : 0);
 }
 
 void Invariants::CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,
@@ -248,21 +248,21 @@ void Invariants::CheckParticipant(const v1::RunRecord& run, const v1::CommitReco
   const GroupKey slot{commit.run(), in.group()};
   if (it == generations_.end() || it->second.group != slot || !it->second.started ||
       current_[slot] != in.generation()) {
-    world_.Violate(Name(commit), " takes generation ", in.generation(), " of group ", in.group(),
+    world_.Violate(Name(commit), " includes generation ", in.generation(), " of group ", in.group(),
                    ", which is not live");
     return;
   }
   if (it->second.members.size() != in.ranks()) {
     world_.Violate(Name(commit), " has wrong ranks for group ", in.group());
   }
-  const std::vector<uint64_t> begins = TensorBegins(run.spec());
-  const auto shards = static_cast<uint32_t>(run.shards_size());
+  const std::vector<int64_t> begins = TensorBegins(run.spec());
+  const int shards = run.shards_size();
   for (uint32_t rank = 0; rank < in.ranks(); ++rank) {
-    const std::vector<FlatSpan> owned = OwnedSpans(begins, rank, in.ranks());
-    for (uint32_t shard = 0; shard < shards; ++shard) {
-      if (Intersect(owned, ShardSpan(begins.back(), shard, shards)).empty()) continue;
+    const std::vector<Interval> owned = OwnedSpans(begins, rank, in.ranks());
+    for (int shard = 0; shard < shards; ++shard) {
+      if (PartsWithin(owned, ShardSpan(begins.back(), shard, shards)).empty()) continue;
       const ContributionKey key{commit.run(), commit.round(), in.group(), in.generation(), rank};
-      if (acknowledged_.count({key, run.shards(static_cast<int>(shard))}) == 0) {
+      if (acknowledged_.count({key, run.shards(shard)}) == 0) {
         world_.Violate(key.ToString(), " is committed, but shard ", shard,
                        " never acknowledged it");
       }
@@ -274,11 +274,9 @@ void Invariants::MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& c
   const Words& base = versions_[commit.run()][commit.round() - 1];
   Words next(base.size());
   double total = 0;
+  for (const v1::Participant& in : commit.participants()) total += in.samples();
   for (const v1::Participant& in : commit.participants()) {
-    total += static_cast<double>(in.samples());
-  }
-  for (const v1::Participant& in : commit.participants()) {
-    const auto weight = static_cast<float>(static_cast<double>(in.samples()) / total);
+    const float weight = in.samples() / total;
     for (uint64_t p = 0; p < next.size(); ++p) {
       next[p] = AddToMean(next[p], weight,
                           TrainedWord(base[p], in.group(), in.generation(), in.samples()));
@@ -289,15 +287,16 @@ void Invariants::MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& c
 
 void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
                                     const v1::CommitRecord& commit) {
-  if (before.committed()) world_.Violate(Name(commit), " was committed and is written again");
+  if (before.committed()) world_.Violate(Name(commit), " was committed and is changed");
   if (!SameParticipants(before.participants(), commit.participants()) ||
       before.step() != commit.step() || before.samples() != commit.samples()) {
-    world_.Violate(Name(commit), " was closed and has other participants now");
+    world_.Violate(Name(commit), " was closed and has changed");
   }
   for (int i = 0; i < before.digests_size() && i < commit.digests_size(); ++i) {
-    const bool kept = !before.digests(i).applied() || before.digests(i).SerializeAsString() ==
-                                                          commit.digests(i).SerializeAsString();
-    if (!kept) world_.Violate(Name(commit), " has another digest of shard ", i, " now");
+    const bool unchanged =
+        !before.digests(i).applied() ||
+        before.digests(i).SerializeAsString() == commit.digests(i).SerializeAsString();
+    if (!unchanged) world_.Violate(Name(commit), " has changed the digest of shard ", i);
   }
   if (commit.committed() && commit.round() > 0) {
     committed_.insert({commit.run(), commit.round()});
@@ -312,22 +311,24 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
   const uint32_t shards = shards_[commit.run()];
   for (const v1::ShardDigest& shard : commit.digests()) {
     if (!shard.applied()) {
-      if (commit.committed()) world_.Violate(Name(commit), " is committed, not applied everywhere");
+      if (commit.committed())
+        world_.Violate(Name(commit), " is committed, but not applied by every shard");
       continue;
     }
-    const uint64_t right = DigestOf(words, {ShardSpan(words.size(), shard.shard(), shards)});
-    if (shard.digest() != right) {
+    const uint64_t expected = DigestOf(words, {ShardSpan(words.size(), shard.shard(), shards)});
+    if (shard.digest() != expected) {
       world_.Violate(Name(commit), ": shard ", shard.shard(), " has digest ",
-                     DigestHex(shard.digest()), ", its participants make ", DigestHex(right));
+                     DigestHex(shard.digest()), ", but its participants give ",
+                     DigestHex(expected));
     }
   }
   if (commit.committed() && commit.digest() != DigestOf(words, Whole(words))) {
     world_.Violate(Name(commit), " has digest ", DigestHex(commit.digest()),
-                   ", its participants make ", DigestHex(DigestOf(words, Whole(words))));
+                   ", but its participants give ", DigestHex(DigestOf(words, Whole(words))));
   }
 }
 
-// ---- What the coordinator says
+// ---- Messages of the coordinator
 
 void Invariants::OnSubmitted(const Store& store, const std::string& run) {
   if (store.count(RunKey(run)) == 0) world_.Violate(run, " is acknowledged, but not in the store");
@@ -340,7 +341,7 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(apply.run(), apply.round()));
     if (!commit || !SameParticipants(commit->participants(), apply.participants())) {
       world_.Violate("Apply for round ", apply.round(), " of ", apply.run(),
-                     " is not what the store holds");
+                     " differs from the store");
     }
   } else if (message.has_decision() && message.decision().adopt()) {
     const v1::Decision& decision = message.decision();
@@ -348,16 +349,17 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(place.run(), decision.version()));
     if (!commit || !commit->committed() || commit->digest() != decision.digest() ||
         commit->step() != decision.step()) {
-      world_.Violate("Decision ", Describe(place), " hands out version ", decision.version(),
-                     ", which is not what the store holds");
+      world_.Violate("Decision ", Describe(place), " names version ", decision.version(),
+                     ", which differs from the store");
     }
     if (!commit || !decision.included() || decision.round() != decision.version()) return;
-    const bool there =
+    const bool included =
         std::any_of(commit->participants().begin(), commit->participants().end(),
                     [&](const v1::Participant& in) {
                       return in.group() == place.group() && in.generation() == place.generation();
                     });
-    if (!there) world_.Violate("Decision ", Describe(place), " says that it is included");
+    if (!included)
+      world_.Violate("Decision ", Describe(place), " has included = true for another generation");
   } else if (message.has_assignment()) {
     const v1::Assignment& assignment = message.assignment();
     const v1::RankSlot& place = assignment.place();
@@ -365,13 +367,13 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
     if (!group || group->generation() != place.generation() ||
         group->members_size() != assignment.peers_size() ||
         group->version() != assignment.version()) {
-      world_.Violate("Assignment ", Describe(place), " is not what the store holds");
+      world_.Violate("Assignment ", Describe(place), " differs from the store");
     }
   } else if (message.has_start()) {
     const v1::RankSlot& place = message.start().place();
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
     if (!group || group->generation() != place.generation() || !group->started()) {
-      world_.Violate("Start ", Describe(place), " is not what the store holds");
+      world_.Violate("Start ", Describe(place), " differs from the store");
     }
   }
 }
@@ -396,17 +398,17 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const v1::Apply
   const std::string name = absl::StrCat("version ", apply.round(), " of ", apply.run());
   world_.Count("shard_versions_written");
   if (!written_.insert({aggregator, apply.run(), apply.round()}).second) {
-    world_.Violate(aggregator, " makes ", name, " a second time");
+    world_.Violate(aggregator, " writes ", name, " twice");
   }
   const auto run = versions_.find(apply.run());
   if (run == versions_.end() || run->second.count(apply.round()) == 0) {
-    world_.Violate(aggregator, " makes ", name, ", which nobody has decided");
+    world_.Violate(aggregator, " writes ", name, ", which has no commit record");
     return;
   }
-  const Words& right = run->second[apply.round()];
-  for (uint64_t p = plan.span.begin; p < plan.span.end; ++p) {
-    if (words[p] == right[p]) continue;
-    world_.Violate(aggregator, " makes ", name, " wrong at position ", p,
+  const Words& expected = run->second[apply.round()];
+  for (int64_t p = plan.span.begin; p < plan.span.end; ++p) {
+    if (words[p] == expected[p]) continue;
+    world_.Violate(aggregator, " writes ", name, " with a wrong value at position ", p,
                    ": not the mean of its participants in their order");
     return;
   }
@@ -415,15 +417,15 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const v1::Apply
 // ---- Workers
 
 void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
-                        const std::vector<FlatSpan>& owned) {
+                        const std::vector<Interval>& owned) {
   world_.Count("versions_adopted");
   if (committed_.count({place.run(), version}) == 0) {
     world_.Violate(Describe(place), " holds version ", version, ", which is not committed");
     return;
   }
-  const Words& right = versions_[place.run()][version];
-  if (DigestOf(words, owned) != DigestOf(right, owned)) {
-    world_.Violate(Describe(place), " holds something else than version ", version);
+  const Words& expected = versions_[place.run()][version];
+  if (DigestOf(words, owned) != DigestOf(expected, owned)) {
+    world_.Violate(Describe(place), " holds other values than those of version ", version);
   }
 }
 
@@ -469,10 +471,10 @@ void Invariants::CheckEnd(
         world_.Violate(run, " lost its commit ", version);
       } else if (commit->participants_size() > 1) {
         ++rounds_apart;
-        groups = static_cast<uint32_t>(commit->participants_size());
+        groups = commit->participants_size();
       }
     }
-    // Each round once, however often its Apply was said again; the aggregators tell of pure noise.
+    // Each round counts once, even if Apply is repeated; the aggregators report pure noise.
     const v1::DiscrepancyRecord& discrepancy = record->discrepancy();
     if (discrepancy.rounds() != rounds_apart || discrepancy.groups() != groups ||
         discrepancy.newest() != (rounds_apart > 0 ? groups - 1 : 0)) {
@@ -483,7 +485,7 @@ void Invariants::CheckEnd(
     for (const std::string& aggregator : record->shards()) {
       const auto on_disk = version_on_disk(aggregator, run);
       const bool has = on_disk.has_value() && *on_disk >= record->version();
-      // A run that was stopped before its shards were open has nothing.
+      // A run that was stopped before its shards were open has no version.
       if (!has && record->version() > 0) {
         world_.Violate(aggregator, " does not hold version ", record->version(), " of ", run);
       }

@@ -1,14 +1,13 @@
-// What must hold at every moment, whatever goes wrong. The simulated shells tell it what happens;
-// it keeps its own account and ends the simulation at the first contradiction.
+// The invariants that must hold after every event. The simulated shells report all events; the
+// checker keeps its own record of them and ends the simulation at the first contradiction.
 //
-//   - generations, runs, members and rounds are never used twice, coordinator restarts included
-//   - a round's record, once durable, never changes its participants; Apply follows it exactly
-//   - participants were live generations whose every slice had been acknowledged as durable
-//   - every version is exactly what its commit record makes of the version before; whoever holds it
-//     holds that
-//   - what was acknowledged is not lost: contributions, runs, commits, versions
-//   - a worker belongs to one group at most, a rank's place to one worker
-//   - ended runs stay ended, and end well unless the limits say otherwise
+//   - numbers of generations, runs, members and rounds are never reused, also after restarts
+//   - the participants of a durable commit record never change, and Apply has the same participants
+//   - participants are live generations whose slices were all acknowledged as durable
+//   - every version is the result of its commit record on the previous version, at all holders
+//   - acknowledged contributions, runs, commits and versions are not lost
+//   - a worker belongs to at most one group, and a rank to one worker
+//   - ended runs stay ended, and are DONE unless a limit permits a failure
 //
 // Thread-compatible.
 #pragma once
@@ -32,7 +31,7 @@ namespace cadre::simulation {
 class Invariants {
  public:
   using Store = std::map<std::string, std::string>;
-  // Whether the contribution is wholly on that aggregator's disk.
+  // Whether the whole contribution is on the disk of that aggregator.
   using OnDisk = std::function<bool(const std::string& aggregator, const ContributionKey& key)>;
 
   // `may_fail`: whether runs may end as failed because groups failed too often.
@@ -40,7 +39,7 @@ class Invariants {
       : world_(world), may_fail_(may_fail), on_disk_(std::move(on_disk)) {}
 
   // ---- The coordinator
-  // The store was `before`, and is `after` from now on.
+  // The store has changed from `before` to `after`.
   void OnTransaction(const Store& before, const Store& after);
   void OnSent(const Store& store, const v1::CoordinatorMessage& message);
   void OnSubmitted(const Store& store, const std::string& run);
@@ -53,14 +52,14 @@ class Invariants {
                         const ApplyPlan& plan, const Words& words);
 
   // ---- Workers
-  // The rank holds the version, its part of it in `words`.
+  // The rank has loaded the version; `words` has its part.
   void OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
-              const std::vector<FlatSpan>& owned);
+              const std::vector<Interval>& owned);
   void OnTraining(const v1::RankSlot& place, bool begins);
 
-  // After every event.
+  // Called after every event.
   void Check();
-  // After the last one.
+  // Called after the last event.
   void CheckEnd(const Store& store,
                 const std::function<std::optional<uint32_t>(
                     const std::string& aggregator, const std::string& run)>& version_on_disk);
@@ -71,14 +70,14 @@ class Invariants {
     GroupKey group;
     std::vector<std::string> members;
     bool started = false;
-    bool over = false;
+    bool ended = false;
   };
 
   void CheckMeta(const v1::MetaRecord& before, const v1::MetaRecord& after);
   void CheckGroup(const v1::GroupRecord& record);
   void CheckMembersOnce(const Store& store);
   void CheckRun(const Store& after, const v1::RunRecord& before, const v1::RunRecord& record);
-  void CountMovedParts(const v1::EvaluationRecord& before, const v1::EvaluationRecord& after);
+  void CountReassignedParts(const v1::EvaluationRecord& before, const v1::EvaluationRecord& after);
   void CheckRunEnd(const v1::RunRecord& record);
   void CheckNewCommit(const Store& before, const Store& after, const v1::CommitRecord& commit);
   void CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,
@@ -86,7 +85,7 @@ class Invariants {
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
   void MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& commit);
-  void Lost(const std::string& key);
+  void OnErased(const std::string& key);
 
   World& world_;
   const bool may_fail_;
@@ -94,15 +93,15 @@ class Invariants {
 
   uint32_t newest_generation_ = 0;
   std::map<uint32_t, Generation> generations_;
-  // Generation that fills a slot, by the durable records.
+  // Current generation of each slot in the durable records.
   std::map<GroupKey, uint32_t> current_;
   std::set<std::string> submitted_;
   std::map<std::string, v1::RunSpec> specs_;
   std::map<std::string, uint32_t> shards_;
-  // What every version must be.
+  // Expected words of every version.
   std::map<std::string, std::map<uint32_t, Words>> versions_;
   std::set<std::pair<std::string, uint32_t>> committed_;
-  // What was acknowledged, ever; and what of it must be on its aggregator's disk.
+  // All acknowledged contributions, and those that must still be on the disk of their aggregator.
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;
   std::set<std::tuple<std::string, std::string, uint32_t>> written_;

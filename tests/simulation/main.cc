@@ -1,17 +1,17 @@
-// cadre-sim: replays simulations by their seeds.
+// cadre-sim: runs simulations from their seeds.
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <string>
 
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gflags/gflags.h"
 #include "tests/simulation/simulator.h"
 
 DEFINE_uint64(seed, 1, "first seed");
-DEFINE_uint64(seeds, 1, "how many seeds, one after the other");
-DEFINE_double(minutes, 0, "virtual minutes of faults; 0: chosen by the seed");
+DEFINE_uint64(seeds, 1, "number of consecutive seeds");
+DEFINE_double(minutes, 0, "virtual minutes with faults; 0: chosen by the seed");
 DEFINE_bool(verbose, false, "print the event log");
 
 namespace cadre::simulation {
@@ -25,7 +25,7 @@ int RunSeeds() {
   for (uint64_t seed = FLAGS_seed; seed < FLAGS_seed + FLAGS_seeds; ++seed) {
     SimulatorOptions options{.seed = seed, .faults_for = absl::Seconds(FLAGS_minutes * 60)};
     if (FLAGS_verbose) {
-      options.on_line = [](const std::string& line) { std::printf("%s\n", line.c_str()); };
+      options.on_line = [](const std::string& line) { absl::PrintF("%s\n", line); };
     }
     const Outcome outcome = Simulator(options).Run();
     for (const auto& [name, value] : outcome.counters) counters[name] += value;
@@ -33,20 +33,17 @@ int RunSeeds() {
     simulated += outcome.at;
     if (outcome.violation.empty()) continue;
     if (!FLAGS_verbose) {
-      for (const std::string& line : outcome.last_lines) std::printf("%s\n", line.c_str());
+      for (const std::string& line : outcome.last_lines) absl::PrintF("%s\n", line);
     }
-    std::printf("seed %llu, event %llu, after %s: %s\n", static_cast<unsigned long long>(seed),
-                static_cast<unsigned long long>(outcome.events),
-                absl::FormatDuration(outcome.at).c_str(), outcome.violation.c_str());
+    absl::PrintF("seed %u, event %u, after %s: %s\n", seed, outcome.events,
+                 absl::FormatDuration(outcome.at), outcome.violation);
     return 1;
   }
   for (const auto& [name, value] : counters) {
-    std::printf("%-36s %12llu\n", name.c_str(), static_cast<unsigned long long>(value));
+    absl::PrintF("%-36s %12u\n", name, value);
   }
-  std::printf("%llu seeds, %llu events, %s of virtual time in %s\n",
-              static_cast<unsigned long long>(FLAGS_seeds), static_cast<unsigned long long>(events),
-              absl::FormatDuration(simulated).c_str(),
-              absl::FormatDuration(absl::Now() - begin).c_str());
+  absl::PrintF("%u seeds, %u events, %s of virtual time in %s\n", FLAGS_seeds, events,
+               absl::FormatDuration(simulated), absl::FormatDuration(absl::Now() - begin));
   return 0;
 }
 
@@ -54,7 +51,7 @@ int RunSeeds() {
 }  // namespace cadre::simulation
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage("replays simulations of a whole cluster by their seeds");
+  gflags::SetUsageMessage("runs simulations of a cluster from their seeds");
   gflags::ParseCommandLineFlags(&argc, &argv, true);
   return cadre::simulation::RunSeeds();
 }

@@ -64,7 +64,7 @@ void MembershipLink::Send(const v1::MemberMessage& message) {
 
 void MembershipLink::SendGoodbye() {
   v1::MemberMessage message;
-  message.mutable_goodbye()->set_reason("told to end");
+  message.mutable_goodbye()->set_reason("drained");
   Send(message);
 }
 

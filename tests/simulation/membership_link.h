@@ -1,5 +1,5 @@
-// The member's end of its stream to the coordinator, as coordinator/client/membership_client keeps
-// it: dials until it is welcomed, keeps the member's id, sends heartbeats, dials again.
+// The member's side of its stream to the coordinator, as in coordinator/client/membership_client:
+// connects until it receives Welcome, keeps the member's id, sends heartbeats, reconnects.
 //
 // Thread-compatible.
 #pragma once
@@ -19,7 +19,7 @@ class MembershipLink {
     std::string host;
     uint64_t schema_hash = 0;
     std::function<v1::Hello()> hello;
-    // Everything but Welcome.
+    // All messages except Welcome.
     std::function<void(const v1::CoordinatorMessage&)> on_message;
     std::function<void(bool)> on_connection;
     std::function<v1::Heartbeat()> heartbeat;
@@ -30,9 +30,9 @@ class MembershipLink {
   ~MembershipLink() { Stop(/*host_lost=*/false); }
 
   void Start() { Dial(); }
-  // The process is gone.
+  // The process has ended.
   void Stop(bool host_lost);
-  // Lost when there is no stream.
+  // The message is lost if there is no stream.
   void Send(const v1::MemberMessage& message);
   void SendGoodbye();
   bool connected() const { return welcomed_; }
@@ -47,7 +47,7 @@ class MembershipLink {
   World& world_;
   Network& network_;
   const Options options_;
-  // Of the process, and of its present stream.
+  // Lifetimes of the process and of its current stream.
   Lifetime life_;
   Lifetime stream_life_;
   ConnectionId connection_ = 0;

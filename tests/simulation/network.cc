@@ -9,7 +9,7 @@
 namespace cadre::simulation {
 namespace {
 
-// How long it takes a side to give up a stream on which nothing passes.
+// Limits of the time after which a side gives up a stream without messages.
 constexpr absl::Duration kMinSilence = absl::Seconds(4);
 constexpr absl::Duration kMaxSilence = absl::Seconds(25);
 
@@ -34,39 +34,39 @@ bool Network::IsCutFromAll(const std::string& host) const {
   return it != bulk_cuts_.end() && it->second > world_.timeline.now();
 }
 
-// ---- Parcels
+// ---- Messages
 
 template <typename Message>
-void Network::Post(ConnectionId connection, Way<Message> Stream::*way,
+void Network::Post(ConnectionId connection, Direction<Message> Stream::*direction,
                    std::optional<Message> message) {
   Stream& stream = streams_.at(connection);
-  Way<Message>& to = stream.*way;
+  Direction<Message>& to = stream.*direction;
   to.last = std::max(to.last, world_.timeline.now() + world_.Delay());
-  to.parcels.push_back(std::move(message));
+  to.messages.push_back(std::move(message));
   world_.timeline.After(to.last - world_.timeline.now(),
-                        [this, connection, way] { Arrive(connection, way); });
+                        [this, connection, direction] { Arrive(connection, direction); });
   if (world_.dice.Chance(world_.faults.break_stream)) Break(connection);
 }
 
 template <typename Message>
-void Network::Arrive(ConnectionId connection, Way<Message> Stream::*way) {
+void Network::Arrive(ConnectionId connection, Direction<Message> Stream::*direction) {
   Stream* const stream = Find(connection);
-  if (stream == nullptr || (stream->*way).parcels.empty()) return;
+  if (stream == nullptr || (stream->*direction).messages.empty()) return;
   const absl::Time cut = CutUntil(stream->host);
   if (cut > world_.timeline.now()) {
     world_.timeline.After(cut - world_.timeline.now(),
-                          [this, connection, way] { Arrive(connection, way); });
+                          [this, connection, direction] { Arrive(connection, direction); });
     return;
   }
-  const std::optional<Message> parcel = std::move((stream->*way).parcels.front());
-  (stream->*way).parcels.pop_front();
-  Take(connection, *stream, parcel);
+  const std::optional<Message> message = std::move((stream->*direction).messages.front());
+  (stream->*direction).messages.pop_front();
+  Take(connection, *stream, message);
 }
 
 void Network::Take(ConnectionId connection, Stream& stream,
-                   const std::optional<v1::MemberMessage>& parcel) {
+                   const std::optional<v1::MemberMessage>& message) {
   if (stream.server_gone) return;
-  if (!server_) {  // nobody listens
+  if (!server_) {
     stream.server_gone = true;
     world_.timeline.After(world_.Delay(), [this, connection] { NotifyClient(connection); });
     return;
@@ -75,19 +75,19 @@ void Network::Take(ConnectionId connection, Stream& stream,
     stream.opened = true;
     server_->opened(connection);
   }
-  // Whoever is told may have died of it.
+  // A callback may have ended the process or the stream.
   if (Find(connection) == nullptr || stream.server_gone || !server_) return;
-  if (!parcel) return NotifyServer(connection);
-  if (!parcel->has_heartbeat()) world_.Log("c  <- ", connection, " ", Describe(*parcel));
-  server_->message(connection, *parcel);
+  if (!message) return NotifyServer(connection);
+  if (!message->has_heartbeat()) world_.Log("c  <- ", connection, " ", Describe(*message));
+  server_->message(connection, *message);
 }
 
 void Network::Take(ConnectionId connection, Stream& stream,
-                   const std::optional<v1::CoordinatorMessage>& parcel) {
+                   const std::optional<v1::CoordinatorMessage>& message) {
   if (stream.client_gone) return;
-  if (!parcel) return NotifyClient(connection);
-  const auto hear = stream.client.message;
-  hear(*parcel);
+  if (!message) return NotifyClient(connection);
+  const auto on_message = stream.client.message;
+  on_message(*message);
 }
 
 void Network::NotifyClient(ConnectionId connection) {
@@ -105,7 +105,7 @@ void Network::NotifyServer(ConnectionId connection) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || std::exchange(stream->server_gone, true)) return;
   const bool opened = stream->opened;
-  stream->up.parcels.clear();
+  stream->up.messages.clear();
   if (!stream->client_gone && !stream->broken) {
     Post(connection, &Stream::down, std::optional<v1::CoordinatorMessage>());
   }
@@ -130,9 +130,9 @@ void Network::Unlisten() {
     Stream& stream = streams_.at(connection);
     if (stream.server_gone) continue;
     stream.server_gone = true;
-    stream.up.parcels.clear();
-    // What the kernel has taken may still come; the reset may overtake it.
-    if (world_.dice.Chance(0.5)) stream.down.parcels.clear();
+    stream.up.messages.clear();
+    // Messages in the buffers of the kernel may still arrive, or the reset may overtake them.
+    if (world_.dice.Chance(0.5)) stream.down.messages.clear();
     if (stream.client_gone) {
       EraseIfOver(connection);
     } else if (!stream.broken) {
@@ -152,7 +152,7 @@ void Network::EndByServer(ConnectionId connection) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || stream->server_gone) return;
   stream->server_gone = true;
-  stream->up.parcels.clear();
+  stream->up.messages.clear();
   if (!stream->client_gone && !stream->broken) {
     Post(connection, &Stream::down, std::optional<v1::CoordinatorMessage>());
   }
@@ -179,7 +179,7 @@ void Network::Up(ConnectionId connection, const v1::MemberMessage& message) {
 void Network::EndByClient(ConnectionId connection, bool host_lost) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || std::exchange(stream->client_gone, true)) return;
-  stream->down.parcels.clear();
+  stream->down.messages.clear();
   if (stream->server_gone) return EraseIfOver(connection);
   if (host_lost) {
     stream->broken = true;
@@ -197,12 +197,12 @@ void Network::Break(ConnectionId connection) {
   if (stream == nullptr || std::exchange(stream->broken, true)) return;
   world_.Count("streams_broken");
   world_.Log("net   stream ", connection, " of ", stream->host, " breaks");
-  if (world_.dice.Chance(0.5)) stream->up.parcels.clear();
-  if (world_.dice.Chance(0.5)) stream->down.parcels.clear();
-  const absl::Duration most = absl::Seconds(3);
-  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), most),
+  if (world_.dice.Chance(0.5)) stream->up.messages.clear();
+  if (world_.dice.Chance(0.5)) stream->down.messages.clear();
+  constexpr absl::Duration kMaxDetection = absl::Seconds(3);
+  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), kMaxDetection),
                         [this, connection] { NotifyClient(connection); });
-  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), most),
+  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), kMaxDetection),
                         [this, connection] { NotifyServer(connection); });
 }
 

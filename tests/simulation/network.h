@@ -1,8 +1,8 @@
-// The control network: streams between members and the coordinator, which delay, break and stall.
+// The control network: streams between members and the coordinator, with delays, breaks and cuts.
 //
-// A stream is ordered and reliable until it breaks; then what is on its way may be lost, and each
-// side notices in its own time. While a host is cut off, nothing passes and the sides may give
-// streams up; what was under way passes after it if nobody did.
+// A stream is ordered and reliable until it breaks; then messages in transit may be lost, and each
+// side detects the break at its own time. While a host is cut off, no message is delivered and each
+// side may give up its streams; otherwise the messages are delivered after the cut.
 //
 // Thread-compatible.
 #pragma once
@@ -23,12 +23,12 @@ namespace cadre::simulation {
 
 class Network {
  public:
-  // What the member is told.
+  // Callbacks of the member.
   struct Client {
     std::function<void(const v1::CoordinatorMessage&)> message;
     std::function<void()> closed;
   };
-  // What the coordinator is told.
+  // Callbacks of the coordinator.
   struct Server {
     std::function<void(ConnectionId)> opened;
     std::function<void(ConnectionId, const v1::MemberMessage&)> message;
@@ -39,44 +39,44 @@ class Network {
 
   // ---- The coordinator
   void Listen(Server server);
-  // The process has died: all its streams are over.
+  // The process has crashed: all its streams end.
   void Unlisten();
   void Down(ConnectionId connection, const v1::CoordinatorMessage& message);
-  // Ends the stream behind what was sent on it.
+  // Ends the stream after the messages sent on it.
   void EndByServer(ConnectionId connection);
 
   // ---- Members
-  // Always gives a stream; where nobody answers, it is closed later.
+  // Always returns a stream; if no coordinator listens, it is closed later.
   ConnectionId Dial(const std::string& host, Client client);
   void Up(ConnectionId connection, const v1::MemberMessage& message);
-  // The process closes it, or has died. `host_lost`: nobody says so to the other side.
+  // The process closes the stream or has crashed. `host_lost`: the other side is not notified.
   void EndByClient(ConnectionId connection, bool host_lost);
 
   // ---- Faults
   void Break(ConnectionId connection);
   // Breaks one of the open streams.
   void BreakAny();
-  // From the coordinator; with `bulk` from everybody.
+  // Cuts the host off from the coordinator; if `bulk`, from all hosts.
   void Cut(const std::string& host, absl::Duration duration, bool bulk);
   bool IsCut(const std::string& host) const;
   bool IsCutFromAll(const std::string& host) const;
   void HealAll();
 
  private:
-  // What is on its way in one direction; nothing in it: the end.
+  // Messages in transit in one direction; an empty one is the end of the stream.
   template <typename Message>
-  struct Way {
-    std::deque<std::optional<Message>> parcels;
+  struct Direction {
+    std::deque<std::optional<Message>> messages;
     absl::Time last = absl::InfinitePast();
   };
   struct Stream {
     std::string host;
     Client client;
-    Way<v1::MemberMessage> up;
-    Way<v1::CoordinatorMessage> down;
-    // The server has heard of it.
+    Direction<v1::MemberMessage> up;
+    Direction<v1::CoordinatorMessage> down;
+    // The server has been notified of the stream.
     bool opened = false;
-    // Nothing more gets in.
+    // Broken: no more messages are accepted.
     bool broken = false;
     bool client_gone = false;
     bool server_gone = false;
@@ -84,14 +84,15 @@ class Network {
 
   Stream* Find(ConnectionId connection);
   template <typename Message>
-  void Post(ConnectionId connection, Way<Message> Stream::*way, std::optional<Message> message);
-  // Delivers the oldest parcel, later if the host is cut off.
+  void Post(ConnectionId connection, Direction<Message> Stream::*direction,
+            std::optional<Message> message);
+  // Delivers the oldest message, later if the host is cut off.
   template <typename Message>
-  void Arrive(ConnectionId connection, Way<Message> Stream::*way);
+  void Arrive(ConnectionId connection, Direction<Message> Stream::*direction);
   void Take(ConnectionId connection, Stream& stream,
-            const std::optional<v1::MemberMessage>& parcel);
+            const std::optional<v1::MemberMessage>& message);
   void Take(ConnectionId connection, Stream& stream,
-            const std::optional<v1::CoordinatorMessage>& parcel);
+            const std::optional<v1::CoordinatorMessage>& message);
   void NotifyClient(ConnectionId connection);
   void NotifyServer(ConnectionId connection);
   void EraseIfOver(ConnectionId connection);

@@ -13,20 +13,21 @@ namespace {
 
 constexpr absl::Duration kRetryWait = absl::Seconds(5);
 
-std::vector<FlatSpan> FlatSpans(const v1::RunSpec& spec,
+std::vector<Interval> Intervals(const v1::RunSpec& spec,
                                 const google::protobuf::RepeatedPtrField<v1::Range>& ranges) {
-  const std::vector<uint64_t> begins = TensorBegins(spec);
-  std::vector<FlatSpan> spans;
+  const std::vector<int64_t> begins = TensorBegins(spec);
+  std::vector<Interval> spans;
   for (const v1::Range& range : ranges) {
-    spans.push_back({begins[range.tensor()] + range.begin(), begins[range.tensor()] + range.end()});
+    const int64_t first = begins[range.tensor()];
+    const int64_t begin = range.begin();
+    const int64_t end = range.end();
+    spans.push_back({first + begin, first + end});
   }
   return spans;
 }
 
-// Words have no distances; these figures make groups of a round as far apart as pure noise does.
-DiscrepancyTerms DiscrepancyOf(const ApplyPlan& plan) {
-  return {static_cast<double>(plan.groups.size()) - 1, 1};
-}
+// Words have no distances; these terms are those of groups that differ by pure noise.
+DiscrepancyTerms DiscrepancyOf(const ApplyPlan& plan) { return {plan.groups.size() - 1.0, 1}; }
 
 }  // namespace
 
@@ -55,7 +56,7 @@ void SimulatedAggregator::Start(bool move) {
 void SimulatedAggregator::Kill(bool host_lost) {
   if (!up()) return;
   world_.Count("aggregator_kills");
-  world_.Log(name_, "    dies");
+  world_.Log(name_, "    crashes");
   life_.End();
   link_->Stop(host_lost);
   ledger_.reset();
@@ -80,7 +81,7 @@ void SimulatedAggregator::LoseUnsynced() {
     for (auto it = folder.contributions.begin(); it != folder.contributions.end();) {
       File& file = it->second;
       if (!file.synced) {
-        file.stored_chunks = static_cast<uint32_t>(world_.dice.Between(0, file.stored_chunks));
+        file.stored_chunks = world_.dice.Between(0, file.stored_chunks);
       }
       const bool nameless = !file.synced && world_.dice.Chance(0.3);
       it = nameless ? folder.contributions.erase(it) : std::next(it);
@@ -99,7 +100,7 @@ void SimulatedAggregator::RestoreLedger() {
       found.push_back({file.header, file.stored_chunks});
     }
     const absl::StatusOr<RunTerms> terms = TermsOf(folder.open);
-    Remove(ledger_->Restore(*terms, folder.closed, versions, found), "of no use after a restart");
+    Remove(ledger_->Restore(*terms, folder.closed, versions, found), "obsolete after a restart");
     while (folder.versions.size() > 2) folder.versions.erase(folder.versions.begin());
   }
 }
@@ -121,7 +122,7 @@ absl::Status SimulatedAggregator::Refuse(const Refused& refused) {
   return RefusalStatus(refused.refusal, refused.reason);
 }
 
-FlatSpan SimulatedAggregator::SpanOf(const v1::OpenRun& open) const {
+Interval SimulatedAggregator::SpanOf(const v1::OpenRun& open) const {
   return ShardSpan(TensorBegins(open.spec()).back(), open.shard(), open.shards());
 }
 
@@ -186,7 +187,7 @@ void SimulatedAggregator::Done() {
   NextOrder();
 }
 
-void SimulatedAggregator::TryAgain(const v1::CoordinatorMessage& order) {
+void SimulatedAggregator::RetryLater(const v1::CoordinatorMessage& order) {
   world_.timeline.After(kRetryWait, life_, [this, order] { OnMessage(order); });
   Done();
 }
@@ -201,22 +202,19 @@ void SimulatedAggregator::OpenRun(const v1::CoordinatorMessage& order) {
   }
   Decision<Opened> decision = ledger_->OpenRun(*terms);
   if (const auto* refused = std::get_if<Refused>(&decision)) {
-    const bool senseless = absl::IsInvalidArgument(Refuse(*refused));
-    return senseless ? Done() : TryAgain(order);
+    return absl::IsInvalidArgument(Refuse(*refused)) ? Done() : RetryLater(order);
   }
   const Opened opened = std::get<Opened>(std::move(decision));
   if (opened.replaces_lineage) disk_.erase(open.run());
-  Remove(opened.dropped, "fenced, in part");
-  Then([this, open, make = opened.make_version_zero] {
+  Remove(opened.dropped, "incomplete and fenced");
+  Then([this, open, create = opened.make_version_zero] {
     RunFolder& folder = disk_[open.run()];
-    if (make) folder.versions.clear();
+    if (create) folder.versions.clear();
     folder.open = open;
     folder.closed = false;
-    if (!make) return AnswerOpened(open);
+    if (!create) return AnswerOpened(open);
     Then([this, open] {
-      const FlatSpan span = SpanOf(open);
-      Words words(TensorBegins(open.spec()).back());
-      for (uint64_t p = span.begin; p < span.end; ++p) words[p] = InitialWord(open.spec(), p);
+      const Words words = InitialWords(open.spec(), SpanOf(open));
       RunFolder& folder = disk_[open.run()];
       folder.versions = {{0, words}};
       folder.discrepancies.clear();
@@ -245,7 +243,7 @@ void SimulatedAggregator::Apply(const v1::CoordinatorMessage& order) {
   const v1::Apply& apply = order.apply();
   const ApplyDecision decision = ledger_->BeginApply(apply);
   if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {
-    world_.Count("applies_said_again");
+    world_.Count("applies_repeated");
     return AnswerApplied(apply, already->stats, "");
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) {
@@ -253,7 +251,7 @@ void SimulatedAggregator::Apply(const v1::CoordinatorMessage& order) {
   }
   const auto* plan = std::get_if<ApplyPlan>(&decision);
   if (plan == nullptr) {
-    world_.Violate(name_, ": two Apply of one run are under way, though orders take turns");
+    world_.Violate(name_, ": two orders are executed simultaneously");
     return;
   }
   Then([this, order, plan = *plan] { WriteMean(order, plan); });
@@ -265,7 +263,7 @@ void SimulatedAggregator::WriteMean(const v1::CoordinatorMessage& order, const A
     world_.Count("disks_full");
     world_.Log(name_, "    has no room for version ", plan.round, " of ", plan.run);
     ledger_->ApplyFailed(plan.run, plan.round);
-    return TryAgain(order);
+    return RetryLater(order);
   }
   RunFolder& folder = disk_[plan.run];
   Words words(TensorBegins(folder.open.spec()).back());
@@ -276,11 +274,10 @@ void SimulatedAggregator::WriteMean(const v1::CoordinatorMessage& order, const A
     for (const SourceSegment& segment : group.segments) {
       const File& file = folder.contributions[segment.key];
       if (file.words.empty() || file.stored_chunks != file.chunks) {
-        world_.Violate(name_, " shall apply ", segment.key.ToString(),
-                       ", which is not on its disk");
+        world_.Violate(name_, " must apply ", segment.key.ToString(), ", which is not on its disk");
         return;
       }
-      for (uint64_t p = segment.span.begin; p < segment.span.end; ++p) {
+      for (int64_t p = segment.span.begin; p < segment.span.end; ++p) {
         words[p] = AddToMean(words[p], group.weight, file.words[p]);
       }
     }
@@ -318,7 +315,7 @@ void SimulatedAggregator::CloseRun(const std::string& run) {
   auto it = disk_.find(run);
   if (it != disk_.end()) {
     it->second.closed = true;
-    Remove(ledger_->CloseRun(run), "the run is over");
+    Remove(ledger_->CloseRun(run), "the run has ended");
   }
   Done();
 }
@@ -330,7 +327,7 @@ absl::StatusOr<SimulatedAggregator::Staging> SimulatedAggregator::Stage(
   Decision<StageGrant> decision = ledger_->Stage(header);
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   const StageGrant grant = std::get<StageGrant>(std::move(decision));
-  Remove(grant.dropped, "a newer generation stages");
+  Remove(grant.dropped, "fenced by a newer generation");
   File& file = disk_[header.run()].contributions[grant.key];
   if (grant.fresh) {
     file = File();
@@ -352,11 +349,11 @@ absl::StatusOr<bool> SimulatedAggregator::Put(const Staging& staging, uint32_t i
   }
   RunFolder& folder = disk_[grant.key.run];
   File& file = folder.contributions[grant.key];
-  uint64_t at = 0;
-  const uint64_t first = uint64_t{index} * file.header.chunk_elements();
-  for (const FlatSpan& span : FlatSpans(folder.open.spec(), file.header.ranges())) {
-    for (uint64_t p = span.begin; p < span.end; ++p, ++at) {
-      if (at >= first && at < first + words.size()) file.words[p] = words[at - first];
+  int64_t at = 0;
+  const int64_t first = int64_t{index} * file.header.chunk_elements();
+  for (const Interval& span : Intervals(folder.open.spec(), file.header.ranges())) {
+    for (int64_t p = span.begin; p < span.end; ++p, ++at) {
+      if (at >= first && at < first + std::ssize(words)) file.words[p] = words[at - first];
     }
   }
   ++file.stored_chunks;
@@ -375,7 +372,7 @@ absl::Status SimulatedAggregator::Finish(const Staging& staging) {
     return absl::OkStatus();
   }
   return Refuse(
-      {v1::REFUSAL_OUT_OF_ORDER, absl::StrCat(key.ToString(), ": was dropped meanwhile")});
+      {v1::REFUSAL_OUT_OF_ORDER, absl::StrCat(key.ToString(), ": dropped while it was staged")});
 }
 
 absl::StatusOr<Words> SimulatedAggregator::Pull(const v1::PullRequest& request) {
@@ -383,8 +380,8 @@ absl::StatusOr<Words> SimulatedAggregator::Pull(const v1::PullRequest& request) 
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   if (const auto* none = std::get_if<NoSuchVersion>(&decision)) {
     world_.Count("pulls_of_old_versions");
-    return absl::FailedPreconditionError(
-        absl::StrCat("version ", none->asked, " is not here, ", none->current, " is"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "version ", none->requested, " is not stored; version ", none->current, " is"));
   }
   const PullGrant& grant = std::get<PullGrant>(decision);
   const std::map<uint32_t, Words>& versions = disk_[request.run()].versions;

@@ -1,8 +1,8 @@
-// An aggregator: the ledger, a disk that survives the process, and orders taken one at a time, as
-// server/shard_host and server/aggregator drive it.
+// An aggregator: the ledger, a disk that outlives the process, and orders executed one at a time,
+// as in server/shard_host and server/aggregator.
 //
-// Calls of ranks come in as functions that stand for what the service does with one message; each
-// names the process that it talks to, so that a restart in between breaks it.
+// Ranks call functions that represent one message of the service each; a call names the process
+// that it is connected to, so that a restart breaks it.
 //
 // Thread-compatible.
 #pragma once
@@ -28,7 +28,7 @@ class SimulatedAggregator {
  public:
   struct Staging {
     StageGrant grant;
-    // Process that has granted it.
+    // The process that has granted it.
     uint64_t process = 0;
   };
 
@@ -40,7 +40,7 @@ class SimulatedAggregator {
         name_(std::move(name)),
         schema_hash_(schema_hash) {}
 
-  // A process begins, at a new address if `move`.
+  // Starts a process, at a new address if `move`.
   void Start(bool move);
   void Kill(bool host_lost);
   bool up() const { return ledger_ != nullptr; }
@@ -50,13 +50,13 @@ class SimulatedAggregator {
 
   // ---- The Rounds service
   absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header);
-  // One chunk, its words in the header's order. True: it was the last.
+  // Stores one chunk, in the order of the header. Returns whether it was the last.
   absl::StatusOr<bool> Put(const Staging& staging, uint32_t index, const Words& words);
   absl::Status Finish(const Staging& staging);
-  // The words of the version, at their positions.
+  // The words of the version, by position.
   absl::StatusOr<Words> Pull(const v1::PullRequest& request);
 
-  // What is on the disk, for the checker: the newest version of the run, or nothing.
+  // State of the disk, for the checker: the newest version of the run, if any.
   std::optional<uint32_t> VersionOnDisk(const std::string& run) const;
   bool HasContribution(const ContributionKey& key) const;
 
@@ -72,26 +72,27 @@ class SimulatedAggregator {
     v1::OpenRun open;
     bool closed = false;
     std::map<uint32_t, Words> versions;
-    std::map<uint32_t, DiscrepancyTerms> discrepancies;  // by version, of those that were made here
+    std::map<uint32_t, DiscrepancyTerms> discrepancies;  // of the versions after 0
     std::map<ContributionKey, File> contributions;
   };
 
   v1::Hello MakeHello() const;
   void RestoreLedger();
-  // Contributions that were not synced lose what the kernel had not written.
+  // Contributions that are not synced lose chunks that the kernel has not written.
   void LoseUnsynced();
   void Remove(const std::vector<ContributionKey>& keys, absl::string_view why);
   absl::Status Refuse(const Refused& refused);
-  FlatSpan SpanOf(const v1::OpenRun& open) const;
+  Interval SpanOf(const v1::OpenRun& open) const;
   uint64_t ShardDigest(const v1::OpenRun& open, const Words& words) const;
 
   // ---- Orders, one at a time
   void OnMessage(const v1::CoordinatorMessage& message);
   void NextOrder();
-  // The order under way is done; or is tried again later.
+  // Ends the current order.
   void Done();
-  void TryAgain(const v1::CoordinatorMessage& order);
-  // Goes on after a while, unless the process dies first.
+  // Ends the current order and repeats it later.
+  void RetryLater(const v1::CoordinatorMessage& order);
+  // Continues after a random time, unless the process crashes first.
   void Then(Timeline::Work work);
   void OpenRun(const v1::CoordinatorMessage& order);
   void AnswerOpened(const v1::OpenRun& open);
@@ -107,7 +108,7 @@ class SimulatedAggregator {
   const uint64_t schema_hash_;
   std::map<std::string, RunFolder> disk_;
 
-  // Of the process.
+  // State of the process.
   uint64_t process_ = 0;
   std::string incarnation_;
   std::string address_;

@@ -10,8 +10,8 @@
 namespace cadre::simulation {
 namespace {
 
-constexpr absl::Duration kShortestAbsence = absl::Milliseconds(100);
-constexpr absl::Duration kLongestAbsence = absl::Seconds(14);
+constexpr absl::Duration kMinDowntime = absl::Milliseconds(100);
+constexpr absl::Duration kMaxDowntime = absl::Seconds(14);
 
 bool Writes(const std::vector<Action>& actions) {
   return std::any_of(actions.begin(), actions.end(), [](const Action& action) {
@@ -47,7 +47,7 @@ void SimulatedCoordinator::Start() {
   machine_ = std::make_unique<Machine>(options_);
   inbox_.clear();
   busy_until_ = absl::InfinitePast();
-  judge_from_ = absl::InfinitePast();
+  expire_from_ = absl::InfinitePast();
   network_.Listen({
       .opened = [this](ConnectionId c) { Take(StreamOpened{c}); },
       .message =
@@ -68,7 +68,7 @@ void SimulatedCoordinator::Start() {
 void SimulatedCoordinator::Crash() {
   if (!up()) return;
   world_.Count("coordinator_kills");
-  world_.Log("c     dies");
+  world_.Log("c     crashes");
   life_.End();
   tick_life_.End();
   machine_.reset();
@@ -76,7 +76,7 @@ void SimulatedCoordinator::Crash() {
   waiting_.clear();
   traces_.clear();
   network_.Unlisten();
-  world_.timeline.After(world_.dice.Between(kShortestAbsence, kLongestAbsence), life_,
+  world_.timeline.After(world_.dice.Between(kMinDowntime, kMaxDowntime), life_,
                         [this] { Start(); });
 }
 
@@ -99,39 +99,39 @@ void SimulatedCoordinator::TraceGroup(const std::string& run, uint32_t group, ui
   if (!up()) return;
   const RequestId request = ++last_request_;
   world_.Count("traces");
-  world_.Log("user  wants a trace of group ", group, " of ", run);
+  world_.Log("user  requests a trace of group ", group, " of ", run);
   traces_[request] = {.steps = steps};
   Take(cadre::TraceGroup{.request = request, .run = run, .group = group, .steps = steps});
   if (patience == absl::InfiniteDuration()) return;
   world_.timeline.After(patience, life_, [this, request] {
     const auto it = traces_.find(request);
     if (it == traces_.end()) return;
-    it->second.left = true;
-    world_.Count("traces_left");
+    it->second.cancelled = true;
+    world_.Count("traces_cancelled");
     Take(CancelTrace{request});
   });
 }
 
-size_t SimulatedCoordinator::traces_waiting() const {
-  const auto unheard = [this](RequestId request) {
+int64_t SimulatedCoordinator::traces_waiting() const {
+  const auto queued = [this](RequestId request) {
     return std::any_of(inbox_.begin(), inbox_.end(), [request](const Event& event) {
       const auto* trace = std::get_if<cadre::TraceGroup>(&event);
       return trace != nullptr && trace->request == request;
     });
   };
-  return static_cast<size_t>(std::count_if(traces_.begin(), traces_.end(), [&](const auto& entry) {
-    return !entry.second.left && !unheard(entry.first);
-  }));
+  return std::count_if(traces_.begin(), traces_.end(), [&](const auto& entry) {
+    return !entry.second.cancelled && !queued(entry.first);
+  });
 }
 
 void SimulatedCoordinator::Take(Event event) {
   const absl::Time now = world_.timeline.now();
   inbox_.push_back(std::move(event));
-  if (inbox_.size() > 1) return;  // they are handled together
+  if (inbox_.size() > 1) return;  // All waiting events are handled together.
   if (now >= busy_until_ && world_.dice.Chance(world_.faults.stall)) {
     world_.Count("coordinator_stalls");
     busy_until_ = now + world_.dice.Between(absl::Milliseconds(500), absl::Seconds(15));
-    judge_from_ = busy_until_ + 2 * options_.heartbeat;
+    expire_from_ = busy_until_ + 2 * options_.heartbeat;
   }
   world_.timeline.At(std::max(now, busy_until_), life_, [this] { HandleInbox(); });
 }
@@ -146,15 +146,15 @@ void SimulatedCoordinator::HandleInbox() {
     batch.push_back(machine_->Handle(event, now));
   };
   for (const Event& event : events) handle(event);
-  if (now >= machine_->NextDeadline() && now >= judge_from_) handle(Tick{});
+  if (now >= machine_->NextDeadline() && now >= expire_from_) handle(Tick{});
   if (Perform(batch)) ArmTick();
 }
 
 void SimulatedCoordinator::ArmTick() {
   tick_life_.End();
-  const absl::Time due = std::max({machine_->NextDeadline(), judge_from_, busy_until_});
+  const absl::Time due = std::max({machine_->NextDeadline(), expire_from_, busy_until_});
   if (due == absl::InfiniteFuture()) return;
-  // A deadline that is not met by a Tick would be asked for again at once, for ever.
+  // Otherwise, a deadline that a Tick does not resolve would be scheduled again without end.
   const absl::Time soonest = world_.timeline.now() + absl::Milliseconds(1);
   world_.timeline.At(std::max(due, soonest), tick_life_, [this] {
     if (inbox_.empty()) HandleInbox();
@@ -223,7 +223,7 @@ void SimulatedCoordinator::Reply(const Replied& replied) {
   const auto done = std::move(it->second);
   waiting_.erase(it);
   if (!replied.status.ok()) {
-    world_.Violate("a good run is refused: ", replied.status.ToString());
+    world_.Violate("a valid run is refused: ", replied.status.ToString());
     return;
   }
   invariants_.OnSubmitted(store_, replied.run);
@@ -233,26 +233,25 @@ void SimulatedCoordinator::Reply(const Replied& replied) {
 void SimulatedCoordinator::Answer(const TraceAnswered& answered) {
   const auto it = traces_.find(answered.request);
   if (it == traces_.end()) {
-    world_.Violate("a trace is answered that nobody waits for");
+    world_.Violate("an unknown trace request is answered");
     return;
   }
   const uint32_t steps = it->second.steps;
   traces_.erase(it);
   if (absl::IsAborted(answered.status)) return world_.Count("traces_aborted");
   if (absl::IsFailedPrecondition(answered.status)) return world_.Count("traces_too_early_or_late");
-  if (absl::IsResourceExhausted(answered.status)) return world_.Count("traces_at_once");
+  if (absl::IsResourceExhausted(answered.status)) return world_.Count("traces_refused_as_second");
   if (!answered.status.ok()) {
     world_.Violate("a trace is answered with ", answered.status.ToString());
     return;
   }
-  world_.Count("traces_whole");
+  world_.Count("traces_complete");
   for (int i = 0; i < answered.reply.ranks_size(); ++i) {
     const v1::RankTrace& rank = answered.reply.ranks(i);
-    const bool whole =
-        rank.rank() == static_cast<uint32_t>(i) && rank.events_size() == static_cast<int>(steps);
-    if (!whole) world_.Violate("a trace of ", steps, " steps is ", rank.ShortDebugString());
+    const bool complete = rank.rank() == int64_t{i} && rank.events_size() == int64_t{steps};
+    if (!complete) world_.Violate("a trace of ", steps, " steps is ", rank.ShortDebugString());
   }
-  if (answered.reply.ranks().empty()) world_.Violate("a trace of no rank");
+  if (answered.reply.ranks().empty()) world_.Violate("a trace without ranks");
 }
 
 }  // namespace cadre::simulation

@@ -1,5 +1,5 @@
-// The coordinator's machine with a store in memory that survives its process, driven as
-// coordinator/loop drives it: events in batches, one transaction for each, then what is said.
+// The coordinator's machine with a store in memory that outlives its process, driven as by
+// coordinator/loop: events in batches, one transaction per batch, then the messages.
 //
 // Thread-compatible.
 #pragma once
@@ -25,17 +25,18 @@ class SimulatedCoordinator {
       : world_(world), network_(network), invariants_(invariants), options_(std::move(options)) {}
 
   void Start();
-  // It comes back by itself.
+  // Ends the process; it starts again after a random time.
   void Crash();
   bool up() const { return machine_ != nullptr; }
 
-  // The answer may never come: the process may die. `done` is called with the run's id if it does.
+  // `done` is called with the id of the run; never if the process crashes before it answers.
   void Submit(const v1::RunSpec& spec, std::function<void(const std::string&)> done);
   void StopRun(const std::string& run);
-  // Somebody wants a trace, and leaves after `patience` if there is no answer.
+  // Requests a trace and cancels the request after `patience`.
   void TraceGroup(const std::string& run, uint32_t group, uint32_t steps, absl::Duration patience);
-  // Calls for a trace that the machine has heard of and that are neither answered nor left.
-  size_t traces_waiting() const;
+  // Number of trace requests that the machine has received and that are neither answered nor
+  // cancelled.
+  int64_t traces_waiting() const;
 
   const Machine* machine() const { return machine_.get(); }
   const std::map<std::string, std::string>& store() const { return store_; }
@@ -43,10 +44,10 @@ class SimulatedCoordinator {
  private:
   void Take(Event event);
   void HandleInbox();
-  // What came of a batch of events, by event. False: the process has died of it.
+  // The actions of a batch of events, by event. The functions return false if the process crashed.
   using Batch = std::vector<std::vector<Action>>;
   bool Perform(const Batch& batch);
-  // One transaction for the whole batch; the checker looks at it event by event.
+  // One transaction for the whole batch; the checker receives it event by event.
   bool Commit(const Batch& batch);
   void SendBatch(const Batch& batch);
   void Reply(const Replied& replied);
@@ -59,20 +60,21 @@ class SimulatedCoordinator {
   const Machine::Options options_;
   std::map<std::string, std::string> store_;
 
-  // Of the process.
+  // State of the process.
   Lifetime life_;
   Lifetime tick_life_;
   std::unique_ptr<Machine> machine_;
   std::vector<Event> inbox_;
   absl::Time busy_until_ = absl::InfinitePast();
-  // After a delay of its own members get time to be heard, as in coordinator/loop.
-  absl::Time judge_from_ = absl::InfinitePast();
+  // After a stall of the coordinator, leases do not expire before this time, as in
+  // coordinator/loop.
+  absl::Time expire_from_ = absl::InfinitePast();
   std::map<RequestId, std::function<void(const std::string&)>> waiting_;
   struct WaitingTrace {
     uint32_t steps = 0;
-    bool left = false;
+    bool cancelled = false;
   };
-  // An answer that was on its way may still reach one who has left.
+  // Cancelled requests may still be answered.
   std::map<RequestId, WaitingTrace> traces_;
   RequestId last_request_ = 0;
 };

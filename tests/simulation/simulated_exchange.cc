@@ -41,12 +41,12 @@ void SimulatedExchange::All(std::vector<CallPtr> calls, const Finished& finished
 }
 
 void SimulatedExchange::Stage(const v1::ContributionHeader& header,
-                              const std::vector<uint64_t>& begins,
-                              const std::vector<FlatSpan>& owned, const Words& words,
+                              const std::vector<int64_t>& begins,
+                              const std::vector<Interval>& owned, const Words& words,
                               Finished finished) {
   std::vector<CallPtr> calls;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
-    const auto parts = Intersect(owned, ShardSpan(begins.back(), shard, shards()));
+    const auto parts = PartsWithin(owned, ShardSpan(begins.back(), shard, shards()));
     if (parts.empty()) continue;
     auto call = std::make_shared<Call>();
     call->shard = shard;
@@ -54,45 +54,47 @@ void SimulatedExchange::Stage(const v1::ContributionHeader& header,
     call->header.set_codec(v1::CODEC_FP32);
     call->header.set_chunk_elements(kChunkElements);
     *call->header.mutable_ranges() = RangesOf(begins, parts);
-    for (const FlatSpan& part : parts) {
-      for (uint64_t p = part.begin; p < part.end; ++p) call->values.push_back(words[p]);
+    for (const Interval& part : parts) {
+      for (int64_t p = part.begin; p < part.end; ++p) call->values.push_back(words[p]);
     }
     calls.push_back(std::move(call));
   }
   All(std::move(calls), finished, [this](const CallPtr& call) { BeginStage(call); });
 }
 
-void SimulatedExchange::Leg(const CallPtr& call, const std::function<void(const CallPtr&)>& again,
-                            std::function<void()> leg) {
+void SimulatedExchange::Deliver(const CallPtr& call,
+                                const std::function<void(const CallPtr&)>& again,
+                                std::function<void()> work) {
   if (world_.dice.Chance(world_.faults.break_call)) {
     world_.Count("calls_broken");
-    // What was on its way may still be carried out, while or after the call is made again.
+    // The message may still be executed while or after the call is repeated.
     if (world_.dice.Chance(0.5)) {
       world_.timeline.After(
           world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)), life_,
-          [leg, at = call->at, process = call->at->process(), copy = *call, call]() mutable {
+          [work, at = call->at, process = call->at->process(), copy = *call, call]() mutable {
             if (!at->up() || at->process() != process) return;
-            // The caller does not hear of it.
+            // The caller does not receive the result.
             Call now = std::exchange(*call, copy);
             call->finished = nullptr;
-            leg();
+            work();
             *call = std::move(now);
           });
     }
-    return Again(call, again);
+    return RetryLater(call, again);
   }
   const uint64_t process = call->at->process();
-  world_.timeline.After(world_.Delay(), life_, [this, call, again, process, leg = std::move(leg)] {
-    const bool reached =
-        call->at->up() && call->at->process() == process && Find(call->shard) == call->at;
-    if (!reached) return Again(call, again);
-    leg();
-  });
+  world_.timeline.After(
+      world_.Delay(), life_, [this, call, again, process, work = std::move(work)] {
+        const bool reached =
+            call->at->up() && call->at->process() == process && Find(call->shard) == call->at;
+        if (!reached) return RetryLater(call, again);
+        work();
+      });
 }
 
-void SimulatedExchange::Again(const CallPtr& call,
-                              const std::function<void(const CallPtr&)>& again) {
-  if (call->finished == nullptr) return;  // what happens behind the caller's back
+void SimulatedExchange::RetryLater(const CallPtr& call,
+                                   const std::function<void(const CallPtr&)>& again) {
+  if (call->finished == nullptr) return;  // The caller saw a failure and has repeated the call.
   world_.timeline.After(
       world_.dice.Between(absl::Milliseconds(50), absl::Seconds(3)), life_, [this, call, again] {
         if (world_.timeline.now() >= call->deadline) {
@@ -105,8 +107,8 @@ void SimulatedExchange::Again(const CallPtr& call,
 void SimulatedExchange::BeginStage(const CallPtr& call) {
   const auto again = [this](const CallPtr& c) { BeginStage(c); };
   call->at = Find(call->shard);
-  if (call->at == nullptr) return Again(call, again);
-  Leg(call, again, [this, call] {
+  if (call->at == nullptr) return RetryLater(call, again);
+  Deliver(call, again, [this, call] {
     const absl::StatusOr<SimulatedAggregator::Staging> staging = call->at->Stage(call->header);
     if (!staging.ok()) {
       if (call->finished) call->finished(staging.status());
@@ -121,7 +123,7 @@ void SimulatedExchange::BeginStage(const CallPtr& call) {
 
 void SimulatedExchange::SendChunk(const CallPtr& call) {
   if (call->next_chunk == call->staging.grant.chunks) return FinishStage(call);
-  Leg(
+  Deliver(
       call, [this](const CallPtr& c) { BeginStage(c); },
       [this, call] {
         const uint64_t first = uint64_t{call->next_chunk} * kChunkElements;
@@ -137,23 +139,23 @@ void SimulatedExchange::SendChunk(const CallPtr& call) {
 
 void SimulatedExchange::FinishStage(const CallPtr& call) {
   const auto again = [this](const CallPtr& c) { BeginStage(c); };
-  Leg(call, again, [this, call, again] {
+  Deliver(call, again, [this, call, again] {
     const absl::Status status = call->at->Finish(call->staging);
     if (status.ok()) invariants_.OnStaged(call->at->name(), call->header);
     if (!call->finished) return;
     if (!status.ok()) return call->finished(status);
-    // The acknowledgement is a leg of its own: it may be lost.
-    Leg(call, again, [call] {
+    // The acknowledgement is a message of its own, which may be lost.
+    Deliver(call, again, [call] {
       if (call->finished) call->finished(absl::OkStatus());
     });
   });
 }
 
-void SimulatedExchange::Pull(const v1::PullRequest& request, const std::vector<uint64_t>& begins,
-                             const std::vector<FlatSpan>& owned, Words* words, Finished finished) {
+void SimulatedExchange::Pull(const v1::PullRequest& request, const std::vector<int64_t>& begins,
+                             const std::vector<Interval>& owned, Words* words, Finished finished) {
   std::vector<CallPtr> calls;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
-    const auto parts = Intersect(owned, ShardSpan(begins.back(), shard, shards()));
+    const auto parts = PartsWithin(owned, ShardSpan(begins.back(), shard, shards()));
     if (parts.empty()) continue;
     auto call = std::make_shared<Call>();
     call->shard = shard;
@@ -169,15 +171,15 @@ void SimulatedExchange::Pull(const v1::PullRequest& request, const std::vector<u
 void SimulatedExchange::BeginPull(const CallPtr& call) {
   const auto again = [this](const CallPtr& c) { BeginPull(c); };
   call->at = Find(call->shard);
-  if (call->at == nullptr) return Again(call, again);
-  Leg(call, again, [this, call, again] {
+  if (call->at == nullptr) return RetryLater(call, again);
+  Deliver(call, again, [this, call, again] {
     const absl::StatusOr<Words> words = call->at->Pull(call->request);
     if (!call->finished) return;
     if (!words.ok()) return call->finished(words.status());
-    Leg(call, again, [call, words = *words] {
+    Deliver(call, again, [call, words = *words] {
       if (!call->finished) return;
-      for (const FlatSpan& span : call->spans) {
-        for (uint64_t p = span.begin; p < span.end; ++p) (*call->out)[p] = words[p];
+      for (const Interval& span : call->spans) {
+        for (int64_t p = span.begin; p < span.end; ++p) (*call->out)[p] = words[p];
       }
       call->finished(absl::OkStatus());
     });

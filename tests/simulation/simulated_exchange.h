@@ -1,6 +1,6 @@
-// A rank's calls to the shards, one shard at a time or all together, with retries, as
-// worker/train/shard_exchange and server/client/rounds_client make them: each leg of a call may
-// take long, fail, or be carried out although the caller was told that it failed.
+// A rank's calls to all shards with retries, as in worker/train/shard_exchange and
+// server/client/rounds_client: each message of a call may be delayed, fail, or be executed although
+// the caller saw a failure.
 //
 // Thread-compatible.
 #pragma once
@@ -35,16 +35,16 @@ class SimulatedExchange {
 
   void SetAddress(uint32_t shard, const std::string& address) { addresses_[shard] = address; }
   bool has_shards() const { return !addresses_.empty(); }
-  uint32_t shards() const { return static_cast<uint32_t>(addresses_.size()); }
+  uint32_t shards() const { return addresses_.size(); }
 
-  // Stages the owned words at every shard; calls back with the first error, or OK.
-  // `header`: without ranges. The words must stay.
-  void Stage(const v1::ContributionHeader& header, const std::vector<uint64_t>& begins,
-             const std::vector<FlatSpan>& owned, const Words& words, Finished finished);
+  // Stages the owned words at every shard; `finished` receives the first error, or OK.
+  // `header` has no ranges. The words must stay valid until then.
+  void Stage(const v1::ContributionHeader& header, const std::vector<int64_t>& begins,
+             const std::vector<Interval>& owned, const Words& words, Finished finished);
   // Pulls the owned words into `words`.
-  void Pull(const v1::PullRequest& request, const std::vector<uint64_t>& begins,
-            const std::vector<FlatSpan>& owned, Words* words, Finished finished);
-  // Nothing is called back any more.
+  void Pull(const v1::PullRequest& request, const std::vector<int64_t>& begins,
+            const std::vector<Interval>& owned, Words* words, Finished finished);
+  // No callback runs after it.
   void Cancel() { life_.End(); }
 
  private:
@@ -54,7 +54,7 @@ class SimulatedExchange {
     absl::Time deadline;
     v1::ContributionHeader header;
     v1::PullRequest request;
-    std::vector<FlatSpan> spans;
+    std::vector<Interval> spans;
     Words values;  // to stage, in order
     Words* out = nullptr;
     SimulatedAggregator* at = nullptr;
@@ -70,10 +70,10 @@ class SimulatedExchange {
   void SendChunk(const CallPtr& call);
   void FinishStage(const CallPtr& call);
   void BeginPull(const CallPtr& call);
-  // The next leg of the call, at the shard; `again` begins the call anew where it breaks.
-  void Leg(const CallPtr& call, const std::function<void(const CallPtr&)>& again,
-           std::function<void()> leg);
-  void Again(const CallPtr& call, const std::function<void(const CallPtr&)>& again);
+  // Executes the next message of the call at the shard; if it breaks, `again` repeats the call.
+  void Deliver(const CallPtr& call, const std::function<void(const CallPtr&)>& again,
+               std::function<void()> work);
+  void RetryLater(const CallPtr& call, const std::function<void(const CallPtr&)>& again);
   SimulatedAggregator* Find(uint32_t shard);
 
   World& world_;

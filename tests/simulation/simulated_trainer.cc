@@ -10,12 +10,12 @@
 namespace cadre::simulation {
 namespace {
 
-// As worker/worker.cc gives ranks to find one another.
+// Time limit for connecting a group, as in worker/worker.cc.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 
-uint64_t ToNumber(const std::string& word) {
+uint64_t ToNumber(const std::string& text) {
   uint64_t number = 0;
-  return absl::SimpleAtoi(word, &number) ? number : 0;
+  return absl::SimpleAtoi(text, &number) ? number : 0;
 }
 
 }  // namespace
@@ -23,16 +23,15 @@ uint64_t ToNumber(const std::string& word) {
 SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabrics,
                                    Directory& directory, Invariants& invariants,
                                    const std::string& host, absl::Duration step_time,
-                                   v1::Assignment assignment, Callbacks outlet)
+                                   v1::Assignment assignment, Callbacks callbacks)
     : world_(world),
       invariants_(invariants),
       assignment_(std::move(assignment)),
-      outlet_(std::move(outlet)),
+      callbacks_(std::move(callbacks)),
       step_time_(step_time),
       begins_(TensorBegins(assignment_.spec())),
-      owned_(OwnedSpans(begins_, assignment_.place().rank(),
-                        static_cast<uint32_t>(assignment_.peers_size()))),
-      fabric_(fabrics.Of(assignment_.place(), static_cast<size_t>(assignment_.peers_size()))),
+      owned_(OwnedSpans(begins_, assignment_.place().rank(), assignment_.peers_size())),
+      fabric_(fabrics.Of(assignment_.place(), assignment_.peers_size())),
       exchange_(world, network, directory, invariants, host),
       base_(begins_.back()),
       version_(assignment_.version()),
@@ -42,7 +41,7 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
   }
 }
 
-// ---- From outside
+// ---- Calls of the worker
 
 void SimulatedTrainer::Deliver(const v1::Start& start) {
   start_ = start;
@@ -71,35 +70,35 @@ void SimulatedTrainer::MoveShards(const v1::ShardAddresses& shards) {
 void SimulatedTrainer::Cancel(const std::string& reason) { End(absl::CancelledError(reason)); }
 
 void SimulatedTrainer::Die(bool host_lost) {
-  over_ = true;
+  ended_ = true;
   life_.End();
   exchange_.Cancel();
   fabric_->Leave(place().rank(), host_lost);
 }
 
 void SimulatedTrainer::End(const absl::Status& status) {
-  if (over_) return;
+  if (ended_) return;
   Die(/*host_lost=*/false);
-  outlet_.ended(status);
+  callbacks_.ended(status);
 }
 
 void SimulatedTrainer::Pause(absl::Duration at_most, Next next) {
   world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), at_most), life_, std::move(next));
 }
 
-void SimulatedTrainer::Collective(const std::string& kind, std::string word, NextWords next) {
-  fabric_->Enter(place().rank(), kind, std::move(word), life_,
-                 [this, next = std::move(next)](bool ok, const std::vector<std::string>& words) {
-                   if (!ok) return End(absl::UnavailableError("a peer is gone"));
-                   next(words);
+void SimulatedTrainer::Collective(const std::string& kind, std::string input, NextInputs next) {
+  fabric_->Enter(place().rank(), kind, std::move(input), life_,
+                 [this, next = std::move(next)](bool ok, const std::vector<std::string>& inputs) {
+                   if (!ok) return End(absl::UnavailableError("a peer has left"));
+                   next(inputs);
                  });
 }
 
 void SimulatedTrainer::GroupDigest(const std::string& kind, std::function<void(uint64_t)> next) {
   Collective(kind, absl::StrCat(DigestOf(base_, owned_)),
-             [next = std::move(next)](const std::vector<std::string>& words) {
+             [next = std::move(next)](const std::vector<std::string>& inputs) {
                uint64_t digest = 0;
-               for (const std::string& word : words) digest += ToNumber(word);
+               for (const std::string& input : inputs) digest += ToNumber(input);
                next(digest);
              });
 }
@@ -114,11 +113,11 @@ void SimulatedTrainer::Run() {
 void SimulatedTrainer::Connect() {
   auto connected = std::make_shared<bool>(false);
   world_.timeline.After(kConnectTimeout, life_, [this, connected] {
-    if (!*connected) End(absl::DeadlineExceededError("the group is not complete in time"));
+    if (!*connected) End(absl::DeadlineExceededError("the group was not connected in time"));
   });
   Collective("connect", "", [this, connected](const std::vector<std::string>&) {
     *connected = true;
-    TakeVersion();
+    LoadVersion();
   });
 }
 
@@ -130,17 +129,17 @@ v1::PullRequest SimulatedTrainer::RequestFor(uint32_t version) const {
   return request;
 }
 
-void SimulatedTrainer::TakeVersion() {
+void SimulatedTrainer::LoadVersion() {
   if (!exchange_.has_shards()) {
-    for (uint64_t p = 0; p < base_.size(); ++p) base_[p] = InitialWord(spec(), p);
+    base_ = InitialWords(spec(), {0, begins_.back()});
     return Prepare();
   }
   exchange_.Pull(RequestFor(version_), begins_, owned_, &base_, [this](const absl::Status& status) {
     if (!status.ok()) return End(status);
-    GroupDigest("digest of the start", [this](uint64_t digest) {
+    GroupDigest("digest of the assigned version", [this](uint64_t digest) {
       if (digest != assignment_.digest()) {
         world_.Violate(Describe(place()), " pulled version ", version_, " with digest ", digest,
-                       ", its assignment says ", assignment_.digest());
+                       ", but its assignment has digest ", assignment_.digest());
         return;
       }
       invariants_.OnHeld(place(), version_, base_, owned_);
@@ -155,13 +154,13 @@ void SimulatedTrainer::Prepare() {
   prepared.set_train_samples(spec().data().synthetic().train_samples());
   prepared.set_test_samples(spec().data().synthetic().test_samples());
   if (place().rank() == 0) {
-    // What it would have measured.
+    // A measured link.
     *prepared.mutable_plan() = assignment_.plan();
     prepared.mutable_plan()->mutable_link()->set_alpha(1e-5);
     prepared.mutable_plan()->mutable_link()->set_beta(1e-9);
   }
   awaiting_start_ = !start_.has_value();
-  outlet_.prepared(prepared);
+  callbacks_.prepared(prepared);
 }
 
 // ---- Training
@@ -174,7 +173,7 @@ void SimulatedTrainer::BeginTraining() {
     if (start_->next_step() == 0) return AwaitDecision();
     TrainTo(start_->next_step(), [this] {
       solo_steps_ = 0;
-      GoSolo();
+      TrainSolo();
     });
   });
 }
@@ -192,7 +191,7 @@ void SimulatedTrainer::Evaluate(uint64_t begin, uint64_t end, Next next) {
         evaluated.set_correct((end - begin) / 2);
         evaluated.set_labels(end - begin);
         evaluated.set_digest(digest);
-        outlet_.evaluated(evaluated);
+        callbacks_.evaluated(evaluated);
       }
       next();
     });
@@ -212,17 +211,17 @@ void SimulatedTrainer::TrainTo(uint32_t step, Next next) {
         *progress.mutable_place() = place();
         progress.set_step(step_);
         progress.set_solo_steps(solo_steps_);
-        outlet_.progress(progress);
+        callbacks_.progress(progress);
       }
-      MeasureNowAndThen();
+      MaybeMeasure();
       TrainTo(step, next);
     });
   });
 }
 
-void SimulatedTrainer::MeasureNowAndThen() {
+void SimulatedTrainer::MaybeMeasure() {
   if (!lead() || !world_.dice.Chance(0.05)) return;
-  const auto seconds = static_cast<double>(world_.dice.Between(50, 2000)) * 1e-3;
+  const double seconds = world_.dice.Between(50, 2000) * 1e-3;
   v1::Measured measured;
   *measured.mutable_place() = place();
   measured.mutable_times()->set_step(seconds);
@@ -231,14 +230,14 @@ void SimulatedTrainer::MeasureNowAndThen() {
   layer.set_layer("fc1");
   layer.set_samples(1);
   layer.set_forward(seconds);
-  outlet_.measured(measured);
+  callbacks_.measured(measured);
 }
 
 void SimulatedTrainer::TraceStep() {
   if (tracing_.has_value()) {
     tracing_->add_events()->set_step(step_);
     if (--trace_steps_left_ == 0) {
-      outlet_.traced(*tracing_);
+      callbacks_.traced(*tracing_);
       tracing_.reset();
     }
   }
@@ -250,28 +249,29 @@ void SimulatedTrainer::TraceStep() {
   trace_request_.reset();
 }
 
-void SimulatedTrainer::GoSolo() {
-  const uint32_t most = spec().averaging().max_solo_steps();
-  if (most == 0) return Contribute();
-  const bool further = solo_steps_ < most && (total_steps_ == 0 || step_ < total_steps_);
-  const bool away = lead() && !outlet_.connected() && further;
-  Collective("solo", away ? "1" : "0", [this, most](const std::vector<std::string>& words) {
-    if (words[0] == "0") return Contribute();
-    const uint32_t period = std::max(1U, spec().averaging().every_steps());
-    uint32_t steps = std::min(period, most - solo_steps_);
-    if (total_steps_ > 0) steps = std::min(steps, total_steps_ - step_);
-    solo_steps_ += steps;
-    world_.Count("solo_steps", lead() ? steps : 0);
-    TrainTo(step_ + steps, [this] { GoSolo(); });
-  });
+void SimulatedTrainer::TrainSolo() {
+  const uint32_t max_steps = spec().averaging().max_solo_steps();
+  if (max_steps == 0) return Contribute();
+  const bool further = solo_steps_ < max_steps && (total_steps_ == 0 || step_ < total_steps_);
+  const bool disconnected = lead() && !callbacks_.connected() && further;
+  Collective("solo", disconnected ? "1" : "0",
+             [this, max_steps](const std::vector<std::string>& inputs) {
+               if (inputs[0] == "0") return Contribute();
+               const uint32_t period = std::max(1U, spec().averaging().every_steps());
+               uint32_t steps = std::min(period, max_steps - solo_steps_);
+               if (total_steps_ > 0) steps = std::min(steps, total_steps_ - step_);
+               solo_steps_ += steps;
+               world_.Count("solo_steps", lead() ? steps : 0);
+               TrainTo(step_ + steps, [this] { TrainSolo(); });
+             });
 }
 
 // ---- The boundary
 
 void SimulatedTrainer::Contribute() {
   const uint64_t samples = uint64_t{period_steps_} * spec().batch_per_group();
-  for (const FlatSpan& span : owned_) {
-    for (uint64_t p = span.begin; p < span.end; ++p) {
+  for (const Interval& span : owned_) {
+    for (int64_t p = span.begin; p < span.end; ++p) {
       trained_[p] = TrainedWord(base_[p], place().group(), place().generation(), samples);
     }
   }
@@ -303,7 +303,7 @@ void SimulatedTrainer::SendContributed() {
       contributed.set_step(step_);
       contributed.set_samples(uint64_t{period_steps_} * spec().batch_per_group());
       contributed.set_payload_bytes(exchange_.has_shards() ? begins_.back() * 4 : 0);
-      outlet_.contributed(contributed);
+      callbacks_.contributed(contributed);
     }
     AwaitDecision();
   });
@@ -314,15 +314,15 @@ void SimulatedTrainer::AwaitDecision() {
     awaiting_decision_ = true;
     return;
   }
-  std::string word;
+  std::string input;
   if (lead()) {
-    word = decisions_.front().SerializeAsString();
+    input = decisions_.front().SerializeAsString();
     decisions_.pop_front();
   }
-  Collective("decision", std::move(word), [this](const std::vector<std::string>& words) {
+  Collective("decision", std::move(input), [this](const std::vector<std::string>& inputs) {
     v1::Decision decision;
-    if (!decision.ParseFromString(words[0])) {
-      world_.Violate("a decision cannot be read");
+    if (!decision.ParseFromString(inputs[0])) {
+      world_.Violate("a decision cannot be parsed");
       return;
     }
     Adopt(decision);
@@ -331,46 +331,47 @@ void SimulatedTrainer::AwaitDecision() {
 
 void SimulatedTrainer::Adopt(const v1::Decision& decision) {
   const bool again = decision.adopt() && decision.version() == version_ && period_steps_ == 0;
-  if (!decision.adopt() || again) return GoOn(decision);
+  if (!decision.adopt() || again) return Continue(decision);
   if (!decision.included()) world_.Count("groups_left_out");
-  if (world_.plant == Plant::kIgnoreVersion) return TakePulled(decision, decision.digest());
+  if (world_.plant == Plant::kIgnoreVersion) return AdoptPulled(decision, decision.digest());
   exchange_.Pull(RequestFor(decision.version()), begins_, owned_, &base_,
                  [this, decision](const absl::Status& status) {
                    if (!status.ok()) return End(status);
-                   GroupDigest("digest of the version",
-                               [this, decision](uint64_t digest) { TakePulled(decision, digest); });
+                   GroupDigest("digest of the version", [this, decision](uint64_t digest) {
+                     AdoptPulled(decision, digest);
+                   });
                  });
 }
 
-void SimulatedTrainer::TakePulled(const v1::Decision& decision, uint64_t digest) {
+void SimulatedTrainer::AdoptPulled(const v1::Decision& decision, uint64_t digest) {
   if (lead()) {
     v1::Adopted adopted;
     *adopted.mutable_place() = place();
     adopted.set_version(decision.version());
     adopted.set_digest(digest);
     adopted.set_payload_bytes(begins_.back() * 4);
-    outlet_.adopted(adopted);
+    callbacks_.adopted(adopted);
   }
-  if (over_) return;  // what was said may have ended it
+  if (ended_) return;  // The callback may have ended the session.
   if (digest != decision.digest()) {
     world_.Violate(Describe(place()), " pulled version ", decision.version(), " with digest ",
-                   digest, ", the decision says ", decision.digest());
+                   digest, ", but the decision has digest ", decision.digest());
     return;
   }
   version_ = decision.version();
   step_ = decision.step();
   invariants_.OnHeld(place(), version_, base_, owned_);
-  GoOn(decision);
+  Continue(decision);
 }
 
-void SimulatedTrainer::GoOn(const v1::Decision& decision) {
-  if (!decision.adopt()) base_ = trained_;  // no aggregators: it goes on with what it has
+void SimulatedTrainer::Continue(const v1::Decision& decision) {
+  if (!decision.adopt()) base_ = trained_;  // Without aggregators, the group keeps its model.
   period_steps_ = 0;
   Evaluate(decision.evaluate_begin(), decision.evaluate_end(), [this, decision] {
     if (decision.next_step() == 0) return AwaitDecision();
     TrainTo(decision.next_step(), [this] {
       solo_steps_ = 0;
-      GoSolo();
+      TrainSolo();
     });
   });
 }

@@ -1,5 +1,5 @@
-// One rank's life in one generation, with worker/train/trainer's sequence of words, exchanges and
-// collectives, and no training: time passes and the model becomes another hash.
+// One rank in one generation, with the messages, exchanges and collectives of worker/train/trainer
+// in the same order, but without training: time passes and the words of the model change.
 //
 // Thread-compatible.
 #pragma once
@@ -32,13 +32,13 @@ class SimulatedTrainer {
     std::function<void(const v1::Evaluated&)> evaluated;
     std::function<void(const v1::Traced&)> traced;
     std::function<bool()> connected;
-    // The generation is over for this rank: failed, or cancelled.
+    // The generation has ended for this rank, by a failure or cancelled.
     std::function<void(const absl::Status&)> ended;
   };
 
   SimulatedTrainer(World& world, Network& network, Fabrics& fabrics, Directory& directory,
                    Invariants& invariants, const std::string& host, absl::Duration step_time,
-                   v1::Assignment assignment, Callbacks outlet);
+                   v1::Assignment assignment, Callbacks callbacks);
 
   void Run();
   void Deliver(const v1::Start& start);
@@ -46,7 +46,7 @@ class SimulatedTrainer {
   void Deliver(const v1::TraceSteps& trace);
   void MoveShards(const v1::ShardAddresses& shards);
   void Cancel(const std::string& reason);
-  // The process is gone: nothing is told to anybody.
+  // The process has ended, without any notification.
   void Die(bool host_lost);
 
   const v1::RankSlot& place() const { return assignment_.place(); }
@@ -54,58 +54,58 @@ class SimulatedTrainer {
 
  private:
   using Next = std::function<void()>;
-  using NextWords = std::function<void(const std::vector<std::string>&)>;
+  using NextInputs = std::function<void(const std::vector<std::string>&)>;
 
   bool lead() const { return place().rank() == 0; }
   const v1::RunSpec& spec() const { return assignment_.spec(); }
   void Pause(absl::Duration at_most, Next next);
-  void Collective(const std::string& kind, std::string word, NextWords next);
+  void Collective(const std::string& kind, std::string input, NextInputs next);
   void End(const absl::Status& status);
 
   void Connect();
-  void TakeVersion();
+  void LoadVersion();
   void Prepare();
   void BeginTraining();
   void Evaluate(uint64_t begin, uint64_t end, Next next);
   void TrainTo(uint32_t step, Next next);
-  // What rank 0 finds its steps to take: now and then, and by chance.
-  void MeasureNowAndThen();
-  // A step is done: it goes into the trace that somebody wants, an event for each step.
+  // Rank 0 reports random step times at random steps.
+  void MaybeMeasure();
+  // Adds the last step to the trace in progress, as one event.
   void TraceStep();
-  void GoSolo();
+  void TrainSolo();
   void Contribute();
   void SendContributed();
   void AwaitDecision();
   void Adopt(const v1::Decision& decision);
-  void TakePulled(const v1::Decision& decision, uint64_t digest);
-  void GoOn(const v1::Decision& decision);
+  void AdoptPulled(const v1::Decision& decision, uint64_t digest);
+  void Continue(const v1::Decision& decision);
   v1::PullRequest RequestFor(uint32_t version) const;
-  // Adds up what the ranks hold.
+  // The digest of the model that the ranks hold together.
   void GroupDigest(const std::string& kind, std::function<void(uint64_t)> next);
 
   World& world_;
   Invariants& invariants_;
   const v1::Assignment assignment_;
-  const Callbacks outlet_;
+  const Callbacks callbacks_;
   const absl::Duration step_time_;
-  const std::vector<uint64_t> begins_;
-  const std::vector<FlatSpan> owned_;
+  const std::vector<int64_t> begins_;
+  const std::vector<Interval> owned_;
   std::shared_ptr<GroupFabric> fabric_;
   SimulatedExchange exchange_;
   Lifetime life_;
   bool running_ = false;
-  bool over_ = false;
+  bool ended_ = false;
 
   std::optional<v1::Start> start_;
   bool awaiting_start_ = false;
   std::deque<v1::Decision> decisions_;
   bool awaiting_decision_ = false;
   std::optional<v1::TraceSteps> trace_request_;
-  // The answer to the request that was taken, and the steps that it still lacks.
+  // The trace in progress, and the number of steps that it lacks.
   std::optional<v1::Traced> tracing_;
   uint32_t trace_steps_left_ = 0;
 
-  // Words of the version adopted last, and what training has made of them.
+  // The version adopted last, and the model after training.
   Words base_;
   Words trained_;
   uint32_t version_ = 0;

@@ -31,7 +31,7 @@ void SimulatedWorker::Start() {
 void SimulatedWorker::Kill(bool host_lost) {
   if (!up()) return;
   world_.Count("worker_kills");
-  world_.Log(name_, "    dies", host_lost ? " with its host" : "");
+  world_.Log(name_, "    crashes", host_lost ? " with its host" : "");
   life_.End();
   if (current_ != nullptr) {
     invariants_.OnTraining(current_->place(), /*begins=*/false);
@@ -72,8 +72,8 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
     } else if (const auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
       waiting_.reset();
       if (current_ != nullptr) current_->Cancel(cancel->reason);
-    } else if (const auto* say = std::get_if<AssignmentMachine::Send>(&action)) {
-      link_->Send(say->message);
+    } else if (const auto* send = std::get_if<AssignmentMachine::Send>(&action)) {
+      link_->Send(send->message);
     } else {
       SimulatedTrainer* const trainer = waiting_ != nullptr ? waiting_.get() : current_.get();
       if (trainer == nullptr) continue;
@@ -92,17 +92,17 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
 }
 
 std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignment& assignment) {
-  const auto tell = [this](const auto& message) { Do(machine_->Tell(message)); };
+  const auto send = [this](const auto& message) { Do(machine_->Tell(message)); };
   return std::make_unique<SimulatedTrainer>(
       world_, network_, fabrics_, directory_, invariants_, name_, step_time_, assignment,
       SimulatedTrainer::Callbacks{
-          .prepared = tell,
-          .progress = tell,
-          .measured = tell,
-          .contributed = tell,
-          .adopted = tell,
-          .evaluated = tell,
-          .traced = tell,
+          .prepared = send,
+          .progress = send,
+          .measured = send,
+          .contributed = send,
+          .adopted = send,
+          .evaluated = send,
+          .traced = send,
           .connected = [this] { return link_->connected(); },
           .ended = [this, place = assignment.place()](
                        const absl::Status& status) { OnEnded(place, status); }});
@@ -122,7 +122,7 @@ void SimulatedWorker::OnEnded(const v1::RankSlot& place, const absl::Status& sta
     Do(machine_->Fail(place, /*permanent=*/false, std::string(status.message())));
   }
   if (std::exchange(ending_, true)) return;
-  // Its own work is what ends it, so it goes later; a step under way has to come to its end.
+  // The session calls this function, so it is destroyed later; a step in progress has to end first.
   world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), step_time_), life_, [this] {
     ending_ = false;
     current_.reset();

@@ -1,5 +1,5 @@
-// A worker: the assignment machine, the stream, and at most one trainer at a time, as worker/worker
-// drives them.
+// A worker: the assignment machine, the stream, and at most one trainer at a time, as in
+// worker/worker.
 //
 // Thread-compatible.
 #pragma once
@@ -29,21 +29,21 @@ class SimulatedWorker {
         schema_hash_(schema_hash),
         step_time_(step_time) {}
 
-  // A new process.
+  // Starts a new process.
   void Start();
   void Kill(bool host_lost);
-  // Ends in good order.
+  // Sends Goodbye and ends the process.
   void Leave();
   bool up() const { return link_ != nullptr; }
   const std::string& name() const { return name_; }
-  // What it trains in just now.
+  // The current session; null if none.
   const SimulatedTrainer* trainer() const { return current_.get(); }
 
  private:
   v1::Hello MakeHello() const;
   void Do(const AssignmentMachine::Actions& actions);
   std::unique_ptr<SimulatedTrainer> MakeTrainer(const v1::Assignment& assignment);
-  // As worker's training thread: takes the next session when the one before is over.
+  // Starts the next session when the previous one has ended, as the training thread of a worker.
   void RunNext();
   void OnEnded(const v1::RankSlot& place, const absl::Status& status);
 
@@ -56,7 +56,7 @@ class SimulatedWorker {
   const uint64_t schema_hash_;
   const absl::Duration step_time_;
 
-  // Of the process.
+  // State of the process.
   uint64_t process_ = 0;
   std::string incarnation_;
   Lifetime life_;
@@ -64,7 +64,7 @@ class SimulatedWorker {
   std::unique_ptr<MembershipLink> link_;
   std::unique_ptr<SimulatedTrainer> current_;
   std::unique_ptr<SimulatedTrainer> waiting_;
-  // Ends `current_` a while after it was cancelled: its thread has to come back.
+  // `current_` was cancelled and ends after a random time, as its thread would.
   bool ending_ = false;
 };
 

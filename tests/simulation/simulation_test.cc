@@ -21,18 +21,19 @@ std::string Replay(uint64_t seed, const Outcome& outcome) {
                       absl::StrJoin(outcome.last_lines, "\n"));
 }
 
-// Everything holds at every event, every run ends, and the seeds have really met what they are for.
-TEST(Simulation, HoldsWhateverGoesWrong) {
+// The invariants hold after every event, every run ends, and the seeds reach the intended
+// situations.
+TEST(Simulation, InvariantsHold) {
   std::map<std::string, uint64_t> counters;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const Outcome outcome = Simulator({.seed = seed}).Run();
     ASSERT_EQ(outcome.violation, "") << Replay(seed, outcome);
     for (const auto& [name, value] : outcome.counters) counters[name] += value;
   }
-  const std::map<std::string, uint64_t> least = {
+  const std::map<std::string, uint64_t> min_counts = {
       {"aggregator_crashes_in_orders", 50},
       {"aggregator_kills", 200},
-      {"applies_said_again", 50},
+      {"applies_repeated", 50},
       {"calls_broken", 1000},
       {"commits", 2000},
       {"contributions_late", 50},
@@ -44,7 +45,7 @@ TEST(Simulation, HoldsWhateverGoesWrong) {
       {"crashes_before_commit", 20},
       {"cuts", 200},
       {"disks_full", 30},
-      {"evaluation_parts_moved", 5},
+      {"evaluation_parts_reassigned", 5},
       {"generations", 500},
       {"groups_broken", 5},
       {"groups_grown", 5},
@@ -60,9 +61,9 @@ TEST(Simulation, HoldsWhateverGoesWrong) {
       {"runs_done", 300},
       {"runs_stopped", 5},
       {"traces_aborted", 30},
-      {"traces_at_once", 20},
-      {"traces_left", 50},
-      {"traces_whole", 80},
+      {"traces_refused_as_second", 20},
+      {"traces_cancelled", 50},
+      {"traces_complete", 80},
       {"solo_steps", 50},
       {"stagings_resumed", 500},
       {"streams_broken", 500},
@@ -70,8 +71,8 @@ TEST(Simulation, HoldsWhateverGoesWrong) {
       {"worker_kills", 200},
       {"workers_left", 50},
   };
-  for (const auto& [name, count] : least) {
-    EXPECT_GE(counters[name], count) << "the seeds hardly ever meet " << name;
+  for (const auto& [name, count] : min_counts) {
+    EXPECT_GE(counters[name], count) << "the seeds rarely cause " << name;
   }
 }
 
@@ -96,45 +97,45 @@ TEST(Simulation, FaultsLastAsRequested) {
   EXPECT_GE(outcome.at, absl::Minutes(20));
 }
 
-// ---- The checker finds bugs that are planted.
+// ---- The checker detects planted bugs.
 
 struct Planted {
   const char* name;
   Plant plant;
-  // What at least one of the seeds must be told.
-  const char* found;
+  // Part of the violation that at least one seed must report.
+  const char* violation;
 };
 
 class PlantedBug : public ::testing::TestWithParam<Planted> {};
 
-TEST_P(PlantedBug, IsFound) {
+TEST_P(PlantedBug, IsDetected) {
   std::vector<std::string> violations;
-  bool named = false;
-  for (uint64_t seed = 1; seed <= 40 && !named; ++seed) {
+  bool reported = false;
+  for (uint64_t seed = 1; seed <= 40 && !reported; ++seed) {
     const Outcome outcome = Simulator({.seed = seed, .plant = GetParam().plant}).Run();
     if (outcome.violation.empty()) continue;
     violations.push_back(outcome.violation);
-    named = absl::StrContains(outcome.violation, GetParam().found);
+    reported = absl::StrContains(outcome.violation, GetParam().violation);
     EXPECT_TRUE(absl::StrContains(outcome.last_lines.back(), "VIOLATION"));
   }
-  EXPECT_TRUE(named) << "no seed was told: " << GetParam().found << ", but\n"
-                     << absl::StrJoin(violations, "\n");
+  EXPECT_TRUE(reported) << "no seed reports: " << GetParam().violation << ", but\n"
+                        << absl::StrJoin(violations, "\n");
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Simulation, PlantedBug,
     ::testing::Values(
-        Planted{"ForgottenCounters", Plant::kForgetMeta, "a counter went back"},
-        Planted{"ReusedGeneration", Plant::kReuseGeneration, "is used again"},
-        Planted{"ForgottenStore", Plant::kForgetStore, "a counter went back"},
-        Planted{"SaidBeforeDurable", Plant::kSendBeforeCommit, "which is not committed"},
+        Planted{"ForgottenCounters", Plant::kForgetMeta, "a counter decreased"},
+        Planted{"ReusedGeneration", Plant::kReuseGeneration, "is reused"},
+        Planted{"ForgottenStore", Plant::kForgetStore, "a counter decreased"},
+        Planted{"SentBeforeDurable", Plant::kSendBeforeCommit, "which is not committed"},
         Planted{"ShuffledApply", Plant::kShuffleApply, "not the mean of its participants"},
         Planted{"AppliedTwice", Plant::kApplyTwice, "not the mean of its participants"},
         Planted{"NotApplied", Plant::kSkipApply, "not the mean of its participants"},
-        Planted{"AcknowledgedTooEarly", Plant::kEarlyStaged, "which it had acknowledged"},
-        Planted{"NotAdopted", Plant::kIgnoreVersion, "holds something else"},
+        Planted{"AcknowledgedEarly", Plant::kEarlyStaged, "which it had acknowledged"},
+        Planted{"NotAdopted", Plant::kIgnoreVersion, "holds other values"},
         Planted{"WrongVersionServed", Plant::kServeOldVersion, "with digest"},
-        Planted{"GroupsNotStored", Plant::kDropGroupRecords, "is not what the store holds"}),
+        Planted{"GroupsNotStored", Plant::kDropGroupRecords, "differs from the store"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -12,47 +12,47 @@ namespace cadre::simulation {
 namespace {
 
 constexpr uint64_t kSchema = 0xcad7e;
-// What the longest of the runs here needs when nothing goes wrong is a few minutes; this leaves
-// room for all of them one after the other.
-constexpr absl::Duration kPatience = absl::Minutes(30);
-// A simulation that does not come to an end by then has gone astray.
+// Time limit of all runs after the last fault. Without faults, the longest run takes a few minutes.
+constexpr absl::Duration kRecoveryLimit = absl::Minutes(30);
+// Limit of the events of one simulation, which it reaches only if it does not end.
 constexpr uint64_t kMaxEvents = 5'000'000;
 
 absl::StatusOr<v1::Plan> PlanOf(const v1::RunSpec& spec, int ranks) {
-  const auto model = static_cast<int>(std::max(1U, spec.cluster().model_ranks()));
-  if (ranks % model != 0 && ranks > 1) return absl::InvalidArgumentError("not to be divided");
+  const int model = std::max(1U, spec.cluster().model_ranks());
+  if (ranks % model != 0 && ranks > 1)
+    return absl::InvalidArgumentError("the ranks are not a multiple of model_ranks");
   v1::Plan plan;
   v1::MeshAxis& axis = *plan.add_mesh();
   axis.set_name("data");
-  axis.set_size(static_cast<uint32_t>(ranks));
+  axis.set_size(ranks);
   return plan;
 }
 
-// Two plans, whose steps take what layers were measured to take last: the one twice that, so that
-// groups that were measured to be slow are planned anew.
+// Two plans whose predicted step times are the newest measured layer time and twice that time, so
+// that groups with slow measurements change their plans.
 class SimulatedPlanning final : public Planning {
  public:
-  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& question) const override {
-    auto plan = PlanOf(*question.spec, static_cast<int>(question.ranks.size()));
+  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const override {
+    auto plan = PlanOf(*query.spec, query.ranks.size());
     if (!plan.ok()) return plan.status();
-    if (question.times.empty()) return std::vector<GroupPlan>{{.plan = *plan}};
+    if (query.times.empty()) return std::vector<GroupPlan>{{.plan = *plan}};
     GroupPlan other{.plan = *plan};
     other.plan.mutable_mesh(0)->set_name("model");
-    other.predicted = TimesOf(question, other.plan);
-    return std::vector<GroupPlan>{other, {.plan = *plan, .predicted = TimesOf(question, *plan)}};
+    other.predicted = TimesOf(query, other.plan);
+    return std::vector<GroupPlan>{other, {.plan = *plan, .predicted = TimesOf(query, *plan)}};
   }
-  absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& question,
+  absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& query,
                                         const v1::Plan& plan) const override {
-    if (question.times.empty()) return absl::FailedPreconditionError("nothing was measured");
-    return TimesOf(question, plan);
+    if (query.times.empty()) return absl::FailedPreconditionError("no measurements");
+    return TimesOf(query, plan);
   }
   std::string KeyOf(const v1::Model&) const override { return "model"; }
   std::vector<std::string> LayersOf(const v1::Model&) const override { return {"fc1"}; }
 
  private:
-  static v1::StepTimes TimesOf(const PlanQuery& question, const v1::Plan& plan) {
+  static v1::StepTimes TimesOf(const PlanQuery& query, const v1::Plan& plan) {
     v1::StepTimes times;
-    times.set_step(question.times[0].times().time(0).forward() *
+    times.set_step(query.times[0].times().time(0).forward() *
                    (plan.mesh(0).name() == "data" ? 2 : 1));
     return times;
   }
@@ -63,7 +63,7 @@ const Planning& ThePlanning() {
   return *planning;
 }
 
-// What the coordinator has counted.
+// Adds the counters of the coordinator.
 void AddCounters(const std::map<std::string, std::string>& store, World& world) {
   v1::MetaRecord meta;
   const auto it = store.find(kMetaKey);
@@ -110,9 +110,9 @@ Simulator::Simulator(const SimulatorOptions& options)
 void Simulator::ChooseFaults() {
   Dice& dice = world_.dice;
   Faults& faults = world_.faults;
-  // Some worlds have no faults of a kind, so that the others get further.
-  const auto maybe = [&](double most) {
-    return dice.Chance(0.3) ? 0.0 : most * static_cast<double>(dice.Between(1, 100)) / 100;
+  // Some simulations have no faults of a kind, so that the others occur in more states.
+  const auto maybe = [&](double max) {
+    return dice.Chance(0.3) ? 0.0 : max * dice.Between(1, 100) / 100;
   };
   faults.break_stream = maybe(0.02);
   faults.break_call = maybe(0.08);
@@ -135,9 +135,9 @@ void Simulator::MakeMembers() {
                                                                  absl::StrCat("a", i), kSchema));
   }
   const uint64_t workers = dice.Between(2, 9);
-  max_ranks_ = static_cast<uint32_t>(std::min<uint64_t>(workers, 3));
+  max_ranks_ = std::min<uint64_t>(workers, 3);
   for (uint64_t i = 0; i < workers; ++i) {
-    // Some are ten times slower than others.
+    // Some workers are ten times slower than others.
     const absl::Duration step = dice.Chance(0.2)
                                     ? dice.Between(absl::Milliseconds(500), absl::Seconds(1))
                                     : dice.Between(absl::Milliseconds(50), absl::Milliseconds(300));
@@ -157,8 +157,8 @@ void Simulator::MakeMembers() {
 
 v1::RunSpec Simulator::MakeSpec() {
   Dice& dice = world_.dice;
-  const auto throw_between = [&](uint64_t low, uint64_t high) {
-    return static_cast<uint32_t>(dice.Between(low, high));
+  const auto between = [&](uint64_t low, uint64_t high) -> uint32_t {
+    return dice.Between(low, high);
   };
   v1::RunSpec spec;
   spec.set_name("simulated");
@@ -173,39 +173,39 @@ v1::RunSpec Simulator::MakeSpec() {
   v1::Layer& loss = *spec.mutable_model()->add_layer();
   loss.set_name("loss");
   loss.mutable_softmax_cross_entropy();
-  spec.mutable_data()->mutable_synthetic()->set_train_samples(throw_between(50, 400));
-  spec.mutable_data()->mutable_synthetic()->set_test_samples(throw_between(1, 50));
-  spec.set_batch_per_group(throw_between(1, 16));
+  spec.mutable_data()->mutable_synthetic()->set_train_samples(between(50, 400));
+  spec.mutable_data()->mutable_synthetic()->set_test_samples(between(1, 50));
+  spec.set_batch_per_group(between(1, 16));
   spec.set_seed(dice.Bits());
   const bool averages = !dice.Chance(0.15);
   v1::Cluster& cluster = *spec.mutable_cluster();
-  cluster.set_groups(averages ? throw_between(1, 4) : 1);
-  cluster.set_ranks_per_group(throw_between(1, max_ranks_));
-  cluster.set_min_ranks_per_group(throw_between(1, cluster.ranks_per_group()));
+  cluster.set_groups(averages ? between(1, 4) : 1);
+  cluster.set_ranks_per_group(between(1, max_ranks_));
+  cluster.set_min_ranks_per_group(between(1, cluster.ranks_per_group()));
   if (cluster.ranks_per_group() == 2 && dice.Chance(0.3)) cluster.set_model_ranks(2);
-  cluster.set_rejoin_wait_ms(throw_between(500, 8000));
-  if (dice.Chance(0.5)) cluster.set_aggregators(throw_between(1, aggregators_.size()));
+  cluster.set_rejoin_wait_ms(between(500, 8000));
+  if (dice.Chance(0.5)) cluster.set_aggregators(between(1, aggregators_.size()));
   v1::Averaging& averaging = *spec.mutable_averaging();
-  averaging.set_every_steps(averages ? throw_between(1, 6) : 0);
+  averaging.set_every_steps(averages ? between(1, 6) : 0);
   if (cluster.groups() > 1 && dice.Chance(0.5)) {
-    averaging.set_quorum(throw_between(1, cluster.groups()));
-    averaging.set_min_grace_ms(throw_between(200, 4000));
+    averaging.set_quorum(between(1, cluster.groups()));
+    averaging.set_min_grace_ms(between(200, 4000));
   }
-  if (dice.Chance(0.4)) averaging.set_max_solo_steps(throw_between(1, 10));
-  spec.mutable_stop()->set_steps(throw_between(5, 60));
-  if (dice.Chance(0.3)) spec.mutable_stop()->set_epochs(throw_between(1, 10));
-  spec.mutable_evaluation()->set_every_epochs(throw_between(1, 3));
+  if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
+  spec.mutable_stop()->set_steps(between(5, 60));
+  if (dice.Chance(0.3)) spec.mutable_stop()->set_epochs(between(1, 10));
+  spec.mutable_evaluation()->set_every_epochs(between(1, 3));
   return spec;
 }
 
-// Somebody who wants a run asks until there is an answer, as anybody would.
+// The user submits again until there is an answer.
 void Simulator::Submit(const v1::RunSpec& spec) {
   auto answered = std::make_shared<bool>(false);
   coordinator_.Submit(spec, [this, answered](const std::string& run) {
     *answered = true;
     ++runs_submitted_;
-    world_.Log("user  has submitted ", run);
-    if (healed_ || !world_.dice.Chance(0.05)) return;
+    world_.Log("user  submitted ", run);
+    if (faults_ended_ || !world_.dice.Chance(0.05)) return;
     world_.timeline.After(world_.dice.Between(absl::Seconds(1), absl::Seconds(60)),
                           [this, run] { coordinator_.StopRun(run); });
   });
@@ -214,25 +214,25 @@ void Simulator::Submit(const v1::RunSpec& spec) {
   });
 }
 
-// ---- Mischief
+// ---- Faults
 
-void Simulator::ScheduleMischief() {
+void Simulator::ScheduleFaults() {
   world_.timeline.After(world_.dice.Between(absl::Milliseconds(100), 2 * between_), [this] {
-    if (healed_) return;
-    DoMischief();
-    ScheduleMischief();
+    if (faults_ended_) return;
+    InjectFault();
+    ScheduleFaults();
   });
 }
 
 void Simulator::ScheduleTraces() {
   world_.timeline.After(world_.dice.Between(absl::Milliseconds(500), absl::Seconds(20)), [this] {
-    if (healed_) return;
-    TraceSomething();
+    if (faults_ended_) return;
+    TraceSomeGroup();
     ScheduleTraces();
   });
 }
 
-void Simulator::TraceSomething() {
+void Simulator::TraceSomeGroup() {
   std::vector<v1::RunRecord> runs;
   for (auto it = coordinator_.store().lower_bound(kRunPrefix);
        it != coordinator_.store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
@@ -241,14 +241,14 @@ void Simulator::TraceSomething() {
   if (runs.empty()) return;
   Dice& dice = world_.dice;
   const v1::RunRecord& run = runs[dice.Between(0, runs.size() - 1)];
-  const auto group = static_cast<uint32_t>(dice.Between(0, GroupsOf(run.spec()) - 1));
-  coordinator_.TraceGroup(run.run(), group, static_cast<uint32_t>(dice.Between(1, 5)),
+  const uint32_t group = dice.Between(0, GroupsOf(run.spec()) - 1);
+  coordinator_.TraceGroup(run.run(), group, dice.Between(1, 5),
                           dice.Chance(0.5)
                               ? absl::InfiniteDuration()
                               : dice.Between(absl::Milliseconds(100), absl::Seconds(10)));
 }
 
-void Simulator::DoMischief() {
+void Simulator::InjectFault() {
   const uint64_t what = world_.dice.Between(0, 9);
   if (what <= 1) {
     coordinator_.Crash();
@@ -257,7 +257,7 @@ void Simulator::DoMischief() {
   } else if (what <= 6) {
     KillAggregator();
   } else if (what <= 8) {
-    BreakOneStream();
+    CutSomeHost();
   } else {
     network_.BreakAny();
   }
@@ -270,7 +270,7 @@ void Simulator::KillWorker() {
   } else {
     worker->Kill(/*host_lost=*/world_.dice.Chance(0.3));
   }
-  // Some stay away until the end of all mischief.
+  // Some workers start again only when the faults end.
   if (world_.dice.Chance(0.3)) return;
   world_.timeline.After(world_.dice.Between(absl::Milliseconds(200), absl::Seconds(40)),
                         [worker] { worker->Start(); });
@@ -284,8 +284,8 @@ void Simulator::KillAggregator() {
                         [this, aggregator] { aggregator->Start(world_.dice.Chance(0.3)); });
 }
 
-// From the coordinator, and sometimes from the others too; often for longer than the lease.
-void Simulator::BreakOneStream() {
+// Cuts a host from the coordinator, sometimes also from all others; often for longer than a lease.
+void Simulator::CutSomeHost() {
   const uint64_t which = world_.dice.Between(0, workers_.size() + aggregators_.size() - 1);
   const std::string host = which < workers_.size() ? workers_[which]->name()
                                                    : aggregators_[which - workers_.size()]->name();
@@ -293,16 +293,16 @@ void Simulator::BreakOneStream() {
                /*bulk=*/world_.dice.Chance(0.4));
 }
 
-void Simulator::Heal() {
-  world_.Log("world heals");
-  healed_ = true;
+void Simulator::EndFaults() {
+  world_.Log("faults end");
+  faults_ended_ = true;
   world_.faults = Faults();
   network_.HealAll();
   for (auto& aggregator : aggregators_) aggregator->Start(/*move=*/false);
   for (auto& worker : workers_) worker->Start();
 }
 
-// ---- The course of time
+// ---- Progress and end
 
 bool Simulator::AllEnded() const {
   if (runs_submitted_ < runs_wanted_) return false;
@@ -328,7 +328,7 @@ void Simulator::ReportStuck() {
                       group.generation(), " ", EnumText(group.state()), " ", group.reason());
     }
   }
-  world_.Violate("nothing goes wrong any more, but not every run has ended", why);
+  world_.Violate("the faults have ended, but not every run has ended", why);
 }
 
 Outcome Simulator::Run() {
@@ -341,9 +341,9 @@ Outcome Simulator::Run() {
     world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), faults_for_ / 2),
                           [this, spec] { Submit(spec); });
   }
-  ScheduleMischief();
+  ScheduleFaults();
   ScheduleTraces();
-  world_.timeline.After(faults_for_, [this] { Heal(); });
+  world_.timeline.After(faults_for_, [this] { EndFaults(); });
 
   Outcome outcome;
   bool ended = false;
@@ -352,17 +352,17 @@ Outcome Simulator::Run() {
     if (!world_.timeline.Step()) break;
     ++outcome.events;
     invariants_.Check();
-    if (healed_ && transactions != world_.counters["transactions"]) {
+    if (faults_ended_ && transactions != world_.counters["transactions"]) {
       transactions = world_.counters["transactions"];
       ended = AllEnded();
     }
     if (ended) break;
-    const bool late = world_.timeline.elapsed() > faults_for_ + kPatience;
+    const bool late = world_.timeline.elapsed() > faults_for_ + kRecoveryLimit;
     if (late || outcome.events > kMaxEvents) ReportStuck();
   }
-  // Whoever waits for a trace of a run that has ended has been told so.
+  // A request for a trace of an ended run must have been answered.
   if (!world_.violation && coordinator_.traces_waiting() > 0) {
-    world_.Violate(coordinator_.traces_waiting(), " calls for a trace are forgotten");
+    world_.Violate(coordinator_.traces_waiting(), " trace requests were not answered");
   }
   if (!world_.violation) {
     invariants_.CheckEnd(coordinator_.store(),
@@ -378,7 +378,6 @@ Outcome Simulator::Run() {
   outcome.at = world_.timeline.elapsed();
   outcome.last_lines.assign(world_.last_lines.begin(), world_.last_lines.end());
   outcome.counters = world_.counters;
-  outcome.log_hash = world_.log_hash;
   return outcome;
 }
 

@@ -1,5 +1,5 @@
-// One simulation: a cluster made from a seed, faults made from the same seed until the world heals,
-// and then time enough for every run to end.
+// One simulation: a cluster and faults derived from one seed, and after the last fault enough time
+// for every run to end.
 //
 //   Simulator simulator({.seed = 7});
 //   const Outcome outcome = simulator.Run();
@@ -29,21 +29,20 @@ namespace cadre::simulation {
 
 struct SimulatorOptions {
   uint64_t seed = 1;
-  // Virtual time until everything heals; zero: chosen by the seed, some minutes.
+  // Virtual time with faults; zero: one to five minutes, chosen by the seed.
   absl::Duration faults_for = absl::ZeroDuration();
   Plant plant = Plant::kNone;
-  // Gets every line of the event log.
+  // Receives every line of the event log.
   std::function<void(const std::string&)> on_line;
 };
 
 struct Outcome {
-  // Empty: all is well.
+  // The broken invariant; empty if none.
   std::string violation;
   absl::Duration at;
   std::vector<std::string> last_lines;
   std::map<std::string, uint64_t> counters;
   uint64_t events = 0;
-  uint64_t log_hash = 0;
 };
 
 class Simulator {
@@ -59,16 +58,16 @@ class Simulator {
   void MakeMembers();
   v1::RunSpec MakeSpec();
   void Submit(const v1::RunSpec& spec);
-  // The next thing that somebody does to the cluster.
-  void ScheduleMischief();
-  // Somebody looks at some group's steps, now and then.
+  // Injects faults at random times.
+  void ScheduleFaults();
+  // Requests traces at random times.
   void ScheduleTraces();
-  void TraceSomething();
-  void DoMischief();
+  void TraceSomeGroup();
+  void InjectFault();
   void KillWorker();
   void KillAggregator();
-  void BreakOneStream();
-  void Heal();
+  void CutSomeHost();
+  void EndFaults();
   bool AllEnded() const;
   void ReportStuck();
 
@@ -80,9 +79,9 @@ class Simulator {
   Invariants invariants_;
   SimulatedCoordinator coordinator_;
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;
-  // Mean time between two acts of mischief.
+  // Mean time between two injected faults.
   absl::Duration between_ = absl::Seconds(10);
-  bool healed_ = false;
+  bool faults_ended_ = false;
   size_t runs_wanted_ = 0;
   size_t runs_submitted_ = 0;
   uint32_t max_ranks_ = 1;

@@ -7,7 +7,7 @@ namespace cadre::simulation {
 
 bool Timeline::Step() {
   while (!entries_.empty()) {
-    // The queue gives its top as const; the entry is taken out at once, so it may be moved from.
+    // top() is const, but the entry is removed immediately, so it may be moved from.
     Entry entry = std::move(const_cast<Entry&>(entries_.top()));
     entries_.pop();
     if (entry.bound && entry.watch.expired()) continue;

@@ -1,8 +1,7 @@
-// Virtual time: what will happen, in order.
+// Virtual time: a queue of scheduled work.
 //
-// Work that belongs to a process is scheduled under its Lifetime and never happens once that has
-// ended, so a killed process does nothing any more. Work of equal times happens in the order in
-// which it was scheduled.
+// Work of a process is scheduled under its Lifetime and is dropped when that has ended, so a killed
+// process does nothing more. Work for equal times runs in the order in which it was scheduled.
 //
 // Thread-compatible.
 #pragma once
@@ -17,7 +16,7 @@
 
 namespace cadre::simulation {
 
-// Ends what was scheduled under it when it is destroyed or told to end.
+// Drops the work that was scheduled under it when it is destroyed, or by End.
 class Lifetime {
  public:
   std::weak_ptr<const char> watch() const { return token_; }
@@ -41,12 +40,12 @@ class Timeline {
   void After(absl::Duration delay, const Lifetime& life, Work work) {
     At(now_ + delay, life, std::move(work));
   }
-  // Belongs to the world and always happens.
+  // Work of the simulation itself, which is never dropped.
   void After(absl::Duration delay, Work work) {
     Push(now_ + delay, /*bound=*/false, {}, std::move(work));
   }
 
-  // Does the next thing. False: there is none.
+  // Runs the next work. Returns false if there is none.
   bool Step();
 
  private:

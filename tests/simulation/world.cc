@@ -14,9 +14,6 @@ constexpr char kViolation[] = "VIOLATION";
 void World::AddLine(const std::string& text) {
   if (violation && !last_lines.empty() && absl::StrContains(last_lines.back(), kViolation)) return;
   std::string line = absl::StrFormat("%12.6f  %s", absl::ToDoubleSeconds(timeline.elapsed()), text);
-  // FNV-1a: enough to tell logs apart.
-  for (const char c : line) log_hash = (log_hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  ++lines;
   if (listener) listener(line);
   last_lines.push_back(std::move(line));
   if (last_lines.size() > kLastLines) last_lines.pop_front();

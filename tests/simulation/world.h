@@ -1,4 +1,4 @@
-// What everything in one simulation shares: time, chance, the log, counters, how bad things are.
+// Shared by everything in one simulation: time, randomness, faults, the log and counters.
 //
 // Thread-compatible.
 #pragma once
@@ -17,54 +17,54 @@
 
 namespace cadre::simulation {
 
-// Probabilities of what goes wrong by itself; all 0 once the world has healed. Kills and cuts are
-// the simulator's.
+// Probabilities of random faults; all 0 once the faults have ended. The simulator adds kills and
+// network cuts.
 struct Faults {
   // Per message on a control stream: the stream breaks.
   double break_stream = 0;
   // Per leg of a bulk call: it breaks.
   double break_call = 0;
-  // Per transaction of the coordinator: it dies just before, or just after.
+  // Per transaction of the coordinator: it crashes immediately before, or after.
   double crash_before_commit = 0;
   double crash_after_commit = 0;
-  // Per event: the coordinator is held up for seconds.
+  // Per event: the coordinator stalls for seconds.
   double stall = 0;
-  // Per write of a version: the disk is full for now.
+  // Per write of a version: the disk is temporarily full.
   double full_disk = 0;
-  // Per step of an aggregator's order: it dies.
+  // Per step of an aggregator's order: it crashes.
   double crash_aggregator = 0;
   // Per collective: a rank's connection to its peers breaks.
   double break_group = 0;
-  // Longest usual delay of a message.
+  // Largest usual delay of a message.
   absl::Duration delay = absl::Milliseconds(20);
-  // Per message: it takes much longer.
+  // Per message: it is delayed by seconds.
   double slow_message = 0;
 };
 
-// Bugs that tests plant in the simulated shells, to see the checker find them.
+// Bugs that tests plant in the simulated shells, to test that the checker detects them.
 enum class Plant {
   kNone,
   // The coordinator restarts without its counters of generations, runs and members.
   kForgetMeta,
-  // ... on a store whose counter of generations was set back.
+  // The coordinator restarts with a decreased counter of generations.
   kReuseGeneration,
-  // ... without anything.
+  // The coordinator restarts without its store.
   kForgetStore,
-  // It sends before its transaction is durable, and may die in between.
+  // The coordinator sends before its transaction is durable, and may crash in between.
   kSendBeforeCommit,
-  // It does not store what becomes of groups.
+  // The coordinator does not store groups.
   kDropGroupRecords,
-  // The aggregator takes the participants in another order.
+  // The aggregator applies the participants in another order.
   kShuffleApply,
-  // ... applies the first participant twice.
+  // The aggregator applies the first participant twice.
   kApplyTwice,
-  // ... keeps the version before as the new one.
+  // The aggregator stores the previous version as the new one.
   kSkipApply,
-  // ... acknowledges contributions that are not on its disk.
+  // The aggregator acknowledges contributions that are not durable.
   kEarlyStaged,
-  // ... serves the version before the one asked for.
+  // The aggregator serves the version before the requested one.
   kServeOldVersion,
-  // The worker trains on without adopting.
+  // The worker continues without adopting the version.
   kIgnoreVersion,
 };
 
@@ -86,7 +86,7 @@ class World {
     violation = absl::StrCat(parts...);
     AddLine(absl::StrCat("VIOLATION ", *violation));
   }
-  // How long a message takes now.
+  // Random delay of one message.
   absl::Duration Delay() {
     const absl::Duration usual = dice.Between(absl::Milliseconds(1), faults.delay);
     return dice.Chance(faults.slow_message)
@@ -100,12 +100,9 @@ class World {
   Plant plant = Plant::kNone;
   std::map<std::string, uint64_t> counters;
   std::optional<std::string> violation;
-  // The last lines; every line goes to `listener` too, if there is one.
+  // The newest lines; every line is also passed to `listener`, if set.
   std::deque<std::string> last_lines;
   std::function<void(const std::string&)> listener;
-  // Hash of all lines.
-  uint64_t log_hash = 0;
-  uint64_t lines = 0;
 
  private:
   void AddLine(const std::string& text);
