@@ -1,11 +1,12 @@
-// A run that was lost goes on from its checkpoint, under whatever mesh and group count, as if
-// nothing had been; and what cannot be begun from is refused by name.
+// A killed run continues from its checkpoint with the same result, also with another mesh or number
+// of groups; invalid checkpoints are refused.
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/formats/checkpoint_folder.h"
@@ -24,83 +25,63 @@ constexpr uint32_t kEvery = 20;
 
 class CheckpointTest : public ::testing::Test {
  protected:
-  CheckpointTest() {
-    std::string path = ::testing::TempDir() + "cadre_checkpoint-XXXXXX";
-    folder_ = mkdtemp(path.data());
-  }
-  ~CheckpointTest() override { std::filesystem::remove_all(folder_); }
-
   // One group with momentum, whose ranks share the batch.
   v1::RunSpec Spec(const std::string& name, uint32_t steps) const {
     v1::RunSpec spec =
         SmallSpec({.groups = 1, .ranks = 2, .aggregators = 1, .every_steps = 5, .steps = steps});
     spec.mutable_cluster()->set_model_ranks(1);
     spec.mutable_cluster()->set_keep_plan(true);
-    spec.mutable_checkpoint()->set_directory(absl::StrCat(folder_, "/", name));
+    spec.mutable_checkpoint()->set_directory(folder_ / name);
     spec.mutable_checkpoint()->set_every_steps(kEvery);
     return spec;
   }
 
-  // Ends with the death of the whole cluster.
+  // Trains in a cluster of its own.
   static absl::StatusOr<v1::StatusReply> Train(const v1::RunSpec& spec) {
     Cluster cluster;
-    const v1::Cluster& wanted = spec.cluster();
-    const auto workers = static_cast<int>(wanted.groups() * wanted.ranks_per_group());
-    if (absl::Status started = cluster.StartAll(static_cast<int>(wanted.aggregators()), workers);
-        !started.ok()) {
-      return started;
-    }
-    const absl::StatusOr<std::string> run = cluster.client().Submit(spec);
-    if (!run.ok()) return run.status();
-    return cluster.AwaitDone(*run, kLong);
+    CADRE_ASSIGN_OR_RETURN(const std::string run, cluster.StartRun(spec));
+    return cluster.AwaitDone(run, kLong);
   }
 
-  // Starts the run and kills everything once it has a checkpoint beyond the first; returns the
-  // newest.
+  // Starts the run and kills all processes after its second checkpoint; returns the newest.
   static absl::StatusOr<CheckpointEntry> TrainAndKill(const v1::RunSpec& spec) {
     const std::string& directory = spec.checkpoint().directory();
     {
       Cluster cluster;
-      if (absl::Status started = cluster.StartAll(1, 2); !started.ok()) return started;
-      const absl::StatusOr<std::string> run = cluster.client().Submit(spec);
-      if (!run.ok()) return run.status();
-      const auto there = [&](const v1::StatusReply&) {
+      CADRE_RETURN_IF_ERROR(cluster.StartRun(spec).status());
+      const auto saved = [&](const v1::StatusReply&) {
         const auto newest = NewestCheckpoint(directory);
         return newest.ok() && newest->step >= 2 * kEvery;
       };
-      const auto seen = cluster.Await(there, kLong, "a second checkpoint");
-      if (!seen.ok()) return seen.status();
+      CADRE_RETURN_IF_ERROR(cluster.Await(saved, kLong, "a second checkpoint").status());
     }
     return NewestCheckpoint(directory);
   }
 
-  // Of the checkpoint "step-<step>" of a run.
+  // The weights of the checkpoint "step-<step>" of a run.
   static absl::StatusOr<std::vector<float>> Weights(const v1::RunSpec& spec, int64_t step) {
-    const absl::StatusOr<ParameterIndex> index = ParameterIndex::FromModel(spec.model());
-    if (!index.ok()) return index.status();
-    auto file = OpenWeights(absl::StrCat(spec.checkpoint().directory(), "/step-", step), *index);
-    if (!file.ok()) return file.status();
-    std::vector<float> weights(static_cast<size_t>(index->size()));
-    for (const Parameter& parameter : index->parameters()) {
-      const absl::Status read =
-          file->Read(*file->Find(parameter.name), 0,
-                     std::span(weights).subspan(static_cast<size_t>(parameter.offset),
-                                                static_cast<size_t>(parameter.shape.elements())));
-      if (!read.ok()) return read;
+    CADRE_ASSIGN_OR_RETURN(const ParameterIndex index, ParameterIndex::FromModel(spec.model()));
+    CADRE_ASSIGN_OR_RETURN(
+        SafetensorsFile file,
+        OpenWeights(absl::StrCat(spec.checkpoint().directory(), "/step-", step), index));
+    std::vector<float> weights(index.size());
+    for (const Parameter& parameter : index.parameters()) {
+      CADRE_RETURN_IF_ERROR(
+          file.Read(*file.Find(parameter.name), 0,
+                    std::span(weights).subspan(parameter.offset, parameter.shape.elements())));
     }
     return weights;
   }
 
   static void BeginFrom(const CheckpointEntry& entry, v1::RunSpec* spec) {
     spec->mutable_checkpoint()->set_from(entry.path);
-    spec->mutable_checkpoint()->set_from_step(static_cast<uint32_t>(entry.step));
-    spec->mutable_stop()->set_steps(static_cast<uint32_t>(entry.step) + kEvery);
+    spec->mutable_checkpoint()->set_from_step(entry.step);
+    spec->mutable_stop()->set_steps(entry.step + kEvery);
   }
 
-  static std::string ReasonOfFailure(const v1::RunSpec& spec, int aggregators) {
+  static std::string ReasonOfFailure(const v1::RunSpec& spec) {
     Cluster cluster;
-    EXPECT_EQ(cluster.StartAll(aggregators, 2), absl::OkStatus());
-    const absl::StatusOr<std::string> run = cluster.client().Submit(spec);
+    const absl::StatusOr<std::string> run = cluster.StartRun(spec);
     if (!run.ok()) return run.status().ToString();
     const auto ended = cluster.client().Wait(*run, absl::Now() + kLong);
     if (!ended.ok()) return ended.status().ToString();
@@ -108,7 +89,7 @@ class CheckpointTest : public ::testing::Test {
     return ended->reason();
   }
 
-  std::string folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(CheckpointTest, KilledRunContinuesFromCheckpoint) {
@@ -118,27 +99,28 @@ TEST_F(CheckpointTest, KilledRunContinuesFromCheckpoint) {
   const int64_t end = begin + kEvery;
   EXPECT_EQ(begin % kEvery, 0);
 
-  v1::RunSpec undisturbed = Spec("undisturbed", static_cast<uint32_t>(end));
+  v1::RunSpec undisturbed = Spec("undisturbed", end);
   const auto whole = Train(undisturbed);
   ASSERT_TRUE(whole.ok()) << whole.status();
   const auto expected = Weights(undisturbed, end);
   ASSERT_TRUE(expected.ok()) << expected.status();
   const auto halfway = Weights(undisturbed, begin);
   ASSERT_TRUE(halfway.ok()) << halfway.status();
-  // What follows can fail: the last steps move the weights.
+  // The last steps change the weights, so the comparisons below can fail.
   EXPECT_GT(LargestDifference(*halfway, *expected), 1e-3);
 
-  // Under the same plan: every bit.
+  // With the same plan, every bit is equal.
   v1::RunSpec same = Spec("same", 0);
   BeginFrom(*killed, &same);
   const auto resumed = Train(same);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
   EXPECT_EQ(resumed->runs(0).digest(), whole->runs(0).digest());
-  EXPECT_EQ(resumed->runs(0).step(), static_cast<uint32_t>(end));
-  EXPECT_EQ(resumed->runs(0).rounds_committed(), kEvery / 5) << "only what was left was trained";
+  EXPECT_EQ(resumed->runs(0).step(), end);
+  EXPECT_EQ(resumed->runs(0).rounds_committed(), kEvery / 5)
+      << "only the remaining steps are trained";
   EXPECT_EQ(resumed->runs(0).test().accuracy(), whole->runs(0).test().accuracy());
 
-  // Three ranks that cut the weights unevenly, without aggregators: sums in another order.
+  // Three ranks with uneven parts of the weights, without aggregators: another order of sums.
   v1::RunSpec cut = Spec("cut", 0);
   BeginFrom(*killed, &cut);
   cut.mutable_cluster()->set_ranks_per_group(3);
@@ -149,13 +131,13 @@ TEST_F(CheckpointTest, KilledRunContinuesFromCheckpoint) {
   ASSERT_TRUE(other.ok()) << other.status();
   const auto weights = Weights(cut, end);
   ASSERT_TRUE(weights.ok()) << weights.status();
-  // 20 steps, each of which rounds weights below 1 to 2^-24 a few times, and a margin for gradients
-  // that follow from weights that differ. Momentum that was lost would show as 1e-3 and more.
+  // 20 steps, each of which rounds weights below 1 to 2^-24 a few times, with a margin for
+  // gradients of slightly different weights. Lost momentum would change weights by 1e-3 and more.
   EXPECT_LT(LargestDifference(*weights, *expected), 2e-5);
 
-  // The weights alone, from the same place: the momentum is missing, and that is to be seen.
+  // From the weights alone, the momentum is missing, which changes the result.
   v1::RunSpec bare = cut;
-  bare.mutable_checkpoint()->set_directory(folder_ + "/bare");
+  bare.mutable_checkpoint()->set_directory(folder_ / "bare");
   bare.mutable_checkpoint()->set_from(killed->path + "/model.safetensors");
   const auto without = Train(bare);
   ASSERT_TRUE(without.ok()) << without.status();
@@ -172,15 +154,14 @@ TEST_F(CheckpointTest, CheckpointStartsTwoGroups) {
 
   v1::RunSpec spec = Spec("two", 0);
   BeginFrom(*killed, &spec);
-  // Another number of samples a step: it reads on where the data stood.
+  // With another number of samples per step, the run continues at the same data position.
   spec.set_batch_per_group(24);
   spec.mutable_checkpoint()->set_from_position(manifest->cursor().position());
   spec.mutable_cluster()->set_groups(2);
   spec.mutable_cluster()->set_ranks_per_group(1);
   spec.mutable_cluster()->set_aggregators(2);
   Cluster cluster;
-  ASSERT_EQ(cluster.StartAll(2, 2), absl::OkStatus());
-  const auto run = cluster.client().Submit(spec);
+  const auto run = cluster.StartRun(spec);
   ASSERT_TRUE(run.ok()) << run.status();
   const auto status = cluster.AwaitDone(*run, kLong);
   ASSERT_TRUE(status.ok()) << status.status();
@@ -189,12 +170,12 @@ TEST_F(CheckpointTest, CheckpointStartsTwoGroups) {
   cluster.Kill("coordinator");
   const auto commits = cluster.Commits(*run);
   ASSERT_TRUE(commits.ok()) << commits.status();
-  // Version 0 of the shards is the checkpoint.
+  // The shards start from the checkpoint.
   ASSERT_TRUE(commits->contains(0));
   EXPECT_EQ(commits->at(0).digest(), manifest->weights_digest());
-  EXPECT_EQ(commits->at(1).step(), static_cast<uint32_t>(killed->step) + 5);
-  const auto last =
-      ReadManifest(absl::StrCat(folder_, "/two/step-", spec.stop().steps(), "/manifest.textproto"));
+  EXPECT_EQ(commits->at(1).step(), killed->step + 5);
+  const auto last = ReadManifest(
+      absl::StrCat(folder_.path(), "/two/step-", spec.stop().steps(), "/manifest.textproto"));
   ASSERT_TRUE(last.ok()) << last.status();
   EXPECT_EQ(last->cursor().position(), manifest->cursor().position() + uint64_t{kEvery} * 48);
 }
@@ -208,47 +189,47 @@ TEST_F(CheckpointTest, InvalidCheckpointIsRefused) {
   v1::RunSpec other = Spec("other", 0);
   BeginFrom(entry, &other);
   other.mutable_model()->mutable_layer(3)->mutable_fully_connected()->set_out_features(33);
-  EXPECT_THAT(ReasonOfFailure(other, 1),
+  EXPECT_THAT(ReasonOfFailure(other),
               AllOf(HasSubstr("aggregator-0"), HasSubstr("fc1/weight"), HasSubstr("33")));
   other.mutable_averaging()->set_every_steps(0);
   other.mutable_cluster()->set_aggregators(0);
-  EXPECT_THAT(ReasonOfFailure(other, 0),
+  EXPECT_THAT(ReasonOfFailure(other),
               AllOf(HasSubstr("rank"), HasSubstr("fc1/weight"), HasSubstr("33")));
 
   v1::RunSpec missing = Spec("missing", 0);
-  BeginFrom({kEvery, folder_ + "/nowhere"}, &missing);
-  EXPECT_THAT(ReasonOfFailure(missing, 1), HasSubstr(folder_ + "/nowhere"));
+  BeginFrom({kEvery, folder_ / "nowhere"}, &missing);
+  EXPECT_THAT(ReasonOfFailure(missing), HasSubstr(folder_ / "nowhere"));
 
   v1::RunSpec adam = Spec("adam", 0);
   BeginFrom(entry, &adam);
   adam.mutable_optimizer()->mutable_adamw();
-  EXPECT_THAT(ReasonOfFailure(adam, 1), AllOf(HasSubstr("sgd"), HasSubstr("adamw")));
+  EXPECT_THAT(ReasonOfFailure(adam), AllOf(HasSubstr("sgd"), HasSubstr("adamw")));
 
   v1::RunSpec step = Spec("step", 0);
   BeginFrom(entry, &step);
   step.mutable_checkpoint()->set_from_step(10);
-  EXPECT_THAT(ReasonOfFailure(step, 1), AllOf(HasSubstr("step 20"), HasSubstr("10")));
+  EXPECT_THAT(ReasonOfFailure(step), AllOf(HasSubstr("step 20"), HasSubstr("10")));
 }
 
 TEST_F(CheckpointTest, FindsNewestCheckpoint) {
-  std::ofstream(folder_ + "/run.textproto") << SpecText(Spec("kept", 2 * kEvery));
-  const auto first = RunProgram("cadre", {"local", folder_ + "/run.textproto"}, kLong);
+  std::ofstream(folder_ / "run.textproto") << SpecText(Spec("kept", 2 * kEvery));
+  const auto first = RunProgram("cadre", {"local", folder_ / "run.textproto"}, kLong);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(first->exit_code, 0) << absl::StrJoin(first->lines, "\n");
 
-  std::ofstream(folder_ + "/longer.textproto") << SpecText(Spec("", 3 * kEvery));
+  std::ofstream(folder_ / "longer.textproto") << SpecText(Spec("", 3 * kEvery));
   const auto second = RunProgram("cadre",
-                                 {"local", folder_ + "/longer.textproto", "--from",
-                                  folder_ + "/kept", "--checkpoint", folder_ + "/more"},
+                                 {"local", folder_ / "longer.textproto", "--from", folder_ / "kept",
+                                  "--checkpoint", folder_ / "more"},
                                  kLong);
   ASSERT_TRUE(second.ok()) << second.status();
-  const std::string said = absl::StrJoin(second->lines, "\n");
-  EXPECT_EQ(second->exit_code, 0) << said;
-  EXPECT_THAT(said, HasSubstr(folder_ + "/kept/step-40, step 40"));
-  EXPECT_TRUE(std::filesystem::exists(folder_ + "/more/step-60/model.safetensors"));
+  const std::string output = absl::StrJoin(second->lines, "\n");
+  EXPECT_EQ(second->exit_code, 0) << output;
+  EXPECT_THAT(output, HasSubstr(folder_ / "kept/step-40, step 40"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "more/step-60/model.safetensors"));
 
   const auto nowhere = RunProgram(
-      "cadre", {"local", folder_ + "/longer.textproto", "--from", folder_ + "/nowhere"}, kLong);
+      "cadre", {"local", folder_ / "longer.textproto", "--from", folder_ / "nowhere"}, kLong);
   ASSERT_TRUE(nowhere.ok()) << nowhere.status();
   EXPECT_EQ(nowhere->exit_code, 1);
   EXPECT_THAT(absl::StrJoin(nowhere->lines, "\n"),

@@ -22,15 +22,10 @@
 namespace cadre::testing {
 namespace {
 
-constexpr absl::Duration kLook = absl::Milliseconds(20);
-constexpr absl::Duration kComeUp = absl::Seconds(20);
+constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
+constexpr absl::Duration kStartLimit = absl::Seconds(20);
 
-std::string MakeTempFolder() {
-  std::string path = ::testing::TempDir() + "/cadre_cluster-XXXXXX";
-  return mkdtemp(path.data());
-}
-
-// What an error shows of a status.
+// The parts of a status that an error contains.
 std::string Brief(const v1::StatusReply& status) {
   std::string out;
   for (const v1::RunStatus& run : status.runs()) {
@@ -57,18 +52,24 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> OpenStore(const std::string& path) 
 
 }  // namespace
 
-Cluster::Cluster(Options options) : options_(options), folder_(MakeTempFolder()) {}
+TemporaryFolder::TemporaryFolder() : path_(::testing::TempDir() + "/cadre_cluster-XXXXXX") {
+  EXPECT_NE(mkdtemp(path_.data()), nullptr);
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Cluster::Cluster(Options options) : options_(options) {}
 
 Cluster::~Cluster() {
   const bool failed = ::testing::Test::HasFailure();
   for (const auto& [name, process] : processes_) {
     if (!failed) break;
-    std::cerr << "--- the end of " << name << "'s log\n"
+    std::cerr << "--- last lines of the log of " << name << "\n"
               << absl::StrJoin(LastLines(LogOf(name), 25), "\n") << std::endl;
   }
-  processes_.clear();
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
 }
 
 absl::Status Cluster::Start(const std::string& name, const std::string& program,
@@ -83,15 +84,15 @@ absl::Status Cluster::Start(const std::string& name, const std::string& program,
 }
 
 absl::Status Cluster::StartCoordinator() {
-  const std::string port_file = folder_ + "/port";
+  const std::string port_file = folder_ / "port";
   std::filesystem::remove(port_file);
   const std::string listen = coordinator_.empty() ? "127.0.0.1:0" : coordinator_;
   CADRE_RETURN_IF_ERROR(
       Start("coordinator", "cadre-coordinator",
             {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store()),
-             absl::StrCat("--port_file=", port_file),
-             absl::StrCat("--lease_ms=", absl::ToInt64Milliseconds(options_.lease))}));
-  const absl::Time deadline = absl::Now() + kComeUp;
+             absl::StrCat("--port-file=", port_file),
+             absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease))}));
+  const absl::Time deadline = absl::Now() + kStartLimit;
   while (absl::Now() < deadline) {
     if (const absl::StatusOr<std::string> port = ReadFile(port_file); port.ok()) {
       coordinator_ = absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
@@ -106,17 +107,17 @@ absl::Status Cluster::StartCoordinator() {
           absl::StrCat("the coordinator ended: ", ending->ToString(), ": ",
                        absl::StrJoin(LastLines(LogOf("coordinator"), 3), "\n")));
     }
-    absl::SleepFor(kLook);
+    absl::SleepFor(kPollInterval);
   }
-  return absl::DeadlineExceededError("the coordinator does not listen");
+  return absl::DeadlineExceededError("the coordinator does not listen in time");
 }
 
 absl::Status Cluster::StartAggregator(const std::string& name) {
-  const std::string data = absl::StrCat(folder_, "/", name);
+  const std::string data = folder_ / name;
   CADRE_RETURN_IF_ERROR(MakeFolder(data));
   return Start(name, "cadre-aggregator",
                {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
-                absl::StrCat("--data_dir=", data), absl::StrCat("--name=", name)});
+                absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name)});
 }
 
 absl::Status Cluster::StartWorker(const std::string& name) {
@@ -137,8 +138,15 @@ absl::Status Cluster::StartAll(int aggregators, int workers) {
              [&](const v1::StatusReply& status) {
                return status.aggregators_size() == aggregators && status.workers_size() == workers;
              },
-             kComeUp, "all members have joined")
+             kStartLimit, "all members have joined")
       .status();
+}
+
+absl::StatusOr<std::string> Cluster::StartRun(const v1::RunSpec& spec) {
+  const v1::Cluster& members = spec.cluster();
+  CADRE_RETURN_IF_ERROR(
+      StartAll(members.aggregators(), members.groups() * members.ranks_per_group()));
+  return client_->Submit(spec);
 }
 
 void Cluster::Kill(const std::string& name) { process(name).Kill(); }
@@ -148,16 +156,16 @@ void Cluster::Signal(const std::string& name, int number) { process(name).Signal
 absl::StatusOr<v1::StatusReply> Cluster::Await(const Predicate& predicate, absl::Duration limit,
                                                const std::string& what) {
   const absl::Time deadline = absl::Now() + limit;
-  absl::StatusOr<v1::StatusReply> status = absl::UnavailableError("not asked yet");
+  absl::StatusOr<v1::StatusReply> status = absl::UnavailableError("no status yet");
   while (true) {
     status = client_->Status();
     if (status.ok() && predicate(*status)) return status;
     if (absl::Now() >= deadline) break;
-    absl::SleepFor(kLook);
+    absl::SleepFor(kPollInterval);
   }
   return absl::DeadlineExceededError(absl::StrCat(
       "not within ", absl::FormatDuration(limit), ": ", what,
-      "; last seen: ", status.ok() ? Brief(*status) : std::string(status.status().message())));
+      "; newest status: ", status.ok() ? Brief(*status) : std::string(status.status().message())));
 }
 
 absl::StatusOr<v1::StatusReply> Cluster::AwaitDone(const std::string& run, absl::Duration limit) {
@@ -198,18 +206,17 @@ std::string ProgramPath(const std::string& name) { return absl::StrCat(CADRE_PRO
 
 absl::StatusOr<Finished> RunProgram(const std::string& name, std::vector<std::string> arguments,
                                     absl::Duration limit) {
-  const std::string folder = MakeTempFolder();
-  const std::string log = folder + "/out";
+  const TemporaryFolder folder;
+  const std::string log = folder / "out";
   CADRE_ASSIGN_OR_RETURN(
       Process process,
       Process::Start({.program = ProgramPath(name), .arguments = arguments, .log = log}));
   const auto ending = process.WaitUntil(absl::Now() + limit);
   Finished finished;
   finished.lines = LastLines(log, 1000);
-  std::filesystem::remove_all(folder);
   if (!ending.has_value()) {
     return absl::DeadlineExceededError(
-        absl::StrCat(name, " goes on: ", absl::StrJoin(finished.lines, "\n")));
+        absl::StrCat(name, " does not end: ", absl::StrJoin(finished.lines, "\n")));
   }
   finished.exit_code = ending->signalled ? 128 + ending->code : ending->code;
   return finished;
@@ -275,7 +282,7 @@ v1::RunSpec SmallSpec(const SmallRun& run) {
   cluster->set_aggregators(run.aggregators);
   spec.mutable_stop()->set_epochs(run.epochs);
   spec.mutable_stop()->set_steps(run.steps);
-  // Long runs are evaluated now and then, not every few milliseconds.
+  // Runs with many steps are not evaluated every few milliseconds.
   spec.mutable_evaluation()->set_every_epochs(run.epochs > 0 ? 1 : 50);
   spec.set_seed(7);
   return spec;

@@ -1,6 +1,6 @@
-// A cluster of real processes on loopback ports that the kernel picks, for tests that kill some.
+// A cluster of real processes on free loopback ports, for tests that kill some of them.
 //
-// Owns the processes and a temporary folder; both are gone with it. Thread-compatible.
+// Owns the processes and a temporary folder and removes both. Thread-compatible.
 //
 //   Cluster cluster({.lease = absl::Seconds(2)});
 //   ASSERT_TRUE(cluster.StartCoordinator().ok());
@@ -27,10 +27,25 @@
 
 namespace cadre::testing {
 
+// A folder that is removed with its contents at the end of a test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
+  // The path of a file in the folder.
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
 class Cluster {
  public:
   struct Options {
-    // Silence after which a member is lost.
+    // Time without messages after which a member is lost.
     absl::Duration lease = absl::Seconds(2);
   };
 
@@ -39,32 +54,34 @@ class Cluster {
   // Prints the ends of the logs if the test has failed.
   ~Cluster();
 
-  // On a free port the first time, on the same port and store from then on.
+  // On a free port the first time, then on the same port and store.
   absl::Status StartCoordinator();
-  // Under its name and folder; each time on another free port.
+  // With its name and folder, on a free port.
   absl::Status StartAggregator(const std::string& name);
   absl::Status StartWorker(const std::string& name);
-  // A coordinator, "aggregator-0" .. and "worker-0" .. .
+  // Starts a coordinator, aggregator-<i> and worker-<i>, and awaits that all have joined.
   absl::Status StartAll(int aggregators, int workers);
+  // Starts all members that the run needs and submits it; returns its id.
+  absl::StatusOr<std::string> StartRun(const v1::RunSpec& spec);
 
-  // SIGKILL. Requires: it was started and not killed since.
+  // Sends SIGKILL. Requires: the process runs.
   void Kill(const std::string& name);
   void Signal(const std::string& name, int number);
   Process& process(const std::string& name) { return processes_.at(name); }
 
   const std::string& coordinator() const { return coordinator_; }
-  const std::string& folder() const { return folder_; }
-  std::string store() const { return folder_ + "/store.db"; }
-  std::string LogOf(const std::string& name) const { return folder_ + "/" + name + ".log"; }
-  // A client that waits little for a coordinator that is away.
+  const std::string& folder() const { return folder_.path(); }
+  std::string store() const { return folder_ / "store.db"; }
+  std::string LogOf(const std::string& name) const { return folder_ / (name + ".log"); }
+  // A client with a short timeout for a coordinator that is down.
   const CoordinatorClient& client() const { return *client_; }
 
   using Predicate = std::function<bool(const v1::StatusReply&)>;
-  // Asks for the status until the predicate holds; a coordinator that is away is asked again.
-  // Errors: DeadlineExceeded, with `what` and the status last seen.
+  // Polls the status until the predicate holds, also while the coordinator is down.
+  // Errors: DeadlineExceeded with `what` and the newest status.
   absl::StatusOr<v1::StatusReply> Await(const Predicate& predicate, absl::Duration limit,
                                         const std::string& what);
-  // Awaits the end of the run; an end that is not DONE is an error too.
+  // Awaits the end of the run. Errors: also Aborted if its state is not DONE.
   absl::StatusOr<v1::StatusReply> AwaitDone(const std::string& run, absl::Duration limit);
 
   // The commit records in the store, by round. Requires: no coordinator runs.
@@ -76,7 +93,7 @@ class Cluster {
                      std::vector<std::string> arguments);
 
   const Options options_;
-  std::string folder_;
+  const TemporaryFolder folder_;
   std::string coordinator_;
   std::unique_ptr<CoordinatorClient> client_;
   std::map<std::string, Process> processes_;
@@ -85,7 +102,7 @@ class Cluster {
 // Where the programs are; `name` such as "cadre-worker".
 std::string ProgramPath(const std::string& name);
 
-// The whole end of a program that is expected to end by itself.
+// Result of a program that ends by itself.
 struct Finished {
   int exit_code = -1;
   std::vector<std::string> lines;
@@ -94,7 +111,7 @@ struct Finished {
 absl::StatusOr<Finished> RunProgram(const std::string& name, std::vector<std::string> arguments,
                                     absl::Duration limit);
 
-// --- Pieces of a status; null where there is no such thing.
+// --- Parts of a status; null if it has no such part.
 const v1::RunStatus* FindRun(const v1::StatusReply& status, const std::string& run);
 const v1::GroupStatus* FindGroup(const v1::StatusReply& status, const std::string& run,
                                  uint32_t group);
@@ -106,7 +123,7 @@ struct SmallRun {
   uint32_t ranks = 2;
   uint32_t aggregators = 2;
   uint32_t every_steps = 4;
-  // Either, as in the spec.
+  // The stop rules of the spec; one is set.
   uint32_t epochs = 0;
   uint32_t steps = 0;
   // Features of the first fully connected layer; makes the model larger.
@@ -114,14 +131,14 @@ struct SmallRun {
   uint32_t min_ranks = 1;
   uint32_t rejoin_wait_ms = 5000;
 };
-// Two convolutions' worth of nothing: conv 1 -> 4, pool, fc, fc on 8 x 8 images of 4 classes.
-// 2048 training and 512 test samples, 32 samples per group and step. Two class centres are some
-// sqrt(2 * 64) apart in noise of 1.5: the best possible accuracy is above 0.99, guessing gives
-// 0.25.
+// A small model: convolution 1 -> 4, pooling and two fully connected layers on 8 x 8 images of 4
+// classes; 2048 training and 512 test samples, 32 samples per group and step. The distance of two
+// class centres is about sqrt(2 * 64), with noise of 1.5: the best possible accuracy is above 0.99,
+// a random guess has 0.25.
 v1::RunSpec SmallSpec(const SmallRun& run);
 // Parameters of that model.
 uint64_t SmallParameters(const SmallRun& run);
-// The spec as a file's text.
+// The spec as the text of a run file.
 std::string SpecText(const v1::RunSpec& spec);
 
 }  // namespace cadre::testing

@@ -1,8 +1,9 @@
-// What averaging must not change, through real processes and real aggregators.
+// Results that averaging must not change, with real processes and aggregators.
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "base/digest.h"
+#include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cluster/cluster.h"
@@ -15,23 +16,18 @@ constexpr absl::Duration kLong = absl::Seconds(120);
 
 struct Trained {
   v1::RunStatus run;
-  // The last version in flat order; empty when the run never averaged.
+  // The last version in parameter order; empty if the run never averages.
   std::vector<float> weights;
 };
 
-absl::StatusOr<Trained> Train(const v1::RunSpec& spec, int aggregators, int workers) {
+absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
   Cluster cluster;
-  if (absl::Status started = cluster.StartAll(aggregators, workers); !started.ok()) return started;
-  const absl::StatusOr<std::string> run = cluster.client().Submit(spec);
-  if (!run.ok()) return run.status();
-  const absl::StatusOr<v1::StatusReply> status = cluster.AwaitDone(*run, kLong);
-  if (!status.ok()) return status.status();
-  Trained trained{.run = status->runs(0)};
-  if (aggregators == 0) return trained;
-  absl::StatusOr<std::vector<float>> weights = PullModel(*status, spec);
-  if (!weights.ok()) return weights.status();
-  trained.weights = *std::move(weights);
-  // What was pulled is the whole of what was committed, and not what the vector began with.
+  CADRE_ASSIGN_OR_RETURN(const std::string run, cluster.StartRun(spec));
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply status, cluster.AwaitDone(run, kLong));
+  Trained trained{.run = status.runs(0)};
+  if (spec.cluster().aggregators() == 0) return trained;
+  CADRE_ASSIGN_OR_RETURN(trained.weights, PullModel(status, spec));
+  // The pulled values are those of the committed version.
   EXPECT_EQ(DigestHex(Digest(trained.weights, 0)), trained.run.digest());
   return trained;
 }
@@ -47,16 +43,16 @@ TEST(EqualityTest, AveragingEveryStepEqualsOneGroup) {
   one.mutable_cluster()->set_groups(1);
   one.set_batch_per_group(2 * two.batch_per_group());
 
-  const auto averaged = Train(two, 2, 4);
+  const auto averaged = Train(two);
   ASSERT_TRUE(averaged.ok()) << averaged.status();
-  const auto united = Train(one, 2, 2);
+  const auto united = Train(one);
   ASSERT_TRUE(united.ok()) << united.status();
   ASSERT_EQ(averaged->weights.size(), united->weights.size());
   EXPECT_EQ(averaged->run.samples(), united->run.samples());
   EXPECT_EQ(averaged->run.rounds_committed(), kSteps);
-  // Weights below 1 in size, rounded once or twice more a step: 20 steps of 2^-24 each way, times a
-  // margin for gradients that follow from weights that differ. A group left out of one average
-  // moves weights by the rate times a gradient, 1e-3 and more.
+  // Weights are below 1 and rounded once or twice more per step: 20 steps of 2^-24, times a margin
+  // for gradients of slightly different weights. A group that is missing in one average changes
+  // weights by the rate times a gradient, 1e-3 and more.
   EXPECT_LT(LargestDifference(averaged->weights, united->weights), 1e-5);
 }
 
@@ -66,9 +62,9 @@ TEST(EqualityTest, AggregatorsKeepBits) {
   alone.mutable_averaging()->set_every_steps(0);
   alone.mutable_cluster()->set_aggregators(0);
 
-  const auto with = Train(through, 2, 2);
+  const auto with = Train(through);
   ASSERT_TRUE(with.ok()) << with.status();
-  const auto without = Train(alone, 0, 2);
+  const auto without = Train(alone);
   ASSERT_TRUE(without.ok()) << without.status();
   EXPECT_EQ(with->run.rounds_committed(), 10U);
   EXPECT_EQ(without->run.rounds_committed(), 0U);

@@ -1,8 +1,5 @@
-// `cadre measure-epochs` with real processes: the table, what is in it already, and a target that
-// is out of reach.
-#include <stdlib.h>
-
-#include <filesystem>
+// `cadre measure-epochs` with real processes: the table, entries that exist already, and a target
+// that is not reached.
 #include <fstream>
 #include <string>
 #include <vector>
@@ -27,15 +24,12 @@ constexpr absl::Duration kLong = absl::Seconds(240);
 class MeasureEpochsTest : public ::testing::Test {
  protected:
   MeasureEpochsTest() {
-    std::string path = ::testing::TempDir() + "/cadre_measure-XXXXXX";
-    folder_ = mkdtemp(path.data());
-    std::ofstream(folder_ + "/run.textproto") << SpecText(SmallSpec({.epochs = 6}));
+    std::ofstream(folder_ / "run.textproto") << SpecText(SmallSpec({.epochs = 6}));
   }
-  ~MeasureEpochsTest() override { std::filesystem::remove_all(folder_); }
 
-  // Runs it; its lines, from stdout and stderr.
+  // Runs the command; returns the lines of stdout and stderr.
   std::string Measure(std::vector<std::string> flags, int exit_code = 0) {
-    std::vector<std::string> arguments = {"measure-epochs", folder_ + "/run.textproto", "-O",
+    std::vector<std::string> arguments = {"measure-epochs", folder_ / "run.textproto", "-O",
                                           TablePath()};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     const auto finished = RunProgram("cadre", arguments, kLong);
@@ -46,14 +40,14 @@ class MeasureEpochsTest : public ::testing::Test {
     return lines;
   }
 
-  std::string TablePath() const { return folder_ + "/epochs.textproto"; }
+  std::string TablePath() const { return folder_ / "epochs.textproto"; }
   v1::EpochsTable Table() const {
     const auto table = ReadEpochsTable(TablePath());
     EXPECT_TRUE(table.ok()) << table.status();
     return table.value_or(v1::EpochsTable());
   }
 
-  std::string folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(MeasureEpochsTest, MeasuresEachWorkerCountOnce) {
@@ -64,13 +58,13 @@ TEST_F(MeasureEpochsTest, MeasuresEachWorkerCountOnce) {
   EXPECT_EQ(table.batch_per_worker(), 32u);
   ASSERT_EQ(table.entry_size(), 2);
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(table.entry(i).workers(), static_cast<uint32_t>(i) + 1);
+    EXPECT_EQ(table.entry(i).workers(), i + 1u);
     EXPECT_TRUE(table.entry(i).reached());
     EXPECT_GT(table.entry(i).epochs(), 0);
     EXPECT_LE(table.entry(i).epochs(), 6);
   }
 
-  // More numbers of workers: what is there stays, to the letter.
+  // For more numbers of workers, existing entries remain unchanged.
   const std::string more = Measure({"--target", "0.8", "--workers", "1,2,4", "-o", "json"});
   EXPECT_THAT(more, HasSubstr("2 workers: already in "));
   EXPECT_THAT(more, Not(HasSubstr("2 workers: batch")));
@@ -80,17 +74,17 @@ TEST_F(MeasureEpochsTest, MeasuresEachWorkerCountOnce) {
   EXPECT_EQ(longer.entry(1).SerializeAsString(), table.entry(1).SerializeAsString());
   EXPECT_EQ(longer.entry(2).workers(), 4u);
 
-  // What is measured another way does not go with it.
+  // Measurements with other settings are refused.
   const std::string before = *ReadFile(TablePath());
   EXPECT_THAT(Measure({"--target", "0.8", "--workers", "8", "--rate", "sqrt"}, 1),
               HasSubstr("holds a table of another recipe: --rate"));
-  EXPECT_THAT(Measure({"--target", "0.8", "--workers", "8", "--max_epochs", "7"}, 1),
+  EXPECT_THAT(Measure({"--target", "0.8", "--workers", "8", "--max-epochs", "7"}, 1),
               HasSubstr("another recipe"));
   EXPECT_EQ(*ReadFile(TablePath()), before);
 }
 
 TEST_F(MeasureEpochsTest, UnreachableTargetIsReported) {
-  const std::string lines = Measure({"--target", "1", "--workers", "1", "--max_epochs", "2"});
+  const std::string lines = Measure({"--target", "1", "--workers", "1", "--max-epochs", "2"});
   EXPECT_THAT(lines, HasSubstr("not reached in 2 epochs"));
   const v1::EpochsTable table = Table();
   ASSERT_EQ(table.entry_size(), 1);

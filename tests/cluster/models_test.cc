@@ -1,15 +1,15 @@
-// Models beyond plain images through real processes: tokens, batch norm with cut images, and one
-// that diverges.
+// Models other than image classifiers with real processes: tokens, batch norm with split images,
+// and a run that diverges.
 #include <glog/logging.h>
 #include <google/protobuf/text_format.h>
 
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cluster/cluster.h"
@@ -22,15 +22,13 @@ constexpr absl::Duration kLong = absl::Seconds(120);
 
 struct Trained {
   v1::RunStatus run;
-  // A group as it was when its ranks were prepared.
+  // A group when its ranks were prepared.
   v1::GroupStatus group;
 };
 
 absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
   Cluster cluster;
-  if (absl::Status started = cluster.StartAll(2, 4); !started.ok()) return started;
-  const absl::StatusOr<std::string> run = cluster.client().Submit(spec);
-  if (!run.ok()) return run.status();
+  CADRE_ASSIGN_OR_RETURN(const std::string run, cluster.StartRun(spec));
   Trained trained;
   const auto prepared = [&](const v1::StatusReply& status) {
     for (const v1::GroupStatus& group : status.groups()) {
@@ -40,11 +38,10 @@ absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
     }
     return trained.group.members_size() > 0;
   };
-  const auto seen = cluster.Await(prepared, kLong, "a group's ranks are prepared");
-  if (!seen.ok()) return seen.status();
-  const auto status = cluster.AwaitDone(*run, kLong);
-  if (!status.ok()) return status.status();
-  trained.run = status->runs(0);
+  CADRE_RETURN_IF_ERROR(
+      cluster.Await(prepared, kLong, "all ranks of a group are prepared").status());
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply status, cluster.AwaitDone(run, kLong));
+  trained.run = status.runs(0);
   return trained;
 }
 
@@ -54,14 +51,14 @@ v1::RunSpec Parse(const std::string& text) {
   return spec;
 }
 
-uint64_t InAll(const v1::MemoryUse& use) {
+uint64_t TotalOf(const v1::MemoryUse& use) {
   return use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
 }
 
 void ExpectMemoryAsPlanned(const v1::GroupStatus& group) {
   for (const v1::GroupMember& member : group.members()) {
-    const auto held = static_cast<double>(InAll(member.memory()));
-    const auto planned = static_cast<double>(InAll(member.planned_memory()));
+    const double held = TotalOf(member.memory());
+    const double planned = TotalOf(member.planned_memory());
     EXPECT_GT(member.memory().weights(), 0u);
     EXPECT_GT(member.memory().activations(), 0u);
     EXPECT_LE(std::abs(held - planned), 0.05 * planned)
@@ -70,12 +67,12 @@ void ExpectMemoryAsPlanned(const v1::GroupStatus& group) {
   }
 }
 
-// The next token is 5 t + 3 modulo 16, for ever: what one can learn to the last token.
+// The token after t is (5 t + 3) mod 16, so it can be predicted exactly.
 void WriteTokens(const std::string& path, int count) {
   std::string bytes;
   int token = 1;
   for (int i = 0; i < count; ++i) {
-    bytes.push_back(static_cast<char>(token));
+    bytes.push_back(token);
     token = (5 * token + 3) % 16;
   }
   std::ofstream(path, std::ios::binary) << bytes;
@@ -107,23 +104,21 @@ constexpr char kTransformer[] = R"(
   seed: 3)";
 
 TEST(ModelsTest, TwoGroupsLearnTokens) {
-  std::string folder = ::testing::TempDir() + "cadre_tokens-XXXXXX";
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  WriteTokens(folder + "/train", 1024 * 8 + 1);
-  WriteTokens(folder + "/test", 100 * 8 + 1);
+  const TemporaryFolder folder;
+  WriteTokens(folder / "train", 1024 * 8 + 1);
+  WriteTokens(folder / "test", 100 * 8 + 1);
   v1::RunSpec spec = Parse(kTransformer);
   v1::TokenFiles& files = *spec.mutable_data()->mutable_token_files();
-  files.set_train(folder + "/train");
-  files.set_test(folder + "/test");
+  files.set_train(folder / "train");
+  files.set_test(folder / "test");
   files.set_bytes_per_token(1);
   const auto once = Train(spec);
   const auto again = Train(spec);
-  std::filesystem::remove_all(folder);
   ASSERT_TRUE(once.ok()) << once.status();
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(once->run.samples(), 4u * 1024);
   EXPECT_EQ(once->run.test().samples(), 100u);
-  // Guessing gives 1/16.
+  // A random guess has 1/16.
   EXPECT_GE(once->run.test().accuracy(), 0.9);
   EXPECT_LE(once->run.test().accuracy(), 1.0);
   EXPECT_EQ(once->run.digest(), again->run.digest());
@@ -156,12 +151,11 @@ TEST(ModelsTest, BatchNormIsReproducible) {
   ExpectMemoryAsPlanned(once->group);
 }
 
-// Runs to its failure; checks that the version that its reason calls kept is on the shards, whole
-// and finite. Returns the reason.
+// Trains until the run fails; checks that the shards hold the version that the reason names, with
+// finite values. Returns the reason.
 std::string ReasonOfDivergence(const v1::RunSpec& spec, uint32_t version) {
   Cluster cluster;
-  EXPECT_EQ(cluster.StartAll(2, 4), absl::OkStatus());
-  const auto run = cluster.client().Submit(spec);
+  const auto run = cluster.StartRun(spec);
   if (!run.ok()) return run.status().ToString();
   const auto ended = cluster.client().Wait(*run, absl::Now() + kLong);
   if (!ended.ok()) return ended.status().ToString();
@@ -176,7 +170,7 @@ std::string ReasonOfDivergence(const v1::RunSpec& spec, uint32_t version) {
   return ended->reason();
 }
 
-// The first update throws the weights so far off that the second step's products overflow.
+// The first update makes the weights so large that products of the second step overflow.
 TEST(ModelsTest, DivergenceFailsRun) {
   v1::RunSpec spec = SmallSpec({.every_steps = 1, .steps = 1000});
   spec.mutable_schedule()->set_base_rate(1e20F);

@@ -1,4 +1,6 @@
-// The last version of a run as its aggregators hold it, for tests. Pure functions over a status.
+// The last version of a run from its aggregators.
+//
+// Thread-safe (functions without state).
 #pragma once
 
 #include <vector>
@@ -9,11 +11,11 @@
 
 namespace cadre::testing {
 
-// In flat order. Requires: the status has one run, which averaged through all of its aggregators.
+// In parameter order. Requires: the status has one run, which uses all aggregators.
 absl::StatusOr<std::vector<float>> PullModel(const v1::StatusReply& status,
                                              const v1::RunSpec& spec);
 
-// Infinite where a value is not finite. Requires: as many of one as of the other.
+// Infinite if a value is not finite. Requires: equal sizes.
 double LargestDifference(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace cadre::testing

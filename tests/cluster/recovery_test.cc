@@ -1,4 +1,4 @@
-// Processes killed with SIGKILL in the middle of a run: it goes on and reaches its end.
+// Processes killed with SIGKILL during a run, which continues to its end.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -17,12 +17,12 @@ namespace {
 constexpr absl::Duration kLease = absl::Seconds(3);
 constexpr absl::Duration kLong = absl::Seconds(120);
 constexpr absl::Duration kRecovery = absl::Seconds(45);
-// Long enough that every kill falls into the middle.
+// Long enough that every kill happens during training.
 constexpr uint32_t kSteps = 8000;
-// A group at its boundary waits for another only until that one is known to be lost: at once when
-// its peers see the connection break, else when its lease is over. The status learns of steps with
-// rounds and about once a second. The rest is slack for a busy machine.
-constexpr absl::Duration kLongestStall = absl::Seconds(3 /* lease */ + 1 + 3);
+// A group at its boundary waits for another group until that one is detected as lost: immediately
+// if its peers see the connection break, otherwise when its lease expires. Steps are reported with
+// rounds and about once per second. The rest is a margin for a busy machine.
+constexpr absl::Duration kMaxStall = absl::Seconds(3 /* lease */ + 1 + 3);
 
 class RecoveryTest : public ::testing::Test {
  protected:
@@ -36,7 +36,7 @@ class RecoveryTest : public ::testing::Test {
     AwaitVersion(3);
   }
 
-  // Awaits the version; the run must still be going.
+  // Awaits the version; the run must still be running.
   v1::StatusReply AwaitVersion(uint32_t version) {
     const auto status = cluster_.Await(
         [&](const v1::StatusReply& seen) {
@@ -63,36 +63,36 @@ class RecoveryTest : public ::testing::Test {
     return found == nullptr ? 0 : found->generation();
   }
 
-  // Awaits that `group` trains as a newer generation of `ranks`, and watches that the group beside
-  // it goes on stepping meanwhile.
-  void AwaitNewGeneration(uint32_t group, uint32_t older_than, int ranks, uint32_t beside) {
+  // Awaits that `group` trains as a newer generation of `ranks`, and checks that the group `other`
+  // continues meanwhile.
+  void AwaitNewGeneration(uint32_t group, uint32_t older_than, int ranks, uint32_t other) {
     uint32_t step = 0;
-    absl::Time grew = absl::Now();
+    absl::Time last_step_at = absl::Now();
     absl::Duration longest;
     const auto status = cluster_.Await(
         [&](const v1::StatusReply& seen) {
-          const v1::GroupStatus* other = FindGroup(seen, run_, beside);
+          const v1::GroupStatus* continuing = FindGroup(seen, run_, other);
           const absl::Time now = absl::Now();
-          if (other != nullptr && other->step() > step) {
-            step = other->step();
-            longest = std::max(longest, now - grew);
-            grew = now;
+          if (continuing != nullptr && continuing->step() > step) {
+            step = continuing->step();
+            longest = std::max(longest, now - last_step_at);
+            last_step_at = now;
           }
-          const v1::GroupStatus* mended = FindGroup(seen, run_, group);
-          return mended != nullptr && mended->generation() > older_than &&
-                 mended->members_size() == ranks &&
-                 (mended->state() == v1::GROUP_STATE_TRAINING ||
-                  mended->state() == v1::GROUP_STATE_AT_BOUNDARY);
+          const v1::GroupStatus* formed = FindGroup(seen, run_, group);
+          return formed != nullptr && formed->generation() > older_than &&
+                 formed->members_size() == ranks &&
+                 (formed->state() == v1::GROUP_STATE_TRAINING ||
+                  formed->state() == v1::GROUP_STATE_AT_BOUNDARY);
         },
         kRecovery, "the group trains again");
     ASSERT_TRUE(status.ok()) << status.status();
-    longest = std::max(longest, absl::Now() - grew);
+    longest = std::max(longest, absl::Now() - last_step_at);
     EXPECT_GT(step, 0u);
-    EXPECT_LT(longest, kLongestStall) << "group " << beside << " stopped stepping";
+    EXPECT_LT(longest, kMaxStall) << "group " << other << " was delayed";
     EXPECT_EQ(FindRun(*status, run_)->state(), v1::RUN_STATE_RUNNING) << "the run is too short";
   }
 
-  v1::RunStatus FinishWell() {
+  v1::RunStatus Finish() {
     const auto status = cluster_.AwaitDone(run_, kLong);
     EXPECT_TRUE(status.ok()) << status.status();
     if (!status.ok()) return {};
@@ -105,13 +105,13 @@ class RecoveryTest : public ::testing::Test {
     return run;
   }
 
-  // What must hold of the store at the end: every round committed once, in order, and no
-  // generation given to two groups or taken back.
+  // Checks the store at the end: every round is committed once, in order, and no generation belongs
+  // to two groups or decreases.
   void CheckStore(const v1::RunStatus& run) {
     cluster_.Kill("coordinator");
     const auto commits = cluster_.Commits(run_);
     ASSERT_TRUE(commits.ok()) << commits.status();
-    // Version 0, which nobody contributed to, is on record too.
+    // The store also has version 0, which has no participants.
     ASSERT_EQ(commits->size(), run.version() + 1);
     const auto meta = cluster_.Meta();
     ASSERT_TRUE(meta.ok()) << meta.status();
@@ -127,7 +127,7 @@ class RecoveryTest : public ::testing::Test {
       EXPECT_EQ(commit.participants().empty(), number == 0) << number;
       for (const v1::Participant& participant : commit.participants()) {
         const auto [place, fresh] = group_of.emplace(participant.generation(), participant.group());
-        EXPECT_EQ(place->second, participant.group()) << "generation of two groups";
+        EXPECT_EQ(place->second, participant.group()) << "a generation belongs to one group";
         EXPECT_GE(participant.generation(), newest[participant.group()]);
         EXPECT_LE(participant.generation(), meta->generation());
         newest[participant.group()] = participant.generation();
@@ -142,7 +142,7 @@ class RecoveryTest : public ::testing::Test {
 TEST_F(RecoveryTest, KilledWorkerIsReplaced) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .rejoin_wait_ms = 30000}), 2, 4);
   v1::StatusReply before = AwaitVersion(5);
-  // Twice: the second recovery must work as the first did.
+  // The second recovery must work as the first.
   for (int time = 0; time < 2; ++time) {
     const uint32_t generation = GenerationOf(before, 0);
     const std::string victim = WorkerOf(before, 0);
@@ -152,7 +152,7 @@ TEST_F(RecoveryTest, KilledWorkerIsReplaced) {
     ASSERT_NO_FATAL_FAILURE(AwaitNewGeneration(0, generation, 2, 1));
     before = AwaitVersion(0);
   }
-  const v1::RunStatus run = FinishWell();
+  const v1::RunStatus run = Finish();
   EXPECT_EQ(run.groups(), 2u);
   CheckStore(run);
 }
@@ -163,7 +163,7 @@ TEST_F(RecoveryTest, SmallerGroupContinues) {
   const v1::StatusReply before = AwaitVersion(5);
   cluster_.Kill(WorkerOf(before, 1));
   ASSERT_NO_FATAL_FAILURE(AwaitNewGeneration(1, GenerationOf(before, 1), 1, 0));
-  CheckStore(FinishWell());
+  CheckStore(Finish());
 }
 
 TEST_F(RecoveryTest, CoordinatorRestart) {
@@ -176,7 +176,7 @@ TEST_F(RecoveryTest, CoordinatorRestart) {
     ASSERT_TRUE(commits.ok()) << commits.status();
     const uint32_t version = FindRun(before, run_)->version();
     ASSERT_GE(commits->rbegin()->first, version) << "an acknowledged round is lost";
-    // What was decided before still is.
+    // Earlier decisions have not changed.
     for (const auto& [round, commit] : known) {
       EXPECT_EQ(commits->at(round).SerializeAsString(), commit.SerializeAsString()) << round;
     }
@@ -189,7 +189,7 @@ TEST_F(RecoveryTest, CoordinatorRestart) {
     before = AwaitVersion(commits->rbegin()->first + 3);
     EXPECT_EQ(before.coordinator().starts(), time + 1);
     EXPECT_EQ(before.runs_size(), 1);
-    // A generation made since is above all that were given out before.
+    // New generations are larger than all earlier ones.
     for (const v1::GroupStatus& group : before.groups()) {
       const auto& last = known.rbegin()->second;
       const bool kept = std::any_of(last.participants().begin(), last.participants().end(),
@@ -202,7 +202,7 @@ TEST_F(RecoveryTest, CoordinatorRestart) {
           << group.ShortDebugString();
     }
   }
-  CheckStore(FinishWell());
+  CheckStore(Finish());
 }
 
 TEST_F(RecoveryTest, AggregatorRestart) {
@@ -212,7 +212,7 @@ TEST_F(RecoveryTest, AggregatorRestart) {
   for (int time = 0; time < 2; ++time) {
     const uint32_t version = FindRun(AwaitVersion(0), run_)->version();
     cluster_.Kill("aggregator-0");
-    // Without this shard no round can be committed, so it must be the process that comes back.
+    // Without this shard no round can be committed, so later versions need the new process.
     ASSERT_EQ(cluster_.StartAggregator("aggregator-0"), absl::OkStatus());
     const v1::StatusReply after = AwaitVersion(version + 5);
     const auto found = std::find_if(
@@ -221,8 +221,8 @@ TEST_F(RecoveryTest, AggregatorRestart) {
     ASSERT_NE(found, after.aggregators().end());
     EXPECT_TRUE(found->member().connected());
   }
-  const v1::RunStatus disturbed = FinishWell();
-  // Nobody lost anything: the model is, bit for bit, that of a run without a death.
+  const v1::RunStatus disturbed = Finish();
+  // No data is lost: every bit of the model equals that of a run without faults.
   const auto again = cluster_.client().Submit(spec);
   ASSERT_TRUE(again.ok()) << again.status();
   const auto undisturbed = cluster_.AwaitDone(*again, kLong);

@@ -1,9 +1,12 @@
-// Programs that cannot do their work say why in one line and end with a code that is not zero.
+// Programs that cannot start report one line and a non-zero exit code; SIGTERM ends them with 0.
+#include <signal.h>
+
 #include <filesystem>
 #include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,7 +22,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kEnd = absl::Seconds(30);
 
-// What the program itself said; logs of the libraries below it are not counted.
+// The lines of the program itself, without those of libraries.
 std::vector<std::string> Reasons(const Finished& finished, const std::string& program) {
   std::vector<std::string> reasons;
   for (const std::string& line : finished.lines) {
@@ -52,7 +55,7 @@ TEST_F(StartUpTest, TakenPort) {
       1, HasSubstr(taken));
   ExpectRefusal("cadre-aggregator",
                 {absl::StrCat("--listen=", taken), absl::StrCat("--coordinator=", taken),
-                 absl::StrCat("--data_dir=", cluster_.folder(), "/a"), "--name=a"},
+                 absl::StrCat("--data-dir=", cluster_.folder(), "/a"), "--name=a"},
                 1, HasSubstr(taken));
   ExpectRefusal("cadre-worker",
                 {absl::StrCat("--listen=", taken), absl::StrCat("--coordinator=", taken)}, 1,
@@ -60,19 +63,19 @@ TEST_F(StartUpTest, TakenPort) {
 }
 
 TEST_F(StartUpTest, MissingCoordinator) {
-  // A port that was just free: that of a coordinator that is gone.
+  // A port on which no program listens: that of a killed coordinator.
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
-  const std::string nobody = cluster_.coordinator();
+  const std::string address = cluster_.coordinator();
   cluster_.Kill("coordinator");
-  ExpectRefusal("cadre-worker", {absl::StrCat("--coordinator=", nobody), "--dial_timeout=1"}, 4,
-                HasSubstr(nobody));
+  ExpectRefusal("cadre-worker", {absl::StrCat("--coordinator=", address), "--dial-timeout=1"}, 4,
+                HasSubstr(address));
   ExpectRefusal("cadre-aggregator",
-                {absl::StrCat("--coordinator=", nobody), "--dial_timeout=1",
-                 absl::StrCat("--data_dir=", cluster_.folder(), "/a"), "--name=a"},
-                4, HasSubstr(nobody));
+                {absl::StrCat("--coordinator=", address), "--dial-timeout=1",
+                 absl::StrCat("--data-dir=", cluster_.folder(), "/a"), "--name=a"},
+                4, HasSubstr(address));
   for (const char* verb : {"status", "runs", "members", "watch"}) {
-    ExpectRefusal("cadre", {verb, absl::StrCat("--coordinator=", nobody), "--timeout=1s"}, 4,
-                  HasSubstr(nobody));
+    ExpectRefusal("cadre", {verb, absl::StrCat("--coordinator=", address), "--timeout=1s"}, 4,
+                  HasSubstr(address));
   }
 }
 
@@ -93,8 +96,8 @@ TEST_F(StartUpTest, LockedStore) {
 }
 
 TEST_F(StartUpTest, UnwritableStore) {
-  // Files may not grow, as on a full disk, from the start and from the middle of the first
-  // transactions on.
+  // Files may not grow, as on a full disk, from the start or from the middle of the first
+  // transactions.
   for (const int blocks : {0, 8}) {
     const std::string store = absl::StrCat(cluster_.folder(), "/full-", blocks, ".db");
     const std::string command = absl::StrCat(
@@ -105,7 +108,7 @@ TEST_F(StartUpTest, UnwritableStore) {
                                    .log = cluster_.folder() + "/out"});
     ASSERT_TRUE(process.ok()) << process.status();
     const auto ending = process->WaitUntil(absl::Now() + kEnd);
-    ASSERT_TRUE(ending.has_value()) << "it goes on";
+    ASSERT_TRUE(ending.has_value()) << "the coordinator does not end";
     EXPECT_EQ(*ending, (Ending{false, 1}));
     const Finished finished = {.exit_code = 1, .lines = LastLines(cluster_.folder() + "/out", 100)};
     const std::vector<std::string> reasons = Reasons(finished, "cadre-coordinator");
@@ -121,15 +124,15 @@ TEST_F(StartUpTest, AggregatorWithoutFolder) {
   std::ofstream(file) << "not a folder";
   ExpectRefusal("cadre-aggregator",
                 {absl::StrCat("--coordinator=", cluster_.coordinator()),
-                 absl::StrCat("--data_dir=", file, "/a"), "--name=a"},
+                 absl::StrCat("--data-dir=", file, "/a"), "--name=a"},
                 1, HasSubstr(file));
 }
 
 TEST_F(StartUpTest, MissingDevice) {
-  // Told before it looks for a coordinator: there is none.
+  // The error is reported before the worker connects; no coordinator is running.
   ExpectRefusal("cadre-worker", {"--device=tpu"}, 2, HasSubstr("tpu"));
   ExpectRefusal("cadre-worker", {"--device=cuda:-1"}, 2, HasSubstr("cuda:-1"));
-  // Where there are GPUs it is the flag that is wrong; elsewhere no flag would help.
+  // With a driver, the flag is wrong; without one, no flag would help.
   const bool has_driver = std::filesystem::exists("/dev/nvidiactl");
   ExpectRefusal(
       "cadre-worker", {"--device=cuda:99"}, has_driver ? 2 : 64,
@@ -141,8 +144,39 @@ TEST_F(StartUpTest, BadFlags) {
   ExpectRefusal("cadre-worker", {"--listen=0.0.0.0:0"}, 2, HasSubstr("--insecure"));
   ExpectRefusal("cadre-worker", {"--listen=127.0.0.1.example.com:7002"}, 2,
                 HasSubstr("--insecure"));
-  ExpectRefusal("cadre-aggregator", {}, 2, HasSubstr("--data-dir"));
+  ExpectRefusal("cadre-aggregator", {"--name=a"}, 2, HasSubstr("--data-dir is required"));
+  ExpectRefusal("cadre-aggregator", {"--data_dir=d"}, 2, HasSubstr("--name is required"));
+  const std::vector<std::string> valid = {"--data-dir=d", "--name=a"};
+  for (const char* flag : {"--coordinator=", "--max-streams=0", "--disk-threads=0", "extra"}) {
+    std::vector<std::string> arguments = valid;
+    arguments.push_back(flag);
+    const std::string name = std::string(flag).substr(0, std::string(flag).find('='));
+    ExpectRefusal("cadre-aggregator", arguments, 2, HasSubstr(name));
+  }
   ExpectRefusal("cadre-coordinator", {"what"}, 2, HasSubstr("what"));
+}
+
+TEST_F(StartUpTest, AggregatorHelpListsFlags) {
+  const auto help = RunProgram("cadre-aggregator", {"--help"}, kEnd);
+  ASSERT_TRUE(help.ok()) << help.status();
+  const std::string text = absl::StrJoin(help->lines, "\n");
+  EXPECT_THAT(text, HasSubstr("cadre-aggregator --coordinator=HOST:PORT --data-dir=DIR"));
+  EXPECT_THAT(text, HasSubstr("Exit codes"));
+  for (const char* flag : {"listen", "advertise", "insecure", "port-file", "dial-timeout"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("\n  --", flag)));
+  }
+}
+
+TEST_F(StartUpTest, AggregatorLeavesOnSigterm) {
+  ASSERT_EQ(cluster_.StartAll(1, 0), absl::OkStatus());
+  cluster_.Signal("aggregator-0", SIGTERM);
+  const auto ending = cluster_.process("aggregator-0").WaitUntil(absl::Now() + kEnd);
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(*ending, (Ending{false, 0}));
+  // Goodbye ends its membership before the lease expires.
+  const auto status = cluster_.client().Status();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->aggregators_size(), 0);
 }
 
 }  // namespace
