@@ -1,3 +1,5 @@
+// A part has three states: free (`given` is false), assigned (`given`), and finished (`done`). Only
+// finished parts have results; the sums are over labels, since a sample may have several (tokens).
 #include "coordinator/evaluation.h"
 
 #include <algorithm>

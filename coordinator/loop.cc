@@ -1,3 +1,14 @@
+// One iteration: take all waiting items, pass the events to the machine, commit the records of all
+// of them in one transaction, perform the other actions, run the queries, notify the watchers.
+// Batching makes the cost of the fsync independent of the number of events: under load, more events
+// share it.
+//
+// A stalled process (a slow disk, SIGSTOP, a suspended machine) must not expire the leases of
+// members whose messages wait in the queue. Two measures prevent it: Tick follows all events of a
+// batch, and after a stall of more than a second no lease expires for two heartbeat intervals.
+//
+// If the store fails, the loop stops: the machine is ahead of the store, so none of its decisions
+// may be sent. The restarted process continues from the last transaction.
 #include "coordinator/loop.h"
 
 #include <glog/logging.h>

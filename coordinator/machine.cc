@@ -1,4 +1,18 @@
 // Events, and the life of runs. Part of Machine.
+//
+// Handle has two steps. The first changes the state as the event requires: a lease is renewed, a
+// contribution is added, a group is fenced. The second, Settle, does everything that has become
+// possible, in one fixed order over the runs: choose shards, form groups, start them, close a
+// round, assign parts of an evaluation. Settle looks only at the state and the time, never at the
+// event, so there are no pending tasks: after a restart, the first event settles whatever is due.
+//
+// Determinism: the containers are ordered, the records are serialized deterministically
+// (outbox.cc), and random numbers are functions of seeds in the events. The simulation and the
+// tests rely on it.
+//
+// Cost: every event visits all live runs and their slots, and reads all members to find idle
+// workers. With the limits of a run file (4096 groups) and a few events per second and member, this
+// takes microseconds to a few milliseconds; searches for plans are by far the most expensive part.
 #include "coordinator/machine.h"
 
 #include <algorithm>
@@ -156,6 +170,7 @@ void Machine::EndRun(Run& run, v1::RunState state, absl::string_view reason) {
     ReleaseMembers(slot, absl::StrCat("the run has ended: ", reason));
     slot = Slot(run.id(), slot.group(), now_);
   }
+  // Without their records, a restart finds no group of this run.
   out_.EraseBelow(GroupsPrefix(run.id()));
   for (const std::string& name : run.record.shards()) {
     const Member* const member = members_.Aggregator(name);
@@ -169,6 +184,7 @@ void Machine::EndRun(Run& run, v1::RunState state, absl::string_view reason) {
                                         : "runs_stopped");
 }
 
+// The oldest ended runs are removed first; their records are erased with them.
 void Machine::EvictEndedRuns() {
   int ended = 0;
   for (const auto& [number, run] : runs_) ended += run.live() ? 0 : 1;
@@ -184,6 +200,7 @@ void Machine::EvictEndedRuns() {
   }
 }
 
+// Run ids start with "run-<number>"; the rest of the id must be equal as well.
 Run* Machine::FindRun(absl::string_view run_id) {
   return const_cast<Run*>(std::as_const(*this).FindRun(run_id));
 }

@@ -160,8 +160,8 @@ class Machine {
   // Whether the member is the aggregator of this shard of the run.
   static bool Owns(const Member& member, const Run& run, uint32_t shard);
 
-  // -- machine_groups.cc: forming, starting, fencing Connected workers without a rank, oldest
-  // first.
+  // -- machine_groups.cc: forming, starting, fencing
+  // Connected workers without a rank, oldest first.
   std::vector<std::string> IdleWorkers() const;
   // The same workers, those of one host adjacent.
   std::vector<std::string> SortByHost(const std::vector<std::string>& workers) const;

@@ -1,4 +1,11 @@
 // Evaluation of versions. Part of Machine.
+//
+// When the step of a commit crosses an evaluation epoch, the test split is divided among the groups
+// that adopt the version; each evaluates its part before it continues training. There is at most
+// one evaluation at a time. Usually all parts arrive before the next one is due; if a group is
+// lost, its part is free until a group starts from that version, and a newer evaluation supersedes
+// the old one, whose result then covers fewer samples. Only at the end of a run is every part
+// required, so free parts are assigned to groups that have finished their own.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

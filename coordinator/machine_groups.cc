@@ -1,4 +1,25 @@
 // Groups: forming, starting, fencing. Part of Machine.
+//
+// The life of a generation:
+//
+//   FormSlot        chooses idle workers and a plan; the generation number comes from the store
+//   Assignment      to every rank, with the peers' addresses, the plan and the version to start
+//   from Prepared        from every rank: data sets are open, the version is loaded, the ranks are
+//                   connected; rank 0 reports the plan with buckets and the measured link
+//   Start           to every rank, once all are prepared; the first groups of a run start together
+//   Fence           ends the generation: its ranks are released, its contribution to the open round
+//                   is removed and its part of an evaluation becomes free
+//
+// A slot that waits for workers reserves idle ones, in order of submission and of slots. Otherwise
+// runs with small groups would take every worker that becomes idle, and a large group would never
+// form. The price is idle workers while a large group waits.
+//
+// A group of full size forms immediately. A smaller one forms only in a slot that had a group
+// before, after rejoin_wait: a restarted worker usually returns sooner, and forming the group twice
+// costs more than the wait. The first generation always has full size, so a run never starts with
+// fewer workers than requested.
+//
+// All ranks of a group have one kind of device, since the slowest rank determines the pace.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -12,6 +33,7 @@
 
 namespace cadre {
 
+// Members are ordered by age, so the oldest idle worker comes first.
 std::vector<std::string> Machine::IdleWorkers() const {
   std::vector<std::string> idle;
   for (const auto& [id, member] : members_.all()) {
@@ -106,7 +128,7 @@ bool Machine::FormSlot(Run& run, Slot& slot, std::vector<std::string>& idle) {
   const size_t wanted = RanksPerGroup(run.spec());
   const bool waited =
       slot.record().lived() && now_ >= slot.waiting_since() + RejoinWait(run.spec());
-  const size_t least = waited ? MinRanksPerGroup(run.spec()) : wanted;
+  const size_t min_ranks = waited ? MinRanksPerGroup(run.spec()) : wanted;
   if (!slot.preferred_members.empty()) {
     const std::set<absl::string_view> preferred(slot.preferred_members.begin(),
                                                 slot.preferred_members.end());
@@ -114,7 +136,8 @@ bool Machine::FormSlot(Run& run, Slot& slot, std::vector<std::string>& idle) {
                           [&](const std::string& id) { return preferred.count(id) != 0; });
   }
   const std::vector<std::vector<std::string>> kinds = GroupByDevice(run, idle);
-  for (size_t ranks = std::min(wanted, idle.size()); ranks >= least && ranks > 0; --ranks) {
+  // Some numbers of ranks have no legal plan, so smaller groups are tried as well.
+  for (size_t ranks = std::min(wanted, idle.size()); ranks >= min_ranks && ranks > 0; --ranks) {
     for (const std::vector<std::string>& workers : kinds) {
       if (workers.size() < ranks) continue;
       const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);
@@ -135,6 +158,7 @@ void Machine::FormGeneration(Run& run, Slot& slot, const std::vector<std::string
   Count("groups_formed");
   slot.Form(meta_.generation(), members, plan, run.record.version(), run.record.step(), now_);
   Save(slot);
+  // The aggregators must accept the new generation, and refuse older ones, before it contributes.
   SendOpenRuns(run);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     members_.Find(members[rank])->place = slot.Place(rank);
@@ -167,6 +191,7 @@ void Machine::SendAssignment(const Run& run, const Slot& slot, uint32_t rank) {
   }
   assignment.set_version(slot.record().version());
   assignment.set_step(slot.record().step());
+  // A commit may have changed the version since the generation was formed.
   if (slot.record().version() == run.record.version()) {
     assignment.set_digest(run.averages() ? run.record.digest() : 0);
   } else if (run.previous_known && slot.record().version() == run.previous_version) {
@@ -326,6 +351,8 @@ void Machine::ReleaseMembers(Slot& slot, absl::string_view reason) {
   }
 }
 
+// A message for another generation is normal after a fence: the member may have sent it before it
+// received Release. The message is refused, but the stream stays open.
 Run* Machine::RunAtPlace(Member& member, const v1::RankSlot& place) {
   Run* const run = FindRun(place.run());
   if (run == nullptr) {

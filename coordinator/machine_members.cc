@@ -1,4 +1,23 @@
 // Streams, Hello and leases. Part of Machine.
+//
+// A member is identified by its id and a process by its incarnation, a random number that the
+// process chooses at its start. A Hello is one of four cases:
+//
+//   known id or incarnation, same process   a reconnect: the member keeps its lease and its rank
+//   aggregator with a known name            the same member, even if the process is new: the data
+//   is
+//                                           on its disk
+//   worker id that is not registered        refused: its lease has expired; it joins as a new
+//   member anything else                           a new member
+//
+// A reconnect without an id but with a known incarnation means that Welcome was lost.
+//
+// Messages may be lost with a stream in both directions. Members repeat what is not answered;
+// OnWorkerRejoined repeats what the coordinator has sent for the current generation. All handlers
+// therefore accept duplicates.
+//
+// Only ExpireMembers (a Tick) ends a lease. The driver sends Tick after all received messages, so a
+// slow coordinator does not take its own delay for the silence of a member.
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
@@ -201,6 +220,7 @@ void Machine::UpdateMember(Member& member, const v1::Hello& hello) {
 }
 
 void Machine::Welcome(Member& member, ConnectionId connection) {
+  // A half-open stream of the same process may still exist.
   const ConnectionId before = members_.Attach(member, connection, now_);
   if (before != 0) out_.End(before, absl::AbortedError("the member opened another stream"));
   v1::CoordinatorMessage message;
@@ -237,6 +257,7 @@ void Machine::OnWorkerRejoined(Member& member, const v1::Hello& hello) {
   }
 }
 
+// Counters are totals since the start of the process, so the newest heartbeat replaces the last.
 void Machine::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   member.counters.clear();
   for (const auto& [name, value] : heartbeat.counters()) {
@@ -265,6 +286,7 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, Endin
   Member* const found = members_.Find(member_id);
   if (found == nullptr) return;
   KeepCounters(*found);
+  // A copy: fencing needs the member after its removal.
   const Member member = *found;
   if (member.connected()) {
     out_.End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));

@@ -1,4 +1,11 @@
 // Restoring the state from the store. Part of Machine.
+//
+// Durable are the counters, members, runs, groups and commits. Not durable, and rebuilt from
+// messages of the members: streams, progress, open contributions, prepared ranks, measured step
+// times, and the answers of aggregators. Every transaction leaves a state from which the protocol
+// continues, which machine_crash_test checks for every transaction of two runs.
+//
+// Leases start again at the restore: the coordinator cannot know how long the members were silent.
 #include <algorithm>
 #include <utility>
 

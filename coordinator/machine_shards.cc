@@ -1,4 +1,21 @@
 // Aggregators: their shards, and whether the versions on their disks match. Part of Machine.
+//
+// A run chooses its aggregators once, by name, when the workers of its first group are idle; before
+// its first version is recorded the choice may still change. An aggregator answers OpenRun with the
+// version and digest on its disk. The coordinator compares them with its own commits:
+//
+//   equal version and digest          the shard is open
+//   one version ahead, while closing  the shard has applied the round, but its answer was lost
+//   older                             acknowledged data is lost: the run fails
+//   newer                             the coordinator's store is older than a commit: the run fails
+//   other digest                      the data is corrupt: the run fails
+//
+// A run fails in these cases because no correct version can be derived from what is left;
+// continuing would silently change the model. A disconnected aggregator, in contrast, only delays
+// the run.
+//
+// OpenRun also carries the lowest accepted generation of each group. It is sent again whenever one
+// changes, so an aggregator that was disconnected has the newest fences before it accepts data.
 #include <algorithm>
 #include <utility>
 

@@ -1,4 +1,8 @@
 // The cluster's status. Part of Machine.
+//
+// The status is computed from the state for every request; nothing is kept for it except reports of
+// the members. Times are those of the coordinator's clock. Values that a restart loses (progress,
+// heartbeats, measured step times) are absent until the members have sent them again.
 #include <algorithm>
 #include <utility>
 
@@ -78,6 +82,7 @@ v1::RunStatus Machine::RunStatusOf(const Run& run, absl::Time now) const {
   status.set_groups(groups);
   status.set_groups_alive(run.LiveGroups().size());
   if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
+  // One all-reduce of the gradients of all groups per step: 2 (G - 1) n values in total.
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
                                              sizeof(float) *
                                              (record.step() - FirstStep(record.spec())));
@@ -97,6 +102,7 @@ void Machine::FillTimes(const Run& run, absl::Time now, v1::RunStatus& status) c
   const double seconds =
       std::max(0.0, absl::ToDoubleSeconds(end - absl::FromUnixMillis(record.started_ms())));
   status.set_seconds(seconds);
+  // Contributions are counted at commits; before the first one, the rate of the groups is used.
   double now_training = 0;
   uint32_t step = record.step();
   for (const Slot& slot : run.slots) {
@@ -114,6 +120,7 @@ void Machine::FillTimes(const Run& run, absl::Time now, v1::RunStatus& status) c
   }
 }
 
+// AT_BOUNDARY lasts from Contributed to Decision, also while a commit is being applied.
 v1::GroupState Machine::StateOf(const Run& run, const Slot& slot) {
   if (slot.waiting()) return v1::GROUP_STATE_WAITING;
   if (!slot.started()) return v1::GROUP_STATE_PREPARING;
@@ -207,6 +214,7 @@ v1::AggregatorStatus Machine::AggregatorStatusOf(const Member& member, absl::Tim
   return status;
 }
 
+// The first reason that applies, in the order in which a run needs its members.
 std::string Machine::WaitReason(const Run& run) const {
   for (const std::string& name : run.record.shards()) {
     const Member* const member = members_.Aggregator(name);

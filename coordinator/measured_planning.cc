@@ -1,3 +1,12 @@
+// The hardware model of a group is pessimistic where ranks differ: the slowest device, the smallest
+// memory and the fewest cores, because a synchronous group runs at the pace of its slowest rank.
+//
+// Layers or parts of layers that were never timed are estimated from their arithmetic and the speed
+// of the timed ones. The estimate is poor for memory-bound layers, but a group times all its layers
+// in its first steps, so it only affects the first plan on a new device.
+//
+// Plans are returned without link and buckets: the ranks measure the link after they have connected
+// and choose buckets by it (worker/train). Predictions use the measured link.
 #include "coordinator/measured_planning.h"
 
 #include <glog/logging.h>
@@ -83,11 +92,11 @@ int PerHost(const std::vector<RankResources>& ranks) {
 // The minimum over ranks with a known value; 0 if none.
 template <typename Value>
 Value MinKnown(const std::vector<RankResources>& ranks, Value RankResources::*value) {
-  Value least = 0;
+  Value min = 0;
   for (const RankResources& rank : ranks) {
-    if (rank.*value > 0 && (least == 0 || rank.*value < least)) least = rank.*value;
+    if (rank.*value > 0 && (min == 0 || rank.*value < min)) min = rank.*value;
   }
-  return least;
+  return min;
 }
 
 absl::StatusOr<HardwareModel> HardwareFor(const PlanQuery& query, const Graph& graph) {

@@ -1,3 +1,8 @@
+// Layer times are keyed by device and model, not by run: the times of a finished run are the
+// prediction for the next one. For each part of a layer the newest measurement replaces older ones.
+// Links are keyed by the hosts of the ranks, sorted, because ranks of one group are
+// interchangeable. Both maps are bounded, because their keys come from messages; the oldest entry
+// is evicted.
 #include "coordinator/measurements.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Within one call, the newest record of a key replaces earlier ones, so a record that several
+// handlers change is written once. Erasures precede records: EndRun erases all groups of a run, and
+// a record that is put later in the same call must survive.
 #include "coordinator/outbox.h"
 
 #include <google/protobuf/io/coded_stream.h>

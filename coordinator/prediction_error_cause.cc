@@ -1,3 +1,7 @@
+// The step time of a rank is its own work (layers, updates, loading), plus moves, plus the time for
+// which it waits for collectives (`exposed`). The error of the prediction is divided the same way.
+// An error of the waiting is attributed to the link as far as the collectives themselves took
+// longer than predicted; the rest means that they were hidden less than predicted.
 #include "coordinator/prediction_error_cause.h"
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 //
 // The first condition keeps noise of the measurement from causing changes; the second is the usual
 // amortisation rule with a safety factor. The bias is clamped to [1/4, 4]: a larger ratio means
-// that the measurement says nothing about other plans.
+// that the measurement does not apply to other plans.
 //
 // Limit: one bias per slot. A planner that is wrong about one kind of layout only is corrected by
 // trying it, at the cost of one change and one return.
@@ -31,7 +31,7 @@ namespace {
 
 // Bound of the plans of one slot; groups try a handful.
 constexpr size_t kMaxPlans = 64;
-// Larger ratios say nothing about other plans.
+// Larger ratios are not applied to other plans.
 constexpr double kMaxBias = 4;
 
 }  // namespace
@@ -93,30 +93,30 @@ std::optional<double> PlanHistory::Expected(const GroupPlan& plan) const {
   return bias * plan.predicted->step();
 }
 
-const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistory& memory) {
+const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistory& history) {
   const GroupPlan* fastest = &plans.front();
-  std::optional<double> least = memory.Expected(*fastest);
+  std::optional<double> shortest = history.Expected(*fastest);
   for (const GroupPlan& plan : plans) {
-    const std::optional<double> expected = memory.Expected(plan);
-    if (!expected.has_value() || !least.has_value() || *expected >= *least) continue;
+    const std::optional<double> expected = history.Expected(plan);
+    if (!expected.has_value() || !shortest.has_value() || *expected >= *shortest) continue;
     fastest = &plan;
-    least = expected;
+    shortest = expected;
   }
   return *fastest;
 }
 
 std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_seconds,
                                          const std::vector<GroupPlan>& plans,
-                                         const PlanHistory& memory) {
-  const GroupPlan& fastest = FastestOf(plans, memory);
+                                         const PlanHistory& history) {
+  const GroupPlan& fastest = FastestOf(plans, history);
   if (SignatureOf(fastest.plan) == SignatureOf(present)) return std::nullopt;
-  const std::optional<double> expected = memory.Expected(fastest);
+  const std::optional<double> expected = history.Expected(fastest);
   if (!expected.has_value() || *expected > (1 - kMinGain) * step_seconds) return std::nullopt;
   return PlanChange{.now_seconds = step_seconds, .then_seconds = *expected};
 }
 
 bool IsWorthwhile(const PlanChange& change, uint64_t steps_left, absl::Duration formation) {
-  const double cost = absl::ToDoubleSeconds(std::max(formation, kMinMoveCost));
+  const double cost = absl::ToDoubleSeconds(std::max(formation, kMinChangeCost));
   return (change.now_seconds - change.then_seconds) * static_cast<double>(steps_left) >
          kGainOverCost * cost;
 }

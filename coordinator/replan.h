@@ -20,9 +20,9 @@ namespace cadre {
 // A better plan must reduce the step time by at least this fraction.
 inline constexpr double kMinGain = 0.1;
 // The time saved over the remaining steps must be at least this multiple of the cost of the change,
-// which is at least kMinMoveCost.
+// which is at least kMinChangeCost.
 inline constexpr double kGainOverCost = 5;
-inline constexpr absl::Duration kMinMoveCost = absl::Seconds(1);
+inline constexpr absl::Duration kMinChangeCost = absl::Seconds(1);
 
 // Equal for plans with equal mesh and layouts; buckets do not matter.
 std::string SignatureOf(const v1::Plan& plan);
@@ -42,8 +42,8 @@ struct PlanHistory {
   std::optional<double> Expected(const GroupPlan& plan) const;
 };
 
-// The plan with the least expected step time; the first if none is known. Requires: not empty.
-const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistory& memory);
+// The plan with the shortest expected step time; the first if none is known. Requires: not empty.
+const GroupPlan& FastestOf(const std::vector<GroupPlan>& plans, const PlanHistory& history);
 
 struct PlanChange {
   double now_seconds = 0;
@@ -53,7 +53,7 @@ struct PlanChange {
 // the gain is below kMinGain.
 std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_seconds,
                                          const std::vector<GroupPlan>& plans,
-                                         const PlanHistory& memory);
+                                         const PlanHistory& history);
 
 // Whether the time saved over the remaining steps justifies the change. `formation`: duration of
 // the group's last formation.

@@ -1,3 +1,8 @@
+// Steps are numbered over the whole training: a run from a checkpoint starts at the checkpoint's
+// step and data position. Epochs count samples from the first one, across runs with different
+// batches, so the step at which an epoch ends depends on the data position (model/data_position.h),
+// not on the step alone. Steps are 32-bit in the protocol; sums are computed in 64 bits and
+// clamped.
 #include "coordinator/run_rules.h"
 
 #include <algorithm>

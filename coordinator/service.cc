@@ -1,5 +1,5 @@
 // Calls and streams are registered under one number each. A unary call is in `pending_` until it is
-// finished: whoever removes it there (its answer, its cancellation or Drain) is the only one that
+// finished: the code that removes it (its answer, its cancellation or Drain) is the only one that
 // finishes it, so its reply is valid until then, and gRPC may delete the call at any later time.
 // Streams delete themselves in OnDone, after they have left their map; the mutex is held while a
 // stream is used, so that it is not destroyed meanwhile.

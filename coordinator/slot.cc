@@ -1,3 +1,5 @@
+// A slot outlives its generations: it keeps the history of measured plans, the reason of the last
+// end and whether it had a group before (`lived`), and everything else is reset by Form and Clear.
 #include "coordinator/slot.h"
 
 #include <algorithm>
@@ -59,6 +61,7 @@ void Slot::Form(uint32_t generation, const std::vector<std::string>& members, co
   version = from_version;
 }
 
+// Ranks choose buckets and algorithms by the link that they measure. Mesh and layouts are assigned.
 absl::Status Slot::CheckReportedPlan(const v1::Plan& plan) const {
   const v1::Plan& given = record_.plan();
   if (!Equal(plan.mesh(), given.mesh())) {

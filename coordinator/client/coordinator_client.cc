@@ -1,3 +1,5 @@
+// Every call first waits for the connection, so that an unreachable coordinator is reported as such
+// within dial_timeout instead of at the deadline of the call.
 #include "coordinator/client/coordinator_client.h"
 
 #include <grpcpp/client_context.h>

@@ -8,7 +8,7 @@
 //   - The Hello is the first write and is written by the reader itself; the writer writes only
 //   after
 //     Welcome. So Hello is always the first message of a stream.
-//   - Only the stream's end tells the reader that the connection is lost; a failed write therefore
+//   - The reader detects a lost connection only by the end of the stream; a failed write therefore
 //     cancels the stream instead of reporting an error of its own.
 //
 // A heartbeat has precedence over queued messages: it carries the counters, and a long queue must

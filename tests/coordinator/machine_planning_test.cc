@@ -438,20 +438,5 @@ TEST_F(MachinePlanningTest, OnlyLayersOfTheRunAreStored) {
   EXPECT_EQ(record.copy_seconds(), 3e-9);
 }
 
-TEST_F(MachinePlanningTest, OnlyCurrentRankZeroMeasures) {
-  const std::string run = Begin(2, 20);
-  FakeWorker& other = cluster_.Rank(run, 0, 1);
-  v1::Measured measured;
-  *measured.mutable_place() = cluster_.Lead(run, 0).place();
-  measured.mutable_times()->set_step(1);
-  measured.mutable_place()->set_generation(99);
-  cluster_.Send(cluster_.Lead(run, 0), measured);
-  EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 1u);
-  *measured.mutable_place() = other.place();
-  cluster_.Send(other, measured);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
-  EXPECT_FALSE(cluster_.Group(run, 0).has_measured());
-}
-
 }  // namespace
 }  // namespace cadre::testing

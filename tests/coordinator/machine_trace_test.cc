@@ -171,18 +171,6 @@ TEST_F(MachineTraceTest, DuplicateAnswerIsIgnored) {
   EXPECT_TRUE(cluster_.IsOpen(Rank(0).connection)) << "late and unrequested answers are harmless";
 }
 
-TEST_F(MachineTraceTest, AnswerOfOtherRankIsStale) {
-  const RequestId request = cluster_.TraceGroup(run_, 0);
-  v1::Traced stale = TracedBy(Requests(Rank(0)).back());
-  stale.mutable_place()->set_generation(77);
-  cluster_.Send(Rank(0), stale);
-  v1::Traced others = TracedBy(Requests(Rank(0)).back());
-  others.mutable_place()->set_rank(1);
-  cluster_.Send(Rank(0), others);
-  EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 2u);
-  EXPECT_FALSE(Answered(request));
-}
-
 TEST_F(MachineTraceTest, LostRankAbortsTrace) {
   const RequestId request = cluster_.TraceGroup(run_, 0);
   Answer(0);
