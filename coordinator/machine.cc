@@ -10,9 +10,9 @@
 // (outbox.cc), and random numbers are functions of seeds in the events. The simulation and the
 // tests rely on it.
 //
-// Cost: every event visits all live runs and their slots, and reads all members to find idle
-// workers. With the limits of a run file (4096 groups) and a few events per second and member, this
-// takes microseconds to a few milliseconds; searches for plans are by far the most expensive part.
+// Cost: every event visits all live runs and their slots, and all members to find idle workers. The
+// cost of an event therefore grows with the size of the cluster. Searches for plans, which happen
+// when a group forms or after it has measured its steps, cost far more.
 #include "coordinator/machine.h"
 
 #include <algorithm>
@@ -65,7 +65,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
 void Machine::ExpireMembers() {
   for (const std::string& id : members_.Expired(now_)) {
     Count("leases_lost");
-    Drop(id, "sent nothing for a whole lease", Ending::kFailed);
+    Drop(id, "sent no message within its lease", Ending::kFailed);
   }
   for (ConnectionId connection : members_.WithoutHello(now_)) {
     members_.Detach(connection);

@@ -77,8 +77,7 @@ class Machine {
   explicit Machine(Options options);
 
   // Restores the state from the records of a store (none if it is new). Requires: called once,
-  // first.
-  // Errors: DataLoss for a record that cannot be parsed.
+  // first. Errors: DataLoss for a record that cannot be parsed.
   absl::StatusOr<std::vector<Action>> Restore(const std::map<std::string, std::string>& records,
                                               absl::Time now);
 

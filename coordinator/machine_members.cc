@@ -3,12 +3,12 @@
 // A member is identified by its id and a process by its incarnation, a random number that the
 // process chooses at its start. A Hello is one of four cases:
 //
-//   known id or incarnation, same process   a reconnect: the member keeps its lease and its rank
-//   aggregator with a known name            the same member, even if the process is new: the data
-//   is
-//                                           on its disk
-//   worker id that is not registered        refused: its lease has expired; it joins as a new
-//   member anything else                           a new member
+//   known id or incarnation, same process  a reconnect: the member keeps its lease and its rank
+//   aggregator with a known name           the same member, also as a new process: its data is on
+//                                          its disk
+//   unknown worker id                      refused, since its lease has expired; it joins as a new
+//                                          member
+//   anything else                          a new member
 //
 // A reconnect without an id but with a known incarnation means that Welcome was lost.
 //

@@ -37,7 +37,6 @@
 #include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
 #include "coordinator/machine.h"
-#include "coordinator/run_discrepancy.h"
 
 namespace cadre {
 

@@ -11,7 +11,6 @@
 #include "base/digest.h"
 #include "coordinator/machine.h"
 #include "coordinator/prediction_error_cause.h"
-#include "coordinator/run_discrepancy.h"
 #include "coordinator/run_rules.h"
 
 namespace cadre {

@@ -52,8 +52,8 @@ class Planning {
   virtual ~Planning() = default;
 
   // Plans for the group, fastest prediction first; never empty. If link or times are unknown, the
-  // single plan of the rules, without a prediction.
-  // Errors: InvalidArgument if this number of ranks cannot train the run.
+  // single plan of the rules, without a prediction. Errors: InvalidArgument if this number of ranks
+  // cannot train the run.
   virtual absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const = 0;
 
   // Errors: FailedPrecondition if link or times are unknown; InvalidArgument for a plan that does

@@ -9,8 +9,7 @@
 // leaves a block whose CRC does not match. Nothing marks a file as complete; Verify checks that
 // every block is undamaged and that the file ends after the last one.
 //
-// CRC32C detects all errors of up to 32 consecutive bits and all but 2^-32 of the others, at about
-// 10 GB/s with the processor's instruction.
+// CRC32C detects all errors of up to 32 consecutive bits and all but 2^-32 of the others.
 #include "server/block_file.h"
 
 #include <fcntl.h>

@@ -79,7 +79,7 @@ std::vector<ContributionKey> KeysOf(const Contributions& contributions) {
 
 }  // namespace
 
-const Ledger::Run* Ledger::Find(const std::string& run) const {
+Ledger::Run* Ledger::Find(const std::string& run) {
   const auto found = runs_.find(run);
   return found == runs_.end() ? nullptr : &found->second;
 }
@@ -226,9 +226,9 @@ std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32
 }
 
 ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
-  const auto found = runs_.find(apply.run());
-  if (found == runs_.end() || !found->second.current) return UnknownRun(apply.run());
-  Run& run = found->second;
+  Run* const found = Find(apply.run());
+  if (found == nullptr || !found->current) return UnknownRun(apply.run());
+  Run& run = *found;
   if (apply.shard() != run.terms.shard) {
     return Malformed(absl::StrCat("shard ", apply.shard(), " of ", apply.run(),
                                   " is not open here; shard ", run.terms.shard, " is"));
@@ -270,29 +270,22 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
 }
 
 void Ledger::ApplyFailed(const std::string& name, uint32_t round) {
-  const auto found = runs_.find(name);
-  if (found != runs_.end() && found->second.closing_round == round) found->second.applying = false;
+  Run* const run = Find(name);
+  if (run != nullptr && run->closing_round == round) run->applying = false;
 }
 
 std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uint32_t version,
                                                     const VersionStats& stats) {
-  const auto found = runs_.find(name);
-  if (found == runs_.end()) return {};
-  Run& run = found->second;
+  Run* const found = Find(name);
+  if (found == nullptr) return {};
+  Run& run = *found;
   const bool first = !run.current && version == 0;
   if (!first && !(run.applying && version == run.closing_round)) return {};
   run.previous = std::exchange(run.current, Version{version, stats});
   run.applying = false;
-  std::vector<ContributionKey> dropped;
-  for (auto it = run.contributions.begin(); it != run.contributions.end();) {
-    if (it->first.round > version) {
-      ++it;
-      continue;
-    }
-    dropped.push_back(it->first);
-    it = run.contributions.erase(it);
-  }
-  return dropped;
+  return DropIf(run, [version](const ContributionKey& key, const Contribution&) {
+    return key.round <= version;
+  });
 }
 
 PullDecision Ledger::Pull(const v1::PullRequest& request) const {

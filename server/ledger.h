@@ -30,6 +30,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -42,7 +43,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/decision.h"
-#include "server/discrepancy_sums.h"
+#include "server/mean.h"
 #include "server/slices.h"
 #include "tensor/interval.h"
 
@@ -245,12 +246,19 @@ class Ledger {
     std::map<ContributionKey, Contribution> contributions;
   };
 
-  const Run* Find(const std::string& run) const;
+  // Null if the run is not open.
+  Run* Find(const std::string& run);
+  const Run* Find(const std::string& run) const { return const_cast<Ledger*>(this)->Find(run); }
+  // The contribution that this attempt stages; null if it was dropped or superseded.
+  Contribution* Find(const ContributionKey& key, uint64_t attempt);
   // Checks of a header against its run, each returning the refusal if there is one.
   static std::optional<Refused> CheckIdentity(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRound(const Run& run, const v1::ContributionHeader& header);
   static Decision<Contribution> MapRanges(const Run& run, const v1::ContributionHeader& header);
   static std::vector<ContributionKey> Fence(Run& run, uint32_t group, uint32_t generation);
+  // Removes contributions that satisfy the condition; returns their keys.
+  static std::vector<ContributionKey> DropIf(
+      Run& run, const std::function<bool(const ContributionKey&, const Contribution&)>& condition);
   static std::variant<GroupSource, std::string> CoverShard(const Run& run, uint32_t round,
                                                            const v1::Participant& participant);
 

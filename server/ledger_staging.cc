@@ -124,24 +124,34 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
 std::vector<ContributionKey> Ledger::Fence(Run& run, uint32_t group, uint32_t generation) {
   uint32_t& lowest = run.terms.generations[group];
   lowest = std::max(lowest, generation);
+  return DropIf(run, [&](const ContributionKey& key, const Contribution& contribution) {
+    return key.group == group && key.generation < generation && !contribution.durable;
+  });
+}
+
+std::vector<ContributionKey> Ledger::DropIf(
+    Run& run, const std::function<bool(const ContributionKey&, const Contribution&)>& condition) {
   std::vector<ContributionKey> dropped;
-  for (auto it = run.contributions.begin(); it != run.contributions.end();) {
-    const bool partial =
-        it->first.group == group && it->first.generation < generation && !it->second.durable;
-    if (!partial) {
-      ++it;
-      continue;
-    }
-    dropped.push_back(it->first);
-    it = run.contributions.erase(it);
-  }
+  std::erase_if(run.contributions, [&](const auto& entry) {
+    if (!condition(entry.first, entry.second)) return false;
+    dropped.push_back(entry.first);
+    return true;
+  });
   return dropped;
 }
 
+Ledger::Contribution* Ledger::Find(const ContributionKey& key, uint64_t attempt) {
+  Run* const run = Find(key.run);
+  if (run == nullptr) return nullptr;
+  const auto found = run->contributions.find(key);
+  const bool current = found != run->contributions.end() && found->second.attempt == attempt;
+  return current ? &found->second : nullptr;
+}
+
 Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
-  const auto found = runs_.find(header.run());
-  if (found == runs_.end() || !found->second.current) return UnknownRun(header.run());
-  Run& run = found->second;
+  Run* const found = Find(header.run());
+  if (found == nullptr || !found->current) return UnknownRun(header.run());
+  Run& run = *found;
   if (auto refused = CheckIdentity(run, header)) return *refused;
   Decision<Contribution> laid = MapRanges(run, header);
   if (auto* refused = std::get_if<Refused>(&laid)) return *refused;
@@ -206,28 +216,19 @@ std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t a
 }
 
 bool Ledger::ChunkStored(const ContributionKey& key, uint64_t attempt) {
-  const auto run = runs_.find(key.run);
-  if (run == runs_.end()) return false;
-  const auto found = run->second.contributions.find(key);
-  if (found == run->second.contributions.end() || found->second.attempt != attempt) return false;
-  return ++found->second.stored_chunks == found->second.chunks;
+  Contribution* const found = Find(key, attempt);
+  return found != nullptr && ++found->stored_chunks == found->chunks;
 }
 
 bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt) {
-  const auto run = runs_.find(key.run);
-  if (run == runs_.end()) return false;
-  const auto found = run->second.contributions.find(key);
-  if (found == run->second.contributions.end() || found->second.attempt != attempt ||
-      found->second.stored_chunks != found->second.chunks) {
-    return false;
-  }
-  found->second.durable = true;
+  Contribution* const found = Find(key, attempt);
+  if (found == nullptr || found->stored_chunks != found->chunks) return false;
+  found->durable = true;
   return true;
 }
 
 void Ledger::ContributionLost(const ContributionKey& key) {
-  const auto run = runs_.find(key.run);
-  if (run != runs_.end()) run->second.contributions.erase(key);
+  if (Run* const run = Find(key.run)) run->contributions.erase(key);
 }
 
 }  // namespace cadre

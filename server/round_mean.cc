@@ -12,7 +12,7 @@
 // sorted by position, and each group keeps the index of its current segment, so reading is one
 // forward scan.
 //
-// The discrepancy (discrepancy_sums.h) needs the version before at the same positions; it is read
+// The discrepancy (mean.h) needs the version before at the same positions; it is read
 // along. It is a statistic for the status: if the version before is missing or damaged, the round
 // is applied without it.
 #include "server/round_mean.h"

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "server/block_file.h"
-#include "server/discrepancy_sums.h"
 #include "server/ledger.h"
+#include "server/mean.h"
 #include "server/version_reader.h"
 
 namespace cadre {

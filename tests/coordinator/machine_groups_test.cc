@@ -166,7 +166,7 @@ TEST_F(MachineGroupsTest, LostLeaseFencesGroup) {
   cluster_.Kill(cluster_.Rank(run, 0, 1));
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Counter("leases_lost") == 1; }));
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_WAITING);
-  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("whole lease"));
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("sent no message within its lease"));
   EXPECT_FALSE(cluster_.workers()[0].assignment.has_value()) << "the other rank is released";
 }
 

@@ -15,7 +15,6 @@
 #include "base/digest.h"
 #include "model/formats/safetensors.h"
 #include "server/client/refusal.h"
-#include "server/mean.h"
 #include "server/run_terms.h"
 #include "tests/server/testing.h"
 
@@ -675,21 +674,6 @@ TEST_F(ShardHostTest, RefusalsAreCounted) {
   EXPECT_EQ(counters_.Get("refused_wrong_crc"), 1u);
   // The refused chunk has changed nothing.
   EXPECT_TRUE(PutChunks(*staging, Values(1, 15), 4).ok());
-}
-
-TEST(MeanTest, WeightsAreRoundedOnce) {
-  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{12345}), ElementsAre(1.0F));
-  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 3}), ElementsAre(0.25F, 0.75F));
-  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 2}), ElementsAre(1.0F / 3, 2.0F / 3));
-  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{0, 5}), ElementsAre(0.0F, 1.0F));
-}
-
-TEST(MeanTest, EqualModelsKeepTheirBits) {
-  const std::vector<float> x = Values(3, 1000);
-  std::vector<float> sum(1000);
-  SetWeighted(0.5F, x, sum);
-  AddWeighted(0.5F, x, sum);
-  EXPECT_TRUE(SameBits(sum, x));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-#include "server/discrepancy_sums.h"
+#include "server/mean.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,9 +8,12 @@
 #include <vector>
 
 #include "plan/cost/discrepancy.h"
+#include "tests/server/testing.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
+
+using ::testing::ElementsAre;
 
 using Vectors = std::vector<std::vector<float>>;
 
@@ -82,5 +86,20 @@ TEST(DiscrepancySumsTest, DefaultIsUnknown) {
   EXPECT_EQ(DiscrepancySums().Total().displacement, 0) << "the sum over a shard without parameters";
 }
 
+TEST(MeanTest, WeightsAreRoundedOnce) {
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{12345}), ElementsAre(1.0F));
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 3}), ElementsAre(0.25F, 0.75F));
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{1, 2}), ElementsAre(1.0F / 3, 2.0F / 3));
+  EXPECT_THAT(MeanWeights(std::vector<uint64_t>{0, 5}), ElementsAre(0.0F, 1.0F));
+}
+
+TEST(MeanTest, EqualModelsKeepTheirBits) {
+  const std::vector<float> x = Values(3, 1000);
+  std::vector<float> sum(1000);
+  SetWeighted(0.5F, x, sum);
+  AddWeighted(0.5F, x, sum);
+  EXPECT_TRUE(SameBits(sum, x));
+}
+
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing
