@@ -12,6 +12,7 @@ v1::EvaluationRecord CutTestSplit(uint32_t version, uint32_t step, uint64_t samp
   evaluation.set_version(version);
   evaluation.set_step(step);
   const uint64_t parts = std::max<uint64_t>(1, groups.size());
+  // The ends are rounded down from exact fractions, so sizes differ by at most one sample.
   for (uint64_t i = 0; i < parts; ++i) {
     const uint64_t begin = samples * i / parts;
     const uint64_t end = samples * (i + 1) / parts;
@@ -32,6 +33,8 @@ const v1::EvaluationPart* AssignedPart(const v1::EvaluationRecord& evaluation, u
   return nullptr;
 }
 
+// A group that lost its part may still report it. The part is then free or belongs to another
+// group, and the report is ignored: the samples are counted once, by the group that holds the part.
 bool RecordPart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated) {
   if (evaluated.version() != evaluation.version()) return false;
   for (v1::EvaluationPart& part : *evaluation.mutable_parts()) {

@@ -1,3 +1,6 @@
+// The reply must fit into one message, so every rank has an equal share of its bytes. A rank is
+// asked for no more events than its share holds, and what exceeds it nevertheless is counted as
+// dropped.
 #include "coordinator/group_trace.h"
 
 #include <algorithm>
@@ -20,6 +23,7 @@ uint32_t GroupTrace::max_events() const {
 void GroupTrace::Take(const v1::Traced& traced, const std::string& worker,
                       const std::string& host) {
   const uint32_t rank = traced.place().rank();
+  // The first answer is kept: a rank that connects again may send its events twice.
   if (answered(rank)) return;
   v1::RankTrace& taken = ranks_[rank];
   taken.set_rank(rank);

@@ -34,6 +34,7 @@ ConnectionId Membership::Attach(Member& member, ConnectionId connection, absl::T
   return before;
 }
 
+// The member remains until its lease ends: it may connect again with the same incarnation.
 Member* Membership::Detach(ConnectionId connection) {
   pending_.erase(connection);
   Member* const member = ByConnection(connection);

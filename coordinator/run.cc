@@ -1,3 +1,6 @@
+// A Run joins what the store keeps (`record`, `last`) with what is rebuilt after a restart
+// (`round`, `opened`): aggregators open their shards again, and groups send their contributions
+// again.
 #include "coordinator/run.h"
 
 #include <algorithm>
@@ -9,6 +12,7 @@
 namespace cadre {
 namespace {
 
+// A generation names the ranks: a group that was formed again is not the group that contributed.
 bool Holds(const v1::CommitRecord& commit, uint32_t group, uint32_t generation) {
   return std::any_of(commit.participants().begin(), commit.participants().end(),
                      [&](const v1::Participant& in) {
@@ -55,6 +59,7 @@ std::optional<uint64_t> Run::ShardDigestOf(uint32_t shard) const {
   return std::nullopt;
 }
 
+// Modulo 2^64, so the order in which the shards were committed is irrelevant.
 uint64_t SumOfDigests(const v1::CommitRecord& commit) {
   uint64_t sum = 0;
   for (const v1::ShardDigest& digest : commit.digests()) sum += digest.digest();

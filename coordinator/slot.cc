@@ -80,6 +80,7 @@ absl::Status Slot::CheckReportedPlan(const v1::Plan& plan) const {
   return absl::OkStatus();
 }
 
+// Rank 0 reports the plan for all ranks, which agreed on it, so one copy in the record is enough.
 void Slot::Prepare(const v1::Prepared& prepared) {
   v1::Prepared& kept = prepared_[prepared.place().rank()];
   kept = prepared;
@@ -139,6 +140,7 @@ bool Slot::CountVersion(uint32_t adopted) {
   return true;
 }
 
+// Everything that belongs to one generation and is not in the record.
 void Slot::ResetProgress() {
   prepared_.clear();
   progress.Clear();

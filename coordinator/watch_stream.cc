@@ -1,3 +1,5 @@
+// An update is sent when a run changed, at most once in kInterval. `sent_` holds the last update of
+// each run without its clocks, which change at every look.
 #include "coordinator/watch_stream.h"
 
 #include <utility>

@@ -98,6 +98,7 @@ absl::Status CoordinatorClient::Watch(
   v1::WatchUpdate update;
   bool wanted = true;
   while (wanted && reader->Read(&update)) wanted = on_update(update);
+  // Without the cancellation, Finish would wait until the coordinator ends the stream.
   if (!wanted) {
     context.TryCancel();
     reader->Finish();

@@ -1,3 +1,5 @@
+// The name travels inside the message of the status, before the first ": ", because a gRPC status
+// has no field for it and several refusals share a code.
 #include "server/client/refusal.h"
 
 #include "absl/strings/ascii.h"

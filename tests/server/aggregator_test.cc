@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/digest.h"
 #include "server/client/rounds_client.h"
+#include "tests/base/file_size_limit.h"
 #include "tests/server/fake_coordinator.h"
 #include "tests/server/testing.h"
 
@@ -123,7 +124,7 @@ TEST_F(AggregatorTest, RetriesOrderOnFullDisk) {
   Start();
   const uint64_t digest = [&] {
     {
-      const FullDisk full(60);
+      const FileSizeLimit full(60);
       v1::CoordinatorMessage message;
       *message.mutable_open_run() = run_.Open();
       coordinator_->Send(message);
@@ -136,7 +137,7 @@ TEST_F(AggregatorTest, RetriesOrderOnFullDisk) {
   ASSERT_TRUE(Stage({}, values).ok());
   const uint64_t failures = aggregator_->counters().Get("disk_full");
   {
-    const FullDisk full(60);
+    const FileSizeLimit full(60);
     SendApply(MakeApply(run_, 1, {{}}));
     while (aggregator_->counters().Get("disk_full") < failures + 2) {
       absl::SleepFor(absl::Milliseconds(1));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/crc32c.h"
+#include "tests/base/file_size_limit.h"
 #include "tests/server/testing.h"
 
 namespace cadre::testing {
@@ -122,11 +123,11 @@ TEST_F(BlockFileTest, CreateKeepsOpenOldFile) {
 
 TEST_F(BlockFileTest, FullDiskHasPath) {
   auto file = Write(1);
-  const FullDisk full(48);
+  const FileSizeLimit full(48);
   const absl::Status status = file->WriteBlock(2, "cc", Crc32c("cc"));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
-  const FullDisk fuller(8);
+  const FileSizeLimit fuller(8);
   EXPECT_EQ(BlockFile::Create(path_ + "2", {"meta", 4, 10}).status().code(),
             absl::StatusCode::kResourceExhausted);
 }

@@ -22,6 +22,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "server/client/refusal.h"
+#include "tests/base/file_size_limit.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
 
@@ -293,7 +294,7 @@ TEST_F(ServiceTest, ClientRetriesFullDisk) {
   absl::Status staged = absl::UnknownError("not finished");
   std::thread staging;
   {
-    const FullDisk full(100);
+    const FileSizeLimit full(100);
     staging = std::thread([&] { staged = Stage({}, Values(1, 15)); });
     EXPECT_TRUE(server_->WaitFor("disk_full", 1));
   }

@@ -16,6 +16,7 @@
 #include "model/formats/safetensors.h"
 #include "server/client/refusal.h"
 #include "server/run_terms.h"
+#include "tests/base/file_size_limit.h"
 #include "tests/server/testing.h"
 
 namespace cadre::testing {
@@ -585,7 +586,7 @@ TEST_F(ShardHostTest, FullDiskResumesStaging) {
   const std::vector<float> values = Values(1, 15);
   {
     // Room for the header (32 bytes and the message), one chunk and half of the next.
-    const FullDisk full(32 + Header(run_, {}, 0, 15, kChunk).ByteSizeLong() + 30);
+    const FileSizeLimit full(32 + Header(run_, {}, 0, 15, kChunk).ByteSizeLong() + 30);
     const absl::Status status = Stage({}, values);
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("stage-1-0-1-0"));
@@ -604,7 +605,7 @@ TEST_F(ShardHostTest, FullDiskResumesStaging) {
 TEST_F(ShardHostTest, FullDiskAtHeaderLeavesNothing) {
   Open();
   {
-    const FullDisk full(16);
+    const FileSizeLimit full(16);
     EXPECT_EQ(Stage({}, Values(1, 15)).code(), absl::StatusCode::kResourceExhausted);
   }
   EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0"));
@@ -617,7 +618,7 @@ TEST_F(ShardHostTest, FullDiskRetriesApply) {
   ASSERT_TRUE(Stage({}, values).ok());
   const v1::Apply apply = MakeApply(run_, 1, {{}});
   {
-    const FullDisk full(100);
+    const FileSizeLimit full(100);
     const auto applied = host_->Apply(apply);
     EXPECT_EQ(applied.status().code(), absl::StatusCode::kResourceExhausted) << applied.status();
     EXPECT_THAT(std::string(applied.status().message()), HasSubstr("version-1.new"));
@@ -630,7 +631,7 @@ TEST_F(ShardHostTest, FullDiskRetriesApply) {
 TEST_F(ShardHostTest, FullDiskRetriesOpenRun) {
   for (const uint64_t room : {0, 50, 127}) {
     // No run file; half of one; the run file, but not all 128 bytes of version 0.
-    const FullDisk full(room);
+    const FileSizeLimit full(room);
     EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(host_->States(), IsEmpty());
     EXPECT_EQ(RefusalOf(Stage({}, Values(1, 15))), v1::REFUSAL_UNKNOWN_RUN);
@@ -643,7 +644,7 @@ TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
   EXPECT_EQ(Open().shards(), 2u);
   run_.shards = 1;
   {
-    const FullDisk full(127);  // the run file, but not version 0
+    const FileSizeLimit full(127);  // the run file, but not version 0
     EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
   }
   Restart();

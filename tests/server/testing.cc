@@ -1,9 +1,7 @@
 #include "tests/server/testing.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstring>
@@ -147,23 +145,6 @@ std::vector<std::string> Files(const std::string& folder) {
   }
   std::sort(names.begin(), names.end());
   return names;
-}
-
-FullDisk::FullDisk(uint64_t bytes) {
-  // Without the signal, a write beyond the limit returns an error, as on a full disk.
-  signal(SIGXFSZ, SIG_IGN);
-  rlimit limit;
-  EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
-  before_ = limit.rlim_cur;
-  limit.rlim_cur = bytes;
-  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-}
-
-FullDisk::~FullDisk() {
-  rlimit limit;
-  getrlimit(RLIMIT_FSIZE, &limit);
-  limit.rlim_cur = before_;
-  setrlimit(RLIMIT_FSIZE, &limit);
 }
 
 }  // namespace cadre::testing

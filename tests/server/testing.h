@@ -75,16 +75,4 @@ void WriteAll(const std::string& path, absl::string_view bytes);
 // Names of the files in a folder, sorted.
 std::vector<std::string> Files(const std::string& folder);
 
-// Limits every file of this process to `bytes` during its lifetime, which simulates a full disk.
-class FullDisk {
- public:
-  explicit FullDisk(uint64_t bytes);
-  FullDisk(const FullDisk&) = delete;
-  FullDisk& operator=(const FullDisk&) = delete;
-  ~FullDisk();
-
- private:
-  uint64_t before_;
-};
-
 }  // namespace cadre::testing
