@@ -1,5 +1,5 @@
-// The reply must fit into one message, so every rank has an equal share of its bytes. A rank is
-// asked for no more events than its share holds, and what exceeds it nevertheless is counted as
+// The reply must fit into one message, so every rank has an equal share of its bytes. A rank may
+// send as many events as its share holds; what exceeds the share nevertheless is counted as
 // dropped.
 #include "coordinator/group_trace.h"
 

@@ -48,6 +48,7 @@ void Machine::FillCoordinator(absl::Time now, v1::StatusReply& reply) const {
     coordinator.set_uptime_seconds(absl::ToDoubleSeconds(now - started_));
   }
   coordinator.set_starts(meta_.starts());
+  // Aggregators count what they refuse themselves and report the sums in their heartbeats.
   auto& counters = *reply.mutable_counters();
   counters = meta_.counters();
   for (const auto& [id, member] : members_.all()) {

@@ -87,6 +87,7 @@ int Serve() {
   absl::Status failure;
   absl::Notification failed;
   CoordinatorService::Options options = MakeOptions(planning);
+  // A coordinator that cannot write its store must not decide anything: it ends and is restarted.
   options.loop.on_failure = [&](const absl::Status& status) {
     failure = status;
     failed.Notify();

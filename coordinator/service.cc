@@ -63,6 +63,8 @@ void CoordinatorService::Drain() {
 
 // ---- Calls
 
+// The loop may finish the call before this function returns it to gRPC, which keeps the answer
+// until it has received the reactor. The reactor deletes itself only afterwards.
 CoordinatorService::Call* CoordinatorService::Begin(Pending pending,
                                                     const std::function<bool(RequestId)>& post) {
   RequestId id = 0;
@@ -76,6 +78,8 @@ CoordinatorService::Call* CoordinatorService::Begin(Pending pending,
   return pending.call;
 }
 
+// Removing the call under the lock decides which of the answer, the cancellation and the end of the
+// service finishes it; `fill` then runs without the lock, and the others find nothing.
 void CoordinatorService::Finish(RequestId request,
                                 const std::function<absl::Status(const Pending&)>& fill) {
   Pending pending;

@@ -28,6 +28,7 @@ Decision<std::vector<Interval>> Flatten(
   for (const v1::Range& range : ranges) {
     const std::string where =
         absl::StrCat("range [", range.begin(), ", ", range.end(), ") of tensor ", range.tensor());
+    // There is one limit more than tensors, the number of all elements.
     if (range.tensor() + uint64_t{1} >= tensor_begin.size()) {
       return Malformed(absl::StrCat(where, ": no such tensor"));
     }
@@ -54,6 +55,7 @@ int64_t Elements(const std::vector<Interval>& spans) {
                          [](int64_t sum, const Interval& span) { return sum + span.size(); });
 }
 
+// In the order of their begins, any overlap implies one between two neighbours.
 std::optional<int64_t> Overlap(std::vector<Interval> spans) {
   std::sort(spans.begin(), spans.end(),
             [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
