@@ -100,8 +100,8 @@ int RankMain(const RankTask& task) {
 class GpuPlans : public testing::TestWithParam<Case> {};
 
 TEST_P(GpuPlans, EqualOneRankOnTheHost) {
-  const std::string why = WhyNoRanks();
-  if (!why.empty()) GTEST_SKIP() << why;
+  const absl::Status supported = CheckRankSupport();
+  if (!supported.ok()) GTEST_SKIP() << supported.message();
   for (const int ended : RunRankProcesses(TaskOf(GetParam()), GetParam().ranks)) {
     EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << ended;
   }
@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(
 int main(int argc, char** argv) {
   google::InitGoogleLogging(argv[0]);
   testing::InitGoogleTest(&argc, argv);
-  if (const auto task = cadre::RankOfArguments(argc, argv)) return cadre::RankMain(*task);
+  if (const auto task = cadre::ParseRankArguments(argc, argv)) return cadre::RankMain(*task);
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   return RUN_ALL_TESTS();
 }

@@ -60,7 +60,7 @@ bool NeedsZeros(const Exchange& exchange) {
 
 bool BoxExchange::Grow(Scratch& scratch, int64_t elements, DType type) {
   // Exactly this size: the planner counts scratch to the element.
-  const size_t bytes = static_cast<size_t>(elements) * SizeOf(type);
+  const size_t bytes = elements * SizeOf(type);
   if (scratch.size() >= bytes) return false;
   const bool moved = scratch.size() > 0;
   scratch = Scratch();

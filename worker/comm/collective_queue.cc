@@ -13,13 +13,11 @@
 // already with the other ranks. An announcement costs a message only if the queue was empty.
 //
 // Invariants:
-// - Rank 0 executes keys in the order of its announcements; the others in the order of arrival,
-// which
-//   is the same since a channel is FIFO.
-// - work_ contains everything that is posted and unfinished; waiting_ the part of it that is
-// neither
-//   announced by rank 0 nor running; expected_ keys that will be posted. Wait(key) returns when key
-//   is in none of them.
+// - Rank 0 executes keys in the order of its announcements, the others in the order of arrival. The
+//   orders are equal since a channel is FIFO.
+// - work_ contains everything that is posted and unfinished; waiting_ the part of it that is not
+//   announced by rank 0 and not running; expected_ keys that will be posted. Wait(key) returns when
+//   key is in none of them.
 // - An idle queue receives nothing, so a group between two steps does not run into the transport's
 //   timeout.
 //
@@ -38,14 +36,15 @@ CollectiveQueue::CollectiveQueue(Transport& transport)
     : transport_(transport), thread_([this] { Loop(); }) {}
 
 CollectiveQueue::~CollectiveQueue() {
-  bool left = false;
+  bool unfinished = false;
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    left = !work_.empty() || !expected_.empty();
+    unfinished = !work_.empty() || !expected_.empty();
   }
   // The thread may be blocked in a collective, and the other ranks may wait for it.
-  if (left) transport_.Abort(absl::CancelledError("a rank left before its collectives finished"));
+  if (unfinished)
+    transport_.Abort(absl::CancelledError("a rank left before its collectives finished"));
   thread_.join();
 }
 

@@ -21,30 +21,13 @@ constexpr size_t kMaxSchedules = 1024;
 
 uint32_t GroupHash(const std::vector<int>& members) {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const int rank : members) hash = (hash ^ static_cast<uint64_t>(rank)) * 0x100000001b3;
-  return static_cast<uint32_t>(hash ^ (hash >> 32));
-}
-
-template <typename T>
-std::span<std::byte> Bytes(std::span<T> data) {
-  return std::as_writable_bytes(data);
+  for (const uint64_t rank : members) hash = (hash ^ rank) * 0x100000001b3;
+  return hash ^ (hash >> 32);
 }
 
 // Transfer::data is writable for receives; a transport only reads the data of a send.
 std::span<std::byte> AsMutable(std::span<const std::byte> data) {
   return {const_cast<std::byte*>(data.data()), data.size()};
-}
-
-Transfer::Kind TransferKind(ScheduleStep::Kind kind) {
-  switch (kind) {
-    case ScheduleStep::Kind::kSend:
-      return Transfer::Kind::kSend;
-    case ScheduleStep::Kind::kReceive:
-      return Transfer::Kind::kReceive;
-    case ScheduleStep::Kind::kReceiveSum:
-      return Transfer::Kind::kReceiveSum;
-  }
-  LOG(FATAL) << "no kind " << static_cast<int>(kind);
 }
 
 std::vector<Interval> IntervalsAt(std::span<const int64_t> offsets) {
@@ -75,12 +58,13 @@ bool Supports(Collective collective, Algorithm algorithm) {
   return false;
 }
 
-absl::Status CheckIntervals(std::span<const Interval> intervals, int64_t elements, int members) {
+absl::Status CheckIntervals(std::span<const Interval> intervals, int64_t elements,
+                            int64_t members) {
   const auto error = [&](absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat(intervals.size(), " intervals of ", elements,
                                                    " elements among ", members, " members: ", why));
   };
-  if (intervals.size() != static_cast<size_t>(members)) return error("the numbers differ");
+  if (std::ssize(intervals) != members) return error("the numbers differ");
   std::vector<Interval> sorted;
   for (const Interval& interval : intervals) {
     if (interval.begin < 0 || interval.begin > interval.end || interval.end > elements) {
@@ -126,13 +110,13 @@ Communicator::Communicator(Transport& transport, std::vector<int> members, int c
 }
 
 absl::Status Communicator::AllReduce(Algorithm algorithm, DType type, std::span<std::byte> data) {
-  if (type == DType::kBytes) return absl::InvalidArgumentError("bytes are not added");
+  if (type == DType::kBytes) return absl::InvalidArgumentError("bytes cannot be added");
   return Run({.collective = Collective::kAllReduce, .algorithm = algorithm}, type, data);
 }
 
 absl::Status Communicator::ReduceScatter(Algorithm algorithm, DType type, std::span<std::byte> data,
                                          std::span<const Interval> intervals) {
-  if (type == DType::kBytes) return absl::InvalidArgumentError("bytes are not added");
+  if (type == DType::kBytes) return absl::InvalidArgumentError("bytes cannot be added");
   return Run(
       {.collective = Collective::kReduceScatter, .algorithm = algorithm, .intervals = intervals},
       type, data);
@@ -145,17 +129,12 @@ absl::Status Communicator::AllGather(Algorithm algorithm, DType type, std::span<
 }
 
 absl::Status Communicator::AllReduceSum(std::span<float> data, Algorithm algorithm) {
-  return AllReduce(algorithm, DType::kFloat32, Bytes(data));
+  return AllReduce(algorithm, DType::kFloat32, std::as_writable_bytes(data));
 }
 
-absl::Status Communicator::ReduceScatterSum(std::span<float> data, std::span<const int64_t> offsets,
-                                            Algorithm algorithm) {
-  return ReduceScatter(algorithm, DType::kFloat32, Bytes(data), IntervalsAt(offsets));
-}
-
-absl::Status Communicator::AllGather(std::span<float> data, std::span<const int64_t> offsets,
-                                     Algorithm algorithm) {
-  return AllGather(algorithm, DType::kFloat32, Bytes(data), IntervalsAt(offsets));
+absl::Status Communicator::AllGather(std::span<float> data, std::span<const int64_t> offsets) {
+  return AllGather(Algorithm::kRing, DType::kFloat32, std::as_writable_bytes(data),
+                   IntervalsAt(offsets));
 }
 
 absl::Status Communicator::AllGatherBytes(std::span<std::byte> data,
@@ -164,11 +143,11 @@ absl::Status Communicator::AllGatherBytes(std::span<std::byte> data,
 }
 
 absl::Status Communicator::AllReduceSum(std::span<uint64_t> data) {
-  return AllReduce(SmallAlgorithm(), DType::kUInt64, Bytes(data));
+  return AllReduce(SmallAlgorithm(), DType::kUInt64, std::as_writable_bytes(data));
 }
 
 absl::Status Communicator::AllReduceSum(std::span<double> data) {
-  return AllReduce(SmallAlgorithm(), DType::kFloat64, Bytes(data));
+  return AllReduce(SmallAlgorithm(), DType::kFloat64, std::as_writable_bytes(data));
 }
 
 absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
@@ -186,16 +165,14 @@ absl::Status Communicator::Barrier() {
 
 absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> send,
                                     std::span<const std::span<std::byte>> receive) {
-  const auto self = static_cast<size_t>(index_);
   if (send.size() != members_.size() || receive.size() != members_.size() ||
-      send[self].size() != receive[self].size()) {
+      send[index_].size() != receive[index_].size()) {
     return absl::InvalidArgumentError(absl::StrCat("messages do not match ", size(), " members"));
   }
-  CADRE_RETURN_IF_ERROR(transport_.CopyWithin(send[self], receive[self]));
+  CADRE_RETURN_IF_ERROR(transport_.CopyWithin(send[index_], receive[index_]));
   if (size() == 1) return absl::OkStatus();
   transfers_.clear();
   uint64_t bytes = 0;
-  uint64_t messages = 0;
   // In the order of distance, so that members do not all send to the same one first.
   for (int distance = 1; distance < size(); ++distance) {
     const int to = (index_ + distance) % size();
@@ -205,17 +182,15 @@ absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> 
     if (!out.empty()) {
       transfers_.push_back({Transfer::Kind::kSend, Rank(to), AsMutable(out)});
       bytes += out.size();
-      ++messages;
     }
     if (!in.empty()) transfers_.push_back({Transfer::Kind::kReceive, Rank(from), in});
   }
-  return RunTransfers(NextTag(Collective::kAllToAll, Algorithm::kOnly, DType::kBytes, 0), {}, bytes,
-                      messages);
+  return RunTransfers(NextTag(Collective::kAllToAll, Algorithm::kOnly, DType::kBytes, 0), {},
+                      bytes);
 }
 
-absl::Status Communicator::Run(const Shape& asked, DType type, std::span<std::byte> data) {
+absl::Status Communicator::Run(Shape shape, DType type, std::span<std::byte> data) {
   CADRE_RETURN_IF_ERROR(CheckData(type, data));
-  Shape shape = asked;
   const size_t element = SizeOf(type);
   shape.elements = data.size() / element;
   CADRE_ASSIGN_OR_RETURN(const CachedSchedule* cached, FindSchedule(shape));
@@ -226,29 +201,24 @@ absl::Status Communicator::Run(const Shape& asked, DType type, std::span<std::by
   transfers_.clear();
   for (size_t i = 0; i < cached->schedule.size(); ++i) {
     const ScheduleStep& step = cached->schedule[i];
-    transfers_.push_back({TransferKind(step.kind), Rank(step.peer),
-                          data.subspan(static_cast<size_t>(step.interval.begin) * element,
-                                       static_cast<size_t>(step.interval.size()) * element),
-                          step.after, cached->rounds.empty() ? 0 : cached->rounds[i]});
+    transfers_.push_back(
+        {step.kind, Rank(step.peer),
+         data.subspan(step.interval.begin * element, step.interval.size() * element), step.after,
+         cached->rounds.empty() ? 0 : cached->rounds[i]});
   }
-  return RunTransfers(tag, type == DType::kBytes ? Combine{} : SumOf(type),
-                      static_cast<uint64_t>(cached->sent.elements) * element,
-                      cached->sent.messages);
+  return RunTransfers(tag, type == DType::kBytes ? Combine{} : SumOf(type), cached->sent * element);
 }
 
 absl::Status Communicator::RunNative(const CachedSchedule& cached, const CallTag& tag,
                                      std::span<std::byte> data) {
-  std::vector<std::pair<int64_t, int64_t>> intervals;
-  for (const Interval& interval : cached.intervals)
-    intervals.emplace_back(interval.begin, interval.end);
   const NativeCall call = {.collective = tag.collective,
                            .type = tag.dtype,
                            .members = members_,
                            .index = index_,
                            .data = data,
-                           .intervals = intervals};
-  return Timed(static_cast<uint64_t>(cached.sent.elements) * SizeOf(tag.dtype),
-               cached.sent.messages, [&] { return transport_.RunNative(channel_, tag, call); });
+                           .intervals = cached.intervals};
+  return Timed(cached.sent * SizeOf(tag.dtype),
+               [&] { return transport_.RunNative(channel_, tag, call); });
 }
 
 absl::StatusOr<const Communicator::CachedSchedule*> Communicator::FindSchedule(const Shape& shape) {
@@ -266,10 +236,11 @@ absl::StatusOr<const Communicator::CachedSchedule*> Communicator::FindSchedule(c
   cached->shape.intervals = cached->intervals;
   if (size() > 1) {
     cached->schedule = MakeSchedule(shape, index_);
-    const bool played = shape.algorithm != Algorithm::kNative;
-    if (played && transport_.on_device()) cached->rounds = OwnRounds(shape);
+    if (shape.algorithm != Algorithm::kNative && transport_.on_device()) {
+      cached->rounds = OwnRounds(shape);
+    }
   }
-  cached->sent = WorkOf(cached->schedule);
+  cached->sent = WorkOf(cached->schedule).elements;
   if (schedules_.size() < kMaxSchedules) {
     schedules_.push_back(std::move(cached));
     return schedules_.back().get();
@@ -280,14 +251,10 @@ absl::StatusOr<const Communicator::CachedSchedule*> Communicator::FindSchedule(c
 }
 
 absl::Status Communicator::Check(const Shape& shape) const {
-  switch (shape.collective) {
-    case Collective::kBroadcast:
-      if (shape.root >= 0 && shape.root < size()) return absl::OkStatus();
-      return absl::InvalidArgumentError(absl::StrCat("no member ", shape.root, " of ", size()));
-    case Collective::kBarrier:
-      return absl::OkStatus();
-    default:
-      break;
+  if (shape.collective == Collective::kBarrier) return absl::OkStatus();
+  if (shape.collective == Collective::kBroadcast) {
+    if (shape.root >= 0 && shape.root < size()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("no member ", shape.root, " of ", size()));
   }
   CADRE_RETURN_IF_ERROR(CheckAlgorithm(shape));
   if (shape.collective == Collective::kAllReduce) return absl::OkStatus();
@@ -347,30 +314,29 @@ Algorithm Communicator::SmallAlgorithm() const {
   return has_native() ? Algorithm::kNative : Algorithm::kButterfly;
 }
 
-absl::Status Communicator::Timed(uint64_t bytes, uint64_t messages,
-                                 absl::FunctionRef<absl::Status()> call) {
+absl::Status Communicator::Timed(uint64_t bytes, absl::FunctionRef<absl::Status()> call) {
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
-  messages_sent_.fetch_add(messages, std::memory_order_relaxed);
   const absl::Time start = absl::Now();
   absl::Status status = call();
   nanoseconds_.fetch_add(absl::ToInt64Nanoseconds(absl::Now() - start), std::memory_order_relaxed);
   return status;
 }
 
-absl::Status Communicator::RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes,
-                                        uint64_t messages) {
-  return Timed(bytes, messages, [&] { return transport_.Run(channel_, tag, transfers_, combine); });
+absl::Status Communicator::RunTransfers(const CallTag& tag, const Combine& combine,
+                                        uint64_t bytes) {
+  return Timed(bytes, [&] { return transport_.Run(channel_, tag, transfers_, combine); });
 }
 
 CallTag Communicator::NextTag(Collective collective, Algorithm algorithm, DType type,
                               uint64_t elements) {
-  return {.collective = collective,
-          .algorithm = algorithm,
-          .dtype = type,
-          .members = static_cast<uint16_t>(size()),
-          .group = group_,
-          .sequence = transport_.NextSequence(channel_, group_),
-          .elements = elements};
+  CallTag tag{.collective = collective,
+              .algorithm = algorithm,
+              .dtype = type,
+              .group = group_,
+              .sequence = transport_.NextSequence(channel_, group_),
+              .elements = elements};
+  tag.members = size();
+  return tag;
 }
 
 }  // namespace cadre

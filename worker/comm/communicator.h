@@ -41,7 +41,7 @@ class Communicator {
 
   // This rank's index among the members.
   int index() const { return index_; }
-  int size() const { return static_cast<int>(members_.size()); }
+  int size() const { return std::ssize(members_); }
   const std::vector<int>& members() const { return members_; }
   // Whether kNative is available for its members.
   bool has_native() const { return transport_.HasNativeFor(members_); }
@@ -60,13 +60,10 @@ class Communicator {
   absl::Status AllGather(Algorithm algorithm, DType type, std::span<std::byte> data,
                          std::span<const Interval> intervals);
 
-  // Shorthands.
+  // Shorthands, by a ring unless stated otherwise.
   absl::Status AllReduceSum(std::span<float> data, Algorithm algorithm = Algorithm::kRing);
   // Interval i is data[offsets[i], offsets[i + 1]).
-  absl::Status ReduceScatterSum(std::span<float> data, std::span<const int64_t> offsets,
-                                Algorithm algorithm = Algorithm::kRing);
-  absl::Status AllGather(std::span<float> data, std::span<const int64_t> offsets,
-                         Algorithm algorithm = Algorithm::kRing);
+  absl::Status AllGather(std::span<float> data, std::span<const int64_t> offsets);
   absl::Status AllGatherBytes(std::span<std::byte> data, std::span<const int64_t> offsets);
   // For a few numbers: recursive doubling, which takes the fewest steps; native on devices if
   // available for these members.
@@ -87,14 +84,10 @@ class Communicator {
   // only enqueue; use the host transport between the same ranks.
   absl::Status Barrier();
 
-  // Payload bytes and messages that this object has sent; a native collective counts as a ring.
-  // Thread-safe.
+  // Payload bytes that this object has sent; a native collective counts as a ring. Thread-safe.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
-  uint64_t messages_sent() const { return messages_sent_.load(std::memory_order_relaxed); }
   // Seconds that its calls have spent in the transport. Thread-safe.
-  double seconds() const {
-    return 1e-9 * static_cast<double>(nanoseconds_.load(std::memory_order_relaxed));
-  }
+  double seconds() const { return 1e-9 * nanoseconds_.load(std::memory_order_relaxed); }
 
  private:
   // The parameters of a schedule.
@@ -113,10 +106,11 @@ class Communicator {
     Schedule schedule;
     // Round of each step; on a device only.
     std::vector<int> rounds;
-    ScheduleWork sent;
+    // Elements that this member sends.
+    int64_t sent = 0;
   };
 
-  absl::Status Run(const Shape& shape, DType type, std::span<std::byte> data);
+  absl::Status Run(Shape shape, DType type, std::span<std::byte> data);
   absl::Status RunNative(const CachedSchedule& cached, const CallTag& tag,
                          std::span<std::byte> data);
   absl::StatusOr<const CachedSchedule*> FindSchedule(const Shape& shape);
@@ -128,10 +122,9 @@ class Communicator {
   std::vector<int> OwnRounds(const Shape& shape) const;
   // The algorithm for a few numbers.
   Algorithm SmallAlgorithm() const;
-  // Executes `call` and updates the counters of bytes, messages and time.
-  absl::Status Timed(uint64_t bytes, uint64_t messages, absl::FunctionRef<absl::Status()> call);
-  absl::Status RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes,
-                            uint64_t messages);
+  // Executes `call` and updates the counters of bytes and time.
+  absl::Status Timed(uint64_t bytes, absl::FunctionRef<absl::Status()> call);
+  absl::Status RunTransfers(const CallTag& tag, const Combine& combine, uint64_t bytes);
   CallTag NextTag(Collective collective, Algorithm algorithm, DType type, uint64_t elements);
   int Rank(int index) const { return members_[index]; }
 
@@ -149,7 +142,6 @@ class Communicator {
   // Reused to avoid allocations.
   std::vector<Transfer> transfers_;
   std::atomic<uint64_t> bytes_sent_{0};
-  std::atomic<uint64_t> messages_sent_{0};
   std::atomic<int64_t> nanoseconds_{0};
 };
 

@@ -3,10 +3,9 @@
 // Links inside a host are an order of magnitude faster than those between hosts, so the bytes
 // between hosts decide. With m members on each of h hosts: a ring reduce-scatter inside the host
 // leaves each member an interval of n / m; members with the same position on all hosts all-reduce
-// their interval
-// (`across`); a ring all-gather distributes the result inside the host. Each host then sends only
-// 2 (h - 1) / h n bytes, by m members in parallel. NCCL and MPI libraries use the same
-// decomposition.
+// their interval (`across`); a ring all-gather distributes the result inside the host. Each host
+// then sends only 2 (h - 1) / h n bytes, by m members in parallel. NCCL and MPI libraries use the
+// same decomposition.
 //
 // Hosts with different numbers of members have no counterparts. There the first member of each host
 // is its leader: it reduces the data of its host, leaders all-reduce, and each broadcasts to its
@@ -30,21 +29,6 @@ namespace {
 
 using Kind = ScheduleStep::Kind;
 
-// Members by host, in the order in which hosts appear.
-std::vector<std::vector<int>> ByHost(std::span<const uint64_t> hosts) {
-  std::vector<uint64_t> seen;
-  std::vector<std::vector<int>> members;
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    const auto at = std::find(seen.begin(), seen.end(), hosts[i]) - seen.begin();
-    if (at == std::ssize(seen)) {
-      seen.push_back(hosts[i]);
-      members.emplace_back();
-    }
-    members[at].push_back(static_cast<int>(i));
-  }
-  return members;
-}
-
 // Which steps of a phase wait for the previous phase: those that read data, or all.
 enum class Waits { kReaders, kAll };
 
@@ -52,7 +36,7 @@ enum class Waits { kReaders, kAll };
 // depend on step `before`.
 void Append(Schedule& whole, const Schedule& part, std::span<const int> members, int64_t begin,
             int before, Waits waits) {
-  const int first = static_cast<int>(whole.size());
+  const int first = std::ssize(whole);
   for (ScheduleStep step : part) {
     step.peer = members[step.peer];
     step.interval = {step.interval.begin + begin, step.interval.end + begin};
@@ -66,10 +50,11 @@ void Append(Schedule& whole, const Schedule& part, std::span<const int> members,
 }
 
 struct Position {
+  // Members by host, in the order in which hosts appear.
   std::vector<std::vector<int>> by_host;
   // Index of the host, and of the member on it.
-  size_t host = 0;
-  size_t local = 0;
+  int host = 0;
+  int local = 0;
 
   const std::vector<int>& local_members() const { return by_host[host]; }
   // The members with the same index on each host.
@@ -81,13 +66,19 @@ struct Position {
 };
 
 Position Find(int index, std::span<const uint64_t> hosts) {
-  Position position{.by_host = ByHost(hosts)};
-  for (size_t host = 0; host < position.by_host.size(); ++host) {
-    const std::vector<int>& members = position.by_host[host];
-    const auto found = std::find(members.begin(), members.end(), index);
-    if (found == members.end()) continue;
-    position.host = host;
-    position.local = found - members.begin();
+  Position position;
+  std::vector<uint64_t> seen;
+  for (int member = 0; member < std::ssize(hosts); ++member) {
+    const int host = std::find(seen.begin(), seen.end(), hosts[member]) - seen.begin();
+    if (host == std::ssize(seen)) {
+      seen.push_back(hosts[member]);
+      position.by_host.emplace_back();
+    }
+    if (member == index) {
+      position.host = host;
+      position.local = position.by_host[host].size();
+    }
+    position.by_host[host].push_back(member);
   }
   return position;
 }
@@ -99,14 +90,14 @@ Position Find(int index, std::span<const uint64_t> hosts) {
 // data that the reduce-scatter sent; the finished sum contains it, so it has left.
 Schedule ByInterval(const Position& position, int64_t elements, Algorithm across) {
   const std::vector<int>& local_members = position.local_members();
-  const auto local = static_cast<int>(position.local);
+  const int local = position.local;
   const std::vector<Interval> intervals = EqualIntervals(elements, std::ssize(local_members));
-  const Interval own = intervals[position.local];
+  const Interval own = intervals[local];
   Schedule all;
   Append(all, RingReduceScatter(local, intervals), local_members, 0, ScheduleStep::kNone,
          Waits::kReaders);
-  const Schedule between = AllReduceSchedule(across, static_cast<int>(position.host),
-                                             std::ssize(position.by_host), own.size());
+  const Schedule between =
+      AllReduceSchedule(across, position.host, std::ssize(position.by_host), own.size());
   Append(all, between, position.Counterparts(), own.begin, LastReceive(all), Waits::kAll);
   Append(all, RingAllGather(local, intervals), local_members, 0, LastReceive(all), Waits::kReaders);
   return all;
@@ -116,14 +107,14 @@ Schedule ByInterval(const Position& position, int64_t elements, Algorithm across
 Schedule ByLeaders(const Position& position, int64_t elements, Algorithm across) {
   const std::vector<int>& local_members = position.local_members();
   const Interval whole = {0, elements};
-  const auto members = static_cast<int>(local_members.size());
+  const int members = std::ssize(local_members);
   Schedule all;
   if (position.local == 0) {
-    for (size_t mate = 1; mate < local_members.size(); ++mate) {
-      all.push_back({Kind::kReceiveSum, local_members[mate], whole, LastReceive(all)});
+    for (int local = 1; local < members; ++local) {
+      all.push_back({Kind::kReceiveSum, local_members[local], whole, LastReceive(all)});
     }
-    const Schedule between = AllReduceSchedule(across, static_cast<int>(position.host),
-                                               std::ssize(position.by_host), elements);
+    const Schedule between =
+        AllReduceSchedule(across, position.host, std::ssize(position.by_host), elements);
     Append(all, between, position.Counterparts(), 0, LastReceive(all), Waits::kAll);
     Append(all, BroadcastSchedule(0, members, elements, 0), local_members, 0, LastReceive(all),
            Waits::kAll);
@@ -131,8 +122,8 @@ Schedule ByLeaders(const Position& position, int64_t elements, Algorithm across)
   }
   all.push_back({Kind::kSend, local_members[0], whole});
   // The result overwrites the data of the send.
-  Append(all, BroadcastSchedule(static_cast<int>(position.local), members, elements, 0),
-         local_members, 0, 0, Waits::kAll);
+  Append(all, BroadcastSchedule(position.local, members, elements, 0), local_members, 0, 0,
+         Waits::kAll);
   return all;
 }
 
@@ -140,7 +131,7 @@ Schedule ByLeaders(const Position& position, int64_t elements, Algorithm across)
 
 Schedule HierarchicalAllReduceSchedule(int index, std::span<const uint64_t> hosts, int64_t elements,
                                        Algorithm across) {
-  CHECK(index >= 0 && static_cast<size_t>(index) < hosts.size()) << index;
+  CHECK(index >= 0 && index < std::ssize(hosts)) << index;
   const Position position = Find(index, hosts);
   const bool equal = std::all_of(position.by_host.begin(), position.by_host.end(),
                                  [&](const std::vector<int>& members) {

@@ -37,6 +37,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -104,17 +105,16 @@ constexpr size_t kDeviceSumBytes = size_t{8} << 20;
 double ProcessorSeconds() {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  return time.tv_sec + 1e-9 * time.tv_nsec;
 }
 
 // The mean without the lowest and highest quarter: more stable than a median, which jumps between
 // readings that differ by a packet, and insensitive to outliers.
 double TrimmedMean(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  const size_t trimmed = values.size() / 4;
-  double sum = 0;
-  for (size_t i = trimmed; i < values.size() - trimmed; ++i) sum += values[i];
-  return sum / static_cast<double>(values.size() - 2 * trimmed);
+  const int64_t trimmed = std::ssize(values) / 4;
+  const double sum = std::accumulate(values.begin() + trimmed, values.end() - trimmed, 0.0);
+  return sum / (std::ssize(values) - 2 * trimmed);
 }
 
 // The memory of the data: the host's or a device's.
@@ -201,13 +201,18 @@ class Probe {
     return SecondsSince(start) / runs;
   }
 
+  absl::StatusOr<std::vector<double>> Readings(int count, int runs,
+                                               const std::function<absl::Status()>& run) {
+    std::vector<double> seconds(count);
+    for (double& reading : seconds) {
+      CADRE_ASSIGN_OR_RETURN(reading, Reading(runs, run));
+    }
+    return seconds;
+  }
+
   absl::StatusOr<double> MedianOf(int readings, int runs,
                                   const std::function<absl::Status()>& run) {
-    std::vector<double> seconds;
-    for (int i = 0; i < readings; ++i) {
-      CADRE_ASSIGN_OR_RETURN(const double reading, Reading(runs, run));
-      seconds.push_back(reading);
-    }
+    CADRE_ASSIGN_OR_RETURN(std::vector<double> seconds, Readings(readings, runs, run));
     return MaxOverMembers(Median(std::move(seconds)));
   }
 
@@ -217,7 +222,7 @@ class Probe {
     values[host_.index()] = own;
     std::vector<int64_t> offsets;
     for (int member = 0; member <= host_.size(); ++member) {
-      offsets.push_back(static_cast<int64_t>(sizeof(double)) * member);
+      offsets.push_back(sizeof(double) * member);
     }
     CADRE_RETURN_IF_ERROR(host_.AllGatherBytes(std::as_writable_bytes(std::span(values)), offsets));
     return *std::max_element(values.begin(), values.end());
@@ -230,11 +235,11 @@ class Probe {
     // The first barrier waits for late members and touches cold buffers.
     CADRE_RETURN_IF_ERROR(barrier());
     CADRE_ASSIGN_OR_RETURN(const double first, MedianOf(1, 2, barrier));
-    const int readings =
-        static_cast<int>(std::clamp(kBarrierSeconds / std::max(first, 1e-7), 3.0, 999.0));
+    const int readings = std::clamp(kBarrierSeconds / std::max(first, 1e-7), 3.0, 999.0);
     CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(readings, 1, barrier));
     // Rounds of the dissemination algorithm.
-    const int rounds = std::bit_width(static_cast<unsigned>(all_.size() - 1));
+    const unsigned last_member = all_.size() - 1;
+    const int rounds = std::bit_width(last_member);
     measured_.alpha = seconds / rounds;
     return absl::OkStatus();
   }
@@ -247,19 +252,18 @@ class Probe {
     CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
     CADRE_ASSIGN_OR_RETURN(const double first, MedianOf(1, kDeviceExchanges, shift));
     const double each = kBarrierSeconds / std::max(kDeviceExchanges * first, 1e-7);
-    const int readings = static_cast<int>(std::clamp(each, 3.0, 99.0));
+    const int readings = std::clamp(each, 3.0, 99.0);
     CADRE_ASSIGN_OR_RETURN(measured_.alpha, MedianOf(readings, kDeviceExchanges, shift));
     return absl::OkStatus();
   }
 
   // Every member sends `out` to the next one and receives `in` from the previous one.
   absl::Status ShiftExchange(std::span<const std::byte> out, std::span<std::byte> in) {
-    const auto size = static_cast<size_t>(all_.size());
-    const auto own = static_cast<size_t>(all_.index());
+    const int size = all_.size();
     std::vector<std::span<const std::byte>> send(size);
     std::vector<std::span<std::byte>> receive(size);
-    send[(own + 1) % size] = out;
-    receive[(own + size - 1) % size] = in;
+    send[(all_.index() + 1) % size] = out;
+    receive[(all_.index() + size - 1) % size] = in;
     return all_.AllToAll(send, receive);
   }
 
@@ -280,21 +284,17 @@ class Probe {
   absl::Status MeasureStream(size_t bytes, double expected,
                              const std::function<absl::Status()>& shift) {
     const double target = expected < kExchangeSeconds ? kFastReadingSeconds : kSlowReadingSeconds;
-    const int runs = std::max(1, static_cast<int>(std::lround(target / std::max(expected, 1e-6))));
+    const int runs = std::max(1L, std::lround(target / std::max(expected, 1e-6)));
     CADRE_RETURN_IF_ERROR(Reading(runs, shift).status());
-    std::vector<double> seconds;
     const double before = ProcessorSeconds();
-    for (int i = 0; i < kStreamReadings; ++i) {
-      CADRE_ASSIGN_OR_RETURN(const double reading, Reading(runs, shift));
-      seconds.push_back(reading);
-    }
+    CADRE_ASSIGN_OR_RETURN(std::vector<double> seconds, Readings(kStreamReadings, runs, shift));
     const double processor = (ProcessorSeconds() - before) / (kStreamReadings * runs);
     CADRE_ASSIGN_OR_RETURN(const double each, MaxOverMembers(TrimmedMean(std::move(seconds))));
     CADRE_ASSIGN_OR_RETURN(const double maximum, MaxOverMembers(processor));
     // If latency varies, alpha may exceed the measured time.
     const double moving = std::max(each - measured_.alpha, each / 10);
-    measured_.beta = moving / static_cast<double>(bytes);
-    measured_.processor = maximum / static_cast<double>(bytes);
+    measured_.beta = moving / bytes;
+    measured_.processor = maximum / bytes;
     return absl::OkStatus();
   }
 
@@ -307,7 +307,7 @@ class Probe {
       return absl::OkStatus();
     };
     CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kMaxReadings, 4, add));
-    measured_.gamma = seconds / static_cast<double>(bytes);
+    measured_.gamma = seconds / bytes;
     return absl::OkStatus();
   }
 
@@ -318,9 +318,8 @@ class Probe {
     // Upper estimate for a round of all algorithms at the first size: the ring sends the most
     // messages, the butterfly the most bytes.
     const double steps = 2.0 * (all_.size() - 1);
-    double round =
-        static_cast<double>(algorithms_.size()) *
-        (steps * measured_.alpha + kMinSample * measured_.beta * std::log2(all_.size() + 1));
+    double round = algorithms_.size() * (steps * measured_.alpha +
+                                         kMinSample * measured_.beta * std::log2(all_.size() + 1));
     for (int64_t bytes = kMinSample; bytes <= kMaxSample; bytes *= kSampleFactor) {
       CADRE_ASSIGN_OR_RETURN(const double spent, MaxOverMembers(SecondsSince(start)));
       // At least one round precedes the readings.
@@ -333,11 +332,10 @@ class Probe {
 
   // Number of rounds, of about `expected` seconds each, that drain the burst before the readings.
   int RoundsToDrain(int64_t bytes, double expected) const {
-    const double link_seconds =
-        static_cast<double>(algorithms_.size()) * static_cast<double>(bytes) * measured_.beta;
+    const double link_seconds = measured_.beta * bytes * algorithms_.size();
     const double target = std::max(kDrainSeconds, kDrainBytes * measured_.beta) / link_seconds;
     const double limit = kMaxDrainSeconds / expected;
-    return static_cast<int>(std::max(1.0, std::min(std::ceil(target), limit)));
+    return std::max(1.0, std::min(std::ceil(target), limit));
   }
 
   bool may_be_shaped() const { return measured_.beta > kShapedByteSeconds; }
@@ -348,7 +346,7 @@ class Probe {
     if (may_be_shaped()) {
       target = std::max(kSteadySeconds, kSteadyBytes * measured_.beta);
     }
-    return static_cast<int>(std::clamp(target / std::max(each, 1e-7), 1.0, 1.0 * kMaxPerReading));
+    return std::clamp(target / std::max(each, 1e-7), 1.0, 1.0 * kMaxPerReading);
   }
 
   // Appends the samples of one size. At most `left` seconds may be spent; a round is expected to
@@ -364,16 +362,15 @@ class Probe {
         CADRE_RETURN_IF_ERROR(Reading(1, all_reduce(which)).status());
       }
     }
-    const int runs = RunsPerReading(expected / static_cast<double>(algorithms_.size()));
+    const int runs = RunsPerReading(expected / algorithms_.size());
     // At most half of the remaining time, since larger sizes follow.
-    const int readings =
-        static_cast<int>(std::clamp(left / 2 / (expected * runs), 1.0 * kMinReadings,
-                                    1.0 * (may_be_shaped() ? kMaxSteadyReadings : kMaxReadings)));
+    const int readings = std::clamp(left / 2 / (expected * runs), 1.0 * kMinReadings,
+                                    1.0 * (may_be_shaped() ? kMaxSteadyReadings : kMaxReadings));
     std::vector<std::vector<double>> seconds(algorithms_.size());
     for (int reading = 0; reading < readings; ++reading) {
       for (size_t position = 0; position < algorithms_.size(); ++position) {
         // The order rotates, so that no algorithm always follows the same one.
-        const size_t which = (position + static_cast<size_t>(reading)) % algorithms_.size();
+        const size_t which = (position + reading) % algorithms_.size();
         CADRE_ASSIGN_OR_RETURN(const double one, Reading(runs, all_reduce(which)));
         seconds[which].push_back(one);
       }

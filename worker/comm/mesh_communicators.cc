@@ -1,5 +1,6 @@
 #include "worker/comm/mesh_communicators.h"
 
+#include <set>
 #include <utility>
 
 #include "base/status.h"
@@ -36,11 +37,7 @@ absl::Status MeshCommunicators::Prepare(std::span<const std::vector<std::string>
     std::set<std::vector<int>> members;
     for (int rank = 0; rank < transport_.size(); ++rank) members.insert(mesh_.Peers(rank, set));
     const std::vector<std::vector<int>> parts(members.begin(), members.end());
-    if (parts.size() == static_cast<size_t>(transport_.size())) continue;  // single ranks
-    {
-      absl::MutexLock lock(&mutex_);
-      if (!prepared_.insert(parts).second) continue;
-    }
+    if (std::ssize(parts) == transport_.size()) continue;  // single ranks
     CADRE_RETURN_IF_ERROR(transport_.PrepareMembers(parts));
   }
   return absl::OkStatus();

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -44,7 +43,7 @@ class MeshCommunicators {
 
   // Prepares native collectives over these sets of axes (Transport::PrepareMembers); the set of all
   // axes is always prepared. A collective of all ranks of the group, with equal arguments, while no
-  // other call is in progress. Sets with equal ranks are prepared once.
+  // other call is in progress.
   absl::Status Prepare(std::span<const std::vector<std::string>> axes) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Payload bytes that this rank has sent over all its communicators.
@@ -58,8 +57,6 @@ class MeshCommunicators {
   mutable absl::Mutex mutex_;
   std::map<std::pair<int, std::vector<int>>, std::unique_ptr<Communicator>> made_
       ABSL_GUARDED_BY(mutex_);
-  // Partitions that Prepare has prepared.
-  std::set<std::vector<std::vector<int>>> prepared_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

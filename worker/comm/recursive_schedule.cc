@@ -18,9 +18,8 @@
 //
 // Dependencies. A step names at most one other step (ScheduleStep::after), although a message may
 // depend on several receives. Two facts make one enough:
-// - A run of a subset lies inside one run of the set. Data received as a whole is therefore
-// forwarded
-//   by waiting for one receive.
+// - A run of a subset lies inside one run of the set. To forward data that was received as a whole,
+//   waiting for one receive is therefore enough.
 // - Receives that are chained, each waiting for the one before it, complete in order. Where an
 //   all-gather joins data of several peers into one run, its receives are chained, and waiting for
 //   the last receive waits for all.
@@ -34,6 +33,7 @@
 // Cost: README.md, one row per collective; schedules have O(log p) steps, O(p log p) if no two
 // intervals are adjacent. Limits: with r > 0 the busiest member sends up to n bytes more.
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "worker/comm/schedule_parts.h"
@@ -48,7 +48,7 @@ class Recursion {
   // Whether intervals belong to members or, in an all-reduce, to heads.
   enum class Owners { kMembers, kHeads };
 
-  Recursion(int index, int members, std::vector<Interval> intervals, Owners owners)
+  Recursion(int index, int64_t members, std::vector<Interval> intervals, Owners owners)
       : index_(index),
         intervals_(std::move(intervals)),
         owners_(owners),
@@ -75,8 +75,9 @@ class Recursion {
   }
   // A sum depends on earlier sums into the same data.
   void ReceiveSum(int peer, const std::vector<Interval>& runs) {
-    for (const Interval& run : runs)
+    for (const Interval& run : runs) {
       schedule_.push_back({Kind::kReceiveSum, peer, run, Writer(run)});
+    }
   }
   // Depends on the last receive, so that waiting for this one waits for both.
   void ReceiveChained(int peer, const std::vector<Interval>& runs) {
@@ -162,71 +163,65 @@ std::vector<Interval> Recursion::Runs(int first, int last) const {
   return runs;
 }
 
-bool Overlap(const Interval& a, const Interval& b) { return a.begin < b.end && b.begin < a.end; }
-bool Contains(const Interval& a, const Interval& b) { return a.begin <= b.begin && b.end <= a.end; }
-
 int Recursion::Writer(const Interval& run) const {
-  for (size_t i = schedule_.size(); i > 0; --i) {
-    const ScheduleStep& step = schedule_[i - 1];
-    if (step.kind == Kind::kSend || !Overlap(step.interval, run)) continue;
-    return Contains(step.interval, run) ? static_cast<int>(i - 1) : LastReceive(schedule_);
+  for (int i = std::ssize(schedule_) - 1; i >= 0; --i) {
+    const ScheduleStep& step = schedule_[i];
+    if (step.kind == Kind::kSend || Intersect(step.interval, run).empty()) continue;
+    return step.interval.contains(run) ? i : LastReceive(schedule_);
   }
   return ScheduleStep::kNone;
 }
 
 int Recursion::Sender(const Interval& run) const {
-  for (size_t i = schedule_.size(); i > 0; --i) {
-    const ScheduleStep& step = schedule_[i - 1];
-    if (step.kind == Kind::kSend && Contains(step.interval, run)) return static_cast<int>(i - 1);
-  }
-  return ScheduleStep::kNone;
+  int i = std::ssize(schedule_) - 1;
+  while (i >= 0 && !(schedule_[i].kind == Kind::kSend && schedule_[i].interval.contains(run))) --i;
+  return i >= 0 ? i : ScheduleStep::kNone;
 }
 
 std::vector<Interval> Copy(std::span<const Interval> intervals) {
   return {intervals.begin(), intervals.end()};
 }
 
-// The schedule of an extra in a reduction: sends all data and receives `result`.
-Schedule ExtraSums(Recursion& recursion, int index, const std::vector<Interval>& result) {
-  recursion.Send(index - 1, recursion.All());
-  recursion.ReceiveBehindSend(Kind::kReceive, index - 1, result);
+// Whether a reduction ends with each member's own interval or with all data.
+enum class Result { kOwn, kAll };
+
+// A reduction by `phases` among the heads. An extra sends all its data to its head first and
+// receives its result last.
+Schedule Reduce(Recursion recursion, int index, Result result,
+                std::initializer_list<void (Recursion::*)()> phases) {
+  const auto result_of = [&](int member) {
+    return result == Result::kOwn ? recursion.Own(member) : recursion.All();
+  };
+  if (recursion.is_extra()) {
+    recursion.Send(index - 1, recursion.All());
+    recursion.ReceiveBehindSend(Kind::kReceive, index - 1, result_of(index));
+    return recursion.Take();
+  }
+  if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
+  for (const auto phase : phases) (recursion.*phase)();
+  if (recursion.has_extra()) recursion.Send(index + 1, result_of(index + 1));
   return recursion.Take();
 }
 
 }  // namespace
 
 Schedule ButterflyReduceScatter(int index, std::span<const Interval> intervals) {
-  const int members = static_cast<int>(intervals.size());
-  Recursion recursion(index, members, Copy(intervals), Recursion::Owners::kMembers);
-  if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.Own(index));
-  if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
-  recursion.DoubleWhole();
-  if (recursion.has_extra()) recursion.Send(index + 1, recursion.Own(index + 1));
-  return recursion.Take();
+  return Reduce({index, std::ssize(intervals), Copy(intervals), Recursion::Owners::kMembers}, index,
+                Result::kOwn, {&Recursion::DoubleWhole});
 }
 
 Schedule ButterflyAllReduce(int index, int members, int64_t elements) {
-  Recursion recursion(index, members, {{0, elements}}, Recursion::Owners::kHeads);
-  if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.All());
-  if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
-  recursion.DoubleWhole();
-  if (recursion.has_extra()) recursion.Send(index + 1, recursion.All());
-  return recursion.Take();
+  return Reduce({index, members, {{0, elements}}, Recursion::Owners::kHeads}, index, Result::kAll,
+                {&Recursion::DoubleWhole});
 }
 
 Schedule HalvingReduceScatter(int index, std::span<const Interval> intervals) {
-  const int members = static_cast<int>(intervals.size());
-  Recursion recursion(index, members, Copy(intervals), Recursion::Owners::kMembers);
-  if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.Own(index));
-  if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
-  recursion.HalveSums();
-  if (recursion.has_extra()) recursion.Send(index + 1, recursion.Own(index + 1));
-  return recursion.Take();
+  return Reduce({index, std::ssize(intervals), Copy(intervals), Recursion::Owners::kMembers}, index,
+                Result::kOwn, {&Recursion::HalveSums});
 }
 
 Schedule DoublingAllGather(int index, std::span<const Interval> intervals) {
-  const int members = static_cast<int>(intervals.size());
-  Recursion recursion(index, members, Copy(intervals), Recursion::Owners::kMembers);
+  Recursion recursion(index, std::ssize(intervals), Copy(intervals), Recursion::Owners::kMembers);
   if (recursion.is_extra()) {
     recursion.Send(index - 1, recursion.Own(index));
     // Includes its own interval, unchanged: without it the data would be two messages.
@@ -240,14 +235,9 @@ Schedule DoublingAllGather(int index, std::span<const Interval> intervals) {
 }
 
 Schedule HalvingDoublingAllReduce(int index, int members, int64_t elements) {
-  Recursion recursion(index, members, EqualIntervals(elements, Recursion::HeadsAmong(members)),
-                      Recursion::Owners::kHeads);
-  if (recursion.is_extra()) return ExtraSums(recursion, index, recursion.All());
-  if (recursion.has_extra()) recursion.ReceiveSum(index + 1, recursion.All());
-  recursion.HalveSums();
-  recursion.DoubleIntervals();
-  if (recursion.has_extra()) recursion.Send(index + 1, recursion.All());
-  return recursion.Take();
+  return Reduce({index, members, EqualIntervals(elements, Recursion::HeadsAmong(members)),
+                 Recursion::Owners::kHeads},
+                index, Result::kAll, {&Recursion::HalveSums, &Recursion::DoubleIntervals});
 }
 
 }  // namespace cadre

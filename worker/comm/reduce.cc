@@ -30,7 +30,7 @@
 namespace cadre {
 namespace {
 
-// Loads and stores of any alignment.
+// Unaligned loads and stores.
 template <typename T>
 T Load(const std::byte* from) {
   T value;
@@ -43,26 +43,24 @@ void Store(std::byte* to, T value) {
 }
 
 // bfloat16 is the upper half of a float.
-float FromBFloat16(uint16_t bits) {
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-}
+float FromBFloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 uint16_t ToBFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   // A NaN becomes a quiet NaN; rounding could carry it into infinity.
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  if ((bits & 0x7fffffff) > 0x7f800000) return bits >> 16 | 0x40;
   // Half a unit in the last place, minus one if the last place is even: ties to even.
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
 // float16: 1 sign, 5 exponent (bias 15), 10 fraction.
 float FromFloat16(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
+  const uint32_t sign = (bits & 0x8000U) << 16;
   const uint32_t exponent = bits >> 10 & 0x1f;
   const uint32_t fraction = bits & 0x3ff;
   if (exponent == 0) {
     // Zero, or a denormal: fraction * 2^-24, exact in float.
-    const float value = static_cast<float>(fraction) * 0x1p-24F;
+    const float value = fraction * 0x1p-24F;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
   }
   if (exponent == 31) {
@@ -75,20 +73,18 @@ float FromFloat16(uint16_t bits) {
 
 uint16_t ToFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) {
-    return static_cast<uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
-  }
+  if (magnitude > 0x7f800000) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
   // 65,520 is halfway between the largest float16 and the next power of two.
-  if (magnitude >= std::bit_cast<uint32_t>(65520.0F)) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude >= std::bit_cast<uint32_t>(65520.0F)) return sign | 0x7c00;
   if (magnitude < std::bit_cast<uint32_t>(0x1p-14F)) {
     // Denormal. In [0.5, 1) the last place of a float is 2^-24, so adding 0.5 rounds to it.
     const float rounded = std::bit_cast<float>(magnitude) + 0.5F;
-    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(rounded) & 0xffff));
+    return sign | (std::bit_cast<uint32_t>(rounded) & 0xffff);
   }
   const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
-  return static_cast<uint16_t>(sign | ((rounded >> 13) - (112U << 10)));
+  return sign | ((rounded >> 13) - (112U << 10));
 }
 
 template <typename T>
@@ -119,40 +115,27 @@ using Add = void (*)(std::byte*, const std::byte*, size_t);
 
 #if defined(__x86_64__)
 
-// Unaligned vectors; a remainder shorter than a vector uses the scalar loop.
+// Loads and stores are unaligned; a remainder shorter than the vectors uses the scalar loop.
 
-__attribute__((target("avx512f"))) void AddFloat32Avx512(std::byte* sum, const std::byte* values,
-                                                         size_t bytes) {
+// `T` is float, double or uint64_t, which the compiler's vectors can add.
+template <typename T>
+__attribute__((target("avx512f"))) void AddAvx512(std::byte* sum, const std::byte* values,
+                                                  size_t bytes) {
+  typedef T Vector __attribute__((vector_size(64)));
   size_t at = 0;
-  // Two at a time, so that the adds do not wait for the loads.
-  for (; at + 128 <= bytes; at += 128) {
-    const __m512 a = _mm512_add_ps(_mm512_loadu_ps(sum + at), _mm512_loadu_ps(values + at));
-    const __m512 b =
-        _mm512_add_ps(_mm512_loadu_ps(sum + at + 64), _mm512_loadu_ps(values + at + 64));
-    _mm512_storeu_ps(sum + at, a);
-    _mm512_storeu_ps(sum + at + 64, b);
+  // Two at a time, so that additions do not wait for loads.
+  for (; at + 2 * sizeof(Vector) <= bytes; at += 2 * sizeof(Vector)) {
+    Vector a, b, x, y;
+    std::memcpy(&a, sum + at, sizeof a);
+    std::memcpy(&b, sum + at + sizeof a, sizeof b);
+    std::memcpy(&x, values + at, sizeof x);
+    std::memcpy(&y, values + at + sizeof x, sizeof y);
+    a += x;
+    b += y;
+    std::memcpy(sum + at, &a, sizeof a);
+    std::memcpy(sum + at + sizeof a, &b, sizeof b);
   }
-  AddScalar<float>(sum + at, values + at, bytes - at);
-}
-
-__attribute__((target("avx512f"))) void AddFloat64Avx512(std::byte* sum, const std::byte* values,
-                                                         size_t bytes) {
-  size_t at = 0;
-  for (; at + 64 <= bytes; at += 64) {
-    _mm512_storeu_pd(sum + at,
-                     _mm512_add_pd(_mm512_loadu_pd(sum + at), _mm512_loadu_pd(values + at)));
-  }
-  AddScalar<double>(sum + at, values + at, bytes - at);
-}
-
-__attribute__((target("avx512f"))) void AddUInt64Avx512(std::byte* sum, const std::byte* values,
-                                                        size_t bytes) {
-  size_t at = 0;
-  for (; at + 64 <= bytes; at += 64) {
-    _mm512_storeu_si512(
-        sum + at, _mm512_add_epi64(_mm512_loadu_si512(sum + at), _mm512_loadu_si512(values + at)));
-  }
-  AddScalar<uint64_t>(sum + at, values + at, bytes - at);
+  AddScalar<T>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx512f"))) __m512 LoadBFloat16Avx512(const std::byte* from) {
@@ -195,40 +178,25 @@ __attribute__((target("avx512f"))) void AddFloat16Avx512(std::byte* sum, const s
   AddScalar<Float16>(sum + at, values + at, bytes - at);
 }
 
-__attribute__((target("avx2"))) void AddFloat32Avx2(std::byte* sum, const std::byte* values,
-                                                    size_t bytes) {
+// `T` is float, double or uint64_t, which the compiler's vectors can add.
+template <typename T>
+__attribute__((target("avx2"))) void AddAvx2(std::byte* sum, const std::byte* values,
+                                             size_t bytes) {
+  typedef T Vector __attribute__((vector_size(32)));
   size_t at = 0;
-  for (; at + 64 <= bytes; at += 64) {
-    float* out = reinterpret_cast<float*>(sum + at);
-    const float* in = reinterpret_cast<const float*>(values + at);
-    const __m256 a = _mm256_add_ps(_mm256_loadu_ps(out), _mm256_loadu_ps(in));
-    const __m256 b = _mm256_add_ps(_mm256_loadu_ps(out + 8), _mm256_loadu_ps(in + 8));
-    _mm256_storeu_ps(out, a);
-    _mm256_storeu_ps(out + 8, b);
+  // Two at a time, so that additions do not wait for loads.
+  for (; at + 2 * sizeof(Vector) <= bytes; at += 2 * sizeof(Vector)) {
+    Vector a, b, x, y;
+    std::memcpy(&a, sum + at, sizeof a);
+    std::memcpy(&b, sum + at + sizeof a, sizeof b);
+    std::memcpy(&x, values + at, sizeof x);
+    std::memcpy(&y, values + at + sizeof x, sizeof y);
+    a += x;
+    b += y;
+    std::memcpy(sum + at, &a, sizeof a);
+    std::memcpy(sum + at + sizeof a, &b, sizeof b);
   }
-  AddScalar<float>(sum + at, values + at, bytes - at);
-}
-
-__attribute__((target("avx2"))) void AddFloat64Avx2(std::byte* sum, const std::byte* values,
-                                                    size_t bytes) {
-  size_t at = 0;
-  for (; at + 32 <= bytes; at += 32) {
-    double* out = reinterpret_cast<double*>(sum + at);
-    const double* in = reinterpret_cast<const double*>(values + at);
-    _mm256_storeu_pd(out, _mm256_add_pd(_mm256_loadu_pd(out), _mm256_loadu_pd(in)));
-  }
-  AddScalar<double>(sum + at, values + at, bytes - at);
-}
-
-__attribute__((target("avx2"))) void AddUInt64Avx2(std::byte* sum, const std::byte* values,
-                                                   size_t bytes) {
-  size_t at = 0;
-  for (; at + 32 <= bytes; at += 32) {
-    auto* out = reinterpret_cast<__m256i*>(sum + at);
-    const auto* in = reinterpret_cast<const __m256i*>(values + at);
-    _mm256_storeu_si256(out, _mm256_add_epi64(_mm256_loadu_si256(out), _mm256_loadu_si256(in)));
-  }
-  AddScalar<uint64_t>(sum + at, values + at, bytes - at);
+  AddScalar<T>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2"))) __m256 LoadBFloat16Avx2(const std::byte* from) {
@@ -271,67 +239,6 @@ __attribute__((target("avx2,f16c"))) void AddFloat16Avx2(std::byte* sum, const s
   AddScalar<Float16>(sum + at, values + at, bytes - at);
 }
 
-#endif  // __x86_64__
-
-Add ReferenceAdd(DType type) {
-  switch (type) {
-    case DType::kBytes:
-      break;
-    case DType::kFloat32:
-      return AddScalar<float>;
-    case DType::kBFloat16:
-      return AddScalar<BFloat16>;
-    case DType::kFloat16:
-      return AddScalar<Float16>;
-    case DType::kUInt64:
-      return AddScalar<uint64_t>;
-    case DType::kFloat64:
-      return AddScalar<double>;
-  }
-  LOG(FATAL) << "no sums of " << DTypeName(type);
-}
-
-#if defined(__x86_64__)
-
-Add Avx512Add(DType type) {
-  switch (type) {
-    case DType::kFloat32:
-      return AddFloat32Avx512;
-    case DType::kBFloat16:
-      return AddBFloat16Avx512;
-    case DType::kFloat16:
-      return AddFloat16Avx512;
-    case DType::kUInt64:
-      return AddUInt64Avx512;
-    case DType::kFloat64:
-      return AddFloat64Avx512;
-    case DType::kBytes:
-      break;
-  }
-  return nullptr;
-}
-
-Add Avx2Add(DType type) {
-  switch (type) {
-    case DType::kFloat32:
-      return AddFloat32Avx2;
-    case DType::kBFloat16:
-      return AddBFloat16Avx2;
-    case DType::kFloat16:
-      return AddFloat16Avx2;
-    case DType::kUInt64:
-      return AddUInt64Avx2;
-    case DType::kFloat64:
-      return AddFloat64Avx2;
-    case DType::kBytes:
-      break;
-  }
-  return nullptr;
-}
-
-#endif
-
-#if defined(__x86_64__)
 // __builtin_cpu_supports of Clang 14 does not support "f16c".
 bool ConvertsFloat16() {
   unsigned a = 0;
@@ -340,15 +247,31 @@ bool ConvertsFloat16() {
   unsigned d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
-#endif
 
-Add AddAt(DType type, VectorWidth width) {
+#endif  // __x86_64__
+
+// The functions of one width.
+struct AddFunctions {
+  Add float32;
+  Add bfloat16;
+  Add float16;
+  Add uint64;
+  Add float64;
+};
+
+AddFunctions FunctionsOf(VectorWidth width) {
 #if defined(__x86_64__)
-  if (width == VectorWidth::k512) return Avx512Add(type);
-  if (width == VectorWidth::k256) return Avx2Add(type);
+  if (width == VectorWidth::k512) {
+    return {AddAvx512<float>, AddBFloat16Avx512, AddFloat16Avx512, AddAvx512<uint64_t>,
+            AddAvx512<double>};
+  }
+  if (width == VectorWidth::k256) {
+    return {AddAvx2<float>, AddBFloat16Avx2, AddFloat16Avx2, AddAvx2<uint64_t>, AddAvx2<double>};
+  }
 #endif
   CHECK(width == VectorWidth::kNone);
-  return ReferenceAdd(type);
+  return {AddScalar<float>, AddScalar<BFloat16>, AddScalar<Float16>, AddScalar<uint64_t>,
+          AddScalar<double>};
 }
 
 }  // namespace
@@ -364,10 +287,24 @@ VectorWidth WidestVectors() {
 Combine SumOf(DType type) { return SumOf(type, WidestVectors()); }
 
 Combine SumOf(DType type, VectorWidth width) {
-  CHECK(type != DType::kBytes) << "bytes are not added";
-  return {AddAt(type, width), SizeOf(type)};
+  const AddFunctions functions = FunctionsOf(width);
+  switch (type) {
+    case DType::kFloat32:
+      return {functions.float32, SizeOf(type)};
+    case DType::kBFloat16:
+      return {functions.bfloat16, SizeOf(type)};
+    case DType::kFloat16:
+      return {functions.float16, SizeOf(type)};
+    case DType::kUInt64:
+      return {functions.uint64, SizeOf(type)};
+    case DType::kFloat64:
+      return {functions.float64, SizeOf(type)};
+    case DType::kBytes:
+      break;
+  }
+  LOG(FATAL) << "bytes cannot be added";
 }
 
-Combine ReferenceSumOf(DType type) { return {ReferenceAdd(type), SizeOf(type)}; }
+Combine ReferenceSumOf(DType type) { return SumOf(type, VectorWidth::kNone); }
 
 }  // namespace cadre

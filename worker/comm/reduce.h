@@ -14,13 +14,13 @@ namespace cadre {
 // Requires: type != kBytes.
 Combine SumOf(DType type);
 
-// The supported vector widths, and the widest that this processor supports.
+// Vector widths in bits, and the widest that this processor supports.
 enum class VectorWidth { kNone, k256, k512 };
 VectorWidth WidestVectors();
 // Requires: width <= WidestVectors().
 Combine SumOf(DType type, VectorWidth width);
 
-// Scalar loops, the reference of tests.
+// Scalar loops; the reference of tests.
 Combine ReferenceSumOf(DType type);
 
 }  // namespace cadre

@@ -29,12 +29,12 @@ class Ring {
   Ring(int index, std::span<const Interval> intervals)
       : index_(index), size_(std::ssize(intervals)), intervals_(intervals) {}
 
-  // `steps` rounds, of which the first sends the interval `first` places on: its own data, if
-  // nothing was received before, and otherwise what the last receive has left.
+  // Appends `steps` steps. The first sends the interval at distance `first`: this member's data, or
+  // the result of the last receive if there was one.
   void Rounds(int first, int steps, Kind receive) {
     for (int step = 0; step < steps; ++step) {
       schedule_.push_back({Kind::kSend, Around(1), IntervalAt(first - step), last_receive_});
-      last_receive_ = static_cast<int>(schedule_.size());
+      last_receive_ = std::ssize(schedule_);
       schedule_.push_back({receive, Around(-1), IntervalAt(first - step - 1)});
     }
   }

@@ -18,7 +18,7 @@ class Rounds {
     for (const auto& [pair, messages] : between_) {
       for (size_t i = 1; i < messages.size(); ++i) AddEdge(messages[i - 1], messages[i], 0);
     }
-    for (size_t member = 0; member < schedules_.size(); ++member) OrderSteps(member);
+    for (int member = 0; member < std::ssize(schedules_); ++member) OrderSteps(member);
   }
 
   std::vector<std::vector<int>> Solve() {
@@ -56,12 +56,12 @@ class Rounds {
   }
 
   void NumberSends() {
-    for (size_t member = 0; member < schedules_.size(); ++member) {
+    for (int member = 0; member < std::ssize(schedules_); ++member) {
       std::vector<size_t>& own = message_.emplace_back();
       for (const ScheduleStep& step : schedules_[member]) {
         own.push_back(round_.size());
         if (step.kind != Kind::kSend) continue;
-        between_[{static_cast<int>(member), step.peer}].push_back(round_.size());
+        between_[{member, step.peer}].push_back(round_.size());
         round_.push_back(0);
       }
     }
@@ -69,11 +69,11 @@ class Rounds {
 
   void NumberReceives() {
     std::map<std::pair<int, int>, size_t> received;
-    for (size_t member = 0; member < schedules_.size(); ++member) {
+    for (int member = 0; member < std::ssize(schedules_); ++member) {
       for (size_t i = 0; i < schedules_[member].size(); ++i) {
         const ScheduleStep& step = schedules_[member][i];
         if (step.kind == Kind::kSend) continue;
-        const std::pair<int, int> pair = {step.peer, static_cast<int>(member)};
+        const std::pair<int, int> pair = {step.peer, member};
         const std::vector<size_t>& sent = between_[pair];
         size_t& number = received[pair];
         CHECK_LT(number, sent.size())
@@ -87,11 +87,11 @@ class Rounds {
     }
   }
 
-  void OrderSteps(size_t member) {
+  void OrderSteps(int member) {
     const Schedule& schedule = schedules_[member];
     for (size_t i = 0; i < schedule.size(); ++i) {
       if (schedule[i].after == ScheduleStep::kNone) continue;
-      const auto after = static_cast<size_t>(schedule[i].after);
+      const int after = schedule[i].after;
       const bool same_round =
           schedule[i].kind == Kind::kReceiveSum && schedule[after].kind == Kind::kSend;
       AddEdge(message_[member][after], message_[member][i], same_round ? 0 : 1);

@@ -8,8 +8,8 @@
 namespace cadre {
 namespace {
 
-void CheckIndex(int index, size_t members) {
-  CHECK(index >= 0 && static_cast<size_t>(index) < members) << index << " of " << members;
+void CheckIndex(int index, int64_t members) {
+  CHECK(index >= 0 && index < members) << index << " of " << members;
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ std::vector<Interval> EqualIntervals(int64_t elements, int count) {
 
 Schedule ReduceScatterSchedule(Algorithm algorithm, int index,
                                std::span<const Interval> intervals) {
-  CheckIndex(index, intervals.size());
+  CheckIndex(index, std::ssize(intervals));
   if (algorithm == Algorithm::kRing) return RingReduceScatter(index, intervals);
   if (algorithm == Algorithm::kButterfly) return ButterflyReduceScatter(index, intervals);
   CHECK(algorithm == Algorithm::kHalvingDoubling) << AlgorithmName(algorithm);
@@ -33,7 +33,7 @@ Schedule ReduceScatterSchedule(Algorithm algorithm, int index,
 }
 
 Schedule AllGatherSchedule(Algorithm algorithm, int index, std::span<const Interval> intervals) {
-  CheckIndex(index, intervals.size());
+  CheckIndex(index, std::ssize(intervals));
   if (algorithm == Algorithm::kRing) return RingAllGather(index, intervals);
   CHECK(algorithm == Algorithm::kButterfly || algorithm == Algorithm::kHalvingDoubling)
       << AlgorithmName(algorithm);
@@ -49,10 +49,9 @@ Schedule AllReduceSchedule(Algorithm algorithm, int index, int members, int64_t 
 }
 
 int LastReceive(const Schedule& schedule) {
-  for (size_t i = schedule.size(); i > 0; --i) {
-    if (schedule[i - 1].kind != ScheduleStep::Kind::kSend) return static_cast<int>(i - 1);
-  }
-  return ScheduleStep::kNone;
+  int last = std::ssize(schedule) - 1;
+  while (last >= 0 && schedule[last].kind == ScheduleStep::Kind::kSend) --last;
+  return last >= 0 ? last : ScheduleStep::kNone;
 }
 
 ScheduleWork WorkOf(const Schedule& schedule) {

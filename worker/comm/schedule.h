@@ -15,6 +15,7 @@
 
 #include "tensor/collective.h"
 #include "tensor/interval.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 
@@ -25,13 +26,13 @@ using Piece = Interval;
 std::vector<Interval> EqualIntervals(int64_t elements, int count);
 
 struct ScheduleStep {
-  enum class Kind : uint8_t { kSend, kReceive, kReceiveSum };
+  using Kind = Transfer::Kind;
   Kind kind = Kind::kSend;
   // Index among the members.
   int peer = 0;
   Interval interval;
   // Position of the step that this one depends on (see Transfer::after), or kNone.
-  static constexpr int kNone = -1;
+  static constexpr int kNone = Transfer::kNone;
   int after = kNone;
 };
 using Schedule = std::vector<ScheduleStep>;
@@ -45,8 +46,8 @@ Schedule ReduceScatterSchedule(Algorithm algorithm, int index, std::span<const I
 Schedule AllGatherSchedule(Algorithm algorithm, int index, std::span<const Interval> intervals);
 // Afterwards every member has the sum of all data. kRing, kButterfly, kHalvingDoubling.
 Schedule AllReduceSchedule(Algorithm algorithm, int index, int members, int64_t elements);
-// kHierarchical: `hosts` has the host of each member, as arbitrary numbers. A ring inside a host,
-// `across` between hosts.
+// kHierarchical: `hosts` has the host of each member, as arbitrary numbers. A ring inside a host
+// and algorithm `across` between hosts.
 Schedule HierarchicalAllReduceSchedule(int index, std::span<const uint64_t> hosts, int64_t elements,
                                        Algorithm across);
 // A binomial tree.

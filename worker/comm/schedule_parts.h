@@ -1,4 +1,4 @@
-// The algorithms behind schedule.h, a file each, and what they are made of. Private to the room.
+// The algorithms behind schedule.h, one file each. Private to this folder.
 //
 // Thread-safe (values and pure functions).
 #pragma once

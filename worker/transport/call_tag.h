@@ -1,5 +1,5 @@
 // Identifies one call of one collective. Every message carries the tag of its call, and the
-// receiver compares it with its own: ranks that disagree get an error that names both sides.
+// receiver compares it with that of its own call: ranks that disagree get an error that names both.
 //
 // A value; thread-safe.
 #pragma once
@@ -16,7 +16,7 @@ struct CallTag {
   Collective collective = Collective::kNone;
   Algorithm algorithm = Algorithm::kNone;
   DType dtype = DType::kBytes;
-  // Number of members, and a hash of their ranks.
+  // Number of members, and a hash of the list of their ranks.
   uint16_t members = 0;
   uint32_t group = 0;
   // Number of earlier calls of these members.

@@ -13,8 +13,7 @@
 //
 // Invariants:
 // - A header is sent only once the first byte of its payload may move.
-// - A receiver checks the header before it accepts a byte of payload. A tag or length that differs
-// is
+// - A receiver checks the header before it accepts a byte of payload. A different tag or length is
 //   an error that names both calls. A header may be read before a call expects it; it is then kept
 //   until the next call (header_unchecked).
 // - A message from a peer of which this call expects nothing is examined only after kMaxSleepMs
@@ -50,8 +49,7 @@
 namespace cadre {
 namespace {
 
-// Maximum bytes that one queue moves before the next: data moved last is still in the cache when
-// the next queue needs it.
+// Maximum bytes that one queue moves before the next one is visited.
 constexpr size_t kQuantumBytes = size_t{128} << 10;
 // Unaligned or incomplete elements are copied here for addition.
 constexpr size_t kBufferBytes = 4096;
@@ -91,10 +89,10 @@ Channel::Channel(const Options& options, std::vector<std::unique_ptr<Link>> link
       waits_for_(links_.size()),
       buffer_(kBufferBytes) {
   max_spins_ = kMaxSpins;
-  for (size_t peer = 0; peer < links_.size(); ++peer) {
+  for (int peer = 0; peer < std::ssize(links_); ++peer) {
     for (Queue* queue : {&sends_[peer], &receives_[peer]}) {
       queue->link = links_[peer].get();
-      queue->peer = static_cast<int>(peer);
+      queue->peer = peer;
     }
     sends_[peer].sends = true;
     if (links_[peer] != nullptr && links_[peer]->kind() == LinkKind::kTcp) {
@@ -114,7 +112,7 @@ void Channel::Shutdown() {
 
 absl::Status Channel::Run(const CallTag& tag, std::span<const Transfer> transfers,
                           const Combine& combine) {
-  if (control_.dead()) return control_.status();
+  if (control_.failed()) return control_.status();
   call_ = {.tag = tag, .transfers = transfers, .combine = combine};
   absl::Status status = PollPeers();
   if (status.ok()) {
@@ -128,12 +126,12 @@ absl::Status Channel::Run(const CallTag& tag, std::span<const Transfer> transfer
 void Channel::Prepare() {
   progress_.assign(call_.transfers.size(), Progress{});
   active_.clear();
-  for (size_t i = 0; i < call_.transfers.size(); ++i) {
+  for (int i = 0; i < std::ssize(call_.transfers); ++i) {
     const Transfer& transfer = call_.transfers[i];
     const int peer = transfer.peer;
     CHECK(peer >= 0 && peer < std::ssize(links_) && peer != options_.rank) << peer;
     auto& queues = transfer.kind == Transfer::Kind::kSend ? sends_ : receives_;
-    Append(queues[peer], static_cast<int>(i));
+    Append(queues[peer], i);
   }
 }
 
@@ -149,7 +147,7 @@ void Channel::Append(Queue& queue, int position) {
 
 absl::Status Channel::Execute() {
   spins_ = 0;
-  idle_since_known_ = false;
+  idle_since_.reset();
   while (true) {
     moved_ = 0;
     for (size_t i = 0; i < active_.size();) {
@@ -162,13 +160,13 @@ absl::Status Channel::Execute() {
       }
     }
     if (active_.empty()) return absl::OkStatus();
-    if (control_.dead()) return control_.status();
+    if (control_.failed()) return control_.status();
     if (moved_ == 0) {
       CADRE_RETURN_IF_ERROR(SpinOrSleep());
     } else {
       if (spins_ > 0) spin_limit_ = std::min(max_spins_, 2 * spin_limit_);
       spins_ = 0;
-      idle_since_known_ = false;
+      idle_since_.reset();
       if (++busy_iterations_ >= kBusyIterations) CADRE_RETURN_IF_ERROR(PollPeers());
     }
   }
@@ -181,6 +179,11 @@ absl::Status Channel::Move(Queue& queue) {
     CADRE_RETURN_IF_ERROR(queue.sends ? SendHead(queue, &blocked) : ReceiveHead(queue, &blocked));
   }
   return absl::OkStatus();
+}
+
+void Channel::Advance(Queue& queue, size_t bytes) {
+  moved_ += bytes;
+  queue.position += bytes;
 }
 
 absl::Status Channel::SendHead(Queue& queue, bool* blocked) {
@@ -208,8 +211,7 @@ absl::Status Channel::SendHead(Queue& queue, bool* blocked) {
       queue.link->Write(prefix, transfer.data.subspan(progress.done, bytes));
   if (!taken.ok()) return LinkError(queue.peer, taken.status());
   *blocked = *taken < prefix.size() + bytes;
-  moved_ += *taken;
-  queue.position += *taken;
+  Advance(queue, *taken);
   const size_t of_prefix = std::min(*taken, prefix.size());
   queue.prefix_done += of_prefix;
   progress.done += *taken - of_prefix;
@@ -257,8 +259,7 @@ absl::Status Channel::ReadHeader(Queue& queue, bool* blocked) {
   const auto prefix = std::span(queue.prefix).first(queue.prefix_bytes);
   const absl::StatusOr<size_t> got = queue.link->Read(prefix.subspan(queue.prefix_done));
   if (!got.ok()) return LinkError(queue.peer, got.status());
-  moved_ += *got;
-  queue.position += *got;
+  Advance(queue, *got);
   queue.prefix_done += *got;
   *blocked = queue.prefix_done < queue.prefix_bytes;
   return absl::OkStatus();
@@ -279,7 +280,8 @@ absl::Status Channel::CheckUnexpected() {
     }
     const absl::StatusOr<MessageHeader> header = HeaderOf(queue);
     CADRE_RETURN_IF_ERROR(header.status());
-    const auto ahead = static_cast<int32_t>(header->tag.sequence - call_.tag.sequence);
+    // Sequence numbers may wrap around.
+    const int32_t ahead = header->tag.sequence - call_.tag.sequence;
     if (header->tag.group != call_.tag.group || ahead > 0) continue;
     return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header->tag.ToString(),
                                             "; rank ", options_.rank, " at ",
@@ -298,10 +300,7 @@ absl::StatusOr<MessageHeader> Channel::HeaderOf(const Queue& queue) const {
 absl::StatusOr<size_t> Channel::Receive(Queue& queue, std::span<std::byte> into) {
   if (into.empty()) return 0;
   absl::StatusOr<size_t> got = queue.link->Read(into);
-  if (got.ok()) {
-    moved_ += *got;
-    queue.position += *got;
-  }
+  if (got.ok()) Advance(queue, *got);
   return got;
 }
 
@@ -318,8 +317,7 @@ absl::StatusOr<size_t> Channel::ReceiveSum(Queue& queue, std::span<std::byte> in
   const size_t whole = peeked.size() / element * element;
   call_.combine.add(into.data(), peeked.data(), whole);
   queue.link->Consume(whole);
-  moved_ += whole;
-  queue.position += whole;
+  Advance(queue, whole);
   return whole;
 }
 
@@ -330,8 +328,7 @@ size_t Channel::AddThroughBuffer(Queue& queue, std::span<const std::byte> peeked
   std::memcpy(buffer_.data(), queue.partial.data(), queue.partial_bytes);
   std::memcpy(buffer_.data() + queue.partial_bytes, peeked.data(), taken);
   queue.link->Consume(taken);
-  moved_ += taken;
-  queue.position += taken;
+  Advance(queue, taken);
   const size_t bytes = queue.partial_bytes + taken;
   const size_t whole = bytes / element * element;
   if (whole > 0) call_.combine.add(into.data(), buffer_.data(), whole);
@@ -392,7 +389,7 @@ absl::Status Channel::SpinOrSleep() {
     if (options_.oversubscribed || spins_ % kSpinsPerYield == 0) sched_yield();
     return absl::OkStatus();
   }
-  // Spinning was in vain: a thread that mostly waits long leaves the processor to others.
+  // Spinning was not successful: a thread whose waits are long yields the processor to others.
   spin_limit_ = std::max(max_spins_ / 16, spin_limit_ / 2);
   spins_ = 0;
   return Sleep();
@@ -400,10 +397,9 @@ absl::Status Channel::SpinOrSleep() {
 
 absl::Status Channel::Sleep() {
   const SteadyClock::time_point now = SteadyClock::now();
-  if (!idle_since_known_) idle_since_ = now;
-  idle_since_known_ = true;
+  if (!idle_since_) idle_since_ = now;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-      absl::ToChronoNanoseconds(options_.timeout) - (now - idle_since_));
+      absl::ToChronoNanoseconds(options_.timeout) - (now - *idle_since_));
   if (left.count() <= 0) return TimeoutError();
 
   polled_.clear();
@@ -413,8 +409,8 @@ absl::Status Channel::Sleep() {
   control_.AddPolled(polled_);
   const size_t peers_end = polled_.size();
   // If a link is ready, poll without waiting, to notice control messages.
-  const bool sleeps = PrepareWaits() && !control_.dead();
-  const int wait = sleeps ? static_cast<int>(std::min<int64_t>(left.count(), kMaxSleepMs)) : 0;
+  const bool sleeps = PrepareWaits() && !control_.failed();
+  const int wait = sleeps ? std::min<int64_t>(left.count(), kMaxSleepMs) : 0;
   if (poll(polled_.data(), polled_.size(), wait) < 0) {
     if (errno != EINTR) return absl::InternalError(absl::StrCat("poll: ", std::strerror(errno)));
     for (pollfd& entry : polled_) entry.revents = 0;
@@ -425,8 +421,8 @@ absl::Status Channel::Sleep() {
   const bool notified = std::any_of(polled_.begin() + peers_begin, polled_.begin() + peers_end,
                                     [](const pollfd& entry) { return entry.revents != 0; });
   if (notified) CADRE_RETURN_IF_ERROR(control_.Poll());
-  return now - idle_since_ >= std::chrono::milliseconds(kMaxSleepMs) ? CheckUnexpected()
-                                                                     : absl::OkStatus();
+  return now - *idle_since_ >= std::chrono::milliseconds(kMaxSleepMs) ? CheckUnexpected()
+                                                                      : absl::OkStatus();
 }
 
 bool Channel::PrepareWaits() {
@@ -437,7 +433,7 @@ bool Channel::PrepareWaits() {
     if (!WaitsForLink(*queue)) continue;
     waits_for_[queue->peer] |= queue->sends ? kToWrite : kToRead;
   }
-  bool nothing = true;
+  bool must_sleep = true;
   for (const Queue* queue : active_) {
     // The first queue of a peer prepares both directions.
     const int waits_for = std::exchange(waits_for_[queue->peer], 0);
@@ -445,10 +441,10 @@ bool Channel::PrepareWaits() {
     prepared_.push_back(queue->link);
     if (!queue->link->PrepareWait((waits_for & kToRead) != 0, (waits_for & kToWrite) != 0,
                                   polled_)) {
-      nothing = false;
+      must_sleep = false;
     }
   }
-  return nothing;
+  return must_sleep;
 }
 
 absl::Status Channel::PollPeers() {

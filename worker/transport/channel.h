@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -78,7 +79,7 @@ class Channel {
     uint64_t position = 0;
     // A complete header that no call has checked yet.
     bool header_unchecked = false;
-    // Receive-sum: the received bytes of an incomplete element.
+    // For sums: the received bytes of an incomplete element.
     std::array<std::byte, 16> partial;
     size_t partial_bytes = 0;
   };
@@ -95,6 +96,8 @@ class Channel {
 
   // Moves data of the queue; adds to moved_.
   absl::Status Move(Queue& queue);
+  // Counts bytes that were moved over the queue's link.
+  void Advance(Queue& queue, size_t bytes);
   absl::Status SendHead(Queue& queue, bool* blocked);
   absl::Status ReceiveHead(Queue& queue, bool* blocked);
   // Reads more of the header of the next message. `blocked`: it is incomplete.
@@ -120,6 +123,7 @@ class Channel {
   // Returns immediately up to spin_limit_ times in a row, then sleeps.
   absl::Status SpinOrSleep();
   absl::Status Sleep();
+  // Returns false if some link is ready.
   bool PrepareWaits();
   absl::Status PollPeers();
   absl::Status TimeoutError() const;
@@ -148,9 +152,8 @@ class Channel {
   // Iterations with progress since the control connections were polled.
   int busy_iterations_ = 0;
   SteadyClock::time_point last_poll_;
-  // Start of the time without progress; set at the first sleep after it.
-  bool idle_since_known_ = false;
-  SteadyClock::time_point idle_since_;
+  // Start of the time without progress; set by the first sleep after it.
+  std::optional<SteadyClock::time_point> idle_since_;
   std::vector<pollfd> polled_;
   std::vector<int> waits_for_;
   std::vector<Link*> prepared_;

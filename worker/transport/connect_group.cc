@@ -44,16 +44,6 @@ namespace {
 // How often a waiting rank checks its deadline and cancellation.
 constexpr absl::Duration kTick = absl::Milliseconds(10);
 
-using Wakeups = std::array<std::unique_ptr<Wakeup>, Transport::kChannels>;
-
-absl::StatusOr<Wakeups> MakeWakeups() {
-  Wakeups wakeups;
-  for (std::unique_ptr<Wakeup>& wakeup : wakeups) {
-    CADRE_ASSIGN_OR_RETURN(wakeup, Wakeup::Make());
-  }
-  return wakeups;
-}
-
 // One rank's attempt to connect with all others, concurrently.
 class Connecting {
  public:
@@ -64,7 +54,7 @@ class Connecting {
 
  private:
   absl::Status ConnectAll();
-  // Sleeps until a pairing may advance, at most kTick.
+  // Sleeps until a pairing may make progress, at most kTick.
   void Wait(absl::Time now);
   // Not OK if the attempt must end.
   absl::Status Check(absl::Time now) const;
@@ -78,7 +68,7 @@ class Connecting {
   // Signaled by the listener when a connection arrives.
   Socket wake_;
   // A connected rank that closed its connection; -1: none.
-  int hung_up_ = -1;
+  int closed_ = -1;
 };
 
 Connecting::Connecting(PairingTerms terms, const std::vector<std::string>& peers,
@@ -138,10 +128,10 @@ void Connecting::Wait(absl::Time now) {
   // Rounded up, so that a retry is due when the poll returns.
   const absl::Duration wait = absl::Ceil(until - absl::Now(), absl::Milliseconds(1));
   const int64_t milliseconds = std::max<int64_t>(absl::ToInt64Milliseconds(wait), 0);
-  if (poll(polled.data(), polled.size(), static_cast<int>(milliseconds)) <= 0) return;
+  if (poll(polled.data(), polled.size(), milliseconds) <= 0) return;
   ClearWake(wake_);
   for (size_t i = 0; i < connected.size(); ++i) {
-    if (polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) hung_up_ = connected[i];
+    if (polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) closed_ = connected[i];
   }
 }
 
@@ -149,10 +139,9 @@ absl::Status Connecting::Check(absl::Time now) const {
   if (options_.cancelled && options_.cancelled()) {
     return absl::CancelledError("connecting the group was cancelled");
   }
-  if (hung_up_ >= 0) {
-    // Not Unavailable, which callers retry: this generation cannot connect any more.
+  if (closed_ >= 0) {
     return absl::AbortedError(
-        absl::StrCat("rank ", hung_up_, " hung up while the group was connecting"));
+        absl::StrCat("rank ", closed_, " closed its connection while the group was connecting"));
   }
   if (now < options_.deadline) return absl::OkStatus();
   return absl::DeadlineExceededError(
@@ -187,9 +176,9 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectGroup(TcpListener& listener,
   PairingTerms terms{.listener = listener,
                      .group = group,
                      .rank = rank,
-                     .ranks = static_cast<int>(peers.size()),
                      .host = HostIdentity(),
                      .connections = options.connections};
+  terms.ranks = peers.size();
   if (options.shared_memory) {
     for (size_t i = 0; i < wakeups.size(); ++i) terms.wakeups[i] = wakeups[i]->name();
   }

@@ -6,10 +6,12 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 
 namespace cadre {
 namespace {
@@ -32,11 +34,11 @@ void SendNotice(const Socket& socket, const Notice& notice, absl::string_view te
   if (socket.empty()) return;
   std::string bytes(reinterpret_cast<const char*>(&notice), sizeof notice);
   absl::StrAppend(&bytes, text);
-  const ssize_t sent = send(socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  static_cast<void>(sent);
+  // A peer that does not receive the notice detects a loss instead.
+  std::ignore = send(socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-absl::Status Lost(int rank, absl::string_view how) {
+absl::Status LostPeerError(int rank, absl::string_view how) {
   return absl::UnavailableError(absl::StrCat("rank ", rank, " is lost: ", how));
 }
 
@@ -94,7 +96,7 @@ absl::Status ControlConnections::AwaitNotice(int peer, absl::Duration timeout) {
     const absl::Duration left = until - absl::Now();
     if (left <= absl::ZeroDuration()) return status;
     pollfd entry{.fd = At(peer).socket.fd(), .events = POLLIN | POLLRDHUP};
-    poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+    poll(&entry, 1, absl::ToInt64Milliseconds(left) + 1);
   }
 }
 
@@ -107,11 +109,10 @@ absl::Status ControlConnections::ReadFrom(int rank, bool* changed, Failure* fail
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
     if (got <= 0) {
       peer.ended = true;
-      return Lost(rank, got == 0 ? "it closed the connection" : std::strerror(errno));
+      return LostPeerError(rank, got == 0 ? "it closed the connection" : std::strerror(errno));
     }
     received_[rank].append(part, got);
-    absl::Status understood = ParseNotice(rank, changed, failure);
-    if (!understood.ok()) return understood;
+    CADRE_RETURN_IF_ERROR(ParseNotice(rank, changed, failure));
   }
   return absl::OkStatus();
 }
@@ -130,31 +131,31 @@ absl::Status ControlConnections::ParseNotice(int rank, bool* changed, Failure* f
   }
   if (notice.kind != Notice::kAborted || notice.length > kMaxReason) {
     peer.ended = true;
-    return Lost(rank, "it sent an invalid control message");
+    return LostPeerError(rank, "it sent an invalid control message");
   }
   if (received.size() < sizeof notice + notice.length) return absl::OkStatus();
   peer.ended = true;
   if (!failure->status.ok()) return absl::OkStatus();
-  failure->origin = static_cast<int>(notice.origin);
+  failure->origin = notice.origin;
   failure->reason = received.substr(sizeof notice, notice.length);
   failure->status =
-      absl::UnavailableError(absl::StrCat("rank ", failure->origin, " gave up: ", failure->reason));
+      absl::UnavailableError(absl::StrCat("rank ", failure->origin, " aborted: ", failure->reason));
   return absl::OkStatus();
 }
 
 bool ControlConnections::Record(Failure failure) {
   if (!status_.ok()) return false;
   status_ = std::move(failure.status);
-  const absl::string_view reason = absl::string_view(failure.reason).substr(0, kMaxReason);
-  const Notice notice{.kind = Notice::kAborted,
-                      .origin = static_cast<uint32_t>(failure.origin),
-                      .length = static_cast<uint32_t>(reason.size())};
+  const std::string reason = failure.reason.substr(0, kMaxReason);
+  Notice notice{.kind = Notice::kAborted};
+  notice.origin = failure.origin;
+  notice.length = reason.size();
   for (const auto& peer : peers_) {
     if (peer->socket.empty()) continue;
     SendNotice(peer->socket, notice, reason);
     shutdown(peer->socket.fd(), SHUT_WR);
   }
-  dead_.store(true, std::memory_order_release);
+  failed_.store(true, std::memory_order_release);
   return true;
 }
 

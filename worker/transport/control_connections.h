@@ -36,9 +36,10 @@ class ControlConnections {
   // Sets the callback. Requires: no other method was called.
   void OnChange(std::function<void()> changed) { changed_ = std::move(changed); }
 
-  int size() const { return static_cast<int>(peers_.size()); }
-  // Cheap.
-  bool dead() const { return dead_.load(std::memory_order_acquire); }
+  int size() const { return std::ssize(peers_); }
+  // Whether the group has failed; lock-free.
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  // Whether the peer has sent a goodbye; lock-free.
   bool left(int peer) const { return At(peer).left.load(std::memory_order_acquire); }
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -76,7 +77,7 @@ class ControlConnections {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ParseNotice(int rank, bool* changed, Failure* failure)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // True if this was the first.
+  // Returns false if the group had failed before.
   bool Record(Failure failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
@@ -86,7 +87,7 @@ class ControlConnections {
   std::vector<std::string> received_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> changed_;
 
-  std::atomic<bool> dead_{false};
+  std::atomic<bool> failed_{false};
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,92 +1,142 @@
+// Encodes and decodes by one list of fields per message (Fields), which an Encoder or a Decoder
+// visits, so both directions have the same format.
 #include "worker/transport/handshake.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "worker/transport/tcp_link.h"
 
 namespace cadre {
 namespace {
 
-// Says what the connection is for; the digit changes with the format of these words.
+static_assert(std::endian::native == std::endian::little, "integers are sent in memory order");
+
+// Begins a greeting; the digit changes with the format of the messages.
 constexpr absl::string_view kMagic = "cadrerk2";
 
-template <typename T>
-void Append(T value, std::string* out) {
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    out->push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i) & 0xff));
-  }
-}
-
-void AppendText(absl::string_view text, size_t most, std::string* out) {
-  text = text.substr(0, most);
-  Append(static_cast<uint16_t>(text.size()), out);
-  out->append(text.data(), text.size());
-}
-
-// Puts the length in front.
-std::string WithHead(const std::string& body) {
-  std::string out;
-  Append(static_cast<uint16_t>(body.size()), &out);
-  return out + body;
-}
-
-// Takes values off the front; what is not there is zero, and noted.
-class Reader {
+class Encoder {
  public:
-  explicit Reader(absl::string_view bytes) : rest_(bytes) {}
-
   template <typename T>
-  T Take() {
-    if (rest_.size() < sizeof(T)) return CutOff<T>();
-    uint64_t value = 0;
-    for (size_t i = 0; i < sizeof(T); ++i) {
-      value |= static_cast<uint64_t>(static_cast<unsigned char>(rest_[i])) << (8 * i);
-    }
-    rest_.remove_prefix(sizeof(T));
-    return static_cast<T>(value);
+  void Integer(const T& value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  void Flag(bool value) { Integer(uint8_t{value}); }
+  void Text(const std::string& text, size_t limit) {
+    const uint16_t length = std::min(text.size(), limit);
+    Integer(length);
+    bytes_.append(text, 0, length);
   }
 
-  std::string Text(size_t most) {
-    const size_t length = Take<uint16_t>();
-    malformed_ |= length > most;
-    if (rest_.size() < length) return CutOff<std::string>();
-    const std::string text(rest_.substr(0, length));
-    rest_.remove_prefix(length);
-    return text;
-  }
-
-  bool Flag() {
-    const uint8_t value = Take<uint8_t>();
-    malformed_ |= value > 1;
-    return value == 1;
-  }
-
-  // More bytes might make it whole.
-  bool cut_off() const { return cut_off_; }
-  // No more bytes can mend it.
-  bool malformed() const { return malformed_ || (!cut_off_ && !rest_.empty()); }
+  const std::string& bytes() const { return bytes_; }
 
  private:
+  std::string bytes_;
+};
+
+// Values beyond the end of the bytes keep their defaults.
+class Decoder {
+ public:
+  explicit Decoder(absl::string_view bytes) : rest_(bytes) {}
+
   template <typename T>
-  T CutOff() {
-    cut_off_ = true;
+  void Integer(T& value) {
+    if (!Has(sizeof value)) return;
+    std::memcpy(&value, rest_.data(), sizeof value);
+    rest_.remove_prefix(sizeof value);
+  }
+  void Flag(bool& value) {
+    uint8_t byte = 0;
+    Integer(byte);
+    malformed_ |= byte > 1;
+    value = byte == 1;
+  }
+  void Text(std::string& text, size_t limit) {
+    uint16_t length = 0;
+    Integer(length);
+    malformed_ |= length > limit;
+    if (!Has(length)) return;
+    text = std::string(rest_.substr(0, length));
+    rest_.remove_prefix(length);
+  }
+
+  // The bytes end before the message; it may become valid with more bytes.
+  bool truncated() const { return truncated_; }
+  // The message is invalid whatever bytes follow.
+  bool malformed() const { return malformed_ || (!truncated_ && !rest_.empty()); }
+
+ private:
+  bool Has(size_t bytes) {
+    if (rest_.size() >= bytes) return true;
+    truncated_ = true;
     rest_ = {};
-    return T{};
+    return false;
   }
 
   absl::string_view rest_;
-  bool cut_off_ = false;
+  bool truncated_ = false;
   bool malformed_ = false;
 };
 
-// Of one of the words with a head: checks the head and that everything was read.
-absl::Status CheckWhole(absl::string_view bytes, uint16_t length, const Reader& reader,
-                        absl::string_view what) {
-  if (!reader.cut_off() && !reader.malformed() && bytes.size() == kHeadBytes + length) {
-    return absl::OkStatus();
+template <typename Codec>
+void Fields(Codec& codec, Greeting& greeting) {
+  codec.Integer(greeting.group.schema_hash);
+  codec.Integer(greeting.group.group);
+  codec.Integer(greeting.group.generation);
+  codec.Integer(greeting.from);
+  codec.Integer(greeting.to);
+  codec.Integer(greeting.ranks);
+  codec.Integer(greeting.purpose.channel);
+  codec.Integer(greeting.purpose.connection);
+  codec.Integer(greeting.host);
+  codec.Text(greeting.group.run, kMaxText);
+  for (std::string& wakeup : greeting.wakeups) codec.Text(wakeup, kMaxName);
+}
+
+template <typename Codec>
+void Fields(Codec& codec, Answer& answer) {
+  codec.Integer(answer.code);
+  codec.Integer(answer.host);
+  codec.Flag(answer.shares_memory);
+  codec.Text(answer.reason, kMaxText);
+}
+
+template <typename Codec>
+void Fields(Codec& codec, Offer& offer) {
+  codec.Text(offer.description, kMaxName);
+  for (std::string& wakeup : offer.wakeups) codec.Text(wakeup, kMaxName);
+}
+
+template <typename Codec>
+void Fields(Codec& codec, Settled& settled) {
+  codec.Integer(settled.connections);
+}
+
+// Takes a copy, since Fields visits mutable messages.
+template <typename Message>
+std::string EncodeWithHead(Message message) {
+  Encoder body;
+  Fields(body, message);
+  Encoder head;
+  const uint16_t length = body.bytes().size();
+  head.Integer(length);
+  return head.bytes() + body.bytes();
+}
+
+template <typename Message>
+absl::StatusOr<Message> DecodeWithHead(absl::string_view bytes, absl::string_view what) {
+  Decoder decoder(bytes);
+  uint16_t length = 0;
+  decoder.Integer(length);
+  Message message;
+  Fields(decoder, message);
+  if (!decoder.truncated() && !decoder.malformed() && bytes.size() == kHeadBytes + length) {
+    return message;
   }
   return absl::InvalidArgumentError(absl::StrCat(what, " is malformed"));
 }
@@ -94,42 +144,14 @@ absl::Status CheckWhole(absl::string_view bytes, uint16_t length, const Reader& 
 }  // namespace
 
 std::string Encode(const Greeting& greeting) {
-  std::string out(kMagic);
-  Append(greeting.group.schema_hash, &out);
-  Append(greeting.group.group, &out);
-  Append(greeting.group.generation, &out);
-  Append(greeting.from, &out);
-  Append(greeting.to, &out);
-  Append(greeting.ranks, &out);
-  Append(greeting.purpose.channel, &out);
-  Append(greeting.purpose.connection, &out);
-  Append(greeting.host, &out);
-  AppendText(greeting.group.run, kMaxText, &out);
-  for (const std::string& wakeup : greeting.wakeups) AppendText(wakeup, kMaxName, &out);
-  return out;
+  Greeting copy = greeting;
+  Encoder encoder;
+  Fields(encoder, copy);
+  return absl::StrCat(kMagic, encoder.bytes());
 }
-
-std::string Encode(const Answer& answer) {
-  std::string out;
-  Append(static_cast<uint8_t>(answer.code), &out);
-  Append(answer.host, &out);
-  Append(static_cast<uint8_t>(answer.shares_memory), &out);
-  AppendText(answer.reason, kMaxText, &out);
-  return WithHead(out);
-}
-
-std::string Encode(const Offer& offer) {
-  std::string out;
-  AppendText(offer.description, kMaxName, &out);
-  for (const std::string& wakeup : offer.wakeups) AppendText(wakeup, kMaxName, &out);
-  return WithHead(out);
-}
-
-std::string Encode(const Settled& settled) {
-  std::string out;
-  Append(settled.connections, &out);
-  return WithHead(out);
-}
+std::string Encode(const Answer& answer) { return EncodeWithHead(answer); }
+std::string Encode(const Offer& offer) { return EncodeWithHead(offer); }
+std::string Encode(const Settled& settled) { return EncodeWithHead(settled); }
 
 absl::StatusOr<std::optional<Greeting>> DecodeGreeting(absl::string_view bytes) {
   const size_t known = std::min(bytes.size(), kMagic.size());
@@ -137,62 +159,44 @@ absl::StatusOr<std::optional<Greeting>> DecodeGreeting(absl::string_view bytes) 
     return absl::InvalidArgumentError("the caller is not a rank of a group");
   }
   if (bytes.size() < kMagic.size()) return std::optional<Greeting>();
-  Reader reader(bytes.substr(kMagic.size()));
+  Decoder decoder(bytes.substr(kMagic.size()));
   Greeting greeting;
-  greeting.group.schema_hash = reader.Take<uint64_t>();
-  greeting.group.group = reader.Take<uint32_t>();
-  greeting.group.generation = reader.Take<uint64_t>();
-  greeting.from = reader.Take<uint32_t>();
-  greeting.to = reader.Take<uint32_t>();
-  greeting.ranks = reader.Take<uint32_t>();
-  greeting.purpose.channel = reader.Take<uint8_t>();
-  greeting.purpose.connection = reader.Take<uint8_t>();
-  greeting.host = reader.Take<uint64_t>();
-  greeting.group.run = reader.Text(kMaxText);
-  for (std::string& wakeup : greeting.wakeups) wakeup = reader.Text(kMaxName);
-  if (reader.malformed()) return absl::InvalidArgumentError("the caller's greeting is malformed");
-  if (reader.cut_off()) return std::optional<Greeting>();
+  Fields(decoder, greeting);
+  if (decoder.malformed()) return absl::InvalidArgumentError("the greeting is malformed");
+  if (decoder.truncated()) return std::optional<Greeting>();
   return std::optional<Greeting>(std::move(greeting));
 }
 
-size_t WholeBytes(absl::string_view head) { return kHeadBytes + Reader(head).Take<uint16_t>(); }
+size_t MessageBytes(absl::string_view head) {
+  uint16_t length = 0;
+  Decoder(head).Integer(length);
+  return kHeadBytes + length;
+}
+
+absl::StatusOr<bool> ReadHandshakeMessage(const Socket& socket, std::string* bytes) {
+  CADRE_ASSIGN_OR_RETURN(const bool has_head, ReadUntil(socket, kHeadBytes, bytes));
+  if (!has_head) return false;
+  return ReadUntil(socket, MessageBytes(*bytes), bytes);
+}
 
 absl::StatusOr<Answer> DecodeAnswer(absl::string_view bytes) {
-  Reader reader(bytes);
-  const auto length = reader.Take<uint16_t>();
-  const auto code = reader.Take<uint8_t>();
-  Answer answer{.code = static_cast<Answer::Code>(code)};
-  answer.host = reader.Take<uint64_t>();
-  answer.shares_memory = reader.Flag();
-  answer.reason = reader.Text(kMaxText);
-  absl::Status whole = CheckWhole(bytes, length, reader, "the answer to the greeting");
-  if (!whole.ok()) return whole;
-  if (code < 1 || code > static_cast<uint8_t>(Answer::Code::kWrongRank)) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown answer to the greeting: ", code));
+  CADRE_ASSIGN_OR_RETURN(Answer answer, DecodeWithHead<Answer>(bytes, "the answer to a greeting"));
+  if (answer.code < Answer::Code::kWelcome || answer.code > Answer::Code::kWrongRank) {
+    return absl::InvalidArgumentError("the answer to a greeting has an unknown code");
   }
   return answer;
 }
 
 absl::StatusOr<Offer> DecodeOffer(absl::string_view bytes) {
-  Reader reader(bytes);
-  const auto length = reader.Take<uint16_t>();
-  Offer offer;
-  offer.description = reader.Text(kMaxName);
-  for (std::string& wakeup : offer.wakeups) wakeup = reader.Text(kMaxName);
-  absl::Status whole = CheckWhole(bytes, length, reader, "the offer of shared memory");
-  if (!whole.ok()) return whole;
-  return offer;
+  return DecodeWithHead<Offer>(bytes, "the offer of shared memory");
 }
 
 absl::StatusOr<Settled> DecodeSettled(absl::string_view bytes) {
-  Reader reader(bytes);
-  const auto length = reader.Take<uint16_t>();
-  const Settled settled{.connections = reader.Take<uint8_t>()};
-  absl::Status whole = CheckWhole(bytes, length, reader, "the number of connections");
-  if (!whole.ok()) return whole;
+  CADRE_ASSIGN_OR_RETURN(const Settled settled,
+                         DecodeWithHead<Settled>(bytes, "the number of connections"));
   if (settled.connections > kMaxConnections) {
     return absl::InvalidArgumentError(
-        absl::StrCat("more than ", kMaxConnections, " connections for a channel"));
+        absl::StrCat("more than ", kMaxConnections, " connections per channel"));
   }
   return settled;
 }

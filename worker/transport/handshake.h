@@ -1,16 +1,15 @@
-// The words with which two ranks connect: who calls, of which group and what for, the answer, and,
-// on a pair's first connection, how the two settle what their channels run over.
+// The messages with which two ranks connect.
 //
-//   caller -> listener  Greeting  magic, schema hash, group, place, purpose, host, run, wakeups
+//   caller -> listener  Greeting  magic, schema hash, group, ranks, purpose, host, run, wakeups
 //   listener -> caller  Answer    code, host, whether memory may be shared, reason
-//   callee -> caller    Offer     a piece of shared memory and wakeups; only if both would share
-//   caller -> callee    Settled   the memory is shared, or so many connections for each channel
+//   callee -> caller    Offer     shared memory and wakeups; only if both ranks can share memory
+//   caller -> callee    Settled   the memory is used, or the number of connections per channel
 //
-// The caller says nothing more before the answer, so a greeting needs no length; the others begin
-// with theirs, in 16 bits. Integers are little-endian; texts are preceded by their length in 16
-// bits. Pure functions.
+// Offer and Settled travel on a pair's control connection only. The caller sends nothing after the
+// greeting until it has the answer, so a greeting has no length; the other messages begin with a
+// head, their length in 16 bits. Integers are little-endian; texts follow their length in 16 bits.
 //
-// Thread-safe.
+// Thread-safe (values and functions without state).
 #pragma once
 
 #include <array>
@@ -20,13 +19,14 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "worker/transport/socket.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
 
-// Names one membership of one group; equal on all of its ranks and on nobody else.
+// Identifies one generation of one group; equal on all of its ranks and nowhere else.
 struct GroupIdentity {
-  // Of the messages that the program speaks; ranks with different schemas do not work together.
+  // Hash of the protocol's messages; ranks with different schemas cannot work together.
   uint64_t schema_hash = 0;
   std::string run;
   uint32_t group = 0;
@@ -37,7 +37,7 @@ struct GroupIdentity {
 // By channel.
 using WakeupNames = std::array<std::string, Transport::kChannels>;
 
-// What a connection is for: a connection of a channel, or the pair's control connection.
+// The use of a connection: a connection of a channel, or the pair's control connection.
 struct Purpose {
   static constexpr uint8_t kControl = 0xff;
   uint8_t channel = kControl;
@@ -51,9 +51,9 @@ struct Greeting {
   uint32_t to = 0;
   uint32_t ranks = 0;
   Purpose purpose;
-  // A number for the machine that the caller is on.
+  // See HostIdentity.
   uint64_t host = 0;
-  // The caller's wakeups; empty names: it does not want to share memory.
+  // The caller's wakeups; empty names if it does not share memory.
   WakeupNames wakeups;
   bool shares_memory() const { return !wakeups[0].empty(); }
 };
@@ -66,27 +66,28 @@ struct Answer {
     kWrongRank = 4,
   };
   Code code = Code::kWelcome;
-  // Of the rank that answers.
+  // Host of the rank that answers.
   uint64_t host = 0;
   bool shares_memory = false;
-  // In plain words; empty for kWelcome.
+  // Text for the user; empty for kWelcome.
   std::string reason;
 };
 
 struct Offer {
-  // How to find the memory; empty: there is none to share.
+  // See SharedSegment::description; empty if no memory can be shared.
   std::string description;
   WakeupNames wakeups;
 };
 
 struct Settled {
-  // Connections of each channel; 0: the memory that was offered is shared.
+  // Connections per channel; 0: the offered memory is used.
   uint8_t connections = 0;
 };
 
-// Longer texts are cut where we write and refused where we read.
+// Maximum length of a run and of a reason. Longer texts are truncated when encoded and rejected
+// when decoded.
 inline constexpr size_t kMaxText = 1024;
-// Of a wakeup, and of the memory's description.
+// The same for the name of a wakeup and the description of memory.
 inline constexpr size_t kMaxName = 256;
 
 std::string Encode(const Greeting& greeting);
@@ -94,17 +95,19 @@ std::string Encode(const Answer& answer);
 std::string Encode(const Offer& offer);
 std::string Encode(const Settled& settled);
 
-// Nothing: `bytes` is a proper prefix of a greeting, read on. InvalidArgument: it can never become
-// one. Otherwise the greeting, which must be all of `bytes`.
+// Returns nullopt if `bytes` is a proper prefix of a greeting. Errors: InvalidArgument for bytes
+// that no greeting begins with; a greeting must be all of `bytes`.
 absl::StatusOr<std::optional<Greeting>> DecodeGreeting(absl::string_view bytes);
 
-// Bytes at the front of the other three that tell their length; more may follow them, so no more
-// than that length may be read.
+// Size of the head of the other messages.
 inline constexpr size_t kHeadBytes = 2;
-// Length, head and all, of what begins with `head`. Requires: head has kHeadBytes.
-size_t WholeBytes(absl::string_view head);
+// Size of a message with this head. Requires: `head` has at least kHeadBytes.
+size_t MessageBytes(absl::string_view head);
+// Reads more of a message with a head, without blocking and not beyond its end. Returns whether
+// `bytes` is complete. Errors: as ReadUntil.
+absl::StatusOr<bool> ReadHandshakeMessage(const Socket& socket, std::string* bytes);
 
-// Errors: InvalidArgument for what is not all of one.
+// Errors: InvalidArgument unless `bytes` is exactly one message.
 absl::StatusOr<Answer> DecodeAnswer(absl::string_view bytes);
 absl::StatusOr<Offer> DecodeOffer(absl::string_view bytes);
 absl::StatusOr<Settled> DecodeSettled(absl::string_view bytes);

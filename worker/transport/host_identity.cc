@@ -12,17 +12,15 @@
 namespace cadre {
 namespace {
 
-// Drawn by the kernel when it starts.
+// Random; generated at boot.
 constexpr char kBootId[] = "/proc/sys/kernel/random/boot_id";
-// Of the thread, not the process: a thread may have entered another one.
+// The namespace of the thread, which may differ from that of the process.
 constexpr char kNetwork[] = "/proc/thread-self/ns/net";
 
-// FNV-1a: equal in every build, unlike std::hash.
+// FNV-1a: equal in all builds, unlike std::hash.
 uint64_t Hash(absl::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
   return hash;
 }
 

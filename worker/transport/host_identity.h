@@ -1,5 +1,5 @@
-// A number for the machine that this thread runs on: equal for all processes and threads that could
-// ring one another's wakeups, which takes the same kernel and the same network namespace.
+// Identifies the host of the calling thread. The number is equal for all processes and threads that
+// can signal one another's wakeups, which requires the same kernel and network namespace.
 //
 // Thread-safe.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace cadre {
 
-// Where the kernel does not say, a new number at every call: a machine that nobody else is on.
+// Returns a random number if the kernel does not provide the information: a host without peers.
 uint64_t HostIdentity();
 
 }  // namespace cadre

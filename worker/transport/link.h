@@ -1,7 +1,8 @@
-// One channel between two ranks: a pipe of bytes in each direction, without messages, that never
-// blocks. Shared memory and TCP each have a file; link_transport.h makes messages of the bytes.
+// One channel between two ranks: a non-blocking byte stream in each direction, without message
+// boundaries. Implemented over shared memory (shared_memory.h) and TCP (tcp_link.h); channel.h
+// forms messages.
 //
-// Thread-compatible: one thread at a time, but for Shutdown, which any thread may call.
+// Thread-compatible: one thread at a time, except that any thread may call Shutdown.
 #pragma once
 
 #include <poll.h>
@@ -21,33 +22,33 @@ class Link {
 
   virtual LinkKind kind() const = 0;
 
-  // Takes as much as there is room for of `first` and then `second`, as if they were one (a
-  // message's header and payload go together), and says how many bytes; 0: no room now. What is
-  // taken may be changed. Either may be empty, not both. Errors: Unavailable, the other end is
-  // gone.
+  // Writes the concatenation of `first` and `second` (a message's header and payload) as far as
+  // there is room. Returns the number of bytes written; 0 if there is no room. Written bytes may be
+  // modified afterwards. Requires: not both are empty. Errors: Unavailable if the peer's end is
+  // closed.
   virtual absl::StatusOr<size_t> Write(std::span<const std::byte> first,
                                        std::span<const std::byte> second) = 0;
 
-  // Fills `into` from the front with what has arrived, and says how much; 0: nothing now.
-  // Errors: Unavailable, the other end is gone and everything that it sent was read.
+  // Fills `into` from the front with received bytes. Returns their number; 0 if none are available.
+  // Errors: Unavailable if the peer's end is closed and all that it sent has been read.
   virtual absl::StatusOr<size_t> Read(std::span<std::byte> into) = 0;
 
-  // What has arrived, where it lies, at most `most` bytes; empty: nothing now. It stays there until
-  // Consume. Fewer bytes than have arrived may be shown, but never none when some have, and
-  // never the same part of an element for ever: a caller that consumes less than it was shown sees
-  // the rest again, together with more. Errors: as Read.
-  virtual absl::StatusOr<std::span<const std::byte>> Peek(size_t most) = 0;
-  // Requires: bytes <= what Peek showed last.
+  // Received bytes in place, at most `limit`; empty if none are available. They remain valid until
+  // Consume. May return fewer bytes than are available, but at least one; a caller that consumes
+  // fewer bytes than it got (an incomplete element) gets the rest again together with later bytes.
+  // Errors: as Read.
+  virtual absl::StatusOr<std::span<const std::byte>> Peek(size_t limit) = 0;
+  // Requires: `bytes` is at most what the last Peek returned.
   virtual void Consume(size_t bytes) = 0;
 
-  // Before a wait: says what is waited for. Returns false if it is there already, so that nobody
-  // sleeps. Otherwise adds what is to be polled, if anything (shared memory rings the rank's
-  // wakeup).
+  // Prepares to wait until the link can be read or written. Returns false if it already can, so
+  // that the caller must not sleep. Otherwise appends the descriptors to poll; shared memory has
+  // none, its peer signals the rank's wakeup.
   virtual bool PrepareWait(bool to_read, bool to_write, std::vector<pollfd>& polled) = 0;
-  // After a wait that was prepared, whatever ended it.
+  // Must follow PrepareWait, whatever ended the wait.
   virtual void EndWait() = 0;
 
-  // Every later call fails, on both ends.
+  // Makes every later call fail, on both ends.
   virtual void Shutdown() = 0;
 };
 

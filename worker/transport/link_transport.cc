@@ -14,11 +14,11 @@
 namespace cadre {
 namespace {
 
-// Processors that this process may use.
+// Number of processors that this process may use.
 int Processors() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(std::thread::hardware_concurrency());
+  return std::thread::hardware_concurrency();
 }
 
 class LinkTransport final : public Transport {
@@ -54,7 +54,7 @@ class LinkTransport final : public Transport {
   const int rank_;
   const std::vector<uint64_t> hosts_;
   ControlConnections control_;
-  // Before the control connections they go, after the goodbye.
+  // Destroyed after the goodbye and before the control connections, which they use.
   std::vector<std::unique_ptr<Channel>> channels_;
 };
 
@@ -70,16 +70,24 @@ void LinkTransport::AddChannel(std::vector<std::unique_ptr<Link>> links,
 
 void LinkTransport::WakeChannels() {
   for (const auto& channel : channels_) {
-    if (control_.dead()) channel->Shutdown();
+    if (control_.failed()) channel->Shutdown();
     channel->Interrupt();
   }
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(
-    int rank, std::vector<PeerLinks> peers,
-    std::array<std::unique_ptr<Wakeup>, Transport::kChannels> wakeups, absl::Duration timeout) {
+absl::StatusOr<Wakeups> MakeWakeups() {
+  Wakeups wakeups;
+  for (std::unique_ptr<Wakeup>& wakeup : wakeups) {
+    CADRE_ASSIGN_OR_RETURN(wakeup, Wakeup::Make());
+  }
+  return wakeups;
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(int rank, std::vector<PeerLinks> peers,
+                                                             Wakeups wakeups,
+                                                             absl::Duration timeout) {
   CHECK(rank >= 0 && rank < std::ssize(peers)) << rank << " of " << peers.size();
   std::vector<Socket> controls;
   std::vector<uint64_t> hosts;
@@ -88,7 +96,7 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(
     hosts.push_back(peer.host);
   }
   auto transport = std::make_unique<LinkTransport>(rank, std::move(controls), std::move(hosts));
-  for (size_t channel = 0; channel < wakeups.size(); ++channel) {
+  for (int channel = 0; channel < Transport::kChannels; ++channel) {
     CADRE_ASSIGN_OR_RETURN(Socket wake, MakeWake());
     std::vector<std::unique_ptr<Link>> links;
     for (PeerLinks& peer : peers) links.push_back(std::move(peer.links[channel]));

@@ -1,10 +1,8 @@
-// The transport over links: makes messages of bytes, moves many at a time, and sees to it that the
-// end of one rank is heard by all at once.
+// The transport over links.
 //
-// Between every two ranks there are a control connection (see control_connections.h) and one link
-// for each channel (see channel.h). A thread that waits on any link watches all control
-// connections, the wakeup of its channel and a wake descriptor, so that it learns of whatever
-// happens at once.
+// Between every two ranks there are a control connection (control_connections.h) and one link per
+// channel (channel.h). A thread that waits for any link also polls all control connections, the
+// wakeup of its channel and a wake descriptor, so it notices an error anywhere in the group.
 #pragma once
 
 #include <array>
@@ -20,18 +18,24 @@
 
 namespace cadre {
 
-// One peer as connecting leaves it.
+// The established connections to one peer.
 struct PeerLinks {
   // Connected, non-blocking. Empty for the rank itself.
   Socket control;
   std::array<std::unique_ptr<Link>, Transport::kChannels> links;
+  // See Transport::host.
   uint64_t host = 0;
 };
 
-// `wakeups`: this rank's, one for each channel, which shared-memory links of its peers ring.
-// `peers`: by rank. Errors: ResourceExhausted for no descriptor left.
-absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(
-    int rank, std::vector<PeerLinks> peers,
-    std::array<std::unique_ptr<Wakeup>, Transport::kChannels> wakeups, absl::Duration timeout);
+// The wakeups of one rank, by channel.
+using Wakeups = std::array<std::unique_ptr<Wakeup>, Transport::kChannels>;
+// Errors: ResourceExhausted if no file descriptor is available.
+absl::StatusOr<Wakeups> MakeWakeups();
+
+// `wakeups`: those that the shared-memory links of the peers signal. `peers`: by rank.
+// `timeout`: maximum time without progress. Errors: ResourceExhausted, as MakeWakeups.
+absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(int rank, std::vector<PeerLinks> peers,
+                                                             Wakeups wakeups,
+                                                             absl::Duration timeout);
 
 }  // namespace cadre

@@ -1,13 +1,12 @@
-// What stands before every message on a link: the tag of its call and its length.
+// The header that precedes every message on a link: the tag of its call and its length.
 //
-// Zeros come before a header so that the payload behind it begins at a multiple of
-// kPayloadAlignment in the link's stream of bytes. Both ends count the stream, so nothing says how
-// many zeros there are.
+// A header is preceded by zeros, so that the payload after it begins at a multiple of
+// kPayloadAlignment in the link's stream of bytes. Both ends count the bytes of the stream, so the
+// number of zeros is not transmitted.
 //
 // Thread-safe (pure functions).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -26,14 +25,14 @@ struct MessageHeader {
   uint64_t length = 0;
 };
 
-// Bytes of the zeros and the header of a message whose prefix begins at `position` of the stream.
+// Size of the prefix (zeros and header) of a message that begins at `position` of the stream.
 constexpr size_t PrefixBytes(uint64_t position) {
-  return kHeaderBytes + static_cast<size_t>(-(position + kHeaderBytes) % kPayloadAlignment);
+  return kHeaderBytes + -(position + kHeaderBytes) % kPayloadAlignment;
 }
 
-// Fills `prefix`, which has PrefixBytes.
+// Fills `prefix`, whose size is PrefixBytes of its position.
 void WritePrefix(const MessageHeader& header, std::span<std::byte> prefix);
-// Errors: InvalidArgument for what is not a prefix.
+// Errors: InvalidArgument for anything but a prefix.
 absl::StatusOr<MessageHeader> ReadPrefix(std::span<const std::byte> prefix);
 
 }  // namespace cadre

@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// Pauses between tries.
+// Pauses between attempts.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLastPause = absl::Milliseconds(500);
 
@@ -34,7 +34,7 @@ absl::Status OutgoingCall::Advance(absl::Time now) {
     switch (state_) {
       case State::kPausing:
         if (now < retry_at_) return absl::OkStatus();
-        step = StartTry();
+        step = StartAttempt();
         break;
       case State::kConnecting:
         step = FinishConnect();
@@ -62,10 +62,10 @@ void OutgoingCall::Watch(std::vector<pollfd>& polled, absl::Time& until) const {
   if (state_ == State::kGreeted) polled.push_back({.fd = socket_.fd(), .events = POLLIN});
 }
 
-absl::Status OutgoingCall::StartTry() {
+absl::Status OutgoingCall::StartAttempt() {
   if (addresses_left_.empty()) {
     CADRE_ASSIGN_OR_RETURN(addresses_left_, addresses_());
-    if (addresses_left_.empty()) return absl::UnavailableError("no address");
+    if (addresses_left_.empty()) return absl::UnavailableError("the name has no address");
   }
   const SocketAddress address = addresses_left_.front();
   addresses_left_.erase(addresses_left_.begin());
@@ -78,7 +78,7 @@ absl::Status OutgoingCall::FinishConnect() {
   if (!Ready(socket_, POLLOUT)) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(ConnectResult(socket_));
   TuneConnection(socket_);
-  // Only the kernels have spoken yet, so this holds no delay of the other process.
+  // Measured by the kernels during the TCP handshake, so without delays of the other process.
   round_trip_ = RoundTrip(socket_);
   received_.clear();
   CADRE_RETURN_IF_ERROR(SendWhole(socket_, greeting_));
@@ -87,19 +87,17 @@ absl::Status OutgoingCall::FinishConnect() {
 }
 
 absl::Status OutgoingCall::ReadAnswer() {
-  CADRE_ASSIGN_OR_RETURN(const bool head, ReadUntil(socket_, kHeadBytes, &received_));
-  if (!head) return absl::OkStatus();
-  CADRE_ASSIGN_OR_RETURN(const bool all, ReadUntil(socket_, WholeBytes(received_), &received_));
-  if (!all) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(const bool complete, ReadHandshakeMessage(socket_, &received_));
+  if (!complete) return absl::OkStatus();
   absl::StatusOr<Answer> answer = DecodeAnswer(received_);
   if (!answer.ok()) return absl::FailedPreconditionError(answer.status().message());
   answer_ = *std::move(answer);
-  if (answer_.code != Answer::Code::kWelcome) return Refused();
+  if (answer_.code != Answer::Code::kWelcome) return RefusalError();
   state_ = State::kWelcome;
   return absl::OkStatus();
 }
 
-absl::Status OutgoingCall::Refused() const {
+absl::Status OutgoingCall::RefusalError() const {
   const std::string message = absl::StrCat("refused: ", answer_.reason);
   if (answer_.code == Answer::Code::kStaleGeneration) return absl::AbortedError(message);
   return absl::FailedPreconditionError(message);

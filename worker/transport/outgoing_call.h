@@ -1,7 +1,7 @@
-// One connection that this rank makes: calls another rank's listener, greets, and hears the answer;
-// again and again, with pauses, until it is welcome or told that it never will be.
+// A connection that this rank initiates: connects to the listener of another rank, sends a greeting
+// and reads the answer. Retries with backoff until the answer is a welcome or a permanent refusal.
 //
-// Never blocks, but for the system's resolver of names. Thread-compatible.
+// Never blocks, except while the system resolves a host name. Thread-compatible.
 #pragma once
 
 #include <poll.h>
@@ -20,37 +20,38 @@ namespace cadre {
 
 class OutgoingCall {
  public:
-  // Asked before every try, because names move.
+  // Called before every round of attempts, because names may be reassigned.
   using Addresses = std::function<absl::StatusOr<std::vector<SocketAddress>>()>;
 
-  // `callee` is for error messages; `seed` keeps callers from trying again in step.
+  // `callee` is used in error messages; `seed` differs between callers, so that their retries do
+  // not coincide.
   OutgoingCall(std::string callee, Addresses addresses, const Greeting& greeting, uint64_t seed);
 
-  // Does what can be done now. Errors are final: Aborted when the callee says that the generation
-  // is over, FailedPrecondition when it refuses for another reason or is not a rank's listener.
+  // Makes all progress that is possible without blocking. Errors are permanent: Aborted if the
+  // callee reports that the generation is over, FailedPrecondition if it refuses for another reason
+  // or is not the listener of a rank.
   absl::Status Advance(absl::Time now);
   bool welcome() const { return state_ == State::kWelcome; }
-  // Adds what an unfinished call waits for: a descriptor, or an earlier end of the wait.
+  // Adds the descriptor that an unfinished call waits for, or reduces `until` to its next retry.
   void Watch(std::vector<pollfd>& polled, absl::Time& until) const;
 
-  // Why the last try failed, or OK.
+  // The error of the last attempt, or OK.
   const absl::Status& last_failure() const { return last_failure_; }
 
   // Requires: welcome().
   const Answer& answer() const { return answer_; }
-  // In seconds, of the connection's own first exchange.
+  // The kernel's measurement during the TCP handshake, in seconds.
   double round_trip() const { return round_trip_; }
   Socket Take() { return std::move(socket_); }
 
  private:
   enum class State { kPausing, kConnecting, kGreeted, kWelcome };
 
-  // One step of the state that names it; Unavailable: this try has failed.
-  absl::Status StartTry();
+  // One step of each state. Unavailable: the attempt has failed.
+  absl::Status StartAttempt();
   absl::Status FinishConnect();
   absl::Status ReadAnswer();
-  absl::Status Refused() const;
-  // Arranges for another try.
+  absl::Status RefusalError() const;
   void ScheduleRetry(const absl::Status& failure, absl::Time now);
 
   const std::string callee_;
@@ -60,7 +61,7 @@ class OutgoingCall {
   State state_ = State::kPausing;
   Backoff backoff_;
   absl::Time retry_at_ = absl::InfinitePast();
-  // What is left of the addresses of this try.
+  // Addresses of this round that have not been tried.
   std::vector<SocketAddress> addresses_left_;
   Socket socket_;
   std::string received_;

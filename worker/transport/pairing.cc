@@ -1,8 +1,8 @@
-// The two state machines that connect a pair: CallingPairing (higher rank) and CalledPairing
-// (lower).
+// The two state machines that connect a pair: CallingPairing (higher rank) and CalledPairing (lower
+// rank).
 //
-//   caller   dial control -> Greeting, Answer -> Offer? -> Settled -> dial data connections -> done
-//   callee   accept control ---------------------> Offer? -> Settled -> accept data connections ->
+//   caller  dial control -> Greeting, Answer -> Offer? -> Settled -> dial data connections -> done
+//   callee  accept control -------------------> Offer? -> Settled -> accept data connections ->
 //   done
 //
 // An Offer is sent if and only if both sides want shared memory and report the same host identity;
@@ -30,7 +30,7 @@
 namespace cadre {
 namespace {
 
-// What a link between hosts is taken to carry: 10 Gbit/s.
+// Assumed bandwidth of a link between hosts: 10 Gbit/s.
 constexpr double kBytesPerSecond = 1.25e9;
 
 absl::StatusOr<std::vector<WakeupHandle>> TakeHandles(const WakeupNames& names) {
@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<WakeupHandle>> TakeHandles(const WakeupNames& names) 
   return handles;
 }
 
-// The side of the lower rank.
+// The lower rank of a pair.
 class CalledPairing final : public Pairing {
  public:
   CalledPairing(const PairingTerms& terms, int peer) : Pairing(terms, peer) {}
@@ -58,7 +58,7 @@ class CalledPairing final : public Pairing {
   void AwaitConnections();
 
   std::string received_;
-  // What was offered, until it is settled; null: nothing.
+  // The offered memory, until the peer's decision; null if none was offered.
   std::shared_ptr<SharedSegment> segment_;
   std::vector<WakeupHandle> handles_;
   std::optional<Settled> settled_;
@@ -96,7 +96,7 @@ absl::Status CalledPairing::MakeOffer(const Greeting& greeting) {
     segment_ = *std::move(segment);
     offer.description = segment_->description();
   } else {
-    LOG(WARNING) << "no shared memory with rank " << peer_ << ": "
+    LOG(WARNING) << "cannot share memory with rank " << peer_ << ": "
                  << (handles.ok() ? segment.status() : handles.status());
   }
   return SendMessage(Encode(offer));
@@ -113,7 +113,7 @@ absl::Status CalledPairing::ReadSettled() {
   }
   if (segment_ == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("rank ", peer_, " takes shared memory that was not offered"));
+        absl::StrCat("rank ", peer_, " accepted shared memory that was not offered"));
   }
   ShareMemory(std::move(segment_), 0, std::move(handles_));
   return absl::OkStatus();
@@ -121,22 +121,21 @@ absl::Status CalledPairing::ReadSettled() {
 
 void CalledPairing::AwaitConnections() {
   bool all = true;
-  for (int channel = 0; channel < Transport::kChannels; ++channel) {
+  for (uint8_t channel = 0; channel < Transport::kChannels; ++channel) {
     std::vector<Socket>& connections = connections_[channel];
-    const int wanted = ConnectionsOf(channel, settled_->connections);
-    while (std::ssize(connections) < wanted) {
-      const Purpose purpose{.channel = static_cast<uint8_t>(channel),
-                            .connection = static_cast<uint8_t>(connections.size())};
-      auto arrival = terms_.listener.TakeReceived(terms_.group, peer_, purpose);
+    const int required = ConnectionsOf(channel, settled_->connections);
+    while (std::ssize(connections) < required) {
+      const uint8_t connection = connections.size();
+      auto arrival = terms_.listener.TakeReceived(terms_.group, peer_, {channel, connection});
       if (!arrival) break;
       connections.push_back(std::move(arrival->socket));
     }
-    all = all && static_cast<int>(connections.size()) == wanted;
+    all = all && std::ssize(connections) == required;
   }
   if (all) UseTcp(std::move(connections_));
 }
 
-// The side of the higher rank.
+// The higher rank of a pair.
 class CallingPairing final : public Pairing {
  public:
   CallingPairing(const PairingTerms& terms, int peer, const std::string& address)
@@ -154,7 +153,7 @@ class CallingPairing final : public Pairing {
   uint64_t Seed() const;
   absl::Status CallControl(absl::Time now);
   absl::Status ReadOffer();
-  // Empty if the memory cannot be shared after all.
+  // Maps the offered memory; null if that fails.
   std::shared_ptr<SharedSegment> Accept(const Offer& offer, std::vector<WakeupHandle>* handles);
   absl::Status SettleOnTcp();
   absl::Status CallConnections(absl::Time now);
@@ -168,18 +167,15 @@ class CallingPairing final : public Pairing {
 };
 
 Greeting CallingPairing::MakeGreeting(Purpose purpose) const {
-  return {.group = terms_.group,
-          .from = static_cast<uint32_t>(terms_.rank),
-          .to = static_cast<uint32_t>(peer_),
-          .ranks = static_cast<uint32_t>(terms_.ranks),
-          .purpose = purpose,
-          .host = terms_.host,
-          .wakeups = terms_.wakeups};
+  Greeting greeting{
+      .group = terms_.group, .purpose = purpose, .host = terms_.host, .wakeups = terms_.wakeups};
+  greeting.from = terms_.rank;
+  greeting.to = peer_;
+  greeting.ranks = terms_.ranks;
+  return greeting;
 }
 
-uint64_t CallingPairing::Seed() const {
-  return terms_.group.generation * 1000 + static_cast<uint64_t>(terms_.rank);
-}
+uint64_t CallingPairing::Seed() const { return terms_.group.generation * 1000 + terms_.rank; }
 
 absl::Status CallingPairing::Advance(absl::Time now) {
   if (!connected()) CADRE_RETURN_IF_ERROR(CallControl(now));
@@ -235,28 +231,25 @@ std::shared_ptr<SharedSegment> CallingPairing::Accept(const Offer& offer,
     *handles = *std::move(taken);
     return *std::move(segment);
   }
-  // Usual between containers of one machine.
-  LOG(INFO) << "no shared memory with rank " << peer_ << ": "
+  // Normal between containers of one host.
+  LOG(INFO) << "cannot share memory with rank " << peer_ << ": "
             << (segment.ok() ? taken.status() : segment.status());
   return nullptr;
 }
 
 absl::Status CallingPairing::SettleOnTcp() {
   settled_ = true;
-  const int connections =
+  const uint8_t connections =
       terms_.connections > 0 ? terms_.connections
                              : ConnectionsFor(call_.round_trip(), kBytesPerSecond, LargestWindow());
   absl::StatusOr<SocketAddress> address = AddressOfPeer(control());
-  if (!address.ok()) return HungUp(address.status());
-  CADRE_RETURN_IF_ERROR(
-      SendMessage(Encode(Settled{.connections = static_cast<uint8_t>(connections)})));
-  for (int channel = 0; channel < Transport::kChannels; ++channel) {
-    for (int connection = 0; connection < ConnectionsOf(channel, connections); ++connection) {
-      const Purpose purpose{.channel = static_cast<uint8_t>(channel),
-                            .connection = static_cast<uint8_t>(connection)};
+  if (!address.ok()) return ClosedError(address.status());
+  CADRE_RETURN_IF_ERROR(SendMessage(Encode(Settled{.connections = connections})));
+  for (uint8_t channel = 0; channel < Transport::kChannels; ++channel) {
+    for (uint8_t connection = 0; connection < ConnectionsOf(channel, connections); ++connection) {
       data_calls_.push_back(std::make_unique<OutgoingCall>(
           absl::StrCat("rank ", peer_), [at = *address] { return std::vector<SocketAddress>{at}; },
-          MakeGreeting(purpose), Seed()));
+          MakeGreeting({channel, connection}), Seed()));
       data_channels_.push_back(channel);
     }
   }
@@ -280,44 +273,40 @@ absl::Status CallingPairing::CallConnections(absl::Time now) {
 
 }  // namespace
 
-absl::StatusOr<bool> Pairing::ReadMessage(std::string* text) {
-  absl::StatusOr<bool> head = ReadUntil(control(), kHeadBytes, text);
-  if (!head.ok()) return HungUp(head.status());
-  if (!*head) return false;
-  absl::StatusOr<bool> all = ReadUntil(control(), WholeBytes(*text), text);
-  if (!all.ok()) return HungUp(all.status());
-  return all;
+absl::StatusOr<bool> Pairing::ReadMessage(std::string* bytes) {
+  absl::StatusOr<bool> complete = ReadHandshakeMessage(control(), bytes);
+  if (!complete.ok()) return ClosedError(complete.status());
+  return complete;
 }
 
-absl::Status Pairing::SendMessage(const std::string& text) {
-  const absl::Status said = SendWhole(control(), text);
-  return said.ok() ? said : HungUp(said);
+absl::Status Pairing::SendMessage(const std::string& bytes) {
+  const absl::Status status = SendWhole(control(), bytes);
+  return status.ok() ? status : ClosedError(status);
 }
 
-absl::Status Pairing::HungUp(const absl::Status& how) const {
-  // Not Unavailable for the caller to try again: this generation's group will not be.
-  return absl::AbortedError(
-      absl::StrCat("rank ", peer_, " hung up while the group was connecting: ", how.message()));
+absl::Status Pairing::ClosedError(const absl::Status& cause) const {
+  return absl::AbortedError(absl::StrCat(
+      "rank ", peer_, " closed its connection while the group was connecting: ", cause.message()));
 }
 
 void Pairing::ShareMemory(std::shared_ptr<SharedSegment> segment, int side,
                           std::vector<WakeupHandle> handles) {
   for (int channel = 0; channel < Transport::kChannels; ++channel) {
-    const auto i = static_cast<size_t>(channel);
-    links_.links[i] = MakeSharedMemoryLink(segment, channel, side, std::move(handles[i]),
-                                           LinkKind::kSharedMemory);
+    links_.links[channel] = MakeSharedMemoryLink(
+        segment, channel, side, std::move(handles[channel]), LinkKind::kSharedMemory);
   }
   done_ = true;
 }
 
 void Pairing::UseTcp(std::array<std::vector<Socket>, Transport::kChannels> connections) {
-  for (size_t i = 0; i < connections.size(); ++i)
-    links_.links[i] = MakeTcpLink(std::move(connections[i]));
+  for (size_t channel = 0; channel < connections.size(); ++channel) {
+    links_.links[channel] = MakeTcpLink(std::move(connections[channel]));
+  }
   done_ = true;
 }
 
 int ConnectionsOf(int channel, int connections) {
-  // The order of calls is a few bytes at a time.
+  // Messages on kOrder have a few bytes.
   return channel == Transport::kOrder ? std::min(connections, 1) : connections;
 }
 

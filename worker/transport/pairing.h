@@ -1,11 +1,7 @@
-// How one rank connects with one other: the control connection, what the two settle over it, and
-// the links of all channels.
+// Connects one rank with one peer: establishes the control connection, negotiates over it, and
+// creates the links of all channels. pairing.cc describes the protocol.
 //
-// The higher rank of a pair calls, the lower one is called. If both are on one host and would share
-// memory, the lower one offers a piece and the higher one tries to map it. If that is not to be,
-// the higher one says how many connections each channel gets, and makes them.
-//
-// Never blocks, but for the system's resolver of names. Thread-compatible.
+// Never blocks, except while the system resolves a host name. Thread-compatible.
 #pragma once
 
 #include <poll.h>
@@ -26,17 +22,17 @@
 
 namespace cadre {
 
-// What all pairings of a rank have in common; outlives them.
+// The common parameters of a rank's pairings. Must outlive them.
 struct PairingTerms {
-  // Expects the group.
+  // Must expect the group (TcpListener::Expect).
   TcpListener& listener;
   GroupIdentity group;
   int rank = 0;
   int ranks = 0;
   uint64_t host = 0;
-  // Of this rank; all empty if it does not share memory.
+  // This rank's wakeups; empty names if it does not share memory.
   WakeupNames wakeups;
-  // Of each channel over TCP; 0: what the round trip asks for.
+  // TCP connections per channel; 0: derived from the round trip.
   int connections = 0;
   bool shares_memory() const { return !wakeups[0].empty(); }
 };
@@ -45,20 +41,21 @@ class Pairing {
  public:
   virtual ~Pairing() = default;
 
-  // Does what can be done now. Errors are final for the whole group: Aborted when the peer is gone
-  // or has given up, FailedPrecondition when it will not have us.
+  // Makes all progress that is possible without blocking. Errors end the attempt of the whole
+  // group: Aborted if the peer has closed its connection, FailedPrecondition if it refuses this
+  // rank.
   virtual absl::Status Advance(absl::Time now) = 0;
-  // Adds what an unfinished pairing waits for: descriptors, or an earlier end of the wait. It also
-  // waits for the listener's wake.
+  // Adds the descriptors that an unfinished pairing waits for, or reduces `until` to its next
+  // retry. A pairing also makes progress when the listener receives a connection.
   virtual void Watch(std::vector<pollfd>& polled, absl::Time& until) const = 0;
-  // Why the peer could not be reached yet, or OK.
+  // Why the last attempt to reach the peer failed, or OK.
   virtual absl::Status last_failure() const = 0;
 
   int peer() const { return peer_; }
-  // The control connection stands.
+  // The control connection is established.
   bool connected() const { return !links_.control.empty(); }
   const Socket& control() const { return links_.control; }
-  // All links stand.
+  // All links are established.
   bool done() const { return done_; }
   // Requires: done().
   PeerLinks Take() { return std::move(links_); }
@@ -66,15 +63,16 @@ class Pairing {
  protected:
   Pairing(const PairingTerms& terms, int peer) : terms_(terms), peer_(peer) {}
 
-  // Reads more of what the peer says next over the control connection. False: not all of it yet.
-  absl::StatusOr<bool> ReadMessage(std::string* text);
-  absl::Status SendMessage(const std::string& text);
-  // The peer's end, with a code that says that this attempt is over.
-  absl::Status HungUp(const absl::Status& how) const;
-  // Side 0 is the one that made the memory.
+  // Reads more of the peer's next message; returns whether it is complete.
+  absl::StatusOr<bool> ReadMessage(std::string* bytes);
+  absl::Status SendMessage(const std::string& bytes);
+  // The error for a closed control connection. Aborted and not Unavailable, which callers retry:
+  // this generation cannot connect any more.
+  absl::Status ClosedError(const absl::Status& cause) const;
+  // `side`: see MakeSharedMemoryLink.
   void ShareMemory(std::shared_ptr<SharedSegment> segment, int side,
                    std::vector<WakeupHandle> handles);
-  // `connections` by channel and connection.
+  // `connections`: by channel.
   void UseTcp(std::array<std::vector<Socket>, Transport::kChannels> connections);
 
   const PairingTerms& terms_;
@@ -85,10 +83,10 @@ class Pairing {
   bool done_ = false;
 };
 
-// Connections of one channel, where the pair settled on `connections`.
+// Number of connections of a channel if the pair has settled on `connections`.
 int ConnectionsOf(int channel, int connections);
 
-// With the rank `peer`, whose listener is at `address`.
+// `address`: of the peer's listener.
 std::unique_ptr<Pairing> MakePairing(const PairingTerms& terms, int peer,
                                      const std::string& address);
 

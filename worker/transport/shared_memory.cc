@@ -58,35 +58,34 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr size_t kRing = SharedSegment::kRingBytes;
 constexpr int kRings = 2 * Transport::kChannels;
-// The kernel shows the memory's file under this name.
+// The kernel displays the memfd under this name.
 constexpr char kMemoryName[] = "cadre-ring";
-// After so many bytes a writer shows them to the reader, and a reader gives the room back, so that
-// both are busy at the same time. A reader may hold back room as long as some is left: its peer
-// then sees a smaller ring.
+// A writer publishes written bytes, and a reader frees read bytes, in batches of this size, so that
+// both sides work concurrently. A reader may therefore hold back some of the room.
 constexpr size_t kPublishBytes = size_t{64} << 10;
 static_assert(kPublishBytes <= kRing / 8 && (kRing & (kRing - 1)) == 0);
 
-// What the two sides say of one ring. Each line of the cache has one writer, but for the flags of
-// sleepers, which are written only when somebody sleeps.
+// The shared state of one ring. Each cache line has one writer, except the line of flags, which is
+// written only when a side sleeps or leaves.
 struct Ring {
-  // Bytes that were ever put in; ever taken out.
+  // Total bytes written and read.
   alignas(kLine) std::atomic<uint64_t> written;
   alignas(kLine) std::atomic<uint64_t> read;
   alignas(kLine) std::atomic<uint32_t> reader_sleeps;
   std::atomic<uint32_t> writer_sleeps;
-  // The writer, or the reader, will never come back.
+  // The side has closed its end.
   std::atomic<uint32_t> writer_left;
   std::atomic<uint32_t> reader_left;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// The beginning of a segment; the bytes of the rings follow.
+// The beginning of a segment; the contents of the rings follow.
 struct Directory {
   std::array<char, 32> nonce;
-  // By channel: either side shut it down.
+  // By channel: one of the sides has shut it down.
   struct alignas(kLine) Broken {
-    std::atomic<uint32_t> yes;
+    std::atomic<uint32_t> value;
   };
   std::array<Broken, Transport::kChannels> broken;
   std::array<Ring, kRings> rings;
@@ -99,7 +98,7 @@ Directory& DirectoryOf(SharedSegment& segment) {
   return *std::launder(reinterpret_cast<Directory*>(segment.data()));
 }
 std::byte* BytesOf(SharedSegment& segment, int ring) {
-  return segment.data() + kRingsBegin + static_cast<size_t>(ring) * kRing;
+  return segment.data() + kRingsBegin + ring * kRing;
 }
 
 absl::Status Exhausted(absl::string_view what) {
@@ -110,23 +109,29 @@ absl::Status ClosedError(absl::string_view how) {
   return absl::UnavailableError(absl::StrCat("its end of the shared memory ", how));
 }
 
-// The side of a ring that puts in.
+// Clears a side's flag. Returns true if it was set: that side must be woken.
+bool TakeFlag(std::atomic<uint32_t>& sleeps) {
+  return sleeps.load(std::memory_order_seq_cst) != 0 &&
+         sleeps.exchange(0, std::memory_order_seq_cst) != 0;
+}
+
+// The writing side of a ring.
 class RingWriter {
  public:
   RingWriter(Ring& ring, std::byte* bytes) : ring_(ring), bytes_(bytes) {}
 
-  // Errors: the ring says what cannot be.
+  // Errors: the counters are inconsistent.
   absl::StatusOr<size_t> Room() {
-    // What was seen last is enough while it is some.
-    if (written_ - read_ == kRing) read_ = ring_.read.load(std::memory_order_acquire);
-    const uint64_t held = written_ - read_;
-    if (held > kRing) return ClosedError("is in disorder");
-    return kRing - static_cast<size_t>(held);
+    // The cached counter suffices unless the ring looks full.
+    if (written_ - read_ == kRing) Refresh();
+    const uint64_t used = written_ - read_;
+    if (used > kRing) return ClosedError("has inconsistent counters");
+    return kRing - used;
   }
-  // Looks again at how much was read.
+  // Reloads the reader's counter.
   void Refresh() { read_ = ring_.read.load(std::memory_order_acquire); }
 
-  // Requires: there is room. Not shown yet.
+  // Writes without publishing. Requires: there is room.
   void Put(std::span<const std::byte> data) {
     if (data.empty()) return;
     const size_t at = written_ & (kRing - 1);
@@ -135,16 +140,13 @@ class RingWriter {
     if (first < data.size()) std::memcpy(bytes_, data.data() + first, data.size() - first);
     written_ += data.size();
   }
-  // Shows the reader what was put in. True if it is to be woken.
+  // Publishes all written bytes. Returns true if the reader must be woken.
   bool Publish() {
-    // In the one order of all these operations either this load sees the sleeper's flag, or the
-    // sleeper, having raised it, sees the new position. So no wake-up is lost.
     ring_.written.store(written_, std::memory_order_seq_cst);
-    return ring_.reader_sleeps.load(std::memory_order_seq_cst) != 0 &&
-           ring_.reader_sleeps.exchange(0, std::memory_order_seq_cst) != 0;
+    return TakeFlag(ring_.reader_sleeps);
   }
 
-  // False: there is room, or nobody will make any.
+  // Announces that this side will sleep. Returns false if there is room or will never be any.
   bool RaiseFlag() {
     ring_.writer_sleeps.store(1, std::memory_order_seq_cst);
     return written_ - ring_.read.load(std::memory_order_seq_cst) == kRing &&
@@ -152,69 +154,68 @@ class RingWriter {
   }
   void LowerFlag() { ring_.writer_sleeps.store(0, std::memory_order_relaxed); }
   bool reader_left() const { return ring_.reader_left.load(std::memory_order_acquire) != 0; }
-  // True if the reader is to be woken.
+  // Returns true if the reader must be woken.
   bool Leave() {
     ring_.writer_left.store(1, std::memory_order_seq_cst);
-    return ring_.reader_sleeps.exchange(0, std::memory_order_seq_cst) != 0;
+    return TakeFlag(ring_.reader_sleeps);
   }
 
  private:
   Ring& ring_;
   std::byte* const bytes_;
   uint64_t written_ = 0;
-  // As seen last.
+  // Cached counter of the reader.
   uint64_t read_ = 0;
 };
 
-// The side that takes out.
+// The reading side of a ring.
 class RingReader {
  public:
   RingReader(Ring& ring, const std::byte* bytes) : ring_(ring), bytes_(bytes) {}
 
-  // What has arrived, up to the end of the ring; empty: nothing. Errors: nothing will ever come;
-  // the ring says what cannot be.
-  absl::StatusOr<std::span<const std::byte>> Peek(size_t most) {
+  // Available bytes up to the end of the memory, at most `limit`. Errors: the writer has left and
+  // no bytes remain; the counters are inconsistent.
+  absl::StatusOr<std::span<const std::byte>> Peek(size_t limit) {
     if (written_ == read_) {
-      // Before the position: what a writer puts in before it leaves is seen.
+      // Loaded before the counter, so that all that the writer wrote before it left is seen.
       const bool left = ring_.writer_left.load(std::memory_order_acquire) != 0;
       written_ = ring_.written.load(std::memory_order_acquire);
-      if (written_ - read_ > kRing) return ClosedError("is in disorder");
-      if (written_ == read_ && left) return ClosedError("was left");
+      if (written_ - read_ > kRing) return ClosedError("has inconsistent counters");
+      if (written_ == read_ && left) return ClosedError("was closed");
     }
     const size_t at = read_ & (kRing - 1);
-    const size_t arrived = written_ - read_;
-    return std::span(bytes_ + at, std::min({most, arrived, kRing - at}));
+    const size_t available = written_ - read_;
+    return std::span(bytes_ + at, std::min({limit, available, kRing - at}));
   }
-  // Takes them out. True if the writer is to be woken.
+  // Removes bytes. Returns true if the writer must be woken.
   bool Take(size_t bytes) {
     read_ += bytes;
     if (read_ - released_ < kPublishBytes) return false;
     released_ = read_;
     ring_.read.store(read_, std::memory_order_seq_cst);
-    return ring_.writer_sleeps.load(std::memory_order_seq_cst) != 0 &&
-           ring_.writer_sleeps.exchange(0, std::memory_order_seq_cst) != 0;
+    return TakeFlag(ring_.writer_sleeps);
   }
 
-  // False: something has arrived, or nothing ever will.
+  // Announces that this side will sleep. Returns false if bytes are available or never will be.
   bool RaiseFlag() {
     ring_.reader_sleeps.store(1, std::memory_order_seq_cst);
     return ring_.written.load(std::memory_order_seq_cst) == read_ &&
            ring_.writer_left.load(std::memory_order_seq_cst) == 0;
   }
   void LowerFlag() { ring_.reader_sleeps.store(0, std::memory_order_relaxed); }
-  // True if the writer is to be woken.
+  // Returns true if the writer must be woken.
   bool Leave() {
     ring_.reader_left.store(1, std::memory_order_seq_cst);
-    return ring_.writer_sleeps.exchange(0, std::memory_order_seq_cst) != 0;
+    return TakeFlag(ring_.writer_sleeps);
   }
 
  private:
   Ring& ring_;
   const std::byte* const bytes_;
   uint64_t read_ = 0;
-  // As the writer knows it.
+  // The published part of read_.
   uint64_t released_ = 0;
-  // As seen last.
+  // Cached counter of the writer.
   uint64_t written_ = 0;
 };
 
@@ -225,7 +226,7 @@ class SharedMemoryLink final : public Link {
       : segment_(std::move(segment)),
         peer_wakeup_(std::move(handle)),
         kind_(kind),
-        broken_(DirectoryOf(*segment_).broken[channel].yes),
+        broken_(DirectoryOf(*segment_).broken[channel].value),
         out_(RingAt(2 * channel + side), BytesOf(*segment_, 2 * channel + side)),
         in_(RingAt(2 * channel + 1 - side), BytesOf(*segment_, 2 * channel + 1 - side)) {}
 
@@ -239,8 +240,8 @@ class SharedMemoryLink final : public Link {
 
   absl::StatusOr<size_t> Write(std::span<const std::byte> first,
                                std::span<const std::byte> second) override {
-    if (IsBroken()) return ClosedError("was shut");
-    if (out_.reader_left()) return ClosedError("was left");
+    if (IsBroken()) return ClosedError("was shut down");
+    if (out_.reader_left()) return ClosedError("was closed");
     const size_t requested = first.size() + second.size();
     CADRE_ASSIGN_OR_RETURN(size_t room, out_.Room());
     if (room < requested) {
@@ -262,23 +263,23 @@ class SharedMemoryLink final : public Link {
   }
 
   absl::StatusOr<size_t> Read(std::span<std::byte> into) override {
-    if (IsBroken()) return ClosedError("was shut");
+    if (IsBroken()) return ClosedError("was shut down");
     size_t done = 0;
     while (done < into.size()) {
-      const auto shown = in_.Peek(std::min(into.size() - done, kPublishBytes));
-      if (!shown.ok() && done == 0) return shown.status();
-      if (!shown.ok() || shown->empty()) break;
-      std::memcpy(into.data() + done, shown->data(), shown->size());
-      done += shown->size();
-      Consume(shown->size());
+      const auto available = in_.Peek(std::min(into.size() - done, kPublishBytes));
+      if (!available.ok() && done == 0) return available.status();
+      if (!available.ok() || available->empty()) break;
+      std::memcpy(into.data() + done, available->data(), available->size());
+      done += available->size();
+      Consume(available->size());
     }
     return done;
   }
 
-  absl::StatusOr<std::span<const std::byte>> Peek(size_t most) override {
-    if (IsBroken()) return ClosedError("was shut");
-    // Little at a time: the writer has the room of it again while the rest is worked on.
-    return in_.Peek(std::min(most, kPublishBytes));
+  absl::StatusOr<std::span<const std::byte>> Peek(size_t limit) override {
+    if (IsBroken()) return ClosedError("was shut down");
+    // In small parts, so that the writer gets room while the caller adds the next part.
+    return in_.Peek(std::min(limit, kPublishBytes));
   }
 
   void Consume(size_t bytes) override {
@@ -286,10 +287,10 @@ class SharedMemoryLink final : public Link {
   }
 
   bool PrepareWait(bool to_read, bool to_write, std::vector<pollfd>&) override {
-    bool nothing = !IsBroken();
-    if (to_read && !in_.RaiseFlag()) nothing = false;
-    if (to_write && !out_.RaiseFlag()) nothing = false;
-    return nothing;
+    bool must_wait = !IsBroken();
+    if (to_read && !in_.RaiseFlag()) must_wait = false;
+    if (to_write && !out_.RaiseFlag()) must_wait = false;
+    return must_wait;
   }
 
   void EndWait() override {
@@ -297,14 +298,14 @@ class SharedMemoryLink final : public Link {
     out_.LowerFlag();
   }
 
-  // The control connections wake whoever sleeps.
+  // Does not wake a sleeping peer: the control connections do.
   void Shutdown() override { broken_.store(1, std::memory_order_release); }
 
  private:
   Ring& RingAt(int ring) { return DirectoryOf(*segment_).rings[ring]; }
   bool IsBroken() const { return broken_.load(std::memory_order_acquire) != 0; }
 
-  // Shared by the links of all channels, and between threads by both sides.
+  // Shared by the links of all channels and, between threads, by both sides.
   const std::shared_ptr<SharedSegment> segment_;
   const WakeupHandle peer_wakeup_;
   const LinkKind kind_;
@@ -313,7 +314,7 @@ class SharedMemoryLink final : public Link {
   RingReader in_;
 };
 
-// What the maker puts at the beginning. The memory is all zeros.
+// Requires: the memory is zeroed.
 void InitializeDirectory(std::byte* data, absl::string_view nonce) {
   Directory* directory = new (data) Directory();
   CHECK_EQ(nonce.size(), directory->nonce.size());
@@ -326,7 +327,7 @@ absl::StatusOr<std::byte*> Map(int fd, int flags) {
   return static_cast<std::byte*>(data);
 }
 
-// Whether the descriptor of another process, seen through `path`, is memory that Make made.
+// Whether `path`, a descriptor of another process, refers to memory created by Make.
 bool IsMemory(const std::string& path) {
   std::array<char, 64> target{};
   const ssize_t length = readlink(path.c_str(), target.data(), target.size());
@@ -337,9 +338,9 @@ bool IsMemory(const std::string& path) {
 
 absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Make() {
   Socket memory(memfd_create(kMemoryName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (memory.empty()) return Exhausted("making shared memory");
+  if (memory.empty()) return Exhausted("creating shared memory");
   if (ftruncate(memory.fd(), kSegmentBytes) != 0) return Exhausted("sizing shared memory");
-  // Nobody can take pages away from under the other side.
+  // Sealed, so that no process can truncate the memory while it is mapped.
   if (fcntl(memory.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Exhausted("sealing shared memory");
   }
@@ -364,26 +365,26 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedSegment::Open(absl::string_
   int fd = 0;
   if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &pid) || !absl::SimpleAtoi(parts[1], &fd) ||
       parts[2].size() != Directory{}.nonce.size()) {
-    return absl::FailedPreconditionError("that does not describe shared memory");
+    return absl::FailedPreconditionError("not a description of shared memory");
   }
   const std::string path = absl::StrCat("/proc/", pid, "/fd/", fd);
   if (!IsMemory(path)) return absl::NotFoundError(absl::StrCat(path, " is not shared memory"));
   const Socket memory(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (memory.empty()) return ErrnoStatus(errno, "open", path);
-  // Of a file that can shrink, pages may go from under us.
+  // The pages of a file that can shrink may disappear while they are mapped.
   const int seals = fcntl(memory.fd(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is not sealed memory"));
   }
   struct stat status {};
-  if (fstat(memory.fd(), &status) != 0 || status.st_size != static_cast<off_t>(kSegmentBytes)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " has another size"));
+  if (fstat(memory.fd(), &status) != 0 || status.st_size != off_t{kSegmentBytes}) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " has the wrong size"));
   }
   CADRE_ASSIGN_OR_RETURN(std::byte* const data, Map(memory.fd(), MAP_SHARED));
   auto segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, Socket(), ""));
   const Directory& directory = DirectoryOf(*segment);
   if (absl::string_view(directory.nonce.data(), directory.nonce.size()) != parts[2]) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " is other memory"));
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not the described memory"));
   }
   return segment;
 }

@@ -1,11 +1,11 @@
-// Links through memory that two ranks share: two rings of bytes for each channel, one each way.
+// Links through memory that two ranks share: two ring buffers for each channel, one per direction.
 //
-// The memory has no name: one side makes it and tells how to find it, the other maps it; it goes
-// with the last process that has it mapped, whatever way processes end. Threads of one process use
-// the same links on memory of their own.
+// One side creates the memory, which has no name, and describes it to the other side, which maps
+// it. The memory is freed with the last process that maps it, however the processes end. Threads of
+// one process use the same links over private memory.
 //
-// A sleeper is woken by its wakeup; the flag in the ring says whether anybody sleeps, so that a
-// peer that is awake costs no system call.
+// A side that sleeps is woken through its rank's wakeup. Flags in the rings state whether a side
+// sleeps, so a pair that is awake makes no system calls.
 #pragma once
 
 #include <cstddef>
@@ -19,26 +19,26 @@
 
 namespace cadre {
 
-// A block of memory for all channels between two ranks. Pages that no byte went through cost
-// nothing.
+// The memory of all channels between two ranks. Pages are allocated when they are first used.
+//
+// Thread-safe; the links over it are not.
 class SharedSegment {
  public:
-  // Bytes of one ring, a power of two. Each channel has two.
+  // Size of a ring, a power of two. Each channel has two rings.
   static constexpr size_t kRingBytes = size_t{1} << 20;
 
-  // Memory that other processes of this user can map, by what description() says.
-  // Errors: ResourceExhausted.
+  // Memory that other processes of this user can map. Errors: ResourceExhausted.
   static absl::StatusOr<std::shared_ptr<SharedSegment>> Make();
-  // Memory for threads of this process, which needs no descriptor. Errors: ResourceExhausted.
+  // Private memory for threads of this process; needs no descriptor. Errors: ResourceExhausted.
   static absl::StatusOr<std::shared_ptr<SharedSegment>> MakeForThreads();
-  // Maps what another process made. Errors: NotFound, PermissionDenied or FailedPrecondition where
-  // that is not possible (another machine, container or user): use something else.
+  // Maps memory that another process made. Errors: NotFound, PermissionDenied or FailedPrecondition
+  // if that is not possible (another host, container or user); the caller must use another link.
   static absl::StatusOr<std::shared_ptr<SharedSegment>> Open(absl::string_view description);
   ~SharedSegment();
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
 
-  // Text for Open, at most 200 bytes: process, descriptor, and a number that only the memory knows.
+  // The argument of Open, at most 200 bytes: process, descriptor and a nonce stored in the memory.
   const std::string& description() const { return description_; }
   std::byte* data() { return data_; }
 
@@ -47,13 +47,13 @@ class SharedSegment {
       : data_(data), memory_(std::move(memory)), description_(std::move(description)) {}
 
   std::byte* const data_;
-  // The maker's descriptor, by which the other side finds the memory.
+  // The creator's descriptor, through which the other side opens the memory.
   const Socket memory_;
   const std::string description_;
 };
 
-// The end of a channel's link for one of the two sides (0: the maker). `handle`: the peer's wakeup
-// for this channel. `kind`: kThreads or kSharedMemory.
+// One end of a channel's link. `side`: 0 for one rank and 1 for the other. `handle`: the peer's
+// wakeup for this channel. `kind`: kThreads or kSharedMemory.
 std::unique_ptr<Link> MakeSharedMemoryLink(std::shared_ptr<SharedSegment> segment, int channel,
                                            int side, WakeupHandle handle, LinkKind kind);
 

@@ -9,10 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <tuple>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
@@ -24,39 +26,36 @@
 namespace cadre {
 namespace {
 
-// Connections that the kernel keeps for us until they are accepted.
+// Maximum number of connections that wait in the kernel to be accepted.
 constexpr int kBacklog = 128;
 
-// In seconds. In that time 10 Gbit/s carry an eighth of a megabyte, a fraction of a small buffer.
+// Seconds below which buffers are small: 10 Gbit/s carry 125 KB in this time, much less than such a
+// buffer.
 constexpr double kSmallBufferRoundTrip = 100e-6;
 // The kernel may grant less: twice net.core.wmem_max and rmem_max, usually 416 KiB.
 constexpr int kSmallBuffer = 512 << 10;
 
-// Linux' default for the largest send buffer, which is smaller than that for receiving.
-constexpr double kUsualLargestBuffer = 4 << 20;
-// What every kernel grants: its default for a new connection.
+// Linux' default maximum of a send buffer, which is smaller than that of a receive buffer.
+constexpr double kDefaultMaxBuffer = 4 << 20;
+// The default of a new connection, which every kernel grants.
 constexpr double kMinWindow = 64 << 10;
 
 absl::StatusOr<Socket> NewSocket(int family) {
   Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (socket.empty()) return ErrnoStatus(errno, "making", "a socket");
+  if (socket.empty()) return ErrnoStatus(errno, "create", "a socket");
   return socket;
 }
 
-const sockaddr* Raw(const SocketAddress& address) {
-  return reinterpret_cast<const sockaddr*>(&address.storage);
-}
-
-absl::StatusOr<Socket> ListenOnOne(const SocketAddress& at, absl::string_view address) {
+absl::StatusOr<Socket> ListenAt(const SocketAddress& at, absl::string_view address) {
   CADRE_ASSIGN_OR_RETURN(Socket socket, NewSocket(at.storage.ss_family));
   const int on = 1;
   setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(socket.fd(), Raw(at), at.length) != 0 || listen(socket.fd(), kBacklog) != 0) {
+  if (bind(socket.fd(), at.raw(), at.length) != 0 || listen(socket.fd(), kBacklog) != 0) {
     if (errno == EADDRINUSE) {
       return absl::AlreadyExistsError(
-          absl::StrCat("listening on ", address, ": the port is taken"));
+          absl::StrCat("cannot listen on ", address, ": the port is in use"));
     }
-    return ErrnoStatus(errno, "listening on", address);
+    return ErrnoStatus(errno, "listen on", address);
   }
   return socket;
 }
@@ -97,51 +96,49 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(absl::string_view address, bo
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
-  addrinfo* found = nullptr;
-  // A bare container has no hosts file; localhost needs none.
+  addrinfo* first = nullptr;
+  // Minimal containers have no hosts file that defines localhost.
   const std::string host =
       absl::EqualsIgnoreCase(host_port.host, "localhost") ? "127.0.0.1" : host_port.host;
-  const int error = getaddrinfo(host.c_str(), absl::StrCat(host_port.port).c_str(), &hints, &found);
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(host_port.port).c_str(), &hints, &first);
   if (error != 0) {
     return absl::UnavailableError(
-        absl::StrCat("resolving ", host_port.host, ": ", gai_strerror(error)));
+        absl::StrCat("cannot resolve ", host_port.host, ": ", gai_strerror(error)));
   }
-  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  const absl::Cleanup free_list = [first] { freeaddrinfo(first); };
   std::vector<SocketAddress> addresses;
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    SocketAddress& next = addresses.emplace_back();
-    std::memcpy(&next.storage, one->ai_addr, one->ai_addrlen);
-    next.length = one->ai_addrlen;
+  for (const addrinfo* info = first; info != nullptr; info = info->ai_next) {
+    SocketAddress& resolved = addresses.emplace_back();
+    std::memcpy(&resolved.storage, info->ai_addr, info->ai_addrlen);
+    resolved.length = info->ai_addrlen;
   }
   return addresses;
 }
 
 absl::StatusOr<Socket> ListenOn(absl::string_view address) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<SocketAddress> addresses, Resolve(address, true));
-  absl::StatusOr<Socket> socket = absl::UnavailableError(absl::StrCat("no address: ", address));
+  absl::StatusOr<Socket> socket = absl::UnavailableError(absl::StrCat(address, " has no address"));
   for (const SocketAddress& at : addresses) {
-    socket = ListenOnOne(at, address);
+    socket = ListenAt(at, address);
     if (socket.ok()) break;
   }
   return socket;
 }
 
 absl::StatusOr<int> LocalPort(const Socket& socket) {
-  sockaddr_storage local{};
+  sockaddr_in6 local{};
   socklen_t length = sizeof local;
   if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&local), &length) != 0) {
-    return ErrnoStatus(errno, "getting the port of", "a socket");
+    return ErrnoStatus(errno, "get the port of", "a socket");
   }
-  if (local.ss_family == AF_INET6) {
-    return ntohs(reinterpret_cast<const sockaddr_in6*>(&local)->sin6_port);
-  }
-  return ntohs(reinterpret_cast<const sockaddr_in*>(&local)->sin_port);
+  static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+  return ntohs(local.sin6_port);
 }
 
 absl::StatusOr<Socket> StartConnect(const SocketAddress& address) {
   CADRE_ASSIGN_OR_RETURN(Socket socket, NewSocket(address.storage.ss_family));
-  if (connect(socket.fd(), Raw(address), address.length) != 0 && errno != EINPROGRESS) {
-    return absl::UnavailableError(absl::StrCat("connecting: ", std::strerror(errno)));
+  if (connect(socket.fd(), address.raw(), address.length) != 0 && errno != EINPROGRESS) {
+    return absl::UnavailableError(absl::StrCat("cannot connect: ", std::strerror(errno)));
   }
   return socket;
 }
@@ -151,7 +148,7 @@ absl::Status ConnectResult(const Socket& socket) {
   socklen_t length = sizeof error;
   if (getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   if (error == 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("connecting: ", std::strerror(error)));
+  return absl::UnavailableError(absl::StrCat("cannot connect: ", std::strerror(error)));
 }
 
 void TuneConnection(const Socket& socket) {
@@ -159,7 +156,7 @@ void TuneConnection(const Socket& socket) {
   fcntl(socket.fd(), F_SETFL, flags | O_NONBLOCK);
   const int on = 1;
   setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // Left alone, the kernel lets buffers grow to many times that.
+  // Autotuning would let buffers grow to many times this size.
   const double round_trip = RoundTrip(socket);
   if (round_trip == 0 || round_trip > kSmallBufferRoundTrip) return;
   setsockopt(socket.fd(), SOL_SOCKET, SO_SNDBUF, &kSmallBuffer, sizeof kSmallBuffer);
@@ -168,9 +165,9 @@ void TuneConnection(const Socket& socket) {
 
 absl::Status SendWhole(const Socket& socket, absl::string_view text) {
   const ssize_t sent = send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL);
-  if (sent == static_cast<ssize_t>(text.size())) return absl::OkStatus();
+  if (sent == std::ssize(text)) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("sending: ", sent < 0 ? std::strerror(errno) : "the connection is full"));
+      absl::StrCat("cannot send: ", sent < 0 ? std::strerror(errno) : "the connection is full"));
 }
 
 absl::StatusOr<bool> ReadUntil(const Socket& socket, size_t bytes, std::string* text) {
@@ -191,7 +188,7 @@ absl::StatusOr<SocketAddress> AddressOfPeer(const Socket& socket) {
   auto* raw = reinterpret_cast<sockaddr*>(&address.storage);
   if (getpeername(socket.fd(), raw, &address.length) == 0) return address;
   return absl::UnavailableError(
-      absl::StrCat("getting the address of a peer: ", std::strerror(errno)));
+      absl::StrCat("cannot get the address of a peer: ", std::strerror(errno)));
 }
 
 double RoundTrip(const Socket& socket) {
@@ -202,33 +199,31 @@ double RoundTrip(const Socket& socket) {
 }
 
 double LargestWindow() {
-  // The kernel makes buffers grow up to the last of three numbers; half of that holds data, the
-  // other half is what the kernel's own records of it take.
-  double window = kUsualLargestBuffer;
+  // Each file has a minimum, a default and a maximum. Half of a buffer holds data, the other half
+  // the kernel's bookkeeping.
+  double window = kDefaultMaxBuffer;
   for (const char* limit : {"/proc/sys/net/ipv4/tcp_wmem", "/proc/sys/net/ipv4/tcp_rmem"}) {
     std::ifstream file(limit);
-    double least = 0, usual = 0, most = 0;
-    if (file >> least >> usual >> most) window = std::min(window, most);
+    double minimum = 0, initial = 0, maximum = 0;
+    if (file >> minimum >> initial >> maximum) window = std::min(window, maximum);
   }
   return std::max(window / 2, kMinWindow);
 }
 
 absl::StatusOr<Socket> MakeWake() {
   Socket wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (wake.empty()) return ErrnoStatus(errno, "making", "an event descriptor");
+  if (wake.empty()) return ErrnoStatus(errno, "create", "an event descriptor");
   return wake;
 }
 
 void Wake(const Socket& wake) {
-  // Fails only when the counter is full, and then the poll is awake already.
-  const ssize_t written = eventfd_write(wake.fd(), 1);
-  static_cast<void>(written);
+  // Fails only if the counter is full; then the descriptor is readable already.
+  std::ignore = eventfd_write(wake.fd(), 1);
 }
 
 void ClearWake(const Socket& wake) {
   eventfd_t count = 0;
-  const ssize_t read = eventfd_read(wake.fd(), &count);
-  static_cast<void>(read);
+  std::ignore = eventfd_read(wake.fd(), &count);
 }
 
 }  // namespace cadre

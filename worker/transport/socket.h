@@ -1,4 +1,4 @@
-// Sockets: ownership, addresses, and the few system calls with their errors as Status.
+// Sockets: ownership, addresses, and system calls whose errors are Status.
 //
 // Thread-compatible.
 #pragma once
@@ -39,10 +39,11 @@ struct HostPort {
 // "host:port" or "[v6]:port". Errors: InvalidArgument.
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view address);
 
-// One address that a name stands for.
+// A resolved address.
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
+  const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
 // Errors: InvalidArgument for a malformed address, Unavailable for a name that does not resolve.
@@ -50,33 +51,34 @@ absl::StatusOr<std::vector<SocketAddress>> Resolve(absl::string_view address, bo
 
 // A non-blocking socket that listens; see TcpListener for errors.
 absl::StatusOr<Socket> ListenOn(absl::string_view address);
-// The port that a listening socket took.
+// The port of a listening socket.
 absl::StatusOr<int> LocalPort(const Socket& socket);
 
-// Begins to connect; the socket is writable when that is decided, see ConnectResult.
+// Starts a connection. When the attempt has ended, the socket becomes writable and ConnectResult
+// returns its outcome.
 absl::StatusOr<Socket> StartConnect(const SocketAddress& address);
 absl::Status ConnectResult(const Socket& socket);
 
-// What every connection between ranks gets once it stands, before anything is said: no delay,
-// non-blocking, and, where the round trip is short, buffers no larger than the way asks for, so
-// that what is under way stays in the processor's cache.
+// Sets the options of a new connection between ranks: non-blocking, no delay, and, if the round
+// trip is short, small buffers, so that data in flight stays in the processor's cache.
 void TuneConnection(const Socket& socket);
 
-// Sends all of it or fails. For a few bytes, for which a connection has room while nothing else is
-// sent on it. Errors: Unavailable.
+// Sends all of `text` or fails. For short texts on a connection with nothing else in flight, which
+// has room for them. Errors: Unavailable.
 absl::Status SendWhole(const Socket& socket, absl::string_view text);
-// Reads without waiting, and no further, until `text` has `bytes`. False: more is to come.
-// Errors: Unavailable, also when the other end closed the connection.
+// Reads without blocking until `text` has `bytes` bytes, and no further. Returns false if some are
+// still missing. Errors: Unavailable, also if the peer closed the connection.
 absl::StatusOr<bool> ReadUntil(const Socket& socket, size_t bytes, std::string* text);
 
-// Where a connection leads. Errors: Unavailable.
+// The address of the peer. Errors: Unavailable.
 absl::StatusOr<SocketAddress> AddressOfPeer(const Socket& socket);
-// The smoothed round trip in seconds as the kernel sees it; 0 if it does not say.
+// The kernel's smoothed round trip in seconds; 0 if unknown.
 double RoundTrip(const Socket& socket);
-// Bytes that one connection can have under way, as far as the kernel's limits go.
+// Maximum bytes that one connection can have in flight, given the kernel's limits.
 double LargestWindow();
 
-// A descriptor that becomes readable when written to, for waking a poll. Errors: ResourceExhausted.
+// A descriptor that becomes readable when it is written to; it ends a poll. Errors:
+// ResourceExhausted.
 absl::StatusOr<Socket> MakeWake();
 void Wake(const Socket& wake);
 void ClearWake(const Socket& wake);

@@ -8,12 +8,10 @@
 //
 // Invariants:
 // - Bytes are sent and received strictly in stream order; a full connection blocks the stream even
-// if
-//   the next one has room. Otherwise the receiver would have to reorder.
-// - Staged bytes lie at addresses that equal their stream position modulo kAlignment. Payloads
-// begin
-//   at multiples of kPayloadAlignment in the stream (message_header.h), so sums can be computed
-//   where bytes were staged.
+//   if the next one has room. Otherwise the receiver would have to reorder.
+// - Staged bytes lie at addresses that equal their stream position modulo kAlignment. A payload
+//   begins at a multiple of kPayloadAlignment in the stream (message_header.h), so sums can be
+//   computed where bytes were staged.
 // - An error of the socket is reported after everything that arrived before it was delivered.
 //
 // Cost: data for a plain receive goes from the socket to its destination, and a read of a header
@@ -43,34 +41,33 @@
 namespace cadre {
 namespace {
 
-// What is added from lies here in between. Small enough that the sum finds it in the cache.
+// Bytes received for sums are staged here. Small enough that the addition finds them in the cache.
 constexpr size_t kStagingBytes = size_t{256} << 10;
-// Read along with what is asked for, so that a small message costs one system call with its header.
+// Bytes read in addition to the requested ones, so that one system call reads a small message and
+// its header.
 constexpr size_t kReadAhead = size_t{8} << 10;
-// Staged bytes lie at addresses that agree with their place in the stream in this many, so that
-// what is aligned there is aligned here.
+// Alignment that staged bytes keep (see the invariants).
 constexpr size_t kAlignment = 64;
-// On a link whose round trip is shorter than this, a connection keeps no more than the second
-// number on its way (the kernel doubles it): it fills the link all the same, and what the receiver
-// reads is still in a cache. Left alone the kernel lets megabytes pile up, which then come from
-// memory. Longer links need what the kernel finds out.
+// Links with a shorter round trip (seconds) get a small send buffer, which the kernel doubles: it
+// fills the link, and the receiver reads from the cache instead of memory. Longer links keep
+// autotuning.
 constexpr double kSmallSendBufferRoundTrip = 3e-4;
-constexpr int kShortSendBuffer = 192 << 10;
-// More than any element: so many bytes hold a whole one.
-constexpr size_t kWholeElement = 64;
+constexpr int kSmallSendBuffer = 192 << 10;
+// An upper bound of the size of an element.
+constexpr size_t kMaxElement = 64;
 
 bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-// At most `most` bytes of `data` behind the first `skip`.
-iovec ToSend(std::span<const std::byte> data, size_t skip, size_t most) {
+// At most `limit` bytes of `data` after the first `skip`.
+iovec ToSend(std::span<const std::byte> data, size_t skip, size_t limit) {
   skip = std::min(skip, data.size());
-  // The kernel only reads what is sent.
-  return {const_cast<std::byte*>(data.data()) + skip, std::min(data.size() - skip, most)};
+  // sendmsg does not modify the data.
+  return {const_cast<std::byte*>(data.data()) + skip, std::min(data.size() - skip, limit)};
 }
 
-void BoundWhatIsOnItsWay(const Socket& connection) {
+void LimitSendBuffer(const Socket& connection) {
   if (RoundTrip(connection) >= kSmallSendBufferRoundTrip) return;
-  setsockopt(connection.fd(), SOL_SOCKET, SO_SNDBUF, &kShortSendBuffer, sizeof kShortSendBuffer);
+  setsockopt(connection.fd(), SOL_SOCKET, SO_SNDBUF, &kSmallSendBuffer, sizeof kSmallSendBuffer);
 }
 
 msghdr MessageOf(std::array<iovec, 2>& parts) {
@@ -80,7 +77,7 @@ msghdr MessageOf(std::array<iovec, 2>& parts) {
   return message;
 }
 
-// Where a stream of bytes is on its way over the connections in turn.
+// Position in a stream of bytes, and the connection that carries the next byte.
 class StripeCursor {
  public:
   explicit StripeCursor(size_t connections) : connections_(connections) {}
@@ -88,7 +85,7 @@ class StripeCursor {
   size_t connection() const {
     return connections_ == 1 ? 0 : position_ / kStripeBytes % connections_;
   }
-  // Bytes that the connection still takes before the next has its turn.
+  // Bytes until the next connection is used.
   size_t room() const {
     return connections_ == 1 ? SIZE_MAX : kStripeBytes - position_ % kStripeBytes;
   }
@@ -111,7 +108,7 @@ class TcpLink final : public Link {
   absl::StatusOr<size_t> Write(std::span<const std::byte> first,
                                std::span<const std::byte> second) override;
   absl::StatusOr<size_t> Read(std::span<std::byte> into) override;
-  absl::StatusOr<std::span<const std::byte>> Peek(size_t most) override;
+  absl::StatusOr<std::span<const std::byte>> Peek(size_t limit) override;
   void Consume(size_t bytes) override;
   bool PrepareWait(bool to_read, bool to_write, std::vector<pollfd>& polled) override;
   void EndWait() override {}
@@ -121,27 +118,27 @@ class TcpLink final : public Link {
   size_t staged() const { return end_ - begin_; }
   // Moves staged bytes to `into`.
   size_t TakeStaged(std::span<std::byte> into);
-  // Receives from the connection whose turn it is: into `into`, then behind what is staged. Returns
-  // the bytes that came; 0: none now. Requires: at least one byte to receive; nothing staged, or
-  // nothing in `into`.
+  // Receives from the current connection into `into`, and then up to `to_stage` bytes after the
+  // staged ones. Returns the number of bytes; 0 if none are available. Requires: at least one byte
+  // is requested; nothing is staged, or `into` is empty.
   absl::StatusOr<size_t> Receive(std::span<std::byte> into, size_t to_stage);
-  // Moves what is staged to the front of the staging memory; `ahead` bytes will be received before
-  // more is staged.
+  // Moves the staged bytes to the front of the staging memory. `ahead`: number of bytes that will
+  // be received before the next staged one.
   void MakeRoom(size_t ahead);
 
-  // Open until the end, so that any thread may shut them down.
+  // Not closed before destruction, so that any thread may shut them down.
   const std::vector<Socket> connections_;
   StripeCursor written_;
-  // Of what was taken from the sockets; what is staged is its end.
+  // Bytes received from the sockets, including the staged ones.
   StripeCursor read_;
 
-  // Received but not taken: [begin_, end_). Made when first used: a link that only sends needs
-  // none.
+  // Received but not consumed: [begin_, end_). Allocated on first use, since a link that only sends
+  // needs none.
   std::vector<std::byte> staging_;
   size_t begin_ = 0;
   size_t end_ = 0;
-  // Of the staged bytes, those that the last Peek showed.
-  size_t shown_ = 0;
+  // Number of staged bytes that the last Peek returned.
+  size_t peeked_ = 0;
 };
 
 absl::StatusOr<size_t> TcpLink::Write(std::span<const std::byte> first,
@@ -159,7 +156,7 @@ absl::StatusOr<size_t> TcpLink::Write(std::span<const std::byte> first,
     if (sent < 0) return absl::UnavailableError(std::strerror(errno));
     done += sent;
     written_.Advance(sent);
-    if (static_cast<size_t>(sent) < part) break;
+    if (std::cmp_less(sent, part)) break;
   }
   return done;
 }
@@ -168,10 +165,10 @@ absl::StatusOr<size_t> TcpLink::Read(std::span<std::byte> into) {
   size_t done = TakeStaged(into);
   while (done < into.size()) {
     const size_t part = std::min(into.size() - done, read_.room());
-    // A large part needs no company: what follows it is read with its own header.
+    // No read-ahead for a large part: the bytes after it are read with their own header.
     const absl::StatusOr<size_t> got =
         Receive(into.subspan(done, part), part < kReadAhead ? kReadAhead : 0);
-    // What came before the end goes first; the error comes again.
+    // Bytes received before the end are returned first; the next call returns the error again.
     if (!got.ok() && done > 0) break;
     if (!got.ok()) return got;
     done += std::min(part, *got);
@@ -180,26 +177,26 @@ absl::StatusOr<size_t> TcpLink::Read(std::span<std::byte> into) {
   return done;
 }
 
-absl::StatusOr<std::span<const std::byte>> TcpLink::Peek(size_t most) {
-  if (staged() < std::min(most, kWholeElement)) {
-    const size_t wanted = std::min(most + kReadAhead, kStagingBytes);
+absl::StatusOr<std::span<const std::byte>> TcpLink::Peek(size_t limit) {
+  if (staged() < std::min(limit, kMaxElement)) {
+    const size_t wanted = std::min(limit + kReadAhead, kStagingBytes);
     const absl::StatusOr<size_t> got = Receive({}, wanted - staged());
-    // Bytes that were not shown yet go before the error, which comes again.
-    if (!got.ok() && staged() <= shown_) return got.status();
+    // Bytes that no Peek has returned precede the error, which the next call returns again.
+    if (!got.ok() && staged() <= peeked_) return got.status();
   }
-  shown_ = std::min(most, staged());
-  return std::span<const std::byte>(staging_).subspan(begin_, shown_);
+  peeked_ = std::min(limit, staged());
+  return std::span<const std::byte>(staging_).subspan(begin_, peeked_);
 }
 
 void TcpLink::Consume(size_t bytes) {
-  CHECK_LE(bytes, shown_);
+  CHECK_LE(bytes, peeked_);
   begin_ += bytes;
-  shown_ -= bytes;
+  peeked_ -= bytes;
 }
 
 bool TcpLink::PrepareWait(bool to_read, bool to_write, std::vector<pollfd>& polled) {
-  // Less than an element that was shown and left is no reason to stay awake.
-  if (to_read && (staged() > shown_ || staged() >= kWholeElement)) return false;
+  // An incomplete element that the caller has seen does not prevent sleep.
+  if (to_read && (staged() > peeked_ || staged() >= kMaxElement)) return false;
   const int reading = connections_[read_.connection()].fd();
   const int writing = connections_[written_.connection()].fd();
   if (to_read) polled.push_back({.fd = reading, .events = POLLIN});
@@ -219,7 +216,7 @@ size_t TcpLink::TakeStaged(std::span<std::byte> into) {
   const size_t taken = std::min(into.size(), staged());
   if (taken > 0) std::memcpy(into.data(), &staging_[begin_], taken);
   begin_ += taken;
-  shown_ = 0;
+  peeked_ = 0;
   return taken;
 }
 
@@ -236,7 +233,7 @@ absl::StatusOr<size_t> TcpLink::Receive(std::span<std::byte> into, size_t to_sta
   if (got == 0) return absl::UnavailableError("it closed the connection");
   if (got < 0 && WouldBlock(errno)) return 0;
   if (got < 0) return absl::UnavailableError(std::strerror(errno));
-  const auto received = static_cast<size_t>(got);
+  const size_t received = got;
   read_.Advance(received);
   if (received > into.size()) end_ += received - into.size();
   return received;
@@ -254,15 +251,15 @@ void TcpLink::MakeRoom(size_t ahead) {
 }  // namespace
 
 int ConnectionsFor(double round_trip_seconds, double bytes_per_second, double window_bytes) {
-  const double under_way = round_trip_seconds * bytes_per_second;
-  // Compared before it becomes a whole number, which it may be too large for.
-  if (!(under_way < window_bytes * kMaxConnections)) return kMaxConnections;
-  return std::max(1, static_cast<int>(std::ceil(under_way / window_bytes)));
+  const double in_flight = round_trip_seconds * bytes_per_second;
+  // Also catches NaN and values beyond the range of int.
+  if (!(in_flight < window_bytes * kMaxConnections)) return kMaxConnections;
+  return std::max(1.0, std::ceil(in_flight / window_bytes));
 }
 
 std::unique_ptr<Link> MakeTcpLink(std::vector<Socket> connections) {
   CHECK(!connections.empty());
-  for (const Socket& connection : connections) BoundWhatIsOnItsWay(connection);
+  for (const Socket& connection : connections) LimitSendBuffer(connection);
   return std::make_unique<TcpLink>(std::move(connections));
 }
 

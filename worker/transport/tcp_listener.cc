@@ -18,16 +18,10 @@
 namespace cadre {
 namespace {
 
-// Pause after running out of descriptors, so that the loop does not spin on a waiting connection.
+// Pause after the process ran out of descriptors, so that the loop does not spin.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
-bool Welcome(const Socket& socket, const TcpListener::Expectation& here) {
-  const Answer answer{
-      .code = Answer::Code::kWelcome, .host = here.host, .shares_memory = here.shares_memory};
-  return SendWhole(socket, Encode(answer)).ok();
-}
-
-bool IsOurs(Purpose purpose) {
+bool IsValid(Purpose purpose) {
   if (purpose.channel == Purpose::kControl) return purpose.connection == 0;
   return purpose.channel < Transport::kChannels && purpose.connection < kMaxConnections;
 }
@@ -84,17 +78,17 @@ absl::Status TcpListener::Expect(const Expectation& expectation) {
   const auto newest = newest_.find(key);
   if (newest != newest_.end() && group.generation <= newest->second) {
     return absl::AbortedError(absl::StrCat("generation ", group.generation, " of group ",
-                                           group.group, " is over; this worker was called to ",
+                                           group.group, " is over; the newest is ",
                                            newest->second));
   }
   newest_[key] = group.generation;
-  expected_[key] = Expected{.what = expectation};
+  expected_[key] = Expected{.expectation = expectation};
   for (auto it = connections_.begin(); it != connections_.end();) {
-    const bool gone = it->second.parked && HandOut(it->second);
-    it = gone ? connections_.erase(it) : std::next(it);
+    const bool done = it->second.parked && Deliver(it->second);
+    it = done ? connections_.erase(it) : std::next(it);
   }
-  // The loop may be polling what was just closed or handed out; a closed connection ends for its
-  // caller only when the poll lets go of it.
+  // The thread may be polling a descriptor that was just closed or delivered. The kernel ends a
+  // closed connection only when no poll refers to it.
   Wake(wake_);
   return absl::OkStatus();
 }
@@ -102,15 +96,15 @@ absl::Status TcpListener::Expect(const Expectation& expectation) {
 void TcpListener::Forget(const GroupIdentity& group) {
   absl::MutexLock lock(&mutex_);
   const auto it = expected_.find(GroupKey(group.run, group.group));
-  if (it != expected_.end() && it->second.what.group == group) expected_.erase(it);
+  if (it != expected_.end() && it->second.expectation.group == group) expected_.erase(it);
 }
 
 std::optional<TcpListener::Arrival> TcpListener::TakeReceived(const GroupIdentity& group, int from,
                                                               Purpose purpose) {
   absl::MutexLock lock(&mutex_);
   const auto it = expected_.find(GroupKey(group.run, group.group));
-  if (it == expected_.end() || it->second.what.group != group) return std::nullopt;
-  auto node = it->second.arrived.extract(Place(static_cast<uint32_t>(from), purpose));
+  if (it == expected_.end() || it->second.expectation.group != group) return std::nullopt;
+  auto node = it->second.arrived.extract({from, purpose});
   if (node.empty()) return std::nullopt;
   return std::move(node.mapped());
 }
@@ -123,10 +117,9 @@ void TcpListener::Serve() {
       if (stopping_) return;
       watch = NextWatch(absl::Now());
     }
-    // At least a millisecond, so that rounding down never makes the loop spin.
+    // At least a millisecond, so that the loop does not spin because of rounding.
     const int64_t wait = absl::ToInt64Milliseconds(watch.until - absl::Now());
-    poll(watch.polled.data(), watch.polled.size(),
-         static_cast<int>(std::clamp<int64_t>(wait, 1, 60'000)));
+    poll(watch.polled.data(), watch.polled.size(), std::clamp<int64_t>(wait, 1, 60'000));
     ClearWake(wake_);
     absl::MutexLock lock(&mutex_);
     Handle(watch);
@@ -138,7 +131,7 @@ TcpListener::Watch TcpListener::NextWatch(absl::Time now) {
   Watch watch{.until = absl::InfiniteFuture()};
   watch.polled.push_back({.fd = wake_.fd(), .events = POLLIN});
   for (const auto& [id, connection] : connections_) {
-    // A parked connection has nothing more to say, but may end.
+    // A parked connection sends nothing more, but its peer may close it.
     const short events = connection.parked ? POLLRDHUP : POLLIN;
     watch.polled.push_back({.fd = connection.socket.fd(), .events = events});
     watch.ids.push_back(id);
@@ -155,7 +148,7 @@ TcpListener::Watch TcpListener::NextWatch(absl::Time now) {
 void TcpListener::Handle(const Watch& watch) {
   for (size_t i = 0; i < watch.ids.size(); ++i) {
     if (watch.polled[i + 1].revents == 0) continue;
-    // It may have been handed out while the poll waited.
+    // It may have been delivered during the poll.
     const auto it = connections_.find(watch.ids[i]);
     if (it == connections_.end()) continue;
     const bool keep = !it->second.parked && ReadGreeting(it->second);
@@ -171,7 +164,7 @@ void TcpListener::AcceptAll(absl::Time now) {
     if (socket.empty()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        LOG(WARNING) << "accepting a connection between ranks: " << std::strerror(errno);
+        LOG(WARNING) << "cannot accept a connection between ranks: " << std::strerror(errno);
         accept_after_ = now + kAcceptPause;
       }
       return;
@@ -188,7 +181,7 @@ bool TcpListener::ReadGreeting(Connection& connection) {
   const ssize_t got = recv(connection.socket.fd(), part.data(), part.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
   if (got <= 0) {
-    // Who connects and says nothing at all is no more than a look at the port.
+    // A connection that sends nothing is only a check whether the port is open.
     if (!connection.received.empty()) Count("transport_garbage_closed");
     return false;
   }
@@ -201,57 +194,58 @@ bool TcpListener::ReadGreeting(Connection& connection) {
   }
   if (!greeting->has_value()) return true;
   connection.greeting = **std::move(greeting);
-  if (HandOut(connection)) return false;
+  if (Deliver(connection)) return false;
   connection.parked = true;
   connection.deadline = absl::Now() + options_.park_timeout;
   return true;
 }
 
-bool TcpListener::HandOut(Connection& connection) {
+bool TcpListener::Deliver(Connection& connection) {
   const Greeting& greeting = connection.greeting;
   const GroupIdentity& group = greeting.group;
   const GroupKey key(group.run, group.group);
   const auto newest = newest_.find(key);
   if (newest == newest_.end() || group.generation > newest->second) return false;
   const auto it = expected_.find(key);
-  if (it == expected_.end() || group.generation != it->second.what.group.generation) {
+  if (it == expected_.end() || group.generation != it->second.expectation.group.generation) {
     Refuse(connection, Answer::Code::kStaleGeneration,
            absl::StrCat("generation ", group.generation, " of group ", group.group, " of run ",
                         group.run, " is over; the newest here is ", newest->second));
     return true;
   }
-  const Expectation& here = it->second.what;
+  const Expectation& here = it->second.expectation;
   if (group.schema_hash != here.group.schema_hash) {
     Refuse(connection, Answer::Code::kWrongSchema,
-           absl::StrFormat("rank %d speaks schema %016x, rank %d speaks %016x", greeting.from,
+           absl::StrFormat("rank %d uses schema %016x, rank %d uses schema %016x", greeting.from,
                            group.schema_hash, here.rank, here.group.schema_hash));
     return true;
   }
-  const auto rank = static_cast<uint32_t>(here.rank);
-  const auto ranks = static_cast<uint32_t>(here.ranks);
+  const uint32_t rank = here.rank;
+  const uint32_t ranks = here.ranks;
   if (greeting.to != rank || greeting.ranks != ranks || greeting.from <= rank ||
-      greeting.from >= ranks || !IsOurs(greeting.purpose)) {
+      greeting.from >= ranks || !IsValid(greeting.purpose)) {
     Refuse(connection, Answer::Code::kWrongRank,
            absl::StrCat("rank ", greeting.from, " of ", greeting.ranks, " calls rank ", greeting.to,
-                        ", but here is rank ", rank, " of ", ranks));
+                        ", but this is rank ", rank, " of ", ranks));
     return true;
   }
-  // A rank that calls again has given up its earlier connection.
-  if (Welcome(connection.socket, here)) {
-    it->second.arrived[Place(greeting.from, greeting.purpose)] = {std::move(connection.socket),
-                                                                  std::move(connection.greeting)};
+  const Answer welcome{.host = here.host, .shares_memory = here.shares_memory};
+  if (SendWhole(connection.socket, Encode(welcome)).ok()) {
+    // Replaces an earlier connection, which its caller has abandoned.
+    it->second.arrived[{greeting.from, greeting.purpose}] = {std::move(connection.socket),
+                                                             std::move(connection.greeting)};
     if (here.wake != nullptr) Wake(*here.wake);
   }
   return true;
 }
 
-// Tells the caller why; the connection goes with its owner. The answer is the first thing that is
-// written to the connection, so there is room for it.
+// Sends the reason; the caller closes the connection. Nothing was written to the connection before,
+// so there is room for the answer.
 void TcpListener::Refuse(const Connection& connection, Answer::Code code,
                          const std::string& reason) {
   LOG(INFO) << "refused a connection between ranks: " << reason;
   Count(CounterOf(code));
-  // A caller that has hung up needs no answer.
+  // A caller that has closed the connection needs no answer.
   SendWhole(connection.socket, Encode(Answer{.code = code, .reason = reason})).IgnoreError();
 }
 

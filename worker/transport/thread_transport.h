@@ -1,7 +1,5 @@
-// A transport between threads of one process, for tests of everything above it: the links of
-// shared memory, on memory of the process.
-//
-// Each transport may outlive the others.
+// A transport between threads of one process: shared-memory links over private memory. For tests of
+// the layers above and for groups of a single rank.
 #pragma once
 
 #include <memory>
@@ -12,9 +10,9 @@
 
 namespace cadre {
 
-// One transport per rank. `timeout`: longest wait during which no byte moves. Takes a descriptor
-// for each end of each pair and nine for each rank.
-// Requires: ranks >= 1, and so many descriptors.
+// Returns one transport per rank; each may outlive the others. `timeout`: maximum time without
+// progress. Uses one file descriptor per rank and peer, and nine per rank; terminates the process
+// if too few are available. Requires: ranks >= 1.
 std::vector<std::unique_ptr<Transport>> MakeThreadTransports(int ranks, absl::Duration timeout);
 
 }  // namespace cadre

@@ -7,7 +7,7 @@ namespace cadre {
 absl::Status Transport::RunNative(int /*channel*/, const CallTag& /*tag*/,
                                   const NativeCall& /*call*/) {
   return absl::InvalidArgumentError(
-      "'native' collectives are NCCL's, and this group's data does not lie on CUDA devices");
+      "'native' collectives require NCCL, and the data of this group is not on CUDA devices");
 }
 
 absl::Status Transport::CopyWithin(std::span<const std::byte> from, std::span<std::byte> to) {

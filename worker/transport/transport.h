@@ -1,32 +1,30 @@
-// Messages between the ranks of one group, at one generation.
+// Messages between the ranks of one group in one generation.
 //
-// A transport belongs to one rank; the ranks' transports together are the group's. It has a few
-// channels, which do not wait for one another: what travels on one is never behind what travels on
-// another. Between a pair of ranks, on one channel, messages arrive in the order in which they were
-// sent. Every message carries the tag of its call, and the receiver says which tag and length it
-// expects: a difference means that the ranks have lost step with one another, and is an error that
-// names both sides, not a search.
+// Every rank has one transport; together they connect the group. A transport has a few independent
+// channels: a message on one channel never waits for a message on another. Between a pair of ranks,
+// messages on one channel arrive in the order in which they were sent. Every message carries the
+// tag of its call, and the receiver states the tag and length that it expects. A mismatch means
+// that the ranks execute different calls; it is an error that names both.
 //
-// One call, Run, carries out a list of sends and receives at the same time. A collective is one
-// such list, so the transport sees the whole of it and keeps bytes flowing: a message may be passed
-// on while it still arrives.
+// Run executes a list of sends and receives concurrently. A collective is one such list, so the
+// transport sees all of its dependencies and can forward a message while it still arrives.
 //
-// On every channel a pair of ranks may have some kilobytes under way in each direction that nobody
-// receives yet: a small send ends whether or not its peer has come as far.
+// On each channel, some kilobytes may be in flight between a pair of ranks in each direction
+// without a matching receive: a small send completes no matter how far its peer has come.
 //
 // Threads: one thread at a time calls Run on a channel, different threads on different channels;
-// Abort and status() are thread-safe.
+// Abort, Poll and status() are thread-safe.
 //
-// Guarantees: the first error is the transport's last word. It tells all peers why, and every other
-// rank fails, within a millisecond, at its next or present call, on every channel, instead of
-// waiting for its timeout; every later call here returns the error again. After an error the group
-// is dead; a new generation makes a new one. Codes:
-//   Unavailable       a peer is lost (named), or told why it gave up (its words)
-//   DeadlineExceeded  no byte moved for the whole timeout
-//   Internal          wrong tag or length: a bug, or ranks that obey different plans
-//   (any)             what Abort was called with
-// A transport that is destroyed without an error says goodbye: peers that still need something from
-// it fail, peers that have all they need do not.
+// Guarantees: the first error is final and fails the group. All peers receive its reason, and the
+// current or next call of every other rank, on every channel, fails within about a millisecond
+// instead of at its timeout. Later calls return the same error. A failed group cannot be repaired;
+// the next generation creates new transports. Codes:
+//   Unavailable       a peer is lost, or has reported why it failed; the message names it
+//   DeadlineExceeded  no byte moved during the whole timeout
+//   Internal          wrong tag or length: a bug, or ranks that execute different plans
+//   (any)             the code passed to Abort
+// A transport that is destroyed without an error sends a goodbye: only peers that still need data
+// from this rank fail.
 #pragma once
 
 #include <array>
@@ -34,19 +32,19 @@
 #include <cstdint>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "tensor/collective.h"
 #include "tensor/dtype.h"
+#include "tensor/interval.h"
 #include "worker/transport/call_tag.h"
 
 namespace cadre {
 
-// Adds what arrives to what is there.
+// How received values are added to local ones.
 struct Combine {
-  // `bytes` is a multiple of `element`; both are aligned to `element`, nothing more.
+  // `bytes` is a multiple of `element`; both pointers are aligned to `element` only.
   void (*add)(std::byte* sum, const std::byte* values, size_t bytes) = nullptr;
   size_t element = 1;
 };
@@ -54,105 +52,102 @@ struct Combine {
 // One message of a call.
 struct Transfer {
   enum class Kind : uint8_t {
-    kSend,        // data is read
-    kReceive,     // data is overwritten
-    kReceiveSum,  // data becomes data + message, by the call's Combine
+    kSend,        // reads data
+    kReceive,     // overwrites data
+    kReceiveSum,  // adds the message to data by the call's Combine
   };
   Kind kind = Kind::kSend;
   int peer = 0;
   std::span<std::byte> data;
-  // Position in the list of an earlier or later transfer that stands in the way, or none. A byte of
-  // this transfer may move once that one has passed the byte's address: to pass on what still
-  // arrives, and to overwrite what is still being sent. A byte outside of that one's data, and an
-  // empty message, wait until it is complete.
+  // Position in the list of the transfer that this one depends on, or kNone. A byte may move once
+  // that transfer has passed the same address; this permits forwarding data that still arrives, and
+  // overwriting data behind a send. A byte outside that transfer's data, and an empty message, wait
+  // until it is complete.
   static constexpr int kNone = -1;
   int after = kNone;
-  // For transports on devices, which move whole messages: those of one round go at the same time,
-  // after all of the rounds before, whose sums have been added by then (worker/comm/rounds.h).
-  // Equal at both ends of a message, and above that of `after`; but a sum may share a round with
-  // the send that it waits for. Others ignore it.
+  // For transports on devices, which move whole messages (worker/comm/rounds.h); ignored by others.
+  // The messages of a round are concurrent and follow all earlier rounds, whose sums have been
+  // added. The round is equal at both ends of a message and greater than that of `after`, except
+  // that a sum may share the round of the send that it depends on.
   int round = 0;
 };
 
 enum class LinkKind : uint8_t { kSelf, kThreads, kSharedMemory, kTcp, kNccl };
 
-// A collective that a transport's library carries out by itself (Algorithm::kNative).
+// A collective that the transport's library executes itself (Algorithm::kNative).
 struct NativeCall {
   Collective collective = Collective::kNone;  // all-reduce, reduce-scatter or all-gather
   DType type = DType::kFloat32;
-  // Ranks in index order, and this rank's place among them.
+  // Ranks in index order, and this rank's index.
   std::span<const int> members;
   int index = 0;
   std::span<std::byte> data;
-  // [begin, end) in elements, one per member; reduce-scatter and all-gather only.
-  std::span<const std::pair<int64_t, int64_t>> intervals;
+  // Elements of each member; reduce-scatter and all-gather only.
+  std::span<const Interval> intervals;
 };
 
 class Transport {
  public:
-  // On the first a rank's own thread moves activations; on the second its communication thread
-  // reduces gradients and gathers weights, in the order that the ranks agree on over the third.
+  // Activations, moved by the rank's own thread.
   static constexpr int kMoves = 0;
+  // Gradients and weights, moved by the rank's communication thread.
   static constexpr int kBackground = 1;
+  // The order of the collectives on kBackground (worker/comm/collective_queue.h).
   static constexpr int kOrder = 2;
   static constexpr int kChannels = 3;
 
   virtual ~Transport() = default;
 
   virtual int rank() const = 0;
-  // Ranks of the group.
+  // Number of ranks in the group.
   virtual int size() const = 0;
-  // What lies between this rank and `peer`.
+  // The kind of link between this rank and `peer`.
   virtual LinkKind link(int peer) const = 0;
-  // A number for the machine that `peer` is on: ranks that share one have equal numbers, and all
-  // ranks see the same numbers.
+  // Identifies the host of `peer`: equal for ranks of one host, and the same on all ranks.
   virtual uint64_t host(int peer) const = 0;
 
-  // Carries out all transfers and returns when all are done. Between a pair of ranks, sends go in
-  // the list's order, and so do receives. Empty messages are sent, too.
-  // Calls with equal tag.group come in the order of their sequence, and what a rank is sent in one
-  // of them it receives in the same: a message that nobody expects is taken for a disagreement.
-  // Requires: that; sums are of whole elements; peers are other ranks of the group; what `after`
-  // says has no circle, and data of transfers overlap only where it orders them (or the peers' own
-  // order does).
+  // Executes all transfers and returns when they are complete. Between a pair of ranks, sends are
+  // executed in the order of the list, and so are receives. Empty messages are sent, too.
+  // Requires: calls with equal tag.group are made in the order of tag.sequence, and all that is
+  // sent to a rank in a call is received in the same call; sums consist of whole elements; peers
+  // are other ranks of the group; `after` is acyclic; the data of transfers overlaps only where
+  // `after` (or the order of the peers) orders them.
   virtual absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,
                            const Combine& combine) = 0;
 
-  // True where data lies in a device's memory and calls enqueue (see nccl/nccl_transport.h): spans
-  // are device memory, and data is there when later work on the device's current stream runs.
+  // True if data is in device memory and calls enqueue (nccl/nccl_transport.h): results are
+  // available to later work on the device's current stream.
   virtual bool on_device() const { return false; }
-  // Whether RunNative is there at all, and whether for these members.
+  // Whether RunNative is supported at all, and for these members.
   virtual bool has_native() const { return false; }
   virtual bool HasNativeFor(std::span<const int> /*members*/) const { return false; }
-  // As Communicator's collectives of those names. Requires: HasNativeFor(call.members).
+  // As Communicator's collectives of the same names. Requires: HasNativeFor(call.members).
   virtual absl::Status RunNative(int channel, const CallTag& tag, const NativeCall& call);
-  // Makes RunNative ready for members that are not all ranks; all ranks together always are.
-  // A collective of all ranks, which call it with equal `parts`, in the same order, while nothing
-  // is under way on any channel. Requires: each rank is in one part. Nothing where !has_native().
+  // Prepares RunNative for members that are not all ranks (all ranks together are always prepared).
+  // A collective of all ranks with equal `parts`, in the same order, while no other call is in
+  // progress. Has no effect unless has_native(). Requires: each rank is in exactly one part.
   virtual absl::Status PrepareMembers(std::span<const std::vector<int>> /*parts*/) {
     return absl::OkStatus();
   }
 
-  // Says that messages will often come from and go to this memory, until ForgetMemory: a transport
-  // may map it once instead of each time. It keeps nothing of it after ForgetMemory, which comes
-  // before the memory goes. A refusal costs speed, not the memory's use, and is no error.
+  // Declares that messages will often use this memory, so that the transport may map it once.
+  // A mapping that fails costs speed only and is not an error. ForgetMemory must be called before
+  // the memory is freed.
   virtual void RegisterMemory(std::span<std::byte> /*memory*/) {}
   virtual void ForgetMemory(std::span<std::byte> /*memory*/) {}
-  // Copies within this rank's memory, as Run moves: at once, or on the device's current stream.
+  // Copies within this rank's memory: synchronously, or on the device's current stream.
   // Requires: equal sizes, no overlap.
   virtual absl::Status CopyWithin(std::span<const std::byte> from, std::span<std::byte> to);
 
-  // The number of the next call among the members that `group` stands for, on a channel: calls are
-  // counted here, so that they have numbers of their own whoever makes them. For the thread that
-  // uses the channel.
+  // The sequence number of the next call of `group` (a hash of its members) on a channel. Counted
+  // here because several communicators may have the same members. Thread: the channel's.
   uint32_t NextSequence(int channel, uint32_t group) { return sequences_[channel][group]++; }
 
-  // Kills the group: a call that waits returns `reason` at once. Requires: !reason.ok().
+  // Fails the group; calls in progress return `reason`. Requires: !reason.ok().
   virtual void Abort(absl::Status reason) = 0;
   // The first error, or OK.
   virtual absl::Status status() const = 0;
-  // The same, after hearing what peers have said of their end: for whoever waits for them outside
-  // of a call. Thread-safe.
+  // As status(), after reading the notices of peers; for callers that wait outside of a call.
   virtual absl::Status Poll() { return status(); }
 
  private:

@@ -11,15 +11,15 @@ namespace {
 
 TEST(BackgroundTask, RunsConcurrently) {
   BackgroundTask background_task;
-  absl::Notification reached, go_on;
+  absl::Notification started, proceed;
   background_task.Start([&] {
-    reached.Notify();
-    go_on.WaitForNotification();
+    started.Notify();
+    proceed.WaitForNotification();
     return absl::OkStatus();
   });
-  // Only another thread can have come here while this one goes on.
-  reached.WaitForNotification();
-  go_on.Notify();
+  // The task is running on another thread.
+  started.WaitForNotification();
+  proceed.Notify();
   EXPECT_TRUE(background_task.Wait().ok());
 }
 

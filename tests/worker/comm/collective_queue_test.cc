@@ -13,53 +13,39 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
-#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
 
-using Transports = std::vector<std::unique_ptr<Transport>>;
-
-void OnRanks(int ranks, const std::function<void(int rank)>& body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(body, rank);
-  for (std::thread& thread : threads) thread.join();
-}
-
 Communicator Background(Transport& transport) {
-  std::vector<int> all(static_cast<size_t>(transport.size()));
-  std::iota(all.begin(), all.end(), 0);
-  return Communicator(transport, all, Transport::kBackground);
+  return Communicator(transport, AllRanks(transport.size()), Transport::kBackground);
 }
 
 TEST(CollectiveQueue, AllRanksUseOneOrder) {
   constexpr int kRanks = 4;
-  constexpr uint64_t kPieces = 60;
+  constexpr uint64_t kCollectives = 60;
   const Transports group = MakeThreadTransports(kRanks, absl::Seconds(60));
   std::vector<std::vector<uint64_t>> ran(kRanks);
   OnRanks(kRanks, [&](int rank) {
-    const auto i = static_cast<size_t>(rank);
-    Communicator comm = Background(*group[i]);
-    CollectiveQueue queue(*group[i]);
-    std::vector<uint64_t> keys(kPieces);
+    Communicator comm = Background(*group[rank]);
+    CollectiveQueue queue(*group[rank]);
+    std::vector<uint64_t> keys(kCollectives);
     std::iota(keys.begin(), keys.end(), 1);
-    std::mt19937 random(static_cast<unsigned>(rank));
+    std::mt19937 random(rank);
     std::shuffle(keys.begin(), keys.end(), random);
-    std::vector<float> sums(kPieces + 1);
+    std::vector<float> sums(kCollectives + 1);
     for (const uint64_t key : keys) {
-      queue.Post(key, static_cast<int64_t>(key % 5), [&, key] {
-        ran[i].push_back(key);
-        float& sum = sums[key];
-        sum = static_cast<float>(key) * static_cast<float>(rank + 1);
-        return comm.AllReduceSum(std::span<float>(&sum, 1));
+      queue.Post(key, key % 5, [&, key] {
+        ran[rank].push_back(key);
+        sums[key] = key * (rank + 1);
+        return comm.AllReduceSum(std::span<float>(&sums[key], 1));
       });
       if (random() % 4 == 0) absl::SleepFor(absl::Microseconds(random() % 300));
     }
     EXPECT_TRUE(queue.WaitAll().ok());
-    for (uint64_t key = 1; key <= kPieces; ++key) {
-      EXPECT_EQ(sums[key], static_cast<float>(key * (1 + 2 + 3 + 4)));
-    }
+    for (uint64_t key = 1; key <= kCollectives; ++key) EXPECT_EQ(sums[key], key * (1 + 2 + 3 + 4));
   });
   for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(ran[rank], ran[0]);
 }
@@ -67,14 +53,14 @@ TEST(CollectiveQueue, AllRanksUseOneOrder) {
 TEST(CollectiveQueue, HighestPriorityFirst) {
   const Transports group = MakeThreadTransports(1, absl::Seconds(60));
   CollectiveQueue queue(*group[0]);
-  absl::Notification began;
-  absl::Notification go_on;
+  absl::Notification started;
+  absl::Notification proceed;
   queue.Post(100, 0, [&] {
-    began.Notify();
-    go_on.WaitForNotification();
+    started.Notify();
+    proceed.WaitForNotification();
     return absl::OkStatus();
   });
-  began.WaitForNotification();
+  started.WaitForNotification();
   std::vector<uint64_t> ran;
   const auto work = [&ran](uint64_t key) {
     return [&ran, key] {
@@ -86,7 +72,7 @@ TEST(CollectiveQueue, HighestPriorityFirst) {
   queue.Post(2, 3, work(2));
   queue.Post(3, 9, work(3));
   queue.Post(4, -1, work(4));
-  go_on.Notify();
+  proceed.Notify();
   ASSERT_TRUE(queue.WaitAll().ok());
   EXPECT_EQ(ran, (std::vector<uint64_t>{4, 2, 1, 3}));
 }
@@ -108,7 +94,7 @@ TEST(CollectiveQueue, ForgetReleasesWait) {
   EXPECT_TRUE(queue.Wait(2).ok());
   EXPECT_TRUE(second);
   EXPECT_TRUE(queue.Wait(3).ok());
-  EXPECT_TRUE(queue.Wait(77).ok()) << "nobody ever posts it";
+  EXPECT_TRUE(queue.Wait(77).ok()) << "neither posted nor expected";
   EXPECT_TRUE(queue.WaitAll().ok());
 }
 
@@ -131,17 +117,17 @@ TEST(CollectiveQueue, ErrorEndsAllRanks) {
     Communicator comm = Background(*group[rank]);
     CollectiveQueue queue(*group[rank]);
     queue.Post(1, 0, [rank] {
-      return rank == 1 ? absl::ResourceExhaustedError("no room") : absl::OkStatus();
+      return rank == 1 ? absl::ResourceExhaustedError("out of memory") : absl::OkStatus();
     });
     queue.Post(2, 1, [&comm] { return comm.Barrier(); });
     queue.Expect(3);
     const absl::Status status = queue.WaitAll();
     EXPECT_FALSE(status.ok());
-    EXPECT_NE(std::string(status.message()).find("no room"), std::string::npos) << status;
+    EXPECT_NE(std::string(status.message()).find("out of memory"), std::string::npos) << status;
     EXPECT_EQ(queue.Wait(3), status);
     EXPECT_FALSE(group[rank]->status().ok());
     queue.Post(4, 0, [] {
-      ADD_FAILURE() << "ran after the end";
+      ADD_FAILURE() << "ran after an error";
       return absl::OkStatus();
     });
     EXPECT_EQ(queue.WaitAll(), status);
@@ -163,7 +149,7 @@ TEST(CollectiveQueue, UnfinishedWorkAbortsPeers) {
   });
 }
 
-// A rank whose own thread has failed posts no more of what it said it would.
+// A rank whose own thread has failed does not post the work that it expected.
 TEST(CollectiveQueue, FailReleasesWait) {
   const Transports group = MakeThreadTransports(2, absl::Seconds(60));
   CollectiveQueue queue(*group[0]);
@@ -174,26 +160,26 @@ TEST(CollectiveQueue, FailReleasesWait) {
   waiter.join();
   EXPECT_EQ(waited, absl::UnavailableError("the peer of a move is lost"));
   EXPECT_EQ(queue.Wait(7), waited);
-  // The peer hears of it at its next call at the latest.
+  // The peer fails in its next call at the latest.
   EXPECT_FALSE(Background(*group[1]).Barrier().ok());
 }
 
-// Nobody may take away what the work uses before it has ended.
+// Running work may still use the caller's memory.
 TEST(CollectiveQueue, WaitAllAfterFailureWaitsForRunningWork) {
   const Transports group = MakeThreadTransports(1, absl::Seconds(60));
   CollectiveQueue queue(*group[0]);
   absl::Notification running;
-  absl::Notification go_on;
+  absl::Notification proceed;
   bool ended = false;
   queue.Post(1, 0, [&] {
     running.Notify();
-    go_on.WaitForNotification();
+    proceed.WaitForNotification();
     ended = true;
     return absl::OkStatus();
   });
   running.WaitForNotification();
   queue.Fail(absl::CancelledError("released"));
-  std::thread later([&] { go_on.Notify(); });
+  std::thread later([&] { proceed.Notify(); });
   EXPECT_FALSE(queue.WaitAll().ok());
   EXPECT_TRUE(ended);
   later.join();

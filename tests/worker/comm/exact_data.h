@@ -1,5 +1,6 @@
-// Numbers of any type whose sums over a few ranks are exact in any order: multiples of 1/8, small
-// enough for every type. The whole numbers are the multiples themselves, moved up from below zero.
+// Numbers of every type whose sums over a few ranks are exact in any order: multiples of 1/8 that
+// are small enough for every type. Integers are the multiples themselves, shifted to be
+// non-negative.
 #pragma once
 
 #include <bit>
@@ -15,46 +16,34 @@
 
 namespace cadre {
 
-// k eighths, |k| <= 8 for each of at most 16 addends: 7 bits, which bfloat16 just holds.
+// The bits of eighths / 8, a sum of `addends` numbers. Each number has at most 8 eighths and there
+// are at most 16 addends: 7 bits, which fit into bfloat16.
 inline uint64_t ExactBits(DType type, int eighths, int addends) {
-  const double value = eighths / 8.0;
+  const float value = eighths / 8.0F;
   switch (type) {
     case DType::kFloat32:
-      return std::bit_cast<uint32_t>(static_cast<float>(value));
+      return std::bit_cast<uint32_t>(value);
     case DType::kBFloat16:
-      return std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16;
+      return std::bit_cast<uint32_t>(value) >> 16;
     case DType::kFloat16: {
       if (eighths == 0) return 0;
-      const int exponent = std::ilogb(value);
-      const auto fraction = static_cast<uint64_t>(std::ldexp(std::abs(value), 10 - exponent));
-      return (eighths < 0 ? 0x8000U : 0U) | static_cast<uint64_t>(exponent + 15) << 10 |
-             (fraction & 0x3ff);
+      const unsigned exponent = std::ilogb(value) + 15;
+      const unsigned fraction = std::ldexp(std::abs(value), 25 - exponent);
+      return (eighths < 0 ? 0x8000U : 0U) | exponent << 10 | (fraction & 0x3ff);
     }
     case DType::kFloat64:
-      return std::bit_cast<uint64_t>(value);
+      return std::bit_cast<uint64_t>(double{value});
     case DType::kUInt64:
-      return static_cast<uint64_t>(eighths + 8 * addends);
+      return eighths + 8 * addends;
     case DType::kBytes:
-      return static_cast<uint64_t>(eighths) & 0xff;
+      return eighths & 0xff;
   }
   return 0;
 }
 
-inline int ExactEighths(uint64_t seed, int rank, size_t i) {
-  return static_cast<int>(RandomBits(seed, RandomStream::kTest, static_cast<uint64_t>(rank), i) %
-                          17) -
-         8;
-}
-
-// Of one rank.
-inline std::vector<std::byte> ExactData(DType type, uint64_t seed, int rank, size_t elements) {
-  const size_t element = SizeOf(type);
-  std::vector<std::byte> data(elements * element);
-  for (size_t i = 0; i < elements; ++i) {
-    const uint64_t bits = ExactBits(type, ExactEighths(seed, rank, i), 1);
-    std::memcpy(data.data() + i * element, &bits, element);
-  }
-  return data;
+inline int ExactEighths(uint64_t seed, uint64_t rank, size_t i) {
+  const int draw = RandomBits(seed, RandomStream::kTest, rank, i) % 17;
+  return draw - 8;
 }
 
 // The sum over `ranks`.
@@ -69,6 +58,11 @@ inline std::vector<std::byte> ExactSum(DType type, uint64_t seed, std::span<cons
     std::memcpy(data.data() + i * element, &bits, element);
   }
   return data;
+}
+
+// The numbers of one rank.
+inline std::vector<std::byte> ExactData(DType type, uint64_t seed, int rank, size_t elements) {
+  return ExactSum(type, seed, {&rank, 1}, elements);
 }
 
 }  // namespace cadre

@@ -1,12 +1,11 @@
-// What is measured of a group's links is sane, whatever connects the group, and has the same bits
-// on all ranks.
+// The probe of a group's links: plausible values, with equal bits on all ranks, over every kind of
+// link.
 #include "worker/comm/link_probe.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <limits>
 #include <map>
-#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,30 +16,23 @@
 namespace cadre {
 namespace {
 
-std::vector<int> Everybody(int ranks) {
-  std::vector<int> all(static_cast<size_t>(ranks));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-// What every rank got, by rank.
+// The measures of all ranks.
 std::vector<LinkMeasure> MeasureOn(const Transports& transports) {
   std::vector<LinkMeasure> measured(transports.size());
   OnRanks(std::ssize(transports), [&](int rank) {
-    const auto i = static_cast<size_t>(rank);
-    Communicator all(*transports[i], Everybody(std::ssize(transports)));
+    Communicator all(*transports[rank], AllRanks(std::ssize(transports)));
     absl::StatusOr<LinkMeasure> own = MeasureLink(all);
     EXPECT_TRUE(own.ok()) << own.status();
-    if (own.ok()) measured[i] = *std::move(own);
-    // The transport is still in step: nothing of the probe is left in it.
+    if (own.ok()) measured[rank] = *std::move(own);
+    // The probe leaves no message in the transport.
     EXPECT_TRUE(all.Barrier().ok());
   });
   return measured;
 }
 
-void ExpectPositive(double value) {
+void ExpectBetweenZeroAnd(double limit, double value) {
   EXPECT_GT(value, 0);
-  EXPECT_TRUE(std::isfinite(value)) << value;
+  EXPECT_LT(value, limit);
 }
 
 struct Case {
@@ -50,47 +42,35 @@ struct Case {
 
 class LinkProbeTest : public testing::TestWithParam<Case> {};
 
-TEST_P(LinkProbeTest, ValuesArePlausible) {
+TEST_P(LinkProbeTest, PlausibleAndEqualOnAllRanks) {
   const Transports transports = MakeTransports(GetParam().wire, GetParam().ranks);
-  const LinkMeasure measured = MeasureOn(transports).front();
-  ExpectPositive(measured.alpha);
-  ExpectPositive(measured.beta);
-  ExpectPositive(measured.gamma);
-  // Within one machine, however busy: a message takes less than a second, a byte less than one
-  // sent at 1 MB/s.
-  EXPECT_LT(measured.alpha, 1);
-  EXPECT_LT(measured.beta, 1e-6);
-  EXPECT_LT(measured.gamma, 1e-6);
-}
-
-TEST_P(LinkProbeTest, SamplesAllAlgorithmsPerSize) {
-  const Transports transports = MakeTransports(GetParam().wire, GetParam().ranks);
-  const LinkMeasure measured = MeasureOn(transports).front();
+  const std::vector<LinkMeasure> all = MeasureOn(transports);
+  const LinkMeasure& measured = all.front();
+  // Inside a host, however loaded, a message takes less than a second and a byte less than at 1
+  // MB/s.
+  ExpectBetweenZeroAnd(1, measured.alpha);
+  ExpectBetweenZeroAnd(1e-6, measured.beta);
+  ExpectBetweenZeroAnd(1e-6, measured.gamma);
   std::map<int64_t, std::set<Algorithm>> by_size;
   for (const LinkMeasure::Sample& sample : measured.samples) {
     EXPECT_GT(sample.bytes, 0);
-    ExpectPositive(sample.seconds);
-    EXPECT_TRUE(by_size[sample.bytes].insert(sample.algorithm).second) << "twice";
+    ExpectBetweenZeroAnd(std::numeric_limits<double>::infinity(), sample.seconds);
+    EXPECT_TRUE(by_size[sample.bytes].insert(sample.algorithm).second) << "a duplicate sample";
   }
   for (const auto& [bytes, algorithms] : by_size) {
     EXPECT_EQ(algorithms, (std::set<Algorithm>{Algorithm::kRing, Algorithm::kButterfly,
                                                Algorithm::kHalvingDoubling}))
         << bytes;
   }
-}
-
-TEST_P(LinkProbeTest, EqualBitsOnAllRanks) {
-  const Transports transports = MakeTransports(GetParam().wire, GetParam().ranks);
-  const std::vector<LinkMeasure> measured = MeasureOn(transports);
-  for (const LinkMeasure& other : measured) {
-    EXPECT_EQ(other.alpha, measured.front().alpha);
-    EXPECT_EQ(other.beta, measured.front().beta);
-    EXPECT_EQ(other.gamma, measured.front().gamma);
-    ASSERT_EQ(other.samples.size(), measured.front().samples.size());
+  for (const LinkMeasure& other : all) {
+    EXPECT_EQ(other.alpha, measured.alpha);
+    EXPECT_EQ(other.beta, measured.beta);
+    EXPECT_EQ(other.gamma, measured.gamma);
+    ASSERT_EQ(other.samples.size(), measured.samples.size());
     for (size_t i = 0; i < other.samples.size(); ++i) {
-      EXPECT_EQ(other.samples[i].algorithm, measured.front().samples[i].algorithm);
-      EXPECT_EQ(other.samples[i].bytes, measured.front().samples[i].bytes);
-      EXPECT_EQ(other.samples[i].seconds, measured.front().samples[i].seconds);
+      EXPECT_EQ(other.samples[i].algorithm, measured.samples[i].algorithm);
+      EXPECT_EQ(other.samples[i].bytes, measured.samples[i].bytes);
+      EXPECT_EQ(other.samples[i].seconds, measured.samples[i].seconds);
     }
   }
 }
@@ -121,13 +101,13 @@ TEST(LinkProbe, SubsetOfGroup) {
     Communicator two(*transports[rank], {2, 0});
     const absl::StatusOr<LinkMeasure> measured = MeasureLink(two);
     EXPECT_TRUE(measured.ok()) << measured.status();
-    if (measured.ok()) ExpectPositive(measured->alpha);
+    if (measured.ok()) ExpectBetweenZeroAnd(1, measured->alpha);
   });
 }
 
 TEST(LinkProbe, LostMemberFailsProbe) {
   const Transports transports = MakeTransports(Wire::kThreads, 2);
-  transports[1]->Abort(absl::UnavailableError("rank 1 went home"));
+  transports[1]->Abort(absl::UnavailableError("rank 1 stopped"));
   Communicator all(*transports[0], {0, 1});
   const absl::StatusOr<LinkMeasure> measured = MeasureLink(all);
   ASSERT_FALSE(measured.ok());

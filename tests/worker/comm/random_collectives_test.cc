@@ -1,25 +1,26 @@
-// Random collectives by seed: groups of 1 to 8 ranks over any wire run random programs on two
-// channels at once, among random members, with random types, sizes, algorithms, intervals and
-// delays; in some a rank dies on the way. Nothing hangs, no sum is wrong, nothing is left over.
+// Random collectives by seed: groups of 1 to 8 ranks over any kind of link run random programs on
+// two channels concurrently, among random members, with random types, sizes, algorithms, intervals
+// and delays. In some groups a rank is lost. No call hangs, no result is wrong, and no descriptor
+// or thread remains.
 //
 //   comm_random_collectives_test --count=10000 --seed=1
-#include <dirent.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
+#include <filesystem>
+#include <iostream>
 #include <memory>
-#include <numeric>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/random.h"
 #include "gflags/gflags.h"
 #include "tensor/mesh.h"
 #include "tests/worker/comm/exact_data.h"
+#include "tests/worker/comm/random_intervals.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/comm/mesh_communicators.h"
 
@@ -36,13 +37,13 @@ constexpr DType kNumbers[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kButterfly,
                                      Algorithm::kHalvingDoubling, Algorithm::kHierarchical};
 constexpr int kChannels = 2;
-// Longer than any test may wait: running into it is a hang.
+// Longer than any call may take: a timeout means a deadlock.
 constexpr absl::Duration kTimeout = absl::Seconds(100);
 
-// The n-th number of a place; the same on all ranks.
-class Dice {
+// Random numbers that depend on seed and stream only, so they are equal on all ranks.
+class Random {
  public:
-  Dice(uint64_t seed, uint64_t place) : numbers_(seed, RandomStream::kTest, place) {}
+  Random(uint64_t seed, uint64_t stream) : numbers_(seed, RandomStream::kTest, stream) {}
   uint64_t operator()() { return numbers_.Bits(drawn_++); }
   uint64_t Below(uint64_t limit) { return (*this)() % limit; }
   bool OneIn(uint64_t n) { return Below(n) == 0; }
@@ -55,71 +56,55 @@ class Dice {
   uint64_t drawn_ = 0;
 };
 
-// A few elements mostly; now and then more than any link holds.
-size_t RandomSize(Dice& dice) {
-  if (dice.OneIn(40)) return dice.Below(150'000);
-  if (dice.OneIn(5)) return dice.Below(5'000);
-  return dice.Below(80);
+// Usually a few elements; sometimes more than any link buffers.
+size_t RandomSize(Random& random) {
+  if (random.OneIn(40)) return random.Below(150'000);
+  if (random.OneIn(5)) return random.Below(5'000);
+  return random.Below(80);
 }
 
-std::vector<Interval> RandomPieces(Dice& dice, int64_t elements, size_t members) {
-  std::vector<int64_t> borders = {0, elements};
-  const size_t intervals = members + dice.Below(3);
-  for (size_t i = 1; i < intervals; ++i) {
-    borders.push_back(static_cast<int64_t>(dice.Below(static_cast<uint64_t>(elements) + 1)));
-  }
-  std::sort(borders.begin(), borders.end());
-  std::vector<Interval> all;
-  for (size_t i = 1; i < borders.size(); ++i) all.push_back({borders[i - 1], borders[i]});
-  if (dice.OneIn(2)) std::shuffle(all.begin(), all.end(), dice);
-  all.resize(members);
-  return all;
-}
+// How a rank of a group is lost.
+enum class Loss { kNone, kAborts, kLeaves };
 
-// How one rank of a group ends before the others.
-enum class Death { kNone, kAborts, kLeaves };
-
-// What a seed decides for a whole group.
-struct World {
-  explicit World(uint64_t seed) : seed(seed) {
-    Dice dice(seed, 0);
-    ranks = 1 + static_cast<int>(dice.Below(8));
-    const uint64_t kind = dice.Below(8);
-    // Threads reach the rarest orders; the others have less to do here than in their own tests.
+// The parameters of a group.
+struct GroupSpec {
+  explicit GroupSpec(uint64_t seed) : seed(seed) {
+    Random random(seed, 0);
+    ranks = 1 + random.Below(8);
+    const uint64_t kind = random.Below(8);
+    // Usually threads, which reach the rarest orders; other links have tests of their own.
     wire = kind < 5 ? Wire::kThreads : kind < 7 ? Wire::kSharedMemory : Wire::kTcp;
-    collectives = 20 + dice.Below(30);
-    if (ranks > 1 && dice.OneIn(3)) {
-      death = dice.OneIn(2) ? Death::kAborts : Death::kLeaves;
-      victim = static_cast<int>(dice.Below(static_cast<uint64_t>(ranks)));
-      dies_before = dice.Below(collectives);
+    collectives = 20 + random.Below(30);
+    if (ranks > 1 && random.OneIn(3)) {
+      loss = random.OneIn(2) ? Loss::kAborts : Loss::kLeaves;
+      victim = random.Below(ranks);
+      lost_before = random.Below(collectives);
     }
   }
 
   std::string ToString() const {
-    std::string text =
-        "seed " + std::to_string(seed) + ": " + std::to_string(ranks) + " ranks, " + WireName(wire);
-    if (death == Death::kNone) return text;
-    return text + ", rank " + std::to_string(victim) +
-           (death == Death::kAborts ? " aborts" : " leaves") + " before " +
-           std::to_string(dies_before);
+    std::string text = absl::StrCat("seed ", seed, ": ", ranks, " ranks, ", WireName(wire));
+    if (loss == Loss::kNone) return text;
+    return absl::StrCat(text, ", rank ", victim, loss == Loss::kAborts ? " aborts" : " leaves",
+                        " before ", lost_before);
   }
 
   const uint64_t seed;
   int ranks = 1;
   Wire wire = Wire::kThreads;
   uint64_t collectives = 0;
-  Death death = Death::kNone;
+  Loss loss = Loss::kNone;
   int victim = -1;
-  uint64_t dies_before = 0;
+  uint64_t lost_before = 0;
 };
 
 // One rank's thread on one channel.
 class Program {
  public:
-  Program(const World& world, int rank, int channel, MeshCommunicators& comms)
-      : world_(world), rank_(rank), channel_(channel), comms_(comms) {}
+  Program(const GroupSpec& spec, int rank, int channel, MeshCommunicators& comms)
+      : spec_(spec), rank_(rank), channel_(channel), comms_(comms) {}
 
-  // Until `end`, or an error, or a wrong sum.
+  // Executes `end` collectives, or fewer after an error or a wrong result.
   absl::Status Run(uint64_t end) {
     for (uint64_t i = 0; i < end; ++i) {
       const absl::Status status = Step(i);
@@ -128,7 +113,7 @@ class Program {
     }
     return absl::OkStatus();
   }
-  // After the last: whoever has got through without the dead meets it here.
+  // Detects the loss of a rank that no earlier collective of this rank needed.
   absl::Status Finish() { return comms_.All(channel_).Barrier(); }
 
   const std::string& wrong() const { return wrong_; }
@@ -136,50 +121,44 @@ class Program {
 
  private:
   absl::Status Step(uint64_t number) {
-    const uint64_t place = 1 + number * kChannels + static_cast<uint64_t>(channel_);
-    Dice dice(world_.seed, place);
-    Communicator& among = comms_.Among(Members(dice), channel_);
-    // Members share what follows; the groups that are busy beside them have their own data.
-    data_seed_ = world_.seed * 100'000 + place;
-    Delay(place);
-    switch (dice.Below(8)) {
+    const uint64_t stream = 1 + number * kChannels + channel_;
+    Random random(spec_.seed, stream);
+    Communicator& among = comms_.Among(Members(random), channel_);
+    data_seed_ = spec_.seed * 100'000 + stream;
+    Delay(stream);
+    switch (random.Below(8)) {
       case 0:
       case 1:
       case 2:
-        return AllReduce(among, dice);
+        return AllReduce(among, random);
       case 3:
-        return ReduceScatter(among, dice);
+        return ReduceScatter(among, random);
       case 4:
-        return AllGather(among, dice);
+        return AllGather(among, random);
       case 5:
-        return AllToAll(among, dice);
+        return AllToAll(among, random);
       case 6:
-        return Broadcast(among, dice);
+        return Broadcast(among, random);
       default:
         return among.Barrier();
     }
   }
 
-  // Ranks fall into a few groups, each in a random order; this rank's.
-  std::vector<int> Members(Dice& dice) const {
-    const uint64_t groups = dice.OneIn(2) ? 1 : 1 + dice.Below(3);
-    std::vector<uint64_t> group_of;
-    for (int rank = 0; rank < world_.ranks; ++rank) group_of.push_back(dice.Below(groups));
-    std::vector<int> order(group_of.size());
-    std::iota(order.begin(), order.end(), 0);
-    if (dice.OneIn(3)) std::shuffle(order.begin(), order.end(), dice);
-    std::vector<int> members;
-    for (const int rank : order) {
-      if (group_of[rank] == group_of[rank_]) {
-        members.push_back(rank);
-      }
-    }
+  // Divides the ranks into a few sets in random order; returns that of this rank.
+  std::vector<int> Members(Random& random) const {
+    const uint64_t sets = random.OneIn(2) ? 1 : 1 + random.Below(3);
+    std::vector<uint64_t> set_of;
+    for (int rank = 0; rank < spec_.ranks; ++rank) set_of.push_back(random.Below(sets));
+    std::vector<int> members = AllRanks(spec_.ranks);
+    if (random.OneIn(3)) std::shuffle(members.begin(), members.end(), random);
+    std::erase_if(members, [&](int rank) { return set_of[rank] != set_of[rank_]; });
     return members;
   }
 
-  void Delay(uint64_t place) const {
-    Dice own(world_.seed, 1'000'000 + place * 64 + static_cast<uint64_t>(rank_));
-    if (own.OneIn(12)) absl::SleepFor(absl::Microseconds(static_cast<int64_t>(own.Below(1500))));
+  void Delay(uint64_t stream) const {
+    Random own(spec_.seed, 1'000'000 + stream * 64 + rank_);
+    const int64_t delay = own.Below(1500);
+    if (own.OneIn(12)) absl::SleepFor(absl::Microseconds(delay));
   }
 
   Bytes Data(DType type, int rank, size_t elements) const {
@@ -189,22 +168,21 @@ class Program {
     return ExactSum(type, data_seed_, among.members(), elements);
   }
 
-  absl::Status AllReduce(Communicator& among, Dice& dice) {
-    const Algorithm algorithm = kAlgorithms[dice.Below(4)];
-    const DType type = kNumbers[dice.Below(5)];
-    const size_t elements = RandomSize(dice);
+  absl::Status AllReduce(Communicator& among, Random& random) {
+    const Algorithm algorithm = kAlgorithms[random.Below(4)];
+    const DType type = kNumbers[random.Below(5)];
+    const size_t elements = RandomSize(random);
     Bytes data = Data(type, rank_, elements);
     const absl::Status status = among.AllReduce(algorithm, type, data);
     Expect(status, data == Sum(type, among, elements), "all-reduce");
     return status;
   }
 
-  absl::Status ReduceScatter(Communicator& among, Dice& dice) {
-    const Algorithm algorithm = kAlgorithms[dice.Below(3)];
-    const DType type = kNumbers[dice.Below(5)];
-    const size_t elements = RandomSize(dice);
-    const auto intervals =
-        RandomPieces(dice, static_cast<int64_t>(elements), among.members().size());
+  absl::Status ReduceScatter(Communicator& among, Random& random) {
+    const Algorithm algorithm = kAlgorithms[random.Below(3)];
+    const DType type = kNumbers[random.Below(5)];
+    const size_t elements = RandomSize(random);
+    const auto intervals = RandomIntervals(random, elements, among.size());
     const Interval own = intervals[among.index()];
     Bytes data = Data(type, rank_, elements);
     const absl::Status status = among.ReduceScatter(algorithm, type, data, intervals);
@@ -212,12 +190,11 @@ class Program {
     return status;
   }
 
-  absl::Status AllGather(Communicator& among, Dice& dice) {
-    const Algorithm algorithm = kAlgorithms[dice.Below(3)];
-    const DType type = dice.OneIn(3) ? DType::kBytes : kNumbers[dice.Below(5)];
-    const size_t elements = RandomSize(dice);
-    const auto intervals =
-        RandomPieces(dice, static_cast<int64_t>(elements), among.members().size());
+  absl::Status AllGather(Communicator& among, Random& random) {
+    const Algorithm algorithm = kAlgorithms[random.Below(3)];
+    const DType type = random.OneIn(3) ? DType::kBytes : kNumbers[random.Below(5)];
+    const size_t elements = RandomSize(random);
+    const auto intervals = RandomIntervals(random, elements, among.size());
     Bytes data = Data(type, rank_, elements);
     const absl::Status status = among.AllGather(algorithm, type, data, intervals);
     for (size_t i = 0; i < intervals.size(); ++i) {
@@ -227,53 +204,53 @@ class Program {
     return status;
   }
 
-  // Member i sends member j the first of its data, as many bytes as the two of them draw.
-  absl::Status AllToAll(Communicator& among, Dice& dice) {
-    const uint64_t salt = dice();
-    const auto size = [&](size_t from, size_t to) {
-      Dice pair(salt, from * 64 + to);
+  // The size of a message depends on its two members.
+  absl::Status AllToAll(Communicator& among, Random& random) {
+    const uint64_t seed = random();
+    const auto size = [&](int from, int to) {
+      Random pair(seed, from * 64 + to);
       return pair.OneIn(3) ? 0 : RandomSize(pair);
     };
-    const size_t members = among.members().size();
-    const auto self = static_cast<size_t>(among.index());
+    const int members = among.size();
+    const int self = among.index();
     std::vector<Bytes> in(members), out(members);
     std::vector<std::span<const std::byte>> send;
     std::vector<std::span<std::byte>> receive;
-    for (size_t i = 0; i < members; ++i) {
+    for (int i = 0; i < members; ++i) {
       out[i] = Data(DType::kBytes, rank_, size(self, i));
       in[i].resize(size(i, self));
       send.emplace_back(out[i]);
       receive.emplace_back(in[i]);
     }
     const absl::Status status = among.AllToAll(send, receive);
-    for (size_t i = 0; i < members; ++i) {
+    for (int i = 0; i < members; ++i) {
       Expect(status, in[i] == Data(DType::kBytes, among.members()[i], in[i].size()), "all-to-all");
     }
     return status;
   }
 
-  absl::Status Broadcast(Communicator& among, Dice& dice) {
-    const size_t bytes = RandomSize(dice);
-    const auto root = static_cast<size_t>(dice.Below(among.members().size()));
+  absl::Status Broadcast(Communicator& among, Random& random) {
+    const size_t bytes = RandomSize(random);
+    const int root = random.Below(among.size());
     Bytes data = Data(DType::kBytes, rank_, bytes);
-    const absl::Status status = among.Broadcast(data, static_cast<int>(root));
+    const absl::Status status = among.Broadcast(data, root);
     Expect(status, data == Data(DType::kBytes, among.members()[root], bytes), "broadcast");
     return status;
   }
 
   static bool Equal(const Interval& interval, DType type, const Bytes& a, const Bytes& b) {
-    const auto element = static_cast<std::ptrdiff_t>(SizeOf(type));
+    const int64_t element = SizeOf(type);
     return std::equal(a.begin() + interval.begin * element, a.begin() + interval.end * element,
                       b.begin() + interval.begin * element);
   }
 
-  void Expect(const absl::Status& status, bool right, const char* what) {
-    if (!status.ok() || right || !wrong_.empty()) return;
-    wrong_ = std::string(what) + " is wrong on rank " + std::to_string(rank_) + ", channel " +
-             std::to_string(channel_) + ", step " + std::to_string(done_);
+  void Expect(const absl::Status& status, bool correct, absl::string_view what) {
+    if (!status.ok() || correct || !wrong_.empty()) return;
+    wrong_ =
+        absl::StrCat(what, " is wrong on rank ", rank_, ", channel ", channel_, ", step ", done_);
   }
 
-  const World& world_;
+  const GroupSpec& spec_;
   const int rank_;
   const int channel_;
   MeshCommunicators& comms_;
@@ -288,25 +265,25 @@ struct RankOutcome {
   uint64_t done = 0;
 };
 
-// Everything that one rank does.
-RankOutcome RunRank(const World& world, std::unique_ptr<Transport> transport) {
+// The program of one rank.
+RankOutcome RunRank(const GroupSpec& spec, std::unique_ptr<Transport> transport) {
   const int rank = transport->rank();
-  const bool dies = rank == world.victim;
-  const uint64_t end = dies ? world.dies_before : world.collectives;
-  MeshCommunicators comms(*transport, Mesh({{"data", world.ranks}}));
+  const bool is_victim = rank == spec.victim;
+  const uint64_t end = is_victim ? spec.lost_before : spec.collectives;
+  MeshCommunicators comms(*transport, Mesh({{"data", spec.ranks}}));
   std::vector<Program> programs;
   for (int channel = 0; channel < kChannels; ++channel) {
-    programs.emplace_back(world, rank, channel, comms);
+    programs.emplace_back(spec, rank, channel, comms);
   }
   RankOutcome outcome;
   const auto run = [&](int channel) {
     Program& program = programs[channel];
     absl::Status& status = outcome.statuses[channel];
-    // One that aborts does so in the middle of what its other thread does.
-    const bool aborts = dies && world.death == Death::kAborts;
-    status = program.Run(aborts && channel == 1 ? world.collectives : end);
-    if (status.ok() && aborts && channel == 0) transport->Abort(absl::AbortedError("killed"));
-    if (status.ok() && !dies) status = program.Finish();
+    // A rank that aborts does so while its other thread is in a call.
+    const bool aborts = is_victim && spec.loss == Loss::kAborts;
+    status = program.Run(aborts && channel == 1 ? spec.collectives : end);
+    if (status.ok() && aborts && channel == 0) transport->Abort(absl::AbortedError("aborted"));
+    if (status.ok() && !is_victim) status = program.Finish();
   };
   std::thread second(run, 1);
   run(0);
@@ -318,66 +295,51 @@ RankOutcome RunRank(const World& world, std::unique_ptr<Transport> transport) {
   return outcome;
 }
 
-void Check(const World& world, const std::vector<RankOutcome>& outcomes) {
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+void Check(const GroupSpec& spec, const std::vector<RankOutcome>& outcomes) {
+  for (int rank = 0; rank < std::ssize(outcomes); ++rank) {
     EXPECT_EQ(outcomes[rank].wrong, "");
-    // What the dead one saw is its own affair.
-    if (static_cast<int>(rank) == world.victim) continue;
+    if (rank == spec.victim) continue;
     for (const absl::Status& status : outcomes[rank].statuses) {
-      const bool right = world.death == Death::kNone
-                             ? status.ok()
-                             : status.code() == absl::StatusCode::kUnavailable;
-      EXPECT_TRUE(right) << "rank " << rank << ": " << status;
+      const bool expected =
+          spec.loss == Loss::kNone ? status.ok() : status.code() == absl::StatusCode::kUnavailable;
+      EXPECT_TRUE(expected) << "rank " << rank << ": " << status;
     }
   }
 }
 
-// Returns the collectives that were done, counted once for all ranks.
-uint64_t RunWorld(const World& world) {
-  SCOPED_TRACE(world.ToString());
-  Transports group = MakeTransports(world.wire, world.ranks, kTimeout);
-  std::vector<RankOutcome> outcomes(static_cast<size_t>(world.ranks));
-  OnRanks(world.ranks, [&](int rank) {
-    const auto i = static_cast<size_t>(rank);
-    outcomes[i] = RunRank(world, std::move(group[i]));
-  });
-  Check(world, outcomes);
+// Returns the maximum number of collectives that a rank has completed.
+uint64_t RunGroup(const GroupSpec& spec) {
+  SCOPED_TRACE(spec.ToString());
+  Transports group = MakeTransports(spec.wire, spec.ranks, kTimeout);
+  std::vector<RankOutcome> outcomes(spec.ranks);
+  OnRanks(spec.ranks, [&](int rank) { outcomes[rank] = RunRank(spec, std::move(group[rank])); });
+  Check(spec, outcomes);
   uint64_t done = 0;
   for (const RankOutcome& outcome : outcomes) done = std::max(done, outcome.done);
   return done;
 }
 
-size_t EntriesOf(const char* folder) {
-  DIR* opened = opendir(folder);
-  EXPECT_NE(opened, nullptr) << folder;
-  size_t entries = 0;
-  while (opened != nullptr && readdir(opened) != nullptr) ++entries;
-  if (opened != nullptr) closedir(opened);
-  return entries;
+int64_t EntriesOf(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), {});
 }
 
 TEST(RandomCollectivesTest, CompleteWithExactResults) {
-  // The first of each wire opens what the process keeps.
+  // The first group of each kind opens descriptors that the process keeps.
   for (const Wire wire : {Wire::kThreads, Wire::kSharedMemory, Wire::kTcp}) MakeTransports(wire, 2);
-  const size_t descriptors = EntriesOf("/proc/self/fd");
-  const size_t threads = EntriesOf("/proc/self/task");
+  const int64_t descriptors = EntriesOf("/proc/self/fd");
+  const int64_t threads = EntriesOf("/proc/self/task");
   uint64_t done = 0;
-  uint64_t deaths = 0;
+  int losses = 0;
   uint64_t seed = FLAGS_seed;
   for (; done < FLAGS_count && !HasFailure(); ++seed) {
-    const World world(seed);
-    if (world.death != Death::kNone) ++deaths;
-    done += RunWorld(world);
+    const GroupSpec spec(seed);
+    if (spec.loss != Loss::kNone) ++losses;
+    done += RunGroup(spec);
   }
   EXPECT_EQ(EntriesOf("/proc/self/fd"), descriptors);
   EXPECT_EQ(EntriesOf("/proc/self/task"), threads);
-  RecordProperty("collectives", std::to_string(done));
-  RecordProperty("groups", std::to_string(seed - FLAGS_seed));
-  RecordProperty("deaths", std::to_string(deaths));
-  std::printf("%llu collectives in %llu groups, in %llu of which a rank died\n",
-              static_cast<unsigned long long>(done),
-              static_cast<unsigned long long>(seed - FLAGS_seed),
-              static_cast<unsigned long long>(deaths));
+  std::cout << done << " collectives in " << seed - FLAGS_seed << " groups, of which " << losses
+            << " lost a rank\n";
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Sums of every type and width of vector, against plain loops, and those against arithmetic.
+// Sums of every type and vector width against scalar loops, and scalar loops against exact
+// arithmetic.
 #include "worker/comm/reduce.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -49,40 +50,41 @@ bool IsNan(DType type, const std::byte* at) {
   }
 }
 
-// Random bits: infinities, NaNs and denormals among them; or numbers near one another, whose sums
+// Random bits, which include infinities, NaNs and denormals; or numbers of similar size, whose sums
 // cancel and tie.
-std::vector<std::byte> RandomElements(std::mt19937_64& dice, DType type, size_t elements) {
+std::vector<std::byte> RandomElements(std::mt19937_64& random, DType type, size_t elements) {
   std::vector<std::byte> bytes(elements * SizeOf(type));
-  const bool near = dice() % 2 == 0;
+  const bool near = random() % 2 == 0;
   for (size_t at = 0; at < bytes.size(); at += SizeOf(type)) {
-    uint64_t bits = dice();
+    uint64_t bits = random();
     if (near) {
-      // A sign, an exponent of a few, a fraction.
-      const int drop = static_cast<int>(SizeOf(type)) * 8;
+      // A random sign, one of a few exponents, and a random fraction.
+      const int width = SizeOf(type) * 8;
       const uint64_t one = type == DType::kFloat16    ? 0x3c00
                            : type == DType::kBFloat16 ? 0x3f80
                            : type == DType::kFloat32  ? 0x3f800000
                                                       : 0x3ff0000000000000;
-      const uint64_t sign = bits >> 63 << (drop - 1);
+      const uint64_t sign = bits >> 63 << (width - 1);
       bits = (one + (bits & (std::bit_ceil(one >> 3) - 1))) | sign;
     }
-    if (dice() % 8 == 0) bits = 0;
+    if (random() % 8 == 0) bits = 0;
     std::memcpy(bytes.data() + at, &bits, SizeOf(type));
   }
   return bytes;
 }
 
 TEST(ReduceTest, AllWidthsEqualReference) {
-  std::mt19937_64 dice(1);
+  std::mt19937_64 random(1);
   for (const DType type : kTypes) {
     const size_t element = SizeOf(type);
     for (const VectorWidth width : Widths()) {
+      SCOPED_TRACE(testing::Message() << "width " << 128 * (1 << static_cast<int>(width)));
       for (int round = 0; round < 400; ++round) {
-        const size_t elements = dice() % 200;
-        const auto values = RandomElements(dice, type, elements + 1);
-        const auto sum = RandomElements(dice, type, elements + 1);
-        // One element on: aligned to the element only.
-        const size_t shift = dice() % 2 * element;
+        const size_t elements = random() % 200;
+        const auto values = RandomElements(random, type, elements + 1);
+        const auto sum = RandomElements(random, type, elements + 1);
+        // Shifted by an element: aligned to the element only.
+        const size_t shift = random() % 2 * element;
         auto expected = sum;
         auto got = sum;
         const size_t bytes = elements * element;
@@ -91,8 +93,7 @@ TEST(ReduceTest, AllWidthsEqualReference) {
         for (size_t at = 0; at < sum.size(); at += element) {
           if (IsNan(type, &expected[at]) && IsNan(type, &got[at])) continue;
           ASSERT_EQ(std::memcmp(&expected[at], &got[at], element), 0)
-              << DTypeName(type) << " at " << at / element << " of " << elements << ", width "
-              << static_cast<int>(width);
+              << DTypeName(type) << " at " << at / element << " of " << elements;
         }
       }
     }
@@ -107,12 +108,12 @@ TEST(ReduceTest, DefaultWidth) {
   }
 }
 
-// Adding zero shows the conversions: every value comes back.
+// Adding zero tests the conversions: every value must remain.
 TEST(ReduceTest, SixteenBitPlusZero) {
   for (const DType type : {DType::kBFloat16, DType::kFloat16}) {
     for (const VectorWidth width : Widths()) {
       std::vector<uint16_t> all(1 << 16);
-      for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+      std::iota(all.begin(), all.end(), 0);
       const std::vector<uint16_t> before = all;
       const std::vector<uint16_t> zeros(all.size(), 0);
       SumOf(type, width)
@@ -132,7 +133,7 @@ TEST(ReduceTest, SixteenBitPlusZero) {
   }
 }
 
-// The nearest of the two neighbours of an exact sum, found without bit tricks.
+// The result must be closer to the exact sum than its two neighbors.
 TEST(ReduceTest, SixteenBitRoundsToNearest) {
   const auto value16 = [](uint16_t bits) {
     const int exponent = bits >> 10 & 0x1f;
@@ -142,45 +143,44 @@ TEST(ReduceTest, SixteenBitRoundsToNearest) {
     return bits & 0x8000 ? -size : size;
   };
   const auto value_b16 = [](uint16_t bits) {
-    return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
+    return double{std::bit_cast<float>(uint32_t{bits} << 16)};
   };
-  std::mt19937_64 dice(2);
+  std::mt19937_64 random(2);
   for (int round = 0; round < 200'000; ++round) {
-    const auto a = static_cast<uint16_t>(dice());
-    // Near in size, so that both matter.
-    const auto b = static_cast<uint16_t>(a + (dice() % 8192) - 4096 + (dice() % 2) * 0x8000);
+    const uint16_t a = random();
+    // Of similar size, so that both matter.
+    const uint16_t b = a + (random() % 8192) - 4096 + (random() % 2) * 0x8000;
     for (const DType type : {DType::kBFloat16, DType::kFloat16}) {
       const auto value = [&](uint16_t bits) {
         return type == DType::kFloat16 ? value16(bits) : value_b16(bits);
       };
       const uint16_t top = type == DType::kFloat16 ? 0x7c00 : 0x7f80;
       if ((a & 0x7fff) >= top || (b & 0x7fff) >= top) continue;
-      // Exact in double, and in the float that the sum is rounded to first, but for sums whose
-      // addends are far apart in bfloat16, where float rounds first by definition.
-      const double exact = static_cast<double>(static_cast<float>(value(a) + value(b)));
+      // By definition, sums are rounded to float first.
+      const float exact = value(a) + value(b);
       const uint16_t sum = AddOne(type, a, b);
       if ((sum & 0x7fff) >= top) continue;
       const double error = std::abs(value(sum) - exact);
       for (const int step : {-1, 1}) {
-        const auto other = static_cast<uint16_t>(sum + step);
+        const uint16_t other = sum + step;
         if ((other & 0x7fff) >= top || (other ^ sum) & 0x8000) continue;
         const double error_of_other = std::abs(value(other) - exact);
         ASSERT_LE(error, error_of_other) << a << " + " << b;
         if (error < error_of_other) continue;
-        ASSERT_EQ(sum & 1, 0) << a << " + " << b << ": a tie went to odd";
+        ASSERT_EQ(sum & 1, 0) << a << " + " << b << ": a tie was rounded to odd";
       }
     }
   }
 }
 
 TEST(ReduceTest, SixteenBitLimits) {
-  // float16: 65,504 + 16 is halfway to what is not there any more; 65,504 + 8 is not.
+  // float16: 65,504 + 16 is halfway to the first number out of range; 65,504 + 8 is less.
   EXPECT_EQ(AddOne(DType::kFloat16, 0x7bff, 0x4c00), 0x7c00);
   EXPECT_EQ(AddOne(DType::kFloat16, 0x7bff, 0x4800), 0x7bff);
   // The smallest denormal doubled; the largest denormal and the smallest make a normal number.
   EXPECT_EQ(AddOne(DType::kFloat16, 0x0001, 0x0001), 0x0002);
   EXPECT_EQ(AddOne(DType::kFloat16, 0x03ff, 0x0001), 0x0400);
-  // Infinities: one stays, two of unlike signs are no number.
+  // Infinity plus a number; infinities of opposite signs.
   EXPECT_EQ(AddOne(DType::kFloat16, 0x7c00, 0x3c00), 0x7c00);
   const uint16_t none = AddOne(DType::kFloat16, 0x7c00, 0xfc00);
   EXPECT_TRUE(IsNan(DType::kFloat16, reinterpret_cast<const std::byte*>(&none)));
@@ -190,12 +190,12 @@ TEST(ReduceTest, SixteenBitLimits) {
   // The largest doubled; denormals.
   EXPECT_EQ(AddOne(DType::kBFloat16, 0x7f7f, 0x7f7f), 0x7f80);
   EXPECT_EQ(AddOne(DType::kBFloat16, 0x0001, 0x0001), 0x0002);
-  // A NaN whose fraction is all below the cut stays a NaN.
+  // A NaN whose fraction would be truncated remains a NaN.
   const uint16_t nan = AddOne(DType::kBFloat16, 0x7f81, 0x3f80);
   EXPECT_TRUE(IsNan(DType::kBFloat16, reinterpret_cast<const std::byte*>(&nan)));
 }
 
-TEST(ReduceDeathTest, BytesHaveNoSum) { EXPECT_DEATH(SumOf(DType::kBytes), "not added"); }
+TEST(ReduceDeathTest, BytesHaveNoSum) { EXPECT_DEATH(SumOf(DType::kBytes), "cannot be added"); }
 
 }  // namespace
 }  // namespace cadre

@@ -1,8 +1,4 @@
-// Plays the schedules of all members in memory, element by element, in any order that the rules of
-// a transport allow: the order comes from a seed, and is as unfriendly as that makes it.
-//
-// Links hold a few elements in each direction. Between two members messages keep their order; an
-// element moves once what its step waits for has passed it (see Transfer::after).
+// Executes the schedules of all members in memory.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +9,32 @@
 
 namespace cadre {
 
-// Numbers that wrap: their sums are exact in any order, and no wrong element goes unnoticed.
+// Integers that wrap around: sums are exact in any order, and a wrong element changes the result.
 using MemberData = std::vector<uint64_t>;
 
 struct Played {
-  // Empty if everybody has finished.
+  // Empty if all members have finished.
   std::string error;
-  // Members that have finished.
+  // By member.
   std::vector<bool> finished;
 };
 
-// `data`, of each member, is sent and overwritten. A member that is `absent` never begins.
+// Executes the schedules element by element in an order that depends on the seed: any order that
+// Transfer::after permits, over links that hold a few elements and keep the order of messages.
+// `data`, by member, is sent and overwritten. Member `absent` executes nothing.
 Played Play(const std::vector<Schedule>& schedules, std::vector<MemberData>& data, uint64_t seed,
             int absent = -1);
 
-// The longest chain of messages that wait for one another, where a member sends one message at a
-// time and receives one at a time, in the order of its schedule.
+// Executes the schedules by RoundsOf, as a transport on a device does, with the messages of a round
+// in an order that depends on the seed. Also checks the guarantees of RoundsOf.
+void PlayRounds(const std::vector<Schedule>& schedules, std::vector<MemberData>& data,
+                uint64_t seed);
+
+// Length of the longest chain of dependent messages if a member sends one message at a time and
+// receives one at a time, in the order of its schedule.
 int64_t LongestChain(const std::vector<Schedule>& schedules);
 
-// Positions of the sends from one member to another and of the receives there, in order; an error
-// in words if they do not match.
+// An error text unless sends and receives between each two members match; otherwise empty.
 std::string CheckMessages(const std::vector<Schedule>& schedules);
 
 }  // namespace cadre

@@ -1,14 +1,18 @@
-// Schedules, played in memory in thousands of orders: right sums, no hang, nothing read that was
-// overwritten, nothing overwritten that was still to be read.
+// Schedules, executed in memory in thousands of orders, element by element and by rounds: correct
+// sums, no deadlock, and no data that is overwritten too early.
 #include "worker/comm/schedule.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <random>
+#include <tuple>
 
+#include "tests/worker/comm/random_intervals.h"
 #include "tests/worker/comm/schedule_simulator.h"
+#include "worker/comm/rounds.h"
 
 namespace cadre {
 namespace {
@@ -25,11 +29,9 @@ std::vector<Schedule> Schedules(int members, const std::function<Schedule(int in
   return schedules;
 }
 
-std::vector<MemberData> RandomData(std::mt19937_64& dice, int members, int64_t elements) {
-  std::vector<MemberData> data(static_cast<size_t>(members));
-  for (MemberData& row : data) {
-    for (int64_t i = 0; i < elements; ++i) row.push_back(dice());
-  }
+std::vector<MemberData> RandomData(std::mt19937_64& random, int members, int64_t elements) {
+  std::vector<MemberData> data(members, MemberData(elements));
+  for (MemberData& row : data) std::generate(row.begin(), row.end(), std::ref(random));
   return data;
 }
 
@@ -41,151 +43,128 @@ MemberData Sum(const std::vector<MemberData>& data) {
   return sum;
 }
 
-// None, one, fewer than members, and more.
-int64_t RandomElements(std::mt19937_64& dice, int members) {
-  const int64_t sizes[] = {0, 1, static_cast<int64_t>(dice() % static_cast<uint64_t>(members)),
-                           static_cast<int64_t>(dice() % 70)};
-  return sizes[dice() % 4];
-}
+enum class Execution { kElements, kRounds };
 
-// Intervals of any size, in any order, some with gaps between them.
-std::vector<Interval> RandomPieces(std::mt19937_64& dice, int members, int64_t elements) {
-  std::vector<int64_t> borders = {0, elements};
-  const bool gaps = dice() % 2 == 0;
-  const int intervals = gaps ? 2 * members : members;
-  for (int i = 1; i < intervals; ++i) {
-    borders.push_back(static_cast<int64_t>(dice() % static_cast<uint64_t>(elements + 1)));
-  }
-  std::sort(borders.begin(), borders.end());
-  std::vector<Interval> all;
-  for (size_t i = 1; i < borders.size(); ++i) all.push_back({borders[i - 1], borders[i]});
-  if (dice() % 2 == 0) std::shuffle(all.begin(), all.end(), dice);
-  all.resize(static_cast<size_t>(members));
-  return all;
-}
-
-class AlgorithmTest : public ::testing::TestWithParam<Algorithm> {};
-
-TEST_P(AlgorithmTest, AllReduce) {
-  std::mt19937_64 dice(1);
-  for (int members = 1; members <= kMaxMembers; ++members) {
-    for (int round = 0; round < 40; ++round) {
-      const int64_t elements = RandomElements(dice, members);
-      SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
-      std::vector<MemberData> data = RandomData(dice, members, elements);
-      const MemberData sum = Sum(data);
-      const auto schedules = Schedules(members, [&](int index) {
-        return AllReduceSchedule(GetParam(), index, members, elements);
-      });
-      ASSERT_EQ(Play(schedules, data, dice()).error, "");
-      for (const MemberData& row : data) ASSERT_EQ(row, sum);
+class AlgorithmTest : public ::testing::TestWithParam<std::tuple<Algorithm, Execution>> {
+ protected:
+  // Calls `test` for groups of 1 to kMaxMembers members with random data: no elements, one, fewer
+  // than members, or more.
+  void ForRandomData(const std::function<void(int members, int64_t elements)>& test) {
+    for (int members = 1; members <= kMaxMembers; ++members) {
+      for (round_ = 0; round_ < 40; ++round_) {
+        const uint64_t sizes[] = {0, 1, random_() % members, random_() % 70};
+        const int64_t elements = sizes[random_() % 4];
+        SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round_);
+        data_ = RandomData(random_, members, elements);
+        test(members, elements);
+        if (HasFatalFailure()) return;
+      }
     }
   }
+
+  void Execute(const std::function<Schedule(int index)>& make) {
+    const auto schedules = Schedules(std::ssize(data_), make);
+    if (std::get<1>(GetParam()) == Execution::kElements) {
+      ASSERT_EQ(Play(schedules, data_, random_()).error, "");
+    } else {
+      PlayRounds(schedules, data_, random_());
+    }
+  }
+
+  const Algorithm algorithm_ = std::get<0>(GetParam());
+  std::mt19937_64 random_{1};
+  std::vector<MemberData> data_;
+  int round_ = 0;
+};
+
+TEST_P(AlgorithmTest, AllReduce) {
+  ForRandomData([&](int members, int64_t elements) {
+    const MemberData sum = Sum(data_);
+    Execute([&](int index) { return AllReduceSchedule(algorithm_, index, members, elements); });
+    for (const MemberData& row : data_) ASSERT_EQ(row, sum);
+  });
 }
 
 TEST_P(AlgorithmTest, ReduceScatter) {
-  std::mt19937_64 dice(2);
-  for (int members = 1; members <= kMaxMembers; ++members) {
-    for (int round = 0; round < 40; ++round) {
-      const int64_t elements = RandomElements(dice, members);
-      SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
-      const std::vector<Interval> intervals = RandomPieces(dice, members, elements);
-      std::vector<MemberData> data = RandomData(dice, members, elements);
-      const MemberData sum = Sum(data);
-      const auto schedules = Schedules(
-          members, [&](int index) { return ReduceScatterSchedule(GetParam(), index, intervals); });
-      ASSERT_EQ(Play(schedules, data, dice()).error, "");
-      for (size_t member = 0; member < intervals.size(); ++member) {
-        for (int64_t i = intervals[member].begin; i < intervals[member].end; ++i) {
-          ASSERT_EQ(data[member][i], sum[i]);
-        }
+  ForRandomData([&](int members, int64_t elements) {
+    const auto intervals = RandomIntervals(random_, elements, members);
+    const MemberData sum = Sum(data_);
+    Execute([&](int index) { return ReduceScatterSchedule(algorithm_, index, intervals); });
+    for (int member = 0; member < members; ++member) {
+      for (int64_t i = intervals[member].begin; i < intervals[member].end; ++i) {
+        ASSERT_EQ(data_[member][i], sum[i]);
       }
     }
-  }
+  });
 }
 
+// Elements outside of all intervals do not change.
 TEST_P(AlgorithmTest, AllGather) {
-  std::mt19937_64 dice(3);
-  for (int members = 1; members <= kMaxMembers; ++members) {
-    for (int round = 0; round < 40; ++round) {
-      const int64_t elements = RandomElements(dice, members);
-      SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
-      const std::vector<Interval> intervals = RandomPieces(dice, members, elements);
-      std::vector<MemberData> data = RandomData(dice, members, elements);
-      std::vector<MemberData> expected = data;
-      for (size_t owner = 0; owner < intervals.size(); ++owner) {
-        for (MemberData& row : expected) {
-          std::copy(data[owner].begin() + intervals[owner].begin,
-                    data[owner].begin() + intervals[owner].end,
-                    row.begin() + intervals[owner].begin);
-        }
-      }
-      const auto schedules = Schedules(
-          members, [&](int index) { return AllGatherSchedule(GetParam(), index, intervals); });
-      ASSERT_EQ(Play(schedules, data, dice()).error, "");
-      // Also that what is in no interval stays as it was.
-      for (size_t member = 0; member < data.size(); ++member) {
-        ASSERT_EQ(data[member], expected[member]) << member;
+  ForRandomData([&](int members, int64_t elements) {
+    const auto intervals = RandomIntervals(random_, elements, members);
+    std::vector<MemberData> expected = data_;
+    for (int owner = 0; owner < members; ++owner) {
+      const auto [begin, end] = intervals[owner];
+      for (MemberData& row : expected) {
+        std::copy(data_[owner].begin() + begin, data_[owner].begin() + end, row.begin() + begin);
       }
     }
-  }
+    Execute([&](int index) { return AllGatherSchedule(algorithm_, index, intervals); });
+    for (int member = 0; member < members; ++member) ASSERT_EQ(data_[member], expected[member]);
+  });
 }
 
 TEST_P(AlgorithmTest, HierarchicalAllReduce) {
-  std::mt19937_64 dice(4);
-  for (int members = 1; members <= kMaxMembers; ++members) {
-    for (int round = 0; round < 40; ++round) {
-      const int64_t elements = RandomElements(dice, members);
-      SCOPED_TRACE(testing::Message() << elements << " among " << members << ", " << round);
-      // Every second time the same number on each host, if there is one that goes.
-      const uint64_t wanted = 1 + dice() % 5;
-      const bool equal = round % 2 == 0 && static_cast<uint64_t>(members) % wanted == 0;
-      std::vector<uint64_t> hosts;
-      for (int i = 0; i < members; ++i) {
-        hosts.push_back(1000 + (equal ? static_cast<uint64_t>(i) % wanted : dice() % wanted) * 77);
-      }
-      if (equal) std::shuffle(hosts.begin(), hosts.end(), dice);
-      std::vector<MemberData> data = RandomData(dice, members, elements);
-      const MemberData sum = Sum(data);
-      const auto schedules = Schedules(members, [&](int index) {
-        return HierarchicalAllReduceSchedule(index, hosts, elements, GetParam());
-      });
-      ASSERT_EQ(Play(schedules, data, dice()).error, "");
-      for (const MemberData& row : data) ASSERT_EQ(row, sum);
+  ForRandomData([&](int members, int64_t elements) {
+    // In every second round each host has the same number of members, if possible.
+    const int count = 1 + random_() % 5;
+    const bool equal = round_ % 2 == 0 && members % count == 0;
+    std::vector<uint64_t> hosts;
+    for (int i = 0; i < members; ++i) {
+      uint64_t host = i;
+      if (!equal) host = random_();
+      hosts.push_back(1000 + host % count * 77);
     }
-  }
+    if (equal) std::shuffle(hosts.begin(), hosts.end(), random_);
+    const MemberData sum = Sum(data_);
+    Execute([&](int index) {
+      return HierarchicalAllReduceSchedule(index, hosts, elements, algorithm_);
+    });
+    for (const MemberData& row : data_) ASSERT_EQ(row, sum);
+  });
 }
 
-std::string Name(const ::testing::TestParamInfo<Algorithm>& info) {
-  std::string name(AlgorithmName(info.param));
-  std::erase(name, '-');
-  return name;
-}
-INSTANTIATE_TEST_SUITE_P(Algorithms, AlgorithmTest, ::testing::ValuesIn(kAlgorithms), Name);
-
-TEST(BroadcastTest, AllMembersReceiveRootData) {
-  std::mt19937_64 dice(5);
+// Independent of the algorithm.
+TEST_P(AlgorithmTest, Broadcast) {
   for (int members = 1; members <= kMaxMembers; ++members) {
     for (int root = 0; root < members; ++root) {
-      const int64_t elements = RandomElements(dice, members);
-      std::vector<MemberData> data = RandomData(dice, members, elements);
-      const MemberData whole = data[root];
-      const auto schedules = Schedules(
-          members, [&](int index) { return BroadcastSchedule(index, members, elements, root); });
-      ASSERT_EQ(Play(schedules, data, dice()).error, "");
-      for (const MemberData& row : data) ASSERT_EQ(row, whole);
+      data_ = RandomData(random_, members, root % 12);
+      const MemberData expected = data_[root];
+      Execute([&](int index) { return BroadcastSchedule(index, members, root % 12, root); });
+      for (const MemberData& row : data_) ASSERT_EQ(row, expected);
     }
   }
 }
+
+std::string Name(const ::testing::TestParamInfo<std::tuple<Algorithm, Execution>>& info) {
+  std::string name(AlgorithmName(std::get<0>(info.param)));
+  std::erase(name, '-');
+  return name + (std::get<1>(info.param) == Execution::kElements ? "ByElement" : "ByRound");
+}
+INSTANTIATE_TEST_SUITE_P(Algorithms, AlgorithmTest,
+                         ::testing::Combine(::testing::ValuesIn(kAlgorithms),
+                                            ::testing::Values(Execution::kElements,
+                                                              Execution::kRounds)),
+                         Name);
 
 TEST(BarrierTest, WaitsForAllMembers) {
   for (int members = 1; members <= kMaxMembers; ++members) {
     const auto schedules =
         Schedules(members, [&](int index) { return BarrierSchedule(index, members); });
-    std::vector<MemberData> data(static_cast<size_t>(members));
+    std::vector<MemberData> data(members);
     EXPECT_EQ(Play(schedules, data, 1).error, "");
     for (int absent = 0; members > 1 && absent < members; ++absent) {
-      const Played played = Play(schedules, data, static_cast<uint64_t>(absent), absent);
+      const Played played = Play(schedules, data, absent, absent);
       EXPECT_EQ(std::count(played.finished.begin(), played.finished.end(), true), 0)
           << absent << " of " << members;
     }
@@ -212,27 +191,36 @@ TEST(RingTest, OrderOfAdditions) {
   }
 }
 
-// Neighbouring intervals travel together: one message a step, whatever the number of members.
-TEST(MessagesTest, AdjacentIntervalsShareMessage) {
-  for (const int members : {2, 4, 8, 16}) {
-    int doublings = 0;
-    while (1 << doublings < members) ++doublings;
-    for (int index = 0; index < members; ++index) {
-      const auto messages = [&](Algorithm algorithm) {
-        return WorkOf(AllReduceSchedule(algorithm, index, members, 480)).messages;
-      };
-      EXPECT_EQ(messages(Algorithm::kRing), 2 * (members - 1));
-      EXPECT_EQ(messages(Algorithm::kButterfly), doublings);
-      EXPECT_EQ(messages(Algorithm::kHalvingDoubling), 2 * doublings);
-      const std::vector<Interval> intervals = EqualIntervals(480, members);
-      EXPECT_EQ(
-          WorkOf(ReduceScatterSchedule(Algorithm::kHalvingDoubling, index, intervals)).messages,
-          doublings);
-    }
+// Adjacent intervals travel together, so each step has one message for any number of members, and
+// one round.
+TEST(StepsTest, OneMessageAndRoundPerStep) {
+  for (int members = 1; members <= kMaxMembers; ++members) {
+    const unsigned count = members;
+    const int doublings = std::bit_width(count) - 1;
+    const bool power_of_two = 1 << doublings == members;
+    const int extra = power_of_two ? 0 : 2;
+    const auto expect_steps = [&](Algorithm algorithm, int steps) {
+      const auto schedules = Schedules(
+          members, [&](int index) { return AllReduceSchedule(algorithm, index, members, 480); });
+      int rounds = 0;
+      for (const std::vector<int>& own : RoundsOf(schedules)) {
+        for (const int round : own) rounds = std::max(rounds, round + 1);
+      }
+      EXPECT_EQ(rounds, steps) << AlgorithmName(algorithm) << " among " << members;
+      if (!power_of_two) return;
+      for (const Schedule& schedule : schedules) EXPECT_EQ(WorkOf(schedule).messages, steps);
+    };
+    expect_steps(Algorithm::kRing, 2 * (members - 1));
+    expect_steps(Algorithm::kButterfly, doublings + extra);
+    expect_steps(Algorithm::kHalvingDoubling, 2 * doublings + extra);
   }
 }
 
-// Members that are wrong about what comes are found.
+TEST(RoundsDeathTest, ReceiveWithoutSend) {
+  const std::vector<Schedule> schedules = {{{Kind::kReceive, 1, {0, 1}}}, {}};
+  EXPECT_DEATH(RoundsOf(schedules), "no member sends");
+}
+
 TEST(SimulatorTest, DetectsMismatchedMessages) {
   auto schedules =
       Schedules(3, [](int index) { return AllReduceSchedule(Algorithm::kRing, index, 3, 9); });
@@ -243,46 +231,43 @@ TEST(SimulatorTest, DetectsMismatchedMessages) {
   EXPECT_NE(CheckMessages(schedules), "");
 }
 
-bool SomeOrderGoesWrong(const std::vector<Schedule>& schedules, int64_t elements) {
-  std::mt19937_64 dice(6);
+bool FailsInSomeOrder(const std::vector<Schedule>& schedules, int64_t elements) {
+  std::mt19937_64 random(6);
   for (int round = 0; round < 300; ++round) {
-    std::vector<MemberData> data = RandomData(dice, std::ssize(schedules), elements);
+    std::vector<MemberData> data = RandomData(random, std::ssize(schedules), elements);
     const MemberData sum = Sum(data);
-    if (!Play(schedules, data, dice()).error.empty()) return true;
-    for (const MemberData& row : data) {
-      if (row != sum) return true;
+    if (!Play(schedules, data, random()).error.empty()) return true;
+    if (std::any_of(data.begin(), data.end(), [&](const auto& row) { return row != sum; })) {
+      return true;
     }
   }
   return false;
 }
 
-// Every wait of what is passed on is needed, and so is every wait for what is being sent; the
-// simulator is unfriendly enough to show it. Receives that wait for receives keep the order of
-// sums, which whole numbers do not show, or stand for others in what waits for them.
+// Every dependency of a send, and every dependency on a send, is necessary, and the simulator finds
+// an order that shows it. Dependencies between receives determine the order of additions, which
+// integers do not show, or are chained for later steps.
 TEST(SimulatorTest, DetectsMissingDependency) {
   constexpr int64_t kElements = 24;
   for (const Algorithm algorithm : kAlgorithms) {
     const auto schedules =
         Schedules(4, [&](int index) { return AllReduceSchedule(algorithm, index, 4, kElements); });
-    EXPECT_FALSE(SomeOrderGoesWrong(schedules, kElements));
+    EXPECT_FALSE(FailsInSomeOrder(schedules, kElements));
     for (size_t at = 0; at < schedules[0].size(); ++at) {
       const ScheduleStep& step = schedules[0][at];
       if (step.after == ScheduleStep::kNone) continue;
-      const bool sends = step.kind == Kind::kSend;
-      const bool waits_for_send = schedules[0][step.after].kind == Kind::kSend;
-      if (!sends && !waits_for_send) continue;
+      if (step.kind != Kind::kSend && schedules[0][step.after].kind != Kind::kSend) continue;
       auto broken = schedules;
       broken[0][at].after = ScheduleStep::kNone;
-      EXPECT_TRUE(SomeOrderGoesWrong(broken, kElements)) << AlgorithmName(algorithm) << " " << at;
+      EXPECT_TRUE(FailsInSomeOrder(broken, kElements)) << AlgorithmName(algorithm) << " " << at;
     }
   }
 }
 
-// Two members that overwrite what they send need a link that holds something.
+// Each member waits for the message of the other before it sends.
 TEST(SimulatorTest, DetectsDeadlock) {
   auto schedules =
       Schedules(2, [](int index) { return AllReduceSchedule(Algorithm::kRing, index, 2, 8); });
-  // Each waits to send for what the other sends.
   for (Schedule& schedule : schedules) schedule[0].after = 1;
   std::vector<MemberData> data(2, MemberData(8));
   EXPECT_NE(Play(schedules, data, 1).error, "");
@@ -292,14 +277,12 @@ TEST(EqualIntervalsTest, CoverDataInOrder) {
   for (const int64_t elements : {0, 1, 5, 1000}) {
     for (int members = 1; members < 9; ++members) {
       const std::vector<Interval> intervals = EqualIntervals(elements, members);
-      ASSERT_EQ(intervals.size(), static_cast<size_t>(members));
-      EXPECT_EQ(intervals.front().begin, 0);
+      ASSERT_EQ(std::ssize(intervals), members);
       EXPECT_EQ(intervals.back().end, elements);
-      for (size_t i = 1; i < intervals.size(); ++i)
-        EXPECT_EQ(intervals[i].begin, intervals[i - 1].end);
-      for (const Interval& interval : intervals) {
-        EXPECT_GE(interval.size(), elements / members);
-        EXPECT_LE(interval.size(), elements / members + 1);
+      for (int i = 0; i < members; ++i) {
+        EXPECT_EQ(intervals[i].begin, i > 0 ? intervals[i - 1].end : 0);
+        EXPECT_GE(intervals[i].size(), elements / members);
+        EXPECT_LE(intervals[i].size(), elements / members + 1);
       }
     }
   }

@@ -51,11 +51,12 @@ TEST(LoopbackTransportTest, TheBackgroundLeavesWhatIsThere) {
   Communicator all(transport, Everybody(4), Transport::kBackground);
   std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8};
   const std::vector<float> before = values;
-  const std::vector<int64_t> offsets = {0, 2, 4, 6, 8};
+  const std::vector<Interval> intervals = EqualIntervals(8, 4);
+  const auto bytes = std::as_writable_bytes(std::span(values));
   for (const Algorithm algorithm :
        {Algorithm::kRing, Algorithm::kButterfly, Algorithm::kHalvingDoubling}) {
-    ASSERT_TRUE(all.ReduceScatterSum(values, offsets, algorithm).ok());
-    ASSERT_TRUE(all.AllGather(values, offsets, algorithm).ok());
+    ASSERT_TRUE(all.ReduceScatter(algorithm, DType::kFloat32, bytes, intervals).ok());
+    ASSERT_TRUE(all.AllGather(algorithm, DType::kFloat32, bytes, intervals).ok());
     EXPECT_EQ(values, before);
   }
 }

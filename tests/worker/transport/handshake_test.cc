@@ -1,5 +1,4 @@
-// The words with which ranks connect: what is encoded comes back, prefixes are unfinished, and what
-// can never be right is refused.
+// The messages with which ranks connect: round trips, incomplete messages and malformed messages.
 #include "worker/transport/handshake.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +48,7 @@ TEST(GreetingTest, PrefixesAndExtensions) {
   EXPECT_FALSE(DecodeGreeting("x" + bytes).ok());
 }
 
-// As soon as the length of a text is too large, so that nobody collects what can never be right.
+// As soon as the length of a text is too large, so that a listener does not buffer invalid bytes.
 TEST(GreetingTest, RejectsOversizedText) {
   Greeting greeting = SomeGreeting();
   greeting.group.run.assign(kMaxText, 'r');
@@ -73,17 +72,17 @@ TEST(GreetingTest, TruncatesLongTexts) {
   EXPECT_EQ((*whole)->wakeups[1].size(), kMaxName);
 }
 
-// All of `bytes` is a word with a head; no less and no more is one.
+// `bytes` is exactly one message with a head.
 template <typename Decode>
 void ExpectExact(const std::string& bytes, Decode decode) {
-  EXPECT_EQ(WholeBytes(bytes), bytes.size());
+  EXPECT_EQ(MessageBytes(bytes), bytes.size());
   EXPECT_TRUE(decode(bytes).ok());
   for (size_t length = 0; length < bytes.size(); ++length) {
     EXPECT_EQ(decode(bytes.substr(0, length)).status().code(), absl::StatusCode::kInvalidArgument)
         << length;
   }
   EXPECT_FALSE(decode(bytes + "x").ok());
-  // A text that ends before the word does.
+  // The fields end before the message.
   std::string longer = bytes + "x";
   ++longer[0];
   EXPECT_FALSE(decode(longer).ok());
@@ -105,7 +104,7 @@ TEST(AnswerTest, RejectsUnknownValues) {
   std::string bytes = Encode(Answer{});
   for (const char code : {0, 5, 9, -1}) {
     bytes[kHeadBytes] = code;
-    EXPECT_FALSE(DecodeAnswer(bytes).ok()) << static_cast<int>(code);
+    EXPECT_FALSE(DecodeAnswer(bytes).ok());
   }
   bytes = Encode(Answer{});
   bytes[kHeadBytes + 9] = 2;

@@ -1,4 +1,4 @@
-// TCP connections over loopback, for the tests of this room.
+// TCP connections over loopback, for the tests of this folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,11 +6,23 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "absl/strings/string_view.h"
 #include "worker/transport/socket.h"
 
 namespace cadre {
+
+// Connects to a listening socket at host:port.
+inline Socket ConnectTo(absl::string_view address) {
+  auto addresses = Resolve(address, false);
+  EXPECT_TRUE(addresses.ok()) << addresses.status();
+  auto socket = StartConnect(addresses->front());
+  EXPECT_TRUE(socket.ok()) << socket.status();
+  pollfd entry{.fd = socket->fd(), .events = POLLOUT};
+  EXPECT_EQ(poll(&entry, 1, 10'000), 1);
+  EXPECT_TRUE(ConnectResult(*socket).ok());
+  return *std::move(socket);
+}
 
 struct SocketPair {
   Socket left;
@@ -21,18 +33,12 @@ struct SocketPair {
 inline SocketPair ConnectedPair() {
   auto listening = ListenOn("127.0.0.1:0");
   EXPECT_TRUE(listening.ok()) << listening.status();
-  auto addresses = Resolve("127.0.0.1:" + std::to_string(*LocalPort(*listening)), false);
-  EXPECT_TRUE(addresses.ok());
-  auto left = StartConnect(addresses->front());
-  EXPECT_TRUE(left.ok());
-  pollfd entry{.fd = listening->fd(), .events = POLLIN};
-  EXPECT_EQ(poll(&entry, 1, 10'000), 1);
+  Socket left = ConnectTo("127.0.0.1:" + std::to_string(*LocalPort(*listening)));
   Socket right(accept4(listening->fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   EXPECT_FALSE(right.empty());
-  EXPECT_TRUE(ConnectResult(*left).ok());
-  TuneConnection(*left);
+  TuneConnection(left);
   TuneConnection(right);
-  return {*std::move(left), std::move(right)};
+  return {std::move(left), std::move(right)};
 }
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// Links over one or more TCP connections: every byte in order whatever the sizes, peeking at
-// elements that arrive in parts, the end, and the number of connections.
+// Links over one or more TCP connections: order of bytes, elements that arrive in parts, the end of
+// a link, and the number of connections.
 #include "worker/transport/tcp_link.h"
 
 #include <gmock/gmock.h>
@@ -36,10 +36,8 @@ LinkPair MakePair(int connections) {
   return {MakeTcpLink(std::move(left)), MakeTcpLink(std::move(right))};
 }
 
-// The byte at a place of the stream.
-std::byte At(uint64_t position) {
-  return static_cast<std::byte>((position * 0x9e3779b97f4a7c15) >> 56);
-}
+// The byte at a position of the stream.
+std::byte At(uint64_t position) { return std::byte((position * 0x9e3779b97f4a7c15) >> 56); }
 
 Bytes Stream(uint64_t position, size_t size) {
   Bytes bytes(size);
@@ -76,12 +74,12 @@ void ReadAll(Link& link, std::span<std::byte> into) {
   }
 }
 
-// What is there without waiting, or after a wait if nothing is.
-std::span<const std::byte> PeekSome(Link& link, size_t most) {
+// At least one available byte; waits for it if necessary.
+std::span<const std::byte> PeekSome(Link& link, size_t limit) {
   while (true) {
-    const auto shown = link.Peek(most);
-    EXPECT_TRUE(shown.ok()) << shown.status();
-    if (!shown.ok() || !shown->empty()) return shown.value_or(std::span<const std::byte>());
+    const auto peeked = link.Peek(limit);
+    EXPECT_TRUE(peeked.ok()) << peeked.status();
+    if (!peeked.ok() || !peeked->empty()) return peeked.value_or(std::span<const std::byte>());
     Wait(link, true, false);
   }
 }
@@ -91,7 +89,7 @@ class TcpLinkTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Connections, TcpLinkTest, ::testing::Values(1, 2, 3, 8),
                          ::testing::PrintToStringParamName());
 
-// Parts of any size, written in twos, read and peeked at in other sizes.
+// Parts of random sizes are written in pairs, and read or peeked in other sizes.
 TEST_P(TcpLinkTest, PreservesOrder) {
   LinkPair pair = MakePair(GetParam());
   constexpr uint64_t kTotal = 20 << 20;
@@ -101,9 +99,9 @@ TEST_P(TcpLinkTest, PreservesOrder) {
       const size_t limit = random() % 4 == 0 ? 3 << 20 : 200;
       const size_t size = std::min<uint64_t>(kTotal - position, 1 + random() % limit);
       const Bytes bytes = Stream(position, size);
-      const auto [first, second] = std::pair(random() % (size + 1), size);
+      const size_t first = random() % (size + 1);
       WriteAll(*pair.left, std::span(bytes).first(first), std::span(bytes).subspan(first));
-      position += second;
+      position += size;
     }
   });
   std::mt19937_64 random(2);
@@ -116,10 +114,10 @@ TEST_P(TcpLinkTest, PreservesOrder) {
       ASSERT_EQ(bytes, Stream(position, size)) << position;
       position += size;
     } else {
-      const auto shown = PeekSome(*pair.right, size);
-      ASSERT_LE(shown.size(), size);
-      ASSERT_EQ(Bytes(shown.begin(), shown.end()), Stream(position, shown.size())) << position;
-      const size_t taken = random() % (shown.size() + 1);
+      const auto peeked = PeekSome(*pair.right, size);
+      ASSERT_LE(peeked.size(), size);
+      ASSERT_EQ(Bytes(peeked.begin(), peeked.end()), Stream(position, peeked.size())) << position;
+      const size_t taken = random() % (peeked.size() + 1);
       pair.right->Consume(taken);
       position += taken;
     }
@@ -127,12 +125,12 @@ TEST_P(TcpLinkTest, PreservesOrder) {
   writer.join();
 }
 
-// Both ends send more than the kernel holds, at the same time.
+// Both ends concurrently send more than the kernel buffers.
 TEST_P(TcpLinkTest, FullDuplex) {
   LinkPair pair = MakePair(GetParam());
   constexpr size_t kBytes = 24 << 20;
-  const auto exchange = [](Link& link, uint64_t ours, uint64_t theirs) {
-    const Bytes out = Stream(ours, kBytes);
+  const auto exchange = [](Link& link, uint64_t own, uint64_t peers) {
+    const Bytes out = Stream(own, kBytes);
     Bytes in(kBytes);
     size_t sent = 0, received = 0;
     while (sent < kBytes || received < kBytes) {
@@ -151,21 +149,21 @@ TEST_P(TcpLinkTest, FullDuplex) {
       }
       if (moved == 0) Wait(link, received < kBytes, sent < kBytes);
     }
-    EXPECT_EQ(in, Stream(theirs, kBytes));
+    EXPECT_EQ(in, Stream(peers, kBytes));
   };
   std::thread other([&] { exchange(*pair.right, 77, 0); });
   exchange(*pair.left, 0, 77);
   other.join();
 }
 
-// A payload that begins at a multiple of 64 of the stream is shown at such an address, however
-// the bytes before it were read and in whatever parts it comes.
+// A payload that begins at a multiple of 64 in the stream is staged at such an address, however the
+// bytes before it were read and however it is divided.
 TEST_P(TcpLinkTest, PeekPreservesAlignment) {
   LinkPair pair = MakePair(GetParam());
   std::mt19937_64 random(3);
   uint64_t position = 0;
   for (int message = 0; message < 200; ++message) {
-    const size_t prefix = 64 + static_cast<size_t>(-position % 64);
+    const size_t prefix = 64 + -position % 64;
     const size_t payload = 8 * (1 + random() % 3000);
     const Bytes bytes = Stream(position, prefix + payload);
     const size_t cut = random() % (bytes.size() + 1);
@@ -174,10 +172,10 @@ TEST_P(TcpLinkTest, PeekPreservesAlignment) {
     Bytes head(prefix);
     ReadAll(*pair.right, head);
     for (size_t done = 0; done < payload;) {
-      const auto shown = PeekSome(*pair.right, payload - done);
-      ASSERT_EQ((reinterpret_cast<uintptr_t>(shown.data()) - done) % 8, 0U);
-      const size_t whole = shown.size() / 8 * 8;
-      for (size_t i = 0; i < whole; ++i) ASSERT_EQ(shown[i], At(position + prefix + done + i));
+      const auto peeked = PeekSome(*pair.right, payload - done);
+      ASSERT_EQ((reinterpret_cast<uintptr_t>(peeked.data()) - done) % 8, 0U);
+      const size_t whole = peeked.size() / 8 * 8;
+      for (size_t i = 0; i < whole; ++i) ASSERT_EQ(peeked[i], At(position + prefix + done + i));
       pair.right->Consume(whole);
       done += whole;
       if (whole == 0) Wait(*pair.right, true, false);
@@ -187,13 +185,13 @@ TEST_P(TcpLinkTest, PeekPreservesAlignment) {
   }
 }
 
-// An element that comes in two parts is waited for asleep, and then shown whole.
+// The reader may sleep while an element is incomplete, and then gets it as a whole.
 TEST_P(TcpLinkTest, IncompleteElementAllowsSleep) {
   LinkPair pair = MakePair(GetParam());
   const Bytes element = Stream(0, 8);
   WriteAll(*pair.left, std::span(element).first(3), {});
-  auto shown = PeekSome(*pair.right, 8);
-  ASSERT_EQ(shown.size(), 3U);
+  auto peeked = PeekSome(*pair.right, 8);
+  ASSERT_EQ(peeked.size(), 3U);
   pair.right->Consume(0);
   std::vector<pollfd> polled;
   ASSERT_TRUE(pair.right->PrepareWait(true, false, polled));
@@ -201,11 +199,10 @@ TEST_P(TcpLinkTest, IncompleteElementAllowsSleep) {
   pair.right->EndWait();
   WriteAll(*pair.left, std::span(element).subspan(3), {});
   EXPECT_EQ(poll(polled.data(), polled.size(), 20'000), 1);
-  shown = PeekSome(*pair.right, 8);
-  EXPECT_EQ(Bytes(shown.begin(), shown.end()), element);
+  peeked = PeekSome(*pair.right, 8);
+  EXPECT_EQ(Bytes(peeked.begin(), peeked.end()), element);
 }
 
-// What was received but not taken keeps its reader awake.
 TEST_P(TcpLinkTest, StagedBytesPreventSleep) {
   LinkPair pair = MakePair(GetParam());
   const Bytes bytes = Stream(0, 200);
@@ -218,7 +215,7 @@ TEST_P(TcpLinkTest, StagedBytesPreventSleep) {
   }
   pair.right->EndWait();
   EXPECT_EQ(PeekSome(*pair.right, 50).size(), 50U);
-  // 140 more are there.
+  // 140 more bytes are staged.
   polled.clear();
   EXPECT_FALSE(pair.right->PrepareWait(true, false, polled));
   EXPECT_TRUE(polled.empty());
@@ -246,40 +243,32 @@ TEST_P(TcpLinkTest, DeliversDataBeforeEnd) {
   EXPECT_EQ(pair.right->Peek(8).status().code(), absl::StatusCode::kUnavailable);
 }
 
-// An end in the middle of an element is an end.
 TEST_P(TcpLinkTest, EndWithinElementFails) {
   LinkPair pair = MakePair(GetParam());
   WriteAll(*pair.left, Stream(0, 3), {});
   pair.left.reset();
   absl::Status status;
   for (int tries = 0; status.ok() && tries < 10; ++tries) {
-    const auto shown = pair.right->Peek(8);
-    status = shown.status();
+    status = pair.right->Peek(8).status();
     if (status.ok()) Wait(*pair.right, true, false);
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
+// Also wakes threads that sleep on either end.
 TEST_P(TcpLinkTest, ShutdownClosesBothEnds) {
   LinkPair pair = MakePair(GetParam());
-  std::thread other([&] {
-    Wait(*pair.right, true, false);
+  const auto sleep_and_read = [](Link& link) {
+    Wait(link, true, false);
     Bytes bytes(8);
-    EXPECT_EQ(pair.right->Read(bytes).status().code(), absl::StatusCode::kUnavailable);
-  });
+    EXPECT_EQ(link.Read(bytes).status().code(), absl::StatusCode::kUnavailable);
+  };
+  std::thread local([&] { sleep_and_read(*pair.left); });
+  std::thread other([&] { sleep_and_read(*pair.right); });
   pair.left->Shutdown();
+  local.join();
   other.join();
-  Bytes bytes(8);
-  EXPECT_EQ(pair.left->Read(bytes).status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(pair.left->Write(bytes, {}).status().code(), absl::StatusCode::kUnavailable);
-}
-
-// A thread that sleeps on its own end is woken, too.
-TEST_P(TcpLinkTest, ShutdownWakesLocalSleeper) {
-  LinkPair pair = MakePair(GetParam());
-  std::thread sleeper([&] { Wait(*pair.left, true, false); });
-  pair.left->Shutdown();
-  sleeper.join();
+  EXPECT_EQ(pair.left->Write(Bytes(8), {}).status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST(ConnectionsForTest, FollowsBandwidthDelayProduct) {

@@ -1,13 +1,14 @@
-// Whether the ranks that are about to pair data over NCCL mean the same.
+// Compares the calls of different ranks before NCCL executes them.
 //
-// NCCL's messages carry no tags: ranks that obey different plans would wait for one another for
-// ever, or take one tensor for another. So the first time that two ranks are joined by a call of
-// its kind, they compare, over the host transport, what they are about to do: the call's tag, and
-// how many messages of which lengths go between them. Later calls of that kind cost nothing. What
-// is known is known by pairs, and so the same to both: ranks that have agreed on every call so far
-// differ in the first one that is new to both.
+// NCCL's messages carry no tags: ranks that execute different plans would block forever or accept a
+// wrong tensor. Therefore, when a call of a new kind connects two ranks, they first compare over
+// the host transport the tag of the call and the number, lengths and rounds of the messages between
+// them. Later calls of the same kind cost nothing. Each pair of ranks remembers the calls that it
+// has compared, so both ranks of a pair know the same kinds, and detect the first call that
+// differs.
 //
-// Uses channel kMoves of the host transport. Threads: the one that calls on the data's transport.
+// Uses channel kMoves of the host transport, which is borrowed. Thread: the one that calls the data
+// transport.
 #pragma once
 
 #include <cstddef>
@@ -25,15 +26,14 @@ namespace cadre {
 
 class NcclAgreement {
  public:
-  // Borrows the transport.
   explicit NcclAgreement(Transport& host) : host_(host) {}
 
-  // Errors: Internal where they differ, naming both pairs; the host transport's.
+  // Errors: Internal, naming both ranks, if they differ; those of the host transport.
   absl::Status Check(int channel, const CallTag& tag, std::span<const Transfer> transfers);
   absl::Status Check(int channel, const CallTag& tag, const NativeCall& call);
 
  private:
-  // What this rank thinks of what goes between it and a peer.
+  // Digests of the messages between this rank and a peer.
   struct PairDigest {
     int peer = 0;
     uint64_t sent = 0;
@@ -42,7 +42,7 @@ class NcclAgreement {
 
   // Reorders the pairs.
   absl::Status Compare(int channel, const CallTag& tag, std::span<PairDigest> pairs);
-  // True: calls of this kind have been agreed on with the peer.
+  // Whether calls of this kind have been compared with the peer; remembers the kind.
   bool IsKnown(int channel, const CallTag& tag, const PairDigest& pair);
   absl::Status CompareWith(const CallTag& tag, const PairDigest& pair);
 

@@ -1,5 +1,4 @@
-// What Cadre uses of NCCL, as a table of functions: those of the library, loaded when asked for, or
-// those of a test.
+// The functions of NCCL that Cadre uses, as a table: those of the library, or those of a test.
 //
 // A value; thread-safe.
 #pragma once
@@ -12,44 +11,34 @@
 namespace cadre {
 
 struct NcclApi {
-  ncclResult_t (*version)(int* version) = nullptr;
-  ncclResult_t (*unique_id)(ncclUniqueId* id) = nullptr;
-  ncclResult_t (*init)(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
-                       ncclConfig_t* config) = nullptr;
-  ncclResult_t (*split)(ncclComm_t comm, int color, int key, ncclComm_t* made,
-                        ncclConfig_t* config) = nullptr;
-  ncclResult_t (*finalize)(ncclComm_t comm) = nullptr;
-  ncclResult_t (*destroy)(ncclComm_t comm) = nullptr;
-  ncclResult_t (*abort)(ncclComm_t comm) = nullptr;
-  // What goes on in the background of a non-blocking communicator: ncclInProgress, or an error.
-  ncclResult_t (*async_error)(ncclComm_t comm, ncclResult_t* error) = nullptr;
-  const char* (*error_text)(ncclResult_t result) = nullptr;
-  const char* (*last_error)(ncclComm_t comm) = nullptr;
+  decltype(&ncclGetVersion) version = nullptr;
+  decltype(&ncclGetUniqueId) unique_id = nullptr;
+  decltype(&ncclCommInitRankConfig) init = nullptr;
+  decltype(&ncclCommSplit) split = nullptr;
+  decltype(&ncclCommFinalize) finalize = nullptr;
+  decltype(&ncclCommDestroy) destroy = nullptr;
+  decltype(&ncclCommAbort) abort = nullptr;
+  // State of a non-blocking communicator: ncclSuccess, ncclInProgress or an error.
+  decltype(&ncclCommGetAsyncError) async_error = nullptr;
+  decltype(&ncclGetErrorString) error_text = nullptr;
+  decltype(&ncclGetLastError) last_error = nullptr;
 
-  ncclResult_t (*group_start)() = nullptr;
-  ncclResult_t (*group_end)() = nullptr;
-  ncclResult_t (*send)(const void* from, size_t count, ncclDataType_t type, int peer,
-                       ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*receive)(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                          cudaStream_t stream) = nullptr;
-  ncclResult_t (*all_reduce)(const void* from, void* to, size_t count, ncclDataType_t type,
-                             ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*reduce)(const void* from, void* to, size_t count, ncclDataType_t type,
-                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*reduce_scatter)(const void* from, void* to, size_t count, ncclDataType_t type,
-                                 ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*all_gather)(const void* from, void* to, size_t count, ncclDataType_t type,
-                             ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*broadcast)(const void* from, void* to, size_t count, ncclDataType_t type, int root,
-                            ncclComm_t comm, cudaStream_t stream) = nullptr;
+  decltype(&ncclGroupStart) group_start = nullptr;
+  decltype(&ncclGroupEnd) group_end = nullptr;
+  decltype(&ncclSend) send = nullptr;
+  decltype(&ncclRecv) receive = nullptr;
+  decltype(&ncclAllReduce) all_reduce = nullptr;
+  decltype(&ncclReduce) reduce = nullptr;
+  decltype(&ncclReduceScatter) reduce_scatter = nullptr;
+  decltype(&ncclAllGather) all_gather = nullptr;
+  decltype(&ncclBroadcast) broadcast = nullptr;
 
-  ncclResult_t (*register_memory)(ncclComm_t comm, void* memory, size_t bytes,
-                                  void** handle) = nullptr;
-  ncclResult_t (*deregister_memory)(ncclComm_t comm, void* handle) = nullptr;
+  decltype(&ncclCommRegister) register_memory = nullptr;
+  decltype(&ncclCommDeregister) deregister_memory = nullptr;
 };
 
-// Errors: FailedPrecondition, saying which library is missing or too old, where it was looked for
-// and how to get it.
+// Errors: FailedPrecondition, stating which library is missing or too old, which paths were
+// searched and how to install it.
 absl::StatusOr<NcclApi> LoadNccl(const LibrarySearch& search);
 
 }  // namespace cadre

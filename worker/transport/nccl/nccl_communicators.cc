@@ -1,3 +1,12 @@
+// Failure protocol. Any thread may find the first error: the enqueuing thread, the watcher, or a
+// caller of Fail. RecordFirst stores it and fails the device in one critical section. The watcher
+// waits on the same mutex and aborts the communicators afterwards, while Fail forwards the error to
+// the peers over the host transport. The order matters: an abort releases streams that wait for a
+// peer, and a caller that synchronizes with such a stream must find the device failed; otherwise it
+// would accept the memory of the interrupted collective as a result.
+//
+// Aborts may block forever, so they run without mutex_, on threads of their own, after the handles
+// have been taken out of comms_.
 #include "worker/transport/nccl/nccl_communicators.h"
 
 #include <glog/logging.h>
@@ -13,28 +22,25 @@
 namespace cadre {
 namespace {
 
-// Between two looks of the watcher.
+// Interval at which the watcher polls.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(2);
-// When NCCL has lost somebody, the host transport says whom within so long, or not at all.
+// Maximum time to wait for the host transport to name the peer that NCCL has lost.
 constexpr absl::Duration kPeerNameDelay = absl::Milliseconds(20);
-// A group that is being enqueued is over within microseconds; one that is not hangs for the very
-// reason that aborts it.
+// Enqueuing a group takes microseconds unless it blocks, for the reason that the abort is about.
 constexpr absl::Duration kEnqueueTimeout = absl::Milliseconds(100);
-// Peers that are gone already cannot say goodbye to NCCL.
+// NCCL cannot finalize if peers have exited already.
 constexpr absl::Duration kFinalizeTimeout = absl::Seconds(5);
-// An end that takes longer on a device that is lost will not come.
+// On a lost device an end that takes longer never returns.
 constexpr absl::Duration kEndTimeoutLost = absl::Seconds(1);
-// Looks that follow one another without a pause: connections that stand take microseconds.
+// Polls without a pause; over established connections an operation takes microseconds.
 constexpr int kQuickPolls = 2000;
 constexpr absl::Duration kPause = absl::Microseconds(50);
 
-bool IsError(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
-
-// Waits a little more with every call.
+// Pauses between polls.
 class PollTimer {
  public:
   explicit PollTimer(absl::Duration limit) : deadline_(absl::Now() + limit) {}
-  // False: it is over.
+  // Returns false after the deadline.
   bool Wait() {
     if (polls_++ < kQuickPolls) {
       std::this_thread::yield();
@@ -52,33 +58,44 @@ class PollTimer {
 }  // namespace
 
 NcclCommunicators::NcclCommunicators(const NcclApi& api, CudaDevice& device, Transport& host,
-                                     absl::Duration timeout, absl::Duration ending)
-    : api_(api), device_(device), host_(host), timeout_(timeout), ending_(ending), watcher_([this] {
-        Watch();
-      }) {}
+                                     absl::Duration timeout, absl::Duration end_timeout)
+    : api_(api),
+      device_(device),
+      host_(host),
+      timeout_(timeout),
+      end_timeout_(end_timeout),
+      watcher_([this] { Watch(); }) {}
 
 NcclCommunicators::~NcclCommunicators() {
-  StopWatching();
-  // What the watcher has not seen any more; peers would wait for this rank.
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  watcher_.join();
+  // The device may have failed since the watcher's last poll; the peers would wait for this rank.
   absl::Status device = SetDevice();
   if (device.ok()) device = device_.status();
   if (!device.ok()) Fail(std::move(device));
-  std::vector<std::shared_ptr<Comm>> all;
-  bool failed = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    failed = Failed();
-    if (!failed) all.swap(all_);
-  }
-  if (failed) AbortAll();  // What the watcher has not.
-  // The youngest first: splits before what they were split from.
-  for (auto one = all.rbegin(); one != all.rend(); ++one) {
-    if ((*one)->handle == nullptr) continue;
-    for (const auto& [memory, handle] : (*one)->registered) {
-      api_.deregister_memory((*one)->handle, handle);
+  // In reverse order of creation: splits before their parents.
+  while (true) {
+    std::shared_ptr<Comm> comm;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (Failed() || comms_.empty()) break;
+      comm = std::move(comms_.back());
+      comms_.pop_back();
     }
-    EndComms(Finalize((*one)->handle) ? api_.destroy : api_.abort, {{(*one)->handle, *one}});
+    if (comm->handle == nullptr) continue;
+    for (const auto& [memory, handle] : comm->registered) {
+      api_.deregister_memory(comm->handle, handle);
+    }
+    const absl::Status finalized = Finalize(comm->handle);
+    // Not after a timeout: peers that have exited do not make results invalid.
+    if (!finalized.ok() && !absl::IsDeadlineExceeded(finalized)) Fail(finalized);
+    EndComms(finalized.ok() ? api_.destroy : api_.abort, {{comm->handle, comm}});
   }
+  // Those that the watcher has not aborted.
+  AbortAll();
 }
 
 absl::Status NcclCommunicators::SetDevice() {
@@ -88,49 +105,63 @@ absl::Status NcclCommunicators::SetDevice() {
   return device_.status();
 }
 
-bool NcclCommunicators::Finalize(ncclComm_t comm) {
+absl::Status NcclCommunicators::Finalize(ncclComm_t comm) {
   ncclResult_t state = api_.finalize(comm);
   PollTimer timer(kFinalizeTimeout);
   while (state == ncclInProgress) {
-    const bool group_failed = !host_.Poll().ok();
-    if (group_failed || !timer.Wait()) return false;
-    if (IsError(api_.async_error(comm, &state))) return false;
+    CADRE_RETURN_IF_ERROR(host_.Poll());
+    if (!timer.Wait()) return absl::DeadlineExceededError("NCCL did not finalize a communicator");
+    const ncclResult_t polled = api_.async_error(comm, &state);
+    if (IsError(polled)) state = polled;
   }
-  return state == ncclSuccess;
+  if (state == ncclSuccess) return absl::OkStatus();
+  return NcclStatus(api_, state, comm, "finalizing a communicator");
 }
 
 int NcclCommunicators::Add(absl::string_view name) {
   absl::MutexLock lock(&mutex_);
-  all_.push_back(std::make_shared<Comm>());
-  all_.back()->name = std::string(name);
-  return static_cast<int>(all_.size()) - 1;
+  comms_.push_back(std::make_shared<Comm>());
+  comms_.back()->name = std::string(name);
+  return std::ssize(comms_) - 1;
 }
 
 absl::StatusOr<int> NcclCommunicators::Make(const ncclUniqueId& id, absl::string_view name) {
   const int number = Add(name);
-  const std::string what = absl::StrCat("connecting ", host_.size(), " ranks for ", name);
-  if (absl::Status selected = SetDevice(); !selected.ok()) return FailedWith(std::move(selected));
-  absl::Status error;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (Failed()) return status_;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    Comm& one = At(number);
-    one.making = what;
-    const ncclResult_t result = api_.init(&one.made, host_.size(), id, host_.rank(), &config);
-    one.handle = one.made;
-    if (IsError(result)) error = ErrorOf(one, result, what);
-  }
-  if (!error.ok()) return FailedWith(std::move(error));
-  CADRE_RETURN_IF_ERROR(AwaitReady(number, what));
+  CADRE_RETURN_IF_ERROR(
+      Create(number, absl::StrCat("connecting ", host_.size(), " ranks for ", name),
+             [&](Comm& comm, ncclConfig_t& config) {
+               const ncclResult_t result =
+                   api_.init(&comm.created, host_.size(), id, host_.rank(), &config);
+               comm.handle = comm.created;
+               return result;
+             }));
   return number;
 }
 
 absl::StatusOr<int> NcclCommunicators::Split(int parent, int color, int key,
                                              absl::string_view name) {
   const int number = Add(name);
-  const std::string what = absl::StrCat("splitting NCCL's communicator for ", name);
+  const std::string operation = absl::StrCat("splitting NCCL's communicator for ", name);
+  CADRE_RETURN_IF_ERROR(
+      Create(parent, operation,
+             [&](Comm& from, ncclConfig_t& config) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+               from.splitting = comms_[number];
+               return api_.split(from.handle, color, key, &from.splitting->created, &config);
+             }));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (Failed()) return status_;
+    At(parent).splitting = nullptr;
+    At(number).handle = At(number).created;
+    At(number).operation = operation;
+  }
+  CADRE_RETURN_IF_ERROR(AwaitReady(number, operation));
+  return number;
+}
+
+absl::Status NcclCommunicators::Create(
+    int busy, const std::string& operation,
+    absl::FunctionRef<ncclResult_t(Comm& busy, ncclConfig_t& config)> create) {
   if (absl::Status selected = SetDevice(); !selected.ok()) return FailedWith(std::move(selected));
   absl::Status error;
   {
@@ -138,23 +169,13 @@ absl::StatusOr<int> NcclCommunicators::Split(int parent, int color, int key,
     if (Failed()) return status_;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    Comm& from = At(parent);
-    from.making = what;
-    from.splitting = all_[number];
-    const ncclResult_t result = api_.split(from.handle, color, key, &At(number).made, &config);
-    if (IsError(result)) error = ErrorOf(from, result, what);
+    Comm& comm = At(busy);
+    comm.operation = operation;
+    const ncclResult_t result = create(comm, config);
+    if (IsError(result)) error = ErrorOf(comm, result, operation);
   }
   if (!error.ok()) return FailedWith(std::move(error));
-  CADRE_RETURN_IF_ERROR(AwaitReady(parent, what));
-  {
-    absl::MutexLock lock(&mutex_);
-    if (Failed()) return status_;
-    At(parent).splitting = nullptr;
-    At(number).handle = At(number).made;
-    At(number).making = what;
-  }
-  CADRE_RETURN_IF_ERROR(AwaitReady(number, what));
-  return number;
+  return AwaitReady(busy, operation);
 }
 
 absl::Status NcclCommunicators::Enqueue(int number, const CallTag& tag,
@@ -172,6 +193,7 @@ absl::Status NcclCommunicators::Enqueue(int number, const CallTag& tag,
   ncclResult_t result = api_.group_start();
   if (result == ncclSuccess) {
     result = calls(comm);
+    // Also after an error, because a group must be closed.
     ended = api_.group_end();
     if (!IsError(result)) result = ended;
   }
@@ -187,17 +209,17 @@ absl::Status NcclCommunicators::Enqueue(int number, const CallTag& tag,
   return AwaitReady(number, tag.ToString());
 }
 
-ncclResult_t NcclCommunicators::StateOf(const Comm& one) {
-  if (one.handle == nullptr) return ncclSuccess;
+ncclResult_t NcclCommunicators::StateOf(const Comm& comm) {
+  if (comm.handle == nullptr) return ncclSuccess;
   ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = api_.async_error(one.handle, &state);
-  return IsError(asked) ? asked : state;
+  const ncclResult_t result = api_.async_error(comm.handle, &state);
+  return IsError(result) ? result : state;
 }
 
-absl::Status NcclCommunicators::ErrorOf(const Comm& one, ncclResult_t state,
+absl::Status NcclCommunicators::ErrorOf(const Comm& comm, ncclResult_t error,
                                         absl::string_view what) {
-  return one.making.empty() ? NcclStatus(api_, state, one.handle, what)
-                            : NcclInitStatus(api_, state, one.handle, one.making);
+  return comm.operation.empty() ? NcclStatus(api_, error, comm.handle, what)
+                                : NcclInitStatus(api_, error, comm.handle, comm.operation);
 }
 
 absl::Status NcclCommunicators::AwaitReady(int number, absl::string_view what) {
@@ -207,46 +229,43 @@ absl::Status NcclCommunicators::AwaitReady(int number, absl::string_view what) {
     {
       absl::MutexLock lock(&mutex_);
       if (Failed()) return status_;
-      Comm& one = At(number);
-      const ncclResult_t state = StateOf(one);
+      Comm& comm = At(number);
+      const ncclResult_t state = StateOf(comm);
       if (state == ncclSuccess) {
-        one.making.clear();
+        comm.operation.clear();
         return absl::OkStatus();
       }
-      if (IsError(state)) error = ErrorOf(one, state, what);
+      if (IsError(state)) error = ErrorOf(comm, state, what);
     }
     if (!error.ok()) return FailedWith(WithLostPeer(error));
     if (timer.Wait()) continue;
     return FailedWith(absl::DeadlineExceededError(
-        absl::StrCat(what, ": rank ", host_.rank(), " has waited ", absl::FormatDuration(timeout_),
-                     " for NCCL to reach the other ranks: one of them is late, or its network "
-                     "cannot be reached")));
+        absl::StrCat(what, ": rank ", host_.rank(), " waited ", absl::FormatDuration(timeout_),
+                     " for NCCL to connect to the other ranks: a rank is late, or its network is "
+                     "not reachable")));
   }
 }
 
 void NcclCommunicators::Register(void* memory, size_t bytes) {
   if (!SetDevice().ok()) return;
   absl::MutexLock lock(&mutex_);
-  for (const std::shared_ptr<Comm>& one : all_) {
-    if (Failed() || one->handle == nullptr) continue;
+  for (const std::shared_ptr<Comm>& comm : comms_) {
+    if (Failed() || comm->handle == nullptr) continue;
     void* handle = nullptr;
-    if (api_.register_memory(one->handle, memory, bytes, &handle) != ncclSuccess) continue;
-    if (handle != nullptr) one->registered.emplace_back(memory, handle);
+    if (api_.register_memory(comm->handle, memory, bytes, &handle) != ncclSuccess) continue;
+    if (handle != nullptr) comm->registered.emplace_back(memory, handle);
   }
 }
 
 void NcclCommunicators::Deregister(void* memory) {
   if (const absl::Status selected = SetDevice(); !selected.ok()) LOG(WARNING) << selected;
   absl::MutexLock lock(&mutex_);
-  for (const std::shared_ptr<Comm>& one : all_) {
-    const auto gone = std::remove_if(one->registered.begin(), one->registered.end(),
-                                     [&](const std::pair<void*, void*>& each) {
-                                       if (each.first != memory) return false;
-                                       if (one->handle != nullptr)
-                                         api_.deregister_memory(one->handle, each.second);
-                                       return true;
-                                     });
-    one->registered.erase(gone, one->registered.end());
+  for (const std::shared_ptr<Comm>& comm : comms_) {
+    std::erase_if(comm->registered, [&](const std::pair<void*, void*>& entry) {
+      if (entry.first != memory) return false;
+      if (comm->handle != nullptr) api_.deregister_memory(comm->handle, entry.second);
+      return true;
+    });
   }
 }
 
@@ -254,9 +273,7 @@ bool NcclCommunicators::RecordFirst(const absl::Status& error) {
   CHECK(!error.ok());
   absl::MutexLock lock(&mutex_);
   if (Failed()) return false;
-  // The device fails before the watcher can see the error. An abort releases streams that wait for a
-  // peer, and a caller who synchronizes with such a stream must then find the device failed:
-  // otherwise it would take the memory of the interrupted collective for a result.
+  // The device fails before the watcher can see the error and abort.
   device_.Fail(error);
   status_ = error;
   return true;
@@ -283,14 +300,15 @@ absl::Status NcclCommunicators::status() const {
 }
 
 void NcclCommunicators::Watch() {
-  // What NCCL does when it aborts is about this device.
+  // Aborts apply to the current device of the thread.
   device_.api().set_device(device_.ordinal());
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      const auto over = [this]()
-                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || Failed(); };
-      mutex_.AwaitWithTimeout(absl::Condition(&over), kWatchInterval);
+      const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || Failed();
+      };
+      mutex_.AwaitWithTimeout(absl::Condition(&ended), kWatchInterval);
       if (Failed()) break;
       if (stopping_) return;
     }
@@ -308,11 +326,11 @@ absl::Status NcclCommunicators::Poll() {
 absl::Status NcclCommunicators::CheckComms() {
   absl::MutexLock lock(&mutex_);
   if (enqueuing_ && absl::Now() < enqueuing_since_ + kEnqueueTimeout) return absl::OkStatus();
-  for (const std::shared_ptr<Comm>& one : all_) {
-    const ncclResult_t state = StateOf(*one);
+  for (const std::shared_ptr<Comm>& comm : comms_) {
+    const ncclResult_t state = StateOf(*comm);
     if (!IsError(state)) continue;
-    return ErrorOf(*one, state,
-                   absl::StrCat("rank ", host_.rank(), ", ", one->name, ", at the latest in ",
+    return ErrorOf(*comm, state,
+                   absl::StrCat("rank ", host_.rank(), ", ", comm->name, ", at the latest in ",
                                 last_.ToString()));
   }
   return absl::OkStatus();
@@ -322,9 +340,9 @@ absl::Status NcclCommunicators::WithLostPeer(const absl::Status& error) const {
   if (!absl::IsUnavailable(error)) return error;
   const absl::Time until = absl::Now() + kPeerNameDelay;
   while (host_.Poll().ok() && absl::Now() < until) absl::SleepFor(kPause);
-  const absl::Status named = host_.status();
-  if (named.ok() || named == error) return error;
-  return absl::Status(named.code(), absl::StrCat(named.message(), "; ", error.message()));
+  const absl::Status loss = host_.status();
+  if (loss.ok() || loss == error) return error;
+  return absl::Status(loss.code(), absl::StrCat(loss.message(), "; ", error.message()));
 }
 
 void NcclCommunicators::AbortAll() {
@@ -333,65 +351,58 @@ void NcclCommunicators::AbortAll() {
     absl::MutexLock lock(&mutex_);
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !enqueuing_; };
     mutex_.AwaitWithTimeout(absl::Condition(&idle), kEnqueueTimeout);
-    for (const std::shared_ptr<Comm>& one : all_) {
-      one->registered.clear();
-      if (one->handle == nullptr) continue;
-      comms.emplace_back(std::exchange(one->handle, nullptr), one);
+    for (const std::shared_ptr<Comm>& comm : comms_) {
+      comm->registered.clear();
+      if (comm->handle == nullptr) continue;
+      comms.emplace_back(std::exchange(comm->handle, nullptr), comm);
     }
   }
   EndComms(api_.abort, std::move(comms));
 }
 
-void NcclCommunicators::EndComms(ncclResult_t (*end)(ncclComm_t),
+void NcclCommunicators::EndComms(EndFunction end,
                                  std::vector<std::pair<ncclComm_t, std::shared_ptr<Comm>>> comms) {
   struct Ending {
     std::thread thread;
-    std::shared_ptr<absl::Notification> over;
+    std::shared_ptr<absl::Notification> done;
   };
-  std::vector<Ending> ends;
-  for (auto& [comm, one] : comms) {
-    auto over = std::make_shared<absl::Notification>();
-    // Everything that the thread uses is its own, and so is what NCCL still writes to: it may
-    // outlive this object.
+  std::vector<Ending> endings;
+  for (auto& [handle, comm] : comms) {
+    auto done = std::make_shared<absl::Notification>();
+    // The thread owns all that it and NCCL use, because it may outlive this object.
     std::thread thread([end, set_device = device_.api().set_device, ordinal = device_.ordinal(),
-                        comm = comm, one = std::move(one), over] {
+                        handle = handle, comm = std::move(comm), done] {
       set_device(ordinal);
-      end(comm);
-      // With that a split has come to its end as well: to none, or to one that nobody else has.
-      if (one->splitting != nullptr && one->splitting->made != nullptr) {
-        end(one->splitting->made);
+      end(handle);
+      // This has also ended a split in progress, which may have created a communicator.
+      if (comm->splitting != nullptr && comm->splitting->created != nullptr) {
+        end(comm->splitting->created);
       }
-      over->Notify();
+      done->Notify();
     });
-    ends.push_back({std::move(thread), std::move(over)});
+    endings.push_back({std::move(thread), std::move(done)});
   }
   const absl::Time begin = absl::Now();
   const auto late = [&] {
-    return absl::Now() - begin > (device_.lost() ? std::min(kEndTimeoutLost, ending_) : ending_);
+    const absl::Duration limit =
+        device_.lost() ? std::min(kEndTimeoutLost, end_timeout_) : end_timeout_;
+    return absl::Now() - begin > limit;
   };
-  int left = 0;
-  for (Ending& each : ends) {
-    while (!each.over->WaitForNotificationWithTimeout(kWatchInterval) && !late()) {
+  int abandoned = 0;
+  for (Ending& ending : endings) {
+    while (!ending.done->WaitForNotificationWithTimeout(kWatchInterval) && !late()) {
     }
-    if (each.over->HasBeenNotified()) {
-      each.thread.join();
+    if (ending.done->HasBeenNotified()) {
+      ending.thread.join();
     } else {
-      each.thread.detach();
-      ++left;
+      ending.thread.detach();
+      ++abandoned;
     }
   }
-  if (left == 0) return;
-  LOG(WARNING) << "NCCL has not ended " << left << " of " << ends.size()
-               << " communicators; they are left unfinished"
+  if (abandoned == 0) return;
+  LOG(WARNING) << "NCCL did not end " << abandoned << " of " << endings.size()
+               << " communicators; they are abandoned"
                << (device_.lost() ? ", since the device is lost" : "");
-}
-
-void NcclCommunicators::StopWatching() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  watcher_.join();
 }
 
 }  // namespace cadre

@@ -1,18 +1,20 @@
-// The NCCL communicators of one rank: made, selected, split, and brought to an end together.
+// The NCCL communicators of one rank: their creation, use and end.
 //
-// They are non-blocking: no call of NCCL holds its caller, so every wait here has a deadline and
-// sees the first error, wherever it comes from. A watcher thread looks every few milliseconds for
-// errors that NCCL finds in the background, for the end of the host transport and for a device that
-// failed. The first error is told to all three, and then all communicators are aborted, which makes
-// the device give up what it waits for. Their end may itself wait for ever, for a context that is
-// dead or a graph that is not gone: it has a thread of its own, which is left group_failed after a
-// while, and soon where the device is lost.
+// They are non-blocking: no call of NCCL blocks its caller, so every wait here has a deadline and
+// ends with the first error. A watcher thread polls for asynchronous errors of NCCL, failures of
+// the host transport and failures of the device. The first error fails all three, and then all
+// communicators are aborted, which releases the streams that wait for a lost peer. Each abort runs
+// on a thread of its own, because it may block forever (a broken context, a graph that still
+// exists); such a thread is abandoned after a while, earlier if the device is lost.
 //
-// Owns the communicators and the watcher. Borrows the rest, which outlives it, but for NCCL itself,
-// in which an end that was left group_failed stays. Recordings (device.h) of calls on a
-// communicator are gone before this object: NCCL waits for them.
+// Guarantees: the device has failed before a communicator is aborted because of an error, so a
+// caller that synchronizes with an interrupted collective gets an error and never partial data.
 //
-// Threads: Fail and status() are thread-safe; everything else is for the one thread that enqueues.
+// Owns the communicators and the watcher; borrows the rest, which must outlive it. The functions of
+// the table must remain callable afterwards, by abandoned threads. Captured graphs that use a
+// communicator must be destroyed before this object, because NCCL waits for them.
+//
+// Threads: Fail and status() are thread-safe; everything else is for the thread that enqueues.
 #pragma once
 
 #include <memory>
@@ -36,98 +38,106 @@ namespace cadre {
 
 class NcclCommunicators {
  public:
-  // `timeout`: longest wait for other ranks to do their part, in making a communicator and in
-  // connecting to peers. `ending`: for NCCL to abort or destroy one.
+  // `timeout`: maximum time to wait for other ranks, when a communicator is created and when it
+  // connects to peers. `end_timeout`: maximum time for NCCL to abort or destroy a communicator.
   NcclCommunicators(const NcclApi& api, CudaDevice& device, Transport& host, absl::Duration timeout,
-                    absl::Duration ending = absl::Seconds(10));
-  // Finalizes and destroys; aborts what does not end within a few seconds, and after an error all.
-  // Waits for no call of NCCL for ever.
+                    absl::Duration end_timeout = absl::Seconds(10));
+  // Finalizes and destroys all communicators; aborts them after an error or if NCCL does not
+  // finalize within a few seconds. Never blocks forever.
   ~NcclCommunicators();
   NcclCommunicators(const NcclCommunicators&) = delete;
   NcclCommunicators& operator=(const NcclCommunicators&) = delete;
 
-  // All ranks call it with one id. Returns the communicator's number. `name`, for people.
-  // Errors: DeadlineExceeded, saying what is waited for; those of nccl_error.h; the first error.
+  // Creates a communicator of all ranks, which call it with equal ids, and returns its number.
+  // `name` is used in messages. Errors: DeadlineExceeded, naming the operation; those of
+  // nccl_error.h; the first error.
   absl::StatusOr<int> Make(const ncclUniqueId& id, absl::string_view name);
-  // All members of `parent` call it; those of one color get one of their own, ordered by key.
+  // Splits `parent` into one communicator per color, with ranks in the order of `key`. A collective
+  // of all members of `parent`. Errors: as Make.
   absl::StatusOr<int> Split(int parent, int color, int key, absl::string_view name);
 
-  // What `calls` enqueues with the communicator goes as one group.
+  // Enqueues the operations of `calls` as one group. Errors: as Make.
   absl::Status Enqueue(int number, const CallTag& tag,
                        absl::FunctionRef<ncclResult_t(ncclComm_t)> calls);
 
-  // Every communicator may map the memory. What NCCL refuses stays as it is.
+  // Lets every communicator map the memory; failures are ignored.
   void Register(void* memory, size_t bytes);
   void Deregister(void* memory);
 
-  // The first error stays. Requires: !error.ok().
+  // Fails the group, unless it has failed already. Requires: !error.ok().
   void Fail(absl::Status error) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The first error, or OK; the host transport's and the device's are seen at once.
+  // The first error, or OK. Includes failures of the host transport and the device that the watcher
+  // has not noticed yet.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Comm {
     std::string name;
+    // Null until the communicator is created, and when its end has begun.
     ncclComm_t handle = nullptr;
-    // Where NCCL writes what it makes, and may once more when that ends.
-    ncclComm_t made = nullptr;
-    // What is being split from it.
+    // Where NCCL stores a new communicator, possibly as late as during an abort.
+    ncclComm_t created = nullptr;
+    // The communicator that is being split from this one.
     std::shared_ptr<Comm> splitting;
-    // What is being made of it, in words; empty otherwise.
-    std::string making;
-    // Memory and what NCCL calls it.
+    // Description of the operation that creates the communicator; empty when none is in progress.
+    std::string operation;
+    // Registered memory and NCCL's handles of it.
     std::vector<std::pair<void*, void*>> registered;
   };
+  using EndFunction = ncclResult_t (*)(ncclComm_t);
 
   bool Failed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !status_.ok(); }
-  Comm& At(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return *all_[number]; }
-  // NCCL's calls are about the calling thread's device, and a new thread's is the machine's first.
+  Comm& At(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return *comms_[number]; }
+  // Selects the device in the calling thread; a new thread would use the first device of the host.
   absl::Status SetDevice();
-  // Keeps the first error; true where this is it.
+  // Records the first error and fails the device; returns false if an error was recorded before.
   bool RecordFirst(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Fails with `error` unless something was first; returns what was.
+  // Calls Fail and returns the first error.
   absl::Status FailedWith(absl::Status error) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Until the communicator has nothing under way on the host.
+  // Runs `create`, which starts an operation on communicator `busy`, and waits for its end.
+  absl::Status Create(int busy, const std::string& operation,
+                      absl::FunctionRef<ncclResult_t(Comm& busy, ncclConfig_t& config)> create)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the communicator has no operation in progress on the host.
   absl::Status AwaitReady(int number, absl::string_view what) ABSL_LOCKS_EXCLUDED(mutex_);
-  // What NCCL says of one; success where there is none.
-  ncclResult_t StateOf(const Comm& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `state` in words. Requires: an error.
-  absl::Status ErrorOf(const Comm& one, ncclResult_t state, absl::string_view what)
+  // NCCL's state of the communicator; ncclSuccess if it does not exist.
+  ncclResult_t StateOf(const Comm& comm) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The status of an error. `what` describes the attempt unless the communicator is being created.
+  absl::Status ErrorOf(const Comm& comm, ncclResult_t error, absl::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int Add(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // -- the watcher's
+  // The watcher thread.
   void Watch() ABSL_LOCKS_EXCLUDED(mutex_);
-  // An error that is new; OK where there is none.
+  // Returns a new error of the host transport, the device or NCCL, or OK.
   absl::Status Poll() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CheckComms() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The host transport may know whom NCCL has lost.
+  // Adds the name of the lost peer to an Unavailable error if the host transport knows it.
   absl::Status WithLostPeer(const absl::Status& error) const;
-  void AbortAll() ABSL_LOCKS_EXCLUDED(mutex_);
-  // `end` of each, beside one another: one may wait for work on the device that stands behind
-  // another's. Returns when all have ended, and no later than after a few seconds.
-  void EndComms(ncclResult_t (*end)(ncclComm_t),
-                std::vector<std::pair<ncclComm_t, std::shared_ptr<Comm>>> comms);
 
-  // -- the end
-  void StopWatching() ABSL_LOCKS_EXCLUDED(mutex_);
-  // False: it did not end.
-  bool Finalize(ncclComm_t comm);
+  // Aborts all communicators.
+  void AbortAll() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls `end` for each communicator, concurrently, because one end may wait for work on the
+  // device that is enqueued after work of another communicator. Returns when all have ended or have
+  // been abandoned.
+  void EndComms(EndFunction end, std::vector<std::pair<ncclComm_t, std::shared_ptr<Comm>>> comms);
+  // Errors: that of the host transport or of NCCL; DeadlineExceeded.
+  absl::Status Finalize(ncclComm_t comm);
 
   const NcclApi& api_;
   CudaDevice& device_;
   Transport& host_;
   const absl::Duration timeout_;
-  const absl::Duration ending_;
+  const absl::Duration end_timeout_;
 
-  // Held for every call of NCCL on a communicator but for its abort and a group: while one of those
-  // is enqueued nothing else is called, unless it hangs.
+  // Held during every call of NCCL on a communicator except aborts and the calls of a group. While
+  // a group is enqueued, no other call is made, unless the group blocks.
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<Comm>> all_ ABSL_GUARDED_BY(mutex_);
-  // What was enqueued last, and on which; for messages.
+  std::vector<std::shared_ptr<Comm>> comms_ ABSL_GUARDED_BY(mutex_);
+  // The last enqueued call, for messages.
   CallTag last_ ABSL_GUARDED_BY(mutex_);
-  // A group is being enqueued.
+  // Whether a group is being enqueued, and since when.
   bool enqueuing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time enqueuing_since_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

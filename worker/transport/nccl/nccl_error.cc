@@ -19,13 +19,13 @@ absl::StatusCode CodeOf(ncclResult_t result) {
   }
 }
 
-// "all-reduce by ring ...: NCCL: remote process exited or there was a network error (its words)".
+// "all-reduce by ring ...: NCCL: remote process exited or there was a network error (details)".
 std::string TextOf(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
                    absl::string_view what) {
   std::string text = absl::StrCat(what, ": NCCL: ", api.error_text(result));
   const char* const last = comm == nullptr ? nullptr : api.last_error(comm);
-  const absl::string_view words = last == nullptr ? "" : absl::StripAsciiWhitespace(last);
-  if (!words.empty()) absl::StrAppend(&text, " (", words, ")");
+  const absl::string_view details = last == nullptr ? "" : absl::StripAsciiWhitespace(last);
+  if (!details.empty()) absl::StrAppend(&text, " (", details, ")");
   return text;
 }
 

@@ -1,9 +1,10 @@
-// What an error of NCCL means for whoever called.
+// Converts NCCL's errors to Status, and types of elements to NCCL's.
 //
-//   Unavailable         a peer or the network is gone, or the device: others may do
-//   FailedPrecondition  NCCL refuses what it is to connect, such as one GPU for two ranks: nothing
-//                       that a retry would mend
-//   Internal            a call that NCCL does not take: a bug
+//   Unavailable         a peer, the network or the device is lost: other hosts may succeed
+//   FailedPrecondition  NCCL rejects the configuration, such as one GPU for two ranks: a retry
+//   cannot
+//                       succeed
+//   Internal            an invalid call: a bug
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -15,10 +16,15 @@
 
 namespace cadre {
 
-// `what`, for people, was tried; `comm` may be null. Requires: neither success nor in progress.
+inline bool IsError(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
+}
+
+// `what` describes the attempt; `comm` may be null. Requires: `result` is an error.
 absl::Status NcclStatus(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
                         absl::string_view what);
-// The same while communicators are made, when what NCCL does not take is the machines' set-up.
+// The same while a communicator is created, when an invalid call means an invalid configuration of
+// the hosts.
 absl::Status NcclInitStatus(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
                             absl::string_view what);
 

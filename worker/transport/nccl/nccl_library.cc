@@ -6,11 +6,11 @@
 namespace cadre {
 namespace {
 
-// The first in which splitting, registered buffers and non-blocking communicators, which all came
-// earlier one by one, work together.
+// The first version in which splitting, registered buffers and non-blocking communicators work
+// together.
 constexpr int kMinVersion = 22200;
 
-// NCCL's number of a version, as NCCL_VERSION makes it: 22809 for 2.28.9.
+// Decodes NCCL_VERSION_CODE: 22809 is 2.28.9.
 std::string VersionText(int version) {
   return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
@@ -19,9 +19,9 @@ absl::Status CheckVersion(const NcclApi& api, const std::string& path) {
   int version = 0;
   if (ncclResult_t result = api.version(&version); result != ncclSuccess) {
     return absl::FailedPreconditionError(
-        absl::StrCat("NCCL (", path, ") does not tell its version: ", api.error_text(result)));
+        absl::StrCat("NCCL (", path, ") does not report its version: ", api.error_text(result)));
   }
-  // Before 2.9 the number was made in another way, and is smaller in any case.
+  // Versions before 2.9 were encoded differently, as smaller numbers.
   if (version < kMinVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("NCCL (", path, ") is version ", VersionText(version), "; at least ",
@@ -30,10 +30,10 @@ absl::Status CheckVersion(const NcclApi& api, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status FindCommunicators(const LoadedLibrary& library, NcclApi& api) {
+absl::Status FindFunctions(const LoadedLibrary& library, NcclApi& api) {
   CADRE_RETURN_IF_ERROR(library.Find("ncclGetVersion", api.version));
   CADRE_RETURN_IF_ERROR(library.Find("ncclGetErrorString", api.error_text));
-  // The version first: a library that is too old should be called so.
+  // Before the other functions, so that the error for an old library names its version.
   CADRE_RETURN_IF_ERROR(CheckVersion(api, library.path()));
   CADRE_RETURN_IF_ERROR(library.Find("ncclGetUniqueId", api.unique_id));
   CADRE_RETURN_IF_ERROR(library.Find("ncclCommInitRankConfig", api.init));
@@ -44,10 +44,7 @@ absl::Status FindCommunicators(const LoadedLibrary& library, NcclApi& api) {
   CADRE_RETURN_IF_ERROR(library.Find("ncclCommGetAsyncError", api.async_error));
   CADRE_RETURN_IF_ERROR(library.Find("ncclGetLastError", api.last_error));
   CADRE_RETURN_IF_ERROR(library.Find("ncclCommRegister", api.register_memory));
-  return library.Find("ncclCommDeregister", api.deregister_memory);
-}
-
-absl::Status FindOperations(const LoadedLibrary& library, NcclApi& api) {
+  CADRE_RETURN_IF_ERROR(library.Find("ncclCommDeregister", api.deregister_memory));
   CADRE_RETURN_IF_ERROR(library.Find("ncclGroupStart", api.group_start));
   CADRE_RETURN_IF_ERROR(library.Find("ncclGroupEnd", api.group_end));
   CADRE_RETURN_IF_ERROR(library.Find("ncclSend", api.send));
@@ -64,8 +61,7 @@ absl::Status FindOperations(const LoadedLibrary& library, NcclApi& api) {
 absl::StatusOr<NcclApi> LoadNccl(const LibrarySearch& search) {
   CADRE_ASSIGN_OR_RETURN(const LoadedLibrary library, LoadLibrary(NcclLibrary(), search));
   NcclApi api;
-  CADRE_RETURN_IF_ERROR(FindCommunicators(library, api));
-  CADRE_RETURN_IF_ERROR(FindOperations(library, api));
+  CADRE_RETURN_IF_ERROR(FindFunctions(library, api));
   return api;
 }
 

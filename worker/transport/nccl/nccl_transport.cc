@@ -17,11 +17,9 @@
 //
 // Invariants:
 // - Transfers between two ranks keep their order (stable sort by round), because NCCL matches
-// messages
-//   by order.
-// - Scratch grows outside of graph capture only, and outgrown scratch is kept, because enqueued
-// work
-//   and captured graphs may still use it.
+//   messages by order.
+// - Scratch grows only outside of graph captures. Outgrown scratch is kept for enqueued work and
+//   captured graphs that still use it.
 // - The calls of a new kind are compared with the peers before the first of them is enqueued
 //   (nccl_agreement.h); a mismatch inside NCCL would be a hang.
 //
@@ -49,37 +47,37 @@
 namespace cadre {
 namespace {
 
-// Channels that data travels on; what comes next in the background is agreed on the host.
+// The channels that carry data; kOrder stays on the host.
 constexpr int kDataChannels = 2;
 constexpr std::array<const char*, kDataChannels> kChannelNames = {"moves", "background"};
-// Sums arrive where kernels read them in whole vectors.
+// Received addends are aligned for vector loads.
 constexpr size_t kScratchAlignment = 256;
 
-// Tells the few messages of the start from everything else on the host transport.
+// Distinguishes the messages of the start from other calls on the host transport.
 constexpr uint32_t kStartGroup = 0x53544152;
 
 using Ids = std::array<ncclUniqueId, kDataChannels>;
 
 CallTag StartTag(Transport& host, Collective collective, uint64_t elements) {
-  return {.collective = collective,
-          .algorithm = Algorithm::kOnly,
-          .dtype = DType::kBytes,
-          .members = static_cast<uint16_t>(host.size()),
-          .group = kStartGroup,
-          .sequence = host.NextSequence(Transport::kMoves, kStartGroup),
-          .elements = elements};
+  CallTag tag{.collective = collective,
+              .algorithm = Algorithm::kOnly,
+              .group = kStartGroup,
+              .sequence = host.NextSequence(Transport::kMoves, kStartGroup),
+              .elements = elements};
+  tag.members = host.size();
+  return tag;
 }
 
 absl::StatusOr<Ids> MakeIds(const NcclApi& api) {
   Ids ids{};
   for (ncclUniqueId& id : ids) {
     const ncclResult_t result = api.unique_id(&id);
-    if (result != ncclSuccess) return NcclInitStatus(api, result, nullptr, "making NCCL's id");
+    if (result != ncclSuccess) return NcclInitStatus(api, result, nullptr, "creating NCCL's id");
   }
   return ids;
 }
 
-// Rank 0's ids, on all ranks.
+// Broadcasts rank 0's ids to all ranks.
 absl::StatusOr<Ids> ShareIds(const NcclApi& api, Transport& host) {
   Ids ids{};
   if (host.rank() == 0) {
@@ -123,12 +121,11 @@ std::vector<int> AllRanks(int size) {
   return ranks;
 }
 
-// Pieces that follow one another without a gap and are of one size.
-bool AreEqualAndInOrder(std::span<const std::pair<int64_t, int64_t>> intervals) {
-  const int64_t size = intervals.front().second - intervals.front().first;
-  for (size_t i = 0; i < intervals.size(); ++i) {
-    if (intervals[i].second - intervals[i].first != size) return false;
-    if (i > 0 && intervals[i].first != intervals[i - 1].second) return false;
+// Whether all intervals have the same size and each begins where the previous one ends.
+bool AreEqualAndAdjacent(std::span<const Interval> intervals) {
+  for (size_t i = 1; i < intervals.size(); ++i) {
+    if (intervals[i].size() != intervals[0].size()) return false;
+    if (intervals[i].begin != intervals[i - 1].end) return false;
   }
   return true;
 }
@@ -148,7 +145,7 @@ class NcclTransport final : public Transport {
         agreement_(host),
         comms_(api, device, host, options.init_timeout) {}
 
-  // One communicator of all ranks for each channel.
+  // Creates one communicator of all ranks for each channel.
   absl::Status Connect();
 
   int rank() const override { return host_.rank(); }
@@ -177,8 +174,8 @@ class NcclTransport final : public Transport {
   absl::Status status() const override { return comms_.status(); }
 
  private:
-  // A receive that is added when it is there.
-  struct Arriving {
+  // A received addend and the data it is added to.
+  struct Addend {
     std::span<std::byte> sum;
     std::span<std::byte> values;
   };
@@ -189,11 +186,11 @@ class NcclTransport final : public Transport {
   absl::Status Reserve(int channel);
   absl::Status RunRound(int channel, const CallTag& tag, std::span<const Transfer* const> round);
   ncclResult_t EnqueueTransfers(ncclComm_t comm, std::span<const Transfer* const> round,
-                                std::span<const Arriving> arriving) const;
+                                std::span<const Addend> addends) const;
   ncclResult_t EnqueueNative(ncclComm_t comm, const NativeCall& call) const;
-  ncclResult_t EnqueueReduceScatter(ncclComm_t comm, const NativeCall& call) const;
-  ncclResult_t EnqueueAllGather(ncclComm_t comm, const NativeCall& call) const;
-  // Kills the group with what is a bug of ours.
+  // Reduce-scatter and all-gather.
+  ncclResult_t EnqueueByInterval(ncclComm_t comm, const NativeCall& call) const;
+  // Fails the group and returns `error`.
   absl::Status FailedWith(absl::Status error) {
     comms_.Fail(error);
     return error;
@@ -204,15 +201,16 @@ class NcclTransport final : public Transport {
   Backend& kernels_;
   Transport& host_;
   NcclAgreement agreement_;
-  // Numbers of communicators, by members and channel.
+  // Numbers of the communicators, by members and channel.
   std::map<std::vector<int>, std::array<int, kDataChannels>> numbers_;
-  // What PrepareMembers was called with.
+  // The arguments of earlier calls of PrepareMembers.
   std::set<std::vector<std::vector<int>>> prepared_;
-  // Of each channel, for sums that arrive; what it has outgrown may still be in use.
+  // Scratch for addends, by channel. The last block is used; enqueued work may still use the
+  // others.
   std::array<std::vector<DeviceArray<std::byte>>, kDataChannels> scratch_;
-  // Kept for their memory.
+  // Reused to avoid allocations.
   std::vector<const Transfer*> sorted_;
-  std::vector<Arriving> arriving_;
+  std::vector<Addend> addends_;
   NcclCommunicators comms_;
 };
 
@@ -228,7 +226,7 @@ absl::Status NcclTransport::Connect() {
 }
 
 absl::Status NcclTransport::CheckCall(int channel) const {
-  CHECK(channel >= 0 && channel < kDataChannels) << "no data travels on channel " << channel;
+  CHECK(channel >= 0 && channel < kDataChannels) << "channel " << channel << " carries no data";
   return comms_.status();
 }
 
@@ -257,73 +255,72 @@ absl::Status NcclTransport::SortByRound(const CallTag& tag, std::span<const Tran
           transfer.kind == Transfer::Kind::kReceiveSum && before.kind == Transfer::Kind::kSend;
       if (transfer.round < before.round + (same_round ? 0 : 1)) {
         return FailedWith(absl::InternalError(
-            absl::StrCat("a message in ", tag.ToString(), " goes before what it waits for")));
+            absl::StrCat("a message in ", tag.ToString(), " precedes its dependency")));
       }
     }
     if (!transfer.data.empty()) sorted_.push_back(&transfer);
   }
-  // Between two ranks messages keep their order.
+  // Stable, so that messages between two ranks keep their order.
   std::stable_sort(sorted_.begin(), sorted_.end(),
                    [](const Transfer* a, const Transfer* b) { return a->round < b->round; });
   return absl::OkStatus();
 }
 
 absl::Status NcclTransport::Reserve(int channel) {
-  size_t most = 0;
+  size_t required = 0;
   size_t in_round = 0;
   for (size_t i = 0; i < sorted_.size(); ++i) {
     if (i > 0 && sorted_[i]->round != sorted_[i - 1]->round) in_round = 0;
-    if (sorted_[i]->kind == Transfer::Kind::kReceiveSum)
-      in_round += Aligned(sorted_[i]->data.size());
-    most = std::max(most, in_round);
+    if (sorted_[i]->kind != Transfer::Kind::kReceiveSum) continue;
+    in_round += Aligned(sorted_[i]->data.size());
+    required = std::max(required, in_round);
   }
   std::vector<DeviceArray<std::byte>>& scratch = scratch_[channel];
-  const size_t have = scratch.empty() ? 0 : scratch.back().size();
-  if (most <= have) return absl::OkStatus();
+  const size_t allocated = scratch.empty() ? 0 : scratch.back().size();
+  if (required <= allocated) return absl::OkStatus();
   if (device_.capturing()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("sums that arrive need ", most, " bytes and have ", have,
-                     ", and a recording takes no memory: run the call once before"));
+        absl::StrCat("received addends need ", required, " bytes of scratch, of which ", allocated,
+                     " are allocated; a capture cannot allocate: run the call once before it"));
   }
-  scratch.emplace_back(device_, std::max(most, 2 * have), "sums that arrive");
+  scratch.emplace_back(device_, std::max(required, 2 * allocated), "received addends");
   if (scratch.back().data() != nullptr) return absl::OkStatus();
   return FailedWith(device_.status());
 }
 
 absl::Status NcclTransport::RunRound(int channel, const CallTag& tag,
                                      std::span<const Transfer* const> round) {
-  arriving_.clear();
+  addends_.clear();
   size_t used = 0;
   for (const Transfer* transfer : round) {
     if (transfer->kind != Transfer::Kind::kReceiveSum) continue;
     std::byte* const at = scratch_[channel].back().data() + used;
-    arriving_.push_back({transfer->data, {at, transfer->data.size()}});
+    addends_.push_back({transfer->data, {at, transfer->data.size()}});
     used += Aligned(transfer->data.size());
   }
   const int number = numbers_.at(AllRanks(size()))[channel];
   CADRE_RETURN_IF_ERROR(comms_.Enqueue(
-      number, tag, [&](ncclComm_t comm) { return EnqueueTransfers(comm, round, arriving_); }));
-  for (const Arriving& each : arriving_)
-    kernels_.memory().AccumulateReceived(tag.dtype, each.sum, each.values);
+      number, tag, [&](ncclComm_t comm) { return EnqueueTransfers(comm, round, addends_); }));
+  for (const Addend& addend : addends_) {
+    kernels_.memory().AccumulateReceived(tag.dtype, addend.sum, addend.values);
+  }
   return absl::OkStatus();
 }
 
 ncclResult_t NcclTransport::EnqueueTransfers(ncclComm_t comm,
                                              std::span<const Transfer* const> round,
-                                             std::span<const Arriving> arriving) const {
+                                             std::span<const Addend> addends) const {
   const cudaStream_t stream = device_.stream();
   size_t next = 0;
   for (const Transfer* transfer : round) {
     const std::span<std::byte> data = transfer->data;
-    ncclResult_t result = ncclSuccess;
-    if (transfer->kind == Transfer::Kind::kSend) {
-      result = api_.send(data.data(), data.size(), ncclUint8, transfer->peer, comm, stream);
-    } else {
-      const bool sum = transfer->kind == Transfer::Kind::kReceiveSum;
-      std::byte* const to = sum ? arriving[next++].values.data() : data.data();
-      result = api_.receive(to, data.size(), ncclUint8, transfer->peer, comm, stream);
-    }
-    if (result != ncclSuccess && result != ncclInProgress) return result;
+    const bool sum = transfer->kind == Transfer::Kind::kReceiveSum;
+    std::byte* const at = sum ? addends[next++].values.data() : data.data();
+    const ncclResult_t result =
+        transfer->kind == Transfer::Kind::kSend
+            ? api_.send(at, data.size(), ncclUint8, transfer->peer, comm, stream)
+            : api_.receive(at, data.size(), ncclUint8, transfer->peer, comm, stream);
+    if (IsError(result)) return result;
   }
   return ncclSuccess;
 }
@@ -336,21 +333,21 @@ bool NcclTransport::HasNativeFor(std::span<const int> members) const {
 absl::Status NcclTransport::PrepareMembers(std::span<const std::vector<int>> parts) {
   if (size() == 1) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(comms_.status());
-  // A split is everybody's, so whether it is made again depends on all parts, not on the own one.
+  // A split is a collective of all ranks, so whether it is needed must depend on all parts, not
+  // only on the part of this rank.
   const bool known = parts.size() == 1 && numbers_.count(parts.front()) != 0;
   if (known || !prepared_.emplace(parts.begin(), parts.end()).second) {
     return absl::OkStatus();
   }
   const std::vector<int> all = AllRanks(size());
-  for (size_t color = 0; color < parts.size(); ++color) {
+  for (int color = 0; color < std::ssize(parts); ++color) {
     const std::vector<int>& part = parts[color];
     const auto own = std::find(part.begin(), part.end(), rank());
     if (own == part.end()) continue;
     std::array<int, kDataChannels> numbers{};
     for (size_t channel = 0; channel < numbers.size(); ++channel) {
       CADRE_ASSIGN_OR_RETURN(numbers[channel],
-                             comms_.Split(numbers_.at(all)[channel], static_cast<int>(color),
-                                          static_cast<int>(own - part.begin()),
+                             comms_.Split(numbers_.at(all)[channel], color, own - part.begin(),
                                           absl::StrCat(kChannelNames[channel], " of ranks ",
                                                        absl::StrJoin(part, ", "))));
     }
@@ -358,7 +355,7 @@ absl::Status NcclTransport::PrepareMembers(std::span<const std::vector<int>> par
     return HostBarrier(host_);
   }
   return FailedWith(
-      absl::InternalError(absl::StrCat("rank ", rank(), " is in no part of those to be prepared")));
+      absl::InternalError(absl::StrCat("rank ", rank(), " is in none of the parts to prepare")));
 }
 
 absl::Status NcclTransport::RunNative(int channel, const CallTag& tag, const NativeCall& call) {
@@ -384,53 +381,38 @@ ncclResult_t NcclTransport::EnqueueNative(ncclComm_t comm, const NativeCall& cal
                              call.data.size() / SizeOf(call.type), NcclType(call.type), ncclSum,
                              comm, device_.stream());
     case Collective::kReduceScatter:
-      return EnqueueReduceScatter(comm, call);
     case Collective::kAllGather:
-      return EnqueueAllGather(comm, call);
+      return EnqueueByInterval(comm, call);
     default:
-      LOG(FATAL) << "NCCL has no " << CollectiveName(call.collective);
+      LOG(FATAL) << "no native " << CollectiveName(call.collective);
   }
 }
 
-// Where intervals are not what NCCL's own takes, each is reduced to its owner, all in one group.
-ncclResult_t NcclTransport::EnqueueReduceScatter(ncclComm_t comm, const NativeCall& call) const {
-  const auto element = static_cast<int64_t>(SizeOf(call.type));
-  const auto at = [&](int64_t position) { return call.data.data() + position * element; };
-  const auto& own = call.intervals[call.index];
-  if (AreEqualAndInOrder(call.intervals)) {
-    const auto count = static_cast<size_t>(own.second - own.first);
-    if (count == 0) return ncclSuccess;
-    return api_.reduce_scatter(at(call.intervals.front().first), at(own.first), count,
-                               NcclType(call.type), ncclSum, comm, device_.stream());
+// NCCL's reduce-scatter and all-gather require equal, adjacent intervals. Other intervals are
+// reduced to or broadcast from their owners, in one group.
+ncclResult_t NcclTransport::EnqueueByInterval(ncclComm_t comm, const NativeCall& call) const {
+  const bool scatters = call.collective == Collective::kReduceScatter;
+  const cudaStream_t stream = device_.stream();
+  const ncclDataType_t type = NcclType(call.type);
+  const auto at = [&](const Interval& interval) {
+    return call.data.data() + interval.begin * SizeOf(call.type);
+  };
+  if (AreEqualAndAdjacent(call.intervals)) {
+    const Interval& own = call.intervals[call.index];
+    const Interval& first = call.intervals.front();
+    if (own.empty()) return ncclSuccess;
+    return scatters
+               ? api_.reduce_scatter(at(first), at(own), own.size(), type, ncclSum, comm, stream)
+               : api_.all_gather(at(own), at(first), own.size(), type, comm, stream);
   }
-  for (size_t root = 0; root < call.intervals.size(); ++root) {
-    const auto& [begin, end] = call.intervals[root];
-    if (begin == end) continue;
+  for (int owner = 0; owner < std::ssize(call.intervals); ++owner) {
+    const Interval& part = call.intervals[owner];
+    if (part.empty()) continue;
+    std::byte* const data = at(part);
     const ncclResult_t result =
-        api_.reduce(at(begin), at(begin), end - begin, NcclType(call.type), ncclSum,
-                    static_cast<int>(root), comm, device_.stream());
-    if (result != ncclSuccess && result != ncclInProgress) return result;
-  }
-  return ncclSuccess;
-}
-
-ncclResult_t NcclTransport::EnqueueAllGather(ncclComm_t comm, const NativeCall& call) const {
-  const auto element = static_cast<int64_t>(SizeOf(call.type));
-  const auto at = [&](int64_t position) { return call.data.data() + position * element; };
-  const auto& own = call.intervals[call.index];
-  if (AreEqualAndInOrder(call.intervals)) {
-    const auto count = static_cast<size_t>(own.second - own.first);
-    if (count == 0) return ncclSuccess;
-    return api_.all_gather(at(own.first), at(call.intervals.front().first), count,
-                           NcclType(call.type), comm, device_.stream());
-  }
-  for (size_t root = 0; root < call.intervals.size(); ++root) {
-    const auto& [begin, end] = call.intervals[root];
-    if (begin == end) continue;
-    const ncclResult_t result =
-        api_.broadcast(at(begin), at(begin), end - begin, NcclType(call.type),
-                       static_cast<int>(root), comm, device_.stream());
-    if (result != ncclSuccess && result != ncclInProgress) return result;
+        scatters ? api_.reduce(data, data, part.size(), type, ncclSum, owner, comm, stream)
+                 : api_.broadcast(data, data, part.size(), type, owner, comm, stream);
+    if (IsError(result)) return result;
   }
   return ncclSuccess;
 }

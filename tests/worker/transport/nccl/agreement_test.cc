@@ -1,11 +1,12 @@
-// Ranks that mean different things are found before NCCL would wait for ever, and those that mean
-// the same ask only once.
+// Ranks that make different calls are detected before NCCL would block; ranks that make equal calls
+// compare each kind once.
 #include "worker/transport/nccl/nccl_agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,32 +21,42 @@ class NcclAgreementTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
 
-  NcclAgreementTest() : hosts_(MakeThreadTransports(kRanks, absl::Seconds(30))) {}
-
-  // What each rank's check says; `sizes[rank]` is what it sends to the next and expects from the
-  // one before.
-  std::vector<absl::Status> Check(std::array<size_t, kRanks> sends,
-                                  std::array<size_t, kRanks> receives,
-                                  std::array<Algorithm, kRanks> algorithms) {
-    std::vector<absl::Status> said(kRanks);
-    OnRanks(kRanks, [&](int rank) {
-      const auto i = static_cast<size_t>(rank);
-      std::vector<std::byte> memory(1000);
-      const std::vector<Transfer> transfers = {
-          {Transfer::Kind::kSend, (rank + 1) % kRanks, std::span(memory).first(sends[i])},
-          {Transfer::Kind::kReceive, (rank + kRanks - 1) % kRanks,
-           std::span(memory).last(receives[i])}};
-      const CallTag tag = {.collective = Collective::kAllReduce,
-                           .algorithm = algorithms[i],
-                           .members = kRanks,
-                           .elements = 100};
-      said[i] = agreements_[i].Check(Transport::kMoves, tag, transfers);
-      if (!said[i].ok()) hosts_[i]->Abort(said[i]);
+  // Calls `check` on all ranks; a rank that fails aborts its host transport.
+  std::vector<absl::Status> CheckOnRanks(const std::function<absl::Status(int rank)>& check) {
+    return StatusesOnRanks(kRanks, [&](int rank) {
+      const absl::Status status = check(rank);
+      if (!status.ok()) hosts_[rank]->Abort(status);
+      return status;
     });
-    return said;
   }
 
-  Transports hosts_;
+  // A call in which the rank sends `sent` bytes to the next rank and receives `received` bytes from
+  // the previous one.
+  absl::Status CheckShift(int rank, size_t sent, size_t received, Algorithm algorithm,
+                          uint32_t sequence = 0) {
+    std::vector<std::byte> memory(1000);
+    const std::vector<Transfer> transfers = {
+        {Transfer::Kind::kSend, (rank + 1) % kRanks, std::span(memory).first(sent)},
+        {Transfer::Kind::kReceive, (rank + kRanks - 1) % kRanks, std::span(memory).last(received)}};
+    const CallTag tag = {.collective = Collective::kAllReduce,
+                         .algorithm = algorithm,
+                         .members = kRanks,
+                         .sequence = sequence,
+                         .elements = 100};
+    return agreements_[rank].Check(Transport::kMoves, tag, transfers);
+  }
+
+  // All ranks fail, and at least one of them has detected the difference itself.
+  static void ExpectDifference(const std::vector<absl::Status>& statuses) {
+    int internal = 0;
+    for (const absl::Status& status : statuses) {
+      EXPECT_FALSE(status.ok());
+      internal += absl::IsInternal(status);
+    }
+    EXPECT_GT(internal, 0);
+  }
+
+  const Transports hosts_ = MakeThreadTransports(kRanks, absl::Seconds(30));
   std::array<NcclAgreement, kRanks> agreements_ = {
       NcclAgreement(*hosts_[0]), NcclAgreement(*hosts_[1]), NcclAgreement(*hosts_[2])};
 };
@@ -53,79 +64,60 @@ class NcclAgreementTest : public ::testing::Test {
 constexpr Algorithm kRing = Algorithm::kRing;
 
 TEST_F(NcclAgreementTest, EqualPlansCompareOnce) {
-  for (const absl::Status& said : Check({8, 8, 8}, {8, 8, 8}, {kRing, kRing, kRing})) {
-    EXPECT_EQ(said, absl::OkStatus());
-  }
-  // The same call again: nobody is asked, so one rank alone need not wait.
-  std::vector<std::byte> memory(1000);
-  const std::vector<Transfer> transfers = {
-      {Transfer::Kind::kSend, 1, std::span(memory).first(8)},
-      {Transfer::Kind::kReceive, 2, std::span(memory).last(8)}};
-  CallTag tag = {.collective = Collective::kAllReduce,
-                 .algorithm = kRing,
-                 .members = kRanks,
-                 .sequence = 9,
-                 .elements = 100};
-  EXPECT_EQ(agreements_[0].Check(Transport::kMoves, tag, transfers), absl::OkStatus());
+  const auto statuses = CheckOnRanks([&](int rank) { return CheckShift(rank, 8, 8, kRing); });
+  for (const absl::Status& status : statuses) EXPECT_EQ(status, absl::OkStatus());
+  // The same call again does not communicate, so one rank alone does not block.
+  EXPECT_EQ(CheckShift(0, 8, 8, kRing, 9), absl::OkStatus());
 }
 
-// A call that is new to one pair of ranks and old to another: only the first compares, and what
-// comes later finds all in step.
+// A call that is new to one pair of ranks and known to another: only the first pair compares.
 TEST_F(NcclAgreementTest, KnownCallsArePerPair) {
   std::vector<std::byte> memory(1000);
   // Rank 0 sends to both others.
-  const auto scatter = [&](int rank, size_t to_first, size_t to_second) {
-    std::vector<Transfer> transfers;
-    if (rank == 0) {
-      transfers.push_back({Transfer::Kind::kSend, 1, std::span(memory).first(to_first)});
-      transfers.push_back({Transfer::Kind::kSend, 2, std::span(memory).last(to_second)});
-    } else {
-      transfers.push_back(
-          {Transfer::Kind::kReceive, 0, std::span(memory).first(rank == 1 ? to_first : to_second)});
-    }
-    const CallTag tag = {.collective = Collective::kAllToAll, .members = kRanks};
-    return agreements_[rank].Check(Transport::kMoves, tag, transfers);
-  };
   for (const auto& [first, second] :
        std::vector<std::pair<size_t, size_t>>{{8, 8}, {8, 16}, {24, 16}, {24, 8}, {32, 32}}) {
-    std::vector<absl::Status> said(kRanks);
-    OnRanks(kRanks, [&, first = first, second = second](int rank) {
-      said[rank] = scatter(rank, first, second);
+    const std::array<size_t, kRanks> sizes = {0, first, second};
+    const auto statuses = CheckOnRanks([&](int rank) {
+      std::vector<Transfer> transfers;
+      for (const int peer : {1, 2}) {
+        const auto data = std::span(memory).first(sizes[rank == 0 ? peer : rank]);
+        if (rank == 0) transfers.push_back({Transfer::Kind::kSend, peer, data});
+        if (rank == peer) transfers.push_back({Transfer::Kind::kReceive, 0, data});
+      }
+      const CallTag tag = {.collective = Collective::kAllToAll, .members = kRanks};
+      return agreements_[rank].Check(Transport::kMoves, tag, transfers);
     });
-    for (const absl::Status& each : said) EXPECT_EQ(each, absl::OkStatus()) << first << second;
+    for (const absl::Status& status : statuses) EXPECT_EQ(status, absl::OkStatus()) << first;
   }
 }
 
 TEST_F(NcclAgreementTest, DifferentLengths) {
-  const auto said = Check({8, 8, 8}, {8, 16, 8}, {kRing, kRing, kRing});
-  // Both see it; whoever is first tells the other.
-  for (const size_t rank : {0, 1}) {
-    EXPECT_FALSE(said[rank].ok());
+  const auto statuses =
+      CheckOnRanks([&](int rank) { return CheckShift(rank, 8, rank == 1 ? 16 : 8, kRing); });
+  // Both ranks can detect it; the first one informs the other.
+  for (const int rank : {0, 1}) {
     EXPECT_THAT(
-        std::string(said[rank].message()),
+        std::string(statuses[rank].message()),
         ::testing::AllOf(::testing::AnyOf(HasSubstr("ranks 1 and 0"), HasSubstr("ranks 0 and 1")),
                          HasSubstr("different plans")));
   }
-  EXPECT_TRUE(absl::IsInternal(said[0]) || absl::IsInternal(said[1]));
+  EXPECT_TRUE(absl::IsInternal(statuses[0]) || absl::IsInternal(statuses[1]));
 }
 
 TEST_F(NcclAgreementTest, DifferentCalls) {
-  const auto said = Check({8, 8, 8}, {8, 8, 8}, {kRing, Algorithm::kButterfly, kRing});
-  int named = 0;
-  for (const absl::Status& each : said) {
-    EXPECT_FALSE(each.ok());
-    const std::string text(each.message());
-    named += text.find("ring") != std::string::npos && text.find("butterfly") != std::string::npos;
-  }
-  EXPECT_GT(named, 0);
+  const auto statuses = CheckOnRanks(
+      [&](int rank) { return CheckShift(rank, 8, 8, rank == 1 ? Algorithm::kButterfly : kRing); });
+  ExpectDifference(statuses);
+  EXPECT_THAT(statuses, ::testing::Contains(::testing::ResultOf(
+                            [](const absl::Status& status) { return status.ToString(); },
+                            ::testing::AllOf(HasSubstr("ring"), HasSubstr("butterfly")))));
 }
 
 TEST_F(NcclAgreementTest, ComparesNativeIntervals) {
-  const std::vector<int> members = {0, 1, 2};
-  std::vector<absl::Status> said(kRanks);
+  const std::vector<int> members = AllRanks(kRanks);
   std::vector<std::byte> memory(24);
   const auto check = [&](int rank, int64_t border) {
-    const std::vector<std::pair<int64_t, int64_t>> intervals = {{0, border}, {border, 4}, {4, 6}};
+    const std::vector<Interval> intervals = {{0, border}, {border, 4}, {4, 6}};
     const NativeCall call = {.collective = Collective::kReduceScatter,
                              .members = members,
                              .index = rank,
@@ -137,20 +129,14 @@ TEST_F(NcclAgreementTest, ComparesNativeIntervals) {
                          .elements = 6};
     return agreements_[rank].Check(Transport::kBackground, tag, call);
   };
-  OnRanks(kRanks, [&](int rank) { said[rank] = check(rank, 2); });
-  for (const absl::Status& each : said) EXPECT_EQ(each, absl::OkStatus());
-  OnRanks(kRanks, [&](int rank) {
-    const auto i = static_cast<size_t>(rank);
-    said[i] = check(rank, rank == 2 ? 3 : 1);
-    if (!said[i].ok()) hosts_[i]->Abort(said[i]);
-  });
-  int found = 0;
-  for (const absl::Status& each : said) {
-    EXPECT_FALSE(each.ok());
-    EXPECT_THAT(std::string(each.message()), HasSubstr("different plans"));
-    found += absl::IsInternal(each);
+  for (const absl::Status& status : CheckOnRanks([&](int rank) { return check(rank, 2); })) {
+    EXPECT_EQ(status, absl::OkStatus());
   }
-  EXPECT_GT(found, 0);
+  const auto statuses = CheckOnRanks([&](int rank) { return check(rank, rank == 2 ? 3 : 1); });
+  ExpectDifference(statuses);
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("different plans"));
+  }
 }
 
 }  // namespace

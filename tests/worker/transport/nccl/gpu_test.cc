@@ -1,4 +1,4 @@
-// Collectives over NCCL itself, between processes that share this machine's first GPU.
+// Collectives over the NCCL library, between processes that share the first GPU of this host.
 #include <glog/logging.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,29 +14,29 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/worker/transport/nccl/collective_checks.h"
+#include "tests/worker/comm/collective_checks.h"
 #include "tests/worker/transport/nccl/rank_processes.h"
+#include "tests/worker/transport/ranks.h"
 #include "worker/comm/communicator.h"
 #include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 namespace {
 
-// What a rank is to do.
+// Tasks of a rank.
 constexpr char kEverything[] = "everything";
-constexpr char kLosesTheLast[] = "loses-the-last";
+constexpr char kLoseLastRank[] = "lose-last-rank";
+
 absl::Status OneAllReduce(Transport& data, Device& device) {
-  std::vector<int> ranks(static_cast<size_t>(data.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  Communicator all(data, ranks);
+  Communicator all(data, AllRanks(data.size()));
   const DeviceArray<float> values(device, 1 << 20, "test");
-  const absl::Status called = all.AllReduceSum(values.span());
+  const absl::Status enqueued = all.AllReduceSum(values.span());
   const absl::Status ended = device.Synchronize();
-  return called.ok() ? ended : called;
+  return enqueued.ok() ? ended : enqueued;
 }
 
-// The last rank is gone while the others wait for it.
-void LoseTheLast(const DeviceRank& rank) {
+// The last rank is killed while the others wait for it.
+void LoseLastRank(const DeviceRank& rank) {
   Device& device = rank.kernels.device();
   ASSERT_EQ(OneAllReduce(rank.data, device), absl::OkStatus());
   const int last = rank.data.size() - 1;
@@ -57,13 +56,13 @@ absl::Status RunRank(const std::string& task, int rank) {
   if (!device.ok()) return device.status();
   const auto nccl = LoadNccl({});
   if (!nccl.ok()) return nccl.status();
-  // Nothing here multiplies.
+  // No check multiplies matrices.
   const std::unique_ptr<Backend> kernels = MakeCudaBackend(**device, nullptr);
   auto data = MakeNcclTransport(*nccl, **device, *kernels, **host, {});
   if (!data.ok()) return data.status();
   const DeviceRank ends = {*kernels, **data, **host};
   if (task == kEverything) CheckEverything(ends);
-  if (task == kLosesTheLast) LoseTheLast(ends);
+  if (task == kLoseLastRank) LoseLastRank(ends);
   return absl::OkStatus();
 }
 
@@ -73,13 +72,11 @@ int RankMain(const std::string& task, int rank) {
   return ::testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
 }
 
-// --- the test ------------------------------------------------------------------------------------
-
 class NcclGpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string why = WhyNoRanks();
-    if (!why.empty()) GTEST_SKIP() << why;
+    const absl::Status supported = CheckRankSupport();
+    if (!supported.ok()) GTEST_SKIP() << supported.message();
   }
 };
 
@@ -92,7 +89,7 @@ TEST_P(NcclGpuCollectivesTest, ResultsAreExact) {
 }
 
 TEST_F(NcclGpuTest, SurvivorsNameLostRank) {
-  std::vector<int> ended = RunRankProcesses(kLosesTheLast, 3);
+  std::vector<int> ended = RunRankProcesses(kLoseLastRank, 3);
   EXPECT_TRUE(WIFSIGNALED(ended.back())) << ended.back();
   ended.pop_back();
   for (const int each : ended) EXPECT_TRUE(WIFEXITED(each) && WEXITSTATUS(each) == 0) << each;
@@ -106,8 +103,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, NcclGpuCollectivesTest, ::testing::Values(1, 2, 
 int main(int argc, char** argv) {
   google::InitGoogleLogging(argv[0]);
   ::testing::InitGoogleTest(&argc, argv);
-  if (const auto as = cadre::RankOfArguments(argc, argv)) {
-    return cadre::RankMain(as->task, as->rank);
+  if (const auto rank = cadre::ParseRankArguments(argc, argv)) {
+    return cadre::RankMain(rank->task, rank->rank);
   }
   return RUN_ALL_TESTS();
 }

@@ -26,11 +26,11 @@ extern char** environ;
 namespace cadre {
 namespace {
 
-// The rank's end of the line to the test.
+// Descriptor of the rank's socket to the test.
 constexpr int kLine = 3;
-constexpr char kMark[] = "--as-rank";
+constexpr char kRankFlag[] = "--as-rank";
 
-// Lines, read byte by byte: nothing behind them is taken.
+// Reads byte by byte, so that no byte after the line is consumed.
 std::string ReadLine(int fd) {
   std::string line;
   char c = 0;
@@ -40,7 +40,7 @@ std::string ReadLine(int fd) {
 
 void WriteLine(int fd, const std::string& line) {
   const std::string text = line + "\n";
-  CHECK_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()))
+  CHECK_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), std::ssize(text))
       << std::strerror(errno);
 }
 
@@ -53,16 +53,15 @@ class RankProcess {
     line_ = ends[0];
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    // A descriptor that is moved stays open in the new program; one that is there already would
-    // not.
+    // dup2 clears FD_CLOEXEC, but not if both descriptors are equal.
     const int moved = ends[1] == kLine ? dup(ends[1]) : ends[1];
     posix_spawn_file_actions_adddup2(&actions, moved, kLine);
     const std::string number = absl::StrCat(rank);
-    std::array<const char*, 5> arguments = {"/proc/self/exe", kMark, task.c_str(), number.c_str(),
-                                            nullptr};
-    // By numbers of their own NCCL takes ranks for hosts; what travels stays on this one. Work on
-    // two communicators at once is begun in the order of the host's calls: ranks that begin it in
-    // different orders could wait for one another.
+    std::array<const char*, 5> arguments = {"/proc/self/exe", kRankFlag, task.c_str(),
+                                            number.c_str(), nullptr};
+    // Every rank has a host id of its own; all traffic uses loopback. Work on two communicators
+    // starts in the order of the host's calls, since ranks that start it in different orders could
+    // deadlock.
     std::vector<std::string> own = {absl::StrCat("NCCL_HOSTID=cadre-test-", rank),
                                     "NCCL_LAUNCH_ORDER_IMPLICIT=1", "NCCL_SOCKET_IFNAME=lo",
                                     "NCCL_IB_DISABLE=1"};
@@ -88,12 +87,12 @@ class RankProcess {
   RankProcess& operator=(const RankProcess&) = delete;
 
   int line() const { return line_; }
-  // How it ended, as waitpid says; nothing before `deadline`: a failure.
+  // Returns the wait status; adds a test failure at `deadline`.
   int Wait(absl::Time deadline) {
     int status = 0;
     while (waitpid(pid_, &status, WNOHANG) == 0) {
       if (absl::Now() > deadline) {
-        ADD_FAILURE() << "a rank did not end";
+        ADD_FAILURE() << "a rank did not exit";
         return -1;
       }
       absl::SleepFor(absl::Milliseconds(10));
@@ -109,12 +108,14 @@ class RankProcess {
 
 }  // namespace
 
-std::string WhyNoRanks() {
-  const auto gpu = DescribeCuda(RealCudaApi());
-  if (!gpu.ok()) return absl::StrCat("needs a GPU: ", gpu.status().message());
-  const auto nccl = LoadNccl({});
-  if (!nccl.ok()) return absl::StrCat("needs NCCL: ", nccl.status().message());
-  return "";
+absl::Status CheckRankSupport() {
+  if (const auto gpu = DescribeCuda(RealCudaApi()); !gpu.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("needs a GPU: ", gpu.status().message()));
+  }
+  if (const auto nccl = LoadNccl({}); !nccl.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("needs NCCL: ", nccl.status().message()));
+  }
+  return absl::OkStatus();
 }
 
 std::vector<int> RunRankProcesses(const std::string& task, int ranks) {
@@ -128,21 +129,20 @@ std::vector<int> RunRankProcesses(const std::string& task, int ranks) {
   for (const auto& process : processes) {
     WriteLine(process->line(), absl::StrJoin(addresses, " "));
   }
-  std::vector<int> ended;
-  for (const auto& process : processes) ended.push_back(process->Wait(deadline));
-  return ended;
+  std::vector<int> statuses;
+  for (const auto& process : processes) statuses.push_back(process->Wait(deadline));
+  return statuses;
 }
 
-std::optional<RankTask> RankOfArguments(int argc, char** argv) {
-  RankTask found;
-  if (argc != 4 || argv[1] != std::string(kMark) || !absl::SimpleAtoi(argv[3], &found.rank)) {
+std::optional<RankTask> ParseRankArguments(int argc, char** argv) {
+  RankTask parsed;
+  if (argc != 4 || argv[1] != std::string(kRankFlag) || !absl::SimpleAtoi(argv[3], &parsed.rank)) {
     return std::nullopt;
   }
-  found.task = argv[2];
-  return found;
+  parsed.task = argv[2];
+  return parsed;
 }
 
-// Tells the test where this rank listens, and learns where all do.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectRankProcess(int rank) {
   auto listener = TcpListener::Listen({});
   if (!listener.ok()) return listener.status();

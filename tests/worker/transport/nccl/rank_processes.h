@@ -1,7 +1,9 @@
-// Ranks as processes on this machine's first GPU: a test program starts itself once for each rank.
-// NCCL takes each for a host of its own, for it allows no two ranks of a host on one GPU.
+// Ranks as processes on the first GPU of this host: a test program starts itself once per rank.
+// Each rank appears to NCCL as a separate host, because NCCL rejects two ranks of a host on one
+// GPU.
 //
-// main() gives its arguments to RankOfArguments first; ranks find one another through the test.
+// main() first passes its arguments to ParseRankArguments. The ranks exchange addresses through the
+// test.
 #pragma once
 
 #include <memory>
@@ -15,25 +17,23 @@
 
 namespace cadre {
 
-// Whatever a rank waits for comes within this time.
+// Maximum duration of a rank.
 constexpr absl::Duration kRankLimit = absl::Minutes(4);
 
-// --- the test ------------------------------------------------------------------------------------
-
-// Why ranks cannot run here; empty: they can.
-std::string WhyNoRanks();
-// Starts `ranks` processes with `task`, and waits for them. How each ended, as waitpid says.
+// For the test process.
+// Errors: FailedPrecondition if ranks cannot run on this host.
+absl::Status CheckRankSupport();
+// Runs `ranks` processes with `task`. Returns their wait statuses (waitpid).
 std::vector<int> RunRankProcesses(const std::string& task, int ranks);
 
-// --- a rank --------------------------------------------------------------------------------------
-
+// For the process of a rank.
 struct RankTask {
   std::string task;
   int rank = 0;
 };
-// Nothing where the program was not started as a rank.
-std::optional<RankTask> RankOfArguments(int argc, char** argv);
-// The transport between the ranks' hosts.
+// Returns nullopt if the program was not started as a rank.
+std::optional<RankTask> ParseRankArguments(int argc, char** argv);
+// The host transport between the ranks.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectRankProcess(int rank);
 
 }  // namespace cadre
