@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Upper bound of the size of an event written by worker/train/trace_report.h.
+// Upper bound of the size of an event written by worker/train/step_tracer.h.
 constexpr size_t kEventBytes = 160;
 // Tag and length of an event inside RankTrace, and of a RankTrace inside the reply.
 constexpr size_t kFrameBytes = 6;

@@ -1,6 +1,6 @@
 #include "worker/assignment.h"
 
-#include <algorithm>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "proto/rank_slot.h"
@@ -10,12 +10,26 @@ namespace {
 
 using Machine = AssignmentMachine;
 
-// Wraps one of a member's messages: MakeSay(&v1::MemberMessage::mutable_prepared, prepared).
+bool SameGeneration(const v1::RankSlot& a, const v1::RankSlot& b) {
+  return a.run() == b.run() && a.group() == b.group() && a.generation() == b.generation();
+}
+
+void SetBody(const v1::GroupFailed& body, v1::MemberMessage& m) {
+  *m.mutable_group_failed() = body;
+}
+void SetBody(const v1::Prepared& body, v1::MemberMessage& m) { *m.mutable_prepared() = body; }
+void SetBody(const v1::Progress& body, v1::MemberMessage& m) { *m.mutable_progress() = body; }
+void SetBody(const v1::Measured& body, v1::MemberMessage& m) { *m.mutable_measured() = body; }
+void SetBody(const v1::Contributed& body, v1::MemberMessage& m) { *m.mutable_contributed() = body; }
+void SetBody(const v1::Adopted& body, v1::MemberMessage& m) { *m.mutable_adopted() = body; }
+void SetBody(const v1::Evaluated& body, v1::MemberMessage& m) { *m.mutable_evaluated() = body; }
+void SetBody(const v1::Traced& body, v1::MemberMessage& m) { *m.mutable_traced() = body; }
+
 template <typename T>
-Machine::Send MakeSay(T* (v1::MemberMessage::*field)(), const T& body) {
-  Machine::Send say;
-  *(say.message.*field)() = body;
-  return say;
+Machine::Send MakeSend(const T& body) {
+  Machine::Send send;
+  SetBody(body, send.message);
+  return send;
 }
 
 }  // namespace
@@ -38,39 +52,40 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
     case v1::CoordinatorMessage::kTraceSteps:
       return ReceiveTraceSteps(message.trace_steps());
     default:
-      return {};  // addressed to aggregators, or not sent to us after Welcome
+      return {};  // a message for aggregators, or Welcome
   }
 }
 
 Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment) {
   const v1::RankSlot& place = assignment.place();
-  if (IsCurrent(place)) return {};  // said again after a reconnect; what we said is said again too
+  // Repeated after a reconnect; Connected repeats our messages, too.
+  if (IsCurrent(place)) return {};
   uint32_t& newest = newest_[{assignment.lineage(), place.group()}];
   if (place.generation() <= newest) return {};
   newest = place.generation();
   Actions actions;
   if (place_) actions = Drop("superseded by a newer assignment");
-  unanswered_failure_.reset();
+  unanswered<v1::GroupFailed>().reset();
   place_ = place;
   actions.push_back(Begin{assignment});
   return actions;
 }
 
 Machine::Actions Machine::ReceiveStart(const v1::Start& start) {
-  if (!IsCurrent(start.place()) || started_ || !unanswered_prepared_) return {};
+  if (!IsCurrent(start.place()) || started_ || !unanswered<v1::Prepared>()) return {};
   started_ = true;
-  // A group that is made only to evaluate the last version.
+  // Without a next step the group only evaluates the last version.
   finished_ = start.next_step() == 0;
-  unanswered_prepared_.reset();
+  unanswered<v1::Prepared>().reset();
   return {Go{start}};
 }
 
 Machine::Actions Machine::ReceiveDecision(const v1::Decision& decision) {
   if (!IsCurrent(decision.place())) return {};
-  const bool answers =
-      unanswered_contributed_ && unanswered_contributed_->round() == decision.round();
+  std::optional<v1::Contributed>& contributed = unanswered<v1::Contributed>();
+  const bool answers = contributed && contributed->round() == decision.round();
   if (!answers && !finished_) return {};
-  unanswered_contributed_.reset();
+  contributed.reset();
   finished_ = decision.next_step() == 0;
   return {Decide{decision}};
 }
@@ -82,87 +97,38 @@ Machine::Actions Machine::ReceiveTraceSteps(const v1::TraceSteps& trace) const {
 
 Machine::Actions Machine::ReceiveRelease(const v1::Release& release) {
   const v1::RankSlot& place = release.place();
-  if (unanswered_failure_ && unanswered_failure_->place().run() == place.run() &&
-      unanswered_failure_->place().group() == place.group() &&
-      unanswered_failure_->place().generation() == place.generation()) {
-    unanswered_failure_.reset();
-  }
-  if (!place_ || place_->run() != place.run() || place_->group() != place.group() ||
-      place_->generation() != place.generation()) {
-    return {};
-  }
+  std::optional<v1::GroupFailed>& failure = unanswered<v1::GroupFailed>();
+  if (failure && SameGeneration(failure->place(), place)) failure.reset();
+  if (!place_ || !SameGeneration(*place_, place)) return {};
   return Drop(release.reason());
 }
 
 Machine::Actions Machine::ReceiveRefused(const v1::Refused& refused) {
-  // Any other refusal concerns one message; a place is ended by Release.
+  // Other refusals concern one message; Release ends a slot.
   if (refused.refusal() != v1::REFUSAL_UNKNOWN_MEMBER) return {};
-  unanswered_failure_.reset();
+  unanswered<v1::GroupFailed>().reset();
   if (!place_) return {};
   return Drop(absl::StrCat("refused by the coordinator: ", refused.reason()));
 }
 
 Machine::Actions Machine::Connected() const {
   Actions actions;
-  if (unanswered_failure_) {
-    actions.push_back(MakeSay(&v1::MemberMessage::mutable_group_failed, *unanswered_failure_));
-  }
-  if (unanswered_prepared_) {
-    actions.push_back(MakeSay(&v1::MemberMessage::mutable_prepared, *unanswered_prepared_));
-  }
-  if (last_measured_) {
-    actions.push_back(MakeSay(&v1::MemberMessage::mutable_measured, *last_measured_));
-  }
-  if (last_adopted_) {
-    actions.push_back(MakeSay(&v1::MemberMessage::mutable_adopted, *last_adopted_));
-  }
-  if (last_evaluated_) {
-    actions.push_back(MakeSay(&v1::MemberMessage::mutable_evaluated, *last_evaluated_));
-  }
-  if (unanswered_contributed_) {
-    actions.push_back(MakeSay(&v1::MemberMessage::mutable_contributed, *unanswered_contributed_));
-  }
+  const auto send_again = [&](const auto& body) {
+    if (body) actions.push_back(MakeSend(*body));
+  };
+  std::apply([&](const auto&... bodies) { (send_again(bodies), ...); }, unanswered_);
   return actions;
 }
 
-Machine::Actions Machine::Tell(const v1::Prepared& prepared) {
-  if (!IsCurrent(prepared.place())) return {};
-  unanswered_prepared_ = prepared;
-  return {MakeSay(&v1::MemberMessage::mutable_prepared, prepared)};
-}
-
-Machine::Actions Machine::Tell(const v1::Progress& progress) const {
-  if (!IsCurrent(progress.place())) return {};
-  return {MakeSay(&v1::MemberMessage::mutable_progress, progress)};
-}
-
-Machine::Actions Machine::Tell(const v1::Measured& measured) {
-  if (!IsCurrent(measured.place())) return {};
-  last_measured_ = measured;
-  return {MakeSay(&v1::MemberMessage::mutable_measured, measured)};
-}
-
-Machine::Actions Machine::Tell(const v1::Contributed& contributed) {
-  if (!IsCurrent(contributed.place())) return {};
-  unanswered_contributed_ = contributed;
-  return {MakeSay(&v1::MemberMessage::mutable_contributed, contributed)};
-}
-
-Machine::Actions Machine::Tell(const v1::Adopted& adopted) {
-  if (!IsCurrent(adopted.place())) return {};
-  last_adopted_ = adopted;
-  return {MakeSay(&v1::MemberMessage::mutable_adopted, adopted)};
-}
-
-Machine::Actions Machine::Tell(const v1::Evaluated& evaluated) {
-  if (!IsCurrent(evaluated.place())) return {};
-  last_evaluated_ = evaluated;
-  return {MakeSay(&v1::MemberMessage::mutable_evaluated, evaluated)};
-}
-
-Machine::Actions Machine::Tell(const v1::Traced& traced) const {
-  if (!IsCurrent(traced.place())) return {};
-  return {MakeSay(&v1::MemberMessage::mutable_traced, traced)};
+Machine::Actions Machine::Report(const TrainingReport& report) {
+  return std::visit(
+      [this]<typename T>(const T& body) -> Actions {
+        if (!IsCurrent(body.place())) return {};
+        constexpr bool kSentOnce = std::is_same_v<T, v1::Progress> || std::is_same_v<T, v1::Traced>;
+        if constexpr (!kSentOnce) unanswered<T>() = body;
+        return {MakeSend(body)};
+      },
+      report);
 }
 
 Machine::Actions Machine::Fail(const v1::RankSlot& place, bool permanent,
@@ -173,8 +139,8 @@ Machine::Actions Machine::Fail(const v1::RankSlot& place, bool permanent,
   *failed.mutable_place() = place;
   failed.set_permanent(permanent);
   failed.set_reason(reason);
-  unanswered_failure_ = failed;
-  return {MakeSay(&v1::MemberMessage::mutable_group_failed, failed)};
+  unanswered<v1::GroupFailed>() = failed;
+  return {MakeSend(failed)};
 }
 
 bool Machine::IsCurrent(const v1::RankSlot& place) const {
@@ -185,11 +151,10 @@ Machine::Actions Machine::Drop(std::string reason) {
   place_.reset();
   started_ = false;
   finished_ = false;
-  unanswered_prepared_.reset();
-  unanswered_contributed_.reset();
-  last_measured_.reset();
-  last_adopted_.reset();
-  last_evaluated_.reset();
+  // A failure must be reported although its slot is lost.
+  std::optional<v1::GroupFailed> failure = std::move(unanswered<v1::GroupFailed>());
+  unanswered_ = {};
+  unanswered<v1::GroupFailed>() = std::move(failure);
   return {Cancel{std::move(reason)}};
 }
 

@@ -1,22 +1,24 @@
-// The worker's side of membership as a pure machine: which place it has, what it has said that
-// still waits for an answer, what of the coordinator's words concerns it.
+// The worker's side of membership as a pure state machine: which rank slot it has, which of its
+// messages are unanswered, and which messages of the coordinator concern it.
 //
-// (state, event) -> (state, actions). No thread, clock, socket or training in here: the worker
-// program carries the actions out, and the simulator drives the same code.
+// (state, event) -> (state, actions). It has no threads, clock, sockets or training: the worker
+// program carries the actions out, and the simulation drives the same code.
 //
 //   idle -> Assignment -> preparing -> Prepared -> Start -> training -> Contributed -> Decision ->
 //   ... any -> Release, or a newer Assignment, or failure -> idle
 //
 // Thread-compatible.
 //
-// Guarantees: nothing is acted on or said for a generation other than the current one; a generation
-// that is over never comes back; what waits for an answer is said again after every reconnect.
+// Guarantees: no message is acted on or sent for a generation other than the current one; a
+// generation that has ended never returns; unanswered messages are sent again after every
+// reconnect.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -26,9 +28,13 @@
 
 namespace cadre {
 
+// A message of the training loop to the coordinator.
+using TrainingReport = std::variant<v1::Prepared, v1::Progress, v1::Measured, v1::Contributed,
+                                    v1::Adopted, v1::Evaluated, v1::Traced>;
+
 class AssignmentMachine {
  public:
-  // Make the group and prepare.
+  // Create the group's session and prepare.
   struct Begin {
     v1::Assignment assignment;
   };
@@ -39,42 +45,35 @@ class AssignmentMachine {
   struct Decide {
     v1::Decision decision;
   };
-  // Tear the group down; the place is lost.
+  // End the session; the rank slot is lost.
   struct Cancel {
     std::string reason;
   };
   struct Send {
     v1::MemberMessage message;
   };
-  // Shards may have moved: the addresses to use from now on.
+  // Shards may have moved: use these addresses from now on.
   struct MoveShards {
     v1::ShardAddresses shards;
   };
-  // Somebody wants a trace of the next steps.
+  // Trace the next steps.
   struct TraceNext {
     v1::TraceSteps trace;
   };
   using Action = std::variant<Begin, Go, Decide, Cancel, Send, MoveShards, TraceNext>;
   using Actions = std::vector<Action>;
 
-  // A message of the coordinator (all but Welcome).
+  // Handles a message of the coordinator, other than Welcome.
   Actions Receive(const v1::CoordinatorMessage& message);
-  // The stream is open again: what still waits for an answer.
+  // The stream is open again: returns the unanswered messages.
   Actions Connected() const;
 
-  // What the training loop has to say. Messages for a place that is lost are dropped.
-  Actions Tell(const v1::Prepared& prepared);
-  Actions Tell(const v1::Progress& progress) const;
-  Actions Tell(const v1::Measured& measured);
-  Actions Tell(const v1::Contributed& contributed);
-  Actions Tell(const v1::Adopted& adopted);
-  Actions Tell(const v1::Evaluated& evaluated);
-  // Lost with the stream: the coordinator asks again if it still wants it.
-  Actions Tell(const v1::Traced& traced) const;
-  // The group of `place` cannot go on. `permanent`: the run cannot, either.
+  // Handles a message of the training loop. Messages for a slot that is lost are dropped.
+  Actions Report(const TrainingReport& report);
+  // The group of `place` cannot continue. `permanent`: nor can its run.
   Actions Fail(const v1::RankSlot& place, bool permanent, const std::string& reason);
 
-  // The place to name in Hello; nothing when idle.
+  // The rank slot to name in Hello; nothing when idle.
   const std::optional<v1::RankSlot>& place() const { return place_; }
 
  private:
@@ -85,23 +84,29 @@ class AssignmentMachine {
   Actions ReceiveRelease(const v1::Release& release);
   Actions ReceiveRefused(const v1::Refused& refused);
   bool IsCurrent(const v1::RankSlot& place) const;
-  // Forgets the place and everything said in it.
+  // Forgets the slot and its unanswered messages.
   Actions Drop(std::string reason);
 
+  template <typename T>
+  std::optional<T>& unanswered() {
+    return std::get<std::optional<T>>(unanswered_);
+  }
+
   std::optional<v1::RankSlot> place_;
-  // Highest generation seen, by lineage and group; a lower one is a late message. Not by run: a
-  // coordinator with a new store counts runs and generations from one again.
+  // Highest generation seen, by lineage and group; a lower one belongs to a late message. Lineage
+  // rather than run, because a coordinator with a new store counts both from one again.
   std::map<std::pair<std::string, uint32_t>, uint32_t> newest_;
   bool started_ = false;
-  // The run's end was decided; further decisions only hand out evaluation parts.
+  // The end of the run was decided; further decisions only assign intervals to evaluate.
   bool finished_ = false;
-  std::optional<v1::Prepared> unanswered_prepared_;
-  std::optional<v1::Contributed> unanswered_contributed_;
-  // There is no answer to these; the coordinator takes them as often as they come.
-  std::optional<v1::Measured> last_measured_;
-  std::optional<v1::Adopted> last_adopted_;
-  std::optional<v1::Evaluated> last_evaluated_;
-  std::optional<v1::GroupFailed> unanswered_failure_;
+  // Messages that are sent again after a reconnect, in this order. There are no answers to
+  // Measured, Adopted and Evaluated: the latest of each is kept, because the coordinator accepts
+  // repetitions. Progress and Traced are lost with the stream: the next Progress replaces the last
+  // one, and the coordinator requests a trace again if it still needs it.
+  std::tuple<std::optional<v1::GroupFailed>, std::optional<v1::Prepared>,
+             std::optional<v1::Measured>, std::optional<v1::Adopted>, std::optional<v1::Evaluated>,
+             std::optional<v1::Contributed>>
+      unanswered_;
 };
 
 }  // namespace cadre

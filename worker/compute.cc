@@ -1,6 +1,5 @@
 #include "worker/compute.h"
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -40,10 +39,10 @@ absl::StatusOr<std::unique_ptr<Compute>> MakeCompute(const ComputeOptions& optio
                     (absl::ConsumePrefix(&number, "cuda:") && absl::SimpleAtoi(number, &ordinal));
   if (!cuda || ordinal < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--device takes cpu, cuda or cuda:N (N = 0, 1, ...), not '", options.device, "'"));
+        "--device must be cpu, cuda or cuda:N (N = 0, 1, ...), not '", options.device, "'"));
   }
   if (options.reference_kernels) {
-    return absl::InvalidArgumentError("--reference_kernels are the CPU's; leave out --device");
+    return absl::InvalidArgumentError("--reference-kernels requires --device=cpu");
   }
   return MakeCudaCompute(ordinal, options);
 }

@@ -1,8 +1,8 @@
-// What a worker computes on: a device, its kernels, and the transport that data of a group travel
-// by, made from the words of a flag.
+// The device that a worker computes on, its kernels, and the transport between the devices of a
+// group.
 //
-// Owns device, kernels and loaded libraries; what ConnectData makes must be gone before it.
-// Thread-compatible; one per training run at a time.
+// Owns device, kernels and loaded libraries; transports that ConnectData made must be destroyed
+// first. Thread-compatible; used by one training generation at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,39 +17,41 @@
 
 namespace cadre {
 
-struct ComputeOptions {
-  // "cpu", "cuda" (the first one) or "cuda:N".
-  std::string device = "cpu";
-  // Of the CPU. Compute threads, >= 1; plain loops instead of oneDNN: slow, for checking.
-  int threads = 1;
-  bool reference_kernels = false;
-  // Of a CUDA device. Most of its memory that is taken, in bytes; 0: all that is free but a
-  // reserve. Folders that are looked into first for cuBLAS, cuDNN and NCCL.
-  int64_t memory_limit = 0;
-  std::vector<std::string> libraries;
-};
-
 class Compute {
  public:
   virtual ~Compute() = default;
   virtual Backend& kernels() = 0;
-  // For people and for records of what was measured, with what tells such computers apart.
+  // The name of the hardware, for display and as part of the key of measurements.
   virtual std::string name() const = 0;
-  // Most memory that a group's tensors may take here: of a CUDA device what this process may take
-  // of it, else the host's, which its other workers share.
+  // Maximum memory that a group's tensors may use: what this process may use of a CUDA device;
+  // otherwise the host's memory, which its other workers share.
   virtual int64_t memory_bytes() const = 0;
-  // Of the ranks that `control` connects; all of them call it. Null: data lie in the host's memory
-  // and travel by `control` itself.
+  // Makes the transport between the devices of the ranks that `control` connects; all of them call
+  // it. Null: data lie in host memory and use `control`.
   virtual std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)>
   connect_data() = 0;
 };
 
-// Errors: InvalidArgument for another word; FailedPrecondition where this build, this machine or
-// its driver has no such device, saying what to do; NotFound for a number that is not there;
-// Unavailable for a device that does not answer.
+struct ComputeOptions {
+  // "cpu", "cuda" (the first one) or "cuda:N".
+  std::string device = "cpu";
+  // CPU: number of compute threads, >= 1, and whether to use plain loops instead of oneDNN, which
+  // is slow and meant for verification.
+  int threads = 1;
+  bool reference_kernels = false;
+  // CUDA: maximum device memory in bytes, 0: all free memory except for a reserve; and folders that
+  // are searched first for cuBLAS, cuDNN and NCCL.
+  int64_t memory_limit = 0;
+  std::vector<std::string> libraries;
+};
+
+// Errors: InvalidArgument for an unknown device; FailedPrecondition, with advice, if the build, the
+// host or its driver does not support the device; NotFound for a device number that does not exist;
+// Unavailable for a device that does not respond.
 absl::StatusOr<std::unique_ptr<Compute>> MakeCompute(const ComputeOptions& options);
 
-// The part of it for CUDA devices; another file where the build has none.
+// MakeCompute for CUDA devices: compute_cuda.cc, or compute_stub.cc in builds without that back
+// end.
 absl::StatusOr<std::unique_ptr<Compute>> MakeCudaCompute(int ordinal,
                                                          const ComputeOptions& options);
 

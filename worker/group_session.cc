@@ -4,8 +4,8 @@
 
 namespace cadre {
 
-GroupSession::GroupSession(v1::Assignment assignment, Outlet outlet)
-    : assignment_(std::move(assignment)), outlet_(std::move(outlet)) {
+GroupSession::GroupSession(v1::Assignment assignment, Callbacks callbacks)
+    : assignment_(std::move(assignment)), callbacks_(std::move(callbacks)) {
   for (const v1::ShardAddress& shard : assignment_.shards()) {
     shards_[shard.shard()] = shard.address();
   }
@@ -23,7 +23,7 @@ void GroupSession::Deliver(const v1::Decision& decision) {
 
 void GroupSession::Deliver(const v1::TraceSteps& trace) {
   absl::MutexLock lock(&mutex_);
-  // Said again because the stream broke: the answer is under way already.
+  // A request that is being traced is repeated after a reconnect; its trace will answer it.
   if (trace.request() != tracing_) trace_ = trace;
 }
 
@@ -41,20 +41,12 @@ void GroupSession::Cancel(const std::string& reason) {
 }
 
 absl::StatusOr<v1::Start> GroupSession::PreparedAndStart(const v1::Prepared& prepared) {
-  outlet_.prepared(prepared);
+  callbacks_.send(prepared);
   absl::MutexLock lock(&mutex_);
-  // The coordinator bounds this wait: it releases a group whose ranks do not get ready.
+  // The coordinator bounds this wait: it releases a group whose ranks are not prepared in time.
   mutex_.Await(absl::Condition(this, &GroupSession::StartedOrCancelled));
   if (cancelled_) return absl::CancelledError("the group was released");
   return *start_;
-}
-
-void GroupSession::Report(const v1::Progress& progress) { outlet_.progress(progress); }
-
-void GroupSession::Measured(const v1::Measured& measured) { outlet_.measured(measured); }
-
-void GroupSession::Contribute(const v1::Contributed& contributed) {
-  outlet_.contributed(contributed);
 }
 
 absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Duration patience) {
@@ -66,10 +58,6 @@ absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Du
   decisions_.pop_front();
   return decision;
 }
-
-void GroupSession::Adopted(const v1::Adopted& adopted) { outlet_.adopted(adopted); }
-
-void GroupSession::Evaluated(const v1::Evaluated& evaluated) { outlet_.evaluated(evaluated); }
 
 std::optional<v1::TraceSteps> GroupSession::TakeTraceRequest() {
   absl::MutexLock lock(&mutex_);
@@ -83,7 +71,7 @@ void GroupSession::Traced(const v1::Traced& traced) {
     absl::MutexLock lock(&mutex_);
     tracing_ = 0;
   }
-  outlet_.traced(traced);
+  callbacks_.send(traced);
 }
 
 std::string GroupSession::ShardAddress(uint32_t shard) const {

@@ -1,8 +1,7 @@
-// One assignment of this worker, between the thread that trains and the thread that hears the
-// coordinator.
+// One assignment of this worker, shared by the training thread and the membership thread.
 //
-// The training thread calls the GroupControl side; the membership thread delivers. What the trainer
-// says goes out through the outlet, which is called on the training thread.
+// The training thread calls the GroupControl methods; the membership thread delivers messages.
+// Reports of the trainer leave through the callbacks, on the training thread.
 //
 // Thread-safe.
 #pragma once
@@ -16,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "worker/assignment.h"
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
 
@@ -23,19 +23,14 @@ namespace cadre {
 
 class GroupSession final : public GroupControl {
  public:
-  // How the trainer's words reach the coordinator.
-  struct Outlet {
-    std::function<void(const v1::Prepared&)> prepared;
-    std::function<void(const v1::Progress&)> progress;
-    std::function<void(const v1::Measured&)> measured;
-    std::function<void(const v1::Contributed&)> contributed;
-    std::function<void(const v1::Adopted&)> adopted;
-    std::function<void(const v1::Evaluated&)> evaluated;
-    std::function<void(const v1::Traced&)> traced;
+  struct Callbacks {
+    // Sends a report of the trainer to the coordinator.
+    std::function<void(const TrainingReport&)> send;
+    // Whether the coordinator is reachable.
     std::function<bool()> connected;
   };
 
-  GroupSession(v1::Assignment assignment, Outlet outlet);
+  GroupSession(v1::Assignment assignment, Callbacks callbacks);
 
   const v1::Assignment& assignment() const { return assignment_; }
   Cancellation& cancellation() { return cancellation_; }
@@ -43,23 +38,23 @@ class GroupSession final : public GroupControl {
   // From the membership thread.
   void Deliver(const v1::Start& start) ABSL_LOCKS_EXCLUDED(mutex_);
   void Deliver(const v1::Decision& decision) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Takes the place of a request that was not taken yet: nobody waits for that one any more.
+  // Replaces a pending request, for which the coordinator no longer waits.
   void Deliver(const v1::TraceSteps& trace) ABSL_LOCKS_EXCLUDED(mutex_);
   void MoveShards(const v1::ShardAddresses& shards) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends everything that waits, with Cancelled.
+  // Ends all waits with Cancelled.
   void Cancel(const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // GroupControl, from the training thread.
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) override;
-  void Report(const v1::Progress& progress) override;
-  void Measured(const v1::Measured& measured) override;
-  void Contribute(const v1::Contributed& contributed) override;
+  void Report(const v1::Progress& progress) override { callbacks_.send(progress); }
+  void Measured(const v1::Measured& measured) override { callbacks_.send(measured); }
+  void Contribute(const v1::Contributed& contributed) override { callbacks_.send(contributed); }
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
-  void Adopted(const v1::Adopted& adopted) override;
-  void Evaluated(const v1::Evaluated& evaluated) override;
+  void Adopted(const v1::Adopted& adopted) override { callbacks_.send(adopted); }
+  void Evaluated(const v1::Evaluated& evaluated) override { callbacks_.send(evaluated); }
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
   void Traced(const v1::Traced& traced) override;
-  bool connected() const override { return outlet_.connected(); }
+  bool connected() const override { return callbacks_.connected(); }
   std::string ShardAddress(uint32_t shard) const override;
 
  private:
@@ -71,16 +66,16 @@ class GroupSession final : public GroupControl {
   }
 
   const v1::Assignment assignment_;
-  const Outlet outlet_;
+  const Callbacks callbacks_;
   Cancellation cancellation_;
 
   mutable absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<v1::Start> start_ ABSL_GUARDED_BY(mutex_);
-  // At most one answer and the evaluation parts of a run's end wait here.
+  // At most one answer to a contribution, and decisions that assign intervals to evaluate.
   std::deque<v1::Decision> decisions_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::TraceSteps> trace_ ABSL_GUARDED_BY(mutex_);
-  // The request that is being answered. 0: none.
+  // Number of the request that is being traced; 0: none.
   uint64_t tracing_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, std::string> shards_ ABSL_GUARDED_BY(mutex_);
 };

@@ -17,7 +17,7 @@
 namespace cadre {
 namespace {
 
-// Plans of models of thousands of layers.
+// Enough for many plans of a model with thousands of layers.
 constexpr int64_t kMaxRequestBytes = int64_t{256} << 20;
 
 absl::StatusOr<v1::ProbeRequest> ReadRequest(const std::string& path) {
@@ -30,7 +30,7 @@ absl::StatusOr<v1::ProbeRequest> ReadRequest(const std::string& path) {
   }
   CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxRequestBytes));
   if (!request.ParseFromString(bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no probe request"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is not a probe request"));
   }
   return request;
 }
@@ -40,11 +40,12 @@ absl::StatusOr<v1::ClusterProfile> Probe(const ProbeProgramOptions& options) {
   if (!options.hosts.empty()) {
     CADRE_ASSIGN_OR_RETURN(const v1::ClusterProfile own,
                            ReadClusterProfile(options.folder + "/own"));
-    return ProbeHosts(own, options.hosts, options.rank, absl::Now() + options.meeting, deadline);
+    return ProbeHosts(own, options.hosts, options.rank, absl::Now() + options.meet_timeout,
+                      deadline);
   }
   CADRE_ASSIGN_OR_RETURN(const v1::ProbeRequest request, ReadRequest(options.request));
-  const auto tell = [rank = options.rank](int done, int plans) {
-    // Whoever started it reads that.
+  const auto print_progress = [rank = options.rank](int done, int plans) {
+    // `cadre probe` parses this line.
     if (rank == 0) std::fprintf(stderr, "probe: plan %d of %d\n", done, plans);
   };
   return ProbeMachine(request, {.rank = options.rank,
@@ -53,7 +54,7 @@ absl::StatusOr<v1::ClusterProfile> Probe(const ProbeProgramOptions& options) {
                                 .threads = options.threads,
                                 .shared_memory = options.shared_memory,
                                 .deadline = deadline,
-                                .progress = tell});
+                                .progress = print_progress});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// `cadre-worker --probe`: what a worker process does that is asked to measure instead of to train.
-// It needs no coordinator; `cadre probe` starts it.
+// `cadre-worker --probe`: measures layers or links instead of training, without a coordinator.
+// Started by `cadre probe`.
 //
 // Thread-compatible.
 #pragma once
@@ -13,22 +13,22 @@
 namespace cadre {
 
 struct ProbeProgramOptions {
-  // A ProbeRequest: text if its name ends in .textproto. Of the layers' probe.
+  // Layer probe: file with a ProbeRequest, as text if its name ends in .textproto.
   std::string request;
-  // Holds what this process and those beside it tell one another, and takes the result, `profile`
-  // in text, from the process of rank 0. The links' probe finds this host's own profile there
-  // (`own`), as the layers' probe has left it.
+  // Folder through which the processes find one another. Rank 0 writes the result to it, the file
+  // `profile`, as text. The link probe reads the host's own profile from it, the file `own`, which
+  // is the result of the layer probe.
   std::string folder;
-  // This process among the machine's workers; or, with `hosts`, this host among the hosts.
+  // Rank of this process among the workers of the host, or, with `hosts`, of this host.
   int rank = 0;
   int ranks = 1;
-  // host:port of every host: the links' probe.
+  // Link probe: host:port of every host.
   std::vector<std::string> hosts;
   int threads = 1;
   bool shared_memory = true;
   absl::Duration patience = absl::Seconds(60);
-  // How long the other hosts are waited for until all have come.
-  absl::Duration meeting = absl::Seconds(60);
+  // Time limit for all hosts to connect.
+  absl::Duration meet_timeout = absl::Seconds(60);
 };
 
 // Errors: those of ProbeMachine and ProbeHosts, and of the files.

@@ -1,3 +1,13 @@
+// The shell around AssignmentMachine: it turns messages, connections and outcomes of training into
+// events, and actions into sessions, cancellations and messages.
+//
+// At most two sessions exist: `current_`, in which the runner trains, and `waiting_`, which it
+// takes next. A newer assignment replaces a waiting one. All events pass through mutex_, so that
+// the machine sees them in one order and its messages are sent in that order.
+//
+// A device that has failed is replaced between two sessions. That is not possible if it was lost,
+// and may fail; then the worker ends, and its process exits with a code that tells whether to
+// restart it.
 #include "worker/worker.h"
 
 #include <utility>
@@ -16,12 +26,12 @@
 namespace cadre {
 namespace {
 
-// A group that is not complete by then is given up; the coordinator makes a new one.
+// A group whose ranks have not connected by then fails, and the coordinator forms a new one.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
-// The longest time in which no byte moves between two ranks that live: a slow peer's longest step.
-// The death of a peer is seen at once and does not wait for this.
-// Longer than an exchange with a shard may take, so that a shard that is away is what is blamed.
-constexpr absl::Duration kSilence = absl::Minutes(11);
+// Maximum time in which a live peer sends nothing: the longest step of a slow peer. The death of a
+// peer is detected immediately and does not wait for this. Longer than the limit of an exchange
+// with a shard (TrainerOptions), so that the error names the shard that is unavailable.
+constexpr absl::Duration kPeerTimeout = absl::Minutes(11);
 
 std::string PlaceName(const v1::RankSlot& place) {
   return absl::StrCat(place.run(), ", group ", place.group(), ", generation ", place.generation(),
@@ -34,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& optio
   std::unique_ptr<Worker> worker(new Worker(options));
   CADRE_ASSIGN_OR_RETURN(worker->listener_, TcpListener::Listen({.address = options.listen,
                                                                  .counters = &worker->counters_}));
-  CADRE_ASSIGN_OR_RETURN(worker->compute_, worker->NewCompute());
+  CADRE_ASSIGN_OR_RETURN(worker->compute_, options.make_compute());
   worker->device_name_ = worker->compute_->name();
   worker->memory_bytes_ = worker->compute_->memory_bytes();
   LOG(INFO) << "computing on " << worker->device_name_;
@@ -47,12 +57,12 @@ Worker::Worker(const WorkerOptions& options) : options_(options), incarnation_(N
 
 Worker::~Worker() {
   const absl::Status end = this->end();
-  const std::string reason = end.ok() ? "the worker was told to end" : std::string(end.message());
+  const std::string reason = end.ok() ? "the worker was stopped" : std::string(end.message());
   if (membership_ != nullptr) membership_->Stop(reason);
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    outlet_ = nullptr;
+    client_ = nullptr;
     if (current_ != nullptr) current_->Cancel(reason);
   }
   if (runner_.joinable()) runner_.join();
@@ -69,8 +79,8 @@ absl::Status Worker::Join() {
   client.counters = [this] { return counters_.Snapshot(); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   absl::MutexLock lock(&mutex_);
-  outlet_ = membership_.get();
-  // An assignment may have come, and something been said to it, before there was an outlet.
+  client_ = membership_.get();
+  // Messages in answer to an early assignment could not be sent before there was a client.
   Do(machine_.Connected());
   return absl::OkStatus();
 }
@@ -86,7 +96,7 @@ v1::Hello Worker::MakeHello() {
   hello.set_device(device_name_);
   hello.set_device_kind(compute_->kernels().device().is_host() ? v1::Cluster::CPU
                                                                : v1::Cluster::CUDA);
-  hello.set_cores(static_cast<uint32_t>(UsableCores()));
+  hello.set_cores(UsableCores());
   hello.set_memory_bytes(memory_bytes_);
   absl::MutexLock lock(&mutex_);
   if (machine_.place()) *hello.mutable_place() = *machine_.place();
@@ -119,10 +129,10 @@ void Worker::Do(AssignmentMachine::Actions actions) {
       LOG(INFO) << "released: " << cancel->reason;
       if (current_ != nullptr) current_->Cancel(cancel->reason);
       waiting_.reset();
-    } else if (auto* say = std::get_if<AssignmentMachine::Send>(&action)) {
-      Send(say->message);
+    } else if (auto* send = std::get_if<AssignmentMachine::Send>(&action)) {
+      Send(send->message);
     } else {
-      // The rest concerns the session of the current place, which trains or is about to.
+      // The other actions concern the session of the current rank slot, which may still be waiting.
       const std::shared_ptr<GroupSession>& session = waiting_ != nullptr ? waiting_ : current_;
       if (session == nullptr) continue;
       if (auto* go = std::get_if<AssignmentMachine::Go>(&action)) session->Deliver(go->start);
@@ -140,37 +150,26 @@ void Worker::Do(AssignmentMachine::Actions actions) {
 }
 
 void Worker::Send(const v1::MemberMessage& message) {
-  if (outlet_ == nullptr) return;
-  // What is lost with the stream is said again by Connected().
-  if (absl::Status status = outlet_->Send(message); !status.ok()) {
-    VLOG(1) << "not sent now: " << status;
+  if (client_ == nullptr) return;
+  // After a reconnect, AssignmentMachine::Connected sends unanswered messages again.
+  if (absl::Status status = client_->Send(message); !status.ok()) {
+    VLOG(1) << "message not sent: " << status;
   }
 }
 
-template <typename T>
-std::function<void(const T&)> Worker::Teller() {
-  return [this](const T& message) {
-    absl::MutexLock lock(&mutex_);
-    Do(machine_.Tell(message));
-  };
-}
-
 std::shared_ptr<GroupSession> Worker::MakeSession(const v1::Assignment& assignment) {
-  return std::make_shared<GroupSession>(assignment, GroupSession::Outlet{
-                                                        .prepared = Teller<v1::Prepared>(),
-                                                        .progress = Teller<v1::Progress>(),
-                                                        .measured = Teller<v1::Measured>(),
-                                                        .contributed = Teller<v1::Contributed>(),
-                                                        .adopted = Teller<v1::Adopted>(),
-                                                        .evaluated = Teller<v1::Evaluated>(),
-                                                        .traced = Teller<v1::Traced>(),
-                                                        .connected = [this] { return Connected(); },
-                                                    });
+  const auto send = [this](const TrainingReport& report) {
+    absl::MutexLock lock(&mutex_);
+    Do(machine_.Report(report));
+  };
+  return std::make_shared<GroupSession>(
+      assignment,
+      GroupSession::Callbacks{.send = send, .connected = [this] { return Connected(); }});
 }
 
 bool Worker::Connected() {
   absl::MutexLock lock(&mutex_);
-  return outlet_ != nullptr && outlet_->connected();
+  return client_ != nullptr && client_->connected();
 }
 
 void Worker::Run() {
@@ -202,48 +201,44 @@ void Worker::Train(GroupSession& session) {
                                  .generation = place.generation()};
     const ConnectOptions connect{.deadline = absl::Now() + kConnectTimeout,
                                  .cancelled = [&] { return !session.cancellation().status().ok(); },
-                                 .timeout = kSilence,
+                                 .timeout = kPeerTimeout,
                                  .shared_memory = options_.shared_memory,
-                                 .connections = options_.tcp_lanes};
+                                 .connections = options_.tcp_connections};
     const std::vector<std::string> peers(assignment.peers().begin(), assignment.peers().end());
-    return ConnectGroup(*listener_, identity, static_cast<int>(place.rank()), peers, connect);
+    return ConnectGroup(*listener_, identity, place.rank(), peers, connect);
   };
   TrainerOutcome outcome = TrainAsMember(session.assignment(), compute_->kernels(), session,
                                          session.cancellation(), counters_, options);
-  // Taken now, not from the outcome: what watches the group's transport may fail the device until
-  // the last of the trainer is gone.
+  // Read here and not from the outcome: the group's transports may fail the device until the
+  // trainer is destroyed.
   const absl::Status device = compute_->kernels().device().status();
   const bool ended = !device.ok() && !RenewDevice(device);
-  // The coordinator hears of the device, not of what broke because of it.
+  // The device is the cause; the outcome may only contain a consequence.
   if (ended) outcome.status = device;
   Report(session, outcome);
   if (ended && options_.ended != nullptr) options_.ended();
 }
 
-absl::StatusOr<std::unique_ptr<Compute>> Worker::NewCompute() const {
-  return options_.make_compute ? options_.make_compute() : MakeCompute(options_.compute);
-}
-
 bool Worker::RenewDevice(const absl::Status& failed) {
   {
     absl::MutexLock lock(&mutex_);
-    // Nothing more will be trained on any.
+    // The worker will not train again.
     if (stopping_) return true;
   }
-  LOG(INFO) << "the device is made anew: " << failed;
+  LOG(INFO) << "replacing the device: " << failed;
   const bool lost = compute_->kernels().device().lost();
-  // Its memory first.
+  // Frees its memory first.
   compute_.reset();
   absl::Status end = failed;
   if (!lost) {
-    absl::StatusOr<std::unique_ptr<Compute>> made = NewCompute();
+    absl::StatusOr<std::unique_ptr<Compute>> made = options_.make_compute();
     if (made.ok()) {
       compute_ = *std::move(made);
       return true;
     }
-    end = Annotate(made.status(), absl::StrCat(failed.message(), "; and no other can be had"));
+    end = Annotate(made.status(), absl::StrCat(failed.message(), "; it cannot be replaced"));
   }
-  LOG(ERROR) << "no device to train on any more: " << end;
+  LOG(ERROR) << "no device is left to train on: " << end;
   absl::MutexLock lock(&mutex_);
   end_ = end;
   return false;
@@ -262,7 +257,7 @@ void Worker::Report(GroupSession& session, const TrainerOutcome& outcome) {
     return;
   }
   const std::string reason(outcome.status.message());
-  LOG(WARNING) << "cannot go on in " << PlaceName(place) << ": " << outcome.status;
+  LOG(WARNING) << "cannot continue in " << PlaceName(place) << ": " << outcome.status;
   Do(machine_.Fail(place, outcome.permanent, reason));
 }
 

@@ -1,8 +1,8 @@
-// A worker: joins the coordinator, takes the places it is given, trains in them.
+// A worker: joins the coordinator, and trains in the rank slots that it is assigned.
 //
-// Three threads: the membership client's (hears the coordinator, never blocks), the runner (trains,
-// one generation after the other), and the caller's. The assignment machine decides; this class
-// carries out what it says.
+// Three threads: that of the membership client receives messages and never blocks; the runner
+// trains, one generation after the other; the third is the caller's. The assignment machine
+// decides, and this class carries out its actions.
 //
 // Thread-safe.
 #pragma once
@@ -25,7 +25,7 @@
 #include "worker/assignment.h"
 #include "worker/compute.h"
 #include "worker/group_session.h"
-#include "worker/train/link_cache.h"
+#include "worker/train/group_plan.h"
 #include "worker/train/trainer.h"
 #include "worker/transport/tcp_listener.h"
 
@@ -34,41 +34,38 @@ namespace cadre {
 struct WorkerOptions {
   // host:port of the coordinator.
   std::string coordinator;
-  // How long to try to reach it at first.
+  // Time limit for reaching it at the start.
   absl::Duration dial_timeout = absl::Seconds(30);
-  // Where the other ranks of a group connect; port 0 takes a free one.
+  // Address at which the other ranks of a group connect; port 0 selects a free port.
   std::string listen = "127.0.0.1:0";
-  // The address that they are told; empty: `listen` with the port actually taken.
+  // The address that is sent to them; empty: `listen` with the selected port.
   std::string advertise;
-  // For people; need not be unique.
+  // For display; need not be unique.
   std::string name;
-  // Version of the program, for messages about builds that do not match.
+  // Version of the program, for messages about mismatching builds.
   std::string version;
-  // What it computes on.
-  ComputeOptions compute;
-  // Makes that, at the start and after a device has failed. Null: MakeCompute(compute).
+  // Creates the device to compute on, at the start and after it has failed.
   std::function<absl::StatusOr<std::unique_ptr<Compute>>()> make_compute;
-  // Whether ranks of this host are reached through shared memory.
+  // Whether to connect to ranks on this host through shared memory.
   bool shared_memory = true;
-  // TCP connections of each channel to a rank elsewhere, at most kMaxConnections; 0: as many as the
-  // round trip asks for.
-  int tcp_lanes = 0;
-  // Called once, from a thread of the worker, when it cannot train any more; see end(). Optional.
+  // Number of TCP connections of each channel to a rank on another host, at most kMaxConnections;
+  // 0: chosen by the round-trip time.
+  int tcp_connections = 0;
+  // Called once, from a thread of the worker, when it can no longer train; see end(). Optional.
   std::function<void()> ended;
 };
 
 class Worker {
  public:
-  // Joined when it returns. Errors: Unavailable when no coordinator answers, FailedPrecondition
-  // when it refuses, AlreadyExists for a taken port.
+  // Returns when the worker has joined. Errors: Unavailable if no coordinator responds;
+  // FailedPrecondition if it refuses; AlreadyExists if the port is in use; those of make_compute.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(const WorkerOptions& options);
 
-  // Leaves: says Goodbye, ends the training under way.
+  // Sends Goodbye and cancels the current training.
   ~Worker();
 
-  // Not OK: the device failed, this process cannot have one again, and nothing will be trained any
-  // more. Another process, here or elsewhere, may do better; not here where it is a
-  // FailedPrecondition.
+  // Not OK: the device failed, this process cannot create another one, and the worker no longer
+  // trains. Another process may succeed, on this host only if the status is not FailedPrecondition.
   absl::Status end() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -78,24 +75,21 @@ class Worker {
   v1::Hello MakeHello() ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnConnection(bool connected) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Carries out what the machine decided. Called with the lock, so that words leave in the order in
-  // which they were decided.
+  // Carries out the machine's actions. Called with the lock held, so that messages are sent in the
+  // order of decisions.
   void Do(AssignmentMachine::Actions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Send(const v1::MemberMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<GroupSession> MakeSession(const v1::Assignment& assignment);
-  template <typename T>
-  std::function<void(const T&)> Teller();
 
   bool Connected() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The runner thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   void Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<std::unique_ptr<Compute>> NewCompute() const;
-  // Tells the coordinator how a training ended that it did not end itself.
+  // Reports the end of a training that the coordinator did not cancel.
   void Report(GroupSession& session, const TrainerOutcome& outcome) ABSL_LOCKS_EXCLUDED(mutex_);
-  // A device that has failed does nothing any more; a group that dies around one fails it, too.
-  // False: there is no other.
+  // Replaces a failed device. The failure of a group fails its devices, too. False: there is no
+  // other device.
   bool RenewDevice(const absl::Status& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasSessionOrStopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return waiting_ != nullptr || stopping_;
@@ -105,24 +99,24 @@ class Worker {
   const std::string incarnation_;
   LinkCache links_;
   Counters counters_;
-  // Counts as long as it lives.
+  // Adds to counters_.
   std::unique_ptr<TcpListener> listener_;
-  // Of the runner's thread once it runs. Null after a device was lost.
+  // Owned by the runner once it runs. Null after a device was lost.
   std::unique_ptr<Compute> compute_;
-  // Of compute_, for the coordinator.
+  // Properties of compute_, for Hello.
   std::string device_name_;
   uint64_t memory_bytes_ = 0;
 
   absl::Mutex mutex_;
   AssignmentMachine machine_ ABSL_GUARDED_BY(mutex_);
-  // Sessions are shared between the membership thread, which delivers, and the runner, which trains
-  // in them; the last one to let go frees them.
+  // Shared by the membership thread, which delivers to sessions, and the runner, which trains in
+  // them.
   std::shared_ptr<GroupSession> waiting_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.
-  MembershipClient* outlet_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
 
   std::unique_ptr<MembershipClient> membership_;
   std::thread runner_;

@@ -65,24 +65,15 @@ int64_t LossBytes(int rank, int ranks) {
 // The tiny grid: 4 inputs, 6 outputs, 6 samples on 2 x 3 ranks. A layer before makes the gradient
 // of the inputs wanted.
 TEST(Grid, MovesSixEightAndSixteenWords) {
-  const v1::RunSpec spec = Parse(R"pb(
+  const v1::RunSpec spec = Parse(R"(
     model {
       input { channels: 1 height: 1 width: 5 }
-      layer {
-        name: "before"
-        fully_connected { out_features: 4 no_bias: true }
-      }
-      layer {
-        name: "fc"
-        fully_connected { out_features: 6 no_bias: true }
-      }
-      layer {
-        name: "loss"
-        softmax_cross_entropy {}
-      }
+      layer { name: "before" fully_connected { out_features: 4 no_bias: true } }
+      layer { name: "fc" fully_connected { out_features: 6 no_bias: true } }
+      layer { name: "loss" softmax_cross_entropy {} }
     }
     batch_per_group: 6
-  )pb");
+  )");
   const Graph graph = *Graph::FromModel(spec.model());
   const Mesh mesh({{"rows", 2}, {"columns", 3}});
   const std::vector<IndexSplit> samples = {{"samples", {"columns"}}};
@@ -114,36 +105,18 @@ TEST(Grid, MovesSixEightAndSixteenWords) {
 
 // A kernel of 3 on 2 samples of 3 channels, 5 columns: 2 * 5 * 3 = 30 words each way.
 TEST(Halo, SendsThirtyWordsPerDirection) {
-  const v1::RunSpec spec = Parse(R"pb(
+  const v1::RunSpec spec = Parse(R"(
     model {
       input { channels: 3 height: 9 width: 5 }
-      layer {
-        name: "conv"
-        convolution { out_channels: 2 kernel: 3 padding: 1 }
-      }
-      layer {
-        name: "conv2"
-        convolution { out_channels: 3 kernel: 3 padding: 1 }
-      }
-      layer {
-        name: "relu"
-        relu {}
-      }
-      layer {
-        name: "conv3"
-        convolution { out_channels: 2 kernel: 3 padding: 1 }
-      }
-      layer {
-        name: "fc"
-        fully_connected { out_features: 4 }
-      }
-      layer {
-        name: "loss"
-        softmax_cross_entropy {}
-      }
+      layer { name: "conv" convolution { out_channels: 2 kernel: 3 padding: 1 } }
+      layer { name: "conv2" convolution { out_channels: 3 kernel: 3 padding: 1 } }
+      layer { name: "relu" relu {} }
+      layer { name: "conv3" convolution { out_channels: 2 kernel: 3 padding: 1 } }
+      layer { name: "fc" fully_connected { out_features: 4 } }
+      layer { name: "loss" softmax_cross_entropy {} }
     }
     batch_per_group: 2
-  )pb");
+  )");
   const Graph graph = *Graph::FromModel(spec.model());
   const Mesh mesh({{"space", 3}});
   const std::vector<IndexSplit> rows = {{"height", {"space"}}};
@@ -191,28 +164,16 @@ TEST(Halo, SendsThirtyWordsPerDirection) {
 // its gradient reduce-scattered, so are outputs and theirs, convolutions are reduced
 // over all ranks and each shard over the N / g ranks that hold it.
 TEST(GroupHybrid, MovesWhatItsFormulaSays) {
-  const v1::RunSpec spec = Parse(R"pb(
+  const v1::RunSpec spec = Parse(R"(
     model {
       input { channels: 2 height: 4 width: 4 }
-      layer {
-        name: "conv"
-        convolution { out_channels: 3 kernel: 3 padding: 1 no_bias: true }
-      }
-      layer {
-        name: "fc1"
-        fully_connected { out_features: 8 no_bias: true }
-      }
-      layer {
-        name: "fc2"
-        fully_connected { out_features: 4 no_bias: true }
-      }
-      layer {
-        name: "loss"
-        softmax_cross_entropy {}
-      }
+      layer { name: "conv" convolution { out_channels: 3 kernel: 3 padding: 1 no_bias: true } }
+      layer { name: "fc1" fully_connected { out_features: 8 no_bias: true } }
+      layer { name: "fc2" fully_connected { out_features: 4 no_bias: true } }
+      layer { name: "loss" softmax_cross_entropy {} }
     }
     batch_per_group: 8
-  )pb");
+  )");
   const Graph graph = *Graph::FromModel(spec.model());
   const Mesh mesh({{"data", 2}, {"model", 2}});
   const std::vector<IndexSplit> all = {{"samples", {"data", "model"}}};

@@ -18,63 +18,25 @@
 namespace cadre {
 namespace {
 
-constexpr char kSpec[] = R"pb(
+constexpr char kSpec[] = R"(
   model {
     input { channels: 2 height: 9 width: 7 }
-    layer {
-      name: "conv1"
-      convolution { out_channels: 6 kernel: 3 padding: 1 }
-    }
-    layer {
-      name: "relu1"
-      relu {}
-    }
-    layer {
-      name: "pool1"
-      max_pool { kernel: 3 stride: 2 padding: 1 }
-    }
-    layer {
-      name: "conv2"
-      convolution { out_channels: 4 kernel_height: 3 kernel_width: 1 groups: 2 dilation: 1 }
-    }
-    layer {
-      name: "side"
-      input: "pool1"
-      convolution { out_channels: 4 kernel_height: 3 kernel_width: 1 no_bias: true }
-    }
-    layer {
-      name: "sum"
-      input: "conv2"
-      input: "side"
-      add {}
-    }
-    layer {
-      name: "both"
-      input: "sum"
-      input: "side"
-      concat {}
-    }
-    layer {
-      name: "fc1"
-      fully_connected { out_features: 7 }
-    }
-    layer {
-      name: "relu2"
-      relu {}
-    }
-    layer {
-      name: "fc2"
-      fully_connected { out_features: 5 }
-    }
-    layer {
-      name: "loss"
-      softmax_cross_entropy {}
-    }
+    layer { name: "conv1" convolution { out_channels: 6 kernel: 3 padding: 1 } }
+    layer { name: "relu1" relu {} }
+    layer { name: "pool1" max_pool { kernel: 3 stride: 2 padding: 1 } }
+    layer { name: "conv2" convolution { out_channels: 4 kernel_height: 3 kernel_width: 1 groups: 2 dilation: 1 } }
+    layer { name: "side" input: "pool1" convolution { out_channels: 4 kernel_height: 3 kernel_width: 1 no_bias: true } }
+    layer { name: "sum" input: "conv2" input: "side" add {} }
+    layer { name: "both" input: "sum" input: "side" concat {} }
+    layer { name: "fc1" fully_connected { out_features: 7 } }
+    layer { name: "relu2" relu {} }
+    layer { name: "fc2" fully_connected { out_features: 5 } }
+    layer { name: "loss" softmax_cross_entropy {} }
   }
   optimizer { sgd {} }
   batch_per_group: 4
   seed: 1
-)pb";
+)";
 
 int Small(std::mt19937_64& random, int most) {
   return static_cast<int>(random() % static_cast<uint64_t>(2 * most + 1)) - most;

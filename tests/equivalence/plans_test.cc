@@ -93,38 +93,20 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Halo, TravelsWhileTheInteriorIsComputed) {
   v1::RunSpec spec;
   ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
-      R"pb(
+      R"(
         model {
           input { channels: 3 height: 31 width: 20 }
-          layer {
-            name: "conv1"
-            convolution { out_channels: 16 kernel: 3 padding: 1 }
-          }
-          layer {
-            name: "conv2"
-            convolution { out_channels: 64 kernel: 5 stride: 2 padding: 1 }
-          }
-          layer {
-            name: "conv3"
-            convolution { out_channels: 24 kernel_height: 3 kernel_width: 1 dilation: 2 }
-          }
-          layer {
-            name: "pool"
-            global_average_pool {}
-          }
-          layer {
-            name: "fc"
-            fully_connected { out_features: 4 }
-          }
-          layer {
-            name: "loss"
-            softmax_cross_entropy {}
-          }
+          layer { name: "conv1" convolution { out_channels: 16 kernel: 3 padding: 1 } }
+          layer { name: "conv2" convolution { out_channels: 64 kernel: 5 stride: 2 padding: 1 } }
+          layer { name: "conv3" convolution { out_channels: 24 kernel_height: 3 kernel_width: 1 dilation: 2 } }
+          layer { name: "pool" global_average_pool {} }
+          layer { name: "fc" fully_connected { out_features: 4 } }
+          layer { name: "loss" softmax_cross_entropy {} }
         }
         optimizer { sgd {} }
         batch_per_group: 8
         seed: 1
-      )pb",
+      )",
       &spec));
   const Graph graph = *Graph::FromModel(spec.model());
   const ParameterIndex index = ParameterIndex::FromGraph(graph);

@@ -92,7 +92,7 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
 }
 
 std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignment& assignment) {
-  const auto send = [this](const auto& message) { Do(machine_->Tell(message)); };
+  const auto send = [this](const auto& message) { Do(machine_->Report(message)); };
   return std::make_unique<SimulatedTrainer>(
       world_, network_, fabrics_, directory_, invariants_, name_, step_time_, assignment,
       SimulatedTrainer::Callbacks{

@@ -170,17 +170,11 @@ TEST_P(Operations, AreThoseOfTorch) {
 }
 
 TEST_P(Operations, OfOptimisersAreThoseOfTorch) {
-  v1::Model model = ParseModel(R"pb(
+  v1::Model model = ParseModel(R"(
     input { channels: 1 height: 1 width: 3 }
-    layer {
-      name: "fc"
-      fully_connected { out_features: 4 }
-    }
-    layer {
-      name: "loss"
-      softmax_cross_entropy {}
-    }
-  )pb");
+    layer { name: "fc" fully_connected { out_features: 4 } }
+    layer { name: "loss" softmax_cross_entropy {} }
+  )");
   const Graph graph = *Graph::FromModel(model);
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   const std::vector<BucketOwnership> buckets = OwnershipOf(OneRankPlan(graph, index), index, 0);

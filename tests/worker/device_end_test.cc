@@ -1,5 +1,5 @@
-// What a worker does when its device fails: what it tells the coordinator, and whether it lives on.
-// On emulated devices, with a coordinator that the test plays.
+// Failures of a worker's device: what the worker reports to the coordinator, and whether it ends.
+// With emulated devices and a fake coordinator.
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr size_t kMemory = size_t{24} << 20;
-// Of a layer whose weights and gradients take 16 MB each.
+// A layer of this width has weights and gradients of 16 MB each, which do not fit.
 constexpr uint32_t kWide = 200'000;
 
 class EmulatedCompute final : public Compute {
@@ -67,7 +67,7 @@ class DeviceEndTest : public ::testing::Test {
     ASSERT_TRUE(coordinator_.WaitForJoin());
   }
 
-  // One rank, which trains until something happens. The first layer has `width` features.
+  // Assigns a run of one rank that does not end. The first layer has `width` features.
   void Assign(uint32_t generation, uint32_t width = 5) {
     v1::CoordinatorMessage message;
     v1::Assignment& assignment = *message.mutable_assignment();
@@ -75,29 +75,20 @@ class DeviceEndTest : public ::testing::Test {
     assignment.mutable_place()->set_generation(generation);
     assignment.set_lineage("run-1.a");
     ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
-        R"pb(
+        R"(
           name: "lost"
           model {
             input { channels: 1 height: 4 width: 4 }
-            layer {
-              name: "wide"
-              fully_connected {}
-            }
-            layer {
-              name: "fc"
-              fully_connected { out_features: 3 }
-            }
-            layer {
-              name: "loss"
-              softmax_cross_entropy {}
-            }
+            layer { name: "wide" fully_connected {} }
+            layer { name: "fc" fully_connected { out_features: 3 } }
+            layer { name: "loss" softmax_cross_entropy {} }
           }
           data { synthetic { train_samples: 64 test_samples: 20 classes: 3 } }
           batch_per_group: 8
           optimizer { sgd {} }
           schedule { base_rate: 0.001 }
           averaging { every_steps: 1000000 max_solo_steps: 1000000 }
-        )pb",
+        )",
         assignment.mutable_spec()));
     assignment.mutable_spec()
         ->mutable_model()
@@ -125,22 +116,24 @@ class DeviceEndTest : public ::testing::Test {
     ASSERT_TRUE(coordinator_.Receive(v1::MemberMessage::kProgress).has_progress());
   }
 
-  v1::GroupFailed HearFailure() {
+  v1::GroupFailed ReceiveFailure() {
     return coordinator_.Receive(v1::MemberMessage::kGroupFailed).group_failed();
   }
 
-  // Of the device that is trained on.
+  // The latest device.
   EmulatedRank& rank() {
     absl::MutexLock lock(&mutex_);
     return newest_->rank();
   }
-  int made() {
+  // Number of devices that were created.
+  int created() {
     absl::MutexLock lock(&mutex_);
-    return made_;
+    return created_;
   }
-  void MakeNoMore(absl::Status status) {
+  // Lets the creation of further devices fail.
+  void FailCreation(absl::Status status) {
     absl::MutexLock lock(&mutex_);
-    fails_ = std::move(status);
+    creation_ = std::move(status);
   }
 
   FakeCoordinator coordinator_;
@@ -152,8 +145,8 @@ class DeviceEndTest : public ::testing::Test {
  private:
   absl::StatusOr<std::unique_ptr<Compute>> Make() {
     absl::MutexLock lock(&mutex_);
-    if (!fails_.ok()) return fails_;
-    ++made_;
+    if (!creation_.ok()) return creation_;
+    ++created_;
     auto made = std::make_unique<EmulatedCompute>(nccl_);
     newest_ = made.get();
     return made;
@@ -162,59 +155,59 @@ class DeviceEndTest : public ::testing::Test {
   std::string address_;
   absl::Mutex mutex_;
   EmulatedCompute* newest_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  int made_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status fails_ ABSL_GUARDED_BY(mutex_);
+  int created_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status creation_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(DeviceEndTest, SaysWhatMayBeTakenOfTheDevice) {
+TEST_F(DeviceEndTest, HelloContainsMemoryOfTheDevice) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   EXPECT_EQ(hello_.device(), rank().device->name());
   EXPECT_GT(hello_.memory_bytes(), 0U);
   EXPECT_LE(hello_.memory_bytes(), kMemory) << "the device's, not the host's";
 }
 
-TEST_F(DeviceEndTest, ALostDeviceEndsTheGroupAndThenTheWorker) {
+TEST_F(DeviceEndTest, LostDeviceEndsGroupAndWorker) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   ASSERT_NO_FATAL_FAILURE(StartTraining(1));
   rank().machine->Break(cudaErrorECCUncorrectable);
-  const v1::GroupFailed failed = HearFailure();
+  const v1::GroupFailed failed = ReceiveFailure();
   EXPECT_FALSE(failed.permanent());
   EXPECT_THAT(failed.reason(), AllOf(HasSubstr("the GPU is lost"), HasSubstr("Xid")));
   ASSERT_TRUE(ended_.WaitForNotificationWithTimeout(kLong));
   EXPECT_EQ(worker_->end().code(), absl::StatusCode::kUnavailable);
-  // Nothing was tried in this process.
-  EXPECT_EQ(made(), 1);
+  // A lost device is not replaced in the same process.
+  EXPECT_EQ(created(), 1);
   worker_.reset();
   EXPECT_THAT(coordinator_.Receive(v1::MemberMessage::kGoodbye).goodbye().reason(),
               HasSubstr("the GPU is lost"));
 }
 
-TEST_F(DeviceEndTest, AGroupThatDiesAroundADeviceLeavesTheWorkerWithANewOne) {
+TEST_F(DeviceEndTest, FailedGroupReplacesTheDevice) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   ASSERT_NO_FATAL_FAILURE(StartTraining(1));
-  rank().device->Fail(absl::UnavailableError("rank 3 is gone"));
-  const v1::GroupFailed failed = HearFailure();
+  rank().device->Fail(absl::UnavailableError("rank 3 has failed"));
+  const v1::GroupFailed failed = ReceiveFailure();
   EXPECT_FALSE(failed.permanent());
-  EXPECT_THAT(failed.reason(), HasSubstr("rank 3 is gone"));
-  EXPECT_EQ(made(), 2);
+  EXPECT_THAT(failed.reason(), HasSubstr("rank 3 has failed"));
+  EXPECT_EQ(created(), 2);
   ASSERT_NO_FATAL_FAILURE(StartTraining(2));
   EXPECT_FALSE(ended_.HasBeenNotified());
   EXPECT_TRUE(worker_->end().ok());
 }
 
-TEST_F(DeviceEndTest, NoNewDeviceEndsTheWorker) {
+TEST_F(DeviceEndTest, WorkerEndsWithoutNewDevice) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   ASSERT_NO_FATAL_FAILURE(StartTraining(1));
-  MakeNoMore(absl::UnavailableError("the GPU does not answer"));
-  rank().device->Fail(absl::UnavailableError("rank 3 is gone"));
-  EXPECT_THAT(HearFailure().reason(), HasSubstr("rank 3 is gone"));
+  FailCreation(absl::UnavailableError("the GPU does not answer"));
+  rank().device->Fail(absl::UnavailableError("rank 3 has failed"));
+  EXPECT_THAT(ReceiveFailure().reason(), HasSubstr("rank 3 has failed"));
   ASSERT_TRUE(ended_.WaitForNotificationWithTimeout(kLong));
   EXPECT_THAT(worker_->end().message(),
-              AllOf(HasSubstr("rank 3 is gone"), HasSubstr("the GPU does not answer")));
+              AllOf(HasSubstr("rank 3 has failed"), HasSubstr("the GPU does not answer")));
 }
 
-// A release breaks the group's transports, and with them the device: until the trainer is gone.
-TEST_F(DeviceEndTest, AReleasedWorkerTrainsInTheNextGroup) {
+// A release aborts the group's transports, and with them the device.
+TEST_F(DeviceEndTest, ReleasedWorkerTrainsInTheNextGroup) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   for (uint32_t generation = 1; generation <= 4; ++generation) {
     ASSERT_NO_FATAL_FAILURE(StartTraining(generation));
@@ -230,27 +223,27 @@ TEST_F(DeviceEndTest, AReleasedWorkerTrainsInTheNextGroup) {
   EXPECT_TRUE(worker_->end().ok());
 }
 
-TEST_F(DeviceEndTest, ADriverThatWillNotDoAnyMoreEndsTheWorkerForGood) {
+TEST_F(DeviceEndTest, UnsupportedDriverEndsTheWorkerPermanently) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   ASSERT_NO_FATAL_FAILURE(StartTraining(1));
-  MakeNoMore(absl::FailedPreconditionError("the driver is too old"));
-  rank().device->Fail(absl::UnavailableError("rank 3 is gone"));
+  FailCreation(absl::FailedPreconditionError("the driver is too old"));
+  rank().device->Fail(absl::UnavailableError("rank 3 has failed"));
   ASSERT_TRUE(ended_.WaitForNotificationWithTimeout(kLong));
   EXPECT_EQ(worker_->end().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(worker_->end().message(), HasSubstr("the driver is too old"));
 }
 
-TEST_F(DeviceEndTest, AModelThatDoesNotFitEndsTheRunAndNotTheWorker) {
+TEST_F(DeviceEndTest, ModelThatDoesNotFitEndsOnlyTheRun) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   ASSERT_NO_FATAL_FAILURE(Assign(1, kWide));
-  const v1::GroupFailed failed = HearFailure();
+  const v1::GroupFailed failed = ReceiveFailure();
   EXPECT_TRUE(failed.permanent());
   EXPECT_THAT(failed.reason(), AllOf(HasSubstr("cannot allocate"), HasSubstr("in use")));
   ASSERT_NO_FATAL_FAILURE(StartTraining(2));
   EXPECT_FALSE(ended_.HasBeenNotified());
 }
 
-TEST_F(DeviceEndTest, AWorkerWithoutADeviceDoesNotJoin) {
+TEST_F(DeviceEndTest, WorkerWithoutDeviceDoesNotJoin) {
   WorkerOptions options;
   options.coordinator = coordinator_.address();
   options.make_compute = [] {

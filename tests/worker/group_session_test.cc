@@ -14,21 +14,21 @@ v1::TraceSteps Request(uint64_t number) {
   return trace;
 }
 
-v1::Traced AnswerTo(const v1::TraceSteps& trace) {
-  v1::Traced traced;
-  traced.set_request(trace.request());
-  return traced;
-}
-
 class GroupSessionTraceTest : public ::testing::Test {
  protected:
-  std::vector<uint64_t> said_;
-  GroupSession session_{v1::Assignment(), {.traced = [this](const v1::Traced& traced) {
-                          said_.push_back(traced.request());
+  void Answer(uint64_t request) {
+    v1::Traced traced;
+    traced.set_request(request);
+    session_.Traced(traced);
+  }
+
+  std::vector<uint64_t> answered_;
+  GroupSession session_{v1::Assignment(), {.send = [this](const TrainingReport& report) {
+                          answered_.push_back(std::get<v1::Traced>(report).request());
                         }}};
 };
 
-TEST_F(GroupSessionTraceTest, ARequestIsHandedOutOnce) {
+TEST_F(GroupSessionTraceTest, RequestIsTakenOnce) {
   EXPECT_FALSE(session_.TakeTraceRequest().has_value());
   session_.Deliver(Request(7));
   const auto taken = session_.TakeTraceRequest();
@@ -36,28 +36,28 @@ TEST_F(GroupSessionTraceTest, ARequestIsHandedOutOnce) {
   EXPECT_EQ(taken->request(), 7U);
   EXPECT_EQ(taken->steps(), 3U);
   EXPECT_FALSE(session_.TakeTraceRequest().has_value());
-  session_.Traced(AnswerTo(*taken));
-  EXPECT_EQ(said_, std::vector<uint64_t>({7}));
+  Answer(7);
+  EXPECT_EQ(answered_, std::vector<uint64_t>({7}));
 }
 
-TEST_F(GroupSessionTraceTest, WhatIsSaidAgainWhileItIsTracedIsNotTracedTwice) {
+TEST_F(GroupSessionTraceTest, RequestRepeatedWhileTracingIsIgnored) {
   session_.Deliver(Request(7));
-  const auto taken = session_.TakeTraceRequest();
+  ASSERT_TRUE(session_.TakeTraceRequest().has_value());
   session_.Deliver(Request(7));
   EXPECT_FALSE(session_.TakeTraceRequest().has_value());
-  session_.Traced(AnswerTo(*taken));
-  // The answer was lost with the stream, so that it is asked for again.
+  Answer(7);
+  // The answer was lost with the stream, so the request is repeated.
   session_.Deliver(Request(7));
   EXPECT_TRUE(session_.TakeTraceRequest().has_value());
 }
 
-TEST_F(GroupSessionTraceTest, TheNewestRequestCounts) {
+TEST_F(GroupSessionTraceTest, NewerRequestReplacesPendingOne) {
   session_.Deliver(Request(7));
   session_.Deliver(Request(8));
   EXPECT_EQ(session_.TakeTraceRequest()->request(), 8U);
-  // Whoever asked for 8 has left; 9 is taken up when 8 is done.
+  // Request 9 is taken after 8 has been answered.
   session_.Deliver(Request(9));
-  session_.Traced(AnswerTo(Request(8)));
+  Answer(8);
   EXPECT_EQ(session_.TakeTraceRequest()->request(), 9U);
 }
 

@@ -1,4 +1,4 @@
-// What a worker tells the coordinator when it joins.
+// The Hello that a worker sends when it joins.
 #include "gtest/gtest.h"
 #include "tests/server/fake_coordinator.h"
 #include "worker/worker.h"
@@ -7,12 +7,13 @@ namespace cadre {
 namespace {
 
 // The coordinator names both versions when it refuses a member of another build.
-TEST(JoinTest, HelloHasTheVersion) {
+TEST(JoinTest, HelloContainsTheVersion) {
   testing::FakeCoordinator coordinator;
   WorkerOptions options;
   options.coordinator = coordinator.address();
   options.name = "w";
   options.version = "1.2.3";
+  options.make_compute = [] { return MakeCompute({}); };
   const auto worker = Worker::Start(options);
   ASSERT_TRUE(worker.ok()) << worker.status();
   const v1::Hello hello = coordinator.Receive(v1::MemberMessage::kHello).hello();

@@ -1,20 +1,18 @@
-// From decoded images to samples: which part of an image, mirrored or not, and with what
-// normalisation.
+// From decoded images to samples: cropping, mirroring and normalization.
 //
-//   const Crop placement = transform.Place({375, 500}, sample);
-//   transform.Apply(image, {375, 500}, placement, inputs);
+//   const Crop crop = transform.ChooseCrop({375, 500}, sample);
+//   transform.Apply(image, {375, 500}, crop, inputs);
 //
-// Test images, and training images without random_resized_crop, are resized so that they cover the
-// input's size times 256/224, and cropped in the middle; one that has the input's size already is
-// taken as it is. Resizing is bilinear, without a low-pass before it.
+// Test images, and training images without random_resized_crop, are resized to cover 256/224 of the
+// input's size, and cropped in the middle; an image that already has the input's size is not
+// resized. Resizing is bilinear, without a low-pass filter.
 //
-// Everything random is a function of (seed, epoch, sample index); plain sums and products of
-// doubles, so that it has the same bits on every machine.
+// Everything random is a function of (seed, epoch, sample index), computed by sums and products of
+// doubles only, so that it has the same bits on every machine.
 //
 // Thread-safe (a value).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -29,12 +27,12 @@ namespace cadre {
 
 // How an image becomes a sample.
 struct Crop {
-  // The part that is resized to the input's size.
+  // The part of the image that is resized to the input's size.
   ImageRect rect;
-  // Then moved up and to the left by so many elements, zeros coming in behind.
+  // The result is then shifted up and to the left by so many elements; zeros fill the gap.
   int64_t shift_y = 0;
   int64_t shift_x = 0;
-  // Then mirrored, left for right.
+  // It is finally mirrored horizontally.
   bool mirrored = false;
 };
 
@@ -46,16 +44,17 @@ class ImageTransform {
                                              const Shape& sample_shape, Split split, uint64_t seed);
 
   // Requires: size.height, size.width > 0. Guarantees: the rect lies inside the image.
-  Crop Place(const ImageSize& size, const SampleRef& sample) const;
+  Crop ChooseCrop(const ImageSize& size, const SampleRef& sample) const;
 
-  // The image may be a scaled-down one of `full`, which the placement is about.
-  // Requires: image.channels is the sample's; `sample` has the sample's elements.
-  void Apply(const ImageView& image, const ImageSize& full, const Crop& placement,
+  // Computes the sample. `image` may be a scaled-down version of the image of size `full` to which
+  // the crop refers. Requires: image.channels is the sample's; `sample` has the sample's elements.
+  void Apply(const ImageView& image, const ImageSize& full, const Crop& crop,
              std::span<float> sample) const;
 
-  int64_t height() const { return height_; }
-  int64_t width() const { return width_; }
-  int64_t channels() const { return normalise_.size(); }
+  const Shape& sample_shape() const { return shape_; }
+  int64_t height() const { return shape_[0]; }
+  int64_t width() const { return shape_[1]; }
+  int64_t channels() const { return shape_[2]; }
 
  private:
   // A byte v of a channel becomes v * factor + shift.
@@ -64,17 +63,16 @@ class ImageTransform {
     float shift = 0;
   };
 
-  ImageRect Middle(const ImageSize& size) const;
+  ImageRect CenterCrop(const ImageSize& size) const;
   ImageRect RandomCrop(const ImageSize& size, const SampleRef& sample) const;
 
+  Shape shape_;
   uint64_t seed_ = 0;
   bool random_resized_crop_ = false;
   bool flip_ = false;
   int64_t crop_padding_ = 0;
-  int64_t height_ = 0;
-  int64_t width_ = 0;
-  // One per channel.
-  std::vector<Affine> normalise_;
+  // By channel.
+  std::vector<Affine> normalization_;
 };
 
 }  // namespace cadre

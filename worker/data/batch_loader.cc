@@ -1,3 +1,11 @@
+// A batch is loaded by tasks of some rows each, which the threads execute in the order of steps. So
+// several threads work on the batch that training waits for, and large samples do not delay it.
+//
+// Invariants. Batches are in `ahead_` in the order of steps, without gaps. One thread at a time
+// opens a batch, so that the RowSource is called by one thread. A task writes to rows of its own,
+// so the result does not depend on which thread executes it. Of several errors, that of the first
+// task is returned. A batch that a restart has discarded is freed by the last thread that works on
+// it.
 #include "worker/data/batch_loader.h"
 
 #include <glog/logging.h>
@@ -11,14 +19,13 @@
 namespace cadre {
 namespace {
 
-// A batch is cut into this many pieces for each thread: enough that none waits long for another,
-// few enough that a piece is worth its bookkeeping.
-constexpr int64_t kPiecesPerThread = 2;
+// More tasks per thread balance the load better, but each has an overhead.
+constexpr int64_t kTasksPerThread = 2;
 
-int64_t RoundUp(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
+int64_t DivideUp(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
 
-BatchLoader::Options Sane(BatchLoader::Options options) {
-  options.prefetch = std::max<size_t>(options.prefetch, 1);
+BatchLoader::Options AtLeastOne(BatchLoader::Options options) {
+  options.prefetch = std::max<int64_t>(options.prefetch, 1);
   options.threads = std::max(options.threads, 1);
   return options;
 }
@@ -26,7 +33,7 @@ BatchLoader::Options Sane(BatchLoader::Options options) {
 }  // namespace
 
 BatchLoader::BatchLoader(const Dataset& dataset, RowSource source, const Options& options)
-    : dataset_(dataset), source_(std::move(source)), options_(Sane(options)) {
+    : dataset_(dataset), source_(std::move(source)), options_(AtLeastOne(options)) {
   for (int i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
@@ -61,12 +68,12 @@ absl::StatusOr<const Batch*> BatchLoader::Next(int64_t step) {
 
 void BatchLoader::StartAt(int64_t step) {
   for (LoadingPtr& loading : ahead_) {
-    // What a thread is still writing to is dropped when that thread is done.
-    if (loading->done == loading->taken) free_.push_back(std::move(loading->batch));
+    // Memory to which a thread still writes cannot be reused.
+    if (loading->done == loading->assigned) free_.push_back(std::move(loading->batch));
   }
   ahead_.clear();
-  if (free_.size() > options_.prefetch + 1) free_.resize(options_.prefetch + 1);
-  ++start_;
+  if (std::ssize(free_) > options_.prefetch + 1) free_.resize(options_.prefetch + 1);
+  ++restarts_;
   next_step_ = step;
   first_step_ = step;
   failed_ = false;
@@ -75,14 +82,14 @@ void BatchLoader::StartAt(int64_t step) {
 bool BatchLoader::HasLoaded() const { return !ahead_.empty() && ahead_.front()->complete(); }
 
 bool BatchLoader::MayOpen() const {
-  return next_step_ >= 0 && !failed_ && !opening_ && ahead_.size() < options_.prefetch;
+  return next_step_ >= 0 && !failed_ && !opening_ && std::ssize(ahead_) < options_.prefetch;
 }
 
-bool BatchLoader::HasWork() const { return stopping_ || Untaken() != nullptr || MayOpen(); }
+bool BatchLoader::HasWork() const { return stopping_ || FirstUnassigned() != nullptr || MayOpen(); }
 
-BatchLoader::LoadingPtr BatchLoader::Untaken() const {
+BatchLoader::LoadingPtr BatchLoader::FirstUnassigned() const {
   for (const LoadingPtr& loading : ahead_) {
-    if (loading->taken < loading->pieces) return loading;
+    if (loading->assigned < loading->tasks) return loading;
   }
   return nullptr;
 }
@@ -92,8 +99,8 @@ void BatchLoader::Run() {
   while (true) {
     mutex_.Await(absl::Condition(this, &BatchLoader::HasWork));
     if (stopping_) return;
-    if (const LoadingPtr loading = Untaken(); loading != nullptr) {
-      LoadPiece(loading);
+    if (const LoadingPtr loading = FirstUnassigned(); loading != nullptr) {
+      LoadNextRows(loading);
     } else {
       OpenNext();
     }
@@ -103,7 +110,7 @@ void BatchLoader::Run() {
 void BatchLoader::OpenNext() {
   opening_ = true;
   const int64_t step = next_step_++;
-  const uint64_t start = start_;
+  const int64_t restarts = restarts_;
   auto loading = std::make_shared<Loading>();
   if (free_.empty()) {
     loading->batch = std::make_unique<Batch>();
@@ -115,7 +122,7 @@ void BatchLoader::OpenNext() {
   Prepare(step, *loading);
   mutex_.Lock();
   opening_ = false;
-  if (start == start_) {
+  if (restarts == restarts_) {
     ahead_.push_back(std::move(loading));
   } else {
     free_.push_back(std::move(loading->batch));
@@ -126,40 +133,39 @@ void BatchLoader::Prepare(int64_t step, Loading& loading) const {
   Batch& batch = *loading.batch;
   batch.step = step;
   source_(step, batch.rows);
-  const auto rows = static_cast<int64_t>(batch.rows.inputs.size());
+  const int64_t rows = std::ssize(batch.rows.inputs);
   const Shape shape = BatchShape(rows, dataset_.sample_shape());
   if (batch.inputs.shape() != shape) batch.inputs = Tensor(shape);
-  batch.labels.resize(batch.rows.labels.size() * static_cast<size_t>(dataset_.labels_per_sample()));
-  const int64_t wanted_pieces = options_.threads == 1 ? 1 : options_.threads * kPiecesPerThread;
-  loading.piece_rows = std::max<int64_t>(RoundUp(rows, wanted_pieces), 1);
-  loading.pieces = static_cast<int>(RoundUp(rows, loading.piece_rows));
-  if (batch.rows.labels != batch.rows.inputs) ++loading.pieces;
+  batch.labels.resize(batch.rows.labels.size() * dataset_.labels_per_sample());
+  const int64_t tasks = options_.threads == 1 ? 1 : options_.threads * kTasksPerThread;
+  loading.rows_per_task = std::max<int64_t>(DivideUp(rows, tasks), 1);
+  loading.tasks = DivideUp(rows, loading.rows_per_task);
+  if (batch.rows.labels != batch.rows.inputs) ++loading.tasks;
 }
 
-void BatchLoader::LoadPiece(const LoadingPtr& loading) {
-  const int piece = loading->taken++;
+void BatchLoader::LoadNextRows(const LoadingPtr& loading) {
+  const int task = loading->assigned++;
   mutex_.Unlock();
-  const absl::Status status = Load(*loading, piece);
+  const absl::Status status = Load(*loading, task);
   mutex_.Lock();
   ++loading->done;
   if (status.ok()) return;
-  if (loading->status.ok() || piece < loading->failed_piece) {
+  if (loading->status.ok() || task < loading->failed_task) {
     loading->status = status;
-    loading->failed_piece = piece;
+    loading->failed_task = task;
   }
-  // A stale batch fails for nobody.
+  // The error of a discarded batch has no effect.
   failed_ |= std::find(ahead_.begin(), ahead_.end(), loading) != ahead_.end();
 }
 
-absl::Status BatchLoader::Load(const Loading& loading, int piece) const {
+absl::Status BatchLoader::Load(const Loading& loading, int task) const {
   Batch& batch = *loading.batch;
-  const auto rows = static_cast<int64_t>(batch.rows.inputs.size());
-  const int64_t begin = piece * loading.piece_rows;
-  if (begin >= rows) return dataset_.GetLabels(batch.rows.labels, batch.labels);
-  const auto first = static_cast<size_t>(begin);
-  const auto count = static_cast<size_t>(std::min(loading.piece_rows, rows - begin));
-  const auto elements = static_cast<size_t>(dataset_.sample_shape().elements());
-  const auto labels = static_cast<size_t>(dataset_.labels_per_sample());
+  const int64_t rows = std::ssize(batch.rows.inputs);
+  const int64_t first = task * loading.rows_per_task;
+  if (first >= rows) return dataset_.GetLabels(batch.rows.labels, batch.labels);
+  const int64_t count = std::min(loading.rows_per_task, rows - first);
+  const int64_t elements = dataset_.sample_shape().elements();
+  const int64_t labels = dataset_.labels_per_sample();
   const bool same_rows = batch.rows.labels == batch.rows.inputs;
   return dataset_.Get(std::span(batch.rows.inputs).subspan(first, count),
                       batch.inputs.span().subspan(first * elements, count * elements),

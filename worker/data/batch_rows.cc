@@ -11,21 +11,23 @@
 namespace cadre {
 namespace {
 
-bool Inside(const Interval& rows, int64_t batch) {
-  return rows.begin >= 0 && rows.begin <= rows.end && rows.end <= batch;
+void CheckInside(const MicroBatch& micro, int64_t batch) {
+  for (const Interval& rows : {micro.inputs, micro.labels}) {
+    CHECK(rows.size() >= 0 && Interval({0, batch}).contains(rows));
+  }
 }
 
-Interval Moved(const Interval& rows, int64_t by) { return {rows.begin + by, rows.end + by}; }
+Interval Shifted(const Interval& rows, int64_t by) { return {rows.begin + by, rows.end + by}; }
 
-// Fills `rows` with the wanted rows of a batch; `at(row)` is the sample there, and row r stands at
-// position `first` + r.
+// Fills `rows` with the wanted rows of a batch. `at(row)` returns the sample of a row, whose
+// position is `first` + row.
 template <typename SampleAt>
 void Fill(const std::vector<MicroBatch>& wanted, int64_t first, const SampleAt& at,
           BatchRows& rows) {
   rows = BatchRows();
   for (const MicroBatch& micro : wanted) {
-    const auto inputs_begin = static_cast<int64_t>(rows.inputs.size());
-    const auto labels_begin = static_cast<int64_t>(rows.labels.size());
+    const int64_t inputs_begin = std::ssize(rows.inputs);
+    const int64_t labels_begin = std::ssize(rows.labels);
     for (int64_t row = micro.inputs.begin; row < micro.inputs.end; ++row) {
       rows.inputs.push_back(at(row));
       rows.positions.push_back(first + row);
@@ -48,17 +50,15 @@ std::vector<MicroBatch> CutBatch(int64_t batch, int64_t micro_batches, const Row
     const int64_t begin = PartBegin(batch, i, micro_batches);
     const int64_t size = PartBegin(batch, i + 1, micro_batches) - begin;
     const MicroBatch mine = rank(size);
-    CHECK(Inside(mine.inputs, size) && Inside(mine.labels, size));
-    cut.push_back({.inputs = Moved(mine.inputs, begin), .labels = Moved(mine.labels, begin)});
+    CheckInside(mine, size);
+    cut.push_back({.inputs = Shifted(mine.inputs, begin), .labels = Shifted(mine.labels, begin)});
   }
   return cut;
 }
 
 RowSource TrainingRows(const TrainingPart& part) {
-  for (const MicroBatch& micro : part.micro_batches) {
-    CHECK(Inside(micro.inputs, part.batch) && Inside(micro.labels, part.batch));
-  }
-  // Shared because std::function must be copyable; one thread at a time uses it.
+  for (const MicroBatch& micro : part.micro_batches) CheckInside(micro, part.batch);
+  // Shared because a std::function must be copyable; only one thread at a time calls it.
   auto sampler = std::make_shared<Sampler>(part.seed, part.dataset_size);
   return [part, sampler](int64_t step, BatchRows& rows) {
     const int64_t first = BatchPosition(part.origin, step, part.group, part.groups, part.batch);

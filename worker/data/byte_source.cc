@@ -12,69 +12,60 @@
 namespace cadre {
 namespace {
 
-absl::Status Ends(const ByteSource& source, int64_t offset, size_t wanted) {
-  return absl::DataLossError(absl::StrCat(source.name(), ": ends at ", source.size(), " bytes; ",
-                                          wanted, " were to be read at offset ", offset));
-}
-
-bool Holds(const ByteSource& source, int64_t offset, size_t bytes) {
-  return offset >= 0 && offset <= source.size() &&
-         bytes <= static_cast<uint64_t>(source.size() - offset);
-}
-
 class FileBytes final : public ByteSource {
  public:
-  FileBytes(std::string path, int file, int64_t size)
-      : path_(std::move(path)), file_(file), size_(size) {}
-  ~FileBytes() override { close(file_); }
+  FileBytes(std::string path, const RegularFile& file) : path_(std::move(path)), file_(file) {}
+  ~FileBytes() override { close(file_.fd); }
   FileBytes(const FileBytes&) = delete;
   FileBytes& operator=(const FileBytes&) = delete;
 
   const std::string& name() const override { return path_; }
-  int64_t size() const override { return size_; }
-
-  absl::Status ReadAt(int64_t offset, std::span<std::byte> bytes) const override {
-    if (!Holds(*this, offset, bytes.size())) return Ends(*this, offset, bytes.size());
-    for (size_t done = 0; done < bytes.size();) {
-      const ssize_t got = pread(file_, bytes.data() + done, bytes.size() - done,
-                                offset + static_cast<int64_t>(done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return ErrnoStatus(errno, "read", path_);
-      // It has become shorter since it was opened.
-      if (got == 0) return Ends(*this, offset, bytes.size());
-      done += got;
-    }
-    return absl::OkStatus();
-  }
+  int64_t size() const override { return file_.bytes; }
 
  private:
+  absl::StatusOr<int64_t> Read(int64_t offset, std::span<std::byte> bytes) const override {
+    int64_t done = 0;
+    while (done < std::ssize(bytes)) {
+      const ssize_t n =
+          pread(file_.fd, bytes.data() + done, std::ssize(bytes) - done, offset + done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, "read", path_);
+      if (n == 0) break;
+      done += n;
+    }
+    return done;
+  }
+
   const std::string path_;
-  const int file_;
-  const int64_t size_;
+  const RegularFile file_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path) {
   CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
-  return std::make_unique<FileBytes>(path, file.fd, file.bytes);
+  return std::make_unique<FileBytes>(path, file);
 }
 
-absl::Status MemoryBytes::ReadAt(int64_t offset, std::span<std::byte> bytes) const {
-  if (!Holds(*this, offset, bytes.size())) return Ends(*this, offset, bytes.size());
-  const auto wanted = bytes_.subspan(static_cast<size_t>(offset), bytes.size());
-  std::copy(wanted.begin(), wanted.end(), bytes.begin());
-  return absl::OkStatus();
-}
-
-absl::Status ReadBytes(const std::string& path, int64_t max_bytes, std::vector<std::byte>& bytes) {
-  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> file, OpenByteSource(path));
-  if (file->size() > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": has ", file->size(), " bytes; at most ", max_bytes, " are read"));
+absl::Status ByteSource::ReadAt(int64_t offset, std::span<std::byte> bytes) const {
+  int64_t done = -1;
+  if (offset >= 0 && offset <= size() && std::ssize(bytes) <= size() - offset) {
+    CADRE_ASSIGN_OR_RETURN(done, Read(offset, bytes));
   }
-  bytes.resize(file->size());
-  return file->ReadAt(0, bytes);
+  if (done == std::ssize(bytes)) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(name(), ": has only ", size(), " bytes; cannot read ",
+                                          bytes.size(), " at offset ", offset));
+}
+
+absl::StatusOr<std::string> ByteSource::ReadText(Interval range) const {
+  std::string text(range.size(), '\0');
+  CADRE_RETURN_IF_ERROR(ReadAt(range.begin, std::as_writable_bytes(std::span(text))));
+  return text;
+}
+
+absl::StatusOr<int64_t> MemoryBytes::Read(int64_t offset, std::span<std::byte> bytes) const {
+  std::copy_n(bytes_.begin() + offset, bytes.size(), bytes.begin());
+  return std::ssize(bytes);
 }
 
 }  // namespace cadre

@@ -1,6 +1,6 @@
-// Bytes that can be read at any offset: a file, or memory where a test or a fuzz target has them.
+// Bytes that can be read at any offset: a file, or memory in tests and fuzzers.
 //
-// Thread-safe: reading changes nothing.
+// Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -9,26 +9,33 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  // For messages: the path.
+  // The name used in messages: the path.
   virtual const std::string& name() const = 0;
   virtual int64_t size() const = 0;
-  // Fills `bytes` from `offset` on.
-  // Errors: DataLoss, naming source, offset and size, where it ends before; errno's otherwise.
-  virtual absl::Status ReadAt(int64_t offset, std::span<std::byte> bytes) const = 0;
+  // Fills `bytes` from `offset` on. Errors: DataLoss, naming source, offset and size, if the source
+  // ends before; those of errno.
+  absl::Status ReadAt(int64_t offset, std::span<std::byte> bytes) const;
+  // The bytes of an interval. Errors: as ReadAt. Requires: the caller has bounded its size.
+  absl::StatusOr<std::string> ReadText(Interval range) const;
+
+ private:
+  // Returns the number of bytes read, which is lower than requested if the source has become
+  // shorter. Requires: the bytes lie within size().
+  virtual absl::StatusOr<int64_t> Read(int64_t offset, std::span<std::byte> bytes) const = 0;
 };
 
-// Holds the file open. Errors: NotFound, PermissionDenied, ..., with the path; InvalidArgument for
-// what is no regular file.
+// Keeps the file open. Errors: NotFound, PermissionDenied and others, with the path;
+// InvalidArgument unless it is a regular file.
 absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path);
 
 // Borrows the bytes.
@@ -39,15 +46,12 @@ class MemoryBytes final : public ByteSource {
 
   const std::string& name() const override { return name_; }
   int64_t size() const override { return bytes_.size(); }
-  absl::Status ReadAt(int64_t offset, std::span<std::byte> bytes) const override;
 
  private:
+  absl::StatusOr<int64_t> Read(int64_t offset, std::span<std::byte> bytes) const override;
+
   const std::string name_;
   const std::span<const std::byte> bytes_;
 };
-
-// The whole of a file of at most `max_bytes`. Errors as OpenByteSource; InvalidArgument for a
-// larger one.
-absl::Status ReadBytes(const std::string& path, int64_t max_bytes, std::vector<std::byte>& bytes);
 
 }  // namespace cadre

@@ -1,7 +1,7 @@
 // CIFAR-10's binary files: records of 3073 bytes, the label first, then the red, green and blue
 // planes of 32 x 32 pixels each.
 //
-// Thread-safe (values and a pure function over bytes).
+// Thread-safe (values and a pure function).
 #pragma once
 
 #include <cstddef>
@@ -26,10 +26,10 @@ struct CifarImages {
   std::vector<uint8_t> pixels;
 };
 
-// Adds the records of one file to `images`. `name` is for messages.
+// Appends the records of one file to `images`. `name` is used in messages.
 // Errors: DataLoss, naming the size, for a file that is empty or ends inside a record;
 // InvalidArgument, naming the record, for a label that is not below kCifarClasses. `images` is then
-// as it was.
+// unchanged.
 absl::Status ParseCifar10(const std::string& name, std::span<const std::byte> file,
                           CifarImages& images);
 

@@ -1,6 +1,7 @@
 #include "worker/data/dataset.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -11,11 +12,14 @@
 namespace cadre {
 namespace {
 
-// What a synthetic data set needs beyond what its own fields may be by themselves.
+// Tokens are passed to the network as fp32, which represents integers exactly up to here.
+constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
+
+// Checks the fields of a synthetic data set against the model.
 absl::Status CheckSynthetic(const v1::SyntheticData& data, int64_t classes) {
   if (data.classes() < 1 || data.classes() > classes) {
     return absl::InvalidArgumentError(absl::StrCat("data.synthetic.classes is ", data.classes(),
-                                                   "; the model tells ", classes, " apart"));
+                                                   ", but the model has ", classes, " classes"));
   }
   if (data.train_samples() < 1 || data.test_samples() < 1) {
     return absl::InvalidArgumentError("data.synthetic needs train_samples and test_samples >= 1");
@@ -23,7 +27,7 @@ absl::Status CheckSynthetic(const v1::SyntheticData& data, int64_t classes) {
   return absl::OkStatus();
 }
 
-// Tokens that every layer that takes them knows.
+// Number of tokens that all layers that consume the input accept.
 int64_t Vocabulary(const Graph& graph) {
   int64_t vocabulary = graph.classes();
   for (const int i : graph.consumers(Graph::kInput)) {
@@ -36,11 +40,16 @@ int64_t Vocabulary(const Graph& graph) {
 absl::Status CheckKind(bool model_takes_tokens, bool data_is_tokens) {
   if (model_takes_tokens == data_is_tokens) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("the data are ", data_is_tokens ? "tokens" : "images", "; the model takes ",
+      absl::StrCat("the data are ", data_is_tokens ? "tokens" : "images", ", but the model takes ",
                    model_takes_tokens ? "tokens" : "images"));
 }
 
-// Whatever number of samples it has.
+absl::Status CheckIndex(int64_t index, int64_t size) {
+  if (index >= 0 && index < size) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("sample ", index, " does not exist; there are ", size));
+}
+
+// Opens the data set without a check of its size.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, Split split) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const v1::Data& data = spec.data();
@@ -77,16 +86,52 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, 
 
 }  // namespace
 
-absl::Status CheckSample(int64_t index, int64_t size) {
-  if (index >= 0 && index < size) return absl::OkStatus();
-  return absl::OutOfRangeError(absl::StrCat("no sample ", index, " among ", size));
+absl::Status ImageDataset::GetLabels(std::span<const SampleRef> samples,
+                                     std::span<int32_t> labels) const {
+  for (size_t i = 0; i < samples.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(CheckIndex(samples[i].index, size()));
+    if (!labels.empty()) labels[i] = Label(samples[i].index);
+  }
+  return absl::OkStatus();
 }
 
-absl::Status CopyLabels(std::span<const SampleRef> samples, std::span<const int32_t> all,
-                        std::span<int32_t> labels) {
-  for (size_t i = 0; i < samples.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(CheckSample(samples[i].index, std::ssize(all)));
-    labels[i] = all[samples[i].index];
+absl::Status ImageDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
+                               std::span<int32_t> labels) const {
+  CADRE_RETURN_IF_ERROR(GetLabels(samples, labels));
+  return ReadImages(samples, inputs);
+}
+
+SequenceDataset::SequenceDataset(int64_t size, const DatasetNeeds& needs)
+    : size_(size),
+      shape_(needs.sample_shape),
+      vocabulary_(std::min(needs.vocabulary, kMaxVocabulary)),
+      classes_(needs.classes) {}
+
+absl::Status SequenceDataset::CheckToken(int64_t index, int64_t t, int64_t token,
+                                         int64_t bound) const {
+  if (token < bound) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(TokenName(index, t), ", is ", token,
+                                                 "; the model accepts tokens below ", bound));
+}
+
+absl::Status SequenceDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
+                                  std::span<int32_t> labels) const {
+  std::vector<int64_t> tokens(length() + 1);
+  auto input = inputs.begin();
+  auto label = labels.begin();
+  for (const SampleRef& sample : samples) {
+    CADRE_RETURN_IF_ERROR(CheckIndex(sample.index, size_));
+    CADRE_RETURN_IF_ERROR(ReadTokens(sample.index, tokens));
+    for (int64_t t = 0; t <= length(); ++t) {
+      if (t < length() && !inputs.empty()) {
+        CADRE_RETURN_IF_ERROR(CheckToken(sample.index, t, tokens[t], vocabulary_));
+        *input++ = tokens[t];
+      }
+      if (t > 0 && !labels.empty()) {
+        CADRE_RETURN_IF_ERROR(CheckToken(sample.index, t, tokens[t], classes_));
+        *label++ = tokens[t];
+      }
+    }
   }
   return absl::OkStatus();
 }

@@ -1,11 +1,13 @@
-// The kinds of data set that OpenDataset chooses from; nobody else includes this.
+// The kinds of data set that OpenDataset selects from, and what they share. Internal to
+// worker/data.
 //
-// Thread-safe (pure functions).
+// Thread-safe (see dataset.h).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,16 +17,71 @@
 
 namespace cadre {
 
-// What the run needs of its data, whichever kind it is.
+// The run's requirements, the same for all kinds.
 struct DatasetNeeds {
-  // Of one sample: [height, width, channels], or [length].
+  // Shape of one sample: [height, width, channels], or [length].
   Shape sample_shape;
-  // Labels must be below.
+  // Labels and tokens must be lower than these.
   int64_t classes = 0;
-  // Tokens must be below.
   int64_t vocabulary = 0;
   uint64_t seed = 0;
   int64_t corrupt_allowed = 0;
+};
+
+// A data set of images, each with one label.
+class ImageDataset : public Dataset {
+ public:
+  explicit ImageDataset(const Shape& shape) : shape_(shape) {}
+
+  const Shape& sample_shape() const final { return shape_; }
+  absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
+                   std::span<int32_t> labels) const final;
+  absl::Status GetLabels(std::span<const SampleRef> samples, std::span<int32_t> labels) const final;
+
+ protected:
+  // Elements of sample `i` of a batch.
+  std::span<float> InputOf(std::span<float> inputs, int64_t i) const {
+    return inputs.subspan(i * shape_.elements(), shape_.elements());
+  }
+
+ private:
+  // Requires: 0 <= index < size(), here and below.
+  virtual int32_t Label(int64_t index) const = 0;
+  virtual absl::Status ReadImages(std::span<const SampleRef> samples,
+                                  std::span<float> inputs) const = 0;
+
+  const Shape shape_;
+};
+
+// A data set of token sequences: the label of a token is the token that follows it.
+class SequenceDataset : public Dataset {
+ public:
+  SequenceDataset(int64_t size, const DatasetNeeds& needs);
+
+  int64_t size() const final { return size_; }
+  const Shape& sample_shape() const final { return shape_; }
+  int64_t labels_per_sample() const final { return length(); }
+  absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
+                   std::span<int32_t> labels) const final;
+  absl::Status GetLabels(std::span<const SampleRef> samples,
+                         std::span<int32_t> labels) const final {
+    return Get(samples, {}, labels);
+  }
+
+ protected:
+  int64_t length() const { return shape_[0]; }
+
+ private:
+  // Fills `tokens` with the length() + 1 tokens of sample `index`.
+  virtual absl::Status ReadTokens(int64_t index, std::span<int64_t> tokens) const = 0;
+  // Describes token `t` of sample `index` in messages.
+  virtual std::string TokenName(int64_t index, int64_t t) const = 0;
+  absl::Status CheckToken(int64_t index, int64_t t, int64_t token, int64_t bound) const;
+
+  const int64_t size_;
+  const Shape shape_;
+  const int64_t vocabulary_;
+  const int64_t classes_;
 };
 
 // Reads both files of the split.
@@ -39,11 +96,11 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
 // Reads headers and labels.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data, Split split,
                                                        const DatasetNeeds& needs);
-// Looks at the files' sizes.
+// Reads the sizes of the files.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenTokenFiles(const v1::TokenFiles& data, Split split,
                                                         const DatasetNeeds& needs);
 
-// Samples that are a function of (seed, split, index) and nothing else.
+// Samples that are a function of (seed, split, index) alone.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenSyntheticImages(const v1::SyntheticData& data,
                                                              Split split,
                                                              const DatasetNeeds& needs);
@@ -51,14 +108,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenSyntheticTokens(const v1::Synthetic
                                                              Split split,
                                                              const DatasetNeeds& needs);
 
-// OutOfRange unless 0 <= index < size.
-absl::Status CheckSample(int64_t index, int64_t size);
-
-// GetLabels where all labels are in memory, one a sample.
-absl::Status CopyLabels(std::span<const SampleRef> samples, std::span<const int32_t> all,
-                        std::span<int32_t> labels);
-
-// Ends in .jpg or .jpeg, in letters of either case.
+// Whether the name ends in .jpg or .jpeg, in letters of either case.
 bool IsJpegName(absl::string_view name);
 
 }  // namespace cadre

@@ -1,3 +1,4 @@
+// IDX files, the format of MNIST: one of images, one of labels, both read into memory.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -12,7 +13,7 @@
 namespace cadre {
 namespace {
 
-absl::Status Wrong(const std::string& path, const std::string& what) {
+absl::Status BadIdxFile(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
@@ -23,96 +24,84 @@ absl::Status CheckImages(const std::string& path, const IdxArray& images, const 
   if (images.dims.size() == expected.size() && sample[2] == 1) expected.erase(expected.begin());
   if (images.dims.size() != expected.size() + 1 ||
       !std::equal(expected.begin(), expected.end(), images.dims.begin() + 1)) {
-    return Wrong(path,
-                 absl::StrCat("holds ", Shape(images.dims).ToString(), "; the model's input is ",
-                              sample.ToString(), " (height, width, channels) a sample"));
+    return BadIdxFile(path, absl::StrCat("holds ", Shape(images.dims).ToString(),
+                                         ", but a sample of the model's input is ",
+                                         sample.ToString(), " (height, width, channels)"));
   }
-  if (images.dims[0] == 0) return Wrong(path, "holds no samples");
+  if (images.dims[0] == 0) return BadIdxFile(path, "holds no samples");
   return absl::OkStatus();
 }
 
 absl::Status CheckLabels(const std::string& path, const IdxArray& labels, int64_t samples,
                          const std::string& images_path, int64_t classes) {
   if (labels.dims.size() != 1) {
-    return Wrong(path,
-                 absl::StrCat("holds ", Shape(labels.dims).ToString(), "; labels are a list"));
+    return BadIdxFile(path, absl::StrCat("holds ", Shape(labels.dims).ToString(),
+                                         ", but labels have one dimension"));
   }
   if (labels.dims[0] != samples) {
-    return Wrong(path, absl::StrCat("holds ", labels.dims[0], " labels; ", images_path, " holds ",
-                                    samples, " images"));
+    return BadIdxFile(path, absl::StrCat("holds ", labels.dims[0], " labels; ", images_path,
+                                         " holds ", samples, " images"));
   }
   for (size_t i = 0; i < labels.data.size(); ++i) {
     if (labels.data[i] < classes) continue;
-    return Wrong(path, absl::StrCat("label ", labels.data[i], " of sample ", i,
-                                    " is out of range; the model tells ", classes, " apart"));
+    return BadIdxFile(path, absl::StrCat("label ", labels.data[i], " of sample ", i,
+                                         " is out of range; the model has ", classes, " classes"));
   }
   return absl::OkStatus();
 }
 
-// Samples with channels first become samples with channels last.
+// Moves the channels of each sample from the first dimension to the last.
 std::vector<uint8_t> ChannelsLast(std::vector<uint8_t> pixels, const Shape& sample) {
-  const auto channels = static_cast<size_t>(sample[2]);
+  const int64_t channels = sample[2];
   if (channels == 1) return pixels;
-  const auto elements = static_cast<size_t>(sample.elements());
-  const size_t plane = elements / channels;
+  const int64_t elements = sample.elements();
+  const int64_t plane = elements / channels;
   std::vector<uint8_t> moved(pixels.size());
-  for (size_t i = 0; i < pixels.size(); ++i) {
-    const size_t within = i % elements;
+  for (int64_t i = 0; i < std::ssize(pixels); ++i) {
+    const int64_t within = i % elements;
     moved[i - within + within % plane * channels + within / plane] = pixels[i];
   }
   return moved;
 }
 
-// The value of each of the 256 pixels.
-std::array<float, 256> Normalised(float mean, float stddev) {
+// The input value of each of the 256 pixel values.
+std::array<float, 256> NormalizedValues(float mean, float stddev) {
   if (stddev == 0.0F) stddev = 1.0F;
   std::array<float, 256> values{};
-  for (size_t p = 0; p < values.size(); ++p) {
-    values[p] = (static_cast<float>(p) / 255.0F - mean) / stddev;
-  }
+  for (int p = 0; p < 256; ++p) values[p] = (p / 255.0F - mean) / stddev;
   return values;
 }
 
-class IdxDataset final : public Dataset {
+class IdxDataset final : public ImageDataset {
  public:
-  IdxDataset(IdxArray images, const IdxArray& labels, const Shape& shape,
+  IdxDataset(IdxArray images, IdxArray labels, const Shape& shape,
              const std::array<float, 256>& values)
-      : images_(ChannelsLast(std::move(images.data), shape)),
-        labels_(labels.data.begin(), labels.data.end()),
-        shape_(shape),
+      : ImageDataset(shape),
+        images_(ChannelsLast(std::move(images.data), shape)),
+        labels_(std::move(labels.data)),
         values_(values) {}
 
   int64_t size() const override { return labels_.size(); }
-  const Shape& sample_shape() const override { return shape_; }
-  absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
-                   std::span<int32_t> labels) const override;
-  absl::Status GetLabels(std::span<const SampleRef> samples,
-                         std::span<int32_t> labels) const override {
-    return CopyLabels(samples, labels_, labels);
-  }
 
  private:
-  // A byte per pixel, samples one after another.
+  int32_t Label(int64_t index) const override { return labels_[index]; }
+  absl::Status ReadImages(std::span<const SampleRef> samples,
+                          std::span<float> inputs) const override {
+    const int64_t elements = sample_shape().elements();
+    auto out = inputs.begin();
+    for (const SampleRef& sample : samples) {
+      const auto pixels = std::span(images_).subspan(sample.index * elements, elements);
+      out = std::transform(pixels.begin(), pixels.end(), out,
+                           [this](uint8_t pixel) { return values_[pixel]; });
+    }
+    return absl::OkStatus();
+  }
+
+  // One byte per pixel, samples contiguous.
   const std::vector<uint8_t> images_;
-  const std::vector<int32_t> labels_;
-  const Shape shape_;
+  const std::vector<uint8_t> labels_;
   const std::array<float, 256> values_;
 };
-
-absl::Status IdxDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
-                             std::span<int32_t> labels) const {
-  if (!labels.empty()) CADRE_RETURN_IF_ERROR(GetLabels(samples, labels));
-  const auto elements = static_cast<size_t>(shape_.elements());
-  auto out = inputs.begin();
-  for (const SampleRef& sample : samples) {
-    CADRE_RETURN_IF_ERROR(CheckSample(sample.index, size()));
-    const auto pixels =
-        std::span(images_).subspan(static_cast<size_t>(sample.index) * elements, elements);
-    out = std::transform(pixels.begin(), pixels.end(), out,
-                         [this](uint8_t pixel) { return values_[pixel]; });
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -122,12 +111,12 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenIdxDataset(const v1::IdxFiles& file
   const std::string& images_path = train ? files.train_images() : files.test_images();
   const std::string& labels_path = train ? files.train_labels() : files.test_labels();
   CADRE_ASSIGN_OR_RETURN(IdxArray images, ReadIdx(images_path));
-  CADRE_ASSIGN_OR_RETURN(const IdxArray labels, ReadIdx(labels_path));
+  CADRE_ASSIGN_OR_RETURN(IdxArray labels, ReadIdx(labels_path));
   CADRE_RETURN_IF_ERROR(CheckImages(images_path, images, needs.sample_shape));
   CADRE_RETURN_IF_ERROR(
       CheckLabels(labels_path, labels, images.dims[0], images_path, needs.classes));
-  return std::make_unique<IdxDataset>(std::move(images), labels, needs.sample_shape,
-                                      Normalised(files.mean(), files.stddev()));
+  return std::make_unique<IdxDataset>(std::move(images), std::move(labels), needs.sample_shape,
+                                      NormalizedValues(files.mean(), files.stddev()));
 }
 
 }  // namespace cadre

@@ -1,4 +1,6 @@
-// Decoded images as bytes, and what part of one becomes a sample. Values.
+// Decoded images as bytes, and parts of images.
+//
+// Values; thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +14,14 @@ struct ImageSize {
   friend bool operator==(const ImageSize&, const ImageSize&) = default;
 };
 
-// Bytes by row, column, channel.
+// Bytes by row, column and channel.
 struct ImageView {
   std::span<const uint8_t> pixels;
   ImageSize size;
   int64_t channels = 0;
 };
 
-// A part of an image, in its pixels; borders need not be whole numbers.
+// A part of an image, in pixels; borders may lie between pixels.
 struct ImageRect {
   double top = 0;
   double left = 0;

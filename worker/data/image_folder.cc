@@ -1,3 +1,4 @@
+// Image folders: one folder per class, whose name is the class.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -5,12 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "model/formats/class_folders.h"
-#include "worker/data/byte_source.h"
 #include "worker/data/dataset_kinds.h"
 #include "worker/data/jpeg_dataset.h"
 
@@ -19,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Sorted. By name alone: what is no JPEG file inside is for the decoder to say.
+// Sorted. Files are selected by name alone; the decoder reports those that contain no JPEG image.
 absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -46,11 +45,10 @@ class FolderImages final : public EncodedImages {
 
   const std::vector<int32_t>& labels() const override { return labels_; }
   std::string Name(int64_t index) const override {
-    const auto i = static_cast<size_t>(index);
-    return absl::StrCat(folder_, "/", classes_[labels_[i]], "/", files_[i]);
+    return absl::StrCat(folder_, "/", classes_[labels_[index]], "/", files_[index]);
   }
-  absl::Status Read(int64_t index, std::vector<std::byte>& bytes) const override {
-    return ReadBytes(Name(index), kMaxEncodedBytes, bytes);
+  absl::StatusOr<std::string> Read(int64_t index) const override {
+    return ReadFile(Name(index), kMaxEncodedBytes);
   }
 
  private:
@@ -68,12 +66,13 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
   CADRE_ASSIGN_OR_RETURN(
       const ImageTransform transform,
       ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
-  // The training folders number the classes, also where the test split lacks some.
+  // The training folders determine the numbers of the classes, also where the test split lacks
+  // some.
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes, ListClassFolders(data.train()));
   if (std::ssize(classes) > needs.classes) {
     return absl::InvalidArgumentError(absl::StrCat(data.train(), ": holds ", classes.size(),
-                                                   " class folders; the model tells ",
-                                                   needs.classes, " classes apart"));
+                                                   " class folders, but the model has ",
+                                                   needs.classes, " classes"));
   }
   const std::string& folder = split == Split::kTrain ? data.train() : data.test();
   std::vector<std::string> present = classes;
@@ -81,17 +80,15 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
     CADRE_ASSIGN_OR_RETURN(present, ListClassFolders(folder));
   }
   if (const std::string* unknown = FindUnknownClass(present, classes); unknown != nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(folder, ": has a class folder ", *unknown, "; ",
-                                                   data.train(), " has none of that name"));
+    return absl::InvalidArgumentError(absl::StrCat(folder, ": has a class folder ", *unknown,
+                                                   ", which is missing in ", data.train()));
   }
   auto images = std::make_unique<FolderImages>(folder, classes);
   for (const std::string& name : present) {
-    const auto known = std::lower_bound(classes.begin(), classes.end(), name);
+    const int32_t label = std::lower_bound(classes.begin(), classes.end(), name) - classes.begin();
     CADRE_ASSIGN_OR_RETURN(std::vector<std::string> files,
                            ListJpegs(absl::StrCat(folder, "/", name)));
-    for (std::string& file : files) {
-      images->Add(static_cast<int32_t>(known - classes.begin()), std::move(file));
-    }
+    for (std::string& file : files) images->Add(label, std::move(file));
   }
   if (images->labels().empty()) {
     return absl::InvalidArgumentError(

@@ -5,7 +5,7 @@
 #include <array>
 #include <csetjmp>
 #include <cstdio>
-// jpeglib.h needs <cstdio> before it.
+// jpeglib.h must follow <cstdio>.
 #include <jerror.h>
 #include <jpeglib.h>
 
@@ -14,17 +14,18 @@
 namespace cadre {
 namespace {
 
-// Memory for libjpeg's own buffers: the coefficients of the largest progressive image that we read
-// take 6 bytes a pixel.
+// Limit of libjpeg's own buffers: the coefficients of the largest progressive image that is
+// accepted take 6 bytes per pixel.
 constexpr long kMaxLibraryBytes = 6 * kMaxJpegPixels + (long{16} << 20);
 
-// A file can make every scan of a progressive image go over all of it; encoders write about ten.
+// Every scan of a progressive image may cover all of it, so a short file could request unbounded
+// work. Encoders write about ten scans.
 constexpr int kMaxScans = 100;
 
-// Huffman coding spends at least one bit on each block of 8 x 8 elements.
+// Huffman coding needs at least one bit for each block of 8 x 8 elements.
 constexpr int64_t kMaxPixelsPerByte = 8 * 64;
 
-// Complaints of libjpeg after which the image is whole all the same.
+// Warnings of libjpeg after which the image is nevertheless complete.
 bool IsHarmless(int message) {
   switch (message) {
     case JWRN_ADOBE_XFORM:
@@ -43,8 +44,9 @@ struct JpegReader::State {
   State();
   ~State() { jpeg_destroy_decompress(&info); }
 
-  // Calls `body`, which must be made of calls into libjpeg alone: false if one of them failed, with
-  // `message` saying how. Nothing between here and there has a destructor.
+  // Calls `body`, which must only call libjpeg. Returns false if one of the calls failed; `message`
+  // then describes the error. No frame between here and the failing call has a destructor, so that
+  // longjmp is defined behavior.
   template <typename Body>
   bool Guarded(const Body& body) {
     if (setjmp(jump) != 0) return false;
@@ -90,7 +92,7 @@ JpegReader::State::State() {
     info.progress = &progress;
     info.mem->max_memory_to_use = kMaxLibraryBytes;
   });
-  CHECK(made) << "libjpeg does not start: " << message.data();
+  CHECK(made) << "cannot initialize libjpeg: " << message.data();
 }
 
 JpegReader::JpegReader() : state_(std::make_unique<State>()) {}
@@ -106,20 +108,21 @@ absl::StatusOr<ImageSize> JpegReader::Open(std::span<const std::byte> file) {
   if (!read) return state_->Failed();
   const ImageSize size{.height = info.image_height, .width = info.image_width};
   if (info.num_components != 1 && info.num_components != 3) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "JPEG: ", info.num_components, " colour components; grey (1) and colour (3) are read"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("JPEG: ", info.num_components,
+                     " color components; only 1 (gray) and 3 (color) are supported"));
   }
   if (info.arith_code != 0) {
-    return absl::InvalidArgumentError("JPEG: arithmetic coding is not read");
+    return absl::InvalidArgumentError("JPEG: arithmetic coding is not supported");
   }
   const int64_t pixels = size.height * size.width;
   if (pixels > kMaxJpegPixels) {
     return absl::InvalidArgumentError(absl::StrCat("JPEG: ", size.height, " x ", size.width,
                                                    " pixels; at most ", kMaxJpegPixels,
-                                                   " are read"));
+                                                   " are supported"));
   }
   if (pixels / kMaxPixelsPerByte > std::ssize(file)) {
-    return absl::DataLossError(absl::StrCat("JPEG: ", file.size(), " bytes cannot hold ",
+    return absl::DataLossError(absl::StrCat("JPEG: ", file.size(), " bytes cannot contain ",
                                             size.height, " x ", size.width, " pixels"));
   }
   return size;
@@ -130,16 +133,16 @@ absl::Status JpegReader::Decode(int channels, int eighths, JpegImage& image) {
   jpeg_decompress_struct& info = state_->info;
   const bool started = state_->Guarded([&info, channels, eighths] {
     info.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
-    info.scale_num = static_cast<unsigned>(eighths);
+    info.scale_num = eighths;
     info.scale_denom = 8;
-    // Integer arithmetic, with the same bits on every machine.
+    // Integer arithmetic gives the same bits on every machine.
     info.dct_method = JDCT_ISLOW;
     jpeg_start_decompress(&info);
   });
   if (!started) return state_->Failed();
   image.size = {.height = info.output_height, .width = info.output_width};
   image.channels = channels;
-  const size_t row_bytes = size_t{info.output_width} * static_cast<size_t>(channels);
+  const int64_t row_bytes = int64_t{info.output_width} * channels;
   image.pixels.resize(row_bytes * info.output_height);
   unsigned char* const pixels = image.pixels.data();
   const bool read = state_->Guarded([&info, pixels, row_bytes] {

@@ -1,12 +1,12 @@
-// Reads JPEG files: grey and colour, baseline and progressive, by libjpeg-turbo.
+// Reads JPEG files with libjpeg-turbo: gray and color, baseline and progressive.
 //
 //   JpegReader reader;
 //   CADRE_ASSIGN_OR_RETURN(const ImageSize size, reader.Open(bytes));
 //   CADRE_RETURN_IF_ERROR(reader.Decode(3, 8, image));
 //
-// Files may be hostile: whatever the bytes, a call returns in time and memory that are bounded by
-// the length of the file and kMaxJpegPixels. libjpeg's own way of failing, longjmp, does not leave
-// jpeg.cc and jumps over no C++ object.
+// Files may be hostile: for any input, time and memory of a call are bounded by the length of the
+// file and kMaxJpegPixels. libjpeg reports errors by longjmp; that stays within jpeg.cc and skips
+// no destructor.
 //
 // Thread-compatible. The bytes are borrowed from Open to the end of Decode.
 #pragma once
@@ -40,14 +40,14 @@ class JpegReader {
   JpegReader(const JpegReader&) = delete;
   JpegReader& operator=(const JpegReader&) = delete;
 
-  // Reads the header. Errors: DataLoss for what is no JPEG, is cut short, or claims more pixels
-  // than its bytes can hold; InvalidArgument for what we do not read (CMYK, arithmetic coding, more
-  // than kMaxJpegPixels).
+  // Reads the header. Errors: DataLoss for a file that is not a JPEG, is truncated, or claims more
+  // pixels than its bytes can contain; InvalidArgument for unsupported files (CMYK, arithmetic
+  // coding, more than kMaxJpegPixels).
   absl::StatusOr<ImageSize> Open(std::span<const std::byte> file);
 
-  // Decodes what Open opened, as grey (1 channel) or RGB (3), each side scaled by eighths / 8 and
-  // rounded up. Scaling happens on the coefficients and costs less than decoding whole.
-  // Requires: the last Open succeeded and was not followed by a Decode; eighths is 1, 2, 4 or 8.
+  // Decodes the opened image as gray (1 channel) or RGB (3), each side scaled by eighths / 8 and
+  // rounded up. Scaling in the frequency domain costs less than decoding at full size.
+  // Requires: the last Open succeeded, and no Decode followed it; eighths is 1, 2, 4 or 8.
   // Errors: DataLoss for damaged or missing data.
   absl::Status Decode(int channels, int eighths, JpegImage& image);
 

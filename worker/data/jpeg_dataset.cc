@@ -1,5 +1,7 @@
 #include "worker/data/jpeg_dataset.h"
 
+#include <glog/logging.h>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +12,8 @@
 namespace cadre {
 namespace {
 
-// Whether another sample would do; a full memory or too many open files would spoil that too.
+// Whether the error is specific to the sample. Lack of memory or of file descriptors would affect a
+// replacement, too.
 bool IsCorrupt(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kDataLoss:
@@ -23,71 +26,62 @@ bool IsCorrupt(const absl::Status& status) {
   }
 }
 
-// The least eighths at which the part that is taken is not smaller than the sample.
-int Eighths(const ImageRect& rect, const ImageTransform& transform) {
+// The smallest scale, in eighths, at which the cropped part is not smaller than the sample.
+// Decoding at a lower scale is cheaper.
+int ScaleInEighths(const ImageRect& rect, const ImageTransform& transform) {
   for (const int eighths : {1, 2, 4}) {
-    if (rect.height * eighths >= static_cast<double>(8 * transform.height()) &&
-        rect.width * eighths >= static_cast<double>(8 * transform.width())) {
+    if (rect.height * eighths >= 8 * transform.height() &&
+        rect.width * eighths >= 8 * transform.width()) {
       return eighths;
     }
   }
   return 8;
 }
 
-// What one call of Get uses again from sample to sample.
-struct Scratch {
-  std::vector<std::byte> bytes;
+// Reused for all samples of one call.
+struct JpegScratch {
   JpegReader reader;
   JpegImage image;
 };
 
-class JpegDataset final : public Dataset {
+class JpegDataset final : public ImageDataset {
  public:
   JpegDataset(std::unique_ptr<EncodedImages> images, const ImageTransform& transform,
               std::unique_ptr<CorruptSamples> corrupt)
-      : images_(std::move(images)),
+      : ImageDataset(transform.sample_shape()),
+        images_(std::move(images)),
         transform_(transform),
-        shape_{transform.height(), transform.width(), transform.channels()},
         corrupt_(std::move(corrupt)) {}
 
   int64_t size() const override { return images_->labels().size(); }
-  const Shape& sample_shape() const override { return shape_; }
-  absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
-                   std::span<int32_t> labels) const override;
-  absl::Status GetLabels(std::span<const SampleRef> samples,
-                         std::span<int32_t> labels) const override {
-    return CopyLabels(samples, images_->labels(), labels);
-  }
   int64_t corrupt_samples() const override { return corrupt_->count(); }
 
  private:
-  absl::Status GetOne(const SampleRef& sample, Scratch& scratch, std::span<float> input) const;
-  // The file of `index` as the sample that was asked for.
-  absl::Status Decode(int64_t index, const SampleRef& sample, Scratch& scratch,
+  int32_t Label(int64_t index) const override { return images_->labels()[index]; }
+  absl::Status ReadImages(std::span<const SampleRef> samples,
+                          std::span<float> inputs) const override {
+    JpegScratch scratch;
+    for (size_t i = 0; i < samples.size(); ++i) {
+      CADRE_RETURN_IF_ERROR(ReadOrReplace(samples[i], scratch, InputOf(inputs, i)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadOrReplace(const SampleRef& sample, JpegScratch& scratch,
+                             std::span<float> input) const;
+  // Decodes the file of `index`, with the augmentation of `sample`.
+  absl::Status Decode(int64_t index, const SampleRef& sample, JpegScratch& scratch,
                       std::span<float> input) const;
-  // The next sample with the same label, from the beginning after the end.
+  // The next sample with the same label; the first one follows the last.
   int64_t NextOfClass(int64_t index) const;
 
   const std::unique_ptr<EncodedImages> images_;
   const ImageTransform transform_;
-  const Shape shape_;
   const std::unique_ptr<CorruptSamples> corrupt_;
 };
 
-absl::Status JpegDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
-                              std::span<int32_t> labels) const {
-  for (const SampleRef& sample : samples) CADRE_RETURN_IF_ERROR(CheckSample(sample.index, size()));
-  if (!labels.empty()) CADRE_RETURN_IF_ERROR(GetLabels(samples, labels));
-  Scratch scratch;
-  const auto elements = static_cast<size_t>(shape_.elements());
-  for (size_t i = 0; i < samples.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(GetOne(samples[i], scratch, inputs.subspan(i * elements, elements)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status JpegDataset::GetOne(const SampleRef& sample, Scratch& scratch,
-                                 std::span<float> input) const {
+absl::Status JpegDataset::ReadOrReplace(const SampleRef& sample, JpegScratch& scratch,
+                                        std::span<float> input) const {
   for (int64_t index = sample.index;;) {
     const absl::Status status = Decode(index, sample, scratch, input);
     if (status.ok()) return status;
@@ -97,19 +91,20 @@ absl::Status JpegDataset::GetOne(const SampleRef& sample, Scratch& scratch,
     if (index == sample.index) {
       return absl::DataLossError(absl::StrCat("cannot read sample ", images_->Name(index), ": ",
                                               status.message(),
-                                              "; nor any other one of its class"));
+                                              "; nor any other sample of its class"));
     }
   }
 }
 
-absl::Status JpegDataset::Decode(int64_t index, const SampleRef& sample, Scratch& scratch,
+absl::Status JpegDataset::Decode(int64_t index, const SampleRef& sample, JpegScratch& scratch,
                                  std::span<float> input) const {
-  CADRE_RETURN_IF_ERROR(images_->Read(index, scratch.bytes));
-  CADRE_ASSIGN_OR_RETURN(const ImageSize size, scratch.reader.Open(scratch.bytes));
-  const Crop placement = transform_.Place(size, sample);
-  CADRE_RETURN_IF_ERROR(scratch.reader.Decode(static_cast<int>(transform_.channels()),
-                                              Eighths(placement.rect, transform_), scratch.image));
-  transform_.Apply(scratch.image.view(), size, placement, input);
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, images_->Read(index));
+  CADRE_ASSIGN_OR_RETURN(const ImageSize size,
+                         scratch.reader.Open(std::as_bytes(std::span(bytes))));
+  const Crop crop = transform_.ChooseCrop(size, sample);
+  CADRE_RETURN_IF_ERROR(scratch.reader.Decode(
+      transform_.channels(), ScaleInEighths(crop.rect, transform_), scratch.image));
+  transform_.Apply(scratch.image.view(), size, crop, input);
   return absl::OkStatus();
 }
 
@@ -123,6 +118,23 @@ int64_t JpegDataset::NextOfClass(int64_t index) const {
 }
 
 }  // namespace
+
+absl::Status CorruptSamples::Add(const std::string& name, const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  if (names_.contains(name)) return absl::OkStatus();
+  const std::string what = absl::StrCat("cannot read sample ", name, ": ", why.message());
+  if (std::ssize(names_) >= allowed_) {
+    return absl::DataLossError(absl::StrCat(what, "; data.corrupt_samples_allowed is ", allowed_));
+  }
+  names_.insert(name);
+  LOG(WARNING) << what << " (" << names_.size() << " of at most " << allowed_ << ")";
+  return absl::OkStatus();
+}
+
+int64_t CorruptSamples::count() const {
+  absl::MutexLock lock(&mutex_);
+  return names_.size();
+}
 
 std::unique_ptr<Dataset> MakeJpegDataset(std::unique_ptr<EncodedImages> images,
                                          const ImageTransform& transform,

@@ -1,12 +1,12 @@
-// Which sample stands where in the endless sequence of per-epoch permutations.
+// Which sample is at which position of the endless sequence of per-epoch permutations.
 //
 // Position p is in epoch p / size, at place p % size of that epoch's permutation. Step t of group g
 // of G, with B samples per group and step, takes positions P + ((t - S) G + g) B up to + B, where
-// the run began at step S and position P (0 and 0 but for what begins from a checkpoint). So every
-// sample comes once per epoch whatever B and G are and become, and who trains it changes nothing.
-// The whole state of reading the data is therefore a position.
+// the run began at step S and position P (both 0 unless it started from a checkpoint). So every
+// sample occurs once per epoch, also if B and G change, and does not depend on who trains it. A
+// position is the whole state of reading the data.
 //
-// Thread-compatible: it remembers the permutations of two epochs.
+// Thread-compatible: caches the permutations of two epochs.
 #pragma once
 
 #include <array>
@@ -23,8 +23,6 @@ class Sampler {
   // Requires: 0 < size < 2^32.
   Sampler(uint64_t seed, int64_t size) : seed_(seed), size_(size) {}
 
-  int64_t size() const { return size_; }
-  int64_t Epoch(int64_t position) const { return position / size_; }
   // Requires: position >= 0.
   SampleRef SampleAt(int64_t position);
 
@@ -33,11 +31,10 @@ class Sampler {
     int64_t epoch = -1;
     std::vector<uint32_t> order;
   };
-  const std::vector<uint32_t>& Permutation(int64_t epoch);
 
   const uint64_t seed_;
   const int64_t size_;
-  // Epoch e is kept in slot e % 2: the current and the next.
+  // Epoch e is cached in entry e % 2: batches cross at most one border of epochs.
   std::array<Cached, 2> cached_;
 };
 

@@ -1,3 +1,8 @@
+// A tar archive is a sequence of blocks of 512 bytes: a header for each member, then its contents,
+// filled up to whole blocks; two blocks of zeros end it. Names of more than 100 bytes and sizes of
+// 8 GiB and more do not fit the header. POSIX ("pax") writes an extra entry with records before the
+// member, GNU an entry with the name, or a binary size. The scanner follows all of these and skips
+// contents without reading them.
 #include "worker/data/tar.h"
 
 #include <algorithm>
@@ -12,31 +17,28 @@
 namespace cadre {
 namespace {
 
-// Fields of a header block: where each begins and how long it is.
-struct Field {
-  size_t begin;
-  size_t size;
-};
+// Fields of a header block.
+using Field = Interval;
 constexpr Field kName{0, 100};
-constexpr Field kSize{124, 12};
-constexpr Field kChecksum{148, 8};
-constexpr Field kType{156, 1};
-constexpr Field kMagic{257, 5};
-constexpr Field kVersion{263, 2};
-constexpr Field kPrefix{345, 155};
+constexpr Field kSize{124, 136};
+constexpr Field kChecksum{148, 156};
+constexpr Field kType{156, 157};
+constexpr Field kMagic{257, 262};
+constexpr Field kVersion{263, 265};
+constexpr Field kPrefix{345, 500};
 
 using Block = std::array<std::byte, kTarBlockBytes>;
 
 // The field's bytes up to the first zero.
 absl::string_view Text(const Block& block, const Field& field) {
   const absl::string_view whole(reinterpret_cast<const char*>(block.data()) + field.begin,
-                                field.size);
+                                field.size());
   return whole.substr(0, whole.find('\0'));
 }
 
-// Octal digits, with spaces around them; or, with the highest bit set, a binary number.
+// Octal digits between optional spaces; or, if the highest bit is set, a binary number.
 std::optional<int64_t> Number(const Block& block, const Field& field) {
-  const std::span bytes(block.data() + field.begin, field.size);
+  const auto bytes = std::span(block).subspan(field.begin, field.size());
   int64_t value = 0;
   if ((bytes[0] & std::byte{0x80}) != std::byte{0}) {
     if (bytes[0] != std::byte{0x80}) return std::nullopt;  // negative, or beyond 88 bits
@@ -56,12 +58,11 @@ std::optional<int64_t> Number(const Block& block, const Field& field) {
   return value;
 }
 
-// The sum of the block's bytes, its own field counted as spaces.
+// The sum of the block's bytes; the checksum's own field counts as spaces.
 int64_t Checksum(const Block& block) {
   int64_t sum = 0;
-  for (size_t i = 0; i < block.size(); ++i) {
-    const bool own = i >= kChecksum.begin && i < kChecksum.begin + kChecksum.size;
-    sum += own ? ' ' : std::to_integer<int64_t>(block[i]);
+  for (int64_t i = 0; i < kTarBlockBytes; ++i) {
+    sum += kChecksum.contains(i) ? ' ' : std::to_integer<int64_t>(block[i]);
   }
   return sum;
 }
@@ -70,7 +71,7 @@ bool IsZero(const Block& block) {
   return std::all_of(block.begin(), block.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
-// The prefix of ustar and pax headers; GNU's old format keeps other things there.
+// Only ustar and pax headers have a prefix; GNU's old format uses the field otherwise.
 std::string FullName(const Block& block) {
   const absl::string_view name = Text(block, kName);
   const absl::string_view prefix = Text(block, kPrefix);
@@ -79,7 +80,7 @@ std::string FullName(const Block& block) {
   return absl::StrCat(prefix, "/", name);
 }
 
-// Types of entries that describe the next one, or all that follow.
+// Types of entries that describe the next member, or all that follow.
 constexpr char kPaxNext = 'x';
 constexpr char kPaxGlobal = 'g';
 constexpr char kLongName = 'L';
@@ -99,32 +100,32 @@ struct TarScanner::Header {
   int64_t size = 0;
 };
 
-std::string TarScanner::Place() const {
+std::string TarScanner::Position() const {
   return absl::StrCat(source_.name(), ": at offset ", offset_, " of ", source_.size(), ": ");
 }
 
 absl::Status TarScanner::Damaged(absl::string_view what) const {
-  return absl::DataLossError(absl::StrCat(Place(), what));
+  return absl::DataLossError(absl::StrCat(Position(), what));
 }
 
-absl::Status TarScanner::Unread(absl::string_view what) const {
-  return absl::InvalidArgumentError(absl::StrCat(Place(), what));
+absl::Status TarScanner::Unsupported(absl::string_view what) const {
+  return absl::InvalidArgumentError(absl::StrCat(Position(), what));
 }
 
 absl::StatusOr<std::optional<TarScanner::Header>> TarScanner::ReadHeader() const {
   if (source_.size() - offset_ < kTarBlockBytes) {
-    return Damaged("the tar archive ends without its mark of the end; it seems cut short");
+    return Damaged("the tar archive has no end-of-archive block; it seems truncated");
   }
   Block block{};
   CADRE_RETURN_IF_ERROR(source_.ReadAt(offset_, block));
   if (IsZero(block)) return std::nullopt;
   const std::optional<int64_t> checksum = Number(block, kChecksum);
   if (!checksum || *checksum != Checksum(block)) {
-    if (offset_ == 0) return Unread("this is no tar archive (plain; not compressed)");
+    if (offset_ == 0) return Unsupported("this is not an uncompressed tar archive");
     return Damaged("a tar header is damaged: its checksum is wrong");
   }
   const std::optional<int64_t> size = Number(block, kSize);
-  if (!size) return Damaged("a tar header is damaged: its size is no number");
+  if (!size) return Damaged("a tar header is damaged: its size is not a number");
   return Header{
       .name = FullName(block), .type = std::to_integer<char>(block[kType.begin]), .size = *size};
 }
@@ -133,9 +134,9 @@ absl::Status TarScanner::Skip(int64_t size, const std::string& name) {
   const int64_t left = source_.size() - offset_ - kTarBlockBytes;
   if (size > left) {
     return Damaged(absl::StrCat("member ", name, " has ", size, " bytes, but only ", left,
-                                " follow; the tar archive seems cut short"));
+                                " follow; the tar archive seems truncated"));
   }
-  // Contents are filled up to whole blocks; the last block may be missing its filling.
+  // The padding of the last block may be missing.
   const int64_t blocks = (size + kTarBlockBytes - 1) / kTarBlockBytes;
   offset_ = std::min(offset_ + (1 + blocks) * kTarBlockBytes, source_.size());
   return absl::OkStatus();
@@ -143,13 +144,11 @@ absl::Status TarScanner::Skip(int64_t size, const std::string& name) {
 
 absl::StatusOr<std::string> TarScanner::ReadDescription(const Header& header) const {
   if (header.size > kMaxTarHeaderBytes) {
-    return Unread(absl::StrCat("a name or pax header has ", header.size, " bytes; at most ",
-                               kMaxTarHeaderBytes, " are read"));
+    return Unsupported(absl::StrCat("a name or pax header has ", header.size, " bytes; at most ",
+                                    kMaxTarHeaderBytes, " are supported"));
   }
-  std::string text(header.size, '\0');
-  CADRE_RETURN_IF_ERROR(source_.ReadAt(
-      offset_ + kTarBlockBytes, std::as_writable_bytes(std::span(text.data(), text.size()))));
-  return text;
+  const int64_t begin = offset_ + kTarBlockBytes;
+  return source_.ReadText({begin, begin + header.size});
 }
 
 // Records are "LENGTH KEY=VALUE\n", the length counting the whole record.
@@ -158,23 +157,22 @@ absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended)
     const size_t space = rest.find(' ');
     int64_t length = 0;
     if (space == absl::string_view::npos || !absl::SimpleAtoi(rest.substr(0, space), &length) ||
-        length <= static_cast<int64_t>(space) + 1 || length > std::ssize(rest) ||
-        rest[static_cast<size_t>(length) - 1] != '\n') {
+        length > std::ssize(rest) || length <= 0 || space + 1 >= static_cast<size_t>(length) ||
+        rest[length - 1] != '\n') {
       return Damaged("a pax header is damaged: a record's length is wrong");
     }
-    const auto end = static_cast<size_t>(length);
-    const absl::string_view record = rest.substr(space + 1, end - space - 2);
-    rest.remove_prefix(end);
+    const absl::string_view record = rest.substr(space + 1, length - space - 2);
+    rest.remove_prefix(length);
     const size_t equals = record.find('=');
     if (equals == absl::string_view::npos) return Damaged("a pax header is damaged: no '='");
     const absl::string_view key = record.substr(0, equals);
     const absl::string_view value = record.substr(equals + 1);
     if (key == "path") extended.name = std::string(value);
-    if (key.substr(0, 11) == "GNU.sparse.") return Unread("sparse files are not read");
+    if (key.substr(0, 11) == "GNU.sparse.") return Unsupported("sparse files are not supported");
     if (key != "size") continue;
     int64_t size = 0;
     if (!absl::SimpleAtoi(value, &size) || size < 0) {
-      return Damaged("a pax header is damaged: its size is no number");
+      return Damaged("a pax header is damaged: its size is not a number");
     }
     extended.size = size;
   }
@@ -187,10 +185,11 @@ absl::StatusOr<std::optional<TarMember>> TarScanner::Next() {
   while (true) {
     CADRE_ASSIGN_OR_RETURN(const std::optional<Header> header, ReadHeader());
     if (!header) {
-      if (offset_ != first) return Damaged("the tar archive ends after a header for a next member");
+      if (offset_ != first)
+        return Damaged("the tar archive ends after a header that describes a next member");
       return std::nullopt;
     }
-    if (header->type == kSparse) return Unread("sparse files are not read");
+    if (header->type == kSparse) return Unsupported("sparse files are not supported");
     if (IsDescription(header->type)) {
       CADRE_ASSIGN_OR_RETURN(std::string text, ReadDescription(*header));
       if (header->type == kPaxNext) CADRE_RETURN_IF_ERROR(ReadPax(text, extended));
@@ -203,7 +202,7 @@ absl::StatusOr<std::optional<TarMember>> TarScanner::Next() {
     member.is_file = IsFileType(header->type);
     member.header = first;
     member.begin = offset_ + kTarBlockBytes;
-    // Links may tell the size of what they point at; they have no contents themselves.
+    // The header of a link may contain the size of its target; the link itself has no contents.
     member.size = member.is_file ? extended.size.value_or(header->size) : 0;
     CADRE_RETURN_IF_ERROR(Skip(member.size, member.name));
     return member;

@@ -7,8 +7,8 @@
 //     if (!member) break;
 //   }
 //
-// Archives may be hostile: nothing is believed that the archive's size contradicts, and memory is
-// bounded by kMaxTarHeaderBytes.
+// Archives may be hostile: sizes are checked against the size of the archive, and memory is bounded
+// by kMaxTarHeaderBytes.
 //
 // Thread-compatible. The source is borrowed.
 #pragma once
@@ -24,16 +24,16 @@
 namespace cadre {
 
 inline constexpr int64_t kTarBlockBytes = 512;
-// Of one long name or one set of pax records.
+// Limit of one long name or one set of pax records.
 inline constexpr int64_t kMaxTarHeaderBytes = 64 << 10;
 
 struct TarMember {
   std::string name;
-  // A file with contents; else a folder, a link or a device.
+  // False for folders, links and devices, which have no contents.
   bool is_file = false;
-  // Where its first header begins, which ScanFrom takes.
+  // Offset of its first header; a TarScanner that starts there returns this member first.
   int64_t header = 0;
-  // Where its contents begin, and how many bytes they are.
+  // Offset and size of its contents.
   int64_t begin = 0;
   int64_t size = 0;
 };
@@ -43,13 +43,14 @@ class TarScanner {
   explicit TarScanner(const ByteSource& source, int64_t offset = 0)
       : source_(source), offset_(offset) {}
 
-  // The next member; nothing at the archive's end.
-  // Errors, naming archive, offset and size: DataLoss for an archive that is cut short or damaged,
-  // InvalidArgument for what is no tar archive or uses what we do not read (sparse files).
+  // The next member; nothing at the end of the archive.
+  // Errors, naming archive, offset and size: DataLoss for a truncated or damaged archive;
+  // InvalidArgument for a file that is not a tar archive, or uses unsupported features (sparse
+  // files).
   absl::StatusOr<std::optional<TarMember>> Next();
 
  private:
-  // What long-name and pax entries say about the member that follows them.
+  // Properties of the next member that long-name and pax entries override.
   struct Extended {
     std::optional<std::string> name;
     std::optional<int64_t> size;
@@ -57,15 +58,15 @@ class TarScanner {
   struct Header;
 
   absl::StatusOr<std::optional<Header>> ReadHeader() const;
-  // The contents of an entry that describes the next one.
+  // The contents of an entry that describes the next member.
   absl::StatusOr<std::string> ReadDescription(const Header& header) const;
   absl::Status ReadPax(const std::string& records, Extended& extended) const;
-  // Past the header and `size` bytes of contents.
+  // Skips the header and `size` bytes of contents.
   absl::Status Skip(int64_t size, const std::string& name);
 
   absl::Status Damaged(absl::string_view what) const;
-  absl::Status Unread(absl::string_view what) const;
-  std::string Place() const;
+  absl::Status Unsupported(absl::string_view what) const;
+  std::string Position() const;
 
   const ByteSource& source_;
   int64_t offset_ = 0;

@@ -1,3 +1,9 @@
+// Tar shards, the format of WebDataset: archives of pairs KEY.jpg (or .jpeg) and KEY.cls, the label
+// in decimal digits.
+//
+// Opening a shard reads its headers and labels, and keeps for each image where it lies. Names are
+// not kept, because there may be millions of them and few are ever printed; they are read again. A
+// shard is opened for every sample, because there may be more shards than file descriptors.
 #include <map>
 #include <optional>
 #include <span>
@@ -18,13 +24,13 @@
 namespace cadre {
 namespace {
 
-// A label is at most ten digits; the rest is room for white space.
+// A label has at most ten digits; the rest is room for white space.
 constexpr int64_t kMaxLabelBytes = 32;
 
 // Where the image of a sample lies.
-struct Entry {
-  size_t shard = 0;
-  // Of the member's headers, for its name.
+struct ImageEntry {
+  int64_t shard = 0;
+  // Offset of the member's first header, from which its name can be read.
   int64_t header = 0;
   int64_t begin = 0;
   int64_t size = 0;
@@ -34,80 +40,69 @@ class TarImages final : public EncodedImages {
  public:
   explicit TarImages(std::vector<std::string> shards) : shards_(std::move(shards)) {}
 
-  void Add(const Entry& entry, int32_t label) {
+  void Add(const ImageEntry& entry, int32_t label) {
     entries_.push_back(entry);
     labels_.push_back(label);
   }
 
   const std::vector<int32_t>& labels() const override { return labels_; }
-  std::string Name(int64_t index) const override;
-  absl::Status Read(int64_t index, std::vector<std::byte>& bytes) const override;
+
+  std::string Name(int64_t index) const override {
+    const ImageEntry& entry = entries_[index];
+    const std::string& shard = shards_[entry.shard];
+    const absl::StatusOr<std::unique_ptr<ByteSource>> source = OpenByteSource(shard);
+    if (source.ok()) {
+      const absl::StatusOr<std::optional<TarMember>> member =
+          TarScanner(**source, entry.header).Next();
+      if (member.ok() && member->has_value()) return absl::StrCat(shard, ": ", (*member)->name);
+    }
+    return absl::StrCat(shard, ": member at offset ", entry.header);
+  }
+
+  absl::StatusOr<std::string> Read(int64_t index) const override {
+    const ImageEntry& entry = entries_[index];
+    if (entry.size > kMaxEncodedBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("has ", entry.size, " bytes; at most ", kMaxEncodedBytes, " are allowed"));
+    }
+    CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
+                           OpenByteSource(shards_[entry.shard]));
+    return source->ReadText({entry.begin, entry.begin + entry.size});
+  }
 
  private:
   const std::vector<std::string> shards_;
-  std::vector<Entry> entries_;
+  std::vector<ImageEntry> entries_;
   std::vector<int32_t> labels_;
 };
-
-// Names are not kept, as there may be millions of them and few are ever told: they are read again.
-std::string TarImages::Name(int64_t index) const {
-  const Entry& entry = entries_[index];
-  const std::string& shard = shards_[entry.shard];
-  const absl::StatusOr<std::unique_ptr<ByteSource>> source = OpenByteSource(shard);
-  if (source.ok()) {
-    const absl::StatusOr<std::optional<TarMember>> member =
-        TarScanner(**source, entry.header).Next();
-    if (member.ok() && member->has_value()) return absl::StrCat(shard, ": ", (*member)->name);
-  }
-  return absl::StrCat(shard, ": member at offset ", entry.header);
-}
-
-// Shards are opened anew for every sample: there may be more of them than files may be open.
-absl::Status TarImages::Read(int64_t index, std::vector<std::byte>& bytes) const {
-  const Entry& entry = entries_[index];
-  if (entry.size > kMaxEncodedBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("has ", entry.size, " bytes; at most ", kMaxEncodedBytes, " are read"));
-  }
-  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
-                         OpenByteSource(shards_[entry.shard]));
-  bytes.resize(entry.size);
-  return source->ReadAt(entry.begin, bytes);
-}
 
 absl::StatusOr<int32_t> ReadLabel(const ByteSource& source, const TarMember& member) {
   if (member.size > kMaxLabelBytes) {
     return absl::DataLossError(absl::StrCat("its label has ", member.size, " bytes"));
   }
-  std::string text(member.size, '\0');
-  CADRE_RETURN_IF_ERROR(
-      source.ReadAt(member.begin, std::as_writable_bytes(std::span(text.data(), text.size()))));
+  CADRE_ASSIGN_OR_RETURN(const std::string text,
+                         source.ReadText({member.begin, member.begin + member.size}));
   int32_t label = 0;
   if (!absl::SimpleAtoi(text, &label) || label < 0) {
     return absl::DataLossError(
-        absl::StrCat("its label is \"", absl::CEscape(text), "\"; wanted are digits"));
+        absl::StrCat("its label is \"", absl::CEscape(text), "\", which is not a number"));
   }
   return label;
 }
 
-// Finds the pairs of one shard. Samples stand in the order of their images.
+// The pairs of one shard, in the order of their images.
 class ShardIndex {
  public:
-  ShardIndex(const ByteSource& source, size_t shard) : source_(source), shard_(shard) {}
+  ShardIndex(const ByteSource& source, int64_t shard) : source_(source), shard_(shard) {}
 
   absl::Status Scan();
-  // Samples that lack a half or have a label that is none go to `corrupt`.
+  // Samples without a label, or with an invalid one, are added to `corrupt`.
   absl::Status AddTo(int64_t classes, TarImages& images, CorruptSamples& corrupt) const;
 
  private:
-  struct Half {
-    std::string key;
-    Entry entry;
-  };
-
   const ByteSource& source_;
-  const size_t shard_;
-  std::vector<Half> images_;
+  const int64_t shard_;
+  std::vector<std::pair<std::string, ImageEntry>> images_;
   std::map<std::string, absl::StatusOr<int32_t>> labels_;
 };
 
@@ -121,11 +116,10 @@ absl::Status ShardIndex::Scan() {
     if (dot == std::string::npos) continue;
     const std::string key = member->name.substr(0, dot);
     if (IsJpegName(member->name)) {
-      images_.push_back({key,
-                         {.shard = shard_,
-                          .header = member->header,
-                          .begin = member->begin,
-                          .size = member->size}});
+      images_.emplace_back(key, ImageEntry{.shard = shard_,
+                                           .header = member->header,
+                                           .begin = member->begin,
+                                           .size = member->size});
     } else if (absl::string_view(member->name).substr(dot) == ".cls") {
       labels_.insert_or_assign(key, ReadLabel(source_, *member));
     }
@@ -133,23 +127,20 @@ absl::Status ShardIndex::Scan() {
 }
 
 absl::Status ShardIndex::AddTo(int64_t classes, TarImages& images, CorruptSamples& corrupt) const {
-  for (const Half& image : images_) {
-    const std::string name = absl::StrCat(source_.name(), ": ", image.key);
-    const auto label = labels_.find(image.key);
-    if (label == labels_.end()) {
-      CADRE_RETURN_IF_ERROR(corrupt.Add(name, absl::DataLossError("it has no member .cls")));
+  for (const auto& [key, image] : images_) {
+    const std::string name = absl::StrCat(source_.name(), ": ", key);
+    const auto found = labels_.find(key);
+    absl::StatusOr<int32_t> label = absl::DataLossError("it has no member .cls");
+    if (found != labels_.end()) label = found->second;
+    if (!label.ok()) {
+      CADRE_RETURN_IF_ERROR(corrupt.Add(name, label.status()));
       continue;
     }
-    if (!label->second.ok()) {
-      CADRE_RETURN_IF_ERROR(corrupt.Add(name, label->second.status()));
-      continue;
+    if (*label >= classes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, ": label ", *label, " is out of range; the model has ", classes, " classes"));
     }
-    if (*label->second >= classes) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": label ", *label->second,
-                                                     " is out of range; the model tells ", classes,
-                                                     " classes apart"));
-    }
-    images.Add(image.entry, *label->second);
+    images.Add(image, *label);
   }
   return absl::OkStatus();
 }
@@ -165,7 +156,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> paths, ExpandShardNames(range));
   auto images = std::make_unique<TarImages>(paths);
   auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
-  for (size_t shard = 0; shard < paths.size(); ++shard) {
+  for (int64_t shard = 0; shard < std::ssize(paths); ++shard) {
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source, OpenByteSource(paths[shard]));
     ShardIndex index(*source, shard);
     CADRE_RETURN_IF_ERROR(index.Scan());

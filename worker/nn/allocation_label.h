@@ -17,8 +17,8 @@ namespace cadre {
 // Sets the label in its constructor and clears it in its destructor. Borrows the device.
 class AllocationLabel {
  public:
-  AllocationLabel(Device& device, absl::string_view who) : device_(device) {
-    device_.set_allocation_label(who);
+  AllocationLabel(Device& device, absl::string_view label) : device_(device) {
+    device_.set_allocation_label(label);
   }
   // The label is set later, by the device's own setter.
   explicit AllocationLabel(Device& device) : device_(device) {}

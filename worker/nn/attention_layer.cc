@@ -1,5 +1,13 @@
-// Multi-head self-attention on the heads that this rank holds. Where heads are split, each rank's
-// output is an addend of the whole (Shoeybi et al. 2019).
+// Multi-head self-attention (Vaswani et al., NeurIPS 2017) on the heads that this rank holds.
+//
+// Heads are independent up to the output projection, so splitting them splits both projections:
+// that to queries, keys and values by its outputs, the output projection by its inputs. Each rank's
+// output is then an addend of the whole, and the layer needs one exchange in each direction
+// (Shoeybi et al., Megatron-LM, 2019). The move after the layer performs it; only the first rank
+// adds the bias.
+//
+// Forward saves queries, keys, values, the softmax's probabilities and the context, so that
+// backward recomputes nothing. The probabilities take O(tokens^2) memory per head.
 #include <utility>
 
 #include "worker/nn/layer_kinds.h"
@@ -17,8 +25,8 @@ class Attention final : public Layer {
              .tokens = in[1],
              .head_features = setting.layer.parameters[0].shape[2],
              .causal = setting.layer.settings.attention().causal()};
-    const auto head_words = 3 * dims_.head_features * features_;
-    dims_.heads = static_cast<int64_t>(parameters_[kQkvWeight].value.size()) / head_words;
+    const int64_t head_elements = 3 * dims_.head_features * features_;
+    dims_.heads = std::ssize(parameters_[kQkvWeight].value) / head_elements;
     adds_bias_ = setting.IsFirstAlong("heads");
   }
 
@@ -36,8 +44,8 @@ class Attention final : public Layer {
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     const Saved saved = Split(t.saved);
     const AttentionMemory memory = MemoryIn(t.scratch.type());
-    const Values dqkv = Piece(t.scratch, 0, memory.qkv);
-    const Values dcontext = Piece(t.scratch, memory.context_begin, memory.context);
+    const Values dqkv = Part(t.scratch, 0, memory.qkv);
+    const Values dcontext = Part(t.scratch, memory.context_begin, memory.context);
     kernels_.dense().FullyConnectedBackwardWeights(OutDims(), saved.context, t.dy,
                                                    parameters_[kOutWeight].gradient,
                                                    parameters_[kOutBias].gradient);
@@ -67,15 +75,15 @@ class Attention final : public Layer {
   AttentionMemory MemoryIn(DType type) const {
     return MemoryOfAttention(dims_.batch, dims_.tokens, dims_.heads, dims_.head_features, type);
   }
-  // Of a batch of nothing there is no memory at all.
-  static Values Piece(Values memory, int64_t begin, int64_t elements) {
+  // For an empty batch, no memory is allocated, so offsets do not apply.
+  static Values Part(Values memory, int64_t begin, int64_t elements) {
     return elements == 0 ? memory.first(0) : memory.subspan(begin, elements);
   }
   Saved Split(Values saved) const {
     const AttentionMemory memory = MemoryIn(saved.type());
-    return {.qkv = Piece(saved, 0, memory.qkv),
-            .context = Piece(saved, memory.context_begin, memory.context),
-            .probabilities = Piece(saved, memory.probabilities_begin, memory.probabilities)};
+    return {.qkv = Part(saved, 0, memory.qkv),
+            .context = Part(saved, memory.context_begin, memory.context),
+            .probabilities = Part(saved, memory.probabilities_begin, memory.probabilities)};
   }
 
   Backend& kernels_;

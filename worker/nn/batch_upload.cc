@@ -1,3 +1,9 @@
+// Two stages: host -> slot on the stream for copies, slot -> fixed memory on the current stream.
+// The first overlaps with the previous step; the second is short, because it stays on the device. A
+// recorded step reads only the fixed memory, whose address never changes.
+//
+// Two slots suffice: a slot is overwritten when the batch before the previous one has been taken
+// from it. `arrived` and `taken` order the two streams around each slot.
 #include "worker/nn/batch_upload.h"
 
 #include "glog/logging.h"

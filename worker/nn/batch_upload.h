@@ -34,7 +34,7 @@ class BatchUpload {
   // until the batch has been played. Requires: there is room.
   void Upload(std::span<const float> inputs, std::span<const int32_t> labels);
 
-  // The latest batch, for work on the lane on which Upload was called.
+  // The latest batch, for work on the stream on which Upload was called.
   ConstValues inputs() const { return loaded_inputs_; }
   std::span<const int32_t> labels() const { return loaded_labels_; }
 

@@ -1,4 +1,8 @@
 // Layers that multiply by a matrix: fully connected, and embedding, which selects rows of one.
+//
+// A split of the outputs needs no exchange in forward, and makes the gradient of the input a
+// partial sum; a split of the inputs does the opposite. The layouts around the layer express that
+// (model/op_indices.h), so these classes only compute on the part that they are given.
 #include <utility>
 
 #include "base/status.h"
@@ -17,6 +21,7 @@ class FullyConnected final : public Layer, public GradientParts {
     const int last = in.rank() - 1;
     dims_ = {.batch = in.rank() == 3 ? in[0] * in[1] : in[0], .in = in[last], .out = out[last]};
     if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
+    // Where inputs are split, outputs are addends, and one rank adds the bias.
     adds_bias_ = setting.IsFirstAlong("in");
   }
 
@@ -53,7 +58,7 @@ class FullyConnected final : public Layer, public GradientParts {
   bool adds_bias_ = true;
 };
 
-// Tokens are fp32 for every activation type.
+// Tokens are fp32 for every activation type, because bf16 cannot represent large ones exactly.
 class Embedding final : public Layer {
  public:
   explicit Embedding(LayerSetting setting)

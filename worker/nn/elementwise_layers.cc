@@ -20,6 +20,7 @@ class ActivationLayer final : public Layer {
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
+    // GELU's derivative needs its input; the others can be computed from their outputs.
     const ConstValues seen = kind_ == Activation::kGelu ? t.x[0] : ConstValues(t.y);
     kernels_.pointwise().ActivationBackward(kind_, seen, t.dy, t.dx[0]);
     return absl::OkStatus();
@@ -45,6 +46,8 @@ class ActivationLayer final : public Layer {
   const Activation kind_;
 };
 
+// Whether an element is dropped is a function of the seed, the layer and the element's position in
+// the run, so that every plan drops the same elements and backward needs no saved mask.
 class DropoutLayer final : public Layer {
  public:
   explicit DropoutLayer(LayerSetting setting)
@@ -70,12 +73,11 @@ class DropoutLayer final : public Layer {
 
  private:
   void Drop(const PassContext& pass, ConstValues x, Values y) {
-    kernels_.pointwise().DropoutBox({pass.seed, static_cast<uint64_t>(layer_), rate_}, whole_,
-                                    here_, x, y);
+    kernels_.pointwise().DropoutBox({pass.seed, layer_, rate_}, whole_, here_, x, y);
   }
 
   Backend& kernels_;
-  const int layer_;
+  const uint64_t layer_;
   const float rate_;
   const Shape whole_;
   const Box here_;
@@ -90,9 +92,9 @@ class AddLayer final : public Layer {
     // The tape may place the sum in the buffer of one addend; the others are added to it.
     const auto here = std::find_if(t.x.begin(), t.x.end(),
                                    [&](const ConstValues& x) { return x.data() == t.y.data(); });
-    const size_t first = here == t.x.end() ? 0 : static_cast<size_t>(here - t.x.begin());
+    const int64_t first = here == t.x.end() ? 0 : here - t.x.begin();
     if (here == t.x.end()) kernels_.memory().Copy(t.x[0], t.y);
-    for (size_t i = 0; i < t.x.size(); ++i) {
+    for (int64_t i = 0; i < std::ssize(t.x); ++i) {
       if (i != first) kernels_.pointwise().Add(t.x[i], t.y);
     }
     return absl::OkStatus();

@@ -37,7 +37,7 @@ struct LocalTensor {
 struct PassContext {
   bool training = false;
   // The run's seed. Together with the position of the batch's first sample in the endless sequence
-  // of samples (Kernels::SetPosition) it determines which elements dropout drops.
+  // of samples (PointwiseKernels::SetPosition) it determines which elements dropout drops.
   uint64_t seed = 0;
   // Fraction of the step's samples that this batch contains; below 1 with micro-batches. It weights
   // running statistics.

@@ -56,6 +56,23 @@ bool IsMove(const TapeOp& op) {
 
 }  // namespace
 
+LossPart& LossPart::operator+=(const LossPart& other) {
+  loss += other.loss;
+  correct += other.correct;
+  samples += other.samples;
+  return *this;
+}
+
+// Doubles represent the counts exactly.
+absl::StatusOr<LossPart> SumOverGroup(const LossPart& mine, Communicator& group) {
+  double sums[] = {mine.loss, 1.0 * mine.correct, 1.0 * mine.samples};
+  CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<double>(sums)));
+  LossPart all{.loss = sums[0]};
+  all.correct = sums[1];
+  all.samples = sums[2];
+  return all;
+}
+
 Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
                  Backend& kernels, ParameterStore& parameters, MeshCommunicators& comms)
     : graph_(graph),
@@ -109,11 +126,10 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
       MakeTape(graph_, plan_, comms_.rank(), samples, training, kernels_.activation_type());
   const Tape& tape = program->tape;
   for (int l = 0; l + 1 < graph_.size(); ++l) {
-    const auto at = static_cast<size_t>(l);
     LabelAllocations(l);
     program->layers.push_back(MakeLayer({.layer = graph_[l],
-                                         .layouts = plan_.layers[at],
-                                         .place = tape.regions[at],
+                                         .layouts = plan_.layers[l],
+                                         .place = tape.regions[l],
                                          .samples = samples,
                                          .number = l,
                                          .kernels = kernels_,
@@ -137,10 +153,11 @@ void Network::ReserveFor(const Program& program) {
                                          absl::StrCat("for batches of ", tape.samples, ", most at ",
                                                       labels_of_layers_[LayerAtPeak(tape)]));
   bool moved = false;
-  if (const auto words = static_cast<size_t>(tape.words); words > memory_.size()) {
+  if (const size_t elements = tape.words; elements > memory_.size()) {
     moved = memory_.size() > 0;
+    // Frees the old memory first, to keep the peak low.
     memory_ = DeviceArray<float>();
-    memory_ = DeviceArray<float>(device_, words, "activations");
+    memory_ = DeviceArray<float>(device_, elements, "activations");
   }
   device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
   for (const TapeOp& op : tape.ops) {
@@ -180,7 +197,7 @@ absl::Status Network::CheckTokens(std::span<const float> tokens) const {
     if (layer.kind != LayerKind::kEmbedding) continue;
     const int64_t vocabulary = layer.parameters[0].shape[0];
     for (const float id : tokens) {
-      if (id >= 0.0F && id < static_cast<float>(vocabulary) && std::floor(id) == id) continue;
+      if (id >= 0.0F && id < vocabulary && std::floor(id) == id) continue;
       return absl::InvalidArgumentError(absl::StrCat("layer '", layer.name, "': ", id,
                                                      " is not a token; the vocabulary is 0 to ",
                                                      vocabulary - 1));
@@ -230,7 +247,9 @@ absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
   double sums[2] = {};
   CADRE_RETURN_IF_ERROR(device_.CopyOut(sums_.data(), sums, sizeof(sums)));
   if (!CountsLoss()) return LossPart();
-  return LossPart{sums[0], static_cast<int64_t>(sums[1]), program.label_rows};
+  LossPart part{.loss = sums[0], .samples = program.label_rows};
+  part.correct = sums[1];
+  return part;
 }
 
 absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
@@ -362,8 +381,9 @@ Values Network::Buffer(const Program& program, int number) {
   if (number < 0) return {};
   const TapeBuffer& buffer = program.tape.buffers[number];
   if (buffer.elements == 0) return {nullptr, 0, buffer.type};
-  const std::span<float> words = memory_.span().subspan(buffer.offset, buffer.words);
-  return {words.data(), static_cast<size_t>(buffer.elements), buffer.type};
+  // Offsets and sizes in memory count units of four bytes; elements may be narrower.
+  const std::span<float> memory = memory_.span().subspan(buffer.offset, buffer.words);
+  return Values(memory.data(), buffer.elements, buffer.type);
 }
 
 ConstValues Network::Input(const Program& program, int number) {

@@ -47,7 +47,11 @@ struct LossPart {
   int64_t correct = 0;
   // Number of labels: one per sample, or one per token.
   int64_t samples = 0;
+
+  LossPart& operator+=(const LossPart& other);
 };
+// A collective: the sum over the group, equal on all members.
+absl::StatusOr<LossPart> SumOverGroup(const LossPart& mine, Communicator& group);
 
 // This rank's part of a batch, in host memory.
 struct BatchView {
@@ -68,7 +72,7 @@ class TapeObserver {
   virtual ~TapeObserver() = default;
   // The operation has just ended.
   virtual void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) = 0;
-  // The latest operation was a move that ran in the background and was waited for for so long.
+  // The latest operation was a move that ran in the background; the caller waited for it this long.
   virtual void Waited(double /*seconds*/) {}
 };
 
@@ -139,7 +143,7 @@ class Network {
   double seconds_moving() const { return seconds_moving_; }
 
   // Bytes of the block of memory for activations.
-  int64_t activation_bytes() const { return static_cast<int64_t>(memory_.size()) * 4; }
+  int64_t activation_bytes() const { return 4 * memory_.size(); }
   // Bytes of scratch for moves, and of buffers for loading batches.
   int64_t buffer_bytes() const { return exchange_.buffer_bytes() + upload_.bytes(); }
 

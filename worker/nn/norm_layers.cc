@@ -70,8 +70,7 @@ class BatchNorm final : public Layer {
     // A collective, so ranks without elements take part, too.
     if (!t.wants_dx[0]) return absl::OkStatus();
     if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums));
-    kernels_.norm().DivideToFloat(static_cast<double>(std::max<int64_t>(1, statistics_rows_)), sums,
-                                  means_.span());
+    kernels_.norm().DivideToFloat(std::max<int64_t>(1, statistics_rows_), sums, means_.span());
     const std::span<const float> means = means_.span();
     kernels_.norm().BatchNormBackward(dims_, t.x[0], t.dy, mean, inverse, parameters_[kScale].value,
                                       means.first(channels()), means.subspan(channels()), t.dx[0]);
@@ -81,14 +80,13 @@ class BatchNorm final : public Layer {
  private:
   enum { kScale, kShift, kMean, kVariance };
 
-  size_t channels() const { return dims_.channels; }
+  int64_t channels() const { return dims_.channels; }
 
   absl::Status TakeStatistics(const PassContext& pass, ConstValues x, std::span<float> mean,
                               std::span<float> inverse) {
     kernels_.norm().BatchNormSums(dims_, x, sums_.span());
     if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums_.span()));
-    const double share = pass.share * static_cast<double>(dims_.rows) /
-                         static_cast<double>(std::max<int64_t>(1, all_rows_));
+    const double share = pass.share * dims_.rows / std::max<int64_t>(1, all_rows_);
     kernels_.norm().BatchNormStatistics(statistics_rows_, epsilon_, share, sums_.span(), mean,
                                         inverse, parameters_[kMean].gradient,
                                         parameters_[kVariance].gradient);
@@ -109,6 +107,7 @@ class BatchNorm final : public Layer {
   DeviceArray<float> means_;
 };
 
+// Statistics are per row, so a split of rows needs no exchange; features are never split.
 class LayerNorm final : public Layer {
  public:
   explicit LayerNorm(LayerSetting setting)
@@ -137,7 +136,7 @@ class LayerNorm final : public Layer {
   }
 
  private:
-  size_t rows() const { return dims_.rows; }
+  int64_t rows() const { return dims_.rows; }
 
   Backend& kernels_;
   const std::vector<LocalTensor> parameters_;
@@ -145,6 +144,7 @@ class LayerNorm final : public Layer {
   RowsDims dims_;
 };
 
+// Normalizes by neighboring channels (Krizhevsky et al., NeurIPS 2012), which are never split.
 class LocalResponseNorm final : public Layer {
  public:
   explicit LocalResponseNorm(LayerSetting setting) : kernels_(setting.kernels) {

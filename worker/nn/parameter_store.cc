@@ -16,11 +16,11 @@ constexpr int64_t kFilledAtATime = 1 << 20;
 void FillIn(const ParameterIndex& index, uint64_t seed, int64_t begin, Device& device,
             std::span<float> weights) {
   if (device.is_host()) return FillInitialValues(index, seed, begin, weights);
-  std::vector<float> piece;
-  for (size_t done = 0; done < weights.size(); done += piece.size()) {
-    piece.resize(std::min(static_cast<size_t>(kFilledAtATime), weights.size() - done));
-    FillInitialValues(index, seed, begin + static_cast<int64_t>(done), piece);
-    device.CopyIn(piece.data(), weights.data() + done, piece.size() * sizeof(float));
+  std::vector<float> batch;
+  for (int64_t done = 0; done < std::ssize(weights); done += std::ssize(batch)) {
+    batch.resize(std::min(kFilledAtATime, std::ssize(weights) - done));
+    FillInitialValues(index, seed, begin + done, batch);
+    device.CopyIn(batch.data(), weights.data() + done, batch.size() * sizeof(float));
   }
 }
 
@@ -30,12 +30,13 @@ ParameterStore::ParameterStore(const ParameterIndex& index, std::vector<BucketOw
                                uint64_t seed, Backend& kernels, bool accumulates) {
   Device& device = kernels.device();
   for (BucketOwnership& ownership : buckets) {
-    const auto size = static_cast<size_t>(ownership.size);
+    const int64_t size = ownership.size;
     const AllocationLabel allocation_label(device, BucketDisplayName(index, ownership));
     Buffers made;
     made.weights = DeviceArray<float>(device, size, "weights");
     made.gradients = DeviceArray<float>(device, size, "gradients");
     if (accumulates) made.sums = DeviceArray<float>(device, size, "gradients");
+    // After an allocation error the buffers are null; the caller checks the device's status.
     if (device.status().ok()) {
       for (const LocalParameter& local : ownership.parameters) {
         for (const OwnedInterval& run : ContiguousIntervals(index, local)) {
@@ -56,10 +57,8 @@ std::vector<LocalTensor> ParameterStore::OfLayer(const ParameterIndex& index, in
     for (const LocalParameter& local : buffers.ownership.parameters) {
       const Parameter& parameter = index[local.parameter];
       if (parameter.layer != layer) continue;
-      const auto offset = static_cast<size_t>(local.offset);
-      const auto size = static_cast<size_t>(local.size());
-      found[parameter.number] = {buffers.weights.span().subspan(offset, size),
-                                 buffers.gradients.span().subspan(offset, size)};
+      found[parameter.number] = {buffers.weights.span().subspan(local.offset, local.size()),
+                                 buffers.gradients.span().subspan(local.offset, local.size())};
     }
   }
   return found;
@@ -67,14 +66,14 @@ std::vector<LocalTensor> ParameterStore::OfLayer(const ParameterIndex& index, in
 
 int64_t ParameterStore::weight_bytes() const {
   int64_t bytes = 0;
-  for (const Buffers& buffers : buckets_) bytes += static_cast<int64_t>(buffers.weights.size()) * 4;
+  for (const Buffers& buffers : buckets_) bytes += 4 * buffers.weights.size();
   return bytes;
 }
 
 int64_t ParameterStore::gradient_bytes() const {
   int64_t bytes = 0;
   for (const Buffers& buffers : buckets_) {
-    bytes += 4 * static_cast<int64_t>(buffers.gradients.size() + buffers.sums.size());
+    bytes += 4 * (buffers.gradients.size() + buffers.sums.size());
   }
   return bytes;
 }

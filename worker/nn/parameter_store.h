@@ -28,7 +28,7 @@ class ParameterStore {
   ParameterStore(const ParameterIndex& index, std::vector<BucketOwnership> buckets, uint64_t seed,
                  Backend& kernels, bool accumulates = false);
 
-  int buckets() const { return static_cast<int>(buckets_.size()); }
+  int buckets() const { return std::ssize(buckets_); }
   const BucketOwnership& ownership(int bucket) const { return at(bucket).ownership; }
   std::span<float> weights(int bucket) { return at(bucket).weights.span(); }
   // Gradients of the last pass.

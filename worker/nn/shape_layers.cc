@@ -1,4 +1,5 @@
-// Layers that only copy elements: concatenation and flattening.
+// Layers that only copy elements: concatenation and flattening. Their kernels copy between strided
+// layouts; backward copies in the opposite direction.
 #include <utility>
 
 #include "worker/nn/layer_kinds.h"
@@ -49,7 +50,8 @@ class Concat final : public Layer {
   int64_t rows_ = 0;
 };
 
-// In channels-first order, as models written for such frameworks expect.
+// The features of a sample are in channels-first order, so that weights can be exchanged with
+// frameworks that store images channels-first.
 class Flatten final : public Layer {
  public:
   explicit Flatten(LayerSetting setting)

@@ -1,4 +1,12 @@
 // Layers that slide a window over images: convolution and pooling.
+//
+// Where rows are split, a rank's input box includes the halo, the rows of its neighbors that its
+// windows cover. Boxes are in coordinates of the whole image, so the local padding is the distance
+// of the first window from the first row that the rank holds; it is zero inside the image.
+//
+// A convolution can compute its output in two parts: first the interior, whose windows need no
+// halo, while the halo is received; then the borders (Dryden et al., IPDPS 2019). Each part is
+// computed on packed copies of its rows, because kernels expect contiguous samples.
 #include <utility>
 
 #include "base/status.h"

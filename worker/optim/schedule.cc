@@ -11,12 +11,14 @@ namespace {
 double Done(const v1::Schedule& schedule, int64_t step, int64_t total_steps) {
   const int64_t warm = std::min<int64_t>(schedule.warmup_steps(), total_steps);
   if (step < warm || total_steps == warm) return 0;
-  return std::min(1.0, static_cast<double>(step - warm) / static_cast<double>(total_steps - warm));
+  const double decaying = total_steps - warm;
+  return std::min(1.0, (step - warm) / decaying);
 }
 
 double StepFactor(const v1::StepDecay& decay, int64_t step) {
-  const int64_t drops = step / std::max<int64_t>(1, decay.every_steps());
-  return std::pow(static_cast<double>(decay.factor()), static_cast<double>(drops));
+  const double factor = decay.factor();
+  const double drops = step / std::max<int64_t>(1, decay.every_steps());
+  return std::pow(factor, drops);
 }
 
 double CosineFactor(const v1::CosineDecay& decay, double done) {
@@ -48,9 +50,9 @@ double Factor(const v1::Schedule& schedule, int64_t step, int64_t total_steps) {
 
 float RateAt(const v1::Schedule& schedule, int64_t step, int64_t total_steps) {
   double rate = schedule.base_rate();
-  const int64_t warm = schedule.warmup_steps();
-  if (step < warm) rate *= static_cast<double>(step + 1) / static_cast<double>(warm);
-  return static_cast<float>(rate * Factor(schedule, step, total_steps));
+  const double warm = schedule.warmup_steps();
+  if (step < warm) rate *= (step + 1) / warm;
+  return rate * Factor(schedule, step, total_steps);
 }
 
 }  // namespace cadre

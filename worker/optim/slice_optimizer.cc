@@ -56,7 +56,7 @@ SliceOptimizer::SliceOptimizer(Backend& kernels, const v1::Optimizer& optimizer,
     : kernels_(&kernels), optimizer_(optimizer), size_(bucket.slice_end() - bucket.slice_begin()) {
   CHECK_EQ(statistic_momenta.size(), index.parameters().size());
   for (size_t i = 0; i < OptimizerStateNames(optimizer).size(); ++i) {
-    state_.emplace_back(kernels.device(), size_, "optimiser's state");
+    state_.emplace_back(kernels.device(), size_, "optimizer's state");
   }
   MakeSegments(index, statistic_momenta, bucket);
   if (kernels.slices() != nullptr && !optimizer.has_lars()) MakeTable();
@@ -65,33 +65,31 @@ SliceOptimizer::SliceOptimizer(Backend& kernels, const v1::Optimizer& optimizer,
 void SliceOptimizer::MakeSegments(const ParameterIndex& index,
                                   std::span<const float> statistic_momenta,
                                   const BucketOwnership& bucket) {
-  for (const OwnedInterval& piece : bucket.owned) {
-    const auto begin = static_cast<size_t>(piece.offset - bucket.slice_begin());
-    const auto count = static_cast<size_t>(piece.flat.size());
+  for (const OwnedInterval& owned : bucket.owned) {
+    const int64_t begin = owned.offset - bucket.slice_begin();
+    const int64_t end = begin + owned.flat.size();
     // A shard that is split along an inner dimension has one entry for each run of its rows, but
     // the runs are contiguous in the buffer.
-    if (!segments_.empty() && segments_.back().parameter == piece.parameter &&
-        segments_.back().begin + segments_.back().count == begin) {
-      segments_.back().count += count;
+    if (!segments_.empty() && segments_.back().parameter == owned.parameter &&
+        segments_.back().elements.end == begin) {
+      segments_.back().elements.end = end;
       continue;
     }
-    const ParameterRole role = index[piece.parameter].role;
+    const ParameterRole role = index[owned.parameter].role;
     const bool statistic = IsStatistic(role);
     segments_.push_back(
-        {.parameter = piece.parameter,
-         .begin = begin,
-         .count = count,
+        {.parameter = owned.parameter,
+         .elements = {begin, end},
          .decays = !statistic && (role == ParameterRole::kWeight || optimizer_.decay_all()),
          .statistic = statistic,
-         .momentum = statistic_momenta[piece.parameter]});
+         .momentum = statistic_momenta[owned.parameter]});
   }
 }
 
 void SliceOptimizer::MakeTable() {
   std::vector<SliceSegment> all;
   for (const Segment& segment : segments_) {
-    const auto begin = static_cast<int64_t>(segment.begin);
-    const auto end = static_cast<int64_t>(segment.begin + segment.count);
+    const auto [begin, end] = segment.elements;
     // Adjacent segments with equal rules are merged.
     if (!all.empty() && all.back().end == begin && all.back().decays == segment.decays &&
         all.back().statistic == segment.statistic && all.back().momentum == segment.momentum) {
@@ -109,40 +107,35 @@ void SliceOptimizer::MakeTable() {
 
 void SliceOptimizer::AddNormsAsync(std::span<const float> gradients, std::span<const float> weights,
                                    std::span<double> sums) {
-  CHECK_EQ(gradients.size(), size_);
+  CHECK_EQ(std::ssize(gradients), size_);
   if (sums.empty()) return;
-  const size_t parameters = sums.size() / 2;
-  size_t begin = 0;
-  size_t end = 0;
-  const auto add_run = [&] {
-    if (begin < end) {
-      kernels_->slices()->AddSumOfSquares(gradients.subspan(begin, end - begin), sums.data());
-    }
+  const int64_t parameters = std::ssize(sums) / 2;
+  const auto add = [&](std::span<const float> values, Interval run, double* sum) {
+    if (!run.empty())
+      kernels_->slices()->AddSumOfSquares(values.subspan(run.begin, run.size()), sum);
   };
+  // One kernel per run of adjacent segments, because clipping needs only one sum.
+  Interval run;
   for (const Segment& segment : segments_) {
     if (segment.statistic) continue;
-    const size_t last = segment.begin + segment.count;
+    const Interval& elements = segment.elements;
     if (optimizer_.has_lars()) {
-      const auto p = static_cast<size_t>(segment.parameter);
-      kernels_->slices()->AddSumOfSquares(gradients.subspan(segment.begin, segment.count),
-                                          &sums[p]);
-      kernels_->slices()->AddSumOfSquares(weights.subspan(segment.begin, segment.count),
-                                          &sums[parameters + p]);
-    } else if (segment.begin == end) {
-      end = last;
+      add(gradients, elements, &sums[segment.parameter]);
+      add(weights, elements, &sums[parameters + segment.parameter]);
+    } else if (elements.begin == run.end) {
+      run.end = elements.end;
     } else {
-      add_run();
-      begin = segment.begin;
-      end = last;
+      add(gradients, run, sums.data());
+      run = elements;
     }
   }
-  add_run();
+  add(gradients, run, sums.data());
 }
 
 void SliceOptimizer::UpdateAsync(const Guard& guard, std::span<const float> gradients,
                                  std::span<float> weights) {
-  CHECK_EQ(gradients.size(), size_);
-  CHECK_EQ(weights.size(), size_);
+  CHECK_EQ(std::ssize(gradients), size_);
+  CHECK_EQ(std::ssize(weights), size_);
   CHECK(!optimizer_.has_lars());
   SliceUpdate update{
       .loss = guard.loss, .squares = guard.squares, .clip_norm = optimizer_.clip_norm()};
@@ -163,54 +156,53 @@ void SliceOptimizer::UpdateAsync(const Guard& guard, std::span<const float> grad
 
 void SliceOptimizer::AddNorms(std::span<const float> gradients, std::span<const float> weights,
                               StepNorms& norms) const {
-  CHECK_EQ(gradients.size(), size_);
-  CHECK_EQ(weights.size(), size_);
+  CHECK_EQ(std::ssize(gradients), size_);
+  CHECK_EQ(std::ssize(weights), size_);
   if (norms.sums().empty()) return;
   for (const Segment& segment : segments_) {
     if (segment.statistic) continue;
-    const double of_gradients =
-        kernels_->optimizer().SumOfSquares(gradients.subspan(segment.begin, segment.count));
-    const double of_weights =
-        norms.by_tensor()
-            ? kernels_->optimizer().SumOfSquares(weights.subspan(segment.begin, segment.count))
-            : 0;
+    const auto squares = [&](std::span<const float> values) {
+      const Interval& elements = segment.elements;
+      return kernels_->optimizer().SumOfSquares(values.subspan(elements.begin, elements.size()));
+    };
+    const double of_gradients = squares(gradients);
+    const double of_weights = norms.by_tensor() ? squares(weights) : 0;
     norms.Add(segment.parameter, of_gradients, of_weights);
   }
 }
 
-void SliceOptimizer::UpdatePart(size_t begin, size_t end, float rate, const StepNorms& norms,
+void SliceOptimizer::UpdatePart(Interval part, float rate, const StepNorms& norms,
                                 std::span<const float> gradients, std::span<float> weights) {
-  CHECK_EQ(gradients.size(), size_);
-  CHECK_EQ(weights.size(), size_);
-  CHECK(begin <= end && end <= size_) << begin << " to " << end << " of " << size_;
+  CHECK_EQ(std::ssize(gradients), size_);
+  CHECK_EQ(std::ssize(weights), size_);
+  CHECK(part.size() >= 0 && Interval({0, size_}).contains(part)) << part.begin << " " << part.end;
   const double scale = norms.GradientScale();
   for (const Segment& segment : segments_) {
-    const size_t first = std::max(begin, segment.begin);
-    const size_t last = std::min(end, segment.begin + segment.count);
-    if (first >= last) continue;
-    const auto part = [&](auto span) { return span.subspan(first, last - first); };
-    const auto g = part(gradients);
-    const auto w = part(weights);
+    const Interval common = Intersect(part, segment.elements);
+    if (common.empty()) continue;
+    const auto within = [&](auto span) { return span.subspan(common.begin, common.size()); };
+    const auto g = within(gradients);
+    const auto w = within(weights);
     if (segment.statistic) {
       kernels_->optimizer().DrawTowards(segment.momentum, g, w);
     } else if (optimizer_.has_adamw()) {
-      kernels_->optimizer().AdamW(AdamWFor(segment, rate, scale), g, w, part(state(0)),
-                                  part(state(1)));
+      kernels_->optimizer().AdamW(AdamWFor(segment, rate, scale), g, w, within(state(0)),
+                                  within(state(1)));
     } else if (optimizer_.has_lars()) {
-      kernels_->optimizer().Sgd(LarsFor(segment, rate, scale, norms), g, w, part(state(0)));
+      kernels_->optimizer().Sgd(LarsFor(segment, rate, scale, norms), g, w, within(state(0)));
     } else {
-      kernels_->optimizer().Sgd(SgdFor(segment, rate, scale), g, w, part(state(0)));
+      kernels_->optimizer().Sgd(SgdFor(segment, rate, scale), g, w, within(state(0)));
     }
   }
 }
 
-SgdStep SliceOptimizer::SgdFor(const Segment& segment, float rate, double scale) const {
+SgdStep SliceOptimizer::SgdFor(const Segment& segment, float rate, float scale) const {
   const v1::Sgd& sgd = optimizer_.sgd();
   return {.rate = rate,
           .momentum = sgd.momentum(),
           .weight_decay = segment.decays ? sgd.weight_decay() : 0,
           .nesterov = sgd.nesterov(),
-          .gradient_scale = static_cast<float>(scale)};
+          .gradient_scale = scale};
 }
 
 // As in the paper, the local rate is inside the momentum, v = momentum * v + local * (g + decay *
@@ -218,8 +210,8 @@ SgdStep SliceOptimizer::SgdFor(const Segment& segment, float rate, double scale)
 SgdStep SliceOptimizer::LarsFor(const Segment& segment, float rate, double scale,
                                 const StepNorms& norms) const {
   const v1::Lars& lars = optimizer_.lars();
-  SgdStep step{
-      .rate = rate, .momentum = lars.momentum(), .gradient_scale = static_cast<float>(scale)};
+  SgdStep step{.rate = rate, .momentum = lars.momentum()};
+  step.gradient_scale = scale;
   if (!segment.decays) return step;
   const double w = norms.WeightNorm(segment.parameter);
   const double g = norms.GradientNorm(segment.parameter) * scale;
@@ -227,25 +219,25 @@ SgdStep SliceOptimizer::LarsFor(const Segment& segment, float rate, double scale
   double local = 1;
   if (w > 0 && g > 0)
     local = (lars.has_trust() ? lars.trust() : kTrust) * w / (g + lars.weight_decay() * w);
-  step.weight_decay = static_cast<float>(local * lars.weight_decay());
-  step.gradient_scale = static_cast<float>(local * scale);
+  step.weight_decay = local * lars.weight_decay();
+  step.gradient_scale = local * scale;
   return step;
 }
 
-AdamWStep SliceOptimizer::AdamWFor(const Segment& segment, float rate, double scale) const {
+AdamWStep SliceOptimizer::AdamWFor(const Segment& segment, float rate, float scale) const {
   const v1::AdamW& adamw = optimizer_.adamw();
   AdamWStep step{.rate = rate,
                  .beta1 = adamw.has_beta1() ? adamw.beta1() : kBeta1,
                  .beta2 = adamw.has_beta2() ? adamw.beta2() : kBeta2,
                  .epsilon = adamw.has_epsilon() ? adamw.epsilon() : kEpsilon,
                  .weight_decay = segment.decays ? adamw.weight_decay() : 0,
-                 .gradient_scale = static_cast<float>(scale)};
-  const auto t = static_cast<double>(updates_);
-  step.correction1 = 1 - std::pow(static_cast<double>(step.beta1), t);
-  step.correction2 = 1 - std::pow(static_cast<double>(step.beta2), t);
+                 .gradient_scale = scale};
+  const double t = updates_;
+  const double beta1 = step.beta1;
+  const double beta2 = step.beta2;
+  step.correction1 = 1 - std::pow(beta1, t);
+  step.correction2 = 1 - std::pow(beta2, t);
   return step;
 }
-
-int64_t SliceOptimizer::state_bytes() const { return state_.size() * size_ * sizeof(float); }
 
 }  // namespace cadre

@@ -20,6 +20,7 @@
 #include "model/parameter_index.h"
 #include "plan/ownership.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "tensor/interval.h"
 #include "worker/optim/step_norms.h"
 
 namespace cadre {
@@ -41,16 +42,16 @@ class SliceOptimizer {
   // Adds this slice's sums to `norms`.
   void AddNorms(std::span<const float> gradients, std::span<const float> weights,
                 StepNorms& norms) const;
-  // One update: BeginUpdate, then UpdatePart for intervals [begin, end) that partition the slice,
+  // One update: BeginUpdate, then UpdatePart for intervals that partition [0, size of the slice),
   // in any order. Requires: `norms` is summed over the group.
   void BeginUpdate() { ++updates_; }
-  void UpdatePart(size_t begin, size_t end, float rate, const StepNorms& norms,
+  void UpdatePart(Interval part, float rate, const StepNorms& norms,
                   std::span<const float> gradients, std::span<float> weights);
   // One update of the whole slice.
   void Update(float rate, const StepNorms& norms, std::span<const float> gradients,
               std::span<float> weights) {
     BeginUpdate();
-    UpdatePart(0, size_, rate, norms, gradients, weights);
+    UpdatePart({0, size_}, rate, norms, gradients, weights);
   }
 
   // --- for devices -------------------------------------------------------------------------------
@@ -71,22 +72,20 @@ class SliceOptimizer {
   // --- for checkpoints ---------------------------------------------------------------------------
   // In the order of OptimizerStateNames; each has the slice's length and order. The state of
   // running statistics stays zero.
-  int states() const { return static_cast<int>(state_.size()); }
+  int states() const { return std::ssize(state_); }
   std::span<float> state(int i) { return state_[i].span(); }
   // Updates since the state was zero. Part of the state: lower than the run's step count in a group
   // that joined late.
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
-  // Bytes of state.
-  int64_t state_bytes() const;
+  int64_t state_bytes() const { return states() * size_ * 4; }
 
  private:
-  // Elements [begin, begin + count) of the slice belong to one parameter.
+  // Elements of the slice that belong to one parameter.
   struct Segment {
     int parameter = 0;
-    size_t begin = 0;
-    size_t count = 0;
+    Interval elements;
     bool decays = false;
     // Not trained: follows the statistics of the batch with `momentum`.
     bool statistic = false;
@@ -96,14 +95,14 @@ class SliceOptimizer {
                     const BucketOwnership& bucket);
   void MakeTable();
   // The arguments of one update of a segment.
-  SgdStep SgdFor(const Segment& segment, float rate, double scale) const;
+  SgdStep SgdFor(const Segment& segment, float rate, float scale) const;
   SgdStep LarsFor(const Segment& segment, float rate, double scale, const StepNorms& norms) const;
-  AdamWStep AdamWFor(const Segment& segment, float rate, double scale) const;
+  AdamWStep AdamWFor(const Segment& segment, float rate, float scale) const;
 
   Backend* kernels_;
   v1::Optimizer optimizer_;
   std::vector<Segment> segments_;
-  size_t size_ = 0;
+  int64_t size_ = 0;
   std::vector<DeviceArray<float>> state_;
   // Segments of the slice in device memory; null on the host and for LARS.
   std::unique_ptr<SegmentTable> table_;

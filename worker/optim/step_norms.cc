@@ -27,15 +27,14 @@ void StepNorms::Clear() { std::fill(sums_.begin(), sums_.end(), 0.0); }
 
 void StepNorms::Add(int parameter, double gradient_squares, double weight_squares) {
   if (sums_.empty()) return;
-  const auto i = static_cast<size_t>(parameter);
-  CHECK_LT(i, parameters_);
-  sums_[by_tensor_ ? i : 0] += gradient_squares;
-  if (by_tensor_) sums_[parameters_ + i] += weight_squares;
+  CHECK_LT(parameter, parameters_);
+  sums_[by_tensor_ ? parameter : 0] += gradient_squares;
+  if (by_tensor_) sums_[parameters_ + parameter] += weight_squares;
 }
 
 double StepNorms::GradientNorm() const {
-  const size_t count = by_tensor_ ? parameters_ : sums_.size();
-  return std::sqrt(std::accumulate(sums_.begin(), sums_.begin() + static_cast<long>(count), 0.0));
+  const int64_t count = by_tensor_ ? parameters_ : std::ssize(sums_);
+  return std::sqrt(std::accumulate(sums_.begin(), sums_.begin() + count, 0.0));
 }
 
 double StepNorms::GradientScale() const {
@@ -51,7 +50,7 @@ double StepNorms::GradientNorm(int parameter) const {
 
 double StepNorms::WeightNorm(int parameter) const {
   CHECK(by_tensor_);
-  return std::sqrt(sums_[parameters_ + static_cast<size_t>(parameter)]);
+  return std::sqrt(sums_[parameters_ + parameter]);
 }
 
 }  // namespace cadre

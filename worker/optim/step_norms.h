@@ -48,7 +48,7 @@ class StepNorms {
  private:
   float clip_norm_;
   bool by_tensor_;
-  size_t parameters_;
+  int parameters_;
   // by_tensor(): squares of gradients by parameter, then of weights. Otherwise one element or none.
   std::vector<double> sums_;
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,15 +10,15 @@
 #include "plan/cost/collective_cost.h"
 #include "proto/schema_hash.h"
 #include "worker/comm/communicator.h"
-#include "worker/probe/gather_texts.h"
 #include "worker/probe/machine_probe.h"
+#include "worker/train/agreement.h"
 #include "worker/transport/connect_group.h"
 #include "worker/transport/tcp_listener.h"
 
 namespace cadre {
 namespace {
 
-// Of a transport on which no byte moves; hosts wait for one another between rounds.
+// Time after which a silent transport fails. Hosts without a partner in a round send nothing.
 constexpr absl::Duration kPeerTimeout = absl::Minutes(2);
 
 absl::StatusOr<std::vector<v1::ClusterProfile>> ExchangeProfiles(const v1::ClusterProfile& own,
@@ -31,7 +30,7 @@ absl::StatusOr<std::vector<v1::ClusterProfile>> ExchangeProfiles(const v1::Clust
     if (!hosts[i].ParseFromString(texts[i]) || hosts[i].host_size() != 1 ||
         hosts[i].device_size() != 1) {
       return absl::InvalidArgumentError(
-          absl::StrCat("host ", i, " does not tell of one host and one device"));
+          absl::StrCat("the profile of host ", i, " does not contain one host and one device"));
     }
   }
   return hosts;
@@ -60,8 +59,8 @@ v1::ClusterProfile JoinProfiles(const std::vector<v1::ClusterProfile>& hosts,
   for (size_t a = 0; a < hosts.size(); ++a) {
     for (size_t b = a + 1; b < hosts.size(); ++b) {
       v1::HostLink& link = *joined.add_link();
-      link.set_from(joined.host(static_cast<int>(a)).name());
-      link.set_to(joined.host(static_cast<int>(b)).name());
+      link.set_from(joined.host(a).name());
+      link.set_to(joined.host(b).name());
       *link.mutable_link() = LinkProfileToProto(links[a][b]);
       link.mutable_link()->set_kind(v1::LinkProfile::TCP);
     }
@@ -71,9 +70,7 @@ v1::ClusterProfile JoinProfiles(const std::vector<v1::ClusterProfile>& hosts,
 
 absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own, Transport& transport,
                                               absl::Time deadline) {
-  std::vector<int> everybody(transport.size());
-  std::iota(everybody.begin(), everybody.end(), 0);
-  Communicator all(transport, everybody);
+  Communicator all = WholeGroup(transport);
   CADRE_ASSIGN_OR_RETURN(const std::vector<v1::ClusterProfile> hosts, ExchangeProfiles(own, all));
   CADRE_ASSIGN_OR_RETURN(const LinkMatrix links, MeasureLinkMatrix(transport, deadline));
   return JoinProfiles(hosts, links);
@@ -84,7 +81,7 @@ absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own,
                                               absl::Time meet_by, absl::Time deadline) {
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({.address = peers[rank]}));
   const GroupIdentity group{.schema_hash = SchemaHash(), .run = "probe", .generation = 1};
-  // What is measured is the network, also between hosts that are one machine after all.
+  // Shared memory is disabled, because the probe measures the network.
   CADRE_ASSIGN_OR_RETURN(const auto transport,
                          ConnectGroup(*listener, group, rank, peers,
                                       {.deadline = std::min(meet_by, deadline),

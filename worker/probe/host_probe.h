@@ -1,5 +1,5 @@
-// From what every host knows of itself to the profile of them all: measures the links between every
-// two hosts, and puts together what they say.
+// Combines the profiles of several hosts into one cluster profile: measures the links between every
+// two hosts and joins their hosts and devices.
 //
 // Thread-compatible.
 #pragma once
@@ -15,21 +15,22 @@
 
 namespace cadre {
 
-// A collective of the hosts, one rank each; everybody gets the same. `own`: of this host alone, as
-// ProbeMachine makes it. Errors: those of MeasureLinkMatrix; InvalidArgument for hosts that tell of
-// another number of hosts than one.
+// A collective of the hosts, one rank each; all ranks get the same result. `own`: the profile of
+// this host alone, as ProbeMachine returns it. Errors: those of MeasureLinkMatrix; InvalidArgument
+// if a profile does not contain exactly one host and one device.
 absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own, Transport& transport,
                                               absl::Time deadline);
 
-// The same over TCP: `peers` has host:port of every host, by rank; this one listens on its own. By
-// `meet_by` all must have come. Errors: also those of listening and connecting; DeadlineExceeded
-// names who has not come.
+// The same over TCP: `peers` has host:port of every host, by rank, and this host listens on its
+// own. All hosts must connect by `meet_by`. Errors: also those of listening and connecting;
+// DeadlineExceeded names a host that did not connect.
 absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own,
                                               const std::vector<std::string>& peers, int rank,
                                               absl::Time meet_by, absl::Time deadline);
 
-// Hosts in the order given; those that call themselves alike get numbers. Devices of one name are
-// taken for one kind. Requires: each profile has one host and its device; as many links.
+// Joins profiles, hosts in the given order. Hosts with equal names are numbered; devices with equal
+// names are merged. Requires: each profile has one host and one device, and the matrix as many
+// rows.
 v1::ClusterProfile JoinProfiles(const std::vector<v1::ClusterProfile>& hosts,
                                 const LinkMatrix& links);
 

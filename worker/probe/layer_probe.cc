@@ -29,14 +29,15 @@
 namespace cadre {
 namespace {
 
-constexpr uint32_t kUsualSteps = 5;
-// Steps that are short are repeated until they have taken so long together, within reason.
+// Number of steps if the request does not specify it.
+constexpr int kDefaultSteps = 5;
+// Short steps are repeated until they have taken this long in total, up to a maximum number.
 constexpr absl::Duration kMinTime = absl::Milliseconds(60);
 constexpr int kMaxSteps = 200;
-// Work does not depend on it, and one batch over and over would soon diverge.
+// The rate does not affect the time; a higher one could diverge on a repeated batch.
 constexpr float kRate = 1e-6F;
-// Of the copies that stand for a move's where no plan moves anything: rows of half their length, as
-// a layer's channels cut in two are.
+// If no plan moves data, copies of this size are timed in place of moves: half of each row, as for
+// channels that are split in two.
 constexpr int64_t kCopiedRows = 4096;
 constexpr int64_t kCopiedColumns = 64;
 constexpr int kCopies = 9;
@@ -60,17 +61,17 @@ class Probe {
   }
 
  private:
-  // One micro-batch is as good as all of a step's.
+  // Times a single micro-batch, because all of a step take the same time.
   v1::RunSpec SpecFor(int ranks) const {
     v1::RunSpec spec = request_.spec();
     const int64_t samples = std::max<int64_t>(1, MicroBatchSamples(spec));
-    spec.set_batch_per_group(static_cast<uint32_t>((samples + ranks - 1) / ranks * ranks));
+    spec.set_batch_per_group((samples + ranks - 1) / ranks * ranks);
     spec.set_micro_batches(1);
     return spec;
   }
 
-  // True if it has parts that were not timed; they are taken for timed from now on.
-  bool TakeParts(const Plan& plan, int64_t samples) {
+  // Registers the plan's layer parts. Returns true if some of them are new.
+  bool AddParts(const Plan& plan, int64_t samples) {
     bool any = false;
     for (int l = 0; l < graph_.size(); ++l) {
       const LayerPart part = PartOf(plan.layers[l], plan.mesh, samples);
@@ -82,7 +83,7 @@ class Probe {
   absl::Status TimeIfNew(const v1::Plan& proto) {
     CADRE_ASSIGN_OR_RETURN(const Plan plan, PlanFromProto(proto, graph_, index_));
     const v1::RunSpec spec = SpecFor(plan.mesh.ranks());
-    if (!TakeParts(plan, spec.batch_per_group())) return absl::OkStatus();
+    if (!AddParts(plan, spec.batch_per_group())) return absl::OkStatus();
     LoopbackTransport transport(plan.mesh.ranks());
     CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec, proto, kernels_, transport));
     return Time(*replica, spec.batch_per_group());
@@ -97,7 +98,7 @@ class Probe {
       const BatchView view = batch.View(samples, step++);
       return replica.Step({&view, 1}, kRate, /*gather=*/true).status();
     };
-    // Memory is touched first, and primitives are made.
+    // The first step touches memory and creates primitives; it is not timed.
     CADRE_RETURN_IF_ERROR(take_step());
     if (options_.before_each_plan) CADRE_RETURN_IF_ERROR(options_.before_each_plan());
     CADRE_RETURN_IF_ERROR(profile.Start());
@@ -112,9 +113,9 @@ class Probe {
     return absl::OkStatus();
   }
 
-  bool Enough(int steps, absl::Duration taken) const {
-    const uint32_t wanted = request_.steps() == 0 ? kUsualSteps : request_.steps();
-    return steps >= static_cast<int>(wanted) && (taken >= kMinTime || steps >= kMaxSteps);
+  bool Enough(int steps, absl::Duration elapsed) const {
+    const int min_steps = request_.steps() == 0 ? kDefaultSteps : request_.steps();
+    return steps >= min_steps && (elapsed >= kMinTime || steps >= kMaxSteps);
   }
 
   void Add(const StepProfile& profile, const Replica& replica) {
@@ -129,24 +130,21 @@ class Probe {
       seconds += time.forward() + time.backward();
     }
     if (seconds > 0) flops_.push_back(flops / seconds);
-    for (const Owned& owned : replica.owned()) {
-      owned_ += static_cast<double>(owned.positions.size());
-    }
+    for (const Owned& owned : replica.owned()) owned_ += owned.positions.size();
     updating_ += profile.Times().update();
     if (const double copy = profile.CopySeconds(); copy > 0) copies_.push_back(copy);
   }
 
-  // Backward takes two forwards.
+  // Operations of forward and backward; the latter has twice those of the former.
   double FlopsOf(const v1::LayerTime& time) const {
     for (const GraphLayer& layer : graph_.layers()) {
       if (layer.name != time.layer()) continue;
-      return 3.0 * static_cast<double>(layer.flops) * time.samples() /
-             (1.0 * time.rows() * time.outs() * time.ins());
+      return 3.0 * layer.flops * time.samples() / (1.0 * time.rows() * time.outs() * time.ins());
     }
     return 0;
   }
 
-  // Of plans that move nothing the machine can still be asked.
+  // Seconds per element of a copy, measured without a plan.
   static double TimedCopy() {
     const Box from({0, 0}, {kCopiedRows, kCopiedColumns});
     const Box half({0, 0}, {kCopiedRows, kCopiedColumns / 2});
@@ -158,7 +156,7 @@ class Probe {
       CopyBox(tensor, from, message, half, half);
       seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
     }
-    return Median(std::move(seconds)) / static_cast<double>(message.size());
+    return Median(std::move(seconds)) / message.size();
   }
 
   v1::DeviceProfile Profile() const {
@@ -174,7 +172,7 @@ class Probe {
   }
 
   void AddTimes(const std::string& layer, v1::ModelTimes& model) const {
-    // Wholes first, then part by part.
+    // Sorted by part, the whole layer first.
     for (auto at = times_.lower_bound({.layer = layer, .part = {}});
          at != times_.end() && at->first.layer == layer; ++at) {
       v1::LayerTime& time = *model.add_time();
@@ -190,10 +188,11 @@ class Probe {
   Backend& kernels_;
   const LayerProbeOptions& options_;
   std::set<std::pair<int, LayerPart>> parts_;
-  // Of each part, forward and backward, by plan.
+  // Seconds of forward and backward of each part, by plan.
   std::map<LayerPartKey, std::pair<std::vector<double>, std::vector<double>>> times_;
   std::vector<double> flops_;
   std::vector<double> copies_;
+  // Sums over plans: owned elements, and seconds to update them.
   double owned_ = 0;
   double updating_ = 0;
 };
@@ -203,7 +202,7 @@ class Probe {
 absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, Backend& kernels,
                                               const LayerProbeOptions& options) {
   if (request.plan_size() == 0) {
-    return absl::InvalidArgumentError("a probe without plans has nothing to time");
+    return absl::InvalidArgumentError("a probe request without plans has nothing to time");
   }
   CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(request.spec().model()));
   return Probe(request, std::move(graph), kernels, options).Run();

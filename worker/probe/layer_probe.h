@@ -1,9 +1,9 @@
-// Times a model's layers on this machine under plans for any number of ranks, by training steps of
-// one rank whose peers are not there (loopback_transport.h).
+// Times a model's layers on this host, under plans for any number of ranks, by training steps of
+// rank 0 without its peers (loopback_transport.h).
 //
-// Rank 0 is the one that is played. Where a plan cuts a layer unevenly it has the smaller part; its
-// time is then taken in proportion (worker/train/step_profile.h). The batch is rounded up to a
-// multiple of the ranks, so that it has samples; times are filed under the part that was timed.
+// If a plan splits a layer unevenly, rank 0 has the smaller part, and its time is scaled in
+// proportion (worker/train/step_profile.h). The batch is rounded up to a multiple of the ranks, so
+// that rank 0 has samples; times are filed under the part that was timed.
 //
 // Thread-compatible.
 #pragma once
@@ -18,19 +18,18 @@
 namespace cadre {
 
 struct LayerProbeOptions {
-  // Called before the steps of each plan that is timed: workers that share a host wait for one
-  // another here, so that they are timed as they will compute, at the same time. All that are given
-  // the same request call it equally often. May be empty.
+  // Called before the steps of each plan that is timed. Workers that share a host synchronize here,
+  // so that they are timed while all of them compute. It is called equally often for equal
+  // requests. May be empty.
   std::function<absl::Status()> before_each_plan;
-  // Plans that are done, of how many. May be empty.
+  // Called after each plan. May be empty.
   std::function<void(int done, int plans)> progress;
 };
 
-// A plan whose parts of layers were all timed under those before it is passed over. One entry for
-// each layer and part: the median over plans. The device has no name yet. Holds one replica at a
-// time.
-// Errors: InvalidArgument for a request without plans, and for a plan that does not fit the model;
-// OutOfRange when training does not stay finite; those of before_each_plan.
+// Skips plans all of whose layer parts were timed under earlier plans. The result has one entry for
+// each layer and part, the median over plans, and no device name. Only one replica exists at a
+// time. Errors: InvalidArgument for a request without plans, and for a plan that does not fit the
+// model; OutOfRange if the loss becomes non-finite; those of before_each_plan.
 absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, Backend& kernels,
                                               const LayerProbeOptions& options = {});
 

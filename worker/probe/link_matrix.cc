@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <string>
 
@@ -14,14 +13,14 @@
 #include "proto/cadre/v1/profile.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
-#include "worker/probe/gather_texts.h"
+#include "worker/train/agreement.h"
 #include "worker/train/measured_link.h"
 
 namespace cadre {
 namespace {
 
-// Measured links of one rank, in a form that travels: to partners with higher numbers.
-std::string Packed(const std::vector<std::pair<int, LinkProfile>>& measured) {
+// Serializes the links that one rank has measured, those to partners with higher numbers.
+std::string Serialize(const std::vector<std::pair<int, LinkProfile>>& measured) {
   v1::ClusterProfile message;
   for (const auto& [partner, profile] : measured) {
     v1::HostLink& link = *message.add_link();
@@ -31,25 +30,24 @@ std::string Packed(const std::vector<std::pair<int, LinkProfile>>& measured) {
   return message.SerializeAsString();
 }
 
-absl::Status Unpack(const std::string& bytes, int from, LinkMatrix* matrix) {
+absl::Status Parse(const std::string& bytes, int from, LinkMatrix* matrix) {
   v1::ClusterProfile message;
   if (!message.ParseFromString(bytes)) {
-    return absl::InternalError(absl::StrCat("the links of rank ", from, " cannot be read"));
+    return absl::InternalError(absl::StrCat("cannot parse the links of rank ", from));
   }
   for (const v1::HostLink& link : message.link()) {
     int to = -1;
     if (!absl::SimpleAtoi(link.to(), &to) || to <= from || to >= std::ssize(*matrix)) {
-      return absl::InternalError(absl::StrCat("rank ", from, " has no link to '", link.to(), "'"));
+      return absl::InternalError(
+          absl::StrCat("rank ", from, " cannot have a link to '", link.to(), "'"));
     }
-    const auto a = static_cast<size_t>(from);
-    const auto b = static_cast<size_t>(to);
-    CADRE_ASSIGN_OR_RETURN((*matrix)[a][b], LinkProfileFromProto(link.link()));
-    (*matrix)[b][a] = (*matrix)[a][b];
+    CADRE_ASSIGN_OR_RETURN((*matrix)[from][to], LinkProfileFromProto(link.link()));
+    (*matrix)[to][from] = (*matrix)[from][to];
   }
   return absl::OkStatus();
 }
 
-// The pair that a host is in; nothing: it rests.
+// The pair of a host; nothing if it has no partner in this round.
 std::optional<std::pair<int, int>> PairOf(const std::vector<std::pair<int, int>>& round, int host) {
   for (const std::pair<int, int>& pair : round) {
     if (pair.first == host || pair.second == host) return pair;
@@ -60,11 +58,11 @@ std::optional<std::pair<int, int>> PairOf(const std::vector<std::pair<int, int>>
 }  // namespace
 
 std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts) {
-  // Who is paired with the place beyond an odd number of hosts rests.
+  // With an odd number of hosts, the partner of the additional place has no partner.
   const int places = hosts + hosts % 2;
   std::vector<std::vector<std::pair<int, int>>> rounds;
   for (int turn = 0; turn + 1 < places; ++turn) {
-    // The last place stays; the others are turned by one each time.
+    // The last place is fixed; the others rotate by one in each round.
     const auto at = [&](int place) {
       return place == places - 1 ? place : (place + turn) % (places - 1);
     };
@@ -80,14 +78,12 @@ std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts) {
 
 absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time deadline) {
   const int hosts = transport.size();
-  std::vector<int> everybody(hosts);
-  std::iota(everybody.begin(), everybody.end(), 0);
-  Communicator all(transport, everybody);
+  Communicator all = WholeGroup(transport);
   std::vector<std::pair<int, LinkProfile>> measured;
   for (const auto& round : Tournament(hosts)) {
     if (absl::Now() > deadline) {
       const absl::Status late = absl::DeadlineExceededError(absl::StrCat(
-          "the links between ", hosts, " hosts were not measured in the time that was given"));
+          "the links between ", hosts, " hosts were not measured in the available time"));
       transport.Abort(late);
       return late;
     }
@@ -96,15 +92,16 @@ absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time de
     if (!pair) continue;
     Communicator two(transport, {pair->first, pair->second});
     CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(two, {.samples = false}));
-    // Both have the same bits: one of them tells.
+    // Both ranks have the same bits; the lower one shares them.
     if (pair->first == transport.rank()) {
       measured.emplace_back(pair->second, ProfileOf(measure, two.size()));
     }
   }
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(Packed(measured), all));
-  LinkMatrix matrix(everybody.size(), std::vector<LinkProfile>(everybody.size()));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                         GatherTexts(Serialize(measured), all));
+  LinkMatrix matrix(hosts, std::vector<LinkProfile>(hosts));
   for (int host = 0; host < hosts; ++host) {
-    CADRE_RETURN_IF_ERROR(Unpack(texts[host], host, &matrix));
+    CADRE_RETURN_IF_ERROR(Parse(texts[host], host, &matrix));
   }
   return matrix;
 }

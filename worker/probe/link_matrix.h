@@ -1,8 +1,8 @@
-// What lies between every two hosts of a cluster, measured by tournament: in each round every host
-// has one partner, so that pairs are measured at the same time and no host is in two. That takes
-// one round less than there are hosts (as many, for an odd number).
+// The links between every two hosts of a cluster, measured in rounds in which every host has one
+// partner. So pairs are measured simultaneously, and no host takes part in two measurements. There
+// is one round less than there are hosts (as many, for an odd number).
 //
-// Pure but for the transport; thread-compatible.
+// Pure except for the transport; thread-compatible.
 #pragma once
 
 #include <utility>
@@ -15,17 +15,17 @@
 
 namespace cadre {
 
-// Round by round, pairs (a, b) with a < b: each pair of 0..hosts-1 once, no host twice in a round.
-// By the circle method: one host stays, the others turn.
+// Pairs (a, b) with a < b, by round: each pair of 0..hosts-1 once, no host twice in a round. Uses
+// the circle method of round-robin tournaments: one host is fixed, the others rotate.
 std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts);
 
-// Symmetric: element [a][b] is the link between ranks a and b; [a][a] is not known.
+// Symmetric: element [a][b] is the link between ranks a and b; [a][a] is unknown.
 using LinkMatrix = std::vector<std::vector<LinkProfile>>;
 
-// A collective of all ranks of the transport, which are the hosts: everybody ends with the whole
-// matrix, the same bits. All-reduces are not timed: links are, for groups of any size.
-// Errors: DeadlineExceeded when a round has not begun by `deadline` (whoever sees it ends the
-// transport, so that all do); the transport's.
+// A collective of all ranks of the transport, one per host. All of them get the whole matrix, with
+// the same bits. Only links are timed, not all-reduces, because groups may have any size.
+// Errors: DeadlineExceeded if a round has not begun by `deadline` (the rank that detects it aborts
+// the transport, so that all return); those of the transport.
 absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time deadline);
 
 }  // namespace cadre

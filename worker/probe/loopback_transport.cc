@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// Fills what arrives with what leaves, again and again.
+// Fills the receive buffers with the data that are sent, repeatedly if they are longer.
 void Echo(std::span<const Transfer> transfers) {
   std::vector<std::span<const std::byte>> sent;
   for (const Transfer& transfer : transfers) {
@@ -25,7 +25,7 @@ void Echo(std::span<const Transfer> transfers) {
     while (!sent.empty() && !room.empty()) {
       const std::span<const std::byte> from = sent[next++ % sent.size()];
       const size_t bytes = std::min(from.size(), room.size());
-      // It may lie where it is received to.
+      // Sends and receives may overlap.
       std::memmove(room.data(), from.data(), bytes);
       room = room.subspan(bytes);
     }

@@ -1,12 +1,12 @@
-// A transport of a group in which only rank 0 is there: everything of a training step happens but
-// the wire, so that one process can time any plan of any number of ranks.
+// A transport of a group of which only rank 0 exists. A training step of rank 0 does everything
+// except for communication, so one process can time any plan for any number of ranks.
 //
-// What is sent goes nowhere. What is received on the moves' channel is what this rank sends in the
-// same call (zeros where it sends nothing), as if its peers were like it, so that values stay
-// usual ones; elsewhere what is there stays there: the weights of other ranks' slices keep their
-// first values, and sums stay this rank's own.
+// Sent data are discarded. On the channel of moves, a receive returns what this rank sends in the
+// same call (zeros if it sends nothing), as if its peers were like it, so that values stay in their
+// usual range. On other channels, receive buffers are left unchanged: the weights of other ranks'
+// slices keep their initial values, and sums contain only this rank's part.
 //
-// Only rank 0: it is the one that says in which order the group's collectives come
+// The existing rank is rank 0 because that one determines the order of the group's collectives
 // (worker/comm/collective_queue.h).
 //
 // Threads: as every transport.
@@ -27,7 +27,7 @@ class LoopbackTransport final : public Transport {
   int rank() const override { return 0; }
   int size() const override { return size_; }
   LinkKind link(int peer) const override;
-  // All are on one.
+  // All ranks are on one host.
   uint64_t host(int /*peer*/) const override { return 1; }
 
   absl::Status Run(int channel, const CallTag& tag, std::span<const Transfer> transfers,

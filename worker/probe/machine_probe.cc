@@ -2,7 +2,6 @@
 
 #include <map>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -19,8 +18,8 @@
 #include "proto/schema_hash.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
-#include "worker/probe/gather_texts.h"
 #include "worker/probe/layer_probe.h"
+#include "worker/train/agreement.h"
 #include "worker/train/measured_link.h"
 #include "worker/transport/connect_group.h"
 #include "worker/transport/tcp_listener.h"
@@ -28,9 +27,9 @@
 namespace cadre {
 namespace {
 
-// Between two looks at the folder.
-constexpr absl::Duration kLook = absl::Milliseconds(5);
-// A worker may build a large model while the others wait.
+// Interval at which the folder is polled.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
+// Time after which a silent peer fails; building a large model takes a while.
 constexpr absl::Duration kProbeTimeout = absl::Minutes(10);
 constexpr int64_t kMaxAddressBytes = 1024;
 
@@ -38,7 +37,7 @@ std::string AddressFile(const std::string& folder, int rank) {
   return absl::StrCat(folder, "/address-", rank);
 }
 
-// Where worker `rank` listens, once it says so.
+// Waits for the file with the address of worker `rank`.
 absl::StatusOr<std::string> AddressOf(const MachineProbeOptions& options, int rank) {
   while (true) {
     absl::StatusOr<std::string> address =
@@ -46,14 +45,14 @@ absl::StatusOr<std::string> AddressOf(const MachineProbeOptions& options, int ra
     if (address.ok() || !absl::IsNotFound(address.status())) return address;
     if (absl::Now() > options.deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("worker ", rank, " did not come to the probe"));
+          absl::StrCat("worker ", rank, " did not join the probe in time"));
     }
-    absl::SleepFor(kLook);
+    absl::SleepFor(kPollInterval);
   }
 }
 
-absl::StatusOr<std::unique_ptr<Transport>> Meet(TcpListener& listener,
-                                                const MachineProbeOptions& options) {
+absl::StatusOr<std::unique_ptr<Transport>> ConnectWorkers(TcpListener& listener,
+                                                          const MachineProbeOptions& options) {
   CADRE_RETURN_IF_ERROR(
       WriteFileAtomically(AddressFile(options.folder, options.rank), listener.address()));
   std::vector<std::string> peers;
@@ -68,14 +67,14 @@ absl::StatusOr<std::unique_ptr<Transport>> Meet(TcpListener& listener,
                        .shared_memory = options.shared_memory});
 }
 
-// Bits that are the same on all members.
-absl::StatusOr<v1::DeviceProfile> MergedOverGroup(const v1::DeviceProfile& own, Communicator& all) {
+// A collective. The result has the same bits on all members.
+absl::StatusOr<v1::DeviceProfile> MergeOverGroup(const v1::DeviceProfile& own, Communicator& all) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                          GatherTexts(own.SerializeAsString(), all));
   std::vector<v1::DeviceProfile> devices(texts.size());
   for (size_t i = 0; i < texts.size(); ++i) {
     if (!devices[i].ParseFromString(texts[i])) {
-      return absl::InternalError(absl::StrCat("what worker ", i, " measured cannot be read"));
+      return absl::InternalError(absl::StrCat("cannot parse the profile of worker ", i));
     }
   }
   return MergeDevices(devices);
@@ -94,10 +93,10 @@ v1::ClusterProfile MachineOf(const MachineProbeOptions& options, v1::DeviceProfi
   device.set_name(DeviceName(options.threads));
   v1::HostProfile& host = *profile.add_host();
   host.set_name(HostName());
-  host.set_workers(static_cast<uint32_t>(options.ranks));
+  host.set_workers(options.ranks);
   host.set_device(device.name());
-  host.set_memory_bytes(UsableMemoryBytes() / static_cast<uint64_t>(options.ranks));
-  host.set_cores(static_cast<uint32_t>(UsableCores()));
+  host.set_memory_bytes(UsableMemoryBytes() / options.ranks);
+  host.set_cores(UsableCores());
   *profile.add_device() = std::move(device);
   return profile;
 }
@@ -110,12 +109,12 @@ v1::DeviceProfile MergeDevices(const std::vector<v1::DeviceProfile>& devices) {
     for (const v1::DeviceProfile& device : devices) values.push_back((device.*of)());
     return Median(std::move(values));
   };
-  // By model and part, in the order in which they are first seen.
   v1::DeviceProfile merged;
   merged.set_name(devices.front().name());
   merged.set_flops(median(&v1::DeviceProfile::flops));
   merged.set_update_seconds(median(&v1::DeviceProfile::update_seconds));
   merged.set_copy_seconds(median(&v1::DeviceProfile::copy_seconds));
+  // By model; parts in the order of their first occurrence.
   struct Model {
     v1::ModelTimes* times;
     std::map<LayerPartKey, std::pair<std::vector<double>, std::vector<double>>> parts;
@@ -154,24 +153,24 @@ v1::DeviceProfile MergeDevices(const std::vector<v1::DeviceProfile>& devices) {
 absl::StatusOr<v1::ClusterProfile> ProbeMachine(const v1::ProbeRequest& request,
                                                 const MachineProbeOptions& options) {
   const std::unique_ptr<Backend> kernels = MakeCpuBackend(options.threads);
+  // Without peers there is nothing to synchronize with.
   if (options.ranks == 1) {
     CADRE_ASSIGN_OR_RETURN(v1::DeviceProfile device,
                            ProbeLayers(request, *kernels, {.progress = options.progress}));
     return MachineOf(options, std::move(device));
   }
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({}));
-  CADRE_ASSIGN_OR_RETURN(const auto transport, Meet(*listener, options));
-  std::vector<int> everybody(options.ranks);
-  std::iota(everybody.begin(), everybody.end(), 0);
-  Communicator all(*transport, everybody);
+  CADRE_ASSIGN_OR_RETURN(const auto transport, ConnectWorkers(*listener, options));
+  Communicator all = WholeGroup(*transport);
   const absl::StatusOr<v1::DeviceProfile> own = ProbeLayers(
       request, *kernels,
       {.before_each_plan = [&all] { return all.Barrier(); }, .progress = options.progress});
   if (!own.ok()) {
+    // The other workers wait in a barrier.
     transport->Abort(own.status());
     return own.status();
   }
-  CADRE_ASSIGN_OR_RETURN(v1::DeviceProfile device, MergedOverGroup(*own, all));
+  CADRE_ASSIGN_OR_RETURN(v1::DeviceProfile device, MergeOverGroup(*own, all));
   v1::ClusterProfile profile = MachineOf(options, std::move(device));
   CADRE_ASSIGN_OR_RETURN(*profile.mutable_host(0)->mutable_inside(), InsideLink(all, *transport));
   return profile;

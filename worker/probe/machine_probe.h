@@ -1,5 +1,5 @@
-// Times layers on one machine by all workers that share it, at the same time, as they will compute;
-// and what lies between them.
+// Times layers on one host by all workers that share it, simultaneously, as they will train, and
+// measures the link between the workers.
 //
 // The workers are processes that find one another through files in a folder.
 //
@@ -17,29 +17,28 @@
 namespace cadre {
 
 struct MachineProbeOptions {
-  // This process among the `ranks` workers.
+  // Rank of this process among the `ranks` workers.
   int rank = 0;
   int ranks = 1;
-  // Where they find one another: theirs alone, empty before the first of them starts.
+  // Folder through which they find one another. No one else uses it, and it is initially empty.
   std::string folder;
-  // Compute threads of each.
+  // Number of compute threads of each.
   int threads = 1;
   bool shared_memory = true;
-  // By then all must have come.
+  // All workers must have connected by then.
   absl::Time deadline = absl::InfiniteFuture();
   // As in LayerProbeOptions.
   std::function<void(int done, int plans)> progress;
 };
 
-// All workers call it with equal requests, and get the same: a profile of one host, which has the
-// machine's name, cores, memory and `inside` where there are several workers, and of its device,
-// whose times are medians over the workers.
-// Errors: DeadlineExceeded naming who did not come; Unavailable when one of them fails; those of
-// ProbeLayers and of the folder.
+// A collective of the workers, with equal requests. All get the same profile of one host (name,
+// cores, memory and, for several workers, the link `inside`) and its device, whose times are
+// medians over the workers. Errors: DeadlineExceeded, naming a worker that did not connect;
+// Unavailable if one of them fails; those of ProbeLayers and of the folder.
 absl::StatusOr<v1::ClusterProfile> ProbeMachine(const v1::ProbeRequest& request,
                                                 const MachineProbeOptions& options);
 
-// What several devices that are alike have measured, as one: medians. Requires: at least one.
+// Merges the measurements of equal devices by their medians. Requires: at least one.
 v1::DeviceProfile MergeDevices(const std::vector<v1::DeviceProfile>& devices);
 
 }  // namespace cadre

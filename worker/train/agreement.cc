@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <span>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -21,17 +22,19 @@ struct Note {
   std::array<char, kMaxText> text = {};
 
   Note(int code_in, absl::string_view text_in)
-      : code(code_in), size(static_cast<uint32_t>(std::min(text_in.size(), kMaxText))) {
+      : code(code_in), size(std::min(text_in.size(), kMaxText)) {
     std::copy_n(text_in.begin(), size, text.begin());
   }
   std::string Text() const { return std::string(text.data(), std::min<size_t>(size, kMaxText)); }
 };
 
-absl::Status Share(Note* note, int root, Communicator& group) {
-  return group.Broadcast(std::as_writable_bytes(std::span(note, 1)), root);
-}
-
 }  // namespace
+
+Communicator WholeGroup(Transport& transport, int channel) {
+  std::vector<int> ranks(transport.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return Communicator(transport, std::move(ranks), channel);
+}
 
 absl::Status Agree(const absl::Status& mine, Communicator& group) {
   if (group.size() == 1) return mine;
@@ -40,9 +43,9 @@ absl::Status Agree(const absl::Status& mine, Communicator& group) {
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(failed)));
   const auto first = std::find(failed.begin(), failed.end(), 1);
   if (first == failed.end()) return absl::OkStatus();
-  const int root = static_cast<int>(first - failed.begin());
+  const int root = first - failed.begin();
   Note note(mine.raw_code(), mine.message());
-  CADRE_RETURN_IF_ERROR(Share(&note, root, group));
+  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(&note, 1)), root));
   return absl::Status(static_cast<absl::StatusCode>(note.code),
                       absl::StrCat("rank ", root, ": ", note.Text()));
 }
@@ -53,12 +56,26 @@ absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& g
   if (group.size() == 1) return mine;
   CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
   if (size > kMaxSharedText) {
-    return absl::InternalError(absl::StrCat("rank 0 says that it has a text of ", size, " bytes"));
+    return absl::InternalError(absl::StrCat("rank 0 announces a text of ", size, " bytes"));
   }
   std::string text = group.index() == 0 ? mine : std::string();
   text.resize(size);
   CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(text)), 0));
   return text;
+}
+
+absl::StatusOr<std::vector<std::string>> GatherTexts(const std::string& mine, Communicator& group) {
+  std::vector<uint64_t> sizes(group.size());
+  sizes[group.index()] = mine.size();
+  CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(sizes)));
+  std::vector<int64_t> offsets = {0};
+  for (const int64_t size : sizes) offsets.push_back(offsets.back() + size);
+  std::string bytes(offsets.back(), '\0');
+  mine.copy(bytes.data() + offsets[group.index()], mine.size());
+  CADRE_RETURN_IF_ERROR(group.AllGatherBytes(std::as_writable_bytes(std::span(bytes)), offsets));
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < sizes.size(); ++i) texts.push_back(bytes.substr(offsets[i], sizes[i]));
+  return texts;
 }
 
 }  // namespace cadre

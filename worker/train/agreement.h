@@ -1,17 +1,21 @@
-// Agreement of a group on one outcome, for work whose ranks may fail independently, such as file
-// access.
+// Small collectives over the whole group: agreement on one outcome, for work whose ranks may fail
+// independently, such as file access, and exchange of texts.
 //
 // Thread-compatible, as the communicator.
 #pragma once
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
 
 namespace cadre {
+
+// The communicator of all ranks of the transport.
+Communicator WholeGroup(Transport& transport, int channel = 0);
 
 // A collective. OK if every member passes OK; otherwise the status of the first member that does
 // not, with the prefix "rank <i>: " in groups of several (truncated if very long). Errors of the
@@ -22,5 +26,8 @@ absl::Status Agree(const absl::Status& mine, Communicator& group);
 // Requires: at most kMaxSharedText bytes. Errors: those of the communicator.
 inline constexpr size_t kMaxSharedText = size_t{256} << 20;
 absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group);
+
+// A collective. Returns the texts of all members, by index. Errors: those of the communicator.
+absl::StatusOr<std::vector<std::string>> GatherTexts(const std::string& mine, Communicator& group);
 
 }  // namespace cadre

@@ -1,5 +1,8 @@
 #include "worker/train/batches.h"
 
+#include <algorithm>
+
+#include "base/status.h"
 #include "tensor/layout.h"
 
 namespace cadre {
@@ -26,6 +29,30 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
          .first_position = first_position + begin});
   }
   return views;
+}
+
+absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
+                                         int64_t end, int64_t batch) {
+  if (begin < 0 || end > test.size()) {
+    return absl::InvalidArgumentError("the samples to evaluate are not in the test split");
+  }
+  BatchLoader loader(test,
+                     TestRows({.begin = begin,
+                               .end = end,
+                               .batch = batch,
+                               .rank = [&](int64_t samples) { return RowsOf(replica, samples); }}),
+                     {});
+  LossPart mine;
+  for (int64_t step = 0; begin + step * batch < end; ++step) {
+    const int64_t first = begin + step * batch;
+    const int64_t samples = std::min(batch, end - first);
+    CADRE_ASSIGN_OR_RETURN(const Batch* loaded, loader.Next(step));
+    for (const BatchView& view : ViewsOf(*loaded, replica, samples, first)) {
+      CADRE_ASSIGN_OR_RETURN(const LossPart part, replica.Evaluate(view));
+      mine += part;
+    }
+  }
+  return SumOverGroup(mine, replica.comms().All());
 }
 
 }  // namespace cadre

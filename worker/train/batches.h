@@ -1,11 +1,12 @@
-// Converts batches of the loader to those of the network.
+// Passes batches of the loader to a replica, for training and evaluation.
 //
-// Thread-safe (pure functions).
+// Thread-compatible.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "worker/data/batch_loader.h"
 #include "worker/nn/network.h"
 #include "worker/train/replica.h"
@@ -19,5 +20,10 @@ MicroBatch RowsOf(const Replica& replica, int64_t samples);
 // `first_position`: position of its first sample. The views borrow the batch.
 std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64_t samples,
                                int64_t first_position);
+
+// A collective with equal arguments on all ranks. Loss and correct answers over samples [begin,
+// end) of `test`, `batch` at a time, summed over the group; equal on all ranks.
+absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
+                                         int64_t end, int64_t batch);
 
 }  // namespace cadre

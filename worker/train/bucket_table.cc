@@ -17,14 +17,14 @@ BucketTable::Bucket MakeBucket(const Plan& plan, const ParameterIndex& index, co
   const int replicas = plan.mesh.Size(bucket.replica_axes);
   const int64_t owners = std::ssize(ownership.borders) - 1;
   for (int c = 0; c < made.chunks; ++c) {
-    std::vector<Piece> gather;
+    std::vector<Interval> gather;
     for (int64_t i = 0; i < owners; ++i) {
       const int64_t begin = ownership.borders[i];
       const int64_t size = ownership.borders[i + 1] - begin;
       gather.push_back(
           {begin + PartBegin(size, c, made.chunks), begin + PartBegin(size, c + 1, made.chunks)});
     }
-    std::vector<Piece> reduce;
+    std::vector<Interval> reduce;
     for (int64_t i = ownership.own_slice % replicas; i < owners; i += replicas)
       reduce.push_back(gather[i]);
     made.mine.push_back(gather[ownership.own_slice]);

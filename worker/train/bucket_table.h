@@ -22,10 +22,10 @@ struct BucketTable {
     // reduce[chunk][i] is the interval that member i of the bucket's axes sums; gather[chunk][i]
     // the one that owner i provides. Ranks with equal gradients (the bucket's replica axes) each
     // reduce only what they own.
-    std::vector<std::vector<Piece>> reduce;
-    std::vector<std::vector<Piece>> gather;
+    std::vector<std::vector<Interval>> reduce;
+    std::vector<std::vector<Interval>> gather;
     // This rank's interval of each chunk.
-    std::vector<Piece> mine;
+    std::vector<Interval> mine;
     // Axes along which the weights are gathered.
     std::vector<std::string> owner_axes;
   };

@@ -1,3 +1,14 @@
+// A checkpoint stores whole tensors in parameter order, so that it can be loaded with any mesh. A
+// rank owns intervals of that order, which cross borders of tensors: ForEachTensorPart splits them.
+//
+// Saving streams the model through rank 0 in chunks (flat_gather.cc), so that no rank holds more
+// than a chunk in addition to its own values. All files are written to a draft folder, which is
+// renamed when it is complete: a crash leaves the previous checkpoints and no partial one. Digests
+// are sums over owned values, so the ranks compute them without a second pass over the files.
+//
+// Loading needs no communication of values: every rank reads what it owns. Rank 0 alone decides
+// which checkpoint is the newest, or ranks whose machines see different folders would continue with
+// different collectives. After each local phase the ranks agree on the outcome.
 #include "worker/train/checkpoint.h"
 
 #include <algorithm>
@@ -7,6 +18,10 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/digest.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "model/formats/checkpoint_folder.h"
@@ -14,11 +29,69 @@
 #include "model/formats/safetensors.h"
 #include "model/optimizer_state.h"
 #include "worker/train/agreement.h"
-#include "worker/train/checkpoint_values.h"
 #include "worker/train/flat_gather.h"
 
 namespace cadre {
 namespace {
+
+// The path of a file of the checkpoint in `folder`.
+std::string FileIn(const std::string& folder, const char* name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+// Elements [first, first + values.size()) of one tensor.
+struct TensorPart {
+  const Parameter* parameter = nullptr;
+  int64_t first = 0;
+  std::span<float> values;
+};
+
+// Calls `use` in the order of the list, until the first error.
+absl::Status ForEachTensorPart(const ParameterIndex& index, std::span<const Owned> owned,
+                               const std::function<absl::Status(const TensorPart&)>& use) {
+  const std::vector<Parameter>& parameters = index.parameters();
+  for (const Owned& part : owned) {
+    auto it = std::partition_point(parameters.begin(), parameters.end(), [&](const Parameter& p) {
+      return p.end() <= part.positions.begin;
+    });
+    for (int64_t at = part.positions.begin; at < part.positions.end; ++it) {
+      const int64_t end = std::min(part.positions.end, it->end());
+      CADRE_RETURN_IF_ERROR(
+          use({.parameter = &*it,
+               .first = at - it->offset,
+               .values = part.values.subspan(at - part.positions.begin, end - at)}));
+      at = end;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// `with_statistics`: includes running statistics.
+uint64_t DigestOf(const ParameterIndex& index, std::span<const Owned> owned, bool with_statistics) {
+  uint64_t digest = 0;
+  const absl::Status status = ForEachTensorPart(index, owned, [&](const TensorPart& part) {
+    if (with_statistics || !IsStatistic(part.parameter->role)) {
+      digest += Digest(part.values, part.parameter->offset + part.first);
+    }
+    return absl::OkStatus();
+  });
+  CHECK(status.ok());
+  return digest;
+}
+
+// A collective. Returns the additive digests of the group's weights and then of its states, the
+// latter without running statistics. Every element is owned once, so the ranks' digests add up to
+// those of the model.
+absl::StatusOr<std::vector<uint64_t>> GroupDigests(const ParameterIndex& index,
+                                                   const CheckpointValues& values,
+                                                   Communicator& group) {
+  std::vector<uint64_t> digests = {DigestOf(index, values.weights, true)};
+  for (const auto& state : values.states) digests.push_back(DigestOf(index, state, false));
+  CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(digests)));
+  return digests;
+}
+
+// ---- Saving
 
 // The files of one checkpoint. Only rank 0 has one.
 class CheckpointFiles {
@@ -74,7 +147,7 @@ absl::Status StreamChunks(std::span<const Owned> owned, int64_t size, int64_t ch
                           Communicator& group, FlatGather& gather, absl::Status* used,
                           const std::function<absl::Status(Interval, std::span<float>)>& use) {
   const bool first = group.index() == 0;
-  std::vector<float> whole(first ? static_cast<size_t>(std::min(size, chunk_size)) : 0);
+  std::vector<float> whole(first ? std::min(size, chunk_size) : 0);
   for (int64_t begin = 0; begin < size; begin += chunk_size) {
     const Interval chunk = {begin, std::min(size, begin + chunk_size)};
     const std::span<float> part = first ? std::span(whole).first(chunk.size()) : std::span<float>();
@@ -96,6 +169,113 @@ void Complete(const ParameterIndex& index, std::span<const uint64_t> digests,
     state->set_name(name);
     state->set_digest(digests[optimizer->state_size()]);
   }
+}
+
+// ---- Loading
+
+absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
+                         std::span<const Owned> owned) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, WeightTensors(index)));
+  return ForEachTensorPart(index, owned, [&](const TensorPart& part) {
+    return file.Read(*file.Find(part.parameter->name), part.first, part.values);
+  });
+}
+
+absl::Status ReadStates(const std::string& path, const ParameterIndex& index,
+                        const std::vector<std::string>& names,
+                        const std::vector<std::vector<Owned>>& states) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, StateTensors(index, names)));
+  for (size_t i = 0; i < names.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(ForEachTensorPart(index, states[i], [&](const TensorPart& part) {
+      if (IsStatistic(part.parameter->role)) {
+        std::fill(part.values.begin(), part.values.end(), 0.0F);
+        return absl::OkStatus();
+      }
+      const std::string name = StateTensorName(part.parameter->name, names[i]);
+      return file.Read(*file.Find(name), part.first, part.values);
+    }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptimizer(const std::string& path, const v1::CheckpointManifest& manifest,
+                            const v1::Optimizer& optimizer) {
+  std::vector<std::string> states;
+  for (const v1::StateManifest& state : manifest.optimizer().state())
+    states.push_back(state.name());
+  if (OptimizerKind(manifest.spec().optimizer()) == OptimizerKind(optimizer) &&
+      states == OptimizerStateNames(optimizer)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": has the state of ", OptimizerKind(manifest.spec().optimizer()), " (",
+      absl::StrJoin(states, ", "), "), but the run's optimizer is ", OptimizerKind(optimizer),
+      "; to begin from the weights alone give its ", kModelFile));
+}
+
+bool HasManifest(const std::string& path) { return !absl::EndsWith(path, ".safetensors"); }
+
+// The checkpoint that `from` names, with its manifest unless it contains only weights. Called on
+// rank 0.
+absl::StatusOr<LoadedCheckpoint> Choose(const std::string& from) {
+  LoadedCheckpoint chosen;
+  CADRE_ASSIGN_OR_RETURN(chosen.path, ResolveCheckpoint(from));
+  if (HasManifest(chosen.path)) {
+    CADRE_ASSIGN_OR_RETURN(chosen.manifest, ReadManifest(FileIn(chosen.path, kManifestFile)));
+    if (chosen.manifest->ByteSizeLong() > kMaxSharedText) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(FileIn(chosen.path, kManifestFile), ": is too large"));
+    }
+  }
+  return chosen;
+}
+
+// A collective: every rank gets rank 0's choice.
+absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communicator& group) {
+  absl::StatusOr<LoadedCheckpoint> chosen = LoadedCheckpoint();
+  if (group.index() == 0) chosen = Choose(from);
+  CADRE_RETURN_IF_ERROR(Agree(chosen.status(), group));
+  LoadedCheckpoint shared;
+  CADRE_ASSIGN_OR_RETURN(shared.path, TextOfFirst(chosen->path, group));
+  if (!HasManifest(shared.path)) return shared;
+  const std::string mine = chosen->manifest ? chosen->manifest->SerializeAsString() : std::string();
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, TextOfFirst(mine, group));
+  if (!shared.manifest.emplace().ParseFromString(bytes)) {
+    return absl::InternalError("rank 0's manifest cannot be read");
+  }
+  return shared;
+}
+
+// The part of loading that involves no other rank.
+absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
+                     const v1::Optimizer& optimizer, const CheckpointValues& values) {
+  const std::string& path = from.path;
+  if (!from.manifest) return ReadWeights(path, index, values.weights);
+  CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values.weights));
+  CADRE_RETURN_IF_ERROR(CheckOptimizer(FileIn(path, kManifestFile), *from.manifest, optimizer));
+  return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer),
+                    values.states);
+}
+
+// A collective. Manifest and digests are equal on all ranks, so the outcome is, too.
+absl::Status CheckDigests(const std::string& path, const ParameterIndex& index,
+                          const v1::CheckpointManifest& manifest, const CheckpointValues& values,
+                          Communicator& group) {
+  // Digests depend on positions, so they can be compared only if the tensors have the same order.
+  if (!SameOrder(manifest, index)) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, GroupDigests(index, values, group));
+  const auto wrong = [&](absl::string_view file, absl::string_view what) {
+    return absl::DataLossError(
+        absl::StrCat(path, "/", file, ": ", what, " are not those that were saved"));
+  };
+  if (digests[0] != manifest.weights_digest()) return wrong(kModelFile, "the weights");
+  for (int i = 0; i < manifest.optimizer().state_size(); ++i) {
+    const v1::StateManifest& state = manifest.optimizer().state(i);
+    if (digests[1 + i] != state.digest()) {
+      return wrong(kOptimizerFile, absl::StrCat("values of ", state.name()));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -137,6 +317,20 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
     LOG_IF(WARNING, !pruned.ok()) << "old checkpoints stay: " << pruned;
   }
   return Agree(used, group);
+}
+
+absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const std::string& from,
+                                                const ParameterIndex& index,
+                                                const v1::Optimizer& optimizer,
+                                                const CheckpointValues& values,
+                                                Communicator& group) {
+  CHECK_EQ(values.states.size(), OptimizerStateNames(optimizer).size());
+  CADRE_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, ChosenByFirst(from, group));
+  CADRE_RETURN_IF_ERROR(Agree(ReadAll(loaded, index, optimizer, values), group));
+  if (loaded.manifest.has_value()) {
+    CADRE_RETURN_IF_ERROR(CheckDigests(loaded.path, index, *loaded.manifest, values, group));
+  }
+  return loaded;
 }
 
 }  // namespace cadre

@@ -35,7 +35,7 @@ struct CheckpointOptions {
   // Parent directory of the checkpoint folders, on rank 0's machine.
   std::string directory;
   // Number of checkpoints of facts.run() that are kept, the newest; at least 1.
-  int keep = 2;
+  int64_t keep = 2;
   // Elements gathered at a time: 16 MiB.
   int64_t chunk = int64_t{4} << 20;
 };

@@ -2,8 +2,8 @@
 //
 // A rank owns intervals all over the parameter order: one slice of every bucket. A checkpoint needs
 // the values in that order. So the ranks share their intervals once, merged where they are
-// adjacent, and from then on every rank knows for every chunk who contributes how much: no message
-// carries positions.
+// adjacent, and from then on every rank can compute which part of a chunk each rank contributes: no
+// message contains positions.
 //
 // For each chunk the ranks pack their parts contiguously, all-gather them, and rank 0 unpacks them
 // into place. An all-gather moves each value once around the ring. That loads every link as much as
@@ -16,10 +16,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {
@@ -64,22 +67,12 @@ absl::Status FlatGather::ShareIntervals() {
       merged.push_back(interval);
     }
   }
-  std::vector<uint64_t> counts(all_.size());
-  counts[group_->index()] = merged.size();
-  CADRE_RETURN_IF_ERROR(group_->AllReduceSum(std::span<uint64_t>(counts)));
-
-  std::vector<int64_t> offsets = {0};  // bytes
-  for (const uint64_t count : counts) {
-    offsets.push_back(offsets.back() + static_cast<int64_t>(count * sizeof(Interval)));
-  }
-  std::vector<Interval> ranges(offsets.back() / sizeof(Interval));
-  const auto first = [&](size_t rank) {
-    return ranges.begin() + offsets[rank] / static_cast<int64_t>(sizeof(Interval));
-  };
-  std::copy(merged.begin(), merged.end(), first(group_->index()));
-  CADRE_RETURN_IF_ERROR(group_->AllGatherBytes(std::as_writable_bytes(std::span(ranges)), offsets));
-  for (size_t rank = 0; rank < all_.size(); ++rank) {
-    all_[rank].assign(first(rank), first(rank + 1));
+  const std::string bytes(reinterpret_cast<const char*>(merged.data()),
+                          merged.size() * sizeof(Interval));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTexts(bytes, *group_));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    all_[rank].resize(all[rank].size() / sizeof(Interval));
+    std::memcpy(all_[rank].data(), all[rank].data(), all[rank].size());
   }
   return absl::OkStatus();
 }

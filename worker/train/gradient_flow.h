@@ -104,7 +104,7 @@ class GradientFlow : public PassListener {
   // This rank's slice of a bucket: gradients of the whole step, and weights.
   std::span<float> GradientSlice(int bucket);
   std::span<float> WeightSlice(int bucket);
-  int buckets() const { return static_cast<int>(table_.buckets.size()); }
+  int buckets() const { return std::ssize(table_.buckets); }
   // Whether there is an observer, or a trace that is on.
   bool watched() const { return observer_ != nullptr || (trace_ != nullptr && trace_->on()); }
 

@@ -1,7 +1,6 @@
 #include "worker/train/group_plan.h"
 
-#include <array>
-#include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,25 +21,20 @@
 namespace cadre {
 namespace {
 
-Communicator AllOf(Transport& transport) {
-  std::vector<int> ranks(transport.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return Communicator(transport, std::move(ranks));
-}
-
 // The kinds of the links between the ranks. A collective over the host's transport.
 absl::StatusOr<v1::LinkProfile::Kind> LinkKinds(Transport& transport, Communicator& all) {
   if (transport.on_device()) return v1::LinkProfile::NCCL;
-  std::array<uint64_t, 5> links{};
+  uint64_t counts[3] = {};
+  auto& [threads, tcp, shared_memory] = counts;
   for (int peer = 0; peer < transport.size(); ++peer) {
-    ++links[static_cast<size_t>(transport.link(peer))];
+    threads += transport.link(peer) == LinkKind::kThreads;
+    tcp += transport.link(peer) == LinkKind::kTcp;
+    shared_memory += transport.link(peer) == LinkKind::kSharedMemory;
   }
-  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<uint64_t>(links)));
-  const auto have = [&](LinkKind kind) { return links[static_cast<size_t>(kind)] > 0; };
-  if (have(LinkKind::kThreads)) return v1::LinkProfile::THREADS;
-  if (!have(LinkKind::kTcp)) return v1::LinkProfile::SHARED_MEMORY;
-  return have(LinkKind::kSharedMemory) ? v1::LinkProfile::SHARED_MEMORY_AND_TCP
-                                       : v1::LinkProfile::TCP;
+  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<uint64_t>(counts)));
+  if (threads > 0) return v1::LinkProfile::THREADS;
+  if (tcp == 0) return v1::LinkProfile::SHARED_MEMORY;
+  return shared_memory > 0 ? v1::LinkProfile::SHARED_MEMORY_AND_TCP : v1::LinkProfile::TCP;
 }
 
 absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigned,
@@ -71,7 +65,7 @@ v1::LinkProfile KnownLink(const v1::Assignment& assignment, v1::LinkProfile::Kin
 
 absl::StatusOr<LinkMeasure> Measure(Communicator& all, Transport& data, Backend& kernels) {
   if (!data.on_device()) return MeasureLink(all);
-  Communicator all_data = AllOf(data);
+  Communicator all_data = WholeGroup(data);
   return MeasureDeviceLink(all_data, all, kernels);
 }
 
@@ -87,11 +81,32 @@ absl::StatusOr<v1::LinkProfile> MeasuredLink(const v1::Assignment& assignment,
 
 }  // namespace
 
+std::optional<v1::LinkProfile> LinkCache::Get(const std::vector<std::string>& peers,
+                                              absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  ForgetOld(now);
+  const auto it = entries_.find(peers);
+  return it == entries_.end() ? std::nullopt : std::optional(it->second.link);
+}
+
+void LinkCache::Put(const std::vector<std::string>& peers, const v1::LinkProfile& link,
+                    absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  ForgetOld(now);
+  entries_[peers] = {link, now};
+}
+
+void LinkCache::ForgetOld(absl::Time now) {
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    it = now - it->second.measured > kKept ? entries_.erase(it) : std::next(it);
+  }
+}
+
 absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignment& assignment,
                                     Transport& control, Transport& data, Backend& kernels,
                                     LinkCache* cache) {
   if (control.size() == 1) return assignment.plan();
-  Communicator all = AllOf(control);
+  Communicator all = WholeGroup(control);
   CADRE_ASSIGN_OR_RETURN(const v1::LinkProfile::Kind kind, LinkKinds(data, all));
   v1::LinkProfile link = KnownLink(assignment, kind, cache);
   uint64_t known = link.beta() > 0 ? 1 : 0;

@@ -67,7 +67,9 @@ absl::StatusOr<Minimum> MinimumOf(uint64_t mine, Communicator& group) {
   all[group.index()] = mine;
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(all)));
   const auto least = std::min_element(all.begin(), all.end());
-  return Minimum{*least, static_cast<int>(least - all.begin())};
+  Minimum minimum{.value = *least};
+  minimum.rank = least - all.begin();
+  return minimum;
 }
 
 }  // namespace
@@ -191,14 +193,14 @@ absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float
 }
 
 absl::Status Replica::Passes(std::span<const BatchView> batches, int64_t samples) {
-  const auto labels = static_cast<float>(samples * graph_.labels_per_sample());
+  const float labels = samples * graph_.labels_per_sample();
+  const double all_samples = std::max<int64_t>(1, samples);
   for (const BatchView& batch : batches) {
     if (&batch == &batches.back()) flow_->BeginLastPass();
     CADRE_RETURN_IF_ERROR(network_->Load(batch));
     StepRecorder::Shape shape{.samples = batch.samples,
                               .loss_scale = 1.0F / labels,
-                              .share = static_cast<double>(batch.samples) /
-                                       static_cast<double>(std::max<int64_t>(1, samples)),
+                              .share = batch.samples / all_samples,
                               .memory_moves = network_->memory_moves()};
     CADRE_RETURN_IF_ERROR(PlayPhase(shape, [&] {
       return network_->PlayForward(batch.samples, shape.loss_scale, shape.share);
@@ -214,7 +216,7 @@ absl::Status Replica::Passes(std::span<const BatchView> batches, int64_t samples
 
 absl::Status Replica::PlayPhase(const StepRecorder::Shape& shape,
                                 const std::function<absl::Status()>& work) {
-  // An observer must be called between operations, which a recording has not.
+  // An observer is called between operations, which a recording cannot do.
   const bool records = recorder_ != nullptr && recordings_ && !observed_;
   return records ? recorder_->Run(shape, work) : work();
 }
@@ -223,11 +225,11 @@ absl::Status Replica::PlayPhase(const StepRecorder::Shape& shape,
 absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchView> batches) {
   if (std::isfinite(group.loss)) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(flow_->Settle());
-  const auto none = static_cast<uint64_t>(graph_.size());
+  const uint64_t none = graph_.size();
   uint64_t mine = none;
   for (const BatchView& batch : batches) {
     CADRE_ASSIGN_OR_RETURN(const int layer, network_->FirstNotFinite(batch));
-    mine = std::min(mine, static_cast<uint64_t>(layer));
+    mine = std::min<uint64_t>(mine, layer);
   }
   CADRE_ASSIGN_OR_RETURN(const Minimum first, MinimumOf(mine, comms_.All()));
   if (first.value == none) {
@@ -242,7 +244,7 @@ absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchVi
 
 absl::Status Replica::CheckWeights() {
   CADRE_RETURN_IF_ERROR(FetchOwned());
-  const auto none = static_cast<uint64_t>(index_.size());
+  const uint64_t none = index_.size();
   uint64_t mine = none;
   for (const Owned& owned : slices_->weights()) {
     const auto bad = std::find_if(owned.values.begin(), owned.values.end(),
@@ -253,8 +255,8 @@ absl::Status Replica::CheckWeights() {
   }
   CADRE_ASSIGN_OR_RETURN(const Minimum first, MinimumOf(mine, comms_.All()));
   if (first.value == none) return absl::OkStatus();
-  const auto position = static_cast<int64_t>(first.value);
-  const auto tensor = static_cast<int>(index_.RangesOf(position, position + 1)[0].tensor());
+  const int64_t position = first.value;
+  const int tensor = index_.RangesOf(position, position + 1)[0].tensor();
   return absl::OutOfRangeError(absl::StrCat("the update of '", index_[tensor].name,
                                             "' produced a non-finite value, first on rank ",
                                             first.rank));
@@ -278,9 +280,9 @@ std::vector<v1::HeldParameter> Replica::Held() const {
       entry.set_elements(local.size());
       entry.set_of(parameter.shape.elements());
     }
-    for (const OwnedInterval& piece : bucket.owned) {
-      v1::HeldParameter& entry = held[piece.parameter];
-      entry.set_owned(entry.owned() + static_cast<uint64_t>(piece.flat.size()));
+    for (const OwnedInterval& owned : bucket.owned) {
+      v1::HeldParameter& entry = held[owned.parameter];
+      entry.set_owned(entry.owned() + owned.flat.size());
     }
   }
   return held;
@@ -289,13 +291,10 @@ std::vector<v1::HeldParameter> Replica::Held() const {
 v1::MemoryUse Replica::Memory() const {
   v1::MemoryUse use;
   // Includes the copies of weights in the type that layers compute in.
-  const int64_t weights = parameters_.weight_bytes() / static_cast<int64_t>(sizeof(float));
-  use.set_weights(weights * BytesPerWeight(kernels_.activation_type()));
+  use.set_weights(parameters_.weight_bytes() / 4 * BytesPerWeight(kernels_.activation_type()));
   use.set_gradients(parameters_.gradient_bytes());
   uint64_t state = 0;
-  for (const SliceOptimizer& optimizer : optimizers_) {
-    state += optimizer.state_bytes();
-  }
+  for (const SliceOptimizer& optimizer : optimizers_) state += optimizer.state_bytes();
   use.set_optimizer(state);
   use.set_activations(network_->activation_bytes());
   use.set_buffers(network_->buffer_bytes());

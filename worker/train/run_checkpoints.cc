@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -46,7 +45,7 @@ absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lin
   }
   return absl::FailedPreconditionError(absl::StrCat(
       directory, ": holds ", owned->others.size(), " checkpoint(s) of another run, the newest is ",
-      newest.path, "; give another checkpoint.directory, or begin from that one"));
+      newest.path, "; specify another checkpoint.directory, or start from that checkpoint"));
 }
 
 }  // namespace
@@ -71,12 +70,12 @@ absl::Status RunCheckpoints::Begin() {
     if (digest != assignment_.digest()) {
       return absl::DataLossError(
           absl::StrCat(loaded.path,
-                       ": its weights are not those that the aggregators read there; is it the "
-                       "same folder on every machine?"));
+                       ": its weights differ from those that the aggregators have read; is it the "
+                       "same folder on every host?"));
     }
   }
-  LOG_IF(INFO, lead()) << "beginning from " << loaded.path
-                       << (loaded.manifest ? "" : ", weights alone");
+  LOG_IF(INFO, lead()) << "starting from " << loaded.path
+                       << (loaded.manifest ? "" : ", weights only");
   return replica_.GatherWeights();
 }
 
@@ -84,15 +83,14 @@ absl::Status RunCheckpoints::CheckManifest(const std::string& path,
                                            const v1::CheckpointManifest& manifest) const {
   const uint32_t step = assignment_.step();
   if (manifest.step() != step) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is of step ", manifest.step(),
+    return absl::InvalidArgumentError(absl::StrCat(path, ": was saved at step ", manifest.step(),
                                                    ", but checkpoint.from_step is ", step));
   }
-  const uint64_t position =
-      PositionAt(step, static_cast<int>(SamplesPerStep(assignment_.spec()) / batch()));
+  const uint64_t position = PositionAt(step, SamplesPerStep(assignment_.spec()) / batch());
   LOG_IF(WARNING, lead() && manifest.cursor().position() != position)
       << path << ": " << manifest.cursor().position()
-      << " samples were trained on, but the run is to go on at " << position
-      << " (checkpoint.from_position): until the next epoch some come twice or not at all";
+      << " samples were trained on, but the run continues at " << position
+      << " (checkpoint.from_position): until the next epoch some samples are repeated or skipped";
   return absl::OkStatus();
 }
 
@@ -120,27 +118,25 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   manifest.set_step(facts.step);
   manifest.set_version(facts.version);
   const uint64_t position = PositionAt(facts.step, facts.groups);
-  const auto epoch_samples = static_cast<uint64_t>(facts.train_samples);
   manifest.mutable_cursor()->set_position(position);
-  manifest.mutable_cursor()->set_samples_per_epoch(epoch_samples);
-  manifest.mutable_cursor()->set_epoch(position / epoch_samples);
+  manifest.mutable_cursor()->set_samples_per_epoch(facts.train_samples);
+  manifest.mutable_cursor()->set_epoch(position / facts.train_samples);
   manifest.set_seed(spec.seed());
   manifest.set_run(assignment_.lineage());
   manifest.mutable_optimizer()->set_updates(replica_.slices().updates());
-  constexpr uint32_t kMaxKept = std::numeric_limits<int>::max();
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
-  const uint32_t keep = spec.checkpoint().keep();
+  const int64_t keep = spec.checkpoint().keep();
   Communicator& group = replica_.comms().All();
   const absl::Status saved =
-      SaveCheckpoint({.directory = spec.checkpoint().directory(),
-                      .keep = static_cast<int>(keep == 0 ? 2 : std::min(keep, kMaxKept))},
+      SaveCheckpoint({.directory = spec.checkpoint().directory(), .keep = keep == 0 ? 2 : keep},
                      replica_.index(), std::move(manifest), Values(), group);
   saved_ = facts.step;
   if (saved.ok()) {
     counters_.Add("checkpoints_saved");
     return absl::OkStatus();
   }
-  // Training continues with a full disk, but not with a dead group: the barrier finds out.
+  // Training continues if the disk is full, but not if the group has failed, which the barrier
+  // detects.
   CADRE_RETURN_IF_ERROR(group.Barrier());
   LOG_IF(ERROR, lead()) << "no checkpoint of step " << facts.step << ": " << saved;
   counters_.Add("checkpoints_failed");
@@ -155,7 +151,7 @@ CheckpointValues RunCheckpoints::Values() {
   return values;
 }
 
-uint64_t RunCheckpoints::PositionAt(uint32_t step, int groups) const {
+uint64_t RunCheckpoints::PositionAt(uint32_t step, int64_t groups) const {
   return BatchPosition(DataOriginOf(assignment_.spec()), step, /*group=*/0, groups, batch());
 }
 

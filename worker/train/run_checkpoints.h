@@ -42,7 +42,7 @@ class RunCheckpoints {
   struct Facts {
     uint32_t step = 0;
     uint32_t version = 0;
-    int groups = 1;
+    int64_t groups = 1;
     int64_t train_samples = 1;
   };
   // Saves a checkpoint. One that cannot be written is logged and counted, and training continues.
@@ -55,7 +55,7 @@ class RunCheckpoints {
   CheckpointValues Values();
   absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest) const;
   // Position of the first sample that no group has used when `step` starts.
-  uint64_t PositionAt(uint32_t step, int groups) const;
+  uint64_t PositionAt(uint32_t step, int64_t groups) const;
 
   const v1::Assignment& assignment_;
   Replica& replica_;

@@ -53,7 +53,7 @@ double CopiedElements(const Move& move) {
       if (message.peer == exchange.index) elements += message.box.shape().elements();
     }
   }
-  return static_cast<double>(elements);
+  return elements;
 }
 
 template <typename T>
@@ -154,9 +154,8 @@ void StepProfile::AddWork(const Tape& tape, const TapeOp& op, double seconds) {
   StepSums& step = steps_.back();
   step.compute += seconds;
   PassSums& pass = step.passes[tape.samples];
-  const auto layers = static_cast<size_t>(replica_.graph().size());
-  pass.forward.resize(layers);
-  pass.backward.resize(layers);
+  pass.forward.resize(replica_.graph().size());
+  pass.backward.resize(replica_.graph().size());
   if (op.kind == TapeOpKind::kLoss) ++pass.passes;
   (IsForward(op) ? pass.forward : pass.backward)[op.layer] += seconds;
 }
@@ -170,13 +169,7 @@ void StepProfile::Waited(double /*seconds*/) {
 void StepProfile::Done(const BucketOp& op, int64_t step, double seconds) {
   absl::MutexLock lock(&mutex_);
   FlowSums& sums = flows_[step];
-  sums.buckets.resize(replica_.plan().buckets.size());
-  const bool updates = op.kind == BucketOp::Kind::kUpdate;
-  (updates ? sums.update : sums.collectives) += seconds;
-  if (op.bucket < 0) return;
-  BucketSeconds& of = sums.buckets[op.bucket];
-  const bool gathers = op.kind == BucketOp::Kind::kGather;
-  (updates ? of.update : gathers ? of.gather : of.reduce) += seconds;
+  (op.kind == BucketOp::Kind::kUpdate ? sums.update : sums.collectives) += seconds;
 }
 
 std::vector<StepProfile::FlowSums> StepProfile::Flows() const {
@@ -185,7 +178,6 @@ std::vector<StepProfile::FlowSums> StepProfile::Flows() const {
   for (const StepSums& step : steps_) {
     const auto found = flows_.find(step.step);
     flows.push_back(found == flows_.end() ? FlowSums() : found->second);
-    flows.back().buckets.resize(replica_.plan().buckets.size());
   }
   return flows;
 }
@@ -202,8 +194,8 @@ double StepProfile::LargestByOwn(int layer, int64_t samples) const {
     for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
       largest = std::max(largest, elements(rank));
     }
-    const int64_t own = elements(replica_.comms().rank());
-    return own == 0 ? 0.0 : static_cast<double>(largest) / static_cast<double>(own);
+    const double own = elements(replica_.comms().rank());
+    return own == 0 ? 0.0 : largest / own;
   };
   // The loss's output is a single number; its input determines the ratio.
   const double in = ratio(of.input(), layouts.inputs[0]);
@@ -226,13 +218,12 @@ v1::ModelTimes StepProfile::Layers() const {
     for (int l = 0; l < replica_.graph().size(); ++l) {
       const double scale = LargestByOwn(l, samples);
       if (scale == 0) continue;
-      const auto at = static_cast<size_t>(l);
       const auto median = [&, &all = passes](std::vector<double> PassSums::*direction) {
         return scale * MedianOf<const PassSums*>(all, [&](const PassSums* const& pass) {
-                 return (pass->*direction)[at] / pass->passes;
+                 return (pass->*direction)[l] / pass->passes;
                });
       };
-      const LayerPart part = PartOf(replica_.plan().layers[at], replica_.plan().mesh, samples);
+      const LayerPart part = PartOf(replica_.plan().layers[l], replica_.plan().mesh, samples);
       v1::LayerTime& time = *times.add_time();
       time = TimeOf({.layer = replica_.graph()[l].name, .part = part});
       time.set_forward(median(&PassSums::forward));
@@ -260,23 +251,10 @@ v1::StepTimes StepProfile::Times() const {
   return times;
 }
 
-std::vector<StepProfile::BucketSeconds> StepProfile::Buckets() const {
-  const std::vector<FlowSums> flows = Flows();
-  std::vector<BucketSeconds> medians(replica_.plan().buckets.size());
-  for (size_t b = 0; b < medians.size(); ++b) {
-    for (double BucketSeconds::*part :
-         {&BucketSeconds::reduce, &BucketSeconds::update, &BucketSeconds::gather}) {
-      medians[b].*part = MedianOf<FlowSums>(
-          flows, [b, part](const FlowSums& flow) { return flow.buckets[b].*part; });
-    }
-  }
-  return medians;
-}
-
 double StepProfile::UpdateSeconds() const {
   int64_t owned = 0;
   for (const Owned& each : replica_.owned()) owned += each.positions.size();
-  return owned == 0 ? 0 : Times().update() / static_cast<double>(owned);
+  return owned == 0 ? 0 : Times().update() / owned;
 }
 
 double StepProfile::CopySeconds() const {

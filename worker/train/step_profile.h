@@ -34,13 +34,6 @@ namespace cadre {
 
 class StepProfile final : public TapeObserver, public FlowObserver {
  public:
-  // Seconds per step.
-  struct BucketSeconds {
-    double reduce = 0;
-    double update = 0;
-    double gather = 0;
-  };
-
   explicit StepProfile(Replica& replica);
   ~StepProfile() override;
   StepProfile(const StepProfile&) = delete;
@@ -57,7 +50,7 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   // Stops observing. Settles the replica. Errors: the replica's.
   absl::Status Stop();
 
-  int steps() const { return static_cast<int>(steps_.size()); }
+  int steps() const { return std::ssize(steps_); }
 
   // ---- Medians over the steps. Requires: stopped.
 
@@ -65,8 +58,6 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   // where it is split unevenly. Layers of which this rank has no part are omitted.
   v1::ModelTimes Layers() const;
   v1::StepTimes Times() const;
-  // By bucket of the plan.
-  std::vector<BucketSeconds> Buckets() const;
   // Seconds to update one owned element; 0: this rank owns none.
   double UpdateSeconds() const;
   // Seconds to copy one element of activations into a message, out of one, or locally; 0: no move
@@ -99,7 +90,6 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   struct FlowSums {
     double collectives = 0;
     double update = 0;
-    std::vector<BucketSeconds> buckets;
   };
 
   // Discards this step and later ones.

@@ -11,7 +11,7 @@
 // SliceKernels::SetUpdate). Everything else that decides what is enqueued is the key of a
 // recording: the phase, the sizes and scales of Shape, and the state of the bucket schedule before
 // the phase. After a recording is played, the schedule is set to the state that it had after the
-// recorded phase. A step needs two recordings, one with micro- batches up to six; beyond
+// recorded phase. A step needs two recordings, or up to six with micro-batches; beyond
 // kMaxRecordings phases are enqueued as usual.
 //
 // The stream for communication is part of a phase: Fork and Join lead it into the capture and back,
@@ -35,9 +35,8 @@
 namespace cadre {
 
 int StepRecorder::recordings() const {
-  return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [](const auto& entry) {
-    return entry->recording != nullptr;
-  }));
+  return std::count_if(entries_.begin(), entries_.end(),
+                       [](const auto& entry) { return entry->recording != nullptr; });
 }
 
 absl::Status StepRecorder::Run(const Shape& shape, const std::function<absl::Status()>& work) {

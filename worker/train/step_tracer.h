@@ -4,9 +4,11 @@
 // Thread-compatible: the training thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/trace.h"
@@ -16,6 +18,14 @@
 #include "worker/train/tape_trace.h"
 
 namespace cadre {
+
+// Maximum bytes of one event in a message; longer names are truncated.
+inline constexpr size_t kMaxTraceEventBytes = 160;
+
+// The earliest `max_events` intervals, by begin. The others are added to `dropped`, the number of
+// intervals that did not fit the trace. The caller sets place and request. Guarantees: names are
+// valid UTF-8, and no event is longer than kMaxTraceEventBytes.
+v1::Traced TracedFrom(std::vector<TraceInterval> intervals, uint64_t dropped, size_t max_events);
 
 class StepTracer {
  public:

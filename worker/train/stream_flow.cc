@@ -81,8 +81,8 @@ absl::StatusOr<LossPart> StreamFlow::AwaitLoss() {
   CADRE_RETURN_IF_ERROR(failed_);
   CADRE_RETURN_IF_ERROR(loss_known_.Await(device_));
   const std::span<const double> sums = group_on_host_.span();
-  const LossPart group{
-      .loss = sums[0], .correct = static_cast<int64_t>(sums[1]), .samples = current_.labels};
+  LossPart group{.loss = sums[0], .samples = current_.labels};
+  group.correct = sums[1];
   if (std::isfinite(group.loss)) {
     for (SliceOptimizer& optimizer : optimizers_) optimizer.BeginUpdate();
   }
@@ -137,8 +137,9 @@ void StreamFlow::Update(const BucketOp& op) {
   const std::span<float> weights = WeightSlice(b);
   mirrored_[b].Wait(device_);
   if (norms_.by_tensor()) {
-    optimizers_[b].UpdatePart(0, weights.size(), current_.rate, norms_, GradientSlice(b), weights);
-    // OptimizerOptimizerKernels::Sgd works on intervals and does not know that they are parameters.
+    optimizers_[b].UpdatePart({0, std::ssize(weights)}, current_.rate, norms_, GradientSlice(b),
+                              weights);
+    // These kernels work on any memory, so the back end is informed that weights have changed.
     kernels_.WeightsChanged(weights);
   } else {
     optimizers_[b].UpdateAsync(
@@ -156,8 +157,8 @@ void StreamFlow::MirrorSlice(int bucket) {
 
 void StreamFlow::ReportGathered(int bucket) {
   const std::span<float> weights = parameters_.weights(bucket);
-  // The kernels know of the owned interval since its update.
-  const Piece& mine = table_.buckets[bucket].mine[0];
+  // The owned interval was reported by its update.
+  const Interval& mine = table_.buckets[bucket].mine[0];
   for (const std::span<float> part : {weights.first(mine.begin), weights.subspan(mine.end)}) {
     if (!part.empty()) kernels_.WeightsChanged(part);
   }

@@ -24,11 +24,11 @@
 #include "absl/status/statusor.h"
 #include "device/device.h"
 #include "worker/train/gradient_flow.h"
-#include "worker/train/slice_mirror.h"
+#include "worker/train/owned_slices.h"
 
 namespace cadre {
 
-// An event that may not have been recorded yet; then nothing waits for it.
+// An event that may not have been recorded yet; waits then return immediately.
 class EventMark {
  public:
   // Marks what the current stream has been given.
@@ -93,7 +93,7 @@ class StreamFlow final : public GradientFlow {
   // LARS: copies the norms to the host. Blocks until they are there.
   absl::Status FetchNorms();
   void MirrorSlice(int bucket);
-  // Tells the kernels which weights of the bucket a gather has changed.
+  // Reports to the kernels which weights of the bucket a gather has changed.
   void ReportGathered(int bucket);
   // The current stream waits for what the stream for computing has been given.
   void AfterCompute();

@@ -32,13 +32,13 @@ bool Moves(const TapeOp& op) {
 
 void TapeTrace::Played(const Tape& /*tape*/, const TapeOp& op, absl::Time begin, double seconds) {
   if (!trace_.on()) return;
-  constexpr int64_t kWordBytes = 4;
+  const absl::Duration duration = absl::Seconds(seconds);
   trace_.Add({.name = absl::StrCat(NameOf(op.kind), " ", graph_[op.layer].name),
               .category = Moves(op) ? "move" : "compute",
               .track = 0,
               .begin_us = absl::ToUnixMicros(begin),
-              .duration_us = static_cast<int64_t>(seconds * 1e6),
-              .bytes = Moves(op) ? op.move.elements_sent() * kWordBytes : -1,
+              .duration_us = absl::ToInt64Microseconds(duration),
+              .bytes = Moves(op) ? op.move.elements_sent() * 4 : -1,
               .step = step_});
 }
 

@@ -17,8 +17,9 @@ constexpr absl::Duration kMinTracedWait = absl::Microseconds(5);
 // An update together with its gather is known by the gather's key, for which forward waits.
 uint64_t KeyOf(const BucketOp& op) {
   const Kind kind = op.kind == Kind::kUpdateAndGather ? Kind::kGather : op.kind;
-  return static_cast<uint64_t>(kind) << 56 | static_cast<uint64_t>(op.bucket + 1) << 32 |
-         static_cast<uint64_t>(op.chunk);
+  const uint64_t kind_bits = static_cast<uint64_t>(kind);
+  const uint64_t bucket_bits = op.bucket + 1;
+  return kind_bits << 56 | bucket_bits << 32 | static_cast<uint32_t>(op.chunk);
 }
 
 }  // namespace
@@ -115,19 +116,17 @@ absl::Status ThreadFlow::Perform(const BucketOp& op) {
 }
 
 absl::StatusOr<int64_t> ThreadFlow::SumLoss() {
-  double sums[] = {mine_.loss, static_cast<double>(mine_.correct),
-                   static_cast<double>(mine_.samples)};
-  CADRE_RETURN_IF_ERROR(comms_.All(Transport::kBackground).AllReduceSum(std::span<double>(sums)));
-  group_ = {sums[0], static_cast<int64_t>(sums[1]), static_cast<int64_t>(sums[2])};
+  constexpr int64_t kBytes = 3 * sizeof(double);
+  CADRE_ASSIGN_OR_RETURN(group_, SumOverGroup(mine_, comms_.All(Transport::kBackground)));
   if (std::isfinite(group_.loss)) {
     for (SliceOptimizer& optimizer : optimizers_) optimizer.BeginUpdate();
-    return sizeof sums;
+    return kBytes;
   }
   schedule_.Stop();
   if (queue_ != nullptr) {
     for (const BucketOp& expected : schedule_.Expected()) queue_->Forget(KeyOf(expected));
   }
-  return sizeof sums;
+  return kBytes;
 }
 
 absl::StatusOr<int64_t> ThreadFlow::SumNorms() {
@@ -140,9 +139,9 @@ absl::StatusOr<int64_t> ThreadFlow::SumNorms() {
 }
 
 void ThreadFlow::Update(const BucketOp& op) {
-  const Piece& mine = table_.buckets[op.bucket].mine[op.chunk];
+  const Interval& mine = table_.buckets[op.bucket].mine[op.chunk];
   const int64_t slice = parameters_.ownership(op.bucket).slice_begin();
-  optimizers_[op.bucket].UpdatePart(mine.begin - slice, mine.end - slice, current_.rate, norms_,
+  optimizers_[op.bucket].UpdatePart({mine.begin - slice, mine.end - slice}, current_.rate, norms_,
                                     GradientSlice(op.bucket), WeightSlice(op.bucket));
 }
 

@@ -31,7 +31,7 @@
 #include "worker/train/trainer.h"
 
 #include <algorithm>
-#include <cstring>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -55,7 +55,6 @@
 #include "worker/optim/schedule.h"
 #include "worker/train/agreement.h"
 #include "worker/train/batches.h"
-#include "worker/train/evaluation.h"
 #include "worker/train/group_plan.h"
 #include "worker/train/replica.h"
 #include "worker/train/run_checkpoints.h"
@@ -106,41 +105,45 @@ class Trainer {
 
  private:
   TrainerOutcome RunOnDevice() {
-    absl::Status status = OpenData();
-    // Before version 1, data that cannot be opened is taken for a mistake in the run. Later other
-    // workers have read it, so this machine is at fault.
-    if (!status.ok()) return {std::move(status), /*permanent=*/version_ == 0};
-    status = Connect();
-    if (status.ok()) {
-      status = AgreeOnPlan();
-      if (absl::IsInvalidArgument(status)) return {std::move(status), /*permanent=*/true};
-    }
-    if (status.ok()) {
-      status = MakeReplica();
-      // The plan does not fit the model, or the model does not fit the memory. Other errors, such
-      // as a lost peer, may be temporary.
-      if (absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status)) {
-        return {std::move(status), /*permanent=*/true};
-      }
-    }
-    if (status.ok()) {
-      status = checkpoints_->CheckDirectory();
-      if (absl::IsFailedPrecondition(status)) return {std::move(status), /*permanent=*/true};
-      if (status.ok()) status = TakeVersion();
-      if (status.ok() && version_ == 0) {
-        status = checkpoints_->Begin();
-        // A checkpoint that cannot be read here is taken to be unreadable everywhere.
-        if (IsOfFiles(status)) return {std::move(status), /*permanent=*/true};
-      }
-    }
+    absl::Status status = Prepare();
     if (status.ok()) status = Train();
     // A model that diverged would diverge again; corrupt, mismatching or missing data stays so.
-    const bool permanent = absl::IsOutOfRange(status) || absl::IsDataLoss(data_status_) ||
+    const bool permanent = permanent_ || absl::IsOutOfRange(status) ||
+                           absl::IsDataLoss(data_status_) ||
                            absl::IsInvalidArgument(data_status_) || absl::IsNotFound(data_status_);
-    // Errors caused by the cancellation are reported as the cancellation.
-    if (absl::Status cancelled = cancellation_.status(); !cancelled.ok()) status = cancelled;
-    const bool cancelled = absl::IsCancelled(status);
-    return {std::move(status), permanent && !cancelled};
+    // Errors caused by the cancellation are reported as the cancellation, unless the preparation
+    // had failed before for a permanent reason.
+    const absl::Status cancelled = cancellation_.status();
+    if (!cancelled.ok() && !permanent_) status = cancelled;
+    return {status, permanent && !absl::IsCancelled(status)};
+  }
+
+  // Everything before training.
+  absl::Status Prepare() {
+    // Before version 1, data that cannot be opened is taken for a mistake in the run. Later other
+    // workers have read it, so this host is at fault.
+    CADRE_RETURN_IF_ERROR(
+        MarkPermanent(OpenData(), [&](const absl::Status&) { return version_ == 0; }));
+    CADRE_RETURN_IF_ERROR(Connect());
+    CADRE_RETURN_IF_ERROR(MarkPermanent(AgreeOnPlan(), absl::IsInvalidArgument));
+    // The plan does not fit the model, or the model does not fit the memory. Other errors, such as
+    // a lost peer, may be temporary.
+    CADRE_RETURN_IF_ERROR(MarkPermanent(MakeReplica(), [](const absl::Status& status) {
+      return absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status);
+    }));
+    CADRE_RETURN_IF_ERROR(
+        MarkPermanent(checkpoints_->CheckDirectory(), absl::IsFailedPrecondition));
+    CADRE_RETURN_IF_ERROR(TakeVersion());
+    if (version_ > 0) return absl::OkStatus();
+    // A checkpoint that cannot be read here is taken to be unreadable everywhere.
+    return MarkPermanent(checkpoints_->Begin(), IsOfFiles);
+  }
+
+  // Returns `status`, and marks the outcome as permanent if it is such an error.
+  absl::Status MarkPermanent(absl::Status status,
+                             const std::function<bool(const absl::Status&)>& is_permanent) {
+    permanent_ = !status.ok() && is_permanent(status);
+    return status;
   }
 
   bool lead() const { return place_.rank() == 0; }
@@ -210,7 +213,7 @@ class Trainer {
     CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     return checkpoints_->Save({.step = step_,
                                .version = version_,
-                               .groups = static_cast<int>(start_.groups()),
+                               .groups = start_.groups(),
                                .train_samples = train_->size()});
   }
 
@@ -306,8 +309,8 @@ class Trainer {
     CADRE_RETURN_IF_ERROR(InStep(step_, stepped.status()));
     CADRE_RETURN_IF_ERROR(measurer_->AfterStep());
     CADRE_ASSIGN_OR_RETURN(const LossPart part, std::move(stepped));
-    Add(part, &period_);
-    Add(part, &reported_);
+    period_ += part;
+    reported_ += part;
     ++step_;
     ++period_steps_;
     ++reported_steps_;
@@ -315,7 +318,7 @@ class Trainer {
     counters_.Add("samples", replica_->InputRows(batch()).size());
     // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.
     if (!boundary && !exchange_->has_shards()) CADRE_RETURN_IF_ERROR(MaybeSave(/*last=*/false));
-    ReportNowAndThen();
+    ReportProgress();
     return absl::OkStatus();
   }
 
@@ -326,28 +329,22 @@ class Trainer {
         absl::StrCat("step ", step, ": ", status.message(), "; version ", version_, " is kept"));
   }
 
-  static void Add(const LossPart& part, LossPart* sum) {
-    sum->loss += part.loss;
-    sum->correct += part.correct;
-    sum->samples += part.samples;
-  }
-
-  void ReportNowAndThen() {
+  // Reports if the latest report is old enough.
+  void ReportProgress() {
     const absl::Time now = absl::Now();
     if (!lead() || now < report_at_ || reported_.samples == 0) return;
     const double seconds = absl::ToDoubleSeconds(now - report_start_);
-    const auto labels = static_cast<double>(reported_.samples);
+    const double labels = reported_.samples;
+    const double samples = labels / train_->labels_per_sample();
     v1::Progress progress;
     *progress.mutable_place() = place_;
     progress.set_step(step_);
-    progress.set_loss(static_cast<float>(reported_.loss / labels));
-    progress.set_samples_per_second(
-        static_cast<float>(labels / static_cast<double>(train_->labels_per_sample()) / seconds));
-    progress.set_step_seconds(static_cast<float>(seconds / reported_steps_));
+    progress.set_loss(reported_.loss / labels);
+    progress.set_samples_per_second(samples / seconds);
+    progress.set_step_seconds(seconds / reported_steps_);
     // Not observable on a device: unset rather than 0.
     if (!replica_->on_device()) {
-      progress.set_exposed_seconds(
-          static_cast<float>((Exposed() - exposed_start_) / reported_steps_));
+      progress.set_exposed_seconds((Exposed() - exposed_start_) / reported_steps_);
     }
     progress.set_rate(rate_);
     progress.set_solo_steps(solo_steps_);
@@ -382,7 +379,7 @@ class Trainer {
 
   absl::Status Contribute() {
     const uint32_t round = version_ + 1;
-    const uint64_t samples = uint64_t{period_steps_} * static_cast<uint64_t>(batch());
+    const uint64_t samples = period_steps_ * batch();
     Traffic traffic;
     CADRE_RETURN_IF_ERROR(replica_->Settle());
     // Non-finite weights must not be averaged.
@@ -408,12 +405,8 @@ class Trainer {
     contributed.set_base_version(version_);
     contributed.set_step(step_);
     contributed.set_samples(samples);
-    contributed.set_loss(
-        period_.samples > 0
-            ? static_cast<float>(period_.loss / static_cast<double>(period_.samples))
-            : 0.0F);
-    contributed.set_train_seconds(
-        static_cast<float>(absl::ToDoubleSeconds(absl::Now() - period_start_)));
+    contributed.set_loss(period_.samples > 0 ? period_.loss / period_.samples : 0);
+    contributed.set_train_seconds(absl::ToDoubleSeconds(absl::Now() - period_start_));
     control_.Contribute(contributed);
     return absl::OkStatus();
   }
@@ -571,6 +564,8 @@ class Trainer {
   // Status of loading the latest batch.
   absl::Status data_status_;
 
+  // The error of the preparation is permanent.
+  bool permanent_ = false;
   // The version that training continues from, and the number of steps since the start of the run.
   uint32_t version_;
   uint32_t step_;

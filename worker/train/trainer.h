@@ -15,7 +15,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
-#include "worker/train/link_cache.h"
+#include "worker/train/group_plan.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {

@@ -1,5 +1,5 @@
-// Crops lie inside the image and are as random as they should be; resampling is right where the
-// right answer is known.
+// Crops lie inside the image and have the specified distribution; resampling is compared with known
+// results.
 #include "worker/data/augmentation.h"
 
 #include <gmock/gmock.h>
@@ -17,8 +17,6 @@
 namespace cadre::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 ImageTransform Transform(const v1::Augmentation& augmentation, const Shape& shape,
                          Split split = Split::kTrain, uint64_t seed = 5) {
   auto transform = ImageTransform::Make(augmentation, shape, split, seed);
@@ -27,10 +25,9 @@ ImageTransform Transform(const v1::Augmentation& augmentation, const Shape& shap
 }
 
 std::vector<float> Apply(const ImageTransform& transform, const TestImage& image,
-                         const Crop& placement) {
-  std::vector<float> out(
-      static_cast<size_t>(transform.height() * transform.width() * transform.channels()));
-  transform.Apply(image.view(), image.size, placement, out);
+                         const Crop& crop) {
+  std::vector<float> out(transform.sample_shape().elements());
+  transform.Apply(image.view(), image.size, crop, out);
   return out;
 }
 
@@ -40,71 +37,73 @@ v1::Augmentation Crops() {
   return augmentation;
 }
 
-TEST(AugmentationTest, CropsLieInsideAndHaveTheSaidAreaAndAspect) {
+TEST(AugmentationTest, RandomCropsHaveSpecifiedAreaAndAspect) {
   const ImageTransform transform = Transform(Crops(), {224, 224, 3});
   for (const ImageSize size : {ImageSize{375, 500}, ImageSize{500, 375}, ImageSize{64, 64}}) {
     double mean_area = 0;
     constexpr int kSamples = 3000;
     for (int i = 0; i < kSamples; ++i) {
-      const ImageRect rect = transform.Place(size, {.index = i, .epoch = 2}).rect;
+      const ImageRect rect = transform.ChooseCrop(size, {.index = i, .epoch = 2}).rect;
       ASSERT_GE(rect.top, 0);
       ASSERT_GE(rect.left, 0);
-      ASSERT_LE(rect.top + rect.height, static_cast<double>(size.height));
-      ASSERT_LE(rect.left + rect.width, static_cast<double>(size.width));
-      const double share = rect.height * rect.width / static_cast<double>(size.height * size.width);
-      // Sides are rounded to whole pixels: of 18, the least side here, that is up to 3 %.
+      ASSERT_LE(rect.top + rect.height, size.height);
+      ASSERT_LE(rect.left + rect.width, size.width);
+      const double share = rect.height * rect.width / (size.height * size.width);
+      // Sides are rounded to whole pixels, up to 3 % of the smallest side, 18.
       ASSERT_GE(share, 0.08 * 0.94);
       ASSERT_LE(share, 1.0);
       ASSERT_GE(rect.width / rect.height, 0.75 * 0.94);
       ASSERT_LE(rect.width / rect.height, 4.0 / 3 * 1.06);
       mean_area += share / kSamples;
     }
-    // Uniform from 0.08 to 1 would be 0.54; large crops that do not fit are drawn anew.
+    // A uniform distribution on [0.08, 1] would have mean 0.54; large crops that do not fit are
+    // drawn again.
     EXPECT_GT(mean_area, 0.4);
     EXPECT_LT(mean_area, 0.56);
   }
 }
 
-TEST(AugmentationTest, CropsAreSpreadOverTheImage) {
+TEST(AugmentationTest, RandomCropsAreCenteredOnAverage) {
   const ImageTransform transform = Transform(Crops(), {32, 32, 3});
   double top = 0;
   double left = 0;
   constexpr int kSamples = 4000;
   for (int i = 0; i < kSamples; ++i) {
-    const ImageRect rect = transform.Place({100, 200}, {.index = i}).rect;
+    const ImageRect rect = transform.ChooseCrop({100, 200}, {.index = i}).rect;
     top += (rect.top + rect.height / 2) / kSamples;
     left += (rect.left + rect.width / 2) / kSamples;
   }
-  // Centres spread by less than a third of the side: the mean of 4000 is known to half a per cent.
+  // The standard deviation of a center is below a third of the side, that of the mean of 4000 below
+  // half a percent.
   EXPECT_NEAR(top, 50, 1.5);
   EXPECT_NEAR(left, 100, 3);
 }
 
-TEST(AugmentationTest, LongAndTinyImagesAreCroppedToo) {
+TEST(AugmentationTest, CropsOfLongAndTinyImagesLieInside) {
   const ImageTransform transform = Transform(Crops(), {32, 32, 3});
   for (const ImageSize size :
        {ImageSize{1, 1}, ImageSize{1, 5000}, ImageSize{5000, 1}, ImageSize{10, 1000}}) {
     for (int i = 0; i < 50; ++i) {
-      const ImageRect rect = transform.Place(size, {.index = i}).rect;
+      const ImageRect rect = transform.ChooseCrop(size, {.index = i}).rect;
       ASSERT_GE(rect.top, 0);
       ASSERT_GE(rect.left, 0);
       ASSERT_GE(rect.height, 1);
       ASSERT_GE(rect.width, 1);
-      ASSERT_LE(rect.top + rect.height, static_cast<double>(size.height));
-      ASSERT_LE(rect.left + rect.width, static_cast<double>(size.width));
+      ASSERT_LE(rect.top + rect.height, size.height);
+      ASSERT_LE(rect.left + rect.width, size.width);
     }
   }
 }
 
-TEST(AugmentationTest, AboutHalfAreMirrored) {
+TEST(AugmentationTest, HalfOfSamplesAreMirrored) {
   v1::Augmentation augmentation;
   augmentation.set_flip(true);
   const ImageTransform transform = Transform(augmentation, {8, 8, 3});
   int mirrored = 0;
   int changed = 0;
   for (int i = 0; i < 4000; ++i) {
-    const bool now = transform.Place({8, 8}, {.index = i, .epoch = 0}).mirrored;
-    const bool then = transform.Place({8, 8}, {.index = i, .epoch = 1}).mirrored;
+    const bool now = transform.ChooseCrop({8, 8}, {.index = i, .epoch = 0}).mirrored;
+    const bool then = transform.ChooseCrop({8, 8}, {.index = i, .epoch = 1}).mirrored;
     mirrored += now;
     changed += now != then;
   }
@@ -113,16 +112,16 @@ TEST(AugmentationTest, AboutHalfAreMirrored) {
   EXPECT_NEAR(changed, 2000, 160);
 }
 
-TEST(AugmentationTest, PaddedCropsTakeEveryPlaceAboutEquallyOften) {
+TEST(AugmentationTest, CropPaddingShiftsUniformly) {
   v1::Augmentation augmentation;
   augmentation.set_crop_padding(4);
   const ImageTransform transform = Transform(augmentation, {32, 32, 3});
   std::map<int64_t, int> by_y;
   std::map<int64_t, int> by_x;
   for (int i = 0; i < 9000; ++i) {
-    const Crop placement = transform.Place({32, 32}, {.index = i});
-    ++by_y[placement.shift_y];
-    ++by_x[placement.shift_x];
+    const Crop crop = transform.ChooseCrop({32, 32}, {.index = i});
+    ++by_y[crop.shift_y];
+    ++by_x[crop.shift_x];
   }
   for (const auto* counts : {&by_y, &by_x}) {
     EXPECT_EQ(counts->size(), 9U);
@@ -133,36 +132,36 @@ TEST(AugmentationTest, PaddedCropsTakeEveryPlaceAboutEquallyOften) {
   }
 }
 
-TEST(AugmentationTest, DependsOnSeedEpochAndSampleAlone) {
+TEST(AugmentationTest, CropDependsOnSeedEpochAndSample) {
   const ImageTransform transform = Transform(Crops(), {32, 32, 3});
   const ImageTransform other = Transform(Crops(), {32, 32, 3}, Split::kTrain, 6);
   const ImageSize size{300, 400};
-  const ImageRect rect = transform.Place(size, {.index = 9, .epoch = 4}).rect;
-  EXPECT_EQ(transform.Place(size, {.index = 9, .epoch = 4}).rect, rect);
-  EXPECT_FALSE(transform.Place(size, {.index = 9, .epoch = 5}).rect == rect);
-  EXPECT_FALSE(transform.Place(size, {.index = 10, .epoch = 4}).rect == rect);
-  EXPECT_FALSE(other.Place(size, {.index = 9, .epoch = 4}).rect == rect);
+  const ImageRect rect = transform.ChooseCrop(size, {.index = 9, .epoch = 4}).rect;
+  EXPECT_EQ(transform.ChooseCrop(size, {.index = 9, .epoch = 4}).rect, rect);
+  EXPECT_FALSE(transform.ChooseCrop(size, {.index = 9, .epoch = 5}).rect == rect);
+  EXPECT_FALSE(transform.ChooseCrop(size, {.index = 10, .epoch = 4}).rect == rect);
+  EXPECT_FALSE(other.ChooseCrop(size, {.index = 9, .epoch = 4}).rect == rect);
 }
 
-TEST(AugmentationTest, TestImagesAreTheMiddle) {
+TEST(AugmentationTest, TestImagesAreCenterCropped) {
   v1::Augmentation augmentation = Crops();
   augmentation.set_flip(true);
   const ImageTransform transform = Transform(augmentation, {224, 224, 3}, Split::kTest);
   for (int i = 0; i < 20; ++i) {
-    const Crop placement = transform.Place({512, 1024}, {.index = i});
-    // The shorter side becomes 256: 224 of them are 448 of the image's pixels.
-    EXPECT_EQ(placement.rect, (ImageRect{32, 288, 448, 448}));
-    EXPECT_FALSE(placement.mirrored);
+    const Crop crop = transform.ChooseCrop({512, 1024}, {.index = i});
+    // The shorter side is scaled to 256, so 224 output pixels are 448 pixels of the image.
+    EXPECT_EQ(crop.rect, (ImageRect{32, 288, 448, 448}));
+    EXPECT_FALSE(crop.mirrored);
   }
-  EXPECT_EQ(transform.Place({224, 224}, {}).rect, (ImageRect{0, 0, 224, 224}));
+  EXPECT_EQ(transform.ChooseCrop({224, 224}, {}).rect, (ImageRect{0, 0, 224, 224}));
 }
 
-TEST(AugmentationTest, AnImageOfTheRightSizeIsTakenAsItIs) {
+TEST(AugmentationTest, ImageOfInputSizeIsNotResized) {
   const ImageTransform transform = Transform({}, {9, 12, 3});
   const TestImage image(9, 12, 3);
-  const std::vector<float> out = Apply(transform, image, transform.Place(image.size, {}));
+  const std::vector<float> out = Apply(transform, image, transform.ChooseCrop(image.size, {}));
   for (size_t i = 0; i < out.size(); ++i) {
-    ASSERT_EQ(out[i], static_cast<float>(image.pixels[i]) * (1.0F / 255.0F));
+    ASSERT_EQ(out[i], image.pixels[i] * (1.0F / 255.0F));
   }
 }
 
@@ -181,8 +180,7 @@ TEST(AugmentationTest, ShiftsAndMirrors) {
             const int64_t from_x = (mirrored ? 4 - x : x) + shift_x;
             const bool inside = from_y >= 0 && from_y < 4 && from_x >= 0 && from_x < 5;
             for (int64_t c = 0; c < 3; ++c) {
-              const float expected =
-                  inside ? static_cast<float>(image.at(from_y, from_x, c)) * (1.0F / 255.0F) : 0.0F;
+              const float expected = inside ? image.at(from_y, from_x, c) * (1.0F / 255.0F) : 0.0F;
               ASSERT_EQ(out[(y * 5 + x) * 3 + c], expected)
                   << y << " " << x << " " << shift_y << " " << shift_x << " " << mirrored;
             }
@@ -193,26 +191,26 @@ TEST(AugmentationTest, ShiftsAndMirrors) {
   }
 }
 
-// Bilinear mixing keeps planes as they are: pixel values that grow evenly still do.
-TEST(AugmentationTest, ResizingKeepsAPlane) {
+// Bilinear interpolation is exact for linear functions of the coordinates.
+TEST(AugmentationTest, ResizingIsExactForLinearImages) {
   TestImage image(40, 50, 1);
   for (int64_t i = 0; i < 40 * 50; ++i) {
-    image.pixels[i] = static_cast<uint8_t>(2 * (i / 50) + 3 * (i % 50));
+    image.pixels[i] = 2 * (i / 50) + 3 * (i % 50);
   }
   const ImageTransform transform = Transform({}, {16, 32, 1});
   const ImageRect rect{.top = 3, .left = 7, .height = 30, .width = 25};
   const std::vector<float> out = Apply(transform, image, {.rect = rect});
   for (int64_t y = 0; y < 16; ++y) {
     for (int64_t x = 0; x < 32; ++x) {
-      const double at_y = 3 + (static_cast<double>(y) + 0.5) * 30 / 16 - 0.5;
-      const double at_x = 7 + (static_cast<double>(x) + 0.5) * 25 / 32 - 0.5;
+      const double at_y = 3 + (y + 0.5) * 30 / 16 - 0.5;
+      const double at_x = 7 + (x + 0.5) * 25 / 32 - 0.5;
       ASSERT_NEAR(out[y * 32 + x] * 255, 2 * at_y + 3 * at_x, 1e-3);
     }
   }
 }
 
-// The placement is about the whole image; a scaled-down one gives nearly the same sample.
-TEST(AugmentationTest, AScaledImageStandsForTheWhole) {
+// The crop refers to the full image; a scaled-down image gives nearly the same sample.
+TEST(AugmentationTest, CropAppliesToScaledImage) {
   const TestImage whole(80, 120, 3);
   TestImage half(40, 60, 3);
   for (int64_t y = 0; y < 40; ++y) {
@@ -220,24 +218,23 @@ TEST(AugmentationTest, AScaledImageStandsForTheWhole) {
       for (int64_t c = 0; c < 3; ++c) {
         const int sum = whole.at(2 * y, 2 * x, c) + whole.at(2 * y, 2 * x + 1, c) +
                         whole.at(2 * y + 1, 2 * x, c) + whole.at(2 * y + 1, 2 * x + 1, c);
-        half.pixels[(y * 60 + x) * 3 + c] = static_cast<uint8_t>(sum / 4);
+        half.pixels[(y * 60 + x) * 3 + c] = sum / 4;
       }
     }
   }
   const ImageTransform transform = Transform({}, {20, 20, 3});
-  const Crop placement{.rect = {.top = 10, .left = 33, .height = 44, .width = 51}};
-  const std::vector<float> expected = Apply(transform, whole, placement);
+  const Crop crop{.rect = {.top = 10, .left = 33, .height = 44, .width = 51}};
+  const std::vector<float> expected = Apply(transform, whole, crop);
   std::vector<float> out(expected.size());
-  transform.Apply(half.view(), whole.size, placement, out);
+  transform.Apply(half.view(), whole.size, crop, out);
   for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 3.0F / 255);
 }
 
-TEST(AugmentationTest, SpecsThatCannotBe) {
+TEST(AugmentationTest, RejectsInvalidSpecs) {
   const auto expect_bad = [](const v1::Augmentation& augmentation, const Shape& shape,
                              const std::string& what) {
     const auto transform = ImageTransform::Make(augmentation, shape, Split::kTrain, 1);
-    EXPECT_EQ(transform.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(transform.status().message()), HasSubstr(what));
+    EXPECT_THAT(transform, IsError(kInvalidArgument, what));
   };
   v1::Augmentation augmentation;
   expect_bad(augmentation, {8, 8, 2}, "1 or 3 channels");
@@ -252,7 +249,7 @@ TEST(AugmentationTest, SpecsThatCannotBe) {
   }
   augmentation = Crops();
   augmentation.set_crop_padding(2);
-  expect_bad(augmentation, {8, 8, 3}, "do not go together");
+  expect_bad(augmentation, {8, 8, 3}, "cannot be combined");
 }
 
 }  // namespace

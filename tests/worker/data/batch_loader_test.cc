@@ -1,4 +1,5 @@
-// Batches in order, from any step, without stale ones, and errors as Status.
+// Batches are returned in order, from any step, without stale ones; errors are returned once per
+// request.
 #include "worker/data/batch_loader.h"
 
 #include <gtest/gtest.h>
@@ -10,13 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "tests/worker/expect.h"
 #include "worker/data/batch_rows.h"
 
 namespace cadre {
 namespace {
 
-// Sample i is an image of value i with labels i + 1 and -i. Counts what is asked of it, and can be
-// told to fail at a sample.
+// Sample i is an image of value i with labels i + 1 and -i. Counts the calls of Get, and can fail
+// at a sample.
 class FakeDataset final : public Dataset {
  public:
   explicit FakeDataset(int64_t size) : size_(size) {}
@@ -32,7 +34,7 @@ class FakeDataset final : public Dataset {
       if (samples[i].index == bad_sample_) {
         return absl::DataLossError(absl::StrCat("bad sample ", samples[i].index));
       }
-      std::fill_n(inputs.begin() + (i * 4), 4, static_cast<float>(samples[i].index));
+      std::fill_n(inputs.begin() + (i * 4), 4, samples[i].index);
     }
     return labels.empty() ? absl::OkStatus() : GetLabels(samples, labels);
   }
@@ -40,8 +42,8 @@ class FakeDataset final : public Dataset {
                          std::span<int32_t> labels) const override {
     EXPECT_EQ(labels.size(), samples.size() * 2);
     for (size_t i = 0; i < samples.size(); ++i) {
-      labels[2 * i] = static_cast<int32_t>(samples[i].index) + 1;
-      labels[2 * i + 1] = -static_cast<int32_t>(samples[i].index);
+      labels[2 * i] = samples[i].index + 1;
+      labels[2 * i + 1] = -samples[i].index;
     }
     return absl::OkStatus();
   }
@@ -62,14 +64,14 @@ std::vector<int64_t> Indices(const std::vector<SampleRef>& samples) {
   return indices;
 }
 
-// What the samples say is what the batch holds.
+// Expects that the batch contains the samples that it lists.
 void ExpectHolds(const Batch& batch) {
-  const auto rows = static_cast<int64_t>(batch.rows.inputs.size());
+  const int64_t rows = std::ssize(batch.rows.inputs);
   ASSERT_EQ(batch.inputs.shape(), (Shape{rows, 1, 2, 2}));
   ASSERT_EQ(batch.labels.size(), batch.rows.labels.size() * 2);
   for (size_t i = 0; i < batch.rows.inputs.size(); ++i) {
     for (size_t k = 0; k < 4; ++k) {
-      ASSERT_EQ(batch.inputs.span()[i * 4 + k], static_cast<float>(batch.rows.inputs[i].index));
+      ASSERT_EQ(batch.inputs.span()[i * 4 + k], batch.rows.inputs[i].index);
     }
   }
   for (size_t i = 0; i < batch.rows.labels.size(); ++i) {
@@ -104,7 +106,7 @@ std::vector<int64_t> CountingSamples(int64_t step, int64_t n) {
   return Indices(rows.inputs);
 }
 
-TEST(BatchLoaderTest, StepsInOrder) {
+TEST(BatchLoaderTest, LoadsConsecutiveSteps) {
   const FakeDataset dataset(1000);
   BatchLoader loader(dataset, Counting(3), {});
   for (int64_t step = 5; step < 60; ++step) {
@@ -114,10 +116,10 @@ TEST(BatchLoaderTest, StepsInOrder) {
   }
 }
 
-TEST(BatchLoaderTest, StartsAfreshAtAnyStepWithoutStaleBatches) {
+TEST(BatchLoaderTest, RestartsAtAnyStepWithoutStaleBatches) {
   const FakeDataset dataset(1000);
   BatchLoader loader(dataset, Counting(2), {.prefetch = 4, .threads = 3});
-  // Back, forth, the same again, and into what is loaded ahead already.
+  // Backward, forward, repeated, and to a step that is already prefetched.
   for (const int64_t step : {10, 11, 3, 4, 5, 5, 6, 100, 7, 9, 10, 0, 1, 2, 2, 2, 50, 51}) {
     const auto batch = loader.Next(step);
     ASSERT_TRUE(batch.ok()) << batch.status();
@@ -125,7 +127,7 @@ TEST(BatchLoaderTest, StartsAfreshAtAnyStepWithoutStaleBatches) {
   }
 }
 
-TEST(BatchLoaderTest, LoadsAheadButNotWithoutEnd) {
+TEST(BatchLoaderTest, PrefetchIsBounded) {
   const FakeDataset dataset(1'000'000);
   BatchLoader loader(dataset, Counting(1), {.prefetch = 3});
   EXPECT_EQ(dataset.gets(), 0);
@@ -133,12 +135,12 @@ TEST(BatchLoaderTest, LoadsAheadButNotWithoutEnd) {
   const absl::Time deadline = absl::Now() + absl::Seconds(10);
   while (dataset.gets() < 4 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
   EXPECT_EQ(dataset.gets(), 4);
-  // The queue is full: whatever time passes, nothing more is loaded.
+  // The queue is full, so nothing more is loaded.
   absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(dataset.gets(), 4);
 }
 
-TEST(BatchLoaderTest, AnErrorComesAtItsStepAndMayPass) {
+TEST(BatchLoaderTest, ErrorIsReturnedAtItsStepAndRetried) {
   FakeDataset dataset(1000);
   dataset.FailAt(8);
   BatchLoader loader(dataset, Counting(2), {});
@@ -154,7 +156,7 @@ TEST(BatchLoaderTest, AnErrorComesAtItsStepAndMayPass) {
   ExpectBatch(**batch, 4, {8, 9});
 }
 
-TEST(BatchLoaderTest, ARankMayHaveNothingToDo) {
+TEST(BatchLoaderTest, BatchMayBeEmpty) {
   const FakeDataset dataset(10);
   BatchLoader loader(dataset, Counting(0), {});
   const auto batch = loader.Next(3);
@@ -162,8 +164,8 @@ TEST(BatchLoaderTest, ARankMayHaveNothingToDo) {
   ExpectBatch(**batch, 3, {});
 }
 
-// Threads take pieces of batches; what comes out does not show which.
-TEST(BatchLoaderTest, ThreadsDoNotChangeWhatIsLoaded) {
+// Several threads load parts of one batch.
+TEST(BatchLoaderTest, BatchesDoNotDependOnThreads) {
   const FakeDataset dataset(100);
   const TrainingPart part{
       .seed = 3,
@@ -175,7 +177,7 @@ TEST(BatchLoaderTest, ThreadsDoNotChangeWhatIsLoaded) {
   std::vector<BatchRows> expected;
   for (int64_t step = 0; step < 30; ++step) TrainingRows(part)(step, expected.emplace_back());
   for (const int threads : {1, 2, 5}) {
-    for (const size_t prefetch : {1, 6}) {
+    for (const int64_t prefetch : {1, 6}) {
       for (const int64_t first : {0, 17}) {
         BatchLoader loader(dataset, TrainingRows(part), {.prefetch = prefetch, .threads = threads});
         for (int64_t step = first; step < 30; ++step) {
@@ -194,7 +196,7 @@ TEST(BatchLoaderTest, ThreadsDoNotChangeWhatIsLoaded) {
   }
 }
 
-// Of several pieces that fail it is the first that tells, whichever thread was faster.
+// Of several parts that fail, the error of the first one is returned, whichever thread was faster.
 TEST(BatchLoaderTest, ErrorsDoNotDependOnThreads) {
   class Broken final : public Dataset {
    public:
@@ -219,7 +221,7 @@ TEST(BatchLoaderTest, ErrorsDoNotDependOnThreads) {
   }
 }
 
-// A data set that answers when it is told to.
+// A data set whose Get blocks until Go.
 class SlowDataset final : public Dataset {
  public:
   int64_t size() const override { return 100; }
@@ -239,19 +241,17 @@ class SlowDataset final : public Dataset {
   mutable absl::Notification go_;
 };
 
-TEST(BatchLoaderTest, WaitsNoLongerThanItShould) {
+TEST(BatchLoaderTest, NextTimesOut) {
   SlowDataset dataset;
   BatchLoader loader(dataset, Counting(2), {.patience = absl::Milliseconds(20)});
-  const absl::Status status = loader.Next(7).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_NE(status.message().find("step 7"), absl::string_view::npos);
+  EXPECT_THAT(loader.Next(7), IsError(absl::StatusCode::kDeadlineExceeded, "step 7"));
   dataset.Go();
   absl::StatusOr<const Batch*> batch = loader.Next(7);
   for (int i = 0; i < 500 && !batch.ok(); ++i) batch = loader.Next(7);
   EXPECT_TRUE(batch.ok()) << batch.status();
 }
 
-TEST(BatchLoaderTest, EndsWhileItLoads) {
+TEST(BatchLoaderTest, DestructorInterruptsLoading) {
   const FakeDataset dataset(1000);
   for (int i = 0; i < 50; ++i) {
     BatchLoader loader(dataset, Counting(20), {.threads = 1 + i % 4});

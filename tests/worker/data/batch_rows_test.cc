@@ -1,4 +1,5 @@
-// Every sample once an epoch, whatever the groups, ranks, micro-batches and batch are, even or not.
+// Every sample occurs once per epoch, for any number of groups, ranks and micro-batches, also if
+// they do not divide the batch.
 #include "worker/data/batch_rows.h"
 
 #include <gmock/gmock.h>
@@ -17,8 +18,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// The part of a batch that a rank takes of a mesh {data, model}: inputs split over both axes,
-// labels over `data` alone.
+// A rank's part of a batch on a mesh {data, model}: inputs are split over both axes, labels over
+// `data`.
 RowsOfRank OnMesh(const Mesh& mesh, int rank) {
   return [mesh, rank](int64_t samples) {
     const auto rows = [&](const std::vector<std::string>& axes) {
@@ -29,7 +30,7 @@ RowsOfRank OnMesh(const Mesh& mesh, int rank) {
   };
 }
 
-TEST(CutBatchTest, CutsByTheOneRuleOfParts) {
+TEST(CutBatchTest, CutsIntoNearlyEqualParts) {
   const auto all = [](int64_t samples) {
     return MicroBatch{.inputs = {0, samples}, .labels = {0, samples}};
   };
@@ -41,9 +42,9 @@ TEST(CutBatchTest, CutsByTheOneRuleOfParts) {
   EXPECT_THAT(CutBatch(7, 1, all), ElementsAre(range(0, 7)));
 }
 
-// The inputs of all ranks of all groups, step after step and row after row, are the endless
-// sequence: no position twice, none left out. The labels are, for each coordinate along `model`.
-TEST(TrainingRowsTest, EverySampleOnceAnEpochForEveryMesh) {
+// The inputs of all ranks of all groups cover the endless sequence of samples: no position twice,
+// none left out. So do the labels, once for each coordinate along `model`.
+TEST(TrainingRowsTest, CoverEverySampleOncePerEpoch) {
   constexpr int64_t kSize = 30;
   constexpr int64_t kSteps = 11;
   for (const int64_t groups : {1, 3}) {
@@ -69,7 +70,7 @@ TEST(TrainingRowsTest, EverySampleOnceAnEpochForEveryMesh) {
               for (int64_t step = 0; step < kSteps; ++step) {
                 source(step, rows);
                 ASSERT_EQ(rows.inputs.size(), rows.positions.size());
-                ASSERT_EQ(rows.micro_batches.size(), static_cast<size_t>(micro_batches));
+                ASSERT_EQ(std::ssize(rows.micro_batches), micro_batches);
                 for (size_t i = 0; i < rows.inputs.size(); ++i) {
                   ASSERT_TRUE(inputs.emplace(rows.positions[i], rows.inputs[i]).second);
                 }
@@ -91,7 +92,7 @@ TEST(TrainingRowsTest, EverySampleOnceAnEpochForEveryMesh) {
   }
 }
 
-TEST(TrainingRowsTest, MicroBatchesLieOneBehindTheOther) {
+TEST(TrainingRowsTest, MicroBatchesAreContiguous) {
   const Mesh mesh = Mesh({{"data", 1}, {"model", 2}});
   const RowSource source = TrainingRows({.seed = 1,
                                          .dataset_size = 100,
@@ -101,8 +102,8 @@ TEST(TrainingRowsTest, MicroBatchesLieOneBehindTheOther) {
                                          .micro_batches = CutBatch(8, 2, OnMesh(mesh, 1))});
   BatchRows rows;
   source(5, rows);
-  // Step 5 of group 1 of 2 begins at 88; of each 4 rows this rank takes the second half's inputs
-  // and all labels.
+  // Step 5 of group 1 of 2 begins at 88; of each 4 rows this rank loads the inputs of the second
+  // half and all labels.
   EXPECT_THAT(rows.positions, ElementsAre(90, 91, 94, 95));
   EXPECT_EQ(rows.labels.size(), 8U);
   EXPECT_THAT(rows.micro_batches, ElementsAre(MicroBatch{.inputs = {0, 2}, .labels = {0, 4}},
@@ -110,7 +111,7 @@ TEST(TrainingRowsTest, MicroBatchesLieOneBehindTheOther) {
   EXPECT_EQ(rows.inputs[2], rows.labels[6]);
 }
 
-TEST(TrainingRowsTest, ARankMayHaveNoRows) {
+TEST(TrainingRowsTest, RankMayHaveNoRows) {
   const RowSource source =
       TrainingRows({.seed = 1, .dataset_size = 100, .batch = 2, .micro_batches = {{}, {}}});
   BatchRows rows;
@@ -120,7 +121,7 @@ TEST(TrainingRowsTest, ARankMayHaveNoRows) {
   EXPECT_EQ(rows.micro_batches.size(), 2U);
 }
 
-TEST(TestRowsTest, CoversThePartOnceWithASmallerLastBatch) {
+TEST(TestRowsTest, CoverIntervalWithSmallerLastBatch) {
   const Mesh mesh = Mesh({{"data", 2}, {"model", 1}});
   std::vector<int> seen(40);
   for (int rank = 0; rank < 2; ++rank) {

@@ -1,4 +1,4 @@
-// CIFAR-10's files become images with channels last; files that are cut short are named.
+// CIFAR-10 files become images with channels last; errors name the file.
 #include "worker/data/cifar10.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,6 @@ namespace cadre::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TEST(ParseCifar10Test, AddsRecordsWithChannelsLast) {
   CifarImages images;
@@ -33,22 +32,20 @@ TEST(ParseCifar10Test, AddsRecordsWithChannelsLast) {
   }
 }
 
-TEST(ParseCifar10Test, RefusesWhatIsCutShort) {
+TEST(ParseCifar10Test, RejectsTruncatedFiles) {
   const std::string whole = CifarBytes(0, {1, 2});
   CifarImages images;
   for (const size_t size : {size_t{0}, size_t{1}, size_t{3072}, size_t{3074}, whole.size() - 1}) {
     const absl::Status status = ParseCifar10("batch", AsBytes(whole.substr(0, size)), images);
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << size;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("batch: has ", size)));
+    EXPECT_THAT(status, IsError(kDataLoss, absl::StrCat("batch: has ", size)));
   }
   EXPECT_TRUE(images.labels.empty() && images.pixels.empty());
 }
 
-TEST(ParseCifar10Test, RefusesLabelsThatAreNone) {
+TEST(ParseCifar10Test, RejectsInvalidLabels) {
   CifarImages images;
   const absl::Status status = ParseCifar10("batch", AsBytes(CifarBytes(0, {1, 10})), images);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("label 10 of record 1 at offset 3073"));
+  EXPECT_THAT(status, IsError(kInvalidArgument, "label 10 of record 1 at offset 3073"));
   EXPECT_TRUE(images.labels.empty() && images.pixels.empty());
 }
 
@@ -67,7 +64,7 @@ class Cifar10DatasetTest : public ::testing::Test {
   v1::RunSpec spec_ = ImageSpec(32, 32, 3, 10);
 };
 
-TEST_F(Cifar10DatasetTest, ReadsItsFilesInOrder) {
+TEST_F(Cifar10DatasetTest, ReadsFilesInOrder) {
   const auto train = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
   const Samples all = GetAll(**train);
@@ -77,8 +74,8 @@ TEST_F(Cifar10DatasetTest, ReadsItsFilesInOrder) {
   EXPECT_THAT(GetAll(**test).labels, ElementsAre(8));
 }
 
-// An image of the model's size is not resized, also in the test split.
-TEST_F(Cifar10DatasetTest, PixelsAreNormalisedByChannel) {
+// The images have the model's size, so they are not resized in either split.
+TEST_F(Cifar10DatasetTest, PixelsAreNormalizedByChannel) {
   for (const float mean : {0.5F, 0.4F, 0.3F}) data().mutable_augmentation()->add_mean(mean);
   for (const float stddev : {0.2F, 0.25F, 1.0F}) data().mutable_augmentation()->add_stddev(stddev);
   for (const auto& [split, number] : {std::pair{Split::kTrain, 2}, {Split::kTest, 77}}) {
@@ -86,32 +83,29 @@ TEST_F(Cifar10DatasetTest, PixelsAreNormalisedByChannel) {
     for (int64_t at = 0; at < 32 * 32 * 3; ++at) {
       const int64_t c = at % 3;
       const float value = CifarPixel(number, c, at / 96, at / 3 % 32) / 255.0F;
-      const float expected = (value - data().augmentation().mean(static_cast<int>(c))) /
-                             data().augmentation().stddev(static_cast<int>(c));
+      const float expected =
+          (value - data().augmentation().mean(c)) / data().augmentation().stddev(c);
       ASSERT_NEAR(samples.inputs[at], expected, 1e-5F);
     }
   }
 }
 
-TEST_F(Cifar10DatasetTest, NamesTheFileThatIsWrong) {
+TEST_F(Cifar10DatasetTest, ErrorsNameTheFile) {
   const std::string third = folder_.Write("data_batch_3.bin", CifarBytes(0, {1}).substr(0, 3000));
-  absl::Status status = OpenDataset(spec_, Split::kTrain).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("data_batch_3.bin: has 3000 bytes"));
+  EXPECT_THAT(OpenDataset(spec_, Split::kTrain),
+              IsError(kDataLoss, "data_batch_3.bin: has 3000 bytes"));
   std::filesystem::remove(third);
-  status = OpenDataset(spec_, Split::kTrain).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("data_batch_3.bin"));
+  EXPECT_THAT(OpenDataset(spec_, Split::kTrain), IsError(kNotFound, "data_batch_3.bin"));
   EXPECT_TRUE(OpenDataset(spec_, Split::kTest).ok());
 }
 
-TEST_F(Cifar10DatasetTest, RefusesModelsThatItDoesNotFit) {
+TEST_F(Cifar10DatasetTest, RejectsModelsThatDoNotFit) {
   spec_ = ImageSpec(32, 32, 1, 10);
   data().set_directory(folder_.At(""));
-  EXPECT_EQ(OpenDataset(spec_, Split::kTrain).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(OpenDataset(spec_, Split::kTrain), IsError(kInvalidArgument, "CIFAR-10 has"));
   spec_ = ImageSpec(32, 32, 3, 9);
   data().set_directory(folder_.At(""));
-  EXPECT_EQ(OpenDataset(spec_, Split::kTrain).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(OpenDataset(spec_, Split::kTrain), IsError(kInvalidArgument, "CIFAR-10 has"));
 }
 
 }  // namespace

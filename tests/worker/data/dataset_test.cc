@@ -1,4 +1,4 @@
-// What holds for every kind of data set.
+// Properties of every kind of data set.
 #include "worker/data/dataset.h"
 
 #include <gmock/gmock.h>
@@ -15,11 +15,9 @@
 namespace cadre::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 struct Kind {
   std::string name;
-  // Writes what is needed into the folder.
+  // Writes the files and returns a spec that names them.
   std::function<v1::RunSpec(const DataFolder& folder)> make;
 };
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
@@ -78,7 +76,7 @@ v1::RunSpec TarShards(const DataFolder& folder) {
 v1::RunSpec TokenFiles(const DataFolder& folder) {
   v1::RunSpec spec = TokenSpec(7, 256, 256);
   std::string bytes;
-  for (int i = 0; i < 100; ++i) bytes.push_back(static_cast<char>(i * 17));
+  for (int i = 0; i < 100; ++i) bytes.push_back(i * 17);
   v1::TokenFiles& data = *spec.mutable_data()->mutable_token_files();
   data.set_train(folder.Write("tokens", bytes));
   data.set_bytes_per_token(1);
@@ -104,10 +102,10 @@ class EveryDatasetTest : public ::testing::TestWithParam<Kind> {
   v1::RunSpec spec_ = GetParam().make(folder_);
 };
 
-TEST_P(EveryDatasetTest, IndicesOutOfRangeAreAnError) {
+TEST_P(EveryDatasetTest, RejectsIndicesOutOfRange) {
   const auto dataset = Open();
-  std::vector<float> inputs(static_cast<size_t>(2 * dataset->sample_shape().elements()));
-  std::vector<int32_t> labels(static_cast<size_t>(2 * dataset->labels_per_sample()));
+  std::vector<float> inputs(2 * dataset->sample_shape().elements());
+  std::vector<int32_t> labels(2 * dataset->labels_per_sample());
   for (const int64_t index : {int64_t{-1}, dataset->size()}) {
     const std::vector<SampleRef> samples = {{0}, {index}};
     EXPECT_EQ(dataset->Get(samples, inputs, labels).code(), absl::StatusCode::kOutOfRange);
@@ -116,23 +114,22 @@ TEST_P(EveryDatasetTest, IndicesOutOfRangeAreAnError) {
   }
 }
 
-TEST_P(EveryDatasetTest, NoSamplesAreNothing) { EXPECT_EQ(Get(*Open(), {}), Samples()); }
+TEST_P(EveryDatasetTest, GetOfNoSamplesIsLegal) { EXPECT_EQ(Get(*Open(), {}), Samples()); }
 
-// Whatever was asked before, whatever stands beside it, whichever object is asked.
-TEST_P(EveryDatasetTest, ASampleIsAFunctionOfIndexAndEpoch) {
+// The result does not depend on earlier calls, on the other samples of a call or on the object.
+TEST_P(EveryDatasetTest, SampleDependsOnIndexAndEpoch) {
   const auto dataset = Open();
   const auto again = Open();
-  const auto elements = static_cast<size_t>(dataset->sample_shape().elements());
+  const int64_t elements = dataset->sample_shape().elements();
   const Samples all = GetAll(*dataset, 3);
   for (int64_t i = dataset->size(); i-- > 0;) {
     const Samples one = Get(*again, {{.index = i, .epoch = 3}});
-    const auto at = static_cast<size_t>(i) * elements;
-    ASSERT_EQ(one.inputs,
-              std::vector<float>(all.inputs.begin() + at, all.inputs.begin() + (at + elements)));
+    const auto begin = all.inputs.begin() + i * elements;
+    ASSERT_EQ(one.inputs, std::vector<float>(begin, begin + elements));
   }
 }
 
-TEST_P(EveryDatasetTest, ManyThreadsGetWhatOneGets) {
+TEST_P(EveryDatasetTest, IsThreadSafe) {
   const auto dataset = Open();
   const Samples expected = GetAll(*dataset, 1);
   const std::vector<SampleRef> samples = AllOf(*dataset, 1);
@@ -164,19 +161,19 @@ INSTANTIATE_TEST_SUITE_P(
                            [](const DataFolder&) { return Synthetic(TokenSpec(9, 8, 8)); }}),
     [](const auto& info) { return info.param.name; });
 
-TEST(OpenDatasetTest, SpecsThatCannotBe) {
+TEST(OpenDatasetTest, RejectsInvalidSpecs) {
   const DataFolder folder;
-  EXPECT_EQ(OpenDataset(ImageSpec(4, 4, 1, 10), Split::kTrain).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  // Images for a model of tokens, and the other way round.
+  EXPECT_THAT(OpenDataset(ImageSpec(4, 4, 1, 10), Split::kTrain),
+              IsError(kInvalidArgument, "no source"));
+  // Images for a model of tokens, and vice versa.
   v1::RunSpec spec = TokenSpec(8, 10, 10);
   *spec.mutable_data() = Cifar10(folder).data();
-  EXPECT_THAT(std::string(OpenDataset(spec, Split::kTrain).status().message()),
-              HasSubstr("the model takes tokens"));
+  EXPECT_THAT(OpenDataset(spec, Split::kTrain),
+              IsError(kInvalidArgument, "the model takes tokens"));
   spec = ImageSpec(4, 4, 1, 10);
   *spec.mutable_data() = TokenFiles(folder).data();
-  EXPECT_THAT(std::string(OpenDataset(spec, Split::kTrain).status().message()),
-              HasSubstr("the model takes images"));
+  EXPECT_THAT(OpenDataset(spec, Split::kTrain),
+              IsError(kInvalidArgument, "the model takes images"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Images and labels in IDX files: right values, and every way in which files can be wrong.
+// Images and labels in IDX files: values, and errors of malformed files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
@@ -12,14 +12,12 @@
 namespace cadre::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 class IdxDatasetTest : public ::testing::Test {
  protected:
   // Three images with pixels 0, 15, 30, ... and labels 3, 0, 1.
   IdxDatasetTest() {
     std::string pixels;
-    for (int i = 0; i < 18; ++i) pixels.push_back(static_cast<char>(i * 15));
+    for (int i = 0; i < 18; ++i) pixels.push_back(i * 15);
     idx().set_train_images(folder_.Write("images", IdxBytes({3, 2, 3}, pixels)));
     idx().set_train_labels(folder_.Write("labels", IdxBytes({3}, std::string("\3\0\1", 3))));
     idx().set_test_images(folder_.Write("t_images", IdxBytes({1, 2, 3}, std::string(6, '\xff'))));
@@ -29,20 +27,19 @@ class IdxDatasetTest : public ::testing::Test {
   }
   v1::IdxFiles& idx() { return *spec_.mutable_data()->mutable_idx(); }
 
-  // Expects an error that names `file` and says `what`.
+  // Expects an error that names `file` and contains `what`.
   void ExpectBad(const std::string& file, const std::string& what,
-                 absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+                 absl::StatusCode code = kInvalidArgument) {
     const auto dataset = OpenDataset(spec_, Split::kTrain);
-    EXPECT_EQ(dataset.status().code(), code) << dataset.status();
-    EXPECT_THAT(std::string(dataset.status().message()), HasSubstr(folder_.At(file)));
-    EXPECT_THAT(std::string(dataset.status().message()), HasSubstr(what));
+    EXPECT_THAT(dataset, IsError(code, folder_.At(file)));
+    EXPECT_THAT(dataset, IsError(code, what));
   }
 
   DataFolder folder_;
   v1::RunSpec spec_ = ImageSpec(2, 3, 1, 4);
 };
 
-TEST_F(IdxDatasetTest, IdxIsNormalised) {
+TEST_F(IdxDatasetTest, PixelsAreNormalized) {
   const auto dataset = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   EXPECT_EQ((*dataset)->size(), 3);
@@ -51,12 +48,12 @@ TEST_F(IdxDatasetTest, IdxIsNormalised) {
   EXPECT_EQ(samples.labels, (std::vector<int32_t>{1, 3, 1}));
   for (int i = 0; i < 18; ++i) {
     const int pixel = 15 * (i < 6 || i >= 12 ? 12 + i % 6 : i - 6);
-    const float expected = (static_cast<float>(pixel) / 255.0F - 0.25F) / 0.5F;
+    const float expected = (pixel / 255.0F - 0.25F) / 0.5F;
     EXPECT_EQ(samples.inputs[i], expected) << i;
   }
 }
 
-TEST_F(IdxDatasetTest, AStddevOfZeroMeansOne) {
+TEST_F(IdxDatasetTest, StddevOfZeroMeansOne) {
   idx().set_mean(0);
   idx().set_stddev(0);
   const auto dataset = OpenDataset(spec_, Split::kTest);
@@ -66,7 +63,7 @@ TEST_F(IdxDatasetTest, AStddevOfZeroMeansOne) {
   EXPECT_EQ(samples.labels, std::vector<int32_t>{2});
 }
 
-// Files have a sample's channels first, memory has them last.
+// Files store a sample channels-first, memory channels-last.
 TEST_F(IdxDatasetTest, ImagesMayHaveChannels) {
   idx().set_train_images(folder_.Write("4d", IdxBytes({3, 1, 2, 3}, std::string(18, '\0'))));
   EXPECT_TRUE(OpenDataset(spec_, Split::kTrain).ok());
@@ -83,17 +80,17 @@ TEST_F(IdxDatasetTest, ImagesMayHaveChannels) {
   const Samples samples = Get(**dataset, {{1}});
   for (size_t pixel = 0; pixel < 6; ++pixel) {
     for (size_t c = 0; c < 2; ++c) {
-      EXPECT_EQ(samples.inputs[pixel * 2 + c], static_cast<float>(12 + c * 6 + pixel) / 255.0F);
+      EXPECT_EQ(samples.inputs[pixel * 2 + c], (12 + c * 6 + pixel) / 255.0F);
     }
   }
 }
 
-TEST_F(IdxDatasetTest, GzipIsReadToo) {
+TEST_F(IdxDatasetTest, ReadsGzip) {
   const std::string path = folder_.At("images.gz");
   gzFile file = gzopen(path.c_str(), "wb");
   const std::string bytes =
       IdxBytes({3, 2, 3}, std::string("\0\1\2\3\4\5\6\7\x08\x09\0\0\0\0\0\0\0\xff", 18));
-  ASSERT_EQ(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())), std::ssize(bytes));
+  ASSERT_EQ(gzwrite(file, bytes.data(), bytes.size()), std::ssize(bytes));
   gzclose(file);
   idx().set_train_images(path);
   const auto dataset = OpenDataset(spec_, Split::kTrain);
@@ -101,28 +98,27 @@ TEST_F(IdxDatasetTest, GzipIsReadToo) {
   EXPECT_EQ(Get(**dataset, {{2}}).inputs[5], (1.0F - 0.25F) / 0.5F);
 }
 
-TEST_F(IdxDatasetTest, AMissingFileIsNotFound) {
+TEST_F(IdxDatasetTest, MissingFileIsNotFound) {
   idx().set_train_labels(folder_.At("nowhere"));
   const auto dataset = OpenDataset(spec_, Split::kTrain);
-  EXPECT_EQ(dataset.status().code(), absl::StatusCode::kNotFound) << dataset.status();
-  EXPECT_THAT(std::string(dataset.status().message()), HasSubstr(folder_.At("nowhere")));
+  EXPECT_THAT(dataset, IsError(kNotFound, folder_.At("nowhere")));
   // The other split does not need it.
   EXPECT_TRUE(OpenDataset(spec_, Split::kTest).ok());
 }
 
-TEST_F(IdxDatasetTest, TruncatedAndMalformedFiles) {
+TEST_F(IdxDatasetTest, RejectsMalformedFiles) {
   const std::string whole = IdxBytes({3, 2, 3}, std::string(18, '\1'));
   for (const size_t length : {size_t{0}, size_t{3}, size_t{9}, whole.size() - 1}) {
     idx().set_train_images(folder_.Write("cut", whole.substr(0, length)));
-    ExpectBad("cut", "", absl::StatusCode::kDataLoss);
+    ExpectBad("cut", "", kDataLoss);
   }
   idx().set_train_images(folder_.Write("long", whole + "x"));
-  ExpectBad("long", "", absl::StatusCode::kDataLoss);
+  ExpectBad("long", "", kDataLoss);
   idx().set_train_images(folder_.Write("text", "this is not an IDX file at all, but long enough"));
   ExpectBad("text", "");
 }
 
-TEST_F(IdxDatasetTest, FilesThatDoNotFitTheModel) {
+TEST_F(IdxDatasetTest, RejectsFilesThatDoNotFitTheModel) {
   idx().set_train_images(folder_.Write("wide", IdxBytes({3, 2, 4}, std::string(24, '\0'))));
   ExpectBad("wide", "[3, 2, 4]");
   idx().set_train_images(folder_.Write("empty", IdxBytes({0, 2, 3}, "")));
@@ -131,7 +127,7 @@ TEST_F(IdxDatasetTest, FilesThatDoNotFitTheModel) {
   idx().set_train_labels(folder_.Write("short", IdxBytes({2}, std::string(2, '\0'))));
   ExpectBad("short", "holds 2 labels");
   idx().set_train_labels(folder_.Write("square", IdxBytes({3, 1}, std::string(3, '\0'))));
-  ExpectBad("square", "a list");
+  ExpectBad("square", "labels have one dimension");
   idx().set_train_labels(folder_.Write("beyond", IdxBytes({3}, std::string("\0\4\1", 3))));
   ExpectBad("beyond", "label 4 of sample 1");
 }

@@ -1,4 +1,4 @@
-// Folders and tar shards of JPEG files: classes, order, pixels; and samples that cannot be read.
+// Folders and tar shards of JPEG files: classes, order, pixels, and replacement of corrupt samples.
 #include "worker/data/jpeg_dataset.h"
 
 #include <gmock/gmock.h>
@@ -18,21 +18,20 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr int64_t kSide = 8;
 
-// A JPEG of the model's size, all of one value.
-std::string Plain(int value) { return PlainJpeg(kSide, kSide, static_cast<uint8_t>(value)); }
+// A JPEG of the model's size whose pixels all have one value.
+std::string Plain(int value) { return PlainJpeg(kSide, kSide, value); }
 
-// The value of which a sample's image is, if it is of one.
+// The value of a sample's pixels, which must all be equal.
 int ValueOf(const Samples& samples, size_t i) {
   const size_t elements = samples.inputs.size() / samples.labels.size();
   const float first = samples.inputs[i * elements];
   for (size_t k = 0; k < elements; ++k) {
     EXPECT_NEAR(samples.inputs[i * elements + k], first, 0.02F);
   }
-  return static_cast<int>(std::lround(first * 255));
+  return std::lround(first * 255);
 }
 
 std::vector<int> ValuesOf(const Samples& samples) {
@@ -44,13 +43,13 @@ std::vector<int> ValuesOf(const Samples& samples) {
 class ImageFolderTest : public ::testing::Test {
  protected:
   ImageFolderTest() {
-    // Written in another order than names have.
+    // Not written in the order of names.
     folder_.Write("train/b/2.jpg", Plain(50));
     folder_.Write("train/b/10.JPEG", Plain(40));
     folder_.Write("train/c/x.jpeg", Plain(60));
     folder_.Write("train/a/1.jpg", Plain(10));
-    folder_.Write("train/a/notes.txt", "not an image");
-    folder_.Write("train/readme", "not a class");
+    folder_.Write("train/a/notes.txt", "text");
+    folder_.Write("train/readme", "text");
     folder_.Write("test/c/1.jpg", Plain(200));
     folder_.Write("test/a/1.jpg", Plain(100));
     data().set_train(folder_.At("train"));
@@ -59,9 +58,7 @@ class ImageFolderTest : public ::testing::Test {
   v1::ImageFolder& data() { return *spec_.mutable_data()->mutable_image_folder(); }
 
   void ExpectBad(Split split, absl::StatusCode code, const std::string& what) {
-    const auto dataset = OpenDataset(spec_, split);
-    EXPECT_EQ(dataset.status().code(), code) << dataset.status();
-    EXPECT_THAT(std::string(dataset.status().message()), HasSubstr(what));
+    EXPECT_THAT(OpenDataset(spec_, split), IsError(code, what));
   }
 
   DataFolder folder_;
@@ -74,13 +71,13 @@ TEST_F(ImageFolderTest, ClassesAndFilesAreSortedByName) {
   const Samples samples = GetAll(**train);
   EXPECT_THAT(samples.labels, ElementsAre(0, 1, 1, 2));
   EXPECT_THAT(ValuesOf(samples), ElementsAre(10, 40, 50, 60));
-  // A class that the test split lacks keeps its number.
+  // A class that is missing in the test split keeps its number.
   const auto test = OpenDataset(spec_, Split::kTest);
   ASSERT_TRUE(test.ok()) << test.status();
   EXPECT_THAT(GetAll(**test).labels, ElementsAre(0, 2));
 }
 
-TEST_F(ImageFolderTest, FoldersThatDoNotFit) {
+TEST_F(ImageFolderTest, RejectsFoldersThatDoNotFit) {
   folder_.Write("test/d/1.jpg", Plain(1));
   ExpectBad(Split::kTest, absl::StatusCode::kInvalidArgument, "class folder d");
   folder_.Write("train/d/1.jpg", Plain(1));
@@ -97,19 +94,19 @@ TEST_F(ImageFolderTest, LargeImagesAreScaledDown) {
   const auto train = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
   const Samples samples = Get(**train, {{0}});
-  // 8 pixels of round(8 * 256 / 224) = 9 over the shorter side of 480.
+  // The shorter side of 480 is scaled to round(8 * 256 / 224) = 9 pixels; 8 of them are kept.
   const double step = 480.0 / 9;
   for (int64_t y = 0; y < kSide; ++y) {
     for (int64_t x = 0; x < kSide; ++x) {
-      const auto at_y = static_cast<int64_t>(320 + (static_cast<double>(y) - 3.5) * step);
-      const auto at_x = static_cast<int64_t>(240 + (static_cast<double>(x) - 3.5) * step);
-      // A pixel of an eighth of the size is a mean over 8 x 8: some off the one in the middle.
+      const int64_t at_y = 320 + (y - 3.5) * step;
+      const int64_t at_x = 240 + (x - 3.5) * step;
+      // The decoder scales to an eighth, where a pixel is a mean over 8 x 8 pixels.
       ASSERT_NEAR(samples.inputs[(y * kSide + x) * 3] * 255, image.at(at_y, at_x, 0), 25);
     }
   }
 }
 
-TEST_F(ImageFolderTest, ACorruptSampleIsReplacedByTheNextOfItsClass) {
+TEST_F(ImageFolderTest, CorruptSampleIsReplacedByNextOfItsClass) {
   folder_.Write("train/b/10.JPEG", Plain(40).substr(0, 300));
   spec_.mutable_data()->set_corrupt_samples_allowed(1);
   const auto train = OpenDataset(spec_, Split::kTrain);
@@ -119,64 +116,53 @@ TEST_F(ImageFolderTest, ACorruptSampleIsReplacedByTheNextOfItsClass) {
   const Samples samples = GetAll(**train);
   EXPECT_THAT(samples.labels, ElementsAre(0, 1, 1, 2));
   EXPECT_THAT(ValuesOf(samples), ElementsAre(10, 50, 50, 60));
-  // However often it is asked for, it counts once.
+  // Repeated requests count once.
   EXPECT_EQ(GetAll(**train), samples);
   EXPECT_EQ((*train)->corrupt_samples(), 1);
 }
 
-TEST_F(ImageFolderTest, TheNextOfTheLastIsTheFirst) {
-  folder_.Write("train/b/2.jpg", "rubbish");
+TEST_F(ImageFolderTest, LastSampleIsReplacedByFirst) {
+  folder_.Write("train/b/2.jpg", "not a JPEG");
   spec_.mutable_data()->set_corrupt_samples_allowed(1);
   EXPECT_THAT(ValuesOf(GetAll(**OpenDataset(spec_, Split::kTrain))), ElementsAre(10, 40, 40, 60));
 }
 
-TEST_F(ImageFolderTest, OneMoreThanAllowedEndsIt) {
+TEST_F(ImageFolderTest, TooManyCorruptSamplesAreDataLoss) {
   folder_.Write("train/b/11.jpg", Plain(45));
-  folder_.Write("train/b/10.JPEG", "rubbish");
+  folder_.Write("train/b/10.JPEG", "not a JPEG");
   const std::string second = folder_.Write("train/b/2.jpg", Plain(50).substr(0, 200));
-  std::vector<float> inputs(kSide * kSide * 3);
-  std::vector<int32_t> labels(1);
   for (const uint32_t allowed : {0, 1, 2}) {
     spec_.mutable_data()->set_corrupt_samples_allowed(allowed);
     const auto train = OpenDataset(spec_, Split::kTrain);
     ASSERT_TRUE(train.ok()) << train.status();
-    const auto get = [&](int64_t index) {
-      return (*train)->Get(std::vector<SampleRef>{{index}}, inputs, labels);
-    };
-    EXPECT_TRUE(get(0).ok());
-    EXPECT_EQ(get(1).code(), allowed >= 1 ? absl::StatusCode::kOk : absl::StatusCode::kDataLoss);
-    const absl::Status status = get(3);
+    EXPECT_TRUE(TryGet(**train, 0).ok());
+    EXPECT_EQ(TryGet(**train, 1).code(),
+              allowed >= 1 ? absl::StatusCode::kOk : absl::StatusCode::kDataLoss);
+    const absl::Status status = TryGet(**train, 3);
     if (allowed == 2) {
       EXPECT_TRUE(status.ok()) << status;
       EXPECT_EQ((*train)->corrupt_samples(), 2);
     } else {
-      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr(second), HasSubstr("JPEG: "),
-                        HasSubstr(absl::StrCat("corrupt_samples_allowed is ", allowed))));
+      EXPECT_THAT(status,
+                  AllOf(IsError(kDataLoss, second), IsError(kDataLoss, "JPEG: "),
+                        IsError(kDataLoss, absl::StrCat("corrupt_samples_allowed is ", allowed))));
     }
   }
 }
 
-TEST_F(ImageFolderTest, AClassWithoutAnyGoodSampleIsAnError) {
-  const std::string path = folder_.Write("train/c/x.jpeg", "rubbish");
+TEST_F(ImageFolderTest, ClassWithoutReadableSampleIsDataLoss) {
+  const std::string path = folder_.Write("train/c/x.jpeg", "not a JPEG");
   spec_.mutable_data()->set_corrupt_samples_allowed(100);
   const auto train = OpenDataset(spec_, Split::kTrain);
-  std::vector<float> inputs(kSide * kSide * 3);
-  std::vector<int32_t> labels(1);
-  const absl::Status status = (*train)->Get(std::vector<SampleRef>{{3}}, inputs, labels);
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(path), HasSubstr("its class")));
+  const absl::Status status = TryGet(**train, 3);
+  EXPECT_THAT(status, AllOf(IsError(kDataLoss, path), IsError(kDataLoss, "its class")));
 }
 
-TEST_F(ImageFolderTest, AFileThatIsGoneIsACorruptSample) {
+TEST_F(ImageFolderTest, MissingFileIsCorruptSample) {
   const auto train = OpenDataset(spec_, Split::kTrain);
   std::filesystem::remove(folder_.At("train/a/1.jpg"));
-  std::vector<float> inputs(kSide * kSide * 3);
-  std::vector<int32_t> labels(1);
-  const absl::Status status = (*train)->Get(std::vector<SampleRef>{{0}}, inputs, labels);
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("train/a/1.jpg"));
+  const absl::Status status = TryGet(**train, 0);
+  EXPECT_THAT(status, IsError(kDataLoss, "train/a/1.jpg"));
 }
 
 class TarShardsTest : public ::testing::Test {
@@ -209,7 +195,7 @@ class TarShardsTest : public ::testing::Test {
   v1::RunSpec spec_ = ImageSpec(kSide, kSide, 3, 3);
 };
 
-TEST_F(TarShardsTest, PairsInTheOrderOfShardsAndMembers) {
+TEST_F(TarShardsTest, PairsHaveTheOrderOfShardsAndMembers) {
   const auto train = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
   const Samples samples = GetAll(**train);
@@ -220,8 +206,8 @@ TEST_F(TarShardsTest, PairsInTheOrderOfShardsAndMembers) {
   EXPECT_THAT(ValuesOf(GetAll(**test)), ElementsAre(120));
 }
 
-// Halves of a pair need not be neighbours, and names may be long.
-TEST_F(TarShardsTest, PairsMayBeApart) {
+// Image and label need not be adjacent, and names may be long.
+TEST_F(TarShardsTest, PairsNeedNotBeAdjacent) {
   const std::string key(150, 'k');
   folder_.Write("test.tar", TarBuilder()
                                 .Add("x.cls", "2")
@@ -236,7 +222,7 @@ TEST_F(TarShardsTest, PairsMayBeApart) {
   EXPECT_THAT(ValuesOf(samples), ElementsAre(90, 130));
 }
 
-TEST_F(TarShardsTest, PairsThatAreNoneAreLeftOutAndCounted) {
+TEST_F(TarShardsTest, IncompletePairsAreSkippedAndCounted) {
   folder_.Write("train-09.tar", TarBuilder()
                                     .Add("lone.jpg", Plain(1))
                                     .Add("word.jpg", Plain(2))
@@ -245,13 +231,10 @@ TEST_F(TarShardsTest, PairsThatAreNoneAreLeftOutAndCounted) {
                                     .Add("good.cls", "0")
                                     .Bytes());
   absl::Status status = OpenDataset(spec_, Split::kTrain).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("train-09.tar: lone: it has no member .cls"));
+  EXPECT_THAT(status, IsError(kDataLoss, "train-09.tar: lone: it has no member .cls"));
   spec_.mutable_data()->set_corrupt_samples_allowed(1);
   status = OpenDataset(spec_, Split::kTrain).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("train-09.tar: word: its label is \"cat\""));
+  EXPECT_THAT(status, IsError(kDataLoss, "train-09.tar: word: its label is \"cat\""));
   spec_.mutable_data()->set_corrupt_samples_allowed(2);
   const auto train = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
@@ -259,7 +242,7 @@ TEST_F(TarShardsTest, PairsThatAreNoneAreLeftOutAndCounted) {
   EXPECT_THAT(ValuesOf(GetAll(**train)), ElementsAre(30, 20, 40, 70, 80));
 }
 
-TEST_F(TarShardsTest, ABrokenJpegIsNamedByShardAndMember) {
+TEST_F(TarShardsTest, CorruptSampleIsNamedByShardAndMember) {
   folder_.Write("train-10.tar", TarBuilder()
                                     .Add("n01/bad.jpg", Plain(7).substr(0, 250))
                                     .Add("n01/bad.cls", "2")
@@ -268,11 +251,9 @@ TEST_F(TarShardsTest, ABrokenJpegIsNamedByShardAndMember) {
                                     .Bytes());
   auto train = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
-  std::vector<float> inputs(kSide * kSide * 3);
-  const absl::Status status = (*train)->Get(std::vector<SampleRef>{{2}}, inputs, {});
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("train-10.tar: n01/bad.jpg"), HasSubstr("JPEG: ")));
+  const absl::Status status = TryGet(**train, 2);
+  EXPECT_THAT(status,
+              AllOf(IsError(kDataLoss, "train-10.tar: n01/bad.jpg"), IsError(kDataLoss, "JPEG: ")));
   spec_.mutable_data()->set_corrupt_samples_allowed(1);
   train = OpenDataset(spec_, Split::kTrain);
   const Samples samples = GetAll(**train);
@@ -280,11 +261,9 @@ TEST_F(TarShardsTest, ABrokenJpegIsNamedByShardAndMember) {
   EXPECT_THAT(ValuesOf(samples), ElementsAre(30, 20, 70, 70));
 }
 
-TEST_F(TarShardsTest, ShardsThatAreWrong) {
+TEST_F(TarShardsTest, RejectsMalformedShards) {
   const auto expect_bad = [this](absl::StatusCode code, const std::string& what) {
-    const absl::Status status = OpenDataset(spec_, Split::kTrain).status();
-    EXPECT_EQ(status.code(), code) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(what));
+    EXPECT_THAT(OpenDataset(spec_, Split::kTrain), IsError(code, what));
   };
   Shard("train-09.tar", {{"a", 1, "3"}});
   expect_bad(absl::StatusCode::kInvalidArgument, "train-09.tar: a: label 3 is out of range");
@@ -300,12 +279,12 @@ TEST_F(TarShardsTest, ShardsThatAreWrong) {
   expect_bad(absl::StatusCode::kInvalidArgument, "is not a regular file");
 }
 
-// A reader that fails for a reason that another sample would share.
+// Storage whose error is not specific to a sample.
 class OverloadedImages final : public EncodedImages {
  public:
   const std::vector<int32_t>& labels() const override { return labels_; }
   std::string Name(int64_t index) const override { return absl::StrCat("image ", index); }
-  absl::Status Read(int64_t, std::vector<std::byte>&) const override {
+  absl::StatusOr<std::string> Read(int64_t) const override {
     return absl::ResourceExhaustedError("too many open files");
   }
 
@@ -313,14 +292,12 @@ class OverloadedImages final : public EncodedImages {
   const std::vector<int32_t> labels_ = {0, 0};
 };
 
-TEST(JpegDatasetTest, WhatIsNoFaultOfTheSampleIsPassedOn) {
+TEST(JpegDatasetTest, OtherErrorsAreReturned) {
   const auto dataset =
       MakeJpegDataset(std::make_unique<OverloadedImages>(),
                       *ImageTransform::Make({}, {kSide, kSide, 3}, Split::kTrain, 1),
                       std::make_unique<CorruptSamples>(10));
-  std::vector<float> inputs(kSide * kSide * 3);
-  const absl::Status status = dataset->Get(std::vector<SampleRef>{{1}}, inputs, {});
-  EXPECT_EQ(status, absl::ResourceExhaustedError("image 1: too many open files"));
+  EXPECT_EQ(TryGet(*dataset, 1), absl::ResourceExhaustedError("image 1: too many open files"));
   EXPECT_EQ(dataset->corrupt_samples(), 0);
 }
 

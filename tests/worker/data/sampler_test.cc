@@ -1,4 +1,4 @@
-// Every sample once per epoch, whoever trains it.
+// Every sample occurs once per epoch, for any division among groups.
 #include "worker/data/sampler.h"
 
 #include <gtest/gtest.h>
@@ -19,12 +19,11 @@ std::vector<int64_t> Sequence(Sampler& sampler, int64_t first, int64_t count) {
 TEST(SamplerTest, EachEpochIsAPermutation) {
   for (const int64_t size : {1, 2, 7, 60, 1000}) {
     Sampler sampler(3, size);
-    std::vector<int64_t> all(static_cast<size_t>(size));
+    std::vector<int64_t> all(size);
     std::iota(all.begin(), all.end(), 0);
     for (int64_t epoch = 0; epoch < 4; ++epoch) {
       std::vector<int64_t> seen = Sequence(sampler, epoch * size, size);
-      EXPECT_EQ(sampler.Epoch(epoch * size), epoch);
-      EXPECT_EQ(sampler.Epoch(epoch * size + size - 1), epoch);
+      EXPECT_EQ(sampler.SampleAt(epoch * size + size - 1).epoch, epoch);
       std::sort(seen.begin(), seen.end());
       EXPECT_EQ(seen, all) << size << " " << epoch;
     }
@@ -36,13 +35,13 @@ TEST(SamplerTest, EpochsAndSeedsDiffer) {
   Sampler two(2, 1000);
   EXPECT_NE(Sequence(one, 0, 1000), Sequence(one, 1000, 1000));
   EXPECT_NE(Sequence(one, 0, 1000), Sequence(two, 0, 1000));
-  // And a second sampler of the same seed does not.
+  // Samplers with equal seeds agree.
   Sampler again(1, 1000);
   EXPECT_EQ(Sequence(one, 500, 1000), Sequence(again, 500, 1000));
 }
 
-// The sequence is one function of the position, whatever was asked for before.
-TEST(SamplerTest, AnyOrderOfQuestionsGivesTheSameAnswers) {
+// The cache of permutations must not affect the result.
+TEST(SamplerTest, SampleDependsOnPositionOnly) {
   Sampler in_order(5, 11);
   const std::vector<int64_t> expected = Sequence(in_order, 0, 110);
   Sampler jumping(5, 11);
@@ -54,13 +53,13 @@ TEST(SamplerTest, AnyOrderOfQuestionsGivesTheSameAnswers) {
   }
 }
 
-// Batches of all groups over some steps cover the sequence without gap or overlap: so each sample
-// comes once per epoch, also where an epoch ends inside a batch.
+// Batches of all groups cover the sequence without gaps or overlaps, so each sample occurs once per
+// epoch, also if an epoch ends inside a batch.
 TEST(SamplerTest, GroupsAndBatchesCoverTheSequence) {
   for (const int64_t batch : {1, 3, 8, 25}) {
     for (const int64_t groups : {1, 2, 5}) {
       Sampler sampler(7, 20);
-      // As many steps as end together with an epoch.
+      // After this many steps an epoch ends together with a batch.
       const int64_t steps = 20;
       const int64_t epochs = steps * groups * batch / 20;
       std::map<int64_t, int64_t> times;
@@ -81,8 +80,8 @@ TEST(SamplerTest, GroupsAndBatchesCoverTheSequence) {
   }
 }
 
-// 3 steps of 2 x 4, then 4 steps of 3 x 5, then 2 of 1 x 8: nothing twice, nothing left out.
-TEST(SamplerTest, AResumeWithOtherBatchesAndGroupsGoesOnWhereTheDataStood) {
+// 3 steps of 2 x 4 samples, then 4 steps of 3 x 5, then 2 steps of 1 x 8.
+TEST(SamplerTest, ResumeWithOtherBatchesContinuesTheSequence) {
   Sampler sampler(7, 20);
   struct Part {
     int64_t steps, groups, batch;
@@ -107,7 +106,7 @@ TEST(SamplerTest, AResumeWithOtherBatchesAndGroupsGoesOnWhereTheDataStood) {
   for (const auto& [sample, count] : times) EXPECT_EQ(count, 5) << sample;
 }
 
-TEST(SamplerTest, WithoutAPositionAStepCountsInStepsOfThisRun) {
+TEST(SamplerTest, OriginWithoutPositionCountsSteps) {
   v1::RunSpec spec;
   spec.set_batch_per_group(4);
   spec.mutable_cluster()->set_groups(3);
@@ -119,7 +118,7 @@ TEST(SamplerTest, WithoutAPositionAStepCountsInStepsOfThisRun) {
   EXPECT_EQ(DataOriginOf(spec).position, 77);
 }
 
-TEST(SamplerTest, ABatchMayBeLargerThanTheDataSet) {
+TEST(SamplerTest, BatchMayBeLargerThanDataSet) {
   Sampler sampler(1, 3);
   const std::vector<int64_t> samples = Sequence(sampler, 1, 10);
   for (const int64_t wanted : {0, 1, 2}) {

@@ -1,4 +1,4 @@
-// Synthetic images and sequences: functions of the seed, and learnable.
+// Synthetic images and sequences are functions of the seed, and learnable.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,13 +28,13 @@ class SyntheticImagesTest : public ::testing::Test {
   v1::RunSpec spec_ = ImageSpec(2, 3, 1, 4);
 };
 
-TEST_F(SyntheticImagesTest, SamplesAreAFunctionOfSeedAndIndex) {
+TEST_F(SyntheticImagesTest, SampleDependsOnSeedAndIndex) {
   Use(false);
   const auto dataset = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   EXPECT_EQ((*dataset)->size(), 300);
   const Samples all = GetAll(**dataset);
-  // Another object, another order, other neighbours, another number of samples.
+  // Another object, order and number of samples.
   spec_.mutable_data()->mutable_synthetic()->set_train_samples(250);
   const auto again = OpenDataset(spec_, Split::kTrain);
   const Samples some = Get(**again, {{249}, {7}, {7, 3}});
@@ -49,48 +49,48 @@ TEST_F(SyntheticImagesTest, SamplesAreAFunctionOfSeedAndIndex) {
             std::vector<float>(some.inputs.begin() + 6, some.inputs.begin() + 12));
 }
 
-// Samples lie around their class's centre, at the given distance: so they can be learnt, and what
-// is learnt on one split holds on the other.
-TEST_F(SyntheticImagesTest, ClassesCanBeToldApart) {
+// Samples scatter around the center of their class with the specified deviation, so a model can
+// learn the classes, and the centers are the same in both splits.
+TEST_F(SyntheticImagesTest, ClassesAreSeparable) {
   Use(false);
   const auto train = OpenDataset(spec_, Split::kTrain);
   const auto test = OpenDataset(spec_, Split::kTest);
   const Samples seen = GetAll(**train);
-  std::vector<double> centres(4 * 6);
+  std::vector<double> centers(4 * 6);
   std::vector<double> counts(4);
   for (size_t i = 0; i < seen.labels.size(); ++i) {
-    const auto label = static_cast<size_t>(seen.labels[i]);
-    ASSERT_LT(label, 4U);
+    const int label = seen.labels[i];
+    ASSERT_LT(label, 4);
     ++counts[label];
-    for (size_t k = 0; k < 6; ++k) centres[label * 6 + k] += seen.inputs[i * 6 + k];
+    for (size_t k = 0; k < 6; ++k) centers[label * 6 + k] += seen.inputs[i * 6 + k];
   }
-  double spread = 0;
+  double squares = 0;
   for (size_t label = 0; label < 4; ++label) {
-    // 300 samples over 4 classes: 75 each, give or take five standard deviations of 7.5.
+    // 300 samples over 4 classes: 75 each, up to five standard deviations of 7.5.
     EXPECT_NEAR(counts[label], 75, 38);
-    for (size_t k = 0; k < 6; ++k) centres[label * 6 + k] /= counts[label];
+    for (size_t k = 0; k < 6; ++k) centers[label * 6 + k] /= counts[label];
   }
   for (size_t i = 0; i < seen.inputs.size(); ++i) {
-    const auto label = static_cast<size_t>(seen.labels[i / 6]);
-    spread += std::pow(seen.inputs[i] - centres[label * 6 + i % 6], 2);
+    const int label = seen.labels[i / 6];
+    squares += std::pow(seen.inputs[i] - centers[label * 6 + i % 6], 2);
   }
-  // 1800 deviations: their standard deviation is known to about 2 per cent.
-  EXPECT_NEAR(std::sqrt(spread / 1800), 0.5, 0.05);
+  // The standard deviation of 1800 values is accurate to about 2 percent.
+  EXPECT_NEAR(std::sqrt(squares / 1800), 0.5, 0.05);
   const Samples fresh = GetAll(**test);
-  int right = 0;
+  int correct = 0;
   for (size_t i = 0; i < fresh.labels.size(); ++i) {
     std::vector<double> distance(4);
     for (size_t label = 0; label < 4; ++label) {
       for (size_t k = 0; k < 6; ++k) {
-        distance[label] += std::pow(fresh.inputs[i * 6 + k] - centres[label * 6 + k], 2);
+        distance[label] += std::pow(fresh.inputs[i * 6 + k] - centers[label * 6 + k], 2);
       }
     }
-    right +=
+    correct +=
         std::min_element(distance.begin(), distance.end()) - distance.begin() == fresh.labels[i];
   }
-  // Centres of unit variance in 6 dimensions are sqrt(12) apart, seven times the noise: most are
-  // right; chance is 25.
-  EXPECT_GE(right, 80);
+  // The distance of centers of unit variance in 6 dimensions is sqrt(12), seven times the noise, so
+  // most samples are classified correctly; by chance 25 would be.
+  EXPECT_GE(correct, 80);
   EXPECT_NE(fresh.inputs[0], seen.inputs[0]);
 }
 
@@ -104,16 +104,15 @@ TEST_F(SyntheticImagesTest, ExactSamplesAreEighths) {
     ASSERT_EQ(value * 8.0F, std::nearbyint(value * 8.0F));
     inside += std::abs(value) < 1.0F;
   }
-  // Most are not cut off.
+  // Most values are not clamped.
   EXPECT_GT(inside, 1800 * 6 / 10);
 }
 
-TEST_F(SyntheticImagesTest, SpecsThatCannotBe) {
+TEST_F(SyntheticImagesTest, RejectsInvalidSpecs) {
   Use(false);
   for (const uint32_t classes : {0, 5}) {
     spec_.mutable_data()->mutable_synthetic()->set_classes(classes);
-    EXPECT_EQ(OpenDataset(spec_, Split::kTrain).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(OpenDataset(spec_, Split::kTrain), IsError(kInvalidArgument, "classes is"));
   }
 }
 
@@ -127,27 +126,27 @@ class SyntheticTokensTest : public ::testing::Test {
     data.set_noise(0.2F);
   }
 
-  static constexpr size_t kLength = 16;
+  static constexpr int64_t kLength = 16;
   v1::RunSpec spec_ = TokenSpec(kLength, 6, 5);
 };
 
-TEST_F(SyntheticTokensTest, LabelsAreTheTokensThatFollow) {
+TEST_F(SyntheticTokensTest, LabelIsNextToken) {
   const auto dataset = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   EXPECT_EQ((*dataset)->size(), 400);
   EXPECT_EQ((*dataset)->sample_shape(), (Shape{kLength}));
-  EXPECT_EQ((*dataset)->labels_per_sample(), static_cast<int64_t>(kLength));
+  EXPECT_EQ((*dataset)->labels_per_sample(), kLength);
   const Samples all = GetAll(**dataset);
-  for (size_t i = 0; i < all.labels.size(); ++i) {
+  for (int64_t i = 0; i < std::ssize(all.labels); ++i) {
     ASSERT_GE(all.labels[i], 0);
     ASSERT_LT(all.labels[i], 5);
     if (i % kLength + 1 < kLength) {
-      ASSERT_EQ(all.inputs[i + 1], static_cast<float>(all.labels[i]));
+      ASSERT_EQ(all.inputs[i + 1], all.labels[i]);
     }
   }
 }
 
-TEST_F(SyntheticTokensTest, SequencesAreAFunctionOfSeedAndIndex) {
+TEST_F(SyntheticTokensTest, SequenceDependsOnSeedAndIndex) {
   const auto dataset = OpenDataset(spec_, Split::kTrain);
   const Samples all = GetAll(**dataset);
   const Samples one = Get(**OpenDataset(spec_, Split::kTrain), {{37, 5}});
@@ -157,12 +156,12 @@ TEST_F(SyntheticTokensTest, SequencesAreAFunctionOfSeedAndIndex) {
   EXPECT_NE(Get(**OpenDataset(spec_, Split::kTrain), {{37}}), one);
 }
 
-// What most often follows a pair of tokens in one split also does in the other, about as often as
-// the noise lets it.
-TEST_F(SyntheticTokensTest, TheNextTokenCanBeLearnt) {
+// The most frequent successor of a pair of tokens in one split is that of the other split, with the
+// frequency that the noise permits.
+TEST_F(SyntheticTokensTest, NextTokenIsPredictable) {
   std::map<std::pair<float, float>, std::map<int32_t, int>> seen;
   const Samples train = GetAll(**OpenDataset(spec_, Split::kTrain));
-  for (size_t i = 1; i < train.labels.size(); ++i) {
+  for (int64_t i = 1; i < std::ssize(train.labels); ++i) {
     if (i % kLength != 0) ++seen[{train.inputs[i - 1], train.inputs[i]}][train.labels[i]];
   }
   EXPECT_EQ(seen.size(), 25U);
@@ -176,19 +175,19 @@ TEST_F(SyntheticTokensTest, TheNextTokenCanBeLearnt) {
   }
   EXPECT_GE(followers.size(), 3U);
   const Samples test = GetAll(**OpenDataset(spec_, Split::kTest));
-  int right = 0;
+  int correct = 0;
   int all = 0;
-  for (size_t i = 1; i < test.labels.size(); ++i) {
+  for (int64_t i = 1; i < std::ssize(test.labels); ++i) {
     if (i % kLength == 0) continue;
     ++all;
-    right += rule[{test.inputs[i - 1], test.inputs[i]}] == test.labels[i];
+    correct += rule[{test.inputs[i - 1], test.inputs[i]}] == test.labels[i];
   }
-  // 1 - 0.2 follow the rule, and a fifth of the others by chance: 84 % of 1500, which varies by 1
-  // %.
-  EXPECT_NEAR(static_cast<double>(right) / all, 0.84, 0.05);
+  // 80 % follow the rule, and a fifth of the others by chance: 84 % of 1500, with a standard
+  // deviation of 1 %.
+  EXPECT_NEAR(1.0 * correct / all, 0.84, 0.05);
 }
 
-TEST_F(SyntheticTokensTest, SpecsThatCannotBe) {
+TEST_F(SyntheticTokensTest, RejectsInvalidSpecs) {
   spec_.mutable_data()->mutable_synthetic()->set_noise(1.5F);
   EXPECT_EQ(OpenDataset(spec_, Split::kTrain).status().code(), absl::StatusCode::kInvalidArgument);
   spec_.mutable_data()->mutable_synthetic()->clear_noise();

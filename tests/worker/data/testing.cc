@@ -1,6 +1,5 @@
 #include "tests/worker/data/testing.h"
 
-#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,7 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-// jpeglib.h needs <cstdio> before it.
+// jpeglib.h must follow <cstdio>.
 #include <jpeglib.h>
 
 #include "absl/strings/str_cat.h"
@@ -37,31 +36,12 @@ std::string TarHeader(absl::string_view name, size_t size, char type) {
   return block;
 }
 
-v1::RunSpec Parsed(const std::string& text) {
-  v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &spec)) << text;
-  return spec;
-}
-
 }  // namespace
-
-DataFolder::DataFolder() {
-  std::string pattern = ::testing::TempDir() + "/cadre-data-XXXXXX";
-  const char* made = mkdtemp(pattern.data());
-  EXPECT_NE(made, nullptr) << pattern;
-  path_ = pattern;
-}
-
-DataFolder::~DataFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 std::string DataFolder::Write(const std::string& name, absl::string_view bytes) const {
   const std::filesystem::path path = At(name);
   std::filesystem::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary)
-      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
   return path.string();
 }
 
@@ -72,23 +52,22 @@ std::span<const std::byte> AsBytes(absl::string_view text) {
 std::string IdxBytes(const std::vector<uint32_t>& dims, absl::string_view elements) {
   std::string out = {'\0', '\0', '\x08', static_cast<char>(dims.size())};
   for (const uint32_t dim : dims) {
-    for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(dim >> shift));
+    for (int shift = 24; shift >= 0; shift -= 8) out.push_back(dim >> shift);
   }
   return absl::StrCat(out, elements);
 }
 
 uint8_t CifarPixel(int64_t number, int64_t channel, int64_t y, int64_t x) {
-  return static_cast<uint8_t>(number * 31 + channel * 67 + y * 5 + x * 3);
+  return number * 31 + channel * 67 + y * 5 + x * 3;
 }
 
 std::string CifarBytes(int64_t first_number, const std::vector<int>& labels) {
   std::string bytes;
   for (size_t i = 0; i < labels.size(); ++i) {
-    bytes.push_back(static_cast<char>(labels[i]));
+    bytes.push_back(labels[i]);
     for (int64_t c = 0; c < 3; ++c) {
       for (int64_t at = 0; at < 32 * 32; ++at) {
-        bytes.push_back(static_cast<char>(
-            CifarPixel(first_number + static_cast<int64_t>(i), c, at / 32, at % 32)));
+        bytes.push_back(CifarPixel(first_number + i, c, at / 32, at % 32));
       }
     }
   }
@@ -100,7 +79,7 @@ void SetTarField(std::string& bytes, size_t block, size_t offset, absl::string_v
   bytes.replace(begin + offset, text.size(), std::string(text));
   bytes.replace(begin + 148, 8, "        ");
   unsigned sum = 0;
-  for (size_t i = 0; i < kBlock; ++i) sum += static_cast<unsigned char>(bytes[begin + i]);
+  for (size_t i = 0; i < kBlock; ++i) sum += std::to_integer<unsigned>(AsBytes(bytes)[begin + i]);
   bytes.replace(begin + 148, 7, absl::StrFormat("%06o", sum) + '\0');
 }
 
@@ -139,9 +118,9 @@ std::string JpegBytes(const ImageView& image, const JpegOptions& options) {
   unsigned char* bytes = nullptr;
   unsigned long size = 0;
   jpeg_mem_dest(&info, &bytes, &size);
-  info.image_height = static_cast<JDIMENSION>(image.size.height);
-  info.image_width = static_cast<JDIMENSION>(image.size.width);
-  info.input_components = static_cast<int>(image.channels);
+  info.image_height = image.size.height;
+  info.image_width = image.size.width;
+  info.input_components = image.channels;
   info.in_color_space = image.channels == 1   ? JCS_GRAYSCALE
                         : image.channels == 3 ? JCS_RGB
                                               : JCS_CMYK;
@@ -152,11 +131,11 @@ std::string JpegBytes(const ImageView& image, const JpegOptions& options) {
     info.comp_info[c].h_samp_factor = factor;
     info.comp_info[c].v_samp_factor = factor;
   }
-  info.restart_interval = static_cast<unsigned>(options.restart_interval);
+  info.restart_interval = options.restart_interval;
   info.arith_code = options.arithmetic ? TRUE : FALSE;
   if (options.progressive) jpeg_simple_progression(&info);
   jpeg_start_compress(&info, TRUE);
-  const auto row_bytes = static_cast<size_t>(image.size.width * image.channels);
+  const int64_t row_bytes = image.size.width * image.channels;
   while (info.next_scanline < info.image_height) {
     auto* row = const_cast<unsigned char*>(image.pixels.data() + info.next_scanline * row_bytes);
     jpeg_write_scanlines(&info, &row, 1);
@@ -173,9 +152,8 @@ TestImage::TestImage(int64_t height, int64_t width, int64_t depth, int number)
   for (int64_t y = 0; y < height; ++y) {
     for (int64_t x = 0; x < width; ++x) {
       for (int64_t c = 0; c < channels; ++c) {
-        const double wave = std::sin(0.11 * static_cast<double>(x) + number) +
-                            std::cos(0.07 * static_cast<double>(y) + static_cast<double>(c));
-        pixels.push_back(static_cast<uint8_t>(128 + 50 * wave));
+        const double wave = std::sin(0.11 * x + number) + std::cos(0.07 * y + c);
+        pixels.push_back(128 + 50 * wave);
       }
     }
   }
@@ -188,50 +166,31 @@ std::string PlainJpeg(int64_t height, int64_t width, uint8_t value) {
 }
 
 v1::RunSpec ImageSpec(int64_t height, int64_t width, int64_t channels, int64_t classes) {
-  return Parsed(absl::Substitute(R"pb(
-                                   model {
-                                     input { height: $0 width: $1 channels: $2 }
-                                     layer {
-                                       name: "fc"
-                                       fully_connected { out_features: $3 }
-                                     }
-                                     layer {
-                                       name: "loss"
-                                       softmax_cross_entropy {}
-                                     }
-                                   }
-                                   seed: 11
-                                 )pb",
-                                 height, width, channels, classes));
+  return Parse<v1::RunSpec>(absl::Substitute(R"(
+    model {
+      input { height: $0 width: $1 channels: $2 }
+      layer { name: "fc" fully_connected { out_features: $3 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    }
+    seed: 11)",
+                                             height, width, channels, classes));
 }
 
 v1::RunSpec TokenSpec(int64_t length, int64_t vocabulary, int64_t classes) {
-  return Parsed(absl::Substitute(R"pb(
-                                   model {
-                                     tokens { length: $0 }
-                                     layer {
-                                       name: "embedding"
-                                       embedding { vocabulary: $1 features: 4 }
-                                     }
-                                     layer {
-                                       name: "fc"
-                                       fully_connected { out_features: $2 }
-                                     }
-                                     layer {
-                                       name: "loss"
-                                       softmax_cross_entropy {}
-                                     }
-                                   }
-                                   seed: 11
-                                 )pb",
-                                 length, vocabulary, classes));
+  return Parse<v1::RunSpec>(absl::Substitute(R"(
+    model {
+      tokens { length: $0 }
+      layer { name: "embedding" embedding { vocabulary: $1 features: 4 } }
+      layer { name: "fc" fully_connected { out_features: $2 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    }
+    seed: 11)",
+                                             length, vocabulary, classes));
 }
 
 Samples Get(const Dataset& dataset, const std::vector<SampleRef>& samples) {
-  const auto elements = static_cast<size_t>(dataset.sample_shape().elements());
-  const auto labels = static_cast<size_t>(dataset.labels_per_sample());
-  Samples got{std::vector<float>(samples.size() * elements),
-              std::vector<int32_t>(samples.size() * labels)};
+  Samples got{std::vector<float>(samples.size() * dataset.sample_shape().elements()),
+              std::vector<int32_t>(samples.size() * dataset.labels_per_sample())};
   const absl::Status status = dataset.Get(samples, got.inputs, got.labels);
   EXPECT_TRUE(status.ok()) << status;
   std::vector<int32_t> labels_alone(got.labels.size());
@@ -245,6 +204,12 @@ Samples Get(const Dataset& dataset, const std::vector<SampleRef>& samples) {
 
 Samples GetAll(const Dataset& dataset, int64_t epoch) {
   return Get(dataset, AllOf(dataset, epoch));
+}
+
+absl::Status TryGet(const Dataset& dataset, int64_t index) {
+  std::vector<float> inputs(dataset.sample_shape().elements());
+  std::vector<int32_t> labels(dataset.labels_per_sample());
+  return dataset.Get(std::vector<SampleRef>{{index}}, inputs, labels);
 }
 
 std::vector<SampleRef> AllOf(const Dataset& dataset, int64_t epoch) {

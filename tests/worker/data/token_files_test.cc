@@ -1,4 +1,4 @@
-// Token files: sample i is tokens [i L, i L + L], the labels one further; every width of token.
+// Token files: sample i is tokens [i L, i L + L), and its labels are the tokens after each.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,12 +14,11 @@ namespace cadre::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::string TokenBytes(const std::vector<uint32_t>& tokens, int width) {
   std::string bytes;
   for (const uint32_t token : tokens) {
-    for (int b = 0; b < width; ++b) bytes.push_back(static_cast<char>(token >> (8 * b)));
+    for (int b = 0; b < width; ++b) bytes.push_back(token >> (8 * b));
   }
   return bytes;
 }
@@ -34,21 +33,21 @@ class TokenFilesTest : public ::testing::Test {
   v1::RunSpec spec_ = TokenSpec(3, 100'000, 100'000);
 };
 
-TEST_F(TokenFilesTest, EveryWidth) {
+TEST_F(TokenFilesTest, ReadsEveryWidth) {
   for (const uint32_t width : {1, 2, 4}) {
-    // The largest has a byte set in every place that the vocabulary reaches.
+    // The large token uses every byte that the vocabulary needs.
     const uint32_t large = width == 1 ? 200 : width == 2 ? 60'001 : 99'999;
-    Train(TokenBytes({1, 2, large, 4, 5, 6, 7, 8}, static_cast<int>(width)));
+    Train(TokenBytes({1, 2, large, 4, 5, 6, 7, 8}, width));
     data().set_bytes_per_token(width);
     const auto dataset = OpenDataset(spec_, Split::kTrain);
     ASSERT_TRUE(dataset.ok()) << dataset.status();
-    // Eight tokens: the seventh is the last label, the eighth has no sample.
+    // Of eight tokens, the seventh is the last label, and the eighth is not used.
     EXPECT_EQ((*dataset)->size(), 2);
     EXPECT_EQ((*dataset)->sample_shape(), (Shape{3}));
     EXPECT_EQ((*dataset)->labels_per_sample(), 3);
     const Samples samples = Get(**dataset, {{1}, {0, 4}});
-    EXPECT_THAT(samples.inputs, ElementsAre(4, 5, 6, 1, 2, static_cast<float>(large)));
-    EXPECT_THAT(samples.labels, ElementsAre(5, 6, 7, 2, static_cast<int32_t>(large), 4));
+    EXPECT_THAT(samples.inputs, ElementsAre(4, 5, 6, 1, 2, large));
+    EXPECT_THAT(samples.labels, ElementsAre(5, 6, 7, 2, large, 4));
   }
 }
 
@@ -59,15 +58,13 @@ TEST_F(TokenFilesTest, TwoBytesAreTheDefault) {
   EXPECT_THAT(GetAll(**OpenDataset(spec_, Split::kTest)).inputs, ElementsAre(9, 8, 7, 6, 5, 4));
 }
 
-TEST_F(TokenFilesTest, FilesThatAreWrong) {
+TEST_F(TokenFilesTest, RejectsMalformedFiles) {
   Train(TokenBytes({1, 2, 3, 4}, 2) + "x");
-  EXPECT_EQ(Open().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(Open().message()), HasSubstr("train.bin: has 9 bytes"));
+  EXPECT_THAT(Open(), IsError(kDataLoss, "train.bin: has 9 bytes"));
   Train(TokenBytes({1, 2, 3}, 2));
-  EXPECT_EQ(Open().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(Open().message()), HasSubstr("train.bin: holds 3 tokens"));
+  EXPECT_THAT(Open(), IsError(kInvalidArgument, "train.bin: holds 3 tokens"));
   Train("");
-  EXPECT_EQ(Open().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Open(), IsError(kInvalidArgument, "holds 0 tokens"));
   data().set_train(folder_.At("missing"));
   EXPECT_EQ(Open().code(), absl::StatusCode::kNotFound);
   Train(TokenBytes({1, 2, 3, 4}, 2));
@@ -75,48 +72,40 @@ TEST_F(TokenFilesTest, FilesThatAreWrong) {
   EXPECT_EQ(Open().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(TokenFilesTest, TokensThatTheModelDoesNotKnow) {
+TEST_F(TokenFilesTest, RejectsTokensOutsideTheVocabulary) {
   spec_ = TokenSpec(3, 10, 20);
   Train(TokenBytes({1, 2, 3, 15, 1, 1, 1, 25, 1, 1, 1}, 2));
   const auto dataset = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(dataset.ok()) << dataset.status();
-  std::vector<float> inputs(3);
   std::vector<int32_t> labels(3);
-  const auto get = [&](int64_t index) {
-    return (*dataset)->Get(std::vector<SampleRef>{{index}}, inputs, labels);
-  };
-  // 15 is a label, but no token that can be embedded.
-  EXPECT_TRUE(get(0).ok());
-  absl::Status status = get(1);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("token number 3, at offset 6, is 15; the model knows tokens below 10"));
+  // 15 is a valid label, but not in the vocabulary of the embedding.
+  EXPECT_TRUE(TryGet(**dataset, 0).ok());
+  absl::Status status = TryGet(**dataset, 1);
+  EXPECT_THAT(status,
+              IsError(kInvalidArgument,
+                      "token number 3, at offset 6, is 15; the model accepts tokens below 10"));
   status = (*dataset)->GetLabels(std::vector<SampleRef>{{2}}, labels);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("token number 7, at offset 14, is 25"));
+  EXPECT_THAT(status, IsError(kInvalidArgument, "token number 7, at offset 14, is 25"));
 }
 
-TEST_F(TokenFilesTest, AFileThatShrinksIsDataLoss) {
+TEST_F(TokenFilesTest, FileThatShrinksIsDataLoss) {
   Train(TokenBytes(std::vector<uint32_t>(100, 1), 2));
   const auto dataset = OpenDataset(spec_, Split::kTrain);
   std::filesystem::resize_file(data().train(), 100);
-  std::vector<float> inputs(3);
-  EXPECT_TRUE((*dataset)->Get(std::vector<SampleRef>{{15}}, inputs, {}).ok());
-  EXPECT_EQ((*dataset)->Get(std::vector<SampleRef>{{20}}, inputs, {}).code(),
-            absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(TryGet(**dataset, 15).ok());
+  EXPECT_THAT(TryGet(**dataset, 20), IsError(kDataLoss, "train.bin"));
 }
 
-// An epoch's order is kept in numbers of 32 bits. The file is nothing but a hole, which no disk
-// holds.
-TEST_F(TokenFilesTest, MoreSamplesThanAnEpochCanOrder) {
+// The order of an epoch is stored in 32 bits. The file is sparse, so it takes no space.
+TEST_F(TokenFilesTest, RejectsTooManySamples) {
   spec_ = TokenSpec(1, 10, 10);
   data().set_bytes_per_token(1);
   Train("");
-  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMaxSamples) + 1);
-  const auto most = OpenDataset(spec_, Split::kTrain);
-  ASSERT_TRUE(most.ok()) << most.status();
-  EXPECT_EQ((*most)->size(), kMaxSamples);
-  std::filesystem::resize_file(data().train(), static_cast<uint64_t>(kMaxSamples) + 2);
+  std::filesystem::resize_file(data().train(), kMaxSamples + 1);
+  const auto largest = OpenDataset(spec_, Split::kTrain);
+  ASSERT_TRUE(largest.ok()) << largest.status();
+  EXPECT_EQ((*largest)->size(), kMaxSamples);
+  std::filesystem::resize_file(data().train(), kMaxSamples + 2);
   EXPECT_EQ(Open().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(std::string(Open().message()),
             "the training data hold 4294967296 samples; at most 4294967295 are possible");

@@ -1,4 +1,4 @@
-// Who asks for memory, as messages about lack of it name them.
+// Labels of allocations, which out-of-memory messages contain.
 #include "worker/nn/allocation_label.h"
 
 #include <gtest/gtest.h>
@@ -11,28 +11,16 @@
 namespace cadre {
 namespace {
 
-TEST(AllocationLabelTest, ABucketIsNamedByWhatIsLargestInIt) {
+TEST(AllocationLabelTest, BucketIsNamedByItsLargestParameter) {
   v1::Model model;
   ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
-      R"pb(
+      R"(
         input { channels: 1 height: 2 width: 2 }
-        layer {
-          name: "a/b"
-          fully_connected { out_features: 3 }
-        }
-        layer {
-          name: "c"
-          fully_connected { out_features: 5 }
-        }
-        layer {
-          name: "d"
-          fully_connected { out_features: 2 }
-        }
-        layer {
-          name: "loss"
-          softmax_cross_entropy {}
-        }
-      )pb",
+        layer { name: "a/b" fully_connected { out_features: 3 } }
+        layer { name: "c" fully_connected { out_features: 5 } }
+        layer { name: "d" fully_connected { out_features: 2 } }
+        layer { name: "loss" softmax_cross_entropy {} }
+      )",
       &model));
   const auto index = ParameterIndex::FromModel(model);
   ASSERT_TRUE(index.ok()) << index.status();
@@ -51,7 +39,7 @@ TEST(AllocationLabelTest, ABucketIsNamedByWhatIsLargestInIt) {
   EXPECT_EQ(bucket_of({0, 2, 3, 4, 5}), "layer 'c' and 2 others");
 }
 
-TEST(AllocationLabelTest, ThePeakIsWhereMostIsInUse) {
+TEST(AllocationLabelTest, FindsLayerAtPeak) {
   Tape tape;
   for (int layer = 0; layer < 4; ++layer) {
     TapeOp op;
@@ -62,7 +50,7 @@ TEST(AllocationLabelTest, ThePeakIsWhereMostIsInUse) {
   tape.buffers = {{.words = 10, .first = 0, .last = 1},
                   {.words = 30, .first = 1, .last = 2},
                   {.words = 11, .first = 2, .last = 3},
-                  // Shares another's memory, or is used by nobody.
+                  // Shares another buffer's memory, and is never used.
                   {.words = 0, .first = 3, .last = 3},
                   {.words = 99, .first = 4, .last = -1}};
   EXPECT_EQ(LayerAtPeak(tape), 2);

@@ -1,5 +1,5 @@
-// Networks on a group of emulated CUDA devices, whose moves travel over NCCL beside the work that
-// does not need them, held against the same group on the host.
+// Networks on a group of emulated CUDA devices, whose moves use NCCL and overlap with computing,
+// compared with the same group on the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "base/random.h"
-#include "google/protobuf/text_format.h"
 #include "plan/memory.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
-#include "tests/worker/nn/loss_of_pass.h"
+#include "tests/worker/expect.h"
+#include "tests/worker/nn/one_rank.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/nn/network.h"
 #include "worker/transport/nccl/nccl_transport.h"
@@ -30,84 +30,26 @@ constexpr int kRanks = 2;
 constexpr int64_t kSamples = 4;
 constexpr float kScale = 0.25F;
 
-// Large enough that halos travel beside the rows that do not need them.
-constexpr char kImages[] = R"pb(
+// Large enough that halos are exchanged while the interior is computed.
+constexpr char kImages[] = R"(
   input { channels: 2 height: 24 width: 24 }
-  layer {
-    name: "conv1"
-    convolution { out_channels: 20 kernel: 3 padding: 1 }
-  }
-  layer {
-    name: "bn"
-    batch_norm {}
-  }
-  layer {
-    name: "relu"
-    relu {}
-  }
-  layer {
-    name: "conv2"
-    convolution { out_channels: 20 kernel: 3 padding: 1 }
-  }
-  layer {
-    name: "add"
-    input: "conv2"
-    input: "relu"
-    add {}
-  }
-  layer {
-    name: "pool"
-    max_pool { kernel: 3 stride: 2 }
-  }
-  layer {
-    name: "fc"
-    fully_connected { out_features: 5 }
-  }
-  layer {
-    name: "loss"
-    softmax_cross_entropy {}
-  }
-)pb";
-
-constexpr char kTokens[] = R"pb(
-  tokens { length: 6 }
-  layer {
-    name: "embed"
-    embedding { vocabulary: 5 features: 8 positions: true }
-  }
-  layer {
-    name: "norm"
-    layer_norm {}
-  }
-  layer {
-    name: "attention"
-    attention { heads: 4 causal: true }
-  }
-  layer {
-    name: "add"
-    input: "embed"
-    input: "attention"
-    add {}
-  }
-  layer {
-    name: "fc"
-    fully_connected { out_features: 5 }
-  }
-  layer {
-    name: "loss"
-    softmax_cross_entropy {}
-  }
-)pb";
+  layer { name: "conv1" convolution { out_channels: 20 kernel: 3 padding: 1 } }
+  layer { name: "bn" batch_norm {} }
+  layer { name: "relu" relu {} }
+  layer { name: "conv2" convolution { out_channels: 20 kernel: 3 padding: 1 } }
+  layer { name: "add" input: "conv2" input: "relu" add {} }
+  layer { name: "pool" max_pool { kernel: 3 stride: 2 } }
+  layer { name: "fc" fully_connected { out_features: 5 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+)";
 
 struct Model {
   explicit Model(const char* text) {
-    v1::Model model;
-    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &model));
-    graph = *Graph::FromModel(model);
+    graph = *Graph::FromModel(Parse<v1::Model>(text));
     index = ParameterIndex::FromGraph(graph);
   }
 
-  // Every layer splits the indices if it has them.
+  // Splits those indices that a layer has.
   Plan Splitting(const std::vector<std::string>& indices) const {
     Plan plan{.mesh = Mesh({{"axis", kRanks}})};
     for (const GraphLayer& layer : graph.layers()) {
@@ -127,7 +69,7 @@ struct Model {
   ParameterIndex index;
 };
 
-// One rank's network with its part of a batch.
+// One rank's network and its part of a batch.
 class RankNetwork {
  public:
   RankNetwork(const Model& model, const Plan& plan, Backend& kernels, Transport& transport)
@@ -139,15 +81,13 @@ class RankNetwork {
     const Interval rows = network_.InputRows(kSamples);
     const int64_t elements = model.graph.input().elements();
     for (int64_t i = rows.begin * elements; i < rows.end * elements; ++i) {
-      const auto at = static_cast<uint64_t>(i);
-      inputs_.push_back(model.graph.takes_tokens()
-                            ? static_cast<float>(RandomBits(1, RandomStream::kTest, 0, at) % 5)
-                            : RandomNormal(1, RandomStream::kTest, 0, at));
+      inputs_.push_back(model.graph.takes_tokens() ? RandomBits(1, RandomStream::kTest, 0, i) % 5
+                                                   : RandomNormal(1, RandomStream::kTest, 0, i));
     }
     const Interval labelled = network_.LabelRows(kSamples);
     const int64_t labels = model.graph.labels_per_sample();
     for (int64_t i = labelled.begin * labels; i < labelled.end * labels; ++i) {
-      labels_.push_back(static_cast<int32_t>(i * 7 % model.graph.classes()));
+      labels_.push_back(i * 7 % model.graph.classes());
     }
   }
 
@@ -156,7 +96,7 @@ class RankNetwork {
   int number() const { return comms_.rank(); }
 
   double Loss() { return loss_of_pass_.Get().loss; }
-  // Of all buckets, one behind the other.
+  // The gradients of all buckets, in order.
   Floats Gradients() {
     Floats all;
     for (int b = 0; b < store_.buckets(); ++b) {
@@ -196,8 +136,7 @@ using Body = std::function<Outcome(RankNetwork& rank, Device& device)>;
 Outcomes OnHost(const Model& model, const Plan& plan) {
   const Transports transports = MakeThreadTransports(kRanks, absl::Seconds(60));
   Outcomes outcomes(kRanks);
-  OnRanks(kRanks, [&](int r) {
-    const auto at = static_cast<size_t>(r);
+  OnRanks(kRanks, [&](int at) {
     const std::unique_ptr<Backend> kernels = MakeReferenceBackend();
     RankNetwork rank(model, plan, *kernels, *transports[at]);
     outcomes[at] = PlayOnce(rank);
@@ -210,8 +149,7 @@ Outcomes OnDevices(const Model& model, const Plan& plan, Mode mode, Precision pr
   const Transports hosts = MakeThreadTransports(kRanks, absl::Seconds(60));
   FakeNccl nccl;
   Outcomes outcomes(kRanks);
-  OnRanks(kRanks, [&](int r) {
-    const auto at = static_cast<size_t>(r);
+  OnRanks(kRanks, [&](int at) {
     const EmulatedRank emulated =
         MakeEmulatedRank({.mode = mode, .precision = precision, .memory = 256 << 20});
     auto transport =
@@ -221,23 +159,23 @@ Outcomes OnDevices(const Model& model, const Plan& plan, Mode mode, Precision pr
       RankNetwork rank(model, plan, *emulated.kernels, **transport);
       outcomes[at] = body(rank, *emulated.device);
     }
-    // Nobody leaves while others are still under way.
+    // A rank must not leave while others still communicate.
     EXPECT_TRUE(emulated.device->Synchronize().ok());
     EXPECT_TRUE(Communicator(*hosts[at], {0, 1}).Barrier().ok());
   });
   return outcomes;
 }
 
-// Relative to the length of what is expected.
+// The distance relative to the norm of the expected values.
 double Distance(const Floats& found, const Floats& expected) {
   EXPECT_EQ(found.size(), expected.size());
   double squares = 0;
-  double apart = 0;
+  double distance = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
-    squares += static_cast<double>(expected[i]) * expected[i];
-    apart += std::pow(static_cast<double>(found[i]) - expected[i], 2);
+    squares += std::pow(expected[i], 2);
+    distance += std::pow(found[i] - expected[i], 2);
   }
-  return std::sqrt(apart / squares);
+  return std::sqrt(distance / squares);
 }
 
 void ExpectNear(const Outcomes& found, const Outcomes& expected, double tolerance) {
@@ -266,7 +204,7 @@ class DeviceGroup : public ::testing::TestWithParam<Case> {
  protected:
   DeviceGroup() : model_(GetParam().model), plan_(model_.Splitting(GetParam().split)) {}
 
-  Outcomes Plays(Mode mode, Precision precision) {
+  Outcomes PlayOnDevices(Mode mode, Precision precision) {
     return OnDevices(model_, plan_, mode, precision,
                      [](RankNetwork& rank, Device&) { return PlayOnce(rank); });
   }
@@ -281,19 +219,19 @@ class DeviceGroup : public ::testing::TestWithParam<Case> {
   const Plan plan_;
 };
 
-TEST_P(DeviceGroup, PlaysAsTheHostDoes) {
+TEST_P(DeviceGroup, EqualsTheHost) {
   const Outcomes expected = OnHost(model_, plan_);
-  const Outcomes in_line = Plays(Mode::kInline, Precision::kFp32);
+  const Outcomes in_line = PlayOnDevices(Mode::kInline, Precision::kFp32);
   ExpectNear(in_line, expected, 2e-5);
-  // bf16 activations, and sums of partial ones, round at 2^-9.
-  ExpectNear(Plays(Mode::kInline, Precision::kBf16), expected, 0.06);
-  // Streams that run beside one another change no bit.
-  ExpectEqual(Plays(Mode::kThreads, Precision::kFp32), in_line);
+  // bf16 activations and their partial sums round at 2^-9.
+  ExpectNear(PlayOnDevices(Mode::kInline, Precision::kBf16), expected, 0.06);
+  // Concurrent streams do not change results.
+  ExpectEqual(PlayOnDevices(Mode::kThreads, Precision::kFp32), in_line);
 }
 
-TEST_P(DeviceGroup, RecordingsHoldTheMovesToo) {
+TEST_P(DeviceGroup, RecordingsContainMoves) {
   for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
-    const Outcomes played = Plays(Mode::kInline, precision);
+    const Outcomes played = PlayOnDevices(Mode::kInline, precision);
     const Outcomes replayed =
         OnDevices(model_, plan_, Mode::kThreads, precision, [](RankNetwork& rank, Device& device) {
           PlayOnce(rank);
@@ -311,7 +249,7 @@ TEST_P(DeviceGroup, RecordingsHoldTheMovesToo) {
   }
 }
 
-TEST_P(DeviceGroup, TakesTheMemoryThatWasPlanned) {
+TEST_P(DeviceGroup, UsesPlannedMemory) {
   v1::RunSpec spec;
   spec.set_batch_per_group(kSamples);
   spec.mutable_optimizer()->mutable_sgd();
@@ -322,8 +260,8 @@ TEST_P(DeviceGroup, TakesTheMemoryThatWasPlanned) {
       EXPECT_TRUE(rank.network().Prepare(kSamples, /*training=*/true).ok());
       const v1::MemoryUse planned =
           PlannedMemory(spec, model_.graph, model_.index, plan_, rank.number(), v1::Cluster::CUDA);
-      EXPECT_EQ(rank.network().activation_bytes(), static_cast<int64_t>(planned.activations()));
-      EXPECT_EQ(rank.network().buffer_bytes(), static_cast<int64_t>(planned.buffers()));
+      EXPECT_EQ(rank.network().activation_bytes(), planned.activations());
+      EXPECT_EQ(rank.network().buffer_bytes(), planned.buffers());
       return Outcome();
     });
   }
@@ -335,23 +273,22 @@ class Counter final : public TapeObserver {
               double /*seconds*/) override {
     ++ops;
   }
-  size_t ops = 0;
+  int ops = 0;
 };
 
-// An observer takes away what happens at the same time, not how it is cut into parts.
-TEST_P(DeviceGroup, LookingCloselyChangesNoBit) {
-  const Outcomes played = Plays(Mode::kInline, Precision::kFp32);
-  const Outcomes observed =
-      OnDevices(model_, plan_, Mode::kInline, Precision::kFp32,
-                [this](RankNetwork& rank, Device& /*device*/) {
-                  Counter counter;
-                  rank.network().set_observer(&counter);
-                  const Outcome outcome = PlayOnce(rank);
-                  rank.network().set_observer(nullptr);
-                  EXPECT_EQ(rank.network().seconds_moving() > 0, Moves());
-                  EXPECT_GE(counter.ops, static_cast<size_t>(model_.graph.size()));
-                  return outcome;
-                });
+// An observer prevents overlap, but layers still compute in parts.
+TEST_P(DeviceGroup, ObserverDoesNotChangeResults) {
+  const Outcomes played = PlayOnDevices(Mode::kInline, Precision::kFp32);
+  const Outcomes observed = OnDevices(model_, plan_, Mode::kInline, Precision::kFp32,
+                                      [this](RankNetwork& rank, Device& /*device*/) {
+                                        Counter counter;
+                                        rank.network().set_observer(&counter);
+                                        const Outcome outcome = PlayOnce(rank);
+                                        rank.network().set_observer(nullptr);
+                                        EXPECT_EQ(rank.network().seconds_moving() > 0, Moves());
+                                        EXPECT_GE(counter.ops, model_.graph.size());
+                                        return outcome;
+                                      });
   ExpectEqual(observed, played);
 }
 
@@ -359,20 +296,20 @@ INSTANTIATE_TEST_SUITE_P(Plans, DeviceGroup,
                          ::testing::Values(Case{"Rows", kImages, {"height"}},
                                            Case{"Channels", kImages, {"in", "out"}},
                                            Case{"Samples", kImages, {"samples"}},
-                                           Case{"Heads", kTokens, {"heads", "out"}},
-                                           Case{"Tokens", kTokens, {"tokens"}}),
+                                           Case{"Heads", testing::kTokens, {"heads", "out"}},
+                                           Case{"Tokens", testing::kTokens, {"tokens"}}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Else nothing above has travelled beside anything.
-TEST(DeviceGroupPlans, HaveHalosAndGradientsThatTravelBesideWork) {
+// Verifies that the tests above cover overlapping moves.
+TEST(DeviceGroupPlans, OverlapHalosAndGradientsWithComputing) {
   const Model model(kImages);
   const Tape tape = MakeTape(model.graph, model.Splitting({"height"}), 0, kSamples, true);
-  const auto travels = [&](TapeOpKind kind) {
+  const auto overlaps = [&](TapeOpKind kind) {
     return std::any_of(tape.ops.begin(), tape.ops.end(),
                        [&](const TapeOp& op) { return op.kind == kind && op.with_next; });
   };
-  EXPECT_TRUE(travels(TapeOpKind::kMove));
-  EXPECT_TRUE(travels(TapeOpKind::kBackward));
+  EXPECT_TRUE(overlaps(TapeOpKind::kMove));
+  EXPECT_TRUE(overlaps(TapeOpKind::kBackward));
 }
 
 }  // namespace

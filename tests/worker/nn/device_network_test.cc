@@ -1,4 +1,4 @@
-// The network on an emulated CUDA device, held against the same network on the reference kernels.
+// The network on an emulated CUDA device, compared with the same network on the reference back end.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,42 +23,18 @@ using testing::OneRank;
 using Floats = std::vector<float>;
 using Mode = EmulatedCuda::Mode;
 
-// What kImages does not have.
-constexpr char kWindows[] = R"pb(
+// Operations that kImages lacks.
+constexpr char kWindows[] = R"(
   input { channels: 3 height: 8 width: 6 }
-  layer {
-    name: "conv1"
-    convolution { out_channels: 6 kernel: 3 padding: 1 stride: 2 no_bias: true }
-  }
-  layer {
-    name: "bn"
-    batch_norm {}
-  }
-  layer {
-    name: "relu"
-    relu {}
-  }
-  layer {
-    name: "max"
-    max_pool { kernel: 2 stride: 1 }
-  }
-  layer {
-    name: "conv2"
-    convolution { out_channels: 8 kernel: 2 }
-  }
-  layer {
-    name: "mean"
-    global_average_pool {}
-  }
-  layer {
-    name: "fc"
-    fully_connected { out_features: 3 }
-  }
-  layer {
-    name: "loss"
-    softmax_cross_entropy {}
-  }
-)pb";
+  layer { name: "conv1" convolution { out_channels: 6 kernel: 3 padding: 1 stride: 2 no_bias: true } }
+  layer { name: "bn" batch_norm {} }
+  layer { name: "relu" relu {} }
+  layer { name: "max" max_pool { kernel: 2 stride: 1 } }
+  layer { name: "conv2" convolution { out_channels: 8 kernel: 2 } }
+  layer { name: "mean" global_average_pool {} }
+  layer { name: "fc" fully_connected { out_features: 3 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+)";
 
 struct Case {
   const char* name;
@@ -94,8 +70,8 @@ class DeviceNetwork : public ::testing::TestWithParam<Case> {
   }
 
   bool narrow() const { return GetParam().precision == Precision::kBf16; }
-  // Of sums of some dozens of products: fp32 rounds at 2^-24 and the orders of sums differ; bf16
-  // activations round at 2^-9, a dozen layers deep.
+  // Sums have some dozens of products. fp32 rounds at 2^-24, and the orders of sums differ; bf16
+  // activations round at 2^-9 in a dozen layers.
   double tolerance() const { return narrow() ? 0.06 : 2e-5; }
   CudaDevice& device() { return *emulated_.device; }
 
@@ -107,7 +83,7 @@ class DeviceNetwork : public ::testing::TestWithParam<Case> {
     return gradients;
   }
 
-  // w -= rate * gradient, also of statistics: any change does here.
+  // w -= rate * gradient.
   static void Update(OneRank& rank) {
     for (int b = 0; b < rank.store().buckets(); ++b) {
       Floats weights = rank.Read(rank.store().weights(b));
@@ -127,7 +103,7 @@ class DeviceNetwork : public ::testing::TestWithParam<Case> {
   OneRank rank_;
 };
 
-TEST_P(DeviceNetwork, TrainsAsTheHostDoes) {
+TEST_P(DeviceNetwork, EqualsTheHost) {
   for (int step = 0; step < 3; ++step) {
     const double wanted = host_.Loss();
     ASSERT_NEAR(rank_.Loss(), wanted, tolerance() * wanted) << "step " << step;
@@ -149,7 +125,7 @@ TEST_P(DeviceNetwork, TrainsAsTheHostDoes) {
   EXPECT_EQ(found->samples, wanted->samples);
 }
 
-TEST_P(DeviceNetwork, PassesAreTheSameBitsAgainAndStandStillNowhere) {
+TEST_P(DeviceNetwork, RepeatedPassesAreEqualAndDoNotBlock) {
   ASSERT_TRUE(rank_.network().Prepare(kSamples, true).ok());
   ASSERT_TRUE(rank_.network().ForwardBackward(rank_.batch(), rank_.loss_scale(), 1).ok());
   const std::vector<Floats> first = Gradients(rank_);
@@ -163,7 +139,7 @@ TEST_P(DeviceNetwork, PassesAreTheSameBitsAgainAndStandStillNowhere) {
   EXPECT_EQ(Gradients(rank_), first);
 }
 
-TEST_P(DeviceNetwork, ARecordingPlaysWhatWasLoadedLast) {
+TEST_P(DeviceNetwork, RecordingPlaysTheLoadedBatch) {
   Network& network = rank_.network();
   BatchView other = rank_.batch();
   Floats inputs(rank_.inputs().rbegin(), rank_.inputs().rend());
@@ -179,11 +155,11 @@ TEST_P(DeviceNetwork, ARecordingPlaysWhatWasLoadedLast) {
   auto recording =
       device().CaptureGraph([&] { return PlayLoaded(network, kSamples, rank_.loss_scale()); });
   ASSERT_TRUE(recording.ok()) << recording.status();
-  EXPECT_EQ(Gradients(rank_), second_gradients) << "nothing was done yet";
+  EXPECT_EQ(Gradients(rank_), second_gradients) << "capturing executes nothing";
   for (int again = 0; again < 2; ++again) {
     ASSERT_TRUE(network.Load(rank_.batch()).ok());
     device().LaunchGraph(**recording);
-    EXPECT_EQ(rank_.LossOfLastPass().loss * static_cast<double>(rank_.loss_scale()), first);
+    EXPECT_EQ(rank_.LossOfLastPass().loss * rank_.loss_scale(), first);
     EXPECT_EQ(Gradients(rank_), first_gradients);
     ASSERT_TRUE(network.Load(other).ok());
     device().LaunchGraph(**recording);
@@ -193,7 +169,7 @@ TEST_P(DeviceNetwork, ARecordingPlaysWhatWasLoadedLast) {
   EXPECT_EQ(network.memory_moves(), moves);
 }
 
-TEST_P(DeviceNetwork, FindsTheFirstLayerThatIsNotFinite) {
+TEST_P(DeviceNetwork, FindsFirstNonFiniteLayer) {
   EXPECT_EQ(*rank_.network().FirstNotFinite(rank_.batch()), rank_.graph().size());
   const LayerParameter& last = rank_.graph()[rank_.graph().size() - 2].parameters[0];
   const std::string name = rank_.graph()[rank_.graph().size() - 2].name;
@@ -205,7 +181,7 @@ TEST_P(DeviceNetwork, FindsTheFirstLayerThatIsNotFinite) {
   EXPECT_EQ(rank_.graph()[*first].name, name);
 }
 
-TEST_P(DeviceNetwork, TakesABatchOfNothing) {
+TEST_P(DeviceNetwork, AcceptsEmptyBatch) {
   const absl::Status played = rank_.network().ForwardBackward({.samples = 0}, 1, 1);
   ASSERT_TRUE(played.ok()) << played;
   EXPECT_EQ(rank_.LossOfLastPass().samples, 0);
@@ -223,8 +199,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16}),
     NameOf);
 
-// Larger and smaller batches in turn: what was prepared stays, and memory grows once.
-TEST(DeviceNetworkMemory, GrowsForLargerBatchesOnly) {
+// Memory for a larger batch is also used for smaller ones.
+TEST(DeviceNetworkMemory, GrowsOnlyForLargerBatches) {
   EmulatedRank emulated = MakeEmulatedRank(Mode::kInline);
   OneRank rank(kImages, *emulated.kernels);
   ASSERT_TRUE(rank.network().Prepare(1, true).ok());
@@ -239,7 +215,7 @@ TEST(DeviceNetworkMemory, GrowsForLargerBatchesOnly) {
   EXPECT_EQ(rank.Loss(), loss);
 }
 
-TEST(DeviceNetworkMemory, LackOfItNamesWhatItWasFor) {
+TEST(DeviceNetworkMemory, OutOfMemoryNamesPurpose) {
   EmulatedRank emulated =
       MakeEmulatedRank({.mode = Mode::kInline, .precision = Precision::kFp32, .memory = 4 << 20});
   OneRank rank(kImages, *emulated.kernels);
@@ -250,12 +226,12 @@ TEST(DeviceNetworkMemory, LackOfItNamesWhatItWasFor) {
       std::string(status.message()),
       ::testing::ContainsRegex("for activations \\(for batches of 100000, most at layer '"));
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("weights"));
-  // And nothing is done any more.
+  // The device no longer executes work.
   EXPECT_FALSE(rank.network().Load(rank.batch()).ok());
 }
 
-// What is asked for after a pass, or after what was prepared, is no layer's.
-TEST(DeviceNetworkMemory, NobodyAsksBetweenPasses) {
+// Allocations after Prepare, or after a pass, are not labeled with a layer.
+TEST(DeviceNetworkMemory, ClearsLabelsBetweenPasses) {
   for (const bool played : {false, true}) {
     EmulatedRank emulated =
         MakeEmulatedRank({.mode = Mode::kInline, .precision = Precision::kFp32, .memory = 8 << 20});
@@ -268,31 +244,31 @@ TEST(DeviceNetworkMemory, NobodyAsksBetweenPasses) {
   }
 }
 
-class Heard final : public TapeObserver {
+class CountingObserver final : public TapeObserver {
  public:
   void Played(const Tape& /*tape*/, const TapeOp& /*op*/, absl::Time /*begin*/,
               double seconds) override {
     ++ops_;
     EXPECT_GE(seconds, 0);
   }
-  size_t ops() const { return ops_; }
+  int64_t ops() const { return ops_; }
 
  private:
-  size_t ops_ = 0;
+  int64_t ops_ = 0;
 };
 
-// Looking closely costs overlap, not bits.
-TEST(DeviceNetworkObserver, HearsOfEveryOperation) {
+// An observer prevents overlap, but does not change results.
+TEST(DeviceNetworkObserver, ReceivesEveryOperation) {
   EmulatedRank emulated = MakeEmulatedRank(Mode::kThreads);
   OneRank rank(kWindows, *emulated.kernels);
   const double loss = rank.Loss();
-  Heard heard;
-  rank.network().set_observer(&heard);
+  CountingObserver observer;
+  rank.network().set_observer(&observer);
   const int64_t waits = emulated.device->host_syncs();
   EXPECT_EQ(rank.Loss(), loss);
-  // Flatten is between the mean and fc: nine layers forward, the loss, eight back.
-  EXPECT_GE(heard.ops(), static_cast<size_t>(2 * rank.graph().size() - 2));
-  EXPECT_GE(emulated.device->host_syncs() - waits, static_cast<int64_t>(2 * heard.ops()));
+  // With the implied flatten: nine layers forward, the loss, eight layers backward.
+  EXPECT_GE(observer.ops(), 2 * rank.graph().size() - 2);
+  EXPECT_GE(emulated.device->host_syncs() - waits, 2 * observer.ops());
 }
 
 TEST(DeviceNetworkListener, IsCalledForLossAndGradients) {

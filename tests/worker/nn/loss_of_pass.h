@@ -1,4 +1,4 @@
-// Keeps the loss of the latest pass of a network, as its listener, and plays what was loaded.
+// A listener that keeps the loss of the latest pass of a network.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,9 +32,11 @@ class LossOfPass final : public PassListener {
     if (counted_ == 0) return {};
     double sums[2] = {};
     EXPECT_TRUE(device_.CopyOut(sums_.data(), sums, sizeof(sums)).ok());
-    return {sums[0], static_cast<int64_t>(sums[1]), counted_};
+    LossPart part{.loss = sums[0], .samples = counted_};
+    part.correct = sums[1];
+    return part;
   }
-  // Calls of AfterBackward.
+  // Number of calls of AfterBackward.
   int backward() const { return backward_; }
 
  private:
@@ -44,6 +46,7 @@ class LossOfPass final : public PassListener {
   int backward_ = 0;
 };
 
+// Forward and backward of the loaded batch.
 inline absl::Status PlayLoaded(Network& network, int64_t samples, float loss_scale) {
   CADRE_RETURN_IF_ERROR(network.PlayForward(samples, loss_scale, /*share=*/1));
   return network.PlayBackward(samples);

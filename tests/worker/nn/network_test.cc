@@ -17,10 +17,10 @@ using testing::kSamples;
 using testing::kTokens;
 using testing::OneRank;
 
-class Slopes : public ::testing::TestWithParam<const char*> {};
+class NetworkGradients : public ::testing::TestWithParam<const char*> {};
 
-// The gradient that comes out is the slope of the loss that comes out, for every parameter.
-TEST_P(Slopes, AreTheGradients) {
+// The gradients equal the slopes of the loss.
+TEST_P(NetworkGradients, EqualDifferenceQuotients) {
   OneRank rank(GetParam());
   rank.Loss();
   for (int b = 0; b < rank.store().buckets(); ++b) {
@@ -31,7 +31,8 @@ TEST_P(Slopes, AreTheGradients) {
       const Parameter& parameter = rank.index()[local.parameter];
       if (IsStatistic(parameter.role)) continue;
       for (int64_t i = local.offset; i < local.offset + local.size(); i += 5) {
-        // Central differences of an fp32 forward: error about h^2 + 2^-24 / h, best near 2^-8.
+        // Central differences of an fp32 forward have an error of about h^2 + 2^-24 / h, lowest
+        // near 2^-8.
         const float h = 0x1.0p-8F;
         float& weight = weights[i];
         const float kept = weight;
@@ -47,9 +48,9 @@ TEST_P(Slopes, AreTheGradients) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Slopes, ::testing::Values(kImages, kTokens));
+INSTANTIATE_TEST_SUITE_P(Models, NetworkGradients, ::testing::Values(kImages, kTokens));
 
-TEST(Network, EvaluateUsesRunningStatisticsAndLeavesGradientsAlone) {
+TEST(Network, EvaluationUsesRunningStatisticsAndKeepsGradients) {
   OneRank rank(kImages);
   rank.Loss();
   const std::vector<float> before(rank.store().gradients(0).begin(),
@@ -64,7 +65,7 @@ TEST(Network, EvaluateUsesRunningStatisticsAndLeavesGradientsAlone) {
   EXPECT_THAT(rank.store().gradients(0), ::testing::ElementsAreArray(before));
 }
 
-TEST(Network, DropsByPositionAndNotInEvaluation) {
+TEST(Network, DropoutDependsOnPositionAndIsOffInEvaluation) {
   OneRank rank(kImages);
   BatchView batch = rank.batch();
   const double first = rank.Loss(batch, 1);
@@ -75,7 +76,7 @@ TEST(Network, DropsByPositionAndNotInEvaluation) {
   EXPECT_EQ(rank.network().Evaluate(batch)->loss, evaluated);
 }
 
-TEST(Network, FindsTheFirstLayerThatIsNotFinite) {
+TEST(Network, FindsFirstNonFiniteLayer) {
   OneRank rank(kImages);
   EXPECT_EQ(*rank.network().FirstNotFinite(rank.batch()), rank.graph().size());
   rank.Weights("side/weight")[0] = std::numeric_limits<float>::infinity();
@@ -85,7 +86,7 @@ TEST(Network, FindsTheFirstLayerThatIsNotFinite) {
   EXPECT_EQ(rank.graph()[*rank.network().FirstNotFinite(rank.batch())].name, "conv");
 }
 
-TEST(Network, RefusesTokensThatTheVocabularyDoesNotHave) {
+TEST(Network, RejectsTokensOutsideTheVocabulary) {
   OneRank rank(kTokens);
   for (const float token : {5.0F, -1.0F, 0.5F, std::numeric_limits<float>::quiet_NaN()}) {
     rank.inputs()[2] = token;
@@ -95,8 +96,8 @@ TEST(Network, RefusesTokensThatTheVocabularyDoesNotHave) {
   }
 }
 
-// A batch of nothing is legal: a rank may have no samples.
-TEST(Network, TakesABatchOfNothing) {
+// A rank may have no samples.
+TEST(Network, AcceptsEmptyBatch) {
   OneRank rank(kImages);
   const absl::Status played = rank.network().ForwardBackward({.samples = 0}, 1, 1);
   ASSERT_TRUE(played.ok()) << played;

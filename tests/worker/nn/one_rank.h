@@ -1,4 +1,4 @@
-// A network on one rank, everything local, on any kernels: what the tests of worker/nn play.
+// A network on one rank and any back end, for the tests of worker/nn.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 
 #include "absl/time/time.h"
 #include "base/random.h"
-#include "google/protobuf/text_format.h"
 #include "kernels/backend.h"
 #include "plan/ownership.h"
+#include "tests/worker/expect.h"
 #include "tests/worker/nn/loss_of_pass.h"
 #include "worker/nn/network.h"
 #include "worker/nn/parameter_store.h"
@@ -22,109 +22,41 @@
 
 namespace cadre::testing {
 
-// Every operation on images, branches that join, and the flattening that a fully connected layer
+// Operations on images, with branches that join, and the flattening that a fully connected layer
 // implies.
-inline constexpr char kImages[] = R"pb(
+inline constexpr char kImages[] = R"(
   input { channels: 2 height: 6 width: 5 }
-  layer {
-    name: "conv"
-    convolution { out_channels: 4 kernel: 3 padding: 1 groups: 2 }
-  }
-  layer {
-    name: "bn"
-    batch_norm {}
-  }
-  layer {
-    name: "tanh"
-    tanh {}
-  }
-  layer {
-    name: "side"
-    input: "bn"
-    convolution { out_channels: 4 kernel_height: 1 kernel_width: 3 padding_width: 1 }
-  }
-  layer {
-    name: "add"
-    input: "tanh"
-    input: "side"
-    input: "tanh"
-    add {}
-  }
-  layer {
-    name: "lrn"
-    local_response_norm { alpha: 0.3 }
-  }
-  layer {
-    name: "concat"
-    input: "lrn"
-    input: "add"
-    concat {}
-  }
-  layer {
-    name: "pool"
-    average_pool { kernel: 2 }
-  }
-  layer {
-    name: "gelu"
-    gelu {}
-  }
-  layer {
-    name: "drop"
-    dropout { rate: 0.25 }
-  }
-  layer {
-    name: "fc1"
-    fully_connected { out_features: 5 }
-  }
-  layer {
-    name: "sigmoid"
-    sigmoid {}
-  }
-  layer {
-    name: "fc2"
-    fully_connected { out_features: 4 no_bias: true }
-  }
-  layer {
-    name: "loss"
-    softmax_cross_entropy { label_smoothing: 0.1 }
-  }
-)pb";
+  layer { name: "conv" convolution { out_channels: 4 kernel: 3 padding: 1 groups: 2 } }
+  layer { name: "bn" batch_norm {} }
+  layer { name: "tanh" tanh {} }
+  layer { name: "side" input: "bn" convolution { out_channels: 4 kernel_height: 1 kernel_width: 3 padding_width: 1 } }
+  layer { name: "add" input: "tanh" input: "side" input: "tanh" add {} }
+  layer { name: "lrn" local_response_norm { alpha: 0.3 } }
+  layer { name: "concat" input: "lrn" input: "add" concat {} }
+  layer { name: "pool" average_pool { kernel: 2 } }
+  layer { name: "gelu" gelu {} }
+  layer { name: "drop" dropout { rate: 0.25 } }
+  layer { name: "fc1" fully_connected { out_features: 5 } }
+  layer { name: "sigmoid" sigmoid {} }
+  layer { name: "fc2" fully_connected { out_features: 4 no_bias: true } }
+  layer { name: "loss" softmax_cross_entropy { label_smoothing: 0.1 } }
+)";
 
-inline constexpr char kTokens[] = R"pb(
+inline constexpr char kTokens[] = R"(
   tokens { length: 4 }
-  layer {
-    name: "embed"
-    embedding { vocabulary: 5 features: 6 positions: true }
-  }
-  layer {
-    name: "norm"
-    layer_norm {}
-  }
-  layer {
-    name: "attention"
-    attention { heads: 3 causal: true }
-  }
-  layer {
-    name: "add"
-    input: "embed"
-    input: "attention"
-    add {}
-  }
-  layer {
-    name: "fc"
-    fully_connected { out_features: 5 }
-  }
-  layer {
-    name: "loss"
-    softmax_cross_entropy {}
-  }
-)pb";
+  layer { name: "embed" embedding { vocabulary: 5 features: 6 positions: true } }
+  layer { name: "norm" layer_norm {} }
+  layer { name: "attention" attention { heads: 3 causal: true } }
+  layer { name: "add" input: "embed" input: "attention" add {} }
+  layer { name: "fc" fully_connected { out_features: 5 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+)";
 
 inline constexpr int64_t kSamples = 3;
 
 class OneRank {
  public:
-  // On the kernels that all others are held against.
+  // On the reference back end.
   explicit OneRank(const char* model) : OneRank(model, nullptr, MakeReferenceBackend()) {}
   // Borrows the kernels.
   OneRank(const char* model, Backend& kernels) : OneRank(model, &kernels, nullptr) {}
@@ -136,12 +68,10 @@ class OneRank {
   ParameterStore& store() { return *store_; }
   std::vector<float>& inputs() { return inputs_; }
   BatchView batch() const { return {kSamples, inputs_, labels_, /*first_position=*/7}; }
-  float loss_scale() const {
-    return 1.0F / static_cast<float>(kSamples * graph_.labels_per_sample());
-  }
+  float loss_scale() const { return 1.0F / (kSamples * graph_.labels_per_sample()); }
 
-  // Of the batch, per label.
-  double Loss() { return Loss(batch(), loss_scale()) * static_cast<double>(loss_scale()); }
+  // The mean loss of the batch per label.
+  double Loss() { return Loss(batch(), loss_scale()) * loss_scale(); }
   double Loss(const BatchView& batch, float scale) {
     const absl::Status played = network_->ForwardBackward(batch, scale, 1);
     EXPECT_TRUE(played.ok()) << played;
@@ -150,14 +80,14 @@ class OneRank {
   const LossOfPass& loss_of_pass() const { return loss_of_pass_; }
   LossPart LossOfLastPass() const { return loss_of_pass_.Get(); }
 
-  // In the device's memory.
+  // The weights of a parameter, in device memory.
   std::span<float> Weights(const std::string& name) {
     const int wanted = *index_.Find(name);
     const std::vector<LocalTensor> tensors = store_->OfLayer(index_, index_[wanted].layer);
     return tensors[index_[wanted].number].value;
   }
 
-  // Between the device's memory and the host's.
+  // Copies between device and host memory.
   std::vector<float> Read(std::span<const float> values) {
     std::vector<float> read(values.size());
     const absl::Status status =
@@ -173,9 +103,7 @@ class OneRank {
  private:
   OneRank(const char* model, Backend* kernels, std::unique_ptr<Backend> owned)
       : owned_(std::move(owned)), kernels_(kernels == nullptr ? *owned_ : *kernels) {
-    v1::Model parsed;
-    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(model, &parsed));
-    auto graph = Graph::FromModel(parsed);
+    auto graph = Graph::FromModel(Parse<v1::Model>(model));
     EXPECT_TRUE(graph.ok()) << graph.status();
     graph_ = *std::move(graph);
     index_ = ParameterIndex::FromGraph(graph_);
@@ -187,7 +115,7 @@ class OneRank {
     store_ = std::make_unique<ParameterStore>(index_, OwnershipOf(plan_, index_, 0), 3, kernels_);
     network_ = std::make_unique<Network>(graph_, index_, plan_, 3, kernels_, *store_, *comms_);
     network_->set_listener(&loss_of_pass_);
-    // Layer norm of rows that are all but zero is steep; these are of the size of one.
+    // Layer norm is steep at rows close to zero, so the embedding is scaled to the order of one.
     if (graph_.takes_tokens()) {
       for (const char* name : {"embed/weight", "embed/positions"}) {
         std::vector<float> values = Read(Weights(name));
@@ -201,13 +129,11 @@ class OneRank {
   void MakeBatch() {
     const int64_t elements = kSamples * graph_.input().elements();
     for (int64_t i = 0; i < elements; ++i) {
-      const auto at = static_cast<uint64_t>(i);
-      inputs_.push_back(graph_.takes_tokens()
-                            ? static_cast<float>(RandomBits(1, RandomStream::kTest, 0, at) % 5)
-                            : RandomNormal(1, RandomStream::kTest, 0, at));
+      inputs_.push_back(graph_.takes_tokens() ? RandomBits(1, RandomStream::kTest, 0, i) % 5
+                                              : RandomNormal(1, RandomStream::kTest, 0, i));
     }
     for (int64_t i = 0; i < kSamples * graph_.labels_per_sample(); ++i) {
-      labels_.push_back(static_cast<int32_t>(i * 7 % graph_.classes()));
+      labels_.push_back(i * 7 % graph_.classes());
     }
   }
 

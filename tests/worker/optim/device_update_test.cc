@@ -1,5 +1,5 @@
-// The optimiser of a slice on a device: its updates equal those of the host, whatever the rule, and
-// happen only where the loss says so. On an emulated device.
+// The optimizer of a slice on an emulated device: its updates equal those of the host for every
+// rule, and a non-finite loss prevents them.
 #include <cmath>
 #include <limits>
 
@@ -17,13 +17,13 @@ class DeviceUpdateTest : public testing::TestWithParam<const char*> {
   DeviceUpdateTest()
       : optimizer_(OptimizerFrom(GetParam())),
         slice_(SliceOf(model_.index, 11, 200)),
-        size_(static_cast<size_t>(slice_.slice_end() - slice_.slice_begin())),
+        size_(slice_.slice_end() - slice_.slice_begin()),
         rank_(MakeEmulatedRank(EmulatedCuda::Mode::kInline)),
         device_(*rank_.device),
         on_host_(*host_kernels_, optimizer_, model_.index, model_.momenta, slice_),
         on_device_(*rank_.kernels, optimizer_, model_.index, model_.momenta, slice_),
         norms_(optimizer_, std::ssize(model_.index.parameters())),
-        weights_(RandomValues(static_cast<int64_t>(size_), 1)),
+        weights_(RandomValues(size_, 1)),
         device_weights_(device_, size_, "weights"),
         device_gradients_(device_, size_, "gradients"),
         sums_(device_, norms_.sums().size(), "norms"),
@@ -32,8 +32,7 @@ class DeviceUpdateTest : public testing::TestWithParam<const char*> {
   }
 
   void Step(int number, double loss) {
-    const std::vector<float> gradients =
-        RandomValues(static_cast<int64_t>(size_), static_cast<uint32_t>(100 + number));
+    const std::vector<float> gradients = RandomValues(size_, 100 + number);
     norms_.Clear();
     on_host_.AddNorms(gradients, weights_, norms_);
     const auto host_sums = norms_.sums();
@@ -86,7 +85,7 @@ class DeviceUpdateTest : public testing::TestWithParam<const char*> {
   const SmallModel model_;
   const v1::Optimizer optimizer_;
   const BucketOwnership slice_;
-  const size_t size_;
+  const int64_t size_;
   const std::unique_ptr<Backend> host_kernels_ = MakeReferenceBackend();
   const EmulatedRank rank_;
   CudaDevice& device_;
@@ -106,7 +105,7 @@ TEST_P(DeviceUpdateTest, EqualsTheHost) {
   EXPECT_TRUE(device_.status().ok()) << device_.status();
 }
 
-TEST_P(DeviceUpdateTest, NothingHappensWhereTheLossIsNotFinite) {
+TEST_P(DeviceUpdateTest, NonFiniteLossPreventsUpdate) {
   ASSERT_NO_FATAL_FAILURE(Step(0, 1.5));
   for (const double loss :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {

@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-TEST(RateAt, ConstantWithoutWarmUpAndDecay) {
+TEST(RateAt, IsConstantWithoutWarmUpAndDecay) {
   v1::Schedule schedule;
   schedule.set_base_rate(0.1F);
   EXPECT_FLOAT_EQ(RateAt(schedule, 0, 100), 0.1F);
@@ -32,7 +32,7 @@ TEST(RateAt, StepDecayDropsAtMultiples) {
   EXPECT_FLOAT_EQ(RateAt(schedule, 35, 100), 0.125F);
 }
 
-TEST(RateAt, CosineGoesFromBaseToFinalAfterWarmUp) {
+TEST(RateAt, CosineDecaysFromBaseToFinal) {
   v1::Schedule schedule;
   schedule.set_base_rate(1);
   schedule.set_warmup_steps(10);
@@ -40,10 +40,10 @@ TEST(RateAt, CosineGoesFromBaseToFinalAfterWarmUp) {
   EXPECT_FLOAT_EQ(RateAt(schedule, 10, 110), 1.0F);
   EXPECT_FLOAT_EQ(RateAt(schedule, 60, 110), 0.6F);  // half way: the mean of 1 and 0.2
   EXPECT_FLOAT_EQ(RateAt(schedule, 110, 110), 0.2F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 500, 110), 0.2F);  // past the end it stays
+  EXPECT_FLOAT_EQ(RateAt(schedule, 500, 110), 0.2F);  // constant after the end
 }
 
-TEST(RateAt, PolynomialGoesFromBaseToFinalAfterWarmUp) {
+TEST(RateAt, PolynomialDecaysFromBaseToFinal) {
   v1::Schedule schedule;
   schedule.set_base_rate(2);
   schedule.set_warmup_steps(10);
@@ -56,7 +56,7 @@ TEST(RateAt, PolynomialGoesFromBaseToFinalAfterWarmUp) {
   EXPECT_FLOAT_EQ(RateAt(schedule, 500, 110), 0.4F);
 }
 
-TEST(RateAt, PolynomialWithoutPowerIsAStraightLineToZero) {
+TEST(RateAt, PolynomialWithoutPowerIsLinear) {
   v1::Schedule schedule;
   schedule.set_base_rate(1);
   schedule.mutable_polynomial();
@@ -65,7 +65,7 @@ TEST(RateAt, PolynomialWithoutPowerIsAStraightLineToZero) {
   EXPECT_FLOAT_EQ(RateAt(schedule, 10, 10), 0.0F);
 }
 
-TEST(RateAt, WarmUpScalesStepDecayToo) {
+TEST(RateAt, WarmUpScalesStepDecay) {
   v1::Schedule schedule;
   schedule.set_base_rate(1);
   schedule.set_warmup_steps(4);
@@ -74,14 +74,14 @@ TEST(RateAt, WarmUpScalesStepDecayToo) {
   EXPECT_FLOAT_EQ(RateAt(schedule, 2, 100), 0.75F * 0.5F);
 }
 
-TEST(RateAt, NoStepsInAllIsNoDivisionByZero) {
+TEST(RateAt, HandlesRunWithoutSteps) {
   v1::Schedule schedule;
   schedule.set_base_rate(1);
   schedule.mutable_cosine();
   EXPECT_FLOAT_EQ(RateAt(schedule, 0, 0), 1.0F);
 }
 
-TEST(RateAt, WarmUpLongerThanTheRunIsNoDivisionByZero) {
+TEST(RateAt, HandlesWarmUpLongerThanTheRun) {
   v1::Schedule schedule;
   schedule.set_base_rate(1);
   schedule.set_warmup_steps(10);

@@ -13,10 +13,11 @@ namespace {
 constexpr int kSteps = 6;
 constexpr float kRate = 0.1F;
 
-// The same optimisers once more, in double, from the formulas of run.proto and the papers.
-class Twin {
+// The optimizers in double, from the formulas of run.proto and the papers.
+class ReferenceOptimizer {
  public:
-  Twin(const SmallModel& model, const v1::Optimizer& optimizer, const std::vector<float>& weights)
+  ReferenceOptimizer(const SmallModel& model, const v1::Optimizer& optimizer,
+                     const std::vector<float>& weights)
       : model_(model),
         optimizer_(optimizer),
         w_(weights.begin(), weights.end()),
@@ -29,22 +30,21 @@ class Twin {
     Clip();
     for (const Parameter& p : model_.index.parameters()) {
       if (IsStatistic(p.role)) {
-        for (int64_t i = p.offset; i < p.end(); ++i) w_[At(i)] += 0.25 * (g_[At(i)] - w_[At(i)]);
+        for (int64_t i = p.offset; i < p.end(); ++i) w_[i] += 0.25 * (g_[i] - w_[i]);
         continue;
       }
       const bool decays = p.role == ParameterRole::kWeight || optimizer_.decay_all();
       const double ratio = decays && optimizer_.has_lars() ? Ratio(p) : 1;
-      for (int64_t i = p.offset; i < p.end(); ++i) StepOne(At(i), rate, decays, ratio);
+      for (int64_t i = p.offset; i < p.end(); ++i) StepOne(i, rate, decays, ratio);
     }
   }
   const std::vector<double>& weights() const { return w_; }
   const std::vector<double>& first_state() const { return a_; }
 
  private:
-  static size_t At(int64_t i) { return static_cast<size_t>(i); }
   static double Norm(const std::vector<double>& v, const Parameter& p) {
     double sum = 0;
-    for (int64_t i = p.offset; i < p.end(); ++i) sum += v[At(i)] * v[At(i)];
+    for (int64_t i = p.offset; i < p.end(); ++i) sum += v[i] * v[i];
     return std::sqrt(sum);
   }
   void Clip() {
@@ -56,11 +56,12 @@ class Twin {
     const double scale = std::min(1.0, optimizer_.clip_norm() / (std::sqrt(sum) + 1e-6));
     for (const Parameter& p : model_.index.parameters()) {
       if (IsStatistic(p.role)) continue;
-      for (int64_t i = p.offset; i < p.end(); ++i) g_[At(i)] *= scale;
+      for (int64_t i = p.offset; i < p.end(); ++i) g_[i] *= scale;
     }
   }
   double Ratio(const Parameter& p) const {
-    const double w = Norm(w_, p), g = Norm(g_, p);
+    const double w = Norm(w_, p);
+    const double g = Norm(g_, p);
     return w > 0 && g > 0
                ? optimizer_.lars().trust() * w / (g + optimizer_.lars().weight_decay() * w)
                : 1;
@@ -93,32 +94,31 @@ class Twin {
   int t_ = 0;
 };
 
-class AgainstTwin : public ::testing::TestWithParam<const char*> {};
+class AgainstReference : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(AgainstTwin, OverSeveralSteps) {
+TEST_P(AgainstReference, OverSeveralSteps) {
   const SmallModel model;
   const v1::Optimizer optimizer = OptimizerFrom(GetParam());
   auto kernels = MakeReferenceBackend();
   std::vector<float> weights = RandomValues(model.index.size(), 1);
-  Twin twin(model, optimizer, weights);
+  ReferenceOptimizer reference(model, optimizer, weights);
   SlicedModel sliced(*kernels, optimizer, model, {0, model.index.size()});
   for (int step = 0; step < kSteps; ++step) {
-    const std::vector<float> gradients =
-        RandomValues(model.index.size(), 100 + static_cast<uint32_t>(step));
+    const std::vector<float> gradients = RandomValues(model.index.size(), 100 + step);
     sliced.Step(kRate, gradients, weights);
-    twin.Step(kRate, gradients);
+    reference.Step(kRate, gradients);
   }
-  // A few roundings of 6e-8 a step on numbers of size 1 to 10; AdamW's first steps divide by
-  // sqrt(v), whose relative error is as small.
+  // A few roundings of 6e-8 per step on values from 1 to 10; AdamW's first steps divide by sqrt(v),
+  // whose relative error is equally small.
   for (size_t i = 0; i < weights.size(); ++i) {
-    ASSERT_NEAR(weights[i], twin.weights()[i], 2e-5) << i;
-    ASSERT_NEAR(sliced.slice(0).state(0)[i], twin.first_state()[i], 2e-5) << i;
+    ASSERT_NEAR(weights[i], reference.weights()[i], 2e-5) << i;
+    ASSERT_NEAR(sliced.slice(0).state(0)[i], reference.first_state()[i], 2e-5) << i;
   }
   EXPECT_EQ(sliced.slice(0).updates(), kSteps);
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Optimizers, AgainstTwin,
+    Optimizers, AgainstReference,
     ::testing::Values("", "sgd {}", "sgd { momentum: 0.9 }",
                       "sgd { momentum: 0.9 weight_decay: 0.1 }",
                       "sgd { momentum: 0.9 weight_decay: 0.1 nesterov: true }",
@@ -151,7 +151,7 @@ TEST(SliceOptimizer, MomentumAndDecayByHand) {
   EXPECT_EQ(optimizer.states(), 1);
 }
 
-// With gradients of zero nothing moves but what decays.
+// With zero gradients, only decay changes weights.
 TEST(SliceOptimizer, OnlyWeightsDecay) {
   const SmallModel model;
   auto kernels = MakeReferenceBackend();
@@ -161,10 +161,10 @@ TEST(SliceOptimizer, OnlyWeightsDecay) {
       v1::Optimizer optimizer = OptimizerFrom(kind);
       optimizer.set_decay_all(all);
       SlicedModel sliced(*kernels, optimizer, model, {0, model.index.size()});
-      std::vector<float> weights(static_cast<size_t>(model.index.size()), 2.0F);
+      std::vector<float> weights(model.index.size(), 2.0F);
       std::vector<float> gradients(weights.size(), 0.0F);
       for (const Parameter& p : model.index.parameters()) {
-        // A statistic of the batch that is what the running one is.
+        // The statistic of the batch equals the running one.
         if (IsStatistic(p.role)) {
           std::fill(gradients.begin() + p.offset, gradients.begin() + p.end(), 2.0F);
         }
@@ -178,10 +178,10 @@ TEST(SliceOptimizer, OnlyWeightsDecay) {
   }
 }
 
-TEST(SliceOptimizer, StatisticsAreDrawnTowardsTheBatch) {
+TEST(SliceOptimizer, RunningStatisticsFollowTheBatch) {
   const SmallModel model;
   auto kernels = MakeReferenceBackend();
-  // Neither rate, clipping nor decay touch them.
+  // Rate, clipping and decay do not affect them.
   const v1::Optimizer optimizer =
       OptimizerFrom("adamw { weight_decay: 0.5 } clip_norm: 0.001 decay_all: true");
   for (const ParameterRole role : {ParameterRole::kRunningMean, ParameterRole::kRunningVariance}) {
@@ -203,7 +203,7 @@ TEST(SliceOptimizer, StatisticsAreDrawnTowardsTheBatch) {
   }
 }
 
-TEST(SliceOptimizer, MomentumOfStatisticsIsItsLayers) {
+TEST(SliceOptimizer, StatisticMomentumIsThatOfTheLayer) {
   const SmallModel model;
   for (size_t i = 0; i < model.momenta.size(); ++i) {
     EXPECT_EQ(model.momenta[i], IsStatistic(model.index[i].role) ? 0.25F : 0.0F);
@@ -224,8 +224,8 @@ TEST(SliceOptimizer, EmptySliceIsLegal) {
   }
 }
 
-// What a checkpoint does: another optimiser takes the state and goes on as if nothing had happened.
-TEST(SliceOptimizer, GoesOnFromCopiedState) {
+// As after loading a checkpoint: another object continues from a copy of the state.
+TEST(SliceOptimizer, ContinuesFromCopiedState) {
   const SmallModel model;
   auto kernels = MakeReferenceBackend();
   const int64_t size = model.index.size();

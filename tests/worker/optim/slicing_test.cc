@@ -1,4 +1,5 @@
-// A model is updated the same however it is cut: what makes sharding the optimiser legal.
+// The update of a model does not depend on its division into slices, so the optimizer can be
+// sharded.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -21,32 +22,32 @@ std::vector<float> Train(Backend& kernels, const v1::Optimizer& optimizer, const
   return weights;
 }
 
-std::vector<std::vector<int64_t>> Cuts(int64_t size) {
-  std::vector<std::vector<int64_t>> cuts;
+std::vector<std::vector<int64_t>> Partitions(int64_t size) {
+  std::vector<std::vector<int64_t>> partitions;
   for (const int64_t parts : {2, 3, 7, 64}) {
     std::vector<int64_t> borders;
     for (int64_t i = 0; i <= parts; ++i) borders.push_back(PartBegin(size, i, parts));
-    cuts.push_back(borders);
+    partitions.push_back(borders);
   }
-  cuts.push_back({0, 0, 1, 1, 2, size, size});  // empty slices among them
-  return cuts;
+  partitions.push_back({0, 0, 1, 1, 2, size, size});  // with empty slices
+  return partitions;
 }
 
 class Slicing : public ::testing::TestWithParam<const char*> {
  protected:
-  // Every element for itself: equal bits, in each back end.
+  // Compares every partition with the whole model. 0: equal bits.
   void ExpectEqual(Backend& kernels, double tolerance) {
     const SmallModel model;
     const v1::Optimizer optimizer = OptimizerFrom(GetParam());
     const int64_t size = model.index.size();
     const std::vector<float> whole = Train(kernels, optimizer, model, {0, size}, size);
-    for (const auto& borders : Cuts(size)) {
+    for (const auto& borders : Partitions(size)) {
       for (const int64_t longest : {int64_t{1}, int64_t{5}, size}) {
-        const std::vector<float> cut = Train(kernels, optimizer, model, borders, longest);
+        const std::vector<float> sliced = Train(kernels, optimizer, model, borders, longest);
         if (tolerance == 0) {
-          ASSERT_EQ(cut, whole) << borders.size() << " borders, pieces of " << longest;
+          ASSERT_EQ(sliced, whole) << borders.size() << " borders, intervals of " << longest;
         }
-        for (size_t i = 0; i < cut.size(); ++i) ASSERT_NEAR(cut[i], whole[i], tolerance) << i;
+        for (size_t i = 0; i < sliced.size(); ++i) ASSERT_NEAR(sliced[i], whole[i], tolerance) << i;
       }
     }
   }
@@ -62,8 +63,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "adamw { weight_decay: 0.01 }",
                       "adamw { weight_decay: 0.01 } decay_all: true"));
 
-// Sums of squares over slices round differently, in double: a relative 1e-16 or so, which may turn
-// the last bit of a factor in fp32 and so of a weight.
+// Sums of squares over slices round differently in double, by about 1e-16, which may change the
+// last bit of a factor in fp32 and thus of a weight.
 using ByNorm = Slicing;
 TEST_P(ByNorm, CloseOnTheReference) { ExpectEqual(*MakeReferenceBackend(), 1e-5); }
 TEST_P(ByNorm, CloseOnTheCpu) { ExpectEqual(*MakeCpuBackend(1), 1e-5); }

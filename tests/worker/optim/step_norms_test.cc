@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-TEST(StepNorms, NothingToSumWhereNobodyAsks) {
+TEST(StepNorms, NeedsNoSumsWithoutClipping) {
   StepNorms norms(OptimizerFrom("sgd {}"), 3);
   EXPECT_TRUE(norms.sums().empty());
   norms.Add(1, 4, 4);
@@ -18,7 +18,7 @@ TEST(StepNorms, NothingToSumWhereNobodyAsks) {
   EXPECT_EQ(norms.GradientNorm(), 0);
 }
 
-TEST(StepNorms, ClippingNeedsOneNumber) {
+TEST(StepNorms, ClippingNeedsOneSum) {
   StepNorms norms(OptimizerFrom("adamw {} clip_norm: 2"), 3);
   EXPECT_EQ(norms.sums().size(), 1U);
   norms.Add(0, 9, 0);
@@ -32,7 +32,7 @@ TEST(StepNorms, ClippingNeedsOneNumber) {
   EXPECT_EQ(norms.GradientScale(), 1);  // all zero
 }
 
-TEST(StepNorms, LarsNeedsBothNormsOfEveryTensor) {
+TEST(StepNorms, LarsNeedsTwoSumsPerTensor) {
   StepNorms norms(OptimizerFrom("lars {} clip_norm: 1"), 2);
   EXPECT_EQ(norms.sums().size(), 4U);
   norms.Add(0, 9, 4);
@@ -46,8 +46,8 @@ TEST(StepNorms, LarsNeedsBothNormsOfEveryTensor) {
   EXPECT_DOUBLE_EQ(norms.GradientScale(), 1 / (5 + 1e-6));
 }
 
-// Two ranks that own halves of a tensor add their sums up: the norm is the whole tensor's.
-TEST(StepNorms, SumsOfRanksMakeTheWholeTensorsNorm) {
+// The sums of two ranks that own halves of a tensor add up to the norm of the tensor.
+TEST(StepNorms, SumsOfRanksAddUp) {
   const v1::Optimizer optimizer = OptimizerFrom("lars {}");
   StepNorms whole(optimizer, 1), half(optimizer, 1), other(optimizer, 1);
   whole.Add(0, 9 + 16, 1 + 3);
@@ -58,7 +58,7 @@ TEST(StepNorms, SumsOfRanksMakeTheWholeTensorsNorm) {
   EXPECT_EQ(half.WeightNorm(0), whole.WeightNorm(0));
 }
 
-TEST(StepNorms, WhatDivergedStaysVisible) {
+TEST(StepNorms, NonFiniteGradientsGiveNonFiniteScale) {
   StepNorms norms(OptimizerFrom("sgd {} clip_norm: 1"), 1);
   norms.Add(0, std::numeric_limits<double>::quiet_NaN(), 0);
   EXPECT_TRUE(std::isnan(norms.GradientScale()));

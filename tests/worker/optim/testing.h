@@ -1,8 +1,7 @@
-// A small model with every role of parameter, cut by hand into slices, for the tests of this room.
+// A small model with every role of parameter, divided into slices, for the tests of worker/optim.
 #pragma once
 
 #include <glog/logging.h>
-#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,34 +16,31 @@
 #include "model/parameter_index.h"
 #include "plan/ownership.h"
 #include "tensor/layout.h"
+#include "tests/worker/expect.h"
 #include "worker/optim/slice_optimizer.h"
 
 namespace cadre {
 
-// Positions: conv/weight [3,1,3,3] 0-26, conv/bias [3] 27-29, then four of norm [3] each (which is
-// which, the index says), fc/weight [2,108], fc/bias [2].
+// Positions: conv/weight [3,1,3,3] 0-26, conv/bias [3] 27-29, then four of norm [3] each (see
+// the index), fc/weight [2,108], fc/bias [2].
 struct SmallModel {
   SmallModel()
-      : graph(Parse()),
+      : graph(MakeGraph()),
         index(ParameterIndex::FromGraph(graph)),
         momenta(StatisticMomenta(graph, index)) {}
 
-  static Graph Parse() {
-    v1::Model model;
-    CHECK(google::protobuf::TextFormat::ParseFromString(R"(
+  static Graph MakeGraph() {
+    absl::StatusOr<Graph> graph = Graph::FromModel(Parse<v1::Model>(R"(
       input { channels: 1 height: 6 width: 6 }
       layer { name: "conv" convolution { out_channels: 3 kernel: 3 padding: 1 } }
       layer { name: "norm" batch_norm { momentum: 0.25 } }
       layer { name: "relu" relu {} }
       layer { name: "fc" fully_connected { out_features: 2 } }
-      layer { name: "loss" softmax_cross_entropy {} })",
-                                                        &model));
-    absl::StatusOr<Graph> graph = Graph::FromModel(model);
+      layer { name: "loss" softmax_cross_entropy {} })"));
     CHECK(graph.ok()) << graph.status();
     return *std::move(graph);
   }
 
-  const Parameter& At(const std::string& name) const { return index[*index.Find(name)]; }
   const Parameter& Of(ParameterRole role) const {
     const auto& all = index.parameters();
     return *std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.role == role; });
@@ -56,7 +52,7 @@ struct SmallModel {
 };
 
 // A bucket whose buffer is flat positions [0, index.size()), and whose slice is [begin, end) of it,
-// in pieces of at most `longest` elements.
+// in intervals of at most `longest` elements.
 inline BucketOwnership SliceOf(const ParameterIndex& index, int64_t begin, int64_t end,
                                int64_t longest = int64_t{1} << 40) {
   BucketOwnership bucket;
@@ -72,16 +68,17 @@ inline BucketOwnership SliceOf(const ParameterIndex& index, int64_t begin, int64
   return bucket;
 }
 
-// Not exact, and no symmetry that could hide a mistake.
+// Values that are not exact in sums, without symmetries that could hide errors.
 inline std::vector<float> RandomValues(int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
+  std::vector<float> values(count);
   for (float& value : values) value = normal(random);
   return values;
 }
 
-// A model cut into slices, each with its optimiser; a step as a group does it, its ranks in turn.
+// A model divided into slices, each with its optimizer. A step updates them as the ranks of a group
+// do.
 class SlicedModel {
  public:
   SlicedModel(Backend& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
@@ -111,8 +108,7 @@ class SlicedModel {
  private:
   template <typename T>
   std::span<T> Part(std::span<T> values, size_t i) const {
-    return values.subspan(static_cast<size_t>(borders_[i]),
-                          static_cast<size_t>(borders_[i + 1] - borders_[i]));
+    return values.subspan(borders_[i], borders_[i + 1] - borders_[i]);
   }
 
   const v1::Optimizer optimizer_;
@@ -121,10 +117,6 @@ class SlicedModel {
   std::vector<SliceOptimizer> slices_;
 };
 
-inline v1::Optimizer OptimizerFrom(const std::string& text) {
-  v1::Optimizer optimizer;
-  CHECK(google::protobuf::TextFormat::ParseFromString(text, &optimizer)) << text;
-  return optimizer;
-}
+inline v1::Optimizer OptimizerFrom(const std::string& text) { return Parse<v1::Optimizer>(text); }
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// What hosts and workers say, as one profile.
+// Profiles of hosts and devices are joined to one cluster profile.
 #include "worker/probe/host_probe.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "plan/cluster_profile.h"
+#include "tests/worker/expect.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/probe/machine_probe.h"
 
@@ -37,7 +38,7 @@ v1::ClusterProfile Host(const std::string& name, const v1::DeviceProfile& device
   return profile;
 }
 
-TEST(MergeDevicesTest, TakesMediansPartByPart) {
+TEST(MergeDevicesTest, TakesMediansByPart) {
   const v1::DeviceProfile merged =
       MergeDevices({Device(1e9, 1), Device(4e9, 2), Device(2e9, 9), Device(3e9, 5, /*samples=*/4)});
   EXPECT_EQ(merged.name(), "cpu");
@@ -51,7 +52,7 @@ TEST(MergeDevicesTest, TakesMediansPartByPart) {
   EXPECT_EQ(merged.model(0).time(1).forward(), 5);
 }
 
-TEST(ProbeHostsTest, EverybodyGetsOneProfileOfAll) {
+TEST(ProbeHostsTest, AllRanksGetOneProfile) {
   const Transports transports = MakeTransports(Wire::kThreads, 3);
   std::vector<v1::ClusterProfile> profiles(3);
   OnRanks(3, [&](int rank) {
@@ -72,24 +73,23 @@ TEST(ProbeHostsTest, EverybodyGetsOneProfileOfAll) {
   EXPECT_EQ(profiles[2].SerializeAsString(), profile.SerializeAsString());
 }
 
-TEST(ProbeHostsTest, AHostThatTellsOfNoneIsRefused) {
+TEST(ProbeHostsTest, RejectsProfileWithoutHost) {
   const Transports transports = MakeTransports(Wire::kThreads, 2);
   OnRanks(2, [&](int rank) {
     const v1::ClusterProfile own = rank == 0 ? Host("a", Device(1e9, 1)) : v1::ClusterProfile();
     const auto joined = ProbeHosts(own, *transports[rank], absl::Now() + absl::Minutes(2));
-    EXPECT_TRUE(absl::IsInvalidArgument(joined.status())) << joined.status();
+    EXPECT_THAT(joined, IsError(kInvalidArgument, "does not contain one host"));
   });
 }
 
-TEST(ProbeHostsTest, AHostThatDoesNotComeIsNamedLongBeforeTheEnd) {
+TEST(ProbeHostsTest, MissingHostIsNamedAtTheMeetingTime) {
   const std::vector<std::string> peers = {"127.0.0.1:0", "127.0.0.1:1"};
   const absl::Time now = absl::Now();
   const absl::Status late =
       ProbeHosts(Host("a", Device(1e9, 1)), peers, /*rank=*/0,
                  /*meet_by=*/now + absl::Milliseconds(20), /*deadline=*/now + absl::Hours(1))
           .status();
-  EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
-  EXPECT_NE(late.message().find("rank 1 at 127.0.0.1:1"), absl::string_view::npos) << late;
+  EXPECT_THAT(late, IsError(absl::StatusCode::kDeadlineExceeded, "rank 1 at 127.0.0.1:1"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the probe says of a model's layers: every part that plans ask for, once, with times that
-// can be; plans for ranks that are not there run to their end with values that stay finite.
+// The probe returns every layer part of the requested plans once, with plausible times. Plans for
+// several ranks run on one, and values stay finite.
 #include "worker/probe/layer_probe.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,6 @@
 #include <string>
 #include <tuple>
 
-#include "google/protobuf/text_format.h"
 #include "kernels/backend.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
@@ -18,6 +17,7 @@
 #include "plan/layer_part.h"
 #include "plan/plan.h"
 #include "plan/search/planner.h"
+#include "tests/worker/expect.h"
 
 namespace cadre {
 namespace {
@@ -42,15 +42,11 @@ constexpr char kSpec[] = R"(
   schedule { base_rate: 0.1 }
 )";
 
-v1::RunSpec Spec() {
-  v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kSpec, &spec));
-  return spec;
-}
+v1::RunSpec Spec() { return Parse<v1::RunSpec>(kSpec); }
 
 v1::ProbeRequest RequestFor(v1::RunSpec spec, int ranks, int model_ranks, int space_ranks) {
-  spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(model_ranks));
-  spec.mutable_cluster()->set_space_ranks(static_cast<uint32_t>(space_ranks));
+  spec.mutable_cluster()->set_model_ranks(model_ranks);
+  spec.mutable_cluster()->set_space_ranks(space_ranks);
   v1::ProbeRequest request;
   *request.mutable_spec() = spec;
   request.set_steps(2);
@@ -123,7 +119,7 @@ TEST_P(LayerProbeTest, TimesEveryPart) {
   EXPECT_LT(device->flops(), 1e16);
   EXPECT_GT(device->update_seconds(), 0);
   EXPECT_GT(device->copy_seconds(), 0);
-  // What it says may stand in a profile.
+  // The result is a valid part of a profile.
   v1::ClusterProfile profile;
   *profile.add_device() = *device;
   profile.mutable_device(0)->set_name("cpu");
@@ -138,28 +134,28 @@ INSTANTIATE_TEST_SUITE_P(Groups, LayerProbeTest,
                                          Group{4, 1, 4, 12}, Group{8, 2, 2, 16},
                                          Group{16, 4, 1, 16}));
 
-TEST(LayerProbe, WhatIsKnownIsNotTimedAgain) {
+TEST(LayerProbe, KnownPartsAreNotTimedAgain) {
   v1::ProbeRequest request = RequestFor(Spec(), 2, 1, 1);
   *request.add_plan() = request.plan(0);
   *request.add_plan() = RequestFor(Spec(), 1, 1, 1).plan(0);
   int timed = 0;
-  std::vector<std::pair<int, int>> told;
+  std::vector<std::pair<int, int>> reported;
   const auto device =
       Probe(request, {.before_each_plan =
                           [&] {
                             ++timed;
                             return absl::OkStatus();
                           },
-                      .progress = [&](int done, int of) { told.emplace_back(done, of); }});
+                      .progress = [&](int done, int of) { reported.emplace_back(done, of); }});
   ASSERT_TRUE(device.ok()) << device.status();
   EXPECT_EQ(timed, 2);
-  EXPECT_EQ(told, (std::vector<std::pair<int, int>>{{1, 3}, {2, 3}, {3, 3}}));
+  EXPECT_EQ(reported, (std::vector<std::pair<int, int>>{{1, 3}, {2, 3}, {3, 3}}));
   std::set<uint32_t> samples;
   for (const Part& part : PartsIn(device->model(0))) samples.insert(std::get<1>(part));
   EXPECT_EQ(samples, (std::set<uint32_t>{5, 10}));
 }
 
-TEST(LayerProbe, MicroBatchesAreTimedAlone) {
+TEST(LayerProbe, TimesSingleMicroBatches) {
   v1::RunSpec spec = Spec();
   spec.set_micro_batches(3);
   const auto device = Probe(RequestFor(spec, 1, 1, 1));
@@ -167,7 +163,7 @@ TEST(LayerProbe, MicroBatchesAreTimedAlone) {
   for (const Part& part : PartsIn(device->model(0))) EXPECT_EQ(std::get<1>(part), 4U);
 }
 
-TEST(LayerProbe, NormsOverTheModelAreWaitedForByNobody) {
+TEST(LayerProbe, TimesUpdatesWithNorms) {
   v1::RunSpec spec = Spec();
   spec.mutable_optimizer()->set_clip_norm(1);
   const auto device = Probe(RequestFor(spec, 4, 2, 1));
@@ -175,17 +171,17 @@ TEST(LayerProbe, NormsOverTheModelAreWaitedForByNobody) {
   EXPECT_GT(device->update_seconds(), 0);
 }
 
-TEST(LayerProbe, BadRequestsAreRefused) {
+TEST(LayerProbe, RejectsInvalidRequests) {
   v1::ProbeRequest request = RequestFor(Spec(), 2, 1, 1);
   EXPECT_TRUE(absl::IsInvalidArgument(Probe({}).status()));
   request.mutable_plan(0)->mutable_layers(0)->set_layer("no such layer");
   EXPECT_TRUE(absl::IsInvalidArgument(Probe(request).status()));
 }
 
-TEST(LayerProbe, WhoIsWaitedForMayFail) {
+TEST(LayerProbe, ReturnsErrorOfSynchronization) {
   const auto device =
       Probe(RequestFor(Spec(), 2, 1, 1),
-            {.before_each_plan = [] { return absl::UnavailableError("rank 1 went home"); }});
+            {.before_each_plan = [] { return absl::UnavailableError("rank 1 has failed"); }});
   EXPECT_TRUE(absl::IsUnavailable(device.status())) << device.status();
 }
 

@@ -2,35 +2,29 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
 #include <span>
 #include <vector>
 
 #include "worker/comm/collective_queue.h"
 #include "worker/comm/communicator.h"
+#include "worker/train/agreement.h"
 
 namespace cadre {
 namespace {
 
-std::vector<int> Everybody(int ranks) {
-  std::vector<int> all(static_cast<size_t>(ranks));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-TEST(LoopbackTransportTest, NobodyIsWaitedFor) {
+TEST(LoopbackTransportTest, CollectivesDoNotWait) {
   LoopbackTransport transport(7);
   EXPECT_EQ(transport.rank(), 0);
   EXPECT_EQ(transport.size(), 7);
-  Communicator all(transport, Everybody(7));
+  Communicator all = WholeGroup(transport);
   EXPECT_TRUE(all.Barrier().ok());
   std::vector<double> sums = {1, 2};
   EXPECT_TRUE(all.AllReduceSum(std::span<double>(sums)).ok());
 }
 
-TEST(LoopbackTransportTest, MovesBringWhatIsSent) {
+TEST(LoopbackTransportTest, MovesReceiveWhatIsSent) {
   LoopbackTransport transport(3);
-  Communicator all(transport, Everybody(3));
+  Communicator all = WholeGroup(transport);
   const std::vector<float> mine = {5, 6};
   std::vector<float> first(2), second(3, 9);
   const auto out = std::as_bytes(std::span(mine));
@@ -40,15 +34,15 @@ TEST(LoopbackTransportTest, MovesBringWhatIsSent) {
   ASSERT_TRUE(all.AllToAll(send, receive).ok());
   EXPECT_EQ(first, mine);
   EXPECT_EQ(second, (std::vector<float>{5, 6, 5}));
-  // One that sends nothing hears nothing.
-  const std::vector<std::span<const std::byte>> silence(3);
-  ASSERT_TRUE(all.AllToAll(silence, receive).ok());
+  // Without sends, zeros are received.
+  const std::vector<std::span<const std::byte>> nothing(3);
+  ASSERT_TRUE(all.AllToAll(nothing, receive).ok());
   EXPECT_EQ(second, (std::vector<float>{0, 0, 0}));
 }
 
-TEST(LoopbackTransportTest, TheBackgroundLeavesWhatIsThere) {
+TEST(LoopbackTransportTest, BackgroundChannelLeavesDataUnchanged) {
   LoopbackTransport transport(4);
-  Communicator all(transport, Everybody(4), Transport::kBackground);
+  Communicator all = WholeGroup(transport, Transport::kBackground);
   std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8};
   const std::vector<float> before = values;
   const std::vector<Interval> intervals = EqualIntervals(8, 4);
@@ -61,12 +55,12 @@ TEST(LoopbackTransportTest, TheBackgroundLeavesWhatIsThere) {
   }
 }
 
-TEST(LoopbackTransportTest, AQueueRunsItsWork) {
+TEST(LoopbackTransportTest, QueueExecutesOperations) {
   LoopbackTransport transport(5);
   CollectiveQueue queue(transport);
   int done = 0;
   for (uint64_t key = 0; key < 3; ++key) {
-    queue.Post(key, static_cast<int64_t>(key), [&] {
+    queue.Post(key, key, [&] {
       ++done;
       return absl::OkStatus();
     });
@@ -75,13 +69,13 @@ TEST(LoopbackTransportTest, AQueueRunsItsWork) {
   EXPECT_EQ(done, 3);
 }
 
-TEST(LoopbackTransportTest, AnAbortIsItsLastWord) {
+TEST(LoopbackTransportTest, AbortIsPermanent) {
   LoopbackTransport transport(2);
   EXPECT_TRUE(transport.status().ok());
   transport.Abort(absl::CancelledError("enough"));
   transport.Abort(absl::InternalError("too late"));
   EXPECT_TRUE(absl::IsCancelled(transport.status()));
-  Communicator all(transport, Everybody(2));
+  Communicator all = WholeGroup(transport);
   EXPECT_TRUE(absl::IsCancelled(all.Barrier()));
 }
 

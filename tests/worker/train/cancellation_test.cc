@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-TEST(Cancellation, TheFirstReasonCounts) {
+TEST(Cancellation, KeepsTheFirstReason) {
   Cancellation cancellation;
   EXPECT_TRUE(cancellation.status().ok());
   cancellation.Cancel(absl::CancelledError("first"));
@@ -13,7 +13,7 @@ TEST(Cancellation, TheFirstReasonCounts) {
   EXPECT_EQ(cancellation.status().message(), "first");
 }
 
-TEST(Cancellation, HandlersRunOnceAndNotAfterTheyAreGone) {
+TEST(Cancellation, HandlersRunOnceUntilUnregistered) {
   Cancellation cancellation;
   int kept = 0;
   int gone = 0;
@@ -27,7 +27,7 @@ TEST(Cancellation, HandlersRunOnceAndNotAfterTheyAreGone) {
   EXPECT_EQ(gone, 0);
 }
 
-TEST(Cancellation, ALateHandlerRunsAtOnce) {
+TEST(Cancellation, LateHandlerRunsImmediately) {
   Cancellation cancellation;
   cancellation.Cancel(absl::CancelledError("before"));
   absl::Status seen;

@@ -15,6 +15,7 @@
 #include "model/formats/safetensors.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/worker/expect.h"
 #include "tests/worker/train/checkpoint_testing.h"
 
 namespace cadre {
@@ -34,57 +35,57 @@ v1::CheckpointManifest Facts(const v1::RunSpec& spec, uint64_t step) {
   return facts;
 }
 
-// Saves values of `seed` and returns the status, which all ranks share.
-absl::Status Save(const v1::RunSpec& spec, const Dealing& dealing, const std::string& directory,
+// Saves values of `seed` and returns the status, which is equal on all ranks.
+absl::Status Save(const v1::RunSpec& spec, const Partition& partition, const std::string& directory,
                   uint64_t step, int seed, int keep = 2, int64_t chunk = 50) {
   const ParameterIndex index = IndexOf(spec);
-  std::vector<absl::Status> statuses(static_cast<size_t>(dealing.ranks));
-  OnGroup(dealing, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
-    holding.Fill(seed);
+  std::vector<absl::Status> statuses(partition.ranks);
+  OnOwners(partition, index, spec.optimizer(), [&](Communicator& group, OwnedValues& owned) {
+    owned.Fill(seed);
     statuses[group.index()] =
-        SaveCheckpoint({directory, keep, chunk}, index, Facts(spec, step), holding.values(), group);
+        SaveCheckpoint({directory, keep, chunk}, index, Facts(spec, step), owned.values(), group);
   });
   for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
   return statuses[0];
 }
 
-using Check = std::function<void(const LoadedCheckpoint&, Holding&)>;
+using Check = std::function<void(const LoadedCheckpoint&, OwnedValues&)>;
 
 absl::Status Load(
-    const v1::RunSpec& spec, const Dealing& dealing, const std::string& from,
-    const Check& check = [](const LoadedCheckpoint&, Holding&) {}) {
+    const v1::RunSpec& spec, const Partition& partition, const std::string& from,
+    const Check& check = [](const LoadedCheckpoint&, OwnedValues&) {}) {
   const ParameterIndex index = IndexOf(spec);
-  std::vector<absl::Status> statuses(static_cast<size_t>(dealing.ranks));
-  OnGroup(dealing, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
-    const auto loaded = LoadCheckpoint(from, index, spec.optimizer(), holding.values(), group);
+  std::vector<absl::Status> statuses(partition.ranks);
+  OnOwners(partition, index, spec.optimizer(), [&](Communicator& group, OwnedValues& owned) {
+    const auto loaded = LoadCheckpoint(from, index, spec.optimizer(), owned.values(), group);
     statuses[group.index()] = loaded.status();
-    if (loaded.ok()) check(*loaded, holding);
+    if (loaded.ok()) check(*loaded, owned);
   });
   for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
   return statuses[0];
 }
 
-const std::vector<Dealing> kDealings = {{1, 0}, {1, 7}, {2, 0}, {2, 5},
-                                        {3, 0}, {3, 1}, {4, 0}, {4, 64}};
+const std::vector<Partition> kPartitions = {{1, 0}, {1, 7}, {2, 0}, {2, 5},
+                                            {3, 0}, {3, 1}, {4, 0}, {4, 64}};
 
-// Saved under any slicing, loaded under any other.
+// Checkpoints are independent of the partition: saved with any, loaded with any.
 class RoundTrip : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(RoundTrip, BetweenSlicings) {
+TEST_P(RoundTrip, BetweenPartitions) {
   const v1::RunSpec spec = SmallSpec(GetParam());
-  for (const Dealing& from : kDealings) {
+  for (const Partition& from : kPartitions) {
     const TemporaryFolder folder;
     ASSERT_TRUE(Save(spec, from, folder.path(), 7, 2).ok());
-    for (const Dealing& to : kDealings) {
+    for (const Partition& to : kPartitions) {
       const absl::Status status =
-          Load(spec, to, folder.path(), [&](const LoadedCheckpoint& loaded, Holding& holding) {
+          Load(spec, to, folder.path(), [&](const LoadedCheckpoint& loaded, OwnedValues& owned) {
             EXPECT_EQ(loaded.path, folder / "step-7");
             ASSERT_TRUE(loaded.manifest.has_value());
             EXPECT_EQ(loaded.manifest->step(), 7U);
             EXPECT_EQ(loaded.manifest->optimizer().updates(), 7U);
             EXPECT_EQ(loaded.manifest->cursor().position(), 640U);
             EXPECT_EQ(loaded.manifest->spec().name(), "small");
-            holding.ExpectFilled(2);
+            owned.ExpectFilled(2);
           });
       ASSERT_TRUE(status.ok()) << status;
     }
@@ -94,7 +95,7 @@ TEST_P(RoundTrip, BetweenSlicings) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, RoundTrip,
                          ::testing::Values("sgd { momentum: 0.9 }", "adamw {}", "lars {}"));
 
-TEST(Checkpoint, FilesAreEqualWhateverTheSlicingAndTheChunk) {
+TEST(Checkpoint, FilesDoNotDependOnPartitionAndChunk) {
   const v1::RunSpec spec = SmallSpec();
   const TemporaryFolder one, other;
   ASSERT_TRUE(Save(spec, {1, 0}, one.path(), 7, 2, 2, 1 << 20).ok());
@@ -108,7 +109,7 @@ TEST(Checkpoint, FilesAreEqualWhateverTheSlicingAndTheChunk) {
   }
 }
 
-TEST(Checkpoint, TensorsHaveTheirNamesAndShapes) {
+TEST(Checkpoint, TensorsHaveNamesAndShapes) {
   const v1::RunSpec spec = SmallSpec();
   const TemporaryFolder folder;
   ASSERT_TRUE(Save(spec, {2, 3}, folder.path(), 7, 0).ok());
@@ -122,43 +123,43 @@ TEST(Checkpoint, TensorsHaveTheirNamesAndShapes) {
   const StoredTensor* v = optimizer->Find("fc/weight@v");
   ASSERT_NE(v, nullptr);
   EXPECT_EQ(v->shape, weight.shape);
-  std::vector<float> values(static_cast<size_t>(weight.shape.elements()));
+  std::vector<float> values(weight.shape.elements());
   ASSERT_TRUE(optimizer->Read(*v, 0, values).ok());
-  EXPECT_EQ(values[3], Holding::ValueAt(weight.offset + 3, 2, 0));
+  EXPECT_EQ(values[3], OwnedValues::ValueAt(weight.offset + 3, 2, 0));
 }
 
-TEST(Checkpoint, WeightsAloneFromOneFile) {
+TEST(Checkpoint, LoadsWeightsFromOneFile) {
   const v1::RunSpec spec = SmallSpec();
   const TemporaryFolder folder;
   ASSERT_TRUE(Save(spec, {2, 0}, folder.path(), 7, 1).ok());
-  // Another optimiser does not mind.
+  // The optimizer does not matter.
   for (const v1::RunSpec& other : {spec, SmallSpec("sgd {}")}) {
     const absl::Status status = Load(other, {3, 0}, folder / "step-7/model.safetensors",
-                                     [](const LoadedCheckpoint& loaded, Holding& holding) {
+                                     [](const LoadedCheckpoint& loaded, OwnedValues& owned) {
                                        EXPECT_FALSE(loaded.manifest.has_value());
-                                       holding.ExpectFilled(1, false);
+                                       owned.ExpectFilled(1, false);
                                      });
     EXPECT_TRUE(status.ok()) << status;
   }
 }
 
-TEST(Checkpoint, NewestIsTakenAndOldOnesGo) {
+TEST(Checkpoint, LoadsNewestAndRemovesOldCheckpoints) {
   const v1::RunSpec spec = SmallSpec();
   const TemporaryFolder folder;
   for (const int step : {1, 2, 3, 10}) {
-    ASSERT_TRUE(Save(spec, {2, 0}, folder.path(), static_cast<uint64_t>(step), step).ok());
+    ASSERT_TRUE(Save(spec, {2, 0}, folder.path(), step, step).ok());
   }
   EXPECT_EQ(folder.Entries(), 2);
   const absl::Status status =
-      Load(spec, {2, 0}, folder.path(), [](const LoadedCheckpoint& loaded, Holding& holding) {
+      Load(spec, {2, 0}, folder.path(), [](const LoadedCheckpoint& loaded, OwnedValues& owned) {
         EXPECT_EQ(loaded.manifest->step(), 10U);
-        holding.ExpectFilled(10);
+        owned.ExpectFilled(10);
       });
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_TRUE(Load(spec, {2, 0}, folder / "step-3").ok());
 }
 
-TEST(Checkpoint, FullDiskIsEverybodysErrorAndTheOldOnesStay) {
+TEST(Checkpoint, FullDiskIsAnErrorOnAllRanksAndKeepsOldCheckpoints) {
   const v1::RunSpec spec = SmallSpec("adamw {}", 2000);  // about 1 MB of weights
   const TemporaryFolder folder;
   ASSERT_TRUE(Save(spec, {2, 0}, folder.path(), 1, 1, 1, 10'000).ok());
@@ -167,15 +168,14 @@ TEST(Checkpoint, FullDiskIsEverybodysErrorAndTheOldOnesStay) {
     const FileSizeLimit limit(300'000);
     status = Save(spec, {2, 0}, folder.path(), 2, 2, 1, 10'000);
   }
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(folder.path()));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, folder.path()));
   EXPECT_EQ(folder.Entries(), 1);
-  EXPECT_TRUE(Load(spec, {3, 0}, folder.path(), [](const LoadedCheckpoint&, Holding& holding) {
-                holding.ExpectFilled(1);
+  EXPECT_TRUE(Load(spec, {3, 0}, folder.path(), [](const LoadedCheckpoint&, OwnedValues& owned) {
+                owned.ExpectFilled(1);
               }).ok());
 }
 
-TEST(Checkpoint, DirectoryThatCannotBeIsEverybodysError) {
+TEST(Checkpoint, InvalidDirectoryIsAnErrorOnAllRanks) {
   const TemporaryFolder folder;
   ASSERT_TRUE(WriteFileAtomically(folder / "file", "x").ok());
   const absl::Status status = Save(SmallSpec(), {3, 0}, folder / "file/d", 1, 1);
@@ -183,32 +183,33 @@ TEST(Checkpoint, DirectoryThatCannotBeIsEverybodysError) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "file"));
 }
 
-TEST(Checkpoint, AnotherModelIsRefusedWithWhatDiffers) {
+TEST(Checkpoint, RejectsAnotherModelAndListsDifferences) {
   const TemporaryFolder folder;
   ASSERT_TRUE(Save(SmallSpec(), {2, 0}, folder.path(), 1, 1).ok());
   for (const std::string& from : {folder.path(), folder / "step-1/model.safetensors"}) {
     const absl::Status status = Load(SmallSpec("adamw {}", 6), {2, 0}, from);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("model.safetensors"),
-                      HasSubstr("'hidden/weight' is [5, 108] in the file, [6, 108] in the model"),
-                      HasSubstr("'hidden/bias'"), HasSubstr("'fc/weight'")));
+    EXPECT_THAT(status,
+                AllOf(IsError(kInvalidArgument, "model.safetensors"),
+                      IsError(kInvalidArgument,
+                              "'hidden/weight' is [5, 108] in the file, [6, 108] in the model"),
+                      IsError(kInvalidArgument, "'hidden/bias'"),
+                      IsError(kInvalidArgument, "'fc/weight'")));
   }
 }
 
-TEST(Checkpoint, AnotherOptimizerIsRefused) {
+TEST(Checkpoint, RejectsAnotherOptimizer) {
   const TemporaryFolder folder;
   ASSERT_TRUE(Save(SmallSpec("lars {}"), {2, 0}, folder.path(), 1, 1).ok());
   for (const char* other : {"adamw {}", "sgd { momentum: 0.9 }"}) {
     const absl::Status status = Load(SmallSpec(other), {2, 0}, folder.path());
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("lars"), HasSubstr("momentum")));
+    EXPECT_THAT(status,
+                AllOf(IsError(kInvalidArgument, "lars"), IsError(kInvalidArgument, "momentum")));
   }
-  // The same kind with other settings goes on.
+  // Other settings of the same kind of optimizer are accepted.
   EXPECT_TRUE(Load(SmallSpec("lars { momentum: 0.5 }"), {2, 0}, folder.path()).ok());
 }
 
-TEST(Checkpoint, TruncatedFilesAreRefusedByName) {
+TEST(Checkpoint, RejectsTruncatedFilesByName) {
   const TemporaryFolder folder;
   for (const char* name : {kModelFile, kOptimizerFile}) {
     ASSERT_TRUE(Save(SmallSpec(), {2, 0}, folder.path(), 1, 1).ok());
@@ -217,8 +218,7 @@ TEST(Checkpoint, TruncatedFilesAreRefusedByName) {
     for (const uintmax_t left : {size - 1, size / 2, uintmax_t{100}, uintmax_t{0}}) {
       std::filesystem::resize_file(path, left);
       const absl::Status status = Load(SmallSpec(), {3, 0}, folder.path());
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << left;
-      EXPECT_THAT(std::string(status.message()), HasSubstr(path)) << left;
+      EXPECT_THAT(status, IsError(kInvalidArgument, path));
     }
   }
 }
@@ -229,30 +229,28 @@ TEST(Checkpoint, ChangedValuesAreDataLoss) {
     ASSERT_TRUE(Save(SmallSpec(), {2, 0}, folder.path(), 1, 1).ok());
     const std::string path = folder / absl::StrCat("step-1/", name);
     std::string bytes = *ReadFile(path);
-    bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
+    bytes[bytes.size() - 3] ^= 1;
     ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
     const absl::Status status = Load(SmallSpec(), {3, 1}, folder.path());
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(path));
+    EXPECT_THAT(status, IsError(kDataLoss, path));
   }
 }
 
-TEST(Checkpoint, MissingOnesAreNotFound) {
+TEST(Checkpoint, MissingCheckpointIsNotFound) {
   const TemporaryFolder folder;
   for (const std::string& from : {folder.path(), folder / "step-1", folder / "model.safetensors"}) {
     const absl::Status status = Load(SmallSpec(), {2, 0}, from);
-    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(from));
+    EXPECT_THAT(status, IsError(kNotFound, from));
   }
   EXPECT_FALSE(Load(SmallSpec(), {2, 0}, std::string(5000, 'x') + ".safetensors").ok());
 }
 
-TEST(Checkpoint, RanksThatOwnTooLittleAreABug) {
+TEST(Checkpoint, RejectsPositionsWithoutOwner) {
   const v1::RunSpec spec = SmallSpec();
   const ParameterIndex index = IndexOf(spec);
   const TemporaryFolder folder;
-  OnGroup({2, 0}, index, spec.optimizer(), [&](Communicator& group, Holding& holding) {
-    CheckpointValues values = holding.values();
+  OnOwners({2, 0}, index, spec.optimizer(), [&](Communicator& group, OwnedValues& owned) {
+    CheckpointValues values = owned.values();
     if (group.index() == 1) {
       values.weights.clear();
       for (auto& state : values.states) state.clear();
@@ -263,7 +261,7 @@ TEST(Checkpoint, RanksThatOwnTooLittleAreABug) {
   EXPECT_EQ(folder.Entries(), 0);
 }
 
-TEST(Owned, AppendsIntervalsOfASlice) {
+TEST(Owned, SplitsSlicesAndRanges) {
   BucketOwnership bucket;
   bucket.size = 20;
   bucket.borders = {0, 8, 14, 20};

@@ -1,5 +1,4 @@
-// When the steps of a rank are looked at, and when the coordinator hears of it; by a clock that
-// only the test moves.
+// Which steps of a rank are profiled, and when a profile is reported; with a manual clock.
 #include "worker/train/step_measurer.h"
 
 #include <gtest/gtest.h>
@@ -8,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "google/protobuf/text_format.h"
 #include "kernels/backend.h"
 #include "plan/search/planner.h"
+#include "tests/worker/expect.h"
+#include "tests/worker/train/recording_control.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/train/random_batch.h"
 
@@ -18,15 +18,14 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kSamples = 4;
-// Of the first ones, that nobody looks at; and of those that are told of.
-constexpr int kBefore = 2;
-constexpr int kLookedAt = 6;
-// Steps that are compared with those before, of a second each.
+// Numbers of warm-up steps and of profiled steps.
+constexpr int kWarmUp = 2;
+constexpr int kProfiled = 6;
+// Number of steps in a window whose duration is compared with earlier ones, if they take a second.
 constexpr int kWindow = 8;
 
 v1::RunSpec Spec() {
-  v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(R"(
+  return Parse<v1::RunSpec>(R"(
     name: "small"
     model {
       input { channels: 1 height: 4 width: 4 }
@@ -35,34 +34,10 @@ v1::RunSpec Spec() {
     }
     batch_per_group: 4
     optimizer { sgd {} }
-  )",
-                                                            &spec));
-  return spec;
+  )");
 }
 
-// Hears what is measured; nothing else is said here.
-class Listener final : public GroupControl {
- public:
-  std::vector<v1::Measured> measured;
-
-  void Measured(const v1::Measured& message) override { measured.push_back(message); }
-  absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared&) override {
-    return absl::CancelledError("there is no run");
-  }
-  void Report(const v1::Progress&) override {}
-  void Contribute(const v1::Contributed&) override {}
-  absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
-    return absl::CancelledError("there is no run");
-  }
-  void Adopted(const v1::Adopted&) override {}
-  void Evaluated(const v1::Evaluated&) override {}
-  std::optional<v1::TraceSteps> TakeTraceRequest() override { return std::nullopt; }
-  void Traced(const v1::Traced&) override {}
-  bool connected() const override { return true; }
-  std::string ShardAddress(uint32_t) const override { return ""; }
-};
-
-// A rank that is alone, and trains.
+// A single rank that trains.
 class StepMeasurerTest : public ::testing::Test {
  protected:
   explicit StepMeasurerTest(uint32_t rank = 0) {
@@ -92,8 +67,8 @@ class StepMeasurerTest : public ::testing::Test {
   void TakeSteps(int steps, absl::Duration length = absl::Seconds(1)) {
     for (int i = 0; i < steps; ++i) TakeStep(false, false, length);
   }
-  // Steps until something was told; each `period`th is the last before a boundary.
-  int StepsUntilTold(int period) {
+  // Number of steps until a report, if every `period`th is the last one before a boundary.
+  int StepsUntilReport(int period) {
     int steps = 0;
     while (control_.measured.empty() && steps < 100) {
       ++steps;
@@ -107,13 +82,13 @@ class StepMeasurerTest : public ::testing::Test {
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<RandomBatch> batch_;
   ManualClock clock_{absl::UnixEpoch()};
-  Listener control_;
+  RecordingControl control_;
   std::unique_ptr<StepMeasurer> measurer_;
   uint32_t step_ = 0;
 };
 
-TEST_F(StepMeasurerTest, TellsOnceWhatStepsAreMadeOf) {
-  TakeSteps(kBefore + kLookedAt - 1);
+TEST_F(StepMeasurerTest, ReportsOneProfile) {
+  TakeSteps(kWarmUp + kProfiled - 1);
   EXPECT_TRUE(control_.measured.empty());
   TakeSteps(1);
   ASSERT_EQ(control_.measured.size(), 1u);
@@ -122,66 +97,66 @@ TEST_F(StepMeasurerTest, TellsOnceWhatStepsAreMadeOf) {
   EXPECT_GT(measured.times().compute(), 0);
   EXPECT_EQ(measured.layers().time_size(), 3) << "input, fc, loss";
   EXPECT_GT(measured.update_seconds(), 0);
-  EXPECT_EQ(measured.copy_seconds(), 0) << "nothing moves";
+  EXPECT_EQ(measured.copy_seconds(), 0) << "there are no moves";
   TakeSteps(3 * kWindow);
   EXPECT_EQ(control_.measured.size(), 1u);
 }
 
-TEST_F(StepMeasurerTest, PassesStepsBeforeBoundariesOver) {
-  // Looked at: 3, 5, 6, 7, 9, 10.
-  EXPECT_EQ(StepsUntilTold(/*period=*/4), 10);
+TEST_F(StepMeasurerTest, SkipsStepsBeforeBoundaries) {
+  // Profiled: 3, 5, 6, 7, 9, 10.
+  EXPECT_EQ(StepsUntilReport(/*period=*/4), 10);
 }
 
-TEST_F(StepMeasurerTest, LooksAtAllWhereBoundariesAreClose) {
-  EXPECT_EQ(StepsUntilTold(/*period=*/2), kBefore + kLookedAt);
+TEST_F(StepMeasurerTest, ProfilesAllStepsIfBoundariesAreClose) {
+  EXPECT_EQ(StepsUntilReport(/*period=*/2), kWarmUp + kProfiled);
 }
 
-TEST_F(StepMeasurerTest, LooksAtAllWhereEveryStepIsBeforeABoundary) {
-  EXPECT_EQ(StepsUntilTold(/*period=*/1), kBefore + kLookedAt);
+TEST_F(StepMeasurerTest, ProfilesAllStepsIfEachIsBeforeABoundary) {
+  EXPECT_EQ(StepsUntilReport(/*period=*/1), kWarmUp + kProfiled);
 }
 
-TEST_F(StepMeasurerTest, ShortEpochsAddUp) {
-  // Three steps, then something else: the first two are not looked at, the last one is.
-  for (int epoch = 0; epoch < 3; ++epoch) {
+TEST_F(StepMeasurerTest, ProfileSpansPauses) {
+  // Three steps between pauses; the first two of all are warm-up.
+  for (int pause = 0; pause < 3; ++pause) {
     EXPECT_TRUE(control_.measured.empty());
     TakeSteps(3);
     ASSERT_TRUE(measurer_->Pause().ok());
   }
-  EXPECT_EQ(control_.measured.size(), 1u) << "1 and 3 and, at last, 2";
+  EXPECT_EQ(control_.measured.size(), 1u) << "1 + 3 + 2 profiled steps";
 }
 
-TEST_F(StepMeasurerTest, StepsThatAreTracedDoNotCount) {
-  TakeSteps(kBefore + 2);
+TEST_F(StepMeasurerTest, TracedStepsAreNotProfiled) {
+  TakeSteps(kWarmUp + 2);
   for (int i = 0; i < 10; ++i) TakeStep(/*boundary=*/false, /*traced=*/true);
   EXPECT_TRUE(control_.measured.empty());
-  TakeSteps(kLookedAt - 3);
+  TakeSteps(kProfiled - 3);
   EXPECT_TRUE(control_.measured.empty());
   TakeSteps(1);
   EXPECT_EQ(control_.measured.size(), 1u);
 }
 
-TEST_F(StepMeasurerTest, SaysItAgainWhenStepsHaveBecomeSlowerOrFaster) {
-  TakeSteps(kBefore + kLookedAt);
+TEST_F(StepMeasurerTest, ReportsAgainWhenStepTimeChanges) {
+  TakeSteps(kWarmUp + kProfiled);
   ASSERT_EQ(control_.measured.size(), 1u);
   TakeSteps(kWindow);
-  // A quarter is not more than a quarter.
+  // A change by exactly a quarter is not reported.
   TakeSteps(kWindow, absl::Milliseconds(1250));
-  TakeSteps(kLookedAt);
+  TakeSteps(kProfiled);
   EXPECT_EQ(control_.measured.size(), 1u);
-  TakeSteps(kWindow - kLookedAt);
+  TakeSteps(kWindow - kProfiled);
   TakeSteps(kWindow, absl::Milliseconds(1300));
-  EXPECT_EQ(control_.measured.size(), 1u) << "those are looked at that come now";
-  TakeSteps(kLookedAt, absl::Milliseconds(1300));
+  EXPECT_EQ(control_.measured.size(), 1u) << "the next steps are profiled";
+  TakeSteps(kProfiled, absl::Milliseconds(1300));
   ASSERT_EQ(control_.measured.size(), 2u);
-  // Compared with what they are now.
+  // The new step time is the reference.
   TakeSteps(kWindow, absl::Milliseconds(1300));
-  TakeSteps(kWindow + kLookedAt, absl::Seconds(1));
+  TakeSteps(kWindow + kProfiled, absl::Seconds(1));
   EXPECT_EQ(control_.measured.size(), 3u) << "faster";
 }
 
-TEST_F(StepMeasurerTest, HiccupsOfShortStepsAreNoChange) {
-  TakeSteps(kBefore + kLookedAt);
-  // A window is of five seconds at least.
+TEST_F(StepMeasurerTest, ShortDisturbancesAreIgnored) {
+  TakeSteps(kWarmUp + kProfiled);
+  // A window spans at least five seconds.
   TakeSteps(400, absl::Milliseconds(25));
   TakeStep(false, false, absl::Milliseconds(500));
   TakeSteps(400, absl::Milliseconds(25));
@@ -193,8 +168,8 @@ class OtherRankTest : public StepMeasurerTest {
   OtherRankTest() : StepMeasurerTest(1) {}
 };
 
-TEST_F(OtherRankTest, SaysNothing) {
-  TakeSteps(kBefore + 2 * kLookedAt);
+TEST_F(OtherRankTest, ReportsNothing) {
+  TakeSteps(kWarmUp + 2 * kProfiled);
   ASSERT_TRUE(measurer_->Pause().ok());
   EXPECT_TRUE(control_.measured.empty());
 }

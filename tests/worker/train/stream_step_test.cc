@@ -1,6 +1,6 @@
-// The training step on devices: what comes out equals what the CPU makes of the same plan; nothing
-// waits but for the loss; what was recorded equals what was not. On emulated devices, ranks as
-// threads over a fake NCCL.
+// The training step on devices: it equals the CPU's under the same plan, the host waits only for
+// the loss, and recorded steps equal enqueued ones. On emulated devices, with ranks as threads over
+// a fake NCCL.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,19 +58,18 @@ v1::RunSpec SpecWith(const std::string& more) {
 }
 
 const char kSgd[] = "optimizer { sgd { momentum: 0.9 weight_decay: 1e-3 } }";
-// The bias in front of a norm has no gradient but rounding, which a small epsilon would blow up to
-// steps as large as any.
+// The gradient of a bias before a norm is only rounding, which a small epsilon would amplify.
 const char kClippedAdamW[] =
     "optimizer { adamw { weight_decay: 0.01 epsilon: 0.01 } clip_norm: 0.5 }";
 const char kLars[] = "optimizer { lars { momentum: 0.9 weight_decay: 1e-3 } }";
 
-// What a rank may do with its replica besides training.
+// An action before training.
 using Body = std::function<void(Replica& replica, Device& device)>;
 
 struct Outcome {
-  // Of every step, as rank 0 sees them.
+  // Loss of every step, on rank 0.
   std::vector<double> losses;
-  // In flat order.
+  // In parameter order.
   std::vector<float> weights;
   int64_t played = 0;
 };
@@ -93,7 +92,7 @@ class RankOf {
   std::unique_ptr<Backend> kernels_;
 };
 
-struct How {
+struct TrainingOptions {
   bool emulated = true;
   EmulatedCuda::Mode mode = EmulatedCuda::Mode::kInline;
   // Whether recordings are made.
@@ -101,10 +100,10 @@ struct How {
   Body before;
 };
 
-// Every third step leaves its gather to the next boundary, which is at once.
+// A boundary follows every third step, which leaves its gather to it.
 void Train(Replica& replica, int steps, Outcome* outcome) {
   const RandomBatch batch(replica, kSamples);
-  const auto parts = static_cast<int64_t>(std::max(1U, replica.spec().micro_batches()));
+  const int64_t parts = std::max(1U, replica.spec().micro_batches());
   for (int64_t step = 0; step < steps; ++step) {
     const bool boundary = step % 3 == 2;
     std::vector<BatchView> views;
@@ -112,9 +111,9 @@ void Train(Replica& replica, int steps, Outcome* outcome) {
       views.push_back(batch.View(kSamples / parts, step * parts + i));
       const Interval inputs = replica.InputRows(kSamples / parts);
       const Interval labels = replica.LabelRows(kSamples / parts);
-      views.back().inputs = views.back().inputs.first(
-          static_cast<size_t>(inputs.size() * replica.graph().input().elements()));
-      views.back().labels = views.back().labels.first(static_cast<size_t>(labels.size()));
+      views.back().inputs =
+          views.back().inputs.first(inputs.size() * replica.graph().input().elements());
+      views.back().labels = views.back().labels.first(labels.size());
     }
     const auto loss = replica.Step(views, kRate, /*gather=*/!boundary);
     ASSERT_TRUE(loss.ok()) << loss.status();
@@ -126,18 +125,17 @@ void Train(Replica& replica, int steps, Outcome* outcome) {
   }
 }
 
-Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const How& how) {
+Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const TrainingOptions& options) {
   const Transports controls = MakeTransports(Wire::kThreads, ranks);
   FakeNccl nccl;
   const auto plan = MakePlan(spec, ranks);
   EXPECT_TRUE(plan.ok()) << plan.status();
   Outcome outcome;
-  std::vector<std::vector<std::pair<int64_t, float>>> owned(static_cast<size_t>(ranks));
-  OnRanks(ranks, [&](int r) {
-    const auto at = static_cast<size_t>(r);
-    RankOf rank(how.emulated, how.mode);
+  std::vector<std::map<int64_t, float>> owned(ranks);
+  OnRanks(ranks, [&](int at) {
+    RankOf rank(options.emulated, options.mode);
     std::unique_ptr<Transport> data;
-    if (how.emulated) {
+    if (options.emulated) {
       auto made = MakeNcclTransport(nccl.api(), rank.device(), rank.kernels(), *controls[at], {});
       ASSERT_TRUE(made.ok()) << made.status();
       data = *std::move(made);
@@ -145,32 +143,33 @@ Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const How& how) {
     auto replica = Replica::Make(spec, *plan, rank.kernels(), *controls[at],
                                  data != nullptr ? *data : *controls[at]);
     ASSERT_TRUE(replica.ok()) << replica.status();
-    (*replica)->set_recordings(how.records);
-    if (how.before != nullptr) how.before(**replica, rank.kernels().device());
-    Train(**replica, kSteps, r == 0 ? &outcome : nullptr);
+    (*replica)->set_recordings(options.records);
+    if (options.before != nullptr) options.before(**replica, rank.kernels().device());
+    Train(**replica, kSteps, at == 0 ? &outcome : nullptr);
     ASSERT_TRUE((*replica)->Settle().ok());
     ASSERT_TRUE((*replica)->FetchOwned().ok());
     for (const Owned& each : (*replica)->owned()) {
       for (int64_t i = 0; i < each.positions.size(); ++i) {
-        owned[at].emplace_back(each.positions.begin + i, each.values[i]);
+        owned[at][each.positions.begin + i] = each.values[i];
       }
     }
-    if (r == 0 && (*replica)->recorder() != nullptr) {
+    if (at == 0 && (*replica)->recorder() != nullptr) {
       outcome.played = (*replica)->recorder()->played();
     }
-    // Nobody leaves while others are still under way.
+    // A rank must not leave while others still communicate.
     ASSERT_TRUE((*replica)->comms().All().Barrier().ok());
   });
-  for (const auto& of_rank : owned) outcome.weights.resize(outcome.weights.size() + of_rank.size());
-  for (const auto& of_rank : owned) {
-    for (const auto& [position, value] : of_rank) {
-      outcome.weights.at(static_cast<size_t>(position)) = value;
-    }
+  std::map<int64_t, float> all;
+  for (const auto& of_rank : owned) all.insert(of_rank.begin(), of_rank.end());
+  for (const auto& [position, value] : all) {
+    EXPECT_EQ(position, std::ssize(outcome.weights));
+    outcome.weights.push_back(value);
   }
   return outcome;
 }
 
-// fp32 on both sides: sums come in other orders, and six steps carry the difference on.
+// Both sides compute in fp32, but the order of sums differs, and six steps accumulate the
+// difference.
 void ExpectNear(const Outcome& got, const Outcome& wanted) {
   ASSERT_EQ(got.losses.size(), wanted.losses.size());
   for (size_t i = 0; i < wanted.losses.size(); ++i) {
@@ -224,7 +223,7 @@ TEST(StreamStepTest, ModelParallelEqualsTheCpu) {
   ExpectNear(TrainGroup(spec, 2, {}), TrainGroup(spec, 2, {.emulated = false}));
 }
 
-TEST(StreamStepTest, RecordedIsBitForBitWhatWasNot) {
+TEST(StreamStepTest, RecordedStepsEqualEnqueuedSteps) {
   for (const char* optimizer : {kSgd, kClippedAdamW}) {
     const v1::RunSpec spec = SpecWith(std::string(optimizer) + " micro_batches: 2");
     const Outcome recorded = TrainGroup(spec, 1, {});
@@ -236,8 +235,8 @@ TEST(StreamStepTest, RecordedIsBitForBitWhatWasNot) {
   }
 }
 
-// What one rank would record and another would not, NCCL does not take.
-TEST(StreamStepTest, RanksThatShareANetworkRecordNothing) {
+// NCCL requires that all ranks capture the same calls.
+TEST(StreamStepTest, OnlySingleRanksRecord) {
   for (const int ranks : {1, 2}) {
     TrainGroup(SpecWith(kSgd), ranks, {.before = [ranks](Replica& replica, Device& device) {
                  ASSERT_TRUE(device.can_capture());
@@ -246,8 +245,9 @@ TEST(StreamStepTest, RanksThatShareANetworkRecordNothing) {
   }
 }
 
-// As asynchronous as a device: what events do not order shows here.
-TEST(StreamStepTest, StreamsAsThreads) {
+// Streams that are threads run as asynchronously as a device, so a missing event changes the
+// result.
+TEST(StreamStepTest, EqualsInlineExecutionWithStreamsAsThreads) {
   for (const auto& [ranks, records] :
        {std::pair(1, true), std::pair(1, false), std::pair(2, true)}) {
     const v1::RunSpec spec = SpecWith(std::string(kClippedAdamW) + " micro_batches: 2");
@@ -259,8 +259,8 @@ TEST(StreamStepTest, StreamsAsThreads) {
   }
 }
 
-// Both buffers of a bucket, with each of a rank's two communicators of all ranks.
-TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegisteredAsLongAsTheyAreThere) {
+// Both buffers of a bucket are registered, with each of a rank's two communicators of all ranks.
+TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegistered) {
   for (const auto& [policy, ranks] :
        {std::pair("NATIVE", 2), std::pair("RING", 2), std::pair("NATIVE", 1)}) {
     const v1::RunSpec spec =
@@ -290,11 +290,11 @@ TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegisteredAsLongAsTheyAreThere
   }
 }
 
-// A rank that is alone, for what concerns one device.
+// A single rank.
 class OneDevice : public testing::Test {
  protected:
   void Make(const std::string& more) {
-    // What was made before goes from the top down.
+    // Destroys in the order of dependencies.
     replica_.reset();
     rank_.kernels.reset();
     rank_.device.reset();
@@ -328,7 +328,7 @@ class OneDevice : public testing::Test {
   int64_t step_ = 0;
 };
 
-TEST_F(OneDevice, WaitsForNothingButTheLoss) {
+TEST_F(OneDevice, HostWaitsOnlyForTheLoss) {
   ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
   for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   const int64_t waits = rank_.device->host_syncs();
@@ -343,8 +343,8 @@ TEST_F(OneDevice, WaitsForNothingButTheLoss) {
   EXPECT_EQ(rank_.device->bytes_in_use(), bytes);
 }
 
-// As every worker has one, in case that somebody asks for a trace.
-TEST_F(OneDevice, AnIdleTraceChangesNeitherWaitsNorWhatIsPlayed) {
+// Every worker has a trace, which is usually inactive.
+TEST_F(OneDevice, InactiveTraceChangesNothing) {
   Trace trace;
   int64_t played[2] = {};
   int64_t waits[2] = {};
@@ -363,7 +363,7 @@ TEST_F(OneDevice, AnIdleTraceChangesNeitherWaitsNorWhatIsPlayed) {
   EXPECT_EQ(waits[1], waits[0]);
   EXPECT_EQ(weights[1], weights[0]);
 
-  // While it is on it sees everything, and afterwards what was recorded is played again.
+  // An active trace prevents playing; afterwards the recordings are played again.
   ASSERT_TRUE(replica_->Settle().ok());
   trace.Start();
   for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Step());
@@ -374,7 +374,7 @@ TEST_F(OneDevice, AnIdleTraceChangesNeitherWaitsNorWhatIsPlayed) {
   EXPECT_GT(replica_->recorder()->played(), played[1]);
 }
 
-TEST_F(OneDevice, WhatCheckpointsNeedIsThereBeforeTheFirst) {
+TEST_F(OneDevice, MemoryForCheckpointsIsAllocatedInAdvance) {
   ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
   const int64_t without = rank_.machine->calls("host_alloc");
   const std::string with = std::string(kClippedAdamW) + " checkpoint { directory: '/nowhere' }";
@@ -392,7 +392,7 @@ TEST_F(OneDevice, WhatCheckpointsNeedIsThereBeforeTheFirst) {
               testing::HasSubstr("(the optimizer's state as the host sees it)"));
 }
 
-TEST_F(OneDevice, LarsWaitsOnceMore) {
+TEST_F(OneDevice, LarsWaitsTwicePerStep) {
   ASSERT_NO_FATAL_FAILURE(Make(kLars));
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   const int64_t waits = rank_.device->host_syncs();
@@ -400,7 +400,7 @@ TEST_F(OneDevice, LarsWaitsOnceMore) {
   EXPECT_EQ(rank_.device->host_syncs(), waits + 2);
 }
 
-TEST_F(OneDevice, ALossThatIsNotFiniteChangesNothing) {
+TEST_F(OneDevice, NonFiniteLossChangesNoWeights) {
   for (const char* optimizer : {kSgd, kClippedAdamW, kLars}) {
     ASSERT_NO_FATAL_FAILURE(Make(optimizer));
     for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
@@ -418,7 +418,7 @@ TEST_F(OneDevice, ALossThatIsNotFiniteChangesNothing) {
   }
 }
 
-TEST_F(OneDevice, ABoundaryStepBringsItsSlicesAlong) {
+TEST_F(OneDevice, BoundaryStepCopiesSlicesToTheHost) {
   ASSERT_NO_FATAL_FAILURE(Make(kSgd));
   for (const bool boundary : {false, true, false, true, false, true}) {
     ASSERT_NO_FATAL_FAILURE(Step(/*gather=*/!boundary));
@@ -437,7 +437,7 @@ TEST_F(OneDevice, ABoundaryStepBringsItsSlicesAlong) {
   }
 }
 
-TEST_F(OneDevice, WhatIsStoredIsWhatIsTrainedOn) {
+TEST_F(OneDevice, TrainsOnStoredValues) {
   ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   const std::vector<float> weights = Weights();
@@ -450,10 +450,10 @@ TEST_F(OneDevice, WhatIsStoredIsWhatIsTrainedOn) {
     }
   }
   ASSERT_NO_FATAL_FAILURE(Step());
-  const std::vector<float> went_on = Weights();
-  EXPECT_NE(went_on, weights);
+  const std::vector<float> next = Weights();
+  EXPECT_NE(next, weights);
 
-  // Back to where it was, and on again.
+  // Restores the state and repeats the step.
   const auto put = [](std::span<const Owned> list, const std::vector<float>& values) {
     auto from = values.begin();
     for (const Owned& owned : list) {
@@ -471,11 +471,10 @@ TEST_F(OneDevice, WhatIsStoredIsWhatIsTrainedOn) {
   --step_;
   ASSERT_TRUE(replica_->GatherWeights().ok());
   ASSERT_NO_FATAL_FAILURE(Step());
-  // Statistics of the fourth step have been drawn in both times alike.
-  EXPECT_EQ(Weights(), went_on);
+  EXPECT_EQ(Weights(), next);
 }
 
-TEST_F(OneDevice, GoesOnWhereNothingCanBeRecorded) {
+TEST_F(OneDevice, TrainsWithoutRecordingsIfCaptureFails) {
   ASSERT_NO_FATAL_FAILURE(Make(kSgd));
   for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   EXPECT_GT(replica_->recorder()->played(), 0);
@@ -490,31 +489,29 @@ TEST_F(OneDevice, GoesOnWhereNothingCanBeRecorded) {
   EXPECT_EQ(Weights(), recorded);
 }
 
-TEST_F(OneDevice, AnotherSizeOfBatchHasRecordingsOfItsOwn) {
+TEST_F(OneDevice, EachBatchSizeHasRecordings) {
   ASSERT_NO_FATAL_FAILURE(Make(kSgd));
   for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(Step());
   const int few = replica_->recorder()->recordings();
-  // The first forward has no gathers to wait for where nothing was gathered before.
   EXPECT_GE(few, 2);
   const BatchView view{
       .samples = 4,
-      .inputs = batch_->View(kSamples, 0)
-                    .inputs.first(static_cast<size_t>(4 * replica_->graph().input().elements())),
+      .inputs = batch_->View(kSamples, 0).inputs.first(4 * replica_->graph().input().elements()),
       .labels = batch_->View(kSamples, 0).labels.first(4)};
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(replica_->Step({&view, 1}, kRate, true).ok());
   EXPECT_GT(replica_->recorder()->recordings(), few);
   EXPECT_LE(replica_->recorder()->recordings(), StepRecorder::kMaxRecordings);
 }
 
-// What was asked for, for which layer, and what holds how much. 45 * 40000 weights of fc1 are
-// 7.2 MB, and so are their gradients and their momentum; 64 samples of its output are 10 MB.
-TEST(ReplicaOnDeviceTest, AModelThatDoesNotFitIsToldWhatItLacks) {
+// The message names the purpose, the layer and the current use. fc1 has 45 * 40000 weights of 7.2
+// MB in total, gradients and momentum of the same size, and 64 samples of its output take 10 MB.
+TEST(ReplicaOnDeviceTest, OutOfMemoryNamesPurposeAndLayer) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
   v1::RunSpec spec = SpecWith(kSgd);
   spec.mutable_model()->mutable_layer(4)->mutable_fully_connected()->set_out_features(40000);
   spec.set_batch_per_group(64);
-  // On devices that are ever larger, until it fits: what was lacking, by what it was for.
-  std::map<std::string, std::string> lacks;
+  // Messages by purpose, from devices of increasing size.
+  std::map<std::string, std::string> messages;
   for (size_t mega = 8;; mega += 2) {
     ASSERT_LT(mega, 200U);
     const EmulatedRank rank = MakeEmulatedRank({.memory = mega << 20});
@@ -523,21 +520,21 @@ TEST(ReplicaOnDeviceTest, AModelThatDoesNotFitIsToldWhatItLacks) {
     ASSERT_EQ(replica.status().code(), absl::StatusCode::kResourceExhausted) << replica.status();
     const std::string message(replica.status().message());
     const size_t begin = message.find(" for ") + 5;
-    lacks[message.substr(begin, message.find(" (", begin) - begin)] = message;
+    messages[message.substr(begin, message.find(" (", begin) - begin)] = message;
   }
   for (const auto& [purpose, allocation_label, holds] :
        {std::tuple("weights", "(layer 'fc1' and ", "in use"),
         std::tuple("gradients", "(layer 'fc1' and ", "weights"),
-        std::tuple("optimiser's state", "(layer 'fc1' and ", "gradients"),
-        std::tuple("activations", "(for batches of 64, most at layer '", "optimiser's state")}) {
-    ASSERT_EQ(lacks.count(purpose), 1U) << purpose;
-    const std::string& message = lacks[purpose];
+        std::tuple("optimizer's state", "(layer 'fc1' and ", "gradients"),
+        std::tuple("activations", "(for batches of 64, most at layer '", "optimizer's state")}) {
+    ASSERT_EQ(messages.count(purpose), 1U) << purpose;
+    const std::string& message = messages[purpose];
     EXPECT_THAT(message, testing::HasSubstr(allocation_label));
     EXPECT_THAT(message.substr(message.find("in use")), testing::HasSubstr(holds));
   }
 }
 
-TEST(ReplicaOnHostTest, HasNoTf32) {
+TEST(ReplicaOnHostTest, RejectsTf32) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
   const std::unique_ptr<Backend> kernels = MakeReferenceBackend();
   v1::RunSpec spec = SpecWith(kSgd);

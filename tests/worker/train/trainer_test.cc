@@ -1,43 +1,35 @@
-// One rank's life against a coordinator that a test plays; what several ranks and real aggregators
-// do together is tested in tests/equivalence and tests/cluster.
+// One rank's generation against a fake coordinator. Groups of several ranks and real aggregators
+// are tested in tests/equivalence and tests/cluster.
 #include "worker/train/trainer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <map>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "google/protobuf/text_format.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "plan/cluster_profile.h"
 #include "plan/search/planner.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/worker/expect.h"
+#include "tests/worker/train/recording_control.h"
 #include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
 
 v1::RunSpec Spec() {
-  v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
-      R"pb(
+  return Parse<v1::RunSpec>(R"(
         name: "trainer"
         model {
           input { channels: 1 height: 4 width: 4 }
-          layer {
-            name: "fc"
-            fully_connected { out_features: 3 }
-          }
-          layer {
-            name: "loss"
-            softmax_cross_entropy {}
-          }
+          layer { name: "fc" fully_connected { out_features: 3 } }
+          layer { name: "loss" softmax_cross_entropy {} }
         }
         data { synthetic { train_samples: 64 test_samples: 20 classes: 3 } }
         batch_per_group: 8
@@ -45,9 +37,7 @@ v1::RunSpec Spec() {
         schedule { base_rate: 0.1 }
         averaging { every_steps: 4 max_solo_steps: 6 }
         seed: 5
-      )pb",
-      &spec));
-  return spec;
+      )");
 }
 
 v1::Assignment AssignmentOf(const v1::RunSpec& spec) {
@@ -60,57 +50,7 @@ v1::Assignment AssignmentOf(const v1::RunSpec& spec) {
   return assignment;
 }
 
-// Says what a test has written down, notes what it is told, and releases the group at the end.
-class ScriptedControl final : public GroupControl {
- public:
-  v1::Start start;
-  // Answers to Contribute, in order.
-  std::deque<v1::Decision> decisions;
-  // Answers of connected(), then true.
-  std::deque<bool> connections;
-
-  v1::Prepared prepared;
-  std::vector<v1::Contributed> contributed;
-  std::vector<v1::Evaluated> evaluated;
-  std::vector<v1::Progress> progress;
-  std::vector<v1::Measured> measured;
-  // Handed out once.
-  std::optional<v1::TraceSteps> trace_request;
-  // So many steps are begun before.
-  int steps_before_trace = 0;
-  std::vector<v1::Traced> traced;
-
-  absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& message) override {
-    prepared = message;
-    return start;
-  }
-  void Report(const v1::Progress& message) override { progress.push_back(message); }
-  void Measured(const v1::Measured& message) override { measured.push_back(message); }
-  void Contribute(const v1::Contributed& message) override { contributed.push_back(message); }
-  absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
-    if (decisions.empty()) return absl::CancelledError("released");
-    std::optional<v1::Decision> decision = decisions.front();
-    decisions.pop_front();
-    return decision;
-  }
-  void Adopted(const v1::Adopted&) override { ADD_FAILURE() << "nothing was to be adopted"; }
-  void Evaluated(const v1::Evaluated& message) override { evaluated.push_back(message); }
-  std::optional<v1::TraceSteps> TakeTraceRequest() override {
-    if (steps_before_trace-- > 0) return std::nullopt;
-    return std::exchange(trace_request, std::nullopt);
-  }
-  void Traced(const v1::Traced& message) override { traced.push_back(message); }
-  bool connected() const override {
-    auto& left = const_cast<std::deque<bool>&>(connections);
-    if (left.empty()) return true;
-    const bool answer = left.front();
-    left.pop_front();
-    return answer;
-  }
-  std::string ShardAddress(uint32_t) const override { return ""; }
-};
-
-TrainerOutcome Train(const v1::Assignment& assignment, ScriptedControl& control,
+TrainerOutcome Train(const v1::Assignment& assignment, RecordingControl& control,
                      Counters* counters = nullptr) {
   auto kernels = MakeCpuBackend(1);
   Cancellation cancellation;
@@ -124,16 +64,8 @@ TrainerOutcome Train(const v1::Assignment& assignment, ScriptedControl& control,
                        counters != nullptr ? *counters : unwatched, options);
 }
 
-v1::Start StartOf(uint32_t next_step) {
-  v1::Start start;
-  start.set_next_step(next_step);
-  start.set_total_steps(20);
-  start.set_groups(1);
-  return start;
-}
-
-// Two ranks, threads of one process, each with a control of its own.
-void TrainPair(v1::Assignment assignment, ScriptedControl (&controls)[2]) {
+// Trains two ranks, threads of one process, each with its own control.
+void TrainPair(v1::Assignment assignment, RecordingControl (&controls)[2]) {
   assignment.add_peers("one");
   assignment.add_peers("two");
   auto transports = MakeThreadTransports(2, absl::Seconds(30));
@@ -153,20 +85,12 @@ void TrainPair(v1::Assignment assignment, ScriptedControl (&controls)[2]) {
       };
       const TrainerOutcome outcome =
           TrainAsMember(mine, *kernels, controls[rank], cancellation, counters, options);
-      // The first that is released takes the other with it.
+      // The release of one rank aborts the transport of the other.
       EXPECT_TRUE(absl::IsCancelled(outcome.status) || absl::IsUnavailable(outcome.status))
           << outcome.status;
     });
   }
   for (std::thread& thread : threads) thread.join();
-}
-
-v1::TraceSteps TraceOf(uint32_t steps) {
-  v1::TraceSteps request;
-  request.set_request(7);
-  request.set_steps(steps);
-  request.set_max_events(20000);
-  return request;
 }
 
 std::map<std::string, int> EventsByCategory(const v1::Traced& traced) {
@@ -175,16 +99,13 @@ std::map<std::string, int> EventsByCategory(const v1::Traced& traced) {
   return events;
 }
 
-TEST(Trainer, SettlesThePlanTracesItsStepsAndSaysWhatItWaitedFor) {
-  ScriptedControl controls[2];
-  v1::Decision on;
-  on.set_next_step(10);
-  v1::Decision end;
-  for (ScriptedControl& control : controls) {
+TEST(Trainer, ReportsPlanTraceAndExposedTime) {
+  RecordingControl controls[2];
+  for (RecordingControl& control : controls) {
     control.start = StartOf(4);
     control.trace_request = TraceOf(3);
   }
-  controls[0].decisions = {on, end};
+  controls[0].decisions = {DecisionTo(10), DecisionTo(0)};
   v1::Assignment assignment = AssignmentOf(Spec());
   *assignment.mutable_plan() = *MakePlan(Spec(), 2);
   TrainPair(assignment, controls);
@@ -193,8 +114,8 @@ TEST(Trainer, SettlesThePlanTracesItsStepsAndSaysWhatItWaitedFor) {
   EXPECT_GT(plan.link().beta(), 0) << "measured";
   EXPECT_EQ(plan.link().kind(), v1::LinkProfile::THREADS);
   EXPECT_EQ(plan.layers_size(), assignment.plan().layers_size());
-  EXPECT_FALSE(controls[1].prepared.has_plan()) << "rank 0 says it for all";
-  for (const ScriptedControl& control : controls) {
+  EXPECT_FALSE(controls[1].prepared.has_plan()) << "only rank 0 sends the plan";
+  for (const RecordingControl& control : controls) {
     ASSERT_EQ(control.traced.size(), 1U);
     EXPECT_EQ(control.traced[0].request(), 7U);
     std::map<std::string, int> events = EventsByCategory(control.traced[0]);
@@ -214,10 +135,10 @@ TEST(Trainer, SettlesThePlanTracesItsStepsAndSaysWhatItWaitedFor) {
   }
 }
 
-TEST(Trainer, RankZeroSaysWhatItsStepsAreMadeOf) {
-  ScriptedControl controls[2];
-  for (ScriptedControl& control : controls) control.start = StartOf(14);
-  controls[0].decisions = {v1::Decision()};
+TEST(Trainer, RankZeroReportsOneProfile) {
+  RecordingControl controls[2];
+  for (RecordingControl& control : controls) control.start = StartOf(14);
+  controls[0].decisions = {DecisionTo(0)};
   v1::Assignment assignment = AssignmentOf(Spec());
   *assignment.mutable_plan() = *MakePlan(Spec(), 2);
   TrainPair(assignment, controls);
@@ -233,11 +154,11 @@ TEST(Trainer, RankZeroSaysWhatItsStepsAreMadeOf) {
   EXPECT_GT(measured.update_seconds(), 0);
 }
 
-TEST(Trainer, StepsThatAreTracedAreNotMeasured) {
+TEST(Trainer, TracedStepsAreNotProfiled) {
   const auto train = [](uint32_t steps, int before) {
-    ScriptedControl control;
+    RecordingControl control;
     control.start = StartOf(steps);
-    control.decisions = {v1::Decision()};
+    control.decisions = {DecisionTo(0)};
     control.trace_request = TraceOf(4);
     control.steps_before_trace = before;
     Train(AssignmentOf(Spec()), control);
@@ -246,14 +167,14 @@ TEST(Trainer, StepsThatAreTracedAreNotMeasured) {
     EXPECT_GT(EventsByCategory(control.traced[0])["compute"], 0);
     return control.measured.size();
   };
-  EXPECT_EQ(train(8, 4), 0U) << "what was begun is given up";
-  EXPECT_EQ(train(20, 4), 1U) << "and done later";
+  EXPECT_EQ(train(8, 4), 0U) << "the profile is interrupted";
+  EXPECT_EQ(train(20, 4), 1U) << "and completed later";
 }
 
-TEST(Trainer, ATraceThatOutlivesTheRunEndsWithIt) {
-  ScriptedControl control;
+TEST(Trainer, TraceEndsWithTheRun) {
+  RecordingControl control;
   control.start = StartOf(4);
-  control.decisions = {v1::Decision()};
+  control.decisions = {DecisionTo(0)};
   control.trace_request = TraceOf(50);
   const TrainerOutcome outcome = Train(AssignmentOf(Spec()), control);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
@@ -261,14 +182,10 @@ TEST(Trainer, ATraceThatOutlivesTheRunEndsWithIt) {
   EXPECT_EQ(EventsByCategory(control.traced[0])["step"], 4);
 }
 
-TEST(Trainer, TrainsToTheBoundaryContributesAndEvaluates) {
-  ScriptedControl control;
+TEST(Trainer, TrainsContributesAndEvaluates) {
+  RecordingControl control;
   control.start = StartOf(4);
-  v1::Decision on;
-  on.set_next_step(10);
-  v1::Decision end;
-  end.set_evaluate_end(20);
-  control.decisions = {on, end};
+  control.decisions = {DecisionTo(10), EndOfRun(20)};
   Counters counters;
   const TrainerOutcome outcome = Train(AssignmentOf(Spec()), control, &counters);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
@@ -286,7 +203,7 @@ TEST(Trainer, TrainsToTheBoundaryContributesAndEvaluates) {
   EXPECT_EQ(control.contributed[0].samples(), 32U);
   EXPECT_EQ(control.contributed[1].step(), 10U);
   EXPECT_EQ(control.contributed[1].samples(), 48U);
-  EXPECT_LT(control.contributed[1].loss(), control.contributed[0].loss()) << "it learns";
+  EXPECT_LT(control.contributed[1].loss(), control.contributed[0].loss()) << "the loss falls";
   ASSERT_EQ(control.evaluated.size(), 1U);
   EXPECT_EQ(control.evaluated[0].end(), 20U);
   EXPECT_EQ(control.evaluated[0].labels(), 20U);
@@ -296,30 +213,30 @@ TEST(Trainer, TrainsToTheBoundaryContributesAndEvaluates) {
   EXPECT_FALSE(control.progress.empty());
 }
 
-TEST(Trainer, GoesSoloWhileTheCoordinatorIsAwayAsFarAsAllowed) {
-  ScriptedControl control;
+TEST(Trainer, TrainsSoloUpToTheLimit) {
+  RecordingControl control;
   control.start = StartOf(4);
   control.connections = {false, false, false};
   Train(AssignmentOf(Spec()), control);
   ASSERT_EQ(control.contributed.size(), 1U);
-  EXPECT_EQ(control.contributed[0].step(), 4U + 6U) << "six steps alone, then it waits";
-  EXPECT_EQ(control.contributed[0].samples(), 80U) << "what it did alone counts";
+  EXPECT_EQ(control.contributed[0].step(), 4U + 6U) << "six solo steps, then it waits";
+  EXPECT_EQ(control.contributed[0].samples(), 80U) << "solo steps count";
   EXPECT_EQ(control.contributed[0].round(), 1U);
-  EXPECT_EQ(control.progress.back().solo_steps(), 6U) << "and it says so";
+  EXPECT_EQ(control.progress.back().solo_steps(), 6U) << "solo steps are reported";
 }
 
-TEST(Trainer, GoesSoloNoFurtherThanTheRun) {
-  ScriptedControl control;
+TEST(Trainer, SoloTrainingEndsWithTheRun) {
+  RecordingControl control;
   control.start = StartOf(4);
   control.start.set_total_steps(7);
   control.connections = {false, false, false};
   Train(AssignmentOf(Spec()), control);
   ASSERT_EQ(control.contributed.size(), 1U);
-  EXPECT_EQ(control.contributed[0].step(), 7U) << "the coordinator refuses what lies beyond";
+  EXPECT_EQ(control.contributed[0].step(), 7U) << "the coordinator refuses later steps";
 }
 
-TEST(Trainer, EndsSoloAtTheBoundaryAfterTheCoordinatorIsBack) {
-  ScriptedControl control;
+TEST(Trainer, SoloTrainingEndsAtTheBoundaryAfterReconnect) {
+  RecordingControl control;
   control.start = StartOf(4);
   control.connections = {false, true};
   Train(AssignmentOf(Spec()), control);
@@ -327,10 +244,10 @@ TEST(Trainer, EndsSoloAtTheBoundaryAfterTheCoordinatorIsBack) {
   EXPECT_EQ(control.contributed[0].step(), 8U);
 }
 
-TEST(Trainer, WaitsAtTheBoundaryWhenSoloIsNotAllowed) {
+TEST(Trainer, WaitsAtTheBoundaryWithoutSoloSteps) {
   v1::RunSpec spec = Spec();
   spec.mutable_averaging()->set_max_solo_steps(0);
-  ScriptedControl control;
+  RecordingControl control;
   control.start = StartOf(4);
   control.connections = {false, false};
   Train(AssignmentOf(spec), control);
@@ -338,8 +255,8 @@ TEST(Trainer, WaitsAtTheBoundaryWhenSoloIsNotAllowed) {
   EXPECT_EQ(control.contributed[0].step(), 4U);
 }
 
-TEST(Trainer, BadDataAndBadPlansArePermanent) {
-  ScriptedControl control;
+TEST(Trainer, InvalidDataAndPlansArePermanentErrors) {
+  RecordingControl control;
   v1::RunSpec missing = Spec();
   missing.mutable_data()->mutable_idx()->set_train_images("/no/such/file");
   TrainerOutcome outcome = Train(AssignmentOf(missing), control);
@@ -354,11 +271,9 @@ TEST(Trainer, BadDataAndBadPlansArePermanent) {
 
 TEST(Trainer, EqualSeedsGiveEqualModels) {
   const auto digest = [] {
-    ScriptedControl control;
+    RecordingControl control;
     control.start = StartOf(12);
-    v1::Decision end;
-    end.set_evaluate_end(20);
-    control.decisions = {end};
+    control.decisions = {EndOfRun(20)};
     Train(AssignmentOf(Spec()), control);
     return control.evaluated.empty() ? 0 : control.evaluated[0].digest();
   };
@@ -367,7 +282,7 @@ TEST(Trainer, EqualSeedsGiveEqualModels) {
   EXPECT_EQ(first, digest());
 }
 
-v1::RunSpec Alone(const std::string& directory) {
+v1::RunSpec WithCheckpoints(const std::string& directory) {
   v1::RunSpec spec = Spec();
   spec.clear_averaging();
   spec.mutable_checkpoint()->set_directory(directory);
@@ -375,22 +290,21 @@ v1::RunSpec Alone(const std::string& directory) {
   return spec;
 }
 
-// Trains from the assignment's step to `step`, where the run ends, and is evaluated there.
+// Trains from the assignment's step to `step`, where the run ends, and returns the digest of the
+// final model.
 uint64_t DigestAfter(v1::Assignment assignment, uint32_t step, Counters* counters = nullptr) {
-  ScriptedControl control;
+  RecordingControl control;
   control.start = StartOf(step);
   control.start.set_total_steps(step);
-  v1::Decision end;
-  end.set_evaluate_end(20);
-  control.decisions = {end};
+  control.decisions = {EndOfRun(20)};
   const TrainerOutcome outcome = Train(assignment, control, counters);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
   return control.evaluated.empty() ? 0 : control.evaluated[0].digest();
 }
 
-TEST(Trainer, KeepsCheckpointsNowAndThenAndAtTheEnd) {
+TEST(Trainer, SavesCheckpointsPeriodicallyAndAtTheEnd) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = Alone(folder.path());
+  v1::RunSpec spec = WithCheckpoints(folder.path());
   spec.mutable_checkpoint()->set_keep(3);
   Counters counters;
   EXPECT_NE(DigestAfter(AssignmentOf(spec), 20, &counters), 0U);
@@ -407,22 +321,22 @@ TEST(Trainer, KeepsCheckpointsNowAndThenAndAtTheEnd) {
   EXPECT_EQ(manifest->optimizer().updates(), 18U);
 }
 
-TEST(Trainer, OnlyGroupZeroKeepsCheckpoints) {
+TEST(Trainer, OnlyGroupZeroSavesCheckpoints) {
   const TemporaryFolder folder;
-  v1::Assignment assignment = AssignmentOf(Alone(folder.path()));
+  v1::Assignment assignment = AssignmentOf(WithCheckpoints(folder.path()));
   assignment.mutable_place()->set_group(1);
   Counters counters;
   DigestAfter(assignment, 20, &counters);
   EXPECT_EQ(counters.Get("checkpoints_saved"), 0U);
 }
 
-TEST(Trainer, GoesOnFromACheckpointToTheSameBits) {
+TEST(Trainer, ResumesFromCheckpointBitForBit) {
   const TemporaryFolder folder;
-  const v1::RunSpec spec = Alone(folder.path() + "/first");
+  const v1::RunSpec spec = WithCheckpoints(folder.path() + "/first");
   const uint64_t whole = DigestAfter(AssignmentOf(spec), 20);
   DigestAfter(AssignmentOf(spec), 12);
 
-  v1::RunSpec rest = Alone(folder.path() + "/second");
+  v1::RunSpec rest = WithCheckpoints(folder.path() + "/second");
   rest.mutable_checkpoint()->set_from(folder.path() + "/first/step-12");
   rest.mutable_checkpoint()->set_from_step(12);
   v1::Assignment assignment = AssignmentOf(rest);
@@ -432,10 +346,10 @@ TEST(Trainer, GoesOnFromACheckpointToTheSameBits) {
   EXPECT_EQ(counters.Get("steps"), 8U);
 }
 
-TEST(Trainer, GoesOnWhereTheDataStoodUnderAnotherBatch) {
+TEST(Trainer, ResumesDataPositionWithAnotherBatch) {
   const TemporaryFolder folder;
-  DigestAfter(AssignmentOf(Alone(folder.path() + "/first")), 12);
-  v1::RunSpec rest = Alone(folder.path() + "/second");
+  DigestAfter(AssignmentOf(WithCheckpoints(folder.path() + "/first")), 12);
+  v1::RunSpec rest = WithCheckpoints(folder.path() + "/second");
   rest.set_batch_per_group(16);
   rest.mutable_checkpoint()->set_from(folder.path() + "/first/step-12");
   rest.mutable_checkpoint()->set_from_step(12);
@@ -449,23 +363,23 @@ TEST(Trainer, GoesOnWhereTheDataStoodUnderAnotherBatch) {
   EXPECT_EQ(manifest->run(), "run-1.a");
 }
 
-TEST(Trainer, WhatIsKeptMayBeMoreThanFits) {
+TEST(Trainer, KeepsUpToTheLargestNumberOfCheckpoints) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = Alone(folder.path());
+  v1::RunSpec spec = WithCheckpoints(folder.path());
   spec.mutable_checkpoint()->set_keep(4294967295);
   DigestAfter(AssignmentOf(spec), 20);
   EXPECT_EQ(ListCheckpoints(folder.path())->size(), 4U);
 }
 
-TEST(Trainer, AnotherRunsFolderIsRefusedUnlessItGoesOnFromIt) {
+TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
   const TemporaryFolder folder;
-  const v1::RunSpec spec = Alone(folder.path());
+  const v1::RunSpec spec = WithCheckpoints(folder.path());
   DigestAfter(AssignmentOf(spec), 12);
   const auto outcome_of = [](const v1::RunSpec& begun) {
     v1::Assignment assignment = AssignmentOf(begun);
     assignment.set_lineage("run-1.b");
     assignment.set_step(begun.checkpoint().from_step());
-    ScriptedControl control;
+    RecordingControl control;
     control.start = StartOf(20);
     return Train(assignment, control);
   };
@@ -475,7 +389,7 @@ TEST(Trainer, AnotherRunsFolderIsRefusedUnlessItGoesOnFromIt) {
   EXPECT_NE(outcome.status.message().find(folder.path() + "/step-12"), absl::string_view::npos)
       << outcome.status;
 
-  // Not from what is not its newest.
+  // Starting from a checkpoint that is not the newest is an error.
   v1::RunSpec rest = spec;
   rest.mutable_checkpoint()->set_from(folder.path() + "/step-6");
   rest.mutable_checkpoint()->set_from_step(6);
@@ -489,24 +403,25 @@ TEST(Trainer, AnotherRunsFolderIsRefusedUnlessItGoesOnFromIt) {
   std::vector<int64_t> steps;
   const auto kept = ListCheckpoints(folder.path());
   for (const CheckpointEntry& entry : *kept) steps.push_back(entry.step);
-  EXPECT_EQ(steps, (std::vector<int64_t>{6, 12, 18})) << "the other run's are not its to remove";
+  EXPECT_EQ(steps, (std::vector<int64_t>{6, 12, 18}))
+      << "checkpoints of the other run are not removed";
 }
 
-TEST(Trainer, ACheckpointThatDoesNotFitIsPermanentAndSaysWhy) {
+TEST(Trainer, MismatchingCheckpointIsPermanentError) {
   const TemporaryFolder folder;
-  DigestAfter(AssignmentOf(Alone(folder.path())), 6);
+  DigestAfter(AssignmentOf(WithCheckpoints(folder.path())), 6);
   v1::RunSpec spec = Spec();
   spec.mutable_checkpoint()->set_from(folder.path() + "/step-6");
   const auto outcome_at = [](const v1::RunSpec& begun, uint32_t step) {
     v1::Assignment assignment = AssignmentOf(begun);
     assignment.set_step(step);
-    ScriptedControl control;
+    RecordingControl control;
     control.start = StartOf(step + 4);
     return Train(assignment, control);
   };
   TrainerOutcome outcome = outcome_at(spec, 5);
   EXPECT_TRUE(outcome.permanent);
-  EXPECT_NE(outcome.status.message().find("is of step 6"), absl::string_view::npos)
+  EXPECT_NE(outcome.status.message().find("was saved at step 6"), absl::string_view::npos)
       << outcome.status;
   outcome = outcome_at(spec, 6);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
@@ -523,18 +438,18 @@ TEST(Trainer, ACheckpointThatDoesNotFitIsPermanentAndSaysWhy) {
   EXPECT_NE(outcome.status.message().find("nowhere"), absl::string_view::npos) << outcome.status;
 }
 
-TEST(Trainer, AFolderThatCannotBeWrittenEndsNoTraining) {
+TEST(Trainer, TrainingContinuesIfCheckpointsCannotBeSaved) {
   Counters counters;
-  EXPECT_NE(DigestAfter(AssignmentOf(Alone("/dev/null/checkpoints")), 20, &counters), 0U);
+  EXPECT_NE(DigestAfter(AssignmentOf(WithCheckpoints("/dev/null/checkpoints")), 20, &counters), 0U);
   EXPECT_EQ(counters.Get("checkpoints_saved"), 0U);
   EXPECT_GE(counters.Get("checkpoints_failed"), 1U);
   EXPECT_EQ(counters.Get("steps"), 20U);
 }
 
-TEST(Trainer, ALossThatIsNoNumberIsPermanentAndNamesStepLayerAndRank) {
+TEST(Trainer, NonFiniteLossIsPermanentAndNamesStepLayerAndRank) {
   v1::RunSpec spec = Spec();
   spec.mutable_schedule()->set_base_rate(1e38F);
-  ScriptedControl control;
+  RecordingControl control;
   control.start = StartOf(10);
   const TrainerOutcome outcome = Train(AssignmentOf(spec), control);
   EXPECT_TRUE(outcome.permanent) << outcome.status;
@@ -543,15 +458,15 @@ TEST(Trainer, ALossThatIsNoNumberIsPermanentAndNamesStepLayerAndRank) {
   EXPECT_TRUE(control.contributed.empty());
 }
 
-// The loss of the first step is fine; its update is not, and must not be averaged.
-TEST(Trainer, AnUpdateThatOverflowsIsNeitherContributedNorKept) {
+// The loss of the first step is finite, but its update is not, and must not be averaged.
+TEST(Trainer, OverflowingUpdateIsNeitherContributedNorSaved) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = Alone(folder.path());
+  v1::RunSpec spec = WithCheckpoints(folder.path());
   spec.mutable_checkpoint()->set_every_steps(1);
   spec.mutable_schedule()->set_base_rate(1e38F);
   spec.mutable_optimizer()->mutable_sgd()->set_weight_decay(1e30F);
   for (const uint32_t boundary : {1, 10}) {
-    ScriptedControl control;
+    RecordingControl control;
     control.start = StartOf(boundary);
     const TrainerOutcome outcome = Train(AssignmentOf(spec), control);
     EXPECT_TRUE(outcome.permanent) << outcome.status;
@@ -562,8 +477,8 @@ TEST(Trainer, AnUpdateThatOverflowsIsNeitherContributedNorKept) {
   }
 }
 
-TEST(Trainer, SaysWhatItsMemoryHolds) {
-  ScriptedControl control;
+TEST(Trainer, ReportsMemory) {
+  RecordingControl control;
   control.start = StartOf(4);
   Train(AssignmentOf(Spec()), control);
   EXPECT_EQ(control.prepared.memory().weights(), 51U * sizeof(float));

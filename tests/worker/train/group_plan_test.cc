@@ -1,4 +1,4 @@
-#include "worker/train/link_cache.h"
+#include "worker/train/group_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ v1::LinkProfile Link(double beta) {
   return link;
 }
 
-TEST(LinkCache, KnowsTheSamePeersInTheSameOrderForAWhile) {
+TEST(LinkCache, KeepsLinksByPeersForALimitedTime) {
   const absl::Time start = absl::FromUnixSeconds(1000);
   LinkCache cache;
   EXPECT_FALSE(cache.Get({"a:1", "b:1"}, start));

@@ -1,4 +1,4 @@
-#include "worker/train/trace_report.h"
+#include "worker/train/step_tracer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TraceInterval Interval(const std::string& name, int64_t begin_us, int64_t duration_us = 1) {
+TraceInterval IntervalNamed(const std::string& name, int64_t begin_us, int64_t duration_us = 1) {
   return {.name = name, .category = "compute", .begin_us = begin_us, .duration_us = duration_us};
 }
 
@@ -21,7 +21,7 @@ std::vector<std::string> Names(const v1::Traced& traced) {
   return names;
 }
 
-TEST(TraceReportTest, SaysEverythingOfAnInterval) {
+TEST(TracedFromTest, ConvertsAllFields) {
   const v1::Traced traced = TracedFrom({{.name = "all-gather bucket 1",
                                          .category = "collective",
                                          .track = 1,
@@ -42,18 +42,18 @@ TEST(TraceReportTest, SaysEverythingOfAnInterval) {
   EXPECT_EQ(traced.dropped(), 0U);
 }
 
-TEST(TraceReportTest, NothingTravelledIsNotZeroBytes) {
-  TraceInterval empty = Interval("empty", 2);
+TEST(TracedFromTest, OmitsBytesIfThereIsNoTransfer) {
+  TraceInterval empty = IntervalNamed("empty", 2);
   empty.bytes = 0;
-  const v1::Traced traced = TracedFrom({Interval("none", 1), empty}, 0, 10);
+  const v1::Traced traced = TracedFrom({IntervalNamed("none", 1), empty}, 0, 10);
   EXPECT_FALSE(traced.events(0).has_bytes());
   ASSERT_TRUE(traced.events(1).has_bytes());
   EXPECT_EQ(traced.events(1).bytes(), 0U);
 }
 
-TEST(TraceReportTest, KeepsTheEarliestAndCountsTheRest) {
-  const std::vector<TraceInterval> intervals = {Interval("d", 40), Interval("b", 10, 5),
-                                                Interval("a", 10, 50), Interval("c", 20)};
+TEST(TracedFromTest, KeepsTheEarliestAndCountsTheRest) {
+  const std::vector<TraceInterval> intervals = {IntervalNamed("d", 40), IntervalNamed("b", 10, 5),
+                                                IntervalNamed("a", 10, 50), IntervalNamed("c", 20)};
   EXPECT_THAT(Names(TracedFrom(intervals, 0, 4)), ElementsAre("a", "b", "c", "d"));
   const v1::Traced cut = TracedFrom(intervals, 7, 3);
   EXPECT_THAT(Names(cut), ElementsAre("a", "b", "c"));
@@ -61,16 +61,16 @@ TEST(TraceReportTest, KeepsTheEarliestAndCountsTheRest) {
   EXPECT_EQ(TracedFrom(intervals, 0, 0).dropped(), 4U);
 }
 
-TEST(TraceReportTest, LongNamesAreCutBetweenCharacters) {
-  // 3 bytes each: 72 is 24 of them, and one byte before moves the border into a character.
+TEST(TracedFromTest, TruncatesLongNamesBetweenCharacters) {
+  // 72 bytes are 24 characters of 3 bytes; the byte before them moves the limit into a character.
   std::string name = "x";
   for (int i = 0; i < 40; ++i) name += "層";
-  const v1::Traced traced = TracedFrom({Interval(name, 1)}, 0, 10);
+  const v1::Traced traced = TracedFrom({IntervalNamed(name, 1)}, 0, 10);
   EXPECT_EQ(traced.events(0).name(), name.substr(0, 1 + 23 * 3));
-  EXPECT_EQ(TracedFrom({Interval("cut \xE5\xB1", 1)}, 0, 10).events(0).name(), "?");
+  EXPECT_EQ(TracedFrom({IntervalNamed("cut \xE5\xB1", 1)}, 0, 10).events(0).name(), "?");
 }
 
-TEST(TraceReportTest, NoEventIsLongerThanItMayBe) {
+TEST(TracedFromTest, BoundsTheSizeOfEvents) {
   const TraceInterval worst = {.name = std::string(5000, 'n'),
                                .category = std::string(5000, 'c'),
                                .track = std::numeric_limits<int>::max(),

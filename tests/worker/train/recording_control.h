@@ -1,0 +1,95 @@
+// A coordinator for tests of a rank: records the rank's messages, and answers with prepared
+// messages.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/train/group_control.h"
+
+namespace cadre {
+
+class RecordingControl : public GroupControl {
+ public:
+  v1::Start start;
+  // Decisions, in order. The group is released after the last one.
+  std::deque<v1::Decision> decisions;
+  // Results of connected(), in order; then true.
+  mutable std::deque<bool> connections;
+  // A request that is returned once, after `steps_before_trace` calls.
+  std::optional<v1::TraceSteps> trace_request;
+  int steps_before_trace = 0;
+
+  // Received messages.
+  v1::Prepared prepared;
+  std::vector<v1::Contributed> contributed;
+  std::vector<v1::Adopted> adopted;
+  std::vector<v1::Evaluated> evaluated;
+  std::vector<v1::Progress> progress;
+  std::vector<v1::Measured> measured;
+  std::vector<v1::Traced> traced;
+
+  absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& message) override {
+    prepared = message;
+    return start;
+  }
+  void Report(const v1::Progress& message) override { progress.push_back(message); }
+  void Measured(const v1::Measured& message) override { measured.push_back(message); }
+  void Contribute(const v1::Contributed& message) override { contributed.push_back(message); }
+  absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
+    if (decisions.empty()) return absl::CancelledError("released");
+    std::optional<v1::Decision> decision = std::move(decisions.front());
+    decisions.pop_front();
+    return decision;
+  }
+  void Adopted(const v1::Adopted& message) override { adopted.push_back(message); }
+  void Evaluated(const v1::Evaluated& message) override { evaluated.push_back(message); }
+  std::optional<v1::TraceSteps> TakeTraceRequest() override {
+    if (steps_before_trace-- > 0) return std::nullopt;
+    return std::exchange(trace_request, std::nullopt);
+  }
+  void Traced(const v1::Traced& message) override { traced.push_back(message); }
+  bool connected() const override {
+    if (connections.empty()) return true;
+    const bool connected = connections.front();
+    connections.pop_front();
+    return connected;
+  }
+  std::string ShardAddress(uint32_t) const override { return ""; }
+};
+
+// The start of a run of one group and 20 steps, with the first boundary at `next_step`.
+inline v1::Start StartOf(uint32_t next_step) {
+  v1::Start start;
+  start.set_next_step(next_step);
+  start.set_total_steps(20);
+  start.set_groups(1);
+  return start;
+}
+
+// A decision to train to `next_step`; 0: to the end of the run.
+inline v1::Decision DecisionTo(uint32_t next_step) {
+  v1::Decision decision;
+  decision.set_next_step(next_step);
+  return decision;
+}
+
+// The last decision of a run, which assigns `samples` test samples.
+inline v1::Decision EndOfRun(uint64_t samples) {
+  v1::Decision decision;
+  decision.set_evaluate_end(samples);
+  return decision;
+}
+
+inline v1::TraceSteps TraceOf(uint32_t steps) {
+  v1::TraceSteps request;
+  request.set_request(7);
+  request.set_steps(steps);
+  request.set_max_events(20000);
+  return request;
+}
+
+}  // namespace cadre
