@@ -1,4 +1,4 @@
-// What ranks send is what the formulas of Gholami et al. 2018 say, word for word.
+// The number of bytes that ranks send equals the formulas of Gholami et al. 2018.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -20,13 +20,13 @@ v1::RunSpec Parse(const char* text) {
   return spec;
 }
 
-// Words that each rank sends forward and backward for one layer of a plan: its moves, both ways.
-int64_t MoveWords(const Tape& tape, int layer, TapeOpKind kind) {
-  int64_t words = 0;
+// Number of elements that a rank sends in the moves of one kind of a layer.
+int64_t MoveElements(const Tape& tape, int layer, TapeOpKind kind) {
+  int64_t elements = 0;
   for (const TapeOp& op : tape.ops) {
-    if (op.layer == layer && op.kind == kind) words += op.move.elements_sent();
+    if (op.layer == layer && op.kind == kind) elements += op.move.elements_sent();
   }
-  return words;
+  return elements;
 }
 
 Plan PlanWith(const Graph& graph, const Mesh& mesh,
@@ -52,19 +52,19 @@ std::vector<int64_t> StepBytes(const v1::RunSpec& spec, const Graph& graph, cons
   EXPECT_TRUE(with.ok() && without.ok()) << with.status() << without.status();
   std::vector<int64_t> bytes;
   for (size_t rank = 0; with.ok() && without.ok() && rank < with->bytes_sent.size(); ++rank) {
-    bytes.push_back(static_cast<int64_t>(with->bytes_sent[rank] - without->bytes_sent[rank]));
+    bytes.push_back(with->bytes_sent[rank] - without->bytes_sent[rank]);
   }
   return bytes;
 }
 
-// The group's loss: three doubles, summed up on all ranks.
+// Bytes of the sum of the group's loss, three doubles.
 int64_t LossBytes(int rank, int ranks) {
   return WorkOf(AllReduceSchedule(Algorithm::kButterfly, rank, ranks, 3)).elements * 8;
 }
 
-// The tiny grid: 4 inputs, 6 outputs, 6 samples on 2 x 3 ranks. A layer before makes the gradient
-// of the inputs wanted.
-TEST(Grid, MovesSixEightAndSixteenWords) {
+// 4 inputs, 6 outputs and 6 samples on a grid of 2 x 3 ranks. The layer before it requires the
+// gradient of the inputs.
+TEST(Grid, MovesEqualTheFormula) {
   const v1::RunSpec spec = Parse(R"(
     model {
       input { channels: 1 height: 1 width: 5 }
@@ -82,14 +82,15 @@ TEST(Grid, MovesSixEightAndSixteenWords) {
   const Plan plan = PlanWith(graph, mesh, {samples, samples, grid, samples});
   for (int rank = 0; rank < 6; ++rank) {
     const Tape tape = MakeTape(graph, plan, rank, 6, /*training=*/true);
-    EXPECT_EQ(MoveWords(tape, 3, TapeOpKind::kMove), 6) << "all-gather of y over the rows";
-    EXPECT_EQ(MoveWords(tape, 2, TapeOpKind::kMoveGradient), 8) << "all-reduce of dx over the rows";
+    EXPECT_EQ(MoveElements(tape, 3, TapeOpKind::kMove), 6) << "all-gather of y over the rows";
+    EXPECT_EQ(MoveElements(tape, 2, TapeOpKind::kMoveGradient), 8)
+        << "all-reduce of dx over the rows";
   }
-  // The gradient's all-reduce over the columns, as reduce-scatter and all-gather: 2 (3 - 1) / 3 of
-  // the 12 weights that a rank has of 24. The layer before is held alike by the rows, and so is
-  // owned in sixths, near-equal parts of its 20 words. A rank sums with its row what the row's
-  // ranks will own, and sends all of it but its own sixth; it gathers from all, and sends all but
-  // its successor's sixth.
+  // The all-reduce of the gradient over the columns sends 2 (3 - 1) / 3 of the 12 weights that a
+  // rank holds of 24. The weights of the layer before are replicated over the rows, so each rank
+  // owns a sixth of their 20 elements. A rank reduces, over its row, what the ranks of the row own,
+  // and sends all of it except for its own sixth; in the all-gather it sends all but its
+  // successor's sixth.
   const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
   ASSERT_EQ(bytes.size(), 6U);
   for (int rank = 0; rank < 6; ++rank) {
@@ -103,8 +104,8 @@ TEST(Grid, MovesSixEightAndSixteenWords) {
   }
 }
 
-// A kernel of 3 on 2 samples of 3 channels, 5 columns: 2 * 5 * 3 = 30 words each way.
-TEST(Halo, SendsThirtyWordsPerDirection) {
+// A kernel of 3 on 2 samples of 3 channels and 5 columns: 2 * 5 * 3 = 30 elements per direction.
+TEST(Halo, SendsOneRowPerDirection) {
   const v1::RunSpec spec = Parse(R"(
     model {
       input { channels: 3 height: 9 width: 5 }
@@ -125,45 +126,45 @@ TEST(Halo, SendsThirtyWordsPerDirection) {
   for (int rank = 0; rank < 3; ++rank) {
     const Tape tape = MakeTape(graph, plan, rank, 2, /*training=*/true);
     const int64_t directions = rank == 1 ? 2 : 1;
-    EXPECT_EQ(MoveWords(tape, conv3, TapeOpKind::kMove), 30 * directions) << "rank " << rank;
-    EXPECT_EQ(MoveWords(tape, conv3, TapeOpKind::kMoveGradient), 30 * directions)
+    EXPECT_EQ(MoveElements(tape, conv3, TapeOpKind::kMove), 30 * directions) << "rank " << rank;
+    EXPECT_EQ(MoveElements(tape, conv3, TapeOpKind::kMoveGradient), 30 * directions)
         << "rank " << rank;
   }
-  // And that is what is counted: beside conv3 only conv2 has halos, of 2 channels, both ways. The
-  // images are whole everywhere, and the rest is done by every rank alike: its input is gathered.
+  // The counted bytes agree: besides conv3, only conv2 has halos, of 2 channels. The images are
+  // whole on every rank, and the layers after conv3 are replicated, so their input is gathered.
   const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
   ASSERT_EQ(bytes.size(), 3U);
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   for (int rank = 0; rank < 3; ++rank) {
     const Tape tape = MakeTape(graph, plan, rank, 2, /*training=*/true);
-    int64_t words = 0;
-    for (const TapeOp& op : tape.ops) words += op.move.elements_sent();
+    int64_t moved = 0;
+    for (const TapeOp& op : tape.ops) moved += op.move.elements_sent();
     const int64_t directions = rank == 1 ? 2 : 1;
     const int64_t conv2_halos = 2 * (2 * 5 * 2) * directions;
-    // conv3's output of 2 channels, 3 of 9 rows, goes to the two others.
+    // The output of conv3, 2 channels of 3 of the 9 rows, is sent to both other ranks.
     const int64_t gathered = 2 * (2 * 3 * 5 * 2);
-    EXPECT_EQ(words, conv2_halos + 2 * 30 * directions + gathered) << "rank " << rank;
-    // Parameters: the all-gather sends all but the successor's piece; the reduce-scatter, where the
-    // gradients are sums, all but the rank's own.
+    EXPECT_EQ(moved, conv2_halos + 2 * 30 * directions + gathered) << "rank " << rank;
+    // Parameters: the all-gather sends all but the successor's slice; the reduce-scatter, if
+    // gradients are partial sums, all but the rank's own.
     int64_t ring = 0;
     const std::vector<BucketOwnership> owned = OwnershipOf(plan, index, rank);
     for (size_t b = 0; b < owned.size(); ++b) {
-      const auto piece = [&](int i) {
-        const auto at = static_cast<size_t>(i % 3);
-        return owned[b].borders[at + 1] - owned[b].borders[at];
+      const auto slice = [&](int i) {
+        return owned[b].borders[i % 3 + 1] - owned[b].borders[i % 3];
       };
-      ring += owned[b].size - piece(owned[b].own_slice + 1);
-      if (!plan.buckets[b].axes.empty()) ring += owned[b].size - piece(owned[b].own_slice);
+      ring += owned[b].size - slice(owned[b].own_slice + 1);
+      if (!plan.buckets[b].axes.empty()) ring += owned[b].size - slice(owned[b].own_slice);
     }
-    EXPECT_EQ(bytes[rank], 4 * (words + ring) + LossBytes(rank, 3)) << "rank " << rank;
+    EXPECT_EQ(bytes[rank], 4 * (moved + ring) + LossBytes(rank, 3)) << "rank " << rank;
   }
 }
 
 // Joo and Youn 2021: convolutions over all ranks, fully connected layers sharded over `model`. Of N
-// = 4 ranks in groups of g = 2 with b samples each, the entry is gathered ((g - 1) b d words) and
-// its gradient reduce-scattered, so are outputs and theirs, convolutions are reduced
-// over all ranks and each shard over the N / g ranks that hold it.
-TEST(GroupHybrid, MovesWhatItsFormulaSays) {
+// = 4 ranks in groups of g = 2 with b samples each, the input of the first sharded layer is
+// gathered
+// ((g - 1) b d elements) and its gradient reduce-scattered, and likewise outputs and their
+// gradients. Convolutions are reduced over all ranks, each shard over the N / g ranks that hold it.
+TEST(GroupHybrid, MovesEqualTheFormula) {
   const v1::RunSpec spec = Parse(R"(
     model {
       input { channels: 2 height: 4 width: 4 }
@@ -180,12 +181,12 @@ TEST(GroupHybrid, MovesWhatItsFormulaSays) {
   const std::vector<IndexSplit> sharded = {{"samples", {"data"}}, {"out", {"model"}}};
   ASSERT_EQ(graph.size(), 5) << "conv, flatten, fc1, fc2, loss";
   const Plan plan = PlanWith(graph, mesh, {all, all, sharded, sharded, {{"samples", {"data"}}}});
-  // b = 2 samples a rank, entry of 48 features, outputs of 8 and 4.
+  // b = 2 samples per rank, an input of 48 features, outputs of 8 and 4.
   const int64_t b = 2;
-  const int64_t entry = b * 48;            // (g - 1) b d_in
-  const int64_t outputs = b * (8 + 4);     // (g - 1) b d_l, gathered in halves
-  const int64_t gradients = b * (48 + 8);  // (g - 1) b d_{l-1}, reduce-scattered  // reduce-scatter
-                                           // of fc1's dx; all-reduce of fc2's
+  const int64_t entry = b * 48;         // (g - 1) b d_in
+  const int64_t outputs = b * (8 + 4);  // (g - 1) b d_l, gathered in halves
+  // (g - 1) b d_{l-1}: reduce-scatter of the gradients of the inputs of fc1 and fc2.
+  const int64_t gradients = b * (48 + 8);
   const int64_t conv = 2 * 3 * (3 * 2 * 9) / 4;         // 2 (N - 1) / N of |W_conv|
   const int64_t shards = 2 * (48 * 8 + 8 * 4) / 2 / 2;  // 2 (G - 1) / G of |W_fc| / g
   const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
@@ -193,7 +194,7 @@ TEST(GroupHybrid, MovesWhatItsFormulaSays) {
   int64_t total = 0;
   for (int rank = 0; rank < 4; ++rank) {
     total += bytes[rank] - LossBytes(rank, 4);
-    // 54 weights do not divide by 4: a rank may send one word more or less than the mean.
+    // 54 weights are not divisible by 4, so a rank may send one element more or less than the mean.
     EXPECT_NEAR(bytes[rank] - LossBytes(rank, 4), 4 * (entry + outputs + gradients + conv + shards),
                 4 * 2)
         << "rank " << rank;

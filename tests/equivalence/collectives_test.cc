@@ -1,5 +1,4 @@
-// Whatever way gradients are summed, and whether that overlaps with computing or not, training
-// computes the same.
+// Training computes the same for every collective algorithm, with and without overlap.
 #include <gtest/gtest.h>
 
 #include <ostream>
@@ -8,9 +7,7 @@
 
 #include "plan/plan_collectives.h"
 #include "plan/search/planner.h"
-#include "tests/equivalence/comparison.h"
-#include "tests/equivalence/small_models.h"
-#include "tests/equivalence/zoo_folder.h"
+#include "tests/equivalence/test_plans.h"
 
 namespace cadre {
 namespace {
@@ -20,7 +17,7 @@ constexpr int kSteps = 6;
 // A bucket for every layer.
 constexpr int64_t kBucketElements = 1;
 
-struct Way {
+struct Exchange {
   v1::Cluster::CollectivePolicy policy = v1::Cluster::RING;
   bool overlap = true;
 };
@@ -41,16 +38,16 @@ class Trained {
         graph_(*Graph::FromModel(spec_.model())),
         index_(ParameterIndex::FromGraph(graph_)) {}
 
-  GroupResult Train(const Group& group, const Way& way) {
+  GroupResult Train(const Group& group, const Exchange& exchange) {
     v1::RunSpec spec = spec_;
-    spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(group.model));
-    spec.mutable_cluster()->set_space_ranks(static_cast<uint32_t>(group.space));
-    spec.mutable_cluster()->set_overlap(way.overlap ? v1::Cluster::ON : v1::Cluster::OFF);
+    spec.mutable_cluster()->set_model_ranks(group.model);
+    spec.mutable_cluster()->set_space_ranks(group.space);
+    spec.mutable_cluster()->set_overlap(exchange.overlap ? v1::Cluster::ON : v1::Cluster::OFF);
     const auto assigned = MakePlan(spec, group.data * group.space * group.model);
     EXPECT_TRUE(assigned.ok()) << assigned.status();
     auto plan = PlanFromProto(*assigned, graph_, index_);
     EXPECT_TRUE(plan.ok()) << plan.status();
-    *plan = WithCollectives(*std::move(plan), graph_, index_, way.policy, LinkProfile(),
+    *plan = WithCollectives(*std::move(plan), graph_, index_, exchange.policy, LinkProfile(),
                             v1::LinkProfile::KIND_UNSPECIFIED, kBucketElements);
     buckets_ = plan->buckets.size();
     auto result = ranks_.Train(
@@ -70,34 +67,33 @@ class Trained {
   const Graph graph_;
   const ParameterIndex index_;
   size_t buckets_ = 0;
-  Ranks ranks_{[] { return MakeCpuBackend(1); }};
+  Ranks ranks_{KernelsFactory(OneThreadCpu)};
 };
 
 enum class Update { kPlain, kClipped, kLars, kMicroBatches };
 
 v1::RunSpec SpecFor(Update update) {
-  auto spec = SmallModel(ZooFolder(), "lenet");
-  EXPECT_TRUE(spec.ok()) << spec.status();
-  spec->set_batch_per_group(12);
+  v1::RunSpec spec = ZooSpec("lenet");
+  spec.set_batch_per_group(12);
   switch (update) {
     case Update::kPlain:
       break;
     case Update::kClipped:
-      spec->mutable_optimizer()->set_clip_norm(0.05F);
+      spec.mutable_optimizer()->set_clip_norm(0.05F);
       break;
     case Update::kLars:
-      spec->mutable_optimizer()->mutable_lars()->set_momentum(0.9F);
+      spec.mutable_optimizer()->mutable_lars()->set_momentum(0.9F);
       break;
     case Update::kMicroBatches:
-      spec->set_micro_batches(3);
+      spec.set_micro_batches(3);
       break;
   }
-  return *std::move(spec);
+  return spec;
 }
 
-class EveryWay : public testing::TestWithParam<std::tuple<Group, Update>> {};
+class CollectivePolicies : public testing::TestWithParam<std::tuple<Group, Update>> {};
 
-TEST_P(EveryWay, ComputesTheSame) {
+TEST_P(CollectivePolicies, EqualOneRank) {
   const auto& [group, update] = GetParam();
   Trained trained(SpecFor(update));
   const GroupResult one = trained.Train({}, {});
@@ -109,7 +105,7 @@ TEST_P(EveryWay, ComputesTheSame) {
     const GroupResult off = trained.Train(group, {policy, false});
     ASSERT_FALSE(HasFailure());
     EXPECT_GT(trained.buckets(), 2U);
-    // The order of sums is the plan's, not time's.
+    // The plan determines the order of sums, not the timing.
     EXPECT_EQ(on.digest, off.digest);
     EXPECT_EQ(on.losses, off.losses);
     EXPECT_LT(trained.Error(one, on), kTolerance);
@@ -131,7 +127,7 @@ std::string UpdateName(Update update) {
   return "";
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, EveryWay,
+INSTANTIATE_TEST_SUITE_P(Groups, CollectivePolicies,
                          testing::Combine(testing::Values(Group{"Data2", 2}, Group{"Data3", 3},
                                                           Group{"Data4", 4},
                                                           Group{"Data2Model2", 2, 1, 2},

@@ -14,7 +14,7 @@ namespace cadre {
 namespace {
 
 constexpr size_t kMaxMessages = 5;
-// A mesh with more pairs than this is covered as far as it goes.
+// Limit of the number of plans for a mesh.
 constexpr size_t kMaxPlansPerMesh = 1000000;
 
 Graph GraphOf(const v1::RunSpec& spec) {
@@ -39,8 +39,8 @@ Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer
       index_(ParameterIndex::FromGraph(graph_)),
       host_(std::move(one)),
       train_(std::move(plans)) {
-  // The error is relative to the movement, so a small rate loses nothing, and it keeps deep models
-  // with batch norm from multiplying rounding from step to step.
+  // The error is relative to the movement, so a small rate is as sensitive as a large one; it
+  // prevents deep models with batch norm from amplifying rounding from step to step.
   training_.rate = 0.002F;
   training_.batches = RandomBatches(graph_, spec.batch_per_group(), spec.seed());
 }
@@ -70,7 +70,7 @@ absl::StatusOr<ComparisonResult> Comparison::Run(const std::vector<Plan>& plans,
         train_ != nullptr ? train_(spec_, proto, training_) : host_.Train(spec_, proto, training_);
     double error = 0;
     const std::string wrong =
-        many.ok() ? Judge(*many, &error) : std::string(many.status().ToString());
+        many.ok() ? FindDifference(*many, &error) : std::string(many.status().ToString());
     ++result.plans;
     result.worst_relative_error = std::max(result.worst_relative_error, error);
     if (!wrong.empty()) {
@@ -79,12 +79,12 @@ absl::StatusOr<ComparisonResult> Comparison::Run(const std::vector<Plan>& plans,
         result.messages.push_back(absl::StrCat(wrong, "\n", PrintPlan(plan, graph_, index_)));
       }
     }
-    if (progress) progress(static_cast<size_t>(result.plans), plans.size(), result);
+    if (progress) progress(result.plans, plans.size(), result);
   }
   return result;
 }
 
-std::string Comparison::Judge(const GroupResult& many, double* error) const {
+std::string Comparison::FindDifference(const GroupResult& many, double* error) const {
   const std::vector<float> initial = InitialWeights(index_, spec_.seed());
   *error = RelativeError(index_, initial, one_.weights, many.weights);
   if (!(*error < kTolerance)) return absl::StrCat("weights differ by ", *error);
@@ -94,7 +94,7 @@ std::string Comparison::Judge(const GroupResult& many, double* error) const {
     }
   }
   if (many.evaluation.samples != one_.evaluation.samples) {
-    return absl::StrCat(many.evaluation.samples, " labels counted instead of ",
+    return absl::StrCat(many.evaluation.samples, " labels were counted instead of ",
                         one_.evaluation.samples);
   }
   if (!(std::abs(many.evaluation.loss - one_.evaluation.loss) <

@@ -15,35 +15,35 @@
 
 namespace cadre {
 
-// Of RelativeError after five steps. Plans add the same fp32 numbers in other orders: a sum of n
-// terms is off by up to about sqrt(n) * 2^-24 of its size, n being some thousands here, which is
-// 1e-5 of a gradient; gradients that nearly cancel, batch norms over few elements (whose inverse
-// deviation can be large) and five steps that build on one another make up to a hundred times
-// that. The smallest mistake a plan could make, to count one sample or one row twice, is above
-// 0.05, which plans_test.cc shows.
+// Limit of RelativeError after five steps. Plans add the same fp32 numbers in different orders: the
+// relative error of a sum of n terms is about sqrt(n) * 2^-24, or 1e-5 for the thousands of terms
+// of a gradient. Gradients that nearly cancel, batch norms over few elements (whose inverse
+// deviation can be large) and five consecutive steps amplify that up to a hundred times. The
+// smallest error that a plan could make, to count a sample or a row twice, is above 0.05
+// (plans_test.cc).
 constexpr double kTolerance = 1e-3;
 
 struct ComparisonResult {
   int plans = 0;
   int failures = 0;
   double worst_relative_error = 0;
-  // A few of what failed, with the plan.
+  // Some of the failures, with their plans.
   std::vector<std::string> messages;
 };
 
 class Comparison {
  public:
-  // Plans run on the host, as the one rank does.
+  // Plans and the single rank run on the host.
   Comparison(const v1::RunSpec& spec, KernelsFactory kernels);
-  // The one rank runs on the host, plans as `plans` trains them.
+  // The single rank runs on the host; `plans` trains the plans.
   Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans);
 
-  // `count` random plans over all meshes of `ranks`, or with 0 every pair of splits of neighbours.
+  // `count` random plans over all meshes of `ranks`; 0: plans that cover every pair of splits of
+  // neighbors.
   std::vector<Plan> Plans(int ranks, size_t count, std::mt19937_64& random) const;
 
   using Progress = std::function<void(size_t done, size_t of, const ComparisonResult&)>;
-  // Errors: of the one rank that plans are compared with. What goes wrong under a plan is a
-  // failure.
+  // Errors: those of the single rank. An error of a plan is a failure.
   absl::StatusOr<ComparisonResult> Run(const std::vector<Plan>& plans,
                                        const Progress& progress = nullptr);
 
@@ -51,8 +51,8 @@ class Comparison {
   const ParameterIndex& index() const { return index_; }
 
  private:
-  // What is wrong with the result; empty: nothing.
-  std::string Judge(const GroupResult& many, double* error) const;
+  // Describes the first difference from the single rank; empty: there is none.
+  std::string FindDifference(const GroupResult& many, double* error) const;
 
   const v1::RunSpec spec_;
   const Graph graph_;

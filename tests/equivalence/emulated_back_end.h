@@ -1,5 +1,4 @@
-// Ranks on emulated devices, whose data travels over a fake NCCL: what a group on GPUs does, but
-// for the cards.
+// Ranks on emulated devices with a fake NCCL: a group on GPUs without the hardware.
 //
 // Not thread-safe.
 #pragma once

@@ -1,9 +1,8 @@
-// Where every sum is exact in fp32, every plan gives the same bits: there is no tolerance to hide
-// in.
+// If every sum is exact in fp32, every plan gives the same bits, so no tolerance can hide an error.
 //
-// Inputs and weights are small whole numbers and the last layer's biases are far apart, so that
-// forward is exact, the softmax is 0 or 1 exactly, the loss's gradient is a whole number over a
-// power of two, and so is everything that follows from it, one step of SGD included.
+// Inputs and weights are small integers, and the biases of the last layer are far apart, so that
+// forward is exact and the softmax is exactly 0 or 1. The gradient of the loss is then an integer
+// divided by a power of two, and so are all gradients and the weights after a step of SGD.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,19 +37,20 @@ constexpr char kSpec[] = R"(
   seed: 1
 )";
 
-int Small(std::mt19937_64& random, int most) {
-  return static_cast<int>(random() % static_cast<uint64_t>(2 * most + 1)) - most;
+// A random integer in [-max, max].
+int Small(std::mt19937_64& random, int max) {
+  const int value = random() % (2 * max + 1);
+  return value - max;
 }
 
 // Two thirds of the weights are zero, so that sums stay small.
 std::vector<float> ExactWeights(const ParameterIndex& index) {
   std::mt19937_64 random(3);
-  std::vector<float> weights(static_cast<size_t>(index.size()));
+  std::vector<float> weights(index.size());
   for (const Parameter& parameter : index.parameters()) {
     for (int64_t i = parameter.offset; i < parameter.end(); ++i) {
       const int value = random() % 2 == 0 ? 0 : Small(random, 1);
-      weights[i] = parameter.name == "fc2/bias" ? static_cast<float>((i - parameter.offset) << 16)
-                                                : static_cast<float>(value);
+      weights[i] = parameter.name == "fc2/bias" ? (i - parameter.offset) << 16 : value;
     }
   }
   return weights;
@@ -60,8 +60,8 @@ BatchMaker ExactBatches(const Graph& graph, int64_t samples) {
   const BatchMaker labels = RandomBatches(graph, samples, 5);
   return [labels](int64_t step) {
     WholeBatch batch = labels(step);
-    std::mt19937_64 random(static_cast<uint64_t>(step) + 11);
-    for (float& value : batch.inputs) value = static_cast<float>(Small(random, 2));
+    std::mt19937_64 random(step + 11);
+    for (float& value : batch.inputs) value = Small(random, 2);
     return batch;
   };
 }
@@ -73,7 +73,7 @@ class ExactData : public testing::Test {
     graph_ = *Graph::FromModel(spec_.model());
     index_ = ParameterIndex::FromGraph(graph_);
     training_.steps = 1;
-    // One sample's gradient is a whole number over the batch of 4.
+    // The gradient of a sample is an integer divided by the batch of 4.
     training_.rate = 1.0F;
     training_.batches = ExactBatches(graph_, spec_.batch_per_group());
     training_.initial = ExactWeights(index_);
@@ -93,7 +93,8 @@ class ExactData : public testing::Test {
   Training training_;
 };
 
-// Double sums and fp32 sums agree in every bit, so nothing was rounded; and the step did something.
+// Sums in double and in fp32 have the same bits, so nothing was rounded, and the step changed
+// weights.
 TEST_F(ExactData, IsExact) {
   Ranks reference([] { return MakeReferenceBackend(); });
   Ranks cpu([] { return MakeCpuBackend(1); });
@@ -103,9 +104,9 @@ TEST_F(ExactData, IsExact) {
   int changed = 0;
   for (size_t i = 0; i < one.weights.size(); ++i) {
     changed += one.weights[i] != training_.initial[i] ? 1 : 0;
-    EXPECT_EQ(one.weights[i] * 4, std::round(one.weights[i] * 4)) << "a quarter of a whole number";
+    EXPECT_EQ(one.weights[i] * 4, std::round(one.weights[i] * 4)) << "a multiple of a quarter";
   }
-  EXPECT_GT(changed, static_cast<int>(one.weights.size() / 4));
+  EXPECT_GT(changed, std::ssize(one.weights) / 4);
 }
 
 TEST_F(ExactData, GivesTheSameBitsUnderManyPlans) {

@@ -1,5 +1,5 @@
-// Plans on a GPU equal one worker on the host, over NCCL itself: ranks are processes that share
-// this machine's first GPU. emulated_plans_test.cc does the same where there is none.
+// Plans on a GPU with NCCL equal one worker on the host. Ranks are processes that share the first
+// GPU of this host. emulated_plans_test.cc does the same without a GPU.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 #include <gtest/gtest.h>
@@ -22,19 +22,19 @@
 #include "tests/worker/transport/nccl/rank_processes.h"
 #include "worker/transport/nccl/nccl_transport.h"
 
-DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
+DEFINE_string(zoo, "model/zoo", "folder of the zoo's run files");
 
 namespace cadre {
 namespace {
 
-// Plans drawn at random for a model; 0: every pair of splits of every two neighbours.
 struct Case {
   const char* model;
   int ranks;
+  // Number of random plans; 0: plans that cover every pair of splits of every two neighbors.
   int plans;
 };
 
-// What a rank is told: "lenet 0 model/zoo".
+// The argument of a rank, such as "lenet 0 model/zoo".
 std::string TaskOf(const Case& c) { return absl::StrCat(c.model, " ", c.plans, " ", FLAGS_zoo); }
 
 // --- a rank --------------------------------------------------------------------------------------
@@ -81,9 +81,8 @@ absl::Status RunRank(const RankTask& task) {
         return TrainAsRank(on_devices, plan, training, *control, back_end);
       });
   std::mt19937_64 random(7);
-  CADRE_ASSIGN_OR_RETURN(
-      const ComparisonResult result,
-      comparison.Run(comparison.Plans(control->size(), static_cast<size_t>(plans), random)));
+  CADRE_ASSIGN_OR_RETURN(const ComparisonResult result,
+                         comparison.Run(comparison.Plans(control->size(), plans, random)));
   if (result.failures == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(result.failures, " of ", result.plans,
                                           " plans: ", absl::StrJoin(result.messages, "\n")));

@@ -1,4 +1,5 @@
-// Trains a model of the zoo, made small, under parallel plans and compares each with one worker.
+// Trains a small version of a model of the zoo under parallel plans, and compares each with one
+// worker.
 #include <cstdio>
 #include <random>
 #include <string>
@@ -10,14 +11,14 @@
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
 
-DEFINE_string(model, "lenet", "A model of model/zoo/; it is tried with few channels and features.");
-DEFINE_int32(ranks, 2, "Ranks of the group; every mesh of that many ranks is tried.");
+DEFINE_string(model, "lenet", "model of model/zoo/; it is trained with few channels and features");
+DEFINE_int32(ranks, 2, "number of ranks of the group; every mesh of that many ranks is compared");
 DEFINE_string(plans, "all",
-              "all: every pair of splits of every two neighbouring layers, on every mesh; or how "
-              "many plans to draw.");
-DEFINE_int32(seed, 1, "Draws plans; equal seeds draw equal plans.");
-DEFINE_string(zoo, "model/zoo", "Folder of the zoo's specs.");
-DEFINE_bool(progress, true, "Say on standard error how far it is.");
+              "all: every pair of splits of every two neighboring layers, on every mesh; otherwise "
+              "the number of random plans");
+DEFINE_int32(seed, 1, "seed of the random plans");
+DEFINE_string(zoo, "model/zoo", "folder of the zoo's run files");
+DEFINE_bool(progress, true, "print progress on standard error");
 
 namespace cadre {
 namespace {
@@ -39,7 +40,7 @@ absl::StatusOr<ComparisonResult> Compare() {
                  result.failures, result.worst_relative_error);
     if (done == of) std::fputc('\n', stderr);
   };
-  std::mt19937_64 random(static_cast<uint64_t>(FLAGS_seed));
+  std::mt19937_64 random(FLAGS_seed);
   return comparison.Run(comparison.Plans(FLAGS_ranks, all ? 0 : plans, random), progress);
 }
 
@@ -48,7 +49,7 @@ absl::StatusOr<ComparisonResult> Compare() {
 
 int main(int argc, char** argv) {
   gflags::SetUsageMessage(
-      "Checks that parallel plans compute what one worker computes.\n"
+      "verifies that parallel plans compute what one worker computes.\n"
       "  equivalence --model resnet18 --ranks 4 --plans 200\n"
       "Prints one JSON line; exits with 1 if a plan failed.");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);

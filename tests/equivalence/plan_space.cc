@@ -28,7 +28,7 @@ void Factor(int ranks, std::vector<int>& sizes, std::vector<Mesh>& meshes) {
   }
 }
 
-// Splits of two neighbours that no plan has had yet.
+// Pairs of splits of neighbors that no plan contains yet.
 class Uncovered {
  public:
   using Pair = std::pair<size_t, size_t>;
@@ -44,13 +44,13 @@ class Uncovered {
     return found != pairs_.end() && found->second.count(pair) > 0;
   }
 
-  // Some pair that is left on the edge with most of them, or null.
+  // A pair of the edge with the largest number of uncovered pairs, or null.
   const Pair* Next(std::pair<int, int>* edge) const {
     const Pair* next = nullptr;
-    size_t most = 0;
+    size_t largest = 0;
     for (const auto& [at, left] : pairs_) {
-      if (left.size() <= most) continue;
-      most = left.size();
+      if (left.size() <= largest) continue;
+      largest = left.size();
       *edge = at;
       next = &*left.begin();
     }
@@ -77,12 +77,6 @@ PlanSpace::PlanSpace(const Graph& graph, const Mesh& mesh)
   for (const GraphLayer& layer : graph.layers()) splits_.push_back(LegalSplits(layer, mesh));
 }
 
-double PlanSpace::size() const {
-  double size = 1;
-  for (const auto& splits : splits_) size *= static_cast<double>(splits.size());
-  return size;
-}
-
 Plan PlanSpace::Make(const std::vector<size_t>& choices) const {
   Plan plan{.mesh = mesh_};
   for (size_t l = 0; l < choices.size(); ++l) {
@@ -90,7 +84,7 @@ Plan PlanSpace::Make(const std::vector<size_t>& choices) const {
     CHECK(layouts.ok()) << layouts.status();
     plan.layers.push_back(*std::move(layouts));
   }
-  // Several small buckets, so that their borders fall anywhere.
+  // Several small buckets, so that their borders are within parameters of any layer.
   plan.buckets = MakeBuckets(plan.layers, mesh_, index_, index_.size() / 5 + 1);
   return plan;
 }
@@ -101,7 +95,7 @@ Plan PlanSpace::Random(std::mt19937_64& random) const {
   return Make(choices);
 }
 
-std::vector<Plan> PlanSpace::CoverPairs(std::mt19937_64& random, size_t most) const {
+std::vector<Plan> PlanSpace::CoverPairs(std::mt19937_64& random, size_t max_plans) const {
   Uncovered uncovered;
   std::vector<std::vector<int>> producers(splits_.size());
   for (int l = 0; l < graph_.size(); ++l) {
@@ -113,30 +107,29 @@ std::vector<Plan> PlanSpace::CoverPairs(std::mt19937_64& random, size_t most) co
   }
   std::vector<Plan> plans;
   std::pair<int, int> edge;
-  while (plans.size() < most) {
+  while (plans.size() < max_plans) {
     const Uncovered::Pair* wanted = uncovered.Next(&edge);
     if (wanted == nullptr) break;
     const Uncovered::Pair pair = *wanted;
     std::vector<size_t> choices(splits_.size());
     for (int l = 0; l < graph_.size(); ++l) {
-      const auto at = static_cast<size_t>(l);
-      const size_t options = splits_[at].size();
+      const size_t options = splits_[l].size();
       if (l == edge.first || l == edge.second) {
-        choices[at] = l == edge.first ? pair.first : pair.second;
+        choices[l] = l == edge.first ? pair.first : pair.second;
         continue;
       }
-      // Of a few tries from a random start, the first that covers something new.
+      // The first split, from a random start, that covers a new pair.
       const size_t start = random() % options;
-      choices[at] = start;
+      choices[l] = start;
       for (size_t k = 0; k < options; ++k) {
         const size_t candidate = (start + k) % options;
-        const bool news =
-            std::any_of(producers[at].begin(), producers[at].end(), [&](int producer) {
+        const bool is_new =
+            std::any_of(producers[l].begin(), producers[l].end(), [&](int producer) {
               const size_t chosen = producer < 0 ? 0 : choices[producer];
               return uncovered.Has({producer, l}, {chosen, candidate});
             });
-        if (!news) continue;
-        choices[at] = candidate;
+        if (!is_new) continue;
+        choices[l] = candidate;
         break;
       }
     }

@@ -1,9 +1,9 @@
-// All the plans that a graph allows on a number of ranks, and choices among them.
+// The plans that a graph allows on a number of ranks, and selections of them.
 //
-// A plan is a mesh and, for every layer, one of its legal splits. What a plan computes is decided
-// by each layer's split and by each move between two neighbours, so a set of plans that has every
-// pair of splits of every two neighbours reaches every piece of work that any plan can reach; that
-// is what "all" means here, where trying the whole product would take longer than the universe has.
+// A plan is a mesh and one legal split for every layer. What a rank executes is determined by the
+// split of each layer and by the move between each two neighbors. So a set of plans that contains
+// every pair of splits of every two neighbors covers everything that any plan executes, and needs
+// far fewer plans than all combinations.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,11 @@ class PlanSpace {
  public:
   PlanSpace(const Graph& graph, const Mesh& mesh);
 
-  // A plan with splits drawn evenly, layer by layer.
+  // A plan with uniformly random splits.
   Plan Random(std::mt19937_64& random) const;
 
-  // Plans that between them have every pair of splits of every two neighbours, at most `most`.
-  std::vector<Plan> CoverPairs(std::mt19937_64& random, size_t most) const;
-
-  // Plans there are, as a floating-point number because it is large.
-  double size() const;
+  // At most `max_plans` plans that together contain every pair of splits of every two neighbors.
+  std::vector<Plan> CoverPairs(std::mt19937_64& random, size_t max_plans) const;
 
  private:
   Plan Make(const std::vector<size_t>& choices) const;

@@ -1,5 +1,5 @@
-// The planner's plans compute what one worker computes, over twenty steps; optimisers and
-// micro-batches do under them too; and the comparison notices the smallest mistake.
+// The planner's plans compute what one worker computes over twenty steps, with every optimizer and
+// with micro-batches; and the comparison detects the smallest error.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,9 +10,7 @@
 #include "google/protobuf/text_format.h"
 #include "plan/search/planner.h"
 #include "plan/tape.h"
-#include "tests/equivalence/comparison.h"
-#include "tests/equivalence/small_models.h"
-#include "tests/equivalence/zoo_folder.h"
+#include "tests/equivalence/test_plans.h"
 
 namespace cadre {
 namespace {
@@ -20,22 +18,21 @@ namespace {
 constexpr int kSteps = 20;
 
 v1::RunSpec Spec(const std::string& model, uint32_t batch) {
-  auto spec = SmallModel(ZooFolder(), model);
-  EXPECT_TRUE(spec.ok()) << spec.status();
-  spec->set_batch_per_group(batch);
-  return *std::move(spec);
+  v1::RunSpec spec = ZooSpec(model);
+  spec.set_batch_per_group(batch);
+  return spec;
 }
 
 v1::Plan PlanOf(v1::RunSpec spec, int data, int space, int model) {
-  spec.mutable_cluster()->set_model_ranks(static_cast<uint32_t>(model));
-  spec.mutable_cluster()->set_space_ranks(static_cast<uint32_t>(space));
+  spec.mutable_cluster()->set_model_ranks(model);
+  spec.mutable_cluster()->set_space_ranks(space);
   auto plan = MakePlan(spec, data * space * model);
   EXPECT_TRUE(plan.ok()) << plan.status();
   return plan.ok() ? *plan : v1::Plan();
 }
 
 Ranks& TestRanks() {
-  static auto* const ranks = new Ranks([] { return MakeCpuBackend(1); });
+  static auto* const ranks = new Ranks(KernelsFactory(OneThreadCpu));
   return *ranks;
 }
 
@@ -65,7 +62,7 @@ class PlannersPlans : public testing::TestWithParam<Case> {};
 
 TEST_P(PlannersPlans, EqualOneRank) {
   const auto [model, data, space, sharded, batch] = GetParam();
-  const v1::RunSpec spec = Spec(model, static_cast<uint32_t>(batch));
+  const v1::RunSpec spec = Spec(model, batch);
   const GroupResult one = Train(spec, PlanOf(spec, 1, 1, 1));
   const GroupResult many = Train(spec, PlanOf(spec, data, space, sharded));
   ASSERT_FALSE(HasFailure());
@@ -89,8 +86,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case("mlp", 1, 1, 3, 7), Case("gpt", 2, 1, 2, 5), Case("gpt", 1, 1, 3, 2)),
     [](const testing::TestParamInfo<Case>& info) { return CaseName(info.param); });
 
-// Large enough that the halo travels while the interior is computed; small ones, above, do without.
-TEST(Halo, TravelsWhileTheInteriorIsComputed) {
+// Images that are large enough for the halo to be exchanged while the interior is computed.
+TEST(Halo, OverlapsWithInterior) {
   v1::RunSpec spec;
   ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
       R"(
@@ -119,8 +116,9 @@ TEST(Halo, TravelsWhileTheInteriorIsComputed) {
       return std::count_if(tape.ops.begin(), tape.ops.end(),
                            [&](const TapeOp& op) { return op.with_next && op.kind == kind; });
     };
-    EXPECT_GE(together(TapeOpKind::kMove), 1) << "halos during the interior";
-    EXPECT_GE(together(TapeOpKind::kBackward), 2) << "gradients' halos during the weights'";
+    EXPECT_GE(together(TapeOpKind::kMove), 1) << "halos overlap with the interior";
+    EXPECT_GE(together(TapeOpKind::kBackward), 2)
+        << "halos of gradients overlap with gradients of weights";
     const GroupResult many = Train(spec, proto);
     ASSERT_FALSE(HasFailure());
     EXPECT_LT(Error(spec, one, many), kTolerance) << space;
@@ -129,8 +127,8 @@ TEST(Halo, TravelsWhileTheInteriorIsComputed) {
 
 class Optimizers : public testing::TestWithParam<std::string> {};
 
-// Clipping and LARS take norms of a model that no rank has as a whole.
-TEST_P(Optimizers, ComputeTheSameOnShards) {
+// Clipping and LARS need norms of a model of which every rank holds a part.
+TEST_P(Optimizers, EqualOneRankOnShards) {
   v1::RunSpec spec = Spec("lenet", 6);
   v1::Optimizer& optimizer = *spec.mutable_optimizer();
   optimizer.Clear();
@@ -140,7 +138,7 @@ TEST_P(Optimizers, ComputeTheSameOnShards) {
     optimizer.set_clip_norm(0.1F);
   } else if (GetParam() == "adamw") {
     optimizer.mutable_adamw()->set_weight_decay(0.1F);
-    // A gradient that is all rounding moves a weight as far as any other does; epsilon above that.
+    // With a small epsilon, gradients that consist of rounding would move weights like any others.
     optimizer.mutable_adamw()->set_epsilon(1e-3F);
   } else {
     optimizer.mutable_lars()->set_momentum(0.9F);
@@ -156,9 +154,9 @@ TEST_P(Optimizers, ComputeTheSameOnShards) {
 INSTANTIATE_TEST_SUITE_P(Kinds, Optimizers, testing::Values("nesterov", "adamw", "lars"),
                          [](const auto& info) { return info.param; });
 
-// Each of two ranks with statistics of its own is a worker on its half of the batch: after a step
-// of plain SGD weights and running statistics are the means of theirs.
-TEST(BatchNormPerRank, TakesEachRanksStatistics) {
+// With statistics per rank, each of two ranks is like a worker on half of the batch: after a step
+// of SGD, weights and running statistics are the means of theirs.
+TEST(BatchNormPerRank, UsesStatisticsOfEachRank) {
   v1::RunSpec spec = Spec("resnet18", 8);
   spec.mutable_optimizer()->mutable_sgd()->Clear();
   for (v1::Layer& layer : *spec.mutable_model()->mutable_layer()) {
@@ -169,18 +167,18 @@ TEST(BatchNormPerRank, TakesEachRanksStatistics) {
   const auto half = [&](int part) {
     v1::RunSpec of_half = spec;
     of_half.set_batch_per_group(4);
-    auto result = TestRanks().Train(
-        of_half, PlanOf(of_half, 1, 1, 1),
-        {.steps = 1, .batches = [&](int64_t step) {
-           WholeBatch batch = whole(step);
-           const size_t inputs = batch.inputs.size() / 2;
-           const size_t at = static_cast<size_t>(part);
-           batch.samples = 4;
-           batch.inputs = {batch.inputs.begin() + (at * inputs),
-                           batch.inputs.begin() + ((at + 1) * inputs)};
-           batch.labels = {batch.labels.begin() + (at * 4), batch.labels.begin() + ((at + 1) * 4)};
-           return batch;
-         }});
+    auto result = TestRanks().Train(of_half, PlanOf(of_half, 1, 1, 1),
+                                    {.steps = 1, .batches = [&](int64_t step) {
+                                       WholeBatch batch = whole(step);
+                                       const int64_t inputs = std::ssize(batch.inputs) / 2;
+                                       const auto first_input =
+                                           batch.inputs.begin() + part * inputs;
+                                       const auto first_label = batch.labels.begin() + part * 4;
+                                       batch.samples = 4;
+                                       batch.inputs = {first_input, first_input + inputs};
+                                       batch.labels = {first_label, first_label + 4};
+                                       return batch;
+                                     }});
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *std::move(result) : GroupResult();
   };
@@ -194,11 +192,11 @@ TEST(BatchNormPerRank, TakesEachRanksStatistics) {
   EXPECT_LT(Error(spec, mean, both), kTolerance);
   EXPECT_GT(Error(spec, both, Train(Spec("resnet18", 8), PlanOf(spec, 2, 1, 1), 1)),
             10 * kTolerance)
-      << "which is not what the group's statistics give";
+      << "the statistics of the group give another result";
 }
 
-// Without batch norm, cutting the batch into parts changes only the order of sums.
-TEST(MicroBatches, ComputeWhatOneBatchComputes) {
+// Without batch norm, micro-batches change only the order of sums.
+TEST(MicroBatches, EqualOneBatch) {
   v1::RunSpec spec = Spec("lenet", 7);
   const GroupResult whole = Train(spec, PlanOf(spec, 1, 1, 1));
   spec.set_micro_batches(3);
@@ -211,7 +209,7 @@ TEST(MicroBatches, ComputeWhatOneBatchComputes) {
   EXPECT_EQ(cut.memory[0].gradients(), 2 * whole.memory[0].gradients());
 }
 
-TEST(Memory, IsWhatThePlanSaid) {
+TEST(Memory, EqualsThePlan) {
   for (const char* model : {"lenet", "resnet18", "gpt"}) {
     const v1::RunSpec spec = Spec(model, 4);
     const GroupResult result = Train(spec, PlanOf(spec, 2, 1, 2), 1);
@@ -224,8 +222,7 @@ TEST(Memory, IsWhatThePlanSaid) {
       EXPECT_EQ(counted.optimizer(), planned.optimizer()) << model;
       EXPECT_EQ(counted.activations(), planned.activations()) << model;
       EXPECT_GT(planned.activations(), 0U);
-      EXPECT_NEAR(static_cast<double>(counted.buffers()), static_cast<double>(planned.buffers()),
-                  0.05 * static_cast<double>(planned.buffers()))
+      EXPECT_NEAR(counted.buffers(), planned.buffers(), 0.05 * planned.buffers())
           << model << " rank " << rank;
     }
   }
@@ -242,8 +239,8 @@ TEST(SamePlanTwice, GivesTheSameBits) {
   }
 }
 
-// The plain loops see the same plans: a fault in both back ends alike would have to be the same.
-TEST(ReferenceKernels, EqualTheFastOnes) {
+// The reference back end executes the same plans with independent kernels.
+TEST(ReferenceKernels, EqualCpuKernels) {
   const v1::RunSpec spec = Spec("lenet", 6);
   const Graph graph = *Graph::FromModel(spec.model());
   Ranks reference([] { return MakeReferenceBackend(); });
@@ -256,8 +253,8 @@ TEST(ReferenceKernels, EqualTheFastOnes) {
   EXPECT_LT(Error(spec, *plain, fast), kTolerance);
 }
 
-// A batch with one sample less is the smallest mistake that a plan could make.
-TEST(Tolerance, IsFarBelowTheSmallestMistake) {
+// A missing sample is the smallest error that a plan could make.
+TEST(Tolerance, IsFarBelowTheSmallestError) {
   for (const char* model : {"lenet", "resnet18", "gpt"}) {
     v1::RunSpec spec = Spec(model, 12);
     const Graph graph = *Graph::FromModel(spec.model());

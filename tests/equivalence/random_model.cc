@@ -37,10 +37,9 @@ class Builder {
   }
 
  private:
-  uint32_t UpTo(uint32_t least, uint32_t most) {
-    return least + static_cast<uint32_t>(random_() % (most - least + 1));
-  }
-  // One time in n.
+  // A random number in [min, max].
+  uint32_t UpTo(uint32_t min, uint32_t max) { return min + random_() % (max - min + 1); }
+  // True with probability 1 / n.
   bool Chance(uint32_t n) { return random_() % n == 0; }
 
   v1::Layer* Append(const std::string& kind) {
@@ -71,7 +70,7 @@ class Builder {
     }
   }
 
-  // Keeps or changes height and width, as long as something is left of them.
+  // Keeps height and width, or reduces them to at least one.
   void Convolution(bool keep_size) {
     auto* convolution = Append("conv")->mutable_convolution();
     const uint32_t kernel_height = keep_size ? 2 * UpTo(0, 1) + 1 : UpTo(1, std::min(4U, height_));
@@ -116,8 +115,8 @@ class Builder {
     width_ = Outputs(width_, kernel, stride, padding);
   }
 
-  // Something that leaves the shape as it is.
-  void Same() {
+  // A layer that does not change the shape.
+  void SameShape() {
     switch (random_() % 5) {
       case 0:
         Append("bn")->mutable_batch_norm();
@@ -133,7 +132,7 @@ class Builder {
     }
   }
 
-  // Two ways from here that join again.
+  // Two paths that join again.
   void Branch() {
     const std::string from = LastName();
     const uint32_t channels = channels_;
@@ -145,7 +144,7 @@ class Builder {
       last->mutable_convolution()->set_out_channels(channels);
       channels_ = channels;
     }
-    if (Chance(2)) Same();
+    if (Chance(2)) SameShape();
     const std::string one = LastName();
     v1::Layer* joined = Append(add ? "add" : "concat");
     joined->add_input(from);
@@ -180,7 +179,7 @@ class Builder {
           Branch();
           break;
         default:
-          Same();
+          SameShape();
       }
     }
     if (Chance(3)) Append("global")->mutable_global_average_pool();
@@ -197,7 +196,7 @@ class Builder {
     layer->set_no_bias(Chance(4));
   }
 
-  // Pre-norm blocks of attention and a perceptron, as language models have them.
+  // Pre-norm transformer blocks.
   void Sequence() {
     const uint32_t heads = UpTo(1, 3);
     const uint32_t features = heads * UpTo(1, 3);
@@ -244,7 +243,7 @@ class Builder {
 }  // namespace
 
 v1::RunSpec RandomRun(uint64_t seed) {
-  // Batches of one sample and small images can leave a layer with nothing; draw again then.
+  // Small images can become empty; then another model is drawn.
   for (uint64_t salt = 0;; ++salt) {
     v1::RunSpec spec = Builder(seed * 1000003 + salt).Run();
     if (Graph::FromModel(spec.model()).ok()) return spec;

@@ -1,5 +1,5 @@
-// Random models: graphs of any operations with branches that join, for finding what nobody thought
-// of. A model is a function of its seed.
+// Random models: graphs of any operations, with branches, to find errors of unforeseen
+// combinations. A model is a function of its seed.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace cadre {
 
 // A valid spec with a model of up to about a dozen layers on small images (or, one time in five,
-// token sequences), an optimiser and a batch.
+// token sequences), an optimizer and a batch.
 v1::RunSpec RandomRun(uint64_t seed);
 
 }  // namespace cadre

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -14,7 +14,7 @@
 #include "model/initial_value.h"
 #include "plan/plan.h"
 #include "tensor/layout.h"
-#include "worker/comm/communicator.h"
+#include "worker/train/agreement.h"
 #include "worker/transport/thread_transport.h"
 
 namespace cadre {
@@ -32,19 +32,16 @@ class HostBackEnd final : public RankBackEnd {
   Backend& kernels_;
 };
 
-// What a rank leaves behind when its memory is gone.
-struct Left {
-  struct Piece {
-    int64_t begin = 0;
-    std::vector<float> values;
-  };
+// The results of a rank, without references to its memory.
+struct RankResult {
   int64_t parameters = 0;
-  std::vector<Piece> owned;
+  // Owned values, by their first position.
+  std::map<int64_t, std::vector<float>> owned;
   std::vector<double> losses;
   LossPart evaluation;
   uint64_t digest = 0;
   uint64_t bytes_sent = 0;
-  // As it was when training was over.
+  // At the end of training.
   v1::MemoryUse memory;
   v1::MemoryUse planned_memory;
 };
@@ -57,7 +54,7 @@ class Rank {
 
   void Run() {
     status_ = Train();
-    // The others must not wait for a rank that is gone.
+    // Otherwise the other ranks would wait for this one.
     if (!status_.ok()) control_.Abort(status_);
     replica_ = nullptr;
     data_ = nullptr;
@@ -65,7 +62,7 @@ class Rank {
   }
 
   const absl::Status& status() const { return status_; }
-  const Left& left() const { return left_; }
+  const RankResult& result() const { return result_; }
 
  private:
   absl::Status Train() {
@@ -76,19 +73,23 @@ class Rank {
     CADRE_RETURN_IF_ERROR(SetInitial());
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     for (int step = 0; step < training_.steps; ++step) {
-      // Both ways of ending a step: in the background of the next, and after a boundary.
+      // Steps end in both ways: with a gather during the next step, and at a boundary.
       const bool boundary = step % 2 == 1;
       CADRE_RETURN_IF_ERROR(Step(training_.batches(step), step, boundary));
       if (boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     }
     CADRE_RETURN_IF_ERROR(replica_->Settle());
-    left_.bytes_sent = replica_->data_comms().bytes_sent();
-    left_.memory = replica_->Memory();
-    left_.planned_memory = replica_->PlannedMemory();
+    result_.bytes_sent = replica_->data_comms().bytes_sent();
+    result_.memory = replica_->Memory();
+    result_.planned_memory = replica_->PlannedMemory();
     const WholeBatch batch = training_.batches(training_.steps - 1);
-    CADRE_ASSIGN_OR_RETURN(left_.evaluation, replica_->Evaluate(View(batch, 0, batch.samples, 0)));
-    CADRE_ASSIGN_OR_RETURN(left_.digest, replica_->GroupDigest());
-    Leave();
+    CADRE_ASSIGN_OR_RETURN(result_.evaluation,
+                           replica_->Evaluate(View(batch, 0, batch.samples, 0)));
+    CADRE_ASSIGN_OR_RETURN(result_.digest, replica_->GroupDigest());
+    result_.parameters = replica_->index().size();
+    for (const Owned& owned : replica_->owned()) {
+      result_.owned[owned.positions.begin] = {owned.values.begin(), owned.values.end()};
+    }
     return absl::OkStatus();
   }
 
@@ -101,13 +102,6 @@ class Rank {
     return replica_->StoreOwned();
   }
 
-  void Leave() {
-    left_.parameters = replica_->index().size();
-    for (const Owned& owned : replica_->owned()) {
-      left_.owned.push_back({owned.positions.begin, {owned.values.begin(), owned.values.end()}});
-    }
-  }
-
   absl::Status Step(const WholeBatch& batch, int64_t step, bool boundary) {
     const int64_t parts = std::max<int64_t>(1, spec_.micro_batches());
     std::vector<BatchView> views;
@@ -117,7 +111,7 @@ class Rank {
       views.push_back(View(batch, begin, end, step * batch.samples));
     }
     CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_->Step(views, training_.rate, !boundary));
-    left_.losses.push_back(loss.loss / static_cast<double>(loss.samples));
+    result_.losses.push_back(loss.loss / loss.samples);
     return absl::OkStatus();
   }
 
@@ -125,15 +119,13 @@ class Rank {
   BatchView View(const WholeBatch& batch, int64_t begin, int64_t end, int64_t position) const {
     const Interval inputs = replica_->InputRows(end - begin);
     const Interval labels = replica_->LabelRows(end - begin);
-    const auto per = static_cast<int64_t>(batch.inputs.size()) / batch.samples;
+    const int64_t per = std::ssize(batch.inputs) / batch.samples;
     const int64_t labels_per = replica_->graph().labels_per_sample();
     return {.samples = end - begin,
-            .inputs = std::span(batch.inputs)
-                          .subspan(static_cast<size_t>((begin + inputs.begin) * per),
-                                   static_cast<size_t>(inputs.size() * per)),
+            .inputs =
+                std::span(batch.inputs).subspan((begin + inputs.begin) * per, inputs.size() * per),
             .labels = std::span(batch.labels)
-                          .subspan(static_cast<size_t>((begin + labels.begin) * labels_per),
-                                   static_cast<size_t>(labels.size() * labels_per)),
+                          .subspan((begin + labels.begin) * labels_per, labels.size() * labels_per),
             .first_position = position + begin};
   }
 
@@ -145,43 +137,39 @@ class Rank {
   std::unique_ptr<RankBackEnd> back_end_;
   std::unique_ptr<Transport> data_;
   std::unique_ptr<Replica> replica_;
-  Left left_;
+  RankResult result_;
   absl::Status status_;
 };
 
-// Adds up what the ranks have; elements that none of them owns are zero.
+// Combines the results of ranks; elements that none of them owns are zero.
 GroupResult Sum(const std::vector<std::unique_ptr<Rank>>& ranks) {
   GroupResult result;
-  result.losses = ranks[0]->left().losses;
-  result.digest = ranks[0]->left().digest;
-  result.weights.assign(static_cast<size_t>(ranks[0]->left().parameters), 0.0F);
+  result.losses = ranks[0]->result().losses;
+  result.digest = ranks[0]->result().digest;
+  result.weights.assign(ranks[0]->result().parameters, 0.0F);
   for (const auto& rank : ranks) {
-    const Left& left = rank->left();
-    for (const Left::Piece& piece : left.owned) {
-      std::copy(piece.values.begin(), piece.values.end(), result.weights.begin() + piece.begin);
+    const RankResult& of_rank = rank->result();
+    for (const auto& [begin, values] : of_rank.owned) {
+      std::copy(values.begin(), values.end(), result.weights.begin() + begin);
     }
-    result.evaluation.loss += left.evaluation.loss;
-    result.evaluation.correct += left.evaluation.correct;
-    result.evaluation.samples += left.evaluation.samples;
-    result.bytes_sent.push_back(left.bytes_sent);
-    result.memory.push_back(left.memory);
-    result.planned_memory.push_back(left.planned_memory);
+    result.evaluation += of_rank.evaluation;
+    result.bytes_sent.push_back(of_rank.bytes_sent);
+    result.memory.push_back(of_rank.memory);
+    result.planned_memory.push_back(of_rank.planned_memory);
   }
   return result;
 }
 
-absl::StatusOr<GroupResult> PutTogether(const std::vector<std::unique_ptr<Rank>>& ranks) {
-  const Left& first = ranks[0]->left();
-  std::vector<int> owners(static_cast<size_t>(first.parameters), 0);
+absl::StatusOr<GroupResult> Combine(const std::vector<std::unique_ptr<Rank>>& ranks) {
+  const RankResult& first = ranks[0]->result();
+  std::vector<int> owners(first.parameters, 0);
   for (const auto& rank : ranks) {
-    const Left& left = rank->left();
-    for (const Left::Piece& piece : left.owned) {
-      for (size_t i = 0; i < piece.values.size(); ++i) {
-        ++owners[static_cast<size_t>(piece.begin) + i];
-      }
+    const RankResult& of_rank = rank->result();
+    for (const auto& [begin, values] : of_rank.owned) {
+      for (size_t i = 0; i < values.size(); ++i) ++owners[begin + i];
     }
-    if (left.digest != first.digest || left.losses != first.losses) {
-      return absl::InternalError("ranks disagree on the digest or the loss");
+    if (of_rank.digest != first.digest || of_rank.losses != first.losses) {
+      return absl::InternalError("digest or loss differ between ranks");
     }
   }
   if (!std::all_of(owners.begin(), owners.end(), [](int n) { return n == 1; })) {
@@ -196,22 +184,18 @@ BatchMaker RandomBatches(const Graph& graph, int64_t samples, uint64_t seed) {
   const int64_t elements = graph.input().elements();
   const bool tokens = graph.takes_tokens();
   // Tokens are below the vocabulary of the layer that takes them.
-  const int64_t vocabulary = tokens ? graph[0].parameters[0].shape[0] : 0;
-  const auto classes = static_cast<uint64_t>(graph.classes());
+  const uint64_t vocabulary = tokens ? graph[0].parameters[0].shape[0] : 0;
+  const uint64_t classes = graph.classes();
   const int64_t labels = graph.labels_per_sample();
   return [=](int64_t step) {
-    const auto stream = static_cast<uint64_t>(step);
+    const uint64_t stream = step;
     WholeBatch batch{.samples = samples};
     for (int64_t i = 0; i < samples * elements; ++i) {
-      const auto at = static_cast<uint64_t>(i);
-      batch.inputs.push_back(
-          tokens ? static_cast<float>(RandomBits(seed, RandomStream::kTest, stream, at) %
-                                      static_cast<uint64_t>(vocabulary))
-                 : RandomNormal(seed, RandomStream::kTest, stream, at));
+      batch.inputs.push_back(tokens ? RandomBits(seed, RandomStream::kTest, stream, i) % vocabulary
+                                    : RandomNormal(seed, RandomStream::kTest, stream, i));
     }
     for (int64_t i = 0; i < samples * labels; ++i) {
-      batch.labels.push_back(static_cast<int32_t>(
-          RandomBits(seed, RandomStream::kTest, ~stream, static_cast<uint64_t>(i)) % classes));
+      batch.labels.push_back(RandomBits(seed, RandomStream::kTest, ~stream, i) % classes);
     }
     return batch;
   };
@@ -225,15 +209,10 @@ absl::StatusOr<GroupResult> TrainAsRank(const v1::RunSpec& spec, const v1::Plan&
   own[0]->Run();
   CADRE_RETURN_IF_ERROR(own[0]->status());
   GroupResult result = Sum(own);
-  std::vector<int> members(static_cast<size_t>(control.size()));
-  std::iota(members.begin(), members.end(), 0);
-  Communicator all(control, members);
-  // Every element has one owner, so the others' zeros change no bit.
+  Communicator all = WholeGroup(control);
+  // Every element has one owner, so adding the zeros of other ranks changes no bit.
   CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<float>(result.weights)));
-  double counts[] = {result.evaluation.loss, static_cast<double>(result.evaluation.correct),
-                     static_cast<double>(result.evaluation.samples)};
-  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<double>(counts)));
-  result.evaluation = {counts[0], static_cast<int64_t>(counts[1]), static_cast<int64_t>(counts[2])};
+  CADRE_ASSIGN_OR_RETURN(result.evaluation, SumOverGroup(result.evaluation, all));
   return result;
 }
 
@@ -245,54 +224,56 @@ BackEndFactory Ranks::FactoryFor(size_t ranks) {
 
 absl::StatusOr<GroupResult> Ranks::Train(const v1::RunSpec& spec, const v1::Plan& plan,
                                          const Training& training) {
-  size_t wanted = 1;
-  for (const v1::MeshAxis& axis : plan.mesh()) wanted *= axis.size();
-  const BackEndFactory back_ends = FactoryFor(wanted);
+  size_t size = 1;
+  for (const v1::MeshAxis& axis : plan.mesh()) size *= axis.size();
+  const BackEndFactory back_ends = FactoryFor(size);
   std::vector<std::unique_ptr<Transport>> transports =
-      MakeThreadTransports(static_cast<int>(wanted), absl::Seconds(120));
+      MakeThreadTransports(size, absl::Seconds(120));
   std::vector<std::unique_ptr<Rank>> ranks;
-  for (size_t i = 0; i < wanted; ++i) {
+  for (size_t i = 0; i < size; ++i) {
     ranks.push_back(std::make_unique<Rank>(spec, plan, training, *transports[i], back_ends));
   }
   std::vector<std::thread> threads;
   for (const auto& rank : ranks) threads.emplace_back([&rank] { rank->Run(); });
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 0; i < ranks.size(); ++i) {
-    // The first cause, not its echo in the others.
+    // The cause of the failure, not an error that it caused on other ranks.
     if (ranks[i]->status().ok() || ranks[i]->status() != transports[i]->status()) continue;
     return ranks[i]->status();
   }
   for (const auto& rank : ranks) CADRE_RETURN_IF_ERROR(rank->status());
-  return PutTogether(ranks);
+  return Combine(ranks);
 }
 
 double RelativeError(const ParameterIndex& index, const std::vector<float>& initial,
                      const std::vector<float>& a, const std::vector<float>& b) {
-  std::vector<double> moved, apart;
+  std::vector<double> changes;
+  std::vector<double> differences;
   for (const Parameter& parameter : index.parameters()) {
-    double max_moved = 0;
-    double max_apart = 0;
-    for (auto i = static_cast<size_t>(parameter.offset); i < static_cast<size_t>(parameter.end());
-         ++i) {
-      const double difference = std::abs(static_cast<double>(a[i]) - b[i]);
-      // Not-a-number compares with nothing; it must not pass for equal.
+    double max_change = 0;
+    double max_difference = 0;
+    for (int64_t i = parameter.offset; i < parameter.end(); ++i) {
+      const double difference = std::abs(1.0 * a[i] - b[i]);
+      // A comparison with NaN is false, so NaN must be handled explicitly.
       if (!std::isfinite(difference)) return std::numeric_limits<double>::infinity();
-      max_apart = std::max(max_apart, difference);
-      max_moved = std::max(max_moved, std::abs(static_cast<double>(a[i]) - initial[i]));
+      max_difference = std::max(max_difference, difference);
+      max_change = std::max(max_change, std::abs(1.0 * a[i] - initial[i]));
     }
-    moved.push_back(max_moved);
-    apart.push_back(max_apart);
+    changes.push_back(max_change);
+    differences.push_back(max_difference);
   }
-  const double least = 0.01 * *std::max_element(moved.begin(), moved.end());
+  const double min_change = 0.01 * *std::max_element(changes.begin(), changes.end());
   double error = 0;
-  for (size_t i = 0; i < moved.size(); ++i) {
-    if (apart[i] > 0) error = std::max(error, apart[i] / std::max(moved[i], least));
+  for (size_t i = 0; i < changes.size(); ++i) {
+    if (differences[i] > 0) {
+      error = std::max(error, differences[i] / std::max(changes[i], min_change));
+    }
   }
   return error;
 }
 
 std::vector<float> InitialWeights(const ParameterIndex& index, uint64_t seed) {
-  std::vector<float> weights(static_cast<size_t>(index.size()));
+  std::vector<float> weights(index.size());
   FillInitialValues(index, seed, 0, weights);
   return weights;
 }

@@ -17,13 +17,13 @@ struct Small {
   // Channels and features are divided by these.
   uint32_t channels = 1;
   uint32_t features = 1;
-  // Of a million activations one or another lies so close to zero that rounding decides on which
-  // side of ReLU's kink it falls, and with a handful of samples that is a visible part of a
-  // gradient. The two deepest models get GELU for ReLU, which has no kink; the others keep theirs.
+  // Replaces ReLU by GELU. Among a million activations, some are so close to zero that rounding
+  // determines their side of ReLU's kink, and with few samples that is a visible part of a
+  // gradient. The two deepest models need this.
   bool smooth = false;
 };
 
-// The smallest inputs that leave every layer something to see.
+// The smallest inputs for which no layer is empty.
 const std::map<std::string, Small>& Sizes() {
   static const auto* const sizes = new std::map<std::string, Small>{
       {"mlp", {5, 1, 400}},
@@ -42,11 +42,11 @@ const std::map<std::string, Small>& Sizes() {
 constexpr uint32_t kClasses = 7;
 constexpr uint32_t kHeads = 3;
 
-uint32_t Reduced(uint32_t size, uint32_t factor, uint32_t least) {
-  return std::max(least, size / factor);
+uint32_t Reduced(uint32_t size, uint32_t factor, uint32_t min) {
+  return std::max(min, size / factor);
 }
 
-// Of a sequence model: few features, divisible by the heads, the same ones everywhere.
+// For sequence models: few features, divisible by the heads, and the same number in all layers.
 void ShrinkSequenceLayer(v1::Layer& layer, bool last, uint32_t factor, uint32_t features) {
   if (layer.has_embedding()) {
     layer.mutable_embedding()->set_features(kHeads * std::max(1U, features / factor / kHeads));
@@ -67,7 +67,7 @@ void ShrinkLayer(v1::Layer& layer, bool last, const Small& small) {
         Reduced(layer.convolution().out_channels(), small.channels, 2));
   }
   if (small.smooth && layer.has_relu()) layer.mutable_gelu();
-  // Over a handful of elements a variance can be almost nothing, and rounding then everything.
+  // The variance of few elements can be almost zero; then rounding would dominate.
   if (layer.has_batch_norm()) layer.mutable_batch_norm()->set_epsilon(0.3F);
   if (layer.has_fully_connected()) {
     layer.mutable_fully_connected()->set_out_features(

@@ -1,5 +1,5 @@
-// Small versions of the models of model/zoo/: every layer is there, with fewer channels and
-// features, on smaller inputs, and in numbers that do not divide evenly.
+// Small versions of the models of model/zoo/: all layers, with fewer channels and features, on
+// smaller inputs, in numbers that are not divisible by the ranks.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace cadre {
 
-// The names that SmallModel knows.
+// The names that SmallModel accepts.
 const std::vector<std::string>& ZooNames();
 
-// `zoo`: the folder of the zoo's specs. Errors: NotFound for a name that is not in it.
+// `zoo`: folder of the zoo's run files. Errors: NotFound for an unknown name.
 absl::StatusOr<v1::RunSpec> SmallModel(const std::string& zoo, const std::string& name);
 
 }  // namespace cadre

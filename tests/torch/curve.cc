@@ -11,39 +11,38 @@
 namespace cadre {
 namespace {
 
-// A number of its own for everything that a sample is made of.
-enum Draw : uint64_t { kLabel = 0, kBreaks = 1, kToken = 2, kCentres = 1000 };
+// Substreams of random numbers, one for each property of a sample.
+enum Draw : uint64_t { kLabel = 0, kBreaks = 1, kToken = 2, kCenters = 1000 };
 
-uint64_t Drawn(const Curve& curve, uint64_t substream, int64_t at) {
-  return RandomBits(curve.spec.seed(), RandomStream::kTest, substream, static_cast<uint64_t>(at));
+uint64_t BitsOf(const Curve& curve, uint64_t substream, int64_t at) {
+  return RandomBits(curve.spec.seed(), RandomStream::kTest, substream, at);
 }
 
 // Appends sample `number` of the run.
 void AppendImage(const Curve& curve, int64_t number, WholeBatch& batch) {
   const uint64_t seed = curve.spec.seed();
-  const auto classes = static_cast<uint64_t>(curve.graph.classes());
-  const uint64_t label = Drawn(curve, kLabel, number) % classes;
+  const uint64_t classes = curve.graph.classes();
+  const uint64_t label = BitsOf(curve, kLabel, number) % classes;
   const int64_t elements = curve.graph.input().elements();
   for (int64_t i = 0; i < elements; ++i) {
-    const float centre =
-        RandomNormal(seed, RandomStream::kTest, kCentres + label, static_cast<uint64_t>(i));
-    const float noise = RandomNormal(seed, RandomStream::kTest, kCentres + classes,
-                                     static_cast<uint64_t>(number * elements + i));
-    batch.inputs.push_back(centre + 0.5F * noise);
+    const float center = RandomNormal(seed, RandomStream::kTest, kCenters + label, i);
+    const float noise =
+        RandomNormal(seed, RandomStream::kTest, kCenters + classes, number * elements + i);
+    batch.inputs.push_back(center + 0.5F * noise);
   }
-  batch.labels.push_back(static_cast<int32_t>(label));
+  batch.labels.push_back(label);
 }
 
 void AppendTokens(const Curve& curve, int64_t number, WholeBatch& batch) {
-  const auto vocabulary = static_cast<uint64_t>(curve.graph.classes());
+  const uint64_t vocabulary = curve.graph.classes();
   const int64_t length = curve.graph.labels_per_sample();
   const int64_t first = number * (length + 1);
-  uint64_t token = Drawn(curve, kToken, first) % vocabulary;
+  uint64_t token = BitsOf(curve, kToken, first) % vocabulary;
   for (int64_t i = 1; i <= length; ++i) {
-    batch.inputs.push_back(static_cast<float>(token));
-    const bool breaks = Drawn(curve, kBreaks, first + i) % 4 == 0;
-    token = (breaks ? Drawn(curve, kToken, first + i) : 5 * token + 3) % vocabulary;
-    batch.labels.push_back(static_cast<int32_t>(token));
+    batch.inputs.push_back(token);
+    const bool breaks = BitsOf(curve, kBreaks, first + i) % 4 == 0;
+    token = (breaks ? BitsOf(curve, kToken, first + i) : 5 * token + 3) % vocabulary;
+    batch.labels.push_back(token);
   }
 }
 
@@ -71,7 +70,7 @@ absl::StatusOr<Curve> ReadCurve(const std::string& path) {
       spec.schedule().decay_case() != v1::Schedule::DECAY_NOT_SET || spec.stop().steps() == 0 ||
       spec.batch_per_group() == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": is not some steps of SGD at a constant rate"));
+        absl::StrCat(path, ": must specify some steps of SGD at a constant rate"));
   }
   CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(spec.model()));
   ParameterIndex index = ParameterIndex::FromGraph(graph);
@@ -83,7 +82,7 @@ absl::StatusOr<Curve> ReadCurve(const std::string& path) {
 std::string CurveDigest(const Curve& curve) {
   const std::vector<float> weights = InitialWeights(curve.index, curve.spec.seed());
   uint64_t digest = Digest(weights, 0);
-  auto position = static_cast<uint64_t>(weights.size());
+  uint64_t position = weights.size();
   for (const WholeBatch& batch : curve.batches) {
     const std::vector<float> labels(batch.labels.begin(), batch.labels.end());
     digest += Digest(batch.inputs, position);

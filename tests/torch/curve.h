@@ -1,10 +1,11 @@
-// Runs that are trained both here and in PyTorch, from the same weights on the same batches: specs
-// in this folder, version 0 of their models, and batches that are a pure function of spec and step.
+// Runs that are trained both here and in PyTorch, from the same weights on the same batches: run
+// files in this folder, version 0 of their models, and batches that are a pure function of spec and
+// step.
 //
-// Images are a class's centre plus half as much noise; tokens follow one another by a rule that
-// every fourth breaks. So there is something to learn, and losses fall.
+// Images are the center of a class plus half as much noise; tokens follow a rule that every fourth
+// one breaks. So a model can learn them, and the loss falls.
 //
-// Values; thread-safe once made.
+// Values; thread-safe after construction.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +24,18 @@ struct Curve {
   v1::RunSpec spec;
   Graph graph;
   ParameterIndex index;
-  // Of spec.batch_per_group samples each, one for every step.
+  // One for every step, of spec.batch_per_group samples.
   std::vector<WholeBatch> batches;
 
-  int steps() const { return static_cast<int>(spec.stop().steps()); }
+  int steps() const { return spec.stop().steps(); }
 };
 
-// Errors: as ReadRunSpec; InvalidArgument for a model that is malformed, and for what neither these
-// batches nor the script know: a spec that is not of SGD at a constant rate for some steps.
+// Errors: as ReadRunSpec; InvalidArgument for an invalid model, and for a spec that the script does
+// not support: anything but some steps of SGD at a constant rate.
 absl::StatusOr<Curve> ReadCurve(const std::string& path);
 
-// Of the initial weights and all batches. Where it is another than the fixture's, the losses have
-// nothing to do with one another.
+// Digest of the initial weights and all batches. If it differs from the fixture's, the losses
+// cannot be compared.
 std::string CurveDigest(const Curve& curve);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-"""The models of this folder's specs in PyTorch, and their training on what torch_dump wrote.
+"""The models of this folder's run files in PyTorch, and their training on the data of torch_dump.
 
 Modules are named so that Cadre's layer "stage1_1/branch/conv1" is the module stage1_1.conv1.
 """
@@ -118,12 +118,12 @@ LEAVES = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance"
           "out_weight": "out_proj.weight", "out_bias": "out_proj.bias"}
 SEED = 20
 ROUNDED_RUNS = 16
-# Cadre decays weights, and neither biases nor what belongs to norms.
+# Cadre decays weights, but not biases or the parameters of norms.
 DECAYING = ("weight", "qkv_weight", "out_weight", "positions")
 
 
 def place(model, name):
-    """The tensor of the model that Cadre calls `name`."""
+    """The tensor of the model with the name `name` in Cadre."""
     layer, leaf = name.replace("/branch", "").rsplit("/", 1)
     if name == "embedding/positions":
         return model.positions
@@ -134,23 +134,23 @@ def place(model, name):
 
 
 def arranged(name, tensor, like):
-    """Cadre's tensor in the shape that the model wants it in."""
+    """Cadre's tensor in the shape of the model's tensor `like`."""
     if name.rsplit("/", 1)[1].startswith("qkv_"):  # [heads, 3, ...] to [3, heads, ...]
         tensor = tensor.transpose(0, 1)
     return tensor.reshape(like.shape)
 
 
 def build(dump, dtype, perturbed):
-    """The model with the weights of the dump, its parameters by Cadre's names, and their values."""
+    """The model with the weights of the dump, its tensors by their names in Cadre, and their values."""
     model = MODELS[dump.metadata()["name"]]().to(dtype)
     names = [key.removeprefix("weights/") for key in dump.keys() if key.startswith("weights/")]
     tensors = {name: place(model, name) for name in names}
     given = {id(tensor) for tensor in tensors.values()}
-    assert all(id(p) in given for p in model.parameters()), "a parameter of the model was not given"
+    assert all(id(p) in given for p in model.parameters()), "a parameter of the model is missing in the dump"
     initial = {}
     for name, tensor in tensors.items():
         value = arranged(name, dump.get_tensor(f"weights/{name}"), tensor).to(dtype)
-        if perturbed:  # by up to eight roundings, as a sum in another order may be
+        if perturbed:  # by up to eight roundings, like a sum in another order
             value = value * (1 + 2.0 ** -24 * torch.randint(-8, 9, value.shape))
         initial[name] = value
         with torch.no_grad():
@@ -169,7 +169,7 @@ def sgd(about, tensors):
 
 
 def run(dump, dtype, perturbed=False):
-    """The loss of each step, and the norm of each parameter's movement."""
+    """The loss of each step, and the norm of each parameter's change."""
     about = dump.metadata()
     model, tensors, initial = build(dump, dtype, perturbed)
     optimizer = sgd(about, tensors)
@@ -189,13 +189,12 @@ def run(dump, dtype, perturbed=False):
 
 
 def train(dump):
-    """What the fixture keeps of one run.
+    """The tensors of one run in the fixture.
 
-      losses      of each step, in float64: PyTorch's without its rounding
-      rounding    what rounding does to them: the largest relative difference, up to a step, of
-                  float32 runs, all but the first from weights that are off by some roundings
-      moved/NAME  norm of a parameter's movement in all steps, in float64, and what rounding does to
-                  it, as above
+      losses      loss of each step, in float64, that is, without rounding
+      rounding    effect of rounding: the largest relative difference of the loss, up to each step, in
+                  float32 runs, all but the first of which have perturbed weights
+      moved/NAME  norm of a parameter's change in all steps, in float64, and the effect of rounding
     """
     torch.manual_seed(SEED)
     losses, moved = run(dump, torch.float64)
@@ -208,7 +207,7 @@ def train(dump):
     rounding = rounding.cummax(0).values
     print(f"{dump.metadata()['name']}: loss {losses[0]:.6f} to {losses[-1]:.6f}; rounding after 1, "
           f"10, 25 and all steps: {rounding[0]:.1e} {rounding[9]:.1e} {rounding[24]:.1e} "
-          f"{rounding[-1]:.1e}; of movements: up to {max(moved_rounding.values()):.1e}")
+          f"{rounding[-1]:.1e}; of changes: up to {max(moved_rounding.values()):.1e}")
     return {"losses": losses, "rounding": rounding,
             **{f"moved/{name}": torch.tensor([exact, moved_rounding[name]])
                for name, exact in moved.items()}}

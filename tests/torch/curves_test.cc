@@ -1,5 +1,6 @@
-// Whole runs lose what they lose in PyTorch, step by step, and move every parameter as far:
-// curves.safetensors (made by make_fixtures.py) against replicas of one and two ranks.
+// Whole runs have the losses of PyTorch, step by step, and change every parameter by the same
+// amount: replicas of one and two ranks are compared with curves.safetensors (written by
+// make_fixtures.py).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,22 +15,21 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "plan/search/planner.h"
+#include "tests/equivalence/test_plans.h"
 #include "tests/torch/curve.h"
 #include "tests/torch/fixtures.h"
-#include "tests/torch/folder.h"
 
 namespace cadre {
 namespace {
 
-// The fixtures are exact (PyTorch in float64), and beside them stands how far PyTorch's own float32
-// runs stray from that when their weights are off by some roundings. Until a ReLU or a maximum
-// falls on the other side by rounding alone that is less than 1e-6; from there on it grows with the
-// steps, by as much as training itself amplifies. Sixteen such runs are no bound for the next,
-// hence the factor; what no run saw may still be off by some roundings, hence the floor.
+// The fixtures are exact (PyTorch in float64). They also contain the deviation of PyTorch's float32
+// runs with weights perturbed by some roundings. It is below 1e-6 until rounding changes the side
+// of a ReLU or a maximum, and then grows with the steps, as training amplifies it. Sixteen runs are
+// not a bound, hence the factor; deviations that occurred in none of them require the floor.
 constexpr double kRoundings = 5;
 constexpr double kFloor = 1e-5;
-// Movements are small differences of larger weights.
-constexpr double kMovedFloor = 1e-4;
+// Changes are small differences of larger weights.
+constexpr double kChangeFloor = 1e-4;
 
 struct Run {
   const char* name;
@@ -40,21 +40,17 @@ void PrintTo(const Run& run, std::ostream* out) {
   *out << run.name << " on " << run.ranks << " ranks";
 }
 
+std::string FixturesFolder() { return ArgumentOr("--fixtures=", "tests/torch"); }
+
 Fixtures OpenFixtures() {
-  auto fixtures = Fixtures::Open(absl::StrCat(FixturesFolder(), "/curves.safetensors"));
-  if (!fixtures.ok()) {
-    ADD_FAILURE() << fixtures.status();
-    std::abort();
-  }
+  auto fixtures = Fixtures::Open(FixturesFolder() + "/curves.safetensors");
+  CHECK(fixtures.ok()) << fixtures.status();
   return *std::move(fixtures);
 }
 
 Curve ReadCurveNamed(const std::string& name) {
   auto curve = ReadCurve(absl::StrCat(FixturesFolder(), "/", name, ".textproto"));
-  if (!curve.ok()) {
-    ADD_FAILURE() << curve.status();
-    std::abort();
-  }
+  CHECK(curve.ok()) << curve.status();
   return *std::move(curve);
 }
 
@@ -67,72 +63,71 @@ absl::StatusOr<GroupResult> Train(const Curve& curve, int ranks) {
                       .batches = [&curve](int64_t step) { return curve.batches[step]; }});
 }
 
-struct Apart {
-  // Largest relative difference of a loss, and of a movement.
+struct Difference {
+  // Largest relative difference of a loss, and of the change of a parameter.
   double loss = 0;
-  double moved = 0;
-  // The same in units of what is allowed.
+  double change = 0;
+  // The same divided by their limits.
   double loss_units = 0;
-  double moved_units = 0;
-  std::string worst_moved;
+  double change_units = 0;
+  // The parameter with the largest difference.
+  std::string parameter;
 };
 
-// Of the weights of one parameter, from their beginning.
-double Moved(const Parameter& parameter, const std::vector<float>& from,
-             const std::vector<float>& to) {
+// The norm of the change of a parameter.
+double ChangeOf(const Parameter& parameter, const std::vector<float>& from,
+                const std::vector<float>& to) {
   double squares = 0;
-  for (auto i = static_cast<size_t>(parameter.offset); i < static_cast<size_t>(parameter.end());
-       ++i) {
-    squares += std::pow(static_cast<double>(to[i]) - from[i], 2);
+  for (int64_t i = parameter.offset; i < parameter.end(); ++i) {
+    squares += std::pow(1.0 * to[i] - from[i], 2);
   }
   return std::sqrt(squares);
 }
 
-Apart Compare(const Curve& curve, const GroupResult& result) {
+Difference Compare(const Curve& curve, const GroupResult& result) {
   Fixtures fixtures = OpenFixtures();
   const std::string prefix = curve.spec.name() + "/";
   const std::vector<float> losses = fixtures.Read(prefix + "losses");
   const std::vector<float> rounding = fixtures.Read(prefix + "rounding");
   EXPECT_EQ(result.losses.size(), losses.size());
-  Apart apart;
+  Difference worst;
   for (size_t i = 0; i < std::min(losses.size(), result.losses.size()); ++i) {
     const double difference = std::abs(result.losses[i] / losses[i] - 1);
     EXPECT_TRUE(std::isfinite(difference)) << "step " << i;
-    apart.loss = std::max(apart.loss, difference);
-    apart.loss_units = std::max(apart.loss_units, difference / (kFloor + kRoundings * rounding[i]));
+    worst.loss = std::max(worst.loss, difference);
+    worst.loss_units = std::max(worst.loss_units, difference / (kFloor + kRoundings * rounding[i]));
   }
   const std::vector<float> initial = InitialWeights(curve.index, curve.spec.seed());
   for (const Parameter& parameter : curve.index.parameters()) {
     const std::vector<float> wanted = fixtures.Read(absl::StrCat(prefix, "moved/", parameter.name));
-    const double difference = std::abs(Moved(parameter, initial, result.weights) / wanted[0] - 1);
+    const double difference =
+        std::abs(ChangeOf(parameter, initial, result.weights) / wanted[0] - 1);
     EXPECT_TRUE(std::isfinite(difference)) << parameter.name;
-    const double units = difference / (kMovedFloor + kRoundings * wanted[1]);
-    if (units > apart.moved_units) apart.worst_moved = parameter.name;
-    apart.moved = std::max(apart.moved, difference);
-    apart.moved_units = std::max(apart.moved_units, units);
+    const double units = difference / (kChangeFloor + kRoundings * wanted[1]);
+    if (units > worst.change_units) worst.parameter = parameter.name;
+    worst.change = std::max(worst.change, difference);
+    worst.change_units = std::max(worst.change_units, units);
   }
-  return apart;
+  return worst;
 }
 
 class Curves : public testing::TestWithParam<Run> {};
 
-TEST_P(Curves, AreThoseOfTorch) {
+TEST_P(Curves, EqualTorch) {
   const Curve curve = ReadCurveNamed(GetParam().name);
   ASSERT_EQ(curve.spec.name(), GetParam().name);
   ASSERT_EQ(CurveDigest(curve), OpenFixtures().texts().at(curve.spec.name() + "/digest"))
-      << "weights or batches are not those that the fixture was made with; make it again";
+      << "the fixture was written for other weights or batches; write it again";
   const auto result = Train(curve, GetParam().ranks);
   ASSERT_TRUE(result.ok()) << result.status();
-  // There was something to learn.
+  // The run has learned.
   EXPECT_LT(result->losses.back(), 0.5 * result->losses.front());
-  const Apart apart = Compare(curve, *result);
-  EXPECT_LT(apart.loss_units, 1) << "losses differ by up to " << apart.loss;
-  EXPECT_LT(apart.moved_units, 1) << apart.worst_moved << " has moved differently, by "
-                                  << apart.moved;
-  RecordProperty("loss",
-                 absl::StrFormat("%.1e, %.2f of what is allowed", apart.loss, apart.loss_units));
-  RecordProperty("moved",
-                 absl::StrFormat("%.1e, %.2f of what is allowed", apart.moved, apart.moved_units));
+  const Difference worst = Compare(curve, *result);
+  EXPECT_LT(worst.loss_units, 1) << "losses differ by up to " << worst.loss;
+  EXPECT_LT(worst.change_units, 1) << worst.parameter << ": the change differs by " << worst.change;
+  RecordProperty("loss", absl::StrFormat("%.1e, %.2f of the limit", worst.loss, worst.loss_units));
+  RecordProperty("change",
+                 absl::StrFormat("%.1e, %.2f of the limit", worst.change, worst.change_units));
 }
 
 INSTANTIATE_TEST_SUITE_P(Runs, Curves,
@@ -143,21 +138,20 @@ INSTANTIATE_TEST_SUITE_P(Runs, Curves,
                            return absl::StrCat(info.param.name, "On", info.param.ranks);
                          });
 
-// The comparison sees small mistakes: gradients that are off by a hundredth, decay that is left
-// out.
-struct Mistake {
+// The comparison detects small errors: gradients with an error of a hundredth, and missing decay.
+struct SmallError {
   const char* name;
   float rate;
   float decay;
 };
 
-void PrintTo(const Mistake& mistake, std::ostream* out) {
-  *out << mistake.name << ", rate times " << mistake.rate << ", decay times " << mistake.decay;
+void PrintTo(const SmallError& error, std::ostream* out) {
+  *out << error.name << ", rate times " << error.rate << ", decay times " << error.decay;
 }
 
-class Mistakes : public testing::TestWithParam<Mistake> {};
+class SmallErrors : public testing::TestWithParam<SmallError> {};
 
-TEST_P(Mistakes, AreSeen) {
+TEST_P(SmallErrors, AreDetected) {
   const auto [name, rate, decay] = GetParam();
   Curve curve = ReadCurveNamed(name);
   v1::Sgd& sgd = *curve.spec.mutable_optimizer()->mutable_sgd();
@@ -166,16 +160,15 @@ TEST_P(Mistakes, AreSeen) {
   schedule.set_base_rate(rate * schedule.base_rate());
   const auto result = Train(curve, 1);
   ASSERT_TRUE(result.ok()) << result.status();
-  const Apart apart = Compare(curve, *result);
-  EXPECT_GT(apart.loss_units, 1) << apart.loss;
-  RecordProperty("loss",
-                 absl::StrFormat("%.1e, %.2f of what is allowed", apart.loss, apart.loss_units));
+  const Difference worst = Compare(curve, *result);
+  EXPECT_GT(worst.loss_units, 1) << worst.loss;
+  RecordProperty("loss", absl::StrFormat("%.1e, %.2f of the limit", worst.loss, worst.loss_units));
 }
 
-INSTANTIATE_TEST_SUITE_P(Runs, Mistakes,
-                         testing::Values(Mistake{"lenet", 1.01F, 1}, Mistake{"lenet", 1, 0},
-                                         Mistake{"resnet18", 1.01F, 1}, Mistake{"gpt", 1.01F, 1},
-                                         Mistake{"gpt", 1, 0}));
+INSTANTIATE_TEST_SUITE_P(Runs, SmallErrors,
+                         testing::Values(SmallError{"lenet", 1.01F, 1}, SmallError{"lenet", 1, 0},
+                                         SmallError{"resnet18", 1.01F, 1},
+                                         SmallError{"gpt", 1.01F, 1}, SmallError{"gpt", 1, 0}));
 
 }  // namespace
 }  // namespace cadre

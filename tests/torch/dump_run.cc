@@ -1,4 +1,5 @@
-// torch_dump: writes what a run of this folder begins with and is fed, for make_fixtures.py.
+// torch_dump: writes the initial weights and the batches of a run of this folder, for
+// make_fixtures.py.
 //
 // Tensors weights/NAME, and batchSTEP/inputs and batchSTEP/labels for every step; the settings are
 // in the file's metadata.
@@ -16,13 +17,13 @@
 #include "model/op_indices.h"
 #include "tests/torch/curve.h"
 
-DEFINE_string(spec, "", "the run's spec");
+DEFINE_string(spec, "", "the run file");
 DEFINE_string(out, "", "safetensors file to write");
 
 namespace cadre {
 namespace {
 
-// As many digits as a float32 needs.
+// With as many digits as identify a float32.
 std::string Exactly(float value) { return absl::StrFormat("%.9g", value); }
 
 std::map<std::string, std::string> Settings(const Curve& curve) {

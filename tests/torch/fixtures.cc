@@ -23,7 +23,7 @@ Shape Fixtures::ShapeOf(const std::string& name) const {
 }
 
 std::vector<float> Fixtures::Read(const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(ShapeOf(name).elements()));
+  std::vector<float> values(ShapeOf(name).elements());
   const absl::Status status = file_.Read(*file_.Find(name), 0, values);
   CHECK(status.ok()) << status;
   return values;
@@ -42,15 +42,15 @@ double RelativeDifference(std::span<const float> got, std::span<const float> wan
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (got.size() != want.size()) return kInfinity;
   double largest = 0;
-  double apart = 0;
+  double difference = 0;
   for (size_t i = 0; i < want.size(); ++i) {
-    const double difference = std::abs(static_cast<double>(got[i]) - want[i]);
-    // Not-a-number compares with nothing; it must not pass for equal.
-    if (!std::isfinite(difference)) return kInfinity;
-    apart = std::max(apart, difference);
-    largest = std::max(largest, std::abs(static_cast<double>(want[i])));
+    const double of_element = std::abs(1.0 * got[i] - want[i]);
+    // A comparison with NaN is false, so NaN must be handled explicitly.
+    if (!std::isfinite(of_element)) return kInfinity;
+    difference = std::max(difference, of_element);
+    largest = std::max(largest, std::abs(1.0 * want[i]));
   }
-  return largest == 0 ? apart : apart / largest;
+  return largest == 0 ? difference : difference / largest;
 }
 
 }  // namespace cadre

@@ -1,7 +1,7 @@
 // Tensors by name from a file of tests/torch.
 //
-// Thread-compatible. What a test asks for and the file does not have is a bug of the test or of the
-// script that made the file, and ends it.
+// Thread-compatible. A missing tensor is a bug of the test, or of the script that wrote the file,
+// and ends the test program.
 #pragma once
 
 #include <map>
@@ -27,7 +27,7 @@ class Fixtures {
   Shape ShapeOf(const std::string& name) const;
   // Names that begin with `prefix`, without it.
   std::vector<std::string> NamesUnder(const std::string& prefix) const;
-  // What the script wrote beside the tensors.
+  // The metadata that the script wrote.
   const std::map<std::string, std::string>& texts() const { return file_.metadata(); }
 
  private:
@@ -36,8 +36,8 @@ class Fixtures {
   SafetensorsFile file_;
 };
 
-// The largest difference of the two, over the largest of `want`; over 1 where that is 0. Infinite
-// where the sizes differ or a difference is not a number.
+// The largest difference, relative to the largest element of `want` (absolute if that is 0).
+// Infinite if the sizes differ or a difference is not finite.
 double RelativeDifference(std::span<const float> got, std::span<const float> want);
 
 }  // namespace cadre

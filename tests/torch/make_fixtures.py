@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Makes the fixtures of tests/torch: what PyTorch computes, for Cadre to be held against.
+"""Writes the fixtures of tests/torch: results of PyTorch with which Cadre is compared.
 
-Needs PyTorch, NumPy and safetensors (the fixtures that are kept here were made with PyTorch 2.13.0,
+Needs PyTorch, NumPy and safetensors (the fixtures in this folder were written with PyTorch 2.13.0,
 NumPy 2.4.6 and safetensors 0.8.0, all for the CPU); the tests themselves need no Python.
 
   python3 tests/torch/make_fixtures.py ops
-      writes ops.safetensors: every operation and optimiser by itself, in float64 (op_cases.py,
+      writes ops.safetensors: single operations and optimizers, in float64 (op_cases.py,
       optimizer_cases.py). Seed 20.
 
   for run in lenet alexnet resnet18 gpt; do
     build/bin/torch_dump --spec=tests/torch/$run.textproto --out=/tmp/curves/$run.safetensors
   done
   python3 tests/torch/make_fixtures.py curves /tmp/curves/*.safetensors
-      writes curves.safetensors: the losses of whole runs (curve_models.py). Weights and batches are
-      what torch_dump says; the seed is that of each spec.
+      writes curves.safetensors: the losses of whole runs (curve_models.py). Weights and batches come
+      from torch_dump; the seed is that of each run file.
 
-Tensors are in Cadre's order of memory: images [batch, height, width, channels], parameters as
-proto/cadre/v1/run.proto has them.
+Tensors have Cadre's memory order: images [batch, height, width, channels], parameters as in
+proto/cadre/v1/run.proto.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def versions():
 
 
 def sorted_header(data):
-    """The same file, whose header is in order, so that equal fixtures are equal files."""
+    """The same file with a sorted header, so that equal fixtures are equal files."""
     size = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:size]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)

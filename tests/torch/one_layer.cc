@@ -14,10 +14,8 @@
 namespace cadre {
 namespace {
 
-// What an output that must be overwritten holds before.
-Floats Garbage(int64_t words) {
-  return Floats(static_cast<size_t>(words), std::numeric_limits<float>::quiet_NaN());
-}
+// The initial content of an output that must be overwritten.
+Floats Garbage(int64_t size) { return Floats(size, std::numeric_limits<float>::quiet_NaN()); }
 
 Floats BufferOf(const Tape& tape, int number) {
   return Garbage(number < 0 ? 0 : tape.buffers[number].words);
@@ -27,7 +25,7 @@ int NumberOf(const Graph& graph, const std::string& name) {
   for (int l = 0; l < graph.size(); ++l) {
     if (graph[l].name == name) return l;
   }
-  LOG(FATAL) << "there is no layer " << name;
+  LOG(FATAL) << "layer " << name << " does not exist";
 }
 
 }  // namespace
@@ -106,7 +104,7 @@ absl::StatusOr<Floats> OneLayer::Forward(bool training, const std::vector<Floats
 absl::StatusOr<std::vector<Floats>> OneLayer::Backward(const std::vector<Floats>& x,
                                                        const Floats& dy) {
   const TapeOp* found = OpOf(training_, TapeOpKind::kBackward);
-  // The network hands the gradient on to every input as it is.
+  // The gradient of every input equals that of the output.
   if (found == nullptr) return std::vector<Floats>(x.size(), dy);
   const TapeOp& op = *found;
   Floats scratch = BufferOf(training_, op.scratch);
@@ -129,7 +127,7 @@ void OneLayer::UpdateStatistics() {
   const StepNorms norms(optimizer, std::ssize(index_.parameters()));
   for (int b = 0; b < store_.buckets(); ++b) {
     SliceOptimizer slice(kernels_, optimizer, index_, momenta, store_.ownership(b));
-    // Of the other layers' gradients nothing is known.
+    // The gradients of other layers were not computed.
     for (float& gradient : store_.gradients(b)) {
       if (!(gradient == gradient)) gradient = 0;
     }

@@ -1,5 +1,5 @@
-// One layer of a model on one rank, played by itself: the engine's own layers, parameters and
-// statistics, with inputs and gradients from outside.
+// Executes one layer of a model on one rank: the layers, parameters and statistics of the worker,
+// with inputs and gradients from the test.
 //
 // Owns all but the kernels, which must outlive it. Thread-compatible.
 #pragma once
@@ -26,13 +26,13 @@ namespace cadre {
 
 using Floats = std::vector<float>;
 
-// The plan of one rank: nothing is split.
+// The plan of one rank, without splits.
 Plan OneRankPlan(const Graph& graph, const ParameterIndex& index);
 
 class OneLayer {
  public:
-  // Of `graph`, the layer called `name`, for batches of `samples`.
-  // Requires: there is such a layer; it is not the loss.
+  // The layer `name` of `graph`, for batches of `samples`. Requires: the layer exists and is not
+  // the loss.
   OneLayer(Graph graph, const std::string& name, int64_t samples, Backend& kernels);
 
   const GraphLayer& layer() const { return graph_[number_]; }
@@ -45,11 +45,12 @@ class OneLayer {
   // Fills the parameters' gradients and returns those of the inputs; none for tokens.
   // Requires: the call before was Train, of `x`.
   absl::StatusOr<std::vector<Floats>> Backward(const std::vector<Floats>& x, const Floats& dy);
-  // What the optimiser makes of running statistics at a step's end; all else stays.
+  // Updates the running statistics as the optimizer does at the end of a step; weights are
+  // unchanged.
   void UpdateStatistics();
 
  private:
-  // The operation of a kind on the layer; null where the tape has none.
+  // The operation of this kind on the layer; null if the tape has none.
   const TapeOp* OpOf(const Tape& tape, TapeOpKind kind) const;
   absl::StatusOr<Floats> Forward(bool training, const std::vector<Floats>& x);
   LocalTensor TensorOf(const std::string& name);
@@ -65,8 +66,9 @@ class OneLayer {
   const Tape training_;
   const Tape evaluation_;
   std::unique_ptr<Layer> layer_;
-  // As forward left them.
-  Floats y_, saved_;
+  // Results of the latest forward.
+  Floats y_;
+  Floats saved_;
 };
 
 }  // namespace cadre

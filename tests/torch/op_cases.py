@@ -1,4 +1,4 @@
-"""Every operation of proto/cadre/v1/run.proto by itself, forward and backward, in PyTorch.
+"""Single operations of proto/cadre/v1/run.proto, forward and backward, in PyTorch.
 
 A case is a model in text format whose layer "op" is the operation, and tensors:
 
@@ -8,10 +8,10 @@ A case is a model in text format whose layer "op" is the operation, and tensors:
   dx0, dx1, ...        the inputs' gradients
   gradients/NAME       the parameters'
   after/NAME           running statistics after a step
-  evaluation/y         its output in evaluation, where that is another
+  evaluation/y         its output in evaluation, if it differs
 
-The loss has labels, and its output is one number, the mean. Inputs are float32 numbers; all else is
-computed from them in float64.
+The loss has labels, and its output is the mean. Inputs are float32 numbers; everything else is computed
+from them in float64.
 """
 
 import torch
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 
 def number(value):
-    """A float32, as a spec's fields are."""
+    """Rounds to float32, like a field of a run file."""
     return float(torch.tensor(value, dtype=torch.float32))
 
 
@@ -32,7 +32,7 @@ def uniform(low, high, *shape):
 
 
 def first(x):
-    """Channels first, as PyTorch has images."""
+    """Channels first, as in PyTorch."""
     return x.permute(0, 3, 1, 2)
 
 
@@ -41,7 +41,7 @@ def last(y):
 
 
 def image_model(channels, height, width, op, inputs=1, flatten=True):
-    """`op` on that many images; a convolution before each, so that their gradients are wanted."""
+    """`op` on several images; a convolution before each requires their gradients."""
     names = [f"before{i}" for i in range(inputs)]
     before = "".join(
         f'layer {{ name: "{name}" input: "input" '
@@ -182,7 +182,7 @@ def attention(heads, causal):
             play([normal(samples, tokens, features)], parameters, function))
 
 
-# --- element by element, joins --------------------------------------------------------------------
+# --- element-wise, joins --------------------------------------------------------------------
 
 def activation(name, function):
     return (image_model(3, 4, 5, f"{name} {{}}"),
@@ -194,7 +194,7 @@ def activation_of_tokens(name, function):
 
 
 def dropout():
-    """What is dropped is Cadre's own choice; in evaluation nothing is."""
+    """Only in evaluation, because random numbers differ in training."""
     x = normal(2, 4, 5, 3)
     return (image_model(3, 4, 5, "dropout { rate: 0.25 }"),
             {"x0": x, "evaluation/y": F.dropout(x, 0.25, training=False)})

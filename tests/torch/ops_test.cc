@@ -1,5 +1,5 @@
-// Every operation and optimiser computes what PyTorch computes: ops.safetensors (made by
-// make_fixtures.py) against the layers of worker/nn, on the reference kernels and on the CPU's.
+// Every operation and optimizer computes what PyTorch computes: the layers of worker/nn, on the
+// reference and the CPU back end, are compared with ops.safetensors (written by make_fixtures.py).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,21 +13,22 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "google/protobuf/text_format.h"
+#include "tests/equivalence/test_plans.h"
 #include "tests/torch/fixtures.h"
-#include "tests/torch/folder.h"
 #include "tests/torch/one_layer.h"
+#include "tests/worker/expect.h"
 #include "worker/optim/slice_optimizer.h"
 
 namespace cadre {
 namespace {
 
-// Of RelativeDifference. The fixtures are exact (computed in float64, rounded once), so only our
-// own rounding counts, at most 2^-24 = 6e-8 of an element each time. The reference sums in double
-// and rounds what it stores: attention, the longest, stores six times before a gradient is there.
+// Limits of RelativeDifference. The fixtures are exact (computed in float64, rounded once), so only
+// our own rounding counts, at most 2^-24 = 6e-8 of an element each time. The reference back end
+// sums in double and rounds what it stores; attention stores six results before a gradient is
+// computed.
 constexpr double kReferenceTolerance = 5e-7;
-// The CPU sums in float32, in its own order, up to some hundred terms (about sqrt(100) roundings),
-// and has approximations of its own for exponentials and erf.
+// The CPU back end sums up to some hundred terms in float32 (about sqrt(100) roundings), and
+// approximates exponentials and erf.
 constexpr double kCpuTolerance = 5e-6;
 
 struct BackEnd {
@@ -36,22 +37,21 @@ struct BackEnd {
   double tolerance;
 };
 
+std::string FixturesFolder() { return ArgumentOr("--fixtures=", "tests/torch"); }
+
 Fixtures OpenFixtures() {
-  auto fixtures = Fixtures::Open(absl::StrCat(FixturesFolder(), "/ops.safetensors"));
-  if (!fixtures.ok()) {
-    ADD_FAILURE() << fixtures.status();
-    std::abort();
-  }
+  auto fixtures = Fixtures::Open(FixturesFolder() + "/ops.safetensors");
+  CHECK(fixtures.ok()) << fixtures.status();
   return *std::move(fixtures);
 }
 
-// Whether a tensor of a case is a result, to be compared.
+// Whether a tensor of a case is a result to compare.
 bool IsResult(const std::string& name) {
   return absl::EndsWith(name, "/y") || absl::StrContains(name, "/dx") ||
          absl::StrContains(name, "/gradients/") || absl::StrContains(name, "/after/");
 }
 
-// Names of the cases whose names begin with `kind`, and what they are.
+// The cases whose names begin with `kind`, with their specs in text format.
 std::map<std::string, std::string> CasesOf(const Fixtures& fixtures, const std::string& kind) {
   std::map<std::string, std::string> cases;
   for (const auto& [name, text] : fixtures.texts()) {
@@ -60,19 +60,13 @@ std::map<std::string, std::string> CasesOf(const Fixtures& fixtures, const std::
   return cases;
 }
 
-v1::Model ParseModel(const std::string& text) {
-  v1::Model model;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &model)) << text;
-  return model;
-}
-
 class Operations : public testing::TestWithParam<BackEnd> {
  protected:
   void Compare(const std::string& what, std::span<const float> got) {
-    const double apart = RelativeDifference(got, fixtures_.Read(case_ + what));
-    EXPECT_LT(apart, GetParam().tolerance) << what;
-    if (apart > worst_) {
-      worst_ = apart;
+    const double difference = RelativeDifference(got, fixtures_.Read(case_ + what));
+    EXPECT_LT(difference, GetParam().tolerance) << what;
+    if (difference > worst_) {
+      worst_ = difference;
       worst_name_ = case_ + what;
     }
     ++compared_;
@@ -128,30 +122,30 @@ class Operations : public testing::TestWithParam<BackEnd> {
     const Floats x = fixtures_.Read(case_ + "x0");
     std::vector<int32_t> labels;
     for (const float label : fixtures_.Read(case_ + "labels")) {
-      labels.push_back(static_cast<int32_t>(label));
+      labels.push_back(label);
     }
     Floats dx(x.size());
     const LossSums sums = kernels_->pointwise().SoftmaxCrossEntropy(
-        rows, classes, loss.label_smoothing(), x, labels, 1.0F / static_cast<float>(rows), dx);
-    const Floats y = {static_cast<float>(sums.loss / static_cast<double>(rows))};
-    Compare("y", y);
+        rows, classes, loss.label_smoothing(), x, labels, 1.0F / rows, dx);
+    const float y = sums.loss / rows;
+    Compare("y", {&y, 1});
     Compare("dx0", dx);
   }
 
   const std::unique_ptr<Backend> kernels_ = GetParam().make();
   Fixtures fixtures_ = OpenFixtures();
-  // Name of the case, with a slash.
+  // Name of the case, followed by a slash.
   std::string case_;
   int compared_ = 0;
   double worst_ = 0;
   std::string worst_name_;
 };
 
-TEST_P(Operations, AreThoseOfTorch) {
+TEST_P(Operations, EqualTorch) {
   for (const auto& [name, text] : CasesOf(fixtures_, "op/")) {
     SCOPED_TRACE(name);
     case_ = name + "/";
-    const v1::Model model = ParseModel(text);
+    const v1::Model model = Parse<v1::Model>(text);
     const int before = compared_;
     const v1::Layer& last = model.layer(model.layer_size() - 1);
     if (last.name() == "op") {
@@ -169,8 +163,8 @@ TEST_P(Operations, AreThoseOfTorch) {
   RecordProperty("worst_relative_difference", absl::StrCat(worst_, " of ", worst_name_));
 }
 
-TEST_P(Operations, OfOptimisersAreThoseOfTorch) {
-  v1::Model model = ParseModel(R"(
+TEST_P(Operations, OfOptimizersEqualTorch) {
+  const auto model = Parse<v1::Model>(R"(
     input { channels: 1 height: 1 width: 3 }
     layer { name: "fc" fully_connected { out_features: 4 } }
     layer { name: "loss" softmax_cross_entropy {} }
@@ -184,8 +178,7 @@ TEST_P(Operations, OfOptimisersAreThoseOfTorch) {
   for (const auto& [name, text] : cases) {
     SCOPED_TRACE(name);
     case_ = name + "/";
-    v1::Optimizer optimizer;
-    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &optimizer)) << text;
+    const auto optimizer = Parse<v1::Optimizer>(text);
     SliceOptimizer slice(*kernels_, optimizer, index, StatisticMomenta(graph, index), buckets[0]);
     StepNorms norms(optimizer, std::ssize(index.parameters()));
     const auto both = [&](const std::string& prefix, int step) {
@@ -213,22 +206,22 @@ INSTANTIATE_TEST_SUITE_P(
                     BackEnd{"CpuInTwoThreads", [] { return MakeCpuBackend(2); }, kCpuTolerance}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// What a layer of run.proto can be, the fixtures have; dropout only in evaluation, since what it
-// drops is our own choice.
+// The fixtures contain every kind of layer of run.proto; dropout only in evaluation, because our
+// random numbers differ.
 TEST(Fixtures, HaveEveryOperation) {
   const Fixtures fixtures = OpenFixtures();
-  std::set<int> had;
+  std::set<int> kinds;
   for (const auto& [name, text] : CasesOf(fixtures, "op/")) {
-    const v1::Model model = ParseModel(text);
+    const v1::Model model = Parse<v1::Model>(text);
     for (const v1::Layer& layer : model.layer()) {
-      if (layer.name() == "op") had.insert(layer.op_case());
+      if (layer.name() == "op") kinds.insert(layer.op_case());
     }
   }
   const auto* operations = v1::Layer::descriptor()->FindOneofByName("op");
   for (int i = 0; i < operations->field_count(); ++i) {
     const auto* field = operations->field(i);
     if (field->number() == v1::Layer::kUse) continue;  // stands for other layers
-    EXPECT_TRUE(had.count(field->number()) > 0) << field->name();
+    EXPECT_TRUE(kinds.count(field->number()) > 0) << field->name();
   }
 }
 

@@ -1,8 +1,8 @@
-"""Five updates of each optimiser that PyTorch has too, on a matrix and a bias.
+"""Five updates by each optimizer that PyTorch also has, of a matrix and a bias.
 
-A case is an optimiser in text format, and tensors weight/0 and bias/0 to begin with, and for steps
-1 to 5 the gradients gradients/weight/STEP and gradients/bias/STEP and what the parameters then
-are, weight/STEP and bias/STEP. Only the weight decays, unless the spec says decay_all.
+A case is an optimizer in text format, the initial tensors weight/0 and bias/0, and for steps 1 to 5 the
+gradients gradients/weight/STEP and gradients/bias/STEP and the updated tensors weight/STEP and
+bias/STEP. Only the weight decays, unless the spec sets decay_all.
 """
 
 import torch

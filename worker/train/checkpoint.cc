@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -312,8 +313,9 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
     used = files->Publish(facts);
   }
   if (first && used.ok()) {
-    const absl::Status pruned =
-        PruneCheckpoints(options.directory, facts.run(), options.keep, facts.step());
+    const absl::Status pruned = PruneCheckpoints(
+        options.directory, facts.run(),
+        std::min<int64_t>(options.keep, std::numeric_limits<int>::max()), facts.step());
     LOG_IF(WARNING, !pruned.ok()) << "old checkpoints stay: " << pruned;
   }
   return Agree(used, group);
