@@ -1,3 +1,7 @@
+// A message is acted on only if it names the current rank slot, so that late messages of ended
+// generations have no effect. Everything that must reach the coordinator is kept until it is
+// answered, or forever if there is no answer, and repeated after a reconnect; the coordinator
+// ignores repetitions.
 #include "worker/assignment.h"
 
 #include <type_traits>
@@ -56,6 +60,7 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
   }
 }
 
+// Generations of a group only increase, so a lower or equal one is a late or repeated message.
 Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment) {
   const v1::RankSlot& place = assignment.place();
   // Repeated after a reconnect; Connected repeats our messages, too.
@@ -80,6 +85,8 @@ Machine::Actions Machine::ReceiveStart(const v1::Start& start) {
   return {Go{start}};
 }
 
+// A decision answers the contribution of its round. After the end of the run, further decisions
+// assign intervals to evaluate, without a contribution.
 Machine::Actions Machine::ReceiveDecision(const v1::Decision& decision) {
   if (!IsCurrent(decision.place())) return {};
   std::optional<v1::Contributed>& contributed = unanswered<v1::Contributed>();
@@ -131,6 +138,8 @@ Machine::Actions Machine::Report(const TrainingReport& report) {
       report);
 }
 
+// The slot is given up immediately; the report of the failure is repeated until the coordinator
+// releases the generation.
 Machine::Actions Machine::Fail(const v1::RankSlot& place, bool permanent,
                                const std::string& reason) {
   if (!IsCurrent(place)) return {};

@@ -1,3 +1,4 @@
+// On the CPU the back end owns its threads, and data travel over the transport of control messages.
 #include "worker/compute.h"
 
 #include "absl/strings/numbers.h"

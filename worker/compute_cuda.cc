@@ -1,3 +1,5 @@
+// A CUDA device with its libraries. cuBLAS, cuDNN and NCCL are loaded at run time, so that one
+// build of the worker runs on hosts with and without GPUs.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -1,3 +1,6 @@
+// The mailbox between the two threads: start, decisions and trace requests are stored until the
+// trainer takes them. Cancelling wakes all waits and runs the handlers of the cancellation, which
+// abort the group's transports.
 #include "worker/group_session.h"
 
 #include <utility>

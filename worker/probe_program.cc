@@ -1,3 +1,6 @@
+// Two probes share this program: that of layers, one process per worker of the host, and that of
+// links, one process per host. `cadre probe` runs the first on each host, and passes its result to
+// the second.
 #include "worker/probe_program.h"
 
 #include <cstdio>

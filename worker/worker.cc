@@ -120,6 +120,7 @@ void Worker::OnConnection(bool connected) {
   Do(machine_.Connected());
 }
 
+// Must not block: the membership thread and the runner both call it with the lock held.
 void Worker::Do(AssignmentMachine::Actions actions) {
   for (AssignmentMachine::Action& action : actions) {
     if (auto* begin = std::get_if<AssignmentMachine::Begin>(&action)) {

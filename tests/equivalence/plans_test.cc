@@ -209,25 +209,6 @@ TEST(MicroBatches, EqualOneBatch) {
   EXPECT_EQ(cut.memory[0].gradients(), 2 * whole.memory[0].gradients());
 }
 
-TEST(Memory, EqualsThePlan) {
-  for (const char* model : {"lenet", "resnet18", "gpt"}) {
-    const v1::RunSpec spec = Spec(model, 4);
-    const GroupResult result = Train(spec, PlanOf(spec, 2, 1, 2), 1);
-    ASSERT_FALSE(HasFailure());
-    for (size_t rank = 0; rank < result.memory.size(); ++rank) {
-      const v1::MemoryUse& counted = result.memory[rank];
-      const v1::MemoryUse& planned = result.planned_memory[rank];
-      EXPECT_EQ(counted.weights(), planned.weights()) << model;
-      EXPECT_EQ(counted.gradients(), planned.gradients()) << model;
-      EXPECT_EQ(counted.optimizer(), planned.optimizer()) << model;
-      EXPECT_EQ(counted.activations(), planned.activations()) << model;
-      EXPECT_GT(planned.activations(), 0U);
-      EXPECT_NEAR(counted.buffers(), planned.buffers(), 0.05 * planned.buffers())
-          << model << " rank " << rank;
-    }
-  }
-}
-
 TEST(SamePlanTwice, GivesTheSameBits) {
   for (const char* model : {"lenet", "resnet18", "gpt"}) {
     const v1::RunSpec spec = Spec(model, 5);
@@ -237,20 +218,6 @@ TEST(SamePlanTwice, GivesTheSameBits) {
     EXPECT_EQ(first.digest, second.digest) << model;
     EXPECT_EQ(first.weights, second.weights) << model;
   }
-}
-
-// The reference back end executes the same plans with independent kernels.
-TEST(ReferenceKernels, EqualCpuKernels) {
-  const v1::RunSpec spec = Spec("lenet", 6);
-  const Graph graph = *Graph::FromModel(spec.model());
-  Ranks reference([] { return MakeReferenceBackend(); });
-  const auto plain =
-      reference.Train(spec, PlanOf(spec, 2, 1, 3),
-                      {.steps = kSteps, .batches = RandomBatches(graph, 6, spec.seed())});
-  ASSERT_TRUE(plain.ok()) << plain.status();
-  const GroupResult fast = Train(spec, PlanOf(spec, 2, 1, 3));
-  ASSERT_FALSE(HasFailure());
-  EXPECT_LT(Error(spec, *plain, fast), kTolerance);
 }
 
 // A missing sample is the smallest error that a plan could make.

@@ -160,7 +160,7 @@ GroupResult Sum(const std::vector<std::unique_ptr<Rank>>& ranks) {
   return result;
 }
 
-absl::StatusOr<GroupResult> Combine(const std::vector<std::unique_ptr<Rank>>& ranks) {
+absl::StatusOr<GroupResult> CombineRanks(const std::vector<std::unique_ptr<Rank>>& ranks) {
   const RankResult& first = ranks[0]->result();
   std::vector<int> owners(first.parameters, 0);
   for (const auto& rank : ranks) {
@@ -242,7 +242,7 @@ absl::StatusOr<GroupResult> Ranks::Train(const v1::RunSpec& spec, const v1::Plan
     return ranks[i]->status();
   }
   for (const auto& rank : ranks) CADRE_RETURN_IF_ERROR(rank->status());
-  return Combine(ranks);
+  return CombineRanks(ranks);
 }
 
 double RelativeError(const ParameterIndex& index, const std::vector<float>& initial,

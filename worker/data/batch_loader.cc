@@ -66,6 +66,7 @@ absl::StatusOr<const Batch*> BatchLoader::Next(int64_t step) {
   return current_.get();
 }
 
+// Batches that threads still load are only dropped: their memory is freed when the last task ends.
 void BatchLoader::StartAt(int64_t step) {
   for (LoadingPtr& loading : ahead_) {
     // Memory to which a thread still writes cannot be reused.
@@ -107,6 +108,8 @@ void BatchLoader::Run() {
   }
 }
 
+// The memory of the batch and its rows are prepared without the lock, because resizing and sampling
+// take time; opening_ keeps other threads from opening the same step.
 void BatchLoader::OpenNext() {
   opening_ = true;
   const int64_t step = next_step_++;

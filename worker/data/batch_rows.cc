@@ -1,3 +1,6 @@
+// Rows in, samples out: a plan assigns rows of a batch to ranks, a sampler assigns samples to
+// positions. Neither depends on the other, so the same sequence of samples is trained under every
+// plan.
 #include "worker/data/batch_rows.h"
 
 #include <glog/logging.h>
@@ -67,6 +70,7 @@ RowSource TrainingRows(const TrainingPart& part) {
   };
 }
 
+// The test split is read in the order of its files.
 RowSource TestRows(const TestPart& part) {
   CHECK_GE(part.batch, 1);
   return [part](int64_t step, BatchRows& rows) {

@@ -1,3 +1,4 @@
+// pread needs no lock and no file position, so that several threads can read one file.
 #include "worker/data/byte_source.h"
 
 #include <unistd.h>
@@ -30,6 +31,7 @@ class FileBytes final : public ByteSource {
           pread(file_.fd, bytes.data() + done, std::ssize(bytes) - done, offset + done);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return ErrnoStatus(errno, "read", path_);
+      // The file has become shorter since it was opened.
       if (n == 0) break;
       done += n;
     }

@@ -1,3 +1,5 @@
+// The whole split is kept in memory as bytes, 150 MB for training; samples are cropped and
+// normalized on request, because augmentation differs between epochs.
 #include "worker/data/cifar10.h"
 
 #include <memory>

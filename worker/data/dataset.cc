@@ -1,3 +1,6 @@
+// Opens data sets, and implements what their kinds share. Indices are checked here, before a kind
+// reads anything; labels are read separately from inputs, because a rank may need one without the
+// other.
 #include "worker/data/dataset.h"
 
 #include <algorithm>

@@ -64,7 +64,7 @@ std::vector<uint8_t> ChannelsLast(std::vector<uint8_t> pixels, const Shape& samp
   return moved;
 }
 
-// The input value of each of the 256 pixel values.
+// The input value of each of the 256 pixel values: a table, because a sample has far more pixels.
 std::array<float, 256> NormalizedValues(float mean, float stddev) {
   if (stddev == 0.0F) stddev = 1.0F;
   std::array<float, 256> values{};

@@ -1,3 +1,11 @@
+// libjpeg is a C library with two properties that matter here. It reports errors through a callback
+// that must not return, so each group of calls runs under setjmp (Guarded), and only in frames
+// without destructors. And it decodes damaged files as far as possible, with warnings; here a
+// warning is an error, unless the image is complete, because a half-gray image would train
+// silently.
+//
+// Bounds for hostile files: memory by max_memory_to_use and the limit of pixels; time by the number
+// of scans, and by comparing the claimed size with the length of the file.
 #include "worker/data/jpeg.h"
 
 #include <glog/logging.h>

@@ -1,3 +1,8 @@
+// Reads a sample in three steps: read the file, decode it at the lowest sufficient resolution, and
+// crop and normalize it (augmentation.cc). If one of the first two fails because of the file, the
+// next sample of the same class takes its place; so the label is right, and equal on a rank that
+// only reads labels. All replacements of a sample are deterministic, because they depend on the
+// files alone.
 #include "worker/data/jpeg_dataset.h"
 
 #include <glog/logging.h>

@@ -112,6 +112,8 @@ absl::Status TarScanner::Unsupported(absl::string_view what) const {
   return absl::InvalidArgumentError(absl::StrCat(Position(), what));
 }
 
+// The checksum distinguishes damage from other kinds of files: at the start of a file, a wrong one
+// means that the file is not a tar archive.
 absl::StatusOr<std::optional<TarScanner::Header>> TarScanner::ReadHeader() const {
   if (source_.size() - offset_ < kTarBlockBytes) {
     return Damaged("the tar archive has no end-of-archive block; it seems truncated");
@@ -151,7 +153,7 @@ absl::StatusOr<std::string> TarScanner::ReadDescription(const Header& header) co
   return source_.ReadText({begin, begin + header.size});
 }
 
-// Records are "LENGTH KEY=VALUE\n", the length counting the whole record.
+// Records are "LENGTH KEY=VALUE\n"; the length counts the whole record, including itself.
 absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended) const {
   for (absl::string_view rest = records; !rest.empty() && rest.front() != '\0';) {
     const size_t space = rest.find(' ');
@@ -179,6 +181,7 @@ absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended)
   return absl::OkStatus();
 }
 
+// Entries that describe the next member are collected until that member comes.
 absl::StatusOr<std::optional<TarMember>> TarScanner::Next() {
   const int64_t first = offset_;
   Extended extended;

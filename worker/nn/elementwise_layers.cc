@@ -1,4 +1,4 @@
-// Layers that compute each element independently.
+// Layers that compute each element independently, so that they work on any part of their tensors.
 #include <algorithm>
 #include <utility>
 

@@ -1,4 +1,5 @@
-// Normalization over the batch, over features, and over neighboring channels.
+// Normalization over the batch (Ioffe and Szegedy, ICML 2015), over features (Ba et al., 2016), and
+// over neighboring channels.
 #include <algorithm>
 #include <set>
 #include <utility>

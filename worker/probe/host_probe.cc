@@ -1,3 +1,6 @@
+// Every host contributes the profile that it has measured alone (machine_probe.cc) and takes part
+// in the measurement of links. The profiles are exchanged as serialized messages, so all hosts
+// compute the same result from the same bytes, and any of them can write it.
 #include "worker/probe/host_probe.h"
 
 #include <algorithm>

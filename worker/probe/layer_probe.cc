@@ -1,3 +1,11 @@
+// The planner predicts the time of any plan from the times of layer parts, the shares of a layer
+// that one rank computes. Plans share most parts, so a few plans cover the parts of many: a plan is
+// timed only if it has a part that no earlier plan had.
+//
+// A part is timed inside a whole training step, with the kernels, memory and caches of training,
+// rather than alone. That needs a replica for each plan, but no peers: the transport is a loopback.
+//
+// Cost: for each plan, the creation of a replica and at least kDefaultSteps steps or kMinTime.
 #include "worker/probe/layer_probe.h"
 
 #include <algorithm>

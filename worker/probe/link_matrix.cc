@@ -1,3 +1,9 @@
+// Hosts are measured in pairs, because links of one host share its network interface: a host in two
+// measurements would halve both. All pairs of a round are measured simultaneously, so n hosts take
+// n - 1 rounds instead of n (n - 1) / 2 measurements. A barrier separates rounds.
+//
+// Limit: pairs of a round may share a switch, and then measure its capacity divided among them,
+// which is what a training step gets that uses all links.
 #include "worker/probe/link_matrix.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// Workers that share a host compete for memory bandwidth and for the clock frequency of the
+// processor, so layers are timed by all of them simultaneously. The processes connect like the
+// ranks of a group: each writes its address to a file, which is created atomically, and waits for
+// the others' files.
+//
+// Every worker times the same plans and synchronizes before each. The medians over workers are
+// robust against one that was disturbed.
 #include "worker/probe/machine_probe.h"
 
 #include <map>

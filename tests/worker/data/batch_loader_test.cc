@@ -106,16 +106,6 @@ std::vector<int64_t> CountingSamples(int64_t step, int64_t n) {
   return Indices(rows.inputs);
 }
 
-TEST(BatchLoaderTest, LoadsConsecutiveSteps) {
-  const FakeDataset dataset(1000);
-  BatchLoader loader(dataset, Counting(3), {});
-  for (int64_t step = 5; step < 60; ++step) {
-    const auto batch = loader.Next(step);
-    ASSERT_TRUE(batch.ok()) << batch.status();
-    ExpectBatch(**batch, step, CountingSamples(step, 3));
-  }
-}
-
 TEST(BatchLoaderTest, RestartsAtAnyStepWithoutStaleBatches) {
   const FakeDataset dataset(1000);
   BatchLoader loader(dataset, Counting(2), {.prefetch = 4, .threads = 3});

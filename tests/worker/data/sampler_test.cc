@@ -53,33 +53,6 @@ TEST(SamplerTest, SampleDependsOnPositionOnly) {
   }
 }
 
-// Batches of all groups cover the sequence without gaps or overlaps, so each sample occurs once per
-// epoch, also if an epoch ends inside a batch.
-TEST(SamplerTest, GroupsAndBatchesCoverTheSequence) {
-  for (const int64_t batch : {1, 3, 8, 25}) {
-    for (const int64_t groups : {1, 2, 5}) {
-      Sampler sampler(7, 20);
-      // After this many steps an epoch ends together with a batch.
-      const int64_t steps = 20;
-      const int64_t epochs = steps * groups * batch / 20;
-      std::map<int64_t, int64_t> times;
-      std::vector<int64_t> sequence;
-      for (int64_t step = 0; step < steps; ++step) {
-        for (int64_t group = 0; group < groups; ++group) {
-          const int64_t first = BatchPosition({}, step, group, groups, batch);
-          EXPECT_EQ(first, std::ssize(sequence));
-          for (const int64_t sample : Sequence(sampler, first, batch)) {
-            sequence.push_back(sample);
-            ++times[sample];
-          }
-        }
-      }
-      ASSERT_EQ(times.size(), 20U);
-      for (const auto& [sample, count] : times) EXPECT_EQ(count, epochs) << sample;
-    }
-  }
-}
-
 // 3 steps of 2 x 4 samples, then 4 steps of 3 x 5, then 2 steps of 1 x 8.
 TEST(SamplerTest, ResumeWithOtherBatchesContinuesTheSequence) {
   Sampler sampler(7, 20);
@@ -116,16 +89,6 @@ TEST(SamplerTest, OriginWithoutPositionCountsSteps) {
   EXPECT_EQ(DataOriginOf(spec).position, 120);
   spec.mutable_checkpoint()->set_from_position(77);
   EXPECT_EQ(DataOriginOf(spec).position, 77);
-}
-
-TEST(SamplerTest, BatchMayBeLargerThanDataSet) {
-  Sampler sampler(1, 3);
-  const std::vector<int64_t> samples = Sequence(sampler, 1, 10);
-  for (const int64_t wanted : {0, 1, 2}) {
-    const int64_t count = std::count(samples.begin(), samples.end(), wanted);
-    EXPECT_GE(count, 3);
-    EXPECT_LE(count, 4);
-  }
 }
 
 }  // namespace

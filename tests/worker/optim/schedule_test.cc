@@ -2,92 +2,66 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/worker/expect.h"
+
 namespace cadre {
 namespace {
 
-TEST(RateAt, IsConstantWithoutWarmUpAndDecay) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(0.1F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 100), 0.1F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 99, 100), 0.1F);
+struct Case {
+  std::string name;
+  std::string schedule;
+  int64_t total_steps = 0;
+  // Expected rates by step.
+  std::vector<std::pair<int64_t, float>> rates;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class RateAtTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(RateAtTest, FollowsTheSchedule) {
+  const auto schedule = Parse<v1::Schedule>(GetParam().schedule);
+  for (const auto& [step, rate] : GetParam().rates) {
+    EXPECT_FLOAT_EQ(RateAt(schedule, step, GetParam().total_steps), rate) << "step " << step;
+  }
 }
 
-TEST(RateAt, WarmUpRisesLinearlyToTheBaseRate) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(0.4F);
-  schedule.set_warmup_steps(4);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 100), 0.1F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 1, 100), 0.2F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 3, 100), 0.4F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 4, 100), 0.4F);
-}
-
-TEST(RateAt, StepDecayDropsAtMultiples) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(1);
-  schedule.mutable_step()->set_every_steps(10);
-  schedule.mutable_step()->set_factor(0.5F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 9, 100), 1.0F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 10, 100), 0.5F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 35, 100), 0.125F);
-}
-
-TEST(RateAt, CosineDecaysFromBaseToFinal) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(1);
-  schedule.set_warmup_steps(10);
-  schedule.mutable_cosine()->set_final_fraction(0.2F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 10, 110), 1.0F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 60, 110), 0.6F);  // half way: the mean of 1 and 0.2
-  EXPECT_FLOAT_EQ(RateAt(schedule, 110, 110), 0.2F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 500, 110), 0.2F);  // constant after the end
-}
-
-TEST(RateAt, PolynomialDecaysFromBaseToFinal) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(2);
-  schedule.set_warmup_steps(10);
-  schedule.mutable_polynomial()->set_power(2);
-  schedule.mutable_polynomial()->set_final_fraction(0.2F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 110), 0.2F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 10, 110), 2.0F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 60, 110), 0.8F);  // 2 (0.2 + 0.8 / 4)
-  EXPECT_FLOAT_EQ(RateAt(schedule, 110, 110), 0.4F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 500, 110), 0.4F);
-}
-
-TEST(RateAt, PolynomialWithoutPowerIsLinear) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(1);
-  schedule.mutable_polynomial();
-  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 10), 1.0F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 3, 10), 0.7F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 10, 10), 0.0F);
-}
-
-TEST(RateAt, WarmUpScalesStepDecay) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(1);
-  schedule.set_warmup_steps(4);
-  schedule.mutable_step()->set_every_steps(2);
-  schedule.mutable_step()->set_factor(0.5F);
-  EXPECT_FLOAT_EQ(RateAt(schedule, 2, 100), 0.75F * 0.5F);
-}
-
-TEST(RateAt, HandlesRunWithoutSteps) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(1);
-  schedule.mutable_cosine();
-  EXPECT_FLOAT_EQ(RateAt(schedule, 0, 0), 1.0F);
-}
-
-TEST(RateAt, HandlesWarmUpLongerThanTheRun) {
-  v1::Schedule schedule;
-  schedule.set_base_rate(1);
-  schedule.set_warmup_steps(10);
-  schedule.mutable_cosine();
-  EXPECT_FLOAT_EQ(RateAt(schedule, 4, 5), 0.5F);
-}
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, RateAtTest,
+    ::testing::Values(
+        Case{"Constant", "base_rate: 0.1", 100, {{0, 0.1F}, {99, 0.1F}}},
+        Case{"WarmUp",
+             "base_rate: 0.4 warmup_steps: 4",
+             100,
+             {{0, 0.1F}, {1, 0.2F}, {3, 0.4F}, {4, 0.4F}}},
+        Case{"StepDecay",
+             "base_rate: 1 step { every_steps: 10 factor: 0.5 }",
+             100,
+             {{9, 1.0F}, {10, 0.5F}, {35, 0.125F}}},
+        // Half way, the rate is the mean of 1 and 0.2; after the end it is constant.
+        Case{"Cosine",
+             "base_rate: 1 warmup_steps: 10 cosine { final_fraction: 0.2 }",
+             110,
+             {{10, 1.0F}, {60, 0.6F}, {110, 0.2F}, {500, 0.2F}}},
+        // Half way, the rate is 2 (0.2 + 0.8 / 4).
+        Case{"Polynomial",
+             "base_rate: 2 warmup_steps: 10 polynomial { power: 2 final_fraction: 0.2 }",
+             110,
+             {{0, 0.2F}, {10, 2.0F}, {60, 0.8F}, {110, 0.4F}, {500, 0.4F}}},
+        Case{"PolynomialWithoutPowerIsLinear",
+             "base_rate: 1 polynomial {}",
+             10,
+             {{0, 1.0F}, {3, 0.7F}, {10, 0.0F}}},
+        Case{"WarmUpScalesStepDecay",
+             "base_rate: 1 warmup_steps: 4 step { every_steps: 2 factor: 0.5 }",
+             100,
+             {{2, 0.75F * 0.5F}}},
+        Case{"RunWithoutSteps", "base_rate: 1 cosine {}", 0, {{0, 1.0F}}},
+        Case{"WarmUpLongerThanTheRun", "base_rate: 1 warmup_steps: 10 cosine {}", 5, {{4, 0.5F}}}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace cadre

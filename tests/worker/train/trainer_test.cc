@@ -154,23 +154,6 @@ TEST(Trainer, RankZeroReportsOneProfile) {
   EXPECT_GT(measured.update_seconds(), 0);
 }
 
-TEST(Trainer, TracedStepsAreNotProfiled) {
-  const auto train = [](uint32_t steps, int before) {
-    RecordingControl control;
-    control.start = StartOf(steps);
-    control.decisions = {DecisionTo(0)};
-    control.trace_request = TraceOf(4);
-    control.steps_before_trace = before;
-    Train(AssignmentOf(Spec()), control);
-    EXPECT_EQ(control.traced.size(), 1U);
-    EXPECT_EQ(EventsByCategory(control.traced[0])["step"], 4);
-    EXPECT_GT(EventsByCategory(control.traced[0])["compute"], 0);
-    return control.measured.size();
-  };
-  EXPECT_EQ(train(8, 4), 0U) << "the profile is interrupted";
-  EXPECT_EQ(train(20, 4), 1U) << "and completed later";
-}
-
 TEST(Trainer, TraceEndsWithTheRun) {
   RecordingControl control;
   control.start = StartOf(4);
@@ -267,19 +250,6 @@ TEST(Trainer, InvalidDataAndPlansArePermanentErrors) {
   other.mutable_plan()->mutable_layers(0)->set_layer("other");
   outcome = Train(other, control);
   EXPECT_TRUE(outcome.permanent) << outcome.status;
-}
-
-TEST(Trainer, EqualSeedsGiveEqualModels) {
-  const auto digest = [] {
-    RecordingControl control;
-    control.start = StartOf(12);
-    control.decisions = {EndOfRun(20)};
-    Train(AssignmentOf(Spec()), control);
-    return control.evaluated.empty() ? 0 : control.evaluated[0].digest();
-  };
-  const uint64_t first = digest();
-  EXPECT_NE(first, 0U);
-  EXPECT_EQ(first, digest());
 }
 
 v1::RunSpec WithCheckpoints(const std::string& directory) {
