@@ -90,6 +90,7 @@ constexpr int kExitRefused = 64;
 // may.
 constexpr int kExitDeviceLost = 75;
 
+// Prints the message; returns the exit code for invalid flags.
 template <typename... Args>
 int UsageError(const absl::FormatSpec<Args...>& format, const Args&... args) {
   std::fprintf(stderr, "cadre-worker: %s\n", absl::StrFormat(format, args...).c_str());
@@ -108,6 +109,7 @@ int FailToStart(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? kExitUsage : code;
 }
 
+// Measures layers or links, as `cadre probe` requests, and exits.
 int Probe() {
   if (FLAGS_device != "cpu") {
     return UsageError(

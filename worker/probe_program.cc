@@ -23,6 +23,7 @@ namespace {
 // Enough for many plans of a model with thousands of layers.
 constexpr int64_t kMaxRequestBytes = int64_t{256} << 20;
 
+// Text requests are written by hand; `cadre probe` writes binary ones.
 absl::StatusOr<v1::ProbeRequest> ReadRequest(const std::string& path) {
   v1::ProbeRequest request;
   if (absl::EndsWith(path, ".textproto")) {

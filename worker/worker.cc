@@ -55,6 +55,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& optio
 
 Worker::Worker(const WorkerOptions& options) : options_(options), incarnation_(NewIdentity()) {}
 
+// The membership client stops first, so that no message arrives for a session that is being
+// destroyed.
 Worker::~Worker() {
   const absl::Status end = this->end();
   const std::string reason = end.ok() ? "the worker was stopped" : std::string(end.message());
@@ -85,6 +87,8 @@ absl::Status Worker::Join() {
   return absl::OkStatus();
 }
 
+// Sent at the start and after every reconnect. It names the current rank slot, so that the
+// coordinator can let the worker keep it.
 v1::Hello Worker::MakeHello() {
   v1::Hello hello;
   hello.set_role(v1::ROLE_WORKER);
@@ -173,6 +177,8 @@ bool Worker::Connected() {
   return client_ != nullptr && client_->connected();
 }
 
+// The runner trains in one session after the other. Without a device it only takes sessions, so
+// that their messages are not delivered to an old one.
 void Worker::Run() {
   while (true) {
     std::shared_ptr<GroupSession> session;
@@ -190,6 +196,8 @@ void Worker::Run() {
   }
 }
 
+// Trains until the group is released or fails. The connection to peers is established here, because
+// its identity must contain the generation: ranks of another generation are refused.
 void Worker::Train(GroupSession& session) {
   const v1::RankSlot place = session.assignment().place();
   TrainerOptions options;
@@ -220,6 +228,8 @@ void Worker::Train(GroupSession& session) {
   if (ended && options_.ended != nullptr) options_.ended();
 }
 
+// CUDA errors are sticky: after one, every call on the context fails, so the whole device object is
+// replaced. If the hardware itself was lost, a new context would fail, too.
 bool Worker::RenewDevice(const absl::Status& failed) {
   {
     absl::MutexLock lock(&mutex_);
@@ -250,6 +260,7 @@ absl::Status Worker::end() {
   return end_;
 }
 
+// A cancelled session needs no report, because the coordinator cancelled it.
 void Worker::Report(GroupSession& session, const TrainerOutcome& outcome) {
   const v1::RankSlot& place = session.assignment().place();
   absl::MutexLock lock(&mutex_);

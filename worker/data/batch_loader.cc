@@ -132,6 +132,7 @@ void BatchLoader::OpenNext() {
   }
 }
 
+// One thread needs no division into tasks.
 void BatchLoader::Prepare(int64_t step, Loading& loading) const {
   Batch& batch = *loading.batch;
   batch.step = step;

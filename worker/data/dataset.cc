@@ -89,6 +89,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, 
 
 }  // namespace
 
+// Checks all indices before any output is written or any file is read.
 absl::Status ImageDataset::GetLabels(std::span<const SampleRef> samples,
                                      std::span<int32_t> labels) const {
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -117,6 +118,7 @@ absl::Status SequenceDataset::CheckToken(int64_t index, int64_t t, int64_t token
                                                  "; the model accepts tokens below ", bound));
 }
 
+// Only tokens that are used are checked: inputs against the vocabulary, labels against the classes.
 absl::Status SequenceDataset::Get(std::span<const SampleRef> samples, std::span<float> inputs,
                                   std::span<int32_t> labels) const {
   std::vector<int64_t> tokens(length() + 1);

@@ -1,4 +1,5 @@
-// Image folders: one folder per class, whose name is the class.
+// Image folders: one folder per class, as in ImageNet. Classes and files are sorted by name, so
+// that every host assigns the same labels and indices.
 #include <algorithm>
 #include <filesystem>
 #include <string>

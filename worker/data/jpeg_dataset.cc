@@ -85,6 +85,7 @@ class JpegDataset final : public ImageDataset {
   const std::unique_ptr<CorruptSamples> corrupt_;
 };
 
+// Ends at the latest when all samples of the class have been tried.
 absl::Status JpegDataset::ReadOrReplace(const SampleRef& sample, JpegScratch& scratch,
                                         std::span<float> input) const {
   for (int64_t index = sample.index;;) {

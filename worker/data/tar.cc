@@ -153,7 +153,9 @@ absl::StatusOr<std::string> TarScanner::ReadDescription(const Header& header) co
   return source_.ReadText({begin, begin + header.size});
 }
 
-// Records are "LENGTH KEY=VALUE\n"; the length counts the whole record, including itself.
+// Records are "LENGTH KEY=VALUE\n"; the length counts the whole record, including itself. Unknown
+// keys are ignored, as the standard requires, except for those of sparse files, whose contents
+// would be misread.
 absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended) const {
   for (absl::string_view rest = records; !rest.empty() && rest.front() != '\0';) {
     const size_t space = rest.find(' ');

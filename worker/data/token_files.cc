@@ -1,4 +1,5 @@
-// Token files: little-endian integers of 1, 2 or 4 bytes without a header.
+// Token files: little-endian integers of 1, 2 or 4 bytes without a header. Files may be larger than
+// memory, so each sample is read when it is requested; the operating system caches them.
 #include <string>
 #include <utility>
 #include <vector>

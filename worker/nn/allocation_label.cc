@@ -1,3 +1,5 @@
+// An out-of-memory message is only useful if it names a part of the model that can be changed: a
+// layer.
 #include "worker/nn/allocation_label.h"
 
 #include <algorithm>

@@ -11,6 +11,7 @@ bool LayerSetting::IsFirstAlong(const char* index) const {
   return comms.mesh().Coordinate(comms.rank(), layouts.axes(index)) == 0;
 }
 
+// A switch without default, so that the compiler reports a kind without a layer.
 std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
   switch (setting.layer.kind) {
     case LayerKind::kConvolution:

@@ -1,3 +1,5 @@
+// Version 0 is computed by every rank for its own shards, as a pure function of seed and position,
+// so that no rank has to send it.
 #include "worker/nn/parameter_store.h"
 
 #include <algorithm>
