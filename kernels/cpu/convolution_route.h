@@ -1,7 +1,7 @@
-// By which of several algorithms a convolution runs: a function of its extents and of what the
-// processor can do, so that the same plan gives the same bits. The rules come from measurements of
-// every layer of AlexNet, VGG-11, ResNet-18 and ResNet-50 on a core with AVX-512 (repeat
-// them with bench_engine --profile --layers); rates below are shares of such a core's peak.
+// The choice among several algorithms of a convolution: a function of its extents and of the
+// processor's instruction set, so that the same plan gives the same bits. The rules come from
+// measurements of every layer of AlexNet, VGG-11, ResNet-18 and ResNet-50 on a core with AVX-512
+// (bench_engine --profile --layers repeats them); rates below are shares of such a core's peak.
 //
 // Thread-safe (pure functions).
 #pragma once
