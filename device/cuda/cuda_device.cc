@@ -24,7 +24,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "device/cuda/cuda_device_impl.h"
-#include "device/cuda/cuda_event.h"
 #include "device/cuda/cuda_machine.h"
 #include "glog/logging.h"
 

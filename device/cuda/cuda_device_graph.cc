@@ -16,7 +16,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "device/cuda/cuda_device_impl.h"
-#include "device/cuda/cuda_event.h"
 #include "glog/logging.h"
 
 namespace cadre {

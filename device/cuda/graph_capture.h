@@ -1,4 +1,5 @@
-// Bookkeeping of a stream capture, and the graph that it yields.
+// Events with the state that graphs need, the bookkeeping of a stream capture, and the graph that
+// it yields.
 //
 // CaptureLog records which streams take part, which events the work records, which of those that it
 // waits for it does not record, and whether it did something that cannot be captured.
@@ -15,10 +16,38 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "device/cuda/cuda_event.h"
+#include "device/cuda/cuda_api.h"
 #include "device/device.h"
 
 namespace cadre {
+
+// The driver's events of one DeviceEvent. Captures use a separate one: a captured event cannot be
+// waited for outside, and a failed capture must not change what was recorded before.
+struct CudaEventState {
+  explicit CudaEventState(const CudaApi& functions) : api(functions) {}
+  ~CudaEventState() {
+    if (happened != nullptr) api.event_destroy(happened);
+    if (captured != nullptr) api.event_destroy(captured);
+  }
+  CudaEventState(const CudaEventState&) = delete;
+  CudaEventState& operator=(const CudaEventState&) = delete;
+
+  const CudaApi& api;
+  cudaEvent_t happened = nullptr;
+  cudaEvent_t captured = nullptr;
+  // `happened` was recorded.
+  bool recorded = false;
+};
+
+class CudaEvent final : public DeviceEvent {
+ public:
+  explicit CudaEvent(std::shared_ptr<CudaEventState> state) : state_(std::move(state)) {}
+  const std::shared_ptr<CudaEventState>& state() const { return state_; }
+
+ private:
+  // Shared with graphs, whose launches wait for it and record it.
+  std::shared_ptr<CudaEventState> state_;
+};
 
 class CaptureLog {
  public:

@@ -19,8 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "kernels/cuda/library_error.h"
 #include "kernels/cuda/product_layout.h"
+#include "kernels/cuda/vendor_api.h"
 #include "kernels/cuda/weight_order.h"
 
 namespace cadre {

@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "device/cuda/cuda_device.h"
-#include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/dense_math.h"
 #include "kernels/cuda/scratch.h"
+#include "kernels/cuda/vendor_api.h"
 #include "tensor/dtype.h"
 #include "tensor/values.h"
 

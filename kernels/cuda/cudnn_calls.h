@@ -10,7 +10,7 @@
 #include <cudnn.h>
 
 #include "device/cuda/cuda_api.h"
-#include "kernels/cuda/cudnn_library.h"
+#include "kernels/cuda/vendor_api.h"
 
 namespace cadre {
 

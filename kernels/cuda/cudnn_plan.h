@@ -20,7 +20,7 @@
 #include "device/cuda/cuda_device.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/convolution_shape.h"
-#include "kernels/cuda/cudnn_library.h"
+#include "kernels/cuda/vendor_api.h"
 #include "tensor/dtype.h"
 
 namespace cadre {

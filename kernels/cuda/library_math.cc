@@ -15,12 +15,10 @@
 #include "glog/logging.h"
 #include "kernels/cuda/convolution_shape.h"
 #include "kernels/cuda/cublas_math.h"
-#include "kernels/cuda/cublaslt_library.h"
-#include "kernels/cuda/cudnn_library.h"
 #include "kernels/cuda/cudnn_plan.h"
 #include "kernels/cuda/dense_math.h"
-#include "kernels/cuda/library_error.h"
 #include "kernels/cuda/scratch.h"
+#include "kernels/cuda/vendor_api.h"
 #include "kernels/cuda/weight_order.h"
 
 namespace cadre {

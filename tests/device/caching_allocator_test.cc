@@ -90,23 +90,28 @@ class Upstream {
   absl::Status settle_status_;
 };
 
-TEST(CachingAllocatorTest, ReusesFreedMemory) {
-  Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
-  const auto first = allocator.Allocate(100 * kMib, "weights", "");
+class CachingAllocatorTest : public ::testing::Test {
+ protected:
+  Upstream upstream_{kGib};
+  CachingAllocator allocator_{upstream_.functions(), {.max_held = kGib, .total = kGib}};
+};
+using CachingAllocatorDeathTest = CachingAllocatorTest;
+
+TEST_F(CachingAllocatorTest, ReusesFreedMemory) {
+  const auto first = allocator_.Allocate(100 * kMib, "weights", "");
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(allocator.in_use(), 100 * kMib);
-  allocator.Free(*first);
-  EXPECT_EQ(allocator.in_use(), 0);
-  const auto second = allocator.Allocate(100 * kMib, "gradients", "");
+  EXPECT_EQ(allocator_.in_use(), 100 * kMib);
+  allocator_.Free(*first);
+  EXPECT_EQ(allocator_.in_use(), 0);
+  const auto second = allocator_.Allocate(100 * kMib, "gradients", "");
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(*first, *second);
-  EXPECT_EQ(upstream.allocations(), 1);
-  EXPECT_EQ(upstream.settled(), 0);
-  EXPECT_EQ(allocator.peak(), 100 * kMib);
+  EXPECT_EQ(upstream_.allocations(), 1);
+  EXPECT_EQ(upstream_.settled(), 0);
+  EXPECT_EQ(allocator_.peak(), 100 * kMib);
 }
 
-TEST(CachingAllocatorTest, FreedNeighboursAreMergedInAnyOrder) {
+TEST_F(CachingAllocatorTest, FreedNeighboursAreMergedInAnyOrder) {
   std::vector<int> order = {0, 1, 2, 3};
   do {
     Upstream upstream(kGib);
@@ -123,31 +128,27 @@ TEST(CachingAllocatorTest, FreedNeighboursAreMergedInAnyOrder) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(CachingAllocatorTest, AdjacentSegmentsAreNotMerged) {
-  Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
-  void* const first = *allocator.Allocate(64 * kMib, "weights", "");
-  void* const second = *allocator.Allocate(64 * kMib, "weights", "");
-  allocator.Free(first);
-  allocator.Free(second);
-  ASSERT_TRUE(allocator.ReleaseCached().ok());
-  EXPECT_EQ(upstream.segments(), 0U);
-  EXPECT_EQ(allocator.held(), 0);
+TEST_F(CachingAllocatorTest, AdjacentSegmentsAreNotMerged) {
+  void* const first = *allocator_.Allocate(64 * kMib, "weights", "");
+  void* const second = *allocator_.Allocate(64 * kMib, "weights", "");
+  allocator_.Free(first);
+  allocator_.Free(second);
+  ASSERT_TRUE(allocator_.ReleaseCached().ok());
+  EXPECT_EQ(upstream_.segments(), 0U);
+  EXPECT_EQ(allocator_.held(), 0);
 }
 
-TEST(CachingAllocatorTest, SmallRequestsShareASegment) {
-  Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
-  void* const large = *allocator.Allocate(64 * kMib, "activations", "");
-  allocator.Free(large);
-  for (int i = 0; i < 100; ++i) ASSERT_TRUE(allocator.Allocate(3, "statistics", "").ok());
-  EXPECT_EQ(upstream.allocations(), 2);
+TEST_F(CachingAllocatorTest, SmallRequestsShareASegment) {
+  void* const large = *allocator_.Allocate(64 * kMib, "activations", "");
+  allocator_.Free(large);
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(allocator_.Allocate(3, "statistics", "").ok());
+  EXPECT_EQ(upstream_.allocations(), 2);
   // The large chunk was not divided.
-  EXPECT_EQ(*allocator.Allocate(64 * kMib, "activations", ""), large);
-  EXPECT_EQ(upstream.allocations(), 2);
+  EXPECT_EQ(*allocator_.Allocate(64 * kMib, "activations", ""), large);
+  EXPECT_EQ(upstream_.allocations(), 2);
 }
 
-TEST(CachingAllocatorTest, ReleasesCachedSegmentsBeforeItFails) {
+TEST_F(CachingAllocatorTest, ReleasesCachedSegmentsBeforeItFails) {
   Upstream upstream(kGib);
   CachingAllocator allocator(upstream.functions(), {.max_held = 100 * kMib, .total = kGib});
   std::vector<void*> chunks;
@@ -162,7 +163,7 @@ TEST(CachingAllocatorTest, ReleasesCachedSegmentsBeforeItFails) {
   EXPECT_LE(allocator.held(), 100 * kMib);
 }
 
-TEST(CachingAllocatorTest, TakesSmallerSegmentsNearTheLimit) {
+TEST_F(CachingAllocatorTest, TakesSmallerSegmentsNearTheLimit) {
   Upstream upstream(kGib);
   CachingAllocator allocator(upstream.functions(), {.max_held = 6 * kMib, .total = kGib});
   // A shared segment would have 32 MiB, one for small requests 8 MiB.
@@ -177,7 +178,7 @@ TEST(CachingAllocatorTest, TakesSmallerSegmentsNearTheLimit) {
   EXPECT_EQ(allocator.held(), 6 * kMib);
 }
 
-TEST(CachingAllocatorTest, ErrorListsTheUsesOfMemory) {
+TEST_F(CachingAllocatorTest, ErrorListsTheUsesOfMemory) {
   Upstream upstream(100 * kGib);
   CachingAllocator allocator(upstream.functions(), {.max_held = 79 * kGib, .total = 80 * kGib});
   ASSERT_TRUE(allocator.Allocate(60 * kGib, "activations", "").ok());
@@ -193,7 +194,7 @@ TEST(CachingAllocatorTest, ErrorListsTheUsesOfMemory) {
   EXPECT_TRUE(allocator.Allocate(kGib / 2, "scratch", "").ok());
 }
 
-TEST(CachingAllocatorTest, ErrorReportsFragmentation) {
+TEST_F(CachingAllocatorTest, ErrorReportsFragmentation) {
   Upstream upstream(kGib);
   CachingAllocator allocator(upstream.functions(), {.max_held = 32 * kMib, .total = kGib});
   std::vector<void*> chunks;
@@ -203,7 +204,7 @@ TEST(CachingAllocatorTest, ErrorReportsFragmentation) {
   EXPECT_THAT(failed.message(), HasSubstr("free 16.0 MiB in chunks of at most 4.0 MiB"));
 }
 
-TEST(CachingAllocatorTest, ErrorReportsAnotherProgram) {
+TEST_F(CachingAllocatorTest, ErrorReportsAnotherProgram) {
   Upstream upstream(10 * kMib);
   CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
   const absl::Status failed = allocator.Allocate(20 * kMib, "weights", "").status();
@@ -211,17 +212,15 @@ TEST(CachingAllocatorTest, ErrorReportsAnotherProgram) {
   EXPECT_THAT(failed.message(), HasSubstr("the driver has only 10.0 MiB left: another program"));
 }
 
-TEST(CachingAllocatorTest, RejectsImpossibleSizes) {
-  Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
+TEST_F(CachingAllocatorTest, RejectsImpossibleSizes) {
   for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 100, size_t{1} << 62, size_t{kGib + 1}}) {
-    EXPECT_EQ(allocator.Allocate(bytes, "weights", "").status().code(),
+    EXPECT_EQ(allocator_.Allocate(bytes, "weights", "").status().code(),
               absl::StatusCode::kResourceExhausted);
   }
-  EXPECT_EQ(upstream.allocations(), 0);
+  EXPECT_EQ(upstream_.allocations(), 0);
 }
 
-TEST(CachingAllocatorTest, ReturnsOtherErrors) {
+TEST_F(CachingAllocatorTest, ReturnsOtherErrors) {
   Upstream upstream(kGib);
   CachingAllocator allocator(upstream.functions(), {.max_held = 70 * kMib, .total = kGib});
   upstream.FailWith(absl::UnavailableError("the GPU is lost"));
@@ -237,31 +236,27 @@ TEST(CachingAllocatorTest, ReturnsOtherErrors) {
   EXPECT_EQ(*allocator.Allocate(40 * kMib, "weights", ""), cached);
 }
 
-TEST(CachingAllocatorTest, SumsByPurpose) {
-  Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
-  void* const a = *allocator.Allocate(10, "weights", "");
-  void* const b = *allocator.Allocate(20, "gradients", "");
-  ASSERT_TRUE(allocator.Allocate(15, "weights", "").ok());
-  auto uses = allocator.uses();
+TEST_F(CachingAllocatorTest, SumsByPurpose) {
+  void* const a = *allocator_.Allocate(10, "weights", "");
+  void* const b = *allocator_.Allocate(20, "gradients", "");
+  ASSERT_TRUE(allocator_.Allocate(15, "weights", "").ok());
+  auto uses = allocator_.uses();
   ASSERT_EQ(uses.size(), 2U);
   EXPECT_EQ(uses[0].purpose, "weights");
   EXPECT_EQ(uses[0].bytes, 25);
   EXPECT_EQ(uses[1].purpose, "gradients");
-  allocator.Free(a);
-  allocator.Free(b);
-  uses = allocator.uses();
+  allocator_.Free(a);
+  allocator_.Free(b);
+  uses = allocator_.uses();
   ASSERT_EQ(uses.size(), 1U);
   EXPECT_EQ(uses[0].bytes, 15);
 }
 
-TEST(CachingAllocatorDeathTest, RejectsForeignMemoryAndDoubleFree) {
-  Upstream upstream(kGib);
-  CachingAllocator allocator(upstream.functions(), {.max_held = kGib, .total = kGib});
-  void* const memory = *allocator.Allocate(10, "weights", "");
-  EXPECT_DEATH(allocator.Free(static_cast<char*>(memory) + 1), "not this allocator's memory");
-  allocator.Free(memory);
-  EXPECT_DEATH(allocator.Free(memory), "not this allocator's memory");
+TEST_F(CachingAllocatorDeathTest, RejectsForeignMemoryAndDoubleFree) {
+  void* const memory = *allocator_.Allocate(10, "weights", "");
+  EXPECT_DEATH(allocator_.Free(static_cast<char*>(memory) + 1), "not this allocator_'s memory");
+  allocator_.Free(memory);
+  EXPECT_DEATH(allocator_.Free(memory), "not this allocator_'s memory");
 }
 
 TEST(MemoryTextTest, Units) {

@@ -91,7 +91,7 @@ TEST_P(EmulatedDeviceTest, FailedOpeningDoesNotLeak) {
       // Staging is one allocation.
       if (device.ok()) {
         EXPECT_LE(cuda_.calls(function), after) << function;
-        // The fault is still to come: here.
+        // The fault did not happen yet: now it does.
         for (int64_t i = cuda_.calls(function); i <= after; ++i) (*device)->AllocateHost(1);
         continue;
       }
@@ -104,7 +104,7 @@ TEST_P(EmulatedDeviceTest, FailedOpeningDoesNotLeak) {
 
 // ---- memory
 
-TEST_P(EmulatedDeviceTest, TheLimitIsWhatIsFreeButAReserve) {
+TEST_P(EmulatedDeviceTest, LimitLeavesAReserve) {
   cuda_.set_memory(size_t{16} << 30);
   CudaDevice& device = Open();
   EXPECT_EQ(device.Allocate((size_t{13} << 30) + 1, "weights"), nullptr);

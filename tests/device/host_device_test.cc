@@ -1,4 +1,4 @@
-// The host as a device: the interface's promises where all work has happened when the call returns.
+// The host as a device: device.h where all work is complete when the call returns.
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -23,7 +23,7 @@ TEST(HostDeviceTest, MemoryIsZeroAndCounted) {
   EXPECT_EQ(device->peak_bytes(), 4000);
 }
 
-TEST(HostDeviceTest, CopiesHaveHappened) {
+TEST(HostDeviceTest, CopiesAreImmediate) {
   const auto device = MakeHostDevice();
   std::vector<int> values(100);
   std::iota(values.begin(), values.end(), 0);
@@ -62,7 +62,7 @@ TEST(HostDeviceTest, TheFirstErrorIsKept) {
   EXPECT_FALSE(device->lost());
 }
 
-TEST(HostDeviceTest, LanesAndNoRecordings) {
+TEST(HostDeviceTest, HasStreamsButNoGraphs) {
   const auto device = MakeHostDevice();
   EXPECT_EQ(device->current_stream(), Stream::kCompute);
   {

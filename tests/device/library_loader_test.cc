@@ -73,7 +73,7 @@ TEST_F(LibraryLoaderTest, MissingFunctionErrorNamesTheFile) {
   EXPECT_EQ(question, nullptr);
 }
 
-TEST_F(LibraryLoaderTest, TheFirstDirectoryWins) {
+TEST_F(LibraryLoaderTest, FirstDirectoryIsUsed) {
   const std::string first = Folder("first");
   const std::string second = Folder("second");
   const std::string file = PutProbe(first, "libcadre_probe_two.so.1");
@@ -99,7 +99,7 @@ TEST_F(LibraryLoaderTest, MissingLibraryErrorListsSearchedPlaces) {
   }
 }
 
-TEST_F(LibraryLoaderTest, AFileThatIsNoLibraryTellsTheLoadersReason) {
+TEST_F(LibraryLoaderTest, InvalidLibraryErrorHasTheLoadersReason) {
   const std::string folder = Folder("a");
   std::ofstream(folder + "/libcadre_probe_text.so.1") << "this is text, and no library at all";
   const absl::Status status =
@@ -110,7 +110,7 @@ TEST_F(LibraryLoaderTest, AFileThatIsNoLibraryTellsTheLoadersReason) {
               ::testing::Not(HasSubstr(folder + "/libcadre_probe_text.so.1: no such file")));
 }
 
-TEST_F(LibraryLoaderTest, ADirectoryThatIsNoneIsTheUsersMistake) {
+TEST_F(LibraryLoaderTest, InvalidDirectoryIsAUserError) {
   const std::string gone = (root_ / "gone").string();
   const absl::Status status =
       LoadLibrary(Probe("libcadre_probe_gone.so.1"), {.directories = {gone}}).status();
@@ -118,7 +118,7 @@ TEST_F(LibraryLoaderTest, ADirectoryThatIsNoneIsTheUsersMistake) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(gone));
 }
 
-TEST_F(LibraryLoaderTest, ACompanionIsLoadedFirstAndAMissingOneIsNoError) {
+TEST_F(LibraryLoaderTest, DependenciesAreLoadedFirstAndMayBeMissing) {
   const std::string folder = Folder("a");
   PutProbe(folder, "libcadre_probe_main.so.1");
   PutProbe(folder, "libcadre_probe_friend.so.1");
@@ -130,7 +130,7 @@ TEST_F(LibraryLoaderTest, ACompanionIsLoadedFirstAndAMissingOneIsNoError) {
   EXPECT_THAT(loaded, HasSubstr("libcadre_probe_friend.so.1"));
 }
 
-TEST_F(LibraryLoaderTest, SoAreBuiltinsThatACompanionWillAskForByTheirBareName) {
+TEST_F(LibraryLoaderTest, BuiltinsAreLoadedForTheirBareName) {
   const std::string folder = Folder("a");
   PutProbe(folder, "libcadre_probe_user.so.1");
   PutProbe(folder, "libcadre_probe_compiler.so.1");

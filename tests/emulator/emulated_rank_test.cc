@@ -1,8 +1,7 @@
-// Matrix products of an emulated device, and graphs of a rank's back end. The tests of kernels
-// compare its convolutions and attention with the reference (tests/kernels).
+// Rounding of an emulated device's math, and graphs of a rank's back end. The tests of kernels
+// compare its products, convolutions and attention with the reference (tests/kernels).
 #include "tests/emulator/emulated_rank.h"
 
-#include <numeric>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -32,57 +31,6 @@ INSTANTIATE_TEST_SUITE_P(Modes, EmulatedRankTest, testing::Values(Mode::kInline,
                          [](const auto& info) {
                            return info.param == Mode::kInline ? "Inline" : "Threads";
                          });
-
-Floats Numbers(size_t count, float first = 1) {
-  Floats numbers(count);
-  std::iota(numbers.begin(), numbers.end(), first);
-  return numbers;
-}
-
-TEST_P(EmulatedRankTest, ProductsOfEveryOrientation) {
-  // a = [[1, 2, 3], [4, 5, 6]], b = [[1, 2], [3, 4], [5, 6]].
-  const Floats expected = {22, 28, 49, 64};
-  for (const bool transpose_a : {false, true}) {
-    for (const bool transpose_b : {false, true}) {
-      const auto a = Put(transpose_a ? Floats{1, 4, 2, 5, 3, 6} : Numbers(6));
-      const auto b = Put(transpose_b ? Floats{1, 3, 5, 2, 4, 6} : Numbers(6));
-      const auto c = Put(Floats(4, -1));
-      math_->MatrixProduct(
-          {.m = 2, .n = 2, .k = 3, .transpose_a = transpose_a, .transpose_b = transpose_b},
-          a.span(), b.span(), {}, c.span());
-      EXPECT_EQ(c.Get(), expected);
-    }
-  }
-}
-
-TEST_P(EmulatedRankTest, ProductsWithBiasAndStrides) {
-  const auto a = Put({1, 2, 9, 3, 4, 9});
-  const auto b = Put({1, 0, 0, 1});
-  const auto bias = Put({10, 20});
-  const auto c = Put({1, 1, -7, 1, 1, -7});
-  math_->MatrixProduct({.m = 2, .n = 2, .k = 2, .a_row = 3, .c_row = 3, .alpha = 2}, a.span(),
-                       b.span(), bias.span(), c.span());
-  EXPECT_EQ(c.Get(), (Floats{12, 24, -7, 16, 28, -7}));
-}
-
-TEST_P(EmulatedRankTest, BatchesOfProducts) {
-  // c[o][i] = a[o][i] b[i]: b is the same for both outer ones.
-  const auto a = Put(Numbers(4));
-  const auto b = Put({10, 100});
-  const auto c = Put(Floats(4));
-  math_->MatrixProduct({.m = 1,
-                        .n = 1,
-                        .k = 1,
-                        .batch = 2,
-                        .a_step = 1,
-                        .b_step = 1,
-                        .c_step = 1,
-                        .outer = 2,
-                        .a_outer = 2,
-                        .c_outer = 2},
-                       a.span(), b.span(), {}, c.span());
-  EXPECT_EQ(c.Get(), (Floats{10, 200, 30, 400}));
-}
 
 TEST_P(EmulatedRankTest, Tf32AndBf16RoundTheirFactors) {
   const float fine = 1 + 0x1p-12F;

@@ -7,8 +7,7 @@
 #include "glog/logging.h"
 #include "tests/emulator/fake_nccl_network.h"
 
-namespace cadre {
-namespace emulated {
+namespace cadre::emulated {
 namespace {
 
 // The functions of NcclApi have no object, so those of each table are bound to the slot of their
@@ -108,24 +107,4 @@ Network::Group& Network::group() const {
   return group;
 }
 
-}  // namespace emulated
-
-FakeNccl::FakeNccl() : network_(std::make_unique<emulated::Network>()) {}
-FakeNccl::~FakeNccl() = default;
-
-const NcclApi& FakeNccl::api() const { return network_->api(); }
-void FakeNccl::FailNext(absl::string_view function, ncclResult_t result, int64_t after) {
-  network_->FailNext(function, result, after);
-}
-void FakeNccl::HangInit(int rank) { network_->HangInit(rank); }
-void FakeNccl::Kill(int rank) { network_->Kill(rank); }
-void FakeNccl::Break(int rank, ncclResult_t error) { network_->Break(rank, error); }
-void FakeNccl::HangAborts(int rank) { network_->HangAborts(rank); }
-void FakeNccl::EndAborts() { network_->EndAborts(); }
-void FakeNccl::set_polls(int polls) { network_->set_polls(polls); }
-int64_t FakeNccl::calls(absl::string_view function) const { return network_->calls(function); }
-int64_t FakeNccl::live_communicators() const { return network_->live_communicators(); }
-int64_t FakeNccl::live_registrations() const { return network_->live_registrations(); }
-int64_t FakeNccl::waiting() const { return network_->waiting(); }
-
-}  // namespace cadre
+}  // namespace cadre::emulated

@@ -16,53 +16,10 @@
 // the use of its communicators. Thread-safe.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-
-#include "absl/strings/string_view.h"
-#include "worker/transport/nccl/nccl_api.h"
+#include "tests/emulator/fake_nccl_network.h"
 
 namespace cadre {
 
-namespace emulated {
-class Network;
-}  // namespace emulated
-
-class FakeNccl {
- public:
-  FakeNccl();
-  ~FakeNccl();
-  FakeNccl(const FakeNccl&) = delete;
-  FakeNccl& operator=(const FakeNccl&) = delete;
-
-  const NcclApi& api() const;
-
-  // --- faults -----------------------------------------------------------------------------------
-  // The next call of `function` (a member of NcclApi) after `after` others fails.
-  void FailNext(absl::string_view function, ncclResult_t result, int64_t after = 0);
-  // The rank's init never reaches its peers.
-  void HangInit(int rank);
-  // From now on the rank is lost: its operations have no effect, and those that wait end.
-  void Kill(int rank);
-  // The rank's aborts take effect but do not return until EndAborts, which waits for them.
-  void HangAborts(int rank);
-  void EndAborts();
-  // The rank's communicators, including later ones, report this error.
-  void Break(int rank, ncclResult_t error);
-  // Calls of non-blocking communicators that may return ncclInProgress do so until async_error has
-  // been called this often. 0 initially.
-  void set_polls(int polls);
-
-  // --- observations ----------------------------------------------------------------------------
-  int64_t calls(absl::string_view function) const;
-  // Not yet destroyed or aborted; not yet deregistered.
-  int64_t live_communicators() const;
-  int64_t live_registrations() const;
-  // Operations that wait for peers now.
-  int64_t waiting() const;
-
- private:
-  const std::unique_ptr<emulated::Network> network_;
-};
+using FakeNccl = emulated::Network;
 
 }  // namespace cadre

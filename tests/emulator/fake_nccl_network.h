@@ -111,16 +111,29 @@ class Network {
   Network& operator=(const Network&) = delete;
 
   const NcclApi& api() const;
-  void FailNext(absl::string_view function, ncclResult_t result, int64_t after);
+
+  // --- faults -----------------------------------------------------------------------------------
+  // The next call of `function` (a member of NcclApi) after `after` others fails.
+  void FailNext(absl::string_view function, ncclResult_t result, int64_t after = 0);
+  // The rank's init never reaches its peers.
   void HangInit(int rank);
+  // From now on the rank is lost: its operations have no effect, and those that wait end.
   void Kill(int rank);
-  void Break(int rank, ncclResult_t error);
+  // The rank's aborts take effect but do not return until EndAborts, which waits for them.
   void HangAborts(int rank);
   void EndAborts();
+  // The rank's communicators, including later ones, report this error.
+  void Break(int rank, ncclResult_t error);
+  // Calls of non-blocking communicators that may return ncclInProgress do so until async_error has
+  // been called this often. 0 initially.
   void set_polls(int polls);
+
+  // --- observations ----------------------------------------------------------------------------
   int64_t calls(absl::string_view function) const;
+  // Not yet destroyed or aborted; not yet deregistered.
   int64_t live_communicators() const;
   int64_t live_registrations() const;
+  // Operations that wait for peers now.
   int64_t waiting() const;
 
   // --- the functions of NcclApi -----------------------------------------------------------------

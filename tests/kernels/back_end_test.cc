@@ -47,7 +47,7 @@ Floats Step(Backend& kernels, uint64_t seed) {
   return all;
 }
 
-TEST(CpuKernelsTest, DoesNotChangeTheNumberOfThreadsOfItsCaller) {
+TEST(CpuKernelsTest, KeepsTheCallersNumberOfThreads) {
   const int before = omp_get_max_threads();
   Step(*MakeCpuBackend(before + 2), 1);
   EXPECT_EQ(omp_get_max_threads(), before);

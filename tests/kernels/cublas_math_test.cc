@@ -20,8 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// --- the fake library, which is column-major
-// -------------------------------------------------------
+// --- the fake library, which is column-major ----------------------------------------------------
 
 struct FakeDescription {
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -268,7 +267,7 @@ TEST_F(CublasMathTest, BiasIsRoundedToTheTypeOfTheResult) {
 }
 
 // Every orientation of the factors, with contiguous and with strided rows.
-TEST_F(CublasMathTest, ColumnMajorProductsAreTheRowMajorOnes) {
+TEST_F(CublasMathTest, ColumnMajorProductsEqualRowMajorOnes) {
   const Floats a = Eighths(9 * 9, 1), b = Eighths(9 * 9, 2), bias = Eighths(5, 3);
   const auto da = Put(a), db = Put(b), dbias = Put(bias);
   for (const bool transpose_a : {false, true}) {

@@ -1,5 +1,5 @@
-// What the CUDA back end copies, adds and looks through in the device's memory, of both types, at
-// aligned places and beside them. Numbers are eighths, which bf16 holds exactly.
+// Copies, sums and searches of the CUDA back end, for both types, aligned and unaligned. Values are
+// eighths, which are exact in bf16.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ using CudaBoxesTest = CudaTest;
 Box BoxWithin(const Box& outer, uint64_t seed) {
   Box box = outer;
   for (size_t d = 0; d < outer.begin.size(); ++d) {
-    // Often whole, so that dimensions continue each other.
+    // Often the whole dimension, so that neighbouring dimensions can be merged.
     if (Draw(0, 2, seed, 10 + d) == 0) continue;
     box.begin[d] = Draw(outer.begin[d], outer.end[d], seed, 100 + d);
     box.end[d] = Draw(box.begin[d], outer.end[d], seed, 200 + d);
@@ -32,12 +32,12 @@ Box RandomBox(uint64_t seed) {
   for (int64_t d = 0; d < rank; ++d) {
     dims.push_back(Draw(1, 5, seed, 1 + static_cast<uint64_t>(d)));
   }
-  // Often whole groups of neighbours.
+  // Often a multiple of a vector.
   if (Draw(0, 1, seed, 9) == 0) dims.back() *= 8;
   return Box::Whole(Shape(dims));
 }
 
-TEST_F(CudaBoxesTest, RandomBoxesAreTheHosts) {
+TEST_F(CudaBoxesTest, RandomBoxesAgreeWithTheHost) {
   for (uint64_t seed = 0; seed < 150; ++seed) {
     const Box whole = RandomBox(seed);
     const Box from_box = BoxWithin(whole, seed + 1000), to_box = BoxWithin(whole, seed + 2000);
@@ -62,7 +62,7 @@ TEST_F(CudaBoxesTest, RandomBoxesAreTheHosts) {
   }
 }
 
-TEST_F(CudaBoxesTest, Runs) {
+TEST_F(CudaBoxesTest, CopiesRuns) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const int64_t rows = Draw(0, 9, seed, 0), run = Draw(0, 20, seed, 1) * Draw(1, 8, seed, 2);
     const int64_t x_step = run + Draw(0, 9, seed, 3), y_step = run + 8 * Draw(0, 2, seed, 4);
@@ -82,8 +82,8 @@ TEST_F(CudaBoxesTest, Runs) {
   }
 }
 
-// To the nearest, ties to even: what on_device.cc does on the host.
-TEST_F(CudaBoxesTest, ConvertsAsTheHostRounds) {
+// To the nearest, ties to even, as on_device.cc does on the host.
+TEST_F(CudaBoxesTest, RoundsAsTheHost) {
   Floats x = Uniform(1003, 1);
   const float tie = 1 + 0x1.0p-8F, odd_tie = 1 + 3 * 0x1.0p-8F;
   const Floats special = {
@@ -119,7 +119,7 @@ void ExpectReceivedAccumulates(CudaDevice& device, Backend& kernels, DType type)
       b[i] = static_cast<T>(i * i);
       want[i] = a[i] + b[i];
     }
-    // One element beside an aligned place.
+    // One element after an aligned address.
     device.CopyIn(a.data(), sum.data() + 1, n * sizeof(T));
     device.CopyIn(b.data(), values.data() + 1, n * sizeof(T));
     kernels.memory().AccumulateReceived(type, std::as_writable_bytes(sum.span().subspan(1)),
@@ -128,7 +128,7 @@ void ExpectReceivedAccumulates(CudaDevice& device, Backend& kernels, DType type)
   }
 }
 
-TEST_F(CudaBoxesTest, AddsWhatArrived) {
+TEST_F(CudaBoxesTest, AddsReceivedValues) {
   ExpectReceivedAccumulates<float>(device(), kernels(), DType::kFloat32);
   ExpectReceivedAccumulates<double>(device(), kernels(), DType::kFloat64);
   ExpectReceivedAccumulates<uint64_t>(device(), kernels(), DType::kUInt64);
@@ -142,7 +142,7 @@ TEST_F(CudaBoxesTest, AddsWhatArrived) {
   EXPECT_EQ(sum.Get(), want);
 }
 
-TEST_F(CudaBoxesTest, FindsWhatIsNotFinite) {
+TEST_F(CudaBoxesTest, FindsValuesThatAreNotFinite) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     for (const int64_t shift : {0, 1}) {
       EXPECT_TRUE(kernels().memory().AllFinite(

@@ -112,7 +112,7 @@ void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t ker
             out);
 }
 
-TEST(ConvolutionShapeTest, OutputsAreThoseOfTheDims) {
+TEST(ConvolutionShapeTest, OutputsMatchTheDims) {
   int blind = 0, cropped = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     uint64_t draws = 0;

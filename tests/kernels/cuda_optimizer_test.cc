@@ -1,4 +1,4 @@
-// Updates of whole slices on the device, against the host's loop over segments.
+// Updates of slices on the device, compared with the host's loop over segments.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// Stretches of all kinds that cover [0, n), some of one element and some empty.
+// Segments of all kinds that cover [0, n), some of one element and some empty.
 std::vector<SliceSegment> SegmentsOf(int64_t n, uint64_t seed) {
   std::vector<SliceSegment> segments;
   for (int64_t begin = 0; begin < n;) {
@@ -53,7 +53,7 @@ std::vector<Rule> Rules() {
 
 class CudaOptimizerTest : public CudaTest {
  protected:
-  // Numbers in the device's memory, null for none.
+  // A number in the device's memory.
   DeviceArray<double> Number(double value) {
     DeviceArray<double> number(device(), 1, "test");
     device().CopyIn(&value, number.data(), sizeof(value));
@@ -72,7 +72,7 @@ class CudaOptimizerTest : public CudaTest {
   const std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 
-TEST_F(CudaOptimizerTest, SlicesAreTheHosts) {
+TEST_F(CudaOptimizerTest, SlicesAgreeWithTheHost) {
   constexpr double kSquares = 50;
   const auto squares = Number(kSquares), loss = Number(1.5);
   for (const int64_t n : {1, 5, 1023, 1024, 1025, 100'003}) {
@@ -117,7 +117,7 @@ TEST_F(CudaOptimizerTest, NothingChangesUnlessTheLossIsFinite) {
   }
 }
 
-TEST_F(CudaOptimizerTest, ByValueIsTheHosts) {
+TEST_F(CudaOptimizerTest, UpdatesByValueAgreeWithTheHost) {
   const Slice slice = RandomSlice(10'007);
   const SgdStep sgd{.rate = 0.05F, .momentum = 0.9F, .weight_decay = 1e-3F, .gradient_scale = 0.7F};
   Slice want = slice;
@@ -127,7 +127,7 @@ TEST_F(CudaOptimizerTest, ByValueIsTheHosts) {
   kernels().optimizer().Sgd(sgd, g.span(), w.span(), v.span());
   EXPECT_EQ(w.Get(), want.w);
   EXPECT_EQ(v.Get(), want.v);
-  // Corrections come as numbers here, so the bits are the host's.
+  // The host computes the corrections here, so the bits are the same.
   const AdamWStep adamw{.rate = 0.01F,
                         .weight_decay = 0.1F,
                         .correction1 = 1 - std::pow(0.9, 7),
@@ -155,14 +155,13 @@ TEST_F(CudaOptimizerTest, SumsOfSquaresAddUp) {
   EXPECT_EQ(FromDevice<double>(device(), sum.span())[0], want);
 }
 
-// --- bf16 copies of the parameters
-// -----------------------------------------------------------------
+// --- bf16 copies of the parameters ---------------------------------------------------------------
 
 class CudaWeightsTest : public CudaOptimizerTest {
  protected:
   static constexpr FullyConnectedDims kDims{.batch = 1, .in = 1, .out = 16};
 
-  // The weights as products see them: y = 1 w^T.
+  // The weights that products use: y = 1 w^T.
   Floats Seen(std::span<const float> w) {
     const OnDevice x(device(), {1}, DType::kBFloat16), y(device(), Garbage(16), DType::kBFloat16);
     kernels().dense().FullyConnectedForward(kDims, x.values(), w, {}, y.values());
@@ -170,7 +169,7 @@ class CudaWeightsTest : public CudaOptimizerTest {
   }
 };
 
-TEST_F(CudaWeightsTest, WithoutACopyTheyAreRoundedWhenTheyAreUsed) {
+TEST_F(CudaWeightsTest, WithoutACopyWeightsAreRoundedOnUse) {
   UseBf16();
   const Floats w = Uniform(17, 1);
   const OnDevice weights(device(), w);
@@ -178,7 +177,8 @@ TEST_F(CudaWeightsTest, WithoutACopyTheyAreRoundedWhenTheyAreUsed) {
   EXPECT_EQ(Seen(weights.span().subspan(1)), Bf16Rounded(Floats(w.begin() + 1, w.end())));
 }
 
-// A copy is what was announced last: writing beside it goes unseen, which shows that it is used.
+// A copy has the weights of the last announcement. Later changes have no effect on products, which
+// shows that the copy is used.
 TEST_F(CudaWeightsTest, AnnouncedWeightsHaveACopy) {
   UseBf16();
   const Floats w = Uniform(64, 1), other = Uniform(64, 2);
@@ -211,7 +211,7 @@ TEST_F(CudaWeightsTest, UpdatesWriteTheCopy) {
     const OnDevice g(device(), slice.g), w(device(), slice.w), m(device(), slice.m),
         v(device(), slice.v);
     kernels().WeightsChanged(w.span());
-    // A part of what was announced, off the copy's alignment.
+    // A part of the announced weights, unaligned in the copy.
     kernels().slices()->UpdateSlice(
         rule.update,
         *kernels().slices()->MakeSegmentTable(
@@ -225,8 +225,8 @@ TEST_F(CudaWeightsTest, UpdatesWriteTheCopy) {
   }
 }
 
-// Memory that is announced again in other pieces: the newest piece counts.
-TEST_F(CudaWeightsTest, OverlappingPiecesReplaceOneAnother) {
+// Memory that is announced again in other pieces: the last announcement counts.
+TEST_F(CudaWeightsTest, OverlappingPiecesReplaceEachOther) {
   UseBf16();
   const Floats w = Uniform(64, 1), other = Uniform(64, 2);
   const OnDevice weights(device(), w);
@@ -237,7 +237,7 @@ TEST_F(CudaWeightsTest, OverlappingPiecesReplaceOneAnother) {
     const auto first = all.begin() + begin;
     return Bf16Rounded(Floats(first, first + 16));
   };
-  // Of the first piece nothing is left, so these are rounded when they are used.
+  // The first piece was dropped, so these are rounded on use.
   EXPECT_EQ(Seen(weights.span().first(16)), part(other, 0));
   EXPECT_EQ(Seen(weights.span().subspan(40, 16)), part(w, 40));
 }

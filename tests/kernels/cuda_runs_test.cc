@@ -1,5 +1,5 @@
-// How the CUDA back end's work runs: the same bits each time, without the host waiting, recorded
-// and played again with other numbers.
+// Execution on the CUDA back end: deterministic, asynchronous, and captured in graphs that are
+// replayed with other numbers.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 using CudaRunsTest = CudaTest;
 
-// More of everything than a device does at once.
+// Sums over more elements than a device has threads.
 struct Outputs {
   std::vector<double> sums, losses, squares;
   Floats dw, dscale, dshift, db;
@@ -52,14 +52,14 @@ Outputs RunSums(CudaDevice& device, Backend& kernels) {
           .db = db.Get()};
 }
 
-TEST_F(CudaRunsTest, SameBitsEachTime) {
+TEST_F(CudaRunsTest, SumsAreDeterministic) {
   const Outputs first = RunSums(device(), kernels());
   EXPECT_EQ(RunSums(device(), kernels()), first);
   EXPECT_GT(first.losses[0], 0);
   EXPECT_GT(first.squares[0], 0);
 }
 
-TEST_F(CudaRunsTest, SumsAreNearTheReference) {
+TEST_F(CudaRunsTest, SumsAgreeWithTheReference) {
   const RowsDims rows{.rows = 5000, .channels = 40};
   const Outputs got = RunSums(device(), kernels());
   const Floats x = Uniform(SizeOf(rows), 1), dy = Uniform(SizeOf(rows), 2);
@@ -74,7 +74,7 @@ TEST_F(CudaRunsTest, SumsAreNearTheReference) {
   ExpectNear(got.db, db, 0x1.0p-23);
 }
 
-TEST_F(CudaRunsTest, WhatIsEnqueuedDoesNotWait) {
+TEST_F(CudaRunsTest, EnqueueingDoesNotBlock) {
   const RowsDims rows{.rows = 64, .channels = 32};
   const OnDevice x(device(), Uniform(SizeOf(rows), 1)), y(device(), Garbage(SizeOf(rows)));
   DeviceArray<double> sums(device(), 64, "test");
@@ -93,8 +93,8 @@ TEST_F(CudaRunsTest, WhatIsEnqueuedDoesNotWait) {
   EXPECT_EQ(device().host_syncs(), before);
 }
 
-// A rank's part of a batch drops what the whole batch does, and what the CPU does, to the bit.
-TEST_F(CudaRunsTest, DropoutOfBoxesIsTheHosts) {
+// A rank's part of a batch drops the same elements as the whole batch, and as the CPU.
+TEST_F(CudaRunsTest, DropoutOfBoxesEqualsTheCpus) {
   const auto cpu = MakeCpuBackend(1);
   const Shape whole{6, 5, 4, 16};
   const DropoutKey key{.seed = 9, .layer = 4, .rate = 0.4F};
@@ -121,13 +121,13 @@ TEST_F(CudaRunsTest, DropoutOfBoxesIsTheHosts) {
   }
 }
 
-TEST_F(CudaRunsTest, StatisticsAreTheHosts) {
+TEST_F(CudaRunsTest, StatisticsAgreeWithTheReference) {
   constexpr size_t kChannels = 300;
   const Floats random = Uniform(2 * kChannels, 1);
   std::vector<double> sums(2 * kChannels);
   for (size_t c = 0; c < kChannels; ++c) {
     sums[c] = 50 * random[c];
-    // Now and then less than the mean's square: the variance is 0 then.
+    // Sometimes less than the square of the mean, for which the variance is 0.
     sums[kChannels + c] = 50 * std::abs(random[kChannels + c]);
   }
   DeviceArray<double> given(device(), sums.size(), "test");
@@ -157,8 +157,9 @@ TEST_F(CudaRunsTest, StatisticsAreTheHosts) {
   }
 }
 
-// What a device cannot refuse shows in the numbers, and nothing outside is read or written.
-TEST_F(CudaRunsTest, TokensAndLabelsThatAreNoneShow) {
+// A kernel cannot report invalid arguments, so its results are NaN; nothing out of bounds is
+// accessed.
+TEST_F(CudaRunsTest, InvalidTokensAndLabelsYieldNan) {
   const EmbeddingDims dims{.batch = 1, .tokens = 4, .vocabulary = 3, .features = 2};
   const OnDevice ids(device(), {1, 3, -1, NAN}), w(device(), {1, 2, 3, 4, 5, 6}),
       y(device(), Floats(8, 0.0F)), dy(device(), Floats(8, 1.0F)), dw(device(), Garbage(6));
@@ -179,8 +180,8 @@ TEST_F(CudaRunsTest, TokensAndLabelsThatAreNoneShow) {
   }
 }
 
-// A recording is played with the position and the update that were set last.
-TEST_F(CudaRunsTest, RecordingsReadTheirNumbersWhenTheyArePlayed) {
+// A graph is launched with the position and the update that were set last.
+TEST_F(CudaRunsTest, GraphsReadTheirNumbersAtLaunch) {
   ASSERT_TRUE(device().can_capture());
   const Shape shape{8, 40};
   const Box box = Box::Whole(shape);
@@ -213,21 +214,21 @@ TEST_F(CudaRunsTest, RecordingsReadTheirNumbersWhenTheyArePlayed) {
     kernels().pointwise().SetPosition(position);
     kernels().slices()->SetUpdate(0.1F / static_cast<float>(updates), updates);
   };
-  // Once without, so that scratch is there.
+  // Once without a capture, which allocates the scratch memory.
   set(100, 1);
   ASSERT_TRUE(work().ok());
   expect(100, 1);
-  auto recording = device().CaptureGraph(work);
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  ASSERT_NE(*recording, nullptr);
+  auto graph = device().CaptureGraph(work);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  ASSERT_NE(*graph, nullptr);
   for (const int64_t updates : {2, 3, 4}) {
     set(1000 * updates, updates);
-    device().LaunchGraph(**recording);
+    device().LaunchGraph(**graph);
     expect(1000 * updates, updates);
   }
 }
 
-TEST_F(CudaRunsTest, LargerScratchDoesNotDisturbRecordings) {
+TEST_F(CudaRunsTest, LargerScratchKeepsGraphsValid) {
   ASSERT_TRUE(device().can_capture());
   const RowsDims small{.rows = 100, .channels = 16};
   const Floats x = Eighths(SizeOf(small), 1);
@@ -239,15 +240,15 @@ TEST_F(CudaRunsTest, LargerScratchDoesNotDisturbRecordings) {
   };
   ASSERT_TRUE(work().ok());
   const std::vector<double> want = FromDevice<double>(device(), sums.span());
-  const auto recording = device().CaptureGraph(work);
-  ASSERT_TRUE(recording.ok() && *recording != nullptr) << recording.status();
-  // Needs more scratch than there was.
+  const auto graph = device().CaptureGraph(work);
+  ASSERT_TRUE(graph.ok() && *graph != nullptr) << graph.status();
+  // Needs more scratch memory.
   const int64_t channels = 256;
   const OnDevice wide(device(), Floats(static_cast<size_t>(channels), 0.0F));
   DeviceArray<double> many(device(), static_cast<size_t>(2 * channels), "test");
   kernels().norm().BatchNormSums({.rows = 1, .channels = channels}, wide.values(), many.span());
   device().Zero(sums.data(), 32 * sizeof(double));
-  device().LaunchGraph(**recording);
+  device().LaunchGraph(**graph);
   EXPECT_EQ(FromDevice<double>(device(), sums.span()), want);
 }
 

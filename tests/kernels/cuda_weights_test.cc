@@ -1,4 +1,5 @@
-// What libraries are given as weights: 16-byte aligned, wherever the parameters lie.
+// Weights that the vendor's libraries get: 16-byte aligned, whatever the alignment of the
+// parameters.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,10 +14,10 @@
 namespace cadre {
 namespace {
 
-// Keeps what it is asked to multiply by, and does nothing else.
-class NotingMath final : public DenseMath {
+// Records weights and does nothing else.
+class RecordingMath final : public DenseMath {
  public:
-  explicit NotingMath(std::vector<ConstValues>& weights) : weights_(weights) {}
+  explicit RecordingMath(std::vector<ConstValues>& weights) : weights_(weights) {}
 
   void set_tf32(bool /*allowed*/) override {}
   void MatrixProduct(const MatrixProductDims& /*dims*/, ConstValues /*a*/, ConstValues b,
@@ -45,20 +46,20 @@ class NotingMath final : public DenseMath {
   std::vector<ConstValues>& weights_;
 };
 
-// The type of activations, and elements that the weights lie behind an aligned place.
+// The type of activations, and the distance in elements of the weights from an aligned address.
 class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
  protected:
   CudaWeights() {
     auto device = CudaDevice::Make(cuda_.api(), {.memory_limit = int64_t{64} << 20});
     CHECK(device.ok()) << device.status();
     device_ = *std::move(device);
-    kernels_ = MakeCudaBackend(*device_, std::make_unique<NotingMath>(noted_));
+    kernels_ = MakeCudaBackend(*device_, std::make_unique<RecordingMath>(recorded_));
   }
-  // The values that libraries are given, at the time.
-  Floats Noted() {
-    EXPECT_EQ(noted_.size(), 1U);
-    const ConstValues given = noted_.back();
-    noted_.clear();
+  // The values of the last weights.
+  Floats Recorded() {
+    EXPECT_EQ(recorded_.size(), 1U);
+    const ConstValues given = recorded_.back();
+    recorded_.clear();
     EXPECT_EQ(given.type(), GetParam().first);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(given.data()) % 16, 0U);
     const DeviceArray<float> wide(*device_, given.size(), "test");
@@ -68,7 +69,7 @@ class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
 
   EmulatedCuda cuda_{EmulatedCuda::Mode::kInline};
   std::unique_ptr<CudaDevice> device_;
-  std::vector<ConstValues> noted_;
+  std::vector<ConstValues> recorded_;
   std::unique_ptr<Backend> kernels_;
 };
 
@@ -80,9 +81,9 @@ TEST_P(CudaWeights, AreAligned) {
   const OnDevice y(*device_, Floats(8, 1.0F), type);
   const FullyConnectedDims product{.batch = 2, .in = 3, .out = 4};
   kernels_->dense().FullyConnectedForward(product, x.values(), w.span(), {}, y.values());
-  EXPECT_EQ(Noted(), values);
+  EXPECT_EQ(Recorded(), values);
   kernels_->dense().FullyConnectedBackwardData(product, y.values(), w.span(), x.values());
-  EXPECT_EQ(Noted(), values);
+  EXPECT_EQ(Recorded(), values);
   const ConvolutionDims convolution{.batch = 2,
                                     .in_channels = 3,
                                     .out_channels = 4,
@@ -93,12 +94,12 @@ TEST_P(CudaWeights, AreAligned) {
                                                .kernel_height = 1,
                                                .kernel_width = 1}};
   kernels_->window().ConvolutionForward(convolution, x.values(), w.span(), {}, y.values());
-  EXPECT_EQ(Noted(), values);
+  EXPECT_EQ(Recorded(), values);
   kernels_->window().ConvolutionBackwardData(convolution, y.values(), w.span(), x.values());
-  EXPECT_EQ(Noted(), values);
+  EXPECT_EQ(Recorded(), values);
 }
 
-TEST_P(CudaWeights, AreUsedWhereTheyLieIfThatServes) {
+TEST_P(CudaWeights, AreNotCopiedIfAligned) {
   const auto [type, shift] = GetParam();
   if (type != DType::kFloat32) return;
   const OnDevice w(*device_, Floats(12, 1.0F), type, shift);
@@ -106,7 +107,7 @@ TEST_P(CudaWeights, AreUsedWhereTheyLieIfThatServes) {
   const OnDevice y(*device_, Floats(8, 1.0F), type);
   kernels_->dense().FullyConnectedForward({.batch = 2, .in = 3, .out = 4}, x.values(), w.span(), {},
                                           y.values());
-  EXPECT_EQ(noted_.back().data() == w.span().data(), shift % 4 == 0);
+  EXPECT_EQ(recorded_.back().data() == w.span().data(), shift % 4 == 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -13,7 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "kernels/cuda/convolution_shape.h"
-#include "kernels/cuda/cudnn_library.h"
+#include "kernels/cuda/vendor_api.h"
 #include "tests/kernels/testing.h"
 #include "tests/kernels/vendor_libraries.h"
 

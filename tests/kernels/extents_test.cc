@@ -40,7 +40,7 @@ TEST(ExtentsTest, SizesFollowTheDims) {
   EXPECT_EQ(embedding.positions, 35);
 }
 
-TEST(ExtentsTest, FarPaddingIsWhatTheOutputsNeed) {
+TEST(ExtentsTest, FarPaddingCoversTheOutputs) {
   // Windows of 5 (3, dilated) start at -1, 1, 3, 5 and so end before 10: three more than 7 rows.
   WindowPadding padding = PaddingOf({.in_height = 7,
                                      .in_width = 9,
@@ -68,7 +68,7 @@ TEST(ExtentsTest, NoOutputsNeedNoPadding) {
   EXPECT_EQ(padding.bottom, 0);
 }
 
-TEST(ExtentsDeathTest, RefusesDimsThatAreNone) {
+TEST(ExtentsDeathTest, RejectsInvalidDims) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const ConvolutionDims good = Convolution(1, 4, 6, Window(4, 4, 3));
   ConvolutionDims dims = good;

@@ -17,7 +17,7 @@ TEST(LruCacheTest, MakesOnce) {
   EXPECT_EQ(cache.size(), 2U);
 }
 
-TEST(LruCacheTest, ForgetsWhatWasUsedLongestAgo) {
+TEST(LruCacheTest, EvictsTheLeastRecentlyUsed) {
   LruCache<int, int> cache(2);
   int made = 0;
   const auto make = [&] { return ++made; };

@@ -1,0 +1,72 @@
+// The functions of cuBLASLt and cuDNN 9 that Cadre uses, as tables that are loaded at run time, and
+// the status of a failed call.
+//
+// Values and functions; thread-safe.
+#pragma once
+
+#include <cublasLt.h>
+#include <cudnn.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/library_loader.h"
+
+namespace cadre {
+
+struct CublasLtApi {
+  decltype(&cublasLtCreate) create = nullptr;
+  decltype(&cublasLtDestroy) destroy = nullptr;
+  decltype(&cublasLtGetVersion) version = nullptr;
+  decltype(&cublasLtGetStatusString) status_text = nullptr;
+  decltype(&cublasLtMatmul) multiply = nullptr;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) suggest = nullptr;
+  decltype(&cublasLtMatmulDescCreate) description_create = nullptr;
+  decltype(&cublasLtMatmulDescDestroy) description_destroy = nullptr;
+  decltype(&cublasLtMatmulDescSetAttribute) description_set = nullptr;
+  decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
+  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&cublasLtMatrixLayoutSetAttribute) layout_set = nullptr;
+  decltype(&cublasLtMatmulPreferenceCreate) preference_create = nullptr;
+  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
+};
+
+// Errors: LoadLibrary's.
+absl::StatusOr<CublasLtApi> LoadCublasLt(const LibrarySearch& search);
+
+// "cuBLASLt 13.1.0".
+std::string CublasLtVersion(const CublasLtApi& api);
+
+struct CudnnApi {
+  decltype(&cudnnCreate) create = nullptr;
+  decltype(&cudnnDestroy) destroy = nullptr;
+  decltype(&cudnnGetVersion) version = nullptr;
+  decltype(&cudnnGetErrorString) error_text = nullptr;
+  decltype(&cudnnGetLastErrorString) last_error_text = nullptr;
+  decltype(&cudnnSetStream) set_stream = nullptr;
+  decltype(&cudnnGetStream) get_stream = nullptr;
+  decltype(&cudnnBackendCreateDescriptor) descriptor_create = nullptr;
+  decltype(&cudnnBackendDestroyDescriptor) descriptor_destroy = nullptr;
+  decltype(&cudnnBackendSetAttribute) set_attribute = nullptr;
+  decltype(&cudnnBackendGetAttribute) get_attribute = nullptr;
+  decltype(&cudnnBackendFinalize) finalize = nullptr;
+  decltype(&cudnnBackendExecute) execute = nullptr;
+};
+
+// Errors: LoadLibrary's; FailedPrecondition for a version before 9.
+absl::StatusOr<CudnnApi> LoadCudnn(const LibrarySearch& search);
+
+// "cuDNN 9.19.0".
+std::string CudnnVersion(const CudnnApi& api);
+
+// The status of attempt `what`, which the library answered with `text`. An error of the CUDA
+// runtime is the cause and determines the code; otherwise the code is ResourceExhausted or
+// Internal.
+absl::Status LibraryError(const CudaDevice& device, absl::string_view what, absl::string_view text,
+                          bool out_of_memory);
+
+}  // namespace cadre
