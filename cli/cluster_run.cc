@@ -9,6 +9,7 @@
 //
 // The first interrupt stops the processes in order, a second one kills them.
 #include "cli/cluster_run.h"
+#include "base/counted_noun.h"
 
 #include <memory>
 #include <utility>

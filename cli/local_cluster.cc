@@ -7,6 +7,7 @@
 // A process that ends with an exit code that a restart cannot cure (wrong flags, refused by the
 // coordinator), or too often, fails the cluster; the error quotes the end of its log.
 #include "cli/local_cluster.h"
+#include "base/counted_noun.h"
 
 #include <signal.h>
 #include <unistd.h>

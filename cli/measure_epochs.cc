@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/atomic_file.h"
+#include "base/counted_noun.h"
 #include "base/status.h"
 #include "cli/cluster_run.h"
 #include "cli/command_line.h"
@@ -122,13 +123,13 @@ absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& opt
     const uint64_t samples = uint64_t{workers} * batch;
     if (samples > kMaxBatch) {
       return absl::InvalidArgumentError(
-          absl::StrCat(Counted(uint64_t{workers}, "worker"), " of ", batch, " samples each are ",
-                       samples, " samples per step, at most ", kMaxBatch, " are supported"));
+          absl::StrCat(Counted(workers, "worker"), " of ", batch, " samples each are ", samples,
+                       " samples per step, at most ", kMaxBatch, " are supported"));
     }
     specs.push_back(EmulatedSpec(spec, EmulationOf(options, spec, workers)));
     if (const absl::Status status = ValidateRunSpec(specs.back()); !status.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("with ", Counted(uint64_t{workers}, "worker"), ": ", status.message()));
+          absl::StrCat("with ", Counted(workers, "worker"), ": ", status.message()));
     }
   }
   return specs;
@@ -155,7 +156,7 @@ struct Measured {
 Measured Measure(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers,
                  absl::Time deadline, Progress& progress) {
   progress.Note(absl::StrFormat("%s: batch %d in %s, rate %.4g, to accuracy %.4g",
-                                Counted(uint64_t{workers}, "worker"), spec.batch_per_group(),
+                                Counted(workers, "worker"), spec.batch_per_group(),
                                 Counted(spec.micro_batches(), "micro-batch", "micro-batches"),
                                 spec.schedule().base_rate(), options.target));
   // The target rounded to float, as the run compares it.
@@ -172,8 +173,8 @@ Measured Measure(const MeasureOptions& options, const v1::RunSpec& spec, uint32_
   measured.entry.set_seed(spec.seed());
   measured.entry.set_reached(epochs.reached());
   measured.entry.set_epochs(epochs.reached() ? epochs.epochs() : measured.end.summary.run.epoch());
-  progress.Note(absl::StrCat(Counted(uint64_t{workers}, "worker"), ": ",
-                             OutcomeText(measured.entry, epochs)));
+  progress.Note(
+      absl::StrCat(Counted(workers, "worker"), ": ", OutcomeText(measured.entry, epochs)));
   return measured;
 }
 
@@ -233,8 +234,7 @@ absl::StatusOr<int> MeasureEpochs(const Invocation& in) {
   for (size_t i = 0; i < options.workers.size(); ++i) {
     const uint32_t workers = options.workers[i];
     if (Contains(*table, workers, spec.seed())) {
-      progress.Note(
-          absl::StrCat(Counted(uint64_t{workers}, "worker"), ": already in ", options.output));
+      progress.Note(absl::StrCat(Counted(workers, "worker"), ": already in ", options.output));
       continue;
     }
     const Measured measured = Measure(options, (*specs)[i], workers, deadline, progress);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/counted_noun.h"
 #include "cli/plan_render.h"
 #include "cli/table.h"
 #include "plan/plan.h"

@@ -28,6 +28,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/counted_noun.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/hardware.h"
@@ -203,9 +204,8 @@ class Probe {
     CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
     const std::string file = folder.path() + "/request";
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(file, request.SerializeAsString()));
-    progress_.Note(absl::StrCat(Counted(int64_t{options_.workers}, "worker"),
-                                " timing the layers of ",
-                                Counted(int64_t{request.plan_size()}, "plan")));
+    progress_.Note(absl::StrCat(Counted(options_.workers, "worker"), " timing the layers of ",
+                                Counted(request.plan_size(), "plan")));
     std::vector<std::vector<std::string>> processes;
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
       processes.push_back({absl::StrCat("--probe=", file), absl::StrCat("--probe-rank=", rank),

@@ -6,6 +6,7 @@
 // A prediction of a step assumes that nothing else runs on the devices of the group; it is not
 // shown for groups whose devices other groups use as well.
 #include "cli/query_tables.h"
+#include "base/counted_noun.h"
 
 #include <algorithm>
 #include <cmath>

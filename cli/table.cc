@@ -81,11 +81,6 @@ size_t Width(absl::string_view text) {
   });
 }
 
-std::string Counted(uint64_t count, absl::string_view noun, absl::string_view plural) {
-  if (count == 1) return absl::StrCat("1 ", noun);
-  return absl::StrCat(count, " ", plural.empty() ? absl::StrCat(noun, "s") : plural);
-}
-
 std::string FormatCount(uint64_t count) {
   const std::string digits = absl::StrCat(count);
   std::string out;

@@ -42,8 +42,6 @@ std::string Wrap(absl::string_view text, size_t width, size_t indent);
 // Columns that `text` takes on a terminal (UTF-8 code points).
 size_t Width(absl::string_view text);
 
-// "1 worker", "2 workers", "0 workers"; `plural` is the noun with an "s" if it is empty.
-std::string Counted(uint64_t count, absl::string_view noun, absl::string_view plural = "");
 // "3,214,282".
 std::string FormatCount(uint64_t count);
 // "12.3 MiB".

@@ -20,8 +20,4 @@ std::string Quoted(absl::string_view name) {
   return absl::StrCat("'", absl::CHexEscape(name.substr(0, kMaxCharacters)), cut ? "...'" : "'");
 }
 
-std::string Counted(int64_t count, absl::string_view noun) {
-  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
-}
-
 }  // namespace cadre

@@ -39,7 +39,4 @@ absl::Status StatusOf(const std::vector<Problem>& problems);
 // A name for messages: escaped, in quotes, truncated if it is long.
 std::string Quoted(absl::string_view name);
 
-// "1 rank", "2 ranks".
-std::string Counted(int64_t count, absl::string_view noun);
-
 }  // namespace cadre

@@ -5,6 +5,7 @@
 // problems. Limits keep values that are surely typing errors from exhausting the memory of a worker
 // hours later.
 #include "model/validate.h"
+#include "base/counted_noun.h"
 
 #include <algorithm>
 #include <cmath>

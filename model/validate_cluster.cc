@@ -11,6 +11,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
+#include "base/counted_noun.h"
 #include "model/inference.h"
 #include "model/op_indices.h"
 #include "model/validate.h"

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "model/problem.h"
+#include "base/counted_noun.h"
 #include "plan/cost/averaging_interval.h"
 
 namespace cadre {

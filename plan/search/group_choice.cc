@@ -23,6 +23,7 @@
 // rough estimate finds slowest are planned (kMaxPlanned). Cost: one search per divisor of P and
 // kind of group.
 #include "plan/search/group_choice.h"
+#include "base/counted_noun.h"
 
 #include <algorithm>
 #include <cmath>

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/counted_noun.h"
 #include "model/problem.h"
 #include "plan/search/search.h"
 #include "plan/search/search_mesh.h"

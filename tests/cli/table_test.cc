@@ -37,12 +37,6 @@ TEST(TableTest, CountsCharactersNotBytes) {
             "bart   2\n");
 }
 
-TEST(FormatTest, CountedNouns) {
-  EXPECT_EQ(Counted(0, "round"), "0 rounds");
-  EXPECT_EQ(Counted(1, "round"), "1 round");
-  EXPECT_EQ(Counted(2, "mesh", "meshes"), "2 meshes");
-}
-
 TEST(FormatTest, Counts) {
   EXPECT_EQ(FormatCount(0), "0");
   EXPECT_EQ(FormatCount(999), "999");
