@@ -36,6 +36,7 @@ class RecoveryTest : public ::testing::Test {
     ASSERT_EQ(cluster_.StartAll(aggregators, workers), absl::OkStatus());
     const absl::StatusOr<std::string> run = cluster_.client().Submit(spec);
     ASSERT_TRUE(run.ok()) << run.status();
+    spec_ = spec;
     run_ = *run;
     const auto status = cluster_.Await(
         [&](const v1::StatusReply& seen) {
@@ -153,6 +154,7 @@ class RecoveryTest : public ::testing::Test {
   }
 
   Cluster cluster_;
+  v1::RunSpec spec_;
   std::string run_;
 };
 
@@ -234,7 +236,7 @@ TEST_F(RecoveryTest, AggregatorRestart) {
   }
   const v1::RunStatus disturbed = Finish();
   // No data is lost: every bit of the model equals that of a run without faults.
-  const auto again = cluster_.client().Submit(spec);
+  const auto again = cluster_.client().Submit(spec_);
   ASSERT_TRUE(again.ok()) << again.status();
   const auto undisturbed = cluster_.AwaitDone(*again, kLong);
   ASSERT_TRUE(undisturbed.ok()) << undisturbed.status();

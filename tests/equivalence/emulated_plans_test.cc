@@ -37,7 +37,7 @@ TEST_P(EmulatedPlans, EqualOneRankWithNativeCollectives) {
   ExpectEqual(comparison_, plans);
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, EmulatedPlans, testing::ValuesIn(ZooNames()),
+INSTANTIATE_TEST_SUITE_P(Zoo, EmulatedPlans, testing::ValuesIn(SmallModelNames()),
                          [](const auto& info) { return TestName(info.param); });
 
 // Every pair of splits of every two neighbors.

@@ -85,7 +85,7 @@ int LastFullyConnected(const v1::Model& model) {
 
 }  // namespace
 
-const std::vector<std::string>& ZooNames() {
+const std::vector<std::string>& SmallModelNames() {
   static const auto* const names = [] {
     auto* made = new std::vector<std::string>;
     for (const auto& [name, small] : Sizes()) made->push_back(name);

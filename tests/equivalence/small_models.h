@@ -11,7 +11,7 @@
 namespace cadre {
 
 // The names that SmallModel accepts.
-const std::vector<std::string>& ZooNames();
+const std::vector<std::string>& SmallModelNames();
 
 // `zoo`: folder of the zoo's run files. Errors: NotFound for an unknown name.
 absl::StatusOr<v1::RunSpec> SmallModel(const std::string& zoo, const std::string& name);

@@ -26,7 +26,7 @@ TEST_P(ZooPlans, EqualOneRank) {
   RecordProperty("worst_relative_error", std::to_string(result.worst_relative_error));
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, ZooPlans, testing::ValuesIn(ZooNames()),
+INSTANTIATE_TEST_SUITE_P(Zoo, ZooPlans, testing::ValuesIn(SmallModelNames()),
                          [](const auto& info) { return TestName(info.param); });
 
 // Small enough for every pair of splits of every two neighbors.
