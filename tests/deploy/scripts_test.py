@@ -94,7 +94,7 @@ class ConfigureTest(unittest.TestCase):
         self.assertRegex(cache, r"CADRE_TESTS:BOOL=(0|OFF|FALSE)\n")
         self.assertIn("GoogleTest is not installed (deploy/setup.sh test)", result.stdout)
         # tests/run.sh lists this line.
-        line = "-- CUDA back end: left out, "
+        line = "-- CUDA back end: not built, "
         self.assertIn(line, result.stdout)
         self.assertIn(line, (ROOT / "tests/run.sh").read_text())
 

@@ -254,9 +254,9 @@ TEST_F(CachingAllocatorTest, SumsByPurpose) {
 
 TEST_F(CachingAllocatorDeathTest, RejectsForeignMemoryAndDoubleFree) {
   void* const memory = *allocator_.Allocate(10, "weights", "");
-  EXPECT_DEATH(allocator_.Free(static_cast<char*>(memory) + 1), "not this allocator_'s memory");
+  EXPECT_DEATH(allocator_.Free(static_cast<char*>(memory) + 1), "not this allocator's memory");
   allocator_.Free(memory);
-  EXPECT_DEATH(allocator_.Free(memory), "not this allocator_'s memory");
+  EXPECT_DEATH(allocator_.Free(memory), "not this allocator's memory");
 }
 
 TEST(MemoryTextTest, Units) {
