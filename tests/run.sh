@@ -99,5 +99,5 @@ step "4 of 4: the slow tests, with real processes and real training"
 run_tests slow --label-exclude '^fast$'
 
 step "done"
-sed -n 's/^-- CUDA back end: left out, /skipped: CUDA back end: /p' <<<"$configured"
+sed -n 's/^-- CUDA back end: not built, /skipped: CUDA back end: /p' <<<"$configured"
 exec python3 tests/count_results.py --cases "$results/cases" "$results"/*.xml
