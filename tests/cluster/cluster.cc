@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> OpenStore(const std::string& path) 
 
 }  // namespace
 
-TemporaryFolder::TemporaryFolder() : path_(::testing::TempDir() + "/cadre_cluster-XXXXXX") {
+TemporaryFolder::TemporaryFolder() : path_(::testing::TempDir() + "cadre_cluster-XXXXXX") {
   EXPECT_NE(mkdtemp(path_.data()), nullptr);
 }
 

@@ -162,7 +162,8 @@ TEST_F(ProbeTest, MissingHostIsNamed) {
 }
 
 TEST_F(ProbeTest, InvalidFlagsAreRefused) {
-  EXPECT_THAT(Probe({"--workers", "0"}, 2), HasSubstr("--workers must be 1 to"));
+  EXPECT_THAT(Probe({"--workers", "0"}, 2),
+              HasSubstr("--workers takes a whole number of at least 1"));
   EXPECT_THAT(Probe({"--peers", "here:1"}, 2), HasSubstr("--peers lists all hosts"));
   EXPECT_THAT(Probe({"--peers", "here:1,there"}, 2), HasSubstr("'there' is not host:port"));
   EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--rank", "2"}, 2), HasSubstr("--rank is 2"));
