@@ -1,8 +1,8 @@
 // The worker's side of membership as a pure state machine: which rank slot it has, which of its
 // messages are unanswered, and which messages of the coordinator concern it.
 //
-// (state, event) -> (state, actions). It has no threads, clock, sockets or training: the worker
-// program carries the actions out, and the simulation drives the same code.
+// It maps (state, event) to (state, actions), without threads, clock, sockets or training: the
+// worker program carries out the actions, and the simulation drives the same code.
 //
 //   idle -> Assignment -> preparing -> Prepared -> Start -> training -> Contributed -> Decision ->
 //   ... any -> Release, or a newer Assignment, or failure -> idle
@@ -65,12 +65,12 @@ class AssignmentMachine {
 
   // Handles a message of the coordinator, other than Welcome.
   Actions Receive(const v1::CoordinatorMessage& message);
-  // The stream is open again: returns the unanswered messages.
+  // Called when the stream is open again: returns the unanswered messages.
   Actions Connected() const;
 
   // Handles a message of the training loop. Messages for a slot that is lost are dropped.
   Actions Report(const TrainingReport& report);
-  // The group of `place` cannot continue. `permanent`: nor can its run.
+  // Reports that the group of `place` cannot continue. `permanent`: its run cannot, either.
   Actions Fail(const v1::RankSlot& place, bool permanent, const std::string& reason);
 
   // The rank slot to name in Hello; nothing when idle.
@@ -93,11 +93,12 @@ class AssignmentMachine {
   }
 
   std::optional<v1::RankSlot> place_;
-  // Highest generation seen, by lineage and group; a lower one belongs to a late message. Lineage
-  // rather than run, because a coordinator with a new store counts both from one again.
+  // Highest generation seen, by lineage and group; a message with a lower one is late. The key is
+  // the lineage (a model history's unique id) and not the run, because a coordinator with a new
+  // store numbers runs and generations from one again.
   std::map<std::pair<std::string, uint32_t>, uint32_t> newest_;
   bool started_ = false;
-  // The end of the run was decided; further decisions only assign intervals to evaluate.
+  // A decision has ended the run; further decisions only assign intervals to evaluate.
   bool finished_ = false;
   // Messages that are sent again after a reconnect, in this order. There are no answers to
   // Measured, Adopted and Evaluated: the latest of each is kept, because the coordinator accepts

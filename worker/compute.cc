@@ -1,4 +1,4 @@
-// On the CPU the back end owns its threads, and data travel over the transport of control messages.
+// On the CPU the back end owns its threads, and tensors are sent over the control transport.
 #include "worker/compute.h"
 
 #include "absl/strings/numbers.h"

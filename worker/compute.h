@@ -26,8 +26,8 @@ class Compute {
   // Maximum memory that a group's tensors may use: what this process may use of a CUDA device;
   // otherwise the host's memory, which its other workers share.
   virtual int64_t memory_bytes() const = 0;
-  // Makes the transport between the devices of the ranks that `control` connects; all of them call
-  // it. Null: data lie in host memory and use `control`.
+  // Makes the transport between the devices of the ranks that `control` connects; all these ranks
+  // call it. Null: tensors are in host memory and use `control`.
   virtual std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)>
   connect_data() = 0;
 };

@@ -84,10 +84,10 @@ constexpr char kUsage[] =
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnavailable = 4;
-// A retry cannot succeed; deploy/kubernetes/worker/worker.yaml fails the Job on it.
+// Exit code if a retry cannot succeed; deploy/kubernetes/worker/worker.yaml then fails the Job.
 constexpr int kExitRefused = 64;
-// A process cannot open a GPU again that was lost, or on which a kernel failed. Another process
-// may.
+// Exit code if this process can no longer use its GPU, because the GPU was lost or a kernel failed
+// on it. A new process may be able to use it.
 constexpr int kExitDeviceLost = 75;
 
 // Prints the message; returns the exit code for invalid flags.

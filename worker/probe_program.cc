@@ -1,6 +1,6 @@
-// Two probes share this program: that of layers, one process per worker of the host, and that of
-// links, one process per host. `cadre probe` runs the first on each host, and passes its result to
-// the second.
+// Two probes share this program: the layer probe, with one process per worker of the host, and the
+// link probe, with one process per host. `cadre probe` runs the layer probe on each host, and
+// passes its result to the link probe.
 #include "worker/probe_program.h"
 
 #include <cstdio>

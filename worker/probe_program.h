@@ -15,9 +15,9 @@ namespace cadre {
 struct ProbeProgramOptions {
   // Layer probe: file with a ProbeRequest, as text if its name ends in .textproto.
   std::string request;
-  // Folder through which the processes find one another. Rank 0 writes the result to it, the file
-  // `profile`, as text. The link probe reads the host's own profile from it, the file `own`, which
-  // is the result of the layer probe.
+  // Folder through which the processes find one another. Rank 0 writes the result as text to the
+  // file `profile` in it. The link probe reads the host's own profile, which is the result of the
+  // layer probe, from the file `own` in it.
   std::string folder;
   // Rank of this process among the workers of the host, or, with `hosts`, of this host.
   int rank = 0;

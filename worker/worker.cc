@@ -5,8 +5,8 @@
 // takes next. A newer assignment replaces a waiting one. All events pass through mutex_, so that
 // the machine sees them in one order and its messages are sent in that order.
 //
-// A device that has failed is replaced between two sessions. That is not possible if it was lost,
-// and may fail; then the worker ends, and its process exits with a code that tells whether to
+// A device that has failed is replaced between two sessions. If the device was lost, or the
+// replacement fails, the worker ends, and its process exits with a code that tells whether to
 // restart it.
 #include "worker/worker.h"
 
@@ -26,11 +26,12 @@
 namespace cadre {
 namespace {
 
-// A group whose ranks have not connected by then fails, and the coordinator forms a new one.
+// Time limit for the ranks of a group to connect. After it the group fails, and the coordinator
+// forms a new one.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
-// Maximum time in which a live peer sends nothing: the longest step of a slow peer. The death of a
-// peer is detected immediately and does not wait for this. Longer than the limit of an exchange
-// with a shard (TrainerOptions), so that the error names the shard that is unavailable.
+// Maximum time in which a live peer sends nothing, such as the longest step of a slow peer. The
+// death of a peer is detected immediately, without this timeout. It is longer than the limit of an
+// exchange with a shard (TrainerOptions), so that the error names the shard that is unavailable.
 constexpr absl::Duration kPeerTimeout = absl::Minutes(11);
 
 std::string PlaceName(const v1::RankSlot& place) {
@@ -82,7 +83,7 @@ absl::Status Worker::Join() {
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   absl::MutexLock lock(&mutex_);
   client_ = membership_.get();
-  // Messages in answer to an early assignment could not be sent before there was a client.
+  // Answers to an assignment that arrived before client_ was set could not be sent until now.
   Do(machine_.Connected());
   return absl::OkStatus();
 }
@@ -177,8 +178,8 @@ bool Worker::Connected() {
   return client_ != nullptr && client_->connected();
 }
 
-// The runner trains in one session after the other. Without a device it only takes sessions, so
-// that their messages are not delivered to an old one.
+// The runner trains in one session after another. Without a device it only takes sessions, so that
+// messages of a new session are not delivered to an old one.
 void Worker::Run() {
   while (true) {
     std::shared_ptr<GroupSession> session;
@@ -222,7 +223,7 @@ void Worker::Train(GroupSession& session) {
   // trainer is destroyed.
   const absl::Status device = compute_->kernels().device().status();
   const bool ended = !device.ok() && !RenewDevice(device);
-  // The device is the cause; the outcome may only contain a consequence.
+  // The error of the device is the cause; the outcome may contain only a consequence of it.
   if (ended) outcome.status = device;
   Report(session, outcome);
   if (ended && options_.ended != nullptr) options_.ended();

@@ -1,8 +1,9 @@
-// A worker: joins the coordinator, and trains in the rank slots that it is assigned.
+// A worker: joins the coordinator, and trains in the rank slots that are assigned to it. A rank
+// slot (v1::RankSlot) names a run, a group, its generation and a rank.
 //
-// Three threads: that of the membership client receives messages and never blocks; the runner
-// trains, one generation after the other; the third is the caller's. The assignment machine
-// decides, and this class carries out its actions.
+// Three threads use it: the thread of the membership client receives messages and never blocks; the
+// runner trains in one generation of a group after another; the caller starts and destroys it.
+// AssignmentMachine (worker/assignment.h) decides, and this class carries out its actions.
 //
 // Thread-safe.
 #pragma once
@@ -48,8 +49,8 @@ struct WorkerOptions {
   std::function<absl::StatusOr<std::unique_ptr<Compute>>()> make_compute;
   // Whether to connect to ranks on this host through shared memory.
   bool shared_memory = true;
-  // Number of TCP connections of each channel to a rank on another host, at most kMaxConnections;
-  // 0: chosen by the round-trip time.
+  // Number of TCP connections per channel (transport.h) to a rank on another host, at most
+  // kMaxConnections; 0: chosen by the round-trip time.
   int tcp_connections = 0;
   // Called once, from a thread of the worker, when it can no longer train; see end(). Optional.
   std::function<void()> ended;
@@ -65,7 +66,7 @@ class Worker {
   ~Worker();
 
   // Not OK: the device failed, this process cannot create another one, and the worker no longer
-  // trains. Another process may succeed, on this host only if the status is not FailedPrecondition.
+  // trains. A new process may succeed; if the status is FailedPrecondition, only on another host.
   absl::Status end() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -75,8 +76,8 @@ class Worker {
   v1::Hello MakeHello() ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnConnection(bool connected) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Carries out the machine's actions. Called with the lock held, so that messages are sent in the
-  // order of decisions.
+  // Carries out the actions of machine_. Called with the lock held, so that messages are sent in
+  // the order of decisions.
   void Do(AssignmentMachine::Actions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Send(const v1::MemberMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<GroupSession> MakeSession(const v1::Assignment& assignment);
@@ -86,10 +87,10 @@ class Worker {
   // The runner thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   void Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Reports the end of a training that the coordinator did not cancel.
+  // Reports how training has ended, unless the coordinator has cancelled it.
   void Report(GroupSession& session, const TrainerOutcome& outcome) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Replaces a failed device. The failure of a group fails its devices, too. False: there is no
-  // other device.
+  // Replaces a failed device. A device also fails if its group does (Device::Fail). False: no new
+  // device could be created.
   bool RenewDevice(const absl::Status& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasSessionOrStopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return waiting_ != nullptr || stopping_;
@@ -109,8 +110,8 @@ class Worker {
 
   absl::Mutex mutex_;
   AssignmentMachine machine_ ABSL_GUARDED_BY(mutex_);
-  // Shared by the membership thread, which delivers to sessions, and the runner, which trains in
-  // them.
+  // The session that the runner trains in next, and the one that it trains in. The membership
+  // thread delivers messages to both.
   std::shared_ptr<GroupSession> waiting_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

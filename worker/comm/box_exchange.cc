@@ -1,15 +1,15 @@
 // Executes a move as one or two all-to-alls.
 //
-// Each member sends, for every peer, the intersection of the boxes that it has with those that the
-// peer needs (tensor/move.h computes them). A box that is contiguous in its tensor is sent from and
-// received into the tensor itself; other boxes are packed into scratch first and unpacked or added
-// afterwards.
+// Each member sends to every peer the intersection of its own boxes with the boxes that the peer
+// needs (tensor/move.h computes them). A box that is contiguous in its tensor is sent from the
+// tensor, and received into it, without a copy. Other boxes are packed into scratch before they are
+// sent, and unpacked or added after they are received.
 //
 // Sums: contributions are added in the order of `receives`, not of arrival, so bits depend on the
 // plan alone. The result is zeroed first unless the first contribution covers all of it.
 //
 // Memory: scratch is exactly as large as the largest step requires, because the planner counts it
-// to the element; it grows only outside captured graphs (Reserve). A move of two steps keeps the
+// exactly; it grows only outside captured graphs (Reserve). A move of two steps keeps the
 // tensor between them in `intermediate_`.
 #include "worker/comm/box_exchange.h"
 
@@ -59,7 +59,7 @@ bool NeedsZeros(const Exchange& exchange) {
 }  // namespace
 
 bool BoxExchange::Grow(Scratch& scratch, int64_t elements, DType type) {
-  // Exactly this size: the planner counts scratch to the element.
+  // Exactly this size, because the planner counts scratch exactly.
   const size_t bytes = elements * SizeOf(type);
   if (scratch.size() >= bytes) return false;
   const bool moved = scratch.size() > 0;

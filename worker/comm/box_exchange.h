@@ -1,8 +1,8 @@
-// Executes moves (tensor/move.h) among the ranks of a group.
+// Executes moves (tensor/move.h), which change the layout of a tensor, among the ranks of a group.
 //
 // Tensors are in the memory of the kernels' device and of any type for which the kernels can copy
-// and add boxes; messages have the same type. On devices other than the host a run is enqueued on
-// the current stream, as the transport's calls are.
+// and add boxes; messages have the same type. On devices other than the host, Run only enqueues
+// work on the current stream, as the transport's calls do.
 //
 // Guarantees: sums are added in the order that the move lists, so bits depend on the plan alone;
 // with bf16, each addition is rounded to bf16. A rank sends no message to itself.

@@ -1,7 +1,7 @@
-// Why an order must be agreed on: collectives of different buckets become ready in different orders
-// on different ranks, since each finishes its gradients at its own pace. Two ranks that start two
-// collectives in opposite orders wait for each other. Horovod and PyTorch DDP solve this with a
-// coordinator or with a fixed bucket order; this queue has rank 0 decide per collective.
+// Ranks must agree on an order, because collectives of different buckets become ready in different
+// orders on different ranks, and two ranks that start two collectives in opposite orders deadlock.
+// Horovod solves this with a coordinator, PyTorch DDP with a fixed bucket order; in this queue rank
+// 0 decides for each collective.
 //
 // Protocol. Every rank posts work under a key that is equal on all ranks. Rank 0 takes the pending
 // work with the lowest priority value, sends its key to all other ranks on channel kOrder, and
@@ -9,17 +9,17 @@
 // work. The wait is finite because every rank posts every key and no rank waits for a collective
 // that it posts later.
 //
-// Latency. Rank 0 announces one key ahead: while a collective runs, the key of the next one is
-// already with the other ranks. An announcement costs a message only if the queue was empty.
+// Latency. Rank 0 announces one key ahead: while a collective runs, the other ranks already know
+// the key of the next one. They wait for an announcement only if the queue was empty.
 //
 // Invariants:
 // - Rank 0 executes keys in the order of its announcements, the others in the order of arrival. The
 //   orders are equal since a channel is FIFO.
-// - work_ contains everything that is posted and unfinished; waiting_ the part of it that is not
-//   announced by rank 0 and not running; expected_ keys that will be posted. Wait(key) returns when
-//   key is in none of them.
-// - An idle queue receives nothing, so a group between two steps does not run into the transport's
-//   timeout.
+// - work_ contains everything that is posted and unfinished; waiting_ contains the part of work_
+//   that is neither announced by rank 0 nor running; expected_ contains keys that will be posted.
+//   Wait(key) returns when none of them contains the key.
+// - An idle queue does not wait for a message, so the transport's timeout does not expire between
+//   two steps.
 //
 // Failure: the first error aborts the transport, which fails the queues of all ranks.
 #include "worker/comm/collective_queue.h"
@@ -106,7 +106,7 @@ void CollectiveQueue::Loop() {
 
 absl::StatusOr<std::optional<uint64_t>> CollectiveQueue::Next() {
   {
-    // An idle rank does not receive, so that an idle group does not run into the timeout.
+    // An idle rank does not receive, so that the timeout does not expire in an idle group.
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(this, &CollectiveQueue::HasWork));
     if (stopping_ || !status_.ok()) return std::optional<uint64_t>();

@@ -2,12 +2,12 @@
 // transport's background channel while the rank's own thread computes.
 //
 // Ranks post the same work items, each with a key and a priority, in the order in which their own
-// computation finishes. All ranks execute them in one order: rank 0 selects the pending item of the
-// highest priority and sends its key to the others; a rank where that item is not posted yet waits
-// for it. So the most urgent collective runs first and ranks cannot deadlock. Rank 0 announces one
-// item ahead, so announcements cost no time while the queue is not empty.
+// computation finishes. All ranks execute them in one order: rank 0 selects the pending item with
+// the lowest priority value and sends its key to the other ranks; a rank that has not posted that
+// item yet waits for it. So the most urgent collective runs first and ranks cannot deadlock. Rank 0
+// announces one item ahead, so announcements cost no time while the queue is not empty.
 //
-// Work may post more work, which joins the same order.
+// A work item may post more items, which take part in the same order.
 //
 // Owns its thread; borrows the transport, whose channels kBackground and kOrder are reserved for
 // the queue and its work. Thread-safe.
@@ -91,7 +91,7 @@ class CollectiveQueue {
   Transport& transport_;
   // Sequence number of announcements.
   uint32_t sequence_ = 0;
-  // Rank 0: announced but not run yet. Accessed by the queue's thread only.
+  // Rank 0: the key that is announced but not run yet. Accessed by the queue's thread only.
   std::optional<uint64_t> announced_;
 
   absl::Mutex mutex_;

@@ -60,7 +60,7 @@ class Communicator {
   absl::Status AllGather(Algorithm algorithm, DType type, std::span<std::byte> data,
                          std::span<const Interval> intervals);
 
-  // Shorthands, by a ring unless stated otherwise.
+  // Shorthands, which use a ring unless stated otherwise.
   absl::Status AllReduceSum(std::span<float> data, Algorithm algorithm = Algorithm::kRing);
   // Interval i is data[offsets[i], offsets[i + 1]).
   absl::Status AllGather(std::span<float> data, std::span<const int64_t> offsets);
@@ -77,7 +77,7 @@ class Communicator {
   absl::Status AllToAll(std::span<const std::span<const std::byte>> send,
                         std::span<const std::span<std::byte>> receive);
 
-  // Every member gets the data of member `root` (an index). A binomial tree.
+  // Every member gets the data of member `root` (an index). Uses a binomial tree.
   absl::Status Broadcast(std::span<std::byte> data, int root);
 
   // Returns when every member has called it. InvalidArgument on a device transport, whose calls

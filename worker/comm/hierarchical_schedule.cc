@@ -1,19 +1,19 @@
-// All-reduce in three phases: inside each host, between hosts, inside again.
+// All-reduce in three phases: inside each host, between hosts, and inside each host again.
 //
-// Links inside a host are an order of magnitude faster than those between hosts, so the bytes
-// between hosts decide. With m members on each of h hosts: a ring reduce-scatter inside the host
-// leaves each member an interval of n / m; members with the same position on all hosts all-reduce
-// their interval (`across`); a ring all-gather distributes the result inside the host. Each host
-// then sends only 2 (h - 1) / h n bytes, by m members in parallel. NCCL and MPI libraries use the
-// same decomposition.
+// Links inside a host are an order of magnitude faster than links between hosts, so the bytes
+// between hosts determine the time. With m members on each of h hosts: a ring reduce-scatter inside
+// the host leaves each member an interval of n / m; members with the same position on all hosts
+// all-reduce their interval (`across`); a ring all-gather distributes the result inside the host.
+// Each host then sends only 2 (h - 1) / h n bytes, by m members in parallel. NCCL and MPI libraries
+// use the same decomposition.
 //
-// Hosts with different numbers of members have no counterparts. There the first member of each host
-// is its leader: it reduces the data of its host, leaders all-reduce, and each broadcasts to its
-// host.
+// If hosts have different numbers of members, the positions do not match. Then the first member of
+// each host is its leader: it reduces the data of its host, the leaders all-reduce, and each leader
+// broadcasts the result to its host.
 //
-// The phases are one schedule, not three calls: a step of a phase waits for the last receive of the
-// phase before it on the same data only, so one part of the data may travel between hosts while
-// another is still reduced inside.
+// The phases are one schedule, not three calls: a step waits only for the last receive of the phase
+// before it on the same data, so one part of the data may be sent between hosts while another part
+// is still reduced inside a host.
 //
 // Invariant: the order of additions depends on the numbering of hosts and members alone, so all
 // members hold equal bits. Limits: two levels; halving-doubling between hosts needs two extra steps
@@ -87,7 +87,7 @@ Position Find(int index, std::span<const uint64_t> hosts) {
 // Between phases a step depends on the last receive of the previous phase: inside a host that
 // receive covers the interval, and between hosts it completes after all other receives (receives of
 // a ring come from one member; see recursive_schedule.cc for the others). The gather overwrites
-// data that the reduce-scatter sent; the finished sum contains it, so it has left.
+// data that the reduce-scatter sent; the finished sum contains that data, so it was sent before.
 Schedule ByInterval(const Position& position, int64_t elements, Algorithm across) {
   const std::vector<int>& local_members = position.local_members();
   const int local = position.local;

@@ -70,7 +70,7 @@ constexpr double kSlowReadingSeconds = 50e-3;
 constexpr int kStreamReadings = 5;
 // Addition is timed on data in the second-level cache, where data that has just arrived is.
 constexpr size_t kSumBytes = size_t{128} << 10;
-// Time spent on all-reduces: that of so many bytes on the link, within these limits.
+// Time spent on all-reduces: as long as the link needs for so many bytes, within these limits.
 constexpr double kSampleBytes = 64e6;
 constexpr double kMinSampleSeconds = 0.15;
 constexpr double kMaxSampleSeconds = 1;
@@ -78,8 +78,8 @@ constexpr double kMaxSampleSeconds = 1;
 constexpr int64_t kMinSample = int64_t{1} << 10;
 constexpr int64_t kMaxSample = int64_t{16} << 20;
 constexpr int64_t kSampleFactor = 4;
-// Before a size is timed, the burst of a shaped link is drained: the larger of so many seconds and
-// so many bytes on the link, but at most kMaxDrainSeconds.
+// Before a size is timed, the burst of a shaped link is used up: for so many seconds or the time of
+// so many bytes on the link, whichever is longer, but at most for kMaxDrainSeconds.
 constexpr double kDrainSeconds = 5e-3;
 constexpr double kDrainBytes = 256 << 10;
 constexpr double kMaxDrainSeconds = 12e-3;

@@ -3,7 +3,7 @@
 //
 // Takes about a third of a second on fast links and a few seconds on very slow ones. Sizes and
 // repetitions follow from the first readings; members agree on these, so all execute the same
-// calls. The burst of a shaped link (token bucket) is drained before anything is timed.
+// calls. If a token bucket shapes the link, its burst is used up before anything is timed.
 //
 // Threads: as the communicator.
 #pragma once
@@ -19,8 +19,9 @@
 namespace cadre {
 
 struct LinkMeasure {
-  // Latency of an empty message in seconds, from barriers. On a device transport: of an exchange of
-  // four bytes in a row of enqueued, not captured, exchanges; each costs NCCL a host thread.
+  // Latency of an empty message in seconds, from barriers. On a device transport: the time of an
+  // exchange of four bytes, one of several that are enqueued together and not captured; it includes
+  // the work of NCCL's host thread for each exchange.
   double alpha = 0;
   // Seconds per byte when every member sends to one member and receives from another concurrently.
   double beta = 0;
@@ -49,9 +50,10 @@ struct LinkProbeOptions {
 // communicator.
 absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all, const LinkProbeOptions& options = {});
 
-// The same over a device's transport: data lies in the kernels' device, on whose current stream it
-// travels, and a reading lasts from the first call until all that it enqueued has happened. `host`:
-// the same members in the same order over the host's transport, for what they agree on.
+// The same over a device's transport: data is in the memory of the kernels' device, and calls are
+// enqueued on its current stream. A measurement lasts from the first call until all enqueued work
+// is done. `host`: the same members in the same order over the host's transport, over which they
+// agree on sizes and results.
 absl::StatusOr<LinkMeasure> MeasureDeviceLink(Communicator& all, Communicator& host,
                                               Backend& kernels,
                                               const LinkProbeOptions& options = {});

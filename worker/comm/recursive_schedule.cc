@@ -20,9 +20,9 @@
 // depend on several receives. Two facts make one enough:
 // - A run of a subset lies inside one run of the set. To forward data that was received as a whole,
 //   waiting for one receive is therefore enough.
-// - Receives that are chained, each waiting for the one before it, complete in order. Where an
-//   all-gather joins data of several peers into one run, its receives are chained, and waiting for
-//   the last receive waits for all.
+// - Receives that are chained, each waiting for the one before it, complete in order. If an
+//   all-gather joins data of several peers into one run, its receives are chained, so a step that
+//   waits for the last receive waits for all of them.
 // The all-gather of an all-reduce overwrites data that the reduce-scatter sent. It needs no
 // dependency: a finished sum contains this member's own addend, so the addend has left before the
 // sum can return.

@@ -1,4 +1,4 @@
-// The ring: every member sends to the next and receives from the one before.
+// The ring: every member sends to the next member and receives from the previous one.
 //
 // Source: P. Patarasuk and X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
 // Workstations", J. Parallel and Distributed Computing 69(2), 2009. Reduce-scatter and all-gather

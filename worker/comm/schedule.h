@@ -19,7 +19,7 @@
 
 namespace cadre {
 
-// The name of an interval of elements in worker/train.
+// An interval of elements.
 using Piece = Interval;
 
 // [0, elements) in `count` consecutive intervals of nearly equal size (PartBegin).
@@ -31,7 +31,8 @@ struct ScheduleStep {
   // Index among the members.
   int peer = 0;
   Interval interval;
-  // Position of the step that this one depends on (see Transfer::after), or kNone.
+  // Position of the step that this one depends on, or kNone. A byte may move once that step has
+  // passed its address; see Transfer::after.
   static constexpr int kNone = Transfer::kNone;
   int after = kNone;
 };

@@ -1,4 +1,4 @@
-// The algorithms behind schedule.h, one file each. Private to this folder.
+// The algorithms that implement schedule.h, one file each. Private to this folder.
 //
 // Thread-safe (values and pure functions).
 #pragma once

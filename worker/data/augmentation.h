@@ -1,4 +1,4 @@
-// From decoded images to samples: cropping, mirroring and normalization.
+// Converts decoded images to samples, by cropping, mirroring and normalization.
 //
 //   const Crop crop = transform.ChooseCrop({375, 500}, sample);
 //   transform.Apply(image, {375, 500}, crop, inputs);

@@ -2,10 +2,10 @@
 // several threads work on the batch that training waits for, and large samples do not delay it.
 //
 // Invariants. Batches are in `ahead_` in the order of steps, without gaps. One thread at a time
-// opens a batch, so that the RowSource is called by one thread. A task writes to rows of its own,
-// so the result does not depend on which thread executes it. Of several errors, that of the first
-// task is returned. A batch that a restart has discarded is freed by the last thread that works on
-// it.
+// opens a batch, so that the RowSource is called by one thread. Each task writes to different rows,
+// so the result does not depend on which thread executes it. If several tasks fail, the error of
+// the first one is returned. A batch that a restart has discarded is freed by the last thread that
+// works on it.
 #include "worker/data/batch_loader.h"
 
 #include <glog/logging.h>
@@ -132,7 +132,7 @@ void BatchLoader::OpenNext() {
   }
 }
 
-// One thread needs no division into tasks.
+// With one thread a batch is one task.
 void BatchLoader::Prepare(int64_t step, Loading& loading) const {
   Batch& batch = *loading.batch;
   batch.step = step;

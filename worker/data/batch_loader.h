@@ -65,8 +65,8 @@ class BatchLoader {
   // guards the rest.
   struct Loading {
     std::unique_ptr<Batch> batch;
-    // A task loads this many rows. If the labels are those of other rows, one more task loads all
-    // of them.
+    // A task loads this many rows. If labels belong to other rows than inputs, one more task loads
+    // all labels.
     int64_t rows_per_task = 0;
     int tasks = 0;
     int assigned = 0;
@@ -109,7 +109,7 @@ class BatchLoader {
   // A batch has failed; no later one is opened.
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool opening_ ABSL_GUARDED_BY(mutex_) = false;
-  // Number of restarts, by which a batch that was opened before one is recognized.
+  // Number of restarts; tells whether a batch was opened before the last restart.
   int64_t restarts_ ABSL_GUARDED_BY(mutex_) = 0;
   // In the order of steps.
   std::deque<LoadingPtr> ahead_ ABSL_GUARDED_BY(mutex_);

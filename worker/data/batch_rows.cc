@@ -1,4 +1,4 @@
-// Rows in, samples out: a plan assigns rows of a batch to ranks, a sampler assigns samples to
+// Maps rows to samples: a plan assigns rows of a batch to ranks, a sampler assigns samples to
 // positions. Neither depends on the other, so the same sequence of samples is trained under every
 // plan.
 #include "worker/data/batch_rows.h"

@@ -17,7 +17,7 @@
 
 namespace cadre {
 
-// The run's requirements, the same for all kinds.
+// What the run requires of a data set; the same fields for all kinds.
 struct DatasetNeeds {
   // Shape of one sample: [height, width, channels], or [length].
   Shape sample_shape;

@@ -1,4 +1,5 @@
-// IDX files, the format of MNIST: one of images, one of labels, both read into memory.
+// IDX files, the format of MNIST: one file has the images, one the labels. Both are read into
+// memory.
 #include <algorithm>
 #include <array>
 #include <string>

@@ -1,10 +1,10 @@
-// Which sample is at which position of the endless sequence of per-epoch permutations.
+// Returns the sample at a position of the endless sequence of per-epoch permutations.
 //
 // Position p is in epoch p / size, at place p % size of that epoch's permutation. Step t of group g
 // of G, with B samples per group and step, takes positions P + ((t - S) G + g) B up to + B, where
 // the run began at step S and position P (both 0 unless it started from a checkpoint). So every
-// sample occurs once per epoch, also if B and G change, and does not depend on who trains it. A
-// position is the whole state of reading the data.
+// sample occurs once per epoch, even if B and G change, and whichever group trains it. A position
+// is the whole state of reading the data.
 //
 // Thread-compatible: caches the permutations of two epochs.
 #pragma once

@@ -2,8 +2,8 @@
 // structure that a model can learn.
 //
 // Images of a class scatter around the center of the class. A token is a function of the two tokens
-// before it, except for a share of random ones. Centers and function are the same in both splits,
-// so a model that learns them on one split is right on the other.
+// before it, except for a share of random tokens. The centers and that function are the same in
+// both splits, so a model that learns them on one split is right on the other.
 #include <algorithm>
 #include <cmath>
 #include <string>

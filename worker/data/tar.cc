@@ -71,7 +71,7 @@ bool IsZero(const Block& block) {
   return std::all_of(block.begin(), block.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
-// Only ustar and pax headers have a prefix; GNU's old format uses the field otherwise.
+// Only ustar and pax headers have a prefix; GNU's old format uses the field for something else.
 std::string FullName(const Block& block) {
   const absl::string_view name = Text(block, kName);
   const absl::string_view prefix = Text(block, kPrefix);

@@ -1,9 +1,10 @@
 // Tar shards, the format of WebDataset: archives of pairs KEY.jpg (or .jpeg) and KEY.cls, the label
 // in decimal digits.
 //
-// Opening a shard reads its headers and labels, and keeps for each image where it lies. Names are
-// not kept, because there may be millions of them and few are ever printed; they are read again. A
-// shard is opened for every sample, because there may be more shards than file descriptors.
+// Opening a shard reads its headers and labels, and keeps the offset and size of each image. Names
+// are not kept, because there may be millions of them and few are ever printed; these are read
+// again. A shard is opened for every sample, because there may be more shards than file
+// descriptors.
 #include <map>
 #include <optional>
 #include <span>

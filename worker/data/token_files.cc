@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kDefaultTokenBytes = 2;
 
-// Sample i is tokens [i L, i L + L] of the file; the last of them is only a label.
+// Sample i consists of tokens i L to i L + L of the file, both included; the last one is only a
+// label.
 class TokenDataset final : public SequenceDataset {
  public:
   TokenDataset(std::unique_ptr<ByteSource> file, int64_t size, int64_t token_bytes,

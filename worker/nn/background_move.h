@@ -1,5 +1,5 @@
-// Runs a move between ranks concurrently with the caller's computing: in a thread on the host, on
-// the stream for moves on a device.
+// Runs a move (an exchange of activations between ranks) concurrently with the caller's computing:
+// on the host in a thread, on a device on the stream for moves.
 //
 // Thread-compatible.
 #pragma once
@@ -17,11 +17,11 @@ class BackgroundMove {
   static std::unique_ptr<BackgroundMove> Make(Device& device);
   virtual ~BackgroundMove() = default;
 
-  // Starts the move, after everything that the current stream has been given. Requires: Wait was
-  // called for the move before.
+  // Starts the move. On a device it runs after all work enqueued so far on the current stream.
+  // Requires: Wait was called for the previous move.
   virtual void Start(const std::function<absl::Status()>& move) = 0;
-  // What the caller does next (on a device: on the current stream) happens after the move. Returns
-  // the move's status.
+  // On the host: returns after the move. On a device: the current stream waits for the move.
+  // Returns the move's status.
   virtual absl::Status Wait() = 0;
 };
 

@@ -1,6 +1,6 @@
-// Two stages: host -> slot on the stream for copies, slot -> fixed memory on the current stream.
-// The first overlaps with the previous step; the second is short, because it stays on the device. A
-// recorded step reads only the fixed memory, whose address never changes.
+// Two stages: host -> slot on the copy stream, slot -> fixed memory on the current stream. The
+// first stage overlaps with the previous step; the second is short, because it stays on the device.
+// A captured step reads only the fixed memory, whose address never changes.
 //
 // Two slots suffice: a slot is overwritten when the batch before the previous one has been taken
 // from it. `arrived` and `taken` order the two streams around each slot.
@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// Frees the old array before it allocates, to keep the peak low. True: there was an old array.
+// Frees the old array before it allocates, to keep the peak low. Returns whether there was one.
 template <typename T>
 bool Grow(Device& device, DeviceArray<T>& array, size_t size) {
   if (array.size() >= size) return false;

@@ -1,10 +1,10 @@
 // Copies batches (inputs and labels) from the host to fixed device memory, so that work on them can
-// be recorded.
+// be captured as a CUDA graph.
 //
-// A batch is copied on the stream for copies, concurrently with earlier work, into one of two
-// staging slots in turn. On the current stream it is then copied from the slot to the fixed memory,
-// and inputs are converted to the type that layers compute in. On the host nothing is copied: the
-// spans are passed through.
+// A batch is copied on the copy stream, concurrently with earlier work, into one of two staging
+// slots in turn. On the current stream it is then copied from the slot to the fixed memory, and
+// inputs are converted to the type that layers compute in. On the host nothing is copied: the spans
+// are passed through.
 //
 // Owns the memory; borrows the kernels. Thread-compatible.
 #pragma once
@@ -27,8 +27,8 @@ class BatchUpload {
   // `type`: of the inputs on the device.
   BatchUpload(Backend& kernels, DType type) : kernels_(kernels), type_(type) {}
 
-  // Allocates room for so many elements. True: memory in use was replaced. Requires: no work on it
-  // is pending.
+  // Allocates room for so many elements. Returns whether existing memory was replaced. Requires: no
+  // enqueued work uses that memory.
   bool Reserve(size_t inputs, size_t labels);
   // On a device the spans have been read when the call returns; on the host they must stay valid
   // until the batch has been played. Requires: there is room.
@@ -44,8 +44,9 @@ class BatchUpload {
   struct Slot {
     DeviceArray<float> inputs;
     DeviceArray<int32_t> labels;
-    // The batch has been copied in; it has been copied out.
+    // The batch has been copied into the slot.
     std::unique_ptr<DeviceEvent> arrived;
+    // The batch has been copied out of the slot.
     std::unique_ptr<DeviceEvent> taken;
   };
 

@@ -21,7 +21,7 @@ class FullyConnected final : public Layer, public GradientParts {
     const int last = in.rank() - 1;
     dims_ = {.batch = in.rank() == 3 ? in[0] * in[1] : in[0], .in = in[last], .out = out[last]};
     if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
-    // Where inputs are split, outputs are addends, and one rank adds the bias.
+    // If inputs are split, outputs are addends, and one rank adds the bias.
     adds_bias_ = setting.IsFirstAlong("in");
   }
 

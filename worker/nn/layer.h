@@ -1,9 +1,9 @@
 // One layer of the network, on the part of its tensors that this rank holds.
 //
-// A layer is made for fixed boxes of its inputs (halo included) and output, in a batch of a given
-// size. It uses its layouts only for its arithmetic: which of several addends adds the bias, and
-// over which ranks the statistics of a batch are computed. All other exchanges happen between
-// layers, so the same code serves a single worker and every parallel plan.
+// A layer is made for fixed boxes (parts) of its inputs, halo included, and of its output, in a
+// batch of a given size. It uses its layouts only to decide which rank adds the bias if outputs are
+// partial sums, and over which ranks the statistics of a batch are computed. All other exchanges
+// happen between layers, so the same code serves a single worker and every parallel plan.
 //
 // Activations lie in device memory and have the device's activation type. Layers never read them on
 // the host: their work is enqueued on the device's current stream.
@@ -68,8 +68,8 @@ struct LayerTensors {
 class HaloParts {
  public:
   virtual ~HaloParts() = default;
-  // First the rows of the interior (plan/tape.h), which need no halo, from `held`; then the others.
-  // Requires: the layer's region has an interior.
+  // ForwardInterior computes the rows of the interior (plan/tape.h), which need no halo, from
+  // `held`; then ForwardBorder computes the others. Requires: the layer's region has an interior.
   virtual absl::Status ForwardInterior(ConstValues held, const LayerTensors& t) = 0;
   virtual absl::Status ForwardBorder(const LayerTensors& t) = 0;
 };
@@ -110,8 +110,8 @@ struct LayerSetting {
   MeshCommunicators& comms;
   std::vector<LocalTensor> parameters;
 
-  // True on exactly one of the ranks along the axes of `index`: the one that adds what must be
-  // added once.
+  // True on exactly one of the ranks along the axes that split operation index `index`: that rank
+  // adds what must be added once, such as a bias.
   bool IsFirstAlong(const char* index) const;
 };
 

@@ -1,4 +1,4 @@
-// Playing a tape.
+// Plays (executes) tapes.
 //
 // plan/tape.cc compiles a rank's part of the model into a tape: a list of operations (forward,
 // move, add, loss, backward) on buffers with fixed offsets in one block of memory, chosen so that
@@ -10,13 +10,13 @@
 // A move can overlap with the layer next to it. The tape marks such pairs, and the layer does its
 // work in two parts: while a halo is exchanged, forward computes the interior rows that do not need
 // it (Dryden et al., IPDPS 2019, section III); while the gradient of the input is exchanged,
-// backward computes those of the parameters. BackgroundMove runs the move in a thread on the host,
-// and on a stream of its own on a device.
+// backward computes the gradients of the parameters. BackgroundMove runs the move in a thread on
+// the host, and on a separate stream on a device.
 //
 // Invariants. Equal plans give equal tapes up to shapes, so all ranks play moves in the same order.
 // After Prepare and one pass, playing allocates nothing, so a pass can be captured as a graph; then
-// only the contents of fixed memory (batch, position) may differ between passes. Outputs of one
-// operation may be overwritten by any later one, except as the tape's lifetimes say.
+// only the contents of fixed memory (batch, position) may differ between passes. When the lifetime
+// of a buffer has ended, any later operation may overwrite it.
 //
 // Cost: beyond the kernels, a step costs one virtual call per operation; on the host two clock
 // readings, on a device none unless observed.
@@ -322,8 +322,8 @@ absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const 
   status.Update(background_->Wait());
   const absl::Time arrived = Now();
   if (halo && status.ok()) status = layer.halo_parts()->ForwardBorder(tensors);
-  // The part of the move's time that the work did not hide. While a device is observed, that is all
-  // of it: Now waits for the move.
+  // The part of the move's time that the work did not hide. While a device is observed, this is the
+  // whole time of the move, because Now waits for its end.
   const absl::Duration moving = (started - starting) + (arrived - waiting);
   seconds_moving_ += absl::ToDoubleSeconds(moving);
   if (observer_ != nullptr) {

@@ -1,5 +1,5 @@
-// A rank's part of the neural network: plays tapes (plan/tape.h) on layers, moves and one block of
-// memory. network.cc explains how.
+// A rank's part of the neural network. It plays (executes) tapes: lists of operations on layers and
+// moves, with buffers in one block of memory (plan/tape.h). network.cc explains how.
 //
 // Weights are read from, and gradients written to, the parameter store. Gradients are partial sums
 // over their bucket's axes; the gradient flow completes them.
@@ -72,12 +72,12 @@ class TapeObserver {
   virtual ~TapeObserver() = default;
   // The operation has just ended.
   virtual void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) = 0;
-  // The latest operation was a move that ran in the background; the caller waited for it this long.
+  // The latest operation was a move in the background; the caller waited `seconds` for its end.
   virtual void Waited(double /*seconds*/) {}
 };
 
-// Is called between operations by the network, so that parameters and gradients can be exchanged
-// while it plays.
+// The network calls it between operations, so that parameters and gradients can be exchanged while
+// the network computes.
 class PassListener {
  public:
   virtual ~PassListener() = default;
@@ -85,8 +85,8 @@ class PassListener {
   virtual absl::Status BeforeForward(int layer) = 0;
   // Training: forward is done. sums[0] is the loss and sums[1] the number of correct answers of
   // this rank's part of the batch, in device memory, valid until the next pass for work on the
-  // current stream. `counted`: number of labels; 0 if another rank counts the same ones, and the
-  // sums must be ignored.
+  // current stream. `counted`: number of labels; 0 if another rank counts the same labels, so that
+  // the sums must be ignored.
   virtual absl::Status AfterLoss(std::span<const double> sums, int64_t counted) = 0;
   // Training: the gradients of the layer's parameters are complete for this pass.
   virtual absl::Status AfterBackward(int layer) = 0;
@@ -127,8 +127,8 @@ class Network {
   // non-finite element; graph.size() if there is none. A collective. Blocks.
   absl::StatusOr<int> FirstNotFinite(const BatchView& batch);
 
-  // Number of times that memory was replaced because a larger batch came; graphs captured before
-  // are invalid.
+  // Number of times that memory was replaced because a larger batch was loaded; graphs captured
+  // before are then invalid.
   int64_t memory_moves() const { return memory_moves_; }
 
   // Null: no observer. Requires: the observer outlives the network or is removed; nothing is
@@ -159,7 +159,7 @@ class Network {
   void LabelAllocations(int layer);
   // Errors: InvalidArgument, naming the layer.
   absl::Status CheckTokens(std::span<const float> tokens) const;
-  // The labels that this rank compares with: where tokens are split, its tokens of each sample.
+  // The labels of this rank's part of the loss. If tokens are split: those of its tokens.
   std::span<const int32_t> LabelsHere(const Program& program, const BatchView& batch);
   absl::Status LoadFor(const Program& program, const BatchView& batch);
 
@@ -182,7 +182,7 @@ class Network {
   Values Buffer(const Program& program, int number);
   ConstValues Input(const Program& program, int number);
   LayerTensors TensorsOf(const Program& program, const TapeOp& op);
-  // Whether this rank counts its labels: one of the ranks that hold the same ones does.
+  // Whether this rank counts its labels: exactly one of the ranks with the same labels does.
   bool CountsLoss() const;
 
   const Graph& graph_;

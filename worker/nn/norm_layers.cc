@@ -25,9 +25,9 @@ std::vector<std::string> StatisticsAxes(const LayerSetting& setting) {
 }
 
 // Statistics cover the group's batch unless the spec requests them per rank. Evaluation uses
-// running statistics. These are parameters whose "gradient" is the statistic of the batch, in
-// shares that sum up to it over ranks and micro-batches: so they are reduced, owned and averaged
-// between groups exactly as weights are, and only the optimizer treats them differently.
+// running statistics. These are parameters whose "gradient" is the statistic of the batch; each
+// rank and micro-batch contributes its share of it to the sum. So they are reduced, owned and
+// averaged between groups as weights are, and only the optimizer treats them differently.
 class BatchNorm final : public Layer {
  public:
   explicit BatchNorm(LayerSetting setting)

@@ -1,5 +1,6 @@
-// A rank's parameters and gradients. Each bucket has one contiguous buffer of either, with the
-// local shards in the order of plan/ownership.h, so that a bucket can be exchanged as a whole.
+// A rank's parameters and gradients. Each bucket has one contiguous buffer for parameters and one
+// for gradients, with the local shards in the order of plan/ownership.h, so that a bucket can be
+// exchanged as a whole.
 //
 // Buffers are fp32 in device memory: spans are for kernels, copies and collectives. Code that
 // writes weights other than by the kernels' updates must call WeightsChanged; the store does so for
@@ -22,9 +23,9 @@ namespace cadre {
 
 class ParameterStore {
  public:
-  // Weights are those of version 0 (model/initial_value.h). `accumulates`: the store also has
-  // buffers for the sums over several passes. Lack of memory is the device's error
-  // (Device::status()), which names the layer with the largest part of the bucket.
+  // The weights are those of version 0 (model/initial_value.h). `accumulates`: the store also has
+  // buffers for the sums over several passes. If memory is lacking, Device::status() has the error,
+  // which names the layer with the largest part of the bucket.
   ParameterStore(const ParameterIndex& index, std::vector<BucketOwnership> buckets, uint64_t seed,
                  Backend& kernels, bool accumulates = false);
 

@@ -1,6 +1,6 @@
 // Layers that slide a window over images: convolution and pooling.
 //
-// Where rows are split, a rank's input box includes the halo, the rows of its neighbors that its
+// If rows are split, a rank's input box includes the halo, the rows of its neighbors that its
 // windows cover. Boxes are in coordinates of the whole image, so the local padding is the distance
 // of the first window from the first row that the rank holds; it is zero inside the image.
 //
@@ -164,7 +164,7 @@ class Pooling final : public Layer {
   PoolingDims dims_;
 };
 
-// Where rows or columns are split, the local result is an addend of the mean.
+// If rows or columns are split, the local result is an addend of the mean.
 class GlobalAveragePool final : public Layer {
  public:
   explicit GlobalAveragePool(LayerSetting setting)

@@ -1,14 +1,14 @@
 // The sharded update.
 //
-// The idea: after the reduce-scatter a rank holds the summed gradients of one interval of each
-// bucket. It updates that interval with the only copy of the optimizer's state, and the all-gather
-// distributes the result: ZeRO stage 1 (Rajbhandari et al., SC 2020, section 5.1). State is neither
-// replicated within a group nor averaged between groups.
+// After the reduce-scatter a rank holds the summed gradients of one interval of each bucket. It
+// updates that interval with the only copy of the optimizer's state, and the all-gather distributes
+// the result: ZeRO stage 1 (Rajbhandari et al., SC 2020, section 5.1). State is neither replicated
+// within a group nor averaged between groups.
 //
 // Every element is updated independently; whatever depends on the whole model (the clipping factor,
-// LARS's norms) comes from outside as a number (step_norms.h). So every partition of a model into
-// buckets, slices and chunks computes the same, and the equality tests compare them. A slice covers
-// parts of several parameters, which differ in weight decay: hence the segments.
+// LARS's norms) is an argument (step_norms.h). So the result does not depend on how a model is
+// divided into buckets, slices and chunks; the equivalence tests compare such divisions. A slice is
+// cut into segments, because it covers parts of several parameters, which differ in weight decay.
 //
 // Rules: SGD with momentum and Nesterov's variant as PyTorch defines them; AdamW (Loshchilov and
 // Hutter, ICLR 2019, algorithm 2); LARS (You, Gitman and Ginsburg, 2017, algorithm 1).
@@ -19,8 +19,8 @@
 // not finite makes it a no-op.
 //
 // Cost: one pass over the slice. State: 4 bytes per owned element for SGD and LARS, 8 for AdamW.
-// Limits: LARS's rates are per tensor and computed on the host, so on a device it waits for the
-// norms once a step and calls the kernels tensor by tensor.
+// Limits: the host computes LARS's rates, which are per tensor; so on a device the host waits for
+// the norms once per step and calls the kernels tensor by tensor.
 #include "worker/optim/slice_optimizer.h"
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 // AdamW or LARS, with state in device memory. slice_optimizer.cc explains the sharding.
 //
 // Weights decay; biases and the scales and shifts of norms decay only with decay_all. Running
-// statistics follow the batch's, w += momentum * (g - w), and are not clipped, decayed or counted
-// in norms.
+// statistics follow the statistics of the batch, w += momentum * (g - w), and are not clipped,
+// decayed or counted in norms.
 //
 // Movable; thread-compatible. Borrows the kernels.
 #pragma once
@@ -64,9 +64,9 @@ class SliceOptimizer {
     const double* loss = nullptr;
     const double* squares = nullptr;
   };
-  // Enqueues one update, with the rate and number of SliceKernels::SetUpdate. It changes nothing
-  // unless the loss is finite; when the caller knows that it is, it calls BeginUpdate. Requires:
-  // not LARS.
+  // Enqueues one update, with the rate and number of SliceKernels::SetUpdate. The update changes
+  // nothing unless the loss is finite; when the caller knows that the loss is finite, it calls
+  // BeginUpdate. Requires: not LARS.
   void UpdateAsync(const Guard& guard, std::span<const float> gradients, std::span<float> weights);
 
   // --- for checkpoints ---------------------------------------------------------------------------

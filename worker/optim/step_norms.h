@@ -1,5 +1,5 @@
-// Sums of squares over the whole model, of which each rank computes those of its slices: for
-// clipping by the global norm, and for LARS's norms of tensors.
+// Sums of squares over the whole model, for clipping by the global norm and for LARS's norms of
+// tensors. Each rank adds the squares of its slices.
 //
 //   norms.Clear();
 //   for (each bucket) optimizer.AddNorms(gradients, weights, norms);
@@ -7,8 +7,9 @@
 //   for (each bucket) optimizer.Update(rate, norms, gradients, weights);
 //
 // Every element of the model is owned by exactly one rank of the group, so the sum over all ranks
-// is right for any plan, and a tensor's norm is that of the whole tensor however it is sharded.
-// Running statistics are left out. Sums are in double, so that plans differ only in the last bits.
+// is right for any plan, and a tensor's norm is the norm of the whole tensor however it is sharded.
+// Running statistics are not counted. Sums are in double, so that results under different plans
+// differ only in the last bits.
 //
 // A value; thread-compatible.
 #pragma once
@@ -38,8 +39,8 @@ class StepNorms {
 
   // Norm of all gradients, before scaling; 0 when no norms are needed.
   double GradientNorm() const;
-  // The factor of all gradients: min(1, clip_norm / (norm + 1e-6)); 1 without clipping. NaN for a
-  // norm that is NaN, so that divergence is noticed.
+  // The factor of all gradients: min(1, clip_norm / (norm + 1e-6)); 1 without clipping. NaN if the
+  // norm is NaN, so that divergence is noticed.
   double GradientScale() const;
   // Norms of one tensor, before scaling. Requires: by_tensor().
   double GradientNorm(int parameter) const;

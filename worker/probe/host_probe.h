@@ -28,9 +28,9 @@ absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own,
                                               const std::vector<std::string>& peers, int rank,
                                               absl::Time meet_by, absl::Time deadline);
 
-// Joins profiles, hosts in the given order. Hosts with equal names are numbered; devices with equal
-// names are merged. Requires: each profile has one host and one device, and the matrix as many
-// rows.
+// Joins profiles, with their hosts in the same order. Hosts with equal names are numbered; devices
+// with equal names are merged. Requires: each profile has one host and one device, and `links` has
+// one row for each.
 v1::ClusterProfile JoinProfiles(const std::vector<v1::ClusterProfile>& hosts,
                                 const LinkMatrix& links);
 

@@ -143,7 +143,7 @@ class Probe {
     if (const double copy = profile.CopySeconds(); copy > 0) copies_.push_back(copy);
   }
 
-  // Operations of forward and backward; the latter has twice those of the former.
+  // Operations of forward and backward; backward has twice as many as forward.
   double FlopsOf(const v1::LayerTime& time) const {
     for (const GraphLayer& layer : graph_.layers()) {
       if (layer.name != time.layer()) continue;

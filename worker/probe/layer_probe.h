@@ -1,9 +1,9 @@
-// Times a model's layers on this host, under plans for any number of ranks, by training steps of
-// rank 0 without its peers (loopback_transport.h).
+// Times a model's layers on this host, under plans for any number of ranks. Rank 0 executes
+// training steps without its peers (loopback_transport.h).
 //
 // If a plan splits a layer unevenly, rank 0 has the smaller part, and its time is scaled in
 // proportion (worker/train/step_profile.h). The batch is rounded up to a multiple of the ranks, so
-// that rank 0 has samples; times are filed under the part that was timed.
+// that rank 0 has samples; a time is recorded for the part of the layer that was timed.
 //
 // Thread-compatible.
 #pragma once
@@ -26,9 +26,9 @@ struct LayerProbeOptions {
   std::function<void(int done, int plans)> progress;
 };
 
-// Skips plans all of whose layer parts were timed under earlier plans. The result has one entry for
-// each layer and part, the median over plans, and no device name. Only one replica exists at a
-// time. Errors: InvalidArgument for a request without plans, and for a plan that does not fit the
+// Skips a plan if earlier plans have covered all its layer parts. The result has one entry for each
+// layer and part, the median over plans, and no device name. Only one replica exists at a time.
+// Errors: InvalidArgument for a request without plans, and for a plan that does not fit the
 // model; OutOfRange if the loss becomes non-finite; those of before_each_plan.
 absl::StatusOr<v1::DeviceProfile> ProbeLayers(const v1::ProbeRequest& request, Backend& kernels,
                                               const LayerProbeOptions& options = {});

@@ -2,8 +2,8 @@
 // measurements would halve both. All pairs of a round are measured simultaneously, so n hosts take
 // n - 1 rounds instead of n (n - 1) / 2 measurements. A barrier separates rounds.
 //
-// Limit: pairs of a round may share a switch, and then measure its capacity divided among them,
-// which is what a training step gets that uses all links.
+// Limit: if pairs of a round share a switch, each measures its share of the switch's capacity. A
+// training step that uses all links gets the same share.
 #include "worker/probe/link_matrix.h"
 
 #include <algorithm>

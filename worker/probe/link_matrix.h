@@ -1,6 +1,6 @@
-// The links between every two hosts of a cluster, measured in rounds in which every host has one
-// partner. So pairs are measured simultaneously, and no host takes part in two measurements. There
-// is one round less than there are hosts (as many, for an odd number).
+// Measures the links between every two hosts of a cluster, in rounds in which every host has at
+// most one partner. The pairs of a round are measured simultaneously, and no host takes part in two
+// measurements at a time. n hosts take n - 1 rounds if n is even, and n rounds if it is odd.
 //
 // Pure except for the transport; thread-compatible.
 #pragma once

@@ -1,12 +1,12 @@
-// A transport of a group of which only rank 0 exists. A training step of rank 0 does everything
+// A transport for a group in which only rank 0 exists. A training step of rank 0 does everything
 // except for communication, so one process can time any plan for any number of ranks.
 //
 // Sent data are discarded. On the channel of moves, a receive returns what this rank sends in the
-// same call (zeros if it sends nothing), as if its peers were like it, so that values stay in their
-// usual range. On other channels, receive buffers are left unchanged: the weights of other ranks'
-// slices keep their initial values, and sums contain only this rank's part.
+// same call (zeros if it sends nothing), so that values stay in their usual range. On other
+// channels, receive buffers are left unchanged: the weights of other ranks' slices keep their
+// initial values, and sums contain only this rank's part.
 //
-// The existing rank is rank 0 because that one determines the order of the group's collectives
+// The existing rank is rank 0 because rank 0 determines the order of the group's collectives
 // (worker/comm/collective_queue.h).
 //
 // Threads: as every transport.

@@ -3,8 +3,8 @@
 // ranks of a group: each writes its address to a file, which is created atomically, and waits for
 // the others' files.
 //
-// Every worker times the same plans and synchronizes before each. The medians over workers are
-// robust against one that was disturbed.
+// Every worker times the same plans, and all synchronize before each plan. Medians over workers are
+// reported, because other processes may disturb single workers.
 #include "worker/probe/machine_probe.h"
 
 #include <map>

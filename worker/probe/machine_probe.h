@@ -1,5 +1,5 @@
-// Times layers on one host by all workers that share it, simultaneously, as they will train, and
-// measures the link between the workers.
+// Times layers on one host. All workers that share the host compute simultaneously, as they will in
+// training. Also measures the link between the workers.
 //
 // The workers are processes that find one another through files in a folder.
 //
@@ -25,7 +25,7 @@ struct MachineProbeOptions {
   // Number of compute threads of each.
   int threads = 1;
   bool shared_memory = true;
-  // All workers must have connected by then.
+  // All workers must have connected by this time.
   absl::Time deadline = absl::InfiniteFuture();
   // As in LayerProbeOptions.
   std::function<void(int done, int plans)> progress;

@@ -1,5 +1,5 @@
-// Small collectives over the whole group: agreement on one outcome, for work whose ranks may fail
-// independently, such as file access, and exchange of texts.
+// Small collectives over the whole group: agreement on one status, for work that may fail on some
+// ranks only, such as file access; and exchange of texts.
 //
 // Thread-compatible, as the communicator.
 #pragma once

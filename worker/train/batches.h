@@ -1,4 +1,4 @@
-// Passes batches of the loader to a replica, for training and evaluation.
+// Converts batches of the data loader to views that a replica accepts; evaluates test samples.
 //
 // Thread-compatible.
 #pragma once

@@ -1,4 +1,4 @@
-// Gradients are exchanged bucket by bucket while backward still runs, and weights come back bucket
+// Gradients are reduced bucket by bucket while backward still runs, and weights are gathered bucket
 // by bucket while the next forward already runs.
 //
 // The idea. Parameters are grouped into buckets of some MiB, as in PyTorch's
@@ -6,9 +6,10 @@
 // dominate, small enough that the first reduction starts long before backward ends. The update is
 // sharded, as in ZeRO (Rajbhandari et al., SC 2020, section 5): instead of an all-reduce, each rank
 // reduces the interval that it owns, updates it with the only copy of its optimizer state, and
-// gathers the rest. The two halves of the all-reduce carry the same bytes as before, but the second
-// one can wait for the next forward. Buckets are cut into chunks, and the chunk that the next
-// forward needs first goes first (Peng et al., ByteScheduler, SOSP 2019). The life of a chunk:
+// gathers the rest. Reduce-scatter and all-gather together carry the same bytes as the all-reduce,
+// but the all-gather can overlap with the next forward. Buckets are cut into chunks, and the chunk
+// that the next forward needs first is sent first (Peng et al., ByteScheduler, SOSP 2019). The
+// operations of a chunk:
 //
 //   backward of the bucket's last layer    kReduce
 //   its reduction is done                  kUpdate                without norms
@@ -20,17 +21,17 @@
 //
 // Two executors with different costs share this schedule:
 // - On the host one thread executes what rank 0 selects by Priority (comm/collective_queue.h).
-//   Chunks keep a large bucket from delaying an urgent small one. After kNorms each update is taken
-//   together with its gather, so that the first gather does not wait for every update.
+//   Chunks keep a large bucket from delaying an urgent small one. After kNorms, each update and its
+//   gather are one operation, so that the first gather does not wait for every update.
 // - On a device, operations are enqueued on a stream in the order in which they are returned, which
 //   is the same on all ranks because they play equal tapes. Buckets are not cut. Gathers are
-//   returned by the next BeforeForward, in the order of need: then forward together with the
-//   gathers that it waits for can be recorded as one graph (step_recorder.h).
+//   returned by the next BeforeForward, in the order in which forward needs them. So forward and
+//   the gathers that it waits for can be captured as one graph (step_recorder.h).
 //
-// Invariants. Every chunk is reduced once and updated at most once a step, and gathered at most
-// once after its update. kLoss precedes every kReduce, and kNorms follows the last of them. Ranks
-// with equal tables and policies that are driven by equal tapes return equal operations; only the
-// time at which they return them differs. So collectives match between ranks.
+// Invariants. In each step every chunk is reduced once, updated at most once, and gathered at most
+// once after its update. kLoss precedes every kReduce, and kNorms follows the last kReduce. If
+// tables, policies and tapes are equal on all ranks, so are the operations that BucketSchedule
+// returns; only the times at which it returns them differ. So collectives match between ranks.
 //
 // Cost: a step returns O(chunks) operations; nothing here depends on the number of elements.
 //
@@ -126,7 +127,8 @@ BucketOps BucketSchedule::Expected() const {
   return ops;
 }
 
-// At equal layers, a gather ends the wait, and a reduction only brings its end nearer.
+// For the same layer, gathers go first: a gather ends the wait of the layer, while an update and a
+// gather must still follow a reduction.
 int64_t BucketSchedule::Priority(const BucketOp& op) const {
   if (op.bucket < 0) return -1;
   return int64_t{2} * table_.buckets[op.bucket].first_layer + (op.kind == Kind::kReduce ? 1 : 0);

@@ -1,11 +1,11 @@
-// The life of a bucket in a training step, as a state machine without threads, device or data: it
-// is told which layers have passed and which operations are done, and returns the operations that
-// are ready. bucket_schedule.cc explains the idea. ThreadFlow and StreamFlow execute the
-// operations.
+// Decides when the operations on the buckets of a training step run: a state machine without
+// threads, device or data. The caller reports which layers are computed and which operations are
+// done, and gets the operations that are ready. bucket_schedule.cc explains the idea. ThreadFlow
+// and StreamFlow execute the operations.
 //
-// Threads: two threads may use one object. The rank's own thread calls everything but Done and
-// Stop; the thread that executes operations calls those two, and only between an operation that
-// AfterLoss returned and the next AfterLoss.
+// Threads: two threads may use one object. The thread that executes operations calls Done and Stop,
+// and only from the start of an operation that AfterLoss returned until the next AfterLoss. The
+// rank's own thread calls everything else.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +36,11 @@ using BucketOps = std::vector<BucketOp>;
 class BucketSchedule {
  public:
   struct Policy {
-    // Reductions start during backward, and gathers may run during the next forward.
+    // True: reductions start during backward, and gathers may run during the next forward.
     bool overlap = true;
-    // The optimizer needs norms over the whole model, so updates wait for all reductions.
+    // True: the optimizer needs norms over the whole model, so updates wait for all reductions.
     bool norms = false;
-    // Gathers are returned by the next BeforeForward rather than after each update.
+    // True: gathers are returned by the next BeforeForward rather than after each update.
     bool lazy_gathers = false;
   };
   // `table` must outlive the schedule.
@@ -58,15 +58,16 @@ class BucketSchedule {
   BucketOps EndPass();
   // Gathers the weights outside of a step.
   BucketOps Gather();
-  // What follows `op`, which has been executed (or enqueued, where streams keep the order).
+  // Reports that `op` was executed (or enqueued, if streams keep the order), and returns the
+  // operations that follow it.
   BucketOps Done(const BucketOp& op);
 
-  // The loss or the norms are not finite: no weight changes in this step. Reductions go on, because
-  // other ranks take part in them.
+  // Called when the loss or the norms are not finite: no weight changes in this step. Reductions
+  // continue, because other ranks take part in them.
   void Stop() { state_.stopped = true; }
   // Operations that Done will return later in this step and that forward may have to wait for.
   BucketOps Expected() const;
-  // The lowest goes first: the operation that the earliest layer waits for.
+  // Operations with lower values run first: earlier layers wait for them.
   int64_t Priority(const BucketOp& op) const;
 
   bool first_pass() const { return state_.first_pass; }
@@ -81,12 +82,13 @@ class BucketSchedule {
     bool gather = false;
     bool first_pass = true;
     bool last_pass = false;
-    // Owned intervals are newer than the copies of other ranks.
+    // The weights of owned intervals are newer than the copies on other ranks.
     bool gathers_pending = false;
-    // By bucket: layers whose backward is still to come; whether its reductions were returned.
+    // By bucket: number of its layers whose backward is still to come.
     std::vector<int> layers_left;
+    // By bucket: whether its reductions were returned.
     std::vector<bool> reducing;
-    // Owned by the thread that executes.
+    // Owned by the thread that executes operations.
     bool stopped = false;
     bool gathers_follow = false;
     int reductions_left = 0;

@@ -1,5 +1,5 @@
-// The fixed facts about a plan's buckets: which ranks reduce, own and gather which interval of
-// each, how many chunks a bucket travels in, and which layers its parameters belong to.
+// What is fixed about the buckets of a plan: which ranks reduce, own and gather which interval of
+// each bucket, the number of its chunks, and the layers to which its parameters belong.
 //
 // Thread-safe after construction.
 #pragma once
@@ -19,9 +19,9 @@ struct BucketTable {
     int chunks = 1;
     // The first layer whose forward needs the weights.
     int first_layer = 0;
-    // reduce[chunk][i] is the interval that member i of the bucket's axes sums; gather[chunk][i]
-    // the one that owner i provides. Ranks with equal gradients (the bucket's replica axes) each
-    // reduce only what they own.
+    // reduce[chunk][i] is the interval that member i along the bucket's axes sums; gather[chunk][i]
+    // is the interval that owner i provides. Ranks with equal gradients (those along the bucket's
+    // replica axes) each reduce only what they own.
     std::vector<std::vector<Interval>> reduce;
     std::vector<std::vector<Interval>> gather;
     // This rank's interval of each chunk.
@@ -34,7 +34,7 @@ struct BucketTable {
   std::vector<std::vector<int>> of_layer;
 };
 
-// `whole`: every bucket travels as one chunk. Requires: `parameters` belong to plan and index.
+// `whole`: every bucket is one chunk. Requires: `parameters` belong to `plan` and `index`.
 BucketTable MakeBucketTable(const Plan& plan, const ParameterIndex& index,
                             const ParameterStore& parameters, bool whole);
 

@@ -1,4 +1,5 @@
-// A flag that ends a training generation from outside, and unblocks what waits.
+// A flag with which another thread ends a training generation. Handlers that are registered with it
+// unblock the calls that wait.
 //
 //   Cancellation cancellation;
 //   auto guard = cancellation.OnCancel([&](const absl::Status& why) { transport->Abort(why); });

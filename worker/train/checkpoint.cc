@@ -6,9 +6,9 @@
 // renamed when it is complete: a crash leaves the previous checkpoints and no partial one. Digests
 // are sums over owned values, so the ranks compute them without a second pass over the files.
 //
-// Loading needs no communication of values: every rank reads what it owns. Rank 0 alone decides
-// which checkpoint is the newest, or ranks whose machines see different folders would continue with
-// different collectives. After each local phase the ranks agree on the outcome.
+// Loading needs no communication of values: every rank reads what it owns. Only rank 0 decides
+// which checkpoint is the newest; otherwise ranks whose hosts see different folders would call
+// different collectives. After each local phase the ranks agree on its status.
 #include "worker/train/checkpoint.h"
 
 #include <algorithm>
@@ -247,7 +247,7 @@ absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communic
   return shared;
 }
 
-// The part of loading that involves no other rank.
+// The local phase of loading: reads the values that this rank owns.
 absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
                      const v1::Optimizer& optimizer, const CheckpointValues& values) {
   const std::string& path = from.path;

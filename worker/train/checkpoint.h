@@ -52,7 +52,7 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
 struct LoadedCheckpoint {
   // The folder or file that was read.
   std::string path;
-  // Absent: only weights were read; states are unchanged.
+  // Absent if only weights were read; the optimizer states are then unchanged.
   std::optional<v1::CheckpointManifest> manifest;
 };
 

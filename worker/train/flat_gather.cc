@@ -1,14 +1,14 @@
-// Gathering scattered intervals in order, with bounded memory.
+// Gathers scattered intervals in order, with bounded memory.
 //
 // A rank owns intervals all over the parameter order: one slice of every bucket. A checkpoint needs
-// the values in that order. So the ranks share their intervals once, merged where they are
-// adjacent, and from then on every rank can compute which part of a chunk each rank contributes: no
-// message contains positions.
+// the values in that order. So the ranks exchange the lists of their intervals once, with adjacent
+// intervals merged. From then on every rank can compute which part of a chunk each rank
+// contributes, and messages contain only values.
 //
 // For each chunk the ranks pack their parts contiguously, all-gather them, and rank 0 unpacks them
 // into place. An all-gather moves each value once around the ring. That loads every link as much as
-// rank 0's own link, which has to receive everything anyway, and so takes no longer than a gather
-// would. Sharing also verifies that the ranks own every position exactly once.
+// rank 0's own link, which has to receive everything in any case, so it takes no longer than a
+// gather would. The exchange of intervals also verifies that every position has exactly one owner.
 //
 // Cost: O(intervals) to share; per chunk, one all-gather and one pass over the parts. Memory: two
 // chunks on rank 0, one on the others.

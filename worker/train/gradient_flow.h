@@ -1,10 +1,11 @@
-// From gradients to weights: executes what BucketSchedule returns (bucket_schedule.cc has the
-// idea). This base class drives the schedule and holds the arithmetic that does not depend on where
-// operations run; ThreadFlow executes on the host, in a thread, and StreamFlow enqueues on a stream
-// of a device.
+// Executes the operations that turn the gradients of a step into new weights, bucket by bucket:
+// reductions, updates and gathers. BucketSchedule decides which operation runs when
+// (bucket_schedule.cc explains the idea). This base class drives the schedule and holds what does
+// not depend on where operations run. ThreadFlow executes them on the host in a background thread;
+// StreamFlow enqueues them on a stream of a device.
 //
-// Borrows all that it works on. Thread-compatible: the rank's own thread calls. Others may read the
-// borrowed objects only between Settle and the next step.
+// Borrows everything in Setting. Thread-compatible: only the rank's own thread calls it. Callers
+// may read the borrowed objects only between Settle and the next step.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +33,14 @@ namespace cadre {
 class FlowObserver {
  public:
   virtual ~FlowObserver() = default;
-  // An operation of `step` took `seconds`. `op.bucket` is -1 for the sums of loss and norms.
+  // Called when `op` of step `step` has taken `seconds`. `op.bucket` is -1 for the sums of loss and
+  // norms.
   virtual void Done(const BucketOp& op, int64_t step, double seconds) = 0;
 };
 
 class GradientFlow : public PassListener {
  public:
-  // Requires: one optimizer per bucket.
+  // The constructor's arguments. Requires: one optimizer per bucket.
   struct Setting {
     const Plan& plan;
     const ParameterIndex& index;
@@ -50,17 +52,19 @@ class GradientFlow : public PassListener {
     bool overlap = true;
   };
 
-  // Starts a step; its passes and AwaitLoss follow. `gather`: all ranks get the new weights;
-  // otherwise only the owned slices hold them, until Gather. `labels`: number of labels in the
-  // step's batches, over the group. Requires: the step before is settled or gathered.
+  // Starts a step; the caller then runs its passes and calls AwaitLoss. `gather`: all ranks get the
+  // new weights; otherwise only the owners of the slices have them, until Gather. `labels`: number
+  // of labels in the step's batches, over the group. Requires: the step before is settled or
+  // gathered.
   virtual void BeginStep(float rate, bool gather, int64_t labels);
   // The next pass is the step's last: it exchanges the gradients that the passes have accumulated.
   void BeginLastPass() { schedule_.BeginLastPass(); }
-  // Backward of a pass is done.
+  // Called when backward of a pass is done.
   absl::Status EndPass();
-  // The sum of the step's losses over the group. Where it is not finite no weight was changed.
+  // Waits for the sum of the step's losses over the group. If it is not finite, no weight was
+  // changed.
   virtual absl::StatusOr<LossPart> AwaitLoss() = 0;
-  // The step failed on the rank's own thread: it will start no more operations.
+  // Called when the step has failed on the rank's own thread, which starts no more operations.
   virtual void Fail(const absl::Status& reason) = 0;
   // Starts to gather all owned slices; the next forward waits for them.
   virtual absl::Status Gather();
@@ -71,12 +75,13 @@ class GradientFlow : public PassListener {
   absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override;
   absl::Status AfterBackward(int layer) override { return Start(schedule_.AfterBackward(layer)); }
 
-  // Seconds that the rank's own thread has waited for operations. 0 on devices, where the waiting
-  // is not observable from the host; it must not be reported as measured there.
+  // Seconds that the rank's own thread has waited for operations. 0 on devices, because the host
+  // cannot observe such waits; that 0 must not be reported as a measurement.
   double seconds_waited() const { return seconds_waited_; }
-  // Null: no trace. Requires: the trace outlives the flow or is removed; the flow is settled.
+  // Null: no trace. Requires: the trace outlives this object or is removed before; this object is
+  // settled (see Settle).
   void set_trace(Trace* trace) { trace_ = trace; }
-  // As set_trace.
+  // Null: no observer. Requires: as set_trace.
   void set_observer(FlowObserver* observer) { observer_ = observer; }
   // Number of the next step, for trace and observer.
   void set_step(int64_t step) { step_ = step; }
@@ -86,20 +91,20 @@ class GradientFlow : public PassListener {
 
   // Starts the operations, in this order.
   virtual absl::Status Start(const BucketOps& ops) = 0;
-  // What the rank does next happens after the gathers of the bucket.
+  // Orders all later work of the rank after the gathers of the bucket.
   virtual absl::Status WaitForWeights(int bucket) = 0;
-  // What the rank does next happens after all operations of the step.
+  // Orders all later work of the rank after all operations of the step.
   virtual absl::Status WaitForStep() = 0;
   virtual void ResetLoss() = 0;
   virtual void AddLoss(std::span<const double> sums, int64_t counted) = 0;
-  // Each returns the bytes that it summed.
+  // Sums over the group; each returns the number of bytes that it summed.
   virtual absl::StatusOr<int64_t> SumLoss() = 0;
   virtual absl::StatusOr<int64_t> SumNorms() = 0;
   virtual void Update(const BucketOp& op) = 0;
 
-  // Executes one operation, measured where there is an observer or a trace.
+  // Executes one operation, and measures it if there is an observer or a trace.
   absl::Status Execute(const BucketOp& op);
-  // Adds the last pass to the sums of the step, where it has several.
+  // If the step has several passes, adds the gradients of the last one to the sums of the others.
   void Accumulate(int bucket);
   // This rank's slice of a bucket: gradients of the whole step, and weights.
   std::span<float> GradientSlice(int bucket);
@@ -125,9 +130,10 @@ class GradientFlow : public PassListener {
     float rate = 0;
     int64_t labels = 0;
   };
-  // The step that the rank's own thread is in, and the one whose operations execute. They differ
-  // until forward has waited for the weights of the step before.
+  // The step that the rank's own thread executes.
   Step next_;
+  // The step whose operations execute. It is the step before next_ until forward has waited for the
+  // weights of that step.
   Step current_;
 
  private:

@@ -27,10 +27,11 @@ class GroupControl {
 
   // Sends without waiting for a response.
   virtual void Report(const v1::Progress& progress) = 0;
-  // Rank 0 only: sends a profile of its steps. The latest one is sent again after a reconnect.
+  // Rank 0 only: sends a profile of its steps. The latest profile is sent again after a reconnect.
   virtual void Measured(const v1::Measured& measured) = 0;
 
-  // Rank 0 only: sends a contribution. It is kept until a decision responds to it.
+  // Rank 0 only: sends a contribution. It is sent again after a reconnect until a decision responds
+  // to it.
   virtual void Contribute(const v1::Contributed& contributed) = 0;
   // Rank 0 only: returns the next decision, or nothing if none arrives within `patience`.
   // Errors: Cancelled when the group was released.
@@ -41,8 +42,8 @@ class GroupControl {
   // On every rank, between steps: returns a pending request to trace the next steps. Does not wait.
   // A request is returned once; the next one follows only after Traced has responded to it.
   virtual std::optional<v1::TraceSteps> TakeTraceRequest() = 0;
-  // Responds to the latest request, with its place and request number. Sends without waiting for a
-  // response; nothing is sent if the group ends first.
+  // Responds to the latest trace request; sets the message's place and request number. Does not
+  // wait for a response; nothing is sent if the group ends first.
   virtual void Traced(const v1::Traced& traced) = 0;
 
   // False while the coordinator is unreachable.

@@ -56,7 +56,7 @@ std::vector<std::string> KeyOf(const v1::Assignment& assignment, v1::LinkProfile
   return key;
 }
 
-// The profile that rank 0 has already; absent otherwise.
+// The profile of the links, if the assignment or rank 0's cache contains one; otherwise empty.
 v1::LinkProfile KnownLink(const v1::Assignment& assignment, v1::LinkProfile::Kind kind,
                           LinkCache* cache) {
   if (assignment.plan().link().beta() > 0 || cache == nullptr) return assignment.plan().link();

@@ -31,7 +31,7 @@ class LinkCache {
   // Older entries are dropped, because links change.
   static constexpr absl::Duration kKept = absl::Minutes(10);
 
-  // `peers`: identifies the processes and kinds of links.
+  // `peers` identifies the processes of the group and the kinds of links between them.
   std::optional<v1::LinkProfile> Get(const std::vector<std::string>& peers, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Put(const std::vector<std::string>& peers, const v1::LinkProfile& link, absl::Time now)
@@ -51,7 +51,7 @@ class LinkCache {
 // A collective of all ranks. They measure the links, unless the assigned plan or rank 0's cache has
 // a profile of them; rank 0 chooses by the run's policy and broadcasts, so that all ranks hold the
 // same bytes. A group of one rank has no links. `cache` may be null. `data` is measured, `control`
-// carries the agreement; both are the same transport where `kernels` compute on the host. Errors:
+// carries the agreement; both are the same transport if `kernels` compute on the host. Errors:
 // InvalidArgument for a plan that does not fit the model or the devices; those of the transports.
 absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignment& assignment,
                                     Transport& control, Transport& data, Backend& kernels,

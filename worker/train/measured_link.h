@@ -1,5 +1,5 @@
-// Converts link measurements (worker/comm) to the link profile of the planner (plan/cost), which
-// are independent of each other.
+// Converts link measurements (LinkMeasure, worker/comm) to the planner's type (LinkProfile,
+// plan/cost). Neither of these rooms depends on the other.
 //
 // Thread-safe (a pure function).
 #pragma once

@@ -1,8 +1,8 @@
-// The slices that a rank owns (weights and optimizer states) as the host sees them.
+// Gives the host access to the slices that a rank owns (weights and optimizer states).
 //
-// On a device they lie in its memory, and the host has a mirror of each: Fetch copies the slices to
-// the mirrors, Store copies them back. On the host the slices are their own mirrors, and both only
-// mark them as current.
+// If the rank computes on a device, the slices are in device memory, and the host has a mirror of
+// each: Fetch copies the slices to the mirrors, Store copies them back. If it computes on the host,
+// the slices are their own mirrors, and Fetch and Store only mark them as current.
 //
 // Owns the mirrors; borrows the rest. Thread-compatible.
 #pragma once
@@ -61,14 +61,14 @@ class SliceMirror {
  private:
   Device& device_;
   std::vector<std::span<float>> slices_;
-  // All slices, contiguous, and their offsets.
+  // The mirrors of all slices, contiguous, and their offsets.
   PinnedArray<float> pinned_;
   std::vector<size_t> offsets_ = {0};
 };
 
 class OwnedSlices {
  public:
-  // Requires: one optimizer per bucket. Lack of memory is the device's error (Device::status()).
+  // Requires: one optimizer per bucket. If memory is lacking, Device::status() has the error.
   OwnedSlices(Backend& kernels, ParameterStore& parameters,
               std::vector<SliceOptimizer>& optimizers);
 
@@ -80,13 +80,13 @@ class OwnedSlices {
   int64_t updates() const { return optimizers_.empty() ? 0 : optimizers_.front().updates(); }
   void set_updates(int64_t updates);
 
-  // Copies weights, and states if requested, to the host. Skips the weights' copy if they are
+  // Copies weights, and states if requested, to the host. Skips the weights if their mirror is
   // current. Blocks. Requires: no operation changes the slices.
   absl::Status Fetch(bool states);
   // Copies them from the host, and reports the change to the kernels. Blocks. Requires: as Fetch.
   absl::Status Store(bool states);
-  // Whether the mirror of the weights is equal to the slices: false when a step begins; true after
-  // a step that has copied them itself.
+  // Sets whether the mirror of the weights is equal to the slices: false when a step begins, true
+  // after a step that has copied them itself.
   void set_current(bool current) { current_ = current; }
 
   // Additive digest of the weights; the digests of all ranks add up to the model's. Requires:

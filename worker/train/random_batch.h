@@ -15,7 +15,7 @@ class RandomBatch {
  public:
   // `samples`: of the whole batch, over all ranks.
   RandomBatch(const Replica& replica, int64_t samples);
-  // As a step's batch. Borrows this object. `samples` as above.
+  // A view of this data as the batch of `step`. Borrows this object. `samples` as above.
   BatchView View(int64_t samples, int64_t step) const {
     return {samples, inputs_, labels_, step * samples};
   }

@@ -6,17 +6,17 @@
 //                          update the owned slice                    SliceOptimizer
 //                          all-gather the weights
 //
-// Network and flow are connected by PassListener only: the network calls the flow before it needs
-// weights and when gradients are complete, and the flow runs concurrently, into the next step.
-// So Step returns when the group's loss is known, which is before the step is complete. Before a
-// boundary the all-gather is left out, because averaging follows: the trainer exchanges the owned
-// slices with the aggregators and then gathers.
+// Network and GradientFlow are connected by PassListener only: the network calls the flow before it
+// needs weights and when gradients are complete. The flow runs concurrently, and may still run when
+// the next step begins. So Step returns when the group's loss is known, which is before the step is
+// complete. Before a boundary the all-gather is omitted, because averaging follows: the trainer
+// exchanges the owned slices with the aggregators and then gathers.
 //
-// A loss that is not finite stops the step before any weight changes. All ranks see the same sum,
-// so they search for the first layer with a non-finite output together, by playing forward again.
+// A loss that is not finite stops the step before any weight changes. All ranks get the same sum,
+// so together they run forward again to find the first layer with a non-finite output.
 //
 // The same code runs on the host and on devices; GradientFlow, OwnedSlices and Network hide the
-// difference. On a device, a rank that is alone plays both phases of a pass from recordings
+// difference. On a device, a group of one rank replays both phases of a pass from captured graphs
 // (step_recorder.cc).
 #include "worker/train/replica.h"
 
@@ -109,7 +109,7 @@ Replica::Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Pla
       network_(std::make_unique<Network>(graph_, index_, plan_, spec.seed(), kernels, parameters_,
                                          data_comms_)),
       norms_(spec.optimizer(), std::ssize(index_.parameters())) {
-  // A thread of the host updates slices while the network computes, unless the rank is alone.
+  // In groups of several ranks, a thread of the host updates slices while the network computes.
   if (data.size() > 1) update_kernels_ = kernels.OneThread();
   Backend& updating = update_kernels_ != nullptr ? *update_kernels_ : kernels;
   const std::vector<float> momenta = StatisticMomenta(graph_, index_);
@@ -216,7 +216,7 @@ absl::Status Replica::Passes(std::span<const BatchView> batches, int64_t samples
 
 absl::Status Replica::PlayPhase(const StepRecorder::Shape& shape,
                                 const std::function<absl::Status()>& work) {
-  // An observer is called between operations, which a recording cannot do.
+  // An observer is called between operations, which is not possible in a captured graph.
   const bool records = recorder_ != nullptr && recordings_ && !observed_;
   return records ? recorder_->Run(shape, work) : work();
 }

@@ -41,8 +41,8 @@ namespace cadre {
 
 class Replica {
  public:
-  // Weights are those of version 0, which depend only on the spec's seed. `control` carries host
-  // data (digests, agreement), `data` carries device data; on the host they may be the same.
+  // The weights are those of version 0, which depend only on the spec's seed. `control` carries
+  // host data (digests, agreement), `data` carries device data; on the host they may be the same.
   // Requires: both connect the ranks of the plan's mesh. Errors: InvalidArgument for a plan that
   // does not fit model or group, or a precision that the device does not support;
   // ResourceExhausted, with the device's message, for a model that does not fit its memory.
@@ -70,28 +70,29 @@ class Replica {
 
   // One step. `batches`: the step's micro-batches, in order. Returns the loss of the whole group,
   // equal on all ranks; reductions and updates may still be running (see Settle). `gather`: all
-  // ranks get the new weights; otherwise only the owned slices hold them, until GatherWeights.
+  // ranks get the new weights; otherwise only the owners of slices have them, until GatherWeights.
   // Errors: OutOfRange, naming layer and rank, for a loss that is not finite; weights are then
-  // unchanged. Errors of the step before may be returned only here.
+  // unchanged. May also return an error of the step before.
   absl::StatusOr<LossPart> Step(std::span<const BatchView> batches, float rate,
                                 bool gather = false);
   // Returns when no operation of the step is running. Required before the owned values or states
   // are read or written.
   absl::Status Settle() { return flow_->Settle(); }
-  // Settles and updates the host's view of owned values, and with `states` of optimizer states.
-  // Cheap after a step without `gather`, which has copied the weights already.
+  // Settles, and copies the owned weights to the host's mirror; with `states` also the optimizer
+  // states. Cheap after a step without `gather`, which has copied the weights already.
   absl::Status FetchOwned(bool states = false) {
     CADRE_RETURN_IF_ERROR(flow_->Settle());
     return slices_->Fetch(states);
   }
-  // Copies the host's view back. Requires: settled; the view was fetched, or overwritten as a
-  // whole, since the last step.
+  // Copies the host's mirror back. Requires: settled; since the last step, the mirror was fetched
+  // or completely overwritten.
   absl::Status StoreOwned(bool states = false) {
     CADRE_RETURN_IF_ERROR(slices_->Store(states));
     return flow_->Settle();
   }
-  // A collective that settles and fetches: an update can overflow although the loss did not.
-  // Errors: OutOfRange, naming the first non-finite parameter and its rank.
+  // Checks that the weights are finite, because an update can overflow although the loss did not.
+  // A collective; settles and fetches. Errors: OutOfRange, naming the first non-finite parameter
+  // and its rank.
   absl::Status CheckWeights();
   // Starts to gather the slices of all ranks; the next forward waits for it.
   absl::Status GatherWeights() { return flow_->Gather(); }
@@ -120,14 +121,14 @@ class Replica {
   bool on_device() const { return !device_.is_host(); }
   // Number of the next step, for trace and observer.
   void set_step(int64_t step) { flow_->set_step(step); }
-  // Seconds that the rank's own thread has spent in moves, and in waits for background operations.
-  // On a device the latter is 0, because such waits are not observable, and the former covers only
-  // observed moves.
+  // Seconds that the rank's own thread has spent in moves; on a device, only in observed moves.
   double seconds_moving() const { return network_->seconds_moving(); }
+  // Seconds that it has spent in waits for background operations; 0 on a device, because such waits
+  // are not observable.
   double seconds_waited() const { return flow_->seconds_waited(); }
   // Null on the host and in groups of several ranks.
   const StepRecorder* recorder() const { return recorder_.get(); }
-  // false: all operations are enqueued one by one in every step, for comparison.
+  // False: no step is captured; all operations are enqueued in every step, for comparison.
   void set_recordings(bool on) { recordings_ = on; }
 
   // For the status: what this rank holds and owns of each parameter, and its memory.
@@ -139,11 +140,11 @@ class Replica {
   Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Plan plan, Backend& kernels,
           Transport& control, Transport& data);
   absl::Status Prepare();
-  // Registers the buffers of native collectives with the transport of data.
+  // Registers the buffers of native collectives with the data transport.
   void RegisterBuffers();
   std::unique_ptr<GradientFlow> MakeFlow(Transport& data);
   absl::Status Passes(std::span<const BatchView> batches, int64_t samples);
-  // Runs `work`, or plays its recording.
+  // Runs `work`, or replays it from a captured graph.
   absl::Status PlayPhase(const StepRecorder::Shape& shape,
                          const std::function<absl::Status()>& work);
   absl::Status CheckFinite(const LossPart& group, std::span<const BatchView> batches);
@@ -154,17 +155,17 @@ class Replica {
   Backend& kernels_;
   Device& device_;
   MeshCommunicators comms_;
-  // Null if data use the transport of `comms_`.
+  // Null if tensors use the transport of `comms_`.
   std::unique_ptr<MeshCommunicators> comms_of_data_;
   MeshCommunicators& data_comms_;
   ParameterStore parameters_;
   std::unique_ptr<Network> network_;
-  // Null for a rank that is alone.
+  // Kernels for updates in the background thread. Null in a group of one rank.
   std::unique_ptr<Backend> update_kernels_;
   // One per bucket.
   std::vector<SliceOptimizer> optimizers_;
   StepNorms norms_;
-  // Buffers that are registered with the transport of data.
+  // Buffers that are registered with the data transport.
   std::vector<std::span<std::byte>> registered_;
   std::unique_ptr<OwnedSlices> slices_;
   bool observed_ = false;

@@ -55,7 +55,7 @@ absl::Status RunCheckpoints::Begin() {
   if (spec.checkpoint().from().empty()) return absl::OkStatus();
   // A gather of the current weights may still be running.
   CADRE_RETURN_IF_ERROR(replica_.Settle());
-  // Values that the file does not contain keep what the replica holds.
+  // Values that the file does not contain remain as they are in the replica.
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
                          LoadCheckpoint(spec.checkpoint().from(), replica_.index(),

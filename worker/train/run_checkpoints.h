@@ -22,15 +22,15 @@ class RunCheckpoints {
   RunCheckpoints(const v1::Assignment& assignment, Replica& replica, Counters& counters)
       : assignment_(assignment), replica_(replica), counters_(counters) {}
 
-  // Loads weights and optimizer state from the checkpoint that the run starts from, if it names
-  // one, and gathers the weights. With aggregators, the replica must hold version 0 already, and
+  // Loads weights and optimizer state from the checkpoint that the run starts from, if the run
+  // names one, and gathers the weights. With aggregators, the replica must hold version 0, and
   // the weights must be equal to it. Errors: those of LoadCheckpoint; InvalidArgument for a step
   // other than the assignment's; DataLoss for weights that are not version 0.
   absl::Status Begin();
 
   // Called before training: rejects a directory that contains checkpoints of another run
-  // (run.proto, Checkpoint). Errors: FailedPrecondition on every rank, naming the newest of them;
-  // those of the communicator.
+  // (run.proto, Checkpoint). Errors: FailedPrecondition on every rank, naming the newest such
+  // checkpoint; those of the communicator.
   absl::Status CheckDirectory();
 
   // Sets the step that training continues from: nothing is due before the next multiple of
@@ -45,7 +45,8 @@ class RunCheckpoints {
     int64_t groups = 1;
     int64_t train_samples = 1;
   };
-  // Saves a checkpoint. One that cannot be written is logged and counted, and training continues.
+  // Saves a checkpoint. If it cannot be written, the error is logged and counted, and training
+  // continues.
   // Counts checkpoints_saved and checkpoints_failed. Errors: those of the communicator.
   absl::Status Save(const Facts& facts);
 

@@ -1,4 +1,4 @@
-// Averaging without a root: every rank exchanges exactly what it owns.
+// Averaging without a root rank: every rank exchanges exactly what it owns.
 //
 // Each element of the model is owned by one rank of a group and by one aggregator shard. A rank
 // intersects its intervals with those of each shard and exchanges the overlaps. Neither side needs
@@ -6,14 +6,15 @@
 // number of shards, and a rank sends n / p elements in each direction for a model of n elements and
 // p ranks. No rank holds the whole model for this.
 //
-// All shards are served concurrently, by one thread each: a shard's disk and network are the limit,
-// and a step is not running at that time. The values of a call are copied into one staging buffer
-// per shard, because owned intervals are scattered over buckets while the client sends contiguous
-// chunks.
+// Each shard has its own thread. The cores are free for these threads, because no step is computed
+// meanwhile; the disks and the network bound the speed. The values of a call are copied into one
+// staging buffer per shard, because owned intervals are scattered over buckets while the client
+// sends contiguous chunks.
 //
-// Failures. RoundsClient retries within the timeout; Stage and Pull are idempotent. A refusal
-// because the round is closed takes precedence over other errors: then the coordinator's decision
-// determines how to continue, whatever failed at other shards.
+// Failures. RoundsClient retries within the timeout; Stage and Pull are idempotent. If any shard
+// refuses the contribution because the round is closed (server/client/refusal.h), that error is
+// returned even if other shards failed otherwise: the coordinator's decision then determines how
+// the group continues.
 #include "worker/train/shard_exchange.h"
 
 #include <algorithm>

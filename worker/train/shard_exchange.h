@@ -1,7 +1,7 @@
-// A rank's exchange with the aggregator shards: stages the values that it owns, and pulls its part
-// of a committed version.
+// A rank's exchange with the shards of the aggregators: stages (uploads durably) the values that
+// the rank owns, and pulls its part of a committed version.
 //
-// Borrows the control (for addresses), the index and the cancellation. Thread-compatible.
+// Borrows `control` (for addresses), `index` and `cancellation`. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +40,10 @@ class ShardExchange {
  private:
   struct Shard {
     uint32_t id = 0;
-    // The positions that the shard owns.
+    // The flat positions (model/parameter_index.h) that the shard owns.
     Interval positions;
     std::unique_ptr<RoundsClient> client;
-    // Values of one call, in the order of the ranges.
+    // Values that one call transfers, in the order of its ranges.
     std::vector<float> staging;
     Traffic traffic;
   };

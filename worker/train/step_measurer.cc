@@ -14,7 +14,7 @@ constexpr int kSteps = 6;
 // With at most so many steps between boundaries, at least every second step is the last one before
 // a boundary.
 constexpr uint32_t kFewBetweenBoundaries = 2;
-// Minimum steps and seconds of a window, so that a short disturbance is not taken for a change.
+// Minimum steps and seconds of a window, so that a short disturbance does not count as a change.
 constexpr int kWindowSteps = 8;
 constexpr double kWindowSeconds = 5;
 // A change of the step time by this factor, in either direction, causes a new report.

@@ -1,15 +1,15 @@
-// Profiles training steps on rank 0 and reports them to the coordinator: after the first steps of
-// the generation, and again when steps have become a quarter slower or faster.
+// Profiles training steps on rank 0 and reports the profile to the coordinator: after the first
+// steps of the generation, and again when steps have become a quarter slower or faster.
 //
 // A few steps are profiled in detail (step_profile.h), at the cost of a clock reading per
-// operation; otherwise the clock is read twice a step. On other ranks it does nothing.
+// operation; otherwise the clock is read twice per step. On other ranks this class does nothing.
 //
-// The last step before a boundary leaves its all-gather to the boundary, so it is not
-// representative: it is skipped if boundaries are more than two steps apart. Otherwise every step
-// is profiled: with one step between boundaries the report contains no all-gather, and with two the
-// medians mix both kinds of steps.
+// The last step before a boundary (where the group contributes to an average) does not gather the
+// weights, so it is not representative: it is skipped if boundaries are more than two steps apart.
+// Otherwise every step is profiled: if boundaries are one step apart, the report contains no
+// all-gather; if two, the medians mix both kinds of steps.
 //
-// Borrows everything. Thread-compatible: the training thread.
+// Borrows everything. Thread-compatible: only the training thread calls it.
 #pragma once
 
 #include <cstdint>
@@ -34,20 +34,21 @@ class StepMeasurer {
     uint32_t number = 0;
     // The last step before a boundary.
     bool boundary = false;
-    // A trace observes it.
+    // A trace observes the step.
     bool traced = false;
   };
   // Around each step of training. Errors: the replica's.
   absl::Status BeforeStep(const Step& step);
   absl::Status AfterStep();
-  // Training pauses, or a trace is about to observe it. Steps profiled so far count; missing ones
-  // are profiled later. Errors: the replica's.
+  // Called when training pauses, or before a trace observes it. Keeps the steps profiled so far;
+  // the missing ones are profiled later. Errors: the replica's.
   absl::Status Pause();
 
  private:
   // Durations of the steps that have run without a profile since the last report.
   struct Watch {
-    // Seconds per step in the first window, with which later ones are compared; 0: not known yet.
+    // Seconds per step in the first window of steps, with which later windows are compared; 0: not
+    // known yet.
     double usual = 0;
     double seconds = 0;
     int steps = 0;
@@ -57,7 +58,7 @@ class StepMeasurer {
   bool IsUsual(const Step& step);
   absl::Status Profile();
   absl::Status Report();
-  // Whether a window has ended whose steps took significantly more or less time.
+  // Whether a window has ended whose steps took significantly more or less time than usual.
   bool HaveChanged();
 
   const v1::RankSlot place_;
@@ -69,8 +70,9 @@ class StepMeasurer {
   bool looking_ = false;
   // The current step is being profiled.
   bool in_profile_ = false;
-  // A report is due, and whether some steps have been profiled for it.
+  // A report is due.
   bool wanted_ = true;
+  // Some steps have been profiled for the report that is due.
   bool begun_ = false;
   // Steps of this generation, counted up to the end of warm-up.
   int steps_ = 0;

@@ -1,25 +1,25 @@
-// How a step's time is divided, and what the numbers mean.
+// Divides the time of a step into parts:
 //
 // The network reports every operation of its tape, with its duration on the rank's own thread; the
 // gradient flow reports every operation of its executor. A step's time is then
 //
 //   step = compute + moves + exposed + the rest (loading, bookkeeping)
 //
-// where `exposed` is what the rank's own thread waited for the flow. The flow's own times overlap
-// with the others and are kept apart (collectives, update). Medians over steps are reported,
-// because other processes on the machine disturb single steps.
+// where `exposed` is the time for which the rank's own thread waited for the flow. The times of the
+// flow's operations (collectives, update) overlap with the others and are reported separately.
+// Medians over steps are reported, because other processes on the host disturb single steps.
 //
 // A layer's time is its computing alone. Norms that sum over ranks communicate inside the layer;
-// the time that the transport has spent in the meantime is subtracted and counted as moves. A move
-// that overlaps with computing counts only for as long as it was waited for, and then says nothing
-// about the speed of copying; so copying is measured on the other moves, less their time in the
-// transport. A rank whose part of a layer is smaller than the largest one scales its time up: the
-// planner needs the time of the slowest rank.
+// the time that the transport has spent in the meantime is subtracted and counted as moves. If a
+// move overlaps with computing, only the wait for its end is counted, which does not tell how fast
+// it copied; so copying is measured on the other moves, less their time in the transport. A rank
+// whose part of a layer is smaller than the largest part scales its time up: the planner needs the
+// time of the slowest rank.
 //
-// Limits. On devices the host synchronizes around every operation while it observes, so overlap is
-// not visible and observed steps take longer than others. Time in the transport is not observable
-// from the host there: sums of norms count as computing, copying is unknown, and `exposed` is
-// unset.
+// Limits. On devices the host synchronizes around every operation while there is an observer, so
+// overlap is not visible and observed steps take longer than others. The host cannot observe a
+// device's time in the transport: sums of norms count as computing, copying is unknown, and
+// `exposed` is unset.
 #include "worker/train/step_profile.h"
 
 #include <algorithm>

@@ -43,8 +43,8 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   absl::Status Start();
   // Continues after a Stop. Settles the replica. Errors: the replica's.
   absl::Status Resume();
-  // Around a call of Replica::Step; `step` as in Replica::set_step. A step with an earlier number
-  // discards the profile from that number on. Requires: then the replica is settled.
+  // Called around Replica::Step; `step` as in Replica::set_step. A step with an earlier number than
+  // the last one discards the profile from that number on; the replica must then be settled.
   void BeginStep(int64_t step);
   void EndStep();
   // Stops observing. Settles the replica. Errors: the replica's.
@@ -54,14 +54,14 @@ class StepProfile final : public TapeObserver, public FlowObserver {
 
   // ---- Medians over the steps. Requires: stopped.
 
-  // One entry per layer and micro-batch size, scaled to the rank with the largest part of the layer
-  // where it is split unevenly. Layers of which this rank has no part are omitted.
+  // One entry per layer and micro-batch size. If a layer is split unevenly, its entry is scaled to
+  // the rank with the largest part. Layers of which this rank has no part are omitted.
   v1::ModelTimes Layers() const;
   v1::StepTimes Times() const;
   // Seconds to update one owned element; 0: this rank owns none.
   double UpdateSeconds() const;
-  // Seconds to copy one element of activations into a message, out of one, or locally; 0: no move
-  // copied any, or unknown, on a device.
+  // Seconds to copy one element of activations into a message, out of a message, or locally. 0: no
+  // move has copied an element, or the rank computes on a device, where this time is unknown.
   double CopySeconds() const;
 
   void Played(const Tape& tape, const TapeOp& op, absl::Time begin, double seconds) override;

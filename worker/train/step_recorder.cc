@@ -1,29 +1,29 @@
-// Recording and playing phases of a step.
+// Captures and replays the phases of a step.
 //
 // Enqueuing a step of a small model takes the host longer than the device needs to execute it. So
-// the second time that a phase comes it is captured into a graph, and from the third time on one
-// launch replaces all its calls (CUDA programming guide, "CUDA Graphs"; PyTorch's
-// make_graphed_callables).
+// when a phase is executed for the second time, it is captured into a graph (a "recording"). From
+// the third time on, one launch of the graph replaces all calls of the phase (CUDA programming
+// guide, "CUDA Graphs"; PyTorch's make_graphed_callables).
 //
 // A graph repeats addresses and arguments, so whatever changes from step to step lies in memory
 // that the kernels read when they run: the batch (Network::Load copies it to fixed memory), its
 // position, and the rate and number of the update (PointwiseKernels::SetPosition,
 // SliceKernels::SetUpdate). Everything else that decides what is enqueued is the key of a
 // recording: the phase, the sizes and scales of Shape, and the state of the bucket schedule before
-// the phase. After a recording is played, the schedule is set to the state that it had after the
-// recorded phase. A step needs two recordings, or up to six with micro-batches; beyond
-// kMaxRecordings phases are enqueued as usual.
+// the phase. After a replay, the schedule is set to the state that it had after the captured phase.
+// A step needs two recordings, or up to six with micro-batches. When there are kMaxRecordings,
+// further phases are enqueued as usual.
 //
-// The stream for communication is part of a phase: Fork and Join lead it into the capture and back,
-// and Enter and Leave order what precedes and follows, because events from outside may not be
-// waited for inside a capture.
+// Work on the communication stream is part of a phase: Fork joins that stream into the capture, and
+// Join ends its part. Enter and Leave order the phase with earlier and later work, because a
+// capture must not wait for events that were recorded outside of it.
 //
-// Limits. Only ranks that are alone record. NCCL accepts a captured operation only if all its ranks
-// captured it and all launch the graph of the same capture. But whether a phase is recorded or
-// played depends on facts of one rank: its observers and traces, whether its memory moved, whether
-// recording failed. Ranks of a group would have to agree, for example by a flag added to the sum of
-// the loss, with which each step learns whether all ranks can record or play the next one.
-// If recording fails, it is logged once and never tried again.
+// Limits. Only groups of one rank use recordings. NCCL accepts a captured operation only if all its
+// ranks captured it and all launch the graph of the same capture. But whether a phase is captured
+// or replayed depends on facts of one rank: its observers and traces, whether its memory moved,
+// whether a capture failed. Ranks of a group would have to agree, for example by a flag added to
+// the sum of the loss, with which each step learns whether all ranks can capture or replay the next
+// one. If a capture fails, the error is logged once and no other capture is tried.
 #include "worker/train/step_recorder.h"
 
 #include <algorithm>

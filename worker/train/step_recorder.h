@@ -1,9 +1,9 @@
-// Plays the phases of a training step from recordings (CUDA graphs): a forward with the gathers
-// that it waits for, or a backward with the reductions and updates that follow it. step_recorder.cc
-// explains what is recorded, and why only ranks that are alone record.
+// Captures the phases of a training step as CUDA graphs ("recordings") and replays them. A phase is
+// a forward with the gathers that it waits for, or a backward with the reductions and updates that
+// follow it. step_recorder.cc explains what is captured, and why only groups of one rank do so.
 //
-// Borrows device and flow; must be destroyed before them. Thread-compatible: the rank's own thread,
-// on the stream for computing.
+// Borrows device and flow; must be destroyed before them. Thread-compatible: the rank's own thread
+// calls, and the compute stream is its current stream.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,10 @@ class StepRecorder {
 
   StepRecorder(Device& device, StreamFlow& flow) : device_(device), flow_(flow) {}
 
-  // Runs the work, or plays the recording of it.
+  // Runs `work`, or replays its recording.
   absl::Status Run(const Shape& shape, const std::function<absl::Status()>& work);
   int recordings() const;
-  // Phases played from a recording.
+  // Number of phases that were replayed from a recording.
   int64_t played() const { return played_; }
 
  private:
@@ -46,12 +46,13 @@ class StepRecorder {
     Shape shape;
     BucketSchedule::State before;
     BucketSchedule::State after;
-    // Ran once without recording.
+    // The phase ran once without being captured.
     bool warm = false;
     std::unique_ptr<DeviceGraph> recording;
   };
 
-  // Adds an entry if there is none. Null: there are kMaxRecordings already.
+  // Returns the entry of the phase, which is added if there is none. Null: there are kMaxRecordings
+  // already.
   Recorded* Find(const Shape& shape);
   absl::Status Record(Recorded& entry, const std::function<absl::Status()>& work);
   void Play(Recorded& entry);

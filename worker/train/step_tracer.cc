@@ -12,7 +12,8 @@
 namespace cadre {
 namespace {
 
-// Together with an event's numbers, at most ten bytes each, these stay below kMaxTraceEventBytes.
+// Maximum bytes of a name. With an event's numbers, at most ten bytes each, the sum stays below
+// kMaxTraceEventBytes.
 constexpr size_t kMaxNameBytes = 72;
 constexpr size_t kMaxCategoryBytes = 16;
 

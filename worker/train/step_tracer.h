@@ -1,7 +1,7 @@
-// Traces the steps of a rank on request, and returns the trace to the coordinator.
+// Traces the steps of a rank at the coordinator's request, and returns the trace to it.
 //
 // Borrows everything; the trace must outlive the replica, whose background thread adds to it.
-// Thread-compatible: the training thread.
+// Thread-compatible: only the training thread calls it.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,9 @@ namespace cadre {
 // Maximum bytes of one event in a message; longer names are truncated.
 inline constexpr size_t kMaxTraceEventBytes = 160;
 
-// The earliest `max_events` intervals, by begin. The others are added to `dropped`, the number of
-// intervals that did not fit the trace. The caller sets place and request. Guarantees: names are
-// valid UTF-8, and no event is longer than kMaxTraceEventBytes.
+// Converts the `max_events` intervals that begin first. The number of the others is added to
+// `dropped`, the number of intervals that did not fit in the trace. The caller sets place and
+// request. Guarantees: names are valid UTF-8, and no event is longer than kMaxTraceEventBytes.
 v1::Traced TracedFrom(std::vector<TraceInterval> intervals, uint64_t dropped, size_t max_events);
 
 class StepTracer {
@@ -34,13 +34,14 @@ class StepTracer {
              std::function<absl::Status()> before);
   ~StepTracer();
 
-  // A trace is being recorded.
+  // Whether a trace is being recorded.
   bool tracing() const { return request_.has_value(); }
 
-  // Called before each step: starts a requested trace, and ends one that has all its steps. Errors:
-  // the replica's, which settles first so that the last step's collectives are in the trace.
+  // Called before each step: starts a requested trace, and ends a trace that has all its steps.
+  // Settles the replica before the end, so that the trace contains the last step's collectives.
+  // Errors: the replica's.
   absl::Status BeforeStep(uint32_t step);
-  // Training has ended before `step`: a trace ends with the steps that it has.
+  // Called when training has ended before `step`: the trace ends with the steps that it has.
   absl::Status Finish(uint32_t step);
 
  private:

@@ -9,8 +9,8 @@ namespace cadre {
 
 using Kind = BucketOp::Kind;
 
-// Buckets are whole: the stream for communication carries nothing that is more urgent than the
-// gathers, and those are enqueued in the order of need.
+// Buckets are not cut into chunks: the communication stream carries nothing that is more urgent
+// than the gathers, and those are enqueued in the order in which forward needs them.
 StreamFlow::StreamFlow(const Setting& setting, const SliceMirror& mirror)
     : GradientFlow(setting,
                    MakeBucketTable(setting.plan, setting.index, setting.parameters, /*whole=*/true),
@@ -67,7 +67,7 @@ absl::Status StreamFlow::WaitForStep() {
 }
 
 void StreamFlow::ResetLoss() {
-  // Forward has waited for all weights, so of the step before only the loss may still be read.
+  // Forward has waited for all weights, so only the loss of the step before may still be in use.
   loss_taken_.Wait(device_);
   device_.Zero(mine_.data(), mine_.span().size_bytes());
 }

@@ -1,18 +1,19 @@
-// GradientFlow on a device: the rank's own thread enqueues everything, on the stream for
-// communication, between events.
+// The GradientFlow (gradient_flow.h) of ranks that compute on a device: the rank's own thread
+// enqueues the bucket operations of a step on the communication stream, and events order them with
+// the compute stream. What follows each hook of PassListener (worker/nn/network.h):
 //
 //   AfterLoss               sum of the loss -> pinned memory (AwaitLoss)
 //   AfterBackward           reduce-scatter -> update -> (copy of the slice to the host)
 //   the next BeforeForward  all-gathers, in the order in which forward needs them
 //
-// A slice is updated only where the group's loss is finite, which the kernel reads from device
-// memory: the host learns the loss (the one wait of a step) while backward still runs, and decides
-// nothing by it. LARS, whose rates the host computes from norms, waits once more a step. Without
-// overlap, the stream for computing waits for all that follows backward, gathers included.
+// A slice is updated only if the group's loss is finite, which the update kernel reads from device
+// memory. The host only reports the loss: it waits for it once per step, while backward still runs.
+// With LARS the host waits a second time, because it computes the learning rates from norms.
+// Without overlap, the compute stream waits for everything that follows backward, gathers included.
 //
-// StepRecorder uses Enter, Fork, Join and Leave around what it records and plays.
+// StepRecorder calls Enter, Fork, Join and Leave around the passes that it captures and replays.
 //
-// Threads: as GradientFlow; the caller's current stream is the one for computing.
+// Threads: as GradientFlow; the caller's current stream is the compute stream.
 #pragma once
 
 #include <cstdint>
@@ -31,21 +32,21 @@ namespace cadre {
 // An event that may not have been recorded yet; waits then return immediately.
 class EventMark {
  public:
-  // Marks what the current stream has been given.
+  // Marks all work enqueued so far on the current stream.
   void Set(Device& device) {
     if (event_ == nullptr) event_ = device.MakeEvent();
     device.Record(*event_);
     set_ = true;
   }
-  // The current stream waits.
+  // Makes the current stream wait for the marked work.
   void Wait(Device& device) const {
     if (set_) device.WaitFor(*event_);
   }
-  // The host waits.
+  // Blocks the host until the marked work is done.
   absl::Status Await(Device& device) const {
     return set_ ? device.Await(*event_) : device.status();
   }
-  // Later waits need not wait for what was marked.
+  // Removes the mark: later waits return immediately.
   void Clear() { set_ = false; }
 
  private:
@@ -55,7 +56,7 @@ class EventMark {
 
 class StreamFlow final : public GradientFlow {
  public:
-  // Requires: one slice of `mirror` per bucket.
+  // `mirror`: the host's pinned copies of the owned slices (owned_slices.h), one per bucket.
   StreamFlow(const Setting& setting, const SliceMirror& mirror);
 
   // Without `gather` the updated slices are also copied to the mirror, concurrently with backward.
@@ -64,18 +65,20 @@ class StreamFlow final : public GradientFlow {
   void Fail(const absl::Status& reason) override;
   absl::Status Settle() override;
 
-  // --- for recordings ----------------------------------------------------------------------------
+  // --- for StepRecorder --------------------------------------------------------------------------
   BucketSchedule& schedule() { return schedule_; }
-  // Whether passes can be recorded now: they are not watched, and the host takes no part in them.
+  // Whether passes can be captured now: no observer or trace is on, and the host takes no part in
+  // them (as it does with norms per tensor, for LARS).
   bool can_capture() const { return !watched() && !norms_.by_tensor(); }
-  // Orders the stream for computing behind all that was enqueued here; no event is needed for that
-  // work any more.
+  // Makes the compute stream wait for everything enqueued so far on the communication stream, and
+  // clears the marks of that work.
   void Enter();
-  // At the start and at the end of what is recorded: makes the stream for communication part of it.
+  // Called when a capture starts: joins the communication stream into the capture.
   void Fork();
+  // Called before a capture ends: orders the compute stream after the communication stream.
   void Join() { Enter(); }
-  // After a recording was played on the stream for computing: orders the stream for communication
-  // behind it. `with_loss`: it contained the loss of the step's last pass.
+  // Called after a captured graph was launched on the compute stream: makes the communication
+  // stream wait for it. `with_loss`: the graph contained the loss of the step's last pass.
   void Leave(bool with_loss);
 
  private:
@@ -88,19 +91,21 @@ class StreamFlow final : public GradientFlow {
   absl::StatusOr<int64_t> SumNorms() override;
   void Update(const BucketOp& op) override;
 
-  // Enqueues `op` and what follows, on the current stream.
+  // Enqueues `op` and the operations that follow it on the current stream.
   absl::Status Perform(const BucketOp& op);
-  // LARS: copies the norms to the host. Blocks until they are there.
+  // For LARS: copies the norms to the host, and blocks until the copy is done.
   absl::Status FetchNorms();
+  // Copies the updated slice of the bucket to the mirror.
   void MirrorSlice(int bucket);
   // Reports to the kernels which weights of the bucket a gather has changed.
   void ReportGathered(int bucket);
-  // The current stream waits for what the stream for computing has been given.
+  // Makes the current stream wait for all work enqueued so far on the compute stream.
   void AfterCompute();
   void ClearMarks();
 
   const SliceMirror& mirror_;
-  // Loss and number of correct answers: this rank's sums, the group's, and the latter on the host.
+  // Loss and number of correct answers: this rank's sums, the group's sums, and the group's sums on
+  // the host.
   DeviceArray<double> mine_;
   DeviceArray<double> group_;
   PinnedArray<double> group_on_host_;
@@ -109,17 +114,20 @@ class StreamFlow final : public GradientFlow {
   PinnedArray<double> squares_on_host_;
   absl::Status failed_;
 
-  // group_on_host_ is valid; squares_on_host_ is; mine_ was copied and may be overwritten.
+  // group_on_host_ is valid.
   EventMark loss_known_;
+  // squares_on_host_ is valid.
   EventMark norms_known_;
+  // mine_ was copied and may be overwritten.
   EventMark loss_taken_;
-  // The latest AfterCompute.
+  // The work that the latest AfterCompute waits for.
   EventMark computed_;
-  // Ends of both streams, for Enter, Fork and Leave.
+  // The ends of the two streams, for Enter, Fork and Leave.
   EventMark fork_;
   EventMark join_;
-  // By bucket: its weights are ready for forward; its slice is in the mirror.
+  // By bucket: the weights are ready for forward.
   std::vector<EventMark> ready_;
+  // By bucket: the slice is in the mirror.
   std::vector<EventMark> mirrored_;
 };
 

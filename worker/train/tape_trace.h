@@ -1,4 +1,5 @@
-// Adds an interval to a trace for each operation of a tape that the rank's own thread plays.
+// Adds an interval to a trace for each operation of a tape (the operations of one pass, in order)
+// that the rank's own thread executes.
 //
 // Borrows the trace and the graph. Thread-compatible.
 #pragma once

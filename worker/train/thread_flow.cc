@@ -14,7 +14,7 @@ using Kind = BucketOp::Kind;
 // Shorter waits cost only the call and are not traced.
 constexpr absl::Duration kMinTracedWait = absl::Microseconds(5);
 
-// An update together with its gather is known by the gather's key, for which forward waits.
+// kUpdateAndGather has the key of its gather, because forward waits for that key.
 uint64_t KeyOf(const BucketOp& op) {
   const Kind kind = op.kind == Kind::kUpdateAndGather ? Kind::kGather : op.kind;
   const uint64_t kind_bits = static_cast<uint64_t>(kind);

@@ -1,6 +1,6 @@
-// GradientFlow on the host: collectives and updates run in the background thread of a
-// CollectiveQueue while the rank's own thread computes. A rank that is alone runs them immediately,
-// on its own thread.
+// The GradientFlow (gradient_flow.h) of ranks that compute on the host: executes the bucket
+// operations of a step in the background thread of a CollectiveQueue, while the rank's own thread
+// computes. In a group of one rank, they run immediately on the rank's own thread.
 //
 // Owns its queue. Threads: as GradientFlow.
 #pragma once
@@ -19,7 +19,7 @@ namespace cadre {
 
 class ThreadFlow final : public GradientFlow {
  public:
-  // Requires: the communicators of `setting` are over `transport`.
+  // Requires: the communicators of `setting` use `transport`.
   ThreadFlow(const Setting& setting, Transport& transport);
 
   absl::StatusOr<LossPart> AwaitLoss() override;
@@ -37,15 +37,15 @@ class ThreadFlow final : public GradientFlow {
   absl::StatusOr<int64_t> SumNorms() override;
   void Update(const BucketOp& op) override;
 
-  // Executes `op` and starts what follows.
+  // Executes `op` and starts the operations that follow it.
   absl::Status Perform(const BucketOp& op);
-  // Runs `wait`, and counts and traces its time.
+  // Runs `wait`, adds its time to seconds_waited() and traces it as `what`.
   absl::Status Waited(const char* what, const std::function<absl::Status()>& wait);
 
   // Written by the rank's own thread before it posts kLoss, and by the queue's thread in kLoss.
   LossPart mine_;
   LossPart group_;
-  // Null for a rank that is alone. Last, so that its thread ends first.
+  // Null in a group of one rank. Declared last, so that its thread ends first.
   std::unique_ptr<CollectiveQueue> queue_;
 };
 

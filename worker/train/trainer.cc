@@ -7,27 +7,27 @@
 //   pull the assigned version, or load a checkpoint, or compute version 0
 //   Prepared -> Start
 //   repeat
-//     train to the boundary              (H steps; the last one leaves its all-gather out)
-//     while the coordinator is away, train further periods, up to max_solo_steps
+//     train to the boundary              (H steps; the last step omits its all-gather)
+//     while the coordinator is unreachable, train further periods, up to max_solo_steps
 //     stage the owned values at the shards; Contributed -> Decision
 //     pull the decided version, check its digest, gather; Adopted
 //     evaluate this group's interval of the test split; Evaluated
 //   until the group is released
 //
 // This is local SGD with periodic averaging (Stich, ICLR 2019; Lin et al., ICLR 2020) between
-// groups that train synchronously inside. Momentum is not averaged.
+// groups, each of which trains synchronously. Momentum is not averaged.
 //
-// The invariant that keeps a group alive: collectives match because every branch is taken on values
-// that are equal on all ranks. These are the plan, the spec, and what rank 0 broadcasts: Start,
-// Decision, whether the coordinator is away. A rank never branches on its own clock or its own
-// connection. After an error a rank leaves; the transport then fails on the others.
+// Invariant. All ranks call the same collectives, because every branch depends only on values that
+// are equal on all ranks. These are the plan, the spec, and what rank 0 broadcasts: Start,
+// Decision, and whether the coordinator is reachable. No branch depends on a rank's own clock or
+// its own connection. After an error a rank leaves; the transport then fails on the other ranks.
 //
-// Durability. A contribution is durable on every shard before rank 0 reports it, and nothing
-// between boundaries is: a generation that fails repeats the steps since the last committed
-// version.
+// Durability. A contribution is durable on every shard before rank 0 reports it. The steps between
+// boundaries are not durable: if a generation fails, the next one repeats the steps since the last
+// committed version.
 //
-// Limits. Evaluation and checkpoints stop training for their duration. A rank that fails ends the
-// generation for its whole group.
+// Limits. Evaluation and checkpoints stop training for their duration. If one rank fails, the
+// generation ends for its whole group.
 #include "worker/train/trainer.h"
 
 #include <algorithm>
@@ -94,8 +94,8 @@ class Trainer {
   TrainerOutcome Run() {
     TrainerOutcome outcome = RunOnDevice();
     outcome.device = kernels_.device().status();
-    // A model that does not fit will not fit the next time; the device's message says what was
-    // requested.
+    // A model that does not fit into memory would not fit the next time, either. The device's
+    // message says what was requested.
     if (absl::IsResourceExhausted(outcome.device) && !absl::IsCancelled(outcome.status)) {
       outcome.status = outcome.device;
       outcome.permanent = true;
@@ -107,12 +107,12 @@ class Trainer {
   TrainerOutcome RunOnDevice() {
     absl::Status status = Prepare();
     if (status.ok()) status = Train();
-    // A model that diverged would diverge again; corrupt, mismatching or missing data stays so.
+    // These errors would occur again: a diverged model; corrupt, mismatching or missing data.
     const bool permanent = permanent_ || absl::IsOutOfRange(status) ||
                            absl::IsDataLoss(data_status_) ||
                            absl::IsInvalidArgument(data_status_) || absl::IsNotFound(data_status_);
-    // Errors caused by the cancellation are reported as the cancellation, unless the preparation
-    // had failed before for a permanent reason.
+    // After a cancellation its reason is reported, and not the errors that it caused, unless the
+    // preparation had failed before with a permanent error.
     const absl::Status cancelled = cancellation_.status();
     if (!cancelled.ok() && !permanent_) status = cancelled;
     return {status, permanent && !absl::IsCancelled(status)};
@@ -120,8 +120,8 @@ class Trainer {
 
   // Everything before training.
   absl::Status Prepare() {
-    // Before version 1, data that cannot be opened is taken for a mistake in the run. Later other
-    // workers have read it, so this host is at fault.
+    // Before version 1, an error of opening the data is assumed to be a mistake in the run. Later,
+    // other workers have read the data, so the cause is this host.
     CADRE_RETURN_IF_ERROR(
         MarkPermanent(OpenData(), [&](const absl::Status&) { return version_ == 0; }));
     CADRE_RETURN_IF_ERROR(Connect());
@@ -135,11 +135,11 @@ class Trainer {
         MarkPermanent(checkpoints_->CheckDirectory(), absl::IsFailedPrecondition));
     CADRE_RETURN_IF_ERROR(TakeVersion());
     if (version_ > 0) return absl::OkStatus();
-    // A checkpoint that cannot be read here is taken to be unreadable everywhere.
+    // A checkpoint that cannot be read here is assumed to be unreadable on every host.
     return MarkPermanent(checkpoints_->Begin(), IsOfFiles);
   }
 
-  // Returns `status`, and marks the outcome as permanent if it is such an error.
+  // Returns `status`, and marks the outcome as permanent if the predicate holds for it.
   absl::Status MarkPermanent(absl::Status status,
                              const std::function<bool(const absl::Status&)>& is_permanent) {
     permanent_ = !status.ok() && is_permanent(status);
@@ -292,8 +292,8 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // The last step before a boundary does not gather: averaging follows, and changes the weights
-  // that are to be gathered.
+  // The last step before a boundary does not gather, because averaging follows and changes the
+  // weights.
   absl::Status TrainOneStep(bool boundary) {
     const absl::StatusOr<const Batch*> loaded = loader_->Next(step_);
     data_status_ = loaded.status();
@@ -437,8 +437,8 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // Rank 0 receives the decision and broadcasts it. While it waits it broadcasts that, so that a
-  // long absence of the coordinator is not mistaken for the death of rank 0.
+  // Rank 0 receives the decision and broadcasts it. While rank 0 waits, it broadcasts that it still
+  // waits, so that its peers do not consider it dead if the coordinator is away for long.
   absl::StatusOr<v1::Decision> AwaitDecision() {
     while (true) {
       std::optional<v1::Decision> received;
@@ -455,7 +455,8 @@ class Trainer {
   }
 
   absl::Status Adopt(const v1::Decision& decision) {
-    // A decision that only assigns another interval to evaluate: this rank has the version already.
+    // True if the decision only assigns another interval to evaluate: this rank already has the
+    // version.
     const bool again = decision.adopt() && decision.version() == version_ && period_steps_ == 0;
     if (decision.adopt() && !again) {
       if (!decision.included()) {
@@ -546,7 +547,7 @@ class Trainer {
   std::unique_ptr<Dataset> train_;
   std::unique_ptr<Dataset> test_;
   std::unique_ptr<Transport> transport_;
-  // Null: data use transport_.
+  // Null: tensors use transport_.
   std::unique_ptr<Transport> data_transport_;
   // Declared after the transports, so that it is unregistered before they are destroyed.
   std::unique_ptr<Cancellation::Registration> on_cancel_;

@@ -24,7 +24,7 @@ struct TrainerOptions {
   // Connects the ranks of the assignment's group.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::Assignment&)> connect;
   // Connects the devices of the same ranks, after `connect`; the result borrows `control`. Null:
-  // data use the same transport as control.
+  // tensors use the same transport as control messages.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data;
   // Link profiles of earlier groups; may be null.
   LinkCache* links = nullptr;
@@ -46,9 +46,9 @@ struct TrainerOutcome {
   absl::Status device;
 };
 
-// Everything is borrowed for the call. Counters added to: steps, samples, staged_payload_bytes,
-// staged_message_bytes, pulled_payload_bytes, pulled_message_bytes, versions_adopted,
-// contributions_late, and those of RunCheckpoints.
+// Trains until the generation ends; borrows all arguments for the call. Adds to the counters steps,
+// samples, staged_payload_bytes, staged_message_bytes, pulled_payload_bytes, pulled_message_bytes,
+// versions_adopted, contributions_late, and those of RunCheckpoints.
 TrainerOutcome TrainAsMember(const v1::Assignment& assignment, Backend& kernels,
                              GroupControl& control, Cancellation& cancellation, Counters& counters,
                              const TrainerOptions& options);

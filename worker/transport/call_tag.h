@@ -1,5 +1,5 @@
 // Identifies one call of one collective. Every message carries the tag of its call, and the
-// receiver compares it with that of its own call: ranks that disagree get an error that names both.
+// receiver compares it with the tag of its own call. If they differ, the error names both.
 //
 // A value; thread-safe.
 #pragma once
@@ -21,7 +21,7 @@ struct CallTag {
   uint32_t group = 0;
   // Number of earlier calls of these members.
   uint32_t sequence = 0;
-  // Elements of the whole call; 0 where ranks may differ (all-to-all).
+  // Elements of the whole call; 0 if ranks may differ (all-to-all).
   uint64_t elements = 0;
 
   friend bool operator==(const CallTag&, const CallTag&) = default;

@@ -7,9 +7,9 @@
 // in the cache when the next queue needs it.
 //
 // Dependencies are by byte, not by message. `Transfer::after` names another transfer; a byte may
-// move once that transfer has passed the same address (Allowed). This is what pipelines a ring: a
-// chunk is forwarded while it still arrives, so a step costs its latency but not its length again.
-// It also permits in-place exchanges: a receive overwrites data behind the send that reads it.
+// move once that transfer has passed the same address (Allowed). This pipelines a ring: a chunk is
+// forwarded while it still arrives, so each further step adds its latency only. It also permits
+// in-place exchanges: a receive overwrites data after the send has read it.
 //
 // Invariants:
 // - A header is sent only once the first byte of its payload may move.
@@ -30,8 +30,8 @@
 // one recvmsg per message over TCP if the socket buffers have room. Memory: kBufferBytes per
 // channel.
 //
-// Limits: a message moves over one link in order, so a large message delays the ones behind it in
-// its queue. Background work therefore has a channel of its own.
+// Limits: the messages of a queue move in order, so a large message delays the messages after it.
+// Background work therefore has a separate channel.
 #include "worker/transport/channel.h"
 
 #include <glog/logging.h>
@@ -222,8 +222,8 @@ absl::Status Channel::SendHead(Queue& queue, bool* blocked) {
 }
 
 absl::Status Channel::ReceiveHead(Queue& queue, bool* blocked) {
-  // Evaluated before reading: a peer writes to shared memory before it sends its goodbye, so what
-  // is not there after this point never will be.
+  // Evaluated before reading: a peer writes to shared memory before it sends its goodbye, so if
+  // `left` is true, all its data is already there.
   const bool left = queue.link->kind() != LinkKind::kTcp && control_.left(queue.peer);
   if (queue.prefix_bytes == 0 || queue.prefix_done < queue.prefix_bytes) {
     CADRE_RETURN_IF_ERROR(ReadHeader(queue, blocked));

@@ -1,10 +1,10 @@
 // Rendezvous of one generation of a group.
 //
 // Every rank knows the addresses of all ranks from its assignment. Rank i dials all lower ranks and
-// is dialed by all higher ones, which gives each pair exactly one direction and avoids simultaneous
-// opens. All pairings advance together in one thread: each is a state machine that never blocks
-// (pairing.h), and one poll waits for all their descriptors, for the listener and for the next
-// retry.
+// is dialed by all higher ones, so exactly one rank of each pair dials, and there are no
+// simultaneous opens. All pairings advance together in one thread: each is a state machine that
+// never blocks (pairing.h), and one poll waits for all their descriptors, for the listener and for
+// the next retry.
 //
 // Assignments reach ranks at different times. A connection from a rank that is ahead is parked by
 // the listener until this rank expects the generation; one of an older generation is refused with a

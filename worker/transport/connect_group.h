@@ -1,9 +1,9 @@
-// Connects the ranks of a group: by shared memory where two share a host, by TCP otherwise.
+// Connects the ranks of a group: by shared memory if two ranks share a host, by TCP otherwise.
 //
 // Rank i dials all lower ranks and accepts connections from all higher ones. The first connection
-// of a pair is its control connection, over which the two negotiate shared memory or, failing that,
-// the number of TCP connections per channel, which follows from the round trip of the first
-// connection.
+// of a pair is its control connection. Over it the two ranks negotiate shared memory or, if that is
+// not possible, the number of TCP connections per channel, which follows from the round trip of the
+// control connection.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,7 @@ struct ConnectOptions {
 // Connects rank `rank` with `peers` (host:port of every rank's listener, by rank; its own entry is
 // ignored). Returns when all connections of this rank are established.
 // Errors: DeadlineExceeded naming the missing ranks and their addresses; Cancelled; Aborted when a
-// peer reports that the generation is over, or a connected peer closes its connection;
+// peer reports that the generation has ended, or a connected peer closes its connection;
 // FailedPrecondition when a peer has another schema or assigns this rank another position;
 // InvalidArgument for a malformed address. The system resolves host names, which may block for as
 // long as the timeout of its resolver.

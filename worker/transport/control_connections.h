@@ -1,5 +1,5 @@
-// The control connections of a rank, and what they report: peers that left, peers that are lost,
-// and the first error of the group.
+// The control connections of a rank, one per peer. They report peers that have left, peers that are
+// lost, and the first error of the group.
 //
 // A control connection carries a goodbye or the reason of an abort, and nothing else. If it ends
 // without either, the peer is lost. A reason is forwarded together with the rank that it came from,

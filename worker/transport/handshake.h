@@ -3,11 +3,12 @@
 //   caller -> listener  Greeting  magic, schema hash, group, ranks, purpose, host, run, wakeups
 //   listener -> caller  Answer    code, host, whether memory may be shared, reason
 //   callee -> caller    Offer     shared memory and wakeups; only if both ranks can share memory
-//   caller -> callee    Settled   the memory is used, or the number of connections per channel
+//   caller -> callee    Settled   that the memory is used, or the number of connections per channel
 //
-// Offer and Settled travel on a pair's control connection only. The caller sends nothing after the
-// greeting until it has the answer, so a greeting has no length; the other messages begin with a
-// head, their length in 16 bits. Integers are little-endian; texts follow their length in 16 bits.
+// Offer and Settled are sent on a pair's control connection only. The caller sends nothing after
+// the greeting until it has the answer, so a greeting needs no length field; every other message
+// begins with a head, which is its length in 16 bits. Integers are little-endian; the length of a
+// text precedes it, in 16 bits.
 //
 // Thread-safe (values and functions without state).
 #pragma once
@@ -95,8 +96,8 @@ std::string Encode(const Answer& answer);
 std::string Encode(const Offer& offer);
 std::string Encode(const Settled& settled);
 
-// Returns nullopt if `bytes` is a proper prefix of a greeting. Errors: InvalidArgument for bytes
-// that no greeting begins with; a greeting must be all of `bytes`.
+// Returns nullopt if `bytes` is an incomplete greeting. Errors: InvalidArgument if no greeting
+// begins with `bytes`, or if bytes follow the greeting.
 absl::StatusOr<std::optional<Greeting>> DecodeGreeting(absl::string_view bytes);
 
 // Size of the head of the other messages.

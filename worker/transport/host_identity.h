@@ -8,7 +8,8 @@
 
 namespace cadre {
 
-// Returns a random number if the kernel does not provide the information: a host without peers.
+// Returns a random number if the kernel does not provide the information; no other process then
+// seems to be on this host.
 uint64_t HostIdentity();
 
 }  // namespace cadre

@@ -28,8 +28,8 @@ class OutgoingCall {
   OutgoingCall(std::string callee, Addresses addresses, const Greeting& greeting, uint64_t seed);
 
   // Makes all progress that is possible without blocking. Errors are permanent: Aborted if the
-  // callee reports that the generation is over, FailedPrecondition if it refuses for another reason
-  // or is not the listener of a rank.
+  // callee reports that the generation has ended, FailedPrecondition if it refuses for another
+  // reason or is not the listener of a rank.
   absl::Status Advance(absl::Time now);
   bool welcome() const { return state_ == State::kWelcome; }
   // Adds the descriptor that an unfinished call waits for, or reduces `until` to its next retry.

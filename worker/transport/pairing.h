@@ -66,8 +66,8 @@ class Pairing {
   // Reads more of the peer's next message; returns whether it is complete.
   absl::StatusOr<bool> ReadMessage(std::string* bytes);
   absl::Status SendMessage(const std::string& bytes);
-  // The error for a closed control connection. Aborted and not Unavailable, which callers retry:
-  // this generation cannot connect any more.
+  // The error for a closed control connection: Aborted, because this generation can no longer
+  // connect, and callers would retry Unavailable.
   absl::Status ClosedError(const absl::Status& cause) const;
   // `side`: see MakeSharedMemoryLink.
   void ShareMemory(std::shared_ptr<SharedSegment> segment, int side,

@@ -63,8 +63,8 @@ absl::Status ConnectResult(const Socket& socket);
 // trip is short, small buffers, so that data in flight stays in the processor's cache.
 void TuneConnection(const Socket& socket);
 
-// Sends all of `text` or fails. For short texts on a connection with nothing else in flight, which
-// has room for them. Errors: Unavailable.
+// Sends all of `text` or fails. For short texts on a connection without other data in flight, whose
+// buffer has room for them. Errors: Unavailable.
 absl::Status SendWhole(const Socket& socket, absl::string_view text);
 // Reads without blocking until `text` has `bytes` bytes, and no further. Returns false if some are
 // still missing. Errors: Unavailable, also if the peer closed the connection.

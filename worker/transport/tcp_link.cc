@@ -1,8 +1,8 @@
 // A link over n >= 1 TCP connections.
 //
-// One connection carries at most its window per round trip. Where bandwidth times delay exceeds
-// what the kernel grants a socket, n connections are used, n = ceil(bandwidth * delay / window),
-// and the stream of bytes is cut into stripes of kStripeBytes that go over the connections in turn.
+// One connection carries at most its window per round trip. If bandwidth times delay exceeds the
+// window that the kernel grants a socket, n = ceil(bandwidth * delay / window) connections are
+// used. The byte stream is cut into stripes of kStripeBytes, which use the connections in turn.
 // Both ends count bytes, so position / kStripeBytes modulo n gives the connection without any
 // framing.
 //

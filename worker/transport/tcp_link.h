@@ -1,6 +1,6 @@
-// A link over one or more TCP connections. Stripes of the byte stream use several connections in
-// turn, so that links with a large product of bandwidth and delay are filled although the window of
-// each connection is bounded.
+// A link over one or more TCP connections. The byte stream is cut into stripes, which use the
+// connections in turn. So several connections fill a link with a large product of bandwidth and
+// delay, although the window of each is bounded.
 #pragma once
 
 #include <memory>

@@ -1,9 +1,9 @@
 // The listening socket of a worker process, through which peers connect to all of its groups.
 //
-// A thread of its own accepts connections and reads their greetings concurrently, so that a silent
-// peer delays no other. A connection of a generation that is not expected yet is parked, because
-// its peer may have received its assignment earlier. An invalid connection is refused with a
-// reason, and anything but a greeting is closed. Counters:
+// The listener's thread accepts connections and reads their greetings concurrently, so that a
+// silent peer delays no other peer. A connection of a generation that is not expected yet is parked
+// (kept), because its peer may have received the assignment earlier. An invalid greeting is refused
+// with a reason, and a connection that sends anything else is closed. Counters:
 //   transport_garbage_closed             not a greeting
 //   transport_handshake_timeouts         no complete greeting in time
 //   transport_refused_stale_generation, transport_refused_schema, transport_refused_place
@@ -41,13 +41,13 @@ class TcpListener {
     absl::Duration handshake_timeout = absl::Seconds(5);
     // Maximum time for which a connection is parked; its peer may connect again.
     absl::Duration park_timeout = absl::Seconds(60);
-    // Maximum number of connections without an owner; beyond it the oldest is dropped.
+    // Maximum number of connections that no group has taken; beyond it the oldest is dropped.
     size_t max_waiting = 256;
     // Must outlive the listener. May be null.
     Counters* counters = nullptr;
   };
 
-  // A rank of this process that connects its group.
+  // A rank of this process whose group is being connected.
   struct Expectation {
     GroupIdentity group;
     int rank = 0;
@@ -83,7 +83,7 @@ class TcpListener {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // A connection without an owner.
+  // A connection that no group has taken yet.
   struct Connection {
     Socket socket;
     absl::Time deadline;
@@ -132,7 +132,7 @@ class TcpListener {
   const int port_;
 
   absl::Mutex mutex_;
-  // No connection is accepted before, after the process ran out of descriptors.
+  // Set when the process has run out of descriptors: no connection is accepted before this time.
   absl::Time accept_after_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -10,7 +10,7 @@
 // transport sees all of its dependencies and can forward a message while it still arrives.
 //
 // On each channel, some kilobytes may be in flight between a pair of ranks in each direction
-// without a matching receive: a small send completes no matter how far its peer has come.
+// without a matching receive: a small send completes even if its peer has not called Run yet.
 //
 // Threads: one thread at a time calls Run on a channel, different threads on different channels;
 // Abort, Poll and status() are thread-safe.

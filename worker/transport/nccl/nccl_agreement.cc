@@ -73,7 +73,7 @@ bool NcclAgreement::IsKnown(int channel, const CallTag& tag, const PairDigest& p
     digest = Mix(digest, word);
   }
   std::unordered_set<uint64_t>& known = known_[pair.peer];
-  // Both ranks of the pair forget at the same call, because they have compared the same calls.
+  // Both ranks of the pair clear at the same call, because they have compared the same calls.
   if (known.size() >= kMaxKnownCalls) known.clear();
   return !known.insert(digest).second;
 }

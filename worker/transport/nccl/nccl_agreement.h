@@ -3,9 +3,9 @@
 // NCCL's messages carry no tags: ranks that execute different plans would block forever or accept a
 // wrong tensor. Therefore, when a call of a new kind connects two ranks, they first compare over
 // the host transport the tag of the call and the number, lengths and rounds of the messages between
-// them. Later calls of the same kind cost nothing. Each pair of ranks remembers the calls that it
-// has compared, so both ranks of a pair know the same kinds, and detect the first call that
-// differs.
+// them. Later calls of the same kind are not compared again. Each rank remembers which calls it has
+// compared with each peer, so both ranks of a pair know the same kinds, and detect the first call
+// that differs.
 //
 // Uses channel kMoves of the host transport, which is borrowed. Thread: the one that calls the data
 // transport.

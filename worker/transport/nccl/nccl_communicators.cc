@@ -5,8 +5,8 @@
 // peer, and a caller that synchronizes with such a stream must find the device failed; otherwise it
 // would accept the memory of the interrupted collective as a result.
 //
-// Aborts may block forever, so they run without mutex_, on threads of their own, after the handles
-// have been taken out of comms_.
+// Aborts may block forever, so they run without mutex_, on separate threads, after the handles have
+// been taken out of comms_.
 #include "worker/transport/nccl/nccl_communicators.h"
 
 #include <glog/logging.h>
@@ -26,11 +26,12 @@ namespace {
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(2);
 // Maximum time to wait for the host transport to name the peer that NCCL has lost.
 constexpr absl::Duration kPeerNameDelay = absl::Milliseconds(20);
-// Enqueuing a group takes microseconds unless it blocks, for the reason that the abort is about.
+// Maximum time to wait before an abort for a group that is being enqueued. That takes microseconds
+// unless it blocks, and then the abort releases it.
 constexpr absl::Duration kEnqueueTimeout = absl::Milliseconds(100);
 // NCCL cannot finalize if peers have exited already.
 constexpr absl::Duration kFinalizeTimeout = absl::Seconds(5);
-// On a lost device an end that takes longer never returns.
+// The same as `end_timeout` for a lost device: an end that takes longer never returns.
 constexpr absl::Duration kEndTimeoutLost = absl::Seconds(1);
 // Polls without a pause; over established connections an operation takes microseconds.
 constexpr int kQuickPolls = 2000;
@@ -90,7 +91,7 @@ NcclCommunicators::~NcclCommunicators() {
       api_.deregister_memory(comm->handle, handle);
     }
     const absl::Status finalized = Finalize(comm->handle);
-    // Not after a timeout: peers that have exited do not make results invalid.
+    // A timeout is not an error: results remain valid although peers have exited.
     if (!finalized.ok() && !absl::IsDeadlineExceeded(finalized)) Fail(finalized);
     EndComms(finalized.ok() ? api_.destroy : api_.abort, {{comm->handle, comm}});
   }

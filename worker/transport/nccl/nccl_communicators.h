@@ -1,10 +1,10 @@
-// The NCCL communicators of one rank: their creation, use and end.
+// Creates, uses and ends the NCCL communicators of one rank.
 //
 // They are non-blocking: no call of NCCL blocks its caller, so every wait here has a deadline and
 // ends with the first error. A watcher thread polls for asynchronous errors of NCCL, failures of
 // the host transport and failures of the device. The first error fails all three, and then all
 // communicators are aborted, which releases the streams that wait for a lost peer. Each abort runs
-// on a thread of its own, because it may block forever (a broken context, a graph that still
+// on a separate thread, because it may block forever (if the context is broken, or a graph still
 // exists); such a thread is abandoned after a while, earlier if the device is lost.
 //
 // Guarantees: the device has failed before a communicator is aborted because of an error, so a

@@ -1,9 +1,8 @@
-// Converts NCCL's errors to Status, and types of elements to NCCL's.
+// Converts NCCL's errors to Status, and element types to NCCL's types.
 //
 //   Unavailable         a peer, the network or the device is lost: other hosts may succeed
-//   FailedPrecondition  NCCL rejects the configuration, such as one GPU for two ranks: a retry
-//   cannot
-//                       succeed
+//   FailedPrecondition  NCCL rejects the configuration, such as one GPU for two ranks: no retry
+//                       can succeed
 //   Internal            an invalid call: a bug
 //
 // Thread-safe (pure functions).

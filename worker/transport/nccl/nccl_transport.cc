@@ -1,14 +1,14 @@
-// Lists of transfers over NCCL.
+// Executes lists of transfers by NCCL.
 //
 // NCCL moves whole messages between ranks that call ncclSend and ncclRecv in matching groups, and
 // knows neither tags nor dependencies inside a message. A list of transfers is therefore executed
-// in rounds (worker/comm/rounds.h), numbers that both ends of a message agree on: the transfers of
-// one round are one ncclGroupStart/ncclGroupEnd, which NCCL progresses concurrently and cannot
-// deadlock in; then a kernel adds what was received for sums; then the next round follows on the
-// same stream.
+// in rounds (worker/comm/rounds.h); the round of a message is the same at both ends. The transfers
+// of one round are one ncclGroupStart/ncclGroupEnd, which NCCL executes concurrently and without
+// deadlock; then a kernel adds the received addends; then the next round follows on the same
+// stream.
 //
-// Received addends lie in scratch until they are added. That is why a sum may share a round with
-// the send of the data it adds to (butterfly): the send reads the old data while the addend
+// Received addends are in scratch until they are added. Therefore a sum may share a round with the
+// send of the data that it adds to (butterfly): the send reads the old data while the addend
 // arrives.
 //
 // Native collectives map to ncclAllReduce; reduce-scatter and all-gather map to NCCL's own if
@@ -21,7 +21,7 @@
 // - Scratch grows only outside of graph captures. Outgrown scratch is kept for enqueued work and
 //   captured graphs that still use it.
 // - The calls of a new kind are compared with the peers before the first of them is enqueued
-//   (nccl_agreement.h); a mismatch inside NCCL would be a hang.
+//   (nccl_agreement.h), because NCCL would block forever on a mismatch.
 //
 // Cost: one group launch and at most one kernel per sum and round. The schedule's byte-wise
 // pipelining is lost: a ring step costs its full length.

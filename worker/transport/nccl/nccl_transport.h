@@ -12,9 +12,9 @@
 // received into scratch.
 //
 // The calls of a channel must be enqueued on one stream, or on streams ordered by events. The first
-// call of its kind is compared with those of the peers over the host transport's channel kMoves
-// (nccl_agreement.h) and allocates scratch. Therefore a call must run once before it is captured,
-// and captured graphs must be destroyed before the transport.
+// call of a kind is compared with the calls of the peers, over the host transport's channel kMoves
+// (nccl_agreement.h), and allocates scratch. Therefore a call must run once before it is captured.
+// Captured graphs must be destroyed before the transport.
 //
 // Owns its NCCL communicators: one of all ranks for each of the channels kMoves and kBackground,
 // and those of the parts that PrepareMembers names. Borrows device, kernels and host transport.
