@@ -138,8 +138,8 @@ Machine::Actions Machine::Report(const TrainingReport& report) {
       report);
 }
 
-// The slot is given up immediately; the report of the failure is repeated until the coordinator
-// releases the generation.
+// Drops the slot immediately, and repeats the report of the failure until the coordinator releases
+// the generation.
 Machine::Actions Machine::Fail(const v1::RankSlot& place, bool permanent,
                                const std::string& reason) {
   if (!IsCurrent(place)) return {};

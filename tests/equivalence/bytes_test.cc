@@ -86,10 +86,10 @@ TEST(Grid, MovesEqualTheFormula) {
     EXPECT_EQ(MoveElements(tape, 2, TapeOpKind::kMoveGradient), 8)
         << "all-reduce of dx over the rows";
   }
-  // The all-reduce of the gradient over the columns sends 2 (3 - 1) / 3 of the 12 weights that a
-  // rank holds of 24. The weights of the layer before are replicated over the rows, so each rank
-  // owns a sixth of their 20 elements. A rank reduces, over its row, what the ranks of the row own,
-  // and sends all of it except for its own sixth; in the all-gather it sends all but its
+  // Of 24 weights a rank holds 12, and the all-reduce of their gradient over the columns sends 2 (3
+  // - 1) / 3 of them. The weights of the layer before are replicated over the rows, so each rank
+  // owns a sixth of their 20 elements. In the reduce-scatter over its row, a rank sends what the
+  // ranks of the row own, except for its own sixth; in the all-gather it sends all but its
   // successor's sixth.
   const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
   ASSERT_EQ(bytes.size(), 6U);
@@ -159,11 +159,11 @@ TEST(Halo, SendsOneRowPerDirection) {
   }
 }
 
-// Joo and Youn 2021: convolutions over all ranks, fully connected layers sharded over `model`. Of N
-// = 4 ranks in groups of g = 2 with b samples each, the input of the first sharded layer is
-// gathered
-// ((g - 1) b d elements) and its gradient reduce-scattered, and likewise outputs and their
-// gradients. Convolutions are reduced over all ranks, each shard over the N / g ranks that hold it.
+// The hybrid of Joo and Youn 2021: convolutions are data parallel over all ranks, fully connected
+// layers are sharded over `model`. N = 4 ranks form groups of g = 2, and each rank has b samples.
+// The input of the first sharded layer is all-gathered ((g - 1) b d elements) and its gradient
+// reduce-scattered, and likewise the outputs and their gradients. Gradients of convolutions are
+// reduced over all ranks, gradients of each shard over the N / g ranks that hold it.
 TEST(GroupHybrid, MovesEqualTheFormula) {
   const v1::RunSpec spec = Parse(R"(
     model {

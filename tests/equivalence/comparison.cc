@@ -39,8 +39,8 @@ Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer
       index_(ParameterIndex::FromGraph(graph_)),
       host_(std::move(one)),
       train_(std::move(plans)) {
-  // The error is relative to the movement, so a small rate is as sensitive as a large one; it
-  // prevents deep models with batch norm from amplifying rounding from step to step.
+  // The error is relative to the change of the weights, so a small rate detects errors as well as a
+  // large one. It prevents deep models with batch norm from amplifying rounding from step to step.
   training_.rate = 0.002F;
   training_.batches = RandomBatches(graph_, spec.batch_per_group(), spec.seed());
 }

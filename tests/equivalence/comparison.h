@@ -1,4 +1,4 @@
-// Trains one run under many plans and compares each with one rank.
+// Trains one run under many plans and compares the result of each with the result of one rank.
 #pragma once
 
 #include <functional>

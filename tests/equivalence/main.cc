@@ -1,5 +1,5 @@
-// Trains a small version of a model of the zoo under parallel plans, and compares each with one
-// worker.
+// Trains a small version of a model of the zoo under parallel plans, and compares the result of
+// each plan with the result of one worker.
 #include <cstdio>
 #include <random>
 #include <string>

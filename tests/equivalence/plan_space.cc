@@ -44,7 +44,7 @@ class Uncovered {
     return found != pairs_.end() && found->second.count(pair) > 0;
   }
 
-  // A pair of the edge with the largest number of uncovered pairs, or null.
+  // Returns a pair of the edge that has the largest number of uncovered pairs, or null.
   const Pair* Next(std::pair<int, int>* edge) const {
     const Pair* next = nullptr;
     size_t largest = 0;

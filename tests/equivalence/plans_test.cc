@@ -1,5 +1,5 @@
-// The planner's plans compute what one worker computes over twenty steps, with every optimizer and
-// with micro-batches; and the comparison detects the smallest error.
+// Under the planner's plans a group computes the same as one worker over twenty steps, with every
+// optimizer and with micro-batches; and the comparison detects the smallest error.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Optimizers, testing::Values("nesterov", "adamw",
                          [](const auto& info) { return info.param; });
 
 // With statistics per rank, each of two ranks is like a worker on half of the batch: after a step
-// of SGD, weights and running statistics are the means of theirs.
+// of SGD, the weights and running statistics are the means over two such workers.
 TEST(BatchNormPerRank, UsesStatisticsOfEachRank) {
   v1::RunSpec spec = Spec("resnet18", 8);
   spec.mutable_optimizer()->mutable_sgd()->Clear();

@@ -1,5 +1,5 @@
-// Random models: graphs of any operations, with branches, to find errors of unforeseen
-// combinations. A model is a function of its seed.
+// Random models: graphs of any operations, with branches, to find errors in combinations that no
+// other test contains. A model is a function of its seed.
 #pragma once
 
 #include <cstdint>

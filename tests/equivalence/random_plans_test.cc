@@ -1,4 +1,5 @@
-// Random models under random plans, by seed, so that any operations meet on any layouts.
+// Random models under random plans, by seed, to test arbitrary combinations of operations and
+// layouts.
 #include <gtest/gtest.h>
 
 #include <random>

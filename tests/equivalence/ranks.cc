@@ -54,7 +54,7 @@ class Rank {
 
   void Run() {
     status_ = Train();
-    // Otherwise the other ranks would wait for this one.
+    // Without the abort the other ranks would wait for this one.
     if (!status_.ok()) control_.Abort(status_);
     replica_ = nullptr;
     data_ = nullptr;
@@ -73,7 +73,7 @@ class Rank {
     CADRE_RETURN_IF_ERROR(SetInitial());
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     for (int step = 0; step < training_.steps; ++step) {
-      // Steps end in both ways: with a gather during the next step, and at a boundary.
+      // Steps end in both ways in turn: with a gather, and at a boundary (without a gather).
       const bool boundary = step % 2 == 1;
       CADRE_RETURN_IF_ERROR(Step(training_.batches(step), step, boundary));
       if (boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
@@ -237,7 +237,7 @@ absl::StatusOr<GroupResult> Ranks::Train(const v1::RunSpec& spec, const v1::Plan
   for (const auto& rank : ranks) threads.emplace_back([&rank] { rank->Run(); });
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 0; i < ranks.size(); ++i) {
-    // The cause of the failure, not an error that it caused on other ranks.
+    // Returns the cause of the failure, not an error that it caused on other ranks.
     if (ranks[i]->status().ok() || ranks[i]->status() != transports[i]->status()) continue;
     return ranks[i]->status();
   }

@@ -35,7 +35,7 @@ class RankBackEnd {
  public:
   virtual ~RankBackEnd() = default;
   virtual Backend& kernels() = 0;
-  // Called on all ranks of a group. Null: data use `control`, as on the host.
+  // Called on all ranks of a group. Null: tensors use `control`, as on the host.
   virtual absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) = 0;
 };
 // Called on the thread of the rank, once per group.

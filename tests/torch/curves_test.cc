@@ -24,8 +24,9 @@ namespace {
 
 // The fixtures are exact (PyTorch in float64). They also contain the deviation of PyTorch's float32
 // runs with weights perturbed by some roundings. It is below 1e-6 until rounding changes the side
-// of a ReLU or a maximum, and then grows with the steps, as training amplifies it. Sixteen runs are
-// not a bound, hence the factor; deviations that occurred in none of them require the floor.
+// of a ReLU or a maximum, and then grows with the steps, as training amplifies it. The maximum of
+// sixteen runs is not an upper bound, so it is multiplied by kRoundings; the floors allow for
+// deviations that occurred in none of them.
 constexpr double kRoundings = 5;
 constexpr double kFloor = 1e-5;
 // Changes are small differences of larger weights.

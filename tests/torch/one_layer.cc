@@ -104,7 +104,7 @@ absl::StatusOr<Floats> OneLayer::Forward(bool training, const std::vector<Floats
 absl::StatusOr<std::vector<Floats>> OneLayer::Backward(const std::vector<Floats>& x,
                                                        const Floats& dy) {
   const TapeOp* found = OpOf(training_, TapeOpKind::kBackward);
-  // The gradient of every input equals that of the output.
+  // The gradient of every input equals the gradient of the output.
   if (found == nullptr) return std::vector<Floats>(x.size(), dy);
   const TapeOp& op = *found;
   Floats scratch = BufferOf(training_, op.scratch);

@@ -42,8 +42,8 @@ class OneLayer {
 
   absl::StatusOr<Floats> Train(const std::vector<Floats>& x);
   absl::StatusOr<Floats> Evaluate(const std::vector<Floats>& x);
-  // Fills the parameters' gradients and returns those of the inputs; none for tokens.
-  // Requires: the call before was Train, of `x`.
+  // Fills the parameters' gradients and returns the inputs' gradients (none for tokens).
+  // Requires: the call before was Train, with `x`.
   absl::StatusOr<std::vector<Floats>> Backward(const std::vector<Floats>& x, const Floats& dy);
   // Updates the running statistics as the optimizer does at the end of a step; weights are
   // unchanged.

@@ -79,7 +79,7 @@ const v1::MemberMessage& MessageOf(const Machine::Action& action) {
   return std::get<Machine::Send>(action).message;
 }
 
-// A machine that trains in `generation`, without unanswered messages.
+// A state machine whose worker trains in `generation`, without unanswered messages.
 Machine Training(uint32_t generation) {
   Machine machine;
   machine.Receive(AssignmentOf(generation));

@@ -1,5 +1,5 @@
 // Failures of a worker's device: what the worker reports to the coordinator, and whether it ends.
-// With emulated devices and a fake coordinator.
+// Uses emulated devices and a fake coordinator.
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,7 +27,8 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr size_t kMemory = size_t{24} << 20;
-// A layer of this width has weights and gradients of 16 MB each, which do not fit.
+// A layer of this width has weights and gradients of 16 MB each, which do not fit into the device's
+// memory.
 constexpr uint32_t kWide = 200'000;
 
 class EmulatedCompute final : public Compute {

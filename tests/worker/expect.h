@@ -12,7 +12,7 @@
 
 namespace cadre {
 
-// The message in text format. An error ends the test program.
+// Parses a message in text format. An error ends the test program.
 template <typename Message>
 Message Parse(const std::string& text) {
   Message message;

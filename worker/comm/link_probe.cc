@@ -68,7 +68,7 @@ constexpr size_t kMaxExchange = size_t{4} << 20;
 constexpr double kFastReadingSeconds = 16e-3;
 constexpr double kSlowReadingSeconds = 50e-3;
 constexpr int kStreamReadings = 5;
-// Addition is timed on data in the second-level cache, where data that has just arrived is.
+// Addition is timed on data in the second-level cache, because received data is in that cache.
 constexpr size_t kSumBytes = size_t{128} << 10;
 // Time spent on all-reduces: as long as the link needs for so many bytes, within these limits.
 constexpr double kSampleBytes = 64e6;

@@ -85,7 +85,7 @@ class Recursion {
       schedule_.push_back({Kind::kReceive, peer, run, LastReceive(schedule_)});
     }
   }
-  // Overwrites data behind the send that reads it.
+  // Overwrites data as soon as the send that reads it has passed.
   void ReceiveBehindSend(Kind kind, int peer, const std::vector<Interval>& runs) {
     for (const Interval& run : runs) schedule_.push_back({kind, peer, run, Sender(run)});
   }

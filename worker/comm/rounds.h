@@ -2,7 +2,8 @@
 // messages of a round are concurrent, then received addends are added, then the next round begins.
 //
 // The round of a message is the same at both ends, so rounds cannot deadlock even if a member takes
-// no part in some of them. It is the earliest round after those of its dependencies at either end.
+// no part in some of them. It is the earliest round after the rounds of the message's dependencies
+// at both ends.
 // A sum that overwrites the data of a concurrent send may share the send's round, because addends
 // are received into separate memory.
 //

@@ -67,8 +67,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
   CADRE_ASSIGN_OR_RETURN(
       const ImageTransform transform,
       ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
-  // The training folders determine the numbers of the classes, also where the test split lacks
-  // some.
+  // The training folders determine the numbers of the classes, even if the test split lacks some of
+  // them.
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes, ListClassFolders(data.train()));
   if (std::ssize(classes) > needs.classes) {
     return absl::InvalidArgumentError(absl::StrCat(data.train(), ": holds ", classes.size(),

@@ -33,8 +33,8 @@ std::string BucketDisplayName(const ParameterIndex& index, const BucketOwnership
 }
 
 int LayerAtPeak(const Tape& tape) {
-  // By operation: size of the buffers whose lifetime starts with it, less that of buffers whose
-  // lifetime ended with the operation before.
+  // By operation: size of the buffers whose lifetime starts with it, less the size of the buffers
+  // whose lifetime ended with the operation before.
   std::vector<int64_t> change(tape.ops.size() + 1, 0);
   for (const TapeBuffer& buffer : tape.buffers) {
     if (buffer.words == 0 || buffer.first > buffer.last) continue;

@@ -1,10 +1,10 @@
 // Multi-head self-attention (Vaswani et al., NeurIPS 2017) on the heads that this rank holds.
 //
-// Heads are independent up to the output projection, so splitting them splits both projections:
-// that to queries, keys and values by its outputs, the output projection by its inputs. Each rank's
-// output is then an addend of the whole, and the layer needs one exchange in each direction
-// (Shoeybi et al., Megatron-LM, 2019). The move after the layer performs it; only the first rank
-// adds the bias.
+// Heads are independent up to the output projection, so splitting the heads splits both
+// projections: the projection to queries, keys and values by its outputs, the output projection by
+// its inputs. Each rank's output is then an addend of the whole, and the layer needs one exchange
+// in each direction (Shoeybi et al., Megatron-LM, 2019). The move after the layer performs the
+// exchange; only the first rank adds the bias.
 //
 // Forward saves queries, keys, values, the softmax's probabilities and the context, so that
 // backward recomputes nothing. The probabilities take O(tokens^2) memory per head.

@@ -2,7 +2,7 @@
 //
 // A split of the outputs needs no exchange in forward, and makes the gradient of the input a
 // partial sum; a split of the inputs does the opposite. The layouts around the layer express that
-// (model/op_indices.h), so these classes only compute on the part that they are given.
+// (model/op_indices.h), so these classes only compute on this rank's part.
 #include <utility>
 
 #include "base/status.h"
@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// Input: [samples, in], or [samples, tokens, in], where it applies to every row.
+// Its input is [samples, in] or [samples, tokens, in]; in both cases it applies to every row.
 class FullyConnected final : public Layer, public GradientParts {
  public:
   explicit FullyConnected(LayerSetting setting)

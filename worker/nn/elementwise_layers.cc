@@ -83,7 +83,7 @@ class DropoutLayer final : public Layer {
   const Box here_;
 };
 
-// It has no backward: the gradient of every addend is that of the sum (plan/tape.cc).
+// It has no backward: the gradient of every addend equals the gradient of the sum (plan/tape.cc).
 class AddLayer final : public Layer {
  public:
   explicit AddLayer(LayerSetting setting) : kernels_(setting.kernels) {}

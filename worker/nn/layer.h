@@ -52,7 +52,8 @@ struct LayerTensors {
   Values saved;
   Values scratch;
   ConstValues dy;
-  // Empty: not required, or without elements on this rank. wants_dx is equal on all ranks.
+  // An entry of dx is empty if it is not required or has no elements on this rank; wants_dx says
+  // whether it is required, and is equal on all ranks.
   std::vector<Values> dx;
   std::vector<bool> wants_dx;
 

@@ -111,10 +111,10 @@ class Network {
   // other devices it has been read when the call returns, and is copied concurrently with earlier
   // work. Errors: InvalidArgument for tokens outside the vocabulary.
   absl::Status Load(const BatchView& batch);
-  // Plays the loaded batch up to the loss and AfterLoss, and then the rest. Fills the store's
-  // gradients with those of the sum of the losses times `loss_scale`, as partial sums over each
-  // bucket's axes. `share`: this batch's fraction of the step's samples. Requires: a batch of
-  // `samples` was loaded.
+  // PlayForward plays the loaded batch up to the loss and AfterLoss, PlayBackward plays the rest.
+  // Together they fill the store's gradients with the gradients of (sum of the losses) times
+  // `loss_scale`, as partial sums over each bucket's axes. `share`: this batch's fraction of the
+  // step's samples. Requires: a batch of `samples` was loaded.
   absl::Status PlayForward(int64_t samples, float loss_scale, double share);
   absl::Status PlayBackward(int64_t samples);
   // Load, PlayForward and PlayBackward.

@@ -36,8 +36,8 @@ class SliceOptimizer {
                  std::span<const float> statistic_momenta, const BucketOwnership& bucket);
 
   // In all methods both spans are the slice [bucket.slice_begin(), bucket.slice_end()), in device
-  // memory. Gradients are those of the mean loss over the group's batch; for running statistics
-  // they are the statistics of the batch.
+  // memory. Gradients are the gradients of the mean loss over the group's batch; for running
+  // statistics they are the statistics of the batch.
 
   // Adds this slice's sums to `norms`.
   void AddNorms(std::span<const float> gradients, std::span<const float> weights,

@@ -22,7 +22,7 @@ Communicator WholeGroup(Transport& transport, int channel = 0);
 // communicator are returned unchanged.
 absl::Status Agree(const absl::Status& mine, Communicator& group);
 
-// A collective. Returns the text of member 0; those of the others are ignored.
+// A collective. Returns the text of member 0; the texts of the others are ignored.
 // Requires: at most kMaxSharedText bytes. Errors: those of the communicator.
 inline constexpr size_t kMaxSharedText = size_t{256} << 20;
 absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group);

@@ -56,11 +56,11 @@ struct LoadedCheckpoint {
   std::optional<v1::CheckpointManifest> manifest;
 };
 
-// Overwrites the values with those of `from`: a checkpoint folder, a directory of checkpoints (its
-// newest), or a *.safetensors file (weights only). `optimizer` is the run's. Errors, equal on all
-// ranks and naming the rank: NotFound and others for files; InvalidArgument for a malformed file,
-// another model (the differences are listed) or another kind of optimizer; DataLoss if the values
-// are not those that were saved. After an error values are unspecified.
+// Overwrites the values with the content of `from`: a checkpoint folder, a directory of checkpoints
+// (of which the newest is read), or a *.safetensors file (weights only). `optimizer` is the run's.
+// Errors, equal on all ranks and naming the rank: NotFound and others for files; InvalidArgument
+// for a malformed file, another model (the differences are listed) or another kind of optimizer;
+// DataLoss if the values are not those that were saved. After an error values are unspecified.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const std::string& from,
                                                 const ParameterIndex& index,
                                                 const v1::Optimizer& optimizer,

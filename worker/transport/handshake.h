@@ -25,7 +25,8 @@
 
 namespace cadre {
 
-// Identifies one generation of one group; equal on all of its ranks and nowhere else.
+// Identifies one generation of one group. It is equal on all ranks of that generation and on no
+// others.
 struct GroupIdentity {
   // Hash of the protocol's messages; ranks with different schemas cannot work together.
   uint64_t schema_hash = 0;

@@ -14,7 +14,7 @@ namespace {
 
 // Random; generated at boot.
 constexpr char kBootId[] = "/proc/sys/kernel/random/boot_id";
-// The namespace of the thread, which may differ from that of the process.
+// The thread's network namespace, which may differ from the process's.
 constexpr char kNetwork[] = "/proc/thread-self/ns/net";
 
 // FNV-1a: equal in all builds, unlike std::hash.

@@ -2,7 +2,7 @@
 // ranks.
 //
 // Each ring has two counters that only grow: `written`, stored by the writer, and `read`, stored by
-// the reader, each on a cache line of its own. The difference is the number of bytes in the ring;
+// the reader, each on a separate cache line. The difference is the number of bytes in the ring;
 // the position in memory is the counter modulo the size, a power of two. Both sides cache the
 // other's counter and reload it only when the ring looks full or empty, which avoids most cache
 // misses. The design follows the usual Lamport queue with cached indices.

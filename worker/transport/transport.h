@@ -61,14 +61,14 @@ struct Transfer {
   std::span<std::byte> data;
   // Position in the list of the transfer that this one depends on, or kNone. A byte may move once
   // that transfer has passed the same address; this permits forwarding data that still arrives, and
-  // overwriting data behind a send. A byte outside that transfer's data, and an empty message, wait
-  // until it is complete.
+  // overwriting data that a send has read. A byte outside that transfer's data, and an empty
+  // message, wait until that transfer is complete.
   static constexpr int kNone = -1;
   int after = kNone;
   // For transports on devices, which move whole messages (worker/comm/rounds.h); ignored by others.
   // The messages of a round are concurrent and follow all earlier rounds, whose sums have been
-  // added. The round is equal at both ends of a message and greater than that of `after`, except
-  // that a sum may share the round of the send that it depends on.
+  // added. The round is equal at both ends of a message. It is greater than the round of `after`,
+  // except that a sum may share the round of the send that it depends on.
   int round = 0;
 };
 

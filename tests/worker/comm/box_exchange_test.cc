@@ -1,4 +1,4 @@
-// Execution of moves between ranks on threads, over shared rings and TCP.
+// Executes moves between ranks that are threads, over shared memory and TCP.
 #include "worker/comm/box_exchange.h"
 
 #include <gmock/gmock.h>

@@ -206,7 +206,7 @@ void CheckMeshAxes(const DeviceRank& rank) {
       ASSERT_TRUE(memory.Read() == ExactSum(DType::kFloat32, 2, comm->members(), 500))
           << AlgorithmName(algorithm);
     }
-    // Small sums are native once that is available.
+    // Small sums use native collectives once they are available.
     const OnDevice few(rank, ExactData(DType::kFloat64, 3, rank.data.rank(), 2));
     ASSERT_TRUE(
         comm->AllReduceSum(std::span(reinterpret_cast<double*>(few.span().data()), 2)).ok());

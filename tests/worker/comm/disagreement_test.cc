@@ -54,7 +54,7 @@ Call InSequence(Call first, Call second) {
 
 struct Case {
   std::string name;
-  // The call of ranks 0 and 2, and that of rank 1.
+  // The call of ranks 0 and 2, and the different call of rank 1.
   Call call;
   Call other;
   // Descriptions of both in the error.
@@ -128,8 +128,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DisagreementTest,
                            return std::get<0>(info.param).name + WireName(std::get<1>(info.param));
                          });
 
-// Every pair of algorithms, with the differing call on every rank. In larger groups the messages of
-// that rank may go to ranks that expect none of it, and all ranks may wait for others.
+// Tests every pair of algorithms, with the differing call on each rank in turn. In larger groups
+// that rank may send messages to ranks that expect none from it, and all ranks may wait for others.
 class EveryPairTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(EveryPairTest, DetectsAnyDifferingRank) {

@@ -72,7 +72,7 @@ struct GroupSpec {
     Random random(seed, 0);
     ranks = 1 + random.Below(8);
     const uint64_t kind = random.Below(8);
-    // Usually threads, which reach the rarest orders; other links have tests of their own.
+    // Usually threads, which reach the rarest orders; other links have separate tests.
     wire = kind < 5 ? Wire::kThreads : kind < 7 ? Wire::kSharedMemory : Wire::kTcp;
     collectives = 20 + random.Below(30);
     if (ranks > 1 && random.OneIn(3)) {
@@ -144,7 +144,7 @@ class Program {
     }
   }
 
-  // Divides the ranks into a few sets in random order; returns that of this rank.
+  // Divides the ranks into a few sets in random order; returns the set of this rank.
   std::vector<int> Members(Random& random) const {
     const uint64_t sets = random.OneIn(2) ? 1 : 1 + random.Below(3);
     std::vector<uint64_t> set_of;

@@ -95,7 +95,8 @@ class Simulation {
     bool sends = false;
   };
 
-  // The first end that can move does so until the next shuffle, so some members run far ahead.
+  // Changes the order in which ends are tried. The first end that can move does so until the next
+  // shuffle, so some members run far ahead.
   void Shuffle() {
     std::shuffle(ends_.begin(), ends_.end(), random_);
     until_shuffle_ = 1 + random_() % 40;
@@ -178,7 +179,7 @@ class Simulation {
   uint64_t until_shuffle_ = 0;
 };
 
-// Times of messages of unit length, given their dependencies.
+// Computes the times of messages, each of which takes one unit and waits for its dependencies.
 class Chains {
  public:
   explicit Chains(const std::vector<Schedule>& schedules) : schedules_(schedules) {
@@ -211,7 +212,7 @@ class Chains {
 
  private:
   struct Step {
-    // The previous step of its kind of the same member.
+    // The previous step of the same kind and member.
     std::optional<int> before;
     int other_end = 0;
     // Time of its message; 0 if not computed yet.

@@ -34,7 +34,7 @@ void PlayRounds(const std::vector<Schedule>& schedules, std::vector<MemberData>&
 // receives one at a time, in the order of its schedule.
 int64_t LongestChain(const std::vector<Schedule>& schedules);
 
-// An error text unless sends and receives between each two members match; otherwise empty.
+// Returns an error text if the sends and receives between two members do not match, else "".
 std::string CheckMessages(const std::vector<Schedule>& schedules);
 
 }  // namespace cadre

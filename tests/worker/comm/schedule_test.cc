@@ -134,7 +134,7 @@ TEST_P(AlgorithmTest, HierarchicalAllReduce) {
   });
 }
 
-// Independent of the algorithm.
+// The schedule of a broadcast does not depend on the algorithm.
 TEST_P(AlgorithmTest, Broadcast) {
   for (int members = 1; members <= kMaxMembers; ++members) {
     for (int root = 0; root < members; ++root) {
@@ -191,8 +191,8 @@ TEST(RingTest, OrderOfAdditions) {
   }
 }
 
-// Adjacent intervals travel together, so each step has one message for any number of members, and
-// one round.
+// Adjacent intervals are sent as one message, so each step has one message and one round for any
+// number of members.
 TEST(StepsTest, OneMessageAndRoundPerStep) {
   for (int members = 1; members <= kMaxMembers; ++members) {
     const unsigned count = members;
@@ -244,9 +244,9 @@ bool FailsInSomeOrder(const std::vector<Schedule>& schedules, int64_t elements) 
   return false;
 }
 
-// Every dependency of a send, and every dependency on a send, is necessary, and the simulator finds
-// an order that shows it. Dependencies between receives determine the order of additions, which
-// integers do not show, or are chained for later steps.
+// Every dependency of a send, and every dependency on a send, is necessary: without it the
+// simulator finds an order with a wrong result. Dependencies between receives determine the order
+// of additions, which does not change sums of integers, or are chained for later steps.
 TEST(SimulatorTest, DetectsMissingDependency) {
   constexpr int64_t kElements = 24;
   for (const Algorithm algorithm : kAlgorithms) {

@@ -73,8 +73,8 @@ TEST(AugmentationTest, RandomCropsAreCenteredOnAverage) {
     top += (rect.top + rect.height / 2) / kSamples;
     left += (rect.left + rect.width / 2) / kSamples;
   }
-  // The standard deviation of a center is below a third of the side, that of the mean of 4000 below
-  // half a percent.
+  // The standard deviation of a center is below a third of the side, so the standard deviation of
+  // the mean of 4000 centers is below half a percent.
   EXPECT_NEAR(top, 50, 1.5);
   EXPECT_NEAR(left, 100, 3);
 }

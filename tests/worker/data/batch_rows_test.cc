@@ -1,5 +1,5 @@
-// Every sample occurs once per epoch, for any number of groups, ranks and micro-batches, also if
-// they do not divide the batch.
+// Every sample occurs once per epoch, for any number of groups, ranks and micro-batches, even if
+// these numbers do not divide the batch.
 #include "worker/data/batch_rows.h"
 
 #include <gmock/gmock.h>

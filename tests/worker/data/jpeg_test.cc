@@ -45,7 +45,7 @@ TEST(JpegTest, DecodesEveryEncoding) {
               {.progressive = progressive, .subsampled = subsampled, .restart_interval = restart});
           const auto image = Read(bytes, channels);
           ASSERT_TRUE(image.ok()) << image.status();
-          // The image is smooth, so the error is that of quantization at quality 95.
+          // The image is smooth, so the error is only the error of quantization at quality 95.
           EXPECT_LE(Distance(*image, original), 12);
         }
       }
@@ -106,7 +106,7 @@ TEST(JpegTest, ReaderIsReusable) {
   }
 }
 
-// Truncation in the header or in the data. Only what follows the last block of data may be missing.
+// Truncates the file in the header or in the data. Only bytes after the last data may be missing.
 TEST(JpegTest, TruncatedFilesAreDataLoss) {
   for (const bool progressive : {false, true}) {
     const std::string whole = JpegBytes(TestImage(40, 40, 3).view(), {.progressive = progressive});

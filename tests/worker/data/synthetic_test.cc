@@ -156,8 +156,8 @@ TEST_F(SyntheticTokensTest, SequenceDependsOnSeedAndIndex) {
   EXPECT_NE(Get(**OpenDataset(spec_, Split::kTrain), {{37}}), one);
 }
 
-// The most frequent successor of a pair of tokens in one split is that of the other split, with the
-// frequency that the noise permits.
+// A pair of tokens has the same most frequent successor in both splits, with the frequency that
+// follows from the noise.
 TEST_F(SyntheticTokensTest, NextTokenIsPredictable) {
   std::map<std::pair<float, float>, std::map<int32_t, int>> seen;
   const Samples train = GetAll(**OpenDataset(spec_, Split::kTrain));

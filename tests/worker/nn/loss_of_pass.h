@@ -27,7 +27,7 @@ class LossOfPass final : public PassListener {
     return absl::OkStatus();
   }
 
-  // Blocks. Zeros where another rank counts the labels.
+  // Blocks. Returns zeros if another rank counts the labels.
   LossPart Get() const {
     if (counted_ == 0) return {};
     double sums[2] = {};

@@ -1,5 +1,5 @@
-// The optimizer of a slice on an emulated device: its updates equal those of the host for every
-// rule, and a non-finite loss prevents them.
+// The optimizer of a slice on an emulated device: its updates equal the host's updates for every
+// optimizer, and a non-finite loss prevents them.
 #include <cmath>
 #include <limits>
 

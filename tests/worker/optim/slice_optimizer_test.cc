@@ -224,7 +224,7 @@ TEST(SliceOptimizer, EmptySliceIsLegal) {
   }
 }
 
-// As after loading a checkpoint: another object continues from a copy of the state.
+// Another object continues from a copy of the state, as it does after loading a checkpoint.
 TEST(SliceOptimizer, ContinuesFromCopiedState) {
   const SmallModel model;
   auto kernels = MakeReferenceBackend();

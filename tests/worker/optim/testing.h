@@ -68,7 +68,7 @@ inline BucketOwnership SliceOf(const ParameterIndex& index, int64_t begin, int64
   return bucket;
 }
 
-// Values that are not exact in sums, without symmetries that could hide errors.
+// Values whose sums are rounded, without symmetries that could hide errors.
 inline std::vector<float> RandomValues(int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;

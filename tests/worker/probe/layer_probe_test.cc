@@ -1,5 +1,5 @@
 // The probe returns every layer part of the requested plans once, with plausible times. Plans for
-// several ranks run on one, and values stay finite.
+// several ranks are timed on one rank, and values stay finite.
 #include "worker/probe/layer_probe.h"
 
 #include <gtest/gtest.h>
@@ -82,7 +82,7 @@ std::set<Part> PartsIn(const v1::ModelTimes& times) {
   return parts;
 }
 
-// The parts that a plan has, for a batch of `samples`.
+// The layer parts that a plan contains, for a batch of `samples`.
 std::set<Part> PartsOfPlan(const v1::ProbeRequest& request, int64_t samples) {
   const auto graph = Graph::FromModel(request.spec().model());
   const ParameterIndex index = ParameterIndex::FromGraph(*graph);

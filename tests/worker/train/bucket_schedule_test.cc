@@ -1,4 +1,4 @@
-// The schedule alone: which operations follow which, without threads, devices or data.
+// Tests the schedule alone, without threads, devices or data: which operations follow which events.
 #include "worker/train/bucket_schedule.h"
 
 #include <gmock/gmock.h>
@@ -66,7 +66,8 @@ TEST_F(BucketScheduleTest, WithoutOverlapReducesAfterBackward) {
   EXPECT_THAT(schedule.EndPass(), ElementsAre(kReduce0, kReduce10, kReduce11));
 }
 
-// A bucket whose layers are on other ranks' paths only: the end of the pass reduces what is left.
+// If backward does not reach a bucket's layers on this rank, the end of the pass reduces the
+// bucket.
 TEST_F(BucketScheduleTest, EndOfPassReducesTheRest) {
   BucketSchedule schedule = Make({});
   Begin(schedule, /*gather=*/true);
@@ -118,7 +119,7 @@ TEST_F(BucketScheduleTest, ExpectsWhatForwardWaitsFor) {
                           BucketOp{Kind::kGather, 0, 0}, BucketOp{Kind::kNorms}));
 }
 
-// Other ranks take part in the reductions, so they go on; the next step starts afresh.
+// Reductions continue, because other ranks take part in them; the next step is not affected.
 TEST_F(BucketScheduleTest, StopEndsUpdatesOfThisStepOnly) {
   for (const bool norms : {false, true}) {
     BucketSchedule schedule = Make({.norms = norms});
@@ -186,7 +187,7 @@ TEST_F(BucketScheduleTest, PriorityFollowsTheLayerThatWaits) {
   EXPECT_EQ(priority(Kind::kUpdateAndGather, 0), priority(Kind::kGather, 0));
 }
 
-// Recordings are kept by state: equal steps must start from equal states.
+// StepRecorder finds its recordings by state, so equal steps must start from equal states.
 TEST_F(BucketScheduleTest, EqualStepsStartFromEqualStates) {
   BucketSchedule schedule = Make({.norms = true, .lazy_gathers = true});
   std::vector<BucketSchedule::State> states;

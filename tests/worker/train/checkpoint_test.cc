@@ -68,7 +68,7 @@ absl::Status Load(
 const std::vector<Partition> kPartitions = {{1, 0}, {1, 7}, {2, 0}, {2, 5},
                                             {3, 0}, {3, 1}, {4, 0}, {4, 64}};
 
-// Checkpoints are independent of the partition: saved with any, loaded with any.
+// A checkpoint can be loaded with another partition than the one it was saved with.
 class RoundTrip : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(RoundTrip, BetweenPartitions) {

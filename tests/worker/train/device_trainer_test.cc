@@ -1,5 +1,5 @@
-// Generations of a group on devices: averaging, checkpoints, evaluation and reports. On emulated
-// devices with a fake NCCL and a fake coordinator, but a real aggregator; compared with the CPU.
+// Generations of a group on devices: averaging, checkpoints, evaluation and reports, compared with
+// the CPU. Devices are emulated, NCCL and the coordinator are fakes, and the aggregator is real.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ v1::Assignment AssignmentOf(const v1::RunSpec& spec, int ranks) {
   EXPECT_TRUE(plan.ok()) << plan.status();
   if (plan.ok()) *assignment.mutable_plan() = *plan;
   assignment.set_step(spec.checkpoint().from_step());
-  // Measuring the link takes seconds on emulated devices; other tests in this file do.
+  // Measuring the link takes seconds on emulated devices; other tests in this file measure it.
   if (spec.has_checkpoint()) {
     v1::LinkProfile& link = *assignment.mutable_plan()->mutable_link();
     link.set_alpha(1e-5);
@@ -128,7 +128,7 @@ class Shard {
 // The behavior of the fake coordinator.
 struct Script {
   int ranks = 1;
-  // Steps at which the group contributes. The last one is the end of the run, where the model is
+  // Steps at which the group contributes. The run ends at the last one, and the model is then
   // evaluated.
   std::vector<uint32_t> boundaries;
   // Also evaluates the initial model.
@@ -178,7 +178,7 @@ struct Result {
   // Rank 0's.
   std::unique_ptr<ScriptedControl> control;
   std::vector<TrainerOutcome> outcomes;
-  // Number of recordings that were played, over all ranks.
+  // Number of phases that were replayed from recordings (StepRecorder), over all ranks.
   int64_t played = 0;
 };
 
@@ -327,8 +327,8 @@ INSTANTIATE_TEST_SUITE_P(, DeviceCheckpointTest,
 TEST(DeviceTrainerTest, SingleRankPlaysRecordings) {
   const Result result = TrainToTheEnd(Where::kDevice, Spec(), {.ranks = 1, .boundaries = {20}});
   ASSERT_EQ(result.control->measured.size(), 1U);
-  // Two steps of warm-up and six profiled steps; of the others, both phases of each are played,
-  // except for those that run first and those that are recorded.
+  // Of 20 steps, 2 are warm-up and 6 are profiled. Of the others, both phases of each are replayed,
+  // except for those that run first and those that are captured.
   EXPECT_GE(result.played, 2 * (20 - 8 - 3));
 }
 
@@ -366,8 +366,8 @@ TEST(DeviceTrainerTest, OmitsWhatIsNotMeasured) {
             result.control->prepared.planned_memory().weights());
 }
 
-// Four ranks in two halves: each half has its own communicator, which is split off while replicas
-// are created.
+// Four ranks form two halves. Each half has its own NCCL communicator, which is split off while
+// replicas are created.
 TEST(DeviceTrainerTest, NetworkFailureDuringPreparationIsTemporary) {
   v1::RunSpec spec = Spec();
   spec.mutable_cluster()->set_model_ranks(2);

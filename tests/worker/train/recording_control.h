@@ -1,4 +1,4 @@
-// A coordinator for tests of a rank: records the rank's messages, and answers with prepared
+// A fake coordinator for tests of a rank: records the rank's messages, and answers with prepared
 // messages.
 #pragma once
 

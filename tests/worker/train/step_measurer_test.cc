@@ -21,7 +21,8 @@ constexpr int64_t kSamples = 4;
 // Numbers of warm-up steps and of profiled steps.
 constexpr int kWarmUp = 2;
 constexpr int kProfiled = 6;
-// Number of steps in a window whose duration is compared with earlier ones, if they take a second.
+// Number of steps in a window, whose duration is compared with earlier windows, if a step takes a
+// second.
 constexpr int kWindow = 8;
 
 v1::RunSpec Spec() {

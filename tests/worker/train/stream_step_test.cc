@@ -1,6 +1,6 @@
-// The training step on devices: it equals the CPU's under the same plan, the host waits only for
-// the loss, and recorded steps equal enqueued ones. On emulated devices, with ranks as threads over
-// a fake NCCL.
+// The training step on devices: its results equal the CPU's under the same plan, the host waits
+// only for the loss, and replayed steps equal enqueued steps. Devices are emulated, and ranks are
+// threads over a fake NCCL.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -100,7 +100,7 @@ struct TrainingOptions {
   Body before;
 };
 
-// A boundary follows every third step, which leaves its gather to it.
+// A boundary follows every third step, so that step does not gather the weights.
 void Train(Replica& replica, int steps, Outcome* outcome) {
   const RandomBatch batch(replica, kSamples);
   const int64_t parts = std::max(1U, replica.spec().micro_batches());
@@ -245,7 +245,7 @@ TEST(StreamStepTest, OnlySingleRanksRecord) {
   }
 }
 
-// Streams that are threads run as asynchronously as a device, so a missing event changes the
+// If streams are threads, work is as asynchronous as on a device, so a missing event changes the
 // result.
 TEST(StreamStepTest, EqualsInlineExecutionWithStreamsAsThreads) {
   for (const auto& [ranks, records] :
@@ -259,7 +259,8 @@ TEST(StreamStepTest, EqualsInlineExecutionWithStreamsAsThreads) {
   }
 }
 
-// Both buffers of a bucket are registered, with each of a rank's two communicators of all ranks.
+// Both buffers of a bucket are registered with both NCCL communicators that a rank has for the
+// whole group.
 TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegistered) {
   for (const auto& [policy, ranks] :
        {std::pair("NATIVE", 2), std::pair("RING", 2), std::pair("NATIVE", 1)}) {
@@ -363,7 +364,7 @@ TEST_F(OneDevice, InactiveTraceChangesNothing) {
   EXPECT_EQ(waits[1], waits[0]);
   EXPECT_EQ(weights[1], weights[0]);
 
-  // An active trace prevents playing; afterwards the recordings are played again.
+  // While a trace is active, recordings are not replayed; afterwards they are again.
   ASSERT_TRUE(replica_->Settle().ok());
   trace.Start();
   for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Step());

@@ -64,7 +64,7 @@ TrainerOutcome Train(const v1::Assignment& assignment, RecordingControl& control
                        counters != nullptr ? *counters : unwatched, options);
 }
 
-// Trains two ranks, threads of one process, each with its own control.
+// Trains two ranks as threads of one process, each with its own fake coordinator.
 void TrainPair(v1::Assignment assignment, RecordingControl (&controls)[2]) {
   assignment.add_peers("one");
   assignment.add_peers("two");

@@ -56,7 +56,7 @@ void ExpectConnects(Listeners& listeners, const GroupIdentity& group) {
   });
 }
 
-// A connection on which the test sends bytes of its own.
+// A connection on which the test sends arbitrary bytes.
 class RawCaller {
  public:
   explicit RawCaller(const TcpListener& listener, absl::string_view bytes = "")
@@ -189,7 +189,7 @@ TEST(ConnectTest, HigherRankChoosesConnections) {
   });
 }
 
-// In particular, a rank may call before the callee expects the group.
+// Ranks may start in any order; in particular, a rank may call before the callee expects the group.
 TEST(ConnectTest, AnyOrderOfArrival) {
   std::array<int, 3> order = {0, 1, 2};
   uint64_t generation = 1;
@@ -308,7 +308,7 @@ TEST(ConnectTest, NewGenerationRejectsParkedOldCall) {
   EXPECT_EQ(old.ReadCode(), Answer::Code::kStaleGeneration);
 }
 
-// While nothing else happens at the listener.
+// A parked call is rejected although nothing else happens at the listener.
 TEST(ConnectTest, RejectsParkedCallImmediately) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();
@@ -321,7 +321,7 @@ TEST(ConnectTest, RejectsParkedCallImmediately) {
   }
 }
 
-// A delivered connection closes when its new owner closes it.
+// A connection that TakeReceived has returned is closed only by its new owner.
 TEST(ConnectTest, TakeReceivedTransfersOwnership) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();

@@ -14,9 +14,9 @@
 namespace cadre {
 namespace {
 
-// The timeout of the transports is much longer than that of the tests, so it cannot end a wait.
+// The timeout of the transports is much longer than the tests' timeout, so it cannot end a wait.
 constexpr absl::Duration kTimeout = absl::Minutes(5);
-// A scheduling delay on a loaded machine.
+// Limit for "immediately": a scheduling delay on a loaded machine.
 constexpr absl::Duration kLimit = absl::Seconds(2);
 
 // More than the rings of shared memory hold, so that ranks block in the middle of messages.

@@ -48,7 +48,8 @@ TEST(GreetingTest, PrefixesAndExtensions) {
   EXPECT_FALSE(DecodeGreeting("x" + bytes).ok());
 }
 
-// As soon as the length of a text is too large, so that a listener does not buffer invalid bytes.
+// A greeting is rejected as soon as the length of a text is too large, so that a listener does not
+// buffer invalid bytes.
 TEST(GreetingTest, RejectsOversizedText) {
   Greeting greeting = SomeGreeting();
   greeting.group.run.assign(kMaxText, 'r');

@@ -185,7 +185,7 @@ TEST(LinkTransportTest, InvalidControlMessageIsLoss) {
             absl::UnavailableError("rank 0 is lost: it sent an invalid control message"));
 }
 
-// Even if the call does not involve the aborted rank.
+// The next call fails even if it does not involve the rank that has aborted.
 TEST(LinkTransportTest, NextCallFails) {
   const SlowGroup group(3);
   group.transports[0]->Abort(absl::AbortedError("over"));

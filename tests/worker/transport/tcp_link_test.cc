@@ -255,7 +255,7 @@ TEST_P(TcpLinkTest, EndWithinElementFails) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
-// Also wakes threads that sleep on either end.
+// Shutdown also wakes threads that sleep on either end.
 TEST_P(TcpLinkTest, ShutdownClosesBothEnds) {
   LinkPair pair = MakePair(GetParam());
   const auto sleep_and_read = [](Link& link) {

@@ -37,7 +37,7 @@ TEST_P(TransportTest, RankAndSize) {
 TEST_P(TransportTest, PreservesMessageOrder) {
   const Transports group = Make(2);
   OnRanks(2, [&](int rank) {
-    // All sizes around that of the header, including zero.
+    // All sizes around the size of the header, including zero.
     for (int i = 0; i < 200; ++i) {
       const Bytes sent = Pattern(i, i);
       if (rank == 0) {
@@ -232,7 +232,8 @@ std::vector<Transfer> RingOf(int rank, int ranks, std::span<uint32_t> data) {
                     .peer = next,
                     .data = interval(rank - step),
                     .after = step == 0 ? Transfer::kNone : before - 1});
-    // A received interval is added to, or was sent ranks - 1 steps before.
+    // A received interval is added to the data, or it overwrites an interval that was sent ranks -
+    // 1 steps before.
     list.push_back({.kind = sums ? Transfer::Kind::kReceiveSum : Transfer::Kind::kReceive,
                     .peer = last,
                     .data = interval(rank - step - 1),
@@ -263,7 +264,7 @@ TEST_P(TransportTest, ForwardsAndOverwritesInPlace) {
   }
 }
 
-// A barrier by dissemination depends on it.
+// A dissemination barrier requires that empty messages respect dependencies.
 TEST_P(TransportTest, EmptyMessagesRespectDependencies) {
   constexpr int kRanks = 4;
   const Transports group = Make(kRanks);

@@ -1,4 +1,4 @@
-// The functions of NCCL that Cadre uses, as a table: those of the library, or those of a test.
+// A table of the NCCL functions that Cadre uses. They are the library's functions, or a test's.
 //
 // A value; thread-safe.
 #pragma once

@@ -26,12 +26,13 @@ namespace {
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(2);
 // Maximum time to wait for the host transport to name the peer that NCCL has lost.
 constexpr absl::Duration kPeerNameDelay = absl::Milliseconds(20);
-// Maximum time to wait before an abort for a group that is being enqueued. That takes microseconds
-// unless it blocks, and then the abort releases it.
+// Maximum time for which checks and aborts of communicators wait for a group that is being
+// enqueued. Enqueuing takes microseconds unless it blocks.
 constexpr absl::Duration kEnqueueTimeout = absl::Milliseconds(100);
 // NCCL cannot finalize if peers have exited already.
 constexpr absl::Duration kFinalizeTimeout = absl::Seconds(5);
-// The same as `end_timeout` for a lost device: an end that takes longer never returns.
+// Limit that replaces a longer end_timeout on a lost device: an end that takes longer never
+// returns.
 constexpr absl::Duration kEndTimeoutLost = absl::Seconds(1);
 // Polls without a pause; over established connections an operation takes microseconds.
 constexpr int kQuickPolls = 2000;
@@ -95,7 +96,7 @@ NcclCommunicators::~NcclCommunicators() {
     if (!finalized.ok() && !absl::IsDeadlineExceeded(finalized)) Fail(finalized);
     EndComms(finalized.ok() ? api_.destroy : api_.abort, {{comm->handle, comm}});
   }
-  // Those that the watcher has not aborted.
+  // Aborts the communicators that the watcher has not aborted.
   AbortAll();
 }
 

@@ -1,5 +1,5 @@
-// NCCL communicators over a scripted NCCL: creation within a deadline, failure together with host
-// transport and device, and their end.
+// NCCL communicators over a scripted NCCL: their creation within a deadline, their failure together
+// with host transport and device, and their destruction.
 #include "worker/transport/nccl/nccl_communicators.h"
 
 #include <glog/logging.h>
@@ -359,7 +359,7 @@ TEST_F(NcclCommunicatorsTest, DeviceFailsBeforeAbort) {
   AwaitAborts(1);
 }
 
-// The same if a peer is lost while the destructor finalizes.
+// The device also fails if a peer is lost while the destructor finalizes.
 TEST_F(NcclCommunicatorsTest, LossDuringFinalizeFailsDevice) {
   Begin(1);
   nccl_.on_finalize = [&] { hosts_[1]->Abort(absl::UnavailableError("rank 1 stops")); };

@@ -49,7 +49,7 @@ class Group {
     }
   }
   ~Group() {
-    // Concurrently, as processes exit.
+    // Concurrently, as the processes of a real group exit.
     OnRanks(size(), [&](int rank) { of(rank).data.reset(); });
     EXPECT_EQ(nccl.live_communicators(), 0);
     EXPECT_EQ(nccl.live_registrations(), 0);

@@ -59,7 +59,7 @@ class RankProcess {
     const std::string number = absl::StrCat(rank);
     std::array<const char*, 5> arguments = {"/proc/self/exe", kRankFlag, task.c_str(),
                                             number.c_str(), nullptr};
-    // Every rank has a host id of its own; all traffic uses loopback. Work on two communicators
+    // Every rank has a different host id; all traffic uses loopback. Work on two communicators
     // starts in the order of the host's calls, since ranks that start it in different orders could
     // deadlock.
     std::vector<std::string> own = {absl::StrCat("NCCL_HOSTID=cadre-test-", rank),
