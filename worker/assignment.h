@@ -1,5 +1,6 @@
-// The worker's side of membership as a pure state machine: which rank slot it has, which of its
-// messages are unanswered, and which messages of the coordinator concern it.
+// The worker's side of membership as a pure state machine: which rank slot (run, group, generation,
+// rank) the worker has, which of its messages are unanswered, and which messages of the coordinator
+// concern it.
 //
 // It maps (state, event) to (state, actions), without threads, clock, sockets or training: the
 // worker program carries out the actions, and the simulation drives the same code.

@@ -1,7 +1,8 @@
-// One assignment of this worker, shared by the training thread and the membership thread.
+// The session of one assignment of this worker: passes messages between the training thread and the
+// membership thread.
 //
-// The training thread calls the GroupControl methods; the membership thread delivers messages.
-// Reports of the trainer leave through the callbacks, on the training thread.
+// The training thread calls the GroupControl methods; the membership thread delivers messages of
+// the coordinator. Reports of the trainer are passed to the callbacks, on the training thread.
 //
 // Thread-safe.
 #pragma once

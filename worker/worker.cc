@@ -234,12 +234,12 @@ void Worker::Train(GroupSession& session) {
 bool Worker::RenewDevice(const absl::Status& failed) {
   {
     absl::MutexLock lock(&mutex_);
-    // The worker will not train again.
+    // No device is needed, because the worker will not train again.
     if (stopping_) return true;
   }
   LOG(INFO) << "replacing the device: " << failed;
   const bool lost = compute_->kernels().device().lost();
-  // Frees its memory first.
+  // Frees the memory of the old device before the new one is created.
   compute_.reset();
   absl::Status end = failed;
   if (!lost) {

@@ -89,8 +89,8 @@ class Worker {
   void Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports how training has ended, unless the coordinator has cancelled it.
   void Report(GroupSession& session, const TrainerOutcome& outcome) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Replaces a failed device. A device also fails if its group does (Device::Fail). False: no new
-  // device could be created.
+  // Replaces a failed device; the failure of a group also makes its ranks' devices fail
+  // (Device::Fail). False: no new device could be created.
   bool RenewDevice(const absl::Status& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasSessionOrStopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return waiting_ != nullptr || stopping_;

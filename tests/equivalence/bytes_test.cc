@@ -20,7 +20,7 @@ v1::RunSpec Parse(const char* text) {
   return spec;
 }
 
-// Number of elements that a rank sends in the moves of one kind of a layer.
+// Number of elements that a rank sends in the operations of `kind` on the layer.
 int64_t MoveElements(const Tape& tape, int layer, TapeOpKind kind) {
   int64_t elements = 0;
   for (const TapeOp& op : tape.ops) {
@@ -41,7 +41,8 @@ Plan PlanWith(const Graph& graph, const Mesh& mesh,
   return plan;
 }
 
-// Bytes that each rank sends in one step, as the communicators count them.
+// Bytes that each rank sends in one step: the communicators' counts with the step, less those
+// without.
 std::vector<int64_t> StepBytes(const v1::RunSpec& spec, const Graph& graph, const Plan& plan) {
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   Ranks ranks([] { return MakeCpuBackend(1); });
@@ -62,8 +63,8 @@ int64_t LossBytes(int rank, int ranks) {
   return WorkOf(AllReduceSchedule(Algorithm::kButterfly, rank, ranks, 3)).elements * 8;
 }
 
-// 4 inputs, 6 outputs and 6 samples on a grid of 2 x 3 ranks. The layer before it requires the
-// gradient of the inputs.
+// A layer with 4 inputs, 6 outputs and 6 samples on a grid of 2 x 3 ranks. The layer before it
+// requires the gradient of the inputs.
 TEST(Grid, MovesEqualTheFormula) {
   const v1::RunSpec spec = Parse(R"(
     model {
@@ -86,11 +87,11 @@ TEST(Grid, MovesEqualTheFormula) {
     EXPECT_EQ(MoveElements(tape, 2, TapeOpKind::kMoveGradient), 8)
         << "all-reduce of dx over the rows";
   }
-  // Of 24 weights a rank holds 12, and the all-reduce of their gradient over the columns sends 2 (3
-  // - 1) / 3 of them. The weights of the layer before are replicated over the rows, so each rank
-  // owns a sixth of their 20 elements. In the reduce-scatter over its row, a rank sends what the
-  // ranks of the row own, except for its own sixth; in the all-gather it sends all but its
-  // successor's sixth.
+  // Each rank holds 12 of the 24 weights, and sends 2 (3 - 1) / 3 * 12 = 16 elements in the
+  // all-reduce of their gradient over the columns. The weights of the layer before are replicated
+  // over the rows, so each rank owns a sixth of their 20 elements. In the reduce-scatter over its
+  // row, a rank sends what the ranks of the row own, except for its own sixth; in the all-gather it
+  // sends all but its successor's sixth.
   const std::vector<int64_t> bytes = StepBytes(spec, graph, plan);
   ASSERT_EQ(bytes.size(), 6U);
   for (int rank = 0; rank < 6; ++rank) {

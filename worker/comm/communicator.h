@@ -70,8 +70,8 @@ class Communicator {
   absl::Status AllReduceSum(std::span<uint64_t> data);
   absl::Status AllReduceSum(std::span<double> data);
 
-  // Sends send[i] to member i and receives into receive[i] from it, all pairs concurrently. Both
-  // sides of a pair know the size; empty messages are omitted.
+  // Sends send[i] to member i and receives receive[i] from member i, concurrently for all i. Both
+  // sides of a pair know the size of a message; empty messages are omitted.
   // Requires: one span per member in both; send[index()] and receive[index()] have equal sizes;
   // spans to receive into do not overlap with other spans.
   absl::Status AllToAll(std::span<const std::span<const std::byte>> send,

@@ -33,7 +33,8 @@ class MeshCommunicators {
   int rank() const { return transport_.rank(); }
   Transport& transport() const { return transport_; }
 
-  // Members in the order of Mesh::Peers.
+  // The communicator of the ranks that differ from this one only along `axes`; its members have the
+  // order of Mesh::Peers.
   Communicator& Over(const std::vector<std::string>& axes, int channel = 0)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks of the group.

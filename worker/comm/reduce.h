@@ -1,5 +1,6 @@
-// Sums of arrays by element type, vectorized for the processor at run time. 16-bit types are added
-// in float and rounded to nearest even at every addition.
+// Adds arrays element by element, with functions for each element type and vector width that are
+// selected at run time. 16-bit types are added in float and rounded to nearest even at every
+// addition.
 //
 // All widths give equal bits, except for the payload of the sum of two NaNs.
 //

@@ -5,7 +5,8 @@
 //
 // The rows of a batch are a function of the step (RowSource), and the content of a row is a
 // function of its sample and epoch. So the step is the whole state: a loader that starts at a step
-// returns the same batches as one that has loaded all steps before, with any number of threads.
+// returns the same batches as a loader that has loaded all earlier steps, with any number of
+// threads.
 //
 // Steps are loaded in ascending order from the last requested one. Requesting any other step
 // restarts there; batches that were prefetched before are discarded.
@@ -104,7 +105,7 @@ class BatchLoader {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // The step to open next; negative before the first call, and after an error was returned.
   int64_t next_step_ ABSL_GUARDED_BY(mutex_) = -1;
-  // The step of the first batch in `ahead_`; if that is empty, of the next one.
+  // The step of the first batch in `ahead_`; if `ahead_` is empty, the step of the next batch.
   int64_t first_step_ ABSL_GUARDED_BY(mutex_) = -1;
   // A batch has failed; no later one is opened.
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;

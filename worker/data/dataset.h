@@ -60,7 +60,7 @@ class Dataset {
 // Opens the data set that `spec.data` names, in the shape of the model's input. Labels are checked
 // against the model's classes, now or, for token files, when they are read.
 // Errors name the file: NotFound for a missing one; DataLoss for a truncated or damaged one;
-// InvalidArgument for one that has another format, does not fit the model, or holds more than
+// InvalidArgument for a file that has another format, does not fit the model, or holds more than
 // kMaxSamples samples.
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split);
 

@@ -1,7 +1,7 @@
 // Data sets of JPEG files in any storage, which are decoded, cropped and normalized on request.
 //
-// A sample that cannot be read is replaced by the next one of the same class, so that its label is
-// known without decoding.
+// A sample that cannot be read is replaced by the next sample of the same class, so that the label
+// is known without decoding.
 //
 // Thread-safe.
 #pragma once

@@ -34,7 +34,7 @@ class AllocationLabel {
 std::string LayerDisplayName(absl::string_view layer);
 // A bucket, named by its largest parameter on this rank: "layer 'fc6' and 2 others".
 std::string BucketDisplayName(const ParameterIndex& index, const BucketOwnership& bucket);
-// Position in the graph of the layer at whose operation the tape's memory use peaks.
+// The layer (its position in the graph) during whose operation the tape uses the most memory.
 // Requires: the tape has operations.
 int LayerAtPeak(const Tape& tape);
 

@@ -5,7 +5,7 @@
 // partial sums, and over which ranks the statistics of a batch are computed. All other exchanges
 // happen between layers, so the same code serves a single worker and every parallel plan.
 //
-// Activations lie in device memory and have the device's activation type. Layers never read them on
+// Activations are in device memory and have the device's activation type. Layers never read them on
 // the host: their work is enqueued on the device's current stream.
 //
 // Thread-compatible. Layers borrow kernels, communicators and parameters; they own only small

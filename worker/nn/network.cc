@@ -18,8 +18,8 @@
 // only the contents of fixed memory (batch, position) may differ between passes. When the lifetime
 // of a buffer has ended, any later operation may overwrite it.
 //
-// Cost: beyond the kernels, a step costs one virtual call per operation; on the host two clock
-// readings, on a device none unless observed.
+// Cost per operation, in addition to its kernels: one virtual call and, on the host or for an
+// observer, two clock readings.
 //
 // Limits. A pass is sequential: independent branches of the graph do not run concurrently. There is
 // one program per batch size; programs share the memory block, which is as large as the largest.
@@ -43,7 +43,7 @@ struct Network::Program {
   std::vector<std::unique_ptr<Layer>> layers;
   // Number of operations before the loss.
   size_t forward_ops = 0;
-  // Rows of the loss's input on this rank, and classes.
+  // Rows of the loss's input on this rank, and number of classes.
   int64_t label_rows = 0;
   int64_t classes = 0;
 };

@@ -2,7 +2,7 @@
 // moves, with buffers in one block of memory (plan/tape.h). network.cc explains how.
 //
 // Weights are read from, and gradients written to, the parameter store. Gradients are partial sums
-// over their bucket's axes; the gradient flow completes them.
+// over the mesh axes of their bucket; GradientFlow (worker/train) reduces them over these axes.
 //
 // On the host every call has done its work when it returns. On other devices Load and the Play
 // methods only enqueue, on the device's current stream; methods that block say so. After Prepare
@@ -65,7 +65,7 @@ struct BatchView {
   int64_t first_position = 0;
 };
 
-// Receives every operation of a tape as it is played, for profiles and traces. On devices the host
+// Is called after every operation of a tape, for profiles and traces. On devices the host
 // synchronizes before and after each operation while there is an observer, so nothing overlaps.
 class TapeObserver {
  public:

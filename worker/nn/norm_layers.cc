@@ -98,7 +98,7 @@ class BatchNorm final : public Layer {
   const std::vector<LocalTensor> parameters_;
   const float epsilon_;
   RowsDims dims_;
-  // Rows of the whole batch, and those over which statistics are computed.
+  // Rows of the whole batch, and rows over which statistics are computed.
   int64_t all_rows_ = 0;
   int64_t statistics_rows_ = 0;
   // Null: statistics are per rank.

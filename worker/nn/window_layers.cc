@@ -34,7 +34,7 @@ WindowDims WindowOf(const Window& window, const Box& input, const Box& output) {
                   .kernel_width = window.kernel_width,
                   .stride = window.stride,
                   .dilation = window.dilation};
-  // Boxes are empty where nothing is computed or the window covers only padding.
+  // Boxes are empty if nothing is computed here or the window covers only padding.
   if (input.empty() || output.empty()) return dims;
   dims.pad_top = input.begin[kRows] - (output.begin[kRows] * window.stride - window.padding_height);
   dims.pad_left =
@@ -52,7 +52,7 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
     const Shape in = setting.place.inputs[0].shape();
     const Shape out = setting.place.output.shape();
     groups_ = setting.layer.groups;
-    // Channel groups may be split among ranks; these are the local ones.
+    // Channel groups may be split among ranks; from here on, groups_ counts the local groups.
     if (groups_ > 1) groups_ = groups_ * out[kChannels] / setting.layer.output[2];
     if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
     if (setting.IsFirstAlong("in")) added_bias_ = bias_.value;
@@ -105,8 +105,8 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
             .window = WindowOf(window_, input, output)};
   }
 
-  // Computes rows [begin, end) of the output from x, which holds `x_box`. Those rows of several
-  // samples are not contiguous, so they are packed first.
+  // Computes rows [begin, end) of the output from x, which contains `x_box`. If there are several
+  // samples, their rows are not contiguous and are packed first.
   void ForwardRows(int64_t begin, int64_t end, ConstValues x, const Box& x_box,
                    const LayerTensors& t) {
     if (begin >= end) return;

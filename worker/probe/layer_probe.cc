@@ -1,6 +1,6 @@
-// The planner predicts the time of any plan from the times of layer parts, the shares of a layer
-// that one rank computes. Plans share most parts, so a few plans cover the parts of many: a plan is
-// timed only if it has a part that no earlier plan had.
+// The planner predicts the time of any plan from the times of layer parts. A layer part is the
+// share of a layer that one rank computes. Most parts occur in many plans, so a plan is timed only
+// if it has a part that no earlier plan had.
 //
 // A part is timed inside a whole training step, with the kernels, memory and caches of training,
 // rather than alone. That needs a replica for each plan, but no peers: the transport is a loopback.
@@ -69,7 +69,7 @@ class Probe {
   }
 
  private:
-  // Times a single micro-batch, because all of a step take the same time.
+  // Times a single micro-batch, because all micro-batches of a step take the same time.
   v1::RunSpec SpecFor(int ranks) const {
     v1::RunSpec spec = request_.spec();
     const int64_t samples = std::max<int64_t>(1, MicroBatchSamples(spec));
@@ -196,7 +196,7 @@ class Probe {
   Backend& kernels_;
   const LayerProbeOptions& options_;
   std::set<std::pair<int, LayerPart>> parts_;
-  // Seconds of forward and backward of each part, by plan.
+  // By part: the seconds of forward, and the seconds of backward, one element per plan.
   std::map<LayerPartKey, std::pair<std::vector<double>, std::vector<double>>> times_;
   std::vector<double> flops_;
   std::vector<double> copies_;

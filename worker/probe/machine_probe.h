@@ -20,7 +20,8 @@ struct MachineProbeOptions {
   // Rank of this process among the `ranks` workers.
   int rank = 0;
   int ranks = 1;
-  // Folder through which they find one another. No one else uses it, and it is initially empty.
+  // Folder through which the workers find one another. Nothing else uses it, and it is initially
+  // empty.
   std::string folder;
   // Number of compute threads of each.
   int threads = 1;

@@ -1,7 +1,7 @@
-// Decides when the operations on the buckets of a training step run: a state machine without
-// threads, device or data. The caller reports which layers are computed and which operations are
-// done, and gets the operations that are ready. bucket_schedule.cc explains the idea. ThreadFlow
-// and StreamFlow execute the operations.
+// Decides when the operations of a training step on buckets (parameters whose gradients are reduced
+// together) and their chunks run: a state machine without threads, device or data. The caller
+// reports which layers are computed and which operations are done, and gets the operations that are
+// ready. bucket_schedule.cc explains the idea. ThreadFlow and StreamFlow execute the operations.
 //
 // Threads: two threads may use one object. The thread that executes operations calls Done and Stop,
 // and only from the start of an operation that AfterLoss returned until the next AfterLoss. The

@@ -1,5 +1,6 @@
-// What is fixed about the buckets of a plan: which ranks reduce, own and gather which interval of
-// each bucket, the number of its chunks, and the layers to which its parameters belong.
+// What is fixed about the buckets of a plan (parameters whose gradients are reduced together):
+// which ranks reduce, own and gather which interval of each bucket, the number of chunks into which
+// it is cut, and the layers to which its parameters belong.
 //
 // Thread-safe after construction.
 #pragma once

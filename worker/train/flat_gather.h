@@ -1,4 +1,5 @@
-// Gathers the owned values of a group's ranks on rank 0, in parameter order, chunk by chunk.
+// Gathers the owned values of a group's ranks on rank 0, chunk by chunk, in parameter order (the
+// fixed order of all elements of all parameters).
 //
 // Thread-compatible; borrows the communicator.
 #pragma once

@@ -21,7 +21,8 @@
 namespace cadre {
 namespace {
 
-// The kinds of the links between the ranks. A collective over the host's transport.
+// The kind of the links between the ranks, which may be a mixture. A collective over the host's
+// transport.
 absl::StatusOr<v1::LinkProfile::Kind> LinkKinds(Transport& transport, Communicator& all) {
   if (transport.on_device()) return v1::LinkProfile::NCCL;
   uint64_t counts[3] = {};
@@ -49,7 +50,7 @@ absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigne
   return PlanToProto(plan, index);
 }
 
-// Identifies the processes and their links, as the key of the cache.
+// The key of the cache: identifies the processes of the group and their links.
 std::vector<std::string> KeyOf(const v1::Assignment& assignment, v1::LinkProfile::Kind kind) {
   std::vector<std::string> key(assignment.peers().begin(), assignment.peers().end());
   key.push_back(EnumText(kind));

@@ -22,8 +22,9 @@
 
 namespace cadre {
 
-// Link profiles that a worker has measured, by peers. A group that is formed again with the same
-// peers need not measure again, and so starts to train before its assigned version is outdated.
+// A cache of the link profiles that a worker has measured, by peers. A group that is formed again
+// with the same peers need not measure again, and so starts to train before its assigned model
+// version is outdated.
 //
 // Thread-safe.
 class LinkCache {

@@ -1,5 +1,5 @@
-// What a rank owns of the model: intervals of the parameter order, with their values in host
-// memory.
+// What a rank owns of the model: intervals of the parameter order (all elements of all parameters
+// in one fixed order), with their values in host memory.
 //
 // Values; thread-compatible.
 #pragma once
@@ -22,7 +22,7 @@ struct Owned {
 // state is `slice`.
 void AppendOwned(const BucketOwnership& bucket, std::span<float> slice, std::vector<Owned>* owned);
 
-// The parts of `owned` whose positions lie in `range`, in the same order.
+// The parts of `owned` whose positions are in `range`, in the same order.
 std::vector<Owned> PartsIn(Interval range, std::span<const Owned> owned);
 
 }  // namespace cadre

@@ -1,9 +1,9 @@
 // One rank's part of a group's replica of the model: its parameters, its part of the network, the
-// slices that it owns with their optimizers, and the training step (replica.cc).
+// slices (parts of buckets) that it owns with their optimizers, and the training step (replica.cc).
 //
 // On a device, owned values are in device memory, and the host has a mirror of them: FetchOwned
-// updates the mirror before it is read, and StoreOwned copies back what was written. On the host
-// the owned values are the weights themselves.
+// updates the mirror before it is read, and StoreOwned copies back what was written to it. On the
+// host the owned values are the weights themselves.
 //
 // Owns all of it; borrows kernels and transports. Thread-compatible.
 #pragma once
@@ -104,7 +104,7 @@ class Replica {
   // The owned weights in parameter order. Writing to their values and calling StoreOwned changes
   // the weights.
   std::span<const Owned> owned() const { return slices_->weights(); }
-  // The same with the optimizer's states.
+  // The owned weights together with the optimizer's states.
   OwnedSlices& slices() { return *slices_; }
   // Digest of the group's model. A collective; settles and fetches.
   absl::StatusOr<uint64_t> GroupDigest();

@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// The first steps find cold caches and allocate buffers.
+// Number of warm-up steps, which find cold caches and allocate buffers.
 constexpr int kStepsBefore = 2;
 // Number of steps in a report, which contains their medians.
 constexpr int kSteps = 6;

@@ -25,6 +25,7 @@ class StepRecorder {
   // What identifies a phase, together with the state of the flow.
   struct Shape {
     Phase phase = Phase::kForward;
+    // The arguments of Network::PlayForward.
     int64_t samples = 0;
     float loss_scale = 0;
     double share = 0;

@@ -104,7 +104,7 @@ absl::Status StreamFlow::Settle() {
   return status;
 }
 
-// ---- Operations, on the stream for communication
+// ---- Operations, on the communication stream
 
 absl::StatusOr<int64_t> StreamFlow::SumLoss() {
   device_.Copy(mine_.data(), group_.data(), group_.span().size_bytes());

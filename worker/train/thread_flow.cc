@@ -37,7 +37,7 @@ ThreadFlow::ThreadFlow(const Setting& setting, Transport& transport)
 absl::Status ThreadFlow::Start(const BucketOps& ops) {
   for (const BucketOp& op : ops) {
     if (op.kind == Kind::kReduce && op.chunk == 0) Accumulate(op.bucket);
-    // An update sends nothing, so it needs no turn among the collectives.
+    // An update sends nothing, so it is executed now and not queued with the collectives.
     if (queue_ == nullptr || op.kind == Kind::kUpdate) {
       CADRE_RETURN_IF_ERROR(Perform(op));
       continue;

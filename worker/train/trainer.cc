@@ -159,7 +159,8 @@ class Trainer {
 
   absl::Status Connect() {
     CADRE_ASSIGN_OR_RETURN(transport_, options_.connect(assignment_));
-    // Registered before connect_data, so that the loss of a member during NCCL's start aborts it.
+    // Registered before connect_data, so that a cancellation also aborts the start of NCCL, which
+    // would wait for a lost member.
     on_cancel_ = std::make_unique<Cancellation::Registration>(
         cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); }));
     if (options_.connect_data != nullptr) {
@@ -322,7 +323,7 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // Adds the step and the version that is kept to the error of a diverged run.
+  // Adds the step, and the version that remains the latest, to the error of a diverged run.
   absl::Status InStep(uint32_t step, const absl::Status& status) const {
     if (!absl::IsOutOfRange(status)) return status;
     return absl::OutOfRangeError(
@@ -388,7 +389,7 @@ class Trainer {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
       const absl::Status staged =
           exchange_->Stage(round, version_, samples, replica_->owned(), &traffic);
-      // Too late for the round: the coordinator's decision determines how to continue.
+      // If the contribution is too late, the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
       if (!staged.ok() && !late) return staged;
       if (late) counters_.Add("contributions_late");
@@ -570,12 +571,12 @@ class Trainer {
   // The version that training continues from, and the number of steps since the start of the run.
   uint32_t version_;
   uint32_t step_;
-  // Sums since the last boundary.
+  // Loss and steps since the last boundary.
   LossPart period_;
   uint32_t period_steps_ = 0;
   absl::Time period_start_;
   uint32_t solo_steps_ = 0;
-  // Sums since the last report.
+  // Loss and steps since the last report.
   LossPart reported_;
   uint32_t reported_steps_ = 0;
   double exposed_start_ = 0;

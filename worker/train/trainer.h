@@ -1,5 +1,6 @@
-// The training loop of one rank in one generation of a group: prepare, train, contribute, adopt,
-// evaluate, until the group is released. trainer.cc has an overview.
+// The training loop of one rank in one generation of a group: prepare, then train, contribute the
+// weights to an average, adopt the averaged version and evaluate it, until the coordinator releases
+// the group. trainer.cc has an overview.
 //
 // Runs on the caller's thread; the cancellation ends it from any other thread.
 #pragma once

@@ -1,4 +1,4 @@
-// The transport over links.
+// The transport that sends messages over links (link.h): shared memory or TCP.
 //
 // Between every two ranks there are a control connection (control_connections.h) and one link per
 // channel (channel.h). A thread that waits for any link also polls all control connections, the
@@ -32,7 +32,7 @@ using Wakeups = std::array<std::unique_ptr<Wakeup>, Transport::kChannels>;
 // Errors: ResourceExhausted if no file descriptor is available.
 absl::StatusOr<Wakeups> MakeWakeups();
 
-// `wakeups`: those that the shared-memory links of the peers signal. `peers`: by rank.
+// `wakeups`: this rank's wakeups, which the peers' shared-memory links signal. `peers`: by rank.
 // `timeout`: maximum time without progress. Errors: ResourceExhausted, as MakeWakeups.
 absl::StatusOr<std::unique_ptr<Transport>> MakeLinkTransport(int rank, std::vector<PeerLinks> peers,
                                                              Wakeups wakeups,

@@ -78,7 +78,7 @@ class TcpListener {
   // one as well. Errors: Aborted if this or a newer generation of the group was expected before.
   absl::Status Expect(const Expectation& expectation) ABSL_LOCKS_EXCLUDED(mutex_);
   void Forget(const GroupIdentity& group) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The connection of rank `from` for this purpose, if it has arrived.
+  // Returns the connection of rank `from` for this purpose if it has arrived; the caller owns it.
   std::optional<Arrival> TakeReceived(const GroupIdentity& group, int from, Purpose purpose)
       ABSL_LOCKS_EXCLUDED(mutex_);
 

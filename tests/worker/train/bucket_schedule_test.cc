@@ -15,8 +15,8 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Lt;
 
-// Three layers with parameters (0, 2 and 3). Bucket 0 holds layers 3 and 2, bucket 1 holds layer 0
-// and travels in two chunks. Backward passes the layers in the order 3, 2, 0.
+// Three layers have parameters: 0, 2 and 3. Bucket 0 contains layers 3 and 2; bucket 1 contains
+// layer 0 and has two chunks. Backward computes the layers in the order 3, 2, 0.
 class BucketScheduleTest : public testing::Test {
  protected:
   BucketScheduleTest() {

@@ -95,7 +95,7 @@ class RankOf {
 struct TrainingOptions {
   bool emulated = true;
   EmulatedCuda::Mode mode = EmulatedCuda::Mode::kInline;
-  // Whether recordings are made.
+  // Whether passes are captured and replayed.
   bool records = true;
   Body before;
 };

@@ -438,7 +438,7 @@ TEST(ConnectTest, GroupsAreSeparate) {
     if (thread / 2 == 2) group.run = "run-2";
     auto transport = Connect(listeners, thread % 2, group);
     ASSERT_TRUE(transport.ok()) << transport.status();
-    // Each group has messages of another size.
+    // The groups exchange messages of different sizes.
     EXPECT_EQ(ExchangeWithAll(**transport, 0, 1 + thread / 2), absl::OkStatus());
   });
 }
