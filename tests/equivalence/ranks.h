@@ -65,7 +65,7 @@ struct GroupResult {
   LossPart evaluation;
   // Digest that the group computes; equal on all ranks.
   uint64_t digest = 0;
-  // By rank: bytes sent in all steps, by moves and reductions, and memory.
+  // By rank: bytes sent in all steps by moves and reductions; memory as used and as planned.
   std::vector<uint64_t> bytes_sent;
   std::vector<v1::MemoryUse> memory;
   std::vector<v1::MemoryUse> planned_memory;

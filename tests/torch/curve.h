@@ -2,8 +2,8 @@
 // files in this folder, version 0 of their models, and batches that are a pure function of spec and
 // step.
 //
-// Images are the center of a class plus half as much noise; tokens follow a rule that every fourth
-// one breaks. So a model can learn them, and the loss falls.
+// Images are the center of a class plus half as much noise; tokens follow a rule, which every
+// fourth token breaks. So a model can learn them, and the loss falls.
 //
 // Values; thread-safe after construction.
 #pragma once

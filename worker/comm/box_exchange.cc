@@ -23,7 +23,7 @@ namespace {
 
 size_t Elements(const Box& box) { return box.shape().elements(); }
 
-// Allocates values from the front of a buffer.
+// Takes values from the front of a buffer.
 class BufferCursor {
  public:
   BufferCursor(const DeviceArray<std::byte>& buffer, DType type)
@@ -45,8 +45,8 @@ std::span<std::byte> WritableBytesOf(Values values) {
   return {static_cast<std::byte*>(values.data()), values.bytes()};
 }
 
-// The result is zero where no message contributes, and sums begin at zero unless the first message
-// covers the whole result.
+// Whether the result must be zeroed first. Elements to which no message contributes are zero, and
+// sums begin at zero unless the first message covers the whole result.
 bool NeedsZeros(const Exchange& exchange) {
   if (exchange.make.empty()) return false;
   if (!exchange.receives.empty() && exchange.receives[0].box == exchange.make) return false;

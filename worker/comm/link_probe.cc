@@ -2,12 +2,15 @@
 // requested, whole all-reduces: the inputs of the planner's cost formulas.
 //
 // Agreement. All members must execute the same calls, so every repetition count and every decision
-// to stop is a function of numbers that all members share: each member's reading is all-gathered
-// and the maximum used (MaxOverMembers).
+// to stop is a function of numbers that all members share: the measurements of all members are
+// all-gathered, and the maximum is used (MaxOverMembers).
 //
-// Alpha comes from barriers, whose messages are empty: seconds divided by rounds of the
-// dissemination algorithm. A device transport has no barrier; there it is the time of one 4-byte
-// exchange in a row of enqueued exchanges.
+// Terms. A reading is the time of one series of equal calls (Reading). A round is one all-reduce by
+// each of the algorithms.
+//
+// Alpha comes from barriers, whose messages are empty: seconds divided by the steps of the
+// dissemination algorithm. A device transport has no barrier; there alpha is the time of one 4-byte
+// exchange of several that are enqueued together.
 //
 // Beta comes from exchanges in which every member sends to the next and receives from the previous,
 // as in a ring. The size grows until an exchange takes kExchangeSeconds or the maximum size is
@@ -15,8 +18,8 @@
 //
 // Shaped links. Cloud networks limit bandwidth by token buckets: a burst passes at full speed and
 // only then does the sustained rate apply. A probe that fits into the burst measures the wrong
-// number. So beta is the rate of a continuous stream of exchanges of which the first reading is
-// discarded, and before samples are timed the bucket is drained (kDrainSeconds, kDrainBytes).
+// number. So beta is measured on a continuous stream of exchanges of which the first reading is
+// discarded, and before samples are timed the burst is used up (kDrainSeconds, kDrainBytes).
 //
 // Noise. Medians for latency, trimmed means for bandwidth (a median jumps between readings that
 // differ by one packet). Algorithms are interleaved and their order rotates, so that none of them
@@ -64,7 +67,7 @@ constexpr size_t kMinExchange = size_t{64} << 10;
 constexpr size_t kMaxExchange = size_t{4} << 20;
 // Seconds of one reading of a stream of exchanges, for exchanges shorter and longer than
 // kExchangeSeconds. Shaped links pass bursts of some milliseconds and then packets in batches, so a
-// reading must cover several batches; the first reading only drains the burst.
+// reading must cover several batches; the first reading only uses up the burst.
 constexpr double kFastReadingSeconds = 16e-3;
 constexpr double kSlowReadingSeconds = 50e-3;
 constexpr int kStreamReadings = 5;
@@ -96,8 +99,8 @@ constexpr int kMaxSteadyReadings = 5;
 constexpr int kMinReadings = 3;
 constexpr std::array<Algorithm, 3> kSampled = {Algorithm::kRing, Algorithm::kButterfly,
                                                Algorithm::kHalvingDoubling};
-// On a device, calls that are enqueued together are timed together: so many exchanges, and sums
-// large enough to hide the launch.
+// On a device, calls that are enqueued together are timed together: this number of exchanges, and
+// sums that are large enough to hide the time of a kernel launch.
 constexpr int kDeviceExchanges = 16;
 constexpr size_t kDeviceSumBytes = size_t{8} << 20;
 
@@ -237,10 +240,10 @@ class Probe {
     CADRE_ASSIGN_OR_RETURN(const double first, MedianOf(1, 2, barrier));
     const int readings = std::clamp(kBarrierSeconds / std::max(first, 1e-7), 3.0, 999.0);
     CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(readings, 1, barrier));
-    // Rounds of the dissemination algorithm.
+    // Steps of the dissemination algorithm.
     const unsigned last_member = all_.size() - 1;
-    const int rounds = std::bit_width(last_member);
-    measured_.alpha = seconds / rounds;
+    const int steps = std::bit_width(last_member);
+    measured_.alpha = seconds / steps;
     return absl::OkStatus();
   }
 
@@ -248,7 +251,7 @@ class Probe {
     CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, sizeof(float)));
     CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, sizeof(float)));
     const auto shift = [&] { return ShiftExchange(out, in); };
-    // The first connects the members.
+    // The first exchange connects the members.
     CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
     CADRE_ASSIGN_OR_RETURN(const double first, MedianOf(1, kDeviceExchanges, shift));
     const double each = kBarrierSeconds / std::max(kDeviceExchanges * first, 1e-7);
@@ -330,7 +333,7 @@ class Probe {
     return absl::OkStatus();
   }
 
-  // Number of rounds, of about `expected` seconds each, that drain the burst before the readings.
+  // Number of rounds, of about `expected` seconds each, that use up the burst before the readings.
   int RoundsToDrain(int64_t bytes, double expected) const {
     const double link_seconds = measured_.beta * bytes * algorithms_.size();
     const double target = std::max(kDrainSeconds, kDrainBytes * measured_.beta) / link_seconds;

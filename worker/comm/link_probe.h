@@ -2,8 +2,9 @@
 // it selects its algorithms.
 //
 // Takes about a third of a second on fast links and a few seconds on very slow ones. Sizes and
-// repetitions follow from the first readings; members agree on these, so all execute the same
-// calls. If a token bucket shapes the link, its burst is used up before anything is timed.
+// repetitions follow from the first measurements, on which the members agree, so all members
+// execute the same calls. If a token bucket shapes the link, its burst is used up before anything
+// is timed.
 //
 // Threads: as the communicator.
 #pragma once

@@ -79,7 +79,7 @@ class Recursion {
       schedule_.push_back({Kind::kReceiveSum, peer, run, Writer(run)});
     }
   }
-  // Depends on the last receive, so that waiting for this one waits for both.
+  // Depends on the last receive, so that a step that waits for this receive waits for both.
   void ReceiveChained(int peer, const std::vector<Interval>& runs) {
     for (const Interval& run : runs) {
       schedule_.push_back({Kind::kReceive, peer, run, LastReceive(schedule_)});
@@ -121,15 +121,15 @@ class Recursion {
  private:
   // The member of a head.
   int Member(int head) const { return head < extras_ ? 2 * head : head + extras_; }
-  // Intervals of the block of `count` heads, a power of two, that `head` is in.
+  // Intervals of the block of `count` heads (a power of two) that contains `head`.
   std::vector<Interval> Block(int head, int count) const {
     const int first = head & ~(count - 1);
     if (owners_ == Owners::kHeads) return Runs(first, first + count);
     return Runs(Member(first), Member(first + count));
   }
 
-  // The receive that a send of `run` depends on: the last one that wrote to it if that one wrote
-  // all of it, otherwise the last receive, which completes after all others.
+  // The receive that a send of `run` depends on: the last receive that wrote to the run if it wrote
+  // all of the run, otherwise the last receive of all, which completes after the others.
   int Writer(const Interval& run) const;
   // The send that contains `run`.
   int Sender(const Interval& run) const;
@@ -224,7 +224,8 @@ Schedule DoublingAllGather(int index, std::span<const Interval> intervals) {
   Recursion recursion(index, std::ssize(intervals), Copy(intervals), Recursion::Owners::kMembers);
   if (recursion.is_extra()) {
     recursion.Send(index - 1, recursion.Own(index));
-    // Includes its own interval, unchanged: without it the data would be two messages.
+    // The data includes this member's own interval, unchanged; without it there would be two
+    // messages.
     recursion.ReceiveChained(index - 1, recursion.All());
     return recursion.Take();
   }

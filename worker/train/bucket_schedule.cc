@@ -35,8 +35,9 @@
 //
 // Cost: a step returns O(chunks) operations; nothing here depends on the number of elements.
 //
-// Limits. One step's reductions must be done before the next AfterLoss; that holds because forward
-// waits for every gather. After a step without `gather` the caller has to call Gather first.
+// Limits. The reductions of a step must be done before the next AfterLoss. This holds because
+// forward waits for every gather; after a step without `gather` the caller has to call Gather
+// first.
 #include "worker/train/bucket_schedule.h"
 
 #include <algorithm>

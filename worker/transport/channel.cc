@@ -265,8 +265,9 @@ absl::Status Channel::ReadHeader(Queue& queue, bool* blocked) {
   return absl::OkStatus();
 }
 
-// Ranks that disagree may each wait for a rank that sends to another one. A message of a later call
-// of these members, or of other members, is legal: its sender is ahead.
+// If ranks disagree about a call, each of them may wait for a rank that sends to another rank
+// instead. A message of a later call of these members, or of other members, is legal: its sender is
+// ahead.
 absl::Status Channel::CheckUnexpected() {
   for (Queue& queue : receives_) {
     if (queue.link == nullptr || queue.head != Transfer::kNone || control_.left(queue.peer)) {
@@ -377,7 +378,7 @@ bool Channel::WaitsForLink(const Queue& queue) const {
 void Channel::Complete(Queue& queue) {
   Progress& progress = progress_[queue.head];
   progress.complete = true;
-  // Progress even for an empty message: another transfer may depend on it.
+  // An empty message counts as progress, too, because another transfer may depend on it.
   ++moved_;
   queue.head = progress.next;
   queue.prefix_bytes = 0;
@@ -435,7 +436,7 @@ bool Channel::PrepareWaits() {
   }
   bool must_sleep = true;
   for (const Queue* queue : active_) {
-    // The first queue of a peer prepares both directions.
+    // The first queue of a peer prepares the link for both directions.
     const int waits_for = std::exchange(waits_for_[queue->peer], 0);
     if (waits_for == 0) continue;
     prepared_.push_back(queue->link);

@@ -1,14 +1,13 @@
 // The two state machines that connect a pair: CallingPairing (higher rank) and CalledPairing (lower
 // rank).
 //
-//   caller  dial control -> Greeting, Answer -> Offer? -> Settled -> dial data connections -> done
-//   callee  accept control -------------------> Offer? -> Settled -> accept data connections ->
-//   done
+//   caller  dial control -> Greeting, Answer -> Offer? -> Settled -> dial channels -> done
+//   callee  accept control -------------------> Offer? -> Settled -> accept channels -> done
 //
-// An Offer is sent if and only if both sides want shared memory and report the same host identity;
-// both can decide this from Greeting and Answer, so neither waits for an Offer that does not come.
-// Equal host identities are necessary but not sufficient (containers may hide /proc/PID/fd of each
-// other), so the caller tries to map the memory and falls back to TCP by sending Settled with
+// An Offer is sent if and only if both sides enable shared memory and report the same host
+// identity; both know this from Greeting and Answer, so neither waits for an Offer that is not
+// sent. Equal host identities are necessary but not sufficient (containers may hide /proc/PID/fd of
+// each other), so the caller tries to map the memory and falls back to TCP by sending Settled with
 // connections > 0.
 //
 // The number of TCP connections follows from the round trip of the control connection, measured by
@@ -161,7 +160,7 @@ class CallingPairing final : public Pairing {
   OutgoingCall call_;
   bool settled_ = false;
   std::string received_;
-  // By channel; all connections of one before the next.
+  // The connections of all channels, in the order of channels.
   std::vector<std::unique_ptr<OutgoingCall>> data_calls_;
   std::vector<int> data_channels_;
 };
@@ -306,7 +305,7 @@ void Pairing::UseTcp(std::array<std::vector<Socket>, Transport::kChannels> conne
 }
 
 int ConnectionsOf(int channel, int connections) {
-  // Messages on kOrder have a few bytes.
+  // Messages on kOrder have only a few bytes, so one connection suffices.
   return channel == Transport::kOrder ? std::min(connections, 1) : connections;
 }
 

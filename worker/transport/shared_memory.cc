@@ -61,7 +61,7 @@ constexpr int kRings = 2 * Transport::kChannels;
 // The kernel displays the memfd under this name.
 constexpr char kMemoryName[] = "cadre-ring";
 // A writer publishes written bytes, and a reader frees read bytes, in batches of this size, so that
-// both sides work concurrently. A reader may therefore hold back some of the room.
+// both sides work concurrently. Some of the room may therefore not be available to the writer yet.
 constexpr size_t kPublishBytes = size_t{64} << 10;
 static_assert(kPublishBytes <= kRing / 8 && (kRing & (kRing - 1)) == 0);
 
@@ -177,7 +177,7 @@ class RingReader {
   // no bytes remain; the counters are inconsistent.
   absl::StatusOr<std::span<const std::byte>> Peek(size_t limit) {
     if (written_ == read_) {
-      // Loaded before the counter, so that all that the writer wrote before it left is seen.
+      // Loaded before the counter, so that everything that the writer wrote before it left is seen.
       const bool left = ring_.writer_left.load(std::memory_order_acquire) != 0;
       written_ = ring_.written.load(std::memory_order_acquire);
       if (written_ - read_ > kRing) return ClosedError("has inconsistent counters");

@@ -87,8 +87,8 @@ absl::Status TcpListener::Expect(const Expectation& expectation) {
     const bool done = it->second.parked && Deliver(it->second);
     it = done ? connections_.erase(it) : std::next(it);
   }
-  // The thread may be polling a descriptor that was just closed or delivered. The kernel ends a
-  // closed connection only when no poll refers to it.
+  // The listener's thread may be polling a descriptor that was just closed or delivered, and the
+  // kernel ends a closed connection only when no poll refers to it.
   Wake(wake_);
   return absl::OkStatus();
 }
@@ -148,7 +148,7 @@ TcpListener::Watch TcpListener::NextWatch(absl::Time now) {
 void TcpListener::Handle(const Watch& watch) {
   for (size_t i = 0; i < watch.ids.size(); ++i) {
     if (watch.polled[i + 1].revents == 0) continue;
-    // It may have been delivered during the poll.
+    // The connection may have been delivered during the poll.
     const auto it = connections_.find(watch.ids[i]);
     if (it == connections_.end()) continue;
     const bool keep = !it->second.parked && ReadGreeting(it->second);
@@ -181,7 +181,7 @@ bool TcpListener::ReadGreeting(Connection& connection) {
   const ssize_t got = recv(connection.socket.fd(), part.data(), part.size(), 0);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
   if (got <= 0) {
-    // A connection that sends nothing is only a check whether the port is open.
+    // A connection without any bytes only checks whether the port is open, so it is not counted.
     if (!connection.received.empty()) Count("transport_garbage_closed");
     return false;
   }

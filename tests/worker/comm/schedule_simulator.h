@@ -21,7 +21,7 @@ struct Played {
 
 // Executes the schedules element by element in an order that depends on the seed: any order that
 // Transfer::after permits, over links that hold a few elements and keep the order of messages.
-// `data`, by member, is sent and overwritten. Member `absent` executes nothing.
+// `data`, by member, is the data before and after. Member `absent` executes nothing.
 Played Play(const std::vector<Schedule>& schedules, std::vector<MemberData>& data, uint64_t seed,
             int absent = -1);
 

@@ -77,8 +77,8 @@ inline std::vector<float> RandomValues(int64_t count, uint32_t seed) {
   return values;
 }
 
-// A model divided into slices, each with its optimizer. A step updates them as the ranks of a group
-// do.
+// A model divided into slices, each with its optimizer. Step updates all slices, as the ranks of a
+// group do.
 class SlicedModel {
  public:
   SlicedModel(Backend& kernels, const v1::Optimizer& optimizer, const SmallModel& model,

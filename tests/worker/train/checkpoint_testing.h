@@ -68,7 +68,8 @@ inline ParameterIndex IndexOf(const v1::RunSpec& spec) {
   return *std::move(index);
 }
 
-// One rank's values.
+// One rank's values, in lists: list 0 contains the weights, list i the optimizer's state tensor
+// i - 1.
 class OwnedValues {
  public:
   OwnedValues(const ParameterIndex& index, const v1::Optimizer& optimizer,

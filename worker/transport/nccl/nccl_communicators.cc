@@ -34,11 +34,11 @@ constexpr absl::Duration kFinalizeTimeout = absl::Seconds(5);
 // Limit that replaces a longer end_timeout on a lost device: an end that takes longer never
 // returns.
 constexpr absl::Duration kEndTimeoutLost = absl::Seconds(1);
-// Polls without a pause; over established connections an operation takes microseconds.
+// Number of polls without a pause; over established connections an operation takes microseconds.
 constexpr int kQuickPolls = 2000;
 constexpr absl::Duration kPause = absl::Microseconds(50);
 
-// Pauses between polls.
+// Waits between polls, up to a deadline.
 class PollTimer {
  public:
   explicit PollTimer(absl::Duration limit) : deadline_(absl::Now() + limit) {}
@@ -195,7 +195,7 @@ absl::Status NcclCommunicators::Enqueue(int number, const CallTag& tag,
   ncclResult_t result = api_.group_start();
   if (result == ncclSuccess) {
     result = calls(comm);
-    // Also after an error, because a group must be closed.
+    // Called even after an error, because a group must be closed.
     ended = api_.group_end();
     if (!IsError(result)) result = ended;
   }
@@ -376,7 +376,7 @@ void NcclCommunicators::EndComms(EndFunction end,
                         handle = handle, comm = std::move(comm), done] {
       set_device(ordinal);
       end(handle);
-      // This has also ended a split in progress, which may have created a communicator.
+      // Ending `handle` has also ended a split in progress, which may have created a communicator.
       if (comm->splitting != nullptr && comm->splitting->created != nullptr) {
         end(comm->splitting->created);
       }
