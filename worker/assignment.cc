@@ -60,10 +60,11 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
   }
 }
 
-// Generations of a group only increase, so a lower or equal one is a late or repeated message.
+// Generations of a group only increase, so an assignment of a lower or equal generation is late or
+// repeated.
 Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment) {
   const v1::RankSlot& place = assignment.place();
-  // Repeated after a reconnect; Connected repeats our messages, too.
+  // The coordinator repeats the assignment after a reconnect; Connected repeats our messages, too.
   if (IsCurrent(place)) return {};
   uint32_t& newest = newest_[{assignment.lineage(), place.group()}];
   if (place.generation() <= newest) return {};

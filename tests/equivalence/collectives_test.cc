@@ -1,4 +1,4 @@
-// Training computes the same for every collective algorithm, with and without overlap.
+// Training has the same results with every collective algorithm, with and without overlap.
 #include <gtest/gtest.h>
 
 #include <ostream>

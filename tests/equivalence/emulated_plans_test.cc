@@ -1,5 +1,5 @@
-// Plans on emulated devices equal one worker on the host: the CUDA back end, its gradient flow and
-// NCCL's transport. gpu_plans_test.cc does the same on a GPU.
+// Training under plans on emulated devices has the results of one worker on the host. Tests the
+// CUDA back end, its gradient flow and NCCL's transport. gpu_plans_test.cc does the same on a GPU.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -51,7 +51,7 @@ TEST(AllEmulatedPlans, OfSmallModelsEqualOneRank) {
   }
 }
 
-// Streams are threads here and run concurrently, so that a missing event changes the result.
+// Streams are threads here and run concurrently, so a missing event changes the result.
 TEST(AsynchronousPlans, OfRandomModelsEqualOneRank) {
   EmulatedGroup group(EmulatedCuda::Mode::kThreads);
   for (uint64_t seed = 1; seed <= 20; ++seed) {

@@ -1,5 +1,6 @@
-// Plans on a GPU with NCCL equal one worker on the host. Ranks are processes that share the first
-// GPU of this host. emulated_plans_test.cc does the same without a GPU.
+// Training under plans on a GPU with NCCL has the results of one worker on the host. Ranks are
+// processes that share the first GPU of this host. emulated_plans_test.cc does the same without a
+// GPU.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 #include <gtest/gtest.h>

@@ -38,7 +38,7 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
     Shard shard{.id = id, .positions = ShardSpan(index.size(), id, shards)};
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
-        // Different seeds, so that ranks that failed together do not retry in step.
+        // Different seeds, so that ranks that failed together do not retry at the same times.
         RoundsClientOptions{.seed = (uint64_t{place_.group()} << 32) + place_.rank() * 64 + id});
     shards_.push_back(std::move(shard));
   }
@@ -85,7 +85,7 @@ absl::Status ShardExchange::Stage(uint32_t round, uint32_t base_version, uint64_
   return ForEachShard(
       [&](Shard& shard) -> absl::Status {
         const std::vector<Owned> parts = PartsIn(shard.positions, owned);
-        // The group's ranks must cover the shard together; a single rank need not overlap with it.
+        // All ranks of the group together cover the shard; a single rank need not overlap with it.
         if (parts.empty()) return absl::OkStatus();
         shard.staging.clear();
         for (const Owned& part : parts) {

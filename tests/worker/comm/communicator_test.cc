@@ -1,4 +1,4 @@
-// Collectives of all sizes and types, by every algorithm, over every kind of link.
+// Tests collectives of all sizes and types, by every algorithm, over every kind of link.
 #include "worker/comm/communicator.h"
 
 #include <gtest/gtest.h>

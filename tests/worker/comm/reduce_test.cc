@@ -1,4 +1,4 @@
-// Sums of every type and vector width against scalar loops, and scalar loops against exact
+// Compares sums of every type and vector width with scalar loops, and scalar loops with exact
 // arithmetic.
 #include "worker/comm/reduce.h"
 

@@ -1,5 +1,5 @@
-// Batches are returned in order, from any step, without stale ones; errors are returned once per
-// request.
+// Batches are returned in order, from any step, and never stale batches after a restart; errors are
+// returned once per request.
 #include "worker/data/batch_loader.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// JPEG files are decoded up to compression errors; malformed ones are rejected in bounded time.
+// JPEG files are decoded up to compression errors; malformed files are rejected in bounded time.
 #include "worker/data/jpeg.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// Token files: sample i is tokens [i L, i L + L), and its labels are the tokens after each.
+// Token files: the inputs of sample i are tokens [i L, i L + L), and the label of each token is the
+// token after it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
