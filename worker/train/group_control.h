@@ -42,7 +42,7 @@ class GroupControl {
   // On every rank, between steps: returns a pending request to trace the next steps. Does not wait.
   // A request is returned once; the next one follows only after Traced has responded to it.
   virtual std::optional<v1::TraceSteps> TakeTraceRequest() = 0;
-  // Responds to the latest trace request; sets the message's place and request number. Does not
+  // Responds to the latest trace request; `traced` must have its place and request number. Does not
   // wait for a response; nothing is sent if the group ends first.
   virtual void Traced(const v1::Traced& traced) = 0;
 
