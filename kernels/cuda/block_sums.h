@@ -1,8 +1,8 @@
 // Sums and maxima over the threads of a warp or of a block, with the same bits in every thread and
-// every run. For *.cu only.
+// in every execution. For *.cu only.
 //
-// Requires: all threads of the warp (block) call together; blocks are whole warps, at most 1024
-// threads.
+// Requires: all threads of the warp (block) call together; blocks consist of whole warps, at most
+// 1024 threads.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ __device__ inline T OverWarp(T value, Of of) {
   return value;
 }
 
-// shared: 32 elements, which may be reused as soon as the call returns.
+// Requires: `shared` has 32 elements. They may be reused as soon as the call returns.
 template <typename T, typename Of>
 __device__ inline T OverBlock(T value, Of of, T* shared) {
   value = OverWarp(value, of);

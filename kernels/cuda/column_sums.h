@@ -1,9 +1,9 @@
 // Sums over the rows of a matrix, column by column, in two launches and a fixed order: blocks sum
-// bands of rows into scratch memory, and then the bands are added up. How rows are split depends on
-// the extents only, so the same data give the same bits on every device.
+// bands of rows into scratch memory, and then the bands are added up. The division into bands
+// depends on the extents only, so the same data give the same bits on every device.
 //
-// Also the launch shape of kernels over a matrix with values by column: a thread keeps its columns
-// and steps over rows. For *.cu only.
+// Also the launch shape of kernels over a matrix that use one value per column: a thread keeps its
+// columns and iterates over rows. For *.cu only.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,8 @@ inline constexpr int kColumnThreads = 256;
 // Maximum number of blocks that sum bands of rows.
 inline constexpr int64_t kMaxColumnBlocks = 1024;
 
-// Threads are [rows, groups of N columns]; blocks tile the columns and share the rows.
+// A block's threads are [rows, groups of `group` columns]; blocks along x divide the columns, and
+// blocks along y divide the rows.
 inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t max_blocks) {
   const int64_t groups = columns / group;
   int across = 1;
@@ -37,7 +38,7 @@ inline LaunchShape ColumnShape(const CudaDevice& device, int64_t rows, int64_t c
   return ColumnShape(rows, columns, group, int64_t{device.processors()} * 8);
 }
 
-// The first column and the rows of a thread of such a kernel.
+// The first column and the rows that a thread of such a kernel processes.
 struct ColumnPlace {
   int64_t column;
   int64_t first_row, row_step;
@@ -49,14 +50,14 @@ __device__ inline ColumnPlace PlaceInColumns() {
           int64_t{gridDim.y} * blockDim.y};
 }
 
-// Loads the values by column of a thread's N columns.
+// Loads one value for each of a thread's N columns.
 template <int N>
 __device__ inline void LoadColumns(const float* __restrict__ from, int64_t column,
                                    float (&values)[N]) {
   for (int k = 0; k < N; ++k) values[k] = from[column + k];
 }
 
-// Base of Terms that read nothing by column.
+// Base of Terms (see SumBands) that read no values by column.
 struct RowTerms {
   struct None {};
   template <int N>
@@ -65,8 +66,8 @@ struct RowTerms {
   }
 };
 
-// partial[bands, kSums, columns] = sums over a band of rows. `Terms` says what is summed:
-// At<N>(column) loads what is needed once per column, and Add<N>(that, row, index of the element,
+// partial[bands, kSums, columns] = sums over a band of rows. `Terms` defines what is summed:
+// At<N>(column) loads the values of N columns, and Add<N>(these values, row, index of the element,
 // sums) adds the terms of N elements to Terms::kSums sums.
 template <typename Terms, int N>
 __global__ void __launch_bounds__(kColumnThreads)
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kColumnThreads)
 }
 
 // Adds up the bands of partial[bands, columns] and stores the sums of columns [0, split) in `first`
-// and those of the rest in `second`.
+// and the other sums in `second`.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads)
     AddBands(int64_t bands, int64_t columns, const double* __restrict__ partial, int64_t split,
@@ -126,8 +127,8 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// first[columns] and, if there are two sums, second[columns] = the sums of `terms` over the rows,
-// which may be none. N elements of a row are read together.
+// first[columns] and, if there are two sums, second[columns] = the sums of `terms` over the rows
+// (zero rows are allowed). N elements of a row are read together.
 template <int N, typename Terms, typename T>
 void LaunchColumnSums(CudaContext& cuda, const char* name, const Terms& terms, int64_t rows,
                       int64_t columns, T* first, T* second) {

@@ -10,7 +10,7 @@ namespace {
 ConvolutionSide SideOf(int64_t in, int64_t out, int64_t kernel, int64_t near, int64_t far,
                        int64_t stride) {
   ConvolutionSide side{.in = in, .out = out, .kernel = kernel, .pad_near = near};
-  // Fewer unused rows than a stride: one more window does not fit, so they may stay.
+  // With fewer unused rows than a stride no further window fits, so the rows need not be left out.
   if (far >= 0) {
     side.pad_far = far;
   } else if (-far >= stride) {

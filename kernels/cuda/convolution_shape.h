@@ -1,6 +1,6 @@
-// A convolution as cuDNN describes it. Our padding at the far edges follows from the outputs and is
-// negative if no window reaches the last rows; cuDNN's padding is never negative and determines the
-// outputs, so its description leaves out rows that no window reaches.
+// A convolution as cuDNN describes it. In Cadre the padding at the far edges follows from the
+// outputs, and is negative if no window reaches the last rows. In cuDNN the padding determines the
+// outputs and is never negative, so the description leaves out rows that no window reaches.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace cadre {
 
-// One of the image's two extents.
+// The convolution along one of the image's two dimensions.
 struct ConvolutionSide {
-  // The first rows (columns) of the input, which the description covers.
+  // The number of input rows (columns), from the first on, that the description covers.
   int64_t in = 0;
   int64_t out = 0;
   int64_t kernel = 1;
@@ -22,9 +22,9 @@ struct ConvolutionSide {
 
 struct ConvolutionShape {
   ConvolutionSide height, width;
-  // No window reaches the image: all outputs are 0 (without bias), and so are both gradients.
+  // No window reaches the image: all outputs (before the bias) and both gradients are 0.
   bool blind = false;
-  // Rows or columns are left out: cuDNN does not write their gradient.
+  // Rows or columns of the input are left out; cuDNN does not write their gradient.
   bool cropped = false;
   // Distance in elements between rows of the input, and between images.
   int64_t in_row = 0, in_image = 0;

@@ -1,14 +1,14 @@
 // Matrix products by cuBLASLt.
 //
 // cuBLASLt is column-major: a row-major product C = A B is requested as C^T = B^T A^T, which swaps
-// the operands and moves no data (product_layout.h). The batch over heads is strided in one call;
-// the outer one, over samples, is a loop, unless FewestCalls can fold it into the matrix or the
-// batch.
+// the operands and moves no data (product_layout.h). One strided call computes the inner batch
+// (heads); a loop of calls iterates over the outer batch (samples). FewestCalls exchanges the two
+// batches if that needs fewer calls.
 //
 // The library's heuristic is queried once per extents, types and alignment, and its first choice is
-// kept in a plan with the descriptors: the same plan gives the same bits, and after the first step
-// nothing is prepared any more, which graph capture requires. Plans promise the library only the
-// alignment that the addresses have, because a broken promise is a fault on the device.
+// kept in a plan with the descriptors: the same plan gives the same bits, and no plan is made after
+// the first step, as graph capture requires. Plans promise the library only the alignment that the
+// addresses have, because an address with a smaller alignment would be a fault on the device.
 //
 // A bias is added by the epilogue, which reads it in the type of the result: fp32 biases of bf16
 // products are converted into scratch memory first.
@@ -26,7 +26,7 @@
 namespace cadre {
 namespace {
 
-// The size that NVIDIA recommends for Hopper and later; less would suffice for other cards.
+// The size that NVIDIA recommends for Hopper and later GPUs; older ones need less.
 constexpr size_t kProductWorkspace = size_t{32} << 20;
 
 cudaDataType_t TypeOf(DType type) { return type == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F; }
@@ -143,7 +143,7 @@ absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const Pro
       step(plan->Set(CUBLASLT_MATMUL_DESC_TRANSB, OperationOf(layout.transpose_second))));
   if (key.bias) {
     CADRE_RETURN_IF_ERROR(step(plan->Set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS)));
-    // Every run sets its own address; this one only has the same alignment.
+    // Run sets the actual address; this one only has the same alignment.
     CADRE_RETURN_IF_ERROR(step(plan->Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                          reinterpret_cast<const void*>(key.bias_alignment))));
   }
@@ -185,7 +185,7 @@ void CublasMath::Multiply(const MatrixProductDims& requested, bool tf32, ConstVa
   CHECK(a.type() == b.type() && (c.type() == a.type() || c.type() == DType::kFloat32));
   CHECK(dims.m > 0 && dims.n > 0 && dims.k > 0 && dims.batch > 0 && dims.outer > 0);
   const bool has_bias = !bias.empty();
-  // The library adds a bias of the result's type only.
+  // The library only adds biases of the result's type.
   const bool narrow_bias = has_bias && c.type() != DType::kFloat32;
   const auto alignment = [](ConstValues values, int64_t step, int64_t outer) {
     const int64_t size = SizeOf(values.type());

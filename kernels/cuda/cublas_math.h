@@ -1,8 +1,8 @@
 // Matrix products by cuBLASLt. See dense_math.h.
 //
-// Borrows the device and the scratch memory; owns the library's handle and the plans, one for every
-// combination of extents, types and alignments. The library chooses the algorithm of a plan once,
-// so that equal products have equal bits. Thread-compatible.
+// Borrows the device and the scratch memory; owns the library's handle and the plans, one for each
+// combination of extents, types and alignments. The library chooses a plan's algorithm once, so
+// that equal products have equal bits. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class CublasMath {
                                                           CudaDevice& device, CudaScratch& scratch);
   ~CublasMath();
 
-  // As DenseMath's.
+  // DenseMath::MatrixProduct; `tf32` allows rounding fp32 factors to TF32.
   void Multiply(const MatrixProductDims& dims, bool tf32, ConstValues a, ConstValues b,
                 std::span<const float> bias, Values c);
 
@@ -52,7 +52,7 @@ class CublasMath {
   absl::StatusOr<std::unique_ptr<Plan>> MakePlan(const ProductKey& key);
   absl::Status Run(Plan& plan, const ProductKey& key, ConstValues a, ConstValues b,
                    const void* bias, Values c, std::byte* workspace);
-  // The library's status, with a description of the attempt.
+  // `status` as an absl::Status that names the product and the call `what`.
   absl::Status Status(cublasStatus_t status, const ProductKey& key, absl::string_view what) const;
 
   const CublasLtApi api_;

@@ -1,6 +1,6 @@
-// The CUDA back end as a whole: its families and its precision. Under TF32 and bf16 only products
-// and convolutions change; sums, statistics and updates are computed in fp32 or wider, see
-// backend.h.
+// The class CudaBackend: it makes the families of kernels and sets the precision. TF32 and bf16
+// change only products and convolutions; sums, statistics and updates are computed in fp32 or
+// wider, see backend.h.
 #include "kernels/cuda/cuda_backend.h"
 
 #include <utility>
@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// The first compute capability with TF32 and bf16.
+// The lowest compute capability with TF32 and bf16.
 constexpr int kMinCapability = 80;
 
 class CudaBackend final : public Backend {

@@ -1,8 +1,8 @@
 // The CUDA back end of backend.h: cuBLAS and cuDNN for matrix products, convolutions and attention
 // (dense_math.h), our own kernels for the rest (a file per family, *.cu).
 //
-// Under Precision::kBf16 activations are bf16. Parameters stay fp32; those that are multiplied have
-// a bf16 copy, which updates and WeightsChanged renew.
+// Under Precision::kBf16 activations are bf16. Parameters stay fp32; those that are factors of
+// products have a bf16 copy, which updates and WeightsChanged refresh.
 //
 // Borrows the device. See backend.h for threads, device.h for errors.
 #pragma once

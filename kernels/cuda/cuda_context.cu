@@ -2,9 +2,9 @@
 // factors of products.
 //
 // Under bf16 a product reads the parameter's bf16 copy (weight_copies.h). Parameters lie in buckets
-// without gaps, so that one of odd size misaligns those behind it; libraries have slow algorithms,
-// or none, for addresses that are not multiples of 16 bytes, so such weights are copied to scratch
-// memory first.
+// without gaps, so a parameter of odd size misaligns those after it; libraries have slow
+// algorithms, or none, for addresses that are not multiples of 16 bytes, so such weights are copied
+// to scratch memory first.
 #include "kernels/cuda/cuda_context.h"
 
 #include <utility>

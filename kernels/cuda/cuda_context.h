@@ -1,10 +1,10 @@
 // What the families of the CUDA back end share, and the functions that make them. Private to this
 // folder.
 //
-// Each family is a class in a file of its own (dense.cu, memory.cu, norm.cu, optimizer.cu,
-// pointwise.cu, window.cu), beside the kernels that it launches. Its methods check the extents,
-// return early if there is nothing to compute, and enqueue on the device's current stream. Sums are
-// taken in an order that depends on the extents only.
+// Each family is a class in a separate file (dense.cu, memory.cu, norm.cu, optimizer.cu,
+// pointwise.cu, window.cu), together with the kernels that it launches. Its methods check the
+// extents, return early if there is nothing to compute, and enqueue on the device's current stream.
+// The order of every sum depends on the extents only.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@
 
 namespace cadre {
 
-// Numbers that change between launches of a captured graph. In device memory.
+// Numbers in device memory that may change between launches of a captured graph.
 struct CudaNumbers {
   // Position of the batch's first sample (PointwiseKernels::SetPosition).
   int64_t position = 0;
@@ -31,15 +31,15 @@ struct CudaContext {
 
   void Copy(ConstValues x, Values y);
   void Zero(Values y);
-  // w as a factor of values of this type, aligned for libraries: w itself, its bf16 copy, or a
-  // conversion in scratch memory.
+  // w as a factor of a product with values of this type, aligned for libraries: w itself, its bf16
+  // copy, or a converted copy in scratch memory.
   ConstValues WeightsAs(DType type, std::span<const float> w);
   // y[row, c] += b[c]. No effect if b is empty.
   void AddBias(std::span<const float> b, Values y);
   // db[c] = sum of dy[row, c]. No effect if db is empty.
   void BiasGradient(int64_t rows, ConstValues dy, std::span<float> db);
 
-  // Destinations in device memory of operations that return numbers.
+  // Device memory to which operations that return numbers write them.
   struct Results {
     double sums[2] = {};
     int32_t not_finite = 0;

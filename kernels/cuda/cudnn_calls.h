@@ -1,9 +1,10 @@
-// NVIDIA's cudnn-frontend, whose calls of cuDNN and of the CUDA runtime go through our tables
-// instead of linked functions. Included by the file that builds its graphs, and by no header.
+// Includes NVIDIA's cudnn-frontend such that its calls of cuDNN and of the CUDA runtime go through
+// Cadre's function tables (vendor_api.h, cuda_api.h) instead of linked functions. Only the file
+// that builds the frontend's graphs includes this header.
 //
 // The frontend calls free functions, so a CudnnCalls object that is alive on the calling thread
-// selects the tables. Requires: there is one around every use of the frontend, including the
-// destruction of its objects.
+// selects the tables. Requires: such an object is alive during every use of the frontend, including
+// the destruction of the frontend's objects.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -40,7 +41,7 @@ class CudnnCalls {
   static cudaError_t Set(void* memory, int value, size_t bytes, cudaStream_t stream) {
     return current->cuda_.set_async(memory, value, bytes, stream);
   }
-  // For the frontend's timing of plans, which is compiled but not used.
+  // For the frontend's autotuner, which is compiled but not used.
   template <typename... Arguments>
   static cudaError_t NotUsed(const Arguments&... /*arguments*/) {
     return cudaErrorNotSupported;

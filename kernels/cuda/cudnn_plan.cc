@@ -4,21 +4,20 @@
 //
 // - workspace: within target.workspace_limit;
 // - determinism: engines marked NONDETERMINISTIC (they add with atomics) are excluded, because the
-//   ranks of a group, and a run that is repeated, must have the same bits;
+//   ranks of a group, and repeated runs, must compute the same bits;
 // - precision: fp32 must not be rounded on the way. DOWN_CONVERT_INPUTS converts to fp16, and
 //   TENSOR_CORE means TF32 for fp32 operands, which only Precision::kTf32 allows.
 //
-// No engine is ever timed: an autotuner's choice differs from run to run and from rank to rank.
+// No engine is ever timed: an autotuner's choice may differ between runs and between ranks.
 //
 // Layout. Images are channels last, which cuDNN takes as strides. Weights are [out, taps, channels]
-// in that layout, while ours are [out, channels, taps]; CudnnMath converts them. q, k and v are
+// in that layout, while ours are [out, channels, taps]; LibraryMath converts them. q, k and v are
 // strided views of one array. Fused attention stores one statistic (log-sum-exp) per row instead of
 // the probabilities, from which backward recomputes them.
 //
 // Limits: fused attention exists for bf16, heads of at most 128 features and compute capability 8.0
-// or newer (cudnn_math.cc).
-// Errors quote cuDNN's text, shortened: for each engine it lists a reason, and the reason that a
-// user can act on (a missing library) is picked from them.
+// or newer (library_math.cc). Errors quote cuDNN's text, shortened: it lists a reason for each
+// engine, and if a user can act on one of them (a missing library), only that one is quoted.
 #include "kernels/cuda/cudnn_plan.h"
 
 #include <cmath>
@@ -38,7 +37,7 @@ namespace fe = cudnn_frontend;
 using Extents = std::vector<int64_t>;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-// Maximum length of a quotation of the library.
+// Maximum length of quoted text of the library.
 constexpr size_t kMaxText = 400;
 
 // The library gives a reason for every engine. If the user can fix one (a library is missing), only
@@ -123,9 +122,9 @@ class FrontendPlan : public CudnnPlan {
     std::vector<fe::NumericalNote_t> notes;
     notes.push_back(fe::NumericalNote_t::NONDETERMINISTIC);
     if (type != DType::kFloat32) return notes;
-    // Of fp32 these make fp16.
+    // These engines convert fp32 to fp16.
     notes.push_back(fe::NumericalNote_t::DOWN_CONVERT_INPUTS);
-    // Of fp32 these make TF32.
+    // These engines round fp32 to TF32.
     if (!tf32_allowed) notes.push_back(fe::NumericalNote_t::TENSOR_CORE);
     return notes;
   }
@@ -149,7 +148,7 @@ std::unique_ptr<fe::graph::Graph> MakeGraph(DType type) {
   return graph;
 }
 
-// Builds what `draw` draws.
+// Builds a plan for the graph that `draw` describes.
 absl::StatusOr<std::unique_ptr<CudnnPlan>> BuildPlan(
     const CudnnTarget& target, const std::string& what, DType type, bool tf32,
     const std::function<void(fe::graph::Graph& graph)>& draw) {
@@ -222,7 +221,7 @@ ConvolutionLayouts LayoutsOf(const ConvolutionDims& d, const ConvolutionShape& s
                       {h.out * w.out * d.out_channels, 1, w.out * d.out_channels, d.out_channels}}};
 }
 
-// The geometry of the windows, for any of the three passes.
+// Sets the geometry of the windows in the attributes of any of the three passes.
 template <typename Pass>
 Pass Windows(const ConvolutionDims& d, const ConvolutionShape& shape) {
   return Pass()
@@ -267,7 +266,7 @@ std::string Describe(const AttentionDims& d, bool backward) {
                       d.causal ? ", causal" : "");
 }
 
-// A third of qkv [batch, tokens, heads, 3, features].
+// The layout of queries, keys or values within qkv [batch, tokens, heads, 3, features].
 TensorLayout PartOf(const AttentionDims& d) {
   const int64_t row = d.heads * 3 * d.head_features;
   return {{d.batch, d.heads, d.tokens, d.head_features},
@@ -292,8 +291,8 @@ void AddAttentionForward(const AttentionDims& d, fe::graph::Graph& graph) {
   const auto part = [&](CudnnTensor tensor) {
     return graph.tensor(Attributes(tensor, PartOf(d), kHalf, kAligned));
   };
-  // The composite implementation is fused on every GPU since Ampere. The unified one, which the
-  // frontend may prefer, exists for later GPUs only.
+  // The "composite" implementation is fused on every GPU since Ampere. The "unified" one, which the
+  // frontend may prefer, exists only for later GPUs.
   const auto [context, statistics] =
       graph.sdpa(part(kQuery), part(kKey), part(kValue),
                  fe::graph::SDPA_attributes()

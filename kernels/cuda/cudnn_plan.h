@@ -1,7 +1,7 @@
-// Plans of cuDNN: one operation with its extents, types and strides, and the kernels that the
-// library chose for it. Built by NVIDIA's cudnn-frontend from cuDNN's own heuristics (mode A, then
-// the fallback list): the first plan that fits the workspace, is deterministic, and has at least
-// the required precision.
+// Plans of cuDNN. A plan is one operation with its extents, types and strides, and the kernels that
+// the library chose for it. NVIDIA's cudnn-frontend lists plans by cuDNN's heuristics (mode A, then
+// the fallback list); the first one that fits the workspace, is deterministic, and has at least the
+// required precision is built.
 //
 // A plan borrows the tables of its CudnnTarget. Thread-compatible. Errors: Unimplemented if the
 // library has no plan; otherwise Internal, ResourceExhausted or the status of the CUDA runtime's
@@ -30,9 +30,9 @@ struct CudnnTarget {
   const CudnnApi* cudnn = nullptr;
   const CudaApi* cuda = nullptr;
   int ordinal = 0;
-  // Null for plans that are made for the device of `description` and cannot be run.
+  // Null: plans are made for the device that `description` describes, and cannot be run.
   cudnnHandle_t handle = nullptr;
-  // JSON, in the format of cuDNN's device properties.
+  // JSON in the format of cuDNN's device properties; used without a handle.
   std::string description;
   // Maximum workspace of a plan.
   int64_t workspace_limit = int64_t{1} << 30;
@@ -58,7 +58,7 @@ class CudnnPlan {
  public:
   virtual ~CudnnPlan() = default;
   virtual size_t workspace() const = 0;
-  // The library's name of the plan: an engine and its settings.
+  // The library's name for the plan: an engine and its settings.
   virtual std::string name() const = 0;
   // Enqueues the operation on the stream of the handle.
   virtual absl::Status Execute(std::span<const std::pair<CudnnTensor, void*>> tensors,
@@ -83,8 +83,8 @@ struct ConvolutionKey {
 absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeConvolutionPlan(const CudnnTarget& target,
                                                                const ConvolutionKey& key);
 
-// bf16. Query, key and value are views of qkv, see dense_math.h; statistics: fp32 [batch, heads,
-// tokens].
+// Tensors are bf16, and query, key and value are views of qkv (dense_math.h); the statistics are
+// fp32 [batch, heads, tokens].
 absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeAttentionPlan(const CudnnTarget& target,
                                                              const AttentionDims& dims,
                                                              bool backward);

@@ -1,21 +1,21 @@
 // Dense operations: matrix products and attention by libraries (dense_math.h), with our own kernels
 // for what libraries lack: softmax and embeddings.
 //
-// Attention. The fused form never stores the [tokens, tokens] probabilities. The interface has
-// memory for them, which then holds what fused backward needs: one fp32 statistic per row and a
-// copy of the context. Without the fused form, scores are computed by a strided batched product in
-// fp32 (rounded to bf16 their error would exceed that of the exponentials of rounded factors),
-// softmax converts them, and backward applies the softmax's gradient between products. Softmax
-// takes a warp per row and sums in fp32.
+// Attention. The fused form never stores the [tokens, tokens] probabilities. The caller passes a
+// buffer for them nevertheless; the fused form stores in it what its backward needs: one fp32
+// statistic per row and a copy of the context. Without the fused form, a strided batched product
+// computes the scores in fp32 (rounding scores to bf16 would cause larger errors in their
+// exponentials than rounding the factors does), softmax converts them, and backward applies the
+// gradient of softmax between its products. Softmax uses one warp per row and sums in fp32.
 //
 // Embeddings. Forward gathers rows. Backward must add the gradients of all tokens with the
-// same id, in an order that does not change from run to run, so atomic additions of floats are out.
+// same id, in an order that is the same in every execution, so it cannot add floats atomically.
 //
-// Instead tokens are brought into the order (id, position). The rank of a token is the number of
-// tokens before it, counted by comparing all pairs: quadratic, but a batch has a few thousand
+// Instead tokens are sorted by (id, index). The sorted position of a token is the number of tokens
+// before it, counted by comparing all pairs. This is quadratic, but a batch has a few thousand
 // tokens, and comparisons of ids in shared memory are far cheaper than the launches of a radix
 // sort. The counts are integers, so atomic additions to them are deterministic. One block then adds
-// up each run of equal ids in order, in double.
+// up each sequence of equal ids in order, in double.
 //
 // A token outside the vocabulary is an error that a kernel cannot report: its output is NaN, which
 // the check of the loss finds, and nothing outside the table is read or written.
@@ -31,11 +31,11 @@
 namespace cadre {
 namespace {
 
-constexpr int kRankThreads = 256;
+constexpr int kSortThreads = 256;
 constexpr int kSumThreads = 128;
 constexpr int kWarpsPerBlock = 4;
 
-// The number of a token; `vocabulary` if there is no such token.
+// The token's id; `vocabulary` for an id outside the vocabulary.
 __device__ inline int32_t TokenOf(float id, int64_t vocabulary) {
   return id >= 0 && id < vocabulary ? static_cast<int64_t>(id) : vocabulary;
 }
@@ -62,18 +62,19 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Adds to order[i], which is 0 at first, the number of tokens that come before token i. Blocks
-// along y compare with bands of the tokens.
-__global__ void __launch_bounds__(kRankThreads)
-    Rank(int64_t n, int64_t vocabulary, const float* __restrict__ ids, int32_t* order) {
-  __shared__ int32_t others[kRankThreads];
+// Adds to sorted_position[i], which is 0 at first, the number of tokens that come before token i. A
+// block compares its tokens with every gridDim.y-th tile of all tokens, from tile blockIdx.y on.
+__global__ void __launch_bounds__(kSortThreads)
+    CountTokensBefore(int64_t n, int64_t vocabulary, const float* __restrict__ ids,
+                      int32_t* sorted_position) {
+  __shared__ int32_t others[kSortThreads];
   const int64_t i = ThreadIndex();
   const int32_t mine = i < n ? TokenOf(ids[i], vocabulary) : 0;
-  const int64_t tiles = (n + kRankThreads - 1) / kRankThreads;
+  const int64_t tiles = (n + kSortThreads - 1) / kSortThreads;
   int before = 0;
   for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
-    const int64_t first = tile * kRankThreads;
-    const unsigned here = n - first < kRankThreads ? n - first : kRankThreads;
+    const int64_t first = tile * kSortThreads;
+    const unsigned here = n - first < kSortThreads ? n - first : kSortThreads;
     if (threadIdx.x < here) {
       others[threadIdx.x] = TokenOf(ids[first + threadIdx.x], vocabulary);
     }
@@ -83,19 +84,19 @@ __global__ void __launch_bounds__(kRankThreads)
     }
     __syncthreads();
   }
-  if (i < n && before > 0) atomicAdd(order + i, before);
+  if (i < n && before > 0) atomicAdd(sorted_position + i, before);
 }
 
-// sorted[rank[i]] = i.
+// sorted[sorted_position[i]] = i.
 __global__ void __launch_bounds__(256)
-    Invert(int64_t n, const int32_t* __restrict__ rank, int32_t* __restrict__ sorted) {
+    Invert(int64_t n, const int32_t* __restrict__ sorted_position, int32_t* __restrict__ sorted) {
   for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
-    sorted[rank[i]] = i;
+    sorted[sorted_position[i]] = i;
   }
 }
 
-// Sums the gradients of each run of equal tokens. Blocks along x take runs, by where they begin;
-// blocks along y take tiles of the features.
+// Sums the gradients of each sequence of equal tokens. A block handles the sequences that begin at
+// positions blockIdx.x, blockIdx.x + gridDim.x, ...; blocks along y divide the features into tiles.
 template <typename T>
 __global__ void __launch_bounds__(kSumThreads)
     SumRuns(int64_t n, int64_t features, int64_t vocabulary, const float* __restrict__ ids,
@@ -115,7 +116,8 @@ __global__ void __launch_bounds__(kSumThreads)
       const bool same = at < n && TokenOf(ids[token], vocabulary) == id;
       tokens[threadIdx.x] = token;
       __syncthreads();
-      // The run is a prefix of these tokens; the thread of its last token stores the length.
+      // The equal tokens are a prefix of these; the thread of the last equal one stores their
+      // count.
       const bool last = same && (threadIdx.x == kSumThreads - 1 || at + 1 >= n ||
                                  TokenOf(ids[sorted[at + 1]], vocabulary) != id);
       if (last) equal = threadIdx.x + 1;
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kSumThreads)
       const int count = equal;
       if (feature < features) {
         int k = 0;
-        // Four loads are independent; the additions are in the order of the tokens.
+        // Four independent loads at a time; the additions are in the order of the tokens.
         for (; k + 4 <= count; k += 4) {
           double values[4];
           for (int j = 0; j < 4; ++j) {
@@ -144,7 +146,8 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-// Writes all of dpositions: zero except for the tokens of this rank.
+// Writes all of dpositions: zero except in rows [first_token, first_token + tokens), the tokens
+// that this process holds.
 template <typename T>
 __global__ void __launch_bounds__(256)
     SumPositions(EmbeddingDims dims, int64_t n, const T* __restrict__ dy,
@@ -154,15 +157,15 @@ __global__ void __launch_bounds__(256)
     const int64_t token = Divide(i, dims.features, &feature) - dims.first_token;
     double sum = 0;
     if (token >= 0 && token < dims.tokens) {
-      for (int64_t image = 0; image < dims.batch; ++image) {
-        sum += ToFloat(dy[(image * dims.tokens + token) * dims.features + feature]);
+      for (int64_t sample = 0; sample < dims.batch; ++sample) {
+        sum += ToFloat(dy[(sample * dims.tokens + token) * dims.features + feature]);
       }
     }
     dpositions[i] = sum;
   }
 }
 
-// The tokens that the token of a row attends to: those before the returned one.
+// The token of the row attends to the tokens [0, returned value).
 __device__ inline int64_t SeenBy(const AttentionDims& dims, int64_t row) {
   int64_t token;
   Divide(row, dims.tokens, &token);
@@ -217,7 +220,7 @@ bool Empty(const AttentionDims& d) {
   return d.batch == 0 || d.tokens == 0 || d.heads == 0 || d.head_features == 0;
 }
 
-// The first token's queries, keys or values and all that follows.
+// PartOf: qkv from the first token's queries, keys or values on.
 enum Part : int64_t { kQuery, kKey, kValue };
 
 template <typename V>
@@ -225,8 +228,8 @@ V PartOf(const AttentionDims& d, V qkv, Part part) {
   return qkv.subspan(part * d.head_features);
 }
 
-// Matrices of [tokens, head_features] within qkv (parts), within the context, and matrices of
-// [tokens, tokens].
+// Distances in elements between rows (tokens), heads (`step`) and samples (`outer`) of the matrices
+// in qkv (its parts), in the context, and in the scores.
 struct Strides {
   int64_t row = 0, step = 0, outer = 0;
 };
@@ -245,7 +248,7 @@ Strides ScoreStrides(const AttentionDims& d) {
   return {.row = d.tokens, .step = d.tokens * d.tokens, .outer = d.heads * d.tokens * d.tokens};
 }
 
-// The product of two kinds of matrices into a third, for all heads of all samples.
+// c = a b, one product for each head of each sample.
 MatrixProductDims ProductOf(const AttentionDims& d, int64_t n, int64_t k, const Strides& a,
                             const Strides& b, const Strides& c) {
   return {.m = d.tokens,
@@ -269,7 +272,7 @@ float ScoreScale(const AttentionDims& d) {
   return 1 / std::sqrt(features);
 }
 
-// What fused attention keeps for backward in the memory of the probabilities: its statistics,
+// What fused attention keeps for backward in the buffer for the probabilities: its statistics,
 // followed by the context.
 struct FusedMemory {
   size_t statistics = 0;     // floats
@@ -285,7 +288,7 @@ FusedMemory FusedMemoryOf(const AttentionDims& d, DType type) {
   return memory;
 }
 
-// Whether the fused form exists and the data for backward fit in the memory of the probabilities.
+// Whether the fused form exists and the data for backward fit in the buffer for the probabilities.
 bool Fuses(DenseMath& math, const AttentionDims& dims, ConstValues qkv, ConstValues probabilities) {
   return Aligned({probabilities.data()}) &&
          FusedMemoryOf(dims, qkv.type()).bytes <= probabilities.bytes() &&
@@ -346,7 +349,7 @@ class CudaDense final : public DenseKernels {
     CheckEmbedding(dims, ids.size(), dw.size(), dpositions.size(), dy.size());
     cuda_.Zero(dw);
     const int64_t n = ids.size();
-    const auto order = cuda_.scratch.Take<int32_t>(2 * n);
+    const auto buffers = cuda_.scratch.Take<int32_t>(2 * n);
     ByType(dy.type(), [&](auto zero) {
       using T = decltype(zero);
       if (!dpositions.empty()) {
@@ -355,9 +358,9 @@ class CudaDense final : public DenseKernels {
                Data<T>(dy), dpositions.data());
       }
       if (n == 0 || dw.empty()) return;
-      int32_t* const rank = order.data();
-      int32_t* const sorted = rank + n;
-      SortTokens(dims, ids, rank, sorted);
+      int32_t* const sorted_position = buffers.data();
+      int32_t* const sorted = sorted_position + n;
+      SortTokens(dims, ids, sorted_position, sorted);
       const int64_t tiles = (dims.features + kSumThreads - 1) / kSumThreads;
       Launch(cuda_.device, "embedding's gradient", SumRuns<T>,
              LaunchShape{.grid = dim3(std::min<int64_t>(n, 1 << 16), tiles),
@@ -378,11 +381,11 @@ class CudaDense final : public DenseKernels {
       return cuda_.Copy(context,
                         Values(bytes + memory.context_begin, context.size(), context.type()));
     }
-    // Scores are fp32: rounded to bf16 their error would exceed that of the exponentials of rounded
-    // factors.
-    const bool wide = probabilities.type() == DType::kFloat32;
+    // Scores are fp32: rounding them to bf16 would cause larger errors in their exponentials than
+    // rounding the factors does.
+    const bool is_fp32 = probabilities.type() == DType::kFloat32;
     const std::span<float> scores =
-        wide ? probabilities.floats() : cuda_.scratch.Take<float>(probabilities.size());
+        is_fp32 ? probabilities.floats() : cuda_.scratch.Take<float>(probabilities.size());
     MatrixProductDims product = ProductOf(dims, dims.tokens, dims.head_features, PartStrides(dims),
                                           PartStrides(dims), ScoreStrides(dims));
     product.transpose_b = true;
@@ -412,15 +415,15 @@ class CudaDense final : public DenseKernels {
           dims, qkv, ConstValues(bytes + memory.context_begin, dcontext.size(), dcontext.type()),
           dcontext, {reinterpret_cast<const float*>(bytes), memory.statistics}, dqkv);
     }
-    // dprobabilities = dcontext values^T, then the softmax's gradient: in place if it is fp32,
-    // otherwise in memory behind dprobabilities.
-    const bool wide = probabilities.type() == DType::kFloat32;
+    // dprobabilities = dcontext values^T, then dscores: in place for fp32, otherwise after
+    // dprobabilities in the same scratch memory.
+    const bool is_fp32 = probabilities.type() == DType::kFloat32;
     const size_t count = probabilities.size();
     const std::span<float> dprobabilities =
-        cuda_.scratch.Take<float>(wide ? count : count + (count + 1) / 2)
+        cuda_.scratch.Take<float>(is_fp32 ? count : count + (count + 1) / 2)
             .first(cuda_.device.failed() ? 0 : count);
     if (dprobabilities.empty()) return;
-    const Values dscores(wide ? dprobabilities.data() : dprobabilities.data() + count, count,
+    const Values dscores(is_fp32 ? dprobabilities.data() : dprobabilities.data() + count, count,
                          probabilities.type());
     MatrixProductDims product =
         ProductOf(dims, dims.tokens, dims.head_features, ContextStrides(dims), PartStrides(dims),
@@ -449,18 +452,21 @@ class CudaDense final : public DenseKernels {
   }
 
  private:
-  // sorted: the tokens' indices in the order (id, index). rank: scratch, the inverse of sorted.
-  void SortTokens(const EmbeddingDims& dims, std::span<const float> ids, int32_t* rank,
+  // Fills `sorted` with the tokens' indices in the order (id, index), and `sorted_position` with
+  // the inverse of `sorted`.
+  void SortTokens(const EmbeddingDims& dims, std::span<const float> ids, int32_t* sorted_position,
                   int32_t* sorted) {
     const int64_t n = ids.size();
-    cuda_.device.Zero(rank, n * sizeof(int32_t));
-    const int64_t tiles = (n + kRankThreads - 1) / kRankThreads;
-    // Enough bands that the blocks fill the device.
-    const int64_t bands = std::clamp<int64_t>(4 * cuda_.device.processors() / tiles, 1, tiles);
-    Launch(cuda_.device, "order of tokens", Rank,
-           LaunchShape{.grid = dim3(tiles, bands), .block = dim3(kRankThreads)}, n, dims.vocabulary,
-           ids.data(), rank);
-    Launch(cuda_.device, "order of tokens", Invert, Strided(cuda_.device, n), n, rank, sorted);
+    cuda_.device.Zero(sorted_position, n * sizeof(int32_t));
+    const int64_t tiles = (n + kSortThreads - 1) / kSortThreads;
+    // Enough blocks along y to fill the device.
+    const int64_t blocks_along_y =
+        std::clamp<int64_t>(4 * cuda_.device.processors() / tiles, 1, tiles);
+    Launch(cuda_.device, "order of tokens", CountTokensBefore,
+           LaunchShape{.grid = dim3(tiles, blocks_along_y), .block = dim3(kSortThreads)}, n,
+           dims.vocabulary, ids.data(), sorted_position);
+    Launch(cuda_.device, "order of tokens", Invert, Strided(cuda_.device, n), n, sorted_position,
+           sorted);
   }
 
   CudaContext& cuda_;

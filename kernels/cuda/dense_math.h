@@ -1,10 +1,10 @@
 // The operations that the CUDA back end leaves to libraries: matrix products (cuBLASLt),
-// convolutions and fused attention (cuDNN). An interface, so that tests can replace the libraries
-// by loops on the host.
+// convolutions and fused attention (cuDNN). They are an interface, so that tests can replace the
+// libraries by loops on the host.
 //
-// Work is enqueued on the current stream of the object's device. Plans and workspaces are made at
-// the first use of an extent and kept; nothing is allocated after that. Thread-compatible. Errors
-// are the device's (device.h).
+// Work is enqueued on the current stream of the object's device. Plans and workspaces are made when
+// extents are used for the first time, and kept; later uses allocate nothing. Thread-compatible.
+// Errors are the device's (device.h).
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,7 @@
 
 namespace cadre {
 
-// c[batch] = op(a)[batch] op(b)[batch] (+ bias), row-major. op(a): [m, k], op(b): [k,
-// n].
+// c[batch] = op(a)[batch] op(b)[batch] (+ bias), row-major. op(a): [m, k]; op(b): [k, n].
 struct MatrixProductDims {
   int64_t m = 0, n = 0, k = 0;
   // a is stored as [k, m], b as [n, k].
@@ -51,8 +50,8 @@ class DenseMath {
   virtual void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
                              std::span<const float> bias, Values c) = 0;
 
-  // Channels last; w as in backend.h, [out, in / groups, height, width], of the type of x.
-  // Padding at the far edges is what the outputs need. No bias here.
+  // Images are channels last. w is [out, in / groups, height, width] as in backend.h, of the type
+  // of x. Padding at the far edges is what the outputs need. There is no bias.
   virtual void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
                                   Values y) = 0;
   virtual void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstValues w,
@@ -61,8 +60,8 @@ class DenseMath {
   virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
                                           ConstValues dy, std::span<float> dw) = 0;
 
-  // Fused attention, which never stores probabilities: qkv [batch, tokens, heads, 3,
-  // head_features] of bf16; statistics: [batch, heads, tokens] that backward needs.
+  // Fused attention, which never stores probabilities. qkv is [batch, tokens, heads, 3,
+  // head_features] of bf16; forward stores statistics [batch, heads, tokens], which backward needs.
   virtual bool HasFusedAttention(const AttentionDims& dims, DType type) = 0;
   virtual void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
                                      std::span<float> statistics) = 0;
@@ -70,12 +69,12 @@ class DenseMath {
                                       ConstValues context, ConstValues dcontext,
                                       std::span<const float> statistics, Values dqkv) = 0;
 
-  // For messages and records: "cuBLAS 13.1.0, cuDNN 9.19.0".
+  // For messages and measurements: "cuBLAS 13.1.0, cuDNN 9.19.0".
   virtual std::string versions() const = 0;
 };
 
-// DenseMath by the vendor's libraries, which this call loads (library_loader.h). A call of a
-// library works in at most a sixteenth of the device's memory, and in at most 2 GiB. Errors:
+// DenseMath by the vendor's libraries, which this call loads (library_loader.h). The workspace of a
+// library's call is at most a sixteenth of the device's memory, and at most 2 GiB. Errors:
 // FailedPrecondition with the library that is missing or too old, the searched folders, and how to
 // install it.
 absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,

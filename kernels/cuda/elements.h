@@ -57,11 +57,11 @@ __device__ inline void StoreGroup(const float (&values)[N], T* to) {
   *reinterpret_cast<Group<T, N>*>(to) = group;
 }
 
-// Elements in 16 bytes.
+// The number of elements in 16 bytes.
 template <typename T>
 inline constexpr int kWide = 16 / int{sizeof(T)};
 
-// Index in, and size of, a one-dimensional grid.
+// The thread's index in a one-dimensional grid, and the number of threads of that grid.
 __device__ inline int64_t ThreadIndex() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 __device__ inline int64_t ThreadCount() { return int64_t{gridDim.x} * blockDim.x; }
 
@@ -83,7 +83,7 @@ __device__ inline bool IsFinite(double value) { return value - value == 0; }
 
 // --- on the host ---------------------------------------------------------------------------------
 
-// The elements of a view that has type T.
+// The elements of a view as Ts. Requires: the view's type is T.
 template <typename T>
 const T* Data(ConstValues values) {
   return static_cast<const T*>(values.data());
@@ -100,7 +100,7 @@ inline bool Aligned(std::initializer_list<const void*> pointers, size_t bytes = 
   return true;
 }
 
-// Calls f with a zero of the type.
+// Calls f with a zero of the C++ type of `type`, from which f deduces it.
 template <typename F>
 void ByType(DType type, const F& f) {
   switch (type) {
@@ -113,9 +113,9 @@ void ByType(DType type, const F& f) {
   }
 }
 
-// Calls f with a zero of the type and with the number of elements to access together, as a
-// std::integral_constant: those of 16 bytes if that divides `extent` and all pointers are aligned,
-// otherwise one.
+// Calls f with a zero of the type and, as a std::integral_constant, with the number of elements to
+// access together: as many as have 16 bytes if that number divides `extent` and all pointers are
+// aligned, otherwise one.
 template <typename F>
 void ByTypeAndWidth(DType type, int64_t extent, std::initializer_list<const void*> pointers,
                     const F& f) {

@@ -2,9 +2,9 @@
 // and fused attention by cuDNN's plans (cudnn_plan.h).
 //
 // Plans are made at the first use of an extent, type and alignment, and kept. Weights that cuDNN
-// needs in another order are converted into scratch memory in front of the library's workspace; the
-// gradients of weights, which cuDNN computes in the activations' type and order, are converted to
-// ours from there.
+// needs in another order are converted into scratch memory before the library's workspace. cuDNN
+// writes gradients of weights to the same place, in the activations' type and its own order; they
+// are then converted to ours.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -79,7 +79,7 @@ class LibraryMath final : public DenseMath {
 
  private:
   using Tensors = std::span<const std::pair<CudnnTensor, void*>>;
-  // Null if the library has no such plan.
+  // A null plan: the library has none for these extents.
   struct AttentionPlans {
     std::unique_ptr<CudnnPlan> forward, backward;
   };
@@ -225,7 +225,7 @@ void LibraryMath::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstV
   const ConvolutionShape shape = ShapeOf(dims);
   if (shape.blind) return device_.Zero(dw.data(), dw.size_bytes());
   // Not every version of the library has a kernel from bf16 to fp32, and few kernels accept
-  // addresses that 16 bytes do not divide.
+  // addresses that are not multiples of 16 bytes.
   const bool direct = !shape.reorders_weights && x.type() == DType::kFloat32 &&
                       reinterpret_cast<uintptr_t>(dw.data()) % kAlignment == 0;
   const size_t scratch = direct ? 0 : Aligned(dw.size() * SizeOf(x.type()));
@@ -260,7 +260,7 @@ LibraryMath::AttentionPlans& LibraryMath::AttentionPlansOf(const AttentionDims& 
   for (const absl::Status& status : {forward.status(), backward.status()}) {
     if (!status.ok()) {
       LOG(INFO) << "attention is not fused: " << status.message();
-      // An error of the search must not be attributed to later work of the device.
+      // Clears the error of the search for a plan, so that it is not attributed to later work.
       device_.api().last_error();
       return plans;
     }

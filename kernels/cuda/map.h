@@ -15,8 +15,8 @@ struct Sum {
   __device__ float operator()(float a, float b) const { return a + b; }
 };
 
-// y = f(a, b), where a null b counts as zeros. y may be a or b: only one thread reads or writes an
-// element, and it reads before it writes.
+// y = f(a, b); a null b counts as zeros. y may be the same array as a or b: each element is read
+// and written by one thread, which reads before it writes.
 template <typename F, typename From, typename To, int N>
 __global__ void __launch_bounds__(256) Map(F f, int64_t n, const From* a, const From* b, To* y) {
   const int64_t groups = n / N;

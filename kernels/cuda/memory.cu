@@ -1,13 +1,12 @@
 // Copies and sums of boxes of tensors (halos, reshards, runs of rows), transposition, and the
 // search for non-finite values.
 //
-// A box is a nest of loops over two memories (nest.h); neighbouring loops that are contiguous in
-// both are merged, and the innermost one moves 16 bytes at a time if both memories are aligned.
+// A box is copied by a loop nest over two buffers (nest.h); neighbouring loops that are contiguous
+// in both are merged, and the innermost one moves 16 bytes at a time if both buffers are aligned.
 // There is one launch per box: launches, not bytes, dominate the cost of small halos.
 //
-// Transposition works by tiles in shared memory: rows are read and columns written in contiguous
-// runs, and the tile's rows are padded by one element so that a column's elements lie in different
-// banks.
+// Transposition copies tiles through shared memory: rows are read and columns written contiguously,
+// and the tile's rows are padded by one element so that a column's elements lie in different banks.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(256)
 constexpr int kTile = 32;
 constexpr int kTileRows = 8;
 
-// T has the size of an element. A block moves tiles of any of the matrices.
+// T is an unsigned integer of the element's size. A block may transpose tiles of several matrices.
 template <typename T>
 __global__ void __launch_bounds__(kTile* kTileRows)
     TransposeTiles(int64_t batch, int64_t rows, int64_t columns, const T* __restrict__ x,
@@ -206,8 +205,8 @@ class CudaMemory final : public MemoryKernels {
     CheckSize(to_box.ToString(), to.size(), to_box.shape().elements());
   }
 
-  // Calls f(nest, zero of the type, integral_constant of the group) with the widest groups that the
-  // walk and the addresses allow.
+  // Calls f(nest, zero of the type, integral_constant of the group's size) with the largest groups
+  // that the walk and the addresses allow.
   template <typename F>
   static void ByNestWidth(const NestLoops& loops, ConstValues from, Values to, const F& f) {
     const Nest nest = MakeNest(loops);

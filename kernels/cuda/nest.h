@@ -1,7 +1,8 @@
-// A walk over the elements of a box that lies in two memories: nested loops with one step for each
-// memory. Describes boxes, runs and parts of a batch to kernels.
+// A walk: a loop nest over the elements of a region that two buffers, `a` and `b`, hold. Each loop
+// has an extent and, for each buffer, a step: the stride in elements. Kernels use walks to copy,
+// add and drop elements of boxes (tensor/box.h).
 //
-// Values, passed to kernels. For *.cu only.
+// Plain values that are passed to kernels. Include only from *.cu.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +18,15 @@ struct NestLoop {
   int64_t extent = 0, a_step = 0, b_step = 0;
 };
 
-// A walk as the host builds it. Innermost loop last, extents > 0. The walk begins at elements
-// a_begin and b_begin of the two memories.
+// A walk as the host builds it. The innermost loop is last; extents are positive. The walk begins
+// at elements a_begin and b_begin of the two buffers.
 struct NestLoops {
   std::vector<NestLoop> loops;
   int64_t a_begin = 0, b_begin = 0;
 };
 
-// The same for a kernel. After Grouped, an element is a group of neighbouring elements.
+// A walk as a kernel receives it, of fixed size. After Grouped, `elements` and the innermost extent
+// count groups of neighbouring elements.
 struct Nest {
   static constexpr int kMaxLoops = 6;
   int loops = 0;
@@ -34,7 +36,7 @@ struct Nest {
   int64_t elements = 1;
 };
 
-// Computes the positions of element `index` of the walk in both memories.
+// Computes the positions of element `index` of the walk in both buffers.
 __device__ inline void Locate(const Nest& nest, int64_t index, int64_t* a, int64_t* b) {
   int64_t in_a = nest.a_begin;
   int64_t in_b = nest.b_begin;
@@ -48,7 +50,7 @@ __device__ inline void Locate(const Nest& nest, int64_t index, int64_t* a, int64
   *b = in_b + index * nest.b_step[0];
 }
 
-// Merges neighbouring loops that are contiguous in both memories. Requires: at most kMaxLoops loops
+// Merges neighbouring loops that are contiguous in both buffers. Requires: at most kMaxLoops loops
 // remain.
 inline Nest MakeNest(const NestLoops& walk) {
   Nest nest;
@@ -93,7 +95,7 @@ inline bool BoxInside(const Box& inner, const Box& outer) {
   return true;
 }
 
-// The walk over the region in memory that holds `from_box` and in memory that holds `to_box`.
+// The walk over `region`, where a is a buffer that holds `from_box` and b one that holds `to_box`.
 inline NestLoops WalkOf(const Box& from_box, const Box& to_box, const Box& region) {
   CHECK(BoxInside(region, from_box) && BoxInside(region, to_box))
       << region.ToString() << " in " << from_box.ToString() << " and " << to_box.ToString();
@@ -108,8 +110,8 @@ inline NestLoops WalkOf(const Box& from_box, const Box& to_box, const Box& regio
   return walk;
 }
 
-// Whether the innermost elements are contiguous in both memories, in whole groups, and every group
-// of memory `a` (and of `b`, with `check_b`) begins at a multiple of the group.
+// Whether the innermost elements are contiguous in both buffers and form whole groups of `group`
+// elements, and every group begins at a multiple of `group` in a and, with check_b, in b.
 inline bool CanGroup(const Nest& nest, int group, bool check_b) {
   const int inner = nest.loops - 1;
   if (nest.a_step[inner] != 1 || nest.b_step[inner] != 1) return false;

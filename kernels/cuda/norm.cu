@@ -1,15 +1,15 @@
 // Batch, layer and local response normalisation.
 //
-// Batch norm (Ioffe and Szegedy 2015). Sums by column in double (column_sums.h) use a fixed order;
-// elementwise passes keep a thread in its columns, with their statistics in registers, while it
-// steps over rows.
+// Batch norm (Ioffe and Szegedy 2015). Sums per column are taken in double, in a fixed order
+// (column_sums.h). In elementwise passes a thread keeps its columns, with their statistics in
+// registers, and iterates over rows.
 //
-// Layer norm (Ba, Kiros and Hinton 2016). A warp takes a row and computes mean and variance in two
-// passes over it; the second reads the row from a cache, and unlike E[x^2] - E[x]^2 does not
-// cancel. The gradients of scale and shift are sums over rows by column.
+// Layer norm (Ba, Kiros and Hinton 2016). A warp computes the mean and the variance of a row in two
+// passes; the second reads the row from a cache. Two passes avoid the cancellation of E[x^2] -
+// E[x]^2. The gradients of scale and shift are sums per column over the rows.
 //
-// Local response norm (Krizhevsky et al. 2012). A thread computes an element; its few neighbours
-// come from the first-level cache.
+// Local response norm (Krizhevsky et al. 2012). A thread computes an element; the few neighbouring
+// channels come from the first-level cache.
 #include "device/cuda/launch.h"
 #include "kernels/cuda/block_sums.h"
 #include "kernels/cuda/column_sums.h"
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// dx from dy, as NormKernels::BatchNormBackward has it. dy and dx may be the same.
+// dx from dy, as defined by NormKernels::BatchNormBackward. dy and dx may be the same.
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
     NormaliseBackward(int64_t rows, int64_t columns, const T* __restrict__ x, const T* dy,
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// counted, unbiased: see BatchNormStatistics of host_backend.cc.
+// `counted` and `unbiased` are those of HostNorm::BatchNormStatistics (host_backend.cc).
 __global__ void Statistics(int64_t columns, double counted, double unbiased, double epsilon,
                            double share, const double* __restrict__ sums, float* __restrict__ mean,
                            float* __restrict__ inverse, float* __restrict__ running_mean,
@@ -163,8 +163,8 @@ LaunchShape WarpPerRow(const CudaDevice& device, int64_t rows) {
   return Strided(device, rows * 32, kWarpsPerBlock * 32, 16);
 }
 
-// Sums in double: a mean far from zero must not swallow the variance. A row without columns has
-// mean and variance 0.
+// Sums are in double, so that a mean far from zero does not cancel the variance. A row without
+// columns has mean and variance 0.
 template <typename T, int N>
 __global__ void __launch_bounds__(kWarpsPerBlock * 32)
     NormaliseRows(int64_t rows, int64_t columns, double epsilon, const T* __restrict__ x,
@@ -427,7 +427,7 @@ class CudaNorm final : public NormKernels {
     CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
     CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
     CheckChannels(dims, {scale.size(), shift.size()});
-    // Rows without channels have statistics, too.
+    // Rows without channels also have statistics.
     if (dims.rows == 0) return;
     ByTypeAndWidth(y.type(), dims.channels, {x.data(), y.data()}, [&](auto zero, auto group) {
       using T = decltype(zero);

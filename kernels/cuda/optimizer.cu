@@ -1,16 +1,16 @@
-// The optimisers' updates: a whole slice in one launch, each array read and written once, with the
-// arithmetic of kernels/optimizer_step.h. Compiled without contraction (--fmad=false), so that a
-// step has the bits of the CPU's. (Powers for AdamW's corrections may differ in the last bit of a
-// double between the host and a device.)
+// The optimisers' updates: one launch updates a whole slice and reads and writes each array once,
+// with the arithmetic of kernels/optimizer_step.h. The file is compiled without contraction
+// (--fmad=false), so that a step computes the same bits as on the CPU. (Only the powers in AdamW's
+// corrections may differ in the last bit of a double.)
 //
 // Everything that changes from step to step (rate, number, loss, norm) is read from device memory
 // when the kernel runs: a captured graph replays with the current values, and the host never blocks
 // to decide whether the loss was finite.
 //
-// Sums of squares. A reduction that adds with atomics depends on the order in which blocks finish,
-// and so do its bits; ranks must agree on norms bit by bit. So the sum has two deterministic phases
-// (the scheme of Harris, "Optimizing Parallel Reduction in CUDA", without atomics): a fixed number
-// of blocks, chosen by the number of elements and never by the device, write partial sums in
+// Sums of squares. The bits of a sum by atomic additions depend on the order in which blocks
+// finish, but all ranks must compute the same bits of a norm. So the sum has two deterministic
+// phases (the scheme of Harris, "Optimizing Parallel Reduction in CUDA", without atomics): a fixed
+// number of blocks, chosen by the number of elements and never by the device, write partial sums in
 // double; one block then adds them in their order. The second launch costs a few microseconds,
 // which is small compared with reading a slice.
 #include <algorithm>
@@ -37,7 +37,7 @@ enum class Kind { kHeavyBall, kNesterov, kAdamW };
 
 // One update of a whole slice.
 struct Job {
-  // Their rate, corrections and gradient_scale are used unless `numbers` and `squares` replace
+  // Rate, corrections and gradient_scale of these are used unless `numbers` and `squares` replace
   // them.
   SgdStep sgd;
   AdamWStep adamw;
@@ -53,7 +53,7 @@ struct Job {
   float* w;
   float* m;
   float* v;
-  // bf16 copy of w that is written with it, or null.
+  // The bf16 copy of w, which is updated, too; or null.
   Bf16* copy;
 };
 
@@ -94,7 +94,7 @@ __device__ Factors<kKind> FactorsOf(const Job& job) {
 __device__ inline SliceSegment SegmentOf(const Job& job, int64_t i) {
   int64_t low = 0;
   int64_t high = job.segment_count;
-  // Segments cover the slice in order; empty ones lie between others.
+  // Segments cover the slice in order; some may be empty.
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
     if (job.segments[middle].begin <= i) {
@@ -126,7 +126,7 @@ __device__ inline void Step(Factors<kKind> f, const SliceSegment& segment, float
 template <Kind kKind, bool kWideAccess>
 __global__ void __launch_bounds__(kThreads) Update(Job job) {
   __shared__ Factors<kKind> shared;
-  // All threads return or none, so that none waits at the barrier below for one that returned.
+  // Either all threads return or none, so that no thread waits at the barrier below for another.
   if (job.loss != nullptr && !IsFinite(*job.loss)) return;
   if (threadIdx.x == 0) shared = FactorsOf<kKind>(job);
   __syncthreads();
@@ -260,7 +260,7 @@ void LaunchUpdate(CudaContext& cuda, const SliceUpdate& update, const CudaNumber
   }
 }
 
-// *sum = the sum of squares of x, or += with `add`. Requires: x is not empty.
+// *sum = the sum of squares of x; with `add`, *sum += it. Requires: x is not empty.
 void LaunchSumOfSquares(CudaContext& cuda, std::span<const float> x, bool add, double* sum) {
   // The number of blocks, and with it the order of the sum, depends on the number of elements only.
   const int64_t n = x.size(), per_block = kThreads * 16;

@@ -4,13 +4,14 @@
 //
 // Dropout uses the same counter-based generator as the host (base/random.h), so that a device drops
 // the same elements. An element's number is computed from its position in the whole batch, which a
-// walk over the rank's box yields; the position of the batch is read from device memory, so that a
-// captured graph draws new numbers at every launch.
+// walk (nest.h) over the rank's box yields. The batch's position is read from device memory, so
+// that a captured graph draws new numbers at every launch.
 //
-// The loss takes a block per row and sums in double. A row is read for its maximum, for the sum of
-// exponentials and for the result; after the first time it comes from a cache. Reductions over
-// threads exchange values in a butterfly (block_sums.h), so that all threads have the same bits.
-// The losses of the rows are stored, and a second launch adds them in their order.
+// A block computes the loss of a row, with sums in double. It reads the row three times (for the
+// maximum, for the sum of exponentials and for the result), after the first time from a cache.
+// Reductions over threads exchange values in a butterfly (block_sums.h), so that all threads have
+// the same bits. The rows' losses are stored, and a second launch adds them in the order of the
+// rows.
 #include <cmath>
 #include <utility>
 
@@ -30,7 +31,7 @@ namespace {
 constexpr float kRootHalf = 0.707106781F;
 constexpr float kDensity = 0.398942280F;
 
-// These forms keep NaN.
+// These forms return NaN for NaN.
 struct Relu {
   __device__ float operator()(float x, float) const { return x < 0 ? 0 : x; }
 };
@@ -45,8 +46,8 @@ struct Tanh {
   __device__ float operator()(float x, float) const { return tanhf(x); }
 };
 
-// Gradients, from what PointwiseKernels::ActivationBackward calls `seen` (x for GELU, y for the
-// others) and dy.
+// Gradients from dy and from the argument `seen` of PointwiseKernels::ActivationBackward (x for
+// GELU, y for the others).
 struct ReluBackward {
   __device__ float operator()(float y, float dy) const { return y > 0 ? dy : 0; }
 };
@@ -101,8 +102,8 @@ DropRule DropRuleOf(const DropoutKey& key) {
           .scale = 1.0F / (1.0F - key.rate)};
 }
 
-// Element i of the walk has number *position * sample_elements + first + its place in the walk's
-// second memory; a null position counts as 0. The first memory is x and y, which may be the same.
+// Element i of the walk has number *position * sample_elements + first + its index in the walk's
+// buffer b; a null position counts as 0. Buffer a is x and y, which may be the same.
 template <typename T, int N>
 __global__ void __launch_bounds__(256)
     Drop(DropRule rule, Nest nest, uint64_t first, const int64_t* position, int64_t sample_elements,
@@ -128,7 +129,7 @@ struct Smaller {
   __device__ int32_t operator()(int32_t a, int32_t b) const { return b < a ? b : a; }
 };
 
-// What a thread found in its part of a row.
+// The maximum of a thread's part of a row.
 struct RowPart {
   float largest;
   // The first index of the largest element; INT32_MAX if the part is empty.
@@ -153,8 +154,8 @@ __device__ inline RowPart ReadRow(int32_t classes, const T* x) {
   return part;
 }
 
-// One loss and one count per row, which AddRows adds up. Null gradients are not computed. A label
-// beyond the classes makes the loss NaN.
+// Writes a loss and a count (1 if correct) per row, which AddRows adds up. Null gradients are not
+// computed. The loss of a label outside the classes is NaN.
 template <typename T, int N>
 __global__ void __launch_bounds__(kMaxLossThreads)
     RowLosses(int64_t rows, int32_t classes, double smoothing, const T* __restrict__ scores,
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kMaxLossThreads)
     for (int32_t c = threadIdx.x * N; c < classes; c += blockDim.x * N) {
       float values[N];
       LoadGroup(x + c, values);
-      // Relative to the largest, no exponential overflows and one of them is 1.
+      // After the maximum is subtracted, no exponential overflows, and one of them is 1.
       for (int k = 0; k < N; ++k) exponentials += expf(values[k] - largest);
     }
     const double total = OverBlock(exponentials, Plus(), shared_sums);
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kMaxLossThreads)
     const double at_label = known ? ToFloat(x[label]) : nan("");
     if (threadIdx.x == 0) {
       double expected = (1 - smoothing) * at_label;
-      // Without smoothing, an infinite score elsewhere must not meet a zero.
+      // Without smoothing, an infinite score of another class must not be multiplied by zero.
       if (smoothing > 0) expected += each * sum;
       losses[row] = log(total) + largest - expected;
       correct[row] = where == label ? 1 : 0;
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-// Whole warps, as many as have work, at most 512 threads.
+// One block per row: as many whole warps as have work, at most 512 threads.
 LaunchShape BlockPerRow(const CudaDevice& device, int64_t rows, int64_t groups) {
   int threads = 32;
   while (threads < kMaxLossThreads && threads * 2 < groups) threads *= 2;
@@ -282,7 +283,8 @@ class CudaPointwise final : public PointwiseKernels {
                   Values y) override {
     CheckSizes(box.shape().elements(), {{"x", x.size()}, {"y", y.size()}});
     if (y.empty()) return;
-    // Numbers are positions in the whole batch, offset by the samples before the batch.
+    // An element's number is its position in the whole batch plus the elements of all samples
+    // before the batch.
     const Box all = Box::Whole(whole);
     NestLoops walk = WalkOf(box, all, box);
     const int64_t first = std::exchange(walk.b_begin, 0);
@@ -306,7 +308,7 @@ class CudaPointwise final : public PointwiseKernels {
     return {.loss = result[0], .correct = std::llround(result[1])};
   }
 
-  // rows may be 0: the sums are then written, too.
+  // The sums are written even if `rows` is 0.
   void SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing, ConstValues x,
                                 std::span<const int32_t> labels, float scale, Values dx,
                                 std::span<double> sums) override {

@@ -1,7 +1,7 @@
-// A row-major matrix product as cuBLASLt describes it, whose matrices are column-major: a row-major
+// Describes a row-major matrix product to cuBLASLt, whose matrices are column-major. A row-major
 // [m, n] matrix is column-major [n, m] in memory, so the library computes c^T = op(b)^T op(a)^T
-// with b as the first factor, and no data moves. A bias by column of c is one by row of that
-// result.
+// with b as the first factor, and no data moves. A bias per column of c becomes a bias per row of
+// c^T.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -21,13 +21,13 @@ struct ColumnMajorMatrix {
 };
 
 struct ProductLayout {
-  // first: b, second: a, result: c of MatrixProductDims.
+  // The first factor is b, the second a, and the result c of MatrixProductDims.
   ColumnMajorMatrix first, second, result;
   bool transpose_first = false, transpose_second = false;
 };
 
-// The same product with the larger of its two batches as the inner one: the library computes the
-// inner batch in one call, and the outer one takes a loop of calls.
+// The same product with the larger of its two batches as the inner one: one call of the library
+// computes the inner batch, and a loop of calls iterates over the outer one.
 MatrixProductDims FewestCalls(MatrixProductDims dims);
 
 // The layout of one call, for one index of the outer batch.

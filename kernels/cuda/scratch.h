@@ -1,7 +1,7 @@
-// Scratch memory of kernels and libraries: one block per stream, because work of different streams
-// runs concurrently while that of one stream runs in order.
+// Scratch memory of kernels and libraries: one block per stream, because work on different streams
+// runs concurrently, whereas work on one stream runs in order.
 //
-// Blocks grow while extents are new and stay afterwards. A block that a captured graph uses is
+// Blocks grow when new extents need more, and never shrink. A block that a captured graph uses is
 // never freed, because every launch of the graph uses it again. Borrows the device.
 // Thread-compatible. Errors are the device's (device.h).
 #pragma once
@@ -20,9 +20,9 @@ class CudaScratch {
  public:
   explicit CudaScratch(CudaDevice& device) : device_(device) {}
 
-  // At least `bytes`, aligned to 256, for what is enqueued on the current stream until the next
-  // call. Null after an error, and if the block would have to grow during a capture (see
-  // MayPrepare).
+  // Returns at least `bytes`, aligned to 256, for the work that is enqueued on the current stream
+  // until the next call. Null after an error, or if the block would have to grow during a capture
+  // (see MayPrepare).
   std::byte* Take(size_t bytes);
   template <typename T>
   std::span<T> Take(size_t count) {
@@ -30,9 +30,9 @@ class CudaScratch {
     return {memory, memory == nullptr ? 0 : count};
   }
 
-  // Whether memory may be allocated and kernels may be loaded: not during a capture. The capture
-  // then fails, as for any allocation; work that ran once before it is captured has everything that
-  // it needs.
+  // Whether memory may be allocated and kernels may be loaded. During a capture they may not: this
+  // call then returns false and makes the capture fail, as any allocation does. Work that ran once
+  // before its capture has everything that it needs.
   bool MayPrepare();
 
  private:

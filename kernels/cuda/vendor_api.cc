@@ -1,9 +1,8 @@
 // The functions are looked up one by one, so that the error for a library that is too old names the
 // first function that it lacks.
 //
-// Libraries return codes of their own even if the CUDA runtime caused the failure, and those codes
-// lack what matters to the caller: whether the device is lost. So the runtime's last error is read
-// first.
+// Libraries return their own codes even if the CUDA runtime caused the failure, and those codes do
+// not tell whether the device is lost. So LibraryError reads the runtime's last error first.
 #include "kernels/cuda/vendor_api.h"
 
 #include "absl/strings/str_cat.h"

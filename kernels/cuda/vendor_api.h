@@ -1,5 +1,5 @@
-// The functions of cuBLASLt and cuDNN 9 that Cadre uses, as tables that are loaded at run time, and
-// the status of a failed call.
+// The functions of cuBLASLt and cuDNN 9 that Cadre uses, as tables of pointers that are loaded at
+// run time; and the conversion of a failed call to a status.
 //
 // Values and functions; thread-safe.
 #pragma once
@@ -63,9 +63,9 @@ absl::StatusOr<CudnnApi> LoadCudnn(const LibrarySearch& search);
 // "cuDNN 9.19.0".
 std::string CudnnVersion(const CudnnApi& api);
 
-// The status of attempt `what`, which the library answered with `text`. An error of the CUDA
-// runtime is the cause and determines the code; otherwise the code is ResourceExhausted or
-// Internal.
+// The status of the failed attempt `what`, for which the library reported `text`. If the CUDA
+// runtime has an error, that is the cause and determines the code; otherwise the code is
+// ResourceExhausted or Internal.
 absl::Status LibraryError(const CudaDevice& device, absl::string_view what, absl::string_view text,
                           bool out_of_memory);
 

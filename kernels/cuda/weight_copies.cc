@@ -6,9 +6,9 @@
 
 namespace cadre {
 
-// A query may be any interval within a copy, because layers use slices of one announced bucket; so
-// the copies are ordered by address and the last one that begins at or before the interval is
-// examined.
+// The requested interval may be any part of a copy, because layers use parts of a bucket (the
+// parameters that Renew was called for). So the copies are ordered by address, and the last one
+// that begins at or before the interval is examined.
 Values WeightCopies::Find(std::span<const float> weights) const {
   auto after = copies_.upper_bound(weights.data());
   if (weights.empty() || after == copies_.begin()) return {};
@@ -25,8 +25,8 @@ void WeightCopies::Renew(std::span<const float> weights) {
   if (!copy.empty()) LaunchConvert(device_, weights, copy);
 }
 
-// Copies that the new one overlaps are kept until Clear, since enqueued work and captured graphs
-// may still read them.
+// Copies that the new one overlaps are replaced but kept until Clear, since enqueued work and
+// captured graphs may still read them.
 void WeightCopies::Make(std::span<const float> weights) {
   if (device_.capturing()) {
     device_.Fail(absl::InternalError("parameters were first announced while a graph was captured"));

@@ -1,10 +1,10 @@
-// bf16 copies of fp32 parameters: of intervals of memory that were announced by Renew, found by the
-// addresses of the parameters.
+// bf16 copies of fp32 parameters. Renew makes the copy of an interval of memory; Find looks it up
+// by the parameters' address.
 //
-// A copy has the values of the last Renew of its part, or of the last update that wrote through
-// Find's pointer. Copies of memory that now holds something else only waste their bytes: parameters
-// that are put there are announced again, and Clear drops all copies. Owns the copies; borrows the
-// device. Thread-compatible.
+// A copy has the values of the last Renew, or of the last update that wrote through Find's pointer.
+// A copy of memory that no longer holds parameters wastes its bytes but does no harm, since Renew
+// is called again for parameters that are placed there. Clear drops all copies. Owns the copies;
+// borrows the device. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class WeightCopies {
   explicit WeightCopies(CudaDevice& device) : device_(device) {}
 
   // Converts all of [weights] on the current stream. The first call makes the copy, which replaces
-  // those that it overlaps in part; not while a graph is captured.
+  // copies that it overlaps in part. Requires for the first call: no graph is being captured.
   void Renew(std::span<const float> weights);
   // The copy of these parameters; empty if there is none.
   Values Find(std::span<const float> weights) const;
@@ -41,7 +41,7 @@ class WeightCopies {
   void Make(std::span<const float> weights);
 
   CudaDevice& device_;
-  // By the address of the first parameter; they do not overlap.
+  // By the address of the first parameter. Copies do not overlap.
   std::map<const float*, Copy> copies_;
   // Replaced copies, which pending work may still use.
   std::vector<DeviceArray<uint16_t>> replaced_;

@@ -1,9 +1,9 @@
 // Conversion of convolution weights between our order [out, channels, taps] and cuDNN's
 // channels-last order [out, taps, channels], and between types.
 //
-// A block takes a few channels of one output with all their taps: contiguous memory on the side
-// that has channels first, one run per tap on the other. The data passes through shared memory, so
-// that both sides are read and written in contiguous runs.
+// A block converts a few channels of one output with all their taps: one contiguous interval of the
+// array with channels first, and one contiguous run per tap of the other array. The data pass
+// through shared memory, so that both arrays are accessed contiguously.
 #include <algorithm>
 
 #include "device/cuda/launch.h"
@@ -37,8 +37,7 @@ __global__ void Reorder(int64_t chunks, int64_t chunks_each, int64_t channels, i
     int64_t out = 0, begin = 0, count = 0;
     ChunkAt(chunk, chunks_each, channels, width, &out, &begin, &count);
     const int64_t elements = count * taps;
-    // Where the contiguous memory of the channels-first side begins, and the first run of the other
-    // side.
+    // Where the interval of the channels-first array begins, and the first run of the other array.
     const int64_t front = (out * channels + begin) * taps;
     const int64_t runs = out * channels * taps + begin;
     for (int64_t i = threadIdx.x; i < elements; i += blockDim.x) {

@@ -1,8 +1,8 @@
-// The order of a convolution's weights: ours is [out, channels, taps] (taps: height * width),
-// cuDNN's fast kernels need channels last, [out, taps, channels]. With one tap, also the conversion
-// between fp32 and bf16.
+// Converts a convolution's weights between two orders: Cadre's is [out, channels, taps] (taps:
+// height * width); cuDNN's fast kernels need channels last, [out, taps, channels]. With one tap
+// this only converts between fp32 and bf16.
 //
-// Enqueues on the device's current stream. See device.h for errors.
+// Work is enqueued on the device's current stream. See device.h for errors.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,16 @@
-// Convolution by a library (dense_math.h), and pooling: one thread per output and group of
-// neighbouring channels; in backward, per input.
+// Convolution by a library (dense_math.h), and pooling with one thread per output (in backward: per
+// input) and group of neighbouring channels.
 //
 // As on the CPU, backward gathers from the windows that cover an input instead of scattering with
-// atomics, so that sums have one order and every element is written once. Threads with
+// atomics, so that the order of sums is fixed and every element is written once. Threads with
 // consecutive indices have consecutive channels ("channels last"), so that the loads of a warp are
 // contiguous; a thread reads 16 bytes at a time where channels and addresses allow it
 // (ByTypeAndWidth). Divisions by extents use 32 bits where the numbers fit (Divide), because 64-bit
 // division is emulated by dozens of instructions.
 //
-// max: the first of equal elements is the largest, and NaN only if it is first, as in the other
-// back ends. Cost: memory bandwidth; windows overlap in the second-level cache.
+// The maximum is the first of equal elements, and NaN only if the first element is NaN, as in the
+// other back ends. Memory bandwidth limits the speed; overlapping windows are read from the
+// second-level cache.
 #include <algorithm>
 
 #include "device/cuda/launch.h"
@@ -127,7 +128,7 @@ __device__ inline Covering CoveringOf(int64_t position, int64_t pad, int64_t ker
   return covering;
 }
 
-// kMax: argmax holds the position of each window's maximum.
+// With kMax, argmax holds the position of each window's maximum.
 template <typename T, int N, bool kMax>
 __global__ void __launch_bounds__(256)
     Backward(WindowDims w, PoolKind kind, int64_t channels, int64_t groups,
