@@ -1,16 +1,16 @@
-// The operations that layers are made of, on one device: a Backend of six families of kernels, and
-// on devices a seventh, for updates that are enqueued. A folder per back end: reference/ (plain
-// loops, the oracle), cpu/ (oneDNN) and cuda/ (cuDNN, cuBLAS, own kernels).
+// The operations that layers consist of, on one device. A Backend has six families of kernels, and
+// on a GPU a seventh, for updates that are enqueued. Each back end has its folder: reference/
+// (plain loops, the oracle of the tests), cpu/ (oneDNN) and cuda/ (cuDNN, cuBLAS, own kernels).
 //
-// All tensors are dense and row-major, and are in the device's memory. Activations and their
-// gradients have activation_type() and are passed as Values; everything else is fp32 and passed as
-// spans. Images are [batch, height, width, channels] ("channels last"), so that rows can be cut off
-// and put back without a copy. Every function accepts any extents, including zero. Spans do not
-// overlap and outputs are overwritten unless stated otherwise.
+// All tensors are dense, row-major and in the device's memory. Activations and their gradients have
+// activation_type() and are passed as Values; everything else is fp32 and passed as spans. Images
+// are [batch, height, width, channels] ("channels last"), so that intervals of rows are contiguous.
+// Every function accepts any extents, including zero. Spans do not overlap and outputs are
+// overwritten unless stated otherwise.
 //
 // Work is enqueued on the device's current stream (device/device.h). On the host it is complete
 // when the call returns; on other devices it runs in order, and spans must stay valid until then.
-// Functions that return a number block until it is known. Errors are those of the device: see its
+// Functions that return a number block until it is known. Errors are reported by the device's
 // status().
 //
 // Thread-compatible: one Backend per worker thread; back ends cache primitives and scratch memory.
@@ -35,13 +35,13 @@ enum class Precision : uint8_t {
   kFp32,
   // Factors rounded to 10 bits of mantissa, on devices that have TF32; activations are fp32.
   kTf32,
-  // Activations are bf16, and parameters are rounded to it where they are multiplied.
+  // Activations are bf16, and parameters are rounded to bf16 when they are factors of products.
   kBf16,
 };
 
 // A window that slides over an image. Output (i, j) reads input rows
 // i * stride - pad_top + dilation * [0, kernel_height), and columns likewise. Everything outside
-// the input is padding, as much as the outputs need at the bottom and right edges.
+// the input is padding; at the bottom and right edges there is as much padding as the outputs need.
 struct WindowDims {
   int64_t in_height = 0, in_width = 0;
   int64_t out_height = 0, out_width = 0;
@@ -55,7 +55,7 @@ struct WindowDims {
 struct ConvolutionDims {
   int64_t batch = 0;
   int64_t in_channels = 0, out_channels = 0;
-  // Divides both.
+  // Divides in_channels and out_channels.
   int64_t groups = 1;
   WindowDims window;
   friend auto operator<=>(const ConvolutionDims&, const ConvolutionDims&) = default;
@@ -85,7 +85,7 @@ struct FullyConnectedDims {
 
 enum class Activation { kRelu, kGelu, kSigmoid, kTanh };
 
-// Rows of `channels` elements: an image is batch * height * width of them.
+// Rows of `channels` elements; a batch of images has batch * height * width rows.
 struct RowsDims {
   int64_t rows = 0, channels = 0;
 };
@@ -96,8 +96,8 @@ struct LrnDims {
   float alpha = 1e-4F, beta = 0.75F, k = 2.0F;
 };
 
-// Elements are numbered through the whole run; whether one is dropped depends on its number and
-// this key only.
+// Elements are numbered throughout the run; whether an element is dropped depends only on its
+// number and this key.
 struct DropoutKey {
   uint64_t seed = 0;
   uint64_t layer = 0;
@@ -106,7 +106,7 @@ struct DropoutKey {
 
 struct EmbeddingDims {
   int64_t batch = 0;
-  // Each sample has tokens [first_token, first_token + tokens) on this rank.
+  // This rank holds tokens [first_token, first_token + tokens) of each sample.
   int64_t first_token = 0, tokens = 0;
   int64_t vocabulary = 0, features = 0;
 };
@@ -122,7 +122,7 @@ struct SgdStep {
   float momentum = 0;
   float weight_decay = 0;
   bool nesterov = false;
-  // Gradients are multiplied by this first.
+  // Gradients are multiplied by this before anything else.
   float gradient_scale = 1;
 };
 
@@ -135,7 +135,8 @@ struct AdamWStep {
   float gradient_scale = 1;
 };
 
-// An interval [begin, end) of a slice of parameters that one update treats alike.
+// An interval [begin, end) of a slice (the part of a bucket of parameters that a rank owns) whose
+// elements are updated by the same rule.
 struct SliceSegment {
   int64_t begin = 0, end = 0;
   // Weight decay applies.
@@ -145,14 +146,14 @@ struct SliceSegment {
   float momentum = 0;
 };
 
-// One update of a slice, all of whose conditions are read from the device's memory.
+// One update of a slice, whose loss and norm of gradients are read from device memory.
 struct SliceUpdate {
   enum class Rule : uint8_t { kSgd, kAdamW };
   Rule rule = Rule::kSgd;
-  // Their rate, corrections and gradient_scale are not read: see SetUpdate and `squares`.
+  // Rate, corrections and gradient_scale of these are ignored: see SetUpdate and `squares`.
   SgdStep sgd;
   AdamWStep adamw;
-  // In device memory, or null. Nothing is updated unless *loss is finite.
+  // In device memory, or null. If *loss is not finite, nothing is updated.
   const double* loss = nullptr;
   // Gradients are scaled by min(1, clip_norm / (sqrt(*squares) + 1e-6)); not scaled if null.
   const double* squares = nullptr;
@@ -166,13 +167,13 @@ class SegmentTable {
 };
 
 struct LossSums {
-  // Sum over the rows of the cross-entropy, and rows whose largest element is the label's (the
-  // first of equals counts as the largest).
+  // The sum of the rows' cross-entropies, and the number of rows whose largest element is the
+  // label's (of equal elements the first counts as the largest).
   double loss = 0;
   int64_t correct = 0;
 };
 
-// Copies, sums and layout of memory.
+// Copies, sums and transposition.
 class MemoryKernels {
  public:
   virtual ~MemoryKernels() = default;
@@ -180,11 +181,12 @@ class MemoryKernels {
   // y = x, converted where the types differ.
   virtual void Copy(ConstValues x, Values y) = 0;
   virtual void Zero(Values y) = 0;
-  // Copies `rows` runs of `run` elements that begin `x_step` and `y_step` elements apart. Requires:
-  // x and y have one type.
+  // Copies `rows` runs of `run` contiguous elements. The runs begin x_step elements apart in x and
+  // y_step elements apart in y. Requires: x and y have one type.
   virtual void CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_step, Values y,
                         int64_t y_step) = 0;
-  // As in tensor/box.h. Requires: both have one type.
+  // Copies, or adds, `region` of `from` to `to`, which hold from_box and to_box (tensor/box.h).
+  // Requires: both have one type.
   virtual void CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
                        const Box& region) = 0;
   virtual void AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
@@ -193,8 +195,8 @@ class MemoryKernels {
   virtual void AccumulateReceived(DType type, std::span<std::byte> sum,
                                   std::span<const std::byte> values) = 0;
   virtual bool AllFinite(ConstValues x) = 0;
-  // y[batch, channels, positions] from x[batch, positions, channels]. Backward is the same with
-  // positions and channels exchanged.
+  // y[batch, channels, positions] from x[batch, positions, channels]. Backward is the same function
+  // with positions and channels exchanged.
   virtual void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x,
                          Values y) = 0;
 };
@@ -220,13 +222,14 @@ class DenseKernels {
   virtual void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
                                 std::span<const float> w, std::span<const float> positions,
                                 Values y) = 0;
-  // dw and dpositions (may be empty), in an order that depends on the ids only.
+  // Fills dw and dpositions (which may be empty). The order of sums depends on the ids only.
   virtual void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
                                  ConstValues dy, std::span<float> dw,
                                  std::span<float> dpositions) = 0;
   // qkv: [batch, tokens, heads, 3, head_features]. Fills probabilities [batch, heads, tokens,
-  // tokens], softmax of q k^T / sqrt(head_features), 0 where masked, and context [batch, tokens,
-  // heads, head_features].
+  // tokens], the softmax of q k^T / sqrt(head_features), 0 where masked; and context [batch,
+  // tokens, heads, head_features], the probabilities times v. Back ends with fused attention store
+  // other data for backward in `probabilities`.
   virtual void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
                                 Values context) = 0;
   virtual void AttentionBackward(const AttentionDims& dims, ConstValues qkv,
@@ -248,9 +251,10 @@ class WindowKernels {
   virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
                                           ConstValues dy, std::span<float> dw,
                                           std::span<float> db) = 0;
-  // Also fills `argmax` (same size as y) for max pooling: for each output, which input position
-  // (row * in_width + column) is the largest, the first of equals. Average pooling does not write
-  // it; it may be empty then. A window entirely in the padding gives 0, with argmax -1.
+  // Max pooling also fills `argmax` (same size as y): for each output, the input position (row *
+  // in_width + column) of the largest element, the first of equal ones. Average pooling does not
+  // write argmax, which may then be empty. A window entirely in the padding gives 0, with argmax
+  // -1.
   virtual void PoolingForward(const PoolingDims& dims, ConstValues x, Values y,
                               std::span<int32_t> argmax) = 0;
   virtual void PoolingBackward(const PoolingDims& dims, ConstValues dy,
@@ -284,7 +288,7 @@ class NormKernels {
   virtual void BatchNormForward(const RowsDims& dims, ConstValues x, std::span<const float> mean,
                                 std::span<const float> inverse, std::span<const float> scale,
                                 std::span<const float> shift, Values y) = 0;
-  // sums[0, channels): sum of dy; the rest: sum of dy * (x - mean) * inverse.
+  // sums[0, channels): sum of dy; sums[channels, 2 channels): sum of dy * (x - mean) * inverse.
   virtual void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
                                      std::span<const float> mean, std::span<const float> inverse,
                                      std::span<double> sums) = 0;
@@ -315,27 +319,27 @@ class PointwiseKernels {
  public:
   virtual ~PointwiseKernels() = default;
 
-  // y = f(x). NaN stays NaN, so that divergence is detected. x and y may be the same span.
+  // y = f(x). f(NaN) is NaN, so that divergence is detected. x and y may be the same span.
   virtual void ActivationForward(Activation kind, ConstValues x, Values y) = 0;
   // dx = dy f'(x). `seen` is x for gelu, and y for the others. dy and dx may be the same span.
   virtual void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) = 0;
-  // Position of the batch's first sample in the endless sequence of the run's samples, for
-  // DropoutBox. Enqueued: a captured graph (device.h) reads the position that was set last before
-  // each launch.
+  // Sets the position of the batch's first sample in the endless sequence of the run's samples, for
+  // DropoutBox. This is enqueued: each launch of a captured graph (device.h) reads the position
+  // that was set last before it.
   virtual void SetPosition(int64_t first_position) = 0;
-  // Element i of the spans has number first + i. x and y may be the same span. Backward is the same
-  // with gradients.
+  // y = x with elements dropped; element i has number first + i (see DropoutKey). x and y may be
+  // the same span. Backward is the same function of the gradients.
   virtual void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y) = 0;
-  // The same for a rank's region of a batch: `whole` is the batch's shape, samples first, `box` the
-  // region that x and y hold; element e of sample s has number
-  // (position + s) * elements of a sample + e, with the position of SetPosition.
+  // The same for a rank's region of a batch: `whole` is the batch's shape, samples first, and `box`
+  // the region that x and y hold. Element e of sample s has number (position + s) * (elements of a
+  // sample) + e, where `position` is that of SetPosition.
   virtual void DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box, ConstValues x,
                           Values y) = 0;
   // y += x.
   virtual void Add(ConstValues x, Values y) = 0;
-  // x: [rows, classes]; target 1 - smoothing + smoothing / classes at the label, smoothing /
-  // classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not
-  // computed. Requires: 0 <= label < classes.
+  // x: [rows, classes]; the target is 1 - smoothing + smoothing / classes at the label and
+  // smoothing / classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not computed.
+  // Requires: 0 <= label < classes.
   virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
                                        ConstValues x, std::span<const int32_t> labels, float scale,
                                        Values dx) = 0;
@@ -345,12 +349,12 @@ class PointwiseKernels {
                                         Values dx, std::span<double> sums) = 0;
 };
 
-// Updates with rates and scales by value. They apply to any interval of a slice.
+// Updates whose rates and scales are arguments of the call. They apply to any interval of a slice.
 class OptimizerKernels {
  public:
   virtual ~OptimizerKernels() = default;
 
-  // As defined in proto/cadre/v1/run.proto; v and m are the state.
+  // The updates are defined in proto/cadre/v1/run.proto; v and m are the optimizer's state.
   virtual void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
                    std::span<float> v) = 0;
   virtual void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
@@ -360,21 +364,21 @@ class OptimizerKernels {
   virtual double SumOfSquares(std::span<const float> x) = 0;
 };
 
-// Updates of whole slices without a host synchronisation: everything that they depend on is read
-// from device memory when the work runs, so that they can be captured in a graph.
+// Updates of whole slices without a host synchronisation: the work reads everything that it depends
+// on from device memory when it runs, so that it can be captured in a graph.
 class SliceKernels {
  public:
   virtual ~SliceKernels() = default;
 
-  // Rate and number (including this one) of the next update. Enqueued: a captured graph reads the
-  // numbers that were set last before each launch.
+  // Sets the rate of the next update, and the number of updates including it. This is enqueued:
+  // each launch of a captured graph reads the values that were set last before it.
   virtual void SetUpdate(float rate, int64_t updates) = 0;
   // *sum += the sum of squares of x. `sum` is in device memory.
   virtual void AddSumOfSquares(std::span<const float> x, double* sum) = 0;
   // Requires: segments are in order and cover a slice.
   virtual std::unique_ptr<SegmentTable> MakeSegmentTable(
       std::span<const SliceSegment> segments) = 0;
-  // m and v are the state, of which SGD has only v. Rate and corrections are those of SetUpdate.
+  // m and v are the optimizer's state; SGD uses only v. Rate and corrections follow from SetUpdate.
   virtual void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments,
                            std::span<const float> g, std::span<float> w, std::span<float> m,
                            std::span<float> v) = 0;
@@ -389,11 +393,11 @@ class Backend {
   virtual DType activation_type() const = 0;
   // Errors: InvalidArgument for a precision that the back end lacks. Requires: no work is pending.
   virtual absl::Status SetPrecision(Precision precision) = 0;
-  // Parameters in [weights] were written by other means than these kernels' updates; back ends
-  // that keep a copy in another type refresh it.
+  // To be called after parameters in [weights] were written by other means than these kernels'
+  // updates; back ends that keep a copy in another type refresh it.
   virtual void WeightsChanged(std::span<const float> weights) = 0;
-  // Another back end of the same kind with one thread, for work concurrent with this one's. Null on
-  // devices, where concurrent work is enqueued on streams.
+  // Another back end of the same kind with one thread, for concurrent work. Null on a GPU, where
+  // concurrent work is enqueued on streams.
   virtual std::unique_ptr<Backend> OneThread() const = 0;
 
   MemoryKernels& memory() { return *families_.memory; }
@@ -402,7 +406,7 @@ class Backend {
   NormKernels& norm() { return *families_.norm; }
   PointwiseKernels& pointwise() { return *families_.pointwise; }
   OptimizerKernels& optimizer() { return *families_.optimizer; }
-  // Null on the host, whose updates are made as they are called.
+  // Null on the host, where every update is complete when its call returns.
   SliceKernels* slices() { return families_.slices.get(); }
 
  protected:

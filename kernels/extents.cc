@@ -1,6 +1,6 @@
 // Sizes of tensors and checks of arguments. Every operation of every back end calls these first,
-// because a wrong size would otherwise read or write memory of other tensors, on a device without
-// any message.
+// because with a wrong size it would read or write memory of other tensors; on a GPU no message
+// would tell.
 #include "kernels/extents.h"
 
 #include <glog/logging.h>
@@ -22,7 +22,7 @@ void CheckWindow(const WindowDims& d) {
   CHECK_GE(d.dilation, 1);
 }
 
-// From the end of the input to the end of the last window.
+// The padding from the end of the input to the end of the last window.
 int64_t FarPadding(int64_t in, int64_t out, int64_t kernel, int64_t near, const WindowDims& d) {
   return (out - 1) * d.stride - near + d.dilation * (kernel - 1) + 1 - in;
 }

@@ -1,5 +1,6 @@
-// What every back end checks first: that the extents of an operation are consistent and that spans
-// have the sizes that the extents imply. A mismatch is a bug of the caller, so it ends the process.
+// Checks of arguments, which every operation of every back end makes first: an operation's extents
+// are consistent, and its spans have the sizes that the extents imply. A mismatch is a bug of the
+// caller, so it ends the process.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -14,8 +15,8 @@
 
 namespace cadre {
 
-// Rows and columns of zeros that the outputs need around the input. Negative at the far end if no
-// window reaches that many of the last rows (columns).
+// Rows and columns of zeros that the outputs need around the input. `bottom` (`right`) is -n if no
+// window reaches the last n rows (columns).
 struct WindowPadding {
   int64_t top = 0, bottom = 0, left = 0, right = 0;
 };
@@ -23,7 +24,7 @@ struct WindowPadding {
 // All zero for a window without outputs or without input.
 WindowPadding PaddingOf(const WindowDims& window);
 
-// Elements of a layer's tensors: x and y its input and output, w and b its parameters.
+// Numbers of elements of a layer's tensors: its input x, its output y and its parameters w and b.
 struct LayerSizes {
   int64_t x = 0, w = 0, b = 0, y = 0;
 };
@@ -37,7 +38,7 @@ LayerSizes SizesOf(const FullyConnectedDims& dims);
 
 // Requires: no negative extent.
 int64_t SizeOf(const RowsDims& dims);
-// Requires: also size >= 1.
+// Requires: no negative extent; size >= 1.
 int64_t SizeOf(const LrnDims& dims);
 
 struct EmbeddingSizes {
@@ -63,7 +64,7 @@ AttentionSizes SizesOf(const AttentionDims& dims);
 void CheckSize(absl::string_view name, size_t actual, int64_t expected);
 void CheckSizes(int64_t expected,
                 std::initializer_list<std::pair<absl::string_view, size_t>> spans);
-// A span of `b` may be empty: no bias.
+// `b` may be 0: no bias.
 void CheckLayer(const LayerSizes& sizes, size_t x, size_t w, size_t b, size_t y);
 // `argmax` is checked for max pooling only.
 void CheckPooling(const PoolingDims& dims, size_t x, size_t y, size_t argmax);

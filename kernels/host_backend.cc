@@ -1,10 +1,11 @@
 // The operations that the reference and the CPU back end share: memory, statistics of batch norm,
-// dropout of boxes, and running statistics. They are short loops over small spans, or copies, so
-// that there is nothing for a faster back end to gain.
+// dropout of boxes, and running statistics. They are copies, or short loops over small spans, which
+// a faster back end could not improve.
 //
 // Dropout of a box. The random numbers belong to the elements of the whole batch, so a rank's
-// region is divided into runs that are contiguous in the sample, too, and each run is dropped by
-// the numbers of its elements. The result does not depend on how the batch is divided.
+// region is divided into runs that are contiguous in the sample, too, and Dropout is called for
+// each run with the number of its first element. The result does not depend on how the batch is
+// divided.
 #include "kernels/host_backend.h"
 
 #include <algorithm>
@@ -125,7 +126,7 @@ void HostNorm::BatchNormStatistics(int64_t rows, float epsilon, double share,
                                    std::span<float> inverse, std::span<float> running_mean,
                                    std::span<float> running_variance) {
   const double counted = std::max<int64_t>(1, rows);
-  // The running variance is that of the population that the batch is drawn from.
+  // The running variance estimates the variance of the population from which the batch is drawn.
   const double unbiased = rows > 1 ? counted / (counted - 1) : 1.0;
   const size_t channels = mean.size();
   for (size_t c = 0; c < channels; ++c) {

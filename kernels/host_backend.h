@@ -1,5 +1,5 @@
-// What the back ends on the host share: memory is the host's, activations are fp32, and work is
-// complete when the call returns. Thread-compatible.
+// Base classes of the back ends on the host: memory is the host's, activations are fp32, and work
+// is complete when the call returns. Thread-compatible.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
-// One optimiser step on one element: the only place that has this arithmetic. The host's loops, the
-// oracle (in double) and the CUDA kernels all instantiate it.
+// One optimiser step on one element. This arithmetic is defined only here; the host's loops, the
+// oracle (in double) and the CUDA kernels instantiate it.
 //
-// Ranks that update the same weights must keep the same bits, on a host and on a device alike. So
-// the order of operations here is part of the contract, and the files that instantiate it in fp32
-// are compiled without contraction of products and sums (-ffp-contract=off, --fmad=false):
-// multiplication, addition, division and square roots then round as IEEE 754 defines, everywhere.
+// Ranks that update the same weights must compute the same bits, on CPUs and on GPUs. So the order
+// of operations is part of the contract, and the files that instantiate it in fp32 are compiled
+// without contraction of products and sums (-ffp-contract=off, --fmad=false): multiplication,
+// addition, division and square roots then round as IEEE 754 defines, everywhere.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -31,8 +31,8 @@ CADRE_ELEMENT SgdFactors<Real> SgdFactorsOf(const SgdStep& step) {
   return {step.gradient_scale, step.rate, step.momentum, step.weight_decay};
 }
 
-// SGD with momentum as in PyTorch: v = momentum v + (g + decay w); heavy ball takes v as the
-// direction, Nesterov's momentum g + decay w + momentum v.
+// SGD with momentum as in PyTorch: v = momentum v + (g + decay w). The direction of the step is v
+// for heavy-ball momentum, and g + decay w + momentum v for Nesterov's.
 template <bool kNesterov, typename Real>
 CADRE_ELEMENT void SgdElement(const SgdFactors<Real>& f, Real g, Real* w, Real* v) {
   const Real slope = f.gradient_scale * g + f.decay * *w;

@@ -10,7 +10,7 @@ namespace cadre {
 
 namespace {
 
-// V: Vector or float. kCount of them side by side, summed in float over `rows` rows.
+// Sums kCount adjacent Vs (V is Vector or float) in float over `rows` rows.
 template <typename V, int kCount>
 CADRE_INLINE void SumTile(int64_t rows, int64_t channels, const float* x, double* to) {
   constexpr int64_t kWidth = sizeof(V) / sizeof(float);

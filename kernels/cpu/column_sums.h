@@ -13,14 +13,15 @@
 
 namespace cadre {
 
-// Sums over the rows: add(begin, end, to) adds those of an interval of rows to `to`, an array like
-// sums. Each thread takes one interval; their sums are added in the order of the intervals.
+// Sums over rows in several threads: add(begin, end, to) adds the sums of an interval of rows to
+// `to`, an array of the size of `sums`. Each thread processes one interval, and the threads' sums
+// are added in the order of the intervals.
 template <typename Add>
 void SumByThread(int threads, int64_t rows, int64_t channels, std::span<double> sums, Add add) {
   std::fill(sums.begin(), sums.end(), 0.0);
   const int parts = PartsFor(threads, rows, channels);
-  // The first part adds to the result itself. The other parts' sums are padded by a cache line, so
-  // that no two threads write to the same line.
+  // The first thread adds to the result directly. The other threads' sums are padded by a cache
+  // line, so that no two threads write to the same line.
   const int64_t stride = std::ssize(sums) + 8;
   std::vector<double> others((parts - 1) * stride);
   ForEachPart(parts, rows, [&](int part, int64_t begin, int64_t end) {
@@ -32,7 +33,7 @@ void SumByThread(int threads, int64_t rows, int64_t channels, std::span<double> 
   }
 }
 
-// to[channels] += the sum of x[rows, channels] over its rows. One thread.
+// to[channels] += the sum of x[rows, channels] over its rows, in one thread.
 void AddColumnSums(int64_t rows, int64_t channels, const float* x, double* to);
 
 // sums[channels] = the sum of x[rows, channels] over its rows.

@@ -1,6 +1,6 @@
 // Descriptions of convolutions for oneDNN 2. Activations are passed in our layout (channels last)
-// or, for the gradient of weights, in blocks of channels that oneDNN chooses; weights always in the
-// layout that oneDNN chooses. PrimitiveRun inserts the conversions.
+// or, for the gradient of weights, in blocks of channels that oneDNN chooses; weights are always in
+// the layout that oneDNN chooses. PrimitiveRun inserts the conversions.
 //
 // The gradient of the inputs of a convolution with stride 1 is itself a convolution of dy with the
 // taps in reverse order and with inputs and outputs exchanged; its padding is the dilated kernel

@@ -1,6 +1,6 @@
 // oneDNN's convolutions over our images (channels last) and weights, always by the direct
-// algorithm: Winograd's is a fifth faster forward, but less accurate than comparisons of one plan
-// with another need.
+// algorithm. Winograd's is a fifth faster in the forward pass, but too inaccurate for comparisons
+// of one plan with another.
 //
 // Thread-safe (pure functions); see PrimitiveRun for the results.
 #pragma once
@@ -12,16 +12,15 @@
 
 namespace cadre {
 
-// Requires (all): no empty tensor; padding that oneDNN accepts: 0 <= near, -stride < far, and both
-// smaller than the dilated kernel.
-// Inputs x, w and, with_bias, b; output y.
+// Requires, for all functions: no empty tensor; padding that oneDNN accepts: 0 <= near, -stride <
+// far, and both smaller than the dilated kernel. Inputs x, w and, with_bias, b; output y.
 PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, bool with_bias,
                                     const dnnl::engine& engine);
 // Inputs dy, w; output dx.
 PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, const dnnl::engine& engine);
-// The same as a forward convolution of dy, which oneDNN runs a quarter faster: input and output are
-// exchanged, and the taps are in reverse order. Inputs dy and w with its taps reversed (FlipTaps);
-// output dx. Requires: also stride 1, one group.
+// The same, computed as a forward convolution of dy, which oneDNN runs a quarter faster: input and
+// output channels are exchanged, and the taps are in reverse order. Inputs dy and w with its taps
+// reversed (FlipTaps); output dx. Also requires: stride 1, one group.
 PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
                                                   const dnnl::engine& engine);
 // Inputs x, dy; outputs dw and, with_bias, db. Converts the images to oneDNN's blocks of 16

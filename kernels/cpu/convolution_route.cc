@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-// y is x, position by position, times a matrix.
+// At each position, y is x times a matrix.
 bool IsMatrix(const ConvolutionDims& d) {
   const WindowDims& w = d.window;
   return d.groups == 1 && w.kernel_height == 1 && w.kernel_width == 1 && w.stride == 1 &&
@@ -16,7 +16,7 @@ bool IsMatrix(const ConvolutionDims& d) {
 }  // namespace
 
 ForwardRoute ForwardRouteOf(const ConvolutionDims& dims, bool with_bias) {
-  // From this many input channels on, oneDNN cuts the sum.
+  // From this many input channels on, oneDNN splits the sum over them.
   constexpr int64_t kManyChannels = 2048;
   const bool widens = dims.out_channels > dims.in_channels || dims.in_channels >= kManyChannels;
   return IsMatrix(dims) && widens && !with_bias ? ForwardRoute::kMatrix : ForwardRoute::kPrimitive;

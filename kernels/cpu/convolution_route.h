@@ -13,15 +13,16 @@ namespace cadre {
 enum class ForwardRoute {
   // oneDNN over channels last: 80 to 90 % nearly everywhere.
   kPrimitive,
-  // A matrix product over positions: 1 x 1 kernels that widen, where oneDNN reaches 65 %.
+  // A matrix product over positions: 1 x 1 kernels with more output than input channels, for which
+  // oneDNN reaches 65 %.
   kMatrix,
 };
 ForwardRoute ForwardRouteOf(const ConvolutionDims& dims, bool with_bias);
 
 enum class BackwardDataRoute {
-  // oneDNN over channels last: strides and groups.
+  // oneDNN over channels last: with strides or groups.
   kPrimitive,
-  // The forward convolution of dy: stride 1, where it gains a tenth to a half.
+  // The forward convolution of dy: with stride 1, for which it is a tenth to a half faster.
   kForward,
   // A matrix product over positions: 1 x 1 kernels.
   kMatrix,
@@ -29,11 +30,10 @@ enum class BackwardDataRoute {
 BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims);
 
 enum class BackwardWeightsRoute {
-  // oneDNN over blocks of 16 channels, with conversions: groups, a handful of taps of one channel,
-  // or no
-  // AVX-512.
+  // oneDNN over blocks of 16 channels, with conversions: with groups, with few taps of one channel,
+  // or without AVX-512.
   kBlocks,
-  // WeightGradient: 75 % where oneDNN reaches 40 to 70 % over channels last.
+  // WeightGradient: 75 %, compared with 40 to 70 % of oneDNN over channels last.
   kOuterProducts,
   // A matrix product over positions: 1 x 1 kernels.
   kMatrix,

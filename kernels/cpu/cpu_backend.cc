@@ -1,5 +1,4 @@
-// The CPU back end as a whole. oneDNN is used for convolutions and general matrix products; its
-// engine and stream are shared by all families.
+// The class CpuBackend, which makes the families. They share one engine and one stream of oneDNN.
 #include "kernels/cpu/cpu_backend.h"
 
 #include <glog/logging.h>

@@ -1,11 +1,11 @@
 // The CPU back end: oneDNN for convolutions and matrix products, vectorised loops for the rest.
-// Each family is a class in a file of its own. Private to this folder.
+// Each family is a class in a separate file. This header is private to this folder.
 //
 // Owns its oneDNN stream, its primitives (those of the extents used last) and one workspace that
 // all of them share. Thread-compatible.
 //
-// Guarantees: with the same extents, data and number of threads, the same bits. Which of several
-// algorithms runs is a function of the extents, never of a measurement.
+// Guarantees: the same extents, data and number of threads give the same bits. The choice among
+// several algorithms depends on the extents, never on a measurement.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +22,16 @@ struct CpuContext {
   // Requires: threads >= 1.
   explicit CpuContext(int threads);
 
-  // First slot of the workspace that is free for our loops; a PrimitiveRun converts in the slots
-  // before it.
+  // The first slot of the workspace that is free for our loops; a PrimitiveRun uses the slots
+  // before it for converted arguments.
   static constexpr size_t kOwnSlot = 8;
 
   const int threads;
   const dnnl::engine engine;
   dnnl::stream stream;
   Workspace workspace;
-  // Runs extents that oneDNN rejects: tensors without elements.
+  // Computes operations whose extents oneDNN rejects: tensors without elements, and windows that
+  // may lie entirely in the padding.
   const std::unique_ptr<Backend> reference = MakeReferenceBackend();
 };
 

@@ -1,26 +1,26 @@
 // Fully connected layers as matrix products over plain layouts. oneDNN's inner-product primitive
-// prefers blocked weights; converting millions of weights before, and their gradients after every
-// step takes longer than the products themselves.
+// prefers blocked weights; converting millions of weights before every step, and their gradients
+// after it, takes longer than the products themselves.
 //
 // Forward is computed as y^T = W x^T and transposed afterwards: in the form y = x W^T the library
 // repacks all of W instead of the much smaller x. Small batches use skinny_product.h.
 //
 // Multi-head attention (Vaswani et al. 2017) with the probabilities kept for backward.
 //
-// A head of a sample is processed at a time: scores = q k^T, softmax row by row, context = p v. Its
-// [tokens, tokens] scores stay in the second-level cache between the two products, so that main
+// One head of one sample is processed at a time: scores = q k^T, softmax row by row, context = p v.
+// Its [tokens, tokens] scores stay in the second-level cache between the two products, so that main
 // memory is read and written once. Backward recomputes nothing: with dp = dcontext v^T, the
 // gradient of the scores is p * (dp - sum(p * dp)), and three more products give dq, dk and dv.
 //
 // q, k and v of a token are interleaved in one array; oneDNN's matrix product takes row strides, so
 // none is copied. Heads are divided among threads if there are enough of them, otherwise threads
-// share each product. Sums have one order per number of threads.
+// share each product. The order of sums depends on the number of threads only.
 //
 // Limit: memory is quadratic in the tokens, because the probabilities are an output. The CUDA back
-// end has a fused form (cudnn_plan.cc) that is not.
+// end has a fused form (cudnn_plan.cc) that computes with memory linear in the tokens.
 //
-// Embeddings. Threads share the features of the table, so that every sum is taken in the order of
-// the tokens.
+// Embeddings. The features of the table are divided among threads, so that every sum is taken in
+// the order of the tokens.
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -38,7 +38,8 @@
 namespace cadre {
 namespace {
 
-// y[batch, out] = t[out, batch]^T + b (nullptr: none), in tiles that keep both sides in the cache.
+// y[batch, out] = t[out, batch]^T + b (no bias if b is null), in tiles for which both arrays stay
+// in the cache.
 CADRE_VECTOR_LOOP void TransposeAndAdd(int64_t batch, int64_t out, const float* t, const float* b,
                                        float* y) {
   constexpr int64_t kTile = 16;
@@ -79,7 +80,7 @@ CADRE_VECTOR_LOOP void SoftmaxRow(int64_t seen, int64_t n, float* x) {
   for (int64_t i = seen; i < n; ++i) x[i] = 0;
 }
 
-// dp, the gradient of probabilities p, becomes that of their scores, times `scale`.
+// Replaces dp, the gradient of the probabilities p, by the gradient of the scores times `scale`.
 CADRE_VECTOR_LOOP void SoftmaxRowBackward(int64_t seen, int64_t n, float scale, const float* p,
                                           float* dp) {
   double product = 0;
@@ -91,7 +92,7 @@ CADRE_VECTOR_LOOP void SoftmaxRowBackward(int64_t seen, int64_t n, float scale, 
   for (int64_t i = seen; i < n; ++i) dp[i] = 0;
 }
 
-// Where a head's numbers start, and how far apart its tokens are.
+// Offsets of a head's data in the arrays, and the distances between its tokens.
 struct Head {
   Head(const AttentionDims& d, int64_t index)
       : qkv((index / d.heads * d.tokens * d.heads + index % d.heads) * 3 * d.head_features),
@@ -156,8 +157,8 @@ class CpuDense final : public DenseKernels {
     CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
     const auto [batch, in, out] = dims;
     const ScopedThreads threads(cpu_.threads);
-    // y^T = W x^T, transposed afterwards: as y = x W^T the product would repack all of W instead of
-    // the much smaller x, and take twice as long.
+    // y^T = W x^T, transposed afterwards: in the form y = x W^T the product would repack all of W
+    // instead of the much smaller x, and take twice as long.
     float* transposed = cpu_.workspace.Floats(0, y.size());
     if (sizes.x > 0 && sizes.y > 0 && TakesSkinnyProduct(dims)) {
       SkinnyForward(cpu_.threads, dims, x.data(), w.data(),
@@ -217,7 +218,8 @@ class CpuDense final : public DenseKernels {
       std::fill(dw.begin() + begin, dw.begin() + end, 0.0F);
     });
     std::fill(dpositions.begin(), dpositions.end(), 0.0F);
-    // Threads share out the features, so that every sum is taken in the order of the tokens.
+    // The features are divided among threads, so that every sum is taken in the order of the
+    // tokens.
     ForParts(cpu_.threads, n, sizes.ids, [&](int64_t begin, int64_t end) {
       for (int64_t i = 0; i < sizes.ids; ++i) {
         const float* from = dy.data() + i * n + begin;

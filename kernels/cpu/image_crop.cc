@@ -1,7 +1,7 @@
 // A region that a rank owns can have rows that no window of its outputs reaches. oneDNN derives the
-// number of outputs from the input and rejects such extents, so the reached part is copied to an
-// image of its own. It happens at the borders of ranks only, and a copy costs little beside the
-// convolution.
+// number of outputs from the input and rejects such extents, so the reached part is copied to a
+// separate image. This happens only at the borders between ranks, and the copy costs little
+// compared with the convolution.
 #include "kernels/cpu/image_crop.h"
 
 #include <algorithm>

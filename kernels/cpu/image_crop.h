@@ -1,5 +1,5 @@
-// The part of an image that windows reach. oneDNN accepts fewer unreached rows (columns) than a
-// stride; if there are more, the reached part is copied out first.
+// The part of an image that windows reach. oneDNN accepts unreached rows (columns) only if they are
+// fewer than a stride; otherwise the reached part is copied out first.
 //
 // Thread-safe (functions of their arguments).
 #pragma once

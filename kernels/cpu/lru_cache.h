@@ -1,7 +1,7 @@
 // A bounded map that drops the least recently used entry.
 //
-// Owns its values. Thread-compatible. Searched from the front, newest first: with tens of entries
-// of which a few are in steady use, this is faster than hashing.
+// Owns its values. Thread-compatible. A look-up searches the entries from the most recently used
+// on: with tens of entries, of which few are in use at a time, this is faster than hashing.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@ void MatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixVie
     return;
   }
   const auto letter = [](const MatrixView& matrix) { return matrix.transposed ? 'T' : 'N'; };
-  // The C interface: it returns its status, where the C++ one may throw.
+  // The C interface, because it returns a status; the C++ interface may throw.
   const dnnl_status_t status = dnnl_sgemm(letter(a), letter(b), m, n, k, alpha, a.data, a.stride,
                                           b.data, b.stride, 0.0F, c, c_stride);
   CHECK_EQ(status, dnnl_success) << "matrix product " << m << " x " << n << " x " << k;

@@ -7,15 +7,16 @@
 
 namespace cadre {
 
-// A stored matrix: rows of `stride` elements, which are its columns if it is transposed.
+// A matrix in memory, whose rows are `stride` elements apart. `transposed`: the stored rows are the
+// columns of the factor.
 struct MatrixView {
   const float* data = nullptr;
   int64_t stride = 0;
   bool transposed = false;
 };
 
-// c[m, n] = alpha * a[m, k] b[k, n], with c_stride elements between rows of c. Runs on the number
-// of threads that ScopedThreads sets, and on one inside a parallel region. m, n and k may be 0.
+// c[m, n] = alpha * a[m, k] b[k, n], with c_stride elements between rows of c. Uses the number of
+// threads that ScopedThreads sets, or one inside a parallel region. m, n and k may be 0.
 void MatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixView& a,
                    const MatrixView& b, float* c, int64_t c_stride);
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTile = 16;  // floats of a cache line
 
-// y[columns, rows] = x[rows, columns]^T for a tile whose every line is used whole.
+// y[columns, rows] = x[rows, columns]^T for one tile, which uses every cache line entirely.
 CADRE_VECTOR_LOOP void TransposeRows(int64_t rows, int64_t columns, int64_t x_stride,
                                      int64_t y_stride, const float* __restrict x,
                                      float* __restrict y) {
@@ -34,7 +34,7 @@ class CpuMemory final : public HostMemory {
     const auto y = y_values.floats();
     CheckSizes(batch * positions * channels, {{"x", x.size()}, {"y", y.size()}});
     if (x.empty()) return;
-    // Items: strips of channels of a sample.
+    // An item of ForParts is a strip of kTile channels of one sample.
     const int64_t strips = (channels + kTile - 1) / kTile;
     ForParts(cpu_.threads, batch * strips, positions * kTile, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {

@@ -1,8 +1,8 @@
 // Batch norm over rows of channels (Ioffe and Szegedy 2015).
 //
 // All loops run along the channels, the innermost dimension: a vector holds sixteen channels, and
-// no sum crosses the elements of a vector. What limits these loops is memory bandwidth, so the two
-// decisions here are about accuracy at full bandwidth:
+// no sum crosses the elements of a vector. Memory bandwidth limits these loops, so two decisions
+// provide accuracy at full bandwidth:
 //
 // - A variance as E[x^2] - E[x]^2 cancels, so sums must be more precise than fp32. Conversion to
 //   double for each element would halve the throughput. Instead sums of a few rows are taken in
@@ -38,11 +38,11 @@ namespace {
 
 // Rows whose sums are taken in float before they go to the sums in double.
 constexpr int64_t kRowsInFloat = 32;
-// Vectors of channels that are summed together where there are so many channels, so that rows are
-// read in long runs.
+// Number of vectors of channels that are summed together if there are enough channels, so that rows
+// are read in long runs.
 constexpr int kAbreast = 8;
 
-// V: Vector or float. kCount of them side by side, over `rows` rows.
+// Sums of kCount adjacent Vs (V is Vector or float) and of their squares over `rows` rows.
 template <typename V, int kCount>
 CADRE_INLINE void SumTile(int64_t rows, int64_t channels, const float* x, double* sums,
                           double* squares) {
@@ -82,7 +82,7 @@ CADRE_VECTOR_LOOP void AddSumsAndSquares(int64_t rows, int64_t channels, const f
   }
 }
 
-// Also of dy, and of dy * (x - mean).
+// The same for the sums of dy and of dy * (x - mean).
 template <typename V, int kCount>
 CADRE_INLINE void BackwardSumTile(int64_t rows, int64_t channels, const float* x, const float* dy,
                                   const float* mean, double* sums, double* products) {
@@ -229,7 +229,7 @@ CADRE_VECTOR_LOOP Statistics NormaliseRow(int64_t n, float epsilon, const float*
   return {mean, inverse};
 }
 
-// Also adds the row's share to the sums for scale and shift.
+// Computes a row of dx, and adds the row's terms to the gradients of scale and shift.
 CADRE_VECTOR_LOOP void DenormaliseRow(int64_t n, Statistics s, const float* __restrict x,
                                       const float* dy, const float* __restrict scale, float* dx,
                                       double* __restrict dscale, double* __restrict dshift) {

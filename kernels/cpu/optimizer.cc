@@ -79,7 +79,8 @@ class CpuOptimizer final : public HostOptimizer {
   }
 
   double SumOfSquares(std::span<const float> x) override {
-    // Sums of chunks, added in the order of the chunks: the same bits for any number of threads.
+    // Sums of chunks are added in the order of the chunks, so that any number of threads gives the
+    // same bits.
     constexpr int64_t kChunk = 1 << 14;
     const int64_t n = x.size();
     const int64_t chunks = (n + kChunk - 1) / kChunk;

@@ -1,10 +1,10 @@
-// Activations, dropout and addition. The transcendental functions are polynomials of our own
-// (vector_loops.h) because a call of libm per element would prevent vectorisation.
+// Activations, dropout and addition. Transcendental functions are computed by our own polynomials
+// (vector_loops.h), because a call of libm per element would prevent vectorisation.
 //
 // Dropout draws from a counter-based generator (Salmon et al. 2011, "Parallel Random Numbers: As
-// Easy as 1, 2, 3"): an element's fate is a function of the seed, the layer and its number in the
-// run, so that forward and backward, every division of the batch and every device agree without
-// storing a mask.
+// Easy as 1, 2, 3"): whether an element is dropped depends only on the seed, the layer and the
+// element's number in the run, so forward and backward, every division of the batch and every
+// device agree without storing a mask.
 //
 // Softmax cross-entropy with label smoothing (Szegedy et al. 2016), row by row.
 //
@@ -12,7 +12,7 @@
 // of them is 1. The loss is log(sum) + max - x[label], never log of a probability, which would be
 // infinite once it underflows. Sums are taken in double. The gradient is scale * (softmax -
 // target), whose value at the label is computed in double, because it is a difference of nearly
-// equal numbers as the model becomes certain.
+// equal numbers when the predicted probability of the label is near 1.
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -140,7 +140,7 @@ CADRE_VECTOR_LOOP double Sum(int64_t n, const float* x) {
   return sum;
 }
 
-// Shifted by the largest, no exponential overflows and one of them is 1.
+// The sum of exp(x - largest). After the shift no exponential overflows, and one of them is 1.
 CADRE_VECTOR_LOOP double SumOfExponentials(int64_t n, const float* x, float largest) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -166,7 +166,7 @@ RowLoss LossOfRow(int64_t classes, double smoothing, const float* x, int32_t lab
   const double total = SumOfExponentials(classes, x, largest);
   const double each = smoothing / classes;
   double expected = (1 - smoothing) * x[label];
-  // Without smoothing, an infinite logit elsewhere must not meet a zero.
+  // Without smoothing, an infinite logit of another class must not be multiplied by zero.
   if (smoothing > 0) expected += each * Sum(classes, x);
   RowLoss row{.loss = std::log(total) + largest - expected,
               .correct = x[label] == largest && std::find(x, x + label, largest) == x + label};

@@ -1,4 +1,4 @@
-// Which inputs a window holds, and which windows hold an input.
+// The inputs that a window covers, and the windows that cover an input.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace cadre {
 
-// [begin, end) along one dimension.
+// An interval [begin, end) along one dimension.
 struct Reach {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
@@ -22,7 +22,8 @@ struct PoolingWindow {
   int64_t size() const { return rows.size() * columns.size(); }
 };
 
-// The inputs inside the image that output `out` sees. Requires (all here): dilation 1.
+// The inputs inside the image that the window of output `out` covers. All functions here require
+// dilation 1.
 CADRE_INLINE Reach InsideReach(int64_t out, int64_t in_size, int64_t kernel, int64_t stride,
                                int64_t padding) {
   const int64_t first = out * stride - padding;
@@ -30,7 +31,7 @@ CADRE_INLINE Reach InsideReach(int64_t out, int64_t in_size, int64_t kernel, int
   return {begin, std::clamp<int64_t>(first + kernel, begin, in_size)};
 }
 
-// The outputs that see input `in`: out * stride <= in + padding < out * stride + kernel.
+// The outputs whose windows cover input `in`: out * stride <= in + padding < out * stride + kernel.
 CADRE_INLINE Reach CoveringReach(int64_t in, int64_t out_size, int64_t kernel, int64_t stride,
                                  int64_t padding) {
   const int64_t at = in + padding;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// Setting a handle makes oneDNN clear its padding; most calls use the same handle again.
+// Sets the handle only if it changes, because setting it makes oneDNN clear the padding.
 void SetHandle(dnnl::memory& memory, void* data) {
   if (memory.get_data_handle() != data) memory.set_data_handle(data);
 }
@@ -46,7 +46,7 @@ PrimitiveRun::Argument PrimitiveRun::MakeArgument(int argument, const dnnl::memo
                                                   const dnnl::memory::desc& wanted) {
   Argument result;
   result.lent = dnnl::memory(plain, engine_, DNNL_MEMORY_NONE);
-  // Copies of a dnnl::memory are one object: its handle is set once for all of them.
+  // Copies of a dnnl::memory share one handle, so it is set once for all of them.
   result.used = plain == wanted ? result.lent : dnnl::memory(wanted, engine_, DNNL_MEMORY_NONE);
   arguments_.emplace(argument, result.used);
   return result;
@@ -73,7 +73,7 @@ void PrimitiveRun::Run(dnnl::stream& stream, Workspace& workspace,
   size_t slot = 0;
   SetHandle(scratchpad_, workspace.Get(slot++, scratchpad_.get_desc().get_size()));
   for (size_t i = 0; i < inputs.size(); ++i) {
-    // oneDNN has one type for inputs and outputs; it does not write inputs.
+    // const_cast: oneDNN has one type for inputs and outputs, but does not write inputs.
     SetHandle(inputs_[i].lent, const_cast<float*>(inputs[i]));
     if (inputs_[i].convert == nullptr) continue;
     SetHandle(inputs_[i].used, workspace.Get(slot++, inputs_[i].used.get_desc().get_size()));

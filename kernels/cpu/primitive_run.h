@@ -16,9 +16,9 @@
 
 namespace cadre {
 
-// oneDNN reports errors by exceptions. All its calls are made inside OrDie: our extents are checked
-// before, so an error is a bug of ours (or a lack of memory), and the process ends with oneDNN's
-// message.
+// oneDNN reports errors by exceptions. All its calls are made inside OrDie: since extents are
+// checked before, an error is a bug of Cadre (or a lack of memory), and the process ends with
+// oneDNN's message.
 [[noreturn]] void DieOf(const dnnl::error& error, const char* what);
 template <typename F>
 auto OrDie(const char* what, F f) {
@@ -29,7 +29,7 @@ auto OrDie(const char* what, F f) {
   }
 }
 
-// Buffers by number; each keeps the largest size that was requested.
+// Numbered buffers ("slots"), each of which keeps the largest size that was requested.
 class Workspace {
  public:
   // At least `bytes`, aligned to 64; contents are undefined. Valid until a larger size of the
@@ -53,13 +53,12 @@ class Workspace {
 class PrimitiveRun {
  public:
   // `scratchpad` is the scratchpad_desc of the primitive's description. Requires: the primitive was
-  // made with scratchpad_mode::user. (The library's own scratch memory belongs to the thread that
-  // made the primitive, but a back end may move between threads.)
+  // made with scratchpad_mode::user. (In the other mode, the scratch memory belongs to the thread
+  // that made the primitive, but a back end may move between threads.)
   PrimitiveRun(const dnnl::engine& engine, dnnl::primitive primitive,
                const dnnl::memory::desc& scratchpad);
 
-  // Declares the next argument, with the layout `plain` of the caller and `wanted` of the
-  // primitive.
+  // Declares the next argument: `plain` is the caller's layout, `wanted` the primitive's.
   void AddInput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& wanted);
   void AddOutput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& wanted);
 
@@ -71,7 +70,8 @@ class PrimitiveRun {
  private:
   struct Argument {
     dnnl::memory lent;
-    // The same memory as `lent`, or the memory that it is converted to or from.
+    // The same memory as `lent` (the caller's), or memory in the primitive's layout that `lent` is
+    // converted to or from.
     dnnl::memory used;
     // Null if no conversion is needed.
     std::unique_ptr<dnnl::reorder> convert;

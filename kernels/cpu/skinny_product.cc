@@ -1,12 +1,12 @@
-// y = x W^T for a batch of at most 32 rows: W is read once and each weight is used for few
-// products, so the product is bound by memory bandwidth, and BLAS, which packs W first, reads it
-// twice and writes it once.
+// y = x W^T for a batch of at most 32 rows: each weight is used for few products, so memory
+// bandwidth limits the speed. BLAS, which packs W first, reads it twice and writes it once; here W
+// is read once.
 //
 // Here x, the small factor, is transposed instead: x^T [in, batch] in rows of one or two vectors. A
-// weight is then broadcast and multiplied with a vector of samples. A tile takes eight rows of W,
-// which is enough independent sums to hide the latency of a fused multiply-add, and no more rows
-// than a set of the first-level cache has ways: rows are often a multiple of 4 KiB apart and then
-// map to the same set.
+// weight is then broadcast and multiplied with a vector of samples. A tile consists of eight rows
+// of W. These are enough independent sums to hide the latency of a fused multiply-add, and not more
+// rows than a set of the first-level cache has ways (rows are often a multiple of 4 KiB apart, and
+// then map to the same set).
 //
 // Every sum is taken in the order of the inputs (odd and even ones separately), for any number of
 // threads.
@@ -43,8 +43,8 @@ CADRE_VECTOR_LOOP void TransposeInto(int64_t rows, int64_t columns, int64_t widt
   }
 }
 
-// sums[row][batch] of kRows rows of weights with x^T [in, kGroups * kVectorSize]. Odd and even
-// columns have their own sums.
+// sums[row][batch] = kRows rows of weights times x^T [in, kGroups * kVectorSize]. Odd and even
+// columns are summed separately.
 template <int kRows, int kGroups>
 CADRE_INLINE void ForwardTile(int64_t batch, int64_t in, const float* x, const float* w,
                               float* sums) {

@@ -1,8 +1,8 @@
 // The number of threads of an operation, and the division of its work among them.
 //
 // OpenMP keeps that number per calling thread (the control variable nthreads-var belongs to the
-// thread's current task), so setting it here affects neither other threads nor other back ends; it
-// is restored so that it does not outlive the call either.
+// thread's current task), so setting it does not affect other threads. ScopedThreads restores it,
+// so that later calls of the same thread are not affected either.
 #pragma once
 
 #include <omp.h>
@@ -30,7 +30,7 @@ class ScopedThreads {
 // The number of parts for `items` items of `cost` elements each: `threads`, or fewer if there is
 // too little work.
 inline int PartsFor(int threads, int64_t items, int64_t cost = 1) {
-  // Below this many elements waking a thread costs more than the work.
+  // With fewer elements, waking a thread costs more than the work.
   constexpr int64_t kMinPerThread = 1 << 13;
   const int64_t worthwhile = items * std::max<int64_t>(cost, 1) / kMinPerThread;
   return std::max<int64_t>(1, std::min<int64_t>({threads, items, worthwhile}));

@@ -1,4 +1,4 @@
-// Parts of the inner loops of the CPU back end: a macro that compiles a loop for several levels of
+// Tools for the inner loops of the CPU back end: a macro that compiles a loop for several levels of
 // x86-64, a vector of sixteen floats, and functions of one float that a compiler can vectorise.
 //
 // Thread-safe (pure functions). For the .cc files of kernels/cpu only.
@@ -23,7 +23,7 @@
 
 namespace cadre {
 
-// One AVX-512 register, or as many smaller ones as it takes.
+// A vector is one AVX-512 register, or several smaller ones.
 constexpr int64_t kVectorSize = 16;
 using Vector = float __attribute__((vector_size(kVectorSize * sizeof(float))));
 using IntVector = int32_t __attribute__((vector_size(kVectorSize * sizeof(int32_t))));
@@ -40,9 +40,9 @@ CADRE_INLINE void Store(T* p, V v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// Prefetches the data that a loop which streams through memory will read a few hundred steps later,
-// kAhead floats ahead: the processor's own prefetching and its window of instructions alone leave
-// half the bandwidth unused in loops that do more than copy. May lie outside the array.
+// Prefetches the data that a loop over consecutive memory will read later, kAhead floats ahead.
+// Without it, loops that do more than copy reach only half the bandwidth. The address may lie
+// outside the array.
 template <int64_t kAhead = 2048>
 CADRE_INLINE void Prefetch(const float* p) {
   __builtin_prefetch(
@@ -63,7 +63,7 @@ CADRE_INLINE void AddWide(Vector v, double* to) {
 }
 CADRE_INLINE void AddWide(float v, double* to) { *to += v; }
 
-// e^x with an error of at most 2 units in the last place; 0 below -87, and e^88 above 88. NaN stays
+// e^x with an error of at most 2 units in the last place; 0 below -87, e^88 above 88, and NaN for
 // NaN.
 CADRE_INLINE float Exp(float given) {
   float x = given < -87.0F ? -87.0F : given;

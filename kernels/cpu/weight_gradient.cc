@@ -3,27 +3,27 @@
 //
 //   dw[o][c][tap] = sum over positions of dy[position][o] * x[position * stride + tap][c],
 //
-// a product of a short and wide by a tall and narrow matrix, whose inner dimension (positions) is
-// far larger than its outer ones. Libraries transform it to blocked layouts and split the sum over
-// threads in ways that depend on the number of threads and on timing. This file computes it
-// directly, in the style of the register-tiled kernels of Goto and van de Geijn ("Anatomy of
-// High-Performance Matrix Multiplication", 2008): copy panels that fit in the second-level cache,
-// keep a tile of the result in registers, stream the panels past it.
+// a matrix product whose inner dimension (positions) is far larger than its outer ones. Libraries
+// transform it to blocked layouts and split the sum over threads in ways that depend on the number
+// of threads and on timing. This file computes it directly, in the style of the register-tiled
+// kernels of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", 2008):
+// copy panels that fit in the second-level cache, keep a tile of the result in registers, stream
+// the panels past it.
 //
 // Layout. A chunk of whole output rows is packed into panels:
 //   x:  [block of 32 columns][row][position in the row][32]   dy: [block of 16][position][16]
-// A column is an input channel, and taps are offsets into the padded panel; with few channels, or a
-// kernel of 1 x 1, everything that an output reads is gathered into columns instead (im2col), so
-// that registers are full and there is one tap.
+// A column is an input channel, and taps are offsets into the padded panel. With few channels, or a
+// kernel of 1 x 1, all inputs of an output are gathered into columns instead (im2col), so that
+// registers are full and there is only one tap.
 //
 // Cost. A tile of 3 taps x 4 outputs x 32 columns holds 24 accumulators in 32 AVX-512 registers; a
-// step loads 6 vectors and 4 scalars for 24 fused multiply-adds, so that arithmetic, not loads, is
-// the limit. Packing costs one copy of x per block of columns and one of dy, amortised over all
-// tiles that read the panel.
+// step loads 6 vectors and 4 scalars for 24 fused multiply-adds, so that arithmetic, not loads,
+// limits the speed. Packing costs one copy of x per block of columns and one copy of dy, amortised
+// over all tiles that read the panel.
 //
-// Order of sums. Positions are summed in order within a chunk and chunks in order; if there are
-// many chunks, each thread has its own sums, which are added in the order of the threads. So the
-// result depends on the extents and the number of threads only.
+// Order of sums. Positions within a chunk, and chunks, are summed in their order. If there are many
+// chunks, each thread has its own sums, which are added in the order of the threads. So the bits
+// depend only on the extents and the number of threads.
 //
 // Limits: AVX-512, one group. convolution_route.cc decides when oneDNN is faster.
 #include "kernels/cpu/weight_gradient.h"
@@ -39,8 +39,8 @@ namespace {
 
 constexpr int64_t kColumns = 2 * kVectorSize;  // of a block of x
 constexpr int64_t kOuts = 16;                  // of a block of dy
-// Positions of a chunk: long enough that loading and storing tiles does not count (one part in a
-// hundred), short enough that two panels (128 and 64 KiB) stay in a second-level cache.
+// Positions of a chunk: enough that loading and storing tiles is a hundredth of the work, and few
+// enough that two panels (128 and 64 KiB) stay in a second-level cache.
 constexpr int64_t kChunkPositions = 1024;
 // With fewer input channels a block of channels would be mostly padding.
 constexpr int64_t kMinChannelsForTaps = 16;
@@ -116,8 +116,9 @@ CADRE_INLINE void SumTile(const Positions& positions, const float* x, int64_t ta
   }
 }
 
-// All outs of a block. Tiles have as many accumulators as hide the latency of a fused product and
-// sum (8) and fit 32 registers beside their inputs: 3 taps x 4 outs x 2, or 1 x 8 x 2.
+// Sums all outs of a block. Tiles have enough accumulators to hide the latency of a fused
+// multiply-add (8), and few enough for 32 registers together with their inputs: 3 taps x 4 outs x
+// 2, or 1 x 8 x 2.
 CADRE_VECTOR_LOOP void SumThreeTaps(const Positions& positions, const float* x, int64_t tap_step,
                                     const float* dy, bool add, float* sums, int64_t out_stride) {
   for (int64_t o = 0; o < kOuts; o += 4) {
@@ -134,7 +135,8 @@ CADRE_VECTOR_LOOP void SumOneTap(const Positions& positions, const float* x, con
 
 // --- the panels ----------------------------------------------------------------------------------
 
-// to[block][kWidth] = from[channels] for blocks `panel` apart, the last filled up with zeros.
+// to[block][kWidth] = from[channels], where blocks are `panel` floats apart and the last one is
+// padded with zeros.
 template <int64_t kWidth>
 CADRE_INLINE void CopyPosition(int64_t channels, const float* __restrict from, int64_t panel,
                                float* __restrict to) {
@@ -176,7 +178,7 @@ CADRE_VECTOR_LOOP void SumPanel(int64_t positions, const float* panel, double* t
   }
 }
 
-// A row of input with its padding; row: nullptr if the row lies outside the image.
+// Copies a row of the input with its padding; `row` is null if the row lies outside the image.
 CADRE_VECTOR_LOOP void CopyPaddedRow(const WindowDims& w, int64_t channels, const float* row,
                                      int64_t width, int64_t panel, float* to) {
   for (int64_t p = 0; p < width; ++p, to += kColumns) {
@@ -189,8 +191,8 @@ CADRE_VECTOR_LOOP void CopyPaddedRow(const WindowDims& w, int64_t channels, cons
   }
 }
 
-// to[n] = from[n] in whole registers: memory behind `to` is overwritten, and memory behind
-// `from` is read up to `end`.
+// to[n] = from[n] in whole registers: floats after to[n] are overwritten, and floats after from[n]
+// are read up to `end`.
 CADRE_INLINE void CopyFloats(int64_t n, const float* from, const float* end, float* to) {
   const int64_t rounded = (n + kVectorSize - 1) / kVectorSize * kVectorSize;
   if (end - from >= rounded) {
@@ -201,7 +203,7 @@ CADRE_INLINE void CopyFloats(int64_t n, const float* from, const float* end, flo
 }
 
 // to[kernel_height][kernel_width][channels] = the inputs of the window at (top, left). Up to one
-// vector behind `to` is overwritten. end: the end of x.
+// vector after the end of `to` is overwritten. `end` is the end of x.
 CADRE_INLINE void Gather(const WindowDims& w, int64_t channels, const float* image,
                          const float* end, int64_t top, int64_t left, float* to) {
   const int64_t row = w.kernel_width * channels;
@@ -224,8 +226,8 @@ CADRE_INLINE void Gather(const WindowDims& w, int64_t channels, const float* ima
   }
 }
 
-// One output row. `gathered` has room for its columns and one more block: the last block of a
-// position is filled with the first columns of the next one, whose sums are not read.
+// Gathers one output row. `gathered` has room for its columns and one more block: the last block of
+// a position is filled with the first columns of the next position, whose sums are not read.
 CADRE_VECTOR_LOOP void GatherRow(const WindowDims& w, int64_t channels, const float* image,
                                  const float* end, int64_t out_row, float* gathered, int64_t panel,
                                  float* to) {
@@ -240,7 +242,7 @@ CADRE_VECTOR_LOOP void GatherRow(const WindowDims& w, int64_t channels, const fl
   }
 }
 
-// A 1 x 1 kernel: the inputs of an output are contiguous already.
+// The same for a 1 x 1 kernel, for which the inputs of an output are contiguous.
 CADRE_VECTOR_LOOP void PickRow(const WindowDims& w, int64_t channels, const float* row,
                                int64_t panel, float* to) {
   for (int64_t p = 0; p < w.out_width; ++p, to += kColumns) {

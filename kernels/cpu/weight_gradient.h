@@ -1,8 +1,8 @@
 // The gradient of convolution weights over channels-last images, as sums of outer products: for
 // every output position and tap, the output's gradients times the inputs at that tap.
 //
-// Guarantees the same bits for the same number of threads. The algorithm is described in the .cc
-// file. Thread-compatible.
+// Guarantees: the same number of threads gives the same bits. The .cc file describes the algorithm.
+// Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -53,10 +53,10 @@ class WeightGradient {
   Chunk MakeChunk(int64_t first) const;
   void FillX(int threads, const Chunk& chunk, const float* x, float* panels) const;
   void FillDy(int threads, const Chunk& chunk, const float* dy, float* panels) const;
-  // Adds to `sums`, or overwrites them without `add`.
+  // Adds the chunk's products to `sums`; without `add`, overwrites them.
   void AddProducts(int threads, const Chunk& chunk, bool add, const float* x_panels,
                    const float* dy_panels, float* sums) const;
-  // Chunks [begin, end), into their own sums.
+  // Adds chunks [begin, end) to the sums of `buffers`.
   void AddChunks(int threads, int64_t begin, int64_t end, const float* x, const float* dy,
                  const Buffers& buffers) const;
   // sums[blocks of dy][16] += the sums of the panels' columns.
@@ -69,7 +69,7 @@ class WeightGradient {
   const int64_t taps_;
   const int64_t x_blocks_, dy_blocks_;
   const int64_t chunk_rows_;
-  // Width of a row of x's panel, in positions.
+  // Positions in a row of x's panel.
   const int64_t panel_width_;
   // Floats of one panel of the largest chunk.
   const int64_t x_panel_size_, dy_panel_size_;

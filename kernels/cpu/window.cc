@@ -1,6 +1,6 @@
-// Convolutions by the fastest of several algorithms. Which one is chosen depends on the extents
-// only (convolution_route.h), never on a measurement, so that the same layer has the same bits on
-// every rank and in every run:
+// Convolutions by the fastest of several algorithms. The choice depends on the extents only
+// (convolution_route.h), never on a measurement, so that the same layer has the same bits on every
+// rank and in every run:
 //
 //   1 x 1 kernels, stride 1    a matrix product over positions
 //   backward of data           a forward convolution of dy with flipped weights, where oneDNN's
@@ -11,17 +11,16 @@
 // oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
 // the reference loops, and inputs that no window reaches are cut off first (image_crop.h).
 //
-// Pooling, sixteen channels at a time. Own loops rather than oneDNN's: its workspace does not
-// record which of equal elements is the largest, and argmax must be the same in every back end.
+// Pooling, sixteen channels at a time, by our own loops: oneDNN does not specify which of equal
+// elements is the maximum, but argmax must be the same in every back end.
 //
 // Forward iterates over outputs and reads their windows. Backward iterates over inputs and gathers
 // from the windows that cover them, instead of scattering from outputs: every element is written
-// once, threads need no atomics, and sums have one order. The price is that overlapping windows
-// are read several times; they are in the cache.
+// once, threads need no atomics, and the order of sums is fixed. Overlapping windows are read
+// several times, but from the cache.
 //
-// Windows have few sizes, so that the common ones (2 x 2 and 3 x 3 with stride 2) are compiled with
-// constant extents (Walk), which unrolls their loops; at the borders and for other windows AnyWalk
-// takes over.
+// Loops over the common windows (2 x 2 and 3 x 3 with stride 2) are compiled with constant extents
+// (Walk), so that they are unrolled; AnyWalk serves other windows and the borders.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -43,7 +42,7 @@ namespace cadre {
 namespace {
 
 // Tensors without elements, and windows that may lie wholly in the padding. Both are rare and
-// small, and the reference loops take them.
+// small, so the reference loops compute them.
 bool TakesReference(const ConvolutionDims& dims, const LayerSizes& sizes) {
   if (sizes.x == 0 || sizes.y == 0) return true;
   const WindowDims& w = dims.window;
@@ -70,7 +69,8 @@ void FlipTaps(int threads, int64_t taps, std::span<const float> w, float* flippe
 
 using Int = int32_t;
 
-// Extents of a window that are known at compile time, so that its loops are unrolled; 0 if not.
+// Extents of a window that are known at compile time, so that its loops are unrolled; 0 for an
+// unknown one.
 template <int kHeight, int kWidth>
 struct Walk {
   static bool Fits(const PoolingWindow& w) {
@@ -110,7 +110,7 @@ CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int6
   for (; c < n; ++c) MaxOfWindow<float, Int, Walk>(window, width, n, x + c, y + c, argmax + c);
 }
 
-// One row of outputs; x: the image, y and argmax: the row.
+// Computes one row of outputs. x is the image; y and argmax are the row.
 CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, const float* x,
                                      float* y, Int* argmax) {
   const int64_t width = d.window.in_width, n = d.channels;
@@ -157,14 +157,14 @@ CADRE_INLINE void WonOfChannels(const PoolingWindow& outputs, int64_t width, int
   }
 }
 
-// One row of inputs; dy and argmax: the image, dx: the row.
+// Computes one row of the inputs' gradient. dy and argmax are the image; dx is the row.
 CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, const float* dy,
                                       const Int* argmax, float* dx) {
   const int64_t width = d.window.out_width, n = d.channels;
   for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
     const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
     const Int position = in_row * d.window.in_width + iw;
-    // The cases of 2 x 2 and 3 x 3 windows with stride 2.
+    // The numbers of covering windows for 2 x 2 and 3 x 3 windows with stride 2.
     if (Walk<1, 1>::Fits(outputs)) {
       WonOfChannels<Walk<1, 1>>(outputs, width, n, position, dy, argmax, dx);
     } else if (Walk<1, 2>::Fits(outputs)) {
@@ -417,7 +417,7 @@ class CpuWindow final : public WindowKernels {
   }
 
  private:
-  // A run uses a handful of extents of each layer: its batch, its last batch, its evaluation's.
+  // A run uses few extents of each layer: those of a batch, of the last batch and of evaluation.
   static constexpr size_t kCachedExtents = 512;
   struct ConvolutionKey {
     ConvolutionDims dims;

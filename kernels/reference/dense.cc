@@ -21,7 +21,7 @@
 namespace cadre {
 namespace {
 
-// Calls f(x_at, w_at, y_at) for every product: y[y_at] takes x[x_at] * w[w_at].
+// Calls f(x_at, w_at, y_at) for every product x[x_at] * w[w_at] of the sum y[y_at].
 template <typename F>
 void ForEachProduct(const FullyConnectedDims& d, F f) {
   for (int64_t n = 0; n < d.batch; ++n) {
@@ -66,7 +66,7 @@ int64_t ProbabilitiesAt(const AttentionDims& d, int64_t n, int64_t t, int64_t h)
   return ((n * d.heads + h) * d.tokens + t) * d.tokens;
 }
 
-// Token t attends to the tokens before the returned one.
+// Token t attends to the tokens [0, returned value).
 int64_t SeenBy(const AttentionDims& d, int64_t t) { return d.causal ? t + 1 : d.tokens; }
 
 double ScoreScale(const AttentionDims& d) {

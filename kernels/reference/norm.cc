@@ -20,7 +20,7 @@ namespace {
 
 double Normalised(double x, float mean, float inverse) { return (x - mean) * inverse; }
 
-// The channels around one that its local response sums over, [first, end).
+// The channels [first, end) around a channel over which its local response sums.
 struct Around {
   int64_t first, end;
 };
@@ -140,7 +140,7 @@ class ReferenceNorm final : public HostNorm {
     std::vector<double> shift_sums(dshift.size());
     std::vector<double> normal(channels);
     for (int64_t r = 0; r < dims.rows; ++r) {
-      // Of scale * dy, and of scale * dy * normal.
+      // Sums of scale * dy and of scale * dy * normal.
       double sum = 0;
       double product_sum = 0;
       for (int64_t c = 0; c < channels; ++c) {
@@ -184,7 +184,8 @@ class ReferenceNorm final : public HostNorm {
     }
   }
 
-  // y[j] depends on x[c] through its numerator where j = c, and through d[j] where c is around j.
+  // y[j] depends on x[c] through its numerator if j = c, and through d[j] if c is in the window
+  // around j.
   void LrnBackward(const LrnDims& dims, ConstValues x_values, std::span<const float> d,
                    ConstValues dy_values, Values dx_values) override {
     const auto x = x_values.floats(), dy = dy_values.floats();

@@ -1,5 +1,6 @@
-// The oracle: each operation as its definition, summed in double, in one thread, as simply as
-// possible. Each family is a class in a file of its own. Owns nothing. Thread-compatible.
+// The back end that tests compare the others with (the oracle): each operation by its definition,
+// as simply as possible, in one thread, with sums in double. Each family is a class in a separate
+// file. Thread-compatible.
 #pragma once
 
 #include <memory>

@@ -1,9 +1,9 @@
 // Convolution and pooling, by their definitions: loops over all windows and all their elements.
 //
-// ForEachTerm visits the products of a convolution. Forward, the gradient of the inputs and that of
-// the weights add up the same products and differ only in the index that they sum over. Elements
-// outside the image are skipped, which is the same as zero padding. Pooling works likewise with
-// ForEachWindow and ForEachElement; its windows are clipped to the image first (InsideOf).
+// ForEachTerm visits the products of a convolution. The output, the gradient of the inputs and the
+// gradient of the weights add up the same products and differ only in the index that they sum over.
+// Elements outside the image are skipped, which is the same as zero padding. Pooling works likewise
+// with ForEachWindow and ForEachElement; its windows are clipped to the image first (InsideOf).
 //
 // Sums are taken in double and rounded once. Also used by the CPU back end for the rare extents
 // that oneDNN rejects.
