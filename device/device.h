@@ -1,20 +1,20 @@
-// A compute device: its memory, and the order in which work on it runs.
+// A compute device (the host's CPU or a GPU): its memory, and the order in which work on it runs.
 //
 // Work (kernels, copies, collectives) is enqueued on a stream and runs later, in the order of its
-// stream. Streams wait for one another, and the host for them, only by events. Enqueuing never
-// blocks; host_syncs() counts every time that the host did. On the host device all work is complete
+// stream. A stream waits for another, and the host for a stream, only by events. Enqueuing does not
+// block; host_syncs() counts how often the host did block. On the host device all work is complete
 // when the call returns, and events have no effect.
 //
-// Errors are sticky, as a transport's are: the first one is kept, later work does nothing, and
-// status() returns it, at the latest after the next Await or Synchronize. Codes:
+// Errors are sticky: the first one is kept, later work does nothing, and status() returns that
+// error, at the latest after the next Await or Synchronize. Codes:
 //   ResourceExhausted   out of memory: how much was requested for which purpose, and what holds it
 //   Unavailable         the device is lost (Xid, fallen off the bus); another device may work
 //   FailedPrecondition  no driver, or one that is too old: a retry cannot succeed
 //   DeadlineExceeded    enqueued work did not end
 //   Internal            a kernel failed: a bug
 //
-// Threads: one thread enqueues; status() and name() are thread-safe. Everything that is made from a
-// device must be destroyed before it.
+// Threads: one thread enqueues; status() and name() are thread-safe. All objects that a device made
+// must be destroyed before it.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ namespace cadre {
 
 enum class DeviceKind : uint8_t { kHost, kCuda };
 
-// Streams of a device, which run concurrently.
+// Streams of a device. Work on different streams runs concurrently.
 enum class Stream : uint8_t {
   kCompute,        // forward and backward
   kMoves,          // activations moved between ranks while the rank computes
@@ -76,18 +76,18 @@ class Device {
   // "activations"). Null for 0 bytes and after an error: see status().
   virtual void* Allocate(size_t bytes, absl::string_view purpose) = 0;
   virtual void Free(void* memory) = 0;
-  // Pinned host memory, which copies need not stage. Null as above.
+  // Pinned host memory, which copies use directly. Null for 0 bytes and after an error.
   virtual void* AllocateHost(size_t bytes) = 0;
   virtual void FreeHost(void* memory) = 0;
-  // Label of the following allocations, such as "layer 'conv3'", for out-of-memory messages. May be
-  // empty.
+  // Sets a label for the following allocations, such as "layer 'conv3'", for out-of-memory
+  // messages. It may be empty.
   virtual void set_allocation_label(absl::string_view /*label*/) {}
   // Bytes allocated now, and their maximum so far.
   virtual int64_t bytes_in_use() const = 0;
   virtual int64_t peak_bytes() const = 0;
 
   // --- streams -----------------------------------------------------------------------------------
-  // The following work is enqueued on `stream`; on kCompute initially.
+  // The following work is enqueued on `stream`, the current stream. Initially that is kCompute.
   virtual void Use(Stream stream) = 0;
   virtual Stream current_stream() const = 0;
   virtual std::unique_ptr<DeviceEvent> MakeEvent() = 0;
@@ -100,28 +100,30 @@ class Device {
   virtual absl::Status Await(const DeviceEvent& event) = 0;
   // Blocks the host until all work has completed.
   virtual absl::Status Synchronize() = 0;
-  // Times that the host blocked: Await, Synchronize, CopyOut, and allocations that had to.
+  // How often the host blocked: in Await, Synchronize and CopyOut, in copies that waited for
+  // staging memory, and in allocations that returned cached memory to the driver.
   virtual int64_t host_syncs() const = 0;
 
   // --- copies, on the current stream -------------------------------------------------------------
-  // The host's bytes are read before the call returns (a device stages them).
+  // The host's bytes are read before the call returns (a GPU copies them to staging memory).
   virtual void CopyIn(const void* host, void* device, size_t bytes) = 0;
-  // The same, read later: `host` is AllocateHost's and must not change until then.
+  // The same, but the bytes are read when the work runs, and must not change until then. Requires:
+  // `host` is from AllocateHost.
   virtual void CopyToDeviceAsync(const void* host, void* device, size_t bytes) = 0;
   // Blocks until the bytes have arrived.
   virtual absl::Status CopyOut(const void* device, void* host, size_t bytes) = 0;
-  // Does not block; `host` is AllocateHost's.
+  // The same without blocking. Requires: `host` is from AllocateHost.
   virtual void CopyToHostAsync(const void* device, void* host, size_t bytes) = 0;
-  // Within the device; no overlap.
+  // Within the device. Requires: no overlap.
   virtual void Copy(const void* from, void* to, size_t bytes) = 0;
   virtual void Zero(void* memory, size_t bytes) = 0;
 
   // --- graphs ------------------------------------------------------------------------------------
   virtual bool can_capture() const { return false; }
-  // Captures what `work` enqueues on the current stream, and on others that it forks from and joins
-  // to it by events, without running it. Null if the work cannot be captured (`work` failed, or
-  // synchronised with the host); nothing has run then. Requires: can_capture(), and all memory that
-  // the work uses is allocated.
+  // Captures, without running it, what `work` enqueues on the current stream and on streams that
+  // `work` forks from it and joins to it by events. Null if the work cannot be captured (`work`
+  // failed, or synchronised with the host); then nothing has run. Requires: can_capture(), and all
+  // memory that the work uses is allocated.
   virtual absl::StatusOr<std::unique_ptr<DeviceGraph>> CaptureGraph(
       const std::function<absl::Status()>& /*work*/) {
     return absl::UnimplementedError("this device cannot capture graphs");
@@ -130,7 +132,7 @@ class Device {
   virtual void LaunchGraph(DeviceGraph& /*graph*/) {}
 };
 
-// Makes another stream current during its lifetime.
+// Makes another stream current during the object's lifetime.
 class OnStream {
  public:
   OnStream(Device& device, Stream stream) : device_(device), before_(device.current_stream()) {
@@ -145,7 +147,7 @@ class OnStream {
   const Stream before_;
 };
 
-// An array of T that is freed with the object; DeviceArray and PinnedArray below.
+// An array of T that is freed with the object. Used as DeviceArray and PinnedArray (below).
 template <typename T, bool kPinned>
 class BasicDeviceArray {
  public:
@@ -170,7 +172,7 @@ class BasicDeviceArray {
   }
 
   T* data() const { return data_; }
-  // Elements, also if the allocation failed (Device::status()).
+  // The requested number of elements, even if the allocation failed (see Device::status()).
   size_t size() const { return size_; }
   std::span<T> span() const { return {data_, size_}; }
 
@@ -180,13 +182,13 @@ class BasicDeviceArray {
   size_t size_ = 0;
 };
 
-// Memory of a device, zeros at first; and pinned memory of the host.
+// An array in a device's memory, zeros at first; and one in pinned host memory.
 template <typename T>
 using DeviceArray = BasicDeviceArray<T, false>;
 template <typename T>
 using PinnedArray = BasicDeviceArray<T, true>;
 
-// The CPU. Its only state is the count of its memory.
+// The host's CPU as a device. It only counts its memory.
 std::unique_ptr<Device> MakeHostDevice();
 
 }  // namespace cadre

@@ -1,6 +1,6 @@
-// The host as a device: all work has completed when the call returns, so streams, events and
-// blocking have no effect. Memory is counted, so that the peak of a run on the CPU can be compared
-// with the plan's prediction, as on a GPU.
+// The host as a device: all work is complete when the call returns, so streams, events and waiting
+// have no effect. Memory is counted, so that the peak of a run on the CPU can be compared with the
+// plan's prediction, as on a GPU.
 #include <cstdlib>
 #include <cstring>
 #include <map>

@@ -8,14 +8,13 @@
 // a chunk with its free neighbours in the segment. All are O(log n).
 //
 // Bound. `limits.max_held` counts segments, not requests, so that the process never takes more than
-// its share of the device. When neither the limit nor the driver allows a new segment, the other
-// set is searched, then segments that are entirely free go back to the driver, which requires that
+// its share of the device. If the limit or the driver refuses a new segment, the other set is
+// searched; then segments that are entirely free are returned to the driver, which requires that
 // the device's work has ended (upstream.settle); only then does the request fail. The error names
-// what was requested for which purpose, what holds how much, and whether another process is to
-// blame.
+// the request and its purpose, the largest uses, and whether another process uses the memory.
 //
 // The allocator is independent of streams. CudaDevice::Allocate orders the streams around every
-// allocation, so that a chunk may be freed while work on it is still queued.
+// allocation, so that a chunk may be freed while work on it is still enqueued.
 #include "device/cuda/caching_allocator.h"
 
 #include <algorithm>
@@ -32,7 +31,7 @@ namespace {
 
 // Vector loads and cuDNN require 16 to 128 bytes; the driver's own granularity is 512.
 constexpr size_t kChunkBytes = 512;
-// Pages of the device have 2 MiB, so smaller segments would waste the rest.
+// The device's pages have 2 MiB, so a smaller segment would waste the rest of a page.
 constexpr size_t kPageBytes = size_t{2} << 20;
 constexpr size_t kMaxSmallBytes = size_t{1} << 20;
 constexpr size_t kSmallSegmentBytes = size_t{8} << 20;
@@ -66,7 +65,7 @@ CachingAllocator::Pool& CachingAllocator::PoolOf(size_t bytes) {
 absl::StatusOr<void*> CachingAllocator::Allocate(size_t bytes, absl::string_view purpose,
                                                  absl::string_view allocation_label) {
   CHECK_GT(bytes, 0U);
-  // Also prevents overflow in the sums below.
+  // This check also prevents overflow in the sums below.
   if (bytes > static_cast<size_t>(limits_.max_held))
     return Exhausted(bytes, purpose, allocation_label);
   absl::StatusOr<Address> room = FindRoom(RoundUp(bytes, kChunkBytes));
@@ -175,7 +174,7 @@ void CachingAllocator::Free(void* memory) {
 void CachingAllocator::MergeWithNext(Chunks::iterator chunk, Pool& pool) {
   const auto next = std::next(chunk);
   if (next == chunks_.end() || !next->second.free) return;
-  // Segments may be adjacent by chance, but are released one by one.
+  // Adjacent segments are not merged, since each is released separately.
   if (next->second.segment != chunk->second.segment) return;
   pool.free.erase({next->second.bytes, next->first});
   chunk->second.bytes += next->second.bytes;

@@ -1,11 +1,11 @@
 // A caching allocator of device memory: segments from the driver are divided into chunks, and freed
 // chunks are reused, because allocating from the driver synchronises with the device. The .cc file
-// describes the algorithm. Memory is never accessed: addresses are numbers, so that tests may use
-// any upstream.
+// describes the algorithm. The allocator never accesses the memory that it manages, so tests may
+// use any numbers as addresses.
 //
 // Guarantees: chunks are aligned to 512 bytes and do not overlap; held() never exceeds the limit;
-// when everything has been freed, ReleaseCached returns everything to upstream. Segments that are
-// entirely free are released before a request fails.
+// after everything has been freed, ReleaseCached returns all segments to the driver. Segments that
+// are entirely free are released before a request fails.
 //
 // Thread-compatible.
 #pragma once
@@ -30,12 +30,12 @@ struct MemoryUse {
   int64_t bytes = 0;
 };
 
-// The source of segments.
+// The source of segments: the driver, or a test.
 struct MemoryUpstream {
   // Returns at least `bytes`, aligned to 512. Errors: ResourceExhausted.
   std::function<absl::StatusOr<void*>(size_t bytes)> allocate;
   std::function<void(void* memory)> free;
-  // Called before segments are released: blocks until no queued work uses them.
+  // Blocks until no enqueued work uses the memory. Called before segments are released.
   std::function<absl::Status()> settle;
   // Free bytes, for messages; negative if unknown.
   std::function<int64_t()> available;
@@ -51,13 +51,13 @@ class CachingAllocator {
   };
 
   CachingAllocator(MemoryUpstream upstream, const Limits& limits);
-  // Releases nothing: see ReleaseCached.
+  // The destructor releases nothing: call ReleaseCached first.
   ~CachingAllocator() = default;
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // `allocation_label` is for messages and may be empty. Errors: ResourceExhausted, with the
-  // request, its purpose and the largest uses; those of upstream. Requires: bytes > 0.
+  // `allocation_label` is for messages and may be empty. Errors: ResourceExhausted, naming the
+  // request, its purpose and the largest uses; other errors of upstream. Requires: bytes > 0.
   absl::StatusOr<void*> Allocate(size_t bytes, absl::string_view purpose,
                                  absl::string_view allocation_label);
   // Requires: `memory` came from Allocate and was not freed since.
@@ -65,7 +65,7 @@ class CachingAllocator {
   // Releases segments that are entirely free.
   absl::Status ReleaseCached();
 
-  // Bytes requested and not freed, and their maximum.
+  // Bytes requested and not freed, and the maximum of that number.
   int64_t in_use() const { return in_use_; }
   int64_t peak() const { return peak_; }
   // Bytes held from upstream.
@@ -88,7 +88,7 @@ class CachingAllocator {
     size_t bytes = 0;
     Address segment = nullptr;
     bool free = true;
-    // Of a chunk in use.
+    // Bytes that the caller requested, for a chunk in use.
     size_t requested = 0;
     std::string purpose;
   };

@@ -1,5 +1,5 @@
-// The functions of the CUDA runtime that Cadre uses, as a table: the real runtime
-// (cuda_runtime.cc), or a test's emulation on the host.
+// The functions of the CUDA runtime that Cadre uses, as a table of pointers: to the real runtime
+// (cuda_runtime.cc), or to a test's emulation on the host.
 //
 // A value; thread-safe.
 #pragma once
@@ -39,7 +39,7 @@ struct CudaApi {
   cudaError_t (*event_synchronize)(cudaEvent_t event) = nullptr;
   cudaError_t (*event_elapsed)(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) = nullptr;
 
-  // `on_host` runs the kernel on the host; empty in a build for real devices (launch.h).
+  // `on_host` runs the kernel on the host; it is empty in a build for real devices (launch.h).
   cudaError_t (*launch)(const void* kernel, dim3 grid, dim3 block, void** arguments,
                         cudaStream_t stream, const std::function<void()>& on_host) = nullptr;
 

@@ -1,18 +1,18 @@
-// Life of a CUDA device, its errors, streams, events and waiting.
+// Construction and destruction of a CUDA device, its errors, streams, events and waiting.
 //
-// Ordering. Streams are ordered by events only. A "mark" is an event of the device's own:
-// JoinStream makes the current stream wait for another one, JoinAll for several, and ForkAll makes
-// several wait for the current one. Synchronize joins all streams into one and waits for a single
-// event.
+// Ordering. Streams are ordered by events only. A "mark" is an event that the device keeps for
+// itself: JoinStream makes the current stream wait for another one, JoinAll for several, and
+// ForkAll makes several wait for the current one. Synchronize joins all streams into one and waits
+// for a single event.
 //
 // Waiting. The host polls events instead of calling cudaEventSynchronize: work that contains a
 // collective may never end when a peer is lost, and only a poll can be cancelled, by Fail from
 // another thread or by the patience of the options.
 //
 // Errors. CUDA reports asynchronous errors at any later call, on any thread. Every call is checked
-// (Check); the first error is kept and everything after it returns immediately. Work
-// that never ends (a collective whose peer is lost) keeps its memory and streams until the process
-// exits, because the driver would block on them.
+// (Check); the first error is kept and everything after it returns immediately. Work that never
+// ends (a collective whose peer is lost) keeps its memory and streams until the process exits,
+// because the driver would block if they were freed.
 #include "device/cuda/cuda_device.h"
 
 #include <algorithm>
@@ -30,15 +30,18 @@
 namespace cadre {
 namespace {
 
-// bf16 and the asynchronous copies that our kernels and cuDNN's use.
+// The lowest compute capability with bf16 and with the asynchronous copies that cuDNN's kernels
+// use.
 constexpr int kMinCapability = 80;
 // The host polls without a pause for this long, which covers most waits.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr absl::Duration kLongestPause = absl::Microseconds(50);
-// For pending work of a failed device: work that has not ended by then (a collective that was not
-// aborted although its peers are lost) keeps its memory until the process ends.
+// How long the destructor waits for pending work of a failed device. Work that has not ended by
+// then (a collective that was not aborted although its peers are lost) keeps its memory until the
+// process ends.
 constexpr absl::Duration kEndPatience = absl::Seconds(30);
-// Below zero is above the default; CUDA takes the nearest that the device has.
+// Negative numbers are higher priorities than the default (0); CUDA uses the nearest that the
+// device has.
 constexpr int kHighPriority = -1;
 constexpr int kNormalPriority = 0;
 
@@ -64,7 +67,7 @@ absl::Status CudaDeviceImpl::Open() {
   }
   for (cudaEvent_t& mark : staging_read_) mark = MakeMark();
   for (cudaEvent_t& mark : copied_out_marks_) mark = MakeMark();
-  // One allocation: the ring, and the two halves of CopyOut.
+  // One allocation for the ring and for the two halves of CopyOut.
   void* memory = nullptr;
   const size_t bytes = RingBytes(options_) + 2 * chunk_bytes();
   if (Check(api_.host_alloc(&memory, bytes, cudaHostAllocDefault), "allocating staging memory")) {
@@ -113,7 +116,7 @@ void CudaDeviceImpl::Fail(absl::Status error) {
     status_ = error;
     failed_.store(true, std::memory_order_release);
   }
-  // The release of a group is not a failure.
+  // Cancelled means that the group was released, which is not a failure.
   if (absl::IsCancelled(error)) {
     LOG(INFO) << name() << ": " << error;
   } else {
@@ -123,7 +126,7 @@ void CudaDeviceImpl::Fail(absl::Status error) {
 
 bool CudaDeviceImpl::Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return true;
-  // Clears it, so that a later call does not report this error as its own.
+  // Clears the error, so that a later call does not report it as its own.
   api_.last_error();
   if (log_ != nullptr && IsCaptureError(error)) {
     log_->Refuse(absl::StrCat(what, ": ", api_.error_text(error)));
@@ -136,7 +139,8 @@ bool CudaDeviceImpl::Check(cudaError_t error, const char* what) {
 
 bool CudaDeviceImpl::lost() const {
   if (lost_.load(std::memory_order_acquire) || !failed()) return lost_;
-  // A library may have reported the error first, as one of its own; the runtime repeats it.
+  // A library may have reported the runtime's error first, as its own error; the runtime then
+  // returns it here.
   Bind();
   size_t free = 0;
   size_t total = 0;
@@ -154,7 +158,7 @@ cudaStream_t CudaDeviceImpl::stream(Stream stream) const {
   Bind();
   const cudaStream_t handle = streams_[Index(stream)];
   if (log_ != nullptr && log_->Join(stream)) {
-    // A failure invalidates the capture, which EndCapture reports.
+    // A failure makes the capture invalid, which EndCapture reports.
     const size_t origin = Index(log_->origin());
     api_.event_record(captured_marks_[origin], streams_[origin]);
     api_.stream_wait_event(handle, captured_marks_[origin], 0);
@@ -235,7 +239,7 @@ absl::Status CudaDeviceImpl::BlockHost(cudaEvent_t event, HostSync why) {
       Check(error, "waiting for what was enqueued");
       break;
     }
-    // Not an error, but some versions keep it as the last error.
+    // "Not ready" is not an error, but some versions keep it as the last error.
     api_.last_error();
     const absl::Duration waited = absl::Now() - begin;
     if (waited > options_.patience) {
@@ -287,7 +291,7 @@ bool CudaDeviceImpl::Quiet() {
   const absl::Time deadline = absl::Now() + std::min(kEndPatience, options_.patience);
   for (const Stream stream : kAllStreams) {
     const size_t i = Index(stream);
-    // Open failed.
+    // Null if Open failed.
     if (streams_[i] == nullptr || marks_[i] == nullptr) continue;
     cudaError_t error = api_.event_record(marks_[i], streams_[i]);
     while (error == cudaSuccess && (error = api_.event_query(marks_[i])) == cudaErrorNotReady &&
@@ -335,7 +339,7 @@ absl::StatusOr<CudaCard> QueryCard(const CudaApi& api, int ordinal) {
 
 int64_t MemoryLimit(const CudaDeviceOptions& options, const CudaCard& card) {
   if (options.memory_limit > 0) return options.memory_limit;
-  // A small device (a slice of one) keeps less for libraries.
+  // On a small device (such as a MIG slice) less is reserved for libraries.
   return card.free - std::min(options.reserve_bytes, card.free / 5);
 }
 

@@ -3,23 +3,23 @@
 // errors.
 //
 // Streams and memory. Allocate is a fence: work that was enqueued before it on any stream runs
-// before the zeros are written, and later work runs after. So memory may be freed as soon as no
-// further work on it will be enqueued, and may be used on any stream as soon as it is allocated.
-// The host does not block for that, but it does when cached memory is returned to the driver, and
-// in FreeHost.
+// before the zeros are written, and later work runs after. So memory may be freed once no further
+// work on it will be enqueued, and may be used on any stream once it is allocated. The host does
+// not block for that; it blocks only in FreeHost, and when cached memory is returned to the driver.
 //
-// Graphs. LaunchGraph has the meaning of enqueuing the captured work: it is ordered after earlier
-// and before later work on every stream that takes part, it waits for events that the work waits
-// for and does not record, and it records the events that the work records. Streams that the work
-// uses are forked from and joined to the current one automatically. Allocate, Free, CopyIn, Await,
-// Synchronize, CopyOut and LaunchGraph cannot be captured; each makes the capture fail and is named
-// in the log. The first launch of a kernel may load it, which cannot be captured either, so work
-// should run once before it is captured. Graphs keep addresses: the memory that they use must
-// outlive them.
+// Graphs. LaunchGraph has the same effect as enqueuing the captured work: it is ordered after
+// earlier and before later work on every stream that the work uses, it waits for the events that
+// the work waits for unless the work itself records them, and it records the events that the work
+// records. Streams that the work uses are forked from and joined to the current one automatically.
+// Allocate, Free, CopyIn, Await, Synchronize, CopyOut and LaunchGraph cannot be captured; each
+// makes the capture fail, and the log names it. The first launch of a kernel may load the kernel,
+// which cannot be captured either, so work should run once before it is captured. Graphs keep
+// addresses: the memory that they use must outlive them.
 //
 // Blocking. The host polls, first without a pause, then in intervals of up to 50 microseconds, so
-// that another thread (a transport whose peer died) can end the wait by Fail; a blocking call of
-// the driver could not be ended. Work that has not ended after `patience` is an error.
+// that Fail, called by another thread (a transport whose peer died), can end the wait; a blocking
+// call of the driver could not be interrupted. Work that has not ended after `patience` is an
+// error.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -42,21 +42,22 @@ namespace cadre {
 struct CudaDeviceOptions {
   // Index of the device on this host.
   int ordinal = 0;
-  // Maximum memory taken from the device; 0: all that is free at the start except `reserve_bytes`
-  // (a fifth at most) for libraries: the modules and workspaces of cuBLAS and cuDNN, kernels that
-  // cuDNN compiles, and the buffers of several NCCL communicators, for every peer and channel.
+  // Maximum memory taken from the device. 0: all memory that is free at the start except
+  // `reserve_bytes` (at most a fifth of it). That reserve is for libraries: the modules and
+  // workspaces of cuBLAS and cuDNN, kernels that cuDNN compiles, and NCCL's buffers for every
+  // communicator, peer and channel.
   int64_t memory_limit = 0;
   int64_t reserve_bytes = int64_t{3} << 30;
   // Maximum pinned memory of AllocateHost; 0: half of the memory that this process may use.
   int64_t host_memory_limit = 0;
-  // Size of the pinned staging ring of CopyIn: this much may be in flight before CopyIn blocks.
-  // CopyOut uses half as much in addition.
+  // Size of CopyIn's pinned staging ring. CopyIn blocks when that many bytes are in flight. CopyOut
+  // uses half as much in addition.
   int64_t staging_bytes = int64_t{32} << 20;
   // Maximum time to wait for enqueued work; longer than a slow peer may take.
   absl::Duration patience = absl::Minutes(20);
 };
 
-// Why the host blocked.
+// The reason for which the host blocked.
 enum class HostSync : uint8_t {
   kEvent,    // Await
   kDevice,   // Synchronize
@@ -76,20 +77,21 @@ class CudaDevice : public Device {
   DeviceKind kind() const override { return DeviceKind::kCuda; }
 
   virtual const CudaApi& api() const = 0;
-  // The CUDA stream of the current stream. Also makes the device current in the calling thread, so
+  // The current stream as a CUDA stream. Also makes the device current in the calling thread, so
   // that functions that take the stream can be called.
   virtual cudaStream_t stream() const = 0;
   virtual cudaStream_t stream(Stream stream) const = 0;
   virtual int ordinal() const = 0;
-  // Streaming multiprocessors; 10 * major + minor of the compute capability.
+  // The number of streaming multiprocessors; and 10 * major + minor of the compute capability.
   virtual int processors() const = 0;
   virtual int capability() const = 0;
 
-  // Keeps an error and returns false if it is not success. `what` describes the attempt.
+  // Returns true for success; otherwise keeps the error as the device's and returns false. `what`
+  // describes the attempt.
   virtual bool Check(cudaError_t error, const char* what) = 0;
   // True after an error: callers then enqueue nothing.
   virtual bool failed() const = 0;
-  // Between CaptureGraph's begin and end.
+  // True while CaptureGraph captures.
   virtual bool capturing() const = 0;
   // The part of host_syncs() with this reason.
   virtual int64_t host_syncs_for(HostSync why) const = 0;

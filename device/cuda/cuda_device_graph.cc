@@ -8,8 +8,8 @@
 // recorded after it.
 //
 // Capture is thread-local: other threads (NCCL's, a transport's) may call CUDA meanwhile. Work that
-// cannot be captured is reported once and then enqueued again each time by the caller; it is not an
-// error of the device.
+// cannot be captured is not an error of the device: the log reports it once, and the caller
+// enqueues the work itself in every step.
 #include <memory>
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
-// The class behind CudaDevice::Make. Private to its files: cuda_device.cc (life, errors, streams,
-// waiting), cuda_device_memory.cc (memory, copies) and cuda_device_graph.cc.
+// The implementation of CudaDevice. Private to its files: cuda_device.cc (construction, errors,
+// streams, waiting), cuda_device_memory.cc (memory, copies) and cuda_device_graph.cc.
 #pragma once
 
 #include <array>
@@ -116,21 +116,23 @@ class CudaDeviceImpl final : public CudaDevice {
 
   // Makes the device current in the calling thread.
   void Bind() const { api_.set_device(options_.ordinal); }
-  // While capturing, makes the capture fail because of `what`.
+  // During a capture, makes the capture fail because of `what` and returns true.
   bool RefusedWhileCapturing(absl::string_view what);
   bool IsPinned(const void* host, size_t bytes) const;
 
   cudaEvent_t MakeMark();
-  // Orders the current stream after `stream`, or after each of those chosen.
+  // JoinStream orders the current stream after `stream`; JoinAll orders it after every stream for
+  // which `chosen` is true.
   void JoinStream(Stream stream, const std::array<cudaEvent_t, kDeviceStreams>& marks);
   void JoinAll(const std::function<bool(Stream)>& chosen);
-  // Orders each of those chosen after the current stream.
+  // Orders every stream for which `chosen` is true after the current stream.
   void ForkAll(const std::function<bool(Stream)>& chosen);
 
   // Polls until the event has completed, the device has failed or patience is exceeded.
   absl::Status BlockHost(cudaEvent_t event, HostSync why);
   absl::Status WaitForAll(HostSync why);
-  // Wait for all work, after an error, too; true if none is pending. Quiet is not a host sync.
+  // Both wait for all work, even after an error, and return true if none is pending. Quiet does not
+  // count as a host sync.
   bool Settle();
   bool Quiet();
 
@@ -146,7 +148,7 @@ class CudaDeviceImpl final : public CudaDevice {
   const CudaCard card_;
   std::array<cudaStream_t, kDeviceStreams> streams_ = {};
   Stream current_ = Stream::kCompute;
-  // One event per stream for ordering and waiting, and the same for use in captures.
+  // Marks: one event per stream for ordering and waiting, and one per stream for use in captures.
   std::array<cudaEvent_t, kDeviceStreams> marks_ = {};
   std::array<cudaEvent_t, kDeviceStreams> captured_marks_ = {};
 
@@ -164,7 +166,7 @@ class CudaDeviceImpl final : public CudaDevice {
   std::array<int64_t, kHostSyncs> host_syncs_ = {};
   // Mutable: stream() adds the stream to the capture.
   mutable std::unique_ptr<CaptureLog> log_;
-  // Pending work did not end; nothing waits for it any more.
+  // Pending work did not end in time, so nothing waits for it any more.
   bool wedged_ = false;
 
   std::atomic<bool> failed_ = false;

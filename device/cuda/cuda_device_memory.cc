@@ -2,9 +2,9 @@
 //
 // A copy from pageable memory is synchronous in CUDA, so CopyIn copies through a ring of pinned
 // staging memory: the host fills chunks of the ring while the device reads earlier ones, and blocks
-// only when the ring is full. CopyOut alternates between two pinned halves: one is emptied by the
-// host while the device fills the other. Callers with pinned memory of their own use the Async
-// forms, which stage nothing.
+// only when the ring is full. CopyOut alternates between two pinned buffers: the host empties one
+// while the device fills the other. Callers with pinned memory of their own use the Async forms,
+// which stage nothing.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -81,7 +81,7 @@ void* CudaDeviceImpl::Allocate(size_t bytes, absl::string_view purpose) {
 
 void CudaDeviceImpl::Free(void* memory) {
   if (memory == nullptr) return;
-  // The captured work may use it, and it may be reused before the graph is launched.
+  // The captured work may use this memory, which might be reused before the graph is launched.
   RefusedWhileCapturing("freeing memory");
   memory_.Free(memory);
 }
@@ -123,7 +123,7 @@ void CudaDeviceImpl::FreeHost(void* memory) {
   CHECK(found != pinned_.end()) << "not this device's pinned memory";
   pinned_bytes_ -= found->second;
   pinned_.erase(found);
-  // Waiting would invalidate the capture, so the memory is leaked.
+  // Waiting would make the capture invalid, so the memory is leaked.
   if (log_ != nullptr) return;
   Bind();
   // Copies may be pending, and the driver would wait for the whole device without a timeout.
@@ -150,7 +150,7 @@ std::optional<StagingRing::Place> CudaDeviceImpl::StagingPlace(size_t bytes) {
 
 void CudaDeviceImpl::CopyIn(const void* host, void* device, size_t bytes) {
   if (bytes == 0 || failed()) return;
-  // A launch would read staging memory that has been reused.
+  // A launch of the graph would read staging memory that has been reused.
   if (RefusedWhileCapturing("copying from memory that is not pinned")) return;
   const cudaStream_t stream = this->stream();
   const auto* from = static_cast<const std::byte*>(host);
@@ -220,7 +220,7 @@ absl::Status CudaDeviceImpl::CopyOut(const void* device, void* host, size_t byte
     to += chunk;
     bytes = rest;
   }
-  // Counts as one, however many chunks there were.
+  // The copy counts as one host sync, whatever the number of chunks.
   host_syncs_[static_cast<size_t>(HostSync::kCopyOut)] = syncs + 1;
   return status();
 }

@@ -1,4 +1,4 @@
-// Maps CUDA errors to status codes by what the caller can do about them: retry elsewhere
+// Maps CUDA errors to status codes by what can be done about them: retry on another device
 // (Unavailable), free memory (ResourceExhausted), install something (FailedPrecondition), or fix a
 // bug (Internal).
 #include "absl/strings/str_cat.h"
@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// Missing from the headers of some versions that we build with.
+// The headers of some supported versions do not define this error.
 constexpr int kErrorContained = 226;
 
 constexpr char kLostHint[] =
@@ -30,7 +30,7 @@ Meaning MeaningOf(int error) {
     case cudaErrorLaunchTimeout:
     case cudaErrorContextIsDestroyed:
     case cudaErrorHardwareStackError:
-    // A kernel failed for a reason unknown to the driver, which includes faults of the hardware.
+    // A kernel failed for a reason that the driver does not know; it may be a hardware fault.
     case cudaErrorLaunchFailure:
     case cudaErrorMpsRpcFailure:
     case cudaErrorMpsClientTerminated:
@@ -38,7 +38,7 @@ Meaning MeaningOf(int error) {
     // Also reported by a device that has fallen off the bus.
     case cudaErrorUnknown:
       return Meaning::kLost;
-    // May succeed later, or on another device.
+    // A retry may succeed later, or on another device.
     case cudaErrorDevicesUnavailable:
     case cudaErrorDeviceAlreadyInUse:
     case cudaErrorSystemNotReady:

@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// The oldest driver for Linux that serves all programs of a major version of CUDA.
+// The oldest driver for Linux that runs all programs of a major version of CUDA.
 std::string NeededDriver(int runtime) {
   const int major = runtime / 1000;
   const char* const minimum = major == 12 ? "525.60.13" : major == 13 ? "580.65.06" : nullptr;
@@ -34,7 +34,7 @@ absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api) {
     return absl::FailedPreconditionError(
         absl::StrCat("no NVIDIA driver on this machine: install ", NeededDriver(machine.runtime)));
   }
-  // Within a major version an older driver runs newer programs.
+  // Within a major version, an older driver also runs programs for newer minor versions.
   if (machine.driver / 1000 < machine.runtime / 1000) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the NVIDIA driver is too old: it is for CUDA ", CudaVersionText(machine.driver),

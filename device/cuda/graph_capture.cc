@@ -1,7 +1,7 @@
 // CUDA's rules for captures and the meaning of our events differ: an event that is recorded during
 // a capture does not complete outside of it, and one that was recorded before cannot be awaited
-// inside. So the log separates the two, and every launch waits for the latter first and records the
-// former afterwards (cuda_device_graph.cc).
+// inside. So the log separates the two: every launch first waits for the events recorded before,
+// and afterwards records the events of the capture (cuda_device_graph.cc).
 #include "device/cuda/graph_capture.h"
 
 #include <algorithm>

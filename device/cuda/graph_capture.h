@@ -1,10 +1,9 @@
-// Events with the state that graphs need, the bookkeeping of a stream capture, and the graph that
-// it yields.
+// Events with the state that graphs need, the log of a stream capture, and the resulting graph.
 //
-// CaptureLog records which streams take part, which events the work records, which of those that it
-// waits for it does not record, and whether it did something that cannot be captured.
+// CaptureLog records the streams that the work uses, the events that the work records, the events
+// that it waits for but does not record, and whether it did something that cannot be captured.
 //
-// Thread-compatible: the capturing thread.
+// Thread-compatible; used by the capturing thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,8 +20,8 @@
 
 namespace cadre {
 
-// The driver's events of one DeviceEvent. Captures use a separate one: a captured event cannot be
-// waited for outside, and a failed capture must not change what was recorded before.
+// The driver's events of one DeviceEvent. Captures use a separate one: work outside of the capture
+// cannot wait for a captured event, and a failed capture must not change what was recorded before.
 struct CudaEventState {
   explicit CudaEventState(const CudaApi& functions) : api(functions) {}
   ~CudaEventState() {
@@ -35,7 +34,7 @@ struct CudaEventState {
   const CudaApi& api;
   cudaEvent_t happened = nullptr;
   cudaEvent_t captured = nullptr;
-  // `happened` was recorded.
+  // Whether `happened` was recorded.
   bool recorded = false;
 };
 
@@ -45,31 +44,31 @@ class CudaEvent final : public DeviceEvent {
   const std::shared_ptr<CudaEventState>& state() const { return state_; }
 
  private:
-  // Shared with graphs, whose launches wait for it and record it.
+  // Shared with graphs, whose launches wait for the event and record it.
   std::shared_ptr<CudaEventState> state_;
 };
 
 class CaptureLog {
  public:
-  // Shared: graphs keep events that their owners may destroy first.
+  // Shared, because the event's owner may destroy it before the graph.
   using Event = std::shared_ptr<CudaEventState>;
 
   explicit CaptureLog(Stream origin) : origin_(origin) { Join(origin); }
 
   Stream origin() const { return origin_; }
-  // Adds `stream`. True if it did not take part before, so that it must be forked.
+  // Adds `stream` to the capture. True if it is new, so that the caller must fork it.
   bool Join(Stream stream);
   bool joined(Stream stream) const { return joined_[static_cast<size_t>(stream)]; }
 
-  // The work records the event.
+  // Notes that the work records the event.
   void RecordInside(const Event& event);
-  // The work waits for the event. True if it was recorded in the capture; otherwise every launch
-  // waits for it first.
+  // Notes that the work waits for the event. True if the event was recorded in the capture;
+  // otherwise every launch waits for it first.
   bool WaitInside(const Event& event);
   const std::vector<Event>& recorded() const { return recorded_; }
   const std::vector<Event>& awaited() const { return awaited_; }
 
-  // The work did `what`, which cannot be captured. The first reason is kept.
+  // Notes that the work did `what`, which cannot be captured. The first such reason is kept.
   void Refuse(absl::string_view what);
   bool refused() const { return !refusal_.empty(); }
   // Empty if nothing was refused.
@@ -85,10 +84,10 @@ class CaptureLog {
 
 class CudaGraph final : public DeviceGraph {
  public:
-  // Takes ownership of the graph. `before_end` is called before it is destroyed.
+  // Takes ownership of the graph. The destructor calls `before_end` first.
   CudaGraph(const CudaApi& api, cudaGraphExec_t graph, CaptureLog log,
             std::function<bool()> before_end);
-  // Does not destroy the graph if before_end returns false: it may still be running.
+  // Does not destroy the graph if before_end returns false, because the graph may still be running.
   ~CudaGraph() override;
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;

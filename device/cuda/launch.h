@@ -1,7 +1,7 @@
-// Launches kernels on the current stream of their device, through its table of functions, so that
-// tests can run them on the host.
+// Launches kernels on the current stream of a device, through the device's table of CUDA functions,
+// so that tests can run them on the host.
 //
-// Kernels use the subset of CUDA C++ that both compilers support: threadIdx and the like,
+// Kernels use a subset of CUDA C++ that the emulated build supports, too: threadIdx and the like,
 // static __shared__ memory, __syncthreads, warp shuffles with a full mask, atomicAdd on float,
 // double and int. The emulated build (CADRE_CUDA_EMULATED) compiles the same files with the host's
 // compiler (tests/emulator/cuda_on_host.h).
@@ -22,7 +22,8 @@ struct LaunchShape {
   dim3 block = dim3(1);
 };
 
-// One thread per element, at most a few blocks per processor: kernels stride over the rest.
+// The shape for a kernel whose threads process elements i, i + threads of the grid, ...: one thread
+// per element, but at most a few blocks per processor.
 inline LaunchShape Strided(const CudaDevice& device, int64_t elements, int threads = 256,
                            int blocks_per_processor = 8) {
   const int64_t blocks = (elements + threads - 1) / threads;

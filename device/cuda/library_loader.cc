@@ -15,7 +15,8 @@
 namespace cadre {
 namespace {
 
-// CUDA 13's libraries carry the 13 of their toolkit; cuDNN and NCCL count on their own.
+// Toolkit libraries have the toolkit's major version (such as 13) in their soname; cuDNN and NCCL
+// have versions of their own.
 std::string ToolkitSoname(absl::string_view library) {
   return absl::StrCat(library, ".so.", CUDART_VERSION / 1000);
 }
@@ -48,8 +49,8 @@ absl::Status CheckDirectories(const LibrarySearch& search) {
   return absl::OkStatus();
 }
 
-// Opens `soname` in `place`; null with the dynamic loader's reason in `why`. A file that is not
-// there at all is not tried, so that the reason is short.
+// Opens `soname` in `place`; null with the dynamic loader's reason in `why`. A file that does not
+// exist is not tried, which keeps the message short.
 void* Open(const std::string& place, const std::string& soname, std::string& why) {
   std::string file = soname;
   if (!place.empty()) {
@@ -79,8 +80,8 @@ std::string FileOf(void* handle, const std::string& requested) {
   return map->l_name;
 }
 
-// NVRTC opens its builtins, libnvrtc-builtins.so.13.0 for libnvrtc.so.13, by their bare name when
-// it compiles, and does not search its own folder: so they are loaded in advance.
+// NVRTC opens its builtins, libnvrtc-builtins.so.13.0 for libnvrtc.so.13, by their file name when
+// it compiles, and does not search its own folder; so they are loaded in advance.
 void LoadBuiltins(const std::string& library) {
   const std::filesystem::path file(library);
   const std::string name = file.filename().string();
@@ -95,7 +96,7 @@ void LoadBuiltins(const std::string& library) {
   }
 }
 
-// Keeps each dependency loaded where it is found at all.
+// Loads each dependency that is found, and keeps it loaded.
 void LoadDependencies(const LibraryName& name, const std::vector<std::string>& places) {
   std::string ignored;
   for (const std::string& dependency : name.dependencies) {
@@ -123,7 +124,7 @@ LibraryName CudnnLibrary() {
           .how_to_get =
               "it comes with NVIDIA's package cudnn9 and with the Python package "
               "nvidia-cudnn-cu13 (nvidia-cudnn-cu12 for CUDA 12)",
-          // Its engines multiply through cuBLASLt and compile kernels while the program runs.
+          // cuDNN's engines use cuBLASLt for products, and compile kernels while the program runs.
           .dependencies = {ToolkitSoname("libcublasLt"), ToolkitSoname("libnvrtc")}};
 }
 

@@ -1,5 +1,5 @@
 // Loads the vendor's libraries (cuBLASLt, cuDNN, NCCL) while the program runs, so that one program
-// starts on machines that have them and on machines that have no GPU at all.
+// starts both on machines that have them and on machines without a GPU.
 //
 //   CADRE_ASSIGN_OR_RETURN(LoadedLibrary library, LoadLibrary(CublasLtLibrary(), search));
 //   CADRE_RETURN_IF_ERROR(library.Find("cublasLtCreate", api.create));
@@ -31,13 +31,13 @@ struct LibraryName {
   std::string title;       // for messages: "cuDNN"
   std::string soname;      // "libcudnn.so.9"
   std::string how_to_get;  // the end of the message if it is not found
-  // Loaded before this library if they are found: it opens them by these names through the dynamic
-  // loader, which does not search our directories. Without them it has fewer functions and reports
-  // that itself. The builtins in the folder of a dependency (NVRTC's) are loaded with it.
+  // Libraries that this one opens by these names through the dynamic loader, which does not search
+  // our directories; so they are loaded first, if they are found. Without them the library works
+  // with fewer functions and reports that itself. NVRTC's builtins are loaded together with NVRTC.
   std::vector<std::string> dependencies;
 };
 
-// The major versions that the program was compiled against.
+// The libraries, in the major versions that the program was compiled against.
 LibraryName CublasLtLibrary();
 LibraryName CudnnLibrary();
 LibraryName NcclLibrary();
@@ -46,8 +46,9 @@ class LoadedLibrary {
  public:
   LoadedLibrary(std::string title, std::string path, void* handle);
 
-  // Sets `function` to the library's function `name`. Errors: FailedPrecondition with the function,
-  // the library and its file, which is older than the one that the program was compiled against.
+  // Sets `function` to the library's function `name`. Errors: FailedPrecondition, naming the
+  // function, the library and its file, if that file is older than the version that the program was
+  // compiled against and lacks the function.
   template <typename Function>
   absl::Status Find(const char* name, Function*& function) const {
     void* symbol = nullptr;

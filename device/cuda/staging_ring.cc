@@ -1,7 +1,6 @@
 // Chunks are contiguous, because a copy is one call of the driver. If the space at the end of the
 // ring is too short for a chunk, it is skipped, and becomes free again when the chunk before it is
-// retired. The ring is empty or full only as the queue of chunks is, so head_ == tail is not
-// ambiguous.
+// retired. The queue of chunks tells whether the ring is empty or full if head_ == tail.
 #include "device/cuda/staging_ring.h"
 
 #include "glog/logging.h"
@@ -29,7 +28,8 @@ std::optional<StagingRing::Place> StagingRing::Take(size_t bytes) {
 std::optional<size_t> StagingRing::FindOffset(size_t bytes) const {
   if (chunks_.empty()) return 0;
   const size_t tail = chunks_.front().place.offset;
-  // In use is [tail, head_), or, once the head has come round, [tail, end) and [0, head_).
+  // The bytes in use are [tail, head_), or, after the head has wrapped around, [tail, end) and [0,
+  // head_).
   if (head_ > tail) {
     if (bytes_ - head_ >= bytes) return head_;
     return tail >= bytes ? std::optional<size_t>(0) : std::nullopt;

@@ -1,6 +1,6 @@
-// Bookkeeping of a ring of staging memory: chunks are taken in a circle and retired in the same
-// order. The owner of the memory decides, by an event per slot, when the oldest chunk can be
-// retired. Thread-compatible.
+// A ring buffer of staging memory, without the memory itself: chunks are taken in ring order and
+// retired in the same order. The owner of the memory decides, by an event per slot, when the oldest
+// chunk can be retired. Thread-compatible.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ class StagingRing {
   // At most `slots` chunks at a time. Requires: bytes is a multiple of 256; slots > 0.
   StagingRing(size_t bytes, int slots) : bytes_(bytes), slots_(slots) {}
 
-  // Contiguous bytes, aligned to 256; none if the oldest chunk must be retired first. Requires:
-  // 0 < bytes <= the ring's.
+  // Takes contiguous bytes, aligned to 256; nullopt if the oldest chunk must be retired first.
+  // Requires: 0 < bytes <= the ring's size.
   std::optional<Place> Take(size_t bytes);
   // Requires: chunks are in flight.
   const Place& oldest() const { return chunks_.front().place; }

@@ -56,7 +56,7 @@ class WeightGradient {
   // Adds the chunk's products to `sums`; without `add`, overwrites them.
   void AddProducts(int threads, const Chunk& chunk, bool add, const float* x_panels,
                    const float* dy_panels, float* sums) const;
-  // Adds chunks [begin, end) to the sums of `buffers`.
+  // Fills the sums of `buffers` from chunks [begin, end).
   void AddChunks(int threads, int64_t begin, int64_t end, const float* x, const float* dy,
                  const Buffers& buffers) const;
   // sums[blocks of dy][16] += the sums of the panels' columns.
