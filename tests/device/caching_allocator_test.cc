@@ -171,7 +171,7 @@ TEST_F(CachingAllocatorTest, TakesSmallerSegmentsNearTheLimit) {
   EXPECT_EQ(allocator.held(), 4 * kMib);
   EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
   EXPECT_EQ(allocator.held(), 6 * kMib);
-  // Then the rest of the segment for large requests is used.
+  // The next request is served from the rest of the segment for large requests.
   EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
   EXPECT_TRUE(allocator.Allocate(1 * kMib, "statistics", "").ok());
   EXPECT_FALSE(allocator.Allocate(1, "statistics", "").ok());
@@ -268,7 +268,7 @@ TEST(MemoryTextTest, Units) {
   EXPECT_EQ(MemoryText(3000 * kGib), "2.9 TiB");
 }
 
-// The allocator's state in its simplest form.
+// A simple model of the allocator's state.
 class Model {
  public:
   void Allocated(void* memory, int64_t bytes, const std::string& purpose) {
@@ -354,7 +354,7 @@ TEST_P(RandomAllocatorTest, AgreesWithTheModel) {
       } else {
         ++failures;
         ASSERT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted);
-        // The rest is too small or fragmented, but at least half of the limit is used.
+        // The free memory is too small or fragmented, but at least half of the limit is in use.
         EXPECT_GT(model.in_use() + size, limit / 2);
       }
     } else {

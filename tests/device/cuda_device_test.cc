@@ -1,4 +1,5 @@
-// Memory, streams, events and copies as device.h specifies them, on the machines that are linked.
+// Tests memory, streams, events and copies against device.h, on the machines that the program links
+// (test_machine.h).
 #include <cstring>
 #include <vector>
 
@@ -13,7 +14,7 @@ using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Large enough that a copy is still pending when the next call is made.
+// A copy of this size is still pending when the next call is made.
 constexpr size_t kLarge = size_t{4} << 20;
 
 class CudaDeviceTest : public OnDevice {};
@@ -95,7 +96,7 @@ TEST_P(CudaDeviceTest, PinnedCopiesDoNotBlock) {
   EXPECT_EQ(device().host_syncs(), waits);
   ASSERT_TRUE(device().Synchronize().ok());
   EXPECT_EQ(std::memcmp(out.data(), bytes.data(), kLarge), 0);
-  // Also from the middle of the memory.
+  // Copies may also begin in the middle of pinned memory.
   device().CopyToDeviceAsync(in.data() + 100, array.data(), 50);
   ASSERT_TRUE(device().Synchronize().ok());
 }
@@ -121,8 +122,8 @@ TEST_P(CudaDeviceTest, CopyAndZeroWithinTheDevice) {
 }
 
 TEST_P(CudaDeviceTest, EventsOrderStreams) {
-  // A ring of all streams, each waiting for the one before: values that enter at one end leave at
-  // the other in order.
+  // Each stream waits for the one before it: values that enter the first stream leave the last one
+  // in order.
   constexpr int kRounds = 20;
   constexpr Stream kRound[] = {Stream::kCompute, Stream::kMoves, Stream::kCommunication,
                                Stream::kCopies};
@@ -180,11 +181,12 @@ TEST_P(CudaDeviceTest, FreedMemoryIsReusedInOrder) {
       device().WaitFor(*there);
       device().Copy(original.data(), copy.data(), kLarge);
     }
-    // Freed while another stream reads it; the next array has the same memory and must be zero.
+    // The array is freed while another stream reads it; the next array has the same memory and must
+    // be zero.
     DeviceArray<uint8_t> next(device(), kLarge, "test");
     EXPECT_EQ(next.data(), address);
     {
-      // Used on a third stream without an event.
+      // The next array is used on a third stream without an event.
       OnStream stream(device(), Stream::kCopies);
       device().CopyIn(bytes.data(), next.data(), 100);
       std::vector<uint8_t> expected(kLarge);

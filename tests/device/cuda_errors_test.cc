@@ -1,4 +1,4 @@
-// The statuses of CUDA's errors, and those of machines without a suitable driver or device.
+// The statuses for CUDA's errors, and for machines without a suitable driver or device.
 #include <string>
 #include <vector>
 

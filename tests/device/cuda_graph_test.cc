@@ -1,4 +1,5 @@
-// Graphs as device.h and cuda_device.h specify them, on the machines that are linked.
+// Tests graphs against device.h and cuda_device.h, on the machines that the program links
+// (test_machine.h).
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -72,13 +73,13 @@ TEST_P(CudaGraphTest, StreamsAreForkedAndJoinedAutomatically) {
     device().Copy(a.data(), b.data(), kBytes);
   });
   {
-    // The launch runs after this, although it is enqueued on another stream,
+    // The launch runs after this work, although the launch is enqueued on another stream,
     OnStream stream(device(), Stream::kCommunication);
     device().CopyIn(bytes.data(), a.data(), kBytes);
   }
   device().LaunchGraph(*graph);
   {
-    // and before this.
+    // and before this work.
     OnStream stream(device(), Stream::kCommunication);
     device().Zero(a.data(), kBytes);
     device().Copy(b.data(), c.data(), kBytes);
@@ -96,7 +97,7 @@ TEST_P(CudaGraphTest, CapturedEventsCanBeAwaitedOutside) {
     device().Copy(a.data(), b.data(), kBytes);
     device().Record(*copied);
   });
-  // Recorded in the capture, but not yet launched.
+  // The event was recorded in the capture, but nothing was launched yet.
   EXPECT_TRUE(device().Await(*copied).ok());
   EXPECT_EQ(device().host_syncs_for(HostSync::kEvent), 0);
   device().LaunchGraph(*graph);

@@ -1,4 +1,4 @@
-// The tests of devices on an emulated machine, and tests with faults of that machine.
+// Links the tests of devices with emulated machines, and tests faults that such a machine injects.
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -88,10 +88,10 @@ TEST_P(EmulatedDeviceTest, FailedOpeningDoesNotLeak) {
       cuda_.ResetCalls();
       cuda_.FailNext(function, cudaErrorMemoryAllocation, after);
       const auto device = CudaDevice::Make(cuda_.api(), {});
-      // Staging is one allocation.
+      // The staging memory is one allocation.
       if (device.ok()) {
         EXPECT_LE(cuda_.calls(function), after) << function;
-        // The fault did not happen yet: now it does.
+        // The fault did not happen yet; these calls make it happen.
         for (int64_t i = cuda_.calls(function); i <= after; ++i) (*device)->AllocateHost(1);
         continue;
       }
@@ -464,7 +464,7 @@ TEST_F(BusyDeviceTest, EndlessWorkKeepsItsMemory) {
     EXPECT_FALSE(device.Synchronize().ok());
   }
   device_.reset();
-  // Each of these calls of the driver would have blocked permanently.
+  // These calls of the driver would have blocked permanently.
   EXPECT_EQ(cuda_.calls("free"), 0);
   EXPECT_EQ(cuda_.calls("free_host"), 0);
   EXPECT_GT(cuda_.live().allocations, 0);
@@ -476,7 +476,7 @@ TEST_F(BusyDeviceTest, FullStagingRingIsAHostSync) {
   ASSERT_TRUE(device.Synchronize().ok());
   Hang(device.stream());
   const std::vector<uint8_t> host(64 << 10, 7);
-  // The ring holds this much without blocking.
+  // The ring holds these bytes without blocking.
   device.CopyIn(host.data(), array.data(), 16 << 10);
   EXPECT_EQ(device.host_syncs_for(HostSync::kStaging), 0);
   cuda_.ResetCalls();

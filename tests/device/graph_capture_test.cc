@@ -1,4 +1,4 @@
-// Bookkeeping of a capture, without a device.
+// CaptureLog without a device.
 #include "device/cuda/graph_capture.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -35,7 +35,7 @@ TEST(CaptureLogTest, EventsBelongToTheCaptureOnceRecorded) {
   EXPECT_TRUE(log.WaitInside(inside));
   EXPECT_THAT(log.awaited(), ElementsAre(before));
   EXPECT_THAT(log.recorded(), ElementsAre(inside));
-  // Awaited first, then recorded: the launch does both.
+  // The work waits for the event first and then records it, so every launch does both.
   log.RecordInside(before);
   EXPECT_TRUE(log.WaitInside(before));
   EXPECT_THAT(log.awaited(), ElementsAre(before));

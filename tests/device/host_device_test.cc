@@ -1,4 +1,4 @@
-// The host as a device: device.h where all work is complete when the call returns.
+// Tests the host's device against device.h; its work is complete when a call returns.
 #include <cstring>
 #include <numeric>
 #include <vector>

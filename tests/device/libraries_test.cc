@@ -1,4 +1,4 @@
-// The vendor's libraries have all functions of our tables. They load without a GPU.
+// Tests that the vendor's libraries load without a GPU and have all functions of our tables.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 namespace cadre {
 namespace {
 
-// The folders beside the headers of the build; on another machine the dynamic loader may find the
-// libraries.
+// The library folders of the toolkit that the build used. On another machine the dynamic loader may
+// find the libraries instead.
 LibrarySearch ToolkitLibraries() {
   LibrarySearch search;
   for (absl::string_view folder : absl::StrSplit(CADRE_CUDA_LIBRARY_FOLDERS, ':')) {
@@ -62,7 +62,7 @@ TEST(LibrariesTest, NcclHasEveryFunctionOfTheTable) {
   std::cout << "NCCL " << version << "\n";
   EXPECT_GE(version, 22200);
   EXPECT_STRNE(nccl->error_text(ncclInvalidUsage), nullptr);
-  // Every member, including later additions to the table.
+  // Checks every member, including later additions to the table.
   std::vector<void*> members(sizeof(NcclApi) / sizeof(void*));
   memcpy(members.data(), &*nccl, sizeof(NcclApi));
   for (size_t i = 0; i < members.size(); ++i) EXPECT_NE(members[i], nullptr) << "member " << i;

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The file that the build made of probe_library.cc.
+// The file that the build made from probe_library.cc.
 constexpr char kProbe[] = CADRE_PROBE_LIBRARY;
 
 class LibraryLoaderTest : public ::testing::Test {
@@ -29,8 +29,8 @@ class LibraryLoaderTest : public ::testing::Test {
     return folder.string();
   }
 
-  // Copies the probe to `folder`, under a name of its own: the dynamic loader knows a library by
-  // its name once it is loaded.
+  // Copies the probe to `folder`, under a new name, because the dynamic loader identifies a library
+  // that is already loaded by its name.
   std::string PutProbe(const std::string& folder, const std::string& name) {
     const std::string file = folder + "/" + name;
     std::filesystem::copy_file(kProbe, file);

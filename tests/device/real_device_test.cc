@@ -1,4 +1,4 @@
-// The tests of devices on this machine's own GPU.
+// Links the tests of devices with this machine's GPU.
 #include "absl/strings/str_cat.h"
 #include "tests/device/test_machine.h"
 

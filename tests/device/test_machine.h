@@ -1,6 +1,6 @@
-// The machine whose device is tested: an emulated one, or this one.
+// The machine whose device is tested: an emulated machine, or the one that runs the test.
 //
-// Each program of tests links one list of machines. Thread-compatible.
+// Each test program links its own list of machines. Thread-compatible.
 #pragma once
 
 #include <functional>
@@ -33,7 +33,8 @@ inline std::ostream& operator<<(std::ostream& out, const TestMachineKind& kind) 
 
 std::vector<TestMachineKind> TestMachines();
 
-// A device of each of those machines. The staging ring is small, so that a few kilobytes fill it.
+// Fixture with a device of each of those machines. The staging ring is small, so that a few
+// kilobytes fill it.
 class OnDevice : public ::testing::TestWithParam<TestMachineKind> {
  protected:
   void SetUp() override {
@@ -46,7 +47,7 @@ class OnDevice : public ::testing::TestWithParam<TestMachineKind> {
 
   CudaDevice& device() { return *device_; }
 
-  // Bytes that differ from one seed to the next.
+  // Bytes that depend on the seed.
   static std::vector<uint8_t> Bytes(size_t size, uint32_t seed) {
     std::vector<uint8_t> bytes(size);
     uint32_t state = seed * 2654435761U + 1;

@@ -45,25 +45,25 @@ class BlockRunner {
     return runner;
   }
 
-  void Run(dim3 grid, dim3 block, const std::function<void()>& thread, const void* kernel);
+  void Run(dim3 grid, dim3 block, const std::function<void()>& body, const void* kernel);
   void Sync(const char* file, int line);
-  int LaneNow() const { return running_->thread % kWarp; }
+  int CurrentLane() const { return current_->number % kWarp; }
   const uint64_t* Exchange(unsigned mask, uint64_t value, int* lanes, const char* file, int line);
 
  private:
-  // A fiber and the thread of the kernel that it runs.
-  struct Runner {
+  // A thread of the kernel, and the fiber that runs it.
+  struct KernelThread {
     std::unique_ptr<Fiber> fiber;
-    unsigned thread = 0;
+    unsigned number = 0;
     Index index = {};
-    // Where it waits; null if it does not wait.
+    // Where the thread waits; null if it does not wait.
     const char* file = nullptr;
     int line = 0;
   };
   struct Warp {
     std::array<std::array<uint64_t, kWarp>, 2> values;
     unsigned generation = 0;
-    std::vector<Runner*> waiting;
+    std::vector<KernelThread*> waiting;
   };
 
   static void Enter(void* self) { static_cast<BlockRunner*>(self)->RunThreads(); }
@@ -71,12 +71,12 @@ class BlockRunner {
   void BeginBlock();
   bool NextBlock();
   void BeginThread();
-  // Lets other threads of the block run; returns when this one may continue.
+  // Lets other threads of the block run. Returns when the current thread may continue.
   void Wait(const char* file, int line);
-  Runner* Fresh();
-  void SwitchTo(Runner* other);
-  static bool SamePlace(const Runner& waiting, const char* file, int line) {
-    // Equal file names are nearly always the same string.
+  KernelThread* TakeIdleOrNew();
+  void SwitchTo(KernelThread* other);
+  static bool SamePlace(const KernelThread& waiting, const char* file, int line) {
+    // Equal file names nearly always have the same address, so strcmp is rarely called.
     return waiting.line == line && (waiting.file == file || std::strcmp(waiting.file, file) == 0);
   }
   [[noreturn]] void Fail(const std::string& what) const;
@@ -84,26 +84,26 @@ class BlockRunner {
   std::string Waiters() const;
 
   Fiber main_;
-  std::deque<Runner> runners_;
-  std::vector<Runner*> idle_;
-  Runner* running_ = nullptr;
+  std::deque<KernelThread> kernel_threads_;
+  std::vector<KernelThread*> idle_;
+  KernelThread* current_ = nullptr;
 
-  const std::function<void()>* thread_ = nullptr;
+  const std::function<void()>* body_ = nullptr;
   const void* kernel_ = nullptr;
   unsigned threads_ = 0;
   unsigned started_ = 0;
   unsigned ended_ = 0;
   // The index of the thread that begins next.
   Index next_ = {};
-  std::deque<Runner*> ready_;
-  std::vector<Runner*> at_barrier_;
+  std::deque<KernelThread*> ready_;
+  std::vector<KernelThread*> at_barrier_;
   std::vector<Warp> warps_;
 };
 
-void BlockRunner::Run(dim3 grid, dim3 block, const std::function<void()>& thread,
+void BlockRunner::Run(dim3 grid, dim3 block, const std::function<void()>& body,
                       const void* kernel) {
-  CHECK(running_ == nullptr) << "a kernel runs another kernel";
-  thread_ = &thread;
+  CHECK(current_ == nullptr) << "a kernel runs another kernel";
+  body_ = &body;
   kernel_ = kernel;
   threads_ = block.x * block.y * block.z;
   grid_extent = {grid.x, grid.y, grid.z};
@@ -111,9 +111,9 @@ void BlockRunner::Run(dim3 grid, dim3 block, const std::function<void()>& thread
   block_index = {0, 0, 0};
   warps_.resize((threads_ + kWarp - 1) / kWarp);
   BeginBlock();
-  running_ = Fresh();
-  Fiber::Switch(main_, *running_->fiber);
-  running_ = nullptr;
+  current_ = TakeIdleOrNew();
+  Fiber::Switch(main_, *current_->fiber);
+  current_ = nullptr;
 }
 
 void BlockRunner::BeginBlock() {
@@ -135,8 +135,8 @@ bool BlockRunner::NextBlock() {
 }
 
 void BlockRunner::BeginThread() {
-  running_->thread = started_++;
-  running_->index = thread_index = next_;
+  current_->number = started_++;
+  current_->index = thread_index = next_;
   if (++next_.x < block_extent.x) return;
   next_.x = 0;
   if (++next_.y < block_extent.y) return;
@@ -147,49 +147,49 @@ void BlockRunner::BeginThread() {
 void BlockRunner::RunThreads() {
   while (true) {
     BeginThread();
-    (*thread_)();
+    (*body_)();
     ++ended_;
     if (!ready_.empty()) {
-      idle_.push_back(running_);
-      Runner* next = ready_.front();
+      idle_.push_back(current_);
+      KernelThread* next = ready_.front();
       ready_.pop_front();
       SwitchTo(next);
     } else if (started_ == threads_) {
       if (ended_ < threads_) FailBecauseOfDeadlock();
       if (NextBlock()) continue;
-      idle_.push_back(running_);
-      Fiber::Switch(*running_->fiber, main_);
+      idle_.push_back(current_);
+      Fiber::Switch(*current_->fiber, main_);
     }
   }
 }
 
-BlockRunner::Runner* BlockRunner::Fresh() {
+BlockRunner::KernelThread* BlockRunner::TakeIdleOrNew() {
   if (idle_.empty()) {
-    runners_.emplace_back();
-    runners_.back().fiber = std::make_unique<Fiber>(&BlockRunner::Enter, this);
-    return &runners_.back();
+    kernel_threads_.emplace_back();
+    kernel_threads_.back().fiber = std::make_unique<Fiber>(&BlockRunner::Enter, this);
+    return &kernel_threads_.back();
   }
-  Runner* fresh = idle_.back();
+  KernelThread* idle = idle_.back();
   idle_.pop_back();
-  return fresh;
+  return idle;
 }
 
-void BlockRunner::SwitchTo(Runner* other) {
-  Runner* self = running_;
-  running_ = other;
+void BlockRunner::SwitchTo(KernelThread* other) {
+  KernelThread* self = current_;
+  current_ = other;
   Fiber::Switch(*self->fiber, *other->fiber);
 }
 
 void BlockRunner::Wait(const char* file, int line) {
-  Runner* self = running_;
+  KernelThread* self = current_;
   self->file = file;
   self->line = line;
   if (!ready_.empty()) {
-    Runner* next = ready_.front();
+    KernelThread* next = ready_.front();
     ready_.pop_front();
     SwitchTo(next);
   } else if (started_ < threads_) {
-    SwitchTo(Fresh());
+    SwitchTo(TakeIdleOrNew());
   } else {
     FailBecauseOfDeadlock();
   }
@@ -199,12 +199,12 @@ void BlockRunner::Wait(const char* file, int line) {
 
 void BlockRunner::Sync(const char* file, int line) {
   if (!at_barrier_.empty() && !SamePlace(*at_barrier_.front(), file, line)) {
-    running_->file = file;
-    running_->line = line;
+    current_->file = file;
+    current_->line = line;
     Fail("threads of one block are at different barriers: " + Waiters());
   }
   if (at_barrier_.size() + 1 < threads_) {
-    at_barrier_.push_back(running_);
+    at_barrier_.push_back(current_);
     Wait(file, line);
     return;
   }
@@ -215,18 +215,19 @@ void BlockRunner::Sync(const char* file, int line) {
 const uint64_t* BlockRunner::Exchange(unsigned mask, uint64_t value, int* lanes, const char* file,
                                       int line) {
   if (mask != kFullMask) {
-    running_->file = file;
-    running_->line = line;
+    current_->file = file;
+    current_->line = line;
     Fail("a shuffle without the full mask: " + Waiters());
   }
-  const unsigned first = running_->thread / kWarp * kWarp;
-  Warp& warp = warps_[running_->thread / kWarp];
+  const unsigned first = current_->number / kWarp * kWarp;
+  Warp& warp = warps_[current_->number / kWarp];
   *lanes = std::min<unsigned>(threads_ - first, kWarp);
-  // Lanes may reach the next exchange, but not the one after it, before all have read these values.
+  // Two buffers suffice: before all lanes have read these values, a lane may reach the next
+  // exchange, but not the one after it.
   auto& values = warp.values[warp.generation % 2];
-  values[LaneNow()] = value;
+  values[CurrentLane()] = value;
   if (std::ssize(warp.waiting) + 1 < *lanes) {
-    warp.waiting.push_back(running_);
+    warp.waiting.push_back(current_);
     Wait(file, line);
   } else {
     ready_.insert(ready_.end(), warp.waiting.begin(), warp.waiting.end());
@@ -239,14 +240,14 @@ const uint64_t* BlockRunner::Exchange(unsigned mask, uint64_t value, int* lanes,
 std::string BlockRunner::Waiters() const {
   std::ostringstream out;
   unsigned waiting = 0;
-  const Runner* before = nullptr;
-  for (const Runner& runner : runners_) {
-    if (runner.file == nullptr) continue;
+  const KernelThread* before = nullptr;
+  for (const KernelThread& thread : kernel_threads_) {
+    if (thread.file == nullptr) continue;
     ++waiting;
-    if (before != nullptr && SamePlace(*before, runner.file, runner.line)) continue;
+    if (before != nullptr && SamePlace(*before, thread.file, thread.line)) continue;
     if (before != nullptr) out << ", ";
-    out << "thread " << runner.thread << " at " << runner.file << ":" << runner.line;
-    before = &runner;
+    out << "thread " << thread.number << " at " << thread.file << ":" << thread.line;
+    before = &thread;
   }
   out << "; " << waiting << " of " << threads_ << " threads wait, " << ended_ << " have ended";
   return out.str();
@@ -272,7 +273,7 @@ void RunGrid(dim3 grid, dim3 block, const std::function<void()>& thread, const v
 
 void SyncBlock(const char* file, int line) { BlockRunner::OfThisThread().Sync(file, line); }
 
-int Lane() { return BlockRunner::OfThisThread().LaneNow(); }
+int Lane() { return BlockRunner::OfThisThread().CurrentLane(); }
 
 const uint64_t* Exchange(unsigned mask, uint64_t value, int* lanes, const char* file, int line) {
   return BlockRunner::OfThisThread().Exchange(mask, value, lanes, file, line);

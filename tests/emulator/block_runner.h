@@ -1,13 +1,13 @@
 // Runs the threads of a kernel on one thread of the host, block after block.
 //
-// Threads of a block are fibers: each runs until it ends or waits at a barrier or a shuffle, so a
-// kernel with neither costs little more than a loop. Behaviour that CUDA leaves undefined ends the
-// process with a message that names the file and line: a barrier or shuffle that only some threads
-// of the block or warp reach, different barriers for different threads, a shuffle without the full
-// mask.
+// Threads of a block are fibers: each runs until it ends or waits at a barrier or a shuffle. A
+// kernel without barriers and shuffles costs little more than a loop. Behaviour that CUDA leaves
+// undefined ends the process with a message that names the file and line: a barrier or shuffle that
+// only some threads of the block or warp reach, different barriers for different threads, a shuffle
+// without the full mask.
 //
-// Threads: several threads may run grids concurrently, each with fibers of its own, which it keeps
-// for the next grid. A grid stays on its thread.
+// Several host threads may run grids concurrently. Each has its own fibers, which it keeps for its
+// next grid. A grid stays on its host thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,8 @@
 
 namespace cadre::emulated {
 
-// The built-in variables of a kernel's thread; __thread, so that one instruction reads them.
+// The built-in variables of a kernel's thread. They are declared __thread, so that one instruction
+// reads them.
 struct Index {
   unsigned x, y, z;
   operator uint3() const { return {x, y, z}; }  // NOLINT: as CUDA's
@@ -41,8 +42,8 @@ void RunGrid(dim3 grid, dim3 block, const std::function<void()>& thread, const v
 void SyncBlock(const char* file, int line);
 // The lane of the calling thread in its warp.
 int Lane();
-// Each lane of the warp passes 8 bytes; returns those of all lanes [0, *lanes), valid until the
-// lane's next call.
+// Each lane of the warp passes 8 bytes. Returns the bytes of all lanes [0, *lanes), valid until the
+// calling lane's next call.
 const uint64_t* Exchange(unsigned mask, uint64_t value, int* lanes, const char* file, int line);
 
 }  // namespace cadre::emulated

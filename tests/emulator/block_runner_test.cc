@@ -31,7 +31,8 @@ TEST(BlockRunnerTest, EveryThreadRunsOnce) {
   EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
 }
 
-// Reverses a block's part of x through shared memory, twice: both barriers matter.
+// Reverses a block's part of x through shared memory, twice; the result is wrong without either
+// barrier.
 __global__ void ReverseTwice(const float* x, float* once, float* twice) {
   __shared__ float tile[1024];
   __shared__ float other[1024];
@@ -61,7 +62,7 @@ TEST(BlockRunnerTest, BarriersSynchroniseABlock) {
   }
 }
 
-// The usual sum of a block: by warps, then over the sums of the warps.
+// The usual sum of a block: each warp computes a sum, and the warps' sums are then added.
 __global__ void SumOfBlock(const double* x, int size, double* sum) {
   __shared__ double of_warp[32];
   double value = 0;

@@ -1,6 +1,6 @@
-// CUDA C++ for the host's compiler: included before a kernel file, it defines the keywords and
-// functions of the language that our kernels use, on top of block_runner.h. A kernel that needs
-// another function adds it here.
+// CUDA C++ for the host's compiler. This file is included before a kernel file and defines the
+// keywords and functions of CUDA C++ that our kernels use, by means of block_runner.h. A function
+// that a new kernel needs must be added here.
 //
 // Nothing is contracted to fused multiply-adds, so results differ from a device's within the
 // tolerances of the tests.
@@ -24,8 +24,7 @@
 #undef __shared__
 #undef __constant__
 #undef __launch_bounds__
-// A thread of the host runs one block at a time, so memory shared by a block belongs to that
-// thread.
+// A host thread runs one block at a time, so a block's shared memory is thread-local.
 #define __shared__ static thread_local
 #define __constant__ static
 #define __launch_bounds__(...)
@@ -44,8 +43,8 @@ inline void __syncthreads(const char* file = __builtin_FILE(), int line = __buil
 
 // --- shuffles -----------------------------------------------------------------------------------
 
-// The value of the lane whose number differs from this one's by `lane_mask`. A lane that the block
-// lacks gives all ones, which is NaN: CUDA leaves that value undefined.
+// The value of the lane whose number differs from this one's by `lane_mask`. CUDA leaves the value
+// of a lane that the block does not have undefined; here all its bits are ones, which is NaN.
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, const char* file = __builtin_FILE(),
                   int line = __builtin_LINE()) {
@@ -63,7 +62,7 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, const char* file = __bu
 
 // --- atomics ------------------------------------------------------------------------------------
 
-// Streams of one device run on threads of their own, so this is atomic.
+// Each stream of a device runs on its own thread, so this must be atomic.
 template <typename T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   std::atomic_ref<T> target(*address);

@@ -91,7 +91,7 @@ void Machine::End(Capture& capture) {
 }
 
 cudaError_t Machine::EndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  // A capture also ends on a failed device.
+  // A capture ends even if the device has failed.
   const Entry entry = Enter("end_capture");
   *graph = nullptr;
   absl::MutexLock lock(&mutex_);

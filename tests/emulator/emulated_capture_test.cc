@@ -1,5 +1,5 @@
-// Captures of the emulated machine fail where CUDA's do. tests/device tests what captured graphs
-// do.
+// Captures of the emulated machine fail in the same cases as CUDA's. tests/device tests what
+// captured graphs do.
 #include <thread>
 #include <vector>
 
@@ -132,7 +132,7 @@ TEST_P(EmulatedCaptureTest, EventsOfACaptureCannotBeUsedOutside) {
   EXPECT_EQ(api_.event_query(fork_), cudaErrorCapturedEvent);
   EXPECT_EQ(api_.event_synchronize(fork_), cudaErrorCapturedEvent);
   EXPECT_EQ(api_.stream_wait_event(side_, fork_, 0), cudaErrorCapturedEvent);
-  // Until they are recorded again.
+  // Once the event is recorded again outside of the capture, it can be used.
   EXPECT_EQ(api_.event_record(fork_, main_), cudaSuccess);
   EXPECT_EQ(api_.event_synchronize(fork_), cudaSuccess);
 }

@@ -1,5 +1,6 @@
-// An emulated machine with CUDA devices: the functions of device/cuda/cuda_api.h, as strict as CUDA
-// and deterministic where CUDA is not.
+// An emulated machine with CUDA devices, for tests: it implements the functions of
+// device/cuda/cuda_api.h, is as strict as CUDA, and behaves deterministically even if CUDA leaves a
+// behaviour undefined.
 //
 // Like CUDA: streams and events, copies that read unpinned memory immediately and pinned memory
 // later, captures and their rules, sticky errors, implicit synchronisation by free. Stricter: new
@@ -11,9 +12,9 @@
 //   kThreads  a thread per stream, and per branch of a graph: as asynchronous as a device. For a
 //             sanitizer, streams are ordered only by what orders them on a device.
 //
-// One object is one machine; several in one process are independent. Owns everything that its
-// functions make and must outlive its use. Threads: the functions are as thread-safe as CUDA's, and
-// those of this class are thread-safe.
+// One object is one machine; several machines in one process are independent. The object owns
+// everything that its functions make and must outlive its use. The functions of the table are as
+// thread-safe as CUDA's; the methods of this class are thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +50,7 @@ class EmulatedCuda {
   // --- properties of the machine; set before its first use --------------------------------------
   // Memory of each device, initially 2 GiB; only pages that are accessed occupy memory of the host.
   void set_memory(size_t bytes);
-  // In CUDA's format: 13000 is 13.0. A driver of 0: none is installed.
+  // In CUDA's format: 13000 is 13.0. Driver 0 means that no driver is installed.
   void set_versions(int driver, int runtime);
   void set_devices(int devices);
 
@@ -58,7 +59,7 @@ class EmulatedCuda {
   // (illegal address, lost device) are sticky; those of a launch, copy or memset are reported by
   // later calls, as on a device.
   void FailNext(absl::string_view function, cudaError_t error, int64_t after = 0);
-  // The device fails without a call.
+  // The device fails now, not in a call.
   void Break(cudaError_t error, int device = 0);
 
   // --- observations ----------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class EmulatedCuda {
   // streams' work.
   static cudaError_t Enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
   // The current device of the calling thread on each machine, by the machine's number. Machines on
-  // which the thread has set no device are left out: their first device is current.
+  // which the thread has set no device are omitted; their first device is current.
   static std::map<uint64_t, int> ChosenDevices();
   // Whether the stream belongs to one of `devices`.
   static bool IsOf(cudaStream_t stream, const std::map<uint64_t, int>& devices);

@@ -1,5 +1,6 @@
-// The emulated machine is as strict as CUDA, and as asynchronous: copies, memory, errors. The tests
-// of devices (tests/device) run on it, too, and test the order of streams and events.
+// Tests that copies, memory and errors of the emulated machine are as strict and as asynchronous as
+// CUDA's. The tests of devices (tests/device), which also run on it, test the order of streams and
+// events.
 #include "tests/emulator/emulated_cuda.h"
 
 #include <cmath>
@@ -136,7 +137,7 @@ TEST_P(EmulatedCudaTest, StickyErrors) {
   EXPECT_EQ(Launch(stream, x, 4), cudaErrorIllegalAddress);
   EXPECT_EQ(api_.last_error(), cudaErrorIllegalAddress);
   EXPECT_EQ(api_.last_error(), cudaErrorIllegalAddress);
-  // Memory and streams are freed nevertheless.
+  // The calls fail, but memory and streams are freed.
   EXPECT_EQ(api_.free(x), cudaErrorIllegalAddress);
   EXPECT_EQ(api_.stream_destroy(stream), cudaErrorIllegalAddress);
   EXPECT_EQ(machine_.live().objects(), 0);
@@ -176,7 +177,7 @@ TEST_P(EmulatedCudaTest, MachinesAreIndependent) {
   machine_.Break(cudaErrorUnknown);
   cudaStream_t stream = nullptr;
   EXPECT_EQ(other.api().stream_create(&stream, 0, 0), cudaSuccess);
-  // It belongs to device 1.
+  // The stream belongs to device 1, so device 0 must be made current again.
   ASSERT_EQ(other.api().set_device(0), cudaSuccess);
   EXPECT_EQ(other.api().launch(nullptr, dim3(1), dim3(1), nullptr, stream, [] {}),
             cudaErrorInvalidResourceHandle);

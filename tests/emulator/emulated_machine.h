@@ -1,5 +1,5 @@
-// CUDA's rules: which calls are allowed when, what they return, and how errors spread. The
-// implementation of EmulatedCuda.
+// The implementation of EmulatedCuda. It enforces CUDA's rules: when which calls are allowed, what
+// they return, and how errors propagate.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,19 +34,20 @@ struct StreamState;
 struct Capture {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   std::thread::id thread;
-  // The first is the stream on which the capture began.
+  // The streams that take part; first the stream on which the capture began.
   std::vector<StreamState*> branches;
   std::vector<GraphNode> nodes;
   bool invalidated = false;
   bool ended = false;
 };
 
-// The objects of the handles; guarded by the machine, except for the work of `queue`.
+// The objects to which CUDA's handles point. Guarded by the machine's mutex, except for the work of
+// `queue`.
 struct StreamState {
   Machine* machine = nullptr;
   int device = 0;
   DeviceMemory* memory = nullptr;
-  // Null if work runs in the call.
+  // Null if work runs in the call that enqueues it.
   std::unique_ptr<TaskQueue> queue;
   // Null if the stream is not captured.
   std::shared_ptr<Capture> capture;
@@ -150,7 +151,7 @@ class Machine {
   struct Entry {
     // The error that the call returns, or success.
     cudaError_t error = cudaSuccess;
-    // The error with which its work fails later, or success.
+    // The error with which the call's work fails later, or success.
     cudaError_t later = cudaSuccess;
   };
   enum class Kind : uint8_t { kPlain, kWork };
@@ -179,7 +180,7 @@ class Machine {
   void End(Capture& capture) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static bool AllJoined(const Capture& capture, const std::vector<int>& tail);
 
-  // Takes no lock, so that work is ordered only as a device orders it.
+  // Runs work of the stream. It takes no lock, so that work is ordered only as a device orders it.
   void Do(const StreamState& stream, const Work& work);
   std::vector<StreamState*> StreamsOf(int device);
   void DrainDevice(int device);
@@ -189,7 +190,8 @@ class Machine {
                           const std::function<void()>& on_host);
 
   const EmulatedCuda::Mode mode_;
-  // The number of this machine among all that were created, and the slot of its functions.
+  // The number of this machine among all machines that were created, and the slot of its functions
+  // in the table of machines.
   uint64_t number_ = 0;
   int slot_ = 0;
   std::atomic<size_t> memory_bytes_ = size_t{2} << 30;

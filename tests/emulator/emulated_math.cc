@@ -152,7 +152,7 @@ Floats LogSumExps(const AttentionDims& d, const Floats& qkv) {
   return logs;
 }
 
-// Recomputed from the statistics of forward, as by fused kernels.
+// The probabilities, recomputed from the statistics of forward as in fused kernels.
 Floats Probabilities(const AttentionDims& d, const Floats& qkv, const Floats& logs) {
   Floats probabilities(logs.size() * d.tokens);
   ForEachRow(d, [&](int64_t n, int64_t h, int64_t t, size_t row) {
@@ -276,7 +276,7 @@ class EmulatedMath final : public DenseMath {
 }  // namespace
 
 std::unique_ptr<DenseMath> MakeEmulatedMath(CudaDevice& device, EmulatedCuda& machine) {
-  // Tables may be copied; what they hold is each machine's own.
+  // Compares a function of the tables, because each machine has its own functions.
   CHECK(device.api().launch == machine.api().launch) << "a device of another machine";
   return std::make_unique<EmulatedMath>(device);
 }

@@ -1,10 +1,9 @@
 // Matrix products, convolutions and fused attention of an emulated device, by the reference back
 // end and plain loops, in place of cuBLASLt and cuDNN.
 //
-// Numbers: bf16 is widened element by element, sums are taken in double and rounded once; if TF32
-// is allowed, fp32 factors of products and convolutions are rounded to its 10 bits of mantissa.
-// Operands must be within allocations of the device; otherwise the process ends. See dense_math.h
-// for the rest.
+// Sums are taken in double and rounded once. If TF32 is allowed, fp32 factors of products and
+// convolutions are rounded to its 10 bits of mantissa. Operands must be within allocations of the
+// device; otherwise the process ends. See dense_math.h for the rest.
 #pragma once
 
 #include <memory>
@@ -15,7 +14,7 @@
 
 namespace cadre {
 
-// Borrows both. Requires: the device belongs to the machine.
+// Borrows `device` and `machine`. Requires: the device belongs to the machine.
 std::unique_ptr<DenseMath> MakeEmulatedMath(CudaDevice& device, EmulatedCuda& machine);
 
 }  // namespace cadre

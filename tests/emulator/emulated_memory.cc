@@ -15,7 +15,8 @@ namespace {
 // The part of an allocation that is filled with NaN; the rest is zeros, like new pages, so that
 // large segments cost nothing until they are used.
 constexpr size_t kFilled = 1 << 20;
-// Address space costs nothing; this multiple of the memory makes fragmentation harmless.
+// The reserved address space is this multiple of the memory, so that fragmentation does not matter;
+// address space costs nothing.
 constexpr size_t kRoomForHoles = 4;
 
 // Whether one of `pieces`, which do not overlap, contains the bytes.
@@ -67,7 +68,7 @@ void* DeviceMemory::Allocate(size_t bytes) {
     pieces_[memory] = {bytes, length};
     used_ += length;
     reached_ = std::max(reached_, static_cast<size_t>(memory - base_) + length);
-    // The memory that other threads have open must include it.
+    // Other threads may have opened the memory; then the new allocation must be accessible, too.
     if (open_ > 0) Protect(PROT_READ | PROT_WRITE);
   }
   Open();

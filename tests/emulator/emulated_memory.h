@@ -15,7 +15,7 @@ namespace cadre::emulated {
 // Address space that is reserved in advance, and from which allocations are taken.
 class DeviceMemory {
  public:
-  // closed: the memory may be accessed between Open and Close only.
+  // `closed`: the memory may only be accessed between Open and Close.
   DeviceMemory(size_t bytes, bool closed);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
@@ -52,7 +52,7 @@ class DeviceMemory {
   mutable absl::Mutex mutex_;
   std::map<const char*, Piece> pieces_ ABSL_GUARDED_BY(mutex_);
   size_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The part of the reserved space that was ever allocated.
+  // Bytes from the beginning of the reserved space to the end of all allocations so far.
   size_t reached_ ABSL_GUARDED_BY(mutex_) = 0;
   int open_ ABSL_GUARDED_BY(mutex_) = 0;
 };

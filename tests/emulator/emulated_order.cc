@@ -89,7 +89,8 @@ cudaError_t Machine::EventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (state->capture != nullptr) return cudaSuccess;
     recorded->point = point;
   }
-  // Also on a failed device: threads that wait continue and get the error.
+  // The event is recorded even on a failed device, so that waiting threads continue and get the
+  // error.
   if (state->queue == nullptr) {
     point->Happen();
   } else {

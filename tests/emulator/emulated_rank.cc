@@ -12,7 +12,7 @@ EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options) {
   EmulatedRank rank;
   rank.machine = std::make_unique<EmulatedCuda>(options.mode);
   rank.machine->set_memory(options.memory);
-  // No libraries need memory besides.
+  // The emulated libraries need no device memory.
   auto device = CudaDevice::Make(rank.machine->api(), {.reserve_bytes = 0});
   CHECK(device.ok()) << device.status();
   rank.device = *std::move(device);

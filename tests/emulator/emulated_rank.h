@@ -1,6 +1,7 @@
-// A rank's CUDA back end on an emulated device: the device, our kernels and dense math.
+// A rank's CUDA back end on an emulated machine: the device, our kernels, and dense math on the
+// host.
 //
-// Owns everything. Threads: see device/device.h; each rank has its own machine.
+// Owns everything. Each rank has its own machine. See device/device.h for threads.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 
 namespace cadre {
 
-// Destroyed in reverse order: kernels, device, machine.
+// Members are destroyed in reverse order: kernels, device, machine.
 struct EmulatedRank {
   std::unique_ptr<EmulatedCuda> machine;
   std::unique_ptr<CudaDevice> device;

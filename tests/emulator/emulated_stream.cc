@@ -71,7 +71,7 @@ void TaskQueue::Work() {
 
 void TaskQueue::Drain() const {
   const uint32_t target = pushed_.Get();
-  // The signed difference, because both numbers wrap around.
+  // Compares the signed difference, because both numbers wrap around.
   for (uint32_t done = done_.Get(); static_cast<int32_t>(target - done) > 0; done = done_.Get()) {
     done_.AwaitOther(done);
   }

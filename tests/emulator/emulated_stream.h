@@ -1,8 +1,8 @@
 // Streams, events and graphs of an emulated device, without CUDA's rules (see emulated_machine.h).
 //
-// A queue orders a task after the code that pushed it, and waits by points only. Threads that push
-// work and threads that run it share no lock, so that a sanitizer reports every race that a device
-// would have.
+// A queue orders a task only after the code that pushed it and after the points that it waits for.
+// Threads that push work and threads that run it share no lock, so that ThreadSanitizer reports
+// every race that a device would have.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,9 +21,9 @@ namespace cadre::emulated {
 // Work of a stream. Its result becomes the device's error.
 using Work = std::function<cudaError_t()>;
 
-// A number whose changes threads can await. Not std::atomic's own waiting, which uses a table that
-// all threads share: for a sanitizer that would order accesses that nothing else orders.
-// Thread-safe.
+// A number whose changes threads can await. std::atomic::wait is not used, because it has a table
+// that all threads share: ThreadSanitizer would regard accesses as ordered that nothing else
+// orders. Thread-safe.
 class Number {
  public:
   uint32_t Get() const { return value_.load(std::memory_order_acquire); }
@@ -78,13 +78,13 @@ class TaskQueue {
   Node* last_;
   // The last finished task; used by the thread of the queue only.
   Node* first_;
-  // Tasks, modulo 2^32.
+  // Numbers of tasks that were pushed and done, modulo 2^32.
   Number pushed_;
   Number done_;
   std::thread thread_;
 };
 
-// A piece of work of a graph, with a partial order.
+// An operation of a graph. Operations are partially ordered.
 struct GraphNode {
   Work work;
   // Indices of earlier nodes that come before this one.

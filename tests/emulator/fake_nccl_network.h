@@ -1,4 +1,4 @@
-// Implementation of FakeNccl: communicators, and how operations of their ranks are matched.
+// The implementation of FakeNccl: communicators, and the matching of operations of different ranks.
 #pragma once
 
 #include <nccl.h>
@@ -63,7 +63,7 @@ struct Meeting {
 
 struct Communicator;
 
-// A split of a communicator, while ranks arrive.
+// A split of a communicator for which not all ranks have arrived yet.
 struct Split {
   struct Part {
     int color = 0, key = 0, rank = 0;
@@ -80,19 +80,20 @@ struct Clique {
   // By sender and receiver.
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages;
   std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
-  // By number: the first splits of all ranks belong together, and so on.
+  // By number: the n-th splits of all ranks belong together.
   std::map<uint64_t, Split> splits;
   bool disagreed = false;
 };
 
-// The communicator of one rank. Guarded by the network.
+// The communicator of one rank. Guarded by the network's mutex.
 struct Communicator {
   // Null until all ranks of the split have arrived.
   std::shared_ptr<Clique> clique;
   int rank = 0;
   int world_rank = 0;
   bool blocking = true;
-  // The current devices of the thread that made it: its work must use one of them.
+  // The devices that were current, on each machine, in the thread that made the communicator. Its
+  // operations must use one of them.
   std::map<uint64_t, int> devices;
   bool aborted = false;
   ncclResult_t error = ncclSuccess;
@@ -119,18 +120,19 @@ class Network {
   void HangInit(int rank);
   // From now on the rank is lost: its operations have no effect, and those that wait end.
   void Kill(int rank);
-  // The rank's aborts take effect but do not return until EndAborts, which waits for them.
+  // The rank's aborts take effect, but do not return until EndAborts is called, which waits for
+  // them.
   void HangAborts(int rank);
   void EndAborts();
   // The rank's communicators, including later ones, report this error.
   void Break(int rank, ncclResult_t error);
-  // Calls of non-blocking communicators that may return ncclInProgress do so until async_error has
-  // been called this often. 0 initially.
+  // Calls of non-blocking communicators that may return ncclInProgress return it until async_error
+  // has been called `polls` times. Initially 0.
   void set_polls(int polls);
 
   // --- observations ----------------------------------------------------------------------------
   int64_t calls(absl::string_view function) const;
-  // Not yet destroyed or aborted; not yet deregistered.
+  // Communicators that were neither destroyed nor aborted, and buffers that were not deregistered.
   int64_t live_communicators() const;
   int64_t live_registrations() const;
   // Operations that wait for peers now.
@@ -177,7 +179,7 @@ class Network {
     cudaStream_t stream;
     Operation operation;
   };
-  // The group of a host thread.
+  // The operations between a host thread's group start and group end.
   struct Group {
     uint64_t network = 0;
     int depth = 0;
@@ -202,14 +204,14 @@ class Network {
   ncclResult_t Check(const Operation& operation, const Communicator& member, cudaStream_t stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ncclResult_t SubmitAll(std::vector<Pending> pending);
-  // Runs all operations of one group, on the stream.
+  // Runs all operations of one group. Called by the stream.
   void Perform(const Member& member, const std::vector<Operation>& operations);
   bool PerformReceive(Communicator& member, const Operation& operation);
   bool PerformMeeting(Communicator& member, const Operation& operation,
                       const std::shared_ptr<Meeting>& meeting);
   std::shared_ptr<Meeting> Arrive(Communicator& member, const Operation& operation, Bytes input)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False if the communicator is gone before it happened.
+  // False if the communicator was aborted before the condition held.
   bool Await(const Communicator& member, const Operation& operation,
              const std::function<bool()>& happened) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Disagree(Clique& clique, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

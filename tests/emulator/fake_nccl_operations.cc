@@ -13,7 +13,7 @@
 namespace cadre::emulated {
 namespace {
 
-// An operation that waits longer logs its peers, and continues to wait, as NCCL does.
+// An operation that waits longer than this logs its peers, and continues to wait, as NCCL's do.
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
 // Elements that an operation of one of `ranks` ranks reads and writes.
@@ -344,7 +344,7 @@ void Network::Perform(const Member& member, const std::vector<Operation>& operat
   for (const Operation& operation : operations) {
     inputs.push_back(Read(operation, self.rank, ranks));
   }
-  // The group's outputs first, so that its operations make progress together.
+  // The group's messages are sent first, so that its operations make progress together.
   std::vector<std::shared_ptr<Message>> sent(operations.size());
   std::vector<std::shared_ptr<Meeting>> meetings(operations.size());
   {

@@ -1,4 +1,4 @@
-// How the fake NCCL reduces: element by element, in the order of ranks.
+// The reductions of the fake NCCL: element by element, in the order of the ranks.
 //
 // Thread-safe (pure functions).
 #pragma once

@@ -19,7 +19,7 @@ namespace {
 
 using Mode = EmulatedCuda::Mode;
 
-// A rank: a machine with one device, a stream, a communicator of all.
+// A rank: a machine with one device, a stream, and a communicator of all ranks.
 class Rank {
  public:
   Rank(FakeNccl& network, Mode mode, int rank, int size)
@@ -105,7 +105,7 @@ class FakeNcclTest : public testing::TestWithParam<Mode> {
     while (network_.waiting() < operations) std::this_thread::yield();
   }
 
-  // For statements that GoogleTest runs in a function of their own.
+  // For death tests, whose statements are in static functions.
   void SetStatics() {
     network = &network_;
     mode = GetParam();
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, FakeNcclTest, testing::Values(Mode::kInline, Mod
 
 TEST_P(FakeNcclTest, AllReduceAddsInTheOrderOfRanks) {
   for (const int size : {1, 2, 3, 4}) {
-    // The order matters: large numbers absorb small ones.
+    // The sum depends on the order, because large numbers absorb small ones.
     const std::vector<float> of_rank = {1e8F, 1, -1e8F, 3};
     float expected = 0;
     for (int i = 0; i < size; ++i) expected += of_rank[i];
@@ -155,7 +155,8 @@ TEST_P(FakeNcclTest, EveryTypeAndReduction) {
     ASSERT_EQ(self.nccl.all_reduce(bytes, bytes, 1, ncclInt8, ncclMin, self.comm, self.stream),
               ncclSuccess);
     EXPECT_EQ(self.Get(bytes, 1), std::vector<int8_t>{-3});
-    // bf16 cannot hold 256 + 1, but it holds the sum of all three, which is rounded once.
+    // bf16 cannot represent 256 + 1, but it can represent the sum of all three, which is rounded
+    // only once.
     const float values[] = {256, 1, 1};
     __nv_bfloat16* halves = self.Make<__nv_bfloat16>({__float2bfloat16(values[rank])});
     ASSERT_EQ(
@@ -233,7 +234,7 @@ TEST_P(FakeNcclTest, OperationsCanBeCaptured) {
     for (int i = 0; i < 3; ++i) {
       ASSERT_EQ(self.cuda.graph_launch(exec, self.stream), cudaSuccess);
     }
-    // 3, 6, 12.
+    // The sums of the three launches are 3, 6 and 12.
     EXPECT_EQ(self.Get(x, 2), (std::vector<float>{12, 12}));
   });
 }

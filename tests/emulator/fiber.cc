@@ -30,7 +30,7 @@ constexpr size_t kStackBytes = 64 << 10;
 
 // The destination of the switch in progress.
 __thread Fiber* arriving = nullptr;
-// Its origin.
+// The origin of the switch in progress.
 __thread Fiber* leaving = nullptr;
 
 // Stacks that begin at the same offset of their pages would compete for the same lines of the
@@ -148,7 +148,7 @@ void Fiber::Arrived() {
   const void* bottom = nullptr;
   size_t size = 0;
   __sanitizer_finish_switch_fiber(fake_stack_, &bottom, &size);
-  // The bounds of a thread's own stack are known only after it was left.
+  // The bounds of a thread's own stack are known only after the first switch away from it.
   if (leaving->stack_ == nullptr) {
     leaving->bottom_ = bottom;
     leaving->size_ = size;

@@ -1,6 +1,6 @@
-// A stack on which a function runs, and the switch between such stacks, without a system call.
+// A fiber: a stack on which a function runs. Switching between fibers needs no system call.
 //
-// Threads: a fiber stays on the thread that made it.
+// A fiber stays on the thread that made it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace cadre::emulated {
 
 class Fiber {
  public:
-  // The thread's own stack, which is running.
+  // The fiber of the calling thread's own stack, which is running.
   Fiber();
   // Runs `entry(context)`, which never returns, after the first switch to the fiber.
   Fiber(void (*entry)(void*), void* context);
