@@ -122,8 +122,8 @@ TEST_P(CudaDeviceTest, CopyAndZeroWithinTheDevice) {
 }
 
 TEST_P(CudaDeviceTest, EventsOrderStreams) {
-  // Each stream waits for the one before it: values that enter the first stream leave the last one
-  // in order.
+  // The streams form a ring in which each waits for the one before it: values that enter the first
+  // stream leave the last one in order.
   constexpr int kRounds = 20;
   constexpr Stream kRound[] = {Stream::kCompute, Stream::kMoves, Stream::kCommunication,
                                Stream::kCopies};

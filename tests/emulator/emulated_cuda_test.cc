@@ -177,7 +177,7 @@ TEST_P(EmulatedCudaTest, MachinesAreIndependent) {
   machine_.Break(cudaErrorUnknown);
   cudaStream_t stream = nullptr;
   EXPECT_EQ(other.api().stream_create(&stream, 0, 0), cudaSuccess);
-  // The stream belongs to device 1, so device 0 must be made current again.
+  // The stream belongs to device 1, so a launch fails if device 0 is current.
   ASSERT_EQ(other.api().set_device(0), cudaSuccess);
   EXPECT_EQ(other.api().launch(nullptr, dim3(1), dim3(1), nullptr, stream, [] {}),
             cudaErrorInvalidResourceHandle);

@@ -105,7 +105,7 @@ class FakeNcclTest : public testing::TestWithParam<Mode> {
     while (network_.waiting() < operations) std::this_thread::yield();
   }
 
-  // For death tests, whose statements are in static functions.
+  // For EXPECT_NONFATAL_FAILURE, whose statement cannot use non-static members.
   void SetStatics() {
     network = &network_;
     mode = GetParam();

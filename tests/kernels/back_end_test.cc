@@ -1,4 +1,4 @@
-// The CPU back end as a whole: threads, and several objects in one process.
+// Tests the CPU back end with several threads, and several of its objects in one process.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -62,8 +62,8 @@ TEST(CpuKernelsTest, MayMoveToAnotherThread) {
   EXPECT_EQ(Step(*kernels, 1), want);
 }
 
-// Objects with different numbers of threads run concurrently, as workers in one test process do,
-// and compute the same as alone.
+// Objects with different numbers of threads that run concurrently, as workers in one test process
+// do, compute the same results as each does alone.
 TEST(CpuKernelsTest, ObjectsDoNotDisturbEachOther) {
   constexpr int kObjects = 4;
   constexpr int kSteps = 5;
@@ -90,7 +90,7 @@ TEST(CpuKernelsTest, SeveralThreadsGiveTheSameBitsEachTime) {
   EXPECT_EQ(Step(*MakeCpuBackend(2), 1), want);
 }
 
-// Floats that begin `shift` elements after where an allocation does.
+// Floats that begin `shift` elements after the beginning of an allocation.
 class Shifted {
  public:
   Shifted(const Floats& values, size_t shift) : shift_(shift), room_(shift, 0.0F) {
@@ -104,7 +104,8 @@ class Shifted {
   Floats room_;
 };
 
-// Parameters are slices of one long vector, and activations are cut at any row.
+// Spans may start anywhere, because parameters are slices of one long vector, and activations may
+// begin at any row.
 TEST(CpuKernelsTest, SpansMayStartAnywhere) {
   const auto kernels = MakeCpuBackend(1);
   const RowsDims dims{.rows = 9, .channels = 37};

@@ -30,7 +30,7 @@ TEST_P(ConvolutionTest, KnownAnswer) {
   EXPECT_THAT(out.db, ElementsAre(1));
 }
 
-// Two pixels of two channels side by side in memory; weights [out, in].
+// The two channels of each of the two pixels are adjacent in memory; weights are [out, in].
 TEST_P(ConvolutionTest, ChannelsAreLast) {
   const LayerOutputs out =
       RunLayer(*kernels_, Convolution(1, 2, 3, Window(1, 2, 1)),
@@ -51,8 +51,8 @@ TEST_P(ConvolutionTest, GroupsAreIndependent) {
   EXPECT_THAT(out.dw, ElementsAre(1, 2, 6, 8));
 }
 
-// The output's last column needs a column beyond the input; only the first row of the input is
-// used. Taps are two apart.
+// The last column of the output needs a column beyond the input, and only the first row of the
+// input is used. The dilation is two.
 TEST_P(ConvolutionTest, PaddingFollowsFromTheOutputs) {
   const ConvolutionDims dims = Convolution(1, 1, 1,
                                            {.in_height = 2,
@@ -107,7 +107,8 @@ TEST_P(ConvolutionTest, WithoutOutputsTheInputsGradientIsZero) {
   EXPECT_THAT(out.dw, Each(0.0F));
 }
 
-// Convolutions of networks and shards of them; channels that do not fill a vector.
+// Convolutions of networks and parts of them that a rank may own; numbers of channels that do not
+// fill a vector.
 std::vector<ConvolutionDims> UsualShapes() {
   std::vector<ConvolutionDims> shapes = {
       Convolution(3, 1, 32, Window(28, 28, 3, 1, 1)),
@@ -118,7 +119,7 @@ std::vector<ConvolutionDims> UsualShapes() {
       Convolution(1, 3, 16, Window(32, 32, 7, 2, 3)),
       Convolution(2, 64, 256, Window(7, 7, 1)),
       Convolution(2, 17, 33, Window(9, 9, 1, 2)),
-      // Thousands of outputs, over several images and in rows longer than a thousand.
+      // Thousands of outputs: in several images, and in rows longer than a thousand.
       Convolution(3, 33, 18, Window(23, 29, 3, 1, 1)),
       Convolution(3, 64, 20, Window(25, 31, 1)),
       Convolution(5, 20, 34, Window(41, 39, 3, 2, 1)),

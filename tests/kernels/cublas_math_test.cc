@@ -50,7 +50,8 @@ struct FakeLayout {
   }
 };
 
-// State of the fake, whose functions have no object: what they return, and counts of their calls.
+// State of the fake's functions (which have no object): what they return, and counts of their
+// calls.
 struct FakeState {
   int handles = 0, objects = 0, suggestions = 0, products = 0;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -262,7 +263,7 @@ TEST_F(CublasMathTest, BiasIsRoundedToTheTypeOfTheResult) {
              dy = Put(Floats(20), DType::kBFloat16), db = Put(b);
   math_->Multiply(kForward, true, dx.values(), dw.values(), db.span(), dy.values());
   EXPECT_EQ(dy.Get(), Bf16Rounded(ReferenceForward(x, w, b)));
-  // bf16 is never TF32.
+  // TF32 does not apply to bf16 factors.
   EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F);
 }
 
@@ -389,7 +390,7 @@ TEST_F(CublasMathTest, ErrorsNameTheProduct) {
   EXPECT_THAT(std::string(device_->status().message()),
               HasSubstr("matrix product [8, 8] x [8, 8], batch 1, float32 (TF32) to float32"));
   EXPECT_THAT(std::string(device_->status().message()), HasSubstr("it is not supported"));
-  // Later work does nothing.
+  // After the error, work does nothing.
   math_->Multiply({.m = 8, .n = 8, .k = 8}, false, a.span(), a.span(), {}, c.span());
   EXPECT_EQ(fake.suggestions, 1);
 }

@@ -6,7 +6,7 @@ namespace cadre {
 
 std::vector<BackEnd> BackEnds() {
   const std::string missing = MissingCudaRig();
-  // Where wide accesses are allowed, and where they are not.
+  // Data at addresses that allow 16-byte accesses, and at addresses that do not.
   return {{CudaRigName(), [] { return MakeStagedBackend(MakeCudaRig(), 0); }, missing},
           {absl::StrCat(CudaRigName(), "Misaligned"),
            [] { return MakeStagedBackend(MakeCudaRig(), 1); }, missing}};

@@ -1,10 +1,11 @@
-// Every operation with bf16 activations against the reference in fp32, on inputs that bf16 holds.
+// Compares every operation with bf16 activations with the fp32 reference, on inputs that are exact
+// in bf16.
 //
-// Bounds. A value that is rounded to bf16 is off by at most 2^-9 of itself (half a unit in the last
-// of 8 places). Operations compute in fp32 and round once at the end, so their results are within
-// 2^-9 of the reference's, plus fp32's own error; 2^-8 leaves room for that and for results that
+// Bounds. Rounding to bf16 has a relative error of at most 2^-9 (half a unit in the last of 8
+// places). Operations compute in fp32 and round once at the end, so their results are within 2^-9
+// of the reference's, plus fp32's own error; the bound of 2^-8 allows for that and for values that
 // the reference rounds elsewhere. If a value is rounded to bf16 before it is multiplied or added to
-// others, the bound says so.
+// others, the bound is larger, with a comment.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,7 +18,7 @@ namespace {
 
 constexpr double kRounding = 0x1.0p-8;
 
-// Each value within kRounding of the expected one, and `absolute` besides.
+// Expects that each error is at most kRounding of the expected value plus `absolute`.
 void ExpectBf16Near(const Floats& got, const Floats& want, double absolute = 1e-6) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -25,8 +26,8 @@ void ExpectBf16Near(const Floats& got, const Floats& want, double absolute = 1e-
   }
 }
 
-// Each value within kRounding of the expected one, and within `relative` of the sum of the
-// magnitudes of its terms besides.
+// Expects that each error is at most kRounding of the expected value plus `relative` of the sum of
+// the terms' magnitudes.
 void ExpectBf16SumsNear(const Floats& got, const Floats& want, const Floats& magnitude,
                         double relative) {
   ASSERT_EQ(got.size(), want.size());
@@ -104,11 +105,11 @@ TEST_F(CudaBf16Test, BatchNorm) {
     std::vector<double> got_sums(2 * channels), want_sums(2 * channels);
     bf16_->norm().BatchNormSums(dims, x, got_sums);
     reference_->norm().BatchNormSums(dims, x, want_sums);
-    // Sums of exact products in double, in another order.
+    // Both are sums of exact products in double, in different orders.
     for (size_t c = 0; c < got_sums.size(); ++c) EXPECT_NEAR(got_sums[c], want_sums[c], 1e-9);
     bf16_->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, got_sums);
     reference_->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
-    // Terms of at most two, rounded to fp32.
+    // The terms are at most two and are rounded to fp32.
     for (size_t c = 0; c < got_sums.size(); ++c) {
       EXPECT_NEAR(got_sums[c], want_sums[c], dims.rows * 0x1.0p-21);
     }
@@ -133,7 +134,8 @@ TEST_F(CudaBf16Test, LayerNorm) {
     ExpectNear(got.mean, want.mean, 1e-6);
     ExpectNear(got.inverse, want.inverse, 2e-5);
     ExpectBf16Near(got.y, want.y, 2e-5);
-    // The inverse of a row of two may be large, and multiplies fp32's roundings.
+    // The inverse (of the deviation) may be large for a row of two, and multiplies fp32's rounding
+    // errors.
     ExpectBf16Near(got.dx, want.dx, 1e-3);
     const double bound = 1e-5 + dims.rows * 0x1.0p-21;
     ExpectNear(got.dscale, want.dscale, 10 * bound);
@@ -234,8 +236,8 @@ TEST_F(CudaBf16Test, Convolution) {
   const LayerOutputs want = RunLayer(*reference_, dims, x, w, b, dy);
   LayerOutputs magnitude =
       RunLayer(*reference_, dims, Absolute(x), Absolute(w), Absolute(b), Absolute(dy));
-  // The output is rounded before the bias of at most one is added, too; and libraries may transform
-  // the factors.
+  // The output is also rounded before the bias, which is at most one, is added; and libraries may
+  // transform the factors.
   for (float& value : magnitude.y) value += 2;
   ExpectBf16SumsNear(got.y, want.y, magnitude.y, 0x1.0p-9);
   ExpectBf16SumsNear(got.dx, want.dx, magnitude.dx, 0x1.0p-9);
@@ -246,7 +248,7 @@ TEST_F(CudaBf16Test, Convolution) {
 TEST_F(CudaBf16Test, Attention) {
   for (const AttentionDims& dims :
        {AttentionDims{.batch = 2, .tokens = 24, .heads = 3, .head_features = 8, .causal = true},
-        // Enough tokens that the data of fused attention fits in the memory of the probabilities.
+        // Enough tokens that the data of fused attention fit in the buffer for the probabilities.
         AttentionDims{.batch = 1, .tokens = 96, .heads = 2, .head_features = 16, .causal = true},
         AttentionDims{.batch = 1, .tokens = 96, .heads = 2, .head_features = 64},
         AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 8}}) {
@@ -256,7 +258,8 @@ TEST_F(CudaBf16Test, Attention) {
     Floats want_p = Garbage(sizes.probabilities), want = Garbage(sizes.context), want_dqkv = qkv;
     reference_->dense().AttentionForward(dims, qkv, want_p, want);
     reference_->dense().AttentionBackward(dims, qkv, want_p, dcontext, want_dqkv);
-    // Not staged: the probabilities may hold other data than numbers, which must not be converted.
+    // Without staging, because the buffer for the probabilities may hold data that must not be
+    // converted.
     UseBf16();
     const OnDevice in(device(), qkv, DType::kBFloat16),
         gradient(device(), dcontext, DType::kBFloat16),
@@ -264,7 +267,8 @@ TEST_F(CudaBf16Test, Attention) {
         context(device(), Garbage(sizes.context), DType::kBFloat16),
         dqkv(device(), Garbage(sizes.qkv), DType::kBFloat16);
     kernels().dense().AttentionForward(dims, in.values(), probabilities.values(), context.values());
-    // Probabilities rounded to bf16 weigh values below one, and their sum is 1: 2^-9 besides.
+    // Values below one are weighted by rounded probabilities, whose sum is 1: another error of
+    // 2^-9.
     ExpectBf16Near(context.Get(), want, 0x1.0p-8);
     kernels().dense().AttentionBackward(dims, in.values(), probabilities.values(),
                                         gradient.values(), dqkv.values());

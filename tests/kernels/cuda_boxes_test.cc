@@ -1,5 +1,5 @@
-// Copies, sums and searches of the CUDA back end, for both types, aligned and unaligned. Values are
-// eighths, which are exact in bf16.
+// Tests copies and sums of boxes and the search for non-finite values of the CUDA back end, for
+// both types, aligned and unaligned. Values are multiples of 1/8, which are exact in bf16.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ Box RandomBox(uint64_t seed) {
   for (int64_t d = 0; d < rank; ++d) {
     dims.push_back(Draw(1, 5, seed, 1 + static_cast<uint64_t>(d)));
   }
-  // Often a multiple of a vector.
+  // The last dimension is often a multiple of a vector.
   if (Draw(0, 1, seed, 9) == 0) dims.back() *= 8;
   return Box::Whole(Shape(dims));
 }
@@ -82,7 +82,7 @@ TEST_F(CudaBoxesTest, CopiesRuns) {
   }
 }
 
-// To the nearest, ties to even, as on_device.cc does on the host.
+// The device rounds to the nearest, ties to even, as on_device.cc does on the host.
 TEST_F(CudaBoxesTest, RoundsAsTheHost) {
   Floats x = Uniform(1003, 1);
   const float tie = 1 + 0x1.0p-8F, odd_tie = 1 + 3 * 0x1.0p-8F;

@@ -1,4 +1,4 @@
-// The descriptions that the CUDA back end gives to cuBLASLt and cuDNN: swapped operands, windows
+// Tests how the CUDA back end describes operations to cuBLASLt and cuDNN: swapped operands, windows
 // and their padding, alignments.
 #include <gtest/gtest.h>
 
@@ -107,7 +107,7 @@ void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t ker
   for (int64_t row = side.in; row < in; ++row) EXPECT_FALSE(touched[row]) << "left out " << row;
   if (blind) return;
   EXPECT_EQ(side.pad_near, pad);
-  // The number of outputs that cuDNN derives.
+  // The left side is the number of outputs that cuDNN derives.
   EXPECT_EQ((side.in + side.pad_near + side.pad_far - w.dilation * (kernel - 1) - 1) / w.stride + 1,
             out);
 }
@@ -144,7 +144,7 @@ TEST(ConvolutionShapeTest, OutputsMatchTheDims) {
   EXPECT_GT(cropped, 100);
 }
 
-// The projections of ResNet: one row at the end is in no window.
+// As in ResNet's projections, one row at the end is in no window.
 TEST(ConvolutionShapeTest, FewerUnusedRowsThanAStrideAreKept) {
   const ConvolutionShape shape = ShapeOf(Convolution(2, 64, 128, Window(56, 56, 1, 2)));
   EXPECT_FALSE(shape.cropped);

@@ -1,4 +1,4 @@
-// Updates of slices on the device, compared with the host's loop over segments.
+// Compares updates of slices on the device with the host's loop over segments.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -161,7 +161,7 @@ class CudaWeightsTest : public CudaOptimizerTest {
  protected:
   static constexpr FullyConnectedDims kDims{.batch = 1, .in = 1, .out = 16};
 
-  // The weights that products use: y = 1 w^T.
+  // The weights as products use them: y = 1 w^T.
   Floats Seen(std::span<const float> w) {
     const OnDevice x(device(), {1}, DType::kBFloat16), y(device(), Garbage(16), DType::kBFloat16);
     kernels().dense().FullyConnectedForward(kDims, x.values(), w, {}, y.values());
@@ -177,8 +177,8 @@ TEST_F(CudaWeightsTest, WithoutACopyWeightsAreRoundedOnUse) {
   EXPECT_EQ(Seen(weights.span().subspan(1)), Bf16Rounded(Floats(w.begin() + 1, w.end())));
 }
 
-// A copy has the weights of the last announcement. Later changes have no effect on products, which
-// shows that the copy is used.
+// A copy has the weights of the last WeightsChanged. Later changes have no effect on products,
+// which proves that the copy is used.
 TEST_F(CudaWeightsTest, AnnouncedWeightsHaveACopy) {
   UseBf16();
   const Floats w = Uniform(64, 1), other = Uniform(64, 2);
@@ -211,7 +211,7 @@ TEST_F(CudaWeightsTest, UpdatesWriteTheCopy) {
     const OnDevice g(device(), slice.g), w(device(), slice.w), m(device(), slice.m),
         v(device(), slice.v);
     kernels().WeightsChanged(w.span());
-    // A part of the announced weights, unaligned in the copy.
+    // A part of the weights that have a copy, unaligned in the copy.
     kernels().slices()->UpdateSlice(
         rule.update,
         *kernels().slices()->MakeSegmentTable(
@@ -225,7 +225,7 @@ TEST_F(CudaWeightsTest, UpdatesWriteTheCopy) {
   }
 }
 
-// Memory that is announced again in other pieces: the last announcement counts.
+// WeightsChanged is called again for the same memory in other pieces: the last calls count.
 TEST_F(CudaWeightsTest, OverlappingPiecesReplaceEachOther) {
   UseBf16();
   const Floats w = Uniform(64, 1), other = Uniform(64, 2);

@@ -1,5 +1,6 @@
-// A CUDA device with its back end, for tests of kernels: this machine's GPU in kernels_cuda_test,
-// an emulated one in kernels_cuda_emulated_test. Each program has its own rig.
+// A rig: a CUDA device with its back end, for tests of kernels. It is this machine's GPU in
+// kernels_cuda_test (real_rig.cc), and an emulated one in kernels_cuda_emulated_test
+// (emulated_rig.cc).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,19 +32,19 @@ std::string MissingCudaRig();
 // Requires: MissingCudaRig() is empty.
 std::unique_ptr<CudaRig> MakeCudaRig();
 
-// The rig's back end for tests whose data is on the host: every span is copied to the device,
-// `shift` elements after an aligned address, and outputs are copied back. Activations have the
-// given type on the device.
+// The rig's back end for tests whose data is on the host. Every call copies its spans to the
+// device, to `shift` elements after an aligned address, and copies outputs back. On the device,
+// activations have the given type.
 std::unique_ptr<Backend> MakeStagedBackend(std::unique_ptr<CudaRig> rig, int64_t shift,
                                            DType type = DType::kFloat32);
 
-// Computes what SliceKernels::UpdateSlice does by the host's updates of each segment. `update`
-// reads the host's memory.
+// Computes the same as SliceKernels::UpdateSlice by updating each segment on the host. The pointers
+// of `update` are to host memory.
 void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const SliceUpdate& update,
                        std::span<const SliceSegment> segments, std::span<const float> g,
                        std::span<float> w, std::span<float> m, std::span<float> v);
 
-// Skipped with a reason if there is no device.
+// Base of tests on the rig. They are skipped with a reason if there is no device.
 class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {

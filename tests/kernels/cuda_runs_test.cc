@@ -1,4 +1,4 @@
-// Execution on the CUDA back end: deterministic, asynchronous, and captured in graphs that are
+// Tests that the CUDA back end is deterministic and asynchronous, and that captured graphs can be
 // replayed with other numbers.
 #include <gtest/gtest.h>
 
@@ -93,7 +93,8 @@ TEST_F(CudaRunsTest, EnqueueingDoesNotBlock) {
   EXPECT_EQ(device().host_syncs(), before);
 }
 
-// A rank's part of a batch drops the same elements as the whole batch, and as the CPU.
+// In a rank's part of a batch, the same elements are dropped as in the whole batch, and as on the
+// CPU.
 TEST_F(CudaRunsTest, DropoutOfBoxesEqualsTheCpus) {
   const auto cpu = MakeCpuBackend(1);
   const Shape whole{6, 5, 4, 16};
@@ -144,8 +145,9 @@ TEST_F(CudaRunsTest, StatisticsAgreeWithTheReference) {
     kernels().norm().BatchNormStatistics(rows, 1e-5F, 0.25, given.span(), mean.span(),
                                          inverse.span(), running.span(), variance.span());
     const OnDevice* const outputs[] = {&mean, &inverse, &running, &variance};
-    // Double arithmetic with perhaps fused products, rounded to fp32: a unit in its last place. A
-    // variance is a difference of numbers up to 50, though.
+    // Arithmetic in double, possibly with fused products, is rounded to fp32: an error of a unit in
+    // the last place. A variance has a larger error, because it is a difference of numbers up to
+    // 50.
     for (size_t i = 0; i < 4; ++i) ExpectNear(outputs[i]->Get(), want[i], 0x1.0p-22);
     reference_->norm().BatchNormInverse(1e-5F, want[3], want[1]);
     const OnDevice given_variance(device(), want[3]);
@@ -214,7 +216,7 @@ TEST_F(CudaRunsTest, GraphsReadTheirNumbersAtLaunch) {
     kernels().pointwise().SetPosition(position);
     kernels().slices()->SetUpdate(0.1F / static_cast<float>(updates), updates);
   };
-  // Once without a capture, which allocates the scratch memory.
+  // The first execution, without a capture, allocates the scratch memory.
   set(100, 1);
   ASSERT_TRUE(work().ok());
   expect(100, 1);

@@ -1,5 +1,5 @@
-// Weights that the vendor's libraries get: 16-byte aligned, whatever the alignment of the
-// parameters.
+// Tests that weights which are passed to the vendor's libraries are 16-byte aligned, whatever the
+// alignment of the parameters.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-// Records weights and does nothing else.
+// Records the weights that it is called with, and computes nothing.
 class RecordingMath final : public DenseMath {
  public:
   explicit RecordingMath(std::vector<ConstValues>& weights) : weights_(weights) {}
@@ -46,7 +46,8 @@ class RecordingMath final : public DenseMath {
   std::vector<ConstValues>& weights_;
 };
 
-// The type of activations, and the distance in elements of the weights from an aligned address.
+// Parameters: the type of activations, and the distance in elements between an aligned address and
+// the weights.
 class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
  protected:
   CudaWeights() {
@@ -55,7 +56,7 @@ class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
     device_ = *std::move(device);
     kernels_ = MakeCudaBackend(*device_, std::make_unique<RecordingMath>(recorded_));
   }
-  // The values of the last weights.
+  // The values of the weights of the last call.
   Floats Recorded() {
     EXPECT_EQ(recorded_.size(), 1U);
     const ConstValues given = recorded_.back();

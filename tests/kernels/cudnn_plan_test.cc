@@ -1,6 +1,6 @@
-// Plans of cuDNN can be made for a device that this machine lacks: whether the library accepts our
-// descriptions and has kernels for them can be tested without a GPU, if the library is installed.
-// Otherwise the tests are skipped with the searched folders.
+// Tests that cuDNN accepts our descriptions and has kernels for them. No GPU is needed, because
+// plans can be made for a device that this machine does not have. If the library is not installed,
+// the tests are skipped with a message that lists the searched folders.
 #include "kernels/cuda/cudnn_plan.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 namespace cadre {
 namespace {
 
-// An H100, in the format of cuDNN's device properties.
+// The properties of an H100 in cuDNN's format.
 constexpr char kH100[] =
     R"({"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],)"
     R"("regsPerBlock":65536,"multiProcessorCount":132,"warpSize":32,)"
@@ -103,7 +103,7 @@ TEST_F(CudnnPlanTest, WorkspacesAreWithinTheLimit) {
   EXPECT_LT((*small)->workspace(), (*large)->workspace());
 }
 
-// Tensor cores compute fp32 as TF32, so a plan without TF32 must be another one.
+// Tensor cores compute fp32 products as TF32, so a plan without TF32 must differ.
 TEST_F(CudnnPlanTest, Fp32DoesNotUseTensorCores) {
   ConvolutionKey key{.dims = Convolution(64, 256, 256, Window(14, 14, 3, 1, 1)), .tf32 = true};
   const auto coarse = MakeConvolutionPlan(target_, key);
@@ -122,8 +122,8 @@ TEST_F(CudnnPlanTest, ErrorsNameTheOperation) {
       << plan.status();
 }
 
-// Kernels for attention are compiled when they are chosen, for which the library needs a driver and
-// NVIDIA's run-time compiler.
+// cuDNN compiles kernels for attention when it makes a plan, and needs a driver and NVIDIA's
+// run-time compiler for that.
 TEST_F(CudnnPlanTest, AttentionHasPlansForBothPasses) {
   for (const auto& [features, tokens, causal] :
        {std::tuple(64, 128, true), std::tuple(64, 37, false), std::tuple(24, 128, true),

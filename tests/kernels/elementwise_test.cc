@@ -50,7 +50,8 @@ TEST_P(ElementwiseTest, ReluBackward) {
   EXPECT_THAT(dx, ElementsAre(0, 2, -3, 0, 0));
 }
 
-// Values that tables of the functions give; to fp32's rounding of numbers about one.
+// Expected values are from tables of the functions; the tolerance is fp32's rounding of numbers
+// near one.
 TEST_P(ElementwiseTest, KnownValues) {
   const Floats x = {-2, 0, 1};
   ExpectNear(Forward(*kernels_, Activation::kGelu, x), Floats{-0.04550026F, 0, 0.84134475F}, 1e-6);
@@ -71,7 +72,7 @@ TEST_P(ElementwiseTest, LargeArgumentsGiveLimits) {
   }
 }
 
-// At every position of a vector, and among the elements after whole vectors.
+// The NaN is at every position of a vector, and among the elements after the last whole vector.
 TEST_P(ElementwiseTest, NanStaysNan) {
   for (const Activation kind : kActivations) {
     for (size_t at = 0; at < 37; ++at) {
@@ -105,7 +106,7 @@ TEST_P(ElementwiseTest, GradientsMatchDifferences) {
   for (const Activation kind : kActivations) {
     SCOPED_TRACE(static_cast<int>(kind));
     Floats x = Uniform(200, 1);
-    // Three times as far, and away from the rectifier's kink.
+    // Values up to about 3, and not near 0, where ReLU is not differentiable.
     for (float& value : x) value = 3 * value + (value < 0 ? -0.1F : 0.1F);
     const Floats dy = Uniform(200, 2);
     ExpectGradient(x, Backward(*kernels_, kind, x, dy), dy,
@@ -155,10 +156,10 @@ TEST_P(ElementwiseTest, DropoutRateIsTheShareOfDroppedElements) {
     for (const float value : y) {
       if (value == 0) continue;
       ++kept;
-      // Quotient or product with the rounded inverse: two roundings.
+      // Two roundings: a quotient, or a product with the rounded inverse.
       ASSERT_NEAR(value, 1 / (1.0 - rate), 0x1.0p-23 / (1.0 - rate));
     }
-    // Five standard deviations of a binomial.
+    // The tolerance is five standard deviations of the binomial distribution.
     const double deviation = std::sqrt(kSize * rate * (1.0 - rate));
     EXPECT_NEAR(kept, kSize * (1.0 - rate), 5 * deviation) << rate;
   }
@@ -218,8 +219,9 @@ TEST_P(ElementwiseTest, EmptySpansAreAccepted) {
   kernels_->pointwise().Add(none, none);
 }
 
-// The CPU's functions are polynomials in fp32: about sixteen roundings of numbers up to one, or up
-// to |x| where the function grows with it. A GPU's are good to a few units in the last place.
+// The CPU's functions are polynomials in fp32, with about sixteen roundings of numbers up to one,
+// or up to |x| if the function grows with it. A GPU's functions have errors of a few units in the
+// last place.
 TEST_P(ElementwiseTest, IsNearTheReference) {
   const auto reference = MakeReferenceBackend();
   for (const Activation kind : kActivations) {

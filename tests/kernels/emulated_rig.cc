@@ -1,4 +1,4 @@
-// A device that is played on the host, work in the call that enqueues it.
+// A rig with an emulated device, whose work runs in the call that enqueues it.
 #include "glog/logging.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/emulator/emulated_cuda.h"

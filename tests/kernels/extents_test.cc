@@ -55,7 +55,7 @@ TEST(ExtentsTest, FarPaddingCoversTheOutputs) {
   EXPECT_EQ(padding.top, 1);
   EXPECT_EQ(padding.bottom, 3);
   EXPECT_EQ(padding.left, 2);
-  // Columns -2 and 0 are looked at: the last eight are not.
+  // The windows begin at columns -2 and 0; none reaches the last eight.
   EXPECT_EQ(padding.right, -8);
   padding = PaddingOf(Window(8, 8, 3, 1, 1));
   EXPECT_EQ(padding.bottom, 1);

@@ -1,13 +1,13 @@
-// Matrix products, convolutions and attention by the vendor's libraries on a GPU, against plain
-// loops. Skipped with a reason if there is no GPU; if there is one, missing libraries are a
-// failure.
+// Compares matrix products, convolutions and attention by the vendor's libraries on a GPU with
+// plain loops. The tests are skipped with a reason if there is no GPU; if there is one, missing
+// libraries are a failure.
 //
-// Tolerances. Inputs are multiples of 1/8 in [-1, 1], which bf16 and TF32 hold exactly, so that
-// products are exact, and so are sums of up to 2^18 of them in fp32 in any order: matrix products
-// in fp32 and TF32 must be right to the bit. What is rounded to bf16 on the way out is off by 2^-9
-// of itself at most (half a unit in the last of 8 places). Convolutions may transform their inputs
-// (Winograd, Fourier), which is not exact: 2^-16 of the sum of the magnitudes is allowed in fp32,
-// and 2^-9 in bf16 and TF32, which hold transformed inputs in fewer places.
+// Tolerances. Inputs are multiples of 1/8 in [-1, 1], which are exact in bf16 and TF32. Products of
+// them, and sums of up to 2^18 products in fp32 in any order, are exact, too, so matrix products in
+// fp32 and TF32 must be exact. Rounding a result to bf16 has a relative error of at most 2^-9 (half
+// a unit in the last of 8 places). Convolutions may transform their inputs (Winograd, Fourier),
+// which is not exact: the tolerance is 2^-16 of the sum of the magnitudes in fp32, and 2^-9 in bf16
+// and TF32, in which transformed inputs have fewer bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -43,7 +43,8 @@ class LibraryMathTest : public ::testing::Test {
     math_.reset();
   }
 
-  // Each value within `relative` of the expected one and `of_magnitude` of the sum of magnitudes.
+  // Expects that each error is at most `relative` of the expected value plus `of_magnitude` of the
+  // sum of magnitudes.
   static void ExpectClose(const Floats& got, const Floats& want, const Floats& magnitude,
                           double relative, double of_magnitude) {
     ASSERT_EQ(got.size(), want.size());
@@ -68,7 +69,7 @@ struct ProductCase {
   bool tf32 = false;
 };
 
-// Elements from the first to the last of a matrix with its batches.
+// The number of elements from the first to the last one of a matrix with its batches.
 int64_t Extent(int64_t rows, int64_t columns, int64_t row, const MatrixProductDims& d, int64_t step,
                int64_t outer) {
   return (rows - 1) * row + columns + (d.batch - 1) * step + (d.outer - 1) * outer;
@@ -117,7 +118,8 @@ std::vector<MatrixProductDims> ProductDims() {
       }
     }
   }
-  // Attention: batches within a token's row, and a batch of these.
+  // As in attention: the inner batch (heads) lies within a token's row, and the outer batch is over
+  // samples.
   all.push_back({.m = 16,
                  .n = 16,
                  .k = 8,
@@ -149,7 +151,7 @@ TEST_F(LibraryMathTest, ProductsOfEveryLayoutAndType) {
     const Floats b = Eighths(d.transpose_b ? Extent(d.n, d.k, b_row, d, d.b_step, d.b_outer)
                                            : Extent(d.k, d.n, b_row, d, d.b_step, d.b_outer),
                              2);
-    // The library adds biases of products that are neither batched nor strided.
+    // The library adds a bias only to products that are neither batched nor strided.
     const Floats bias = d.outer == 1 && d.a_row == 0 ? Eighths(d.n, 3) : Floats();
     const Floats before = Eighths(Extent(d.m, d.n, c_row, d, d.c_step, d.c_outer), 4);
     for (const auto& [factors, result, tf32] :
@@ -269,10 +271,10 @@ TEST_F(LibraryMathTest, ConvolutionsRepeatBitwise) {
 
 // --- attention -----------------------------------------------------------------------------------
 
-// The library rounds probabilities and their gradients to bf16 before it multiplies them (2^-9 of
-// each), and its results once more. Values are at most 1, rows of probabilities sum to 1, so
-// results are within 2^-7 of the plain ones on their scale; gradients of keys and values are sums
-// over as many as `tokens` rows.
+// The library rounds probabilities and their gradients to bf16 before it multiplies them (an error
+// of 2^-9 each), and then rounds its results. Values are at most 1 and rows of probabilities sum to
+// 1, so results are within 2^-7 of the formula's, relative to their scale. Gradients of keys and
+// values are sums over up to `tokens` rows.
 TEST_F(LibraryMathTest, FusedAttentionMatchesTheFormula) {
   const auto reference = MakeReferenceBackend();
   for (const bool causal : {false, true}) {

@@ -14,8 +14,8 @@ namespace {
 
 using Labels = std::vector<int32_t>;
 
-// Error of one row's loss, which is a few units: exp() and log() may be fp32's, a few roundings
-// each.
+// Maximum error of one row's loss. The loss is at most a few units, and exp() and log() may be
+// computed in fp32, with a few roundings each.
 constexpr double kRowError = 1e-6;
 
 using LossTest = BackEndTest;
@@ -77,7 +77,7 @@ TEST_P(LossTest, NoRows) {
   EXPECT_EQ(sums.correct, 0);
 }
 
-// Probabilities 1/8, 2/8, 5/8 against targets 0.1, 0.8, 0.1.
+// The probabilities are 1/8, 2/8 and 5/8, the targets 0.1, 0.8 and 0.1.
 TEST_P(LossTest, SmoothingSpreadsTheTarget) {
   const Floats x = {0, std::log(2.0F), std::log(5.0F)};
   Floats dx = Garbage(3);
@@ -89,8 +89,8 @@ TEST_P(LossTest, SmoothingSpreadsTheTarget) {
 }
 
 // Central differences of the loss: with a step of 2^-7 their error is the third derivative (below
-// 1/8 for a softmax) times h^2 / 6, about 1.3e-6. An exponential in fp32 is good to 2^-23 or so;
-// five rows of it over 2^-6 add 4e-5.
+// 1/8 for a softmax) times h^2 / 6, about 1.3e-6. An exponential in fp32 has an error of about
+// 2^-23; in five rows, divided by 2^-6, this adds 4e-5.
 TEST_P(LossTest, GradientMatchesDifferences) {
   constexpr float kStep = 0x1.0p-7F;
   const Labels labels = {0, 6, 3, 3, 2};
@@ -140,7 +140,7 @@ TEST_P(LossTest, IsNearTheReference) {
           rows, classes, smoothing, x, labels, 0.5F, want);
       EXPECT_NEAR(sums.loss, reference.loss, kRowError * rows);
       EXPECT_EQ(sums.correct, reference.correct);
-      // Numbers below a half.
+      // The numbers are below a half.
       ExpectNear(got, want, 2e-7);
     }
   }

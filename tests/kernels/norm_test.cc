@@ -24,7 +24,7 @@ struct Statistics {
   Floats mean, inverse;
 };
 
-// Computed from the sums over the whole batch, as a layer does.
+// The statistics, computed from the sums over the whole batch as a layer does.
 Statistics StatisticsOf(Backend& kernels, const RowsDims& dims, const Floats& x) {
   Doubles sums(2 * dims.channels, NAN);
   kernels.norm().BatchNormSums(dims, x, sums);
@@ -97,7 +97,7 @@ TEST_P(NormTest, BatchNormMakesMeanZeroAndVarianceOne) {
   }
 }
 
-// The sums of a whole batch are those of its parts, added up.
+// The sums of a whole batch are the sums of its parts, added up.
 TEST_P(NormTest, BatchNormSumsAddUp) {
   const RowsDims whole{.rows = 101, .channels = 33}, first{.rows = 40, .channels = 33},
       second{.rows = 61, .channels = 33};
@@ -166,7 +166,8 @@ TEST_P(NormTest, BatchNormIsNearTheReference) {
     Doubles got_sums(2 * dims.channels, NAN), want_sums = got_sums;
     kernels_->norm().BatchNormSums(dims, x, got_sums);
     reference->norm().BatchNormSums(dims, x, want_sums);
-    // Terms below one, each perhaps rounded to fp32; the sums may be fp32 for some rows on end.
+    // Terms are below one. Each may be rounded to fp32, and sums of some consecutive rows may be
+    // fp32.
     const double bound = dims.rows * 0x1.0p-22;
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], bound);
@@ -211,14 +212,15 @@ TEST_P(NormTest, LayerNormGradientsMatchDifferences) {
   ExpectGradient(shift, out.dshift, dy, forward);
 }
 
-// A mean far from zero must not swallow the variance.
+// A mean far from zero must not cancel the variance.
 TEST_P(NormTest, LayerNormFarFromZero) {
   const RowsDims dims{.rows = 1, .channels = 256};
   Floats x = Uniform(256, 1), far = x;
   for (float& value : x) value = std::round(64 * value) / 64;
   for (size_t i = 0; i < x.size(); ++i) far[i] = x[i] + 1000;
   const Floats scale = Ones(256), shift(256, 0.0F), dy(256, 0.0F);
-  // x + 1000 is exact, so only the mean's rounding (2^-15 of the spread) tells them apart.
+  // x + 1000 is exact, so the results differ only by the rounding of the mean (2^-15 of the
+  // standard deviation).
   ExpectNear(RunLayerNorm(*kernels_, dims, far, scale, shift, dy).y,
              RunLayerNorm(*kernels_, dims, x, scale, shift, dy).y, 2e-4);
 }
@@ -241,7 +243,8 @@ TEST_P(NormTest, LayerNormIsNearTheReference) {
     const Floats scale = Uniform(dims.channels, 3), shift = Uniform(dims.channels, 4);
     const LayerNormOutputs got = RunLayerNorm(*kernels_, dims, x, scale, shift, dy);
     const LayerNormOutputs want = RunLayerNorm(*reference, dims, x, scale, shift, dy);
-    // The inverse of a row of three may be 20 or more, and multiplies the roundings.
+    // The inverse (of the deviation) of a row of three may be 20 or more, and multiplies the
+    // rounding errors.
     ExpectNear(got.mean, want.mean, 1e-6);
     ExpectNear(got.inverse, want.inverse, 2e-5);
     ExpectNear(got.y, want.y, 2e-5);
@@ -262,7 +265,8 @@ TEST_P(NormTest, LrnKnownAnswer) {
       RunLrn(*kernels_, dims, {1, 2, 3, 4, 0, 0, 1, 0}, {0, 0, 0, 0, 1, 1, 1, 1});
   ExpectNear(out.d, Floats{6, 15, 31, 30, 1, 2, 2, 2}, 1e-6);
   ExpectNear(out.y, Floats{1.0F / 6, 2.0F / 15, 3.0F / 31, 4.0F / 30, 0, 0, 0.5F, 0}, 1e-6);
-  // Of the second row: only channel 2 is not zero, and d = 1 + 1, so 1 / 2 - 2 / 4 there.
+  // In the second row only channel 2 is not zero, and d = 1 + 1 there, so its gradient is 1 / 2 - 2
+  // / 4.
   ExpectNear(out.dx, Floats{0, 0, 0, 0, 1, 0.5F, 0, 0.5F}, 1e-6);
 }
 

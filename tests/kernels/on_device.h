@@ -1,4 +1,4 @@
-// Values of a test in a device's memory.
+// Floats of a test in a device's memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,8 @@
 
 namespace cadre {
 
-// Floats in a device's memory, as fp32 or bf16, `shift` elements after an aligned address.
+// Floats in a device's memory, as fp32 or bf16. They begin `shift` elements after an aligned
+// address.
 class OnDevice {
  public:
   OnDevice(Device& device, const Floats& values, DType type = DType::kFloat32, int64_t shift = 0);

@@ -109,8 +109,9 @@ TEST_P(OptimizerTest, EmptySpansAreAccepted) {
   kernels_->optimizer().AdamW({.rate = 1}, none, none, none, none);
 }
 
-// Values below one: g + decay * w, momentum * v + that, and w - rate * v each round once or twice
-// in fp32, half a unit in the last place of a result below four at most: 2^-23 each, times five.
+// Inputs are below one. g + decay * w, momentum * v + that sum, and w - rate * v round once or
+// twice each in fp32. An error is at most half a unit in the last place of a result below four,
+// 2^-23, and there are at most five.
 TEST_P(OptimizerTest, SgdIsNearTheReference) {
   for (const bool nesterov : {false, true}) {
     const SgdStep step{.rate = 0.05F,
@@ -130,8 +131,8 @@ TEST_P(OptimizerTest, SgdIsNearTheReference) {
   }
 }
 
-// Moments as above. Updates are rate * a quotient that may be large where v is small: 30 at most
-// for the data here, with a few roundings of it.
+// Moments have the errors above. An update is `rate` times a quotient that is large if v is small;
+// for the data here the quotient is at most 30, with a few roundings.
 TEST_P(OptimizerTest, AdamWIsNearTheReference) {
   const AdamWStep step{.rate = 0.01F,
                        .weight_decay = 0.1F,

@@ -61,7 +61,7 @@ TEST_P(PoolingTest, AverageMayCountThePadding) {
   EXPECT_THAT(out.dx, ElementsAre(5, 5, 5, 5));
 }
 
-// A rank with the lower part of an image has no padding above and one row of it below.
+// For a rank with the lower part of an image: no padding above, and one row of padding below.
 TEST_P(PoolingTest, PaddingFollowsFromTheOutputs) {
   const WindowDims window{.in_height = 3,
                           .in_width = 2,
@@ -102,7 +102,8 @@ TEST_P(PoolingTest, WindowsInPaddingHaveNoMaximum) {
 }
 
 TEST_P(PoolingTest, GlobalAverage) {
-  // Two images of three positions and two channels; divided by 4, as if another rank had a fourth.
+  // Two images of three positions and two channels. The divisor is 4, as if another rank had a
+  // fourth position.
   Floats y = Garbage(4), dx = Garbage(12);
   kernels_->window().GlobalAveragePoolForward(2, 3, 2, 4,
                                               Floats{1, 10, 2, 20, 5, 50, 0, 0, 4, 0, 0, 8}, y);
@@ -144,7 +145,7 @@ TEST_P(PoolingTest, GlobalAverageIsNearTheReference) {
     reference->window().GlobalAveragePoolForward(batch, positions, channels, positions, x, want_y);
     reference->window().GlobalAveragePoolForward(batch, positions, channels, positions, Absolute(x),
                                                  bound);
-    // Two more roundings for a division that may be a product with the inverse.
+    // Two more roundings, because a division may be computed as a product with the inverse.
     ExpectSumsNear(y, want_y, bound, positions + 2);
     kernels_->window().GlobalAveragePoolBackward(batch, positions, channels, positions, dy, dx);
     reference->window().GlobalAveragePoolBackward(batch, positions, channels, positions, dy,
@@ -216,7 +217,8 @@ std::vector<PoolingDims> Shapes() {
 class ReferencePoolingTest : public ::testing::TestWithParam<PoolingDims> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, ReferencePoolingTest, ::testing::ValuesIn(Shapes()));
 
-// Distinct whole numbers, so that steps far below one change no maximum.
+// Inputs are distinct whole numbers, so that steps far below one do not change which element is the
+// maximum.
 TEST_P(ReferencePoolingTest, GradientsMatchDifferences) {
   const PoolingDims& dims = GetParam();
   const LayerSizes sizes = SizesOf(dims);
@@ -239,8 +241,8 @@ TEST_P(PoolingTest, SumsAreNearTheReference) {
     if (dims.kind == PoolKind::kMax) {
       EXPECT_EQ(got.y, want.y);
     }
-    // Magnitudes of average pooling are its values on absolute data. For max pooling the maxima
-    // must stay, so |dy| alone is taken; y was compared above.
+    // For average pooling, the sums of magnitudes are its results on absolute data. For max pooling
+    // the maxima must not change, so only dy is replaced by |dy|; y was compared above.
     const PoolingOutputs magnitude =
         RunPooling(*reference, dims, dims.kind == PoolKind::kMax ? x : Absolute(x), Absolute(dy));
     // Two more roundings for the division, and for each share.

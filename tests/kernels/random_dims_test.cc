@@ -1,6 +1,6 @@
-// Random extents, drawn by seed: a back end computes the same bits as the reference on exact data,
-// so that no wrong element hides in a tolerance. One back end runs all of them, as a worker's runs
-// its layers.
+// Tests random extents: on exact data a back end must compute the same bits as the reference, so no
+// tolerance can hide a wrong element. One back end computes all cases, as a worker's back end
+// computes all layers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ WindowDims RandomWindow(Dice& dice, int64_t max_dilation) {
 ConvolutionDims RandomConvolution(uint64_t seed) {
   Dice dice(seed);
   const int64_t groups = dice.Roll(0, 2) > 0 ? 1 : dice.Roll(1, 4);
-  // Every third case has whole vectors of channels.
+  // In every third case the channels fill whole vectors.
   const int64_t unit = groups * (dice.Roll(0, 2) == 0 ? 16 : 1);
   const int64_t in_channels = unit * dice.Extent(3), out_channels = unit * dice.Extent(5);
   return Convolution(dice.Extent(3), in_channels, out_channels, RandomWindow(dice, 3), groups);
@@ -73,7 +73,7 @@ TEST_P(RandomDimsTest, Convolutions) {
   }
 }
 
-// Large enough to be cut into parts inside, by images, rows and channels.
+// These are large enough that the back end divides them by images, rows and channels.
 TEST(CpuRandomDimsTest, LargeConvolutions) {
   const auto cpu = MakeCpuBackend(2);
   for (uint64_t seed = 2000; seed < 2000 + kLargeCases; ++seed) {
@@ -93,8 +93,8 @@ TEST(CpuRandomDimsTest, LargeConvolutions) {
   }
 }
 
-// Averages divide by anything up to 25, so the last bits may differ: by two roundings (a product
-// with the inverse) of numbers up to one, and as many for each share of a gradient.
+// Averages are divided by numbers up to 25, so the last bits may differ: by two roundings (for a
+// product with the inverse) of numbers up to one, and by two for each term of a gradient.
 TEST_P(RandomDimsTest, Poolings) {
   const auto reference = MakeReferenceBackend();
   for (uint64_t seed = 1000; seed < 1000 + kCases; ++seed) {

@@ -1,4 +1,4 @@
-// This machine's GPU and libraries. If there is a GPU, missing libraries are a failure.
+// A rig with this machine's GPU and libraries. If there is a GPU, missing libraries are a failure.
 #include "absl/strings/str_cat.h"
 #include "device/cuda/cuda_api.h"
 #include "glog/logging.h"

@@ -103,7 +103,7 @@ TEST(SequenceDeathTest, RejectsTokensOutsideTheVocabulary) {
 
 // --- attention -----------------------------------------------------------------------------------
 
-// Two tokens, one head of four features: scores are products over the root of four.
+// Two tokens and one head of four features: scores are products divided by the square root of four.
 TEST_P(SequenceTest, AttentionKnownAnswer) {
   const float log3 = std::log(3.0F);
   const Floats qkv = {
@@ -112,7 +112,7 @@ TEST_P(SequenceTest, AttentionKnownAnswer) {
   };
   AttentionDims dims{.batch = 1, .tokens = 2, .heads = 1, .head_features = 4};
   AttentionOutputs out = RunAttention(*kernels_, dims, qkv, Floats(8, 0.0F));
-  // The first token weighs exp(log 3) against exp(0); the second weighs both equally.
+  // The first token has weights exp(log 3) and exp(0), normalised; the second has equal weights.
   ExpectNear(out.probabilities, Floats{0.75F, 0.25F, 0.5F, 0.5F}, 1e-6);
   ExpectNear(out.context, Floats{5, 10, 9, 12, 6, 12, 6, 8}, 1e-6);
   dims.causal = true;
@@ -195,8 +195,8 @@ TEST_P(SequenceTest, AttentionIsNearTheReference) {
                    dcontext = Uniform(SizesOf(dims).context, 2);
       const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext);
       const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext);
-      // Scores below six with roundings of 33 products: 33 * 2^-24 * 6 at the very most, and
-      // exp() carries that over to the probabilities, which are below one.
+      // Scores are below six and sums of 33 products, so their errors are at most 33 * 2^-24 * 6;
+      // through exp() the probabilities, which are below one, have errors of the same size.
       ExpectNear(got.probabilities, want.probabilities, 1e-5);
       ExpectNear(got.context, want.context, 1e-5);
       ExpectNear(got.dqkv, want.dqkv, 2e-5);

@@ -13,13 +13,13 @@ namespace cadre {
 namespace {
 
 // Device copies of the arguments of one call. Spans of the same host memory share device memory,
-// too, for operations in place. Activations are converted to `type` and back.
+// for operations in place. Activations are converted to `type` and back.
 class Stage {
  public:
   Stage(CudaDevice& device, int64_t shift, DType type)
       : device_(device), shift_(shift), type_(type) {}
 
-  // The argument as the device's kernels take it.
+  // The device's copy of the argument.
   template <typename T>
   const T& Copied(const T& extents) {
     return extents;
@@ -106,14 +106,15 @@ class Stage {
   std::deque<Argument> arguments_;
 };
 
-// The rig and how data is staged on it.
+// The rig, and the placement of data on its device.
 struct StagedRig {
   std::unique_ptr<CudaRig> rig;
   int64_t shift;
   DType type;
 };
 
-// One family. Call runs an operation of the rig's family on copies of the arguments.
+// One family of the staged back end. Call runs an operation of the rig's family on copies of the
+// arguments.
 template <typename Base, typename Family, Family& (Backend::*kFamily)()>
 class Staged : public Base {
  public:

@@ -13,7 +13,7 @@ namespace cadre {
 
 namespace {
 
-// The maximum number of terms of a sum of y, dx and dw.
+// The maximum numbers of terms in a sum of y, of dx and of dw.
 struct Terms {
   int64_t y, dx, dw;
 };
@@ -201,7 +201,7 @@ std::vector<ConvolutionDims> UnusualConvolutions() {
                    .kernel_height = 3,
                    .kernel_width = 3}),
       Convolution(2, 16, 6, Window(6, 6, 1, 3)),
-      // Outputs wholly beyond the edge.
+      // Outputs whose windows lie entirely beyond the edge.
       Convolution(1, 2, 3,
                   {.in_height = 1,
                    .in_width = 2,
@@ -264,7 +264,7 @@ void ExpectSumsNear(std::span<const float> got, std::span<const float> want,
   ASSERT_EQ(got.size(), magnitude.size());
   const double units = (terms + 1) * 0x1.0p-24;
   for (size_t i = 0; i < got.size(); ++i) {
-    // A smallest bound for sums without terms or of tiny ones.
+    // 1e-30 is the bound for sums without terms or of tiny ones.
     const double bound = units / (1 - units) * magnitude[i] + 1e-30;
     ASSERT_LE(std::abs(double{got[i]} - want[i]), bound)
         << "element " << i << ": " << got[i] << " for " << want[i];
@@ -396,7 +396,7 @@ void ExpectGradient(Floats& values, const Floats& gradient, const Floats& dy,
   ASSERT_EQ(values.size(), gradient.size());
   const Floats before = values;
   const int64_t n = values.size();
-  // Rounding of the outputs, and of statistics in fp32 that they were made from.
+  // Rounding errors of the outputs, and of the fp32 statistics from which they were computed.
   const double noise = 8 * 0x1.0p-24 * Dot(Absolute(forward()), Absolute(dy));
   for (uint64_t seed = 100; seed < 100 + kDirections; ++seed) {
     const Floats direction = Uniform(n, seed);

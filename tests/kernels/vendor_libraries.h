@@ -1,4 +1,4 @@
-// Where tests look for the vendor's libraries.
+// The folders in which tests search for the vendor's libraries.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 
 namespace cadre {
 
-// The folders beside the headers that the program was compiled with.
+// The library folders of the toolkit whose headers the program was compiled with.
 inline LibrarySearch VendorLibraries() {
   LibrarySearch search;
   const std::vector<std::string> folders = absl::StrSplit(CADRE_CUDA_LIBRARY_FOLDERS, ':');

@@ -5,7 +5,7 @@
 // one critical section and the next, and would report every guarded field as a race. The functions
 // below replace Abseil's: each calls the real one and annotates the order that a mutex guarantees:
 // everything before Unlock happens before everything after the next Lock. Libraries that we link
-// (gRPC) call them, too, because a program's own symbols come first.
+// (gRPC) call ours, too, because the dynamic loader prefers a program's own symbols.
 //
 // The real functions may evaluate the Condition of another waiting thread; they hold the lock then,
 // but ThreadSanitizer cannot detect that, so reads inside are ignored.
@@ -31,8 +31,8 @@ namespace {
 #define CADRE_TEXT_OF(name) #name
 #define CADRE_TEXT(name) CADRE_TEXT_OF(name)
 
-// The next definition after ours of a function of absl; `rest` is its mangled name after the
-// namespaces, and `start` is "_ZNK" for a const method.
+// Finds Abseil's own definition of a function of absl, the next one after ours. `rest` is the
+// mangled name after the namespaces; `start` is "_ZNK" for a const method.
 template <typename Function>
 Function Real(const char* rest, const char* start = "_ZN") {
   std::string name = std::string(start) + "4absl";
@@ -130,7 +130,7 @@ bool Mutex::AwaitWithDeadline(const Condition& cond, absl::Time deadline) {
   return Reacquire(real, this, this, &cond, deadline);
 }
 
-// The locking waits are a lock and then a wait, as Abseil documents.
+// As Abseil documents, waits that lock are equal to a lock followed by a wait.
 void Mutex::LockWhen(const Condition& cond) {
   Lock();
   Await(cond);

@@ -3,8 +3,8 @@
 //
 // GCC's OpenMP library starts and joins the threads of a region in ways that ThreadSanitizer cannot
 // see. The function below replaces the one that enters a region, for our loops and oneDNN's: it
-// calls the real one and annotates the order that a region guarantees: everything before it happens
-// before its body, and its body before everything after it.
+// calls the real one and annotates the order that a region guarantees: everything before the region
+// happens before its body, and the body happens before everything after the region.
 #include <dlfcn.h>
 
 #include <cstdio>
