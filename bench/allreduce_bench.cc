@@ -3,8 +3,8 @@
 //
 // All ranks run the same program (SPMD). The first process validates the flags, creates the shared
 // board and forks the ranks, so it must not start a thread itself. Ranks exchange addresses, choose
-// iterations and report errors over the board; nothing but the measured fabric carries data while
-// the clock runs.
+// iterations and report errors over the board (board.h); only the measured fabric (algorithm.h)
+// transfers data while the clock runs.
 #include <gflags/gflags.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -137,10 +137,10 @@ class TemporaryFolder {
 
 bool OverThreads(const Variant& variant) { return variant.fabric == "threads"; }
 
-// The program of one rank. Rank 0 of the first group prints the lines.
+// What one rank does. Rank 0 of the first group prints the lines.
 class Rank {
  public:
-  // `transport`: null for a rank that is a process.
+  // `transport` is null for a rank that is a process.
   Rank(const Settings& settings, const Comparison& comparison, std::string gloo_folder,
        const Member& member, std::unique_ptr<Transport> transport)
       : settings_(settings),
@@ -179,7 +179,7 @@ class Rank {
   }
 
  private:
-  // The groups take turns, because "auto" measures the links when it is created.
+  // The groups connect one after the other, because "auto" measures the links when it is created.
   absl::StatusOr<std::vector<Runner::Entry>> Connect() {
     std::vector<Runner::Entry> entries;
     for (const Variant& variant : comparison_.variants) {
@@ -211,8 +211,8 @@ class Rank {
   std::map<std::string, std::unique_ptr<Fabric>> fabrics_;
 };
 
-// Starts all ranks: a process for each rank of the first kind of group, and one process whose
-// threads are the ranks of the other kind. This process only waits for them.
+// Starts all ranks: one process for each rank of the group of processes, and one process whose
+// threads are the ranks of the group of threads. The calling process only waits for them.
 class Ranks {
  public:
   Ranks(const Settings& settings, const Comparison& comparison, Board& board)
@@ -238,7 +238,7 @@ class Ranks {
   }
 
  private:
-  // Ends the process on an error: its peers may wait for it in a collective.
+  // Ends the process on an error, because its peers may wait for it in a collective.
   void RunRank(const Member& member, std::unique_ptr<Transport> transport) {
     const absl::Status status =
         Rank(settings_, comparison_, folder_.path(), member, std::move(transport)).Run();

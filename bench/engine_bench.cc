@@ -58,8 +58,8 @@ struct Measured {
   Json profile;
 };
 
-// The highest rate of floating-point operations that this machine reaches, for a matrix product and
-// a convolution that fit its caches. Measured before the ranks start and share the cores.
+// The highest rate of floating-point operations that this machine reaches for a matrix product and
+// a convolution that fit its caches. It is measured before the ranks start, which share the cores.
 double PeakFlops() {
   const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
   constexpr int64_t kSide = 1024;
@@ -146,7 +146,7 @@ absl::StatusOr<Measured> TrainGroup(const v1::RunSpec& spec) {
   for (int rank = 0; rank < FLAGS_ranks; ++rank) {
     threads.emplace_back([&, rank] {
       results[rank] = Train(spec, plan, peak, *transports[rank]);
-      // The other ranks must not wait for one that has failed.
+      // Aborts, so that the other ranks do not wait for one that has failed.
       if (!results[rank]->ok()) transports[rank]->Abort(results[rank]->status());
     });
   }

@@ -1,11 +1,11 @@
-// The observer is called after every operation of the tape (plan/tape.h). Times are sums over all
-// steps since Clear.
+// The observer is called after every operation of the tape, the list of a step's operations
+// (plan/tape.h). Times are sums over all steps since Clear.
 //
-// Rates need the work of the part that this rank computes. Operations of matrix products and
-// convolutions are those of the whole layer, scaled by the rank's share of the outputs and of the
-// elements that are summed; a backward pass that computes both the gradient of the weights and that
-// of the input counts twice. For all other operations bytes are counted, at least once for each
-// element of inputs and output.
+// A rate is work divided by time, for the part of a layer that this rank computes. For matrix
+// products and convolutions the work is the floating-point operations of the whole layer, scaled by
+// the rank's share of the outputs and of the elements that each output sums over; a backward pass
+// that computes the gradients of both weights and input counts twice. For all other operations the
+// work is the bytes of inputs and output, each counted once.
 #include "bench/engine_profile.h"
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +14,8 @@
 namespace cadre {
 namespace {
 
-// Only matrix products and convolutions are bound by arithmetic; the rest is bound by memory.
+// Arithmetic limits the speed of matrix products and convolutions only; memory bandwidth limits the
+// rest.
 bool IsProduct(LayerKind kind) {
   return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected;
 }
@@ -74,7 +75,7 @@ void EngineProfile::Played(const Tape& tape, const TapeOp& op, absl::Time, doubl
   Row row{.seconds = seconds};
   const bool backward = op.kind == TapeOpKind::kBackward;
   if (backward || op.kind == TapeOpKind::kForward) {
-    // The gradients of weights and of inputs cost as much as the forward pass each.
+    // Each of the gradients of weights and of inputs costs as much as the forward pass.
     const bool inputs = backward && !op.dx.empty() && op.dx[0] != TapeOp::kNone;
     const int passes = inputs ? 2 : 1;
     if (IsProduct(layer.kind)) row.flops = passes * FlopsHere(layer, region, tape.samples);

@@ -1,4 +1,5 @@
-// Where the time of training steps is spent: by kind of operation and by operation, with rates.
+// Measures how much time of training steps each kind of operation and each operation takes, with
+// rates.
 //
 // Thread-compatible.
 #pragma once
@@ -21,14 +22,14 @@ class EngineProfile final : public TapeObserver {
 
   // Discards all measurements.
   void Clear();
-  // Seconds of all operations.
+  // Sum of the seconds of all operations.
   double seconds() const;
 
   // Kind of operation -> {"ms", "share", "gflops", "of_peak"}, in milliseconds per step.
   // Requires: steps >= 1.
   nlohmann::ordered_json ByKind(int steps, double step_seconds, double peak_flops) const;
-  // [{"op", "ms", "gflops" or "gbs"}] of every layer in the order of a step. "gbs" counts the bytes
-  // that must be read or written at least once, in 10^9 per second.
+  // [{"op", "ms", "gflops" or "gbs"}] of every operation in the order of a step. "gbs" counts the
+  // bytes that must be read or written at least once, in 10^9 per second.
   nlohmann::ordered_json ByLayer(int steps) const;
 
  private:

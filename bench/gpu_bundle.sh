@@ -66,8 +66,8 @@ for program in "$build"/tests/*; do
 done
 [ ${#tests[@]} -gt 0 ] || fail "$build/tests holds no CUDA tests: is it built, with CADRE_CUDA=ON?"
 
-# Debian has several BLAS under one name. The reference one has a fiftieth of the size of OpenBLAS and is
-# sufficient, because only the planner's linear programs call it.
+# Debian has several BLAS libraries under one name. The reference BLAS has a fiftieth of the size of
+# OpenBLAS and suffices, because only the planner's linear programs call it.
 multiarch=/usr/lib/$(uname -m)-linux-gnu
 loaded_by() { LD_LIBRARY_PATH=$multiarch/blas:$multiarch/lapack ldd "$@" 2>/dev/null; }
 

@@ -259,7 +259,7 @@ class Check:
             self.add_outcome("tests", program, outcome)
 
     def programs(self):
-        """A folder of Cadre's programs in which every worker appears to NCCL as a host of its own, so that
+        """A folder of Cadre's programs in which every worker appears to NCCL as a separate host, so that
         several can share one GPU."""
         folder = self.work / "programs"
         if not folder.exists():
@@ -361,7 +361,7 @@ class Check:
                 word.replace("{bundle}", str(self.bundle)).replace("{seconds}", str(seconds))
                 for word in bench["command"]
             ]
-            # PyTorch brings libraries of its own.
+            # PyTorch has its own copies of the libraries.
             outcome = self.run(words, bench["seconds"], own_libraries=words[0] != "python3")
             lines = 0
             for line in outcome.output.splitlines():

@@ -1,15 +1,16 @@
-// How the loop arrives at comparable times:
+// The loop measures comparable times in three parts:
 //
 //   calibration  One run of a variant touches its memory and creates its caches; it gives an upper
 //                bound for the time of an iteration. Up to three more give the number of iterations
 //                of a round, so that a round takes about 5 ms whatever the variant does.
-//   rounds       Each round runs all variants once. What disturbs the machine for longer than a
-//                round (another process, a change of frequency) slows all variants down, so it
+//   rounds       Each round runs all variants once. A disturbance that lasts longer than a round
+//                (another process, a change of frequency) slows all variants down equally, so it
 //                cancels in the ratio of their medians.
-//   statistics   The median ignores the rounds that a short disturbance hit; the minimum shows what
-//                the machine can do without any.
+//   statistics   The median ignores the rounds in which a short disturbance happened; the minimum is
+//                the time without disturbances.
 //
-// A variant whose single run takes a quarter of the effort or more is not calibrated any further.
+// If a single run of a variant takes a quarter of the effort or more, its calibration ends after
+// that run.
 #include "bench/harness.h"
 
 #include <gflags/gflags.h>
@@ -30,18 +31,18 @@
 namespace cadre {
 namespace {
 
-// Far longer than reading the clock and starting the ranks together; far shorter than a typical
-// disturbance by another process.
+// Much longer than reading the clock and starting the ranks together takes; much shorter than a
+// typical disturbance by another process.
 constexpr double kRoundSeconds = 5e-3;
 constexpr double kMaxIterations = 1000;
 
-// The rounds of one variant.
+// The calibration and the rounds of one variant.
 class Course {
  public:
   Course(const TimedRun& run, const Effort& effort) : run_(run), effort_(effort) {}
 
   // Chooses the number of iterations. The first run touches memory and creates caches, so it gives
-  // only an upper bound; it is repeated unless that alone would exceed the effort.
+  // only an upper bound; further runs follow unless they would exceed the effort.
   absl::Status Calibrate() {
     CADRE_ASSIGN_OR_RETURN(double once, run_(1));
     if (once < effort_.seconds / 4) {
@@ -85,7 +86,7 @@ absl::StatusOr<std::vector<Timing>> MeasureInterleaved(const std::vector<TimedRu
   for (const TimedRun& run : variants) courses.emplace_back(run, effort);
   for (Course& course : courses) CADRE_RETURN_IF_ERROR(course.Calibrate());
   for (int round = 0; round < effort.rounds; ++round) {
-    // Each round begins with another variant, so that none always follows the same one.
+    // Each round begins with another variant, so that no variant is always measured first.
     for (int turn = 0; turn < std::ssize(courses); ++turn) {
       CADRE_RETURN_IF_ERROR(courses[(turn + round) % std::ssize(courses)].Round());
     }

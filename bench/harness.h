@@ -14,14 +14,15 @@
 
 namespace cadre {
 
-// Effort per variant. No round begins after `seconds` of measured time, but one is always run.
+// The measuring effort per variant. No round begins after `seconds` of measured time, but at least
+// one is run.
 struct Effort {
   int rounds = 11;
   double seconds = 2;
 };
 
 struct Timing {
-  // Seconds of one iteration: median and minimum over the rounds.
+  // Seconds of one iteration: the median and the minimum over the rounds.
   double seconds = 0;
   double min_seconds = 0;
   int rounds = 0;
@@ -29,15 +30,15 @@ struct Timing {
   int iterations = 0;
 };
 
-// Runs the measured work `iterations` times and returns the seconds of all of them. If several
-// ranks measure together, all of them return the time of the slowest, so that they take the same
-// decisions.
+// Runs the measured work `iterations` times and returns the total seconds. If several ranks measure
+// together, each returns the time of the slowest rank, so that all make the same decisions.
 using TimedRun = std::function<absl::StatusOr<double>(int iterations)>;
 
 // Times the variants in interleaved rounds: each round runs every variant once and begins with
-// another one, so that a disturbance of the machine affects all variants alike, and ratios of
-// medians hold where absolute times do not. A round lasts about 5 ms, and at least one iteration.
-// Returns one timing for each variant, in order. Errors: those of the variants.
+// another one, so that a disturbance of the machine affects all variants equally, and ratios of
+// medians are valid even if absolute times are not. In a round, a variant runs for about 5 ms, and
+// at least one iteration. Returns one timing for each variant, in order. Errors: those of the
+// variants.
 absl::StatusOr<std::vector<Timing>> MeasureInterleaved(const std::vector<TimedRun>& variants,
                                                        const Effort& effort);
 
@@ -47,7 +48,7 @@ Timing Measure(const std::function<void()>& work, const Effort& effort = {});
 // Wall-clock seconds of one call.
 double SecondsOf(const std::function<void()>& work);
 
-// Beginning of an output line: the name of the benchmark and the CPU that it ran on.
+// The first fields of an output line: the name of the benchmark and the CPU that it ran on.
 nlohmann::ordered_json BenchLine(const std::string& bench);
 
 // Prints one line on stdout and flushes it.

@@ -1,13 +1,14 @@
-// Training steps of one group over real links, with the techniques of Cadre enabled one at a time:
-// a process for each rank, all configurations interleaved in the same run, a JSON line for each.
+// Times training steps of one group over real links, with the techniques of Cadre enabled one at a
+// time. Each rank is a process; all configurations are interleaved in the same run, and rank 0
+// prints a JSON line for each.
 //
 //   bench_overlap --model alexnet --batch 32 --rank 0 --peers 10.0.0.1:7100,10.0.0.2:7100
 //
 // A configuration is layouts:collectives:overlap. Layouts are `data` (every weight on every rank),
 // `model` (fully connected layers split over all ranks) or DxM (split over M ranks); collectives
-// and overlap take the values of the flags of `cadre run`. For a configuration with overlap the
-// line contains the step time that the model of overlap predicts from the times of the same
-// configuration without overlap, measured in the same run.
+// and overlap take the values of the flags of `cadre run`. For a configuration with overlap, the
+// line contains the step time that the model of overlap (plan/cost/overlap.h) predicts from the
+// times of the same configuration without overlap, measured in the same run.
 #include <gflags/gflags.h>
 
 #include <algorithm>
@@ -117,7 +118,7 @@ class ConfiguredRun {
   // Runs `steps` steps, timed and traced if `counts`. One more step precedes them, because a step
   // waits for operations that the step before has left in progress.
   absl::Status Round(int steps, bool counts) {
-    // All ranks begin together.
+    // The barrier makes all ranks begin together.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
     CADRE_RETURN_IF_ERROR(Step());
     if (counts) {
@@ -139,8 +140,8 @@ class ConfiguredRun {
     }
     CADRE_RETURN_IF_ERROR(replica_->Settle());
     if (counts) {
-      // Includes the messages that the last step left in progress, but not those of the step
-      // before the first.
+      // The difference includes the messages that the last step left in progress, but not those of
+      // the step before the first.
       sent_ += replica_->comms().bytes_sent() - sent;
       counted_ += steps;
     }
@@ -150,14 +151,14 @@ class ConfiguredRun {
   const Config& config() const { return config_; }
   const Plan& plan() const { return replica_->plan(); }
   const std::vector<TraceInterval>& last_round() const { return last_round_; }
-  // From whole rounds, because steps overlap.
+  // The step time follows from whole rounds, because steps overlap.
   double step_seconds() const { return Median(round_seconds_); }
   double moving_seconds() const { return Median(moving_); }
   StepModel Model() const {
     return StepModelFrom(replica_->graph(), replica_->index(), replica_->plan(), intervals_);
   }
 
-  // Seconds of waiting per step: mean of each round, median over the rounds.
+  // Seconds of waiting per step: the median over the rounds of each round's mean.
   double WaitedSeconds(int steps) const {
     std::vector<double> rounds;
     double sum = 0;
@@ -172,7 +173,7 @@ class ConfiguredRun {
     return rounds.empty() ? 0 : Median(rounds);
   }
 
-  // `parts`: those of the same configuration without overlap.
+  // `parts` are the times of the same configuration without overlap.
   nlohmann::ordered_json Line(const std::optional<StepModel>& parts, double first_seconds) const {
     std::map<std::string, int> buckets;
     for (const Bucket& bucket : plan().buckets) {
@@ -254,7 +255,7 @@ absl::Status Run() {
   std::vector<std::string> names = absl::StrSplit(FLAGS_configs, ',');
   const int64_t requested = std::ssize(names);
   std::vector<Config> configs;
-  // Configurations that only predictions need are appended to the requested ones.
+  // Configurations that are only needed for predictions are appended to the requested ones.
   for (int64_t i = 0; i < std::ssize(names); ++i) {
     CADRE_ASSIGN_OR_RETURN(configs.emplace_back(), ParseConfig(names[i], transport.size()));
     const std::string without = WithoutOverlap(configs.back());
@@ -262,7 +263,7 @@ absl::Status Run() {
     if (FLAGS_predict && !known) names.push_back(without);
   }
   std::vector<std::unique_ptr<ConfiguredRun>> runs;
-  // The first run measures the links; all choose their algorithms by the same measurement.
+  // The first configuration measures the links; all choose their algorithms by that measurement.
   v1::LinkProfile link;
   for (const Config& config : configs) {
     CADRE_ASSIGN_OR_RETURN(auto run, ConfiguredRun::Make(config, transport, link));

@@ -61,7 +61,8 @@ std::string MeshText(const v1::Plan& plan) {
   });
 }
 
-// The parts of a step that the rank's own thread sees; nothing else can be measured from outside.
+// The parts of a step that the rank's own thread executes or waits for; others cannot be measured
+// from outside.
 nlohmann::ordered_json OwnThread(const v1::StepTimes& times) {
   return {{"step_ms", Rounded(times.step() * 1e3, 3)},
           {"compute_ms", Rounded(times.compute() * 1e3, 3)},
@@ -189,7 +190,7 @@ class ModelPlans {
   }
 
   // Runs the plan: two steps of warm-up, one that sets the number of steps, then three rounds, of
-  // which the median counts. Computation is what remains of a step without moves and waits.
+  // which the median counts. Computation is the rest of a step after moves and waits.
   absl::Status Measure(Entry* entry) {
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const auto replica,

@@ -1,5 +1,6 @@
 // All benchmarks of training steps use the run files of the zoo, with the optimizer, the batch and
-// the mesh replaced: results are comparable between programs, and a model exists in one place only.
+// the mesh replaced: so results are comparable between programs, and a model is defined in one
+// place only.
 #include "bench/training.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// What the programs that time training steps share: run specs, connected ranks, batches in memory.
+// Shared by the programs that time training steps: run specs, connected ranks, batches in memory.
 //
 // Thread-compatible.
 #pragma once
@@ -17,26 +17,27 @@
 
 namespace cadre {
 
-// The time of a step does not depend on the rate; with a larger one, training on the same batch
-// would soon diverge.
+// The learning rate. The time of a step does not depend on it, but training repeatedly on the same
+// batch would soon diverge with a larger one.
 inline constexpr float kBenchRate = 1e-6F;
 
 struct BenchModel {
   // Name of a model of the zoo, or path of a run file.
   std::string model;
-  // Samples of a step, over all ranks.
+  // Samples of a step, summed over all ranks.
   int batch = 1;
   int ranks = 1;
   int model_ranks = 1;
   int space_ranks = 1;
 };
-// One group, SGD with momentum 0.9. Errors: those of reading and validating the run file.
+// A run with one group and SGD with momentum 0.9. Errors: those of reading and validating the run
+// file.
 absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model);
 
 // Number of trained parameters, without running statistics.
 int64_t ParameterCount(const Replica& replica);
 
-// A group with one process for each rank.
+// A rank of a group in which each rank is a process, connected with the others.
 struct ConnectedRank {
   std::unique_ptr<TcpListener> listener;
   std::unique_ptr<Transport> transport;

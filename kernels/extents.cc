@@ -30,7 +30,7 @@ int64_t FarPadding(int64_t in, int64_t out, int64_t kernel, int64_t near, const 
 }  // namespace
 
 // Libraries take the padding at both ends as input and derive the number of outputs. Here the
-// outputs are given (a rank may own fewer than fit), so the padding at the far end is derived
+// outputs are known (a rank may own fewer than fit), so the padding at the far end is derived
 // instead.
 WindowPadding PaddingOf(const WindowDims& d) {
   if (d.in_height * d.in_width == 0 || d.out_height * d.out_width == 0) return {};

@@ -1,4 +1,6 @@
-// What the all-reduce benchmark compares: algorithms over fabrics, as one rank calls them.
+// The interfaces of what the all-reduce benchmark compares, as one rank calls them: algorithms over
+// fabrics. A fabric is a set of connected ranks with an implementation of all-reduce, such as Gloo
+// over TCP.
 //
 // Thread-compatible; all ranks of a group make the same calls in the same order.
 #pragma once
@@ -24,12 +26,12 @@ struct Variant {
   friend bool operator==(const Variant&, const Variant&) = default;
 };
 
-// The buffers of one all-reduce, in or out of place.
+// An all-reduce to run: its type and its buffers, in or out of place.
 struct Task {
   DType dtype = DType::kFloat32;
-  // Receives the sum. In place it also holds this rank's addend.
+  // The buffer that receives the sum. In place, it first holds this rank's addend.
   std::span<std::byte> data;
-  // Out of place: this rank's addend, which is not changed. Empty: in place.
+  // Out of place, this rank's addend, which is not changed. Empty if in place.
   std::span<const std::byte> input;
 
   bool in_place() const { return input.empty(); }
@@ -39,7 +41,7 @@ class AllReduce {
  public:
   virtual ~AllReduce() = default;
 
-  // Work that a program would do once for its buffers, which remain valid until Finish.
+  // Does the work that a program would do once for its buffers, which remain valid until Finish.
   virtual absl::Status Prepare(const Task& task) = 0;
   // One all-reduce of the prepared task.
   virtual absl::Status Run() = 0;
@@ -50,7 +52,7 @@ class AllReduce {
   virtual bool adds() const { return true; }
   // Name of the algorithm that the prepared task uses.
   virtual std::string name() const = 0;
-  // Measurements behind the choice of the algorithm, as JSON; empty if there are none.
+  // The measurements from which the algorithm was chosen, as JSON; empty if there are none.
   virtual std::string explanation() const { return ""; }
 };
 

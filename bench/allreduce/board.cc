@@ -1,7 +1,7 @@
 // A barrier counts arrivals; the last rank resets the count and starts the next generation, which
-// releases the others. Waiting ranks first poll, so that measured work starts within microseconds
-// on all of them; a rank that has waited for a while sleeps between polls, so that the ranks of one
-// group do not disturb the measurement of the other.
+// releases the others. A waiting rank first polls, so that measured work starts within microseconds
+// on all ranks; after a while it sleeps between polls, so that the ranks of one group do not
+// disturb the measurement of the other.
 #include "bench/allreduce/board.h"
 
 #include <sched.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMaxGroups = 2;
 constexpr size_t kSlotBytes = 4096;
-// Longer than ranks of one group ever differ at the start of a round.
+// Longer than the largest difference between ranks of one group at the start of a round.
 constexpr absl::Duration kPolling = absl::Milliseconds(5);
 constexpr absl::Duration kSleep = absl::Milliseconds(1);
 
@@ -51,7 +51,7 @@ struct Board::Memory {
   std::atomic<int> failure_state;
   absl::StatusCode failure_code;
   Slot failure;
-  // One slot for each rank of each group; continues behind the end.
+  // One slot for each rank of each group; the array continues after the end of the struct.
   Slot slots[1];
 };
 
@@ -88,7 +88,7 @@ absl::Status Board::Wait(Barrier& barrier, int count) {
   }
   const absl::Time start = absl::Now();
   for (int64_t turn = 1; barrier.generation.load(std::memory_order_acquire) == generation; ++turn) {
-    // There may be more ranks than cores.
+    // Yields, because there may be more ranks than cores.
     sched_yield();
     if (turn % 256 != 0) continue;
     if (memory_->failure_state.load() == kFailed) return failure();

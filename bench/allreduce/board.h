@@ -1,8 +1,8 @@
-// The ranks of bench_allreduce all run the same program (SPMD) and share a small block of memory,
-// created before they are forked: barriers, a slot for each rank, and the first error.
+// The board: a small block of memory that all ranks of bench_allreduce share, created before they
+// are forked. It holds barriers, a slot for each rank, and the first error.
 //
-// Ranks that are processes form one group and ranks that are threads another one, with a connection
-// of its own. Every call of Member is collective: all its ranks make the same calls in the same
+// Ranks that are processes form one group, and ranks that are threads form another, each with its
+// own connections. Every call of Member is collective: all ranks make the same calls in the same
 // order.
 //
 // Thread-safe and process-safe.
@@ -22,13 +22,13 @@ namespace cadre::bench {
 
 class Board {
  public:
-  // `timeout`: longest wait in a barrier. Errors: ResourceExhausted.
+  // `timeout`: maximum wait in a barrier. Errors: ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<Board>> Make(int groups, int ranks, absl::Duration timeout);
   ~Board();
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
-  // Records an error unless there is one already. All barriers then fail.
+  // Records the error if it is the first one. All barriers then fail.
   void Fail(const absl::Status& status);
   // The recorded error. Requires: no rank runs any more.
   absl::Status failure() const;
@@ -49,7 +49,7 @@ class Board {
   const absl::Duration timeout_;
 };
 
-// One rank of one group. Borrows the board; copyable.
+// One rank of one group on the board, which the object borrows; copyable.
 class Member {
  public:
   Member(Board& board, int group, int rank) : board_(&board), group_(group), rank_(rank) {}
@@ -59,14 +59,15 @@ class Member {
   int ranks() const { return board_->ranks_; }
   absl::Duration timeout() const { return board_->timeout_; }
 
-  // Wait for the ranks of the group, and for those of all groups. Errors: the board's failure;
-  // DeadlineExceeded.
+  // Barrier waits for the ranks of the group, BarrierOfAll for the ranks of all groups. Errors: the
+  // board's failure; DeadlineExceeded.
   absl::Status Barrier();
   absl::Status BarrierOfAll();
-  // What each rank of the group passes, by rank. Requires: at most 4 KiB.
+  // Returns the texts that the ranks of the group pass, by rank. Requires: at most 4 KiB each.
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view text);
 
-  // Over the ranks of all groups: the maximum, the sum, and the first text that is not empty.
+  // Reductions over the ranks of all groups: the maximum, the sum, and the first text that is not
+  // empty.
   absl::StatusOr<double> Max(double value);
   absl::StatusOr<double> Sum(double value);
   absl::StatusOr<std::string> First(absl::string_view text);

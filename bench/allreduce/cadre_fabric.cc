@@ -1,7 +1,8 @@
-// All algorithms of one transport share a Communicator, as in a training group. "auto" repeats what
-// a group does when it is formed: it measures the links with each algorithm at a few sizes
-// (worker/comm/link_probe.h), fits the cost model, and then selects the cheapest algorithm for each
-// size. The probe runs once per transport, before the first size.
+// The collectives of Cadre as a fabric (algorithm.h). All algorithms of one transport share a
+// Communicator, as in a training group. "auto" does the same as a group when it is formed: it
+// measures the links with each algorithm at a few sizes (worker/comm/link_probe.h), fits the cost
+// model, and then selects the cheapest algorithm for each size. The links are measured once per
+// transport, before the first size.
 #include "bench/allreduce/fabrics.h"
 
 #include <cstring>
@@ -34,29 +35,31 @@ std::string Describe(const LinkProfile& link) {
       .dump();
 }
 
-// Out of place is a copy followed by an all-reduce in place.
+// All-reduce out of place is a copy followed by an all-reduce in place.
 class CadreAllReduce final : public AllReduce {
  public:
-  // No `fixed` algorithm: the one with the lowest cost by `link`.
-  CadreAllReduce(Communicator& all, std::optional<Algorithm> fixed, const LinkProfile& link)
-      : all_(all), fixed_(fixed), link_(link) {}
+  // Without a `fixed` algorithm, each task uses the one that has the lowest cost according to
+  // `link`.
+  CadreAllReduce(Communicator& communicator, std::optional<Algorithm> fixed,
+                 const LinkProfile& link)
+      : communicator_(communicator), fixed_(fixed), link_(link) {}
 
   absl::Status Prepare(const Task& task) override {
     task_ = task;
     chosen_ = fixed_.has_value() ? *fixed_
-                                 : BestAlgorithm(Collective::kAllReduce, all_.size(),
+                                 : BestAlgorithm(Collective::kAllReduce, communicator_.size(),
                                                  std::ssize(task.data), link_);
     return absl::OkStatus();
   }
   absl::Status Run() override {
     if (!task_.in_place()) std::memcpy(task_.data.data(), task_.input.data(), task_.input.size());
-    return all_.AllReduce(chosen_, task_.dtype, task_.data);
+    return communicator_.AllReduce(chosen_, task_.dtype, task_.data);
   }
   std::string name() const override { return std::string(AlgorithmName(chosen_)); }
   std::string explanation() const override { return fixed_.has_value() ? "" : Describe(link_); }
 
  private:
-  Communicator& all_;
+  Communicator& communicator_;
   const std::optional<Algorithm> fixed_;
   const LinkProfile& link_;
   Task task_;
@@ -66,7 +69,8 @@ class CadreAllReduce final : public AllReduce {
 class CadreFabric final : public Fabric {
  public:
   explicit CadreFabric(std::unique_ptr<Transport> transport)
-      : transport_(std::move(transport)), all_(*transport_, AllRanks(transport_->size())) {}
+      : transport_(std::move(transport)),
+        communicator_(*transport_, AllRanks(transport_->size())) {}
 
   absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view algorithm) override {
     const bool choose = algorithm == "auto";
@@ -75,10 +79,10 @@ class CadreFabric final : public Fabric {
       return absl::InvalidArgumentError(absl::StrCat("unknown algorithm ", algorithm));
     }
     if (choose && !link_.known()) {
-      CADRE_ASSIGN_OR_RETURN(const LinkMeasure measured, MeasureLink(all_));
-      link_ = ProfileOf(measured, all_.size());
+      CADRE_ASSIGN_OR_RETURN(const LinkMeasure measured, MeasureLink(communicator_));
+      link_ = ProfileOf(measured, communicator_.size());
     }
-    return std::make_unique<CadreAllReduce>(all_, fixed, link_);
+    return std::make_unique<CadreAllReduce>(communicator_, fixed, link_);
   }
 
  private:
@@ -89,7 +93,7 @@ class CadreFabric final : public Fabric {
   }
 
   const std::unique_ptr<Transport> transport_;
-  Communicator all_;
+  Communicator communicator_;
   LinkProfile link_;
 };
 
@@ -110,7 +114,7 @@ absl::StatusOr<std::unique_ptr<Fabric>> ConnectCadre(Member& member, bool tcp, i
                                        .timeout = member.timeout(),
                                        .shared_memory = !tcp,
                                        .connections = connections}));
-  // A line for "shm" must not report a measurement of something else.
+  // A result labelled "shm" must not be measured over TCP.
   const LinkKind expected = tcp ? LinkKind::kTcp : LinkKind::kSharedMemory;
   for (int peer = 0; peer < transport->size(); ++peer) {
     if (peer == member.rank() || transport->link(peer) == expected) continue;

@@ -1,6 +1,6 @@
-// A user names transports and algorithms; variants are what is measured. Gloo's "auto" stands for
-// several implementations, and a comparison adds variants that no line is about, so rows refer to
-// variants by position, and each variant is measured once however many rows need it.
+// A user names transports and algorithms, but variants are measured. Gloo's "auto" stands for
+// several implementations, and a comparison adds variants without a line. So rows refer to variants
+// by position, and each variant is measured once even if several rows need it.
 #include "bench/allreduce/comparison.h"
 
 #include <algorithm>

@@ -1,7 +1,9 @@
-// Which variants a run of the benchmark measures, and the lines that it prints.
+// The variants (algorithms on fabrics, see algorithm.h) that the benchmark measures, and the lines
+// that it prints.
 //
-// A line is about one fabric and algorithm that the user named, such as shared memory by ring, or
-// Gloo by its best algorithm. Behind it are one or several variants; the fastest at a size counts.
+// A line reports one fabric and algorithm that the user named, such as ring over shared memory, or
+// Gloo's best algorithm. It stands for one or several variants and reports the fastest at each
+// size.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -26,10 +28,10 @@ struct Row {
 
 struct Comparison {
   std::vector<Variant> variants;
-  // One line for each.
+  // Each row is printed as one line.
   std::vector<Row> rows;
-  // Positions of the variants of Gloo and of the plain copy that all rows are compared with; empty
-  // if they are not.
+  // Positions of the variants of Gloo and of the plain copy with which all rows are compared; empty
+  // without such a comparison.
   std::vector<int64_t> gloo;
   std::vector<int64_t> socket;
 };
@@ -45,12 +47,12 @@ struct ComparisonOptions {
   std::vector<std::string> compare;
 };
 
-// Errors: InvalidArgument naming an unknown or impossible option; FailedPrecondition for Gloo if
+// Errors: InvalidArgument, naming an unknown or impossible option; FailedPrecondition for Gloo if
 // the program was built without it.
 absl::StatusOr<Comparison> MakeComparison(const ComparisonOptions& options);
 
-// The line of one row, as bench/allreduce/README.md describes it. `measured`: of all variants, in
-// order.
+// The line of one row, as bench/allreduce/README.md describes it. `measured` has the measurements
+// of all variants, in order.
 nlohmann::ordered_json Line(const Comparison& comparison, const Row& row,
                             const std::vector<Measurement>& measured, int ranks, DType dtype,
                             int64_t bytes, bool in_place);

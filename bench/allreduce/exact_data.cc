@@ -1,6 +1,6 @@
-// Why these numbers: a sum of floating-point numbers depends on its order unless every partial sum
-// is exact. Integers up to 256 are exact in bfloat16, which has the fewest bits (8) of the three
-// types, so addends are integers from 0 to 256 / ranks, and no partial sum exceeds 256.
+// A sum of floating-point numbers depends on its order unless every partial sum is exact. Integers
+// up to 256 are exact in bfloat16, which has the fewest bits (8) of the three types, so addends are
+// integers from 0 to 256 / ranks, and no partial sum exceeds 256.
 //
 // The addend of a rank at a position is a hash of both, repeated with a prime period. An algorithm
 // that adds a chunk twice, omits it or writes it to another position therefore changes the result
@@ -15,13 +15,13 @@
 namespace cadre::bench {
 namespace {
 
-// A prime, so that the pattern fits into no piece, chunk or page.
+// A prime number, so that no chunk or page holds a whole number of periods.
 constexpr size_t kPeriod = 8191;
 
-// Of rank `rank` at position `i` of the pattern.
+// The addend of rank `rank` at position `i` of the pattern.
 uint32_t ValueAt(int rank, int ranks, size_t i) {
   const auto values = static_cast<uint32_t>(256 / ranks);
-  // Knuth's multiplicative hash: neighbours in position and rank have unlike values.
+  // Knuth's multiplicative hash: neighbouring positions and ranks have different values.
   const uint32_t mixed =
       (static_cast<uint32_t>(i) * 131 + static_cast<uint32_t>(rank) + 1) * uint32_t{2654435761};
   return (mixed >> 16) % (values + 1);

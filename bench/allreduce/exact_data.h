@@ -1,8 +1,8 @@
-// Numbers whose sums are exact in every type and order, so that one wrong bit anywhere is seen.
+// Test data whose sums are exact in every type and order, so that a single wrong bit is detected.
 //
-// Whole numbers so small that the sum over all ranks is at most 256, which bfloat16 still holds
-// exactly; they depend on rank and position, so that a piece that is added twice, left out or put
-// elsewhere changes the result.
+// The data are whole numbers so small that the sum over all ranks is at most 256, which is exact in
+// bfloat16. They depend on rank and position, so that a chunk that is added twice, omitted or
+// written to another position changes the result.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -15,14 +15,14 @@
 
 namespace cadre::bench {
 
-// More ranks than that have no exact sums of this kind.
+// With more ranks the sums would exceed 256.
 inline constexpr int kMaxExactRanks = 128;
 
-// Fills `data` with the part of `rank`. Requires: kFloat32, kBFloat16 or kFloat16; rank < ranks;
+// Fills `data` with the addends of `rank`. Requires: kFloat32, kBFloat16 or kFloat16; rank < ranks;
 // 1 <= ranks <= kMaxExactRanks.
 void FillExact(DType dtype, int rank, int ranks, std::span<std::byte> data);
 
-// How many elements of `data` are not the sum over all ranks.
+// The number of elements of `data` that differ from the sum over all ranks.
 int64_t CountErrors(DType dtype, int ranks, std::span<const std::byte> data);
 
 }  // namespace cadre::bench

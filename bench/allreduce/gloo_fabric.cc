@@ -1,7 +1,7 @@
-// Gloo has two interfaces to all-reduce, and either may be faster: classes that are created for one
-// buffer and run repeatedly, and the function gloo::allreduce, which takes its buffers with each
-// call. Both run over Gloo's TCP transport, the only one in Debian's package. Ranks find each other
-// through files in a folder.
+// Gloo as a fabric (algorithm.h). Gloo has two interfaces to all-reduce, and either may be faster:
+// classes that are created for one buffer and run repeatedly, and the function gloo::allreduce,
+// which takes its buffers with each call. Both run over Gloo's TCP transport, the only one in
+// Debian's package. Ranks find each other through files in a folder.
 #include "bench/allreduce/fabrics.h"
 
 #include <gloo/allreduce.h>
@@ -38,7 +38,8 @@ absl::Status WithoutExceptions(const Body& body) {
   }
 }
 
-// Gloo's classes, created for one buffer and in place. Out of place is a copy and then in place.
+// Gloo's classes, which are created for one buffer and work in place. All-reduce out of place is a
+// copy followed by one in place.
 class GlooClass final : public AllReduce {
  public:
   GlooClass(ContextPointer context, std::string name)
@@ -144,7 +145,7 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view algori
   if (dtype != DType::kFloat32 && dtype != DType::kFloat16) {
     return absl::InvalidArgumentError(absl::StrCat("gloo does not add ", DTypeName(dtype)));
   }
-  // The bcube class needs a power of two.
+  // The bcube class requires that the number of ranks is a power of two.
   const bool whole_groups = (ranks & (ranks - 1)) == 0;
   std::vector<std::string> names;
   if (algorithm == "auto") {

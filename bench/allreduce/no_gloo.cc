@@ -1,4 +1,4 @@
-// Takes the place of gloo_fabric.cc where Gloo is not installed.
+// Replaces gloo_fabric.cc if Gloo is not installed.
 #include "bench/allreduce/fabrics.h"
 
 namespace cadre::bench {

@@ -5,7 +5,7 @@
 //            not send to buffers that its peer has not registered.
 //   measure  The loop of bench/harness.h. A rank returns the maximum time over all ranks, so that
 //            all choose the same number of iterations and stop after the same round. Ranks of the
-//            other group return 0 and wait in the barrier behind the maximum.
+//            other group return 0 and wait for the maximum.
 //   finish   Release the buffers when no rank uses them any more.
 #include "bench/allreduce/runner.h"
 
@@ -106,7 +106,7 @@ absl::StatusOr<double> Runner::Time(const Entry& entry, int iterations) {
 
 absl::StatusOr<double> Runner::TimeOwn(AllReduce& algorithm, int iterations) {
   CADRE_RETURN_IF_ERROR(member_.Barrier());
-  // The first of several short runs refills the caches after another variant.
+  // One run before the clock starts refills the caches after another variant.
   if (iterations > 1) {
     CADRE_RETURN_IF_ERROR(algorithm.Run());
     CADRE_RETURN_IF_ERROR(member_.Barrier());

@@ -1,4 +1,4 @@
-// Verifies and measures all variants at one size, on one rank; all ranks of all groups run it
+// Verifies and measures all variants at one size, on one rank. All ranks of all groups call it
 // together.
 //
 // Thread-compatible.
@@ -16,9 +16,9 @@
 
 namespace cadre::bench {
 
-// One variant at one size; the same on all ranks.
+// The result for one variant at one size; equal on all ranks.
 struct Measurement {
-  // The algorithm that ran: the chosen one for "auto".
+  // The algorithm that ran; for "auto", the one that was chosen.
   std::string algorithm;
   // Wrong elements, over all ranks.
   int64_t errors = 0;
@@ -30,16 +30,16 @@ class Runner {
  public:
   struct Options {
     DType dtype = DType::kFloat32;
-    // The largest task, and whether some task is out of place.
+    // The size of the largest task, and whether any task is out of place.
     int64_t max_bytes = 0;
     bool out_of_place = false;
-    // Print what the choice of an algorithm is based on, once, on stderr.
+    // Print AllReduce::explanation on stderr, once.
     bool profile = false;
     Effort effort;
   };
   struct Entry {
     Variant variant;
-    // Null if the variant runs on another group; then this rank waits for its turns to end.
+    // Null if the variant runs on another group; then this rank waits while it runs.
     std::unique_ptr<AllReduce> algorithm;
   };
 

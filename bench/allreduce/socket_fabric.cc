@@ -1,7 +1,7 @@
-// An all-reduce between two ranks must move at least the bytes of the buffer in each direction. A
-// loop over one non-blocking connection does only that: it sends and receives whatever the socket
-// accepts and polls when neither is possible, so that no full buffer blocks both processes. It is
-// the yardstick for the TCP transport (share_of_socket).
+// An all-reduce between two ranks must move at least the bytes of the buffer in each direction. The
+// loop here, over one non-blocking connection, does only that: it sends and receives whatever the
+// socket accepts and polls when neither is possible, so that no full buffer blocks both processes.
+// The TCP transport is compared with it (share_of_socket).
 #include "bench/allreduce/fabrics.h"
 
 #include <poll.h>
@@ -29,7 +29,7 @@ absl::Status WaitFor(const Socket& socket, short events) {
   return absl::DeadlineExceededError("the other process is silent");
 }
 
-// Sends as much of `left` as the socket takes, and removes it from the front.
+// Sends as many bytes of `left` as the socket accepts, and removes them from the front.
 absl::Status SendSome(const Socket& socket, std::span<const std::byte>& left) {
   const ssize_t sent = send(socket.fd(), left.data(), left.size(), MSG_NOSIGNAL);
   if (sent > 0) left = left.subspan(sent);

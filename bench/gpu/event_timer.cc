@@ -5,7 +5,7 @@
 // one such copy is measured when the timer is created.
 //
 // SecondsWithoutGaps records one event at the beginning and one at the end of every stream; the
-// longest interval is the time of work that is spread over several streams.
+// longest of these intervals is the time of work that uses several streams.
 #include "bench/gpu/event_timer.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr size_t kCopyBytes = size_t{256} << 20;
 absl::StatusOr<EventTimer> EventTimer::Make(CudaDevice& device) {
   EventTimer timer(device);
   const CudaApi& api = device.api();
-  // Unlike the events that order streams, these record times.
+  // cudaEventDefault: unlike the events that order streams, these record times.
   bool made = device.Check(api.event_create(&timer.begin_, cudaEventDefault), "event");
   for (cudaEvent_t& end : timer.ends_) {
     made = made && device.Check(api.event_create(&end, cudaEventDefault), "event");

@@ -1,9 +1,9 @@
-// Times work on a device by the clock of the device: events before and after it on the stream for
-// computation.
+// Times work on a device by the device's clock: by events before and after the work on the stream
+// for computation.
 //
-// The host enqueues faster than the device works only if operations are not too small. Work is
-// therefore repeated for some milliseconds, and copies precede it that keep the device busy while
-// the host enqueues, so that the work runs without gaps.
+// For small operations the host may enqueue more slowly than the device works. Work is therefore
+// repeated for some milliseconds, and preceded by copies that keep the device busy while the host
+// enqueues, so that the work runs without gaps.
 //
 // Borrows the device. Thread-compatible. Requires: no other work is in progress on the device.
 #pragma once
@@ -31,8 +31,8 @@ class EventTimer {
   // Median seconds of one call of `work`. Errors: the device's.
   absl::StatusOr<double> Seconds(const std::function<void()>& work);
 
-  // Seconds from the beginning to the end of all operations that `work` enqueues, on any stream, if
-  // all of them are enqueued before the first begins. `enqueuing`: the time that the host may take
+  // Seconds from the beginning to the end of all operations that `work` enqueues, on any stream.
+  // All of them are enqueued before the first begins, if the host needs at most `enqueuing` seconds
   // for that.
   absl::StatusOr<double> SecondsWithoutGaps(double enqueuing,
                                             const std::function<absl::Status()>& work);

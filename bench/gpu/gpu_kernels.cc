@@ -1,8 +1,8 @@
-// Speed of the kernels of the CUDA back end relative to the ceilings of the card, measured in the
-// same run: one JSON line on stdout with the ceilings (copy within the device, matrix products in
-// bf16 and TF32), then every kernel with its rate and its share of its ceiling. Bytes are those
-// that must be moved at least once, so 100 per cent is a kernel that moves nothing twice and never
-// waits.
+// Speed of the kernels of the CUDA back end relative to the ceilings of the GPU, measured in the
+// same run. Prints one JSON line on stdout with the ceilings (the rates of a copy within the device
+// and of matrix products in bf16 and TF32), then every kernel with its rate and its share of its
+// ceiling. Counted bytes are those that must be moved at least once, so a kernel that moves nothing
+// twice and never waits reaches 100 per cent.
 //
 //   bench_gpu_kernels                        all kernels
 //   bench_gpu_kernels --only update,softmax  kernels with one of these words in their names
@@ -43,7 +43,7 @@ namespace {
 struct Measured {
   std::string name;
   double seconds = 0;
-  // One of the two is 0.
+  // The work of one call: bytes moved or floating-point operations; the other one is 0.
   double bytes = 0, flop = 0;
   // Maximum bytes or floating-point operations per second.
   double ceiling = 0;
@@ -52,15 +52,15 @@ struct Measured {
 // Memory for the tensors of one kernel after another.
 class Arena {
  public:
-  // Filled with numbers in [-1, 1), because cards multiply zeros faster. They are valid as fp32 and
-  // as bf16, which is the upper half of an fp32.
+  // Fills the memory with numbers in [-1, 1), because GPUs multiply zeros faster. The bits are
+  // valid both as fp32 and as bf16, which is the upper half of an fp32.
   Arena(Device& device, size_t bytes) : memory_(device, bytes, "benchmark") {
     if (memory_.data() == nullptr) return;
     std::vector<uint16_t> halves(size_t{1} << 24);
     uint64_t state = 1;
     for (uint16_t& half : halves) {
       state = state * 6364136223846793005U + 1442695040888963407U;
-      // Random sign and fraction; exponents of [1/8, 1).
+      // The sign and the fraction are random; exponents are those of [1/8, 1).
       half = static_cast<uint16_t>((state >> 48 & 0x807F) | ((124 + (state >> 40) % 3) << 7));
     }
     const size_t piece = halves.size() * sizeof(uint16_t);
@@ -154,7 +154,7 @@ class KernelBench {
            });
   }
 
-  // Times one kernel that moves `bytes` or computes `flop`; the other is 0.
+  // Times one kernel that moves `bytes` or computes `flop`; the other argument is 0.
   absl::Status Time(absl::string_view kernel, double bytes, double flop,
                     const std::function<void()>& work) {
     const std::string name = absl::StrCat(kernel, suffix_);
@@ -215,7 +215,7 @@ class KernelBench {
                                .sgd = {.momentum = 0.9F, .weight_decay = 1e-4F},
                                .adamw = {.weight_decay = 0.1F},
                                .loss = loss.data()};
-      // Reads g, w and the state, writes w and the state.
+      // An update reads g, w and the state, and writes w and the state.
       const double bytes = (adamw ? 7.0 : 5.0) * static_cast<double>(g.size_bytes());
       CADRE_RETURN_IF_ERROR(Time(adamw ? "update adamw" : "update sgd", bytes, 0, [&] {
         kernels_.slices()->UpdateSlice(update, *table, g, w, m, v);
@@ -253,7 +253,7 @@ class KernelBench {
                 [&] { kernels_.memory().Transpose(16, n / 16 / 256, 256, x, y); });
   }
 
-  // Statistics, forward and backward of both norms share their tensors.
+  // The kernels of batch norm and layer norm, which share their tensors.
   absl::Status Norms() {
     arena_.Clear();
     const RowsDims images{.rows = FLAGS_elements / 256, .channels = 256};
@@ -379,8 +379,8 @@ class KernelBench {
     const AttentionSizes sizes = SizesOf(dims);
     const Values qkv = Tensor(sizes.qkv), probabilities = Tensor(sizes.probabilities);
     const Values context = Tensor(sizes.context), dqkv = Tensor(sizes.qkv);
-    // Two products forward and four backward (five if probabilities are recomputed); the mask
-    // halves them.
+    // There are two products forward and four backward (five if probabilities are recomputed); the
+    // causal mask halves their work.
     const double product = static_cast<double>(sizes.probabilities) * dims.head_features;
     CADRE_RETURN_IF_ERROR(Time("attention forward", 0, 2 * product, [&] {
       kernels_.dense().AttentionForward(dims, qkv, probabilities, context);
@@ -396,7 +396,7 @@ class KernelBench {
   Arena arena_;
   std::vector<std::string> only_;
   std::string suffix_;
-  // Ceilings, per second; `products_` is that of the current precision.
+  // Ceilings per second; `products_` is the ceiling of products in the current precision.
   double copy_ = 1, bf16_ = 1, tf32_ = 1, products_ = 1;
   std::vector<Measured> all_;
 };

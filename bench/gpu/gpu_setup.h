@@ -1,4 +1,4 @@
-// What the benchmarks on a GPU share: the device with its kernels.
+// Shared by the benchmarks on a GPU: the device with its kernels.
 #pragma once
 
 #include <memory>

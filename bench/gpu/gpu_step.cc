@@ -1,11 +1,12 @@
-// Time of a training step on a GPU, as one JSON line on stdout: with recordings (CUDA graphs),
-// without, and of the kernels of the same step alone, enqueued while the card is busy with other
-// work, so that they follow one another without a gap. The rest of a step is launch gaps and waits.
+// Measures the time of a training step on a GPU, and prints one JSON line on stdout with three
+// times: with recordings (CUDA graphs), without them, and of the step's kernels alone. The latter
+// are enqueued while the GPU is busy with other work, so that they follow one another without a
+// gap; the rest of a step is launch gaps and waits.
 //
 //   bench_gpu_step --model resnet50 --batch 256 --precision bf16
 //   bench_gpu_step --model gpt --batch 64 --precision tf32 --recordings=false
 //
-// A step is the copy of the batch from the host to the card, forward, loss, backward and SGD with
+// A step is the copy of the batch from the host to the GPU, forward, loss, backward and SGD with
 // momentum. bench/gpu/gpu_step.py runs it alternately with PyTorch. Without a GPU the exit code is
 // 3, after a message with the reason.
 #include <gflags/gflags.h>
@@ -60,8 +61,8 @@ absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
       absl::StrCat("--precision must be fp32, tf32 or bf16, not ", name));
 }
 
-// The steps of one replica. They share one counter, so that a step never repeats the number of
-// another one: recorded steps read it from memory.
+// The steps of one replica. All share one counter, so that no two steps have the same number, which
+// recorded steps read from memory.
 class StepBench {
  public:
   StepBench(CudaDevice& device, EventTimer& timer, Replica& replica)
@@ -94,7 +95,7 @@ class StepBench {
     return absl::OkStatus();
   }
 
-  // Median time from the return of one step to that of the next.
+  // Median time between the returns of two consecutive steps.
   absl::Status Times(double* median) {
     for (int i = 0; i < FLAGS_warmup; ++i) CADRE_RETURN_IF_ERROR(Step());
     CADRE_RETURN_IF_ERROR(replica_.Settle());

@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-// Seconds by step, summed over the intervals of one name.
+// Seconds by step, summed over all intervals with the same name.
 using BySteps = std::map<int64_t, double>;
 
 double MedianOf(const BySteps& seconds, size_t steps) {

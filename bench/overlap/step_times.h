@@ -1,4 +1,5 @@
-// Times of the parts of a step without overlap: the input of the model of overlap.
+// Extracts the times of the parts of a step without overlap from traces: the input of the model of
+// overlap (plan/cost/overlap.h).
 //
 // Thread-compatible.
 #pragma once

@@ -1,5 +1,5 @@
 // Sums over the rows of a matrix, column by column, at memory bandwidth: a few rows are summed in
-// fp32, whose error is that of a handful of additions, and these sums are added in double (the
+// fp32, with the rounding errors of only a few additions, and these sums are added in double (the
 // scheme of batch_norm in norm.cc). Eight vectors of columns are summed together, so that each row
 // is read in long runs, which hardware prefetchers follow.
 #include "kernels/cpu/column_sums.h"

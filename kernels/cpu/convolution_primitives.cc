@@ -47,7 +47,7 @@ struct Descriptions {
   }
   static Desc Any(const Desc& plain) { return Desc(plain.dims(), kFloat, Tag::any); }
 
-  // The layouts of the caller, and those of oneDNN.
+  // The caller's layouts, and oneDNN's layouts.
   Desc plain_x, plain_w, b, plain_y;
   Desc x, w, y;
   dnnl::memory::dims stride, dilation, near, far;

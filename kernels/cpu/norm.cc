@@ -6,7 +6,7 @@
 //
 // - A variance as E[x^2] - E[x]^2 cancels, so sums must be more precise than fp32. Conversion to
 //   double for each element would halve the throughput. Instead sums of a few rows are taken in
-//   fp32, where their error is that of a handful of additions, and these are added in double.
+//   fp32, with the rounding errors of only a few additions, and these are added in double.
 // - Several vectors of channels are summed side by side, so that each row is read in long runs,
 //   which hardware prefetchers follow.
 //

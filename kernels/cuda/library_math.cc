@@ -132,7 +132,7 @@ LibraryMath::~LibraryMath() {
   if (target_.handle != nullptr) cudnn_.destroy(target_.handle);
 }
 
-// If the device failed, its own error explains more than that of the library.
+// If the device failed, its own error explains more than the library's error.
 void LibraryMath::Fail(const absl::Status& error) {
   const cudaError_t cause = device_.api().last_error();
   if (cause != cudaSuccess) {

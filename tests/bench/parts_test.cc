@@ -1,5 +1,5 @@
-// The parts of bench_allreduce on which the validity of its numbers depends: exact data, sizes, the
-// compared variants, and the fields of a line.
+// Tests the parts of bench_allreduce on which the validity of its numbers depends: exact data,
+// sizes, the compared variants, the fields of a line, and the measuring loop.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

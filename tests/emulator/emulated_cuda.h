@@ -6,11 +6,10 @@
 // later, captures and their rules, sticky errors, implicit synchronisation by free. Stricter: new
 // device memory contains NaN; copies must be within allocations; there is no default stream; a
 // capture may not copy from or to unpinned memory. Modes:
-//   kInline   work runs in the call that enqueues it. Device memory can be accessed only while work
-//   runs:
-//             an access by the host ends the process.
-//   kThreads  a thread per stream, and per branch of a graph: as asynchronous as a device. For a
-//             sanitizer, streams are ordered only by what orders them on a device.
+//   kInline   Work runs in the call that enqueues it. Device memory can be accessed only while work
+//             runs; an access by the host ends the process.
+//   kThreads  Work runs in a thread per stream, and per branch of a graph, as asynchronously as on
+//             a device. ThreadSanitizer sees the same order of streams as a device guarantees.
 //
 // One object is one machine; several machines in one process are independent. The object owns
 // everything that its functions make and must outlive its use. The functions of the table are as

@@ -91,10 +91,10 @@ Network::Member Network::Find(ncclComm_t comm) const {
 }
 
 bool Network::Complete(const Communicator& member) const {
-  const auto stands = [](const Communicator& one) {
+  const auto all_joined = [](const Communicator& one) {
     return one.clique != nullptr && std::ssize(one.clique->joined) == one.clique->size;
   };
-  return stands(member) && (member.splitting == nullptr || stands(*member.splitting));
+  return all_joined(member) && (member.splitting == nullptr || all_joined(*member.splitting));
 }
 
 bool Network::Gone(const Communicator& member) const {

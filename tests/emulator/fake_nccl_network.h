@@ -211,7 +211,8 @@ class Network {
                       const std::shared_ptr<Meeting>& meeting);
   std::shared_ptr<Meeting> Arrive(Communicator& member, const Operation& operation, Bytes input)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False if the communicator was aborted before the condition held.
+  // Waits for the condition `happened`. False if the communicator was aborted or its rank was
+  // killed first.
   bool Await(const Communicator& member, const Operation& operation,
              const std::function<bool()>& happened) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Disagree(Clique& clique, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
