@@ -6,8 +6,8 @@
 //   rounds       Each round runs all variants once. A disturbance that lasts longer than a round
 //                (another process, a change of frequency) slows all variants down equally, so it
 //                cancels in the ratio of their medians.
-//   statistics   The median ignores the rounds in which a short disturbance happened; the minimum is
-//                the time without disturbances.
+//   statistics   The median ignores the rounds in which a short disturbance happened; the minimum
+//                is the time without disturbances.
 //
 // If a single run of a variant takes a quarter of the effort or more, its calibration ends after
 // that run.

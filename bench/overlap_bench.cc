@@ -115,8 +115,8 @@ class ConfiguredRun {
     return run;
   }
 
-  // Runs `steps` steps, timed and traced if `counts`. One more step precedes them, because a step
-  // waits for operations that the step before has left in progress.
+  // Runs `steps` steps, which are timed and traced if `counts`. One more step precedes them,
+  // because a step waits for operations that the previous step has left in progress.
   absl::Status Round(int steps, bool counts) {
     // The barrier makes all ranks begin together.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());

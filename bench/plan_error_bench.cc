@@ -1,6 +1,7 @@
 // Compares predicted with measured step times: one process for each rank of a group, over real
-// links. For each model, all strategies of the papers and the plan of the planner are predicted
-// from a short probe of layers and links, and then measured.
+// links. A plan divides a model's layers among the ranks. For each model, the plans of all
+// strategies of the papers and the planner's own plan are predicted from a short measurement of
+// layers and links, and then run.
 //
 //   bench_plan_error --rank 0 --peers 10.0.0.1:7100,10.0.0.2:7100 --models lenet:256,alexnet:32
 //
@@ -61,8 +62,8 @@ std::string MeshText(const v1::Plan& plan) {
   });
 }
 
-// The parts of a step that the rank's own thread executes or waits for; others cannot be measured
-// from outside.
+// The parts of a step that the rank's own thread executes or waits for: computation, moves of
+// activations between ranks, and exposed communication. Others cannot be measured from outside.
 nlohmann::ordered_json OwnThread(const v1::StepTimes& times) {
   return {{"step_ms", Rounded(times.step() * 1e3, 3)},
           {"compute_ms", Rounded(times.compute() * 1e3, 3)},
@@ -77,17 +78,17 @@ nlohmann::ordered_json Predicted(const v1::StepTimes& times) {
   return json;
 }
 
-// The plans of one model.
+// The plans of one model: their choice, prediction and measurement.
 class ModelPlans {
  public:
   ModelPlans(std::string model, v1::RunSpec spec, Graph graph, Transport& transport,
-             Communicator& all, const LinkProfile& link)
+             Communicator& communicator, const LinkProfile& link)
       : model_(std::move(model)),
         spec_(std::move(spec)),
         graph_(std::move(graph)),
         index_(ParameterIndex::FromGraph(graph_)),
         transport_(transport),
-        all_(all) {
+        communicator_(communicator) {
     hardware_.link = link;
     hardware_.cores = FLAGS_cores;
   }
@@ -107,11 +108,11 @@ class ModelPlans {
  private:
   bool lead() const { return transport_.rank() == 0; }
 
-  // All ranks receive the plans of rank 0.
+  // Replaces the plans of all ranks by the plans of rank 0.
   absl::Status Share() {
     for (Entry& entry : entries_) {
       CADRE_ASSIGN_OR_RETURN(const std::string bytes,
-                             TextOfFirst(entry.plan.SerializeAsString(), all_));
+                             TextOfFirst(entry.plan.SerializeAsString(), communicator_));
       if (!entry.plan.ParseFromString(bytes)) return absl::InternalError("plan of rank 0");
     }
     return absl::OkStatus();
@@ -155,9 +156,10 @@ class ModelPlans {
     *request.mutable_spec() = spec_;
     for (const Entry& entry : entries_) *request.add_plan() = entry.plan;
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
-    CADRE_ASSIGN_OR_RETURN(
-        const v1::DeviceProfile device,
-        ProbeLayers(request, *kernels, {.before_each_plan = [this] { return all_.Barrier(); }}));
+    CADRE_ASSIGN_OR_RETURN(const v1::DeviceProfile device,
+                           ProbeLayers(request, *kernels, {.before_each_plan = [this] {
+                                         return communicator_.Barrier();
+                                       }}));
     hardware_.flops = device.flops();
     hardware_.update_seconds = device.update_seconds();
     hardware_.copy_seconds = device.copy_seconds();
@@ -177,7 +179,7 @@ class ModelPlans {
       AddIfNew("auto", found.best.plan);
     }
     auto plans = static_cast<uint32_t>(entries_.size());
-    CADRE_RETURN_IF_ERROR(all_.Broadcast(std::as_writable_bytes(std::span(&plans, 1)), 0));
+    CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(std::span(&plans, 1)), 0));
     entries_.resize(plans, {.strategy = "auto"});
     CADRE_RETURN_IF_ERROR(Share());
     CADRE_RETURN_IF_ERROR(Probe());
@@ -205,13 +207,13 @@ class ModelPlans {
       }
       return absl::OkStatus();
     };
-    CADRE_RETURN_IF_ERROR(all_.Barrier());
+    CADRE_RETURN_IF_ERROR(communicator_.Barrier());
     CADRE_RETURN_IF_ERROR(steps(2));
     absl::Time start = absl::Now();
     CADRE_RETURN_IF_ERROR(steps(1));
     uint32_t count = static_cast<uint32_t>(std::clamp(
         FLAGS_seconds / kRounds / absl::ToDoubleSeconds(absl::Now() - start), 1.0, 200.0));
-    CADRE_RETURN_IF_ERROR(all_.Broadcast(std::as_writable_bytes(std::span(&count, 1)), 0));
+    CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(std::span(&count, 1)), 0));
     std::vector<double> means;
     const double exposed = (replica->seconds_waited() + replica->seconds_moving());
     const double moving = replica->seconds_moving();
@@ -279,7 +281,7 @@ class ModelPlans {
   const Graph graph_;
   const ParameterIndex index_;
   Transport& transport_;
-  Communicator& all_;
+  Communicator& communicator_;
   HardwareModel hardware_;
   std::vector<Entry> entries_;
 };

@@ -19,8 +19,8 @@ namespace cadre {
 
 // The model of one step of a plan, from traces of steps without overlap: medians over the steps of
 // the forward and backward of each layer, including its moves, and of the reduce-scatter, update
-// and all-gather of each bucket. Requires: traces of at least one whole step, with the names that
-// worker/train/tape_trace.h assigns.
+// and all-gather of each bucket of parameters. Requires: traces of at least one whole step, with
+// the names that worker/train/tape_trace.h assigns.
 StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const Plan& plan,
                         const std::vector<TraceInterval>& intervals);
 

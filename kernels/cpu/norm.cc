@@ -36,7 +36,7 @@
 namespace cadre {
 namespace {
 
-// Rows whose sums are taken in float before they go to the sums in double.
+// Number of rows that are summed in float before the result is added to the sums in double.
 constexpr int64_t kRowsInFloat = 32;
 // Number of vectors of channels that are summed together if there are enough channels, so that rows
 // are read in long runs.

@@ -74,9 +74,9 @@ class DenseMath {
 };
 
 // DenseMath by the vendor's libraries, which this call loads (library_loader.h). The workspace of a
-// library's call is at most a sixteenth of the device's memory, and at most 2 GiB. Errors:
-// FailedPrecondition with the library that is missing or too old, the searched folders, and how to
-// install it.
+// cuDNN call is at most a sixteenth of the device's memory (but 64 MiB are always allowed), and at
+// most 2 GiB. Errors: FailedPrecondition with the library that is missing or too old, the searched
+// folders, and how to install it.
 absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
                                                            const LibrarySearch& search);
 

@@ -55,7 +55,8 @@ class LibraryMath final : public DenseMath {
  public:
   explicit LibraryMath(CudaDevice& device) : device_(device), scratch_(device) {}
   ~LibraryMath() override;
-  // Called once, first. Errors: those of a library that is missing or does not start.
+  // Loads and starts the libraries. Called once, before all other functions. Errors: those of a
+  // library that is missing or does not start.
   absl::Status Start(const LibrarySearch& search);
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
@@ -79,7 +80,7 @@ class LibraryMath final : public DenseMath {
 
  private:
   using Tensors = std::span<const std::pair<CudnnTensor, void*>>;
-  // A null plan: the library has none for these extents.
+  // The plans of fused attention for some extents; null if the library has none.
   struct AttentionPlans {
     std::unique_ptr<CudnnPlan> forward, backward;
   };
@@ -109,7 +110,7 @@ absl::Status LibraryMath::Start(const LibrarySearch& search) {
   CADRE_ASSIGN_OR_RETURN(const CublasLtApi cublas, LoadCublasLt(search));
   CADRE_ASSIGN_OR_RETURN(cudnn_, LoadCudnn(search));
   versions_ = absl::StrCat(CublasLtVersion(cublas), ", ", CudnnVersion(cudnn_));
-  // Handles belong to the current device of the thread.
+  // Makes the device current, because handles belong to the thread's current device.
   if (!device_.Check(device_.api().set_device(device_.ordinal()), "choice of the device")) {
     return device_.status();
   }

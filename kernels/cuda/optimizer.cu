@@ -35,7 +35,7 @@ constexpr int kEach = 4;
 
 enum class Kind { kHeavyBall, kNesterov, kAdamW };
 
-// One update of a whole slice.
+// The arguments of one update of a whole slice. See SliceUpdate for loss, squares and clip_norm.
 struct Job {
   // Rate, corrections and gradient_scale of these are used unless `numbers` and `squares` replace
   // them.

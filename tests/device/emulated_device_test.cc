@@ -266,7 +266,7 @@ TEST_P(EmulatedDeviceTest, LostDeviceIsReportedByTheNextAwait) {
   EXPECT_EQ(CudaDevice::Make(cuda_.api(), {}).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(EmulatedDeviceTest, KernelFaultIsABug) {
+TEST_P(EmulatedDeviceTest, KernelFaultIsAnInternalError) {
   CudaDevice& device = Open();
   DeviceArray<float> array(device, 1000, "weights");
   cuda_.FailNext("set_async", cudaErrorIllegalAddress);

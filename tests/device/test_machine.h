@@ -14,12 +14,14 @@
 
 namespace cadre {
 
+// A machine with at least one CUDA device, of which the tests use the first.
 class TestMachine {
  public:
   virtual ~TestMachine() = default;
   virtual const CudaApi& api() const = 0;
 };
 
+// A kind of machine on which the tests run, such as "this machine's GPU".
 struct TestMachineKind {
   std::string name;
   // Why the tests cannot use such a machine; empty if they can.
@@ -31,6 +33,7 @@ inline std::ostream& operator<<(std::ostream& out, const TestMachineKind& kind) 
   return out << kind.name;
 }
 
+// The kinds of machines of this test program.
 std::vector<TestMachineKind> TestMachines();
 
 // Fixture with a device of each of those machines. The staging ring is small, so that a few

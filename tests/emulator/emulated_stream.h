@@ -39,7 +39,7 @@ class Number {
   std::atomic<uint32_t> value_ = 0;
 };
 
-// Something that happens once. Thread-safe.
+// A one-time event that threads can wait for. Thread-safe.
 class Point {
  public:
   void Happen();
@@ -57,7 +57,7 @@ class Point {
 class TaskQueue {
  public:
   TaskQueue();
-  // Runs the remaining tasks first.
+  // Waits until the remaining tasks have run.
   ~TaskQueue();
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;

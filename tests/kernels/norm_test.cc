@@ -133,7 +133,7 @@ TEST_P(NormTest, BatchNormInPlace) {
   EXPECT_EQ(gradient, dx);
 }
 
-TEST_P(NormTest, BatchNormOfNothing) {
+TEST_P(NormTest, BatchNormOfEmptyTensors) {
   Floats none;
   const Floats three(3, 1.0F);
   for (const RowsDims& dims :
@@ -225,7 +225,7 @@ TEST_P(NormTest, LayerNormFarFromZero) {
              RunLayerNorm(*kernels_, dims, x, scale, shift, dy).y, 2e-4);
 }
 
-TEST_P(NormTest, LayerNormOfNothing) {
+TEST_P(NormTest, LayerNormOfEmptyTensors) {
   Floats none, three = Garbage(3), four = Garbage(4);
   LayerNormOutputs out =
       RunLayerNorm(*kernels_, {.rows = 0, .channels = 3}, {}, Ones(3), Ones(3), {});
@@ -281,7 +281,7 @@ TEST_P(NormTest, LrnGradientMatchesDifferences) {
   }
 }
 
-TEST_P(NormTest, LrnOfNothing) {
+TEST_P(NormTest, LrnOfEmptyTensors) {
   RunLrn(*kernels_, {.rows = 0, .channels = 3}, {}, {});
   RunLrn(*kernels_, {.rows = 3, .channels = 0}, {}, {});
 }

@@ -112,7 +112,7 @@ TEST_P(PoolingTest, GlobalAverage) {
   EXPECT_THAT(dx, ElementsAre(1, 2, 1, 2, 1, 2, 3, 4, 3, 4, 3, 4));
 }
 
-TEST_P(PoolingTest, GlobalAverageOfNothing) {
+TEST_P(PoolingTest, GlobalAverageOfEmptyTensors) {
   Floats y = Garbage(6), none;
   kernels_->window().GlobalAveragePoolForward(2, 0, 3, 4, none, y);
   EXPECT_THAT(y, Each(0.0F));

@@ -56,7 +56,7 @@ TEST_P(SequenceTest, EmbeddingGradientsMatchDifferences) {
   ExpectGradient(positions, dpositions, dy, forward);
 }
 
-TEST_P(SequenceTest, EmbeddingOfNothing) {
+TEST_P(SequenceTest, EmbeddingOfEmptyTensors) {
   Floats none, dw = Garbage(6), dpositions = Garbage(4);
   const EmbeddingDims dims{.batch = 0, .tokens = 2, .vocabulary = 3, .features = 2};
   kernels_->dense().EmbeddingForward(dims, none, dw, dpositions, none);
@@ -171,7 +171,7 @@ TEST_P(SequenceTest, AttentionWithLargeScoresStaysFinite) {
   }
 }
 
-TEST_P(SequenceTest, AttentionOfNothing) {
+TEST_P(SequenceTest, AttentionOfEmptyTensors) {
   for (const AttentionDims& dims :
        {AttentionDims{.batch = 0, .tokens = 3, .heads = 2, .head_features = 4},
         AttentionDims{.batch = 2, .tokens = 0, .heads = 2, .head_features = 4, .causal = true},
