@@ -1,4 +1,4 @@
-"""Emulates hosts by network namespaces, each behind a link of a given rate, for benchmarks.
+"""Emulates hosts by network namespaces, each connected by a link of a given rate, for benchmarks.
 
 Every host is a namespace with one interface, connected to a bridge in another namespace. A token bucket at both
 ends of the link limits its rate in each direction. The hosts are not reachable from outside. Requires root,

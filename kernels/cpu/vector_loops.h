@@ -8,10 +8,11 @@
 #include <cstdint>
 #include <cstring>
 
-// A function marked so exists once for every level of the instruction set named here; the loader
-// picks the highest that the processor supports. Requires: it is a leaf, or calls only what is
-// inlined into it (a call would leave the level), and starts no OpenMP region. Sanitizers cannot
-// run before the loader's choice, and clang 14 does not support the levels: both use the baseline.
+// A function with CADRE_VECTOR_LOOP is compiled once for each level of the instruction set below;
+// the loader picks the highest that the processor supports. Requires: it is a leaf, or calls only
+// what is inlined into it (a call would leave the level), and starts no OpenMP region. Sanitizers
+// cannot run before the loader's choice, and clang 14 does not support the levels: both use the
+// baseline.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define CADRE_VECTOR_LOOP \
@@ -28,7 +29,8 @@ constexpr int64_t kVectorSize = 16;
 using Vector = float __attribute__((vector_size(kVectorSize * sizeof(float))));
 using IntVector = int32_t __attribute__((vector_size(kVectorSize * sizeof(int32_t))));
 
-// V: Vector or IntVector, or one float or int32_t (for what is left over at the end of a row).
+// Load and Store access a V: Vector or IntVector, or one float or int32_t (for the elements after
+// the last whole vector of a row).
 template <typename V, typename T>
 CADRE_INLINE V Load(const T* p) {
   V v;

@@ -27,10 +27,11 @@ class WeightGradient {
            std::span<float> dw, std::span<float> db) const;
 
  private:
-  // A row of a panel of x: input row `in_row` of image `image`.
+  // A row of a panel of x (a packed copy of inputs): input row `in_row` of image `image`.
   struct PanelRow {
     int64_t image = 0, in_row = 0, offset = 0;
   };
+  // Output rows that are packed into panels and summed together.
   struct Chunk {
     // Output rows [first, first + rows), counted over all images.
     int64_t first = 0, rows = 0;
@@ -64,6 +65,7 @@ class WeightGradient {
   void Deliver(int threads, const float* sums, float* dw) const;
 
   const ConvolutionDims dims_;
+  // Whether all inputs of an output are gathered into columns; otherwise columns are channels.
   const bool gathered_;
   const int64_t columns_;
   const int64_t taps_;

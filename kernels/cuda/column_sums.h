@@ -1,6 +1,7 @@
 // Sums over the rows of a matrix, column by column, in two launches and a fixed order: blocks sum
-// bands of rows into scratch memory, and then the bands are added up. The division into bands
-// depends on the extents only, so the same data give the same bits on every device.
+// bands (parts) of the rows into scratch memory, and then the bands' sums are added up. The
+// division into bands depends on the extents only, so the same data give the same bits on every
+// device.
 //
 // Also the launch shape of kernels over a matrix that use one value per column: a thread keeps its
 // columns and iterates over rows. For *.cu only.

@@ -129,7 +129,7 @@ struct Smaller {
   __device__ int32_t operator()(int32_t a, int32_t b) const { return b < a ? b : a; }
 };
 
-// The maximum of a thread's part of a row.
+// The maximum and the sum of a thread's part of a row.
 struct RowPart {
   float largest;
   // The first index of the largest element; INT32_MAX if the part is empty.

@@ -16,7 +16,7 @@ namespace {
 // An operation that waits longer than this logs its peers, and continues to wait, as NCCL's do.
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
-// Elements that an operation of one of `ranks` ranks reads and writes.
+// Numbers of elements that rank `rank` reads and writes in an operation of `ranks` ranks.
 size_t Reads(const Operation& o, int rank, int ranks) {
   switch (o.verb) {
     case Verb::kReceive:
