@@ -22,9 +22,9 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kMaxRows = 2 * kVectorSize;
-// Transposing x costs as much as a few outputs.
+// Minimum number of outputs: transposing x costs as much as a few outputs.
 constexpr int64_t kMinOuts = 64;
-// Rows of weights in a tile, see above.
+// Rows of weights in a tile; see the top of this file.
 constexpr int kTileRows = 8;
 
 int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

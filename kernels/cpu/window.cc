@@ -20,7 +20,7 @@
 // several times, but from the cache.
 //
 // Loops over the common windows (2 x 2 and 3 x 3 with stride 2) are compiled with constant extents
-// (Walk), so that they are unrolled; AnyWalk serves other windows and the borders.
+// (FixedWindow), so that they are unrolled; AnyWindow serves other windows and the borders.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -72,23 +72,23 @@ using Int = int32_t;
 // Extents of a window that are known at compile time, so that its loops are unrolled; 0 for an
 // unknown one.
 template <int kHeight, int kWidth>
-struct Walk {
+struct FixedWindow {
   static bool Fits(const PoolingWindow& w) {
     return w.rows.size() == kHeight && w.columns.size() == kWidth;
   }
   static int64_t Height(const PoolingWindow& w) { return kHeight > 0 ? kHeight : w.rows.size(); }
   static int64_t Width(const PoolingWindow& w) { return kWidth > 0 ? kWidth : w.columns.size(); }
 };
-using AnyWalk = Walk<0, 0>;
+using AnyWindow = FixedWindow<0, 0>;
 
-template <typename V, typename I, typename Walk>
+template <typename V, typename I, typename Extents>
 CADRE_INLINE void MaxOfWindow(const PoolingWindow& window, int64_t width, int64_t channels,
                               const float* x, float* y, Int* argmax) {
   const int64_t first = window.rows.begin * width + window.columns.begin;
   V best = Load<V>(x + first * channels);
   I at = I{} + static_cast<Int>(first);
-  for (int64_t h = 0; h < Walk::Height(window); ++h) {
-    for (int64_t w = 0; w < Walk::Width(window); ++w) {
+  for (int64_t h = 0; h < Extents::Height(window); ++h) {
+    for (int64_t w = 0; w < Extents::Width(window); ++w) {
       const int64_t position = first + h * width + w;
       const V value = Load<V>(x + position * channels);
       const auto wins = value > best;  // the first of equals stays
@@ -100,14 +100,14 @@ CADRE_INLINE void MaxOfWindow(const PoolingWindow& window, int64_t width, int64_
   Store(argmax, at);
 }
 
-template <typename Walk>
+template <typename Extents>
 CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int64_t n,
                                 const float* x, float* y, Int* argmax) {
   int64_t c = 0;
   for (; c + kVectorSize <= n; c += kVectorSize) {
-    MaxOfWindow<Vector, IntVector, Walk>(window, width, n, x + c, y + c, argmax + c);
+    MaxOfWindow<Vector, IntVector, Extents>(window, width, n, x + c, y + c, argmax + c);
   }
-  for (; c < n; ++c) MaxOfWindow<float, Int, Walk>(window, width, n, x + c, y + c, argmax + c);
+  for (; c < n; ++c) MaxOfWindow<float, Int, Extents>(window, width, n, x + c, y + c, argmax + c);
 }
 
 // Computes one row of outputs. x is the image; y and argmax are the row.
@@ -116,12 +116,12 @@ CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, cons
   const int64_t width = d.window.in_width, n = d.channels;
   for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n, argmax += n) {
     const PoolingWindow window = InsideWindow(d.window, out_row, ow);
-    if (Walk<2, 2>::Fits(window)) {
-      MaxOfChannels<Walk<2, 2>>(window, width, n, x, y, argmax);
-    } else if (Walk<3, 3>::Fits(window)) {
-      MaxOfChannels<Walk<3, 3>>(window, width, n, x, y, argmax);
+    if (FixedWindow<2, 2>::Fits(window)) {
+      MaxOfChannels<FixedWindow<2, 2>>(window, width, n, x, y, argmax);
+    } else if (FixedWindow<3, 3>::Fits(window)) {
+      MaxOfChannels<FixedWindow<3, 3>>(window, width, n, x, y, argmax);
     } else if (window.size() > 0) {
-      MaxOfChannels<AnyWalk>(window, width, n, x, y, argmax);
+      MaxOfChannels<AnyWindow>(window, width, n, x, y, argmax);
     } else {
       std::fill_n(y, n, 0.0F);
       std::fill_n(argmax, n, -1);
@@ -130,12 +130,12 @@ CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, cons
 }
 
 // The sum of the gradients of the windows whose maximum is this input.
-template <typename V, typename I, typename Walk>
-CADRE_INLINE V Won(const PoolingWindow& outputs, int64_t out_width, int64_t channels, Int position,
-                   const float* dy, const Int* argmax) {
+template <typename V, typename I, typename Extents>
+CADRE_INLINE V GradientOfMaximum(const PoolingWindow& outputs, int64_t out_width, int64_t channels,
+                                 Int position, const float* dy, const Int* argmax) {
   V sum = {};
-  for (int64_t h = 0; h < Walk::Height(outputs); ++h) {
-    for (int64_t w = 0; w < Walk::Width(outputs); ++w) {
+  for (int64_t h = 0; h < Extents::Height(outputs); ++h) {
+    for (int64_t w = 0; w < Extents::Width(outputs); ++w) {
       const int64_t from =
           ((outputs.rows.begin + h) * out_width + outputs.columns.begin + w) * channels;
       const V gradient = Load<V>(dy + from);
@@ -145,15 +145,16 @@ CADRE_INLINE V Won(const PoolingWindow& outputs, int64_t out_width, int64_t chan
   return sum;
 }
 
-template <typename Walk>
-CADRE_INLINE void WonOfChannels(const PoolingWindow& outputs, int64_t width, int64_t n,
-                                Int position, const float* dy, const Int* argmax, float* dx) {
+template <typename Extents>
+CADRE_INLINE void GradientsOfMaxima(const PoolingWindow& outputs, int64_t width, int64_t n,
+                                    Int position, const float* dy, const Int* argmax, float* dx) {
   int64_t c = 0;
   for (; c + kVectorSize <= n; c += kVectorSize) {
-    Store(dx + c, Won<Vector, IntVector, Walk>(outputs, width, n, position, dy + c, argmax + c));
+    Store(dx + c, GradientOfMaximum<Vector, IntVector, Extents>(outputs, width, n, position, dy + c,
+                                                                argmax + c));
   }
   for (; c < n; ++c) {
-    dx[c] = Won<float, Int, Walk>(outputs, width, n, position, dy + c, argmax + c);
+    dx[c] = GradientOfMaximum<float, Int, Extents>(outputs, width, n, position, dy + c, argmax + c);
   }
 }
 
@@ -165,14 +166,14 @@ CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, cons
     const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
     const Int position = in_row * d.window.in_width + iw;
     // The numbers of covering windows for 2 x 2 and 3 x 3 windows with stride 2.
-    if (Walk<1, 1>::Fits(outputs)) {
-      WonOfChannels<Walk<1, 1>>(outputs, width, n, position, dy, argmax, dx);
-    } else if (Walk<1, 2>::Fits(outputs)) {
-      WonOfChannels<Walk<1, 2>>(outputs, width, n, position, dy, argmax, dx);
-    } else if (Walk<2, 2>::Fits(outputs)) {
-      WonOfChannels<Walk<2, 2>>(outputs, width, n, position, dy, argmax, dx);
+    if (FixedWindow<1, 1>::Fits(outputs)) {
+      GradientsOfMaxima<FixedWindow<1, 1>>(outputs, width, n, position, dy, argmax, dx);
+    } else if (FixedWindow<1, 2>::Fits(outputs)) {
+      GradientsOfMaxima<FixedWindow<1, 2>>(outputs, width, n, position, dy, argmax, dx);
+    } else if (FixedWindow<2, 2>::Fits(outputs)) {
+      GradientsOfMaxima<FixedWindow<2, 2>>(outputs, width, n, position, dy, argmax, dx);
     } else {
-      WonOfChannels<AnyWalk>(outputs, width, n, position, dy, argmax, dx);
+      GradientsOfMaxima<AnyWindow>(outputs, width, n, position, dy, argmax, dx);
     }
   }
 }

@@ -148,15 +148,15 @@ std::unique_ptr<fe::graph::Graph> MakeGraph(DType type) {
   return graph;
 }
 
-// Builds a plan for the graph that `draw` describes.
+// Builds a plan for the graph that `describe` fills.
 absl::StatusOr<std::unique_ptr<CudnnPlan>> BuildPlan(
     const CudnnTarget& target, const std::string& what, DType type, bool tf32,
-    const std::function<void(fe::graph::Graph& graph)>& draw) {
+    const std::function<void(fe::graph::Graph& graph)>& describe) {
   const CudnnCalls calls(*target.cudnn, *target.cuda, target.ordinal);
   std::unique_ptr<FrontendPlan> plan;
   CADRE_RETURN_IF_ERROR(Guarded(what, [&] {
     auto graph = MakeGraph(type);
-    draw(*graph);
+    describe(*graph);
     plan = std::make_unique<FrontendPlan>(target, what, std::move(graph));
     return plan->Build(tf32, type);
   }));

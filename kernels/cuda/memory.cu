@@ -52,18 +52,18 @@ template <typename T>
 __global__ void __launch_bounds__(kTile* kTileRows)
     TransposeTiles(int64_t batch, int64_t rows, int64_t columns, const T* __restrict__ x,
                    T* __restrict__ y) {
-  // One more column: threads that read down a column access different banks.
+  // One more column, so that threads that read down a column access different banks.
   __shared__ T tile[kTile][kTile + 1];
   const int64_t across = (columns + kTile - 1) / kTile;
   const int64_t down = (rows + kTile - 1) / kTile;
   for (int64_t t = blockIdx.x; t < batch * down * across; t += gridDim.x) {
     int64_t tile_column;
     int64_t tile_row;
-    const int64_t image = Divide(Divide(t, across, &tile_column), down, &tile_row);
+    const int64_t sample = Divide(Divide(t, across, &tile_column), down, &tile_row);
     const int64_t first_row = tile_row * kTile;
     const int64_t first_column = tile_column * kTile;
-    const T* const from = x + image * rows * columns;
-    T* const to = y + image * rows * columns;
+    const T* const from = x + sample * rows * columns;
+    T* const to = y + sample * rows * columns;
     for (int i = threadIdx.y; i < kTile; i += kTileRows) {
       const int64_t row = first_row + i;
       const int64_t column = first_column + threadIdx.x;

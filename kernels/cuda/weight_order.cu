@@ -63,7 +63,7 @@ __global__ void Reorder(int64_t chunks, int64_t chunks_each, int64_t channels, i
   }
 }
 
-// For kernels with more taps than shared memory holds.
+// The same without shared memory, for convolutions with more taps than it holds.
 template <typename From, typename To, bool kToLast>
 __global__ void ReorderOneByOne(int64_t elements, int64_t channels, int64_t taps, const From* from,
                                 To* to) {

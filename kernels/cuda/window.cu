@@ -21,7 +21,7 @@
 namespace cadre {
 namespace {
 
-// One position of a batch of images and one group of its channels.
+// One position in one image of a batch, and the first channel of a group of channels there.
 struct Place {
   int64_t image, row, column, channel;
 };

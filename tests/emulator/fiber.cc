@@ -33,8 +33,8 @@ __thread Fiber* arriving = nullptr;
 // The origin of the switch in progress.
 __thread Fiber* leaving = nullptr;
 
-// Stacks that begin at the same offset of their pages would compete for the same lines of the
-// cache.
+// The offset of the next stack in its pages. Stacks with equal offsets would compete for the same
+// lines of the cache.
 size_t NextShift() {
   constexpr size_t kStep = 256;
   constexpr size_t kSteps = 16;
@@ -88,7 +88,7 @@ Fiber::Fiber(void (*entry)(void*), void* context) : entry_(entry), context_(cont
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   PCHECK(memory != MAP_FAILED) << "a kernel thread's stack";
   stack_ = static_cast<char*>(memory);
-  // A guard page: an overflow ends the process.
+  // A guard page, so that an overflow of the stack ends the process.
   PCHECK(mprotect(stack_, page, PROT_NONE) == 0);
   bottom_ = stack_ + page;
   size_ = kStackBytes;

@@ -35,16 +35,16 @@ TEST(ProductLayoutTest, TheLargerBatchIsTheInnerOne) {
                               .a_outer = 4,
                               .b_outer = 5,
                               .c_outer = 6};
-  const MatrixProductDims turned = FewestCalls(few);
-  EXPECT_EQ(turned.batch, 7);
-  EXPECT_EQ(turned.outer, 5);
-  EXPECT_EQ(turned.a_step, 4);
-  EXPECT_EQ(turned.b_step, 5);
-  EXPECT_EQ(turned.c_step, 6);
-  EXPECT_EQ(turned.a_outer, 1);
-  EXPECT_EQ(turned.b_outer, 2);
-  EXPECT_EQ(turned.c_outer, 3);
-  EXPECT_EQ(FewestCalls(turned), turned);
+  const MatrixProductDims exchanged = FewestCalls(few);
+  EXPECT_EQ(exchanged.batch, 7);
+  EXPECT_EQ(exchanged.outer, 5);
+  EXPECT_EQ(exchanged.a_step, 4);
+  EXPECT_EQ(exchanged.b_step, 5);
+  EXPECT_EQ(exchanged.c_step, 6);
+  EXPECT_EQ(exchanged.a_outer, 1);
+  EXPECT_EQ(exchanged.b_outer, 2);
+  EXPECT_EQ(exchanged.c_outer, 3);
+  EXPECT_EQ(FewestCalls(exchanged), exchanged);
 }
 
 TEST(AlignmentTest, DividesAddressAndSteps) {

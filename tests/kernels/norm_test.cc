@@ -74,7 +74,7 @@ TEST_P(NormTest, BatchNormKnownAnswer) {
                                     Floats{100, 200}, y);
   EXPECT_THAT(y, ElementsAre(98, 160, 100, 180, 102, 260));
   kernels_->norm().BatchNormBackwardSums(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, sums);
-  // Normal values: -0.5, 0, 0.5 and -5, -2.5, 7.5.
+  // The normalised values are -0.5, 0, 0.5 and -5, -2.5, 7.5.
   EXPECT_THAT(sums, ElementsAre(9, 12, 2, 25));
   Floats dx = Garbage(6);
   kernels_->norm().BatchNormBackward(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},

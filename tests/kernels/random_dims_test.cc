@@ -17,12 +17,12 @@ constexpr uint64_t kCases = 200;
 constexpr uint64_t kLargeCases = 25;
 
 // The random numbers of one case, in sequence.
-class Dice {
+class RandomNumbers {
  public:
-  explicit Dice(uint64_t seed) : seed_(seed) {}
-  int64_t Roll(int64_t low, int64_t high) { return Draw(low, high, seed_, counter_++); }
+  explicit RandomNumbers(uint64_t seed) : seed_(seed) {}
+  int64_t Next(int64_t low, int64_t high) { return Draw(low, high, seed_, counter_++); }
   // Zero in one of twenty cases.
-  int64_t Extent(int64_t high) { return Roll(0, 19) == 0 ? 0 : Roll(1, high); }
+  int64_t Extent(int64_t high) { return Next(0, 19) == 0 ? 0 : Next(1, high); }
 
  private:
   const uint64_t seed_;
@@ -30,35 +30,35 @@ class Dice {
 };
 
 // A window with as many outputs as fit, or one more or fewer.
-WindowDims RandomWindow(Dice& dice, int64_t max_dilation) {
-  WindowDims w{.in_height = dice.Extent(12),
-               .in_width = dice.Extent(12),
-               .kernel_height = dice.Roll(1, 5),
-               .kernel_width = dice.Roll(1, 5),
-               .stride = dice.Roll(1, 3),
-               .dilation = dice.Roll(1, max_dilation)};
-  w.pad_top = dice.Roll(0, w.kernel_height);
-  w.pad_left = dice.Roll(0, w.kernel_width);
-  w = Fitted(w, dice.Roll(0, w.kernel_height), dice.Roll(0, w.kernel_width));
-  w.out_height = std::max<int64_t>(0, w.out_height + dice.Roll(-1, 1));
-  w.out_width = std::max<int64_t>(0, w.out_width + dice.Roll(-1, 1));
+WindowDims RandomWindow(RandomNumbers& draws, int64_t max_dilation) {
+  WindowDims w{.in_height = draws.Extent(12),
+               .in_width = draws.Extent(12),
+               .kernel_height = draws.Next(1, 5),
+               .kernel_width = draws.Next(1, 5),
+               .stride = draws.Next(1, 3),
+               .dilation = draws.Next(1, max_dilation)};
+  w.pad_top = draws.Next(0, w.kernel_height);
+  w.pad_left = draws.Next(0, w.kernel_width);
+  w = Fitted(w, draws.Next(0, w.kernel_height), draws.Next(0, w.kernel_width));
+  w.out_height = std::max<int64_t>(0, w.out_height + draws.Next(-1, 1));
+  w.out_width = std::max<int64_t>(0, w.out_width + draws.Next(-1, 1));
   return w;
 }
 
 ConvolutionDims RandomConvolution(uint64_t seed) {
-  Dice dice(seed);
-  const int64_t groups = dice.Roll(0, 2) > 0 ? 1 : dice.Roll(1, 4);
+  RandomNumbers draws(seed);
+  const int64_t groups = draws.Next(0, 2) > 0 ? 1 : draws.Next(1, 4);
   // In every third case the channels fill whole vectors.
-  const int64_t unit = groups * (dice.Roll(0, 2) == 0 ? 16 : 1);
-  const int64_t in_channels = unit * dice.Extent(3), out_channels = unit * dice.Extent(5);
-  return Convolution(dice.Extent(3), in_channels, out_channels, RandomWindow(dice, 3), groups);
+  const int64_t unit = groups * (draws.Next(0, 2) == 0 ? 16 : 1);
+  const int64_t in_channels = unit * draws.Extent(3), out_channels = unit * draws.Extent(5);
+  return Convolution(draws.Extent(3), in_channels, out_channels, RandomWindow(draws, 3), groups);
 }
 
 PoolingDims RandomPooling(uint64_t seed) {
-  Dice dice(seed);
-  const auto kind = static_cast<PoolKind>(dice.Roll(0, 2));
-  const int64_t channels = dice.Extent(40);
-  return Pooling(kind, dice.Extent(3), channels, RandomWindow(dice, 1));
+  RandomNumbers draws(seed);
+  const auto kind = static_cast<PoolKind>(draws.Next(0, 2));
+  const int64_t channels = draws.Extent(40);
+  return Pooling(kind, draws.Extent(3), channels, RandomWindow(draws, 1));
 }
 
 using RandomDimsTest = BackEndTest;
@@ -77,16 +77,16 @@ TEST_P(RandomDimsTest, Convolutions) {
 TEST(CpuRandomDimsTest, LargeConvolutions) {
   const auto cpu = MakeCpuBackend(2);
   for (uint64_t seed = 2000; seed < 2000 + kLargeCases; ++seed) {
-    Dice dice(seed);
+    RandomNumbers draws(seed);
     ConvolutionDims dims = RandomConvolution(seed);
-    dims.batch = dice.Roll(1, 5);
+    dims.batch = draws.Next(1, 5);
     dims.groups = 1;
-    dims.in_channels = dice.Roll(1, 50);
-    dims.out_channels = dice.Roll(1, 40);
+    dims.in_channels = draws.Next(1, 50);
+    dims.out_channels = draws.Next(1, 40);
     WindowDims& w = dims.window;
-    w.in_height = dice.Roll(12, 40);
-    w.in_width = dice.Roll(12, 40);
-    w = Fitted(w, dice.Roll(0, w.kernel_height), dice.Roll(0, w.kernel_width));
+    w.in_height = draws.Next(12, 40);
+    w.in_width = draws.Next(12, 40);
+    w = Fitted(w, draws.Next(0, w.kernel_height), draws.Next(0, w.kernel_width));
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << ::testing::PrintToString(dims));
     ExpectLayerExact(*cpu, dims);
     if (HasFailure()) return;
