@@ -151,7 +151,7 @@ class ConfiguredRun {
   const Config& config() const { return config_; }
   const Plan& plan() const { return replica_->plan(); }
   const std::vector<TraceInterval>& last_round() const { return last_round_; }
-  // The step time follows from whole rounds, because steps overlap.
+  // The step time is computed from whole rounds, because steps overlap.
   double step_seconds() const { return Median(round_seconds_); }
   double moving_seconds() const { return Median(moving_); }
   StepModel Model() const {

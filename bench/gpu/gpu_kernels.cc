@@ -49,7 +49,7 @@ struct Measured {
   double ceiling = 0;
 };
 
-// Memory for the tensors of one kernel after another.
+// Memory that one kernel after another uses for its tensors.
 class Arena {
  public:
   // Fills the memory with numbers in [-1, 1), because GPUs multiply zeros faster. The bits are
@@ -126,7 +126,7 @@ class KernelBench {
                  {"product_bf16_tflops", Rounded(bf16_ / 1e12, 1)},
                  {"product_tf32_tflops", Rounded(tf32_ / 1e12, 1)},
                  {"kernels", nlohmann::ordered_json::array()}});
-    for (const Measured& m : all_) {
+    for (const Measured& m : results_) {
       const bool memory = m.bytes > 0;
       const double rate = (memory ? m.bytes : m.flop) / m.seconds;
       line["kernels"].push_back(
@@ -160,11 +160,11 @@ class KernelBench {
     const std::string name = absl::StrCat(kernel, suffix_);
     if (!Selected(name)) return absl::OkStatus();
     CADRE_ASSIGN_OR_RETURN(const double seconds, timer_.Seconds(work));
-    all_.push_back({.name = name,
-                    .seconds = seconds,
-                    .bytes = bytes,
-                    .flop = flop,
-                    .ceiling = bytes > 0 ? copy_ : products_});
+    results_.push_back({.name = name,
+                        .seconds = seconds,
+                        .bytes = bytes,
+                        .flop = flop,
+                        .ceiling = bytes > 0 ? copy_ : products_});
     return device_.status();
   }
 
@@ -398,7 +398,7 @@ class KernelBench {
   std::string suffix_;
   // Ceilings per second; `products_` is the ceiling of products in the current precision.
   double copy_ = 1, bf16_ = 1, tf32_ = 1, products_ = 1;
-  std::vector<Measured> all_;
+  std::vector<Measured> results_;
 };
 
 absl::Status Run() {

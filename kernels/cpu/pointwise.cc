@@ -54,7 +54,7 @@ CADRE_VECTOR_LOOP void Tanh(int64_t n, const float* x, float* y) {
 CADRE_VECTOR_LOOP void ReluBackward(int64_t n, const float* y, const float* dy, float* dx) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    // Loaded unconditionally: a conditional load would prevent vectorisation.
+    // The load is unconditional, because a conditional one would prevent vectorisation.
     const float passed = dy[i];
     dx[i] = y[i] > 0 ? passed : 0;
   }

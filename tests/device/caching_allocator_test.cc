@@ -21,7 +21,7 @@ constexpr int64_t kKib = 1024;
 constexpr int64_t kMib = 1024 * kKib;
 constexpr int64_t kGib = 1024 * kMib;
 
-// Hands out addresses that are never accessed, up to a limit.
+// A source of segments: it returns addresses, which are never accessed, up to a limit of bytes.
 class Upstream {
  public:
   explicit Upstream(int64_t bytes) : left_(bytes) {}
@@ -51,7 +51,7 @@ class Upstream {
     --found;
     return address + bytes <= found->first + found->second;
   }
-  int64_t given() const {
+  int64_t allocated() const {
     int64_t sum = 0;
     for (const auto& [address, bytes] : segments_) sum += bytes;
     return sum;
@@ -67,7 +67,8 @@ class Upstream {
     if (bytes > left_) return absl::ResourceExhaustedError("no more");
     left_ -= bytes;
     const uintptr_t address = next_;
-    // Adjacent, so that chunks of different segments could be merged by mistake.
+    // Segments are adjacent, so that the allocator could merge chunks of different segments by
+    // mistake.
     next_ += bytes;
     segments_[address] = bytes;
     return reinterpret_cast<void*>(address);
@@ -159,7 +160,7 @@ TEST_F(CachingAllocatorTest, ReleasesCachedSegmentsBeforeItFails) {
   const auto larger = allocator.Allocate(60 * kMib, "activations", "");
   ASSERT_TRUE(larger.ok()) << larger.status();
   EXPECT_EQ(upstream.settled(), 1);
-  EXPECT_EQ(upstream.given(), allocator.held());
+  EXPECT_EQ(upstream.allocated(), allocator.held());
   EXPECT_LE(allocator.held(), 100 * kMib);
 }
 
@@ -297,7 +298,7 @@ class Model {
   void Check(const CachingAllocator& allocator, const Upstream& upstream) const {
     EXPECT_EQ(allocator.in_use(), in_use_);
     EXPECT_EQ(allocator.peak(), peak_);
-    EXPECT_EQ(allocator.held(), upstream.given());
+    EXPECT_EQ(allocator.held(), upstream.allocated());
     std::map<std::string, int64_t> sums;
     for (const auto& [address, chunk] : chunks_) {
       EXPECT_TRUE(upstream.Holds(reinterpret_cast<void*>(address), chunk.bytes));

@@ -199,7 +199,7 @@ TEST_P(EmulatedDeviceTest, WarmStepsNeitherBlockNorAllocate) {
     const auto ready = device.MakeEvent();
     const auto reduced = device.MakeEvent();
     const auto loss_copied = device.MakeEvent();
-    // Reads its input, computes, reduces on another stream, updates.
+    // A step reads its input, computes, reduces on another stream, and updates.
     const auto step = [&] {
       device.CopyToDeviceAsync(in.data(), input.data(), kBytes);
       device.Copy(input.data(), gradients.data(), kBytes);
@@ -290,7 +290,7 @@ TEST_P(EmulatedDeviceTest, MisuseIsAnErrorThatNamesTheAttempt) {
   EXPECT_EQ(device.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(device.status().message(), HasSubstr("zeroing memory: invalid argument"));
   EXPECT_FALSE(device.lost());
-  // A later call does not report it again.
+  // A later call does not report the error again.
   EXPECT_EQ(cuda_.api().last_error(), cudaSuccess);
 }
 

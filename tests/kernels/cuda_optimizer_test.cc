@@ -53,7 +53,7 @@ std::vector<Rule> Rules() {
 
 class CudaOptimizerTest : public CudaTest {
  protected:
-  // A number in the device's memory.
+  // An array of one number in the device's memory.
   DeviceArray<double> Number(double value) {
     DeviceArray<double> number(device(), 1, "test");
     device().CopyIn(&value, number.data(), sizeof(value));
@@ -179,7 +179,7 @@ TEST_F(CudaWeightsTest, WithoutACopyWeightsAreRoundedOnUse) {
 
 // A copy has the weights of the last WeightsChanged. Later changes have no effect on products,
 // which proves that the copy is used.
-TEST_F(CudaWeightsTest, AnnouncedWeightsHaveACopy) {
+TEST_F(CudaWeightsTest, ChangedWeightsHaveACopy) {
   UseBf16();
   const Floats w = Uniform(64, 1), other = Uniform(64, 2);
   const OnDevice weights(device(), w);
@@ -237,7 +237,7 @@ TEST_F(CudaWeightsTest, OverlappingPiecesReplaceEachOther) {
     const auto first = all.begin() + begin;
     return Bf16Rounded(Floats(first, first + 16));
   };
-  // The first piece was dropped, so these are rounded on use.
+  // The copy of the first piece was dropped, so these weights are rounded on use.
   EXPECT_EQ(Seen(weights.span().first(16)), part(other, 0));
   EXPECT_EQ(Seen(weights.span().subspan(40, 16)), part(w, 40));
 }

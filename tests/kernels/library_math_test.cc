@@ -319,7 +319,7 @@ TEST_F(LibraryMathTest, FusedAttentionExistsForSupportedExtentsOnly) {
   EXPECT_TRUE(device_->status().ok());
 }
 
-// --- recordings and errors -----------------------------------------------------------------------
+// --- captures and errors -------------------------------------------------------------------------
 
 TEST_F(LibraryMathTest, WorkCanBeCapturedAfterItRanOnce) {
   const ConvolutionDims dims = Convolution(4, 32, 64, Window(14, 14, 3, 1, 1));
