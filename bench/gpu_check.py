@@ -66,11 +66,24 @@ def parse():
     return options
 
 
+def fail(message):
+    print(f"gpu_check: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def unpack(archive, work):
     """The folder of an unpacked bundle. tar needs programs for compression, which Python has built in."""
-    if subprocess.run(["tar", "-xf", archive, "-C", work], stderr=subprocess.DEVNULL).returncode != 0:
-        shutil.unpack_archive(archive, work)
-    return work / "cadre-gpu"
+    try:
+        subprocess.run(["tar", "-xf", archive, "-C", work], stderr=subprocess.DEVNULL, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        try:
+            shutil.unpack_archive(archive, work)
+        except (OSError, shutil.ReadError, EOFError) as error:
+            fail(f"cannot unpack {archive.name}: {error}")
+    bundle = work / "cadre-gpu"
+    if not (bundle / "bundle.json").exists():
+        fail(f"{archive.name} is not a bundle: bench/gpu_bundle.sh creates one")
+    return bundle
 
 
 def find_gpu():

@@ -357,7 +357,7 @@ class CudaDense final : public DenseKernels {
                Strided(cuda_.device, std::ssize(dpositions)), dims, std::ssize(dpositions),
                Data<T>(dy), dpositions.data());
       }
-      if (n == 0 || dw.empty()) return;
+      if (n == 0 || dw.empty() || order.empty()) return;
       int32_t* const sorted_position = buffers.data();
       int32_t* const sorted = sorted_position + n;
       SortTokens(dims, ids, sorted_position, sorted);
@@ -419,10 +419,9 @@ class CudaDense final : public DenseKernels {
     // dprobabilities in the same scratch memory.
     const bool is_fp32 = probabilities.type() == DType::kFloat32;
     const size_t count = probabilities.size();
-    const std::span<float> dprobabilities =
-        cuda_.scratch.Take<float>(is_fp32 ? count : count + (count + 1) / 2)
-            .first(cuda_.device.failed() ? 0 : count);
-    if (dprobabilities.empty()) return;
+    const auto scratch = cuda_.scratch.Take<float>(is_fp32 ? count : count + (count + 1) / 2);
+    if (scratch.empty()) return;
+    const std::span<float> dprobabilities = scratch.first(count);
     const Values dscores(is_fp32 ? dprobabilities.data() : dprobabilities.data() + count, count,
                          probabilities.type());
     MatrixProductDims product =

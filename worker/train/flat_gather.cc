@@ -71,6 +71,7 @@ absl::Status FlatGather::ShareIntervals() {
                           merged.size() * sizeof(Interval));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTexts(bytes, *group_));
   for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty()) continue;  // memcpy requires a destination even for 0 bytes
     all_[rank].resize(all[rank].size() / sizeof(Interval));
     std::memcpy(all_[rank].data(), all[rank].data(), all[rank].size());
   }

@@ -18,7 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "integers are sent in memory order");
 
 // Begins a greeting; the digit changes with the format of the messages.
-constexpr absl::string_view kMagic = "cadrerk2";
+constexpr absl::string_view kMagic = "cadrerk3";
 
 class Encoder {
  public:
