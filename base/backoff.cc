@@ -1,6 +1,6 @@
 // Exponential backoff with "equal jitter": half of the delay is fixed and half is random. Peers
 // that lost the same server at the same time therefore return at different times, and no delay is
-// so short that a server that is starting is overrun. Delays are a function of the seed, so that a
+// so short that a starting server is overloaded. Delays are a function of the seed, so that a
 // simulation repeats them.
 #include "base/backoff.h"
 
@@ -11,7 +11,7 @@
 namespace cadre {
 
 absl::Duration Backoff::Next() {
-  // Limits the shift; the longest delay is reached long before.
+  // At most 2^30, so that the shift cannot overflow; `max` is reached much earlier.
   const int64_t factor = int64_t{1} << std::min<uint64_t>(attempt_++, 30);
   const absl::Duration whole = std::min(first_ * factor, max_);
   const double jitter = RandomUniform(seed_, RandomStream::kBackoff, 0, draws_++);

@@ -18,7 +18,7 @@ class Backoff {
 
   // The next delay: uniform in [d / 2, d] for d = first, 2 first, 4 first, ..., max.
   absl::Duration Next();
-  // Begins again at `first`, after a success.
+  // Call after a success: the next delay starts at `first` again.
   void Reset() { attempt_ = 0; }
 
  private:

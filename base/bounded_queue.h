@@ -1,7 +1,7 @@
 // A FIFO queue between threads with a bounded number of items: a fast producer blocks until the
 // consumer has made room.
 //
-// Thread-safe. After Close(), Push fails, and Pop returns the remaining items, then nothing.
+// Thread-safe. After Close(), Push fails, and Pop returns the remaining items, then nullopt.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class BoundedQueue {
   // Requires: capacity > 0.
   explicit BoundedQueue(size_t capacity) : capacity_(capacity) {}
 
-  // Blocks while the queue is full. False: closed; the item is dropped.
+  // Blocks while the queue is full. Returns false, and drops the item, if the queue is closed.
   bool Push(T item) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(this, &BoundedQueue::HasRoomOrClosed));
@@ -30,7 +30,7 @@ class BoundedQueue {
     return true;
   }
 
-  // Does not block. False: full or closed; the item is dropped.
+  // Does not block. Returns false, and drops the item, if the queue is full or closed.
   bool TryPush(T item) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     if (closed_ || items_.size() >= capacity_) return false;
@@ -38,10 +38,10 @@ class BoundedQueue {
     return true;
   }
 
-  // Blocks while the queue is empty and open. Nothing: closed and empty.
+  // Blocks while the queue is empty and open. Returns nullopt when it is closed and empty.
   std::optional<T> Pop() ABSL_LOCKS_EXCLUDED(mutex_) { return PopBefore(absl::InfiniteFuture()); }
 
-  // As Pop, until `deadline`. Nothing: closed and empty, or the deadline has passed.
+  // As Pop, but also returns nullopt if the queue is still empty at `deadline`.
   std::optional<T> PopBefore(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     mutex_.AwaitWithDeadline(absl::Condition(this, &BoundedQueue::HasItemOrClosed), deadline);

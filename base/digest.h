@@ -2,7 +2,7 @@
 //
 // The digest of a set of (position, value) pairs is the sum, modulo 2^64, of a 64-bit mix of each
 // pair: the digests of shards, or of ranks, add up to the digest of the model. A group with any
-// mesh can so verify the version that any number of aggregator shards committed.
+// mesh can therefore verify a version that any number of aggregator shards committed.
 //
 // Thread-safe (pure functions).
 #pragma once

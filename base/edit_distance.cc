@@ -9,7 +9,8 @@
 
 namespace cadre {
 
-// Dynamic programming over three rows of the table of prefix distances: a swap looks two rows up.
+// Dynamic programming over the table of prefix distances. Three rows are kept, because a swap
+// depends on the row before the previous one.
 size_t EditDistance(absl::string_view from, absl::string_view to) {
   std::vector<size_t> two_up(to.size() + 1);
   std::vector<size_t> above(to.size() + 1);

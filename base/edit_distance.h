@@ -12,12 +12,11 @@
 
 namespace cadre {
 
-// The least number of insertions, deletions, replacements and swaps of adjacent letters that turn
-// `from` into `to` (optimal string alignment). Costs O(|from| |to|) time.
+// The minimum number of insertions, deletions, replacements and swaps of adjacent letters that turn
+// `from` into `to` (optimal string alignment). Takes O(|from| |to|) time.
 size_t EditDistance(absl::string_view from, absl::string_view to);
 
-// The candidate that `word` is most likely a misspelling or a beginning of; nothing if none is
-// close.
+// The candidate of which `word` is most likely a misspelling or a prefix; nullopt if none is close.
 std::optional<std::string> Nearest(absl::string_view word, std::span<const std::string> candidates);
 
 }  // namespace cadre

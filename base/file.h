@@ -19,9 +19,9 @@ inline constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
 // anything but a regular file, and for more than `max_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxReadBytes);
 
-// A file descriptor open for reading.
+// A regular file that is open for reading.
 struct RegularFile {
-  // The owner closes it.
+  // The caller must close it.
   int fd = -1;
   // Size when it was opened.
   int64_t bytes = 0;
@@ -31,8 +31,8 @@ struct RegularFile {
 // message; InvalidArgument for anything but a regular file.
 absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path);
 
-// Replaces the file by an AtomicFile with these bytes.
-// Errors: ResourceExhausted for a full disk; as AtomicFile::Commit.
+// Writes a file with these bytes, which replaces `path` atomically (base/atomic_file.h).
+// Errors: as AtomicFile::Append and Commit; ResourceExhausted for a full disk.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes);
 
 // "cannot <what> <path>: ..." with the code of `error`, an errno value.

@@ -1,5 +1,5 @@
-// A container sees the cores and the memory of its host, so that the limits of its control group
-// are read as well; a process that ignores them is throttled or killed.
+// A container sees its host's cores and memory, so the limits of its control group (cgroup) are
+// read, too; a process that ignores them is throttled or killed.
 #include "base/hardware.h"
 
 #include <sched.h>
@@ -19,13 +19,14 @@ namespace cadre {
 namespace {
 
 constexpr char kProcessors[] = "/proc/cpuinfo";
-// Limits of the process's control group, if it is the root of its namespace as in a container.
-constexpr char kGroupTime[] = "/sys/fs/cgroup/cpu.max";
-constexpr char kGroupMemory[] = "/sys/fs/cgroup/memory.max";
+// The limits of the cgroup at the root of the cgroup namespace. In a container these are the limits
+// of the process itself.
+constexpr char kCgroupCpuMax[] = "/sys/fs/cgroup/cpu.max";
+constexpr char kCgroupMemoryMax[] = "/sys/fs/cgroup/memory.max";
 
 // CPU quota in cores; 0: no limit.
-double GroupCores() {
-  std::ifstream file(kGroupTime);
+double CgroupCores() {
+  std::ifstream file(kCgroupCpuMax);
   double quota = 0;
   double period = 0;
   // Without a quota the file contains "max", which is not read as a number.
@@ -55,7 +56,7 @@ int UsableCores() {
   CPU_ZERO(&cores);
   int usable = std::thread::hardware_concurrency();
   if (sched_getaffinity(0, sizeof(cores), &cores) == 0) usable = CPU_COUNT(&cores);
-  const double quota = GroupCores();
+  const double quota = CgroupCores();
   if (quota > 0) usable = std::min<int>(usable, std::ceil(quota));
   return std::max(1, usable);
 }
@@ -65,7 +66,7 @@ uint64_t UsableMemoryBytes() {
   const uint64_t pages = std::max(0L, sysconf(_SC_PHYS_PAGES));
   const uint64_t page_bytes = std::max(0L, sysconf(_SC_PAGESIZE));
   uint64_t bytes = pages * page_bytes;
-  std::ifstream file(kGroupMemory);
+  std::ifstream file(kCgroupMemoryMax);
   uint64_t limit = 0;
   if (file >> limit && limit > 0 && (bytes == 0 || limit < bytes)) bytes = limit;
   return bytes;

@@ -15,11 +15,11 @@ std::string ProcessorName();
 // thread". Layer times are stored by this name, so equal devices have equal names.
 std::string DeviceName(int threads);
 
-// Cores that this process may use, at least 1: those of its affinity mask, or the CPU quota of its
-// control group, rounded up, if that is lower.
+// Number of cores that this process may use, at least 1: the cores of its affinity mask, or the CPU
+// quota of its control group (cgroup), rounded up, if that is lower.
 int UsableCores();
 
-// Memory of the host, or the limit of the control group if that is lower. 0: unknown.
+// Memory of the host, or the limit of the cgroup if that is lower. 0: unknown.
 uint64_t UsableMemoryBytes();
 
 }  // namespace cadre

@@ -7,7 +7,7 @@
 
 namespace cadre {
 
-// The mean of the middle two for an even number of values; 0 for none.
+// For an even number of values, the mean of the middle two. 0 if there are no values.
 double Median(std::vector<double> values);
 
 }  // namespace cadre

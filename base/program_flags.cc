@@ -96,7 +96,7 @@ std::optional<int> ParseProgramFlags(const char* usage, const char* version, con
     PrintHelp(usage, source);
     return 0;
   }
-  gflags::HandleCommandLineHelpFlags();  // --version and the rarer forms of help
+  gflags::HandleCommandLineHelpFlags();  // --version, and gflags' other help flags
   return std::nullopt;
 }
 

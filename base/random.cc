@@ -8,9 +8,9 @@
 namespace cadre {
 namespace {
 
-// The logarithm and cosine of C libraries may differ in the last bit between CPUs, and initial
-// weights of workers with them. These two consist of IEEE sums and products, which round equally
-// everywhere (the build disables fused multiply-add in this file).
+// The logarithm and cosine of C libraries may differ in the last bit between CPUs; initial weights
+// would then differ between workers. The two functions below consist of IEEE sums and products,
+// which round equally everywhere (the build disables fused multiply-add in this file).
 
 // log(x) by 2 artanh((m - 1) / (m + 1)). Requires: 0 < x <= 1.
 double Logarithm(double x) {

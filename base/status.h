@@ -3,7 +3,7 @@
 //   CADRE_RETURN_IF_ERROR(Open(path));
 //   CADRE_ASSIGN_OR_RETURN(std::string text, ReadFile(path));
 //
-// Codes follow from the caller's options: Unavailable: retry; Aborted: re-plan; NotFound,
+// A code states how the caller can react. Unavailable: retry; Aborted: re-plan; NotFound,
 // InvalidArgument: the user must fix it; DataLoss: stored data is damaged; Internal: a bug.
 #pragma once
 

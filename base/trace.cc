@@ -41,7 +41,8 @@ Json Event(size_t pid, const TraceInterval& interval) {
           {"args", std::move(args)}};
 }
 
-// Sorted by begin; of intervals that begin together the longest first, as it encloses the others.
+// Sorted by begin. Of intervals that begin at the same time the longest comes first, because it
+// encloses the others.
 std::vector<const TraceInterval*> InOrder(const std::vector<TraceInterval>& intervals) {
   std::vector<const TraceInterval*> order;
   order.reserve(intervals.size());
@@ -97,7 +98,7 @@ int64_t Trace::Now() { return absl::GetCurrentTimeNanos() / 1000; }
 std::string ChromeTraceJson(const std::vector<TraceProcess>& processes) {
   std::string lines;
   const auto add = [&](const Json& event) {
-    // A viewer refuses the whole file for one string that is not UTF-8.
+    // Viewers reject a whole file because of one string that is not UTF-8.
     absl::StrAppend(&lines, lines.empty() ? "" : ",\n",
                     event.dump(-1, ' ', false, Json::error_handler_t::replace));
   };

@@ -1,8 +1,8 @@
-// The test split of one evaluation, divided into parts that groups evaluate.
+// Divides the test split of one evaluation into parts, which groups evaluate.
 //
-// Functions over the durable EvaluationRecord. Thread-safe (pure functions).
+// The state is the durable EvaluationRecord. Thread-safe (pure functions).
 //
-// Invariant: the parts are disjoint, and together they are the test split.
+// Invariant: the parts are disjoint, and their union is the test split.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace cadre {
 
-// Assigns one part to each of `groups`; a single unassigned part when `groups` is empty.
+// Assigns one part to each of `groups`. If `groups` is empty, there is one part, not assigned yet.
 v1::EvaluationRecord CutTestSplit(uint32_t version, uint32_t step, uint64_t samples,
                                   const std::vector<uint32_t>& groups);
 
@@ -33,7 +33,7 @@ bool AssignPart(v1::EvaluationRecord& evaluation, uint32_t group);
 bool HasFreePart(const v1::EvaluationRecord& evaluation);
 bool IsComplete(const v1::EvaluationRecord& evaluation);
 
-// Result over the finished parts.
+// The result over the finished parts.
 v1::EvaluationResult ResultOf(const v1::EvaluationRecord& evaluation);
 
 }  // namespace cadre

@@ -1,6 +1,6 @@
-// Events and actions of the coordinator's state machine.
+// Events and actions of the coordinator's state machine (coordinator/machine.h).
 //
-// Plain values that contain protocol messages unchanged.
+// They are plain values that contain protocol messages unchanged.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ struct MessageRefused {
 struct SubmitRun {
   RequestId request = 0;
   v1::RunSpec spec;
-  // Random; makes the lineage of the run unique.
+  // Random number that makes the lineage of the run (the id of its model's history) unique.
   uint64_t lineage_seed = 0;
 };
 
@@ -66,7 +66,7 @@ struct TraceGroup {
   uint32_t steps = 0;
 };
 
-// The caller of a TraceGroup has gone. The call may already be answered.
+// The caller of a TraceGroup has disconnected. The call may already be answered.
 struct CancelTrace {
   RequestId request = 0;
 };
@@ -115,7 +115,7 @@ struct Replied {
   std::string run;
 };
 
-// Answer to TraceGroup; exactly one unless CancelTrace came first.
+// Answer to TraceGroup: exactly one for each, or none after a CancelTrace.
 struct TraceAnswered {
   RequestId request = 0;
   absl::Status status;

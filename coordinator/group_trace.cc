@@ -1,6 +1,5 @@
 // The reply must fit into one message, so every rank has an equal share of its bytes. A rank may
-// send as many events as its share holds; what exceeds the share nevertheless is counted as
-// dropped.
+// send as many events as fit into its share; events that exceed the share are counted as dropped.
 #include "coordinator/group_trace.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A requested trace of a group's next steps: the answers of the ranks so far.
+// A trace of a group's next steps that a user has requested. Collects the answers of the ranks.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace cadre {
 
-// Limit and default of the steps of one request.
+// Maximum and default number of steps of one request.
 inline constexpr uint32_t kMaxTraceSteps = 100;
 inline constexpr uint32_t kDefaultTraceSteps = 3;
-// Limit of the events of one rank, however few ranks there are.
+// Maximum number of events of one rank, however few ranks there are.
 inline constexpr uint32_t kMaxTraceEvents = 20'000;
 
 class GroupTrace {
@@ -37,7 +37,7 @@ class GroupTrace {
   uint64_t request() const { return options_.request; }
   uint64_t number() const { return options_.number; }
   uint32_t steps() const { return options_.steps; }
-  // Limit of events that is sent to the ranks.
+  // The maximum number of events per rank, which the request to the ranks states.
   uint32_t max_events() const;
   bool answered(uint32_t rank) const { return ranks_.contains(rank); }
   bool complete() const { return ranks_.size() == options_.ranks; }

@@ -1,6 +1,6 @@
-// gRPC calls the On... functions on its own threads. They do nothing except hand an event to the
-// host, whose queue orders the events of all streams for the machine. At most one read is pending,
-// which limits a fast sender to the pace of that queue.
+// gRPC calls the On... functions on its own threads. They only pass an event to the host, whose
+// queue orders the events of all streams for the state machine. At most one read is pending, so a
+// fast sender is slowed down to the pace of that queue.
 #include "coordinator/join_stream.h"
 
 #include <utility>

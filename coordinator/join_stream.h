@@ -1,8 +1,8 @@
 // The coordinator's side of one member's Join stream.
 //
-// Outgoing messages wait in a bounded queue; when it is full, the member does not read and the
-// stream is ended. Owned by gRPC: deletes itself after the call has ended and the host was
-// notified.
+// Outgoing messages wait in a bounded queue. A full queue means that the member does not read, so
+// the stream is ended. Owned by gRPC: deletes itself after the call has ended and the host (the
+// owner of all streams) was notified.
 //
 // Thread-safe.
 #pragma once

@@ -1,4 +1,4 @@
-// Numbers have a fixed width, so that the order of the keys is the order of the numbers.
+// Numbers in keys have a fixed width, so that the order of the keys is the order of the numbers.
 #include "coordinator/keys.h"
 
 #include "absl/strings/ascii.h"

@@ -31,7 +31,7 @@ std::string LayerTimesKey(absl::string_view device, absl::string_view model);
 std::string GroupsPrefix(absl::string_view run);
 std::string CommitsPrefix(absl::string_view run);
 
-// The number in "run-7" or "run-7-name"; 0 if `run` is not a run id.
+// The number in a run id such as "run-7" or "run-7-name"; 0 if `run` is not a run id.
 uint32_t RunNumber(absl::string_view run);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// One iteration: take all waiting items, pass the events to the machine, commit the records of all
-// of them in one transaction, perform the other actions, run the queries, notify the watchers.
+// One iteration takes all waiting items, passes the events to the machine, commits all records in
+// one transaction, performs the other actions, runs the queries and notifies the watchers.
 // Batching makes the cost of the fsync independent of the number of events: under load, more events
 // share it.
 //
@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
 
 Loop::~Loop() { Stop(); }
 
-// A run may have many commits; only its newest and the neighbours of that are needed.
+// A run may have many commits; only the newest and the ones next to it are needed.
 absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
@@ -131,8 +131,8 @@ std::vector<Loop::Item> Loop::Take(absl::Time wake) {
   return items;
 }
 
-// After a stall of this process (a slow disk, SIGSTOP) members get two heartbeat intervals to be
-// received before their leases may expire.
+// After a stall of this process (a slow disk, SIGSTOP), no lease expires for two heartbeat
+// intervals, so that messages of the members can arrive first.
 void Loop::DetectStall(absl::Time expected) {
   const absl::Time now = clock_->Now();
   if (now <= expected + kDelay) return;

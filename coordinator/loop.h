@@ -1,8 +1,8 @@
-// The coordinator's event loop: one thread that passes events to the machine, makes its records
-// durable, and only then carries out its other actions.
+// The coordinator's event loop: one thread that passes events to the state machine
+// (coordinator/machine.h), makes its records durable, and only then carries out its other actions.
 //
-// Events that are waiting are handled together and share one transaction. When the store fails the
-// loop stops permanently: no decision is acted on before it is durable.
+// All waiting events are handled together and share one transaction. When the store fails, the loop
+// stops permanently: no decision is acted on before it is durable.
 //
 // Thread-safe. Callbacks run on the loop's thread only.
 #pragma once
@@ -27,8 +27,8 @@
 
 namespace cadre {
 
-// Wall-clock time at construction plus time of the steady clock: setting the system clock neither
-// expires nor extends leases. Thread-safe.
+// The wall-clock time at construction plus the time that the steady clock has measured since, so
+// that a change of the system clock neither expires nor extends leases. Thread-safe.
 class AnchoredClock final : public Clock {
  public:
   AnchoredClock();
@@ -49,8 +49,8 @@ class Loop {
     virtual void OnDisconnect(ConnectionId connection, const absl::Status& status) = 0;
     virtual void OnReplied(const Replied& replied) = 0;
     virtual void OnTraceAnswered(const TraceAnswered& answered) = 0;
-    // Called when the state of the machine is durable. Returns the latest time of the next call;
-    // InfiniteFuture: after the next event.
+    // Called when the state of the machine is durable. Returns the time of the next call if no
+    // event comes earlier; InfiniteFuture: only after the next event.
     virtual absl::Time OnSettled(const Machine& machine, absl::Time now) = 0;
   };
 
@@ -64,7 +64,7 @@ class Loop {
     std::function<void(const absl::Status&)> on_failure;
   };
 
-  // Restores the machine from the store and starts the thread. `store`, `clock` and `outlet` are
+  // Restores the machine from the store and starts the thread. `store`, `clock` and `callbacks` are
   // borrowed and must outlive the loop. Errors: those of the store; DataLoss for a record that
   // cannot be read.
   static absl::StatusOr<std::unique_ptr<Loop>> Start(Options options, Store* store,
@@ -87,9 +87,9 @@ class Loop {
   absl::Status Restore();
   void Run();
   absl::Time NextWake(absl::Time next_call) const;
-  // Waits for an item until `wake`, then takes all waiting items.
+  // Waits for an item, at most until `wake`, then returns all waiting items.
   std::vector<Item> Take(absl::Time wake);
-  // Actions of the items' events and, if a deadline has passed, of a Tick.
+  // Returns the actions of the items' events and, if a deadline has passed, of a Tick.
   std::vector<Action> Handle(const std::vector<Item>& items);
   void DetectStall(absl::Time expected);
   absl::Status PersistAll(const std::vector<Action>& actions);
@@ -101,7 +101,7 @@ class Loop {
   Callbacks* const callbacks_;
   Machine machine_;
   BoundedQueue<Item> queue_;
-  // Leases do not expire before this time: the loop itself was stalled.
+  // Leases do not expire before this time, because the loop itself was stalled.
   absl::Time expire_from_ = absl::InfinitePast();
   absl::Time last_turn_;
   std::thread thread_;

@@ -73,7 +73,8 @@ void Machine::ExpireMembers() {
   }
 }
 
-// Earlier runs choose from the idle workers first, and reserve the workers that they wait for.
+// Runs are visited in order of submission: earlier ones choose from the idle workers first and
+// reserve the workers that they wait for.
 void Machine::Settle() {
   std::vector<std::string> idle = SortByHost(IdleWorkers());
   for (auto& [number, run] : runs_) {
@@ -93,7 +94,8 @@ void Machine::Settle() {
 
 absl::Time Machine::NextDeadline() const {
   absl::Time next = members_.NextExpiry();
-  // A deadline that has passed without an effect waits for an event, not for time.
+  // A deadline that has passed without an effect can only take effect with an event, so it is
+  // ignored.
   auto consider = [&](absl::Time when) {
     if (when > now_) next = std::min(next, when);
   };
@@ -200,7 +202,8 @@ void Machine::EvictEndedRuns() {
   }
 }
 
-// Run ids start with "run-<number>"; the rest of the id must be equal as well.
+// Looks the run up by the number in its id ("run-<number>..."); the rest of the id must be equal as
+// well.
 Run* Machine::FindRun(absl::string_view run_id) {
   return const_cast<Run*>(std::as_const(*this).FindRun(run_id));
 }

@@ -1,5 +1,6 @@
 // The coordinator as a pure state machine: membership, groups, rounds, evaluation and the life of
-// runs, as (state, event, now) -> (state, actions).
+// runs, as (state, event, now) -> (state, actions). "Machine" always means this state machine, not
+// a computer.
 //
 // It contains no threads, clocks, sockets, storage, randomness or logging: the service and the
 // simulator drive the same object. Thread-compatible.
@@ -65,7 +66,7 @@ class Machine {
     absl::Duration heartbeat = absl::Seconds(2);
     // Consecutive group failures without a commit after which a run fails.
     uint32_t max_group_failures = 20;
-    // Limits of live runs and of ended runs that are kept.
+    // Maximum number of live runs, and of ended runs whose records are kept.
     int max_live_runs = 256;
     int max_ended_runs = 256;
     // Size limit of the answer to a trace; below the limit of one message.
@@ -76,8 +77,8 @@ class Machine {
 
   explicit Machine(Options options);
 
-  // Restores the state from the records of a store (none if it is new). Requires: called once,
-  // first. Errors: DataLoss for a record that cannot be parsed.
+  // Restores the state from the records of a store; a new store has none. Requires: called once,
+  // before all other functions. Errors: DataLoss for a record that cannot be parsed.
   absl::StatusOr<std::vector<Action>> Restore(const std::map<std::string, std::string>& records,
                                               absl::Time now);
 
@@ -104,7 +105,7 @@ class Machine {
   void OnStop(const StopRun& stop);
   absl::Status CheckSubmit(const v1::RunSpec& spec) const;
   void ExpireMembers();
-  // Does everything that the event or the time has made possible.
+  // Carries out everything that the event or the time has made possible.
   void Settle();
   void EndRun(Run& run, v1::RunState state, absl::string_view reason);
   void EvictEndedRuns();
@@ -162,7 +163,7 @@ class Machine {
   // -- machine_groups.cc: forming, starting, fencing
   // Connected workers without a rank, oldest first.
   std::vector<std::string> IdleWorkers() const;
-  // The same workers, those of one host adjacent.
+  // The same workers, ordered so that workers of one host are adjacent.
   std::vector<std::string> SortByHost(const std::vector<std::string>& workers) const;
   void FormGroups(Run& run, std::vector<std::string>& idle);
   bool NeedsGroup(const Run& run, const Slot& slot) const;
@@ -192,16 +193,17 @@ class Machine {
   // The run of `place` if the member holds that rank; otherwise releases the member and returns
   // null.
   Run* RunAtPlace(Member& member, const v1::RankSlot& place);
-  // As RunAtPlace, for messages that only rank 0 may send.
+  // The same for messages that only rank 0 may send.
   Run* RunAtLead(Member& member, const v1::RankSlot& place);
 
   // -- machine_planning.cc: measurements, predictions, changes of plans
   PlanQuery QueryFor(const Run& run, const std::vector<std::string>& members) const;
-  // For a formed group, with the link that it has measured itself.
+  // The query for a formed group, with the link that the group has measured itself.
   PlanQuery QueryFor(const Run& run, const Slot& slot) const;
   // Number of workers per host: `members`, and all workers that hold a rank.
   std::map<std::string, int> CountWorkersByHost(const std::vector<std::string>& members) const;
-  // Searches once per call for all groups of the run on equal resources. Valid until the call ends.
+  // Searches at most once per Handle call for all groups of the run on equal resources. The result
+  // is valid until the end of that call.
   const absl::StatusOr<std::vector<GroupPlan>>& PlansFor(const Run& run, const PlanQuery& query);
   absl::StatusOr<v1::Plan> PlanGroup(const Run& run, const Slot& slot,
                                      const std::vector<std::string>& members);
@@ -223,7 +225,7 @@ class Machine {
   void OnContributed(Member& member, const v1::Contributed& contributed);
   void OnAveraged(Run& run, Slot& slot, const v1::Contributed& contributed);
   void OnBoundary(Run& run, Slot& slot, const v1::Contributed& contributed);
-  // Empty: fits. Otherwise why the contribution is malformed.
+  // Whether the contribution is well-formed for this run.
   static bool IsValidContribution(const Run& run, const v1::Contributed& contributed);
   void RefuseContribution(Run& run, Slot& slot, const v1::Contributed& contributed,
                           v1::Refusal refusal);
@@ -242,8 +244,8 @@ class Machine {
   void OnEvaluated(Member& member, const v1::Evaluated& evaluated);
   void FinishEvaluation(Run& run);
   void AssignFreeParts(Run& run);
-  // After a reconnect, sends a group at the end its part again: no message of the group would
-  // request it.
+  // After a reconnect, sends its part again to a group that has finished training, since no message
+  // of the group would request it.
   void ResendPart(Run& run, Slot& slot);
 
   // -- machine_trace.cc: traces of a group's next steps; not durable
@@ -279,7 +281,7 @@ class Machine {
 
   v1::MetaRecord meta_;
   bool meta_changed_ = false;
-  // Number of the last trace since the start.
+  // Number of the last trace since this process started.
   uint32_t last_trace_ = 0;
   absl::Time started_ = absl::InfinitePast();
   Membership members_;
@@ -288,7 +290,7 @@ class Machine {
   // searched.
   std::map<std::string, absl::StatusOr<std::vector<GroupPlan>>> searched_;
   bool looked_for_better_plan_ = false;
-  // By run number: in order of submission.
+  // By run number, which is the order of submission.
   std::map<uint32_t, Run> runs_;
 };
 

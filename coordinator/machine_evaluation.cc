@@ -69,7 +69,7 @@ void Machine::FinishEvaluation(Run& run) {
   }
 }
 
-// At the end, parts of lost groups are assigned to groups that have finished theirs.
+// At the end of the run, parts of lost groups are assigned to groups that have finished their own.
 void Machine::AssignFreeParts(Run& run) {
   if (!run.averages() || run.record.state() != v1::RUN_STATE_FINISHING ||
       !run.record.has_evaluating()) {

@@ -61,8 +61,8 @@ std::vector<std::string> Machine::SortByHost(const std::vector<std::string>& wor
 bool Machine::NeedsGroup(const Run& run, const Slot& slot) const {
   if (!slot.waiting()) return false;
   if (run.record.state() != v1::RUN_STATE_FINISHING || !run.averages()) return true;
-  // At the end a group is formed only for a part of the test split that no other group will
-  // evaluate.
+  // At the end of the run a group is formed only to evaluate a part of the test split that no other
+  // group will evaluate.
   const bool occupied = std::any_of(run.slots.begin(), run.slots.end(),
                                     [](const Slot& other) { return !other.waiting(); });
   return !occupied && HasFreePart(run.record.evaluating());
@@ -86,7 +86,8 @@ void Machine::ReserveFor(const Run& run, std::vector<std::string>& idle) const {
   Take(kept, idle);
 }
 
-// Workers by device kind, only of kinds that the run accepts; the kind of the first worker first.
+// The workers divided by device kind, without kinds that the run does not accept. The kind of the
+// first worker comes first.
 std::vector<std::vector<std::string>> Machine::GroupByDevice(
     const Run& run, const std::vector<std::string>& idle) const {
   const v1::Cluster::Device wanted = DeviceWanted(run.spec());
@@ -249,8 +250,8 @@ absl::Status Machine::CheckReportedPlan(const Run& run, const Slot& slot,
   return options_.check_plan ? options_.check_plan(run.spec(), prepared.plan()) : absl::OkStatus();
 }
 
-// The first groups start together, so that all contribute to the first round. A group that is not
-// prepared within rejoin_wait after the first one is not waited for.
+// The first groups start together, so that all contribute to the first round. They wait at most
+// rejoin_wait, counted from the first prepared group, for groups that are not prepared yet.
 void Machine::MaybeStart(Run& run) {
   const auto is_prepared = [](const Slot& slot) { return slot.prepared(); };
   if (std::none_of(run.slots.begin(), run.slots.end(), is_prepared)) {

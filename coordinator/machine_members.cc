@@ -12,8 +12,8 @@
 //
 // A reconnect without an id but with a known incarnation means that Welcome was lost.
 //
-// Messages may be lost with a stream in both directions. Members repeat what is not answered;
-// OnWorkerRejoined repeats what the coordinator has sent for the current generation. All handlers
+// Messages in both directions may be lost with a stream. Members send unanswered messages again;
+// OnWorkerRejoined repeats the messages of the coordinator for the current generation. All handlers
 // therefore accept duplicates.
 //
 // Only ExpireMembers (a Tick) ends a lease. The driver sends Tick after all received messages, so a
@@ -35,7 +35,7 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 
-// Limit of the counters of one member.
+// Maximum number of counters of one member.
 constexpr int kMaxCounters = 256;
 
 std::string MissingField(const v1::Hello& hello) {
@@ -89,7 +89,7 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     case v1::MemberMessage::kHeartbeat:
       return OnHeartbeat(member, message.heartbeat());
     case v1::MemberMessage::kGoodbye:
-      // A copy: Drop destroys the member that owns the id.
+      // The id is copied, because Drop destroys the member that owns it.
       return Drop(std::string(member.id()), absl::StrCat("left: ", message.goodbye().reason()),
                   Ending::kReleased);
     default:
@@ -213,7 +213,7 @@ void Machine::UpdateMember(Member& member, const v1::Hello& hello) {
   record.set_host(hello.host());
   record.set_device(hello.device());
   record.set_device_kind(hello.device_kind());
-  // A reconnect does not change the record; then it need not be written.
+  // A reconnect usually leaves the record unchanged; it is then not written again.
   if (MessageDifferencer::Equals(record, member.record)) return;
   member.record = record;
   Save(member);
@@ -231,8 +231,8 @@ void Machine::Welcome(Member& member, ConnectionId connection) {
   out_.SendTo(connection, std::move(message));
 }
 
-// Messages may have been lost with the stream, so they are sent again. If the two sides disagree
-// about the worker's rank, the rank is given up.
+// Messages may have been lost with the stream, so they are sent again. If the worker and the
+// coordinator disagree about the worker's rank, the rank is given up.
 void Machine::OnWorkerRejoined(Member& member, const v1::Hello& hello) {
   const bool claims = hello.has_place() && hello.place().generation() != 0;
   const bool agrees = claims && member.Holds(hello.place());
@@ -257,7 +257,8 @@ void Machine::OnWorkerRejoined(Member& member, const v1::Hello& hello) {
   }
 }
 
-// Counters are totals since the start of the process, so the newest heartbeat replaces the last.
+// Counters are totals since the start of the member's process, so those of the newest heartbeat
+// replace earlier ones.
 void Machine::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   member.counters.clear();
   for (const auto& [name, value] : heartbeat.counters()) {
@@ -286,7 +287,7 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, Endin
   Member* const found = members_.Find(member_id);
   if (found == nullptr) return;
   KeepCounters(*found);
-  // A copy: fencing needs the member after its removal.
+  // This is a copy, because fencing needs the member after its removal.
   const Member member = *found;
   if (member.connected()) {
     out_.End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));

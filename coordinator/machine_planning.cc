@@ -13,23 +13,24 @@
 namespace cadre {
 namespace {
 
-// Pins do not forbid a change: the search respects them, and if they leave no choice it finds the
-// present plan.
+// Pins (choices fixed by the user) do not forbid a change: the search respects them, and if they
+// leave no choice, it finds the current plan.
 bool MayReplan(const v1::RunSpec& spec) { return Averages(spec) && !spec.cluster().keep_plan(); }
 
-// If only an accuracy target ends the run, assume that it is half done.
+// If only an accuracy target ends the run, the run is assumed to be half done.
 uint64_t StepsLeft(const v1::RunRecord& run) {
   const uint32_t total = TotalSteps(run);
   return total == 0 ? run.step() - FirstStep(run.spec()) : total - std::min(total, run.step());
 }
 
-// Name of a worker's link endpoint in measurements: GPUs have other links than their hosts.
+// Name of a worker's link endpoint in measurements. GPUs have names of their own, because their
+// links differ from the links of their hosts.
 std::string LinkEndOf(const v1::MemberRecord& worker) {
   const bool cuda = worker.device_kind() == v1::Cluster::CUDA;
   return cuda ? absl::StrCat(worker.host(), " (CUDA)") : worker.host();
 }
 
-// All inputs of a search except the run: equal for groups on equal resources.
+// A key of all inputs of a search except the run; equal for groups on equal resources.
 std::string ResourcesKey(const PlanQuery& query) {
   std::map<std::string, size_t> hosts;
   std::string key;
@@ -50,7 +51,8 @@ std::string ResourcesKey(const PlanQuery& query) {
 
 }  // namespace
 
-// Only workers that hold a rank share their host with the group; idle ones use no resources.
+// Counts only workers that hold a rank, and the members of the new group: idle workers use no
+// resources of their host.
 std::map<std::string, int> Machine::CountWorkersByHost(
     const std::vector<std::string>& members) const {
   const std::set<absl::string_view> here(members.begin(), members.end());
@@ -100,7 +102,8 @@ PlanQuery Machine::QueryFor(const Run& run, const std::vector<std::string>& memb
   return query;
 }
 
-// Measurements of other groups on the same hosts may be newer, but they are of other links.
+// The group's own link is used: other groups on the same hosts may have newer measurements, but
+// these are of other links.
 PlanQuery Machine::QueryFor(const Run& run, const Slot& slot) const {
   PlanQuery query = QueryFor(run, slot.members());
   if (slot.plan().link().beta() > 0) query.link = slot.plan().link();
@@ -142,8 +145,8 @@ void Machine::PredictGroup(const Run& run, Slot& slot) {
   if (predicted.ok()) slot.Predict(*predicted, /*from_own_measurement=*/false);
 }
 
-// Sent again after every reconnect; idempotent. An invalid message is dropped but the stream stays
-// open: the member would send the message first on the next stream as well.
+// The member sends this message again after every reconnect; it is idempotent. An invalid message
+// is dropped but the stream stays open, because the member would send it on the next stream again.
 void Machine::OnMeasured(Member& member, const v1::Measured& measured) {
   Run* const run = RunAtLead(member, measured.place());
   if (run == nullptr) return;
@@ -159,7 +162,7 @@ void Machine::OnMeasured(Member& member, const v1::Measured& measured) {
   if (options_.planning == nullptr) return;
   RecordTimes(*run, member, measured);
   const auto now = options_.planning->Predict(QueryFor(*run, slot), slot.plan());
-  // A prediction made at the start, from earlier measurements, has precedence.
+  // A prediction that was made at the start, from earlier measurements, is kept.
   if (now.ok() && !slot.record().has_predicted()) {
     slot.Predict(*now, /*from_own_measurement=*/true);
   }
@@ -192,8 +195,8 @@ bool Machine::CanReform(const Run& run, const Slot& slot) const {
   return true;
 }
 
-// A search may take long in large groups, and one group changes at a time, so one search per call
-// is enough.
+// At most one search per Handle call: a search may take long in large groups, and only one group
+// changes its plan at a time.
 void Machine::ConsiderPlan(const Run& run, Slot& slot) {
   if (slot.considered || std::exchange(looked_for_better_plan_, true)) return;
   slot.considered = true;
@@ -222,7 +225,7 @@ bool Machine::MaybeReplan(Run& run, Slot& slot) {
   // have measured another one since.
   RecordLink(slot);
   const std::vector<std::string> members = slot.members();
-  // A copy: Fence resets slot.better.
+  // The text is made first, because Fence resets slot.better.
   Fence(run, slot, ToText(PlanChange(*slot.better)), Ending::kReleased);
   slot.EndWait();
   slot.preferred_members = members;

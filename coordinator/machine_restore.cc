@@ -1,9 +1,9 @@
 // Restoring the state from the store. Part of Machine.
 //
-// Durable are the counters, members, runs, groups and commits. Not durable, and rebuilt from
-// messages of the members: streams, progress, open contributions, prepared ranks, measured step
-// times, and the answers of aggregators. Every transaction leaves a state from which the protocol
-// continues, which machine_crash_test checks for every transaction of two runs.
+// Counters, members, runs, groups and commits are durable. Streams, progress, open contributions,
+// prepared ranks, measured step times and the answers of aggregators are not; they are rebuilt from
+// messages of the members. Every transaction leaves a state from which the protocol can continue;
+// machine_crash_test checks this for every transaction of two runs.
 //
 // Leases start again at the restore: the coordinator cannot know how long the members were silent.
 #include <algorithm>
@@ -69,8 +69,8 @@ absl::Status Machine::LoadRecords(const std::map<std::string, std::string>& reco
   return absl::OkStatus();
 }
 
-// Only three commits are needed: the newest version's, the one before, because a generation may be
-// preparing from that version, and the one being applied.
+// Only three commits are needed: that of the newest version, the one before it, because a
+// generation may still be preparing from that version, and the one that is being applied.
 absl::Status Machine::LoadCommits(const std::map<std::string, std::string>& records, Run& run) {
   const uint32_t version = run.record.version();
   for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
@@ -92,7 +92,7 @@ absl::Status Machine::LoadCommits(const std::map<std::string, std::string>& reco
   return absl::OkStatus();
 }
 
-// All members have new leases, so they can return to their ranks.
+// Members keep their ranks: all of them have new leases, so they can return.
 void Machine::PlaceMembers(Run& run) {
   for (Slot& slot : run.slots) {
     if (slot.waiting()) continue;

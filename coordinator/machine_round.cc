@@ -110,8 +110,8 @@ void Machine::OnAveraged(Run& run, Slot& slot, const v1::Contributed& contribute
   }
 }
 
-// The decision names the version to adopt. During a commit that is the version being made, so the
-// decision is sent with it.
+// The decision names the version to adopt. During a commit this is the version that is being made,
+// so the decision is sent when that version exists.
 void Machine::RefuseContribution(Run& run, Slot& slot, const v1::Contributed& contributed,
                                  v1::Refusal refusal) {
   if (slot.refused_round != contributed.round()) CountRefusal(refusal);
@@ -273,8 +273,8 @@ void Machine::SendDecision(Run& run, Slot& slot, uint32_t round) {
   SendTo(slot.record().members(0), message);
 }
 
-// A short group takes workers that are idle at a commit, when it holds no uncommitted state: it is
-// released and its slot is re-formed.
+// A group with fewer ranks than requested grows at a commit, when it holds no uncommitted state: it
+// is released, and its slot is re-formed with workers that are idle.
 bool Machine::MaybeGrow(Run& run, Slot& slot) {
   const size_t wanted = RanksPerGroup(run.spec());
   if (slot.ranks() >= wanted || run.record.state() != v1::RUN_STATE_RUNNING) return false;
@@ -282,7 +282,7 @@ bool Machine::MaybeGrow(Run& run, Slot& slot) {
   size_t promised = 0;
   for (const auto& [number, other] : runs_) {
     if (!other.live() || number > RunNumber(run.id())) continue;
-    // Slots of another device kind need none of these workers.
+    // Slots with another device kind need none of these workers.
     const v1::Cluster::Device taken = DeviceWanted(other.spec());
     if (taken != v1::Cluster::DEVICE_UNSPECIFIED && taken != kind) continue;
     for (const Slot& waiting : other.slots) {

@@ -1,8 +1,8 @@
 // Aggregators: their shards, and whether the versions on their disks match. Part of Machine.
 //
-// A run chooses its aggregators once, by name, when the workers of its first group are idle; before
-// its first version is recorded the choice may still change. An aggregator answers OpenRun with the
-// version and digest on its disk. The coordinator compares them with its own commits:
+// A run chooses its aggregators once, by name, when the workers of its first group are idle; until
+// its first version is recorded, the choice may still change. An aggregator answers OpenRun with
+// the version and digest on its disk. The coordinator compares them with its own commits:
 //
 //   equal version and digest          the shard is open
 //   one version ahead, while closing  the shard has applied the round, but its answer was lost
@@ -53,7 +53,7 @@ bool Machine::ChooseShards(Run& run, size_t idle_workers) {
   std::sort(names.begin(), names.end());
   const size_t wanted = run.spec().cluster().aggregators();
   if (names.empty() || names.size() < wanted) return false;
-  // Too few workers, but they are reserved for this run: it is first in the queue.
+  // There are too few workers, but they are reserved for this run, which is first in the queue.
   if (idle_workers < RanksPerGroup(run.spec())) return true;
   if (wanted > 0) names.resize(wanted);
   for (const std::string& name : names) run.record.add_shards(name);

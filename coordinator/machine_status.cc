@@ -1,7 +1,7 @@
 // The cluster's status. Part of Machine.
 //
-// The status is computed from the state for every request; nothing is kept for it except reports of
-// the members. Times are those of the coordinator's clock. Values that a restart loses (progress,
+// The status is computed from the state for every request; only reports of the members are stored
+// for it. All times are by the coordinator's clock. Values that a restart loses (progress,
 // heartbeats, measured step times) are absent until the members have sent them again.
 #include <algorithm>
 #include <utility>
@@ -82,7 +82,8 @@ v1::RunStatus Machine::RunStatusOf(const Run& run, absl::Time now) const {
   status.set_groups(groups);
   status.set_groups_alive(run.LiveGroups().size());
   if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
-  // One all-reduce of the gradients of all groups per step: 2 (G - 1) n values in total.
+  // Synchronous training would perform one all-reduce of the gradients of all groups per step,
+  // which sends 2 (G - 1) n values in total.
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
                                              sizeof(float) *
                                              (record.step() - FirstStep(record.spec())));
@@ -214,7 +215,7 @@ v1::AggregatorStatus Machine::AggregatorStatusOf(const Member& member, absl::Tim
   return status;
 }
 
-// The first reason that applies, in the order in which a run needs its members.
+// Returns the first reason that applies, in the order in which a run needs its members.
 std::string Machine::WaitReason(const Run& run) const {
   for (const std::string& name : run.record.shards()) {
     const Member* const member = members_.Aggregator(name);

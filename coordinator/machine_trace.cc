@@ -1,8 +1,8 @@
 // Traces of a group's next steps. Part of Machine.
 //
-// A trace is a request of a user that waits until every rank has answered, so it is not durable:
-// when the coordinator restarts, the user's call fails with its stream. The end of the generation
-// answers the request with an error, and a cancelled request frees the group for the next one.
+// A trace is a user's request that waits until every rank has answered. It is not durable: when the
+// coordinator restarts, the user's call fails with its stream. If the generation ends, the request
+// is answered with an error. A cancelled request frees the group for the next one.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -2,8 +2,8 @@
 // memory and the fewest cores, because a synchronous group runs at the pace of its slowest rank.
 //
 // Layers or parts of layers that were never timed are estimated from their arithmetic and the speed
-// of the timed ones. The estimate is poor for memory-bound layers, but a group times all its layers
-// in its first steps, so it only affects the first plan on a new device.
+// of the timed ones. The estimate is poor for memory-bound layers. It only affects the first plan
+// on a new device, because a group times all its layers in its first steps.
 //
 // Plans are returned without link and buckets: the ranks measure the link after they have connected
 // and choose buckets by it (worker/train). Predictions use the measured link.
@@ -31,7 +31,7 @@
 namespace cadre {
 namespace {
 
-// A search problem with the objects that it borrows.
+// The input of a search, and the objects that it borrows.
 struct SearchInput {
   v1::RunSpec spec;
   Graph graph;
@@ -39,7 +39,7 @@ struct SearchInput {
   PlanProblem problem;
 };
 
-// Whether the link and, for every device kind, layer times were measured.
+// Whether the link was measured and, for every device kind, layer times.
 bool IsKnown(const PlanQuery& query) {
   const bool linked = query.ranks.size() == 1 || (query.link.has_value() && query.link->beta() > 0);
   return linked && !query.ranks.empty() && !query.times.empty();
@@ -135,7 +135,8 @@ absl::Status FillSearchInput(const PlanQuery& query, SearchInput& input) {
   return absl::OkStatus();
 }
 
-// The plan as assigned to a group: the ranks measure the link and choose buckets by it.
+// The plan as it is assigned to a group, without link and buckets: the ranks measure the link and
+// choose buckets by it.
 v1::Plan WithoutLink(const SearchInput& input, Plan plan) {
   plan =
       WithCollectives(std::move(plan), input.graph, input.index, input.spec.cluster().collectives(),

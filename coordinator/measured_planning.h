@@ -1,5 +1,5 @@
-// Implements Planning with plan/search: the measurements of the ranks' hosts become a hardware
-// model, for which plans are searched and predicted.
+// Implements Planning with plan/search: it makes a hardware model from the measurements of the
+// ranks' hosts and searches and predicts plans for that model.
 //
 // Stateless; thread-safe.
 #pragma once

@@ -19,9 +19,9 @@
 namespace cadre {
 namespace {
 
-// Limit of pairs of device kind and model.
+// Maximum number of pairs of device kind and model.
 constexpr size_t kMaxModels = 1024;
-// Limit of samples and of parts of one index.
+// Maximum number of samples, and of parts of one index.
 constexpr uint32_t kMaxParts = 1U << 30;
 
 bool IsTime(double seconds) { return std::isfinite(seconds) && seconds >= 0; }

@@ -1,7 +1,7 @@
 // Measurements of this cluster's groups: layer times by device kind and model, and links by hosts.
 //
-// Layer times are durable records that outlive runs and the coordinator: the caller of Record
-// stores the record that it returns. Links depend on the current load, so they are kept in memory
+// Layer times are durable records that outlive runs and restarts of the coordinator: Record returns
+// a record, which its caller stores. Links depend on the current load, so they are kept in memory
 // only, in bounded number. Pure and thread-compatible.
 #pragma once
 
@@ -54,8 +54,8 @@ class Measurements {
 
   // `hosts`: the host of each rank.
   void RecordLink(const std::vector<std::string>& hosts, const v1::LinkProfile& link);
-  // The newest link of exactly these ranks per host or, if there is none, of any number of ranks on
-  // the same hosts.
+  // The newest link that was measured with exactly these numbers of ranks per host or, if there is
+  // none, with any numbers of ranks on the same hosts.
   std::optional<v1::LinkProfile> LinkOf(const std::vector<std::string>& hosts) const;
 
  private:

@@ -1,5 +1,6 @@
-// All look-ups except by id and connection are linear in the number of members. There are thousands
-// at most, and these look-ups happen once per Hello or per message of an aggregator.
+// All look-ups except by id and by connection are linear in the number of members. There are at
+// most thousands of members, and these look-ups happen once per Hello or per message of an
+// aggregator.
 #include "coordinator/membership.h"
 
 #include <algorithm>

@@ -54,7 +54,8 @@ class Membership {
  public:
   explicit Membership(absl::Duration lease) : lease_(lease) {}
 
-  // Adds a stream from which no Hello was received yet; it has one lease to send it.
+  // Adds a stream from which no Hello was received yet. Hello must arrive within the time of one
+  // lease.
   void AddPending(ConnectionId connection, absl::Time now);
   bool IsPending(ConnectionId connection) const { return pending_.count(connection) != 0; }
 
@@ -66,7 +67,7 @@ class Membership {
   ConnectionId Attach(Member& member, ConnectionId connection, absl::Time now);
   // The stream has ended. Returns the member whose stream it was, or null.
   Member* Detach(ConnectionId connection);
-  // A message of the member was received.
+  // Renews the lease: a message of the member was received.
   void Renew(Member& member, absl::Time now);
 
   Member* Find(absl::string_view member_id);
@@ -81,7 +82,7 @@ class Membership {
   // Members whose lease has expired, and streams whose Hello is overdue, oldest id first.
   std::vector<std::string> Expired(absl::Time now) const;
   std::vector<ConnectionId> WithoutHello(absl::Time now) const;
-  // The next time at which either is not empty.
+  // The next time at which Expired returns something.
   absl::Time NextExpiry() const;
 
   using Map = std::map<std::string, Member, MemberIdLess>;

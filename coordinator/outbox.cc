@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// Equal messages must have equal bytes, maps included, so that a replay is bit-identical.
+// Equal messages must have equal bytes, including their maps, so that a replay is bit-identical.
 std::string Serialize(const google::protobuf::MessageLite& record) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);

@@ -23,7 +23,7 @@ namespace cadre {
 class Outbox {
  public:
   void Put(const std::string& key, const google::protobuf::MessageLite& record);
-  // Also discards an earlier Put of the key.
+  // Adds an Erase of the key, and discards an earlier Put of it.
   void EraseOne(const std::string& key);
   void EraseBelow(const std::string& prefix);
 

@@ -1,5 +1,5 @@
-// The machine's interface to a planner: plans for a group of known workers, and predicted step
-// times.
+// The interface of the coordinator's state machine to a planner: plans for a group of known
+// workers, and predicted step times.
 //
 // The interface lets tests drive the machine without a planner. Implementations are pure and
 // thread-safe: equal queries have equal answers.
@@ -32,8 +32,8 @@ struct PlanQuery {
   const v1::RunSpec* spec = nullptr;
   // In rank order; ranks of one host are adjacent.
   std::vector<RankResources> ranks;
-  // The last measured link between these hosts; absent if never measured. `inside` is the link
-  // within one host.
+  // The last measured link between these hosts, and within one host (`inside`); absent if never
+  // measured.
   std::optional<v1::LinkProfile> link;
   std::optional<v1::LinkProfile> inside;
   // Layer times of the model for each kind of device among the ranks. Empty if one kind was never
@@ -51,9 +51,9 @@ class Planning {
  public:
   virtual ~Planning() = default;
 
-  // Plans for the group, fastest prediction first; never empty. If link or times are unknown, the
-  // single plan of the rules, without a prediction. Errors: InvalidArgument if this number of ranks
-  // cannot train the run.
+  // Plans for the group, with the fastest prediction first; never empty. If link or times are
+  // unknown, only the plan of the planner's rules, without a prediction. Errors: InvalidArgument if
+  // this number of ranks cannot train the run.
   virtual absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const = 0;
 
   // Errors: FailedPrecondition if link or times are unknown; InvalidArgument for a plan that does
@@ -61,7 +61,8 @@ class Planning {
   virtual absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& query,
                                                 const v1::Plan& plan) const = 0;
 
-  // Equal for models with equal layers; with the device, the key of layer times.
+  // A key that is equal for models with equal layers; together with the device, the key of layer
+  // times.
   virtual std::string KeyOf(const v1::Model& model) const = 0;
   // Names of the model's layers, as used in measurements. Empty for an invalid model.
   virtual std::vector<std::string> LayersOf(const v1::Model& model) const = 0;

@@ -1,7 +1,7 @@
 // The step time of a rank is its own work (layers, updates, loading), plus moves, plus the time for
 // which it waits for collectives (`exposed`). The error of the prediction is divided the same way.
-// An error of the waiting is attributed to the link as far as the collectives themselves took
-// longer than predicted; the rest means that they were hidden less than predicted.
+// An error in the waiting time is attributed to the link to the extent that the collectives
+// themselves took longer than predicted; the rest means that they overlapped less than predicted.
 #include "coordinator/prediction_error_cause.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ double OwnWork(const v1::StepTimes& times) {
   return std::max(0.0, times.step() - times.moves() - times.exposed());
 }
 
-// The share of `whole` that `part` explains: of the same sign, and at most `whole`.
+// The share of `whole` that `part` explains: `part`, limited to the range from 0 to `whole`.
 double Explained(double whole, double part) {
   if (whole * part <= 0) return 0;
   return whole > 0 ? std::min(whole, part) : std::max(whole, part);

@@ -15,11 +15,11 @@ inline constexpr double kPredictionBound = 0.2;
 // predicted / measured - 1; 0 without a measured step time.
 double PredictionError(const v1::StepTimes& predicted, const v1::StepTimes& measured);
 
-// Empty within the bound. Otherwise the input that explains most of the difference, with its
-// values, such as "link: collectives took 41 ms, 12 ms predicted":
+// Empty if the error is within the bound. Otherwise the input of the prediction that explains most
+// of the difference, with its values, such as "link: collectives took 41 ms, 12 ms predicted":
 //
 //   compute   the rank's own thread, without moves and waiting
-//   link      moves, and the part of the waiting that the error of collectives and updates explains
+//   link      moves, and the part of the waiting explained by the error of collectives and updates
 //   overlap   the rest of the waiting: collectives took the predicted time but were not hidden
 //
 // An input with an error of the opposite sign is never the cause.

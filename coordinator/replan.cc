@@ -15,8 +15,8 @@
 // amortisation rule with a safety factor. The bias is clamped to [1/4, 4]: a larger ratio means
 // that the measurement does not apply to other plans.
 //
-// Limit: one bias per slot. A planner that is wrong about one kind of layout only is corrected by
-// trying it, at the cost of one change and one return.
+// Limitation: there is one bias per slot. If the planner is wrong about one kind of layout only,
+// this shows only when that layout is tried, at the cost of one change and one return.
 #include "coordinator/replan.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 namespace cadre {
 namespace {
 
-// Bound of the plans of one slot; groups try a handful.
+// Maximum number of plans of one slot; groups try only a few.
 constexpr size_t kMaxPlans = 64;
 // Larger ratios are not applied to other plans.
 constexpr double kMaxBias = 4;

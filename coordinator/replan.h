@@ -31,14 +31,14 @@ std::string SignatureOf(const v1::Plan& plan);
 struct PlanHistory {
   // Measured seconds per step, by digest of the signature.
   std::map<uint64_t, double> measured;
-  // Measured over predicted step time of the plan measured last.
+  // Ratio of measured to predicted step time of the plan that was measured last.
   double bias = 1;
 
   void Record(const v1::Plan& plan, double step_seconds, std::optional<double> predicted);
   // Read from and write to the slot's record.
   void Load(const v1::GroupRecord& record);
   void Store(v1::GroupRecord& record) const;
-  // Expected seconds per step; nothing if unknown.
+  // Expected seconds per step; nullopt if unknown.
   std::optional<double> Expected(const GroupPlan& plan) const;
 };
 
@@ -49,7 +49,7 @@ struct PlanChange {
   double now_seconds = 0;
   double then_seconds = 0;
 };
-// The change from the present plan, with its measured step time, to the fastest plan; nothing if
+// The change from the current plan, whose step time was measured, to the fastest plan; nullopt if
 // the gain is below kMinGain.
 std::optional<PlanChange> FindBetterPlan(const v1::Plan& present, double step_seconds,
                                          const std::vector<GroupPlan>& plans,

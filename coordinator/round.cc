@@ -1,8 +1,8 @@
 // A quorum without a window would exclude a group that is always slightly slower than the others; a
 // window of fixed length would either wait too long or exclude it when the delay grows. The window
 // therefore follows the observed delay, like the retransmission timeout of TCP (RFC 6298): an
-// exponential average with weight 1/4, times a margin of 4. Groups that miss the window count with
-// their actual delay (NoteLate), so the window grows until they are included again.
+// exponential average with weight 1/4, times a margin of 4. The delays of groups that miss the
+// window count as well (NoteLate), so the window grows until these groups are included again.
 #include "coordinator/round.h"
 
 #include <algorithm>

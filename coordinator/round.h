@@ -1,8 +1,9 @@
 // One open round: its contributions, and when it may close.
 //
-// The grace window after the quorum adapts: four times the smoothed delay between the arrival that
-// completes the quorum and the last arrival, at least the run's min_grace and at most two minutes
-// more than that, so that one long outage does not delay all later rounds.
+// After the quorum has contributed, the round waits for the other groups during a grace window. It
+// is four times the smoothed delay between the arrival that completes the quorum and the last
+// arrival, at least the run's min_grace and at most two minutes more than that, so that one long
+// outage does not delay all later rounds.
 //
 // Pure and thread-compatible.
 #pragma once

@@ -1,5 +1,5 @@
-// A Run joins what the store keeps (`record`, `last`) with what is rebuilt after a restart
-// (`round`, `opened`): aggregators open their shards again, and groups send their contributions
+// A Run contains state from the store (`record`, `last`) and state that is rebuilt after a restart
+// (`round`, `opened`), when aggregators open their shards again and groups send their contributions
 // again.
 #include "coordinator/run.h"
 
@@ -12,7 +12,8 @@
 namespace cadre {
 namespace {
 
-// A generation names the ranks: a group that was formed again is not the group that contributed.
+// The generation must match as well: a group that was formed again is not the group that
+// contributed.
 bool Holds(const v1::CommitRecord& commit, uint32_t group, uint32_t generation) {
   return std::any_of(commit.participants().begin(), commit.participants().end(),
                      [&](const v1::Participant& in) {

@@ -25,9 +25,9 @@ struct Run {
   const v1::RunSpec& spec() const { return record.spec(); }
   bool live() const { return IsLive(record.state()); }
   bool averages() const { return Averages(record.spec()); }
-  // A closed round is being applied by the shards.
+  // Whether the shards are applying a closed round.
   bool committing() const { return closing.has_value(); }
-  // All shards are open on connected aggregators, or the run has none.
+  // Whether all shards are open on connected aggregators, or the run has none.
   bool shards_open() const;
   // Groups with a started generation, in group order.
   std::vector<uint32_t> LiveGroups() const;

@@ -26,10 +26,11 @@ v1::Cluster::Device DeviceWanted(const v1::RunSpec& spec);
 // Whether the run uses aggregators.
 bool Averages(const v1::RunSpec& spec);
 
-// ---- Values of the record. Not DONE, FAILED or STOPPED.
+// ---- Values of the record.
+// Whether the run has not ended: it is not DONE, FAILED or STOPPED.
 bool IsLive(v1::RunState state);
-// Total steps by the rules `epochs` and `steps`; 0 if neither is set or the number of samples is
-// unknown.
+// Total steps by the stop rules `epochs` and `steps`; 0 if neither is set or the number of samples
+// is unknown.
 uint32_t TotalSteps(const v1::RunRecord& run);
 // Epochs completed at `step`; 0 while the number of samples is unknown.
 double EpochAt(const v1::RunRecord& run, uint32_t step);

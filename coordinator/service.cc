@@ -63,8 +63,8 @@ void CoordinatorService::Drain() {
 
 // ---- Calls
 
-// The loop may finish the call before this function returns it to gRPC, which keeps the answer
-// until it has received the reactor. The reactor deletes itself only afterwards.
+// The loop may finish the call before this function returns the reactor to gRPC. gRPC then keeps
+// the answer until it has the reactor, and the reactor deletes itself only afterwards.
 CoordinatorService::Call* CoordinatorService::Begin(Pending pending,
                                                     const std::function<bool(RequestId)>& post) {
   RequestId id = 0;
@@ -78,8 +78,9 @@ CoordinatorService::Call* CoordinatorService::Begin(Pending pending,
   return pending.call;
 }
 
-// Removing the call under the lock decides which of the answer, the cancellation and the end of the
-// service finishes it; `fill` then runs without the lock, and the others find nothing.
+// A call may be finished by its answer, by its cancellation or by the end of the service. The first
+// of them to remove the call under the lock finishes it, and runs `fill` without the lock; the
+// others do not find the call any more.
 void CoordinatorService::Finish(RequestId request,
                                 const std::function<absl::Status(const Pending&)>& fill) {
   Pending pending;

@@ -1,4 +1,5 @@
-// The coordinator's gRPC services around its loop: members' streams, runs, status.
+// The coordinator's gRPC services: members' streams, runs and status. They post events to the loop
+// (coordinator/loop.h) and send its answers.
 //
 // No call holds a thread while it waits. Thread-safe.
 //
@@ -42,7 +43,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
     Loop::Options loop;
     // Limit of messages waiting to be written to one member.
     size_t stream_capacity = 1024;
-    // Limit of concurrent Watch and Wait calls, each.
+    // Maximum number of concurrent Watch calls, and of concurrent Wait calls.
     size_t max_waiters = 1024;
   };
 
@@ -101,7 +102,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
  private:
   class Call;
 
-  // A call that is not finished, and the reply that its answer fills, if that comes later.
+  // A call that is not finished, and its reply if an answer from the loop will fill it.
   struct Pending {
     Call* call = nullptr;
     v1::SubmitReply* submit = nullptr;
@@ -115,7 +116,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   // stopped. The call ends by Finish with its id, by Drain, or by cancellation.
   Call* Begin(Pending pending, const std::function<bool(RequestId)>& post)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // A call that reads the machine and is answered immediately.
+  // Begins a call that only reads the state machine and is answered without waiting for an event.
   Call* Query(std::function<absl::Status(const Machine&, absl::Time)> read);
   // Runs `fill`, which may write the reply, and finishes the call, unless it has ended.
   void Finish(RequestId request, const std::function<absl::Status(const Pending&)>& fill)

@@ -1,5 +1,5 @@
-// A slot outlives its generations: it keeps the history of measured plans, the reason of the last
-// end and whether it had a group before (`lived`), and everything else is reset by Form and Clear.
+// A slot outlives its generations. It keeps the history of measured plans, the reason why the last
+// generation ended and whether it had a group before (`lived`); Form and Clear reset the rest.
 #include "coordinator/slot.h"
 
 #include <algorithm>

@@ -2,7 +2,8 @@
 //
 //   waiting --Form--> preparing --all Prepared, Start--> started --Clear--> waiting
 //
-// Durable state is in record(); the rest is rebuilt from messages of the members after a restart.
+// The durable state is in record(); after a restart of the coordinator the rest is rebuilt from
+// messages of the members.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -74,11 +75,11 @@ class Slot {
   void RecordPlan(double step_seconds, std::optional<double> predicted);
   // History of all generations of the slot.
   const PlanHistory& plans() const { return plans_; }
-  // The generation has ended.
+  // Ends the generation: the slot waits for workers again.
   void Clear(const std::string& reason, absl::Time now);
   // Marks that the group was informed of the end of the run. Returns false if it was marked.
   bool SetAtEnd();
-  // Whether the bytes of this round or version must be counted: true once for each.
+  // Whether the bytes of this round, or version, are not counted yet: true once for each.
   bool CountRound(uint32_t round);
   bool CountVersion(uint32_t version);
   // Ends the wait for a full set of workers immediately.
@@ -93,8 +94,8 @@ class Slot {
   // Newest round whose contribution was refused, and the reason.
   uint32_t refused_round = 0;
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
-  // Step times measured by rank 0; whether other plans were searched since; the gain of the best of
-  // them.
+  // Step times that rank 0 has measured, whether a better plan was searched since then, and the
+  // result of that search.
   std::optional<v1::StepTimes> measured;
   bool considered = false;
   std::optional<PlanChange> better;

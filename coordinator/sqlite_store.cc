@@ -7,10 +7,10 @@
 // the newest commits, although Apply messages of a lost commit may have been sent). A commit costs
 // one fsync, 0.1 to 10 ms; the Loop batches the events that are waiting into one transaction.
 //
-// Exclusion: locking_mode = EXCLUSIVE with an immediate transaction at Open takes the lock of the
-// file for the life of the process. It is an advisory lock of the kernel, so it ends with the
-// process, and a second coordinator fails at its start instead of at its first write. It also keeps
-// the WAL index in memory instead of in a shared-memory file.
+// Exclusion: locking_mode = EXCLUSIVE with an immediate transaction at Open locks the file for the
+// life of the process. It is an advisory lock of the kernel, so it ends with the process, and a
+// second coordinator fails at its start instead of at its first write. In this mode SQLite also
+// keeps the WAL index in memory instead of in a shared-memory file.
 //
 // Errors inside a transaction (a full disk, I/O) leave the file unchanged: SQLite rolls back. The
 // Loop then stops, because the Machine's memory is ahead of the store; after a restart the state is
@@ -88,7 +88,7 @@ void BindText(sqlite3_stmt* statement, int index, absl::string_view text) {
 }
 
 void BindBlob(sqlite3_stmt* statement, int index, absl::string_view bytes) {
-  // A null pointer would bind NULL.
+  // A null pointer would bind NULL instead of an empty value.
   sqlite3_bind_blob64(statement, index, bytes.empty() ? "" : bytes.data(), bytes.size(),
                       SQLITE_TRANSIENT);
 }
@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& op
   const int opened =
       sqlite3_open_v2(options.path.c_str(), &database,
                       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX, nullptr);
-  // SQLite returns an object even on failure; it has the error.
+  // SQLite returns an object even on failure, from which the error is read.
   auto store = std::unique_ptr<SqliteStore>(
       new SqliteStore(options.path, std::unique_ptr<sqlite3, CloseDatabase>(database)));
   if (opened != SQLITE_OK) return store->Error("cannot be opened");

@@ -25,10 +25,10 @@ class Store {
 
   virtual ~Store() = default;
 
-  // Returns nothing if the key does not exist.
+  // Returns nullopt if the key does not exist.
   virtual absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) = 0;
 
-  // All records whose key starts with `prefix`, which is not empty.
+  // All records whose keys start with `prefix`. Requires: the prefix is not empty.
   virtual absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) = 0;
 
   // Applies all of `ops`, in order. Durable when it returns OK; otherwise nothing has changed.

@@ -1,7 +1,7 @@
 // The writing half of a server's stream: messages wait in a queue and are written one at a time.
 //
-// Reactor is a gRPC reactor with StartWrite. Owned by gRPC; a derived class deletes itself in
-// OnDone. Thread-safe.
+// `Reactor` is a gRPC reactor with StartWrite. The object is owned by gRPC; a derived class deletes
+// itself in OnDone. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class StreamWriter : public Reactor {
     outgoing_.push_back(std::move(message));
     WriteOrFinish();
   }
-  // Discards the queue, except for the message that is being written: gRPC reads it.
+  // Discards the queue, except for the message that is being written, because gRPC still reads it.
   void DropQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { outgoing_.resize(writing_ ? 1 : 0); }
   void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (end_.has_value()) return;

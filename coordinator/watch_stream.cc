@@ -1,5 +1,5 @@
-// An update is sent when a run changed, at most once in kInterval. `sent_` holds the last update of
-// each run without its clocks, which change at every look.
+// An update is sent when a run has changed, at most once per kInterval. `sent_` holds the last
+// update of each run without fields such as elapsed times, which always change.
 #include "coordinator/watch_stream.h"
 
 #include <utility>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr absl::Duration kInterval = absl::Milliseconds(100);
 
-// Equal for two updates that differ only by the passing of time.
+// The result is equal for two updates that differ only in elapsed times.
 std::string WithoutTimes(v1::WatchUpdate update) {
   update.clear_time_ms();
   update.mutable_run()->clear_seconds();

@@ -27,8 +27,8 @@ class WatchStream final
   // If `run` is empty, watches all runs until the caller cancels.
   WatchStream(std::string run, Done done) : run_(std::move(run)), done_(std::move(done)) {}
 
-  // Sends the changes since the last update if the interval has passed. Returns when it must be
-  // called again even without an event; InfiniteFuture: after the next event.
+  // Sends the changes since the last update if the interval has passed. Returns the time at which
+  // it must be called again even without an event; InfiniteFuture: only after the next event.
   absl::Time MaybeSend(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);

@@ -1,7 +1,7 @@
-// Orders are executed one at a time, in order of arrival, on a thread of their own, because they
-// block for the disk. An order that fails for a transient reason waits in `failed` and is retried
-// after retry_wait; a newer order with the same subject replaces it, and the end of its run removes
-// it. The coordinator repeats every order that is not answered, so none of them is durable here.
+// Orders are executed one at a time, as they arrive, on a separate thread, because they wait for
+// the disk. An order that fails for a transient reason waits in `failed` and is retried after
+// retry_wait; a newer order with the same subject replaces it, and the end of its run removes it.
+// Orders are not durable here, because the coordinator repeats each until it is answered.
 #include "server/aggregator.h"
 
 #include <glog/logging.h>
@@ -18,7 +18,8 @@
 namespace cadre {
 namespace {
 
-// Limit of waiting orders: a few per run. The coordinator repeats lost orders after a reconnect.
+// Maximum number of waiting orders, enough for a few per run. The coordinator repeats lost orders
+// after a reconnect.
 constexpr size_t kMaxOrders = 4096;
 // Memory that gRPC may use for streams: enough for 64 of each kind with one chunk in transit.
 constexpr size_t kMemoryQuota = size_t{512} << 20;

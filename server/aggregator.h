@@ -1,13 +1,13 @@
-// The aggregator: shards on disk, the Rounds service, and membership of the cluster.
+// The aggregator: its shards on disk, the Rounds service, and its membership of the cluster.
 //
 //   CADRE_ASSIGN_OR_RETURN(auto aggregator, Aggregator::Start(options));
 //   WaitForTermination();
 //   aggregator->Drain(absl::Seconds(3));
 //
-// One thread executes the coordinator's orders in the order of arrival. An order that fails for a
-// transient reason (a full disk) is retried until it succeeds or the run is closed; a permanent
-// failure is reported in Applied.error. The coordinator repeats orders whose answer was lost with a
-// stream.
+// One thread executes the coordinator's orders (OpenRun, Apply, CloseRun) as they arrive. An order
+// that fails for a transient reason (a full disk) is retried until it succeeds or the run is
+// closed; a permanent failure is reported in Applied.error. The coordinator repeats orders whose
+// answer was lost with a stream.
 //
 // Thread-safe after Start.
 #pragma once
@@ -31,11 +31,11 @@
 namespace cadre {
 
 struct AggregatorOptions {
-  // host:port; port 0 takes a free one.
+  // host:port; port 0 selects a free port.
   std::string listen = "127.0.0.1:0";
   bool insecure = false;
   std::string port_file;
-  // Where workers reach it; empty: the listen address with the port actually taken.
+  // Address at which workers reach it; empty: the listen address with the selected port.
   std::string advertise;
   // host:port of the coordinator.
   std::string coordinator;
@@ -53,8 +53,8 @@ struct AggregatorOptions {
 class Aggregator {
  public:
   // Opens the data folder, listens, joins the coordinator.
-  // Errors: those of ShardStore::Open and Daemon::Start; Unavailable when no coordinator answered
-  // within dial_timeout; FailedPrecondition when it refused, with its reason.
+  // Errors: those of ShardStore::Open and Daemon::Start; Unavailable if no coordinator answered
+  // within dial_timeout; FailedPrecondition, with the reason, if the coordinator refused the join.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Start(const AggregatorOptions& options);
   ~Aggregator();
 
@@ -85,7 +85,7 @@ class Aggregator {
   const std::string incarnation_;
   Counters counters_;
   BoundedQueue<v1::CoordinatorMessage> orders_;
-  // Order of destruction: the daemon before the service before the host.
+  // Members are destroyed in reverse order: the daemon, then the service, then the host.
   std::unique_ptr<ShardHost> host_;
   std::unique_ptr<RoundsService> service_;
   std::unique_ptr<Daemon> daemon_;

@@ -1,11 +1,11 @@
 // A file of numbered blocks with a CRC32C each, after a header with the size of the complete file.
 // Truncation and damage are detected when a block is read.
 //
-//   header  magic, sizes, meta (bytes of the user), CRC32C of all of these
+//   header  magic, sizes, meta (bytes that the caller defines), CRC32C of all of these
 //   block   CRC32C, data; all blocks but the last have block_bytes
 //
 // Blocks may be written in any order. A block is one write at a fixed position, so writing it again
-// with the same data is harmless, also from two concurrent writers.
+// with the same data is harmless, even from two threads at the same time.
 //
 // Errors: DataLoss names the file and the block; ResourceExhausted for a full disk.
 #pragma once
@@ -32,7 +32,7 @@ struct BlockFileHead {
   uint64_t BytesOf(uint64_t index) const;
 };
 
-// Thread-safe, except that Close ends all use.
+// Thread-safe, except that no call may run concurrently with Close or follow it.
 class BlockFile {
  public:
   // Creates the file; replaces an existing one. Requires: head.block_bytes > 0.

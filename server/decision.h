@@ -1,4 +1,4 @@
-// Results of the ledger's checks.
+// Results of the ledger's checks (server/ledger.h): a value, or a refusal.
 #pragma once
 
 #include <string>

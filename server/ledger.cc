@@ -1,22 +1,23 @@
-// Why a ledger apart from files and streams: every rule of the header is a decision on a small
-// in-memory state, and each must hold for every interleaving of streams, orders, crashes and
+// The ledger is separate from files and streams because every rule in its header is a decision on a
+// small in-memory state, and each must hold for every interleaving of streams, orders, crashes and
 // restarts. As a pure state machine it is tested exhaustively without a disk, and the simulator
 // runs this code, not a model of it.
 //
-// The protocol with the disk is write-ahead in reverse: the ledger grants, the caller writes and
-// syncs, then reports, and only then does the ledger's state change (ContributionDurable,
-// VersionDurable). A crash between the write and the report therefore leaves more on disk than was
-// acknowledged, never less; Restore takes what is complete and returns the rest for deletion.
+// The protocol with the disk is the reverse of write-ahead logging: the ledger grants, the caller
+// writes and syncs, then reports, and only then does the ledger's state change
+// (ContributionDurable, VersionDurable). A crash between the write and the report therefore leaves
+// more on disk than was acknowledged, never less; Restore accepts complete files and returns the
+// others for deletion.
 //
 // `attempt` orders concurrent streams for one contribution: after a reconnect the old stream may
 // still deliver chunks. Stage gives the new stream a larger attempt and CheckChunk refuses the old
 // one, so chunks are counted once and in order.
 //
-// Apply and staging race for the end of a round. BeginApply first records the participants
-// (closing_round, closing): from then on others are refused, while participants may still finish;
-// then it requires an exact cover by durable contributions. If one is missing, the participants
-// stay fixed and the coordinator's next Apply is checked again, so a commit is never applied with
-// other participants than it names.
+// At the end of a round, Apply and staging run concurrently. BeginApply first records the
+// participants (closing_round, closing): from then on other contributions are refused, while
+// participants may still finish. Then it requires that durable contributions cover the shard
+// exactly. If one is missing, the participants stay fixed and the coordinator's next Apply is
+// checked again, so a commit is only applied with the participants that it names.
 //
 // Cost: BeginApply is O(s log s) in the s segments of the round, all else O(log n) in the stored
 // contributions.
@@ -32,7 +33,7 @@
 namespace cadre {
 namespace {
 
-// Far above the limit of a run file; ShardSpan is exact up to 2^31.
+// Far above the maximum in a run file; ShardSpan is exact up to 2^31.
 constexpr uint32_t kMaxShards = 1 << 20;
 
 std::optional<Refused> CheckTerms(const RunTerms& terms) {
@@ -55,8 +56,8 @@ bool SameTerms(const RunTerms& a, const RunTerms& b) {
          a.groups == b.groups && a.ranks == b.ranks && a.tensor_begin == b.tensor_begin;
 }
 
-// Participants must be in group order, each group once, because the order decides the bits; and
-// their weights must not all be 0.
+// Participants must be in group order, each group once, because the order of a sum determines its
+// bits. Their weights must not all be 0.
 std::optional<Refused> CheckParticipants(const v1::Apply& apply) {
   bool any_samples = false;
   for (int i = 0; i < apply.participants_size(); ++i) {
@@ -180,7 +181,8 @@ std::vector<v1::ShardState> Ledger::States() const {
 
 // --- Rounds
 
-// The participant's segments in order of positions, or the reason why they do not cover the shard.
+// Returns the participant's segments in order of positions, or the reason why they do not cover the
+// shard.
 std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32_t round,
                                                           const v1::Participant& participant) {
   GroupSource source;

@@ -1,8 +1,8 @@
-// The decisions of one aggregator about its runs, their rounds, and all contributions.
+// The ledger decides for one aggregator which runs, contributions, rounds and pulls it accepts.
 //
 // A pure state machine: (state, event) -> decision. It performs no I/O, holds no lock and reads no
-// clock; the caller makes data durable and reports it. Equal events in equal order give equal
-// decisions. ShardHost (shard_host.h) drives it, and so does the simulator.
+// clock; the caller makes data durable and reports that. Equal events in equal order give equal
+// decisions. ShardHost (shard_host.h) and the simulator drive it.
 //
 //   opened = OpenRun(terms)                  make version 0 durable if requested, then
 //                                            VersionDurable
@@ -10,7 +10,7 @@
 //                                            after the last: sync, ContributionDurable
 //   plan = BeginApply(apply)                 write the mean of plan.groups, then VersionDurable
 //                                            (or ApplyFailed); delete the contributions it returns
-//   grant = Pull(request)                    serve it from the file of the version
+//   grant = Pull(request)                    serve the values from the file of the version
 //
 // Rules:
 //   1. A contribution is identified by (run, round, group, generation, rank); once complete it
@@ -81,11 +81,11 @@ struct ContributionKey {
   std::string ToString() const;
 };
 
-// The shard is open.
+// The result of OpenRun: the shard is open.
 struct Opened {
-  // No version is stored yet: version 0 must be made durable.
+  // Whether version 0 must be made durable, because no version is stored yet.
   bool make_version_zero = false;
-  // Earlier lineage of the run id; its files belong to another run.
+  // Earlier lineage (id of a model's history) of the same run id; its files belong to another run.
   std::optional<std::string> replaces_lineage;
   Interval span;
   // Obsolete contributions, to be deleted.
@@ -95,7 +95,7 @@ struct Opened {
 // Permission to stage the chunks from `next_chunk` on.
 struct StageGrant {
   ContributionKey key;
-  // Identifies the stream among streams for one key: only the newest may write.
+  // Identifies the stream among those that stage this contribution: only the newest may write.
   uint64_t attempt = 0;
   // Whether the contribution starts from the beginning, with a new file.
   bool fresh = false;
@@ -106,7 +106,8 @@ struct StageGrant {
   std::vector<ContributionKey> dropped;
 };
 
-// Positions `span` of the model are in contribution `key` from element `offset` on.
+// States that the values at positions `span` of the model are in contribution `key`, from its
+// element `offset` on.
 struct SourceSegment {
   ContributionKey key;
   Interval span;
@@ -121,8 +122,8 @@ struct GroupSource {
   std::vector<SourceSegment> segments;
 };
 
-// How to make version `round`: for every position the sum over groups, in this order, of weight *
-// value.
+// How to make version `round`: its value at every position is the sum over groups, in this order,
+// of weight * value.
 struct ApplyPlan {
   std::string run;
   uint32_t round = 0;
@@ -139,11 +140,11 @@ struct VersionStats {
   DiscrepancyTerms discrepancy;
 };
 
-// Version `round` exists already.
+// A result of BeginApply: version `round` exists already.
 struct AlreadyApplied {
   VersionStats stats;
 };
-// Version `round` is being made.
+// A result of BeginApply: version `round` is being made.
 struct ApplyUnderWay {};
 
 using ApplyDecision = std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Refused>;
@@ -156,7 +157,7 @@ struct PullGrant {
   int64_t elements = 0;
 };
 
-// The requested version is not stored, or no longer.
+// A result of Pull: the requested version is not stored yet, or not any more.
 struct NoSuchVersion {
   uint32_t requested = 0;
   uint32_t current = 0;
@@ -178,11 +179,11 @@ class Ledger {
  public:
   // --- Runs
 
-  // Idempotent. Refuses invalid terms, and terms that contradict the open run of that lineage once
-  // it has a version after 0 (before, the shard is reassigned); another lineage replaces the run.
-  // Generations only increase.
+  // Opens the run's shard. Idempotent. Refuses invalid terms, and terms that contradict the open
+  // run of that lineage if it has a version after 0 (until then, the shard is reassigned). A run of
+  // another lineage is replaced. Generations only increase.
   Decision<Opened> OpenRun(const RunTerms& terms);
-  // Ends the run: only pulls are served. Returns the contributions to delete.
+  // Ends the run: from then on only pulls are served. Returns the contributions to delete.
   std::vector<ContributionKey> CloseRun(const std::string& run);
   // Restores the durable state of an earlier process. `versions` may be empty. Returns obsolete
   // contributions, to be deleted. Requires: the run is not open; OpenRun accepted the terms before.
@@ -239,7 +240,7 @@ class Ledger {
     bool closed = false;
     std::optional<Version> current;
     std::optional<Version> previous;
-    // Round of the last Apply, and its (group, generation) pairs: others are refused.
+    // Round of the last Apply, and its (group, generation) pairs; other contributions are refused.
     uint32_t closing_round = 0;
     std::set<std::pair<uint32_t, uint32_t>> closing;
     bool applying = false;
@@ -251,7 +252,7 @@ class Ledger {
   const Run* Find(const std::string& run) const { return const_cast<Ledger*>(this)->Find(run); }
   // The contribution that this attempt stages; null if it was dropped or superseded.
   Contribution* Find(const ContributionKey& key, uint64_t attempt);
-  // Checks of a header against its run, each returning the refusal if there is one.
+  // Each of these checks one aspect of a header against its run and returns the refusal, if any.
   static std::optional<Refused> CheckIdentity(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRound(const Run& run, const v1::ContributionHeader& header);
   static Decision<Contribution> MapRanges(const Run& run, const v1::ContributionHeader& header);

@@ -1,10 +1,10 @@
 // Decisions about contributions. Part of Ledger.
 //
-// The order of the checks determines which refusal a rank receives, and ranks react to it: a wrong
-// identity is a bug or another cluster, ranges are checked next because they do not depend on the
-// round, and only then generation and round, which change with time. A stale generation precedes a
-// closed round, because the rank must give up its place in the first case and adopt the new version
-// in the second.
+// The order of the checks determines which refusal a rank receives, and ranks react to it. The
+// identity is checked first: if it is wrong, the cause is a bug or another cluster. Ranges are
+// checked next because they do not depend on the round. Generation and round, which change with
+// time, come last. A stale generation is reported rather than a closed round: the rank then gives
+// up its place in the group, whereas after a closed round it adopts the new version.
 #include <algorithm>
 #include <utility>
 
@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-// 4 MiB of values: with its header it fits into the largest message.
+// A chunk of 4 MiB of values fits, with its header, into the largest message.
 constexpr uint32_t kMaxChunkElements = 1 << 20;
 constexpr int64_t kValueBytes = sizeof(float);
 // A contribution with more chunks has an unreasonable chunk size.

@@ -1,4 +1,5 @@
-// cadre-aggregator: averages the models of groups, one shard of every run.
+// cadre-aggregator: stores one shard of each run's model and averages the groups' contributions to
+// it.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 #include <signal.h>

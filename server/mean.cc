@@ -1,6 +1,6 @@
-// Compiled with -ffp-contract=off (CMakeLists.txt): see the header. The loops are simple enough to
-// be vectorized by the compiler; separate multiplications and additions have equal bits in every
-// width.
+// This file is compiled with -ffp-contract=off (CMakeLists.txt), so that no fused multiply-add is
+// used. The compiler vectorizes the loops; separate multiplications and additions give equal bits
+// for every vector width.
 #include "server/mean.h"
 
 #include <algorithm>

@@ -35,15 +35,15 @@ void AddWeighted(float weight, std::span<const float> x, std::span<float> sum);
 //   variance_between_groups += sum of w_g (x_g - m)^2 / sum of w_g
 //   displacement            += m^2
 //
-// In double, in one pass over the groups with Welford's running mean (Technometrics 4(3), 1962), so
-// no precision is lost where the groups are close, and equal groups have a variance of exactly 0.
-// Equal calls produce equal bits. NaN if unknown.
+// They are computed in double, in one pass over the groups with Welford's running mean
+// (Technometrics 4(3), 1962), so no precision is lost if the groups are close, and equal groups
+// have a variance of exactly 0. Equal calls produce equal bits. NaN if unknown.
 struct DiscrepancyTerms {
   double variance_between_groups = std::numeric_limits<double>::quiet_NaN();
   double displacement = std::numeric_limits<double>::quiet_NaN();
 };
 
-// Accumulates over blocks of positions. Thread-compatible.
+// Computes the two sums block by block over the positions of a shard. Thread-compatible.
 //
 //   for each block: sums.Begin(before); for each group: sums.Add(weight, x); sums.End();
 //   sums.Total()
@@ -60,7 +60,7 @@ class DiscrepancySums {
   DiscrepancyTerms Total() const { return {variance_, displacement_}; }
 
  private:
-  // Independent partial sums, so that additions do not wait for one another.
+  // Number of independent partial sums, so that additions do not wait for one another.
   static constexpr size_t kLanes = 8;
   using Lanes = std::array<double, kLanes>;
 

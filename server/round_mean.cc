@@ -1,20 +1,21 @@
 // Applying a round reads every contribution twice: VerifyContribution checks all CRCs first, then
 // RoundMean reads the values without a check. One pass would be enough to compute the mean, but it
-// would find damage in the middle of writing a version, when other contributions were already mixed
-// in: the version file would have to be discarded and the damaged contribution be named from inside
-// a loop over positions. Two passes keep the decision (may the round be applied?) apart from the
-// arithmetic, and the second one is usually served by the page cache, since the contributions were
-// staged moments ago. The cost is one sequential read of the shard per group, G * 4n/S bytes.
+// would find damage while a version is being written, when values of other contributions are
+// already in it: the version file would have to be discarded, and the damaged contribution be named
+// from inside a loop over positions. Two passes separate the decision whether the round may be
+// applied from the arithmetic. The second pass usually reads from the page cache, since the
+// contributions were staged shortly before. It costs one sequential read of the shard per group,
+// G * 4n/S bytes for G groups, n parameters and S shards.
 //
 // The mean is computed block by block (64 Ki positions) over all groups in group order, so memory
-// does not grow with the model or the number of groups' files. A group's values for a block may lie
-// in several contributions (one per rank) and several ranges of each; the plan's segments are
+// does not grow with the size of the model or the number of files. A group's values for a block may
+// lie in several contributions (one per rank) and several ranges of each. The plan's segments are
 // sorted by position, and each group keeps the index of its current segment, so reading is one
 // forward scan.
 //
-// The discrepancy (mean.h) needs the version before at the same positions; it is read
-// along. It is a statistic for the status: if the version before is missing or damaged, the round
-// is applied without it.
+// The discrepancy (mean.h) needs the values of the previous version at the same positions, which
+// are read as well. It is a statistic for the status: if the previous version is missing or
+// damaged, the round is applied without it.
 #include "server/round_mean.h"
 
 #include <glog/logging.h>

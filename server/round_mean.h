@@ -1,7 +1,7 @@
 // The mean of a round's contributions, read from their files block by block, and the discrepancy
 // between the groups.
 //
-// Owns the open files. Thread-compatible. Memory: two blocks of values and one of doubles.
+// Owns the open files. Thread-compatible. Uses memory for two blocks of values and one of doubles.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@ class RoundMean {
  public:
   using Files = std::map<ContributionKey, std::unique_ptr<BlockFile>>;
 
-  // `before` reads the version before; null if it cannot be read. Requires: `files` has every
+  // `before` reads the previous version; null if it cannot be read. Requires: `files` has every
   // contribution of the plan, each verified; the plan outlives this object.
   RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before);
 
   // Computes the mean at the next out.size() positions. Requires: calls in order of positions.
   absl::Status Next(int64_t first, std::span<float> out);
 
-  // Discrepancy of the trained positions so far. Unknown in rounds of one group and if the version
-  // before cannot be read: a missing statistic does not fail the round.
+  // Discrepancy of the trained positions so far. It is unknown in rounds of one group and if the
+  // previous version cannot be read: a missing statistic does not fail the round.
   DiscrepancyTerms discrepancy() const;
 
  private:
@@ -41,7 +41,7 @@ class RoundMean {
   };
 
   absl::Status Read(Group& group, int64_t first, std::span<float> out) const;
-  // Reads the version before into before_; returns whether it is known.
+  // Reads the previous version into before_; returns whether it is known.
   bool ReadBefore(int64_t first, size_t size);
 
   // Sets values that are not trained to 0, so that they add nothing to the discrepancy.

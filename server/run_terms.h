@@ -1,4 +1,4 @@
-// Converts OpenRun into the inputs of the ledger and the store.
+// Converts the coordinator's OpenRun message into the inputs of the ledger and the store.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -14,8 +14,9 @@ namespace cadre {
 // Errors: InvalidArgument if the model is invalid, or a name is not a valid file name.
 absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open);
 
-// The initial model of the spec, from its seed or a checkpoint, whose file stays open with the
-// result. Requires: TermsOf accepted the spec. Errors: those of OpenWeights.
+// Returns a function that produces the initial model of the spec, from its seed or from a
+// checkpoint, whose file stays open as long as the function exists. Requires: TermsOf accepted the
+// spec. Errors: those of OpenWeights.
 absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec);
 
 }  // namespace cadre

@@ -17,8 +17,8 @@
 namespace cadre {
 namespace {
 
-// Orders the accesses of the thread that starts an operation and of the thread that is notified of
-// its end. gRPC guarantees this order; the fence makes it visible to thread sanitizers.
+// Orders the memory accesses of the thread that starts an operation before those of the thread that
+// is notified of its end. gRPC guarantees this order; the fence shows it to thread sanitizers.
 class HandoffFence {
  public:
   void Pass() { order_.fetch_add(1, std::memory_order_release); }
@@ -28,8 +28,8 @@ class HandoffFence {
   std::atomic<uint32_t> order_ = 0;
 };
 
-// What the calls of both kinds share. Exactly one read, write or pool task of a call is active at
-// any time, so no lock is needed. No member is accessed after the call has ended.
+// The common part of Stage and Pull calls. Exactly one read, write or pool task of a call is active
+// at any time, so no lock is needed. No member is accessed after the call has ended.
 template <typename Reactor>
 class RoundsCall : public Reactor {
  public:
@@ -49,7 +49,7 @@ class RoundsCall : public Reactor {
   void EndBusy() {
     End(absl::ResourceExhaustedError("busy: too many concurrent streams; retry later"));
   }
-  // Returns false, and ends the call, if there are too many.
+  // Returns false, and ends the call, if there are too many calls of its kind.
   bool Admit() {
     if (!permit_.granted()) EndBusy();
     return permit_.granted();
@@ -57,7 +57,7 @@ class RoundsCall : public Reactor {
   void Submit(WorkPool::Work work) {
     if (!pool_.Submit(std::move(work))) EndBusy();
   }
-  // Takes the end of a write. Returns false, and ends the call, if the caller has disconnected.
+  // Handles the end of a write. Returns false, and ends the call, if the caller has disconnected.
   bool TakeWritten(bool ok) {
     fence_.Take();
     if (!ok) End(absl::CancelledError("the caller has disconnected"));
@@ -137,8 +137,8 @@ class StageCall final
   v1::StageReply reply_;
 };
 
-// Pull: reads and writes one chunk at a time; the next one is read after gRPC has accepted the one
-// before, so a slow caller delays only itself.
+// Pull: reads and sends one chunk at a time. The next chunk is read only after gRPC has accepted
+// the previous one, so a slow caller delays only itself.
 class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>> {
  public:
   PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamLimit& limit,

@@ -1,16 +1,17 @@
 // The Rounds service: streams of ranks, converted to calls of a ShardHost.
 //
 // Disk I/O runs on a pool of `disk_threads`, at most one task per stream at a time; gRPC's threads
-// only pass messages. Beyond `max_stages` and `max_pulls` concurrent streams, a call is refused
-// with ResourceExhausted ("busy: ...") and retried later. So memory is bounded: a staging stream
-// holds one message being written and the messages that flow control admits ahead, a pull holds one
-// chunk in transit (at most 1 MiB of values) and one checked block of the file (256 KiB).
+// only pass messages. A call beyond `max_stages` or `max_pulls` concurrent streams is refused with
+// ResourceExhausted ("busy: ..."), and the client retries it later. Memory is therefore bounded: a
+// staging stream holds the message that is being written and those that flow control admits ahead
+// of it; a pull holds one chunk in transit (at most 1 MiB of values) and one checked block of the
+// file (256 KiB).
 //
 //   RoundsService service({}, host, counters);
 //   Daemon::Start(options, {&service});
 //
-// Thread-safe. Host and counters are borrowed. The server must be shut down before the service is
-// destroyed.
+// Thread-safe. Host and counters are borrowed. The gRPC server must be shut down before the service
+// is destroyed.
 #pragma once
 
 #include <cstdint>

@@ -8,9 +8,9 @@
 // fence, a commit), so the ledger checks each report against the attempt or version that it
 // granted.
 //
-// Files are removed when the ledger drops them, also while a stream writes them: the stream keeps
-// its open file, and its report is refused. A commit that unlinks a version does not disturb pulls
-// of it for the same reason.
+// Files are removed when the ledger drops them, even while a stream writes them: the stream keeps
+// its open file, and its report is refused. For the same reason a commit may unlink a version while
+// ranks pull it.
 #include "server/shard_host.h"
 
 #include <glog/logging.h>
@@ -35,7 +35,7 @@ bool IsTransient(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
 }
 
-// Whether durable data was lost.
+// Whether the error means that durable data was lost.
 bool IsLoss(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
@@ -113,7 +113,7 @@ absl::Status ShardHost::Restore() {
     }
     Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
     opened_[found.open.run()] = found.open;
-    // Left over if the process ended between a commit and the removal of old versions.
+    // Old versions are left if the process ended between a commit and their removal.
     for (size_t i = 0; i + 2 < found.versions.size(); ++i) {
       store_->RemoveVersion(found.open.run(), found.versions[i].version);
     }

@@ -1,17 +1,17 @@
-// The shards of one aggregator: applies the ledger's decisions to the files of the store.
+// The host of one aggregator's shards: it applies the ledger's decisions to the files of the store.
 //
 //   ShardHost           owns the ledger and the store
 //     OpenRun, Apply, CloseRun      from the coordinator (aggregator.h)
 //     Stage -> Put ... -> Finish    from ranks (service.h)
 //     Pull -> Next ...              from ranks
 //
-// Memory: a version is written in blocks (256 KiB each of the mean, of one group's values and of
-// the version before, 512 KiB of sums, and one chunk while contributions are verified); a pull
+// Memory: writing a version takes 256 KiB each for a block of the mean, of one group's values and
+// of the previous version, and 512 KiB for sums; verifying contributions takes one chunk. A pull
 // holds one checked block; staging holds only the caller's chunk.
 //
-// Thread-safe; each Staging and each VersionPull is used by one thread at a time. OpenRun, Apply
-// and CloseRun exclude one another, and block for the disk. All returned objects must be destroyed
-// before the host.
+// Thread-safe, but each Staging and each VersionPull may be used by only one thread at a time.
+// OpenRun, Apply and CloseRun exclude one another and wait for the disk. All returned objects must
+// be destroyed before the host.
 //
 // Refusals are returned as statuses by name (server/client/refusal.h) and counted as
 // refused_<name>.
@@ -68,11 +68,11 @@ class ShardHost {
 
   // --- The coordinator's orders; all idempotent
 
-  // ResourceExhausted and Unavailable may be retried; InvalidArgument must not. If version 0 can
-  // never be created, RunOpened.error has the reason.
+  // After ResourceExhausted and Unavailable the caller may retry, after InvalidArgument it must
+  // not. If version 0 can never be created, RunOpened.error has the reason.
   absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // Permanent failures are reported in Applied.error; an error status may be retried.
+  // Permanent failures are reported in Applied.error. After an error status the caller may retry.
   absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
@@ -107,7 +107,7 @@ class ShardHost {
   absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
-  // The last OpenRun of every run, as on disk.
+  // The last OpenRun of every run, equal to the one on disk.
   std::map<std::string, v1::OpenRun> opened_ ABSL_GUARDED_BY(order_mutex_);
 };
 

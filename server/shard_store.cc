@@ -8,20 +8,20 @@
 //   4. rename to version-<v>, fsync the folder;
 //   5. only then is the version reported, and its contributions and version v - 2 are removed.
 // A crash before 4 leaves a .new file, which Load removes; the contributions are still there and
-// the coordinator repeats Apply. A crash after 4 leaves files that Load recognises as obsolete:
-// rounds up to the newest version. Nothing else distinguishes the states, so there is no journal.
+// the coordinator repeats Apply. A crash after 4 leaves contributions that Load recognises as
+// obsolete, because their round is not newer than the newest version. No journal is needed.
 //
-// A contribution is written in place, chunk by chunk, under its final name, since its blocks carry
-// their own CRC: after a crash the leading undamaged blocks count and staging resumes behind them.
-// It is acknowledged after fsync of file and folder. A file may be complete on disk without having
-// been acknowledged; Load syncs such files, so that they count as durable.
+// A contribution is written in place, chunk by chunk, under its final name. Each block has its own
+// CRC, so after a crash staging resumes after the leading undamaged blocks. A contribution is
+// acknowledged after fsync of file and folder. A file may be complete on disk without having been
+// acknowledged; Load syncs such files, so that they count as durable.
 //
 // The run file (OpenRun and a flag) is replaced atomically with every OpenRun. Without it the other
 // files of a run cannot be interpreted, so a damaged one moves the whole folder to
 // .old-<run>-damaged.
 //
 // A file that fails its check is never deleted but renamed, except for contributions, which ranks
-// still hold and stage again. The lock file makes two processes on one folder impossible.
+// still hold and stage again. The lock file prevents two processes from using one folder.
 //
 // Cost: staging writes each byte once; an apply reads every contribution twice (round_mean.cc) and
 // writes the version once, with two fsyncs.
@@ -76,7 +76,7 @@ struct VersionMeta {
   int64_t end = 0;
   DiscrepancyTerms discrepancy;
 };
-// Files of older builds end here; their discrepancy is unknown.
+// The meta of files that older builds wrote ends here; their discrepancy is unknown.
 constexpr size_t kOldMetaBytes = offsetof(VersionMeta, discrepancy);
 
 std::string EncodeMeta(const VersionMeta& meta) {
@@ -99,7 +99,7 @@ absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
-// --- The run file: one byte for the state, the message, CRC32C of both.
+// --- The run file: one byte for the state, the OpenRun message, CRC32C of both.
 
 std::string EncodeRun(const v1::OpenRun& open, bool closed) {
   const std::string body = absl::StrCat(closed ? "1" : "0", open.SerializeAsString());
@@ -195,7 +195,7 @@ absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
     if (found.ok()) {
       runs.push_back(*std::move(found));
     } else if (absl::IsNotFound(found.status())) {
-      // A foreign folder, or a run whose OpenRun did not complete.
+      // This is a folder of another program, or of a run whose OpenRun did not complete.
       LOG(WARNING) << "folder " << name << " ignored: " << found.status();
     } else {
       // The folder cannot be interpreted without the run file.
@@ -229,7 +229,7 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
 
 void ShardStore::LoadFile(const std::string& folder, const std::string& name, FoundRun* found) {
   const std::string path = absl::StrCat(folder, "/", name);
-  // A temporary file of an interrupted write.
+  // This is the temporary file of an interrupted write.
   if (absl::EndsWith(name, ".new")) return RemoveFile(path);
   if (absl::EndsWith(name, kDamagedSuffix)) return;
   absl::string_view number = name;

@@ -5,12 +5,13 @@
 //   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file)
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks
-//   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage
+//   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage (id of
+//                                          the model's history)
 //
 // Versions and run files appear atomically (temporary file, fsync, rename). A damaged version is
 // logged, renamed to *.damaged and never served; a damaged contribution is removed.
 //
-// Thread-safe, but the caller must not write one version or one run file from two threads.
+// Thread-safe, but two threads must not write the same version or the same run file.
 //
 // Errors: ResourceExhausted with the path for a full disk, DataLoss with the path for damage.
 #pragma once
@@ -45,8 +46,8 @@ class ShardStore {
     std::vector<FoundContribution> contributions;
   };
 
-  // Creates the folder if necessary. Errors: PermissionDenied and such for a folder that cannot be
-  // written; FailedPrecondition when another process has it.
+  // Creates the folder if necessary. Errors: PermissionDenied or another file error if the folder
+  // cannot be written; FailedPrecondition if another process has locked it.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(const std::string& data_dir);
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
@@ -62,7 +63,8 @@ class ShardStore {
   absl::Status SaveRun(const v1::OpenRun& open, bool closed);
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage);
 
-  // Both write a version block by block and return the values stored with it.
+  // WriteInitial and WriteMean write a version block by block and return its statistics, which are
+  // stored with it.
   absl::StatusOr<VersionStats> WriteInitial(const std::string& run, Interval span,
                                             const Fill& fill);
   // Requires: every contribution in the plan has passed VerifyContribution.

@@ -1,6 +1,6 @@
-// The limits of a range are unsigned numbers from the network. They are compared with the size of
-// their tensor as unsigned numbers; only limits within the tensor become positions, which are
-// signed. Values from 2^63 on are therefore refused instead of becoming negative positions.
+// The ends of a range are unsigned numbers from the network. They are compared with the size of
+// their tensor as unsigned numbers; only ends within the tensor become positions, which are signed.
+// Values from 2^63 on are therefore refused instead of becoming negative positions.
 #include "server/slices.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Decision<std::vector<Interval>> Flatten(
   for (const v1::Range& range : ranges) {
     const std::string where =
         absl::StrCat("range [", range.begin(), ", ", range.end(), ") of tensor ", range.tensor());
-    // There is one limit more than tensors, the number of all elements.
+    // tensor_begin has one entry more than there are tensors: the number of all elements.
     if (range.tensor() + uint64_t{1} >= tensor_begin.size()) {
       return Malformed(absl::StrCat(where, ": no such tensor"));
     }
@@ -55,7 +55,7 @@ int64_t Elements(const std::vector<Interval>& spans) {
                          [](int64_t sum, const Interval& span) { return sum + span.size(); });
 }
 
-// In the order of their begins, any overlap implies one between two neighbours.
+// Sorts the spans by their beginnings: if any two overlap, two adjacent ones do.
 std::optional<int64_t> Overlap(std::vector<Interval> spans) {
   std::sort(spans.begin(), spans.end(),
             [](const Interval& a, const Interval& b) { return a.begin < b.begin; });

@@ -1,4 +1,4 @@
-// Ranges of tensors, as they arrive in messages, converted to intervals of the parameter order.
+// Converts ranges of tensors, as they arrive in messages, to intervals of the parameter order.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -13,13 +13,13 @@
 
 namespace cadre {
 
-// Converts ranges to positions, in the same order, without empty ones. `tensor_begin`: as in
+// Converts ranges to intervals, in the same order, and drops empty ones. `tensor_begin` is that of
 // RunTerms. Refuses ranges outside their tensor or outside `owned`, and too many ranges.
 Decision<std::vector<Interval>> Flatten(
     const std::vector<int64_t>& tensor_begin, Interval owned,
     const google::protobuf::RepeatedPtrField<v1::Range>& ranges);
 
-// A position that is in two spans, if any.
+// Returns a position that lies in two spans, if there is one.
 std::optional<int64_t> Overlap(std::vector<Interval> spans);
 
 // Number of elements in all spans.

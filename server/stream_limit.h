@@ -1,6 +1,6 @@
 // Limits the number of concurrent streams of one kind.
 //
-// Thread-safe. Must outlive every Permit: AwaitAllReturned waits for that.
+// Thread-safe. The limit must outlive every Permit; AwaitAllReturned waits until none is left.
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -12,14 +12,14 @@ class StreamLimit {
  public:
   explicit StreamLimit(int max) : max_(max) {}
 
-  // One stream's permit; returned when it is destroyed.
+  // The permit of one stream; its destructor returns it.
   class Permit {
    public:
     explicit Permit(StreamLimit& limit) : limit_(limit), granted_(limit.Acquire()) {}
     Permit(const Permit&) = delete;
     Permit& operator=(const Permit&) = delete;
     ~Permit() { limit_.Release(); }
-    // False if the limit is exceeded; the stream must then end immediately.
+    // False if the limit was reached; the stream must then end immediately.
     bool granted() const { return granted_; }
 
    private:

@@ -1,5 +1,5 @@
-// A pull reads ranges in any order, but usually ascending and much smaller than a block, so one
-// block is kept: each block is read and checked once per pull.
+// A pull may read ranges in any order, but usually they ascend and are much smaller than a block.
+// The last block is therefore kept, so that each block is usually read and checked once per pull.
 #include "server/version_reader.h"
 
 #include <algorithm>

@@ -19,8 +19,8 @@ class VersionReader {
   VersionReader(std::unique_ptr<BlockFile> file, Interval span);
 
   Interval span() const { return span_; }
-  // Reads the values at positions first, first + 1, ... in memory format. Requires: data holds
-  // whole values inside span().
+  // Reads the values at positions first, first + 1, ... in the host's byte order. Requires: data
+  // has room for whole values, all inside span().
   absl::Status Read(int64_t first, std::span<char> data);
 
  private:

@@ -1,4 +1,5 @@
-// A fixed number of threads for tasks that block on the disk, so that gRPC's threads do not.
+// A pool with a fixed number of threads. It runs tasks that wait for the disk, so that gRPC's
+// threads do not have to wait.
 //
 // Thread-safe. The destructor runs all submitted tasks, then ends the threads.
 #pragma once
@@ -33,7 +34,7 @@ class WorkPool {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Does not block. Returns false if the queue is full; the task was not accepted.
+  // Does not block. Returns false, and drops the task, if the queue is full.
   bool Submit(Work work) { return queue_.TryPush(std::move(work)); }
 
  private:

@@ -126,7 +126,7 @@ void Daemon::Drain(absl::Duration grace) {
 void BlockTerminationSignals() {
   const sigset_t set = TerminationSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  // Writes to a closed socket return an error instead.
+  // Without SIGPIPE, a write to a closed socket returns an error instead of ending the process.
   signal(SIGPIPE, SIG_IGN);
 }
 
@@ -135,7 +135,8 @@ void UnblockTerminationSignals() {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
-// Requires: BlockTerminationSignals in every thread, or a signal ends the process.
+// Requires: the signals are blocked in every thread (BlockTerminationSignals); otherwise a signal
+// ends the process.
 int WaitForTermination() {
   const sigset_t set = TerminationSignals();
   int number = 0;

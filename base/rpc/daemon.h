@@ -1,5 +1,5 @@
-// Common parts of daemons: a gRPC server with health service, a port file, SIGTERM and SIGINT,
-// draining.
+// Common parts of daemons: a gRPC server with a health service, a port file, handling of SIGTERM
+// and SIGINT, and draining.
 //
 //   DaemonOptions options{.listen = "127.0.0.1:0"};
 //   auto daemon = Daemon::Start(options, {&service});
@@ -25,12 +25,12 @@ struct DaemonOptions {
   std::string listen = "127.0.0.1:0";
   // Permits other addresses than loopback, without TLS.
   bool insecure = false;
-  // File for the selected port, written when the server listens; empty: no file.
+  // File to which the selected port is written once the server listens; empty: no file.
   std::string port_file;
   // Largest message that gRPC accepts, 0: kMaxMessageBytes (base/rpc/grpc_channel.h). A service
   // that reports larger messages itself, without losing the stream, accepts more.
   int receive_bytes = 0;
-  // Memory of gRPC for all calls before it applies backpressure; 0: no limit.
+  // Memory that gRPC may use for all calls before it applies backpressure; 0: no limit.
   size_t memory_quota_bytes = 0;
 };
 
@@ -67,7 +67,7 @@ class Daemon {
 
 // Call before starting threads, so that only WaitForTermination receives the signals.
 void BlockTerminationSignals();
-// SIGTERM and SIGINT terminate the process again.
+// Undoes BlockTerminationSignals: SIGTERM and SIGINT terminate the process again.
 void UnblockTerminationSignals();
 // Waits for SIGTERM or SIGINT and returns its number.
 int WaitForTermination();

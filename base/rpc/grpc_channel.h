@@ -16,7 +16,8 @@ inline constexpr int kMaxMessageBytes = 8 << 20;
 // Elements (fp32) in one chunk of bulk data: 1 MiB.
 inline constexpr int kChunkElements = 256 << 10;
 
-// Control and bulk traffic use separate connections, so that bulk data does not delay heartbeats.
+// The kind of traffic of a channel. Control messages and bulk data use separate connections, so
+// that bulk data does not delay heartbeats.
 enum class Plane { kControl, kBulk };
 
 // A channel to host:port without TLS. Connects on first use and reconnects after failures.

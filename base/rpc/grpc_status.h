@@ -1,4 +1,4 @@
-// gRPC status to absl::Status and back; the codes are the same numbers by design.
+// Converts a gRPC status to an absl::Status and back; both use the same numbers for the codes.
 //
 // Thread-safe (pure functions).
 #pragma once

@@ -1,4 +1,4 @@
-// Every call first waits for the connection, so that an unreachable coordinator is reported as such
+// Every call first waits for the connection. An unreachable coordinator is therefore reported
 // within dial_timeout instead of at the deadline of the call.
 #include "coordinator/client/coordinator_client.h"
 

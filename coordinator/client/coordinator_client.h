@@ -1,4 +1,5 @@
-// Client of the coordinator for commands: runs and status.
+// Client of the coordinator's services for commands: it submits, stops and watches runs, and reads
+// the status.
 //
 // Thread-safe. Every call has a deadline; Unavailable means that no coordinator answered.
 #pragma once
@@ -48,13 +49,13 @@ class CoordinatorClient {
 
   // Makes every rank of the group trace its next steps; returns the traces.
   // Errors: NotFound for an unknown run or group; FailedPrecondition if the group does not train;
-  // Aborted if it ended meanwhile; ResourceExhausted during another trace of it; InvalidArgument
-  // for too many steps; DeadlineExceeded.
+  // Aborted if the group ended meanwhile; ResourceExhausted if another trace of the group is in
+  // progress; InvalidArgument for too many steps; DeadlineExceeded.
   absl::StatusOr<v1::TraceReply> Trace(const std::string& run, uint32_t group, uint32_t steps,
                                        absl::Time deadline) const;
 
-  // Calls `on_update` on the calling thread for every update until it returns false, the run ends
-  // (OK), the deadline passes (DeadlineExceeded) or the stream breaks (Unavailable).
+  // Calls `on_update` on the calling thread for every update, until `on_update` returns false, the
+  // run ends (OK), the deadline passes (DeadlineExceeded) or the stream breaks (Unavailable).
   absl::Status Watch(const std::string& run, absl::Time deadline,
                      const std::function<bool(const v1::WatchUpdate&)>& on_update) const;
 

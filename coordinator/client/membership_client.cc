@@ -3,11 +3,9 @@
 // Read and one concurrent Write, so neither call holds the mutex:
 //
 //   - `stream_` is replaced only by the reader, and only while `writing_` is false (CloseStream
-//   waits
-//     for that, and cancels a write that hangs), so the writer's raw pointer stays valid.
-//   - The Hello is the first write and is written by the reader itself; the writer writes only
-//   after
-//     Welcome. So Hello is always the first message of a stream.
+//     waits for that, and cancels a write that hangs), so the writer's raw pointer stays valid.
+//   - The reader writes the Hello itself; the writer writes only after Welcome. Hello is therefore
+//     always the first message of a stream.
 //   - The reader detects a lost connection only by the end of the stream; a failed write therefore
 //     cancels the stream instead of reporting an error of its own.
 //
@@ -34,9 +32,9 @@
 namespace cadre {
 namespace {
 
-// Limit of the time from connecting to Welcome.
+// Time limit from connecting to Welcome.
 constexpr absl::Duration kHandshake = absl::Seconds(10);
-// Limit of the time for a write in progress after the stream has ended.
+// Time limit for a write that is in progress when the stream ends.
 constexpr absl::Duration kLastWrite = absl::Milliseconds(500);
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
 constexpr absl::Duration kMaxRetry = absl::Seconds(2);

@@ -2,20 +2,20 @@
 //
 // The client joins, keeps the lease alive with heartbeats, and joins again with backoff whenever
 // the stream breaks. It stores no messages across streams: a message passed to Send may be lost
-// with the stream. So on every `on_connection(true)` the owner sends again what is not answered
-// yet:
-//   worker      Prepared while no Start has come; Contributed while no Decision has come; the
-//               newest Adopted and the newest Evaluated (there is no answer to these; the
-//               coordinator accepts duplicates).
-//   aggregator  nothing: the coordinator sends OpenRun and Apply again, and they are answered
-//   again.
-// To a worker that returns with its rank the coordinator sends again: the Assignment while the
-// generation is not started, Start when it is, ShardAddresses. A duplicate Assignment or Start must
-// be ignored (or answered as the first was); a Release may name a generation that has ended.
+// with the stream. On every `on_connection(true)` the owner therefore sends unanswered messages
+// again:
+//   worker      Prepared until Start arrives; Contributed until Decision arrives; the newest
+//               Adopted and the newest Evaluated (they have no answer; the coordinator accepts
+//               duplicates).
+//   aggregator  nothing: the coordinator sends OpenRun and Apply again, and the aggregator answers
+//               them again.
+// When a worker returns with its rank, the coordinator sends it the Assignment (before the start of
+// its generation) or Start (afterwards) again, and ShardAddresses. A duplicate Assignment or Start
+// must be ignored (or answered as before); a Release may name a generation that has ended.
 //
 // Refused is delivered to on_message, then the stream ends. After REFUSAL_UNKNOWN_MEMBER (the lease
-// expired while the member was disconnected) the client discards its id and joins as a new member:
-// the owner must have dropped its rank by then, so that `hello` does not name it.
+// expired while the member was disconnected) the client discards its id and joins as a new member.
+// By then the owner must have given up its rank, so that `hello` does not name it.
 //
 // Thread-safe. All callbacks run on one thread of the client, one at a time, in stream order; they
 // may call Send, connected and member_id, must not call Stop or destroy the client, and must not
@@ -66,15 +66,15 @@ class MembershipClient {
     size_t queue_capacity = 256;
     // Seed of the backoff; must differ between processes.
     uint64_t seed = 0;
-    // The Hello to send now: role, name, incarnation, address, ..., and the current place (worker)
-    // or shards (aggregator). The client fills in schema_hash and member_id. Required.
+    // Returns the Hello to send now: role, name, incarnation, address, ..., and the current rank
+    // (worker) or shards (aggregator). The client fills in schema_hash and member_id. Required.
     std::function<v1::Hello()> hello;
     // Every message of the coordinator except Welcome. Required.
     std::function<void(const v1::CoordinatorMessage&)> on_message;
     // Called with true after Welcome, before any later message; with false after the stream has
     // broken. Optional.
     std::function<void(bool connected)> on_connection;
-    // Counters for the heartbeats; called on the client's writing thread. Optional.
+    // Returns the counters for a heartbeat; called on the client's writing thread. Optional.
     std::function<std::map<std::string, uint64_t>()> counters;
   };
 
@@ -86,8 +86,8 @@ class MembershipClient {
   // Calls Stop if it was not called.
   ~MembershipClient();
 
-  // Queues a message for the stream that is open now. Errors: Unavailable while disconnected (send
-  // it again in on_connection); ResourceExhausted when the queue is full.
+  // Queues a message for the current stream. Errors: Unavailable while disconnected (send the
+  // message again in on_connection); ResourceExhausted when the queue is full.
   absl::Status Send(v1::MemberMessage message) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether Welcome was received on the current stream.

@@ -1,13 +1,13 @@
-// Refusals by name, as gRPC statuses.
+// Refusals of the protocol (v1::Refusal) as gRPC statuses, and back.
 //
 // The message of the status starts with the name of the refusal in lower case, such as
-// "wrong_crc: chunk 3 of ...". The code determines the reaction of the caller:
+// "wrong_crc: chunk 3 of ...". The status code determines how the caller reacts:
 //
 //   stale_generation, unknown_member, out_of_order   Aborted             the rank is lost
 //   closed_round, wrong_base, wrong_lineage, schema  FailedPrecondition  the coordinator decides
 //   wrong_crc, wrong_digest                          DataLoss            bytes were damaged
-//   unknown_run                                      NotFound            not open here
-//   malformed, oversized                             InvalidArgument     a bug of the caller
+//   unknown_run                                      NotFound            the run is not open here
+//   malformed, oversized                             InvalidArgument     the caller has a bug
 //
 // Thread-safe (pure functions).
 #pragma once

@@ -1,21 +1,21 @@
-// Both transfers resume instead of starting again, because a slice may take minutes and a restart
-// of an aggregator is part of normal operation.
+// Both transfers resume instead of starting again, because transferring a rank's slice may take
+// minutes and aggregators restart in normal operation.
 //
-// Stage: the shard is the authority. Every attempt sends the header first; Resume answers with the
-// first chunk that is not stored, also after a restart of the shard, so the client keeps no state
-// between attempts. If all chunks are stored, the attempt only confirms durability. This makes a
-// lost Staged reply harmless.
+// Stage: the shard knows the progress. Every attempt sends the header first; the Resume reply names
+// the first chunk that is not stored, also after a restart of the shard, so the client keeps no
+// state between attempts. If all chunks are stored, the attempt only confirms durability. This
+// makes a lost Staged reply harmless.
 //
-// Pull: the client is the authority. `done` counts the elements that were received and checked; the
-// next attempt requests the ranges without the first `done` elements (Skip). A version is
+// Pull: the client knows the progress. `done` counts the elements that were received and checked;
+// the next attempt requests the ranges without the first `done` elements (Skip). A version is
 // immutable, so parts from different attempts, and even from different processes of the shard, fit
 // together. If the version was removed meanwhile, the shard refuses and the caller chooses a newer
 // one.
 //
-// Errors are divided into three classes: transient ones are retried with backoff until the
-// deadline, damage and protocol errors kMaxDamaged times (a bit error on the way is worth a second
-// try, damage on the disk is not), refusals not at all. The address is requested before every
-// attempt, so that a shard that moves is found.
+// There are three classes of errors. Transient errors are retried with backoff until the deadline.
+// Damage and protocol errors are retried until the kMaxDamaged-th of them, which ends the call: a
+// repeated transfer repairs damage in transit, not on the disk. Refusals are not retried. The
+// address is requested before every attempt, so that a shard that has moved is found.
 #include "server/client/rounds_client.h"
 
 #include <google/protobuf/repeated_ptr_field.h>
@@ -43,7 +43,8 @@ static_assert(std::endian::native == std::endian::little,
 
 using Ranges = google::protobuf::RepeatedPtrField<v1::Range>;
 
-// Damage in transit is rare; repeated damage is on the disk or a bug.
+// The number of such errors that ends a call. Damage in transit is rare; repeated damage means a
+// damaged disk or a bug.
 constexpr int kMaxDamaged = 3;
 
 uint64_t Elements(const Ranges& ranges) {
@@ -168,7 +169,7 @@ Retry Classify(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kResourceExhausted:
-    // Possible codes of a killed server or a broken connection.
+    // A killed server or a broken connection may be reported with any of these codes.
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:
       return Retry::kRetry;

@@ -1,6 +1,6 @@
-// A rank's client of one aggregator shard: stages the rank's slice for a round, pulls its part of a
-// committed version. Calls block until done, refused, cancelled or past their deadline. After a
-// broken connection they reconnect and resume the transfer.
+// A rank's client of one aggregator shard: stages (uploads) the rank's slice for a round and pulls
+// its part of a committed version. Calls block until they are done, refused, cancelled or past
+// their deadline. After a broken connection they reconnect and resume the transfer.
 //
 //   RoundsClient shard([&] { return addresses.Of(run, 3); }, {.seed = rank});
 //   CADRE_RETURN_IF_ERROR(shard.Stage(header, values, deadline, &traffic));
@@ -10,13 +10,12 @@
 // Thread-safe; concurrent calls are allowed, each with its own Traffic.
 //
 // Errors of both calls:
-//   refusals by name (codes: server/client/refusal.h), immediately; damaged bytes (DataLoss) are
-//     transferred again a few times first;
+//   refusals by name (codes: server/client/refusal.h), without a retry, except that damaged bytes
+//     (DataLoss) are first transferred again a few times;
 //   Cancelled after Cancel();
 //   DeadlineExceeded with the last failure in its message: the shard was unreachable or too busy,
-//   or
-//     its disk was full;
-//   InvalidArgument when the sizes of ranges and values differ.
+//     or its disk was full;
+//   InvalidArgument if the sizes of ranges and values differ.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -38,12 +37,12 @@
 
 namespace cadre {
 
-// Bytes transferred by all attempts, failed ones included.
+// Bytes transferred by all attempts, including failed ones.
 struct Traffic {
   // Bytes of values.
   uint64_t payload_sent = 0;
   uint64_t payload_received = 0;
-  // Bytes of whole messages, values included (without the framing of gRPC and below).
+  // Bytes of whole messages, including values (without the framing of gRPC and lower layers).
   uint64_t message_sent = 0;
   uint64_t message_received = 0;
 
@@ -60,7 +59,7 @@ struct RoundsClientOptions {
 
 class RoundsClient {
  public:
-  // Returns the shard's current host:port, before every attempt. Empty: not known yet.
+  // Returns the shard's current host:port; called before every attempt. Empty: not known yet.
   using AddressSource = std::function<std::string()>;
 
   explicit RoundsClient(AddressSource address, RoundsClientOptions options = {});
@@ -68,13 +67,13 @@ class RoundsClient {
   RoundsClient& operator=(const RoundsClient&) = delete;
 
   // Stages `values`, which are in the order of header.ranges. Returns OK once they are durable at
-  // the shard. A contribution may be staged again with the same values. The header's schema_hash,
-  // codec and, where 0, chunk_elements are filled in.
+  // the shard. A contribution may be staged again with the same values. The client fills in the
+  // header's schema_hash and codec and, if it is 0, chunk_elements.
   absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
                      absl::Time deadline, Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Reads request.ranges, in their order, into `out`. After an error `out` is unspecified. The
-  // request's schema_hash and, where 0, chunk_elements are filled in.
+  // client fills in the request's schema_hash and, if it is 0, chunk_elements.
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, absl::Time deadline,
                     Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -85,10 +84,10 @@ class RoundsClient {
   // One attempt over one connection.
   using Attempt = std::function<absl::Status(v1::Rounds::Stub&, grpc::ClientContext&)>;
 
-  // Attempts until one is decided.
+  // Repeats `attempt` until it succeeds, is refused, fails permanently or the deadline passes.
   absl::Status RetryUntil(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AttemptOnce(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The connection to where the shard is now.
+  // Returns a connection to the shard's current address.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const AddressSource address_;
@@ -96,7 +95,7 @@ class RoundsClient {
 
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  // Shared with the calls that use it while the shard moves.
+  // Shared with calls in progress, which keep it when the shard's address changes.
   std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::string channel_address_ ABSL_GUARDED_BY(mutex_);
   // Calls under way.
